@@ -28,7 +28,7 @@ def load_onnx(path: Path, device: str, options: Mapping[str, str]) -> Backend:
             raise
         extra = "cpu" if device == "cpu" else "gpu"
         other = "gpu" if device == "cpu" else "cpu"
-        text = f"ONNX Runtime is not installed: pip install penstock[{extra}] (or penstock[{other}])"
+        text = f"ONNX Runtime is not installed: pip install 'penstock[{extra}]' (or 'penstock[{other}]')"
         raise InferError(Code.UNSUPPORTED, text) from error
     except ImportError as error:
         raise InferError(Code.UNSUPPORTED, f"ONNX Runtime could not be imported: {error}") from error
@@ -52,7 +52,7 @@ def load_tensorflow(path: Path, device: str, options: Mapping[str, str]) -> Back
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "tensorflow":
             raise
-        text = "TensorFlow is not installed: pip install penstock[tensorflow]"
+        text = "TensorFlow is not installed: pip install 'penstock[tensorflow]'"
         raise InferError(Code.UNSUPPORTED, text) from error
     except ImportError as error:
         raise InferError(Code.UNSUPPORTED, f"TensorFlow could not be imported: {error}") from error

@@ -29,7 +29,7 @@ _SHARED_LIBRARY = "libonnxruntime_providers_shared.so"
 _FATAL = 4
 OURS = ("device_id", "user_compute_stream", "has_user_compute_stream", "enable_cuda_graph")
 _ADVICE = {
-    CUDA: "pip install penstock[gpu] installs the CUDA and cuDNN libraries",
+    CUDA: "pip install 'penstock[gpu]' installs the CUDA and cuDNN libraries",
     TENSORRT: "TensorRT is not part of ONNX Runtime: pip install tensorrt",
 }
 _CUDA_DEFAULTS = {
@@ -73,7 +73,7 @@ def ready(provider: str) -> None:
     """Load pip's CUDA libraries, once. Raises: InferError (UNSUPPORTED) if this build lacks the provider."""
     if provider not in onnxruntime.get_available_providers():
         text = f"the installed onnxruntime {onnxruntime.__version__} has no {_short(provider)}"
-        advice = "pip install penstock[gpu]" if provider == CUDA else "install onnxruntime-gpu"
+        advice = "pip install 'penstock[gpu]'" if provider == CUDA else "install onnxruntime-gpu"
         raise InferError(Code.UNSUPPORTED, f"{text}{_both_installed()}: {advice}")
     _preload()
 

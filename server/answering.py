@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from .engines import Serves
     from .http.fastlane import FastLane
     from .http.limits import Limits
-    from .listening.mapped import Body
+    from .listening.mapped_buffer import Body
 
 LARGE_BYTES = 256 << 10
 """JSON of at least this size is decoded on a thread, and bodies of at least this size are compressed on one."""
 
-_ALONE_BYTES = 1 << 20
+_DEDICATED_BYTES = 1 << 20
 
 logger = logging.getLogger("penstock.server")
 T = TypeVar("T")
@@ -52,7 +52,7 @@ class LargeTexts:
 
     async def read(self, size: int | None, function: Callable[..., T], *args: Any) -> T:
         """Call on a thread: the dedicated one if `size` is large or None (not known yet), a pool thread otherwise."""
-        executor = self._thread if size is None or size >= _ALONE_BYTES else None
+        executor = self._thread if size is None or size >= _DEDICATED_BYTES else None
         return await begin(executor, function, *args)
 
 
@@ -65,9 +65,9 @@ async def unpacked(
     time; with `texts`, only one in all.
     Raises: HttpError, and whatever `read` raises.
     """
-    plain = decompress_little(body, coding, limits, LARGE_BYTES - 1)
-    if plain is not None:
-        return read(plain)
+    decompressed = decompress_little(body, coding, limits, LARGE_BYTES - 1)
+    if decompressed is not None:
+        return read(decompressed)
     if texts is not None:
         return await texts.read(None, lambda: read(decompress(body, coding, limits)))
     return await asyncio.get_running_loop().run_in_executor(None, lambda: read(decompress(body, coding, limits)))
@@ -96,12 +96,12 @@ class Promise:
     __slots__ = ("_answer", "_connection", "_fail", "_said")
 
     def __init__(
-        self, answer: Callable[..., None], fail: Callable[..., None], connection: FastLane, *said: Any
+        self, answer: Callable[..., None], fail: Callable[..., None], connection: FastLane, *args: Any
     ) -> None:
         self._answer = answer
         self._fail = fail
         self._connection = connection
-        self._said = said
+        self._said = args
 
     def done(self) -> bool:
         """Return whether the client has gone, which would cancel the Trip; here always False."""
@@ -135,7 +135,7 @@ def answer_coded(connection: FastLane, body: Body, content_type: bytes, extra: b
 class CodedAnswer:
     """A large answer that is being compressed on a thread.
 
-    Invariants: `_body` is set, and counted in `shared.untaken`, until the answer is sent.
+    Invariants: `_body` is set, and counted in `shared.unread`, until the answer is sent.
     Threads: the event loop's, except for the compression.
     """
 
@@ -152,15 +152,15 @@ class CodedAnswer:
         """Start compression; send the body uncompressed if no thread is available."""
         body = self._body
         try:
-            packed = asyncio.get_running_loop().run_in_executor(None, self._compress)
+            future = asyncio.get_running_loop().run_in_executor(None, self._compress)
         except RuntimeError:
-            self.give_up()
+            self.shed()
             return
-        packed.add_done_callback(self._packed)
+        future.add_done_callback(self._packed)
         if body is not None:
-            self._connection.shared.untaken.keep(self, len(body))
+            self._connection.shared.unread.grow(self, len(body))
 
-    def give_up(self) -> None:
+    def shed(self) -> None:
         """Send the body uncompressed: too much is waiting, and it then counts as waiting for the client."""
         body = self._let_go()
         if body is not None:
@@ -168,18 +168,18 @@ class CodedAnswer:
 
     def _let_go(self) -> Body | None:
         body, self._body = self._body, None
-        self._connection.shared.untaken.lessen(self)
+        self._connection.shared.unread.shrink(self)
         return body
 
-    def _packed(self, packed: asyncio.Future[bytes]) -> None:
-        error = None if packed.cancelled() else packed.exception()
+    def _packed(self, future: asyncio.Future[bytes]) -> None:
+        error = None if future.cancelled() else future.exception()
         if error is not None:
             logger.error("an answer could not be compressed", exc_info=error)
-        if error is not None or packed.cancelled():
-            self.give_up()
+        if error is not None or future.cancelled():
+            self.shed()
         elif self._let_go() is not None:
             extra = self._extra + b"content-encoding: %b\r\n" % self._coding
-            self._connection.answer(200, packed.result(), self._content_type, extra)
+            self._connection.answer(200, future.result(), self._content_type, extra)
 
     def _compress(self) -> bytes:
         body = self._body

@@ -104,11 +104,11 @@ class Dialect:
         settings, mirrors = self.settings, Mirrors.from_paths(self.settings.model_repository)
         try:
             mirrors.open()
-            failures, stray = mirrors.refresh_all()
+            failures, general = mirrors.refresh_all()
             loaders = with_isolated(LOADERS, Environments.of(settings).interpreter)
             report = check(mirrors.paths, loaders, make_defaults(settings), invariance=invariance)
             hint = mirrors.foreign_project()
-            report.findings += [*failures.values(), *stray, *([hint] if hint else ())]
+            report.findings += [*failures.values(), *general, *([hint] if hint else ())]
             return mirrors.with_urls(str(report)), report.exit_status
         finally:
             mirrors.close()
@@ -150,5 +150,5 @@ def dialect_of(settings: Settings) -> Dialect:
     if settings.dialect == DIALECTS[0]:
         return Dialect(settings)
     module = importlib.import_module(f"{__package__}.{settings.dialect}.dialect")
-    made: Dialect = module.DIALECT(settings)
-    return made
+    dialect: Dialect = module.DIALECT(settings)
+    return dialect

@@ -33,10 +33,10 @@ class Serves(KnowsModels, SubmitsSoon, Protocol):
     def turn_away(self, model: Model) -> InferError | None: ...
 
 
-def served(engine: Serves, name: str, said: str) -> Model:
-    """Return the model of a dialect; `said` names it in error texts. Raises: InferError (NOT_READY)."""
+def served(engine: Serves, name: str, description: str) -> Model:
+    """Return the model of a dialect; `description` names it in error texts. Raises: InferError (NOT_READY)."""
     try:
         return engine.model(name)
     except InferError:
-        text = f"{said} is not ready: it is being loaded, or it failed to load (see the log)"
+        text = f"{description} is not ready: it is being loaded, or it failed to load (see the log)"
         raise InferError(Code.NOT_READY, text) from None

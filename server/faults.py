@@ -26,7 +26,7 @@ logger = logging.getLogger("penstock.chaos")
 
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 _WORKER = str(Path(__file__).parent / "workers" / "child.py").encode()
-LONGEST_S = 3600.0
+MAX_SLEEP_S = 3600.0
 
 
 class Faults:
@@ -46,8 +46,8 @@ class Faults:
 
     def engine(self, loop: asyncio.AbstractEventLoop, loaders: Mapping[str, Loader]) -> Engine:
         """Return the Engine: one that fails and delays requests if that is configured."""
-        spoils = self._rates.fail or self._rates.slow
-        return ChaoticEngine(loop, loaders, self._chaos) if spoils else Engine(loop, loaders)
+        affects_requests = self._rates.fail or self._rates.slow
+        return ChaoticEngine(loop, loaders, self._chaos) if affects_requests else Engine(loop, loaders)
 
     def counts(self) -> dict[str, Callable[[], int]]:
         """Return the counters for the metrics page by metric family; empty without --chaos."""
@@ -71,37 +71,37 @@ async def make_faults(chaos: Chaos, victims: Mapping[str, Callable[[], Sequence[
     """Cause process faults as they become due, until cancelled."""
     while True:
         wait_s = (chaos.next_ns - time.monotonic_ns()) / 1e9
-        await asyncio.sleep(min(max(0.0, wait_s), LONGEST_S))
+        await asyncio.sleep(min(max(0.0, wait_s), MAX_SLEEP_S))
         for fault in chaos.due(time.monotonic_ns()):
-            deed, _, kind = fault.partition("-")
+            action, _, kind = fault.partition("-")
             pids = victims[kind]()
-            if pids and (pid := _hit(chaos.choose(pids), _SIGNALS[deed])):
+            if pids and (pid := _send_signal(chaos.choose(pids), _SIGNALS[action])):
                 chaos.count(fault)
                 logger.warning("chaos: %s: process %d", fault, pid)
 
 
-def _hit(pid: int, number: signal.Signals) -> int:
+def _send_signal(pid: int, signal_number: signal.Signals) -> int:
     """Send a signal to a process, or to its group if it leads one. Returns: the pid, 0 if the process is gone."""
     with contextlib.suppress(ProcessLookupError):
         if os.getpgid(pid) == pid:
-            os.killpg(pid, number)
+            os.killpg(pid, signal_number)
         else:
-            os.kill(pid, number)
+            os.kill(pid, signal_number)
         return pid
     return 0
 
 
 def own_workers() -> list[int]:
     """Return the pids of this process's workers, read from /proc."""
-    found = []
+    pids = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             # the process may end while it is inspected
             with contextlib.suppress(OSError, IndexError, ValueError):
                 parent = int((folder / "stat").read_bytes().rpartition(b")")[2].split()[1])
                 if parent == os.getpid() and _WORKER in (folder / "cmdline").read_bytes().split(b"\0"):
-                    found.append(int(folder.name))
-    return sorted(found)
+                    pids.append(int(folder.name))
+    return sorted(pids)
 
 
 class ChaoticEngine(Engine):

@@ -19,7 +19,7 @@ from collections.abc import Coroutine, Iterator, Mapping
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from .listening.binding import StartError
+from .listening.sockets import StartError
 from .options.dialect_settings import DIALECTS
 from .settings import Settings
 from .signals import listen
@@ -112,10 +112,10 @@ def allow_open_files() -> None:
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
-    wanted = OPEN_FILES if hard == unlimited else min(OPEN_FILES, hard)
-    if soft != unlimited and soft < wanted:
+    limit = OPEN_FILES if hard == unlimited else min(OPEN_FILES, hard)
+    if soft != unlimited and soft < limit:
         with contextlib.suppress(OSError, ValueError):  # the system may allow less than it reports
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def run(settings: Settings) -> int:
@@ -204,20 +204,20 @@ class _Process:
         if dropped:
             logger.critical("exit timeout: %d unfinished requests or connections are dropped", dropped)
         status = 1 if dropped or failed else 0
-        left = f"{dropped} requests or connections dropped" if dropped else "all accepted requests are finished"
-        logger.info("stopped: %s, exit status %d", left, status)
+        outcome = f"{dropped} requests or connections dropped" if dropped else "all accepted requests are finished"
+        logger.info("stopped: %s, exit status %d", outcome, status)
         return status
 
     async def _until_asked(self, server: Servable) -> bool:
         """Serve until a signal arrives. Returns: whether it stops early because loading failed."""
         await server.open()
-        listens = self._tell_places(server)
+        is_listening = self._tell_places(server)
         loading = asyncio.ensure_future(server.load())
         if not await first(loading, self._asked.wait()):
             return False
         reasons = loading.result()
         settle_memory()
-        if not listens:
+        if not is_listening:
             self._tell_places(server)
         logger.info("%s", server.serves)
         if self._settings.exit_on_error and reasons:
@@ -234,8 +234,8 @@ class _Process:
         """Log the URLs it listens on, if any. Returns: whether it is listening."""
         if server.places is None:
             return False
-        places = ", ".join(f"{name} on {url}" for name, url in server.places.items()) or "nowhere"
-        logger.info("penstock %s: %s", importlib.metadata.version("penstock"), places)
+        urls = ", ".join(f"{name} on {url}" for name, url in server.places.items()) or "nowhere"
+        logger.info("penstock %s: %s", importlib.metadata.version("penstock"), urls)
         return True
 
 

@@ -85,8 +85,8 @@ class Restricted:
         rules: dict[str, tuple[str, str]] = {}
         kind = "protocol" if prefix else "api"
         for entry in entries:
-            names, colon, rest = entry.partition(":")
-            key, equals, value = rest.partition("=")
+            names, colon, header_rule = entry.partition(":")
+            key, equals, value = header_rule.partition("=")
             key, value = key.strip().lower(), value.strip()
             if not (colon and equals and key and value):
                 raise ValueError(f"'{names}:{key}...' must have the form {_FORM}")
@@ -173,7 +173,7 @@ def restricted_methods(
     """Wrap every method that has a category with the check; return the methods unchanged if nothing is restricted."""
     if not restricted:
         return dict(methods)
-    return {path: _checked(method, restricted, categories.get(path)) for path, method in methods.items()}
+    return {path: _with_check(method, restricted, categories.get(path)) for path, method in methods.items()}
 
 
 class _Gate:
@@ -199,7 +199,7 @@ class _Gate:
         return True
 
 
-class _Deaf:
+class _DiscardingReader:
     """The Reader of a refused stream."""
 
     def message(self, message: bytes) -> None:
@@ -209,7 +209,7 @@ class _Deaf:
         """Do nothing."""
 
 
-def _checked(method: Method, restricted: Restricted, category: str | None) -> Method:
+def _with_check(method: Method, restricted: Restricted, category: str | None) -> Method:
     if category is None or restricted.check(category, lambda name: None) is None:
         return method
     gate = _Gate(category, restricted)
@@ -225,6 +225,6 @@ def _checked(method: Method, restricted: Restricted, category: str | None) -> Me
         raise ValueError(f"{method.path}: neither unary nor streaming")
 
     def checked_streaming(call: Call) -> Reader:
-        return _Deaf() if gate.closed(call) else streaming(call)
+        return _DiscardingReader() if gate.closed(call) else streaming(call)
 
     return Method(method.path, streaming=checked_streaming)

@@ -28,9 +28,9 @@ from .grpc.tls import TlsError, context_for
 from .health import Health
 from .hooks.engine import HookedEngine
 from .isolated.loader import with_isolated
-from .listening.binding import StartError
 from .listening.listener import Port
-from .listening.ports import grpc_lane, http_lane, metrics_lane, share_totals, share_untaken
+from .listening.ports import make_grpc_port, make_http_port, make_metrics_port, share_totals, share_unread_limit
+from .listening.sockets import StartError
 from .options.cache_config import parse as parse_cache
 from .options.sharing import devices_of
 from .options.starting import obstacles
@@ -110,8 +110,8 @@ class Server:
         self._models = models(self.engine, self.environments)
         self._dialect = dialect_of(settings)
         self._sources = self._dialect.sources()
-        held, backlog = hold_requests(os.environ), hold_requests(os.environ, HOLD_BACKLOG_VARIABLE)
-        defaults = replace(make_defaults(settings), hold_requests=held, hold_backlog=backlog)
+        hold_count, backlog = hold_requests(os.environ), hold_requests(os.environ, HOLD_BACKLOG_VARIABLE)
+        defaults = replace(make_defaults(settings), hold_requests=hold_count, hold_backlog=backlog)
         defaults = replace(defaults, links_folder=self.clouds.linked)
         self.repository = self._sources.repository(defaults)
         self.control = ModelControl(self.repository, self._models, ControlOptions.from_settings(settings))
@@ -125,22 +125,22 @@ class Server:
         self.spent: Callable[[], None] = lambda: None
         self.metrics = made_metrics(settings, self.engine, self._connected, self.faults.counts())
         custom = CustomMetrics()
-        beside = ServerSide(self.engine, custom, self._models.hooks_of, self.control, self.observing.context_for)
-        self.engine.outsides[PYTHON] = PythonModels(beside, self.environments, defaults)
+        server_side = ServerSide(self.engine, custom, self._models.hooks_of, self.control, self.observing.context_for)
+        self.engine.outsides[PYTHON] = PythonModels(server_side, self.environments, defaults)
         service = self._service()
         self.metrics.readiness = self.repository.readiness
         self.metrics.content_type = self._dialect.metrics_type or self.metrics.content_type
         self.metrics.more = lambda: (*custom.render(), *self._dialect.render())
         app = self.app()
         if settings.allow_http:
-            self._http = http_lane(settings, app, service, self._dialect)
+            self._http = make_http_port(settings, app, service, self._dialect)
         if settings.allow_grpc:
-            self._grpc = grpc_lane(settings, self.grpc_methods(), self._loop)
+            self._grpc = make_grpc_port(settings, self.grpc_methods(), self._loop)
         if settings.allow_metrics:
-            self._metrics = metrics_lane(settings, create_metrics_app(self.metrics, settings.metrics_path))
+            self._metrics = make_metrics_port(settings, create_metrics_app(self.metrics, settings.metrics_path))
         parts = CloudParts(self.app, self.engine, self.repository, self.control, self._inference)
         self._more = [*self._dialect.ports(app), *self.clouds.ports(parts)]
-        share_untaken(settings, self._ports)
+        share_unread_limit(settings, self._ports)
         share_totals(self.metrics.totals, self._serving)
 
     def _inference(self, kind: type[Inference] = Inference, forwarded: str = "") -> Inference:
@@ -239,8 +239,8 @@ class Server:
         names = ", ".join(f"{model.name}/{model.version}" for model in self.engine.models()) or "nothing"
         if self.repository.ready(self._settings.strict_readiness):
             return f"ready, serving {names}"
-        lacking = [f"{name}/{version}".rstrip("/") for name, version, ready in self.repository.readiness() if not ready]
-        return f"not ready, serving {names}" + (f"; unavailable: {', '.join(lacking)}" if lacking else "")
+        unavailable = [f"{name}/{version}".rstrip("/") for name, version, ready in self.repository.readiness() if not ready]
+        return f"not ready, serving {names}" + (f"; unavailable: {', '.join(unavailable)}" if unavailable else "")
 
     def hang_up(self) -> None:
         """Log that a single process cannot be replaced without downtime."""
@@ -260,10 +260,10 @@ class Server:
         # numpy's error state is part of the context that connections inherit: a number that float32 cannot hold becomes
         # infinity, which is not worth a warning per request
         np.seterr(all="ignore")
-        if wrong := self._sources.invalid_path():
-            raise StartError(str(wrong))
-        if found := obstacles(self._settings):
-            raise StartError("\n".join(found))
+        if invalid := self._sources.invalid_path():
+            raise StartError(str(invalid))
+        if problems := obstacles(self._settings):
+            raise StartError("\n".join(problems))
         try:
             await asyncio.to_thread(self._sources.open)
             if self._grpc:
@@ -294,8 +294,8 @@ class Server:
         """
         failures = await self.control.start()
         self.engine.await_more(coming=False)
-        if lacking := self.clouds.lacks(self.engine):
-            raise StartError("\n".join([lacking, *failures]))
+        if problem := self.clouds.lacks(self.engine):
+            raise StartError("\n".join([problem, *failures]))
         if failures and self._dialect.alone and not self.engine.models():
             raise StartError("\n".join([f"no {self._dialect.alone} can be served:", *failures]))
         if not (failures and self._settings.exit_on_error):  # the server exits at once, and must not take requests
@@ -323,16 +323,16 @@ class Server:
         for port in self._serving:
             if port.reuse_port:  # processes that share the port take new connections
                 await port.stop_accepting()
-        unfinished = sum(await asyncio.gather(*(port.finish(deadline) for port in self._serving)))
+        unfinished = sum(await asyncio.gather(*(port.drain(deadline) for port in self._serving)))
         self._stopped = True
         await self._dialect.close()
         self.environments.close()  # otherwise the drain would wait for a load that is making an environment
         await self.control.stop()
         dropped = await self._models.stop(max(0.0, deadline - self._loop.time()))
-        await asyncio.gather(*(port.leave() for port in self._serving))
+        await asyncio.gather(*(port.close_gracefully() for port in self._serving))
         if self._metrics:
             await self._metrics.stop_accepting()
-            await self._metrics.finish(self._loop.time() + METRICS_GRACE_S)
+            await self._metrics.drain(self._loop.time() + METRICS_GRACE_S)
         return max(unfinished, dropped)
 
     async def close(self) -> None:

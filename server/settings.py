@@ -50,7 +50,7 @@ class SettingError(ValueError):
 
 
 # Parsers of the settings that hold rules. Settings keeps the text, which is parsed again where it is used.
-_RULES: dict[str, Callable[[Any], object]] = {
+_RULE_PARSERS: dict[str, Callable[[Any], object]] = {
     "trace_config": parse_tracing,
     "http_restricted_api": Restricted.parse,
     "grpc_restricted_protocol": partial(Restricted.parse, prefix=GRPC_PREFIX),
@@ -89,15 +89,15 @@ class Settings(
 
     def __post_init__(self) -> None:
         """Parse the rules now, so that an invalid one prevents startup."""
-        for name, read in _RULES.items():
+        for name, parse in _RULE_PARSERS.items():
             try:
-                read(getattr(self, name))
+                parse(getattr(self, name))
             except ValueError as error:
                 raise SettingError(f"--{name.replace('_', '-')}: {error}") from None
         fronts = self.http_workers > 0
-        lacking = chaos.lacks(self.chaos, allowed=self.allow_chaos, fronts=fronts)
-        if lacking := lacking or lacks(self.dialect, fronts=fronts) or self.clouds_lack(self.dialect, fronts=fronts):
-            raise SettingError(lacking)
+        conflict = chaos.lacks(self.chaos, allowed=self.allow_chaos, fronts=fronts)
+        if conflict := conflict or lacks(self.dialect, fronts=fronts) or self.clouds_lack(self.dialect, fronts=fronts):
+            raise SettingError(conflict)
 
     @property
     def completed_max_batch_size(self) -> int:
@@ -118,36 +118,36 @@ def resolve(flags: Mapping[str, str | Sequence[str]], environ: Mapping[str, str]
     `flags` holds the texts from the command line by field name; "config" names the file.
     Raises: SettingError.
     """
-    known = {item.name: item for item in known_settings()}
-    given = _from_environment(known, environ)
-    config = flags.get("config", given.pop("config", None))
-    values = _from_file(known, Path(str(config))) if config else {}
-    values.update({name: _parsed(known[name], text, known[name].environment) for name, text in given.items()})
+    settings = {item.name: item for item in known_settings()}
+    texts = _from_environment(settings, environ)
+    config = flags.get("config", texts.pop("config", None))
+    values = _from_file(settings, Path(str(config))) if config else {}
+    values.update({name: _parse_text(settings[name], text, settings[name].environment) for name, text in texts.items()})
     for name, text in flags.items():
         if name != "config":
-            values[name] = _parsed(known[name], text, known[name].flag)
-    said = said_by_clouds(environ, values.get("dialect", known["dialect"].default))
-    below = {name: _parsed(known[name], text, where) for name, (text, where) in said.items() if name not in values}
-    return Settings(**below, **values)
+            values[name] = _parse_text(settings[name], text, settings[name].flag)
+    cloud_texts = said_by_clouds(environ, values.get("dialect", settings["dialect"].default))
+    cloud_values = {name: _parse_text(settings[name], text, variable) for name, (text, variable) in cloud_texts.items() if name not in values}
+    return Settings(**cloud_values, **values)
 
 
-def _from_environment(known: Mapping[str, Setting], environ: Mapping[str, str]) -> dict[str, str]:
-    given = {}
+def _from_environment(settings: Mapping[str, Setting], environ: Mapping[str, str]) -> dict[str, str]:
+    texts = {}
     for name, text in environ.items():
         if not name.startswith(PREFIX) or _SERVICE_LINK.search(name):
             continue
         key = name.removeprefix(PREFIX).lower()
         if name.endswith("_PORT") and _SERVICE_VALUE.match(text):
             continue
-        if name != CONFIG_NAME and (key not in known or name != known[key].environment):
+        if name != CONFIG_NAME and (key not in settings or name != settings[key].environment):
             raise SettingError(
-                f"{name}: no such setting{nearest(name.upper(), [i.environment for i in known.values()])}"
+                f"{name}: no such setting{nearest(name.upper(), [i.environment for i in settings.values()])}"
             )
-        given[key] = text
-    return given
+        texts[key] = text
+    return texts
 
 
-def _from_file(known: Mapping[str, Setting], path: Path) -> dict[str, Any]:
+def _from_file(settings: Mapping[str, Setting], path: Path) -> dict[str, Any]:
     import tomllib  # imported only if a file is given: takes 10 ms
 
     try:
@@ -158,41 +158,41 @@ def _from_file(known: Mapping[str, Setting], path: Path) -> dict[str, Any]:
         raise SettingError(f"{path}: {error}") from error
     values = {}
     for name, value in table.items():
-        if name not in known:
-            raise SettingError(f"{path}: no such setting '{name}'{nearest(name, known)}")
-        values[name] = _checked(known[name], value, f"{path}: {name}")
+        if name not in settings:
+            raise SettingError(f"{path}: no such setting '{name}'{nearest(name, settings)}")
+        values[name] = _check_value(settings[name], value, f"{path}: {name}")
     if "model_repository" in values:
-        given = values["model_repository"]
-        values["model_repository"] = tuple(each if "://" in each else str(path.parent / each) for each in given)
+        paths = values["model_repository"]
+        values["model_repository"] = tuple(each if "://" in each else str(path.parent / each) for each in paths)
     return values
 
 
-def _parsed(known: Setting, text: str | Sequence[str], where: str) -> Any:
+def _parse_text(setting: Setting, text: str | Sequence[str], source: str) -> Any:
     """Convert the text of a flag or an environment variable to a value."""
-    if isinstance(known.default, tuple):
+    if isinstance(setting.default, tuple):
         # rules may contain colons, and URLs do
-        separator = "\n" if known.unit == "RULE" or "://" in text else os.pathsep
+        separator = "\n" if setting.unit == "RULE" or "://" in text else os.pathsep
         parts = text.split(separator) if isinstance(text, str) else text
         return tuple(part for part in parts if part)
     word = str(text).strip()
     value: Any = word
     try:
-        if isinstance(known.default, bool):
+        if isinstance(setting.default, bool):
             value = {**dict.fromkeys(TRUE_WORDS, True), **dict.fromkeys(FALSE_WORDS, False)}[word.lower()]
-        elif known.unit == "level":
+        elif setting.unit == "level":
             value = int({"true": "1", "false": "0"}.get(word.lower(), word))  # Triton's --log-verbose accepts either
-        elif isinstance(known.default, (int, float)):
-            value = type(known.default)(word)
-        elif known.choices:
-            value = next((choice for choice in known.choices if choice.lower() == word.lower()), word)
+        elif isinstance(setting.default, (int, float)):
+            value = type(setting.default)(word)
+        elif setting.choices:
+            value = next((choice for choice in setting.choices if choice.lower() == word.lower()), word)
     except (KeyError, ValueError):
-        raise _refused(known, text, where) from None
-    return _checked(known, value, where)
+        raise _invalid(setting, text, source) from None
+    return _check_value(setting, value, source)
 
 
-def _checked(known: Setting, value: Any, where: str) -> Any:
+def _check_value(setting: Setting, value: Any, source: str) -> Any:
     """Check type and bounds. An integer is accepted for a float, and a single path for a list."""
-    kind = type(known.default)
+    kind = type(setting.default)
     if kind is float and type(value) is int:
         with suppress(OverflowError):
             value = float(value)
@@ -200,21 +200,21 @@ def _checked(known: Setting, value: Any, where: str) -> Any:
         value = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
         if isinstance(value, tuple) and all(isinstance(entry, str) for entry in value):
             return value
-    good = type(value) is kind and kind is not tuple
-    if good and known.choices:
-        good = value in known.choices
-    if good and known.bounds:
-        good = known.bounds[0] <= value <= known.bounds[1]  # false for nan and infinity
-    if not good:
-        raise _refused(known, value, where)
+    is_valid = type(value) is kind and kind is not tuple
+    if is_valid and setting.choices:
+        is_valid = value in setting.choices
+    if is_valid and setting.bounds:
+        is_valid = setting.bounds[0] <= value <= setting.bounds[1]  # false for nan and infinity
+    if not is_valid:
+        raise _invalid(setting, value, source)
     return value
 
 
-def _refused(known: Setting, value: object, where: str) -> SettingError:
-    given = "a number of thousands of digits"  # repr fails for such an integer, which a file may contain in hexadecimal
+def _invalid(setting: Setting, value: object, source: str) -> SettingError:
+    value_text = "a number of thousands of digits"  # repr fails for such an integer, which a file may contain in hexadecimal
     with suppress(ValueError):
-        given = repr(value)
-    return SettingError(f"{where} must be {known.wanted}, not {given}")
+        value_text = repr(value)
+    return SettingError(f"{source} must be {setting.wanted}, not {value_text}")
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

@@ -188,8 +188,8 @@ def complete_outside(spec: ModelSpec) -> ModelSpec:
     """
     rows = spec.policy.max_batch_rows or 0
     if not spec.inputs and not spec.outputs:
-        who = "its configuration, or the model itself,"
-        raise InferError(Code.INVALID, f"model '{spec.name}' has neither inputs nor outputs: {who} must declare them")
+        where = "declare them in config.pbtxt, or in auto_complete_config of its model.py"
+        raise InferError(Code.INVALID, f"model '{spec.name}' has neither inputs nor outputs: {where}")
     signature = said_signature(spec)
     if max(spec.policy.preferred_rows, default=0) > rows:
         raise InferError(Code.INVALID, spec.too_preferred)

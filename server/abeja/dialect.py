@@ -54,13 +54,13 @@ class Abeja(Dialect):
     def ports(self, app: ASGIApp) -> Iterable[Port]:
         """Make the port for the handler's health and Penstock's own paths."""
         # the command line imports this module, and must not wait for uvicorn
-        from penstock.server.listening.ports import listener_of, shared_of
+        from penstock.server.listening.ports import make_listener, make_shared
         from penstock.server.v2.plane import is_served
 
         settings = self.settings
         service = HealthService(self._parts.ready, self._parts.inference, partial(is_served, app))  # type: ignore[arg-type]
         place = settings.http_address, settings.abeja_health_port
-        return [listener_of(settings, "health", place, app, shared_of(settings, service, self))]
+        return [make_listener(settings, "health", place, app, make_shared(settings, service, self))]
 
 
 DIALECT = Abeja

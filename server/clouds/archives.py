@@ -74,12 +74,12 @@ class Archives:
         """
         check_name(served_name(target))
         # abspath() keeps two leading slashes
-        place = Path("/", os.path.abspath(url).lstrip("/"))  # noqa: PTH100 - resolve() follows links
-        if f"{place}/".startswith(_SYSTEM):
+        folder = Path("/", os.path.abspath(url).lstrip("/"))  # noqa: PTH100 - resolve() follows links
+        if f"{folder}/".startswith(_SYSTEM):
             return False
-        archive = await asyncio.to_thread(find, place, served_name(target))
-        there = set(await asyncio.to_thread(self._names))
-        self._hold(archive, there)
+        archive = await asyncio.to_thread(find, folder, served_name(target))
+        existing = set(await asyncio.to_thread(self._names))
+        self._hold(archive, existing)
         try:
             await asyncio.to_thread(self._link, archive)
             await self._control.load(archive.target)
@@ -97,17 +97,17 @@ class Archives:
                 await self._control.unload(name)
         await self._let_go(archive)
 
-    def _hold(self, archive: Archive, there: set[str]) -> None:
+    def _hold(self, archive: Archive, existing: set[str]) -> None:
         """Reserve the folder and the names of an archive. Raises: InferError."""
         if archive.place in self._held:
             text = f"model repository '{archive.place}' has already been registered"
             raise InferError(Code.ALREADY_EXISTS, text)
-        held = there.union(*(other.models for other in self._held.values()))
-        if archive.target in held:
+        reserved = existing.union(*(other.models for other in self._held.values()))
+        if archive.target in reserved:
             text = f"failed to register '{archive.target}', there is a conflicting mapping for '{archive.target}'"
             raise InferError(Code.ALREADY_EXISTS, text)
-        if twice := held & archive.models.keys():
-            text = f"failed to register '{archive.place}', its model '{min(twice)}' has the name of one that is there"
+        if conflicts := reserved & archive.models.keys():
+            text = f"failed to register '{archive.place}', its model '{min(conflicts)}' has the name of one that is there"
             raise InferError(Code.INVALID, text)
         self._held[archive.place] = archive
 
@@ -149,25 +149,25 @@ def served_name(target: str) -> str:
     return target.replace("/", "%2F")
 
 
-def find(place: Path, target: str) -> Archive:
+def find(folder: Path, target: str) -> Archive:
     """Inspect the folder of an unpacked archive; blocks.
 
     The folder is a model, or it contains one, or an ensemble beside the models of its steps.
     Raises: InferError (INVALID).
     """
     try:
-        if (place / CONFIG_FILE).is_file():
-            return Archive(place.parent, target, {target: place})
-        folders = sorted(each for each in place.iterdir() if each.is_dir() and not each.name.startswith("."))
-        ensembles = [folder for folder in folders if _is_ensemble(folder / CONFIG_FILE)]
+        if (folder / CONFIG_FILE).is_file():
+            return Archive(folder.parent, target, {target: folder})
+        subfolders = sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
+        ensembles = [subfolder for subfolder in subfolders if _is_ensemble(subfolder / CONFIG_FILE)]
     except (OSError, ValueError):  # a path with a NUL byte
-        text = f"failed to register '{place}', repository not found"
+        text = f"failed to register '{subfolder}', repository not found"
         raise InferError(Code.INVALID, text) from None
-    if not folders:
+    if not subfolders:
         raise InferError(Code.INVALID, f"failed to load '{target}', failed to poll from model repository")
-    chosen = (ensembles or folders)[-1]
-    others = {folder.name: folder for folder in folders if folder is not chosen}
-    return Archive(place, target, {**others, target: chosen})
+    model_folder = (ensembles or subfolders)[-1]
+    others = {subfolder.name: subfolder for subfolder in subfolders if subfolder is not model_folder}
+    return Archive(folder, target, {**others, target: model_folder})
 
 
 def _is_ensemble(config: Path) -> bool:

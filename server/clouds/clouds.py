@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import InferError
 from penstock.server.http.service import Shared
-from penstock.server.listening.ports import listener_of
+from penstock.server.listening.ports import make_listener
 from penstock.server.v2.inference import Inference
 
 from .archives import Archives, Shelf
@@ -73,10 +73,10 @@ class Clouds:
         settings = self.settings
         shared = Shared(VertexService(parts.inference(Inference), self._predicting), settings.limits())
         app = VertexApp(parts.app(), self._predicting)
-        return listener_of(settings, "Vertex AI", (settings.vertex_ai_address, settings.vertex_ai_port), app, shared)
+        return make_listener(settings, "Vertex AI", (settings.vertex_ai_address, settings.vertex_ai_port), app, shared)
 
     def _sagemaker(self, parts: CloudParts) -> Listener:
-        settings, ways = self.settings, SageMakerPaths.of(self.settings)
+        settings, paths = self.settings, SageMakerPaths.of(self.settings)
 
         def ready(name: str) -> bool:
             try:
@@ -88,16 +88,16 @@ class Clouds:
         if linked is not None:
             archives = Archives(linked, parts.control, parts.repository.names, ready)
         inference = parts.inference(SageMakerInference)
-        shared = Shared(SageMakerService(inference, ways, archives), settings.limits())
-        app = SageMakerApp(parts.app(), ways, archives, inference.restricted)
-        return listener_of(settings, "SageMaker", (settings.sagemaker_address, settings.sagemaker_port), app, shared)
+        shared = Shared(SageMakerService(inference, paths, archives), settings.limits())
+        app = SageMakerApp(parts.app(), paths, archives, inference.restricted)
+        return make_listener(settings, "SageMaker", (settings.sagemaker_address, settings.sagemaker_port), app, shared)
 
     def lacks(self, engine: Engine) -> str:
         """Return why there is no default model, once all are loaded; "" if there is one, or none is needed."""
         if not self.settings.allow_vertex_ai:
             return ""
-        why = self._predicting.choose(model.name for model in engine.models())
-        return f"failed to start Vertex AI service: {why}" if why else ""
+        problem = self._predicting.choose(model.name for model in engine.models())
+        return f"failed to start Vertex AI service: {problem}" if problem else ""
 
     def close(self) -> None:
         """Remove the folder created on disk."""

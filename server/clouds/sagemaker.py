@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from penstock.batching.request import InferRequest
     from penstock.server.http.fastlane import FastLane
     from penstock.server.http.head import Head
-    from penstock.server.listening.mapped import Body
+    from penstock.server.listening.mapped_buffer import Body
     from penstock.server.restricted import Restricted
     from penstock.server.settings import Settings
     from penstock.server.telemetry.page import ASGIApp
@@ -102,16 +102,16 @@ class SageMakerInference(Inference):
             status = NO_MEMORY_STATUS
         else:
             status = 400 if head is not None and _INVOKE.match(head.path) else HTTP_STATUS[error.code]
-        again = retry_after_line(error) if status == HTTP_STATUS[error.code] else b""
-        connection.answer(status, error_body(error.message), b"application/json", again)
+        retry_after = retry_after_line(error) if status == HTTP_STATUS[error.code] else b""
+        connection.answer(status, error_body(error.message), b"application/json", retry_after)
 
 
 class SageMakerService(Forwarded):
     """The Service of the port. `archives` are the models that may be invoked by name, None if the port has none."""
 
-    def __init__(self, inference: SageMakerInference, ways: SageMakerPaths, archives: Archives | None) -> None:
+    def __init__(self, inference: SageMakerInference, paths: SageMakerPaths, archives: Archives | None) -> None:
         super().__init__(inference, MIME, CODINGS)
-        self._ways = ways
+        self._ways = paths
         self._archives = archives
 
     def claim(self, head: Head) -> InferenceClaim | None:
@@ -139,20 +139,20 @@ class SageMakerService(Forwarded):
 class SageMakerApp:
     """The application of the port, for everything except inference. Penstock's `app` answers health and generate."""
 
-    def __init__(self, app: ASGIApp, ways: SageMakerPaths, archives: Archives | None, restricted: Restricted) -> None:
+    def __init__(self, app: ASGIApp, paths: SageMakerPaths, archives: Archives | None, restricted: Restricted) -> None:
         self._app = app
-        self._ways = ways
+        self._ways = paths
         self._archives = archives
         self._restricted = restricted
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request (called by uvicorn)."""
-        path, method, ways = scope["path"], scope["method"], self._ways
+        path, method, paths = scope["path"], scope["method"], self._ways
         if path == "/ping":
-            await forward(self._app, scope, method, ways.health, (receive, send))
-        elif path == "/invocations" and method == "POST" and ways.inference != "infer":
-            named = f"/v2/models/{ways.model}/{ways.inference}"
-            await forward(self._app, scope, "POST", named, (receive, send))
+            await forward(self._app, scope, method, paths.health, (receive, send))
+        elif path == "/invocations" and method == "POST" and paths.inference != "infer":
+            inner_path = f"/v2/models/{paths.model}/{paths.inference}"
+            await forward(self._app, scope, "POST", inner_path, (receive, send))
         elif path == "/invocations":
             await answer(send, 405)
         elif match := _MODELS.fullmatch(path):
@@ -197,8 +197,8 @@ class SageMakerApp:
         return json_answer({"modelName": name, "modelUrl": str(archive.place)})
 
     async def _load(self, request: Request) -> Response:
-        said = parse(await body_of(request), MAX_JSON_DEPTH, simd=False)
-        name, url = (said.get(key) for key in ("model_name", "url")) if isinstance(said, dict) else (None, None)
+        parsed = parse(await body_of(request), MAX_JSON_DEPTH, simd=False)
+        name, url = (parsed.get(key) for key in ("model_name", "url")) if isinstance(parsed, dict) else (None, None)
         if not (isinstance(name, str) and isinstance(url, str) and name and url):
             raise InferError(Code.INVALID, 'the request must be an object such as {"model_name": "m", "url": "/path"}')
         if self._archives is None:

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_LAST = 300
+_MAX_TEXT_CHARS = 300
 
 
 class AskError(Exception):
@@ -23,8 +23,8 @@ class AskError(Exception):
 class ProbeProcess:
     """One process, which receives `words` on its standard input, and has `limit_s` from now on to answer."""
 
-    def __init__(self, command: Sequence[str], limit_s: float, words: bytes = b"") -> None:
-        self._command, self._limit_s, self._words = command, limit_s, words
+    def __init__(self, command: Sequence[str], limit_s: float, stdin: bytes = b"") -> None:
+        self._command, self._limit_s, self._words = command, limit_s, stdin
         self._text = ""
         self._failure = ""
         self._thread = threading.Thread(target=self._run, name="doctor", daemon=True)
@@ -50,14 +50,14 @@ class ProbeProcess:
             out, err = process.communicate(self._words, timeout=self._limit_s)
         except subprocess.TimeoutExpired:
             self._failure = f"no answer within {self._limit_s:g} s"
-            _leave(process)
+            _abandon(process)
             return
         if process.returncode:
-            self._failure = _ended(process.returncode, err.decode("utf-8", "replace"))
+            self._failure = _describe_exit(process.returncode, err.decode("utf-8", "replace"))
         self._text = out.decode("utf-8", "replace")
 
 
-def _leave(process: subprocess.Popen[bytes]) -> None:
+def _abandon(process: subprocess.Popen[bytes]) -> None:
     """Kill it without waiting: a process that waits for a driver does not end."""
     process.kill()
     for pipe in (process.stdin, process.stdout, process.stderr):
@@ -67,24 +67,24 @@ def _leave(process: subprocess.Popen[bytes]) -> None:
     threading.Thread(target=process.wait, name="doctor left", daemon=True).start()
 
 
-def child(word: str, limit_s: float, words: bytes = b"") -> ProbeProcess:
+def child(name: str, limit_s: float, stdin: bytes = b"") -> ProbeProcess:
     """Start one of the probes of `child`."""
-    return ProbeProcess([sys.executable, "-m", "penstock.server.doctor.child", word], limit_s, words)
+    return ProbeProcess([sys.executable, "-m", "penstock.server.doctor.child", name], limit_s, stdin)
 
 
-def answer(asked: ProbeProcess) -> Mapping[str, Any]:
+def answer(process: ProbeProcess) -> Mapping[str, Any]:
     """Return a child's answer. Raises: AskError."""
-    text = asked.text()
+    text = process.text()
     try:
-        found = json.loads(text)
+        parsed = json.loads(text)
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise AskError(f"the answer cannot be parsed: {text[-_LAST:]!r}")
-    return found
+        parsed = None
+    if not isinstance(parsed, dict):
+        raise AskError(f"the answer cannot be parsed: {text[-_MAX_TEXT_CHARS:]!r}")
+    return parsed
 
 
-def _ended(status: int, text: str) -> str:
+def _describe_exit(status: int, text: str) -> str:
     lines = text.strip().splitlines()
-    how = f"ended by signal {-status}" if status < 0 else f"ended with status {status}"
-    return f"{how}: {lines[-1][-_LAST:]}" if lines else how
+    outcome = f"ended by signal {-status}" if status < 0 else f"ended with status {status}"
+    return f"{outcome}: {lines[-1][-_MAX_TEXT_CHARS:]}" if lines else outcome

@@ -26,9 +26,9 @@ class Lock:
     Raises: InferError (NOT_READY) if `ended` is set meanwhile; OSError.
     """
 
-    def __init__(self, path: Path, ended: threading.Event, label: str) -> None:
+    def __init__(self, path: Path, stopping: threading.Event, label: str) -> None:
         self._path = path
-        self._ended = ended
+        self._ended = stopping
         self._label = label
         self._descriptor = -1
 
@@ -51,7 +51,7 @@ class Lock:
         os.close(self._descriptor)
 
     def _acquire(self) -> None:
-        told = False
+        logged = False
         while True:
             try:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -60,8 +60,8 @@ class Lock:
                     raise
             else:
                 return
-            if not told:
+            if not logged:
                 logger.info("%s: waiting for another process that is creating its environment", self._label)
-                told = True
+                logged = True
             if self._ended.wait(ASK_AGAIN_S):
                 raise InferError(Code.NOT_READY, "Server is stopping")

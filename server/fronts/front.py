@@ -25,9 +25,9 @@ from penstock.server.faults import Faults, own_workers
 from penstock.server.grpc.tls import TlsError, context_for
 from penstock.server.health import Health
 from penstock.server.ipc.link import Link
-from penstock.server.listening.binding import StartError
 from penstock.server.listening.listener import Port
-from penstock.server.listening.ports import grpc_lane, http_lane, share_totals, share_untaken
+from penstock.server.listening.ports import make_grpc_port, make_http_port, share_totals, share_unread_limit
+from penstock.server.listening.sockets import StartError
 from penstock.server.restricted import GRPC_PREFIX, Restricted
 from penstock.server.tracing.config import OPENTELEMETRY
 from penstock.server.tracing.config import parse as parse_tracing
@@ -105,11 +105,11 @@ class FrontServer:
         self._state = StateCopy(self.shared_memory, apply)
         self._http = None
         if settings.allow_http:
-            self._http = http_lane(settings, self._app(), self._inference(), dialect_of(settings))
-        self._grpc = grpc_lane(settings, self._methods(), self._loop) if settings.allow_grpc else None
+            self._http = make_http_port(settings, self._app(), self._inference(), dialect_of(settings))
+        self._grpc = make_grpc_port(settings, self._methods(), self._loop) if settings.allow_grpc else None
         for port in self._ports:
             port.reuse_port = True
-        share_untaken(settings, self._ports)
+        share_unread_limit(settings, self._ports)
         self._totals: Counter[str] = Counter()
         share_totals(self._totals, self._ports)
         self._spread = spread
@@ -281,12 +281,12 @@ class FrontServer:
                 await port.stop_accepting()
         if self._spread is not None:
             self._spread.finish()
-        unfinished = sum(await asyncio.gather(*(port.finish(deadline) for port in self._ports)))
+        unfinished = sum(await asyncio.gather(*(port.drain(deadline) for port in self._ports)))
         self._environments.close()
         if self._placing is not None:
             hooked = await self._placing.close(max(0.0, deadline - self._loop.time()))
             unfinished = max(unfinished, hooked)
-        await asyncio.gather(*(port.leave() for port in self._ports))
+        await asyncio.gather(*(port.close_gracefully() for port in self._ports))
         dropped = self.engine.stop()
         self._tell()
         # the last counts leave at the end of the loop turn

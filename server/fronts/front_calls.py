@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from penstock.backends.backend import Array
     from penstock.server.ipc.link import Link
-    from penstock.server.listening.mapped import Body
+    from penstock.server.listening.mapped_buffer import Body
 
     from .shared_state import SharedState, StateChange
 

@@ -162,7 +162,7 @@ class ConnectionSpread:
         self._board.clear(self._place)
         for lane, port in enumerate(ports):
             if port is not None:
-                port.share(partial(self._elsewhere, lane), partial(self._board.count, lane, self._place))
+                port.share_connections(partial(self._elsewhere, lane), partial(self._board.count, lane, self._place))
 
     def open(self) -> None:
         """Start taking connections from others; the ports are open."""
@@ -278,7 +278,7 @@ class ConnectionSpread:
 
     def _serve(self, lane: int, sock: socket.socket) -> None:
         port = self._ports[lane]
-        if port is None or port.accepting is None:
+        if port is None or port.acceptor is None:
             sock.close()
         else:
-            port.accepting.serve(sock)
+            port.acceptor.serve(sock)

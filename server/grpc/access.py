@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from uvicorn.protocols.utils import get_remote_addr
 
 from penstock.backends.protobuf_fields import fields
-from penstock.server.listening.access import tell
+from penstock.server.listening.access_log import log_answer
 
 from .call import GrpcCall
 from .coded_call import CodedCall
@@ -18,7 +18,7 @@ from .method import Call, Method, Status, Unary
 
 if TYPE_CHECKING:
     from penstock.server.http2.frames import Fault
-    from penstock.server.listening.mapped import Body
+    from penstock.server.listening.mapped_buffer import Body
 
     from .connection import GrpcConnection
     from .request import GrpcRequest
@@ -93,7 +93,7 @@ class LoggedCall(GrpcCall):
     def _tell(self) -> None:
         asked = f"POST {self.request.path} HTTP/2"
         named = {"model": self._model, "request_id": self._request_id}
-        tell(self._client, asked, self._said.name, self._began_s, self._sent, named)
+        log_answer(self._client, asked, self._said.name, self._began_s, self._sent, named)
 
 
 class LoggedCodedCall(LoggedCall, CodedCall):

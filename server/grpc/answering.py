@@ -18,7 +18,7 @@ from .framing import PREFIX, PREFIX_BYTES
 from .method import Status
 
 if TYPE_CHECKING:
-    from penstock.server.listening.mapped import Body
+    from penstock.server.listening.mapped_buffer import Body
 
     from .connection import GrpcConnection
     from .request import GrpcRequest
@@ -31,7 +31,7 @@ class AnsweringStream(Stream):
     """The sending side of a call.
 
     Invariants: `begun` once the response headers are sent. Once `ended`, nothing is sent except what is pending; that
-    may be `held`, a delayed rejection (listening/pace.py), which is then all that is left of the call.
+    may be `held`, a delayed rejection (listening/rejection_pacer.py), which is then all that is left of the call.
     """
 
     __slots__ = ("begun", "cancelled", "context", "deadline_ns", "ended", "held", "request", "waiter")
@@ -135,7 +135,7 @@ class AnsweringStream(Stream):
 
     def _holds(self) -> bool:
         connection, shared = self.connection, self.connection.shared
-        return connection.is_early() and shared.pace.holds(self, shared.loop)
+        return connection.is_early() and shared.pacer.hold(self, shared.loop)
 
     def send_held(self) -> None:
         """Send the held rejection, if the call is still open."""
@@ -147,7 +147,7 @@ class AnsweringStream(Stream):
 
     def erred(self, status: Status) -> None:
         """Count an error, sent as the call's status or in a message."""
-        self.connection.shared.tally.error(status.name)
+        self.connection.shared.tally.count_error(status.name)
 
     def _last(self, last: bytes) -> None:
         if not last:

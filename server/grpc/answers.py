@@ -16,7 +16,7 @@ from .framing import PREFIX, PREFIX_BYTES
 from .method import Status
 
 if TYPE_CHECKING:
-    from penstock.server.listening.mapped import Body
+    from penstock.server.listening.mapped_buffer import Body
 
 ENCODINGS = b"identity, deflate, gzip"
 _MOST_TEXT_BYTES = 4096

@@ -15,7 +15,7 @@ from .framing import MIN_COMPRESSED, compress
 from .packing import LARGE_BYTES, Packing
 
 if TYPE_CHECKING:
-    from penstock.server.listening.mapped import Body
+    from penstock.server.listening.mapped_buffer import Body
 
     from .connection import GrpcConnection
     from .request import GrpcRequest

@@ -14,7 +14,7 @@ from penstock.server.http2.connection import Http2Connection
 from penstock.server.http2.frames import END_STREAM
 from penstock.server.http2.headers import Fields
 from penstock.server.http2.shared import Http2Shared
-from penstock.server.listening.pace import TOLD_S
+from penstock.server.listening.rejection_pacer import EARLY_RETRY_S
 
 from .call import GrpcCall
 from .coded_call import CodedCall
@@ -94,7 +94,7 @@ class GrpcConnection(Http2Connection):
     def is_early(self) -> bool:
         """Record a temporary rejection. Returns: whether it follows another so soon that the client did not wait."""
         now_s = self.shared.loop.time()
-        early, self._told_s = now_s < self._told_s, now_s + TOLD_S
+        early, self._told_s = now_s < self._told_s, now_s + EARLY_RETRY_S
         return early
 
     def greet(self, data: bytes) -> bytes:

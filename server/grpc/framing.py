@@ -10,12 +10,12 @@ import zlib
 from collections import deque
 from typing import TYPE_CHECKING
 
-from penstock.server.listening.landing import LARGE_BYTES, Landing
+from penstock.server.listening.body_buffer import LARGE_BYTES, BodyBuffer
 
 from .method import Status
 
 if TYPE_CHECKING:
-    from penstock.server.listening.mapped import Body
+    from penstock.server.listening.mapped_buffer import Body
 
 PREFIX = struct.Struct(">BI")
 PREFIX_BYTES = PREFIX.size
@@ -44,12 +44,12 @@ class Incoming:
     """What has arrived of a call's messages.
 
     Invariants: `have` bytes are stored in `_parts`, of whose first one `_at` bytes are consumed. `need` is the size of
-    the message with its prefix, or of the prefix alone while the size is unknown. A large message goes to `_landing`,
-    and `_parts` hold what follows it. Once `settled`, further bytes are only stored until the message is complete.
-    `held` is for the owner's accounting. `total` counts everything that has arrived.
+    the message with its prefix, or of the prefix alone while the size is unknown. A large message goes to
+    `_body_buffer`, and `_parts` hold what follows it. Once `settled`, further bytes are only stored until the message
+    is complete. `held` is for the owner's accounting. `total` counts everything that has arrived.
     """
 
-    __slots__ = ("_at", "_flag", "_known", "_landing", "_parts", "have", "held", "most", "need", "settled", "total")
+    __slots__ = ("_at", "_body_buffer", "_flag", "_known", "_parts", "have", "held", "most", "need", "settled", "total")
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -61,19 +61,19 @@ class Incoming:
         self._flag = 0
         self._at = 0
         self._parts: deque[bytes] = deque()
-        self._landing: Landing | None = None
+        self._body_buffer: BodyBuffer | None = None
 
     def feed(self, payload: bytes | memoryview) -> None:
         """Store received bytes."""
-        landing, size = self._landing, len(payload)
+        buffer, size = self._body_buffer, len(payload)
         self.have += size
         self.total += size
-        if landing is not None:
-            missing = landing.missing
+        if buffer is not None:
+            missing = buffer.missing_bytes
             if size <= missing:
-                landing.put(payload)
+                buffer.append(payload)
                 return
-            landing.put(payload[:missing])
+            buffer.append(payload[:missing])
             payload = payload[missing:]
         if payload:
             self._parts.append(bytes(payload))
@@ -82,12 +82,16 @@ class Incoming:
 
     def room(self) -> memoryview | None:
         """Return the buffer for the next bytes, if the current message has one; otherwise None. Then call `landed`."""
-        return self._landing.room() if self._landing is not None and self._landing.missing else None
+        return (
+            self._body_buffer.free_space()
+            if self._body_buffer is not None and self._body_buffer.missing_bytes
+            else None
+        )
 
     def landed(self, size: int) -> None:
         """Account for `size` bytes written to that buffer."""
-        if self._landing is not None:
-            self._landing.have += size
+        if self._body_buffer is not None:
+            self._body_buffer.received_bytes += size
         self.have += size
         self.total += size
 
@@ -99,10 +103,10 @@ class Incoming:
         if self.have < self.need:
             self._land()
             return None
-        if self._landing is not None:
-            flag, message = self._flag, self._landing.whole()
+        if self._body_buffer is not None:
+            flag, message = self._flag, self._body_buffer.finish()
             self.have -= self.need
-            self._landing = None
+            self._body_buffer = None
         else:
             flag, length = PREFIX.unpack(self._prefix())
             if not self._known:
@@ -133,10 +137,10 @@ class Incoming:
         if not self.settled or self.need < LARGE_BYTES:
             return
         self._flag, length = PREFIX.unpack(self._prefix())
-        self._landing = Landing(length)
+        self._body_buffer = BodyBuffer(length)
         at = self._at + PREFIX_BYTES
         for part in self._parts:
-            self._landing.put(memoryview(part)[at:])
+            self._body_buffer.append(memoryview(part)[at:])
             at = 0
         self._parts.clear()
         self._at = 0

@@ -17,7 +17,7 @@ class GrpcListener(Port):
     def __init__(self, address: str, port: int, shared: GrpcShared) -> None:
         super().__init__("gRPC", address, port, shared)
         self._grpc = shared
-        self.most = shared.limits.max_connections
+        self.max_connections = shared.limits.max_connections
 
     @property
     def scheme(self) -> str:  # type: ignore[override]
@@ -32,8 +32,8 @@ class GrpcListener(Port):
         """Return the lane's connections."""
         return self._grpc.connections
 
-    def keep_connections(self, connections: set[Any]) -> None:
-        """Have the lane keep its connections there."""
+    def use_connections(self, connections: set[Any]) -> None:
+        """Have the lane use this set for its connections."""
         self._grpc.connections = connections
 
     async def close(self) -> None:

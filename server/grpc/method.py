@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from penstock.server.listening.mapped import Body
+    from penstock.server.listening.mapped_buffer import Body
 
 
 class Status(enum.IntEnum):

@@ -17,7 +17,7 @@ from .framing import MIN_COMPRESSED, WINDOW
 if TYPE_CHECKING:
     import asyncio
 
-    from penstock.server.listening.mapped import Body
+    from penstock.server.listening.mapped_buffer import Body
 
     from .coded_call import CodedCall
 
@@ -31,7 +31,7 @@ logger = logging.getLogger("penstock.grpc")
 class Packing:
     """The messages of one call that wait for compression: the first is on a thread, and the others follow in order.
 
-    Invariants: it exists as long as something waits, and all of that is counted in `shared.untaken`. `last` ends the
+    Invariants: it exists as long as something waits, and all of that is counted in `shared.unread`. `last` ends the
     stream once everything has been sent. Once it is dropped, nothing more is sent. `_now` is the message on a thread,
     None once the result is not needed.
     Threads: the event loop's, except for the compression.
@@ -53,16 +53,16 @@ class Packing:
         """Send another message after those that wait."""
         self._waiting.append(message)
         self._size += len(message)
-        self._call.connection.shared.untaken.keep(self, self._size)
+        self._call.connection.shared.unread.grow(self, self._size)
 
     def drop(self) -> None:
         """Discard everything: there is nobody to send it to."""
         self._dropped = True
         self._waiting.clear()
         self._now = None  # a thread may come to it much later
-        self._call.connection.shared.untaken.lessen(self)
+        self._call.connection.shared.unread.shrink(self)
 
-    def give_up(self) -> None:
+    def shed(self) -> None:
         """Send what waits uncompressed: there is too much of it, and it then counts as waiting for the client."""
         message, self._now = self._now, None
         if message is not None:
@@ -99,7 +99,7 @@ class Packing:
         """Send a message that counted as `size` here."""
         self._call.pass_on(message, flag, self._coding)
         self._size -= size
-        self._call.connection.shared.untaken.lessen(self, self._size)
+        self._call.connection.shared.unread.shrink(self, self._size)
 
     def _go_on_with(self, packed: asyncio.Future[bytes]) -> None:
         error = None if packed.cancelled() else packed.exception()  # an exception never retrieved would be logged

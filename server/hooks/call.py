@@ -25,6 +25,7 @@ from .packing import (
     write_outputs,
     write_sample,
 )  # fmt: skip
+from .user_frames import user_frames
 
 Written = tuple[int, bytes, list[Array | None] | None]
 """What a worker process is sent: kind, body, tensors."""
@@ -177,7 +178,8 @@ def log(message: str, about: Mapping[str, str], error: BaseException | None = No
 
     Python 3.11 parses source to format a traceback, and raises SystemError if two threads do so at once.
     """
-    for raised in (error, error, error, None):
+    trimmed = None if error is None else (type(error), error, user_frames(error))
+    for raised in (trimmed, trimmed, trimmed, None):
         try:
             logger.warning("%s", message, exc_info=raised, extra=dict(about))
         except SystemError:

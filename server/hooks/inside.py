@@ -5,7 +5,6 @@ Any Python with numpy and orjson can import everything this module imports.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
 import sys
@@ -54,12 +53,11 @@ from .packing import (
     unpack,
 )  # fmt: skip
 from .siblings import FolderOnPath
+from .user_frames import user_frames
 
 _TELL_NS = 1_000_000_000
 _ASKED_BYTES = ASKED.size
 _PACK_REPLIED, _UNPACK_ASKED, _LOADS = REPLIED.pack, ASKED.unpack_from, orjson.loads
-_OURS = (str(Path(__file__).parent), "<frozen importlib", importlib.__file__)
-"""The code whose frames precede the user's in a traceback."""
 Reply = tuple[bytes, Sequence[Array | None] | None]
 
 
@@ -70,7 +68,9 @@ def open_service(settings: dict[str, Any], channel: Channel) -> Inside:
     path, roots = Path(settings["path"]), tuple(map(Path, settings["roots"]))
     on_path = FolderOnPath(*(roots or (path.parent,)))
     try:
-        module = HookModule(path, decoupled=settings["decoupled"], roots=roots, dialect=settings["dialect"])
+        module = HookModule(
+            path, decoupled=settings["decoupled"], roots=roots, dialect=settings["dialect"], label=settings["model"]
+        )
     except InferError as error:
         if error.__cause__ is not None:
             sys.stderr.write(_traceback(error.__cause__))
@@ -81,10 +81,7 @@ def open_service(settings: dict[str, Any], channel: Channel) -> Inside:
 
 def _traceback(error: BaseException) -> str:
     """Format a traceback that begins in user code."""
-    frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OURS):
-        frames = frames.tb_next
-    return "".join(traceback.format_exception(type(error), error, frames))
+    return "".join(traceback.format_exception(type(error), error, user_frames(error)))
 
 
 class Inside:

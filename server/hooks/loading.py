@@ -41,14 +41,16 @@ class HookModule:
     allowed only for a decoupled model. `functions` maps names to hooks.
     """
 
-    def __init__(self, path: Path, *, decoupled: bool = False, roots: Sequence[Path] = (), dialect: str = "") -> None:
+    def __init__(
+        self, path: Path, *, decoupled: bool = False, roots: Sequence[Path] = (), dialect: str = "", label: str = ""
+    ) -> None:
         """Run the file and find its hooks. Its own modules are those in `roots`, or without these the ones beside it.
 
-        `dialect` determines the allowed forms of hooks, and the error texts.
+        `dialect` determines the allowed forms of hooks, and the error texts. `label` is part of the modules' names.
         Raises: InferError (INVALID), caused by the file's own exception if it raised one.
         """
         rules = _rules(dialect)
-        self._siblings = Siblings(path, roots, rules.folders)
+        self._siblings = Siblings(path, roots, rules.folders, label)
         try:
             self.functions = _found(path, self._siblings, rules)
             self.yields = _yields(path, self.functions, rules, decoupled=decoupled)

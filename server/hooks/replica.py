@@ -250,7 +250,9 @@ class Replica:
         """Run the file. Raises: InferError."""
         before_bytes, before = resident_bytes(), set_here()
         spec, decoupled = self._spec, self._model.spec.decoupled
-        module = HookModule(spec.path, decoupled=decoupled, roots=spec.roots, dialect=spec.dialect)
+        module = HookModule(
+            spec.path, decoupled=decoupled, roots=spec.roots, dialect=spec.dialect, label=self._model.name
+        )
         self._module = module
         metadata, self.yields = copy.deepcopy(dict(spec.metadata)), module.yields
         rules = of_model(self._model, for_hooks=True)

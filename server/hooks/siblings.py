@@ -43,10 +43,11 @@ class Siblings:
 
     Invariant: from construction to `close` all of them are in `sys.modules` below a unique name. They are in an empty
     package of that name, not in the hook file itself: the import system sets imported modules as attributes of the
-    package, and a user's global may have the name of a file beside it.
+    package, and a user's global may have the name of a file beside it. The package is named after `label`, the model,
+    so that loggers named `__name__` tell which model a record is about.
     """
 
-    def __init__(self, path: Path, roots: Sequence[Path] = (), last: Sequence[Path] = ()) -> None:
+    def __init__(self, path: Path, roots: Sequence[Path] = (), last: Sequence[Path] = (), label: str = "") -> None:
         self._path = path
         self._folders = [str(folder) for folder in (*(roots or (path.parent,)), *last)]
         self._stem = path.stem.replace(".", "_")
@@ -56,7 +57,7 @@ class Siblings:
         else:
             self._stem += "@"  # `import keras` does not mean handlers/keras.py, there or elsewhere
         self._builtins = {**vars(builtins), "__import__": self._import}
-        self._package = _reserve(self._stem.removesuffix("@"), self._folders)
+        self._package = _reserve((label or path.stem).replace(".", "_"), self._folders)
         self._prefix = self._package + "."
         sys.meta_path.insert(0, self)
 
@@ -127,11 +128,11 @@ class Siblings:
         return top not in sys.modules and PathFinder.find_spec(top, elsewhere) is None
 
 
-def _reserve(stem: str, folders: list[str]) -> str:
+def _reserve(label: str, folders: list[str]) -> str:
     """Put an empty package into `sys.modules` under a free name; no `import` statement can name it because of the @."""
     number = 1
     while True:
-        package = ModuleType(f"{stem}@{number}")
+        package = ModuleType(f"{label}@{number}")
         package.__path__ = list(folders)
         if sys.modules.setdefault(package.__name__, package) is package:
             return package.__name__

@@ -44,6 +44,7 @@ def order_of(model: Model, spec: HookSpec, interpreter: str) -> Order:
         "roots": [str(root) for root in spec.roots],
         "mounts": dict(spec.mounts),
         "decoupled": model.spec.decoupled,
+        "model": model.name,
         "dialect": spec.dialect,
         "dialect_settings": dict(spec.dialect_settings),
         "described": dict(model.described),

@@ -8,7 +8,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
-from penstock.server.listening.access import tell
+from penstock.server.listening.access_log import log_answer
 
 from .connection import HEAD
 from .fastlane import FastLane
@@ -17,7 +17,7 @@ from .unchunked import InFront
 if TYPE_CHECKING:
     import asyncio
 
-    from penstock.server.listening.mapped import Body
+    from penstock.server.listening.mapped_buffer import Body
 
     from .head import Head
 
@@ -65,7 +65,7 @@ class LoggedFastLane(FastLane):
 
     def info(self, text: str, *said: Any) -> None:
         """Stand in for uvicorn's access logger, which it calls as an answer begins; the status is the last argument."""
-        self.shared.heard.info(text, *said)
+        self.shared.access_logger.info(text, *said)
         if self.cycle is not None:
             self.cycle.transport = self._sent = _Sent(self.cycle.transport, said[-1])  # type: ignore[assignment]
 
@@ -93,7 +93,7 @@ class LoggedFastLane(FastLane):
             asked, found = target.decode("latin-1"), _MODEL.search(head.path)
             model = unquote_to_bytes(found[1]).decode("utf-8", "replace") if found else ""
             request_id = request_id or head.header.get(b"x-request-id", b"").decode("latin-1")
-        tell(self.client, asked, status, self._began_s, size, {"model": model, "request_id": request_id})
+        log_answer(self.client, asked, status, self._began_s, size, {"model": model, "request_id": request_id})
         self._began_s, self._request_id = time.perf_counter(), ""
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.server.listening.pace import TOLD_S
+from penstock.server.listening.rejection_pacer import EARLY_RETRY_S
 from penstock.server.listening.tally import FIRST_ERROR
 
 from .connection import BUSY, DRAIN_LINGER_S, HEAD, HELD, Connection
 
 if TYPE_CHECKING:
-    from penstock.server.listening.mapped import Body
+    from penstock.server.listening.mapped_buffer import Body
 
     from .head import Head
 
@@ -72,11 +72,11 @@ class AnsweringConnection(Connection):
             return
         if not 200 <= status <= 999:
             raise ValueError(f"an answer of status {status}")
-        if status == 503 and _AGAIN in extra and self._is_early(head) and self.shared.pace.holds(self, self.loop):
+        if status == 503 and _AGAIN in extra and self._is_early(head) and self.shared.pacer.hold(self, self.loop):
             self._state, self._held = HELD, (status, body, content_type, extra)
             return
         if status >= FIRST_ERROR and not self.transport.is_closing():
-            self.shared.tally.error(status)
+            self.shared.tally.count_error(status)
         ending = self.shared.draining or self._half_closed
         # what has already arrived is answered first
         keep_alive = head.keep_alive and (not ending or bool(self._buffer))
@@ -101,12 +101,12 @@ class AnsweringConnection(Connection):
     def _is_early(self, head: Head) -> bool:
         """Record a rejection. Returns: whether its client repeated it before the Retry-After, and sent nothing else."""
         told, now_s = self._told, self.loop.time()
-        self._told = head.path, now_s + TOLD_S
+        self._told = head.path, now_s + EARLY_RETRY_S
         return told is not None and told[0] == head.path and now_s < told[1] and not self._buffer
 
     def send_held(self) -> None:
         """Send the delayed rejection, because it is due or the client has sent another request."""
-        self.shared.pace.forget(self)
+        self.shared.pacer.discard(self)
         held, self._held, self._told = self._held, None, None
         if self._state == HELD and held is not None:
             self._state = BUSY

@@ -11,7 +11,7 @@ from .head import HttpError, TooLargeError
 from .limits import Limits
 
 if TYPE_CHECKING:
-    from penstock.server.listening.mapped import Body
+    from penstock.server.listening.mapped_buffer import Body
 
 _GZIP, _DEFLATE = b"gzip", b"deflate"
 _WINDOW = {_GZIP: 31, _DEFLATE: 15}

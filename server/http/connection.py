@@ -20,7 +20,7 @@ from .head import HttpError
 if TYPE_CHECKING:
     import asyncio
 
-    from penstock.server.listening.mapped import Body
+    from penstock.server.listening.mapped_buffer import Body
 
     from .chunks import ChunkedBody
     from .head import Head
@@ -72,7 +72,7 @@ class Connection(HttpToolsProtocol):
         self.task: Cancellable | None = None
         self.plan: Any = None
         self._service = self.shared.service
-        self.access_log, self.access_logger = True, self.shared.heard  # type: ignore[assignment]  # uvicorn's answers
+        self.access_log, self.access_logger = True, self.shared.access_logger  # type: ignore[assignment]  # uvicorn's answers
         self._state = HEAD
         self._buffer = bytearray()
         self._missing = 0
@@ -93,7 +93,7 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self.shared.connections.add(self)
         if len(self.shared.connections) > self.shared.limits.max_connections:
-            self.shared.tally.full(self.shared.limits.max_connections)
+            self.shared.tally.count_over_limit(self.shared.limits.max_connections)
             self._refuse(HttpError(503, "too many connections"))
             self.transport.close()
         elif self.shared.draining:
@@ -105,8 +105,8 @@ class Connection(HttpToolsProtocol):
         busy = self._state == BUSY
         self._state = CLOSED
         self.shared.connections.discard(self)
-        self.shared.untaken.lessen(self)
-        self.shared.pace.forget(self)
+        self.shared.unread.shrink(self)
+        self.shared.pacer.discard(self)
         try:
             if busy:
                 self._service.abandon(self)
@@ -134,12 +134,12 @@ class Connection(HttpToolsProtocol):
         """Record that the client does not keep up."""
         super().pause_writing()
         self._lived = True
-        self.shared.untaken.keep(self, self.transport.get_write_buffer_size())
+        self.shared.unread.grow(self, self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
         """Process buffered input, once the client has read the earlier answers."""
         super().resume_writing()
-        self.shared.untaken.lessen(self)
+        self.shared.unread.shrink(self)
         self._lived = True
         self._continue()
 
@@ -151,7 +151,7 @@ class Connection(HttpToolsProtocol):
         """Send the delayed rejection."""
         raise NotImplementedError
 
-    def give_up(self) -> None:
+    def shed(self) -> None:
         """Abort the connection of a client that does not read its answer."""
         self.transport.abort()
 
@@ -190,7 +190,7 @@ class Connection(HttpToolsProtocol):
             self._close()
             return
         status, content_type, body = self.shared.refusal(error)
-        self.shared.tally.error(status)
+        self.shared.tally.count_error(status)
         lines = self.shared.answers.head(status, self.server_state.default_headers)
         again = _SOON if status == HTTPStatus.SERVICE_UNAVAILABLE else b""
         last = b"connection: close\r\n%bcontent-type: %b\r\ncontent-length: %d\r\n\r\n"

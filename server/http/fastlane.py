@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
-from penstock.server.listening.landing import LARGE_BYTES, Landing, Straight
+from penstock.server.listening.body_buffer import LARGE_BYTES, BodyBuffer, DirectReader
 
 from .answering import AnsweringConnection
 from .chunks import ChunkedBody, too_large
@@ -41,12 +41,13 @@ class FastLane(AnsweringConnection):
 
     Invariants: one request at a time, so answers are in order; meanwhile input waits in `_buffer`, and reading pauses
     beyond 64 KiB of it. While a request is uvicorn's, exactly the bytes of that request are passed to it. After a large
-    body, the transport reads through `room` and `filled` until something else arrives; `data_received` may still be
-    called then. `_landing` receives the current body, if it is large.
+    body, the transport reads through `read_buffer` and `on_read` until something else arrives; `data_received` may
+    still be called then. `_body_buffer` receives the current body, if it is large.
     """
 
     __slots__ = (
-        "_advancing", "_answered", "_head_bytes", "_heads", "_landing", "_parts", "_refusal", "_scanned", "_straight",
+        "_advancing", "_answered", "_body_buffer", "_direct_reader", "_head_bytes", "_heads", "_parts", "_refusal",
+        "_scanned",
     )  # fmt: skip
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -54,8 +55,8 @@ class FastLane(AnsweringConnection):
         self._heads = self.shared.heads
         self._scanned = 0
         self._parts: list[bytes | bytearray | memoryview] = []
-        self._landing: Landing | None = None
-        self._straight: Straight | None = None
+        self._body_buffer: BodyBuffer | None = None
+        self._direct_reader: DirectReader | None = None
         self._head_bytes = 0
         self._refusal: Any = None
         self._advancing = False
@@ -179,7 +180,7 @@ class FastLane(AnsweringConnection):
     def _expect(self, head: Head, head_bytes: int) -> None:
         """Start reading the body of a request."""
         self.head = head
-        self._parts, self._landing = [], None
+        self._parts, self._body_buffer = [], None
         self._missing = head.length
         self._chunked = ChunkedBody(self.shared.limits) if head.length < 0 else None
         if head.route is None:
@@ -188,7 +189,7 @@ class FastLane(AnsweringConnection):
             # most clients read no answer before they have sent the body, so it is read, but not kept
             self._refusal = self._service.turn_away(head)
             if self._refusal is None and head.length >= LARGE_BYTES:
-                self._landing = Landing(head.length)
+                self._body_buffer = BodyBuffer(head.length)
                 self._read_straight(head_bytes)
         if head.expects:
             self.transport.write(_CONTINUE)
@@ -208,8 +209,8 @@ class FastLane(AnsweringConnection):
         return True
 
     def _take_part(self, part: bytes | memoryview) -> None:
-        if self._landing is not None:
-            self._landing.put(part)
+        if self._body_buffer is not None:
+            self._body_buffer.append(part)
         elif self._refusal is None:
             self._parts.append(part)
         self._missing -= len(part)
@@ -227,9 +228,9 @@ class FastLane(AnsweringConnection):
         return True
 
     def _begin(self) -> None:
-        landing, parts = self._landing, self._parts
-        self._landing, self._parts, self._chunked = None, [], None
-        body = landing.whole() if landing is not None else bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
+        buffer, parts = self._body_buffer, self._parts
+        self._body_buffer, self._parts, self._chunked = None, [], None
+        body = buffer.finish() if buffer is not None else bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
         self._state = BUSY
         head, refusal = self.head, self._refusal
         if refusal is not None:
@@ -249,35 +250,35 @@ class FastLane(AnsweringConnection):
     def _read_straight(self, head_bytes: int) -> None:
         """Let the kernel write input directly to its destination; assume the next head is as long as this one."""
         self._head_bytes = head_bytes
-        if self._straight is None:
-            self._straight = Straight(self)
-            self.transport.set_protocol(self._straight)
+        if self._direct_reader is None:
+            self._direct_reader = DirectReader(self)
+            self.transport.set_protocol(self._direct_reader)
 
-    def room(self) -> memoryview:
+    def read_buffer(self) -> memoryview:
         """Return the buffer for the next read: inside the body, or the shared scratch buffer."""
-        if self._landing is not None and self._state == BODY:
-            return self._landing.room()
+        if self._body_buffer is not None and self._state == BODY:
+            return self._body_buffer.free_space()
         scratch = self.shared.scratch
         # at most the size of the head, so that the body is read in place
         return scratch[: self._head_bytes] if self._state == HEAD and not self._buffer else scratch
 
-    def filled(self, size: int) -> None:
+    def on_read(self, size: int) -> None:
         """Process a read; anything but a large body takes the usual path, and so does what follows it."""
-        landing = self._landing
-        if landing is not None and self._state == BODY:
-            landing.have += size
+        body_buffer = self._body_buffer
+        if body_buffer is not None and self._state == BODY:
+            body_buffer.received_bytes += size
             self._missing -= size
             if not self._missing:
                 self._begin()
             return
         self.data_received(bytes(self.shared.scratch[:size]))
-        if self._landing is None and not (self._state == HEAD and self._buffer) and self._straight is not None:
-            self._straight = None
+        if self._body_buffer is None and not (self._state == HEAD and self._buffer) and self._direct_reader is not None:
+            self._direct_reader = None
             self.transport.set_protocol(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Also release what was read."""
-        self._landing = self._straight = None
+        self._body_buffer = self._direct_reader = None
         super().connection_lost(exc)
 
     # -- uvicorn's requests ------------------------------------------------------------------------------------

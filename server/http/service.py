@@ -10,10 +10,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.server.errors import error_body
-from penstock.server.listening.landing import SCRATCH_BYTES
-from penstock.server.listening.pace import Pace
-from penstock.server.listening.tally import Heard, Tally
-from penstock.server.listening.untaken import Untaken
+from penstock.server.listening.body_buffer import SCRATCH_BYTES
+from penstock.server.listening.rejection_pacer import RejectionPacer
+from penstock.server.listening.tally import CountingAccessLogger, Tally
+from penstock.server.listening.unread_answers import UnreadAnswers
 
 from .answers import ResponseHeads
 
@@ -58,7 +58,7 @@ def refused(error: HttpError) -> tuple[int, bytes, bytes]:
 class Shared:
     """The common state of a server's connections. `refusal` makes the answer to input rejected before it is a request.
 
-    `scratch` is written and read within one call from the transport, for any connection. `untaken` is shared by all
+    `scratch` is written and read within one call from the transport, for any connection. `unread` is shared by all
     ports.
     """
 
@@ -69,10 +69,10 @@ class Shared:
         self.answers = ResponseHeads(loud=loud)
         self.connections: set[Connection] = set()
         self.draining = False
-        self.untaken = Untaken()
-        self.pace = Pace()
+        self.unread = UnreadAnswers()
+        self.pacer = RejectionPacer()
         self.tally = Tally("http")
-        self.heard = Heard(self.tally)
+        self.access_logger = CountingAccessLogger(self.tally)
         self.scratch = memoryview(bytearray(SCRATCH_BYTES))
         self.refusal: Callable[[HttpError], tuple[int, bytes, bytes]] = refused
 
@@ -94,4 +94,4 @@ class Shared:
             except Exception:  # the other connections must still be checked
                 logger.exception("an HTTP connection failed")
                 with suppress(Exception):
-                    connection.give_up()
+                    connection.shed()

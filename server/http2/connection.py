@@ -85,7 +85,7 @@ class Http2Connection(asyncio.Protocol):
         self.transport = self.outbox.transport = transport
         connections = self.shared.connections
         if len(connections) >= self.limits.max_connections:
-            self.shared.tally.full(self.limits.max_connections)
+            self.shared.tally.count_over_limit(self.limits.max_connections)
             self.outbox.close()
             self.transport.abort()
             return
@@ -105,11 +105,11 @@ class Http2Connection(asyncio.Protocol):
         except Exception as error:  # noqa: BLE001 - any error ends this connection
             self.fail(error)
 
-    def room(self) -> memoryview:
+    def read_buffer(self) -> memoryview:
         """Return the buffer for the next read, while a large message arrives."""
         return self.reader.room(self)
 
-    def filled(self, size: int) -> None:
+    def on_read(self, size: int) -> None:
         """Process `size` bytes written to that buffer."""
         self.keepalive.received()
         try:
@@ -133,7 +133,7 @@ class Http2Connection(asyncio.Protocol):
         """Release everything; calls in progress are cancelled."""
         self._drop_streams()
         self.shared.connections.discard(self)
-        self.shared.untaken.lessen(self.outbox)
+        self.shared.unread.shrink(self.outbox)
         self.outbox.frames.clear()
 
     def begin(self) -> None:
@@ -189,7 +189,7 @@ class Http2Connection(asyncio.Protocol):
         self.streams.clear()
         for stream in streams:
             stream.unsent = None
-            self.shared.untaken.lessen(stream)
+            self.shared.unread.shrink(stream)
             try:
                 stream.lost(Fault.CANCEL)
             except Exception:  # the other streams must still be told

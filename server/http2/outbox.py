@@ -33,7 +33,7 @@ from .headers import SHRUNK, begun_with
 from .stream import LOW_BYTES, Stream, Unsent
 
 if TYPE_CHECKING:
-    from penstock.server.listening.mapped import Body
+    from penstock.server.listening.mapped_buffer import Body
 
     from .shared import Http2Shared
 
@@ -110,18 +110,18 @@ class Outbox:
         for at in range(0, len(data), _TURN_BYTES):
             self.transport.write(data[at : at + _TURN_BYTES])
         if self.paused:
-            self._shared.untaken.keep(self, self.transport.get_write_buffer_size())
+            self._shared.unread.grow(self, self.transport.get_write_buffer_size())
 
     def pause(self) -> None:
         """Record that the peer does not keep up."""
         self.paused = True
         self.quick_bytes = 0
-        self._shared.untaken.keep(self, self.transport.get_write_buffer_size())
+        self._shared.unread.grow(self, self.transport.get_write_buffer_size())
 
     def resume(self) -> None:
         """Resume sending."""
         self.paused = False
-        self._shared.untaken.lessen(self)
+        self._shared.unread.shrink(self)
         self.pump()
 
     def close(self) -> None:
@@ -130,7 +130,7 @@ class Outbox:
         self.flushed = None
         self.blocked.clear()
 
-    def give_up(self) -> None:
+    def shed(self) -> None:
         """Drop a peer that does not read, without telling it, since it would not read that either."""
         self.transport.abort()
         # the streams are lost in a later turn, with the connection; counted until then, they would make others be
@@ -196,7 +196,7 @@ class Outbox:
                 unsent.kept += len(piece)
         self.pump(stream)
         if stream.unsent is not None:
-            self._shared.untaken.keep(stream, stream.unsent.kept)
+            self._shared.unread.grow(stream, stream.unsent.kept)
 
     def pump(self, only: Stream | None = None) -> None:
         """Send pending data, in turns per stream, until the windows or the transport are full.
@@ -245,7 +245,7 @@ class Outbox:
             unsent.waited_s = 0.0
             self.window -= moved
             stream.credit -= moved
-            self._shared.untaken.lessen(stream, unsent.kept)
+            self._shared.unread.shrink(stream, unsent.kept)
             # round robin: a stream that was served moves to the end, one that was not stays in front
             self.blocked[stream_id] = self.blocked.pop(stream_id)
         if not pieces:
@@ -269,7 +269,7 @@ class Outbox:
     def forget(self, stream: Stream) -> None:
         """Discard a stream's pending data."""
         stream.unsent = None
-        self._shared.untaken.lessen(stream)
+        self._shared.unread.shrink(stream)
         self.blocked.pop(stream.stream_id, None)
         self.quick_bytes = 0 if self.paused or self.blocked else self.max_frame
 

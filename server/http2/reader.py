@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.server.listening.landing import Straight
+from penstock.server.listening.body_buffer import DirectReader
 
 from .frames import (
     ACK,
@@ -53,7 +53,7 @@ class FrameReader:
 
     Invariants: `_waiting`: input must be examined before its frames. `_partial` is the beginning of an incomplete
     frame; a long DATA frame is instead passed on as it arrives, and `_rest` is the number of bytes missing. While
-    `_straight`, the transport reads through `room` and `filled`; `_target` is the stream of the last `room`.
+    `_straight`, the transport reads through `read_buffer` and `on_read`; `_target` is the stream of the last `room`.
     `_introduced`: the client's SETTINGS have been received.
     """
 
@@ -81,7 +81,7 @@ class FrameReader:
             self._moved |= at > 0
         elif self._rest >= _STRAIGHT_BYTES and not self._straight and self._has_room(connection):
             self._straight = True
-            connection.transport.set_protocol(Straight(connection))
+            connection.transport.set_protocol(DirectReader(connection))
         if (self._tired or connection.last_id > most_id) and not self._resting:
             self._resting, self._tired = True, False
             connection.transport.pause_reading()

@@ -7,9 +7,9 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from penstock.server.listening.pace import Pace
+from penstock.server.listening.rejection_pacer import RejectionPacer
 from penstock.server.listening.tally import Tally
-from penstock.server.listening.untaken import Untaken
+from penstock.server.listening.unread_answers import UnreadAnswers
 
 from .frames import INITIAL_WINDOW_SIZE, MAX_CONCURRENT_STREAMS, MAX_FRAME_SIZE, MAX_HEADER_LIST_SIZE, settings
 
@@ -30,7 +30,7 @@ class Http2Shared:
 
     Invariants: `settings` is what each connection sends first. An Outbox with data to write is in `dirty`, and then a
     flush is scheduled. `held_bytes` is what all connections hold of incomplete messages, not above `receive_bytes` for
-    long. `scratch` is written and read within one call from the transport, for any connection. `untaken` is shared by
+    long. `scratch` is written and read within one call from the transport, for any connection. `unread` is shared by
     all ports.
     Threads: the event loop's.
     """
@@ -48,8 +48,8 @@ class Http2Shared:
         )
         self.receive_bytes = receive_bytes
         self.held_bytes = 0
-        self.untaken = Untaken(loop=loop)
-        self.pace = Pace()
+        self.unread = UnreadAnswers(loop=loop)
+        self.pacer = RejectionPacer()
         self.tally = Tally("grpc")
         self.connections: set[Http2Connection] = set()
         self.dirty: list[Outbox] = []

@@ -72,13 +72,13 @@ class Stream:
     def left(self) -> None:
         """Handle that pending data has been sent, or that little is left."""
 
-    def give_up(self) -> None:
+    def shed(self) -> None:
         """Drop pending data of a slow client. Source: gRPC clients map this code to RESOURCE_EXHAUSTED."""
         self.connection.reset(self.stream_id, Fault.ENHANCE_YOUR_CALM)
 
     def uncount(self) -> None:
         """Stop counting pending data: the connection is being dropped, and the stream will be lost."""
-        self.connection.shared.untaken.lessen(self)
+        self.connection.shared.unread.shrink(self)
 
     def lost(self, code: Fault) -> None:
         """Handle the loss of the stream: reset by the peer or by the connection, which has already forgotten it."""

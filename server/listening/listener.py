@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from .accepting import Accepting
-from .binding import bind_all, bind_one, refused
-from .handshakes import keep_out_new, somebody_waits
+from .acceptor import Acceptor
+from .socket_options import block_new_connections, has_pending_connections
+from .sockets import bind_all, bind_one, listen_error
 from .tally import Tally
 
 if TYPE_CHECKING:
@@ -37,10 +37,10 @@ BACKLOG = 4096
 TICK_S = 1.0
 POLL_S = 0.01
 """How often a draining Listener checks whether its connections have ended."""
-LEAVE_S = 1.0
+REJECT_S = 1.0
 """How long connections accepted while draining may take to close, once the port is closed."""
-_MOST_TURNS = 1000
-_END_S = 1.0
+_MAX_LOOP_TURNS = 1000
+_ABANDON_S = 1.0
 """How long work for disconnected clients may take to end."""
 
 
@@ -48,20 +48,20 @@ class Port:
     """One port.
 
     Invariant: a connection whose handshake the kernel has completed is accepted and passed to a protocol, until
-    `stop_accepting` returns; later ones are refused by the kernel. Connections accepted after `finish` has begun get
+    `stop_accepting` returns; later ones are refused by the kernel. Connections accepted after `drain` has begun get
     answers, but no work is started for them. `shared` is the common state of the protocol's connections, if any: its
     `sweep` is called every second with the elapsed seconds, for time limits. `tls` applies to every connection, or is
-    None. `most` limits the number of connections where Accepting counts them, not only the protocol. `reuse_port`:
-    other processes of the same user listen on the port too, and the kernel distributes connections; `accepting`: and
+    None. `most` limits the number of connections where Acceptor counts them, not only the protocol. `reuse_port`:
+    other processes of the same user listen on the port too, and the kernel distributes connections; `acceptor`: and
     those processes pass connections to each other.
     Threads: the event loop's.
     """
 
     scheme = "http"
     tls: ssl.SSLContext | None = None
-    most = sys.maxsize
+    max_connections = sys.maxsize
     reuse_port = False
-    accepting: Accepting | None = None
+    acceptor: Acceptor | None = None
 
     def __init__(self, name: str, address: str, port: int, shared: Shared | Http2Shared | None = None) -> None:
         self.name = name
@@ -71,8 +71,8 @@ class Port:
         self._bound: list[socket.socket] = []
         self._sockets: list[socket.socket] = []
         self._servers: list[asyncio.AbstractServer] = []
-        self._clock: asyncio.TimerHandle | None = None
-        self._full = False
+        self._tick_timer: asyncio.TimerHandle | None = None
+        self._out_of_descriptors = False
 
     def make_protocol(self) -> asyncio.BaseProtocol:
         """Make the protocol of a new connection."""
@@ -82,14 +82,14 @@ class Port:
         """Return the protocols of the open connections; each has `transport`, and `shutdown` to drain it."""
         raise NotImplementedError
 
-    def keep_connections(self, connections: set[Any]) -> None:
+    def use_connections(self, connections: set[Any]) -> None:
         """Use this set for the open connections from now on; there are none yet."""
         raise NotImplementedError
 
-    def share(self, elsewhere: Callable[[socket.socket], bool], counted: Callable[[int], None]) -> None:
-        """Let other processes take connections accepted here, as described in Accepting. To be called before `open`."""
-        self.accepting = Accepting(self.make_protocol, elsewhere, counted, self.tally)
-        self.keep_connections(self.accepting.open)
+    def share_connections(self, hand_off: Callable[[socket.socket], bool], on_count: Callable[[int], None]) -> None:
+        """Let other processes take connections accepted here, as described in Acceptor. To be called before `open`."""
+        self.acceptor = Acceptor(self.make_protocol, hand_off, on_count, self.tally)
+        self.use_connections(self.acceptor.open)
 
     @property
     def connections(self) -> int:
@@ -116,53 +116,53 @@ class Port:
         """Bind the port if that has not been done, and start accepting connections. Raises: ListenError."""
         loop = asyncio.get_running_loop()
         self._tick(loop, loop.time())
-        if self.tls is not None and self.accepting is None:
+        if self.tls is not None and self.acceptor is None:
             # the loop's own server keeps any number of clients that never finish a handshake
-            self.share(lambda _sock: False, lambda _count: None)
-        if self.accepting is not None:
-            self.accepting.most = self.most
+            self.share_connections(lambda _sock: False, lambda _count: None)
+        if self.acceptor is not None:
+            self.acceptor.max_connections = self.max_connections
         await self.bind()
         self._sockets, self._bound = self._bound, []
         try:
             for bound in self._sockets:
-                if self.accepting is not None:
-                    self.accepting.begin(bound, BACKLOG, self.tls)
+                if self.acceptor is not None:
+                    self.acceptor.begin(bound, BACKLOG, self.tls)
                 else:
                     bound.listen(BACKLOG)  # uvloop does not report a failure to listen
                     server = await loop.create_server(self.make_protocol, sock=bound, backlog=BACKLOG, ssl=self.tls)
                     self._servers.append(server)
         except OSError as error:  # another process has started listening there since the bind
-            raise refused(self.name, self.address, self.port, error) from error
+            raise listen_error(self.name, self.address, self.port, error) from error
 
-    def _tick(self, loop: asyncio.AbstractEventLoop, last: float) -> None:
-        now = loop.time()
-        self.each_second()
-        self._look_for_descriptors()
-        self._clock = loop.call_later(TICK_S, self._tick, loop, now)
+    def _tick(self, loop: asyncio.AbstractEventLoop, last_s: float) -> None:
+        now_s = loop.time()
+        self.on_tick()
+        self._check_descriptors()
+        self._tick_timer = loop.call_later(TICK_S, self._tick, loop, now_s)
         if self.shared is not None:
             # while this process was stopped it read nothing, so clients are not charged for that time
-            self.shared.sweep(min(now - last, 2 * TICK_S))
+            self.shared.sweep(min(now_s - last_s, 2 * TICK_S))
 
-    def _look_for_descriptors(self) -> None:
+    def _check_descriptors(self) -> None:
         """Report if no file can be opened: the loop's own server then silently closes what it accepts."""
-        if self.accepting is not None or not self._sockets:
+        if self.acceptor is not None or not self._sockets:
             return
-        was_full, self._full = self._full, False
+        was_out, self._out_of_descriptors = self._out_of_descriptors, False
         try:
             os.close(os.dup(self._sockets[0].fileno()))
         except OSError as error:
-            self._full = True
-            self.tally.exhausted()
-            if not was_full:
+            self._out_of_descriptors = True
+            self.tally.count_no_descriptors()
+            if not was_out:
                 logger.error("%s: connections cannot be accepted: %s", self.name, error.strerror)  # noqa: TRY400
 
-    def each_second(self) -> None:
+    def on_tick(self) -> None:
         """Do what is due every second, with or without connections."""
 
     async def abandon(self) -> None:
         """Stop the work for connections that have been aborted."""
 
-    def turn_away(self) -> None:
+    def begin_draining(self) -> None:
         """Start no work for connections accepted from now on."""
         if self.shared is not None:
             self.shared.draining = True
@@ -174,63 +174,63 @@ class Port:
         handshakes are blocked first (clients retry a second later and are then refused), and the queue is emptied.
         """
         for bound in self._sockets:
-            keep_out_new(bound)
-        await self._accept_waiting()
+            block_new_connections(bound)
+        await self._accept_pending()
         closing = self._sockets + self._bound
-        self._sockets, self._bound = [], []  # the clock looks at them in any turn of the loop
+        self._sockets, self._bound = [], []  # `_tick` uses them in any turn of the loop
         for server in self._servers:
             server.close()
-        if self.accepting is not None:
-            self.accepting.end()
+        if self.acceptor is not None:
+            self.acceptor.stop()
         await asyncio.sleep(0)
         for bound in closing:
             with contextlib.suppress(OSError):
                 bound.close()
         self._servers.clear()
 
-    async def _accept_waiting(self) -> None:
+    async def _accept_pending(self) -> None:
         """Let the loop accept what the kernel has connected."""
-        for _ in range(_MOST_TURNS):
+        for _ in range(_MAX_LOOP_TURNS):
             await asyncio.sleep(0)
-            if not somebody_waits(self._sockets):
+            if not has_pending_connections(self._sockets):
                 break
         await asyncio.sleep(0)  # for `connection_made` of the last ones
 
-    async def finish(self, deadline: float) -> int:
-        """Let connections finish their work and close; return how many had not by `deadline` (the loop's time).
+    async def drain(self, deadline_s: float) -> int:
+        """Let connections finish their work and close; return how many had not by `deadline_s` (the loop's time).
 
         Connections accepted meanwhile, if the port is open, are turned away and not waited for.
         """
         loop = asyncio.get_running_loop()
-        await self._accept_waiting()
-        if self.accepting is not None:
-            await self.accepting.settle()
-        self.turn_away()
-        left = set(self.open_connections())
-        for connection in left:
+        await self._accept_pending()
+        if self.acceptor is not None:
+            await self.acceptor.wait_for_handshakes()
+        self.begin_draining()
+        remaining = set(self.open_connections())
+        for connection in remaining:
             connection.shutdown()
-        while left and loop.time() < deadline:
+        while remaining and loop.time() < deadline_s:
             await asyncio.sleep(POLL_S)
-            left.intersection_update(self.open_connections())
-        return len(left)
+            remaining.intersection_update(self.open_connections())
+        return len(remaining)
 
-    async def leave(self) -> None:
-        """Close the port after `finish`, and let connections that were turned away close."""
+    async def close_gracefully(self) -> None:
+        """Close the port after `drain`, and let connections that were turned away close."""
         await self.stop_accepting()
-        await self.finish(asyncio.get_running_loop().time() + LEAVE_S)
+        await self.drain(asyncio.get_running_loop().time() + REJECT_S)
 
     async def close(self) -> None:
         """Close the port and every connection immediately."""
         await self.stop_accepting()
-        if self.accepting is not None:
-            self.accepting.abandon()
-        if self._clock is not None:
-            self._clock.cancel()
+        if self.acceptor is not None:
+            self.acceptor.cancel_handshakes()
+        if self._tick_timer is not None:
+            self._tick_timer.cancel()
         for connection in list(self.open_connections()):
             transport: asyncio.Transport | None = connection.transport
             if transport is not None:
                 transport.abort()
-        for _ in range(_MOST_TURNS):
+        for _ in range(_MAX_LOOP_TURNS):
             if not self.open_connections():
                 break
             await asyncio.sleep(0)
@@ -258,18 +258,18 @@ class Listener(Port):
         """Return uvicorn's connections."""
         return self._state.connections
 
-    def keep_connections(self, connections: set[Any]) -> None:
-        """Have uvicorn keep its connections there."""
+    def use_connections(self, connections: set[Any]) -> None:
+        """Have uvicorn use this set for its connections."""
         self._state.connections = connections
 
-    def each_second(self) -> None:
+    def on_tick(self) -> None:
         """Update the date sent in answers."""
         self._state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
 
     async def abandon(self) -> None:
         """Let uvicorn's tasks notice that their clients are gone; cancel the rest, which it logs as errors."""
         if self._state.tasks:
-            await asyncio.wait(self._state.tasks, timeout=_END_S)
+            await asyncio.wait(self._state.tasks, timeout=_ABANDON_S)
         for task in list(self._state.tasks):
             task.cancel()
 

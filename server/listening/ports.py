@@ -16,7 +16,7 @@ from penstock.server.http.service import Service, Shared
 from penstock.server.restricted import GRPC_CATEGORIES
 
 from .listener import Listener, Port, make_config
-from .untaken import Untaken
+from .unread_answers import UnreadAnswers
 
 if TYPE_CHECKING:
     from penstock.server.dialects import Dialect
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from penstock.server.settings import Settings
     from penstock.server.telemetry.page import ASGIApp
 
-_ASKING = {"health", "metadata", "model-config", "statistics"}
+_READ_ONLY = {"health", "metadata", "model-config", "statistics"}
 """The categories of read-only RPCs."""
 
 
-class Unclaimed:
+class NullService:
     """The fast lane's Service for a port without inference: every request is left to uvicorn, and limits apply."""
 
     def claim(self, head: Any) -> None:
@@ -48,26 +48,26 @@ class Unclaimed:
         """Never called."""
 
 
-def http_lane(settings: Settings, app: ASGIApp, service: Service, dialect: Dialect) -> Listener:
+def make_http_port(settings: Settings, app: ASGIApp, service: Service, dialect: Dialect) -> Listener:
     """Make the HTTP port: `service` answers what it claims, `app` everything else."""
-    shared = shared_of(settings, service, dialect)
-    listener = listener_of(settings, "HTTP", (settings.http_address, settings.http_port), app, shared)
+    shared = make_shared(settings, service, dialect)
+    listener = make_listener(settings, "HTTP", (settings.http_address, settings.http_port), app, shared)
     listener.reuse_port |= settings.reuse_http_port
     return listener
 
 
-def metrics_lane(settings: Settings, app: ASGIApp) -> Listener:
+def make_metrics_port(settings: Settings, app: ASGIApp) -> Listener:
     """Make the metrics port."""
-    place = settings.metrics_address or settings.http_address, settings.metrics_port
-    shared = Shared(Unclaimed(), settings.limits())
-    return listener_of(settings, "metrics", place, app, shared, logged=settings.metrics_access_log)
+    address = settings.metrics_address or settings.http_address, settings.metrics_port
+    shared = Shared(NullService(), settings.limits())
+    return make_listener(settings, "metrics", address, app, shared, logged=settings.metrics_access_log)
 
 
-def grpc_lane(settings: Settings, methods: Mapping[str, Method], loop: asyncio.AbstractEventLoop) -> GrpcListener:
+def make_grpc_port(settings: Settings, methods: Mapping[str, Method], loop: asyncio.AbstractEventLoop) -> GrpcListener:
     """Make the gRPC port, from RPCs by path."""
-    asking = frozenset(path for path in methods if GRPC_CATEGORIES.get(path) in _ASKING)
-    known = noted(methods) if settings.access_log else dict(methods)
-    shared = GrpcShared(known, settings.grpc_limits(), asking=asking, loop=loop)
+    read_only = frozenset(path for path in methods if GRPC_CATEGORIES.get(path) in _READ_ONLY)
+    logged = noted(methods) if settings.access_log else dict(methods)
+    shared = GrpcShared(logged, settings.grpc_limits(), asking=read_only, loop=loop)
     if settings.access_log:
         shared.calls = LoggedCall, LoggedCodedCall
     listener = GrpcListener(settings.grpc_address, settings.grpc_port, shared)
@@ -75,12 +75,12 @@ def grpc_lane(settings: Settings, methods: Mapping[str, Method], loop: asyncio.A
     return listener
 
 
-def share_untaken(settings: Settings, ports: Iterable[Port]) -> None:
+def share_unread_limit(settings: Settings, ports: Iterable[Port]) -> None:
     """Limit the unread answers of all ports together to the configured memory."""
-    untaken = Untaken(settings.write_memory_bytes)
+    unread = UnreadAnswers(settings.write_memory_bytes)
     for port in ports:
         if port.shared is not None:
-            port.shared.untaken = untaken
+            port.shared.unread = unread
 
 
 def share_totals(totals: Counter[str], ports: Iterable[Port]) -> None:
@@ -89,20 +89,20 @@ def share_totals(totals: Counter[str], ports: Iterable[Port]) -> None:
         port.tally.totals = totals
 
 
-def shared_of(settings: Settings, service: Service, dialect: Dialect) -> Shared:
+def make_shared(settings: Settings, service: Service, dialect: Dialect) -> Shared:
     """Make the shared state of the connections to a dialect's Service."""
     shared = Shared(service, settings.limits(), loud=dialect.loud)
     shared.refusal = dialect.refusal
     return shared
 
 
-def listener_of(
-    settings: Settings, name: str, place: tuple[str, int], app: ASGIApp, shared: Shared, *, logged: bool = True
+def make_listener(
+    settings: Settings, name: str, address: tuple[str, int], app: ASGIApp, shared: Shared, *, logged: bool = True
 ) -> Listener:  # fmt: skip
     """Make an HTTP port."""
     lane = LoggedFastLane if settings.access_log and logged else FastLane
     protocol = type("Connection", (lane,), {"shared": shared})
     config = make_config(app, protocol, idle_s=settings.http_idle_timeout_secs, access_log=settings.access_log)
-    listener = Listener(name, *place, config, shared)
+    listener = Listener(name, *address, config, shared)
     listener.reuse_port = bool(settings.http_workers)
     return listener

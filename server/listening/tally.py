@@ -26,25 +26,25 @@ class Tally:
         self.protocol = protocol
         self.totals: Counter[str] = Counter()
 
-    def error(self, code: int | str) -> None:
+    def count_error(self, code: int | str) -> None:
         """Count an error answer, by its HTTP status or the name of its gRPC status."""
         self.totals[f'penstock_errors_total{{protocol="{self.protocol}",code="{code}"}}'] += 1
 
-    def full(self, most: int) -> None:
-        """Count and log a connection that is turned away because too many are open."""
-        self._refused("limit")
+    def count_over_limit(self, limit: int) -> None:
+        """Count and log a connection that is rejected because too many are open."""
+        self._count_rejection("limit")
         setting = f"--{self.protocol}-max-connections"
-        logger.warning("a connection is rejected: %d are open, the limit of %s", most, setting)
+        logger.warning("a connection is rejected: %d are open, the limit of %s", limit, setting)
 
-    def exhausted(self) -> None:
+    def count_no_descriptors(self) -> None:
         """Count a second in which no connection could be accepted; the number of attempts is unknown."""
-        self._refused("descriptors")
+        self._count_rejection("descriptors")
 
-    def _refused(self, reason: str) -> None:
+    def _count_rejection(self, reason: str) -> None:
         self.totals[f'penstock_connections_refused_total{{protocol="{self.protocol}",reason="{reason}"}}'] += 1
 
 
-class Heard:
+class CountingAccessLogger:
     """Replaces uvicorn's access logger, which is called for each answer that is actually sent.
 
     An application may also answer a client that has disconnected or got another answer; that is not counted.
@@ -53,7 +53,7 @@ class Heard:
     def __init__(self, tally: Tally) -> None:
         self._tally = tally
 
-    def info(self, _text: str, *said: Any) -> None:
+    def info(self, _message: str, *args: Any) -> None:
         """Count an error answer; the status is the last argument."""
-        if said[-1] >= FIRST_ERROR:
-            self._tally.error(said[-1])
+        if args[-1] >= FIRST_ERROR:
+            self._tally.count_error(args[-1])

@@ -120,7 +120,7 @@ class Gpus:
             if self._sources.kernel_lists_gpu():
                 logger.warning(
                     "there is a GPU, but the installed onnxruntime supports CPUs only: ONNX models run on the CPU. "
-                    "To use the GPU: pip install penstock[gpu]; to keep the CPU without this warning: "
+                    "To use the GPU: pip install 'penstock[gpu]'; to keep the CPU without this warning: "
                     "--default-device cpu"
                 )
             return _CPU

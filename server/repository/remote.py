@@ -33,7 +33,7 @@ logger = logging.getLogger("penstock.repository")
 
 INSTALL = "pip install 'penstock[remote]'"
 _MAX_CONCURRENT = 8
-"""How many models are copied concurrently if the store's client supports it."""
+"""How many models, and how many files of each, are copied concurrently if the store's client supports it."""
 _TEXT_CHARS = 500
 _CHANGE_KEYS = (
     "ETag", "etag", "e_tag", "md5Hash", "content_md5", "Content-MD5", "Digest", "checksum", "sha", "blob_id",
@@ -229,22 +229,24 @@ class Remote:
 
     def _fetch(self, found: _FolderContents, staging: Path) -> dict[str, tuple[Path | None, str]]:
         """Copy changed files into `staging`. Returns: for each path, the new file (None if unchanged) and its stamp."""
-        fetched: dict[str, tuple[Path | None, str]] = {}
-        for number, (path, entry) in enumerate(found.files.items()):
-            entry = self._with_details(entry)
-            stamp = stamp_of(entry)
-            current, file = self.root / path, staging / str(number)
-            if stamp and self._stamps.get(path) == stamp and current.is_file():
-                fetched[path] = None, stamp
-                continue
-            self._depot.filesystem.get_file(entry["name"], str(file), callback=self._callback)
-            size = entry.get("size")
-            if size is not None and file.stat().st_size != size:
-                raise RemoteError(f"{path}: {file.stat().st_size} of {size} bytes were received")
-            # a new modification time alone would cause a reload of the model
-            unchanged = current.is_file() and filecmp.cmp(current, file, shallow=False)
-            fetched[path] = None if unchanged else file, stamp
-        return fetched
+        files = {path: staging / str(number) for number, path in enumerate(found.files)}
+        results = self._for_each(lambda path: self._fetch_file(path, found.files[path], files[path]), list(files))
+        return dict(zip(files, results, strict=True))
+
+    def _fetch_file(self, path: str, entry: RemoteEntry, file: Path) -> tuple[Path | None, str]:
+        """Copy one file to `file` if it has changed."""
+        self._check_open()
+        entry = self._with_details(entry)
+        stamp, current = stamp_of(entry), self.root / path
+        if stamp and self._stamps.get(path) == stamp and current.is_file():
+            return None, stamp
+        self._depot.filesystem.get_file(entry["name"], str(file), callback=self._callback)
+        size = entry.get("size")
+        if size is not None and file.stat().st_size != size:
+            raise RemoteError(f"{path}: {file.stat().st_size} of {size} bytes were received")
+        # a new modification time alone would cause a reload of the model
+        unchanged = current.is_file() and filecmp.cmp(current, file, shallow=False)
+        return None if unchanged else file, stamp
 
     def _with_details(self, entry: RemoteEntry) -> RemoteEntry:
         """Query what a listing does not report."""
@@ -287,7 +289,10 @@ class Remote:
         return f"{self._depot.root_path}/{inner}" if inner else self._depot.root_path
 
     def _for_each(self, function: Callable[[str], Any], names: list[str]) -> list[Any]:
-        """Call `function` for all names, concurrently if the store's client supports it."""
+        """Call `function` for all names, concurrently if the store's client supports it.
+
+        Raises: the first exception of any, once no call is running.
+        """
         if len(names) < 2 or not self._concurrent:
             return [function(name) for name in names]
         with ThreadPoolExecutor(_MAX_CONCURRENT) as pool:

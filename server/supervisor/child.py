@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.server.ipc.link import Link
-from penstock.server.listening.binding import StartError
+from penstock.server.listening.sockets import StartError
 from penstock.server.signals import listen
 from penstock.server.threads import new_loop
 

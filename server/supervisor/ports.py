@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from penstock.server.listening.binding import bind_all, bind_one
-from penstock.server.listening.handshakes import keep_out_new
+from penstock.server.listening.socket_options import block_new_connections
+from penstock.server.listening.sockets import bind_all, bind_one
 from penstock.server.settings import Settings
 
 _SETTINGS = {"HTTP": "http_port", "gRPC": "grpc_port", "metrics": "metrics_port"}
@@ -81,7 +81,7 @@ def _probed(family: int, address: Any) -> socket.socket:
     """
     probe = bind_one(family, address)
     try:
-        keep_out_new(probe)
+        block_new_connections(probe)
         probe.listen(1)
     except OSError:
         probe.close()

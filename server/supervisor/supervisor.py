@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.server.ipc.wire import Message
-from penstock.server.listening.binding import StartError
+from penstock.server.listening.sockets import StartError
 from penstock.server.settings import Settings
 
 from .children import Child, told_end

@@ -110,12 +110,12 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def _traceback(raised: Any) -> str:
+def _traceback(exc_info: Any) -> str:
     """Format a traceback. Python 3.11 parses source for it, and raises SystemError if two threads do so at once."""
     for _ in range(3):
         with contextlib.suppress(SystemError):
-            return logging.Formatter().formatException(raised)
-    return repr(raised[1])
+            return logging.Formatter().formatException(exc_info)
+    return repr(exc_info[1])
 
 
 def _loggers(levels: LogLevels) -> dict[str, int]:
@@ -140,8 +140,8 @@ class _Enqueue(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             now_s = time.monotonic()
-            for over in self.repeats.over(now_s):
-                self._put(over)
+            for summary in self.repeats.over(now_s):
+                self._put(summary)
             if self.repeats.passes(record, now_s):
                 self._put(record)
         except Exception:  # noqa: BLE001 - a format error must not reach the caller
@@ -150,20 +150,20 @@ class _Enqueue(logging.Handler):
     def tell_repeats(self, now_s: float) -> None:
         """Put summaries of repeats whose window has ended when nothing else is logged."""
         with self.lock:  # type: ignore[union-attr]
-            for over in self.repeats.over(now_s):
-                self._put(over)
+            for summary in self.repeats.over(now_s):
+                self._put(summary)
 
     def _put(self, record: logging.LogRecord) -> None:
         # Rendered here: arguments may change, and a traceback would keep its frames alive.
-        kept = copy.copy(record)
-        kept.msg = record.getMessage()
-        kept.args = None
-        vars(kept).update(self._named)
+        rendered = copy.copy(record)
+        rendered.msg = record.getMessage()
+        rendered.args = None
+        vars(rendered).update(self._named)
         if record.exc_info:
-            kept.exc_text = record.exc_text or _traceback(record.exc_info)
-            kept.exc_info = None
+            rendered.exc_text = record.exc_text or _traceback(record.exc_info)
+            rendered.exc_info = None
         try:
-            self.records.put_nowait(kept)
+            self.records.put_nowait(rendered)
         except queue.Full:
             self.dropped += 1
 
@@ -225,13 +225,13 @@ class Logs:
         self._writer.join(STOP_TIMEOUT_S)
 
     def _write_all(self) -> None:
-        told = 0
+        reported = 0
         while (record := self._next()) is not None:
             self._write(record)
-            if (dropped := self.dropped) > told:
-                message = f"{dropped - told} log records dropped: they could not be written fast enough"
+            if (dropped := self.dropped) > reported:
+                message = f"{dropped - reported} log records dropped: they could not be written fast enough"
                 self._write(logging.makeLogRecord({"name": "penstock.logs", "levelname": "WARNING", "msg": message}))
-                told = dropped
+                reported = dropped
         if self._file is not None:
             with contextlib.suppress(OSError):
                 self._file.close()
@@ -264,9 +264,9 @@ class Logs:
         try:
             return self._formatter.format(record)
         except Exception as error:  # noqa: BLE001 - __str__ may be user code
-            kept = {name: value for name, value in vars(record).items() if name in _STANDARD or isinstance(value, str)}
-            kept["msg"] = f"{record.msg} (the details cannot be formatted: {type(error).__name__})"
-            return self._formatter.format(logging.makeLogRecord(kept))
+            safe_values = {name: value for name, value in vars(record).items() if name in _STANDARD or isinstance(value, str)}
+            safe_values["msg"] = f"{record.msg} (the details cannot be formatted: {type(error).__name__})"
+            return self._formatter.format(logging.makeLogRecord(safe_values))
 
     def _tell_lost(self, error: OSError | ValueError) -> None:
         """Report on the stream why the file cannot be written; a failure of the stream itself cannot be reported."""

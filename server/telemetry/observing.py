@@ -72,7 +72,7 @@ def made_metrics(
 
     `counts` are additional numbers without labels, by metric name.
     """
-    watch = SamplingPlan(settings.metrics_interval_ms / 1000, settings.allow_cpu_metrics, settings.allow_gpu_metrics)
+    plan = SamplingPlan(settings.metrics_interval_ms / 1000, settings.allow_cpu_metrics, settings.allow_gpu_metrics)
 
     def count(position: int) -> int:
         port = tuple(ports())[position]
@@ -80,9 +80,9 @@ def made_metrics(
 
     names = ("penstock_connections", "penstock_grpc_connections")
     connections = {name: partial(count, position) for position, name in enumerate(names)}
-    shown = connections | dict(counts)
-    used = DeviceTimes(engine.models, labels_of).read
-    return Metrics(engine, Hardware(watch=watch, used=used), parse_metrics(settings.metrics_config), shown)
+    all_counts = connections | dict(counts)
+    device_usage = DeviceTimes(engine.models, labels_of).read
+    return Metrics(engine, Hardware(plan=plan, device_usage=device_usage), parse_metrics(settings.metrics_config), all_counts)
 
 
 def open_sink(config: TraceConfig) -> TraceSink:

@@ -19,7 +19,7 @@ MOST = 20
 KINDS = 256
 """The most kinds distinguished at a time; beyond that, records are only distinguished by place and model."""
 _NUMBER = re.compile(r"\d+")
-_TOLD = ("name", "levelno", "levelname", "model")
+_COPIED_FIELDS = ("name", "levelno", "levelname", "model")
 
 
 def kind_of(record: logging.LogRecord) -> Hashable | None:
@@ -28,10 +28,10 @@ def kind_of(record: logging.LogRecord) -> Hashable | None:
     if record.levelno < logging.WARNING or not name.startswith("penstock.") or name.endswith(USERS):
         return None
     raised = record.exc_info[0] if record.exc_info else None
-    return (*_place_of(record), _NUMBER.sub("", record.getMessage()), raised)
+    return (*_location_of(record), _NUMBER.sub("", record.getMessage()), raised)
 
 
-def _place_of(record: logging.LogRecord) -> tuple[Hashable, ...]:
+def _location_of(record: logging.LogRecord) -> tuple[Hashable, ...]:
     return record.name, record.lineno, str(getattr(record, "model", ""))
 
 
@@ -55,22 +55,22 @@ class Repeats:
         if kind is None:
             return True
         if kind not in self._windows and len(self._windows) >= KINDS:
-            kind = _place_of(record)
+            kind = _location_of(record)
         if kind not in self._windows:
             # not the record itself: its traceback holds frames, which hold a request
-            first = {name: getattr(record, name) for name in _TOLD if hasattr(record, name)}
-            self._windows[kind] = now_s + WINDOW_S, first | {"msg": record.getMessage()}
+            copied = {name: getattr(record, name) for name in _COPIED_FIELDS if hasattr(record, name)}
+            self._windows[kind] = now_s + WINDOW_S, copied | {"msg": record.getMessage()}
         self._counts[kind] = count = self._counts.get(kind, 0) + 1
         return count <= MOST
 
     def over(self, now_s: float) -> list[logging.LogRecord]:
         """Return a summary for each kind whose window has ended and of which some records were not written."""
-        told = []
+        summaries = []
         # all windows have the same length, so the first to begin ends first
         while self._windows and self._windows[kind := next(iter(self._windows))][0] <= now_s:
             _, first = self._windows.pop(kind)
-            left = self._counts.pop(kind) - MOST
-            if left > 0:
-                first["msg"] = f"{left} more like this in a second: {first['msg']}"
-                told.append(logging.makeLogRecord(first))
-        return told
+            suppressed = self._counts.pop(kind) - MOST
+            if suppressed > 0:
+                first["msg"] = f"{suppressed} more like this in a second: {first['msg']}"
+                summaries.append(logging.makeLogRecord(first))
+        return summaries

@@ -11,7 +11,7 @@ import orjson
 
 from penstock.batching.running.own_outputs import OwnOutputs
 from penstock.server.hooks.convert import datatype_of
-from penstock.server.listening.mapped import Mapped
+from penstock.server.listening.mapped_buffer import MappedBuffer
 
 from .call_parameters import BINARY, PerOutputPlan
 from .finish import Finished, finish, finish_all, finish_own, store_all
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from penstock.backends.backend import Array
     from penstock.batching.request import InferRequest
-    from penstock.server.listening.mapped import Body
+    from penstock.server.listening.mapped_buffer import Body
 
     from .call_parameters import Plan, Way
 
@@ -133,26 +133,26 @@ class Encoder:
         self, request_id: str, outputs: Sequence[Finished], parameters: Mapping[str, Any] | None = None
     ) -> tuple[Body, int]:
         """Encode as `finished` does, on a thread: into Mapped memory, a piece at a time."""
-        body, raws, comma = Mapped(), [], b""
-        body.put(self._opening(request_id, parameters))
+        body, raws, comma = MappedBuffer(), [], b""
+        body.append(self._opening(request_id, parameters))
         for name, datatype, shape, array, binary in outputs:
             prefix = comma + self._prefix(name, datatype, shape)
             if array is None:
-                body.put(prefix[: -len(_DATA)])
+                body.append(prefix[: -len(_DATA)])
             elif binary:
                 raws.append(to_binary(datatype, array))
-                body.put(_sized(prefix, raws[-1])[:-1])
+                body.append(_sized(prefix, raws[-1])[:-1])
             else:
-                body.put(prefix)
+                body.append(prefix)
                 for piece in json_pieces(datatype, name, array):
-                    body.put(piece)
-            body.put(b"}")
+                    body.append(piece)
+            body.append(b"}")
             comma = b","
-        body.put(b"]}")
+        body.append(b"]}")
         json_bytes = body.size
         for raw in raws:
-            body.put(raw)
-        return body.whole(), json_bytes if body.size > json_bytes else 0
+            body.append(raw)
+        return body.finish(), json_bytes if body.size > json_bytes else 0
 
     def _binary(self, key: tuple[Any, ...], outputs: list[Any], raws: Sequence[bytes | memoryview | None]) -> bytes:
         text = self._text("", key[0], outputs, raws)

@@ -13,7 +13,7 @@ import numpy as np
 from penstock.backends.device_array import DeviceArray
 from penstock.backends.errors import Code, InferError
 from penstock.batching.running.own_outputs import own_datatype
-from penstock.server.listening.mapped import demand_taker
+from penstock.server.listening.mapped_buffer import raise_if_abandoned
 
 from .call_parameters import BINARY, JSON, MAX_CLASSES, Classes, PerOutputPlan
 from .regions import Lease
@@ -113,10 +113,10 @@ def finish(model: Model, output: tuple[str, str], way: Way, array: Array) -> Fin
 def store(name: str, datatype: str, array: Array, lease: Lease) -> None:
     """Write an output into the requested shared memory, unless its client has disconnected.
 
-    Raises: InferError (INVALID), LeftError.
+    Raises: InferError (INVALID), AbandonedError.
     """
     raw = to_binary(datatype, array)
-    demand_taker()  # who was told that its call is over may have other use for its memory
+    raise_if_abandoned()  # who was told that its call is over may have other use for its memory
     if len(raw) > lease.byte_size:
         text = (
             f"shared memory size specified with the request for output '{name}' ({lease.byte_size} bytes) should be at "

@@ -29,7 +29,7 @@ from penstock.server.answering import (
 from penstock.server.errors import HTTP_STATUS, error_body, retry_after_line
 from penstock.server.http.coding import decompress, decompress_little
 from penstock.server.http.head import HttpError
-from penstock.server.listening.mapped import LargeAnswers
+from penstock.server.listening.mapped_buffer import LargeAnswerEncoder
 from penstock.server.restricted import Restricted
 
 from .call_parameters import Options, PerOutputPlan
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from penstock.server.http.fastlane import FastLane
     from penstock.server.http.head import Head
     from penstock.server.http.limits import Limits
-    from penstock.server.listening.mapped import Body
+    from penstock.server.listening.mapped_buffer import Body
 
     from .call_parameters import Plan
 
@@ -79,7 +79,7 @@ class Inference:
         self._hooks_of = hooks_of
         self._regions = Regions() if regions is None else regions
         self._forwarding = forwarding
-        self._texts, self._answers = LargeTexts(), LargeAnswers()
+        self._texts, self._answers = LargeTexts(), LargeAnswerEncoder()
         self._predictions = Predictions(limits, hooks_of, self._texts, self._answer_body, self.refuse)
         self._routes: dict[tuple[str, str], ModelRoute] = {}
         self.restricted = Restricted()

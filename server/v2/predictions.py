@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from penstock.server.hooks.runner import Hooks
     from penstock.server.http.fastlane import FastLane
     from penstock.server.http.limits import Limits
-    from penstock.server.listening.mapped import Body
+    from penstock.server.listening.mapped_buffer import Body
 
     from .claims import InferenceClaim
 

@@ -39,7 +39,9 @@ except InferError as error:
     print(error.code.name, error.message)
 """
 
-    assert python(program).startswith(f"UNSUPPORTED ONNX Runtime is not installed: pip install penstock[{extra}] (or ")
+    assert python(program).startswith(
+        f"UNSUPPORTED ONNX Runtime is not installed: pip install 'penstock[{extra}]' (or "
+    )
 
 
 def test_a_loader_gives_a_backend(tmp_path: Path) -> None:

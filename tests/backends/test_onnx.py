@@ -431,7 +431,7 @@ class TestRefusals:
         error = refusal(path, "cuda:0")
 
         assert error.code is Code.UNSUPPORTED
-        assert "pip install penstock[gpu]" in error.message
+        assert "pip install 'penstock[gpu]'" in error.message
 
     @pytest.mark.parametrize(
         ("name", "bad"),

@@ -78,13 +78,13 @@ class TestCuda:
 
     @pytest.mark.skipif(CUDA in onnxruntime.get_available_providers(), reason="CUDA is here")
     def test_of_this_machine_is_refused_where_there_is_none(self) -> None:
-        assert refused(RealGround(CUDA).runtime).message.endswith(": pip install penstock[gpu]")
+        assert refused(RealGround(CUDA).runtime).message.endswith(": pip install 'penstock[gpu]'")
 
     def test_that_cannot_be_loaded_says_so_in_the_loaders_words(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(onnx_providers._LIBRARIES, CUDA, "libnothing.so")
 
         assert why_not_started(CUDA).startswith("libnothing.so: cannot open shared object file")
-        assert "pip install penstock[gpu]" in why_not_started(CUDA)
+        assert "pip install 'penstock[gpu]'" in why_not_started(CUDA)
 
     def test_without_cudnn_is_refused_unless_it_is_to_do_without(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(onnx_providers, "_CUDNN", ("libnothing.so.9", "libnothing.so"))

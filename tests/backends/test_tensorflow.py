@@ -68,4 +68,4 @@ def test_where_it_is_not_installed_a_load_says_what_to_install(monkeypatch: pyte
         ISOLATED["tensorflow"](Path("model.savedmodel"), "cpu", {})
 
     assert caught.value.code is Code.UNSUPPORTED
-    assert caught.value.message == "TensorFlow is not installed: pip install penstock[tensorflow]"
+    assert caught.value.message == "TensorFlow is not installed: pip install 'penstock[tensorflow]'"

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from penstock.server.environments.environments import NEEDS
-from penstock.server.listening.binding import StartError
+from penstock.server.listening.sockets import StartError
 from tests.cortex.projects import FLOWER, SAMPLE, Project, ask, post, write_iris
 from tests.live import Live, live_server
 from tests.server.environments.places import repack, write_wheel

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.listening.binding import StartError
+from penstock.server.listening.sockets import StartError
 from tests.live import live_server
 
 SEEDS = Path(__file__).parent / "components" / "seeds"

@@ -102,17 +102,17 @@ class TestLargeAnswers:
             asyncio.get_running_loop().set_default_executor(threads)
             threads.submit(free.wait)
             shared = Shared(Own(hold=True), LIMITS)
-            shared.untaken.most_bytes = 1_000_000
+            shared.unread.max_bytes = 1_000_000
             try:
                 first, second = self.asked(shared, 400_000), self.asked(shared, 300_000)
                 await turns()
-                assert (first.answers, second.answers, shared.untaken.held_bytes) == ([], [], 700_000)
+                assert (first.answers, second.answers, shared.unread.held_bytes) == ([], [], 700_000)
 
                 third = self.asked(shared, 310_000)
                 await turns()
                 (answer,) = first.answers
                 assert (len(answer.body), "content-encoding" in answer.headers) == (400_000, False)
-                assert (second.answers, third.answers, shared.untaken.held_bytes) == ([], [], 610_000)
+                assert (second.answers, third.answers, shared.unread.held_bytes) == ([], [], 610_000)
             finally:
                 free.set()  # or the end would wait for it
             await asyncio.get_running_loop().run_in_executor(None, int)
@@ -122,7 +122,7 @@ class TestLargeAnswers:
                 assert (answer.body, answer.headers["x-a"]) == (compress(bytes(size), b"gzip"), "b")
                 assert answer.headers["content-encoding"] == "gzip"
             assert len(first.answers) == 1
-            assert shared.untaken.held_bytes == 0
+            assert shared.unread.held_bytes == 0
 
         run(main)
 
@@ -135,6 +135,6 @@ class TestLargeAnswers:
             (answer,) = self.asked(shared, 300_000).answers
 
             assert (len(answer.body), "content-encoding" in answer.headers) == (300_000, False)
-            assert shared.untaken.held_bytes == 0
+            assert shared.unread.held_bytes == 0
 
         run(main)

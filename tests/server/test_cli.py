@@ -117,6 +117,9 @@ def test_paths_on_the_command_line_replace_those_of_the_environment(
             "--allow-http must be true or false, not 'maybe', and there is no PATH of that name",
         ),
         (["check"], NOTHING),
+        (["srve", "a"], "unknown command 'srve'; did you mean 'serve'?"),
+        (["models"], "unknown command 'models'; penstock --help lists the commands"),
+        (["/", "--http-port=0"], "unknown command '/'; to serve it: penstock serve / --http-port=0"),
         (
             ["check", "--dialect", "cortex"],
             "nothing to serve: pass the PATH of a project, the folder with its cortex.yaml",

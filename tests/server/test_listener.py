@@ -12,8 +12,8 @@ from typing import Any, cast
 import pytest
 import uvloop
 
-from penstock.server.listening.binding import ListenError, bind_one
 from penstock.server.listening.listener import TICK_S, Listener, Port, make_config
+from penstock.server.listening.sockets import ListenError, bind_one
 from penstock.server.listening.tally import Tally
 from tests.server.http.lane import turns
 
@@ -192,7 +192,7 @@ def test_connections_that_only_the_kernel_has_accepted_are_served_before_the_end
 
             if closes:
                 await listener.stop_accepting()
-            finishing = asyncio.ensure_future(listener.finish(asyncio.get_running_loop().time() + 5))
+            finishing = asyncio.ensure_future(listener.drain(asyncio.get_running_loop().time() + 5))
             await until(lambda: gate.reached == 50)
             gate.open.set()
 
@@ -205,7 +205,7 @@ def test_connections_that_only_the_kernel_has_accepted_are_served_before_the_end
     run(main)
 
 
-@pytest.mark.parametrize("ended", [Listener.stop_accepting, Listener.leave])
+@pytest.mark.parametrize("ended", [Listener.stop_accepting, Listener.close_gracefully])
 def test_in_the_end_a_connection_is_refused(ended: Callable[[Listener], Awaitable[None]]) -> None:
     async def main() -> None:
         async with listening(Gate()) as listener:
@@ -229,7 +229,7 @@ def test_that_no_connection_can_be_accepted_is_said_once_each_time_it_begins(
                 with monkeypatch.context() as patched:
                     if full:
                         patched.setattr(os, "dup", refuse)
-                    listener._look_for_descriptors()
+                    listener._check_descriptors()
             assert sum(listener.tally.totals.values()) == 3
 
     run(main)
@@ -242,7 +242,7 @@ def test_a_port_that_closes_is_no_lack_of_descriptors(caplog: pytest.LogCaptureF
             closing = asyncio.ensure_future(listener.stop_accepting())
             while not closing.done():
                 await asyncio.sleep(0)
-                listener._look_for_descriptors()  # as the clock does, in whichever turn of the loop it is due
+                listener._check_descriptors()  # as the clock does, in whichever turn of the loop it is due
 
     run(main)
     assert caplog.messages == []
@@ -257,7 +257,7 @@ def test_finish_waits_for_work_under_way() -> None:
             writer.write(REQUEST)
             await until(lambda: gate.reached == 1)
             await listener.stop_accepting()
-            finishing = asyncio.ensure_future(listener.finish(asyncio.get_running_loop().time() + 5))
+            finishing = asyncio.ensure_future(listener.drain(asyncio.get_running_loop().time() + 5))
             await turns()
             assert not finishing.done()
 
@@ -285,7 +285,7 @@ def test_finish_does_not_wait_for_who_comes_after_it_has_begun() -> None:
                 clients += [reader, writer]
                 await until(lambda: gate.reached == 1 + bool(late))
                 if not late:
-                    finishing = asyncio.ensure_future(listener.finish(asyncio.get_running_loop().time() + 5))
+                    finishing = asyncio.ensure_future(listener.drain(asyncio.get_running_loop().time() + 5))
                     await turns()
             early[1].close()
 
@@ -305,7 +305,7 @@ def test_finish_counts_what_is_not_done_by_the_deadline_and_close_ends_it() -> N
             writer.write(REQUEST)
             await until(lambda: gate.reached == 1)
 
-            assert await listener.finish(asyncio.get_running_loop().time()) == 1
+            assert await listener.drain(asyncio.get_running_loop().time()) == 1
 
             await listener.close()
             assert listener.connections == 0

@@ -20,7 +20,7 @@ import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
 from penstock.server import cli
-from penstock.server.listening.binding import StartError
+from penstock.server.listening.sockets import StartError
 from tests.backends.onnx_models import FLOAT, floats, node, save, value
 from tests.forking import Forker
 from tests.live import Live, live_server

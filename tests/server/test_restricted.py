@@ -11,7 +11,7 @@ import pytest
 
 from penstock.server.grpc.method import Call, Method, Reader, Status
 from penstock.server.http.head import HttpError
-from penstock.server.listening.mapped import Body
+from penstock.server.listening.mapped_buffer import Body
 from penstock.server.restricted import (
     CATEGORIES,
     GRPC_CATEGORIES,

@@ -24,8 +24,8 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from penstock.backends.backend import Array, Backend, Loader
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.server.listening.binding import StartError
 from penstock.server.listening.listener import Listener, Port
+from penstock.server.listening.sockets import StartError
 from penstock.server.process import as_triton_says
 from penstock.server.serve import Server
 from tests.fakes import FakeBackend, fake_loader

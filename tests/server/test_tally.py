@@ -16,7 +16,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.server.grpc.method import Status
 from penstock.server.http.limits import Limits
-from penstock.server.listening.accepting import Accepting
+from penstock.server.listening.acceptor import Acceptor
 from penstock.server.listening.tally import Tally
 from tests.fakes import PATIENCE_S, FakeBackend, fake_loader
 from tests.live import Live, live_server
@@ -198,8 +198,8 @@ class Listening:
 def test_connections_that_are_not_accepted_are_counted_by_reason(error: OSError | None, reason: str) -> None:
     async def main() -> None:
         tally = Tally("grpc")
-        accepting = Accepting(asyncio.Protocol, lambda _sock: False, lambda _count: None, tally)
-        accepting.most = 0
+        accepting = Acceptor(asyncio.Protocol, lambda _sock: False, lambda _count: None, tally)
+        accepting.max_connections = 0
         accepting._accept(Listening(error))  # type: ignore[arg-type]
 
         line = f'penstock_connections_refused_total{{protocol="grpc",reason="{reason}"}}'

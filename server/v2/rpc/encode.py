@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.datatypes import DATATYPES
-from penstock.server.listening.mapped import LARGE_BYTES, together
+from penstock.server.listening.mapped_buffer import LARGE_BYTES, join_mapped
 from penstock.server.protobuf import service_pb2
 from penstock.server.v2.finish import finish_own, store_all
 from penstock.server.v2.tensors import to_binary
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from penstock.backends.backend import Array
     from penstock.backends.signature import Signature
     from penstock.batching.request import InferRequest
-    from penstock.server.listening.mapped import Body
+    from penstock.server.listening.mapped_buffer import Body
     from penstock.server.v2.call_parameters import PerOutputPlan, Plan
     from penstock.server.v2.finish import Finished
 
@@ -130,7 +130,7 @@ class RpcEncoder:
             size = len(raw)
             parts += (field_head(_RAW, size), raw)
             whole += size
-        return b"".join(parts) if whole < LARGE_BYTES else together(parts)
+        return b"".join(parts) if whole < LARGE_BYTES else join_mapped(parts)
 
     def describe(self, name: bytes, datatype: str, shape: tuple[int, ...]) -> bytes:
         """Encode an output's description, without its data."""
@@ -202,7 +202,7 @@ def encode_own(encoder: RpcEncoder, plan: Plan, request: InferRequest, between: 
 def stream_answer(answer: Body) -> Body:
     """Wrap an answer for a stream."""
     head = field_head(_ANSWER, len(answer))
-    return head + answer if type(answer) is bytes else together((head, answer))
+    return head + answer if type(answer) is bytes else join_mapped((head, answer))
 
 
 def stream_answer_of(encode: Callable[[], Body]) -> Body:

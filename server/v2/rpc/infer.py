@@ -16,7 +16,7 @@ from .inference import LARGE_BYTES, DecodedRequest, RpcInference
 if TYPE_CHECKING:
     from penstock.batching.request import InferRequest
     from penstock.server.grpc.method import Call
-    from penstock.server.listening.mapped import Body
+    from penstock.server.listening.mapped_buffer import Body
 
 
 class ModelInfer:

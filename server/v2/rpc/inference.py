@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.running.own_outputs import OwnOutputs
-from penstock.server.listening.mapped import LargeAnswers
+from penstock.server.listening.mapped_buffer import LargeAnswerEncoder
 from penstock.server.protobuf import service_pb2
 from penstock.server.v2.call_parameters import Options, PerOutputPlan, version_of
 from penstock.server.v2.finish import finish_all
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from penstock.batching.request import InferRequest, Sink, Terms
     from penstock.server.engines import Serves
     from penstock.server.hooks.runner import Hooks
-    from penstock.server.listening.mapped import Body
+    from penstock.server.listening.mapped_buffer import Body
     from penstock.server.v2.forwarding import Forwarding
 
 LARGE_BYTES = 256 << 10
@@ -108,7 +108,7 @@ class RpcInference:
         self._hooks_of = hooks_of
         self._regions = Regions() if regions is None else regions
         self.forwarding = forwarding
-        self.large = LargeAnswers()
+        self.large = LargeAnswerEncoder()
         self._forwarded: Any = None
         self._kind = service_pb2().ModelInferRequest
         self._generation = -1

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.batching.running.own_outputs import own_datatype
 from penstock.server.hooks.convert import datatype_of
-from penstock.server.listening.mapped import LARGE_BYTES
+from penstock.server.listening.mapped_buffer import LARGE_BYTES
 from penstock.server.v2.call_parameters import Classes, PerOutputPlan
 from penstock.server.v2.finish import LARGE_ELEMENTS, finish, is_much, ways_of
 from penstock.server.v2.regions import INLINE_BYTES, Lease
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from penstock.backends.backend import Array
     from penstock.batching.request import InferRequest
-    from penstock.server.listening.mapped import Body
+    from penstock.server.listening.mapped_buffer import Body
     from penstock.server.v2.call_parameters import Plan, Way
 
     from .encode import RpcEncoder

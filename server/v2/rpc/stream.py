@@ -28,7 +28,7 @@ from .pulse import Pulse
 
 if TYPE_CHECKING:
     from penstock.batching.request import InferRequest
-    from penstock.server.listening.mapped import Body
+    from penstock.server.listening.mapped_buffer import Body
 
 MAX_UNDER_WAY = 4096
 MAX_UNDER_WAY_BYTES = 256 << 20

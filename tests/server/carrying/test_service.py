@@ -17,7 +17,7 @@ from penstock.server.carrying.service import CarryingService
 from penstock.server.deepaas.service import DeepaasService
 from penstock.server.dialects import dialect_of
 from penstock.server.http.service import Shared
-from penstock.server.listening.ports import http_lane
+from penstock.server.listening.ports import make_http_port
 from penstock.server.restricted import Restricted
 from penstock.server.seldon.current_component import CurrentComponent
 from penstock.server.seldon.messages import ANSWER
@@ -116,7 +116,7 @@ class Served(Lane):
         self.kind, self.engine, self.others = kind, engine or OneModel(), Others()
         settings = Settings(dialect=kind.dialect, model_repository=("x",))
         self.service = kind.make(self.engine, self.others, settings)
-        listener: Any = http_lane(settings, cast(Any, None), cast(Any, self.service), dialect_of(settings))
+        listener: Any = make_http_port(settings, cast(Any, None), cast(Any, self.service), dialect_of(settings))
         super().__init__(shared=cast(Shared, listener._config.http_protocol_class.shared))
 
     async def one(self, status: int = 200, body: bytes = b"{}", raw: bytes = b"") -> Answer:

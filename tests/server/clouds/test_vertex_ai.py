@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from penstock.server.clouds.vertex_ai import Predicting, VertexApp
-from penstock.server.listening.binding import StartError
+from penstock.server.listening.sockets import StartError
 from tests.live import Live
 from tests.server.clouds.asking import VERTEX_MIME, are_right, body, outputs_of, vertex_ai, write_simple
 

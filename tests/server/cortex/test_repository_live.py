@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.server import cli
-from penstock.server.listening.binding import StartError
+from penstock.server.listening.sockets import StartError
 from penstock.server.settings import SettingError, Settings
 from tests.cortex.projects import FLOWER, SAMPLE, Project, post, write_iris
 from tests.forking import Forker

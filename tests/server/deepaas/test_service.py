@@ -18,7 +18,7 @@ from penstock.server.deepaas.dialect import Deepaas
 from penstock.server.deepaas.messages import METADATA, ModelDescription
 from penstock.server.deepaas.service import DeepaasService
 from penstock.server.http.service import Shared
-from penstock.server.listening.ports import http_lane
+from penstock.server.listening.ports import make_http_port
 from penstock.server.restricted import Restricted
 from penstock.server.settings import Settings
 from penstock.server.workers.order import WorkerLost
@@ -107,7 +107,7 @@ class Served(Lane):
         repository = SimpleNamespace(names=lambda: list(names))
         parts = SimpleNamespace(engine=self.engine, inference=self.others, repository=repository)
         self.service = DeepaasService(cast(Any, parts), cast(Any, models), settings)
-        listener = http_lane(settings, cast(Any, None), self.service, Deepaas(settings))
+        listener = make_http_port(settings, cast(Any, None), self.service, Deepaas(settings))
         super().__init__(shared=cast(Shared, cast(Any, listener)._config.http_protocol_class.shared))
 
     async def one(self, raw: bytes, *replies: bytes | Exception) -> Answer:

@@ -175,7 +175,7 @@ def test_another_requirement_another_need_and_another_python_are_other_environme
     kept: Path, spec: WorkerSpec, python: FakePython
 ) -> None:
     Environments(kept).interpreter(spec, LABEL)
-    Environments(kept, needs=("numpy",)).interpreter(spec, LABEL)
+    Environments(kept, required_modules=("numpy",)).interpreter(spec, LABEL)
     python.write(prefix="/elsewhere")
     Environments(kept).interpreter(spec, LABEL)
     assert spec.requirements is not None
@@ -204,12 +204,12 @@ def test_one_that_another_process_makes_is_waited_for(
     (folder / WHOLE).unlink()
     waiting = threading.Event()
 
-    class Heard(logging.Handler):
+    class CountingAccessLogger(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             if "waiting" in record.getMessage():
                 waiting.set()
 
-    logger, heard = logging.getLogger("penstock.environments"), Heard()
+    logger, heard = logging.getLogger("penstock.environments"), CountingAccessLogger()
     logger.addHandler(heard)
     lock = os.open(folder.with_suffix(".lock"), os.O_RDWR)
     try:

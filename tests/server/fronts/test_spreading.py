@@ -16,7 +16,7 @@ import pytest
 import uvloop
 
 from penstock.server.fronts.spreading import MOST_WAITING, SLOW_S, Board, ConnectionSpread, board_bytes, chosen
-from penstock.server.listening import accepting
+from penstock.server.listening import acceptor
 from penstock.server.listening.listener import Port
 from tests.processes import descriptors
 
@@ -119,10 +119,10 @@ class NamedPort(Port):
     def open_connections(self) -> Collection[Any]:
         return self.lines
 
-    def keep_connections(self, connections: set[Any]) -> None:
+    def use_connections(self, connections: set[Any]) -> None:
         self.lines = connections
 
-    def turn_away(self) -> None: ...
+    def begin_draining(self) -> None: ...
 
 
 @dataclass
@@ -269,7 +269,7 @@ def test_connections_are_handed_over_before_the_tls_handshake(
 def test_a_drain_does_not_wait_for_a_client_that_does_not_finish_its_handshake(
     monkeypatch: pytest.MonkeyPatch, contexts: tuple[ssl.SSLContext, ssl.SSLContext]
 ) -> None:
-    monkeypatch.setattr(accepting, "SETTLE_S", 0.01)
+    monkeypatch.setattr(acceptor, "HANDSHAKES_S", 0.01)
 
     async def main() -> None:
         served = await Fronts.of(1, contexts[0])
@@ -277,7 +277,7 @@ def test_a_drain_does_not_wait_for_a_client_that_does_not_finish_its_handshake(
         await until(lambda: served.boards[0].look(HTTP, 0).load == 1)
         await served.ports[0].stop_accepting()
 
-        assert await served.ports[0].finish(asyncio.get_running_loop().time() + 20) == 0
+        assert await served.ports[0].drain(asyncio.get_running_loop().time() + 20) == 0
 
         assert await reader.read() == b""
         assert served.boards[0].look(HTTP, 0).load == 0
@@ -291,7 +291,7 @@ def test_a_drain_does_not_wait_for_a_client_that_does_not_finish_its_handshake(
 def test_who_comes_while_a_drain_waits_for_handshakes_may_finish_its_own(
     monkeypatch: pytest.MonkeyPatch, contexts: tuple[ssl.SSLContext, ssl.SSLContext]
 ) -> None:
-    monkeypatch.setattr(accepting, "SETTLE_S", 10.0)
+    monkeypatch.setattr(acceptor, "HANDSHAKES_S", 10.0)
 
     async def main() -> None:
         served = await Fronts.of(1, contexts[0])
@@ -299,7 +299,7 @@ def test_who_comes_while_a_drain_waits_for_handshakes_may_finish_its_own(
         early, late = socket.socket(), socket.socket()
         early.connect(("127.0.0.1", port.port))
         await until(lambda: board.look(HTTP, 0).load == 1)
-        finishing = asyncio.ensure_future(port.finish(asyncio.get_running_loop().time() + 20))
+        finishing = asyncio.ensure_future(port.drain(asyncio.get_running_loop().time() + 20))
         for _ in range(10):  # it has taken who waited, and waits for the first one's handshake
             await asyncio.sleep(0)
         late.connect(("127.0.0.1", port.port))

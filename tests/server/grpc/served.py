@@ -63,7 +63,7 @@ class Live:
 
         async def finish() -> int:
             await self.served.listener.stop_accepting()
-            return await self.served.listener.finish(self.loop.time() + seconds)
+            return await self.served.listener.drain(self.loop.time() + seconds)
 
         return asyncio.run_coroutine_threadsafe(finish(), self.loop)  # type: ignore[return-value]
 

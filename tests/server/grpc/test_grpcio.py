@@ -21,7 +21,7 @@ from tritonclient.utils import InferenceServerException
 from penstock.server.grpc.limits import GrpcLimits
 from penstock.server.grpc.tls import TlsError, context_for
 from penstock.server.http2.limits import Http2Limits
-from penstock.server.listening.untaken import Untaken
+from penstock.server.listening.unread_answers import UnreadAnswers
 from penstock.server.settings import Settings
 from tests.keys import certificate
 from tests.server.http2.wire import BIDI, ECHO, GIVE, HOLD
@@ -121,7 +121,7 @@ def test_an_unknown_method_is_unimplemented(channel: grpc.Channel) -> None:
 
 def test_an_answer_that_is_not_taken_is_resource_exhausted_beyond_the_bound_of_all() -> None:
     with served() as live, grpc.insecure_channel(live.address, UNLIMITED) as channel:
-        live.served.shared.untaken = Untaken(1 << 20)
+        live.served.shared.unread = UnreadAnswers(1 << 20)
         answers = channel.stream_stream(BIDI)(iter([bytes(8 << 20)]), timeout=PATIENCE_S)
         # nobody asks for the answer, so that its window lets little of it go
         assert answers.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

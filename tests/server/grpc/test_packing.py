@@ -164,7 +164,7 @@ def test_where_no_thread_is_to_be_had_messages_go_as_they_are() -> None:
 
     assert messages_of(found) == [LARGE] * 3
     assert wire.fields(found[-1]) == {"grpc-status": "0"}
-    assert wire.shared.untaken.held_bytes == 0
+    assert wire.shared.unread.held_bytes == 0
 
 
 def test_who_sends_a_large_message_can_wait_until_it_is_compressed() -> None:
@@ -254,17 +254,17 @@ def test_what_waits_for_a_thread_is_counted_until_it_is_sent() -> None:
     counted = []
     for message in (LARGE, b"word", b"many " * 100):
         wire.held[0].send(message)
-        counted.append(wire.shared.untaken.held_bytes)
+        counted.append(wire.shared.unread.held_bytes)
     while threads.given:
         threads.do()
-        counted.append(wire.shared.untaken.held_bytes)
+        counted.append(wire.shared.unread.held_bytes)
 
     assert counted == [300_000, 300_004, 300_504, 500, 0]
 
 
 def test_where_too_much_waits_for_a_thread_it_goes_as_it_is_and_nobody_is_dropped() -> None:
     wire, threads = held()
-    wire.shared.untaken.most_bytes = 1_000_000
+    wire.shared.unread.max_bytes = 1_000_000
     wire.feed(wire.headers(3, grpc_accept_encoding="gzip") + payload(message_of(LARGE), 3, end=True))
     for _ in range(4):
         wire.held[0].send(LARGE)
@@ -273,24 +273,24 @@ def test_where_too_much_waits_for_a_thread_it_goes_as_it_is_and_nobody_is_droppe
     found = wire.frames()
     assert messages_of(found) == [LARGE] * 4
     assert wire.fields(found[-1]) == {"grpc-status": "0"}
-    assert (wire.cancelled, wire.shared.untaken.held_bytes) == (0, len(LARGE))
+    assert (wire.cancelled, wire.shared.unread.held_bytes) == (0, len(LARGE))
     assert [threads.do() == b"" for _ in range(2)] == [False, True]
     wire.loop.turn()
 
     assert messages_of(wire.frames()) == [LARGE]
-    assert (threads.given, wire.shared.untaken.held_bytes, wire.connection.streams) == ([], 0, {})
+    assert (threads.given, wire.shared.unread.held_bytes, wire.connection.streams) == ([], 0, {})
 
 
 def test_what_went_as_it_is_and_is_not_taken_is_dropped_like_any_other() -> None:
     wire, _ = held()
-    wire.shared.untaken.most_bytes = 1_000_000
+    wire.shared.unread.max_bytes = 1_000_000
     wire.feed(frames.settings({frames.INITIAL_WINDOW_SIZE: 0}))
     for _ in range(4):
         wire.held[0].send(LARGE)
     wire.loop.turn()
 
     assert wire.reset_of(1) == frames.Fault.ENHANCE_YOUR_CALM
-    assert (wire.cancelled, wire.shared.untaken.held_bytes) == (1, 0)
+    assert (wire.cancelled, wire.shared.unread.held_bytes) == (1, 0)
 
 
 def test_what_a_lost_call_was_to_send_is_not_kept_until_a_thread_comes_to_it() -> None:
@@ -302,14 +302,14 @@ def test_what_a_lost_call_was_to_send_is_not_kept_until_a_thread_comes_to_it() -
 
     assert len(threads.given) == 1
     assert sys.getrefcount(LARGE) == before
-    assert wire.shared.untaken.held_bytes == 0
+    assert wire.shared.unread.held_bytes == 0
 
 
 def test_what_is_compressed_for_a_connection_that_is_dropped_counts_no_more() -> None:
     wire, threads = held()
     wire.held[0].send(LARGE)
-    wire.connection.outbox.give_up()
-    assert wire.shared.untaken.held_bytes == 0
+    wire.connection.outbox.shed()
+    assert wire.shared.unread.held_bytes == 0
 
     assert threads.do() == b""
     wire.connection.connection_lost(None)

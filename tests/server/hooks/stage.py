@@ -131,7 +131,7 @@ def left_behind() -> list[str]:
     for thread in threads:
         thread.join(GUARD_S)
     alive = [thread.name for thread in threads if thread.is_alive()]
-    return alive + [name for name in list(sys.modules) if name.startswith("hooks@")]
+    return alive + [name for name in list(sys.modules) if "@" in name]
 
 
 async def is_set(event: threading.Event) -> None:

@@ -245,7 +245,7 @@ class TestInAWorker:
         path.write_text(source)
         model = fake_model(signature=ONE)
         settings = {
-            "path": str(path), "roots": [], "mounts": {}, "decoupled": True, "dialect": "shouting",
+            "path": str(path), "roots": [], "mounts": {}, "decoupled": True, "dialect": "shouting", "model": "m",
             "dialect_settings": {"loudness": 10}, "described": {"key": "k"}, "inputs": [], "outputs": [],
             "signature": write_signature(model.signature), "metadata": {"map": []},
         }  # fmt: skip

@@ -17,7 +17,9 @@ def test_a_traceback_begins_in_the_users_file(tmp_path: Path, capsys: pytest.Cap
     nobody: Any = None
 
     with pytest.raises(InferError, match="cannot be loaded: RuntimeError: none found"):
-        open_service({"path": str(path), "decoupled": False, "roots": [], "mounts": {}, "dialect": ""}, nobody)
+        open_service(
+            {"path": str(path), "decoupled": False, "roots": [], "mounts": {}, "dialect": "", "model": "m"}, nobody
+        )
 
     lines = capsys.readouterr().err.splitlines()
     assert lines[:2] == ["Traceback (most recent call last):", f'  File "{path}", line 5, in <module>']

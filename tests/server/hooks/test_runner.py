@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import threading
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 from weakref import ref
@@ -369,6 +371,25 @@ class TestHarm:
 
         act(scene)
         assert "secret" in caplog.text
+
+    def test_the_logged_traceback_begins_in_the_users_file(self, act: Act, caplog: pytest.LogCaptureFixture) -> None:
+        async def scene(stage: Stage) -> None:
+            hooks = await stage.load("def post_inference(prediction, metadata): raise ValueError")
+            await refusal(hooks.predict([0] * 4))
+
+        act(scene)
+        (frames,) = [record.exc_info[2] for record in caplog.records if record.exc_info]
+        assert frames is not None
+        assert [Path(frame.filename).name for frame in traceback.extract_tb(frames)] == ["hooks.py"]
+
+    @pytest.mark.parametrize("workers", [0, 1])
+    def test_the_name_of_the_module_names_the_model_for_its_loggers(self, act: Act, workers: int) -> None:
+        async def scene(stage: Stage) -> None:
+            hooks = await stage.load("def post_inference(prediction, metadata): return __name__", workers=workers)
+
+            assert re.fullmatch(rb'"m@\d+\.hooks"', await hooks.predict([0] * 4))
+
+        act(scene)
 
     @pytest.mark.parametrize("raised", ["sys.exit(3)", "raise KeyboardInterrupt", "raise GeneratorExit"])
     @pytest.mark.parametrize("form", ["def", "async def"])

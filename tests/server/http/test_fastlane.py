@@ -17,7 +17,7 @@ from penstock.server.health import EXITING
 from penstock.server.http.connection import DRAIN_LINGER_S, REFUSED_LINGER_S
 from penstock.server.http.limits import Limits
 from penstock.server.http.service import Shared
-from penstock.server.listening.untaken import Untaken
+from penstock.server.listening.unread_answers import UnreadAnswers
 from tests.server.http.lane import Lane, Own, in_chunks, request, run, turns
 
 LIMITS = Limits(max_body_bytes=100_000, receive_timeout_s=10, idle_timeout_s=20, write_timeout_s=30)
@@ -761,28 +761,28 @@ class TestTime:
             lane.feed(request("/own"))
             lane.transport.unsent = 1_000_000
             lane.protocol.pause_writing()
-            assert lane.shared.untaken.held_bytes == 1_000_000
+            assert lane.shared.unread.held_bytes == 1_000_000
             if end == "taken":
                 lane.protocol.resume_writing()
             else:
                 lane.transport.lose(None)
                 await turns()
 
-            assert lane.shared.untaken.held_bytes == 0
+            assert lane.shared.unread.held_bytes == 0
 
         run(main)
 
     def test_it_is_dropped_when_all_together_take_too_little(self) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)
-            lane.shared.untaken = Untaken(999_999)
+            lane.shared.unread = UnreadAnswers(999_999)
             lane.feed(request("/own"))
             lane.transport.unsent = 1_000_000
             lane.protocol.pause_writing()
             await turns()
 
             assert lane.transport.aborted
-            assert lane.shared.untaken.held_bytes == 0
+            assert lane.shared.unread.held_bytes == 0
 
         run(main)
 
@@ -822,7 +822,7 @@ class TestTime:
             lost = Lane(shared=broken.shared)
             monkeypatch.setattr(broken.protocol, "tick", fail)
             monkeypatch.setattr(lost.protocol, "tick", fail)
-            monkeypatch.setattr(lost.protocol, "give_up", lambda: fail(0))
+            monkeypatch.setattr(lost.protocol, "shed", lambda: fail(0))
             broken.tick(LIMITS.idle_timeout_s + 2)
 
             assert [lane.transport.closed for lane in lanes] == [True] * 4

@@ -15,7 +15,7 @@ from penstock.server.http.connection import REFUSED_LINGER_S
 from penstock.server.http.fastlane import FastLane
 from penstock.server.http.limits import Limits
 from penstock.server.http.service import Shared
-from penstock.server.listening.landing import LARGE_BYTES, SCRATCH_BYTES
+from penstock.server.listening.body_buffer import LARGE_BYTES, SCRATCH_BYTES
 from penstock.server.listening.listener import make_config
 from tests.server.http.lane import App, Lane, Own, in_chunks, read_answers, request, run, turns
 
@@ -85,9 +85,9 @@ class TestFraming:
             lane.feed(raw)
             head = len(raw) - len(LARGE)
 
-            assert len(lane.protocol.room()) == head
+            assert len(lane.protocol.read_buffer()) == head
             lane.feed(raw[:head])
-            assert len(lane.protocol.room()) == len(LARGE)
+            assert len(lane.protocol.read_buffer()) == len(LARGE)
 
         run(main)
 

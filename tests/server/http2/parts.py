@@ -16,7 +16,7 @@ from penstock.server.http2.window import ReceiveWindow
 from .wire import FakeLoop, FakeTransport
 
 
-def shared_of(**limits: Any) -> Http2Shared:
+def make_shared(**limits: Any) -> Http2Shared:
     """Make what a port has, on a loop whose clock a test moves."""
     loop: Any = FakeLoop()
     return Http2Shared(loop, Http2Limits(**limits), 1 << 30)
@@ -97,7 +97,7 @@ class FakeConnection:
 
     def __init__(self, *, begun: bool = True, **limits: Any) -> None:
         self.told: list[tuple[Any, ...]] = []
-        self.shared = shared_of(**limits)
+        self.shared = make_shared(**limits)
         self.loop: FakeLoop = self.shared.loop  # type: ignore[assignment]
         self.limits = self.shared.limits
         outbox: Any = FakeOutbox()
@@ -125,11 +125,11 @@ class FakeConnection:
         except Http2Error as error:
             self.fail(error)
 
-    def room(self) -> memoryview:
+    def read_buffer(self) -> memoryview:
         connection: Any = self
         return self.reader.room(connection)
 
-    def filled(self, size: int) -> None:
+    def on_read(self, size: int) -> None:
         connection: Any = self
         try:
             self.reader.filled(connection, size)

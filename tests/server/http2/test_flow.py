@@ -10,8 +10,8 @@ from penstock.server.http2 import frames
 from penstock.server.http2.frames import DATA, DEFAULT_WINDOW, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE, Fault
 from penstock.server.http2.outbox import Outbox
 from penstock.server.http2.stream import Stream, Unsent
-from penstock.server.listening.mapped import together
-from penstock.server.listening.untaken import Untaken
+from penstock.server.listening.mapped_buffer import join_mapped
+from penstock.server.listening.unread_answers import UnreadAnswers
 
 from .wire import BIDI, ECHO, GIVE, HOLD, OK, Wire, message_of, payload
 
@@ -273,27 +273,27 @@ def test_a_long_stream_whose_peer_answers_every_message_with_small_window_update
 def test_what_waits_is_counted_whole_until_its_last_byte_has_left() -> None:
     wire = Wire()
     wire.feed(frames.window_update(0, 10**6) + wire.call(GIVE, b"100000"))
-    assert wire.shared.untaken.held_bytes == 100_000
+    assert wire.shared.unread.held_bytes == 100_000
 
     wire.feed(frames.window_update(1, 100_004 - DEFAULT_WINDOW))
-    assert wire.shared.untaken.held_bytes == 100_000
+    assert wire.shared.unread.held_bytes == 100_000
     wire.feed(frames.window_update(1, 1))
-    assert wire.shared.untaken.held_bytes == 0
+    assert wire.shared.unread.held_bytes == 0
     assert wire.connection.streams == {}
 
 
 def test_an_answer_that_is_mapped_is_counted_and_let_go_of_like_any_other() -> None:
     wire = Wire()
     wire.feed(frames.window_update(0, 10**6) + wire.call(HOLD))
-    view = together([bytes(60_000), b"x" * 40_000])
+    view = join_mapped([bytes(60_000), b"x" * 40_000])
     memory = weakref.ref(view.obj)
     wire.held.pop().answer(view)
     del view
-    assert wire.shared.untaken.held_bytes == 100_000
+    assert wire.shared.unread.held_bytes == 100_000
 
     wire.feed(frames.window_update(1, 100_005 - DEFAULT_WINDOW))
     wire.loop.turn()
-    assert wire.shared.untaken.held_bytes == 0
+    assert wire.shared.unread.held_bytes == 0
     sent = b"".join([frame.payload for frame in wire.frames() if frame.kind == frames.DATA])
     assert sent == message_of(bytes(60_000) + b"x" * 40_000)
     assert memory() is None
@@ -303,57 +303,57 @@ def test_an_answer_that_is_mapped_is_counted_and_let_go_of_like_any_other() -> N
 def test_nothing_is_counted_of_calls_that_are_gone(end: str) -> None:
     wire = Wire()
     wire.feed(wire.call(GIVE, b"100000"))
-    assert wire.shared.untaken.held_bytes == 100_000
+    assert wire.shared.unread.held_bytes == 100_000
     if end == "lost":
         wire.connection.connection_lost(None)
     else:
         wire.feed(frames.reset(1, Fault.CANCEL) if end == "reset" else frames.frame(frames.PUSH_PROMISE, 0, 1))
 
-    assert wire.shared.untaken.held_bytes == 0
+    assert wire.shared.unread.held_bytes == 0
 
 
 def test_beyond_the_bound_of_all_connections_the_call_that_weighs_most_is_ended() -> None:
     wire = Wire()
-    wire.shared.untaken = Untaken(200_000, wire.shared.loop)
+    wire.shared.unread = UnreadAnswers(200_000, wire.shared.loop)
     wire.feed(frames.settings({INITIAL_WINDOW_SIZE: 0}))
     for stream, size in ((1, b"70000"), (3, b"90000"), (5, b"60000")):
         wire.feed(wire.call(GIVE, size, stream))
 
     assert wire.reset_of(3) == Fault.ENHANCE_YOUR_CALM
     assert wire.connection.streams.keys() == {1, 5}
-    assert wire.shared.untaken.held_bytes == 130_010
+    assert wire.shared.unread.held_bytes == 130_010
 
 
 def test_who_drops_a_connection_counts_the_calls_that_go_with_it_no_more_and_drops_no_other() -> None:
     wire, other = Wire(), Wire()
-    untaken = wire.shared.untaken = other.shared.untaken = Untaken(1_000_000, wire.shared.loop)
+    unread = wire.shared.unread = other.shared.unread = UnreadAnswers(1_000_000, wire.shared.loop)
     for each in (wire, other):
         each.feed(frames.settings({INITIAL_WINDOW_SIZE: 0}))
     for stream in (1, 3, 5, 7):
         wire.feed(wire.call(GIVE, b"90000", stream))
     other.feed(other.call(GIVE, b"95000"))
     wire.transport.stuck = 100_000
-    untaken.most_bytes = 400_000
+    unread.max_bytes = 400_000
     wire.connection.pause_writing()
     wire.loop.turn()
 
     assert wire.transport.aborted
     assert other.connection.streams.keys() == {1}
-    assert untaken.held_bytes == 95_005
+    assert unread.held_bytes == 95_005
 
 
 def test_a_transport_that_is_full_counts_until_it_is_not_and_is_aborted_beyond_the_bound() -> None:
     wire = Wire()
-    wire.shared.untaken = Untaken(200_000, wire.shared.loop)
+    wire.shared.unread = UnreadAnswers(200_000, wire.shared.loop)
     wire.transport.stuck = 200_000
     wire.connection.pause_writing()
-    assert wire.shared.untaken.held_bytes == 200_000
+    assert wire.shared.unread.held_bytes == 200_000
     wire.connection.resume_writing()
-    assert wire.shared.untaken.held_bytes == 0
+    assert wire.shared.unread.held_bytes == 0
 
     wire.transport.stuck = 200_001
     wire.connection.pause_writing()
     wire.loop.turn()
 
     assert wire.transport.aborted
-    assert wire.shared.untaken.held_bytes == 0
+    assert wire.shared.unread.held_bytes == 0

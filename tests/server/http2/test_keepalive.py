@@ -12,7 +12,7 @@ from penstock.server.http2.budget import FrameBudget
 from penstock.server.http2.frames import ACK, PING, Fault, Http2Error, frame
 from penstock.server.http2.keepalive import Keepalive
 
-from .parts import FakeOutbox, shared_of
+from .parts import FakeOutbox, make_shared
 from .wire import FakeLoop
 
 ASKED = frame(PING, 0, 0, b"are you?")
@@ -23,7 +23,7 @@ class Watched:
     """A Keepalive, what it writes, and a clock; a call is under way unless told otherwise."""
 
     def __init__(self, *, calls: bool = True, **limits: Any) -> None:
-        shared = shared_of(**limits)
+        shared = make_shared(**limits)
         outbox: Any = FakeOutbox()
         self.loop: FakeLoop = shared.loop  # type: ignore[assignment]
         self.outbox: FakeOutbox = outbox

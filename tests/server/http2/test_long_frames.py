@@ -99,7 +99,7 @@ class TestArriving:
         begun, raw = wire.headers(), long(message_of(LARGE))
         wire.feed(begun + raw[:10_000])
         assert wire.transport.straight
-        assert len(wire.connection.room()) == len(raw) - 10_000
+        assert len(wire.connection.read_buffer()) == len(raw) - 10_000
 
         wire.feed(raw[10_000:] + wire.headers(3) + long(message_of(LARGE), stream=3))
         assert wire.answers() == {1: (LARGE, OK, ""), 3: (LARGE, OK, "")}

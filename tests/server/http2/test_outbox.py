@@ -30,7 +30,7 @@ from penstock.server.http2.outbox import Outbox
 from penstock.server.http2.shared import Http2Shared
 from penstock.server.http2.stream import LOW_BYTES
 
-from .parts import FakeStream, shared_of
+from .parts import FakeStream, make_shared
 from .wire import FakeLoop, FakeTransport, Frame, frames_of
 
 LAST = frames.frame(frames.HEADERS, frames.END_STREAM | frames.END_HEADERS, 0, b"last")
@@ -41,7 +41,7 @@ class Sender:
     """An Outbox with a peer that reads what it writes; it is the connection of its streams, too."""
 
     def __init__(self) -> None:
-        self.shared: Http2Shared = shared_of()
+        self.shared: Http2Shared = make_shared()
         self.loop: FakeLoop = self.shared.loop  # type: ignore[assignment]
         self.told: list[tuple[Any, ...]] = []
         self.outbox = Outbox(self.shared, {})
@@ -226,12 +226,12 @@ def test_what_waits_is_counted_whole_till_its_last_byte_has_left() -> None:
     stream = sender.open(1)
     stream.credit = 100 - DEFAULT_WINDOW
     sender.outbox.queue(stream, (bytes(90), bytes(50)))
-    assert sender.shared.untaken.held_bytes == 50
+    assert sender.shared.unread.held_bytes == 50
 
     sender.widen(1, 39)
-    assert sender.shared.untaken.held_bytes == 50
+    assert sender.shared.unread.held_bytes == 50
     sender.widen(1, 1)
-    assert sender.shared.untaken.held_bytes == 0
+    assert sender.shared.unread.held_bytes == 0
 
 
 def test_the_last_frame_follows_the_last_byte() -> None:
@@ -282,7 +282,7 @@ def test_what_of_a_stream_is_forgotten_is_neither_sent_nor_counted() -> None:
     sender.widen(1, 100)
 
     assert sender.seen() == []
-    assert sender.shared.untaken.held_bytes == 0
+    assert sender.shared.unread.held_bytes == 0
     assert sender.outbox.quick_bytes == MIN_FRAME_BYTES
 
 
@@ -379,7 +379,7 @@ def test_while_it_is_full_nothing_is_written_or_quick_and_what_it_holds_is_count
     sender = Sender()
     sender.transport.stuck = 1234
     sender.outbox.pause()
-    assert sender.shared.untaken.held_bytes == 1234
+    assert sender.shared.unread.held_bytes == 1234
     assert sender.outbox.quick_bytes == 0
     sender.outbox.queue(sender.open(1), (b"x",))
     sender.outbox.write(LAST)
@@ -389,7 +389,7 @@ def test_while_it_is_full_nothing_is_written_or_quick_and_what_it_holds_is_count
     sender.outbox.resume()
     assert len(sender.seen()) == 2
     assert sender.outbox.quick_bytes == MIN_FRAME_BYTES
-    assert sender.shared.untaken.held_bytes == 0
+    assert sender.shared.unread.held_bytes == 0
 
 
 @pytest.mark.parametrize(("count", "dropped"), [(10_000, False), (10_001, True)])
@@ -455,7 +455,7 @@ def test_over_tls_a_great_write_is_given_in_parts_and_what_does_not_fit_is_count
     sender.loop.turn()
 
     assert sender.transport.writes == 3
-    assert sender.shared.untaken.held_bytes == 2 * TURN + 1
+    assert sender.shared.unread.held_bytes == 2 * TURN + 1
 
 
 def test_a_small_one_is_not() -> None:
@@ -502,10 +502,10 @@ def test_who_is_given_up_is_dropped_and_nothing_of_its_streams_is_counted() -> N
     stream = sender.open(1)
     stream.credit = -DEFAULT_WINDOW
     sender.outbox.queue(stream, (bytes(15),))
-    sender.outbox.give_up()
+    sender.outbox.shed()
 
     assert sender.transport.aborted
-    assert sender.shared.untaken.held_bytes == 0
+    assert sender.shared.unread.held_bytes == 0
 
 
 # -- all together ----------------------------------------------------------------------------------------------
@@ -580,7 +580,7 @@ def test_never_more_than_the_windows_leaves_and_everything_once_in_order_when_th
 
     assert peer.got == peer.queued
     assert peer.sender.outbox.blocked == {}
-    assert peer.sender.shared.untaken.held_bytes == 0
+    assert peer.sender.shared.unread.held_bytes == 0
 
 
 @given(st.lists(st.integers(1, 5000), min_size=20, max_size=40), st.integers(2, 5))

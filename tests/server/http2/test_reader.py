@@ -351,7 +351,7 @@ def test_room_is_never_more_than_what_is_still_to_come_of_the_frame() -> None:
     made.place = memoryview(bytearray(1 << 20))
     made.data_received(opened() + data(bytes(STRAIGHT + 1))[: HEAD_BYTES + 1])
 
-    assert len(made.room()) == STRAIGHT
+    assert len(made.read_buffer()) == STRAIGHT
 
 
 def test_what_lands_there_is_paid_for() -> None:
@@ -387,9 +387,9 @@ def test_after_its_stop_nothing_is_held_of_the_stream_it_read_for() -> None:
     made = connection()
     made.place = memoryview(bytearray(1 << 16))
     made.data_received(opened() + data(bytes(1 << 16))[:100])
-    made.room()
+    made.read_buffer()
     made.close()
-    made.filled(10)
+    made.on_read(10)
 
     assert made.streams[1].had_place == 0
     assert made.told[2:] == [("close",)]

@@ -126,7 +126,7 @@ class TestDefault:
 
         assert found == [("cpu",), ("cpu",)]
         assert len(caplog.records) == 1
-        assert "pip install penstock[gpu]" in caplog.text
+        assert "pip install 'penstock[gpu]'" in caplog.text
 
     def test_nothing_is_said_where_there_is_no_gpu(self, caplog: pytest.LogCaptureFixture) -> None:
         assert Gpus(sources=machine(None, cuda=False, shown=False)).default("onnxruntime") == ("cpu",)

@@ -249,7 +249,7 @@ def test_check_finds_that_neither_configuration_nor_code_declares_tensors(tmp_pa
 
     (mistake,) = check([tmp_path], LOADERS).mistakes
 
-    assert "has neither inputs nor outputs" in mistake.message
+    assert "has neither inputs nor outputs: declare them in config.pbtxt, or in auto_complete" in mistake.message
 
 
 def test_check_finds_a_syntax_error(tmp_path: Path) -> None:

@@ -53,6 +53,22 @@ class TestCopying:
         assert remote.refresh_all() == {}
         assert there(remote) == MODEL
 
+    def test_its_files_are_fetched_side_by_side_where_the_stores_client_can(
+        self, remote: Remote, store: type[Store], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        meeting = threading.Barrier(len(MODEL))
+        fetch = store.get_file
+
+        def met(self: Store, *args: Any, **kwargs: Any) -> None:
+            meeting.wait(30)
+            fetch(self, *args, **kwargs)
+
+        monkeypatch.setattr(store, "get_file", met)
+        monkeypatch.setattr(store, "async_impl", True)
+
+        assert remote.refresh_all() == {}
+        assert there(remote) == MODEL
+
     def test_nobody_else_may_read_the_copy(self, remote: Remote) -> None:
         assert remote.root.parent.stat().st_mode & 0o777 == 0o700
         assert remote.root.name == "models"
@@ -184,7 +200,11 @@ def test_whatever_changes_the_copy_is_what_the_store_has(steps: list[tuple[str, 
 
 
 class TestFailures:
-    def test_a_break_half_way_leaves_the_model_as_it_was(self, remote: Remote, store: type[Store]) -> None:
+    @pytest.mark.parametrize("concurrent", [False, True])
+    def test_a_break_half_way_leaves_the_model_as_it_was(
+        self, remote: Remote, store: type[Store], monkeypatch: pytest.MonkeyPatch, concurrent: bool
+    ) -> None:
+        monkeypatch.setattr(store, "async_impl", concurrent)
         remote.refresh_all()
         put({"a/config.pbtxt": "new", "a/1/model.onnx": "new", "b/1/model.onnx": "b"})
         store.fails["/bucket/models/a/1/model.onnx"] = ConnectionResetError("peer")

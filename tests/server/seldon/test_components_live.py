@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from penstock.server.listening.binding import StartError
+from penstock.server.listening.sockets import StartError
 from penstock.server.serve import Server
 from tests.live import Live, live_server, settings_for
 from tests.server.repository.folders import look_twice

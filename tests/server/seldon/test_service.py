@@ -16,7 +16,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.server.answering import LARGE_BYTES
 from penstock.server.http.service import Shared
 from penstock.server.listening.listener import Listener
-from penstock.server.listening.ports import http_lane
+from penstock.server.listening.ports import make_http_port
 from penstock.server.restricted import Restricted
 from penstock.server.seldon import openapi, pages
 from penstock.server.seldon.batching import Sharing
@@ -94,7 +94,7 @@ class Served(Lane):
         current = CurrentComponent(cast(Any, self.engine), lambda: "m", cast(Any, self.models))
         self.service = SeldonService(cast(Any, self.engine), current, cast(Any, self.counted), OwnV2(), settings)
         self.service.restricted = restricted or Restricted()
-        super().__init__(shared=shared_of(http_lane(settings, cast(Any, None), self.service, Seldon(settings))))
+        super().__init__(shared=make_shared(make_http_port(settings, cast(Any, None), self.service, Seldon(settings))))
 
     async def one(self, raw: bytes, *answers: bytes) -> Answer:
         """Feed one request, have the component answer it if it is asked, and read the answer."""
@@ -115,7 +115,7 @@ class Served(Lane):
         return call
 
 
-def shared_of(listener: Listener) -> Shared:
+def make_shared(listener: Listener) -> Shared:
     """Give what the connections of a port share."""
     return cast(Shared, cast(Any, listener)._config.http_protocol_class.shared)
 

@@ -12,8 +12,8 @@ from typing import Any
 from penstock.server.fronts.spreading import ConnectionSpread
 from penstock.server.ipc.link import Link
 from penstock.server.ipc.wire import Message
-from penstock.server.listening.binding import StartError
 from penstock.server.listening.listener import Port
+from penstock.server.listening.sockets import StartError
 from penstock.server.settings import Settings
 from penstock.server.supervisor.child import SupervisorLink
 
@@ -60,7 +60,7 @@ class FakePort(Port):
         self.front = front
         self.lines: set[Any] = set()
 
-    def keep_connections(self, connections: set[Any]) -> None:
+    def use_connections(self, connections: set[Any]) -> None:
         self.lines = connections
 
     def make_protocol(self) -> asyncio.BaseProtocol:
@@ -69,7 +69,7 @@ class FakePort(Port):
     def open_connections(self) -> Collection[Any]:
         return self.lines
 
-    def turn_away(self) -> None: ...
+    def begin_draining(self) -> None: ...
 
 
 class Front:
@@ -132,7 +132,7 @@ class Front:
         self.spread.leave()
         await self.port.stop_accepting()
         self.spread.finish()
-        return await self.port.finish(asyncio.get_running_loop().time() + 5)
+        return await self.port.drain(asyncio.get_running_loop().time() + 5)
 
     async def close(self) -> None:
         self.spread.close()

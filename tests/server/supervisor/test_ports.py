@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.server.listening.binding import ListenError, bind_one
+from penstock.server.listening.sockets import ListenError, bind_one
 from penstock.server.options.starting import obstacles
 from penstock.server.settings import Settings
 from penstock.server.supervisor.ports import Ports

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from penstock.server.listening.binding import StartError
+from penstock.server.listening.sockets import StartError
 from penstock.server.supervisor import fleet as fleet_module
 from penstock.server.supervisor import supervisor as supervisor_module
 from penstock.server.supervisor.fleet import ANSWERS, DRAINING, ENGINE, FRONT, READY, Member

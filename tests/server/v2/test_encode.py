@@ -15,7 +15,7 @@ from penstock.backends.datatypes import DATATYPES
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.request import InferRequest
-from penstock.server.listening.mapped import Body
+from penstock.server.listening.mapped_buffer import Body
 from penstock.server.v2.call_parameters import PerOutputPlan
 from penstock.server.v2.encode import Encoder, encode_ways
 from penstock.server.v2.finish import Finished, finish_all

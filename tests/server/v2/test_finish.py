@@ -18,7 +18,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.model import Model
 from penstock.batching.spec import ModelSpec
-from penstock.server.listening.mapped import LargeAnswers
+from penstock.server.listening.mapped_buffer import LargeAnswerEncoder
 from penstock.server.v2.call_parameters import BINARY, JSON, MAX_CLASSES, Classes, PerOutputPlan
 from penstock.server.v2.finish import classify, finish, finish_all
 from penstock.server.v2.regions import Regions
@@ -119,7 +119,7 @@ class TestSharedMemory:
         lease = self.lease(tmp_path, 0, 64)
 
         async def main() -> None:
-            answers, begun, go_on = LargeAnswers(), threading.Event(), threading.Event()
+            answers, begun, go_on = LargeAnswerEncoder(), threading.Event(), threading.Event()
 
             def encode() -> None:
                 begun.set()

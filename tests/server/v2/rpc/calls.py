@@ -18,7 +18,7 @@ from penstock.server.errors import GRPC_STATUS, pushback_ms
 from penstock.server.grpc.method import Method, Reader, Status
 from penstock.server.health import Health
 from penstock.server.hooks.pull import Answer
-from penstock.server.listening.mapped import Body
+from penstock.server.listening.mapped_buffer import Body
 from penstock.server.protobuf import service_pb2
 from penstock.server.v2.rpc.services import RpcParts, methods
 from tests.fakes import PATIENCE_S, fake_model

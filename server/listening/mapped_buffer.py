@@ -1,4 +1,4 @@
-"""Mapped: memory for assembling a large answer, and the threads that do so. Used by the dialects that encode.
+"""MappedBuffer: memory for assembling a large answer, and the threads that do so. Used by the dialects that encode.
 
 Memory that a thread allocates with malloc comes from its own arena, which keeps up to 64 MiB of freed memory; and small
 objects placed behind large answers on the heap keep all of those: 50 of 30 MB left 1.5 GB (docs/adr/0022).
@@ -20,33 +20,33 @@ from penstock.server.threads import Threads, begin
 
 LARGE_BYTES = 2 << 20
 """The most the event loop itself may assemble: half a millisecond."""
-_LONG_BYTES = 1 << 20
+_LONG_JSON_BYTES = 1 << 20
 """JSON of at least this size takes a thread tens of milliseconds."""
 _FIRST_BYTES = 1 << 22
 _FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 Body = bytes | memoryview
-"""An answer. What is not bytes is Mapped."""
+"""An answer. What is not bytes is a view of a MappedBuffer."""
 T = TypeVar("T")
-_left: ContextVar[threading.Event | None] = ContextVar("left", default=None)
+_abandoned: ContextVar[threading.Event | None] = ContextVar("abandoned", default=None)
 """Set once the answer being encoded is no longer wanted."""
 
 
-class LeftError(Exception):
+class AbandonedError(Exception):
     """The answer is no longer wanted."""
 
 
-def demand_taker() -> None:
-    """Stop what a thread encodes once nobody takes it. Raises: LeftError."""
-    left = _left.get()
-    if left is not None and left.is_set():
-        raise LeftError
+def raise_if_abandoned() -> None:
+    """Stop what a thread encodes once nobody takes it. Raises: AbandonedError."""
+    abandoned = _abandoned.get()
+    if abandoned is not None and abandoned.is_set():
+        raise AbandonedError
 
 
-class Mapped:
+class MappedBuffer:
     """Bytes appended to a dedicated memory mapping, which is returned to the system with its last view.
 
-    Invariants: `size` bytes have been put. Pages not written to take no memory.
+    Invariants: `size` bytes have been appended. Pages not written to take no memory.
     """
 
     __slots__ = ("_memory", "size")
@@ -58,9 +58,9 @@ class Mapped:
             self._memory.madvise(mmap.MADV_HUGEPAGE)
         self.size = 0
 
-    def put(self, part: Body) -> None:
-        """Append bytes, without the GIL, which a memoryview would hold while copying. Raises: LeftError."""
-        demand_taker()
+    def append(self, part: Body) -> None:
+        """Append bytes, without the GIL, which a memoryview would hold while copying. Raises: AbandonedError."""
+        raise_if_abandoned()
         if not part:
             return
         end = self.size + len(part)
@@ -69,22 +69,22 @@ class Mapped:
         np.frombuffer(self._memory, np.uint8)[self.size : end] = np.frombuffer(part, np.uint8)
         self.size = end
 
-    def whole(self) -> memoryview:
-        """Return all of it; nothing may be put after that."""
+    def finish(self) -> memoryview:
+        """Return all of it; nothing may be appended after that."""
         if self.size < len(self._memory):
             self._memory.resize(self.size)
         return memoryview(self._memory)
 
 
-def together(parts: Sequence[Body]) -> memoryview:
-    """Join parts into Mapped memory."""
-    mapped = Mapped(sum(map(len, parts)))
+def join_mapped(parts: Sequence[Body]) -> memoryview:
+    """Join parts in a MappedBuffer."""
+    buffer = MappedBuffer(sum(map(len, parts)))
     for part in parts:
-        mapped.put(part)
-    return mapped.whole()
+        buffer.append(part)
+    return buffer.finish()
 
 
-class LargeAnswers:
+class LargeAnswerEncoder:
     """Encodes large answers, few at a time: the event loop waits for the GIL and a core behind all that are running.
 
     Threads: its own. Long JSON has one, since orjson holds the GIL, and shares it with nothing else. The rest has two;
@@ -92,20 +92,20 @@ class LargeAnswers:
     """
 
     def __init__(self) -> None:
-        self._others = Threads(2, "penstock-answer")
-        self._long = Threads(1, "penstock-json-answer")
+        self._threads = Threads(2, "penstock-answer")
+        self._json_thread = Threads(1, "penstock-json-answer")
 
     async def encode(self, json_bytes: int, function: Callable[..., T], *args: Any) -> T:
         """Run a function on a thread that encodes an answer with about `json_bytes` of JSON."""
-        executor = self._long if json_bytes >= _LONG_BYTES else self._others
-        left = threading.Event()
+        executor = self._json_thread if json_bytes >= _LONG_JSON_BYTES else self._threads
+        abandoned = threading.Event()
         try:
-            return await begin(executor, _call, left, function, args)
+            return await begin(executor, _call, abandoned, function, args)
         except asyncio.CancelledError:
-            left.set()  # the next one need not wait for an answer that nobody wants
+            abandoned.set()  # the next one need not wait for an answer that nobody wants
             raise
 
 
-def _call(left: threading.Event, function: Callable[..., T], args: Sequence[Any]) -> T:
-    _left.set(left)
+def _call(abandoned: threading.Event, function: Callable[..., T], args: Sequence[Any]) -> T:
+    _abandoned.set(abandoned)
     return function(*args)

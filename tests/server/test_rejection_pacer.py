@@ -9,13 +9,13 @@ from penstock.server.http.fastlane import FastLane
 from penstock.server.http.head import Head
 from penstock.server.http.service import Shared
 from penstock.server.http2 import frames
-from penstock.server.listening.pace import BURST_S, EVERY_S, MOST_S, TOLD_S, Pace
+from penstock.server.listening.rejection_pacer import BURST_S, EARLY_RETRY_S, INTERVAL_S, MAX_HOLD_S, RejectionPacer
 from tests.server.http.lane import Lane, Own, request, run, turns
 from tests.server.http2.wire import ECHO, HOLD, FakeLoop, Wire
 
 STEP_S = 0.001
-A_STEP = round(STEP_S / EVERY_S)
-AT_ONCE = math.ceil((BURST_S + STEP_S / 2) / EVERY_S)
+A_STEP = round(STEP_S / INTERVAL_S)
+AT_ONCE = math.ceil((BURST_S + STEP_S / 2) / INTERVAL_S)
 """So many of one moment are due before a timer would ring."""
 FULL = request("/own/full", b"x")
 OTHER = request("/own/other", b"y")
@@ -41,18 +41,18 @@ class Client:
             raise RuntimeError("broken")
 
 
-def held(pace: Pace, client: Client) -> bool:
+def held(pacer: RejectionPacer, client: Client) -> bool:
     """Have a client's refusal held, if it is to be."""
-    return pace.holds(client, client.loop)  # type: ignore[arg-type]
+    return pacer.hold(client, client.loop)  # type: ignore[arg-type]
 
 
 class TestPace:
     def test_a_burst_leaves_at_once_and_those_behind_it_one_in_so_long(self) -> None:
-        loop, pace = FakeLoop(), Pace()
+        loop, pacer = FakeLoop(), RejectionPacer()
         clients = [Client(loop) for _ in range(AT_ONCE + 3 * A_STEP)]
-        waits = [held(pace, client) for client in clients]
+        waits = [held(pacer, client) for client in clients]
         began = loop.now
-        pass_by(loop, MOST_S)
+        pass_by(loop, MAX_HOLD_S)
 
         assert waits == [False] * AT_ONCE + [True] * (3 * A_STEP)
         waited = [round((client.left_at[0] - began) / STEP_S) for client in clients[AT_ONCE:]]
@@ -60,45 +60,45 @@ class TestPace:
         assert [waited.count(ms) for ms in (1, 2, 3)] == [A_STEP] * 3
 
     def test_none_is_held_for_longer_than_the_most_however_many_there_are(self) -> None:
-        loop, pace = FakeLoop(), Pace()
+        loop, pacer = FakeLoop(), RejectionPacer()
         clients = [Client(loop) for _ in range(50_000)]
-        waiting = [client for client in clients if held(pace, client)]
+        waiting = [client for client in clients if held(pacer, client)]
         assert len(loop.timers) == 1
-        pass_by(loop, MOST_S)
+        pass_by(loop, MAX_HOLD_S)
 
         assert [len(client.left_at) for client in waiting] == [1] * (len(clients) - AT_ONCE)
         assert not loop.timers
 
     def test_fewer_than_leave_in_a_second_are_not_held(self) -> None:
-        loop, pace = FakeLoop(), Pace()
+        loop, pacer = FakeLoop(), RejectionPacer()
         for _ in range(1000):
-            loop.pass_time(1.1 * EVERY_S)
-            assert not held(pace, Client(loop))
+            loop.pass_time(1.1 * INTERVAL_S)
+            assert not held(pacer, Client(loop))
 
     def test_they_leave_at_once_again_when_the_many_have_gone(self) -> None:
-        loop, pace = FakeLoop(), Pace()
+        loop, pacer = FakeLoop(), RejectionPacer()
         for _ in range(50_000):
-            held(pace, Client(loop))
-        pass_by(loop, MOST_S + STEP_S)
+            held(pacer, Client(loop))
+        pass_by(loop, MAX_HOLD_S + STEP_S)
 
-        assert not held(pace, Client(loop))
+        assert not held(pacer, Client(loop))
 
     def test_one_that_is_forgotten_is_not_sent(self) -> None:
-        loop, pace = FakeLoop(), Pace()
+        loop, pacer = FakeLoop(), RejectionPacer()
         clients = [Client(loop) for _ in range(3 * AT_ONCE)]
         for client in clients:
-            held(pace, client)
-        pace.forget(clients[-1])
-        pass_by(loop, MOST_S)
+            held(pacer, client)
+        pacer.discard(clients[-1])
+        pass_by(loop, MAX_HOLD_S)
 
         assert [len(client.left_at) for client in clients[AT_ONCE:]] == [1] * (2 * AT_ONCE - 1) + [0]
 
     def test_one_that_cannot_be_sent_keeps_no_other(self) -> None:
-        loop, pace = FakeLoop(), Pace()
+        loop, pacer = FakeLoop(), RejectionPacer()
         clients = [Client(loop, broken=number % 2 == 0) for number in range(3 * AT_ONCE)]
         for client in clients:
-            held(pace, client)
-        pass_by(loop, MOST_S)
+            held(pacer, client)
+        pass_by(loop, MAX_HOLD_S)
 
         assert all(client.left_at for client in clients[AT_ONCE:])
 
@@ -128,7 +128,7 @@ class Crowd:
         self.crowd()
 
     def crowd(self) -> None:
-        while not held(self.shared.pace, Client(self.loop)):
+        while not held(self.shared.pacer, Client(self.loop)):
             pass
 
     @property
@@ -156,7 +156,7 @@ class TestConnection:
         async def main() -> None:
             crowd = Crowd()
             crowd.lane.feed(FULL)
-            pass_by(crowd.loop, TOLD_S + STEP_S)
+            pass_by(crowd.loop, EARLY_RETRY_S + STEP_S)
             crowd.crowd()
             crowd.lane.feed(FULL)
 
@@ -179,7 +179,7 @@ class TestConnection:
             crowd.lane.feed(FULL, FULL)
             crowd.lane.feed(OTHER)
             assert crowd.statuses == [503, 503, 200]
-            pass_by(crowd.loop, MOST_S)
+            pass_by(crowd.loop, MAX_HOLD_S)
 
             assert crowd.statuses == [503, 503, 200]
 
@@ -204,7 +204,7 @@ class TestConnection:
             crowd.lane.feed(FULL, FULL)
             crowd.lane.protocol.answer_ok(b"{}")
             crowd.lane.protocol.answer(500, b"", b"text/plain")
-            pass_by(crowd.loop, MOST_S)
+            pass_by(crowd.loop, MAX_HOLD_S)
 
             assert crowd.statuses == [503, 503]
 
@@ -216,7 +216,7 @@ class TestConnection:
             crowd.lane.feed(FULL, FULL)
             crowd.lane.transport.lose(None)
             await turns()
-            pass_by(crowd.loop, MOST_S)
+            pass_by(crowd.loop, MAX_HOLD_S)
 
             assert crowd.statuses == [503]
             assert crowd.lane.own.abandoned == 0
@@ -242,7 +242,7 @@ class Calls:
     def __init__(self) -> None:
         self.wire = Wire()
         self.loop = self.wire.loop
-        while not held(self.wire.shared.pace, Client(self.loop)):
+        while not held(self.wire.shared.pacer, Client(self.loop)):
             pass
 
     def refuse(self, stream: int, status: Status = Status.UNAVAILABLE) -> None:
@@ -270,8 +270,8 @@ class TestCall:
     def test_who_calls_when_he_was_told_to_is_refused_at_once(self) -> None:
         calls = Calls()
         calls.refuse(1)
-        pass_by(calls.loop, TOLD_S + STEP_S)
-        while not held(calls.wire.shared.pace, Client(calls.loop)):
+        pass_by(calls.loop, EARLY_RETRY_S + STEP_S)
+        while not held(calls.wire.shared.pacer, Client(calls.loop)):
             pass
         calls.refuse(3)
 
@@ -289,7 +289,7 @@ class TestCall:
         calls.refuse(1)
         calls.refuse(3)
         calls.wire.feed(frames.reset(3, frames.Fault.CANCEL))
-        pass_by(calls.loop, MOST_S)
+        pass_by(calls.loop, MAX_HOLD_S)
 
         assert calls.statuses() == {1: Status.UNAVAILABLE}
         assert not calls.wire.connection.streams
@@ -300,6 +300,6 @@ class TestCall:
         calls.refuse(1)
         calls.refuse(3)
         calls.wire.connection.connection_lost(None)
-        pass_by(calls.loop, MOST_S)
+        pass_by(calls.loop, MAX_HOLD_S)
 
         assert calls.statuses() == {1: Status.UNAVAILABLE}

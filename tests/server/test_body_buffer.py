@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.server.listening.landing import Landing
+from penstock.server.listening.body_buffer import BodyBuffer
 
 MIB = 1 << 20
 
@@ -15,47 +15,47 @@ class TestLanding:
     @given(st.integers(2, 3 * MIB), st.lists(st.tuples(st.booleans(), st.integers(1, MIB)), max_size=20))
     def test_what_is_put_and_what_is_written_becomes_the_body(self, size: int, steps: list[tuple[bool, int]]) -> None:
         body = random.Random(size).randbytes(size)
-        landing = Landing(size)
+        buffer = BodyBuffer(size)
         for put, most in [*steps, *[(False, size)] * 8]:
-            at = landing.have
-            if not landing.missing:
+            at = buffer.received_bytes
+            if not buffer.missing_bytes:
                 break
             if put:
-                landing.put(body[at : at + most])
+                buffer.append(body[at : at + most])
             else:
-                room = landing.room()
+                room = buffer.free_space()
                 part = body[at : at + min(most, len(room))]
                 room[: len(part)] = part
-                landing.have += len(part)
-            assert landing.missing == size - landing.have
+                buffer.received_bytes += len(part)
+            assert buffer.missing_bytes == size - buffer.received_bytes
 
-        assert landing.whole() == body
-        assert type(landing.whole()) is bytes
+        assert buffer.finish() == body
+        assert type(buffer.finish()) is bytes
 
     @pytest.mark.parametrize("size", [300_000, MIB])
     def test_a_body_of_a_mebibyte_is_read_where_it_stays(self, size: int) -> None:
-        landing = Landing(size)
+        buffer = BodyBuffer(size)
 
-        assert len(landing.room()) == size
-        landing.put(bytes(10))
-        assert len(landing.room()) == size - 10
+        assert len(buffer.free_space()) == size
+        buffer.append(bytes(10))
+        assert len(buffer.free_space()) == size - 10
 
     def test_a_length_that_is_only_said_reserves_no_more_than_a_mebibyte(self) -> None:
-        landing = Landing(1 << 50)
+        buffer = BodyBuffer(1 << 50)
 
-        assert len(landing.room()) == MIB
-        landing.have = MIB
-        assert len(landing.room()) == MIB, "as much again as has come"
+        assert len(buffer.free_space()) == MIB
+        buffer.received_bytes = MIB
+        assert len(buffer.free_space()) == MIB, "as much again as has come"
 
     def test_what_has_come_stays_when_it_grows(self) -> None:
         body = random.Random(1).randbytes(5 * MIB + 3)
-        landing = Landing(len(body))
+        buffer = BodyBuffer(len(body))
         for at in range(0, len(body), 99_999):
-            landing.put(memoryview(body)[at : at + 99_999])
+            buffer.append(memoryview(body)[at : at + 99_999])
 
-        assert landing.whole() == body
+        assert buffer.finish() == body
 
     @pytest.mark.parametrize("size", [0, 1])
     def test_bytes_that_are_shared_are_never_written_to(self, size: int) -> None:
         with pytest.raises(ValueError, match="are shared"):
-            Landing(size)
+            BodyBuffer(size)

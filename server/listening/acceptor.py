@@ -1,4 +1,4 @@
-"""Accepting: accepts the connections of one port, and keeps each or passes it to another process before reading it.
+"""Acceptor: accepts the connections of one port, and keeps each or passes it to another process before reading it.
 
 Replaces the event loop's own server for TLS, and if several processes share a port. Made by a Port (listener.py).
 """
@@ -17,55 +17,55 @@ from .tally import Tally
 
 logger = logging.getLogger("penstock.serve")
 
-AT_ONCE = 64
+MAX_ACCEPTS = 64
 """The most connections accepted before the loop may do something else."""
-AGAIN_S = 1.0
+RETRY_S = 1.0
 """How long to pause after the system has refused to accept, as asyncio does."""
-SETTLE_S = 1.0
+HANDSHAKES_S = 1.0
 """How long a drain waits for TLS handshakes that clients have begun."""
 
 
-class Open(set[Any]):
-    """The open connections of a port; `changed` is called with the connection on each change."""
+class OpenConnections(set[Any]):
+    """The open connections of a port; `on_change` is called with the connection on each change."""
 
-    def __init__(self, changed: Callable[[Any], None]) -> None:
+    def __init__(self, on_change: Callable[[Any], None]) -> None:
         super().__init__()
-        self._changed = changed
+        self._on_change = on_change
 
     def add(self, connection: Any) -> None:
         """Add a connection, and report it."""
         super().add(connection)
-        self._changed(connection)
+        self._on_change(connection)
 
     def discard(self, connection: Any) -> None:
         """Remove a connection, and report it."""
         super().discard(connection)
-        self._changed(connection)
+        self._on_change(connection)
 
 
-class Accepting:
-    """Accepts connections on listening sockets. If `elsewhere` takes a connection, this process closes its copy.
+class Acceptor:
+    """Accepts connections on listening sockets. If `hand_off` takes a connection, this process closes its copy.
 
-    `counted` is called with the number of connections when it changes: those open, and those not yet at
-    `connection_made`, including TLS handshakes. Above `most`, new connections are closed and counted in `tally`.
-    Threads: the event loop's.
+    `on_count` is called with the number of connections when it changes: those open, and those not yet at
+    `connection_made`, including TLS handshakes. Above `max_connections`, new connections are closed and counted in
+    `tally`. Threads: the event loop's.
     """
 
-    most = sys.maxsize
+    max_connections = sys.maxsize
 
     def __init__(
-        self, make_protocol: Callable[[], asyncio.BaseProtocol], elsewhere: Callable[[socket.socket], bool],
-        counted: Callable[[int], None], tally: Tally,
+        self, make_protocol: Callable[[], asyncio.BaseProtocol], hand_off: Callable[[socket.socket], bool],
+        on_count: Callable[[int], None], tally: Tally,
     ) -> None:  # fmt: skip
         self._loop = asyncio.get_running_loop()
         self._make_protocol = make_protocol
-        self._elsewhere = elsewhere
-        self._counted = counted
+        self._hand_off = hand_off
+        self._on_count = on_count
         self._tally = tally
         self._tls: ssl.SSLContext | None = None
         self._listening: set[socket.socket] = set()
-        self._arriving: dict[Any, asyncio.Task[None]] = {}
-        self.open = Open(self._changed)
+        self._handshakes: dict[Any, asyncio.Task[None]] = {}
+        self.open = OpenConnections(self._on_change)
 
     def begin(self, listening: socket.socket, backlog: int, tls: ssl.SSLContext | None) -> None:
         """Listen on a bound socket, and start accepting. Raises: OSError."""
@@ -75,34 +75,34 @@ class Accepting:
         self._listening.add(listening)
         self._loop.add_reader(listening, self._accept, listening)
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Stop accepting; accepted connections continue."""
-        for each in self._listening:
-            self._loop.remove_reader(each)
+        for listening in self._listening:
+            self._loop.remove_reader(listening)
         self._listening.clear()
 
     def serve(self, sock: socket.socket) -> None:
         """Serve a connection in this process, which owns the socket and closes it in the end."""
         sock.setblocking(False)
         protocol = self._make_protocol()
-        self._arriving[protocol] = self._loop.create_task(self._connect(sock, protocol))
-        self._tell()
+        self._handshakes[protocol] = self._loop.create_task(self._connect(sock, protocol))
+        self._report_count()
 
-    async def settle(self) -> None:
+    async def wait_for_handshakes(self) -> None:
         """Wait for connections being set up; clients that do not finish their handshake in time are dropped."""
-        arriving = set(self._arriving.values())
-        if arriving:
-            await asyncio.wait(arriving, timeout=SETTLE_S)
-        for task in arriving:  # those that came meanwhile are told why they are not served, instead of being cut off
+        pending = set(self._handshakes.values())
+        if pending:
+            await asyncio.wait(pending, timeout=HANDSHAKES_S)
+        for task in pending:  # those that came meanwhile are told why they are not served, instead of being cut off
             task.cancel()
 
-    def abandon(self) -> None:
+    def cancel_handshakes(self) -> None:
         """Drop connections being set up."""
-        for task in self._arriving.values():
+        for task in self._handshakes.values():
             task.cancel()
 
     def _accept(self, listening: socket.socket) -> None:
-        for _ in range(AT_ONCE):
+        for _ in range(MAX_ACCEPTS):
             try:
                 sock, _ = listening.accept()
             except (BlockingIOError, InterruptedError):
@@ -110,16 +110,16 @@ class Accepting:
             except ConnectionAbortedError:
                 continue
             except OSError as error:
-                self._tally.exhausted()
+                self._tally.count_no_descriptors()
                 logger.error("connections cannot be accepted: %s", error.strerror)  # noqa: TRY400 - no traceback
                 self._loop.remove_reader(listening)
-                self._loop.call_later(AGAIN_S, self._resume, listening)
+                self._loop.call_later(RETRY_S, self._resume, listening)
                 return
-            if self._elsewhere(sock):
+            if self._hand_off(sock):
                 sock.close()
-            elif self._count >= self.most:
+            elif self._count >= self.max_connections:
                 sock.close()
-                self._tally.full(self.most)
+                self._tally.count_over_limit(self.max_connections)
             else:
                 self.serve(sock)
 
@@ -137,15 +137,15 @@ class Accepting:
             sock.close()
             raise
         finally:
-            self._changed(protocol)
+            self._on_change(protocol)
 
-    def _changed(self, connection: Any) -> None:
-        self._arriving.pop(connection, None)
-        self._tell()
+    def _on_change(self, connection: Any) -> None:
+        self._handshakes.pop(connection, None)
+        self._report_count()
 
-    def _tell(self) -> None:
-        self._counted(self._count)
+    def _report_count(self) -> None:
+        self._on_count(self._count)
 
     @property
     def _count(self) -> int:
-        return len(self.open) + len(self._arriving)
+        return len(self.open) + len(self._handshakes)

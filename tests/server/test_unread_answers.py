@@ -22,7 +22,7 @@ from hpack import Encoder
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.server.http2 import frames
 from penstock.server.http2.frames import HEAD, HEAD_BYTES, RST_STREAM, Fault
-from penstock.server.listening.untaken import Untaken
+from penstock.server.listening.unread_answers import UnreadAnswers
 from tests.fakes import FakeBackend, fake_loader
 from tests.keys import certificate
 from tests.live import Live, live_server
@@ -49,23 +49,23 @@ class Keeper:
     def __init__(self, given_up: list[Keeper]) -> None:
         self._given_up = given_up
 
-    def give_up(self) -> None:
+    def shed(self) -> None:
         self._given_up.append(self)
 
 
 class Stage:
-    """An Untaken of 1000 bytes, and who has been given up."""
+    """An UnreadAnswers of 1000 bytes, and who has been given up."""
 
     def __init__(self) -> None:
         self.loop = FakeLoop()
         loop: Any = self.loop
-        self.untaken = Untaken(1000, loop)
+        self.unread = UnreadAnswers(1000, loop)
         self.given_up: list[Keeper] = []
 
     def keeper(self, size: int, waited_s: float = 0.0) -> Keeper:
         """Make one that keeps so much, and has done so for so long when this returns."""
         made = Keeper(self.given_up)
-        self.untaken.keep(made, size)
+        self.unread.grow(made, size)
         self.loop.now += waited_s
         return made
 
@@ -77,7 +77,7 @@ def test_nobody_is_dropped_up_to_the_bound() -> None:
     stage.loop.turn()
 
     assert stage.given_up == []
-    assert stage.untaken.held_bytes == 1000
+    assert stage.unread.held_bytes == 1000
 
 
 def test_who_keeps_most_is_dropped_beyond_it_and_there_is_room_for_a_while(caplog: pytest.LogCaptureFixture) -> None:
@@ -88,7 +88,7 @@ def test_who_keeps_most_is_dropped_beyond_it_and_there_is_room_for_a_while(caplo
         stage.loop.turn()
 
     assert stage.given_up == [large]
-    assert stage.untaken.held_bytes == 601
+    assert stage.unread.held_bytes == 601
     assert "exceed the 1000 bytes of --write-memory-bytes: dropped 1 of them" in caplog.text
 
 
@@ -106,8 +106,8 @@ def test_who_reads_on_has_waited_no_longer_than_what_waits_there() -> None:
     reading, idle = stage.keeper(300), stage.keeper(300)
     for _ in range(100):
         stage.loop.now += 1.0
-        stage.untaken.lessen(reading, 10)
-        stage.untaken.keep(reading, 300)
+        stage.unread.shrink(reading, 10)
+        stage.unread.grow(reading, 300)
     stage.keeper(500)
     stage.loop.turn()
 
@@ -118,11 +118,11 @@ def test_what_is_taken_within_the_turn_drops_nobody() -> None:
     stage = Stage()
     stage.keeper(900, 60.0)
     quick = stage.keeper(900)
-    stage.untaken.lessen(quick)
+    stage.unread.shrink(quick)
     stage.loop.turn()
 
     assert stage.given_up == []
-    assert stage.untaken.held_bytes == 900
+    assert stage.unread.held_bytes == 900
 
 
 def test_the_bound_holds_over_very_many_who_keep_little_and_each_turn_looks_at_some() -> None:
@@ -134,7 +134,7 @@ def test_the_bound_holds_over_very_many_who_keep_little_and_each_turn_looks_at_s
         soon, stage.loop.soon = stage.loop.soon, []
         for function, args in soon:
             function(*args)
-        held.append(stage.untaken.held_bytes)
+        held.append(stage.unread.held_bytes)
 
     assert held[-1] <= 1000
     assert all(before - after < 5000 for before, after in pairwise([20_000, *held]))
@@ -144,26 +144,26 @@ def test_one_that_keeps_much_is_dropped_before_very_many_who_keep_little() -> No
     stage = Stage()
     little = [stage.keeper(1) for _ in range(10)]
     for _ in range(5000):
-        stage.untaken.keep(Keeper([]), 0)
+        stage.unread.grow(Keeper([]), 0)
     large = stage.keeper(2000, waited_s=60)
     stage.loop.turn()
 
     assert stage.given_up == [large]
-    assert stage.untaken.held_bytes == len(little)
+    assert stage.unread.held_bytes == len(little)
 
 
 def test_one_that_cannot_be_dropped_keeps_no_other_from_it() -> None:
     class Broken:
-        def give_up(self) -> None:
+        def shed(self) -> None:
             raise RuntimeError("broken")
 
     stage = Stage()
-    stage.untaken.keep(Broken(), 1500)
+    stage.unread.grow(Broken(), 1500)
     other = stage.keeper(1000)
     stage.loop.turn()
 
     assert stage.given_up == [other]
-    assert stage.untaken.held_bytes == 0
+    assert stage.unread.held_bytes == 0
 
 
 # -- over sockets ------------------------------------------------------------------------------------------------
@@ -186,12 +186,12 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
         yield started
 
 
-def untaken_of(live: Live) -> Untaken:
+def untaken_of(live: Live) -> UnreadAnswers:
     """Give what the server's ports share."""
     port = live.server._http
     assert port is not None
     assert port.shared is not None
-    return port.shared.untaken
+    return port.shared.unread
 
 
 async def until(met: Callable[[], bool]) -> None:
@@ -286,35 +286,35 @@ def whole(sock: socket.socket) -> bool:
 def test_http_clients_that_never_read_keep_no_more_than_the_bound_and_others_are_answered(
     live: Live, answer: Callable[[Live, float], bytes]
 ) -> None:
-    untaken, most = untaken_of(live), 0
+    unread, most = untaken_of(live), 0
     with contextlib.ExitStack() as stack:
         silent: list[socket.socket] = []
         for number in range(16):
             silent.append(stack.enter_context(unread_http(live)))
             # what passes the bound is dropped in the next turn of the loop
-            live.call(until(lambda: 0 < untaken.held_bytes <= MOST))
-            most = max(most, untaken.held_bytes)
+            live.call(until(lambda: 0 < unread.held_bytes <= MOST))
+            most = max(most, unread.held_bytes)
             assert answer(live, number) == tensor(number)
         outcomes = [whole(sock) for sock in silent]
 
         assert most > MOST // 2
         assert not outcomes[0]
         assert outcomes[-1]
-    live.call(until(lambda: untaken.held_bytes == 0))
+    live.call(until(lambda: unread.held_bytes == 0))
 
 
 @pytest.mark.parametrize("answer", [http_answer, grpc_answer])
 def test_grpc_calls_whose_window_stays_shut_are_ended_and_others_are_answered(
     live: Live, answer: Callable[[Live, float], bytes]
 ) -> None:
-    untaken = untaken_of(live)
+    unread = untaken_of(live)
     with unread_grpc(live, 16) as silent:
         found = resets(silent, 12)
-        live.call(until(lambda: 0 < untaken.held_bytes <= MOST))
+        live.call(until(lambda: 0 < unread.held_bytes <= MOST))
         assert answer(live, 5.0) == tensor(5.0)
 
         assert set(found.values()) == {Fault.ENHANCE_YOUR_CALM}
-    live.call(until(lambda: untaken.held_bytes == 0))
+    live.call(until(lambda: unread.held_bytes == 0))
 
 
 @pytest.mark.parametrize("tls", [False, True])
@@ -326,28 +326,28 @@ def test_grpc_clients_that_never_read_what_their_windows_let_through_are_dropped
         context.check_hostname = False
         context.set_alpn_protocols(["h2"])
     with served(tmp_path / "models", **settings) as live, contextlib.ExitStack() as stack:
-        untaken = untaken_of(live)
+        unread = untaken_of(live)
         for _ in range(8):
             stack.enter_context(unread_grpc(live, 1, WIDE, context))
         grpc = live.server._grpc
         assert grpc is not None
-        live.call(until(lambda: 0 < untaken.held_bytes <= MOST and grpc.connections < 8))
+        live.call(until(lambda: 0 < unread.held_bytes <= MOST and grpc.connections < 8))
 
 
 def test_front_ends_have_a_bound_each_for_both_their_ports(tmp_path: Path) -> None:
     with live_front(tmp_path, loaders={}, count=2, write_memory_bytes=MOST) as live:
-        shares = [port.shared.untaken for front in live.fronts for port in front._ports if port.shared is not None]
+        shares = [port.shared.unread for front in live.fronts for port in front._ports if port.shared is not None]
 
-    assert [untaken.most_bytes for untaken in shares] == [MOST] * 4
+    assert [unread.max_bytes for unread in shares] == [MOST] * 4
     assert len(set(shares)) == 2
 
 
 def test_one_that_reads_late_has_its_answer_while_there_is_room(live: Live) -> None:
-    untaken = untaken_of(live)
+    unread = untaken_of(live)
     with unread_http(live) as silent:
-        live.call(until(lambda: untaken.held_bytes > 0))
+        live.call(until(lambda: unread.held_bytes > 0))
         for number in range(8):
             assert http_answer(live, number) == tensor(number)
 
         assert whole(silent)
-    live.call(until(lambda: untaken.held_bytes == 0))
+    live.call(until(lambda: unread.held_bytes == 0))

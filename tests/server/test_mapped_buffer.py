@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.server.listening.mapped import Body, LargeAnswers, Mapped, together
+from penstock.server.listening.mapped_buffer import Body, LargeAnswerEncoder, MappedBuffer, join_mapped
 from tests.fakes import PATIENCE_S
 
 MIB = 1 << 20
@@ -16,29 +16,29 @@ MIB = 1 << 20
 
 @given(st.integers(1, 10_000), st.lists(st.binary(max_size=9000)), st.booleans())
 def test_what_is_put_is_there_one_part_after_another(size: int, parts: list[bytes], whole: bool) -> None:
-    mapped = Mapped(size)
+    mapped = MappedBuffer(size)
     for part in [b"first", *parts]:
-        mapped.put(memoryview(part) if whole else part)
+        mapped.append(memoryview(part) if whole else part)
 
-    assert mapped.whole() == b"".join([b"first", *parts])
+    assert mapped.finish() == b"".join([b"first", *parts])
 
 
 def test_parts_of_any_size_are_put_together() -> None:
     parts: list[Body] = [b"head", memoryview(bytes(range(256)) * 20_000), b"", b"end"]
 
-    assert together(parts) == b"".join(parts)
+    assert join_mapped(parts) == b"".join(parts)
 
 
 def test_more_may_come_than_was_thought() -> None:
-    mapped = Mapped()
+    mapped = MappedBuffer()
     for number in range(9):
-        mapped.put(bytes([number]) * MIB)
+        mapped.append(bytes([number]) * MIB)
 
-    assert mapped.whole() == b"".join([bytes([number]) * MIB for number in range(9)])
+    assert mapped.finish() == b"".join([bytes([number]) * MIB for number in range(9)])
 
 
 def test_all_of_it_goes_back_with_the_last_view() -> None:
-    view = together([bytes(MIB)])
+    view = join_mapped([bytes(MIB)])
     part, memory = view[MIB - 1 :], weakref.ref(view.obj)
     assert len(view.obj) == MIB  # type: ignore[arg-type]  # what is counted of who takes a part only
     del view
@@ -54,7 +54,7 @@ class TestLargeAnswers:
         threads = set()
 
         async def main() -> None:
-            answers = LargeAnswers()
+            answers = LargeAnswerEncoder()
             await asyncio.gather(
                 *(answers.encode(json_bytes, lambda: threads.add(threading.get_ident())) for _ in range(9))
             )
@@ -65,7 +65,7 @@ class TestLargeAnswers:
 
     def test_do_not_wait_for_what_has_long_json(self) -> None:
         async def main() -> str:
-            answers, free = LargeAnswers(), threading.Event()
+            answers, free = LargeAnswerEncoder(), threading.Event()
             long = asyncio.ensure_future(answers.encode(9 * MIB, free.wait, PATIENCE_S))
             try:
                 return await answers.encode(MIB - 1, lambda: "encoded")
@@ -78,15 +78,15 @@ class TestLargeAnswers:
 
     def test_end_when_nobody_takes_them_any_more(self) -> None:
         async def main() -> tuple[int, str]:
-            answers, begun, go_on = LargeAnswers(), threading.Event(), threading.Event()
-            mapped = Mapped()
+            answers, begun, go_on = LargeAnswerEncoder(), threading.Event(), threading.Event()
+            mapped = MappedBuffer()
 
             def encode() -> None:
-                mapped.put(b"first")
+                mapped.append(b"first")
                 begun.set()
                 go_on.wait(PATIENCE_S)
                 for _ in range(1000):
-                    mapped.put(b"more")
+                    mapped.append(b"more")
 
             left = asyncio.ensure_future(answers.encode(9 * MIB, encode))
             assert await asyncio.to_thread(begun.wait, PATIENCE_S)
@@ -94,7 +94,7 @@ class TestLargeAnswers:
             with pytest.raises(asyncio.CancelledError):
                 await left
             go_on.set()
-            following = await answers.encode(9 * MIB, lambda: bytes(together((b"taken",))).decode())
+            following = await answers.encode(9 * MIB, lambda: bytes(join_mapped((b"taken",))).decode())
             return mapped.size, following
 
         assert asyncio.run(main()) == (len(b"first"), "taken")

@@ -1,4 +1,4 @@
-"""Binding: creates the sockets of a port, before clients can connect. Called by Ports and by the supervisor."""
+"""Sockets: creates the sockets of a port, before clients can connect. Called by Ports and by the supervisor."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from .handshakes import keep_little
+from .socket_options import limit_unsent_bytes
 
 _SERVICES = {"gRPC": "GRPC", "metrics": "Metrics"}
 """Triton's names in the text for a port in use, if different. Source: Triton server, main.cc."""
-_ABSENT = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
+_MISSING_ADDRESS = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 
 
 class StartError(Exception):
@@ -24,13 +24,13 @@ class ListenError(StartError):
     """Why a port cannot be listened on, for the operator."""
 
 
-def refused(name: str, address: str, port: int, error: OSError) -> ListenError:
+def listen_error(name: str, address: str, port: int, error: OSError) -> ListenError:
     """Return the error for a port that cannot be listened on."""
     if error.errno == errno.EADDRINUSE:
         service = _SERVICES.get(name, name)
         return ListenError(f"failed to start {service} service: Unavailable - Socket '{address}:{port}' already in use")
-    why = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
-    return ListenError(f"cannot listen for {name} on {address}, port {port}: {why}")
+    reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+    return ListenError(f"cannot listen for {name} on {address}, port {port}: {reason}")
 
 
 async def bind_all(
@@ -41,29 +41,29 @@ async def bind_all(
     Raises: ListenError.
     """
     loop = asyncio.get_running_loop()
-    asked = port
+    requested_port = port
     try:
-        found = await loop.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        addresses = await loop.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except UnicodeError as error:
         raise ListenError(f"cannot listen for {name} on {address}, port {port}: not a valid host name") from error
     except socket.gaierror as error:
-        raise refused(name, address, asked, error) from error
+        raise listen_error(name, address, requested_port, error) from error
     sockets: list[socket.socket] = []
-    absent: OSError | None = None
-    for family, _, _, _, where in dict.fromkeys(found):
+    last_error: OSError | None = None
+    for family, _, _, _, resolved in dict.fromkeys(addresses):
         try:
-            sockets.append(bind(family, (where[0], port, *where[2:])))
+            sockets.append(bind(family, (resolved[0], port, *resolved[2:])))
         except OSError as error:
             # A name such as localhost may resolve to an IPv6 address that this machine does not have.
-            absent = error
-            if error.errno in _ABSENT:
+            last_error = error
+            if error.errno in _MISSING_ADDRESS:
                 continue
-            for other in sockets:
-                other.close()
-            raise refused(name, address, asked, error) from error
+            for bound in sockets:
+                bound.close()
+            raise listen_error(name, address, requested_port, error) from error
         port = sockets[0].getsockname()[1]
     if not sockets:
-        raise refused(name, address, asked, absent or OSError(errno.EADDRNOTAVAIL, ""))
+        raise listen_error(name, address, requested_port, last_error or OSError(errno.EADDRNOTAVAIL, ""))
     return sockets
 
 
@@ -72,7 +72,7 @@ def bind_one(family: int, address: Any, *, reuse_port: bool = False) -> socket.s
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        keep_little(listening)
+        limit_unsent_bytes(listening)
         if reuse_port:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:

@@ -1,4 +1,4 @@
-"""Landing: where a large body is stored as it arrives, written by the kernel directly if possible; it becomes `bytes`.
+"""BodyBuffer: receives a large body, written by the kernel directly if possible; it becomes `bytes`.
 
 Used by the fast lane (`http/fastlane.py`) and the gRPC lane (`http2/connection.py`, `grpc/framing.py`). uvloop copies
 what it passes to an ordinary protocol, and joining the pieces copies it again (docs/adr/0019-large-bodies.md;
@@ -29,43 +29,43 @@ _view.restype, _view.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_ssi
 _WRITABLE = 0x200  # object.h: PyBUF_WRITE
 
 
-class Landing:
-    """The bytes of one body of known size, of which `have` bytes have arrived.
+class BodyBuffer:
+    """The bytes of one body of known size, of which `received_bytes` have arrived.
 
     They are written into a `bytes` object that nothing else references yet, as CPython's C API permits for one created
-    without a value; `whole` returns it. A bytearray would be zero-filled first, and could not be used as a key or
-    parsed as protobuf. Ownership: a view from `room` refers to memory of the landing, and must not be used once the
-    landing is gone or has grown.
+    without a value; `finish` returns it. A bytearray would be zero-filled first, and could not be used as a key or
+    parsed as protobuf. Ownership: a view from `free_space` refers to memory of the buffer, and must not be used once
+    the buffer is gone or has grown.
     """
 
-    __slots__ = ("_bytes", "_size", "_view", "have")
+    __slots__ = ("_bytes", "_size", "_view", "received_bytes")
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self.have = 0
+        self.received_bytes = 0
         self._reserve(min(size, _RESERVED_BYTES))
 
     @property
-    def missing(self) -> int:
+    def missing_bytes(self) -> int:
         """How many bytes are still to arrive."""
-        return self._size - self.have
+        return self._size - self.received_bytes
 
-    def room(self) -> memoryview:
-        """Return the space for the next bytes, at most up to the end of the body; the writer adds to `have`."""
-        if self.have == len(self._view):
-            self._grow(self.have + 1)
-        return self._view[self.have :]
+    def free_space(self) -> memoryview:
+        """Return the space for the next bytes, up to the end of the body; the writer adds to `received_bytes`."""
+        if self.received_bytes == len(self._view):
+            self._grow(self.received_bytes + 1)
+        return self._view[self.received_bytes :]
 
-    def put(self, part: bytes | bytearray | memoryview) -> None:
+    def append(self, part: bytes | bytearray | memoryview) -> None:
         """Copy bytes from elsewhere, at most as many as are missing."""
-        end = self.have + len(part)
+        end = self.received_bytes + len(part)
         if end > len(self._view):
             self._grow(end)
-        self._view[self.have : end] = part
-        self.have = end
+        self._view[self.received_bytes : end] = part
+        self.received_bytes = end
 
-    def whole(self) -> bytes:
-        """Return the complete body; the landing must not be used after that."""
+    def finish(self) -> bytes:
+        """Return the complete body; the buffer must not be used after that."""
         return self._bytes
 
     def _reserve(self, size: int) -> None:
@@ -74,19 +74,19 @@ class Landing:
         self._bytes: bytes = _new_bytes(None, size)
         self._view: memoryview = _view(_address(self._bytes), size, _WRITABLE)
 
-    def _grow(self, least: int) -> None:
+    def _grow(self, min_size: int) -> None:
         before, view = self._bytes, self._view  # the view does not keep its bytes alive
-        self._reserve(min(self._size, max(least, 2 * len(before))))
-        self._view[: self.have] = view[: self.have]
+        self._reserve(min(self._size, max(min_size, 2 * len(before))))
+        self._view[: self.received_bytes] = view[: self.received_bytes]
 
 
-class Lander(Protocol):
+class BufferOwner(Protocol):
     """A connection protocol that provides the buffer for incoming data."""
 
-    def room(self) -> memoryview:
+    def read_buffer(self) -> memoryview:
         """Return the buffer for the next read. Never empty."""
 
-    def filled(self, size: int) -> None:
+    def on_read(self, size: int) -> None:
         """Process `size` bytes written to that buffer."""
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -97,20 +97,20 @@ class Lander(Protocol):
     def resume_writing(self) -> None: ...
 
 
-class Straight(asyncio.BufferedProtocol):
-    """Wraps a Lander for its transport, so that the kernel writes to the Lander's buffer.
+class DirectReader(asyncio.BufferedProtocol):
+    """Wraps a BufferOwner for its transport, so that the kernel writes to the owner's buffer.
 
     A separate object, because a transport chooses how to read by the type of its protocol.
     """
 
-    def __init__(self, lander: Lander) -> None:
-        self._room = lander.room
-        self.buffer_updated = lander.filled  # type: ignore[method-assign, assignment]  # saves a call
-        self.connection_lost = lander.connection_lost  # type: ignore[method-assign]
-        self.eof_received = lander.eof_received  # type: ignore[method-assign]
-        self.pause_writing = lander.pause_writing  # type: ignore[method-assign]
-        self.resume_writing = lander.resume_writing  # type: ignore[method-assign]
+    def __init__(self, owner: BufferOwner) -> None:
+        self._read_buffer = owner.read_buffer
+        self.buffer_updated = owner.on_read  # type: ignore[method-assign, assignment]  # saves a call
+        self.connection_lost = owner.connection_lost  # type: ignore[method-assign]
+        self.eof_received = owner.eof_received  # type: ignore[method-assign]
+        self.pause_writing = owner.pause_writing  # type: ignore[method-assign]
+        self.resume_writing = owner.resume_writing  # type: ignore[method-assign]
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return the buffer for the next read."""
-        return self._room()
+        return self._read_buffer()

@@ -1,4 +1,4 @@
-"""Handshakes: how the kernel treats new connections on a listening socket. Called by a Port."""
+"""Socket options: how the kernel treats the connections of a listening socket. Called by a Port."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _UNSENT_BYTES = 1 << 18
 _SO_ATTACH_FILTER = 26  # Linux, asm-generic/socket.h; missing from the socket module
 
 
-def keep_little(bound: socket.socket) -> None:
+def limit_unsent_bytes(bound: socket.socket) -> None:
     """Limit the unsent data that the kernel buffers per connection.
 
     By default it accepts 4 MB of an answer at once, which blocks the event loop for a millisecond or more, and again
@@ -25,7 +25,7 @@ def keep_little(bound: socket.socket) -> None:
         bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
 
 
-def keep_out_new(bound: socket.socket) -> None:
+def block_new_connections(bound: socket.socket) -> None:
     """Make the kernel ignore new connection attempts; established connections stay."""
     if sys.platform != "linux":
         return
@@ -36,7 +36,7 @@ def keep_out_new(bound: socket.socket) -> None:
         bound.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, option)
 
 
-def somebody_waits(sockets: list[socket.socket]) -> bool:
+def has_pending_connections(sockets: list[socket.socket]) -> bool:
     """Return whether there are connections waiting to be accepted."""
     poll = select.poll()
     for bound in sockets:
