@@ -41,7 +41,7 @@ async def off_loop(size: int, function: Callable[..., T], *args: Any) -> T:
     return await asyncio.get_running_loop().run_in_executor(None, function, *args)
 
 
-class LargeTexts:
+class LargeJsonReader:
     """Reads large JSON texts one at a time, because each takes many times its size as Python objects.
 
     Threads: one of its own, which takes the next text only after it has finished with the previous one.
@@ -57,7 +57,7 @@ class LargeTexts:
 
 
 async def unpacked(
-    body: bytes, coding: bytes, limits: Limits, read: Callable[[bytes], T], texts: LargeTexts | None = None
+    body: bytes, coding: bytes, limits: Limits, read: Callable[[bytes], T], texts: LargeJsonReader | None = None
 ) -> T:
     """Decompress a body and read it: inline if it is small, on a thread if that would block the event loop.
 
@@ -73,14 +73,14 @@ async def unpacked(
     return await asyncio.get_running_loop().run_in_executor(None, lambda: read(decompress(body, coding, limits)))
 
 
-def on_task(connection: FastLane, engine: Serves, model: Model, work: Coroutine[Any, Any, None]) -> None:
+def start_task(connection: FastLane, engine: Serves, model: Model, work: Coroutine[Any, Any, None]) -> None:
     """Start work that takes more than one step; a version that is replaced meanwhile stays loaded until it ends."""
     engine.hold(model)
     connection.task = task = connection.loop.create_task(work)
     task.add_done_callback(lambda _: engine.release(model))
 
 
-def off_task(connection: FastLane) -> None:
+def clear_task(connection: FastLane) -> None:
     """Record that the current task has answered; the answer may already have begun the connection's next request."""
     if connection.task is asyncio.current_task(connection.loop):
         connection.task = None
@@ -121,7 +121,7 @@ class Promise:
         self._fail(self._connection, *self._said, error)
 
 
-def answer_coded(connection: FastLane, body: Body, content_type: bytes, extra: bytes, coding: bytes) -> None:
+def answer_compressed(connection: FastLane, body: Body, content_type: bytes, extra: bytes, coding: bytes) -> None:
     """Answer 200, compressed if a coding is given and the body is large enough to benefit."""
     if not coding or len(body) < MIN_BYTES:
         connection.answer(200, body, content_type, extra)
@@ -129,10 +129,10 @@ def answer_coded(connection: FastLane, body: Body, content_type: bytes, extra: b
     if len(body) < LARGE_BYTES:
         connection.answer(200, compress(body, coding), content_type, extra + b"content-encoding: %b\r\n" % coding)
         return
-    CodedAnswer(connection, body, content_type, extra, coding).begin()
+    CompressedAnswer(connection, body, content_type, extra, coding).begin()
 
 
-class CodedAnswer:
+class CompressedAnswer:
     """A large answer that is being compressed on a thread.
 
     Invariants: `_body` is set, and counted in `shared.unread`, until the answer is sent.

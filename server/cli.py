@@ -16,9 +16,9 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
-from .options.backend_config import without_effect
-from .options.foreign_flags import foreign, lengthened, renamed, sifted
-from .options.idle import idle
+from .options.backend_config import ineffective_rules
+from .options.triton_flags import foreign, complete_flag, renamed, translate_flags
+from .options.unused_settings import unused_settings
 from .options.setting import FALSE_WORDS, TRUE_WORDS, Setting, shown
 from .settings import SettingError, Settings, known_settings, nearest, resolve
 
@@ -117,11 +117,11 @@ def _run(argv: Sequence[str] | None) -> int:
     if arguments and arguments[0] in _UPPER_COMMANDS:
         return _run_upper_command(arguments[0], arguments[1:])
     if arguments == ["probe"]:
-        from .probe import words_of_container
+        from .probe import container_arguments
 
-        arguments += _complete_flags(list(map(renamed, words_of_container())))
+        arguments += _complete_flags(list(map(renamed, container_arguments())))
     parser = _make_parser()
-    arguments, ignored = sifted(arguments)
+    arguments, ignored = translate_flags(arguments)
     _require_command(arguments, parser)
     args = parser.parse_args(["version"] if arguments == ["--version"] else _check_booleans(arguments, parser))
     if args.command is None:
@@ -137,7 +137,7 @@ def _run(argv: Sequence[str] | None) -> int:
     except SettingError as error:
         print(f"penstock: {error}", file=sys.stderr)
         return USAGE_STATUS
-    for text in (*ignored, *without_effect(settings.backend_config), *idle(settings)):
+    for text in (*ignored, *ineffective_rules(settings.backend_config), *unused_settings(settings)):
         print(f"penstock: warning: {text}", file=sys.stderr)
     return _run_command(args, settings)
 
@@ -170,7 +170,7 @@ def run_as_triton(arguments: Sequence[str], _: object) -> int:
 
 def _complete_flags(arguments: Sequence[str]) -> list[str]:
     known_flags = [item.flag for item in known_settings()]
-    return [lengthened(argument, known_flags) for argument in arguments]
+    return [complete_flag(argument, known_flags) for argument in arguments]
 
 
 def _run_upper_command(name: str, arguments: Sequence[str]) -> int:
@@ -291,7 +291,7 @@ def _without_worker_warnings() -> Iterator[None]:
 
 def _check(settings: Settings, invariance: bool) -> int:
     from .dialects import dialect_of
-    from .options.starting import obstacles
+    from .options.start_checks import start_problems
     from .repository.remote import RemoteError
 
     try:
@@ -299,7 +299,7 @@ def _check(settings: Settings, invariance: bool) -> int:
     except RemoteError as error:
         print(f"penstock: {error}", file=sys.stderr)
         return 1
-    problems = [f"the server would not start: {text}" for text in obstacles(settings)]
+    problems = [f"the server would not start: {text}" for text in start_problems(settings)]
     return _print_report("\n".join([report, *problems]), 1 if problems else status)
 
 

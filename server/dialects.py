@@ -81,7 +81,7 @@ class Dialect:
     alone = ""
     late = False
     loud = False
-    metrics_type = ""
+    metrics_content_type = ""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -129,7 +129,7 @@ class Dialect:
         """Return additional RPCs by path."""
         return {}
 
-    def grpc_files(self) -> tuple[Any, ...]:
+    def grpc_descriptors(self) -> tuple[Any, ...]:
         """Return the FileDescriptorProtos of those RPCs, for reflection."""
         return ()
 

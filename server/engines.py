@@ -17,13 +17,13 @@ class ListsModels(Protocol):
     def models(self) -> list[Model]: ...
 
 
-class KnowsModels(ListsModels, Protocol):
+class FindsModels(ListsModels, Protocol):
     """An Engine, for callers that also look models up by name."""
 
     def model(self, name: str, version: str = "") -> Model: ...
 
 
-class Serves(KnowsModels, SubmitsSoon, Protocol):
+class Serves(FindsModels, SubmitsSoon, Protocol):
     """An Engine or its stand-in. `generation` changes whenever the result of `model` may change."""
 
     generation: int

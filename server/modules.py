@@ -8,15 +8,15 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 
-def names_of(path: Path) -> set[str]:
+def module_names(path: Path) -> set[str]:
     """Return the names a module defines: classes, functions, imports and assignments; "*" for a star import.
 
     Raises: OSError, SyntaxError, ValueError.
     """
-    return made_in(parsed(path))
+    return defined_names(parsed(path))
 
 
-def made_in(tree: ast.AST) -> set[str]:
+def defined_names(tree: ast.AST) -> set[str]:
     """Return the names defined at or below a node."""
     names: set[str] = set()
     for node in ast.walk(tree):
@@ -30,11 +30,11 @@ def made_in(tree: ast.AST) -> set[str]:
 
 
 def parsed(path: Path) -> ast.Module:
-    """Read and parse a file. Raises: as `names_of`."""
+    """Read and parse a file. Raises: as `module_names`."""
     return ast.parse(path.read_bytes(), path)
 
 
-def file_of(module: str, search_paths: Iterable[str]) -> Path | None:
+def find_module_file(module: str, search_paths: Iterable[str]) -> Path | None:
     """Find a module's file without importing it; None if it has no file. Raises: ModuleNotFoundError."""
     paths = list(search_paths)
     parents: list[str] = []

@@ -22,7 +22,7 @@ _INIT_CMDLINE = "/proc/1/cmdline"
 _SERVE_NAMES = ("serve", "tritonserver")
 
 
-def words_of_container() -> list[str]:
+def container_arguments() -> list[str]:
     """Return the arguments of process 1 if it is a server, as in a container; [] otherwise."""
     try:
         with open(_INIT_CMDLINE, encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123 - pathlib takes 5 ms

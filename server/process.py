@@ -50,7 +50,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _LARGEST_MMAP_THRESHOLD = 32 << 20
 
 
-def keep_freed_memory() -> None:
+def retain_freed_memory() -> None:
     """Make glibc keep the memory that large requests free, for later requests.
 
     By default glibc may return the memory of a body to the system after each request, depending on what lies above it
@@ -82,7 +82,7 @@ class Servable(Protocol):
     async def load(self) -> list[str]:
         """Load the models. Returns: the reasons for what is not served."""
 
-    def hang_up(self) -> None:
+    def handle_hangup(self) -> None:
         """Handle SIGHUP."""
 
     async def drain(self) -> int:
@@ -101,11 +101,11 @@ def prepare() -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # otherwise the exit status of children is lost
     gc.set_threshold(*GC_THRESHOLD)  # otherwise collections would take a sixth of the import time
     sys.setswitchinterval(SWITCH_S)
-    allow_open_files()
-    keep_freed_memory()
+    raise_open_file_limit()
+    retain_freed_memory()
 
 
-def allow_open_files() -> None:
+def raise_open_file_limit() -> None:
     """Raise the limit of open files to the hard limit, at most OPEN_FILES.
 
     Shells and systemd default to 1024 for the sake of select(); beyond the limit libuv drops connections silently.
@@ -162,7 +162,7 @@ class _Process:
             listen(number, lambda number: loop.call_soon_threadsafe(self._signalled, number))
         server = self._made()
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup has it ignored
-            listen(signal.SIGHUP, lambda _: loop.call_soon_threadsafe(server.hang_up))
+            listen(signal.SIGHUP, lambda _: loop.call_soon_threadsafe(server.handle_hangup))
         serving = asyncio.ensure_future(self._serve(server))
         if await first(serving, self._forced.wait()):
             return serving.result()
@@ -216,7 +216,7 @@ class _Process:
         if not await first(loading, self._asked.wait()):
             return False
         reasons = loading.result()
-        settle_memory()
+        freeze_collected()
         if not is_listening:
             self._tell_places(server)
         logger.info("%s", server.serves)
@@ -224,7 +224,7 @@ class _Process:
             logger.critical("stopping because of --exit-on-error: %s", "; ".join(reasons))
             return True
         if self._settings.dialect == DIALECTS[0]:
-            for line in as_triton_says(server.places or {}):
+            for line in triton_log_lines(server.places or {}):
                 logger.info("%s", line)
         await self._asked.wait()
         return False
@@ -239,7 +239,7 @@ class _Process:
         return True
 
 
-def as_triton_says(urls: Mapping[str, str]) -> Iterator[str]:
+def triton_log_lines(urls: Mapping[str, str]) -> Iterator[str]:
     """Yield Triton's log lines for the listening services, which scripts and container wait strategies look for.
 
     Source: Triton server, grpc_server.cc and http_server.cc, which log them once models are loaded.
@@ -249,7 +249,7 @@ def as_triton_says(urls: Mapping[str, str]) -> Iterator[str]:
             yield f"Started {service} at {urlsplit(urls[name]).netloc}"
 
 
-def settle_memory() -> None:
+def freeze_collected() -> None:
     """Exclude objects that live as long as the process from garbage collection.
 
     A full collection would otherwise walk every module for tens of milliseconds.

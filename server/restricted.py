@@ -122,7 +122,7 @@ class Restricted:
         if category in self._rules:
             header = self.check(category, lambda name: fields.get(name.encode(), b"").decode("latin-1"))
             if header is not None:
-                raise HttpError(403, http_text(header))
+                raise HttpError(403, restriction_text(header))
 
 
 def category_of(path: str) -> str | None:
@@ -133,12 +133,12 @@ def category_of(path: str) -> str | None:
     return None
 
 
-def http_text(header: str) -> str:
+def restriction_text(header: str) -> str:
     """Return the text of a 403 answer."""
     return f"This API is restricted, expecting header '{header}'"
 
 
-def guarded(path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+def with_access_check(path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
     """Wrap a control plane endpoint with the check. `path` is its route's pattern.
 
     The check uses the route's pattern, so no spelling of a request path can avoid it. The rules are the application's
@@ -158,7 +158,7 @@ def guarded(path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> Ca
         restricted = getattr(request.app.state, "restricted", None)
         header = restricted.check(category, request.headers.get) if restricted else None
         if header is not None:
-            return Response(error_body(http_text(header)), 403, media_type="application/json")
+            return Response(error_body(restriction_text(header)), 403, media_type="application/json")
         return await endpoint(request)
 
     # read by FastAPI: annotations, resolved by name in this module, and the name and description for the page

@@ -32,8 +32,8 @@ from .listening.listener import Port
 from .listening.ports import make_grpc_port, make_http_port, make_metrics_port, share_totals, share_unread_limit
 from .listening.sockets import StartError
 from .options.cache_config import parse as parse_cache
-from .options.sharing import devices_of
-from .options.starting import obstacles
+from .options.sharing import make_devices
+from .options.start_checks import start_problems
 from .python_models.loading import PythonModels
 from .python_models.metrics import CustomMetrics
 from .python_models.upcalls import ServerSide
@@ -47,8 +47,8 @@ from .repository.mirrors import make_defaults
 from .repository.remote import RemoteError
 from .repository.transitions import OpensModels
 from .settings import Settings
-from .telemetry.observing import Observing, made_metrics
-from .telemetry.page import create_metrics_app
+from .telemetry.observability import Observability, make_metrics
+from .telemetry.page import make_metrics_app
 from .v2.control import EXTENSIONS, control_routes
 from .v2.forwarding import Forwarding
 from .v2.generate import Generate
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from .hooks.runner import Hooks
     from .http.service import Service
     from .listening.listener import Listener
-    from .telemetry.observing import ObservedPort
+    from .telemetry.observability import ObservedPort
 
 logger = logging.getLogger("penstock.serve")
 
@@ -103,7 +103,7 @@ class Server:
         self.faults = Faults(settings, {"worker": own_workers})
         self.environments = Environments.of(settings)
         self.engine = self.faults.engine(self._loop, with_isolated(loaders, self.environments.interpreter))
-        self.engine.devices = devices = devices_of(settings)
+        self.engine.devices = devices = make_devices(settings)
         devices.tell_lost = self._lost
         if cache_bytes := parse_cache(settings.cache_config):
             self.engine.cache = Cache(cache_bytes)
@@ -116,20 +116,20 @@ class Server:
         self.repository = self._sources.repository(defaults)
         self.control = ModelControl(self.repository, self._models, ControlOptions.from_settings(settings))
         self.health = Health(self.repository, self.engine, strict=settings.strict_readiness)
-        self.observing = Observing(settings, self.engine)
+        self.observing = Observability(settings, self.engine)
         self.shared_memory = SharedMemory(allowed=settings.allow_client_shm)
         self._http: Listener | None = None
         self._grpc: GrpcListener | None = None
         self._metrics: Listener | None = None
         self.elsewhere: tuple[ObservedPort, ObservedPort] | None = None
         self.spent: Callable[[], None] = lambda: None
-        self.metrics = made_metrics(settings, self.engine, self._connected, self.faults.counts())
+        self.metrics = make_metrics(settings, self.engine, self._connected, self.faults.counts())
         custom = CustomMetrics()
         server_side = ServerSide(self.engine, custom, self._models.hooks_of, self.control, self.observing.context_for)
         self.engine.outsides[PYTHON] = PythonModels(server_side, self.environments, defaults)
         service = self._service()
         self.metrics.readiness = self.repository.readiness
-        self.metrics.content_type = self._dialect.metrics_type or self.metrics.content_type
+        self.metrics.content_type = self._dialect.metrics_content_type or self.metrics.content_type
         self.metrics.more = lambda: (*custom.render(), *self._dialect.render())
         app = self.app()
         if settings.allow_http:
@@ -137,7 +137,7 @@ class Server:
         if settings.allow_grpc:
             self._grpc = make_grpc_port(settings, self.grpc_methods(), self._loop)
         if settings.allow_metrics:
-            self._metrics = make_metrics_port(settings, create_metrics_app(self.metrics, settings.metrics_path))
+            self._metrics = make_metrics_port(settings, make_metrics_app(self.metrics, settings.metrics_path))
         parts = CloudParts(self.app, self.engine, self.repository, self.control, self._inference)
         self._more = [*self._dialect.ports(app), *self.clouds.ports(parts)]
         share_unread_limit(settings, self._ports)
@@ -200,7 +200,7 @@ class Server:
                 system=self.shared_memory.system,
                 cuda=self.shared_memory.cuda,
                 forwarding=Forwarding.of(self._settings.grpc_header_forward_pattern),
-                files=self._dialect.grpc_files(),
+                files=self._dialect.grpc_descriptors(),
             )
         )
         return {**own, **self._dialect.grpc_methods(self.observing.grpc_restricted)}
@@ -242,7 +242,7 @@ class Server:
         unavailable = [f"{name}/{version}".rstrip("/") for name, version, ready in self.repository.readiness() if not ready]
         return f"not ready, serving {names}" + (f"; unavailable: {', '.join(unavailable)}" if unavailable else "")
 
-    def hang_up(self) -> None:
+    def handle_hangup(self) -> None:
         """Log that a single process cannot be replaced without downtime."""
         logger.warning("SIGHUP ignored: only a server with --http-workers replaces its processes")
 
@@ -262,7 +262,7 @@ class Server:
         np.seterr(all="ignore")
         if invalid := self._sources.invalid_path():
             raise StartError(str(invalid))
-        if problems := obstacles(self._settings):
+        if problems := start_problems(self._settings):
             raise StartError("\n".join(problems))
         try:
             await asyncio.to_thread(self._sources.open)

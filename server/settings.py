@@ -22,14 +22,14 @@ from .deepaas.settings import DeepaasSettings
 from .options.backend_config import ONNX, rows_of
 from .options.backend_config import parse as parse_backend
 from .options.cache_config import parse as parse_cache
-from .options.cloud_settings import CLOUD_RULES, CloudSettings, said_by_clouds
+from .options.cloud_settings import CLOUD_RULES, CloudSettings, settings_from_cloud
 from .options.dialect_settings import DialectSettings, lacks
 from .options.gpu_settings import GPU_RULES, GpuSettings
 from .options.grpc_settings import GrpcSettings
 from .options.http_settings import HttpSettings
 from .options.metrics_config import parse as parse_metrics
 from .options.model_settings import ModelSettings
-from .options.observing_settings import ObservingSettings
+from .options.observability_settings import ObservabilitySettings
 from .options.process_settings import ProcessSettings
 from .options.running_settings import RunningSettings
 from .options.setting import FALSE_WORDS, PREFIX, TRUE_WORDS, Setting, shown
@@ -74,7 +74,7 @@ class Settings(
     DialectSettings,
     AbejaSettings,
     DeepaasSettings,
-    ObservingSettings,
+    ObservabilitySettings,
     GrpcSettings,
     HttpSettings,
     GpuSettings,
@@ -96,7 +96,7 @@ class Settings(
                 raise SettingError(f"--{name.replace('_', '-')}: {error}") from None
         fronts = self.http_workers > 0
         conflict = chaos.lacks(self.chaos, allowed=self.allow_chaos, fronts=fronts)
-        if conflict := conflict or lacks(self.dialect, fronts=fronts) or self.clouds_lack(self.dialect, fronts=fronts):
+        if conflict := conflict or lacks(self.dialect, fronts=fronts) or self.clouds_conflict(self.dialect, fronts=fronts):
             raise SettingError(conflict)
 
     @property
@@ -126,7 +126,7 @@ def resolve(flags: Mapping[str, str | Sequence[str]], environ: Mapping[str, str]
     for name, text in flags.items():
         if name != "config":
             values[name] = _parse_text(settings[name], text, settings[name].flag)
-    cloud_texts = said_by_clouds(environ, values.get("dialect", settings["dialect"].default))
+    cloud_texts = settings_from_cloud(environ, values.get("dialect", settings["dialect"].default))
     cloud_values = {name: _parse_text(settings[name], text, variable) for name, (text, variable) in cloud_texts.items() if name not in values}
     return Settings(**cloud_values, **values)
 

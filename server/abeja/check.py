@@ -18,7 +18,7 @@ from penstock.backends.errors import InferError
 from penstock.batching.spec import ModelSpec
 from penstock.server.carrying.checking import described, unreadable
 from penstock.server.environments.recipe import read_recipe
-from penstock.server.modules import file_of, made_in, parsed
+from penstock.server.modules import find_module_file, defined_names, parsed
 from penstock.server.repository.check import CheckReport
 from penstock.server.repository.findings import Finding
 from penstock.server.settings import Settings
@@ -72,7 +72,7 @@ def _handler_mistakes(spec: ModelSpec) -> Iterator[Finding]:
     # its requirements are not installed yet
     own = not spec.worker.interpreter and spec.worker.requirements is None
     try:
-        path = file_of(module, [str(spec.path), *(sys.path if own else ())])
+        path = find_module_file(module, [str(spec.path), *(sys.path if own else ())])
     except ModuleNotFoundError as error:
         text = f"handler '{handler}': there is no module '{error.name}'"
         yield Finding(spec.path, text, is_mistake=own or "." not in module)
@@ -88,7 +88,7 @@ def _handler_mistakes(spec: ModelSpec) -> Iterator[Finding]:
 
 
 def _mistakes_in(tree: ast.Module, name: str, path: Path) -> Iterator[Finding]:
-    names = made_in(tree)
+    names = defined_names(tree)
     if name not in names and not names & {"*", "__getattr__"}:
         yield Finding(path, f"has no '{name}'")
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from penstock.server.options.own_flags import own_flags
+from penstock.server.options.own_flags import parse_own_flags
 from penstock.server.options.setting import PREFIX
 from penstock.server.settings import SettingError, Settings, resolve
 
@@ -50,7 +50,7 @@ def ask(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
     parser.add_argument("--port", help="port of requests (default: PORT, or 5000)")
     parser.add_argument("--health-port", help="port of /health_check (default: HEALTHCHECK_PORT, or 5001)")
     theirs = {option for action in parser._actions for option in action.option_strings}  # noqa: SLF001
-    ours, words = own_flags(NAME, argv, theirs)
+    ours, words = parse_own_flags(NAME, argv, theirs)
     given = parser.parse_args(words)
     below = {
         PREFIX + "HTTP_ADDRESS": ALL_ADDRESSES,

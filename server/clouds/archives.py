@@ -161,7 +161,7 @@ def find(folder: Path, target: str) -> Archive:
         subfolders = sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
         ensembles = [subfolder for subfolder in subfolders if _is_ensemble(subfolder / CONFIG_FILE)]
     except (OSError, ValueError):  # a path with a NUL byte
-        text = f"failed to register '{subfolder}', repository not found"
+        text = f"failed to register '{folder}', repository not found"
         raise InferError(Code.INVALID, text) from None
     if not subfolders:
         raise InferError(Code.INVALID, f"failed to load '{target}', failed to poll from model repository")
@@ -174,7 +174,7 @@ def _is_ensemble(config: Path) -> bool:
     return config.is_file() and _ENSEMBLE.search(config.read_text("utf-8", "replace")) is not None
 
 
-class Shelf:
+class LinksFolder:
     """The folder of links, new for each server. Its contents belong to the archives."""
 
     def __init__(self) -> None:

@@ -11,9 +11,9 @@ from penstock.server.http.service import Shared
 from penstock.server.listening.ports import make_listener
 from penstock.server.v2.inference import Inference
 
-from .archives import Archives, Shelf
+from .archives import Archives, LinksFolder
 from .sagemaker import SageMakerApp, SageMakerInference, SageMakerPaths, SageMakerService
-from .vertex_ai import Predicting, VertexApp, VertexService
+from .vertex_ai import PredictRoutes, VertexApp, VertexService
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,12 +44,12 @@ class Clouds:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._shelf = Shelf() if settings.allow_sagemaker and settings.model_control_mode == "explicit" else None
+        self._links = LinksFolder() if settings.allow_sagemaker and settings.model_control_mode == "explicit" else None
         self.settings = settings
-        if self._shelf is not None:
-            repositories = (*settings.model_repository, str(self._shelf.root))
+        if self._links is not None:
+            repositories = (*settings.model_repository, str(self._links.root))
             self.settings = replace(settings, model_repository=repositories)
-        self._predicting = Predicting(
+        self._routes = PredictRoutes(
             settings.vertex_ai_health_route, settings.vertex_ai_predict_route, settings.vertex_ai_default_model
         )
         self.sagemaker: Listener | None = None
@@ -58,7 +58,7 @@ class Clouds:
     @property
     def linked(self) -> Path | None:
         """The folder of the archives' links, if there is one."""
-        return None if self._shelf is None else self._shelf.root
+        return None if self._links is None else self._links.root
 
     def ports(self, parts: CloudParts) -> Iterator[Listener]:
         """Create the ports."""
@@ -71,8 +71,8 @@ class Clouds:
 
     def _vertex_ai(self, parts: CloudParts) -> Listener:
         settings = self.settings
-        shared = Shared(VertexService(parts.inference(Inference), self._predicting), settings.limits())
-        app = VertexApp(parts.app(), self._predicting)
+        shared = Shared(VertexService(parts.inference(Inference), self._routes), settings.limits())
+        app = VertexApp(parts.app(), self._routes)
         return make_listener(settings, "Vertex AI", (settings.vertex_ai_address, settings.vertex_ai_port), app, shared)
 
     def _sagemaker(self, parts: CloudParts) -> Listener:
@@ -96,10 +96,10 @@ class Clouds:
         """Return why there is no default model, once all are loaded; "" if there is one, or none is needed."""
         if not self.settings.allow_vertex_ai:
             return ""
-        problem = self._predicting.choose(model.name for model in engine.models())
+        problem = self._routes.choose(model.name for model in engine.models())
         return f"failed to start Vertex AI service: {problem}" if problem else ""
 
     def close(self) -> None:
         """Remove the folder created on disk."""
-        if self._shelf is not None:
-            self._shelf.close()
+        if self._links is not None:
+            self._links.close()

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from penstock.server.options.backend_config import without_effect
-from penstock.server.options.foreign_flags import foreign, renamed, sifted
-from penstock.server.options.own_flags import own_flags
+from penstock.server.options.backend_config import ineffective_rules
+from penstock.server.options.triton_flags import foreign, renamed, translate_flags
+from penstock.server.options.own_flags import parse_own_flags
 from penstock.server.options.setting import PREFIX
 from penstock.server.repository.scan import CONFIG_FILE
 from penstock.server.settings import SettingError, Settings, resolve
@@ -83,8 +83,8 @@ def ask(
     except ValueError as error:
         raise SettingError(f"{EXTRA_ARGS}: {error}") from None
     arguments = [*_trailing_flags(environ), *extra_arguments, *(argv[1:] if list(argv[:1]) == ["serve"] else argv)]
-    arguments, ignored = sifted(map(renamed, arguments))
-    flags, remaining = own_flags(NAME, arguments, ())
+    arguments, ignored = translate_flags(map(renamed, arguments))
+    flags, remaining = parse_own_flags(NAME, arguments, ())
     if remaining:
         text = f"unknown argument {remaining[0]}: it takes flags of `penstock serve`, and no PATH"
         raise SettingError(foreign(remaining[0]) or text)
@@ -92,10 +92,11 @@ def ask(
     if environ.get("SAGEMAKER_MULTI_MODEL") != "true":
         model = _find_model(models, environ.get(DEFAULT, ""))
         defaults |= {"model_repository": str(models), "load_model": model, "sagemaker_default_model": model}
-        flags |= {name: [defaults[name], *flags[name]] for name in _REPEATABLE if name in flags and _ALL_MODELS not in flags[name]}
-    environment_defaults = {PREFIX + model.upper(): text for model, text in defaults.items()}
+        repeated = [name for name in _REPEATABLE if name in flags and _ALL_MODELS not in flags[name]]
+        flags |= {name: [defaults[name], *flags[name]] for name in repeated}
+    environment_defaults = {PREFIX + name.upper(): text for name, text in defaults.items()}
     settings = resolve(flags, {**environment_defaults, **environ})
-    for text in (*ignored, *without_effect(settings.backend_config)):
+    for text in (*ignored, *ineffective_rules(settings.backend_config)):
         sys.stderr.write(f"{NAME}: warning: {text}\n")
     return settings
 

@@ -1,4 +1,4 @@
-"""Forwarded: passes a request to a cloud's path on to the v2 protocol's Inference or its application.
+"""ForwardingService: passes a request to a cloud's path on to the v2 protocol's Inference or its application.
 
 Called by sagemaker.py and vertex_ai.py. Source: Triton server, sagemaker_server.cc and vertex_ai_server.cc.
 """
@@ -28,7 +28,7 @@ CODINGS = (b"accept-encoding", b"content-encoding")
 _NUMBER = re.compile(rb"\s*([+-]?\d+)")
 
 
-class Forwarded:
+class ForwardingService:
     """The part of a cloud's Service that passes claimed requests to Inference.
 
     `mime` is the content type of a JSON followed by tensors, up to its length: it replaces the header field that states

@@ -17,13 +17,13 @@ from starlette.responses import Response
 
 from penstock.backends.errors import Code, InferError, OutOfMemory
 from penstock.server.errors import HTTP_STATUS, error_body, retry_after_line
-from penstock.server.restricted import http_text
+from penstock.server.restricted import restriction_text
 from penstock.server.v2.inference import Inference
 from penstock.server.v2.parsing import parse
 from penstock.server.v2.routes import JSON, MAX_JSON_DEPTH, body_of, json_answer
 
 from .archives import NOT_EXPLICIT, served_name
-from .forwarded import CODINGS, Forwarded, answer, forward, infer_path
+from .forwarded import CODINGS, ForwardingService, answer, forward, infer_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,7 +84,7 @@ class SageMakerInference(Inference):
         """Answer one batch."""
         for request in requests:
             error = request.error
-            if error is not None and not lacks_memory(error):
+            if error is not None and not is_out_of_memory(error):
                 request.error = InferError(Code.INVALID, error.message)
         super().deliver(requests)
 
@@ -98,7 +98,7 @@ class SageMakerInference(Inference):
     def refuse(connection: FastLane, error: InferError) -> None:
         """Answer with an error."""
         head = connection.head
-        if lacks_memory(error):
+        if is_out_of_memory(error):
             status = NO_MEMORY_STATUS
         else:
             status = 400 if head is not None and _INVOKE.match(head.path) else HTTP_STATUS[error.code]
@@ -106,7 +106,7 @@ class SageMakerInference(Inference):
         connection.answer(status, error_body(error.message), b"application/json", retry_after)
 
 
-class SageMakerService(Forwarded):
+class SageMakerService(ForwardingService):
     """The Service of the port. `archives` are the models that may be invoked by name, None if the port has none."""
 
     def __init__(self, inference: SageMakerInference, paths: SageMakerPaths, archives: Archives | None) -> None:
@@ -164,7 +164,7 @@ class SageMakerApp:
     async def _about_models(self, request: Request, name: str) -> Response:
         header = self._restricted.check("model-repository", request.headers.get)
         if header is not None:
-            return _refusal(403, http_text(header))
+            return _refusal(403, restriction_text(header))
         try:
             if request.method == "GET":
                 return self._described(name) if name else self._listed()
@@ -173,7 +173,7 @@ class SageMakerApp:
             if request.method == "DELETE":
                 return await self._unload(request, name)
         except InferError as error:
-            status = 409 if error.code is Code.ALREADY_EXISTS else NO_MEMORY_STATUS if lacks_memory(error) else 400
+            status = 409 if error.code is Code.ALREADY_EXISTS else NO_MEMORY_STATUS if is_out_of_memory(error) else 400
             return _refusal(status, error.message)
         return Response(status_code=400)
 
@@ -215,7 +215,7 @@ class SageMakerApp:
         return Response(status_code=200 if found else 404)
 
 
-def lacks_memory(error: InferError) -> bool:
+def is_out_of_memory(error: InferError) -> bool:
     """Return whether an error is a lack of memory, judging by its text."""
     return isinstance(error, OutOfMemory) or _NO_MEMORY.search(error.message) is not None
 

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from penstock.server.errors import error_body
 
-from .forwarded import Forwarded, answer, forward, infer_path
+from .forwarded import ForwardingService, answer, forward, infer_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,7 +41,7 @@ _POST_PATHS = re.compile(f"{_REGION}/(?:un)?register|{_REPOSITORY}/index|{_REPOS
 
 
 @dataclass(slots=True)
-class Predicting:
+class PredictRoutes:
     """The two routes, and the model for predictions that name none: "" until it is known."""
 
     health: str
@@ -59,16 +59,16 @@ class Predicting:
         return ""
 
 
-class VertexService(Forwarded):
+class VertexService(ForwardingService):
     """The Service of the port."""
 
-    def __init__(self, inference: Inference, routes: Predicting) -> None:
+    def __init__(self, inference: Inference, routes: PredictRoutes) -> None:
         super().__init__(inference, MIME)
-        self._predicting = routes
+        self._routes = routes
 
     def claim(self, head: Head) -> InferenceClaim | None:
         """Claim inference: of the default model, or as a header says."""
-        routes = self._predicting
+        routes = self._routes
         if head.method != b"POST" or unquote(head.path.decode("latin-1")) != routes.route:
             return None
         redirect = head.header.get(_REDIRECT)
@@ -81,13 +81,13 @@ class VertexService(Forwarded):
 class VertexApp:
     """The application of the port, for everything except inference. Penstock's `app` answers the requests."""
 
-    def __init__(self, app: ASGIApp, routes: Predicting) -> None:
+    def __init__(self, app: ASGIApp, routes: PredictRoutes) -> None:
         self._app = app
-        self._predicting = routes
+        self._routes = routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request (called by uvicorn)."""
-        path, method, routes = scope["path"], scope["method"], self._predicting
+        path, method, routes = scope["path"], scope["method"], self._routes
         redirect = next((value for name, value in scope["headers"] if name == _REDIRECT), None)
         if path == routes.health:
             await forward(self._app, scope, method, "/v2/health/ready", (receive, send))

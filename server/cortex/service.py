@@ -15,12 +15,12 @@ from urllib.parse import unquote_to_bytes
 from penstock.backends.errors import Code, InferError, bare
 from penstock.server.answering import (
     LARGE_BYTES,
-    LargeTexts,
+    LargeJsonReader,
     Promise,
-    answer_coded,
+    answer_compressed,
     internal,
-    off_task,
-    on_task,
+    clear_task,
+    start_task,
     unpacked,
 )
 from penstock.server.engines import Serves, served
@@ -75,7 +75,7 @@ class CortexService:
         self._limits = limits
         self._others = others
         self._ready = ready
-        self._texts = LargeTexts()
+        self._texts = LargeJsonReader()
         self._paths = CortexPaths({})
         self._routes: dict[str, ServedApi] = {}
         self.tracked = PredictionMetrics()
@@ -166,7 +166,7 @@ class CortexService:
                     raise refusal
             hooks = self._hooks_of(model)
             if hooks.yields or (claim.json and (claim.coding or len(body) >= LARGE_BYTES)):
-                on_task(connection, self._engine, model, self._run(connection, claim, route, model, body, began_ns))
+                start_task(connection, self._engine, model, self._run(connection, claim, route, model, body, began_ns))
                 return
             sample = sample_of(body, self._limits.max_json_depth) if claim.json else None
             promise = Promise(self._answer, self._fail, connection, claim, route, began_ns)
@@ -194,7 +194,7 @@ class CortexService:
         except Exception as error:  # noqa: BLE001 - as in _predict
             self._fail(connection, claim, route, began_ns, error)
         finally:
-            off_task(connection)
+            clear_task(connection)
 
     @staticmethod
     def _answer(connection: FastLane, claim: CortexClaim, route: ServedApi, began_ns: int, answer: bytes) -> None:
@@ -203,7 +203,7 @@ class CortexService:
             line, _, answer = answer.partition(b"\n")
             route.counted.track(line)
         route.counted.count(200, time.monotonic_ns() - began_ns)
-        answer_coded(connection, answer, pages.JSON, _LINES, claim.accept)
+        answer_compressed(connection, answer, pages.JSON, _LINES, claim.accept)
 
     def _fail(
         self, connection: FastLane, claim: CortexClaim, route: ServedApi, began_ns: int, error: BaseException

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from penstock.batching.spec import ModelSpec
 from penstock.server.carrying.checking import described, unreadable
-from penstock.server.modules import file_of, names_of
+from penstock.server.modules import find_module_file, module_names
 from penstock.server.repository.check import CheckReport
 from penstock.server.repository.findings import Finding, MistakesError
 from penstock.server.settings import Settings
@@ -50,14 +50,14 @@ def _mistakes(spec: ModelSpec) -> Iterator[Finding]:
     own = not spec.worker.interpreter and spec.worker.requirements is None
     places = [str(spec.path), *(sys.path if own else ())]
     try:
-        path = file_of(module, places)
+        path = find_module_file(module, places)
     except ModuleNotFoundError as error:
         yield Finding(spec.path, f"model '{spec.name}': there is no module {error.name}", is_mistake=own)
         return
     if path is None or path.suffix != ".py":
         return
     try:
-        names = names_of(path)
+        names = module_names(path)
     except (OSError, SyntaxError, ValueError) as error:
         yield unreadable(path, error)
         return

@@ -14,7 +14,7 @@ from importlib import metadata
 from penstock.backends.errors import Code, InferError
 
 NAMESPACE = "deepaas.v2.model"
-ASK_WITHIN_S = 120.0
+INSPECT_TIMEOUT_S = 120.0
 _ASK = f"""
 import json, sys
 from importlib import metadata
@@ -45,7 +45,7 @@ def installed_in(python: str = "") -> Installed:
         return _made([(each.name, each.value) for each in metadata.entry_points(group=NAMESPACE)], version)
     try:
         ended = subprocess.run(  # noqa: S603 - the user's own Python
-            [python, "-c", _ASK], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ASK_WITHIN_S,
+            [python, "-c", _ASK], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=INSPECT_TIMEOUT_S,
             check=False, cwd="/", env=dict(os.environ),
         )  # fmt: skip
         found, version = json.loads(ended.stdout.rpartition("\n")[2])

@@ -67,7 +67,7 @@ OPTIONS = (
         5000,
         "port to listen on (5000); 0: any free port",
         "Port(min=0, max=65535)",
-        lambda text: _number(text, max_value=65535),
+        lambda text: _number(text, most=65535),
     ),
     Option("base_path", "", "prefix of all paths, such as /deepaas"),
     Option("model_name", "", "the model to serve (DEEPAAS_V2_MODEL; default: all)"),

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import InferError
-from penstock.server.answering import internal, off_task, unpacked
+from penstock.server.answering import internal, clear_task, unpacked
 from penstock.server.carrying.messages import pack_answer, read_answer
 from penstock.server.carrying.service import CarryingService, ModelLookup
 from penstock.server.errors import retry_after_line
@@ -171,7 +171,7 @@ class DeepaasService(CarryingService):
         except Exception as error:  # noqa: BLE001 - as in begin
             self.fail(connection, claim, error)
         finally:
-            off_task(connection)
+            clear_task(connection)
 
     async def _metadata(self, claim: DeepaasClaim, body: bytes) -> bytes:
         return await self._metadata_of(claim.place.name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from .facts import AT_LOAD, CUDNN, LATER, LOADED, TENSORRT, Driver, Facts, Library, NvmlFacts, OnnxRuntime
-from .packages import DRIVER, ONNX, PIP
+from .packages import DRIVER, ONNX, PIP_PREFIXES
 from .report import ERROR, NOTE, OK, WARNING, Diagnosis, size
 
 CUDA_PROVIDER = "CUDAExecutionProvider"
@@ -157,7 +157,7 @@ def _judge_libraries(facts: Facts) -> Iterator[Diagnosis]:
         if library.path:
             origin = "" if library.found_by == "loader" else ", where pip has put it"
             yield Diagnosis(OK, "CUDA", f"{library.name}: {library.path}{origin}")
-    if pip_packages := [f"{name} {version}" for name, version in sorted(facts.packages.items()) if name.startswith(PIP)]:
+    if pip_packages := [f"{name} {version}" for name, version in sorted(facts.packages.items()) if name.startswith(PIP_PREFIXES)]:
         yield Diagnosis(OK, "CUDA", f"of pip: {', '.join(pip_packages)}")
     for needed_when, (level, consequence) in _CONSEQUENCES.items():
         missing = [library for library in libraries if not library.path and library.wanted == needed_when]

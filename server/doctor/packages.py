@@ -54,7 +54,7 @@ def cuda_major(folder: Path) -> int:
     return int(match[1]) if match else 0
 
 
-def needed_when(folder: Path) -> list[Library]:
+def find_needed(folder: Path) -> list[Library]:
     """List NVIDIA's libraries that a folder's GPU providers need; empty if there are no such providers.
 
     Raises: OSError, ValueError if they cannot be read.
@@ -78,7 +78,7 @@ def _needed_by(provider: Path) -> tuple[str, ...]:
         return tuple(name for name in needed(file) if _NVIDIA_LIBRARY.match(name))
 
 
-def found(library: Library, loader: Mapping[str, str], folders: Iterable[Path]) -> Library:
+def locate(library: Library, loader: Mapping[str, str], folders: Iterable[Path]) -> Library:
     """Locate a library: where the loader finds it (`loader`: path by name), or in one of pip's folders."""
     path, found_by = loader.get(library.name, ""), "loader"
     if not path:

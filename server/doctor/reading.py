@@ -11,8 +11,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from . import asking, packages
-from .asking import AskError, ProbeProcess
+from . import packages, probes
+from .probes import ProbeError, ProbeProcess
 from .facts import (
     LOADED,
     CheckedModels,
@@ -44,15 +44,15 @@ def read_facts(settings: Settings) -> Facts:
     def attempt(name: str, read: Callable[[], _T], default: _T) -> _T:
         try:
             return read()
-        except AskError as error:
+        except ProbeError as error:
             failures[name] = str(error)
         except Exception as error:  # noqa: BLE001 - whatever is wrong with a machine, the rest is reported
             failures[name] = f"{type(error).__name__}: {error}"
         return default
 
-    probes = {name: asking.child(name, _LIMITS_S[name]) for name in LOADED}
-    if settings.model_repository:
-        probes["models"] = asking.child("models", _LIMITS_S["models"], pickle.dumps(settings))
+    processes = {name: probes.start(name, _LIMITS_S[name]) for name in LOADED}
+    if with_models := bool(settings.model_repository):
+        processes["models"] = probes.start("models", _LIMITS_S["models"], pickle.dumps(settings))
     return Facts(
         machine=attempt("machine", read_machine, Machine()),
         packages=attempt("packages", packages.read_packages, {}),
@@ -61,10 +61,10 @@ def read_facts(settings: Settings) -> Facts:
         device_files=attempt("device files", lambda: tuple(sorted(map(str, Path("/dev").glob("nvidia*")))), ()),
         environment={name: os.environ[name] for name in _NAMES if os.environ.get(name)},
         ports=attempt("ports", lambda: read_ports(settings), ()),
-        driver=attempt("driver", lambda: driver_of(asking.answer(probes["driver"])), None),
-        nvml=attempt("nvml", lambda: nvml_of(asking.answer(probes["nvml"])), None),
-        runtime=attempt("runtime", lambda: _from_answer(OnnxRuntime, asking.answer(probes["runtime"])), None),
-        models=attempt("models", lambda: models_of(asking.answer(probes["models"])), None) if "models" in probes else None,
+        driver=attempt("driver", lambda: driver_of(probes.read_answer(processes["driver"])), None),
+        nvml=attempt("nvml", lambda: nvml_of(probes.read_answer(processes["nvml"])), None),
+        runtime=attempt("runtime", lambda: _from_answer(OnnxRuntime, probes.read_answer(processes["runtime"])), None),
+        models=attempt("models", lambda: models_of(probes.read_answer(processes["models"])), None) if with_models else None,
         failures=failures,
     )
 
@@ -129,11 +129,11 @@ def _read_cuda_major() -> int:
 def _read_libraries() -> tuple[Library, ...]:
     """Locate the driver's library, and those that the GPU providers need."""
     folder = packages.runtime_folder()
-    libraries = [] if folder is None else packages.wanted(folder)
+    libraries = [] if folder is None else packages.find_needed(folder)
     libraries = [Library(name=packages.DRIVER)] + [library for library in libraries if library.name != packages.DRIVER]
     loader = _read_loader_cache() | packages.on_path(library.name for library in libraries)
     folders = packages.pip_folders()
-    return tuple(packages.found(library, loader, folders) for library in libraries)
+    return tuple(packages.locate(library, loader, folders) for library in libraries)
 
 
 def _read_loader_cache() -> dict[str, str]:
@@ -141,7 +141,7 @@ def _read_loader_cache() -> dict[str, str]:
     command = shutil.which("ldconfig") or "/sbin/ldconfig"
     try:
         return packages.parse_cache(ProbeProcess([command, "-p"], _LIMITS_S["ldconfig"]).text())
-    except AskError:
+    except ProbeError:
         return {}
 
 

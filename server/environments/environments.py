@@ -21,9 +21,9 @@ from penstock.batching.spec import WorkerSpec
 from penstock.server.settings import Settings
 
 from .locks import Lock
-from .making import Making
-from .pythons import OLDEST, Python, ask
-from .recipe import Recipe, recipe_of
+from .builder import EnvironmentBuilder
+from .pythons import MIN_PYTHON, Python, ask
+from .recipe import Recipe, make_recipe
 
 logger = logging.getLogger("penstock.environments")
 
@@ -68,7 +68,7 @@ class Environments:
         return cls(Path(settings.environments) if settings.environments else None, offline=settings.offline)
 
     def interpreter(
-        self, spec: WorkerSpec, label: str, required_modules: Sequence[str] | None = None, min_version: tuple[int, int] = OLDEST
+        self, spec: WorkerSpec, label: str, required_modules: Sequence[str] | None = None, min_version: tuple[int, int] = MIN_PYTHON
     ) -> str:
         """Return the Python to run workers on, "" for the server's own; build its environment if it is not kept.
 
@@ -86,7 +86,7 @@ class Environments:
                 text = f"{label}: requirements: folder {spec.requirements} is not an environment: it has no bin/python"
                 raise InferError(Code.INVALID, text)
             return _check_existing(str(python), required_modules, spec, label, min_version)
-        recipe = recipe_of(spec.requirements, spec.packages, label)
+        recipe = make_recipe(spec.requirements, spec.packages, label)
         base = ask(spec.interpreter, (), spec.environment, label, min_version) if spec.interpreter else Python.own()
         if recipe.python and not f"{base.spelled}.".startswith(f"{recipe.python}."):
             # only a warning, as in pipenv: everything written for the images of 2019 asks for 3.6
@@ -96,9 +96,7 @@ class Environments:
             )  # fmt: skip
         modules = required_modules if recipe.packed else self._needs
         folder = self._root(label) / _key(recipe, base, modules)
-        if (python := _find_complete(folder)) is None:
-            python = self._made(folder, recipe, base, label, modules, min_version)
-        return python
+        return _find_complete(folder) or self._made(folder, recipe, base, label, modules, min_version)
 
     def _root(self, label: str) -> Path:
         try:
@@ -130,7 +128,7 @@ class Environments:
                 start = time.monotonic()
                 logger.info("%s: creating the environment of %s in %s", label, recipe.source, folder)
                 try:
-                    making = Making(folder, recipe, base, label, lock, self._closed)
+                    making = EnvironmentBuilder(folder, recipe, base, label, lock, self._closed)
                     python = making.make(modules, min_version, offline=self._offline)
                     _write_marker(folder, python, recipe, label)
                 except BaseException:

@@ -15,7 +15,7 @@ from penstock.backends.errors import Code, InferError
 
 logger = logging.getLogger("penstock.environments")
 
-ASK_AGAIN_S = 0.1
+POLL_INTERVAL_S = 0.1
 """The polling interval: a blocking flock could not be cancelled from another thread."""
 
 
@@ -63,5 +63,5 @@ class Lock:
             if not logged:
                 logger.info("%s: waiting for another process that is creating its environment", self._label)
                 logged = True
-            if self._ended.wait(ASK_AGAIN_S):
+            if self._ended.wait(POLL_INTERVAL_S):
                 raise InferError(Code.NOT_READY, "Server is stopping")

@@ -66,13 +66,13 @@ def _make_recipe(
     hashed: list[str] = []
     unhashed: list[str] = []
     for name, entry in sorted(packages.items()):
-        options = {"version": entry} if isinstance(entry, str) else entry
+        fields = {"version": entry} if isinstance(entry, str) else entry
         try:
-            line = _line(name, options, path.parent)
+            line = _line(name, fields, path.parent)
         except ValueError as error:
             raise ValueError(f"{path}: {name}: {error}") from error
-        (hashed if options.get("hashes") else unhashed).append(line)
-        if (local := _local_path(options, path.parent)) is not None:
+        (hashed if fields.get("hashes") else unhashed).append(line)
+        if (local := _local_path(fields, path.parent)) is not None:
             digest.add_path(local)
     pip_options = (*_index_options(path, sources), *(("--no-deps",) if complete else ()))
     # separately: pip requires hashes for all requirements of a run or for none, and those from git or a folder cannot

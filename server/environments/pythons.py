@@ -14,9 +14,9 @@ from pathlib import Path
 
 from penstock.backends.errors import Code, InferError
 
-OLDEST = (3, 11)
+MIN_PYTHON = (3, 11)
 """The oldest Python for code in a worker unless specified otherwise: the same as for the server."""
-ASK_WITHIN_S = 120.0
+INSPECT_TIMEOUT_S = 120.0
 """Importing numpy from a cold network disk is slow."""
 _SCRIPT = """
 import json, sys, sysconfig
@@ -58,7 +58,7 @@ class Python:
 
 
 def ask(
-    path: str, modules: Sequence[str], environment: Mapping[str, str], label: str, min_version: tuple[int, int] = OLDEST
+    path: str, modules: Sequence[str], environment: Mapping[str, str], label: str, min_version: tuple[int, int] = MIN_PYTHON
 ) -> Python:
     """Run an interpreter to describe itself and import the needed packages.
 
@@ -72,11 +72,11 @@ def ask(
     try:
         completed = subprocess.run(  # noqa: S603 - the user's own Python
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-            timeout=ASK_WITHIN_S, check=False, cwd="/", env={**os.environ, **environment},
+            timeout=INSPECT_TIMEOUT_S, check=False, cwd="/", env={**os.environ, **environment},
         )  # fmt: skip
         version, build, platform, prefix, missing = json.loads(completed.stdout.rpartition("\n")[2])
     except subprocess.TimeoutExpired:
-        text = f"{label}: interpreter {path}: did not answer within {ASK_WITHIN_S:g} s"
+        text = f"{label}: interpreter {path}: did not answer within {INSPECT_TIMEOUT_S:g} s"
         raise InferError(Code.INVALID, text) from None
     except OSError as error:
         raise InferError(Code.INVALID, f"{label}: interpreter {path}: {error.strerror}") from error

@@ -65,7 +65,7 @@ class Digest:
         return self._hash.hexdigest()
 
 
-def recipe_of(path: Path | None, packages: Sequence[str], label: str) -> Recipe:
+def make_recipe(path: Path | None, packages: Sequence[str], label: str) -> Recipe:
     """Read the Recipe of a file, and add packages to it; without a file, the Recipe is the packages alone.
 
     A packed environment stays unchanged. Raises: InferError (INVALID).

@@ -52,7 +52,7 @@ def _add_file(digest: Digest, path: Path, folder: Path, chain: list[Path]) -> No
         # pip resolves a --find-links folder relative to the file that contains it if it exists there, else to the
         # working folder
         roots = (path.parent, folder) if name in _FOLDERS else (folder,)
-        if (local := _local_path(value, roots, must_look_like_one=not name)) is not None:
+        if (local := _local_path(value, roots, require_path_syntax=not name)) is not None:
             digest.add_path(local)
 
 

@@ -30,7 +30,7 @@ from penstock.server.errors import HTTP_STATUS, error_body, retry_after_s
 from penstock.server.grpc.method import Call, Method, Status
 from penstock.server.grpc.request import SHUTTING_DOWN
 from penstock.server.health import EXITING
-from penstock.server.restricted import GRPC_CATEGORIES, Restricted, category_of, http_text
+from penstock.server.restricted import GRPC_CATEGORIES, Restricted, category_of, restriction_text
 from penstock.server.v2.routes import gone
 
 from .kinds import ASK, END, LEAVE, PART, TAKEN
@@ -203,7 +203,7 @@ class AskingApp:
             headers = dict(scope["headers"])
             header = self._restricted.check(category_of(path) or "", lambda name: _text(headers.get(name.encode())))
             if header is not None:
-                await _answer(send, 403, [_JSON], error_body(http_text(header)))
+                await _answer(send, 403, [_JSON], error_body(restriction_text(header)))
                 return True
         if self._asking.exiting:
             raise InferError(Code.NOT_READY, EXITING)

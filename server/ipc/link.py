@@ -192,9 +192,9 @@ class Link:
             lost = self._lost
             self.close()
             self._lost = lost
-            self._loop.call_soon(self._tell_lost, why)
+            self._loop.call_soon(self._report_loss, why)
 
-    def _tell_lost(self, why: str) -> None:
+    def _report_loss(self, why: str) -> None:
         lost, self._lost = self._lost, _nobody
         lost(why)
 

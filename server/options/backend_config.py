@@ -51,7 +51,7 @@ def parse(rules: Sequence[str]) -> dict[str, dict[str, str]]:
     return settings
 
 
-def without_effect(rules: Sequence[str]) -> list[str]:
+def ineffective_rules(rules: Sequence[str]) -> list[str]:
     """Say which rules have no effect, and why: they concern Triton's own backends, or models not served here."""
     texts = []
     for name in (rule.partition("=")[0] for rule in rules):

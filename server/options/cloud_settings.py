@@ -79,7 +79,7 @@ class CloudSettings:
     )
     vertex_ai_predict_route: str = setting("", GROUP, "Path of predictions. Overrides AIP_PREDICT_ROUTE.", unit="path")
 
-    def clouds_lack(self, dialect: str, *, fronts: bool) -> str:
+    def clouds_conflict(self, dialect: str, *, fronts: bool) -> str:
         """Say what the cloud ports do not support of what was requested, or "". `fronts`: --http-workers."""
         if not (self.allow_sagemaker or self.allow_vertex_ai):
             return ""
@@ -91,7 +91,7 @@ class CloudSettings:
         return ""
 
 
-def said_by_clouds(environ: Mapping[str, str], dialect: str) -> dict[str, tuple[str, str]]:
+def settings_from_cloud(environ: Mapping[str, str], dialect: str) -> dict[str, tuple[str, str]]:
     """Read settings from a cloud's environment. Returns: by setting, the text and the variable it comes from.
 
     Empty for dialects other than triton, which serve their own routes in any container.

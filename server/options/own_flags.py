@@ -13,7 +13,7 @@ from penstock.server.settings import known_settings
 _NONE: Mapping[str, str] = MappingProxyType({})
 
 
-def own_flags(
+def parse_own_flags(
     prog: str, arguments: Sequence[str], reserved: Collection[str], aliases: Mapping[str, str] = _NONE
 ) -> tuple[dict[str, Any], list[str]]:
     """Take the flags of `penstock serve` out of a command line. `reserved` are flags with another meaning there.

@@ -22,7 +22,7 @@ NODES = Path("/sys/devices/system/node")
 _RANGE = "host policy setting 'cpu-cores' format is '<lower_cpu_core_id>-<upper_cpu_core_id>'. Got "
 
 
-def devices_of(settings: RunningSettings) -> Devices:
+def make_devices(settings: RunningSettings) -> Devices:
     """Make what the Engine's models share."""
     # imported here because batching imports numpy, which would slow down the command line
     from penstock.batching.devices.placement import Devices

@@ -90,10 +90,10 @@ def locate_version(folder: Path, version: int, filename: str, findings: list[Fin
     if path.is_dir():
         text = f"{filename} is not a SavedModel: there is no {GRAPH_FILES[0]} in it ({_contents(path)} is there)"
     else:
-        found = _contents(version_folder)
-        text = f"there is no SavedModel: neither {SAVED_MODEL_FILE} nor {GRAPH_FILES[0]} ({found} is there)"
+        contents = _contents(version_folder)
+        text = f"there is no SavedModel: neither {SAVED_MODEL_FILE} nor {GRAPH_FILES[0]} ({contents} is there)"
         if filename not in {SAVED_MODEL_FILE, *GRAPH_FILES}:
-            text = f"there is no {filename}, which the configuration names ({found} is there)"
+            text = f"there is no {filename}, which the configuration names ({contents} is there)"
     findings.append(missing_file(version_folder, version, text))
     return None
 

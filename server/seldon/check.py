@@ -11,7 +11,7 @@ from pathlib import Path
 
 from penstock.batching.spec import ModelSpec
 from penstock.server.carrying import checking
-from penstock.server.modules import names_of
+from penstock.server.modules import module_names
 from penstock.server.repository.check import CheckReport
 from penstock.server.repository.findings import Finding
 from penstock.server.settings import Settings
@@ -58,7 +58,7 @@ def _module_mistakes(folder: Path, component: str) -> list[Finding]:
         text = f"no module {'.'.join(parts or [name])} here: if it is not installed, '{component}' cannot be imported"
         return [Finding(folder, text, is_mistake=not parts)]
     try:
-        names = names_of(module)
+        names = module_names(module)
     except (OSError, SyntaxError, ValueError) as error:
         return [checking.unreadable(module, error)]
     if name not in names and not names & {"*", "__getattr__"}:

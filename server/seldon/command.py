@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from penstock.server.options.own_flags import own_flags
+from penstock.server.options.own_flags import parse_own_flags
 from penstock.server.options.setting import PREFIX
 from penstock.server.settings import SettingError, Settings, resolve
 
@@ -88,7 +88,7 @@ def ask(
     variables = _Environment(environ)
     parser = _parser(variables)
     actions = parser._actions  # noqa: SLF001
-    ours, words = own_flags(NAME, argv, {option for action in actions for option in action.option_strings}, _ALIASES)
+    ours, words = parse_own_flags(NAME, argv, {option for action in actions for option in action.option_strings}, _ALIASES)
     given, unknown = parser.parse_known_args(words)
     if unknown:
         _tell(f"Unknown args {unknown}. Note since 1.5.0 this CLI does not take API type (REST, GRPC)")

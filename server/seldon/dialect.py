@@ -32,7 +32,7 @@ class Seldon(Dialect):
     nothing = "nothing to serve: pass the PATH of a component, its folder or its Name.py, or of a graph"
     alone = "component"
     late = loud = True
-    metrics_type = "text/plain; version=0.0.4; charset=utf-8"
+    metrics_content_type = "text/plain; version=0.0.4; charset=utf-8"
     models: SeldonModels
     _parts: DialectParts
 
@@ -76,7 +76,7 @@ class Seldon(Dialect):
             methods = SeldonRpcs(self._parts.engine, self._current(), self.exposition).methods()
         return restricted_methods(methods, restricted, CATEGORIES)
 
-    def grpc_files(self) -> tuple[Any, ...]:
+    def grpc_descriptors(self) -> tuple[Any, ...]:
         """Return the FileDescriptorProtos that reflection offers."""
         return protos.files()
 

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Mapping
 from pathlib import Path
 
-from penstock.server.modules import made_in, parsed
+from penstock.server.modules import defined_names, parsed
 
 S2I = Path(".s2i", "environment")
 """The file that s2i reads to build an image: `NAME=VALUE` lines, which become variables of the container."""
@@ -58,10 +58,10 @@ def _classes_of(path: Path) -> set[str]:
 def lacks_methods(path: Path, name: str) -> bool:
     """Return whether a class defined in a module has no method that Seldon calls, and no base that could have one.
 
-    Raises: as `names_of`.
+    Raises: as `module_names`.
     """
     for node in parsed(path).body:
         if isinstance(node, ast.ClassDef) and node.name == name and not node.decorator_list:
             inherits = any(ast.unparse(base) != "object" for base in node.bases) or node.keywords
-            return not inherits and not any(each.startswith(METHODS) for each in made_in(node))
+            return not inherits and not any(each.startswith(METHODS) for each in defined_names(node))
     return False

@@ -9,7 +9,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import Code, InferError
-from penstock.server.answering import LARGE_BYTES, answer_coded, internal, off_loop, off_task, unpacked
+from penstock.server.answering import LARGE_BYTES, answer_compressed, internal, off_loop, clear_task, unpacked
 from penstock.server.carrying.service import CarryingService
 from penstock.server.errors import retry_after_line
 from penstock.server.http.coding import choose
@@ -152,7 +152,7 @@ class SeldonService(CarryingService):
         except Exception as error:  # noqa: BLE001 - as in begin
             self.fail(connection, claim, error)
         finally:
-            off_task(connection)
+            clear_task(connection)
 
     def answer_call(self, connection: FastLane, claim: Any, call: SeldonCall) -> None:
         """Send the component's answer, and count the metrics it reported."""
@@ -164,7 +164,7 @@ class SeldonService(CarryingService):
             content_type, _, own = lines.partition(b"\r\n")
             extra = pages.joined(own, extra)
         if claim.accept and status == 200:
-            answer_coded(connection, body, content_type, extra, claim.accept)
+            answer_compressed(connection, body, content_type, extra, claim.accept)
         else:
             connection.answer(status, body, content_type, extra)
 
@@ -187,7 +187,7 @@ class SeldonService(CarryingService):
         elif purpose == METADATA:
             self._answer_metadata(connection, claim)
         elif purpose == OPENAPI:
-            answer_coded(connection, openapi.page(), JSON, lines + _DISPOSITION, claim.accept)
+            answer_compressed(connection, openapi.page(), JSON, lines + _DISPOSITION, claim.accept)
         elif purpose == OPTIONS:
             connection.answer(200, b"", TEXT, b"allow: %b\r\n%b" % (self._methods(claim), lines))
         elif purpose == NOT_ALLOWED:

@@ -205,7 +205,7 @@ class _Process:
                     told.said(ANSWERS)
                     await asyncio.sleep(0)
                     await role.answer()
-                process.settle_memory()
+                process.freeze_collected()
                 told.said(READY, **loading.result())
                 await self._asked.wait()
             dropped = await role.drain(last=self._last)

@@ -21,7 +21,7 @@ logger = logging.getLogger("penstock.supervisor")
 
 def prepare() -> None:
     """Import what either role needs: most of a start's second."""
-    from penstock.server.process import GC_THRESHOLD, settle_memory
+    from penstock.server.process import GC_THRESHOLD, freeze_collected
 
     gc.set_threshold(*GC_THRESHOLD)
     import penstock.backends.onnx
@@ -29,7 +29,7 @@ def prepare() -> None:
     import penstock.server.fronts.front
     import penstock.server.supervisor.lasting  # noqa: F401
 
-    settle_memory()  # otherwise the collector would traverse all of it once models are served: 0.1 s without an answer
+    freeze_collected()  # otherwise the collector would traverse all of it once models are served: 0.1 s without an answer
 
 
 class Role(Protocol):

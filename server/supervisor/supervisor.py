@@ -113,7 +113,7 @@ class Supervisor:
         self._faults = Faults(self._settings, {role: partial(pids, role) for role in (FRONT, ENGINE)}, "supervisor")
         self._faults.begin()
 
-    def hang_up(self) -> None:
+    def handle_hangup(self) -> None:
         """Replace every process without interrupting service."""
         if not self._whole or not self.fleet.replace():
             logger.warning("SIGHUP ignored: processes are starting or ending")

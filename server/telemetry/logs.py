@@ -147,7 +147,7 @@ class _Enqueue(logging.Handler):
         except Exception:  # noqa: BLE001 - a format error must not reach the caller
             self.handleError(record)
 
-    def tell_repeats(self, now_s: float) -> None:
+    def flush_repeats(self, now_s: float) -> None:
         """Put summaries of repeats whose window has ended when nothing else is logged."""
         with self.lock:  # type: ignore[union-attr]
             for summary in self.repeats.over(now_s):
@@ -219,7 +219,7 @@ class Logs:
         logging.getLogger().removeHandler(self._door)
         for logger, level in self._before:
             logger.setLevel(level)
-        self._door.tell_repeats(math.inf)
+        self._door.flush_repeats(math.inf)
         with contextlib.suppress(queue.Full):
             self._records.put(None, timeout=STOP_TIMEOUT_S)
         self._writer.join(STOP_TIMEOUT_S)
@@ -240,7 +240,7 @@ class Logs:
         while True:
             with contextlib.suppress(queue.Empty):
                 return self._records.get(timeout=WINDOW_S if self._door.repeats else None)
-            self._door.tell_repeats(time.monotonic())
+            self._door.flush_repeats(time.monotonic())
 
     def _write(self, record: logging.LogRecord) -> None:
         # A closed or full stream, or a record that cannot be written, must not end the writer.
@@ -252,7 +252,7 @@ class Logs:
         except (OSError, ValueError) as error:
             self._lost += 1
             if self._lost == 1:
-                self._tell_lost(error)
+                self._report_loss(error)
             return
         if self._lost:
             lost, self._lost = self._lost, 0
@@ -268,7 +268,7 @@ class Logs:
             safe_values["msg"] = f"{record.msg} (the details cannot be formatted: {type(error).__name__})"
             return self._formatter.format(logging.makeLogRecord(safe_values))
 
-    def _tell_lost(self, error: OSError | ValueError) -> None:
+    def _report_loss(self, error: OSError | ValueError) -> None:
         """Report on the stream why the file cannot be written; a failure of the stream itself cannot be reported."""
         if self._file is not None and isinstance(error, OSError):
             text = f"penstock: --log-file {self._file.path}: {error.strerror}; log records are lost until this is fixed"

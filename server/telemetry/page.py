@@ -36,7 +36,7 @@ async def coded(page: bytes, accept: bytes) -> tuple[bytes, dict[bytes, bytes]]:
     return await asyncio.to_thread(compress, page, coding), headers
 
 
-def create_metrics_app(metrics: Metrics, path: str = "/metrics") -> ASGIApp:
+def make_metrics_app(metrics: Metrics, path: str = "/metrics") -> ASGIApp:
     """Make the ASGI application of the metrics port: GET of one path and nothing else."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

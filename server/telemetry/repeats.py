@@ -11,7 +11,7 @@ import re
 from collections.abc import Hashable
 from typing import Any
 
-USERS = ".user."
+USER_SUFFIX = ".user."
 """How the logger names of user code end."""
 WINDOW_S = 1.0
 MOST = 20
@@ -25,7 +25,7 @@ _COPIED_FIELDS = ("name", "levelno", "levelname", "model")
 def kind_of(record: logging.LogRecord) -> Hashable | None:
     """Return a record's kind: place, model, text without numbers, error type. None if it is not limited."""
     name = f"{record.name}."
-    if record.levelno < logging.WARNING or not name.startswith("penstock.") or name.endswith(USERS):
+    if record.levelno < logging.WARNING or not name.startswith("penstock.") or name.endswith(USER_SUFFIX):
         return None
     raised = record.exc_info[0] if record.exc_info else None
     return (*_location_of(record), _NUMBER.sub("", record.getMessage()), raised)

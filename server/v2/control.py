@@ -20,7 +20,7 @@ from starlette.responses import Response
 from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
 from penstock.batching.running.outsides import says_ready
-from penstock.server.engines import KnowsModels
+from penstock.server.engines import FindsModels
 from penstock.server.health import EXITING, Health
 from penstock.server.telemetry.metrics import CONTENT_TYPE as METRICS_TYPE
 from penstock.server.telemetry.metrics import Metrics
@@ -50,7 +50,7 @@ class ReadsRepository(Protocol):
 
 
 def control_routes(
-    engine: KnowsModels, repository: ReadsRepository, metrics: Metrics, health: Health, *, name: str = "triton"
+    engine: FindsModels, repository: ReadsRepository, metrics: Metrics, health: Health, *, name: str = "triton"
 ) -> tuple[Route, ...]:
     """Return the endpoints."""
     control = _Control(engine, repository, metrics, health)
@@ -62,7 +62,7 @@ def control_routes(
 class _Control:
     """The endpoints."""
 
-    def __init__(self, engine: KnowsModels, repository: ReadsRepository, metrics: Metrics, health: Health) -> None:
+    def __init__(self, engine: FindsModels, repository: ReadsRepository, metrics: Metrics, health: Health) -> None:
         self._engine = engine
         self._repository = repository
         self._metrics = metrics

@@ -24,7 +24,7 @@ from starlette.responses import Response
 from penstock.backends.errors import Code, InferError, bare
 from penstock.batching.model import Model
 from penstock.batching.scheduling.admission import admit
-from penstock.server.answering import LargeTexts
+from penstock.server.answering import LargeJsonReader
 from penstock.server.errors import HTTP_STATUS, error_body
 from penstock.server.http.parts import PARTS
 
@@ -82,7 +82,7 @@ class Generate:
         self._engine = engine
         self._limits = limits
         self._hooks_of = hooks_of
-        self._texts = LargeTexts()
+        self._texts = LargeJsonReader()
 
     def routes(self) -> tuple[Route, ...]:
         """Return the endpoints."""

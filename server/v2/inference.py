@@ -19,12 +19,12 @@ from penstock.backends.errors import Code, InferError, bare
 from penstock.batching.running.own_outputs import OwnOutputs
 from penstock.server.answering import (
     LARGE_BYTES,
-    LargeTexts,
-    answer_coded,
+    LargeJsonReader,
+    answer_compressed,
     internal,
     off_loop,
-    off_task,
-    on_task,
+    clear_task,
+    start_task,
 )
 from penstock.server.errors import HTTP_STATUS, error_body, retry_after_line
 from penstock.server.http.coding import decompress, decompress_little
@@ -79,7 +79,7 @@ class Inference:
         self._hooks_of = hooks_of
         self._regions = Regions() if regions is None else regions
         self._forwarding = forwarding
-        self._texts, self._answers = LargeTexts(), LargeAnswerEncoder()
+        self._texts, self._answers = LargeJsonReader(), LargeAnswerEncoder()
         self._predictions = Predictions(limits, hooks_of, self._texts, self._answer_body, self.refuse)
         self._routes: dict[tuple[str, str], ModelRoute] = {}
         self.restricted = Restricted()
@@ -235,7 +235,7 @@ class Inference:
         except Exception as error:  # noqa: BLE001 - as in _run
             self.refuse(connection, internal(error, request.model.name, request.id))
         finally:
-            off_task(connection)
+            clear_task(connection)
 
     def _answer_body(self, connection: FastLane, claim: InferenceClaim, body: Body, json_bytes: int) -> None:
         if not claim.accept:
@@ -243,7 +243,7 @@ class Inference:
             return
         content_type = b"application/octet-stream" if json_bytes else b"application/json"
         extra = b"inference-header-content-length: %d\r\n" % json_bytes if json_bytes else b""
-        answer_coded(connection, body, content_type, extra, claim.accept)
+        answer_compressed(connection, body, content_type, extra, claim.accept)
 
     @staticmethod
     def refuse(connection: FastLane, error: InferError) -> None:
@@ -255,7 +255,7 @@ class Inference:
 
     def _begin_longer(self, connection: FastLane, claim: InferenceClaim, model: Model, body: bytes) -> None:
         if not claim.predict or not self._predictions.begin(connection, claim, model, body):
-            on_task(connection, self._engine, model, self._run(connection, claim, model, body))
+            start_task(connection, self._engine, model, self._run(connection, claim, model, body))
 
     async def _run(self, connection: FastLane, claim: InferenceClaim, model: Model, body: bytes) -> None:
         request_id = claim.request_id
@@ -281,7 +281,7 @@ class Inference:
         except Exception as error:  # noqa: BLE001 - logged under an id, and the client always gets an answer
             self.refuse(connection, internal(error, model.name, request_id))
         finally:
-            off_task(connection)
+            clear_task(connection)
 
     async def _decoded(self, claim: InferenceClaim, model: Model, body: bytes) -> tuple[InferRequest, Options]:
         """Decode inline, or on a thread if that would block the event loop."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from penstock.backends.errors import InferError
 from penstock.batching.request import NO_TERMS, Terms
-from penstock.server.answering import LARGE_BYTES, LargeTexts, Promise, internal, unpacked
+from penstock.server.answering import LARGE_BYTES, LargeJsonReader, Promise, internal, unpacked
 
 from .call_parameters import PLAIN
 from .parsing import parse
@@ -34,7 +34,7 @@ class Predictions:
     """Answers `predict` for one server. `write` and `refuse` answer a connection."""
 
     def __init__(
-        self, limits: Limits, hooks_of: Callable[[Model], Hooks], texts: LargeTexts, write: Writes, refuse: Refuses
+        self, limits: Limits, hooks_of: Callable[[Model], Hooks], texts: LargeJsonReader, write: Writes, refuse: Refuses
     ) -> None:
         self._limits = limits
         self._hooks_of = hooks_of

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from penstock.server import answering
-from penstock.server.answering import LARGE_BYTES, LargeTexts, answer_coded, unpacked
+from penstock.server.answering import LARGE_BYTES, LargeJsonReader, answer_compressed, unpacked
 from penstock.server.http.coding import compress
 from penstock.server.http.head import HttpError
 from penstock.server.http.limits import Limits
@@ -48,7 +48,7 @@ def test_a_body_that_waits_for_a_thread_waits_packed(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(("size", "at_once"), [(1 << 20, 1), (None, 1), (LARGE_BYTES, 3)])
 def test_large_texts_are_read_one_after_another(size: int | None, at_once: int) -> None:
-    texts, reading, most, all_there = LargeTexts(), [0], [0], threading.Barrier(at_once)
+    texts, reading, most, all_there = LargeJsonReader(), [0], [0], threading.Barrier(at_once)
     lock = threading.Lock()
 
     def read() -> None:
@@ -68,7 +68,7 @@ def test_large_texts_are_read_one_after_another(size: int | None, at_once: int) 
 
 
 def test_bodies_that_become_large_texts_are_read_one_after_another() -> None:
-    texts = LargeTexts()
+    texts = LargeJsonReader()
 
     async def main() -> set[threading.Thread]:
         calls = (unpacked(BOMB, b"gzip", LIMITS, lambda _: threading.current_thread(), texts) for _ in range(5))
@@ -93,7 +93,7 @@ class TestLargeAnswers:
         """Give a connection whose answer of so many bytes waits for a thread."""
         lane = Lane(shared=shared)
         lane.feed(request("/own"))
-        answer_coded(lane.protocol, bytes(size), b"text/plain", b"x-a: b\r\n", b"gzip")
+        answer_compressed(lane.protocol, bytes(size), b"text/plain", b"x-a: b\r\n", b"gzip")
         return lane
 
     def test_are_counted_while_they_wait_and_go_as_they_are_where_too_much_waits(self) -> None:

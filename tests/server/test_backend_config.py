@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from penstock.server.options.backend_config import parse, rows_of, tensorflow_options, without_effect
+from penstock.server.options.backend_config import parse, rows_of, tensorflow_options, ineffective_rules
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_anything_else_is_refused_by_its_name(rule: str, message: str) -> None:
 )
 def test_what_is_of_how_triton_goes_about_it_changes_nothing_and_is_told_of(rule: str, why: str) -> None:
     assert parse((rule,)) == parse(())
-    assert [why in text for text in without_effect(("default-max-batch-size=3", rule))] == [True]
+    assert [why in text for text in ineffective_rules(("default-max-batch-size=3", rule))] == [True]
 
 
 def test_the_same_thing_said_differently_is_refused() -> None:

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.server.chaos import DUE, Chaos, Rates, parse
+from penstock.server.chaos import PROCESS_FAULTS, Chaos, Rates, parse
 from penstock.server.settings import SettingError, Settings
 
 S = 1_000_000_000
 ALL = ("worker", "front", "engine")
-RATES = st.dictionaries(st.sampled_from(DUE), st.floats(0.01, 50.0), min_size=1)
+RATES = st.dictionaries(st.sampled_from(PROCESS_FAULTS), st.floats(0.01, 50.0), min_size=1)
 
 
 def test_rules_are_read() -> None:
@@ -57,7 +57,7 @@ def test_without_rates_nothing_is_ever_due() -> None:
 
 
 def test_it_makes_only_what_it_can_reach() -> None:
-    chaos = Chaos(parse([f"{fault}=10" for fault in DUE]), ("worker",), 0)
+    chaos = Chaos(parse([f"{fault}=10" for fault in PROCESS_FAULTS]), ("worker",), 0)
 
     assert set(chaos.due(10 * S)) == {"kill-worker", "stop-worker"}
 

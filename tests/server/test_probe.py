@@ -90,7 +90,7 @@ def test_where_the_first_process_does_not_serve_it_says_nothing(
 
     for file in (told, tmp_path / "none"):
         monkeypatch.setattr(probing, "_FIRST", file)
-        assert probing.words_of_container() == []
+        assert probing.container_arguments() == []
 
 
 def test_where_nobody_listens_nothing_is_healthy() -> None:

@@ -18,7 +18,7 @@ from penstock.server.restricted import (
     GRPC_PREFIX,
     Restricted,
     category_of,
-    http_text,
+    restriction_text,
     restricted_methods,
 )
 from penstock.server.settings import SettingError, Settings
@@ -241,7 +241,7 @@ def test_no_endpoint_answers_without_the_header(live: Live, path: str, method: s
 
     assert answer.status_code in {403, 404, 405, 501}
     if answer.status_code == 403 and method != "HEAD":
-        assert answer.json() == {"error": http_text("key")}
+        assert answer.json() == {"error": restriction_text("key")}
 
 
 @pytest.mark.parametrize("path", ["/v2/health/live", "/v2", "/v2/models/free", "/v2/models/free/stats", "/v2/logging"])
@@ -257,7 +257,7 @@ def test_with_the_header_everything_is_as_it_was(live: Live) -> None:
     body = document(np.ones((1, 1, 1), np.float32))
     for wrong in (None, {"key": "no"}):
         refused = httpx.post(live.url + "/v2/models/free/infer", json=body, headers=wrong)
-        assert (refused.status_code, refused.json()) == (403, {"error": http_text("key")})
+        assert (refused.status_code, refused.json()) == (403, {"error": restriction_text("key")})
     for _ in range(2):
         assert httpx.post(live.url + "/v2/models/free/infer", json=body, headers=headers).status_code == 200
 

@@ -26,7 +26,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.server.listening.listener import Listener, Port
 from penstock.server.listening.sockets import StartError
-from penstock.server.process import as_triton_says
+from penstock.server.process import triton_log_lines
 from penstock.server.serve import Server
 from tests.fakes import FakeBackend, fake_loader
 from tests.forking import the_forker
@@ -466,12 +466,12 @@ def test_triton_s_words_for_what_listens_are_in_the_log_once_all_is_loaded() -> 
 def test_triton_s_words_have_a_name_for_each_of_its_services() -> None:
     urls = {"HTTP": "http://[::1]:1", "gRPC": "grpcs://h:2", "SageMaker": "http://h:4", "metrics": "http://h:3"}
 
-    assert list(as_triton_says(urls)) == [
+    assert list(triton_log_lines(urls)) == [
         "Started GRPCInferenceService at h:2",
         "Started HTTPService at [::1]:1",
         "Started Metrics Service at h:3",
     ]
-    assert list(as_triton_says({})) == []
+    assert list(triton_log_lines({})) == []
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.answering import LargeTexts
+from penstock.server.answering import LargeJsonReader
 from penstock.server.listening.mapped_buffer import LargeAnswerEncoder
 from penstock.server.process import run
 from penstock.server.serve import Server
@@ -35,7 +35,7 @@ def test_work_waits_for_a_thread_that_there_is(monkeypatch: pytest.MonkeyPatch) 
 
 def test_large_texts_and_answers_are_read_and_written_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> list[str]:
-        texts, answers = LargeTexts(), LargeAnswerEncoder()
+        texts, answers = LargeJsonReader(), LargeAnswerEncoder()
         no_more_threads(monkeypatch)
         return [await texts.read(None, str, 1), await answers.encode(0, str, 2), await answers.encode(9 << 20, str, 3)]
 

@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import Code, InferError
-from penstock.server.answering import internal, off_task, unpacked
+from penstock.server.answering import internal, clear_task, unpacked
 from penstock.server.carrying.service import CarryingService
 from penstock.server.errors import HTTP_STATUS, retry_after_line
 from penstock.server.http.head import HttpError
@@ -146,7 +146,7 @@ class GraphService(CarryingService):
         except Exception as error:  # noqa: BLE001 - the client gets an answer whatever it is
             known = isinstance(error, GraphError | NotDescribedError | InferError | HttpError)
             status, answer, again = _refusal(error if known else self.trouble(claim, error))
-        off_task(connection)
+        clear_task(connection)
         _answer(connection, claim, puid, status, answer, again)
         method, spent_ns = claim.method.decode("latin-1").lower(), time.monotonic_ns() - began_ns
         self._graph.counted.request(predictor, address.purpose, method, str(status), spent_ns)

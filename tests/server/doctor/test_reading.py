@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from penstock.server import cli
-from penstock.server.doctor import asking, reading
-from penstock.server.doctor.asking import ProbeProcess
+from penstock.server.doctor import probes, reading
+from penstock.server.doctor.probes import ProbeProcess
 from penstock.server.doctor.reading import read_facts, read_ports
 from penstock.server.settings import Settings
 
@@ -48,7 +48,7 @@ def test_no_reading_that_fails_keeps_the_others_back(monkeypatch: pytest.MonkeyP
 
     for name in ("read_machine", "read_ports", "_libraries", "_cuda_major"):
         monkeypatch.setattr(reading, name, fail)
-    monkeypatch.setattr(asking, "child", lambda *_: ProbeProcess(["/bin/false"], 20.0))
+    monkeypatch.setattr(probes, "start", lambda *_: ProbeProcess(["/bin/false"], 20.0))
 
     facts = read_facts(Settings(model_repository=("nowhere",)))
 

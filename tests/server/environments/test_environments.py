@@ -15,7 +15,7 @@ import pytest
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.spec import WorkerSpec
-from penstock.server.environments.environments import WHOLE, Environments, default_folder
+from penstock.server.environments.environments import MARKER_FILE, Environments, default_folder
 from penstock.server.python_models.loading import MUST, OLDEST
 from tests.server.environments.places import FakePython
 
@@ -200,8 +200,8 @@ def test_one_that_another_process_makes_is_waited_for(
 ) -> None:
     Environments(kept).interpreter(spec, LABEL)
     folder = kept / made(kept)[0]
-    whole = (folder / WHOLE).read_bytes()
-    (folder / WHOLE).unlink()
+    whole = (folder / MARKER_FILE).read_bytes()
+    (folder / MARKER_FILE).unlink()
     waiting = threading.Event()
 
     class CountingAccessLogger(logging.Handler):
@@ -217,7 +217,7 @@ def test_one_that_another_process_makes_is_waited_for(
         with caplog.at_level(logging.INFO, "penstock"), ThreadPoolExecutor(1) as thread:
             asked = thread.submit(Environments(kept).interpreter, spec, LABEL)
             assert waiting.wait(10)
-            (folder / WHOLE).write_bytes(whole)
+            (folder / MARKER_FILE).write_bytes(whole)
             fcntl.flock(lock, fcntl.LOCK_UN)
             assert asked.result(10) == str(folder / "bin" / "python")
     finally:
@@ -233,11 +233,11 @@ def test_one_that_is_not_whole_is_never_used(kept: Path, spec: WorkerSpec, pytho
     folder = kept / made(kept)[0]
     (folder / "stale").write_text("")
     if half == "broken mark":
-        (folder / WHOLE).write_text("{")
+        (folder / MARKER_FILE).write_text("{")
     elif half == "no python":
         (folder / "bin" / "python").unlink()
     else:
-        (folder / WHOLE).unlink()
+        (folder / MARKER_FILE).unlink()
     if half == "nothing":
         (folder / "bin" / "python").unlink()
 
@@ -382,7 +382,7 @@ def test_a_packed_environment_is_unpacked_once_and_corrected(tmp_path: Path, kep
 
     assert first == second == str(kept / made(kept)[0] / "bin" / "python")
     assert python.runs(str(Path(first).parent / "conda-unpack")) == 1
-    assert json.loads((kept / made(kept)[0] / WHOLE).read_text())["made_of"] == str(packed)
+    assert json.loads((kept / made(kept)[0] / MARKER_FILE).read_text())["made_of"] == str(packed)
 
 
 def test_one_that_is_packed_anew_is_another_one(tmp_path: Path, kept: Path, python: FakePython) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.backends.errors import InferError
-from penstock.server.environments.pipfile import _hash, _parsed
+from penstock.server.environments.pipfile import _hash, _parse_toml
 from penstock.server.environments.recipe import Recipe, read_recipe
 
 
@@ -71,7 +71,7 @@ def test_the_lock_beside_it_counts_with_its_hashes_and_nothing_more_is_resolved(
     pipfile = '[packages]\nsix = "*"\n'
     (tmp_path / "Pipfile").write_text(pipfile)
     lock = {
-        "_meta": {"hash": {"sha256": _hash(_parsed(tmp_path / "Pipfile"))}, "requires": {"python_version": "3.11"}},
+        "_meta": {"hash": {"sha256": _hash(_parse_toml(tmp_path / "Pipfile"))}, "requires": {"python_version": "3.11"}},
         "default": {
             "six": {"version": "==1.16.0", "hashes": ["sha256:aa", "sha256:bb"], "index": "pypi"},
             "tool": {"git": "https://x/tool.git", "ref": "abc"},

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.batching.spec import WorkerSpec
-from penstock.server.environments.environments import NEEDS, Environments
+from penstock.server.environments.environments import REQUIRED_MODULES, Environments
 from penstock.server.workers.kinds import FIRST_CALL
 from penstock.server.workers.order import Order
 from penstock.server.workers.worker import Worker
@@ -109,7 +109,7 @@ def test_a_locked_pipfile_with_a_project_beside_it(tmp_path: Path, wheels: Path)
 
 
 def test_a_worker_runs_in_an_environment_of_its_own_packed_or_made(tmp_path: Path, wheels: Path) -> None:
-    for name in NEEDS:
+    for name in REQUIRED_MODULES:
         repack(wheels, name)
     (tmp_path / "requirements.txt").write_text("tiny==1.0\n")
     (tmp_path / "says.py").write_text(SERVICE)

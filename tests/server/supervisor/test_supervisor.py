@@ -204,7 +204,7 @@ def test_all_processes_are_replaced_without_a_lost_request() -> None:
         async with supervised() as supervisor, load_on(port_of(supervisor)) as ledger:
             before = set(pids(supervisor, FRONT) + pids(supervisor, ENGINE))
             await until(lambda: ledger["good"] > 100)
-            supervisor.hang_up()
+            supervisor.handle_hangup()
             await until(lambda: supervisor.fleet.following is None and len(supervisor.fleet.members) == 3)
 
             assert not before & set(pids(supervisor, FRONT) + pids(supervisor, ENGINE))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _WILDCARD_ADDRESSES = ("0.0.0.0", "::", "")  # noqa: S104 - what is listened on is compared
 
 
-def obstacles(settings: Settings) -> list[str]:
+def start_problems(settings: Settings) -> list[str]:
     """Say why a server with these settings would not start. Opens no port; reads the certificates."""
     problems = [*_model_problems(settings), *_port_problems(settings), *_cloud_problems(settings), *_trace_problems(settings)]
     if settings.http_workers and not hasattr(os, "pidfd_open"):

@@ -16,7 +16,7 @@ from typing import Any
 _MAX_TEXT_CHARS = 300
 
 
-class AskError(Exception):
+class ProbeError(Exception):
     """Why a probe gave no answer."""
 
 
@@ -31,10 +31,10 @@ class ProbeProcess:
         self._thread.start()
 
     def text(self) -> str:
-        """Wait for its answer. Raises: AskError."""
+        """Wait for its answer. Raises: ProbeError."""
         self._thread.join()
         if self._failure:
-            raise AskError(self._failure)
+            raise ProbeError(self._failure)
         return self._text
 
     def _run(self) -> None:
@@ -67,20 +67,20 @@ def _abandon(process: subprocess.Popen[bytes]) -> None:
     threading.Thread(target=process.wait, name="doctor left", daemon=True).start()
 
 
-def child(name: str, limit_s: float, stdin: bytes = b"") -> ProbeProcess:
+def start(name: str, limit_s: float, stdin: bytes = b"") -> ProbeProcess:
     """Start one of the probes of `child`."""
     return ProbeProcess([sys.executable, "-m", "penstock.server.doctor.child", name], limit_s, stdin)
 
 
-def answer(process: ProbeProcess) -> Mapping[str, Any]:
-    """Return a child's answer. Raises: AskError."""
+def read_answer(process: ProbeProcess) -> Mapping[str, Any]:
+    """Return a child's answer. Raises: ProbeError."""
     text = process.text()
     try:
         parsed = json.loads(text)
     except ValueError:
         parsed = None
     if not isinstance(parsed, dict):
-        raise AskError(f"the answer cannot be parsed: {text[-_MAX_TEXT_CHARS:]!r}")
+        raise ProbeError(f"the answer cannot be parsed: {text[-_MAX_TEXT_CHARS:]!r}")
     return parsed
 
 

@@ -24,7 +24,7 @@ FOREIGN: Mapping[str, str] = MappingProxyType({
 })  # fmt: skip
 UNSUPPORTED_BOOLEANS = ("--model-namespacing",)
 """Those of them that may be given as off."""
-WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType({
+IGNORED_FLAGS: Mapping[str, str] = MappingProxyType({
     "--enable-peer-access": "every instance uses its own GPU and never reads the memory of another",
     "--http-thread-count": "HTTP is served by one event loop",
     "--grpc-infer-thread-count": _NO_POOL,
@@ -40,7 +40,7 @@ WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType({
 })  # fmt: skip
 """Flags that change no answer, so the server starts with them."""
 _CACHE_BYTES = "--response-cache-byte-size"
-OLDER_WAYS: Mapping[str, str] = MappingProxyType({
+DEPRECATED_FLAGS: Mapping[str, str] = MappingProxyType({
     _CACHE_BYTES: "--cache-config=local,size={}",
     "--trace-file": "--trace-config=triton,file={}",
     "--trace-level": "--trace-config=level={}",
@@ -51,7 +51,7 @@ OLDER_WAYS: Mapping[str, str] = MappingProxyType({
 """Flags that Triton accepts as deprecated, and their replacements."""
 
 
-OLDER_NAMES: Mapping[str, str] = MappingProxyType({
+OLD_NAMES: Mapping[str, str] = MappingProxyType({
     "--model-store": "--model-repository",
     "--strict-model-config": "--disable-auto-complete-config",
 })  # fmt: skip
@@ -60,21 +60,21 @@ OLDER_NAMES: Mapping[str, str] = MappingProxyType({
 def renamed(argument: str) -> str:
     """Return an argument with the older name of its flag replaced by the newer one."""
     flag, equals, value = argument.partition("=")
-    return OLDER_NAMES.get(flag, flag) + equals + value
+    return OLD_NAMES.get(flag, flag) + equals + value
 
 
-def lengthened(argument: str, known_flags: Iterable[str]) -> str:
+def complete_flag(argument: str, known_flags: Iterable[str]) -> str:
     """Return an argument with its flag completed, if it is a prefix of exactly one known flag.
 
     Source: Triton server, command_line_parser.cc: getopt_long takes `--model-repo` for `--model-repository`.
     """
     flag, equals, value = argument.partition("=")
-    all_flags = {*known_flags, *FOREIGN, *WITHOUT_EFFECT, *OLDER_NAMES, *OLDER_WAYS}
+    all_flags = {*known_flags, *FOREIGN, *IGNORED_FLAGS, *OLD_NAMES, *DEPRECATED_FLAGS}
     matches = [flag] if flag in all_flags else [candidate for candidate in all_flags if flag[2:] and candidate.startswith(flag)]
     return matches[0] + equals + value if len(matches) == 1 else argument
 
 
-def sifted(arguments: Iterable[str]) -> tuple[list[str], list[str]]:
+def translate_flags(arguments: Iterable[str]) -> tuple[list[str], list[str]]:
     """Remove flags without effect and their values from a command line, and replace deprecated flags.
 
     Returns: the resulting words, and the warnings.
@@ -87,12 +87,12 @@ def sifted(arguments: Iterable[str]) -> tuple[list[str], list[str]]:
         argument = remaining.popleft()
         flag, equals, value = argument.partition("=")
         has_next_value = not equals and bool(remaining) and not remaining[0].startswith("--")
-        if flag in WITHOUT_EFFECT:
+        if flag in IGNORED_FLAGS:
             if has_next_value and (flag not in _VALUE_OPTIONAL or remaining[0].lower() in TRUE_WORDS + FALSE_WORDS):
                 remaining.popleft()
-            warnings.append(f"{flag} has no effect: {WITHOUT_EFFECT[flag]}")
-        elif flag in OLDER_WAYS and (equals or has_next_value):
-            replacement = OLDER_WAYS[flag].format(remaining.popleft() if has_next_value else value)
+            warnings.append(f"{flag} has no effect: {IGNORED_FLAGS[flag]}")
+        elif flag in DEPRECATED_FLAGS and (equals or has_next_value):
+            replacement = DEPRECATED_FLAGS[flag].format(remaining.popleft() if has_next_value else value)
             if (flag, replacement[-2:]) != (_CACHE_BYTES, "=0"):  # 0 means no cache in Triton
                 replacements.append(replacement)
                 warnings.append(f"{flag} is deprecated in Triton and treated as {replacement}: use that instead")
@@ -108,7 +108,7 @@ def sifted(arguments: Iterable[str]) -> tuple[list[str], list[str]]:
 
 def _only_off(replacements: list[str]) -> list[str]:
     """Drop the other levels if one is OFF: tracing is then off in Triton, and here OFF must stand alone."""
-    level = OLDER_WAYS["--trace-level"].format("")
+    level = DEPRECATED_FLAGS["--trace-level"].format("")
     off_flags = [each for each in replacements if each.lower() == f"{level}off"]
     return [each for each in replacements if not each.startswith(level)] + off_flags[:1] if off_flags else replacements
 
@@ -116,6 +116,6 @@ def _only_off(replacements: list[str]) -> list[str]:
 def foreign(argument: str) -> str | None:
     """Say why a flag of Triton is not accepted, or what value it lacks. None for other arguments."""
     flag = argument.partition("=")[0]
-    if flag in OLDER_WAYS:
-        return f"{flag} needs a value, as in {OLDER_WAYS[flag].format('VALUE')}"
+    if flag in DEPRECATED_FLAGS:
+        return f"{flag} needs a value, as in {DEPRECATED_FLAGS[flag].format('VALUE')}"
     return f"{flag} is a Triton flag that Penstock does not support: {FOREIGN[flag]}" if flag in FOREIGN else None

@@ -1,4 +1,4 @@
-"""Making: builds one environment, from an empty folder to a Python for workers. Used by `environments.py`."""
+"""EnvironmentBuilder: builds one environment, from an empty folder to a Python for workers. Used by `environments.py`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from .recipe import Recipe
 
 logger = logging.getLogger("penstock.environments")
 
-KEPT_LINES = 400
-TOLD_LINES = 6
+MAX_OUTPUT_LINES = 400
+MAX_REPORTED_LINES = 6
 # Variables of the operator's shell that are not passed to pip: they would make it install or look elsewhere.
 _REMOVED_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER", "PIP_PYTHON")
 # Messages of pip, and the advice for each.
@@ -44,7 +44,7 @@ _NETWORK_ERRORS = ("Failed to establish a new connection", "Temporary failure in
               "Read timed out", "ConnectTimeoutError", "NewConnectionError", "ProxyError", "SSLError")  # fmt: skip
 
 
-class Making:
+class EnvironmentBuilder:
     """Builds one environment in `folder`, whose Lock is held. Child processes hold the lock too."""
 
     def __init__(
@@ -115,7 +115,7 @@ class Making:
     def _run(self, command: Sequence[str], name: str) -> None:
         """Run a program to its end, and log its output lines. Raises: InferError."""
         environ = {key: value for key, value in os.environ.items() if key not in _REMOVED_VARIABLES}
-        lines: deque[str] = deque(maxlen=KEPT_LINES)
+        lines: deque[str] = deque(maxlen=MAX_OUTPUT_LINES)
         with subprocess.Popen(  # noqa: S603 - pip, of the user's own Python
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             errors="replace", cwd=self._recipe.source.parent, pass_fds=(self._lock.fileno(),), start_new_session=True,
@@ -159,5 +159,5 @@ class Making:
             advice = next(
                 (remedy for pattern, remedy in _ADVICE.items() if any(pattern in line for line in lines)), "see the log"
             )
-        excerpt = " | ".join(line.strip() for line in errors[-TOLD_LINES:])
+        excerpt = " | ".join(line.strip() for line in errors[-MAX_REPORTED_LINES:])
         return f"{self._label}: the environment of {self._recipe.source}: {name} ended with {status}: {excerpt}; {advice}"

@@ -1,4 +1,4 @@
-"""Observing: tracing, logging settings and restricted APIs of one server, made from its settings.
+"""Observability: tracing, logging settings and restricted APIs of one server, made from its settings.
 
 Made by the composition root, which serves its endpoints over both transports and stops it last.
 """
@@ -40,7 +40,7 @@ class ObservedPort(Protocol):
     def connections(self) -> int: ...
 
 
-class Observing:
+class Observability:
     """A server's observability, and its access restrictions. One per server."""
 
     def __init__(self, settings: Settings, engine: Engine) -> None:
@@ -64,7 +64,7 @@ class Observing:
         await asyncio.to_thread(self._tracer.stop)
 
 
-def made_metrics(
+def make_metrics(
     settings: Settings, engine: Engine, ports: Callable[[], Iterable[ObservedPort | None]],
     counts: Mapping[str, Callable[[], int]] = MappingProxyType({}),
 ) -> Metrics:  # fmt: skip

@@ -34,7 +34,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Settings], bool], str], ...] = (
 """Settings, the condition under which they count, and what is missing otherwise."""
 
 
-def idle(settings: Settings) -> Iterator[str]:
+def unused_settings(settings: Settings) -> Iterator[str]:
     """Say which settings have no effect, and why."""
     changed = {field.name for field in fields(settings) if getattr(settings, field.name) != field.default}
     for names, applies, missing in _RULES:
