@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from penstock.backends.errors import Code, InferError
 
 from .http.coding import MIN_BYTES, compress, decompress, decompress_little
-from .threads import Threads, begin
+from .threads import ThreadPool, run_in_pool
 
 if TYPE_CHECKING:
     from penstock.batching.model import Model
 
-    from .engines import Serves
+    from .engines import ServingEngine
     from .http.fastlane import FastLane
     from .http.limits import Limits
     from .listening.mapped_buffer import Body
@@ -48,15 +48,15 @@ class LargeJsonReader:
     """
 
     def __init__(self) -> None:
-        self._thread = Threads(1, "penstock-json")
+        self._thread = ThreadPool(1, "penstock-json")
 
     async def read(self, size: int | None, function: Callable[..., T], *args: Any) -> T:
         """Call on a thread: the dedicated one if `size` is large or None (not known yet), a pool thread otherwise."""
         executor = self._thread if size is None or size >= _DEDICATED_BYTES else None
-        return await begin(executor, function, *args)
+        return await run_in_pool(executor, function, *args)
 
 
-async def unpacked(
+async def read_compressed(
     body: bytes, coding: bytes, limits: Limits, read: Callable[[bytes], T], texts: LargeJsonReader | None = None
 ) -> T:
     """Decompress a body and read it: inline if it is small, on a thread if that would block the event loop.
@@ -73,7 +73,7 @@ async def unpacked(
     return await asyncio.get_running_loop().run_in_executor(None, lambda: read(decompress(body, coding, limits)))
 
 
-def start_task(connection: FastLane, engine: Serves, model: Model, work: Coroutine[Any, Any, None]) -> None:
+def start_task(connection: FastLane, engine: ServingEngine, model: Model, work: Coroutine[Any, Any, None]) -> None:
     """Start work that takes more than one step; a version that is replaced meanwhile stays loaded until it ends."""
     engine.hold(model)
     connection.task = task = connection.loop.create_task(work)
@@ -93,7 +93,7 @@ class Promise:
     `answer` raises, `fail` is called as well.
     """
 
-    __slots__ = ("_answer", "_connection", "_fail", "_said")
+    __slots__ = ("_answer", "_connection", "_fail", "_args")
 
     def __init__(
         self, answer: Callable[..., None], fail: Callable[..., None], connection: FastLane, *args: Any
@@ -101,7 +101,7 @@ class Promise:
         self._answer = answer
         self._fail = fail
         self._connection = connection
-        self._said = args
+        self._args = args
 
     def done(self) -> bool:
         """Return whether the client has gone, which would cancel the Trip; here always False."""
@@ -111,14 +111,14 @@ class Promise:
         """Answer with the result of the hooks."""
         self._connection.task = None  # first: the answer may begin the connection's next request
         try:
-            self._answer(self._connection, *self._said, result)
+            self._answer(self._connection, *self._args, result)
         except Exception as error:  # noqa: BLE001 - the client always gets an answer
-            self._fail(self._connection, *self._said, error)
+            self._fail(self._connection, *self._args, error)
 
     def set_exception(self, error: BaseException, /) -> None:
         """Answer with the error."""
         self._connection.task = None
-        self._fail(self._connection, *self._said, error)
+        self._fail(self._connection, *self._args, error)
 
 
 def answer_compressed(connection: FastLane, body: Body, content_type: bytes, extra: bytes, coding: bytes) -> None:
@@ -156,28 +156,28 @@ class CompressedAnswer:
         except RuntimeError:
             self.shed()
             return
-        future.add_done_callback(self._packed)
+        future.add_done_callback(self._on_compressed)
         if body is not None:
             self._connection.shared.unread.grow(self, len(body))
 
     def shed(self) -> None:
         """Send the body uncompressed: too much is waiting, and it then counts as waiting for the client."""
-        body = self._let_go()
+        body = self._take_body()
         if body is not None:
             self._connection.answer(200, body, self._content_type, self._extra)
 
-    def _let_go(self) -> Body | None:
+    def _take_body(self) -> Body | None:
         body, self._body = self._body, None
         self._connection.shared.unread.shrink(self)
         return body
 
-    def _packed(self, future: asyncio.Future[bytes]) -> None:
+    def _on_compressed(self, future: asyncio.Future[bytes]) -> None:
         error = None if future.cancelled() else future.exception()
         if error is not None:
             logger.error("an answer could not be compressed", exc_info=error)
         if error is not None or future.cancelled():
             self.shed()
-        elif self._let_go() is not None:
+        elif self._take_body() is not None:
             extra = self._extra + b"content-encoding: %b\r\n" % self._coding
             self._connection.answer(200, future.result(), self._content_type, extra)
 
@@ -186,7 +186,7 @@ class CompressedAnswer:
         return b"" if body is None else compress(body, self._coding)
 
 
-def internal(error: BaseException, model: str, request_id: str) -> InferError:
+def internal_error(error: BaseException, model: str, request_id: str) -> InferError:
     """Log the error under an id, and give the client only the id."""
     request_id = request_id or uuid.uuid4().hex
     logger.error("request failed", exc_info=error, extra={"request_id": request_id, "model": model})

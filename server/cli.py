@@ -270,7 +270,7 @@ def _read_settings(args: argparse.Namespace) -> Settings:
     if args.command in _NEED_PATHS and not settings.model_repository:
         from .dialects import dialect_of
 
-        if message := dialect_of(settings).nothing:
+        if message := dialect_of(settings).no_paths_message:
             raise SettingError(message)
     return settings
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .repository.findings import Finding
     from .repository.repository import Repository
     from .repository.scan import Defaults
-    from .restricted import Restricted
+    from .restricted import RestrictedApis
     from .settings import Settings
     from .telemetry.page import ASGIApp
     from .v2.inference import Inference
@@ -74,13 +74,13 @@ class Dialect:
     makes answers name the server's software and the date.
     """
 
-    nothing = (
+    no_paths_message = (
         "nothing to serve: pass the PATH of a model repository, an .onnx file or a SavedModel; "
         "with --dialect cortex, a project's folder"
     )
-    alone = ""
-    late = False
-    loud = False
+    required_kind = ""
+    opens_late = False
+    names_server = False
     metrics_content_type = ""
 
     def __init__(self, settings: Settings) -> None:
@@ -113,19 +113,19 @@ class Dialect:
         finally:
             mirrors.close()
 
-    def failure(self, text: str) -> bytes:
+    def error_body(self, text: str) -> bytes:
         """Return the error body for input rejected before it is a request."""
         return error_body(text)
 
-    def refusal(self, error: HttpError) -> tuple[int, bytes, bytes]:
+    def error_response(self, error: HttpError) -> tuple[int, bytes, bytes]:
         """Return the status, content type and body for input rejected before it is a request."""
-        return error.status, b"application/json", self.failure(error.text)
+        return error.status, b"application/json", self.error_body(error.text)
 
     def service(self, parts: DialectParts) -> Service:
         """Return the Service that answers HTTP requests, made from the server's parts. Called first, and only once."""
         return parts.inference
 
-    def grpc_methods(self, restricted: Restricted) -> Mapping[str, Method]:
+    def grpc_methods(self, restricted: RestrictedApis) -> Mapping[str, Method]:
         """Return additional RPCs by path."""
         return {}
 
@@ -133,11 +133,11 @@ class Dialect:
         """Return the FileDescriptorProtos of those RPCs, for reflection."""
         return ()
 
-    def ports(self, app: ASGIApp) -> Iterable[Port]:
+    def extra_ports(self, app: ASGIApp) -> Iterable[Port]:
         """Return additional ports. `app` answers Penstock's own HTTP requests."""
         return ()
 
-    def render(self) -> Iterable[str]:
+    def metrics_lines(self) -> Iterable[str]:
         """Return additional lines for the metrics page."""
         return ()
 

@@ -23,7 +23,7 @@ class FindsModels(ListsModels, Protocol):
     def model(self, name: str, version: str = "") -> Model: ...
 
 
-class Serves(FindsModels, SubmitsSoon, Protocol):
+class ServingEngine(FindsModels, SubmitsSoon, Protocol):
     """An Engine or its stand-in. `generation` changes whenever the result of `model` may change."""
 
     generation: int
@@ -33,7 +33,7 @@ class Serves(FindsModels, SubmitsSoon, Protocol):
     def turn_away(self, model: Model) -> InferError | None: ...
 
 
-def served(engine: Serves, name: str, description: str) -> Model:
+def get_model(engine: ServingEngine, name: str, description: str) -> Model:
     """Return the model of a dialect; `description` names it in error texts. Raises: InferError (NOT_READY)."""
     try:
         return engine.model(name)

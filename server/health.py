@@ -30,12 +30,12 @@ class Health:
         self._engine = engine
         self._strict = strict
         self.draining = False
-        self.leaving = False
-        self.spent = False
+        self.disconnecting = False
+        self.device_lost = False
 
     def live(self) -> bool:
         """Whether the server is running, not shutting down, and does not need a restart."""
-        return not self.draining and not self.spent
+        return not self.draining and not self.device_lost
 
     def ready(self) -> bool:
         """Whether inference requests can be sent. Never true while draining."""

@@ -13,7 +13,7 @@ def module_names(path: Path) -> set[str]:
 
     Raises: OSError, SyntaxError, ValueError.
     """
-    return defined_names(parsed(path))
+    return defined_names(parse_file(path))
 
 
 def defined_names(tree: ast.AST) -> set[str]:
@@ -29,7 +29,7 @@ def defined_names(tree: ast.AST) -> set[str]:
     return names
 
 
-def parsed(path: Path) -> ast.Module:
+def parse_file(path: Path) -> ast.Module:
     """Read and parse a file. Raises: as `module_names`."""
     return ast.parse(path.read_bytes(), path)
 

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from .listening.sockets import StartError
 from .options.dialect_settings import DIALECTS
 from .settings import Settings
-from .signals import listen
+from .signals import on_signal
 from .telemetry.log_file import LogFileError
 from .telemetry.logs import Logs
 from .threads import new_loop
@@ -159,10 +159,10 @@ class _Process:
         loop = asyncio.get_running_loop()
         for number in STOP_SIGNALS:
             # not the loop's own handlers, which would be removed before the process exits
-            listen(number, lambda number: loop.call_soon_threadsafe(self._signalled, number))
+            on_signal(number, lambda number: loop.call_soon_threadsafe(self._signalled, number))
         server = self._made()
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup has it ignored
-            listen(signal.SIGHUP, lambda _: loop.call_soon_threadsafe(server.handle_hangup))
+            on_signal(signal.SIGHUP, lambda _: loop.call_soon_threadsafe(server.handle_hangup))
         serving = asyncio.ensure_future(self._serve(server))
         if await first(serving, self._forced.wait()):
             return serving.result()

@@ -66,7 +66,7 @@ GRPC_CATEGORIES: Mapping[str, str] = {
 HeaderOf = Callable[[str], str | None]
 
 
-class Restricted:
+class RestrictedApis:
     """The rules of one protocol: by category, the required header and its value."""
 
     def __init__(self, rules: Mapping[str, tuple[str, str]] | None = None) -> None:
@@ -77,7 +77,7 @@ class Restricted:
         return bool(self._rules)
 
     @classmethod
-    def parse(cls, entries: Iterable[str], prefix: str = "") -> Restricted:
+    def parse(cls, entries: Iterable[str], prefix: str = "") -> RestrictedApis:
         """Parse the flags. `prefix` is prepended to each header name.
 
         Raises: ValueError; its text never includes a value, which is a secret.
@@ -168,7 +168,7 @@ def with_access_check(path: str, endpoint: Callable[[Request], Awaitable[Respons
 
 
 def restricted_methods(
-    methods: Mapping[str, Method], restricted: Restricted, categories: Mapping[str, str] = GRPC_CATEGORIES
+    methods: Mapping[str, Method], restricted: RestrictedApis, categories: Mapping[str, str] = GRPC_CATEGORIES
 ) -> dict[str, Method]:
     """Wrap every method that has a category with the check; return the methods unchanged if nothing is restricted."""
     if not restricted:
@@ -181,12 +181,12 @@ class _Gate:
 
     __slots__ = ("_category", "_passed", "_restricted")
 
-    def __init__(self, category: str, restricted: Restricted) -> None:
+    def __init__(self, category: str, restricted: RestrictedApis) -> None:
         self._category = category
         self._restricted = restricted
         self._passed: Any = None
 
-    def closed(self, call: Call) -> bool:
+    def rejects(self, call: Call) -> bool:
         """Refuse a call that must not pass; return whether it was refused."""
         metadata = call.metadata
         if metadata is self._passed:
@@ -209,7 +209,7 @@ class _DiscardingReader:
         """Do nothing."""
 
 
-def _with_check(method: Method, restricted: Restricted, category: str | None) -> Method:
+def _with_check(method: Method, restricted: RestrictedApis, category: str | None) -> Method:
     if category is None or restricted.check(category, lambda name: None) is None:
         return method
     gate = _Gate(category, restricted)
@@ -217,7 +217,7 @@ def _with_check(method: Method, restricted: Restricted, category: str | None) ->
     if unary is not None:
 
         def checked_unary(call: Call, message: bytes) -> None:
-            if not gate.closed(call):
+            if not gate.rejects(call):
                 unary(call, message)
 
         return Method(method.path, unary=checked_unary)
@@ -225,6 +225,6 @@ def _with_check(method: Method, restricted: Restricted, category: str | None) ->
         raise ValueError(f"{method.path}: neither unary nor streaming")
 
     def checked_streaming(call: Call) -> Reader:
-        return _DiscardingReader() if gate.closed(call) else streaming(call)
+        return _DiscardingReader() if gate.rejects(call) else streaming(call)
 
     return Method(method.path, streaming=checked_streaming)

@@ -122,7 +122,7 @@ class Server:
         self._grpc: GrpcListener | None = None
         self._metrics: Listener | None = None
         self.elsewhere: tuple[ObservedPort, ObservedPort] | None = None
-        self.spent: Callable[[], None] = lambda: None
+        self.on_device_lost: Callable[[], None] = lambda: None
         self.metrics = make_metrics(settings, self.engine, self._connected, self.faults.counts())
         custom = CustomMetrics()
         server_side = ServerSide(self.engine, custom, self._models.hooks_of, self.control, self.observing.context_for)
@@ -130,7 +130,7 @@ class Server:
         service = self._service()
         self.metrics.readiness = self.repository.readiness
         self.metrics.content_type = self._dialect.metrics_content_type or self.metrics.content_type
-        self.metrics.more = lambda: (*custom.render(), *self._dialect.render())
+        self.metrics.more = lambda: (*custom.render(), *self._dialect.metrics_lines())
         app = self.app()
         if settings.allow_http:
             self._http = make_http_port(settings, app, service, self._dialect)
@@ -139,7 +139,7 @@ class Server:
         if settings.allow_metrics:
             self._metrics = make_metrics_port(settings, make_metrics_app(self.metrics, settings.metrics_path))
         parts = CloudParts(self.app, self.engine, self.repository, self.control, self._inference)
-        self._more = [*self._dialect.ports(app), *self.clouds.ports(parts)]
+        self._more = [*self._dialect.extra_ports(app), *self.clouds.ports(parts)]
         share_unread_limit(settings, self._ports)
         share_totals(self.metrics.totals, self._serving)
 
@@ -165,8 +165,8 @@ class Server:
 
     def _spend(self) -> None:
         """Report that only another process can use the devices again, and keep running what does not need them."""
-        self.health.spent = True
-        self.spent()
+        self.health.device_lost = True
+        self.on_device_lost()
 
     def _connected(self) -> Iterable[ObservedPort | None]:
         """Return the holders of HTTP and gRPC connections: `elsewhere` if those belong to other processes."""
@@ -285,7 +285,7 @@ class Server:
     def _is_late(self, port: Port) -> bool:
         """Whether a port opens only after loading: until then, processes that share it receive its connections."""
         shared = self._settings.reuse_http_port, self._settings.reuse_grpc_port
-        return self._dialect.late or (port is self._http and shared[0]) or (port is self._grpc and shared[1])
+        return self._dialect.opens_late or (port is self._http and shared[0]) or (port is self._grpc and shared[1])
 
     async def load(self) -> list[str]:
         """Read the repository and load its models.
@@ -296,8 +296,8 @@ class Server:
         self.engine.await_more(coming=False)
         if problem := self.clouds.lacks(self.engine):
             raise StartError("\n".join([problem, *failures]))
-        if failures and self._dialect.alone and not self.engine.models():
-            raise StartError("\n".join([f"no {self._dialect.alone} can be served:", *failures]))
+        if failures and self._dialect.required_kind and not self.engine.models():
+            raise StartError("\n".join([f"no {self._dialect.required_kind} can be served:", *failures]))
         if not (failures and self._settings.exit_on_error):  # the server exits at once, and must not take requests
             await self._listen(late=True)
         self.faults.begin()
@@ -312,7 +312,7 @@ class Server:
         self.health.draining = True
         self.faults.end()
         await asyncio.sleep(self._settings.drain_delay_secs)
-        self.health.leaving = True
+        self.health.disconnecting = True
         deadline = self._loop.time() + self._settings.exit_timeout_secs
         for model in self.engine.models():
             if model.inflight:

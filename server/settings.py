@@ -34,7 +34,7 @@ from .options.process_settings import ProcessSettings
 from .options.running_settings import RunningSettings
 from .options.setting import FALSE_WORDS, PREFIX, TRUE_WORDS, Setting, shown
 from .options.sharing import parse_host_policies, parse_resources
-from .restricted import GRPC_PREFIX, Restricted
+from .restricted import GRPC_PREFIX, RestrictedApis
 from .tracing.config import parse as parse_tracing
 from .v2.forwarding import Forwarding
 
@@ -52,8 +52,8 @@ class SettingError(ValueError):
 # Parsers of the settings that hold rules. Settings keeps the text, which is parsed again where it is used.
 _RULE_PARSERS: dict[str, Callable[[Any], object]] = {
     "trace_config": parse_tracing,
-    "http_restricted_api": Restricted.parse,
-    "grpc_restricted_protocol": partial(Restricted.parse, prefix=GRPC_PREFIX),
+    "http_restricted_api": RestrictedApis.parse,
+    "grpc_restricted_protocol": partial(RestrictedApis.parse, prefix=GRPC_PREFIX),
     "metrics_config": parse_metrics,
     "rate_limit_resource": parse_resources,
     "host_policy": parse_host_policies,

@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable
 
 
-def listen(number: int, callback: Callable[[int], object]) -> None:
+def on_signal(number: int, callback: Callable[[int], object]) -> None:
     """Call `callback` with the signal number when this process receives the signal.
 
     A fork of it (by multiprocessing in a hook) inherits the handler, but no loop that would react. In the fork the

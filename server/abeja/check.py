@@ -18,7 +18,7 @@ from penstock.backends.errors import InferError
 from penstock.batching.spec import ModelSpec
 from penstock.server.carrying.checking import described, unreadable
 from penstock.server.environments.recipe import read_recipe
-from penstock.server.modules import find_module_file, defined_names, parsed
+from penstock.server.modules import find_module_file, defined_names, parse_file
 from penstock.server.repository.check import CheckReport
 from penstock.server.repository.findings import Finding
 from penstock.server.settings import Settings
@@ -80,7 +80,7 @@ def _handler_mistakes(spec: ModelSpec) -> Iterator[Finding]:
     if path is None or path.suffix != ".py":
         return
     try:
-        tree = parsed(path)
+        tree = parse_file(path)
     except (OSError, SyntaxError, ValueError) as error:
         yield unreadable(path, error)
     else:

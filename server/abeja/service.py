@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from penstock.backends.errors import InferError
-    from penstock.server.engines import Serves
+    from penstock.server.engines import ServingEngine
     from penstock.server.http.fastlane import FastLane
     from penstock.server.http.head import Head
     from penstock.server.http.service import Service
@@ -59,7 +59,7 @@ class AbejaService(CarryingService):
 
     claims = AbejaClaim
 
-    def __init__(self, engine: Serves, others: Service, ready: Callable[[], bool], hidden: Sequence[str]) -> None:
+    def __init__(self, engine: ServingEngine, others: Service, ready: Callable[[], bool], hidden: Sequence[str]) -> None:
         super().__init__(engine, others)
         self._ready = ready
         self._found = ModelLookup(engine, NAME)

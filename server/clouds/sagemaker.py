@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from penstock.server.http.fastlane import FastLane
     from penstock.server.http.head import Head
     from penstock.server.listening.mapped_buffer import Body
-    from penstock.server.restricted import Restricted
+    from penstock.server.restricted import RestrictedApis
     from penstock.server.settings import Settings
     from penstock.server.telemetry.page import ASGIApp
     from penstock.server.v2.claims import InferenceClaim
@@ -139,7 +139,7 @@ class SageMakerService(ForwardingService):
 class SageMakerApp:
     """The application of the port, for everything except inference. Penstock's `app` answers health and generate."""
 
-    def __init__(self, app: ASGIApp, paths: SageMakerPaths, archives: Archives | None, restricted: Restricted) -> None:
+    def __init__(self, app: ASGIApp, paths: SageMakerPaths, archives: Archives | None, restricted: RestrictedApis) -> None:
         self._app = app
         self._ways = paths
         self._archives = archives

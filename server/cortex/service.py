@@ -18,16 +18,16 @@ from penstock.server.answering import (
     LargeJsonReader,
     Promise,
     answer_compressed,
-    internal,
+    internal_error,
     clear_task,
     start_task,
-    unpacked,
+    read_compressed,
 )
-from penstock.server.engines import Serves, served
+from penstock.server.engines import ServingEngine, get_model
 from penstock.server.errors import retry_after_line
 from penstock.server.http.head import HttpError
 from penstock.server.http.target import path_in
-from penstock.server.restricted import Restricted
+from penstock.server.restricted import RestrictedApis
 from penstock.server.v2.call_parameters import PLAIN
 
 from . import debugging, pages
@@ -66,7 +66,7 @@ class CortexService:
     """
 
     def __init__(
-        self, engine: Serves, repository: Apis, hooks_of: Callable[[Model], Hooks], limits: Limits, others: Service,
+        self, engine: ServingEngine, repository: Apis, hooks_of: Callable[[Model], Hooks], limits: Limits, others: Service,
         ready: Callable[[], bool],
     ) -> None:  # fmt: skip
         self._engine = engine
@@ -79,7 +79,7 @@ class CortexService:
         self._paths = CortexPaths({})
         self._routes: dict[str, ServedApi] = {}
         self.tracked = PredictionMetrics()
-        self.restricted = Restricted()
+        self.restricted = RestrictedApis()
 
     # -- the Service -------------------------------------------------------------------------------------------
 
@@ -148,7 +148,7 @@ class CortexService:
 
     def _model(self, api: Api) -> Model:
         """Return the model of an API. Raises: InferError (NOT_READY)."""
-        return served(self._engine, api.name, f"API '{api.name}'")
+        return get_model(self._engine, api.name, f"API '{api.name}'")
 
     # -- predictions -------------------------------------------------------------------------------------------
 
@@ -184,7 +184,7 @@ class CortexService:
             sample, depth = None, self._limits.max_json_depth
             if claim.json and claim.coding:
                 read = partial(sample_of, max_depth=depth)
-                sample = await unpacked(body, claim.coding, self._limits, read, self._texts)
+                sample = await read_compressed(body, claim.coding, self._limits, read, self._texts)
             elif claim.json and len(body) >= LARGE_BYTES:
                 sample = await self._texts.read(len(body), sample_of, body, depth)
             elif claim.json:
@@ -272,4 +272,4 @@ def _signature(api: Api, model: Model) -> pages.Document:
 
 def _broken(error: BaseException, api: Api, claim: CortexClaim) -> InferError:
     """Log the server's own fault. Returns: the error for a failure outside the prediction."""
-    return InferError(Code.UNKNOWN, internal(error, api.name, claim.request_id).message)
+    return InferError(Code.UNKNOWN, internal_error(error, api.name, claim.request_id).message)

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import InferError
-from penstock.server.answering import internal, clear_task, unpacked
+from penstock.server.answering import internal_error, clear_task, read_compressed
 from penstock.server.carrying.messages import pack_answer, read_answer
 from penstock.server.carrying.service import CarryingService, ModelLookup
 from penstock.server.errors import retry_after_line
@@ -130,7 +130,7 @@ class DeepaasService(CarryingService):
 
     def trouble(self, claim: Any, error: Exception) -> InferError:
         """Log a failure under the client's request id, if it sent one."""
-        return internal(error, claim.place.name, claim.request_id)
+        return internal_error(error, claim.place.name, claim.request_id)
 
     # -- answers of the server's own ---------------------------------------------------------------------------
 
@@ -159,7 +159,7 @@ class DeepaasService(CarryingService):
     async def _answer_later(self, connection: FastLane, claim: DeepaasClaim, body: bytes) -> None:
         try:
             if not claim.plain and body:
-                body = await unpacked(body, claim.coding, self._limits, bytes)
+                body = await read_compressed(body, claim.coding, self._limits, bytes)
             if claim.found is not None:
                 self.ask(connection, claim.found, claim.described + body)
             else:

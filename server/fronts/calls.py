@@ -30,7 +30,7 @@ from penstock.server.errors import HTTP_STATUS, error_body, retry_after_s
 from penstock.server.grpc.method import Call, Method, Status
 from penstock.server.grpc.request import SHUTTING_DOWN
 from penstock.server.health import EXITING
-from penstock.server.restricted import GRPC_CATEGORIES, Restricted, category_of, restriction_text
+from penstock.server.restricted import GRPC_CATEGORIES, RestrictedApis, category_of, restriction_text
 from penstock.server.v2.routes import gone
 
 from .kinds import ASK, END, LEAVE, PART, TAKEN
@@ -179,7 +179,7 @@ class _HttpAsk:
 class AskingApp:
     """The ASGI application of a front end. `restricted` guards the paths that are answered without the engine."""
 
-    def __init__(self, asking: Asking, most_body_bytes: int, restricted: Restricted | None = None) -> None:
+    def __init__(self, asking: Asking, most_body_bytes: int, restricted: RestrictedApis | None = None) -> None:
         self._asking = asking
         self._most_bytes = most_body_bytes
         self._restricted = restricted

@@ -28,7 +28,7 @@ from penstock.server.ipc.link import Link
 from penstock.server.listening.listener import Port
 from penstock.server.listening.ports import make_grpc_port, make_http_port, share_totals, share_unread_limit
 from penstock.server.listening.sockets import StartError
-from penstock.server.restricted import GRPC_PREFIX, Restricted
+from penstock.server.restricted import GRPC_PREFIX, RestrictedApis
 from penstock.server.tracing.config import OPENTELEMETRY
 from penstock.server.tracing.config import parse as parse_tracing
 from penstock.server.v2.forwarding import Forwarding
@@ -122,12 +122,12 @@ class FrontServer:
             self.engine, settings.limits(), self._hooks_of, self.shared_memory.regions,
             Forwarding.of(settings.http_header_forward_pattern),
         )  # fmt: skip
-        inference.restricted = Restricted.parse(settings.http_restricted_api)
+        inference.restricted = RestrictedApis.parse(settings.http_restricted_api)
         return inference
 
     def _app(self) -> FrontApp:
         settings = self._settings
-        restricted = Restricted.parse(settings.http_restricted_api)
+        restricted = RestrictedApis.parse(settings.http_restricted_api)
         generate = make_app(Generate(self.engine, settings.limits(), self._hooks_of).routes())
         generate.state.restricted = restricted
         return FrontApp(AskingApp(self.asking, settings.http_max_input_size, restricted), generate)
@@ -140,7 +140,7 @@ class FrontServer:
                 hooks_of=self._hooks_of,
                 regions=self.shared_memory.regions,
                 forwarding=Forwarding.of(self._settings.grpc_header_forward_pattern),
-                restricted=Restricted.parse(self._settings.grpc_restricted_protocol, GRPC_PREFIX),
+                restricted=RestrictedApis.parse(self._settings.grpc_restricted_protocol, GRPC_PREFIX),
             )
         )
         return {**asking_methods(self.asking), **own}
@@ -272,7 +272,7 @@ class FrontServer:
         self.asking.drain(last=last)
         if last:
             await asyncio.sleep(self._settings.drain_delay_secs)
-        self.health.leaving = True
+        self.health.disconnecting = True
         deadline = self._loop.time() + self._settings.exit_timeout_secs
         if self._spread is not None:
             self._spread.leave()

@@ -91,8 +91,8 @@ def share_totals(totals: Counter[str], ports: Iterable[Port]) -> None:
 
 def make_shared(settings: Settings, service: Service, dialect: Dialect) -> Shared:
     """Make the shared state of the connections to a dialect's Service."""
-    shared = Shared(service, settings.limits(), loud=dialect.loud)
-    shared.refusal = dialect.refusal
+    shared = Shared(service, settings.limits(), loud=dialect.names_server)
+    shared.refusal = dialect.error_response
     return shared
 
 

@@ -205,7 +205,7 @@ class MirroredRepository(Repository):
     def read(self, name: str, config: Any = None) -> tuple[ModelEntry | None, bytes]:
         """Copy one model again if it has changed, and read it. Blocks."""
         # one at a time, so that nothing is replaced while it is read
-        with self._locks.of(name):
+        with self._locks.lock_for(name):
             finding = self._mirrors.refresh(name)
             if finding is None:
                 return super().read(name, config)

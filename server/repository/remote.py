@@ -304,7 +304,7 @@ class Remote:
 
     def _lock_for(self, name: str) -> threading.Lock:
         """Return the lock for a model, or the lock for the whole store if its client takes one call at a time."""
-        return self._locks.of(name if self._concurrent else "")
+        return self._locks.lock_for(name if self._concurrent else "")
 
     def _check_open(self) -> None:
         if self._closed.is_set():

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from penstock.server.dialects import Dialect, DialectParts
-from penstock.server.restricted import Restricted, restricted_methods
+from penstock.server.restricted import RestrictedApis, restricted_methods
 
 from . import pages, protos
 from .check import check_components
@@ -68,7 +68,7 @@ class Seldon(Dialect):
         service.restricted = parts.inference.restricted
         return service
 
-    def grpc_methods(self, restricted: Restricted) -> dict[str, Method]:
+    def grpc_methods(self, restricted: RestrictedApis) -> dict[str, Method]:
         """Make the RPCs of the gRPC port, by path."""
         if self._graph is not None:
             methods = GraphRpcs(self._graph).methods()

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Mapping
 from pathlib import Path
 
-from penstock.server.modules import defined_names, parsed
+from penstock.server.modules import defined_names, parse_file
 
 S2I = Path(".s2i", "environment")
 """The file that s2i reads to build an image: `NAME=VALUE` lines, which become variables of the container."""
@@ -40,7 +40,7 @@ def unreadable(folder: Path) -> dict[Path, SyntaxError]:
     found = {}
     for path in sorted(folder.glob("*.py")):
         try:
-            parsed(path)
+            parse_file(path)
         except SyntaxError as error:
             found[path] = error
         except (OSError, ValueError):
@@ -50,7 +50,7 @@ def unreadable(folder: Path) -> dict[Path, SyntaxError]:
 
 def _classes_of(path: Path) -> set[str]:
     try:
-        return {node.name for node in parsed(path).body if isinstance(node, ast.ClassDef)}
+        return {node.name for node in parse_file(path).body if isinstance(node, ast.ClassDef)}
     except (OSError, SyntaxError, ValueError):
         return set()
 
@@ -60,7 +60,7 @@ def lacks_methods(path: Path, name: str) -> bool:
 
     Raises: as `module_names`.
     """
-    for node in parsed(path).body:
+    for node in parse_file(path).body:
         if isinstance(node, ast.ClassDef) and node.name == name and not node.decorator_list:
             inherits = any(ast.unparse(base) != "object" for base in node.bases) or node.keywords
             return not inherits and not any(each.startswith(METHODS) for each in defined_names(node))

@@ -9,7 +9,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import Code, InferError
-from penstock.server.answering import LARGE_BYTES, answer_compressed, internal, off_loop, clear_task, unpacked
+from penstock.server.answering import LARGE_BYTES, answer_compressed, internal_error, off_loop, clear_task, read_compressed
 from penstock.server.carrying.service import CarryingService
 from penstock.server.errors import retry_after_line
 from penstock.server.http.coding import choose
@@ -22,7 +22,7 @@ from .pages import JSON, TEXT
 from .paths import METADATA, NOT_ALLOWED, NOT_FOUND, OPENAPI, OPTIONS, PING, is_ours, methods_of, parted, purpose_of
 
 if TYPE_CHECKING:
-    from penstock.server.engines import Serves
+    from penstock.server.engines import ServingEngine
     from penstock.server.http.fastlane import FastLane
     from penstock.server.http.head import Head
     from penstock.server.http.service import Service
@@ -75,7 +75,7 @@ class SeldonService(CarryingService):
     claims = SeldonClaim
 
     def __init__(
-        self, engine: Serves, current: CurrentComponent, exposition: Exposition, others: Service, settings: Settings
+        self, engine: ServingEngine, current: CurrentComponent, exposition: Exposition, others: Service, settings: Settings
     ) -> None:
         super().__init__(engine, others)
         self._current = current
@@ -110,7 +110,7 @@ class SeldonService(CarryingService):
 
     def trouble(self, claim: Any, error: Exception) -> InferError:
         """Log a failure under the client's request id, if it sent one."""
-        return internal(error, self._current.name(), claim.request_id)
+        return internal_error(error, self._current.name(), claim.request_id)
 
     # -- calls of the component --------------------------------------------------------------------------------
 
@@ -136,7 +136,7 @@ class SeldonService(CarryingService):
         endpoint: Endpoint = claim.purpose  # type: ignore[assignment]
         try:
             if claim.coding and body.startswith(_MAGIC[claim.coding]):
-                body = await unpacked(body, claim.coding, self._limits, bytes)
+                body = await read_compressed(body, claim.coding, self._limits, bytes)
             model, sharing = self._current.find(), self._current.sharing
             if sharing is not None and claim.plain and len(body) >= LARGE_BYTES:
                 self.engine.hold(model)
@@ -174,7 +174,7 @@ class SeldonService(CarryingService):
             if call.error is None and (metrics := read_answer(call.reply)[1]):
                 self._exposition.add(call.endpoint, metrics)
         except Exception as error:  # noqa: BLE001 - it must not lose the others' answers
-            internal(error, call.model.name, "")
+            internal_error(error, call.model.name, "")
 
     # -- everything else ---------------------------------------------------------------------------------------
 

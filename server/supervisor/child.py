@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.server.ipc.link import Link
 from penstock.server.listening.sockets import StartError
-from penstock.server.signals import listen
+from penstock.server.signals import on_signal
 from penstock.server.threads import new_loop
 
 from .fleet import ANSWERS, READY
@@ -103,7 +103,7 @@ class _Process:
         self._early: list[tuple[int, int, socket.socket]] = []
         self._link = Link(sock, self._take, self._lost)
         for number in _STOP_SIGNALS:
-            listen(number, lambda _: self._loop.call_soon_threadsafe(self._signalled))
+            on_signal(number, lambda _: self._loop.call_soon_threadsafe(self._signalled))
 
     def _signalled(self) -> None:
         if not self._asked.is_set():

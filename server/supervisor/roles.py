@@ -132,7 +132,7 @@ class EngineProcess:
         self._lasting = Lasting(told, told.kept)
         self._server = EngineServer(settings, lost=self._lost, apply=self._lasting.logs(told.logs.apply))
         self._lasting.watch(self._server)
-        self._server.server.spent = told.end
+        self._server.server.on_device_lost = told.end
         self._loaded = False
         self._late: list[asyncio.Future[None]] = []
 
@@ -173,7 +173,7 @@ class EngineProcess:
 
     async def drain(self, *, last: bool) -> int:
         self.hurry()
-        if self._server.server.health.spent:
+        if self._server.server.health.device_lost:
             return await self._server.drain()
         # if a signal has reached this process only, the front ends stay: the supervisor then sends DRAIN
         either = [asyncio.ensure_future(each.wait()) for each in (self._alone, self._told.told_to_end)]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from penstock.server.gpus.device_times import DeviceTimes
 from penstock.server.options.metrics_config import parse as parse_metrics
-from penstock.server.restricted import GRPC_PREFIX, Restricted
+from penstock.server.restricted import GRPC_PREFIX, RestrictedApis
 from penstock.server.settings import Settings
 from penstock.server.tracing.config import OPENTELEMETRY, TraceConfig
 from penstock.server.tracing.config import parse as parse_tracing
@@ -52,8 +52,8 @@ class Observability:
         self.context_for = self._tracer.context_for
         self.traces = TraceSettings(config, self._tracer, engine)
         self.logging = LogSettings(settings)
-        self.http_restricted = Restricted.parse(settings.http_restricted_api)
-        self.grpc_restricted = Restricted.parse(settings.grpc_restricted_protocol, GRPC_PREFIX)
+        self.http_restricted = RestrictedApis.parse(settings.http_restricted_api)
+        self.grpc_restricted = RestrictedApis.parse(settings.grpc_restricted_protocol, GRPC_PREFIX)
 
     def routes(self) -> tuple[Route, ...]:
         """Return the endpoints."""

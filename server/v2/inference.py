@@ -21,7 +21,7 @@ from penstock.server.answering import (
     LARGE_BYTES,
     LargeJsonReader,
     answer_compressed,
-    internal,
+    internal_error,
     off_loop,
     clear_task,
     start_task,
@@ -30,7 +30,7 @@ from penstock.server.errors import HTTP_STATUS, error_body, retry_after_line
 from penstock.server.http.coding import decompress, decompress_little
 from penstock.server.http.head import HttpError
 from penstock.server.listening.mapped_buffer import LargeAnswerEncoder
-from penstock.server.restricted import Restricted
+from penstock.server.restricted import RestrictedApis
 
 from .call_parameters import Options, PerOutputPlan
 from .claims import InferenceClaim, ModelRoute, bad_header, is_bulky, is_large, is_long, json_size, version_in
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from penstock.batching.model import Model
     from penstock.batching.request import InferRequest
-    from penstock.server.engines import Serves
+    from penstock.server.engines import ServingEngine
     from penstock.server.hooks.runner import Hooks
     from penstock.server.http.connection import Connection
     from penstock.server.http.fastlane import FastLane
@@ -71,7 +71,7 @@ class Inference:
     """
 
     def __init__(
-        self, engine: Serves, limits: Limits, hooks_of: Callable[[Model], Hooks], regions: Regions | None = None,
+        self, engine: ServingEngine, limits: Limits, hooks_of: Callable[[Model], Hooks], regions: Regions | None = None,
         forwarding: Forwarding | None = None,
     ) -> None:  # fmt: skip
         self._engine = engine
@@ -82,7 +82,7 @@ class Inference:
         self._texts, self._answers = LargeJsonReader(), LargeAnswerEncoder()
         self._predictions = Predictions(limits, hooks_of, self._texts, self._answer_body, self.refuse)
         self._routes: dict[tuple[str, str], ModelRoute] = {}
-        self.restricted = Restricted()
+        self.restricted = RestrictedApis()
 
     # -- the Service -------------------------------------------------------------------------------------------
 
@@ -132,7 +132,7 @@ class Inference:
         except InferError as error:
             self.refuse(connection, error)
         except Exception as error:  # noqa: BLE001 - as in _run
-            self.refuse(connection, internal(error, route.name, claim.request_id))
+            self.refuse(connection, internal_error(error, route.name, claim.request_id))
 
     def abandon(self, connection: Connection) -> None:
         """Cancel the request of a disconnected client, and release its shared memory."""
@@ -169,7 +169,7 @@ class Inference:
             except InferError as failed:
                 self.refuse(connection, failed)
             except Exception as failed:  # noqa: BLE001 - one answer's failure must not take its batch mates' answers
-                self.refuse(connection, internal(failed, request.model.name, request.id))
+                self.refuse(connection, internal_error(failed, request.model.name, request.id))
 
     # -- steps -------------------------------------------------------------------------------------------------
 
@@ -233,7 +233,7 @@ class Inference:
         except InferError as error:
             self.refuse(connection, error)
         except Exception as error:  # noqa: BLE001 - as in _run
-            self.refuse(connection, internal(error, request.model.name, request.id))
+            self.refuse(connection, internal_error(error, request.model.name, request.id))
         finally:
             clear_task(connection)
 
@@ -279,7 +279,7 @@ class Inference:
         except InferError as error:
             self.refuse(connection, error)
         except Exception as error:  # noqa: BLE001 - logged under an id, and the client always gets an answer
-            self.refuse(connection, internal(error, model.name, request_id))
+            self.refuse(connection, internal_error(error, model.name, request_id))
         finally:
             clear_task(connection)
 

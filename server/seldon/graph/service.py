@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import Code, InferError
-from penstock.server.answering import internal, clear_task, unpacked
+from penstock.server.answering import internal_error, clear_task, read_compressed
 from penstock.server.carrying.service import CarryingService
 from penstock.server.errors import HTTP_STATUS, retry_after_line
 from penstock.server.http.head import HttpError
@@ -126,7 +126,7 @@ class GraphService(CarryingService):
 
     def trouble(self, claim: Any, error: Exception) -> InferError:
         """Log a failure under the client's request id, if it sent one."""
-        return internal(error, "graph", claim.request_id)
+        return internal_error(error, "graph", claim.request_id)
 
     # -- walks -------------------------------------------------------------------------------------------------
 
@@ -152,7 +152,7 @@ class GraphService(CarryingService):
         self._graph.counted.request(predictor, address.purpose, method, str(status), spent_ns)
 
     async def _decoded(self, claim: GraphClaim, body: bytes) -> bytes:
-        return await unpacked(body, claim.coding, self._limits, bytes) if claim.coding else body
+        return await read_compressed(body, claim.coding, self._limits, bytes) if claim.coding else body
 
     async def _answered(self, walk: Walk, address: addresses.GraphRoute, message: Message, puid: str) -> Message:
         if address.purpose == addresses.PREDICTIONS:

@@ -157,7 +157,7 @@ class InferStream:
         self._slots.append(slot)
         self._nbytes += slot.nbytes
         try:
-            if self._owner.health.leaving:
+            if self._owner.health.disconnecting:
                 # the stream is not told in any other way: GOAWAY only concerns new streams
                 raise InferError(Code.NOT_READY, SHUTTING_DOWN)
             count = len(self._slots) + len(self._loose)
@@ -306,7 +306,7 @@ class InferStream:
     def _look(self) -> None:
         """End an idle stream when the server shuts down, since its client will not."""
         health = self._owner.health
-        if not self._slots and not self._loose and (health.leaving or health.spent):
+        if not self._slots and not self._loose and (health.disconnecting or health.device_lost):
             self._close(Status.UNAVAILABLE, SHUTTING_DOWN)
 
     def _close(self, status: Status, text: str) -> None:

@@ -184,7 +184,7 @@ def test_one_broken_model_makes_ready_false_unless_told_otherwise(server: Server
 
 def test_a_server_that_has_lost_a_device_for_good_is_not_live(server: Server) -> None:
     server.repository.strict = True
-    server.health.spent = True
+    server.health.device_lost = True
     answer = server.get("/v2/health/live")
 
     assert _error(answer) == (503, "A GPU is lost for this process, which must be restarted")
