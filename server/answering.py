@@ -89,11 +89,11 @@ def clear_task(connection: FastLane) -> None:
 class Promise:
     """The future-like object through which a Trip answers one request of a connection.
 
-    `answer` and `fail` are called with the connection, the arguments in `said`, and the result or the error. If
+    `answer` and `fail` are called with the connection, the arguments in `args`, and the result or the error. If
     `answer` raises, `fail` is called as well.
     """
 
-    __slots__ = ("_answer", "_connection", "_fail", "_args")
+    __slots__ = ("_answer", "_args", "_connection", "_fail")
 
     def __init__(
         self, answer: Callable[..., None], fail: Callable[..., None], connection: FastLane, *args: Any

@@ -21,7 +21,10 @@ REQUEST_FAULTS = ("fail", "slow")
 """Request faults, given as a share of all requests."""
 MAX_PER_S = 1000.0
 SLOW_MS = 100.0
-_EXPECTED = f"one of {', '.join(PROCESS_FAULTS)} (each =RATE, per second), fail=SHARE, slow=SHARE:MS (0 to 1 of all), seed=NUMBER"
+_EXPECTED = (
+    f"one of {', '.join(PROCESS_FAULTS)} (each =RATE, per second), fail=SHARE, slow=SHARE:MS (0 to 1 of all), "
+    "seed=NUMBER"
+)
 
 T = TypeVar("T")
 
@@ -70,12 +73,16 @@ def parse(rules: Iterable[str]) -> Rates:
     return Rates({name: rate for name, rate in per_s.items() if rate}, shares["fail"], shares["slow"], slow_ms, seed)
 
 
-def lacks(rules: Sequence[str], *, allowed: bool, fronts: bool) -> str:
+def conflict(rules: Sequence[str], *, allowed: bool, fronts: bool) -> str:
     """Return an error if --chaos cannot be used with the other settings, "" if it can."""
     if rules and not allowed:
         return "--chaos makes requests and processes fail, for tests: it requires --allow-chaos"
     unreachable = [] if fronts else [rule for rule in rules if rule.strip().startswith(MULTI_PROCESS_FAULTS)]
-    return f"--chaos '{unreachable[0]}' requires --http-workers: there is no such process without it" if unreachable else ""
+    return (
+        f"--chaos '{unreachable[0]}' requires --http-workers: there is no such process without it"
+        if unreachable
+        else ""
+    )
 
 
 def _parse_number(text: str, max_value: float) -> float:
@@ -86,24 +93,25 @@ def _parse_number(text: str, max_value: float) -> float:
 
 
 class Chaos:
-    """The faults of one process: `due` returns those of other processes, `spoil` those of requests.
+    """The faults of one process: `pop_due` returns those of other processes, `draw_request_fault` those of requests.
 
-    `whose` lists the kinds of processes it can reach. `salt` distinguishes it from others of its kind: with one seed,
-    each has its own faults, the same in every run. Faults of a kind occur at random, at the configured rate on average.
+    `reachable` lists the kinds of processes it can reach. `salt` distinguishes it from others of its kind: with one
+    seed, each has its own faults, the same in every run. Faults of a kind occur at random, at the configured rate on
+    average.
     Units: `next_ns` is when the next fault is due, in monotonic nanoseconds like every `now_ns`; inf for never.
     """
 
     def __init__(self, rates: Rates, reachable: Sequence[str], now_ns: int, salt: str = "") -> None:
         self.rates = rates
-        self.made: dict[str, int] = {}
+        self.counts: dict[str, int] = {}
         faults = [fault for fault in PROCESS_FAULTS if fault in rates.per_s and fault.partition("-")[2] in reachable]
         self._chances = {fault: Random(f"{rates.seed} {salt} {fault}") for fault in faults}  # noqa: S311 - reproducible
         self._request_chance = Random(f"{rates.seed} {salt} requests")  # noqa: S311
         self._choice = Random(f"{rates.seed} {salt} choice")  # noqa: S311
         self._due = dict.fromkeys(faults, 0.0)
-        self.begin(now_ns)
+        self.restart(now_ns)
 
-    def begin(self, now_ns: int) -> None:
+    def restart(self, now_ns: int) -> None:
         """Restart the schedule from this time."""
         self._due = {fault: now_ns + self._gap_ns(fault) for fault in self._due}
 
@@ -115,7 +123,7 @@ class Chaos:
         """When the next fault is due."""
         return min(self._due.values(), default=math.inf)
 
-    def due(self, now_ns: int) -> list[str]:
+    def pop_due(self, now_ns: int) -> list[str]:
         """Return the faults that have become due, in order."""
         due_faults = []
         while self.next_ns <= now_ns:
@@ -124,11 +132,11 @@ class Chaos:
             due_faults.append(fault)
         return due_faults
 
-    def choose(self, victims: Sequence[T]) -> T:
+    def choose_victim(self, victims: Sequence[T]) -> T:
         """Choose one at random."""
         return self._choice.choice(victims)
 
-    def spoil(self) -> tuple[bool, float]:
+    def draw_request_fault(self) -> tuple[bool, float]:
         """Decide whether a request fails, and if not by how much it is delayed. Units: seconds."""
         draw = self._request_chance.random()
         if draw < self.rates.fail:
@@ -138,4 +146,4 @@ class Chaos:
 
     def count(self, fault: str) -> None:
         """Count a fault that was caused."""
-        self.made[fault] = self.made.get(fault, 0) + 1
+        self.counts[fault] = self.counts.get(fault, 0) + 1

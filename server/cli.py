@@ -17,9 +17,9 @@ from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from .options.backend_config import ineffective_rules
-from .options.triton_flags import foreign, complete_flag, renamed, translate_flags
-from .options.unused_settings import unused_settings
 from .options.setting import FALSE_WORDS, TRUE_WORDS, Setting, shown
+from .options.triton_flags import complete_flag, rename_flag, translate_flags, unsupported_reason
+from .options.unused_settings import unused_settings
 from .settings import SettingError, Settings, known_settings, nearest, resolve
 
 USAGE_STATUS = 2
@@ -75,7 +75,10 @@ class _Parser(argparse.ArgumentParser):
         elif remaining:
             flags = [item.flag for item in known_settings()] + ["--config", "--help"]
             argument = next(argument for argument in remaining if argument not in paths or not hasattr(parsed, "paths"))
-            self.error(foreign(argument) or f"unknown argument {argument}{nearest(argument.partition('=')[0], flags)}")
+            self.error(
+                unsupported_reason(argument)
+                or f"unknown argument {argument}{nearest(argument.partition('=')[0], flags)}"
+            )
         return parsed
 
     def error(self, message: str) -> NoReturn:
@@ -107,7 +110,7 @@ def _open_closed_streams() -> None:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    arguments = list(map(renamed, sys.argv[1:] if argv is None else argv))
+    arguments = list(map(rename_flag, sys.argv[1:] if argv is None else argv))
     program_name = os.path.basename(sys.argv[0])  # noqa: PTH119 - pathlib is 5 ms
     if argv is None and program_name in _PROGRAMS:  # started through a link
         arguments.insert(0, program_name)
@@ -119,7 +122,7 @@ def _run(argv: Sequence[str] | None) -> int:
     if arguments == ["probe"]:
         from .probe import container_arguments
 
-        arguments += _complete_flags(list(map(renamed, container_arguments())))
+        arguments += _complete_flags(list(map(rename_flag, container_arguments())))
     parser = _make_parser()
     arguments, ignored = translate_flags(arguments)
     _require_command(arguments, parser)
@@ -237,10 +240,12 @@ def add_flag(group: argparse._ActionsContainer, item: Setting) -> None:
     )  # fmt: skip
 
 
-def with_values(arguments: Sequence[str]) -> list[str]:
+def with_boolean_values(arguments: Sequence[str]) -> list[str]:
     """Complete `--access-log` to `--access-log=true`, so that the next word is not taken for its value."""
     return [
-        argument + "=true" if argument in _boolean_flags() and next_argument.lower() not in TRUE_WORDS + FALSE_WORDS else argument
+        argument + "=true"
+        if argument in _boolean_flags() and next_argument.lower() not in TRUE_WORDS + FALSE_WORDS
+        else argument
         for argument, next_argument in itertools.zip_longest(arguments, arguments[1:], fillvalue="")
     ]
 
@@ -253,7 +258,7 @@ def _check_booleans(arguments: Sequence[str], parser: argparse.ArgumentParser) -
         is_plain_word = not argument.startswith("-") and not set(argument) & set("/=:")
         if is_plain_word and not os.path.exists(argument):  # noqa: PTH110 - as above
             parser.error(f"{flag} must be true or false, not {argument!r}, and there is no PATH of that name")
-    return with_values(arguments)
+    return with_boolean_values(arguments)
 
 
 @functools.cache

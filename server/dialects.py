@@ -68,10 +68,10 @@ class DialectParts:
 class Dialect:
     """The Dialect of model repositories, and the base class of the others, which override what differs.
 
-    `nothing` is the error for a command line without PATHs, "" if none are needed. `alone` names what is served, for
-    formats whose original container exits if it cannot serve it; the server then exits too if none can be served.
-    `late` opens the ports only after everything is loaded, for probes that take an open port for a ready server. `loud`
-    makes answers name the server's software and the date.
+    `no_paths_message` is the error for a command line without PATHs, "" if none are needed. `required_kind` names what
+    is served, for formats whose original container exits if it cannot serve it; the server then exits too if none can
+    be served. `opens_late` opens the ports only after everything is loaded, for probes that take an open port for a
+    ready server. `names_server` makes answers name the server's software and the date.
     """
 
     no_paths_message = (
@@ -105,7 +105,7 @@ class Dialect:
         try:
             mirrors.open()
             failures, general = mirrors.refresh_all()
-            loaders = with_isolated(LOADERS, Environments.of(settings).interpreter)
+            loaders = with_isolated(LOADERS, Environments.from_settings(settings).interpreter)
             report = check(mirrors.paths, loaders, make_defaults(settings), invariance=invariance)
             hint = mirrors.foreign_project()
             report.findings += [*failures.values(), *general, *([hint] if hint else ())]

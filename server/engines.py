@@ -1,4 +1,4 @@
-"""Serves: the part of an Engine that dialects use. The Engine may be in another process (remote_engine.py)."""
+"""ServingEngine: the part of an Engine that dialects use. The Engine may be in another process (remote_engine.py)."""
 
 from __future__ import annotations
 

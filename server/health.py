@@ -1,8 +1,8 @@
 """Health: whether the server is live and ready, used by every protocol that has a health check.
 
-Made by the composition root, which sets `draining` when shutdown begins, `leaving` when --drain-delay-secs has passed
-and clients are to disconnect, and `spent` when the process has lost a device for good: only another process can use
-that device again, so the supervisor or orchestrator must restart this one.
+Made by the composition root, which sets `draining` when shutdown begins, `disconnecting` when --drain-delay-secs has
+passed and clients are to disconnect, and `device_lost` when the process has lost a device for good: only another
+process can use that device again, so the supervisor or orchestrator must restart this one.
 """
 
 from __future__ import annotations

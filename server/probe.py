@@ -43,7 +43,7 @@ def probe(settings: Settings, timeout_s: float = TIMEOUT_S) -> tuple[int, str]:
     Returns: the exit status, 0 if the server is ready and 1 otherwise, and one line that explains it.
     """
     if not (settings.allow_http or settings.allow_sagemaker or settings.allow_vertex_ai):
-        return 1, "not asked: this asks over HTTP, and --allow-http is false"
+        return 1, "not probed: the probe uses HTTP, but --allow-http is false"
     address, port, path = _target(settings)
     address = _LOCAL_ADDRESSES.get(address, address)
     connection = http.client.HTTPConnection(address, port, timeout=timeout_s)

@@ -117,7 +117,7 @@ class RestrictedApis:
             return None
         return name
 
-    def demand(self, category: str, fields: Mapping[bytes, bytes]) -> None:
+    def require(self, category: str, fields: Mapping[bytes, bytes]) -> None:
         """Check a request of the fast lane by its header fields. Raises: HttpError (403)."""
         if category in self._rules:
             header = self.check(category, lambda name: fields.get(name.encode(), b"").decode("latin-1"))
@@ -138,7 +138,9 @@ def restriction_text(header: str) -> str:
     return f"This API is restricted, expecting header '{header}'"
 
 
-def with_access_check(path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+def with_access_check(
+    path: str, endpoint: Callable[[Request], Awaitable[Response]]
+) -> Callable[[Request], Awaitable[Response]]:
     """Wrap a control plane endpoint with the check. `path` is its route's pattern.
 
     The check uses the route's pattern, so no spelling of a request path can avoid it. The rules are the application's

@@ -89,7 +89,7 @@ class Server:
 
     Invariants: it answers from `open` on, or from the end of `load`, and is ready once `load` has succeeded. From the
     start of `drain` it is not ready: requests on accepted connections are still answered, and later ones get an error.
-    `spent` is called when the whole process loses a device; from then on the server is not live.
+    `on_device_lost` is called when the whole process loses a device; from then on the server is not live.
     """
 
     def __init__(
@@ -99,12 +99,12 @@ class Server:
         self.clouds = Clouds(settings)
         self._settings = settings = self.clouds.settings
         self._loop = asyncio.get_running_loop()
-        self._stopped = self._listens = False
+        self._stopped = self._is_listening = False
         self.faults = Faults(settings, {"worker": own_workers})
-        self.environments = Environments.of(settings)
+        self.environments = Environments.from_settings(settings)
         self.engine = self.faults.engine(self._loop, with_isolated(loaders, self.environments.interpreter))
         self.engine.devices = devices = make_devices(settings)
-        devices.tell_lost = self._lost
+        devices.tell_lost = self._on_device_lost
         if cache_bytes := parse_cache(settings.cache_config):
             self.engine.cache = Cache(cache_bytes)
         self._models = models(self.engine, self.environments)
@@ -112,25 +112,27 @@ class Server:
         self._sources = self._dialect.sources()
         hold_count, backlog = hold_requests(os.environ), hold_requests(os.environ, HOLD_BACKLOG_VARIABLE)
         defaults = replace(make_defaults(settings), hold_requests=hold_count, hold_backlog=backlog)
-        defaults = replace(defaults, links_folder=self.clouds.linked)
+        defaults = replace(defaults, links_folder=self.clouds.links_folder)
         self.repository = self._sources.repository(defaults)
         self.control = ModelControl(self.repository, self._models, ControlOptions.from_settings(settings))
         self.health = Health(self.repository, self.engine, strict=settings.strict_readiness)
-        self.observing = Observability(settings, self.engine)
+        self.observability = Observability(settings, self.engine)
         self.shared_memory = SharedMemory(allowed=settings.allow_client_shm)
         self._http: Listener | None = None
         self._grpc: GrpcListener | None = None
         self._metrics: Listener | None = None
         self.elsewhere: tuple[ObservedPort, ObservedPort] | None = None
         self.on_device_lost: Callable[[], None] = lambda: None
-        self.metrics = make_metrics(settings, self.engine, self._connected, self.faults.counts())
+        self.metrics = make_metrics(settings, self.engine, self._connection_ports, self.faults.counts())
         custom = CustomMetrics()
-        server_side = ServerSide(self.engine, custom, self._models.hooks_of, self.control, self.observing.context_for)
+        server_side = ServerSide(
+            self.engine, custom, self._models.hooks_of, self.control, self.observability.context_for
+        )
         self.engine.outsides[PYTHON] = PythonModels(server_side, self.environments, defaults)
         service = self._service()
         self.metrics.readiness = self.repository.readiness
         self.metrics.content_type = self._dialect.metrics_content_type or self.metrics.content_type
-        self.metrics.more = lambda: (*custom.render(), *self._dialect.metrics_lines())
+        self.metrics.extra_lines = lambda: (*custom.render(), *self._dialect.metrics_lines())
         app = self.app()
         if settings.allow_http:
             self._http = make_http_port(settings, app, service, self._dialect)
@@ -139,15 +141,15 @@ class Server:
         if settings.allow_metrics:
             self._metrics = make_metrics_port(settings, make_metrics_app(self.metrics, settings.metrics_path))
         parts = CloudParts(self.app, self.engine, self.repository, self.control, self._inference)
-        self._more = [*self._dialect.extra_ports(app), *self.clouds.ports(parts)]
+        self._extra_ports = [*self._dialect.extra_ports(app), *self.clouds.ports(parts)]
         share_unread_limit(settings, self._ports)
-        share_totals(self.metrics.totals, self._serving)
+        share_totals(self.metrics.totals, self._request_ports)
 
     def _inference(self, kind: type[Inference] = Inference, forwarded: str = "") -> Inference:
         """Return the inference Service for HTTP; `forwarded` is the pattern of header fields that become parameters."""
         regions, limits = self.shared_memory.regions, self._settings.limits()
         inference = kind(self.engine, limits, self._models.hooks_of, regions, Forwarding.of(forwarded))
-        inference.restricted = self.observing.http_restricted
+        inference.restricted = self.observability.http_restricted
         return inference
 
     def _service(self) -> Service:
@@ -159,16 +161,16 @@ class Server:
             )
         )
 
-    def _lost(self) -> None:
+    def _on_device_lost(self) -> None:
         with suppress(RuntimeError):  # the loop has already ended
-            self._loop.call_soon_threadsafe(self._spend)
+            self._loop.call_soon_threadsafe(self._mark_device_lost)
 
-    def _spend(self) -> None:
+    def _mark_device_lost(self) -> None:
         """Report that only another process can use the devices again, and keep running what does not need them."""
         self.health.device_lost = True
         self.on_device_lost()
 
-    def _connected(self) -> Iterable[ObservedPort | None]:
+    def _connection_ports(self) -> Iterable[ObservedPort | None]:
         """Return the holders of HTTP and gRPC connections: `elsewhere` if those belong to other processes."""
         return self.elsewhere or (self._http, self._grpc)
 
@@ -177,9 +179,9 @@ class Server:
         repository = RepositoryEndpoints(self.control, self._settings.http_max_input_size)
         generate = Generate(self.engine, self._settings.limits(), self._models.hooks_of)
         control = control_routes(self.engine, self.repository, self.metrics, self.health, name=self._settings.id)
-        extensions = (repository, self.observing, self.shared_memory, generate)
+        extensions = (repository, self.observability, self.shared_memory, generate)
         app = make_app((*(route for each in extensions for route in each.routes()), *control), pages=True)
-        app.state.restricted = self.observing.http_restricted
+        app.state.restricted = self.observability.http_restricted
         return app
 
     def grpc_methods(self) -> dict[str, Method]:
@@ -193,9 +195,9 @@ class Server:
                 name=self._settings.id,
                 extensions=EXTENSIONS,
                 control=self.control,
-                traces=self.observing.traces,
-                logs=self.observing.logging,
-                restricted=self.observing.grpc_restricted,
+                traces=self.observability.traces,
+                logs=self.observability.logging,
+                restricted=self.observability.grpc_restricted,
                 regions=self.shared_memory.regions,
                 system=self.shared_memory.system,
                 cuda=self.shared_memory.cuda,
@@ -203,7 +205,7 @@ class Server:
                 files=self._dialect.grpc_descriptors(),
             )
         )
-        return {**own, **self._dialect.grpc_methods(self.observing.grpc_restricted)}
+        return {**own, **self._dialect.grpc_methods(self.observability.grpc_restricted)}
 
     @property
     def http_port(self) -> int:
@@ -221,25 +223,27 @@ class Server:
         return self._metrics.port if self._metrics else 0
 
     @property
-    def places(self) -> dict[str, str] | None:
+    def urls(self) -> dict[str, str] | None:
         """The URLs it listens on, by name; None if it is not listening."""
-        return {each.name: each.url for each in self._ports} if self._listens else None
+        return {each.name: each.url for each in self._ports} if self._is_listening else None
 
     @property
     def _ports(self) -> list[Port]:
-        return [*self._serving, *([self._metrics] if self._metrics else ())]
+        return [*self._request_ports, *([self._metrics] if self._metrics else ())]
 
     @property
-    def _serving(self) -> list[Port]:
-        return [port for port in (self._http, self._grpc, *self._more) if port]
+    def _request_ports(self) -> list[Port]:
+        return [port for port in (self._http, self._grpc, *self._extra_ports) if port]
 
     @property
-    def serves(self) -> str:
+    def status_line(self) -> str:
         """What it serves, in words, and what keeps it from being ready."""
         names = ", ".join(f"{model.name}/{model.version}" for model in self.engine.models()) or "nothing"
         if self.repository.ready(self._settings.strict_readiness):
             return f"ready, serving {names}"
-        unavailable = [f"{name}/{version}".rstrip("/") for name, version, ready in self.repository.readiness() if not ready]
+        unavailable = [
+            f"{name}/{version}".rstrip("/") for name, version, ready in self.repository.readiness() if not ready
+        ]
         return f"not ready, serving {names}" + (f"; unavailable: {', '.join(unavailable)}" if unavailable else "")
 
     def handle_hangup(self) -> None:
@@ -280,7 +284,7 @@ class Server:
                 await port.open()
             elif not late:
                 await port.bind()  # so a port in use is reported before everything is loaded
-        self._listens = late or not any(map(self._is_late, self._ports))
+        self._is_listening = late or not any(map(self._is_late, self._ports))
 
     def _is_late(self, port: Port) -> bool:
         """Whether a port opens only after loading: until then, processes that share it receive its connections."""
@@ -294,13 +298,13 @@ class Server:
         """
         failures = await self.control.start()
         self.engine.await_more(coming=False)
-        if problem := self.clouds.lacks(self.engine):
+        if problem := self.clouds.default_model_problem(self.engine):
             raise StartError("\n".join([problem, *failures]))
         if failures and self._dialect.required_kind and not self.engine.models():
             raise StartError("\n".join([f"no {self._dialect.required_kind} can be served:", *failures]))
         if not (failures and self._settings.exit_on_error):  # the server exits at once, and must not take requests
             await self._listen(late=True)
-        self.faults.begin()
+        self.faults.start()
         return failures
 
     async def drain(self) -> int:
@@ -310,7 +314,7 @@ class Server:
         Returns: how many were dropped: requests, or connections with unfinished requests.
         """
         self.health.draining = True
-        self.faults.end()
+        self.faults.stop()
         await asyncio.sleep(self._settings.drain_delay_secs)
         self.health.disconnecting = True
         deadline = self._loop.time() + self._settings.exit_timeout_secs
@@ -320,16 +324,16 @@ class Server:
                     "Model '%s' (version %s) has %d in-flight inferences", model.name, model.version, model.inflight
                 )
         self.engine.hurry()  # otherwise connections would wait for batches that wait for more requests
-        for port in self._serving:
+        for port in self._request_ports:
             if port.reuse_port:  # processes that share the port take new connections
                 await port.stop_accepting()
-        unfinished = sum(await asyncio.gather(*(port.drain(deadline) for port in self._serving)))
+        unfinished = sum(await asyncio.gather(*(port.drain(deadline) for port in self._request_ports)))
         self._stopped = True
         await self._dialect.close()
         self.environments.close()  # otherwise the drain would wait for a load that is making an environment
         await self.control.stop()
         dropped = await self._models.stop(max(0.0, deadline - self._loop.time()))
-        await asyncio.gather(*(port.close_gracefully() for port in self._serving))
+        await asyncio.gather(*(port.close_gracefully() for port in self._request_ports))
         if self._metrics:
             await self._metrics.stop_accepting()
             await self._metrics.drain(self._loop.time() + METRICS_GRACE_S)
@@ -338,7 +342,7 @@ class Server:
     async def close(self) -> None:
         """End whatever is left at once."""
         self.environments.close()
-        self.faults.end()
+        self.faults.stop()
         await asyncio.gather(*(port.close() for port in self._ports))
         if not self._stopped:
             self._stopped = True
@@ -347,4 +351,4 @@ class Server:
             await self._models.stop(0.0)
         await asyncio.to_thread(self._sources.close)
         self.clouds.close()
-        await self.observing.stop()
+        await self.observability.stop()

@@ -19,11 +19,11 @@ from typing import Any
 from . import chaos
 from .abeja.settings import AbejaSettings
 from .deepaas.settings import DeepaasSettings
-from .options.backend_config import ONNX, rows_of
+from .options.backend_config import ONNX, default_rows
 from .options.backend_config import parse as parse_backend
 from .options.cache_config import parse as parse_cache
 from .options.cloud_settings import CLOUD_RULES, CloudSettings, settings_from_cloud
-from .options.dialect_settings import DialectSettings, lacks
+from .options.dialect_settings import DialectSettings, dialect_conflict
 from .options.gpu_settings import GPU_RULES, GpuSettings
 from .options.grpc_settings import GrpcSettings
 from .options.http_settings import HttpSettings
@@ -95,14 +95,18 @@ class Settings(
             except ValueError as error:
                 raise SettingError(f"--{name.replace('_', '-')}: {error}") from None
         fronts = self.http_workers > 0
-        conflict = chaos.lacks(self.chaos, allowed=self.allow_chaos, fronts=fronts)
-        if conflict := conflict or lacks(self.dialect, fronts=fronts) or self.clouds_conflict(self.dialect, fronts=fronts):
+        conflict = chaos.conflict(self.chaos, allowed=self.allow_chaos, fronts=fronts)
+        if (
+            conflict := conflict
+            or dialect_conflict(self.dialect, fronts=fronts)
+            or self.clouds_conflict(self.dialect, fronts=fronts)
+        ):
             raise SettingError(conflict)
 
     @property
     def completed_max_batch_size(self) -> int:
         """The max_batch_size of a model whose configuration omits it and whose graph has a batch dimension."""
-        return rows_of(self.backend_config, ONNX, self.default_max_batch_size)
+        return default_rows(self.backend_config, ONNX, self.default_max_batch_size)
 
 
 def known_settings() -> Iterator[Setting]:
@@ -127,7 +131,11 @@ def resolve(flags: Mapping[str, str | Sequence[str]], environ: Mapping[str, str]
         if name != "config":
             values[name] = _parse_text(settings[name], text, settings[name].flag)
     cloud_texts = settings_from_cloud(environ, values.get("dialect", settings["dialect"].default))
-    cloud_values = {name: _parse_text(settings[name], text, variable) for name, (text, variable) in cloud_texts.items() if name not in values}
+    cloud_values = {
+        name: _parse_text(settings[name], text, variable)
+        for name, (text, variable) in cloud_texts.items()
+        if name not in values
+    }
     return Settings(**cloud_values, **values)
 
 
@@ -211,10 +219,12 @@ def _check_value(setting: Setting, value: Any, source: str) -> Any:
 
 
 def _invalid(setting: Setting, value: object, source: str) -> SettingError:
-    value_text = "a number of thousands of digits"  # repr fails for such an integer, which a file may contain in hexadecimal
+    value_text = (
+        "a number of thousands of digits"  # repr fails for such an integer, which a file may contain in hexadecimal
+    )
     with suppress(ValueError):
         value_text = repr(value)
-    return SettingError(f"{source} must be {setting.wanted}, not {value_text}")
+    return SettingError(f"{source} must be {setting.expected}, not {value_text}")
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
@@ -254,7 +264,7 @@ def page() -> str:
         if item.group != group:
             group = item.group
             lines += ["", f"## {group}", "", *_TABLE_HEAD]
-        value = item.wanted + (f", {item.unit}" if item.unit else "")
+        value = item.expected + (f", {item.unit}" if item.unit else "")
         lines.append(
             f"| `{item.flag}` | `{item.environment}` | {shown(item.default) or 'none'} | {value} | {item.text} |"
         )

@@ -18,7 +18,7 @@ from penstock.backends.errors import InferError
 from penstock.batching.spec import ModelSpec
 from penstock.server.carrying.checking import described, unreadable
 from penstock.server.environments.recipe import read_recipe
-from penstock.server.modules import find_module_file, defined_names, parse_file
+from penstock.server.modules import defined_names, find_module_file, parse_file
 from penstock.server.repository.check import CheckReport
 from penstock.server.repository.findings import Finding
 from penstock.server.settings import Settings

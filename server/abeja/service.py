@@ -59,7 +59,9 @@ class AbejaService(CarryingService):
 
     claims = AbejaClaim
 
-    def __init__(self, engine: ServingEngine, others: Service, ready: Callable[[], bool], hidden: Sequence[str]) -> None:
+    def __init__(
+        self, engine: ServingEngine, others: Service, ready: Callable[[], bool], hidden: Sequence[str]
+    ) -> None:
         super().__init__(engine, others)
         self._ready = ready
         self._found = ModelLookup(engine, NAME)
@@ -68,9 +70,9 @@ class AbejaService(CarryingService):
     def claim(self, head: Head) -> AbejaClaim:
         """Claim every path: all but one are the handler's."""
         if head.path == HEALTH:
-            self.restricted.demand("health", head.header)
+            self.restricted.require("health", head.header)
             return AbejaClaim(None)
-        self.restricted.demand("inference", head.header)
+        self.restricted.require("inference", head.header)
         said_kind = next((value for name, value in head.fields if name == b"content-type"), b"").strip(b" \t")
         kind = text_of(said_kind)
         headers = self._headers(head)

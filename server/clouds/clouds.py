@@ -56,7 +56,7 @@ class Clouds:
         self.vertex_ai: Listener | None = None
 
     @property
-    def linked(self) -> Path | None:
+    def links_folder(self) -> Path | None:
         """The folder of the archives' links, if there is one."""
         return None if self._links is None else self._links.root
 
@@ -76,7 +76,7 @@ class Clouds:
         return make_listener(settings, "Vertex AI", (settings.vertex_ai_address, settings.vertex_ai_port), app, shared)
 
     def _sagemaker(self, parts: CloudParts) -> Listener:
-        settings, paths = self.settings, SageMakerPaths.of(self.settings)
+        settings, paths = self.settings, SageMakerPaths.from_settings(self.settings)
 
         def ready(name: str) -> bool:
             try:
@@ -84,15 +84,15 @@ class Clouds:
             except InferError:
                 return False
 
-        linked, archives = self.linked, None
-        if linked is not None:
-            archives = Archives(linked, parts.control, parts.repository.names, ready)
+        links_folder, archives = self.links_folder, None
+        if links_folder is not None:
+            archives = Archives(links_folder, parts.control, parts.repository.names, ready)
         inference = parts.inference(SageMakerInference)
         shared = Shared(SageMakerService(inference, paths, archives), settings.limits())
         app = SageMakerApp(parts.app(), paths, archives, inference.restricted)
         return make_listener(settings, "SageMaker", (settings.sagemaker_address, settings.sagemaker_port), app, shared)
 
-    def lacks(self, engine: Engine) -> str:
+    def default_model_problem(self, engine: Engine) -> str:
         """Return why there is no default model, once all are loaded; "" if there is one, or none is needed."""
         if not self.settings.allow_vertex_ai:
             return ""

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from penstock.server.options.backend_config import ineffective_rules
-from penstock.server.options.triton_flags import foreign, renamed, translate_flags
 from penstock.server.options.own_flags import parse_own_flags
 from penstock.server.options.setting import PREFIX
+from penstock.server.options.triton_flags import rename_flag, translate_flags, unsupported_reason
 from penstock.server.repository.scan import CONFIG_FILE
 from penstock.server.settings import SettingError, Settings, resolve
 
@@ -64,14 +64,14 @@ def _count_gpus() -> int:
 def run(argv: Sequence[str], serve: Callable[[Settings], int]) -> int:
     """Run a command line. Returns: the exit status."""
     try:
-        settings = ask(argv, os.environ)
+        settings = parse_settings(argv, os.environ)
     except SettingError as error:
         sys.stderr.write(f"{NAME}: {error}\n")
         return USAGE_STATUS
     return serve(settings)
 
 
-def ask(
+def parse_settings(
     argv: Sequence[str], environ: Mapping[str, str], models: Path = MODELS, gpus: Callable[[], int] = _count_gpus
 ) -> Settings:
     """Parse a command line. Its flags override PENSTOCK_ variables, and those override SageMaker's.
@@ -83,11 +83,11 @@ def ask(
     except ValueError as error:
         raise SettingError(f"{EXTRA_ARGS}: {error}") from None
     arguments = [*_trailing_flags(environ), *extra_arguments, *(argv[1:] if list(argv[:1]) == ["serve"] else argv)]
-    arguments, ignored = translate_flags(map(renamed, arguments))
+    arguments, ignored = translate_flags(map(rename_flag, arguments))
     flags, remaining = parse_own_flags(NAME, arguments, ())
     if remaining:
         text = f"unknown argument {remaining[0]}: it takes flags of `penstock serve`, and no PATH"
-        raise SettingError(foreign(remaining[0]) or text)
+        raise SettingError(unsupported_reason(remaining[0]) or text)
     defaults = _from_environment(environ, gpus)
     if environ.get("SAGEMAKER_MULTI_MODEL") != "true":
         model = _find_model(models, environ.get(DEFAULT, ""))
@@ -103,7 +103,9 @@ def ask(
 
 def _trailing_flags(environ: Mapping[str, str]) -> list[str]:
     """Return the flags after a variable's value, as in `false --load-model=vae`: the script does not quote values."""
-    return [argument for variable in (*_VARIABLES.values(), _VERBOSE) for argument in environ.get(variable, "").split()[1:]]
+    return [
+        argument for variable in (*_VARIABLES.values(), _VERBOSE) for argument in environ.get(variable, "").split()[1:]
+    ]
 
 
 def _from_environment(environ: Mapping[str, str], gpus: Callable[[], int]) -> dict[str, str]:

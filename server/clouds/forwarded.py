@@ -53,10 +53,10 @@ class ForwardingService:
             forwarded_head.header[JSON_BYTES] = b"%d" % length
         claim = self._inference.claim(forwarded_head)
         if claim is not None and (mime_at > 0 or length < 0):
-            claim.plain, claim.refusal = False, self._wrong(content_type, head.length, misplaced=mime_at > 0)
+            claim.plain, claim.refusal = False, self._header_error(content_type, head.length, misplaced=mime_at > 0)
         return claim
 
-    def _wrong(self, content_type: bytes, body_bytes: int, *, misplaced: bool) -> InferError:
+    def _header_error(self, content_type: bytes, body_bytes: int, *, misplaced: bool) -> InferError:
         content_type_text, mime = content_type.decode("latin-1"), self._mime.decode()
         if misplaced:
             text = f"expect MIME type for binary data starts with '{mime}', got: {content_type_text}"

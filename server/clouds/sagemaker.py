@@ -22,7 +22,7 @@ from penstock.server.v2.inference import Inference
 from penstock.server.v2.parsing import parse
 from penstock.server.v2.routes import JSON, MAX_JSON_DEPTH, body_of, json_answer
 
-from .archives import NOT_EXPLICIT, served_name
+from .archives import NOT_EXPLICIT, escape_target
 from .forwarded import CODINGS, ForwardingService, answer, forward, infer_path
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class SageMakerPaths:
     inference: str
 
     @classmethod
-    def of(cls, settings: Settings) -> SageMakerPaths:
+    def from_settings(cls, settings: Settings) -> SageMakerPaths:
         """Read them from a server's settings."""
         model = settings.sagemaker_default_model or UNSPECIFIED
         return cls(f"/v2/health/{settings.sagemaker_ping_mode}", model, settings.sagemaker_inference_type)
@@ -111,7 +111,7 @@ class SageMakerService(ForwardingService):
 
     def __init__(self, inference: SageMakerInference, paths: SageMakerPaths, archives: Archives | None) -> None:
         super().__init__(inference, MIME, CODINGS)
-        self._ways = paths
+        self._paths = paths
         self._archives = archives
 
     def claim(self, head: Head) -> InferenceClaim | None:
@@ -119,13 +119,13 @@ class SageMakerService(ForwardingService):
         if head.method != b"POST":
             return None
         if head.path == b"/invocations":
-            infers = self._ways.inference == "infer"
-            return self.claim_path(head, infer_path(self._ways.model)) if infers else None
+            infers = self._paths.inference == "infer"
+            return self.claim_path(head, infer_path(self._paths.model)) if infers else None
         match = _INVOKE.match(head.path)
         if match is None:
             return None
         target = head.header.get(_TARGET, match[1]).decode("latin-1")
-        return self.claim_path(head, infer_path(served_name(target)))
+        return self.claim_path(head, infer_path(escape_target(target)))
 
     def begin(self, connection: FastLane, head: Head, body: bytes) -> None:
         """Answer one request; a model invoked by name must have been loaded."""
@@ -139,15 +139,17 @@ class SageMakerService(ForwardingService):
 class SageMakerApp:
     """The application of the port, for everything except inference. Penstock's `app` answers health and generate."""
 
-    def __init__(self, app: ASGIApp, paths: SageMakerPaths, archives: Archives | None, restricted: RestrictedApis) -> None:
+    def __init__(
+        self, app: ASGIApp, paths: SageMakerPaths, archives: Archives | None, restricted: RestrictedApis
+    ) -> None:
         self._app = app
-        self._ways = paths
+        self._paths = paths
         self._archives = archives
         self._restricted = restricted
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request (called by uvicorn)."""
-        path, method, paths = scope["path"], scope["method"], self._ways
+        path, method, paths = scope["path"], scope["method"], self._paths
         if path == "/ping":
             await forward(self._app, scope, method, paths.health, (receive, send))
         elif path == "/invocations" and method == "POST" and paths.inference != "infer":
@@ -156,18 +158,18 @@ class SageMakerApp:
         elif path == "/invocations":
             await answer(send, 405)
         elif match := _MODELS.fullmatch(path):
-            response = await self._about_models(Request(scope, receive), match[1] or "")
+            response = await self._manage_models(Request(scope, receive), match[1] or "")
             await response(scope, receive, send)
         else:
             await answer(send, 400)
 
-    async def _about_models(self, request: Request, name: str) -> Response:
+    async def _manage_models(self, request: Request, name: str) -> Response:
         header = self._restricted.check("model-repository", request.headers.get)
         if header is not None:
             return _refusal(403, restriction_text(header))
         try:
             if request.method == "GET":
-                return self._described(name) if name else self._listed()
+                return self._describe_model(name) if name else self._list_models()
             if request.method == "POST":
                 return await self._load(request)
             if request.method == "DELETE":
@@ -177,24 +179,24 @@ class SageMakerApp:
             return _refusal(status, error.message)
         return Response(status_code=400)
 
-    def _listed(self) -> Response:
+    def _list_models(self) -> Response:
         archives = self._archives
         loaded = {} if archives is None else archives.loaded
         return json_answer(
             {
                 "models": [
-                    {"modelName": name, "modelUrl": str(archive.place)}
+                    {"modelName": name, "modelUrl": str(archive.folder)}
                     for name, archive in loaded.items()
-                    if archives is not None and archives.serves(archive)
+                    if archives is not None and archives.is_ready(archive)
                 ]
             }
         )
 
-    def _described(self, name: str) -> Response:
+    def _describe_model(self, name: str) -> Response:
         archive = None if self._archives is None else self._archives.loaded.get(name)
         if archive is None:
             return Response(status_code=404)
-        return json_answer({"modelName": name, "modelUrl": str(archive.place)})
+        return json_answer({"modelName": name, "modelUrl": str(archive.folder)})
 
     async def _load(self, request: Request) -> Response:
         parsed = parse(await body_of(request), MAX_JSON_DEPTH, simd=False)

@@ -98,9 +98,9 @@ class VertexApp:
         elif redirect is None:
             await answer(send, 503, error_body(LOADING))
         else:
-            await self._redirected(scope, receive, send, unquote(redirect.decode("latin-1")))
+            await self._redirect(scope, receive, send, unquote(redirect.decode("latin-1")))
 
-    async def _redirected(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
+    async def _redirect(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
         if _GET_PATHS.fullmatch(path):
             await forward(self._app, scope, "GET", f"/{path}", (receive, send))
         elif _POST_PATHS.fullmatch(path):

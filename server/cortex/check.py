@@ -29,7 +29,7 @@ def check_projects(settings: Settings, *, invariance: bool = False) -> CheckRepo
         return CheckReport(findings=[wrong])
     try:
         entries, findings, _ = repository.scan()
-        loaders = with_isolated(LOADERS, Environments.of(settings).interpreter)
+        loaders = with_isolated(LOADERS, Environments.from_settings(settings).interpreter)
         report = check_entries(entries, [*mistakes, *findings], loaders, invariance=invariance)
     finally:
         projects.close()

@@ -18,10 +18,10 @@ from penstock.server.answering import (
     LargeJsonReader,
     Promise,
     answer_compressed,
-    internal_error,
     clear_task,
-    start_task,
+    internal_error,
     read_compressed,
+    start_task,
 )
 from penstock.server.engines import ServingEngine, get_model
 from penstock.server.errors import retry_after_line
@@ -66,8 +66,8 @@ class CortexService:
     """
 
     def __init__(
-        self, engine: ServingEngine, repository: Apis, hooks_of: Callable[[Model], Hooks], limits: Limits, others: Service,
-        ready: Callable[[], bool],
+        self, engine: ServingEngine, repository: Apis, hooks_of: Callable[[Model], Hooks], limits: Limits,
+        others: Service, ready: Callable[[], bool],
     ) -> None:  # fmt: skip
         self._engine = engine
         self._repository = repository
@@ -89,7 +89,7 @@ class CortexService:
         if is_ours(path) and self._current().find(path) is None:
             return self._others.claim(head)
         if path != HEALTH_PATH:
-            self.restricted.demand("inference", head.header)
+            self.restricted.require("inference", head.header)
         return CortexClaim(head, path)
 
     def turn_away(self, head: Head) -> Any:

@@ -65,7 +65,7 @@ class Entries:
         self.settings = settings
         self.targets: dict[str, Target] = {}
         self._chosen = settings.deepaas_model or environ.get(MODEL, "")
-        self._environments = Environments.of(settings)
+        self._environments = Environments.from_settings(settings)
 
     def repository(self, defaults: Defaults) -> EntryRepository:
         """Return the Repository of the models."""

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import InferError
-from penstock.server.answering import internal_error, clear_task, read_compressed
+from penstock.server.answering import clear_task, internal_error, read_compressed
 from penstock.server.carrying.messages import pack_answer, read_answer
 from penstock.server.carrying.service import CarryingService, ModelLookup
 from penstock.server.errors import retry_after_line
@@ -109,7 +109,7 @@ class DeepaasService(CarryingService):
         place = self._paths.find(head.method, head.path, head.query)
         if place.purpose is Purpose.OURS:
             return self.others.claim(head)
-        self.restricted.demand(_CATEGORIES.get(place.purpose, ""), head.header)
+        self.restricted.require(_CATEGORIES.get(place.purpose, ""), head.header)
         return DeepaasClaim(head, place, self._founds[place.name] if place.purpose is Purpose.PREDICT else None)
 
     def answer(self, connection: FastLane, claim: Any, body: bytes) -> None:

@@ -139,7 +139,9 @@ def models() -> Mapping[str, Any]:
         mirrors.open()
         mirrors.refresh_all()
         entries, findings = scan(mirrors.paths, make_defaults(settings))
-        report = check_entries(entries, findings, with_isolated(LOADERS, Environments.of(settings).interpreter))
+        report = check_entries(
+            entries, findings, with_isolated(LOADERS, Environments.from_settings(settings).interpreter)
+        )
         models_by_device: dict[str, set[str]] = {}
         completed = {(spec.name, spec.version): spec for spec in report.specs}
         for spec in (completed.get((spec.name, spec.version), spec) for entry in entries for spec in entry.specs):

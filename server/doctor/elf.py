@@ -16,7 +16,7 @@ _MAX_SEGMENTS, _MAX_BYTES = 256, 1 << 20
 """Far above the sizes of real libraries: a file that exceeds them is not one."""
 
 
-def needed(file: BinaryIO) -> tuple[str, ...]:
+def needed_libraries(file: BinaryIO) -> tuple[str, ...]:
     """Return the libraries that a library needs (DT_NEEDED), in its order. Raises: ValueError for any other file."""
     header = _read_at(file, 0, _HEADER_BYTES)
     if not header.startswith(_MAGIC):

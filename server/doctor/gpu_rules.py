@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from .facts import AT_LOAD, CUDNN, LATER, LOADED, TENSORRT, Driver, Facts, Library, NvmlFacts, OnnxRuntime
+from .facts import AT_LOAD, CUDNN, LATER, LIBRARY_PROBES, TENSORRT, Driver, Facts, Library, NvmlFacts, OnnxRuntime
 from .packages import DRIVER, ONNX, PIP_PREFIXES
 from .report import ERROR, NOTE, OK, WARNING, Diagnosis, size
 
@@ -35,9 +35,11 @@ def judge_gpus(facts: Facts) -> Iterator[Diagnosis]:
     """Judge what serving on GPUs requires; if no GPU is wanted or present, its absence is a note."""
     gpu_wanted = wants_gpu(facts)
     missing_level = ERROR if gpu_wanted else NOTE
-    for name in (name for name in LOADED if name in facts.failures):
+    for name in (name for name in LIBRARY_PROBES if name in facts.failures):
         level = ERROR if gpu_wanted or name == "runtime" else WARNING
-        remedy = "see what `python -c 'import onnxruntime'` says, and reinstall it" if name == "runtime" else _HANG_REMEDY
+        remedy = (
+            "see what `python -c 'import onnxruntime'` says, and reinstall it" if name == "runtime" else _HANG_REMEDY
+        )
         yield Diagnosis(level, name, f"could not be examined: {facts.failures[name]}", remedy)
     yield from _judge_runtime(facts, missing_level)
     yield from _judge_driver(facts, missing_level)
@@ -92,15 +94,22 @@ def _judge_driver(facts: Facts, missing_level: str) -> Iterator[Diagnosis]:
     )
     if not driver.loaded:
         text = f"none: {driver.error or 'its library cannot be loaded'}{files_text}"
-        remedy = _CONTAINER_REMEDY if not files else f"{_CONTAINER_REMEDY}, and NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+        remedy = (
+            _CONTAINER_REMEDY if not files else f"{_CONTAINER_REMEDY}, and NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+        )
         remedy = f"install NVIDIA's driver on the host; {remedy}"
-        yield Diagnosis(missing_level, "driver", text, f"only to use a GPU: {remedy}" if missing_level == NOTE else remedy)
+        yield Diagnosis(
+            missing_level, "driver", text, f"only to use a GPU: {remedy}" if missing_level == NOTE else remedy
+        )
         return
     version = facts.nvml.version if facts.nvml is not None else ""
     cuda_text = "runs CUDA up to {}.{}".format(*driver.cuda) if driver.cuda else "does not report its version"
     if driver.error:
         yield Diagnosis(
-            missing_level, "driver", f"{version or DRIVER} does not start: {driver.error}{files_text}", _start_remedy(driver)
+            missing_level,
+            "driver",
+            f"{version or DRIVER} does not start: {driver.error}{files_text}",
+            _start_remedy(driver),
         )
     else:
         yield Diagnosis(OK, "driver", f"{version or DRIVER} {cuda_text}")
@@ -129,7 +138,10 @@ def _judge_devices(facts: Facts) -> Iterator[Diagnosis]:
         yield Diagnosis(OK, "GPUs", f"cuda:{number} {device.name or '?'}, {memory}, compute capability {capability}")
         min_capability = _MIN_CAPABILITY.get(facts.cuda_major)
         if min_capability and device.capability and device.capability < min_capability:
-            text = f"cuda:{number} is older than CUDA {facts.cuda_major} runs on ({min_capability[0]}.{min_capability[1]} at least)"
+            text = (
+                f"cuda:{number} is older than CUDA {facts.cuda_major} runs on ({min_capability[0]}.{min_capability[1]} "
+            )
+            text += "at least)"
             yield Diagnosis(ERROR, "GPUs", text, "use another GPU, or an ONNX Runtime for an older CUDA")
     for gpu in nvml_gpus:
         if not gpu.present:
@@ -155,12 +167,14 @@ def _judge_libraries(facts: Facts) -> Iterator[Diagnosis]:
     libraries = [library for library in facts.libraries if library.name != DRIVER]
     for library in libraries:
         if library.path:
-            origin = "" if library.found_by == "loader" else ", where pip has put it"
+            origin = "" if library.found_by == "loader" else ", installed by pip"
             yield Diagnosis(OK, "CUDA", f"{library.name}: {library.path}{origin}")
-    if pip_packages := [f"{name} {version}" for name, version in sorted(facts.packages.items()) if name.startswith(PIP_PREFIXES)]:
-        yield Diagnosis(OK, "CUDA", f"of pip: {', '.join(pip_packages)}")
+    if pip_packages := [
+        f"{name} {version}" for name, version in sorted(facts.packages.items()) if name.startswith(PIP_PREFIXES)
+    ]:
+        yield Diagnosis(OK, "CUDA", f"pip packages: {', '.join(pip_packages)}")
     for needed_when, (level, consequence) in _CONSEQUENCES.items():
-        missing = [library for library in libraries if not library.path and library.wanted == needed_when]
+        missing = [library for library in libraries if not library.path and library.needed_when == needed_when]
         if missing:
             text = f"missing: {', '.join(library.name for library in missing)}; without {consequence}"
             yield Diagnosis(level, "CUDA", text, _install_command(facts, needed_when, missing))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .facts import LOADED, Facts, Limit, Machine
+from .facts import LIBRARY_PROBES, Facts, Limit, Machine
 from .packages import ONNX, TENSORFLOW
 from .report import ERROR, NOTE, OK, WARNING, Diagnosis, size
 
@@ -19,8 +19,8 @@ _MIN_FREE_BYTES = 512 << 20
 
 def judge_machine(facts: Facts) -> Iterator[Diagnosis]:
     """Judge what all serving requires, also on CPUs."""
-    for name in (name for name in facts.failures if name not in LOADED):
-        remedy = "`penstock check PATH...` says more" if name == "models" else "see that it may be read"
+    for name in (name for name in facts.failures if name not in LIBRARY_PROBES):
+        remedy = "run `penstock check PATH...` for details" if name == "models" else "check that it is readable"
         yield Diagnosis(WARNING, name, f"could not be examined: {facts.failures[name]}", remedy)
     machine = facts.machine
     yield from _judge_versions(facts)
@@ -30,9 +30,9 @@ def judge_machine(facts: Facts) -> Iterator[Diagnosis]:
     yield from _judge_limits(machine)
     for port in facts.ports:
         port_text = f"{port.name} port {port.address}:{port.port}"
-        if port.taken:
+        if port.bind_error:
             remedy = f"stop the process that listens there, or choose another --{port.name.lower()}-port"
-            yield Diagnosis(WARNING, "ports", f"{port_text} cannot be used: {port.taken}", remedy)
+            yield Diagnosis(WARNING, "ports", f"{port_text} cannot be used: {port.bind_error}", remedy)
         else:
             yield Diagnosis(OK, "ports", f"{port_text} is {'shared with other servers' if port.shared else 'free'}")
 
@@ -42,7 +42,7 @@ def _judge_versions(facts: Facts) -> Iterator[Diagnosis]:
     yield Diagnosis(OK, "software", f"Python {machine.python or '?'} on {machine.kernel or '?'}")
     if machine.slow_python:
         yield Diagnosis(
-            NOTE, "software", "this Python was compiled without optimizations: requests take a tenth more CPU, or more",
+            NOTE, "software", "this Python was compiled without optimizations: requests take at least 10% more CPU",
             "use one from a distribution or image; PYTHON_CONFIGURE_OPTS='--enable-optimizations "
 "--with-lto' pyenv install",
         )  # fmt: skip
@@ -76,7 +76,7 @@ def _judge_cpus(machine: Machine) -> Iterator[Diagnosis]:
             "give at least 1 CPU (--cpus, resources.limits.cpu), or only a request for CPUs and no limit",
         )  # fmt: skip
     elif machine.quota_cpus is not None and machine.quota_cpus != int(machine.quota_cpus):
-        text = f"of {machine.quota_cpus:.3g} CPUs the part beyond {int(machine.quota_cpus)} serves the front alone"
+        text = f"of {machine.quota_cpus:.3g} CPUs the part beyond {int(machine.quota_cpus)} serves only the front end"
         yield Diagnosis(NOTE, "CPUs", text, "use a whole number of CPUs")
 
 

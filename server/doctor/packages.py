@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from .elf import needed
+from .elf import needed_libraries
 from .facts import AT_LOAD, CUDNN, LATER, TENSORRT, Library
 
 ONNX = ("onnxruntime", "onnxruntime-gpu")
@@ -67,7 +67,7 @@ def find_needed(folder: Path) -> list[Library]:
     libraries: dict[str, Library] = {}
     for needed_when, library_names in names.items():
         for name in library_names:
-            libraries.setdefault(name, Library(name=name, wanted=needed_when))
+            libraries.setdefault(name, Library(name=name, needed_when=needed_when))
     return list(libraries.values())
 
 
@@ -75,15 +75,18 @@ def _needed_by(provider: Path) -> tuple[str, ...]:
     if not provider.is_file():
         return ()
     with provider.open("rb") as file:
-        return tuple(name for name in needed(file) if _NVIDIA_LIBRARY.match(name))
+        return tuple(name for name in needed_libraries(file) if _NVIDIA_LIBRARY.match(name))
 
 
 def locate(library: Library, loader: Mapping[str, str], folders: Iterable[Path]) -> Library:
     """Locate a library: where the loader finds it (`loader`: path by name), or in one of pip's folders."""
     path, found_by = loader.get(library.name, ""), "loader"
     if not path:
-        path, found_by = next((str(each / library.name) for each in folders if (each / library.name).is_file()), ""), "pip"
-    return Library(name=library.name, path=path, found_by=found_by if path else "", wanted=library.wanted)
+        path, found_by = (
+            next((str(each / library.name) for each in folders if (each / library.name).is_file()), ""),
+            "pip",
+        )
+    return Library(name=library.name, path=path, found_by=found_by if path else "", needed_when=library.needed_when)
 
 
 def pip_folders(paths: Iterable[str] | None = None) -> list[Path]:
@@ -92,7 +95,7 @@ def pip_folders(paths: Iterable[str] | None = None) -> list[Path]:
     return [folder for path in package_folders for folder in sorted(path.glob("nvidia/*/lib")) if folder.is_dir()]
 
 
-def on_path(names: Iterable[str], environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+def search_library_path(names: Iterable[str], environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Search LD_LIBRARY_PATH for libraries."""
     folders = [Path(each) for each in environment.get("LD_LIBRARY_PATH", "").split(":") if each]
     paths = {name: next((each / name for each in folders if (each / name).is_file()), None) for name in names}

@@ -21,16 +21,16 @@ class ProbeError(Exception):
 
 
 class ProbeProcess:
-    """One process, which receives `words` on its standard input, and has `limit_s` from now on to answer."""
+    """One process, which receives `stdin` on its standard input, and has `limit_s` from now on to answer."""
 
     def __init__(self, command: Sequence[str], limit_s: float, stdin: bytes = b"") -> None:
-        self._command, self._limit_s, self._words = command, limit_s, stdin
+        self._command, self._limit_s, self._stdin = command, limit_s, stdin
         self._text = ""
         self._failure = ""
         self._thread = threading.Thread(target=self._run, name="doctor", daemon=True)
         self._thread.start()
 
-    def text(self) -> str:
+    def wait_output(self) -> str:
         """Wait for its answer. Raises: ProbeError."""
         self._thread.join()
         if self._failure:
@@ -47,7 +47,7 @@ class ProbeProcess:
             self._failure = str(error)
             return
         try:
-            out, err = process.communicate(self._words, timeout=self._limit_s)
+            out, err = process.communicate(self._stdin, timeout=self._limit_s)
         except subprocess.TimeoutExpired:
             self._failure = f"no answer within {self._limit_s:g} s"
             _abandon(process)
@@ -68,13 +68,13 @@ def _abandon(process: subprocess.Popen[bytes]) -> None:
 
 
 def start(name: str, limit_s: float, stdin: bytes = b"") -> ProbeProcess:
-    """Start one of the probes of `child`."""
+    """Start one of the probes of child.py."""
     return ProbeProcess([sys.executable, "-m", "penstock.server.doctor.child", name], limit_s, stdin)
 
 
 def read_answer(process: ProbeProcess) -> Mapping[str, Any]:
     """Return a child's answer. Raises: ProbeError."""
-    text = process.text()
+    text = process.wait_output()
     try:
         parsed = json.loads(text)
     except ValueError:

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import packages, probes
-from .probes import ProbeError, ProbeProcess
 from .facts import (
-    LOADED,
+    LIBRARY_PROBES,
     CheckedModels,
     CheckedPort,
     CudaDevice,
@@ -27,6 +26,7 @@ from .facts import (
     OnnxRuntime,
 )
 from .machine import read_machine
+from .probes import ProbeError, ProbeProcess
 
 if TYPE_CHECKING:
     from penstock.server.settings import Settings
@@ -50,7 +50,7 @@ def read_facts(settings: Settings) -> Facts:
             failures[name] = f"{type(error).__name__}: {error}"
         return default
 
-    processes = {name: probes.start(name, _LIMITS_S[name]) for name in LOADED}
+    processes = {name: probes.start(name, _LIMITS_S[name]) for name in LIBRARY_PROBES}
     if with_models := bool(settings.model_repository):
         processes["models"] = probes.start("models", _LIMITS_S["models"], pickle.dumps(settings))
     return Facts(
@@ -64,19 +64,25 @@ def read_facts(settings: Settings) -> Facts:
         driver=attempt("driver", lambda: driver_of(probes.read_answer(processes["driver"])), None),
         nvml=attempt("nvml", lambda: nvml_of(probes.read_answer(processes["nvml"])), None),
         runtime=attempt("runtime", lambda: _from_answer(OnnxRuntime, probes.read_answer(processes["runtime"])), None),
-        models=attempt("models", lambda: models_of(probes.read_answer(processes["models"])), None) if with_models else None,
+        models=attempt("models", lambda: models_of(probes.read_answer(processes["models"])), None)
+        if with_models
+        else None,
         failures=failures,
     )
 
 
 def driver_of(answer: Mapping[str, Any]) -> Driver:
     """Make a Driver from the child's answer."""
-    return _from_answer(Driver, {**answer, "devices": tuple(_from_answer(CudaDevice, each) for each in answer.get("devices", ()))})
+    return _from_answer(
+        Driver, {**answer, "devices": tuple(_from_answer(CudaDevice, each) for each in answer.get("devices", ()))}
+    )
 
 
 def nvml_of(answer: Mapping[str, Any]) -> NvmlFacts:
     """Make NvmlFacts from the child's answer."""
-    return _from_answer(NvmlFacts, {**answer, "gpus": tuple(_from_answer(NvmlGpu, each) for each in answer.get("gpus", ()))})
+    return _from_answer(
+        NvmlFacts, {**answer, "gpus": tuple(_from_answer(NvmlGpu, each) for each in answer.get("gpus", ()))}
+    )
 
 
 def models_of(answer: Mapping[str, Any]) -> CheckedModels:
@@ -104,13 +110,15 @@ def read_ports(settings: Settings) -> tuple[CheckedPort, ...]:
 def _check_port(name: str, address: str, port: int, shares: bool) -> CheckedPort:
     error = _bind_error(address, port)
     shared = bool(error) and shares and not _bind_error(address, port, shares=True)
-    return CheckedPort(name=name, address=address, port=port, taken="" if shared else error, shared=shared)
+    return CheckedPort(name=name, address=address, port=port, bind_error="" if shared else error, shared=shared)
 
 
 def _bind_error(address: str, port: int, *, shares: bool = False) -> str:
     """Return why a port cannot be bound, "" if it can; `shares`: together with others that share it."""
     try:
-        family, kind, _, _, socket_address = socket.getaddrinfo(address or None, port, type=socket.SOCK_STREAM, flags=1)[0]
+        family, kind, _, _, socket_address = socket.getaddrinfo(
+            address or None, port, type=socket.SOCK_STREAM, flags=1
+        )[0]
         with socket.socket(family, kind) as probe_socket:
             probe_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if shares:
@@ -131,7 +139,7 @@ def _read_libraries() -> tuple[Library, ...]:
     folder = packages.runtime_folder()
     libraries = [] if folder is None else packages.find_needed(folder)
     libraries = [Library(name=packages.DRIVER)] + [library for library in libraries if library.name != packages.DRIVER]
-    loader = _read_loader_cache() | packages.on_path(library.name for library in libraries)
+    loader = _read_loader_cache() | packages.search_library_path(library.name for library in libraries)
     folders = packages.pip_folders()
     return tuple(packages.locate(library, loader, folders) for library in libraries)
 
@@ -140,7 +148,7 @@ def _read_loader_cache() -> dict[str, str]:
     """Read the loader's cache; if that fails, libraries are searched for only elsewhere."""
     command = shutil.which("ldconfig") or "/sbin/ldconfig"
     try:
-        return packages.parse_cache(ProbeProcess([command, "-p"], _LIMITS_S["ldconfig"]).text())
+        return packages.parse_cache(ProbeProcess([command, "-p"], _LIMITS_S["ldconfig"]).wait_output())
     except ProbeError:
         return {}
 

@@ -1,4 +1,4 @@
-"""EnvironmentBuilder: builds one environment, from an empty folder to a Python for workers. Used by `environments.py`."""
+"""EnvironmentBuilder: makes one environment, from an empty folder to a Python for workers. Used by environments.py."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pathlib import Path
 
 from penstock.backends.errors import Code, InferError
 
-from .locks import Lock
-from .pythons import Python, ask
+from .locks import FileLock
+from .pythons import Python, inspect_python
 from .recipe import Recipe
 
 logger = logging.getLogger("penstock.environments")
@@ -36,7 +36,7 @@ _ADVICE = {
     "subprocess-exited-with-error": "building it failed: request a version that has a wheel for this Python, or "
     "install what its build needs",
     "Invalid requirement": "correct that line",
-    "No space left on device": "free some space, or keep environments elsewhere (--environments)",
+    "No space left on device": "free some space, or store environments elsewhere (--environments)",
 }
 _NOEXEC_MESSAGE = "failed to map segment from shared object"
 """The loader's message for a library on a file system mounted noexec, as Docker's tmpfs are."""
@@ -45,10 +45,10 @@ _NETWORK_ERRORS = ("Failed to establish a new connection", "Temporary failure in
 
 
 class EnvironmentBuilder:
-    """Builds one environment in `folder`, whose Lock is held. Child processes hold the lock too."""
+    """Builds one environment in `folder`, whose FileLock is held. Child processes hold the lock too."""
 
     def __init__(
-        self, folder: Path, recipe: Recipe, base: Python, label: str, lock: Lock, stopping: threading.Event
+        self, folder: Path, recipe: Recipe, base: Python, label: str, lock: FileLock, stopping: threading.Event
     ) -> None:
         self._folder = folder
         self._recipe = recipe
@@ -57,7 +57,7 @@ class EnvironmentBuilder:
         self._lock = lock
         self._ended = stopping
 
-    def make(self, modules: Sequence[str], min_version: tuple[int, int], *, offline: bool) -> str:
+    def build(self, modules: Sequence[str], min_version: tuple[int, int], *, offline: bool) -> str:
         """Build it, and verify that it has what a worker needs. Returns: its Python. Raises: InferError, OSError."""
         self._folder.mkdir()
         path = str(self._folder / "bin" / "python")
@@ -72,19 +72,17 @@ class EnvironmentBuilder:
                     requirements.write_text(install.text, "utf-8")
                     arguments += ["-r", str(requirements)]
                 self._pip(path, arguments)
-        missing = ask(path, modules, {}, self._label, min_version).missing
+        missing = inspect_python(path, modules, {}, self._label, min_version).missing
         if missing and offline:
-            text = (
-                f"{self._recipe.source} lacks {', '.join(missing)}, which workers need, and --offline says that nothing"
-            )
-            raise InferError(Code.INVALID, f"{self._label}: {text} is fetched: add them before packing it")
+            text = f"{self._recipe.source} lacks {', '.join(missing)}, which workers need, and --offline forbids"
+            raise InferError(Code.INVALID, f"{self._label}: {text} downloads: add them before packing it")
         if missing:
             self._pip(path, list(missing))
-            missing = ask(path, modules, {}, self._label, min_version).missing
+            missing = inspect_python(path, modules, {}, self._label, min_version).missing
         if missing:
             reasons = "; ".join(f"{name}: {why}" for name, why in missing.items())
             if _NOEXEC_MESSAGE in reasons:
-                reasons += "; the folder of environments is mounted noexec: keep them elsewhere (--environments)"
+                reasons += "; the folder of environments is mounted noexec: store them elsewhere (--environments)"
             raise InferError(Code.INVALID, f"{self._label}: in the environment of {self._recipe.source}: {reasons}")
         return path
 
@@ -122,7 +120,9 @@ class EnvironmentBuilder:
             env=environ | {"PYTHONUNBUFFERED": "1"},
         ) as process:  # fmt: skip
             finished = threading.Event()
-            killer = threading.Thread(target=self._end_early, args=(process.pid, finished), name="ender", daemon=True)
+            killer = threading.Thread(
+                target=self._kill_on_stop, args=(process.pid, finished), name="ender", daemon=True
+            )
             killer.start()
             try:
                 for line in process.stdout or ():
@@ -138,7 +138,7 @@ class EnvironmentBuilder:
         if status:
             raise InferError(Code.INVALID, self._failure(name, status, lines))
 
-    def _end_early(self, pid: int, finished: threading.Event) -> None:
+    def _kill_on_stop(self, pid: int, finished: threading.Event) -> None:
         """Kill the running program and its children once the server stops."""
         while not finished.wait(0.1):
             if self._ended.is_set():
@@ -153,11 +153,13 @@ class EnvironmentBuilder:
             advice = f"{self._base.path} has no venv with pip (Debian: apt-get install python3-venv)"
         elif any(pattern in line for line in lines for pattern in _NETWORK_ERRORS):
             advice = (
-                "the package index cannot be reached: start once where it can, or use a kept environment (--offline)"
+                "the package index cannot be reached: start once where it can, or use a stored environment (--offline)"
             )
         else:
             advice = next(
                 (remedy for pattern, remedy in _ADVICE.items() if any(pattern in line for line in lines)), "see the log"
             )
         excerpt = " | ".join(line.strip() for line in errors[-MAX_REPORTED_LINES:])
-        return f"{self._label}: the environment of {self._recipe.source}: {name} ended with {status}: {excerpt}; {advice}"
+        return (
+            f"{self._label}: the environment of {self._recipe.source}: {name} ended with {status}: {excerpt}; {advice}"
+        )

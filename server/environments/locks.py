@@ -1,4 +1,4 @@
-"""Lock: lets one process at a time build an environment. Used by `environments.py`."""
+"""FileLock: lets one process at a time build an environment. Used by `environments.py`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ POLL_INTERVAL_S = 0.1
 """The polling interval: a blocking flock could not be cancelled from another thread."""
 
 
-class Lock:
+class FileLock:
     """A lock on a file, held for the duration of the block, and by every child that inherits `fileno`.
 
     If the server is killed while pip runs on, the lock stays held, and nothing else works in the same folder.
-    Raises: InferError (NOT_READY) if `ended` is set meanwhile; OSError.
+    Raises: InferError (NOT_READY) if `stopping` is set meanwhile; OSError.
     """
 
     def __init__(self, path: Path, stopping: threading.Event, label: str) -> None:

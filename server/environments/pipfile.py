@@ -38,16 +38,22 @@ def read_pipfile(path: Path) -> Recipe:
     lock_path = path.with_name("Pipfile.lock")
     pipfile = _parse_toml(path) if path.name == "Pipfile" else {}
     if not lock_path.exists():
-        packages, requires, sources = pipfile.get("packages", {}), pipfile.get("requires", {}), pipfile.get("source", [])
+        packages, requires, sources = (
+            pipfile.get("packages", {}),
+            pipfile.get("requires", {}),
+            pipfile.get("source", []),
+        )
         return _make_recipe(path, packages, requires, sources, complete=False)
     try:
         lock = json.loads(lock_path.read_text("utf-8"))
         meta = lock["_meta"]
     except (ValueError, KeyError) as error:
-        raise ValueError(f"{lock_path}: {error}: `pipenv lock` makes it anew") from error
+        raise ValueError(f"{lock_path}: {error}: run `pipenv lock` to recreate it") from error
     if pipfile and meta.get("hash", {}).get("sha256") != _hash(pipfile):
         logger.warning("%s is older than the Pipfile but takes precedence: run `pipenv lock` to update it", lock_path)
-    return _make_recipe(lock_path, lock.get("default", {}), meta.get("requires", {}), meta.get("sources", []), complete=True)
+    return _make_recipe(
+        lock_path, lock.get("default", {}), meta.get("requires", {}), meta.get("sources", []), complete=True
+    )
 
 
 def _parse_toml(path: Path) -> dict[str, Any]:
@@ -77,7 +83,9 @@ def _make_recipe(
     pip_options = (*_index_options(path, sources), *(("--no-deps",) if complete else ()))
     # separately: pip requires hashes for all requirements of a run or for none, and those from git or a folder cannot
     # have any
-    installs = tuple(Install(pip_options, "".join(f"{line}\n" for line in lines)) for lines in (hashed, unhashed) if lines)
+    installs = tuple(
+        Install(pip_options, "".join(f"{line}\n" for line in lines)) for lines in (hashed, unhashed) if lines
+    )
     python = str(requires.get("python_full_version") or requires.get("python_version") or "").removesuffix(".*")
     digest.add(repr((installs, python)))
     return Recipe(path, str(digest), installs, python="" if python == "*" else python)
@@ -97,7 +105,7 @@ def _line(name: str, entry: Mapping[str, Any], folder: Path) -> str:
     version = str(entry.get("version", "*")).strip()
     hashes = "".join(f" --hash={digest}" for digest in entry.get("hashes", ()))
     if version and version != "*" and version[0] not in "=<>!~":
-        raise ValueError(f"version {version!r}: wanted '*' or a comparison, as '==1.2'")
+        raise ValueError(f"version {version!r}: expected '*' or a comparison such as '==1.2'")
     return f"{name}{extras}{'' if version == '*' else version}{marker}{hashes}"
 
 

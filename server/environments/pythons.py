@@ -46,19 +46,23 @@ class Python:
     missing: Mapping[str, str]
 
     @classmethod
-    def own(cls) -> Python:
+    def current(cls) -> Python:
         """Return the server's own, which has everything needed."""
         version = (sys.version_info.major, sys.version_info.minor, sys.version_info.micro)
         return cls(sys.executable, version, sys.version, sysconfig.get_platform(), sys.base_prefix, {})
 
     @property
-    def spelled(self) -> str:
+    def version_text(self) -> str:
         """Its version in dotted form."""
         return ".".join(map(str, self.version))
 
 
-def ask(
-    path: str, modules: Sequence[str], environment: Mapping[str, str], label: str, min_version: tuple[int, int] = MIN_PYTHON
+def inspect_python(
+    path: str,
+    modules: Sequence[str],
+    environment: Mapping[str, str],
+    label: str,
+    min_version: tuple[int, int] = MIN_PYTHON,
 ) -> Python:
     """Run an interpreter to describe itself and import the needed packages.
 
@@ -88,6 +92,7 @@ def ask(
     if python.version < min_version:
         required = ".".join(map(str, min_version))
         raise InferError(
-            Code.INVALID, f"{label}: interpreter {path} is Python {python.spelled}; workers need {required} or newer"
+            Code.INVALID,
+            f"{label}: interpreter {path} is Python {python.version_text}; workers need {required} or newer",
         )
     return python

@@ -65,9 +65,9 @@ class EngineServer:
         own = replace(settings, allow_http=False, allow_grpc=False, drain_delay_secs=0.0)
         self.server = Server(own, loaders, self._make_models)
         self.server.elsewhere = _Connected(self._fronts, 0), _Connected(self._fronts, 1)
-        self.server.observing.logging.apply = apply
+        self.server.observability.logging.apply = apply
         self.engine: Engine = self.server.engine
-        self.state = SharedState(self.server.shared_memory, self.server.observing.logging)
+        self.state = SharedState(self.server.shared_memory, self.server.observability.logging)
         self.app: Starlette = self.server.app()
         self.methods: dict[str, Method] = self.server.grpc_methods()
 

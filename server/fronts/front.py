@@ -100,7 +100,7 @@ class FrontServer:
         self.health = Health(_Placed(self), self.engine)
         self.asking = Asking()
         self.shared_memory = SharedMemory(allowed=settings.allow_client_shm)
-        self._environments = Environments.of(settings)
+        self._environments = Environments.from_settings(settings)
         self._faults = Faults(settings, {"worker": own_workers}, str(os.getpid()))
         self._state = StateCopy(self.shared_memory, apply)
         self._http = None
@@ -190,7 +190,7 @@ class FrontServer:
         """Wait until it is `ready`, at most `timeout_s`. Returns: whether it is."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._joined.wait(), timeout_s)
-            self._faults.begin()
+            self._faults.start()
         return self.ready
 
     # -- the engine comes and goes -----------------------------------------------------------------------------
@@ -268,7 +268,7 @@ class FrontServer:
         Returns: how much was dropped: requests, or connections with unfinished requests.
         """
         self.health.draining = True
-        self._faults.end()
+        self._faults.stop()
         self.asking.drain(last=last)
         if last:
             await asyncio.sleep(self._settings.drain_delay_secs)
@@ -297,7 +297,7 @@ class FrontServer:
         """End immediately, dropping everything."""
         if self._clock is not None:
             self._clock.cancel()
-        self._faults.end()
+        self._faults.stop()
         self._environments.close()
         if self._spread is not None:
             self._spread.close()

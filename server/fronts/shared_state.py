@@ -3,8 +3,8 @@
 It is changed in the engine, which has the only control plane (`front_calls.py`), and copied to the front ends, where
 inference reads and writes regions. Wired by `engine_server.py` and `front.py`:
 
-    state = SharedState(server.shared_memory, server.observing.logging)  # engine; after `logging.apply` has been set
-    state.joined(link)                  # before anything else is sent to a new front end: sends all state, in order
+    state = SharedState(server.shared_memory, server.observability.logging)  # engine; after `logging.apply` has been
+    set state.joined(link)                  # before anything else is sent to a new front end: sends all state, in order
     state.take(link, number, body)      # an IN_PLACE
     state.lost(link)
 

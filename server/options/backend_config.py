@@ -62,7 +62,7 @@ def ineffective_rules(rules: Sequence[str]) -> list[str]:
     return texts
 
 
-def rows_of(rules: Sequence[str], backend: str, default: int) -> int:
+def default_rows(rules: Sequence[str], backend: str, default: int) -> int:
     """Return the max_batch_size that completes the configuration of a backend's models; `default` if no rule sets it.
 
     A backend's own rule takes precedence. 0: a model is batched only if its configuration says so.

@@ -39,8 +39,8 @@ class CloudSettings:
         False, GROUP, "Serve Amazon SageMaker's container contract on a separate port (docs/clouds.md)."
     )
     sagemaker_address: str = setting(
-        _ALL_ADDRESSES, GROUP, "Address of the SageMaker port. All addresses by default, as in Triton, which has no flag "
-        "for it: SageMaker connects from outside the container.", unit="address",
+        _ALL_ADDRESSES, GROUP, "Address of the SageMaker port. All addresses by default, as in Triton, which has no "
+        "flag for it: SageMaker connects from outside the container.", unit="address",
     )  # fmt: skip
     sagemaker_port: int = setting(8080, GROUP, "Port for SageMaker's requests.", unit="TCP port", bounds=PORTS)
     sagemaker_safe_port_range: str = setting(
@@ -65,7 +65,10 @@ class CloudSettings:
         "AIP_MODE=PREDICTION is in the environment, this defaults to true, and --allow-http and --allow-grpc to false.",
     )  # fmt: skip
     vertex_ai_address: str = setting(
-        _ALL_ADDRESSES, GROUP, "Address of the Vertex AI port. All addresses by default, as for SageMaker.", unit="address"
+        _ALL_ADDRESSES,
+        GROUP,
+        "Address of the Vertex AI port. All addresses by default, as for SageMaker.",
+        unit="address",
     )
     vertex_ai_port: int = setting(
         8080, GROUP, "Port for Vertex AI's requests. Overrides AIP_HTTP_PORT.", unit="TCP port", bounds=PORTS

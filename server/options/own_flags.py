@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from penstock.server.cli import add_flag, with_values
+from penstock.server.cli import add_flag, with_boolean_values
 from penstock.server.settings import known_settings
 
 _NONE: Mapping[str, str] = MappingProxyType({})
@@ -30,5 +30,5 @@ def parse_own_flags(
     for argument in arguments:
         flag, equals, value = argument.partition("=")
         renamed.append(aliases.get(flag, flag) + equals + value)
-    parsed, remaining = parser.parse_known_args(with_values(renamed))
+    parsed, remaining = parser.parse_known_args(with_boolean_values(renamed))
     return vars(parsed), remaining

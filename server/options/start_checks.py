@@ -24,7 +24,12 @@ _WILDCARD_ADDRESSES = ("0.0.0.0", "::", "")  # noqa: S104 - what is listened on 
 
 def start_problems(settings: Settings) -> list[str]:
     """Say why a server with these settings would not start. Opens no port; reads the certificates."""
-    problems = [*_model_problems(settings), *_port_problems(settings), *_cloud_problems(settings), *_trace_problems(settings)]
+    problems = [
+        *_model_problems(settings),
+        *_port_problems(settings),
+        *_cloud_problems(settings),
+        *_trace_problems(settings),
+    ]
     if settings.http_workers and not hasattr(os, "pidfd_open"):
         problems.append("--http-workers requires Linux")
     if settings.http_workers and (settings.reuse_http_port or settings.reuse_grpc_port):
@@ -72,8 +77,14 @@ def _write_errno(file: Path) -> int:
 
 
 def _port_problems(settings: Settings) -> Iterator[str]:
-    for (name, (address, port)), (other_name, (other_address, other_port)) in itertools.combinations(wanted(settings).items(), 2):
-        if port and port == other_port and (address == other_address or {address, other_address} & {*_WILDCARD_ADDRESSES}):
+    for (name, (address, port)), (other_name, (other_address, other_port)) in itertools.combinations(
+        wanted(settings).items(), 2
+    ):
+        if (
+            port
+            and port == other_port
+            and (address == other_address or {address, other_address} & {*_WILDCARD_ADDRESSES})
+        ):
             yield f"{name} and {other_name} cannot both be served on port {port}"
 
 

@@ -19,7 +19,7 @@ _NO_LIBRARIES = "there are no libraries to load: backends are part of Penstock"
 _VALUE_OPTIONAL = ("--enable-peer-access",)
 """Boolean flags, which may be given without a value."""
 
-FOREIGN: Mapping[str, str] = MappingProxyType({
+UNSUPPORTED_FLAGS: Mapping[str, str] = MappingProxyType({
     "--model-namespacing": "a model's name must be unique among all repositories",
 })  # fmt: skip
 UNSUPPORTED_BOOLEANS = ("--model-namespacing",)
@@ -57,7 +57,7 @@ OLD_NAMES: Mapping[str, str] = MappingProxyType({
 })  # fmt: skip
 
 
-def renamed(argument: str) -> str:
+def rename_flag(argument: str) -> str:
     """Return an argument with the older name of its flag replaced by the newer one."""
     flag, equals, value = argument.partition("=")
     return OLD_NAMES.get(flag, flag) + equals + value
@@ -69,8 +69,12 @@ def complete_flag(argument: str, known_flags: Iterable[str]) -> str:
     Source: Triton server, command_line_parser.cc: getopt_long takes `--model-repo` for `--model-repository`.
     """
     flag, equals, value = argument.partition("=")
-    all_flags = {*known_flags, *FOREIGN, *IGNORED_FLAGS, *OLD_NAMES, *DEPRECATED_FLAGS}
-    matches = [flag] if flag in all_flags else [candidate for candidate in all_flags if flag[2:] and candidate.startswith(flag)]
+    all_flags = {*known_flags, *UNSUPPORTED_FLAGS, *IGNORED_FLAGS, *OLD_NAMES, *DEPRECATED_FLAGS}
+    matches = (
+        [flag]
+        if flag in all_flags
+        else [candidate for candidate in all_flags if flag[2:] and candidate.startswith(flag)]
+    )
     return matches[0] + equals + value if len(matches) == 1 else argument
 
 
@@ -113,9 +117,13 @@ def _only_off(replacements: list[str]) -> list[str]:
     return [each for each in replacements if not each.startswith(level)] + off_flags[:1] if off_flags else replacements
 
 
-def foreign(argument: str) -> str | None:
+def unsupported_reason(argument: str) -> str | None:
     """Say why a flag of Triton is not accepted, or what value it lacks. None for other arguments."""
     flag = argument.partition("=")[0]
     if flag in DEPRECATED_FLAGS:
         return f"{flag} needs a value, as in {DEPRECATED_FLAGS[flag].format('VALUE')}"
-    return f"{flag} is a Triton flag that Penstock does not support: {FOREIGN[flag]}" if flag in FOREIGN else None
+    return (
+        f"{flag} is a Triton flag that Penstock does not support: {UNSUPPORTED_FLAGS[flag]}"
+        if flag in UNSUPPORTED_FLAGS
+        else None
+    )

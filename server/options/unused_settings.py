@@ -39,4 +39,6 @@ def unused_settings(settings: Settings) -> Iterator[str]:
     changed = {field.name for field in fields(settings) if getattr(settings, field.name) != field.default}
     for names, applies, missing in _RULES:
         if not applies(settings):
-            yield from (f"--{name.replace('_', '-')} has no effect without {missing}" for name in names if name in changed)
+            yield from (
+                f"--{name.replace('_', '-')} has no effect without {missing}" for name in names if name in changed
+            )

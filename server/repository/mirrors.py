@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.server.options.backend_config import TENSORFLOW, rows_of, tensorflow_options
+from penstock.server.options.backend_config import TENSORFLOW, default_rows, tensorflow_options
 from penstock.server.options.gpu_settings import parse_devices, parse_limits
 from penstock.server.settings import Settings
 from penstock.server.threads import StripedLocks
@@ -39,7 +39,7 @@ def make_defaults(settings: Settings) -> Defaults:
     """Take from the settings the values for what configurations omit."""
     return Defaults(
         max_batch_rows=settings.completed_max_batch_size,
-        tensorflow_rows=rows_of(settings.backend_config, TENSORFLOW, settings.default_max_batch_size),
+        tensorflow_rows=default_rows(settings.backend_config, TENSORFLOW, settings.default_max_batch_size),
         tensorflow_options=tensorflow_options(settings.backend_config),
         config_name=settings.model_config_name,
         auto_complete=not settings.disable_auto_complete_config,

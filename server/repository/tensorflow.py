@@ -88,12 +88,12 @@ def locate_version(folder: Path, version: int, filename: str, findings: list[Fin
         return found
     path = version_folder / filename
     if path.is_dir():
-        text = f"{filename} is not a SavedModel: there is no {GRAPH_FILES[0]} in it ({_contents(path)} is there)"
+        text = f"{filename} is not a SavedModel: there is no {GRAPH_FILES[0]} in it (found {_contents(path)})"
     else:
         contents = _contents(version_folder)
-        text = f"there is no SavedModel: neither {SAVED_MODEL_FILE} nor {GRAPH_FILES[0]} ({contents} is there)"
+        text = f"there is no SavedModel: neither {SAVED_MODEL_FILE} nor {GRAPH_FILES[0]} (found {contents})"
         if filename not in {SAVED_MODEL_FILE, *GRAPH_FILES}:
-            text = f"there is no {filename}, which the configuration names ({contents} is there)"
+            text = f"there is no {filename}, which the configuration names (found {contents})"
     findings.append(missing_file(version_folder, version, text))
     return None
 

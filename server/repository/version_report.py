@@ -127,13 +127,13 @@ def _describe_policy(policy: BatchPolicy) -> list[str]:
 
 
 def _describe_sequences(spec: SequenceSpec) -> str:
-    parts = ["direct" if spec.direct else "oldest", f"forgotten after {spec.idle_us / 1e6:g} s"]
+    parts = ["direct" if spec.direct else "oldest", f"expire after {spec.idle_us / 1e6:g} s"]
     if spec.iterative:
-        parts.append("one request each, run until the model is done with it")
+        parts.append("one request each, run until the model finishes it")
     if spec.controls:
-        parts.append(f"told {', '.join(control.name for control in spec.controls)}")
+        parts.append(f"controls {', '.join(control.name for control in spec.controls)}")
     if spec.states:
-        parts.append(f"remembers {', '.join(state.input for state in spec.states)}")
+        parts.append(f"states {', '.join(state.input for state in spec.states)}")
     return ", ".join(parts)
 
 

@@ -88,7 +88,9 @@ def ask(
     variables = _Environment(environ)
     parser = _parser(variables)
     actions = parser._actions  # noqa: SLF001
-    ours, words = parse_own_flags(NAME, argv, {option for action in actions for option in action.option_strings}, _ALIASES)
+    ours, words = parse_own_flags(
+        NAME, argv, {option for action in actions for option in action.option_strings}, _ALIASES
+    )
     given, unknown = parser.parse_known_args(words)
     if unknown:
         _tell(f"Unknown args {unknown}. Note since 1.5.0 this CLI does not take API type (REST, GRPC)")

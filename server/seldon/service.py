@@ -9,7 +9,14 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import Code, InferError
-from penstock.server.answering import LARGE_BYTES, answer_compressed, internal_error, off_loop, clear_task, read_compressed
+from penstock.server.answering import (
+    LARGE_BYTES,
+    answer_compressed,
+    clear_task,
+    internal_error,
+    off_loop,
+    read_compressed,
+)
 from penstock.server.carrying.service import CarryingService
 from penstock.server.errors import retry_after_line
 from penstock.server.http.coding import choose
@@ -75,7 +82,12 @@ class SeldonService(CarryingService):
     claims = SeldonClaim
 
     def __init__(
-        self, engine: ServingEngine, current: CurrentComponent, exposition: Exposition, others: Service, settings: Settings
+        self,
+        engine: ServingEngine,
+        current: CurrentComponent,
+        exposition: Exposition,
+        others: Service,
+        settings: Settings,
     ) -> None:
         super().__init__(engine, others)
         self._current = current
@@ -91,7 +103,7 @@ class SeldonService(CarryingService):
         if is_ours(claim.path):
             return self.others.claim(head)
         category = _CATEGORIES.get(claim.purpose) or ("inference" if claim.found is not None else "")
-        self.restricted.demand(category, head.header)
+        self.restricted.require(category, head.header)
         return claim
 
     def answer(self, connection: FastLane, claim: Any, body: bytes) -> None:

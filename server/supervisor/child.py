@@ -198,14 +198,14 @@ class _Process:
                 await role.answer()
                 told.said(ANSWERS)
             loading = asyncio.ensure_future(role.load())
-            if await process.first(loading, self._asked.wait()):
+            if await process.finished_first(loading, self._asked.wait()):
                 if not early:
                     # reported, and sent, before anything can connect: a process that has not reported this is killed,
                     # not drained
                     told.said(ANSWERS)
                     await asyncio.sleep(0)
                     await role.answer()
-                process.freeze_collected()
+                process.collect_and_freeze()
                 told.said(READY, **loading.result())
                 await self._asked.wait()
             dropped = await role.drain(last=self._last)

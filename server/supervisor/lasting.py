@@ -42,7 +42,7 @@ class Lasting:
 
     def watch(self, server: EngineServer) -> None:
         """Keep changes from now on."""
-        regions, traces = server.server.shared_memory.regions, server.server.observing.traces
+        regions, traces = server.server.shared_memory.regions, server.server.observability.traces
         added, dropped = regions.added, regions.dropped
 
         def add(region: Region) -> None:
@@ -119,9 +119,9 @@ class Lasting:
             elif key.startswith(_TRACE):
                 model = key.removeprefix(_TRACE)
                 self._traces[model] = dict(said)
-                server.server.observing.traces.update(model, said)
+                server.server.observability.traces.update(model, said)
             elif key == _LOGS:
-                server.server.observing.logging.update(said)
+                server.server.observability.logging.update(said)
             else:
                 self._put_back_region(server, key.removeprefix(_REGION), said, descriptors)
         except (InferError, OSError) as error:

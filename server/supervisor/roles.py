@@ -21,7 +21,7 @@ logger = logging.getLogger("penstock.supervisor")
 
 def prepare() -> None:
     """Import what either role needs: most of a start's second."""
-    from penstock.server.process import GC_THRESHOLD, freeze_collected
+    from penstock.server.process import GC_THRESHOLD, collect_and_freeze
 
     gc.set_threshold(*GC_THRESHOLD)
     import penstock.backends.onnx
@@ -29,7 +29,8 @@ def prepare() -> None:
     import penstock.server.fronts.front
     import penstock.server.supervisor.lasting  # noqa: F401
 
-    freeze_collected()  # otherwise the collector would traverse all of it once models are served: 0.1 s without an answer
+    # otherwise the collector would traverse all of it once models are served: 0.1 s without an answer
+    collect_and_freeze()
 
 
 class Role(Protocol):
@@ -148,7 +149,7 @@ class EngineProcess:
     async def load(self) -> dict[str, Any]:
         reasons = await self._server.load(partial(self._lasting.put_back, self._server))
         self._loaded = True
-        return {"reasons": reasons, "serves": self._server.server.serves}
+        return {"reasons": reasons, "serves": self._server.server.status_line}
 
     def attach(self, sock: socket.socket) -> None:
         self._fronts.add(self._server.attach(sock))

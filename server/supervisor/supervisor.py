@@ -77,12 +77,12 @@ class Supervisor:
     # -- the interface of a Server -----------------------------------------------------------------------------
 
     @property
-    def places(self) -> dict[str, str]:
+    def urls(self) -> dict[str, str]:
         """The URLs at which it listens, by name."""
         return places(self._settings)
 
     @property
-    def serves(self) -> str:
+    def status_line(self) -> str:
         """What it serves, in words."""
         return str(self._said.get("serves", ""))
 
@@ -111,7 +111,7 @@ class Supervisor:
             return [self._children[number].pid for number in numbers if number in self._children]
 
         self._faults = Faults(self._settings, {role: partial(pids, role) for role in (FRONT, ENGINE)}, "supervisor")
-        self._faults.begin()
+        self._faults.start()
 
     def handle_hangup(self) -> None:
         """Replace every process without interrupting service."""
@@ -123,7 +123,7 @@ class Supervisor:
     async def drain(self) -> int:
         """End every process in order. Returns: how many have dropped anything."""
         if self._faults is not None:
-            self._faults.end()
+            self._faults.stop()
         self.fleet.drain()
         for child in self._spares():
             child.kill()

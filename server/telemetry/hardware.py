@@ -54,8 +54,9 @@ class SamplingPlan:
 class Hardware:
     """Keeps the latest HardwareSample, read from `proc` and from the NVML module that `nvml` imports and starts.
 
-    `used` returns the models' device usage since its last call. Values of the process itself are always included.
-    Threads: `sample` is called on the event loop, and calls `used` there.
+    `device_usage` returns the models' device usage since its last call. Values of the process itself are always
+    included.
+    Threads: `sample` is called on the event loop, and calls `device_usage` there.
     """
 
     def __init__(
@@ -76,8 +77,8 @@ class Hardware:
         def gpu_lines() -> _Read:
             return partial(gpus.read, device_usage()) if plan.gpus else dict
 
-        self._machine = _Reading(lambda: machine, clock, plan.interval_s)
-        self._gpus = _Reading(gpu_lines, clock, plan.interval_s, _HUNG_LINES)
+        self._machine = _CachedReader(lambda: machine, clock, plan.interval_s)
+        self._gpus = _CachedReader(gpu_lines, clock, plan.interval_s, _HUNG_LINES)
 
     async def sample(self) -> HardwareSample:
         """Return values not older than the interval or, if reading takes too long, the previous ones."""
@@ -85,23 +86,28 @@ class Hardware:
         return HardwareSample(machine, gpus)
 
 
-class _Reading:
-    """The latest result of a reader that runs on a daemon thread, one at a time; `begin`, called on the loop, gives it.
+class _CachedReader:
+    """The latest result of a reader that runs on a daemon thread, one at a time.
 
-    A result that is too old is replaced by nothing, or by `hangs` if the current read has taken that long.
+    `start_read`, called on the loop, returns the function that reads.
+    A result that is too old is replaced by nothing, or by `hung_value` if the current read has taken that long.
     """
 
     def __init__(
-        self, start_read: Callable[[], _Read], clock: Callable[[], float], interval_s: float, hung_value: Mapping[str, Any] = {}
+        self,
+        start_read: Callable[[], _Read],
+        clock: Callable[[], float],
+        interval_s: float,
+        hung_value: Mapping[str, Any] = {},
     ) -> None:
         self._interval_s = interval_s
         self._stale_s = max(_STALE_S, 2 * interval_s)
-        self._begin = start_read
+        self._start_read = start_read
         self._clock = clock
-        self._hangs = hung_value
+        self._hung_value = hung_value
         self._values: Mapping[str, Any] = {}
         self._read_s = -math.inf
-        self._begun_s = math.inf
+        self._started_s = math.inf
         self._pending: asyncio.Future[None] | None = None
 
     async def latest(self) -> Mapping[str, Any]:
@@ -111,13 +117,13 @@ class _Reading:
         now_s = self._clock()
         if now_s - self._read_s < self._stale_s:
             return self._values
-        return self._hangs if self._pending is not None and now_s - self._begun_s >= self._stale_s else {}
+        return self._hung_value if self._pending is not None and now_s - self._started_s >= self._stale_s else {}
 
     def _start(self) -> asyncio.Future[None]:
         loop = asyncio.get_running_loop()
         pending: asyncio.Future[None] = loop.create_future()
-        self._begun_s = self._clock()
-        read = self._begin()
+        self._started_s = self._clock()
+        read = self._start_read()
         self._pending = pending
 
         def finish(values: Mapping[str, Any]) -> None:

@@ -58,7 +58,7 @@ _WORKER_EVENTS = {STARTED: ("penstock_workers_started_total", "")} | {
 class Metrics:
     """Renders the page. One per server. `connections` maps a metric's name to the number of open connections.
 
-    `more` returns lines of other metrics, which user-code models may define (python_models/metrics.py).
+    `extra_lines` returns lines of other metrics, which user-code models may define (python_models/metrics.py).
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Metrics:
         Model."""
         self.totals: Counter[str] = Counter()
         """The counts of ports, by metric and labels (listening/tally.py)."""
-        self.more: Callable[[], Iterable[str]] = tuple
+        self.extra_lines: Callable[[], Iterable[str]] = tuple
         self.content_type = CONTENT_TYPE
         """The content type of the page on its own port."""
 
@@ -105,7 +105,7 @@ class Metrics:
             if lines[family.name]:
                 parts.append(f"# HELP {family.name} {family.text}\n# TYPE {family.name} {family.kind}")
                 parts += lines[family.name]
-        parts += self.more()
+        parts += self.extra_lines()
         return ("\n".join(parts) + "\n").encode()
 
     def _add_model(self, lines: Mapping[str, list[str]], model: Model) -> None:
@@ -252,7 +252,13 @@ def _cache_counters(snapshot: StatisticsSnapshot) -> tuple[tuple[str, int], ...]
 
 def _summary_durations(snapshot: StatisticsSnapshot, *, cached: bool) -> Iterator[tuple[str, str, Duration]]:
     """Yield each summary's name, latency and duration. With a cache, the request summary is off, as in Triton."""
-    durations = (snapshot.success, snapshot.queue, snapshot.compute_input, snapshot.compute_infer, snapshot.compute_output)
+    durations = (
+        snapshot.success,
+        snapshot.queue,
+        snapshot.compute_input,
+        snapshot.compute_infer,
+        snapshot.compute_output,
+    )
     for latency, duration in zip(LATENCIES, durations, strict=True):
         if latency != "request" or not cached:
             yield f"nv_inference_{latency}_summary_us", latency, duration

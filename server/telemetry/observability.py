@@ -82,7 +82,9 @@ def make_metrics(
     connections = {name: partial(count, position) for position, name in enumerate(names)}
     all_counts = connections | dict(counts)
     device_usage = DeviceTimes(engine.models, labels_of).read
-    return Metrics(engine, Hardware(plan=plan, device_usage=device_usage), parse_metrics(settings.metrics_config), all_counts)
+    return Metrics(
+        engine, Hardware(plan=plan, device_usage=device_usage), parse_metrics(settings.metrics_config), all_counts
+    )
 
 
 def open_sink(config: TraceConfig) -> TraceSink:

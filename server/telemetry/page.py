@@ -24,7 +24,7 @@ _THREAD_BYTES = 64 << 10
 """A page of at least this size is compressed on a thread: 2 MB take 8 ms."""
 
 
-async def coded(page: bytes, accept: bytes) -> tuple[bytes, dict[bytes, bytes]]:
+async def encode_page(page: bytes, accept: bytes) -> tuple[bytes, dict[bytes, bytes]]:
     """Return the page encoded for a client's Accept-Encoding, and the corresponding headers."""
     headers = {b"vary": b"accept-encoding"}
     coding = choose(accept) if len(page) >= MIN_BYTES else b""
@@ -51,7 +51,7 @@ def make_metrics_app(metrics: Metrics, path: str = "/metrics") -> ASGIApp:
             await _send_response(send, 405, "application/json", error_body("Method Not Allowed"))
         else:
             accept = b",".join(value for name, value in scope["headers"] if name == b"accept-encoding")
-            body, headers = await coded(await metrics.render(), accept)
+            body, headers = await encode_page(await metrics.render(), accept)
             await _send_response(send, 200, metrics.content_type, body, headers)
 
     return app

@@ -24,7 +24,7 @@ from penstock.server.engines import FindsModels
 from penstock.server.health import EXITING, Health
 from penstock.server.telemetry.metrics import CONTENT_TYPE as METRICS_TYPE
 from penstock.server.telemetry.metrics import Metrics
-from penstock.server.telemetry.page import coded
+from penstock.server.telemetry.page import encode_page
 
 from . import openapi
 from .metadata import counted_models, model_metadata, model_statistics, run_times
@@ -157,7 +157,7 @@ class _Control:
 
     async def metrics(self, request: Request) -> Response:
         accept = ",".join(request.headers.getlist("accept-encoding"))
-        body, headers = await coded(await self._metrics.render(), accept.encode("latin-1"))
+        body, headers = await encode_page(await self._metrics.render(), accept.encode("latin-1"))
         said = {name.decode(): value.decode() for name, value in headers.items()}
         return Response(body, headers=said | {"content-type": METRICS_TYPE})
 

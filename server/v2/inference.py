@@ -21,9 +21,9 @@ from penstock.server.answering import (
     LARGE_BYTES,
     LargeJsonReader,
     answer_compressed,
+    clear_task,
     internal_error,
     off_loop,
-    clear_task,
     start_task,
 )
 from penstock.server.errors import HTTP_STATUS, error_body, retry_after_line
@@ -91,7 +91,7 @@ class Inference:
         match = _PATH.match(head.path) if head.method == b"POST" else None
         if match is None:
             return None
-        self.restricted.demand("inference", head.header)
+        self.restricted.require("inference", head.header)
         name = unquote_to_bytes(match[1]).decode("utf-8", "replace")
         version = version_in(match[2])
         route = self._routes.get((name, version)) or ModelRoute(name, version)

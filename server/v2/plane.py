@@ -34,7 +34,9 @@ def make_app(routes: Iterable[Route], *, pages: bool = False) -> Starlette:
     """Make an application from routes. `pages`: also serve their documentation, /docs and /openapi.json."""
     routes = tuple(routes)
     served = [
-        Served(path, with_access_check(path, route.endpoint), methods=[route.method]) for route in routes for path in route.paths
+        Served(path, with_access_check(path, route.endpoint), methods=[route.method])
+        for route in routes
+        for path in route.paths
     ]
     if pages:
         told = _Pages(routes)

@@ -40,7 +40,9 @@ def test_a_body_that_waits_for_a_thread_waits_packed(monkeypatch: pytest.MonkeyP
     async def main() -> None:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
         monkeypatch.setattr(answering, "decompress", decompress)
-        await asyncio.gather(*(read_compressed(BOMB, b"gzip", LIMITS, lambda plain: steps.append("read")) for _ in range(3)))
+        await asyncio.gather(
+            *(read_compressed(BOMB, b"gzip", LIMITS, lambda plain: steps.append("read")) for _ in range(3))
+        )
 
     asyncio.run(main())
     assert steps == ["unpacked", "read"] * 3

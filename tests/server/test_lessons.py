@@ -523,8 +523,8 @@ def test_messages_that_are_none_are_refused_at_every_rpc(live: Live) -> None:
 
 def test_a_restricted_rpc_wants_the_very_header(root: Path) -> None:
     with (
-        live_server(root, grpc_restricted_protocol=("inference,health,model-repository:key=secret",)) as with_access_check,
-        grpc_client.InferenceServerClient(with_access_check.grpc_address) as client,
+        live_server(root, grpc_restricted_protocol=("inference,health,model-repository:key=secret",)) as guarded,
+        grpc_client.InferenceServerClient(guarded.grpc_address) as client,
     ):
         for headers in (
             None,

@@ -488,8 +488,8 @@ def test_a_large_page_is_compressed_on_a_thread(monkeypatch: pytest.MonkeyPatch)
         return body
 
     monkeypatch.setattr(page, "compress", compressed)
-    asyncio.run(page.coded(b"x" * 1000, b"gzip"))
-    asyncio.run(page.coded(b"x" * 100_000, b"gzip"))
+    asyncio.run(page.encode_page(b"x" * 1000, b"gzip"))
+    asyncio.run(page.encode_page(b"x" * 100_000, b"gzip"))
 
     assert [thread == threading.get_ident() for thread in threads] == [True, False]
 

@@ -18,8 +18,8 @@ from penstock.server.restricted import (
     GRPC_PREFIX,
     RestrictedApis,
     category_of,
-    restriction_text,
     restricted_methods,
+    restriction_text,
 )
 from penstock.server.settings import SettingError, Settings
 from tests.clients import models
@@ -129,11 +129,11 @@ def test_only_the_very_value_passes(given: str | None) -> None:
 
 def test_the_fast_lane_s_fields_are_read_as_bytes() -> None:
     restricted = RestrictedApis.parse(["inference:key=secret"])
-    restricted.demand("inference", {b"key": b"secret"})
-    restricted.demand("health", {})
+    restricted.require("inference", {b"key": b"secret"})
+    restricted.require("health", {})
 
     with pytest.raises(HttpError) as raised:
-        restricted.demand("inference", {b"key": b"\xff"})
+        restricted.require("inference", {b"key": b"\xff"})
     assert (raised.value.status, raised.value.text) == (403, "This API is restricted, expecting header 'key'")
 
 

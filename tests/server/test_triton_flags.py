@@ -6,14 +6,14 @@ import pytest
 
 from penstock.server import cli
 from penstock.server.options.triton_flags import (
-    FOREIGN,
-    OLD_NAMES,
     DEPRECATED_FLAGS,
-    UNSUPPORTED_BOOLEANS,
     IGNORED_FLAGS,
-    foreign,
-    renamed,
+    OLD_NAMES,
+    UNSUPPORTED_BOOLEANS,
+    UNSUPPORTED_FLAGS,
+    rename_flag,
     translate_flags,
+    unsupported_reason,
 )
 from penstock.server.settings import known_settings
 
@@ -42,17 +42,17 @@ host-policy allow-client-shm
 def test_every_flag_of_triton_s_is_a_setting_or_is_answered_with_the_reason_why_not(name: str) -> None:
     known = {item.flag for item in known_settings()}
 
-    assert renamed(f"--{name}") in known | FOREIGN.keys() | IGNORED_FLAGS.keys() | DEPRECATED_FLAGS.keys()
+    assert rename_flag(f"--{name}") in known | UNSUPPORTED_FLAGS.keys() | IGNORED_FLAGS.keys() | DEPRECATED_FLAGS.keys()
 
 
-@pytest.mark.parametrize("flag", FOREIGN)
+@pytest.mark.parametrize("flag", UNSUPPORTED_FLAGS)
 def test_a_flag_of_triton_s_is_refused_with_its_reason(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["serve", "a", f"{flag}=1"])
 
     assert ended.value.code == 2
     assert capsys.readouterr().err == (
-        f"penstock: {flag} is a Triton flag that Penstock does not support: {FOREIGN[flag]}\n"
+        f"penstock: {flag} is a Triton flag that Penstock does not support: {UNSUPPORTED_FLAGS[flag]}\n"
     )
 
 
@@ -61,7 +61,10 @@ def test_a_flag_of_triton_s_is_refused_with_its_reason(flag: str, capsys: pytest
 def test_a_flag_that_changes_no_answer_is_told_of_and_goes_with_its_value(flag: str, words: list[str]) -> None:
     asked = ["serve", *(word.format(flag) for word in words), "models", "--http-port=1"]
 
-    assert translate_flags(asked) == (["serve", "models", "--http-port=1"], [f"{flag} has no effect: {IGNORED_FLAGS[flag]}"])
+    assert translate_flags(asked) == (
+        ["serve", "models", "--http-port=1"],
+        [f"{flag} has no effect: {IGNORED_FLAGS[flag]}"],
+    )
 
 
 @pytest.mark.parametrize("flag", [*IGNORED_FLAGS, *UNSUPPORTED_BOOLEANS])
@@ -129,7 +132,9 @@ def test_an_older_way_without_a_value_is_told_with_the_newer_one(
         cli.main(["serve", "models", flag, *behind])
 
     assert ended.value.code == 2
-    assert capsys.readouterr().err == f"penstock: {flag} needs a value, as in {DEPRECATED_FLAGS[flag].format('VALUE')}\n"
+    assert (
+        capsys.readouterr().err == f"penstock: {flag} needs a value, as in {DEPRECATED_FLAGS[flag].format('VALUE')}\n"
+    )
 
 
 def test_a_cache_of_no_bytes_is_none() -> None:
@@ -148,8 +153,8 @@ def test_what_is_off_in_any_case_may_be_said_to_be_off(flag: str) -> None:
 def test_an_older_name_of_triton_s_is_as_good_as_the_newer(older: str, capsys: pytest.CaptureFixture[str]) -> None:
     newer = OLD_NAMES[older]
 
-    assert renamed(older) == newer
-    assert renamed(f"{older}=a=b") == f"{newer}=a=b"
+    assert rename_flag(older) == newer
+    assert rename_flag(f"{older}=a=b") == f"{newer}=a=b"
     assert cli.main(["check", "--strict-model-config", "true", "--model-store=/there/is/none"]) == 1
     assert "/there/is/none" in capsys.readouterr().out
 
@@ -157,15 +162,21 @@ def test_an_older_name_of_triton_s_is_as_good_as_the_newer(older: str, capsys: p
 def test_no_flag_is_both_known_and_foreign() -> None:
     known = {item.flag for item in known_settings()}
 
-    assert known & (FOREIGN.keys() | IGNORED_FLAGS.keys()) == FOREIGN.keys() & IGNORED_FLAGS.keys() == set()
+    assert (
+        known & (UNSUPPORTED_FLAGS.keys() | IGNORED_FLAGS.keys())
+        == UNSUPPORTED_FLAGS.keys() & IGNORED_FLAGS.keys()
+        == set()
+    )
 
 
 def test_a_flag_that_a_reason_names_is_there() -> None:
     known = {item.flag for item in known_settings()}
-    named = {word.strip(",:;.") for text in FOREIGN.values() for word in text.split() if word.startswith("--")}
+    named = {
+        word.strip(",:;.") for text in UNSUPPORTED_FLAGS.values() for word in text.split() if word.startswith("--")
+    }
 
     assert named <= known
 
 
 def test_others_are_left_to_the_nearest_name() -> None:
-    assert foreign("--http-prt=3") is None
+    assert unsupported_reason("--http-prt=3") is None

@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import Code, InferError
-from penstock.server.answering import internal_error, clear_task, read_compressed
+from penstock.server.answering import clear_task, internal_error, read_compressed
 from penstock.server.carrying.service import CarryingService
 from penstock.server.errors import HTTP_STATUS, retry_after_line
 from penstock.server.http.head import HttpError
@@ -101,7 +101,7 @@ class GraphService(CarryingService):
         claim = GraphClaim(head, path)
         claim.resolve(self._graph.deployment)
         purpose = claim.address.purpose if claim.address is not None else ""
-        self.restricted.demand(_CATEGORIES.get(purpose, "inference"), head.header)
+        self.restricted.require(_CATEGORIES.get(purpose, "inference"), head.header)
         return claim
 
     def answer(self, connection: FastLane, claim: Any, body: bytes) -> None:

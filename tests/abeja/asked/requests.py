@@ -164,7 +164,7 @@ HEADERS = [
     _headed("long", X_A="0123456789" * 700),
     _headed("cookies", Cookie="a=b; c=d"),
     _headed(
-        "forwarded", X_Forwarded_For="10.0.0.1", ForwardingService="for=10.0.0.2", X_Request_Id="r", X_Abeja_Request_Id="r"
+        "forwarded", X_Forwarded_For="10.0.0.1", Forwarded="for=10.0.0.2", X_Request_Id="r", X_Abeja_Request_Id="r"
     ),
     _headed("symbols", **{"X!#$%&'*+.^`|~": "1", "9": "2"}),
     get("underscore", "/", headers={"x_under_score": "1"}),

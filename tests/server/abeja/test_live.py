@@ -71,7 +71,7 @@ def ask(port: int, query: str = "", path: str = "/", method: str = "GET") -> tup
 
 
 def health_port(live: Live) -> int:
-    (port,) = live.server._more
+    (port,) = live.server._extra_ports
     return port.port
 
 

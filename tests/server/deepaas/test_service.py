@@ -98,7 +98,9 @@ class Both(Own):
 class Served(Lane):
     """A connection whose Service is DeepaasService, for the models `m` and `n`."""
 
-    def __init__(self, restricted: RestrictedApis | None = None, names: tuple[str, ...] = ("m", "n"), **said: Any) -> None:
+    def __init__(
+        self, restricted: RestrictedApis | None = None, names: tuple[str, ...] = ("m", "n"), **said: Any
+    ) -> None:
         settings = Settings(dialect="deepaas", **said)
         self.engine, self.jobs, self.others = DeepaasEngine(), Jobs(), Both()
         self.others.restricted = restricted or RestrictedApis()

@@ -33,17 +33,17 @@ def test_a_probe_that_fails_says_why(script: str, why: str) -> None:
 
 def test_a_probe_that_hangs_is_left() -> None:
     with pytest.raises(ProbeError, match=r"no answer within 0\.05 s"):
-        _shell("trap '' TERM; exec sleep 60", limit_s=0.05).text()
+        _shell("trap '' TERM; exec sleep 60", limit_s=0.05).wait_output()
 
 
 def test_one_that_hangs_takes_no_time_from_the_others() -> None:
     hangs, answers = _shell("exec sleep 60", limit_s=0.5), _shell("echo '{}'", limit_s=0.5)
 
     with pytest.raises(ProbeError):
-        hangs.text()
+        hangs.wait_output()
     assert read_answer(answers) == {}
 
 
 def test_a_program_that_is_not_there_is_a_failure() -> None:
     with pytest.raises(ProbeError, match="No such file"):
-        ProbeProcess([f"{sys.executable}-of-nobody"], 1.0).text()
+        ProbeProcess([f"{sys.executable}-of-nobody"], 1.0).wait_output()

@@ -21,8 +21,8 @@ def test_a_port_is_free_or_taken() -> None:
         taken = held.getsockname()[1]
         ports = read_ports(Settings(http_port=taken, allow_grpc=False, metrics_port=0))
 
-    assert [(port.name, port.taken) for port in ports] == [("HTTP", "Address already in use")]
-    assert [port.taken for port in read_ports(Settings(http_port=taken, allow_grpc=False, metrics_port=0))] == [""]
+    assert [(port.name, port.bind_error) for port in ports] == [("HTTP", "Address already in use")]
+    assert [port.bind_error for port in read_ports(Settings(http_port=taken, allow_grpc=False, metrics_port=0))] == [""]
 
 
 @pytest.mark.parametrize("name", ["http", "grpc"])
@@ -31,7 +31,7 @@ def test_a_port_that_is_shared_is_not_taken(name: str) -> None:
 
     def read(port: int, *, shares: bool) -> list[tuple[str, bool]]:
         settings = Settings(**others | {f"{name}_port": port, f"reuse_{name}_port": shares})
-        return [(found.taken, found.shared) for found in read_ports(settings)]
+        return [(found.bind_error, found.shared) for found in read_ports(settings)]
 
     with socket.create_server(("127.0.0.1", 0), reuse_port=True) as held:
         port = held.getsockname()[1]

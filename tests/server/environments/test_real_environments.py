@@ -102,7 +102,9 @@ def test_a_locked_pipfile_with_a_project_beside_it(tmp_path: Path, wheels: Path)
     }
     (tmp_path / "Pipfile.lock").write_text(json.dumps(lock))
 
-    python = Environments(tmp_path / "kept", required_modules=()).interpreter(WorkerSpec(requirements=tmp_path / "Pipfile"), LABEL)
+    python = Environments(tmp_path / "kept", required_modules=()).interpreter(
+        WorkerSpec(requirements=tmp_path / "Pipfile"), LABEL
+    )
 
     assert value(python) == "1.0"
     assert subprocess.run([python, "-c", "import mine"], check=True).returncode == 0

@@ -241,7 +241,7 @@ def test_prints_what_kind_of_model_would_be_served(tmp_path: Path) -> None:
     assert "up to 64 rows, cap learned, 3 levels, 2 by default, queue of 4096 rows\n" in printed
     assert "  answers    cached, with --cache-config\n  instances  1 on cpu, passive\n" in printed
     assert "  batching   up to 4 rows\n  steps      fine latest\n" in printed
-    assert "  sequences  direct, forgotten after 1 s, told z\n" in printed
+    assert "  sequences  direct, expire after 1 s, controls z\n" in printed
 
 
 DECLARED = (

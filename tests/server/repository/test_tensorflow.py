@@ -134,7 +134,7 @@ class TestWhatAFolderIs:
     def test_a_named_folder_that_is_not_there_is_told_with_what_is(self, tmp_path: Path) -> None:
         (said,) = mistakes(read(make(tmp_path, SAVED, m=f'{SAID} default_model_filename: "mine"')))
 
-        assert said[1] == "there is no mine, which the configuration names (model.savedmodel is there)"
+        assert said[1] == "there is no mine, which the configuration names (found model.savedmodel)"
 
     @pytest.mark.parametrize(
         ("file", "text"),
