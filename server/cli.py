@@ -75,10 +75,8 @@ class _Parser(argparse.ArgumentParser):
         elif remaining:
             flags = [item.flag for item in known_settings()] + ["--config", "--help"]
             argument = next(argument for argument in remaining if argument not in paths or not hasattr(parsed, "paths"))
-            self.error(
-                unsupported_reason(argument)
-                or f"unknown argument {argument}{nearest(argument.partition('=')[0], flags)}"
-            )
+            hint = nearest(argument.partition("=")[0], flags)
+            self.error(unsupported_reason(argument) or f"unknown argument {argument}{hint}")
         return parsed
 
     def error(self, message: str) -> NoReturn:
@@ -243,10 +241,8 @@ def add_flag(group: argparse._ActionsContainer, item: Setting) -> None:
 def with_boolean_values(arguments: Sequence[str]) -> list[str]:
     """Complete `--access-log` to `--access-log=true`, so that the next word is not taken for its value."""
     return [
-        argument + "=true"
-        if argument in _boolean_flags() and next_argument.lower() not in TRUE_WORDS + FALSE_WORDS
-        else argument
-        for argument, next_argument in itertools.zip_longest(arguments, arguments[1:], fillvalue="")
+        flag + "=true" if flag in _boolean_flags() and value.lower() not in TRUE_WORDS + FALSE_WORDS else flag
+        for flag, value in itertools.zip_longest(arguments, arguments[1:], fillvalue="")
     ]
 
 

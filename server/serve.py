@@ -125,10 +125,8 @@ class Server:
         self.on_device_lost: Callable[[], None] = lambda: None
         self.metrics = make_metrics(settings, self.engine, self._connection_ports, self.faults.counts())
         custom = CustomMetrics()
-        server_side = ServerSide(
-            self.engine, custom, self._models.hooks_of, self.control, self.observability.context_for
-        )
-        self.engine.outsides[PYTHON] = PythonModels(server_side, self.environments, defaults)
+        upcalls = ServerSide(self.engine, custom, self._models.hooks_of, self.control, self.observability.context_for)
+        self.engine.outsides[PYTHON] = PythonModels(upcalls, self.environments, defaults)
         service = self._service()
         self.metrics.readiness = self.repository.readiness
         self.metrics.content_type = self._dialect.metrics_content_type or self.metrics.content_type
@@ -241,10 +239,8 @@ class Server:
         names = ", ".join(f"{model.name}/{model.version}" for model in self.engine.models()) or "nothing"
         if self.repository.ready(self._settings.strict_readiness):
             return f"ready, serving {names}"
-        unavailable = [
-            f"{name}/{version}".rstrip("/") for name, version, ready in self.repository.readiness() if not ready
-        ]
-        return f"not ready, serving {names}" + (f"; unavailable: {', '.join(unavailable)}" if unavailable else "")
+        missing = [f"{name}/{version}".rstrip("/") for name, version, ready in self.repository.readiness() if not ready]
+        return f"not ready, serving {names}" + (f"; unavailable: {', '.join(missing)}" if missing else "")
 
     def handle_hangup(self) -> None:
         """Log that a single process cannot be replaced without downtime."""

@@ -124,7 +124,7 @@ def _loggers(levels: LogLevels) -> dict[str, int]:
     return {"": max(lowest, logging.INFO), "penstock": lowest, "uvicorn.error": max(lowest, logging.WARNING)}
 
 
-class _QueueHandler(logging.Handler):
+class _RecordQueue(logging.Handler):
     """Puts records into the queue without waiting: what does not fit is dropped and counted.
 
     Repeated records are not rendered (repeats.py). Threads: any; `emit` is called with its lock held.
@@ -186,15 +186,15 @@ class Logs:
         self._formatter: logging.Formatter = self._default_formatter
         self._levels = LogLevels.from_settings(settings)
         self._records: queue.Queue[logging.LogRecord | None] = queue.Queue(QUEUE_RECORDS)
-        self._queue_handler = _QueueHandler(self._records, process)
-        self._queue_handler.addFilter(lambda record: self._levels.allows(record.levelno))
+        self._record_queue = _RecordQueue(self._records, process)
+        self._record_queue.addFilter(lambda record: self._levels.allows(record.levelno))
         self._writer = threading.Thread(target=self._write_all, name="penstock-logs", daemon=True)
         self._previous_levels: list[tuple[logging.Logger, int]] = []
 
     @property
     def dropped(self) -> int:
         """Records that were not written."""
-        return self._queue_handler.dropped
+        return self._record_queue.dropped
 
     def start(self) -> None:
         """Take over the root logger and those of verbose libraries."""
@@ -202,7 +202,7 @@ class Logs:
             logger = logging.getLogger(name)
             self._previous_levels.append((logger, logger.level))
         self.apply(self._levels)
-        logging.getLogger().addHandler(self._queue_handler)
+        logging.getLogger().addHandler(self._record_queue)
         logging.captureWarnings(capture=True)
         self._writer.start()
 
@@ -216,10 +216,10 @@ class Logs:
     def stop(self) -> None:
         """Write what is queued and restore logging; waits at most STOP_TIMEOUT_S for a stuck stream."""
         logging.captureWarnings(capture=False)
-        logging.getLogger().removeHandler(self._queue_handler)
+        logging.getLogger().removeHandler(self._record_queue)
         for logger, level in self._previous_levels:
             logger.setLevel(level)
-        self._queue_handler.flush_repeats(math.inf)
+        self._record_queue.flush_repeats(math.inf)
         with contextlib.suppress(queue.Full):
             self._records.put(None, timeout=STOP_TIMEOUT_S)
         self._writer.join(STOP_TIMEOUT_S)
@@ -239,8 +239,8 @@ class Logs:
     def _next(self) -> logging.LogRecord | None:
         while True:
             with contextlib.suppress(queue.Empty):
-                return self._records.get(timeout=WINDOW_S if self._queue_handler.repeats else None)
-            self._queue_handler.flush_repeats(time.monotonic())
+                return self._records.get(timeout=WINDOW_S if self._record_queue.repeats else None)
+            self._record_queue.flush_repeats(time.monotonic())
 
     def _write(self, record: logging.LogRecord) -> None:
         # A closed or full stream, or a record that cannot be written, must not end the writer.
