@@ -15,9 +15,9 @@ from .service import CortexService
 class Cortex(Dialect):
     """One server's parts."""
 
-    nothing = "nothing to serve: pass the PATH of a project, the folder with its cortex.yaml"
-    alone = "API"
-    loud = True
+    no_paths_message = "nothing to serve: pass the PATH of a project, the folder with its cortex.yaml"
+    required_kind = "API"
+    names_server = True
     _service: CortexService
 
     def sources(self) -> Projects:
@@ -39,7 +39,7 @@ class Cortex(Dialect):
         self._service.restricted = parts.inference.restricted
         return self._service
 
-    def render(self) -> Iterable[str]:
+    def metrics_lines(self) -> Iterable[str]:
         """Return the lines for the metrics page."""
         return self._service.tracked.render()
 

@@ -184,7 +184,7 @@ class MirroredRepository(Repository):
             fingerprints,
         )
 
-    def _stray_now(self) -> list[Finding]:
+    def _current_findings(self) -> list[Finding]:
         return [*super()._current_findings(), *self._mirrors.refresh_all()[1]]
 
     def fingerprints(self) -> dict[str, bytes]:

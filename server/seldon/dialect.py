@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 class Seldon(Dialect):
     """One server's parts. `models` opens the components, `exposition` holds their metrics."""
 
-    nothing = "nothing to serve: pass the PATH of a component, its folder or its Name.py, or of a graph"
-    alone = "component"
-    late = loud = True
+    no_paths_message = "nothing to serve: pass the PATH of a component, its folder or its Name.py, or of a graph"
+    required_kind = "component"
+    opens_late = names_server = True
     metrics_content_type = "text/plain; version=0.0.4; charset=utf-8"
     models: SeldonModels
     _parts: DialectParts
@@ -50,7 +50,7 @@ class Seldon(Dialect):
         report = check_components(self.settings)
         return str(report), report.exit_status
 
-    def failure(self, text: str) -> bytes:
+    def error_body(self, text: str) -> bytes:
         """Encode the body of the answer to a malformed request."""
         return pages.failure(text)
 
@@ -80,7 +80,7 @@ class Seldon(Dialect):
         """Return the FileDescriptorProtos that reflection offers."""
         return protos.files()
 
-    def render(self) -> Iterable[str]:
+    def metrics_lines(self) -> Iterable[str]:
         """Return the lines for the metrics page."""
         return (*self.exposition.render(), *(self._graph.counted.render() if self._graph is not None else ()))
 

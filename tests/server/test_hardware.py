@@ -215,7 +215,7 @@ def test_a_driver_that_hangs_holds_up_neither_the_page_nor_the_other_lines(proc:
 
 
 def test_a_driver_that_has_hung_for_long_is_told(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(hardware, "_MAX_WAIT_S", 0.0)
     clock, released = FakeClock(), threading.Event()
 
     def hang() -> Any:

@@ -46,7 +46,7 @@ def test_no_reading_that_fails_keeps_the_others_back(monkeypatch: pytest.MonkeyP
     def fail(*_: object) -> None:
         raise RuntimeError("broken")
 
-    for name in ("read_machine", "read_ports", "_libraries", "_cuda_major"):
+    for name in ("read_machine", "read_ports", "_read_libraries", "_read_cuda_major"):
         monkeypatch.setattr(reading, name, fail)
     monkeypatch.setattr(probes, "start", lambda *_: ProbeProcess(["/bin/false"], 20.0))
 

@@ -103,7 +103,7 @@ def test_a_lock_that_is_older_than_the_pipfile_counts_and_is_warned_of(
 
 @pytest.mark.parametrize(("text", "says"), [
     ('[packages]\nsix = {versoin = "*"}\n', "six: no such key 'versoin'"),
-    ('[packages]\nsix = "1.2"\n', r"six: version '1.2': wanted '\*' or a comparison"),
+    ('[packages]\nsix = "1.2"\n', r"six: version '1.2': expected '\*' or a comparison"),
     ('[packages]\nsix = {path = "./nowhere"}\n', "six: path './nowhere': no such file"),
     ("[packages\n", "Pipfile: Expected"),
     ('[[source]]\nname = "x"\n[packages]\nsix = "*"\n', "a source without a url"),

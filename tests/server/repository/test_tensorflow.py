@@ -140,7 +140,7 @@ class TestWhatAFolderIs:
         ("file", "text"),
         [
             ("m/1/model.savedmodel/other.pb", "model.savedmodel is not a SavedModel: there is no saved_model.pb in it"),
-            ("m/1/frozen.pb", "there is no SavedModel: neither model.savedmodel nor saved_model.pb (frozen.pb is"),
+            ("m/1/frozen.pb", "there is no SavedModel: neither model.savedmodel nor saved_model.pb (found frozen.pb"),
         ],
     )
     def test_what_is_not_there_is_told_with_what_is(self, tmp_path: Path, file: str, text: str) -> None:
