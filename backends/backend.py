@@ -1,4 +1,4 @@
-"""The interface between batching and a runtime: a Backend loads one model on one device and lends Bindings.
+"""The interface between batching and a runtime: a Backend loads one model on one device and provides Bindings.
 
 A new runtime is one file that implements these two protocols, one line in `loading.py` and one test file
 (tests/backends/contract.py has the cases that each must pass).
@@ -30,16 +30,16 @@ class Binding(Protocol):
 
     capacity_rows: int
 
-    def lend(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> list[Array | None]:
+    def acquire_buffers(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> list[Array | None]:
         """Return the input buffers for a run of `rows`, in the Signature's order, to be filled before `run`.
 
         Shapes: `shapes[i]` is the whole shape of input i, rows included; None for an absent optional input (its buffer
         is None too). Buffers are C-contiguous, since they are also filled through other shapes with as many elements.
-        Ownership: the buffers stay the Binding's, and are valid until the next `lend`.
+        Ownership: the buffers stay the Binding's, and are valid until the next `acquire_buffers`.
         """
 
     def run(self, wanted: Sequence[int]) -> list[Any]:
-        """Run the model on the lent buffers; return the outputs at the positions in `wanted`, in that order.
+        """Run the model on the acquired buffers; return the outputs at the positions in `wanted`, in that order.
 
         Ownership: a returned array is the caller's: no later run writes into it. Outputs that are not wanted are not
         copied, nor computed if the runtime can leave them out.
@@ -50,11 +50,11 @@ class Binding(Protocol):
     def stop(self) -> None:
         """End the current run: it raises RunStopped as soon as the runtime checks, or ends normally.
 
-        Threads: any. Without a current run it has no effect beyond the next `lend`.
+        Threads: any. Without a current run it has no effect beyond the next `acquire_buffers`.
         """
 
 
-class Overlapping(Binding, Protocol):
+class OverlappingBinding(Binding, Protocol):
     """A Binding whose run is begun and ended separately, so that another's copies and run overlap with it.
 
     `run` is `begin` followed by `end`. At most one run is begun and not ended. It may have `ended() -> bool`, which
@@ -65,61 +65,62 @@ class Overlapping(Binding, Protocol):
     """Device time of the latest run that has ended, excluding copies and waiting; 0 means unknown."""
 
     def begin(self, wanted: Sequence[int]) -> None:
-        """Begin the run of the lent and filled buffers, and return. Raises: as `run`; nothing is begun then."""
+        """Begin the run of the acquired and filled buffers, and return. Raises: as `run`; nothing is begun then."""
 
     def end(self) -> list[Any]:
         """Wait for the run that was begun. Returns and raises: as `run`."""
 
 
-def overlaps(binding: Binding) -> TypeGuard[Overlapping]:
+def supports_overlap(binding: Binding) -> TypeGuard[OverlappingBinding]:
     """Whether a Binding's run can be begun and ended separately."""
     return hasattr(binding, "begin")
 
 
-class Preparing(Binding, Protocol):
+class PreparableBinding(Binding, Protocol):
     """A Binding that is prepared for the sizes that it will run, by the thread that will run them."""
 
     def prepare(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> None:
-        """Prepare for runs like the one lent, with the same arguments, and filled. Raises: InferError."""
+        """Prepare for runs of this size, whose buffers are acquired and filled. Raises: InferError."""
 
 
-class Resting(Binding, Protocol):
+class TrimmableBinding(Binding, Protocol):
     """A Binding that keeps memory for speed, and releases it when idle for a while."""
 
-    tired: bool
+    can_trim: bool
     """Whether there is anything to release."""
 
-    def rest(self) -> None:
+    def trim_memory(self) -> None:
         """Release what it can. Threads: that which runs it. Never raises InferError."""
 
 
-class Placing(Binding, Protocol):
+class InPlaceBinding(Binding, Protocol):
     """A Binding that reads and writes tensors on its device in place."""
 
     device: int
     """The device's number."""
 
-    def reaches(self, part: Any) -> bool:
+    def can_copy(self, part: Any) -> bool:
         """Whether the device can copy a DeviceArray itself; otherwise it is better gathered."""
 
-    def place(self, position: int, parts: Sequence[Any]) -> None:
+    def set_input_parts(self, position: int, parts: Sequence[Any]) -> None:
         """Take the rows of an input from these parts, arrays and DeviceArrays, instead of from its buffer.
 
-        Call after `lend`, which resets it. Rows of the run that the parts do not fill are copies of the last one. The
-        parts are read until the run has ended. Raises: InferError.
+        Call after `acquire_buffers`, which resets it. Rows of the run that the parts do not fill are copies of the last
+        one. The parts are read until the run has ended. Raises: InferError.
         """
 
-    def aim(self, position: int, targets: Sequence[tuple[int, Any]]) -> bool:
-        """Write rows of an output to DeviceArrays, each starting at a row of the run; after `lend` and `place`.
+    def set_output_targets(self, position: int, targets: Sequence[tuple[int, Any]]) -> bool:
+        """Write rows of an output to DeviceArrays, each starting at a row of the run.
 
+        Call after `acquire_buffers` and `set_input_parts`.
         Returns: False if that is not possible: the output then goes to the host as usual. Otherwise they are written
         when the run has ended, and the output that it returns does not have those rows filled in. Raises: InferError.
         """
 
 
-def places(binding: Binding) -> TypeGuard[Placing]:
+def supports_in_place(binding: Binding) -> TypeGuard[InPlaceBinding]:
     """Whether a Binding reads and writes tensors on its device in place."""
-    return hasattr(binding, "place")
+    return hasattr(binding, "set_input_parts")
 
 
 class Backend(Protocol):
@@ -141,7 +142,7 @@ class Backend(Protocol):
     platform: str
     """Triton's platform name, such as `onnxruntime_onnx`."""
 
-    described: Mapping[str, Any]
+    runtime_metadata: Mapping[str, Any]
     """What else the runtime reports about the model, as JSON; empty for most. TensorFlow: `signature_def`, the
     MetaGraphDef's map of all signatures as protobuf's JSON, and `signature_key`, the one that is served."""
 
@@ -157,25 +158,25 @@ def needs_thread(backend: Backend) -> bool:
 
     Such a Backend has `threads_only`; runtimes in this process need not have it.
     """
-    return bool(getattr(backend, "threads_only", False)) or remembers(backend)
+    return bool(getattr(backend, "threads_only", False)) or is_stateful(backend)
 
 
-def remembers(backend: Backend) -> bool:
+def is_stateful(backend: Backend) -> bool:
     """Whether a model may remember earlier runs, so that it is a different model on each Backend.
 
-    Such a Backend has `remembers`: its graphs may write to variables.
+    Such a Backend has `stateful`: its graphs may write to variables.
     """
-    return bool(getattr(backend, "remembers", False))
+    return bool(getattr(backend, "stateful", False))
 
 
-def tell_loss(backend: Backend, told: Callable[[], None]) -> None:
+def on_loss(backend: Backend, callback: Callable[[], None]) -> None:
     """Have a Backend that can be lost while nothing runs report that, once, on its own thread.
 
-    Such a Backend has `tell_loss`; runtimes in this process are only lost during a run, which raises DeviceLost.
+    Such a Backend has `on_loss`; runtimes in this process are only lost during a run, which raises DeviceLost.
     """
-    tell = getattr(backend, "tell_loss", None)
-    if tell is not None:
-        tell(told)
+    subscribe = getattr(backend, "on_loss", None)
+    if subscribe is not None:
+        subscribe(callback)
 
 
 class Loader(Protocol):

@@ -18,37 +18,47 @@ from .cuda_calls import DRIVER, HANDLE_BYTES, CudaError, CudaLibraries, Handle, 
 from .cuda_pins import Pins
 from .errors import RETRY_AFTER_NS, Code, DeviceLost, InferError, OutOfMemory
 
-__all__ = ["HANDLE_BYTES", "CudaError", "CudaRuntime", "Runtime", "find_runtime", "refusal", "why_none"]
+__all__ = [
+    "HANDLE_BYTES",
+    "CudaError",
+    "CudaRuntime",
+    "Runtime",
+    "find_runtime",
+    "to_infer_error",
+    "unavailable_reason",
+]
 
 OUT_OF_MEMORY = 2
 NOT_READY = 600
-LOST = frozenset({46, 100, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911, 999})
+LOST_STATUSES = frozenset(
+    {46, 100, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911, 999}
+)
 """CUDA's errors after which every call of the process's context fails: devices unavailable, none, ECC, NVLink, illegal
 address, time limit, context gone, assert, broken code, launch. Source: cudaError_t in CUDA's runtime API: the errors
 for which it says "the process must be terminated and relaunched", and those of an absent device."""
-ABSENT = frozenset({3, 34, 35, 36, 46, 100, 101, 103, 209, *range(802, 810)})
+UNAVAILABLE_STATUSES = frozenset({3, 34, 35, 36, 46, 100, 101, 103, 209, *range(802, 810)})
 """CUDA's errors at load which mean that the device cannot be used at all: no driver or one that is too old, no device,
 exclusive use by another process, refusal by a multi-process service (MPS), no kernels for so old a GPU."""
 
-_RUNTIMES = ("libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0", "libcudart.so")
+_LIBRARY_NAMES = ("libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0", "libcudart.so")
 _MAPS = Path("/proc/self/maps")
-_LOADED = re.compile(r"/.*/libcudart(?:-[0-9a-f]+)?\.so[.\d]*$")
+_LOADED_LIBRARY = re.compile(r"/.*/libcudart(?:-[0-9a-f]+)?\.so[.\d]*$")
 _LAZY_PEER_ACCESS = 1
-_TO_DEVICE, _TO_HOST, _ANY_WAY = 1, 2, 4
+_TO_DEVICE, _TO_HOST, _INFER_DIRECTION = 1, 2, 4
 _PORTABLE = 1
 _DEFAULT_STREAM = 0
 _NON_BLOCKING = 1
 _BLOCKING_SYNC = 1
-_CAPABILITY = 75, 76
+_CAPABILITY_ATTRIBUTES = 75, 76
 _NAME_BYTES = 256
 _BUS_ID_BYTES = 32
 
 
-def refusal(error: CudaError) -> InferError:
+def to_infer_error(error: CudaError) -> InferError:
     """Make the InferError of a run or a load that met an error: OutOfMemory, DeviceLost, else INTERNAL."""
     if error.status == OUT_OF_MEMORY:
         return OutOfMemory(Code.OVERLOADED, str(error), RETRY_AFTER_NS)
-    if error.status in LOST:
+    if error.status in LOST_STATUSES:
         return DeviceLost(Code.NOT_READY, str(error))
     return InferError(Code.INTERNAL, str(error))
 
@@ -63,12 +73,12 @@ class Runtime(Protocol):
 
     pins: Pins
 
-    def count(self) -> int: ...
+    def device_count(self) -> int: ...
     def pci_bus_id(self, device: int) -> str: ...
-    def name(self, device: int) -> str: ...
+    def device_name(self, device: int) -> str: ...
     def capability(self, device: int) -> str: ...
-    def memory(self, device: int) -> tuple[int, int]: ...
-    def use(self, device: int) -> None: ...
+    def memory_info(self, device: int) -> tuple[int, int]: ...
+    def set_device(self, device: int) -> None: ...
 
     def allocate(self, size: int, device: int) -> int: ...
     def free(self, pointer: int, device: int) -> None: ...
@@ -77,22 +87,22 @@ class Runtime(Protocol):
     def pin(self, pointer: int, size: int, device: int) -> None: ...
     def unpin(self, pointer: int, device: int) -> None: ...
 
-    def stream(self, device: int) -> int: ...
-    def end_stream(self, stream: int, device: int) -> None: ...
-    def event(self, device: int) -> int: ...
-    def end_event(self, event: int, device: int) -> None: ...
+    def create_stream(self, device: int) -> int: ...
+    def destroy_stream(self, stream: int, device: int) -> None: ...
+    def create_event(self, device: int) -> int: ...
+    def destroy_event(self, event: int, device: int) -> None: ...
     def copy(self, to: int, source: int, size: int, stream: int, *, pageable: bool = False) -> None: ...
-    def record(self, event: int, stream: int) -> None: ...
-    def wait(self, stream: int, event: int) -> None: ...
-    def told(self, event: int) -> bool: ...
-    def synchronize(self, event: int) -> None: ...
-    def drain(self, stream: int) -> None: ...
+    def record_event(self, event: int, stream: int) -> None: ...
+    def wait_event(self, stream: int, event: int) -> None: ...
+    def is_event_done(self, event: int) -> bool: ...
+    def synchronize_event(self, event: int) -> None: ...
+    def synchronize_stream(self, stream: int) -> None: ...
     def elapsed_ns(self, first: int, last: int) -> int: ...
 
-    def handle_of(self, pointer: int, device: int) -> bytes: ...
+    def export_handle(self, pointer: int, device: int) -> bytes: ...
     def open_handle(self, handle: bytes, device: int) -> int: ...
     def close_handle(self, pointer: int, device: int) -> None: ...
-    def size(self, pointer: int, device: int) -> int: ...
+    def bytes_to_end(self, pointer: int, device: int) -> int: ...
     def read(self, pointer: int, device: int, into: memoryview) -> None: ...
     def write(self, pointer: int, device: int, raw: bytes | memoryview) -> None: ...
 
@@ -105,175 +115,177 @@ class CudaRuntime(CudaLibraries):
         self.pins = Pins(self)
         self._contexts: set[int] = set()
 
-    def count(self) -> int:
+    def device_count(self) -> int:
         """Count the devices that this process may use (CUDA_VISIBLE_DEVICES)."""
         found = Int()
-        self.do("cudaGetDeviceCount", found)
+        self.invoke("cudaGetDeviceCount", found)
         return found.value
 
     def pci_bus_id(self, device: int) -> str:
         """Return a device's PCI bus id, such as "0000:65:00.0". Creates no context on it."""
         text = ctypes.create_string_buffer(_BUS_ID_BYTES)
-        self.do("cudaDeviceGetPCIBusId", text, _BUS_ID_BYTES, device)
+        self.invoke("cudaDeviceGetPCIBusId", text, _BUS_ID_BYTES, device)
         return text.value.decode("latin-1")
 
-    def name(self, device: int) -> str:
+    def device_name(self, device: int) -> str:
         """Return a device's name, such as "NVIDIA H200". Creates no context on it."""
         number, text = Int(), ctypes.create_string_buffer(_NAME_BYTES)
-        self.do("cuInit", 0)
-        self.do("cuDeviceGet", number, device)
-        self.do("cuDeviceGetName", text, _NAME_BYTES, number)
+        self.invoke("cuInit", 0)
+        self.invoke("cuDeviceGet", number, device)
+        self.invoke("cuDeviceGetName", text, _NAME_BYTES, number)
         return text.value.decode("latin-1")
 
     def capability(self, device: int) -> str:
         """Return a device's compute capability, such as "9.0". Creates no context on it."""
         major, minor = Int(), Int()
-        for part, attribute in zip((major, minor), _CAPABILITY, strict=True):
-            self.do("cudaDeviceGetAttribute", part, attribute, device)
+        for component, attribute in zip((major, minor), _CAPABILITY_ATTRIBUTES, strict=True):
+            self.invoke("cudaDeviceGetAttribute", component, attribute, device)
         return f"{major.value}.{minor.value}"
 
-    def memory(self, device: int) -> tuple[int, int]:
+    def memory_info(self, device: int) -> tuple[int, int]:
         """Return the free and the total bytes, whoever uses the rest."""
-        self.use(device)
+        self.set_device(device)
         free, total = Size(), Size()
-        self.do("cudaMemGetInfo", free, total)
+        self.invoke("cudaMemGetInfo", free, total)
         return free.value, total.value
 
-    def use(self, device: int) -> None:
+    def set_device(self, device: int) -> None:
         """Make a device this thread's current one. Calls that take no device use it, or device 0 if none was set."""
         if device in self._contexts:
-            self.brief("cudaSetDevice", device)
+            self.invoke_holding_gil("cudaSetDevice", device)
         else:
-            self.do("cudaSetDevice", device)  # the first call creates a context, which takes a while
+            self.invoke("cudaSetDevice", device)  # the first call creates a context, which takes a while
             self._contexts.add(device)
 
     def allocate(self, size: int, device: int) -> int:
         """Allocate device memory, aligned to at least 256 bytes."""
-        self.use(device)
-        return self.made("cudaMalloc", size)
+        self.set_device(device)
+        return self.create("cudaMalloc", size)
 
     def free(self, pointer: int, device: int) -> None:
         """Free memory from `allocate`. Waits for all current work on the device."""
-        self.use(device)
-        self.do("cudaFree", pointer)
+        self.set_device(device)
+        self.invoke("cudaFree", pointer)
 
     def allocate_pinned(self, size: int, device: int) -> int:
         """Allocate page-locked host memory, from which a device copies without the CPU."""
-        self.use(device)
-        return self.made("cudaHostAlloc", size, _PORTABLE)
+        self.set_device(device)
+        return self.create("cudaHostAlloc", size, _PORTABLE)
 
     def free_pinned(self, pointer: int, device: int) -> None:
         """Free memory from `allocate_pinned`. No copy of it may be under way."""
-        self.use(device)
-        self.do("cudaFreeHost", pointer)
+        self.set_device(device)
+        self.invoke("cudaFreeHost", pointer)
 
     def pin(self, pointer: int, size: int, device: int) -> None:
         """Page-lock mapped memory, so that devices copy from it without the CPU. Fails if pages are missing."""
-        self.use(device)
-        self.do("cudaHostRegister", pointer, size, _PORTABLE)
+        self.set_device(device)
+        self.invoke("cudaHostRegister", pointer, size, _PORTABLE)
 
     def unpin(self, pointer: int, device: int) -> None:
         """Unpin memory by its start address. No copy of it may be under way."""
-        self.use(device)
-        self.do("cudaHostUnregister", pointer)
+        self.set_device(device)
+        self.invoke("cudaHostUnregister", pointer)
 
-    def stream(self, device: int) -> int:
+    def create_stream(self, device: int) -> int:
         """Create a stream that does not wait for the default one."""
-        self.use(device)
-        return self.made("cudaStreamCreateWithFlags", _NON_BLOCKING)
+        self.set_device(device)
+        return self.create("cudaStreamCreateWithFlags", _NON_BLOCKING)
 
-    def end_stream(self, stream: int, device: int) -> None:
+    def destroy_stream(self, stream: int, device: int) -> None:
         """Destroy a stream. Work that it still holds is completed first."""
-        self.use(device)
-        self.do("cudaStreamDestroy", stream)
+        self.set_device(device)
+        self.invoke("cudaStreamDestroy", stream)
 
-    def event(self, device: int) -> int:
+    def create_event(self, device: int) -> int:
         """Create an event that records the time, and that is waited for without a spinning CPU."""
-        self.use(device)
-        return self.made("cudaEventCreateWithFlags", _BLOCKING_SYNC)
+        self.set_device(device)
+        return self.create("cudaEventCreateWithFlags", _BLOCKING_SYNC)
 
-    def end_event(self, event: int, device: int) -> None:
+    def destroy_event(self, event: int, device: int) -> None:
         """Destroy an event."""
-        self.use(device)
-        self.do("cudaEventDestroy", event)
+        self.set_device(device)
+        self.invoke("cudaEventDestroy", event)
 
     def copy(self, to: int, source: int, size: int, stream: int, *, pageable: bool = False) -> None:
         """Queue a copy between any memory of devices or the host. `pageable`: some of it is unpinned host memory.
 
         In that case the host takes part, and waits for the work in the stream.
         """
-        (self.do if pageable else self.brief)("cudaMemcpyAsync", to, source, size, _ANY_WAY, stream)
+        (self.invoke if pageable else self.invoke_holding_gil)(
+            "cudaMemcpyAsync", to, source, size, _INFER_DIRECTION, stream
+        )
 
-    def record(self, event: int, stream: int) -> None:
+    def record_event(self, event: int, stream: int) -> None:
         """Record an event, which completes when the stream has done everything queued so far."""
-        self.brief("cudaEventRecord", event, stream)
+        self.invoke_holding_gil("cudaEventRecord", event, stream)
 
-    def wait(self, stream: int, event: int) -> None:
+    def wait_event(self, stream: int, event: int) -> None:
         """Have a stream continue only once an event has completed."""
-        self.brief("cudaStreamWaitEvent", stream, event, 0)
+        self.invoke_holding_gil("cudaStreamWaitEvent", stream, event, 0)
 
-    def told(self, event: int) -> bool:
+    def is_event_done(self, event: int) -> bool:
         """Whether an event has completed. Raises: also errors of the work before it."""
         try:
-            self.brief("cudaEventQuery", event)
+            self.invoke_holding_gil("cudaEventQuery", event)
         except CudaError as error:
             if error.status == NOT_READY:
                 return False
             raise
         return True
 
-    def synchronize(self, event: int) -> None:
+    def synchronize_event(self, event: int) -> None:
         """Wait until an event has completed. Raises: also errors of the work before it."""
-        self.do("cudaEventSynchronize", event)
+        self.invoke("cudaEventSynchronize", event)
 
-    def drain(self, stream: int) -> None:
+    def synchronize_stream(self, stream: int) -> None:
         """Wait until a stream has done everything. Raises: also errors of its work."""
-        self.do("cudaStreamSynchronize", stream)
+        self.invoke("cudaStreamSynchronize", stream)
 
     def elapsed_ns(self, first: int, last: int) -> int:
         """Return the time between two completed events, to about half a microsecond."""
         found = ctypes.c_float()
-        self.brief("cudaEventElapsedTime", found, first, last)
+        self.invoke_holding_gil("cudaEventElapsedTime", found, first, last)
         return round(found.value * 1e6)
 
-    def handle_of(self, pointer: int, device: int) -> bytes:
+    def export_handle(self, pointer: int, device: int) -> bytes:
         """Return the handle by which another process maps memory from `allocate`."""
-        self.use(device)
+        self.set_device(device)
         handle = Handle()
-        self.do("cudaIpcGetMemHandle", handle, pointer)
+        self.invoke("cudaIpcGetMemHandle", handle, pointer)
         return bytes(handle)
 
     def open_handle(self, handle: bytes, device: int) -> int:
         """Map another process's allocation."""
-        self.use(device)
-        return self.made("cudaIpcOpenMemHandle", Handle.from_buffer_copy(handle), _LAZY_PEER_ACCESS)
+        self.set_device(device)
+        return self.create("cudaIpcOpenMemHandle", Handle.from_buffer_copy(handle), _LAZY_PEER_ACCESS)
 
     def close_handle(self, pointer: int, device: int) -> None:
         """Unmap it."""
-        self.use(device)
-        self.do("cudaIpcCloseMemHandle", pointer)
+        self.set_device(device)
+        self.invoke("cudaIpcCloseMemHandle", pointer)
 
-    def size(self, pointer: int, device: int) -> int:
+    def bytes_to_end(self, pointer: int, device: int) -> int:
         """Return the bytes from `pointer` to the end of its allocation."""
-        self.use(device)
+        self.set_device(device)
         base, size = ctypes.c_uint64(), Size()
-        self.do("cuMemGetAddressRange_v2", base, size, pointer)
+        self.invoke("cuMemGetAddressRange_v2", base, size, pointer)
         return base.value + size.value - pointer
 
     def read(self, pointer: int, device: int, into: memoryview) -> None:
         """Copy from the device, and wait."""
-        self.use(device)
-        place = (ctypes.c_char * len(into)).from_buffer(into)
-        self.do("cudaMemcpy", ctypes.addressof(place), pointer, len(into), _TO_HOST)
+        self.set_device(device)
+        destination = (ctypes.c_char * len(into)).from_buffer(into)
+        self.invoke("cudaMemcpy", ctypes.addressof(destination), pointer, len(into), _TO_HOST)
 
     def write(self, pointer: int, device: int, raw: bytes | memoryview) -> None:
         """Copy to the device, and wait."""
-        self.use(device)
+        self.set_device(device)
         # ctypes cannot take the address of a read-only buffer
-        kept = raw if isinstance(raw, bytes) else raw.tobytes()
-        self.do("cudaMemcpy", pointer, kept, len(kept), _TO_DEVICE)
+        content = raw if isinstance(raw, bytes) else raw.tobytes()
+        self.invoke("cudaMemcpy", pointer, content, len(content), _TO_DEVICE)
         # it returns when the bytes have been read, which is before they are on the device
-        self.drain(_DEFAULT_STREAM)
+        self.synchronize_stream(_DEFAULT_STREAM)
 
 
 def find_runtime() -> Runtime | None:
@@ -281,36 +293,36 @@ def find_runtime() -> Runtime | None:
 
     Once per process. Touches no device.
     """
-    found = _look()
+    found = _load_runtime()
     return None if isinstance(found, str) else found
 
 
-def why_none() -> str:
+def unavailable_reason() -> str:
     """Say why `find_runtime` returns None; "" if it does not."""
-    found = _look()
+    found = _load_runtime()
     return found if isinstance(found, str) else ""
 
 
 @cache
-def _look() -> CudaRuntime | str:
+def _load_runtime() -> CudaRuntime | str:
     try:
         ctypes.CDLL(DRIVER)
     except OSError as error:
         return f"no NVIDIA driver was found ({error})"
-    said = ""
+    first_error = ""
     for name in _candidates():
         try:
             return CudaRuntime(name, DRIVER)
         except (OSError, AttributeError) as error:
-            said = said or str(error)
-    return f"no CUDA runtime library could be loaded ({said})"
+            first_error = first_error or str(error)
+    return f"no CUDA runtime library could be loaded ({first_error})"
 
 
 def _candidates() -> Iterator[str]:
     with suppress(OSError):
         for line in _MAPS.read_text("utf-8", "replace").splitlines():
-            if (match := _LOADED.search(line)) is not None:
+            if (match := _LOADED_LIBRARY.search(line)) is not None:
                 yield match[0]
-    yield from _RUNTIMES
+    yield from _LIBRARY_NAMES
     for folder in sys.path:
         yield from sorted(map(str, Path(folder, "nvidia").glob("*/lib/libcudart.so*")), reverse=True)

@@ -10,14 +10,14 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .cuda import CudaError, Runtime, refusal
+from .cuda import CudaError, Runtime, to_infer_error
 from .errors import RETRY_AFTER_NS, Code, InferError
 
-BYTES = "penstock.gpu_memory_bytes"
-LIMIT = "penstock.gpu_limit"
+BUDGET_OPTION = "penstock.gpu_memory_bytes"
+LIMIT_OPTION = "penstock.gpu_limit"
 _MIB = 1 << 20
 
-LOADING: Mapping[int, threading.Lock] = defaultdict(threading.Lock)
+LOAD_LOCKS: Mapping[int, threading.Lock] = defaultdict(threading.Lock)
 """Held while loading on a device."""
 
 
@@ -30,12 +30,12 @@ class Budget:
     limit: float = 1.0
 
     @classmethod
-    def of(cls, device: int, options: Mapping[str, str]) -> Budget:
+    def from_options(cls, device: int, options: Mapping[str, str]) -> Budget:
         """Parse a model's options. Raises: InferError (INVALID)."""
-        said = options.get(BYTES, "0")
-        if not (said.isascii() and said.isdecimal()):
-            raise InferError(Code.INVALID, f"option '{BYTES}' must be a number of bytes, not '{said}'")
-        return cls(device, int(said), _limit(options.get(LIMIT, ""), device))
+        text = options.get(BUDGET_OPTION, "0")
+        if not (text.isascii() and text.isdecimal()):
+            raise InferError(Code.INVALID, f"option '{BUDGET_OPTION}' must be a number of bytes, not '{text}'")
+        return cls(device, int(text), _limit(options.get(LIMIT_OPTION, ""), device))
 
     def check_before(self, runtime: Runtime, weight_bytes: int) -> int:
         """Reject a load that cannot fit, before it has allocated anything. Returns: the free bytes.
@@ -43,9 +43,9 @@ class Budget:
         Raises: InferError (OVERLOADED).
         """
         try:
-            free, total = runtime.memory(self.device)
+            free, total = runtime.memory_info(self.device)
         except CudaError as error:
-            raise refusal(error) from error
+            raise to_infer_error(error) from error
         needs = self.budget_bytes or weight_bytes
         what = "its memory budget is" if self.budget_bytes else "its weights take"
         if self.budget_bytes and weight_bytes > self.budget_bytes:
@@ -70,16 +70,16 @@ class Budget:
             raise InferError(Code.OVERLOADED, f"{text} {_mib(self.budget_bytes)}", -1)
 
 
-def _limit(said: str, device: int) -> float:
+def _limit(text: str, device: int) -> float:
     """Parse "0:0.8,2:0.5": device number and fraction."""
-    for each in said.split(",") if said else ():
-        number, _, part = each.partition(":")
+    for entry in text.split(",") if text else ():
+        device_text, _, fraction_text = entry.partition(":")
         try:
-            found, value = int(number), float(part)
+            listed_device, fraction = int(device_text), float(fraction_text)
         except ValueError:
-            raise InferError(Code.INVALID, f"option '{LIMIT}' must look like '0:0.8', not '{said}'") from None
-        if found == device:
-            return value
+            raise InferError(Code.INVALID, f"option '{LIMIT_OPTION}' must look like '0:0.8', not '{text}'") from None
+        if listed_device == device:
+            return fraction
     return 1.0
 
 

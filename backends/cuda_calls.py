@@ -35,7 +35,7 @@ class Handle(ctypes.Structure):
 
 Pointer, Size, Int = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 _flags = ctypes.c_uint
-_new = ctypes.POINTER(Pointer)
+_new_pointer = ctypes.POINTER(Pointer)
 _RUNTIME_CALLS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
         "cudaGetDeviceCount": (ctypes.POINTER(Int),),
@@ -43,17 +43,17 @@ _RUNTIME_CALLS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "cudaDeviceGetAttribute": (ctypes.POINTER(Int), Int, Int),
         "cudaMemGetInfo": (ctypes.POINTER(Size), ctypes.POINTER(Size)),
         "cudaSetDevice": (Int,),
-        "cudaMalloc": (_new, Size),
+        "cudaMalloc": (_new_pointer, Size),
         "cudaFree": (Pointer,),
-        "cudaHostAlloc": (_new, Size, _flags),
+        "cudaHostAlloc": (_new_pointer, Size, _flags),
         "cudaFreeHost": (Pointer,),
         "cudaHostRegister": (Pointer, Size, _flags),
         "cudaHostUnregister": (Pointer,),
-        "cudaStreamCreateWithFlags": (_new, _flags),
+        "cudaStreamCreateWithFlags": (_new_pointer, _flags),
         "cudaStreamDestroy": (Pointer,),
         "cudaStreamWaitEvent": (Pointer, Pointer, _flags),
         "cudaStreamSynchronize": (Pointer,),
-        "cudaEventCreateWithFlags": (_new, _flags),
+        "cudaEventCreateWithFlags": (_new_pointer, _flags),
         "cudaEventDestroy": (Pointer,),
         "cudaEventRecord": (Pointer, Pointer),
         "cudaEventQuery": (Pointer,),
@@ -62,7 +62,7 @@ _RUNTIME_CALLS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "cudaMemcpy": (Pointer, Pointer, Size, Int),
         "cudaMemcpyAsync": (Pointer, Pointer, Size, Int, Pointer),
         "cudaIpcGetMemHandle": (ctypes.POINTER(Handle), Pointer),
-        "cudaIpcOpenMemHandle": (_new, Handle, _flags),
+        "cudaIpcOpenMemHandle": (_new_pointer, Handle, _flags),
         "cudaIpcCloseMemHandle": (Pointer,),
         "cudaGetLastError": (),
     }
@@ -79,7 +79,7 @@ _DRIVER_CALLS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
 CUDA 13, unchanged since CUDA 11."""
 
 
-_BRIEF = (
+_NONBLOCKING_CALLS = (
     "cudaSetDevice", "cudaStreamWaitEvent", "cudaEventRecord", "cudaEventQuery", "cudaEventElapsedTime",
     "cudaMemcpyAsync", "cudaGetLastError",
 )  # fmt: skip
@@ -93,44 +93,44 @@ class CudaLibraries:
         """Raise OSError or AttributeError if a library or one of its functions is missing."""
         libraries = ((ctypes.CDLL(runtime), _RUNTIME_CALLS), (ctypes.CDLL(driver), _DRIVER_CALLS))
         self._calls: dict[str, Any] = {}
-        self._brief: dict[str, Any] = {}
+        self._gil_calls: dict[str, Any] = {}
         for library, calls in libraries:
-            for name, takes in calls.items():
+            for name, parameters in calls.items():
                 self._calls[name] = function = getattr(library, name)
-                function.argtypes = takes
-        holding = ctypes.PyDLL(runtime)
-        for name in _BRIEF:
-            self._brief[name] = function = getattr(holding, name)
+                function.argtypes = parameters
+        gil_library = ctypes.PyDLL(runtime)
+        for name in _NONBLOCKING_CALLS:
+            self._gil_calls[name] = function = getattr(gil_library, name)
             function.argtypes = _RUNTIME_CALLS[name]
-        self._words: Any = libraries[0][0].cudaGetErrorString
-        self._words.argtypes = (Int,)
-        self._words.restype = ctypes.c_char_p
+        self._error_string: Any = libraries[0][0].cudaGetErrorString
+        self._error_string.argtypes = (Int,)
+        self._error_string.restype = ctypes.c_char_p
 
-    def made(self, call: str, *takes: Any) -> int:
+    def create(self, name: str, *arguments: Any) -> int:
         """Call a function that writes an address to its first argument; return the address."""
-        made = Pointer()
-        self.do(call, made, *takes)
-        return made.value or 0
+        pointer = Pointer()
+        self.invoke(name, pointer, *arguments)
+        return pointer.value or 0
 
-    def do(self, call: str, *takes: Any) -> None:
+    def invoke(self, name: str, *arguments: Any) -> None:
         """Call a function without the GIL, since it may wait for the device. Raises: CudaError."""
-        self._pass(call, self._calls[call], takes)
+        self._checked_call(name, self._calls[name], arguments)
 
-    def brief(self, call: str, *takes: Any) -> None:
+    def invoke_holding_gil(self, name: str, *arguments: Any) -> None:
         """Call a function that does not wait, holding the GIL. Raises: CudaError.
 
         A thread that releases the GIL for two microseconds gets it back only when another thread releases it: a run
         makes a dozen such calls, and beside a busy event loop each had to wait, up to half a millisecond.
         """
-        self._pass(call, self._brief[call], takes)
+        self._checked_call(name, self._gil_calls[name], arguments)
 
-    def _pass(self, call: str, function: Any, takes: tuple[Any, ...]) -> None:
-        if GATE.armed and not GATE.inside:
+    def _checked_call(self, name: str, function: Any, arguments: tuple[Any, ...]) -> None:
+        if GATE.enabled and not GATE.is_held:
             with GATE.shared():
-                status = function(*takes)
+                status = function(*arguments)
         else:
-            status = function(*takes)
+            status = function(*arguments)
         if status:
             # the last error is per thread: ONNX Runtime, which queries it after a kernel, would take it as its own
-            self._brief["cudaGetLastError"]()
-            raise CudaError(status, call, (self._words(status) or b"").decode("latin-1"))
+            self._gil_calls["cudaGetLastError"]()
+            raise CudaError(status, name, (self._error_string(status) or b"").decode("latin-1"))

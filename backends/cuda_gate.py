@@ -11,62 +11,62 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-_OPEN: AbstractContextManager[None] = nullcontext()
+_OPEN_GATE: AbstractContextManager[None] = nullcontext()
 
 
 class Gate:
     """A reentrant lock: shared by users of CUDA, exclusive for captures. Threads: any.
 
-    Until it is armed (`arm`, when a model with graphs is loaded) it is open and costs nothing.
+    Until it is armed (`enable`, when a model with graphs is loaded) it is open and costs nothing.
     """
 
     def __init__(self) -> None:
-        self.armed = False
-        self._moved = threading.Condition()
-        self._users = 0
-        self._long = 0
-        self._waiting = 0
-        self._closing = 0
-        self._taken = False
-        self._inside = threading.local()
+        self.enabled = False
+        self._changed = threading.Condition()
+        self._short_users = 0
+        self._long_users = 0
+        self._waiting_captures = 0
+        self._closing_captures = 0
+        self._capturing = False
+        self._thread_state = threading.local()
 
     @property
-    def inside(self) -> bool:
+    def is_held(self) -> bool:
         """Whether this thread is inside, and need not pass again."""
-        return bool(getattr(self._inside, "now", False))
+        return bool(getattr(self._thread_state, "now", False))
 
-    def arm(self) -> None:
+    def enable(self) -> None:
         """Make everything pass through the gate from now on."""
-        self.armed = True
+        self.enabled = True
 
     def shared(self, *, long: bool = False) -> AbstractContextManager[None]:
         """Use CUDA together with others; waits while an exclusive user is inside, or about to be.
 
         `long`: for as long as a load takes. A waiting capture waits for its end without holding up other users.
         """
-        return self._share(long) if self.armed and not self.inside else _OPEN
+        return self._share(long) if self.enabled and not self.is_held else _OPEN_GATE
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def exclusive(self) -> Iterator[None]:
         """Be the only user; waits until nothing is inside. Raises: RuntimeError if this thread is."""
-        if self.inside:
+        if self.is_held:
             raise RuntimeError("a capture was started while other work was in progress")
-        with self._moved:
-            self._waiting += 1
-            self._moved.wait_for(lambda: not self._long and not self._taken and not self._closing)
-            self._closing += 1
-            self._inside.now = True
-            self._moved.wait_for(lambda: not self._users)
-            self._waiting -= 1
-            self._closing -= 1
-            self._taken = True
+        with self._changed:
+            self._waiting_captures += 1
+            self._changed.wait_for(lambda: not self._long_users and not self._capturing and not self._closing_captures)
+            self._closing_captures += 1
+            self._thread_state.holds_gate = True
+            self._changed.wait_for(lambda: not self._short_users)
+            self._waiting_captures -= 1
+            self._closing_captures -= 1
+            self._capturing = True
         try:
             yield
         finally:
-            with self._moved:
-                self._moved.notify_all()
-                self._taken = False
-                self._inside.now = False
+            with self._changed:
+                self._changed.notify_all()
+                self._capturing = False
+                self._thread_state.holds_gate = False
 
     @contextmanager
     def _share(self, long: bool) -> Iterator[None]:
@@ -77,26 +77,26 @@ class Gate:
             self._leave(long=long)
 
     # Objects that the garbage collector frees, at any call, on a counted thread must not wait for that thread. So
-    # `_inside` changes together with the count, with no call in between, and waiters have been notified by then.
+    # `_thread_state` changes together with the count, with no call in between, and waiters have been notified by then.
 
     def _enter(self, *, long: bool) -> None:
-        with self._moved:
+        with self._changed:
             if long:
-                self._moved.wait_for(lambda: not self._taken and not self._waiting)
-                self._long += 1
+                self._changed.wait_for(lambda: not self._capturing and not self._waiting_captures)
+                self._long_users += 1
             else:
-                self._moved.wait_for(lambda: not self._taken and not self._closing)
-                self._users += 1
-            self._inside.now = True
+                self._changed.wait_for(lambda: not self._capturing and not self._closing_captures)
+                self._short_users += 1
+            self._thread_state.holds_gate = True
 
     def _leave(self, *, long: bool) -> None:
-        with self._moved:
-            self._moved.notify_all()
+        with self._changed:
+            self._changed.notify_all()
             if long:
-                self._long -= 1
+                self._long_users -= 1
             else:
-                self._users -= 1
-            self._inside.now = False
+                self._short_users -= 1
+            self._thread_state.holds_gate = False
 
 
 GATE = Gate()

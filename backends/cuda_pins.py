@@ -18,7 +18,7 @@ from .cuda_calls import CudaError
 if TYPE_CHECKING:
     from .device_array import DeviceMemory
 
-MOST_BYTES = 1 << 32
+MAX_BYTES = 1 << 32
 """The most that is pinned at once: pages stay even if their client has released them, and holes in a file are
 filled."""
 PAGE_BYTES = mmap.PAGESIZE
@@ -40,14 +40,14 @@ class Pins:
     not be made on an event loop.
     """
 
-    def __init__(self, runtime: Pinning, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, runtime: Pinning, max_bytes: int = MAX_BYTES) -> None:
         self._runtime = runtime
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._sizes: dict[int, int] = {}
         """The bytes pinned at an address; 0 if they cannot be."""
 
-    def has(self, memory: DeviceMemory, device: int) -> bool:
+    def ensure_pinned(self, memory: DeviceMemory, device: int) -> bool:
         """Whether devices can copy from a host memory themselves; `device` is the one that asks."""
         if not memory.pointer:
             return False
@@ -64,24 +64,24 @@ class Pins:
         start = pointer - pointer % PAGE_BYTES
         pages = -(-(pointer + memory.byte_size - start) // PAGE_BYTES)
         size = pages * PAGE_BYTES
-        if sum(tuple(self._sizes.values())) + size > self._most_bytes:
+        if sum(tuple(self._sizes.values())) + size > self._max_bytes:
             size = 0
         else:
             try:
                 self._runtime.pin(start, size, device)
             except CudaError as error:
                 # as text: a logged exception would hold the memory for as long as the record exists
-                why = str(error)
+                reason = str(error)
                 logger.warning(
-                    "%d bytes of shared memory cannot be pinned and are copied by the host instead: %s", size, why
+                    "%d bytes of shared memory cannot be pinned and are copied by the host instead: %s", size, reason
                 )
                 size = 0
         # weak references run before the memory's own members, including the one that unmaps it, are released
-        weakref.finalize(memory, self._forget, pointer, start, device).atexit = False
+        weakref.finalize(memory, self._unpin, pointer, start, device).atexit = False
         self._sizes[pointer] = size
         return size
 
-    def _forget(self, pointer: int, start: int, device: int) -> None:
+    def _unpin(self, pointer: int, start: int, device: int) -> None:
         """Unpin memory that is no longer referenced. Takes no lock: it may run at any moment, on any thread."""
         if self._sizes.get(pointer):
             with suppress(CudaError):

@@ -33,7 +33,7 @@ class Datatype:
     onnx_name: str
     onnx_code: int
 
-    def aligned(self, size: int) -> np.ndarray[Any, Any]:
+    def allocate_aligned(self, size: int) -> np.ndarray[Any, Any]:
         """Allocate `size` elements, aligned so that runtimes read them in place. Pages are touched on first write."""
         if self.dtype.hasobject:
             return np.empty(size, self.dtype)
@@ -47,8 +47,8 @@ class Datatype:
         Ownership: a view of `raw`, except for BOOL, where every nonzero byte is true. Raises: ValueError.
         """
         if self.dtype.kind == "b":
-            true: np.ndarray[Any, Any] = np.frombuffer(raw, np.uint8, count) != 0
-            return true
+            booleans: np.ndarray[Any, Any] = np.frombuffer(raw, np.uint8, count) != 0
+            return booleans
         return np.frombuffer(raw, self.dtype, count)
 
 
@@ -84,32 +84,32 @@ BY_DTYPE: dict[np.dtype[Any], Datatype] = {row.dtype: row for row in DATATYPES.v
 """The type of an array without further information: the bit patterns of BF16 then count as UINT16."""
 
 
-def widened(bits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def bf16_to_fp32(bit_patterns: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Convert bit patterns of BF16 to FP32."""
-    return (bits.astype("<u4") << 16).view("<f4")
+    return (bit_patterns.astype("<u4") << 16).view("<f4")
 
 
-def narrowed(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def fp32_to_bf16(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Convert numbers to bit patterns of BF16, truncating."""
     return (np.asarray(values, "<f4", "C").view("<u4") >> 16).astype("<u2")
 
 
-def strings(elements: Sequence[bytes]) -> np.ndarray[Any, Any]:
+def bytes_tensor(elements: Sequence[bytes]) -> np.ndarray[Any, Any]:
     """Make a flat array of BYTES."""
     array = np.empty(len(elements), np.object_)
     array[:] = elements
     return array
 
 
-def strings_in(raw: bytes, most: int = sys.maxsize) -> tuple[list[bytes], int]:
-    """Read at most `most` elements of BYTES, each prefixed with its length in 4 bytes.
+def parse_bytes_elements(raw: bytes, max_count: int = sys.maxsize) -> tuple[list[bytes], int]:
+    """Read at most `max_count` elements of BYTES, each prefixed with its length in 4 bytes.
 
     Returns: the elements, and where they end: beyond the end of `raw` if the last is cut off.
     """
     elements: list[bytes] = []
-    at = 0
-    while len(elements) < most and at + _LENGTH.size <= len(raw):
-        (size,) = _LENGTH.unpack_from(raw, at)
-        at += _LENGTH.size + size
-        elements.append(raw[at - size : at])
-    return elements, at
+    offset = 0
+    while len(elements) < max_count and offset + _LENGTH.size <= len(raw):
+        (size,) = _LENGTH.unpack_from(raw, offset)
+        offset += _LENGTH.size + size
+        elements.append(raw[offset - size : offset])
+    return elements, offset

@@ -37,8 +37,8 @@ class DeviceMemory(Protocol):
     def read(self, offset: int, into: Array) -> None:
         """Fill the C-contiguous `into`, and wait. Threads: any. Raises: InferError (INVALID)."""
 
-    def failed(self, doing: str, error: Exception) -> InferError:
-        """Return the client's error for when the device refused `doing` something with this memory; log the reason."""
+    def access_error(self, action: str, error: Exception) -> InferError:
+        """Return the client's error for when the device refused `action` something with this memory; log the reason."""
 
 
 class DeviceArray:
@@ -72,7 +72,7 @@ class DeviceArray:
         return self.memory.pointer + self.offset
 
     @property
-    def aligned(self) -> bool:
+    def is_aligned(self) -> bool:
         """Whether a kernel may read or write it in place."""
         return self.pointer % ALIGNED_BYTES == 0
 
@@ -103,8 +103,8 @@ class DeviceArray:
 
     def reshape(self, *shape: int | tuple[int, ...]) -> DeviceArray:
         """Return it with another shape of as many elements, as numpy does. Raises: ValueError."""
-        wanted = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
-        dims = cast("tuple[int, ...]", wanted)
+        requested = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
+        dims = cast("tuple[int, ...]", requested)
         if -1 in dims:
             # numpy's own rules, on an array that takes no memory
             dims = np.broadcast_to(np.zeros((), np.bool_), self.shape).reshape(dims).shape

@@ -43,7 +43,7 @@ class InferError(Exception):
         self.retry_after_ns = retry_after_ns
 
 
-def bare(error: E) -> E:
+def without_traceback(error: E) -> E:
     """Detach an error that is answered but not logged from where it was raised. Returns: the error.
 
     If it is kept with the request, those frames keep the request alive in turn, with its body and all memory of its
@@ -55,9 +55,9 @@ def bare(error: E) -> E:
 
 
 class PartUnreadable(InferError):  # noqa: N818 - a condition, as ResourceWarning is
-    """One of the tensors gathered together no longer exists: `part` says which."""
+    """One of the tensors gathered together no longer exists: `part_index` says which."""
 
-    part = 0
+    part_index = 0
 
 
 class OutOfMemory(InferError):  # noqa: N818 - a condition, as ResourceWarning is
@@ -72,7 +72,7 @@ class ProcessLost(DeviceLost):
     """A device was lost for the whole process: whatever this process loads there again is lost too."""
 
 
-class DeviceTaken(DeviceLost):
+class DeviceRemoved(DeviceLost):
     """A device was apparently taken away from outside: what ran there need not be the cause."""
 
 

@@ -24,14 +24,14 @@ from .backend import Array
 from .device_array import HOST, DeviceArray
 from .errors import InferError, PartUnreadable
 
-HELD_BYTES = 1 << 18
+GIL_HELD_BYTES = 1 << 18
 """Up to this size, data is copied holding the GIL: in some 20 us, less than releasing it costs."""
-FEW = 500
+NUMPY_GIL_ELEMENTS = 500
 """NumPy itself holds the GIL up to this many elements: NPY_BEGIN_THREADS_THRESHOLDED."""
-MANY, LARGE_BYTES = 8, 1 << 20
+VECTORED_PARTS, VECTORED_MAX_BYTES = 8, 1 << 20
 """From this many parts on, if they average less than that size, all are copied by one system call, which takes up to
 twice the CPU of plain copies (it looks up each page): less than waiting for the GIL after each."""
-_MOST_PARTS = 1024
+_MAX_PARTS = 1024
 """The limit of one vectored copy: IOV_MAX."""
 _BYTE = np.dtype(np.uint8)
 
@@ -42,15 +42,19 @@ def gather(parts: Sequence[Array], buffer: Array) -> None:
     Shapes: each part's first axis is rows, the others are the buffer's.
     Raises: ValueError if they do not fill it; PartUnreadable if one no longer exists.
     """
-    if buffer.size > FEW * len(parts):
-        if _alike(parts, buffer.dtype):
-            if buffer.nbytes <= HELD_BYTES:
+    if buffer.size > NUMPY_GIL_ELEMENTS * len(parts):
+        if _are_plain_arrays(parts, buffer.dtype):
+            if buffer.nbytes <= GIL_HELD_BYTES:
                 buffer.reshape(-1).view(_BYTE).data[:] = b"".join(parts)  # type: ignore[arg-type]
                 return
-            if len(parts) >= MANY and buffer.nbytes < LARGE_BYTES * len(parts) and _vectored(parts, buffer, _call()):
+            if (
+                len(parts) >= VECTORED_PARTS
+                and buffer.nbytes < VECTORED_MAX_BYTES * len(parts)
+                and _copy_vectored(parts, buffer, _readv_without_gil())
+            ):
                 return
-        elif _readable(parts, buffer):
-            _read(parts, buffer)
+        elif _are_host_memory(parts, buffer):
+            _copy_host_memory(parts, buffer)
             return
     if len(parts) == 1:
         np.copyto(buffer, parts[0])
@@ -58,33 +62,33 @@ def gather(parts: Sequence[Array], buffer: Array) -> None:
         np.concatenate(parts, out=buffer)
 
 
-def fill_up(buffer: Array, rows: int) -> None:
+def repeat_last_row(buffer: Array, rows: int) -> None:
     """Fill a buffer's rows from `rows` on with copies of the one before, which must exist. Shapes: C-contiguous."""
     missing = buffer[rows:]
-    if missing.size <= FEW or missing.nbytes > HELD_BYTES or buffer.dtype.hasobject:
+    if missing.size <= NUMPY_GIL_ELEMENTS or missing.nbytes > GIL_HELD_BYTES or buffer.dtype.hasobject:
         missing[...] = buffer[rows - 1]
     else:
-        bytes_of = buffer.reshape(len(buffer), -1).view(_BYTE)
-        bytes_of[rows:].reshape(-1).data[:] = bytes_of[rows - 1].tobytes() * len(missing)
+        row_bytes = buffer.reshape(len(buffer), -1).view(_BYTE)
+        row_bytes[rows:].reshape(-1).data[:] = row_bytes[rows - 1].tobytes() * len(missing)
 
 
-def copied(array: Array) -> Array:
+def copy_array(array: Array) -> Array:
     """Copy a C-contiguous array."""
-    if array.size <= FEW or array.nbytes > HELD_BYTES or array.dtype.hasobject:
+    if array.size <= NUMPY_GIL_ELEMENTS or array.nbytes > GIL_HELD_BYTES or array.dtype.hasobject:
         return array.copy()
     return np.ndarray(array.shape, array.dtype, bytearray(array.reshape(-1).view(_BYTE).data))
 
 
-def _alike(parts: Sequence[Array], dtype: np.dtype[Any]) -> bool:
+def _are_plain_arrays(parts: Sequence[Array], dtype: np.dtype[Any]) -> bool:
     """Whether all parts are plain contiguous host arrays of this type."""
-    plain = np.ndarray
+    ndarray = np.ndarray
     for part in parts:  # a generator takes half as long again
-        if part.dtype is not dtype or type(part) is not plain or not part.flags.c_contiguous:
+        if part.dtype is not dtype or type(part) is not ndarray or not part.flags.c_contiguous:
             return False
     return not dtype.hasobject
 
 
-def _readable(parts: Sequence[Array | DeviceArray], buffer: Array) -> bool:
+def _are_host_memory(parts: Sequence[Array | DeviceArray], buffer: Array) -> bool:
     """Whether all parts are contiguous host memory of the buffer's type, including clients', and fill it."""
     dtype, nbytes = buffer.dtype, 0
     for part in parts:
@@ -99,10 +103,12 @@ def _readable(parts: Sequence[Array | DeviceArray], buffer: Array) -> bool:
     return nbytes == buffer.nbytes
 
 
-def _read(parts: Sequence[Array | DeviceArray], buffer: Array) -> None:
+def _copy_host_memory(parts: Sequence[Array | DeviceArray], buffer: Array) -> None:
     """Copy parts of which some are in clients' memory. Raises: PartUnreadable."""
-    call = _call() if buffer.nbytes > HELD_BYTES else _held_call()
-    if all(type(part) is not DeviceArray or part.memory.pointer for part in parts) and _vectored(parts, buffer, call):
+    readv = _readv_without_gil() if buffer.nbytes > GIL_HELD_BYTES else _readv_holding_gil()
+    if all(type(part) is not DeviceArray or part.memory.pointer for part in parts) and _copy_vectored(
+        parts, buffer, readv
+    ):
         return
     # by each memory's own method, which also reports what is wrong with it
     flat, start = buffer.reshape(-1).view(_BYTE), 0
@@ -116,29 +122,29 @@ def _read(parts: Sequence[Array | DeviceArray], buffer: Array) -> None:
             part.read(into)
         except InferError as error:
             unreadable = PartUnreadable(error.code, error.message)
-            unreadable.part = number
+            unreadable.part_index = number
             raise unreadable from None
 
 
-def _vectored(parts: Sequence[Array | DeviceArray], buffer: Array, call: Any) -> bool:
+def _copy_vectored(parts: Sequence[Array | DeviceArray], buffer: Array, readv: Any) -> bool:
     """Copy with one system call, by addresses; False if it is not available, or did not copy everything."""
-    if call is None or sum([part.nbytes for part in parts]) != buffer.nbytes:
+    if readv is None or sum([part.nbytes for part in parts]) != buffer.nbytes:
         return False
     # for writable buffers, this takes a third of the time of numpy's way to the address
-    at = ctypes.addressof(ctypes.c_char.from_buffer(buffer))  # type: ignore[arg-type]  # a Buffer from 3.12 on
-    for first in range(0, len(parts), _MOST_PARTS):
-        some = parts[first : first + _MOST_PARTS]
+    address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))  # type: ignore[arg-type]  # a Buffer from 3.12 on
+    for first in range(0, len(parts), _MAX_PARTS):
+        chunk = parts[first : first + _MAX_PARTS]
         spans: list[int] = []
-        for part in some:
+        for part in chunk:
             spans += _address(part), part.nbytes
         size = sum(spans[1::2])
-        if call(os.getpid(), _spans(at, size), 1, _spans(*spans), len(some), 0) != size:
+        if readv(os.getpid(), _pack_iovec(address, size), 1, _pack_iovec(*spans), len(chunk), 0) != size:
             return False
-        at += size
+        address += size
     return True
 
 
-def _spans(*numbers: int) -> bytes:
+def _pack_iovec(*numbers: int) -> bytes:
     """Pack addresses and sizes as an array of struct iovec."""
     return pack(f"{len(numbers)}N", *numbers)
 
@@ -151,25 +157,25 @@ def _address(part: Array | DeviceArray) -> int:
 
 
 @cache
-def _call() -> Any:
+def _readv_without_gil() -> Any:
     """Return process_vm_readv(2), if it may be called: some containers forbid it."""
-    return _found(ctypes.CDLL(None))
+    return _find_readv(ctypes.CDLL(None))
 
 
 @cache
-def _held_call() -> Any:
+def _readv_holding_gil() -> Any:
     """Return the same function, called holding the GIL."""
-    return _found(ctypes.PyDLL(None))
+    return _find_readv(ctypes.PyDLL(None))
 
 
-def _found(library: ctypes.CDLL) -> Any:
-    call = getattr(library, "process_vm_readv", None)
-    if call is None:
+def _find_readv(library: ctypes.CDLL) -> Any:
+    readv = getattr(library, "process_vm_readv", None)
+    if readv is None:
         return None
-    call.restype = ctypes.c_ssize_t
-    call.argtypes = (
+    readv.restype = ctypes.c_ssize_t
+    readv.argtypes = (
         ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong
     )  # fmt: skip
     source, target = (np.full(1, value, _BYTE) for value in (1, 0))
-    did = call(os.getpid(), _spans(_address(target), 1), 1, _spans(_address(source), 1), 1, 0)
-    return call if did == 1 and target[0] == 1 else None
+    copied_bytes = readv(os.getpid(), _pack_iovec(_address(target), 1), 1, _pack_iovec(_address(source), 1), 1, 0)
+    return readv if copied_bytes == 1 and target[0] == 1 else None

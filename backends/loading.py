@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from .backend import Backend, Loader
 from .errors import Code, InferError
-from .partial import import_parts
+from .partial_import import import_parts
 
 
 def load_onnx(path: Path, device: str, options: Mapping[str, str]) -> Backend:
@@ -27,15 +27,15 @@ def load_onnx(path: Path, device: str, options: Mapping[str, str]) -> Backend:
         if (error.name or "").partition(".")[0] != "onnxruntime":
             raise
         extra = "cpu" if device == "cpu" else "gpu"
-        other = "gpu" if device == "cpu" else "cpu"
-        text = f"ONNX Runtime is not installed: pip install 'penstock[{extra}]' (or 'penstock[{other}]')"
+        other_extra = "gpu" if device == "cpu" else "cpu"
+        text = f"ONNX Runtime is not installed: pip install 'penstock[{extra}]' (or 'penstock[{other_extra}]')"
         raise InferError(Code.UNSUPPORTED, text) from error
     except ImportError as error:
         raise InferError(Code.UNSUPPORTED, f"ONNX Runtime could not be imported: {error}") from error
     return onnx.load(path, device, options)
 
 
-def begin_tensorflow() -> None:
+def import_tensorflow() -> None:
     """Import the parts of TensorFlow that tensorflow.py needs. Raises: ImportError."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # errors only; TensorFlow reads it on import
     import_parts("tensorflow", ("python.client.session", "python.saved_model.loader_impl"))
@@ -47,7 +47,7 @@ def load_tensorflow(path: Path, device: str, options: Mapping[str, str]) -> Back
     Raises: InferError; UNSUPPORTED if TensorFlow is not installed or cannot be imported.
     """
     try:
-        begin_tensorflow()
+        import_tensorflow()
         from . import tensorflow
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "tensorflow":
@@ -65,7 +65,7 @@ LOADERS: Mapping[str, Loader] = MappingProxyType({"onnxruntime": load_onnx})
 ISOLATED: Mapping[str, Loader] = MappingProxyType({"tensorflow": load_tensorflow})
 """The backends that are loaded only in their own process (server/isolated)."""
 
-NOISE: tuple[str, ...] = (
+HARMLESS_LINES: tuple[str, ...] = (
     "All log messages before absl::InitializeLog() is called",
     "oneDNN custom operations are on.",
 )

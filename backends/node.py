@@ -19,17 +19,17 @@ class Node:
     shape: list[int | str | None]
 
     @classmethod
-    def of(cls, node: Any) -> Node:
+    def from_runtime(cls, node: Any) -> Node:
         """Copy a runtime's description."""
         return cls(str(node.name), str(node.type), [_dim(dim) for dim in node.shape])
 
     @classmethod
-    def read(cls, written: Iterable[Any]) -> Node:
-        """Parse the result of `write`. Raises: ValueError or TypeError."""
-        name, kind, shape = written
-        return cls(str(name), str(kind), [_dim(dim) for dim in shape])
+    def from_json(cls, encoded: Iterable[Any]) -> Node:
+        """Parse the result of `to_json`. Raises: ValueError or TypeError."""
+        name, type_name, shape = encoded
+        return cls(str(name), str(type_name), [_dim(dim) for dim in shape])
 
-    def write(self) -> list[Any]:
+    def to_json(self) -> list[Any]:
         """Return it as JSON."""
         return [self.name, self.type, self.shape]
 

@@ -15,9 +15,9 @@ import onnxruntime
 
 from .backend import Array
 from .errors import Code, InferError
-from .gathering import copied
-from .onnx_failures import kind, run_error, without_status
-from .onnx_values import bits, decoded, encoded, ort_value
+from .gathering import copy_array
+from .onnx_failures import failure_kind, run_error, without_status
+from .onnx_values import bf16_bits, decode_strings, encode_strings, ort_value
 from .signature import Signature, TensorSpec
 
 BOUND_OUTPUT_BYTES = 65536
@@ -25,8 +25,8 @@ BOUND_OUTPUT_BYTES = 65536
 returned. Equal at 64 KiB (3.8 and 4.0 us), 38 against 17 us at 1 MiB: docs/adr/0004."""
 MAX_PLANS = 256
 """Shapes cached per Binding; the oldest is evicted first."""
-MAX_CHOICES = 8
-MAX_KINDS = 64
+MAX_BOUND_RUNS = 8
+MAX_FAILURE_KINDS = 64
 """Kinds of failures whose status is cached."""
 LARGE_BYTES = 1 << 25
 """If the inputs of one run, or large outputs of many together, exceed this, their memory is released when the Binding
@@ -35,8 +35,8 @@ LARGE_OUTPUT_BYTES = 1 << 21
 """From this size on, an output may wait to be encoded beside many others, each occupying arena memory."""
 
 
-class Choice:
-    """One choice of outputs for one set of shapes: everything is bound, so a run is one call, which takes `bound`."""
+class BoundRun:
+    """A run for one set of shapes and outputs, with everything bound: it is one call, which takes `bound`."""
 
     __slots__ = ("binding", "bound", "outputs")
 
@@ -48,15 +48,15 @@ class Choice:
 
 
 class RunPlan:
-    """What every run with the same input shapes shares. `choices` has None where outputs cannot be bound."""
+    """What every run with the same input shapes shares. `bound_runs` has None where outputs cannot be bound."""
 
-    __slots__ = ("buffers", "choices", "feeds", "rows")
+    __slots__ = ("bound_runs", "buffers", "feeds", "rows")
 
     def __init__(self, rows: int, buffers: list[Array | None], feeds: dict[str, Any]) -> None:
         self.rows = rows
         self.buffers = buffers
         self.feeds = feeds
-        self.choices: dict[tuple[int, ...], Choice | None] = {}
+        self.bound_runs: dict[tuple[int, ...], BoundRun | None] = {}
 
 
 class OnnxBinding:
@@ -80,90 +80,89 @@ class OnnxBinding:
         self._on_gpu = session.get_providers()[0] != "CPUExecutionProvider"
         self._stopped = False
         # kind of failure -> its code, and the prefix of its text when it is fed
-        self._kinds: dict[str, tuple[Code, str]] = {}
-        self._last = "", Code.INTERNAL, ""
+        self._failure_kinds: dict[str, tuple[Code, str]] = {}
+        self._last_failure = "", Code.INTERNAL, ""
         self._signature = signature
         self._inputs = [(spec, graph.input[spec.name]) for spec in signature.inputs]
         self._outputs = [(spec, graph.output[spec.name]) for spec in signature.outputs]
-        given = {spec.name for spec in signature.inputs}
-        self._handed_on = {i for i, spec in enumerate(signature.outputs) if spec.name in given}
+        input_names = {spec.name for spec in signature.inputs}
+        self._passthrough_outputs = {i for i, spec in enumerate(signature.outputs) if spec.name in input_names}
         self._strings = [spec.name for spec in signature.inputs if spec.datatype == "BYTES"]
         self._bindable = {i for i in range(len(self._outputs)) if self._is_bindable(i)}
-        self._input_slabs = [self._new_slab(graph, self._first_size(spec.shape)) for spec, graph in self._inputs]
+        self._input_slabs = [self._new_slab(graph, self._initial_size(spec.shape)) for spec, graph in self._inputs]
         self._output_slabs: dict[int, Array] = {}
         self._plans: dict[tuple[tuple[int, ...] | None, ...], RunPlan] = {}
-        self._lent: RunPlan | None = None
-        self.tired = False
-        self._given_bytes = 0
+        self._plan: RunPlan | None = None
+        self.can_trim = False
+        self._returned_bytes = 0
 
-    def lend(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> list[Array | None]:
+    def acquire_buffers(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> list[Array | None]:
         """Return the input buffers for a run; the same ones for the same shapes."""
         key = tuple(shapes)
         plan = self._plans.get(key)
         if plan is None:
             plan = self._make_plan(rows, key)
-        self._lent = plan
+        self._plan = plan
         if self._stopped:
-            self._go_on()
+            self._clear_stop()
         return plan.buffers
 
     def run(self, wanted: Sequence[int]) -> list[Any]:
-        """Run the model on the lent buffers."""
-        plan = self._lent
+        """Run the model on the acquired buffers."""
+        plan = self._plan
         if plan is None:
-            raise ValueError("run without lend")
+            raise ValueError("run without acquire_buffers")
         key = tuple(wanted)
         try:
-            choice = plan.choices[key]
+            bound_run = plan.bound_runs[key]
         except KeyError:
-            choice = self._choose(plan, key)
-        if choice is None:
+            bound_run = self._bind_run(plan, key)
+        if bound_run is None:
             return self._run_fed(plan, key)
         try:
-            self._run_bound(choice.bound, self._run_options)
+            self._run_bound(bound_run.bound, self._run_options)
         except Exception as error:  # noqa: BLE001 - it does not say who is to blame; a fed run does
-            return self._run_again(plan, key, error)
-        return [copied(output) for output in choice.outputs]
+            return self._retry_fed(plan, key, error)
+        return [copy_array(output) for output in bound_run.outputs]
 
     def stop(self) -> None:
         """End the current run: ONNX Runtime checks the flag between two nodes."""
-        # in this order: otherwise a `lend` in between would clear a flag that is set after it, and nothing could run
-        # any more
+        # in this order: otherwise `acquire_buffers` would clear a flag that is set after it, and nothing could run
         self._run_options.terminate = True
         self._stopped = True
 
-    def _go_on(self) -> None:
-        """Clear a stop request; in an order that lets the next `lend` see a `stop` made meanwhile."""
+    def _clear_stop(self) -> None:
+        """Clear a stop request; in an order that lets the next `acquire_buffers` see a `stop` made meanwhile."""
         self._stopped = False
         self._run_options.terminate = False
 
-    def rest(self) -> None:
+    def trim_memory(self) -> None:
         """Release what large requests left behind: the slabs that they grew, and the arena's memory for them.
 
         ONNX Runtime's arena shrinks only at the end of a run, so one is made, on zeros, as small as the model accepts.
         """
-        if not self.tired:
+        if not self.can_trim:
             return
         self._plans.clear()
         for position, (spec, graph) in enumerate(self._inputs):
-            self._input_slabs[position] = self._new_slab(graph, self._first_size(spec.shape))
+            self._input_slabs[position] = self._new_slab(graph, self._initial_size(spec.shape))
         shapes = [tuple([dim if dim > 0 else 1 for dim in spec.shape]) for spec, _ in self._inputs]
         plan = self._make_plan(1, tuple(shapes))
         for buffer in plan.buffers:
             if buffer is not None:
                 buffer.fill(b"" if buffer.dtype.hasobject else 0)
-        usual, self._run_options = self._run_options, onnxruntime.RunOptions()
-        self._run_options.log_severity_level = 4  # as in `usual`; a failure on zeros is expected
+        saved_options, self._run_options = self._run_options, onnxruntime.RunOptions()
+        self._run_options.log_severity_level = 4  # as in `saved_options`; a failure on zeros is expected
         self._run_options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
         try:
             with contextlib.suppress(InferError):  # there is no arena, or the model rejects zeros
                 self._run_fed(plan, (0,))
         finally:
-            self._run_options, self._lent, self.tired, self._given_bytes = usual, None, False, 0
+            self._run_options, self._plan, self.can_trim, self._returned_bytes = saved_options, None, False, 0
 
     def release(self) -> None:
         """Release the session and all buffers."""
-        self._session = self._run_bound = self._lent = None
+        self._session = self._run_bound = self._plan = None
         self._plans.clear()
         self._input_slabs.clear()
         self._output_slabs.clear()
@@ -180,8 +179,8 @@ class OnnxBinding:
             return graph.shape[0] == -1 and -1 not in graph.shape[1:]
         return -1 not in graph.shape
 
-    def _first_size(self, shape: tuple[int, ...]) -> int:
-        """Return the size of a slab for all rows with free axes of 1; larger ones grow it when they are lent."""
+    def _initial_size(self, shape: tuple[int, ...]) -> int:
+        """Return the size of a slab for all rows with free axes of 1; larger ones grow it when they are acquired."""
         rows = self.capacity_rows if self._signature.batched else 1
         return rows * math.prod(dim if dim > 0 else 1 for dim in shape)
 
@@ -189,7 +188,7 @@ class OnnxBinding:
         if rows > self.capacity_rows:
             raise ValueError(f"{rows} rows exceed the capacity of {self.capacity_rows}")
         if self.never_empty:
-            self._refuse_empty(shapes)
+            self._check_not_empty(shapes)
         buffers: list[Array | None] = []
         for position, shape in enumerate(shapes):
             if shape is not None and math.prod(shape) > self._input_slabs[position].size:
@@ -204,13 +203,13 @@ class OnnxBinding:
             view = buffer.reshape(()) if not graph.shape and shape == (1,) else buffer
             feeds[spec.name] = ort_value(view, graph) if graph.datatype == "BF16" else view
         plan = RunPlan(rows, buffers, feeds)
-        self.tired = self.tired or sum([buffer.nbytes for buffer in buffers if buffer is not None]) > LARGE_BYTES
+        self.can_trim = self.can_trim or sum([buffer.nbytes for buffer in buffers if buffer is not None]) > LARGE_BYTES
         if len(self._plans) >= MAX_PLANS:
             del self._plans[next(iter(self._plans))]
         self._plans[shapes] = plan
         return plan
 
-    def _refuse_empty(self, shapes: tuple[tuple[int, ...] | None, ...]) -> None:
+    def _check_not_empty(self, shapes: tuple[tuple[int, ...] | None, ...]) -> None:
         """Check that no input is without elements. Raises: InferError (INVALID)."""
         for (spec, _), shape in zip(self._inputs, shapes, strict=True):
             if shape is not None and 0 in shape:
@@ -219,7 +218,7 @@ class OnnxBinding:
                 raise InferError(Code.INVALID, text)
 
     def _new_slab(self, spec: TensorSpec, size: int) -> Array:
-        return spec.type.aligned(size)
+        return spec.type.allocate_aligned(size)
 
     def _grow(self, position: int, size: int) -> None:
         """Replace a slab that is too small; at least doubles it, so that gradual growth ends soon."""
@@ -227,11 +226,11 @@ class OnnxBinding:
         self._input_slabs[position] = self._new_slab(self._inputs[position][1], max(size, 2 * old.size))
         self._plans.clear()
 
-    def _choose(self, plan: RunPlan, wanted: tuple[int, ...]) -> Choice | None:
-        if len(plan.choices) >= MAX_CHOICES:
-            plan.choices.clear()
-        plan.choices[wanted] = choice = self._bind_all(plan, wanted) if self._can_bind(plan, wanted) else None
-        return choice
+    def _bind_run(self, plan: RunPlan, wanted: tuple[int, ...]) -> BoundRun | None:
+        if len(plan.bound_runs) >= MAX_BOUND_RUNS:
+            plan.bound_runs.clear()
+        plan.bound_runs[wanted] = bound_run = self._bind_all(plan, wanted) if self._can_bind(plan, wanted) else None
+        return bound_run
 
     def _can_bind(self, plan: RunPlan, wanted: tuple[int, ...]) -> bool:
         return (
@@ -249,76 +248,79 @@ class OnnxBinding:
         shape = self._outputs[position][1].shape
         return (plan.rows, *shape[1:]) if self._signature.batched else shape
 
-    def _bind_all(self, plan: RunPlan, wanted: tuple[int, ...]) -> Choice:
-        binding = self._session.io_binding()
+    def _bind_all(self, plan: RunPlan, wanted: tuple[int, ...]) -> BoundRun:
+        io_binding = self._session.io_binding()
         for (_, graph), buffer in zip(self._inputs, plan.buffers, strict=True):
             if buffer is not None:
                 shape = () if not graph.shape and buffer.shape == (1,) else buffer.shape
-                _bind(binding.bind_input, graph, shape, buffer)
+                _bind(io_binding.bind_input, graph, shape, buffer)
         outputs = []
         for position in wanted:
             graph = self._outputs[position][1]
             shape = self._output_shape(plan, position)
             slab = self._output_slabs.get(position)
             if slab is None or slab.size < math.prod(shape):
-                slab = self._output_slabs[position] = self._new_slab(graph, self._first_size(graph.shape))
+                slab = self._output_slabs[position] = self._new_slab(graph, self._initial_size(graph.shape))
             output = slab[: math.prod(shape)].reshape(shape)
-            _bind(binding.bind_output, graph, shape, output)
+            _bind(io_binding.bind_output, graph, shape, output)
             outputs.append(output)
-        return Choice(binding, outputs)
+        return BoundRun(io_binding, outputs)
 
-    def _run_again(self, plan: RunPlan, wanted: tuple[int, ...], error: Exception) -> list[Any]:
+    def _retry_fed(self, plan: RunPlan, wanted: tuple[int, ...], error: Exception) -> list[Any]:
         """Run fed what failed with everything bound, unless the outcome of such a failure is known.
 
         Only a fed run says who is to blame, and a failing run costs as much as eight good ones. One request makes a
         batch and its parts fail several times with the same text.
         """
-        said, code, message = self._last
-        if str(error) == said:
+        last_text, code, message = self._last_failure
+        if str(error) == last_text:
             raise InferError(code, message)
-        failed = run_error(error, on_gpu=self._on_gpu)
-        if type(failed) is not InferError:
-            raise failed from error
-        known = self._kinds.get(kind(failed))
-        if known is not None:
-            self._last = str(error), known[0], known[1] + failed.message
-            raise InferError(known[0], known[1] + failed.message) from error
+        failure = run_error(error, on_gpu=self._on_gpu)
+        if type(failure) is not InferError:
+            raise failure from error
+        known_kind = self._failure_kinds.get(failure_kind(failure))
+        if known_kind is not None:
+            self._last_failure = str(error), known_kind[0], known_kind[1] + failure.message
+            raise InferError(known_kind[0], known_kind[1] + failure.message) from error
         try:
             results = self._run_fed(plan, wanted)
-        except InferError as fed:
-            if type(fed) is InferError and without_status(fed) == failed.message:
-                if len(self._kinds) >= MAX_KINDS:
-                    del self._kinds[next(iter(self._kinds))]
-                self._kinds[kind(failed)] = fed.code, fed.message.removesuffix(failed.message)
+        except InferError as fed_failure:
+            if type(fed_failure) is InferError and without_status(fed_failure) == failure.message:
+                if len(self._failure_kinds) >= MAX_FAILURE_KINDS:
+                    del self._failure_kinds[next(iter(self._failure_kinds))]
+                self._failure_kinds[failure_kind(failure)] = (
+                    fed_failure.code,
+                    fed_failure.message.removesuffix(failure.message),
+                )
             raise
         # then the bound shape was wrong: the model's output rows are not its input rows
         self._bindable.difference_update(wanted)
         self._plans.clear()
-        plan.choices.clear()
+        plan.bound_runs.clear()
         return results
 
     def _run_fed(self, plan: RunPlan, wanted: tuple[int, ...]) -> list[Any]:
         feeds = plan.feeds
         if self._strings:
-            feeds = feeds | {name: decoded(name, feeds[name]) for name in self._strings if name in feeds}
+            feeds = feeds | {name: decode_strings(name, feeds[name]) for name in self._strings if name in feeds}
         # numpy has no bfloat16, so ONNX Runtime converts none to an array
-        raw = [position for position in wanted if self._outputs[position][1].datatype == "BF16"]
-        results = dict(zip(raw, self._run_raw(feeds, raw), strict=True)) if raw else {}
-        rest = [position for position in wanted if position not in results]
-        if rest:
-            names = [self._outputs[position][0].name for position in rest]
+        bf16_positions = [position for position in wanted if self._outputs[position][1].datatype == "BF16"]
+        results = dict(zip(bf16_positions, self._run_raw(feeds, bf16_positions), strict=True)) if bf16_positions else {}
+        other_positions = [position for position in wanted if position not in results]
+        if other_positions:
+            names = [self._outputs[position][0].name for position in other_positions]
             try:
-                found = self._session.run(names, feeds, self._run_options)
+                arrays = self._session.run(names, feeds, self._run_options)
             except UnicodeDecodeError as error:
                 text = "the model returned a string that is not UTF-8, which ONNX Runtime's Python API cannot return"
                 raise InferError(Code.UNSUPPORTED, text) from error
             except Exception as error:
                 raise run_error(error, on_gpu=self._on_gpu) from error
-            results.update(zip(rest, found, strict=True))
-            sizes = [getattr(result, "nbytes", 0) for result in found]
-            self._given_bytes += sum([size for size in sizes if size >= LARGE_OUTPUT_BYTES])
-            self.tired = self.tired or self._given_bytes > LARGE_BYTES
-        return [self._present(position, results[position]) for position in wanted]
+            results.update(zip(other_positions, arrays, strict=True))
+            sizes = [getattr(result, "nbytes", 0) for result in arrays]
+            self._returned_bytes += sum([size for size in sizes if size >= LARGE_OUTPUT_BYTES])
+            self.can_trim = self.can_trim or self._returned_bytes > LARGE_BYTES
+        return [self._convert_output(position, results[position]) for position in wanted]
 
     def _run_raw(self, feeds: dict[str, Any], positions: list[int]) -> list[Array]:
         names = [self._outputs[position][0].name for position in positions]
@@ -328,19 +330,19 @@ class OnnxBinding:
             if (feed := feeds.get(graph.name)) is not None
         }
         try:
-            found = self._session.run_with_ort_values(names, values, self._run_options)
+            results = self._session.run_with_ort_values(names, values, self._run_options)
         except Exception as error:
             raise run_error(error, on_gpu=self._on_gpu) from error
-        return [bits(value) for value in found]
+        return [bf16_bits(value) for value in results]
 
-    def _present(self, position: int, result: Any) -> Any:
+    def _convert_output(self, position: int, result: Any) -> Any:
         if not isinstance(result, np.ndarray):
             return result
         spec = self._outputs[position][0]
-        if position in self._handed_on:
-            result = result.copy()  # up to ONNX Runtime 1.25 it is the lent buffer
+        if position in self._passthrough_outputs:
+            result = result.copy()  # up to ONNX Runtime 1.25 it is the input buffer
         if spec.datatype == "BYTES":
-            result = encoded(result)
+            result = encode_strings(result)
         return result.reshape(1) if not result.shape and spec.shape == (1,) else result
 
 

@@ -14,17 +14,17 @@ from typing import Any
 import numpy as np
 
 from .backend import Array
-from .cuda import LOST, CudaError, refusal
+from .cuda import LOST_STATUSES, CudaError, to_infer_error
+from .cuda_copies import DeviceCopy, fill_host_buffer, gather_into_pinned
 from .cuda_gate import GATE
-from .cuda_moves import Move, onto_host, onto_pinned
 from .device_array import HOST, DeviceArray
 from .errors import Code, DeviceLost, InferError
-from .gathering import copied
+from .gathering import copy_array
 from .onnx_binding import RunPlan
-from .onnx_cuda_choice import CudaChoice, Parts, Targets
+from .onnx_cuda_bound_run import CudaBoundRun, Parts, Targets
 from .onnx_cuda_session import CudaSession, bound_options
 from .onnx_cuda_slabs import DeviceSlabs
-from .onnx_failures import words
+from .onnx_failures import error_text
 from .signature import Signature
 
 PINNED_BYTES = 1 << 17
@@ -40,95 +40,97 @@ class CudaBinding(DeviceSlabs):
     ) -> None:  # fmt: skip
         """Allocate what can be sized now. Raises: InferError (OutOfMemory: the sizes), leaving nothing behind."""
         self.device_ns = 0
-        self._bound_options = [bound_options(shrink=cuda.wishes.shrink)]
-        self._thread = 0
-        self._placed: dict[int, Parts] = {}
-        self._aimed: dict[int, Targets] = {}
-        self._begun: tuple[CudaChoice, tuple[int, ...]] | None = None
-        self._ready: list[Any] | None = None
+        self._bound_options = [bound_options(shrink=cuda.gpu_options.shrink)]
+        self._capture_thread = 0
+        self._input_parts: dict[int, Parts] = {}
+        self._output_targets: dict[int, Targets] = {}
+        self._in_flight: tuple[CudaBoundRun, tuple[int, ...]] | None = None
+        self._finished_outputs: list[Any] | None = None
         super().__init__(cuda, graph, signature, capacity_rows, run_options)
         self._run_bound = self._session.run_with_iobinding
         try:
-            self._in, self._out = self._holdings.stream(), self._holdings.stream()
-            self._copied, self._first, self._computed, self._done = (self._holdings.event() for _ in range(4))
+            self._input_stream, self._output_stream = self._resources.create_stream(), self._resources.create_stream()
+            self._copied_event, self._started_event, self._computed_event, self._done_event = (
+                self._resources.create_event() for _ in range(4)
+            )
         except BaseException:
             self.release()
             raise
 
-    def lend(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> list[Array | None]:
+    def acquire_buffers(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> list[Array | None]:
         """Return the pinned input buffers for a run; the same ones for the same shapes."""
-        if self._placed or self._aimed:
-            self._placed, self._aimed = {}, {}
-        return super().lend(rows, shapes)
+        if self._input_parts or self._output_targets:
+            self._input_parts, self._output_targets = {}, {}
+        return super().acquire_buffers(rows, shapes)
 
     def run(self, wanted: Sequence[int]) -> list[Any]:
-        """Run the model on the lent buffers."""
+        """Run the model on the acquired buffers."""
         self.begin(wanted)
         return self.end()
 
     def begin(self, wanted: Sequence[int]) -> None:
-        """Queue the run of the lent and filled buffers; a run that cannot be bound runs right here."""
-        plan = self._lent
+        """Queue the run of the acquired and filled buffers; a run that cannot be bound runs right here."""
+        plan = self._plan
         if plan is None:
-            raise ValueError("run without lend")
-        self.tired = True
+            raise ValueError("run without acquire_buffers")
+        self.can_trim = True
         try:
             self._begin(plan, tuple(wanted))
         except BaseException:
-            self._placed, self._aimed = {}, {}
+            self._input_parts, self._output_targets = {}, {}
             raise
 
     def _begin(self, plan: RunPlan, key: tuple[int, ...]) -> None:
         try:
-            choice = plan.choices[key] if key in plan.choices else self._choose(plan, key)
-            if not isinstance(choice, CudaChoice):
-                self._ready = self._fed(plan, key)
+            bound_run = plan.bound_runs[key] if key in plan.bound_runs else self._bind_run(plan, key)
+            if not isinstance(bound_run, CudaBoundRun):
+                self._finished_outputs = self._run_on_host(plan, key)
                 return
             with self._cuda.queue, GATE.shared():
-                self._queue(choice)
+                self._enqueue(bound_run)
         except InferError as error:
-            met = self._drained()
-            if met is not None and met.status in LOST:
-                raise refusal(met) from error
+            device_error = self._abort_work()
+            if device_error is not None and device_error.status in LOST_STATUSES:
+                raise to_infer_error(device_error) from error
             raise
         except CudaError as error:
-            raise refusal(self._drained() or error) from error
+            raise to_infer_error(self._abort_work() or error) from error
         except Exception as error:  # it does not say who is to blame; a fed run does
-            if (met := self._drained()) is not None:
-                raise refusal(met) from error
+            if (device_error := self._abort_work()) is not None:
+                raise to_infer_error(device_error) from error
             self._fill_host(plan)
             with self._cuda.queue, GATE.shared():
-                self._ready = self._deliver(self._run_again(plan, key, error), key)
+                self._finished_outputs = self._write_targets(self._retry_fed(plan, key, error), key)
             return
-        self._begun = choice, key
+        self._in_flight = bound_run, key
 
     def end(self) -> list[Any]:
         """Wait for the run that was begun, and return its outputs."""
-        if self._ready is not None:
-            ready, self._ready, self.device_ns = self._ready, None, 0
-            self._placed, self._aimed = {}, {}
-            return ready
-        if self._begun is None:
+        if self._finished_outputs is not None:
+            outputs, self._finished_outputs, self.device_ns = self._finished_outputs, None, 0
+            self._input_parts, self._output_targets = {}, {}
+            return outputs
+        if self._in_flight is None:
             raise ValueError("end without begin")
-        (choice, key), self._begun = self._begun, None
-        aimed, self._aimed = self._aimed, {}
+        (bound_run, key), self._in_flight = self._in_flight, None
+        targets, self._output_targets = self._output_targets, {}
         try:
-            self._runtime.use(self.device)
-            self._runtime.synchronize(self._done)
-            self.device_ns = self._runtime.elapsed_ns(self._first, self._computed)
+            self._runtime.set_device(self.device)
+            self._runtime.synchronize_event(self._done_event)
+            self.device_ns = self._runtime.elapsed_ns(self._started_event, self._computed_event)
         except CudaError as error:
-            raise refusal(self._drained() or error) from error
+            raise to_infer_error(self._abort_work() or error) from error
         finally:
-            self._placed = {}
+            self._input_parts = {}
         return [
-            np.empty_like(output) if _covers(aimed.get(position), output) else copied(output)
-            for position, output in zip(key, choice.outputs, strict=True)
+            np.empty_like(output) if _covers(targets.get(position), output) else copy_array(output)
+            for position, output in zip(key, bound_run.outputs, strict=True)
         ]
 
-    def ended(self) -> bool:
+    def is_done(self) -> bool:
         """Whether `end` would return, or raise, at once."""
         try:
-            return self._begun is None or self._runtime.told(self._done)
+            return self._in_flight is None or self._runtime.is_event_done(self._done_event)
         except CudaError:
             return True
 
@@ -138,63 +140,65 @@ class CudaBinding(DeviceSlabs):
             options.terminate = True
         super().stop()
 
-    def _go_on(self) -> None:
-        super()._go_on()
+    def _clear_stop(self) -> None:
+        super()._clear_stop()
         for options in self._bound_options:
             options.terminate = False
 
-    def reaches(self, part: DeviceArray) -> bool:
+    def can_copy(self, part: DeviceArray) -> bool:
         """Whether the device can copy a tensor itself: from its own, another's, or pinned memory."""
         if part.memory.device != HOST:
             return True
-        may = part.nbytes >= PINNED_BYTES and self._cuda.wishes.pinned
-        return may and self._runtime.pins.has(part.memory, self.device)
+        is_pinnable = part.nbytes >= PINNED_BYTES and self._cuda.gpu_options.pinned
+        return is_pinnable and self._runtime.pins.ensure_pinned(part.memory, self.device)
 
-    def place(self, position: int, parts: Parts) -> None:
+    def set_input_parts(self, position: int, parts: Parts) -> None:
         """Take an input's rows from parts, on the device if ONNX Runtime wants it there. Raises: PartUnreadable."""
-        buffer = self._lent.buffers[position] if self._lent is not None else None
+        buffer = self._plan.buffers[position] if self._plan is not None else None
         if buffer is None:
-            raise ValueError("place without lend")
+            raise ValueError("set_input_parts without acquire_buffers")
         if self._is_on_device("in", position):
-            self._placed[position] = onto_pinned(buffer, parts, self.reaches)
+            self._input_parts[position] = gather_into_pinned(buffer, parts, self.can_copy)
         else:
-            onto_host(buffer, parts)
+            fill_host_buffer(buffer, parts)
 
-    def aim(self, position: int, targets: Targets) -> bool:
+    def set_output_targets(self, position: int, targets: Targets) -> bool:
         """Write an output's rows to targets on the device, if its shape is known beforehand."""
-        if self._lent is None or position not in self._bindable or not self._is_on_device("out", position):
+        if self._plan is None or position not in self._bindable or not self._is_on_device("out", position):
             return False
-        shape = self._output_shape(self._lent, position)
+        shape = self._output_shape(self._plan, position)
         row_bytes = math.prod(shape[1:]) * self._outputs[position][1].type.size_bytes
         for first, target in targets:
             rows = target.shape[0] if target.shape else 0
             fits = target.shape[1:] == shape[1:] and first + rows <= shape[0] and target.nbytes == rows * row_bytes
             if not fits:
                 return False
-        self._aimed[position] = targets
+        self._output_targets[position] = targets
         return True
 
     def prepare(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> None:
-        """Run the lent and filled buffers so that kernels are chosen, then capture a CUDA graph if enabled.
+        """Run the acquired and filled buffers so that kernels are chosen, then capture a CUDA graph if enabled.
 
         In this order: a capture keeps everything else off the device, and choosing takes many times as long.
         Threads: the one that will run it: ONNX Runtime keeps graphs by thread (PerThreadContext).
         Raises: InferError: INVALID if graphs are required and impossible; DeviceLost.
         """
-        self._thread = self._thread or threading.get_ident()
-        self.lend(rows, shapes)
-        plan = self._lent
+        self._capture_thread = self._capture_thread or threading.get_ident()
+        self.acquire_buffers(rows, shapes)
+        plan = self._plan
         if plan is None:
             return
-        goes = self._cuda.tried(self._run_shapes(plan), self._try_out)
-        captures = self._cuda.graphs and self._thread == threading.get_ident()
-        if captures and (self._cuda.wishes.graphs != "auto" or (goes and self._cuda.has_room())):
+        trial_succeeded = self._cuda.trial_succeeded(self._run_shapes(plan), self._trial_run)
+        can_capture = self._cuda.graphs and self._capture_thread == threading.get_ident()
+        if can_capture and (
+            self._cuda.gpu_options.graphs != "auto" or (trial_succeeded and self._cuda.has_memory_for_graph())
+        ):
             self._prepare_graph(plan)
             # if the capture failed, there is another session, which has not run these shapes
-            self._cuda.tried(self._run_shapes(plan), self._try_out)
+            self._cuda.trial_succeeded(self._run_shapes(plan), self._trial_run)
 
-    def _try_out(self) -> bool:
-        """Run the lent buffers, ignoring failures: other values, or more free memory, may work later."""
+    def _trial_run(self) -> bool:
+        """Run the acquired buffers, ignoring failures: other values, or more free memory, may work later."""
         try:
             self.run(tuple(sorted(self._bindable)) or (0,))
         except DeviceLost:
@@ -204,117 +208,117 @@ class CudaBinding(DeviceSlabs):
         return True
 
     def _prepare_graph(self, plan: RunPlan) -> None:
-        if self._run_shapes(plan) in self._captured:
+        if self._run_shapes(plan) in self._captured_graphs:
             return
         if not self._can_bind(plan, tuple(range(len(self._outputs)))):
-            self._cuda.no_graphs("a tensor of the model is not bound")
+            self._cuda.disable_graphs("a tensor of the model is not bound")
             return
-        number = self._cuda.next_graph()
-        why = self._capture(plan, number)
-        if why:
+        graph_id = self._cuda.next_graph_id()
+        obstacle = self._capture(plan, graph_id)
+        if obstacle:
             # not while an exception, or anything else, refers to the session
-            self._cuda.without_graphs(why)
+            self._cuda.restart_without_graphs(obstacle)
             return
-        self._captured[self._run_shapes(plan)] = options = bound_options(number)
+        self._captured_graphs[self._run_shapes(plan)] = options = bound_options(graph_id)
         self._bound_options.append(options)
-        self._forget_choices()
+        self._discard_bound_runs()
 
     @property
     def graphs(self) -> int:
         """How many graphs it has captured."""
-        return len(self._captured)
+        return len(self._captured_graphs)
 
-    def rest(self) -> None:
+    def trim_memory(self) -> None:
         """Have ONNX Runtime release unused arena memory; that takes a run, so only once after other runs.
 
         Captured graphs use memory that the arena considers free: with them, nothing is released.
         """
-        if self._lent is None or not self.tired or self._captured or self._begun is not None:
+        if self._plan is None or not self.can_trim or self._captured_graphs or self._in_flight is not None:
             return
-        self.tired = False
-        usual, self._run_options = self._run_options, self._cuda.shrinking_options()
+        self.can_trim = False
+        saved_options, self._run_options = self._run_options, self._cuda.shrinking_options()
         try:
-            self._fed(self._lent, (0,))
+            self._run_on_host(self._plan, (0,))
         except InferError:
             return  # the next run fails too, and reports it
         finally:
-            self._run_options = usual
+            self._run_options = saved_options
 
-    def renew(self) -> None:
+    def use_new_session(self) -> None:
         """Continue with the current session."""
         self._session = self._cuda.session
         self._run_bound = getattr(self._session, "run_with_iobinding", None)
-        self._captured.clear()
-        self._forget_choices()
+        self._captured_graphs.clear()
+        self._discard_bound_runs()
 
     def release(self) -> None:
         """Release the session, all buffers, streams and events, after current work. Never raises."""
-        self._begun = self._ready = None
+        self._in_flight = self._finished_outputs = None
         super().release()
         # only when everything is over: these may keep clients' memory mapped
-        self._placed, self._aimed = {}, {}
+        self._input_parts, self._output_targets = {}, {}
 
     # --- a run
 
-    def _capture(self, plan: RunPlan, number: int) -> str:
+    def _capture(self, plan: RunPlan, graph_id: int) -> str:
         """Run with all outputs bound, and capture; return why that is impossible, or "". Raises: InferError."""
-        choice = self._choose(plan, tuple(range(len(self._outputs))))
-        if not isinstance(choice, CudaChoice) or not choice.is_whole(self._inputs, self._outputs):
+        bound_run = self._bind_run(plan, tuple(range(len(self._outputs))))
+        if not isinstance(bound_run, CudaBoundRun) or not bound_run.is_fully_bound(self._inputs, self._outputs):
             return "a tensor of the model is not bound on the device"
         try:
-            with self._cuda.queue, GATE.alone():
-                self._runtime.use(self.device)
-                self._copy(choice.into, self._cuda.stream, "read")
-                self._runtime.drain(self._cuda.stream)
+            with self._cuda.queue, GATE.exclusive():
+                self._runtime.set_device(self.device)
+                self._copy(bound_run.input_copies, self._cuda.stream, "read")
+                self._runtime.synchronize_stream(self._cuda.stream)
                 # ONNX Runtime runs it as often as needed before it captures
-                self._run_bound(choice.binding, bound_options(number, waits=True))
-                self._runtime.drain(self._cuda.stream)
+                self._run_bound(bound_run.binding, bound_options(graph_id, waits=True))
+                self._runtime.synchronize_stream(self._cuda.stream)
         except Exception as error:  # noqa: BLE001 - whatever it was, it may not occur without graphs
-            return words(error)
+            return error_text(error)
         return ""
 
-    def _queue(self, choice: CudaChoice) -> None:
+    def _enqueue(self, bound_run: CudaBoundRun) -> None:
         runtime, compute = self._runtime, self._cuda.stream
-        replays = choice.replay is not None and self._thread == threading.get_ident()
-        into, out = choice.into, choice.out
-        if self._placed or self._aimed or choice.moved:
-            into, out = choice.in_place(self._placed, self._aimed)
-        runtime.use(self.device)
-        self._copy(into, self._in, "read")
-        runtime.record(self._copied, self._in)
-        runtime.wait(compute, self._copied)
-        runtime.record(self._first, compute)
-        self._run_bound(choice.binding, choice.replay if replays else self._bound_options[0])
-        runtime.record(self._computed, compute)
-        runtime.wait(self._out, self._computed)
-        self._copy(out, self._out, "write to")
-        runtime.record(self._done, self._out)
+        replays = bound_run.replay is not None and self._capture_thread == threading.get_ident()
+        input_copies, output_copies = bound_run.input_copies, bound_run.output_copies
+        if self._input_parts or self._output_targets or bound_run.is_rebound:
+            input_copies, output_copies = bound_run.bind_in_place(self._input_parts, self._output_targets)
+        runtime.set_device(self.device)
+        self._copy(input_copies, self._input_stream, "read")
+        runtime.record_event(self._copied_event, self._input_stream)
+        runtime.wait_event(compute, self._copied_event)
+        runtime.record_event(self._started_event, compute)
+        self._run_bound(bound_run.binding, bound_run.replay if replays else self._bound_options[0])
+        runtime.record_event(self._computed_event, compute)
+        runtime.wait_event(self._output_stream, self._computed_event)
+        self._copy(output_copies, self._output_stream, "write to")
+        runtime.record_event(self._done_event, self._output_stream)
 
-    def _copy(self, moves: Sequence[Move], stream: int, doing: str) -> None:
-        copy, pageable = self._runtime.copy, not self._cuda.wishes.pinned
-        for to, source, size, part in moves:
+    def _copy(self, copies: Sequence[DeviceCopy], stream: int, action: str) -> None:
+        copy, pageable = self._runtime.copy, not self._cuda.gpu_options.pinned
+        for destination, source, size, part in copies:
             try:
-                copy(to, source, size, stream, pageable=pageable)
+                copy(destination, source, size, stream, pageable=pageable)
             except CudaError as error:
-                if part is None or error.status in LOST:
+                if part is None or error.status in LOST_STATUSES:
                     raise
-                raise part.memory.failed(doing, error) from error
+                raise part.memory.access_error(action, error) from error
 
-    def _fed(self, plan: RunPlan, wanted: tuple[int, ...]) -> list[Any]:
+    def _run_on_host(self, plan: RunPlan, wanted: tuple[int, ...]) -> list[Any]:
         self._fill_host(plan)
         with self._cuda.queue, GATE.shared():
-            return self._deliver(self._run_fed(plan, wanted), wanted)
+            return self._write_targets(self._run_fed(plan, wanted), wanted)
 
     def _fill_host(self, plan: RunPlan) -> None:
-        for position, parts in self._placed.items():
+        for position, parts in self._input_parts.items():
             buffer = plan.buffers[position]
             if buffer is not None:
-                onto_host(buffer, parts)
+                fill_host_buffer(buffer, parts)
 
-    def _deliver(self, results: list[Any], wanted: tuple[int, ...]) -> list[Any]:
+    def _write_targets(self, results: list[Any], wanted: tuple[int, ...]) -> list[Any]:
         """Write outputs that came to the host to their targets on the device."""
         for position, result in zip(wanted, results, strict=True):
-            for first, target in self._aimed.get(position, ()):
+            for first, target in self._output_targets.get(position, ()):
                 rows = np.ascontiguousarray(result[first : first + target.shape[0]] if target.shape else result)
                 if rows.nbytes != target.nbytes:
                     name = self._outputs[position][0].name
@@ -325,13 +329,13 @@ class CudaBinding(DeviceSlabs):
                 try:
                     self._runtime.write(target.pointer, self.device, rows.tobytes())
                 except CudaError as error:
-                    raise target.memory.failed("write to", error) from error
+                    raise target.memory.access_error("write to", error) from error
         return results
 
-    def _drained(self) -> CudaError | None:
+    def _abort_work(self) -> CudaError | None:
         """End all current work, so that the buffers can be used again; return the device's error."""
-        self._begun = None
-        return self._holdings.drain(self._cuda.stream)
+        self._in_flight = None
+        return self._resources.synchronize(self._cuda.stream)
 
 
 def _covers(targets: Targets | None, output: Array) -> bool:

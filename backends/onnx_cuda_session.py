@@ -18,16 +18,16 @@ from typing import Any, Protocol
 
 import onnxruntime
 
-from .cuda import CudaError, Runtime, refusal
+from .cuda import CudaError, Runtime, to_infer_error
 from .cuda_gate import GATE
 from .errors import Code, InferError
 
-GRAPH = "gpu_graph_id"
+GRAPH_ID_ENTRY = "gpu_graph_id"
 SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 NO_GRAPH = -1
 """The graph id of a run that is neither captured nor replayed; ONNX Runtime treats a run without one as 0."""
 
-ROOM = 1 / 8
+MIN_FREE_FRACTION = 1 / 8
 """The fraction of a device's memory that default graphs leave free: a graph takes 7 to 30 MiB, and a model of eight
 lengths and twelve sizes has two hundred (docs/gpu-check.md)."""
 
@@ -41,7 +41,7 @@ class SessionUser(Protocol):
     def device_bytes(self) -> int: ...
     @property
     def graphs(self) -> int: ...
-    def renew(self) -> None: ...
+    def use_new_session(self) -> None: ...
 
 
 Start = Callable[[int, bool], Any]
@@ -49,7 +49,7 @@ Start = Callable[[int, bool], Any]
 
 
 @dataclass(frozen=True)
-class Wishes:
+class GpuOptions:
     """What a model's options request of its Bindings.
 
     `graphs` is "", "auto" or "1". `rows` are the buckets of rows, ascending: a run is padded to the next one. `shrink`:
@@ -61,144 +61,144 @@ class Wishes:
     pinned: bool = True
     shrink: str = ""
 
-    def bucket(self, rows: int, most: int) -> int:
-        """Return the rows to run for `rows`, where buckets above `most` are not used."""
-        at = bisect.bisect_left(self.rows, rows)
-        return self.rows[at] if rows and at < len(self.rows) and self.rows[at] <= most else rows
+    def bucket(self, rows: int, max_rows: int) -> int:
+        """Return the rows to run for `rows`, where buckets above `max_rows` are not used."""
+        index = bisect.bisect_left(self.rows, rows)
+        return self.rows[index] if rows and index < len(self.rows) and self.rows[index] <= max_rows else rows
 
 
 class CudaSession:
     """One session, one stream. `graphs`: whether runs may be captured; hold `queue` while queueing a run."""
 
-    def __init__(self, runtime: Runtime, device: int, wishes: Wishes, start: Start) -> None:
+    def __init__(self, runtime: Runtime, device: int, gpu_options: GpuOptions, start: Start) -> None:
         """Make the stream, then the session. Raises: InferError, CudaError, leaving nothing behind."""
         self.runtime = runtime
         self.device = device
-        self.wishes = wishes
+        self.gpu_options = gpu_options
         self.queue = threading.Lock()
-        self.graphs = bool(wishes.graphs)
+        self.graphs = bool(gpu_options.graphs)
         self.bindings: weakref.WeakSet[SessionUser] = weakref.WeakSet()
-        self._numbers = count(1)
-        self._tried: dict[Hashable, bool] = {}
-        self._start = start
+        self._graph_ids = count(1)
+        self._trial_results: dict[Hashable, bool] = {}
+        self._create_session = start
         self.stream = 0
         self.session: Any = None
         try:
             self._open()
         except InferError as error:
-            if wishes.graphs != "auto":
+            if gpu_options.graphs != "auto":
                 raise
             self.restart(error.message)
 
     def _open(self) -> None:
-        self.stream = self.runtime.stream(self.device)
+        self.stream = self.runtime.create_stream(self.device)
         try:
             with GATE.shared(long=True):
-                self.session = self._start(self.stream, self.graphs)
+                self.session = self._create_session(self.stream, self.graphs)
         except BaseException:
             self._end_stream()
             raise
-        self._tried.clear()
-        self.inputs = _on_device(self.session, "get_input_memory_infos", self.session.get_inputs())
-        self.outputs = _on_device(self.session, "get_output_memory_infos", self.session.get_outputs())
+        self._trial_results.clear()
+        self.inputs = _names_on_device(self.session, "get_input_memory_infos", self.session.get_inputs())
+        self.outputs = _names_on_device(self.session, "get_output_memory_infos", self.session.get_outputs())
 
-    def no_graphs(self, why: str) -> None:
+    def disable_graphs(self, reason: str) -> None:
         """Turn graphs off; the session stays valid. Raises: InferError (INVALID) if graphs are required."""
-        self._may_do_without(why)
+        self._check_graphs_optional(reason)
         self.graphs = False
-        logger.info("no CUDA graphs for a model on cuda:%d: %s", self.device, why)
+        logger.info("no CUDA graphs for a model on cuda:%d: %s", self.device, reason)
 
-    def without_graphs(self, why: str) -> None:
+    def restart_without_graphs(self, reason: str) -> None:
         """Start over with a new session and stream: a failed capture spoils both.
 
         Raises: InferError: INVALID if graphs are required; what a load raises.
         """
-        self._may_do_without(why)
-        self.restart(why)
+        self._check_graphs_optional(reason)
+        self.restart(reason)
 
-    def restart(self, why: str) -> None:
+    def restart(self, reason: str) -> None:
         """Start over without graphs. Raises: InferError."""
         self.graphs = False
         self.close()
         try:
             self._open()
         except CudaError as error:
-            raise refusal(error) from error
-        self._renew()
-        logger.warning("no CUDA graphs for a model on cuda:%d: %s", self.device, why)
+            raise to_infer_error(error) from error
+        self._update_bindings()
+        logger.warning("no CUDA graphs for a model on cuda:%d: %s", self.device, reason)
 
-    def _may_do_without(self, why: str) -> None:
-        if self.wishes.graphs != "auto":
-            raise InferError(Code.INVALID, f"CUDA graphs are enabled, but {why}")
+    def _check_graphs_optional(self, reason: str) -> None:
+        if self.gpu_options.graphs != "auto":
+            raise InferError(Code.INVALID, f"CUDA graphs are enabled, but {reason}")
 
     def shrinking_options(self) -> Any:
         """Make the options of a run after which the arena releases what it does not use."""
         return bound_options(waits=True, shrink=f"gpu:{self.device}")
 
-    def _renew(self) -> None:
+    def _update_bindings(self) -> None:
         for binding in self.bindings:
-            binding.renew()
+            binding.use_new_session()
 
     def close(self) -> None:
         """Free the session, once nothing else refers to it, and its stream. Never raises on a lost device."""
         with GATE.shared():
             self.session = None
-            self._renew()
+            self._update_bindings()
         self._end_stream()
 
-    def tried(self, shapes: Hashable, run: Callable[[], bool]) -> bool:
+    def trial_succeeded(self, shapes: Hashable, run: Callable[[], bool]) -> bool:
         """Whether a run of these shapes succeeded; it is made once for all Bindings of a session."""
-        if shapes not in self._tried:
-            self._tried[shapes] = run()
-        return self._tried[shapes]
+        if shapes not in self._trial_results:
+            self._trial_results[shapes] = run()
+        return self._trial_results[shapes]
 
-    def has_room(self) -> bool:
+    def has_memory_for_graph(self) -> bool:
         """Whether a graph may be captured by default, leaving memory to others. Raises: InferError."""
         try:
-            free, total = self.runtime.memory(self.device)
+            free, total = self.runtime.memory_info(self.device)
         except CudaError as error:
-            raise refusal(error) from error
-        return free >= ROOM * total
+            raise to_infer_error(error) from error
+        return free >= MIN_FREE_FRACTION * total
 
-    def next_graph(self) -> int:
+    def next_graph_id(self) -> int:
         """Return an unused graph number."""
-        return next(self._numbers)
+        return next(self._graph_ids)
 
     def _end_stream(self) -> None:
         stream, self.stream = self.stream, 0
         if stream:
             with suppress(CudaError):
-                self.runtime.end_stream(stream, self.device)
+                self.runtime.destroy_stream(stream, self.device)
 
 
 def bound_options(graph: int = NO_GRAPH, *, waits: bool = False, shrink: str = "") -> Any:
     """Make the options of a fully bound run: it returns when everything is queued, unless it `waits`."""
-    made = onnxruntime.RunOptions()
-    made.log_severity_level = 4  # the exception carries the same text, to code that knows the request
-    made.add_run_config_entry(GRAPH, str(graph))
+    config = onnxruntime.RunOptions()
+    config.log_severity_level = 4  # the exception carries the same text, to code that knows the request
+    config.add_run_config_entry(GRAPH_ID_ENTRY, str(graph))
     if not waits:
-        made.add_run_config_entry("disable_synchronize_execution_providers", "1")
+        config.add_run_config_entry("disable_synchronize_execution_providers", "1")
     if shrink:
-        made.add_run_config_entry(SHRINKAGE, shrink)
-    return made
+        config.add_run_config_entry(SHRINKAGE, shrink)
+    return config
 
 
-def _on_device(session: Any, ask: str, nodes: Sequence[Any]) -> frozenset[str] | None:
+def _names_on_device(session: Any, method: str, nodes: Sequence[Any]) -> frozenset[str] | None:
     """Return the tensors that ONNX Runtime expects or makes on the device; None if this version does not report them.
 
     It matters: an input that it expects on the host (a shape, for example) is copied from the device when bound, and
     never again. Source: CopyOneInputAcrossDevices.
     """
-    told = getattr(session, ask, None)
-    if told is None:
+    get_infos = getattr(session, method, None)
+    if get_infos is None:
         return None
     try:
-        places: Iterable[Any] = told()
+        infos: Iterable[Any] = get_infos()
     except Exception:  # noqa: BLE001 - treated like a version that cannot be asked
         return None
-    return frozenset(node.name for node, place in zip(nodes, places, strict=True) if _is_cuda(place.name))
+    return frozenset(node.name for node, info in zip(nodes, infos, strict=True) if _is_cuda(info.name))
 
 
-def _is_cuda(place: str) -> bool:
-    name = place.casefold()
+def _is_cuda(memory_name: str) -> bool:
+    name = memory_name.casefold()
     return name.startswith(("cuda", "tensorrt")) and "pinned" not in name

@@ -15,7 +15,7 @@ _FIELD = descriptor_pb2.FieldDescriptorProto
 _MESSAGES: Mapping[str, tuple[tuple[str, int, str], ...]] = {
     "Model": (("graph", 7, "Graph"),),
     "Graph": (("initializer", 5, "*Tensor"), ("input", 11, "*Value"), ("output", 12, "*Value"), ("seen", 13, "*Value")),
-    "Tensor": (("name", 8, "string"), ("outside", 13, "*Entry")),
+    "Tensor": (("name", 8, "string"), ("external", 13, "*Entry")),
     "Entry": (("key", 1, "string"), ("value", 2, "string")),
     "Value": (("name", 1, "string"), ("type", 2, "Type")),
     "Type": (("tensor", 1, "TensorType"),),
@@ -30,7 +30,7 @@ _POINTER = b"version https://git-lfs.github.com/spec/"
 """The beginning of a pointer file, which Git LFS leaves in a file's place. Source: docs/spec.md of git-lfs."""
 
 
-def remark(path: Path) -> str:
+def file_advice(path: Path) -> str:
     """Return what about a file may explain why it could not be loaded, to append to ONNX Runtime's text; else "".
 
     Its text has neither the size nor, if the file may not be read, the meaning of error 13.
@@ -44,16 +44,18 @@ def remark(path: Path) -> str:
         return f": {path}: permission denied for user id {os.geteuid()}"
     except OSError:
         return ""
-    return "" if _read(path) is not None and size else f" {path} has {size} bytes: it is truncated or not an ONNX model"
+    return (
+        "" if _parse(path) is not None and size else f" {path} has {size} bytes: it is truncated or not an ONNX model"
+    )
 
 
 def weight_bytes(path: Path) -> int:
     """Return the size of a model's file and of the weight files beside it; 0 if it cannot be read."""
     try:
         size = path.stat().st_size
-        beside = [each for each in path.parent.iterdir() if each != path and each.is_file()]
-        if beside:
-            size += sum(each.stat().st_size for each in _outside(path))
+        siblings = [file for file in path.parent.iterdir() if file != path and file.is_file()]
+        if siblings:
+            size += sum(file.stat().st_size for file in _external_weights(path))
     except OSError:
         return 0
     return size
@@ -61,12 +63,12 @@ def weight_bytes(path: Path) -> int:
 
 def row_shapes(path: Path) -> dict[str, tuple[int, ...]] | None:
     """Return the shapes, without rows, of inputs that have rows; None if another axis is free or unknown."""
-    made = _read(path)
-    if made is None:
+    model = _parse(path)
+    if model is None:
         return None
-    weights = {tensor.name for tensor in made.graph.initializer}
+    weights = {tensor.name for tensor in model.graph.initializer}
     shapes = {}
-    for value in made.graph.input:
+    for value in model.graph.input:
         if value.name in weights:
             continue
         dims = value.type.tensor.shape.dim
@@ -77,20 +79,20 @@ def row_shapes(path: Path) -> dict[str, tuple[int, ...]] | None:
     return shapes
 
 
-def _outside(path: Path) -> list[Path]:
-    made = _read(path)
-    weights = () if made is None else made.graph.initializer
-    names = {entry.value for tensor in weights for entry in tensor.outside if entry.key == "location"}
-    return [each for name in sorted(names) if (each := path.parent / name).is_file()]
+def _external_weights(path: Path) -> list[Path]:
+    model = _parse(path)
+    weights = () if model is None else model.graph.initializer
+    names = {entry.value for tensor in weights for entry in tensor.external if entry.key == "location"}
+    return [file for name in sorted(names) if (file := path.parent / name).is_file()]
 
 
-def _read(path: Path) -> Any:
-    made = model_class()()
+def _parse(path: Path) -> Any:
+    model = model_class()()
     try:
-        made.ParseFromString(path.read_bytes())
+        model.ParseFromString(path.read_bytes())
     except (OSError, DecodeError):
         return None  # the loader reports why
-    return made
+    return model
 
 
 @cache
@@ -113,12 +115,12 @@ def model_class() -> Any:
 
 def _add(message: Any, name: str, number: int, kind: str) -> None:
     label = _FIELD.LABEL_REPEATED if kind.startswith("*") else _FIELD.LABEL_OPTIONAL
-    added = message.field.add(name=name, number=number, label=label)
+    field = message.field.add(name=name, number=number, label=label)
     kind = kind.removeprefix("*")
     scalar = {"string": _FIELD.TYPE_STRING, "int64": _FIELD.TYPE_INT64}.get(kind)
     if scalar is None:
-        added.type, added.type_name = _FIELD.TYPE_MESSAGE, f".penstock.rows.{kind}"
+        field.type, field.type_name = _FIELD.TYPE_MESSAGE, f".penstock.rows.{kind}"
     else:
-        added.type = scalar
+        field.type = scalar
     if message.name == "Dim":
-        added.oneof_index = 0
+        field.oneof_index = 0

@@ -25,6 +25,6 @@ def route_log() -> None:
         register(_log)
 
 
-def _log(severity: int, _category: str, session: str, place: str, message: str) -> None:
+def _log(severity: int, _category: str, session: str, source: str, message: str) -> None:
     """Threads: whichever logs."""
-    logger.log(_LEVELS[severity], "%s (%s)", message.strip(), " ".join(filter(None, (session, place))))
+    logger.log(_LEVELS[severity], "%s (%s)", message.strip(), " ".join(filter(None, (session, source))))

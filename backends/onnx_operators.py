@@ -14,10 +14,10 @@ _OTHER_VALUES = frozenset({2, 3, 4, 5, 7, 8, 9, 10, 14, 15, 22, 23})
 """Field numbers; the last are those that an attribute may hold instead of graphs. Source: onnx.proto of the ONNX IR
 specification, in which each attribute holds values of one kind."""
 _WITH_LENGTH = 2
-_DEEPEST = 64
+_MAX_DEPTH = 64
 _NEVER_EMPTY = frozenset({"LSTM", "GRU", "DynamicQuantizeLSTM"})
-_ONCE = frozenset({"Einsum", "OneHot", "TopK"})
-_MENDED = (1, 31)
+_EMPTY_UNSAFE_UNTIL_FIXED = frozenset({"Einsum", "OneHot", "TopK"})
+_FIXED_IN_VERSION = (1, 31)
 SHARED_SCALES = frozenset({"DynamicQuantizeLinear", "DynamicQuantizeMatMul"})
 """Operators whose every output depends on the largest and smallest of their inputs, across all rows."""
 
@@ -29,7 +29,7 @@ def never_empty(version: str) -> frozenset[str]:
     1.24, OneHot with 1.20 to 1.26, TopK with 1.20 to 1.30.
     """
     numbers = tuple(int(part) if part.isdecimal() else 0 for part in version.split(".")[:2])
-    return _NEVER_EMPTY if numbers >= _MENDED else _NEVER_EMPTY | _ONCE
+    return _NEVER_EMPTY if numbers >= _FIXED_IN_VERSION else _NEVER_EMPTY | _EMPTY_UNSAFE_UNTIL_FIXED
 
 
 def operators(path: Path) -> frozenset[str]:
@@ -43,19 +43,19 @@ def operators(path: Path) -> frozenset[str]:
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
             memoryview(mapped) as model,
         ):
-            return frozenset(_of_model(model))
+            return frozenset(_operators_in_model(model))
     except (OSError, ValueError, LookupError, BufferError):
         return frozenset()  # the loader reports why
 
 
-def _of_model(model: memoryview) -> Iterator[str]:
+def _operators_in_model(model: memoryview) -> Iterator[str]:
     for field, start, stop in _fields(model, 0, len(model)):
         if field in (_GRAPH, _FUNCTION):
             node = _NODE_OF_GRAPH if field == _GRAPH else _NODE_OF_FUNCTION
-            yield from _of_nodes(model, start, stop, node, _DEEPEST)
+            yield from _operators_in_nodes(model, start, stop, node, _MAX_DEPTH)
 
 
-def _of_nodes(model: memoryview, start: int, stop: int, node: int, deepest: int) -> Iterator[str]:
+def _operators_in_nodes(model: memoryview, start: int, stop: int, node: int, depth: int) -> Iterator[str]:
     """Yield the operators of a graph or a function. `node`: the number of the field that holds its nodes."""
     for field, begin, end in _fields(model, start, stop):
         if field != node:
@@ -63,15 +63,15 @@ def _of_nodes(model: memoryview, start: int, stop: int, node: int, deepest: int)
         for part, first, last in _fields(model, begin, end):
             if part == _OPERATOR:
                 yield str(model[first:last], "utf-8", "replace")
-            elif part == _ATTRIBUTE and deepest:
-                yield from _of_attribute(model, first, last, deepest)
+            elif part == _ATTRIBUTE and depth:
+                yield from _operators_in_attribute(model, first, last, depth)
 
 
-def _of_attribute(model: memoryview, start: int, stop: int, deepest: int) -> Iterator[str]:
+def _operators_in_attribute(model: memoryview, start: int, stop: int, depth: int) -> Iterator[str]:
     """Yield the operators of an attribute's graphs. Skips one of numbers: a forest has millions, each a field."""
-    for head, low, high in fields(model, start, stop):
+    for head, begin, end in fields(model, start, stop):
         if head >> 3 in _GRAPHS_OF_ATTRIBUTE:
-            yield from _of_nodes(model, low, high, _NODE_OF_GRAPH, deepest - 1)
+            yield from _operators_in_nodes(model, begin, end, _NODE_OF_GRAPH, depth - 1)
         elif head >> 3 in _OTHER_VALUES:
             return
 

@@ -22,12 +22,12 @@ from .onnx_log import route_log
 CUDA = "CUDAExecutionProvider"
 TENSORRT = "TensorrtExecutionProvider"
 CPU = "CPUExecutionProvider"
-ROWS = "penstock.rows"
+ROWS_OPTION = "penstock.rows"
 _LIBRARIES = {CUDA: "libonnxruntime_providers_cuda.so", TENSORRT: "libonnxruntime_providers_tensorrt.so"}
 _CUDNN = "libcudnn.so.9", "libcudnn.so"
 _SHARED_LIBRARY = "libonnxruntime_providers_shared.so"
-_FATAL = 4
-OURS = ("device_id", "user_compute_stream", "has_user_compute_stream", "enable_cuda_graph")
+_FATAL_SEVERITY = 4
+RESERVED_OPTIONS = ("device_id", "user_compute_stream", "has_user_compute_stream", "enable_cuda_graph")
 _ADVICE = {
     CUDA: "pip install 'penstock[gpu]' installs the CUDA and cuDNN libraries",
     TENSORRT: "TensorRT is not part of ONNX Runtime: pip install tensorrt",
@@ -55,26 +55,26 @@ def cuda_options(
     Raises: InferError (INVALID) for options that Penstock sets itself, and for copies on a separate stream: they race.
     Source: onnxruntime issue 4829 for the last.
     """
-    said = said_to(options, "cuda.")
-    for name in OURS:
-        if name in said and name != "enable_cuda_graph":
+    configured = options_with_prefix(options, "cuda.")
+    for name in RESERVED_OPTIONS:
+        if name in configured and name != "enable_cuda_graph":
             raise InferError(Code.INVALID, f"option 'cuda.{name}' cannot be set: Penstock sets it itself")
-    if said.get("do_copy_in_default_stream", "1") != "1":
+    if configured.get("do_copy_in_default_stream", "1") != "1":
         raise InferError(Code.INVALID, "option 'cuda.do_copy_in_default_stream' must be 1: 0 gives wrong results")
-    made = dict(_CUDA_DEFAULTS)
+    result = dict(_CUDA_DEFAULTS)
     # powers of two waste memory if shapes are few and known, and save allocations otherwise
-    made["arena_extend_strategy"] = "kSameAsRequested" if options.get(ROWS) else "kNextPowerOfTwo"
+    result["arena_extend_strategy"] = "kSameAsRequested" if options.get(ROWS_OPTION) else "kNextPowerOfTwo"
     if budget_bytes:
-        made["gpu_mem_limit"] = str(budget_bytes)
-    return made | said | own_options(device, stream) | {"enable_cuda_graph": "1" if graphs else "0"}
+        result["gpu_mem_limit"] = str(budget_bytes)
+    return result | configured | reserved_options(device, stream) | {"enable_cuda_graph": "1" if graphs else "0"}
 
 
-def ready(provider: str) -> None:
+def check_provider(provider: str) -> None:
     """Load pip's CUDA libraries, once. Raises: InferError (UNSUPPORTED) if this build lacks the provider."""
     if provider not in onnxruntime.get_available_providers():
         text = f"the installed onnxruntime {onnxruntime.__version__} has no {_short(provider)}"
         advice = "pip install 'penstock[gpu]'" if provider == CUDA else "install onnxruntime-gpu"
-        raise InferError(Code.UNSUPPORTED, f"{text}{_both_installed()}: {advice}")
+        raise InferError(Code.UNSUPPORTED, f"{text}{_conflict_note()}: {advice}")
     _preload()
 
 
@@ -86,35 +86,35 @@ def check_cudnn(options: Mapping[str, str]) -> None:
     """
     if options.get("enable_cudnn", "1") == "0":
         return
-    said = ""
+    first_error = ""
     for name in _CUDNN:
         try:
             ctypes.CDLL(name)
         except OSError as error:
-            said = said or str(error)
+            first_error = first_error or str(error)
         else:
             return
     advice = f"{_ADVICE[CUDA]}; for a model that does not need it, set option 'cuda.enable_cudnn' to 0"
-    raise InferError(Code.UNSUPPORTED, f"{said} ({advice})")
+    raise InferError(Code.UNSUPPORTED, f"{first_error} ({advice})")
 
 
-def why_not_started(provider: str) -> str:
+def start_failure(provider: str) -> str:
     """Say why ONNX Runtime did not start one of its providers: the loader's text if a library is missing."""
     folder = Path(onnxruntime.__file__).parent / "capi"
     try:
         ctypes.CDLL(str(folder / _SHARED_LIBRARY), ctypes.RTLD_GLOBAL)
         ctypes.CDLL(str(folder / _LIBRARIES[provider]))
     except OSError as error:
-        return f"{str(error).replace(f'{folder}/', '')} ({_ADVICE[provider]}){_both_installed()}"
-    return f"it gave no reason{_both_installed()}"
+        return f"{str(error).replace(f'{folder}/', '')} ({_ADVICE[provider]}){_conflict_note()}"
+    return f"it gave no reason{_conflict_note()}"
 
 
-def said_to(options: Mapping[str, str], prefix: str) -> dict[str, str]:
+def options_with_prefix(options: Mapping[str, str], prefix: str) -> dict[str, str]:
     """Return a model's options for one provider."""
     return {name.removeprefix(prefix): value for name, value in options.items() if name.startswith(prefix)}
 
 
-def own_options(device: int, stream: int) -> dict[str, str]:
+def reserved_options(device: int, stream: int) -> dict[str, str]:
     """Return the options that Penstock sets for either provider."""
     return {"device_id": str(device), "user_compute_stream": str(stream)}
 
@@ -123,7 +123,7 @@ def _short(provider: str) -> str:
     return {CUDA: "CUDA", TENSORRT: "TensorRT"}.get(provider, provider)
 
 
-def _both_installed() -> str:
+def _conflict_note() -> str:
     """Report if both builds of ONNX Runtime are installed: they share one folder, and the last one wins."""
     for name in ("onnxruntime", "onnxruntime-gpu"):
         try:
@@ -140,7 +140,7 @@ def _both_installed() -> str:
 def _preload() -> None:
     # ONNX Runtime's own logger repeats what it raises, with the machine's name, and warns on every load
     route_log()  # which sets its own severity
-    onnxruntime.set_default_logger_severity(_FATAL)
+    onnxruntime.set_default_logger_severity(_FATAL_SEVERITY)
     preload = getattr(onnxruntime, "preload_dlls", None)
     if preload is not None:
         # it prints what it does not find, which the system may have

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from .errors import Code, InferError
 from .onnx_file import model_class
 
-ROWS = "penstock_rows"
+ROWS_AXIS = "penstock_rows"
 """The name of the freed axis."""
 
 
@@ -24,21 +24,21 @@ def with_free_rows(model: bytes) -> tuple[bytes, frozenset[str]]:
     Returns: the model, and the names of those tensors.
     Raises: InferError (INVALID) if that is impossible: an axis is missing or fixed to more, or none is fixed.
     """
-    made = model_class()()
+    parsed = model_class()()
     try:
-        made.ParseFromString(model)
+        parsed.ParseFromString(model)
     except DecodeError as error:
         raise InferError(Code.INVALID, f"not an ONNX model: {error}") from error
-    weights = {tensor.name for tensor in made.graph.initializer}
-    values = [value for value in made.graph.input if value.name not in weights]
-    freed = frozenset(_freed([*values, *made.graph.output]))
+    weights = {tensor.name for tensor in parsed.graph.initializer}
+    values = [value for value in parsed.graph.input if value.name not in weights]
+    freed = frozenset(_free_first_axes([*values, *parsed.graph.output]))
     if not freed:
         raise InferError(Code.INVALID, "no tensor has a first axis fixed at 1")
-    made.graph.ClearField("seen")  # shapes inside the graph, which are no longer true, and which nothing needs
-    return made.SerializeToString(), freed
+    parsed.graph.ClearField("seen")  # shapes inside the graph, which are no longer true, and which nothing needs
+    return parsed.SerializeToString(), freed
 
 
-def _freed(values: Iterable[Any]) -> Iterable[str]:
+def _free_first_axes(values: Iterable[Any]) -> Iterable[str]:
     for value in values:
         if not value.type.HasField("tensor"):
             continue  # a sequence type has no length
@@ -47,5 +47,5 @@ def _freed(values: Iterable[Any]) -> Iterable[str]:
         if not dims or first > 1:
             raise InferError(Code.INVALID, f"'{value.name}' has no first axis of length 1")
         if first == 1:
-            dims[0].param = ROWS
+            dims[0].param = ROWS_AXIS
             yield value.name

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import onnxruntime
 
-from .cuda import CudaError, Runtime, refusal
+from .cuda import CudaError, Runtime, to_infer_error
 from .errors import Code, InferError
 from .onnx_file import row_shapes
-from .onnx_providers import OURS, ROWS, own_options, said_to
+from .onnx_providers import RESERVED_OPTIONS, ROWS_OPTION, options_with_prefix, reserved_options
 
-ENGINES = "penstock.engine_cache"
-_PATHS = ("trt_engine_cache_path", "trt_timing_cache_path")
+ENGINE_CACHE_OPTION = "penstock.engine_cache"
+_PATH_OPTIONS = ("trt_engine_cache_path", "trt_timing_cache_path")
 _LIBRARIES = ("libnvinfer.so.10", "libnvinfer.so.11", "libnvinfer.so")
 _NOT_IN_NAMES = re.compile(r"[^\w.-]+")
 
@@ -32,20 +32,20 @@ def tensorrt_options(
 
     Raises: InferError (INVALID) for options that Penstock sets itself, and if the folder cannot be made or is unknown.
     """
-    said = said_to(options, "tensorrt.")
-    for name in OURS:
-        if name in said:
+    configured = options_with_prefix(options, "tensorrt.")
+    for name in RESERVED_OPTIONS:
+        if name in configured:
             raise InferError(Code.INVALID, f"option 'tensorrt.{name}' cannot be set: Penstock sets it itself")
-    made = {"trt_engine_cache_enable": "1", "trt_timing_cache_enable": "1"}
-    if unsaid := [name for name in _PATHS if name not in said]:
-        made |= dict.fromkeys(unsaid, str(_folder(options) / engine_key(path, device, runtime)))
-    made |= profiles(path, options.get(ROWS, "")) | said | own_options(device, stream)
-    for name in _PATHS:
-        _make(Path(made[name]))
-    return made
+    result = {"trt_engine_cache_enable": "1", "trt_timing_cache_enable": "1"}
+    if unset := [name for name in _PATH_OPTIONS if name not in configured]:
+        result |= dict.fromkeys(unset, str(_cache_folder(options) / engine_key(path, device, runtime)))
+    result |= profiles(path, options.get(ROWS_OPTION, "")) | configured | reserved_options(device, stream)
+    for name in _PATH_OPTIONS:
+        _make_folder(Path(result[name]))
+    return result
 
 
-def _make(folder: Path) -> None:
+def _make_folder(folder: Path) -> None:
     """Create a folder for this user only: engines are code. TensorRT's provider creates only a path's last part."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -56,9 +56,9 @@ def _make(folder: Path) -> None:
 def engine_key(path: Path, device: int, runtime: Runtime) -> str:
     """Return a name for what an engine fits: the GPU, the versions, the model's content. Raises: InferError."""
     try:
-        gpu = f"{runtime.name(device)}-sm{runtime.capability(device)}"
+        gpu = f"{runtime.device_name(device)}-sm{runtime.capability(device)}"
     except CudaError as error:
-        raise refusal(error) from error
+        raise to_infer_error(error) from error
     try:
         with path.open("rb") as file:
             model = hashlib.file_digest(file, "sha256").hexdigest()[:16]
@@ -85,16 +85,16 @@ def profiles(path: Path, rows: str) -> dict[str, str]:
     }
 
 
-def _folder(options: Mapping[str, str]) -> Path:
+def _cache_folder(options: Mapping[str, str]) -> Path:
     """Return where engines are cached. Source: XDG Base Directory, "cache". Raises: InferError."""
-    said = options.get(ENGINES)
-    if said:
-        return Path(said)
+    configured = options.get(ENGINE_CACHE_OPTION)
+    if configured:
+        return Path(configured)
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock" / "tensorrt"
     except RuntimeError as error:
         text = "TensorRT engines cannot be stored: the user has no home folder; set XDG_CACHE_HOME"
-        raise InferError(Code.INVALID, f"{text}, or {' and '.join(_PATHS)}") from error
+        raise InferError(Code.INVALID, f"{text}, or {' and '.join(_PATH_OPTIONS)}") from error
 
 
 def _version() -> str:

@@ -22,7 +22,7 @@ def ort_value(array: Array, spec: TensorSpec) -> Any:
     return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, spec.type.onnx_code)
 
 
-def bits(value: Any) -> Array:
+def bf16_bits(value: Any) -> Array:
     """Copy a two-byte tensor out of an OrtValue as its bit patterns."""
     shape = tuple(value.shape())
     size = math.prod(shape)
@@ -32,7 +32,7 @@ def bits(value: Any) -> Array:
     return np.array(memory, np.uint16).reshape(shape)
 
 
-def decoded(name: str, array: Array) -> Array:
+def decode_strings(name: str, array: Array) -> Array:
     """Decode string inputs: ONNX Runtime would convert `bytes` to their repr.
 
     Raises: InferError (INVALID) for strings that are not UTF-8, which its Python API does not accept in any form.
@@ -45,7 +45,7 @@ def decoded(name: str, array: Array) -> Array:
     return text.reshape(array.shape)
 
 
-def encoded(array: Array) -> Array:
+def encode_strings(array: Array) -> Array:
     """Encode string outputs as UTF-8."""
     raw = np.empty(array.size, np.object_)
     raw[:] = [item.encode() for item in array.flat]

@@ -1,4 +1,4 @@
-"""TensorFlow: loads a SavedModel on the CPU or on one GPU, and lends Bindings. The only file that imports it.
+"""TensorFlow: loads a SavedModel on the CPU or on one GPU, and provides Bindings. The only file that imports it.
 
 Used through `loading.py`, and never in the server's process: a process with both TensorFlow and ONNX Runtime has two
 thread pools, two CUDA allocators and two copies of protobuf's descriptors.
@@ -37,11 +37,11 @@ from .tensorflow_signature import ServedSignature, choose_key, read_signature
 
 MAX_CALLABLES = 32
 """Choices of outputs whose pruned and optimized graph is kept; the oldest is evicted first."""
-_IN_TURN = "SINGLE_THREADED_EXECUTOR"
+_SINGLE_THREADED = "SINGLE_THREADED_EXECUTOR"
 """Runs a graph's operations one after another on the calling thread. One row takes 24 instead of 171 us of CPU for
 iris, 12 instead of 54 for a network of two layers, 22 instead of 120 for a small convolution; an operation still uses
 all its threads. It supports neither references (variables of TensorFlow 1) nor more than one device."""
-_IN_TURN_REFUSES = "Single-threaded executor does not"
+_UNSUPPORTED_BY_SINGLE_THREADED = "Single-threaded executor does not"
 _GRAPH_FILES = ("saved_model.pb", "saved_model.pbtxt")
 _TRUE = {"1", "true", "on", "yes"}
 _FALSE = {"0", "false", "off", "no"}
@@ -71,10 +71,10 @@ def session_config(device: str, options: Mapping[str, str]) -> Any:
     )  # a graph may name a device of the machine that trained it
     intra = _threads(options, "TF_NUM_INTRA_THREADS", "intra_op_thread_count")
     config.intra_op_parallelism_threads = intra or usable_cpus()
-    asked = _threads(options, "TF_NUM_INTER_THREADS", "inter_op_thread_count")
-    config.inter_op_parallelism_threads = asked or usable_cpus()
-    if device == "cpu" and not asked:
-        config.experimental.executor_type = _IN_TURN
+    inter = _threads(options, "TF_NUM_INTER_THREADS", "inter_op_thread_count")
+    config.inter_op_parallelism_threads = inter or usable_cpus()
+    if device == "cpu" and not inter:
+        config.experimental.executor_type = _SINGLE_THREADED
     # a thread that spins for work occupies the core that the front end needs: with 32 rows of iris, 43 instead of 63 us
     config.experimental.disable_thread_spinning = True
     config.use_per_session_threads = _flag(options, "TF_USE_PER_SESSION_THREADS", default=False)
@@ -87,10 +87,10 @@ def session_config(device: str, options: Mapping[str, str]) -> Any:
     if number is None:
         config.device_count["GPU"] = 0
         return config
-    seen = len(devices.list_physical_devices("GPU"))
-    if number >= seen:
-        text = f"device '{device}' is configured, but TensorFlow {versions.VERSION} sees {seen or 'no'} GPU"
-        raise InferError(Code.UNSUPPORTED, text if seen else f"{text}: pip install tensorflow[and-cuda]")
+    gpu_count = len(devices.list_physical_devices("GPU"))
+    if number >= gpu_count:
+        text = f"device '{device}' is configured, but TensorFlow {versions.VERSION} sees {gpu_count or 'no'} GPU"
+        raise InferError(Code.UNSUPPORTED, text if gpu_count else f"{text}: pip install tensorflow[and-cuda]")
     config.gpu_options.visible_device_list = str(number)
     return config
 
@@ -103,7 +103,7 @@ class TensorflowBackend:
     """
 
     platform = "tensorflow_savedmodel"
-    remembers = True
+    stateful = True
 
     def __init__(self, path: Path, config: Any, options: Mapping[str, str], *, on_gpu: bool) -> None:
         self.on_gpu = on_gpu
@@ -115,18 +115,18 @@ class TensorflowBackend:
         self.serving: ServedSignature
         self.defaults: Mapping[str, Any]
         self._freed: frozenset[str] = frozenset()
-        self._opened: Session | None = None
-        session, described = self._open()
-        self._opened = session
+        self._session: Session | None = None
+        session, meta_graph = self._open()
+        self._session = session
         try:
-            self.serving, self.defaults = _serving(session, described, options)
+            self.serving, self.defaults = _read_serving_signature(session, meta_graph, options)
             if options.get(FREE_ROWS) == "1":
                 self._free_rows()
         except Exception:
-            self._opened.close()
+            self._session.close()
             raise
-        signatures = _as_json(described)
-        self.described: Mapping[str, Any] = {"signature_def": signatures, "signature_key": self.serving.key}
+        signatures = _as_json(meta_graph)
+        self.runtime_metadata: Mapping[str, Any] = {"signature_def": signatures, "signature_key": self.serving.key}
         self.graph: Signature = self.serving.graph
         self.node_inputs: Sequence[Node] = self.serving.inputs
         self.node_outputs: Sequence[Node] = self.serving.outputs
@@ -140,34 +140,34 @@ class TensorflowBackend:
         self._bindings.add(binding)
         return binding
 
-    def opened(self) -> Session:
+    def open_session(self) -> Session:
         """Return the session to run on. Raises: InferError, if a new one is needed and cannot be opened."""
-        opened = self._opened
-        if opened is not None and not opened.closed:
-            return opened
+        session = self._session
+        if session is not None and not session.closed:
+            return session
         with self._lock:
-            if self._opened is None:
+            if self._session is None:
                 raise InferError(Code.NOT_READY, "the model is unloaded")
-            if self._opened.closed:
-                self._opened = self._open()[0]
-            return self._opened
+            if self._session.closed:
+                self._session = self._open()[0]
+            return self._session
 
-    def gives_way(self, error: Exception) -> bool:
+    def switch_executor(self, error: Exception) -> bool:
         """Whether a run failed because the executor cannot run this graph; if so, another is used from now on."""
         executor = self._config.experimental.executor_type
-        if not executor or _IN_TURN_REFUSES not in str(error):
+        if not executor or _UNSUPPORTED_BY_SINGLE_THREADED not in str(error):
             return False
         self._config.experimental.executor_type = ""
-        if self._opened is not None:
-            self._opened.close()
+        if self._session is not None:
+            self._session.close()
         return True
 
     def close(self) -> None:
         """Free the model, including its Bindings' buffers. TensorFlow keeps a GPU's memory until the process ends."""
         with self._lock:
-            opened, self._opened = self._opened, None
-        if opened is not None:
-            opened.close()
+            session, self._session = self._session, None
+        if session is not None:
+            session.close()
         for binding in self._bindings:
             binding.release()
 
@@ -177,9 +177,9 @@ class TensorflowBackend:
         names = [self.serving.tensors["input", name] for name in fixed]
         self._freed = frozenset(name.partition(":")[0] for name in names)
         self.serving = replace(self.serving, graph=graph)
-        if self._freed and self._opened is not None:
-            self._opened.close()
-            self._opened = self._open()[0]
+        if self._freed and self._session is not None:
+            self._session.close()
+            self._session = self._open()[0]
 
     def _open(self) -> tuple[Session, Any]:
         """Load the graph into its own session: variables restored, tables and assets initialized."""
@@ -187,18 +187,18 @@ class TensorflowBackend:
         session = TensorflowSession(graph=graph, config=self._config)
         try:
             loader = loader_impl.SavedModelLoader(str(self._path))
-            described = loader.get_meta_graph_def_from_tags(self._tags)
+            meta_graph = loader.get_meta_graph_def_from_tags(self._tags)
             if self._freed:
-                free_placeholders(described.graph_def, self._freed)
+                free_placeholders(meta_graph.graph_def, self._freed)
             with graph.as_default():
                 loader.load(session, self._tags)
-                _fill_unread(graph, session)
+                _initialize_unread_variables(graph, session)
         except Exception as error:
             session.close()
-            if self.gives_way(error):
+            if self.switch_executor(error):
                 return self._open()
             raise load_error(error, self._path) from error
-        return Session(session), described
+        return Session(session), meta_graph
 
 
 class Session:
@@ -216,20 +216,20 @@ class Session:
     def callable(self, feeds: tuple[str, ...], fetches: tuple[str, ...]) -> Callable[..., list[Any]]:
         """Return the callable that runs the graph, made on the first use of these names."""
         key = feeds, fetches
-        made = self._callables.get(key)
-        if made is not None:
-            return made
+        function = self._callables.get(key)
+        if function is not None:
+            return function
         with self._lock:
             if key not in self._callables:
                 options = config_pb2.CallableOptions(feed=feeds, fetch=fetches)
                 # The public `make_callable` with feeds is `Session.run`: five times the time, and a check of shapes.
-                made = self._session._make_callable_from_options(options)  # noqa: SLF001
+                function = self._session._make_callable_from_options(options)  # noqa: SLF001
                 while len(self._callables) >= MAX_CALLABLES:
                     del self._callables[next(iter(self._callables))]
-                self._callables[key] = made
+                self._callables[key] = function
             return self._callables[key]
 
-    def has(self, tensor: str) -> bool:
+    def has_tensor(self, tensor: str) -> bool:
         """Whether the graph has a tensor of this name."""
         try:
             self._session.graph.get_tensor_by_name(tensor)
@@ -243,7 +243,7 @@ class Session:
         self._session.close()
 
 
-def _fill_unread(graph: Any, session: Any) -> None:
+def _initialize_unread_variables(graph: Any, session: Any) -> None:
     """Fill the variables that a load leaves empty, from the saved copies of them.
 
     `tf.saved_model.save` of a model of Keras 3 makes a second variable of each, initialized with the first, and only
@@ -251,36 +251,40 @@ def _fill_unread(graph: Any, session: Any) -> None:
     by their objects; Triton, TensorFlow Serving and others that run the graph fail: "Could not find variable".
     """
     pairs = []
-    for copying in graph.get_operations():
-        if copying.type != "AssignVariableOp" or copying.inputs[1].op.type != "ReadVariableOp":
+    for assign in graph.get_operations():
+        if assign.type != "AssignVariableOp" or assign.inputs[1].op.type != "ReadVariableOp":
             continue
-        first, second = copying.inputs[1].op.inputs[0], copying.inputs[0]
-        if first.op.type == second.op.type == "VarHandleOp" and first is not second:
-            pairs.append((first, second, copying.inputs[1].dtype))
-    filled = [variables.var_is_initialized_op(resource=end) for first, second, _ in pairs for end in (first, second)]
-    states = session.run(filled) if pairs else []
+        unread, saved = assign.inputs[1].op.inputs[0], assign.inputs[0]
+        if unread.op.type == saved.op.type == "VarHandleOp" and unread is not saved:
+            pairs.append((unread, saved, assign.inputs[1].dtype))
+    initialized_checks = [
+        variables.var_is_initialized_op(resource=variable) for unread, saved, _ in pairs for variable in (unread, saved)
+    ]
+    states = session.run(initialized_checks) if pairs else []
     session.run([
-        variables.assign_variable_op(resource=first, value=variables.read_variable_op(resource=second, dtype=kind))
-        for (first, second, kind), there, copied in zip(pairs, states[::2], states[1::2], strict=True)
-        if copied and not there
+        variables.assign_variable_op(resource=unread, value=variables.read_variable_op(resource=saved, dtype=dtype))
+        for (unread, saved, dtype), is_initialized, is_saved in zip(pairs, states[::2], states[1::2], strict=True)
+        if is_saved and not is_initialized
     ])  # fmt: skip
 
 
-def _as_json(described: Any) -> dict[str, Any]:
-    return {key: MessageToDict(signature) for key, signature in described.signature_def.items()}
+def _as_json(meta_graph: Any) -> dict[str, Any]:
+    return {key: MessageToDict(signature) for key, signature in meta_graph.signature_def.items()}
 
 
-def _serving(session: Session, described: Any, options: Mapping[str, str]) -> tuple[ServedSignature, dict[str, Any]]:
+def _read_serving_signature(
+    session: Session, meta_graph: Any, options: Mapping[str, str]
+) -> tuple[ServedSignature, dict[str, Any]]:
     """Choose and read the signature, and the default values of its optional inputs."""
-    signatures = _as_json(described)
+    signatures = _as_json(meta_graph)
     cortex = _flag(options, "cortex_signature", default=False)
     key = choose_key(signatures, options.get("TF_SIGNATURE_DEF", ""), cortex=cortex)
-    order = {node.name: place for place, node in enumerate(described.graph_def.node)}
+    order = {node.name: position for position, node in enumerate(meta_graph.graph_def.node)}
     serving = read_signature(signatures, key, order)
     for (kind, name), tensor in serving.tensors.items():
-        if not session.has(tensor):
+        if not session.has_tensor(tensor):
             raise InferError(Code.INVALID, f"{kind} '{name}' is '{tensor}', which the model's graph does not have")
-    defaults = getattr(described.signature_def[key], "defaults", {})  # TensorFlow has them since 2.14
+    defaults = getattr(meta_graph.signature_def[key], "defaults", {})  # TensorFlow has them since 2.14
     return serving, {name: tensor_util.MakeNdarray(value) for name, value in defaults.items()}
 
 

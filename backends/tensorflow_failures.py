@@ -10,7 +10,7 @@ from pathlib import Path
 
 from .errors import RETRY_AFTER_NS, Code, DeviceLost, InferError, OutOfMemory
 
-MAX_WORDS = 2000
+MAX_TEXT_CHARS = 2000
 """Characters of a message that are passed on: an assertion can be told to print whole tensors."""
 
 INVALID_ARGUMENT, EXHAUSTED, OUT_OF_RANGE = 3, 8, 11
@@ -20,20 +20,22 @@ _STACK = re.compile(
     r"\s*\n\s*(?:Original stack trace for|Errors may have originated|Stack trace for|Traceback \(most recent call ).*",
     re.DOTALL,
 )
-_BEFORE = re.compile(
+_PYTHON_PREFIX = re.compile(
     # the prefix before the operation's own text: where Python created it
     r"^.*?Graph execution error:\s*(?:Detected at node .*?\n(?:Node: '[^']*'|<stack traces [^>]*>)\n)?",
     re.DOTALL,
 )
-_ROOTS = re.compile(r"^\d+ root error\(s\) found\.\s*\(0\)\s*(?:[A-Za-z_ ]+: )?(.*?)\s*(?:\n\s*\(1\).*)?$", re.DOTALL)
-_WHERE = re.compile(
+_ROOT_ERRORS = re.compile(
+    r"^\d+ root error\(s\) found\.\s*\(0\)\s*(?:[A-Za-z_ ]+: )?(.*?)\s*(?:\n\s*\(1\).*)?$", re.DOTALL
+)
+_NODE_NAMES = re.compile(
     r"\n\s*\[\[[^\n]*\]\]|\s*\[\[\{\{[^\n]*\]\]|\{\{(?:function_)?node [^}]*\}\}\s*|\s*\[Op:\w+\][^\n]*"
 )
 _HINT = re.compile(
     r"\s*Hint: If you want to see a list of allocated tensors.*|\s*To inspect available tag-sets.*", re.DOTALL
 )
 _DEVICE = re.compile(r"/job:\w+/replica:\d+/task:\d+/device:(\w+:\d+)")
-_LOST = re.compile(
+_DEVICE_LOST = re.compile(
     r"CUDA_ERROR_(?:ILLEGAL_ADDRESS|ILLEGAL_INSTRUCTION|LAUNCH_FAILED|LAUNCH_TIMEOUT|MISALIGNED_ADDRESS|HARDWARE_STACK_ERROR"
     r"|INVALID_PC|INVALID_ADDRESS_SPACE|ASSERT|ECC_UNCORRECTABLE|NVLINK_UNCORRECTABLE|CONTEXT_IS_DESTROYED|NO_DEVICE"
     r"|DEVICE_UNAVAILABLE|UNKNOWN)\b"
@@ -41,9 +43,11 @@ _LOST = re.compile(
     r"|device-side assert triggered|uncorrectable (?:ECC|NVLink) error|no CUDA-capable device is detected"
 )
 """CUDA's errors after which every call of the process's context fails, in TensorFlow's wording."""
-_NO_PYTHON = "Missing py trampoline"
+_MISSING_PYTHON = "Missing py trampoline"
 """The error of a model that was saved with a Python function in it: only the program that saved it can run it."""
-_NO_MEMORY = re.compile(r"CUDA_ERROR_OUT_OF_MEMORY|CUDNN_STATUS_ALLOC_FAILED|CUBLAS_STATUS_ALLOC_FAILED|std::bad_alloc")
+_OUT_OF_MEMORY = re.compile(
+    r"CUDA_ERROR_OUT_OF_MEMORY|CUDNN_STATUS_ALLOC_FAILED|CUBLAS_STATUS_ALLOC_FAILED|std::bad_alloc"
+)
 
 
 def run_error(error: Exception, *, on_gpu: bool = False) -> InferError:
@@ -52,14 +56,14 @@ def run_error(error: Exception, *, on_gpu: bool = False) -> InferError:
     Returns: OutOfMemory or DeviceLost if that is what happened. The first is OVERLOADED: the same request may fit when
     others have ended. `on_gpu`: whether there is a device that can be lost.
     """
-    text, code = words(error), getattr(error, "error_code", None)
+    text, code = error_text(error), getattr(error, "error_code", None)
     if isinstance(error, UnicodeDecodeError):
         code = INVALID_ARGUMENT  # raised for the text of an OpError that quotes its input, which is not UTF-8
-    if isinstance(error, MemoryError) or code == EXHAUSTED or _NO_MEMORY.search(text):
+    if isinstance(error, MemoryError) or code == EXHAUSTED or _OUT_OF_MEMORY.search(text):
         return OutOfMemory(Code.OVERLOADED, text or "out of memory", RETRY_AFTER_NS)
-    if on_gpu and _LOST.search(text):
+    if on_gpu and _DEVICE_LOST.search(text):
         return DeviceLost(Code.NOT_READY, text)
-    if _NO_PYTHON in text:
+    if _MISSING_PYTHON in text:
         text = "the model calls a Python function (tf.py_function, tf.numpy_function)"
         return InferError(Code.INTERNAL, f"{text}, which a SavedModel does not contain")
     return InferError(Code.INVALID if code in {INVALID_ARGUMENT, OUT_OF_RANGE} else Code.INTERNAL, text)
@@ -67,21 +71,21 @@ def run_error(error: Exception, *, on_gpu: bool = False) -> InferError:
 
 def load_error(error: Exception, model: Path) -> InferError:
     """Make the InferError of a model that cannot be loaded: INVALID, or OutOfMemory."""
-    text = words(error, model)
+    text = error_text(error, model)
     if isinstance(error, MemoryError) or getattr(error, "error_code", None) == EXHAUSTED:
         return OutOfMemory(Code.OVERLOADED, text or "out of memory", RETRY_AFTER_NS)
     return InferError(Code.INVALID, text)
 
 
-def words(error: Exception, model: Path | None = None) -> str:
+def error_text(error: Exception, model: Path | None = None) -> str:
     """Return TensorFlow's text without its graph's nodes and stacks, its device names and the model's folder."""
     text = str(getattr(error, "message", None) or error)
     if isinstance(error, UnicodeDecodeError):
         text = error.object.decode("utf-8", "backslashreplace")
-    text = _HINT.sub("", _STACK.sub("", _BEFORE.sub("", text)))
-    text = _ROOTS.sub(r"\1", _WHERE.sub("", text).strip()).strip()
+    text = _HINT.sub("", _STACK.sub("", _PYTHON_PREFIX.sub("", text)))
+    text = _ROOT_ERRORS.sub(r"\1", _NODE_NAMES.sub("", text).strip()).strip()
     if model is not None:
         for folder in (model, model.resolve()):
             text = text.replace(f"{folder}/", "").replace(str(folder), "the model's folder")
     text = _DEVICE.sub(r"\1", text).replace("file b'", "file '")
-    return text if len(text) <= MAX_WORDS else f"{text[:MAX_WORDS]}..."
+    return text if len(text) <= MAX_TEXT_CHARS else f"{text[:MAX_TEXT_CHARS]}..."

@@ -12,7 +12,7 @@ from typing import Any
 from .errors import Code, InferError
 from .signature import Signature, TensorSpec
 
-_SHAPES = "_output_shapes"
+_SHAPES_ATTRIBUTE = "_output_shapes"
 
 
 def with_free_rows(graph: Signature) -> tuple[Signature, frozenset[str]]:
@@ -28,11 +28,11 @@ def with_free_rows(graph: Signature) -> tuple[Signature, frozenset[str]]:
     if all(spec.shape[0] == -1 for spec in tensors):
         raise InferError(Code.INVALID, "no tensor has a first axis fixed at 1")
     fixed = frozenset(spec.name for spec in graph.inputs if spec.shape[0] == 1)
-    inputs, outputs = (tuple(map(_free, specs)) for specs in (graph.inputs, graph.outputs))
+    inputs, outputs = (tuple(map(_free_first_axis, specs)) for specs in (graph.inputs, graph.outputs))
     return Signature(inputs, outputs, graph.batched), fixed
 
 
-def _free(spec: TensorSpec) -> TensorSpec:
+def _free_first_axis(spec: TensorSpec) -> TensorSpec:
     return replace(spec, shape=(-1, *spec.shape[1:]))
 
 
@@ -45,9 +45,9 @@ def free_placeholders(graph_def: Any, names: frozenset[str]) -> None:
     for node in graph_def.node:
         if node.name in names and node.attr["shape"].shape.dim:
             node.attr["shape"].shape.dim[0].size = -1
-        node.attr.pop(_SHAPES, None)
+        node.attr.pop(_SHAPES_ATTRIBUTE, None)
     for function in graph_def.library.function:
         for node in function.node_def:
-            node.attr.pop(_SHAPES, None)
+            node.attr.pop(_SHAPES_ATTRIBUTE, None)
         for argument in function.arg_attr.values():
-            argument.attr.pop(_SHAPES, None)
+            argument.attr.pop(_SHAPES_ATTRIBUTE, None)

@@ -41,7 +41,7 @@ _REMEDIES = {
     _SPARSE: "; have the model return tf.sparse.to_dense of it",
 }
 _COMPOSITES = {"RAGGED_TENSOR_SPEC": _RAGGED, "SPARSE_TENSOR_SPEC": _SPARSE}
-_OWN = "__saved_model_"
+_INTERNAL_PREFIX = "__saved_model_"
 """The prefix of the keys of TensorFlow's internal operations, for initialization and training."""
 
 _Description = Mapping[str, Any]
@@ -64,8 +64,8 @@ class ServedSignature:
     unranked: frozenset[str]
 
 
-def choose_key(signatures: _Description, asked: str, *, cortex: bool = False) -> str:
-    """Choose the signature to serve. `asked` is the configured key, "" if unset.
+def choose_key(signatures: _Description, configured: str, *, cortex: bool = False) -> str:
+    """Choose the signature to serve. `configured` is the configured key, "" if unset.
 
     Without one it is `serving_default`, else the first by name; TensorFlow's internal ones are skipped. `cortex`: the
     only one, else `predict`.
@@ -73,18 +73,18 @@ def choose_key(signatures: _Description, asked: str, *, cortex: bool = False) ->
     Source: Triton's tensorflow_backend, which uses any signature if the one it wants is missing, even a configured one;
     here that is an error. Cortex: F23.
     """
-    keys = sorted(key for key in signatures if not key.startswith(_OWN))
-    there = f"it has {', '.join(repr(key) for key in keys)}" if keys else "it has none"
-    if asked:
-        if asked not in signatures:
-            raise InferError(Code.INVALID, f"the model has no signature '{asked}': {there}")
-        return asked
+    keys = sorted(key for key in signatures if not key.startswith(_INTERNAL_PREFIX))
+    existing = f"it has {', '.join(repr(key) for key in keys)}" if keys else "it has none"
+    if configured:
+        if configured not in signatures:
+            raise InferError(Code.INVALID, f"the model has no signature '{configured}': {existing}")
+        return configured
     if not keys:
         raise InferError(Code.INVALID, "the model has no signature, which defines its inputs and outputs")
     if not cortex:
         return DEFAULT_KEY if DEFAULT_KEY in keys else keys[0]
     if len(keys) > 1 and CORTEX_KEY not in keys:
-        raise InferError(Code.INVALID, f"the model has several signatures, so one must be selected: {there}")
+        raise InferError(Code.INVALID, f"the model has several signatures, so one must be selected: {existing}")
     return keys[0] if len(keys) == 1 else CORTEX_KEY
 
 
@@ -96,54 +96,54 @@ def read_signature(signatures: _Description, key: str, order: Mapping[str, int])
     An output of an unsupported type is left out and logged.
     Raises: InferError (UNSUPPORTED: an input, or every output, is of an unsupported type).
     """
-    described = signatures[key]
-    defaults = described.get("defaults", {})
+    signature = signatures[key]
+    defaults = signature.get("defaults", {})
     inputs: list[TensorSpec] = []
-    named: dict[str, str] = {}
-    for name, tensor in _ordered(described.get("inputs", {}), order):
-        obstacle = _obstacle(tensor)
+    names_by_tensor: dict[str, str] = {}
+    for name, tensor in _in_graph_order(signature.get("inputs", {}), order):
+        obstacle = _unsupported_kind(tensor)
         if obstacle:
             raise InferError(Code.UNSUPPORTED, f"input '{name}' is {obstacle}, which Penstock does not support")
-        twin = named.setdefault(tensor["name"], name)
-        if twin != name:
-            text = f"inputs '{twin}' and '{name}' are the same tensor of the graph, '{tensor['name']}'"
+        other = names_by_tensor.setdefault(tensor["name"], name)
+        if other != name:
+            text = f"inputs '{other}' and '{name}' are the same tensor of the graph, '{tensor['name']}'"
             raise InferError(Code.UNSUPPORTED, text)
         inputs.append(_spec(name, tensor, optional=name in defaults))
     outputs: list[TensorSpec] = []
-    found = _ordered(described.get("outputs", {}), order)
-    obstacles = [(name, _obstacle(tensor)) for name, tensor in found]
-    for (name, tensor), (_, obstacle) in zip(found, obstacles, strict=True):
+    named_outputs = _in_graph_order(signature.get("outputs", {}), order)
+    obstacles = [(name, _unsupported_kind(tensor)) for name, tensor in named_outputs]
+    for (name, tensor), (_, obstacle) in zip(named_outputs, obstacles, strict=True):
         if not obstacle:
             outputs.append(_spec(name, tensor))
             continue
         text = f"output '{name}' is {obstacle}, which Penstock does not support{_REMEDIES.get(obstacle, '')}"
-        if all(each for _, each in obstacles):
+        if all(obstacle_ for _, obstacle_ in obstacles):
             raise InferError(Code.UNSUPPORTED, text)
         logger.warning("signature '%s': %s; the output is ignored", key, text)
     graph = Signature(tuple(inputs), tuple(outputs))
-    ends = {("input", spec.name): described["inputs"][spec.name] for spec in graph.inputs}
-    ends |= {("output", spec.name): described["outputs"][spec.name] for spec in graph.outputs}
+    tensors = {("input", spec.name): signature["inputs"][spec.name] for spec in graph.inputs}
+    tensors |= {("output", spec.name): signature["outputs"][spec.name] for spec in graph.outputs}
     return ServedSignature(
         key,
         graph,
-        tuple(_node(spec.name, described["inputs"][spec.name]) for spec in graph.inputs),
-        tuple(_node(spec.name, described["outputs"][spec.name]) for spec in graph.outputs),
-        {end: tensor["name"] for end, tensor in ends.items()},
-        frozenset(name for (_, name), tensor in ends.items() if _shape(tensor) is None),
+        tuple(_node(spec.name, signature["inputs"][spec.name]) for spec in graph.inputs),
+        tuple(_node(spec.name, signature["outputs"][spec.name]) for spec in graph.outputs),
+        {key_in_graph: tensor["name"] for key_in_graph, tensor in tensors.items()},
+        frozenset(name for (_, name), tensor in tensors.items() if _shape(tensor) is None),
     )
 
 
-def _ordered(tensors: _Description, order: Mapping[str, int]) -> list[tuple[str, _Description]]:
+def _in_graph_order(tensors: _Description, order: Mapping[str, int]) -> list[tuple[str, _Description]]:
     """Sort by position in the graph, then by output number of the operation, then by name."""
 
-    def place(item: tuple[str, _Description]) -> tuple[int, int, str]:
+    def graph_position(item: tuple[str, _Description]) -> tuple[int, int, str]:
         node, _, output = str(item[1].get("name", "")).partition(":")
         return order.get(node, len(order)), int(output) if output.isdecimal() else 0, item[0]
 
-    return sorted(tensors.items(), key=place)
+    return sorted(tensors.items(), key=graph_position)
 
 
-def _obstacle(tensor: _Description) -> str:
+def _unsupported_kind(tensor: _Description) -> str:
     """Return what kind of unsupported tensor this is; "" if it is supported."""
     if "cooSparse" in tensor:
         return _SPARSE
@@ -151,16 +151,16 @@ def _obstacle(tensor: _Description) -> str:
         spec = tensor.get("compositeTensor", {}).get("typeSpec", {})
         return _COMPOSITES.get(spec.get("typeSpecClass", ""), "a composite tensor")
     kind = str(tensor.get("dtype", "DT_INVALID"))
-    return "" if _plain(kind) in DATATYPES else kind
+    return "" if _base_type(kind) in DATATYPES else kind
 
 
-def _plain(kind: str) -> str:
+def _base_type(kind: str) -> str:
     """Return the type that a TensorFlow 1 reference type refers to."""
     return kind.removesuffix("_REF")
 
 
 def _spec(name: str, tensor: _Description, *, optional: bool = False) -> TensorSpec:
-    return TensorSpec(name, DATATYPES[_plain(tensor["dtype"])], _shape(tensor) or (), optional)
+    return TensorSpec(name, DATATYPES[_base_type(tensor["dtype"])], _shape(tensor) or (), optional)
 
 
 def _shape(tensor: _Description) -> tuple[int, ...] | None:

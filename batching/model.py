@@ -340,7 +340,8 @@ class Model:
 
 def _said_by(backends: Sequence[Backend]) -> tuple[Sequence[Any], Sequence[Any], Mapping[str, Any]]:
     """Return what the runtime reports about the model: its input nodes, output nodes and description."""
-    return (backends[0].node_inputs, backends[0].node_outputs, backends[0].described) if backends else ((), (), {})
+    first = backends[0] if backends else None
+    return ((), (), {}) if first is None else (first.node_inputs, first.node_outputs, first.runtime_metadata)
 
 
 def _completed(spec: ModelSpec) -> Signature:

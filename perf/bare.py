@@ -208,17 +208,17 @@ class Http2(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         got, at = self._got + data if self._got else data, self._at
-        while len(got) - at >= frames.HEAD_BYTES:
-            word, flags, stream = frames.HEAD.unpack_from(got, at)
-            end = at + frames.HEAD_BYTES + (word >> 8)
+        while len(got) - at >= frames.FRAME_HEADER_BYTES:
+            word, flags, stream = frames.FRAME_HEADER.unpack_from(got, at)
+            end = at + frames.FRAME_HEADER_BYTES + (word >> 8)
             if end > len(got):
                 break
             kind = word & 0xFF
             if kind == frames.DATA:
                 self._taken += word >> 8
-                self._body(stream, got[at + frames.HEAD_BYTES : end], flags & frames.END_STREAM)
+                self._body(stream, got[at + frames.FRAME_HEADER_BYTES : end], flags & frames.END_STREAM)
             elif kind != frames.HEADERS:
-                self._other(kind, flags, got[at + frames.HEAD_BYTES : end])
+                self._other(kind, flags, got[at + frames.FRAME_HEADER_BYTES : end])
             at = end
         self._got, self._at = got[at:], max(at - len(got), 0)
         if self._taken > _WIDE // 2:

@@ -1,8 +1,8 @@
 """The cost of a run in a worker: `python -m penstock.perf.isolated [SAVEDMODEL ...]`.
 
-A run is what an Instance does with a gathered batch: lend, fill, run. ONNX Runtime is measured in this process and in a
-worker, side by side; a SavedModel given as argument in a worker only, on zeros of one row and of 32. CPU is that of
-both processes together, in the fastest of many rounds.
+A run is what an Instance does with a gathered batch: acquire buffers, fill them, run. ONNX Runtime is measured in this
+process and in a worker, side by side; a SavedModel given as argument in a worker only, on zeros of one row and of 32.
+CPU is that of both processes together, in the fastest of many rounds.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class Measuring:
 
 def cost(binding: Binding, rows: int, shapes: Shapes, wanted: tuple[int, ...], how: Measuring) -> Cost:
     """Measure a run, with the CPU of its worker."""
-    arrays = [buffer.copy() for buffer in binding.lend(rows, shapes) if buffer is not None]
+    arrays = [buffer.copy() for buffer in binding.acquire_buffers(rows, shapes) if buffer is not None]
     for array in arrays:
         array[...] = b"" if array.dtype.hasobject else 0
 
     def run() -> Any:
-        for buffer, array in zip(binding.lend(rows, shapes), arrays, strict=True):
+        for buffer, array in zip(binding.acquire_buffers(rows, shapes), arrays, strict=True):
             if buffer is not None:
                 np.copyto(buffer, array)
         return binding.run(wanted)

@@ -33,7 +33,7 @@ from penstock.batching.spec import BatchPolicy, ModelSpec
 from penstock.server.hooks.runner import Hooks
 from penstock.server.http.fastlane import FastLane
 from penstock.server.http.limits import Limits
-from penstock.server.http.service import Shared
+from penstock.server.http.service import HttpShared
 from penstock.server.v2.decode import decode, decode_new
 from penstock.server.v2.inference import Inference
 from penstock.server.v2.layout import Layouts
@@ -103,7 +103,7 @@ class Stage:
 
     def __init__(self, engine: Engine, count: int, regions: Regions | None = None) -> None:
         self.service = Inference(engine, Limits(), lambda model: Hooks(engine, model), regions)
-        shared = Shared(self.service, Limits())
+        shared = HttpShared(self.service, Limits())
         protocol = type("Lane", (FastLane,), {"shared": shared})
         config = Config(_no_app, lifespan="off", ws="none", log_config=None)
         config.load()
@@ -250,7 +250,7 @@ def running(model: Model, service: Inference) -> None:
         parts = [np.zeros((1, 4), np.float32)] * rows
 
         def run(rows: int = rows, parts: list[Any] = parts) -> None:
-            for buffer in binding.lend(rows, [(rows, 4)]):  # type: ignore[union-attr]
+            for buffer in binding.acquire_buffers(rows, [(rows, 4)]):  # type: ignore[union-attr]
                 np.concatenate(parts, out=buffer)
             binding.run((0,))  # type: ignore[union-attr]
 

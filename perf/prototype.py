@@ -40,7 +40,7 @@ _BINARY = (
 _HEADERS = b"\x88\x0f\x10\x10application/grpc"  # :status 200, content-type; literals that no table keeps (RFC 7541)
 _TRAILERS = b"\x00\x0bgrpc-status\x010"
 _HEADERS_WORD, _TRAILERS_WORD = (len(block) << 8 | frames.HEADERS for block in (_HEADERS, _TRAILERS))
-_head, _prefix = frames.HEAD.pack, PREFIX.pack
+_head, _prefix = frames.FRAME_HEADER.pack, PREFIX.pack
 
 Answer = Callable[[Any], None]
 """Receives a request's row of the output."""
@@ -200,9 +200,9 @@ class Http2(Connection):
     def data_received(self, data: bytes) -> None:
         data = self.got + data if self.got else data
         at, size = 0, len(data)
-        while size - at >= frames.HEAD_BYTES:
-            word, flags, stream = frames.HEAD.unpack_from(data, at)
-            start = at + frames.HEAD_BYTES
+        while size - at >= frames.FRAME_HEADER_BYTES:
+            word, flags, stream = frames.FRAME_HEADER.unpack_from(data, at)
+            start = at + frames.FRAME_HEADER_BYTES
             end = start + (word >> 8)
             if end > size:
                 break

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.backends.errors import Code, InferError
 
-from .http.coding import MIN_BYTES, compress, decompress, decompress_little
+from .http.coding import MIN_BYTES, compress, decompress, decompress_small
 from .threads import ThreadPool, run_in_pool
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ async def read_compressed(
     time; with `texts`, only one in all.
     Raises: HttpError, and whatever `read` raises.
     """
-    decompressed = decompress_little(body, coding, limits, LARGE_BYTES - 1)
+    decompressed = decompress_small(body, coding, limits, LARGE_BYTES - 1)
     if decompressed is not None:
         return read(decompressed)
     if texts is not None:

@@ -197,17 +197,17 @@ class _Gate:
         if header is None:
             self._passed = metadata
             return False
-        call.refuse(Status.UNAVAILABLE, f"This protocol is restricted, expecting header '{header}'")
+        call.abort(Status.UNAVAILABLE, f"This protocol is restricted, expecting header '{header}'")
         return True
 
 
 class _DiscardingReader:
     """The Reader of a refused stream."""
 
-    def message(self, message: bytes) -> None:
+    def on_message(self, message: bytes) -> None:
         """Drop the message."""
 
-    def half_closed(self) -> None:
+    def on_half_close(self) -> None:
         """Do nothing."""
 
 

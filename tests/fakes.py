@@ -49,11 +49,11 @@ class FakeBackend:
     bindings: list[FakeBinding] = field(default_factory=list)
     stopped: threading.Event = field(default_factory=threading.Event)
     closed: bool = False
-    remembers: bool = False
+    stateful: bool = False
 
     def __post_init__(self) -> None:
         self.node_inputs: Sequence[Any] = self.graph.inputs
-        self.described: Mapping[str, Any] = {}
+        self.runtime_metadata: Mapping[str, Any] = {}
         self.node_outputs: Sequence[Any] = self.graph.outputs
 
     def bind(self, signature: Signature, capacity_rows: int) -> Binding:
@@ -75,7 +75,7 @@ class FakeBinding:
         self._lent: list[Array | None] = []
         self._rows = 0
 
-    def lend(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> list[Array | None]:
+    def acquire_buffers(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> list[Array | None]:
         if rows > self.capacity_rows:
             raise ValueError(f"{rows} rows lent, capacity is {self.capacity_rows}")
         self._backend.stopped.clear()

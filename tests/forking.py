@@ -194,9 +194,9 @@ def main(sock: socket.socket, *more: str) -> int:
     for name in _IMPORTED:
         importlib.import_module(name)
     if TENSORFLOW in more:
-        from penstock.backends.loading import begin_tensorflow
+        from penstock.backends.loading import import_tensorflow
 
-        begin_tensorflow()
+        import_tensorflow()
         importlib.import_module("penstock.backends.tensorflow")
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:] = [entry for entry in sys.path if entry not in given]  # each command brings its own

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from penstock.backends.backend import needs_thread, tell_loss
+from penstock.backends.backend import needs_thread, on_loss
 from penstock.backends.errors import Code, DeviceLost, InferError
 from penstock.batching.spec import InstanceGroup
 
@@ -138,7 +138,7 @@ class Placement:
         """Call `told` when this Backend, or a later one here, is lost while nothing runs."""
         with self._lock:
             self._told = told
-            tell_loss(self.backend, partial(told, self.backend))
+            on_loss(self.backend, partial(told, self.backend))
 
     def is_bound(self, backend: Backend, binding: Binding) -> bool:
         """Whether a Binding belongs to a Backend that is or was here."""
@@ -174,7 +174,7 @@ class Placement:
             self._replaced.append((self.backend, self.bound))
         self.backend, self.bound = backend, []
         if self._told is not None:
-            tell_loss(backend, partial(self._told, backend))
+            on_loss(backend, partial(self._told, backend))
 
     def give_back(self, lost: Binding) -> None:
         """Record that a Binding of a lost Backend is no longer used."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import TYPE_CHECKING
 
-from penstock.backends.backend import overlaps
+from penstock.backends.backend import supports_overlap
 from penstock.backends.cpus import usable_cpus
 from penstock.batching.devices.memory import free_bytes, give_back, resident_bytes
 from penstock.batching.scheduling.costs import CostModel
@@ -23,7 +23,7 @@ from .completion import complete
 from .rehearsal import rehearsal, smallest_tails
 
 if TYPE_CHECKING:
-    from penstock.backends.backend import Backend, Binding, Overlapping
+    from penstock.backends.backend import Backend, Binding, OverlappingBinding
     from penstock.backends.signature import Signature
     from penstock.batching.spec import ModelSpec
 
@@ -145,7 +145,7 @@ class Trials:
                 self._bindings.append(self._bind())
             if not self.rows:
                 self.rows = self._knee(self._bindings[0][0])
-            under_way: list[deque[Overlapping]] = [deque() for _ in self._bindings]
+            under_way: list[deque[OverlappingBinding]] = [deque() for _ in self._bindings]
             try:
                 rates = together(list(map(self._in_turn, self._bindings, under_way)))
             finally:
@@ -175,7 +175,7 @@ class Trials:
         if self._apart and self._bindings:
             self._backends.append(self._load(self._threads))
         bindings = [self._backends[-1].bind(self._bound, self._policy.max_batch_rows or 1)]
-        if overlaps(bindings[0]):
+        if supports_overlap(bindings[0]):
             bindings.append(self._backends[-1].bind(self._bound, self._policy.max_batch_rows or 1))
         return bindings
 
@@ -204,9 +204,9 @@ class Trials:
 
         return run
 
-    def _in_turn(self, bindings: Sequence[Binding], begun: deque[Overlapping]) -> Callable[[], None]:
+    def _in_turn(self, bindings: Sequence[Binding], begun: deque[OverlappingBinding]) -> Callable[[], None]:
         """Make a function that runs a batch; if Bindings overlap, it begins one and ends the previous on the other."""
-        if not overlaps(bindings[0]):
+        if not supports_overlap(bindings[0]):
             return self._runner(bindings[0])
         fills = [rehearsal(self._spec, each, self.rows, smallest_tails(self._spec)) for each in bindings]
         turns = cycle(zip(bindings, fills, strict=True))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from penstock.backends.backend import Array, Binding
-from penstock.backends.datatypes import narrowed, widened
+from penstock.backends.datatypes import bf16_to_fp32, fp32_to_bf16
 from penstock.backends.signature import Signature, TensorSpec
 
 SPANS = (100, 1)
@@ -62,19 +62,19 @@ _FLOATS: dict[str, Callable[[Array], Array]] = {
 
 def floats(spec: TensorSpec, array: Array) -> Array:
     """Return the numbers of a tensor as float64, for comparison."""
-    return (widened(array) if spec.datatype == "BF16" else array).astype(np.float64)
+    return (bf16_to_fp32(array) if spec.datatype == "BF16" else array).astype(np.float64)
 
 
 def _as(spec: TensorSpec, values: Array) -> Array:
     """Convert floats to an input's datatype; what it cannot hold becomes infinite or 0."""
     with np.errstate(all="ignore"):
         if spec.datatype == "BF16":
-            return narrowed(values)
+            return fp32_to_bf16(values)
         return values.astype(spec.type.dtype)
 
 
 def run(binding: Binding, rows: Inputs, wanted: tuple[int, ...]) -> list[Any]:
     """Run rows once. Ownership: the outputs may be the Binding's own memory. Raises: what the Binding does."""
-    for buffer, array in zip(binding.lend(len(rows[0]), [array.shape for array in rows]), rows, strict=True):
+    for buffer, array in zip(binding.acquire_buffers(len(rows[0]), [array.shape for array in rows]), rows, strict=True):
         np.copyto(buffer, array)  # type: ignore[arg-type]
     return binding.run(wanted)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from penstock.backends.backend import FREE_ROWS, Array, Backend, Binding, Loader
-from penstock.backends.datatypes import widened
+from penstock.backends.datatypes import bf16_to_fp32
 from penstock.backends.errors import InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.spec import ModelSpec
@@ -159,7 +159,7 @@ def _same(spec: TensorSpec, found: Any, wanted: Any) -> bool:
     if not isinstance(wanted, np.ndarray):
         return len(found) == len(wanted) and all(map(_same_entry, found, wanted))
     if spec.datatype == "BF16":
-        found, wanted = widened(found), widened(wanted)
+        found, wanted = bf16_to_fp32(found), bf16_to_fp32(wanted)
     if found.shape != wanted.shape:
         return False
     return _near(found, wanted) if wanted.dtype.kind == "f" else bool(np.array_equal(found, wanted))

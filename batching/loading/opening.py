@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 
-from penstock.backends.backend import Backend, Loader, remembers
+from penstock.backends.backend import Backend, Loader, is_stateful
 from penstock.backends.errors import Code, InferError
 from penstock.batching.devices.fallback import falls_back, on_cpu
 from penstock.batching.devices.memory import give_back
@@ -77,7 +77,7 @@ def open_model(
         close_model(model)
         return open_model(without_rows(said), loaders, finished, devices)
     # an Instance does this itself when idle, the loop never does
-    rest(model, [binding for binding in (model.loop_binding,) if hasattr(binding, "rest")])
+    rest(model, [binding for binding in (model.loop_binding,) if hasattr(binding, "trim_memory")])
     model.load_s = time.monotonic() - start
     return model
 
@@ -149,7 +149,7 @@ def _load_on_devices(
                     spec, first = freed(spec, loader, device, first)
                 backends.append(first)
                 here = replace(group, count=count, devices=(device,))
-                apart = spec.sequence is not None and remembers(first) and not group.passive
+                apart = spec.sequence is not None and is_stateful(first) and not group.passive
                 groups += [replace(here, count=1)] * count if apart else [here]
                 backends += loaded[1:] if first is loaded[0] else _closed(loaded[1:])
                 for _ in range(len(backends), len(spread(groups))):

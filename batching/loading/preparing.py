@@ -61,7 +61,7 @@ def rest(model: Model, bindings: Sequence[Any]) -> None:
     """Release what Bindings and the C library keep only for speed. Threads: that which runs them."""
     for binding in bindings:
         try:
-            binding.rest()
+            binding.trim_memory()
         except Exception as error:  # noqa: BLE001 - if something is wrong there, the next run finds it
             logger.warning("model %s: the memory that its device caches could not be released: %s", model.name, error)
     give_back()
@@ -75,9 +75,9 @@ class _Lent:
         self.shapes: Sequence[tuple[int, ...] | None] = ()
         self._binding = binding
 
-    def lend(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> list[Array | None]:
+    def acquire_buffers(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> list[Array | None]:
         self.shapes = shapes
-        return self._binding.lend(rows, shapes)
+        return self._binding.acquire_buffers(rows, shapes)
 
 
 def sizes(model: Model) -> list[int]:

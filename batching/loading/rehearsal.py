@@ -64,7 +64,7 @@ def rehearsal(spec: ModelSpec, binding: Binding, rows: int, tails: Tails) -> Cal
     inputs = [_zeros(each, shape) for each, shape in zip(signature.inputs, shapes, strict=True)]
 
     def fill() -> None:
-        for buffer, array in zip(binding.lend(rows, shapes), inputs, strict=True):
+        for buffer, array in zip(binding.acquire_buffers(rows, shapes), inputs, strict=True):
             if buffer is not None:
                 np.copyto(buffer, array)
 

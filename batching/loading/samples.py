@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.backends.backend import Array, Binding
-from penstock.backends.datatypes import DATATYPES, narrowed, strings, strings_in
+from penstock.backends.datatypes import DATATYPES, bytes_tensor, fp32_to_bf16, parse_bytes_elements
 from penstock.backends.errors import Code, InferError
 from penstock.batching.request import InferRequest, InSequence
 from penstock.batching.running.batch import Batch
@@ -164,9 +164,9 @@ class _Overridden:
         self._rows = rows
         self._lent: list[Array | None] = []
 
-    def lend(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> list[Array | None]:
+    def acquire_buffers(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> list[Array | None]:
         """Lend the Binding's own buffers."""
-        self._lent = self._binding.lend(rows, shapes)
+        self._lent = self._binding.acquire_buffers(rows, shapes)
         return self._lent
 
     def run(self, wanted: Sequence[int]) -> list[Any]:
@@ -209,9 +209,9 @@ def _random(given: SampleInput, rng: np.random.Generator) -> Array:
     shape, dtype = given.shape, DATATYPES[given.datatype].dtype
     if given.datatype == "BYTES":
         texts = [rng.bytes(_RANDOM_STRING_BYTES).hex().encode() for _ in range(math.prod(shape))]
-        return strings(texts).reshape(shape)
+        return bytes_tensor(texts).reshape(shape)
     if given.datatype == "BF16":
-        return narrowed(rng.random(shape, np.float32))
+        return fp32_to_bf16(rng.random(shape, np.float32))
     if dtype.kind == "f":
         return rng.random(shape).astype(dtype)
     if dtype.kind == "b":
@@ -240,10 +240,10 @@ def _from_file(name: str, given: SampleInput, path: Path) -> Array:
 
 def _strings(name: str, raw: bytes, count: int, file: str) -> Array:
     """Read length-prefixed elements."""
-    elements, end = strings_in(raw)
+    elements, end = parse_bytes_elements(raw)
     if end != len(raw) or len(elements) != count:
         text = f"warmup setting expects {count} strings for input '{name}', each preceded by its length in 4 bytes"
         raise InferError(
             Code.INVALID, f"{text}, but the data provided from {file} has {len(elements)} in {len(raw)} bytes"
         )
-    return strings(elements)
+    return bytes_tensor(elements)

@@ -50,7 +50,7 @@ def gather(model: Model, binding: Binding, batch: Batch) -> Filled:
     ran = smallest_fit(rows, model.allowed_rows) if model.allowed_rows else rows
     batched = model.signature.batched
     shapes = _shapes(batch.key, ran) if batched else list(batch.key)
-    buffers = binding.lend(ran, shapes)
+    buffers = binding.acquire_buffers(ran, shapes)
     aimed: Aimed | None = None
     if model.in_place:
         buffers = _to_fill(binding, requests, buffers)

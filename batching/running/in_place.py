@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from penstock.backends.backend import Binding, places
+from penstock.backends.backend import Binding, supports_in_place
 from penstock.backends.device_array import DeviceArray
 
 if TYPE_CHECKING:
@@ -34,25 +34,31 @@ def unread(model: Model) -> bool:
 
 def devices_of(model: Model, bindings: Iterable[Binding]) -> frozenset[int]:
     """Return the devices on which a model reads and writes in place; none if anything else reads its tensors."""
-    return frozenset(binding.device for binding in bindings if places(binding)) if unread(model) else frozenset()
+    return (
+        frozenset(binding.device for binding in bindings if supports_in_place(binding))
+        if unread(model)
+        else frozenset()
+    )
 
 
 def placed(binding: Binding, position: int, requests: Sequence[InferRequest]) -> bool:
-    """Have a run read an input in place, after `lend`, if its device can reach it. Returns: whether it does.
+    """Have a run read an input in place, after `acquire_buffers`, if its device can reach it. Returns: whether it does.
 
     The Binding fills rows that the requests do not. Raises: InferError; PartUnreadable.
     """
     parts: list[object] = [request.inputs[position] for request in requests]
-    if not places(binding) or not any(isinstance(part, DeviceArray) and binding.reaches(part) for part in parts):
+    if not supports_in_place(binding) or not any(
+        isinstance(part, DeviceArray) and binding.can_copy(part) for part in parts
+    ):
         return False
-    binding.place(position, [part for part in parts if part is not None])
+    binding.set_input_parts(position, [part for part in parts if part is not None])
     return True
 
 
 def aim(binding: Binding, requests: Sequence[InferRequest], wanted: Sequence[int]) -> Aimed:
     """Have a run write outputs to the requests' device targets, as far as it can. Raises: InferError."""
     aimed: Aimed = []
-    if not places(binding) or not any(hasattr(request, "targets") for request in requests):
+    if not supports_in_place(binding) or not any(hasattr(request, "targets") for request in requests):
         return aimed
     for position in wanted:
         first, targets, whose = 0, [], []
@@ -62,7 +68,7 @@ def aim(binding: Binding, requests: Sequence[InferRequest], wanted: Sequence[int
                 targets.append((first, target))
                 whose.append((position, request))
             first += request.rows
-        if targets and binding.aim(position, targets):
+        if targets and binding.set_output_targets(position, targets):
             aimed += whose
     return aimed
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from penstock.backends.errors import Code, DeviceLost, DeviceTaken, InferError, ProcessLost
+from penstock.backends.errors import Code, DeviceLost, DeviceRemoved, InferError, ProcessLost
 from penstock.batching.devices.placement import keep_if_there
 from penstock.batching.loading.preparing import REST_S, prepare, rest
 from penstock.batching.sequences import homes
@@ -57,7 +57,7 @@ class ThreadInstance:
         self.binding, self.place = self.bindings[0], place
         self.overlaps = len(self.bindings) > 1
         self._overlap = Overlap(model, self) if self.overlaps else None
-        self._rests = hasattr(self.binding, "rest")
+        self._rests = hasattr(self.binding, "trim_memory")
         self._errand: tuple[Callable[[], Any], Future[Any]] | None = None
         self._model = model
         self.giver, self.share = place.seat(number)
@@ -152,7 +152,7 @@ class ThreadInstance:
 
     def _sleep(self) -> None:
         """Sleep until something is due; after a while, release memory that the Bindings only keep for speed."""
-        if self._rests and any(binding.tired for binding in self.bindings):  # type: ignore[attr-defined]
+        if self._rests and any(binding.can_trim for binding in self.bindings):  # type: ignore[attr-defined]
             if self.alarm.acquire(timeout=REST_S):
                 return
             rest(self._model, self.bindings)
@@ -277,7 +277,7 @@ class ThreadInstance:
                 ran += self._attempts.forgiven(lost.ran)
                 self._attempts.losses += 1
                 rest = lost.rest
-                if lost.begun and isinstance(lost.error, DeviceTaken) and rest.requests[0] is not spared:
+                if lost.begun and isinstance(lost.error, DeviceRemoved) and rest.requests[0] is not spared:
                     spared = rest.requests[0]
                 elif lost.begun:
                     ran += refuse(cut(rest, 0, 1), DeviceLost(lost.error.code, lost.error.message, -1))

@@ -21,7 +21,7 @@ from penstock.backends.errors import (
     OutOfMemory,
     PartUnreadable,
     RunStopped,
-    bare,
+    without_traceback,
 )
 
 from .batch import Batch, parted
@@ -185,7 +185,7 @@ def as_failure(error: BaseException) -> Exception:
     Raises: what ends the process.
     """
     if isinstance(error, Exception):
-        return bare(error)
+        return without_traceback(error)
     if isinstance(error, (KeyboardInterrupt, SystemExit)):
         raise error
     failure = RuntimeError(f"{type(error).__name__}: {error}")
@@ -250,7 +250,7 @@ class _Search:
         elif isinstance(error, RunStopped):
             self._stopped(part, error)
         elif isinstance(error, PartUnreadable) and count > 1:
-            suspects.named(error.part)
+            suspects.named(error.part_index)
         elif count > 1:
             suspects.failed(count)
         else:

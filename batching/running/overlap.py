@@ -1,7 +1,7 @@
 """Overlap: an Instance has two Batches on its device, so that one is copied there while the other is computed.
 
-Used by instance.py if Bindings can begin a run and end it later (`Overlapping`). A run that fails is repeated in the
-ordinary way once nothing else is there, so failures are handled as everywhere else (isolation.py).
+Used by instance.py if Bindings can begin a run and end it later (`OverlappingBinding`). A run that fails is repeated in
+the ordinary way once nothing else is there, so failures are handled as everywhere else (isolation.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock.backends.backend import overlaps
+from penstock.backends.backend import supports_overlap
 from penstock.backends.errors import DeviceLost, InferError, OutOfMemory, RunStopped
 from penstock.batching.scheduling.caps import RECOVER_NS
 
@@ -22,7 +22,7 @@ from .lead import Lead, ended_ns
 if TYPE_CHECKING:
     from threading import Semaphore
 
-    from penstock.backends.backend import Binding, Overlapping
+    from penstock.backends.backend import Binding, OverlappingBinding
     from penstock.batching.devices.device import TurnGiver
     from penstock.batching.devices.placement import Placement
     from penstock.batching.model import Model
@@ -45,7 +45,7 @@ def bind(model: Model, place: Placement) -> list[Binding]:
     """
     first = place.bind(model.bound, model.max_rows)
     sequences = model.scheduler.sequences
-    if not overlaps(first) or place.limiter is not None or (sequences is not None and sequences.remembers):
+    if not supports_overlap(first) or place.limiter is not None or (sequences is not None and sequences.remembers):
         return [first]
     try:
         return [first, place.bind(model.bound, model.max_rows)]
@@ -110,7 +110,7 @@ class _Begun:
 
     __slots__ = ("batch", "binding", "error", "filled", "from_ns", "run_ns")
 
-    def __init__(self, batch: Batch, binding: Overlapping) -> None:
+    def __init__(self, batch: Batch, binding: OverlappingBinding) -> None:
         self.batch = batch
         self.binding = binding
         self.error: Exception | None = None
@@ -126,7 +126,7 @@ class _Begun:
     @property
     def over(self) -> bool:
         """Whether it has ended or, if the Binding cannot tell, should have."""
-        ended = getattr(self.binding, "ended", None)
+        ended = getattr(self.binding, "is_done", None)
         try:
             return time.monotonic_ns() >= self.free_ns if ended is None else bool(ended())
         except Exception:  # noqa: BLE001 - `end` reports what is wrong
@@ -212,7 +212,7 @@ class Overlap:
         return batch
 
     def _begin(self, batch: Batch, turn: int, *, after: bool = False) -> _Begun:
-        binding: Overlapping = self._runner.bindings[turn]  # type: ignore[assignment]
+        binding: OverlappingBinding = self._runner.bindings[turn]  # type: ignore[assignment]
         begun = _Begun(batch, binding)
         try:
             if self._model.quarantine.among(batch.requests):

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from penstock.backends.backend import remembers
+from penstock.backends.backend import is_stateful
 from penstock.backends.errors import Code, InferError, RunStopped
 from penstock.batching.request import NO_SEQUENCE
 from penstock.batching.running.batch import Batch
@@ -58,7 +58,7 @@ def sequences_of(spec: ModelSpec, rows: int, instances: int, backends: Sequence[
     """
     if spec.sequence is None:
         return None
-    return Sequences(spec.name, spec.sequence, rows, instances, remembers=not backends or remembers(backends[0]))
+    return Sequences(spec.name, spec.sequence, rows, instances, remembers=not backends or is_stateful(backends[0]))
 
 
 def own_pin(model: Model, instance: Resident) -> Pin:

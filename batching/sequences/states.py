@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.backends.datatypes import DATATYPES, strings, strings_in
+from penstock.backends.datatypes import DATATYPES, bytes_tensor, parse_bytes_elements
 from penstock.backends.errors import Code, InferError
 from penstock.batching.request import NO_SEQUENCE
 from penstock.batching.shapes.derived import zero
@@ -40,11 +40,11 @@ def begin(state: State) -> Array:
             text = f"initial_state setting expects {wanted} bytes, but the data provided from {state.initial.name}"
             raise InferError(Code.INVALID, f"{text} only has {len(content)} bytes.")
         return datatype.view(content, count).reshape(shape)
-    texts, end = strings_in(content, count)
+    texts, end = parse_bytes_elements(content, count)
     if len(texts) < count or end > len(content):
         text = f"initial_state of '{state.input}' has {count} elements, and its file fewer"
         raise InferError(Code.INVALID, text)
-    return strings(texts).reshape(shape)
+    return bytes_tensor(texts).reshape(shape)
 
 
 class StateInput:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.backends.errors import Code, InferError
-from penstock.backends.gathering import fill_up, gather
+from penstock.backends.gathering import gather, repeat_last_row
 from penstock.backends.signature import TensorSpec
 
 from .derived import Derived, KeptOutputs, Zeros, derive, kept_names, zero
@@ -54,7 +54,7 @@ def complete(buffer: Array, rows: int) -> None:
     if not rows:
         buffer[...] = zero(buffer)
     elif rows < len(buffer):
-        fill_up(buffer, rows)
+        repeat_last_row(buffer, rows)
 
 
 def spans(batch: Batch) -> Iterator[tuple[int, int]]:
@@ -214,7 +214,7 @@ class Forms:
             for position, form in enumerate(self._inputs)
         ]
         shapes += [derived.shape(batch, ran_rows) for derived in self.derived]
-        buffers = binding.lend(ran_rows, shapes)
+        buffers = binding.acquire_buffers(ran_rows, shapes)
         for position, (form, buffer) in enumerate(zip(self._inputs, buffers, strict=False)):
             if buffer is not None:
                 form.gather(batch, position, buffer, ran_rows)

@@ -9,8 +9,8 @@ import asyncio
 import time
 from typing import Any
 
-from penstock.server.grpc.framing import DEFLATE, GZIP, PREFIX, PREFIX_BYTES, Incoming, MessageError
-from penstock.server.grpc.inflating import decompress
+from penstock.server.grpc.decompressing import decompress
+from penstock.server.grpc.framing import DEFLATE, GZIP, PREFIX, PREFIX_BYTES, IncomingMessages, MessageError
 from penstock.server.grpc.method import Status
 from penstock.server.http2.frames import MAX_WINDOW
 
@@ -69,12 +69,12 @@ class Listening(Stream):
 
     def __init__(self, first: bytes) -> None:
         super().__init__(first)
-        self._incoming = Incoming(_MOST_BYTES)
+        self._incoming = IncomingMessages(_MOST_BYTES)
 
     def received(self, payload: bytes) -> None:
         incoming = self._incoming
         try:
-            if not incoming.have and len(payload) >= PREFIX_BYTES and PREFIX.unpack_from(payload) == (
+            if not incoming.stored_bytes and len(payload) >= PREFIX_BYTES and PREFIX.unpack_from(payload) == (
                 0, len(payload) - PREFIX_BYTES,
             ):  # fmt: skip
                 self.message(payload[PREFIX_BYTES:])  # the usual case: whole, and alone in its frame

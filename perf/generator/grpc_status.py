@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes
 
 from penstock.server.grpc.method import Status
-from penstock.server.http2.frames import Fault
+from penstock.server.http2.frames import ErrorCode
 from penstock.server.http2.headers import Fields
 
 _ERROR_CHARACTERS = 200
@@ -18,8 +18,8 @@ _OF_HTTP = {
     429: Status.UNAVAILABLE, 502: Status.UNAVAILABLE, 503: Status.UNAVAILABLE, 504: Status.UNAVAILABLE,
 }  # fmt: skip
 _OF_RESET = {
-    Fault.REFUSED_STREAM: Status.UNAVAILABLE, Fault.CANCEL: Status.CANCELLED,
-    Fault.ENHANCE_YOUR_CALM: Status.RESOURCE_EXHAUSTED, Fault.INADEQUATE_SECURITY: Status.PERMISSION_DENIED,
+    ErrorCode.REFUSED_STREAM: Status.UNAVAILABLE, ErrorCode.CANCEL: Status.CANCELLED,
+    ErrorCode.ENHANCE_YOUR_CALM: Status.RESOURCE_EXHAUSTED, ErrorCode.INADEQUATE_SECURITY: Status.PERMISSION_DENIED,
 }  # fmt: skip
 
 
@@ -57,6 +57,6 @@ def error_of(status: bytes, message: bytes) -> str:
 
 def reset_error(code: int) -> str:
     """Describe the meaning of a stream reset."""
-    known = code in set(Fault)
-    status = _OF_RESET.get(Fault(code), Status.INTERNAL) if known else Status.UNKNOWN
-    return f"{status.name}: the server reset the stream ({Fault(code).name if known else code})"
+    known = code in set(ErrorCode)
+    status = _OF_RESET.get(ErrorCode(code), Status.INTERNAL) if known else Status.UNKNOWN
+    return f"{status.name}: the server reset the stream ({ErrorCode(code).name if known else code})"

@@ -20,9 +20,9 @@ from penstock.server.http2.frames import (
     ENABLE_PUSH,
     END_HEADERS,
     END_STREAM,
+    FRAME_HEADER,
+    FRAME_HEADER_BYTES,
     GOAWAY,
-    HEAD,
-    HEAD_BYTES,
     HEADER_TABLE_SIZE,
     HEADERS,
     INITIAL_WINDOW_SIZE,
@@ -38,7 +38,7 @@ from penstock.server.http2.frames import (
     RST_STREAM,
     SETTINGS,
     WINDOW_UPDATE,
-    Fault,
+    ErrorCode,
     Http2Error,
     frame,
     goaway,
@@ -48,7 +48,7 @@ from penstock.server.http2.frames import (
     unpadded,
     window_update,
 )  # fmt: skip
-from penstock.server.http2.headers import Fields, HeaderMemory
+from penstock.server.http2.headers import Fields, HeaderDecoder
 
 from .carriers import Slot
 from .http2_opening import Openings
@@ -73,7 +73,7 @@ class Http2Client(Sending):
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._partial = b""
         self._resolve = resolve
-        self._headers: HeaderMemory[Any] = HeaderMemory(_MAX_HEADER_BYTES)
+        self._headers: HeaderDecoder[Any] = HeaderDecoder(_MAX_HEADER_BYTES)
         self._window_left = DEFAULT_WINDOW
         self._why = ""
 
@@ -153,13 +153,13 @@ class Http2Client(Sending):
         """Process every whole frame. Returns: where the rest begins."""
         at, size = 0, len(data)
         streams, headers = self.streams, self._headers
-        known = headers.known
-        while size - at >= HEAD_BYTES:
-            word, flags, stream_id = HEAD.unpack_from(data, at)
-            start = at + HEAD_BYTES
+        known = headers.cached
+        while size - at >= FRAME_HEADER_BYTES:
+            word, flags, stream_id = FRAME_HEADER.unpack_from(data, at)
+            start = at + FRAME_HEADER_BYTES
             end = start + (word >> 8)
             if word >> 8 > MIN_FRAME_BYTES:
-                raise Http2Error(Fault.FRAME_SIZE_ERROR, f"a frame of {word >> 8} bytes")
+                raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, f"a frame of {word >> 8} bytes")
             if end > size:
                 break
             at = end
@@ -199,22 +199,22 @@ class Http2Client(Sending):
     def _frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         """Process a frame of any kind. Raises: Http2Error."""
         if not self.ready.done() and (kind != SETTINGS or flags & ACK):
-            raise Http2Error(Fault.PROTOCOL_ERROR, f"frame of type {kind} before SETTINGS")
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"frame of type {kind} before SETTINGS")
         headers = self._headers
         if headers.block is not None and (kind != CONTINUATION or stream_id != headers.stream_id):
-            raise Http2Error(Fault.PROTOCOL_ERROR, "a header block was not continued")
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "a header block was not continued")
         if kind == DATA:
             self._take_payload(flags, stream_id, payload)
         elif kind == HEADERS:
-            self._take_block(headers.begun(flags, stream_id, payload))
+            self._take_block(headers.start_block(flags, stream_id, payload))
         elif kind == CONTINUATION:
-            self._take_block(headers.continued(flags, payload))
+            self._take_block(headers.continue_block(flags, payload))
         elif kind == SETTINGS:
             self._take_settings(flags, payload)
         elif kind in {PING, WINDOW_UPDATE, RST_STREAM, GOAWAY}:
             self._steer(kind, flags, stream_id, payload)
         elif kind == PUSH_PROMISE:
-            raise Http2Error(Fault.PROTOCOL_ERROR, "PUSH_PROMISE, which was refused")
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE, which was refused")
 
     def _take_payload(self, flags: int, stream_id: int, payload: bytes) -> None:
         stream = self.streams.get(stream_id)
@@ -235,12 +235,12 @@ class Http2Client(Sending):
         if block is None:
             return
         headers = self._headers
-        head = headers.known.get(block)
+        head = headers.cached.get(block)
         head = headers.decode(block, self._resolve) if head is None else head
         stream = self.streams.get(headers.stream_id)
         if stream is not None:
             stream.head = head
-            if headers.ended:
+            if headers.end_stream:
                 self.forget(stream)
                 stream.over()
 
@@ -269,7 +269,7 @@ class Http2Client(Sending):
     def _steer(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         """Process PING, WINDOW_UPDATE, RST_STREAM or GOAWAY. Raises: Http2Error."""
         if len(payload) < (8 if kind in {PING, GOAWAY} else 4):
-            raise Http2Error(Fault.FRAME_SIZE_ERROR, f"frame of type {kind} of {len(payload)} bytes")
+            raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, f"frame of type {kind} of {len(payload)} bytes")
         if kind == PING:
             if not flags & ACK:
                 self.write(frame(PING, ACK, 0, payload))
@@ -294,4 +294,4 @@ class Http2Client(Sending):
 
 
 def _named(code: int) -> str:
-    return Fault(code).name if code in set(Fault) else str(code)
+    return ErrorCode(code).name if code in set(ErrorCode) else str(code)

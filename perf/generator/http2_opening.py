@@ -14,12 +14,12 @@ from penstock.server.http2.frames import (
     DATA,
     DEFAULT_TABLE_BYTES,
     END_HEADERS,
-    HEAD,
-    HEAD_BYTES,
+    FRAME_HEADER,
+    FRAME_HEADER_BYTES,
     HEADERS,
     MIN_FRAME_BYTES,
 )
-from penstock.server.http2.headers import SHRUNK, Fields, encode
+from penstock.server.http2.headers import TABLE_SIZE_ZERO, Fields, encode
 
 _ENTRY_BYTES = 32
 """The size of a table entry besides its name and value."""
@@ -34,7 +34,7 @@ class Opening:
         if len(block) > MIN_FRAME_BYTES:
             raise ValueError(f"header fields of {len(block)} bytes; {MIN_FRAME_BYTES} is the most")
         self._block = block
-        self._front = HEAD.pack(len(block) << 8 | HEADERS, END_HEADERS, 0)[: HEAD_BYTES - 4]
+        self._front = FRAME_HEADER.pack(len(block) << 8 | HEADERS, END_HEADERS, 0)[: FRAME_HEADER_BYTES - 4]
         self._pack = struct.Struct(f">{len(self._front)}sI{len(block)}sIBI").pack
 
     def alone(self, stream_id: int) -> bytes:
@@ -55,7 +55,7 @@ class Openings:
 
     def __init__(self, fields: Fields) -> None:
         self.plain = Opening(encode(fields))
-        self.shrunk = Opening(SHRUNK + encode(fields))
+        self.shrunk = Opening(TABLE_SIZE_ZERO + encode(fields))
         self.first = self.rest = self.plain
         if sum(len(name) + len(value) + _ENTRY_BYTES for name, value in fields) <= DEFAULT_TABLE_BYTES:
             encoder = Encoder()

@@ -14,10 +14,10 @@ from penstock.server.http2.frames import (
     DATA,
     DEFAULT_WINDOW,
     END_STREAM,
-    HEAD,
+    FRAME_HEADER,
     MAX_WINDOW,
     MIN_FRAME_BYTES,
-    Fault,
+    ErrorCode,
     frame,
     reset,
 )
@@ -152,7 +152,7 @@ class Sending(asyncio.Protocol):
             self.out_window -= size
             stream.credit -= size
             stream.ended_here = flags
-            self.out += (HEAD.pack(size << 8 | DATA, flags, stream.stream_id), payload)
+            self.out += (FRAME_HEADER.pack(size << 8 | DATA, flags, stream.stream_id), payload)
             if not self.dirty:
                 self.mark()
         else:
@@ -172,7 +172,7 @@ class Sending(asyncio.Protocol):
         del self.streams[stream_id]
         if not stream.ended_here:
             self.drop(stream)
-            self.write(reset(stream_id, Fault.CANCEL))
+            self.write(reset(stream_id, ErrorCode.CANCEL))
         if self.waiting and not self.leaving:
             self.begin(self.waiting.popleft())
 
@@ -234,7 +234,7 @@ class Sending(asyncio.Protocol):
         while moved < window and moved < len(unsent):
             size = min(window - moved, len(unsent) - moved, self.peer_frame)
             last = moved + size == len(unsent)
-            self.out.append(HEAD.pack(size << 8 | DATA, stream.ending if last else 0, stream.stream_id))
+            self.out.append(FRAME_HEADER.pack(size << 8 | DATA, stream.ending if last else 0, stream.stream_id))
             self.out.append(unsent[moved : moved + size])
             moved += size
         self.out_window -= moved

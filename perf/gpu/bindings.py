@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from penstock.backends.backend import Array, Binding, Overlapping, overlaps
+from penstock.backends.backend import Array, Binding, OverlappingBinding, supports_overlap
 from penstock.backends.loading import load_onnx
 from penstock.batching.loading.completion import complete
 
 from .correct import TOLERANCE, off_by, on_cpu
 from .engines import How, spec_of
-from .models import FP16, Tensor, Variant, widened
+from .models import FP16, Tensor, Variant, bf16_to_fp32
 from .rows import Row, at_least, at_most, failed
 from .world import KINDS, World
 
@@ -57,7 +57,7 @@ def _checked(world: World, variant: Variant, name: str, options: Mapping[str, st
         wanted = on_cpu(world, world.variant(variant.kind, "fp32"), 2 * ROWS)
         off = in_turns(first, second, feeds, wanted, variant)
         yield at_most(_PART, f"{variant.name}: two under way, off by at most{name}", off, TOLERANCE[FP16])
-        if overlaps(first):
+        if supports_overlap(first):
             rows = LARGE[variant.kind]
             large, feed = bound(world, variant, backend, rows), drawn_for(backend, variant, rows)
             prepare(large, feed)
@@ -92,7 +92,7 @@ def _returned(variant: Variant, name: str, tries: int) -> Row:
 
 def fill(binding: Binding, feed: list[Array]) -> None:
     """Fill the buffers that the Binding lends."""
-    for buffer, values in zip(binding.lend(len(feed[0]), [each.shape for each in feed]), feed, strict=True):
+    for buffer, values in zip(binding.acquire_buffers(len(feed[0]), [each.shape for each in feed]), feed, strict=True):
         if buffer is not None:
             np.copyto(buffer, values)
 
@@ -111,16 +111,16 @@ def in_turns(
     for _ in range(TRIES):
         for binding, feed in zip((first, second), feeds, strict=True):
             fill(binding, feed)
-            if overlaps(binding):
+            if supports_overlap(binding):
                 binding.begin((0,))
         for turn, binding in enumerate((first, second)):
-            (answer,) = binding.end() if overlaps(binding) else binding.run((0,))
+            (answer,) = binding.end() if supports_overlap(binding) else binding.run((0,))
             part = wanted[turn * ROWS : (turn + 1) * ROWS]
-            furthest = max(furthest, off_by(widened(np.asarray(answer), variant.precision), part))
+            furthest = max(furthest, off_by(bf16_to_fp32(np.asarray(answer), variant.precision), part))
     return furthest
 
 
-def early(binding: Overlapping, feed: list[Array]) -> int:
+def early(binding: OverlappingBinding, feed: list[Array]) -> int:
     """Count how often `begin` takes less than half the device's time, or returns while the device still computes."""
     found = 0
     for _ in range(TRIES):
@@ -128,7 +128,7 @@ def early(binding: Overlapping, feed: list[Array]) -> int:
         start_ns = time.perf_counter_ns()
         binding.begin((0,))
         took_ns = time.perf_counter_ns() - start_ns
-        still = not getattr(binding, "ended", lambda: True)()
+        still = not getattr(binding, "is_done", lambda: True)()
         binding.end()
         found += still or took_ns * 2 < binding.device_ns
     return found

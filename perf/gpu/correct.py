@@ -20,7 +20,7 @@ import uvloop
 from penstock.backends.backend import Array
 
 from .engines import How, inputs_of, served
-from .models import BF16, FP16, FP32, Tensor, Variant, widened
+from .models import BF16, FP16, FP32, Tensor, Variant, bf16_to_fp32
 from .rows import Row, at_most, failed
 from .world import KINDS, World
 
@@ -107,4 +107,4 @@ async def _furthest(world: World, variant: Variant, how: How, wanted_of: Callabl
 
 
 def _read(answer: Any, variant: Variant) -> Array:
-    return widened(np.asarray(answer), variant.precision)
+    return bf16_to_fp32(np.asarray(answer), variant.precision)

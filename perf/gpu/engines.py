@@ -43,11 +43,11 @@ class How:
 
 
 class _Plain:
-    """A Binding of which only `lend`, `run` and `stop` are visible."""
+    """A Binding of which only `acquire_buffers`, `run` and `stop` are visible."""
 
     def __init__(self, binding: Any) -> None:
         self.capacity_rows: int = binding.capacity_rows
-        self.lend, self.run, self.stop = binding.lend, binding.run, binding.stop
+        self.acquire_buffers, self.run, self.stop = binding.acquire_buffers, binding.run, binding.stop
         if hasattr(binding, "prepare"):
             self.prepare = binding.prepare
 

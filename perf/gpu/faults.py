@@ -95,7 +95,7 @@ def filled(runtime: Runtime | None, kept_bytes: int) -> Iterator[int]:
         if runtime is not None:
             for chunk in _CHUNKS:
                 with suppress(CudaError):  # there may be no free block this large
-                    while runtime.memory(_DEVICE)[0] - chunk >= kept_bytes:
+                    while runtime.memory_info(_DEVICE)[0] - chunk >= kept_bytes:
                         pointers.append(runtime.allocate(chunk, _DEVICE))
                         taken += chunk
         yield taken

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import uvloop
 
-from penstock.backends.cuda import find_runtime, why_none
+from penstock.backends.cuda import find_runtime, unavailable_reason
 from penstock.backends.loading import load_onnx
 
 from .bindings import bound, drawn_for, fill, prepare
@@ -59,7 +59,7 @@ def _taken(world: World, variant: Variant) -> Row:
     """Capture the graphs of a Binding that has run each size: only they then change the free memory."""
     runtime = find_runtime()
     if runtime is None:
-        raise RuntimeError(why_none())
+        raise RuntimeError(unavailable_reason())
     backend = load_onnx(world.file(variant), world.device, _WITH)
     try:
         binding, drawn = bound(world, variant, backend, max(CAPTURED)), drawn_for(backend, variant, max(CAPTURED))
@@ -67,10 +67,10 @@ def _taken(world: World, variant: Variant) -> Row:
         for feed in feeds:
             fill(binding, feed)
             binding.run((0,))
-        free_bytes, began_s = runtime.memory(0)[0], time.monotonic()
+        free_bytes, began_s = runtime.memory_info(0)[0], time.monotonic()
         for feed in feeds:
             prepare(binding, feed)
-        took_s, taken = time.monotonic() - began_s, (free_bytes - runtime.memory(0)[0]) / _MIB
+        took_s, taken = time.monotonic() - began_s, (free_bytes - runtime.memory_info(0)[0]) / _MIB
         note = f"{binding.graphs} graphs of one Binding, captured in {took_s:.2f} s; an Instance has two Bindings"
         held = binding.graphs == len(CAPTURED)
         return Row("graphs", f"{variant.name}: memory of the graphs", taken, "MiB", held=held, note=note)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from penstock.backends.cuda import CudaError, find_runtime, why_none
+from penstock.backends.cuda import CudaError, find_runtime, unavailable_reason
 from penstock.perf.profiling import environment
 
 from .models import FP32
@@ -55,15 +55,15 @@ def described() -> dict[str, str]:
 def _device(world: World) -> Iterator[Row]:
     runtime = find_runtime()
     if runtime is None:
-        yield Row("machine", "CUDA runtime", "none", held=False if world.on_gpu else None, note=why_none())
+        yield Row("machine", "CUDA runtime", "none", held=False if world.on_gpu else None, note=unavailable_reason())
         return
     try:
-        count = runtime.count()
+        count = runtime.device_count()
         yield Row("machine", "GPUs", count, held=count > 0 if world.on_gpu else None)
         if count:
-            free, total = runtime.memory(0)
+            free, total = runtime.memory_info(0)
             note = f"{runtime.pci_bus_id(0)}, {free / _GIB:.1f} of {total / _GIB:.1f} GiB free"
-            yield Row("machine", "GPU 0", runtime.name(0), note=note)
+            yield Row("machine", "GPU 0", runtime.device_name(0), note=note)
     except CudaError as error:
         yield failed("machine", "CUDA runtime", error)
 

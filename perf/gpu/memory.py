@@ -52,7 +52,7 @@ async def _taken(world: World, loads: int) -> tuple[list[float], list[float], st
             async with served(world, variant, How(8)) as (engine, model):
                 await engine.infer(model, inputs_of(model, variant.inputs(8)))
             if runtime is not None:
-                free, total = runtime.memory(0)
+                free, total = runtime.memory_info(0)
                 device.append(float(total - free))
             host.append(float(processes.rss_bytes(os.getpid())))
             if world.left_s() < 2:

@@ -87,7 +87,7 @@ def cast(values: Tensor, precision: str) -> Tensor:
     return values.astype(np.float16 if precision == FP16 else np.float32)
 
 
-def widened(values: Tensor, precision: str) -> Tensor:
+def bf16_to_fp32(values: Tensor, precision: str) -> Tensor:
     """Return the output of `cast` in double precision."""
     if precision == BF16:
         values = (values.astype(np.uint32) << 16).view(np.float32)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from penstock.backends.cuda import find_runtime, why_none
+from penstock.backends.cuda import find_runtime, unavailable_reason
 
 from .models import Tensor, Variant
 from .rows import Row, at_most, failed
@@ -59,14 +59,14 @@ def session_of(world: World, variant: Variant) -> Session:
     if world.on_gpu:
         runtime = find_runtime()
         if runtime is None:
-            raise RuntimeError(why_none())
-        onnx_providers.ready(onnx_providers.CUDA)
-        stream = runtime.stream(0)
+            raise RuntimeError(unavailable_reason())
+        onnx_providers.check_provider(onnx_providers.CUDA)
+        stream = runtime.create_stream(0)
         chosen = [(onnx_providers.CUDA, onnx_providers.cuda_options(0, {}, stream, graphs=False))]
-        wait = partial(runtime.drain, stream)
+        wait = partial(runtime.synchronize_stream, stream)
     session = onnxruntime.InferenceSession(str(world.file(variant)), options, providers=chosen, enable_fallback=0)
     if world.on_gpu and session.get_providers()[0] != onnx_providers.CUDA:
-        raise RuntimeError(f"ONNX Runtime did not start CUDA: {onnx_providers.why_not_started(onnx_providers.CUDA)}")
+        raise RuntimeError(f"ONNX Runtime did not start CUDA: {onnx_providers.start_failure(onnx_providers.CUDA)}")
     return Session(session, "cuda" if world.on_gpu else "cpu", wait)
 
 

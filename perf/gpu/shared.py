@@ -16,12 +16,12 @@ from typing import Self
 
 import numpy as np
 
-from penstock.backends.cuda import CudaError, Runtime, find_runtime, why_none
+from penstock.backends.cuda import CudaError, Runtime, find_runtime, unavailable_reason
 from penstock.perf.profiling.control import ControlError
 
 from . import taken
 from .correct import POOL, TOLERANCE, off_by, on_cpu
-from .models import FP16, FP32, Tensor, Variant, widened
+from .models import FP16, FP32, Tensor, Variant, bf16_to_fp32
 from .rows import Row, at_most, failed
 from .servers import Server, config_of, serving
 from .world import World
@@ -38,7 +38,7 @@ def report(world: World) -> Iterator[Row]:
     runtime = find_runtime()
     if runtime is None:
         held = False if world.on_gpu else None
-        yield Row("shared", "answers through CUDA shared memory", "not checked", held=held, note=why_none())
+        yield Row("shared", "answers through CUDA shared memory", "not checked", held=held, note=unavailable_reason())
         return
     with serving(world, "shared") as server:
         for kind, precision in CHECKED:
@@ -100,7 +100,7 @@ class _Client:
     def __enter__(self) -> Self:
         self._pointer = self._runtime.allocate(self._size, _DEVICE)
         try:
-            handle = self._runtime.handle_of(self._pointer, _DEVICE)
+            handle = self._runtime.export_handle(self._pointer, _DEVICE)
             self._server.control.register_cuda(self._region, handle, _DEVICE, self._size)
         except BaseException:
             self._runtime.free(self._pointer, _DEVICE)
@@ -131,7 +131,7 @@ class _Client:
         self._server.process.request("POST", path, json.dumps(document).encode())
         into = bytearray(nbytes)
         self._runtime.read(self._pointer + self._output, _DEVICE, memoryview(into))
-        return widened(np.frombuffer(into, self._variant.dtype).reshape(shape), self._variant.precision)
+        return bf16_to_fp32(np.frombuffer(into, self._variant.dtype).reshape(shape), self._variant.precision)
 
     def _place(self, offset: int, nbytes: int) -> dict[str, str | int]:
         return {

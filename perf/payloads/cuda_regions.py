@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack, suppress
 
-from penstock.backends.cuda import CudaError, Runtime, find_runtime, why_none
+from penstock.backends.cuda import CudaError, Runtime, find_runtime, unavailable_reason
 
 from .regions import Create, Registrar, Write, forgotten
 from .tensors import InputError
@@ -20,13 +20,15 @@ def cuda() -> Create:
     """
     found = find_runtime()
     if found is None:
-        raise InputError(f"--shared-memory cuda: it needs a GPU beside this command: {why_none()}. Use system or none")
+        raise InputError(
+            f"--shared-memory cuda: it needs a GPU beside this command: {unavailable_reason()}. Use system or none"
+        )
 
     def create(stack: ExitStack, control: Registrar, region: str, size: int) -> Write:
         try:
             pointer = found.allocate(size, DEVICE)
             stack.callback(_freed, found, pointer)
-            handle = found.handle_of(pointer, DEVICE)
+            handle = found.export_handle(pointer, DEVICE)
         except CudaError as error:
             raise InputError(f"--shared-memory cuda: {error}") from None
         # freed after the server has released it: the reverse order is undefined

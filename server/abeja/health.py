@@ -59,13 +59,13 @@ class HealthService:
         claim = self._others.claim(head)
         return claim if claim is not None or self._is_own(head.path.decode("latin-1")) else _NOWHERE
 
-    def turn_away(self, head: Head) -> Any:
+    def check_admission(self, head: Head) -> Any:
         """Turn away what `others` would."""
-        return None if isinstance(head.route, Probe) else self._others.turn_away(head)
+        return None if isinstance(head.route, Probe) else self._others.check_admission(head)
 
-    def refuse(self, connection: FastLane, error: Any) -> None:
+    def answer_error(self, connection: FastLane, error: Any) -> None:
         """Answer a request that was turned away."""
-        self._others.refuse(connection, error)
+        self._others.answer_error(connection, error)
 
     def begin(self, connection: FastLane, head: Head, body: bytes) -> None:
         """Answer one request."""

@@ -97,11 +97,11 @@ class CarryingService:
 
     # -- the Service -------------------------------------------------------------------------------------------
 
-    def turn_away(self, head: Head) -> Any:
+    def check_admission(self, head: Head) -> Any:
         """Return the error of a call that is rejected whatever its body, so the body need not be kept."""
         claim = head.route
         if type(claim) is not self.claims:
-            return self.others.turn_away(head)
+            return self.others.check_admission(head)
         if claim.found is None:
             return None
         try:
@@ -109,13 +109,13 @@ class CarryingService:
         except InferError as error:
             return error
 
-    def refuse(self, connection: FastLane, error: Any) -> None:
+    def answer_error(self, connection: FastLane, error: Any) -> None:
         """Answer with an error."""
         claim = connection.head.route if connection.head is not None else None
         if type(claim) is self.claims:
             self.answer_failure(connection, claim, error)
         else:
-            self.others.refuse(connection, error)
+            self.others.answer_error(connection, error)
 
     def begin(self, connection: FastLane, head: Head, body: bytes) -> None:
         """Answer a request, or send it to its worker."""

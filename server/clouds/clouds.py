@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import InferError
-from penstock.server.http.service import Shared
+from penstock.server.http.service import HttpShared
 from penstock.server.listening.ports import make_listener
 from penstock.server.v2.inference import Inference
 
@@ -71,7 +71,7 @@ class Clouds:
 
     def _vertex_ai(self, parts: CloudParts) -> Listener:
         settings = self.settings
-        shared = Shared(VertexService(parts.inference(Inference), self._routes), settings.limits())
+        shared = HttpShared(VertexService(parts.inference(Inference), self._routes), settings.limits())
         app = VertexApp(parts.app(), self._routes)
         return make_listener(settings, "Vertex AI", (settings.vertex_ai_address, settings.vertex_ai_port), app, shared)
 
@@ -88,7 +88,7 @@ class Clouds:
         if links_folder is not None:
             archives = Archives(links_folder, parts.control, parts.repository.names, ready)
         inference = parts.inference(SageMakerInference)
-        shared = Shared(SageMakerService(inference, paths, archives), settings.limits())
+        shared = HttpShared(SageMakerService(inference, paths, archives), settings.limits())
         app = SageMakerApp(parts.app(), paths, archives, inference.restricted)
         return make_listener(settings, "SageMaker", (settings.sagemaker_address, settings.sagemaker_port), app, shared)
 

@@ -65,13 +65,13 @@ class ForwardingService:
             text = f"inference header size should be in range (0, {max(0, body_bytes)}), got: {got}"
         return InferError(Code.INVALID, text)
 
-    def turn_away(self, head: Head) -> Any:
+    def check_admission(self, head: Head) -> Any:
         """Reject what Inference rejects."""
-        return self._inference.turn_away(head)
+        return self._inference.check_admission(head)
 
-    def refuse(self, connection: FastLane, error: Any) -> None:
+    def answer_error(self, connection: FastLane, error: Any) -> None:
         """Answer a rejected request."""
-        self._inference.refuse(connection, error)
+        self._inference.answer_error(connection, error)
 
     def begin(self, connection: FastLane, head: Head, body: bytes) -> None:
         """Answer one request."""

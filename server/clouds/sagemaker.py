@@ -95,7 +95,7 @@ class SageMakerInference(Inference):
             connection.answer_ok(body)
 
     @staticmethod
-    def refuse(connection: FastLane, error: InferError) -> None:
+    def answer_error(connection: FastLane, error: InferError) -> None:
         """Answer with an error."""
         head = connection.head
         if is_out_of_memory(error):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
-from penstock.server.http.coding import choose
+from penstock.server.http.coding import choose_coding
 
 from .bodies import is_json
 from .paths import ENDPOINT, CortexPaths, CortexRoute
@@ -49,7 +49,7 @@ class CortexClaim:
         self.route: ServedApi | None = None
         self.json = is_json(head.header.get(b"content-type", b""))
         self.coding = head.header.get(b"content-encoding", b"").strip().lower()
-        self.accept = choose(head.header.get(b"accept-encoding", b""))
+        self.accept = choose_coding(head.header.get(b"accept-encoding", b""))
         self.request_id = head.header.get(b"x-request-id", b"").decode("latin-1")[:128]
         self.parameters: dict[str, Any] = {"debug": True} if is_debug(head.query) else {}
 

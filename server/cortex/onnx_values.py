@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from penstock.backends.backend import Array
-from penstock.backends.datatypes import widened
+from penstock.backends.datatypes import bf16_to_fp32
 from penstock.backends.signature import TensorSpec
 from penstock.server.hooks.conversions import Described
 from penstock.server.hooks.convert import change_each
@@ -159,7 +159,7 @@ def _restored(spec: TensorSpec, node: Any) -> Callable[[Any], Any]:
         if spec.datatype == "BYTES":
             output = change_each(output, _text)
         elif spec.datatype == "BF16":
-            output = widened(output)
+            output = bf16_to_fp32(output)
         return output.reshape(()) if is_scalar and output.shape == (1,) else output
 
     return restore

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote_to_bytes
 
-from penstock.backends.errors import Code, InferError, bare
+from penstock.backends.errors import Code, InferError, without_traceback
 from penstock.server.answering import (
     LARGE_BYTES,
     LargeJsonReader,
@@ -92,24 +92,24 @@ class CortexService:
             self.restricted.require("inference", head.header)
         return CortexClaim(head, path)
 
-    def turn_away(self, head: Head) -> Any:
+    def check_admission(self, head: Head) -> Any:
         """Return the error of a prediction that is rejected whatever it contains, so that its body need not be kept."""
         claim = head.route
         if type(claim) is not CortexClaim:
-            return self._others.turn_away(head)
+            return self._others.check_admission(head)
         self._resolve(claim)
         route = claim.route
         if route is None or route.generation != self._engine.generation:
             return None  # it would be the queue of another model
         return self._engine.turn_away(route.model)  # type: ignore[arg-type]
 
-    def refuse(self, connection: FastLane, error: Any) -> None:
+    def answer_error(self, connection: FastLane, error: Any) -> None:
         """Answer with an error."""
         claim = connection.head.route if connection.head is not None else None
         if type(claim) is CortexClaim:
             self._refuse(connection, claim.route, error, time.monotonic_ns())
         else:
-            self._others.refuse(connection, error)
+            self._others.answer_error(connection, error)
 
     def begin(self, connection: FastLane, head: Head, body: bytes) -> None:
         """Answer one request, or start to."""
@@ -219,7 +219,7 @@ class CortexService:
     @staticmethod
     def _refuse(connection: FastLane, route: ServedApi | None, error: InferError, began_ns: int) -> None:
         """Answer with an error, and count it if it is that of a prediction (`route`)."""
-        status, body, content_type = pages.refused(bare(error))
+        status, body, content_type = pages.refused(without_traceback(error))
         again = retry_after_line(error) if status == 503 else b""
         if route is not None:
             route.counted.count(status, time.monotonic_ns() - began_ns)

@@ -102,10 +102,10 @@ class Asking:
         """End the streams that would not end by themselves; `last`: the server ends too, and probes report it."""
         self.draining, self.exiting = True, last
         for call in list(self.watches.values()):
-            cancelled, call.cancelled = call.cancelled, None
+            cancelled, call.on_cancel = call.on_cancel, None
             if last:
                 call.send(_NOT_SERVING)
-            call.refuse(Status.UNAVAILABLE, SHUTTING_DOWN)
+            call.abort(Status.UNAVAILABLE, SHUTTING_DOWN)
             if cancelled is not None:
                 cancelled()
 
@@ -296,7 +296,7 @@ def asking_methods(asking: Asking) -> dict[str, Method]:
 def _begin(asking: Asking, path: str, call: Call, message: bytes) -> None:
     alone = None if asking.engine and not asking.exiting else _WITHOUT_ENGINE.get(path)
     if asking.draining and path.endswith("/Watch"):
-        call.refuse(Status.UNAVAILABLE, SHUTTING_DOWN)
+        call.abort(Status.UNAVAILABLE, SHUTTING_DOWN)
     elif alone is not None:
         call.answer(b"" if asking.exiting and path.endswith("/ServerLive") else alone)
     else:
@@ -312,7 +312,7 @@ class _RpcAsk:
         head = {"rpc": path, "metadata": dict(call.metadata), "deadline_ns": call.deadline_ns}
         self._number = asking.ask(self, head, message)
         self._waits: asyncio.Task[None] | None = None
-        call.cancelled = self._left
+        call.on_cancel = self._left
         if path.endswith("/Watch"):
             asking.watches[self._number] = call
 
@@ -326,18 +326,18 @@ class _RpcAsk:
     async def _drained(self, before: asyncio.Task[None] | None) -> None:
         if before is not None:
             await before
-        await self._call.drained()
+        await self._call.drain()
         self._asking.taken(self._number)
 
     def end(self, how: Mapping[str, Any] | None) -> None:
         self._asking.watches.pop(self._number, None)
-        self._call.cancelled = None
+        self._call.on_cancel = None
         if how is None:
-            self._call.refuse(Status.UNAVAILABLE, NO_ENGINE)
+            self._call.abort(Status.UNAVAILABLE, NO_ENGINE)
         elif how["status"] == Status.OK:
             self._call.finish()
         else:
-            self._call.refuse(Status(how["status"]), how["text"], how["pushback_ms"])
+            self._call.abort(Status(how["status"]), how["text"], how["pushback_ms"])
 
     def _left(self) -> None:
         self._asking.watches.pop(self._number, None)

@@ -95,7 +95,7 @@ class FrontCalls:
         call = self._under_way[number] = _RpcAnswer(self, number, head)
         method = self._methods.get(head["rpc"])
         if method is None or method.unary is None:
-            call.refuse(Status.UNIMPLEMENTED, f"unknown method {head['rpc']}")
+            call.abort(Status.UNIMPLEMENTED, f"unknown method {head['rpc']}")
             return
         self.start(call.run(method.unary, payload))
 
@@ -246,7 +246,7 @@ class _RpcAnswer:
         self.metadata: Mapping[str, str] = head["metadata"]
         self.deadline_ns: int = head["deadline_ns"]
         self.context: Any = None
-        self.cancelled: Callable[[], None] | None = None
+        self.on_cancel: Callable[[], None] | None = None
         self.ended = False
         self._changes: Sequence[StateChange] = ()
         self.pace = _Pace()
@@ -255,7 +255,7 @@ class _RpcAnswer:
     def writable(self) -> bool:
         return self.pace.free
 
-    async def drained(self) -> None:
+    async def drain(self) -> None:
         await self.pace.wait()
 
     async def run(self, begin: Unary, message: bytes) -> None:
@@ -269,7 +269,7 @@ class _RpcAnswer:
         """Handle a LEAVE."""
         self.ended = True
         self.pace.open()
-        cancelled, self.cancelled = self.cancelled, None
+        cancelled, self.on_cancel = self.on_cancel, None
         if cancelled is not None:
             cancelled()
 
@@ -297,17 +297,17 @@ class _RpcAnswer:
     def finish(self) -> None:
         self._end(Status.OK, "", 0)
 
-    def erred(self, status: Status) -> None:
+    def count_error(self, status: Status) -> None:
         """Do nothing: the front end counts."""
 
-    def refuse(self, status: Status, text: str, pushback_ms: int = 0) -> None:
+    def abort(self, status: Status, text: str, pushback_ms: int = 0) -> None:
         if status == Status.NOT_FOUND and self._answers.loading():
             self._refused(InferError(Code.NOT_READY, COMING, RETRY_NS))
         else:
             self._end(status, text, pushback_ms)
 
     def _refused(self, error: InferError) -> None:
-        self.refuse(GRPC_STATUS[error.code], error.message, pushback_ms(error))
+        self.abort(GRPC_STATUS[error.code], error.message, pushback_ms(error))
 
     def _end(self, status: Status, text: str, pushback: int) -> None:
         if not self.ended:

@@ -39,8 +39,8 @@ def write_model(model: Model) -> dict[str, Any]:
     return {
         "spec": snapshot.write(model.spec),
         "platform": model.platform,
-        "inputs": [Node.of(node).write() for node in model.node_inputs],
-        "outputs": [Node.of(node).write() for node in model.node_outputs],
+        "inputs": [Node.from_runtime(node).to_json() for node in model.node_inputs],
+        "outputs": [Node.from_runtime(node).to_json() for node in model.node_outputs],
         "described": dict(model.described),
     }
 
@@ -49,8 +49,8 @@ def read_model(written: Mapping[str, Any]) -> Model:
     """Build a Model from the result of `write_model`. Raises: ValueError, TypeError, LookupError."""
     model = Model(snapshot.read(ModelSpec, written["spec"]), (), lambda *_: None)
     model.platform = written["platform"]
-    model.node_inputs = [Node.read(node) for node in written["inputs"]]
-    model.node_outputs = [Node.read(node) for node in written["outputs"]]
+    model.node_inputs = [Node.from_json(node) for node in written["inputs"]]
+    model.node_outputs = [Node.from_json(node) for node in written["outputs"]]
     model.described = written["described"]
     return model
 

@@ -10,7 +10,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from penstock.backends.errors import Code, InferError, bare
+from penstock.backends.errors import Code, InferError, without_traceback
 from penstock.batching.loaded import COMING, STOPPING, Leaving, Loaded
 from penstock.batching.request import NO_TERMS, Terms
 from penstock.batching.scheduling.admission import request_for
@@ -264,7 +264,7 @@ class RemoteEngine:
         try:
             request.answers.tell(read_answer(body, arrays))
         except InferError as error:
-            request.error = bare(error)
+            request.error = without_traceback(error)
         except Exception as error:  # noqa: BLE001 - as in `take`
             request.error = _unreadable(request, error)
         else:

@@ -13,33 +13,33 @@ from penstock.backends.protobuf_fields import fields
 from penstock.server.listening.access_log import log_answer
 
 from .call import GrpcCall
-from .coded_call import CodedCall
+from .compressing_call import CompressingCall
 from .method import Call, Method, Status, Unary
 
 if TYPE_CHECKING:
-    from penstock.server.http2.frames import Fault
+    from penstock.server.http2.frames import ErrorCode
     from penstock.server.listening.mapped_buffer import Body
 
     from .connection import GrpcConnection
     from .request import GrpcRequest
 
 _TRITON = "/inference.GRPCInferenceService/"
-_NAMES = ((f"{_TRITON}RepositoryModel", 2), (f"{_TRITON}Model", 1))
+_NAME_FIELDS = ((f"{_TRITON}RepositoryModel", 2), (f"{_TRITON}Model", 1))
 """The field number of the model name in a message, by the prefix of the path."""
-_ID = {f"{_TRITON}ModelInfer": 3}
+_ID_FIELDS = {f"{_TRITON}ModelInfer": 3}
 
 
 class LoggedCall(GrpcCall):
-    """A call that is logged. `_said` is its status, `_sent` the size of its messages before compression."""
+    """A call that is logged. `_status` is its status, `_sent_bytes` the size of its messages before compression."""
 
     def __init__(self, connection: GrpcConnection, stream_id: int, request: GrpcRequest) -> None:
         super().__init__(connection, stream_id, request)
-        self._began_s = time.perf_counter()
+        self._started_s = time.perf_counter()
         self._client = get_remote_addr(connection.transport)
         self._model, self._request_id = "", request.metadata.get("x-request-id", "")
-        self._said, self._sent = Status.OK, 0
+        self._status, self._sent_bytes = Status.OK, 0
 
-    def note(self, message: bytes, name: int, request_id: int) -> None:
+    def record_names(self, message: bytes, name: int, request_id: int) -> None:
         """Record the model name and the request id of a message, from these fields."""
         with suppress(IndexError, KeyError):  # not a valid protobuf message
             for head, start, stop in fields(message, 0, len(message)):
@@ -51,9 +51,9 @@ class LoggedCall(GrpcCall):
     def begin(self) -> None:
         """Begin, and log a call that is rejected by its header."""
         super().begin()
-        if self.request.refusal is not None:
-            self._said = self.request.refusal.status
-            self._tell()
+        if self.request.rejection is not None:
+            self._status = self.request.rejection.status
+            self._log()
 
     def answer(self, message: Body) -> None:
         """Send the single message of a unary answer, and OK."""
@@ -63,59 +63,59 @@ class LoggedCall(GrpcCall):
     def send(self, message: Body, flag: int = 0, coding: bytes = b"") -> None:
         """Send one message of a stream."""
         if not self.ended:
-            self._sent += len(message)
+            self._sent_bytes += len(message)
         super().send(message, flag, coding)
 
-    def refuse(self, status: Status, text: str, pushback_ms: int = 0) -> None:
+    def abort(self, status: Status, text: str, pushback_ms: int = 0) -> None:
         """End the call with a status other than OK."""
         if not self.ended:
-            self._said = status
-        super().refuse(status, text, pushback_ms)
+            self._status = status
+        super().abort(status, text, pushback_ms)
 
     def send_held(self) -> None:
         """Send the held rejection, if the call is still open."""
-        there = self.connection.streams.get(self.stream_id) is self
+        is_open = self.connection.streams.get(self.stream_id) is self
         super().send_held()
-        if there:
-            self._tell()
+        if is_open:
+            self._log()
 
-    def lost(self, code: Fault) -> None:
+    def on_reset(self, code: ErrorCode) -> None:
         """Handle the loss of the call; what was sent before is logged."""
-        if self.begun and not self.ended:
-            self._said = Status.CANCELLED
-            self._tell()
-        super().lost(code)
+        if self.headers_sent and not self.ended:
+            self._status = Status.CANCELLED
+            self._log()
+        super().on_reset(code)
 
-    def _last(self, last: bytes) -> None:
-        super()._last(last)
-        self._tell()
+    def _send_last(self, last_frame: bytes) -> None:
+        super()._send_last(last_frame)
+        self._log()
 
-    def _tell(self) -> None:
-        asked = f"POST {self.request.path} HTTP/2"
-        named = {"model": self._model, "request_id": self._request_id}
-        log_answer(self._client, asked, self._said.name, self._began_s, self._sent, named)
+    def _log(self) -> None:
+        request_line = f"POST {self.request.path} HTTP/2"
+        names = {"model": self._model, "request_id": self._request_id}
+        log_answer(self._client, request_line, self._status.name, self._started_s, self._sent_bytes, names)
 
 
-class LoggedCodedCall(LoggedCall, CodedCall):
+class LoggedCompressingCall(LoggedCall, CompressingCall):
     """A logged call on a port that compresses its answers."""
 
 
-def noted(methods: Mapping[str, Method]) -> dict[str, Method]:
+def logged_methods(methods: Mapping[str, Method]) -> dict[str, Method]:
     """Wrap methods so that calls record the model that their messages name."""
-    return {path: _noted(method) for path, method in methods.items()}
+    return {path: _logged_method(method) for path, method in methods.items()}
 
 
-def _noted(method: Method) -> Method:
-    unary, name = method.unary, next((field for begin, field in _NAMES if method.path.startswith(begin)), 0)
+def _logged_method(method: Method) -> Method:
+    unary, name = method.unary, next((field for begin, field in _NAME_FIELDS if method.path.startswith(begin)), 0)
     if unary is None or not name:
         return method
-    return Method(method.path, _noting(unary, name, _ID.get(method.path, 0)))
+    return Method(method.path, _recording_names(unary, name, _ID_FIELDS.get(method.path, 0)))
 
 
-def _noting(unary: Unary, name: int, request_id: int) -> Unary:
+def _recording_names(unary: Unary, name: int, request_id: int) -> Unary:
     def begin(call: Call, message: bytes) -> None:
         if isinstance(call, LoggedCall):
-            call.note(message, name, request_id)
+            call.record_names(message, name, request_id)
         unary(call, message)
 
     return begin

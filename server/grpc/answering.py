@@ -1,7 +1,7 @@
 """AnsweringStream: the part of a call that its method uses: one answer or a stream, the status, backpressure.
 
-Base class of GrpcCall, which adds the receiving part and the end of the call; CodedCall overrides it for compressed
-answers.
+Base class of GrpcCall, which adds the receiving part and the end of the call; CompressingCall overrides it for
+compressed answers.
 """
 
 from __future__ import annotations
@@ -30,28 +30,31 @@ logger = logging.getLogger("penstock.grpc")
 class AnsweringStream(Stream):
     """The sending side of a call.
 
-    Invariants: `begun` once the response headers are sent. Once `ended`, nothing is sent except what is pending; that
-    may be `held`, a delayed rejection (listening/rejection_pacer.py), which is then all that is left of the call.
+    Invariants: `headers_sent` once the response headers are sent. Once `ended`, nothing is sent except what is pending;
+    that may be `delayed_answer`, a delayed rejection (listening/rejection_pacer.py), which is then all that is left of
+    the call.
     """
 
-    __slots__ = ("begun", "cancelled", "context", "deadline_ns", "ended", "held", "request", "waiter")
+    __slots__ = (
+        "context", "deadline_ns", "delayed_answer", "drain_waiter", "ended", "headers_sent", "on_cancel", "request",
+    )  # fmt: skip
 
     connection: GrpcConnection
     request: GrpcRequest
     deadline_ns: int
-    held: bytes
+    delayed_answer: bytes
     context: Any
-    cancelled: Callable[[], None] | None
+    on_cancel: Callable[[], None] | None
     ended: bool
-    begun: bool
-    waiter: asyncio.Future[None] | None
+    headers_sent: bool
+    drain_waiter: asyncio.Future[None] | None
 
     @property
     def metadata(self) -> Mapping[str, str]:
         """The request's header fields."""
         return self.request.metadata
 
-    def let_go(self) -> Callable[[], None] | None:
+    def release(self) -> Callable[[], None] | None:
         """Mark the call as ended, and release its resources. Returns: the callback for its end."""
         raise NotImplementedError
 
@@ -68,97 +71,97 @@ class AnsweringStream(Stream):
         connection, stream_id, length = self.connection, self.stream_id, len(message)
         outbox, size = connection.outbox, length + PREFIX_BYTES
         if (
-            size <= outbox.quick_bytes
+            size <= outbox.max_direct_bytes
             and size <= outbox.window
             and size <= outbox.initial_window + self.credit
             and self.remote_ended
-            and not outbox.notice
-            and not self.begun
+            and not outbox.table_size_update
+            and not self.headers_sent
         ):
-            outbox.frames += answers.whole(stream_id, message, length)
+            outbox.frames += answers.unary_answer(stream_id, message, length)
             outbox.window -= size
-            outbox.answered += 1
+            outbox.answer_count += 1
             outbox.sent_frames += 1
             del connection.streams[stream_id]
             self.ended = True
             if self.deadline_ns:
                 connection.shared.deadlines.discard(self)
             if not outbox.dirty:
-                connection.shared.mark(outbox)
+                connection.shared.schedule_flush(outbox)
             return
         self.send(message)
         self.finish()
 
     def send(self, message: Body, flag: int = 0, coding: bytes = b"") -> None:
-        """Send one message of a stream. Only a CodedCall, which may have ended, sets `coding`; flag 1: compressed."""
+        """Send one message. Only a CompressingCall sets `coding`, also once it has ended; flag 1: compressed."""
         if self.ended and not coding:
             return
         outbox, stream_id = self.connection.outbox, self.stream_id
-        if not self.begun:
-            self.begun = True
-            outbox.send_headers(answers.begin(stream_id, coding))
+        if not self.headers_sent:
+            self.headers_sent = True
+            outbox.send_headers(answers.response_headers(stream_id, coding))
         size = len(message) + PREFIX_BYTES
         if (
             self.unsent is None
-            and size <= outbox.quick_bytes
+            and size <= outbox.max_direct_bytes
             and size <= outbox.window
             and size <= outbox.initial_window + self.credit
         ):
-            outbox.frames += (answers.before_message(stream_id, len(message), flag), message)
+            outbox.frames += (answers.message_head(stream_id, len(message), flag), message)
             outbox.window -= size
             self.credit -= size
             outbox.sent_frames += 1
             if not outbox.dirty:
-                self.connection.shared.mark(outbox)
+                self.connection.shared.schedule_flush(outbox)
             return
         outbox.queue(self, (PREFIX.pack(flag, len(message)), message))
 
     def finish(self) -> None:
         """End a stream with OK."""
         if not self.ended:
-            self._last(answers.ok(self.stream_id) if self.begun else b"")
+            self._send_last(answers.ok_trailers(self.stream_id) if self.headers_sent else b"")
 
-    def refuse(self, status: Status, text: str, pushback_ms: int = 0) -> None:
+    def abort(self, status: Status, text: str, pushback_ms: int = 0) -> None:
         """End the call with a status other than OK."""
         if self.ended:
             return
-        if self.begun:
-            last = answers.trailers(self.stream_id, status, text, pushback_ms)
+        if self.headers_sent:
+            last_frame = answers.trailers(self.stream_id, status, text, pushback_ms)
         else:
-            last = answers.trailers_only(self.stream_id, status, text, pushback_ms=pushback_ms)
-            if status is Status.UNAVAILABLE and self.remote_ended and self._holds():
-                self.let_go()
-                self.held = last
+            last_frame = answers.trailers_only(self.stream_id, status, text, pushback_ms=pushback_ms)
+            if status is Status.UNAVAILABLE and self.remote_ended and self._delay_rejection():
+                self.release()
+                self.delayed_answer = last_frame
                 return
-        self.erred(status)
-        self._last(last)
+        self.count_error(status)
+        self._send_last(last_frame)
 
-    def _holds(self) -> bool:
+    def _delay_rejection(self) -> bool:
         connection, shared = self.connection, self.connection.shared
-        return connection.is_early() and shared.pacer.hold(self, shared.loop)
+        return connection.is_early_retry() and shared.pacer.hold(self, shared.loop)
 
     def send_held(self) -> None:
         """Send the held rejection, if the call is still open."""
         connection = self.connection
         if connection.streams.get(self.stream_id) is self:
-            self.erred(Status.UNAVAILABLE)
-            connection.outbox.answered += 1
-            connection.end(self, self.held)
+            self.count_error(Status.UNAVAILABLE)
+            connection.outbox.answer_count += 1
+            connection.end(self, self.delayed_answer)
 
-    def erred(self, status: Status) -> None:
+    def count_error(self, status: Status) -> None:
         """Count an error, sent as the call's status or in a message."""
         self.connection.shared.tally.count_error(status.name)
 
-    def _last(self, last: bytes) -> None:
-        if not last:
-            self.connection.outbox.send_headers(answers.begin(self.stream_id))
-            last = answers.ok(self.stream_id)
-        self.let_go()
-        self.connection.outbox.answered += 1
+    def _send_last(self, last_frame: bytes) -> None:
+        if not last_frame:
+            self.connection.outbox.send_headers(answers.response_headers(self.stream_id))
+            last_frame = answers.ok_trailers(self.stream_id)
+        self.release()
+        self.connection.outbox.answer_count += 1
         if self.unsent is None:
-            self.connection.end(self, last)
+            self.connection.end(self, last_frame)
         else:
-            self.unsent.last = last
+            self.unsent.last_frame = last_frame
 
     # -- backpressure ------------------------------------------------------------------------------------------
 
@@ -167,24 +170,24 @@ class AnsweringStream(Stream):
         """Whether all or nearly all that was sent has left."""
         return self.unsent is None or self.unsent.size <= LOW_BYTES
 
-    async def drained(self) -> None:
+    async def drain(self) -> None:
         """Wait until `writable`, or until the call has ended."""
         while not self.ended and not self.writable:
-            if self.waiter is None:
-                self.waiter = self.connection.shared.loop.create_future()
-            await asyncio.shield(self.waiter)
+            if self.drain_waiter is None:
+                self.drain_waiter = self.connection.shared.loop.create_future()
+            await asyncio.shield(self.drain_waiter)
 
     def wake(self) -> None:
         """Wake the waiter, which checks again."""
-        waiter, self.waiter = self.waiter, None
+        waiter, self.drain_waiter = self.drain_waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
 
-def tell_of_end(cancelled: Callable[[], None] | None) -> None:
+def run_on_cancel(on_cancel: Callable[[], None] | None) -> None:
     """Call the callback for a call's end, if there is one. Its errors are logged, so they affect no other call."""
-    if cancelled is not None:
+    if on_cancel is not None:
         try:
-            cancelled()
+            on_cancel()
         except Exception:
             logger.exception("what a call has begun could not be cancelled")

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 from penstock.backends.errors import InferError
 from penstock.server.errors import GRPC_STATUS, pushback_ms
-from penstock.server.http2.frames import Fault
+from penstock.server.http2.frames import ErrorCode
 
 from . import answers
-from .answering import AnsweringStream, tell_of_end
-from .framing import PREFIX, PREFIX_BYTES, Incoming, MessageError
-from .inflating import Unpacking, kept_text
+from .answering import AnsweringStream, run_on_cancel
+from .decompressing import Decompressor, receive_limit_text
+from .framing import PREFIX, PREFIX_BYTES, IncomingMessages, MessageError
 from .method import Reader, Status
 
 if TYPE_CHECKING:
@@ -33,42 +33,42 @@ _head_of = PREFIX.unpack_from
 class GrpcCall(AnsweringStream):
     """One RPC.
 
-    Invariants: once `ended`, nothing is sent except what waits for its window, and `cancelled` is not called. What
+    Invariants: once `ended`, nothing is sent except what waits for its window, and `on_cancel` is not called. What
     `_incoming` holds is counted in `shared.held_bytes`. So is a message decompressed on a thread: until it is delivered
     if the call is a stream, otherwise until the call ends.
     """
 
-    __slots__ = ("_given", "_incoming", "_reader", "_stalled_s", "_unpacking")
+    __slots__ = ("_decompressor", "_incoming", "_message", "_reader", "_stalled_s")
 
     def __init__(self, connection: GrpcConnection, stream_id: int, request: GrpcRequest) -> None:
         self.connection = connection
         self.stream_id = stream_id
         self.request = request
         self.credit = 0
-        self.in_left = connection.limits.stream_window_bytes
+        self.receive_window = connection.limits.stream_window_bytes
         self.remote_ended = False
         self.unsent = None
         self.ended = False
-        self.begun = False
+        self.headers_sent = False
         self.deadline_ns = 0
         self.context = None
-        self.cancelled = None
-        self.waiter = None
-        self._incoming: Incoming | None = None
-        self._given: bytes | None = None
-        self._unpacking: Unpacking | None = None
+        self.on_cancel = None
+        self.drain_waiter = None
+        self._incoming: IncomingMessages | None = None
+        self._message: bytes | None = None
+        self._decompressor: Decompressor | None = None
         self._reader: Reader | None = None
         self._stalled_s = 0.0
 
     # -- receiving ---------------------------------------------------------------------------------------------
 
-    def received(self, payload: bytes, ended: int) -> None:
+    def received(self, payload: bytes, end_stream: int) -> None:
         """Process a DATA frame's payload; a complete message goes directly to its method."""
         request = self.request
         size, unary = len(payload) - PREFIX_BYTES, request.unary
         if (
-            ended
-            and 0 <= size <= self.connection.most_bytes
+            end_stream
+            and 0 <= size <= self.connection.max_message_bytes
             and self._incoming is None
             and unary is not None
             and not self.ended
@@ -79,194 +79,198 @@ class GrpcCall(AnsweringStream):
                 try:
                     unary(self, payload[PREFIX_BYTES:])
                 except Exception as error:  # noqa: BLE001 - whatever a method raises, its client gets an answer
-                    self.failed(error)
+                    self.fail(error)
                 return
-        self._receive(payload, ended)
+        self._receive(payload, end_stream)
 
-    def part(self, payload: memoryview, ended: int) -> None:
+    def received_part(self, payload: memoryview, end_stream: int) -> None:
         """Process the payload of a long DATA frame, or a part of it."""
         incoming = self._incoming
-        if incoming is None and ended:
-            self.received(bytes(payload), ended)
-        elif incoming is None or ended or not incoming.settled or not self._keep(incoming, payload):
-            self._receive(payload, ended)
+        if incoming is None and end_stream:
+            self.received(bytes(payload), end_stream)
+        elif (
+            incoming is None or end_stream or not incoming.storage_decided or not self._store_middle(incoming, payload)
+        ):
+            self._receive(payload, end_stream)
 
-    def _keep(self, incoming: Incoming, payload: memoryview) -> bool:
+    def _store_middle(self, incoming: IncomingMessages, payload: memoryview) -> bool:
         """Store a middle part of a message, the most common kind of a large one. Returns: False if it is not one."""
         size, connection = len(payload), self.connection
-        shared, left = connection.shared, self.in_left - size
+        shared, receive_window = connection.shared, self.receive_window - size
         if (
-            incoming.have + size >= incoming.need
-            or left < connection.stream_window_low
-            or shared.held_bytes + size > shared.receive_bytes
-            or 0 <= self.request.length < incoming.total + size
+            incoming.stored_bytes + size >= incoming.needed_bytes
+            or receive_window < connection.refill_stream_below
+            or shared.held_bytes + size > shared.max_receive_bytes
+            or 0 <= self.request.length < incoming.received_bytes + size
         ):
             return False
-        self.in_left = left
+        self.receive_window = receive_window
         self._stalled_s = 0.0
         incoming.feed(payload)
-        incoming.held += size
+        incoming.counted_bytes += size
         shared.held_bytes += size
         return True
 
-    def _receive(self, payload: bytes | memoryview, ended: int) -> None:
-        if not self._admits(len(payload), ended):
+    def _receive(self, payload: bytes | memoryview, end_stream: int) -> None:
+        if not self._accept_bytes(len(payload), end_stream):
             return
         incoming = self._incoming
         if incoming is None:
-            incoming = self._incoming = Incoming(self.connection.shared.grpc.max_message_bytes)
+            incoming = self._incoming = IncomingMessages(self.connection.shared.grpc_limits.max_message_bytes)
         incoming.feed(payload)
-        self._look(incoming, ended)
+        self._process_received(incoming, end_stream)
 
-    def room(self) -> memoryview | None:
+    def get_buffer(self) -> memoryview | None:
         """Return the buffer for the next payload: inside the current message, if it is large."""
-        return None if self._incoming is None else self._incoming.room()
+        return None if self._incoming is None else self._incoming.get_buffer()
 
-    def landed(self, size: int, ended: int) -> None:
+    def buffer_updated(self, size: int, end_stream: int) -> None:
         """Process `size` bytes written to that buffer."""
         incoming = self._incoming
-        if self._admits(size, ended) and incoming is not None:
-            incoming.landed(size)
-            self._look(incoming, ended)
+        if self._accept_bytes(size, end_stream) and incoming is not None:
+            incoming.buffer_updated(size)
+            self._process_received(incoming, end_stream)
 
-    def _admits(self, size: int, ended: int) -> bool:
+    def _accept_bytes(self, size: int, end_stream: int) -> bool:
         """Account for received bytes. Returns: whether they are still needed."""
-        self.in_left -= size
+        self.receive_window -= size
         self._stalled_s = 0.0
-        if self.in_left < 0:
-            self.connection.reset(self.stream_id, Fault.FLOW_CONTROL_ERROR)
+        if self.receive_window < 0:
+            self.connection.reset(self.stream_id, ErrorCode.FLOW_CONTROL_ERROR)
             return False
-        if ended:
+        if end_stream:
             self.remote_ended = True
         # after the end, its answer is only waiting for its window
         return not self.ended
 
-    def _look(self, incoming: Incoming, ended: int) -> None:
+    def _process_received(self, incoming: IncomingMessages, end_stream: int) -> None:
         """Process what has arrived so far."""
         length = self.request.length
-        if length >= 0 and (incoming.total > length or (ended and incoming.total < length)):
+        if length >= 0 and (incoming.received_bytes > length or (end_stream and incoming.received_bytes < length)):
             # RFC 9113 8.1.1
-            self.connection.reset(self.stream_id, Fault.PROTOCOL_ERROR)
+            self.connection.reset(self.stream_id, ErrorCode.PROTOCOL_ERROR)
             return
-        self._take_messages()
+        self._deliver_messages()
 
-    def _take_messages(self) -> None:
+    def _deliver_messages(self) -> None:
         """Deliver complete messages, as long as answers to them can be sent."""
         incoming = self._incoming
         if incoming is None or self.ended:
             return
         try:
-            while self._takes():
-                found = incoming.next()
-                if found is None:
+            while self._can_deliver():
+                next_message = incoming.next()
+                if next_message is None:
                     break
-                flag, message = found
+                flag, message = next_message
                 if flag:
-                    self._unpack(message)
+                    self._decompress(message)
                 else:
                     self._deliver(message)
             # the end needs no room: a stream told of it only when all is sent would not end in a drain
-            if self.remote_ended and self._listens():
-                self._all_received(incoming)
-        except MessageError as fault:
-            self._abandon(fault.status, fault.text)
+            if self.remote_ended and self._is_listening():
+                self._on_half_close(incoming)
+        except MessageError as message_error:
+            self._abort_and_cancel(message_error.status, message_error.text)
         except Exception as error:  # noqa: BLE001 - whatever a method raises, its client gets an answer
-            self.failed(error)
+            self.fail(error)
         if not self.ended:
-            self._account(incoming)
+            self._update_counted_bytes(incoming)
 
-    def _takes(self) -> bool:
+    def _can_deliver(self) -> bool:
         """Whether the next message may be delivered."""
-        return self.writable and self._listens()
+        return self.writable and self._is_listening()
 
-    def _listens(self) -> bool:
-        return not self.ended and not (self._unpacking is not None and self._unpacking.busy)
+    def _is_listening(self) -> bool:
+        return not self.ended and not (self._decompressor is not None and self._decompressor.busy)
 
     def _deliver(self, message: bytes) -> None:
         if self._reader is not None:
-            self._reader.message(message)
-        elif self._given is None:
-            self._given = message
+            self._reader.on_message(message)
+        elif self._message is None:
+            self._message = message
         else:
             raise MessageError(Status.UNIMPLEMENTED, "more than one message for a method that takes one")
 
-    def _unpack(self, message: bytes) -> None:
+    def _decompress(self, message: bytes) -> None:
         """Decompress and deliver a message; on a thread if it becomes large, which would block the event loop."""
         coding, shared = self.request.coding, self.connection.shared
         if not coding:
             raise MessageError(Status.INTERNAL, "compressed message without grpc-encoding")
-        if self._unpacking is None:
-            self._unpacking = Unpacking(shared, coding, self._unpacked)
-        plain = self._unpacking.take(message)
-        if plain is not None:
-            self._deliver(plain)
+        if self._decompressor is None:
+            self._decompressor = Decompressor(shared, coding, self._on_decompressed)
+        decompressed = self._decompressor.decompress(message)
+        if decompressed is not None:
+            self._deliver(decompressed)
 
-    def _unpacked(self, message: bytes, error: BaseException | None) -> None:
+    def _on_decompressed(self, message: bytes, error: BaseException | None) -> None:
         if self.ended:
             return
         try:
             if error is not None:
                 raise error
-            if self._reader is not None and self._unpacking is not None:
-                self._unpacking.passed_on()
+            if self._reader is not None and self._decompressor is not None:
+                self._decompressor.stop_counting()
             self._deliver(message)
-        except MessageError as fault:
-            self._abandon(fault.status, fault.text)
+        except MessageError as message_error:
+            self._abort_and_cancel(message_error.status, message_error.text)
         except Exception as failure:  # noqa: BLE001 - whatever a method raises, its client gets an answer
-            self.failed(failure)
-        self._take_messages()
+            self.fail(failure)
+        self._deliver_messages()
 
-    def _all_received(self, incoming: Incoming) -> None:
+    def _on_half_close(self, incoming: IncomingMessages) -> None:
         """Process the end of the client's data."""
-        if incoming.have:
-            if incoming.have >= incoming.need:
+        if incoming.stored_bytes:
+            if incoming.stored_bytes >= incoming.needed_bytes:
                 return
             raise MessageError(Status.INTERNAL, "the stream ended within a message")
         if self._reader is not None:
             reader, self._reader = self._reader, None
-            self._release()
-            reader.half_closed()
-        elif self._given is None:
+            self._release_messages()
+            reader.on_half_close()
+        elif self._message is None:
             raise MessageError(Status.UNIMPLEMENTED, "no message for a method that takes one")
         else:
-            message, self._given = self._given, None
-            self._release()
+            message, self._message = self._message, None
+            self._release_messages()
             self.request.unary(self, message)
 
-    def _account(self, incoming: Incoming) -> None:
+    def _update_counted_bytes(self, incoming: IncomingMessages) -> None:
         """Update the count of stored bytes, and let the client continue sending."""
         if self._incoming is None:
             return
         shared = self.connection.shared
-        kept = incoming.have
-        if self._given is not None:
-            kept += max(0, len(self._given) - (self._unpacking.counted if self._unpacking is not None else 0))
-        shared.held_bytes += kept - incoming.held
-        incoming.held = kept
-        if shared.held_bytes > shared.receive_bytes:
-            self._abandon(Status.RESOURCE_EXHAUSTED, kept_text(shared.receive_bytes))
-        elif not self.remote_ended and self.in_left < self.connection.stream_window_low and self._takes():
+        stored, decompressor = incoming.stored_bytes, self._decompressor
+        if self._message is not None:
+            stored += max(0, len(self._message) - (decompressor.counted_bytes if decompressor is not None else 0))
+        shared.held_bytes += stored - incoming.counted_bytes
+        incoming.counted_bytes = stored
+        if shared.held_bytes > shared.max_receive_bytes:
+            self._abort_and_cancel(Status.RESOURCE_EXHAUSTED, receive_limit_text(shared.max_receive_bytes))
+            return
+        used_up = self.receive_window < self.connection.refill_stream_below
+        if used_up and not self.remote_ended and self._can_deliver():
             self.refill()
 
-    def _release(self) -> None:
+    def _release_messages(self) -> None:
         """Release stored messages."""
         if self._incoming is not None:
-            self.connection.shared.held_bytes -= self._incoming.held
+            self.connection.shared.held_bytes -= self._incoming.counted_bytes
             self._incoming = None
-        self._given = None
+        self._message = None
 
     # -- end of the call ---------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Begin a call other than a plain unary one: a deadline, a stream, a rejection."""
         request = self.request
-        if request.refusal is not None:
-            self.let_go()
-            self.connection.outbox.answered += 1
-            refusal = request.refusal
-            self.erred(refusal.status)
-            last = answers.trailers_only(self.stream_id, refusal.status, refusal.text, refusal.http)
-            self.connection.end(self, last)
+        if request.rejection is not None:
+            self.release()
+            self.connection.outbox.answer_count += 1
+            rejection = request.rejection
+            self.count_error(rejection.status)
+            last_frame = answers.trailers_only(self.stream_id, rejection.status, rejection.text, rejection.http_status)
+            self.connection.end(self, last_frame)
             return
         if request.timeout_ns:
             deadlines = self.connection.shared.deadlines
@@ -277,70 +281,70 @@ class GrpcCall(AnsweringStream):
             try:
                 self._reader = method.streaming(self)
             except Exception as error:  # noqa: BLE001 - whatever a method raises, its client gets an answer
-                self.failed(error)
+                self.fail(error)
 
-    def failed(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
         """End the call with the error its method raised; other work that a Reader has begun is cancelled."""
-        end = self.refuse if self.request.unary is not None else self._abandon
+        abort = self.abort if self.request.unary is not None else self._abort_and_cancel
         if isinstance(error, InferError):
-            end(GRPC_STATUS[error.code], error.message, pushback_ms(error))
+            abort(GRPC_STATUS[error.code], error.message, pushback_ms(error))
             return
-        number = uuid.uuid4().hex
-        logger.error("call failed", exc_info=error, extra={"request_id": number})
-        end(Status.INTERNAL, f"internal error, id {number}")
+        error_id = uuid.uuid4().hex
+        logger.error("call failed", exc_info=error, extra={"request_id": error_id})
+        abort(Status.INTERNAL, f"internal error, id {error_id}")
 
     def expire(self) -> None:
         """End the call because its deadline has passed."""
-        self._abandon(Status.DEADLINE_EXCEEDED, "Deadline Exceeded")
+        self._abort_and_cancel(Status.DEADLINE_EXCEEDED, "Deadline Exceeded")
 
-    def lost(self, code: Fault) -> None:
+    def on_reset(self, code: ErrorCode) -> None:
         """Handle the loss of the call: it cannot be answered."""
         if self.ended:
-            self._release()
+            self._release_messages()
             self.wake()
             return
-        tell_of_end(self.let_go())
+        run_on_cancel(self.release())
 
-    def _abandon(self, status: Status, text: str, pushback_ms: int = 0) -> None:
+    def _abort_and_cancel(self, status: Status, text: str, pushback_ms: int = 0) -> None:
         if not self.ended:
-            cancelled = self.cancelled
-            self.refuse(status, text, pushback_ms)
-            tell_of_end(cancelled)
+            on_cancel = self.on_cancel
+            self.abort(status, text, pushback_ms)
+            run_on_cancel(on_cancel)
 
-    def let_go(self) -> Callable[[], None] | None:
+    def release(self) -> Callable[[], None] | None:
         """Mark the call as ended, and release its resources. Returns: the callback for its end."""
         self.ended = True
-        cancelled, self.cancelled = self.cancelled, None
+        on_cancel, self.on_cancel = self.on_cancel, None
         self._reader = None
-        self._release()
-        if self._unpacking is not None:
-            self._unpacking.end()
+        self._release_messages()
+        if self._decompressor is not None:
+            self._decompressor.end()
         if self.deadline_ns:
             self.connection.shared.deadlines.discard(self)
         self.wake()
-        return cancelled
+        return on_cancel
 
     def tick(self, elapsed_s: float) -> None:
         """Count time without progress."""
         limits = self.connection.limits
         unsent = self.unsent
         if unsent is not None:
-            unsent.waited_s += elapsed_s
-            if unsent.waited_s > limits.write_timeout_s:
-                self.connection.reset(self.stream_id, Fault.CANCEL)
+            unsent.stalled_s += elapsed_s
+            if unsent.stalled_s > limits.write_timeout_s:
+                self.connection.reset(self.stream_id, ErrorCode.CANCEL)
             return
         if self.remote_ended or self.ended:
             return
         incoming = self._incoming
-        if self._reader is not None and (incoming is None or not incoming.have):
+        if self._reader is not None and (incoming is None or not incoming.stored_bytes):
             return
         self._stalled_s += elapsed_s
         if self._stalled_s > limits.receive_timeout_s:
             text = f"request was not received within {limits.receive_timeout_s:g} s"
-            self._abandon(Status.DEADLINE_EXCEEDED, text)
+            self._abort_and_cancel(Status.DEADLINE_EXCEEDED, text)
 
-    def left(self) -> None:
+    def on_writable(self) -> None:
         """Continue: what was sent has left."""
         self.wake()
         if self._incoming is not None and not self.ended:
-            self.connection.shared.loop.call_soon(self._take_messages)
+            self.connection.shared.loop.call_soon(self._deliver_messages)

@@ -17,25 +17,25 @@ from penstock.server.http2.shared import Http2Shared
 from penstock.server.listening.rejection_pacer import EARLY_RETRY_S
 
 from .call import GrpcCall
-from .coded_call import CodedCall
+from .compressing_call import CompressingCall
 from .deadlines import CallDeadlines
 from .limits import GrpcLimits
 from .method import Method
-from .request import GrpcRequest, read
+from .request import GrpcRequest, parse_request
 
 _TLS_HELLO = 0x16
-_NOT_HTTP2 = b'{"error":"this port speaks gRPC, over HTTP/2"}'  # as a client of the HTTP port reads it
-_TO_HTTP1 = (
+_HTTP1_ERROR_BODY = b'{"error":"this port speaks gRPC, over HTTP/2"}'  # as a client of the HTTP port reads it
+_HTTP1_ERROR = (
     b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
-    % (len(_NOT_HTTP2), _NOT_HTTP2)
+    % (len(_HTTP1_ERROR_BODY), _HTTP1_ERROR_BODY)
 )
 
 
 class GrpcShared(Http2Shared):
     """The common state of a port's connections: methods by path, limits, deadlines.
 
-    `calls` are the classes of calls, without and with compressed answers. `asking` are the paths of read-only methods,
-    which are also answered on connections accepted while draining.
+    `call_classes` are the classes of calls, without and with compressed answers. `read_only_paths` are the paths of
+    read-only methods, which are also answered on connections accepted while draining.
     """
 
     def __init__(
@@ -43,60 +43,60 @@ class GrpcShared(Http2Shared):
         methods: Mapping[str, Method],
         limits: GrpcLimits | None = None,
         *,
-        asking: Collection[str] = (),
+        read_only_paths: Collection[str] = (),
         loop: asyncio.AbstractEventLoop | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self.grpc = limits or GrpcLimits()
+        self.grpc_limits = limits or GrpcLimits()
         loop = loop or asyncio.get_running_loop()
-        super().__init__(loop, self.grpc.http2, self.grpc.receive_bytes)
+        super().__init__(loop, self.grpc_limits.http2, self.grpc_limits.max_receive_bytes)
         self.methods = methods
-        self.asking = asking
+        self.read_only_paths = read_only_paths
         self.deadlines = CallDeadlines(loop, clock)
-        self.calls: tuple[type[GrpcCall], type[CodedCall]] = (GrpcCall, CodedCall)
+        self.call_classes: tuple[type[GrpcCall], type[CompressingCall]] = (GrpcCall, CompressingCall)
 
 
 class GrpcConnection(Http2Connection):
     """One connection of the gRPC lane."""
 
-    __slots__ = ("_call", "_told_s", "compression", "most_bytes", "stream_window_low")
+    __slots__ = ("_call_class", "_early_until_s", "compression", "max_message_bytes", "refill_stream_below")
 
     shared: GrpcShared
 
     def __init__(self, shared: GrpcShared) -> None:
-        self.compression = shared.grpc.compression
-        self._told_s = 0.0
-        self._call = shared.calls[bool(self.compression)]
-        self.most_bytes = shared.grpc.max_message_bytes
-        self.stream_window_low = shared.limits.stream_window_bytes // 2
+        self.compression = shared.grpc_limits.compression
+        self._early_until_s = 0.0
+        self._call_class = shared.call_classes[bool(self.compression)]
+        self.max_message_bytes = shared.grpc_limits.max_message_bytes
+        self.refill_stream_below = shared.limits.stream_window_bytes // 2
         super().__init__(shared)
 
     def resolve(self, fields: Fields) -> GrpcRequest | None:
         """Convert a header list to a GrpcRequest."""
-        request = read(fields, self.shared.methods)
-        if self.drain.late and request is not None:
-            request.turn_away(self.shared.asking)
-            if self.drain.hurried:
+        request = parse_request(fields, self.shared.methods)
+        if self.drain.accepted_in_drain and request is not None:
+            request.reject_while_draining(self.shared.read_only_paths)
+            if self.drain.expedited:
                 self.shared.loop.call_soon(self.shutdown)
         return request
 
-    def open(self, stream_id: int, head: GrpcRequest, ended: int) -> None:
+    def open(self, stream_id: int, head: GrpcRequest, end_stream: int) -> None:
         """Open a call."""
-        make = self._call  # as a direct call it would first be looked up as a method
+        make = self._call_class  # as a direct call it would first be looked up as a method
         call = self.streams[stream_id] = make(self, stream_id, head)
-        if head.quick and not ended:
+        if head.is_simple and not end_stream:
             return
-        call.remote_ended = bool(ended)
+        call.remote_ended = bool(end_stream)
         call.begin()
-        if ended and not call.ended:
+        if end_stream and not call.ended:
             call.received(b"", END_STREAM)
 
-    def is_early(self) -> bool:
+    def is_early_retry(self) -> bool:
         """Record a temporary rejection. Returns: whether it follows another so soon that the client did not wait."""
         now_s = self.shared.loop.time()
-        early, self._told_s = now_s < self._told_s, now_s + EARLY_RETRY_S
+        early, self._early_until_s = now_s < self._early_until_s, now_s + EARLY_RETRY_S
         return early
 
-    def greet(self, data: bytes) -> bytes:
+    def answer_non_http2(self, data: bytes) -> bytes:
         """Return an error for an HTTP/1 client; one that begins TLS would not understand it."""
-        return b"" if data[0] == _TLS_HELLO else _TO_HTTP1
+        return b"" if data[0] == _TLS_HELLO else _HTTP1_ERROR

@@ -16,11 +16,11 @@ logger = logging.getLogger("penstock.grpc")
 
 _SHIFTS = (22, 28, 34)
 """Slots of 4 ms, 0.3 s and 17 s: calls in the longer ones are placed again when their slot comes."""
-_NEAR_NS = 1 << 10
+_NEAR_SLOTS = 1 << 10
 """How many slots of one size lie ahead before the next size is used."""
 
 
-class Due(Protocol):
+class Expiring(Protocol):
     """Something with a deadline."""
 
     deadline_ns: int
@@ -34,44 +34,44 @@ class CallDeadlines:
     def __init__(self, loop: asyncio.AbstractEventLoop, clock: Callable[[], int]) -> None:
         self._loop = loop
         self.clock = clock
-        self._slots: dict[int, dict[Due, None]] = {}
-        self._order: list[int] = []
-        self._places: dict[Due, int] = {}
+        self._slots: dict[int, dict[Expiring, None]] = {}
+        self._slot_heap: list[int] = []
+        self._slot_of: dict[Expiring, int] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = 0
 
-    def add(self, due: Due) -> None:
+    def add(self, call: Expiring) -> None:
         """Watch a deadline."""
-        self._place(due, self.clock())
+        self._schedule(call, self.clock())
         self._arm()
 
-    def _place(self, due: Due, now: int) -> None:
-        ahead = max(0, due.deadline_ns - now)
+    def _schedule(self, call: Expiring, now: int) -> None:
+        remaining_ns = max(0, call.deadline_ns - now)
         # the slot that ends at or after the deadline; for longer slots the previous one, to place the call again
         shift = _SHIFTS[0]
-        slot = ((due.deadline_ns >> shift) + 1) << shift
-        for coarse in _SHIFTS[1:]:
-            if ahead >> shift >= _NEAR_NS:
-                shift = coarse
-                slot = (due.deadline_ns >> shift) << shift
-        members = self._slots.get(slot)
-        if members is None:
-            members = self._slots[slot] = {}
-            heapq.heappush(self._order, slot)
-        members[due] = None
-        self._places[due] = slot
+        slot = ((call.deadline_ns >> shift) + 1) << shift
+        for longer in _SHIFTS[1:]:
+            if remaining_ns >> shift >= _NEAR_SLOTS:
+                shift = longer
+                slot = (call.deadline_ns >> shift) << shift
+        calls = self._slots.get(slot)
+        if calls is None:
+            calls = self._slots[slot] = {}
+            heapq.heappush(self._slot_heap, slot)
+        calls[call] = None
+        self._slot_of[call] = slot
 
-    def discard(self, due: Due) -> None:
+    def discard(self, call: Expiring) -> None:
         """Forget a deadline."""
-        slot = self._places.pop(due, None)
+        slot = self._slot_of.pop(call, None)
         members = self._slots.get(slot) if slot is not None else None
         if members is not None:
-            members.pop(due, None)
+            members.pop(call, None)
 
     def _arm(self) -> None:
-        if not self._order:
+        if not self._slot_heap:
             return
-        first = self._order[0]
+        first = self._slot_heap[0]
         if self._timer is not None:
             if self._timer_ns <= first:
                 return
@@ -83,16 +83,16 @@ class CallDeadlines:
         """End what is due. Called by the timer."""
         self._timer = None
         now = self.clock()
-        while self._order and self._order[0] <= now:
-            for due in list(self._slots.pop(heapq.heappop(self._order))):
+        while self._slot_heap and self._slot_heap[0] <= now:
+            for call in list(self._slots.pop(heapq.heappop(self._slot_heap))):
                 # ending one may have ended others
-                if self._places.pop(due, None) is None:
+                if self._slot_of.pop(call, None) is None:
                     continue
-                if due.deadline_ns > now:
-                    self._place(due, now)
+                if call.deadline_ns > now:
+                    self._schedule(call, now)
                     continue
                 try:
-                    due.expire()
+                    call.expire()
                 except Exception:  # the remaining ones are due too
                     logger.exception("a call whose time is up could not be ended")
         self._arm()

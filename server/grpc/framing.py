@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 PREFIX = struct.Struct(">BI")
 PREFIX_BYTES = PREFIX.size
 GZIP, DEFLATE = b"gzip", b"deflate"
-WINDOW = {GZIP: 31, DEFLATE: 15}
-MIN_COMPRESSED = 256
+WBITS = {GZIP: 31, DEFLATE: 15}
+MIN_COMPRESSED_BYTES = 256
 """Smaller answers are not compressed."""
-_EARNEST_BYTES = 4096
+_MIN_BUFFER_BYTES = 4096
 """A large message gets its own memory only once this much of it has arrived: the announced length cannot be trusted."""
 
-_MOST_PARTS = 1024
+_MAX_PARTS = 1024
 """The most message parts that are kept separate; beyond this, for a client that sends tiny pieces, they are joined,
 because each takes about fifty bytes that are not counted."""
 
@@ -40,34 +40,40 @@ class MessageError(Exception):
         self.text = text
 
 
-class Incoming:
+class IncomingMessages:
     """What has arrived of a call's messages.
 
-    Invariants: `have` bytes are stored in `_parts`, of whose first one `_at` bytes are consumed. `need` is the size of
-    the message with its prefix, or of the prefix alone while the size is unknown. A large message goes to
-    `_body_buffer`, and `_parts` hold what follows it. Once `settled`, further bytes are only stored until the message
-    is complete. `held` is for the owner's accounting. `total` counts everything that has arrived.
+    Invariants: `stored_bytes` are in `_parts`, of whose first one `_offset` bytes are consumed. `needed_bytes`
+    is the size of the message with its prefix, or of the prefix alone while the size is unknown. A large message goes
+    to
+    `_body_buffer`, and `_parts` hold what follows it. Once `storage_decided`, further bytes are only stored until the
+    message
+    is complete. `counted_bytes` is for the owner's accounting. `received_bytes` counts everything that has
+    arrived.
     """
 
-    __slots__ = ("_at", "_body_buffer", "_flag", "_known", "_parts", "have", "held", "most", "need", "settled", "total")
+    __slots__ = (
+        "_body_buffer", "_flags", "_offset", "_parts", "_size_known", "counted_bytes", "max_bytes", "needed_bytes",
+        "received_bytes", "storage_decided", "stored_bytes",
+    )  # fmt: skip
 
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self.have = 0
-        self.need = PREFIX_BYTES
-        self.held = 0
-        self.total = 0
-        self.settled = self._known = False
-        self._flag = 0
-        self._at = 0
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.stored_bytes = 0
+        self.needed_bytes = PREFIX_BYTES
+        self.counted_bytes = 0
+        self.received_bytes = 0
+        self.storage_decided = self._size_known = False
+        self._flags = 0
+        self._offset = 0
         self._parts: deque[bytes] = deque()
         self._body_buffer: BodyBuffer | None = None
 
     def feed(self, payload: bytes | memoryview) -> None:
         """Store received bytes."""
         buffer, size = self._body_buffer, len(payload)
-        self.have += size
-        self.total += size
+        self.stored_bytes += size
+        self.received_bytes += size
         if buffer is not None:
             missing = buffer.missing_bytes
             if size <= missing:
@@ -77,113 +83,113 @@ class Incoming:
             payload = payload[missing:]
         if payload:
             self._parts.append(bytes(payload))
-            if len(self._parts) > _MOST_PARTS:
+            if len(self._parts) > _MAX_PARTS:
                 self._parts = deque((b"".join(self._parts),))
 
-    def room(self) -> memoryview | None:
-        """Return the buffer for the next bytes, if the current message has one; otherwise None. Then call `landed`."""
+    def get_buffer(self) -> memoryview | None:
+        """Return the buffer for the next bytes, None if the current message has none. Then call `buffer_updated`."""
         return (
             self._body_buffer.free_space()
             if self._body_buffer is not None and self._body_buffer.missing_bytes
             else None
         )
 
-    def landed(self, size: int) -> None:
+    def buffer_updated(self, size: int) -> None:
         """Account for `size` bytes written to that buffer."""
         if self._body_buffer is not None:
             self._body_buffer.received_bytes += size
-        self.have += size
-        self.total += size
+        self.stored_bytes += size
+        self.received_bytes += size
 
     def next(self) -> tuple[int, bytes] | None:
         """Return whether the next message is compressed, and the message; None if it is incomplete.
 
         Raises: MessageError.
         """
-        if self.have < self.need:
-            self._land()
+        if self.stored_bytes < self.needed_bytes:
+            self._allocate_body_buffer()
             return None
         if self._body_buffer is not None:
-            flag, message = self._flag, self._body_buffer.finish()
-            self.have -= self.need
+            flag, message = self._flags, self._body_buffer.finish()
+            self.stored_bytes -= self.needed_bytes
             self._body_buffer = None
         else:
             flag, length = PREFIX.unpack(self._prefix())
-            if not self._known:
-                self._check(flag, length)
-                self._known = True
-                self.need = PREFIX_BYTES + length
-                if self.have < self.need:
-                    self._land()
+            if not self._size_known:
+                self._check_prefix(flag, length)
+                self._size_known = True
+                self.needed_bytes = PREFIX_BYTES + length
+                if self.stored_bytes < self.needed_bytes:
+                    self._allocate_body_buffer()
                     return None
-            self._drop(PREFIX_BYTES)
-            message = self._take(length)
-        self._known = self.settled = False
-        self.need = PREFIX_BYTES
+            self._consume(PREFIX_BYTES)
+            message = self._read(length)
+        self._size_known = self.storage_decided = False
+        self.needed_bytes = PREFIX_BYTES
         return flag, message
 
-    def _check(self, flag: int, length: int) -> None:
+    def _check_prefix(self, flag: int, length: int) -> None:
         if flag > 1:
             raise MessageError(Status.INTERNAL, f"message with unknown flags {flag:#04x}")
-        if length > self.most:
-            text = f"Received message larger than max ({length} vs. {self.most})"
+        if length > self.max_bytes:
+            text = f"Received message larger than max ({length} vs. {self.max_bytes})"
             raise MessageError(Status.RESOURCE_EXHAUSTED, text)
 
-    def _land(self) -> None:
+    def _allocate_body_buffer(self) -> None:
         """Allocate memory for a large message, once some of it has arrived."""
-        if self.settled or not self._known:
+        if self.storage_decided or not self._size_known:
             return
-        self.settled = self.have >= _EARNEST_BYTES or self.need < LARGE_BYTES
-        if not self.settled or self.need < LARGE_BYTES:
+        self.storage_decided = self.stored_bytes >= _MIN_BUFFER_BYTES or self.needed_bytes < LARGE_BYTES
+        if not self.storage_decided or self.needed_bytes < LARGE_BYTES:
             return
-        self._flag, length = PREFIX.unpack(self._prefix())
+        self._flags, length = PREFIX.unpack(self._prefix())
         self._body_buffer = BodyBuffer(length)
-        at = self._at + PREFIX_BYTES
+        offset = self._offset + PREFIX_BYTES
         for part in self._parts:
-            self._body_buffer.append(memoryview(part)[at:])
-            at = 0
+            self._body_buffer.append(memoryview(part)[offset:])
+            offset = 0
         self._parts.clear()
-        self._at = 0
+        self._offset = 0
 
     def _prefix(self) -> bytes:
-        first, at = self._parts[0], self._at
-        if len(first) - at < PREFIX_BYTES:
+        first, offset = self._parts[0], self._offset
+        if len(first) - offset < PREFIX_BYTES:
             # tiny pieces: join them
-            first, at = b"".join(self._parts)[at:], 0
+            first, offset = b"".join(self._parts)[offset:], 0
             self._parts = deque((first,))
-            self._at = 0
-        return first[at : at + PREFIX_BYTES]
+            self._offset = 0
+        return first[offset : offset + PREFIX_BYTES]
 
-    def _drop(self, size: int) -> None:
-        self.have -= size
-        self._at += size
-        if self._at == len(self._parts[0]):
+    def _consume(self, size: int) -> None:
+        self.stored_bytes -= size
+        self._offset += size
+        if self._offset == len(self._parts[0]):
             self._parts.popleft()
-            self._at = 0
+            self._offset = 0
 
-    def _take(self, size: int) -> bytes:
+    def _read(self, size: int) -> bytes:
         if not size:
             return b""
-        parts, at = self._parts, self._at
+        parts, offset = self._parts, self._offset
         first = parts[0]
-        if len(first) - at >= size:
-            message = first[at : at + size]
-            self._drop(size)
+        if len(first) - offset >= size:
+            message = first[offset : offset + size]
+            self._consume(size)
             return message
-        taken = [first[at:]]
+        taken = [first[offset:]]
         parts.popleft()
-        left = size - len(taken[0])
-        while left and len(parts[0]) <= left:
+        remaining = size - len(taken[0])
+        while remaining and len(parts[0]) <= remaining:
             taken.append(parts.popleft())
-            left -= len(taken[-1])
-        if left:
-            taken.append(parts[0][:left])
-        self._at = left
-        self.have -= size
+            remaining -= len(taken[-1])
+        if remaining:
+            taken.append(parts[0][:remaining])
+        self._offset = remaining
+        self.stored_bytes -= size
         return b"".join(taken)
 
 
 def compress(message: Body, coding: bytes, level: int) -> bytes:
     """Compress a message."""
-    encoder = zlib.compressobj(level, wbits=WINDOW[coding])
+    encoder = zlib.compressobj(level, wbits=WBITS[coding])
     return encoder.compress(message) + encoder.flush()

@@ -13,12 +13,12 @@ INT32_MAX = 2**31 - 1
 class GrpcLimits:
     """Limits of messages.
 
-    Units: bytes. `max_message_bytes` applies to a message as sent and again decompressed. `receive_bytes` is what all
-    calls together may hold of incomplete messages; the call that exceeds it is rejected. `compression` is the zlib
+    Units: bytes. `max_message_bytes` applies to a message as sent and again decompressed. `max_receive_bytes` is what
+    all calls together may hold of incomplete messages; the call that exceeds it is rejected. `compression` is the zlib
     level of answers to clients that accept compression, 0 for none.
     """
 
     max_message_bytes: int = INT32_MAX
-    receive_bytes: int = 4 << 30
+    max_receive_bytes: int = 4 << 30
     compression: int = 0
     http2: Http2Limits = field(default_factory=Http2Limits)

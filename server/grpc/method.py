@@ -41,14 +41,14 @@ class Call(Protocol):
     Units: `deadline_ns` is monotonic, from `grpc-timeout`; 0 if there is none. The lane itself answers
     DEADLINE_EXCEEDED when it passes. `metadata` holds the request's header fields, with lower-case names, values of a
     repeated name joined by commas, and `-bin` values still in base64. It is shared by all calls with the same header
-    block: read only. `context` is the service's own. `cancelled`, if set by the service, is called once if the call
+    block: read only. `context` is the service's own. `on_cancel`, if set by the service, is called once if the call
     ends before the service has ended it: reset, deadline, connection lost. Whatever is sent on a call that has ended is
     dropped.
     """
 
     deadline_ns: int
     context: Any
-    cancelled: Callable[[], None] | None
+    on_cancel: Callable[[], None] | None
 
     @property
     def metadata(self) -> Mapping[str, str]:
@@ -61,14 +61,14 @@ class Call(Protocol):
     def answer(self, message: Body) -> None:
         """Send the single message of a unary answer, and OK. All answers of a loop turn leave in one write."""
 
-    def refuse(self, status: Status, text: str, pushback_ms: int = 0) -> None:
+    def abort(self, status: Status, text: str, pushback_ms: int = 0) -> None:
         """End the call with a status other than OK; before any message it is a trailers-only answer.
 
         Units: `pushback_ms` is when the client may retry, 0: at its discretion, -1: never.
         """
 
-    def erred(self, status: Status) -> None:
-        """Count an error that is sent in a stream message; `refuse` does so itself."""
+    def count_error(self, status: Status) -> None:
+        """Count an error that is sent in a stream message; `abort` does so itself."""
 
     def send(self, message: Body) -> None:
         """Send one message of a stream. It is buffered until flow control permits; see `writable`."""
@@ -80,17 +80,17 @@ class Call(Protocol):
     def writable(self) -> bool:
         """Whether nearly all that was sent has left. A service that produces messages by itself should wait for it."""
 
-    async def drained(self) -> None:
+    async def drain(self) -> None:
         """Wait until `writable`, or until the call has ended."""
 
 
 class Reader(Protocol):
     """Receives the messages of a client's stream."""
 
-    def message(self, message: bytes) -> None:
+    def on_message(self, message: bytes) -> None:
         """Process one complete message, decompressed."""
 
-    def half_closed(self) -> None:
+    def on_half_close(self) -> None:
         """Handle the end of the client's messages."""
 
 

@@ -75,5 +75,7 @@ def of_model(model: Model, *, for_hooks: bool) -> Conversions:
     if not (dialect and for_hooks):
         # the runtime's own descriptions hold the session, which may be replaced later, and JSON cannot represent them:
         # native hooks get copies, as in a worker; steps without a hook need none
-        inputs, outputs = (list(map(Node.of, side)) if dialect or for_hooks else [] for side in (inputs, outputs))
+        inputs, outputs = (
+            list(map(Node.from_runtime, side)) if dialect or for_hooks else [] for side in (inputs, outputs)
+        )
     return make(dialect, Described(model.signature, inputs, outputs, model.described, settings))

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from penstock.backends.backend import Array
-from penstock.backends.datatypes import BY_DTYPE, widened
+from penstock.backends.datatypes import BY_DTYPE, bf16_to_fp32
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 
@@ -166,7 +166,7 @@ def _seen(output: Any, spec: TensorSpec) -> Any:
             return change_each(output, lambda element: element.decode() if isinstance(element, bytes) else element)
         except UnicodeDecodeError:
             return output
-    return widened(output)
+    return bf16_to_fp32(output)
 
 
 def to_tensors(result: Any, signature: Signature) -> dict[str, Array]:

@@ -99,7 +99,7 @@ class Inside:
         self._on_path = on_path
         self._channel = channel
         signature = read_signature(settings["signature"])
-        inputs, outputs = (list(map(Node.read, settings[side])) for side in ("inputs", "outputs"))
+        inputs, outputs = (list(map(Node.from_json, settings[side])) for side in ("inputs", "outputs"))
         described = Described(signature, inputs, outputs, settings["described"], settings["dialect_settings"])
         rules = make(settings["dialect"], described)
         self._bound = bind(module, rules, signature, unpack(settings["metadata"]))

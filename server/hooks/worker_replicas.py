@@ -49,8 +49,8 @@ def order_of(model: Model, spec: HookSpec, interpreter: str) -> Order:
         "dialect_settings": dict(spec.dialect_settings),
         "described": dict(model.described),
         "signature": write_signature(model.signature),
-        "inputs": [Node.of(node).write() for node in model.node_inputs],
-        "outputs": [Node.of(node).write() for node in model.node_outputs],
+        "inputs": [Node.from_runtime(node).to_json() for node in model.node_inputs],
+        "outputs": [Node.from_runtime(node).to_json() for node in model.node_outputs],
         "metadata": pack(dict(spec.metadata)),
     }
     return Order(

@@ -12,7 +12,7 @@ from penstock.server.listening.access_log import log_answer
 
 from .connection import HEAD
 from .fastlane import FastLane
-from .unchunked import InFront
+from .unchunked import TransportWrapper
 
 if TYPE_CHECKING:
     import asyncio
@@ -30,12 +30,12 @@ class LoggedFastLane(FastLane):
     `request` records the id of what a Service submits, because the id is in a body that only the Service reads.
     """
 
-    __slots__ = ("_began_s", "_request", "_request_id", "_sent")
+    __slots__ = ("_logged_transport", "_request", "_request_id", "_started_s")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._began_s = time.perf_counter()
+        self._started_s = time.perf_counter()
         self._request_id = ""
-        self._sent: _Sent | None = None
+        self._logged_transport: _CountingTransport | None = None
         super().__init__(*args, **kwargs)
         self.access_logger = weakref.proxy(self)
 
@@ -52,7 +52,7 @@ class LoggedFastLane(FastLane):
     def data_received(self, data: bytes) -> None:
         """Receive bytes, and record when a request begins."""
         if self._state == HEAD and not self._buffer:
-            self._began_s = time.perf_counter()
+            self._started_s = time.perf_counter()
         super().data_received(data)
 
     def answer_ok(self, body: Body, json_bytes: int = 0) -> None:
@@ -61,43 +61,44 @@ class LoggedFastLane(FastLane):
 
     def _write(self, head: bytes, body: Body) -> None:
         super()._write(head, body)
-        self._tell(int(head[9:12]), len(body), self.head if self._state != HEAD else None)
+        self._log(int(head[9:12]), len(body), self.head if self._state != HEAD else None)
 
-    def info(self, text: str, *said: Any) -> None:
+    def info(self, text: str, *args: Any) -> None:
         """Stand in for uvicorn's access logger, which it calls as an answer begins; the status is the last argument."""
-        self.shared.access_logger.info(text, *said)
+        self.shared.access_logger.info(text, *args)
         if self.cycle is not None:
-            self.cycle.transport = self._sent = _Sent(self.cycle.transport, said[-1])  # type: ignore[assignment]
+            self._logged_transport = _CountingTransport(self.cycle.transport, args[-1])
+            self.cycle.transport = self._logged_transport  # type: ignore[assignment]
 
     def on_response_complete(self) -> None:
         """Log an answer of uvicorn's."""
-        self._tell_sent()
+        self._log_uvicorn_answer()
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Log what was sent of an incomplete answer."""
-        self._tell_sent()
+        self._log_uvicorn_answer()
         super().connection_lost(exc)
 
-    def _tell_sent(self) -> None:
-        sent, self._sent = self._sent, None
+    def _log_uvicorn_answer(self) -> None:
+        sent, self._logged_transport = self._logged_transport, None
         if sent is not None:
-            self._tell(sent.status, sent.size, self.head)
+            self._log(sent.status, sent.size, self.head)
 
-    def _tell(self, status: int, size: int, head: Head | None) -> None:
-        asked, model, request_id = "-", "", self._request_id
+    def _log(self, status: int, size: int, head: Head | None) -> None:
+        request_line, model, request_id = "-", "", self._request_id
         if head is not None:
             target = b"%b %b%b HTTP/%b" % (
-                head.method, head.path, b"?" + head.query if head.query else b"", b"1.0" if head.old else b"1.1"
+                head.method, head.path, b"?" + head.query if head.query else b"", b"1.0" if head.is_http10 else b"1.1"
             )  # fmt: skip
-            asked, found = target.decode("latin-1"), _MODEL.search(head.path)
+            request_line, found = target.decode("latin-1"), _MODEL.search(head.path)
             model = unquote_to_bytes(found[1]).decode("utf-8", "replace") if found else ""
             request_id = request_id or head.header.get(b"x-request-id", b"").decode("latin-1")
-        log_answer(self.client, asked, status, self._began_s, size, {"model": model, "request_id": request_id})
-        self._began_s, self._request_id = time.perf_counter(), ""
+        log_answer(self.client, request_line, status, self._started_s, size, {"model": model, "request_id": request_id})
+        self._started_s, self._request_id = time.perf_counter(), ""
 
 
-class _Sent(InFront):
+class _CountingTransport(TransportWrapper):
     """Counts the bytes written of an answer, excluding its head, which comes first."""
 
     def __init__(self, transport: asyncio.WriteTransport, status: int) -> None:
@@ -107,6 +108,6 @@ class _Sent(InFront):
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Write and count."""
-        self.size += len(data) if self._begun else 0
-        self._begun = True
+        self.size += len(data) if self._head_sent else 0
+        self._head_sent = True
         self._transport.write(data)

@@ -11,7 +11,7 @@ from .limits import Limits
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(;[^\x00-\x08\x0a-\x1f\x7f]*)?\Z")
 _MAX_LINE = 4096
 _MAX_TRAILERS = 64
-_AT_ONCE = range(3 * 64)
+_STEPS_PER_FEED = range(3 * 64)
 """The number of lines and parts processed at a time; a chunk has three."""
 
 
@@ -28,7 +28,7 @@ class ChunkedBody:
         self.done = False
         self._limits = limits
         self._chunks = 0
-        self._missing = 0
+        self._remaining_bytes = 0
         self._trailers = 0
         # not a bound method, which would keep this object and the body alive until a garbage collection
         self._state: Callable[[ChunkedBody, bytearray, int], int] = ChunkedBody._read_size
@@ -39,14 +39,14 @@ class ChunkedBody:
         Raises: HttpError.
         """
         position = 0
-        for _ in _AT_ONCE:
+        for _ in _STEPS_PER_FEED:
             step = -1 if self.done else self._state(self, buffer, position)
             if step < 0:
                 break
             position = step
         return position
 
-    def _line(self, buffer: bytearray, position: int) -> tuple[bytes, int] | None:
+    def _read_line(self, buffer: bytearray, position: int) -> tuple[bytes, int] | None:
         end = buffer.find(b"\r\n", position)
         if end < 0 and len(buffer) - position <= _MAX_LINE:
             if buffer.find(b"\n", position) >= 0:
@@ -57,7 +57,7 @@ class ChunkedBody:
         return bytes(buffer[position:end]), end + 2
 
     def _read_size(self, buffer: bytearray, position: int) -> int:
-        line = self._line(buffer, position)
+        line = self._read_line(buffer, position)
         if line is None:
             return -1
         match = _SIZE.match(line[0])
@@ -76,18 +76,18 @@ class ChunkedBody:
             raise HttpError(400, text)
         self.size += size
         if self.size > self._limits.max_body_bytes:
-            raise TooLargeError(too_large(self.size, self._limits))
-        self._missing = size
+            raise TooLargeError(too_large_text(self.size, self._limits))
+        self._remaining_bytes = size
         self._state = ChunkedBody._read_bytes
         return line[1]
 
     def _read_bytes(self, buffer: bytearray, position: int) -> int:
         if position == len(buffer):
             return -1
-        part = buffer[position : position + self._missing]
+        part = buffer[position : position + self._remaining_bytes]
         self.body += part
-        self._missing -= len(part)
-        if not self._missing:
+        self._remaining_bytes -= len(part)
+        if not self._remaining_bytes:
             self._state = ChunkedBody._read_end
         return position + len(part)
 
@@ -100,7 +100,7 @@ class ChunkedBody:
         return position + 2
 
     def _read_trailer(self, buffer: bytearray, position: int) -> int:
-        line = self._line(buffer, position)
+        line = self._read_line(buffer, position)
         if line is None:
             return -1
         if not line[0]:
@@ -111,7 +111,7 @@ class ChunkedBody:
         return line[1]
 
 
-def too_large(size: int, limits: Limits) -> str:
+def too_large_text(size: int, limits: Limits) -> str:
     """Return Triton's error text for a body that is too large."""
     return (
         f"request JSON size of {size} bytes exceeds the maximum allowed input size of {limits.max_body_bytes} bytes. "

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from penstock.server.listening.mapped_buffer import Body
 
 _GZIP, _DEFLATE = b"gzip", b"deflate"
-_WINDOW = {_GZIP: 31, _DEFLATE: 15}
-_OTHER_NAMES = {b"x-gzip": _GZIP}
+_WBITS = {_GZIP: 31, _DEFLATE: 15}
+_ALIASES = {b"x-gzip": _GZIP}
 """Source: RFC 9110, 8.4.1.3."""
 _LEVEL = 1
 _QVALUE = re.compile(rb"(0?\.\d{1,3}|0\.?|1(\.0{0,3})?)\Z")
@@ -28,53 +28,53 @@ def decompress(body: bytes, coding: bytes, limits: Limits) -> bytes:
 
     Raises: HttpError if the coding is unknown, the body is invalid, or the result exceeds the limit.
     """
-    coding = _OTHER_NAMES.get(coding, coding)
-    window = _WINDOW.get(coding)
-    if window is None:
+    coding = _ALIASES.get(coding, coding)
+    wbits = _WBITS.get(coding)
+    if wbits is None:
         if coding in (b"", b"identity"):
             return body
         raise HttpError(501, f"unsupported Content-Encoding '{coding.decode('latin-1')}', expected gzip or deflate")
-    decoder = zlib.decompressobj(wbits=window)
+    decoder = zlib.decompressobj(wbits=wbits)
     try:
-        plain = decoder.decompress(body, limits.max_body_bytes + 1)
+        decompressed = decoder.decompress(body, limits.max_body_bytes + 1)
     except zlib.error:
         raise HttpError(400, f"failed to decompress the {coding.decode()} request body") from None
-    if len(plain) > limits.max_body_bytes:
+    if len(decompressed) > limits.max_body_bytes:
         text = f"decompressed request body exceeds the maximum allowed input size of {limits.max_body_bytes} bytes. "
         raise TooLargeError(text + "Use --http-max-input-size to increase the limit.")
     if not decoder.eof or decoder.unused_data:
         raise HttpError(400, f"failed to decompress the {coding.decode()} request body")
-    return plain
+    return decompressed
 
 
-def decompress_little(body: bytes, coding: bytes, limits: Limits, most: int) -> bytes | None:
-    """Decompress like `decompress`; None if the result exceeds `most`, which may be by a factor of a thousand."""
-    if limits.max_body_bytes <= most:
+def decompress_small(body: bytes, coding: bytes, limits: Limits, max_bytes: int) -> bytes | None:
+    """Decompress like `decompress`; None if the result exceeds `max_bytes`, which may be by a factor of a thousand."""
+    if limits.max_body_bytes <= max_bytes:
         return decompress(body, coding, limits)
-    if len(body) > most:
+    if len(body) > max_bytes:
         return None
     try:
-        return decompress(body, coding, replace(limits, max_body_bytes=most))
+        return decompress(body, coding, replace(limits, max_body_bytes=max_bytes))
     except TooLargeError:
         return None
 
 
 def compress(body: Body, coding: bytes) -> bytes:
     """Compress a body."""
-    encoder = zlib.compressobj(_LEVEL, wbits=_WINDOW[coding])
+    encoder = zlib.compressobj(_LEVEL, wbits=_WBITS[coding])
     return encoder.compress(body) + encoder.flush()
 
 
-def choose(accept: bytes) -> bytes:
+def choose_coding(accept: bytes) -> bytes:
     """Choose the coding of an answer from an Accept-Encoding field; b"" for none. Source: RFC 9110 12.5.3."""
     weights: dict[bytes, float] = {}
     for item in accept.lower().split(b","):
         name, *parameters = item.split(b";")
         weights[name.strip()] = _weight(parameters)
-    rest = weights.get(b"*", 0.0)
+    wildcard = weights.get(b"*", 0.0)
     best, best_weight = b"", weights.get(b"identity", 0.0)
-    for name in _WINDOW:
-        weight = weights.get(name, rest)
+    for name in _WBITS:
+        weight = weights.get(name, wildcard)
         # at equal weights compression is preferred, and gzip comes first
         if weight > best_weight or (weight == best_weight > 0 and not best):
             best, best_weight = name, weight

@@ -40,7 +40,10 @@ class Head:
     fast lane's router returned for the target, None for paths that it does not answer.
     """
 
-    __slots__ = ("expects", "fields", "header", "keep_alive", "length", "method", "old", "path", "query", "route")
+    __slots__ = (
+        "expects_continue", "fields", "header", "is_http10", "keep_alive", "length", "method", "path", "query",
+        "route",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.method = b""
@@ -50,8 +53,8 @@ class Head:
         self.header: dict[bytes, bytes] = {}
         self.length = 0
         self.keep_alive = True
-        self.expects = False
-        self.old = False
+        self.expects_continue = False
+        self.is_http10 = False
         self.route: Any = None
 
 
@@ -73,7 +76,7 @@ class _Collector:
         self.complete = True
 
 
-def parse(raw: bytes, limits: Limits) -> Head:
+def parse_head(raw: bytes, limits: Limits) -> Head:
     """Parse the bytes up to and including the empty line.
 
     Raises: HttpError if they are not a valid HTTP/1.x request head, the body length is ambiguous, or a limit is
@@ -101,7 +104,7 @@ def parse(raw: bytes, limits: Limits) -> Head:
     if head.method == b"CONNECT":
         # only for proxies; uvicorn would take what follows for another protocol, and log a warning
         raise HttpError(405, "Method Not Allowed")
-    head.old = version == "1.0"
+    head.is_http10 = version == "1.0"
     head.path, _, head.query = collector.url.partition(b"?")
     if b" \r" in raw or b"\t" in raw:  # rare; the parser leaves blanks behind a value
         collector.headers = [(name, value.rstrip(b" \t")) for name, value in collector.headers]
@@ -115,13 +118,13 @@ def _read_headers(head: Head, headers: list[tuple[bytes, bytes]]) -> None:
     codings = []
     if b"transfer-encoding" in head.header:
         codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
-    said = b",".join([value.lower() for name, value in headers if name == b"connection"])
-    connection = {token.strip() for token in said.split(b",")} if b"," in said else (said,)
+    tokens = b",".join([value.lower() for name, value in headers if name == b"connection"])
+    connection = {token.strip() for token in tokens.split(b",")} if b"," in tokens else (tokens,)
     # not from the parser, which without a body has already moved on to the next request
-    head.keep_alive = b"keep-alive" in connection if head.old else b"close" not in connection
+    head.keep_alive = b"keep-alive" in connection if head.is_http10 else b"close" not in connection
     if codings:
         # RFC 9112 6.1: both, or an unknown coding, is how requests are smuggled past a proxy
-        if lengths or codings != [b"chunked"] or head.old:
+        if lengths or codings != [b"chunked"] or head.is_http10:
             raise HttpError(400, "invalid HTTP request: ambiguous body length")
         head.length = -1
     elif lengths:
@@ -132,16 +135,16 @@ def _read_headers(head: Head, headers: list[tuple[bytes, bytes]]) -> None:
     expectation = head.header.get(b"expect", b"").lower()
     if expectation not in (b"", b"100-continue"):
         raise HttpError(417, "the only expectation that can be met is 100-continue")
-    head.expects = bool(expectation) and not head.old
+    head.expects_continue = bool(expectation) and not head.is_http10
 
 
-def check_begun(buffer: bytearray, scanned: int, most: int) -> None:
+def check_partial_head(buffer: bytearray, scanned: int, max_bytes: int) -> None:
     """Reject an incomplete head that is already known to be invalid.
 
     `scanned`: how much of it was checked before. Raises: HttpError.
     """
-    if len(buffer) >= most:
-        raise HttpError(431, f"request head exceeds {most} bytes")
+    if len(buffer) >= max_bytes:
+        raise HttpError(431, f"request head exceeds {max_bytes} bytes")
     if buffer and buffer != b"\r" and not 65 <= buffer[0] <= 90:
         # such as a TLS handshake, which would wait for an answer as long as this waits for its end
         raise HttpError(400, "invalid HTTP request: it does not begin with a method")
@@ -150,7 +153,7 @@ def check_begun(buffer: bytearray, scanned: int, most: int) -> None:
         raise HttpError(400, "invalid HTTP request: a line ends in LF without CR")
 
 
-def for_uvicorn(raw: bytes) -> bytes:
+def sanitize_for_uvicorn(raw: bytes) -> bytes:
     """Return a head without what uvicorn's parser would misread.
 
     That is an Upgrade field, because of which it would take the body for another protocol's, and blanks behind values,

@@ -1,4 +1,4 @@
-"""Service, which answers the requests that it claims, and Shared, the common state of a server's connections.
+"""Service, which answers the requests that it claims, and HttpShared, the common state of a server's connections.
 
 One of each per port; used by the connections.
 """
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("penstock.server")
 
-_KEPT_HEADS = 1024
-_KEPT_HEAD_BYTES = 2048
+_MAX_CACHED_HEADS = 1024
+_MAX_CACHED_HEAD_BYTES = 2048
 
 
 class Service(Protocol):
@@ -37,10 +37,10 @@ class Service(Protocol):
     def claim(self, head: Head) -> Any:
         """Return the route of a head, or None to leave the request to uvicorn. Cached with the head's bytes."""
 
-    def turn_away(self, head: Head) -> Any:
+    def check_admission(self, head: Head) -> Any:
         """Return the error of a request that would be rejected now, before its body is read; None to accept it."""
 
-    def refuse(self, connection: FastLane, error: Any) -> None:
+    def answer_error(self, connection: FastLane, error: Any) -> None:
         """Answer a request that was turned away, after its body has been read and dropped."""
 
     def begin(self, connection: FastLane, head: Head, body: bytes) -> None:
@@ -50,23 +50,23 @@ class Service(Protocol):
         """Drop the current request, because its client has disconnected."""
 
 
-def refused(error: HttpError) -> tuple[int, bytes, bytes]:
+def json_error(error: HttpError) -> tuple[int, bytes, bytes]:
     """Return the status, content type and body for input rejected before it is a request."""
     return error.status, b"application/json", error_body(error.text)
 
 
-class Shared:
-    """The common state of a server's connections. `refusal` makes the answer to input rejected before it is a request.
+class HttpShared:
+    """The common state of a server's connections.
 
-    `scratch` is written and read within one call from the transport, for any connection. `unread` is shared by all
-    ports.
+    `format_error` makes the answer to input that is rejected before it is a request. `scratch` is written and read
+    within one call from the transport, for any connection. `unread` is shared by all ports.
     """
 
-    def __init__(self, service: Service, limits: Limits, *, loud: bool = False) -> None:
+    def __init__(self, service: Service, limits: Limits, *, uppercase: bool = False) -> None:
         self.service = service
         self.limits = limits
         self.heads: dict[bytes, Head] = {}
-        self.answers = ResponseHeads(loud=loud)
+        self.answers = ResponseHeads(uppercase=uppercase)
         self.connections: set[Connection] = set()
         self.draining = False
         self.unread = UnreadAnswers()
@@ -74,12 +74,12 @@ class Shared:
         self.tally = Tally("http")
         self.access_logger = CountingAccessLogger(self.tally)
         self.scratch = memoryview(bytearray(SCRATCH_BYTES))
-        self.refusal: Callable[[HttpError], tuple[int, bytes, bytes]] = refused
+        self.format_error: Callable[[HttpError], tuple[int, bytes, bytes]] = json_error
 
-    def remember(self, raw: bytes, head: Head) -> None:
+    def cache_head(self, raw: bytes, head: Head) -> None:
         """Cache a parsed head by its bytes, without the empty line that ends it."""
-        if len(raw) <= _KEPT_HEAD_BYTES:
-            if len(self.heads) >= _KEPT_HEADS:
+        if len(raw) <= _MAX_CACHED_HEAD_BYTES:
+            if len(self.heads) >= _MAX_CACHED_HEADS:
                 self.heads.clear()
             self.heads[raw] = head
 

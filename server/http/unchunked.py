@@ -7,13 +7,13 @@ import asyncio
 _CHUNKED = b"transfer-encoding: chunked\r\n"
 
 
-class InFront(asyncio.WriteTransport):
+class TransportWrapper(asyncio.WriteTransport):
     """Wraps the transport for one answer of uvicorn's, with the methods uvicorn uses; subclasses define `write`."""
 
     def __init__(self, transport: asyncio.WriteTransport) -> None:
         super().__init__()
         self._transport = transport
-        self._begun = False
+        self._head_sent = False
 
     def close(self) -> None:
         """Close the transport."""
@@ -24,7 +24,7 @@ class InFront(asyncio.WriteTransport):
         return self._transport.is_closing()
 
 
-class Unchunked(InFront):
+class Unchunked(TransportWrapper):
     """Wraps the transport for an answer that ends with the connection. Source: RFC 9112, 6.1.
 
     Relies on how uvicorn writes: first the head, then a chunk or nothing, possibly with the last chunk.
@@ -34,8 +34,8 @@ class Unchunked(InFront):
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Write the head without Transfer-Encoding, and only the content of each chunk."""
-        if not self._begun:
-            self._begun = True
+        if not self._head_sent:
+            self._head_sent = True
             head = bytes(data)
             data = head.replace(_CHUNKED, b"", 1)
             self._chunked = data != head

@@ -5,13 +5,13 @@ Owned by Http2Connection, which renews it. Source: CVE-2019-9511 to 9518, CVE-20
 
 from __future__ import annotations
 
-from .frames import Fault, Http2Error
+from .frames import ErrorCode, Http2Error
 from .limits import Http2Limits
 from .outbox import Outbox
 
 _CREDIT_FRAMES = 8
 """The number of unproductive frames allowed for each frame sent, and for each open or cancelled call."""
-_MOST_SETTINGS = 100
+_MAX_SETTINGS = 100
 """Per second. Each may change the windows of all streams and makes all pending data be examined; what earns credit for
 other frames, such as a thousand open calls, makes these more expensive."""
 
@@ -29,10 +29,10 @@ class FrameBudget:
     def renew(self) -> None:
         """Start the next second."""
         self._idle_frames = self._resets = self._settings = 0
-        self._answered_before = self._outbox.answered
+        self._answered_before = self._outbox.answer_count
         self._sent_before = self._outbox.sent_frames
 
-    def charge(self, kind: str) -> None:
+    def charge(self, frame_name: str) -> None:
         """Count a frame that requests nothing.
 
         Raises: Http2Error if there were too many within a second.
@@ -43,7 +43,7 @@ class FrameBudget:
         # send one with each call, and a thousand calls at once are not a flood
         earned = _CREDIT_FRAMES * (outbox.sent_frames - self._sent_before + len(outbox.streams) + self._resets)
         if self._idle_frames > self._limits.max_idle_frames + earned:
-            raise Http2Error(Fault.ENHANCE_YOUR_CALM, f"too many frames that ask for nothing, such as {kind}")
+            raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, f"too many frames that ask for nothing, such as {frame_name}")
 
     def charge_reset(self) -> None:
         """Count a call that was opened and then reset.
@@ -51,11 +51,11 @@ class FrameBudget:
         Raises: Http2Error if there were too many within a second. Source: CVE-2023-44487.
         """
         self._resets += 1
-        if self._resets > self._limits.max_resets + self._outbox.answered - self._answered_before:
-            raise Http2Error(Fault.ENHANCE_YOUR_CALM, "too many calls were opened and reset")
+        if self._resets > self._limits.max_resets + self._outbox.answer_count - self._answered_before:
+            raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, "too many calls were opened and reset")
 
     def charge_settings(self) -> None:
         """Count a SETTINGS frame. Raises: Http2Error if there were too many within a second."""
         self._settings += 1
-        if self._settings > _MOST_SETTINGS:
-            raise Http2Error(Fault.ENHANCE_YOUR_CALM, "too many SETTINGS")
+        if self._settings > _MAX_SETTINGS:
+            raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, "too many SETTINGS")

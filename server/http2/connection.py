@@ -1,7 +1,7 @@
 """Http2Connection: one HTTP/2 connection as an asyncio protocol: its streams, and the effect of each frame on them.
 
 Each of its parts has one job and keeps no reference to it, so that it is freed once it has ended: FrameReader parses
-frames, HeaderMemory decodes header blocks, ReceiveWindow and Outbox do flow control in the two directions, FrameBudget
+frames, HeaderDecoder decodes header blocks, ReceiveWindow and Outbox do flow control in the two directions, FrameBudget
 and Timeouts limit what a peer may cost, Keepalive checks that the peer is alive, Drain does the graceful shutdown. The
 gRPC subclass is in `server/grpc`. Source: RFC 9113.
 """
@@ -16,11 +16,11 @@ from typing import Any
 from . import frames
 from .budget import FrameBudget
 from .drain import DRAIN_PING, Drain
-from .frames import Fault, Http2Error
-from .headers import Fields, HeaderMemory
+from .frames import ErrorCode, Http2Error
+from .headers import Fields, HeaderDecoder
 from .keepalive import Keepalive
 from .outbox import Outbox
-from .reader import FrameReader, take_data
+from .reader import FrameReader, process_data
 from .shared import Http2Shared
 from .stream import Stream
 from .timeouts import LINGER_S, Timeouts
@@ -29,20 +29,20 @@ from .window import ReceiveWindow
 logger = logging.getLogger("penstock.http2")
 
 _SMALL_INCREMENT = 256
-_PARDONED = 1024
+_MAX_RECENTLY_CLOSED = 1024
 
 
 class Http2Connection(asyncio.Protocol):
     """A client's connection.
 
     Invariants: `last_id` is the highest stream opened; `max_streams` is how many may be open, 0 once the final GOAWAY
-    is sent. `pardoned` are the streams that this side ended most recently, for which frames may still arrive. Once it
-    is `closed`, input is ignored.
+    is sent. `recently_closed` are the streams that this side ended most recently, for which frames may still arrive.
+    Once it is `closed`, input is ignored.
     """
 
     __slots__ = (
-        "begun", "budget", "drain", "headers", "keepalive", "last_id", "limits", "max_streams", "outbox", "pardoned",
-        "reader", "shared", "streams", "timeouts", "transport", "window",
+        "budget", "drain", "headers", "keepalive", "last_id", "limits", "max_streams", "outbox", "preface_received",
+        "reader", "recently_closed", "shared", "streams", "timeouts", "transport", "window",
     )  # fmt: skip
 
     def __init__(self, shared: Http2Shared) -> None:
@@ -50,13 +50,13 @@ class Http2Connection(asyncio.Protocol):
         self.shared = shared
         self.limits = limits
         self.transport: Any = None
-        self.begun = False
+        self.preface_received = False
         self.streams: dict[int, Stream] = {}
         self.last_id = 0
         self.max_streams = limits.max_streams
-        self.pardoned: OrderedDict[int, None] = OrderedDict()
+        self.recently_closed: OrderedDict[int, None] = OrderedDict()
         self.outbox = Outbox(shared, self.streams)
-        self.headers: HeaderMemory[Any] = HeaderMemory(limits.max_header_bytes)
+        self.headers: HeaderDecoder[Any] = HeaderDecoder(limits.max_header_bytes)
         self.window = ReceiveWindow(limits.connection_window_bytes, self.outbox)
         self.reader = FrameReader()
         self.budget = FrameBudget(limits, self.outbox)
@@ -66,7 +66,7 @@ class Http2Connection(asyncio.Protocol):
 
     # -- subclass interface ------------------------------------------------------------------------------------
 
-    def greet(self, data: bytes) -> bytes:
+    def answer_non_http2(self, data: bytes) -> bytes:
         """Return the answer to a client that does not speak HTTP/2."""
         return b""
 
@@ -74,7 +74,7 @@ class Http2Connection(asyncio.Protocol):
         """Convert a header list to the argument of `open`; None if it is malformed. Cached with the block."""
         raise NotImplementedError
 
-    def open(self, stream_id: int, head: Any, ended: int) -> None:
+    def open(self, stream_id: int, head: Any, end_stream: int) -> None:
         """Open a stream: add it to `streams` and begin."""
         raise NotImplementedError
 
@@ -92,14 +92,16 @@ class Http2Connection(asyncio.Protocol):
         connections.add(self)
         self.outbox.over_tls = transport.get_extra_info("sslcontext") is not None
         if self.shared.draining:
-            self.drain.come_late(self)
+            self.drain.schedule_late_close(self)
 
     def data_received(self, data: bytes) -> None:
         """Process received bytes."""
         keepalive = self.keepalive
-        keepalive.heard = True  # inlined from `received`: a call would be a hundredth of the lane's cost per request
-        if keepalive.exact:
-            keepalive.heard_at_s = self.shared.loop.time()
+        keepalive.received_since_tick = (
+            True  # inlined from `received`: a call would be a hundredth of the lane's cost per request
+        )
+        if keepalive.uses_timer:
+            keepalive.last_received_s = self.shared.loop.time()
         try:
             self.reader.feed(self, data)
         except Exception as error:  # noqa: BLE001 - any error ends this connection
@@ -107,13 +109,13 @@ class Http2Connection(asyncio.Protocol):
 
     def read_buffer(self) -> memoryview:
         """Return the buffer for the next read, while a large message arrives."""
-        return self.reader.room(self)
+        return self.reader.get_buffer(self)
 
     def on_read(self, size: int) -> None:
         """Process `size` bytes written to that buffer."""
         self.keepalive.received()
         try:
-            self.reader.filled(self, size)
+            self.reader.buffer_updated(self, size)
         except Exception as error:  # noqa: BLE001 - as above
             self.fail(error)
 
@@ -138,7 +140,7 @@ class Http2Connection(asyncio.Protocol):
 
     def begin(self) -> None:
         """Answer the client's preface."""
-        self.begun = True
+        self.preface_received = True
         self.outbox.write(self.shared.settings)
         self.window.refill()
         self.keepalive.begin()
@@ -166,7 +168,7 @@ class Http2Connection(asyncio.Protocol):
         """End the connection with a GOAWAY that carries the error's code."""
         if not isinstance(error, Http2Error):
             logger.error("an HTTP/2 connection failed", exc_info=error)
-            error = Http2Error(Fault.INTERNAL_ERROR, "")
+            error = Http2Error(ErrorCode.INTERNAL_ERROR, "")
         if not self.closed:
             logger.debug("connection ends with %s: %s", error.code.name, error.text)
             self.outbox.frames.append(frames.goaway(self.last_id, error.code, error.text))
@@ -177,8 +179,8 @@ class Http2Connection(asyncio.Protocol):
         self.timeouts.linger_s = linger_s
         self._drop_streams()
         if not self.transport.is_closing():
-            waiting, self.outbox.frames = self.outbox.frames, []
-            self.transport.write(b"".join(waiting))
+            pending, self.outbox.frames = self.outbox.frames, []
+            self.transport.write(b"".join(pending))
             self.transport.write_eof() if self.transport.can_write_eof() else self.transport.close()
 
     def _drop_streams(self) -> None:
@@ -191,108 +193,108 @@ class Http2Connection(asyncio.Protocol):
             stream.unsent = None
             self.shared.unread.shrink(stream)
             try:
-                stream.lost(Fault.CANCEL)
+                stream.on_reset(ErrorCode.CANCEL)
             except Exception:  # the other streams must still be told
                 logger.exception("a stream of an HTTP/2 connection could not be ended")
 
     # -- frames ------------------------------------------------------------------------------------------------
 
-    def take_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+    def process_frame(self, frame_type: int, flags: int, stream_id: int, payload: bytes) -> None:
         """Process a frame that is allowed at this point. Raises: Http2Error."""
-        if kind == frames.DATA:
-            take_data(self, flags, stream_id, payload)
-        elif kind == frames.HEADERS:
-            self._take_block(self.headers.begun(flags, stream_id, payload))
-        elif kind == frames.CONTINUATION:
+        if frame_type == frames.DATA:
+            process_data(self, flags, stream_id, payload)
+        elif frame_type == frames.HEADERS:
+            self._process_headers(self.headers.start_block(flags, stream_id, payload))
+        elif frame_type == frames.CONTINUATION:
             if not payload:
                 self.budget.charge("empty CONTINUATION")
-            self._take_block(self.headers.continued(flags, payload))
-        elif kind == frames.WINDOW_UPDATE:
-            self._take_window_update(stream_id, payload)
-        elif kind == frames.RST_STREAM:
-            self._take_reset(stream_id, payload)
-        elif kind in {frames.SETTINGS, frames.PING, frames.GOAWAY}:
-            self._take_control(kind, flags, stream_id, payload)
+            self._process_headers(self.headers.continue_block(flags, payload))
+        elif frame_type == frames.WINDOW_UPDATE:
+            self._process_window_update(stream_id, payload)
+        elif frame_type == frames.RST_STREAM:
+            self._process_reset(stream_id, payload)
+        elif frame_type in {frames.SETTINGS, frames.PING, frames.GOAWAY}:
+            self._process_connection_frame(frame_type, flags, stream_id, payload)
         else:
-            self.budget.charge(f"type {kind}")
-            if kind == frames.PRIORITY:
-                self._take_priority(stream_id, payload)
+            self.budget.charge(f"type {frame_type}")
+            if frame_type == frames.PRIORITY:
+                self._process_priority(stream_id, payload)
 
-    def _take_block(self, block: bytes | None) -> None:
+    def _process_headers(self, block: bytes | None) -> None:
         """Process a complete header block. It is always decoded, because the header table depends on it."""
         if block is None:
             return
-        stream_id, ended = self.headers.stream_id, self.headers.ended
+        stream_id, end_stream = self.headers.stream_id, self.headers.end_stream
         head = self.headers.decode(block, self.resolve)
         stream = self.streams.get(stream_id)
         if stream is not None and stream.remote_ended:
-            raise Http2Error(Fault.STREAM_CLOSED, f"HEADERS on stream {stream_id}, which is half closed")
+            raise Http2Error(ErrorCode.STREAM_CLOSED, f"HEADERS on stream {stream_id}, which is half closed")
         if stream is not None:
-            stream.received(b"", ended) if ended else self.reset(stream_id, Fault.PROTOCOL_ERROR)
+            stream.received(b"", end_stream) if end_stream else self.reset(stream_id, ErrorCode.PROTOCOL_ERROR)
         elif stream_id > self.last_id:
-            self._open(stream_id, head, ended)
-        elif stream_id not in self.pardoned:
-            raise Http2Error(Fault.STREAM_CLOSED, f"HEADERS on stream {stream_id}, which is closed")
+            self._open(stream_id, head, end_stream)
+        elif stream_id not in self.recently_closed:
+            raise Http2Error(ErrorCode.STREAM_CLOSED, f"HEADERS on stream {stream_id}, which is closed")
 
-    def _take_priority(self, stream_id: int, payload: bytes) -> None:
+    def _process_priority(self, stream_id: int, payload: bytes) -> None:
         """Validate the frame and ignore it: RFC 9113 deprecates priorities."""
         if not stream_id:
-            raise Http2Error(Fault.PROTOCOL_ERROR, "PRIORITY without a stream")
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "PRIORITY without a stream")
         if len(payload) != 5:
             if stream_id not in self.streams:
-                raise Http2Error(Fault.FRAME_SIZE_ERROR, f"PRIORITY of {len(payload)} bytes")
-            self.reset(stream_id, Fault.FRAME_SIZE_ERROR)
+                raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, f"PRIORITY of {len(payload)} bytes")
+            self.reset(stream_id, ErrorCode.FRAME_SIZE_ERROR)
 
-    def _take_reset(self, stream_id: int, payload: bytes) -> None:
+    def _process_reset(self, stream_id: int, payload: bytes) -> None:
         if len(payload) != 4:
-            raise Http2Error(Fault.FRAME_SIZE_ERROR, f"RST_STREAM of {len(payload)} bytes")
+            raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, f"RST_STREAM of {len(payload)} bytes")
         if self.is_idle(stream_id):
-            raise Http2Error(Fault.PROTOCOL_ERROR, f"RST_STREAM on stream {stream_id}, which is idle")
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"RST_STREAM on stream {stream_id}, which is idle")
         stream = self.streams.get(stream_id)
         if stream is None:
             self.budget.charge("RST_STREAM")
             return
         stream.remote_ended = True
-        self.forget(stream)
-        stream.lost(Fault.CANCEL)
+        self.remove(stream)
+        stream.on_reset(ErrorCode.CANCEL)
         self.budget.charge_reset()
-        if self.drain.leaving and not self.outbox.dirty:
-            self.shared.mark(self.outbox)
+        if self.drain.final_goaway_sent and not self.outbox.dirty:
+            self.shared.schedule_flush(self.outbox)
 
-    def _take_window_update(self, stream_id: int, payload: bytes) -> None:
+    def _process_window_update(self, stream_id: int, payload: bytes) -> None:
         if len(payload) != 4:
-            raise Http2Error(Fault.FRAME_SIZE_ERROR, f"WINDOW_UPDATE of {len(payload)} bytes")
+            raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, f"WINDOW_UPDATE of {len(payload)} bytes")
         increment = frames.read_word(payload)
         if increment < _SMALL_INCREMENT:
             self.budget.charge("small WINDOW_UPDATE")
         if not stream_id:
-            self.outbox.widen(increment)
+            self.outbox.update_window(increment)
             return
         stream = self.streams.get(stream_id)
         if stream is None:
             if self.is_idle(stream_id):
-                raise Http2Error(Fault.PROTOCOL_ERROR, f"WINDOW_UPDATE on stream {stream_id}, which is idle")
+                raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"WINDOW_UPDATE on stream {stream_id}, which is idle")
         elif not increment:
-            self.reset(stream_id, Fault.PROTOCOL_ERROR)
-        elif not self.outbox.widen_stream(stream, increment):
-            self.reset(stream_id, Fault.FLOW_CONTROL_ERROR)
+            self.reset(stream_id, ErrorCode.PROTOCOL_ERROR)
+        elif not self.outbox.update_stream_window(stream, increment):
+            self.reset(stream_id, ErrorCode.FLOW_CONTROL_ERROR)
 
-    def _take_control(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+    def _process_connection_frame(self, frame_type: int, flags: int, stream_id: int, payload: bytes) -> None:
         """Process a frame that belongs to the connection."""
         if stream_id:
-            raise Http2Error(Fault.PROTOCOL_ERROR, f"frame of type {kind} on a stream")
-        if kind == frames.SETTINGS:
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"frame of type {frame_type} on a stream")
+        if frame_type == frames.SETTINGS:
             self.budget.charge_settings()
             if not flags & frames.ACK:
-                self.outbox.configure(payload)
+                self.outbox.apply_settings(payload)
             elif payload:
-                raise Http2Error(Fault.FRAME_SIZE_ERROR, "SETTINGS with ACK and a payload")
-        elif kind == frames.PING:
+                raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS with ACK and a payload")
+        elif frame_type == frames.PING:
             if flags & frames.ACK and payload == DRAIN_PING:
                 self.drain.acknowledged(self)
-            self.keepalive.take_ping(flags, payload)
+            self.keepalive.process_ping(flags, payload)
         elif len(payload) < 8:
-            raise Http2Error(Fault.FRAME_SIZE_ERROR, f"GOAWAY of {len(payload)} bytes")
+            raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, f"GOAWAY of {len(payload)} bytes")
         else:
             # the client opens no more streams, and closes once it has its answers
             self.budget.charge("GOAWAY")
@@ -301,48 +303,48 @@ class Http2Connection(asyncio.Protocol):
 
     def is_idle(self, stream_id: int) -> bool:
         """Whether no such stream was opened; after the final GOAWAY a client may still open some that are ignored."""
-        return not stream_id & 1 or (stream_id > self.last_id and not self.drain.leaving)
+        return not stream_id & 1 or (stream_id > self.last_id and not self.drain.final_goaway_sent)
 
-    def _open(self, stream_id: int, head: Any, ended: int) -> None:
-        if self.drain.leaving:
+    def _open(self, stream_id: int, head: Any, end_stream: int) -> None:
+        if self.drain.final_goaway_sent:
             return
         self.last_id = stream_id
         if head is None:
             self.budget.charge("malformed requests")
-            self.reset(stream_id, Fault.PROTOCOL_ERROR)
+            self.reset(stream_id, ErrorCode.PROTOCOL_ERROR)
         elif len(self.streams) >= self.max_streams:
             self.budget.charge("streams beyond the limit")
-            self.reset(stream_id, Fault.REFUSED_STREAM)
+            self.reset(stream_id, ErrorCode.REFUSED_STREAM)
         else:
-            self.open(stream_id, head, ended)
+            self.open(stream_id, head, end_stream)
 
-    def end(self, stream: Stream, last: bytes) -> None:
+    def end(self, stream: Stream, last_frame: bytes) -> None:
         """Send the frame that ends a stream, and forget it; reset the peer's side if it has not ended."""
-        self.outbox.send_headers(last)
+        self.outbox.send_headers(last_frame)
         if not stream.remote_ended:
-            self.outbox.frames.append(frames.reset(stream.stream_id, Fault.NO_ERROR))
-        self.forget(stream)
+            self.outbox.frames.append(frames.reset(stream.stream_id, ErrorCode.NO_ERROR))
+        self.remove(stream)
 
-    def reset(self, stream_id: int, code: Fault) -> None:
+    def reset(self, stream_id: int, code: ErrorCode) -> None:
         """End a stream with an error; if it is open, its owner is told."""
         stream = self.streams.get(stream_id)
         if stream is None:
-            self._pardon(stream_id)
+            self._remember_closed(stream_id)
         else:
-            self.forget(stream)
-            stream.lost(code)
+            self.remove(stream)
+            stream.on_reset(code)
         self.outbox.write(frames.reset(stream_id, code))
 
-    def forget(self, stream: Stream) -> None:
+    def remove(self, stream: Stream) -> None:
         """Remove a stream from every collection."""
         self.streams.pop(stream.stream_id, None)
         if stream.unsent is not None:
-            self.outbox.forget(stream)
+            self.outbox.discard(stream)
         if not stream.remote_ended:
-            self._pardon(stream.stream_id)
+            self._remember_closed(stream.stream_id)
 
-    def _pardon(self, stream_id: int) -> None:
+    def _remember_closed(self, stream_id: int) -> None:
         """Accept frames for a stream that were in flight when this side ended it."""
-        self.pardoned[stream_id] = None
-        if len(self.pardoned) > _PARDONED:
-            self.pardoned.popitem(last=False)
+        self.recently_closed[stream_id] = None
+        if len(self.recently_closed) > _MAX_RECENTLY_CLOSED:
+            self.recently_closed.popitem(last=False)

@@ -9,7 +9,7 @@ import enum
 import struct
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-HEAD_BYTES = 9
+FRAME_HEADER_BYTES = 9
 MAX_WINDOW = 2**31 - 1
 DEFAULT_WINDOW = 65535
 DEFAULT_TABLE_BYTES = 4096
@@ -27,14 +27,14 @@ HEADER_TABLE_SIZE, ENABLE_PUSH, MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE, MAX
     range(1, 7)
 )
 
-HEAD = struct.Struct(">IBI")
+FRAME_HEADER = struct.Struct(">IBI")
 """A frame header: length and type in one word, flags, stream."""
 _SETTING = struct.Struct(">HI")
 _WORD = struct.Struct(">I")
 _TWO_WORDS = struct.Struct(">II")
 
 
-class Fault(enum.IntEnum):
+class ErrorCode(enum.IntEnum):
     """Error codes of RST_STREAM and GOAWAY."""
 
     NO_ERROR = 0
@@ -54,24 +54,24 @@ class Fault(enum.IntEnum):
 
 
 _RANGES = {
-    ENABLE_PUSH: ("ENABLE_PUSH", range(2), Fault.PROTOCOL_ERROR),
-    INITIAL_WINDOW_SIZE: ("INITIAL_WINDOW_SIZE", range(MAX_WINDOW + 1), Fault.FLOW_CONTROL_ERROR),
-    MAX_FRAME_SIZE: ("MAX_FRAME_SIZE", range(MIN_FRAME_BYTES, MAX_FRAME_BYTES + 1), Fault.PROTOCOL_ERROR),
+    ENABLE_PUSH: ("ENABLE_PUSH", range(2), ErrorCode.PROTOCOL_ERROR),
+    INITIAL_WINDOW_SIZE: ("INITIAL_WINDOW_SIZE", range(MAX_WINDOW + 1), ErrorCode.FLOW_CONTROL_ERROR),
+    MAX_FRAME_SIZE: ("MAX_FRAME_SIZE", range(MIN_FRAME_BYTES, MAX_FRAME_BYTES + 1), ErrorCode.PROTOCOL_ERROR),
 }
 
 
 class Http2Error(Exception):
     """An error that ends the connection: the code of its GOAWAY, and a text for debugging the client."""
 
-    def __init__(self, code: Fault, text: str) -> None:
+    def __init__(self, code: ErrorCode, text: str) -> None:
         super().__init__(text)
         self.code = code
         self.text = text
 
 
-def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
+def frame(frame_type: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
     """Build a frame."""
-    return HEAD.pack(len(payload) << 8 | kind, flags, stream_id) + payload
+    return FRAME_HEADER.pack(len(payload) << 8 | frame_type, flags, stream_id) + payload
 
 
 def settings(values: dict[int, int]) -> bytes:
@@ -85,19 +85,19 @@ def read_settings(payload: bytes) -> list[tuple[int, int]]:
     Raises: Http2Error, also for a value that is invalid for its setting.
     """
     if len(payload) % _SETTING.size:
-        raise Http2Error(Fault.FRAME_SIZE_ERROR, f"SETTINGS of {len(payload)} bytes, not a multiple of 6")
-    read: list[tuple[int, int]] = list(_SETTING.iter_unpack(payload))
-    for number, value in read:
+        raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, f"SETTINGS of {len(payload)} bytes, not a multiple of 6")
+    settings: list[tuple[int, int]] = list(_SETTING.iter_unpack(payload))
+    for number, value in settings:
         if number in _RANGES:
-            name, values, fault = _RANGES[number]
+            name, values, error_code = _RANGES[number]
             if value not in values:
-                raise Http2Error(fault, f"SETTINGS_{name} of {value}")
-    return read
+                raise Http2Error(error_code, f"SETTINGS_{name} of {value}")
+    return settings
 
 
-def read_word(payload: bytes, at: int = 0) -> int:
+def read_word(payload: bytes, offset: int = 0) -> int:
     """Read 31 bits; the bit above them is reserved."""
-    word: int = _WORD.unpack_from(payload, at)[0]
+    word: int = _WORD.unpack_from(payload, offset)[0]
     return word & MAX_WINDOW
 
 
@@ -106,12 +106,12 @@ def window_update(stream_id: int, increment: int) -> bytes:
     return frame(WINDOW_UPDATE, 0, stream_id, _WORD.pack(increment))
 
 
-def reset(stream_id: int, code: Fault) -> bytes:
+def reset(stream_id: int, code: ErrorCode) -> bytes:
     """Build RST_STREAM."""
     return frame(RST_STREAM, 0, stream_id, _WORD.pack(code))
 
 
-def goaway(last_id: int, code: Fault, text: str = "") -> bytes:
+def goaway(last_id: int, code: ErrorCode, text: str = "") -> bytes:
     """Build GOAWAY."""
     return frame(GOAWAY, 0, 0, _TWO_WORDS.pack(last_id, code) + text.encode())
 
@@ -119,5 +119,5 @@ def goaway(last_id: int, code: Fault, text: str = "") -> bytes:
 def unpadded(payload: bytes) -> bytes:
     """Remove the padding. Raises: Http2Error."""
     if not payload or payload[0] >= len(payload):
-        raise Http2Error(Fault.PROTOCOL_ERROR, "a frame with more padding than payload")
+        raise Http2Error(ErrorCode.PROTOCOL_ERROR, "a frame with more padding than payload")
     return payload[1 : len(payload) - payload[0]]

@@ -17,19 +17,19 @@ from .frames import (
     DATA,
     DEFAULT_TABLE_BYTES,
     DEFAULT_WINDOW,
-    HEAD,
+    FRAME_HEADER,
     HEADER_TABLE_SIZE,
     INITIAL_WINDOW_SIZE,
     MAX_FRAME_SIZE,
     MAX_WINDOW,
     MIN_FRAME_BYTES,
     SETTINGS,
-    Fault,
+    ErrorCode,
     Http2Error,
     frame,
     read_settings,
 )  # fmt: skip
-from .headers import SHRUNK, begun_with
+from .headers import TABLE_SIZE_ZERO, prepend_to_block
 from .stream import LOW_BYTES, Stream, Unsent
 
 if TYPE_CHECKING:
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
     from .shared import Http2Shared
 
-_TURN_BYTES = 1 << 18
+_MAX_TURN_BYTES = 1 << 18
 """The most that is joined for one write while more is pending. Above it, the transport reports whether the peer keeps
 up."""
-_MOST_PAUSED_FRAMES = 10000
+_MAX_PAUSED_FRAMES = 10000
 """The most frames kept for a peer that does not read. Answers wait in their streams; only replies to frames reach
 this."""
 
@@ -49,15 +49,16 @@ class Outbox:
     """The data to send.
 
     Invariants: `frames` are sent in order. `window` is the connection's, `initial_window` what the peer gives each new
-    stream, and `max_frame` its largest frame. `quick_bytes` is the largest answer that may go directly to `frames`: 0
-    while the transport is full or anything is in `blocked`, otherwise `max_frame`. `notice` must begin the next header
-    block. A stream with an Unsent is in `blocked`. `flushed`, if set, is called after each write. Once it is `closed`,
-    pending data is not sent. `streams` are the connection's.
+    stream, and `max_frame` its largest frame. `max_direct_bytes` is the largest answer that may go directly to
+    `frames`: 0 while the transport is full or anything is in `blocked`, otherwise `max_frame`. `table_size_update` must
+    begin the next header block. A stream with an Unsent is in `blocked`. `on_flush`, if set, is called after each
+    write. Once it is `closed`, pending data is not sent. `streams` are the connection's.
     """
 
     __slots__ = (
-        "_shared", "answered", "blocked", "closed", "dirty", "flushed", "frames", "initial_window", "max_frame",
-        "notice", "over_tls", "paused", "quick_bytes", "sent_frames", "streams", "transport", "window",
+        "_shared", "answer_count", "blocked", "closed", "dirty", "frames", "initial_window", "max_direct_bytes",
+        "max_frame", "on_flush", "over_tls", "paused", "sent_frames", "streams", "table_size_update", "transport",
+        "window",
     )  # fmt: skip
 
     def __init__(self, shared: Http2Shared, streams: dict[int, Stream]) -> None:
@@ -66,7 +67,7 @@ class Outbox:
         self.transport: Any = None
         self.frames: list[bytes | memoryview] = []
         self.dirty = False
-        self.flushed: Callable[[], None] | None = None
+        self.on_flush: Callable[[], None] | None = None
         self.over_tls = False
         self.paused = False
         self.closed = False
@@ -74,9 +75,9 @@ class Outbox:
         self.window = DEFAULT_WINDOW
         self.initial_window = DEFAULT_WINDOW
         self.max_frame = MIN_FRAME_BYTES
-        self.quick_bytes = MIN_FRAME_BYTES
-        self.notice = b""
-        self.answered = 0
+        self.max_direct_bytes = MIN_FRAME_BYTES
+        self.table_size_update = b""
+        self.answer_count = 0
         self.sent_frames = 0
 
     # -- the transport -----------------------------------------------------------------------------------------
@@ -85,37 +86,37 @@ class Outbox:
         """Send frames that are not subject to flow control."""
         self.frames.append(frames)
         if not self.dirty:
-            self._shared.mark(self)
+            self._shared.schedule_flush(self)
 
     def flush(self) -> None:
-        """Write all of `frames`; then call `flushed`, which may close the connection."""
+        """Write all of `frames`; then call `on_flush`, which may close the connection."""
         frames = self.frames
         if self.transport.is_closing():
             frames.clear()
         elif frames:
-            if self.paused and len(frames) > _MOST_PAUSED_FRAMES:
+            if self.paused and len(frames) > _MAX_PAUSED_FRAMES:
                 self.transport.abort()
                 return
             if not self.paused:
                 self.frames = []
                 self._write(b"".join(frames))
-        if self.flushed is not None:
-            self.flushed()
+        if self.on_flush is not None:
+            self.on_flush()
 
     def _write(self, data: bytes) -> None:
-        if not self.over_tls or len(data) <= _TURN_BYTES:
+        if not self.over_tls or len(data) <= _MAX_TURN_BYTES:
             self.transport.write(data)
             return
         # TLS passes on all of one write before it learns that the socket is full, and does not report those bytes
-        for at in range(0, len(data), _TURN_BYTES):
-            self.transport.write(data[at : at + _TURN_BYTES])
+        for offset in range(0, len(data), _MAX_TURN_BYTES):
+            self.transport.write(data[offset : offset + _MAX_TURN_BYTES])
         if self.paused:
             self._shared.unread.grow(self, self.transport.get_write_buffer_size())
 
     def pause(self) -> None:
         """Record that the peer does not keep up."""
         self.paused = True
-        self.quick_bytes = 0
+        self.max_direct_bytes = 0
         self._shared.unread.grow(self, self.transport.get_write_buffer_size())
 
     def resume(self) -> None:
@@ -127,7 +128,7 @@ class Outbox:
     def close(self) -> None:
         """Discard what is pending except `frames`; the connection ends the streams."""
         self.closed = True
-        self.flushed = None
+        self.on_flush = None
         self.blocked.clear()
 
     def shed(self) -> None:
@@ -136,26 +137,26 @@ class Outbox:
         # the streams are lost in a later turn, with the connection; counted until then, they would make others be
         # dropped
         for stream in self.streams.values():
-            stream.uncount()
+            stream.untrack_unsent()
 
     def unsent_bytes(self) -> int:
         """Return how many bytes the transport has not yet sent."""
         unsent: int = self.transport.get_write_buffer_size()
-        return _below_tls(self.transport) if self.over_tls and not unsent else unsent
+        return _unsent_below_tls(self.transport) if self.over_tls and not unsent else unsent
 
     # -- the peer's windows ------------------------------------------------------------------------------------
 
-    def widen(self, increment: int) -> None:
+    def update_window(self, increment: int) -> None:
         """Process a connection WINDOW_UPDATE. Raises: Http2Error."""
         if not increment:
-            raise Http2Error(Fault.PROTOCOL_ERROR, "WINDOW_UPDATE of nothing")
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of nothing")
         self.window += increment
         if self.window > MAX_WINDOW:
-            raise Http2Error(Fault.FLOW_CONTROL_ERROR, "the connection's window is too large")
+            raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "the connection's window is too large")
         if self.blocked and self.window <= increment:  # the window was exhausted, and held back what is pending
             self.pump()
 
-    def widen_stream(self, stream: Stream, increment: int) -> bool:
+    def update_stream_window(self, stream: Stream, increment: int) -> bool:
         """Process a stream WINDOW_UPDATE. Returns: False if the window becomes too large."""
         stream.credit += increment
         if self.initial_window + stream.credit > MAX_WINDOW:
@@ -164,7 +165,7 @@ class Outbox:
             self.pump(stream)
         return True
 
-    def configure(self, payload: bytes) -> None:
+    def apply_settings(self, payload: bytes) -> None:
         """Process the peer's SETTINGS, and acknowledge them. Raises: Http2Error."""
         for name, value in read_settings(payload):
             if name == INITIAL_WINDOW_SIZE:
@@ -172,14 +173,14 @@ class Outbox:
             elif name == MAX_FRAME_SIZE:
                 self.max_frame = value
             elif name == HEADER_TABLE_SIZE and value < DEFAULT_TABLE_BYTES:
-                self.notice = SHRUNK
+                self.table_size_update = TABLE_SIZE_ZERO
         self.write(frame(SETTINGS, ACK, 0))
         self.pump()
 
     def _resize_windows(self, value: int) -> None:
         self.initial_window = value
         if any(value + stream.credit > MAX_WINDOW for stream in self.streams.values()):
-            raise Http2Error(Fault.FLOW_CONTROL_ERROR, f"SETTINGS_INITIAL_WINDOW_SIZE of {value} is too large")
+            raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, f"SETTINGS_INITIAL_WINDOW_SIZE of {value} is too large")
 
     # -- streams -----------------------------------------------------------------------------------------------
 
@@ -193,88 +194,89 @@ class Outbox:
             if piece:
                 unsent.pieces.append(memoryview(piece))
                 unsent.size += len(piece)
-                unsent.kept += len(piece)
+                unsent.held_bytes += len(piece)
         self.pump(stream)
         if stream.unsent is not None:
-            self._shared.unread.grow(stream, stream.unsent.kept)
+            self._shared.unread.grow(stream, stream.unsent.held_bytes)
 
-    def pump(self, only: Stream | None = None) -> None:
+    def pump(self, only_stream: Stream | None = None) -> None:
         """Send pending data, in turns per stream, until the windows or the transport are full.
 
-        `only`: this stream has new data or window and nothing else has changed, so other streams still cannot send.
+        `only_stream`: this stream has new data or window and nothing else has changed, so other streams still cannot
+        send.
         """
-        streams = list(self.blocked.values()) if only is None else [only]
+        streams = list(self.blocked.values()) if only_stream is None else [only_stream]
         while not self.paused and streams and not self.closed:
-            moved = 0
+            sent_bytes = 0
             for stream in streams:
                 if stream.unsent is not None:
-                    moved += self._send_some(stream, stream.unsent)
-                if moved >= _TURN_BYTES:
+                    sent_bytes += self._send_stream_data(stream, stream.unsent)
+                if sent_bytes >= _MAX_TURN_BYTES:
                     break
-            if moved < _TURN_BYTES:
+            if sent_bytes < _MAX_TURN_BYTES:
                 break
             self.flush()
             streams = list(self.blocked.values())
         if self.frames and not self.dirty:
-            self._shared.mark(self)
-        self.quick_bytes = 0 if self.paused or self.blocked else self.max_frame
+            self._shared.schedule_flush(self)
+        self.max_direct_bytes = 0 if self.paused or self.blocked else self.max_frame
 
-    def _send_some(self, stream: Stream, unsent: Unsent) -> int:
+    def _send_stream_data(self, stream: Stream, unsent: Unsent) -> int:
         """Send one stream's share of a turn. Returns: how many bytes."""
-        window = min(self.window, self.initial_window + stream.credit, _TURN_BYTES)
-        pieces, moved = unsent.pieces, 0
+        window = min(self.window, self.initial_window + stream.credit, _MAX_TURN_BYTES)
+        pieces, sent_bytes = unsent.pieces, 0
         stream_id = stream.stream_id
-        while pieces and moved < window:
-            room = min(window - moved, self.max_frame)
+        while pieces and sent_bytes < window:
+            capacity = min(window - sent_bytes, self.max_frame)
             parts, size = [], 0
-            while pieces and size < room:
+            while pieces and size < capacity:
                 piece = pieces.popleft()
-                if len(piece) > room - size:
-                    pieces.appendleft(piece[room - size :])
-                    piece = piece[: room - size]
+                if len(piece) > capacity - size:
+                    pieces.appendleft(piece[capacity - size :])
+                    piece = piece[: capacity - size]
                 else:
-                    unsent.kept -= len(piece.obj)  # type: ignore[arg-type]
+                    unsent.held_bytes -= len(piece.obj)  # type: ignore[arg-type]
                 parts.append(piece)
                 size += len(piece)
-            self.frames.append(HEAD.pack(size << 8 | DATA, 0, stream_id))
+            self.frames.append(FRAME_HEADER.pack(size << 8 | DATA, 0, stream_id))
             self.frames += parts
             self.sent_frames += 1
-            moved += size
-        if moved:
-            unsent.size -= moved
-            unsent.waited_s = 0.0
-            self.window -= moved
-            stream.credit -= moved
-            self._shared.unread.shrink(stream, unsent.kept)
+            sent_bytes += size
+        if sent_bytes:
+            unsent.size -= sent_bytes
+            unsent.stalled_s = 0.0
+            self.window -= sent_bytes
+            stream.credit -= sent_bytes
+            self._shared.unread.shrink(stream, unsent.held_bytes)
             # round robin: a stream that was served moves to the end, one that was not stays in front
             self.blocked[stream_id] = self.blocked.pop(stream_id)
         if not pieces:
             del self.blocked[stream_id]
             stream.unsent = None
-            if unsent.last:
-                stream.connection.end(stream, unsent.last)
+            if unsent.last_frame:
+                stream.connection.end(stream, unsent.last_frame)
         if unsent.size <= LOW_BYTES:
-            stream.left()
-        return moved
+            stream.on_writable()
+        return sent_bytes
 
     def send_headers(self, headers: bytes) -> None:
         """Send a HEADERS frame, with the next write like all of `frames`."""
-        if self.notice:
-            headers, self.notice = begun_with(self.notice, headers), b""
+        if self.table_size_update:
+            headers, self.table_size_update = prepend_to_block(self.table_size_update, headers), b""
         self.frames.append(headers)
         self.sent_frames += 1
         if not self.dirty:
-            self._shared.mark(self)
+            self._shared.schedule_flush(self)
 
-    def forget(self, stream: Stream) -> None:
+    def discard(self, stream: Stream) -> None:
         """Discard a stream's pending data."""
         stream.unsent = None
         self._shared.unread.shrink(stream)
         self.blocked.pop(stream.stream_id, None)
-        self.quick_bytes = 0 if self.paused or self.blocked else self.max_frame
+        self.max_direct_bytes = 0 if self.paused or self.blocked else self.max_frame
 
 
-def _below_tls(transport: Any) -> int:
+def _unsent_below_tls(transport: Any) -> int:
     """Return the unsent bytes in the socket below TLS; 0 if the socket can take more.
 
     No transport reports what is between TLS and the socket, up to one write; but while there is any, the socket is

@@ -22,20 +22,20 @@ logger = logging.getLogger("penstock.http2")
 
 _SCRATCH_BYTES = 8192
 """The size of one read between large messages; what it holds of the next one beyond its head is copied twice."""
-_A_TURN = 1024
+_MAX_TICKS_PER_TURN = 1024
 
 
 class Http2Shared:
     """Connections, and one write per connection and loop turn.
 
     Invariants: `settings` is what each connection sends first. An Outbox with data to write is in `dirty`, and then a
-    flush is scheduled. `held_bytes` is what all connections hold of incomplete messages, not above `receive_bytes` for
-    long. `scratch` is written and read within one call from the transport, for any connection. `unread` is shared by
-    all ports.
+    flush is scheduled. `held_bytes` is what all connections hold of incomplete messages, not above `max_receive_bytes`
+    for long. `scratch` is written and read within one call from the transport, for any connection. `unread` is shared
+    by all ports.
     Threads: the event loop's.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, limits: Http2Limits, receive_bytes: int) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, limits: Http2Limits, max_receive_bytes: int) -> None:
         self.loop = loop
         self.limits = limits
         self.settings = settings(
@@ -46,7 +46,7 @@ class Http2Shared:
                 MAX_HEADER_LIST_SIZE: limits.max_header_bytes,
             }
         )
-        self.receive_bytes = receive_bytes
+        self.max_receive_bytes = max_receive_bytes
         self.held_bytes = 0
         self.unread = UnreadAnswers(loop=loop)
         self.pacer = RejectionPacer()
@@ -56,7 +56,7 @@ class Http2Shared:
         self.draining = False
         self.scratch = memoryview(bytearray(_SCRATCH_BYTES))
 
-    def mark(self, outbox: Outbox) -> None:
+    def schedule_flush(self, outbox: Outbox) -> None:
         """Schedule a connection's write for the end of this loop turn."""
         outbox.dirty = True
         self.dirty.append(outbox)
@@ -81,10 +81,10 @@ class Http2Shared:
 
     def _tick(self, connections: list[Http2Connection], elapsed_s: float) -> None:
         """Tick the connections, some in each turn of the loop, because their streams are ticked too."""
-        told = 0
-        while connections and told < _A_TURN:
+        ticked = 0
+        while connections and ticked < _MAX_TICKS_PER_TURN:
             connection = connections.pop()
-            told += 1 + len(connection.streams)
+            ticked += 1 + len(connection.streams)
             if connection in self.connections:
                 try:
                     connection.tick(elapsed_s)

@@ -5,29 +5,29 @@ A stream's own window is `Stream.in_left`. Source: RFC 9113 6.9.
 
 from __future__ import annotations
 
-from .frames import DEFAULT_WINDOW, Fault, Http2Error, window_update
+from .frames import DEFAULT_WINDOW, ErrorCode, Http2Error, window_update
 from .outbox import Outbox
 
 
 class ReceiveWindow:
     """What the peer may still send.
 
-    Invariant: `left` is refilled as soon as half of the window is used, because memory is bounded by
-    `shared.receive_bytes` instead.
+    Invariant: `remaining` is refilled as soon as half of the window is used, because memory is bounded by
+    `shared.max_receive_bytes` instead.
     """
 
-    __slots__ = ("_outbox", "_size", "left", "low")
+    __slots__ = ("_outbox", "_size", "refill_below", "remaining")
 
     def __init__(self, size: int, outbox: Outbox) -> None:
         self._size = size
         self._outbox = outbox
-        self.left = DEFAULT_WINDOW
-        self.low = size // 2
+        self.remaining = DEFAULT_WINDOW
+        self.refill_below = size // 2
 
-    def take(self, size: int) -> None:
+    def consume(self, size: int) -> None:
         """Count DATA. Raises: Http2Error."""
-        self.left -= size
-        if self.left < self.low:
+        self.remaining -= size
+        if self.remaining < self.refill_below:
             self.refill()
 
     def refill(self) -> None:
@@ -35,9 +35,9 @@ class ReceiveWindow:
 
         Raises: Http2Error if the peer has sent more than the window.
         """
-        if self.left < 0:
-            raise Http2Error(Fault.FLOW_CONTROL_ERROR, "more DATA than the connection's window")
-        increment = self._size - self.left
+        if self.remaining < 0:
+            raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "more DATA than the connection's window")
+        increment = self._size - self.remaining
         if increment > 0:
-            self.left += increment
+            self.remaining += increment
             self._outbox.write(window_update(0, increment))

@@ -43,7 +43,7 @@ class LendingWire(Wire):
         super().__init__(lambda: None, arena_bytes)
         self._plans: dict[Form, _Plan] = {}
 
-    def lend(self, form: Form) -> Lent:
+    def allocate(self, form: Form) -> Lent:
         """Return tensors of a form, to be filled and sent by `put_lent`, or taken back.
 
         Small tensors are sent in their frame, and strings are packed when sent: these are plain memory, and so are all
@@ -101,10 +101,10 @@ class LendingChannel(Channel):
         super().__init__(sock)
         self._wire = LendingWire()
 
-    def lend(self, form: Form) -> Lent:
+    def allocate(self, form: Form) -> Lent:
         """Return tensors of a form, to be filled and sent by `send_lent`, or taken back."""
         with self._lock:
-            return self._wire.lend(form)
+            return self._wire.allocate(form)
 
     def send_lent(self, kind: int, number: int, body: bytes, lent: Lent) -> None:
         """Send a message with lent tensors. Raises: as `send`."""

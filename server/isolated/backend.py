@@ -52,8 +52,8 @@ class IsolatedBackend:
         self.node_inputs: Sequence[Any] = read_nodes(said["inputs"])
         self.node_outputs: Sequence[Any] = read_nodes(said["outputs"])
         self.platform: str = said["platform"]
-        self.remembers: bool = said["remembers"]
-        self.described: Mapping[str, Any] = said["described"]
+        self.stateful: bool = said["remembers"]
+        self.runtime_metadata: Mapping[str, Any] = said["described"]
         self.limit_s = limit_s
         self._worker = worker
         self._keeper = keeper
@@ -76,7 +76,7 @@ class IsolatedBackend:
         if told is not None and not self._closed:
             told()
 
-    def tell_loss(self, told: Callable[[], None]) -> None:
+    def on_loss(self, told: Callable[[], None]) -> None:
         """Set a callback for the worker's end, called on its loop's thread; at once if it has already ended."""
         with self._lock:
             gone = self._gone.is_set()

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.backend import Array
-from penstock.backends.errors import Code, DeviceLost, DeviceTaken, InferError, RunStopped
+from penstock.backends.errors import Code, DeviceLost, DeviceRemoved, InferError, RunStopped
 from penstock.backends.signature import Signature
 from penstock.server.ipc.arena import WireError
 
@@ -28,8 +28,8 @@ class IsolatedBinding:
     """Runs one batch at a time, on a thread that waits for the answer.
 
     `number` identifies it to the worker. Units: `limit_s` of a run, 0 for none.
-    Ownership: lent buffers are valid until the next `lend`; an output is valid while it is referenced, even after the
-    worker has ended.
+    Ownership: acquired buffers are valid until the next `acquire_buffers`; an output is valid while it is referenced,
+    even after the worker has ended.
     Threads: as a Binding's; `_lock` synchronizes the run's thread with those that stop it.
     """
 
@@ -51,7 +51,7 @@ class IsolatedBinding:
         """Closes the socket, and with it the worker's Binding."""
         self.release.atexit = False
 
-    def lend(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> list[Array | None]:
+    def acquire_buffers(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> list[Array | None]:
         """Return buffers in shared memory; small buffers, and those of strings, are ordinary memory."""
         if rows > self.capacity_rows:
             raise ValueError(f"{rows} rows exceed the capacity of {self.capacity_rows}")
@@ -61,16 +61,16 @@ class IsolatedBinding:
         form: Form = tuple(
             [None if shape is None else (dtype, shape) for dtype, shape in zip(self._dtypes, shapes, strict=True)]
         )
-        self._lent = self._channel.lend(form)
+        self._lent = self._channel.allocate(form)
         self._rows = rows
         self._run += 1
         return self._lent.arrays
 
     def run(self, wanted: Sequence[int]) -> list[Any]:
-        """Run the model on the lent buffers. Raises: DeviceLost if the worker ends meanwhile."""
+        """Run the model on the acquired buffers. Raises: DeviceLost if the worker ends meanwhile."""
         lent = self._lent
         if lent is None:
-            raise ValueError("run without lend")
+            raise ValueError("run without acquire_buffers")
         with self._lock:
             if self._stopped == self._run:
                 raise RunStopped(Code.EXPIRED, "the run was stopped")
@@ -106,7 +106,7 @@ class IsolatedBinding:
         why = self._backend.lost()
         if self._stopped == self._run:
             return RunStopped(Code.EXPIRED, "the run was stopped together with its process")
-        return (DeviceTaken if self._backend.taken else DeviceLost)(Code.NOT_READY, why)
+        return (DeviceRemoved if self._backend.taken else DeviceLost)(Code.NOT_READY, why)
 
     def stop(self) -> None:
         """Stop the current run: the first call asks the runtime, and a second one, if it still runs, kills its process.

@@ -80,9 +80,9 @@ class Isolated:
 class BindingThread:
     """One Binding, and the thread that runs the requests from its socket until that is closed.
 
-    A Binding with `run_on(arrays, wanted)`, and `begin`, which clears a stop as `lend` does, runs on the received
-    arrays in place; for others they are copied into lent buffers.
-    A run that is stopped before it begins does not begin: a STOP message may overtake the run.
+    A Binding with `run_on(arrays, wanted)`, and `begin`, which clears a stop as `acquire_buffers` does, runs on the
+    received arrays in place; for others they are copied into lent buffers. A run that is stopped before it begins does
+    not begin: a STOP message may overtake the run.
     Threads: another thread calls `stop`; `_lock` ensures that it stops only the intended run.
     """
 
@@ -160,7 +160,7 @@ class BindingThread:
         run_on = getattr(binding, "run_on", None)
         if run_on is None:
             shapes = [None if array is None else array.shape for array in arrays]
-            for buffer, array in zip(binding.lend(rows, shapes), arrays, strict=True):
+            for buffer, array in zip(binding.acquire_buffers(rows, shapes), arrays, strict=True):
                 if buffer is not None and array is not None:
                     np.copyto(buffer, array)
         else:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from penstock.backends.backend import remembers
+from penstock.backends.backend import is_stateful
 from penstock.backends.errors import RETRY_AFTER_NS, Code, DeviceLost, InferError, OutOfMemory, RunStopped
 from penstock.backends.node import Node
 from penstock.backends.signature import Signature, TensorSpec
@@ -62,17 +62,17 @@ def write_backend(backend: Any) -> bytes:
     """Encode a Backend's description of its model."""
     return json.dumps({
         "graph": _signature(backend.graph),
-        "inputs": [Node.of(node).write() for node in backend.node_inputs],
-        "outputs": [Node.of(node).write() for node in backend.node_outputs],
+        "inputs": [Node.from_runtime(node).to_json() for node in backend.node_inputs],
+        "outputs": [Node.from_runtime(node).to_json() for node in backend.node_outputs],
         "platform": backend.platform,
-        "remembers": remembers(backend),
+        "remembers": is_stateful(backend),
         "described": dict(backend.described),
     }).encode()  # fmt: skip
 
 
 def read_nodes(written: Sequence[Any]) -> list[Node]:
     """Decode the inputs or outputs in the result of `write_backend`."""
-    return [Node.read(each) for each in written]
+    return [Node.from_json(each) for each in written]
 
 
 def _signature(signature: Signature) -> dict[str, Any]:

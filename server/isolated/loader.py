@@ -14,7 +14,7 @@ from typing import Any
 
 from penstock.backends.backend import Backend, Loader
 from penstock.backends.errors import Code, InferError
-from penstock.backends.loading import ISOLATED, LOADERS, NOISE
+from penstock.backends.loading import HARMLESS_LINES, ISOLATED, LOADERS
 from penstock.batching.spec import WorkerSpec
 from penstock.server.workers.order import NotBegunError, Order
 from penstock.server.workers.worker import Worker
@@ -95,7 +95,7 @@ class IsolatedLoader:
         }  # fmt: skip
         order = Order(
             SERVICE, settings, label, {"path": str(path)}, interpreter=self._interpreters(place, label),
-            path=self._path, memory_bytes=place.memory_bytes, noise=NOISE,
+            path=self._path, memory_bytes=place.memory_bytes, noise=HARMLESS_LINES,
         )  # fmt: skip
         self._keeper.enter()
         try:

@@ -28,7 +28,7 @@ from .sockets import bind_all, bind_one, listen_error
 from .tally import Tally
 
 if TYPE_CHECKING:
-    from penstock.server.http.service import Shared
+    from penstock.server.http.service import HttpShared
     from penstock.server.http2.shared import Http2Shared
 
 logger = logging.getLogger("penstock.serve")
@@ -63,7 +63,7 @@ class Port:
     reuse_port = False
     acceptor: Acceptor | None = None
 
-    def __init__(self, name: str, address: str, port: int, shared: Shared | Http2Shared | None = None) -> None:
+    def __init__(self, name: str, address: str, port: int, shared: HttpShared | Http2Shared | None = None) -> None:
         self.name = name
         self.address, self.port = address, port
         self.shared = shared
@@ -240,7 +240,7 @@ class Port:
 class Listener(Port):
     """A Port whose protocol is one of uvicorn's kind."""
 
-    def __init__(self, name: str, address: str, port: int, config: Config, shared: Shared | None = None) -> None:
+    def __init__(self, name: str, address: str, port: int, config: Config, shared: HttpShared | None = None) -> None:
         """`shared` is set if the protocol is the fast lane's."""
         super().__init__(name, address, port, shared)
         if not config.loaded:

@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from penstock.server.grpc.access import LoggedCall, LoggedCodedCall, noted
+from penstock.server.grpc.access import LoggedCall, LoggedCompressingCall, logged_methods
 from penstock.server.grpc.connection import GrpcShared
 from penstock.server.grpc.listening import GrpcListener
 from penstock.server.http.access import LoggedFastLane
 from penstock.server.http.fastlane import FastLane
-from penstock.server.http.service import Service, Shared
+from penstock.server.http.service import HttpShared, Service
 from penstock.server.restricted import GRPC_CATEGORIES
 
 from .listener import Listener, Port, make_config
@@ -35,10 +35,10 @@ class NullService:
     def claim(self, head: Any) -> None:
         """Claim nothing."""
 
-    def turn_away(self, head: Any) -> None:
+    def check_admission(self, head: Any) -> None:
         """Never called."""
 
-    def refuse(self, connection: FastLane, error: Any) -> None:
+    def answer_error(self, connection: FastLane, error: Any) -> None:
         """Never called."""
 
     def begin(self, connection: FastLane, head: Any, body: bytes) -> None:
@@ -59,17 +59,17 @@ def make_http_port(settings: Settings, app: ASGIApp, service: Service, dialect: 
 def make_metrics_port(settings: Settings, app: ASGIApp) -> Listener:
     """Make the metrics port."""
     address = settings.metrics_address or settings.http_address, settings.metrics_port
-    shared = Shared(NullService(), settings.limits())
+    shared = HttpShared(NullService(), settings.limits())
     return make_listener(settings, "metrics", address, app, shared, logged=settings.metrics_access_log)
 
 
 def make_grpc_port(settings: Settings, methods: Mapping[str, Method], loop: asyncio.AbstractEventLoop) -> GrpcListener:
     """Make the gRPC port, from RPCs by path."""
     read_only = frozenset(path for path in methods if GRPC_CATEGORIES.get(path) in _READ_ONLY)
-    logged = noted(methods) if settings.access_log else dict(methods)
-    shared = GrpcShared(logged, settings.grpc_limits(), asking=read_only, loop=loop)
+    logged = logged_methods(methods) if settings.access_log else dict(methods)
+    shared = GrpcShared(logged, settings.grpc_limits(), read_only_paths=read_only, loop=loop)
     if settings.access_log:
-        shared.calls = LoggedCall, LoggedCodedCall
+        shared.call_classes = LoggedCall, LoggedCompressingCall
     listener = GrpcListener(settings.grpc_address, settings.grpc_port, shared)
     listener.reuse_port = bool(settings.http_workers) or settings.reuse_grpc_port
     return listener
@@ -89,15 +89,15 @@ def share_totals(totals: Counter[str], ports: Iterable[Port]) -> None:
         port.tally.totals = totals
 
 
-def make_shared(settings: Settings, service: Service, dialect: Dialect) -> Shared:
+def make_shared(settings: Settings, service: Service, dialect: Dialect) -> HttpShared:
     """Make the shared state of the connections to a dialect's Service."""
-    shared = Shared(service, settings.limits(), loud=dialect.names_server)
-    shared.refusal = dialect.error_response
+    shared = HttpShared(service, settings.limits(), uppercase=dialect.names_server)
+    shared.format_error = dialect.error_response
     return shared
 
 
 def make_listener(
-    settings: Settings, name: str, address: tuple[str, int], app: ASGIApp, shared: Shared, *, logged: bool = True
+    settings: Settings, name: str, address: tuple[str, int], app: ASGIApp, shared: HttpShared, *, logged: bool = True
 ) -> Listener:  # fmt: skip
     """Make an HTTP port."""
     lane = LoggedFastLane if settings.access_log and logged else FastLane

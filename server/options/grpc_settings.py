@@ -91,7 +91,7 @@ class GrpcSettings:
         unit="bytes", bounds=COUNT,
     )  # fmt: skip
     grpc_receive_memory_bytes: int = setting(
-        _LIMITS.receive_bytes, "gRPC", "Maximum memory, over all connections, for incomplete messages and for "
+        _LIMITS.max_receive_bytes, "gRPC", "Maximum memory, over all connections, for incomplete messages and for "
         "decompressed ones. A call that would exceed it is rejected.", unit="bytes", bounds=(1 << 16, 2**50),
     )  # fmt: skip
     grpc_receive_timeout_secs: float = setting(
@@ -111,7 +111,7 @@ class GrpcSettings:
         """Return the gRPC lane's limits."""
         return GrpcLimits(
             max_message_bytes=self.grpc_max_message_bytes,
-            receive_bytes=self.grpc_receive_memory_bytes,
+            max_receive_bytes=self.grpc_receive_memory_bytes,
             compression=_LEVELS[self.grpc_infer_response_compression_level],
             http2=Http2Limits(
                 max_connections=self.grpc_max_connections,

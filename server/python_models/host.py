@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from penstock.backends.errors import Code, InferError, bare
+from penstock.backends.errors import Code, InferError, without_traceback
 from penstock.batching.stream import NOT_ONE, StreamedAnswer
 from penstock.server.workers.order import NotBegunError, Order
 from penstock.server.workers.restarting import RestartingWorker
@@ -237,7 +237,7 @@ class PythonModelHost:
                 raise error_of(said["error"])
             found, wrong = self._names.outputs_of(names, taken)
         except InferError as failed:
-            error = bare(failed)
+            error = without_traceback(failed)
         each.count += 1
         answers = getattr(request, "answers", None)
         if answers is None:
@@ -255,7 +255,7 @@ class PythonModelHost:
         try:
             room = answers.tell(told)
         except InferError as full:
-            request.error = bare(full)
+            request.error = without_traceback(full)
             self.abandon(request)
             return
         if room is not None and not each.held:
@@ -292,7 +292,7 @@ class PythonModelHost:
                 raise InferError(Code.INTERNAL, NOT_ONE)
             request.outputs = self._names.in_order(request, *each.answer)
         except InferError as wrong:
-            request.error = bare(wrong)
+            request.error = without_traceback(wrong)
 
     def _request(self, number: int) -> InferRequest | None:
         each = self._open.get(number)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.backends.cuda import Runtime, find_runtime, why_none
+from penstock.backends.cuda import Runtime, find_runtime, unavailable_reason
 
 from .fields.identity import BACKEND, TENSORFLOW
 
@@ -46,7 +46,7 @@ class GpuSources:
     """The sources that Gpus queries. If `runtime` returns None, `why_none` returns the reason."""
 
     find_runtime: Callable[[], Runtime | None] = find_runtime
-    why_none: Callable[[], str] = why_none
+    why_none: Callable[[], str] = unavailable_reason
     has_cuda_runtime: Callable[[], bool] = has_cuda_runtime
     kernel_lists_gpu: Callable[[], bool] = kernel_lists_gpu
 
@@ -156,7 +156,7 @@ class Gpus:
             runtime = self._sources.find_runtime()
             if runtime is None:
                 return UsableGpus(None if self._sources.kernel_lists_gpu() else (), self._sources.why_none())
-            count = runtime.count()
+            count = runtime.device_count()
         except Exception as error:  # noqa: BLE001 - whatever is wrong there, models that need no GPU are served
             return UsableGpus((), _error_text(error))
         unusable: dict[int, str] = {}

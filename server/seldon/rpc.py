@@ -103,20 +103,20 @@ class SeldonRpcs:
         try:
             call.answer(metadata_message((described.metadata if described is not None else None) or {}))
         except json_format.ParseError:
-            call.refuse(Status.UNKNOWN, "Exception calling application: ")
+            call.abort(Status.UNKNOWN, "Exception calling application: ")
 
     def graph_metadata(self, call: Call, message: bytes) -> None:
         """Report that a component has no graph."""
-        call.refuse(Status.UNKNOWN, NO_GRAPH)
+        call.abort(Status.UNKNOWN, NO_GRAPH)
 
     def _submit(self, call: Call, request: SeldonCall) -> None:
         request.context = call
         request.deadline_ns = call.deadline_ns
-        call.cancelled = partial(self._engine.cancel, request)
+        call.on_cancel = partial(self._engine.cancel, request)
         try:
             self._engine.submit(request)
         except InferError as error:
-            call.cancelled = None
+            call.on_cancel = None
             self._refuse(call, error)
 
     async def _share_slowly(self, model: Model, sharing: Sharing, call: Call, message: bytes) -> None:
@@ -133,7 +133,7 @@ class SeldonRpcs:
         for request in requests:
             call: Call = request.context
             # breaks a cycle: `cancelled` holds the request, which holds the call
-            call.cancelled = None
+            call.on_cancel = None
             try:
                 if request.error is not None:
                     self._refuse(call, request.error)
@@ -144,7 +144,7 @@ class SeldonRpcs:
                 if metrics:
                     self._exposition.add(request.endpoint, metrics)  # type: ignore[attr-defined]
                 if status:
-                    call.refuse(Status(status), body.decode("utf-8", "replace"))
+                    call.abort(Status(status), body.decode("utf-8", "replace"))
                 else:
                     call.answer(body)
             except Exception as error:  # noqa: BLE001 - one answer's failure must not take its batch mates' answers
@@ -154,7 +154,7 @@ class SeldonRpcs:
     def _refuse(call: Call, error: InferError) -> None:
         if error.code is Code.EXPIRED:
             # its only deadline was the client's
-            call.refuse(Status.DEADLINE_EXCEEDED, "Deadline Exceeded")
+            call.abort(Status.DEADLINE_EXCEEDED, "Deadline Exceeded")
         else:
             refuse(call, error)
 

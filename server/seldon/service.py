@@ -19,7 +19,7 @@ from penstock.server.answering import (
 )
 from penstock.server.carrying.service import CarryingService
 from penstock.server.errors import retry_after_line
-from penstock.server.http.coding import choose
+from penstock.server.http.coding import choose_coding
 from penstock.server.http.head import HttpError
 
 from . import openapi, pages
@@ -68,7 +68,7 @@ class SeldonClaim:
         self.head = head
         coding = header.get(b"content-encoding", b"").strip().lower()
         self.coding = coding if coding in _MAGIC else b""
-        self.accept = choose(header.get(b"accept-encoding", b""))
+        self.accept = choose_coding(header.get(b"accept-encoding", b""))
         self.lines = pages.lines_for(head.method, header)
         self.request_id = header.get(b"x-request-id", b"").decode("latin-1")[:128]
 

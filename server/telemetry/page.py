@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock.server.errors import error_body
-from penstock.server.http.coding import MIN_BYTES, choose, compress
+from penstock.server.http.coding import MIN_BYTES, choose_coding, compress
 
 from .metrics import Metrics
 
@@ -27,7 +27,7 @@ _THREAD_BYTES = 64 << 10
 async def encode_page(page: bytes, accept: bytes) -> tuple[bytes, dict[bytes, bytes]]:
     """Return the page encoded for a client's Accept-Encoding, and the corresponding headers."""
     headers = {b"vary": b"accept-encoding"}
-    coding = choose(accept) if len(page) >= MIN_BYTES else b""
+    coding = choose_coding(accept) if len(page) >= MIN_BYTES else b""
     if not coding:
         return page, headers
     headers[b"content-encoding"] = coding

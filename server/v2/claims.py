@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import Code, InferError
 from penstock.server.answering import LARGE_BYTES
-from penstock.server.http.coding import choose
+from penstock.server.http.coding import choose_coding
 from penstock.server.http.head import HttpError
 
 from .call_parameters import JSON, Classes, PerOutputPlan, version_of
@@ -87,7 +87,7 @@ class InferenceClaim:
                 self.refusal = error
         self.predict = predict
         self.coding = head.header.get(b"content-encoding", b"").strip().lower()
-        self.accept = choose(head.header.get(b"accept-encoding", b""))
+        self.accept = choose_coding(head.header.get(b"accept-encoding", b""))
         self.request_id = head.header.get(b"x-request-id", b"").decode("latin-1")[:128]
         self.header_text = head.header.get(b"inference-header-content-length", b"").strip().decode("latin-1")
         self.header_bytes = int(self.header_text) if _NUMBER.fullmatch(self.header_text) else -1

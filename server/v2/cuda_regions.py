@@ -11,7 +11,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from penstock.backends.cuda import Runtime, find_runtime, why_none
+from penstock.backends.cuda import Runtime, find_runtime, unavailable_reason
 from penstock.backends.cuda_calls import HANDLE_BYTES, CudaError
 from penstock.backends.errors import Code, InferError
 
@@ -66,15 +66,15 @@ class _CudaRegion:
         try:
             self._runtime.read(self.pointer + offset, self.device, into.data.cast("B"))
         except CudaError as error:
-            raise self.failed("read", error) from None
+            raise self.access_error("read", error) from None
 
     def write(self, offset: int, raw: bytes | memoryview) -> None:
         try:
             self._runtime.write(self.pointer + offset, self.device, raw)
         except CudaError as error:
-            raise self.failed("write to", error) from None
+            raise self.access_error("write to", error) from None
 
-    def failed(self, doing: str, error: Exception) -> InferError:
+    def access_error(self, doing: str, error: Exception) -> InferError:
         logger.warning("unable to %s CUDA shared memory: %s", doing, error)
         return InferError(Code.INVALID, f"unable to {doing} shared memory region: '{self.name}'")
 
@@ -122,14 +122,14 @@ class CudaRegions:
 
     def _mapped(self, raw_handle: bytes, device: int, byte_size: int, runtime: Runtime) -> _Mapping:
         """Map an allocation unless it is mapped already. Raises: CudaError, ValueError."""
-        if byte_size <= 0 or not 0 <= device < runtime.count():
+        if byte_size <= 0 or not 0 <= device < runtime.device_count():
             raise ValueError(f"{byte_size} bytes on device {device}")
         key = (raw_handle, device)
         mapping = self._mappings.get(key)
         if mapping is None:
             mapping = _Mapping(raw_handle, device, runtime, runtime.open_handle(raw_handle, device))
         try:
-            most = runtime.size(mapping.pointer, device)
+            most = runtime.bytes_to_end(mapping.pointer, device)
             if most < byte_size:
                 raise ValueError(f"the allocation has {most} bytes, not {byte_size}")
         except BaseException:
@@ -142,7 +142,7 @@ class CudaRegions:
     def _found(self, name: str) -> Runtime:
         runtime = self._runtime or find_runtime()
         if runtime is None:
-            logger.warning("CUDA shared memory can not be registered: %s", why_none())
+            logger.warning("CUDA shared memory can not be registered: %s", unavailable_reason())
             text = (
                 f"failed to register CUDA shared memory region: '{name}', GPUs not supported: no CUDA runtime was found"
             )

@@ -21,7 +21,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.backends.errors import Code, InferError, bare
+from penstock.backends.errors import Code, InferError, without_traceback
 from penstock.batching.model import Model
 from penstock.batching.scheduling.admission import admit
 from penstock.server.answering import LargeJsonReader
@@ -126,7 +126,9 @@ class Generate:
             except InferError as error:
                 if error.code in _AT_THE_DOOR:
                     raise
-                return Response(_failed(bare(error)), HTTP_STATUS[error.code], headers={"content-type": _EVENTS})
+                return Response(
+                    _failed(without_traceback(error)), HTTP_STATUS[error.code], headers={"content-type": _EVENTS}
+                )
             return _Events(first, answers, until_answered.pop_all())
         raise InferError(Code.INTERNAL, "an exit stack that swallows errors")
 
@@ -218,7 +220,7 @@ class _Events(Response):
             async for events in self._answers:
                 await put(events.texts)
         except InferError as error:
-            await put((_failed(bare(error)),))
+            await put((_failed(without_traceback(error)),))
         except Exception:
             number = secrets.token_hex(4)
             logger.exception("generate_stream failed", extra={"request_id": number})

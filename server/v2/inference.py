@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
-from penstock.backends.errors import Code, InferError, bare
+from penstock.backends.errors import Code, InferError, without_traceback
 from penstock.batching.running.own_outputs import OwnOutputs
 from penstock.server.answering import (
     LARGE_BYTES,
@@ -27,7 +27,7 @@ from penstock.server.answering import (
     start_task,
 )
 from penstock.server.errors import HTTP_STATUS, error_body, retry_after_line
-from penstock.server.http.coding import decompress, decompress_little
+from penstock.server.http.coding import decompress, decompress_small
 from penstock.server.http.head import HttpError
 from penstock.server.listening.mapped_buffer import LargeAnswerEncoder
 from penstock.server.restricted import RestrictedApis
@@ -80,7 +80,7 @@ class Inference:
         self._regions = Regions() if regions is None else regions
         self._forwarding = forwarding
         self._texts, self._answers = LargeJsonReader(), LargeAnswerEncoder()
-        self._predictions = Predictions(limits, hooks_of, self._texts, self._answer_body, self.refuse)
+        self._predictions = Predictions(limits, hooks_of, self._texts, self._answer_body, self.answer_error)
         self._routes: dict[tuple[str, str], ModelRoute] = {}
         self.restricted = RestrictedApis()
 
@@ -97,7 +97,7 @@ class Inference:
         route = self._routes.get((name, version)) or ModelRoute(name, version)
         return InferenceClaim(route, head, self._forwarding, predict=match[3] == b"predict")
 
-    def turn_away(self, head: Head) -> InferError | None:
+    def check_admission(self, head: Head) -> InferError | None:
         """Return the error of a request that would be rejected whatever its body, which then need not be kept."""
         route = head.route.route
         # another model may have the name by now, and its queue is the one that matters
@@ -130,9 +130,9 @@ class Inference:
         except LargeRead:
             self._begin_longer(connection, claim, route.model, body)  # type: ignore[arg-type]
         except InferError as error:
-            self.refuse(connection, error)
+            self.answer_error(connection, error)
         except Exception as error:  # noqa: BLE001 - as in _run
-            self.refuse(connection, internal_error(error, route.name, claim.request_id))
+            self.answer_error(connection, internal_error(error, route.name, claim.request_id))
 
     def abandon(self, connection: Connection) -> None:
         """Cancel the request of a disconnected client, and release its shared memory."""
@@ -155,7 +155,7 @@ class Inference:
             error = request.error
             if error is not None or head is None:
                 connection.plan = None
-                self.refuse(connection, error or InferError(Code.INTERNAL, "request without a head"))
+                self.answer_error(connection, error or InferError(Code.INTERNAL, "request without a head"))
                 continue
             claim: InferenceClaim = head.route
             try:
@@ -167,9 +167,9 @@ class Inference:
                 else:
                     self._answer_outputs(connection, claim, encoder, request)
             except InferError as failed:
-                self.refuse(connection, failed)
+                self.answer_error(connection, failed)
             except Exception as failed:  # noqa: BLE001 - one answer's failure must not take its batch mates' answers
-                self.refuse(connection, internal_error(failed, request.model.name, request.id))
+                self.answer_error(connection, internal_error(failed, request.model.name, request.id))
 
     # -- steps -------------------------------------------------------------------------------------------------
 
@@ -231,9 +231,9 @@ class Inference:
             body, json_bytes = await self._answers.encode(size, encode_large, encoder, request, plan)
             self._answer_body(connection, claim, body, json_bytes)
         except InferError as error:
-            self.refuse(connection, error)
+            self.answer_error(connection, error)
         except Exception as error:  # noqa: BLE001 - as in _run
-            self.refuse(connection, internal_error(error, request.model.name, request.id))
+            self.answer_error(connection, internal_error(error, request.model.name, request.id))
         finally:
             clear_task(connection)
 
@@ -246,9 +246,9 @@ class Inference:
         answer_compressed(connection, body, content_type, extra, claim.accept)
 
     @staticmethod
-    def refuse(connection: FastLane, error: InferError) -> None:
+    def answer_error(connection: FastLane, error: InferError) -> None:
         """Answer with an error."""
-        body, again = error_body(bare(error).message), retry_after_line(error)
+        body, again = error_body(without_traceback(error).message), retry_after_line(error)
         connection.answer(HTTP_STATUS[error.code], body, b"application/json", again)
 
     # -- calls that take more than one step --------------------------------------------------------------------
@@ -277,9 +277,9 @@ class Inference:
             extra = b"accept-encoding: gzip, deflate\r\n" if error.status == 501 else b""
             connection.answer(error.status, error_body(error.text), b"application/json", extra)
         except InferError as error:
-            self.refuse(connection, error)
+            self.answer_error(connection, error)
         except Exception as error:  # noqa: BLE001 - logged under an id, and the client always gets an answer
-            self.refuse(connection, internal_error(error, model.name, request_id))
+            self.answer_error(connection, internal_error(error, model.name, request_id))
         finally:
             clear_task(connection)
 
@@ -288,7 +288,7 @@ class Inference:
         if claim.refusal is not None:
             raise claim.refusal
         if claim.coding:
-            plain = decompress_little(body, claim.coding, self._limits, LARGE_BYTES - 1)
+            plain = decompress_small(body, claim.coding, self._limits, LARGE_BYTES - 1)
             if plain is None:
                 json_bytes = claim.header_bytes if claim.header_text else None
                 return await self._texts.read(json_bytes, self._read, claim, model, body)

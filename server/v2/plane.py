@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route as Served
 
-from penstock.backends.errors import InferError, bare
+from penstock.backends.errors import InferError, without_traceback
 from penstock.server.errors import HTTP_STATUS, error_body, retry_after_s
 from penstock.server.restricted import with_access_check
 
@@ -94,7 +94,7 @@ def _described(routes: Iterable[Route]) -> dict[str, Any]:
 async def _refused(request: Request, error: Exception) -> Response:
     if not isinstance(error, InferError):
         raise error
-    seconds = retry_after_s(bare(error))
+    seconds = retry_after_s(without_traceback(error))
     headers = {"retry-after": str(seconds)} if seconds else None
     return Response(error_body(error.message), HTTP_STATUS[error.code], headers=headers, media_type=JSON)
 

@@ -64,7 +64,7 @@ class Region(Protocol):
     def write(self, offset: int, raw: bytes | memoryview) -> None:
         """Write `raw`. Raises: as `read`."""
 
-    def failed(self, doing: str, error: Exception) -> InferError:
+    def access_error(self, doing: str, error: Exception) -> InferError:
         """Return the error for the client, after the operation `doing` has failed."""
 
 

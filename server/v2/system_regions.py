@@ -105,7 +105,7 @@ class _SystemRegion:
                     raise self._shrunk()
                 done += count
         except OSError as error:
-            raise self.failed("read", error) from None
+            raise self.access_error("read", error) from None
 
     def write(self, offset: int, raw: bytes | memoryview) -> None:
         position, descriptor = self._offset + offset, self._file.descriptor
@@ -117,13 +117,13 @@ class _SystemRegion:
             while done < len(raw):
                 done += os.pwrite(descriptor, memoryview(raw)[done:], position + done)
         except OSError as error:
-            raise self.failed("write to", error) from None
+            raise self.access_error("write to", error) from None
 
     def _shrunk(self) -> InferError:
         text = "its file is smaller than when it was registered"
         return InferError(Code.INVALID, f"Invalid shared memory region: '{self.name}', {text}")
 
-    def failed(self, doing: str, _error: Exception) -> InferError:
+    def access_error(self, doing: str, _error: Exception) -> InferError:
         return InferError(Code.INVALID, f"unable to {doing} shared memory region: '{self.name}'")
 
 

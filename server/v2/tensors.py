@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
-from penstock.backends.datatypes import strings
+from penstock.backends.datatypes import bytes_tensor
 from penstock.backends.errors import Code, InferError
 from penstock.batching.scheduling.admission import dims_text
 
@@ -168,7 +168,7 @@ def _strings(values: list[Any]) -> Array:
     flat = _flat(values)
     if not set(map(type, flat)) <= {str}:
         raise InferError(Code.INVALID, "Unable to parse 'data': attempt to access JSON non-string as string")
-    return strings([text.encode() for text in flat])
+    return bytes_tensor([text.encode() for text in flat])
 
 
 def from_binary(model: str, spec: TensorSpec, shape: list[int], count: int, raw: memoryview) -> Array:
@@ -211,7 +211,7 @@ def _elements(model: str, spec: TensorSpec, count: int, raw: memoryview) -> Arra
     if len(elements) < count:
         text = f"expected {count} strings for inference input '{spec.name}' for model '{model}', got {len(elements)}"
         raise InferError(Code.INVALID, text)
-    return strings(elements)
+    return bytes_tensor(elements)
 
 
 def to_json(datatype: str, name: str, array: Array) -> bytes:

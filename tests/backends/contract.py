@@ -54,7 +54,7 @@ ENDLESS = 1 << 60
 def infer(binding: Binding, inputs: Sequence[Array | None], wanted: tuple[int, ...] = (0,)) -> list[Any]:
     """Lend, fill and run. A Binding for one row is taken for one without rows, as the Engine makes it."""
     rows = 1 if binding.capacity_rows == 1 or inputs[0] is None else inputs[0].shape[0]
-    buffers = binding.lend(rows, [None if array is None else array.shape for array in inputs])
+    buffers = binding.acquire_buffers(rows, [None if array is None else array.shape for array in inputs])
     for buffer, array in zip(buffers, inputs, strict=True):
         if buffer is not None:
             buffer[...] = array
@@ -105,7 +105,7 @@ class BackendContract:
         binding = backend.bind(batched(backend.graph), 8)
 
         with pytest.raises(ValueError, match="9 rows"):
-            binding.lend(9, [(9, 4)])
+            binding.acquire_buffers(9, [(9, 4)])
 
     def test_runs_zero_rows(self) -> None:
         backend = self.make("rows")
@@ -118,7 +118,7 @@ class BackendContract:
 
     def test_lends_buffers_of_the_shapes_and_types_asked_for(self) -> None:
         backend = self.make("rows")
-        buffers = backend.bind(batched(backend.graph), 8).lend(5, [(5, 4)])
+        buffers = backend.bind(batched(backend.graph), 8).acquire_buffers(5, [(5, 4)])
 
         assert [buffer.shape for buffer in buffers if buffer is not None] == [(5, 4)]
         assert [np.dtype(np.float32)] == [buffer.dtype for buffer in buffers if buffer is not None]
@@ -206,7 +206,7 @@ class BackendContract:
         binding = backend.bind(backend.graph, 1)
         x = np.ones((3, 2), np.float32)
 
-        assert binding.lend(1, [(3, 2), None])[1] is None
+        assert binding.acquire_buffers(1, [(3, 2), None])[1] is None
         np.testing.assert_array_equal(x + 10, infer(binding, [x, None])[0])
         np.testing.assert_array_equal(x + 2, infer(binding, [x, np.full(2, 2, np.float32)])[0])
 
@@ -227,7 +227,7 @@ class BackendContract:
         x, once, endless = np.ones(rows, np.float32), np.ones(rows, np.int64), np.full(rows, ENDLESS)
 
         for _ in range(2):
-            for buffer, array in zip(binding.lend(rows, [(rows,), (rows,)]), (x, endless), strict=True):
+            for buffer, array in zip(binding.acquire_buffers(rows, [(rows,), (rows,)]), (x, endless), strict=True):
                 buffer[...] = array  # type: ignore[index]
             with ThreadPoolExecutor(1) as pool:
                 running = pool.submit(binding.run, (0,))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.backends.backend import Array
-from penstock.backends.cuda import HANDLE_BYTES, LOST, OUT_OF_MEMORY, CudaError
+from penstock.backends.cuda import HANDLE_BYTES, LOST_STATUSES, OUT_OF_MEMORY, CudaError
 from penstock.backends.cuda_gate import GATE
 from penstock.backends.cuda_pins import Pins
 from penstock.backends.errors import Code, InferError
@@ -147,7 +147,7 @@ class FakeRuntime:
 
     def compute(self, stream: int, do: Callable[[], object]) -> None:
         """Queue a computation."""
-        self._queue(stream, "compute", do)
+        self._enqueue(stream, "compute", do)
 
     def memory_at(self, pointer: int, size: int) -> Memory:
         """Give the allocation that holds these bytes. Raises: CudaError where there is none (any more)."""
@@ -158,7 +158,7 @@ class FakeRuntime:
 
     # --- the device
 
-    def count(self) -> int:
+    def device_count(self) -> int:
         self._called("cudaGetDeviceCount")
         return self.devices
 
@@ -166,7 +166,7 @@ class FakeRuntime:
         self._called("cudaDeviceGetPCIBusId", device)
         return f"0000:{0x65 + device:02x}:00.0"
 
-    def name(self, device: int) -> str:
+    def device_name(self, device: int) -> str:
         self._called("cuDeviceGetName", device)
         return "Fake GPU"
 
@@ -174,11 +174,11 @@ class FakeRuntime:
         self._called("cudaDeviceGetAttribute", device)
         return "9.0"
 
-    def memory(self, device: int) -> tuple[int, int]:
+    def memory_info(self, device: int) -> tuple[int, int]:
         self._called("cudaMemGetInfo", device)
         return self.total - self._taken[device], self.total
 
-    def use(self, device: int) -> None:
+    def set_device(self, device: int) -> None:
         self._called("cudaSetDevice", device)
 
     # --- memory
@@ -233,25 +233,25 @@ class FakeRuntime:
 
     # --- streams and events
 
-    def stream(self, device: int) -> int:
+    def create_stream(self, device: int) -> int:
         self._called("cudaStreamCreateWithFlags", device)
         number = next(self._ids)
         self._streams[number] = Stream(device)
         return number
 
-    def end_stream(self, stream: int, device: int) -> None:
+    def destroy_stream(self, stream: int, device: int) -> None:
         self._called("cudaStreamDestroy", device)
         found = self._stream(stream)
         self._do_until(found, lambda: not found.work)
         del self._streams[stream]
 
-    def event(self, device: int) -> int:
+    def create_event(self, device: int) -> int:
         self._called("cudaEventCreateWithFlags", device)
         number = next(self._ids)
         self._events[number] = Event(device)
         return number
 
-    def end_event(self, event: int, device: int) -> None:
+    def destroy_event(self, event: int, device: int) -> None:
         self._called("cudaEventDestroy", device)
         if self._events.pop(event, None) is None:
             raise self._error("cudaEventDestroy", _BAD_HANDLE)
@@ -261,9 +261,9 @@ class FakeRuntime:
         kinds = [self._kind(pointer, size) for pointer in (source, to)]
         assert pageable or "host" not in kinds, "a copy that waits would hold the GIL"
         self.copies[f"{kinds[0][0]}2{kinds[1][0]}"] += 1
-        self._queue(stream, "copy", (to, source, size))
+        self._enqueue(stream, "copy", (to, source, size))
         if "host" in kinds:
-            self.drain(stream)
+            self.synchronize_stream(stream)
 
     def _kind(self, pointer: int, size: int) -> str:
         """Tell a device's memory ("d"), pinned memory ("h") and the host's."""
@@ -276,32 +276,32 @@ class FakeRuntime:
                 return "host"
             raise
 
-    def record(self, event: int, stream: int) -> None:
+    def record_event(self, event: int, stream: int) -> None:
         found, at = self._event(event), self._stream(stream)
         self._called("cudaEventRecord", at.device)
         if found.device != at.device:
             raise self._error("cudaEventRecord", _BAD_HANDLE)
         found.recorded += 1
         found.stream = at
-        self._queue(stream, "record", (found, found.recorded))
+        self._enqueue(stream, "record", (found, found.recorded))
 
-    def wait(self, stream: int, event: int) -> None:
+    def wait_event(self, stream: int, event: int) -> None:
         found = self._event(event)
         self._called("cudaStreamWaitEvent", self._stream(stream).device)
-        self._queue(stream, "wait", (found, found.recorded))
+        self._enqueue(stream, "wait", (found, found.recorded))
 
-    def told(self, event: int) -> bool:
+    def is_event_done(self, event: int) -> bool:
         found = self._event(event)
         self._called("cudaEventQuery", found.device)
         return found.told >= found.recorded
 
-    def synchronize(self, event: int) -> None:
+    def synchronize_event(self, event: int) -> None:
         found = self._event(event)
         self._called("cudaEventSynchronize", found.device)
         self._reach(found, found.recorded)
         self._called("the work before an event", found.device)
 
-    def drain(self, stream: int) -> None:
+    def synchronize_stream(self, stream: int) -> None:
         found = self._stream(stream)
         self._called("cudaStreamSynchronize", found.device)
         self._do_until(found, lambda: not found.work)
@@ -316,7 +316,7 @@ class FakeRuntime:
 
     # --- memory of other processes
 
-    def handle_of(self, pointer: int, device: int) -> bytes:
+    def export_handle(self, pointer: int, device: int) -> bytes:
         self._called("cudaIpcGetMemHandle", device)
         self.memory_at(pointer, 1)
         return str(pointer).encode().ljust(HANDLE_BYTES, b"\0")
@@ -336,7 +336,7 @@ class FakeRuntime:
             raise self._error("cudaIpcCloseMemHandle", _INVALID)
         found.opened -= 1
 
-    def size(self, pointer: int, device: int) -> int:
+    def bytes_to_end(self, pointer: int, device: int) -> int:
         self._called("cuMemGetAddressRange_v2", device)
         found = self.memory_at(pointer, 1)
         return found.pointer + found.size - pointer
@@ -368,7 +368,7 @@ class FakeRuntime:
             raise self._error(call, self._lost[device])
         due = self._failures.get(call)
         if due and (status := due.popleft()):
-            if status in LOST and device is not None:
+            if status in LOST_STATUSES and device is not None:
                 self._lost[device] = status
             raise self._error(call, status)
 
@@ -385,7 +385,7 @@ class FakeRuntime:
             raise self._error("an event", _BAD_HANDLE)
         return self._events[event]
 
-    def _queue(self, stream: int, what: str, how: Any) -> None:
+    def _enqueue(self, stream: int, what: str, how: Any) -> None:
         with self._moved:
             self._stream(stream).work.append((what, how))
 
@@ -448,5 +448,5 @@ class FakeMemory:
     def read(self, offset: int, into: Array) -> None:
         self._runtime.read(self.pointer + offset, self.device, into.data.cast("B"))
 
-    def failed(self, doing: str, error: Exception) -> InferError:
+    def access_error(self, doing: str, error: Exception) -> InferError:
         return InferError(Code.INVALID, f"unable to {doing} shared memory")

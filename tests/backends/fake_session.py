@@ -30,7 +30,7 @@ LATE = frozenset({"Add", "Cast", "Concat", "Gemm", "Identity", "MatMul", "Mul", 
 
 @dataclass
 class FakeGround:
-    """Fulfils `onnx_cuda.Ground`.
+    """Fulfils `onnx_cuda.Dependencies`.
 
     `on_host`: tensors that the session wants, or makes, on the host. `cpu_nodes`: operators that it leaves on the CPU.
     `fails`: what making a session raises. `starts`: whether the provider does. `eager`: runs wait for what they
@@ -53,7 +53,7 @@ class FakeGround:
     def runtime(self) -> Runtime:
         return self.device_runtime
 
-    def start(self, model: str | bytes, made: Any, providers: Sequence[tuple[str, dict[str, str]]]) -> Any:
+    def create_session(self, model: str | bytes, made: Any, providers: Sequence[tuple[str, dict[str, str]]]) -> Any:
         self.providers.append(providers)
         self.made.append(made)
         error = self.fails(providers[-1][1])
@@ -94,7 +94,7 @@ class FakeSession:
         self._stream = int(options["user_compute_stream"])
         self._graphs = options["enable_cuda_graph"] == "1"
         self._names = [name for name, _ in providers]
-        self._captured: dict[tuple[int, str], Callable[[], None]] = {}
+        self._captured_graphs: dict[tuple[int, str], Callable[[], None]] = {}
         self.captures: list[str] = []
         self.replays: list[str] = []
         self.shrunk = 0
@@ -137,7 +137,7 @@ class FakeSession:
         graph = _entry(options, "gpu_graph_id")
         waits = _entry(options, "disable_synchronize_execution_providers") != "1"
         if self._graphs and graph != NO_GRAPH:
-            do = self._captured.get((threading.get_ident(), graph))
+            do = self._captured_graphs.get((threading.get_ident(), graph))
             if do is None:
                 self._capture(graph, self._work(binding, options))
                 return
@@ -146,20 +146,20 @@ class FakeSession:
             do = self._work(binding, options if self._eager else onnxruntime.RunOptions())
         self._runtime.compute(self._stream, do)
         if waits or self._eager:
-            self._runtime.drain(self._stream)
+            self._runtime.synchronize_stream(self._stream)
 
     def _capture(self, graph: str, do: Callable[[], None]) -> None:
         for _ in range(WARM_UP_RUNS):
             self._now(do)
         self._runtime.capture(self._ground.capturing)
-        self._captured[threading.get_ident(), graph] = do
+        self._captured_graphs[threading.get_ident(), graph] = do
         self.captures.append(graph)
         self._now(do)
 
     def _now(self, do: Callable[[], Any]) -> Any:
         found: list[Any] = []
         self._runtime.compute(self._stream, lambda: found.append(do()))
-        self._runtime.drain(self._stream)
+        self._runtime.synchronize_stream(self._stream)
         return found[0]
 
     def _work(self, binding: FakeBinding, options: Any) -> Callable[[], None]:

@@ -112,9 +112,9 @@ class TestIris:
         }
 
     def test_is_described_as_protobuf_has_it_in_json(self, iris: TensorflowBackend) -> None:
-        described = iris.described["signature_def"]
+        described = iris.runtime_metadata["signature_def"]
 
-        assert iris.described["signature_key"] == "predict"
+        assert iris.runtime_metadata["signature_key"] == "predict"
         assert described["predict"]["methodName"] == "tensorflow/serving/predict"
         assert described["predict"]["inputs"]["sepal_width"] == {
             "name": "sepal_width:0",
@@ -146,7 +146,7 @@ class TestSignatures:
         ],
     )
     def test_one_is_chosen(self, savedmodels: Path, name: str, options: dict[str, str], key: str) -> None:
-        assert load(savedmodels / name, "cpu", options).described["signature_key"] == key
+        assert load(savedmodels / name, "cpu", options).runtime_metadata["signature_key"] == key
 
     def test_one_that_is_not_there_is_refused_with_those_that_are(self, savedmodels: Path) -> None:
         error = refusal(savedmodels / "iris_keys", TF_SIGNATURE_DEF="predicts")
@@ -195,7 +195,7 @@ class TestSecondGeneration:
         for _ in range(2):
             found = infer(bind(backend), [np.array([list(SAMPLE.values())] * 2, np.float32)])[0]
             np.testing.assert_allclose(found, [[0.59498787, 0.387045, 0.017967064]] * 2, atol=1e-6)
-            backend.opened().close()  # what a run that is stopped does: the next session is as good
+            backend.open_session().close()  # what a run that is stopped does: the next session is as good
 
     def test_a_module_runs_with_its_variables(self, savedmodels: Path) -> None:
         backend = load(savedmodels / "module", "cpu", {})
@@ -289,7 +289,7 @@ class TestTensors:
 
         assert [spec.name for spec in backend.graph.outputs] == ["y"]
         assert f"output '{left_out}'" in caplog.text
-        assert left_out in backend.described["signature_def"]["serving_default"]["outputs"]
+        assert left_out in backend.runtime_metadata["signature_def"]["serving_default"]["outputs"]
 
     def test_an_image_model_takes_any_number_of_images_or_exactly_one(self, savedmodels: Path) -> None:
         images = np.random.default_rng(1).random((3, 28, 28, 1), np.float32)
@@ -316,12 +316,12 @@ class TestFreedRows:
     def test_hooks_are_told_the_shapes_of_the_model_itself(self, savedmodels: Path) -> None:
         alone, together = (load(savedmodels / "image_fixed", "cpu", options) for options in ({}, {FREE_ROWS: "1"}))
 
-        assert together.described == alone.described
+        assert together.runtime_metadata == alone.runtime_metadata
         assert [node.shape for node in together.node_inputs] == [[1, 28, 28, 1]]
 
     def test_they_stay_free_after_a_stopped_run(self, savedmodels: Path) -> None:
         backend = load(savedmodels / "image_fixed", "cpu", {FREE_ROWS: "1"})
-        backend.opened().close()
+        backend.open_session().close()
 
         assert infer(bind(backend), [np.ones((3, 28, 28, 1), np.float32)])[0].shape == (3, 10)
 
@@ -346,14 +346,14 @@ class TestOwnership:
 
         found = infer(binding, given, tuple(range(len(backend.graph.outputs))))
 
-        for buffer in binding.lend(4, shapes):
+        for buffer in binding.acquire_buffers(4, shapes):
             assert buffer is not None
             assert not any(np.shares_memory(buffer, output) for output in found if output.dtype != object)
 
     def test_a_run_on_given_arrays_copies_neither_them_nor_what_they_become(self, savedmodels: Path) -> None:
         backend = load(savedmodels / "types", "cpu", {})
         binding = bind(backend)
-        lent = binding.lend(4, [(4, 3)] * len(backend.graph.inputs))
+        lent = binding.acquire_buffers(4, [(4, 3)] * len(backend.graph.inputs))
         fp32 = [spec.name for spec in backend.graph.inputs].index("FP32")
         for spec, buffer in zip(backend.graph.inputs, lent, strict=True):
             assert buffer is not None
@@ -377,7 +377,7 @@ class TestOwnership:
         binding = bind(backend, 4)
 
         for width in range(MAX_PLANS + 10):
-            binding.lend(1, [(1, width)])
+            binding.acquire_buffers(1, [(1, width)])
         assert len(binding._plans) <= MAX_PLANS
 
     def test_choices_of_outputs_do_not_pile_up(self, savedmodels: Path) -> None:
@@ -388,13 +388,13 @@ class TestOwnership:
             for second in range(7):
                 infer(binding, given, (first, second))
 
-        assert len(backend.opened()._callables) <= MAX_CALLABLES
+        assert len(backend.open_session()._callables) <= MAX_CALLABLES
 
     def test_a_closed_model_is_freed(self, savedmodels: Path) -> None:
         backend = load(savedmodels / "mlp", "cpu", {})
         binding = bind(backend)
         infer(binding, [np.ones((1, 64), np.float32)])
-        session = weakref.ref(backend.opened()._session)
+        session = weakref.ref(backend.open_session()._session)
 
         backend.close()
         gc.collect()
@@ -452,7 +452,7 @@ class TestFailures:
         x = np.zeros(1, np.int64)
 
         assert [infer(binding, [x])[0].tolist() for _ in range(2)] == [[1], [2]]
-        backend.opened().close()
+        backend.open_session().close()
         assert infer(binding, [x])[0].tolist() == [1]
 
     def test_a_model_whose_files_have_gone_cannot_be_opened_again(self, savedmodels: Path, tmp_path: Path) -> None:
@@ -460,7 +460,7 @@ class TestFailures:
         backend = load(path, "cpu", {})
         binding = bind(backend)
         shutil.rmtree(path)
-        backend.opened().close()
+        backend.open_session().close()
 
         assert str(tmp_path) not in failure(binding, np.zeros(1, np.float32)).message
 
@@ -534,16 +534,16 @@ class TestOptions:
     def test_a_graph_that_cannot_run_in_turn_is_found_out_by_its_first_run(self, savedmodels: Path) -> None:
         backend = load(savedmodels / "order", "cpu", {})
         binding = bind(backend)
-        opened = backend.opened()
+        session = backend.open_session()
 
         def refuse(*_: Any) -> Any:
             raise NotImplementedError("Single-threaded executor does not support such things.")
 
-        opened._callables[binding._feeds, ("add:0",)] = refuse
+        session._callables[binding._feeds, ("add:0",)] = refuse
 
         assert infer(binding, [np.zeros(1, np.float32)])[0].tolist() == [1]
         assert not backend._config.experimental.executor_type
-        assert backend.opened() is not opened
+        assert backend.open_session() is not session
 
     def test_a_loop_is_stopped_with_either(self, savedmodels: Path) -> None:
         for options in ({}, {"TF_NUM_INTER_THREADS": "2"}):

@@ -15,7 +15,14 @@ import numpy as np
 import pytest
 
 from penstock.backends import cuda
-from penstock.backends.cuda import LOST, CudaError, CudaRuntime, find_runtime, refusal, why_none
+from penstock.backends.cuda import (
+    LOST_STATUSES,
+    CudaError,
+    CudaRuntime,
+    find_runtime,
+    to_infer_error,
+    unavailable_reason,
+)
 from penstock.backends.errors import Code, DeviceLost, InferError, OutOfMemory
 from penstock.backends.onnx_cuda import load_on_gpu
 from tests.backends.contract import batched, float_rows, infer
@@ -44,31 +51,31 @@ def runtime(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Cud
 @needs_compiler
 class TestTheRuntime:
     def test_tells_what_devices_there_are(self, runtime: CudaRuntime) -> None:
-        assert runtime.count() == 2
+        assert runtime.device_count() == 2
         assert runtime.pci_bus_id(1) != runtime.pci_bus_id(0)
-        assert runtime.name(0)
+        assert runtime.device_name(0)
         assert [part.isdecimal() for part in runtime.capability(0).split(".")] == [True, True]
-        free, total = runtime.memory(1)
+        free, total = runtime.memory_info(1)
         assert 0 < free <= total
 
     def test_copies_through_streams_in_the_order_of_events(self, runtime: CudaRuntime) -> None:
         there, first, second = runtime.allocate(SIZE, 1), *(runtime.allocate_pinned(SIZE, 1) for _ in range(2))
-        streams, events = [runtime.stream(1) for _ in range(2)], [runtime.event(1) for _ in range(2)]
+        streams, events = [runtime.create_stream(1) for _ in range(2)], [runtime.create_event(1) for _ in range(2)]
         ctypes.memset(first, 7, SIZE)
         runtime.copy(there, first, SIZE, streams[0])
-        runtime.record(events[0], streams[0])
-        runtime.wait(streams[1], events[0])
+        runtime.record_event(events[0], streams[0])
+        runtime.wait_event(streams[1], events[0])
         runtime.copy(second, there, SIZE, streams[1])
-        runtime.record(events[1], streams[1])
-        runtime.synchronize(events[1])
-        runtime.drain(streams[0])
+        runtime.record_event(events[1], streams[1])
+        runtime.synchronize_event(events[1])
+        runtime.synchronize_stream(streams[0])
 
-        assert runtime.told(events[1])
+        assert runtime.is_event_done(events[1])
         assert runtime.elapsed_ns(*events) >= 0
         assert ctypes.string_at(second, SIZE) == b"\7" * SIZE
         for stream, event in zip(streams, events, strict=True):
-            runtime.end_stream(stream, 1)
-            runtime.end_event(event, 1)
+            runtime.destroy_stream(stream, 1)
+            runtime.destroy_event(event, 1)
         runtime.free_pinned(first, 1)
         runtime.free_pinned(second, 1)
         runtime.free(there, 1)
@@ -81,7 +88,7 @@ class TestTheRuntime:
 
         assert into[1:9] == b"12345678"
         assert pointer > 1 << 32
-        assert runtime.size(pointer + 100, 0) == SIZE - 100
+        assert runtime.bytes_to_end(pointer + 100, 0) == SIZE - 100
         runtime.free(pointer, 0)
 
     def test_shares_memory_with_another_process(self, runtime: CudaRuntime, environment: dict[str, str]) -> None:
@@ -90,12 +97,12 @@ class TestTheRuntime:
         program = f"""
 from penstock.backends.cuda import find_runtime
 runtime = find_runtime()
-there = runtime.open_handle(bytes.fromhex({runtime.handle_of(pointer, 0).hex()!r}), 0)
+there = runtime.open_handle(bytes.fromhex({runtime.export_handle(pointer, 0).hex()!r}), 0)
 into = bytearray(9)
 runtime.read(there, 0, memoryview(into))
 runtime.write(there, 0, b"from there")
 runtime.close_handle(there, 0)
-print(into.decode(), runtime.count())
+print(into.decode(), runtime.device_count())
 """
         said = subprocess.run(
             [sys.executable, "-c", program], env=os.environ | environment, check=True, capture_output=True, text=True
@@ -122,23 +129,23 @@ print(into.decode(), runtime.count())
 
     def test_raises_what_a_call_answers(self, runtime: CudaRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(CudaError) as caught:
-            runtime.use(2)
+            runtime.set_device(2)
         assert (caught.value.status, caught.value.call) == (101, "cudaSetDevice")
         monkeypatch.setenv("STUB_CUDA_FAIL", "cudaMalloc:2,cudaEventQuery:600")
         with pytest.raises(CudaError, match=r"^cudaMalloc: CUDA error 2: "):
             runtime.allocate(SIZE, 0)
-        event = runtime.event(0)
-        assert not runtime.told(event)
+        event = runtime.create_event(0)
+        assert not runtime.is_event_done(event)
         monkeypatch.setenv("STUB_CUDA_FAIL", "cudaEventQuery:700")
         with pytest.raises(CudaError, match="700"):
-            runtime.told(event)
-        runtime.end_event(event, 0)
+            runtime.is_event_done(event)
+        runtime.destroy_event(event, 0)
 
     def test_leaves_no_error_behind_for_onnx_runtime_to_find(self, environment: dict[str, str]) -> None:
         folder = Path(environment["LD_LIBRARY_PATH"])
         runtime = CudaRuntime(str(folder / "libcudart.so.13"), str(folder / "libcuda.so.1"))
         with pytest.raises(CudaError):
-            runtime.use(99)
+            runtime.set_device(99)
 
         assert ctypes.CDLL(str(folder / "libcudart.so.13")).cudaGetLastError() == 0
 
@@ -155,7 +162,7 @@ class _AtOnce(CudaRuntime):
         pass
 
     def memory_at(self, pointer: int, size: int) -> SimpleNamespace:
-        assert self.size(pointer, 0) >= size
+        assert self.bytes_to_end(pointer, 0) >= size
         return self.alive
 
 
@@ -163,7 +170,7 @@ class _AtOnce(CudaRuntime):
 def test_a_backend_runs_on_the_library_as_on_the_fake(runtime: CudaRuntime, tmp_path: Path) -> None:
     runtime.__class__ = _AtOnce
     ground: Any = FakeGround(cast("FakeRuntime", runtime))
-    free = runtime.memory(0)[0]
+    free = runtime.memory_info(0)[0]
     backend = load_on_gpu(contract_model("rows", tmp_path / "model.onnx"), 0, {}, ground)
     bindings = [backend.bind(batched(backend.graph), 8) for _ in range(2)]
     for turn in range(3):
@@ -172,32 +179,32 @@ def test_a_backend_runs_on_the_library_as_on_the_fake(runtime: CudaRuntime, tmp_
             doubled, total = infer(binding, [x], (0, 1))
             np.testing.assert_array_equal(x * 2, doubled)
             np.testing.assert_array_equal(x.sum(axis=1), total)
-    assert runtime.memory(0)[0] < free
+    assert runtime.memory_info(0)[0] < free
     backend.close()
-    assert runtime.memory(0)[0] == free
+    assert runtime.memory_info(0)[0] == free
 
 
 class TestFinding:
     @pytest.fixture(autouse=True)
     def _anew(self) -> Iterator[None]:
-        cuda._look.cache_clear()
+        cuda._load_runtime.cache_clear()
         yield
-        cuda._look.cache_clear()
+        cuda._load_runtime.cache_clear()
 
     def test_no_driver_is_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(cuda, "DRIVER", "libnothing.so.1")
 
         assert find_runtime() is None
-        assert why_none().startswith("no NVIDIA driver was found (libnothing.so.1: ")
+        assert unavailable_reason().startswith("no NVIDIA driver was found (libnothing.so.1: ")
 
     def test_no_runtime_is_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(cuda, "DRIVER", "libc.so.6")
-        monkeypatch.setattr(cuda, "_RUNTIMES", ("libnothing.so",))
+        monkeypatch.setattr(cuda, "_LIBRARY_NAMES", ("libnothing.so",))
         monkeypatch.setattr(cuda, "_MAPS", Path("/none"))
         monkeypatch.setattr(sys, "path", [])
 
         assert find_runtime() is None
-        assert why_none().startswith("no CUDA runtime library could be loaded (libnothing.so: ")
+        assert unavailable_reason().startswith("no CUDA runtime library could be loaded (libnothing.so: ")
 
     def test_what_the_process_has_comes_first_and_what_pip_has_last(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -218,12 +225,12 @@ class TestFinding:
     def test_gives_one_runtime_to_all(self, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
         folder = Path(environment["LD_LIBRARY_PATH"])
         monkeypatch.setattr(cuda, "DRIVER", str(folder / "libcuda.so.1"))
-        monkeypatch.setattr(cuda, "_RUNTIMES", (str(folder / "libcudart.so.13"),))
+        monkeypatch.setattr(cuda, "_LIBRARY_NAMES", (str(folder / "libcudart.so.13"),))
         monkeypatch.setattr(cuda, "_MAPS", Path("/none"))
 
         assert find_runtime() is not None
         assert find_runtime() is find_runtime()
-        assert why_none() == ""
+        assert unavailable_reason() == ""
 
 
 def test_libraries_that_are_not_there_are_no_runtime() -> None:
@@ -236,10 +243,10 @@ def test_libraries_that_are_not_there_are_no_runtime() -> None:
 @pytest.mark.parametrize(
     ("status", "kind", "code"),
     [(2, OutOfMemory, Code.OVERLOADED), (1, InferError, Code.INTERNAL), (901, InferError, Code.INTERNAL)]
-    + [(status, DeviceLost, Code.NOT_READY) for status in sorted(LOST)],
+    + [(status, DeviceLost, Code.NOT_READY) for status in sorted(LOST_STATUSES)],
 )
 def test_an_error_is_told_by_its_status(status: int, kind: type, code: Code) -> None:
-    made = refusal(CudaError(status, "cudaMalloc", "words"))
+    made = to_infer_error(CudaError(status, "cudaMalloc", "words"))
 
     assert type(made) is kind
     assert made.code is code

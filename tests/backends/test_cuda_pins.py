@@ -45,7 +45,7 @@ def memory(shared: SharedArrays, name: str) -> Any:
 def test_memory_is_pinned_once_by_whole_pages(runtime: Pinned, shared: SharedArrays) -> None:
     region = memory(shared, "a")
     for device in (0, 1, 0):
-        assert runtime.pins.has(region, device)
+        assert runtime.pins.ensure_pinned(region, device)
 
     assert runtime.calls["cudaHostRegister"] == 1
     # it begins 40 bytes behind a page's beginning
@@ -54,7 +54,7 @@ def test_memory_is_pinned_once_by_whole_pages(runtime: Pinned, shared: SharedArr
 
 def test_memory_is_let_go_when_nobody_holds_it_and_before_it_is_unmapped(runtime: Pinned, shared: SharedArrays) -> None:
     region = memory(shared, "a")
-    assert runtime.pins.has(region, 0)
+    assert runtime.pins.ensure_pinned(region, 0)
     shared.system.unregister("a")
     assert runtime.alive["pinned"] == 1
     del region
@@ -68,7 +68,7 @@ def test_what_cannot_be_pinned_is_not_tried_again(runtime: Pinned, shared: Share
     first, second, nowhere = (memory(shared, name) for name in "abc")
     nowhere.pointer = 0
     for _ in range(2):
-        assert [runtime.pins.has(each, 0) for each in (first, second, nowhere)] == [False, True, False]
+        assert [runtime.pins.ensure_pinned(each, 0) for each in (first, second, nowhere)] == [False, True, False]
 
     assert runtime.calls["cudaHostRegister"] == 2
     shared.system.unregister()
@@ -80,10 +80,10 @@ def test_what_cannot_be_pinned_is_not_tried_again(runtime: Pinned, shared: Share
 def test_so_much_is_pinned_and_no_more_until_some_is_let_go(runtime: Pinned, shared: SharedArrays) -> None:
     pins = Pins(runtime, 2 * (SIZE + PAGE_BYTES))
     first, second, third = (memory(shared, name) for name in "abc")
-    assert [pins.has(each, 0) for each in (first, second, third)] == [True, True, False]
+    assert [pins.ensure_pinned(each, 0) for each in (first, second, third)] == [True, True, False]
 
     shared.system.unregister("a")
     del first
     shared.hold("d", np.zeros(SIZE, np.uint8))
-    assert pins.has(memory(shared, "d"), 0)
-    assert not pins.has(third, 0)
+    assert pins.ensure_pinned(memory(shared, "d"), 0)
+    assert not pins.ensure_pinned(third, 0)

@@ -11,10 +11,10 @@ from penstock.backends.datatypes import (
     BY_ONNX_NAME,
     DATATYPES,
     Datatype,
-    narrowed,
-    strings,
-    strings_in,
-    widened,
+    bf16_to_fp32,
+    bytes_tensor,
+    fp32_to_bf16,
+    parse_bytes_elements,
 )
 from penstock.server.repository.pbtxt import model_config_pb2
 
@@ -29,7 +29,7 @@ class TestEveryRow:
         assert onnx.TensorProto.DataType.Name(row.onnx_code) == names.get(row.name, row.name)
 
     def test_is_allocated_at_an_aligned_address(self, row: Datatype) -> None:
-        slabs = [row.aligned(3) for _ in range(8)]
+        slabs = [row.allocate_aligned(3) for _ in range(8)]
 
         assert all((slab.shape, slab.dtype) == ((3,), row.dtype) for slab in slabs)
         assert row.dtype.hasobject or not any(slab.ctypes.data % ALIGNMENT_BYTES for slab in slabs)
@@ -68,13 +68,13 @@ def test_raw_bytes_are_viewed_as_they_travel_and_any_byte_that_is_not_0_is_true(
     ],
 )  # fmt: skip
 def test_strings_are_read_up_to_where_they_end_or_should_have(raw: bytes, found: tuple[list[bytes], int]) -> None:
-    assert strings_in(raw, 3) == found
-    assert strings(found[0]).tolist() == found[0]
+    assert parse_bytes_elements(raw, 3) == found
+    assert bytes_tensor(found[0]).tolist() == found[0]
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (2, 3)])
 def test_bf16_is_as_its_numbers_are_of_any_shape(shape: tuple[int, ...]) -> None:
     numbers = np.full(shape, 1.5)
 
-    assert narrowed(numbers).shape == shape
-    assert widened(narrowed(numbers)).tolist() == numbers.tolist()
+    assert fp32_to_bf16(numbers).shape == shape
+    assert bf16_to_fp32(fp32_to_bf16(numbers)).tolist() == numbers.tolist()

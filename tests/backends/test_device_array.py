@@ -27,10 +27,10 @@ class Bytes:
     def read(self, offset: int, into: Array) -> None:
         self.reads += 1
         if offset + into.nbytes > len(self.content):
-            raise self.failed("read", ValueError("too short"))
+            raise self.access_error("read", ValueError("too short"))
         into.data.cast("B")[:] = self.content[offset : offset + into.nbytes]
 
-    def failed(self, doing: str, error: Exception) -> InferError:
+    def access_error(self, doing: str, error: Exception) -> InferError:
         return InferError(Code.INVALID, f"unable to {doing} it")
 
 
@@ -110,4 +110,4 @@ def test_what_lies_apart_does_not_overlap() -> None:
     assert parts[1].overlaps(parts[0])
     assert not parts[0].overlaps(parts[2])
     assert not parts[0].overlaps(elsewhere)
-    assert [DeviceArray(memory, at, (1,), np.dtype(np.uint8)).aligned for at in (0, 4, 256)] == [True, False, True]
+    assert [DeviceArray(memory, at, (1,), np.dtype(np.uint8)).is_aligned for at in (0, 4, 256)] == [True, False, True]

@@ -15,13 +15,20 @@ from penstock.backends import gathering
 from penstock.backends.backend import Array
 from penstock.backends.device_array import DeviceArray
 from penstock.backends.errors import Code, PartUnreadable
-from penstock.backends.gathering import FEW, HELD_BYTES, MANY, copied, fill_up, gather
+from penstock.backends.gathering import (
+    GIL_HELD_BYTES,
+    NUMPY_GIL_ELEMENTS,
+    VECTORED_PARTS,
+    copy_array,
+    gather,
+    repeat_last_row,
+)
 from tests.backends import gil
 from tests.backends.fake_cuda import FakeMemory, FakeRuntime
 from tests.shared import SharedArrays
 
 KINDS = ("f4", "f2", "i8", "u1", "?", "c16", "O")
-MUCH = HELD_BYTES // 4
+MUCH = GIL_HELD_BYTES // 4
 """So many floats are more than is copied with the GIL held, in two parts."""
 
 
@@ -36,46 +43,48 @@ def together(parts: list[Array]) -> Array:
     return buffer
 
 
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=8), st.integers(0, 3 * FEW), st.sampled_from(KINDS))
+@given(
+    st.lists(st.integers(0, 5), min_size=1, max_size=8), st.integers(0, 3 * NUMPY_GIL_ELEMENTS), st.sampled_from(KINDS)
+)
 def test_rows_lie_one_behind_the_other(rows: list[int], length: int, kind: str) -> None:
     parts = [numbers(count, length, kind, first=1000 * place) for place, count in enumerate(rows)]
 
     np.testing.assert_array_equal(together(parts), np.concatenate(parts))
 
 
-@pytest.mark.parametrize(("count", "calls"), [(2, 0), (MANY, 1), (1024, 1), (2500, 3)])
+@pytest.mark.parametrize(("count", "calls"), [(2, 0), (VECTORED_PARTS, 1), (1024, 1), (2500, 3)])
 def test_many_parts_are_copied_by_one_call_a_thousand(monkeypatch: pytest.MonkeyPatch, count: int, calls: int) -> None:
     made: list[int] = []
-    real = gathering._call()
+    real = gathering._readv_without_gil()
 
     def call(*takes: Any) -> int:
         made.append(takes[4])
         done: int = real(*takes)
         return done
 
-    monkeypatch.setattr(gathering, "_call", lambda: call)
-    parts = [numbers(1, MUCH if count < 1024 else FEW + 1, first=place) for place in range(count)]
+    monkeypatch.setattr(gathering, "_readv_without_gil", lambda: call)
+    parts = [numbers(1, MUCH if count < 1024 else NUMPY_GIL_ELEMENTS + 1, first=place) for place in range(count)]
 
     np.testing.assert_array_equal(together(parts), np.concatenate(parts))
     assert (len(made), sum(made)) == (calls, count if calls else 0)
 
 
 def test_without_that_call_numpy_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "_call", lambda: None)
-    parts = [numbers(2, MUCH, first=place) for place in range(MANY)]
+    monkeypatch.setattr(gathering, "_readv_without_gil", lambda: None)
+    parts = [numbers(2, MUCH, first=place) for place in range(VECTORED_PARTS)]
 
     np.testing.assert_array_equal(together(parts), np.concatenate(parts))
 
 
 def test_where_that_call_is_forbidden_numpy_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
     forbidden = ctypes.CFUNCTYPE(ctypes.c_ssize_t, *(ctypes.c_void_p,) * 6)(lambda *_: -1)
-    monkeypatch.setattr(gathering, "_call", lambda: forbidden)
-    parts = [numbers(2, MUCH, first=place) for place in range(MANY)]
+    monkeypatch.setattr(gathering, "_readv_without_gil", lambda: forbidden)
+    parts = [numbers(2, MUCH, first=place) for place in range(VECTORED_PARTS)]
 
     np.testing.assert_array_equal(together(parts), np.concatenate(parts))
 
 
-@pytest.mark.parametrize("length", [FEW + 1, MUCH])
+@pytest.mark.parametrize("length", [NUMPY_GIL_ELEMENTS + 1, MUCH])
 @pytest.mark.parametrize(
     "other",
     [
@@ -86,13 +95,13 @@ def test_where_that_call_is_forbidden_numpy_does_it(monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_what_is_no_row_of_the_buffers_bytes_is_cast(length: int, other: Any) -> None:
-    parts = [numbers(2, length)] * MANY + [other(length)]
+    parts = [numbers(2, length)] * VECTORED_PARTS + [other(length)]
 
     np.testing.assert_array_equal(together(parts), np.concatenate(parts))
 
 
-@pytest.mark.parametrize("count", [1, 2, MANY])
-@pytest.mark.parametrize("length", [2, FEW + 1, MUCH])
+@pytest.mark.parametrize("count", [1, 2, VECTORED_PARTS])
+@pytest.mark.parametrize("length", [2, NUMPY_GIL_ELEMENTS + 1, MUCH])
 def test_rows_on_a_device_are_read_where_the_buffer_is_the_hosts(count: int, length: int) -> None:
     """So it is where one Instance of a model is on the CPU, and another on the device."""
     rows = [numbers(1, length, first=place) for place in range(count)]
@@ -110,7 +119,7 @@ def shared(tmp_path: Path) -> SharedArrays:
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Count the parts that are left to the kernel: of each of its calls."""
     made: list[int] = []
-    for name in ("_call", "_held_call"):
+    for name in ("_readv_without_gil", "_readv_holding_gil"):
         real = getattr(gathering, name)()
 
         def call(*takes: Any, real: Any = real) -> int:
@@ -122,7 +131,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return made
 
 
-@pytest.mark.parametrize("length", [2, FEW + 1, 2 * MUCH])
+@pytest.mark.parametrize("length", [2, NUMPY_GIL_ELEMENTS + 1, 2 * MUCH])
 @pytest.mark.parametrize("beside", [0, 3])
 def test_rows_that_clients_share_are_read_once_beside_others(
     shared: SharedArrays, monkeypatch: pytest.MonkeyPatch, length: int, beside: int
@@ -132,13 +141,13 @@ def test_rows_that_clients_share_are_read_once_beside_others(
     made = counted(monkeypatch)
 
     np.testing.assert_array_equal(together(parts), np.concatenate(rows))
-    assert made == ([len(rows)] if length > FEW else [])
+    assert made == ([len(rows)] if length > NUMPY_GIL_ELEMENTS else [])
 
 
 def test_a_thousand_rows_that_a_client_shares_take_one_call(
     shared: SharedArrays, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = numbers(1500, FEW + 1)
+    rows = numbers(1500, NUMPY_GIL_ELEMENTS + 1)
     whole = shared.hold("r", rows)
     made = counted(monkeypatch)
 
@@ -147,7 +156,7 @@ def test_a_thousand_rows_that_a_client_shares_take_one_call(
 
 
 @pytest.mark.parametrize("size", [0, 4096])
-@pytest.mark.parametrize("length", [2 * FEW, MUCH])
+@pytest.mark.parametrize("length", [2 * NUMPY_GIL_ELEMENTS, MUCH])
 def test_a_row_whose_memory_was_taken_away_is_named_and_never_fatal(
     shared: SharedArrays, length: int, size: int
 ) -> None:
@@ -159,7 +168,7 @@ def test_a_row_whose_memory_was_taken_away_is_named_and_never_fatal(
         together(parts)
 
     text = "Invalid shared memory region: '3', its file is smaller than when it was registered"
-    assert (caught.value.part, caught.value.code, caught.value.message) == (3, Code.INVALID, text)
+    assert (caught.value.part_index, caught.value.code, caught.value.message) == (3, Code.INVALID, text)
     np.testing.assert_array_equal(together(parts[:3]), np.concatenate(rows[:3]))
 
 
@@ -170,7 +179,7 @@ def test_rows_that_cannot_be_left_to_the_kernel_are_read_one_by_one(
     rows = [numbers(1, MUCH, first=place) for place in range(3)]
     parts: list[Any] = [shared.hold("0", rows[0]), rows[1], shared.hold("2", rows[2])]
     if why == "no call":
-        monkeypatch.setattr(gathering, "_call", lambda: None)
+        monkeypatch.setattr(gathering, "_readv_without_gil", lambda: None)
     else:
         parts[2].memory.pointer = 0
 
@@ -181,8 +190,10 @@ def test_rows_that_cannot_be_left_to_the_kernel_are_read_one_by_one(
 
 
 def test_little_that_clients_share_is_read_with_the_gil_held_and_much_with_it_left(shared: SharedArrays) -> None:
-    little, much = ([shared.hold(f"{size} {at}", numbers(1, size)) for at in range(4)] for size in (2 * FEW, MUCH))
-    buffers = [np.zeros((4, size), np.float32) for size in (2 * FEW, MUCH)]
+    little, much = (
+        [shared.hold(f"{size} {at}", numbers(1, size)) for at in range(4)] for size in (2 * NUMPY_GIL_ELEMENTS, MUCH)
+    )
+    buffers = [np.zeros((4, size), np.float32) for size in (2 * NUMPY_GIL_ELEMENTS, MUCH)]
 
     def often(parts: list[Any], buffer: Array) -> None:
         for _ in range(200):
@@ -200,7 +211,7 @@ def test_rows_of_another_type_or_elsewhere_are_read_beside_what_clients_share(sh
         np.testing.assert_array_equal(together(parts), np.concatenate(rows))
 
 
-@pytest.mark.parametrize("length", [2, FEW + 1, MUCH])
+@pytest.mark.parametrize("length", [2, NUMPY_GIL_ELEMENTS + 1, MUCH])
 @pytest.mark.parametrize("rows", [1, 3])
 def test_parts_that_do_not_fill_the_buffer_are_an_error(shared: SharedArrays, length: int, rows: int) -> None:
     buffer = np.zeros((2, length), np.float32)
@@ -212,21 +223,21 @@ def test_parts_that_do_not_fill_the_buffer_are_an_error(shared: SharedArrays, le
 
 
 def test_little_is_copied_with_the_gil_held() -> None:
-    parts, buffer = [numbers(1, 2 * FEW)] * 8, np.zeros((8, 2 * FEW), np.float32)
-    output = numbers(8, 2 * FEW)
+    parts, buffer = [numbers(1, 2 * NUMPY_GIL_ELEMENTS)] * 8, np.zeros((8, 2 * NUMPY_GIL_ELEMENTS), np.float32)
+    output = numbers(8, 2 * NUMPY_GIL_ELEMENTS)
 
     def often() -> None:
         """Give another thread the time to be there."""
         for _ in range(500):
             gather(parts, buffer)
-            copied(output)
-            fill_up(buffer, 4)
+            copy_array(output)
+            repeat_last_row(buffer, 4)
 
     assert not gil.is_left_by(often)
 
 
 def test_much_is_copied_with_the_gil_left() -> None:
-    parts, buffer = [numbers(1, MUCH)] * MANY, np.zeros((MANY, MUCH), np.float32)
+    parts, buffer = [numbers(1, MUCH)] * VECTORED_PARTS, np.zeros((VECTORED_PARTS, MUCH), np.float32)
 
     def often() -> None:
         """Give another thread the time to be there, on a machine that is busy, too."""
@@ -236,19 +247,26 @@ def test_much_is_copied_with_the_gil_left() -> None:
     assert gil.is_left_by(often)
 
 
-@given(st.integers(1, 5), st.integers(1, 5), st.sampled_from([0, 3, FEW, FEW + 1, MUCH]), st.sampled_from(KINDS))
+@given(
+    st.integers(1, 5),
+    st.integers(1, 5),
+    st.sampled_from([0, 3, NUMPY_GIL_ELEMENTS, NUMPY_GIL_ELEMENTS + 1, MUCH]),
+    st.sampled_from(KINDS),
+)
 def test_missing_rows_are_copies_of_the_last(rows: int, missing: int, length: int, kind: str) -> None:
     buffer = numbers(rows + missing, length, kind)
     wanted = np.concatenate([buffer[:rows]] + [buffer[rows - 1 : rows]] * missing)
-    fill_up(buffer, rows)
+    repeat_last_row(buffer, rows)
 
     np.testing.assert_array_equal(buffer, wanted)
 
 
-@given(st.integers(0, 4), st.sampled_from([0, 3, FEW, FEW + 1, MUCH]), st.sampled_from(KINDS))
+@given(
+    st.integers(0, 4), st.sampled_from([0, 3, NUMPY_GIL_ELEMENTS, NUMPY_GIL_ELEMENTS + 1, MUCH]), st.sampled_from(KINDS)
+)
 def test_a_copy_is_the_same_and_its_own(rows: int, length: int, kind: str) -> None:
     array = numbers(rows, length, kind)
-    copy = copied(array)
+    copy = copy_array(array)
 
     assert (copy.shape, copy.dtype, copy.flags.writeable) == (array.shape, array.dtype, True)
     np.testing.assert_array_equal(copy, array)

@@ -18,7 +18,7 @@ from penstock.backends.backend import Array
 from penstock.backends.cpus import usable_cpus
 from penstock.backends.datatypes import DATATYPES
 from penstock.backends.errors import Code, InferError
-from penstock.backends.onnx import OnnxBackend, load, opened, session_options
+from penstock.backends.onnx import OnnxBackend, load, open_session, session_options
 from penstock.batching.devices.memory import resident_bytes
 from tests.backends import gil
 from tests.backends.contract import BackendContract, batched, float_rows, infer
@@ -275,7 +275,7 @@ class TestInputs:
         save(path, [node("Identity", ["w"], ["y"])], [], [value("y", FLOAT, [2])], {"w": floats([1, 2])})
         backend = load(path, "cpu", {})
         binding = backend.bind(backend.graph, 1)
-        binding.lend(1, [])
+        binding.acquire_buffers(1, [])
 
         assert binding.run((0,))[0].tolist() == [1.0, 2.0]
 
@@ -367,7 +367,7 @@ class TestRefusals:
 
         monkeypatch.setattr(Path, "open", forbidden)
         with pytest.raises(InferError, match=r"error number 13: .*permission denied") as caught:
-            opened(path, make)
+            open_session(path, make)
 
         assert caught.value.message.endswith(f"13: {path}: permission denied for user id {os.geteuid()}")
 
@@ -499,7 +499,7 @@ def test_closing_frees_the_session_and_the_buffers(path: Path) -> None:
     backend = load(path, "cpu", {})
     binding: Any = backend.bind(batched(backend.graph), 4)
     result = infer(binding, [float_rows(4)])[0]
-    slab = weakref.ref(binding.lend(4, [(4, 4)])[0].base)
+    slab = weakref.ref(binding.acquire_buffers(4, [(4, 4)])[0].base)
     sessions = weakref.ref(_session(backend))
 
     backend.close()
@@ -516,15 +516,15 @@ def test_a_rest_gives_back_what_a_large_request_took_and_the_next_runs_as_ever(p
     binding: Any = backend.bind(batched(backend.graph), 1)
     small, large = np.ones((1, 8), np.float32), np.ones((1, 50_000_000), np.float32)
     infer(binding, [small])
-    before, tired = resident_bytes(), [binding.tired]
+    before, trimmable = resident_bytes(), [binding.can_trim]
 
     infer(binding, [large])  # grows the slab, and the arena
-    tired.append(binding.tired)
+    trimmable.append(binding.can_trim)
     assert resident_bytes() > before + 1.9 * large.nbytes  # in the slab, and in the arena
-    binding.rest()
-    tired.append(binding.tired)
+    binding.trim_memory()
+    trimmable.append(binding.can_trim)
 
-    assert tired == [False, True, False]
+    assert trimmable == [False, True, False]
     assert resident_bytes() < before + 0.2 * large.nbytes
     np.testing.assert_array_equal(infer(binding, [small])[0], small)
 
@@ -542,10 +542,10 @@ def test_a_rest_of_a_model_that_is_given_too_little_for_it_tells_nobody(
     )
     binding: Any = load(path, "cpu", {}).bind(batched(load(path, "cpu", {}).graph), 1)
     infer(binding, [np.ones((1, 9_100_000), np.float32)])
-    tired = binding.tired
-    binding.rest()
+    trimmable = binding.can_trim
+    binding.trim_memory()
 
-    assert (tired, binding.tired) == (True, False)
+    assert (trimmable, binding.can_trim) == (True, False)
     assert capfd.readouterr().err == ""
 
 
@@ -553,15 +553,15 @@ def test_many_large_outputs_are_given_back_as_one_larger_is(path: Path) -> None:
     backend = identity(path, FLOAT, ["N", "M"])
     binding: Any = backend.bind(batched(backend.graph), 1)
     small, large = np.ones((1, 300_000), np.float32), np.ones((1, 1_000_000), np.float32)
-    tired = []
+    trimmable = []
     for array in [small] * 40 + [large] * 9:
         infer(binding, [array])
-        tired.append(binding.tired)
-    binding.rest()
+        trimmable.append(binding.can_trim)
+    binding.trim_memory()
     infer(binding, [large])
 
-    assert tired == [False] * 48 + [True]
-    assert not binding.tired
+    assert trimmable == [False] * 48 + [True]
+    assert not binding.can_trim
 
 
 def test_a_stop_that_comes_while_buffers_are_lent_harms_no_later_run(path: Path) -> None:
@@ -576,12 +576,12 @@ def test_a_stop_that_comes_while_buffers_are_lent_harms_no_later_run(path: Path)
 
         def put(self, value: bool) -> None:
             if value:
-                binding.lend(4, [(4, 4)])
+                binding.acquire_buffers(4, [(4, 4)])
             self.set_ = value
 
     binding._run_options = options = Options()
     binding.stop()
-    binding.lend(4, [(4, 4)])
+    binding.acquire_buffers(4, [(4, 4)])
 
     assert not options.terminate
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.backends.backend import Array, needs_thread, overlaps, places
+from penstock.backends.backend import Array, needs_thread, supports_in_place, supports_overlap
 from penstock.backends.datatypes import DATATYPES
 from penstock.backends.errors import Code, DeviceLost, InferError, OutOfMemory, RunStopped
 from penstock.backends.node import Node
@@ -50,7 +50,9 @@ def bound(backend: CudaBackend, rows: int = 4) -> CudaBinding:
 
 
 def fill(binding: CudaBinding, *inputs: Array) -> None:
-    for buffer, array in zip(binding.lend(len(inputs[0]), [each.shape for each in inputs]), inputs, strict=True):
+    for buffer, array in zip(
+        binding.acquire_buffers(len(inputs[0]), [each.shape for each in inputs]), inputs, strict=True
+    ):
         assert buffer is not None
         buffer[...] = array
 
@@ -72,17 +74,17 @@ class TestARun:
         with runtime.hold():
             fill(binding, float_rows(3))
             binding.begin((0, 1))
-            assert not binding.ended()
+            assert not binding.is_done()
         doubled, total = binding.end()
 
         np.testing.assert_array_equal(float_rows(3) * 2, doubled)
         np.testing.assert_array_equal(float_rows(3).sum(axis=1), total)
-        assert binding.ended()
+        assert binding.is_done()
 
     def test_overlaps_with_that_of_another_binding_on_one_stream(self, runtime: FakeRuntime, path: Path) -> None:
         backend = load_on_gpu(path, 0, {}, FakeGround(runtime))
         first, second = bound(backend), bound(backend)
-        assert overlaps(first)
+        assert supports_overlap(first)
         for turn in range(3):
             with runtime.hold():
                 fill(first, float_rows(2, turn))
@@ -197,7 +199,7 @@ class TestABackend:
         assert backend.device == "cuda:1"
         assert needs_thread(backend)
         assert bound(backend).device == 1
-        assert places(bound(backend))
+        assert supports_in_place(bound(backend))
 
     def test_lists_the_nodes_on_the_cpu(
         self, runtime: FakeRuntime, path: Path, caplog: pytest.LogCaptureFixture
@@ -250,7 +252,7 @@ class TestABackend:
 
     def test_an_array_that_somebody_keeps_keeps_its_memory(self, runtime: FakeRuntime, path: Path) -> None:
         backend = load_on_gpu(path, 0, {}, FakeGround(runtime))
-        (kept,) = bound(backend).lend(4, [(4, 4)])
+        (kept,) = bound(backend).acquire_buffers(4, [(4, 4)])
         backend.close()
 
         assert kept is not None
@@ -390,22 +392,22 @@ class TestFaults:
         np.testing.assert_array_equal(float_rows(2) * 2, infer(binding, [float_rows(2)])[0])
 
     @pytest.mark.parametrize("first", [True, False])
-    def test_can_be_stopped_in_the_middle_of_lending(
+    def test_can_be_stopped_in_the_middle_of_acquiring_buffers(
         self, runtime: FakeRuntime, path: Path, monkeypatch: pytest.MonkeyPatch, first: bool
     ) -> None:
         binding = bound(load_on_gpu(path, 0, {}, FakeGround(runtime)))
-        go_on = binding._go_on
+        clear_stop = binding._clear_stop
 
         def stopped_meanwhile() -> None:
             if first:
                 binding.stop()
-            go_on()
+            clear_stop()
             if not first:
                 binding.stop()
 
         binding.stop()
         with monkeypatch.context() as patched:
-            patched.setattr(binding, "_go_on", stopped_meanwhile)
+            patched.setattr(binding, "_clear_stop", stopped_meanwhile)
             fill(binding, float_rows(2))
 
         np.testing.assert_array_equal(float_rows(2) * 2, infer(binding, [float_rows(2)])[0])
@@ -421,7 +423,7 @@ class TestFaults:
 
         monkeypatch.setattr(backend._cuda.session, "run", fail, raising=False)
         shape = tuple(2 if dim < 0 else dim for dim in backend.graph.inputs[0].shape)
-        binding.lend(2, [shape])
+        binding.acquire_buffers(2, [shape])
         binding._bindable.clear()
         runtime.fail("cudaStreamSynchronize", 700)
         with pytest.raises(DeviceLost):
@@ -565,14 +567,14 @@ def test_rest_gives_memory_back_once_after_runs(runtime: FakeRuntime, path: Path
     backend = load_on_gpu(path, 0, {}, ground)
     binding = bound(backend)
     (session,) = ground.sessions
-    binding.rest()
+    binding.trim_memory()
     infer(binding, [float_rows(3)])
-    binding.rest()
-    binding.rest()
+    binding.trim_memory()
+    binding.trim_memory()
 
     assert session.shrunk == 1
     np.testing.assert_array_equal(float_rows(3) * 2, binding.run((0,))[0])
     runtime.fail("cudaStreamSynchronize", 700)
-    binding.rest()
+    binding.trim_memory()
     with pytest.raises(DeviceLost):
         binding.run((0,))

@@ -61,7 +61,7 @@ def loaded(path: Path, ground: FakeGround, graphs: str = "1", rows: str = "") ->
 
 
 def prepare(binding: CudaBinding, rows: int) -> None:
-    for buffer in binding.lend(rows, [(rows, 4)]):
+    for buffer in binding.acquire_buffers(rows, [(rows, 4)]):
         assert buffer is not None
         buffer[...] = 0
     binding.prepare(rows, [(rows, 4)])
@@ -209,8 +209,8 @@ def test_a_tensor_of_a_client_is_copied_to_where_the_graph_reads_it(runtime: Fak
     _, binding = loaded(path, ground)
     prepare(binding, 4)
     given = FakeMemory.holding(runtime, float_rows(4, 5.0))
-    binding.lend(4, [(4, 4)])
-    binding.place(0, [DeviceArray(given, 0, (4, 4), np.dtype(np.float32))])
+    binding.acquire_buffers(4, [(4, 4)])
+    binding.set_input_parts(0, [DeviceArray(given, 0, (4, 4), np.dtype(np.float32))])
 
     np.testing.assert_array_equal(float_rows(4, 5.0) * 2, binding.run((0,))[0])
     assert session_of(ground).replays == ["1"]
@@ -222,8 +222,8 @@ def test_rows_of_a_client_are_filled_up_to_the_bucket(runtime: FakeRuntime, path
     _, binding = loaded(path, ground, rows="1,8")
     prepare(binding, 8)
     given = FakeMemory.holding(runtime, float_rows(3, 5.0))
-    binding.lend(3, [(3, 4)])
-    binding.place(0, [DeviceArray(given, 0, (3, 4), np.dtype(np.float32))])
+    binding.acquire_buffers(3, [(3, 4)])
+    binding.set_input_parts(0, [DeviceArray(given, 0, (3, 4), np.dtype(np.float32))])
 
     np.testing.assert_array_equal(float_rows(3, 5.0) * 2, binding.run((0,))[0])
     assert session_of(ground).replays == ["1"]
@@ -359,7 +359,7 @@ def test_memory_is_not_given_back_that_graphs_use(runtime: FakeRuntime, path: Pa
     _, binding = loaded(path, ground)
     prepare(binding, 4)
     check(binding, 4)
-    binding.rest()
+    binding.trim_memory()
 
     assert session_of(ground).shrunk == 0
 
@@ -404,26 +404,26 @@ class Waiting(threading.Condition):
 class TestTheGate:
     def test_is_open_until_somebody_means_to_capture(self, gate: Gate) -> None:
         assert gate.shared() is gate.shared()
-        gate.arm()
+        gate.enable()
         assert gate.shared() is not gate.shared()
 
     def test_lets_those_inside_enter_again(self, gate: Gate) -> None:
-        gate.arm()
+        gate.enable()
         with gate.shared(), gate.shared():
             pass
-        with gate.alone(), gate.shared():
+        with gate.exclusive(), gate.shared():
             pass
-        with gate.shared(), pytest.raises(RuntimeError), gate.alone():
+        with gate.shared(), pytest.raises(RuntimeError), gate.exclusive():
             pass
 
     def test_lets_one_in_alone_when_all_are_out(self, gate: Gate) -> None:
-        gate.arm()
+        gate.enable()
         order: list[str] = []
         inside = threading.Event()
 
         def capture() -> None:
             inside.set()
-            with gate.alone():
+            with gate.exclusive():
                 order.append("alone")
 
         with ThreadPoolExecutor(1) as pool:
@@ -438,13 +438,13 @@ class TestTheGate:
         assert order == ["shared", "alone", "shared"]
 
     def test_holds_nobody_up_while_it_waits_for_a_load(self, gate: Gate) -> None:
-        gate.arm()
+        gate.enable()
         order: list[str] = []
         asked = threading.Event()
 
         def capture() -> None:
             asked.set()
-            with gate.alone():
+            with gate.exclusive():
                 order.append("alone")
 
         with ThreadPoolExecutor(2) as pool:
@@ -459,8 +459,8 @@ class TestTheGate:
         assert order == ["shared"] * 3 + ["alone", "shared"]
 
     def test_what_the_collector_frees_on_the_way_in_or_out_does_not_wait_for_its_own_thread(self, gate: Gate) -> None:
-        gate.arm()
-        gate._moved = waiting = Waiting()
+        gate.enable()
+        gate._changed = waiting = Waiting()
         order: list[str] = []
 
         def free(*_: Any) -> Any:
@@ -477,7 +477,7 @@ class TestTheGate:
             sys.settrace(None)
 
         def capture() -> None:
-            with gate.alone():
+            with gate.exclusive():
                 order.append("alone")
 
         using, capturing = (threading.Thread(target=each, daemon=True) for each in (use, capture))
@@ -497,12 +497,12 @@ def test_what_onnx_runtime_is_given_is_given_beside_no_capture(
     runtime: FakeRuntime, path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes a stream for each tensor that is bound."""
-    gate.arm()
+    gate.enable()
     inside: list[bool] = []
     bind = FakeBinding.bind_input
 
     def noted(*args: Any) -> None:
-        inside.append(gate.inside)
+        inside.append(gate.is_held)
         bind(*args)
 
     monkeypatch.setattr(FakeBinding, "bind_input", noted)

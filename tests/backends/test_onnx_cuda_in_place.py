@@ -59,8 +59,8 @@ def content(array: DeviceArray) -> Array:
 
 
 def run(binding: CudaBinding, rows: int, parts: Sequence[Array | DeviceArray], wanted: tuple[int, ...] = (0,)) -> Array:
-    binding.lend(rows, [(rows, 4)])
-    binding.place(0, parts)
+    binding.acquire_buffers(rows, [(rows, 4)])
+    binding.set_input_parts(0, parts)
     result: Array = binding.run(wanted)[0]
     return result
 
@@ -71,7 +71,7 @@ def test_one_tensor_of_the_whole_run_is_not_copied(runtime: FakeRuntime, binding
     assert runtime.copies == {"d2h": 1}
 
     # and the next run, of a client without, reads the slab again
-    for buffer in binding.lend(3, [(3, 4)]):
+    for buffer in binding.acquire_buffers(3, [(3, 4)]):
         buffer[...] = float_rows(3)  # type: ignore[index]
     np.testing.assert_array_equal(float_rows(3) * 2, binding.run((0,))[0])
 
@@ -112,9 +112,9 @@ def test_an_input_that_is_wanted_on_the_host_is_read_there(runtime: FakeRuntime,
 def test_one_target_of_the_whole_output_is_written_where_it_is(runtime: FakeRuntime, binding: CudaBinding) -> None:
     x, target = float_rows(3), room(runtime, (3, 4))
     for _ in range(2):
-        binding.lend(3, [(3, 4)])
-        binding.place(0, [shared(runtime, x)])
-        assert binding.aim(0, [(0, target)])
+        binding.acquire_buffers(3, [(3, 4)])
+        binding.set_input_parts(0, [shared(runtime, x)])
+        assert binding.set_output_targets(0, [(0, target)])
         (doubled,) = binding.run((0,))
 
         assert doubled.shape == (3, 4)
@@ -124,9 +124,9 @@ def test_one_target_of_the_whole_output_is_written_where_it_is(runtime: FakeRunt
 
 def test_rows_go_to_their_targets_and_the_others_to_the_host(runtime: FakeRuntime, binding: CudaBinding) -> None:
     x, first, last = float_rows(6), room(runtime, (2, 4), offset=4), room(runtime, (1, 4))
-    (buffer,) = binding.lend(6, [(6, 4)])
+    (buffer,) = binding.acquire_buffers(6, [(6, 4)])
     buffer[...] = x  # type: ignore[index]
-    assert binding.aim(0, [(1, first), (5, last)])
+    assert binding.set_output_targets(0, [(1, first), (5, last)])
     doubled, total = binding.run((0, 1))
 
     np.testing.assert_array_equal((x * 2)[1:3], content(first))
@@ -139,9 +139,9 @@ def test_a_place_for_both_input_and_output_is_written_after_it_was_read(
     runtime: FakeRuntime, binding: CudaBinding
 ) -> None:
     both = shared(runtime, float_rows(3))
-    binding.lend(3, [(3, 4)])
-    binding.place(0, [both])
-    assert binding.aim(0, [(0, both)])
+    binding.acquire_buffers(3, [(3, 4)])
+    binding.set_input_parts(0, [both])
+    assert binding.set_output_targets(0, [(0, both)])
     binding.run((0,))
 
     np.testing.assert_array_equal(float_rows(3) * 2, content(both))
@@ -154,18 +154,18 @@ def test_a_place_for_both_input_and_output_is_written_after_it_was_read(
 def test_what_does_not_fit_is_not_aimed_at(
     runtime: FakeRuntime, binding: CudaBinding, position: int, first: int, shape: tuple[int, ...]
 ) -> None:
-    binding.lend(3, [(3, 4)])
+    binding.acquire_buffers(3, [(3, 4)])
 
-    assert not binding.aim(position, [(first, room(runtime, shape))])
+    assert not binding.set_output_targets(position, [(first, room(runtime, shape))])
 
 
 def test_lending_forgets_what_was_placed_and_aimed(runtime: FakeRuntime, binding: CudaBinding) -> None:
     target = room(runtime, (3, 4))
-    binding.lend(3, [(3, 4)])
-    binding.place(0, [shared(runtime, float_rows(3, 9.0))])
-    binding.aim(0, [(0, target)])
+    binding.acquire_buffers(3, [(3, 4)])
+    binding.set_input_parts(0, [shared(runtime, float_rows(3, 9.0))])
+    binding.set_output_targets(0, [(0, target)])
     before = content(target).copy()
-    (buffer,) = binding.lend(3, [(3, 4)])
+    (buffer,) = binding.acquire_buffers(3, [(3, 4)])
     buffer[...] = float_rows(3)  # type: ignore[index]
 
     np.testing.assert_array_equal(float_rows(3) * 2, binding.run((0,))[0])
@@ -182,9 +182,9 @@ def test_a_run_that_is_fed_writes_its_targets_too(runtime: FakeRuntime, tmp_path
     )
     binding = bound(path, FakeGround(runtime))
     target = room(runtime, (2, 4))
-    binding.lend(3, [(3, 4)])
-    binding.place(0, [shared(runtime, float_rows(3, 2.0))])
-    assert binding.aim(0, [(1, target)])
+    binding.acquire_buffers(3, [(3, 4)])
+    binding.set_input_parts(0, [shared(runtime, float_rows(3, 2.0))])
+    assert binding.set_output_targets(0, [(1, target)])
     y, z = binding.run((0, 1))
 
     np.testing.assert_array_equal(float_rows(3, 2.0)[1:], content(target))
@@ -196,7 +196,7 @@ def test_a_run_that_is_fed_writes_its_targets_too(runtime: FakeRuntime, tmp_path
 def clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SharedArrays:
     """What clients share of the host's memory; a row of it is enough for the device, and much to gather."""
     monkeypatch.setattr(onnx_cuda_binding, "PINNED_BYTES", 16)
-    monkeypatch.setattr(gathering, "FEW", 0)
+    monkeypatch.setattr(gathering, "NUMPY_GIL_ELEMENTS", 0)
     (tmp_path / "shared").mkdir()
     return SharedArrays(tmp_path / "shared")
 
@@ -207,7 +207,7 @@ def test_what_clients_share_of_the_host_is_copied_by_the_device_itself(
     rows = [float_rows(1, 100.0 * number) for number in range(5)]
     parts = [clients.hold("a", rows[0]), rows[1], rows[2], clients.hold("b", rows[3]), shared(runtime, rows[4])]
     for _ in range(2):
-        assert [binding.reaches(part) for part in parts if isinstance(part, DeviceArray)] == [True] * 3
+        assert [binding.can_copy(part) for part in parts if isinstance(part, DeviceArray)] == [True] * 3
         np.testing.assert_array_equal(np.concatenate(rows) * 2, run(binding, 8, parts)[:5])
 
     # one for what lies in requests' bodies, and three rows that nobody fills
@@ -222,7 +222,7 @@ def test_what_is_little_or_cannot_be_pinned_is_gathered(
     rows = [float_rows(count, 100.0 * count) for count in (2, 1, 3)]
     runtime.fail("cudaHostRegister", 1)
     parts = [clients.hold(str(len(row)), row) for row in rows]
-    assert [binding.reaches(part) for part in parts] == [False, False, True]
+    assert [binding.can_copy(part) for part in parts] == [False, False, True]
 
     np.testing.assert_array_equal(np.concatenate(rows) * 2, run(binding, 6, parts))
     assert runtime.copies == {"h2d": 2, "d2h": 1}
@@ -232,25 +232,25 @@ def test_who_shares_nothing_any_more_is_named_among_what_is_gathered(
     runtime: FakeRuntime, binding: CudaBinding, clients: SharedArrays
 ) -> None:
     parts = [clients.hold(name, float_rows(1)) for name in "abc"]
-    assert binding.reaches(parts[0])
+    assert binding.can_copy(parts[0])
     runtime.fail("cudaHostRegister", 1)
-    assert not binding.reaches(parts[2])
+    assert not binding.can_copy(parts[2])
     clients.truncate("c")
-    binding.lend(4, [(4, 4)])
+    binding.acquire_buffers(4, [(4, 4)])
     with pytest.raises(PartUnreadable) as caught:
-        binding.place(0, [parts[0], parts[1], float_rows(1), parts[2]])
+        binding.set_input_parts(0, [parts[0], parts[1], float_rows(1), parts[2]])
 
-    assert caught.value.part == 3
+    assert caught.value.part_index == 3
     np.testing.assert_array_equal(float_rows(2) * 2, run(binding, 2, [float_rows(2)]))
 
 
 def test_what_clients_share_stays_pinned_until_the_run_has_ended(
     runtime: FakeRuntime, binding: CudaBinding, clients: SharedArrays
 ) -> None:
-    binding.lend(1, [(1, 4)])
+    binding.acquire_buffers(1, [(1, 4)])
     parts = [clients.hold("a", float_rows(1, 5.0))]
-    assert binding.reaches(parts[0])
-    binding.place(0, parts)
+    assert binding.can_copy(parts[0])
+    binding.set_input_parts(0, parts)
     binding.begin((0,))
     clients.system.unregister()
     parts.clear()
@@ -263,8 +263,8 @@ def test_what_clients_share_stays_pinned_until_the_run_has_ended(
 def test_a_binding_that_is_released_lets_go_of_it_when_its_copies_have_ended(
     runtime: FakeRuntime, binding: CudaBinding, clients: SharedArrays
 ) -> None:
-    binding.lend(1, [(1, 4)])
-    binding.place(0, [clients.hold("a", float_rows(1))])
+    binding.acquire_buffers(1, [(1, 4)])
+    binding.set_input_parts(0, [clients.hold("a", float_rows(1))])
     clients.system.unregister()
     binding.begin((0,))
     assert runtime.calls["cudaHostUnregister"] == 0
@@ -278,9 +278,9 @@ def test_only_who_owns_the_memory_is_told_that_it_cannot_be_used(
     runtime: FakeRuntime, binding: CudaBinding, call: int, says: str
 ) -> None:
     x, target = float_rows(2), room(runtime, (1, 4))
-    binding.lend(2, [(2, 4)])
-    binding.place(0, [shared(runtime, x[:1]), shared(runtime, x[1:])])
-    binding.aim(0, [(1, target)])
+    binding.acquire_buffers(2, [(2, 4)])
+    binding.set_input_parts(0, [shared(runtime, x[:1]), shared(runtime, x[1:])])
+    binding.set_output_targets(0, [(1, target)])
     runtime.fail("cudaMemcpyAsync", 1, after=3 * call)
     with pytest.raises(InferError, match=says) as caught:
         binding.run((0,))
@@ -313,9 +313,9 @@ def test_whatever_lies_where_each_gets_its_own_rows(
             targets.append((first, room(runtime, (count, 4))))
         first += count
     whole = np.concatenate([np.asarray(part) for part in parts])
-    binding.lend(rows, [(rows, 4)])
-    binding.place(0, parts)
-    aimed = bool(targets) and binding.aim(0, targets)
+    binding.acquire_buffers(rows, [(rows, 4)])
+    binding.set_input_parts(0, parts)
+    aimed = bool(targets) and binding.set_output_targets(0, targets)
     (doubled,) = binding.run((0,))
 
     expected = whole * 2

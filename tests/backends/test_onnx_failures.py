@@ -13,7 +13,7 @@ import pytest
 from penstock.backends.backend import FREE_ROWS
 from penstock.backends.errors import Code, DeviceLost, InferError, OutOfMemory, RunStopped
 from penstock.backends.onnx import OnnxBackend, load
-from penstock.backends.onnx_failures import is_absent, run_error, words
+from penstock.backends.onnx_failures import error_text, is_unavailable, run_error
 from tests.backends.contract import batched, infer
 from tests.backends.onnx_models import FLOAT, INT64, STRING, floats, ints, node, save, value
 
@@ -54,7 +54,7 @@ LOST = [
 
 def test_words_end_where_they_end() -> None:
     # as StringNormalizer says that a locale is not there: `penstock check` printed an empty line behind it
-    assert words(RuntimeError("[ONNXRuntimeError] : 1 : FAIL : configure locales\n\n")) == (
+    assert error_text(RuntimeError("[ONNXRuntimeError] : 1 : FAIL : configure locales\n\n")) == (
         "onnx runtime error 1: configure locales"
     )
 
@@ -121,11 +121,11 @@ class TestWhatWordsMean:
 
     @pytest.mark.parametrize("status", [3, 35, 46, 100, 209, 805])
     def test_a_device_that_cannot_be_had_is_told_from_one_that_was_lost(self, status: int) -> None:
-        assert is_absent(RuntimeError(FROM_CUDA.format(status, "said by CUDA")))
+        assert is_unavailable(RuntimeError(FROM_CUDA.format(status, "said by CUDA")))
 
     @pytest.mark.parametrize("status", [2, 700, 719, 999, 3000])
     def test_a_device_that_is_full_or_lost_is_not_absent(self, status: int) -> None:
-        assert not is_absent(RuntimeError(FROM_CUDA.format(status, "said by CUDA")))
+        assert not is_unavailable(RuntimeError(FROM_CUDA.format(status, "said by CUDA")))
 
     def test_a_run_that_was_stopped_says_so(self) -> None:
         error = run_error(RuntimeError(NODE + "Exiting due to terminate flag being set to true."))

@@ -7,7 +7,7 @@ from pathlib import Path
 import onnxruntime
 import pytest
 
-from penstock.backends.onnx import start
+from penstock.backends.onnx import create_session
 from penstock.backends.onnx_providers import CPU
 from tests.backends.onnx_models import FLOAT, ints, node, save, value
 
@@ -23,7 +23,7 @@ def test_what_onnx_runtime_says_of_a_model_is_logged(
     path = save(tmp_path / "m.onnx", [node("Relu", ["x"], ["y"])], shape[:1], shape[1:], unused)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 2  # warnings
-    start(str(path), options, [(CPU, {})])
+    create_session(str(path), options, [(CPU, {})])
 
     (record,) = (each for each in caplog.records if each.name == "penstock.onnxruntime")
     assert (record.levelname, "Removing initializer 'unused'" in record.getMessage()) == ("WARNING", True)

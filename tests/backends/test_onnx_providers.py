@@ -15,15 +15,15 @@ from penstock.backends import onnx_providers
 from penstock.backends.backend import device_number
 from penstock.backends.cuda_budget import Budget
 from penstock.backends.errors import Code, InferError
-from penstock.backends.onnx_cuda import RealGround
+from penstock.backends.onnx_cuda import RealDependencies
 from penstock.backends.onnx_file import row_shapes, weight_bytes
 from penstock.backends.onnx_providers import (
     CUDA,
     TENSORRT,
     check_cudnn,
     cuda_options,
+    start_failure,
     wants_tensorrt,
-    why_not_started,
 )
 from penstock.backends.onnx_tensorrt import engine_key, profiles, tensorrt_options
 from tests.backends.fake_cuda import FakeRuntime
@@ -69,7 +69,7 @@ class TestCuda:
         assert name in error.message
 
     def test_that_is_not_in_this_build_says_what_to_install(self) -> None:
-        error = refused(onnx_providers.ready, "NoExecutionProvider")
+        error = refused(onnx_providers.check_provider, "NoExecutionProvider")
 
         assert error.code is Code.UNSUPPORTED
         assert error.message.startswith(
@@ -78,13 +78,13 @@ class TestCuda:
 
     @pytest.mark.skipif(CUDA in onnxruntime.get_available_providers(), reason="CUDA is here")
     def test_of_this_machine_is_refused_where_there_is_none(self) -> None:
-        assert refused(RealGround(CUDA).runtime).message.endswith(": pip install 'penstock[gpu]'")
+        assert refused(RealDependencies(CUDA).runtime).message.endswith(": pip install 'penstock[gpu]'")
 
     def test_that_cannot_be_loaded_says_so_in_the_loaders_words(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(onnx_providers._LIBRARIES, CUDA, "libnothing.so")
 
-        assert why_not_started(CUDA).startswith("libnothing.so: cannot open shared object file")
-        assert "pip install 'penstock[gpu]'" in why_not_started(CUDA)
+        assert start_failure(CUDA).startswith("libnothing.so: cannot open shared object file")
+        assert "pip install 'penstock[gpu]'" in start_failure(CUDA)
 
     def test_without_cudnn_is_refused_unless_it_is_to_do_without(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(onnx_providers, "_CUDNN", ("libnothing.so.9", "libnothing.so"))
@@ -100,7 +100,7 @@ class TestCuda:
     def test_that_two_builds_spoil_each_other_is_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.0")
 
-        assert "onnxruntime and onnxruntime-gpu are both installed" in why_not_started(CUDA)
+        assert "onnxruntime and onnxruntime-gpu are both installed" in start_failure(CUDA)
 
 
 @pytest.mark.parametrize(("device", "number"), [("cpu", None), ("cuda:0", 0), ("cuda:12", 12)])
@@ -191,22 +191,22 @@ class TestTensorrt:
     def test_is_not_in_the_wheel_and_says_where_it_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(onnx_providers._LIBRARIES, TENSORRT, "libnothing.so")
 
-        assert "pip install tensorrt" in why_not_started(TENSORRT)
+        assert "pip install tensorrt" in start_failure(TENSORRT)
 
 
 class TestBudgets:
     def test_are_read_from_the_options(self) -> None:
         options = {"penstock.gpu_memory_bytes": "1000", "penstock.gpu_limit": "0:0.8,2:0.5"}
 
-        assert Budget.of(2, options) == Budget(2, 1000, 0.5)
-        assert Budget.of(1, options) == Budget(1, 1000, 1.0)
-        assert Budget.of(0, {}) == Budget(0)
+        assert Budget.from_options(2, options) == Budget(2, 1000, 0.5)
+        assert Budget.from_options(1, options) == Budget(1, 1000, 1.0)
+        assert Budget.from_options(0, {}) == Budget(0)
 
     @given(st.text(min_size=1, max_size=6))
     def test_that_make_no_sense_are_refused_or_read(self, text: str) -> None:
         for name in ("penstock.gpu_memory_bytes", "penstock.gpu_limit"):
             with contextlib.suppress(InferError):
-                assert Budget.of(0, {name: text}).budget_bytes >= 0
+                assert Budget.from_options(0, {name: text}).budget_bytes >= 0
 
     def test_that_cannot_be_held_are_refused_with_the_figures(self) -> None:
         runtime = FakeRuntime(memory=100 << 20)

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 from penstock.backends.backend import FREE_ROWS
 from penstock.backends.errors import InferError
 from penstock.backends.loading import load_onnx
-from penstock.backends.onnx_rows import ROWS, with_free_rows
+from penstock.backends.onnx_rows import ROWS_AXIS, with_free_rows
 from penstock.backends.signature import Signature
 
 FREED = {FREE_ROWS: "1"}
@@ -42,7 +42,7 @@ def test_the_first_axis_of_inputs_and_outputs_is_freed_and_all_else_is_kept() ->
     assert freed == {"x", "y"}
     for value, dims in ((after.graph.input[0], 4), (after.graph.output[0], 3)):
         first, second = value.type.tensor_type.shape.dim
-        assert (first.dim_param, second.dim_value) == (ROWS, dims)
+        assert (first.dim_param, second.dim_value) == (ROWS_AXIS, dims)
         assert not first.HasField("dim_value")
     assert not after.graph.value_info
     for side in (before, after):
@@ -89,7 +89,7 @@ def test_a_model_loaded_so_runs_several_rows_and_describes_itself_as_written(tmp
     assert [(node.name, node.shape, node.type) for node in backend.node_inputs] == [("x", [1, 4], "tensor(float)")]
     assert [node.shape for node in backend.node_outputs] == [[1, 3]]
     binding = backend.bind(Signature(backend.graph.inputs, backend.graph.outputs, batched=True), 2)
-    (buffer,) = binding.lend(2, [(2, 4)])
+    (buffer,) = binding.acquire_buffers(2, [(2, 4)])
     assert buffer is not None
     buffer[:] = [[1, 0, 0, 0], [0, 1, 0, 0]]
     assert binding.run((0,))[0].tolist() == [[0, 1, 2], [3, 4, 5]]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.backends.errors import Code, InferError
-from penstock.backends.onnx_tensorrt import ENGINES, tensorrt_options
+from penstock.backends.onnx_tensorrt import ENGINE_CACHE_OPTION, tensorrt_options
 from tests.backends.fake_cuda import FakeRuntime
 from tests.backends.onnx_models import contract_model
 
@@ -28,7 +28,7 @@ def test_they_are_kept_in_the_users_cache_folder_or_where_it_is_said(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     assert paths(tmp_path) == {"cache"}
-    assert paths(tmp_path, **{ENGINES: str(tmp_path / "engines")}) == {"engines"}
+    assert paths(tmp_path, **{ENGINE_CACHE_OPTION: str(tmp_path / "engines")}) == {"engines"}
     assert paths(tmp_path, tensorrt__trt_engine_cache_path=str(tmp_path / "said")) == {"said", "cache"}
 
 

@@ -18,9 +18,9 @@ PATIENCE_S = 300
 RUN = """
 import sys
 import pytest
-from penstock.backends.loading import begin_tensorflow
+from penstock.backends.loading import import_tensorflow
 
-begin_tensorflow()  # as a worker does
+import_tensorflow()  # as a worker does
 sys.exit(pytest.main(sys.argv[1:]) or "tensorflow.keras" in sys.modules or "tensorflow._api" in sys.modules)
 """
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.backends.errors import RETRY_AFTER_NS, Code, DeviceLost, InferError, OutOfMemory
-from penstock.backends.tensorflow_failures import MAX_WORDS, load_error, run_error, words
+from penstock.backends.tensorflow_failures import MAX_TEXT_CHARS, error_text, load_error, run_error
 
 MODEL = Path("/models/iris/1/model.savedmodel")
 
@@ -101,12 +101,12 @@ class OpError(Exception):
     ],
 )
 def test_words_are_those_of_the_operation_alone(said: str, told: str | None) -> None:
-    assert words(OpError(said, 3), MODEL) == (said.partition("\n")[0] if told is None else told)
+    assert error_text(OpError(said, 3), MODEL) == (said.partition("\n")[0] if told is None else told)
 
 
 @given(st.text(max_size=300))
 def test_words_never_name_the_models_folder(text: str) -> None:
-    assert str(MODEL) not in words(ValueError(f"{text} {MODEL}/variables {MODEL} {text}"), MODEL)
+    assert str(MODEL) not in error_text(ValueError(f"{text} {MODEL}/variables {MODEL} {text}"), MODEL)
 
 
 @given(st.text(alphabet="abc [](){}:\n\t", max_size=200), st.integers(0, 20))
@@ -132,7 +132,7 @@ def test_a_function_of_python_is_told_to_be_missing() -> None:
 
 
 def test_words_have_an_end() -> None:
-    assert len(words(ValueError("9" * 100_000))) == MAX_WORDS + 3
+    assert len(error_text(ValueError("9" * 100_000))) == MAX_TEXT_CHARS + 3
 
 
 @pytest.mark.parametrize(

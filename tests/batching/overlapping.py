@@ -106,9 +106,9 @@ class StreamBinding:
         self._lent: list[Array | None] = []
         self._rows = 0
 
-    def lend(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> list[Array | None]:
+    def acquire_buffers(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> list[Array | None]:
         assert self.under_way is None
-        self._note("lend", rows)
+        self._note("acquire", rows)
         self._rows = rows
         self.stopped.clear()
         dtypes = [spec.type.dtype for spec in self._signature.inputs]
@@ -139,7 +139,7 @@ class StreamBinding:
         self.device_ns = 1_000 * self._rows
         return [outputs[position] for position in wanted]
 
-    def ended(self) -> bool:
+    def is_done(self) -> bool:
         return self._stream.may_end
 
     def run(self, wanted: Sequence[int]) -> list[Any]:

@@ -81,7 +81,7 @@ class Loads:
                 raise error
             return [np.array([[sums.get(key, 0)] for key in keys], np.float32)]
 
-        return FakeBackend(GRAPH, add_up, remembers=True)
+        return FakeBackend(GRAPH, add_up, stateful=True)
 
 
 @asynccontextmanager

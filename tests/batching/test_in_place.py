@@ -44,10 +44,10 @@ class Region:
     def read(self, offset: int, into: Array) -> None:
         self.copied += 1
         if self.broken:
-            raise self.failed("read", ValueError())
+            raise self.access_error("read", ValueError())
         into.data.cast("B")[:] = self.content.view(np.uint8).data[offset : offset + into.nbytes]
 
-    def failed(self, doing: str, error: Exception) -> InferError:
+    def access_error(self, doing: str, error: Exception) -> InferError:
         return InferError(Code.INVALID, f"unable to {doing} shared memory region: 'r'")
 
     def array(self, rows: int = 1, tail: tuple[int, ...] = (4,)) -> DeviceArray:
@@ -60,14 +60,14 @@ class PlacingBinding(FakeBinding):
     device = 0
     aims: Sequence[int] = (0, 1)
 
-    def lend(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> list[Array | None]:
+    def acquire_buffers(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> list[Array | None]:
         self.targets: dict[int, Sequence[tuple[int, DeviceArray]]] = {}
-        return super().lend(rows, shapes)
+        return super().acquire_buffers(rows, shapes)
 
-    def reaches(self, part: DeviceArray) -> bool:
+    def can_copy(self, part: DeviceArray) -> bool:
         return part.device == self.device
 
-    def place(self, position: int, parts: Sequence[Any]) -> None:
+    def set_input_parts(self, position: int, parts: Sequence[Any]) -> None:
         into = self._lent[position]
         assert into is not None
         rows: list[Any] = []
@@ -75,7 +75,7 @@ class PlacingBinding(FakeBinding):
             if isinstance(part, DeviceArray):
                 memory = cast("Region", part.memory)
                 if memory.broken:
-                    raise memory.failed("read", ValueError())
+                    raise memory.access_error("read", ValueError())
                 start = part.offset // 4
                 rows += list(memory.content[start : start + part.size].reshape(part.shape))
             else:
@@ -83,7 +83,7 @@ class PlacingBinding(FakeBinding):
         for number in range(len(into)):
             into[number] = rows[min(number, len(rows) - 1)]
 
-    def aim(self, position: int, targets: Sequence[tuple[int, DeviceArray]]) -> bool:
+    def set_output_targets(self, position: int, targets: Sequence[tuple[int, DeviceArray]]) -> bool:
         if position in self.aims:
             self.targets[position] = targets
         return position in self.aims
@@ -207,7 +207,7 @@ def test_a_region_that_has_failed_is_let_go_when_its_request_is() -> None:
         regions[1].broken = True
         run(model, binding, *requests)
         assert requests[1].error is not None
-        binding.lend(1, [(1, 4)])
+        binding.acquire_buffers(1, [(1, 4)])
         del requests, regions
         assert [each() for each in gone] == [None, None]
     finally:

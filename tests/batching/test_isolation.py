@@ -424,7 +424,7 @@ class TestADeviceThatIsLost:
         class LostBefore(FakeBackend):
             def bind(self, signature: Signature, capacity_rows: int) -> Binding:
                 binding = super().bind(signature, capacity_rows)
-                binding.lend = lost  # type: ignore[assignment,method-assign]
+                binding.acquire_buffers = lost  # type: ignore[assignment,method-assign]
                 return binding
 
         def lost(*_: Any) -> list[Array | None]:

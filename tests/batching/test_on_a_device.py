@@ -62,11 +62,11 @@ def faulty(inputs: list[Any]) -> list[Any]:
     return [inputs[0] + 1]
 
 
-class Preparing(StreamBinding):
+class PreparableBinding(StreamBinding):
     """Notes what it is prepared for, on what it holds then; and rests."""
 
     refuses: Exception | None = None
-    tired = True
+    can_trim = True
 
     def prepare(self, rows: int, shapes: Any) -> None:
         if self.refuses is not None:
@@ -75,7 +75,7 @@ class Preparing(StreamBinding):
         self.prepared.append((rows, list(shapes)))
         self._note("prepare", rows)
 
-    def rest(self) -> None:
+    def trim_memory(self) -> None:
         self.rested += 1
         self._stream.rested.release()
 
@@ -191,7 +191,7 @@ class TestSessions:
 
 class TestBeforeItIsReady:
     async def test_each_binding_is_prepared_for_each_size_on_its_instances_thread(self) -> None:
-        loads = Loads(kind=Preparing)
+        loads = Loads(kind=PreparableBinding)
         async with served(loads, replace(SPEC, instances=(InstanceGroup(2, ("cuda:0",)),))):
             wanted = [(rows, [(rows, 4)]) for rows in (4, 3, 2, 1)]
 
@@ -208,7 +208,7 @@ class TestBeforeItIsReady:
     async def test_the_sizes_are_those_that_were_said(
         self, policy: BatchPolicy, options: dict[str, str], sizes: list[int]
     ) -> None:
-        loads = Loads(kind=Preparing)
+        loads = Loads(kind=PreparableBinding)
         async with served(loads, replace(SPEC, policy=policy, options=options)):
             assert [rows for rows, _ in loads.streams[0].bindings[0].prepared] == sizes  # type: ignore[attr-defined]
 
@@ -218,8 +218,8 @@ class TestBeforeItIsReady:
     async def test_what_cannot_be_prepared_is_not_loaded(
         self, error: Exception, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(Preparing, "refuses", error)
-        loads = Loads(kind=Preparing)
+        monkeypatch.setattr(PreparableBinding, "refuses", error)
+        loads = Loads(kind=PreparableBinding)
         engine = Engine(asyncio.get_running_loop(), {"fake": loads})
         with pytest.raises(InferError, match="no room for"):
             await engine.load(SPEC)
@@ -228,13 +228,13 @@ class TestBeforeItIsReady:
 
     async def test_where_requests_choose_the_shape_there_is_nothing_to_prepare_for(self) -> None:
         graph = Signature((TensorSpec("x", "FP32", (-1, -1)),), ROWS.outputs)
-        loads = Loads(lambda inputs: [inputs[0] + 1], graph, kind=Preparing)
+        loads = Loads(lambda inputs: [inputs[0] + 1], graph, kind=PreparableBinding)
         async with served(loads):
             assert [binding.prepared for binding in loads.streams[0].bindings] == [[], []]  # type: ignore[attr-defined]
 
     async def test_of_a_padded_axis_each_length_is_prepared(self) -> None:
         graph = Signature((TensorSpec("x", "FP32", (-1, -1)),), (TensorSpec("y", "FP32", (-1, -1)),))
-        loads = Loads(lambda inputs: [inputs[0] + 1], graph, kind=Preparing)
+        loads = Loads(lambda inputs: [inputs[0] + 1], graph, kind=PreparableBinding)
         spec = replace(
             SPEC, policy=BatchPolicy(max_batch_rows=2), padding=(PaddedAxis("x", 0, (8, 16), outputs={"y": 0}),)
         )
@@ -245,7 +245,7 @@ class TestBeforeItIsReady:
             assert sorted(shapes for _, shapes in prepared) == wanted
 
     async def test_after_the_device_was_lost_it_is_prepared_again(self) -> None:
-        loads = Loads(kind=Preparing)
+        loads = Loads(kind=PreparableBinding)
         async with served(loads) as (engine, model):
             assert await asked(engine, model, [BROKEN]) == ["CUDA failure 700"]
             assert await asked(engine, model, [1]) == [2]
@@ -274,7 +274,7 @@ class TestBeforeItIsReady:
 
     async def test_it_rests_when_nothing_comes(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(instance, "REST_S", 0.0)
-        loads = Loads(kind=Preparing)
+        loads = Loads(kind=PreparableBinding)
         async with served(loads):
             (stream,) = loads.streams
             loop = asyncio.get_running_loop()
@@ -414,7 +414,7 @@ class TestRaggedBatches:
             ends = await asyncio.gather(*(engine.infer(model, [each]) for each in inputs))
 
             assert [float(sum_.item()) for (sum_,) in ends] == [2 * size for size in range(1, 30)]
-        begun = [what for what, _, _ in loads.streams[0].events if what != "lend"]
+        begun = [what for what, _, _ in loads.streams[0].events if what != "acquire"]
         assert ("begin", "begin") in pairwise(begun)
 
 
@@ -460,6 +460,6 @@ class TestSequences:
 
             assert sums == [sum(10 * of + at for at in range(step + 1)) for step in range(4) for of in (1, 2, 3)]
             assert model.inflight == 0
-        begun = [what for what, _, _ in loads.streams[0].events if what != "lend"]
+        begun = [what for what, _, _ in loads.streams[0].events if what != "acquire"]
         together = any(pair == ("begin", "begin") for pair in pairwise(begun))
         assert together is not direct  # all rows of a direct batch must have ended before any of them goes on

@@ -171,7 +171,7 @@ class TestInVirtualTime:
 
 def names(house: House) -> list[tuple[str, int]]:
     """What was done on which Binding, filling left out."""
-    return [(what, number) for what, number, _ in house.stream.events if what != "lend"]
+    return [(what, number) for what, number, _ in house.stream.events if what != "acquire"]
 
 
 def answers(requests: list[InferRequest]) -> list[float]:

@@ -191,7 +191,7 @@ def test_what_of_a_batch_that_has_run_could_not_be_noted_costs_no_answer(
 
 @pytest.mark.parametrize(
     ("of", "name", "failure"),
-    [(StreamBinding, "begin", Panic), (Stream, "compute", Panic), (StreamBinding, "ended", ZeroDivisionError)],
+    [(StreamBinding, "begin", Panic), (Stream, "compute", Panic), (StreamBinding, "is_done", ZeroDivisionError)],
 )
 def test_a_run_on_a_device_that_raises_whatever_it_is_costs_nobody_the_answer(
     of: type, name: str, failure: type[BaseException], monkeypatch: pytest.MonkeyPatch

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from penstock.backends.backend import Binding
-from penstock.backends.errors import Code, DeviceLost, DeviceTaken, InferError
+from penstock.backends.errors import Code, DeviceLost, DeviceRemoved, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.devices.device import Device
 from penstock.batching.devices.placement import Placement
@@ -281,7 +281,7 @@ class TestALostDevice:
             assert house.model.healthy
 
     def test_who_ran_when_it_was_taken_from_outside_runs_once_more(self, device: Device) -> None:
-        losing = Losing(2, kind=DeviceTaken)
+        losing = Losing(2, kind=DeviceRemoved)
         reopen = Reopening(losing)
         with opened(losing, device, reopen=reopen) as house:
             requests = house.add(3)
@@ -291,7 +291,7 @@ class TestALostDevice:
             assert reopen.asked == 2
 
     def test_and_not_more_than_once(self, device: Device) -> None:
-        losing = Losing(3, kind=DeviceTaken)
+        losing = Losing(3, kind=DeviceRemoved)
         with opened(losing, device, reopen=Reopening(losing)) as house:
             requests = house.add(3)
             house.ended(requests)
@@ -369,7 +369,7 @@ class TestALostDevice:
         self, device: Device, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         class Telling(Waiting):
-            def tell_loss(self, told: Callable[[], None]) -> None:
+            def on_loss(self, told: Callable[[], None]) -> None:
                 self.told = told
 
         reopen = Reopening(list)

@@ -254,7 +254,7 @@ def test_what_timing_large_outputs_took_is_given_back_before_the_model_is_ready(
 
     model = open_model(ModelSpec("m", 1, path, policy=BatchPolicy(max_batch_rows=1)), LOADERS, lambda *_: None)
     looped: Any = model.loop_binding
-    tired = looped.tired
+    trimmable = looped.can_trim
     close_model(model)
 
-    assert not tired
+    assert not trimmable

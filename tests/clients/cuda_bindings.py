@@ -52,7 +52,7 @@ class Bindings:
 
     def cudaSetDevice(self, device: int) -> tuple[Any, ...]:  # noqa: N802
         self._device = device
-        return self._done(self._runtime.use, device)
+        return self._done(self._runtime.set_device, device)
 
     def cudaMalloc(self, size: int) -> tuple[Any, ...]:  # noqa: N802
         if size < 0:
@@ -63,7 +63,7 @@ class Bindings:
         return self._done(self._runtime.free, pointer, self._device)
 
     def cudaIpcGetMemHandle(self, pointer: int) -> tuple[Any, ...]:  # noqa: N802
-        return self._done(lambda: Pointed(self._runtime.handle_of(pointer, self._device)))
+        return self._done(lambda: Pointed(self._runtime.export_handle(pointer, self._device)))
 
     def cudaMemcpyAsync(self, to: Any, source: Any, size: int, kind: int, stream: Any) -> tuple[Any, ...]:  # noqa: N802
         if isinstance(to, ctypes.Array):

@@ -41,7 +41,7 @@ class _GatedBackend:
         self._gated = gated
         self.graph, self.platform = inner.graph, inner.platform
         self.node_inputs, self.node_outputs = inner.node_inputs, inner.node_outputs
-        self.described = inner.described
+        self.runtime_metadata = inner.runtime_metadata
 
     def bind(self, *args: Any, **more: Any) -> Binding:
         return _GatedBinding(self._inner.bind(*args, **more), self._gated)
@@ -57,8 +57,8 @@ class _GatedBinding:
         self._lent: list[Array | None] = []
         self.capacity_rows = inner.capacity_rows
 
-    def lend(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> list[Array | None]:
-        self._lent = self._inner.lend(rows, shapes)
+    def acquire_buffers(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> list[Array | None]:
+        self._lent = self._inner.acquire_buffers(rows, shapes)
         return self._lent
 
     def run(self, wanted: Sequence[int]) -> list[Any]:

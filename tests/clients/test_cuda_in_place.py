@@ -50,8 +50,8 @@ class Device(FakeRuntime):
         self.begun = threading.Event()
         self.unmapped = threading.Event()
 
-    def record(self, event: int, stream: int) -> None:
-        super().record(event, stream)
+    def record_event(self, event: int, stream: int) -> None:
+        super().record_event(event, stream)
         self.begun.set()
 
     def close_handle(self, pointer: int, device: int) -> None:
@@ -130,7 +130,7 @@ class Client:
     def region(self, name: str, value: float = 1, at: int = 0) -> Region:
         region = Region(self.device, name, value, at)
         with self.triton.InferenceServerClient(self.address) as client:
-            handle = base64.b64encode(self.device.handle_of(region.pointer, 0))
+            handle = base64.b64encode(self.device.export_handle(region.pointer, 0))
             client.register_cuda_shared_memory(name, handle, 0, 2048)
         return region
 

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from penstock.server.grpc.access import LoggedCall, LoggedCodedCall
+from penstock.server.grpc.access import LoggedCall, LoggedCompressingCall
 from penstock.server.grpc.method import Status
 from penstock.server.http.access import LoggedFastLane
 from penstock.server.http2 import frames
@@ -115,7 +115,7 @@ def test_what_can_be_no_request_has_a_line_and_what_nobody_takes_has_none(said: 
 
 def test_a_stream_has_one_line_with_the_bytes_of_all_its_messages(said: pytest.LogCaptureFixture) -> None:
     wire = Wire()
-    wire.shared.calls = LoggedCall, LoggedCodedCall
+    wire.shared.call_classes = LoggedCall, LoggedCompressingCall
     wire.connect()
     wire.feed(frames.PREFACE + frames.settings({}))
     wire.feed(wire.headers(__path=BIDI) + payload(message_of(b"one") + message_of(b"three"), end=True))
@@ -126,27 +126,27 @@ def test_a_stream_has_one_line_with_the_bytes_of_all_its_messages(said: pytest.L
 
 def test_a_call_is_told_when_it_is_answered_and_only_then(said: pytest.LogCaptureFixture) -> None:
     wire = Wire()
-    wire.shared.calls = LoggedCall, LoggedCodedCall
+    wire.shared.call_classes = LoggedCall, LoggedCompressingCall
     wire.connect()
     wire.feed(frames.PREFACE + frames.settings({}))
     for stream in (1, 3):
         wire.feed(wire.call(HOLD, stream=stream))
-    wire.feed(frames.reset(1, frames.Fault.CANCEL))
+    wire.feed(frames.reset(1, frames.ErrorCode.CANCEL))
     assert about(said) == []
     for call in wire.held:
-        call.refuse(Status.INTERNAL, "late")
-        call.refuse(Status.UNAVAILABLE, "later")
+        call.abort(Status.INTERNAL, "late")
+        call.abort(Status.UNAVAILABLE, "later")
 
     assert about(said) == [("INTERNAL", 0, None, None)]
 
 
 def test_a_stream_whose_client_goes_is_told_with_what_was_sent(said: pytest.LogCaptureFixture) -> None:
     wire = Wire()
-    wire.shared.calls = LoggedCall, LoggedCodedCall
+    wire.shared.call_classes = LoggedCall, LoggedCompressingCall
     wire.connect()
     wire.feed(frames.PREFACE + frames.settings({}))
     wire.feed(wire.headers(__path=BIDI) + payload(message_of(b"one")))
-    wire.feed(frames.reset(1, frames.Fault.CANCEL))
+    wire.feed(frames.reset(1, frames.ErrorCode.CANCEL))
 
     assert about(said) == [("CANCELLED", 3, None, None)]
 

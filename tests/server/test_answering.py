@@ -13,7 +13,7 @@ from penstock.server.answering import LARGE_BYTES, LargeJsonReader, answer_compr
 from penstock.server.http.coding import compress
 from penstock.server.http.head import HttpError
 from penstock.server.http.limits import Limits
-from penstock.server.http.service import Shared
+from penstock.server.http.service import HttpShared
 from tests.server.http.lane import Lane, Own, request, run, turns
 
 LIMITS = Limits(max_body_bytes=1 << 20)
@@ -91,7 +91,7 @@ def test_what_is_no_compressed_body_or_too_large_is_refused(body: bytes) -> None
 class TestLargeAnswers:
     """Those that a thread compresses."""
 
-    def asked(self, shared: Shared, size: int) -> Lane:
+    def asked(self, shared: HttpShared, size: int) -> Lane:
         """Give a connection whose answer of so many bytes waits for a thread."""
         lane = Lane(shared=shared)
         lane.feed(request("/own"))
@@ -103,7 +103,7 @@ class TestLargeAnswers:
             free, threads = threading.Event(), ThreadPoolExecutor(1)
             asyncio.get_running_loop().set_default_executor(threads)
             threads.submit(free.wait)
-            shared = Shared(Own(hold=True), LIMITS)
+            shared = HttpShared(Own(hold=True), LIMITS)
             shared.unread.max_bytes = 1_000_000
             try:
                 first, second = self.asked(shared, 400_000), self.asked(shared, 300_000)
@@ -133,7 +133,7 @@ class TestLargeAnswers:
             threads = ThreadPoolExecutor(1)
             asyncio.get_running_loop().set_default_executor(threads)
             threads.shutdown()
-            shared = Shared(Own(hold=True), LIMITS)
+            shared = HttpShared(Own(hold=True), LIMITS)
             (answer,) = self.asked(shared, 300_000).answers
 
             assert (len(answer.body), "content-encoding" in answer.headers) == (300_000, False)

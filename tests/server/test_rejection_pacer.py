@@ -7,7 +7,7 @@ import math
 from penstock.server.grpc.method import Status
 from penstock.server.http.fastlane import FastLane
 from penstock.server.http.head import Head
-from penstock.server.http.service import Shared
+from penstock.server.http.service import HttpShared
 from penstock.server.http2 import frames
 from penstock.server.listening.rejection_pacer import BURST_S, EARLY_RETRY_S, INTERVAL_S, MAX_HOLD_S, RejectionPacer
 from tests.server.http.lane import Lane, Own, request, run, turns
@@ -124,7 +124,7 @@ class Crowd:
         self.loop = FakeLoop()
         self.lane = Lane(own=Refusing())
         self.lane.protocol.loop = self.loop  # type: ignore[assignment]
-        self.shared: Shared = self.lane.shared
+        self.shared: HttpShared = self.lane.shared
         self.crowd()
 
     def crowd(self) -> None:
@@ -247,7 +247,7 @@ class Calls:
 
     def refuse(self, stream: int, status: Status = Status.UNAVAILABLE) -> None:
         self.wire.feed(self.wire.call(HOLD, stream=stream))
-        self.wire.held.pop().refuse(status, "full", 2)
+        self.wire.held.pop().abort(status, "full", 2)
         self.loop.turn()
 
     def statuses(self) -> dict[int, int]:
@@ -288,7 +288,7 @@ class TestCall:
         calls = Calls()
         calls.refuse(1)
         calls.refuse(3)
-        calls.wire.feed(frames.reset(3, frames.Fault.CANCEL))
+        calls.wire.feed(frames.reset(3, frames.ErrorCode.CANCEL))
         pass_by(calls.loop, MAX_HOLD_S)
 
         assert calls.statuses() == {1: Status.UNAVAILABLE}

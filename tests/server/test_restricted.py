@@ -50,23 +50,23 @@ class FakeCall:
         self.metadata = metadata
         self.deadline_ns = 0
         self.context: Any = None
-        self.cancelled: Callable[[], None] | None = None
+        self.on_cancel: Callable[[], None] | None = None
         self.ended = False
         self.writable = True
         self.refused: list[tuple[Status, str]] = []
 
     def answer(self, message: Body) -> None: ...
 
-    def refuse(self, status: Status, text: str, pushback_ms: int = 0) -> None:
+    def abort(self, status: Status, text: str, pushback_ms: int = 0) -> None:
         self.refused.append((status, text))
 
-    def erred(self, status: Status) -> None: ...
+    def count_error(self, status: Status) -> None: ...
 
     def send(self, message: Body) -> None: ...
 
     def finish(self) -> None: ...
 
-    async def drained(self) -> None: ...
+    async def drain(self) -> None: ...
 
 
 def of(fields: Mapping[str, str]) -> Callable[[str], str | None]:
@@ -158,10 +158,10 @@ def test_every_rpc_has_its_category() -> None:
 
 def methods(taken: list[str]) -> dict[str, Method]:
     class Taking:
-        def message(self, message: bytes) -> None:
+        def on_message(self, message: bytes) -> None:
             taken.append("message")
 
-        def half_closed(self) -> None:
+        def on_half_close(self) -> None:
             taken.append("end")
 
     def unary(call: Call, message: bytes) -> None:
@@ -191,8 +191,8 @@ def test_a_restricted_method_refuses_before_anything_is_read() -> None:
     assert streaming.streaming is not None
     unary.unary(one, b"")
     reader = streaming.streaming(other)
-    reader.message(b"x")
-    reader.half_closed()
+    reader.on_message(b"x")
+    reader.on_half_close()
 
     text = "This protocol is restricted, expecting header 'triton-grpc-protocol-key'"
     assert one.refused == other.refused == [(Status.UNAVAILABLE, text)]

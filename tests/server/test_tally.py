@@ -121,7 +121,7 @@ def test_a_call_that_has_ended_is_no_error_once_more() -> None:
     wire = Wire()
     wire.feed(wire.headers(__path=HOLD, grpc_timeout="1S") + payload(message_of(b""), end=True))
     wire.loop.pass_time(2.0)
-    wire.held[0].refuse(Status.INTERNAL, "too late")
+    wire.held[0].abort(Status.INTERNAL, "too late")
 
     assert wire.shared.tally.totals == {'penstock_errors_total{protocol="grpc",code="DEADLINE_EXCEEDED"}': 1}
 

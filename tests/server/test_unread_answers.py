@@ -21,7 +21,7 @@ from hpack import Encoder
 
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.server.http2 import frames
-from penstock.server.http2.frames import HEAD, HEAD_BYTES, RST_STREAM, Fault
+from penstock.server.http2.frames import FRAME_HEADER, FRAME_HEADER_BYTES, RST_STREAM, ErrorCode
 from penstock.server.listening.unread_answers import UnreadAnswers
 from tests.fakes import FakeBackend, fake_loader
 from tests.keys import certificate
@@ -262,7 +262,7 @@ def resets(sock: socket.socket, count: int) -> dict[int, int]:
     found: dict[int, int] = {}
     with sock.makefile("rb") as stream:
         while len(found) < count:
-            word, _, stream_id = HEAD.unpack(stream.read(HEAD_BYTES))
+            word, _, stream_id = FRAME_HEADER.unpack(stream.read(FRAME_HEADER_BYTES))
             content = stream.read(word >> 8)
             if word & 0xFF == RST_STREAM:
                 found[stream_id] = int.from_bytes(content, "big")
@@ -313,7 +313,7 @@ def test_grpc_calls_whose_window_stays_shut_are_ended_and_others_are_answered(
         live.call(until(lambda: 0 < unread.held_bytes <= MOST))
         assert answer(live, 5.0) == tensor(5.0)
 
-        assert set(found.values()) == {Fault.ENHANCE_YOUR_CALM}
+        assert set(found.values()) == {ErrorCode.ENHANCE_YOUR_CALM}
     live.call(until(lambda: unread.held_bytes == 0))
 
 

@@ -37,10 +37,10 @@ class AcceptArgument:
         """Return a validator that also accepts any type; its error text still lists the original choices."""
         if not hasattr(validator, "choices"):
             return validator
-        widened = copy.copy(validator)
-        widened.choices = [*validator.choices, ANY]
-        self.choices = self.choices or widened.choices
-        return widened
+        bf16_to_fp32 = copy.copy(validator)
+        bf16_to_fp32.choices = [*validator.choices, ANY]
+        self.choices = self.choices or bf16_to_fp32.choices
+        return bf16_to_fp32
 
     def chosen(self, headers: dict[str, list[Any]]) -> dict[str, Any] | None:
         """Return the type that the header Accept chooses, if the setting allows it and exactly one type is named."""

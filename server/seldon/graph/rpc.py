@@ -64,12 +64,12 @@ class GraphRpcs:
             address = _PREDICT if work == self._predict else _FEEDBACK
             predictor = await self._graph.chosen(address, message, self._wire)
             answer = await work(predictor, call, message)
-            call.cancelled = None
+            call.on_cancel = None
             call.answer(answer.body)
         except Exception as error:  # noqa: BLE001 - the client gets an answer whatever it is
-            call.cancelled = None
+            call.on_cancel = None
             status, text, again_ms = _refusal(error)
-            call.refuse(status, text, again_ms)
+            call.abort(status, text, again_ms)
         spent_ns = time.monotonic_ns() - began_ns
         self._graph.counted.request(predictor, path, "unary", GRPC_CODES[status], spent_ns)
 
@@ -93,7 +93,7 @@ class GraphRpcs:
         try:
             call.answer(work(message).SerializeToString())
         except (*_KNOWN, json_format.ParseError) as error:
-            call.refuse(Status.UNKNOWN, str(error))
+            call.abort(Status.UNKNOWN, str(error))
 
     def _model_metadata(self, message: bytes) -> Any:
         name = parsed(message_class("SeldonModelMetadataRequest"), message).name

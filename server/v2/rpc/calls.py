@@ -14,7 +14,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from penstock.backends.errors import Code, InferError, bare
+from penstock.backends.errors import Code, InferError, without_traceback
 from penstock.server.errors import GRPC_STATUS, MAX_TEXT_CHARS, pushback_ms
 from penstock.server.grpc.method import Call, Method
 
@@ -102,7 +102,7 @@ class Tasks:
     def start(self, call: Call, work: Callable[[], Awaitable[None]], what: str) -> asyncio.Task[None]:
         """Run `work`, which must end `call`; an exception from it ends the call too, and the call's end cancels it."""
         task = self._run(call, work, what)
-        call.cancelled = partial(self._cancel, task)
+        call.on_cancel = partial(self._cancel, task)
         return task
 
     def _run(self, call: Call, work: Callable[[], Awaitable[None]], what: str) -> asyncio.Task[None]:
@@ -124,7 +124,7 @@ class Tasks:
 
 def refuse(call: Call, error: InferError) -> None:
     """End a call with an error."""
-    call.refuse(GRPC_STATUS[error.code], brief(error.message), pushback_ms(error))
+    call.abort(GRPC_STATUS[error.code], brief(error.message), pushback_ms(error))
 
 
 def brief(text: str) -> str:
@@ -141,7 +141,7 @@ def as_refusal(error: Exception, what: str, request_id: str = "") -> InferError:
     The result may be kept with the call, so it holds no frames, which would hold the call and its message.
     """
     if isinstance(error, InferError):
-        return bare(error)
+        return without_traceback(error)
     request_id = request_id or secrets.token_hex(4)
     logger.error("%s failed", what, exc_info=error, extra={"request_id": request_id})
     return InferError(Code.INTERNAL, f"internal error, request id {request_id}")

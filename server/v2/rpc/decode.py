@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.backends.datatypes import strings
+from penstock.backends.datatypes import bytes_tensor
 from penstock.backends.errors import InferError
 from penstock.batching.request import InferRequest
 from penstock.batching.scheduling.admission import admitted, check_alone
@@ -213,7 +213,7 @@ def _contents(model: Model, spec: TensorSpec, contents: Any, shape: list[int], c
             raise invalid(f"{text}, got {len(values)}")
         raise wrong_size(model.name, spec, shape, count, len(values) * size_bytes)
     if not size_bytes:
-        array: Array = strings(list(values))
+        array: Array = bytes_tensor(list(values))
     elif spec.type.dtype.kind in "iu" and values:
         # the values have 32 bits: converting one that is too large for the datatype would drop its upper bits
         array = np.array(values, np.uint64 if spec.type.dtype.kind == "u" else np.int64)

@@ -37,7 +37,7 @@ class HealthRpcs:
         """Answer whether a service can be used now."""
         service = parsed_small(self._request, message).service
         if service not in SERVICES:
-            call.refuse(Status.NOT_FOUND, "unknown service")
+            call.abort(Status.NOT_FOUND, "unknown service")
             return
         call.answer(self._written(self._status(service)))
 
@@ -78,7 +78,7 @@ class _Watch:
         self._service = service
         self._pulse = pulse
         self._said = -1
-        call.cancelled = self._end
+        call.on_cancel = self._end
         pulse.add(self.look)
         self.look()
 
@@ -89,8 +89,8 @@ class _Watch:
             self._call.send(answer)
         if self._rpcs.draining():
             self._end()
-            self._call.refuse(Status.UNAVAILABLE, SHUTTING_DOWN)
+            self._call.abort(Status.UNAVAILABLE, SHUTTING_DOWN)
 
     def _end(self) -> None:
-        self._call.cancelled = None
+        self._call.on_cancel = None
         self._pulse.remove(self.look)

@@ -38,7 +38,7 @@ class ModelInfer:
             if route.straight:
                 call.context = route.encoder if options.plan is None else route.encoding(options)
                 request.target_ns = call.deadline_ns
-                call.cancelled = partial(self._cancel, request)
+                call.on_cancel = partial(self._cancel, request)
                 inference.submit(request, options, call)
                 return
             asked = DecodedRequest(*found)
@@ -61,7 +61,7 @@ class ModelInfer:
     def _submit(self, call: Call, asked: DecodedRequest) -> None:
         call.context = asked.encoding
         asked.request.target_ns = call.deadline_ns
-        call.cancelled = partial(self._cancel, asked.request)
+        call.on_cancel = partial(self._cancel, asked.request)
         self._inference.submit(asked.request, self._inference.options_of(asked, call.metadata), call)
 
     async def _begin_slowly(self, call: Call, message: bytes) -> None:
@@ -81,7 +81,7 @@ class ModelInfer:
         for request in requests:
             call: Call = request.context
             # break the reference cycle between the call and its cancellation
-            call.cancelled = None
+            call.on_cancel = None
             try:
                 if request.error is not None:
                     refuse(call, request.error)

@@ -90,31 +90,31 @@ class _Conversation:
         self._request = request
         self._answer = answer
         self._unsent = 0
-        call.cancelled = self._end
+        call.on_cancel = self._end
         reflection.pulse.add(self._look)
 
-    def message(self, message: bytes) -> None:
+    def on_message(self, message: bytes) -> None:
         request = parsed_small(self._request, message)
         self._unsent = 0 if self._call.writable else self._unsent + 1
         if self._unsent > _MOST_UNSENT:
             self._end()
-            self._call.refuse(Status.RESOURCE_EXHAUSTED, "answers are not read")
+            self._call.abort(Status.RESOURCE_EXHAUSTED, "answers are not read")
             return
         answer = self._answer(valid_host=request.host, original_request=request)
         self._reflection.answer(request, answer)
         self._call.send(answer.SerializeToString())
 
-    def half_closed(self) -> None:
+    def on_half_close(self) -> None:
         self._end()
         self._call.finish()
 
     def _look(self) -> None:
         if not self._reflection.health.live():
             self._end()
-            self._call.refuse(Status.UNAVAILABLE, SHUTTING_DOWN)
+            self._call.abort(Status.UNAVAILABLE, SHUTTING_DOWN)
 
     def _end(self) -> None:
-        self._call.cancelled = None
+        self._call.on_cancel = None
         self._reflection.pulse.remove(self._look)
 
 

@@ -144,12 +144,12 @@ class InferStream:
         self._nbytes = 0
         self._half_closed = False
         self._closes = call.metadata.get(CLOSES, "").strip().lower() == "true"
-        call.cancelled = self.cancel
+        call.on_cancel = self.cancel
         owner.pulse.add(self._look)
 
     # -- the Reader --------------------------------------------------------------------------------------------
 
-    def message(self, message: bytes) -> None:
+    def on_message(self, message: bytes) -> None:
         """Begin one request; any error becomes its answer."""
         if self.ended:
             return
@@ -189,7 +189,7 @@ class InferStream:
         while self._held and not self._reading and not self.ended:
             self._start(*self._held.popleft())
 
-    def half_closed(self) -> None:
+    def on_half_close(self) -> None:
         """End once the last answer has been sent."""
         self._half_closed = True
         self._flush()
@@ -261,9 +261,9 @@ class InferStream:
             return
         async with self._room, aclosing(inference.answers(asked, call.metadata)) as answers:
             # wait for a slow reader, before the first answer and after each
-            await call.drained()
+            await call.drain()
             async for answer in answers:
-                await call.drained()
+                await call.drain()
                 if isinstance(answer, tuple):
                     self._tell(slot, *answer)
                 else:
@@ -298,7 +298,7 @@ class InferStream:
         if self._closes:
             self._close(GRPC_STATUS[error.code], text)
         else:
-            self.call.erred(GRPC_STATUS[error.code])
+            self.call.count_error(GRPC_STATUS[error.code])
             self.call.send(stream_error(text, slot.names.empty(between) if slot.names is not None else between))
 
     # -- ending ------------------------------------------------------------------------------------------------
@@ -311,7 +311,7 @@ class InferStream:
 
     def _close(self, status: Status, text: str) -> None:
         self.cancel()
-        self.call.refuse(status, text)
+        self.call.abort(status, text)
 
     def cancel(self) -> None:
         """Cancel everything in flight, because nobody waits for it."""
@@ -329,7 +329,7 @@ class InferStream:
 
     def _leave(self) -> None:
         self.ended = True
-        self.call.cancelled = None
+        self.call.on_cancel = None
         self._owner.pulse.remove(self._look)
 
 

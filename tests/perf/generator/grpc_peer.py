@@ -81,8 +81,8 @@ class Peer:
         self.client.flush()
         found, written = [], self.transport.written
         while self._read < len(written):
-            word, flags, stream = frames.HEAD.unpack_from(written, self._read)
-            start = self._read + frames.HEAD_BYTES
+            word, flags, stream = frames.FRAME_HEADER.unpack_from(written, self._read)
+            start = self._read + frames.FRAME_HEADER_BYTES
             self._read = start + (word >> 8)
             found.append(Frame(word & 0xFF, flags, stream, bytes(written[start : self._read])))
         return found

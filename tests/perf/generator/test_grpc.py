@@ -190,7 +190,7 @@ def _session(peer: Peer) -> bytes:
                      b"\x02" + bytes(5) + peer.block(__status="200") + b"\0\0"),
         peer.said(5), frames.window_update(0, 1000), frames.window_update(5, 1),
         peer.ended(5, "8", grpc_message="full"),
-        frames.reset(7, frames.Fault.CANCEL),
+        frames.reset(7, frames.ErrorCode.CANCEL),
         frames.settings({frames.INITIAL_WINDOW_SIZE: 1 << 20, frames.MAX_FRAME_SIZE: 1 << 15}),
         frames.frame(frames.SETTINGS, frames.ACK, 0),
         peer.begun(9), peer.said(9, bytes(5000)), peer.said(99), peer.ended(9),

@@ -203,7 +203,7 @@ def test_goaway_moves_what_was_not_begun_to_a_new_connection_and_waits_for_the_r
         for slot in slots[:2]:
             channel.send(REQUEST, slot)
         old = server.peer
-        old.feed(frames.goaway(1, frames.Fault.NO_ERROR))
+        old.feed(frames.goaway(1, frames.ErrorCode.NO_ERROR))
         channel.send(REQUEST, slots[2])
         await turns()
         new = server.peer
@@ -258,7 +258,7 @@ def test_a_server_that_cannot_be_reached_again_is_told_and_so_are_those_that_wai
     async def scenario() -> None:
         server, slot = Server(), FakeSlot()
         channel = await server.open()
-        server.peer.feed(frames.goaway(0, frames.Fault.NO_ERROR))
+        server.peer.feed(frames.goaway(0, frames.ErrorCode.NO_ERROR))
         server.down = True
         channel.send(REQUEST, slot)
         await turns()
@@ -275,7 +275,7 @@ def test_requests_that_die_with_a_connection_that_was_leaving_are_errors_and_the
         channel = await server.open()
         channel.send(REQUEST, slot)
         old = server.peer
-        old.feed(frames.goaway(1, frames.Fault.ENHANCE_YOUR_CALM, "too many pings"))
+        old.feed(frames.goaway(1, frames.ErrorCode.ENHANCE_YOUR_CALM, "too many pings"))
         old.transport.close()
         await turns()
         channel.send(REQUEST, other)
@@ -295,7 +295,7 @@ def test_a_server_that_ends_every_connection_is_not_asked_for_ever() -> None:
         channel = await server.open()
         channel.send(REQUEST, slot)
         for _ in range(3):
-            server.peer.feed(frames.goaway(0, frames.Fault.NO_ERROR))
+            server.peer.feed(frames.goaway(0, frames.ErrorCode.NO_ERROR))
             await turns()
 
         assert len(server.peers) == 3
@@ -391,7 +391,7 @@ async def _opened_to(answer: bytes | None) -> str:
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "does not speak HTTP/2"),
         (frames.frame(frames.PING, 0, 0, bytes(8)), "does not speak HTTP/2"),
         (b"", "closed the connection"),
-        (frames.settings({}) + frames.goaway(0, frames.Fault.NO_ERROR), "as soon as it was made"),
+        (frames.settings({}) + frames.goaway(0, frames.ErrorCode.NO_ERROR), "as soon as it was made"),
         (None, "no SETTINGS within"),
     ],
 )

@@ -173,7 +173,7 @@ def test_messages_are_put_together_however_frames_cut_them(answers: list[tuple[i
     [
         (lambda peer: peer.ended(1, "14", grpc_message="going"), "UNAVAILABLE: going"),
         (lambda peer: peer.ended(1), "UNKNOWN: the server ended the stream before its answer"),
-        (lambda peer: frames.reset(1, frames.Fault.CANCEL), "CANCELLED: the server reset the stream (CANCEL)"),
+        (lambda peer: frames.reset(1, frames.ErrorCode.CANCEL), "CANCELLED: the server reset the stream (CANCEL)"),
         (lambda peer: peer.said(1, b"x", 1), "INTERNAL: a compressed message without a known grpc-encoding"),
         (lambda peer: peer.said(1, b"x", 7), "INTERNAL: message with unknown flags 0x07"),
     ],
@@ -226,7 +226,7 @@ def test_goaway_ends_idle_streams_at_once_and_others_with_their_answers() -> Non
         old = server.peer
         old.feed(old.begun(1), old.said(1, response()))
         old.sent()
-        old.feed(frames.goaway(3, frames.Fault.NO_ERROR))
+        old.feed(frames.goaway(3, frames.ErrorCode.NO_ERROR))
         assert _ends(old) == [1]
         await turns()
         new = server.peer

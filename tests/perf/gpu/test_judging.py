@@ -82,11 +82,11 @@ def test_the_device_is_filled_but_for_what_is_kept_and_emptied_again() -> None:
     runtime = FakeRuntime(devices=1, memory=40 << 20)
 
     with faults.filled(runtime, 10 << 20) as taken:
-        free, _ = runtime.memory(0)
+        free, _ = runtime.memory_info(0)
         assert taken == 16 << 20
         assert 10 << 20 <= free < (10 << 20) + faults._CHUNKS[-1]
 
-    assert runtime.memory(0)[0] == 40 << 20
+    assert runtime.memory_info(0)[0] == 40 << 20
 
 
 def test_nothing_is_filled_without_a_device() -> None:

@@ -20,7 +20,7 @@ def answer(folder: Path, variant: Variant) -> Any:
     path = models.model_file(folder, variant)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     (output,) = session.run(None, variant.inputs(3))
-    return models.widened(output, variant.precision)
+    return models.bf16_to_fp32(output, variant.precision)
 
 
 @pytest.mark.parametrize("kind", models.BUILDERS)
@@ -54,7 +54,7 @@ def test_a_model_takes_and_gives_its_own_precision(precision: str, tmp_path: Pat
 def test_bf16_rounds_to_the_nearest_even() -> None:
     values = np.array([1.0, -2.5, 1 + 2**-8, 1 + 3 * 2**-8, 3.14159], np.float32)
 
-    assert models.widened(models.cast(values, BF16), BF16).tolist() == [1.0, -2.5, 1.0, 1 + 2**-6, 3.140625]
+    assert models.bf16_to_fp32(models.cast(values, BF16), BF16).tolist() == [1.0, -2.5, 1.0, 1 + 2**-6, 3.140625]
 
 
 def test_the_full_sizes_are_those_of_resnet_50_and_bert_base() -> None:

@@ -10,7 +10,7 @@ import pytest
 from penstock.backends.errors import Code, InferError
 from penstock.server.abeja.messages import read_head, split_call
 from penstock.server.abeja.service import AbejaService
-from penstock.server.http.head import parse
+from penstock.server.http.head import parse_head
 from penstock.server.http.limits import Limits
 from penstock.server.workers.order import WorkerLost
 from tests.fakes import fake_model
@@ -35,7 +35,7 @@ def service(*, ready: bool = True, hidden: tuple[str, ...] = ("Authorization",))
 def claimed(method: str, target: str = "/", *lines: str, of: AbejaService | None = None) -> Any:
     """Give the claim of a head."""
     head = "\r\n".join([f"{method} {target} HTTP/1.1", "Host: x", *lines, "", ""])
-    return (of or service()).claim(parse(head.encode("latin-1"), Limits()))
+    return (of or service()).claim(parse_head(head.encode("latin-1"), Limits()))
 
 
 def told(claim: Any) -> dict[str, Any]:

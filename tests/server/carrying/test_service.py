@@ -16,7 +16,7 @@ from penstock.server.carrying.messages import pack_answer
 from penstock.server.carrying.service import CarryingService
 from penstock.server.deepaas.service import DeepaasService
 from penstock.server.dialects import dialect_of
-from penstock.server.http.service import Shared
+from penstock.server.http.service import HttpShared
 from penstock.server.listening.ports import make_http_port
 from penstock.server.restricted import RestrictedApis
 from penstock.server.seldon.current_component import CurrentComponent
@@ -117,7 +117,7 @@ class Served(Lane):
         settings = Settings(dialect=kind.dialect, model_repository=("x",))
         self.service = kind.make(self.engine, self.others, settings)
         listener: Any = make_http_port(settings, cast(Any, None), cast(Any, self.service), dialect_of(settings))
-        super().__init__(shared=cast(Shared, listener._config.http_protocol_class.shared))
+        super().__init__(shared=cast(HttpShared, listener._config.http_protocol_class.shared))
 
     async def one(self, status: int = 200, body: bytes = b"{}", raw: bytes = b"") -> Answer:
         """Feed a request, have it answered if its worker is asked, and read the answer."""

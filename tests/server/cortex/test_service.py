@@ -22,7 +22,7 @@ from penstock.server.cortex.claims import is_debug
 from penstock.server.cortex.service import CortexService
 from penstock.server.hooks.runner import Hooks
 from penstock.server.http.limits import Limits
-from penstock.server.http.service import Shared
+from penstock.server.http.service import HttpShared
 from penstock.server.restricted import RestrictedApis
 from tests.fakes import fake_model
 from tests.server.http.lane import Lane, Own, in_chunks, run, turns
@@ -98,7 +98,7 @@ class Served(Lane):
             cast(Any, self.engine), self.repository, lambda model: cast(Any, self.hooks), limits or Limits(),
             self.beside, lambda: self.ready,
         )  # fmt: skip
-        super().__init__(shared=Shared(self.service, limits or Limits(), loud=True))
+        super().__init__(shared=HttpShared(self.service, limits or Limits(), uppercase=True))
 
     async def one(self, raw: bytes) -> tuple[int, bytes, dict[str, str]]:
         """Feed one request, and read its answer."""

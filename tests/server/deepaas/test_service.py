@@ -17,7 +17,7 @@ from penstock.server.carrying.messages import pack_answer
 from penstock.server.deepaas.dialect import Deepaas
 from penstock.server.deepaas.messages import METADATA, ModelDescription
 from penstock.server.deepaas.service import DeepaasService
-from penstock.server.http.service import Shared
+from penstock.server.http.service import HttpShared
 from penstock.server.listening.ports import make_http_port
 from penstock.server.restricted import RestrictedApis
 from penstock.server.settings import Settings
@@ -110,7 +110,7 @@ class Served(Lane):
         parts = SimpleNamespace(engine=self.engine, inference=self.others, repository=repository)
         self.service = DeepaasService(cast(Any, parts), cast(Any, models), settings)
         listener = make_http_port(settings, cast(Any, None), self.service, Deepaas(settings))
-        super().__init__(shared=cast(Shared, cast(Any, listener)._config.http_protocol_class.shared))
+        super().__init__(shared=cast(HttpShared, cast(Any, listener)._config.http_protocol_class.shared))
 
     async def one(self, raw: bytes, *replies: bytes | Exception) -> Answer:
         """Feed one request, have the worker answer it if it is asked, and read the answer."""

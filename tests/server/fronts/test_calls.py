@@ -112,7 +112,7 @@ def test_every_rpc_but_inference_is_the_same_through_a_front_end(tmp_path: Path)
                     try:
                         served[SERVICE + name].unary(call, message)  # type: ignore[misc]
                     except InferError as error:
-                        call.refuse(*_as_status(error))
+                        call.abort(*_as_status(error))
                     await turns(lambda call=call: call.ended)
                 direct, through = calls
                 assert (through.sent, through.status, through.text) == (direct.sent, direct.status, direct.text), name
@@ -399,12 +399,12 @@ def test_a_stream_is_passed_on_with_its_end_and_its_pushback() -> None:
                 calls[0].send(b"more")
             while_full = calls[0].writable
             await turns(lambda: len(call.sent) == AHEAD + 1)
-            waiting = asyncio.ensure_future(calls[0].drained())
+            waiting = asyncio.ensure_future(calls[0].drain())
             call.writable = True
             call.reads.set()
             await waiting
             assert (while_full, calls[0].writable) == (False, True)
-            calls[0].refuse(Status.RESOURCE_EXHAUSTED, "enough", 5)
+            calls[0].abort(Status.RESOURCE_EXHAUSTED, "enough", 5)
             await turns(lambda: call.ended)
             assert (call.status, call.text, call.pushback_ms) == (Status.RESOURCE_EXHAUSTED, "enough", 5)
 
@@ -415,7 +415,7 @@ def test_a_call_that_ends_by_itself_is_cancelled_in_the_engine() -> None:
     cancelled = []
 
     def watch(call: Call, message: bytes) -> None:
-        call.cancelled = lambda: cancelled.append(message)
+        call.on_cancel = lambda: cancelled.append(message)
 
     async def main() -> None:
         async with asked(nothing, watch=watch) as front:

@@ -45,7 +45,7 @@ class Served:
         call.answer(message)
 
     def _hold(self, call: Call, message: bytes) -> None:
-        call.cancelled = self.cancelled.release
+        call.on_cancel = self.cancelled.release
         self.held.append(call)
         self.began.release()
 

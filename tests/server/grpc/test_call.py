@@ -43,7 +43,7 @@ def test_a_refusal_is_one_header_block() -> None:
     wire.feed(wire.call("/no"))
     frame, reset = wire.frames()
 
-    assert (reset.kind, reset.payload[-1]) == (frames.RST_STREAM, frames.Fault.NO_ERROR)
+    assert (reset.kind, reset.payload[-1]) == (frames.RST_STREAM, frames.ErrorCode.NO_ERROR)
     assert frame.flags == frames.END_HEADERS | frames.END_STREAM
     assert wire.fields(frame) == {
         ":status": "200", "content-type": "application/grpc", "grpc-status": "12",
@@ -135,7 +135,7 @@ def test_what_a_stream_has_begun_is_cancelled_when_its_next_message_is_broken() 
     class Begins(Echo):
         def __init__(self, call: Call) -> None:
             super().__init__(call)
-            call.cancelled = lambda: cancelled.append(call.ended)
+            call.on_cancel = lambda: cancelled.append(call.ended)
 
     cancelled: list[bool] = []
     wire = Wire()
@@ -216,7 +216,7 @@ def test_a_message_of_a_stream_is_counted_until_it_is_handed_over() -> None:
 
 
 def test_what_messages_become_is_counted_all_together_and_as_they_grow() -> None:
-    wire = Wire(grpc={"receive_bytes": 40 << 20})
+    wire = Wire(grpc={"max_receive_bytes": 40 << 20})
     bomb = message_of(gzip.compress(bytes(30 << 20)), 1)
     for stream_id in (1, 3):
         wire.connection.data_received(
@@ -234,7 +234,7 @@ def test_a_large_message_that_does_not_decompress_is_refused_unless_its_call_has
     sent = message_of(b"nonsense" * 5000, 1)
     wire.connection.data_received(wire.headers(1, grpc_encoding="gzip") + payload(sent, 1, end=True))
     wire.connection.data_received(wire.headers(3, grpc_encoding="gzip") + payload(sent, 3, end=True))
-    wire.connection.data_received(frames.reset(3, frames.Fault.CANCEL))
+    wire.connection.data_received(frames.reset(3, frames.ErrorCode.CANCEL))
     wire.loop.turn()
 
     assert wire.answers() == {1: (b"", Status.INTERNAL, "failed to decompress the gzip message")}
@@ -306,15 +306,15 @@ def test_a_call_that_ends_in_time_leaves_nothing_behind() -> None:
     wire = Wire()
     wire.feed(wire.headers(1, grpc_timeout="50m") + payload(message_of(b"x"), 1, end=True))
     wire.feed(wire.headers(3, __path=HOLD, grpc_timeout="50m") + payload(message_of(b""), 3, end=True))
-    wire.feed(frames.reset(3, frames.Fault.CANCEL))
-    assert wire.shared.deadlines._places == {}
+    wire.feed(frames.reset(3, frames.ErrorCode.CANCEL))
+    assert wire.shared.deadlines._slot_of == {}
     wire.loop.pass_time(1.0)
 
     assert wire.answers() == {1: (b"x", OK, "")}
-    assert (wire.shared.deadlines._slots, wire.shared.deadlines._order) == ({}, [])
+    assert (wire.shared.deadlines._slots, wire.shared.deadlines._slot_heap) == ({}, [])
 
 
-@pytest.mark.parametrize("name", ["expire", "lost"])
+@pytest.mark.parametrize("name", ["expire", "on_reset"])
 def test_a_call_that_cannot_be_ended_keeps_no_other_from_its_end(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -329,7 +329,7 @@ def test_a_call_that_cannot_be_ended_keeps_no_other_from_its_end(
         timeout = "50m" if stream != 5 else "5S"
         wire.feed(wire.headers(stream, __path=HOLD, grpc_timeout=timeout) + payload(message_of(b""), stream, end=True))
     monkeypatch.setattr(GrpcCall, name, fail_once)
-    if name == "lost":
+    if name == "on_reset":
         wire.connection.connection_lost(None)
         assert [call.ended for call in wire.held] == [False, True, True]
     else:
@@ -348,7 +348,7 @@ def test_what_cannot_be_cancelled_keeps_no_other_from_its_end(caplog: pytest.Log
     for stream in (1, 3):
         wire.feed(wire.headers(stream, __path=HOLD, grpc_timeout="50m") + payload(message_of(b""), stream, end=True))
     wire.feed(wire.call(HOLD, stream=5) + wire.call(HOLD, stream=7))
-    wire.held[0].cancelled = wire.held[2].cancelled = fail
+    wire.held[0].on_cancel = wire.held[2].on_cancel = fail
     wire.loop.pass_time(0.06)
 
     assert wire.answers().keys() == {1, 3}
@@ -380,7 +380,7 @@ def test_an_error_after_messages_comes_in_the_trailers() -> None:
     wire = Wire()
     wire.feed(wire.call(HOLD))
     wire.held[0].send(b"one")
-    wire.held[0].refuse(Status.ABORTED, "enough")
+    wire.held[0].abort(Status.ABORTED, "enough")
     wire.loop.turn()
 
     assert wire.answers() == {1: (b"one", Status.ABORTED, "enough")}
@@ -397,10 +397,10 @@ def test_a_stream_may_end_without_a_message() -> None:
 
 def test_a_reader_that_raises_ends_its_call() -> None:
     class Breaks:
-        def message(self, message: bytes) -> None:
+        def on_message(self, message: bytes) -> None:
             raise ZeroDivisionError
 
-        def half_closed(self) -> None:
+        def on_half_close(self) -> None:
             raise AssertionError
 
     wire = Wire()
@@ -418,7 +418,7 @@ def test_who_sends_much_can_wait_until_it_has_left() -> None:
         call, seen = wire.held[0], []
         call.send(bytes(200_000))
         assert not call.writable
-        waiting = asyncio.ensure_future(call.drained())
+        waiting = asyncio.ensure_future(call.drain())
         await asyncio.sleep(0)
         wire.feed(frames.window_update(1, 10_000))
         await asyncio.sleep(0)
@@ -427,9 +427,9 @@ def test_who_sends_much_can_wait_until_it_has_left() -> None:
         await waiting
         assert call.writable
         call.send(bytes(200_000))
-        waiting = asyncio.ensure_future(call.drained())
+        waiting = asyncio.ensure_future(call.drain())
         await asyncio.sleep(0)
-        wire.feed(frames.reset(1, frames.Fault.CANCEL))
+        wire.feed(frames.reset(1, frames.ErrorCode.CANCEL))
         await waiting
         return seen
 

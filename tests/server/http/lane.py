@@ -15,7 +15,7 @@ from penstock.server.http.fastlane import FastLane
 from penstock.server.http.head import Head
 from penstock.server.http.limits import Limits
 from penstock.server.http.parts import PARTS
-from penstock.server.http.service import Shared
+from penstock.server.http.service import HttpShared
 from penstock.server.listening.listener import make_config
 
 
@@ -124,10 +124,10 @@ class Own:
     def claim(self, head: Head) -> Any:
         return "own" if head.path.startswith(b"/own") else None
 
-    def turn_away(self, head: Head) -> Any:
+    def check_admission(self, head: Head) -> Any:
         return "full" if self.full else None
 
-    def refuse(self, connection: FastLane, error: Any) -> None:
+    def answer_error(self, connection: FastLane, error: Any) -> None:
         connection.answer(503, error.encode(), b"text/plain")
 
     def begin(self, connection: FastLane, head: Head, body: bytes) -> None:
@@ -211,12 +211,12 @@ class Lane:
     """One connection, and all that belongs to it. To be made on a running loop."""
 
     def __init__(
-        self, limits: Limits | None = None, own: Own | None = None, shared: Shared | None = None,
+        self, limits: Limits | None = None, own: Own | None = None, shared: HttpShared | None = None,
         app: App | None = None, kind: type[FastLane] = FastLane,
     ) -> None:  # fmt: skip
         self.own = own or Own()
         self.app = app or App()
-        self.shared = shared or Shared(self.own, limits or Limits())
+        self.shared = shared or HttpShared(self.own, limits or Limits())
         self.state = ServerState()
         self.state.default_headers = [(b"date", b"today")]
         config = make_config(self.app, "httptools", idle_s=5, access_log=False)

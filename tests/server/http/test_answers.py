@@ -15,8 +15,8 @@ def test_a_status_without_a_name_has_an_empty_one() -> None:
 
 
 def test_a_loud_one_has_its_reason_in_capitals() -> None:
-    assert ResponseHeads(loud=True).head(406, []) == b"HTTP/1.1 406 NOT ACCEPTABLE\r\n"
-    assert ResponseHeads(loud=True).ok([], 0).startswith(b"HTTP/1.1 200 OK\r\n")
+    assert ResponseHeads(uppercase=True).head(406, []) == b"HTTP/1.1 406 NOT ACCEPTABLE\r\n"
+    assert ResponseHeads(uppercase=True).ok([], 0).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
 def test_the_usual_answer_lacks_its_body_only() -> None:

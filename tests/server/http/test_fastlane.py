@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from penstock.batching.loaded import STOPPING
 from penstock.server.health import EXITING
-from penstock.server.http.connection import DRAIN_LINGER_S, REFUSED_LINGER_S
+from penstock.server.http.connection import DRAIN_LINGER_S, REJECTED_LINGER_S
 from penstock.server.http.limits import Limits
-from penstock.server.http.service import Shared
+from penstock.server.http.service import HttpShared
 from penstock.server.listening.unread_answers import UnreadAnswers
 from tests.server.http.lane import Lane, Own, in_chunks, request, run, turns
 
@@ -244,7 +244,7 @@ class TestRefusals:
         async def main() -> None:
             lane = Lane(LIMITS)
             lane.feed(b"nonsense\r\n\r\n")
-            lane.tick(REFUSED_LINGER_S)
+            lane.tick(REJECTED_LINGER_S)
             assert not lane.transport.closed
             lane.tick(2)
 
@@ -837,7 +837,7 @@ class TestTime:
 def late_lane(before: bytes = b"") -> Lane:
     """A connection that came while its port was drained; another one was asked this before."""
     own = Own()
-    shared = Shared(own, LIMITS)
+    shared = HttpShared(own, LIMITS)
     Lane(own=own, shared=shared).feed(before)
     shared.draining = True
     return Lane(own=own, shared=shared)
@@ -1137,7 +1137,7 @@ class TestOwnWords:
     def test_what_is_refused_as_no_request_is_answered_in_the_words_of_the_dialect(self) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)
-            lane.shared.refusal = lambda error: (413, b"text/plain", type(error).__name__.encode())
+            lane.shared.format_error = lambda error: (413, b"text/plain", type(error).__name__.encode())
             [answer] = await lane.fed(request("/own", b"").replace(b"content-length: 0", b"content-length: 100001"))
 
             assert (answer.status, answer.headers["content-type"]) == (413, "text/plain")

@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.server.http.head import Head, HttpError, for_uvicorn, parse
+from penstock.server.http.head import Head, HttpError, parse_head, sanitize_for_uvicorn
 from penstock.server.http.limits import Limits
 
 LIMITS = Limits(max_headers=4)
 
 
 def head(*lines: str, first: str = "POST /v2/models/m/infer HTTP/1.1") -> Head:
-    return parse("\r\n".join([first, *lines, "", ""]).encode("latin-1"), LIMITS)
+    return parse_head("\r\n".join([first, *lines, "", ""]).encode("latin-1"), LIMITS)
 
 
 def refused(*lines: str, first: str = "POST / HTTP/1.1") -> tuple[int, str]:
@@ -25,11 +25,11 @@ def test_holds_what_the_fast_lane_needs_to_frame_a_request() -> None:
 
     assert (parsed.method, parsed.path, parsed.length) == (b"POST", b"/v2/models/m/infer", 12)
     assert parsed.header == {b"host": b"x", b"content-length": b"12", b"x-request-id": b"b"}
-    assert (parsed.keep_alive, parsed.old, parsed.expects, parsed.route) == (True, False, False, None)
+    assert (parsed.keep_alive, parsed.is_http10, parsed.expects_continue, parsed.route) == (True, False, False, None)
 
 
 def test_all_header_fields_are_kept_in_their_order_and_the_last_of_a_name_is_found_by_it() -> None:
-    head = parse(b"GET / HTTP/1.1\r\nX-Twice: a\r\nHost: x\r\nx-twice: b\r\n\r\n", Limits())
+    head = parse_head(b"GET / HTTP/1.1\r\nX-Twice: a\r\nHost: x\r\nx-twice: b\r\n\r\n", Limits())
     assert head.fields == [(b"x-twice", b"a"), (b"host", b"x"), (b"x-twice", b"b")]
     assert head.header == {b"x-twice": b"b", b"host": b"x"}
 
@@ -72,13 +72,13 @@ def test_keeps_alive_as_the_version_and_the_client_say(version: str, connection:
     parsed = head(connection, first=f"POST / HTTP/{version}")
 
     assert parsed.keep_alive is kept
-    assert parsed.old is (version == "1.0")
+    assert parsed.is_http10 is (version == "1.0")
 
 
 def test_expects_100_continue_in_http_1_1_only() -> None:
-    assert head("Expect: 100-Continue").expects
-    assert not head("Expect:").expects
-    assert not head("Expect: 100-continue", first="POST / HTTP/1.0").expects
+    assert head("Expect: 100-Continue").expects_continue
+    assert not head("Expect:").expects_continue
+    assert not head("Expect: 100-continue", first="POST / HTTP/1.0").expects_continue
 
 
 def test_any_other_expectation_is_refused() -> None:
@@ -170,7 +170,7 @@ def test_a_tunnel_is_refused(target: str) -> None:
 def test_whatever_the_bytes_they_are_parsed_or_refused(rest: bytes, start: bytes) -> None:
     raw = (start + rest).partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
     try:
-        parse(raw, LIMITS)
+        parse_head(raw, LIMITS)
         status = 200
     except HttpError as error:
         status = error.status
@@ -181,7 +181,7 @@ def test_whatever_the_bytes_they_are_parsed_or_refused(rest: bytes, start: bytes
 def test_what_uvicorn_would_misread_is_taken_out_of_a_head_and_nothing_else() -> None:
     raw = b"GET /upgrade: HTTP/1.1\r\nUpgrade: h2c\r\nconnection: Upgrade\r\nx: upgrade: a\r\nUPGRADE:b\r\n\r\n"
 
-    assert for_uvicorn(raw) == b"GET /upgrade: HTTP/1.1\r\nconnection: Upgrade\r\nx: upgrade: a\r\n\r\n"
-    assert for_uvicorn(b"GET / HTTP/1.1\r\na: b \t\r\nc:\td e\r\nf: \r\n\r\n") == (
+    assert sanitize_for_uvicorn(raw) == b"GET /upgrade: HTTP/1.1\r\nconnection: Upgrade\r\nx: upgrade: a\r\n\r\n"
+    assert sanitize_for_uvicorn(b"GET / HTTP/1.1\r\na: b \t\r\nc:\td e\r\nf: \r\n\r\n") == (
         b"GET / HTTP/1.1\r\na: b\r\nc:\td e\r\nf:\r\n\r\n"
     )

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from uvicorn.server import ServerState
 
-from penstock.server.http.connection import REFUSED_LINGER_S
+from penstock.server.http.connection import REJECTED_LINGER_S
 from penstock.server.http.fastlane import FastLane
 from penstock.server.http.limits import Limits
-from penstock.server.http.service import Shared
+from penstock.server.http.service import HttpShared
 from penstock.server.listening.body_buffer import LARGE_BYTES, SCRATCH_BYTES
 from penstock.server.listening.listener import make_config
 from tests.server.http.lane import App, Lane, Own, in_chunks, read_answers, request, run, turns
@@ -141,7 +141,7 @@ class TestEndings:
 
             assert lane.own.bodies == [LARGE]
             assert lane.statuses == [200, 408]
-            lane.tick(REFUSED_LINGER_S + 2)
+            lane.tick(REJECTED_LINGER_S + 2)
             assert lane.transport.aborted
 
         run(main)
@@ -213,7 +213,7 @@ class TestEndings:
 def test_a_transport_reads_the_ways_it_is_told(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
     async def main() -> None:
         own, config = Own(), make_config(App(), "httptools", idle_s=5, access_log=False)
-        connection = type("Connection", (FastLane,), {"shared": Shared(own, LIMITS)})
+        connection = type("Connection", (FastLane,), {"shared": HttpShared(own, LIMITS)})
         server = await asyncio.get_running_loop().create_server(
             lambda: connection(config=config, server_state=ServerState(), app_state={}), "127.0.0.1", 0
         )

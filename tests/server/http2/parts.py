@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.server.http2.budget import FrameBudget
-from penstock.server.http2.frames import DATA, HEADERS, Fault, Http2Error
-from penstock.server.http2.headers import HeaderMemory
+from penstock.server.http2.frames import DATA, HEADERS, ErrorCode, Http2Error
+from penstock.server.http2.headers import HeaderDecoder
 from penstock.server.http2.limits import Http2Limits
-from penstock.server.http2.reader import FrameReader, take_data
+from penstock.server.http2.reader import FrameReader, process_data
 from penstock.server.http2.shared import Http2Shared
 from penstock.server.http2.stream import Stream
 from penstock.server.http2.window import ReceiveWindow
@@ -29,10 +29,10 @@ class FakeOutbox:
         self.written: list[bytes] = []
         self.frames: list[bytes] = []
         self.streams: dict[int, Any] = {}
-        self.answered = self.sent_frames = self.unsent = 0
+        self.answer_count = self.sent_frames = self.unsent = 0
         self.closed = False
         self.transport = FakeTransport()
-        self.flushed: Any = None
+        self.on_flush: Any = None
 
     def write(self, sent: bytes) -> None:
         self.written.append(sent)
@@ -51,7 +51,7 @@ class FakeStream(Stream):
         self.stream_id = stream_id
         self.connection = connection
         self.credit = 0
-        self.in_left = 1 << 30
+        self.receive_window = 1 << 30
         self.remote_ended = False
         self.unsent = None
         self.place: memoryview | None = None
@@ -61,27 +61,27 @@ class FakeStream(Stream):
     def received(self, payload: bytes, ended: int) -> None:
         self._tell(bytes(payload), ended)
 
-    def part(self, payload: memoryview, ended: int) -> None:
+    def received_part(self, payload: memoryview, ended: int) -> None:
         self.lent += len(payload)
         self._tell(bytes(payload), ended)
 
-    def room(self) -> memoryview | None:
+    def get_buffer(self) -> memoryview | None:
         return self.place
 
-    def landed(self, size: int, ended: int) -> None:
+    def buffer_updated(self, size: int, ended: int) -> None:
         assert self.place is not None
         self.had_place += size
         self._tell(bytes(self.place[:size]), ended)
 
     def _tell(self, payload: bytes, ended: int) -> None:
-        self.in_left -= len(payload)
+        self.receive_window -= len(payload)
         self.remote_ended = bool(ended)
         self._told.append((DATA, self.stream_id, payload, ended))
 
-    def left(self) -> None:
+    def on_writable(self) -> None:
         self._told.append(("left", self.stream_id))
 
-    def lost(self, code: Fault) -> None:
+    def on_reset(self, code: ErrorCode) -> None:
         self._told.append(("lost", self.stream_id, code))
 
     def tick(self, elapsed_s: float) -> None:
@@ -105,11 +105,11 @@ class FakeConnection:
         self.transport = outbox.transport
         self.transport.protocol = self
         self.streams: dict[int, FakeStream] = outbox.streams
-        self.begun = begun
+        self.preface_received = begun
         self.last_id = 0
         self.max_streams = self.limits.max_streams
-        self.pardoned: set[int] = set()
-        self.headers: HeaderMemory[Any] = HeaderMemory(self.limits.max_header_bytes)
+        self.recently_closed: set[int] = set()
+        self.headers: HeaderDecoder[Any] = HeaderDecoder(self.limits.max_header_bytes)
         self.window = ReceiveWindow(1 << 30, outbox)
         self.window.refill()
         self.budget = FrameBudget(self.limits, outbox)
@@ -127,12 +127,12 @@ class FakeConnection:
 
     def read_buffer(self) -> memoryview:
         connection: Any = self
-        return self.reader.room(connection)
+        return self.reader.get_buffer(connection)
 
     def on_read(self, size: int) -> None:
         connection: Any = self
         try:
-            self.reader.filled(connection, size)
+            self.reader.buffer_updated(connection, size)
         except Http2Error as error:
             self.fail(error)
 
@@ -150,10 +150,10 @@ class FakeConnection:
         return self.outbox.closed
 
     def begin(self) -> None:
-        self.begun = True
+        self.preface_received = True
         self.told.append(("begin",))
 
-    def greet(self, data: bytes) -> bytes:
+    def answer_non_http2(self, data: bytes) -> bytes:
         return b"no: " + data
 
     def close(self) -> None:
@@ -170,10 +170,10 @@ class FakeConnection:
         stream = self.streams[stream_id] = FakeStream(stream_id, self.told, self)
         stream.place, stream.remote_ended = self.place, bool(ended)
 
-    def take_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+    def process_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         connection: Any = self
         if kind == DATA:
-            take_data(connection, flags, stream_id, payload)
+            process_data(connection, flags, stream_id, payload)
             return
         self.told.append((kind, flags, stream_id, payload))
         if kind == HEADERS and stream_id > self.last_id:
@@ -183,7 +183,7 @@ class FakeConnection:
     def is_idle(self, stream_id: int) -> bool:
         return stream_id > self.last_id
 
-    def reset(self, stream_id: int, code: Fault) -> None:
+    def reset(self, stream_id: int, code: ErrorCode) -> None:
         self.told.append(("reset", stream_id, code))
         self.streams.pop(stream_id, None)
-        self.pardoned.add(stream_id)
+        self.recently_closed.add(stream_id)

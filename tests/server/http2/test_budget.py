@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.server.http2.budget import FrameBudget
-from penstock.server.http2.frames import Fault, Http2Error
+from penstock.server.http2.frames import ErrorCode, Http2Error
 from penstock.server.http2.limits import Http2Limits
 
 from .parts import FakeOutbox
@@ -41,7 +41,7 @@ def _taken(charge: Callable[[], None], refusal: str) -> int:
         try:
             charge()
         except Http2Error as error:
-            if (error.code, error.text) == (Fault.ENHANCE_YOUR_CALM, refusal):
+            if (error.code, error.text) == (ErrorCode.ENHANCE_YOUR_CALM, refusal):
                 return taken
             raise
     raise AssertionError
@@ -88,7 +88,7 @@ def test_a_second_has_as_many_resets_as_the_limit_says_and_one_more_for_each_ans
     assert reset(made) == RESETS
 
     made.renew()
-    outbox.answered += 7
+    outbox.answer_count += 7
     assert reset(made) == RESETS + 7
 
     made.renew()
@@ -97,7 +97,7 @@ def test_a_second_has_as_many_resets_as_the_limit_says_and_one_more_for_each_ans
 
 def test_what_was_sent_and_answered_before_earns_nothing() -> None:
     outbox: Any = FakeOutbox()
-    outbox.sent_frames = outbox.answered = 1000
+    outbox.sent_frames = outbox.answer_count = 1000
     made = FrameBudget(Http2Limits(max_idle_frames=FRAMES, max_resets=RESETS), outbox)
 
     assert charged(made) == FRAMES
@@ -107,13 +107,13 @@ def test_what_was_sent_and_answered_before_earns_nothing() -> None:
 
 def test_a_second_has_a_hundred_settings_whatever_is_sent_and_open() -> None:
     made, outbox = budget()
-    outbox.sent_frames, outbox.answered, outbox.streams = 1000, 1000, dict.fromkeys(range(1000))
+    outbox.sent_frames, outbox.answer_count, outbox.streams = 1000, 1000, dict.fromkeys(range(1000))
     for _ in range(2):
         for _ in range(SETTINGS):
             made.charge_settings()
         with pytest.raises(Http2Error) as error:
             made.charge_settings()
-        assert error.value.code == Fault.ENHANCE_YOUR_CALM
+        assert error.value.code == ErrorCode.ENHANCE_YOUR_CALM
         made.renew()
 
 
@@ -134,7 +134,7 @@ def test_it_refuses_exactly_what_is_beyond_what_the_second_has_earned(steps: lis
             continue
         spent[step] += 1
         outbox.sent_frames += step == "send"
-        outbox.answered += step == "answer"
+        outbox.answer_count += step == "answer"
         frames = FRAMES + EARNED * (spent["send"] + len(outbox.streams) + spent["charge_reset"])
         most = {"charge": frames, "charge_reset": RESETS + spent["answer"]}.get(step)
         if most is None:

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.server.grpc.call import GrpcCall
 from penstock.server.http2 import frames
-from penstock.server.http2.frames import Fault
+from penstock.server.http2.frames import ErrorCode
 from penstock.server.http2.keepalive import Keepalive
 
 from .wire import BIDI, HOLD, OK, FakeTransport, Wire, message_of, payload
@@ -51,11 +51,11 @@ def test_bytes_may_come_one_by_one() -> None:
 def test_the_same_header_block_is_decoded_once() -> None:
     wire = Wire()
     wire.feed(wire.call(stream=1) + wire.call(stream=3))
-    known = dict(wire.connection.headers.known)
+    known = dict(wire.connection.headers.cached)
     wire.feed(wire.call(stream=5))
 
     assert len(known) == 1
-    assert wire.connection.headers.known == known
+    assert wire.connection.headers.cached == known
     assert wire.answers().keys() == {1, 3, 5}
 
 
@@ -113,49 +113,49 @@ def test_a_ping_is_answered_and_settings_are_acknowledged() -> None:
 
 
 CONNECTION_ERRORS = {
-    "DATA on stream 0": (frame(frames.DATA, 0, 0, b"x"), Fault.PROTOCOL_ERROR),
-    "DATA on an idle stream": (frame(frames.DATA, 0, 5, b"x"), Fault.PROTOCOL_ERROR),
-    "DATA on a stream of the server's": (frame(frames.DATA, 0, 2, b"x"), Fault.PROTOCOL_ERROR),
-    "HEADERS on stream 0": (frame(frames.HEADERS, 4, 0, b"\x82"), Fault.PROTOCOL_ERROR),
-    "HEADERS on an even stream": (frame(frames.HEADERS, 4, 2, b"\x82"), Fault.PROTOCOL_ERROR),
-    "HEADERS with too much padding": (frame(frames.HEADERS, 12, 1, b"\x09\x82"), Fault.PROTOCOL_ERROR),
-    "HEADERS without room for priority": (frame(frames.HEADERS, 0x24, 1, b"\x82"), Fault.FRAME_SIZE_ERROR),
-    "HEADERS that do not decode": (frame(frames.HEADERS, 4, 1, b"\xff\xff\xff\xff\xff\xff"), Fault.COMPRESSION_ERROR),
-    "an index beyond the table": (frame(frames.HEADERS, 4, 1, b"\xfe"), Fault.COMPRESSION_ERROR),
-    "a larger table than allowed": (frame(frames.HEADERS, 4, 1, b"\x3f\xe2\x1f\x82"), Fault.COMPRESSION_ERROR),
-    "three changes of the table's size": (frame(frames.HEADERS, 4, 1, b"\x20\x21\x22\x82"), Fault.COMPRESSION_ERROR),
-    "CONTINUATION of nothing": (frame(frames.CONTINUATION, 4, 1, b"\x82"), Fault.PROTOCOL_ERROR),
-    "a block interrupted": (frame(frames.HEADERS, 0, 1, b"\x82") + frame(frames.PING), Fault.PROTOCOL_ERROR),
+    "DATA on stream 0": (frame(frames.DATA, 0, 0, b"x"), ErrorCode.PROTOCOL_ERROR),
+    "DATA on an idle stream": (frame(frames.DATA, 0, 5, b"x"), ErrorCode.PROTOCOL_ERROR),
+    "DATA on a stream of the server's": (frame(frames.DATA, 0, 2, b"x"), ErrorCode.PROTOCOL_ERROR),
+    "HEADERS on stream 0": (frame(frames.HEADERS, 4, 0, b"\x82"), ErrorCode.PROTOCOL_ERROR),
+    "HEADERS on an even stream": (frame(frames.HEADERS, 4, 2, b"\x82"), ErrorCode.PROTOCOL_ERROR),
+    "HEADERS with too much padding": (frame(frames.HEADERS, 12, 1, b"\x09\x82"), ErrorCode.PROTOCOL_ERROR),
+    "HEADERS without room for priority": (frame(frames.HEADERS, 0x24, 1, b"\x82"), ErrorCode.FRAME_SIZE_ERROR),
+    "HEADERS of no block": (frame(frames.HEADERS, 4, 1, b"\xff\xff\xff\xff\xff\xff"), ErrorCode.COMPRESSION_ERROR),
+    "an index beyond the table": (frame(frames.HEADERS, 4, 1, b"\xfe"), ErrorCode.COMPRESSION_ERROR),
+    "a larger table than allowed": (frame(frames.HEADERS, 4, 1, b"\x3f\xe2\x1f\x82"), ErrorCode.COMPRESSION_ERROR),
+    "three table sizes": (frame(frames.HEADERS, 4, 1, b"\x20\x21\x22\x82"), ErrorCode.COMPRESSION_ERROR),
+    "CONTINUATION of nothing": (frame(frames.CONTINUATION, 4, 1, b"\x82"), ErrorCode.PROTOCOL_ERROR),
+    "a block interrupted": (frame(frames.HEADERS, 0, 1, b"\x82") + frame(frames.PING), ErrorCode.PROTOCOL_ERROR),
     "a block continued elsewhere": (
-        frame(frames.HEADERS, 0, 1, b"\x82") + frame(frames.CONTINUATION, 4, 3, b"\x82"), Fault.PROTOCOL_ERROR,
+        frame(frames.HEADERS, 0, 1, b"\x82") + frame(frames.CONTINUATION, 4, 3, b"\x82"), ErrorCode.PROTOCOL_ERROR,
     ),
-    "PRIORITY on stream 0": (frame(frames.PRIORITY, 0, 0, b"12345"), Fault.PROTOCOL_ERROR),
-    "PRIORITY of 4 bytes": (frame(frames.PRIORITY, 0, 3, b"1234"), Fault.FRAME_SIZE_ERROR),
-    "RST_STREAM on an idle stream": (frames.reset(7, Fault.CANCEL), Fault.PROTOCOL_ERROR),
-    "RST_STREAM on stream 0": (frames.reset(0, Fault.CANCEL), Fault.PROTOCOL_ERROR),
-    "RST_STREAM of 3 bytes": (frame(frames.RST_STREAM, 0, 1, b"123"), Fault.FRAME_SIZE_ERROR),
-    "SETTINGS on a stream": (frame(frames.SETTINGS, 0, 1), Fault.PROTOCOL_ERROR),
-    "SETTINGS of 5 bytes": (frame(frames.SETTINGS, 0, 0, b"12345"), Fault.FRAME_SIZE_ERROR),
-    "an acknowledgement with a payload": (frame(frames.SETTINGS, 1, 0, b"123456"), Fault.FRAME_SIZE_ERROR),
-    "a window beyond 2^31-1": (frames.settings({frames.INITIAL_WINDOW_SIZE: 2**31}), Fault.FLOW_CONTROL_ERROR),
-    "frames of 16383": (frames.settings({frames.MAX_FRAME_SIZE: 16383}), Fault.PROTOCOL_ERROR),
-    "frames of 2^24": (frames.settings({frames.MAX_FRAME_SIZE: 2**24}), Fault.PROTOCOL_ERROR),
-    "push 2": (frames.settings({frames.ENABLE_PUSH: 2}), Fault.PROTOCOL_ERROR),
-    "PUSH_PROMISE": (frame(frames.PUSH_PROMISE, 4, 1, b"\0\0\0\2\x82"), Fault.PROTOCOL_ERROR),
-    "PING of 7 bytes": (frame(frames.PING, 0, 0, b"1234567"), Fault.FRAME_SIZE_ERROR),
-    "PING on a stream": (frame(frames.PING, 0, 1, b"12345678"), Fault.PROTOCOL_ERROR),
-    "GOAWAY of 7 bytes": (frame(frames.GOAWAY, 0, 0, b"1234567"), Fault.FRAME_SIZE_ERROR),
-    "WINDOW_UPDATE of 3 bytes": (frame(frames.WINDOW_UPDATE, 0, 0, b"123"), Fault.FRAME_SIZE_ERROR),
-    "WINDOW_UPDATE of nothing": (frames.window_update(0, 0), Fault.PROTOCOL_ERROR),
-    "WINDOW_UPDATE beyond 2^31-1": (frames.window_update(0, 2**31 - 1), Fault.FLOW_CONTROL_ERROR),
-    "WINDOW_UPDATE on an idle stream": (frames.window_update(9, 1), Fault.PROTOCOL_ERROR),
-    "a frame of 16385 bytes": (frame(0xFA, 0, 0, b"x" * 16385), Fault.FRAME_SIZE_ERROR),
-    "the head of a frame of 16385 bytes": (frame(0xFA, 0, 0, b"x" * 16385)[:9], Fault.FRAME_SIZE_ERROR),
+    "PRIORITY on stream 0": (frame(frames.PRIORITY, 0, 0, b"12345"), ErrorCode.PROTOCOL_ERROR),
+    "PRIORITY of 4 bytes": (frame(frames.PRIORITY, 0, 3, b"1234"), ErrorCode.FRAME_SIZE_ERROR),
+    "RST_STREAM on an idle stream": (frames.reset(7, ErrorCode.CANCEL), ErrorCode.PROTOCOL_ERROR),
+    "RST_STREAM on stream 0": (frames.reset(0, ErrorCode.CANCEL), ErrorCode.PROTOCOL_ERROR),
+    "RST_STREAM of 3 bytes": (frame(frames.RST_STREAM, 0, 1, b"123"), ErrorCode.FRAME_SIZE_ERROR),
+    "SETTINGS on a stream": (frame(frames.SETTINGS, 0, 1), ErrorCode.PROTOCOL_ERROR),
+    "SETTINGS of 5 bytes": (frame(frames.SETTINGS, 0, 0, b"12345"), ErrorCode.FRAME_SIZE_ERROR),
+    "an acknowledgement with a payload": (frame(frames.SETTINGS, 1, 0, b"123456"), ErrorCode.FRAME_SIZE_ERROR),
+    "a window beyond 2^31-1": (frames.settings({frames.INITIAL_WINDOW_SIZE: 2**31}), ErrorCode.FLOW_CONTROL_ERROR),
+    "frames of 16383": (frames.settings({frames.MAX_FRAME_SIZE: 16383}), ErrorCode.PROTOCOL_ERROR),
+    "frames of 2^24": (frames.settings({frames.MAX_FRAME_SIZE: 2**24}), ErrorCode.PROTOCOL_ERROR),
+    "push 2": (frames.settings({frames.ENABLE_PUSH: 2}), ErrorCode.PROTOCOL_ERROR),
+    "PUSH_PROMISE": (frame(frames.PUSH_PROMISE, 4, 1, b"\0\0\0\2\x82"), ErrorCode.PROTOCOL_ERROR),
+    "PING of 7 bytes": (frame(frames.PING, 0, 0, b"1234567"), ErrorCode.FRAME_SIZE_ERROR),
+    "PING on a stream": (frame(frames.PING, 0, 1, b"12345678"), ErrorCode.PROTOCOL_ERROR),
+    "GOAWAY of 7 bytes": (frame(frames.GOAWAY, 0, 0, b"1234567"), ErrorCode.FRAME_SIZE_ERROR),
+    "WINDOW_UPDATE of 3 bytes": (frame(frames.WINDOW_UPDATE, 0, 0, b"123"), ErrorCode.FRAME_SIZE_ERROR),
+    "WINDOW_UPDATE of nothing": (frames.window_update(0, 0), ErrorCode.PROTOCOL_ERROR),
+    "WINDOW_UPDATE beyond 2^31-1": (frames.window_update(0, 2**31 - 1), ErrorCode.FLOW_CONTROL_ERROR),
+    "WINDOW_UPDATE on an idle stream": (frames.window_update(9, 1), ErrorCode.PROTOCOL_ERROR),
+    "a frame of 16385 bytes": (frame(0xFA, 0, 0, b"x" * 16385), ErrorCode.FRAME_SIZE_ERROR),
+    "the head of a frame of 16385 bytes": (frame(0xFA, 0, 0, b"x" * 16385)[:9], ErrorCode.FRAME_SIZE_ERROR),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("sent", "code"), CONNECTION_ERRORS.values(), ids=CONNECTION_ERRORS)
-def test_what_harms_the_connection_ends_it_with_goaway(sent: bytes, code: Fault) -> None:
+def test_what_harms_the_connection_ends_it_with_goaway(sent: bytes, code: ErrorCode) -> None:
     wire = Wire()
     wire.feed(sent)
     found = wire.goaway()
@@ -173,7 +173,7 @@ def test_the_preface_must_be_followed_by_settings() -> None:
     wire = Wire(begun=False)
     wire.feed(frames.PREFACE + frame(frames.PING, 0, 0, b"12345678"))
 
-    assert wire.goaway() == (Fault.PROTOCOL_ERROR, "the preface was not followed by SETTINGS")
+    assert wire.goaway() == (ErrorCode.PROTOCOL_ERROR, "the preface was not followed by SETTINGS")
 
 
 def test_headers_on_a_closed_stream_end_the_connection() -> None:
@@ -182,7 +182,7 @@ def test_headers_on_a_closed_stream_end_the_connection() -> None:
     found = wire.goaway()
 
     assert found is not None
-    assert found[0] == Fault.STREAM_CLOSED
+    assert found[0] == ErrorCode.STREAM_CLOSED
 
 
 def test_headers_on_a_half_closed_stream_end_the_connection() -> None:
@@ -191,27 +191,27 @@ def test_headers_on_a_half_closed_stream_end_the_connection() -> None:
     found = wire.goaway()
 
     assert found is not None
-    assert found[0] == Fault.STREAM_CLOSED
+    assert found[0] == ErrorCode.STREAM_CLOSED
 
 
 def test_data_on_a_closed_stream_resets_it() -> None:
     wire = Wire()
     wire.feed(wire.call() + payload(b"late", 1))
 
-    assert wire.reset_of(1) == Fault.STREAM_CLOSED
+    assert wire.reset_of(1) == ErrorCode.STREAM_CLOSED
 
 
 def test_data_on_a_half_closed_stream_resets_it_and_cancels_its_call() -> None:
     wire = Wire()
     wire.feed(wire.call(HOLD) + payload(b"late", 1))
 
-    assert wire.reset_of(1) == Fault.STREAM_CLOSED
+    assert wire.reset_of(1) == ErrorCode.STREAM_CLOSED
     assert wire.cancelled == 1
 
 
 def test_frames_that_were_on_their_way_to_a_stream_reset_here_pass() -> None:
     wire = Wire()
-    wire.feed(wire.headers(1, __path="/no") + payload(b"x" * 20, 1) + frames.reset(1, Fault.CANCEL))
+    wire.feed(wire.headers(1, __path="/no") + payload(b"x" * 20, 1) + frames.reset(1, ErrorCode.CANCEL))
     wire.feed(wire.call(stream=3))
 
     assert wire.answers() == {1: (b"", 12, "unknown method /no"), 3: (b"hello", OK, "")}
@@ -221,7 +221,7 @@ def test_a_second_header_block_that_does_not_end_the_stream_resets_it() -> None:
     wire = Wire()
     wire.feed(wire.headers() + wire.headers())
 
-    assert wire.reset_of(1) == Fault.PROTOCOL_ERROR
+    assert wire.reset_of(1) == ErrorCode.PROTOCOL_ERROR
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_a_malformed_request_is_reset(fields: dict[str, Any]) -> None:
     wire = Wire()
     wire.feed(wire.headers(1, **fields))
 
-    assert wire.reset_of(1) == Fault.PROTOCOL_ERROR
+    assert wire.reset_of(1) == ErrorCode.PROTOCOL_ERROR
     wire.feed(wire.call(stream=3))
     assert wire.answers() == {3: (b"hello", OK, "")}
 
@@ -260,7 +260,7 @@ def test_content_length_must_be_what_comes(length: str, good: bool, parts: int) 
     if good:
         assert wire.answers() == {1: (b"hello", OK, "")}
     else:
-        assert wire.reset_of(1) == Fault.PROTOCOL_ERROR
+        assert wire.reset_of(1) == ErrorCode.PROTOCOL_ERROR
     assert wire.connection.streams == {}
     assert wire.shared.held_bytes == 0
 
@@ -268,7 +268,7 @@ def test_content_length_must_be_what_comes(length: str, good: bool, parts: int) 
 def test_streams_beyond_the_limit_are_refused() -> None:
     wire = Wire(max_streams=2)
     wire.feed(b"".join(wire.call(HOLD, stream=stream) for stream in (1, 3, 5)))
-    assert wire.reset_of(5) == Fault.REFUSED_STREAM
+    assert wire.reset_of(5) == ErrorCode.REFUSED_STREAM
 
     wire.held[0].answer(b"")
     wire.feed(wire.call(stream=7))
@@ -290,7 +290,7 @@ def test_too_large_a_header_list_ends_the_connection_while_it_is_decoded() -> No
     bomb = wire.headers(3, x="y" * 3000)[9:]
     wire.feed(frame(frames.HEADERS, 4, 3, bomb + bomb[-1:] * 10))
 
-    assert wire.goaway() == (Fault.ENHANCE_YOUR_CALM, "the header list is too large")
+    assert wire.goaway() == (ErrorCode.ENHANCE_YOUR_CALM, "the header list is too large")
 
 
 def test_a_header_block_without_end_ends_the_connection() -> None:
@@ -298,7 +298,7 @@ def test_a_header_block_without_end_ends_the_connection() -> None:
     wire.feed(frame(frames.HEADERS, 0, 1, b"\x00" * 16000))
     wire.feed(frame(frames.CONTINUATION, 0, 1, b"\x00" * 16000))
 
-    assert wire.goaway() == (Fault.ENHANCE_YOUR_CALM, "the header block is too large")
+    assert wire.goaway() == (ErrorCode.ENHANCE_YOUR_CALM, "the header block is too large")
 
 
 @pytest.mark.parametrize(
@@ -306,7 +306,7 @@ def test_a_header_block_without_end_ends_the_connection() -> None:
     [
         frames.settings({}), frames.settings({})[:4] + b"\1" + frames.settings({})[5:],
         frame(frames.DATA, 0, 1), frame(frames.PRIORITY, 0, 1, b"12345"), frame(0xFA), frames.window_update(0, 1),
-        frame(frames.GOAWAY, 0, 0, b"12345678"), frames.reset(3, Fault.CANCEL),
+        frame(frames.GOAWAY, 0, 0, b"12345678"), frames.reset(3, ErrorCode.CANCEL),
     ],
     ids=["SETTINGS", "ACK", "empty DATA", "PRIORITY", "unknown", "small WINDOW_UPDATE", "GOAWAY", "RST_STREAM"],
 )  # fmt: skip
@@ -320,7 +320,7 @@ def test_a_flood_of_frames_that_ask_for_nothing_ends_the_connection(one: bytes) 
 
     found = wire.goaway()
     assert found is not None
-    assert found[0] == Fault.ENHANCE_YOUR_CALM
+    assert found[0] == ErrorCode.ENHANCE_YOUR_CALM
 
 
 def test_one_that_fails_keeps_the_others_from_none_of_their_limits(caplog: pytest.LogCaptureFixture) -> None:
@@ -357,7 +357,7 @@ def test_settings_are_a_flood_however_many_calls_are_open() -> None:
     for size in range(100):
         wire.feed(frames.settings({frames.INITIAL_WINDOW_SIZE: size}))
 
-    assert wire.goaway() == (Fault.ENHANCE_YOUR_CALM, "too many SETTINGS")
+    assert wire.goaway() == (ErrorCode.ENHANCE_YOUR_CALM, "too many SETTINGS")
 
 
 def test_many_calls_at_once_are_no_flood_nor_is_taking_all_of_them_back() -> None:
@@ -367,7 +367,7 @@ def test_many_calls_at_once_are_no_flood_nor_is_taking_all_of_them_back() -> Non
     for stream in streams:
         wire.feed(wire.call(HOLD, stream=stream) + frames.window_update(0, 5))
     for stream in streams:
-        wire.feed(frames.reset(stream, Fault.CANCEL) + frames.window_update(0, 5))
+        wire.feed(frames.reset(stream, ErrorCode.CANCEL) + frames.window_update(0, 5))
 
     assert wire.goaway() is None
     assert wire.cancelled == len(wire.held) == len(streams)
@@ -379,15 +379,15 @@ def test_a_flood_of_empty_continuations_ends_the_connection() -> None:
     found = wire.goaway()
 
     assert found is not None
-    assert found[0] == Fault.ENHANCE_YOUR_CALM
+    assert found[0] == ErrorCode.ENHANCE_YOUR_CALM
 
 
 def test_a_rapid_reset_ends_the_connection() -> None:
     wire = Wire(max_resets=20)
     for stream in range(1, 101, 2):
-        wire.feed(wire.call(HOLD, stream=stream) + frames.reset(stream, Fault.CANCEL))
+        wire.feed(wire.call(HOLD, stream=stream) + frames.reset(stream, ErrorCode.CANCEL))
 
-    assert wire.goaway() == (Fault.ENHANCE_YOUR_CALM, "too many calls were opened and reset")
+    assert wire.goaway() == (ErrorCode.ENHANCE_YOUR_CALM, "too many calls were opened and reset")
     assert wire.cancelled == len(wire.held) == 21
     assert wire.connection.streams == {}
 
@@ -395,17 +395,19 @@ def test_a_rapid_reset_ends_the_connection() -> None:
 def test_a_client_that_cancels_as_much_as_it_finishes_is_served() -> None:
     wire = Wire(max_resets=20)
     for stream in range(1, 401, 4):
-        wire.feed(wire.call(HOLD, stream=stream) + frames.reset(stream, Fault.CANCEL) + wire.call(stream=stream + 2))
+        wire.feed(
+            wire.call(HOLD, stream=stream) + frames.reset(stream, ErrorCode.CANCEL) + wire.call(stream=stream + 2)
+        )
 
     assert len(wire.answers()) == 100
 
 
 def test_a_reset_cancels_the_call_once_and_nothing_more_is_sent_on_it() -> None:
     wire = Wire()
-    wire.feed(wire.call(HOLD) + frames.reset(1, Fault.CANCEL))
+    wire.feed(wire.call(HOLD) + frames.reset(1, ErrorCode.CANCEL))
     wire.frames()
     wire.held[0].answer(b"late")
-    wire.held[0].refuse(5, "late")
+    wire.held[0].abort(5, "late")
     wire.loop.turn()
 
     assert (wire.cancelled, wire.held[0].ended, wire.frames()) == (1, True, [])
@@ -464,10 +466,10 @@ def test_an_error_of_ours_ends_the_connection_and_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     wire = Wire()
-    monkeypatch.setattr(Keepalive, "take_ping", lambda *_: 1 / 0)
+    monkeypatch.setattr(Keepalive, "process_ping", lambda *_: 1 / 0)
     wire.feed(frame(frames.PING, 0, 0, b"12345678"))
 
-    assert wire.goaway() == (Fault.INTERNAL_ERROR, "")
+    assert wire.goaway() == (ErrorCode.INTERNAL_ERROR, "")
     assert "ZeroDivisionError" in caplog.text
 
 
@@ -478,10 +480,10 @@ def test_an_error_of_ours_while_a_long_message_lands_ends_the_connection_alike(
     whole = frame(frames.DATA, 0, 1, message_of(bytes(900_000)))
     wire.feed(wire.headers(__path=BIDI) + whole[:300_000])
     assert wire.transport.straight
-    monkeypatch.setattr(GrpcCall, "landed", lambda *_: 1 / 0)
+    monkeypatch.setattr(GrpcCall, "buffer_updated", lambda *_: 1 / 0)
     wire.feed(whole[300_000:])
 
-    assert wire.goaway() == (Fault.INTERNAL_ERROR, "")
+    assert wire.goaway() == (ErrorCode.INTERNAL_ERROR, "")
     assert "ZeroDivisionError" in caplog.text
 
 

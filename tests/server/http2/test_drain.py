@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from penstock.server.http2.drain import DRAIN_PING, Drain
-from penstock.server.http2.frames import MAX_WINDOW, PING, Fault, frame, goaway
+from penstock.server.http2.frames import MAX_WINDOW, PING, ErrorCode, frame, goaway
 
 from .parts import FakeOutbox
 from .wire import FakeLoop
 
 DRAIN_LINGER_S, GOODBYE_S = 0.5, 1.0
-FIRST = goaway(MAX_WINDOW, Fault.NO_ERROR) + frame(PING, 0, 0, DRAIN_PING)
+FIRST = goaway(MAX_WINDOW, ErrorCode.NO_ERROR) + frame(PING, 0, 0, DRAIN_PING)
 
 
 class Leaving:
@@ -23,7 +23,7 @@ class Leaving:
         self.loop = FakeLoop()
         self.outbox = FakeOutbox()
         self.transport = self.outbox.transport
-        self.begun, self.last_id = begun, last_id
+        self.preface_received, self.last_id = begun, last_id
         self.max_streams = 100
         self.streams: dict[int, Any] = {}
         self.closed_after: list[float] = []
@@ -47,7 +47,7 @@ class Leaving:
 
     def come_late(self) -> None:
         connection: Any = self
-        self.drain.come_late(connection)
+        self.drain.schedule_late_close(connection)
 
     def announce(self) -> None:
         connection: Any = self
@@ -55,19 +55,19 @@ class Leaving:
 
 
 def left(last_id: int) -> bytes:
-    return goaway(last_id, Fault.NO_ERROR)
+    return goaway(last_id, ErrorCode.NO_ERROR)
 
 
 def test_it_is_told_and_asked_and_told_once_more_when_it_knows() -> None:
     leaving = Leaving(last_id=5)
     leaving.shutdown()
     assert leaving.outbox.written == [FIRST]
-    assert (leaving.drain.draining, leaving.drain.leaving, leaving.max_streams) == (True, False, 100)
+    assert (leaving.drain.draining, leaving.drain.final_goaway_sent, leaving.max_streams) == (True, False, 100)
 
     leaving.last_id = 7
     leaving.acknowledge()
     assert leaving.outbox.written == [FIRST, left(7)]
-    assert (leaving.drain.leaving, leaving.max_streams) == (True, 0)
+    assert (leaving.drain.final_goaway_sent, leaving.max_streams) == (True, 0)
 
 
 def test_it_closes_with_its_last_answer() -> None:
@@ -75,11 +75,11 @@ def test_it_closes_with_its_last_answer() -> None:
     leaving.streams[1] = None
     leaving.shutdown()
     leaving.acknowledge()
-    leaving.outbox.flushed()
+    leaving.outbox.on_flush()
     assert not leaving.closed
 
     leaving.streams.clear()
-    leaving.outbox.flushed()
+    leaving.outbox.on_flush()
     assert leaving.closed_after == [GOODBYE_S]
 
 
@@ -109,7 +109,7 @@ def test_an_answer_to_a_ping_that_was_not_sent_is_nothing() -> None:
     leaving.acknowledge()
 
     assert leaving.outbox.written == []
-    assert not leaving.drain.leaving
+    assert not leaving.drain.final_goaway_sent
 
 
 def test_one_that_has_closed_meanwhile_is_told_nothing() -> None:
@@ -127,7 +127,7 @@ def test_one_that_has_not_begun_has_a_moment_for_that(begins: bool) -> None:
     leaving.shutdown()
     assert (leaving.drain.draining, leaving.outbox.written) == (True, [])
     if begins:
-        leaving.begun = True
+        leaving.preface_received = True
         leaving.announce()
     leaving.loop.pass_time(DRAIN_LINGER_S)
 
@@ -152,7 +152,7 @@ def test_one_that_came_late_and_asked_is_told_to_go_after_a_moment() -> None:
     leaving.come_late()
     leaving.last_id = 1
     leaving.loop.pass_time(DRAIN_LINGER_S - 0.01)
-    assert (leaving.drain.late, leaving.outbox.written) == (True, [])
+    assert (leaving.drain.accepted_in_drain, leaving.outbox.written) == (True, [])
 
     leaving.loop.pass_time(0.01)
     assert leaving.outbox.written == [FIRST]
@@ -180,7 +180,7 @@ def test_where_its_port_closes_it_is_told_once_it_has_asked_and_not_before() -> 
     leaving = Leaving()
     leaving.come_late()
     leaving.shutdown()
-    assert (leaving.drain.hurried, leaving.drain.draining, leaving.outbox.written) == (True, False, [])
+    assert (leaving.drain.expedited, leaving.drain.draining, leaving.outbox.written) == (True, False, [])
 
     leaving.last_id = 1
     leaving.shutdown()
@@ -192,4 +192,4 @@ def test_one_that_came_in_time_need_not_have_asked() -> None:
     leaving.shutdown()
 
     assert leaving.outbox.written == [FIRST]
-    assert not leaving.drain.hurried
+    assert not leaving.drain.expedited

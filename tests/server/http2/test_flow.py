@@ -7,7 +7,7 @@ import weakref
 import pytest
 
 from penstock.server.http2 import frames
-from penstock.server.http2.frames import DATA, DEFAULT_WINDOW, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE, Fault
+from penstock.server.http2.frames import DATA, DEFAULT_WINDOW, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE, ErrorCode
 from penstock.server.http2.outbox import Outbox
 from penstock.server.http2.stream import Stream, Unsent
 from penstock.server.listening.mapped_buffer import join_mapped
@@ -80,11 +80,13 @@ def test_an_initial_window_that_lifts_a_stream_beyond_the_limit_ends_the_connect
     found = wire.goaway()
 
     assert found is not None
-    assert found[0] == Fault.FLOW_CONTROL_ERROR
+    assert found[0] == ErrorCode.FLOW_CONTROL_ERROR
 
 
-@pytest.mark.parametrize(("increment", "code"), [(0, Fault.PROTOCOL_ERROR), (2**31 - 1, Fault.FLOW_CONTROL_ERROR)])
-def test_a_wrong_window_update_resets_its_stream_only(increment: int, code: Fault) -> None:
+@pytest.mark.parametrize(
+    ("increment", "code"), [(0, ErrorCode.PROTOCOL_ERROR), (2**31 - 1, ErrorCode.FLOW_CONTROL_ERROR)]
+)
+def test_a_wrong_window_update_resets_its_stream_only(increment: int, code: ErrorCode) -> None:
     wire = Wire()
     wire.feed(wire.call(HOLD) + frames.window_update(1, increment))
 
@@ -97,11 +99,11 @@ def test_a_wrong_window_update_resets_its_stream_only(increment: int, code: Faul
 def test_a_reset_frees_what_waits_and_others_go_on() -> None:
     wire = Wire()
     wire.feed(wire.call(GIVE, b"1000000", 1) + wire.call(GIVE, b"1000", 3))
-    wire.feed(frames.reset(1, Fault.CANCEL) + frames.window_update(0, 10000))
+    wire.feed(frames.reset(1, ErrorCode.CANCEL) + frames.window_update(0, 10000))
 
     assert wire.connection.outbox.blocked == {}
     assert 3 in wire.answers()
-    assert wire.connection.outbox.quick_bytes > 0
+    assert wire.connection.outbox.max_direct_bytes > 0
 
 
 def test_nothing_is_written_while_the_transport_is_full() -> None:
@@ -149,25 +151,25 @@ def test_a_message_of_many_frames_opens_the_windows_as_it_comes() -> None:
 def test_more_than_a_streams_window_resets_it() -> None:
     wire = Wire(stream_window_bytes=70_000)
     wire.feed(wire.headers() + payload(message_of(bytes(10**6))[:34_000]))
-    wire.connection.streams[1].in_left = 10
+    wire.connection.streams[1].receive_window = 10
     wire.feed(payload(b"x" * 11))
 
-    assert wire.reset_of(1) == Fault.FLOW_CONTROL_ERROR
+    assert wire.reset_of(1) == ErrorCode.FLOW_CONTROL_ERROR
     assert wire.shared.held_bytes == 0
 
 
 def test_more_than_the_connections_window_ends_it() -> None:
     wire = Wire()
-    wire.connection.window.left = 10
+    wire.connection.window.remaining = 10
     wire.feed(wire.headers() + payload(b"\0" * 11))
     found = wire.goaway()
 
     assert found is not None
-    assert found[0] == Fault.FLOW_CONTROL_ERROR
+    assert found[0] == ErrorCode.FLOW_CONTROL_ERROR
 
 
 def test_what_is_kept_of_unfinished_messages_is_bounded_for_all_together() -> None:
-    wire = Wire(grpc={"receive_bytes": 100_000})
+    wire = Wire(grpc={"max_receive_bytes": 100_000})
     wire.feed(wire.headers(1, __path=HOLD) + payload(message_of(bytes(10**6))[:60_000], 1))
     wire.feed(wire.headers(3, __path=HOLD) + payload(message_of(bytes(10**6))[:30_000], 3))
     assert wire.shared.held_bytes == 90_000
@@ -175,7 +177,7 @@ def test_what_is_kept_of_unfinished_messages_is_bounded_for_all_together() -> No
     wire.feed(payload(bytes(20_000), 3))
     assert {stream: status for stream, (_, status, _) in wire.answers().items()} == {3: 8}
     assert wire.shared.held_bytes == 60_000
-    wire.feed(frames.reset(1, Fault.CANCEL))
+    wire.feed(frames.reset(1, ErrorCode.CANCEL))
     assert wire.shared.held_bytes == 0
 
 
@@ -209,7 +211,7 @@ def test_a_peer_that_keeps_its_window_shut_loses_the_stream() -> None:
         wire.shared.sweep(1.0)
     wire.loop.turn()
 
-    assert wire.reset_of(1) == Fault.CANCEL
+    assert wire.reset_of(1) == ErrorCode.CANCEL
     assert wire.connection.outbox.blocked == wire.connection.streams == {}
 
 
@@ -222,8 +224,8 @@ def test_answers_that_wait_are_looked_at_when_they_may_leave_and_not_for_each_ot
         looked_at.append(stream.stream_id)
         return send_some(outbox, stream, unsent)
 
-    send_some = Outbox._send_some
-    monkeypatch.setattr(Outbox, "_send_some", counted)
+    send_some = Outbox._send_stream_data
+    monkeypatch.setattr(Outbox, "_send_stream_data", counted)
     wire = Wire()
     wire.feed(frames.settings({INITIAL_WINDOW_SIZE: 0}))
     ids = [2 * number + 1 for number in range(100)]
@@ -307,7 +309,7 @@ def test_nothing_is_counted_of_calls_that_are_gone(end: str) -> None:
     if end == "lost":
         wire.connection.connection_lost(None)
     else:
-        wire.feed(frames.reset(1, Fault.CANCEL) if end == "reset" else frames.frame(frames.PUSH_PROMISE, 0, 1))
+        wire.feed(frames.reset(1, ErrorCode.CANCEL) if end == "reset" else frames.frame(frames.PUSH_PROMISE, 0, 1))
 
     assert wire.shared.unread.held_bytes == 0
 
@@ -319,7 +321,7 @@ def test_beyond_the_bound_of_all_connections_the_call_that_weighs_most_is_ended(
     for stream, size in ((1, b"70000"), (3, b"90000"), (5, b"60000")):
         wire.feed(wire.call(GIVE, size, stream))
 
-    assert wire.reset_of(3) == Fault.ENHANCE_YOUR_CALM
+    assert wire.reset_of(3) == ErrorCode.ENHANCE_YOUR_CALM
     assert wire.connection.streams.keys() == {1, 5}
     assert wire.shared.unread.held_bytes == 130_010
 

@@ -42,7 +42,7 @@ def legal(wire: Wire, random_: random.Random, stream: int) -> list[bytes]:
     if kind == 5:
         return [frames.settings({random_.randrange(1, 8): random_.choice((0, 1, 16384, 65535, 2**20))})]
     if kind == 6:
-        return [frames.reset(stream - 2, frames.Fault.CANCEL)]
+        return [frames.reset(stream - 2, frames.ErrorCode.CANCEL)]
     if kind == 7:
         return [frames.frame(frames.PING, random_.randrange(2), 0, random_.randbytes(8))]
     block = wire.headers(stream)[9:]
@@ -152,7 +152,7 @@ def test_no_mutation_of_frames_crashes_hangs_or_leaks(caplog: pytest.LogCaptureF
 
     assert caplog.records == []
     assert grown < 1 << 20
-    assert wire.shared.deadlines._places == {}
+    assert wire.shared.deadlines._slot_of == {}
 
 
 def test_header_blocks_of_noise_are_decoded_or_refused(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""HeaderMemory alone: header blocks, and what is remembered of them."""
+"""HeaderDecoder alone: header blocks, and what is remembered of them."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from hpack import Decoder, Encoder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.server.http2.frames import END_HEADERS, END_STREAM, HAS_PRIORITY, PADDED, Fault, Http2Error, frame
-from penstock.server.http2.headers import Fields, HeaderMemory, begun_with, encode
+from penstock.server.http2.frames import END_HEADERS, END_STREAM, HAS_PRIORITY, PADDED, ErrorCode, Http2Error, frame
+from penstock.server.http2.headers import Fields, HeaderDecoder, encode, prepend_to_block
 
 MOST_BYTES = 1000
 ENDS = END_HEADERS | END_STREAM
 
 
 class Memory:
-    """A HeaderMemory; `made` are the lists that it had to decode."""
+    """A HeaderDecoder; `made` are the lists that it had to decode."""
 
     def __init__(self, max_bytes: int = MOST_BYTES) -> None:
-        self.memory: HeaderMemory[Fields] = HeaderMemory(max_bytes)
+        self.memory: HeaderDecoder[Fields] = HeaderDecoder(max_bytes)
         self.made: list[Fields] = []
 
     def decode(self, block: bytes) -> Fields:
@@ -29,12 +29,12 @@ class Memory:
         return self.memory.decode(block, resolve)
 
 
-def fault(flags: int, payload: bytes, *continued: bytes) -> Fault | None:
+def fault(flags: int, payload: bytes, *continued: bytes) -> ErrorCode | None:
     memory = Memory().memory
     try:
-        memory.begun(flags, 1, payload)
+        memory.start_block(flags, 1, payload)
         for more in continued:
-            memory.continued(0, more)
+            memory.continue_block(0, more)
     except Http2Error as error:
         return error.code
     return None
@@ -46,46 +46,46 @@ def fault(flags: int, payload: bytes, *continued: bytes) -> Fault | None:
 def test_a_block_in_one_frame_is_given_as_it_is() -> None:
     memory = Memory().memory
 
-    assert memory.begun(ENDS, 5, b"block") == b"block"
-    assert (memory.block, memory.stream_id, memory.ended) == (None, 5, END_STREAM)
-    assert memory.begun(END_HEADERS, 7, b"") == b""
-    assert (memory.stream_id, memory.ended) == (7, 0)
+    assert memory.start_block(ENDS, 5, b"block") == b"block"
+    assert (memory.block, memory.stream_id, memory.end_stream) == (None, 5, END_STREAM)
+    assert memory.start_block(END_HEADERS, 7, b"") == b""
+    assert (memory.stream_id, memory.end_stream) == (7, 0)
 
 
 def test_one_that_goes_on_is_open_until_it_ends() -> None:
     memory = Memory().memory
 
-    assert memory.begun(END_STREAM, 5, b"a") is None
-    assert memory.continued(0, b"b") is None
+    assert memory.start_block(END_STREAM, 5, b"a") is None
+    assert memory.continue_block(0, b"b") is None
     assert memory.block is not None
-    assert memory.continued(END_HEADERS, b"c") == b"abc"
-    assert (memory.stream_id, memory.ended) == (5, END_STREAM)
+    assert memory.continue_block(END_HEADERS, b"c") == b"abc"
+    assert (memory.stream_id, memory.end_stream) == (5, END_STREAM)
     assert not memory.block
 
 
 def test_padding_and_priority_are_taken_off() -> None:
     memory = Memory().memory
 
-    assert memory.begun(END_HEADERS | PADDED, 1, b"\2block\0\0") == b"block"
-    assert memory.begun(END_HEADERS | HAS_PRIORITY, 1, b"12345block") == b"block"
-    assert memory.begun(END_HEADERS | PADDED | HAS_PRIORITY, 1, b"\1" + b"12345block\0") == b"block"
-    assert memory.begun(END_HEADERS | HAS_PRIORITY, 1, b"12345") == b""
+    assert memory.start_block(END_HEADERS | PADDED, 1, b"\2block\0\0") == b"block"
+    assert memory.start_block(END_HEADERS | HAS_PRIORITY, 1, b"12345block") == b"block"
+    assert memory.start_block(END_HEADERS | PADDED | HAS_PRIORITY, 1, b"\1" + b"12345block\0") == b"block"
+    assert memory.start_block(END_HEADERS | HAS_PRIORITY, 1, b"12345") == b""
 
 
 @pytest.mark.parametrize(
     ("flags", "parts", "code"),
     [
-        (END_HEADERS | HAS_PRIORITY, [b"1234"], Fault.FRAME_SIZE_ERROR),
-        (END_HEADERS | PADDED, [b"\5abc"], Fault.PROTOCOL_ERROR),
+        (END_HEADERS | HAS_PRIORITY, [b"1234"], ErrorCode.FRAME_SIZE_ERROR),
+        (END_HEADERS | PADDED, [b"\5abc"], ErrorCode.PROTOCOL_ERROR),
         (END_HEADERS, [bytes(MOST_BYTES)], None),
-        (END_HEADERS, [bytes(MOST_BYTES + 1)], Fault.ENHANCE_YOUR_CALM),
+        (END_HEADERS, [bytes(MOST_BYTES + 1)], ErrorCode.ENHANCE_YOUR_CALM),
         (0, [bytes(MOST_BYTES - 1), b"x"], None),
-        (0, [bytes(MOST_BYTES - 1), b"xy"], Fault.ENHANCE_YOUR_CALM),
-        (0, [b"x", *[bytes(100)] * 10], Fault.ENHANCE_YOUR_CALM),
-        (END_HEADERS, [b"x", b"y"], Fault.PROTOCOL_ERROR),  # CONTINUATION of nothing
+        (0, [bytes(MOST_BYTES - 1), b"xy"], ErrorCode.ENHANCE_YOUR_CALM),
+        (0, [b"x", *[bytes(100)] * 10], ErrorCode.ENHANCE_YOUR_CALM),
+        (END_HEADERS, [b"x", b"y"], ErrorCode.PROTOCOL_ERROR),  # CONTINUATION of nothing
     ],
 )
-def test_what_is_wrong_or_too_large_is_refused(flags: int, parts: list[bytes], code: Fault | None) -> None:
+def test_what_is_wrong_or_too_large_is_refused(flags: int, parts: list[bytes], code: ErrorCode | None) -> None:
     assert fault(flags, *parts) == code
 
 
@@ -106,7 +106,7 @@ def test_what_was_known_is_forgotten_when_it_changes() -> None:
     memory.decode(encoder.encode(first))
     memory.decode(encoder.encode(first))
     memory.decode(encoder.encode(second))
-    assert memory.memory.known == {}
+    assert memory.memory.cached == {}
 
     # the same field has another index now
     assert memory.decode(encoder.encode(first)) == first
@@ -119,7 +119,7 @@ def test_a_table_whose_size_changes_has_changed() -> None:
     encoder.header_table_size = 100
     memory.decode(encoder.encode(fields))
 
-    assert memory.memory.known == {}
+    assert memory.memory.cached == {}
 
 
 def test_a_table_that_is_made_smaller_forgets_what_it_held() -> None:
@@ -129,7 +129,7 @@ def test_a_table_that_is_made_smaller_forgets_what_it_held() -> None:
 
     with pytest.raises(Http2Error) as error:
         memory.decode(b"\x20\xbe")
-    assert error.value.code == Fault.COMPRESSION_ERROR
+    assert error.value.code == ErrorCode.COMPRESSION_ERROR
 
 
 def test_no_more_than_32_blocks_are_known() -> None:
@@ -137,10 +137,10 @@ def test_no_more_than_32_blocks_are_known() -> None:
     blocks = [encode([(b"n", b"%d" % number)]) for number in range(33)]
     for block in blocks[:32]:
         memory.decode(block)
-    assert len(memory.memory.known) == 32
+    assert len(memory.memory.cached) == 32
     memory.decode(blocks[32])
 
-    assert memory.memory.known.keys() == {blocks[32]}
+    assert memory.memory.cached.keys() == {blocks[32]}
 
 
 @pytest.mark.parametrize(("size", "known"), [(4095, 1), (4096, 0)])
@@ -148,25 +148,27 @@ def test_a_long_list_is_not_kept(size: int, known: int) -> None:
     memory = Memory(10_000)
     memory.decode(encode([(b"n", bytes(size))]))
 
-    assert len(memory.memory.known) == known
+    assert len(memory.memory.cached) == known
 
 
 @pytest.mark.parametrize(
     ("block", "code"),
     [
-        (b"\xff\xff", Fault.COMPRESSION_ERROR),
-        (b"\xfe", Fault.COMPRESSION_ERROR),  # an index beyond the table
-        (b"\x40\x05ab", Fault.COMPRESSION_ERROR),
-        (b"\x20\x20\x20", Fault.COMPRESSION_ERROR),
-        (b"\x20\x3f\xe1\x1f\x20", Fault.COMPRESSION_ERROR),
-        (b"\x3f", Fault.COMPRESSION_ERROR),
+        (b"\xff\xff", ErrorCode.COMPRESSION_ERROR),
+        (b"\xfe", ErrorCode.COMPRESSION_ERROR),  # an index beyond the table
+        (b"\x40\x05ab", ErrorCode.COMPRESSION_ERROR),
+        (b"\x20\x20\x20", ErrorCode.COMPRESSION_ERROR),
+        (b"\x20\x3f\xe1\x1f\x20", ErrorCode.COMPRESSION_ERROR),
+        (b"\x3f", ErrorCode.COMPRESSION_ERROR),
         (encode([(b"n", bytes(MOST_BYTES - 33))]), None),
-        (encode([(b"n", bytes(MOST_BYTES - 32))]), Fault.ENHANCE_YOUR_CALM),
+        (encode([(b"n", bytes(MOST_BYTES - 32))]), ErrorCode.ENHANCE_YOUR_CALM),
         (b"\x20\x20", None),
         (b"", None),
     ],
 )
-def test_a_block_that_cannot_be_decoded_or_makes_too_long_a_list_is_refused(block: bytes, code: Fault | None) -> None:
+def test_a_block_that_cannot_be_decoded_or_makes_too_long_a_list_is_refused(
+    block: bytes, code: ErrorCode | None
+) -> None:
     found = None
     try:
         Memory().decode(block)
@@ -214,4 +216,4 @@ def test_a_long_value_has_its_length_before_it() -> None:
 
 
 def test_a_notice_goes_to_the_beginning_of_a_block() -> None:
-    assert begun_with(b"\x20", frame(1, ENDS, 5, b"block")) == frame(1, ENDS, 5, b"\x20block")
+    assert prepend_to_block(b"\x20", frame(1, ENDS, 5, b"block")) == frame(1, ENDS, 5, b"\x20block")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.server.http2.budget import FrameBudget
-from penstock.server.http2.frames import ACK, PING, Fault, Http2Error, frame
+from penstock.server.http2.frames import ACK, PING, ErrorCode, Http2Error, frame
 from penstock.server.http2.keepalive import Keepalive
 
 from .parts import FakeOutbox, make_shared
@@ -41,10 +41,10 @@ class Watched:
 
     def answer(self) -> None:
         self.keepalive.received()
-        self.keepalive.take_ping(ACK, b"are you?")
+        self.keepalive.process_ping(ACK, b"are you?")
 
     def ping(self) -> None:
-        self.keepalive.take_ping(0, b"12345678")
+        self.keepalive.process_ping(0, b"12345678")
 
 
 # -- by the sweep ----------------------------------------------------------------------------------------------
@@ -268,8 +268,8 @@ def test_one_that_answers_soon_may_be_found_silent_before_its_time_to_answer_is_
 
 def test_a_ping_is_answered_with_what_it_says() -> None:
     watched = Watched()
-    watched.keepalive.take_ping(0, b"12345678")
-    watched.keepalive.take_ping(ACK, b"are you?")
+    watched.keepalive.process_ping(0, b"12345678")
+    watched.keepalive.process_ping(ACK, b"are you?")
 
     assert watched.outbox.written == [frame(PING, ACK, 0, b"12345678")]
 
@@ -278,9 +278,9 @@ def test_a_ping_is_answered_with_what_it_says() -> None:
 @pytest.mark.parametrize("size", [7, 9])
 def test_it_has_eight_bytes(flags: int, size: int) -> None:
     with pytest.raises(Http2Error) as error:
-        Watched().keepalive.take_ping(flags, bytes(size))
+        Watched().keepalive.process_ping(flags, bytes(size))
 
-    assert error.value.code == Fault.FRAME_SIZE_ERROR
+    assert error.value.code == ErrorCode.FRAME_SIZE_ERROR
 
 
 def test_it_is_a_frame_that_asks_for_nothing() -> None:
@@ -296,7 +296,7 @@ def strikes(watched: Watched, apart_s: float) -> int | None:
         try:
             watched.ping()
         except Http2Error as error:
-            if (error.code, error.text) == (Fault.ENHANCE_YOUR_CALM, "too_many_pings"):
+            if (error.code, error.text) == (ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings"):
                 return number
             raise
         watched.loop.pass_time(apart_s)

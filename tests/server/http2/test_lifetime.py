@@ -15,7 +15,7 @@ from penstock.server.grpc.connection import GrpcConnection
 from penstock.server.grpc.method import Status
 from penstock.server.grpc.request import SHUTTING_DOWN
 from penstock.server.http2 import frames
-from penstock.server.http2.frames import ACK, GOAWAY, MAX_WINDOW, PING, Fault
+from penstock.server.http2.frames import ACK, GOAWAY, MAX_WINDOW, PING, ErrorCode
 
 from .wire import BIDI, ECHO, HOLD, OK, REFUSE, FakeTransport, Frame, Wire, message_of, payload
 
@@ -94,7 +94,7 @@ def late_wire() -> Wire:
     """A connection that came while its port was drained, where ECHO only asks."""
     wire = Wire(begun=False)
     wire.shared.draining = True
-    wire.shared.asking = {ECHO}
+    wire.shared.read_only_paths = {ECHO}
     wire.connect()
     wire.feed(frames.PREFACE + frames.settings({}))
     wire.frames()
@@ -346,7 +346,7 @@ def test_pings_that_come_too_often_end_the_connection_with_the_text_that_clients
     assert not wire.transport.over
     ping(wire)
 
-    assert wire.goaway() == (Fault.ENHANCE_YOUR_CALM, "too_many_pings")
+    assert wire.goaway() == (ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
 
 
 def test_pings_between_answers_are_no_strikes() -> None:
@@ -395,7 +395,7 @@ def test_a_frame_or_a_block_that_does_not_come_to_its_end_is_refused(begin: byte
     found = wire.goaway()
 
     assert found is not None
-    assert found[0] == Fault.ENHANCE_YOUR_CALM
+    assert found[0] == ErrorCode.ENHANCE_YOUR_CALM
 
 
 def test_a_peer_that_takes_nothing_of_what_is_written_is_dropped() -> None:

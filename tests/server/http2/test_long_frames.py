@@ -11,9 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.server.grpc.framing import Incoming
+from penstock.server.grpc.framing import IncomingMessages
 from penstock.server.http2 import frames
-from penstock.server.http2.frames import DATA, END_STREAM, HEAD_BYTES, MAX_FRAME_SIZE, PADDED, SETTINGS, Fault
+from penstock.server.http2.frames import (
+    DATA,
+    END_STREAM,
+    FRAME_HEADER_BYTES,
+    MAX_FRAME_SIZE,
+    PADDED,
+    SETTINGS,
+    ErrorCode,
+)
 
 from .wire import BIDI, ECHO, GIVE, HOLD, OK, Wire, message_of
 
@@ -117,20 +125,20 @@ class TestArriving:
             assert not wire.transport.straight
 
     def test_memory_is_not_had_for_a_word(self) -> None:
-        incoming = Incoming(2**31)
+        incoming = IncomingMessages(2**31)
         incoming.feed(message_of(b"")[:1] + (2**31 - 1).to_bytes(4, "big") + bytes(4000))
         assert incoming.next() is None
-        assert incoming.room() is None
+        assert incoming.get_buffer() is None
 
         incoming.feed(bytes(100))
         assert incoming.next() is None
-        room = incoming.room()
+        room = incoming.get_buffer()
         assert room is not None
         assert len(room) <= MIB
 
     def test_a_message_in_crumbs_takes_no_more_than_one_that_is_whole(self) -> None:
         raw = message_of(LARGE[:200_000])
-        incoming = Incoming(2**31)
+        incoming = IncomingMessages(2**31)
         tracemalloc.start()
         try:
             for at in range(0, len(raw), 2):
@@ -149,9 +157,9 @@ class TestRefusals:
         "sent",
         [
             frames.frame(DATA, 0, 1, bytes(MIB + 1)),
-            frames.frame(DATA, 0, 1, bytes(MIB + 1))[:HEAD_BYTES],
+            frames.frame(DATA, 0, 1, bytes(MIB + 1))[:FRAME_HEADER_BYTES],
             frames.frame(DATA, PADDED, 1, bytes(16_385)),
-            frames.frame(DATA, PADDED, 1, bytes(16_385))[:HEAD_BYTES],
+            frames.frame(DATA, PADDED, 1, bytes(16_385))[:FRAME_HEADER_BYTES],
             frames.frame(frames.HEADERS, frames.END_HEADERS, 3, bytes(16_385)),
             frames.frame(frames.PING, 0, 0, bytes(16_385)),
         ],
@@ -162,7 +170,7 @@ class TestRefusals:
         found = wire.goaway()
 
         assert found is not None
-        assert found[0] == Fault.FRAME_SIZE_ERROR
+        assert found[0] == ErrorCode.FRAME_SIZE_ERROR
 
     @pytest.mark.parametrize("stream", [0, 5])
     def test_the_front_of_a_frame_says_already_that_it_is_wrong(self, stream: int) -> None:
@@ -171,10 +179,10 @@ class TestRefusals:
         found = wire.goaway()
 
         assert found is not None
-        assert found[0] == Fault.PROTOCOL_ERROR
+        assert found[0] == ErrorCode.PROTOCOL_ERROR
 
     def test_a_message_beyond_the_receive_memory_is_refused_while_it_is_read_to_its_place(self) -> None:
-        wire = Wire(grpc={"receive_bytes": 300_000})
+        wire = Wire(grpc={"max_receive_bytes": 300_000})
         raw = wire.headers(1, __path=HOLD) + long(message_of(LARGE))
         for part in cut(raw, [20_000, 200_000, 400_000]):
             wire.feed(part)
@@ -188,9 +196,9 @@ class TestRefusals:
         wire = Wire()
         raw = wire.headers(1, __path=HOLD) + long(message_of(LARGE))
         wire.feed(raw[:20_000])
-        wire.connection.streams[1].in_left = 100_000
+        wire.connection.streams[1].receive_window = 100_000
         wire.feed(raw[20_000:])
-        assert wire.reset_of(1) == Fault.FLOW_CONTROL_ERROR
+        assert wire.reset_of(1) == ErrorCode.FLOW_CONTROL_ERROR
         assert wire.shared.held_bytes == 0
 
         wire.feed(wire.call(stream=3))
@@ -205,20 +213,20 @@ class TestRefusals:
         assert wire.answers() == {1: (LARGE, OK, "")}
 
         wire.feed(wire.headers(3, content_length="600000") + long(content, frame, 3))
-        assert wire.reset_of(3) == Fault.PROTOCOL_ERROR
+        assert wire.reset_of(3) == ErrorCode.PROTOCOL_ERROR
         assert wire.shared.held_bytes == 0
 
     def test_more_than_the_connections_window_ends_it(self) -> None:
         wire = Wire()
         raw = wire.headers(1, __path=HOLD) + long(message_of(LARGE))
         wire.feed(raw[:20_000])
-        wire.connection.window.left = 100_000
-        wire.connection.window.low = 0
+        wire.connection.window.remaining = 100_000
+        wire.connection.window.refill_below = 0
         wire.feed(raw[20_000:])
         found = wire.goaway()
 
         assert found is not None
-        assert found[0] == Fault.FLOW_CONTROL_ERROR
+        assert found[0] == ErrorCode.FLOW_CONTROL_ERROR
         wire.feed(raw)
         assert wire.transport.over
 
@@ -226,7 +234,7 @@ class TestRefusals:
         wire = Wire()
         raw = wire.headers(1, __path=HOLD) + long(message_of(LARGE))
         wire.feed(raw[:20_000])
-        wire.connection.reset(1, Fault.CANCEL)
+        wire.connection.reset(1, ErrorCode.CANCEL)
         wire.feed(raw[20_000:] + wire.call(stream=3))
 
         assert wire.answers() == {3: (b"hello", OK, "")}
@@ -269,7 +277,7 @@ class TestTime:
             wire.shared.sweep(1.0)
         found = wire.goaway()
 
-        assert found == (Fault.ENHANCE_YOUR_CALM, "a frame or a header block was not finished in time")
+        assert found == (ErrorCode.ENHANCE_YOUR_CALM, "a frame or a header block was not finished in time")
         assert wire.shared.held_bytes == 0
 
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.server.http2 import frames
@@ -23,7 +23,7 @@ from penstock.server.http2.frames import (
     MAX_WINDOW,
     MIN_FRAME_BYTES,
     SETTINGS,
-    Fault,
+    ErrorCode,
     Http2Error,
 )
 from penstock.server.http2.outbox import Outbox
@@ -56,16 +56,16 @@ class Sender:
         self.told.append(("end", stream.stream_id))
         self.outbox.send_headers(last)
         del self.outbox.streams[stream.stream_id]
-        self.outbox.forget(stream)
+        self.outbox.discard(stream)
 
     def widen(self, stream_id: int, size: int) -> None:
         if stream_id:
-            assert self.outbox.widen_stream(self.outbox.streams[stream_id], size)
+            assert self.outbox.update_stream_window(self.outbox.streams[stream_id], size)
         else:
-            self.outbox.widen(size)
+            self.outbox.update_window(size)
 
     def configure(self, number: int, value: int) -> None:
-        self.outbox.configure(frames.settings({number: value})[frames.HEAD_BYTES :])
+        self.outbox.apply_settings(frames.settings({number: value})[frames.FRAME_HEADER_BYTES :])
 
     def seen(self) -> list[Frame]:
         """Give the frames that the peer has got since this was last asked."""
@@ -89,7 +89,7 @@ class Sender:
 def test_no_more_leaves_than_the_streams_window() -> None:
     sender = Sender()
     stream = sender.open(1)
-    sender.outbox.widen(10**6)
+    sender.outbox.update_window(10**6)
     sender.outbox.queue(stream, (bytes(DEFAULT_WINDOW + 10),))
     assert sender.sent() == {1: DEFAULT_WINDOW}
 
@@ -105,7 +105,7 @@ def test_nor_than_the_connections() -> None:
     sender = Sender()
     for stream_id in (1, 3):
         stream = sender.open(stream_id)
-        sender.outbox.widen_stream(stream, 10**6)
+        sender.outbox.update_stream_window(stream, 10**6)
         sender.outbox.queue(stream, (bytes(40_000),))
     assert sum(sender.sent().values()) == DEFAULT_WINDOW
 
@@ -116,7 +116,7 @@ def test_nor_than_the_connections() -> None:
 def test_a_connection_window_that_opens_little_by_little_is_shared_by_all_who_wait() -> None:
     sender = Sender()
     for stream_id in (1, 3, 5):
-        sender.outbox.widen_stream(sender.open(stream_id), 10**6)
+        sender.outbox.update_stream_window(sender.open(stream_id), 10**6)
         sender.outbox.queue(sender.outbox.streams[stream_id], (bytes(500_000),))
     sender.seen()
 
@@ -147,7 +147,7 @@ def test_a_wrong_window_of_the_connection_ends_it(increment: int) -> None:
     with pytest.raises(Http2Error) as error:
         Sender().widen(0, increment)
 
-    assert error.value.code == (Fault.FLOW_CONTROL_ERROR if increment else Fault.PROTOCOL_ERROR)
+    assert error.value.code == (ErrorCode.FLOW_CONTROL_ERROR if increment else ErrorCode.PROTOCOL_ERROR)
 
 
 def test_windows_may_be_as_large_as_they_can_and_no_larger() -> None:
@@ -155,14 +155,14 @@ def test_windows_may_be_as_large_as_they_can_and_no_larger() -> None:
     sender.widen(0, MAX_WINDOW - DEFAULT_WINDOW)
     stream = sender.open(1)
 
-    assert sender.outbox.widen_stream(stream, MAX_WINDOW - DEFAULT_WINDOW)
-    assert not sender.outbox.widen_stream(stream, 1)
+    assert sender.outbox.update_stream_window(stream, MAX_WINDOW - DEFAULT_WINDOW)
+    assert not sender.outbox.update_stream_window(stream, 1)
 
 
 def test_the_peers_settings_move_the_windows_of_open_streams_and_are_acknowledged() -> None:
     sender = Sender()
     stream = sender.open(1)
-    sender.outbox.widen(10**6)
+    sender.outbox.update_window(10**6)
     sender.outbox.queue(stream, (bytes(100_000),))
     sender.seen()
 
@@ -180,14 +180,14 @@ def test_they_may_not_lift_a_stream_beyond_what_a_window_can_be() -> None:
     with pytest.raises(Http2Error) as error:
         sender.configure(INITIAL_WINDOW_SIZE, MAX_WINDOW)
 
-    assert error.value.code == Fault.FLOW_CONTROL_ERROR
+    assert error.value.code == ErrorCode.FLOW_CONTROL_ERROR
 
 
 def test_no_frame_is_larger_than_the_peer_takes() -> None:
     sender = Sender()
-    sender.outbox.widen(10**6)
+    sender.outbox.update_window(10**6)
     stream = sender.open(1)
-    sender.outbox.widen_stream(stream, 10**6)
+    sender.outbox.update_stream_window(stream, 10**6)
     sender.outbox.queue(stream, (bytes(40_000),))
     assert [len(frame.payload) for frame in sender.seen()] == [MIN_FRAME_BYTES, MIN_FRAME_BYTES, 40_000 - 2 * 16384]
 
@@ -196,7 +196,7 @@ def test_no_frame_is_larger_than_the_peer_takes() -> None:
     assert [len(frame.payload) for frame in sender.seen() if frame.kind == DATA] == [30_000, 10_000]
 
 
-@pytest.mark.parametrize(("size", "notice"), [(4095, frames.HEAD_BYTES), (4096, 0)])
+@pytest.mark.parametrize(("size", "notice"), [(4095, frames.FRAME_HEADER_BYTES), (4096, 0)])
 def test_a_header_table_that_is_made_smaller_is_told_once_before_the_next_block(size: int, notice: int) -> None:
     sender = Sender()
     sender.configure(HEADER_TABLE_SIZE, size)
@@ -240,7 +240,7 @@ def test_the_last_frame_follows_the_last_byte() -> None:
     stream.credit = 10 - DEFAULT_WINDOW
     sender.outbox.queue(stream, (bytes(15),))
     assert stream.unsent is not None
-    stream.unsent.last = LAST
+    stream.unsent.last_frame = LAST
     assert sender.sent() == {1: 10}
 
     sender.widen(1, 5)
@@ -264,12 +264,12 @@ def test_time_without_progress_begins_anew_with_each_byte() -> None:
     stream.credit = -DEFAULT_WINDOW
     sender.outbox.queue(stream, (bytes(15),))
     assert stream.unsent is not None
-    stream.unsent.waited_s = 5.0
+    stream.unsent.stalled_s = 5.0
     sender.widen(0, 1)
-    assert stream.unsent.waited_s == 5.0
+    assert stream.unsent.stalled_s == 5.0
 
     sender.widen(1, 1)
-    assert stream.unsent.waited_s == 0.0
+    assert stream.unsent.stalled_s == 0.0
     assert stream.unsent.size == 14
 
 
@@ -278,12 +278,12 @@ def test_what_of_a_stream_is_forgotten_is_neither_sent_nor_counted() -> None:
     stream = sender.open(1)
     stream.credit = -DEFAULT_WINDOW
     sender.outbox.queue(stream, (bytes(15),))
-    sender.outbox.forget(stream)
+    sender.outbox.discard(stream)
     sender.widen(1, 100)
 
     assert sender.seen() == []
     assert sender.shared.unread.held_bytes == 0
-    assert sender.outbox.quick_bytes == MIN_FRAME_BYTES
+    assert sender.outbox.max_direct_bytes == MIN_FRAME_BYTES
 
 
 def test_what_else_waits_when_one_is_forgotten_is_still_first() -> None:
@@ -291,29 +291,29 @@ def test_what_else_waits_when_one_is_forgotten_is_still_first() -> None:
     for stream_id in (1, 3):
         sender.open(stream_id).credit = -DEFAULT_WINDOW
         sender.outbox.queue(sender.outbox.streams[stream_id], (bytes(15),))
-    sender.outbox.forget(sender.outbox.streams[1])
-    assert sender.outbox.quick_bytes == 0
+    sender.outbox.discard(sender.outbox.streams[1])
+    assert sender.outbox.max_direct_bytes == 0
 
     sender.outbox.pause()
-    sender.outbox.forget(sender.outbox.streams[3])
-    assert sender.outbox.quick_bytes == 0
+    sender.outbox.discard(sender.outbox.streams[3])
+    assert sender.outbox.max_direct_bytes == 0
 
 
 def test_nothing_is_quick_while_anything_waits() -> None:
     sender = Sender()
     stream = sender.open(1)
     stream.credit = -DEFAULT_WINDOW
-    assert sender.outbox.quick_bytes == MIN_FRAME_BYTES
+    assert sender.outbox.max_direct_bytes == MIN_FRAME_BYTES
     sender.outbox.queue(stream, (bytes(15),))
-    assert sender.outbox.quick_bytes == 0
+    assert sender.outbox.max_direct_bytes == 0
 
     sender.widen(1, 15)
-    assert sender.outbox.quick_bytes == MIN_FRAME_BYTES
+    assert sender.outbox.max_direct_bytes == MIN_FRAME_BYTES
 
 
 def test_frames_with_payload_and_header_blocks_are_counted_and_others_are_not() -> None:
     sender = Sender()
-    assert (sender.outbox.sent_frames, sender.outbox.answered) == (0, 0)
+    assert (sender.outbox.sent_frames, sender.outbox.answer_count) == (0, 0)
     sender.outbox.queue(sender.open(1), (bytes(20_000),))
     assert sender.outbox.sent_frames == 2
     sender.outbox.send_headers(LAST)
@@ -371,7 +371,7 @@ def test_several_of_them_have_their_turns_in_writes_that_are_no_larger() -> None
     sender.outbox.resume()
     sender.loop.turn()
 
-    heads = TURN // MIN_FRAME_BYTES * frames.HEAD_BYTES
+    heads = TURN // MIN_FRAME_BYTES * frames.FRAME_HEADER_BYTES
     assert written == [TURN + heads] * 6
 
 
@@ -380,15 +380,15 @@ def test_while_it_is_full_nothing_is_written_or_quick_and_what_it_holds_is_count
     sender.transport.stuck = 1234
     sender.outbox.pause()
     assert sender.shared.unread.held_bytes == 1234
-    assert sender.outbox.quick_bytes == 0
+    assert sender.outbox.max_direct_bytes == 0
     sender.outbox.queue(sender.open(1), (b"x",))
     sender.outbox.write(LAST)
     assert sender.seen() == []
-    assert sender.outbox.quick_bytes == 0
+    assert sender.outbox.max_direct_bytes == 0
 
     sender.outbox.resume()
     assert len(sender.seen()) == 2
-    assert sender.outbox.quick_bytes == MIN_FRAME_BYTES
+    assert sender.outbox.max_direct_bytes == MIN_FRAME_BYTES
     assert sender.shared.unread.held_bytes == 0
 
 
@@ -415,7 +415,7 @@ def test_nothing_is_kept_for_one_that_is_closing() -> None:
 
 def test_who_waits_for_a_write_is_told_of_each() -> None:
     sender, told = Sender(), []
-    sender.outbox.flushed = lambda: told.append(sender.transport.writes)
+    sender.outbox.on_flush = lambda: told.append(sender.transport.writes)
     sender.outbox.write(LAST)
     sender.loop.turn()
     sender.outbox.write(LAST)
@@ -528,6 +528,7 @@ class Peer:
         self.got = {stream_id: bytearray() for stream_id in STREAMS}
         self.windows = dict.fromkeys((0, *STREAMS), DEFAULT_WINDOW)
         self._initial = DEFAULT_WINDOW
+        self._unacknowledged: list[int] = []
         for stream_id in STREAMS:
             self.sender.open(stream_id)
 
@@ -542,10 +543,7 @@ class Peer:
         self.sender.widen(stream_id, size)
 
     def begin_with(self, stream_id: int, size: int) -> None:
-        self.look()  # what has left before it knew does not count for it
-        for each in STREAMS:
-            self.windows[each] += size - self._initial
-        self._initial = size
+        self._unacknowledged.append(size)
         self.sender.configure(INITIAL_WINDOW_SIZE, size)
 
     def pause(self, *_: int) -> None:
@@ -556,7 +554,12 @@ class Peer:
 
     def look(self, *_: int) -> None:
         for frame in self.sender.seen():
-            if frame.kind == DATA:
+            if frame.kind == SETTINGS:  # in force from its acknowledgment on (RFC 9113, 6.5.3)
+                size = self._unacknowledged.pop(0)
+                for each in STREAMS:
+                    self.windows[each] += size - self._initial
+                self._initial = size
+            elif frame.kind == DATA:
                 size = len(frame.payload)
                 self.got[frame.stream] += frame.payload
                 self.windows[0] -= size
@@ -566,6 +569,16 @@ class Peer:
 
 
 @given(st.lists(STEPS, max_size=30))
+@example(
+    [
+        ("begin_with", 0, 0),
+        ("queue", 1, 1),
+        ("begin_with", 0, 1),
+        ("pause", 0, 0),
+        ("begin_with", 0, 0),
+        ("resume", 0, 0),
+    ]
+)  # framed before the window shrank, and written after it
 def test_never_more_than_the_windows_leaves_and_everything_once_in_order_when_they_open(
     steps: list[tuple[str, int, int]],
 ) -> None:

@@ -16,15 +16,15 @@ from penstock.server.http2.frames import (
     DATA,
     END_HEADERS,
     END_STREAM,
+    FRAME_HEADER_BYTES,
     HAS_PRIORITY,
-    HEAD_BYTES,
     HEADERS,
     PADDED,
     PING,
     PREFACE,
     PUSH_PROMISE,
     SETTINGS,
-    Fault,
+    ErrorCode,
     frame,
 )
 
@@ -40,7 +40,7 @@ MOST_FRAMES, MOST_IDS, STRAIGHT = 2048, 256, 32768
 def connection(**limits: Any) -> FakeConnection:
     """Make one that has introduced itself and knows a header block."""
     made = FakeConnection(**limits)
-    made.headers.known[KNOWN] = HEAD
+    made.headers.cached[KNOWN] = HEAD
     made.data_received(INTRODUCED)
     made.told.clear()
     return made
@@ -54,7 +54,7 @@ def data(content: bytes, stream: int = 1, flags: int = 0) -> bytes:
     return frame(DATA, flags, stream, content)
 
 
-def fault(made: FakeConnection) -> Fault | None:
+def fault(made: FakeConnection) -> ErrorCode | None:
     """Give the code of what it was closed for."""
     return next((told[1] for told in made.told if told[0] == "fail"), None)
 
@@ -94,7 +94,7 @@ def test_who_does_not_say_it_is_greeted_and_left_and_nothing_more_is_looked_at(s
 
     assert made.told == [("close",)]
     assert made.outbox.frames == [b"no: " + sent]
-    assert not made.begun
+    assert not made.preface_received
 
 
 @pytest.mark.parametrize("first", [PINGED, opened(), frame(SETTINGS, ACK, 0), data(b"x")])
@@ -102,7 +102,7 @@ def test_the_first_frame_is_settings(first: bytes) -> None:
     made = FakeConnection()
     made.data_received(first + INTRODUCED)
 
-    assert made.told[0][:2] == ("fail", Fault.PROTOCOL_ERROR)
+    assert made.told[0][:2] == ("fail", ErrorCode.PROTOCOL_ERROR)
     assert made.told[1:] == [("close",)]
 
 
@@ -124,17 +124,17 @@ def test_a_known_block_opens_its_stream_and_a_short_payload_goes_to_it() -> None
 
 def test_what_is_paid_for_a_payload_is_its_size_from_the_connections_window() -> None:
     made = connection()
-    before = made.window.left
+    before = made.window.remaining
     made.data_received(opened() + data(bytes(10)) + data(bytes(LONG)) + data(b"\5" + bytes(8), flags=PADDED))
 
-    assert made.window.left == before - 10 - LONG - 9
-    assert made.streams[1].in_left == (1 << 30) - 10 - LONG - 9
+    assert made.window.remaining == before - 10 - LONG - 9
+    assert made.streams[1].receive_window == (1 << 30) - 10 - LONG - 9
 
 
 def test_the_window_is_given_back_once_more_than_half_of_it_is_used() -> None:
     made = connection()
     made.data_received(opened())
-    made.window.left = made.window.low + 5
+    made.window.remaining = made.window.refill_below + 5
     made.data_received(data(bytes(5)))
     assert made.outbox.written == [frames.window_update(0, (1 << 30) - frames.DEFAULT_WINDOW)]
 
@@ -171,7 +171,7 @@ def test_so_are_those_beyond_the_streams_that_may_be_open() -> None:
 def test_a_stream_that_ended_takes_no_more() -> None:
     made = connection()
     made.data_received(opened(1, END_STREAM) + data(b"late"))
-    assert made.told[1:] == [("reset", 1, Fault.STREAM_CLOSED)]
+    assert made.told[1:] == [("reset", 1, ErrorCode.STREAM_CLOSED)]
 
     made.data_received(data(b"later"))
     assert made.told[2:] == []
@@ -180,20 +180,20 @@ def test_a_stream_that_ended_takes_no_more() -> None:
 @pytest.mark.parametrize(
     ("sent", "code"),
     [
-        (data(b"x", stream=0), Fault.PROTOCOL_ERROR),
-        (data(b"x", stream=9), Fault.PROTOCOL_ERROR),  # idle
-        (data(b"\7short", flags=PADDED), Fault.PROTOCOL_ERROR),
-        (data(b"", flags=PADDED), Fault.PROTOCOL_ERROR),
-        (opened(2), Fault.PROTOCOL_ERROR),
-        (opened(0), Fault.PROTOCOL_ERROR),
-        (frame(PUSH_PROMISE, 0, 1, bytes(4)), Fault.PROTOCOL_ERROR),
-        (frame(PING, 0, 0, bytes(LONG + 1)), Fault.FRAME_SIZE_ERROR),
-        (frame(HEADERS, END_HEADERS, 3, bytes(LONG + 1)), Fault.FRAME_SIZE_ERROR),
-        (data(bytes(LONG + 1), flags=PADDED), Fault.FRAME_SIZE_ERROR),
-        (data(bytes((1 << 20) + 1)), Fault.FRAME_SIZE_ERROR),
+        (data(b"x", stream=0), ErrorCode.PROTOCOL_ERROR),
+        (data(b"x", stream=9), ErrorCode.PROTOCOL_ERROR),  # idle
+        (data(b"\7short", flags=PADDED), ErrorCode.PROTOCOL_ERROR),
+        (data(b"", flags=PADDED), ErrorCode.PROTOCOL_ERROR),
+        (opened(2), ErrorCode.PROTOCOL_ERROR),
+        (opened(0), ErrorCode.PROTOCOL_ERROR),
+        (frame(PUSH_PROMISE, 0, 1, bytes(4)), ErrorCode.PROTOCOL_ERROR),
+        (frame(PING, 0, 0, bytes(LONG + 1)), ErrorCode.FRAME_SIZE_ERROR),
+        (frame(HEADERS, END_HEADERS, 3, bytes(LONG + 1)), ErrorCode.FRAME_SIZE_ERROR),
+        (data(bytes(LONG + 1), flags=PADDED), ErrorCode.FRAME_SIZE_ERROR),
+        (data(bytes((1 << 20) + 1)), ErrorCode.FRAME_SIZE_ERROR),
     ],
 )
-def test_what_is_wrong_ends_the_connection_and_what_follows_is_not_looked_at(sent: bytes, code: Fault) -> None:
+def test_what_is_wrong_ends_the_connection_and_what_follows_is_not_looked_at(sent: bytes, code: ErrorCode) -> None:
     made = connection()
     made.data_received(opened(1) + sent + PINGED)
     made.data_received(PINGED)
@@ -221,9 +221,9 @@ def test_other_frames_may_have_16_kib(kind: int) -> None:
 
 def test_the_head_of_a_frame_that_is_too_large_is_enough_to_refuse_it() -> None:
     made = connection()
-    made.data_received(opened() + data(bytes((1 << 20) + 1))[:HEAD_BYTES])
+    made.data_received(opened() + data(bytes((1 << 20) + 1))[:FRAME_HEADER_BYTES])
 
-    assert fault(made) == Fault.FRAME_SIZE_ERROR
+    assert fault(made) == ErrorCode.FRAME_SIZE_ERROR
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_a_header_block_that_is_open_must_be_continued(sent: bytes) -> None:
     made.data_received(frame(CONTINUATION, 0, 3, b"x") + sent)
 
     assert made.told[1] == (CONTINUATION, 0, 3, b"x")
-    assert made.told[2][:2] == ("fail", Fault.PROTOCOL_ERROR)
+    assert made.told[2][:2] == ("fail", ErrorCode.PROTOCOL_ERROR)
 
 
 def test_an_empty_payload_that_ends_nothing_is_charged() -> None:
@@ -247,7 +247,7 @@ def test_an_empty_payload_that_ends_nothing_is_charged() -> None:
 
     made = connection(max_idle_frames=0)
     made.data_received(opened() + 9 * data(b""))
-    assert fault(made) == Fault.ENHANCE_YOUR_CALM  # one open stream earns eight
+    assert fault(made) == ErrorCode.ENHANCE_YOUR_CALM  # one open stream earns eight
 
 
 @pytest.mark.parametrize(("size", "lent"), [(LONG - 1, 0), (LONG, LONG)])
@@ -261,23 +261,23 @@ def test_a_long_payload_is_lent_and_a_short_one_given(size: int, lent: int) -> N
 def test_what_comes_of_a_stream_that_is_closed_is_charged() -> None:
     made = connection(max_idle_frames=0)
     made.data_received(opened(1, END_STREAM) + data(b"x", 1))
-    assert made.told[1:] == [("reset", 1, Fault.STREAM_CLOSED)]  # one open stream earned it
+    assert made.told[1:] == [("reset", 1, ErrorCode.STREAM_CLOSED)]  # one open stream earned it
 
     made = connection(max_idle_frames=0)
     made.last_id = 1
     made.data_received(data(b"x", 1))
-    assert fault(made) == Fault.ENHANCE_YOUR_CALM
+    assert fault(made) == ErrorCode.ENHANCE_YOUR_CALM
 
 
 def test_what_comes_of_a_stream_that_was_reset_here_passes_but_counts_for_the_window() -> None:
     made = connection()
     made.data_received(opened())
-    made.reset(1, Fault.CANCEL)
-    before = made.window.left
+    made.reset(1, ErrorCode.CANCEL)
+    before = made.window.remaining
     made.data_received(data(bytes(100)) + data(bytes(2 * LONG)))
 
     assert made.told[2:] == []
-    assert made.window.left == before - 100 - 2 * LONG
+    assert made.window.remaining == before - 100 - 2 * LONG
 
 
 # -- long frames, and where they go ----------------------------------------------------------------------------
@@ -288,7 +288,7 @@ def test_a_long_frame_is_handed_on_before_it_is_whole_and_ends_its_stream_with_i
     sent = data(b"x" * LONG, flags=END_STREAM)
     made.data_received(opened() + sent[:100])
     made.data_received(sent[100:-1])
-    assert made.told[1:] == [(DATA, 1, b"x" * (100 - HEAD_BYTES), 0), (DATA, 1, b"x" * (LONG - 92), 0)]
+    assert made.told[1:] == [(DATA, 1, b"x" * (100 - FRAME_HEADER_BYTES), 0), (DATA, 1, b"x" * (LONG - 92), 0)]
 
     made.data_received(sent[-1:])
     assert made.told[3:] == [(DATA, 1, b"x", END_STREAM)]
@@ -312,10 +312,10 @@ def test_what_is_still_to_come_of_a_long_frame_is_read_to_its_place_if_there_is_
     made = connection()
     made.place = memoryview(bytearray(place))
     sent = data(b"x" * (left + 1), flags=END_STREAM)
-    made.data_received(opened() + sent[: HEAD_BYTES + 1])
+    made.data_received(opened() + sent[: FRAME_HEADER_BYTES + 1])
     assert made.transport.straight == straight
 
-    made.transport.arrive(sent[HEAD_BYTES + 1 :])
+    made.transport.arrive(sent[FRAME_HEADER_BYTES + 1 :])
     assert joined(made.told[1:]) == [(DATA, 1, b"x" * (left + 1), END_STREAM)]
     assert [told[3] for told in made.told[1:-1]] == [0] * (len(made.told) - 2)
     assert made.streams[1].had_place == (left if straight else 0)
@@ -349,7 +349,7 @@ def test_between_such_frames_it_goes_on_as_before_and_without_a_place_in_the_usu
 def test_room_is_never_more_than_what_is_still_to_come_of_the_frame() -> None:
     made = connection()
     made.place = memoryview(bytearray(1 << 20))
-    made.data_received(opened() + data(bytes(STRAIGHT + 1))[: HEAD_BYTES + 1])
+    made.data_received(opened() + data(bytes(STRAIGHT + 1))[: FRAME_HEADER_BYTES + 1])
 
     assert len(made.read_buffer()) == STRAIGHT
 
@@ -358,11 +358,11 @@ def test_what_lands_there_is_paid_for() -> None:
     made = connection()
     made.place = memoryview(bytearray(1 << 20))
     sent = data(bytes(STRAIGHT + 1))
-    before = made.window.left
-    made.data_received(opened() + sent[: HEAD_BYTES + 1])
-    made.transport.arrive(sent[HEAD_BYTES + 1 :])
+    before = made.window.remaining
+    made.data_received(opened() + sent[: FRAME_HEADER_BYTES + 1])
+    made.transport.arrive(sent[FRAME_HEADER_BYTES + 1 :])
 
-    assert made.window.left == before - STRAIGHT - 1
+    assert made.window.remaining == before - STRAIGHT - 1
 
 
 @pytest.mark.parametrize("end", ["reset", "half closed"])
@@ -372,10 +372,10 @@ def test_the_rest_of_a_frame_whose_stream_has_ended_is_dropped(end: str) -> None
     sent = data(bytes(1 << 16))
     made.data_received(opened() + sent[:100])
     if end == "reset":
-        made.reset(1, Fault.CANCEL)
+        made.reset(1, ErrorCode.CANCEL)
     else:
         made.streams[1].remote_ended = True
-        made.pardoned.add(1)
+        made.recently_closed.add(1)
         made.streams.pop(1)
     made.told.clear()
     made.transport.arrive(sent[100:] + PINGED)
@@ -470,7 +470,7 @@ def test_one_that_closes_meanwhile_reads_no_more() -> None:
 
 def stuck(made: FakeConnection) -> bool:
     anything: Any = made
-    return made.reader.stuck(anything)
+    return made.reader.is_stalled(anything)
 
 
 def test_it_is_stuck_while_the_same_frame_is_not_whole() -> None:
@@ -528,7 +528,7 @@ def test_any_split_of_the_bytes_gives_the_same_frames(sent: list[bytes], cuts: l
     at = sorted({cut % len(whole) for cut in cuts} | {0, len(whole)})
     for pieces in ([whole], [whole[begin:end] for begin, end in pairwise(at)]):
         made = FakeConnection(begun=False)
-        made.headers.known[KNOWN] = HEAD
+        made.headers.cached[KNOWN] = HEAD
         made.place = memoryview(bytearray(1 << 12)) if places else None
         for piece in pieces:
             made.transport.arrive(piece)

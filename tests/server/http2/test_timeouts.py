@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.server.http2.frames import Fault, Http2Error
+from penstock.server.http2.frames import ErrorCode, Http2Error
 from penstock.server.http2.limits import Http2Limits
 from penstock.server.http2.timeouts import Timeouts
 
@@ -20,14 +20,14 @@ class Aging:
         self.limits = Http2Limits(**limits)
         self.outbox = FakeOutbox()
         self.transport = self.outbox.transport
-        self.begun = begun
+        self.preface_received = begun
         self.closed = self.draining = self.unfinished = False
         self.told: list[Any] = []
         self.streams: dict[int, FakeStream] = {}
         self.timeouts = Timeouts()
         self.reader = self.keepalive = self.drain = self
 
-    def stuck(self, connection: object) -> bool:
+    def is_stalled(self, connection: object) -> bool:
         return self.unfinished
 
     def fail(self, error: Http2Error) -> None:
@@ -73,7 +73,7 @@ def test_a_peer_that_does_not_begin_is_dropped() -> None:
 def test_one_that_begins_in_time_is_not() -> None:
     aging = Aging(begun=False, preface_timeout_s=3.0)
     aging.pass_time(3.0)
-    aging.begun = True
+    aging.preface_received = True
     aging.pass_time(3.0)
 
     assert not aging.over()
@@ -134,7 +134,7 @@ def test_a_frame_or_block_that_is_not_finished_in_time_is_refused() -> None:
     assert aging.told == [2.0, 3.0]
 
     aging.pass_time(0.1)
-    assert aging.told == [2.0, 3.0, Fault.ENHANCE_YOUR_CALM]
+    assert aging.told == [2.0, 3.0, ErrorCode.ENHANCE_YOUR_CALM]
     assert not aging.over()
 
 
@@ -146,7 +146,7 @@ def test_one_that_goes_on_has_all_the_time_anew() -> None:
         aging.unfinished = False
         aging.pass_time(4.0)
 
-    assert Fault.ENHANCE_YOUR_CALM not in aging.told
+    assert ErrorCode.ENHANCE_YOUR_CALM not in aging.told
 
 
 def test_an_idle_connection_is_told_to_go() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.server.http2.frames import DEFAULT_WINDOW, Fault, Http2Error, read_word, window_update
+from penstock.server.http2.frames import DEFAULT_WINDOW, ErrorCode, Http2Error, read_word, window_update
 from penstock.server.http2.window import ReceiveWindow
 
 from .parts import FakeOutbox
@@ -27,12 +27,12 @@ def given_back(outbox: FakeOutbox) -> list[int]:
 
 def test_it_begins_with_what_every_connection_has_and_is_widened_once() -> None:
     made, outbox = window()
-    assert made.left == DEFAULT_WINDOW
+    assert made.remaining == DEFAULT_WINDOW
 
     made.refill()
     made.refill()
 
-    assert made.left == SIZE
+    assert made.remaining == SIZE
     assert outbox.written == [window_update(0, SIZE - DEFAULT_WINDOW)]
 
 
@@ -41,7 +41,7 @@ def test_one_that_is_no_larger_than_that_is_not_widened() -> None:
     made.refill()
 
     assert outbox.written == []
-    made.take(DEFAULT_WINDOW)
+    made.consume(DEFAULT_WINDOW)
     assert given_back(outbox) == [DEFAULT_WINDOW]
 
 
@@ -57,21 +57,21 @@ def test_nothing_is_given_back_until_more_than_half_is_used_and_then_all_of_it()
     made.refill()
     outbox.written.clear()
 
-    made.take(SIZE // 2)
+    made.consume(SIZE // 2)
     assert outbox.written == []
-    made.take(1)
+    made.consume(1)
     assert given_back(outbox) == [SIZE // 2 + 1]
-    assert made.left == SIZE
+    assert made.remaining == SIZE
 
 
 def test_all_of_it_may_be_sent_at_once_and_one_byte_more_ends_the_connection() -> None:
     made, _ = window()
     made.refill()
-    made.take(SIZE)
+    made.consume(SIZE)
     with pytest.raises(Http2Error) as error:
-        made.take(SIZE + 1)
+        made.consume(SIZE + 1)
 
-    assert error.value.code == Fault.FLOW_CONTROL_ERROR
+    assert error.value.code == ErrorCode.FLOW_CONTROL_ERROR
 
 
 @given(st.integers(DEFAULT_WINDOW, SIZE), st.lists(st.integers(0, SIZE), max_size=40))
@@ -82,8 +82,8 @@ def test_a_peer_that_keeps_to_what_it_was_given_is_never_refused_nor_left_withou
     for part in parts:
         may = DEFAULT_WINDOW + sum(given_back(outbox)) - sent
         sent += min(part, may)
-        made.take(min(part, may))
+        made.consume(min(part, may))
 
         may = DEFAULT_WINDOW + sum(given_back(outbox)) - sent
-        assert size // 2 <= may == made.left <= size
+        assert size // 2 <= may == made.remaining <= size
     assert 0 not in given_back(outbox)

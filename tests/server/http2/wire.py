@@ -164,10 +164,10 @@ class Echo:
     def __init__(self, call: Call) -> None:
         self._call = call
 
-    def message(self, message: bytes) -> None:
+    def on_message(self, message: bytes) -> None:
         self._call.send(message)
 
-    def half_closed(self) -> None:
+    def on_half_close(self) -> None:
         self._call.finish()
 
 
@@ -211,7 +211,7 @@ class Wire:
         self.connection.connection_made(self.transport)  # type: ignore[arg-type]
 
     def _hold(self, call: Call, message: bytes) -> None:
-        call.cancelled = self._cancel
+        call.on_cancel = self._cancel
         self.held.append(call)
 
     def _cancel(self) -> None:
@@ -281,8 +281,8 @@ def frames_of(sent: bytes) -> list[Frame]:
     """Give the frames of which bytes are made; all of them are whole."""
     found, at = [], 0
     while at < len(sent):
-        word, flags, stream = frames.HEAD.unpack_from(sent, at)
-        start = at + frames.HEAD_BYTES
+        word, flags, stream = frames.FRAME_HEADER.unpack_from(sent, at)
+        start = at + frames.FRAME_HEADER_BYTES
         at = start + (word >> 8)
         assert at <= len(sent)
         found.append(Frame(word & 0xFF, flags, stream, sent[start:at]))

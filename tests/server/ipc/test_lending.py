@@ -42,7 +42,7 @@ def freed(there: Wire, here: LendingWire) -> None:
 
 def test_what_was_lent_is_what_arrives_and_nothing_of_it_is_in_the_frame() -> None:
     with wires() as (here, there):
-        lent = here.lend(LARGE)
+        lent = here.allocate(LARGE)
         (array,) = lent.arrays
         assert array is not None
         array[...] = np.arange(array.size)
@@ -61,7 +61,7 @@ def test_what_was_lent_is_what_arrives_and_nothing_of_it_is_in_the_frame() -> No
 
 def test_a_slot_comes_back_when_the_reader_is_done_with_it() -> None:
     with wires() as (here, there):
-        lent = here.lend(LARGE)
+        lent = here.allocate(LARGE)
         here.put_lent(FIRST_KIND, 1, b"", lent)
         messages = carry(here, there)
         assert here.arena.leases == 1
@@ -72,17 +72,17 @@ def test_a_slot_comes_back_when_the_reader_is_done_with_it() -> None:
 
 def test_what_is_taken_back_is_free_at_once_and_only_once() -> None:
     with wires() as (here, _):
-        lent = here.lend(LARGE)
+        lent = here.allocate(LARGE)
         here.take_back(lent)
         here.take_back(lent)
 
         assert here.arena.leases == 0
-        assert here.lend(LARGE).slot != NO_SLOT
+        assert here.allocate(LARGE).slot != NO_SLOT
 
 
 def test_what_was_sent_is_not_the_lenders_to_take_back() -> None:
     with wires() as (here, there):
-        lent = here.lend(LARGE)
+        lent = here.allocate(LARGE)
         here.put_lent(FIRST_KIND, 1, b"", lent)
         here.take_back(lent)
 
@@ -92,7 +92,7 @@ def test_what_was_sent_is_not_the_lenders_to_take_back() -> None:
 
 def test_what_is_sent_again_is_what_it_was_though_its_slot_may_be_anothers() -> None:
     with wires() as (here, there):
-        lent = here.lend(LARGE)
+        lent = here.allocate(LARGE)
         (array,) = lent.arrays
         assert array is not None
         array[...] = 3
@@ -123,7 +123,7 @@ def test_what_is_sent_again_is_what_it_was_though_its_slot_may_be_anothers() -> 
 )
 def test_small_tensors_and_strings_are_plain_memory(form: Form) -> None:
     with wires() as (here, there):
-        lent = here.lend(form)
+        lent = here.allocate(form)
         assert lent.slot == NO_SLOT
         assert here.arena.leases == 0
         for array in lent.arrays:
@@ -138,7 +138,7 @@ def test_small_tensors_and_strings_are_plain_memory(form: Form) -> None:
 
 def test_where_there_is_no_room_it_is_plain_memory_and_travels_all_the_same() -> None:
     with wires(SEGMENT_BYTES) as (here, there):
-        held = [here.lend(LARGE) for _ in range(20)]
+        held = [here.allocate(LARGE) for _ in range(20)]
         plain = [lent for lent in held if lent.slot == NO_SLOT]
         assert plain
         plain[0].arrays[0][...] = 4  # type: ignore[index]
@@ -158,7 +158,7 @@ _FORMS = st.lists(
 def test_whatever_is_lent_arrives_as_it_was_filled_and_nothing_stays_leased(steps: list[Any]) -> None:
     with wires() as (here, there):
         for number, (form, what) in enumerate(steps):
-            lent = here.lend(tuple(form))
+            lent = here.allocate(tuple(form))
             assert [None if each is None else (each.dtype, each.shape) for each in lent.arrays] == form
             for array in lent.arrays:
                 if array is not None:
@@ -192,8 +192,8 @@ def test_over_a_socket_and_back() -> None:
     thread.start()
     for number in range(20):
         form: Form = ((FLOAT, (10, 300 * number)), None)
-        here.take_back(here.lend(form))
-        lent = here.lend(form)
+        here.take_back(here.allocate(form))
+        lent = here.allocate(form)
         (array, _) = lent.arrays
         assert array is not None
         array[...] = number

@@ -60,7 +60,7 @@ class FaultyBinding:
         if on:
             self.run_on, self.begin = self._run, self._stopped.clear
 
-    def lend(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> list[Array | None]:
+    def acquire_buffers(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> list[Array | None]:
         self._stopped.clear()
         self._lent = [
             None if shape is None else np.empty(shape, dtype) for shape, dtype in zip(shapes, self._dtypes, strict=True)

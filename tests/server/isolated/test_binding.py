@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.backends.backend import Array
-from penstock.backends.errors import Code, DeviceLost, DeviceTaken, InferError, OutOfMemory, RunStopped
+from penstock.backends.errors import Code, DeviceLost, DeviceRemoved, InferError, OutOfMemory, RunStopped
 from penstock.server.isolated.backend import IsolatedBackend
 from penstock.server.isolated.binding import IsolatedBinding
 from penstock.server.isolated.kinds import read_failure, read_run, write_failure, write_run
@@ -35,7 +35,7 @@ def bound(backend: IsolatedBackend, capacity_rows: int = 8) -> IsolatedBinding:
 
 
 def ask(binding: IsolatedBinding, x: Array, *wanted: int) -> list[Any]:
-    (buffer,) = binding.lend(len(x), [x.shape])
+    (buffer,) = binding.acquire_buffers(len(x), [x.shape])
     assert buffer is not None
     buffer[...] = x
     return binding.run(wanted or (0,))
@@ -72,7 +72,7 @@ class TestMemory:
         binding = bound(backend)
         x = np.arange(np.prod(LARGE), dtype=np.float32).reshape(LARGE)
 
-        (buffer,) = binding.lend(2, [LARGE])
+        (buffer,) = binding.acquire_buffers(2, [LARGE])
         assert buffer is not None
         buffer[...] = x
         (y,) = binding.run((0,))
@@ -109,7 +109,7 @@ class TestMemory:
     def test_what_was_lent_and_never_run_is_lent_again(self, backend: IsolatedBackend) -> None:
         binding = bound(backend)
         for _ in range(50):
-            binding.lend(2, [LARGE])
+            binding.acquire_buffers(2, [LARGE])
 
         assert binding._channel._wire.arena.leases == 1
 
@@ -198,10 +198,10 @@ class TestFailures:
 
     def test_more_rows_than_its_capacity_are_refused(self, backend: IsolatedBackend) -> None:
         with pytest.raises(ValueError, match="9 rows exceed the capacity of 8"):
-            bound(backend).lend(9, [(9, 1)])
+            bound(backend).acquire_buffers(9, [(9, 1)])
 
     def test_nothing_runs_that_was_not_lent(self, backend: IsolatedBackend) -> None:
-        with pytest.raises(ValueError, match="run without lend"):
+        with pytest.raises(ValueError, match="run without acquire_buffers"):
             bound(backend).run((0,))
 
 
@@ -211,7 +211,7 @@ class TestTheEndOfAWorker:
         with nothing_left(), faulty() as backend:
             binding = bound(backend)
             error = raised(ask, binding, row(Fault.DIE))
-            after = raised(binding.lend, 1, [(1, 1)])
+            after = raised(binding.acquire_buffers, 1, [(1, 1)])
             again = raised(bound, backend)
 
             assert [type(each) for each in (error, after, again)] == [DeviceLost] * 3
@@ -226,7 +226,7 @@ class TestTheEndOfAWorker:
             errors = [each.result(PATIENCE_S) for each in running]
 
             assert [(type(each), each.message) for each in errors] == [
-                (DeviceTaken, "model 'faulty' ended: signal 9 (SIGKILL)")
+                (DeviceRemoved, "model 'faulty' ended: signal 9 (SIGKILL)")
             ] * 3
 
     def test_one_that_takes_too_much_memory_is_ended_and_the_run_told_why(self) -> None:
@@ -258,7 +258,7 @@ class TestTheEndOfAWorker:
     def test_one_that_answers_what_was_not_asked_is_ended(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with nothing_left(), faulty() as backend:
             binding = bound(backend)
-            binding.lend(1, [(1, 1)])[0][...] = 1  # type: ignore[index]
+            binding.acquire_buffers(1, [(1, 1)])[0][...] = 1  # type: ignore[index]
             send = binding._channel.send_lent
             monkeypatch.setattr(
                 binding._channel, "send_lent", lambda kind, number, body, lent: send(kind, number + 1, body, lent)
@@ -292,7 +292,7 @@ class TestStopping:
 
     def test_a_run_that_is_stopped_before_it_begins_does_not_begin(self, backend: IsolatedBackend) -> None:
         binding = bound(backend)
-        binding.lend(1, [(1, 1)])[0][...] = 1  # type: ignore[index]
+        binding.acquire_buffers(1, [(1, 1)])[0][...] = 1  # type: ignore[index]
         binding.stop()
 
         assert raised(binding.run, (0,)).message == "the run was stopped"
@@ -303,7 +303,7 @@ class TestStopping:
         with nothing_left(), faulty(mark=begun) as backend:
             binding = bound(backend)
             error = self.run_until_stopped(binding, Fault.HANG, begun, 2)
-            after = raised(binding.lend, 1, [(1, 1)])
+            after = raised(binding.acquire_buffers, 1, [(1, 1)])
 
             assert type(error) is RunStopped
             assert type(after) is DeviceLost
@@ -318,7 +318,7 @@ class TestStopping:
 
             assert in_time[0].tolist() == [[2]]
             assert (type(error), error.message) == (RunStopped, "model 'faulty': run exceeded its limit of 200 ms")
-            assert type(raised(binding.lend, 1, [(1, 1)])) is DeviceLost
+            assert type(raised(binding.acquire_buffers, 1, [(1, 1)])) is DeviceLost
 
     def test_stopping_what_does_not_run_ends_nothing(self, backend: IsolatedBackend) -> None:
         binding = bound(backend)

@@ -39,7 +39,7 @@ class TestLoading:
             assert backend.node_inputs == [Node("x", "float", [None, "width"])]
             assert backend.node_outputs == [Node("y", "float", [None, 4])]
             assert backend.platform == "faulty"
-            assert backend.described == {"said": {"of": "it", "deep": [1, None]}}
+            assert backend.runtime_metadata == {"said": {"of": "it", "deep": [1, None]}}
             assert backend.pid != os.getpid()
 
     def test_what_its_loader_refuses_is_refused_in_its_words(self) -> None:

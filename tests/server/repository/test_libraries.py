@@ -8,7 +8,7 @@ import pytest
 from google.protobuf import text_format
 
 from penstock.backends.loading import LOADERS
-from penstock.backends.onnx_providers import said_to
+from penstock.backends.onnx_providers import options_with_prefix
 from penstock.server.repository.check import check
 from penstock.server.repository.pbtxt import model_config_pb2
 from penstock.server.repository.scan import Defaults, ModelEntry, read_folder, scan
@@ -30,7 +30,7 @@ def mistakes(entry: ModelEntry) -> list[tuple[int, int, str]]:
 
 
 def places(entry: ModelEntry) -> list[list[str]]:
-    return [list(said_to(spec.options, "custom_op_library.").values()) for spec in entry.specs]
+    return [list(options_with_prefix(spec.options, "custom_op_library.").values()) for spec in entry.specs]
 
 
 def test_a_relative_path_starts_in_the_models_folder_or_else_in_the_versions(tmp_path: Path) -> None:

@@ -306,9 +306,9 @@ class TestOptions:
     def test_what_the_loader_is_told_it_can_read(self, tmp_path: Path) -> None:
         toml = '[runtime]\ngpu_graphs = "auto"\ngpu_memory = 4096\n[batching]\nmax_batch_size = 3'
         options = self.options(tmp_path, "", toml, gpu_limits={1: 0.5})
-        budget = Budget.of(1, options)
+        budget = Budget.from_options(1, options)
 
-        assert (budget.budget_bytes, budget.limit, Budget.of(0, options).limit) == (4096, 0.5, 1.0)
+        assert (budget.budget_bytes, budget.limit, Budget.from_options(0, options).limit) == (4096, 0.5, 1.0)
 
     @pytest.mark.parametrize(
         ("config", "toml", "rows"),

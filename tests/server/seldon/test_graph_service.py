@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.server.http.limits import Limits
-from penstock.server.http.service import Shared
+from penstock.server.http.service import HttpShared
 from penstock.server.seldon.exposition import Exposition
 from penstock.server.seldon.graph.graph import Graph
 from penstock.server.seldon.graph.nodes import Deployment, Predictor
@@ -44,7 +44,7 @@ def test_a_node_that_fails_with_any_status_leaves_the_next_answer_whole(status: 
 
     async def main() -> None:
         service = GraphService(graph_of({"m": failing}, Predictor("p", node("m"))), Own(), Limits())
-        lane = Lane(shared=Shared(service, Limits()))
+        lane = Lane(shared=HttpShared(service, Limits()))
         lane.feed(ASKED)
         await turns()
         lane.feed(ASKED)

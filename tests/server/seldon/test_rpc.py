@@ -128,7 +128,7 @@ def test_what_is_refused_at_the_door_is_answered() -> None:
     served = Served()
     served.engine.failure = InferError(Code.NOT_READY, "the server is stopping")
     call = served.call()
-    assert (call.status, call.cancelled) == (Status.UNAVAILABLE, None)
+    assert (call.status, call.on_cancel) == (Status.UNAVAILABLE, None)
 
 
 def test_a_component_that_is_not_loaded_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,8 +250,8 @@ def test_reflection_tells_of_the_services_beside_ours() -> None:
         services = Services(files=protos.files())
         call, reader = services.open("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
         for question in (asked(list_services=""), asked(file_containing_symbol="seldon.protos.Model.Predict")):
-            reader.message(question.SerializeToString())
-        reader.half_closed()
+            reader.on_message(question.SerializeToString())
+        reader.on_half_close()
         return [answered.FromString(each) for each in call.sent]
 
     listed, file = asyncio.run(main())

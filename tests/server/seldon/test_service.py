@@ -14,7 +14,7 @@ import pytest
 
 from penstock.backends.errors import Code, InferError
 from penstock.server.answering import LARGE_BYTES
-from penstock.server.http.service import Shared
+from penstock.server.http.service import HttpShared
 from penstock.server.listening.listener import Listener
 from penstock.server.listening.ports import make_http_port
 from penstock.server.restricted import RestrictedApis
@@ -115,9 +115,9 @@ class Served(Lane):
         return call
 
 
-def make_shared(listener: Listener) -> Shared:
+def make_shared(listener: Listener) -> HttpShared:
     """Give what the connections of a port share."""
-    return cast(Shared, cast(Any, listener)._config.http_protocol_class.shared)
+    return cast(HttpShared, cast(Any, listener)._config.http_protocol_class.shared)
 
 
 def status_of(answer: Answer) -> dict[str, Any]:

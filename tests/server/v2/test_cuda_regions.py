@@ -28,7 +28,7 @@ class Client:
         self.runtime = FakeRuntime()
         self.pointer = self.runtime.allocate(len(MEMORY), 0)
         self.runtime.write(self.pointer, 0, MEMORY)
-        self.handle = self.runtime.handle_of(self.pointer, 0)
+        self.handle = self.runtime.export_handle(self.pointer, 0)
         self.runtime.calls.clear()
         self.regions = Regions(allowed=True)
         self.cuda = CudaRegions(self.regions, self.runtime)

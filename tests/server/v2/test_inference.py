@@ -19,7 +19,7 @@ from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
 from penstock.server.http.limits import Limits
-from penstock.server.http.service import Shared
+from penstock.server.http.service import HttpShared
 from penstock.server.v2 import inference
 from penstock.server.v2.encode import Encoder
 from penstock.server.v2.inference import Inference
@@ -84,7 +84,7 @@ class Served(Lane):
     def __init__(self, beside: Served | None = None) -> None:
         self.engine: HeldEngine = beside.engine if beside else HeldEngine()
         service = Inference(cast(Any, self.engine), Limits(), lambda model: cast(Any, NoHooks()))
-        super().__init__(shared=beside.shared if beside else Shared(service, Limits()))
+        super().__init__(shared=beside.shared if beside else HttpShared(service, Limits()))
 
     async def refused(self, raw: bytes) -> tuple[int, str]:
         """Feed one request that is refused."""

@@ -11,7 +11,7 @@ import pytest
 from penstock.backends.errors import Code, InferError
 from penstock.server.hooks.runner import Hooks
 from penstock.server.http.limits import Limits
-from penstock.server.http.service import Shared
+from penstock.server.http.service import HttpShared
 from penstock.server.v2.inference import Inference
 from tests.server.http.lane import Lane, request, run, turns
 from tests.server.v2.test_inference import HeldEngine
@@ -27,7 +27,7 @@ class PredictRoutes(Lane):
     def __init__(self, engine: HeldEngine, hooks: Hooks) -> None:
         self.engine, self.hooks = engine, hooks
         service = Inference(cast(Any, engine), Limits(), lambda _: hooks)
-        super().__init__(shared=Shared(service, Limits()))
+        super().__init__(shared=HttpShared(service, Limits()))
 
     @classmethod
     async def made(cls) -> PredictRoutes:

@@ -46,7 +46,7 @@ class Device:
         for device, name in enumerate(("here", "there")):
             pointer = self.runtime.allocate(SIZE, device)
             self.runtime.write(pointer, device, bytes(range(SIZE)))
-            self.cuda.register(name, self.runtime.handle_of(pointer, device), device, SIZE)
+            self.cuda.register(name, self.runtime.export_handle(pointer, device), device, SIZE)
             self.pointers.append(pointer)
         self.runtime.calls.clear()
 
@@ -219,7 +219,7 @@ def test_what_is_remembered_counts_in_the_queue_once_its_name_is_a_region_elsewh
     body = body_of([2, 4], place("moves", 32), "INT32", {})
     held = []
     for number, pointer in enumerate(device.pointers):
-        device.cuda.register("moves", device.runtime.handle_of(pointer, number), number, SIZE)
+        device.cuda.register("moves", device.runtime.export_handle(pointer, number), number, SIZE)
         for _ in range(2):
             request, _ = decode_remembered(model, body, -1, 100, SINK, layouts)
             held.append(request.nbytes - len(body))
@@ -301,7 +301,7 @@ class TestInputsOnTheHost:
 
     def test_of_a_device_are_copied_at_once_all_the_same(self, device: Device, transport: str) -> None:
         pointer = device.runtime.allocate(32768, 1)
-        device.cuda.register("large", device.runtime.handle_of(pointer, 1), 1, 32768)
+        device.cuda.register("large", device.runtime.export_handle(pointer, 1), 1, 32768)
         request, _ = read(transport, self.model(), device.regions, [*self.SHAPE], place("large", 32768))
 
         assert type(request.inputs[0]) is np.ndarray

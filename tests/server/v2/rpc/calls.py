@@ -35,14 +35,14 @@ class FakeCall:
     metadata: Mapping[str, str] = field(default_factory=dict)
     deadline_ns: int = 0
     context: Any = None
-    cancelled: Callable[[], None] | None = None
+    on_cancel: Callable[[], None] | None = None
     ended: bool = False
     writable: bool = True
     sent: list[bytes] = field(default_factory=list)
     status: Status | None = None
     text: str = ""
     pushback_ms: int = 0
-    erred_with: list[Status] = field(default_factory=list)
+    errors: list[Status] = field(default_factory=list)
     reads: asyncio.Event = field(default_factory=asyncio.Event)
 
     def answer(self, message: Body) -> None:
@@ -56,15 +56,15 @@ class FakeCall:
     def finish(self) -> None:
         self._end(Status.OK, "")
 
-    def erred(self, status: Status) -> None:
+    def count_error(self, status: Status) -> None:
         """Keep it, too."""
-        self.erred_with.append(status)
+        self.errors.append(status)
 
-    def refuse(self, status: Status, text: str, pushback_ms: int = 0) -> None:
+    def abort(self, status: Status, text: str, pushback_ms: int = 0) -> None:
         self.pushback_ms = pushback_ms
         self._end(status, text)
 
-    async def drained(self) -> None:
+    async def drain(self) -> None:
         """Wait for `reads`; what is sent is never kept."""
         while not self.writable and not self.ended:
             self.reads.clear()
@@ -72,7 +72,7 @@ class FakeCall:
 
     def lose(self) -> None:
         """End it as the lane does when the client has gone."""
-        cancelled, self.cancelled = self.cancelled, None
+        cancelled, self.on_cancel = self.on_cancel, None
         self.ended = True
         if cancelled is not None:
             cancelled()
@@ -202,7 +202,7 @@ class Services:
         try:
             method.unary(call, message if type(message) is bytes else message.SerializeToString())
         except InferError as error:
-            call.refuse(GRPC_STATUS[error.code], error.message, pushback_ms(error))
+            call.abort(GRPC_STATUS[error.code], error.message, pushback_ms(error))
         return call
 
     def open(

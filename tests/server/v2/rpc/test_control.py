@@ -310,7 +310,7 @@ def test_restricted_methods_demand_their_header() -> None:
     services = Services(restricted=RestrictedApis.parse(["inference:key=secret"], GRPC_PREFIX))
     closed = services.call("ModelInfer", request())
     call, reader = services.open()
-    reader.message(request().SerializeToString())
+    reader.on_message(request().SerializeToString())
     opened = services.call("ModelInfer", request(), {"triton-grpc-protocol-key": "secret"})
 
     text = "This protocol is restricted, expecting header 'triton-grpc-protocol-key'"

@@ -133,7 +133,7 @@ class Conversation:
         self.call, self.reader = Services().open(f"/{package}.ServerReflection/ServerReflectionInfo")
 
     def ask(self, **question: Any) -> Any:
-        self.reader.message(self._request(host="h", **question).SerializeToString())
+        self.reader.on_message(self._request(host="h", **question).SerializeToString())
         answer = self._answer.FromString(self.call.sent[-1])
         assert answer.valid_host == "h"
         assert answer.original_request == self._request(host="h", **question)
@@ -162,7 +162,7 @@ def test_a_client_learns_every_service_and_message(package: str) -> None:
         assert pool.FindMessageTypeByName("inference.ModelInferRequest").fields_by_name["inputs"].number == 5
         again = conversation.ask(file_by_filename="grpc_service.proto").file_descriptor_response
         assert len(again.file_descriptor_proto) == 2
-        conversation.reader.half_closed()
+        conversation.reader.on_half_close()
         assert conversation.call.status is Status.OK
 
     asyncio.run(main())
@@ -199,7 +199,7 @@ def test_a_client_that_reads_no_answers_is_ended() -> None:
         conversation = Conversation(REFLECTIONS[0])
         conversation.call.writable = False
         for _ in range(65):
-            conversation.reader.message(b"")
+            conversation.reader.on_message(b"")
         assert conversation.call.status is Status.RESOURCE_EXHAUSTED
 
     asyncio.run(main())

@@ -110,7 +110,7 @@ def test_a_large_answer_is_encoded_on_a_thread(
                 call = services.call(rpc, message)
             else:
                 call, reader = services.open(rpc)
-                reader.message(message.SerializeToString())
+                reader.on_message(message.SerializeToString())
             if not hooked:
                 services.engine.let_go(values)
             await settled()
@@ -263,7 +263,7 @@ def test_an_answered_call_holds_no_request() -> None:
     call = services.call("ModelInfer", request())
     services.engine.let_go()
 
-    assert call.cancelled is None
+    assert call.on_cancel is None
 
 
 def test_a_large_message_is_decoded_on_a_thread_and_remembered() -> None:
@@ -324,14 +324,14 @@ def test_a_model_is_held_until_its_hooks_have_run(lost: bool) -> None:
         (model,) = services.engine.loaded
         call = services.call("ModelInfer", request())
         stream, reader = services.open()
-        reader.message(request().SerializeToString())
+        reader.on_message(request().SerializeToString())
         assert model.holds == 2
         if lost:
             call.lose()
             stream.lose()
         await settled()
         assert model.holds == 0
-        reader.half_closed()
+        reader.on_half_close()
 
     asyncio.run(main())
 
@@ -369,7 +369,7 @@ def test_a_call_that_has_ended_is_freed_without_the_collector(ending: str) -> No
         elif ending == "failed":
             services.engine.fail(InferError(Code.EXPIRED, "Request timeout expired"))
         elif ending == "refused":
-            call.cancelled = services.engine.failure = None  # as the lane does; the error has the frames
+            call.on_cancel = services.engine.failure = None  # as the lane does; the error has the frames
         gone = weakref.ref(call)
         del call
         assert gone() is None

@@ -86,7 +86,7 @@ class Scene:
         if model == "m":
             parameters["hooks"] = {"bool_param": False}
         message = request(id=request_id, model_name=model, parameters=parameters)
-        self.reader.message(message.SerializeToString())
+        self.reader.on_message(message.SerializeToString())
 
     async def has_sent(self, count: int) -> list[tuple[str, str, float | None, bool]]:
         while len(self.call.sent) < count:
@@ -112,7 +112,7 @@ def test_each_answer_leaves_as_it_comes_while_plain_ones_wait_their_turn() -> No
         assert await scene.has_sent(1) == [("", "several", 1.0, False)]
         scene.services.engine.let_go()
         assert (await scene.has_sent(3))[1:] == [("", "plain", 1.0, True), ("", "next", 1.0, True)]
-        scene.reader.half_closed()
+        scene.reader.on_half_close()
         scene.hooks.put(row(2), None)
         await settled()
         assert sent(scene.call)[3:] == [("", "several", 2.0, False), ("", "several", None, True)]
@@ -125,7 +125,7 @@ def test_an_error_that_is_known_to_be_the_last_answer_says_so() -> None:
     async def main() -> None:
         scene = Scene()
         scene.ask("a", **EMPTY)
-        scene.reader.half_closed()
+        scene.reader.on_half_close()
         scene.hooks.put(row(1), Answer({}, InferError(Code.INVALID, "wrong"), final=True), None)
         await settled()
         assert sent(scene.call) == [("", "a", 1.0, False), ("wrong", "a", None, True)]
@@ -138,7 +138,7 @@ def test_without_the_parameter_nothing_tells_the_end() -> None:
     async def main() -> None:
         scene = Scene()
         scene.ask("a")
-        scene.reader.half_closed()
+        scene.reader.on_half_close()
         assert not scene.call.ended
         scene.hooks.put(None)
         await settled()
@@ -295,7 +295,7 @@ def test_large_messages_leave_the_order_when_they_have_been_read() -> None:
         assert scene.call.sent == []
         assert [each[1] for each in await scene.has_sent(1)] == ["plain"]
         scene.hooks.put(row(1), None)
-        scene.reader.half_closed()
+        scene.reader.on_half_close()
         await settled()
         assert [each[1] for each in sent(scene.call)] == ["plain", "large"]
 
@@ -341,7 +341,7 @@ def test_a_call_with_one_answer_is_refused(pad: str, again: bool) -> None:
             # a stream has taught the server what such a message looks like
             wrong.inputs[0].datatype = "FP32"
             _, reader = services.open()
-            reader.message(wrong.SerializeToString())
+            reader.on_message(wrong.SerializeToString())
             await turns()
         call = services.call("ModelInfer", wrong)
         while not call.ended:

@@ -33,7 +33,7 @@ def test_answers_come_in_the_order_of_the_requests() -> None:
         services = Services()
         call, reader = services.open()
         for name in "abc":
-            reader.message(request(id=name).SerializeToString())
+            reader.on_message(request(id=name).SerializeToString())
         first, *others = services.engine.held
         services.engine.held = others
         services.engine.let_go()
@@ -50,18 +50,18 @@ def test_a_wrong_request_is_answered_in_its_turn_and_the_stream_goes_on() -> Non
     async def main() -> None:
         services = Services()
         call, reader = services.open()
-        reader.message(request(id="good").SerializeToString())
-        reader.message(request(id="bad", model_name="no").SerializeToString())
-        reader.message(b"\xff")
+        reader.on_message(request(id="good").SerializeToString())
+        reader.on_message(request(id="bad", model_name="no").SerializeToString())
+        reader.on_message(b"\xff")
         assert sent(call) == []
         services.engine.let_go()
-        reader.message(request(id="next").SerializeToString())
+        reader.on_message(request(id="next").SerializeToString())
         services.engine.fail(InferError(Code.EXPIRED, "Request timeout expired"))
         texts = ["", "Request for unknown model: 'no' is not found", "failed to parse", "Request timeout expired"]
         for (text, *_), expected in zip(sent(call), texts, strict=True):
             assert text.startswith(expected)
         assert [each[1] for each in sent(call)] == ["good", "bad", "", "next"]
-        assert call.erred_with == [Status.NOT_FOUND, Status.INVALID_ARGUMENT, Status.UNAVAILABLE]
+        assert call.errors == [Status.NOT_FOUND, Status.INVALID_ARGUMENT, Status.UNAVAILABLE]
         assert not call.ended
 
     run(main)
@@ -71,16 +71,16 @@ def test_on_demand_an_error_ends_the_stream_with_its_status() -> None:
     async def main() -> None:
         services = Services()
         call, reader = services.open(metadata={"triton_grpc_error": "true"})
-        reader.message(request().SerializeToString())
-        reader.message(request(model_name="no").SerializeToString())
-        reader.message(request().SerializeToString())
+        reader.on_message(request().SerializeToString())
+        reader.on_message(request(model_name="no").SerializeToString())
+        reader.on_message(request().SerializeToString())
         first, last = services.engine.held
         services.engine.held = [first]
         services.engine.let_go()
         assert len(call.sent) == 1
         assert (call.status, call.text) == (Status.NOT_FOUND, "Request for unknown model: 'no' is not found")
         assert services.engine.cancelled == [last]
-        reader.message(request().SerializeToString())
+        reader.on_message(request().SerializeToString())
         assert services.engine.held == []
 
     run(main)
@@ -90,8 +90,8 @@ def test_a_half_closed_stream_ends_after_the_last_answer() -> None:
     async def main() -> None:
         services = Services()
         call, reader = services.open()
-        reader.message(request().SerializeToString())
-        reader.half_closed()
+        reader.on_message(request().SerializeToString())
+        reader.on_half_close()
         assert not call.ended
         services.engine.let_go()
         assert (len(call.sent), call.status) == (1, Status.OK)
@@ -102,7 +102,7 @@ def test_a_half_closed_stream_ends_after_the_last_answer() -> None:
 def test_a_stream_without_requests_ends_at_once() -> None:
     async def main() -> None:
         call, reader = Services().open()
-        reader.half_closed()
+        reader.on_half_close()
         assert call.status is Status.OK
 
     run(main)
@@ -113,7 +113,7 @@ def test_a_lost_stream_cancels_all_that_is_under_way() -> None:
         services = Services()
         call, reader = services.open()
         for _ in range(3):
-            reader.message(request().SerializeToString())
+            reader.on_message(request().SerializeToString())
         call.lose()
         assert services.engine.cancelled == services.engine.held
         services.engine.let_go()
@@ -128,7 +128,7 @@ def test_what_is_beyond_the_bound_is_refused_one_by_one(monkeypatch: pytest.Monk
         services = Services()
         call, reader = services.open()
         for name in "abc":
-            reader.message(request(id=name).SerializeToString())
+            reader.on_message(request(id=name).SerializeToString())
         assert len(services.engine.held) == 2
         services.engine.let_go()
         assert [each[:2] for each in sent(call)] == [("", "a"), ("", "b"), ("Exceeds maximum queue size", "c")]
@@ -144,11 +144,11 @@ def test_large_messages_and_hooks_keep_their_turn() -> None:
         services = Services(hooks=FakeHooks(post))
         call, reader = services.open()
         plain = request(id="plain", parameters={"hooks": {"bool_param": False}})
-        reader.message(request(id="hooked").SerializeToString())
-        reader.message(request(id="large", parameters={"pad": {"string_param": "x" * 300_000}}).SerializeToString())
-        reader.message(plain.SerializeToString())
+        reader.on_message(request(id="hooked").SerializeToString())
+        reader.on_message(request(id="large", parameters={"pad": {"string_param": "x" * 300_000}}).SerializeToString())
+        reader.on_message(plain.SerializeToString())
         services.engine.let_go()
-        reader.half_closed()
+        reader.on_half_close()
         await settled()
         more = (ROW + 1).tobytes()
         assert sent(call) == [("", "hooked", more), ("", "large", more), ("", "plain", DATA)]
@@ -162,7 +162,7 @@ def test_a_large_wrong_message_is_answered_with_its_id() -> None:
         services = Services()
         call, reader = services.open()
         wrong = request(np.zeros((1, 80_000), np.float32), id="large", datatype="INT8")
-        reader.message(wrong.SerializeToString())
+        reader.on_message(wrong.SerializeToString())
         await settled()
         ((text, request_id, _),) = sent(call)
         assert (request_id, "data-type is 'INT8'" in text) == ("large", True)
@@ -175,8 +175,8 @@ def test_a_fault_of_ours_after_a_slow_decode_is_answered_in_its_turn() -> None:
         services = Services()
         call, reader = services.open()
         services.engine.failure = RuntimeError("broken")
-        reader.message(request(id="large", parameters={"pad": {"string_param": "x" * 300_000}}).SerializeToString())
-        reader.half_closed()
+        reader.on_message(request(id="large", parameters={"pad": {"string_param": "x" * 300_000}}).SerializeToString())
+        reader.on_half_close()
         await settled()
         ((text, request_id, _),) = sent(call)
         assert (request_id, text.startswith("internal error")) == ("large", True)
@@ -191,7 +191,7 @@ def test_when_the_server_leaves_idle_streams_end_and_others_take_no_more(monkeyp
         services = Services()
         idle, _ = services.open()
         busy, reader = services.open()
-        reader.message(request().SerializeToString())
+        reader.on_message(request().SerializeToString())
         services.health.draining = True
         await turns()
         assert not idle.ended
@@ -199,11 +199,11 @@ def test_when_the_server_leaves_idle_streams_end_and_others_take_no_more(monkeyp
         await turns()
         assert idle.status is Status.UNAVAILABLE
         assert not busy.ended
-        reader.message(request(id="late").SerializeToString())
+        reader.on_message(request(id="late").SerializeToString())
         assert len(services.engine.held) == 1
         services.engine.let_go()
         assert [each[:2] for each in sent(busy)] == [("", ""), (SHUTTING_DOWN, "late")]
-        reader.half_closed()
+        reader.on_half_close()
 
     run(main)
 
@@ -213,7 +213,7 @@ def test_the_parameter_for_empty_final_answers_is_taken() -> None:
         services = Services()
         call, reader = services.open()
         named = {"triton_enable_empty_final_response": {"bool_param": True}}
-        reader.message(request(parameters=named).SerializeToString())
+        reader.on_message(request(parameters=named).SerializeToString())
         services.engine.let_go()
         assert sent(call) == [("", "", DATA)]
 
@@ -228,10 +228,10 @@ def test_a_stream_that_has_ended_is_freed_without_the_collector(ending: str) -> 
         gc.disable()
         try:
             call, reader = services.open()
-            reader.message(request().SerializeToString())
+            reader.on_message(request().SerializeToString())
             if ending == "finished":
                 services.engine.let_go()
-                reader.half_closed()
+                reader.on_half_close()
             else:
                 call.lose()
                 services.engine.held.clear()
@@ -257,7 +257,7 @@ def test_a_stream_that_is_cancelled_in_hooks_is_freed_without_the_collector() ->
         gc.disable()
         try:
             call, reader = services.open()
-            reader.message(request().SerializeToString())
+            reader.on_message(request().SerializeToString())
             await turns()
             call.lose()
             await settled()
@@ -274,16 +274,16 @@ def test_what_may_be_of_one_sequence_waits_for_a_message_that_takes_long_to_read
     async def main() -> None:
         services = Services()
         call, reader = services.open()
-        reader.message(request(id="large", parameters={"pad": {"string_param": "x" * 300_000}}).SerializeToString())
+        reader.on_message(request(id="large", parameters={"pad": {"string_param": "x" * 300_000}}).SerializeToString())
         for name in "abc":
-            reader.message(request(id=name).SerializeToString())
+            reader.on_message(request(id=name).SerializeToString())
         assert services.engine.held == []
         await settled()
         assert [each.id for each in services.engine.held] == ["large", "a", "b", "c"]
         services.engine.let_go()
         # its model is known by now, and has no sequences
-        reader.message(request(id="large", parameters={"pad": {"string_param": "x" * 300_000}}).SerializeToString())
-        reader.message(request(id="d").SerializeToString())
+        reader.on_message(request(id="large", parameters={"pad": {"string_param": "x" * 300_000}}).SerializeToString())
+        reader.on_message(request(id="d").SerializeToString())
         await settled()
         assert [each.id for each in services.engine.held] == ["d", "large"]
         services.engine.let_go()
@@ -299,9 +299,9 @@ def test_those_that_wait_for_one_that_is_wrong_go_on(large: int) -> None:
         call, reader = services.open()
         wrong = request(np.zeros((1, 80_000), np.float32), id="wrong", datatype="INT8")
         for _ in range(large):
-            reader.message(wrong.SerializeToString())
-        reader.message(request(id="good").SerializeToString())
-        reader.half_closed()
+            reader.on_message(wrong.SerializeToString())
+        reader.on_message(request(id="good").SerializeToString())
+        reader.on_half_close()
         await settled()
         services.engine.let_go()
         await turns()

@@ -91,7 +91,7 @@ def test_what_is_sent_after_a_large_message_waits_for_it() -> None:
     sent = [LARGE, b"small", b"many " * 100, LARGE, b"", b"last"]
     for message in sent:
         wire.held[0].send(message)
-    wire.held[0].refuse(Status.ABORTED, "enough")
+    wire.held[0].abort(Status.ABORTED, "enough")
     wire.loop.turn()
     found = wire.frames()
     assert messages_of(found) == []
@@ -173,7 +173,7 @@ def test_who_sends_a_large_message_can_wait_until_it_is_compressed() -> None:
         wire.loop.create_future = asyncio.get_running_loop().create_future  # type: ignore[attr-defined]
         call = wire.held[0]
         call.send(LARGE)
-        waiting = asyncio.ensure_future(call.drained())
+        waiting = asyncio.ensure_future(call.drain())
         await asyncio.sleep(0)
         before: bool = waiting.done()
         threads.do()
@@ -193,7 +193,7 @@ def test_nothing_is_compressed_to_its_end_for_a_call_that_is_lost(*, finished: b
         call.finish()
     wire.loop.turn()
     wire.frames()
-    wire.feed(frames.reset(1, frames.Fault.CANCEL))
+    wire.feed(frames.reset(1, frames.ErrorCode.CANCEL))
     assert threads.do() == b""
     wire.loop.turn()
 
@@ -245,7 +245,7 @@ def test_a_call_whose_answer_cannot_be_compressed_is_reset(caplog: pytest.LogCap
     threads.given.pop()[2].set_exception(MemoryError())
     wire.loop.turn()
 
-    assert wire.reset_of(1) == frames.Fault.INTERNAL_ERROR
+    assert wire.reset_of(1) == frames.ErrorCode.INTERNAL_ERROR
     assert "an answer could not be compressed" in caplog.text
 
 
@@ -289,7 +289,7 @@ def test_what_went_as_it_is_and_is_not_taken_is_dropped_like_any_other() -> None
         wire.held[0].send(LARGE)
     wire.loop.turn()
 
-    assert wire.reset_of(1) == frames.Fault.ENHANCE_YOUR_CALM
+    assert wire.reset_of(1) == frames.ErrorCode.ENHANCE_YOUR_CALM
     assert (wire.cancelled, wire.shared.unread.held_bytes) == (1, 0)
 
 
@@ -298,7 +298,7 @@ def test_what_a_lost_call_was_to_send_is_not_kept_until_a_thread_comes_to_it() -
     before = sys.getrefcount(LARGE)
     wire.held[0].send(LARGE)
     wire.held[0].send(LARGE)
-    wire.feed(frames.reset(1, frames.Fault.CANCEL))
+    wire.feed(frames.reset(1, frames.ErrorCode.CANCEL))
 
     assert len(threads.given) == 1
     assert sys.getrefcount(LARGE) == before

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.backends.partial import import_parts
+from penstock.backends.partial_import import import_parts
 
 PACKAGE = "partial_stock"
 

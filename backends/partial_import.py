@@ -15,19 +15,19 @@ from types import ModuleType
 from typing import Any
 
 
-class _Outline(ModuleType):
+class _PartialPackage(ModuleType):
     """A package with only its path; accessing anything else imports the whole package, which replaces it."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__version__":
             raise AttributeError(name)
-        return getattr(_whole(self), name)
+        return getattr(_import_full(self), name)
 
 
-def _whole(outline: _Outline) -> ModuleType:
-    if sys.modules.get(outline.__name__) is outline:
-        del sys.modules[outline.__name__]
-    return importlib.import_module(outline.__name__)
+def _import_full(partial: _PartialPackage) -> ModuleType:
+    if sys.modules.get(partial.__name__) is partial:
+        del sys.modules[partial.__name__]
+    return importlib.import_module(partial.__name__)
 
 
 def import_parts(package: str, parts: Sequence[str]) -> None:
@@ -41,17 +41,17 @@ def import_parts(package: str, parts: Sequence[str]) -> None:
     spec = importlib.util.find_spec(package)
     if spec is None or spec.submodule_search_locations is None:
         return
-    outline = sys.modules[package] = _Outline(package)
-    outline.__path__ = list(spec.submodule_search_locations)
-    outline.__spec__ = spec
-    collects = gc.isenabled()
+    partial = sys.modules[package] = _PartialPackage(package)
+    partial.__path__ = list(spec.submodule_search_locations)
+    partial.__spec__ = spec
+    gc_was_enabled = gc.isenabled()
     gc.disable()  # otherwise a fifth of the time would go to scans of what has been imported so far
     try:
         for part in parts:
             importlib.import_module(f"{package}.{part}")
     except Exception:  # noqa: BLE001 - another version may be structured differently
-        _whole(outline)
+        _import_full(partial)
     finally:
         gc.freeze()  # imported modules stay
-        if collects:
+        if gc_was_enabled:
             gc.enable()
