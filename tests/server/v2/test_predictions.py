@@ -21,7 +21,7 @@ SAMPLE = b"[[1, 2, 3, 4]]"
 ANSWER = b"[[[1.0,2.0,3.0,4.0]]]"
 
 
-class PredictRoutes(Lane):
+class Predicting(Lane):
     """A connection whose Service is Inference, and the Hooks of its one model, which has no file of its own."""
 
     def __init__(self, engine: HeldEngine, hooks: Hooks) -> None:
@@ -30,7 +30,7 @@ class PredictRoutes(Lane):
         super().__init__(shared=HttpShared(service, Limits()))
 
     @classmethod
-    async def made(cls) -> PredictRoutes:
+    async def made(cls) -> Predicting:
         engine = HeldEngine()
         engine.loaded.request_rows = 8
         return cls(engine, await Hooks.load(cast(Any, engine), engine.loaded))
@@ -46,7 +46,7 @@ class PredictRoutes(Lane):
 
 def test_one_is_answered_when_its_batch_is_done_without_a_task() -> None:
     async def main() -> None:
-        served = await PredictRoutes.made()
+        served = await Predicting.made()
         assert await served.fed(request(PATH, SAMPLE)) == []
         tasks = len(asyncio.all_tasks())
         served.engine.let_go()
@@ -61,7 +61,7 @@ def test_one_is_answered_when_its_batch_is_done_without_a_task() -> None:
 
 def test_pipelined_ones_run_one_after_the_other() -> None:
     async def main() -> None:
-        served = await PredictRoutes.made()
+        served = await Predicting.made()
         await served.fed(request(PATH, SAMPLE) * 2)
         assert len(served.engine.held) == 1
         served.engine.let_go()
@@ -76,7 +76,7 @@ def test_pipelined_ones_run_one_after_the_other() -> None:
 
 def test_that_of_a_client_that_goes_away_is_cancelled_and_counted_out() -> None:
     async def main() -> None:
-        served = await PredictRoutes.made()
+        served = await Predicting.made()
         await served.fed(request(PATH, SAMPLE))
         [gone] = served.engine.held
         served.transport.lose(ConnectionResetError())
@@ -103,7 +103,7 @@ def test_what_fails_at_once_is_told_at_once(
     failure: Exception, status: int, told: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
-        served = await PredictRoutes.made()
+        served = await Predicting.made()
         served.engine.failure = failure
         with caplog.at_level(logging.CRITICAL, "penstock.server"):
             [answer] = await served.fed(request(PATH, SAMPLE, "x-request-id: abc"))
@@ -117,7 +117,7 @@ def test_what_fails_at_once_is_told_at_once(
 
 def test_what_fails_later_is_told_later() -> None:
     async def main() -> None:
-        served = await PredictRoutes.made()
+        served = await Predicting.made()
         await served.fed(request(PATH, SAMPLE))
         [held] = served.engine.held
         held.error = InferError(Code.EXPIRED, "Request timeout expired")
@@ -131,7 +131,7 @@ def test_what_fails_later_is_told_later() -> None:
 
 def test_a_sample_that_is_no_json_is_refused() -> None:
     async def main() -> None:
-        served = await PredictRoutes.made()
+        served = await Predicting.made()
         [answer] = await served.fed(request(PATH, b"[1,"))
 
         assert answer.status == 400
