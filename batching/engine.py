@@ -18,16 +18,16 @@ from .ensembles.ensembles import Ensembles
 from .ensembles.passage import is_step
 from .loaded import STOPPING, Leaving, Loaded
 from .loading.opening import open_ensemble, open_model
-from .loading.resizing import Change, change_to, close
+from .loading.resizing import Change, close, make_change
 from .model import Model
 from .request import NO_TERMS, InferRequest, Terms
 from .running.batch import Batch
 from .running.outsides import OutsideLoader, close_outsides, open_outside
 from .running.watchdog import Watchdog
-from .scheduling.admission import request_for, values_key
+from .scheduling.admission_control import LATE_EVENT, AdmissionControl
 from .scheduling.arrivals import Arrivals
-from .scheduling.door import LATE, Door
-from .scheduling.together import add_together
+from .scheduling.bulk_enqueue import enqueue_all
+from .scheduling.request_checks import make_request, values_key
 from .shapes.splitting import add_parts
 from .sinks import answered, let_go, withdraw
 from .spec import ModelSpec
@@ -57,8 +57,8 @@ class Engine:
         self.devices = Devices()
         self.outsides: dict[str, OutsideLoader] = {}
         self._ensembles = Ensembles(self, self._left, self._turns.begin)
-        door = Door(self._turns)
-        self._aim, self.turn_away, self.make_room = door.aim, door.turn_away, door.make_room
+        admission = AdmissionControl(self._turns)
+        self._aim, self.turn_away, self.make_room = admission.set_target, admission.early_rejection, admission.make_room
         self._arrivals = Arrivals(self, self._turns.begin, self._left)
         self.submit_soon = self._arrivals.add
         self._held = Leaving(lambda model: not model.holds)
@@ -85,7 +85,7 @@ class Engine:
         """Load, complete and warm up one version, without publishing it. Raises: InferError."""
         if spec.ensemble is not None:
             model = open_ensemble(spec)
-            self._ensembles.adopt(model)
+            self._ensembles.register(model)
             return self._with_cache(model)
         outside = self.outsides.get(spec.backend)
         if outside is not None:
@@ -106,12 +106,12 @@ class Engine:
 
         Returns: None if the model must be opened anew. Raises: InferError, after undoing everything it did.
         """
-        return await change_to(model, spec, self._loaders, self.outsides, self.devices)
+        return await make_change(model, spec, self._loaders, self.outsides, self.devices)
 
     def _changed(self) -> None:
         self.generation += 1
         # an ensemble's cached answers are valid as long as its steps are the same (remembering.py)
-        self._ensembles.forget()
+        self._ensembles.invalidate_links()
 
     def publish(self, name: str, models: Iterable[Model], absent: Iterable[str] = ()) -> list[Model]:
         """Replace all versions of a name with open Models; `absent` lists versions that should exist but cannot.
@@ -125,13 +125,13 @@ class Engine:
     async def retire(self, model: Model) -> None:
         """Close an unpublished Model once nothing holds it and its accepted requests have finished."""
         await self.unheld(model)
-        self._arrivals.admit()
+        self._arrivals.flush()
         model.closing, model.looped, model.gathers = True, False, False
         self._watched = True
         await self._retiring.wait(model)
         self._watched = self.stopping or bool(self._retiring)
         self._turns.alarms.cancel(model)
-        self._ensembles.dismiss(model)
+        self._ensembles.unregister(model)
         if model.cache is not None:
             await model.cache.forget()
         await close(model)
@@ -221,7 +221,7 @@ class Engine:
         except InferError as error:
             model.statistics.record_failure(REJECTED, request.start_ns, now_ns)
             if error.retry_after_ns:
-                model.count(LATE)
+                model.count(LATE_EVENT)
             raise
         model.inflight += parts
         if request.deadline_ns or scheduler.sequences is not None:
@@ -230,8 +230,8 @@ class Engine:
             self._turns.mark(model)
 
     def submit_together(self, model: Model, requests: Sequence[InferRequest]) -> bool:
-        """Accept steps of requests accepted earlier (together.py). Returns: False if each must be submitted alone."""
-        if not add_together(model, requests, time.monotonic_ns()):
+        """Accept steps of requests accepted earlier (bulk_enqueue.py). Returns: False to submit each alone."""
+        if not enqueue_all(model, requests, time.monotonic_ns()):
             return False
         model.inflight += len(requests)
         if not model.dirty:
@@ -244,12 +244,12 @@ class Engine:
         if model.passive:
             model.statistics.record_failure(REJECTED, request.start_ns, request.queue_ns)
             raise InferError(Code.INTERNAL, f"Unable to find the payload queue for the model {model.name}")
-        if model.forms is not None and model.forms.valued:
+        if model.forms is not None and model.forms.has_value_keys:
             request.key = values_key(request)
         if model.cache is not None:
             if model.cache.takes(request):
                 return True
-            if model.scheduler.full():
+            if model.scheduler.is_full():
                 self.make_room(model)
         if model.ensemble is None:
             return False
@@ -259,7 +259,7 @@ class Engine:
     def cancel(self, request: InferRequest) -> None:
         """Withdraw a waiting request. One that is running finishes and still reaches its sink, which must accept it."""
         model = request.model
-        if self._arrivals.take_back(request) or (model.cache is not None and model.cache.gives_up(request)):
+        if self._arrivals.withdraw(request) or (model.cache is not None and model.cache.gives_up(request)):
             return
         if model.ensemble is not None:
             self._ensembles.cancel(request)
@@ -281,7 +281,7 @@ class Engine:
         withdraw(request)
         if model.scheduler.sequences is not None:
             self._turns.cut(model)
-        elif model.scheduler.sizing.holds and model.scheduler.live and not model.dirty:
+        elif model.scheduler.sizing.may_hold and model.scheduler.request_count and not model.dirty:
             self._turns.mark(model)  # those behind it may now make a batch of a preferred size
 
     async def infer(
@@ -295,7 +295,7 @@ class Engine:
         Returns: the outputs at the positions in `wanted`; None means all, including outputs that are not tensors.
         Raises: InferError.
         """
-        request = request_for(model, inputs, wanted, terms, parameters)
+        request = make_request(model, inputs, wanted, terms, parameters)
         request.id = id
         return await answered(self, request)
 
@@ -309,7 +309,7 @@ class Engine:
 
         Returns: how many requests were dropped because `grace_s` ran out.
         """
-        self._arrivals.admit()
+        self._arrivals.flush()
         self.stopping = self._watched = True
         if self.inflight:
             self._idle.clear()

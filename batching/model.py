@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 from .devices.memory import usable_bytes
 from .devices.placement import Devices, Placement, Reopen, needs_threads, place
-from .loading.closing import patiently
+from .loading.closing import end_with_timeout
 from .running.in_place import devices_of, unread
 from .running.instance import ThreadInstance
 from .running.isolation import LostBatch, execute, refuse, settled
 from .running.quarantine import Quarantine
 from .running.stay import LONG_NS, Stay
-from .scheduling.arrivals import is_choosy
+from .scheduling.arrivals import needs_own_checks
 from .scheduling.costs import CostModel
-from .scheduling.room import whole_rows
+from .scheduling.queue_limits import max_split_rows
 from .scheduling.scheduler import Scheduler
 from .scheduling.sizing import fast_ns
-from .scheduling.timeouts import is_timed
-from .sequences.homes import sequences_of
+from .scheduling.timeouts import has_default_timeout
+from .sequences.homes import make_sequences
 from .shapes.forms import forms_of
 from .shapes.padding import Padding
 from .statistics import ModelStatistics
@@ -96,7 +96,7 @@ class Model:
         self.node_inputs, self.node_outputs, self.described = _said_by(backends)
         self.statistics = ModelStatistics(spec.first_response_ms)
         self.max_rows = spec.policy.max_batch_rows or 1
-        self.request_rows = max(self.max_rows, whole_rows(spec.policy, self.max_rows) if spec.policy.split else 0)
+        self.request_rows = max(self.max_rows, max_split_rows(spec.policy, self.max_rows) if spec.policy.split else 0)
         self.allowed_rows = spec.policy.allowed_rows
         self.padding = Padding(spec, self.signature) if spec.padding else None
         self.all_outputs = tuple(i for i, output in enumerate(self.signature.outputs) if output.is_tensor)
@@ -109,7 +109,7 @@ class Model:
         fast = fast_ns("thread" if self._on_threads else spec.policy.executor, count)
         self.costs = CostModel(spec.policy.allowed_rows)
         self.stay, self.quarantine = Stay(), Quarantine()
-        sequences = sequences_of(spec, self.max_rows, count, backends)
+        sequences = make_sequences(spec, self.max_rows, count, backends)
         self.scheduler = Scheduler(spec.policy, self.costs, fast, count, sequences, usable_bytes())
         self.events: dict[str, int] = {}
         self.device_ns: dict[str, int] = {}
@@ -119,9 +119,9 @@ class Model:
         self.leaving: set[asyncio.Task[None]] = set()
         self.closing = self.dirty = self.looped = self.gathers = False
         self.came: list[InferRequest] = []
-        self.detours = self.passive or (self.forms is not None and self.forms.valued)
-        self.timed = is_timed(spec.policy)
-        self.choosy = sequences is not None or is_choosy(spec.policy)
+        self.detours = self.passive or (self.forms is not None and self.forms.has_value_keys)
+        self.timed = has_default_timeout(spec.policy)
+        self.choosy = sequences is not None or needs_own_checks(spec.policy)
         self.instances: list[ThreadInstance | OutsideInstance] = []
         self.loop_binding: Binding | None = None
         self.loop_lost: Binding | None = None
@@ -143,7 +143,7 @@ class Model:
     @property
     def waiting_requests(self) -> int:
         """Requests in the queue."""
-        return self.scheduler.live
+        return self.scheduler.request_count
 
     @property
     def threads(self) -> list[ThreadInstance]:
@@ -182,7 +182,7 @@ class Model:
         with self.lock:
             for instance in self.instances:
                 instance.stop()
-        patiently(self.name, [at.name for at in self.places], self._end)
+        end_with_timeout(self.name, [at.name for at in self.places], self._end)
 
     def _end(self) -> None:
         for instance in self.instances:
@@ -218,7 +218,7 @@ class Model:
                 self.wake_one()
                 if binding is None or now_ns < stay.away_until_ns:
                     return [], False
-                lane = scheduler.next_lane(now_ns, fast=True)
+                lane = scheduler.next_lane(now_ns, fast_only=True)
                 if lane is None:
                     return [], False
             batch = scheduler.take_from(lane, now_ns)
@@ -236,7 +236,7 @@ class Model:
             said = stay.held(held_ns, time.thread_time_ns(), ran[-1].exec_end_ns)
             if said:
                 logger.warning("model %s %s", self.name, said)
-        return ran, scheduler.live > 0
+        return ran, scheduler.request_count > 0
 
     def _loop_loses(self, binding: Binding, lost: LostBatch) -> list[Batch]:
         """Answer the requests whose device the loop lost, and have the first Instance reload the model there."""
@@ -329,7 +329,7 @@ class Model:
         now_ns = ran[-1].exec_end_ns
         try:
             with self.lock:
-                self.scheduler.finished(taken, now_ns, followed)
+                self.scheduler.record_ended(taken, now_ns, followed)
                 for batch in ran:
                     if batch.requests[0].error is None:
                         ns = batch.exec_end_ns - (batch.free_ns or batch.exec_start_ns)

@@ -13,9 +13,9 @@ from penstock.backends.errors import InferError
 
 if TYPE_CHECKING:
     from .caching.remembering import Miss
-    from .ensembles.course import Passed
+    from .ensembles.course import CourseStep
     from .model import Model
-    from .sequences.under_way import UnderWay
+    from .sequences.active_sequence import ActiveSequence
     from .stream import AnswerSink
 
 Key = tuple[tuple[int, ...] | None, ...]
@@ -105,11 +105,11 @@ class InferRequest:
         "sink", "start_ns", "step", "target_ns", "targets", "timeout_us", "traced", "under_way", "waiting", "wanted",
     )  # fmt: skip
 
-    under_way: UnderWay
+    under_way: ActiveSequence
     number: int
     parameters: Mapping[str, Any]
     answers: AnswerSink
-    step: Passed
+    step: CourseStep
     caller: InferRequest
     targets: Mapping[int, DeviceArray]
     timeout_us: int

@@ -57,7 +57,7 @@ def hand_out(requests: list[InferRequest]) -> None:
     ordering = requests[0].model.scheduler.ordering
     if ordering is not None:
         with requests[0].model.lock:  # requests of sequences enter the Ordering from an Instance's thread
-            ended = ordering.leave(requests)
+            ended = ordering.record_ended(requests)
         _in_order(ended)
         return
     to_sinks(requests)
@@ -91,7 +91,7 @@ def withdraw(request: InferRequest) -> None:
     ordering = request.model.scheduler.ordering
     if ordering is not None:
         with request.model.lock:
-            ended = ordering.drop(request)
+            ended = ordering.discard(request)
         _in_order(ended)
 
 

@@ -42,7 +42,7 @@ class BatchPolicy:
     Units: rows, bytes, microseconds as named.
     `max_batch_rows`: 0 if the model has no axis for rows; None if unset, to be completed with `default_max_batch_rows`
     if the model allows. `cap_rows`: None means learned from measured run times. `executor`: "auto" (learned), "thread"
-    or "loop". `max_queue_rows` and `max_queue_bytes`: 0 means unset, with the defaults in room.py;
+    or "loop". `max_queue_rows` and `max_queue_bytes`: 0 means unset, with the defaults in queue_limits.py;
     `max_queue_requests`: 0 means no such limit.
     `latency_target_us`: 0 means none. `allowed_rows`: the only sizes that run; a batch is padded up to the next one.
     `split`: a request of more rows than a batch may have runs in parts. `invariant`: the bytes of an answer do not

@@ -14,13 +14,13 @@ from penstock.backends.errors import Code, InferError
 
 from .alarms import Alarms
 from .awake import LONE_TURNS, Awake
-from .ensembles.passage import count_steps
+from .ensembles.passage import add_step_times
 from .request import InferRequest
 from .running.batch import Batch
 from .running.isolation import give_up
-from .scheduling.promise import EXPIRED
-from .sequences.sequences import CUT
-from .sequences.sequences import EXPIRED as SEQUENCE_EXPIRED
+from .scheduling.promise import EXPIRED_TEXT
+from .sequences.sequences import CANCELED_TEXT
+from .sequences.sequences import EXPIRED_TEXT as SEQUENCE_EXPIRED
 from .sinks import hand_out, to_sinks
 from .statistics import BACKEND, CANCELED, OTHER, REJECTED
 
@@ -163,7 +163,7 @@ class Turns:
         if ran:
             self.deliver(model, ran)
             self._awake.lone = self._awake.lone + 1 if len(ran) == 1 and len(ran[0].requests) == 1 else 0
-        elif model.scheduler.sizing.holds and model.scheduler.live:
+        elif model.scheduler.sizing.may_hold and model.scheduler.request_count:
             self._watch_hold(model, now_ns)
 
     def _deliver_between(self, model: Model, ran: list[Batch]) -> None:
@@ -222,7 +222,7 @@ class Turns:
                 logger.exception("model %s: the answers of a run could not be delivered in order", model.name)
                 to_sinks(requests)
             if requests[0].target_ns:
-                model.scheduler.delivered(requests[0], time.monotonic_ns())
+                model.scheduler.record_delivered(requests[0], time.monotonic_ns())
         if model.scheduler.sequences is not None:
             self.watch(model)
 
@@ -230,7 +230,7 @@ class Turns:
         first = batch.requests[0]
         if model.holds:
             # only then can it be a step's model: an ensemble holds the models of its steps
-            count_steps(batch)
+            add_step_times(batch)
         if first.error is not None:
             model.statistics.record_failure(BACKEND, first.start_ns, now_ns)
         elif batch.runs:
@@ -247,7 +247,7 @@ class Turns:
     def hurry(self, model: Model, *, last: bool) -> None:
         """Close the model's held batches: no more requests will join them. `last`: as in `Sequences.hurry`."""
         with model.lock:
-            model.scheduler.hurry(time.monotonic_ns(), last=last)
+            model.scheduler.expedite(time.monotonic_ns(), last=last)
         self._ring(model)
 
     def _watch_hold(self, model: Model, now_ns: int) -> None:
@@ -267,7 +267,7 @@ class Turns:
         self.expire(model)
         if nearest_ns:
             self.alarms.set(model, nearest_ns)
-        if model.scheduler.live and not model.dirty:
+        if model.scheduler.request_count and not model.dirty:
             self.mark(model)
 
     def expire(self, model: Model) -> None:
@@ -275,17 +275,17 @@ class Turns:
         with model.lock:
             expired, model.scheduler.expired = model.scheduler.expired, []
         if expired:
-            text = EXPIRED if model.scheduler.sequences is None else SEQUENCE_EXPIRED
+            text = EXPIRED_TEXT if model.scheduler.sequences is None else SEQUENCE_EXPIRED
             self.fail(model, expired, Code.EXPIRED, text)
 
     def cut(self, model: Model) -> None:
         """Fail requests queued behind a withdrawn one of their sequence, and serve those that get its place."""
         with model.lock:
-            cut, model.scheduler.cut = model.scheduler.cut, []
+            cut, model.scheduler.orphaned = model.scheduler.orphaned, []
         if cut:
-            self.fail(model, cut, Code.CANCELLED, CUT)
+            self.fail(model, cut, Code.CANCELLED, CANCELED_TEXT)
         self.watch(model)
-        if model.scheduler.live and not model.dirty:
+        if model.scheduler.request_count and not model.dirty:
             self.mark(model)
 
     def fail(self, model: Model, requests: list[InferRequest], code: Code, text: str) -> None:

@@ -27,7 +27,7 @@ from penstock.batching.request import InferRequest
 from penstock.batching.spec import BatchPolicy, ModelSpec
 from penstock.server.environments.environments import Environments
 from penstock.server.fronts.engine_service import EngineService
-from penstock.server.fronts.placing import FrontModelTable
+from penstock.server.fronts.model_table import FrontModelTable
 from penstock.server.fronts.published_engine import PublishedEngine
 from penstock.server.fronts.remote_engine import RemoteEngine
 from penstock.server.ipc.link import Link
@@ -114,26 +114,26 @@ async def print_bare(path: Path) -> None:
     published = PublishedEngine(engine)
     model = await published.open(ModelSpec("iris", 1, path, policy=BatchPolicy(executor="loop")))
     await published.publish("iris", [model])
-    published.began()
+    published.complete_load()
     here, there = socket.socketpair()
     remote = RemoteEngine()
     placed = asyncio.Event()
 
     def to_front(messages: list[Message]) -> None:
-        for _, number, body, _, _ in remote.take(messages):
-            placing.take(number, body)
+        for _, number, body, _, _ in remote.receive(messages):
+            model_table.receive(number, body)
 
     front = Link(there, to_front, lambda _: None)
-    placing = FrontModelTable(remote, front, Environments().interpreter, placed.set)
-    remote.joined(front)
+    model_table = FrontModelTable(remote, front, Environments().interpreter, placed.set)
+    remote.attach(front)
 
     def to_engine(messages: list[Message]) -> None:
-        for kind, number, body, _, _ in service.take(messages):
-            published.take(link, kind, number, body)
+        for kind, number, body, _, _ in service.receive(messages):
+            published.receive(link, kind, number, body)
 
     link = Link(here, to_engine, print)
     service = EngineService(engine, link, published.models)
-    published.joined(link)
+    published.attach(link)
     await placed.wait()
     sink = Counting()
     called = min([await sink.round(engine.submit, model) for _ in range(BARE_ROUNDS)]) / IN_FLIGHT / 1000
@@ -144,7 +144,7 @@ async def print_bare(path: Path) -> None:
     print(f"the hop alone: {more:.1f} us, budget {BUDGET_US:.0f}: {kept}", flush=True)
     front.close()
     link.close()
-    await placing.close()
+    await model_table.close()
     await engine.stop(1)
 
 

@@ -220,7 +220,7 @@ async def fronted(path: Path) -> None:
         front.attach(mine)
         engine.attach(other)
         await engine.load()
-        await front.placed(10.0)
+        await front.wait_ready(10.0)
         name = engine.engine.models()[0].name
         here = await _infer_us(engine.engine, engine.engine.model(name))
         there = await _infer_us(front.engine, front.engine.model(name))

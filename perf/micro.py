@@ -34,7 +34,7 @@ from penstock.server.hooks.runner import Hooks
 from penstock.server.http.fastlane import FastLane
 from penstock.server.http.limits import Limits
 from penstock.server.http.service import HttpShared
-from penstock.server.v2.decode import decode, decode_new
+from penstock.server.v2.decode import decode, decode_and_cache
 from penstock.server.v2.inference import Inference
 from penstock.server.v2.layout import Layouts
 from penstock.server.v2.parsing import parse_simd
@@ -211,7 +211,7 @@ def decoding(model: Model, service: Inference) -> None:
     text = orjson.dumps({"inputs": [entry], "parameters": {"binary_data_output": True}})
     for kind, body, header_bytes in (("JSON row", row, -1), ("binary tensor", text + bytes(16), len(text))):
         layouts = Layouts()
-        decode_new(model, body, header_bytes, 100, service, layouts)
+        decode_and_cache(model, body, header_bytes, 100, service, layouts)
         say(f"decode a {kind}", fastest_us(partial(decode, model, body, header_bytes, 100, service)))
         remembered = partial(layouts.find, model, body, header_bytes, service)
         say(f"decode a {kind}, its JSON remembered", fastest_us(remembered))
@@ -244,7 +244,7 @@ def running(model: Model, service: Inference) -> None:
     """Print the cost of encoding, gathering and running."""
     encoder = service._encoder(model)  # noqa: SLF001
     output = [np.array([[0.1, 0.2, 0.7]], np.float32)]
-    say("encode a JSON row", fastest_us(lambda: encoder.json("", (0,), output)))
+    say("encode a JSON row", fastest_us(lambda: encoder.encode_json("", (0,), output)))
     binding = model.loop_binding
     for rows in (1, 32) if binding is not None else ():
         parts = [np.zeros((1, 4), np.float32)] * rows

@@ -16,7 +16,7 @@ from penstock.batching.engine import Engine
 from penstock.batching.spec import BatchPolicy, ModelSpec
 from penstock.server.hooks.runner import Hooks
 from penstock.server.protobuf import service_pb2
-from penstock.server.v2.rpc.encode import RpcEncoder, before
+from penstock.server.v2.rpc.encode import RpcEncoder, encode_id_and_mark
 from penstock.server.v2.rpc.inference import RpcInference
 
 from .micro import fastest_us, say
@@ -43,7 +43,9 @@ async def main(path: Path) -> None:
         whole()
         say(f"decode a message{what}", fastest_us(whole))
         say(f"decode a message{what}, remembered", fastest_us(partial(inference.find, sent, sink=None)))  # type: ignore[arg-type]
-        answer = partial(lambda request_id: encoder.plain((0,), output, before(request_id)), request_id)
+        answer = partial(
+            lambda request_id: encoder.encode_plain((0,), output, encode_id_and_mark(request_id)), request_id
+        )
         say(f"encode an answer{what}", fastest_us(answer))
     await engine.stop(1.0)
 

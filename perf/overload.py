@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.batching.scheduling.room import LEAST_ROWS
+from penstock.batching.scheduling.queue_limits import MIN_ROWS
 
 from . import models
 from .bench import IRIS_64, MLP_32, Case, call
@@ -36,7 +36,7 @@ from .verdicts import verdict
 DEEP = Case("deep", "binary", 64, ((1, 64),))
 SOAKED = (IRIS_64, MLP_32)
 CONNECTIONS = (16, 64)
-MOST_CONNECTIONS = 2 * LEAST_ROWS
+MOST_CONNECTIONS = 2 * MIN_ROWS
 CALM_S = 4
 SAMPLE_S = 0.25
 EMPTY_WITHIN_S = 60.0
@@ -213,7 +213,7 @@ def _verdicts(rounds: Sequence[Round]) -> list[str]:
             f"offered {times:.1f} times the peak",
             all(each.offered_per_s >= LEAST_OFFERED * each.wanted_per_s for each in floods),
         ),
-        verdict(f"queue: at most {rows} rows of {LEAST_ROWS}", rows <= LEAST_ROWS),
+        verdict(f"queue: at most {rows} rows of {MIN_ROWS}", rows <= MIN_ROWS),
         verdict(f"goodput: {share:.1%} of the peak", share >= LEAST_OF_PEAK),
         verdict(f"refusals: p99 {refused_ms:.3f} ms from sent to received", refused_ms < REFUSED_WITHIN_MS),
         verdict(f"neither 200 nor 503: {unexpected}", unexpected == 0),

@@ -34,7 +34,7 @@ from penstock.server.hooks.runner import Hooks
 from penstock.server.http2 import frames
 from penstock.server.v2.regions import Regions
 from penstock.server.v2.rpc.control import SERVICE
-from penstock.server.v2.rpc.services import InferenceParts, inference_methods
+from penstock.server.v2.rpc.services import InferenceDependencies, inference_methods
 from penstock.server.v2.system_regions import SystemRegions
 
 from .generator.orders import Target
@@ -114,7 +114,9 @@ def http(engine: Engine, regions: Regions, count: int, raw: bytes) -> list[Feed]
 def rpc(engine: Engine, regions: Regions, count: int, message: bytes) -> list[Feed]:
     """Connect `count` clients over gRPC."""
     health = cast("Any", None)
-    parts = InferenceParts(engine=engine, health=health, hooks_of=lambda model: Hooks(engine, model), regions=regions)
+    parts = InferenceDependencies(
+        engine=engine, health=health, hooks_of=lambda model: Hooks(engine, model), regions=regions
+    )
     shared = GrpcShared(inference_methods(parts))
     return [_caller(shared, message) for _ in range(count)]
 

@@ -87,7 +87,7 @@ def clear_task(connection: FastLane) -> None:
 
 
 class Promise:
-    """The future-like object through which a Trip answers one request of a connection.
+    """The future-like object through which a HookedRequest answers one request of a connection.
 
     `answer` and `fail` are called with the connection, the arguments in `args`, and the result or the error. If
     `answer` raises, `fail` is called as well.
@@ -104,7 +104,7 @@ class Promise:
         self._args = args
 
     def done(self) -> bool:
-        """Return whether the client has gone, which would cancel the Trip; here always False."""
+        """Return whether the client has gone, which would cancel the HookedRequest; here always False."""
         return False
 
     def set_result(self, result: Any, /) -> None:

@@ -55,7 +55,7 @@ from .v2.generate import Generate
 from .v2.inference import Inference
 from .v2.plane import make_app
 from .v2.repository import RepositoryEndpoints
-from .v2.rpc.services import RpcParts, methods
+from .v2.rpc.services import RpcDependencies, methods
 from .v2.shared_memory import SharedMemory
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ class Server:
     def grpc_methods(self) -> dict[str, Method]:
         """Return the RPCs by path."""
         own = methods(
-            RpcParts(
+            RpcDependencies(
                 engine=self.engine,
                 repository=self.repository,
                 health=self.health,

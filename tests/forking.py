@@ -34,9 +34,9 @@ _IMPORTED = (
     "penstock.server.abeja.dialect", "penstock.server.abeja.command", "penstock.server.deepaas.cli",
     "penstock.server.deepaas.command", "penstock.server.deepaas.dialect", "penstock.server.process",
     "penstock.server.serve", "penstock.server.cli", "penstock.server.workers.child", "penstock.server.workers.service",
-    "penstock.server.abeja.inside.service", "penstock.server.deepaas.inside.service", "penstock.server.hooks.inside",
-    "penstock.server.isolated.inside", "penstock.server.python_models.inside.service",
-    "penstock.server.seldon.inside.service",
+    "penstock.server.abeja.inside.service", "penstock.server.deepaas.inside.service",
+    "penstock.server.hooks.worker_service", "penstock.server.isolated.inside",
+    "penstock.server.python_models.inside.service", "penstock.server.seldon.inside.service",
 )  # fmt: skip
 _ALONE = {"OPENBLAS_NUM_THREADS": "1"}
 """A fork has only the thread that forks."""

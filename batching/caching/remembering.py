@@ -156,7 +156,7 @@ class Remembering:
             trace(self._model, Batch([request], request.rows, request.key, 0), end_ns)
         ordering = self._model.scheduler.ordering
         if ordering is not None:
-            ordering.enter(request)
+            ordering.add(request)
         if not self._hits:
             self._engine.hold(self._model)
             self._loop.call_soon(self._hand_out)

@@ -15,7 +15,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.running.own_outputs import OwnOutputs
 from penstock.batching.stream import MOST_BYTES, NOT_ONE, StreamedAnswer, size_of
 
-from .passage import Passage, told_of
+from .passage import Passage, sequence_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,175 +23,178 @@ if TYPE_CHECKING:
     from penstock.batching.request import InferRequest
     from penstock.batching.stream import AnswerSink, GoOn, Room
 
-    from .course import Course, Passed
+    from .course import Course, CourseStep
 
-MOST_AT_ONCE = 64
+MAX_ACTIVE = 64
 """The most answers of one request on their way through the same steps if `max_inflight_requests` is unset: further ones
 wait, so that one request does not fill all queues."""
-ENOUGH_BYTES = MOST_BYTES // 4
+PAUSE_BYTES = MOST_BYTES // 4
 """Bytes of answers on their way through the same steps above which the step before is told to wait."""
 
 
-class _Stretch:
+class _Segment:
     """The Passages of one request on one Course.
 
-    `going`: how many are under way or wait to be handed out; `waiting`: those that wait for a place. `room`: the
-    callbacks of steps that were told to wait, for when there is room again.
+    `active_count`: how many are under way or wait to be handed out; `waiting`: those that wait for a place.
+    `resume_callbacks`: the callbacks of steps that were told to wait, for when there is room again.
     """
 
-    __slots__ = ("going", "nbytes", "room", "waiting")
+    __slots__ = ("active_count", "nbytes", "resume_callbacks", "waiting")
 
     def __init__(self) -> None:
-        self.going = 0
+        self.active_count = 0
         self.nbytes = 0
         self.waiting: deque[Passage] = deque()
-        self.room: list[GoOn] = []
+        self.resume_callbacks: list[GoOn] = []
 
 
 class Branches:
     """What is under way for one request: its first Passage, and one for each answer since.
 
-    Invariants: results are handed out in the order of the answers they stem from; at most `most` Passages are going on
-    a Course, and the step that makes its answers is told to wait once as many wait.
+    Invariants: results are handed out in the order of the answers they stem from; at most `max_active` Passages are
+    going on a Course, and the step that makes its answers is told to wait once as many wait.
     Threads: the event loop's.
     """
 
-    def __init__(self, root: Passage, most: int) -> None:
+    def __init__(self, root: Passage, max_active: int) -> None:
         self.root = root
-        self.going = {root}
-        self._most = most or MOST_AT_ONCE
-        self._stretches: dict[Course, _Stretch] = {}
-        self._line: deque[Passage] = deque()
+        self.active = {root}
+        self._max_active = max_active or MAX_ACTIVE
+        self._segments: dict[Course, _Segment] = {}
+        self._ordered: deque[Passage] = deque()
         self._nbytes: dict[Passage, int] = {}
-        self._given: list[StreamedAnswer] = []
-        self._answers: AnswerSink | None = getattr(root.parent, "answers", None)
-        self._takers_full = False
+        self._collected: list[StreamedAnswer] = []
+        self._sink: AnswerSink | None = getattr(root.parent, "answers", None)
+        self._sink_paused = False
 
     @property
-    def over(self) -> bool:
+    def ended(self) -> bool:
         """Whether all of it has ended."""
-        return not self.going
+        return not self.active
 
-    def add(self, step: Passed, course: Course, told: StreamedAnswer) -> Passage | None:
+    def add(self, step: CourseStep, course: Course, answer: StreamedAnswer) -> Passage | None:
         """Take an answer of a step. Returns: its Passage, if that may begin.
 
         Raises: InferError (INTERNAL: it does not match the model's configuration; OVERLOADED: too much waits).
         """
-        if sum(stretch.nbytes for stretch in self._stretches.values()) > MOST_BYTES:
+        if sum(segment.nbytes for segment in self._segments.values()) > MOST_BYTES:
             raise InferError(Code.OVERLOADED, "too many answers of a request wait for the steps that consume them")
         root = self.root
-        passage = Passage(root.ensemble, root.parent, root.links, course, _tensors(step, told))
-        _check(passage, step, told)
+        passage = Passage(root.ensemble, root.parent, root.links, course, _used_tensors(step, answer))
+        _check_answer(passage, step, answer)
         passage.branches = self
-        self.going.add(passage)
-        stretch = self._stretches.setdefault(course, _Stretch())
-        self._nbytes[passage] = size_of(told)
-        stretch.nbytes += self._nbytes[passage]
+        self.active.add(passage)
+        segment = self._segments.setdefault(course, _Segment())
+        self._nbytes[passage] = size_of(answer)
+        segment.nbytes += self._nbytes[passage]
         if course.outputs:
-            self._line.append(passage)
-        if stretch.going < self._most:
-            stretch.going += 1
+            self._ordered.append(passage)
+        if segment.active_count < self._max_active:
+            segment.active_count += 1
             return passage
-        stretch.waiting.append(passage)
+        segment.waiting.append(passage)
         return None
 
-    def room(self, course: Course) -> Room | None:
+    def backpressure(self, course: Course) -> Room | None:
         """Tell the step before a Course whether to continue, as `AnswerSink.tell` does."""
-        stretch = self._stretches.get(course)
-        if stretch is None or not self._full(course, stretch, 1):
+        segment = self._segments.get(course)
+        if segment is None or not self._is_full(course, segment, 1):
             return None
-        return stretch.room.append
+        return segment.resume_callbacks.append
 
-    def done(self, passage: Passage) -> list[Passage]:
+    def record_ended(self, passage: Passage) -> list[Passage]:
         """Record that a Passage has ended. Returns: those that may begin now. Raises: InferError."""
         if passage.course.outputs:
-            passage.answer = _told(passage)
-        self.going.discard(passage)
+            passage.answer = _make_answer(passage)
+        self.active.discard(passage)
         passage.ended = True
         passage.tensors.clear()
         if passage is self.root:
             if passage.course.outputs:
                 # none of its steps gives separate answers
-                self._line.append(passage)
+                self._ordered.append(passage)
         else:
-            self.root.take_times(passage)
-        following = [] if passage.course.outputs or passage is self.root else self._leave_place(passage)
-        while self._line and (told := self._line[0].answer) is not None:
-            first = self._line.popleft()
-            self._hand_out(told._replace(final=self.over and not self._line))
-            following += self._leave_place(first)
-        self._call_for_more()
-        return following
+            self.root.add_times(passage)
+        startable = [] if passage.course.outputs or passage is self.root else self._release_slot(passage)
+        while self._ordered and (answer := self._ordered[0].answer) is not None:
+            first = self._ordered.popleft()
+            self._emit(answer._replace(final=self.ended and not self._ordered))
+            startable += self._release_slot(first)
+        self._resume_producers()
+        return startable
 
-    def _leave_place(self, passage: Passage) -> list[Passage]:
-        stretch = self._stretches.get(passage.course)
-        if stretch is None:
+    def _release_slot(self, passage: Passage) -> list[Passage]:
+        segment = self._segments.get(passage.course)
+        if segment is None:
             return []
-        stretch.nbytes -= self._nbytes.pop(passage)
-        if stretch.waiting:
-            return [stretch.waiting.popleft()]
-        stretch.going -= 1
+        segment.nbytes -= self._nbytes.pop(passage)
+        if segment.waiting:
+            return [segment.waiting.popleft()]
+        segment.active_count -= 1
         return []
 
-    def _hand_out(self, told: StreamedAnswer) -> None:
-        if self._answers is None:
-            if len(self._given) < 2:
-                self._given.append(told)
+    def _emit(self, answer: StreamedAnswer) -> None:
+        if self._sink is None:
+            if len(self._collected) < 2:
+                self._collected.append(answer)
             return
-        room = self._answers.tell(told)
-        if room is not None and not self._takers_full:
-            self._takers_full = True
-            room(self._takers_go_on)
+        room = self._sink.tell(answer)
+        if room is not None and not self._sink_paused:
+            self._sink_paused = True
+            room(self._on_sink_resumed)
 
-    def _takers_go_on(self) -> None:
-        self._takers_full = False
-        self._call_for_more()
+    def _on_sink_resumed(self) -> None:
+        self._sink_paused = False
+        self._resume_producers()
 
-    def _full(self, course: Course, stretch: _Stretch, part: int) -> bool:
-        """Whether the given fraction, one `part`th, of the allowed amount is waiting."""
-        if self._takers_full and course.outputs:
+    def _is_full(self, course: Course, segment: _Segment, divisor: int) -> bool:
+        """Whether the given fraction, one `divisor`th, of the allowed amount is waiting."""
+        if self._sink_paused and course.outputs:
             return True
-        return len(stretch.waiting) * part >= self._most or stretch.nbytes * part > ENOUGH_BYTES
+        return len(segment.waiting) * divisor >= self._max_active or segment.nbytes * divisor > PAUSE_BYTES
 
-    def _call_for_more(self) -> None:
-        for course, stretch in self._stretches.items():
-            if stretch.room and not self._full(course, stretch, 2):
-                room, stretch.room = stretch.room, []
-                for go_on in room:
-                    go_on()
+    def _resume_producers(self) -> None:
+        for course, segment in self._segments.items():
+            if segment.resume_callbacks and not self._is_full(course, segment, 2):
+                callbacks, segment.resume_callbacks = segment.resume_callbacks, []
+                for resume in callbacks:
+                    resume()
 
-    def leave(self) -> set[Passage]:
+    def drop_all(self) -> set[Passage]:
         """Drop everything. Returns: what was under way."""
-        going, self.going = self.going, set()
-        self._stretches.clear()
-        self._line.clear()
-        return going
+        active, self.active = self.active, set()
+        self._segments.clear()
+        self._ordered.clear()
+        return active
 
     def outputs(self) -> list[Any]:
         """Return the request's outputs: nothing beyond the answers told, or its only answer. Raises: InferError."""
-        if self._answers is not None:
+        if self._sink is not None:
             return []
-        if len(self._given) != 1:
+        if len(self._collected) != 1:
             raise InferError(Code.INTERNAL, NOT_ONE)
-        named, wrong = self._given[0].outputs, self._given[0].wrong
+        named, mismatch = self._collected[0].outputs, self._collected[0].wrong
         outputs, model = [], self.root.parent.model.name
-        for name in _names(self.root.parent):
+        for name in _output_names(self.root.parent):
             if name not in named:
-                wrong = wrong or f"in ensemble '{model}', the answer lacks the requested output '{name}'"
+                mismatch = mismatch or f"in ensemble '{model}', the answer lacks the requested output '{name}'"
             outputs.append(named.get(name))
-        return OwnOutputs(outputs, {}, wrong) if wrong else outputs
+        return OwnOutputs(outputs, {}, mismatch) if mismatch else outputs
 
 
-class Spread:
-    """Passes the answers of a step on, one by one. `take` receives each, with its Passage and step."""
+class AnswerForwarder:
+    """Passes the answers of a step on, one by one. `on_answer` receives each, with its Passage and step."""
 
     def __init__(
-        self, passage: Passage, request: InferRequest, take: Callable[[Passage, Passed, StreamedAnswer], Room | None]
+        self,
+        passage: Passage,
+        request: InferRequest,
+        on_answer: Callable[[Passage, CourseStep, StreamedAnswer], Room | None],
     ) -> None:
         self._passage = passage
         self._request = request
-        self._take = take
-        self._first = True
+        self._on_answer = on_answer
+        self._is_first = True
 
     def tell(self, told: StreamedAnswer) -> Room | None:
         """Take an answer. The first one is counted here, as the code that hands out answers does for outside requests.
@@ -201,37 +204,37 @@ class Spread:
         if not told.outputs and told.error is None:
             return None
         request = self._request
-        if self._first:
-            self._first = False
+        if self._is_first:
+            self._is_first = False
             if request.model.statistics.answers is not None:  # otherwise it counts with its batch
                 request.model.statistics.record_first_response(time.monotonic_ns() - request.start_ns)
-        return self._take(self._passage, request.step, told)
+        return self._on_answer(self._passage, request.step, told)
 
 
-def _tensors(step: Passed, told: StreamedAnswer) -> list[Any]:
+def _used_tensors(step: CourseStep, answer: StreamedAnswer) -> list[Any]:
     outputs = step.model.signature.outputs
-    return [told.outputs.get(outputs[position].name) for position in step.wanted]
+    return [answer.outputs.get(outputs[position].name) for position in step.used_outputs]
 
 
-def _check(passage: Passage, step: Passed, told: StreamedAnswer) -> None:
+def _check_answer(passage: Passage, step: CourseStep, answer: StreamedAnswer) -> None:
     """Check that what the following steps need is there and acceptable to them. Raises: InferError."""
-    wrong, outputs = told.wrong, step.model.signature.outputs
-    lacking = {number for number, position in enumerate(step.wanted) if passage.tensors[number] is None}
-    if lacking and not wrong and not passage.spares(lacking):
-        names = [outputs[step.wanted[number]].name for number in sorted(lacking)]
-        wrong = f"the answer lacks the requested output '{names[0]}'"
-    text, made = f"model '{step.model.name}': {wrong}", range(len(step.wanted))
-    if wrong and not passage.bears(step, made, passage.tensors[: len(made)], text):
+    mismatch, outputs = answer.wrong, step.model.signature.outputs
+    missing = {number for number, position in enumerate(step.used_outputs) if passage.tensors[number] is None}
+    if missing and not mismatch and not passage.tolerates_missing(missing):
+        names = [outputs[step.used_outputs[number]].name for number in sorted(missing)]
+        mismatch = f"the answer lacks the requested output '{names[0]}'"
+    text, tensors = f"model '{step.model.name}': {mismatch}", range(len(step.used_outputs))
+    if mismatch and not passage.tolerates_mismatch(step, tensors, passage.tensors[: len(tensors)], text):
         raise InferError(Code.INTERNAL, text)
 
 
-def _names(request: InferRequest) -> list[str]:
+def _output_names(request: InferRequest) -> list[str]:
     outputs = request.model.signature.outputs
     return [outputs[position].name for position in request.wanted]
 
 
-def _told(passage: Passage) -> StreamedAnswer:
+def _make_answer(passage: Passage) -> StreamedAnswer:
     """Make an answer of the ensemble. Raises: InferError."""
-    pairs = zip(_names(passage.parent), passage.outputs(), strict=True)
+    pairs = zip(_output_names(passage.parent), passage.outputs(), strict=True)
     named: Mapping[str, Any] = {name: output for name, output in pairs if output is not None}
-    return StreamedAnswer(named, parameters=told_of(passage.parent), wrong=passage.wrong)
+    return StreamedAnswer(named, parameters=sequence_parameters(passage.parent), wrong=passage.mismatch)

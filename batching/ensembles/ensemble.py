@@ -9,7 +9,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.request import InferRequest, Submits
 from penstock.batching.sequences.sequels import Sequels
 
-from .steps import link
+from .steps import link_steps
 
 if TYPE_CHECKING:
     from penstock.batching.model import Model
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .passage import Passage
 
 
-class Carries(Submits, Protocol):
+class EnsembleEngine(Submits, Protocol):
     """The part of the Engine that is used here."""
 
     stopping: bool
@@ -40,7 +40,7 @@ class Ensemble:
     Threads: the event loop's.
     """
 
-    def __init__(self, model: Model, engine: Carries) -> None:
+    def __init__(self, model: Model, engine: EnsembleEngine) -> None:
         self.model = model
         self._engine = engine
         self._links: Links | None = None
@@ -50,38 +50,38 @@ class Ensemble:
     def check(self) -> None:
         """Check that the models being served can be its steps. Raises: InferError."""
         if self._links is None:
-            links = link(self.model.spec, self.model.bound, self._engine.model)
+            links = link_steps(self.model.spec, self.model.bound, self._engine.model)
             if links.decoupled != self.model.spec.decoupled:
                 text = f"ensemble '{self.model.name}' must be reloaded: one of its steps"
-                became = "has become decoupled" if links.decoupled else "is no longer decoupled"
-                raise InferError(Code.NOT_READY, f"{text} {became}")
+                change = "has become decoupled" if links.decoupled else "is no longer decoupled"
+                raise InferError(Code.NOT_READY, f"{text} {change}")
 
     def links(self) -> Links:
         """Return the steps as they are served now. Raises: InferError."""
         links = self._links
         if links is None:
-            links = link(self.model.spec, self.model.bound, self._engine.model)
+            links = link_steps(self.model.spec, self.model.bound, self._engine.model)
             links.nested = {model: model.ensemble.links() for model in links.models if model.ensemble is not None}
             for nested in links.nested.values():
-                nested.users += 1
+                nested.user_count += 1
             for model in links.models:
                 self._engine.hold(model)
             self._links = links
         return links
 
-    def forget(self) -> None:
+    def invalidate_links(self) -> None:
         """Look the steps up again for the next request. Requests under way keep theirs."""
         links, self._links = self._links, None
         if links is not None:
             links.stale = True
-            self.leave(links, 0)
+            self.release_links(links, 0)
 
-    def leave(self, links: Links, users: int = 1) -> None:
+    def release_links(self, links: Links, user_count: int = 1) -> None:
         """Remove users of links, its own or nested ones, and release the models of stale links without users."""
-        links.users -= users
-        if links.stale and not links.users:
+        links.user_count -= user_count
+        if links.stale and not links.user_count:
             for nested in links.nested.values():
-                self.leave(nested)
+                self.release_links(nested)
             for model in links.models:
                 self._engine.release(model)
 

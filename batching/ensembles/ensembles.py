@@ -18,66 +18,66 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.loaded import STOPPING
 from penstock.batching.request import InferRequest, bytes_of
 from penstock.batching.running.own_outputs import OwnOutputs
-from penstock.batching.scheduling.admission import admitted
+from penstock.batching.scheduling.request_checks import check_shapes_cached
 from penstock.batching.sinks import to_sinks
 from penstock.batching.statistics import BACKEND, CANCELED, OTHER, REJECTED
 
-from .branches import Branches, Spread
-from .ensemble import Carries, Ensemble
-from .passage import Passage, count_steps, hand_on, is_step, links_for, told_of
-from .steps import labels_of, link
+from .branches import AnswerForwarder, Branches
+from .ensemble import Ensemble, EnsembleEngine
+from .passage import Passage, add_step_times, apply_terms, is_step, links_for, sequence_parameters
+from .steps import labels_of, link_steps
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Array
     from penstock.batching.model import Model
     from penstock.batching.stream import Room, StreamedAnswer
 
-    from .course import Passed
+    from .course import CourseStep
 
 logger = logging.getLogger("penstock.batching")
 
-_OTHERS = frozenset((Code.EXPIRED, Code.NOT_READY, Code.CANCELLED))
+_NOT_RUN_CODES = frozenset((Code.EXPIRED, Code.NOT_READY, Code.CANCELLED))
 """Error codes of a step that was accepted but not run."""
 
 
 class Ensembles:
     """Carries the requests of all ensembles of an Engine from step to step; the sink of the steps.
 
-    `left` is told how many requests of a model have ended. `begin` schedules a call for the end of this loop turn.
-    Threads: the event loop's.
+    `on_removed` is told how many requests of a model have ended. Threads: the event loop's.
     """
 
     def __init__(
-        self, engine: Carries, left: Callable[[Model, int], None], begin: Callable[[Callable[[], None]], None]
-    ) -> None:
+        self, engine: EnsembleEngine, on_removed: Callable[[Model, int], None],
+        call_at_turn_end: Callable[[Callable[[], None]], None],
+    ) -> None:  # fmt: skip
         self._engine = engine
-        self._left = left
-        self._begin = begin
-        self._beginning = False
-        self._open: set[Ensemble] = set()
-        self._freed: deque[Passage] = deque()
-        self._freeing = False
-        self._made: defaultdict[Model, list[InferRequest]] = defaultdict(list)
-        self._done: list[InferRequest] = []
+        self._on_removed = on_removed
+        self._call_at_turn_end = call_at_turn_end
+        self._flush_scheduled = False
+        self._registered: set[Ensemble] = set()
+        self._resumable: deque[Passage] = deque()
+        self._resuming = False
+        self._new_steps: defaultdict[Model, list[InferRequest]] = defaultdict(list)
+        self._ended: list[InferRequest] = []
 
-    def adopt(self, model: Model) -> None:
+    def register(self, model: Model) -> None:
         """Set up an ensemble that is being opened. Raises: InferError if its steps are not served or do not fit."""
-        links = link(model.spec, model.bound, self._engine.model)
+        links = link_steps(model.spec, model.bound, self._engine.model)
         model.spec = replace(model.spec, labels=labels_of(links), decoupled=links.decoupled)
         ensemble = Ensemble(model, self._engine)
         model.ensemble, model.detours = ensemble, True
-        self._open.add(ensemble)
+        self._registered.add(ensemble)
 
-    def dismiss(self, model: Model) -> None:
+    def unregister(self, model: Model) -> None:
         """Release a Model that is being retired, if it is an ensemble."""
         if model.ensemble is not None:
-            model.ensemble.forget()
-            self._open.discard(model.ensemble)
+            model.ensemble.invalidate_links()
+            self._registered.discard(model.ensemble)
 
-    def forget(self) -> None:
+    def invalidate_links(self) -> None:
         """Record that a model has been published or withdrawn."""
-        for ensemble in self._open:
-            ensemble.forget()
+        for ensemble in self._registered:
+            ensemble.invalidate_links()
 
     # -- a request ---------------------------------------------------------------------------------------------
 
@@ -98,25 +98,25 @@ class Ensembles:
         except InferError:
             model.statistics.record_failure(REJECTED, parent.start_ns, time.monotonic_ns())
             raise
-        inputs = parent.inputs if model.forms is None else model.forms.enter(parent.inputs)
+        inputs = parent.inputs if model.forms is None else model.forms.to_model(parent.inputs)
         passage = Passage(ensemble, parent, links, links.course(parent.wanted), inputs)
         if model.spec.decoupled and model.spec.ensemble is not None:
             passage.branches = Branches(passage, model.spec.ensemble.max_inflight)
-        links.users += 1
+        links.user_count += 1
         model.inflight += 1
         ensemble.passages[parent] = passage
         # an output may be one of its own inputs
-        passage.opening = True
+        passage.submitting = True
         try:
             if parent.sequence is not None:
-                ensemble.sequels.enter(passage)
-            self._go(passage)
+                ensemble.sequels.add(passage)
+            self._advance(passage)
         except Exception as error:  # noqa: BLE001 - it counts as accepted by now
             self._fail(passage, error, REJECTED)
-        passage.opening = False
-        if not self._beginning:
-            self._beginning = True
-            self._begin(self._settle)
+        passage.submitting = False
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._call_at_turn_end(self._flush)
         if passage.ended and parent.error is not None:
             raise parent.error
 
@@ -127,7 +127,7 @@ class Ensembles:
         if passage is not None:
             self._end(passage)
             parent.model.statistics.record_failure(CANCELED, parent.start_ns, time.monotonic_ns())
-            self._settle()
+            self._flush()
 
     def deliver(self, requests: Sequence[InferRequest]) -> None:
         """Take finished steps, and continue the requests they belong to."""
@@ -137,135 +137,135 @@ class Ensembles:
                 continue
             passage.pending.remove(request)
             if request.error is not None:
-                self._fail(passage, request.error, OTHER if request.error.code in _OTHERS else BACKEND)
+                self._fail(passage, request.error, OTHER if request.error.code in _NOT_RUN_CODES else BACKEND)
                 continue
             step, outputs = request.step, request.outputs or []
             try:
-                if type(outputs) is list and self._goes_straight(passage, step, outputs):
+                if type(outputs) is list and self._continue_directly(passage, step, outputs):
                     continue
-                passage.put(step, outputs)
-                self._go(passage)
+                passage.store_outputs(step, outputs)
+                self._advance(passage)
             except Exception as error:  # noqa: BLE001 - whatever it is, the requests that shared its batch continue
                 self._fail(passage, error, BACKEND)
-        self._settle()
+        self._flush()
 
-    def _goes_straight(self, passage: Passage, step: Passed, outputs: list[Any]) -> bool:
-        """Continue like `put` and `_go`, but directly, if what this step made is all that comes next."""
+    def _continue_directly(self, passage: Passage, step: CourseStep, outputs: list[Any]) -> bool:
+        """Continue like `put` and `_advance`, but directly, if what this step made is all that comes next."""
         course = passage.course
-        following = course.straight[step.number]
-        if following is not None and not passage.asks:
-            passage.left -= 1
+        successor = course.direct_successors[step.number]
+        if successor is not None and not passage.has_terms:
+            passage.remaining_steps -= 1
             try:
-                self._make(passage, following, outputs)
+                self._create_step(passage, successor, outputs)
             except InferError as error:
                 self._fail(passage, error, REJECTED)
             return True
-        whole = passage.branches is None and passage.ensemble.model.forms is None
-        if whole and course.last is step and passage.left == 1:
+        returns_as_is = passage.branches is None and passage.ensemble.model.forms is None
+        if returns_as_is and course.final_step is step and passage.remaining_steps == 1:
             self._complete(passage, outputs)
             return True
         return False
 
-    def _go(self, passage: Passage) -> None:
-        """Continue a request: make its ready steps, which `_settle` submits, or finish it."""
-        if not passage.left:
+    def _advance(self, passage: Passage) -> None:
+        """Continue a request: make its ready steps, which `_flush` submits, or finish it."""
+        if not passage.remaining_steps:
             if not passage.ended:
                 self._finish(passage)
             return
         try:
             while passage.ready:
                 step = passage.ready.pop(0)
-                if passage.parent.sequence is None or not passage.ensemble.sequels.keeps(passage, step):
-                    self._make(passage, step, passage.inputs(step))
+                if passage.parent.sequence is None or not passage.ensemble.sequels.hold_back(passage, step):
+                    self._create_step(passage, step, passage.take_inputs(step))
         except Exception as error:  # noqa: BLE001 - as in `deliver`
             self._fail(passage, error, REJECTED)
 
-    def _make(self, passage: Passage, step: Passed, inputs: list[Array | None]) -> None:
+    def _create_step(self, passage: Passage, step: CourseStep, inputs: list[Array | None]) -> None:
         model = step.model
         shapes = tuple([None if array is None else array.shape for array in inputs])
-        rows, key = model.admitted.get(shapes) or admitted(model, shapes)
-        request = InferRequest(model, inputs, rows, key, step.wanted, self)
+        rows, key = model.admitted.get(shapes) or check_shapes_cached(model, shapes)
+        request = InferRequest(model, inputs, rows, key, step.used_outputs, self)
         request.step = step
         request.context = passage
         request.id = passage.parent.id
         request.nbytes = bytes_of(inputs)
-        if passage.asks or step.asks:
-            hand_on(passage, step, request)
-        if step.after is not None:
-            request.answers = Spread(passage, request, self._spread)
-        if passage.opening:
+        if passage.has_terms or step.needs_terms:
+            apply_terms(passage, step, request)
+        if step.next_course is not None:
+            request.answers = AnswerForwarder(passage, request, self._on_streamed_answer)
+        if passage.submitting:
             # it has waited since then, like a direct request to the step's model
             request.start_ns = request.queue_ns = passage.parent.queue_ns
         passage.pending.append(request)
-        self._made[model].append(request)
+        self._new_steps[model].append(request)
 
-    def _settle(self) -> None:
+    def _flush(self) -> None:
         """Submit the steps that were made, those of a model together, and hand out requests that have ended since."""
-        self._beginning = False
-        while self._made or self._done:
-            made, self._made = self._made, defaultdict(list)
-            for model, requests in made.items():
-                live = [request for request in requests if not request.context.ended]
+        self._flush_scheduled = False
+        while self._new_steps or self._ended:
+            new_steps, self._new_steps = self._new_steps, defaultdict(list)
+            for model, requests in new_steps.items():
+                active = [request for request in requests if not request.context.ended]
                 try:
-                    together = len(live) > 1 and self._engine.submit_together(model, live)
+                    enqueued = len(active) > 1 and self._engine.submit_together(model, active)
                 except Exception:  # each is submitted alone instead, and gets its own error if it fails
                     logger.exception("model %s: the steps of a batch could not be queued together", model.name)
-                    together = False
-                if not together:
-                    for request in live:
+                    enqueued = False
+                if not enqueued:
+                    for request in active:
                         self._submit(request)
-            if self._done:
-                done, self._done = self._done, []
-                to_sinks(done)
+            if self._ended:
+                ended, self._ended = self._ended, []
+                to_sinks(ended)
 
     def _submit(self, request: InferRequest) -> None:
         model, passage = request.model, request.context
         try:
-            if model.cache is None and model.scheduler.full():
+            if model.cache is None and model.scheduler.is_full():
                 # as a transport does: a loop turn may bring more than a queue holds
                 self._engine.make_room(model)
             # what ran to make room may have been a step of the same request
             if not passage.ended:
                 self._engine.submit(request)
                 if request.sequence is not None:
-                    self._go_on(passage.ensemble.sequels.passed(passage, model))
+                    self._resume(passage.ensemble.sequels.record_reached(passage, model))
         except Exception as error:  # noqa: BLE001 - as in `deliver`
             if not passage.ended:
                 self._fail(passage, error, REJECTED)
 
-    def _spread(self, passage: Passage, step: Passed, told: StreamedAnswer) -> Room | None:
+    def _on_streamed_answer(self, passage: Passage, step: CourseStep, answer: StreamedAnswer) -> Room | None:
         """Begin the way of one answer of a step. Returns: as `AnswerSink.tell`."""
-        room = self._spread_on(passage, step, told)
-        self._settle()
-        return room
+        backpressure = self._start_branch(passage, step, answer)
+        self._flush()
+        return backpressure
 
-    def _spread_on(self, passage: Passage, step: Passed, told: StreamedAnswer) -> Room | None:
-        branches, course = passage.branches, step.after
+    def _start_branch(self, passage: Passage, step: CourseStep, answer: StreamedAnswer) -> Room | None:
+        branches, course = passage.branches, step.next_course
         if passage.ended or branches is None or course is None:
             return None
-        if told.error is not None:
-            self._fail(passage, told.error, BACKEND)
+        if answer.error is not None:
+            self._fail(passage, answer.error, BACKEND)
             return None
         try:
-            branch = branches.add(step, course, told) if told.outputs else None
+            branch = branches.add(step, course, answer) if answer.outputs else None
             if branch is not None:
-                self._go(branch)
-            return branches.room(course)
+                self._advance(branch)
+            return branches.backpressure(course)
         except Exception as error:  # noqa: BLE001 - as in `deliver`
             self._fail(passage, error, BACKEND)
             return None
 
-    def _go_on(self, freed: list[Passage]) -> None:
+    def _resume(self, passages: list[Passage]) -> None:
         """Submit what was kept back, one after another: a failure there releases the next."""
-        self._freed += freed
-        if self._freeing:
+        self._resumable += passages
+        if self._resuming:
             return
-        self._freeing = True
+        self._resuming = True
         try:
-            while self._freed:
-                self._go(self._freed.popleft())
+            while self._resumable:
+                self._advance(self._resumable.popleft())
         finally:
-            self._freeing = False
+            self._resuming = False
 
     # -- its end -----------------------------------------------------------------------------------------------
 
@@ -274,9 +274,9 @@ class Ensembles:
         try:
             if branches is None:
                 self._complete(passage, passage.outputs())
-            elif following := branches.done(passage):
-                self._go_on(following)
-            elif branches.over:
+            elif startable := branches.record_ended(passage):
+                self._resume(startable)
+            elif branches.ended:
                 self._complete(branches.root, branches.outputs())
         except Exception as error:  # noqa: BLE001 - as in `deliver`
             self._fail(passage, error, BACKEND)
@@ -284,11 +284,11 @@ class Ensembles:
     def _complete(self, passage: Passage, outputs: list[Any]) -> None:
         parent = passage.parent
         if parent.sequence is not None:
-            own = outputs if type(outputs) is OwnOutputs else OwnOutputs(outputs, {})
-            own.parameters |= told_of(parent)
-            outputs = own
+            own_outputs = outputs if type(outputs) is OwnOutputs else OwnOutputs(outputs, {})
+            own_outputs.parameters |= sequence_parameters(parent)
+            outputs = own_outputs
         parent.outputs = outputs
-        self._over(passage)
+        self._conclude(passage)
 
     def _fail(self, passage: Passage, error: Exception, reason: str) -> None:
         """End a request with a step's error, in Triton's form."""
@@ -301,18 +301,18 @@ class Ensembles:
             return
         text = f"in ensemble '{parent.model.name}', {error.message}"
         parent.error = InferError(error.code, text, error.retry_after_ns)
-        self._over(passage, reason)
+        self._conclude(passage, reason)
 
-    def _over(self, passage: Passage, reason: str = "") -> None:
+    def _conclude(self, passage: Passage, reason: str = "") -> None:
         """End a request that has its answer, and count it. It is handed out whatever fails here."""
         parent = passage.parent
         try:
             self._end(passage)
         except Exception:
             logger.exception("ensemble %s: the resources of a request could not all be released", parent.model.name)
-        raised = passage.opening and parent.error is not None
-        if not raised:
-            self._done.append(parent)
+        is_raised = passage.submitting and parent.error is not None
+        if not is_raised:
+            self._ended.append(parent)
         try:
             now_ns = time.monotonic_ns()
             if reason:
@@ -320,9 +320,9 @@ class Ensembles:
             else:
                 parent.model.statistics.record_alone(parent, passage.stamps(), now_ns)
             trace = self._engine.trace
-            if (trace is not None or is_step(parent)) and not raised:
+            if (trace is not None or is_step(parent)) and not is_raised:
                 batch = passage.batch()
-                count_steps(batch)
+                add_step_times(batch)
                 if trace is not None:
                     trace(parent.model, batch, now_ns)
         except Exception:
@@ -332,16 +332,16 @@ class Ensembles:
         """End a request; `passage` is its first one."""
         # first the entry that marks it as under way, so that it ends only once
         del passage.ensemble.passages[passage.parent]
-        self._left(passage.parent.model, 1)
-        self._take_back(passage)
+        self._on_removed(passage.parent.model, 1)
+        self._cancel_pending(passage)
         if passage.branches is not None:
-            for branch in passage.branches.leave():
-                self._take_back(branch)
-        passage.ensemble.leave(passage.links)
+            for branch in passage.branches.drop_all():
+                self._cancel_pending(branch)
+        passage.ensemble.release_links(passage.links)
         if passage.parent.sequence is not None:
-            self._go_on(passage.ensemble.sequels.leave(passage))
+            self._resume(passage.ensemble.sequels.remove(passage))
 
-    def _take_back(self, passage: Passage) -> None:
+    def _cancel_pending(self, passage: Passage) -> None:
         passage.ended = True
         passage.tensors.clear()
         if passage.pending:

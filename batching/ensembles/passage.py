@@ -15,9 +15,9 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.request import InferRequest
 from penstock.batching.running.batch import Batch, Stamps
 from penstock.batching.running.own_outputs import OwnOutputs, regular
-from penstock.batching.scheduling.timeouts import due_ns
+from penstock.batching.scheduling.timeouts import queue_deadline_ns
 
-from .course import ADD_ROWS, AS_IS, Course, Links, Passed
+from .course import ADD_ROWS, AS_IS, Course, CourseStep, Links
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Array
@@ -29,27 +29,28 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("penstock.batching")
 
-Spent = tuple[int, int, int]
+StepTimes = tuple[int, int, int]
 """The time of steps for their inputs, their runs and their outputs, in nanoseconds."""
-NOTHING: Spent = (0, 0, 0)
-_MOST_SIGNED = (1 << 63) - 1
+ZERO_TIMES: StepTimes = (0, 0, 0)
+_MAX_SIGNED = (1 << 63) - 1
 
 
 class Passage:
     """One request on its way through an ensemble.
 
     Invariant: it ends once: when all its steps are through, with the first error, or when it is withdrawn. `tensors`
-    are numbered as in its Course, None once nothing will read them, as the last one always is. `uses` and `missing`
-    count down the Course's numbers. `pending` are the steps submitted to the Engine, `ready` those to submit next.
-    `asks`: the request specifies more than tensors. `opening`: it is still being submitted, so an error is raised to
-    its caller. `branches` is set if the ensemble gives any number of answers; `answer` is then the result of a Passage
-    that has ended. `wrong` says how an output of user code deviates from the configuration, "" if none does. `spent`
-    and `queue_ns` are summed over the steps, as in Triton.
+    are numbered as in its Course, None once nothing will read them, as the last one always is. `remaining_reads` and
+    `missing_predecessors` count down the Course's numbers. `pending` are the steps submitted to the Engine, `ready`
+    those to submit next. `has_terms`: the request specifies more than tensors. `submitting`: it is still being
+    submitted, so an error is raised to its caller. `branches` is set if the ensemble gives any number of answers;
+    `answer` is then the result of a Passage that has ended. `mismatch` says how an output of user code deviates from
+    the configuration, "" if none does. `times_ns` and `queue_ns` are summed over the steps, as in Triton.
     """
 
     __slots__ = (
-        "answer", "asks", "branches", "course", "ended", "ensemble", "lacking", "left", "links", "missing", "opening",
-        "parent", "pending", "queue_ns", "ready", "spent", "tensors", "uses", "wrong",
+        "answer", "branches", "course", "ended", "ensemble", "has_terms", "links", "mismatch", "missing_predecessors",
+        "missing_text", "parent", "pending", "queue_ns", "ready", "remaining_reads", "remaining_steps", "submitting",
+        "tensors", "times_ns",
     )  # fmt: skip
 
     def __init__(
@@ -61,32 +62,32 @@ class Passage:
         self.course = course
         self.branches: Branches | None = None
         self.answer: StreamedAnswer | None = None
-        self.tensors: list[Any] = [*inputs, *course.nothing]
-        self.uses = course.uses and course.uses.copy()
-        self.missing = course.missing and course.missing.copy()
-        self.left = len(course.steps)
+        self.tensors: list[Any] = [*inputs, *course.empty_tensors]
+        self.remaining_reads = course.read_counts and course.read_counts.copy()
+        self.missing_predecessors = course.predecessor_counts and course.predecessor_counts.copy()
+        self.remaining_steps = len(course.steps)
         self.pending: list[InferRequest] = []
-        self.ready = list(course.first)
-        self.asks = bool(parent.deadline_ns or parent.priority or parent.target_ns or parent.sequence is not None)
-        self.opening = False
+        self.ready = list(course.initial_steps)
+        self.has_terms = bool(parent.deadline_ns or parent.priority or parent.target_ns or parent.sequence is not None)
+        self.submitting = False
         self.ended = False
         self.queue_ns = 0
-        self.spent = NOTHING
-        self.wrong = self.lacking = ""
+        self.times_ns = ZERO_TIMES
+        self.mismatch = self.missing_text = ""
 
     @property
     def root(self) -> Passage:
         """The request's first Passage."""
         return self if self.branches is None else self.branches.root
 
-    def take_times(self, other: Passage) -> None:
+    def add_times(self, other: Passage) -> None:
         """Add the times of another's steps."""
         self.queue_ns += other.queue_ns
-        self.spent = _sum(self.spent, other.spent)
+        self.times_ns = _sum(self.times_ns, other.times_ns)
 
     def stamps(self) -> Stamps:
         """Return the stamps of the batch that its model would have run, computed from the sums."""
-        input_ns, infer_ns, output_ns = self.spent
+        input_ns, infer_ns, output_ns = self.times_ns
         start_ns = self.parent.queue_ns + self.queue_ns
         gathered_ns = start_ns + input_ns
         run_ns = gathered_ns + infer_ns
@@ -99,88 +100,95 @@ class Passage:
         batch.exec_start_ns, batch.compute_start_ns, batch.compute_end_ns, batch.exec_end_ns = self.stamps()
         return batch
 
-    def put(self, step: Passed, outputs: list[Any]) -> None:
+    def store_outputs(self, step: CourseStep, outputs: list[Any]) -> None:
         """Store what a step has made; adds to `ready` what can follow. Raises: InferError (INTERNAL)."""
         if type(outputs) is OwnOutputs and outputs.wrong:
-            spared = outputs.lacking and self.spares(_lacking(step, outputs), outputs.wrong)
-            if not spared and not self.bears(step, step.made, outputs, outputs.wrong):
+            is_tolerated = outputs.lacking and self.tolerates_missing(_missing_tensors(step, outputs), outputs.wrong)
+            if not is_tolerated and not self.tolerates_mismatch(step, step.output_tensors, outputs, outputs.wrong):
                 regular(outputs)
         tensors, course, number = self.tensors, self.course, step.number
-        for tensor, output in zip(step.made, outputs, strict=True):
+        for tensor, output in zip(step.output_tensors, outputs, strict=True):
             tensors[tensor] = output
-        self.ready += course.follow[number]
-        for taker in course.join[number]:
-            self.missing[taker.number] -= 1
-            if not self.missing[taker.number]:
-                self.ready.append(taker)
-        self.left -= 1
+        self.ready += course.sole_successors[number]
+        for successor in course.joining_successors[number]:
+            self.missing_predecessors[successor.number] -= 1
+            if not self.missing_predecessors[successor.number]:
+                self.ready.append(successor)
+        self.remaining_steps -= 1
 
-    def bears(self, step: Passed, made: Sequence[int], outputs: Sequence[Any], wrong: str) -> bool:
+    def tolerates_mismatch(
+        self, step: CourseStep, tensors: Sequence[int], outputs: Sequence[Any], mismatch: str
+    ) -> bool:
         """Whether what a step has made may be passed on despite deviating from the configuration; records how it does.
 
         The next consumer checks the shape; the datatype must be that of the step's model.
         """
         if self.ensemble.model.forms is not None:
             return False
-        specs, read = step.model.signature.outputs, {number for each in self.course.steps for number in each.inputs}
-        for position, tensor, output in zip(step.wanted, made, outputs, strict=True):
-            if output is None or (tensor in read and output.dtype != specs[position].type.dtype):
+        specs, read_tensors = (
+            step.model.signature.outputs,
+            {number for each in self.course.steps for number in each.inputs},
+        )
+        for position, tensor, output in zip(step.used_outputs, tensors, outputs, strict=True):
+            if output is None or (tensor in read_tensors and output.dtype != specs[position].type.dtype):
                 return False
-        if not set(self.course.outputs).isdisjoint(made):
-            self.wrong = wrong
+        if not set(self.course.outputs).isdisjoint(tensors):
+            self.mismatch = mismatch
         return True
 
-    def spares(self, lacking: set[int], wrong: str = "") -> bool:
+    def tolerates_missing(self, missing: set[int], mismatch: str = "") -> bool:
         """Whether no step needs these missing tensors. Records that outputs which the client wants are missing.
 
         Source: Triton core, ensemble_scheduler.cc; so is the log line.
         """
         steps = self.course.steps
-        taken = [each for step in steps for each in zip(step.inputs, step.model.signature.inputs, strict=True)]
-        if not all(spec.optional for number, spec in taken if number in lacking):
+        reads = [each for step in steps for each in zip(step.inputs, step.model.signature.inputs, strict=True)]
+        if not all(spec.optional for number, spec in reads if number in missing):
             return False
         model = self.ensemble.model
         for number, position in zip(self.course.outputs, self.parent.wanted, strict=False):
-            if number in lacking:
+            if number in missing:
                 name = model.signature.outputs[position].name
                 logger.debug("ensemble %s: Composing models did not output tensor %s", model.name, name)
-                self.lacking = f"in ensemble '{model.name}', {wrong}"
+                self.missing_text = f"in ensemble '{model.name}', {mismatch}"
         return True
 
-    def inputs(self, step: Passed) -> list[Array | None]:
+    def take_inputs(self, step: CourseStep) -> list[Array | None]:
         """Return the inputs of a step. Raises: InferError (INVALID)."""
         tensors = self.tensors
         inputs: list[Array | None] = [*map(tensors.__getitem__, step.inputs)]
-        for number in step.frees:
+        for number in step.sole_reads:
             tensors[number] = None
-        for number in step.shared:
-            self.uses[number] -= 1
-            if not self.uses[number]:
+        for number in step.shared_reads:
+            self.remaining_reads[number] -= 1
+            if not self.remaining_reads[number]:
                 tensors[number] = None
-        return inputs if step.ways is None else [*map(_handed, inputs, step.ways)]
+        return inputs if step.row_modes is None else [*map(_convert_rows, inputs, step.row_modes)]
 
     def outputs(self) -> list[Any]:
         """Return the outputs that the request wanted. Raises: InferError (INVALID)."""
         outputs = [self.tensors[number] for number in self.course.outputs]
-        if self.course.ways is not None:
-            outputs = [_handed(output, way) for output, way in zip(outputs, self.course.ways, strict=True)]
+        if self.course.row_modes is not None:
+            outputs = [
+                _convert_rows(output, row_mode) for output, row_mode in zip(outputs, self.course.row_modes, strict=True)
+            ]
         model = self.ensemble.model
         if model.forms is not None:
-            outputs = model.forms.leave(model.name, self.parent.wanted, outputs)
-        if self.wrong or self.lacking:
-            return OwnOutputs(outputs, {}, self.wrong or self.lacking, lacking=not self.wrong)
+            outputs = model.forms.to_client(model.name, self.parent.wanted, outputs)
+        if self.mismatch or self.missing_text:
+            return OwnOutputs(outputs, {}, self.mismatch or self.missing_text, lacking=not self.mismatch)
         return outputs
 
 
-def _lacking(step: Passed, outputs: list[Any]) -> set[int]:
-    return {tensor for tensor, output in zip(step.made, outputs, strict=True) if output is None}
+def _missing_tensors(step: CourseStep, outputs: list[Any]) -> set[int]:
+    return {tensor for tensor, output in zip(step.output_tensors, outputs, strict=True) if output is None}
 
 
-def _handed(array: Array | None, way: int) -> Any:
+def _convert_rows(array: Array | None, row_mode: int) -> Any:
     """Add or remove the axis of a single row, without a copy."""
-    if array is None or way == AS_IS:
+    if array is None or row_mode == AS_IS:
         return array
-    if way == ADD_ROWS:
+    if row_mode == ADD_ROWS:
         return array[None]
     if not array.shape or len(array) != 1:
         rows = len(array) if array.shape else "no"
@@ -189,7 +197,7 @@ def _handed(array: Array | None, way: int) -> Any:
     return array[0]
 
 
-def hand_on(passage: Passage, step: Passed, request: InferRequest) -> None:
+def apply_terms(passage: Passage, step: CourseStep, request: InferRequest) -> None:
     """Apply the request's queueing terms to a step, and pass on its parameters if the step's model takes any."""
     model, parent = step.model, passage.parent
     if parent.deadline_ns or model.timed:
@@ -208,22 +216,22 @@ def _deadline_ns(passage: Passage, model: Model) -> int:
     """
     now_ns, parent = time.monotonic_ns(), passage.parent
     since_ns = now_ns if passage.root is passage else parent.queue_ns
-    left_us = max((parent.deadline_ns - since_ns) // 1000, 1) if parent.deadline_ns else 0
-    return due_ns(now_ns, left_us, model.spec.policy, priority=parent.priority, meant_us=0)
+    remaining_us = max((parent.deadline_ns - since_ns) // 1000, 1) if parent.deadline_ns else 0
+    return queue_deadline_ns(now_ns, remaining_us, model.spec.policy, priority=parent.priority, min_honored_us=0)
 
 
-def told_of(request: InferRequest) -> dict[str, Any]:
+def sequence_parameters(request: InferRequest) -> dict[str, Any]:
     """Return the parameters that an ensemble's answers have for a request of a sequence; empty for other requests.
 
     Source: Triton core, ensemble_scheduler.cc, which sets them for every request.
     """
-    said = request.sequence
-    if said is None:
+    in_sequence = request.sequence
+    if in_sequence is None:
         return {}
-    identity = said.id
-    if type(identity) is int and identity > _MOST_SIGNED:  # as in Triton, whose parameter is signed
-        identity -= 1 << 64
-    return {"sequence_id": identity, "sequence_start": said.start, "sequence_end": said.end}
+    sequence_id = in_sequence.id
+    if type(sequence_id) is int and sequence_id > _MAX_SIGNED:  # as in Triton, whose parameter is signed
+        sequence_id -= 1 << 64
+    return {"sequence_id": sequence_id, "sequence_start": in_sequence.start, "sequence_end": in_sequence.end}
 
 
 def is_step(request: InferRequest) -> bool:
@@ -242,28 +250,28 @@ def links_for(request: InferRequest, ensemble: Ensemble) -> Links:
     return ensemble.links()
 
 
-def count_steps(batch: Batch) -> None:
+def add_step_times(batch: Batch) -> None:
     """Add a batch's times to the sums of those of its requests that are steps."""
     start_ns = batch.exec_start_ns
     # as in statistics.py: a difference just below 0 is 0
-    taken = (
+    batch_times = (
         max(batch.compute_start_ns - start_ns, 0),
         max(batch.compute_end_ns - batch.compute_start_ns, 0),
         max(batch.exec_end_ns - batch.compute_end_ns, 0),
     )
-    before, spent = None, taken
+    previous, total = None, batch_times
     for request in batch.requests:
         passage = request.context
         if type(passage) is Passage:
-            if passage.spent is not before:
+            if passage.times_ns is not previous:
                 # steps that came here together share one tuple, so its sum is computed once
-                before = passage.spent
-                spent = _sum(before, taken)
-            passage.spent = spent
+                previous = passage.times_ns
+                total = _sum(previous, batch_times)
+            passage.times_ns = total
             queue_ns = start_ns - request.queue_ns
             if queue_ns > 0:
                 passage.queue_ns += queue_ns
 
 
-def _sum(one: Spent, other: Spent) -> Spent:
+def _sum(one: StepTimes, other: StepTimes) -> StepTimes:
     return one[0] + other[0], one[1] + other[1], one[2] + other[2]

@@ -8,13 +8,13 @@ from collections.abc import Callable, Collection
 
 logger = logging.getLogger("penstock.batching")
 
-PATIENCE_S = 10.0
+END_TIMEOUT_S = 10.0
 """How long a device may take to finish its work. A kernel that hangs never finishes, nor does any call that waits for
 it."""
 
 
-def patiently(name: str, devices: Collection[str], end: Callable[[], None]) -> None:
-    """Call what ends a model on these devices and wait for it, at most `PATIENCE_S` if one of them is not a CPU.
+def end_with_timeout(name: str, devices: Collection[str], end: Callable[[], None]) -> None:
+    """Call what ends a model on these devices and wait for it, at most `END_TIMEOUT_S` if one of them is not a CPU.
 
     After that it continues in the background, so that unloading or replacing the model, or stopping the server, does
     not hang with the device. Raises: whatever `end` raises on a CPU.
@@ -22,13 +22,13 @@ def patiently(name: str, devices: Collection[str], end: Callable[[], None]) -> N
     if all(device == "cpu" for device in devices):
         end()
         return
-    ending = threading.Thread(target=end, name=f"{name} ends", daemon=True)
+    thread = threading.Thread(target=end, name=f"{name} ends", daemon=True)
     try:
-        ending.start()
+        thread.start()
     except RuntimeError:  # no thread can be started now
         end()
         return
-    ending.join(PATIENCE_S)
-    if ending.is_alive():
+    thread.join(END_TIMEOUT_S)
+    if thread.is_alive():
         text = "model %s: its device has not responded for %.0f s, and its memory there cannot be freed until it does"
-        logger.error(text, name, PATIENCE_S)
+        logger.error(text, name, END_TIMEOUT_S)

@@ -12,16 +12,16 @@ from itertools import pairwise
 
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching.scheduling.admission import dims_text
+from penstock.batching.scheduling.request_checks import format_shape
 from penstock.batching.shapes.bound import bound_signature
-from penstock.batching.shapes.derived import derived_names, kept_names
+from penstock.batching.shapes.derived import derived_names, stored_names
 from penstock.batching.shapes.padding_rules import check_padding
 from penstock.batching.spec import ModelSpec
 
 from . import autofill
-from .agreement import TENSORFLOW, agreed, check_row_axis, has_row_axis, model_dims
+from .tensor_checks import TENSORFLOW, check_declared, check_row_axis, has_row_axis, model_dims
 
-UNSAID_ROWS = "max_batch_size is unset or 0"
+UNSET_ROWS_REASON = "max_batch_size is unset or 0"
 """The reason when only the configuration keeps a model from having rows."""
 
 
@@ -41,7 +41,7 @@ def complete(spec: ModelSpec, graph: Signature) -> ModelSpec:
         raise _invalid(spec.too_preferred)
     spec = replace(spec, policy=replace(spec.policy, max_batch_rows=rows))
     if spec.backend == TENSORFLOW:
-        spec = autofill.filled(spec, graph, batched=batched)
+        spec = autofill.complete_tensors(spec, graph, batched=batched)
     if spec.sequence is not None:
         from penstock.batching.sequences.controls import check_sequence
 
@@ -55,54 +55,54 @@ def complete(spec: ModelSpec, graph: Signature) -> ModelSpec:
 
 def _max_batch_rows(spec: ModelSpec, graph: Signature) -> int:
     if spec.backend == TENSORFLOW:
-        return autofill.max_batch_rows(spec, graph, _without_rows(spec))
-    said = spec.policy.max_batch_rows
-    if said == 0 or (spec.inputs and spec.outputs):
-        return said or 0
-    obstacle = _obstacle(spec, graph)
-    if obstacle is not None:
-        if said is None:
+        return autofill.max_batch_rows(spec, graph, _rowless_names(spec))
+    configured = spec.policy.max_batch_rows
+    if configured == 0 or (spec.inputs and spec.outputs):
+        return configured or 0
+    rowless = _find_rowless_tensor(spec, graph)
+    if rowless is not None:
+        if configured is None:
             return 0
         text = f"autofill failed for model '{spec.name}': model does not support batching while non-zero max_batch_size"
-        raise _invalid(f"{text} is specified: '{obstacle.name}' is {obstacle.datatype} {dims_text(obstacle.shape)}")
-    if said is not None:
-        return said
+        raise _invalid(f"{text} is specified: '{rowless.name}' is {rowless.datatype} {format_shape(rowless.shape)}")
+    if configured is not None:
+        return configured
     if all(tensor.optional for tensor in graph.inputs):
         return 0  # no input that clients must send determines the number of rows
     return 0 if _declares_row_axis(spec, graph) else spec.policy.default_max_batch_rows
 
 
-def why_unbatched(spec: ModelSpec, graph: Signature) -> str:
+def unbatched_reason(spec: ModelSpec, graph: Signature) -> str:
     """Say why `complete` gives a model no rows: one of its tensors, its configuration, or the default; else ""."""
-    obstacle = _obstacle(spec, graph)
-    if obstacle is not None:
+    rowless = _find_rowless_tensor(spec, graph)
+    if rowless is not None:
         text = "the model has no batch axis"
         if spec.frees_rows and any(tensor.shape[:1] == (1,) for tensor in graph.inputs):
             return f"{text}, unless a trial run shows that its first axis of 1 is one"
-        shape = list(obstacle.shape) if obstacle.is_tensor else obstacle.datatype
-        return f"{text}: '{obstacle.name}' is {shape}"
+        shape = list(rowless.shape) if rowless.is_tensor else rowless.datatype
+        return f"{text}: '{rowless.name}' is {shape}"
     policy = spec.policy
     if policy.max_batch_rows == 0:
         return "max_batch_size is 0"
     if not spec.auto_complete if spec.backend == TENSORFLOW else spec.inputs and spec.outputs:
-        return UNSAID_ROWS
-    otherwise = replace(spec, policy=replace(policy, default_max_batch_rows=1))
-    if _max_batch_rows(otherwise, graph):
+        return UNSET_ROWS_REASON
+    with_default = replace(spec, policy=replace(policy, default_max_batch_rows=1))
+    if _max_batch_rows(with_default, graph):
         return "default-max-batch-size is 0"
     return "the declared dims include every axis" if _declares_row_axis(spec, graph) else ""
 
 
-def _obstacle(spec: ModelSpec, graph: Signature) -> TensorSpec | None:
+def _find_rowless_tensor(spec: ModelSpec, graph: Signature) -> TensorSpec | None:
     """Find a tensor that cannot have rows."""
-    others = _without_rows(spec)
-    tensors = (tensor for tensor in (*graph.inputs, *graph.outputs) if tensor.name not in others)
+    rowless_names = _rowless_names(spec)
+    tensors = (tensor for tensor in (*graph.inputs, *graph.outputs) if tensor.name not in rowless_names)
     return next((tensor for tensor in tensors if not has_row_axis(tensor)), None)
 
 
-def _without_rows(spec: ModelSpec) -> set[str]:
+def _rowless_names(spec: ModelSpec) -> set[str]:
     """Return the names of the tensors whose first axis is unrelated to rows."""
-    names = {said.name for said in (*spec.batch_inputs, *spec.batch_outputs)}
-    return names | {said.name for said in spec.inputs if said.ragged or said.is_shape}
+    names = {configured.name for configured in (*spec.batch_inputs, *spec.batch_outputs)}
+    return names | {configured.name for configured in spec.inputs if configured.ragged or configured.is_shape}
 
 
 def _allowed_rows(spec: ModelSpec, rows: int) -> int:
@@ -114,53 +114,53 @@ def _allowed_rows(spec: ModelSpec, rows: int) -> int:
     if not rows:
         raise _invalid(f"{name}: the model has no batch axis")
     if allowed[0] < 1 or any(after <= before for before, after in pairwise(allowed)):
-        raise _invalid(f"{name}: {dims_text(allowed)} must be positive and ascending")
-    said = spec.policy.max_batch_rows
-    if said is not None and allowed[-1] > said:
-        raise _invalid(f"{name}: {allowed[-1]} exceeds the max batch size of {said}")
+        raise _invalid(f"{name}: {format_shape(allowed)} must be positive and ascending")
+    configured = spec.policy.max_batch_rows
+    if configured is not None and allowed[-1] > configured:
+        raise _invalid(f"{name}: {allowed[-1]} exceeds the max batch size of {configured}")
     return allowed[-1]
 
 
 def _declares_row_axis(spec: ModelSpec, graph: Signature) -> bool:
     """Whether a configuration without max_batch_size has the row axis in its dims."""
-    pairs = [(said, graph.input.get(said.name)) for said in spec.inputs]
-    pairs += [(said, graph.output.get(said.name)) for said in spec.outputs]
-    others = _without_rows(spec)
+    pairs = [(configured, graph.input.get(configured.name)) for configured in spec.inputs]
+    pairs += [(configured, graph.output.get(configured.name)) for configured in spec.outputs]
+    rowless_names = _rowless_names(spec)
     return any(
-        tensor is not None and len(model_dims(said)) == len(tensor.shape)
-        for said, tensor in pairs
-        if said.name not in others
+        tensor is not None and len(model_dims(configured)) == len(tensor.shape)
+        for configured, tensor in pairs
+        if configured.name not in rowless_names
     )
 
 
 def _inputs(spec: ModelSpec, graph: Signature, batched: bool) -> tuple[TensorSpec, ...]:
     derived = derived_names(spec)
     required = [tensor for tensor in graph.inputs if not tensor.optional]
-    optional = next((said for said in spec.inputs if said.optional), None)
+    optional = next((configured for configured in spec.inputs if configured.optional), None)
     if optional is not None and batched:
         text = f"unable to load model '{spec.name}', optional input '{optional.name}' is not supported for models"
         raise _invalid(f"{text} that support batching")
     if not spec.inputs and spec.auto_complete:
-        return tuple(_whole(spec, tensor, batched) for tensor in required if tensor.name not in derived)
-    expected = sum(not said.optional for said in spec.inputs) + len(derived)
+        return tuple(_undeclared_tensor(spec, tensor, batched) for tensor in required if tensor.name not in derived)
+    expected = sum(not configured.optional for configured in spec.inputs) + len(derived)
     if expected != len(required):
         names = ", ".join(f"'{tensor.name}'" for tensor in required)
         text = f"unable to load model '{spec.name}', configuration expects {expected} inputs, model provides"
         raise _invalid(f"{text} {len(required)}: {names}")
-    for said in spec.inputs:
-        if said.name not in graph.input:
+    for configured in spec.inputs:
+        if configured.name not in graph.input:
             allowed = ", ".join(sorted(graph.input))
-            raise _invalid(f"unexpected inference input '{said.name}', allowed inputs are: {allowed}")
-    declared = {said.name: said for said in spec.inputs if said.name not in derived}
+            raise _invalid(f"unexpected inference input '{configured.name}', allowed inputs are: {allowed}")
+    declared = {configured.name: configured for configured in spec.inputs if configured.name not in derived}
     return tuple(
-        agreed(spec, declared[tensor.name], tensor, batched, "input")
+        check_declared(spec, declared[tensor.name], tensor, batched, "input")
         for tensor in graph.inputs
         if tensor.name in declared
     )
 
 
 def _outputs(spec: ModelSpec, graph: Signature, batched: bool) -> tuple[TensorSpec, ...]:
-    declared = {said.name: said for said in spec.outputs}
+    declared = {configured.name: configured for configured in spec.outputs}
     for name in declared:
         if name not in graph.output:
             allowed = ", ".join(sorted(graph.output))
@@ -170,16 +170,16 @@ def _outputs(spec: ModelSpec, graph: Signature, batched: bool) -> tuple[TensorSp
         text = f"unable to load model '{spec.name}', configuration expects 0 outputs, model provides"
         raise _invalid(f"{text} {len(graph.outputs)}: {names}")
     outputs: list[TensorSpec] = []
-    kept = kept_names(spec)
+    stored = stored_names(spec)
     for tensor in graph.outputs:
         if tensor.name in declared:
-            outputs.append(agreed(spec, declared[tensor.name], tensor, batched, "output"))
-        elif tensor.name not in kept and (not declared or not tensor.is_tensor):
-            outputs.append(_whole(spec, tensor, batched))
+            outputs.append(check_declared(spec, declared[tensor.name], tensor, batched, "output"))
+        elif tensor.name not in stored and (not declared or not tensor.is_tensor):
+            outputs.append(_undeclared_tensor(spec, tensor, batched))
     return tuple(outputs)
 
 
-def _whole(spec: ModelSpec, tensor: TensorSpec, batched: bool) -> TensorSpec:
+def _undeclared_tensor(spec: ModelSpec, tensor: TensorSpec, batched: bool) -> TensorSpec:
     """Return a tensor that the configuration does not mention."""
     if batched:
         check_row_axis(spec, tensor)

@@ -20,7 +20,7 @@ from penstock.batching.devices.memory import free_bytes, give_back, resident_byt
 from penstock.batching.scheduling.costs import CostModel
 
 from .completion import complete
-from .rehearsal import rehearsal, smallest_tails
+from .dummy_inputs import dummy_fill, smallest_tails
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Backend, Binding, OverlappingBinding
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("penstock.batching")
 
-WORTH = 1.1
+MIN_SPEEDUP = 1.1
 """More Instances are kept if they process this many times the rows per second of fewer."""
 TRIAL_NS = 250_000_000
 SWEEP_NS = 400_000_000
 BUDGET_NS = 2_000_000_000
-RUNS = 3
-MOST_ON_GPU = 4
+RUNS_PER_SIZE = 3
+MAX_ON_GPU = 4
 GPU_MEMORY = "penstock.gpu_memory_bytes"
 """The option for how much memory a model may use on a GPU."""
 
@@ -57,24 +57,24 @@ class Trial:
 
     split: Split
     rows_per_s: float
-    grown_bytes: int
+    memory_growth_bytes: int
 
 
-def splits(device: str, cpus: int, threads: int | None) -> list[Split]:
+def candidate_splits(device: str, cpus: int, threads: int | None) -> list[Split]:
     """List the Splits to try on a device, fewest Instances first. `threads`: as configured, None if unset.
 
     If unset, the CPUs are divided: the session has fewer threads by those that the Instances bring, so that together
     there are as many as CPUs. On two CPUs that is one Instance of two threads, or two of one.
     """
     if device != "cpu":
-        return [Split(count, threads or 0) for count in range(1, MOST_ON_GPU + 1)]
+        return [Split(count, threads or 0) for count in range(1, MAX_ON_GPU + 1)]
     counts = [1]
     while counts[-1] < cpus:
         counts.append(min(2 * counts[-1], cpus))
     return [Split(count, cpus - count + 1 if threads is None else threads) for count in counts]
 
 
-def choose(
+def choose_split(
     candidates: Iterable[Split], measure: Callable[[Split], Trial | None], budget_bytes: int
 ) -> tuple[Split, list[Trial]]:
     """Return the last Split that was worth its memory, and all that were tried; the first if none can be measured.
@@ -82,47 +82,52 @@ def choose(
     `measure` returns None for a Split that cannot be run, or not in time.
     """
     best: Split | None = None
-    tried: list[Trial] = []
+    trials: list[Trial] = []
     for split in candidates:
-        if best is not None and _grows_to(tried, split) > budget_bytes:
+        if best is not None and _predict_growth(trials, split) > budget_bytes:
             break
         trial = measure(split)
         best = best or split
         if trial is None:
             break
-        tried.append(trial)
-        if len(tried) > 1 and (trial.rows_per_s < WORTH * tried[-2].rows_per_s or trial.grown_bytes > budget_bytes):
+        trials.append(trial)
+        if len(trials) > 1 and (
+            trial.rows_per_s < MIN_SPEEDUP * trials[-2].rows_per_s or trial.memory_growth_bytes > budget_bytes
+        ):
             break
         best = split
     if best is None:
         raise ValueError("there are no candidates to choose from")
-    return best, tried
+    return best, trials
 
 
-def _grows_to(tried: Sequence[Trial], split: Split) -> float:
+def _predict_growth(trials: Sequence[Trial], split: Split) -> float:
     """Predict the memory growth from that of each Instance added so far; 0 while that is unknown."""
-    if len(tried) < 2:
+    if len(trials) < 2:
         return 0
-    before, last = tried[-2:]
-    each = (last.grown_bytes - before.grown_bytes) / (last.split.count - before.split.count)
-    return last.grown_bytes + each * (split.count - last.split.count)
+    previous, last = trials[-2:]
+    growth_bytes, count = last.memory_growth_bytes - previous.memory_growth_bytes, last.split.count
+    bytes_per_instance = growth_bytes / (count - previous.split.count)
+    return last.memory_growth_bytes + bytes_per_instance * (split.count - last.split.count)
 
 
 class Trials:
-    """Measures Splits of one model on one device, for `choose`. Holds the sessions of the last one.
+    """Measures Splits of one model on one device, for `choose_split`. Holds the sessions of the last one.
 
-    `load` opens a session with a number of threads; the first is opened at once. `apart`: each Instance has its own.
-    `rows` is the batch size, determined with the first Split.
+    `load` opens a session with a number of threads; the first is opened at once. `own_sessions`: each Instance has its
+    own. `rows` is the batch size, determined with the first Split.
     """
 
-    def __init__(self, spec: ModelSpec, load: Callable[[int], Backend], threads: int, *, apart: bool = False) -> None:
+    def __init__(
+        self, spec: ModelSpec, load: Callable[[int], Backend], threads: int, *, own_sessions: bool = False
+    ) -> None:
         self._name = spec.name
         self._load = load
-        self._apart = apart
+        self._own_sessions = own_sessions
         self._threads = threads
         self._bindings: list[list[Binding]] = []
-        self._end_ns = time.monotonic_ns() + BUDGET_NS
-        self._before_bytes = resident_bytes()
+        self._deadline_ns = time.monotonic_ns() + BUDGET_NS
+        self._baseline_bytes = resident_bytes()
         self._backends = [load(threads)]
         self.rows = 0
         try:
@@ -137,53 +142,53 @@ class Trials:
 
     def __call__(self, split: Split) -> Trial | None:
         """Run a Split for a while; None if that fails or the total time is used up."""
-        if time.monotonic_ns() > self._end_ns:
+        if time.monotonic_ns() > self._deadline_ns:
             return None
         try:
             self.session(split.threads)
             while len(self._bindings) < split.count:
                 self._bindings.append(self._bind())
             if not self.rows:
-                self.rows = self._knee(self._bindings[0][0])
-            under_way: list[deque[OverlappingBinding]] = [deque() for _ in self._bindings]
+                self.rows = self._find_knee(self._bindings[0][0])
+            in_flight: list[deque[OverlappingBinding]] = [deque() for _ in self._bindings]
             try:
-                rates = together(list(map(self._in_turn, self._bindings, under_way)))
+                rates = run_concurrently(list(map(self._pipelined_runner, self._bindings, in_flight)))
             finally:
-                for begun in under_way:
-                    while begun:
-                        begun.popleft().end()
+                for queue in in_flight:
+                    while queue:
+                        queue.popleft().end()
         except Exception as error:  # noqa: BLE001 - fails on zeros or for lack of memory, which requests may not
             logger.info("model %s: %d instances cannot be measured: %s", self._name, split.count, error)
             return None
-        return Trial(split, self.rows * sum(rates), self._grown_bytes())
+        return Trial(split, self.rows * sum(rates), self._memory_growth_bytes())
 
-    def _grown_bytes(self) -> int:
+    def _memory_growth_bytes(self) -> int:
         """Return the growth of the device's memory if known, otherwise of this process's."""
         on_device = sum(getattr(backend, "device_bytes", 0) for backend in self._backends)
-        return on_device or max(resident_bytes() - self._before_bytes, 0)
+        return on_device or max(resident_bytes() - self._baseline_bytes, 0)
 
     def session(self, threads: int) -> Backend:
         """Return the first session with this many threads, opening it unless the current one has as many."""
         if not self._backends or self._threads != threads:
             self.close()
-            self._before_bytes = resident_bytes()
+            self._baseline_bytes = resident_bytes()
             self._backends, self._threads = [self._load(threads)], threads
         return self._backends[0]
 
     def _bind(self) -> list[Binding]:
-        """Allocate one more Instance's Bindings, in its own session if `apart`."""
-        if self._apart and self._bindings:
+        """Allocate one more Instance's Bindings, in its own session if `own_sessions`."""
+        if self._own_sessions and self._bindings:
             self._backends.append(self._load(self._threads))
         bindings = [self._backends[-1].bind(self._bound, self._policy.max_batch_rows or 1)]
         if supports_overlap(bindings[0]):
             bindings.append(self._backends[-1].bind(self._bound, self._policy.max_batch_rows or 1))
         return bindings
 
-    def keep(self, split: Split) -> list[Backend]:
+    def take_backends(self, split: Split) -> list[Backend]:
         """Return those sessions of the chosen Split that are open; the caller owns them from then on."""
         self.session(split.threads)
-        kept = split.count if self._apart else 1
-        backends, self._backends = self._backends[:kept], self._backends[kept:]
+        session_count = split.count if self._own_sessions else 1
+        backends, self._backends = self._backends[:session_count], self._backends[session_count:]
         return backends
 
     def close(self) -> None:
@@ -195,7 +200,7 @@ class Trials:
 
     def _runner(self, binding: Binding, rows: int = 0) -> Callable[[], None]:
         """Make a function that runs a batch of zeros once, gathered and scattered like a batch. Free axes are 1."""
-        fill = rehearsal(self._spec, binding, rows or self.rows, smallest_tails(self._spec))
+        fill = dummy_fill(self._spec, binding, rows or self.rows, smallest_tails(self._spec))
         wanted = tuple(i for i, output in enumerate(self._signature.outputs) if output.is_tensor)
 
         def run() -> None:
@@ -204,11 +209,13 @@ class Trials:
 
         return run
 
-    def _in_turn(self, bindings: Sequence[Binding], begun: deque[OverlappingBinding]) -> Callable[[], None]:
+    def _pipelined_runner(
+        self, bindings: Sequence[Binding], in_flight: deque[OverlappingBinding]
+    ) -> Callable[[], None]:
         """Make a function that runs a batch; if Bindings overlap, it begins one and ends the previous on the other."""
         if not supports_overlap(bindings[0]):
             return self._runner(bindings[0])
-        fills = [rehearsal(self._spec, each, self.rows, smallest_tails(self._spec)) for each in bindings]
+        fills = [dummy_fill(self._spec, each, self.rows, smallest_tails(self._spec)) for each in bindings]
         turns = cycle(zip(bindings, fills, strict=True))
         wanted = tuple(i for i, output in enumerate(self._signature.outputs) if output.is_tensor)
 
@@ -216,31 +223,31 @@ class Trials:
             binding, fill = next(turns)
             fill()
             binding.begin(wanted)  # type: ignore[attr-defined]
-            begun.append(binding)  # type: ignore[arg-type]
-            if len(begun) > 1:
-                begun.popleft().end()
+            in_flight.append(binding)  # type: ignore[arg-type]
+            if len(in_flight) > 1:
+                in_flight.popleft().end()
 
         return run
 
-    def _knee(self, binding: Binding) -> int:
+    def _find_knee(self, binding: Binding) -> int:
         """Find the batch size that the model will mostly run with: the smallest of nearly the best time per row."""
         if not self._signature.batched:
             return 1
-        costs, most, said = CostModel(), self._policy.max_batch_rows or 1, self._policy.allowed_rows
+        costs, max_rows, allowed_rows = CostModel(), self._policy.max_batch_rows or 1, self._policy.allowed_rows
         end_ns = time.monotonic_ns() + SWEEP_NS
-        for rows in said or [1 << power for power in range(most.bit_length())]:
+        for rows in allowed_rows or [1 << power for power in range(max_rows.bit_length())]:
             run = self._runner(binding, rows)
-            for _ in range(RUNS):
+            for _ in range(RUNS_PER_SIZE):
                 start_ns = time.monotonic_ns()
                 run()
                 now_ns = time.monotonic_ns()
                 costs.observe((), rows, max(now_ns - start_ns, 1), now_ns)
-            if now_ns + 2 * RUNS * (now_ns - start_ns) > end_ns:
+            if now_ns + 2 * RUNS_PER_SIZE * (now_ns - start_ns) > end_ns:
                 break
         return costs.knee_rows(())
 
 
-def together(runs: Sequence[Callable[[], None]]) -> list[float]:
+def run_concurrently(runs: Sequence[Callable[[], None]]) -> list[float]:
     """Repeat each in its own thread, concurrently and at least once. Returns: runs per second of each.
 
     Raises: what one of them raised, or RuntimeError if threads cannot be started; none is running any more then.
@@ -249,10 +256,10 @@ def together(runs: Sequence[Callable[[], None]]) -> list[float]:
     errors: list[Exception] = []
     ready = threading.Barrier(len(runs))
 
-    def repeat(place: int) -> None:
-        count = 0
+    def repeat(index: int) -> None:
+        run_count = 0
         try:
-            runs[place]()
+            runs[index]()
         except Exception as error:  # noqa: BLE001 - raised again by the waiting thread
             errors.append(error)
             ready.abort()
@@ -264,27 +271,27 @@ def together(runs: Sequence[Callable[[], None]]) -> list[float]:
         start_ns = now_ns = time.monotonic_ns()
         longest_ns = 0
         try:
-            while not count or (now_ns - start_ns < TRIAL_NS and not errors):
+            while not run_count or (now_ns - start_ns < TRIAL_NS and not errors):
                 before_ns = now_ns
-                runs[place]()
+                runs[index]()
                 now_ns = time.monotonic_ns()
                 longest_ns = max(longest_ns, now_ns - before_ns)
-                count += 1
+                run_count += 1
         except Exception as error:  # noqa: BLE001
             errors.append(error)
             return
-        if count > 1:
+        if run_count > 1:
             # the machine may have stood still during the longest run
-            count, start_ns = count - 1, start_ns + longest_ns
-        rates[place] = count / max((now_ns - start_ns) / 1e9, 1e-9)
+            run_count, start_ns = run_count - 1, start_ns + longest_ns
+        rates[index] = run_count / max((now_ns - start_ns) / 1e9, 1e-9)
 
-    _await([threading.Thread(target=repeat, args=(place,), daemon=True) for place in range(len(runs))], ready)
+    _run_threads([threading.Thread(target=repeat, args=(index,), daemon=True) for index in range(len(runs))], ready)
     if errors:
         raise errors[0]
     return rates
 
 
-def _await(threads: Sequence[threading.Thread], ready: threading.Barrier) -> None:
+def _run_threads(threads: Sequence[threading.Thread], ready: threading.Barrier) -> None:
     """Start threads that meet at a barrier, and wait until all have ended. Raises: RuntimeError if one cannot start."""
     try:
         for thread in threads:
@@ -315,29 +322,29 @@ def count_instances(
 ) -> tuple[Split, list[Backend], list[Trial]]:
     """Choose a Split for a model. Returns: the Split, its sessions, and what was tried.
 
-    `load` opens a session with a number of threads; `threads` as in `splits`.
+    `load` opens a session with a number of threads; `threads` as in `candidate_splits`.
     Raises: what `load` raises.
     """
-    candidates = splits(device, usable_cpus(), threads)
+    candidates = candidate_splits(device, usable_cpus(), threads)
     budget = budget_bytes(spec, device)
-    trials = Trials(spec, load, candidates[0].threads, apart=device != "cpu")
+    trials = Trials(spec, load, candidates[0].threads, own_sessions=device != "cpu")
     try:
-        split, tried = choose(candidates, trials, budget)
-        backends = trials.keep(split)
+        split, tried_splits = choose_split(candidates, trials, budget)
+        backends = trials.take_backends(split)
     finally:
         trials.close()
-    logger.info("model %s on %s: %s", spec.name, device, evidence(split, tried, trials.rows))
-    return split, backends, tried
+    logger.info("model %s on %s: %s", spec.name, device, describe_choice(split, tried_splits, trials.rows))
+    return split, backends, tried_splits
 
 
-def evidence(split: Split, tried: Sequence[Trial], rows: int) -> str:
+def describe_choice(split: Split, trials: Sequence[Trial], rows: int) -> str:
     """Say in one line what was chosen and why."""
-    if not tried:
-        return f"{_words(split)} (throughput could not be measured)"
-    seen = ", ".join(f"{_words(trial.split)} {trial.rows_per_s:.0f} rows/s" for trial in tried)
-    return f"{_words(split)}, chosen from {seen}, in batches of {rows}"
+    if not trials:
+        return f"{_describe(split)} (throughput could not be measured)"
+    results = ", ".join(f"{_describe(trial.split)} {trial.rows_per_s:.0f} rows/s" for trial in trials)
+    return f"{_describe(split)}, chosen from {results}, in batches of {rows}"
 
 
-def _words(split: Split) -> str:
+def _describe(split: Split) -> str:
     instances = f"{split.count} instance" + "s" * (split.count > 1)
     return f"{instances} x {split.threads} thread" + "s" * (split.threads > 1) if split.threads else instances

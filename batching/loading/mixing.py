@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .drawn import Inputs, draw, floats, run
+from .random_rows import Inputs, as_float64, draw_inputs, run_rows
 from .rowwise import Evidence
 
 if TYPE_CHECKING:
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 LENGTHS = (4, 1)
 """The lengths tried for free axes; 1 if the model cannot run with more, or its outputs do not show their rows."""
-LONGER = (64, 640)
+LONG_LENGTHS = (64, 640)
 """The lengths tried if the model runs with neither: sides of images are often multiples of 32, and code that cuts a
 sound into frames needs at least some hundred samples. 640 only for a single axis: with two, a small image model may
 need gigabytes and seconds."""
-ORDER = (1, 0, 0)
+SECOND_ORDER = (1, 0, 0)
 """The order of two rows in the second run: reversed, and with different counts. The largest and the smallest number of
 a run stay the same: a dynamically quantized model takes its scale from these."""
-NEAR = 0.01
+TOLERANCE = 0.01
 """How far a number may be from the previous one, as a fraction of the largest of that output: kernels round
 differently."""
-MOST = 0.3
+MAX_CHANGED = 0.3
 """The fraction of an output that may change: near ties may sort differently, and rounding errors add up in a few
 places."""
 BUDGET_NS = 1_000_000_000
@@ -46,7 +46,7 @@ TEXTS = ((b"one of several words", b"text"), (b"12.5", b"3"))
 """The two rows of a BYTES input, in turn, since a model may parse numbers. The second is shorter, in words as well."""
 
 
-def mixing(model: Model) -> str:
+def find_mixing(model: Model) -> str:
     """Say what shows that rows are not rows, or that they affect each other; "" if nothing does.
 
     Never raises: failures on drawn rows say nothing about requests.
@@ -55,19 +55,19 @@ def mixing(model: Model) -> str:
     if not (signature.batched and signature.inputs) or model.forms is not None:
         return ""
     if model.loop_binding is not None:
-        return _look(model, model.loop_binding)
+        return _examine(model, model.loop_binding)
     first = model.threads[0]
-    reason: str = first.perform(partial(_look, model, first.binding))
+    reason: str = first.perform(partial(_examine, model, first.binding))
     return reason
 
 
-def _look(model: Model, binding: Binding) -> str:
+def _examine(model: Model, binding: Binding) -> str:
     strings = any(each.datatype == "BYTES" for each in model.signature.inputs)
     end_ns = time.monotonic_ns() + BUDGET_NS
     # a 0 makes rows of integers differ, but may be an invalid length or divisor: then all are 1
     for texts, length, zeros in product(TEXTS if strings else TEXTS[:1], _lengths(model.signature), (True, False)):
         try:
-            return _tried(model, binding, _two(model.signature, length, texts, zeros=zeros))
+            return _compare_runs(model, binding, _draw_two_rows(model.signature, length, texts, zeros=zeros))
         except Exception:  # noqa: BLE001 - drawn numbers may be invalid indices, or the length invalid
             if time.monotonic_ns() > end_ns:
                 break
@@ -79,37 +79,37 @@ def _lengths(signature: Signature) -> list[int]:
     tails = [each.shape[1:] for each in signature.inputs]
     if all(dim >= 0 for tail in tails for dim in tail):
         return [1]
-    several = any(sum(dim < 0 for dim in tail) > 1 for tail in tails)
-    return [*LENGTHS, *LONGER[: 1 if several else None]]
+    has_several = any(sum(dim < 0 for dim in tail) > 1 for tail in tails)
+    return [*LENGTHS, *LONG_LENGTHS[: 1 if has_several else None]]
 
 
-def _tried(model: Model, binding: Binding, rows: Inputs) -> str:
+def _compare_runs(model: Model, binding: Binding, rows: Inputs) -> str:
     """Compare two rows in several runs. Raises: what the model does."""
     evidence = Evidence(model, "drawn")
     start_ns = time.monotonic_ns()
     before = _run(model, binding, rows)
-    evidence.see(2, before)
+    evidence.inspect(2, before)
     if time.monotonic_ns() - start_ns > BUDGET_NS:
         return evidence.reason
     for row in (0, 1):  # alone, a row may be shorter: it is not padded to another
         with suppress(Exception):  # a row that fails alone may need the other; only what both do together counts
-            evidence.see(1, _run(model, binding, [array[row : row + 1] for array in rows]))
-    order = list(ORDER[: model.spec.policy.max_batch_rows])
+            evidence.inspect(1, _run(model, binding, [array[row : row + 1] for array in rows]))
+    order = list(SECOND_ORDER[: model.spec.policy.max_batch_rows])
     after = _run(model, binding, [array[order] for array in rows])
-    evidence.see(len(order), after)
+    evidence.inspect(len(order), after)
     if evidence.reason:
         return evidence.reason
-    changed = _changed(model, [each[order] if isinstance(each, np.ndarray) else each for each in before], after)
-    if changed and _changed(model, before, _run(model, binding, rows)):
+    changed = _changed_output(model, [each[order] if isinstance(each, np.ndarray) else each for each in before], after)
+    if changed and _changed_output(model, before, _run(model, binding, rows)):
         return ""  # it draws random numbers itself
     return changed and f"rows of output '{changed}' depend on the other rows in their batch"
 
 
-def _two(signature: Signature, length: int, texts: tuple[bytes, bytes], *, zeros: bool) -> Inputs:
+def _draw_two_rows(signature: Signature, length: int, texts: tuple[bytes, bytes], *, zeros: bool) -> Inputs:
     """Draw two rows, the second much smaller, with free axes of one length. With `zeros` they always differ."""
     shapes = [[length if dim < 0 else dim for dim in each.shape] for each in signature.inputs]
     inputs = [replace(each, shape=tuple(shape)) for each, shape in zip(signature.inputs, shapes, strict=True)]
-    rows = draw(replace(signature, inputs=tuple(inputs)), 2, 1)
+    rows = draw_inputs(replace(signature, inputs=tuple(inputs)), 2, 1)
     for spec, array in zip(inputs, rows, strict=True):
         if spec.datatype == "BYTES":
             array[0], array[1] = texts
@@ -123,24 +123,24 @@ def _two(signature: Signature, length: int, texts: tuple[bytes, bytes], *, zeros
 
 def _run(model: Model, binding: Binding, rows: Inputs) -> list[Any]:
     """Run, and copy what is in the Binding's own memory."""
-    outputs = run(binding, rows, model.all_outputs)
+    outputs = run_rows(binding, rows, model.all_outputs)
     return [np.array(each) if isinstance(each, np.ndarray) else each for each in outputs]
 
 
-def _changed(model: Model, before: Sequence[Any], after: Sequence[Any]) -> str:
+def _changed_output(model: Model, before: Sequence[Any], after: Sequence[Any]) -> str:
     """Return the name of an output of which too much has changed; "" if there is none."""
     specs = [model.signature.outputs[position] for position in model.all_outputs]
     for each, old, new in zip(specs, before, after, strict=True):
-        if isinstance(new, np.ndarray) and new.size and _share(each, old, new) > MOST:
+        if isinstance(new, np.ndarray) and new.size and _changed_share(each, old, new) > MAX_CHANGED:
             return each.name
     return ""
 
 
-def _share(spec: TensorSpec, before: Array, after: Array) -> float:
+def _changed_share(spec: TensorSpec, before: Array, after: Array) -> float:
     """Return the fraction of elements that changed, numbers by more than rounding."""
     if after.dtype.hasobject:
         return float((before != after).mean())
-    old, new = floats(spec, before), floats(spec, after)
+    old, new = as_float64(spec, before), as_float64(spec, after)
     finite = np.abs(old[np.isfinite(old)])
-    near = NEAR * float(finite.max()) if finite.size else 0.0
-    return 1.0 - float(np.isclose(new, old, rtol=0.0, atol=near, equal_nan=True).mean())
+    tolerance = TOLERANCE * float(finite.max()) if finite.size else 0.0
+    return 1.0 - float(np.isclose(new, old, rtol=0.0, atol=tolerance, equal_nan=True).mean())

@@ -16,17 +16,17 @@ from penstock.batching.devices.memory import give_back
 from penstock.batching.devices.placement import Devices, on_cpus, spread
 from penstock.batching.model import Model
 from penstock.batching.running.batch import Batch
-from penstock.batching.shapes.bound import reshaped_signature, said_signature
+from penstock.batching.shapes.bound import configured_signature, reshaped_signature
 from penstock.batching.spec import THREADS, InstanceGroup, ModelSpec
 
 from . import warmup
 from .completion import complete
 from .counting import GPU_MEMORY, Trial, count_instances
-from .freeing import freed
-from .invariance import settle
-from .mixing import mixing
-from .preparing import rest
-from .rowwise import left_to_us, without_rows
+from .freeing import free_rows
+from .invariance import set_invariant_size
+from .mixing import find_mixing
+from .preparing import release_caches
+from .rowwise import rows_unspecified, without_rows
 from .run_sizes import with_run_sizes
 from .samples import run_samples
 
@@ -36,7 +36,7 @@ logger = logging.getLogger("penstock.batching")
 def open_model(
     spec: ModelSpec,
     loaders: Mapping[str, Loader],
-    finished: Callable[[Model, list[Batch]], None],
+    on_finished: Callable[[Model, list[Batch]], None],
     devices: Devices | None = None,
 ) -> Model:
     """Load a model on its devices, complete its spec, start its Instances, and warm it up.
@@ -44,17 +44,17 @@ def open_model(
     `devices` are those shared with other models, by name; missing ones are added.
     Raises: InferError if the file, its configuration or the runtime is at fault, leaving nothing behind.
     """
-    start, said, devices = time.monotonic(), spec, Devices() if devices is None else devices
+    start, configured, devices = time.monotonic(), spec, Devices() if devices is None else devices
     loader = loaders.get(spec.backend)
     if loader is None:
         known = ", ".join(sorted(loaders))
         raise InferError(Code.INVALID, f"unknown backend '{spec.backend}' for model '{spec.name}', known: {known}")
     backends: list[Backend] = []
     try:
-        spec, tried = _load_somewhere(spec, loader, backends, devices)
-        spec = settle(spec, _one_per_group(spec, backends))
-        model = Model(spec, backends, finished, devices, partial(_load_again, spec, loader))
-        model.counted = tuple((trial.split.count, trial.rows_per_s) for trial in tried)
+        spec, trials = _load_or_fall_back(spec, loader, backends, devices)
+        spec = set_invariant_size(spec, _one_per_group(spec, backends))
+        model = Model(spec, backends, on_finished, devices, partial(_reload, spec, loader))
+        model.counted = tuple((trial.split.count, trial.rows_per_s) for trial in trials)
         model.open()
     except BaseException:
         for backend in backends:
@@ -64,20 +64,20 @@ def open_model(
     try:
         warmup.prepare_all(model)
         run_samples(model)
-        obstacle = "" if model.passive else warmup.sweep(model)
-        if not obstacle and not model.passive and left_to_us(said):
-            obstacle = mixing(model)
+        reason = "" if model.passive else warmup.sweep(model)
+        if not reason and not model.passive and rows_unspecified(configured):
+            reason = find_mixing(model)
     except BaseException:
         close_model(model)
         raise
-    if obstacle and left_to_us(said):
+    if reason and rows_unspecified(configured):
         logger.info(
-            "model %s: its first axis is not a batch axis, and requests run one at a time: %s", spec.name, obstacle
+            "model %s: its first axis is not a batch axis, and requests run one at a time: %s", spec.name, reason
         )
         close_model(model)
-        return open_model(without_rows(said), loaders, finished, devices)
+        return open_model(without_rows(configured), loaders, on_finished, devices)
     # an Instance does this itself when idle, the loop never does
-    rest(model, [binding for binding in (model.loop_binding,) if hasattr(binding, "trim_memory")])
+    release_caches(model, [binding for binding in (model.loop_binding,) if hasattr(binding, "trim_memory")])
     model.load_s = time.monotonic() - start
     return model
 
@@ -94,7 +94,7 @@ def complete_ensemble(spec: ModelSpec) -> ModelSpec:
             raise InferError(Code.INVALID, f"tensor '{tensor.name}' of ensemble '{spec.name}' has no datatype")
     if not spec.inputs or not spec.outputs:
         raise InferError(Code.INVALID, f"ensemble '{spec.name}' must declare its inputs and outputs")
-    signature = said_signature(spec)
+    signature = configured_signature(spec)
     policy = replace(spec.policy, max_batch_rows=spec.policy.max_batch_rows or 0)
     return replace(spec, signature=signature, bound=reshaped_signature(signature), policy=policy, instances=())
 
@@ -105,7 +105,7 @@ def close_model(model: Model) -> None:
     give_back()
 
 
-def _load_somewhere(
+def _load_or_fall_back(
     spec: ModelSpec, loader: Loader, backends: list[Backend], devices: Devices
 ) -> tuple[ModelSpec, list[Trial]]:
     """Load the model on its devices, or on the CPU if none is usable and it may. As `_load_on_devices`."""
@@ -129,7 +129,7 @@ def _load_on_devices(
     only device, the spec's options include the number of threads.
     """
     groups: list[InstanceGroup] = []
-    tried: list[Trial] = []
+    trials: list[Trial] = []
     threads = spec.threads or None
     if threads is None and sum(len(group.devices) for group in spec.instances) > 1:
         threads = 0  # there is one thread setting for all devices, so nothing can be divided
@@ -139,40 +139,43 @@ def _load_on_devices(
             with on_cpus(devices, group, device):
                 if not count:
                     load = partial(_load, spec, loader, device)
-                    split, loaded, tried_here = count_instances(spec, device, load, threads)
+                    split, loaded, device_trials = count_instances(spec, device, load, threads)
                     count, spec = split.count, _with_threads(spec, split.threads)
-                    tried += tried_here
+                    trials += device_trials
                 else:
-                    loaded = [loader(spec.path, device, options_on(spec, device))]
+                    loaded = [loader(spec.path, device, session_options(spec, device))]
                 first = loaded[0]
                 if spec.frees_rows and not backends:
-                    spec, first = freed(spec, loader, device, first)
+                    spec, first = free_rows(spec, loader, device, first)
                 backends.append(first)
-                here = replace(group, count=count, devices=(device,))
-                apart = spec.sequence is not None and is_stateful(first) and not group.passive
-                groups += [replace(here, count=1)] * count if apart else [here]
-                backends += loaded[1:] if first is loaded[0] else _closed(loaded[1:])
+                device_group = replace(group, count=count, devices=(device,))
+                keeps_state = spec.sequence is not None and is_stateful(first) and not group.passive
+                groups += [replace(device_group, count=1)] * count if keeps_state else [device_group]
+                backends += loaded[1:] if first is loaded[0] else _close_all(loaded[1:])
                 for _ in range(len(backends), len(spread(groups))):
-                    backends.append(loader(spec.path, device, options_on(spec, device)))
-    return with_run_sizes(replace(complete(spec, backends[0].graph), instances=tuple(groups))), tried
+                    backends.append(loader(spec.path, device, session_options(spec, device)))
+    return with_run_sizes(replace(complete(spec, backends[0].graph), instances=tuple(groups))), trials
 
 
 def _load(spec: ModelSpec, loader: Loader, device: str, threads: int) -> Backend:
     return loader(spec.path, device, _with_threads(spec, threads).options)
 
 
-def _load_again(spec: ModelSpec, loader: Loader, position: int) -> Backend:
+def _reload(spec: ModelSpec, loader: Loader, position: int) -> Backend:
     """Load a completed model again on one of its devices."""
     (device,) = spread(spec.instances)[position].devices
-    return loader(spec.path, device, options_on(spec, device))
+    return loader(spec.path, device, session_options(spec, device))
 
 
-def options_on(spec: ModelSpec, device: str) -> Mapping[str, str]:
+def session_options(spec: ModelSpec, device: str) -> Mapping[str, str]:
     """Return the options of one session: the GPU memory limit of a model is divided by its sessions there."""
-    said, count = spec.options.get(GPU_MEMORY), sum(group.count for group in spec.instances if device in group.devices)
-    if said is None or count < 2:
+    memory_bytes, count = (
+        spec.options.get(GPU_MEMORY),
+        sum(group.count for group in spec.instances if device in group.devices),
+    )
+    if memory_bytes is None or count < 2:
         return spec.options
-    return {**spec.options, GPU_MEMORY: str(int(said) // count)}
+    return {**spec.options, GPU_MEMORY: str(int(memory_bytes) // count)}
 
 
 def _one_per_group(spec: ModelSpec, backends: Sequence[Backend]) -> list[Backend]:
@@ -181,7 +184,7 @@ def _one_per_group(spec: ModelSpec, backends: Sequence[Backend]) -> list[Backend
     return [backends[position] for position in firsts]
 
 
-def _closed(backends: Sequence[Backend]) -> list[Backend]:
+def _close_all(backends: Sequence[Backend]) -> list[Backend]:
     for backend in backends:
         backend.close()
     return []

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature
 from penstock.batching.devices.memory import give_back
-from penstock.batching.shapes.padding import bucket, same_axes
+from penstock.batching.shapes.padding import bucket, tied_axes
 
-from .rehearsal import Tails, rehearsal
-from .run_sizes import said_sizes
+from .dummy_inputs import Tails, dummy_fill
+from .run_sizes import configured_sizes
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Array, Binding
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("penstock.batching")
 
-REST_S = 10.0
-"""After this long without a Batch, an Instance's Bindings release what they keep only for speed (`rest`)."""
-MOST_SHAPES = 8
-UNSAID_LENGTHS = (1, 64)
+IDLE_RELEASE_S = 10.0
+"""After this long without a Batch, an Instance's Bindings release what they keep only for speed (`release_caches`)."""
+MAX_SHAPES = 8
+DEFAULT_LENGTHS = (1, 64)
 """The lengths of padded axes without configured buckets: the first bucket, and that of a common length."""
 
 
@@ -38,16 +38,16 @@ def prepare(model: Model, bindings: Sequence[Binding]) -> None:
     Some runtimes record a run for each size, or choose how to run it. The largest size goes first: the others use part
     of its memory. If requests choose a shape that is not padded, nothing can be prepared.
     """
-    wanting = [binding for binding in bindings if hasattr(binding, "prepare")]
-    if not wanting or not _is_known(model.signature, model.spec.padding):
+    preparable = [binding for binding in bindings if hasattr(binding, "prepare")]
+    if not preparable or not _has_known_shapes(model.signature, model.spec.padding):
         return
-    for tails in shapes(model.signature, model.spec.padding):
-        for rows in reversed(sizes(model)):
-            for binding in wanting:
-                lent: Any = _Lent(binding)
-                rehearsal(model.spec, lent, rows, tails)()
+    for tails in input_shapes(model.signature, model.spec.padding):
+        for rows in reversed(batch_sizes(model)):
+            for binding in preparable:
+                recorder: Any = _ShapeRecorder(binding)
+                dummy_fill(model.spec, recorder, rows, tails)()
                 try:
-                    binding.prepare(rows, lent.shapes)
+                    binding.prepare(rows, recorder.shapes)
                 except InferError:
                     raise
                 except Exception as error:
@@ -57,7 +57,7 @@ def prepare(model: Model, bindings: Sequence[Binding]) -> None:
                     raise InferError(Code.INTERNAL, text) from error
 
 
-def rest(model: Model, bindings: Sequence[Any]) -> None:
+def release_caches(model: Model, bindings: Sequence[Any]) -> None:
     """Release what Bindings and the C library keep only for speed. Threads: that which runs them."""
     for binding in bindings:
         try:
@@ -67,7 +67,7 @@ def rest(model: Model, bindings: Sequence[Any]) -> None:
     give_back()
 
 
-class _Lent:
+class _ShapeRecorder:
     """The part of a Binding that a rehearsal needs; it records the borrowed shapes."""
 
     def __init__(self, binding: Binding) -> None:
@@ -80,45 +80,48 @@ class _Lent:
         return self._binding.acquire_buffers(rows, shapes)
 
 
-def sizes(model: Model) -> list[int]:
+def batch_sizes(model: Model) -> list[int]:
     """Return the sizes to run: the allowed ones, if any, or powers of two and the maximum."""
-    most = model.max_rows
+    max_rows = model.max_rows
     if not model.signature.batched:
         return [1]
-    said = model.spec.policy.allowed_rows or said_sizes(model.spec)
-    allowed = [rows for rows in said if rows <= most]
-    return allowed or [*(1 << power for power in range((most - 1).bit_length())), most]
+    configured = model.spec.policy.allowed_rows or configured_sizes(model.spec)
+    allowed = [rows for rows in configured if rows <= max_rows]
+    return allowed or [*(1 << power for power in range((max_rows - 1).bit_length())), max_rows]
 
 
-def shapes(signature: Signature, padding: tuple[PaddedAxis, ...]) -> list[Tails]:
+def input_shapes(signature: Signature, padding: tuple[PaddedAxis, ...]) -> list[Tails]:
     """Return the distinct shapes to run: with all padded axes at their smallest, largest, then in between."""
     first = 1 if signature.batched else 0
-    lengths = [padded.buckets or tuple(bucket(length, ()) for length in UNSAID_LENGTHS) for padded in padding]
-    most = max(map(len, lengths), default=1)
+    lengths = [padded.buckets or tuple(bucket(length, ()) for length in DEFAULT_LENGTHS) for padded in padding]
+    max_count = max(map(len, lengths), default=1)
     found: list[Tails] = []
-    for step in dict.fromkeys((0, most - 1, *range(most))):
+    for step in dict.fromkeys((0, max_count - 1, *range(max_count))):
         tails = [[1 if dim < 0 else dim for dim in spec.shape[first:]] for spec in signature.inputs]
         for padded, buckets in zip(padding, lengths, strict=True):
             length = buckets[min(step, len(buckets) - 1)]
-            for place, axis in _axes(signature, padded):
-                tails[place][axis] = length
+            for position, axis in _axes(signature, padded):
+                tails[position][axis] = length
         found.append([tuple(tail) for tail in tails])
-    return found[:MOST_SHAPES]
+    return found[:MAX_SHAPES]
 
 
-def _is_known(signature: Signature, padding: tuple[PaddedAxis, ...]) -> bool:
-    """Whether the shapes that will run are among `shapes`: every free axis is padded."""
+def _has_known_shapes(signature: Signature, padding: tuple[PaddedAxis, ...]) -> bool:
+    """Whether the shapes that will run are among `input_shapes`: every free axis is padded."""
     first = 1 if signature.batched else 0
-    padded = {place for each in padding for place in _axes(signature, each)}
+    padded = {axes for each in padding for axes in _axes(signature, each)}
     free = {
-        (at, axis) for at, spec in enumerate(signature.inputs) for axis, dim in enumerate(spec.shape[first:]) if dim < 0
+        (position, axis)
+        for position, spec in enumerate(signature.inputs)
+        for axis, dim in enumerate(spec.shape[first:])
+        if dim < 0
     }
     return free <= padded
 
 
 def _axes(signature: Signature, padded: PaddedAxis) -> Iterator[tuple[int, int]]:
     """Yield a padded axis and those that must be as long: the position of the input, and the axis after the rows."""
-    places = {spec.name: place for place, spec in enumerate(signature.inputs)}
-    yield places[padded.input], padded.axis
-    for spec, axis in same_axes(signature, padded):
-        yield places[spec.name], axis
+    positions = {spec.name: position for position, spec in enumerate(signature.inputs)}
+    yield positions[padded.input], padded.axis
+    for spec, axis in tied_axes(signature, padded):
+        yield positions[spec.name], axis

@@ -26,15 +26,14 @@ from penstock.batching.running.outside import OutsideInstance
 from penstock.batching.running.outsides import OutsideLoader, close_outsides, instances_of, run_samples, singles
 from penstock.batching.scheduling.sizing import fast_ns
 
-from .closing import patiently
+from .closing import end_with_timeout
 from .counting import GPU_MEMORY
-from .opening import close_model, options_on
+from .opening import close_model, session_options
 from .preparing import prepare
 from .samples import run_samples_on
 
 if TYPE_CHECKING:
     from penstock.batching.devices.rates import Claim, RateLimiter
-    from penstock.batching.running.outside import Outside
     from penstock.batching.spec import InstanceGroup, ModelSpec
 
 logger = logging.getLogger("penstock.batching")
@@ -61,50 +60,51 @@ class Change:
             instance.leaving = True
         staying = [instance for instance in model.instances if not instance.leaving]
         with model.lock:
-            self._number(model)
+            self._assign_seats(model)
             model.spec = self.spec
             # the first repairs the loop's device, and those that leave are woken last
             model.instances = [*staying, *self.added, *(each for each in model.instances if each.leaving)]
-            self._move(model, staying)
-            ends = [(instance, _leave(model, instance)) for instance in self.ended]
+            self._move_sequences(model, staying)
+            ends = [(instance, _stop_or_wait(model, instance)) for instance in self.ended]
             model.outsides = [instance.outside for instance in model.instances if isinstance(instance, OutsideInstance)]
             count = len(staying) + len(self.added)
             model.scheduler.resize(count, fast_ns(model.spec.policy.executor, count))
             if model.loop_lost is not None:
                 staying[0].mend_loop()
             if model.places:
-                self._place(model)
-            if model.scheduler.live:
+                self._update_placements(model)
+            if model.scheduler.request_count:
                 model.wake_one()  # an Instance that was woken for waiting requests may be one that ends
         text = "model %s version %s: %d instances kept, %d added, %d removed"
         logger.info(text, model.name, model.version, len(staying), len(self.added), len(self.ended))
-        tasks = [asyncio.ensure_future(_end(model, instance, over)) for instance, over in ends]
+        tasks = [asyncio.ensure_future(_end(model, instance, vacated)) for instance, vacated in ends]
         for task in tasks:
             model.leaving.add(task)
             task.add_done_callback(model.leaving.discard)
-        return [task for task, (instance, over) in zip(tasks, ends, strict=True) if instance in idle and over is None]
+        pairs = zip(tasks, ends, strict=True)
+        return [task for task, (instance, vacated) in pairs if instance in idle and vacated is None]
 
-    def _number(self, model: Model) -> None:
-        taken = {instance.seat for instance in model.instances}
-        free = (seat for seat in itertools.count() if seat not in taken)
-        for instance, seat in zip(self.added, free, strict=False):
+    def _assign_seats(self, model: Model) -> None:
+        used_seats = {instance.seat for instance in model.instances}
+        free_seats = (seat for seat in itertools.count() if seat not in used_seats)
+        for instance, seat in zip(self.added, free_seats, strict=False):
             instance.seat = seat
 
-    def _move(self, model: Model, staying: Sequence[Instance]) -> None:
+    def _move_sequences(self, model: Model, staying: Sequence[Instance]) -> None:
         """Let sequences start on the current Instances, and have the event loop serve those that may."""
         scheduler, sequences = model.scheduler, model.scheduler.sequences
         if sequences is not None:
-            here, now_ns = [*staying, *self.added], time.monotonic_ns()
-            seats = [instance.seat for instance in here] if sequences.remembers else range(len(here))
-            sequences.seat(seats, now_ns)
+            current, now_ns = [*staying, *self.added], time.monotonic_ns()
+            seats = [instance.seat for instance in current] if sequences.model_keeps_state else range(len(current))
+            sequences.set_instances(seats, now_ns)
             scheduler.expired += scheduler.expire(now_ns)
             model.leave_held()
 
-    def _place(self, model: Model) -> None:
+    def _update_placements(self, model: Model) -> None:
         threads = model.threads
         model.places += {id(each.place): each.place for each in threads if each.place not in model.places}.values()
         model.overlaps = any(instance.overlaps for instance in threads)
-        model.in_place = devices_of(model, [each for at in model.places for each in at.bound])
+        model.in_place = devices_of(model, [each for placement in model.places for each in placement.bound])
         resize_shares(model.spec, model.places)
 
     async def abandon(self) -> None:
@@ -115,7 +115,7 @@ class Change:
             await _end(self.model, instance)
 
 
-async def change_to(
+async def make_change(
     model: Model, spec: ModelSpec, loaders: Mapping[str, Loader], outsides: Mapping[str, OutsideLoader],
     devices: Devices,
 ) -> Change | None:  # fmt: skip
@@ -127,33 +127,33 @@ async def change_to(
         return None
     if model.spec.backend in outsides:
         return await _outside_change(model, spec, outsides[model.spec.backend], devices)
-    making = asyncio.ensure_future(asyncio.to_thread(_thread_change, model, spec, loaders[spec.backend]))
+    change_task = asyncio.ensure_future(asyncio.to_thread(_thread_change, model, spec, loaders[spec.backend]))
     try:
-        return await asyncio.shield(making)
+        return await asyncio.shield(change_task)
     except asyncio.CancelledError:
-        task = asyncio.ensure_future(_unwanted(making))
+        task = asyncio.ensure_future(_abandon_when_made(change_task))
         model.leaving.add(task)
         task.add_done_callback(model.leaving.discard)
         raise
 
 
-async def _unwanted(making: asyncio.Future[Change | None]) -> None:
+async def _abandon_when_made(change_task: asyncio.Future[Change | None]) -> None:
     """End what a thread, which cannot be stopped, makes for nothing. The Model must not be closed before that."""
-    await asyncio.wait([making])
-    if making.exception() is None and (change := making.result()) is not None:
+    await asyncio.wait([change_task])
+    if change_task.exception() is None and (change := change_task.result()) is not None:
         await change.abandon()
 
 
-def match(old: Sequence[InstanceGroup], new: Sequence[InstanceGroup]) -> list[int | None]:
+def match_groups(old: Sequence[InstanceGroup], new: Sequence[InstanceGroup]) -> list[int | None]:
     """Return for each new Instance's group the index of the old one that stays for it, the first equal one, or None."""
-    left = list(enumerate(old))
-    found: list[int | None] = []
+    remaining = list(enumerate(old))
+    matches: list[int | None] = []
     for group in new:
-        at = next((each for each in left if each[1] == group), None)
-        if at is not None:
-            left.remove(at)
-        found.append(None if at is None else at[0])
-    return found
+        equal = next((each for each in remaining if each[1] == group), None)
+        if equal is not None:
+            remaining.remove(equal)
+        matches.append(None if equal is None else equal[0])
+    return matches
 
 
 # -- Instances on threads --------------------------------------------------------------------------------------------
@@ -161,20 +161,20 @@ def match(old: Sequence[InstanceGroup], new: Sequence[InstanceGroup]) -> list[in
 
 def _thread_change(model: Model, spec: ModelSpec, loader: Loader) -> Change | None:
     """Make the Change of a model that runs in this process. It blocks while a device loads."""
-    wanted, old = singles(spec), [instance for instance in model.threads if not instance.leaving]
-    found = match([instance.group for instance in old], wanted)
-    staying = [instance for at, instance in enumerate(old) if at in found]
-    missing = [group for group, at in zip(wanted, found, strict=True) if at is None]
-    if not _can_stay(model, spec, staying, missing):
+    new_groups, old = singles(spec), [instance for instance in model.threads if not instance.leaving]
+    matches = match_groups([instance.group for instance in old], new_groups)
+    staying = [instance for index, instance in enumerate(old) if index in matches]
+    missing = [group for group, index in zip(new_groups, matches, strict=True) if index is None]
+    if not _can_resize(model, spec, staying, missing):
         return None
     groups = [replace(group, devices=(device,)) for group in spec.instances for device in group.devices]
-    if _is_apart(model):
-        groups = wanted
+    if _model_keeps_state(model):
+        groups = new_groups
     ended = [instance for instance in old if instance not in staying]
     made: list[ThreadInstance] = []
     try:
         for group in missing:
-            made.append(_add(model, group, [*staying, *made], loader))
+            made.append(_add_instance(model, group, [*staying, *made], loader))
     except BaseException:
         for instance in made:
             with model.lock:
@@ -184,41 +184,43 @@ def _thread_change(model: Model, spec: ModelSpec, loader: Loader) -> Change | No
     return Change(model, replace(model.spec, instances=tuple(groups)), [*ended], [*made])
 
 
-def _can_stay(
+def _can_resize(
     model: Model, spec: ModelSpec, staying: Sequence[ThreadInstance], missing: Sequence[InstanceGroup]
 ) -> bool:
     """Whether everything that a Model has besides its Instances suits the new ones as well."""
     devices = {instance.place.name for instance in staying}
-    looped = model.loop_binding is not None or model.loop_lost is not None
+    uses_loop = model.loop_binding is not None or model.loop_lost is not None
     if not devices or not devices.issuperset(group.devices[0] for group in missing):
         return False
     places = [instance.place for instance in staying]
-    if looped and (model.loop_place not in places or needs_threads(spec, places[0].devices)):
+    if uses_loop and (model.loop_place not in places or needs_threads(spec, places[0].devices)):
         return False
     passive = any(group.passive for each in (model.spec, spec) for group in each.instances)
     # GPU memory per Instance depends on their number; after a CPU fallback the groups that run are not the spec's
     return not (passive or GPU_MEMORY in spec.options or model.spec.fallback)
 
 
-def _add(model: Model, group: InstanceGroup, others: Sequence[ThreadInstance], loader: Loader) -> ThreadInstance:
+def _add_instance(
+    model: Model, group: InstanceGroup, others: Sequence[ThreadInstance], loader: Loader
+) -> ThreadInstance:
     """Make an Instance and get it ready, sharing a loaded model with its equals if they share. Raises: InferError."""
     device = group.devices[0]
-    shared = device == "cpu" and not _is_apart(model)
-    shares = [each.place for each in others if each.group == group] if shared else []
-    at = shares[0] if shares else _load(model, group, others, loader)
-    number = at.add_claim() if shares else 0
+    may_share = device == "cpu" and not _model_keeps_state(model)
+    shareable = [each.place for each in others if each.group == group] if may_share else []
+    placement = shareable[0] if shareable else _load_placement(model, group, others, loader)
+    number = placement.add_claim() if shareable else 0
     name = f"{model.name}/{model.version}#{len(model.instances) + len(others)}"
     try:
-        instance = ThreadInstance(model, at, name, number)
+        instance = ThreadInstance(model, placement, name, number)
         instance.start()
     except BaseException:
-        if shares:
-            at.release((), at.claims[number] if at.claims else None)
+        if shareable:
+            placement.release((), placement.claims[number] if placement.claims else None)
         else:
-            at.close()
+            placement.close()
         raise
     try:
-        instance.perform(partial(_get_ready, model, instance))
+        instance.perform(partial(_prepare_instance, model, instance))
     except BaseException:
         with model.lock:
             instance.stop()
@@ -227,50 +229,50 @@ def _add(model: Model, group: InstanceGroup, others: Sequence[ThreadInstance], l
     return instance
 
 
-def _get_ready(model: Model, instance: ThreadInstance) -> None:
+def _prepare_instance(model: Model, instance: ThreadInstance) -> None:
     prepare(model, instance.bindings)
     run_samples_on(model, instance.bindings, len(model.instances))
 
 
-def _load(model: Model, group: InstanceGroup, others: Sequence[ThreadInstance], loader: Loader) -> Placement:
+def _load_placement(model: Model, group: InstanceGroup, others: Sequence[ThreadInstance], loader: Loader) -> Placement:
     """Load the model again on a device that it is on."""
-    beside = next(each.place for each in others if each.place.name == group.devices[0])
-    load = partial(loader, model.spec.path, beside.name, options_on(model.spec, beside.name))
-    with on_cpus(beside.devices, group, beside.name):
+    existing = next(each.place for each in others if each.place.name == group.devices[0])
+    load = partial(loader, model.spec.path, existing.name, session_options(model.spec, existing.name))
+    with on_cpus(existing.devices, group, existing.name):
         backend = load()
-    at = Placement(beside.name, backend, beside.device, beside.share, load)
-    at.joined = False
+    placement = Placement(existing.name, backend, existing.device, existing.share, load)
+    placement.joined = False
     try:
-        at.furnish(group, beside.devices)
+        placement.furnish(group, existing.devices)
     except BaseException:
-        at.close()
+        placement.close()
         raise
-    at.watch(partial(model.doubt, at))
-    return at
+    placement.watch(partial(model.doubt, placement))
+    return placement
 
 
 def _end_thread(model: Model, instance: ThreadInstance) -> None:
     """Wait for a stopped Instance, and release everything that only it uses."""
-    at = instance.place
+    placement = instance.place
     instance.join()
     with model.lock:
         model.instances = [each for each in model.instances if each is not instance]
-        if model.scheduler.live:
+        if model.scheduler.request_count:
             model.wake_one()  # its last run may have released other sequences
-        used = any(each.place is at for each in model.threads)
-        if not used:
-            model.places = [each for each in model.places if each is not at]
-            heir = next((each for each in model.places if each.share is at.share), None)
-            if heir is not None and at.joined:
-                heir.joined, at.joined = True, False
+        in_use = any(each.place is placement for each in model.threads)
+        if not in_use:
+            model.places = [each for each in model.places if each is not placement]
+            successor = next((each for each in model.places if each.share is placement.share), None)
+            if successor is not None and placement.joined:
+                successor.joined, placement.joined = True, False
             if model.places:
                 # the descriptions hold the session
                 first = model.loop_place.backend
                 model.node_inputs, model.node_outputs = first.node_inputs, first.node_outputs
-    at.release(instance.bindings, instance.share)
+    placement.release(instance.bindings, instance.share)
     instance.bindings = []
-    if not used:
-        at.close()
+    if not in_use:
+        placement.close()
 
 
 # -- Instances in other processes ------------------------------------------------------------------------------------
@@ -278,55 +280,56 @@ def _end_thread(model: Model, instance: ThreadInstance) -> None:
 
 async def _outside_change(model: Model, spec: ModelSpec, loader: OutsideLoader, devices: Devices) -> Change | None:
     """Make the Change of a model whose Batches run in other processes."""
-    more = getattr(loader, "more", None)
-    if more is None:
+    open_more = getattr(loader, "more", None)
+    if open_more is None:
         return None
-    wanted, old = singles(spec), [instance for instance in model.instances if not instance.leaving]
-    found = match([instance.group for instance in old], wanted)
-    missing = [at for at, place in enumerate(found) if place is None]
-    opened = await more(model.spec, spec, missing)
+    groups, old = singles(spec), [instance for instance in model.instances if not instance.leaving]
+    matches = match_groups([instance.group for instance in old], groups)
+    missing = [index for index, match in enumerate(matches) if match is None]
+    opened = await open_more(model.spec, spec, missing)
     claims: list[tuple[RateLimiter, Claim]] = []
-    seats: list[tuple[InstanceGroup, Outside]] = list(zip([wanted[at] for at in missing], opened.outsides, strict=True))
+    pairs = list(zip([groups[index] for index in missing], opened.outsides, strict=True))
     try:
         await run_samples(model, opened.outsides)
-        added = instances_of(model, seats, devices, claims)
+        added = instances_of(model, pairs, devices, claims)
     except BaseException:
         for limiter, claim in claims:
             limiter.leave(claim)
         await asyncio.gather(*(each.close() for each in opened.outsides))
         raise
-    return Change(model, opened.spec, [each for at, each in enumerate(old) if at not in found], [*added])
+    return Change(model, opened.spec, [each for index, each in enumerate(old) if index not in matches], [*added])
 
 
-def _is_apart(model: Model) -> bool:
+def _model_keeps_state(model: Model) -> bool:
     """Whether each Instance remembers sequences itself."""
     sequences = model.scheduler.sequences
-    return sequences is not None and sequences.remembers
+    return sequences is not None and sequences.model_keeps_state
 
 
-def _leave(model: Model, instance: Instance) -> asyncio.Event | None:
+def _stop_or_wait(model: Model, instance: Instance) -> asyncio.Event | None:
     """Stop an Instance, unless sequences continue there and nowhere else. Call with the model's lock held.
 
     Returns: the event that is set when the last of those is over.
     """
     sequences = model.scheduler.sequences
-    if sequences is None or not sequences.remembers or not sequences.stand_at(instance.seat):
+    if sequences is None or not sequences.model_keeps_state or not sequences.has_sequences_at(instance.seat):
         instance.stop()
         return None
-    over = asyncio.Event()
-    sequences.vacated[instance.seat] = partial(asyncio.get_running_loop().call_soon_threadsafe, over.set)
-    return over
+    vacated = asyncio.Event()
+    sequences.on_vacated[instance.seat] = partial(asyncio.get_running_loop().call_soon_threadsafe, vacated.set)
+    return vacated
 
 
-async def _end(model: Model, instance: Instance, over: asyncio.Event | None = None) -> None:
+async def _end(model: Model, instance: Instance, vacated: asyncio.Event | None = None) -> None:
     """End an Instance once it has delivered everything it took, and the sequences that it remembers are over."""
-    if over is not None:
-        await over.wait()
+    if vacated is not None:
+        await vacated.wait()
         with model.lock:
             instance.stop()
             model.wake_one()
     if isinstance(instance, ThreadInstance):
-        await asyncio.to_thread(patiently, model.name, [instance.place.name], partial(_end_thread, model, instance))
+        end = partial(_end_thread, model, instance)
+        await asyncio.to_thread(end_with_timeout, model.name, [instance.place.name], end)
         return
     await instance.quiet()
     instance.join()
@@ -339,8 +342,8 @@ async def _end(model: Model, instance: Instance, over: asyncio.Event | None = No
 async def close(model: Model) -> None:
     """End a Model, after those of its Instances that are already ending. Nothing may wait or run there."""
     sequences = model.scheduler.sequences
-    for tell in () if sequences is None else [*sequences.vacated.values()]:
-        tell()
+    for callback in () if sequences is None else [*sequences.on_vacated.values()]:
+        callback()
     for error in filter(None, await asyncio.gather(*model.leaving, return_exceptions=True)):
         logger.error("model %s: an instance could not be removed", model.name, exc_info=error)
     await asyncio.to_thread(close_model, model)

@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import InferError
-from penstock.batching.scheduling.admission import dims_text
-from penstock.batching.shapes.forms import rows_of
+from penstock.batching.scheduling.request_checks import format_shape
+from penstock.batching.shapes.forms import row_count
 
 if TYPE_CHECKING:
     from penstock.batching.model import Model
@@ -22,46 +22,48 @@ if TYPE_CHECKING:
 class Evidence:
     """What runs of one shape have shown. `reason` says why its first axes are not rows; "": nothing showed that."""
 
-    def __init__(self, model: Model, what: str = "of zeros") -> None:
+    def __init__(self, model: Model, rows_kind: str = "of zeros") -> None:
         self.reason = ""
-        self._what = what
+        self._rows_kind = rows_kind
         self._outputs = [model.signature.outputs[position] for position in model.all_outputs]
-        self._looks = model.signature.batched and model.forms is None
-        self._tails: list[tuple[int, ...]] | None = None
+        self._is_relevant = model.signature.batched and model.forms is None
+        self._row_shapes: list[tuple[int, ...]] | None = None
 
-    def see(self, rows: int, outputs: Sequence[Any]) -> None:
+    def inspect(self, rows: int, outputs: Sequence[Any]) -> None:
         """Inspect the outputs of a run: they must have the same rows, and no other axis may depend on the rows.
 
         `outputs` are those that are tensors: the warm-up asks for no others.
         """
-        if self.reason or not self._looks:
+        if self.reason or not self._is_relevant:
             return
-        tails = [tuple(getattr(output, "shape", ())[1:]) for output in outputs]
-        before = self._tails or tails
-        for spec, output, tail, known in zip(self._outputs, outputs, tails, before, strict=True):
-            made = rows_of(output)
-            if made != rows:
-                has = f"{made} rows" if made >= 0 else "no batch axis"
-                self.reason = f"output '{spec.name}' has {has} for {rows} {self._what}"
-            elif tail != known:
-                self.reason = f"rows of output '{spec.name}' are {dims_text(tail)} in a batch of {rows}, otherwise "
-                self.reason += dims_text(known)
+        row_shapes = [tuple(getattr(output, "shape", ())[1:]) for output in outputs]
+        known_shapes = self._row_shapes or row_shapes
+        for spec, output, row_shape, known in zip(self._outputs, outputs, row_shapes, known_shapes, strict=True):
+            count = row_count(output)
+            if count != rows:
+                has = f"{count} rows" if count >= 0 else "no batch axis"
+                self.reason = f"output '{spec.name}' has {has} for {rows} {self._rows_kind}"
+            elif row_shape != known:
+                self.reason = (
+                    f"rows of output '{spec.name}' are {format_shape(row_shape)} in a batch of {rows}, otherwise "
+                )
+                self.reason += format_shape(known)
             if self.reason:
                 return
-        self._tails = tails
+        self._row_shapes = row_shapes
 
-    def fail(self, rows: int, error: Exception) -> None:
+    def record_failure(self, rows: int, error: Exception) -> None:
         """Record a failed run: two rows that do not run where one does are not rows."""
-        lasting = type(error) is InferError  # excludes passing failures such as lack of memory
-        if lasting and rows == 2 and self._tails is not None and not self.reason:
+        is_permanent = type(error) is InferError  # excludes passing failures such as lack of memory
+        if is_permanent and rows == 2 and self._row_shapes is not None and not self.reason:
             self.reason = f"a run of 2 rows of zeros fails, a run of one does not: {str(error).splitlines()[0]:.200}"
 
 
-def left_to_us(spec: ModelSpec) -> bool:
+def rows_unspecified(spec: ModelSpec) -> bool:
     """Whether a configuration does not mention rows, so that the server has to find out."""
     policy = spec.policy
-    said = policy.max_batch_rows is not None or policy.allowed_rows or policy.preferred_rows
-    return not (said or spec.inputs or spec.outputs or spec.padding or spec.sequence or spec.batch_inputs)
+    mentions_rows = policy.max_batch_rows is not None or policy.allowed_rows or policy.preferred_rows
+    return not (mentions_rows or spec.inputs or spec.outputs or spec.padding or spec.sequence or spec.batch_inputs)
 
 
 def without_rows(spec: ModelSpec) -> ModelSpec:

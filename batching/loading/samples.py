@@ -22,8 +22,8 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.request import InferRequest, InSequence
 from penstock.batching.running.batch import Batch
 from penstock.batching.running.execution import run_batch
-from penstock.batching.scheduling.admission import admit, values_key
-from penstock.batching.sequences.under_way import UnderWay
+from penstock.batching.scheduling.request_checks import check_shapes, values_key
+from penstock.batching.sequences.active_sequence import ActiveSequence
 from penstock.batching.sinks import FutureSink
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _RANDOM_STRING_BYTES = 8
 
 def run_samples_on(model: Model, bindings: Sequence[Binding], instance: int) -> None:
     """Run all samples on the Bindings of one Instance, on its own thread. Raises: as `run_samples`."""
-    for each in [prepare(model, sample) for sample in model.spec.samples]:
+    for each in [prepare_sample(model, sample) for sample in model.spec.samples]:
         for binding in bindings:
             each.run(str(instance), binding)
 
@@ -51,7 +51,7 @@ def run_samples(model: Model) -> None:
     """
     if not model.spec.samples:
         return
-    prepared = [prepare(model, sample) for sample in model.spec.samples]
+    prepared = [prepare_sample(model, sample) for sample in model.spec.samples]
     for number, instance in enumerate(model.threads):
         for binding in instance.bindings:
             for each in prepared:
@@ -65,36 +65,36 @@ def run_samples(model: Model) -> None:
 def check_samples(model: Model) -> None:
     """Check that the samples fit a model, which need not be open. Raises: InferError (INVALID), naming the sample."""
     for sample in model.spec.samples:
-        prepare(model, sample)
+        prepare_sample(model, sample)
 
 
-def prepare(model: Model, sample: Sample) -> _Prepared:
+def prepare_sample(model: Model, sample: Sample) -> _PreparedSample:
     """Make a sample's values. Raises: InferError (INVALID), naming the sample."""
     try:
-        return _Prepared(model, sample)
+        return _PreparedSample(model, sample)
     except InferError as error:
-        raise failed(sample, error.message) from error
+        raise sample_error(sample, error.message) from error
     except (MemoryError, ValueError) as error:  # more values than fit in memory, or than numpy can count
-        raise failed(sample, str(error)) from error
+        raise sample_error(sample, str(error)) from error
 
 
-def failed(sample: Sample, text: str) -> InferError:
+def sample_error(sample: Sample, text: str) -> InferError:
     """Make the error of a sample that did not run."""
     return InferError(Code.INVALID, f"failed to run warmup sample '{sample.name}': {text}")
 
 
-class _Prepared:
+class _PreparedSample:
     """One sample with its values, checked against the model like a client's request."""
 
     def __init__(self, model: Model, sample: Sample) -> None:
         self._model = model
         self._sample = sample
         signature = model.signature
-        most = model.max_rows if signature.batched else 1
-        if sample.rows > most:
-            raise InferError(Code.INVALID, f"inference request batch-size must be <= {most} for '{model.name}'")
+        max_rows = model.max_rows if signature.batched else 1
+        if sample.rows > max_rows:
+            raise InferError(Code.INVALID, f"inference request batch-size must be <= {max_rows} for '{model.name}'")
         rng = np.random.default_rng(_SEED)
-        values = {name: _values(name, given, rng) for name, given in sample.inputs.items()}
+        values = {name: _values(name, sample_input, rng) for name, sample_input in sample.inputs.items()}
         for name in values:
             _check_datatype(model, name, sample.inputs[name].datatype)
         missing = [spec.name for spec in signature.inputs if not spec.optional and spec.name not in values]
@@ -108,7 +108,7 @@ class _Prepared:
             for spec, array in ((spec, values.get(spec.name)) for spec in signature.inputs)
         ]
         shapes = [None if array is None else array.shape for array in self._inputs]
-        _, self._key = admit(model.name, signature, most, shapes, model.padding)
+        _, self._key = check_shapes(model.name, signature, max_rows, shapes, model.padding)
         self._derived = {
             position: values[spec.name]
             for position, spec in enumerate(model.bound.inputs)
@@ -119,15 +119,15 @@ class _Prepared:
         """Run it as often as configured. Raises: InferError."""
         model, sample = self._model, self._sample
         for iteration in range(1, sample.count + 1):
-            overridden = _Overridden(binding, self._derived, sample.rows if model.signature.batched else 0)
+            overriding = _OverridingBinding(binding, self._derived, sample.rows if model.signature.batched else 0)
             try:
                 requests = self.requests(name, iteration)
                 batch = Batch(requests, len(requests), requests[0].key, time.monotonic_ns())
-                run_batch(model, overridden, batch)
+                run_batch(model, overriding, batch)
             except InferError as error:
-                raise failed(sample, error.message) from error
+                raise sample_error(sample, error.message) from error
             except Exception as error:
-                raise failed(sample, f"{type(error).__name__}: {error}") from error
+                raise sample_error(sample, f"{type(error).__name__}: {error}") from error
 
     def requests(self, instance: str, iteration: int) -> list[InferRequest]:
         """Make the requests of one run, which starts now, and log that."""
@@ -137,21 +137,21 @@ class _Prepared:
         requests = [
             InferRequest(model, list(self._inputs), 1, self._key, model.all_outputs, sink) for _ in range(sample.rows)
         ]
-        if model.forms is not None and model.forms.valued:
+        if model.forms is not None and model.forms.has_value_keys:
             for request in requests:
                 request.key = values_key(request)
         if model.spec.sequence is not None:
-            texts = any(
+            has_text_ids = any(
                 control.kind == "corrid" and control.datatype == "BYTES" for control in model.spec.sequence.controls
             )
             for number, request in enumerate(requests, 1):
                 # whole sequences of one request that nothing else refers to
-                name = str(number) if texts else number
-                request.sequence, request.under_way = InSequence(name, start=True, end=True), UnderWay(name)
+                name = str(number) if has_text_ids else number
+                request.sequence, request.under_way = InSequence(name, start=True, end=True), ActiveSequence(name)
         return requests
 
 
-class _Overridden:
+class _OverridingBinding:
     """A Binding whose derived inputs, such as a sequence's controls, have the sample's values in every row.
 
     `rows` 0: the model has none.
@@ -162,17 +162,17 @@ class _Overridden:
         self._binding = binding
         self._values = values
         self._rows = rows
-        self._lent: list[Array | None] = []
+        self._buffers: list[Array | None] = []
 
     def acquire_buffers(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> list[Array | None]:
         """Lend the Binding's own buffers."""
-        self._lent = self._binding.acquire_buffers(rows, shapes)
-        return self._lent
+        self._buffers = self._binding.acquire_buffers(rows, shapes)
+        return self._buffers
 
     def run(self, wanted: Sequence[int]) -> list[Any]:
         """Write the values to their buffers, and run."""
         for position, array in self._values.items():
-            buffer = self._lent[position]
+            buffer = self._buffers[position]
             if buffer is not None:
                 part = buffer[: self._rows] if self._rows else buffer
                 part[...] = array.reshape(buffer.shape[1:] if self._rows else buffer.shape)
@@ -192,25 +192,25 @@ def _check_datatype(model: Model, name: str, datatype: str) -> None:
         raise InferError(Code.INVALID, text)
 
 
-def _values(name: str, given: SampleInput, rng: np.random.Generator) -> Array:
+def _values(name: str, sample_input: SampleInput, rng: np.random.Generator) -> Array:
     """Make the values of one row."""
-    if isinstance(given.source, Path):
-        return _from_file(name, given, given.source)
-    if given.source == "random":
-        return _random(given, rng)
-    zeros = np.zeros(given.shape, DATATYPES[given.datatype].dtype)
+    if isinstance(sample_input.source, Path):
+        return _from_file(name, sample_input, sample_input.source)
+    if sample_input.source == "random":
+        return _random(sample_input, rng)
+    zeros = np.zeros(sample_input.shape, DATATYPES[sample_input.datatype].dtype)
     if zeros.dtype.hasobject:
         zeros.fill(b"")
     return zeros
 
 
-def _random(given: SampleInput, rng: np.random.Generator) -> Array:
+def _random(sample_input: SampleInput, rng: np.random.Generator) -> Array:
     """Make values over an integer type's whole range, from 0 to 1 for a float type, or strings of hex digits."""
-    shape, dtype = given.shape, DATATYPES[given.datatype].dtype
-    if given.datatype == "BYTES":
+    shape, dtype = sample_input.shape, DATATYPES[sample_input.datatype].dtype
+    if sample_input.datatype == "BYTES":
         texts = [rng.bytes(_RANDOM_STRING_BYTES).hex().encode() for _ in range(math.prod(shape))]
         return bytes_tensor(texts).reshape(shape)
-    if given.datatype == "BF16":
+    if sample_input.datatype == "BF16":
         return fp32_to_bf16(rng.random(shape, np.float32))
     if dtype.kind == "f":
         return rng.random(shape).astype(dtype)
@@ -220,22 +220,20 @@ def _random(given: SampleInput, rng: np.random.Generator) -> Array:
     return rng.integers(bounds.min, bounds.max, shape, dtype, endpoint=True)
 
 
-def _from_file(name: str, given: SampleInput, path: Path) -> Array:
+def _from_file(name: str, sample_input: SampleInput, path: Path) -> Array:
     """Read a row's raw values, in wire format; trailing bytes of the file are ignored, as in Triton."""
     try:
         raw = path.read_bytes()
     except OSError as error:
         raise InferError(Code.INVALID, f"failed to open text file for read {path}: {error.strerror}") from error
-    datatype, count = DATATYPES[given.datatype], math.prod(given.shape)
+    datatype, count = DATATYPES[sample_input.datatype], math.prod(sample_input.shape)
     if datatype.name == "BYTES":
-        return _strings(name, raw, count, path.name).reshape(given.shape)
-    wanted = count * datatype.size_bytes
-    if len(raw) < wanted:
-        text = (
-            f"warmup setting expects {wanted} bytes, but the data provided from {path.name} only has {len(raw)} bytes"
-        )
-        raise InferError(Code.INVALID, text)
-    return datatype.view(raw, count).reshape(given.shape)
+        return _strings(name, raw, count, path.name).reshape(sample_input.shape)
+    required_bytes = count * datatype.size_bytes
+    if len(raw) < required_bytes:
+        text = f"warmup setting expects {required_bytes} bytes, but the data provided from {path.name}"
+        raise InferError(Code.INVALID, f"{text} only has {len(raw)} bytes")
+    return datatype.view(raw, count).reshape(sample_input.shape)
 
 
 def _strings(name: str, raw: bytes, count: int, file: str) -> Array:

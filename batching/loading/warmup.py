@@ -11,8 +11,8 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from .preparing import prepare, shapes, sizes
-from .rehearsal import Tails, rehearsal, rehearsed_key
+from .dummy_inputs import Tails, dummy_fill, dummy_key
+from .preparing import batch_sizes, input_shapes, prepare
 from .rowwise import Evidence
 
 if TYPE_CHECKING:
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock.batching")
 
 BUDGET_NS = 1_000_000_000
-RUNS = 6
+RUNS_PER_SIZE = 6
 """Runs per size. The first is not counted, since it is slow for reasons that do not recur, and neither are those after
-it that take more than `SLOW` times the fastest."""
-SLOW = 1.5
+it that take more than `OUTLIER_FACTOR` times the fastest."""
+OUTLIER_FACTOR = 1.5
 
 
 def sweep(model: Model) -> str:
@@ -54,52 +54,52 @@ def prepare_all(model: Model) -> None:
 
 def _sweep(model: Model, binding: Binding) -> str:
     reason = ""
-    found = shapes(model.signature, model.spec.padding)
+    all_shapes = input_shapes(model.signature, model.spec.padding)
     start_ns = time.monotonic_ns()
-    for done, tails in enumerate(found):
-        deadline_ns = start_ns + BUDGET_NS * (done + 1) // len(found)
-        if done and time.monotonic_ns() >= deadline_ns:
+    for index, tails in enumerate(all_shapes):
+        deadline_ns = start_ns + BUDGET_NS * (index + 1) // len(all_shapes)
+        if index and time.monotonic_ns() >= deadline_ns:
             continue  # earlier shapes took longer than their share
-        shown = _sweep_shape(model, binding, tails, deadline_ns)
-        reason = reason or shown
+        shape_reason = _sweep_shape(model, binding, tails, deadline_ns)
+        reason = reason or shape_reason
     return reason
 
 
 def _sweep_shape(model: Model, binding: Binding, tails: Tails, deadline_ns: int) -> str:
-    key, evidence = rehearsed_key(model.spec, tails), Evidence(model)
-    for rows in sizes(model):
+    key, evidence = dummy_key(model.spec, tails), Evidence(model)
+    for rows in batch_sizes(model):
         try:
-            runs = _time(model, binding, rows, tails, deadline_ns, evidence)
+            runs = _time_runs(model, binding, rows, tails, deadline_ns, evidence)
         except Exception as error:  # noqa: BLE001 - requests may not fail as zeros do
             text = "model %s is not warmed up: a run of %d rows of zeros with shapes %s fails: %s"
             logger.info(text, model.name, rows, tails, error)
-            evidence.fail(rows, error)
+            evidence.record_failure(rows, error)
             break
         with model.lock:
-            for ns in runs:
-                model.scheduler.learn(key, rows, ns, time.monotonic_ns())
+            for run_ns in runs:
+                model.scheduler.learn(key, rows, run_ns, time.monotonic_ns())
         # the next size takes up to twice as long
         if time.monotonic_ns() + 2 * min(runs) > deadline_ns:
             break
     return evidence.reason
 
 
-def _time(
+def _time_runs(
     model: Model, binding: Binding, rows: int, tails: Tails, deadline_ns: int, evidence: Evidence
 ) -> list[int]:  # fmt: skip
     """Run a few times, at least once. Returns: the nanoseconds of each run that counts."""
     runs: list[int] = []
-    fill = rehearsal(model.spec, binding, rows, tails)
-    for _ in range(RUNS):
+    fill = dummy_fill(model.spec, binding, rows, tails)
+    for _ in range(RUNS_PER_SIZE):
         start_ns = time.monotonic_ns()
         fill()
         outputs = binding.run(model.all_outputs)
-        ns = time.monotonic_ns() - start_ns
-        runs.append(ns)
-        evidence.see(rows, outputs)
-        if start_ns + 2 * ns > deadline_ns:
+        run_ns = time.monotonic_ns() - start_ns
+        runs.append(run_ns)
+        evidence.inspect(rows, outputs)
+        if start_ns + 2 * run_ns > deadline_ns:
             break
     counted = runs[1:] or runs
-    while counted[0] > SLOW * min(counted):
+    while counted[0] > OUTLIER_FACTOR * min(counted):
         del counted[0]
     return counted

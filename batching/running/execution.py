@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.backends.backend import Array, Binding
 from penstock.backends.gathering import gather as gather_rows
-from penstock.batching.shapes.forms import complete, rows_of, wrong_rows
+from penstock.batching.shapes.forms import fill_padding_rows, row_count, row_count_error
 from penstock.batching.shapes.padding import smallest_fit
 
 from .batch import Batch
@@ -83,11 +83,11 @@ def scatter(model: Model, batch: Batch, filled: Filled, outputs: list[Any]) -> N
         model.forms.scatter(model.name, batch, ran, dict(zip(wanted, outputs, strict=True)))
     elif model.signature.batched:
         for position, output in zip(wanted, outputs, strict=True):
-            if rows_of(output) != ran:
-                raise wrong_rows(model.name, model.signature.outputs[position].name, output, ran)
+            if row_count(output) != ran:
+                raise row_count_error(model.name, model.signature.outputs[position].name, output, ran)
         padding = model.padding
         if padding is not None:
-            padding.check(batch, wanted, outputs)
+            padding.check_lengths(batch, wanted, outputs)
         if len(batch.requests) == 1 and ran == batch.rows:
             batch.requests[0].outputs = outputs
         else:
@@ -140,7 +140,7 @@ def _gather_formed(model: Model, forms: Forms, binding: Binding, batch: Batch, w
     forms.gather(binding, batch, ran)
     if ran != rows:
         model.count("rows_padded", ran - rows)
-    return forms.positions(wanted), ran, None
+    return forms.run_positions(wanted), ran, None
 
 
 def _parts(requests: list[InferRequest], position: int) -> list[Array]:
@@ -154,12 +154,12 @@ def _gather_padded(model: Model, batch: Batch, buffers: Sequence[Array | None], 
     for position, buffer in enumerate(buffers):
         if buffer is None:
             continue
-        if padding is not None and padding.fills(position):
+        if padding is not None and padding.is_padded(position):
             more_real, more_added = padding.fill(position, buffer[:rows], batch.requests)
             real, added = real + more_real, added + more_added
         else:
             gather_rows(_parts(batch.requests, position), buffer[:rows])
-        complete(buffer, rows)
+        fill_padding_rows(buffer, rows)
     if ran != rows:
         model.count("rows_padded", ran - rows)
     if real or added:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import Code, DeviceLost, DeviceRemoved, InferError, ProcessLost
 from penstock.batching.devices.placement import keep_if_there
-from penstock.batching.loading.preparing import REST_S, prepare, rest
+from penstock.batching.loading.preparing import IDLE_RELEASE_S, prepare, release_caches
 from penstock.batching.sequences import homes
 
 from .attempts import FAULT_S, Attempts
@@ -153,9 +153,9 @@ class ThreadInstance:
     def _sleep(self) -> None:
         """Sleep until something is due; after a while, release memory that the Bindings only keep for speed."""
         if self._rests and any(binding.can_trim for binding in self.bindings):  # type: ignore[attr-defined]
-            if self.alarm.acquire(timeout=REST_S):
+            if self.alarm.acquire(timeout=IDLE_RELEASE_S):
                 return
-            rest(self._model, self.bindings)
+            release_caches(self._model, self.bindings)
         self.alarm.acquire()
 
     def _run_errand(self) -> None:
@@ -173,12 +173,12 @@ class ThreadInstance:
     def _take(self, most_ns: float) -> Batch | None:
         model = self._model
         with model.lock:
-            batch = model.scheduler.take(time.monotonic_ns(), most_ns, own=homes.own_pin(model, self))
+            batch = model.scheduler.take(time.monotonic_ns(), most_ns, pin=homes.pin_of(model, self))
             self.idle = batch is None and not self.stopping
-            left = model.scheduler.live > 0
+            left = model.scheduler.request_count > 0
             if left:
-                homes.wake_next(model, self, took=batch is not None)
-        if batch is None and left and model.scheduler.sizing.holds:
+                homes.wake_next(model, self, has_taken=batch is not None)
+        if batch is None and left and model.scheduler.sizing.may_hold:
             model.leave_held()
         return batch
 
@@ -229,11 +229,11 @@ class ThreadInstance:
         model = self._model
         lost: LostBatch | None = None
         try:
-            ran = homes.execute_at(self, model, execute, batch, failed)
+            ran = homes.execute_at_home(self, model, execute, batch, failed)
         except LostBatch as error:
             lost = error
         if self.turn:
-            more = model.scheduler.live > 0 and lost is None
+            more = model.scheduler.request_count > 0 and lost is None
             self.end_turn(batch.cost_ns, time.monotonic_ns() - batch.exec_start_ns, more)
         elif self.giver.crowded:
             self.giver.ran(self.share, time.monotonic_ns() - batch.exec_start_ns)
@@ -269,7 +269,7 @@ class ThreadInstance:
                 if self._limited and not self._granted():
                     break
                 try:
-                    return ran + self._attempts.forgiven(homes.execute_at(self, self._model, execute_alone, rest))
+                    return ran + self._attempts.forgiven(homes.execute_at_home(self, self._model, execute_alone, rest))
                 except LostBatch as again:
                     lost = again
                 finally:
@@ -298,7 +298,7 @@ class ThreadInstance:
             self._fail(error)
             return False
         self.failure, self.home = None, object()
-        homes.tell(model, self, runs=True)
+        homes.report_availability(model, self, can_run=True)
         model.count("instances_replaced")
         return True
 
@@ -326,7 +326,7 @@ class ThreadInstance:
             self._attempts.end()
             self.place.devices.lose(self.failure.message)
             return
-        homes.tell(self._model, self, runs=False)
+        homes.report_availability(self._model, self, can_run=False)
         wait_ns = self._attempts.failed(time.monotonic_ns())
         logger.error("%s; it is reloaded in %.0f s", self.failure.message, wait_ns / 1e9)
 
@@ -336,7 +336,7 @@ class ThreadInstance:
         self._leave_turn()  # loading takes long, and so may the wait for the next attempt
         if failure is None or (time.monotonic_ns() >= self._attempts.retry_ns and self._replace(failure)):
             return not self._mends or self._mend()
-        if model.healthy and homes.own_pin(model, self) is None:
+        if model.healthy and homes.pin_of(model, self) is None:
             with model.lock:
                 model.wake_one()
         elif (batch := self._take(0)) is not None:

@@ -209,7 +209,7 @@ class _Search:
         self._events = {"batch_retries": 0, "runs_stopped": 0, "out_of_memory": 0}
         self._patient = True
         sequences = model.scheduler.sequences
-        self._once = sequences is not None and sequences.remembers
+        self._once = sequences is not None and sequences.model_keeps_state
 
     def settle(self, error: Exception | None) -> list[Batch]:
         """Run the Batch, which failed with `error`, in parts until every request is settled."""

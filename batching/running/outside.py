@@ -157,13 +157,13 @@ class OutsideInstance:
             self._count_run(batch)
         try:
             with model.lock:
-                model.scheduler.finished(batch, batch.exec_end_ns)
+                model.scheduler.record_ended(batch, batch.exec_end_ns)
                 if all(request.error is None for request in batch.requests):
                     ns = batch.exec_end_ns - batch.exec_start_ns
                     model.scheduler.learn(batch.key, batch.rows, ns, batch.exec_end_ns)
         except Exception:  # as in Model.learn
             logger.exception("model %s: its run times could not be learned from a run", model.name)
-        self._end_turn(more=model.scheduler.live > 0 and not self.stopping)
+        self._end_turn(more=model.scheduler.request_count > 0 and not self.stopping)
         if answered:
             model.hand_over(parted(batch, answered))
         elif model.scheduler.nearest_deadline_ns():
@@ -196,7 +196,7 @@ class OutsideInstance:
         self._busy = False
         self.owed -= len(batch.requests)
         self._end_turn(more=False)
-        others = self._peers() if homes.own_pin(self._model, self) is None else []
+        others = self._peers() if homes.pin_of(self._model, self) is None else []
         next((each for each in others if each.free), self).keep(batch)
         self._note_quiet()
 
@@ -206,7 +206,7 @@ class OutsideInstance:
     def _left_over(self) -> Batch | None:
         """Return a Batch taken from the queue earlier: its own, or one of an Instance that cannot run it now."""
         keeper = self
-        if self.kept is None and homes.own_pin(self._model, self) is None:
+        if self.kept is None and homes.pin_of(self._model, self) is None:
             keeper = next((each for each in self._peers() if each.kept is not None and not each.serves), self)
         batch, keeper.kept = keeper.kept, None
         keeper._note_quiet()  # noqa: SLF001 - an object of the same class
@@ -231,7 +231,7 @@ class OutsideInstance:
         """Leave what waits to the others for now; if `hopeless` and they cannot run either, answer it."""
         self.failure, self.hopeless, self.idle = failure, hopeless, False
         self.home = object()
-        homes.tell(self._model, self, runs=False)
+        homes.report_availability(self._model, self, can_run=False)
         with self._model.lock:
             self._model.wake_one()
         self._loop.call_soon(self._look)
@@ -239,7 +239,7 @@ class OutsideInstance:
     def up(self) -> None:
         """Resume."""
         self.failure, self.hopeless = None, False
-        homes.tell(self._model, self, runs=True)
+        homes.report_availability(self._model, self, can_run=True)
         self._look()
 
     # -- taking Batches --------------------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ class OutsideInstance:
             return
         if self.failure is not None:
             self._end_turn(more=False)
-            if self.hopeless and (homes.own_pin(self._model, self) is not None or not self._model.healthy):
+            if self.hopeless and (homes.pin_of(self._model, self) is not None or not self._model.healthy):
                 self._refuse_all(self.failure)
             return
         if not self._in_turn():
@@ -272,7 +272,7 @@ class OutsideInstance:
         if batch is None:
             self._end_turn(more=False)
             return
-        here, refused = homes.part(self._model, self, batch)
+        here, refused = homes.split_by_home(self._model, self, batch)
         if refused:
             self._hand_out(refused)
         if here is None:
@@ -301,7 +301,7 @@ class OutsideInstance:
         now_ns = time.monotonic_ns()
         with self._model.lock:
             for each in refused:
-                self._model.scheduler.finished(each, now_ns)
+                self._model.scheduler.record_ended(each, now_ns)
         self._model.hand_over(refused)
 
     def _in_turn(self) -> bool:
@@ -324,15 +324,15 @@ class OutsideInstance:
         model = self._model
         with model.lock:
             now_ns = time.monotonic_ns()
-            lane = model.scheduler.next_lane(now_ns, own=homes.own_pin(model, self))
+            lane = model.scheduler.next_lane(now_ns, pin=homes.pin_of(model, self))
             most_ns = self.outside.most_ns(lane.key) if lane is not None else 0
             # a call that never ran may take long: leave everything else that waits to the others
             batch = model.scheduler.take_from(lane, now_ns, most_ns, 1) if lane is not None else None
             self.idle = batch is None
-            left = model.scheduler.live > 0
+            left = model.scheduler.request_count > 0
             if left:
-                homes.wake_next(model, self, took=batch is not None)
-        if batch is None and left and model.scheduler.sizing.holds:
+                homes.wake_next(model, self, has_taken=batch is not None)
+        if batch is None and left and model.scheduler.sizing.may_hold:
             model.leave_held()
         return batch
 
@@ -340,5 +340,5 @@ class OutsideInstance:
         model = self._model
         while (batch := self._left_over() or self._take()) is not None:
             with model.lock:
-                model.scheduler.finished(batch, time.monotonic_ns())
+                model.scheduler.record_ended(batch, time.monotonic_ns())
             model.hand_over(refuse(batch, failure))

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Protocol
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import TensorSpec
 from penstock.batching.devices.placement import Devices, limiter_of
-from penstock.batching.loading.samples import failed, prepare
+from penstock.batching.loading.samples import prepare_sample, sample_error
 from penstock.batching.model import Model
 from penstock.batching.sequences.controls import check_sequence
-from penstock.batching.shapes.bound import bound_signature, said_signature
+from penstock.batching.shapes.bound import bound_signature, configured_signature
 from penstock.batching.spec import InstanceGroup, ModelSpec
 from penstock.batching.stream import AnswerStream
 
@@ -134,7 +134,7 @@ class _Rehearsal:
 async def run_samples(model: Model, outsides: Sequence[Outside]) -> None:
     """Run all samples on each Outside. Raises: InferError (INVALID), naming the sample."""
     for sample in model.spec.samples:
-        prepared = prepare(model, sample)
+        prepared = prepare_sample(model, sample)
         runs = itertools.product(range(1, sample.count + 1), enumerate(outsides))
         for iteration, (number, outside) in runs:
             requests = prepared.requests(str(number), iteration)
@@ -153,7 +153,7 @@ async def run_samples(model: Model, outsides: Sequence[Outside]) -> None:
             for request in batch.again:
                 outside.abandon(request)
             if error is not None:
-                raise failed(sample, error.message)
+                raise sample_error(sample, error.message)
 
 
 async def says_ready(model: Model) -> bool:
@@ -190,7 +190,7 @@ def complete_outside(spec: ModelSpec) -> ModelSpec:
     if not spec.inputs and not spec.outputs:
         where = "declare them in config.pbtxt, or in auto_complete_config of its model.py"
         raise InferError(Code.INVALID, f"model '{spec.name}' has neither inputs nor outputs: {where}")
-    signature = said_signature(spec)
+    signature = configured_signature(spec)
     if max(spec.policy.preferred_rows, default=0) > rows:
         raise InferError(Code.INVALID, spec.too_preferred)
     controls = () if spec.sequence is None else spec.sequence.controls
@@ -200,4 +200,4 @@ def complete_outside(spec: ModelSpec) -> ModelSpec:
     # the event loop runs none of its batches
     spec = replace(spec, policy=replace(spec.policy, max_batch_rows=rows, executor="thread"))
     check_sequence(spec, graph)
-    return replace(spec, signature=signature, bound=bound_signature(spec, signature, graph, apart=True))
+    return replace(spec, signature=signature, bound=bound_signature(spec, signature, graph, ungathered=True))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.backends.backend import supports_overlap
 from penstock.backends.errors import DeviceLost, InferError, OutOfMemory, RunStopped
-from penstock.batching.scheduling.caps import RECOVER_NS
+from penstock.batching.scheduling.memory_cap import RECOVERY_NS
 
 from .execution import Filled, gather, scatter
 from .isolation import as_failure, give_up, refuse, settled
@@ -45,7 +45,11 @@ def bind(model: Model, place: Placement) -> list[Binding]:
     """
     first = place.bind(model.bound, model.max_rows)
     sequences = model.scheduler.sequences
-    if not supports_overlap(first) or place.limiter is not None or (sequences is not None and sequences.remembers):
+    if (
+        not supports_overlap(first)
+        or place.limiter is not None
+        or (sequences is not None and sequences.model_keeps_state)
+    ):
         return [first]
     try:
         return [first, place.bind(model.bound, model.max_rows)]
@@ -185,8 +189,8 @@ class Overlap:
             over, now_ns = running.over, time.monotonic_ns()
             with model.lock:
                 scheduler = model.scheduler
-                lacking = scheduler.lacking_rows(now_ns)
-                step = next_step(now_ns, take_ns, over=over, waiting=scheduler.live > 0, full=lacking <= 0)
+                lacking = scheduler.free_batch_rows(now_ns)
+                step = next_step(now_ns, take_ns, over=over, waiting=scheduler.request_count > 0, full=lacking <= 0)
                 if step is NextAction.TAKE:
                     return self._take(now_ns, int(running.free_ns))
                 if step is NextAction.END:
@@ -205,7 +209,7 @@ class Overlap:
         """Take a Batch in the current turn. Call with the model's lock held."""
         model, runner = self._model, self._runner
         batch = model.scheduler.take(now_ns, 0, free_ns)
-        if batch is not None and model.scheduler.live:
+        if batch is not None and model.scheduler.request_count:
             model.wake_one()
         if batch is not None and runner.turn:
             runner.giver.begin(runner.share, batch.cost_ns)
@@ -263,7 +267,7 @@ class Overlap:
         try:
             if runner.turn:
                 real_ns = batch.exec_end_ns - (batch.free_ns or batch.exec_start_ns)
-                runner.end_turn(batch.cost_ns, real_ns, followed or self._model.scheduler.live > 0)
+                runner.end_turn(batch.cost_ns, real_ns, followed or self._model.scheduler.request_count > 0)
             runner.went_well(batch, begun.binding)
         except Exception as error:  # noqa: BLE001 - it has run, and the next is already running
             ran = settled(self._model, batch, error)
@@ -294,7 +298,7 @@ class Overlap:
             runner.run_whole(batch, error)
         else:
             if isinstance(error, (OutOfMemory, MemoryError)):
-                self._alone_until_ns = time.monotonic_ns() + RECOVER_NS
+                self._alone_until_ns = time.monotonic_ns() + RECOVERY_NS
             batch.exec_start_ns = batch.compute_start_ns = batch.compute_end_ns = time.monotonic_ns()
             runner.run_whole(batch)
 

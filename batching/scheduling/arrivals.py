@@ -17,7 +17,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.sinks import to_sinks
 from penstock.batching.statistics import CANCELED
 
-from .together import add_together
+from .bulk_enqueue import enqueue_all
 
 if TYPE_CHECKING:
     from penstock.batching.engine import Engine
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("penstock.batching")
 
-MOST = 64
+MAX_ARRIVALS = 64
 """This many are queued at once without waiting for more: a full queue rejects requests before decoding, which needs an
 up-to-date count."""
 LARGE_BYTES = 1 << 16
 """A request that holds this much of the server's memory is queued at once as well."""
 
 
-def is_choosy(policy: BatchPolicy) -> bool:
+def needs_own_checks(policy: BatchPolicy) -> bool:
     """Whether accepting a request takes more than a check for room."""
     return bool(policy.latency_target_us or policy.priority_levels or policy.preserve_ordering)
 
@@ -42,16 +42,19 @@ def is_choosy(policy: BatchPolicy) -> bool:
 class Arrivals:
     """The requests that arrived in this turn, kept in each model's `came`. Threads: the event loop's.
 
-    `begin` schedules a call for the end of the turn, before models are served. `left` is told when requests leave their
-    model, as one does here that the queue rejects after all.
+    `call_at_turn_end` schedules a call for the end of the turn, before models are served. `on_removed` is told when
+    requests leave their model, as one does here that the queue rejects after all.
     """
 
     def __init__(
-        self, engine: Engine, begin: Callable[[Callable[[], None]], None], left: Callable[[Model, int], None]
+        self,
+        engine: Engine,
+        call_at_turn_end: Callable[[Callable[[], None]], None],
+        on_removed: Callable[[Model, int], None],
     ) -> None:
         self._engine = engine
-        self._begin = begin
-        self._left = left
+        self._call_at_turn_end = call_at_turn_end
+        self._on_removed = on_removed
         self._models: list[Model] = []
 
     def add(self, request: InferRequest) -> None:
@@ -65,47 +68,47 @@ class Arrivals:
             return
         request.start_ns = request.queue_ns = time.monotonic_ns()
         model.inflight += 1
-        came = model.came
-        came.append(request)
-        if len(came) == 1:
+        arrivals = model.came
+        arrivals.append(request)
+        if len(arrivals) == 1:
             if not self._models:
-                self._begin(self.admit)
+                self._call_at_turn_end(self.flush)
             self._models.append(model)
-        elif len(came) == MOST:
-            self._admit(model)
+        elif len(arrivals) == MAX_ARRIVALS:
+            self._flush_model(model)
 
-    def take_back(self, request: InferRequest) -> bool:
+    def withdraw(self, request: InferRequest) -> bool:
         """Withdraw a request that is not yet in a queue. Returns: False for any other."""
         model = request.model
         if request not in model.came:
             return False
         model.came.remove(request)
-        self._left(model, 1)
+        self._on_removed(model, 1)
         model.statistics.record_failure(CANCELED, request.start_ns, time.monotonic_ns())
         return True
 
-    def admit(self) -> None:
+    def flush(self) -> None:
         """Queue everything that arrived."""
         models, self._models = self._models, []
         for model in models:
-            self._admit(model)
+            self._flush_model(model)
 
-    def _admit(self, model: Model) -> None:
+    def _flush_model(self, model: Model) -> None:
         requests, model.came = model.came, []
         try:
-            together = not requests or add_together(model, requests, requests[0].queue_ns)
+            enqueued = not requests or enqueue_all(model, requests, requests[0].queue_ns)
         except Exception:  # each is submitted alone instead, and gets its own error if it fails
             logger.exception("model %s: a group of requests could not be queued", model.name)
-            together = False
-        if not together:
-            self._submit(model, requests)
+            enqueued = False
+        if not enqueued:
+            self._submit_each(model, requests)
 
-    def _submit(self, model: Model, requests: list[InferRequest]) -> None:
+    def _submit_each(self, model: Model, requests: list[InferRequest]) -> None:
         """Submit requests one by one, making room in between, as a transport does that decodes each in turn."""
         engine = self._engine
         for request in requests:
             try:
-                if model.scheduler.full():
+                if model.scheduler.is_full():
                     engine.make_room(model)
                 engine.submit(request)
             except InferError as error:
@@ -114,6 +117,6 @@ class Arrivals:
                 logger.exception("model %s: a request could not be queued", model.name)
                 request.error = InferError(Code.INTERNAL, f"model '{model.name}': the request could not be scheduled")
             # `add` already counted it as accepted
-            self._left(model, 1)
+            self._on_removed(model, 1)
             if request.error is not None:
                 to_sinks([request])

@@ -6,7 +6,7 @@ from heapq import heapify, heappop, heappush
 
 from penstock.batching.request import InferRequest
 
-SPARE = 32
+MAX_STALE = 32
 """How many requests that left the queue may be kept in addition to the waiting ones."""
 
 
@@ -19,29 +19,29 @@ class Deadlines:
 
     def __init__(self) -> None:
         self.nearest_ns = 0
-        self._added = 0
+        self._added_count = 0
         self._heap: list[tuple[int, int, InferRequest]] = []
 
-    def add(self, request: InferRequest, live: int) -> None:
-        """Add a waiting request; `live` is how many wait, including this one."""
-        self._added += 1
+    def add(self, request: InferRequest, waiting_count: int) -> None:
+        """Add a waiting request; `waiting_count` is how many wait, including this one."""
+        self._added_count += 1
         heap = self._heap
-        heappush(heap, (request.deadline_ns, self._added, request))
-        if len(heap) > 2 * live + SPARE:
+        heappush(heap, (request.deadline_ns, self._added_count, request))
+        if len(heap) > 2 * waiting_count + MAX_STALE:
             heap = self._heap = [entry for entry in heap if entry[2].waiting]
             heapify(heap)
         self.nearest_ns = heap[0][0]
 
-    def passed(self, now_ns: int) -> list[InferRequest]:
+    def pop_expired(self, now_ns: int) -> list[InferRequest]:
         """Remove those that still wait and whose deadline has passed, earliest first."""
         heap = self._heap
-        passed = []
+        expired = []
         while heap and (heap[0][0] <= now_ns or not heap[0][2].waiting):
             request = heappop(heap)[2]
             if request.waiting:
-                passed.append(request)
+                expired.append(request)
         self.nearest_ns = heap[0][0] if heap else 0
-        return passed
+        return expired
 
     def clear(self) -> None:
         """Forget all, because nothing waits."""

@@ -14,28 +14,28 @@ from penstock.batching.request import InferRequest
 from .costs import CostModel
 from .lane import Lane
 
-IN_STEP = 8
+MIN_STEADY_BATCHES = 8
 """Clients count as in lock step once the batches at which the amount in flight stayed the same, to an eighth, outnumber
 twice the other batches by this many. With independent arrivals in batches of 16, it stays the same every other time."""
-CYCLES = 8
+CYCLES_PER_DECISION = 8
 """A way is judged by the median of this many cycles; in each, everything in flight is served once."""
-SETTLED = 2
+SETTLING_CYCLES = 2
 """Cycles after a change that are not counted."""
-PROMISE = 1.15
+MIN_PREDICTED_GAIN = 1.15
 """Together is tried if a batch of all is predicted to do this many times the rows per second: waiting for the others to
 return takes its share of that."""
-GAIN = 1.05
+MIN_MEASURED_GAIN = 1.05
 """The way on trial is kept only if it does this many times the rows per second of the other: less is often luck."""
-BUSY = 1.25
+MAX_CYCLE_RATIO = 1.25
 """By halves, a cycle takes at most this many times its runs if the device is the bottleneck. If it is not, clients take
 their time, and waiting for them gains nothing."""
-SPARED = 20
+MIN_SLACK_RUNS = 20
 """If requests have a target or a deadline, no batch waits longer than one part in this many of the least time that any
 request had left on arrival."""
-FORGET_NS = 10_000_000_000
+SLACK_TTL_NS = 10_000_000_000
 """That least time is forgotten after this long, when a trial is considered. If such a request comes again, all waiting
 ends before it has lost anything."""
-FIRST_PAUSE, MOST_PAUSE = 32, 4096
+MIN_PAUSE_CYCLES, MAX_PAUSE_CYCLES = 32, 4096
 """Cycles after which the other way is tried again: soon after a change, which luck may have caused, since shared
 machines can double their speed from one moment to the next; twice as many after each trial in vain."""
 
@@ -47,170 +47,188 @@ class LockStep:
     everything that was in flight when the last batch ended is back, but after that end no longer than a batch by halves
     takes: beyond that it does not pay. Whichever is kept, the other way is retried now and then.
     Pure: told the time; the Scheduler's caller holds the model's lock. Applies only to a model with one Instance
-    (`alone`), one Lane with waiting requests, and neither a target of its own nor configured sizes.
+    (`single_instance`), one Lane with waiting requests, and neither a target of its own nor configured sizes.
     """
 
     def __init__(self, costs: CostModel, max_rows: int) -> None:
         self._costs = costs
         self._max_rows = max_rows
         self.together = False
-        self.alone = True
-        self._spared_ns = 1 << 62
-        self._forbidden = False
-        self._spared_at_ns = 0
-        self._in_flight = self._same = self._last_rows = 0
-        self._all_rows = self._most_rows = self._ended_ns = self._worth_ns = 0
+        self.single_instance = True
+        self._min_slack_ns = 1 << 62
+        self._disabled = False
+        self._min_slack_seen_ns = 0
+        self._steady_rows = self._steady_score = self._last_rows = 0
+        self._in_flight_rows = self._max_in_flight_rows = self._last_ended_ns = self._max_wait_ns = 0
         self._lane: Lane | None = None
         # the current cycle, and the rows per batch and ns per row of those before it, of the current way
-        self._began_ns = self._rows = self._batches = 0
-        self._unsettled = SETTLED
-        self._sizes: list[float] = []
-        self._paces: list[float] = []
+        self._cycle_began_ns = self._cycle_rows = self._cycle_batches = 0
+        self._settling_cycles = SETTLING_CYCLES
+        self._rows_per_batch: list[float] = []
+        self._ns_per_row: list[float] = []
         # of the other way, when it was last used
-        self._other_pace = 0.0
-        self._trial = False
-        self._waited = self._pause = 0
+        self._other_ns_per_row = 0.0
+        self._in_trial = False
+        self._cycles_since_trial = self._pause_cycles = 0
 
-    def seen(self, waiting_rows: int) -> bool:
+    def check_steady(self, waiting_rows: int) -> bool:
         """Tell, as a batch is closed, whether the amount in flight is steady.
 
         In flight are the waiting rows and, by halves, those of the last batch, which the front end is answering.
         """
-        in_flight = waiting_rows if self.together else waiting_rows + self._last_rows
-        same = _near(in_flight, self._in_flight)
-        self._in_flight = in_flight
-        self._same = min(self._same + 1, 2 * IN_STEP) if same else max(self._same - 2, 0)
-        if self._same >= IN_STEP:
+        in_flight_rows = waiting_rows if self.together else waiting_rows + self._last_rows
+        is_same = _is_near(in_flight_rows, self._steady_rows)
+        self._steady_rows = in_flight_rows
+        self._steady_score = (
+            min(self._steady_score + 1, 2 * MIN_STEADY_BATCHES) if is_same else max(self._steady_score - 2, 0)
+        )
+        if self._steady_score >= MIN_STEADY_BATCHES:
             return True
-        self.leave()
+        self.reset()
         return False
 
     def half_rows(self) -> int:
         """Return nearly half of what is in flight."""
-        return (12 * self._in_flight + 24) // 25
+        return (12 * self._steady_rows + 24) // 25
 
-    def took(self, lane: Lane, rows: int, left_rows: int, now_ns: int) -> None:
+    def record_taken(self, lane: Lane, rows: int, remaining_rows: int, now_ns: int) -> None:
         """Record a batch that was closed, and the rows it left in all Lanes."""
         self._last_rows = rows
         if self.together:
-            # an overlapping Instance asks again before this batch has ended, and `ended` may never be called
-            self._ended_ns = now_ns + int(self._costs.predict_ns(lane.key, rows) or 0)
+            # an overlapping Instance asks again before this batch has ended, and `record_ended` may never be called
+            self._last_ended_ns = now_ns + int(self._costs.predict_ns(lane.key, rows) or 0)
         if lane.fast and self.together:
-            self.leave()  # the loop runs it by now, and never waits
-        if self._same < IN_STEP or self._forbidden or not self.alone or lane.fast:
+            self.reset()  # the loop runs it by now, and never waits
+        if self._steady_score < MIN_STEADY_BATCHES or self._disabled or not self.single_instance or lane.fast:
             return
-        if lane is not self._lane or (left_rows if self.together else left_rows != lane.rows):
+        if lane is not self._lane or (remaining_rows if self.together else remaining_rows != lane.rows):
             self._lane = lane
-            self.leave()
+            self.reset()
             return
-        if self._rows and (self.together or self._rows + rows // 2 >= self._most_rows):
-            self._count(now_ns)
-            if len(self._paces) == CYCLES:
-                self._decide(lane, now_ns)
-        self._rows += rows
-        self._batches += 1
+        if self._cycle_rows and (self.together or self._cycle_rows + rows // 2 >= self._max_in_flight_rows):
+            self._count_cycle(now_ns)
+            if len(self._ns_per_row) == CYCLES_PER_DECISION:
+                self._choose_mode(lane, now_ns)
+        self._cycle_rows += rows
+        self._cycle_batches += 1
 
-    def _count(self, now_ns: int) -> None:
+    def _count_cycle(self, now_ns: int) -> None:
         """Count a finished cycle."""
-        if self._unsettled:
-            self._unsettled -= 1
+        if self._settling_cycles:
+            self._settling_cycles -= 1
         else:
-            self._paces.append((now_ns - self._began_ns) / self._rows)
-            self._sizes.append(self._rows / self._batches)
-        self._began_ns, self._rows, self._batches = now_ns, 0, 0
+            self._ns_per_row.append((now_ns - self._cycle_began_ns) / self._cycle_rows)
+            self._rows_per_batch.append(self._cycle_rows / self._cycle_batches)
+        self._cycle_began_ns, self._cycle_rows, self._cycle_batches = now_ns, 0, 0
 
-    def _decide(self, lane: Lane, now_ns: int) -> None:
+    def _choose_mode(self, lane: Lane, now_ns: int) -> None:
         """Keep the current way or change it."""
-        pace, size = median(self._paces), median(self._sizes)
-        self._paces.clear()
-        self._sizes.clear()
-        self._waited += CYCLES
-        if self._trial:
+        ns_per_row, rows_per_batch = median(self._ns_per_row), median(self._rows_per_batch)
+        self._ns_per_row.clear()
+        self._rows_per_batch.clear()
+        self._cycles_since_trial += CYCLES_PER_DECISION
+        if self._in_trial:
             # waiting costs latency: if both do as much, do not wait
-            better = pace * GAIN <= self._other_pace if self.together else pace <= self._other_pace * GAIN
-            self._tried(better=better)
-            if not better:
-                self._change(pace)
+            is_better = (
+                ns_per_row * MIN_MEASURED_GAIN <= self._other_ns_per_row
+                if self.together
+                else ns_per_row <= self._other_ns_per_row * MIN_MEASURED_GAIN
+            )
+            self._end_trial(is_better=is_better)
+            if not is_better:
+                self._switch_mode(ns_per_row)
         elif self.together:
-            if self._waited >= self._pause or pace > GAIN * self._other_pace:
-                self._trial = True
-                self._change(pace)
-        elif self._waited >= self._pause and self._may_gain(lane, pace, max(size, 1), now_ns):
-            self._trial = True
-            self._change(pace)
-        self._most_rows = 0
+            if (
+                self._cycles_since_trial >= self._pause_cycles
+                or ns_per_row > MIN_MEASURED_GAIN * self._other_ns_per_row
+            ):
+                self._in_trial = True
+                self._switch_mode(ns_per_row)
+        elif self._cycles_since_trial >= self._pause_cycles and self._is_worth_trial(
+            lane, ns_per_row, max(rows_per_batch, 1), now_ns
+        ):
+            self._in_trial = True
+            self._switch_mode(ns_per_row)
+        self._max_in_flight_rows = 0
 
-    def _tried(self, *, better: bool) -> None:
-        self._pause = FIRST_PAUSE if better else min(max(2 * self._pause, FIRST_PAUSE), MOST_PAUSE)
-        self._trial, self._waited = False, 0
+    def _end_trial(self, *, is_better: bool) -> None:
+        self._pause_cycles = (
+            MIN_PAUSE_CYCLES if is_better else min(max(2 * self._pause_cycles, MIN_PAUSE_CYCLES), MAX_PAUSE_CYCLES)
+        )
+        self._in_trial, self._cycles_since_trial = False, 0
 
-    def _may_gain(self, lane: Lane, pace: float, size: float, now_ns: int) -> bool:
+    def _is_worth_trial(self, lane: Lane, ns_per_row: float, rows_per_batch: float, now_ns: int) -> bool:
         """Whether together may be worth a trial, given the current time per row and mean batch size.
 
         Up to twice the largest batch that has run is assumed to cost what that one did, as in Sizing: for a Key that
         the sweep did not run, two clients that take turns only ever produce batches of one.
         """
-        rows, seen_rows = self._most_rows, self._costs.seen_rows(lane.key)
-        cycle_ns = pace * rows
+        rows, seen_rows = self._max_in_flight_rows, self._costs.max_seen_rows(lane.key)
+        cycle_ns = ns_per_row * rows
         all_ns = self._costs.predict_ns(lane.key, min(rows, seen_rows) if rows <= 2 * seen_rows else rows) or 0.0
         # three clients form batches of one and of two: on average, two of one and a half
-        less = int(size)
-        less_ns, more_ns = (self._costs.predict_ns(lane.key, each) or 0.0 for each in (less, less + 1))
-        run_ns = less_ns + (more_ns - less_ns) * (size - less)
-        runs_ns = run_ns / size * rows
-        self._worth_ns = int(run_ns)
-        if now_ns > self._spared_at_ns + FORGET_NS:
-            self._spared_ns = 1 << 62
-        busy = cycle_ns < BUSY * runs_ns and SPARED * run_ns < self._spared_ns
-        better = PROMISE * all_ns < cycle_ns and GAIN * all_ns < runs_ns
-        return size < rows <= self._max_rows and busy and better
+        floor_rows = int(rows_per_batch)
+        floor_ns, ceil_ns = (self._costs.predict_ns(lane.key, each) or 0.0 for each in (floor_rows, floor_rows + 1))
+        run_ns = floor_ns + (ceil_ns - floor_ns) * (rows_per_batch - floor_rows)
+        runs_ns = run_ns / rows_per_batch * rows
+        self._max_wait_ns = int(run_ns)
+        if now_ns > self._min_slack_seen_ns + SLACK_TTL_NS:
+            self._min_slack_ns = 1 << 62
+        is_busy = cycle_ns < MAX_CYCLE_RATIO * runs_ns and MIN_SLACK_RUNS * run_ns < self._min_slack_ns
+        is_better = MIN_PREDICTED_GAIN * all_ns < cycle_ns and MIN_MEASURED_GAIN * all_ns < runs_ns
+        return rows_per_batch < rows <= self._max_rows and is_busy and is_better
 
-    def _change(self, pace: float) -> None:
-        """Switch to the other way; `pace` is what this one achieved."""
-        self._other_pace = pace
+    def _switch_mode(self, ns_per_row: float) -> None:
+        """Switch to the other way; `ns_per_row` is what this one achieved."""
+        self._other_ns_per_row = ns_per_row
         self.together = not self.together
-        self._begin()
+        self._restart_measurement()
 
-    def _begin(self) -> None:
-        self._paces.clear()
-        self._sizes.clear()
-        self._unsettled, self._rows, self._batches, self._most_rows = SETTLED, 0, 0, 0
+    def _restart_measurement(self) -> None:
+        self._ns_per_row.clear()
+        self._rows_per_batch.clear()
+        self._settling_cycles, self._cycle_rows, self._cycle_batches, self._max_in_flight_rows = (
+            SETTLING_CYCLES,
+            0,
+            0,
+            0,
+        )
 
-    def ended(self, rows: int, waiting_rows: int, now_ns: int, *, followed: bool) -> None:
+    def record_ended(self, rows: int, waiting_rows: int, now_ns: int, *, next_running: bool) -> None:
         """Record that a batch has ended and what waits then; with what is running, that is everything in flight."""
-        self._ended_ns = now_ns
-        self._all_rows = rows + waiting_rows + (self._last_rows if followed else 0)
-        self._most_rows = max(self._most_rows, self._all_rows)
+        self._last_ended_ns = now_ns
+        self._in_flight_rows = rows + waiting_rows + (self._last_rows if next_running else 0)
+        self._max_in_flight_rows = max(self._max_in_flight_rows, self._in_flight_rows)
 
     def due_ns(self, waiting_rows: int) -> int:
         """Return until when to wait for the others; 0 for not at all."""
-        all_there = waiting_rows >= min(self._all_rows, self._max_rows)
-        return 0 if all_there or not self.together else self._ended_ns + self._worth_ns
+        all_waiting = waiting_rows >= min(self._in_flight_rows, self._max_rows)
+        return 0 if all_waiting or not self.together else self._last_ended_ns + self._max_wait_ns
 
-    def spare(self, request: InferRequest) -> None:
+    def record_slack(self, request: InferRequest) -> None:
         """Learn, on arrival, of a request with a deadline or a target; the earlier of the two counts."""
         target_ns, deadline_ns = request.target_ns, request.deadline_ns
-        left_ns = min(target_ns or deadline_ns, deadline_ns or target_ns) - request.queue_ns
-        if left_ns > self._spared_ns:
+        slack_ns = min(target_ns or deadline_ns, deadline_ns or target_ns) - request.queue_ns
+        if slack_ns > self._min_slack_ns:
             return
-        self._spared_ns, self._spared_at_ns = left_ns, request.queue_ns
-        if (self.together or self._trial) and SPARED * self._worth_ns >= left_ns:
-            self.leave()
+        self._min_slack_ns, self._min_slack_seen_ns = slack_ns, request.queue_ns
+        if (self.together or self._in_trial) and MIN_SLACK_RUNS * self._max_wait_ns >= slack_ns:
+            self.reset()
 
-    def forbid(self) -> None:
+    def disable(self) -> None:
         """Stop waiting for good."""
-        self._forbidden = True
-        self.leave()
+        self._disabled = True
+        self.reset()
 
-    def leave(self) -> None:
+    def reset(self) -> None:
         """Go by halves, and start over when clients are in lock step again. A trial that ends this way was in vain."""
-        if self.together and self._trial:
-            self._tried(better=False)
-        elif self.together or self._trial:
-            self._pause = 0
-        self.together = self._trial = False
-        self._begin()
+        if self.together and self._in_trial:
+            self._end_trial(is_better=False)
+        elif self.together or self._in_trial:
+            self._pause_cycles = 0
+        self.together = self._in_trial = False
+        self._restart_measurement()
 
 
-def _near(rows: int, others: int) -> bool:
+def _is_near(rows: int, others: int) -> bool:
     return 8 * abs(rows - others) <= rows

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from penstock.batching.request import InferRequest
 
-_UNDER_WAY, _ENDED, _GONE = range(3)
+_PENDING, _ENDED, _REMOVED = range(3)
 
 
 class Ordering:
@@ -15,50 +15,50 @@ class Ordering:
 
     Pure. A request takes its place when it is queued, not when it has run: in Triton, two Instances deliver in the
     order in which they finish. Invariant: the first in the line is under way.
-    Threads: the event loop's, except `enter`, which is called with the model's lock held.
+    Threads: the event loop's, except `add`, which is called with the model's lock held.
     """
 
     def __init__(self) -> None:
         self._stopped = False
-        self._line: deque[InferRequest] = deque()
+        self._queue: deque[InferRequest] = deque()
         self._states: dict[InferRequest, int] = {}
 
-    def enter(self, request: InferRequest) -> None:
+    def add(self, request: InferRequest) -> None:
         """Take the last place; a request that runs again (iterations.py) keeps its own."""
         if request in self._states:
             return
-        self._states[request] = _UNDER_WAY  # first: every request in the line must have a state
-        self._line.append(request)
+        self._states[request] = _PENDING  # first: every request in the line must have a state
+        self._queue.append(request)
 
-    def leave(self, requests: Iterable[InferRequest]) -> list[InferRequest]:
+    def record_ended(self, requests: Iterable[InferRequest]) -> list[InferRequest]:
         """Record that requests have ended. Returns: what to hand out now, including any that never entered."""
-        states, free = self._states, []
+        states, released = self._states, []
         for request in requests:
             if request in states:
                 states[request] = _ENDED
             else:
-                free.append(request)
-        return self._released(free)
+                released.append(request)
+        return self._pop_released(released)
 
-    def drop(self, request: InferRequest) -> list[InferRequest]:
+    def discard(self, request: InferRequest) -> list[InferRequest]:
         """Forget a request that gets no answer. Returns: what to hand out now."""
         if request in self._states:
-            self._states[request] = _GONE
-        return self._released([])
+            self._states[request] = _REMOVED
+        return self._pop_released([])
 
     def stop(self) -> list[InferRequest]:
         """Stop holding requests back. Returns: those that ended and were held back."""
         self._stopped = True
-        return self._released([])
+        return self._pop_released([])
 
-    def _released(self, free: list[InferRequest]) -> list[InferRequest]:
-        line, states = self._line, self._states
+    def _pop_released(self, released: list[InferRequest]) -> list[InferRequest]:
+        queue, states = self._queue, self._states
         if self._stopped:
-            ended = [request for request in line if states[request] == _ENDED]
-            states.update(dict.fromkeys(ended, _GONE))
-            free += ended
-        while line and states[line[0]] != _UNDER_WAY:
-            request = line.popleft()
+            ended = [request for request in queue if states[request] == _ENDED]
+            states.update(dict.fromkeys(ended, _REMOVED))
+            released += ended
+        while queue and states[queue[0]] != _PENDING:
+            request = queue.popleft()
             if states.pop(request) == _ENDED:
-                free.append(request)
-        return free
+                released.append(request)
+        return released

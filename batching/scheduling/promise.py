@@ -12,20 +12,20 @@ from penstock.batching.running.batch import Batch
 from .costs import CostModel
 from .lane import Lane, urgency_ns
 
-LATE = "Exceeds latency target: would be answered in %s ms, the target is %s ms"
-PASSED = "Exceeds latency target: the deadline has passed"
-EXPIRED = "Request timeout expired"
+LATE_TEXT = "Exceeds latency target: would be answered in %s ms, the target is %s ms"
+PASSED_TEXT = "Exceeds latency target: the deadline has passed"
+EXPIRED_TEXT = "Request timeout expired"
 """Triton's exact text: clients and Triton's own tests compare it whole."""
 
 QUANTILE = 0.99
 """This share of requests is answered no later than promised plus the margin."""
-MOST = 0.25
+MAX_MARGIN_SHARE = 0.25
 """A margin takes at most this share of a target; worse predictions cannot be fixed by a margin."""
 PROBE_NS = 100_000_000
 """An idle server that predicts itself too slow for a target tries one request per this interval: the prediction may be
 wrong."""
-_GAIN = 0.125
-_STEADY = 16
+_STEP_SHARE = 0.125
+_SMOOTHING = 16
 
 
 class Margin:
@@ -36,72 +36,76 @@ class Margin:
     one step.
     """
 
-    __slots__ = ("_spread_ns", "ns")
+    __slots__ = ("_deviation_ns", "ns")
 
     def __init__(self) -> None:
         self.ns = 0.0
-        self._spread_ns = 0.0
+        self._deviation_ns = 0.0
 
     def observe(self, late_ns: float, target_ns: float) -> None:
         """Learn that a request was answered `late_ns` after its promise; `target_ns` is the time it was given."""
-        miss_ns = late_ns - self.ns
-        self._spread_ns += (min(abs(miss_ns), target_ns) - self._spread_ns) / _STEADY
-        step_ns = self._spread_ns * _GAIN
-        self.ns += step_ns * QUANTILE if miss_ns > 0 else -step_ns * (1 - QUANTILE)
-        self.ns = min(max(self.ns, 0.0), target_ns * MOST)
+        error_ns = late_ns - self.ns
+        self._deviation_ns += (min(abs(error_ns), target_ns) - self._deviation_ns) / _SMOOTHING
+        step_ns = self._deviation_ns * _STEP_SHARE
+        self.ns += step_ns * QUANTILE if error_ns > 0 else -step_ns * (1 - QUANTILE)
+        self.ns = min(max(self.ns, 0.0), target_ns * MAX_MARGIN_SHARE)
 
 
 class Promises:
     """What runs, what waits, the gap between batches, and what they mean for one more request.
 
-    Invariant: `work_ns` is the sum of all Lanes' `work_ns`. `between_ns` is the time from the end of a batch to the
-    start of the next while something waits: hand-over, the loop's turn, other models on the device. `leveled`: not
+    Invariant: `backlog_ns` is the sum of all Lanes' `backlog_ns`. `gap_ns` is the time from the end of a batch to the
+    start of the next while something waits: hand-over, the loop's turn, other models on the device. `has_levels`: not
     everything that waits in a Lane goes before a request that joins it.
-    Threads: the caller holds the model's lock, except for `delivered`, which belongs to the event loop.
+    Threads: the caller holds the model's lock, except for `record_delivered`, which belongs to the event loop.
     """
 
-    def __init__(self, lanes: dict[Key, Lane], costs: CostModel, instances: int, *, leveled: bool = False) -> None:
-        self._leveled = leveled
-        self.work_ns = 0.0
-        self.between_ns = 0.0
+    def __init__(self, lanes: dict[Key, Lane], costs: CostModel, instances: int, *, has_levels: bool = False) -> None:
+        self._has_levels = has_levels
+        self.backlog_ns = 0.0
+        self.gap_ns = 0.0
         self.margin = Margin()
         self._lanes = lanes
         self._costs = costs
         self.instances = instances
         self._running: dict[Batch, tuple[float, float]] = {}
         self._freed_ns = 0
-        self._tried_ns = -PROBE_NS
-        self._late: InferError | None = None
-        self._late_arrived_ns = 0
+        self._last_probe_ns = -PROBE_NS
+        self._late_error: InferError | None = None
+        self._late_error_arrived_ns = 0
 
-    def took(self, batch: Batch, now_ns: int) -> None:
+    def record_taken(self, batch: Batch, now_ns: int) -> None:
         """Record that a Batch was taken, with its `cost_ns`; if its Instance is running another, it follows at once."""
-        self._late = None
+        self._late_error = None
         start_ns = max(now_ns, batch.free_ns)
         self._running[batch] = start_ns, start_ns + batch.cost_ns
         if batch.free_ns:
-            self.between_ns -= self.between_ns / _STEADY
+            self.gap_ns -= self.gap_ns / _SMOOTHING
             self._freed_ns = 0
         elif self._freed_ns:
             # at most four times the usual: a pause of the whole machine is not a gap between batches
-            gap_ns = min(max(now_ns - self._freed_ns, 0), 4 * self.between_ns + 1_000)
-            self.between_ns += (gap_ns - self.between_ns) / _STEADY
+            observed_ns = min(max(now_ns - self._freed_ns, 0), 4 * self.gap_ns + 1_000)
+            self.gap_ns += (observed_ns - self.gap_ns) / _SMOOTHING
             self._freed_ns = 0
 
-    def ended(self, batch: Batch, now_ns: int, waiting: bool) -> None:
-        """Record that a Batch has ended; `waiting`: whether the next could begin."""
+    def record_ended(self, batch: Batch, now_ns: int, has_waiting: bool) -> None:
+        """Record that a Batch has ended; `has_waiting`: whether the next could begin."""
         self._running.pop(batch, None)
-        self._freed_ns = now_ns if waiting else 0
+        self._freed_ns = now_ns if has_waiting else 0
 
-    def delivered(self, request: InferRequest, now_ns: int) -> None:
+    def record_delivered(self, request: InferRequest, now_ns: int) -> None:
         """Learn when a request that had a target was answered."""
         self.margin.observe(now_ns - request.promised_ns, request.target_ns - _arrived_ns(request))
 
-    def reckon(self, lane: Lane) -> None:
+    def update_backlog(self, lane: Lane) -> None:
         """Recompute how long everything that waits in a Lane will take."""
-        work_ns = (-(-lane.rows // lane.full_rows) or 1) * lane.full_ns if lane.live and lane.full_rows else 0.0
-        self.work_ns += work_ns - lane.work_ns
-        lane.work_ns = work_ns
+        backlog_ns = (
+            (-(-lane.rows // lane.full_batch_rows) or 1) * lane.full_batch_ns
+            if lane.request_count and lane.full_batch_rows
+            else 0.0
+        )
+        self.backlog_ns += backlog_ns - lane.backlog_ns
+        lane.backlog_ns = backlog_ns
 
     def check(self, request: InferRequest, lane: Lane) -> None:
         """Predict when a request about to join a Lane is answered, and set its `promised_ns`.
@@ -112,51 +116,59 @@ class Promises:
         """
         now_ns, target_ns, deadline_ns = request.queue_ns, request.target_ns, request.deadline_ns
         rows = lane.rows + request.rows
-        if self._leveled:
-            rows, deadline_ns = lane.rows_before(request) + request.rows, lane.must_leave_ns(request)
-        start_ns, end_ns = self._predict(lane, rows, now_ns, self.work_ns - lane.work_ns)
+        if self._has_levels:
+            rows, deadline_ns = lane.rows_ahead(request) + request.rows, lane.expiry_ns(request)
+        start_ns, end_ns = self._predict(lane, rows, now_ns, self.backlog_ns - lane.backlog_ns)
         request.promised_ns = int(end_ns)
         if (not target_ns or end_ns + self.margin.ns <= target_ns) and (not deadline_ns or start_ns <= deadline_ns):
             return
         if len(self._lanes) > 1:
-            start_ns, end_ns = self._predict(lane, rows, now_ns, self._before_ns(request, lane))
+            start_ns, end_ns = self._predict(lane, rows, now_ns, self._ahead_ns(request, lane))
         if deadline_ns and start_ns > deadline_ns:
-            raise InferError(Code.EXPIRED, EXPIRED, _again_ns(start_ns, deadline_ns))
+            raise InferError(Code.EXPIRED, EXPIRED_TEXT, _retry_after_ns(start_ns, deadline_ns))
         if not target_ns:
             return
         arrived_ns = _arrived_ns(request)
-        margin_ns = min(self.margin.ns, (target_ns - arrived_ns) * MOST)
+        margin_ns = min(self.margin.ns, (target_ns - arrived_ns) * MAX_MARGIN_SHARE)
         if start_ns <= now_ns:
             # it finds the device idle, and its batch is what waits now
             end_ns = start_ns + (self._costs.predict_ns(lane.key, lane.rows + request.rows) or 0)
             margin_ns = 0
         request.promised_ns = int(end_ns)
-        if end_ns + margin_ns > target_ns and not (start_ns <= now_ns and not lane.live and self._may_try(now_ns)):
-            raise _refused(end_ns + margin_ns, target_ns, arrived_ns)
+        if end_ns + margin_ns > target_ns and not (
+            start_ns <= now_ns and not lane.request_count and self._may_probe(now_ns)
+        ):
+            raise _late_error(end_ns + margin_ns, target_ns, arrived_ns)
 
-    def late(self, now_ns: int, arrived_ns: int, target_ns: int) -> InferError | None:
+    def late_error(self, now_ns: int, arrived_ns: int, target_ns: int) -> InferError | None:
         """Return the error of a one-row request that would miss its target, `target_ns` from arrival, in every Lane.
 
         A request that would find the device idle is left to `check`. Computed once for all requests that arrived
         together, until a Batch is taken: it took a fifth of the loop's time at twice the capacity.
         """
-        if self._late is None or arrived_ns != self._late_arrived_ns:
-            self._late, self._late_arrived_ns = self._refusal(now_ns, arrived_ns, target_ns), arrived_ns
-        return self._late
+        if self._late_error is None or arrived_ns != self._late_error_arrived_ns:
+            self._late_error, self._late_error_arrived_ns = (
+                self._compute_late_error(now_ns, arrived_ns, target_ns),
+                arrived_ns,
+            )
+        return self._late_error
 
-    def _refusal(self, now_ns: int, arrived_ns: int, target_ns: int) -> InferError | None:
+    def _compute_late_error(self, now_ns: int, arrived_ns: int, target_ns: int) -> InferError | None:
         last_ns = arrived_ns + target_ns - self.margin.ns
         lanes = self._lanes.values()
-        if any(self._predict(lane, lane.rows + 1, now_ns, self.work_ns - lane.work_ns)[1] <= last_ns for lane in lanes):
+        if any(
+            self._predict(lane, lane.rows + 1, now_ns, self.backlog_ns - lane.backlog_ns)[1] <= last_ns
+            for lane in lanes
+        ):
             return None
-        works = [self._as_it_is_ns(lane) for lane in lanes]
-        soonest_ns, all_ns = float("inf"), sum(works)
-        for lane, work_ns in zip(lanes, works, strict=True):
-            start_ns, end_ns = self._predict(lane, lane.rows + 1, now_ns, all_ns - work_ns)
-            soonest_ns = min(soonest_ns, end_ns)
-            if soonest_ns <= last_ns or start_ns <= now_ns:
+        backlogs_ns = [self._current_backlog_ns(lane) for lane in lanes]
+        earliest_ns, total_ns = float("inf"), sum(backlogs_ns)
+        for lane, backlog_ns in zip(lanes, backlogs_ns, strict=True):
+            start_ns, end_ns = self._predict(lane, lane.rows + 1, now_ns, total_ns - backlog_ns)
+            earliest_ns = min(earliest_ns, end_ns)
+            if earliest_ns <= last_ns or start_ns <= now_ns:
                 return None
-        return _refused(soonest_ns + self.margin.ns, arrived_ns + target_ns, arrived_ns)
+        return _late_error(earliest_ns + self.margin.ns, arrived_ns + target_ns, arrived_ns)
 
     def _predict(self, lane: Lane, rows: int, now_ns: int, others_ns: float) -> tuple[float, float]:
         """Predict when a request starts to run and has run, after `others_ns` of work in other Lanes.
@@ -164,13 +176,13 @@ class Promises:
         `rows` are its own and those before it in its Lane. Its own batch is assumed to be full, as it is if the request
         has to wait. A Key that has never run is assumed to take no time.
         """
-        full_rows = lane.full_rows
+        full_rows = lane.full_batch_rows
         if not full_rows:
             start_ns = self._start_ns(now_ns, others_ns)
             return start_ns, start_ns
-        batches = (rows - 1) // full_rows if lane.live else 0
-        start_ns = self._start_ns(now_ns, others_ns + batches * lane.full_ns)
-        return start_ns, start_ns + lane.full_p95_ns
+        batches = (rows - 1) // full_rows if lane.request_count else 0
+        start_ns = self._start_ns(now_ns, others_ns + batches * lane.full_batch_ns)
+        return start_ns, start_ns + lane.full_batch_p95_ns
 
     def _start_ns(self, now_ns: int, ahead_ns: float) -> float:
         """Predict when a batch starts that has `ahead_ns` of work before it, in addition to what is running.
@@ -182,35 +194,35 @@ class Promises:
         # below one: rounding error in a sum that should be zero
         if not running or (ahead_ns < 1 and len(running) < self.instances):
             return now_ns + ahead_ns / self.instances
-        left_ns, last_ns = ahead_ns, 0.0
+        total_ns, last_ns = ahead_ns, 0.0
         for begin_ns, end_ns in running.values():
-            left_ns += self.between_ns + max(end_ns - max(begin_ns, now_ns), 0)
+            total_ns += self.gap_ns + max(end_ns - max(begin_ns, now_ns), 0)
             last_ns = max(last_ns, end_ns)
         late_ns = now_ns - last_ns if len(running) >= self.instances and last_ns < now_ns else 0
-        return now_ns + late_ns + left_ns / self.instances
+        return now_ns + late_ns + total_ns / self.instances
 
-    def _before_ns(self, request: InferRequest, lane: Lane) -> float:
+    def _ahead_ns(self, request: InferRequest, lane: Lane) -> float:
         """Predict the time of the other Lanes that go before a request."""
-        urgent_ns = lane.urgency_ns() if lane.live else urgency_ns(request)
-        others = (other for other in self._lanes.values() if other is not lane and other.live)
-        return sum(self._as_it_is_ns(other) for other in others if other.goes_before(request, urgent_ns))
+        urgent_ns = lane.urgency_ns() if lane.request_count else urgency_ns(request)
+        others = (other for other in self._lanes.values() if other is not lane and other.request_count)
+        return sum(self._current_backlog_ns(other) for other in others if other.precedes(request, urgent_ns))
 
-    def _as_it_is_ns(self, lane: Lane) -> float:
+    def _current_backlog_ns(self, lane: Lane) -> float:
         """Predict the time of a Lane whose last batch gets no fuller than it is now.
 
         It may get fuller, which the margin covers. Assuming that the last batches of all Lanes are full would, with two
         Lanes, reject half of what can be served (docs/adr/0009).
         """
-        if not lane.work_ns:
+        if not lane.backlog_ns:
             return 0.0
-        batches, rows = divmod(lane.rows, lane.full_rows)
-        last_ns = (self._costs.predict_ns(lane.key, rows) or 0) + self.between_ns if rows or not batches else 0.0
-        return batches * lane.full_ns + min(last_ns, lane.full_ns)
+        batches, rows = divmod(lane.rows, lane.full_batch_rows)
+        last_ns = (self._costs.predict_ns(lane.key, rows) or 0) + self.gap_ns if rows or not batches else 0.0
+        return batches * lane.full_batch_ns + min(last_ns, lane.full_batch_ns)
 
-    def _may_try(self, now_ns: int) -> bool:
-        if now_ns < self._tried_ns + PROBE_NS:
+    def _may_probe(self, now_ns: int) -> bool:
+        if now_ns < self._last_probe_ns + PROBE_NS:
             return False
-        self._tried_ns = now_ns
+        self._last_probe_ns = now_ns
         return True
 
 
@@ -220,17 +232,17 @@ def _arrived_ns(request: InferRequest) -> int:
     return arrived_ns
 
 
-def _refused(will_ns: float, wanted_ns: int, from_ns: int) -> InferError:
+def _late_error(end_ns: float, target_ns: int, arrived_ns: int) -> InferError:
     """Make the error of a request that would be answered too late, with times in ms from its arrival."""
-    will, wanted = (_ms(ns - from_ns) for ns in (will_ns, wanted_ns))
+    predicted, target = (_ms(ns - arrived_ns) for ns in (end_ns, target_ns))
     # a gRPC deadline may have passed before the request arrived, or while the previous steps ran
-    text = LATE % (will, wanted) if wanted_ns > from_ns else PASSED
-    return InferError(Code.OVERLOADED, text, _again_ns(will_ns, wanted_ns))
+    text = LATE_TEXT % (predicted, target) if target_ns > arrived_ns else PASSED_TEXT
+    return InferError(Code.OVERLOADED, text, _retry_after_ns(end_ns, target_ns))
 
 
-def _again_ns(will_ns: float, wanted_ns: int) -> int:
+def _retry_after_ns(end_ns: float, due_ns: int) -> int:
     """Return after how long a retry is worthwhile."""
-    return max(int(will_ns - wanted_ns), 1_000_000)
+    return max(int(end_ns - due_ns), 1_000_000)
 
 
 def _ms(ns: float) -> str:

@@ -25,32 +25,32 @@ class Sketch:
     worst order.
     """
 
-    __slots__ = ("_capacity", "_levels", "_odd")
+    __slots__ = ("_capacity", "_levels", "_starts_odd")
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._levels: list[_Ints] = []
-        self._odd: list[bool] = []
+        self._starts_odd: list[bool] = []
 
     def add(self, values: _Ints) -> None:
         """Add values."""
         for first in range(0, len(values), self._capacity):
-            self._put(0, values[first : first + self._capacity])
+            self._add_to_level(0, values[first : first + self._capacity])
 
-    def _put(self, level: int, values: _Ints) -> None:
+    def _add_to_level(self, level: int, values: _Ints) -> None:
         if level == len(self._levels):
             self._levels.append(np.empty(0, np.int64))
-            self._odd.append(False)
-        together = np.concatenate((self._levels[level], values))
-        if len(together) > self._capacity:
-            together.sort()
+            self._starts_odd.append(False)
+        merged = np.concatenate((self._levels[level], values))
+        if len(merged) > self._capacity:
+            merged.sort()
             # of an odd number, the last one stays
-            pairs = len(together) // 2 * 2
-            kept = together[int(self._odd[level]) : pairs : 2]
-            self._odd[level] = not self._odd[level]
-            together = together[pairs:]
-            self._put(level + 1, kept)
-        self._levels[level] = together
+            pairs = len(merged) // 2 * 2
+            promoted = merged[int(self._starts_odd[level]) : pairs : 2]
+            self._starts_odd[level] = not self._starts_odd[level]
+            merged = merged[pairs:]
+            self._add_to_level(level + 1, promoted)
+        self._levels[level] = merged
 
     def weighted(self) -> tuple[_Ints, _Ints]:
         """Return the values kept, and how many each stands for."""
@@ -75,21 +75,21 @@ class Quantiles:
             if sketch is None:
                 sketch = self._windows[window] = Sketch(self._capacity)
             sketch.add(values[windows == window])
-        self._forget(max(self._windows, default=0))
+        self._drop_expired(max(self._windows, default=0))
 
-    def _forget(self, window: int) -> None:
-        for old in [each for each in self._windows if each <= window - WINDOWS]:
-            del self._windows[old]
+    def _drop_expired(self, window: int) -> None:
+        for expired in [each for each in self._windows if each <= window - WINDOWS]:
+            del self._windows[expired]
 
     def at(self, quantiles: Sequence[float], now_ns: int) -> list[int | None]:
         """Return the value at each quantile of the last minute's values; None if there are none."""
-        self._forget(now_ns // WINDOW_NS)
-        kept = [sketch.weighted() for sketch in self._windows.values()]
-        if not kept:
+        self._drop_expired(now_ns // WINDOW_NS)
+        samples = [sketch.weighted() for sketch in self._windows.values()]
+        if not samples:
             return [None] * len(quantiles)
-        values, weights = (np.concatenate(parts) for parts in zip(*kept, strict=True))
+        values, weights = (np.concatenate(parts) for parts in zip(*samples, strict=True))
         order = np.argsort(values, kind="stable")
         ranks = np.cumsum(weights[order])
-        wanted = np.ceil(np.array(quantiles) * ranks[-1])
-        found = np.minimum(np.searchsorted(ranks, wanted), len(values) - 1)
+        target_ranks = np.ceil(np.array(quantiles) * ranks[-1])
+        found = np.minimum(np.searchsorted(ranks, target_ranks), len(values) - 1)
         return [int(value) for value in values[order][found]]

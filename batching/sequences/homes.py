@@ -17,7 +17,7 @@ from penstock.batching.request import NO_SEQUENCE
 from penstock.batching.running.batch import Batch
 from penstock.batching.running.isolation import LostBatch, refuse
 
-from .places import pin
+from .sequence_slots import pin
 from .sequences import Sequences
 
 if TYPE_CHECKING:
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from penstock.batching.request import InferRequest, Pin
     from penstock.batching.spec import ModelSpec
 
-AWAY = (
+LOST_STATE_TEXT = (
     "inference request for sequence {} to model '{}' must specify the START flag on the first request of the sequence: "
     "the instance that ran it was lost, with its state"
 )
 
-LOST = "the instance of model '{}' that ran the request was lost, with its state"
+LOST_INSTANCE_TEXT = "the instance of model '{}' that ran the request was lost, with its state"
 """The same, if each request is its own sequence."""
 
 
-class Resident(Protocol):
+class StatefulInstance(Protocol):
     """The part of an Instance that is used here."""
 
     home: object
@@ -45,117 +45,123 @@ class Resident(Protocol):
     def wake(self) -> None: ...
 
 
-class BoundResident(Resident, Protocol):
+class BoundStatefulInstance(StatefulInstance, Protocol):
     """One that has a Binding."""
 
     binding: Binding
 
 
-def sequences_of(spec: ModelSpec, rows: int, instances: int, backends: Sequence[Backend]) -> Sequences | None:
+def make_sequences(spec: ModelSpec, rows: int, instances: int, backends: Sequence[Backend]) -> Sequences | None:
     """Make the Sequences of a model with `rows` rows per batch; None if it has no sequences.
 
     User code, which has no Backends, remembers sequences itself.
     """
     if spec.sequence is None:
         return None
-    return Sequences(spec.name, spec.sequence, rows, instances, remembers=not backends or is_stateful(backends[0]))
+    return Sequences(
+        spec.name, spec.sequence, rows, instances, model_keeps_state=not backends or is_stateful(backends[0])
+    )
 
 
-def own_pin(model: Model, instance: Resident) -> Pin:
+def pin_of(model: Model, instance: StatefulInstance) -> Pin:
     """Return the Pin of the Keys that an Instance may run; None if it may run all."""
     sequences = model.scheduler.sequences
-    return None if sequences is None or not sequences.remembers else pin(_seat_of(model, instance))
+    return None if sequences is None or not sequences.model_keeps_state else pin(_seat_of(model, instance))
 
 
-def wake_next(model: Model, instance: Resident, *, took: bool) -> None:
+def wake_next(model: Model, instance: StatefulInstance, *, has_taken: bool) -> None:
     """Wake an idle Instance for what waits and this one has not taken. Call with the model's lock held."""
-    if own_pin(model, instance) is None:
-        if took:
+    if pin_of(model, instance) is None:
+        if has_taken:
             model.wake_one()
         return
     # only its own Instance can run a request, and a sequence that ends here may let one begin at any Instance
     scheduler, now_ns = model.scheduler, time.monotonic_ns()
     for each in model.instances:
-        if each.idle and scheduler.next_lane(now_ns, own=pin(each.seat)) is not None:
+        if each.idle and scheduler.next_lane(now_ns, pin=pin(each.seat)) is not None:
             each.wake()
             return
 
 
-def tell(model: Model, instance: Resident, *, runs: bool) -> None:
+def report_availability(model: Model, instance: StatefulInstance, *, can_run: bool) -> None:
     """Record whether an Instance can run; while it cannot, no sequence begins there."""
     scheduler, sequences = model.scheduler, model.scheduler.sequences
     with model.lock:
-        if sequences is not None and sequences.remembers:
+        if sequences is not None and sequences.model_keeps_state:
             now_ns = time.monotonic_ns()
-            sequences.house(_seat_of(model, instance), now_ns, runs=runs)
+            sequences.set_available(_seat_of(model, instance), now_ns, available=can_run)
             scheduler.expired += scheduler.expire(now_ns)
-            if scheduler.live:
+            if scheduler.request_count:
                 model.wake_one()
 
 
-def part(model: Model, instance: Resident, batch: Batch) -> tuple[Batch | None, list[Batch]]:
+def split_by_home(model: Model, instance: StatefulInstance, batch: Batch) -> tuple[Batch | None, list[Batch]]:
     """Divide a Batch that an Instance is about to run into what it can run, and rejected requests with another home.
 
     Sequences that begin with the Batch have their home there from now on.
     """
     sequences = model.scheduler.sequences
-    if sequences is None or not sequences.remembers:
+    if sequences is None or not sequences.model_keeps_state:
         return batch, []
-    away: list[InferRequest] = []
+    misplaced: list[InferRequest] = []
     for request in batch.requests:
         if (request.sequence or NO_SEQUENCE).start:
             request.under_way.home = instance.home
         elif request.under_way.home is not instance.home:
-            away.append(request)
-    if not away:
+            misplaced.append(request)
+    if not misplaced:
         return batch, []
-    refused: list[Batch] = []
-    for request in away:
-        alone = Batch([request], request.rows, batch.key, batch.exec_start_ns)
-        error = InferError(Code.INVALID, AWAY.format(request.under_way.id, model.name))
-        if sequences.identities is not None:
-            error = InferError(Code.NOT_READY, LOST.format(model.name))
-        refused += refuse(alone, error)
-    return _without(batch, away), refused
+    rejected: list[Batch] = []
+    for request in misplaced:
+        single = Batch([request], request.rows, batch.key, batch.exec_start_ns)
+        error = InferError(Code.INVALID, LOST_STATE_TEXT.format(request.under_way.id, model.name))
+        if sequences.generated_ids is not None:
+            error = InferError(Code.NOT_READY, LOST_INSTANCE_TEXT.format(model.name))
+        rejected += refuse(single, error)
+    return _without(batch, misplaced), rejected
 
 
-def execute_at(
-    instance: BoundResident, model: Model, run: Callable[..., list[Batch]], batch: Batch, *failed: Exception | None
+def execute_at_home(
+    instance: BoundStatefulInstance,
+    model: Model,
+    run: Callable[..., list[Batch]],
+    batch: Batch,
+    *errors: Exception | None,
 ) -> list[Batch]:
     """Run what an Instance can run of a Batch, and reject the rest. Returns and raises: as `run`.
 
-    `run` is `execute` or `execute_alone` of isolation.py, `failed` as there. A run that was stopped has closed its
+    `run` is `execute` or `execute_alone` of isolation.py, `errors` as there. A run that was stopped has closed its
     session, and what that remembered is lost.
     """
     sequences = model.scheduler.sequences
-    if sequences is None or not sequences.remembers:
-        return run(model, instance.binding, batch, *failed)
-    here, refused = part(model, instance, batch)
-    if here is None:
-        return refused
+    if sequences is None or not sequences.model_keeps_state:
+        return run(model, instance.binding, batch, *errors)
+    runnable, rejected = split_by_home(model, instance, batch)
+    if runnable is None:
+        return rejected
     try:
-        ran = run(model, instance.binding, here, *failed)
+        batches = run(model, instance.binding, runnable, *errors)
     except LostBatch as lost:
-        lost.ran[:0] = refused
+        lost.ran[:0] = rejected
         raise
-    if any(isinstance(request.error, RunStopped) for each in ran for request in each.requests):
+    if any(isinstance(request.error, RunStopped) for each in batches for request in each.requests):
         instance.home = object()
-    return refused + ran
+    return rejected + batches
 
 
-def _seat_of(model: Model, instance: Resident) -> int:
+def _seat_of(model: Model, instance: StatefulInstance) -> int:
     """Return the number of an Instance in its model; -1 before it is added, and once the model is closed."""
     return instance.seat if any(each is instance for each in model.instances) else -1
 
 
-def _without(batch: Batch, away: list[InferRequest]) -> Batch | None:
-    stay = [at for at, request in enumerate(batch.requests) if request not in away]
-    if not stay:
+def _without(batch: Batch, excluded: list[InferRequest]) -> Batch | None:
+    positions = [position for position, request in enumerate(batch.requests) if request not in excluded]
+    if not positions:
         return None
-    requests = [batch.requests[at] for at in stay]
-    rest = Batch(requests, sum([request.rows for request in requests]), batch.key, batch.exec_start_ns)
-    rest.cost_ns = batch.cost_ns
+    requests = [batch.requests[position] for position in positions]
+    remaining = Batch(requests, sum([request.rows for request in requests]), batch.key, batch.exec_start_ns)
+    remaining.cost_ns = batch.cost_ns
     if batch.places is not None:
-        rest.places = [batch.places[at] for at in stay]
-        rest.span_rows = rest.places[-1] + 1
-    return rest
+        remaining.places = [batch.places[position] for position in positions]
+        remaining.span_rows = remaining.places[-1] + 1
+    return remaining

@@ -17,33 +17,33 @@ if TYPE_CHECKING:
     from penstock.batching.request import InferRequest
 
 
-class Identities:
+class SequenceIds:
     """Ids for the sequences of requests without one: 1, 2 and so on, except those under way, which are `taken`.
 
-    `text`: the model takes its ids as text.
+    `as_text`: the model takes its ids as text.
     """
 
-    def __init__(self, taken: Container[int | str], *, text: bool) -> None:
+    def __init__(self, taken: Container[int | str], *, as_text: bool) -> None:
         self._taken = taken
         self._numbers = count(1)
-        self._text = text
+        self._as_text = as_text
 
-    def next(self) -> InSequence:
+    def begin_sequence(self) -> InSequence:
         """Begin a sequence."""
-        found: int | str = next(self._numbers)
-        while (found := str(found) if self._text else found) in self._taken:
-            found = next(self._numbers)
-        return InSequence(found, start=True)
+        sequence_id: int | str = next(self._numbers)
+        while (sequence_id := str(sequence_id) if self._as_text else sequence_id) in self._taken:
+            sequence_id = next(self._numbers)
+        return InSequence(sequence_id, start=True)
 
 
-def go_on(request: InferRequest, now_ns: int, *, pinned: bool) -> None:
+def requeue(request: InferRequest, now_ns: int, *, is_pinned: bool) -> None:
     """Turn a request that has run into the next one of its sequence: neither first nor last, and new in the queue.
 
-    `pinned`: its Key ends with a Pin, which will be added again.
+    `is_pinned`: its Key ends with a Pin, which will be added again.
     """
     request.sequence = InSequence(request.under_way.id)
     request.queue_ns = now_ns
     request.waiting = True
-    if pinned:
+    if is_pinned:
         request.key = request.key[:-1]
     request.under_way.waiting.appendleft(request)

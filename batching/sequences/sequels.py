@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from penstock.batching.ensembles.course import Links, Passed
+    from penstock.batching.ensembles.course import CourseStep, Links
     from penstock.batching.ensembles.passage import Passage
     from penstock.batching.model import Model
 
@@ -21,80 +21,80 @@ class Sequels:
     """
 
     def __init__(self) -> None:
-        self._lines: dict[int | str, dict[Passage, set[Model]]] = {}
-        self._kept: dict[Passage, list[Passed]] = {}
+        self._queues: dict[int | str, dict[Passage, set[Model]]] = {}
+        self._held_steps: dict[Passage, list[CourseStep]] = {}
 
     def __len__(self) -> int:
-        return len(self._lines)
+        return len(self._queues)
 
-    def enter(self, passage: Passage) -> None:
+    def add(self, passage: Passage) -> None:
         """Add a request if it belongs to a sequence and any of its steps is a sequence model's."""
-        said, links = passage.parent.sequence, passage.links
-        models = {step.model for step in passage.course.steps if _remembers(step.model, links)}
-        if models and said is not None:
-            self._lines.setdefault(said.id, {})[passage] = models
+        in_sequence, links = passage.parent.sequence, passage.links
+        models = {step.model for step in passage.course.steps if _has_sequences(step.model, links)}
+        if models and in_sequence is not None:
+            self._queues.setdefault(in_sequence.id, {})[passage] = models
 
-    def keeps(self, passage: Passage, step: Passed) -> bool:
+    def hold_back(self, passage: Passage, step: CourseStep) -> bool:
         """Whether a step is kept back for now."""
-        line = self._line(passage)
-        if passage not in line or step.model not in line[passage]:
+        queue = self._queue_of(passage)
+        if passage not in queue or step.model not in queue[passage]:
             return False
-        for before, models in line.items():
-            if before is passage:
+        for earlier, models in queue.items():
+            if earlier is passage:
                 break
             if step.model in models:
-                self._kept.setdefault(passage, []).append(step)
+                self._held_steps.setdefault(passage, []).append(step)
                 return True
         return False
 
-    def passed(self, passage: Passage, model: Model) -> list[Passage]:
+    def record_reached(self, passage: Passage, model: Model) -> list[Passage]:
         """Record that a request has reached a model. Returns: the requests that were kept from it and may continue."""
-        line = self._line(passage)
-        models = line.get(passage, set())
+        queue = self._queue_of(passage)
+        models = queue.get(passage, set())
         if model not in models:
             return []
         models.remove(model)
         if not models:
-            self._drop(passage, line)
-        return self._freed(line, {model})
+            self._remove_from(passage, queue)
+        return self._release_held(queue, {model})
 
-    def leave(self, passage: Passage) -> list[Passage]:
+    def remove(self, passage: Passage) -> list[Passage]:
         """Forget a request that has ended. Returns: the requests that were kept back for it and may continue."""
-        line = self._line(passage)
-        models = line.get(passage)
+        queue = self._queue_of(passage)
+        models = queue.get(passage)
         if models is None:
             return []
-        self._drop(passage, line)
-        return self._freed(line, models)
+        self._remove_from(passage, queue)
+        return self._release_held(queue, models)
 
-    def _line(self, passage: Passage) -> dict[Passage, set[Model]]:
-        said = passage.parent.sequence
-        return {} if said is None else self._lines.get(said.id, {})
+    def _queue_of(self, passage: Passage) -> dict[Passage, set[Model]]:
+        in_sequence = passage.parent.sequence
+        return {} if in_sequence is None else self._queues.get(in_sequence.id, {})
 
-    def _drop(self, passage: Passage, line: dict[Passage, set[Model]]) -> None:
-        self._kept.pop(passage, None)
-        del line[passage]
-        if not line and passage.parent.sequence is not None:
-            del self._lines[passage.parent.sequence.id]
+    def _remove_from(self, passage: Passage, queue: dict[Passage, set[Model]]) -> None:
+        self._held_steps.pop(passage, None)
+        del queue[passage]
+        if not queue and passage.parent.sequence is not None:
+            del self._queues[passage.parent.sequence.id]
 
-    def _freed(self, line: dict[Passage, set[Model]], models: set[Model]) -> list[Passage]:
+    def _release_held(self, queue: dict[Passage, set[Model]], models: set[Model]) -> list[Passage]:
         """Release the steps kept from these models, up to the next request that has yet to reach each."""
-        freed: list[Passage] = []
-        for passage, to_come in line.items() if self._kept else ():
-            kept = self._kept.get(passage, [])
-            ready = [step for step in kept if step.model in models]
+        released: list[Passage] = []
+        for passage, pending_models in queue.items() if self._held_steps else ():
+            held = self._held_steps.get(passage, [])
+            ready = [step for step in held if step.model in models]
             if ready:
-                self._kept[passage] = [step for step in kept if step.model not in models]
+                self._held_steps[passage] = [step for step in held if step.model not in models]
                 passage.ready += ready
-                freed.append(passage)
-            models = models - to_come
+                released.append(passage)
+            models = models - pending_models
             if not models:
                 break
-        return freed
+        return released
 
 
-def _remembers(model: Model, links: Links) -> bool:
+def _has_sequences(model: Model, links: Links) -> bool:
     nested = links.nested.get(model)
     if nested is None:
         return model.spec.sequence is not None
-    return any(_remembers(each, nested) for each in nested.models)
+    return any(_has_sequences(each, nested) for each in nested.models)

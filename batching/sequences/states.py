@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from penstock.batching.spec import State
 
 
-def begin(state: State) -> Array:
+def initial_value(state: State) -> Array:
     """Make the initial value of a state: zeros, or the contents of its file, without rows.
 
     Raises: InferError (INVALID) if the file has too few bytes.
@@ -35,9 +35,11 @@ def begin(state: State) -> Array:
         return np.full(shape, b"", object) if not datatype.size_bytes else np.zeros(shape, datatype.dtype)
     content, count = state.initial.read_bytes(), prod(shape)
     if datatype.size_bytes:
-        wanted = count * datatype.size_bytes
-        if len(content) < wanted:
-            text = f"initial_state setting expects {wanted} bytes, but the data provided from {state.initial.name}"
+        required_bytes = count * datatype.size_bytes
+        if len(content) < required_bytes:
+            text = (
+                f"initial_state setting expects {required_bytes} bytes, but the data provided from {state.initial.name}"
+            )
             raise InferError(Code.INVALID, f"{text} only has {len(content)} bytes.")
         return datatype.view(content, count).reshape(shape)
     texts, end = parse_bytes_elements(content, count)
@@ -53,57 +55,57 @@ class StateInput:
     def __init__(self, state: State, spec: TensorSpec) -> None:
         self.spec = spec
         self._name = state.output
-        self._begin = begin(state)
+        self._initial_value = initial_value(state)
         self._batched = len(spec.shape) > len(state.shape)
 
     def shape(self, batch: Batch, ran_rows: int) -> tuple[int, ...]:
         """Return its whole shape in a run of `ran_rows` rows."""
-        dims = self._of(batch.requests[0]).shape
+        dims = self._state_of(batch.requests[0]).shape
         return (ran_rows, *dims) if self._batched else dims
 
     def fill(self, buffer: Array, batch: Batch) -> None:
         """Write each sequence's state at its row; empty rows have the initial state."""
         if not self._batched:
-            buffer[...] = self._of(batch.requests[0])
+            buffer[...] = self._state_of(batch.requests[0])
             return
-        places = batch.places or range(len(batch.requests))
+        positions = batch.places or range(len(batch.requests))
         if len(buffer) != len(batch.requests):
-            buffer[...] = self._begin if self._begin.shape == buffer.shape[1:] else zero(buffer)
-        for place, request in zip(places, batch.requests, strict=True):
-            buffer[place] = self._of(request)
+            buffer[...] = self._initial_value if self._initial_value.shape == buffer.shape[1:] else zero(buffer)
+        for position, request in zip(positions, batch.requests, strict=True):
+            buffer[position] = self._state_of(request)
 
-    def _of(self, request: InferRequest) -> Array:
+    def _state_of(self, request: InferRequest) -> Array:
         states = request.under_way.states
         if (request.sequence or NO_SEQUENCE).start:
             # whatever comes of this request, the sequence before it is over
             states.clear()
-        return states.get(self._name, self._begin)
+        return states.get(self._name, self._initial_value)
 
 
-class StatesKept:
+class StateOutputs:
     """The outputs that are the next request's states.
 
-    Ownership: each sequence has its own array, not a view of a whole batch's, nor of what its client gets, `shown` by
-    name: a hook may write to that. They stay in host memory.
+    Ownership: each sequence has its own array, not a view of a whole batch's, nor of what its client gets,
+    `client_outputs` by name: a hook may write to that. They stay in host memory.
     """
 
     def __init__(
-        self, states: tuple[State, ...], specs: tuple[TensorSpec, ...], shown: Collection[str] = frozenset()
+        self, states: tuple[State, ...], specs: tuple[TensorSpec, ...], client_outputs: Collection[str] = frozenset()
     ) -> None:
-        self._shown = shown
-        self._kept = [
+        self._client_outputs = client_outputs
+        self._outputs = [
             (state.output, len(spec.shape) > len(state.shape)) for state, spec in zip(states, specs, strict=True)
         ]
 
-    def keep(self, batch: Batch, outputs: list[Any]) -> None:
+    def store(self, batch: Batch, outputs: list[Any]) -> None:
         """Give each sequence its row. Raises: InferError (INTERNAL) if an output has too few."""
-        places = batch.places or range(len(batch.requests))
-        for (name, batched), output in zip(self._kept, outputs, strict=True):
-            if batched and len(output) <= places[-1]:
-                text = f"state '{name}' has {len(output)} rows for a batch of {places[-1] + 1}"
+        positions = batch.places or range(len(batch.requests))
+        for (name, batched), output in zip(self._outputs, outputs, strict=True):
+            if batched and len(output) <= positions[-1]:
+                text = f"state '{name}' has {len(output)} rows for a batch of {positions[-1] + 1}"
                 raise InferError(Code.INTERNAL, text)
-        for (name, batched), output in zip(self._kept, outputs, strict=True):
-            shared = name in self._shown or (batched and len(output) > 1)
-            for place, request in zip(places, batch.requests, strict=True):
-                row = output[place, ...] if batched else output
-                request.under_way.states[name] = row.copy() if shared else row
+        for (name, batched), output in zip(self._outputs, outputs, strict=True):
+            must_copy = name in self._client_outputs or (batched and len(output) > 1)
+            for position, request in zip(positions, batch.requests, strict=True):
+                row = output[position, ...] if batched else output
+                request.under_way.states[name] = row.copy() if must_copy else row

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from penstock.batching.spec import ModelSpec
 
 
-class Derived(Protocol):
+class DerivedInput(Protocol):
     """One input that is made from the batch. Among the model's inputs, it follows those that clients send."""
 
     spec: TensorSpec
@@ -27,13 +27,13 @@ class Derived(Protocol):
         """Write it. The buffer holds garbage."""
 
 
-class KeptOutputs(Protocol):
+class OutputStore(Protocol):
     """Outputs kept in the server, which follow the others among the model's outputs.
 
     One that the configuration also lists among its outputs goes to clients too, and is listed among theirs.
     """
 
-    def keep(self, batch: Batch, outputs: list[Any]) -> None:
+    def store(self, batch: Batch, outputs: list[Any]) -> None:
         """Take them after a successful run. Ownership: the taker's, except for those that clients get too."""
 
 
@@ -42,7 +42,7 @@ def zero(array: Array) -> Any:
     return b"" if array.dtype.hasobject else 0
 
 
-class Zeros:
+class ZeroInput:
     """Stands in for a derived input while there are no requests to derive it from."""
 
     def __init__(self, spec: TensorSpec, *, batched: bool) -> None:
@@ -69,29 +69,31 @@ def derived_names(spec: ModelSpec) -> tuple[str, ...]:
     return (*names, *(each.name for each in spec.batch_inputs))
 
 
-def kept_names(spec: ModelSpec) -> tuple[str, ...]:
+def stored_names(spec: ModelSpec) -> tuple[str, ...]:
     """List the kept outputs, in the order of the states."""
     return () if spec.sequence is None else tuple(state.output for state in spec.sequence.states)
 
 
-def derive(spec: ModelSpec) -> tuple[tuple[Derived, ...], KeptOutputs | None]:
+def make_derived(spec: ModelSpec) -> tuple[tuple[DerivedInput, ...], OutputStore | None]:
     """Make what derives the inputs of a completed spec, in the order of `spec.bound`, and what keeps its outputs."""
     bound, sequence = spec.bound, spec.sequence
     if bound is None:
         return (), None
-    made: list[Derived] = []
-    kept: KeptOutputs | None = None
+    inputs: list[DerivedInput] = []
+    store: OutputStore | None = None
     if sequence is not None:
         from penstock.batching.sequences.controls import ControlInput
-        from penstock.batching.sequences.states import StateInput, StatesKept
+        from penstock.batching.sequences.states import StateInput, StateOutputs
 
-        made += [ControlInput(control, bound.input[control.name]) for control in sequence.controls]
-        made += [StateInput(state, bound.input[state.input]) for state in sequence.states]
+        inputs += [ControlInput(control, bound.input[control.name]) for control in sequence.controls]
+        inputs += [StateInput(state, bound.input[state.input]) for state in sequence.states]
         if sequence.states:
-            shown = spec.signature.output if spec.signature is not None else {}
-            kept = StatesKept(sequence.states, tuple(bound.output[state.output] for state in sequence.states), shown)
+            client_outputs = spec.signature.output if spec.signature is not None else {}
+            store = StateOutputs(
+                sequence.states, tuple(bound.output[state.output] for state in sequence.states), client_outputs
+            )
     if spec.batch_inputs:
         from .ragged import BatchInput
 
-        made += [BatchInput(each, spec) for each in spec.batch_inputs]
-    return tuple(made), kept
+        inputs += [BatchInput(each, spec) for each in spec.batch_inputs]
+    return tuple(inputs), store

@@ -1,7 +1,7 @@
 """Forms: how request tensors are laid out in a run, for models where that is not plain concatenated rows.
 
 These are rows at fixed places, reshaped, ragged and shape tensors, and inputs that no client sends. Used by
-execution.py, and by code that runs a model on zeros before there are requests (rehearsal.py, rowwise.py).
+execution.py, and by code that runs a model on zeros before there are requests (dummy_inputs.py, rowwise.py).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from penstock.backends.errors import Code, InferError
 from penstock.backends.gathering import gather, repeat_last_row
 from penstock.backends.signature import TensorSpec
 
-from .derived import Derived, KeptOutputs, Zeros, derive, kept_names, zero
-from .ragged import BatchInput, RaggedSource, Scatter
+from .derived import DerivedInput, OutputStore, ZeroInput, make_derived, stored_names, zero
+from .ragged import BatchInput, RaggedSource, ScatterForm
 from .reshape import Dims, Reshape
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def forms_of(spec: ModelSpec) -> Forms | None:
     return None if spec.bound is None and spec.sequence is None else Forms(spec)
 
 
-def rows_of(output: Any) -> int:
+def row_count(output: Any) -> int:
     """Count an output's rows; -1 if it has no row axis, such as a scalar."""
     try:
         return len(output)
@@ -39,14 +39,14 @@ def rows_of(output: Any) -> int:
         return -1
 
 
-def wrong_rows(model: str, output: str, got: Any, ran_rows: int) -> InferError:
+def row_count_error(model: str, output: str, value: Any, ran_rows: int) -> InferError:
     """Make the error for an output whose rows are not those of the batch."""
-    rows = rows_of(got)
+    rows = row_count(value)
     has = f"{rows} rows" if rows >= 0 else "no batch axis"
     return InferError(Code.INTERNAL, f"model '{model}': output '{output}' has {has} for a batch of {ran_rows}")
 
 
-def complete(buffer: Array, rows: int) -> None:
+def fill_padding_rows(buffer: Array, rows: int) -> None:
     """Fill the rows of a run from `rows` on with copies of the one before, or with zeros if there is none.
 
     A model that divides by a row's norm, or looks a row up, handles copies as well as it handles the original.
@@ -57,7 +57,7 @@ def complete(buffer: Array, rows: int) -> None:
         repeat_last_row(buffer, rows)
 
 
-def spans(batch: Batch) -> Iterator[tuple[int, int]]:
+def row_spans(batch: Batch) -> Iterator[tuple[int, int]]:
     """Yield the rows of the run that each request has, as start and stop."""
     stop = 0
     for number, request in enumerate(batch.requests):
@@ -66,12 +66,12 @@ def spans(batch: Batch) -> Iterator[tuple[int, int]]:
         yield start, stop
 
 
-def _arrays(batch: Batch, position: int) -> list[Array]:
+def _input_arrays(batch: Batch, position: int) -> list[Array]:
     """List one input of each request: either all have it or none has."""
     return [request.inputs[position] for request in batch.requests]  # type: ignore[misc]
 
 
-class Rows:
+class RowsForm:
     """Rows, each request's at its place. For a model without rows, the tensor of a single request."""
 
     def __init__(self, spec: TensorSpec, *, batched: bool) -> None:
@@ -83,8 +83,8 @@ class Rows:
     def shape(self, batch: Batch, position: int, ran_rows: int) -> Dims:
         """Return an input's whole shape in a run."""
         dims = batch.key[position] or ()
-        inside = dims if self._reshape is None else self._reshape.inside(dims)
-        return (ran_rows, *inside) if self._batched else inside
+        model_dims = dims if self._reshape is None else self._reshape.to_model(dims)
+        return (ran_rows, *model_dims) if self._batched else model_dims
 
     def gather(self, batch: Batch, position: int, buffer: Array, ran_rows: int) -> None:
         """Write an input. Rows without a request are zeros; padding rows at the end are copies of the last one."""
@@ -92,52 +92,52 @@ class Rows:
             dims = batch.key[position] or ()
             buffer = buffer.reshape((ran_rows, *dims) if self._batched else dims)
         if not self._batched:
-            np.copyto(buffer, _arrays(batch, position)[0])
+            np.copyto(buffer, _input_arrays(batch, position)[0])
         elif batch.places is None:
-            gather(_arrays(batch, position), buffer[: batch.rows])
-            complete(buffer, batch.rows)
+            gather(_input_arrays(batch, position), buffer[: batch.rows])
+            fill_padding_rows(buffer, batch.rows)
         else:
             buffer[...] = zero(buffer)
-            for (start, stop), array in zip(spans(batch), _arrays(batch, position), strict=True):
+            for (start, stop), array in zip(row_spans(batch), _input_arrays(batch, position), strict=True):
                 buffer[start:stop] = array
 
-    def inside(self, array: Array) -> Array:
+    def to_model(self, array: Array) -> Array:
         """View a client's array in the model's shape. Ownership: a view if possible."""
         if self._reshape is None:
             return array
         shape = array.shape
-        return array.reshape((*shape[: self._batched], *self._reshape.inside(shape[self._batched :])))
+        return array.reshape((*shape[: self._batched], *self._reshape.to_model(shape[self._batched :])))
 
-    def outside(self, model: str, output: Any) -> Any:
+    def to_client(self, model: str, output: Any) -> Any:
         """View an output in the clients' shape; None stays. Ownership: a view if possible. Raises: InferError."""
         if self._reshape is None or output is None:
             return output
         shape = output.shape
         try:
-            return output.reshape((*shape[: self._batched], *self._reshape.outside(shape[self._batched :])))
+            return output.reshape((*shape[: self._batched], *self._reshape.to_client(shape[self._batched :])))
         except ValueError as error:
             text = f"model '{model}': output '{self._name}' has shape {list(shape)}, which cannot be reshaped"
             raise InferError(Code.INTERNAL, f"{text} as configured: {error}") from error
 
-    def cut(self, model: str, output: Any, batch: Batch) -> list[Any]:
+    def split(self, model: str, output: Any, batch: Batch) -> list[Any]:
         """Return each request's rows of an output. Ownership: views. Raises: InferError (INTERNAL)."""
-        output = self.outside(model, output)
-        return [output[start:stop] for start, stop in spans(batch)] if self._batched else [output]
+        output = self.to_client(model, output)
+        return [output[start:stop] for start, stop in row_spans(batch)] if self._batched else [output]
 
 
-class Flat:
+class FlatForm:
     """A ragged input: all requests' elements concatenated."""
 
     def shape(self, batch: Batch, position: int, ran_rows: int) -> Dims:
         """Return its shape in a run."""
-        return (sum([array.size for array in _arrays(batch, position)]),)
+        return (sum([array.size for array in _input_arrays(batch, position)]),)
 
     def gather(self, batch: Batch, position: int, buffer: Array, ran_rows: int) -> None:
         """Write it."""
-        gather([array.reshape(-1) for array in _arrays(batch, position)], buffer)
+        gather([array.reshape(-1) for array in _input_arrays(batch, position)], buffer)
 
 
-class ShapeValues:
+class ShapeValuesForm:
     """A shape tensor of a model with rows: the values that all requests of a batch share, once.
 
     The first is the number of rows that run; the Key holds the others.
@@ -153,9 +153,10 @@ class ShapeValues:
 
 
 class Forms:
-    """The Forms of one model. `valued`: requests share a batch only if certain values are equal (admission.values_key).
+    """The Forms of one model.
 
-    Threads: read-only, except for the contents of `kept`.
+    `has_value_keys`: requests share a batch only if certain values are equal (admission.values_key).
+    Threads: read-only, except for the contents of `output_store`.
     """
 
     def __init__(self, spec: ModelSpec) -> None:
@@ -163,49 +164,50 @@ class Forms:
         if signature is None:
             raise ValueError("the spec must be completed first")
         bound = spec.bound or signature
-        self.derived: tuple[Derived, ...]
-        self.kept: KeptOutputs | None
-        self.derived, self.kept = derive(spec)
+        self.derived: tuple[DerivedInput, ...]
+        self.output_store: OutputStore | None
+        self.derived, self.output_store = make_derived(spec)
         self._batched = signature.batched
         self._inputs = [_input_form(each, batched=signature.batched) for each in signature.inputs]
         sources = {each.name: RaggedSource(signature, each.sources[0]) for each in spec.batch_outputs}
-        self._outputs: list[Rows | Scatter] = [
-            Scatter(each.name, each.shape, sources[each.name])
+        self._outputs: list[RowsForm | ScatterForm] = [
+            ScatterForm(each.name, each.shape, sources[each.name])
             if each.name in sources
-            else Rows(each, batched=signature.batched)
+            else RowsForm(each, batched=signature.batched)
             for each in signature.outputs
         ]
-        self.valued = any(isinstance(form, ShapeValues) for form in self._inputs)
+        self.has_value_keys = any(isinstance(form, ShapeValuesForm) for form in self._inputs)
         names = [each.name for each in bound.outputs]
         self._names = names
-        self.kept_places = tuple(names.index(name) for name in kept_names(spec))
+        self.stored_positions = tuple(names.index(name) for name in stored_names(spec))
 
     def without_requests(self) -> Forms:
         """Return Forms that gather batches of zeros, including the inputs derived from sequences."""
-        made = copy(self)
-        made.derived = tuple(
-            each if isinstance(each, BatchInput) else Zeros(each.spec, batched=self._batched) for each in self.derived
+        forms = copy(self)
+        forms.derived = tuple(
+            each if isinstance(each, BatchInput) else ZeroInput(each.spec, batched=self._batched)
+            for each in self.derived
         )
-        return made
+        return forms
 
-    def enter(self, inputs: Sequence[Array | None]) -> list[Array | None]:
+    def to_model(self, inputs: Sequence[Array | None]) -> list[Array | None]:
         """View a request's inputs in the model's shapes; for an ensemble, which gathers nothing."""
         return [
-            form.inside(array) if isinstance(form, Rows) and array is not None else array
+            form.to_model(array) if isinstance(form, RowsForm) and array is not None else array
             for form, array in zip(self._inputs, inputs, strict=True)
         ]
 
-    def leave(self, model: str, wanted: Sequence[int], outputs: Sequence[Any]) -> list[Any]:
+    def to_client(self, model: str, wanted: Sequence[int], outputs: Sequence[Any]) -> list[Any]:
         """View an ensemble's outputs in the clients' shapes. Raises: InferError (INTERNAL)."""
         forms = [self._outputs[position] for position in wanted]
         return [
-            form.outside(model, output) if isinstance(form, Rows) else output
+            form.to_client(model, output) if isinstance(form, RowsForm) else output
             for form, output in zip(forms, outputs, strict=True)
         ]
 
-    def positions(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
+    def run_positions(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
         """Return the outputs that a run must make: those wanted and those kept."""
-        return (*wanted, *(place for place in self.kept_places if place not in wanted))
+        return (*wanted, *(position for position in self.stored_positions if position not in wanted))
 
     def gather(self, binding: Binding, batch: Batch, ran_rows: int) -> None:
         """Borrow the buffers for a batch and write them."""
@@ -229,18 +231,18 @@ class Forms:
         """
         if self._batched:
             for position, output in outputs.items():
-                scattered = position < len(self._outputs) and isinstance(self._outputs[position], Scatter)
-                if not scattered and rows_of(output) != ran_rows:
-                    raise wrong_rows(model, self._names[position], output, ran_rows)
-        clients = {position for request in batch.requests for position in request.wanted}
-        parts = {position: self._outputs[position].cut(model, outputs[position], batch) for position in clients}
-        if self.kept is not None:
-            self.kept.keep(batch, [outputs[place] for place in self.kept_places])
+                is_scattered = position < len(self._outputs) and isinstance(self._outputs[position], ScatterForm)
+                if not is_scattered and row_count(output) != ran_rows:
+                    raise row_count_error(model, self._names[position], output, ran_rows)
+        requested = {position for request in batch.requests for position in request.wanted}
+        parts = {position: self._outputs[position].split(model, outputs[position], batch) for position in requested}
+        if self.output_store is not None:
+            self.output_store.store(batch, [outputs[stored] for stored in self.stored_positions])
         for number, request in enumerate(batch.requests):
             request.outputs = [parts[position][number] for position in request.wanted]
 
 
-def _input_form(spec: TensorSpec, *, batched: bool) -> Rows | Flat | ShapeValues:
+def _input_form(spec: TensorSpec, *, batched: bool) -> RowsForm | FlatForm | ShapeValuesForm:
     if spec.ragged:
-        return Flat()
-    return ShapeValues() if spec.is_shape and batched else Rows(spec, batched=batched)
+        return FlatForm()
+    return ShapeValuesForm() if spec.is_shape and batched else RowsForm(spec, batched=batched)

@@ -1,7 +1,7 @@
 """Padding: free axes are padded to a few lengths, so that requests of different lengths share a Lane.
 
-A request's Key has the padded lengths (admission.py). Its rows are padded when a batch is gathered, and its outputs are
-trimmed when it is scattered (execution.py). completion.py checks the configuration.
+A request's Key has the padded lengths (request_checks.py). Its rows are padded when a batch is gathered, and its
+outputs are trimmed when it is scattered (execution.py). completion.py checks the configuration.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from penstock.batching.running.batch import Batch
     from penstock.batching.spec import ModelSpec, PaddedAxis
 
-SMALLEST_STEP = 16
+MIN_STEP = 16
 
 
 def bucket(length: int, buckets: Sequence[int]) -> int:
@@ -35,19 +35,19 @@ def bucket(length: int, buckets: Sequence[int]) -> int:
     savings, gave 0.54 to 0.64: the added elements cost more than the batches saved.
     """
     if buckets:
-        place = bisect_left(buckets, length)
-        return buckets[place] if place < len(buckets) else length
-    step = max(SMALLEST_STEP, (1 << (length - 1).bit_length()) >> 3) if length else 1
+        index = bisect_left(buckets, length)
+        return buckets[index] if index < len(buckets) else length
+    step = max(MIN_STEP, (1 << (length - 1).bit_length()) >> 3) if length else 1
     return -(-length // step) * step
 
 
-def smallest_fit(rows: int, allowed: Sequence[int]) -> int:
+def smallest_fit(rows: int, allowed_rows: Sequence[int]) -> int:
     """Return the smallest allowed size that holds this many rows; `rows` itself beyond the last."""
-    place = bisect_left(allowed, rows)
-    return allowed[place] if place < len(allowed) else rows
+    index = bisect_left(allowed_rows, rows)
+    return allowed_rows[index] if index < len(allowed_rows) else rows
 
 
-def same_axes(signature: Signature, padded: PaddedAxis) -> Iterator[tuple[TensorSpec, int]]:
+def tied_axes(signature: Signature, padded: PaddedAxis) -> Iterator[tuple[TensorSpec, int]]:
     """Yield the input axes that must be as long as a padded one: those of the same name, and its mask's.
 
     Shapes: axes count from 0 after the rows.
@@ -75,56 +75,56 @@ class Padding:
 
     def __init__(self, spec: ModelSpec, signature: Signature) -> None:
         self._signature = signature
-        places = {tensor.name: position for position, tensor in enumerate(signature.inputs)}
+        positions = {tensor.name: tensor_position for tensor_position, tensor in enumerate(signature.inputs)}
         # per input: its padded axes with their buckets, and the fill value
         self._axes: dict[int, dict[int, tuple[int, ...]]] = {}
-        self._values: dict[int, Any] = {}
-        self._twins: list[tuple[int, int, int, int]] = []
+        self._fill_values: dict[int, Any] = {}
+        self._tied: list[tuple[int, int, int, int]] = []
         # per mask: its axis, and the input and axis that it belongs to
         self._masks: dict[int, tuple[int, int, int]] = {}
         self._trims: dict[int, list[tuple[int, int, int]]] = {}
         for padded in spec.padding:
-            place, axis = places[padded.input], padded.axis + 1
-            self._axes.setdefault(place, {})[axis] = padded.buckets
-            self._values[place] = element(signature.inputs[place], padded.value)
-            for other, twin in same_axes(signature, padded):
-                position = places[other.name]
-                self._twins.append((place, axis, position, twin + 1))
+            position, axis = positions[padded.input], padded.axis + 1
+            self._axes.setdefault(position, {})[axis] = padded.buckets
+            self._fill_values[position] = typed_fill(signature.inputs[position], padded.value)
+            for other, other_axis in tied_axes(signature, padded):
+                tensor_position = positions[other.name]
+                self._tied.append((position, axis, tensor_position, other_axis + 1))
                 if other.name == padded.mask:
-                    self._masks[position] = (twin + 1, place, axis)
-                    self._axes.setdefault(position, {}).setdefault(twin + 1, padded.buckets)
-                    self._values.setdefault(position, element(other, 0.0))
-            for position, trimmed in _trimmed(signature, padded):
-                trims = self._trims.setdefault(position, [])
-                if all(trimmed != known for known, _, _ in trims):
-                    trims.append((trimmed, place, axis))
+                    self._masks[tensor_position] = (other_axis + 1, position, axis)
+                    self._axes.setdefault(tensor_position, {}).setdefault(other_axis + 1, padded.buckets)
+                    self._fill_values.setdefault(tensor_position, typed_fill(other, 0.0))
+            for tensor_position, output_axis in _trimmed_axes(signature, padded):
+                trims = self._trims.setdefault(tensor_position, [])
+                if all(output_axis != known for known, _, _ in trims):
+                    trims.append((output_axis, position, axis))
 
     def key(self, name: str, key: Sequence[tuple[int, ...] | None]) -> Key:
         """Make a request's Key from its shapes without rows: the padded lengths, and a mask even if not sent.
 
         Raises: InferError (INVALID) if lengths differ that must be equal: padding would hide the difference.
         """
-        for place, axis, other, twin in self._twins:
-            mine, theirs = key[place], key[other]
-            if mine is not None and theirs is not None and mine[axis - 1] != theirs[twin - 1]:
-                first, second = self._signature.inputs[place], self._signature.inputs[other]
+        for position, axis, other, other_axis in self._tied:
+            mine, theirs = key[position], key[other]
+            if mine is not None and theirs is not None and mine[axis - 1] != theirs[other_axis - 1]:
+                first, second = self._signature.inputs[position], self._signature.inputs[other]
                 text = f"input '{first.name}' has {mine[axis - 1]} on axis {axis} and input '{second.name}' has"
-                text += f" {theirs[twin - 1]} on axis {twin}, but model '{name}' requires equal lengths"
+                text += f" {theirs[other_axis - 1]} on axis {other_axis}, but model '{name}' requires equal lengths"
                 raise InferError(Code.INVALID, text)
         padded = list(key)
-        for place, axes in self._axes.items():
-            tail = key[place]
+        for position, axes in self._axes.items():
+            tail = key[position]
             if tail is not None:
                 sizes = enumerate(tail, 1)
-                padded[place] = tuple(bucket(size, axes[axis]) if axis in axes else size for axis, size in sizes)
-        for place, (axis, source, source_axis) in self._masks.items():
+                padded[position] = tuple(bucket(size, axes[axis]) if axis in axes else size for axis, size in sizes)
+        for position, (axis, source, source_axis) in self._masks.items():
             tail = padded[source]
-            if padded[place] is None and tail is not None:
-                sizes = enumerate(self._signature.inputs[place].shape[1:], 1)
-                padded[place] = tuple(tail[source_axis - 1] if at == axis else size for at, size in sizes)
+            if padded[position] is None and tail is not None:
+                sizes = enumerate(self._signature.inputs[position].shape[1:], 1)
+                padded[position] = tuple(tail[source_axis - 1] if index == axis else size for index, size in sizes)
         return tuple(padded)
 
-    def fills(self, position: int) -> bool:
+    def is_padded(self, position: int) -> bool:
         """Whether an input has anything to pad."""
         return position in self._axes
 
@@ -133,7 +133,7 @@ class Padding:
 
         Returns: how many elements are real and how many are padding; (0, 0) for a mask.
         """
-        buffer[...] = self._values[position]
+        buffer[...] = self._fill_values[position]
         mask = self._masks.get(position)
         real = start = 0
         for request in requests:
@@ -149,7 +149,7 @@ class Padding:
             start = stop
         return (0, 0) if mask is not None else (real, buffer.size - real)
 
-    def check(self, batch: Batch, wanted: Sequence[int], outputs: Sequence[Any]) -> None:
+    def check_lengths(self, batch: Batch, wanted: Sequence[int], outputs: Sequence[Any]) -> None:
         """Check a batch's outputs against the lengths that ran, before anything is trimmed.
 
         Raises: InferError (INTERNAL).
@@ -157,25 +157,27 @@ class Padding:
         for position, output in zip(wanted, outputs, strict=True):
             shape = getattr(output, "shape", ())
             for axis, source, source_axis in self._trims.get(position, ()):
-                ran = (batch.key[source] or ())[source_axis - 1]
-                if axis >= len(shape) or shape[axis] != ran:
+                expected = (batch.key[source] or ())[source_axis - 1]
+                if axis >= len(shape) or shape[axis] != expected:
                     name, model = self._signature.outputs[position].name, batch.requests[0].model.name
-                    text = f"model '{model}': output '{name}' has shape {list(shape)}, expected {ran} on axis {axis}"
+                    text = (
+                        f"model '{model}': output '{name}' has shape {list(shape)}, expected {expected} on axis {axis}"
+                    )
                     raise InferError(Code.INTERNAL, f"{text}, the length of its padded input")
 
     def trim(self, requests: Sequence[InferRequest]) -> None:
         """Trim the outputs of each request to its own lengths. Ownership: trimmed outputs are copies."""
         for request in requests:
             outputs = request.outputs or []
-            for place, position in enumerate(request.wanted):
+            for index, position in enumerate(request.wanted):
                 for axis, source, source_axis in self._trims.get(position, ()):
                     length = request.inputs[source].shape[source_axis]  # type: ignore[union-attr]
-                    if length != outputs[place].shape[axis]:
-                        cut = outputs[place][(slice(None),) * axis + (slice(length),)]
-                        outputs[place] = np.ascontiguousarray(cut)
+                    if length != outputs[index].shape[axis]:
+                        trimmed = outputs[index][(slice(None),) * axis + (slice(length),)]
+                        outputs[index] = np.ascontiguousarray(trimmed)
 
 
-def _trimmed(signature: Signature, padded: PaddedAxis) -> Iterator[tuple[int, int]]:
+def _trimmed_axes(signature: Signature, padded: PaddedAxis) -> Iterator[tuple[int, int]]:
     name = axis_name(signature.input[padded.input], padded.axis)
     for position, output in enumerate(signature.outputs):
         if padded.outputs is not None:
@@ -187,7 +189,7 @@ def _trimmed(signature: Signature, padded: PaddedAxis) -> Iterator[tuple[int, in
                 yield position, axis + 1
 
 
-def element(spec: TensorSpec, value: float) -> Any:
+def typed_fill(spec: TensorSpec, value: float) -> Any:
     """Return the fill value of an input, in its own datatype.
 
     Raises: ValueError if the datatype cannot hold it.

@@ -44,7 +44,7 @@ class RaggedSource:
     def shape(self, request: InferRequest) -> tuple[int, ...]:
         """Return its shape in a request."""
         rows, *dims = request.inputs[self._position].shape  # type: ignore[union-attr]
-        return (rows, *(dims if self._reshape is None else self._reshape.inside(dims)))
+        return (rows, *(dims if self._reshape is None else self._reshape.to_model(dims)))
 
     def counts(self, batch: Batch) -> list[int]:
         """Count its elements in each request."""
@@ -72,14 +72,14 @@ KINDS = tuple(_VALUES)
 class BatchInput:
     """An input that describes its source's elements in each request: a Derived."""
 
-    def __init__(self, said: BatchTensor, spec: ModelSpec) -> None:
+    def __init__(self, batch_tensor: BatchTensor, spec: ModelSpec) -> None:
         signature, bound = spec.signature, spec.bound
         if signature is None or bound is None:
             raise ValueError("the spec must be completed first")
-        self.spec: TensorSpec = bound.input[said.name]
-        self._kind = said.kind
-        self._values = _VALUES[said.kind]
-        self._source = RaggedSource(signature, said.sources[0])
+        self.spec: TensorSpec = bound.input[batch_tensor.name]
+        self._kind = batch_tensor.kind
+        self._values = _VALUES[batch_tensor.kind]
+        self._source = RaggedSource(signature, batch_tensor.sources[0])
 
     def shape(self, batch: Batch, ran_rows: int) -> tuple[int, ...]:
         """Return its shape for a batch."""
@@ -100,7 +100,7 @@ class BatchInput:
         buffer[...] = np.asarray(self._values(self._source, batch)).reshape(buffer.shape)
 
 
-class Scatter:
+class ScatterForm:
     """An output that is divided by the shape that its source has in each request.
 
     Shapes: `dims` are the clients', rows in front; its free ones are those of the source at the same places.
@@ -111,7 +111,7 @@ class Scatter:
         self._dims = dims
         self._source = source
 
-    def cut(self, model: str, output: Any, batch: Batch) -> list[Any]:
+    def split(self, model: str, output: Any, batch: Batch) -> list[Any]:
         """Return each request's part. Ownership: views. Raises: InferError (INTERNAL)."""
         shapes = list(self._shapes(batch))
         size = sum(math.prod(shape) for shape in shapes)

@@ -1,7 +1,7 @@
 """Reshape: a tensor has one shape for clients and another for the model, with the same elements in the same order.
 
-bound.py and agreement.py use the rules, forms.py the shapes of a run. Nothing is copied: inputs are gathered into the
-buffer viewed in the clients' shape, and scattered outputs are views.
+bound.py and tensor_checks.py use the rules, forms.py the shapes of a run. Nothing is copied: inputs are gathered into
+the buffer viewed in the clients' shape, and scattered outputs are views.
 Source: ModelTensorReshape of model_config.proto; ValidateIOShape of Triton's core for rules and texts.
 """
 
@@ -20,22 +20,22 @@ Dims = tuple[int, ...]
 class Reshape:
     """The clients' dims and the model's, without rows: their free dims correspond in order."""
 
-    def __init__(self, outside: Dims, inside: Dims) -> None:
-        self._outside = outside
-        self._inside = inside
+    def __init__(self, client_dims: Dims, model_dims: Dims) -> None:
+        self._client_dims = client_dims
+        self._model_dims = model_dims
 
-    def inside(self, dims: Sequence[int]) -> Dims:
+    def to_model(self, dims: Sequence[int]) -> Dims:
         """Return the model's dims for a client's."""
-        return _carried(self._outside, dims, self._inside)
+        return _map_dims(self._client_dims, dims, self._model_dims)
 
-    def outside(self, dims: Sequence[int]) -> Dims:
+    def to_client(self, dims: Sequence[int]) -> Dims:
         """Return the clients' dims for the model's. Raises: ValueError if the number of dims differs."""
-        return _carried(self._inside, dims, self._outside)
+        return _map_dims(self._model_dims, dims, self._client_dims)
 
 
-def _carried(said: Dims, dims: Sequence[int], wanted: Dims) -> Dims:
-    free = iter([dim for each, dim in zip(said, dims, strict=True) if each < 0])
-    return tuple(next(free) if dim < 0 else dim for dim in wanted)
+def _map_dims(source_dims: Dims, dims: Sequence[int], target_dims: Dims) -> Dims:
+    free = iter([dim for each, dim in zip(source_dims, dims, strict=True) if each < 0])
+    return tuple(next(free) if dim < 0 else dim for dim in target_dims)
 
 
 def check_reshape(spec: TensorSpec, kind: str, model: str, *, batched: bool) -> None:
@@ -46,19 +46,19 @@ def check_reshape(spec: TensorSpec, kind: str, model: str, *, batched: bool) -> 
     dims, reshape = spec.shape, spec.reshape
     if reshape is None:
         return
-    wrong = ""
+    problem = ""
     if not reshape and not batched:
-        wrong = "cannot have empty reshape for non-batching model as scalar tensors are not supported"
+        problem = "cannot have empty reshape for non-batching model as scalar tensors are not supported"
     elif any(dim < 1 and dim != -1 for dim in reshape):
-        wrong = "reshape dimensions must be integer >= 1, or -1 to indicate a variable-size dimension"
+        problem = "reshape dimensions must be integer >= 1, or -1 to indicate a variable-size dimension"
     elif (-1 in dims) != (-1 in reshape):
-        wrong = "has different size for dims and reshape"
+        problem = "has different size for dims and reshape"
     elif dims.count(-1) != reshape.count(-1):
-        wrong = "has different number of variable-size dimensions for dims and reshape"
+        problem = "has different number of variable-size dimensions for dims and reshape"
     elif _sizes(dims) != _sizes(reshape):
-        wrong = "has different size for dims and reshape"
-    if wrong:
-        raise InferError(Code.INVALID, f"model {kind} '{spec.name}' {wrong} for {model}")
+        problem = "has different size for dims and reshape"
+    if problem:
+        raise InferError(Code.INVALID, f"model {kind} '{spec.name}' {problem} for {model}")
 
 
 def _sizes(dims: Dims) -> list[int]:

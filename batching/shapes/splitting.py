@@ -18,28 +18,26 @@ if TYPE_CHECKING:
     from penstock.batching.model import Model
 
 
-def add_parts(model: Model, whole: InferRequest, cancel: Callable[[InferRequest], None]) -> int:
+def add_parts(model: Model, original: InferRequest, cancel: Callable[[InferRequest], None]) -> int:
     """Queue a request that is too large for a batch, all of its parts or none.
 
     Returns: the number of parts. Raises: InferError.
     """
     with model.lock:
-        most_bytes = model.scheduler.room.bytes_for(whole)
-    if whole.nbytes > most_bytes:
-        text = (
-            f"request of {whole.nbytes} bytes for '{model.name}' exceeds the {most_bytes} bytes that its queue may hold"
-        )
-        raise InferError(Code.INVALID, text)
-    parts = split(whole, model.max_rows, cancel)
+        max_nbytes = model.scheduler.limits.adapt_max_nbytes(original)
+    if original.nbytes > max_nbytes:
+        text = f"request of {original.nbytes} bytes for '{model.name}' exceeds the {max_nbytes} bytes"
+        raise InferError(Code.INVALID, f"{text} that its queue may hold")
+    parts = split(original, model.max_rows, cancel)
     try:
         with model.lock:
             _add_all(model, parts)
     except InferError:
-        whole.parts = None
+        original.parts = None
         for part in parts:
             withdraw(part)
         raise
-    whole.promised_ns = max(part.promised_ns for part in parts)
+    original.promised_ns = max(part.promised_ns for part in parts)
     return len(parts)
 
 
@@ -53,68 +51,70 @@ def _add_all(model: Model, parts: Sequence[InferRequest]) -> None:
             raise
 
 
-def split(whole: InferRequest, most_rows: int, cancel: Callable[[InferRequest], None]) -> list[InferRequest]:
-    """Divide a request into parts of at most `most_rows` each, and store them in it.
+def split(original: InferRequest, max_rows: int, cancel: Callable[[InferRequest], None]) -> list[InferRequest]:
+    """Divide a request into parts of at most `max_rows` each, and store them in it.
 
     `cancel` withdraws a waiting part, as `Engine.cancel`. Ownership: the parts' inputs are views of the whole's.
     """
-    sink = _Joining(whole, cancel)
+    sink = _PartsSink(original, cancel)
     parts = []
-    for start in range(0, whole.rows, most_rows):
-        rows = min(most_rows, whole.rows - start)
-        inputs = [None if array is None else array[start : start + rows] for array in whole.inputs]
-        part = InferRequest(whole.model, inputs, rows, whole.key, whole.wanted, sink)
-        part.id, part.context = whole.id, whole.context
-        part.start_ns, part.queue_ns = whole.start_ns, whole.queue_ns
-        part.deadline_ns, part.target_ns, part.priority = whole.deadline_ns, whole.target_ns, whole.priority
-        part.nbytes = whole.nbytes * rows // whole.rows
+    for start in range(0, original.rows, max_rows):
+        rows = min(max_rows, original.rows - start)
+        inputs = [None if array is None else array[start : start + rows] for array in original.inputs]
+        part = InferRequest(original.model, inputs, rows, original.key, original.wanted, sink)
+        part.id, part.context = original.id, original.context
+        part.start_ns, part.queue_ns = original.start_ns, original.queue_ns
+        part.deadline_ns, part.target_ns, part.priority = original.deadline_ns, original.target_ns, original.priority
+        part.nbytes = original.nbytes * rows // original.rows
         parts.append(part)
-    whole.parts = parts
-    sink.missing = len(parts)
+    original.parts = parts
+    sink.pending_count = len(parts)
     return parts
 
 
-class _Joining:
+class _PartsSink:
     """The sink of one whole's parts: it delivers the whole when the last has run, or the first has failed.
 
     Invariant: the whole is delivered once, and not at all if it was cancelled: it has no parts then.
     """
 
-    def __init__(self, whole: InferRequest, cancel: Callable[[InferRequest], None]) -> None:
-        self._whole = whole
+    def __init__(self, original: InferRequest, cancel: Callable[[InferRequest], None]) -> None:
+        self._original = original
         self._cancel = cancel
-        self.missing = 0
+        self.pending_count = 0
 
     def deliver(self, parts: Sequence[InferRequest]) -> None:
         """Take finished parts."""
-        whole = self._whole
-        every = whole.parts
-        if every is None:
+        original = self._original
+        all_parts = original.parts
+        if all_parts is None:
             return
-        self.missing -= len(parts)
-        whole.error = next((part.error for part in parts if part.error is not None), None)
-        if self.missing and whole.error is None:
+        self.pending_count -= len(parts)
+        original.error = next((part.error for part in parts if part.error is not None), None)
+        if self.pending_count and original.error is None:
             return
-        whole.parts = None
-        if whole.error is None:
-            _join(whole, every)
-        hand_out([whole])
-        if whole.error is not None:
+        original.parts = None
+        if original.error is None:
+            _join_outputs(original, all_parts)
+        hand_out([original])
+        if original.error is not None:
             # afterwards: cancelling may hand out requests that were kept behind these parts
-            for part in every:
+            for part in all_parts:
                 self._cancel(part)
 
 
-def _join(whole: InferRequest, parts: Sequence[InferRequest]) -> None:
+def _join_outputs(original: InferRequest, parts: Sequence[InferRequest]) -> None:
     """Concatenate the parts' outputs, in order: one copy of each."""
     try:
-        whole.outputs = [_joined(pieces) for pieces in zip(*[part.outputs or [] for part in parts], strict=True)]
+        original.outputs = [
+            _concatenate(pieces) for pieces in zip(*[part.outputs or [] for part in parts], strict=True)
+        ]
     except ValueError as error:
-        text = f"the outputs of '{whole.model.name}' for the parts of {whole.rows} rows cannot be joined: {error}"
-        whole.error = InferError(Code.INTERNAL, text)
+        text = f"the outputs of '{original.model.name}' for the parts of {original.rows} rows cannot be joined: {error}"
+        original.error = InferError(Code.INTERNAL, text)
 
 
-def _joined(pieces: Sequence[Any]) -> Any:
+def _concatenate(pieces: Sequence[Any]) -> Any:
     if isinstance(pieces[0], np.ndarray):
         return np.concatenate(pieces)
     return [row for piece in pieces for row in piece]

@@ -30,7 +30,7 @@ from penstock.perf.simulator.arrivals import ONE_ROW
 from penstock.perf.simulator.runtimes import RunTimes
 from penstock.perf.simulator.simulation import simulate
 from penstock.server.hooks.runner import Hooks
-from penstock.server.v2.rpc.encode import RpcEncoder, before
+from penstock.server.v2.rpc.encode import RpcEncoder, encode_id_and_mark
 from penstock.server.v2.rpc.inference import RpcInference
 
 from .world import CONCURRENCY, QUIET, World
@@ -128,7 +128,7 @@ def rpc(world: World) -> float:
         sent, output = micro_rpc.message(model.signature.inputs[0].name), [np.zeros((1, 3), np.float32)]
         inference.decode(sent, sink=None)  # type: ignore[arg-type]
         decoded = micro.fastest_us(lambda: inference.find(sent, sink=None))  # type: ignore[arg-type]
-        return decoded + micro.fastest_us(lambda: encoder.plain((0,), output, before("")))
+        return decoded + micro.fastest_us(lambda: encoder.encode_plain((0,), output, encode_id_and_mark("")))
 
     return _with_model(world, measure, BatchPolicy(executor="loop"))
 
@@ -206,10 +206,10 @@ def _cpu_s(words: Sequence[str]) -> float:
     """Return the CPU seconds of a run of Python, the least of three."""
 
     def once() -> float:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        encode_id_and_mark = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, *words], check=True, stdout=subprocess.DEVNULL)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        return after.ru_utime + after.ru_stime - encode_id_and_mark.ru_utime - encode_id_and_mark.ru_stime
 
     return min(once() for _ in range(3))
 

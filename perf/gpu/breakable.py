@@ -20,7 +20,7 @@ from typing import Any
 
 from penstock.backends.cuda_calls import DRIVER, CudaError
 from penstock.server import cli
-from penstock.server.supervisor import child, children
+from penstock.server.supervisor import child, child_process
 
 PROGRAM = "penstock.perf.gpu.breakable"
 SIGNAL = signal.SIGUSR1
@@ -70,7 +70,7 @@ def main(words: Sequence[str]) -> int:
     """Run as `penstock`, or as one of the processes that its supervisor starts."""
     signal.signal(SIGNAL, _taken)
     if words[:1] == ["serve"]:
-        children.CHILD = PROGRAM
+        child_process.CHILD_MODULE = PROGRAM
         return cli.main(words)
     status = child.main(list(words))
     sys.stderr.flush()

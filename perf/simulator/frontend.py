@@ -147,10 +147,10 @@ class _Server:
 
     def _dispatch(self, now_ns: int) -> None:
         self._world.expire(now_ns)
-        if self._idle and self._world.scheduler.live:
+        if self._idle and self._world.scheduler.request_count:
             self._idle -= 1
             self._at(now_ns + self._costs.wake_ns, partial(self._want_gil, self._take))
-        elif self._world.scheduler.live:
+        elif self._world.scheduler.request_count:
             self._set_alarm(now_ns)
 
     def _set_alarm(self, now_ns: int) -> None:
@@ -177,10 +177,10 @@ class _Server:
         batch = world.take(now_ns)
         if batch is None:
             self._idle += 1
-            if world.scheduler.live:
+            if world.scheduler.request_count:
                 self._set_alarm(now_ns)
             return
-        if self._idle and world.scheduler.live:
+        if self._idle and world.scheduler.request_count:
             self._dispatch(now_ns)
         ended = partial(self._want_gil, partial(self._finish, batch))
         self._at(now_ns + world.run_ns(batch, now_ns), ended)

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from penstock.backends.errors import Code, InferError
-from penstock.batching.loading.warmup import RUNS
+from penstock.batching.loading.warmup import RUNS_PER_SIZE
 from penstock.batching.request import InferRequest, Sink
 from penstock.batching.running.batch import Batch
 from penstock.batching.scheduling.costs import CostModel
@@ -132,7 +132,7 @@ class World:
         """Teach run times as the sweep does before a model is ready. With several shapes, the sweep would know none."""
         key, most = self.arrivals.kinds[0].key, policy.max_batch_rows or 1
         for rows in self._allowed or [*(1 << power for power in range((most - 1).bit_length())), most]:
-            for _ in range(RUNS - 1):
+            for _ in range(RUNS_PER_SIZE - 1):
                 self.scheduler.learn(key, rows, self._draw_ns(key, rows, 0), START_NS)
 
     def padded(self, rows: int) -> int:
@@ -142,7 +142,7 @@ class World:
     def submit(self, number: int, now_ns: int) -> None:
         """Submit one of the arrivals."""
         kind, scheduler = self._kinds[number], self.scheduler
-        if scheduler.target_ns and scheduler.late(now_ns, now_ns):
+        if scheduler.target_ns and scheduler.late_error(now_ns, now_ns):
             self._end(number, REFUSED, now_ns)
             return
         request = InferRequest(_NOBODY, [], kind.rows, kind.key, (), _NO_SINK)
@@ -179,7 +179,7 @@ class World:
         """Report to the Scheduler that a Batch has ended."""
         ns = now_ns - batch.exec_start_ns
         self._batches.append((batch.rows, ns))
-        self.scheduler.finished(batch, now_ns)
+        self.scheduler.record_ended(batch, now_ns)
         self.scheduler.learn(batch.key, batch.rows, ns, now_ns)
 
     def answer(self, request: InferRequest, now_ns: int) -> None:
@@ -189,7 +189,7 @@ class World:
     def delivered(self, batch: Batch, now_ns: int) -> None:
         """Report to the Scheduler that all of a Batch is answered."""
         if batch.requests[0].target_ns:
-            self.scheduler.delivered(batch.requests[0], now_ns)
+            self.scheduler.record_delivered(batch.requests[0], now_ns)
 
     def _end(self, number: int, ending: int, now_ns: int) -> None:
         if self.ended[number]:
@@ -233,11 +233,11 @@ def simulate(arrivals: Arrivals, policy: BatchPolicy, truth: RunTimes, *, instan
     running: list[tuple[int, int, Batch]] = []
     count, coming, begun, idle = len(at_ns), 0, 0, instances
     before_ns, alarm_ns, waited = START_NS, NEVER, 0
-    while coming < count or running or scheduler.live:
+    while coming < count or running or scheduler.request_count:
         now_ns = min(at_ns[coming] if coming < count else NEVER, running[0][0] if running else NEVER, alarm_ns)
         if now_ns == NEVER:
             break
-        waited += scheduler.live * (now_ns - before_ns)
+        waited += scheduler.request_count * (now_ns - before_ns)
         before_ns = now_ns
         world.expire(now_ns)
         while running and running[0][0] <= now_ns:
@@ -250,12 +250,12 @@ def simulate(arrivals: Arrivals, policy: BatchPolicy, truth: RunTimes, *, instan
         while coming < count and at_ns[coming] <= now_ns:
             world.submit(coming, now_ns)
             coming += 1
-        while idle and scheduler.live:
+        while idle and scheduler.request_count:
             taken = world.take(now_ns)
             if taken is None:
                 break
             begun += 1
             heapq.heappush(running, (now_ns + world.run_ns(taken, now_ns), begun, taken))
             idle -= 1
-        alarm_ns = world.alarm_ns(now_ns, idle=idle > 0) if scheduler.live else NEVER
+        alarm_ns = world.alarm_ns(now_ns, idle=idle > 0) if scheduler.request_count else NEVER
     return world.result(waited / max(before_ns - START_NS, 1))

@@ -25,15 +25,15 @@ from penstock.server.settings import Settings
 
 from .folder import AbejaFolder
 
-GIVEN = 2
+ARGUMENT_COUNT = 2
 """The number of a handler's arguments: a request and a context."""
 
 
 def check_handler(settings: Settings) -> CheckReport:
     """Check the folder of a command line; blocks."""
     folder = AbejaFolder(settings)
-    if wrong := folder.invalid_path():
-        return CheckReport(findings=[wrong])
+    if problem := folder.invalid_path():
+        return CheckReport(findings=[problem])
     spec = folder.spec()
     findings = [*_settings_mistakes(spec, settings), *_requirements_mistakes(spec), *_handler_mistakes(spec)]
     if any(finding.is_mistake for finding in findings):
@@ -70,12 +70,12 @@ def _handler_mistakes(spec: ModelSpec) -> Iterator[Finding]:
         return
     module, _, name = handler.partition(":")
     # its requirements are not installed yet
-    own = not spec.worker.interpreter and spec.worker.requirements is None
+    is_own_python = not spec.worker.interpreter and spec.worker.requirements is None
     try:
-        path = find_module_file(module, [str(spec.path), *(sys.path if own else ())])
+        path = find_module_file(module, [str(spec.path), *(sys.path if is_own_python else ())])
     except ModuleNotFoundError as error:
         text = f"handler '{handler}': there is no module '{error.name}'"
-        yield Finding(spec.path, text, is_mistake=own or "." not in module)
+        yield Finding(spec.path, text, is_mistake=is_own_python or "." not in module)
         return
     if path is None or path.suffix != ".py":
         return
@@ -84,18 +84,18 @@ def _handler_mistakes(spec: ModelSpec) -> Iterator[Finding]:
     except (OSError, SyntaxError, ValueError) as error:
         yield unreadable(path, error)
     else:
-        yield from _mistakes_in(tree, name, path)
+        yield from _definition_mistakes(tree, name, path)
 
 
-def _mistakes_in(tree: ast.Module, name: str, path: Path) -> Iterator[Finding]:
+def _definition_mistakes(tree: ast.Module, name: str, path: Path) -> Iterator[Finding]:
     names = defined_names(tree)
     if name not in names and not names & {"*", "__getattr__"}:
         yield Finding(path, f"has no '{name}'")
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-    found = [node for node in tree.body if isinstance(node, functions) and node.name == name]
-    if found and not found[-1].decorator_list:
-        function = found[-1]
-        if not _takes(function.args):
+    definitions = [node for node in tree.body if isinstance(node, functions) and node.name == name]
+    if definitions and not definitions[-1].decorator_list:
+        function = definitions[-1]
+        if not _accepts_arguments(function.args):
             text = f"{name} is called with a request and a context, and cannot be: every call would be answered 500"
             yield Finding(path, text, function.lineno)
         if _yields(function):
@@ -103,20 +103,24 @@ def _mistakes_in(tree: ast.Module, name: str, path: Path) -> Iterator[Finding]:
             yield Finding(path, text, function.lineno)
 
 
-def _takes(arguments: ast.arguments) -> bool:
+def _accepts_arguments(arguments: ast.arguments) -> bool:
     """Return whether a function with these arguments takes a request and a context."""
-    plain = len(arguments.posonlyargs) + len(arguments.args)
-    needed = plain - len(arguments.defaults)
-    return needed <= GIVEN and (plain >= GIVEN or arguments.vararg is not None) and None not in arguments.kw_defaults
+    positional_count = len(arguments.posonlyargs) + len(arguments.args)
+    required_count = positional_count - len(arguments.defaults)
+    return (
+        required_count <= ARGUMENT_COUNT
+        and (positional_count >= ARGUMENT_COUNT or arguments.vararg is not None)
+        and None not in arguments.kw_defaults
+    )
 
 
 def _yields(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """Return whether a function itself, not one nested in it, has a `yield`."""
-    left: list[ast.AST] = list(function.body)
-    while left:
-        node = left.pop()
+    pending: list[ast.AST] = list(function.body)
+    while pending:
+        node = pending.pop()
         if isinstance(node, ast.Yield | ast.YieldFrom):
             return True
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
-            left += ast.iter_child_nodes(node)
+            pending += ast.iter_child_nodes(node)
     return False

@@ -59,8 +59,8 @@ class Abeja(Dialect):
 
         settings = self.settings
         service = HealthService(self._parts.ready, self._parts.inference, partial(is_served, app))  # type: ignore[arg-type]
-        place = settings.http_address, settings.abeja_health_port
-        return [make_listener(settings, "health", place, app, make_shared(settings, service, self))]
+        address = settings.http_address, settings.abeja_health_port
+        return [make_listener(settings, "health", address, app, make_shared(settings, service, self))]
 
 
 DIALECT = Abeja

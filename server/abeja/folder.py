@@ -20,9 +20,9 @@ ABEJA = "abeja"
 """The name of the backend."""
 NAME = "handler"
 """The model's name."""
-DEFAULT = "main:handler"
-MARKER = ".abeja"
-LEVELS = 3
+DEFAULT_HANDLER = "main:handler"
+MARKER_FOLDER = ".abeja"
+MAX_DEPTH = 3
 
 
 class AbejaFolder:
@@ -34,8 +34,8 @@ class AbejaFolder:
     def __init__(self, settings: Settings, environ: Mapping[str, str] = os.environ) -> None:
         self.settings = settings
         self._environ = environ
-        given = settings.model_repository[0] if settings.model_repository else environ.get("ABEJA_USER_MODEL_ROOT", "")
-        self.path = Path(given or ".").absolute()
+        path = settings.model_repository[0] if settings.model_repository else environ.get("ABEJA_USER_MODEL_ROOT", "")
+        self.path = Path(path or ".").absolute()
 
     def repository(self, defaults: Defaults) -> AbejaRepository:
         """Return the Repository of the handler."""
@@ -56,25 +56,25 @@ class AbejaFolder:
     @property
     def handler(self) -> str:
         """The handler, as `module:name`."""
-        return self.settings.abeja_handler or self._environ.get("HANDLER", DEFAULT)
+        return self.settings.abeja_handler or self._environ.get("HANDLER", DEFAULT_HANDLER)
 
     def spec(self) -> ModelSpec:
         """Make the handler's ModelSpec; blocks."""
-        settings, place = self.settings, working_folder(self.path)
+        settings, folder = self.settings, working_folder(self.path)
         options = {"handler": self.handler, "strict": str(settings.abeja_strict).lower()}
         worker = WorkerSpec(
-            settings.abeja_interpreter, requirements_of(place) if settings.abeja_install else None,
+            settings.abeja_interpreter, requirements_of(folder) if settings.abeja_install else None,
             environment=self._variables(), timeout_s=settings.abeja_timeout_secs,
         )  # fmt: skip
         group = InstanceGroup(count=settings.abeja_workers)
-        return ModelSpec(NAME, 1, place, ABEJA, options=options, worker=worker, instances=(group,))
+        return ModelSpec(NAME, 1, folder, ABEJA, options=options, worker=worker, instances=(group,))
 
     def _variables(self) -> dict[str, str]:
         """Return the variables that are set for the handler."""
-        result = self._environ.get("ABEJA_TRAINING_RESULT_DIR", "") or "abejainc_training_result"
-        if not os.path.isabs(result):  # noqa: PTH117 - text to text: a path that does not exist yet has no links
-            result = os.path.normpath(self.path / result)
-        return {"HANDLER": self.handler, "ABEJA_TRAINING_RESULT_DIR": result}
+        result_folder = self._environ.get("ABEJA_TRAINING_RESULT_DIR", "") or "abejainc_training_result"
+        if not os.path.isabs(result_folder):  # noqa: PTH117 - text to text: a path that does not exist yet has no links
+            result_folder = os.path.normpath(self.path / result_folder)
+        return {"HANDLER": self.handler, "ABEJA_TRAINING_RESULT_DIR": result_folder}
 
 
 def working_folder(root: Path) -> Path:
@@ -83,9 +83,9 @@ def working_folder(root: Path) -> Path:
     Returns: the root, if there is none. Source: abejaruntime 1.1.1, which takes the first one that the system lists.
     """
     level = [root]
-    for _ in range(LEVELS + 1):
+    for _ in range(MAX_DEPTH + 1):
         for folder in level:
-            if (folder / MARKER).is_dir():
+            if (folder / MARKER_FOLDER).is_dir():
                 return folder
         level = [each for folder in level for each in _folders_in(folder)]
     return root

@@ -31,13 +31,13 @@ def answer_health(connection: FastLane, ready: bool) -> None:
 class Probe:
     """The claim of /health_check, or of an unknown path."""
 
-    __slots__ = ("asks",)
+    __slots__ = ("is_health_check",)
 
-    def __init__(self, *, asks: bool) -> None:
-        self.asks = asks
+    def __init__(self, *, is_health_check: bool) -> None:
+        self.is_health_check = is_health_check
 
 
-_HEALTH, _NOWHERE = Probe(asks=True), Probe(asks=False)
+_HEALTH, _UNKNOWN_PATH = Probe(is_health_check=True), Probe(is_health_check=False)
 
 
 class HealthService:
@@ -57,11 +57,11 @@ class HealthService:
         if head.path == HEALTH:
             return _HEALTH
         claim = self._others.claim(head)
-        return claim if claim is not None or self._is_own(head.path.decode("latin-1")) else _NOWHERE
+        return claim if claim is not None or self._is_own(head.path.decode("latin-1")) else _UNKNOWN_PATH
 
-    def check_admission(self, head: Head) -> Any:
+    def early_rejection(self, head: Head) -> Any:
         """Turn away what `others` would."""
-        return None if isinstance(head.route, Probe) else self._others.check_admission(head)
+        return None if isinstance(head.route, Probe) else self._others.early_rejection(head)
 
     def answer_error(self, connection: FastLane, error: Any) -> None:
         """Answer a request that was turned away."""
@@ -72,7 +72,7 @@ class HealthService:
         probe = head.route
         if not isinstance(probe, Probe):
             self._others.begin(connection, head, body)
-        elif probe.asks:
+        elif probe.is_health_check:
             answer_health(connection, self._ready())
         else:
             connection.answer(404, b"404 page not found\n", b"text/plain; charset=utf-8")

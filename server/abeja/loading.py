@@ -32,14 +32,14 @@ class Handlers:
         settings = {
             "handler": spec.options["handler"],
             "strict": spec.options["strict"] == "true",
-            "beside": _beside(spec.worker),
+            "fallback_folders": _server_packages(spec.worker),
         }
         numbers = range(1, spec.instances[0].count + 1)
         orders = [order_of(spec, SERVICE, settings, label, interpreter, str(number)) for number in numbers]
         return await open_carried(spec, orders, Crew(spec.worker.timeout_s), ABEJA)
 
 
-def _beside(worker: WorkerSpec) -> list[str]:
+def _server_packages(worker: WorkerSpec) -> list[str]:
     """Return the folders for packages that a handler's requirements do not name, which the original's images had.
 
     The requirements are installed apart from the server's packages; these folders make the latter available, too.

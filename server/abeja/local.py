@@ -16,13 +16,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from .localserver import FailedError, LocalServer, say
+from .localserver import LocalServer, LocalServerError, print_line
 
 FAILED_STATUS, USAGE_STATUS = 1, 2
 _DEVICES = ("x86_cpu", "x86_gpu", "jetson_tx2", "raspberry3")
-_PICTURES = ("image/jpeg", "image/png", "image/gif")
+_IMAGE_TYPES = ("image/jpeg", "image/png", "image/gif")
 _VARIABLE = "^[a-zA-Z_][a-zA-Z0-9_]*$"
-_MOST_PORT = 65535
+_MAX_PORT = 65535
 _REQUIRED = {
     "handler": '"-h" / "--handler"',
     "image": '"-i" / "--image"',
@@ -30,7 +30,7 @@ _REQUIRED = {
 }
 
 
-class _ToldError(Exception):
+class _CommandError(Exception):
     """Why the command fails, as printed."""
 
 
@@ -45,20 +45,20 @@ class _Parser(argparse.ArgumentParser):
 
 def run_local(argv: Sequence[str]) -> int:
     """Run the words after `abeja model`. Returns: the exit status. Raises: SystemExit (2) for wrong usage."""
-    word = argv[0] if argv else ""
-    if word not in ("run-local", "run-local-server"):
-        sys.stderr.write(f'Error: no such command: {word!r}: there are "run-local" and "run-local-server"\n')
+    command = argv[0] if argv else ""
+    if command not in ("run-local", "run-local-server"):
+        sys.stderr.write(f'Error: no such command: {command!r}: there are "run-local" and "run-local-server"\n')
         return USAGE_STATUS
-    given = _read(word, argv[1:])
+    arguments = _parse_arguments(command, argv[1:])
     try:
-        if word == "run-local":
-            _call(given)
+        if command == "run-local":
+            _run_once(arguments)
         else:
-            _serve(given)
-    except _ToldError as error:
+            _serve(arguments)
+    except _CommandError as error:
         print(f"[error] {error}", file=sys.stderr)
         return FAILED_STATUS
-    except FailedError as error:
+    except LocalServerError as error:
         print(f"[error] {error}\n\n ------ Local Server Error ------ ", file=sys.stderr)
         print(*error.log, sep="\n", file=sys.stderr)
         return FAILED_STATUS
@@ -68,8 +68,8 @@ def run_local(argv: Sequence[str]) -> int:
     return 0
 
 
-def _read(word: str, words: Sequence[str]) -> argparse.Namespace:
-    parser = _Parser(prog=f"penstock abeja model {word}", add_help=False, allow_abbrev=False)
+def _parse_arguments(command: str, words: Sequence[str]) -> argparse.Namespace:
+    parser = _Parser(prog=f"penstock abeja model {command}", add_help=False, allow_abbrev=False)
     parser.add_argument("--help", action="help", help="show this help")
     parser.add_argument("-h", "--handler", help="module:function")
     parser.add_argument("-i", "--image", help="NAME:TAG of the original image; the handler runs in this Python")
@@ -80,64 +80,70 @@ def _read(word: str, words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("-o", "--organization_id", "--organization-id", help="value of ABEJA_ORGANIZATION_ID")
     parser.add_argument("--no_cache", "--no-cache", action="store_true", help="has no effect")
     parser.add_argument("--v1", action="store_true", help="has no effect")
-    if word == "run-local":
+    if command == "run-local":
         parser.add_argument("--input", help="JSON or image file to post")
         parser.add_argument("-q", "--quiet", action="store_true", help="print only the response")
     else:
         parser.add_argument("-p", "--port", help="port of the server (default: any free port)")
-    given, others = parser.parse_known_args(words)
-    for other in others:
+    arguments, unknown = parser.parse_known_args(words)
+    for argument in unknown:
         parser.error(
-            f"no such option: {other.partition('=')[0]}"
-            if other.startswith("-")
-            else f"Got unexpected extra argument ({other})"
+            f"no such option: {argument.partition('=')[0]}"
+            if argument.startswith("-")
+            else f"Got unexpected extra argument ({argument})"
         )
     for name, options in _REQUIRED.items():
-        if getattr(given, name, "") is None:
+        if getattr(arguments, name, "") is None:
             parser.error(f"Missing option {options}.")
-    if given.device_type not in _DEVICES:
+    if arguments.device_type not in _DEVICES:
         options = '"-d" / "--device_type" / "--device-type"'
         parser.error(
-            f"Invalid value for {options}: invalid choice: {given.device_type}. (choose from {', '.join(_DEVICES)})"
+            f"Invalid value for {options}: invalid choice: {arguments.device_type}. (choose from {', '.join(_DEVICES)})"
         )
-    for said in given.environment:
-        if not re.match(_VARIABLE, said.partition(":")[0]):
+    for variable in arguments.environment:
+        if not re.match(_VARIABLE, variable.partition(":")[0]):
             parser.error(
-                f'Invalid value for "-e" / "--environment": {said} is not a valid environment variable, '
+                f'Invalid value for "-e" / "--environment": {variable} is not a valid environment variable, '
                 f"environment variable name should be {_VARIABLE}"
             )
-    if getattr(given, "port", None) is not None and not (given.port.isdecimal() and 0 < int(given.port) <= _MOST_PORT):
-        parser.error(f'Invalid value for "-p" / "--port": {given.port} must be number in 1 - {_MOST_PORT}')
-    return given
+    if getattr(arguments, "port", None) is not None and not (
+        arguments.port.isdecimal() and 0 < int(arguments.port) <= _MAX_PORT
+    ):
+        parser.error(f'Invalid value for "-p" / "--port": {arguments.port} must be number in 1 - {_MAX_PORT}')
+    return arguments
 
 
-def _server(given: argparse.Namespace, *, quiet: bool) -> LocalServer:
-    """Make the server, and report progress. Raises: _ToldError."""
-    image = given.image.replace("abeja-inc/", "abeja/", 1) if given.image.startswith("abeja-inc/") else given.image
-    _tell(quiet, f"preparing image : {image}")
+def _make_server(arguments: argparse.Namespace, *, quiet: bool) -> LocalServer:
+    """Make the server, and report progress. Raises: _CommandError."""
+    image = (
+        arguments.image.replace("abeja-inc/", "abeja/", 1)
+        if arguments.image.startswith("abeja-inc/")
+        else arguments.image
+    )
+    _report(quiet, f"preparing image : {image}")
     if image.count(":") != 1:
-        raise _ToldError(f"invalid image and tag format : {image}")
-    given.image = image
-    _tell(quiet, "building image")
-    _tell(quiet, "setting up local server")
-    said = dict(each.partition(":")[::2] for each in given.environment)
-    environment = {"ABEJA_TRAINING_RESULT_DIR": ".", **said, "HANDLER": given.handler, "SERVICE_TYPE": "HTTP"}
+        raise _CommandError(f"invalid image and tag format : {image}")
+    arguments.image = image
+    _report(quiet, "building image")
+    _report(quiet, "setting up local server")
+    variables = dict(each.partition(":")[::2] for each in arguments.environment)
+    environment = {"ABEJA_TRAINING_RESULT_DIR": ".", **variables, "HANDLER": arguments.handler, "SERVICE_TYPE": "HTTP"}
     environment["PYTHONUNBUFFERED"] = "x"
-    if given.organization_id is not None:
-        environment["ABEJA_ORGANIZATION_ID"] = given.organization_id
-    return LocalServer(given.handler, getattr(given, "port", None) or "0", {**os.environ, **environment})
+    if arguments.organization_id is not None:
+        environment["ABEJA_ORGANIZATION_ID"] = arguments.organization_id
+    return LocalServer(arguments.handler, getattr(arguments, "port", None) or "0", {**os.environ, **environment})
 
 
-def _call(given: argparse.Namespace) -> None:
-    quiet: bool = given.quiet
-    server = _server(given, quiet=quiet)
-    content_type, body = _input(given.input)
-    with server.running(tells=not quiet):
-        _tell(quiet, "waiting server running")
-        server.await_ready()
-        _tell(quiet, "sending request to model")
+def _run_once(arguments: argparse.Namespace) -> None:
+    quiet: bool = arguments.quiet
+    server = _make_server(arguments, quiet=quiet)
+    content_type, body = _read_input(arguments.input)
+    with server.running(echo=not quiet):
+        _report(quiet, "waiting server running")
+        server.wait_ready()
+        _report(quiet, "sending request to model")
         answer = server.post(content_type, body)
-    _tell(quiet, "finish requesting to model")
+    _report(quiet, "finish requesting to model")
     with contextlib.suppress(ValueError):  # it is not JSON
         answer = json.dumps(json.loads(answer), indent=4).encode()
     sys.stdout.flush()
@@ -145,19 +151,19 @@ def _call(given: argparse.Namespace) -> None:
     sys.stdout.buffer.flush()
 
 
-def _input(name: str) -> tuple[str, bytes]:
-    """Return the content type of the file, and what is posted of it. Raises: _ToldError."""
+def _read_input(name: str) -> tuple[str, bytes]:
+    """Return the content type of the file, and what is posted of it. Raises: _CommandError."""
     path, (kind, _) = Path(name), mimetypes.guess_type(name)
     if not path.exists():
-        raise _ToldError(f"specifield file doesn't exist {name}: ")
+        raise _CommandError(f"specifield file doesn't exist {name}: ")
     if kind == "application/json":
         try:
             return kind, json.dumps(json.loads(path.read_text("utf-8"))).encode()
         except ValueError as error:
-            raise _ToldError(f"{name} is no JSON: {error}") from None
-    if kind in _PICTURES:
+            raise _CommandError(f"{name} is no JSON: {error}") from None
+    if kind in _IMAGE_TYPES:
         return str(kind), path.read_bytes()
-    raise _ToldError(f"not supported {name}: ")
+    raise _CommandError(f"not supported {name}: ")
 
 
 _STARTED = """\
@@ -175,16 +181,20 @@ _STARTED = """\
 """
 
 
-def _serve(given: argparse.Namespace) -> None:
-    server = _server(given, quiet=False)
-    with server.running(tells=True):
-        _tell(False, "waiting server running")
-        server.await_ready()
+def _serve(arguments: argparse.Namespace) -> None:
+    server = _make_server(arguments, quiet=False)
+    with server.running(echo=True):
+        _report(False, "waiting server running")
+        server.wait_ready()
         # in one write, since another thread prints the server's log meanwhile
-        print(_STARTED.format(endpoint=server.endpoint, handler=given.handler, image=given.image), end="", flush=True)
-        server.await_end()
+        print(
+            _STARTED.format(endpoint=server.endpoint, handler=arguments.handler, image=arguments.image),
+            end="",
+            flush=True,
+        )
+        server.wait_end()
 
 
-def _tell(quiet: bool, text: str) -> None:
+def _report(quiet: bool, text: str) -> None:
     if not quiet:
-        say(f"[info] {text}")
+        print_line(f"[info] {text}")

@@ -13,16 +13,16 @@ from urllib.parse import unquote_to_bytes
 FORM = "multipart/form-data"
 _WORD = r"[!#$%&'*+.0-9A-Z^_`a-z{|}~-]+"
 _BLANK = r"[\t-\r ]*"
-_BLANKS = "\t\n\v\f\r "
+_BLANK_CHARACTERS = "\t\n\v\f\r "
 _SPECIAL = r"[()<>@,;:\\\"/\[\]?=]"
-_KIND = re.compile(f"{_WORD}(?:/{_WORD})?")
+_MEDIA_TYPE = re.compile(f"{_WORD}(?:/{_WORD})?")
 _PARAMETER = re.compile(
     f"{_BLANK};{_BLANK}({_WORD}){_BLANK}={_BLANK}"
     rf'(?:({_WORD})|"((?:\\{_SPECIAL}|[^"\\\r\n]|\\(?!{_SPECIAL}))*)")'
 )
 _ESCAPED = re.compile(rf"\\({_SPECIAL})")
 _NAME = re.compile(_WORD)
-_LONE = re.compile("[\udc80-\udcff]")
+_INVALID_BYTES = re.compile("[\udc80-\udcff]")
 _BAD_PERCENT = re.compile("%(?![0-9A-Fa-f]{2})")
 _CHARSETS = ("us-ascii", "utf-8")
 
@@ -32,24 +32,24 @@ def parse_media(value: str) -> tuple[str, dict[str, str]] | None:
 
     Texts have one character for each byte. A repeated parameter is invalid; a trailing semicolon is valid.
     """
-    kind = value.partition(";")[0]
-    at, named = len(kind), kind.strip(_BLANKS).lower()
-    if not _KIND.fullmatch(named):
+    type_text = value.partition(";")[0]
+    position, media_type = len(type_text), type_text.strip(_BLANK_CHARACTERS).lower()
+    if not _MEDIA_TYPE.fullmatch(media_type):
         return None
-    said: dict[str, str] = {}
-    end = len(value.rstrip(_BLANKS))
-    while at < end:
-        found = _PARAMETER.match(value, at)
-        if found is None:
-            if value[at:end].lstrip(_BLANKS) == ";":
+    fields: dict[str, str] = {}
+    end = len(value.rstrip(_BLANK_CHARACTERS))
+    while position < end:
+        match = _PARAMETER.match(value, position)
+        if match is None:
+            if value[position:end].lstrip(_BLANK_CHARACTERS) == ";":
                 break
             return None
-        name, word, quoted = found[1].lower(), found[2], found[3]
-        if name in said:
+        name, token, quoted = match[1].lower(), match[2], match[3]
+        if name in fields:
             return None
-        said[name] = word if word is not None else _ESCAPED.sub(r"\1", quoted)
-        at = found.end()
-    return named, _joined(said) if any("*" in name for name in said) else said
+        fields[name] = token if token is not None else _ESCAPED.sub(r"\1", quoted)
+        position = match.end()
+    return media_type, _join_parameters(fields) if any("*" in name for name in fields) else fields
 
 
 def is_name(name: str) -> bool:
@@ -59,41 +59,41 @@ def is_name(name: str) -> bool:
 
 def text_of(value: bytes) -> str:
     """Decode a text of a head as UTF-8; each invalid byte becomes U+FFFD."""
-    return _LONE.sub("\ufffd", value.decode("utf-8", "surrogateescape"))
+    return _INVALID_BYTES.sub("\ufffd", value.decode("utf-8", "surrogateescape"))
 
 
-def _joined(said: Mapping[str, str]) -> dict[str, str]:
+def _join_parameters(fields: Mapping[str, str]) -> dict[str, str]:
     """Join parameters that have several parts, and decode those with a charset. Source: RFC 2231, 3 and 4."""
-    parameters = {name: value for name, value in said.items() if "*" not in name}
-    for name in dict.fromkeys(name.partition("*")[0] for name in said if "*" in name):
-        whole = said.get(f"{name}*")
-        if whole is not None:
-            decoded = _decoded(whole)
+    parameters = {name: value for name, value in fields.items() if "*" not in name}
+    for name in dict.fromkeys(name.partition("*")[0] for name in fields if "*" in name):
+        extended = fields.get(f"{name}*")
+        if extended is not None:
+            decoded = _decode_extended(extended)
             if decoded is not None:
                 parameters[name] = decoded
-        elif pieces := list(_pieces(said, name)):
-            parameters[name] = "".join(pieces)
+        elif segments := list(_segments(fields, name)):
+            parameters[name] = "".join(segments)
     return parameters
 
 
-def _pieces(said: Mapping[str, str], name: str) -> Iterator[str]:
+def _segments(fields: Mapping[str, str], name: str) -> Iterator[str]:
     number = 0
     while True:
-        piece, encoded = said.get(f"{name}*{number}"), said.get(f"{name}*{number}*")
-        if piece is not None:
-            yield piece
+        segment, encoded = fields.get(f"{name}*{number}"), fields.get(f"{name}*{number}*")
+        if segment is not None:
+            yield segment
         elif encoded is None:
             return
         else:
-            yield (_decoded(encoded) if number == 0 else _unescaped(encoded)) or ""
+            yield (_decode_extended(encoded) if number == 0 else _unescape(encoded)) or ""
         number += 1
 
 
-def _decoded(value: str) -> str | None:
+def _decode_extended(value: str) -> str | None:
     charset, _, rest = value.partition("'")
     _, quote, escaped = rest.partition("'")
-    return _unescaped(escaped) if quote and charset.lower() in _CHARSETS else None
+    return _unescape(escaped) if quote and charset.lower() in _CHARSETS else None
 
 
-def _unescaped(value: str) -> str | None:
+def _unescape(value: str) -> str | None:
     return None if _BAD_PERCENT.search(value) else unquote_to_bytes(value.encode("latin-1")).decode("latin-1")

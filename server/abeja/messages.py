@@ -13,7 +13,7 @@ from typing import Any
 JSON = b"application/json"
 UNEXPECTED = "unexpected error occurred"
 """The text for a handler that raises, or whose result cannot be sent."""
-LOST = "Internal Server Error: unexpected error of communication with runtime"
+WORKER_DIED = "Internal Server Error: unexpected error of communication with runtime"
 """The text for a call during which the handler's process ended."""
 _LENGTH = struct.Struct("<I")
 
@@ -23,9 +23,9 @@ Headers = Sequence[tuple[str, Sequence[str]]]
 
 def pack_head(method: str, content_type: str, headers: Headers, boundary: str | None) -> bytes:
     """Encode what precedes the body of a call. `boundary`: of a form, one character for each byte."""
-    said = {"method": method, "type": content_type, "headers": headers, "boundary": boundary}
-    written = json.dumps(said).encode()
-    return _LENGTH.pack(len(written)) + written
+    head = {"method": method, "type": content_type, "headers": headers, "boundary": boundary}
+    encoded = json.dumps(head).encode()
+    return _LENGTH.pack(len(encoded)) + encoded
 
 
 def split_call(call: bytes) -> tuple[bytes, bytes]:
@@ -34,9 +34,9 @@ def split_call(call: bytes) -> tuple[bytes, bytes]:
     return call[_LENGTH.size : end], call[end:]
 
 
-def read_head(said: bytes) -> Mapping[str, Any]:
+def read_head(encoded: bytes) -> Mapping[str, Any]:
     """Decode a head: the parameters of `pack_head`."""
-    head: dict[str, Any] = json.loads(said)
+    head: dict[str, Any] = json.loads(encoded)
     return head
 
 

@@ -15,7 +15,7 @@ from penstock.server.workers.order import WorkerLost
 from .folder import NAME
 from .health import HEALTH, UNAVAILABLE, answer_health
 from .media import FORM, parse_media, text_of
-from .messages import JSON, LOST, pack_head, status_body
+from .messages import JSON, WORKER_DIED, pack_head, status_body
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .messages import Headers
 
 _URLENCODED = "application/x-www-form-urlencoded"
-_NOT_SHOWN = frozenset((b"host", b"transfer-encoding"))
+_HIDDEN_HEADERS = frozenset((b"host", b"transfer-encoding"))
 """Headers that Go's server does not pass on. It also removes Trailer if the body is chunked."""
 _CHUNKED = -1
 _NO_BOUNDARY = ": no multipart boundary param in Content-Type"
@@ -38,34 +38,34 @@ _NO_BOUNDARY = ": no multipart boundary param in Content-Type"
 class AbejaClaim:
     """What a request head says. Cached with the head's bytes.
 
-    `described` precedes the body of the call. `query` is that body for a GET, otherwise None. `refused` is the status
-    and body of the answer to a request that is not sent to the handler; None for a call.
+    `packed_head` precedes the body of the call. `query` is that body for a GET, otherwise None. `rejection` is the
+    status and body of the answer to a request that is not sent to the handler; None for a call.
     """
 
-    __slots__ = ("described", "found", "query", "refused")
+    __slots__ = ("found", "packed_head", "query", "rejection")
 
     def __init__(
-        self, found: ModelLookup | None, described: bytes = b"", query: bytes | None = None,
-        refused: tuple[int, bytes] | None = None,
+        self, found: ModelLookup | None, packed_head: bytes = b"", query: bytes | None = None,
+        rejection: tuple[int, bytes] | None = None,
     ) -> None:  # fmt: skip
         self.found = found
-        self.described = described
+        self.packed_head = packed_head
         self.query = query
-        self.refused = refused
+        self.rejection = rejection
 
 
 class AbejaService(CarryingService):
-    """Answers for the handler of one server. `hidden` are headers it does not receive. Threads: the event loop's."""
+    """Answers for the handler of one server, which does not receive `hidden_headers`. Threads: the event loop's."""
 
     claims = AbejaClaim
 
     def __init__(
-        self, engine: ServingEngine, others: Service, ready: Callable[[], bool], hidden: Sequence[str]
+        self, engine: ServingEngine, others: Service, ready: Callable[[], bool], hidden_headers: Sequence[str]
     ) -> None:
         super().__init__(engine, others)
         self._ready = ready
-        self._found = ModelLookup(engine, NAME)
-        self._hidden = _NOT_SHOWN | {name.strip().lower().encode() for name in hidden}
+        self._lookup = ModelLookup(engine, NAME)
+        self._hidden_headers = _HIDDEN_HEADERS | {name.strip().lower().encode() for name in hidden_headers}
 
     def claim(self, head: Head) -> AbejaClaim:
         """Claim every path: all but one are the handler's."""
@@ -73,39 +73,39 @@ class AbejaService(CarryingService):
             self.restricted.require("health", head.header)
             return AbejaClaim(None)
         self.restricted.require("inference", head.header)
-        said_kind = next((value for name, value in head.fields if name == b"content-type"), b"").strip(b" \t")
-        kind = text_of(said_kind)
+        raw_content_type = next((value for name, value in head.fields if name == b"content-type"), b"").strip(b" \t")
+        content_type = text_of(raw_content_type)
         headers = self._headers(head)
         if head.method == b"GET":
-            return AbejaClaim(self._found, pack_head("GET", _URLENCODED, headers, None), head.query)
-        said = parse_media(said_kind.decode("latin-1")) if head.method in {b"POST", b"PUT"} else None
-        if said is None:
-            return _refused(501, f"Content-Type: [{kind}] is not supported")
+            return AbejaClaim(self._lookup, pack_head("GET", _URLENCODED, headers, None), head.query)
+        media = parse_media(raw_content_type.decode("latin-1")) if head.method in {b"POST", b"PUT"} else None
+        if media is None:
+            return _reject(501, f"Content-Type: [{content_type}] is not supported")
         boundary = None
-        if said[0] == FORM and (boundary := said[1].get("boundary")) is None:
-            return _refused(503, _NO_BOUNDARY)
-        return AbejaClaim(self._found, pack_head(head.method.decode(), kind, headers, boundary))
+        if media[0] == FORM and (boundary := media[1].get("boundary")) is None:
+            return _reject(503, _NO_BOUNDARY)
+        return AbejaClaim(self._lookup, pack_head(head.method.decode(), content_type, headers, boundary))
 
     def _headers(self, head: Head) -> Headers:
-        found: dict[bytes, list[str]] = {}
+        headers: dict[bytes, list[str]] = {}
         for name, value in head.fields:
-            if name not in self._hidden and (name != b"trailer" or head.length != _CHUNKED):
-                found.setdefault(name, []).append(text_of(value.strip(b" \t")))
-        return [(name.decode("latin-1"), values) for name, values in sorted(found.items())]
+            if name not in self._hidden_headers and (name != b"trailer" or head.length != _CHUNKED):
+                headers.setdefault(name, []).append(text_of(value.strip(b" \t")))
+        return [(name.decode("latin-1"), values) for name, values in sorted(headers.items())]
 
     def answer(self, connection: FastLane, claim: AbejaClaim, body: bytes) -> None:
         """Send a request to the handler."""
         if claim.found is not None:
-            self.ask(connection, claim.found, claim.described + (body if claim.query is None else claim.query))
-        elif claim.refused is not None:
-            connection.answer(claim.refused[0], claim.refused[1], JSON)
+            self.ask(connection, claim.found, claim.packed_head + (body if claim.query is None else claim.query))
+        elif claim.rejection is not None:
+            connection.answer(claim.rejection[0], claim.rejection[1], JSON)
         else:
             answer_health(connection, self._ready())
 
     def answer_failure(self, connection: FastLane, claim: Any, error: InferError) -> None:
         """Answer with an error of the server's own; the log has the reason why a running call ended."""
         if error.code is Code.INTERNAL or (isinstance(error, WorkerLost) and error.code is Code.NOT_READY):
-            connection.answer(500, status_body(LOST), JSON)
+            connection.answer(500, status_body(WORKER_DIED), JSON)
         elif error.code is Code.NOT_READY:
             connection.answer(503, UNAVAILABLE, JSON, retry_after_line(error))
         else:
@@ -113,5 +113,5 @@ class AbejaService(CarryingService):
             connection.answer(status, status_body(error.message), JSON, retry_after_line(error))
 
 
-def _refused(status: int, text: str) -> AbejaClaim:
-    return AbejaClaim(None, refused=(status, status_body(text)))
+def _reject(status: int, text: str) -> AbejaClaim:
+    return AbejaClaim(None, rejection=(status, status_body(text)))

@@ -97,11 +97,11 @@ class CarryingService:
 
     # -- the Service -------------------------------------------------------------------------------------------
 
-    def check_admission(self, head: Head) -> Any:
+    def early_rejection(self, head: Head) -> Any:
         """Return the error of a call that is rejected whatever its body, so the body need not be kept."""
         claim = head.route
         if type(claim) is not self.claims:
-            return self.others.check_admission(head)
+            return self.others.early_rejection(head)
         if claim.found is None:
             return None
         try:

@@ -53,7 +53,7 @@ class ForwardingService:
             forwarded_head.header[JSON_BYTES] = b"%d" % length
         claim = self._inference.claim(forwarded_head)
         if claim is not None and (mime_at > 0 or length < 0):
-            claim.plain, claim.refusal = False, self._header_error(content_type, head.length, misplaced=mime_at > 0)
+            claim.is_simple, claim.error = False, self._header_error(content_type, head.length, misplaced=mime_at > 0)
         return claim
 
     def _header_error(self, content_type: bytes, body_bytes: int, *, misplaced: bool) -> InferError:
@@ -65,9 +65,9 @@ class ForwardingService:
             text = f"inference header size should be in range (0, {max(0, body_bytes)}), got: {got}"
         return InferError(Code.INVALID, text)
 
-    def check_admission(self, head: Head) -> Any:
+    def early_rejection(self, head: Head) -> Any:
         """Reject what Inference rejects."""
-        return self._inference.check_admission(head)
+        return self._inference.early_rejection(head)
 
     def answer_error(self, connection: FastLane, error: Any) -> None:
         """Answer a rejected request."""

@@ -20,7 +20,7 @@ from penstock.server.errors import HTTP_STATUS, error_body, retry_after_line
 from penstock.server.restricted import restriction_text
 from penstock.server.v2.inference import Inference
 from penstock.server.v2.parsing import parse
-from penstock.server.v2.routes import JSON, MAX_JSON_DEPTH, body_of, json_answer
+from penstock.server.v2.routes import JSON, MAX_JSON_DEPTH, json_answer, read_body
 
 from .archives import NOT_EXPLICIT, escape_target
 from .forwarded import CODINGS, ForwardingService, answer, forward, infer_path
@@ -199,7 +199,7 @@ class SageMakerApp:
         return json_answer({"modelName": name, "modelUrl": str(archive.folder)})
 
     async def _load(self, request: Request) -> Response:
-        parsed = parse(await body_of(request), MAX_JSON_DEPTH, simd=False)
+        parsed = parse(await read_body(request), MAX_JSON_DEPTH, simd=False)
         name, url = (parsed.get(key) for key in ("model_name", "url")) if isinstance(parsed, dict) else (None, None)
         if not (isinstance(name, str) and isinstance(url, str) and name and url):
             raise InferError(Code.INVALID, 'the request must be an object such as {"model_name": "m", "url": "/path"}')

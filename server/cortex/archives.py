@@ -7,12 +7,12 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from .saved_models import choose, refusal
+from .saved_models import choose_folder, unusable_message
 
 MAX_BYTES = 16 << 30
 """The most bytes that one archive may unpack to: a few kilobytes can expand to petabytes."""
 MAX_FILES = 100_000
-_PIECE = 1 << 20
+_CHUNK_BYTES = 1 << 20
 
 
 class ArchiveError(Exception):
@@ -26,15 +26,15 @@ def unpack(archive: Path, into: Path, max_bytes: int = MAX_BYTES) -> str:
     folder in it. Raises: ArchiveError.
     """
     try:
-        with zipfile.ZipFile(archive) as opened:
-            members = dict(_members(opened))
-            folder = choose(members)
+        with zipfile.ZipFile(archive) as archive_file:
+            members = dict(_members(archive_file))
+            folder = choose_folder(members)
             if folder is None:
-                raise ArchiveError(refusal(members))
-            inside = [name for name in members if not folder or name.startswith(f"{folder}/")]
-            left = max_bytes
-            for name in inside:
-                left -= _write(opened, members[name], into / name, left)
+                raise ArchiveError(unusable_message(members))
+            needed = [name for name in members if not folder or name.startswith(f"{folder}/")]
+            remaining_bytes = max_bytes
+            for name in needed:
+                remaining_bytes -= _write(archive_file, members[name], into / name, remaining_bytes)
     except ArchiveError:
         raise
     except Exception as error:  # zipfile raises its decoders' exceptions, and IndexError for an entry without a name
@@ -42,9 +42,9 @@ def unpack(archive: Path, into: Path, max_bytes: int = MAX_BYTES) -> str:
     return folder
 
 
-def _members(opened: zipfile.ZipFile) -> Iterator[tuple[str, zipfile.ZipInfo]]:
+def _members(archive_file: zipfile.ZipFile) -> Iterator[tuple[str, zipfile.ZipInfo]]:
     """Yield the files of an archive by path. Raises: ArchiveError."""
-    entries = opened.infolist()
+    entries = archive_file.infolist()
     if len(entries) > MAX_FILES:
         raise ArchiveError(f"has more than {MAX_FILES} files")
     for entry in entries:
@@ -58,14 +58,14 @@ def _members(opened: zipfile.ZipFile) -> Iterator[tuple[str, zipfile.ZipInfo]]:
         yield str(path), entry
 
 
-def _write(opened: zipfile.ZipFile, entry: zipfile.ZipInfo, to: Path, most: int) -> int:
-    """Write one file. Returns: its bytes. Raises: ArchiveError if there are more than `most`."""
-    to.parent.mkdir(parents=True, exist_ok=True)
+def _write(archive_file: zipfile.ZipFile, entry: zipfile.ZipInfo, target: Path, max_bytes: int) -> int:
+    """Write one file. Returns: its bytes. Raises: ArchiveError if there are more than `max_bytes`."""
+    target.parent.mkdir(parents=True, exist_ok=True)
     written = 0
-    with opened.open(entry) as source, to.open("wb") as target:
-        while piece := source.read(_PIECE):
-            written += len(piece)
-            if written > most:
+    with archive_file.open(entry) as source, target.open("wb") as output:
+        while chunk := source.read(_CHUNK_BYTES):
+            written += len(chunk)
+            if written > max_bytes:
                 raise ArchiveError("becomes too large: more bytes than a model may have")
-            target.write(piece)
+            output.write(chunk)
     return written

@@ -21,12 +21,12 @@ from penstock.server.json_text import (
 )
 
 _MEDIA_TYPE = re.compile(rb"\s*([^;,\s]+)")
-_MARKS = (
+_BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
     (codecs.BOM_UTF32_BE, "utf-32"), (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF16_BE, "utf-16"), (codecs.BOM_UTF16_LE, "utf-16"),
 )  # fmt: skip
-_ZEROS = (
+_ZERO_PATTERNS = (
     (re.compile(b"\x01\x01\x01[\x00\x01]"), "utf-32-be"),
     (re.compile(b"\x01[\x00\x01]\x01[\x00\x01]|\x01[\x00\x01]"), "utf-16-be"),
     (re.compile(b"[\x00\x01]\x01\x01\x01"), "utf-32-le"),
@@ -41,14 +41,14 @@ class MalformedError(ValueError):
 
 def is_json(content_type: bytes) -> bool:
     """Return whether a Content-Type declares JSON; otherwise the sample is None."""
-    found = _MEDIA_TYPE.match(content_type)
-    media_type = found[1].lower() if found else b""
+    match = _MEDIA_TYPE.match(content_type)
+    media_type = match[1].lower() if match else b""
     return media_type == b"application/json" or (
         media_type.startswith(b"application/") and media_type.endswith(b"+json")
     )
 
 
-def sample_of(body: bytes, max_depth: int) -> Any:
+def parse_sample(body: bytes, max_depth: int) -> Any:
     """Parse a body as Python's json does: with the last of equal keys, NaN, infinities, integers of any size.
 
     Raises: MalformedError if it is not JSON, is nested deeper than `max_depth`, or has more than MAX_VALUES.
@@ -61,17 +61,17 @@ def sample_of(body: bytes, max_depth: int) -> Any:
         except orjson.JSONDecodeError:
             pass
         else:
-            _bound(body, max_depth)
+            _check_depth(body, max_depth)
             return sample
     try:
         text = body.decode(encoding_of(body))
-        _bound(text.encode(), max_depth)
+        _check_depth(text.encode(), max_depth)
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise MalformedError(str(error)) from None
 
 
-def _bound(body: bytes, max_depth: int) -> None:
+def _check_depth(body: bytes, max_depth: int) -> None:
     if len(body) > 2 * max_depth and brackets_in(body) > max_depth and depth_of(body) > max_depth:
         raise MalformedError(f"JSON nesting depth exceeds maximum allowed limit ({max_depth})")
 
@@ -79,8 +79,8 @@ def _bound(body: bytes, max_depth: int) -> None:
 def encoding_of(body: bytes) -> str:
     """Return the UTF encoding of a JSON text, from its byte order mark or the zeros among its first bytes."""
     head = body[:4]
-    for mark, encoding in _MARKS:
+    for mark, encoding in _BYTE_ORDER_MARKS:
         if head.startswith(mark):
             return encoding
     zeros = bytes(byte == 0 for byte in head)
-    return next((encoding for pattern, encoding in _ZEROS if pattern.fullmatch(zeros)), "utf-8")
+    return next((encoding for pattern, encoding in _ZERO_PATTERNS if pattern.fullmatch(zeros)), "utf-8")

@@ -16,9 +16,9 @@ import numpy as np
 from penstock.backends.backend import Array
 
 _SEQUENCE = "setting an array element with a sequence."
-_SCALAR = re.compile(r"np\.str_\((.*)\)$", re.DOTALL)
-_UNWRITABLE = re.compile(r"could not convert string to float: (['\"].*\\ud.*)$", re.DOTALL)
-_NO_COMPLEX = re.compile(r"^(float|int)\(\) argument must be .*, not 'complex'$")
+_NUMPY_STR = re.compile(r"np\.str_\((.*)\)$", re.DOTALL)
+_UNENCODABLE = re.compile(r"could not convert string to float: (['\"].*\\ud.*)$", re.DOTALL)
+_COMPLEX_ERROR = re.compile(r"^(float|int)\(\) argument must be .*, not 'complex'$")
 
 
 class CastError(ValueError):
@@ -33,12 +33,12 @@ def as_array(value: Any, dtype: np.dtype[Any]) -> Array:
                 return np.asarray(value).astype(dtype)
             return np.array(value, dtype=dtype)
     except OverflowError as error:
-        return _wrapped(np.array(value, dtype=np.object_), dtype, error)
+        return _wrap_integers(np.array(value, dtype=np.object_), dtype, error)
     except Exception as error:
         # any exception of numpy, or of the value's own __array__
         if str(error).startswith(_SEQUENCE):
-            return _uneven(value, dtype)
-        raise CastError(_words(error)) from error
+            return _ragged_array(value, dtype)
+        raise CastError(_numpy_message(error)) from error
 
 
 def cast(array: Array, dtype: np.dtype[Any]) -> Array:
@@ -53,47 +53,47 @@ def cast(array: Array, dtype: np.dtype[Any]) -> Array:
                 array = array.real if dtype.kind != "b" else array != 0
             return array.astype(dtype)
     except OverflowError as error:
-        return _wrapped(array.astype(np.object_), dtype, error)
+        return _wrap_integers(array.astype(np.object_), dtype, error)
     except Exception as error:
         # elements of an array of objects may raise anything
-        raise CastError(_words(error)) from error
+        raise CastError(_numpy_message(error)) from error
 
 
 def to_bfloat16(array: Array) -> Array:
     """Round to nearest even, on the bits, and return these as `uint16`, the form for BF16 here."""
     if array.dtype.name == "bfloat16":
         return array.view(np.uint16)
-    exact = np.ascontiguousarray(cast(array, np.dtype("<f4"))).reshape(array.shape)
-    bits = exact.view("<u4").astype(np.uint64)
+    single = np.ascontiguousarray(cast(array, np.dtype("<f4"))).reshape(array.shape)
+    bits = single.view("<u4").astype(np.uint64)
     rounded = (bits + 0x7FFF + ((bits >> np.uint64(16)) & np.uint64(1))) >> np.uint64(16)
     quiet_nan = (bits >> np.uint64(16)) | np.uint64(0x40)
-    return np.where(np.isnan(exact), quiet_nan, rounded).astype("<u2").reshape(array.shape)
+    return np.where(np.isnan(single), quiet_nan, rounded).astype("<u2").reshape(array.shape)
 
 
-def _wrapped(array: Array, dtype: np.dtype[Any], error: OverflowError) -> Array:
+def _wrap_integers(array: Array, dtype: np.dtype[Any], error: OverflowError) -> Array:
     """Convert integers that do not fit to their lowest bits."""
     if dtype.kind not in "iu":
-        raise CastError(_words(error)) from error
+        raise CastError(_numpy_message(error)) from error
     # numpy tries an unsigned long if a long is too small, for uint32 and uint64 only
-    most = 2**64 if dtype.kind == "u" and dtype.itemsize >= 4 else 2**63
+    limit = 2**64 if dtype.kind == "u" and dtype.itemsize >= 4 else 2**63
     mask = 2 ** (8 * dtype.itemsize) - 1
-    kept: list[int] = []
+    wrapped: list[int] = []
     try:
         for element in array.ravel().tolist():
             if isinstance(element, list | tuple):
                 raise CastError(_SEQUENCE)
             number = int(element)
-            if not -(2**63) <= number < most:
+            if not -(2**63) <= number < limit:
                 raise CastError("Python int too large to convert to C long")
-            kept.append(number & mask)
+            wrapped.append(number & mask)
     except CastError:
         raise
-    except Exception as other:
-        raise CastError(_words(other)) from other
-    return np.array(kept, f"<u{dtype.itemsize}").view(dtype).reshape(array.shape)
+    except Exception as unconvertible:
+        raise CastError(_numpy_message(unconvertible)) from unconvertible
+    return np.array(wrapped, f"<u{dtype.itemsize}").view(dtype).reshape(array.shape)
 
 
-def _uneven(value: Any, dtype: np.dtype[Any]) -> Array:
+def _ragged_array(value: Any, dtype: np.dtype[Any]) -> Array:
     """Report the error for lists of different lengths; as bools, each element is true if it is not empty."""
     try:
         array = np.array(value, dtype=np.object_)
@@ -110,23 +110,23 @@ def _uneven(value: Any, dtype: np.dtype[Any]) -> Array:
     raise CastError(_SEQUENCE)
 
 
-def _words(error: Exception) -> str:
+def _numpy_message(error: Exception) -> str:
     """Return the text that numpy and Python had then."""
     text = str(error)
     if text.startswith(_SEQUENCE):
         return _SEQUENCE
-    found = _NO_COMPLEX.match(text)
+    found = _COMPLEX_ERROR.match(text)
     if found:
         return f"can't convert complex to {found[1]}"
     if text == "could not convert string to float: ''":
         return "could not convert string to float: "
-    unwritable = _UNWRITABLE.match(text)
-    if unwritable:
-        return _no_utf8(ast.literal_eval(unwritable[1])) or text
-    return _SCALAR.sub(r"\1", text).replace(" or a real number, not '", " or a number, not '")
+    unencodable = _UNENCODABLE.match(text)
+    if unencodable:
+        return _utf8_error(ast.literal_eval(unencodable[1])) or text
+    return _NUMPY_STR.sub(r"\1", text).replace(" or a real number, not '", " or a number, not '")
 
 
-def _no_utf8(text: str) -> str:
+def _utf8_error(text: str) -> str:
     """Return why a text has no UTF-8 encoding, which conversion to float used; "" if it has one."""
     try:
         text.encode()

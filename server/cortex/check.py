@@ -25,21 +25,21 @@ def check_projects(settings: Settings, *, invariance: bool = False) -> CheckRepo
     projects = Projects(settings.model_repository, settings.s3_root)
     mistakes: list[Finding] = []
     repository = projects.repository(make_defaults(settings), mistakes.extend)
-    if wrong := projects.invalid_path():
-        return CheckReport(findings=[wrong])
+    if problem := projects.invalid_path():
+        return CheckReport(findings=[problem])
     try:
         entries, findings, _ = repository.scan()
         loaders = with_isolated(LOADERS, Environments.from_settings(settings).interpreter)
         report = check_entries(entries, [*mistakes, *findings], loaders, invariance=invariance)
     finally:
         projects.close()
-    report.findings = [_placed(found, repository.apis.get(found.model)) for found in report.findings]
+    report.findings = [_relocate(found, repository.apis.get(found.model)) for found in report.findings]
     hooks = {entry.name: spec.hooks for entry in entries for spec in entry.specs}
-    report.extra_lines = {name: _described(api, hooks.get(name)) for name, api in repository.apis.items()}
+    report.extra_lines = {name: _describe(api, hooks.get(name)) for name, api in repository.apis.items()}
     return report
 
 
-def _placed(found: Finding, api: Api | None) -> Finding:
+def _relocate(found: Finding, api: Api | None) -> Finding:
     """Move a finding that a model cannot be loaded to the place where the project names the model."""
     if api is None or not found.version:
         return found
@@ -47,7 +47,7 @@ def _placed(found: Finding, api: Api | None) -> Finding:
     return finding(api, next((key for key in keys if key in api.lines), "model"), found.message)
 
 
-def _described(api: Api, hooks: HookSpec | None) -> list[str]:
+def _describe(api: Api, hooks: HookSpec | None) -> list[str]:
     """Describe what an API's ModelSpec does not show."""
     lines = []
     if hooks is not None and hooks.workers:
@@ -55,6 +55,6 @@ def _described(api: Api, hooks: HookSpec | None) -> list[str]:
         lines += [f"  {'' if number else 'because':<11}{reason}" for number, reason in enumerate(reasons)]
     lines += [f"  endpoint   POST {api.endpoint}", f"  project    {api.project}, as of Cortex {api.generation}"]
     if api.tracker is not None:
-        of = f" of {api.tracker.key!r}" if api.tracker.key else ""
-        lines.append(f"  tracker    {api.tracker.model_type}{of}")
+        key_text = f" of {api.tracker.key!r}" if api.tracker.key else ""
+        lines.append(f"  tracker    {api.tracker.model_type}{key_text}")
     return lines

@@ -1,8 +1,8 @@
 """Cortex's Conversions: its rules for the values of one model, and its error texts.
 
-Called on a Replica's thread or in its process, and on the event loop if a model lacks the hook or it is swift. The code
-of an InferError selects the answer of `service.py`: INVALID is `prediction failed: ` and its message, UNKNOWN an answer
-that cannot be encoded.
+Called on a Replica's thread or in its process, and on the event loop if a model lacks the hook or the hook runs inline.
+The code of an InferError selects the answer of `service.py`: INVALID is `prediction failed: ` and its message, UNKNOWN
+an answer that cannot be encoded.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import orjson
 
 from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
-from penstock.server.hooks.conversions import Conversions, Described
+from penstock.server.hooks.conversions import Conversions, ModelDescription
 
 from . import debugging
 from .encode import to_json
-from .failing import bare, refusal
+from .errors import cortex_error, unexpected_error
 from .onnx_values import OnnxValues
 from .tensor_values import TensorValues
-from .tracking import tracked
+from .tracking import tracked_value
 
 
 class ValueRules(Protocol):
@@ -30,15 +30,15 @@ class ValueRules(Protocol):
 
     signatures: tuple[Any, Any]
 
-    def inputs(self, value: Any) -> list[Array | None]:
+    def to_inputs(self, value: Any) -> list[Array | None]:
         """Make the model's inputs, in its order. Raises: InferError."""
 
-    def prediction(self, outputs: Sequence[Any]) -> Any:
+    def to_prediction(self, outputs: Sequence[Any]) -> Any:
         """Make the argument of post_inference. Raises: InferError."""
 
 
 class CortexConversions:
-    """The rules for one API's model. `parameters`: `debug` logs the values, `tracked` makes `answer` report more."""
+    """The rules for one API's model. `parameters`: `debug` logs values, `tracked` adds what is counted to answers."""
 
     def __init__(self, values: ValueRules, settings: Mapping[str, Any]) -> None:
         self.signatures = values.signatures
@@ -46,63 +46,63 @@ class CortexConversions:
         self._handler = str(settings.get("handler") or "")
         self._tracker: Mapping[str, Any] | None = settings.get("tracker")
 
-    def inputs(self, value: Any, parameters: Mapping[str, Any]) -> list[Array | None]:
+    def to_inputs(self, value: Any, parameters: Mapping[str, Any]) -> list[Array | None]:
         """See `Conversions`, as for the others."""
         if parameters.get("debug") is True and self._handler:
-            debugging.show("pre_inference", value)
-        return self._values.inputs(value)
+            debugging.log_value("pre_inference", value)
+        return self._values.to_inputs(value)
 
-    def prediction(self, outputs: Sequence[Any], parameters: Mapping[str, Any]) -> Any:
+    def to_prediction(self, outputs: Sequence[Any], parameters: Mapping[str, Any]) -> Any:
         """Return a list of all outputs, or a dict of flat lists for TensorFlow."""
-        made = self._values.prediction(outputs)
+        prediction = self._values.to_prediction(outputs)
         if parameters.get("debug") is True:
-            debugging.show("inference", made)
-        return made
+            debugging.log_value("inference", prediction)
+        return prediction
 
-    def answer(self, result: Any, parameters: Mapping[str, Any]) -> bytes:
+    def encode_answer(self, result: Any, parameters: Mapping[str, Any]) -> bytes:
         """Return JSON and a newline; if requested in `parameters`, after a line of JSON with what is tracked."""
         if parameters.get("debug") is True and self._handler:
-            debugging.show("post_inference", result)
+            debugging.log_value("post_inference", result)
         body = to_json(result)
         if parameters.get("tracked") is not True:
             return body
-        said = {} if self._tracker is None else tracked(self._tracker, result)
-        return _line(said) + b"\n" + body
+        tracked = {} if self._tracker is None else tracked_value(self._tracker, result)
+        return _encode_line(tracked) + b"\n" + body
 
-    def failure(self, hook: str, error: BaseException) -> InferError | None:
+    def error_for(self, hook: str, error: BaseException) -> InferError | None:
         """Return an error that names the file, the hook, and any exception raised."""
         try:
             text = str(error)
         except Exception as other:  # noqa: BLE001 - of a user's class, whose failure was reported instead
-            return bare(_text_of(other))
-        return refusal(self._handler, f"{hook} request handler", text, "runtime exception")
+            return unexpected_error(_error_text(other))
+        return cortex_error(self._handler, f"{hook} request handler", text, "runtime exception")
 
 
-def _text_of(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     try:
         return str(error)
     except Exception:  # noqa: BLE001 - as above
         return type(error).__name__
 
 
-def _line(said: Mapping[str, Any]) -> bytes:
+def _encode_line(tracked: Mapping[str, Any]) -> bytes:
     """Encode what is tracked in one line of JSON."""
-    if "class" in said:
+    if "class" in tracked:
         try:
-            return orjson.dumps(said)  # 0.3 us, where json takes 3
+            return orjson.dumps(tracked)  # 0.3 us, where json takes 3
         except TypeError:  # a lone surrogate
             pass
-    return json.dumps(said).encode()
+    return json.dumps(tracked).encode()
 
 
-def conversions(described: Described) -> Conversions:
+def conversions(description: ModelDescription) -> Conversions:
     """Return Cortex's rules for a model.
 
     Raises: InferError (UNSUPPORTED) for another kind of model, or a TensorFlow input of an unsupported type.
     """
-    kind = described.settings.get("kind")
+    kind = description.settings.get("kind")
     if kind == "onnx":
-        return CortexConversions(OnnxValues(described), described.settings)
+        return CortexConversions(OnnxValues(description), description.settings)
     if kind == "tensorflow":
-        return CortexConversions(TensorValues(described), described.settings)
+        return CortexConversions(TensorValues(description), description.settings)
     raise InferError(Code.UNSUPPORTED, f"Cortex knows models of ONNX and TensorFlow, none of {kind!r}")

@@ -41,7 +41,7 @@ class Cortex(Dialect):
 
     def metrics_lines(self) -> Iterable[str]:
         """Return the lines for the metrics page."""
-        return self._service.tracked.render()
+        return self._service.prediction_metrics.render()
 
 
 DIALECT = Cortex

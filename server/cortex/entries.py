@@ -11,7 +11,7 @@ from pathlib import Path
 from penstock.backends.errors import InferError
 from penstock.batching.spec import BatchPolicy, HookSpec, InstanceGroup, ModelSpec
 from penstock.server.hooks.plan import LIGHT_REPLICAS
-from penstock.server.hooks.writes import HOOK_NAMES, PICKLES
+from penstock.server.hooks.writes import HOOK_NAMES, PICKLE_SUFFIXES
 from penstock.server.repository.findings import Finding, resolve_inside
 from penstock.server.repository.parsed_config import ParsedConfig
 from penstock.server.repository.pbtxt import model_config_pb2
@@ -34,11 +34,11 @@ def entry_of(api: Api, models: ModelFinder, defaults: Defaults) -> ModelEntry:
     A missing file prevents this API from being served, and no other.
     """
     findings: list[Finding] = []
-    located, hooks = _located(api, models, findings), _hooks(api, findings)
+    location, hooks = _locate_model(api, models, findings), _hook_spec(api, findings)
     config = model_config_pb2().ModelConfig(name=api.name)
     specs: tuple[ModelSpec, ...] = ()
-    if located is not None and hooks is not None:
-        specs = (_spec(api, located, hooks, defaults, findings),)
+    if location is not None and hooks is not None:
+        specs = (_spec(api, location, hooks, defaults, findings),)
     return ModelEntry(api.name, api.project, specs, config, tuple(findings))
 
 
@@ -49,7 +49,7 @@ def finding(api: Api, key: str, message: str, *, mistake: bool = True) -> Findin
     return Finding(api.project / CONFIG, text, api.lines.get(key, api.line), is_mistake=mistake, model=api.name)
 
 
-def _located(api: Api, models: ModelFinder, findings: list[Finding]) -> ModelLocation | None:
+def _locate_model(api: Api, models: ModelFinder, findings: list[Finding]) -> ModelLocation | None:
     try:
         return models.find(api)
     except ModelError as error:
@@ -57,7 +57,7 @@ def _located(api: Api, models: ModelFinder, findings: list[Finding]) -> ModelLoc
         return None
 
 
-def _hooks(api: Api, findings: list[Finding]) -> HookSpec | None:
+def _hook_spec(api: Api, findings: list[Finding]) -> HookSpec | None:
     """Determine how the handler runs; None if it cannot. Without a handler, only Cortex's Conversions apply."""
     settings = {**api.settings, "project": str(api.project)}
     if not api.handler:
@@ -67,7 +67,7 @@ def _hooks(api: Api, findings: list[Finding]) -> HookSpec | None:
         findings.append(finding(api, "request_handler", f"{api.handler}: implementation file does not exist"))
         return None
     path = api.project / api.handler
-    if not _names_hooks(path):
+    if not _may_define_hooks(path):
         text = f"{api.handler}: has neither pre_inference nor post_inference, and does nothing"
         findings.append(finding(api, "request_handler", text, mistake=False))
     try:
@@ -76,19 +76,19 @@ def _hooks(api: Api, findings: list[Finding]) -> HookSpec | None:
         findings.append(finding(api, "python_path", error.message))
         return None
     needs = needs_of(api.project, path, roots)
-    workers, most = needs.workers, api.compute["max_replicas"]
+    workers, max_replicas = needs.workers, api.compute["max_replicas"]
     # a handler that writes globals needs an instance for each request
-    fewer = workers is None and most < LIGHT_REPLICAS and needs.writes
+    limits_replicas = workers is None and max_replicas < LIGHT_REPLICAS and needs.writes
     return HookSpec(
-        path, replicas=most if fewer else None, timeout_s=HOOK_TIMEOUT_S,
-        metadata=api.metadata, workers=workers and min(workers, most), worker=needs.worker, roots=roots,
+        path, replicas=max_replicas if limits_replicas else None, timeout_s=HOOK_TIMEOUT_S,
+        metadata=api.metadata, workers=workers and min(workers, max_replicas), worker=needs.worker, roots=roots,
         mounts={MOUNT: str(api.project)}, dialect="cortex", dialect_settings=settings,
     )  # fmt: skip
 
 
-def _names_hooks(path: Path) -> bool:
+def _may_define_hooks(path: Path) -> bool:
     """Return whether a handler may have a hook: it contains the name of one, or its names cannot be determined."""
-    if path.suffix in PICKLES:
+    if path.suffix in PICKLE_SUFFIXES:
         return True
     try:
         text = path.read_bytes()
@@ -97,28 +97,31 @@ def _names_hooks(path: Path) -> bool:
     return b"import *" in text or any(name.encode() in text for name in HOOK_NAMES)
 
 
-def _spec(api: Api, located: ModelLocation, hooks: HookSpec, defaults: Defaults, findings: list[Finding]) -> ModelSpec:
+def _spec(api: Api, location: ModelLocation, hooks: HookSpec, defaults: Defaults, findings: list[Finding]) -> ModelSpec:
     rows, options = defaults.max_batch_rows, dict[str, str]()
     if api.kind == "tensorflow":
-        rows, more = defaults.for_tensorflow
-        options |= more
+        rows, tensorflow_options = defaults.for_tensorflow
+        options |= tensorflow_options
         options |= {"TF_SIGNATURE_DEF": api.signature_key} if api.signature_key else {"cortex_signature": "1"}
         options["worker.name"] = api.name
     spec = ModelSpec(
-        api.name, located.version, located.path, backend="tensorflow" if api.kind == "tensorflow" else "onnxruntime",
+        api.name, location.version, location.path, backend="tensorflow" if api.kind == "tensorflow" else "onnxruntime",
         policy=BatchPolicy(default_max_batch_rows=rows, hold_requests=defaults.hold_requests),
         instances=(InstanceGroup(),), hooks=hooks, options=options, frees_rows=True,
     )  # fmt: skip
-    return _on_gpu(api, spec, defaults, findings) if api.compute["gpu"] else spec
+    return _place_on_gpu(api, spec, defaults, findings) if api.compute["gpu"] else spec
 
 
-def _on_gpu(api: Api, spec: ModelSpec, defaults: Defaults, findings: list[Finding]) -> ModelSpec:
+def _place_on_gpu(api: Api, spec: ModelSpec, defaults: Defaults, findings: list[Finding]) -> ModelSpec:
     """Place it on the first allowed GPU; if none works, on the CPU, with a warning."""
     device = next((f"cuda:{number}" for number in defaults.gpus.numbers or ()), _GPU)
     file = api.project / CONFIG
-    said = {"instances": (InstanceGroup(devices=(device,)),), "runtime.cpu_fallback": "1"}
-    spec, found = place_model(spec, ParsedConfig(file, said, {"instances": (file, api.lines["compute"])}), defaults)
+    values = {"instances": (InstanceGroup(devices=(device,)),), "runtime.cpu_fallback": "1"}
+    spec, place_findings = place_model(
+        spec, ParsedConfig(file, values, {"instances": (file, api.lines["compute"])}), defaults
+    )
     findings += [
-        replace(each, message=f"api: {api.name}: compute: gpu: {each.message}", model=api.name) for each in found
+        replace(each, message=f"api: {api.name}: compute: gpu: {each.message}", model=api.name)
+        for each in place_findings
     ]
     return spec

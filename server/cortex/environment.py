@@ -22,7 +22,14 @@ from pathlib import Path
 from penstock.backends.cpus import usable_cpus
 from penstock.backends.errors import Code, InferError
 from penstock.batching.spec import WorkerSpec
-from penstock.server.hooks.writes import MACHINE, PICKLES, PROCESS, GlobalWrite, files_of, written_globals
+from penstock.server.hooks.writes import (
+    MACHINE,
+    PICKLE_SUFFIXES,
+    PROCESS,
+    GlobalWrite,
+    find_global_writes,
+    source_files,
+)
 
 SHARED_WORKERS = 4
 """The most workers of a handler without state: any of them takes any call, and requests enter the model while it runs,
@@ -44,19 +51,19 @@ HEAVY = frozenset((
 ))  # fmt: skip
 """What the server's process does not import: packages with threads and libraries of their own, which conflict with
 onnxruntime's."""
-_OPENS = frozenset((
+_FILE_FUNCTIONS = frozenset((
     "Path", "chdir", "exists", "fromfile", "genfromtxt", "getcwd", "glob", "iglob", "imread", "isdir", "isfile",
     "listdir", "load_model", "load_workbook", "loadtxt", "open", "read_csv", "read_excel", "read_json", "read_parquet",
     "read_pickle", "read_table", "scandir", "walk",
 ))  # fmt: skip
 """Functions that take paths, which may be relative to the project."""
 _LOADERS = frozenset(("joblib", "numpy", "np", "pickle", "dill"))
-_SETS_LOGGING = frozenset(
+_LOGGING_SETTERS = frozenset(
     ("basicConfig", "dictConfig", "fileConfig", "disable", "captureWarnings", "setLoggerClass", "shutdown")
 )
-_TEXTS = (".py", ".json", ".yaml", ".yml", ".txt", ".cfg", ".ini", ".toml", ".csv")
-_MENTIONED = b"/mnt"
-_MOST_FILES, _MOST_BYTES = 500, 256 << 10
+_TEXT_SUFFIXES = (".py", ".json", ".yaml", ".yml", ".txt", ".cfg", ".ini", ".toml", ".csv")
+_MOUNT_PREFIX = b"/mnt"
+_MAX_FILES, _MAX_FILE_BYTES = 500, 256 << 10
 _COMMENT = re.compile(r"(^|\s)#.*$", re.MULTILINE)
 
 
@@ -104,45 +111,45 @@ def roots_of(project: Path, python_path: str) -> tuple[Path, ...]:
 
 def needs_of(project: Path, handler: Path, roots: Sequence[Path]) -> Needs:
     """Find what a handler depends on. No code is run; loading reports a handler that cannot be read."""
-    trees = _trees(handler, roots)
-    imported = set(_imported(trees, roots)) | ({"dill"} if handler.suffix in PICKLES else set())
-    writes = _writes(handler, roots)
-    requirements = _requirements(project)
+    trees = _parse_trees(handler, roots)
+    imported = set(_imported_packages(trees, roots)) | ({"dill"} if handler.suffix in PICKLE_SUFFIXES else set())
+    writes = _find_writes(handler, roots)
+    requirements = _requirements_file(project)
     reasons = list(_reasons(project, handler, trees))
-    wanted = {PREINSTALLED[name] for name in imported if name in PREINSTALLED}
-    lacking = sorted(name for name in imported if name in PREINSTALLED and importlib.util.find_spec(name) is None)
+    required = {PREINSTALLED[name] for name in imported if name in PREINSTALLED}
+    missing = sorted(name for name in imported if name in PREINSTALLED and importlib.util.find_spec(name) is None)
     heavy = sorted(imported & HEAVY)
     if requirements is not None:
         reasons.insert(0, f"{requirements.name} says what is to be installed")
-    if lacking:
-        reasons.append(f"it imports {', '.join(lacking)}, which the server's Python lacks")
+    if missing:
+        reasons.append(f"it imports {', '.join(missing)}, which the server's Python lacks")
     if heavy:
         reasons.append(f"it imports {', '.join(heavy)}, which does not go into the server's process")
     reasons += sorted({f"it may keep {write}" for write in writes if write.reach in {PROCESS, MACHINE}})
     packages: tuple[str, ...] = ()
-    if requirements is not None or lacking:
-        named = _named(requirements) if requirements is not None else ""
-        packages = tuple(sorted(each for each in wanted - {"numpy"} if not _says(named, each)))
+    if requirements is not None or missing:
+        requirements_text = _requirements_text(requirements) if requirements is not None else ""
+        packages = tuple(sorted(each for each in required - {"numpy"} if not _lists_package(requirements_text, each)))
     return Needs(tuple(reasons), requirements, packages, tuple(writes), bool(heavy))
 
 
-def _trees(handler: Path, roots: Sequence[Path]) -> list[ast.Module]:
-    if handler.suffix in PICKLES:
+def _parse_trees(handler: Path, roots: Sequence[Path]) -> list[ast.Module]:
+    if handler.suffix in PICKLE_SUFFIXES:
         return []
     try:
-        return [tree for _, tree in files_of(handler, roots)]
+        return [tree for _, tree in source_files(handler, roots)]
     except (OSError, SyntaxError, ValueError):
         return []  # loading reports what is wrong
 
 
-def _writes(handler: Path, roots: Sequence[Path]) -> list[GlobalWrite]:
+def _find_writes(handler: Path, roots: Sequence[Path]) -> list[GlobalWrite]:
     try:
-        return written_globals(handler, roots=roots, strict=True)
+        return find_global_writes(handler, roots=roots, strict=True)
     except (OSError, SyntaxError, ValueError):
         return []
 
 
-def _imported(trees: Sequence[ast.Module], roots: Sequence[Path]) -> Iterator[str]:
+def _imported_packages(trees: Sequence[ast.Module], roots: Sequence[Path]) -> Iterator[str]:
     """Yield the top-level names of imports, except modules of the project."""
     for node in (node for tree in trees for node in ast.walk(tree)):
         names = []
@@ -155,41 +162,43 @@ def _imported(trees: Sequence[ast.Module], roots: Sequence[Path]) -> Iterator[st
                 yield top
 
 
-def _requirements(project: Path) -> Path | None:
+def _requirements_file(project: Path) -> Path | None:
     """Return the file that lists the packages to install; None if there are none."""
-    listed = project / "requirements.txt"
-    if listed.is_file() and _named(listed).strip():
-        return listed
+    requirements_txt = project / "requirements.txt"
+    if requirements_txt.is_file() and _requirements_text(requirements_txt).strip():
+        return requirements_txt
     pipfile = next((project / name for name in ("Pipfile", "Pipfile.lock") if (project / name).is_file()), None)
-    return pipfile if not listed.is_file() else None
+    return pipfile if not requirements_txt.is_file() else None
 
 
-def _named(requirements: Path) -> str:
+def _requirements_text(requirements: Path) -> str:
     try:
         return _COMMENT.sub("", requirements.read_text("utf-8", "replace"))
     except OSError:
         return "?"  # building the environment reports what is wrong
 
 
-def _says(named: str, package: str) -> bool:
+def _lists_package(requirements_text: str, package: str) -> bool:
     """Return whether a requirements file or Pipfile names a package, or another build of it."""
     word = "tensorflow" if package.startswith("tensorflow") else package
     builds = r"([_-](cpu|gpu))?" if word in {"tensorflow", "onnxruntime"} else ""
     return (
-        re.search(rf'^["\s]*{re.escape(word)}{builds}\s*($|[\[=<>!~;@"])', named, re.MULTILINE | re.IGNORECASE)
+        re.search(
+            rf'^["\s]*{re.escape(word)}{builds}\s*($|[\[=<>!~;@"])', requirements_text, re.MULTILINE | re.IGNORECASE
+        )
         is not None
     )
 
 
 def _reasons(project: Path, handler: Path, trees: Sequence[ast.Module]) -> Iterator[str]:
     """Yield why its code depends on a process or a folder of its own."""
-    if any(_MENTIONED in content for content in _contents(project)):
+    if any(_MOUNT_PREFIX in content for content in _text_contents(project)):
         yield "its files name /mnt, where the project is"
     nodes = [node for tree in trees for node in ast.walk(tree)]
-    if handler.suffix not in PICKLES and _opens_files(project, nodes):
+    if handler.suffix not in PICKLE_SUFFIXES and _opens_files(project, nodes):
         yield "it may open files, with the project as its folder"
     calls = {getattr(node.func, "attr", getattr(node.func, "id", "")) for node in nodes if isinstance(node, ast.Call)}
-    if settings := sorted(calls & _SETS_LOGGING):
+    if settings := sorted(calls & _LOGGING_SETTERS):
         yield f"it calls {', '.join(settings)}, which would be the server's logging"
     if "subprocess" in {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}:
         yield "it starts programs, with the project as their folder"
@@ -200,37 +209,39 @@ def _opens_files(project: Path, nodes: Sequence[ast.AST]) -> bool:
         if isinstance(node, ast.Call):
             name = getattr(node.func, "attr", getattr(node.func, "id", ""))
             owner = getattr(getattr(node.func, "value", None), "id", "")
-            if name in _OPENS and not (name == "open" and owner in {"Image", "webbrowser"} and not _has_text(node)):
+            if name in _FILE_FUNCTIONS and not (
+                name == "open" and owner in {"Image", "webbrowser"} and not _may_take_path(node)
+            ):
                 return True
             if name == "load" and owner in _LOADERS:
                 return True
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _names_file(project, node.value):
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _is_project_file(project, node.value):
             return True
     return False
 
 
-def _has_text(call: ast.Call) -> bool:
+def _may_take_path(call: ast.Call) -> bool:
     """Return whether a call's first argument may be a path: `Image.open(BytesIO(...))` opens none."""
     return not (call.args and isinstance(call.args[0], ast.Call))
 
 
-def _names_file(project: Path, text: str) -> bool:
+def _is_project_file(project: Path, text: str) -> bool:
     if not text or len(text) > 255 or "\n" in text or "\0" in text or text in {".", "..", "/"}:
         return False
     # Path.exists raises for a name that is too long, even if it has few letters
     return not text.startswith("/") and ("." in text or "/" in text) and os.path.exists(project / text)  # noqa: PTH110
 
 
-def _contents(project: Path) -> Iterator[bytes]:
+def _text_contents(project: Path) -> Iterator[bytes]:
     """Yield the contents of the project's small text files."""
     count = 0
     for path in sorted(project.rglob("*")):
         hidden = any(part.startswith(".") or part == "site-packages" for part in path.relative_to(project).parts)
-        if hidden or path.suffix not in _TEXTS or not path.is_file():
+        if hidden or path.suffix not in _TEXT_SUFFIXES or not path.is_file():
             continue
         count += 1
-        if count > _MOST_FILES:
+        if count > _MAX_FILES:
             return
         with contextlib.suppress(OSError):  # loading reports what is wrong, if the file is needed
-            if path.stat().st_size <= _MOST_BYTES:
+            if path.stat().st_size <= _MAX_FILE_BYTES:
                 yield path.read_bytes()

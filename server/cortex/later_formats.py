@@ -28,4 +28,4 @@ def _is_later(keys: dict[str, YamlNode]) -> bool:
         return predictor is not None  # some of these versions have neither deployments nor kinds
     # the predictor of 0.10 and 0.11 is a module and has no type
     typed = predictor is not None and isinstance(predictor.value, dict) and "type" in predictor.value
-    return kind.plain in _KINDS or typed
+    return kind.unwrapped in _KINDS or typed

@@ -48,28 +48,28 @@ class ModelFinder:
 
     def __init__(self, s3_root: str = "") -> None:
         self._s3_root = Path(s3_root).absolute() if s3_root else None
-        self._turns: dict[str, threading.Lock] = {}
-        self._making = threading.Lock()
-        self._made: dict[tuple[str, str], Path] = {}
+        self._locks: dict[str, threading.Lock] = {}
+        self._cache_lock = threading.Lock()
+        self._made_folders: dict[tuple[str, str], Path] = {}
         self._stamps: dict[str, str] = {}
-        self._home: Path | None = None
-        self._remove_home: Callable[[], object] = lambda: None
+        self._cache_folder: Path | None = None
+        self._remove_cache: Callable[[], object] = lambda: None
 
     def close(self) -> None:
         """Remove what was fetched and unpacked."""
-        self._remove_home()
+        self._remove_cache()
 
     def find(self, api: Api) -> ModelLocation:
         """Return an API's model, fetched if necessary. Raises: ModelError."""
         try:
-            with self._turns.setdefault(str(self.local(api) or api.model), threading.Lock()):
-                return self._found(api)
+            with self._locks.setdefault(str(self.local_path(api) or api.model), threading.Lock()):
+                return self._locate(api)
         except (ArchiveError, RemoteError) as error:
             raise ModelError(str(error)) from error
         except OSError as error:
             raise ModelError(f"{api.model}: {error.strerror or error}") from error
 
-    def local(self, api: Api) -> Path | None:
+    def local_path(self, api: Api) -> Path | None:
         """Return the path of an API's model on this machine, whether it exists or not; None if it is remote.
 
         Raises: ModelError.
@@ -89,87 +89,87 @@ class ModelFinder:
     def stamp(self, api: Api) -> str:
         """Return a value that changes with a remote model, the last known one on failure; "" for a local one."""
         try:
-            if self.local(api) is not None:
+            if self.local_path(api) is not None:
                 return ""
-            told = StoredModel(api.model).look()
+            stamp = StoredModel(api.model).list_files()
         except (ModelError, RemoteError):
-            told = ""
-        if told:
-            self._stamps[api.model] = told
-        return told or self._stamps.get(api.model, "")
+            stamp = ""
+        if stamp:
+            self._stamps[api.model] = stamp
+        return stamp or self._stamps.get(api.model, "")
 
-    def _found(self, api: Api) -> ModelLocation:
-        place = self.local(api)
-        if place is None:
-            return self._fetched(api)
-        if not place.exists():
+    def _locate(self, api: Api) -> ModelLocation:
+        path = self.local_path(api)
+        if path is None:
+            return self._fetch(api)
+        if not path.exists():
             where = " (under --s3-root)" if api.model.startswith(_S3) else ""
             raise ModelError(f"{api.model}: not found or insufficient permissions{where}")
         if api.kind == "onnx":
-            if not place.is_file():
+            if not path.is_file():
                 raise ModelError(f"{api.model}: is a folder; for ONNX models, the path should end in .onnx")
-            return ModelLocation(place)
-        if place.is_dir():
-            return _chosen(place, list(_files(place)))
-        if place.suffix == ".zip":
-            said = place.stat()
-            return self._unpacked(place, str(place), f"{said.st_size} {said.st_mtime_ns} {said.st_ino}")
-        raise ModelError(saved_models.WANTED)
+            return ModelLocation(path)
+        if path.is_dir():
+            return _choose_location(path, list(_model_files(path)))
+        if path.suffix == ".zip":
+            status = path.stat()
+            return self._unpack(path, str(path), f"{status.st_size} {status.st_mtime_ns} {status.st_ino}")
+        raise ModelError(saved_models.EXPECTED_STRUCTURE)
 
-    def _fetched(self, api: Api) -> ModelLocation:
+    def _fetch(self, api: Api) -> ModelLocation:
         stored = StoredModel(api.model)
-        stamp = stored.look()
+        stamp = stored.list_files()
         names = stored.names
         if not names:
             raise ModelError(f"{api.model}: not found or insufficient permissions")
         if api.kind == "tensorflow" and names != [""]:
-            folder = saved_models.choose(names)
+            folder = saved_models.choose_folder(names)
             if folder is None:
-                raise ModelError(saved_models.refusal(names))
-            wanted = [name for name in names if not folder or name.startswith(f"{folder}/")]
+                raise ModelError(saved_models.unusable_message(names))
+            needed = [name for name in names if not folder or name.startswith(f"{folder}/")]
             top = PurePosixPath(api.model).name
-            copied = self._once(api.model, stamp, lambda into: stored.copy(wanted, into / top))
-            return _chosen(copied / top, list(_files(copied / top)))
+            copied = self._make_once(api.model, stamp, lambda into: stored.copy(needed, into / top))
+            return _choose_location(copied / top, list(_model_files(copied / top)))
         if names != [""]:
             raise ModelError(f"{api.model}: is a folder; for ONNX models, the path should end in .onnx")
-        file = self._once(api.model, stamp, lambda into: stored.copy(names, into)) / "model"
-        return ModelLocation(file) if api.kind == "onnx" else self._unpacked(file, api.model, f"unpacked {stamp}")
+        file = self._make_once(api.model, stamp, lambda into: stored.copy(names, into)) / "model"
+        return ModelLocation(file) if api.kind == "onnx" else self._unpack(file, api.model, f"unpacked {stamp}")
 
-    def _unpacked(self, archive: Path, name: str, stamp: str) -> ModelLocation:
-        made = self._once(name, stamp, lambda into: unpack(archive, into))
-        return _chosen(made, list(_files(made)))
+    def _unpack(self, archive: Path, name: str, stamp: str) -> ModelLocation:
+        made = self._make_once(name, stamp, lambda into: unpack(archive, into))
+        return _choose_location(made, list(_model_files(made)))
 
-    def _once(self, name: str, stamp: str, make: Callable[[Path], object]) -> Path:
+    def _make_once(self, name: str, stamp: str, make: Callable[[Path], object]) -> Path:
         """Return the folder made for this name and stamp, or make it, completely or not at all."""
-        known = self._made.get((name, stamp))
-        if stamp and known is not None:
-            return known
-        with self._making:
-            if self._home is None:
-                self._home = Path(tempfile.mkdtemp(prefix="penstock-cortex-"))
+        folder = self._made_folders.get((name, stamp))
+        if stamp and folder is not None:
+            return folder
+        with self._cache_lock:
+            if self._cache_folder is None:
+                self._cache_folder = Path(tempfile.mkdtemp(prefix="penstock-cortex-"))
                 # also if a failing start does not call close
-                self._remove_home = weakref.finalize(self, shutil.rmtree, self._home, ignore_errors=True)
-        into = Path(tempfile.mkdtemp(dir=self._home))
+                self._remove_cache = weakref.finalize(self, shutil.rmtree, self._cache_folder, ignore_errors=True)
+        into = Path(tempfile.mkdtemp(dir=self._cache_folder))
         try:
             make(into)
         except BaseException:
             shutil.rmtree(into, ignore_errors=True)
             raise
-        self._made[name, stamp] = into
+        self._made_folders[name, stamp] = into
         return into
 
 
-def _chosen(place: Path, names: list[str]) -> ModelLocation:
-    folder = saved_models.choose(names)
+def _choose_location(path: Path, names: list[str]) -> ModelLocation:
+    folder = saved_models.choose_folder(names)
     if folder is None:
-        raise ModelError(saved_models.refusal(names))
-    path = place / folder
+        raise ModelError(saved_models.unusable_message(names))
+    path = path / folder
     return ModelLocation(path, saved_models.version_of(path.name) or 1)
 
 
-def _files(place: Path) -> Iterator[str]:
+def _model_files(path: Path) -> Iterator[str]:
     """Yield the files below that identify SavedModels, by their paths."""
-    for folder, _, files in os.walk(place):
-        inner = Path(folder).relative_to(place)
-        if saved_models.GRAPH in files or inner.name == "variables":
+    for folder, _, files in os.walk(path):
+        inner = Path(folder).relative_to(path)
+        if saved_models.GRAPH_FILE in files or inner.name == "variables":
             yield from (str(inner / file) for file in files)

@@ -14,11 +14,11 @@ import numpy as np
 from penstock.backends.backend import Array
 from penstock.backends.datatypes import bf16_to_fp32
 from penstock.backends.signature import TensorSpec
-from penstock.server.hooks.conversions import Described
-from penstock.server.hooks.convert import change_each
+from penstock.server.hooks.conversions import ModelDescription
+from penstock.server.hooks.convert import map_elements
 
 from .casting import CastError, as_array, cast
-from .failing import bare, key, refusal
+from .errors import cortex_error, quoted_key, unexpected_error
 
 TYPES: Mapping[str, str] = {
     "tensor(float16)": "float16",
@@ -55,16 +55,16 @@ class _Input:
     def convert(self, value: Any, *prefix: str) -> Array:
         """Make it from a value. Raises: InferError, with `prefix` before the error."""
         if not self._type:
-            raise bare(repr(self._kind))
+            raise unexpected_error(repr(self._kind))
         try:
-            array = self._shaped(self._typed(value))
+            array = self._with_shape(self._with_dtype(value))
         except ValueError as error:
-            raise refusal(*prefix, "failed to convert to numpy array", str(error)) from error
+            raise cortex_error(*prefix, "failed to convert to numpy array", str(error)) from error
         if self._dtype.hasobject:
-            array = change_each(array, _bytes)
-        return fitted(array, self._spec)
+            array = map_elements(array, _to_bytes)
+        return fit_shape(array, self._spec)
 
-    def _typed(self, value: Any) -> Array:
+    def _with_dtype(self, value: Any) -> Array:
         # as in Cortex: an array of a subclass, such as a matrix, is rebuilt like a list
         if type(value) is not np.ndarray:
             return as_array(value, self._dtype)
@@ -74,7 +74,7 @@ class _Input:
             raise CastError(f"expected dtype '{self._type}' but found '{value.dtype}'")
         return cast(value, self._dtype)
 
-    def _shaped(self, array: Array) -> Array:
+    def _with_shape(self, array: Array) -> Array:
         if self._free:
             shape, target = array.shape, self._target
             if len(shape) == len(target) and all(
@@ -84,7 +84,7 @@ class _Input:
             if len(self._free) == 1:
                 return array.reshape([-1 if axis in self._free else length for axis, length in enumerate(target)])
             if len(shape) + 1 == len(target) and self._free[0] == 0:
-                return self._shaped(array[np.newaxis])
+                return self._with_shape(array[np.newaxis])
         return array.reshape(self._target)
 
 
@@ -99,32 +99,32 @@ class OnnxValues:
     - if several axes are free, a value with one axis less is one row.
     """
 
-    def __init__(self, described: Described) -> None:
-        self.signatures: tuple[Any, Any] = (list(described.inputs), list(described.outputs))
-        specs = described.signature.input
-        relaxed = bool(described.settings.get("relaxed_shapes"))
-        self._inputs = [_Input(node, specs.get(str(node.name)), relaxed) for node in described.inputs]
+    def __init__(self, description: ModelDescription) -> None:
+        self.signatures: tuple[Any, Any] = (list(description.inputs), list(description.outputs))
+        specs = description.signature.input
+        relaxed = bool(description.settings.get("relaxed_shapes"))
+        self._inputs = [_Input(node, specs.get(str(node.name)), relaxed) for node in description.inputs]
         names = [each.name for each in self._inputs]
-        self._order = [names.index(spec.name) if spec.name in names else None for spec in described.signature.inputs]
-        nodes = {str(node.name): node for node in described.outputs}
-        self._outputs = [_restored(spec, nodes.get(spec.name)) for spec in described.signature.outputs]
+        self._order = [names.index(spec.name) if spec.name in names else None for spec in description.signature.inputs]
+        nodes = {str(node.name): node for node in description.outputs}
+        self._outputs = [_output_restorer(spec, nodes.get(spec.name)) for spec in description.signature.outputs]
 
-    def inputs(self, value: Any) -> list[Array | None]:
+    def to_inputs(self, value: Any) -> list[Array | None]:
         """Make the model's inputs, in its order. Raises: InferError."""
         if len(self._inputs) == 1:
             only = self._inputs[0]
             if isinstance(value, dict):
-                arrays = [only.convert(_member(value, only.name))]
+                arrays = [only.convert(_find_member(value, only.name))]
             else:
-                arrays = [only.convert(value, key(only.name))]
+                arrays = [only.convert(value, quoted_key(only.name))]
         elif self._inputs and not isinstance(value, dict):
             names = ", ".join(f'"{each.name}"' for each in self._inputs)
-            raise refusal(f"expected sample to be a dictionary with keys {names}")
+            raise cortex_error(f"expected sample to be a dictionary with keys {names}")
         else:
-            arrays = [each.convert(_member(value, each.name), key(each.name)) for each in self._inputs]
+            arrays = [each.convert(_find_member(value, each.name), quoted_key(each.name)) for each in self._inputs]
         return [None if at is None else arrays[at] for at in self._order]
 
-    def prediction(self, outputs: Sequence[Any]) -> list[Any]:
+    def to_prediction(self, outputs: Sequence[Any]) -> list[Any]:
         """Return arrays, of `str` if they hold text, and lists of dicts, each as from a run of its own.
 
         Ownership: the list is new, its arrays are the request's own.
@@ -132,14 +132,14 @@ class OnnxValues:
         return [restore(output) for restore, output in zip(self._outputs, outputs, strict=True)]
 
 
-def _member(value: dict[Any, Any], name: str) -> Any:
+def _find_member(value: dict[Any, Any], name: str) -> Any:
     found = value.get(name)
     if found is None:
-        raise refusal(f'missing key "{name}"')
+        raise cortex_error(f'missing key "{name}"')
     return found
 
 
-def fitted(array: Array, spec: TensorSpec | None) -> Array:
+def fit_shape(array: Array, spec: TensorSpec | None) -> Array:
     """Reshape an array to the Engine's shape of its input, which has an axis if the graph has a scalar."""
     if spec is None or array.ndim == len(spec.shape):
         return array
@@ -147,7 +147,7 @@ def fitted(array: Array, spec: TensorSpec | None) -> Array:
     return array.reshape(shape) if math.prod(shape) == array.size else array
 
 
-def _restored(spec: TensorSpec, node: Any) -> Callable[[Any], Any]:
+def _output_restorer(spec: TensorSpec, node: Any) -> Callable[[Any], Any]:
     """Return the function that restores an output to the runtime's own form."""
     # a graph's scalar is (1,) to the Engine; an output of unknown rank is declared like a scalar, and also gets this
     # shape if it is one number
@@ -157,7 +157,7 @@ def _restored(spec: TensorSpec, node: Any) -> Callable[[Any], Any]:
         if not isinstance(output, np.ndarray):
             return output
         if spec.datatype == "BYTES":
-            output = change_each(output, _text)
+            output = map_elements(output, _to_text)
         elif spec.datatype == "BF16":
             output = bf16_to_fp32(output)
         return output.reshape(()) if is_scalar and output.shape == (1,) else output
@@ -165,20 +165,20 @@ def _restored(spec: TensorSpec, node: Any) -> Callable[[Any], Any]:
     return restore
 
 
-def _bytes(element: Any) -> bytes:
+def _to_bytes(element: Any) -> bytes:
     """Return an element of a string tensor as ONNX Runtime reads it: str() of any value."""
     if isinstance(element, bytes):
         return element
     try:
         return str(element).encode()
     except UnicodeEncodeError as error:
-        raise bare("Unable to extract string contents! (encoding issue)") from error
+        raise unexpected_error("Unable to extract string contents! (encoding issue)") from error
     except Exception as error:
         # raised by the value's own __str__
-        raise bare(str(error)) from error
+        raise unexpected_error(str(error)) from error
 
 
-def _text(element: Any) -> Any:
+def _to_text(element: Any) -> Any:
     if not isinstance(element, bytes):
         return element
     try:

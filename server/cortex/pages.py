@@ -25,7 +25,7 @@ _MESSAGE = "make a prediction by sending a post request to this endpoint with a 
 
 _TENSORFLOW = {"DT_FLOAT": "float32", "DT_DOUBLE": "float64", "DT_HALF": "float16"}
 """The name of any other type is the part after `DT_`, in lower case."""
-_FOR_NOW = frozenset((Code.NOT_FOUND, Code.NOT_READY, Code.OVERLOADED, Code.EXPIRED))
+_TEMPORARY_CODES = frozenset((Code.NOT_FOUND, Code.NOT_READY, Code.OVERLOADED, Code.EXPIRED))
 Document = dict[str, dict[str, Any]]
 
 
@@ -55,27 +55,27 @@ def _type(tensor: Mapping[str, Any]) -> str:
 
 def signature_page(signature: Document) -> bytes:
     """Encode the signature document of 0.9 and 0.10."""
-    return written({"signature": signature})
+    return encode_json({"signature": signature})
 
 
 def summary_page(signature: Document) -> bytes:
     """Encode the answer of 0.11 to GET on the endpoint."""
-    return written({"message": _MESSAGE, "model_signature": signature})
+    return encode_json({"message": _MESSAGE, "model_signature": signature})
 
 
 def error_page(text: str) -> bytes:
     """Encode the body of an error other than a failed prediction."""
-    return written({"error": text})
+    return encode_json({"error": text})
 
 
-def written(value: Any) -> bytes:
+def encode_json(value: Any) -> bytes:
     """Encode JSON as Flask does: compact, sorted keys, ASCII, a final line end."""
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode() + b"\n"
 
 
-def refused(error: InferError) -> tuple[int, bytes, bytes]:
+def error_response(error: InferError) -> tuple[int, bytes, bytes]:
     """Return the status, body and content type that answer an error."""
     if error.code is Code.UNKNOWN:
         return 500, error_page(error.message), JSON
     text = f"prediction failed: {error.message}"
-    return 503 if error.code in _FOR_NOW else 406, text.encode("utf-8", "replace"), HTML
+    return 503 if error.code in _TEMPORARY_CODES else 406, text.encode("utf-8", "replace"), HTML

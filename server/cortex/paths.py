@@ -17,7 +17,7 @@ ENDPOINT, SIGNATURE, HEALTH = "endpoint", "signature", "health"
 PREDICT_PATH, HEALTH_PATH = "/predict", "/healthz"
 _METHODS = {ENDPOINT: (b"GET", b"HEAD", b"OPTIONS", b"POST")}
 _READ_ONLY = (b"GET", b"HEAD", b"OPTIONS")
-_OURS = frozenset(("/v2", "/metrics", "/docs", "/openapi.json"))
+_PENSTOCK_PATHS = frozenset(("/v2", "/metrics", "/docs", "/openapi.json"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,25 +39,25 @@ class CortexPaths:
     def __init__(self, apis: Mapping[str, Api]) -> None:
         self.apis = apis
         self._count = len(apis)
-        self._places: dict[str, CortexRoute] = {HEALTH_PATH: CortexRoute(HEALTH)}
+        self._routes: dict[str, CortexRoute] = {HEALTH_PATH: CortexRoute(HEALTH)}
         if len(apis) == 1:
             self._add(PREDICT_PATH, *apis.values())
         for api in apis.values():
             self._add(api.endpoint, api)
 
     def _add(self, path: str, api: Api) -> None:
-        self._places.setdefault(path.rstrip("/") + "/signature", CortexRoute(SIGNATURE, api))
-        self._places[path] = CortexRoute(ENDPOINT, api)
+        self._routes.setdefault(path.rstrip("/") + "/signature", CortexRoute(SIGNATURE, api))
+        self._routes[path] = CortexRoute(ENDPOINT, api)
 
-    def are_of(self, apis: Mapping[str, Api]) -> bool:
+    def is_current(self, apis: Mapping[str, Api]) -> bool:
         """Return whether these are still the paths of `apis`: changed projects have a new mapping."""
         return apis is self.apis and len(apis) == self._count
 
     def find(self, path: str) -> CortexRoute | None:
         """Return the purpose of a path."""
-        return self._places.get(path)
+        return self._routes.get(path)
 
 
-def is_ours(path: str) -> bool:
+def is_penstock_path(path: str) -> bool:
     """Return whether a path belongs to Penstock's own protocol or its control plane, unless an API has it."""
-    return path in _OURS or path.startswith("/v2/")
+    return path in _PENSTOCK_PATHS or path.startswith("/v2/")

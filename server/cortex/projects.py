@@ -18,17 +18,17 @@ class Projects:
     """Folders, each with a cortex.yaml. Used instead of Mirrors."""
 
     def __init__(self, paths: Iterable[str], s3_root: str = "") -> None:
-        given = list(dict.fromkeys(paths))
-        self._remote = [path for path in given if is_remote(path)]
-        local = [Path(path).absolute() for path in given if not is_remote(path)]
+        distinct = list(dict.fromkeys(paths))
+        self._remote = [path for path in distinct if is_remote(path)]
+        local = [Path(path).absolute() for path in distinct if not is_remote(path)]
         self.local = tuple({project_file(path).resolve(): path for path in local}.values())
         self.models = ModelFinder(s3_root)
 
     def repository(
-        self, defaults: Defaults, tell: Callable[[Iterable[Finding]], None] = log_findings
+        self, defaults: Defaults, report: Callable[[Iterable[Finding]], None] = log_findings
     ) -> CortexRepository:
-        """Return the Repository of their APIs. `tell` is called once with the findings of an invalid project."""
-        return CortexRepository(self.local, defaults, self.models, tell)
+        """Return the Repository of their APIs. `report` is called once with the findings of an invalid project."""
+        return CortexRepository(self.local, defaults, self.models, report)
 
     def invalid_path(self) -> Finding | None:
         """Return the finding for a PATH that is not a project, None if all are."""

@@ -6,20 +6,20 @@ import re
 from decimal import Decimal
 
 _PATTERN = r"^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$"
-_FORM = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))(?:([numkMGTPE]|[KMGTPE]i)?|[eE]([-+]?[0-9]{1,3}))")
+_QUANTITY = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))(?:([numkMGTPE]|[KMGTPE]i)?|[eE]([-+]?[0-9]{1,3}))")
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _BINARY = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
 
-NO_QUANTITY = f"quantities must match the regular expression '{_PATTERN}'"
+QUANTITY_MESSAGE = f"quantities must match the regular expression '{_PATTERN}'"
 """Source: k8s.io/apimachinery, quantity.go."""
 
 
 def parse_quantity(text: str) -> Decimal:
     """Parse a quantity. Raises: ValueError, with Kubernetes' text, for an invalid one."""
-    found = _FORM.fullmatch(text)
-    if found is None:
-        raise ValueError(NO_QUANTITY)
-    number, suffix, exponent = Decimal(found[1]), found[2], found[3]
+    match = _QUANTITY.fullmatch(text)
+    if match is None:
+        raise ValueError(QUANTITY_MESSAGE)
+    number, suffix, exponent = Decimal(match[1]), match[2], match[3]
     if exponent is not None:
         return number.scaleb(int(exponent))
     if suffix in _BINARY:

@@ -24,7 +24,7 @@ from .project import CONFIG, Project, project_file, read_project
 
 logger = logging.getLogger("penstock.repository")
 
-_AT_ONCE = 4
+_MAX_CONCURRENT = 4
 """How many models are fetched or unpacked concurrently."""
 
 
@@ -38,37 +38,37 @@ class CortexRepository(Repository):
 
     def __init__(
         self, paths: Iterable[Path], defaults: Defaults, models: ModelFinder,
-        tell: Callable[[Iterable[Finding]], None] = log_findings,
+        report: Callable[[Iterable[Finding]], None] = log_findings,
     ) -> None:  # fmt: skip
-        """`tell` is called once with the findings of an invalid project."""
+        """`report` is called once with the findings of an invalid project."""
         super().__init__(paths, defaults)
         self._models = models
-        self._tell = tell
-        self._good: dict[Path, Project] = {}
-        self._wrong: dict[Path, tuple[Finding, ...]] = {}
-        self._prints: dict[Path, bytes] = {}
-        self._turn = threading.Lock()
+        self._report = report
+        self._valid_projects: dict[Path, Project] = {}
+        self._reported_findings: dict[Path, tuple[Finding, ...]] = {}
+        self._fingerprints: dict[Path, bytes] = {}
+        self._lock = threading.Lock()
         self.apis: Mapping[str, Api] = {}
 
     def scan(self) -> tuple[list[ModelEntry], list[Finding], dict[str, bytes]]:
         """Read everything, and fetch remote models; blocks."""
         projects, apis = self._projects()
-        prints = {name: self._print(api) for name, api in apis.items()}
+        fingerprints = {name: self._fingerprint(api) for name, api in apis.items()}
         model_config_pb2()  # two threads must not load it at once
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
+        with ThreadPoolExecutor(_MAX_CONCURRENT) as pool:
             entries = list(pool.map(lambda name: self._entry(name, projects), sorted(apis)))
-        stray = [finding for project in projects for finding in project.findings if finding.model not in apis]
-        return entries, stray, prints
+        unassigned = [finding for project in projects for finding in project.findings if finding.model not in apis]
+        return entries, unassigned, fingerprints
 
     def fingerprints(self) -> dict[str, bytes]:
         """Return the fingerprint of each API; blocks, and queries the stores of remote models."""
         _, apis = self._projects()
-        return {name: self._print(api) for name, api in apis.items()}
+        return {name: self._fingerprint(api) for name, api in apis.items()}
 
     def fingerprint(self, name: str) -> bytes:
         """Return the fingerprint of one API; blocks."""
         api = self._projects()[1].get(name)
-        return b"" if api is None else self._print(api)
+        return b"" if api is None else self._fingerprint(api)
 
     def read(self, name: str, config: Any = None) -> tuple[ModelEntry | None, bytes]:
         """Read one API, and fetch its model if it is remote and has changed; blocks."""
@@ -76,11 +76,11 @@ class CortexRepository(Repository):
         api = apis.get(name)
         if api is None:
             return None, b""
-        print_ = self._print(api)
+        digest = self._fingerprint(api)
         if config is not None:
             finding = Finding(api.project / CONFIG, "takes no configuration: the project says it", api.line, model=name)
-            return ModelEntry(name, api.project, findings=(finding,)), print_
-        return self._entry(name, projects), print_
+            return ModelEntry(name, api.project, findings=(finding,)), digest
+        return self._entry(name, projects), digest
 
     def names(self) -> list[str]:
         """List the names of all APIs, with duplicates; blocks."""
@@ -95,10 +95,10 @@ class CortexRepository(Repository):
 
         Returns: the projects, and the `apis` that belong to them: another thread may read the files again meanwhile.
         """
-        with self._turn:
+        with self._lock:
             for path in self._paths:
                 self._read(path)
-            projects = [self._good[path] for path in self._paths if path in self._good]
+            projects = [self._valid_projects[path] for path in self._paths if path in self._valid_projects]
             apis = {api.name: api for project in reversed(projects) for api in project.apis}
             if apis != self.apis:
                 self.apis = apis
@@ -106,35 +106,35 @@ class CortexRepository(Repository):
 
     def _read(self, path: Path) -> None:
         """Read one file, unless it is unchanged."""
-        print_ = fingerprint_files([project_file(path)])
-        if print_ and self._prints.get(path) == print_:
+        digest = fingerprint_files([project_file(path)])
+        if digest and self._fingerprints.get(path) == digest:
             return
         project = read_project(path)
-        self._prints[path] = print_
+        self._fingerprints[path] = digest
         if not project.mistakes:
-            self._good[path] = project
-            self._wrong.pop(path, None)
+            self._valid_projects[path] = project
+            self._reported_findings.pop(path, None)
             for api in project.apis:
                 logger.info("api %s of %s is asked at POST %s", api.name, project.deployment, api.endpoint)
-        elif self._wrong.get(path) != project.findings:
-            self._wrong[path] = project.findings
-            self._tell(project.findings)
+        elif self._reported_findings.get(path) != project.findings:
+            self._reported_findings[path] = project.findings
+            self._report(project.findings)
 
     def _entry(self, name: str, projects: list[Project]) -> ModelEntry:
-        found = [api for project in projects for api in project.apis if api.name == name]
-        said = [finding for project in projects for finding in project.findings if finding.model == name]
-        if len(found) > 1:
-            places = " and ".join(f"{api.project.name}/{CONFIG}" for api in found)
-            text = f'api: {name}: name "{name}" must be unique across apis (defined in {places})'
-            twice = [Finding(api.project / CONFIG, text, api.line, model=name) for api in found]
-            return ModelEntry(name, found[0].project, findings=(*said, *twice))
-        if taken := self._taken(found[0], projects):
-            return ModelEntry(name, found[0].project, findings=(*said, taken))
-        entry = entry_of(found[0], self._models, self._defaults)
-        return replace(entry, findings=(*said, *entry.findings))
+        matches = [api for project in projects for api in project.apis if api.name == name]
+        own_findings = [finding for project in projects for finding in project.findings if finding.model == name]
+        if len(matches) > 1:
+            paths = " and ".join(f"{api.project.name}/{CONFIG}" for api in matches)
+            text = f'api: {name}: name "{name}" must be unique across apis (defined in {paths})'
+            duplicates = [Finding(api.project / CONFIG, text, api.line, model=name) for api in matches]
+            return ModelEntry(name, matches[0].project, findings=(*own_findings, *duplicates))
+        if conflict := self._endpoint_conflict(matches[0], projects):
+            return ModelEntry(name, matches[0].project, findings=(*own_findings, conflict))
+        entry = entry_of(matches[0], self._models, self._defaults)
+        return replace(entry, findings=(*own_findings, *entry.findings))
 
     @staticmethod
-    def _taken(api: Api, projects: list[Project]) -> Finding | None:
+    def _endpoint_conflict(api: Api, projects: list[Project]) -> Finding | None:
         """Report the API of an earlier project that has an API's endpoint."""
         for project in projects:
             for other in project.apis:
@@ -149,14 +149,14 @@ class CortexRepository(Repository):
                     return Finding(api.project / CONFIG, text, api.line, model=api.name)
         return None
 
-    def _print(self, api: Api) -> bytes:
+    def _fingerprint(self, api: Api) -> bytes:
         """Return a value that changes with the files of an API's project, or with its model."""
-        places = [api.project]
+        paths = [api.project]
         try:
-            model = self._models.local(api)
+            model = self._models.local_path(api)
         except ModelError:
             model = None
         if model is not None and not model.is_relative_to(api.project):
-            places.append(model)
-        told = f"{api.endpoint} {self._models.stamp(api)}".encode("utf-8", "surrogateescape")
-        return hashlib.blake2b(fingerprint_files(places) + told, digest_size=16).digest()
+            paths.append(model)
+        stamp = f"{api.endpoint} {self._models.stamp(api)}".encode("utf-8", "surrogateescape")
+        return hashlib.blake2b(fingerprint_files(paths) + stamp, digest_size=16).digest()

@@ -26,22 +26,22 @@ def resolve(text: str) -> Scalar:
         return text in _TRUE
     if found := _SPECIAL.fullmatch(text):
         return float(found[1] + "inf" if found[2] else "nan")
-    plain = text.replace("_", "")
-    if len(plain) <= _MAX_DIGITS and _INTEGER.fullmatch(plain):
-        number = _whole(plain)
+    digits = text.replace("_", "")
+    if len(digits) <= _MAX_DIGITS and _INTEGER.fullmatch(digits):
+        number = _parse_integer(digits)
         if -(2**63) <= number < 2**64:
             return number
-    return float(plain) if len(plain) <= _MAX_DIGITS and _FLOAT.fullmatch(plain) else text
+    return float(digits) if len(digits) <= _MAX_DIGITS and _FLOAT.fullmatch(digits) else text
 
 
-def _whole(plain: str) -> int:
-    sign, digits = (-1, plain[1:]) if plain.startswith("-") else (1, plain.removeprefix("+"))
-    if len(digits) > 1 and digits[0] == "0" and digits[1].isdigit():
-        digits = f"0o{digits[1:]}"
-    return sign * int(digits, 0)
+def _parse_integer(digits: str) -> int:
+    sign, magnitude = (-1, digits[1:]) if digits.startswith("-") else (1, digits.removeprefix("+"))
+    if len(magnitude) > 1 and magnitude[0] == "0" and magnitude[1].isdigit():
+        magnitude = f"0o{magnitude[1:]}"
+    return sign * int(magnitude, 0)
 
 
-def named(tag: str, text: str) -> Scalar:
+def resolve_tagged(tag: str, text: str) -> Scalar:
     """Return the value of a scalar with a tag of YAML's own (`!!str 5`); with any other tag, it is a text."""
     if tag in {"int", "float", "bool", "null"}:
         value = resolve(text)

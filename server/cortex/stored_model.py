@@ -21,16 +21,16 @@ class StoredModel:
         self._depot = Depot(url)
         self._files: dict[str, Mapping[str, Any]] = {}
 
-    def look(self) -> str:
+    def list_files(self) -> str:
         """List the files there now. Returns: a value that changes with them, "" if none. Raises: RemoteError."""
-        with self._told():
+        with self._converted_errors():
             self._files = {}
-            self._reach()
+            self._connect()
             top = self._depot.root_path
             for name, entry in self._depot.call(lambda: self._depot.filesystem.find(top, detail=True)).items():
-                inner = str(name).strip("/").removeprefix(top.strip("/")).strip("/")
-                if entry["type"] == "file" and _is_inside(inner):
-                    self._files[inner] = entry
+                relative_path = str(name).strip("/").removeprefix(top.strip("/")).strip("/")
+                if entry["type"] == "file" and _is_inside(relative_path):
+                    self._files[relative_path] = entry
             return "\n".join(f"{name} {stamp_of(entry)}" for name, entry in sorted(self._files.items()))
 
     @property
@@ -41,12 +41,12 @@ class StoredModel:
     def copy(self, names: Iterable[str], into: Path) -> None:
         """Copy some of them into a folder, by path; the one at the URL itself as `model`. Raises: RemoteError."""
         for name in names:
-            to = into / (name or "model")
-            to.parent.mkdir(parents=True, exist_ok=True)
-            with self._told():
-                self._depot.filesystem.get_file(self._files[name]["name"], str(to))
+            target = into / (name or "model")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with self._converted_errors():
+                self._depot.filesystem.get_file(self._files[name]["name"], str(target))
 
-    def _reach(self) -> None:
+    def _connect(self) -> None:
         try:
             self._depot.reconnect()
         except CredentialError as error:
@@ -63,7 +63,7 @@ class StoredModel:
         return self._depot.address
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _converted_errors(self) -> Iterator[None]:
         """Convert any exception of the store's client to RemoteError, without the address's secrets."""
         try:
             yield

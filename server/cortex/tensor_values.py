@@ -1,7 +1,8 @@
 """Values of TensorFlow models: how Cortex made a model's inputs, and the flat prediction it passed to a handler.
 
 Called by `conversions.py`. Source: Cortex 0.9 and 0.10, tf_api, by the observed behavior of its process: inputs went
-through TensorFlow 1.14's make_tensor_proto, answers through protobuf's JSON. `protos.py` has the rules of the former.
+through TensorFlow 1.14's make_tensor_proto, answers through protobuf's JSON. `tensor_protos.py` has the rules of the
+former.
 """
 
 from __future__ import annotations
@@ -18,50 +19,50 @@ import orjson
 from penstock.backends.backend import Array
 from penstock.backends.errors import InferError
 from penstock.backends.signature import TensorSpec
-from penstock.server.hooks.conversions import Described
+from penstock.server.hooks.conversions import ModelDescription
 
 from .casting import CastError
-from .failing import bare, key, refusal
-from .protos import Kind, kind_of, tensor
+from .errors import cortex_error, quoted_key, unexpected_error
+from .tensor_protos import TensorType, make_array, tensor_type_of
 
 
 class _Input:
     """One input of the signature."""
 
-    def __init__(self, name: str, said: Mapping[str, Any], spec: TensorSpec | None, batched: bool) -> None:
+    def __init__(self, name: str, signature_def: Mapping[str, Any], spec: TensorSpec | None, batched: bool) -> None:
         self.name = name
         self.spec = spec
-        self._kind: Kind = kind_of(str(said.get("dtype", "")))
-        self._dims = [int(dim.get("size", 0)) for dim in said.get("tensorShape", {}).get("dim", ())]
+        self._tensor_type: TensorType = tensor_type_of(str(signature_def.get("dtype", "")))
+        self._dims = [int(dim.get("size", 0)) for dim in signature_def.get("tensorShape", {}).get("dim", ())]
         self._batched = batched
 
     def convert(self, value: Any) -> Array:
         """Make it from a value. Shapes: complete, with rows if the model has them. Raises: InferError."""
         try:
-            array = tensor(value, self._kind)
+            array = make_array(value, self._tensor_type)
         except CastError as error:
-            raise self.refusal(str(error)) from error
-        return self._shaped(array)
+            raise self.shape_error(str(error)) from error
+        return self._with_shape(array)
 
-    def refusal(self, text: str) -> InferError:
-        return refusal(key(self.name), f"expected shape {self._dims}", text)
+    def shape_error(self, text: str) -> InferError:
+        return cortex_error(quoted_key(self.name), f"expected shape {self._dims}", text)
 
-    def _shaped(self, array: Array) -> Array:
+    def _with_shape(self, array: Array) -> Array:
         if self.spec is None:
             return array
-        wanted = self.spec.shape
-        if self._batched and array.ndim + 1 == len(wanted):
+        expected = self.spec.shape
+        if self._batched and array.ndim + 1 == len(expected):
             array = array[np.newaxis]
-        if array.ndim == len(wanted):
-            if any(dim not in (-1, length) for dim, length in zip(wanted, array.shape, strict=True)):
-                raise self.refusal(f"got shape {list(array.shape)}")
+        if array.ndim == len(expected):
+            if any(dim not in (-1, length) for dim, length in zip(expected, array.shape, strict=True)):
+                raise self.shape_error(f"got shape {list(array.shape)}")
             return array
-        one = tuple(1 if dim < 0 else dim for dim in wanted)
-        if math.prod(one) == array.size:
-            return array.reshape(one)
-        if wanted.count(-1) == 1 and not self._batched and array.size and array.size % math.prod(one) == 0:
-            return array.reshape(wanted)
-        raise self.refusal(f"got shape {list(array.shape)}")
+        single_row = tuple(1 if dim < 0 else dim for dim in expected)
+        if math.prod(single_row) == array.size:
+            return array.reshape(single_row)
+        if expected.count(-1) == 1 and not self._batched and array.size and array.size % math.prod(single_row) == 0:
+            return array.reshape(expected)
+        raise self.shape_error(f"got shape {list(array.shape)}")
 
 
 class TensorValues:
@@ -71,23 +72,25 @@ class TensorValues:
     value of the input's rank has as many rows as its length.
     """
 
-    def __init__(self, described: Described) -> None:
+    def __init__(self, description: ModelDescription) -> None:
         # a copy, since a handler may modify it
-        signatures = copy.deepcopy(dict(described.described["signature_def"]))
+        signatures = copy.deepcopy(dict(description.described["signature_def"]))
         self.signatures: tuple[Any, Any] = (signatures, signatures)
-        said = described.described["signature_def"][described.described["signature_key"]]
-        signature = described.signature
+        signature_def = description.described["signature_def"][description.described["signature_key"]]
+        signature = description.signature
         self._batched = signature.batched
         self._inputs = {
-            name: _Input(name, each, signature.input.get(name), signature.batched)
-            for name, each in said.get("inputs", {}).items()
+            name: _Input(name, tensor_info, signature.input.get(name), signature.batched)
+            for name, tensor_info in signature_def.get("inputs", {}).items()
         }
         self._optional = {spec.name for spec in signature.inputs if spec.optional}
         self._order = [spec.name for spec in signature.inputs]
-        kinds = {name: str(each.get("dtype", "")) for name, each in said.get("outputs", {}).items()}
-        self._outputs = [(spec.name, _flat(kinds.get(spec.name, ""))) for spec in signature.outputs]
+        dtypes = {
+            name: str(tensor_info.get("dtype", "")) for name, tensor_info in signature_def.get("outputs", {}).items()
+        }
+        self._outputs = [(spec.name, _flattener(dtypes.get(spec.name, ""))) for spec in signature.outputs]
 
-    def inputs(self, value: Any) -> list[Array | None]:
+    def to_inputs(self, value: Any) -> list[Array | None]:
         """Make the model's inputs, in its order. Raises: InferError.
 
         A bare list or array is taken for a model's only input, which Cortex documented but did not implement.
@@ -95,113 +98,116 @@ class TensorValues:
         if len(self._inputs) == 1 and isinstance(value, list | tuple | np.ndarray):
             value = {next(iter(self._inputs)): value}
         arrays: dict[str, Array] = {}
-        for name, each in self._items(value):
+        for name, tensor_info in self._checked_items(value):
             try:
                 found = self._inputs.get(name)
             except TypeError as error:  # an unhashable key
-                raise bare(str(error)) from error
+                raise unexpected_error(str(error)) from error
             if found is None:
-                raise bare(repr(name))
-            arrays[name] = found.convert(each)
+                raise unexpected_error(repr(name))
+            arrays[name] = found.convert(tensor_info)
         if self._batched:
-            self._agree(arrays)
+            self._check_row_counts(arrays)
         return [arrays.get(name) for name in self._order]
 
-    def _items(self, value: Any) -> list[tuple[Any, Any]]:
+    def _checked_items(self, value: Any) -> list[tuple[Any, Any]]:
         """Return the members of a value, in its own order, after checking that none is missing."""
         if isinstance(value, Mapping):
             for name in self._inputs:
                 if name not in value and name not in self._optional:
-                    raise refusal(f'missing key "{name}"')
+                    raise cortex_error(f'missing key "{name}"')
             return list(value.items())
         if not hasattr(type(value), "__contains__") and not hasattr(type(value), "__iter__"):
-            raise bare(f"argument of type '{type(value).__name__}' is not iterable")
+            raise unexpected_error(f"argument of type '{type(value).__name__}' is not iterable")
         for name in self._inputs:
-            if not _holds(value, name):
-                raise refusal(f'missing key "{name}"')
-        raise bare(f"'{type(value).__name__}' object has no attribute 'items'")
+            if not _contains(value, name):
+                raise cortex_error(f'missing key "{name}"')
+        raise unexpected_error(f"'{type(value).__name__}' object has no attribute 'items'")
 
-    def _agree(self, arrays: Mapping[str, Array]) -> None:
+    def _check_row_counts(self, arrays: Mapping[str, Array]) -> None:
         """Check that all have the same number of rows. Raises: InferError."""
         first, rows = "", -1
         for name, array in arrays.items():
             if rows < 0:
                 first, rows = name, len(array)
             elif len(array) != rows:
-                raise self._inputs[name].refusal(f"got {len(array)} rows where {key(first)} has {rows}")
+                raise self._inputs[name].shape_error(f"got {len(array)} rows where {quoted_key(first)} has {rows}")
 
-    def prediction(self, outputs: Sequence[Any]) -> dict[str, Any]:
+    def to_prediction(self, outputs: Sequence[Any]) -> dict[str, Any]:
         """Return the outputs by name, as flat lists of JSON values. Raises: InferError."""
         return {name: flatten(output) for (name, flatten), output in zip(self._outputs, outputs, strict=True)}
 
 
-def _holds(value: Any, name: str) -> bool:
+def _contains(value: Any, name: str) -> bool:
     try:
         return name in value
     except Exception as error:
         # raised by the value's own comparison
-        raise bare(str(error)) from error
+        raise unexpected_error(str(error)) from error
 
 
-def _flat(kind: str) -> Callable[[Any], list[Any]]:
+def _flattener(dtype: str) -> Callable[[Any], list[Any]]:
     """Return the function that makes a flat list of an output of a type."""
-    row = _FLAT.get(kind)
-    if row is None:
+    entry = _FLATTENERS.get(dtype)
+    if entry is None:
 
         def fail(_: Any) -> list[Any]:
-            raise bare(repr(kind))
+            raise unexpected_error(repr(dtype))
 
         return fail
-    member, elements = row
+    member, elements = entry
 
     def flatten(output: Any) -> list[Any]:
         if not output.size:
             # protobuf's JSON omits empty fields, and Cortex then failed to find it
-            raise bare(repr(member))
+            raise unexpected_error(repr(member))
         return elements(output.ravel())
 
     return flatten
 
 
-def _singles(array: Array) -> list[Any]:
+def _float32_list(array: Array) -> list[Any]:
     """Return float32s as the shortest decimals that identify them, as protobuf does."""
     if np.isfinite(array).all():
-        made: list[Any] = orjson.loads(orjson.dumps(np.ascontiguousarray(array), option=orjson.OPT_SERIALIZE_NUMPY))
-        return made
-    return [_number(float(str(element))) for element in array]
+        numbers: list[Any] = orjson.loads(orjson.dumps(np.ascontiguousarray(array), option=orjson.OPT_SERIALIZE_NUMPY))
+        return numbers
+    return [_json_number(float(str(element))) for element in array]
 
 
-def _doubles(array: Array) -> list[Any]:
+def _float64_list(array: Array) -> list[Any]:
     if np.isfinite(array).all():
         return list(array.tolist())
-    return [_number(element) for element in array.tolist()]
+    return [_json_number(element) for element in array.tolist()]
 
 
-def _number(value: float) -> Any:
+def _json_number(value: float) -> Any:
     if math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
-def _texts(array: Array) -> list[str]:
-    return [base64.b64encode(each.encode() if isinstance(each, str) else each).decode() for each in array.tolist()]
+def _base64_list(array: Array) -> list[str]:
+    return [
+        base64.b64encode(tensor_info.encode() if isinstance(tensor_info, str) else tensor_info).decode()
+        for tensor_info in array.tolist()
+    ]
 
 
-def _pairs(array: Array) -> list[Any]:
+def _complex_list(array: Array) -> list[Any]:
     parts = np.stack([array.real, array.imag], axis=-1).ravel()
-    return _singles(parts) if parts.dtype == np.float32 else _doubles(parts)
+    return _float32_list(parts) if parts.dtype == np.float32 else _float64_list(parts)
 
 
-_FLAT: Mapping[str, tuple[str, Callable[[Array], list[Any]]]] = {
+_FLATTENERS: Mapping[str, tuple[str, Callable[[Array], list[Any]]]] = {
     "DT_INT32": ("intVal", np.ndarray.tolist),
-    "DT_INT64": ("int64Val", lambda array: [str(each) for each in array.tolist()]),
-    "DT_FLOAT": ("floatVal", _singles),
-    "DT_DOUBLE": ("doubleVal", _doubles),
-    "DT_STRING": ("stringVal", _texts),
+    "DT_INT64": ("int64Val", lambda array: [str(tensor_info) for tensor_info in array.tolist()]),
+    "DT_FLOAT": ("floatVal", _float32_list),
+    "DT_DOUBLE": ("doubleVal", _float64_list),
+    "DT_STRING": ("stringVal", _base64_list),
     "DT_BOOL": ("boolVal", np.ndarray.tolist),
     "DT_HALF": ("halfVal", lambda array: array.view(np.uint16).tolist()),
-    "DT_COMPLEX64": ("scomplexVal", _pairs),
-    "DT_COMPLEX128": ("dcomplexVal", _pairs),
+    "DT_COMPLEX64": ("scomplexVal", _complex_list),
+    "DT_COMPLEX128": ("dcomplexVal", _complex_list),
 }
 """The field in which protobuf keeps the values of each TensorFlow type, and its form in JSON. Cortex supports no
 others."""

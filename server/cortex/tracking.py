@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def tracked(tracker: Mapping[str, Any], answer: Any) -> dict[str, Any]:
+def tracked_value(tracker: Mapping[str, Any], answer: Any) -> dict[str, Any]:
     """Return what is counted: `class`, `value`, or a `warning` with the reason if nothing is; {} for an answer of None.
 
     Types must match exactly: a bool is not an int, and numpy's numbers are neither int nor float.
@@ -27,16 +27,16 @@ def tracked(tracker: Mapping[str, Any], answer: Any) -> dict[str, Any]:
             return {"warning": f"failed to track key '{key}': not found in prediction"}
     if tracker["model_type"] == "classification":
         if type(answer) is not str and type(answer) is not int:
-            return _other("classification", "str", answer)
+            return _type_warning("classification", "str", answer)
         return {"class": str(answer)}
     if type(answer) is not float and type(answer) is not int:
-        return _other("regression", "float", answer)
+        return _type_warning("regression", "float", answer)
     try:
         return {"value": float(answer)}
     except OverflowError as error:
         return {"warning": str(error)}
 
 
-def _other(model_type: str, wanted: str, answer: Any) -> dict[str, Any]:
+def _type_warning(model_type: str, wanted: str, answer: Any) -> dict[str, Any]:
     found = f"expected type '{wanted}' or 'int' but encountered '{type(answer)}'"
     return {"warning": f"failed to track {model_type} prediction: {found}"}

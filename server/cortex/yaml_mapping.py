@@ -24,9 +24,9 @@ def quoted(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
-def either(words: Iterable[str], last: str = "or") -> str:
+def alternatives(values: Iterable[str], last: str = "or") -> str:
     """Return `"a", "b", or "c"`."""
-    shown = [quoted(word) for word in words]
+    shown = [quoted(value) for value in values]
     if len(shown) < 3:
         return f" {last} ".join(shown)
     return f"{', '.join(shown[:-1])}, {last} {shown[-1]}"
@@ -39,28 +39,28 @@ class YamlMapping:
     """
 
     def __init__(
-        self, file: Path, node: YamlNode, place: tuple[str, ...], findings: list[Finding], api: str = ""
+        self, file: Path, node: YamlNode, location: tuple[str, ...], findings: list[Finding], api: str = ""
     ) -> None:
         self._file = file
         self._values: dict[str, YamlNode] = node.value if isinstance(node.value, dict) else {}
         self._findings = findings
-        self._known: list[str] = []
+        self._accepted_keys: list[str] = []
         self.line = node.key_line or node.line
-        self.place = place
+        self.location = location
         self.api = api
 
     def __contains__(self, key: str) -> bool:
         return key in self._values and self._values[key].value is not None
 
-    def without(self) -> YamlMapping:
+    def empty(self) -> YamlMapping:
         """Return an empty map at the same place."""
-        return YamlMapping(self._file, YamlNode({}, self.line), self.place, self._findings, self.api)
+        return YamlMapping(self._file, YamlNode({}, self.line), self.location, self._findings, self.api)
 
-    def know(self, *keys: str) -> None:
+    def accept_keys(self, *keys: str) -> None:
         """Accept keys that are read elsewhere."""
-        self._known += keys
+        self._accepted_keys += keys
 
-    def word(self, key: str) -> str:
+    def peek_text(self, key: str) -> str:
         """Return a value if it is a text, without reporting mistakes."""
         value = self._values[key].value if key in self._values else ""
         return value if isinstance(value, str) else ""
@@ -72,58 +72,58 @@ class YamlMapping:
 
     def mistake(self, message: str, key: str = "") -> None:
         """Record what prevents this from being used."""
-        self._note(key, message, self.line_of(key), mistake=True)
+        self._record(key, message, self.line_of(key), mistake=True)
 
     def warn(self, message: str, key: str = "") -> None:
         """Record what may be unintended."""
-        self._note(key, message, self.line_of(key), mistake=False)
+        self._record(key, message, self.line_of(key), mistake=False)
 
-    def _note(self, key: str, message: str, line: int, *, mistake: bool) -> None:
-        text = ": ".join((*self.place, *((key,) if key else ()), message))
+    def _record(self, key: str, message: str, line: int, *, mistake: bool) -> None:
+        text = ": ".join((*self.location, *((key,) if key else ()), message))
         self._findings.append(Finding(self._file, text, line, is_mistake=mistake, model=self.api))
 
     # -- values ------------------------------------------------------------------------------------------------
 
-    def text(self, key: str, *, required: bool = False, of: tuple[str, ...] = ()) -> str:
-        """Return a text, "" if it is missing; `of` are the valid values."""
-        node = self._asked(key, required=required)
+    def text(self, key: str, *, required: bool = False, choices: tuple[str, ...] = ()) -> str:
+        """Return a text, "" if it is missing; `choices` are the valid values."""
+        node = self._get(key, required=required)
         if node is None:
             return ""
         if not isinstance(node.value, str):
-            self._wrong(key, node, str)
+            self._report_type(key, node, str)
         elif not node.value:
             self.mistake("cannot be empty", key)
-        elif of and node.value not in of:
-            close = nearest(node.value, of)
-            self.mistake(f"invalid value (got {quoted(node.value)}, must be {either(of)}){close}", key)
+        elif choices and node.value not in choices:
+            suggestion = nearest(node.value, choices)
+            self.mistake(f"invalid value (got {quoted(node.value)}, must be {alternatives(choices)}){suggestion}", key)
         else:
             return node.value
         return ""
 
-    def whole(self, key: str, default: int, least: int, most: int = 2**31 - 1) -> int:
+    def integer(self, key: str, default: int, minimum: int, maximum: int = 2**31 - 1) -> int:
         """Return an integer."""
-        node = self._asked(key)
+        node = self._get(key)
         if node is None:
             return default
         value = node.value
         if type(value) is not int:
-            self._wrong(key, node, int)
-        elif value < least:
-            bound = f"greater than {least - 1}" if least else "greater than or equal to 0"
+            self._report_type(key, node, int)
+        elif value < minimum:
+            bound = f"greater than {minimum - 1}" if minimum else "greater than or equal to 0"
             self.mistake(f"{value} must be {bound}", key)
-        elif value > most:
-            self.mistake(f"{value} must be less than or equal to {most}", key)
+        elif value > maximum:
+            self.mistake(f"{value} must be less than or equal to {maximum}", key)
         else:
             return value
         return default
 
     def quantity(self, key: str, default: str | None) -> str | None:
         """Return a quantity as it was written."""
-        node = self._asked(key)
+        node = self._get(key)
         if node is None:
             return default
         if isinstance(node.value, bool) or not isinstance(node.value, str | int | float):
-            self._wrong(key, node, str)
+            self._report_type(key, node, str)
             return default
         text = str(node.value)
         try:
@@ -135,52 +135,52 @@ class YamlMapping:
             self.mistake(f"{quoted(text)} must be greater than or equal to 0", key)
         return default
 
-    def flag(self, key: str) -> bool:
+    def boolean(self, key: str) -> bool:
         """Return a boolean; False if it is missing."""
-        node = self._asked(key)
+        node = self._get(key)
         if node is None or isinstance(node.value, bool):
             return node is not None and node.value is True
-        self._wrong(key, node, bool)
+        self._report_type(key, node, bool)
         return False
 
-    def part(self, key: str) -> YamlMapping | None:
+    def mapping(self, key: str) -> YamlMapping | None:
         """Return a nested map."""
-        node = self._asked(key)
+        node = self._get(key)
         if node is None:
             return None
         if isinstance(node.value, dict):
-            return YamlMapping(self._file, node, (*self.place, key), self._findings, self.api)
-        self.mistake(f"{quoted(node.plain)}: invalid type (expected map)", key)
+            return YamlMapping(self._file, node, (*self.location, key), self._findings, self.api)
+        self.mistake(f"{quoted(node.unwrapped)}: invalid type (expected map)", key)
         return None
 
-    def anything(self, key: str) -> dict[str, Any]:
+    def any_mapping(self, key: str) -> dict[str, Any]:
         """Return a map with any content, empty if it is missing."""
-        node = self._asked(key)
+        node = self._get(key)
         if node is None:
             return {}
         if isinstance(node.value, dict):
-            found: dict[str, Any] = node.plain
+            found: dict[str, Any] = node.unwrapped
             return found
-        self.mistake(f"{quoted(node.plain)}: invalid type (expected map)", key)
+        self.mistake(f"{quoted(node.unwrapped)}: invalid type (expected map)", key)
         return {}
 
-    def ignored(self, key: str, why: str) -> None:
+    def ignore(self, key: str, why: str) -> None:
         """Accept a key that has no effect here, with a warning."""
-        if self._asked(key) is not None:
+        if self._get(key) is not None:
             self.warn(why, key)
 
     def finish(self) -> None:
         """Report keys that were not read, and repeated ones."""
         for key, value in self._values.items():
-            if value.twice:
+            if value.is_repeated:
                 self.warn("is given twice; the last one counts", key)
-            if key not in self._known:
-                close = nearest(key, self._known)
-                self._note("", f"key {quoted(key)} is not supported{close}", self.line_of(key), mistake=True)
+            if key not in self._accepted_keys:
+                suggestion = nearest(key, self._accepted_keys)
+                self._record("", f"key {quoted(key)} is not supported{suggestion}", self.line_of(key), mistake=True)
 
-    def _asked(self, key: str, *, required: bool = False) -> YamlNode | None:
+    def _get(self, key: str, *, required: bool = False) -> YamlNode | None:
         """Return the value of a key; null counts as missing."""
-        self._known.append(key)
+        self._accepted_keys.append(key)
         node = self._values.get(key)
         if node is not None and node.value is None:
             if required:
@@ -190,5 +190,5 @@ class YamlMapping:
             self.mistake("must be defined", key)
         return node
 
-    def _wrong(self, key: str, node: YamlNode, kind: type) -> None:
-        self.mistake(f"{quoted(node.plain)}: invalid type (expected {_KINDS[kind]})", key)
+    def _report_type(self, key: str, node: YamlNode, kind: type) -> None:
+        self.mistake(f"{quoted(node.unwrapped)}: invalid type (expected {_KINDS[kind]})", key)

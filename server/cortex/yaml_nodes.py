@@ -11,12 +11,12 @@ from typing import Any
 
 import yaml
 
-from .scalars import Scalar, named, resolve
+from .scalars import Scalar, resolve, resolve_tagged
 
 MAX_NODES = 20_000
 """Includes the expansion of aliases: a few lines of them can expand to any number of values."""
 _OF_YAML = "tag:yaml.org,2002:"
-_PLAIN = "plain"
+_PLAIN = "unwrapped"
 
 
 class YamlError(Exception):
@@ -29,20 +29,20 @@ class YamlError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class YamlNode:
-    """A value and its first line. In a mapping, `key_line` is its key's, and `twice` marks a repeated key."""
+    """A value and its first line. In a mapping, `key_line` is its key's, and `is_repeated` marks a repeated key."""
 
     value: Scalar | list[YamlNode] | dict[str, YamlNode]
     line: int
     key_line: int = 0
-    twice: bool = False
+    is_repeated: bool = False
 
     @property
-    def plain(self) -> Any:
+    def unwrapped(self) -> Any:
         """The value without line numbers."""
         if isinstance(self.value, dict):
-            return {key: node.plain for key, node in self.value.items()}
+            return {key: node.unwrapped for key, node in self.value.items()}
         if isinstance(self.value, list):
-            return [node.plain for node in self.value]
+            return [node.unwrapped for node in self.value]
         return self.value
 
 
@@ -63,12 +63,12 @@ def parse(text: str) -> YamlNode:
             root = loader.get_single_node()
         finally:
             loader.dispose()
-        return _Tree().node(root) if root is not None else YamlNode(None, 1)
+        return _NodeConverter().convert(root) if root is not None else YamlNode(None, 1)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark is not None else 0
-        said = ", ".join(part for part in (error.context, error.problem) if part)
-        raise YamlError(f"invalid yaml: {said}", line) from error
+        yaml_node = ", ".join(part for part in (error.context, error.problem) if part)
+        raise YamlError(f"invalid yaml: {yaml_node}", line) from error
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise YamlError(f"invalid yaml: the character {chr(error.character)!a} is not allowed", line) from error
@@ -78,35 +78,35 @@ def parse(text: str) -> YamlNode:
         raise YamlError(f"invalid yaml: {error}") from error
 
 
-class _Tree:
+class _NodeConverter:
     """Converts PyYAML's nodes, at most MAX_NODES of them, and none that contains itself."""
 
     def __init__(self) -> None:
         self._count = 0
-        self._above: set[int] = set()
+        self._ancestors: set[int] = set()
 
-    def node(self, said: Any) -> YamlNode:
-        line = said.start_mark.line + 1
+    def convert(self, yaml_node: Any) -> YamlNode:
+        line = yaml_node.start_mark.line + 1
         self._count += 1
         if self._count > MAX_NODES:
             raise YamlError(f"invalid yaml: more than {MAX_NODES} values", line)
-        if isinstance(said, yaml.ScalarNode):
-            return YamlNode(_scalar(said), line)
-        if id(said) in self._above:
+        if isinstance(yaml_node, yaml.ScalarNode):
+            return YamlNode(_scalar(yaml_node), line)
+        if id(yaml_node) in self._ancestors:
             raise YamlError("invalid yaml: an alias of what it is part of", line)
-        self._above.add(id(said))
-        made = (
-            YamlNode([self.node(each) for each in said.value], line)
-            if isinstance(said, yaml.SequenceNode)
-            else YamlNode(self._mapping(said), line)
+        self._ancestors.add(id(yaml_node))
+        converted = (
+            YamlNode([self.convert(each) for each in yaml_node.value], line)
+            if isinstance(yaml_node, yaml.SequenceNode)
+            else YamlNode(self._mapping(yaml_node), line)
         )
-        self._above.discard(id(said))
-        return made
+        self._ancestors.discard(id(yaml_node))
+        return converted
 
-    def _mapping(self, said: Any) -> dict[str, YamlNode]:
+    def _mapping(self, yaml_node: Any) -> dict[str, YamlNode]:
         merged: dict[str, YamlNode] = {}
         own: dict[str, YamlNode] = {}
-        for key, value in said.value:
+        for key, value in yaml_node.value:
             line = key.start_mark.line + 1
             if isinstance(key, yaml.ScalarNode) and key.value == "<<" and key.tag == _PLAIN:
                 merged = {**self._merged(value), **merged}
@@ -115,31 +115,31 @@ class _Tree:
             if name is None:
                 shown = key.value if isinstance(key, yaml.ScalarNode) else "a list or a map"
                 raise YamlError(f"non string key found: {shown or 'null'}", line)
-            made = self.node(value)
-            own[name] = YamlNode(made.value, made.line, line, twice=name in own)
+            converted = self.convert(value)
+            own[name] = YamlNode(converted.value, converted.line, line, is_repeated=name in own)
         return {**merged, **own}
 
-    def _merged(self, said: Any) -> Mapping[str, YamlNode]:
+    def _merged(self, yaml_node: Any) -> Mapping[str, YamlNode]:
         """Return what `<<` merges: a map, or the maps in a list, of which earlier ones override later ones."""
-        made = self.node(said)
-        maps = made.value if isinstance(made.value, list) else [made]
-        found: dict[str, YamlNode] = {}
+        converted = self.convert(yaml_node)
+        maps = converted.value if isinstance(converted.value, list) else [converted]
+        merged: dict[str, YamlNode] = {}
         for each in maps:
             if not isinstance(each.value, dict):
-                raise YamlError("invalid yaml: map merge requires map or sequence of maps as the value", made.line)
-            found = {**each.value, **found}
-        return found
+                raise YamlError("invalid yaml: map merge requires map or sequence of maps as the value", converted.line)
+            merged = {**each.value, **merged}
+        return merged
 
 
-def _key(said: Any) -> str | None:
+def _key(yaml_node: Any) -> str | None:
     """Return a key; None if it is not text. `y` and `on` are texts here, while Cortex reads them as booleans."""
-    if not isinstance(said, yaml.ScalarNode):
+    if not isinstance(yaml_node, yaml.ScalarNode):
         return None
-    value = _scalar(said)
-    return str(said.value) if isinstance(value, str | bool) else None
+    value = _scalar(yaml_node)
+    return str(yaml_node.value) if isinstance(value, str | bool) else None
 
 
-def _scalar(said: Any) -> Scalar:
-    if said.tag == _PLAIN:
-        return resolve(said.value)
-    return named(said.tag.removeprefix(_OF_YAML), said.value)
+def _scalar(yaml_node: Any) -> Scalar:
+    if yaml_node.tag == _PLAIN:
+        return resolve(yaml_node.value)
+    return resolve_tagged(yaml_node.tag.removeprefix(_OF_YAML), yaml_node.value)

@@ -26,12 +26,12 @@ from typing import Any
 from penstock.server.settings import SettingError
 
 from .command import FAILED_STATUS, OptionValues, add_options
-from .entries import Target, target_of
+from .entries import Target, parse_target
 from .fields import add_fields, files_of, given_fields
 from .inside.answers import write_json
-from .inside.files import uploaded_file
+from .inside.files import uploaded_file_class
 from .inside.model import WrappedModel
-from .inside.service import IMPORTABLE, shown
+from .inside.service import IMPORTABLE, to_json
 from .installed import installed_in
 
 NAME = "deepaas-cli"
@@ -42,22 +42,22 @@ METHODS = {
     "predict": "predict, and print or store the result",
     "train": "train, and print or store a record",
 }
-_CALLED = ("predict", "train")
+_WITH_ARGUMENTS = ("predict", "train")
 _USAGE = f"{NAME} [NAME=package.module[:attr]] [--FLAG VALUE ...] METHOD [--ARGUMENT VALUE ...]"
 
 
 def run(argv: Sequence[str], serve: object) -> int:
     """Run the method that a command line names. Returns: the exit status. Raises: SystemExit for wrong usage."""
-    return called(lambda: _run(list(argv)))
+    return run_user_code(lambda: _run(list(argv)))
 
 
-def called(do: Callable[[], None]) -> int:
+def run_user_code(function: Callable[[], None]) -> int:
     """Run a command that imports and calls user code in this process. Returns: the exit status. Raises: SystemExit."""
     sys.path.insert(0, os.getcwd())  # noqa: PTH109 - a text is wanted
     if IMPORTABLE not in sys.path:
         sys.path.append(IMPORTABLE)
     try:
-        do()
+        function()
     except SettingError as error:
         sys.stderr.write(f"{error}\n")
         return FAILED_STATUS
@@ -68,40 +68,40 @@ def called(do: Callable[[], None]) -> int:
 
 
 def _run(words: list[str]) -> None:
-    target = taken(words)
+    target = pop_target(words)
     parser = _parser()
-    before, after = _divided(words, parser)
+    before, after = _split(words, parser)
     given = parser.parse_args(before)
     method = given.methods
-    values = OptionValues(given.said, os.environ, NAME)
-    found = target or chosen(values.of("model_name"))
+    values = OptionValues(given.options, os.environ, NAME)
+    found = target or find_target(values.of("model_name"))
     model = WrappedModel(found.name, found.target)
-    fields = model.arguments(f"get_{method}_args") if method in _CALLED else {}
+    fields = model.arguments(f"get_{method}_args") if method in _WITH_ARGUMENTS else {}
     of_method = argparse.ArgumentParser(prog=f"{NAME} {method}", conflict_handler="resolve")
     add_fields(of_method, fields)
-    said, unknown = of_method.parse_known_args(after)
+    parsed, unknown = of_method.parse_known_args(after)
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    arguments = given_fields(said, fields)
+    arguments = given_fields(parsed, fields)
     call = MethodCall(model, given.deepaas_method_output or "")
-    call.say(f"{method} was called.")
-    if method in _CALLED and values.of("warm"):
+    call.print(f"{method} was called.")
+    if method in _WITH_ARGUMENTS and values.of("warm"):
         model.warm()
     with _files(files_of(fields), arguments):
-        call.do(method, arguments)
+        call.run(method, arguments)
 
 
-def taken(words: list[str]) -> Target | None:
+def pop_target(words: list[str]) -> Target | None:
     """Remove the model from the start of a command line, and return it; None if there is none."""
-    return target_of(words.pop(0)) if words and "=" in words[0] and not words[0].startswith("-") else None
+    return parse_target(words.pop(0)) if words and "=" in words[0] and not words[0].startswith("-") else None
 
 
-def _divided(words: list[str], parser: argparse.ArgumentParser) -> tuple[list[str], list[str]]:
+def _split(words: list[str], parser: argparse.ArgumentParser) -> tuple[list[str], list[str]]:
     """Split the words after the method, which is not the value of a flag."""
-    alone = {flag for action in parser._actions if action.nargs == 0 for flag in action.option_strings}  # noqa: SLF001
+    without_value = {flag for action in parser._actions if action.nargs == 0 for flag in action.option_strings}  # noqa: SLF001
     for at, word in enumerate(words):
         flag = words[at - 1] if at else ""
-        is_value = flag.startswith("-") and "=" not in flag and flag not in alone
+        is_value = flag.startswith("-") and "=" not in flag and flag not in without_value
         if word in METHODS and not is_value:
             return words[: at + 1], words[at + 1 :]
     return words, []
@@ -127,19 +127,19 @@ def _method(word: str) -> str:
     return word
 
 
-def chosen(name: str) -> Target:
+def find_target(name: str) -> Target:
     """Find the model. Raises: SettingError unless there is exactly one."""
-    there = {each[0]: Target(*each) for each in installed_in().entries}
+    available = {each[0]: Target(*each) for each in installed_in().entries}
     if name:
-        if name not in there:
-            raise SettingError(f"[ERROR]: The model {name} is not available.\nAvailable models: {list(there)}")
-        return there[name]
-    if not there:
+        if name not in available:
+            raise SettingError(f"[ERROR]: The model {name} is not available.\nAvailable models: {list(available)}")
+        return available[name]
+    if not available:
         raise SettingError("[ERROR]: No model is installed, and none is named, as NAME=package.module[:attr].")
-    if len(there) > 1:
+    if len(available) > 1:
         text = "You have to choose one and set it in the DEEPAAS_V2_MODEL environment variable or using --model-name."
-        raise SettingError(f"[ERROR]: There are several models available ({list(there)}).\n{text}")
-    return next(iter(there.values()))
+        raise SettingError(f"[ERROR]: There are several models available ({list(available)}).\n{text}")
+    return next(iter(available.values()))
 
 
 @contextmanager
@@ -153,7 +153,7 @@ def _files(names: Sequence[str], arguments: dict[str, Any]) -> Iterator[None]:
                 descriptor, copy = tempfile.mkstemp()
                 os.close(descriptor)
                 copies.append(shutil.copyfile(path, copy))
-                arguments[name] = uploaded_file()("data", copy, mimetypes.guess_type(path)[0], path)
+                arguments[name] = uploaded_file_class()("data", copy, mimetypes.guess_type(path)[0], path)
         yield
     finally:
         for copy in copies:
@@ -167,69 +167,69 @@ class MethodCall:
         self._model = model
         self._output = output
 
-    def say(self, text: str, level: str = "INFO") -> None:
+    def print(self, text: str, level: str = "INFO") -> None:
         """Print a line."""
         moment = datetime.now().isoformat(" ", "milliseconds")  # noqa: DTZ005 - local time, for people
         sys.stdout.write(f"{moment} {os.getpid()} {level} deepaas.cmd.cli [-] {text}\n")
         sys.stdout.flush()
 
-    def do(self, method: str | None, arguments: dict[str, Any]) -> None:
+    def run(self, method: str | None, arguments: dict[str, Any]) -> None:
         """Call it, and print or store the result. Raises: the model's exceptions; TypeError for what is not JSON."""
         if method == "warm":
             self._model.warm()
-            self.say("return: Finished warm() method")
+            self.print("return: Finished warm() method")
         elif method == "predict":
             self._predict(arguments)
         elif method == "train":
             self._train(arguments)
         else:
             if not method:
-                self.say("No Method was requested! Return get_metadata()", "WARNING")
-            said = json.dumps(self._metadata())
+                self.print("No Method was requested! Return get_metadata()", "WARNING")
+            text = json.dumps(self._metadata())
             if method and self._output:
-                self._store(said.encode())
-            self.say(f"return: {said}")
+                self._store(text.encode())
+            self.print(f"return: {text}")
 
     def _metadata(self) -> Any:
         method = self._model.method("get_metadata")
         return method() if method is not None else {"name": self._model.name}
 
-    def _needed(self, name: str) -> Callable[..., Any]:
+    def _require(self, name: str) -> Callable[..., Any]:
         method = self._model.method(name)
         if method is None:
             raise SettingError(f"[ERROR]: The model {self._model.name} has no {name}.")
         return method
 
     def _predict(self, arguments: dict[str, Any]) -> None:
-        value = self._needed("predict")(**arguments)
+        value = self._require("predict")(**arguments)
         if not self._output:
-            self.say(f"return: {value}")
+            self.print(f"return: {value}")
             return
         accept = arguments.get("accept")
         extension = mimetypes.guess_extension(accept) if accept else _JSON
-        had = Path(self._output).suffix
-        if extension and extension != had:
+        given = Path(self._output).suffix
+        if extension and extension != given:
             self._output += extension
-            self.say(
-                f"You are trying to store {extension} type data in the file with {had} extension!\n"
+            self.print(
+                f"You are trying to store {extension} type data in the file with {given} extension!\n"
                 f"===================> New output is {self._output}", "WARNING",
             )  # fmt: skip
         self._store(write_json(value).encode() if extension in (_JSON, None) else content_of(value))
-        self.say(f"return: Output is saved in {self._output}")
+        self.print(f"return: Output is saved in {self._output}")
 
     def _train(self, arguments: dict[str, Any]) -> None:
         start = datetime.now()  # noqa: DTZ005 - as the API's records
-        output = self._needed("train")(**arguments)
+        output = self._require("train")(**arguments)
         end = datetime.now()  # noqa: DTZ005
-        args = {name: shown(value) for name, value in arguments.items()}
-        result = {"finish_date": str(end), "duration": str(end - start), "output": shown(output)}
+        args = {name: to_json(value) for name, value in arguments.items()}
+        result = {"finish_date": str(end), "duration": str(end - start), "output": to_json(output)}
         record = {"date": str(start), "args": args, "status": "done", "uuid": uuid.uuid4().hex, "result": result}
-        said = write_json(record)
-        self.say(f"Elapsed time:  {end - start}")
+        text = write_json(record)
+        self.print(f"Elapsed time:  {end - start}")
         if self._output:
-            self._store(said.encode())
-            said = f"Output is saved in {self._output}"
-        self.say(f"return: {said}")
+            self._store(text.encode())
+            text = f"Output is saved in {self._output}"
+        self.print(f"return: {text}")
 
     def _store(self, content: bytes) -> None:
         path = Path(self._output)

@@ -17,7 +17,7 @@ from penstock.server.options.own_flags import parse_own_flags
 from penstock.server.options.setting import PREFIX
 from penstock.server.settings import SettingError, Settings, resolve
 
-from .ini import default_files, default_folders, files_in, read_ini, substituted
+from .ini import default_files, default_folders, files_in, read_ini, substitute
 from .options import BY_NAME, OPTIONS, VERSION
 
 NAME = "deepaas-run"
@@ -26,7 +26,7 @@ ANY_SIZE = 2**40
 """Bytes of a body, if there is no limit."""
 RECEIVE_S = 3600
 """Time for a request to arrive: the original has no limit, and files may be large."""
-_OURS = (
+_EPILOG = (
     "NAME=package.module[:attr] is a model that need not be installed. Every flag of `penstock serve` is accepted too."
 )
 _STREAM = "logs go to stderr, one line each: redirect it"
@@ -54,40 +54,40 @@ class DeepaasCommand:
 def run(argv: Sequence[str], serve: Callable[[Settings], int]) -> int:
     """Serve what a command line requests. Returns: the exit status. Raises: SystemExit for an invalid command line."""
     try:
-        asked = ask(argv, os.environ)
+        command = parse(argv, os.environ)
     except SettingError as error:
         sys.stderr.write(f"{error}\n")
         return FAILED_STATUS
-    for note in asked.notes:
+    for note in command.notes:
         sys.stderr.write(f"{NAME}: {note}\n")
-    return serve(asked.settings)
+    return serve(command.settings)
 
 
-def ask(argv: Sequence[str], environ: Mapping[str, str]) -> DeepaasCommand:
+def parse(argv: Sequence[str], environ: Mapping[str, str]) -> DeepaasCommand:
     """Parse a command line. It overrides PENSTOCK_ variables, which override the original's variables and files.
 
     Raises: SettingError; SystemExit (2) for unknown arguments, (0) for --help and --version.
     """
-    parser = parser_of()
-    theirs = {option for action in parser._actions for option in action.option_strings}  # noqa: SLF001
-    ours, words = parse_own_flags(NAME, argv, theirs)
-    said = parser.parse_intermixed_args(words)
-    values = OptionValues(said.said, environ)
+    parser = make_parser()
+    original_flags = {option for action in parser._actions for option in action.option_strings}  # noqa: SLF001
+    ours, rest = parse_own_flags(NAME, argv, original_flags)
+    parsed = parser.parse_intermixed_args(rest)
+    values = OptionValues(parsed.options, environ)
     flags: dict[str, Any] = {}
-    below: dict[str, str] = {}
+    defaults: dict[str, str] = {}
     for name, value in _settings(values):
         option = _OPTION_OF.get(name, "")
         if option in values.flags:
             flags[name] = value
         else:
-            below[PREFIX + name.upper()] = value
-    below[PREFIX + "ALLOW_GRPC"] = _word("grpc_port" in ours)
-    below[PREFIX + "ALLOW_METRICS"] = _word("metrics_port" in ours)
+            defaults[PREFIX + name.upper()] = value
+    defaults[PREFIX + "ALLOW_GRPC"] = _bool_text("grpc_port" in ours)
+    defaults[PREFIX + "ALLOW_METRICS"] = _bool_text("metrics_port" in ours)
     flags |= {**ours, "dialect": "deepaas"}
-    paths = [*said.models, *ours.get("model_repository", ())]
+    paths = [*parsed.models, *ours.get("model_repository", ())]
     if paths:
         flags["model_repository"] = paths
-    return DeepaasCommand(resolve(flags, {**below, **environ}), [*values.notes, *_notes(values)])
+    return DeepaasCommand(resolve(flags, {**defaults, **environ}), [*values.notes, *_notes(values)])
 
 
 class OptionValues:
@@ -96,23 +96,23 @@ class OptionValues:
     Raises: SettingError for files that cannot be read.
     """
 
-    def __init__(self, said: Sequence[tuple[str, str]], environ: Mapping[str, str], program: str = NAME) -> None:
+    def __init__(self, options: Sequence[tuple[str, str]], environ: Mapping[str, str], program: str = NAME) -> None:
         self.notes: list[str] = []
         self.flags: set[str] = set()
         self._texts: dict[str, str] = {}
-        self._asked: list[str] = []
-        named = {name for name, _ in said}
+        self._resolving: list[str] = []
+        named = {name for name, _ in options}
         if "config_file" not in named:
-            self._take_files(default_files(environ, program))
+            self._read_files(default_files(environ, program))
         if "config_dir" not in named:
             for folder in default_folders(environ, program):
-                self._take_files(files_in(folder))
+                self._read_files(files_in(folder))
         # later words of the command line override earlier ones, whether options or files
-        for name, text in said:
+        for name, text in options:
             if name == "config_file":
-                self._take_files([Path(text).expanduser()])
+                self._read_files([Path(text).expanduser()])
             elif name == "config_dir":
-                self._take_files(files_in(Path(text).expanduser()))
+                self._read_files(files_in(Path(text).expanduser()))
             else:
                 self._texts[name] = text
                 self.flags.add(name)
@@ -122,7 +122,7 @@ class OptionValues:
                 self._texts[option.name] = environ[variable]
         self._texts.setdefault("model_name", environ.get("DEEPAAS_V2_MODEL", ""))
 
-    def given(self, name: str) -> bool:
+    def is_set(self, name: str) -> bool:
         """Return whether the option is set anywhere."""
         return name in self._texts
 
@@ -131,43 +131,43 @@ class OptionValues:
         option = BY_NAME[name]
         if name not in self._texts:
             return option.default
-        if name in self._asked:
-            raise SettingError(f"--{option.spelled}: stands for itself: {' -> '.join([*self._asked, name])}")
-        self._asked.append(name)
+        if name in self._resolving:
+            raise SettingError(f"--{option.flag_name}: stands for itself: {' -> '.join([*self._resolving, name])}")
+        self._resolving.append(name)
         try:
-            return option.read(substituted(self._texts[name], self._referred))
+            return option.read(substitute(self._texts[name], self._value_text))
         finally:
-            self._asked.pop()
+            self._resolving.pop()
 
-    def _referred(self, name: str) -> str:
+    def _value_text(self, name: str) -> str:
         if name not in BY_NAME:
             raise SettingError(f"no such option {name} in group [DEFAULT]")
         return str(self.of(name))
 
-    def _take_files(self, paths: Sequence[Path]) -> None:
+    def _read_files(self, paths: Sequence[Path]) -> None:
         for path in paths:
             for name, text in read_ini(path).items():
-                meant = name.lower().replace("-", "_")
+                proper = name.lower().replace("-", "_")
                 if name in BY_NAME:
                     self._texts[name] = text
                     self.flags.discard(name)
-                elif meant in BY_NAME:
-                    self.notes.append(f"{path}: {name} is not read: the name is {meant}")
+                elif proper in BY_NAME:
+                    self.notes.append(f"{path}: {name} is not read: the name is {proper}")
 
 
-class _Say(argparse.Action):
+class _Record(argparse.Action):
     """Records an option with its value, in the order of the command line."""
 
     def __call__(
         self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None
     ) -> None:
-        namespace.said.append((self.dest, self.const if self.nargs == 0 else values))
+        namespace.options.append((self.dest, self.const if self.nargs == 0 else values))
 
 
-def parser_of() -> argparse.ArgumentParser:
-    """Make the original's parser, which also accepts prefixes of flags. It sets `said` and `models`."""
+def make_parser() -> argparse.ArgumentParser:
+    """Make the original's parser, which also accepts prefixes of flags. It sets `options` and `models`."""
     usage = f"{NAME} [NAME=package.module[:attr] ...] [--FLAG VALUE ...]"
-    parser = argparse.ArgumentParser(prog=NAME, usage=usage, epilog=_OURS)
+    parser = argparse.ArgumentParser(prog=NAME, usage=usage, epilog=_EPILOG)
     parser.add_argument(
         "models", nargs="*", type=_model, metavar="NAME=MODULE", help="a model (default: the installed ones)"
     )
@@ -176,29 +176,30 @@ def parser_of() -> argparse.ArgumentParser:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options, recorded in `said`. Their values are parsed later, since an option may refer to another."""
-    parser.set_defaults(said=[])
+    """Add the options, recorded in `options`. Their values are parsed later, since an option may refer to another."""
+    parser.set_defaults(options=[])
     parser.add_argument("--version", action="version", version=VERSION)
-    for name, about in (("config-file", "a settings file"), ("config-dir", "a folder of settings files, *.conf")):
-        parser.add_argument(f"--{name}", action=_Say, metavar="PATH", help=f"{about}; repeatable, the last one wins")
+    for name, text in (("config-file", "a settings file"), ("config-dir", "a folder of settings files, *.conf")):
+        parser.add_argument(f"--{name}", action=_Record, metavar="PATH", help=f"{text}; repeatable, the last one wins")
     for option in OPTIONS:
-        names = [f"--{option.spelled}", *option.aliases]
+        names = [f"--{option.flag_name}", *option.aliases]
         if isinstance(option.default, bool):
             yes, no = {"nargs": 0, "const": "true"}, {"nargs": 0, "const": "false"}
-            parser.add_argument(*names, action=_Say, dest=option.name, help=option.about, **yes)  # type: ignore[arg-type]
+            parser.add_argument(*names, action=_Record, dest=option.name, help=option.help, **yes)  # type: ignore[arg-type]
             parser.add_argument(
-                f"--no{option.spelled}", action=_Say, dest=option.name, help=f"the opposite of --{option.spelled}", **no  # type: ignore[arg-type]
+                f"--no{option.flag_name}", action=_Record, dest=option.name,
+                help=f"the opposite of --{option.flag_name}", **no,  # type: ignore[arg-type]
             )  # fmt: skip
         else:
-            parser.add_argument(*names, action=_Say, dest=option.name, help=option.about, metavar=option.unit)
+            parser.add_argument(*names, action=_Record, dest=option.name, help=option.help, metavar=option.unit)
 
 
-def _model(word: str) -> str:
-    if "=" not in word:
+def _model(argument: str) -> str:
+    if "=" not in argument:
         raise argparse.ArgumentTypeError(
-            f"{word!r} is no model: wanted NAME=package.module or NAME=package.module:attr"
+            f"{argument!r} is no model: expected NAME=package.module or NAME=package.module:attr"
         )
-    return word
+    return argument
 
 
 _OPTION_OF = {
@@ -227,16 +228,16 @@ def _settings(values: OptionValues) -> Iterator[tuple[str, str]]:
             value = "json" if value else "auto"
         elif option == "debug":
             value = int(value)
-        yield name, _word(value) if isinstance(value, bool) else str(value)
+        yield name, _bool_text(value) if isinstance(value, bool) else str(value)
     yield "http_receive_timeout_secs", str(RECEIVE_S)
 
 
 def _notes(values: OptionValues) -> Iterator[str]:
     """Describe the given options that have no effect."""
     for name, instead in _NO_EFFECT.items():
-        if values.given(name) and values.of(name):
-            yield f"--{BY_NAME[name].spelled} has no effect: {instead}"
+        if values.is_set(name) and values.of(name):
+            yield f"--{BY_NAME[name].flag_name} has no effect: {instead}"
 
 
-def _word(truth: bool) -> str:
-    return str(truth).lower()
+def _bool_text(value: bool) -> str:
+    return str(value).lower()

@@ -24,18 +24,18 @@ def _hash(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-LINES = (
+HEADER_LINES = (
     f"content-security-policy: default-src 'none'; style-src 'sha256-{_hash(STYLE)}'; script-src "
     f"'sha256-{_hash(SCRIPT)}'; connect-src 'self'; img-src blob:; form-action 'self'; base-uri 'none'; "
     "frame-ancestors 'none'\r\n"
 ).encode()
 """The header lines of the page: a browser runs only the page's own script."""
-_SHOWN = ("description", "summary", "author", "author-email", "license", "version", "url")
-_PLACES = {"query": "query", "formData": "form", "header": "header", "cookie": "cookie"}
+_METADATA_SHOWN = ("description", "summary", "author", "author-email", "license", "version", "url")
+_LOCATIONS = {"query": "query", "formData": "form", "header": "header", "cookie": "cookie"}
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ModelState:
     """One model in its current state. `metadata` and `trainings` are the answers of their URLs."""
 
     name: str
@@ -44,11 +44,11 @@ class Shown:
     trainings: Sequence[dict[str, Any]] = ()
 
 
-def page(base: str, models: Iterable[Shown], *, predict: bool, train: bool) -> bytes:
+def page(base: str, models: Iterable[ModelState], *, predict: bool, train: bool) -> bytes:
     """Make the page. `base` is the prefix of paths; `predict`, `train`: whether these endpoints answer."""
-    shown = list(models)
-    links = "".join(f'<li><a href="#model-{at}">{escape(each.name)}</a></li>' for at, each in enumerate(shown))
-    sections = "".join(_model(base, at, each, predict=predict, train=train) for at, each in enumerate(shown))
+    states = list(models)
+    links = "".join(f'<li><a href="#model-{at}">{escape(each.name)}</a></li>' for at, each in enumerate(states))
+    sections = "".join(_model(base, at, each, predict=predict, train=train) for at, each in enumerate(states))
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><title>DEEPaaS models</title>'
@@ -61,31 +61,35 @@ def page(base: str, models: Iterable[Shown], *, predict: bool, train: bool) -> b
     ).encode("utf-8", "replace")  # fmt: skip
 
 
-def _model(base: str, at: int, model: Shown, *, predict: bool, train: bool) -> str:
-    path, said = f"{base}/v2/models/{quote(model.name, safe='')}/", model.description
+def _model(base: str, at: int, model: ModelState, *, predict: bool, train: bool) -> str:
+    path, description = f"{base}/v2/models/{quote(model.name, safe='')}/", model.description
     parts = [f'<section id="model-{at}" aria-labelledby="name-{at}"><h2 id="name-{at}">{escape(model.name)}</h2>']
     parts.append(_metadata(path, model.metadata))
     if predict:
         parts.append("<h3>Predict</h3>")
-        parts.append(_form(f"{path}predict/", f"predict-{at}", said.predict_args, "Predict", exists=said.predicts))
+        parts.append(
+            _form(f"{path}predict/", f"predict-{at}", description.predict_args, "Predict", exists=description.predicts)
+        )
     if train:
         parts.append("<h3>Train</h3>")
-        parts.append(_form(f"{path}train/", f"train-{at}", said.train_args, "Begin a training", exists=said.trains))
+        parts.append(
+            _form(f"{path}train/", f"train-{at}", description.train_args, "Begin a training", exists=description.trains)
+        )
         parts.append(_trainings(f"{path}train/", model.trainings))
     return "".join([*parts, "</section>"])
 
 
 def _metadata(path: str, metadata: dict[str, Any]) -> str:
     rows = [
-        f"<dt>{escape(name)}</dt><dd>{_linked(str(metadata[name]))}</dd>"
-        for name in _SHOWN
+        f"<dt>{escape(name)}</dt><dd>{_link(str(metadata[name]))}</dd>"
+        for name in _METADATA_SHOWN
         if metadata.get(name) not in (None, "")
     ]
     listed = f"<dl>{''.join(rows)}</dl>" if rows else ""
     return f'{listed}<p><a href="{escape(path)}">Metadata</a></p>'
 
 
-def _linked(text: str) -> str:
+def _link(text: str) -> str:
     """Return a text as HTML, as a link if it is a web URL."""
     shown = escape(text)
     return f'<a href="{shown}" rel="noreferrer">{shown}</a>' if text.startswith(("http://", "https://")) else shown
@@ -118,47 +122,47 @@ def _flat(parameters: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
 
 def _field(identifier: str, parameter: dict[str, Any]) -> str:
     """Make the field of one argument: its name, its meaning, and its control."""
-    name, place = str(parameter["name"]), _PLACES.get(parameter.get("in", ""), "json")
+    name, location = str(parameter["name"]), _LOCATIONS.get(parameter.get("in", ""), "json")
     required = bool(parameter.get("required"))
     kind = parameter.get("type", "")
-    if kind == "file" and place == "query":
-        place = "form"  # its field does not name a location, and forms are searched too
-    told = [escape(str(kind))] if kind else []
-    told += ["required"] if required else []
-    told += [f"default <code>{escape(json.dumps(parameter['default']))}</code>"] if "default" in parameter else []
-    told += ["one value per line"] if kind == "array" else []
-    told += ["sent as a cookie: not from here"] if place == "cookie" else []
+    if kind == "file" and location == "query":
+        location = "form"  # its field does not name a location, and forms are searched too
+    notes = [escape(str(kind))] if kind else []
+    notes += ["required"] if required else []
+    notes += [f"default <code>{escape(json.dumps(parameter['default']))}</code>"] if "default" in parameter else []
+    notes += ["one value per line"] if kind == "array" else []
+    notes += ["sent as a cookie: not from here"] if location == "cookie" else []
     about = escape(str(parameter.get("description", "")))
-    about += f" ({'; '.join(told)})" if told else ""
+    about += f" ({'; '.join(notes)})" if notes else ""
     return (
         f'<div class="field"><label for="{identifier}">{escape(name)}</label>'
-        f"{_control(identifier, name, place, parameter)}"
+        f"{_control(identifier, name, location, parameter)}"
         f'<small id="{identifier}-about">{about}</small></div>'
     )
 
 
-def _control(identifier: str, name: str, place: str, parameter: dict[str, Any]) -> str:
+def _control(identifier: str, name: str, location: str, parameter: dict[str, Any]) -> str:
     kind = parameter.get("type", "")
-    said = (
-        f'id="{identifier}" name="{escape(name)}" data-in="{place}" data-kind="{escape(str(kind))}" '
+    attributes = (
+        f'id="{identifier}" name="{escape(name)}" data-in="{location}" data-kind="{escape(str(kind))}" '
         f'aria-describedby="{identifier}-about"'
     )
-    said += " required" if parameter.get("required") else ""
-    said += " disabled" if place == "cookie" else ""
+    attributes += " required" if parameter.get("required") else ""
+    attributes += " disabled" if location == "cookie" else ""
     choices = parameter.get("enum")
     if kind == "boolean":
         options = "".join(f"<option>{each}</option>" for each in ("", "true", "false"))
-        return f"<select {said}>{options}</select>"
+        return f"<select {attributes}>{options}</select>"
     if kind in ("array", "object", "") and not choices:
-        return f'<textarea {said} rows="2"></textarea>'
+        return f'<textarea {attributes} rows="2"></textarea>'
     if kind == "file":
-        return f'<input {said} type="file">'
+        return f'<input {attributes} type="file">'
     entered = {"integer": ' type="number" step="1"', "number": ' type="number" step="any"'}.get(kind, ' type="text"')
     if not isinstance(choices, list):
-        return f"<input {said}{entered}>"
+        return f"<input {attributes}{entered}>"
     options = "".join(f'<option value="{escape(str(each))}"></option>' for each in choices)
     listed = f'<datalist id="{identifier}-choices">{options}</datalist>'
-    return f'<input {said} type="text" list="{identifier}-choices">{listed}'
+    return f'<input {attributes} type="text" list="{identifier}-choices">{listed}'
 
 
 def _trainings(path: str, trainings: Sequence[dict[str, Any]]) -> str:

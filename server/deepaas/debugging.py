@@ -9,15 +9,15 @@ import logging
 from collections import deque
 from datetime import datetime
 
-MOST_CHARS = 1 << 20
+MAX_CHARS = 1 << 20
 """The limit of the text; the oldest lines are dropped."""
-_LINE_CHARS = 16_384
+_MAX_LINE_CHARS = 16_384
 _WARNING = "the debug endpoint is on: whoever reaches this server can read its log. Turn it off when you have done"
 
 logger = logging.getLogger("penstock.deepaas")
 
 
-class Debugging(logging.Handler):
+class DebugLog(logging.Handler):
     """Keeps the last lines of the log, which include the output of workers. Threads: any."""
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Debugging(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Keep a line."""
         try:
-            self._keep(self.format(record)[:_LINE_CHARS])
+            self._add(self.format(record)[:_MAX_LINE_CHARS])
         except Exception:  # noqa: BLE001 - a record that cannot be formatted must not affect the code that logged it
             self.handleError(record)
 
@@ -39,7 +39,7 @@ class Debugging(logging.Handler):
         """Return the text so far. It ends with a marker, which separates it from the next text."""
         self.acquire()
         try:
-            self._keep(f"--- DEBUG MARKER {datetime.now()} ---")  # noqa: DTZ005 - that machine's local time, for people
+            self._add(f"--- DEBUG MARKER {datetime.now()} ---")  # noqa: DTZ005 - that machine's local time, for people
             return "".join(f"{line}\n" for line in self._lines).encode("utf-8", "replace")
         finally:
             self.release()
@@ -49,8 +49,8 @@ class Debugging(logging.Handler):
         logging.getLogger().removeHandler(self)
         super().close()
 
-    def _keep(self, line: str) -> None:
+    def _add(self, line: str) -> None:
         self._lines.append(line)
         self._chars += len(line)
-        while self._chars > MOST_CHARS:
+        while self._chars > MAX_CHARS:
             self._chars -= len(self._lines.popleft())

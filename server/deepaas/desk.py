@@ -35,20 +35,20 @@ class Desk:
     def __init__(self, order: Order) -> None:
         self.order = order
         self.description = ModelDescription()
-        self._kept = RestartingWorker(order, self)
-        self._there = asyncio.Event()
+        self._restarting = RestartingWorker(order, self)
+        self._available = asyncio.Event()
 
     @property
     def pid(self) -> int:
         """The worker's process id, 0 for none."""
-        return self._kept.pid
+        return self._restarting.pid
 
     async def start(self) -> None:
         """Start the worker. Raises: InferError."""
-        await self._kept.start()
-        self._there.set()
+        await self._restarting.start()
+        self._available.set()
 
-    async def ask(self, kind: int, body: bytes = b"") -> bytes:
+    async def call(self, kind: int, body: bytes = b"") -> bytes:
         """Call it. Returns: its answer (carrying/messages.py).
 
         Raises: InferError: NOT_READY while there is no worker, or if it ended during this call; EXPIRED if it took too
@@ -63,30 +63,30 @@ class Desk:
             answer, _ = await worker.call(kind, body, limit_s=LIMIT_S)
         except NotBegunError:
             raise InferError(Code.NOT_READY, f"{self.order.label} is being restarted") from None
-        self._kept.proved()
+        self._restarting.proved()
         return answer
 
     async def _worker(self) -> Worker:
-        while (worker := self._kept.worker) is None or not worker.serves:
-            if self._kept.closing:
+        while (worker := self._restarting.worker) is None or not worker.serves:
+            if self._restarting.closing:
                 raise InferError(Code.NOT_READY, f"{self.order.label} is stopped")
-            self._there.clear()
-            await self._there.wait()
+            self._available.clear()
+            await self._available.wait()
         return worker
 
     async def close(self) -> None:
         """Stop the worker."""
-        self._there.set()  # waiting callers get their error once `_kept` is closing
-        worker = self._kept.worker
-        await self._kept.close(kill=worker is not None and worker.waiting > 0)
+        self._available.set()  # waiting callers get their error once `_restarting` is closing
+        worker = self._restarting.worker
+        await self._restarting.close(kill=worker is not None and worker.waiting > 0)
 
     # -- callbacks of RestartingWorker -------------------------------------------------------------------------
 
     def moved_in(self, worker: Worker) -> None:
         """Take its description of the model: another worker may see other files."""
-        worker.ready.add_done_callback(self._described)
+        worker.ready.add_done_callback(self._on_ready)
 
-    def _described(self, ready: asyncio.Future[tuple[bytes, list[Array | None]]]) -> None:
+    def _on_ready(self, ready: asyncio.Future[tuple[bytes, list[Array | None]]]) -> None:
         if not ready.cancelled() and ready.exception() is None:
             self.description = ModelDescription.read(ready.result()[0])
 
@@ -101,7 +101,7 @@ class Desk:
 
     def back(self) -> None:
         """Resume."""
-        self._there.set()
+        self._available.set()
 
     def said(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
         """Ignore it."""

@@ -39,7 +39,7 @@ class Deepaas(Dialect):
 
     def error_response(self, error: HttpError) -> tuple[int, bytes, bytes]:
         """Return the answer to a malformed request."""
-        return pages.refusal(error, self.settings.http_max_input_size)
+        return pages.malformed_answer(error, self.settings.http_max_input_size)
 
     async def close(self) -> None:
         """End the trainings, and save their state."""

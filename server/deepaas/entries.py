@@ -27,13 +27,13 @@ logger = logging.getLogger("penstock.deepaas")
 
 DEEPAAS = "deepaas"
 """The name of the backend."""
-BESIDE = ("aiohttp", "marshmallow>=3.13,<4", "setuptools<82", "webargs")
+EXTRA_PACKAGES = ("aiohttp", "marshmallow>=3.13,<4", "setuptools<82", "webargs")
 """Packages that models need even if their requirements.txt omits them: deepaas brought them, and arguments are parsed
 with them. setuptools is for `pkg_resources`, with which the template of DEEPaaS modules reads its metadata; version
 82 removed it."""
-MODEL = "DEEPAAS_V2_MODEL"
+MODEL_VARIABLE = "DEEPAAS_V2_MODEL"
 _PATH = re.compile(r"([^=/]+)=([^\W\d]\w*(?:\.[^\W\d]\w*)*(?::[^\W\d]\w*(?:\.[^\W\d]\w*)*)?)")
-_WANTED = "no DEEPaaS model: wanted NAME=package.module or NAME=package.module:attr"
+_NO_MODEL = "no DEEPaaS model: expected NAME=package.module or NAME=package.module:attr"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ BUILT_IN = Target("deepaas-test", "penstock.server.deepaas.inside.built_in:Built
 """What is served if there is no model."""
 
 
-def target_of(path: str) -> Target | None:
+def parse_target(path: str) -> Target | None:
     """Parse `NAME=package.module[:attr]`; None for any other text."""
     found = _PATH.fullmatch(path)
     return Target(found[1], found[2]) if found else None
@@ -64,7 +64,7 @@ class Entries:
     def __init__(self, settings: Settings, environ: Mapping[str, str] = os.environ) -> None:
         self.settings = settings
         self.targets: dict[str, Target] = {}
-        self._chosen = settings.deepaas_model or environ.get(MODEL, "")
+        self._selected = settings.deepaas_model or environ.get(MODEL_VARIABLE, "")
         self._environments = Environments.from_settings(settings)
 
     def repository(self, defaults: Defaults) -> EntryRepository:
@@ -75,9 +75,9 @@ class Entries:
         """Return the finding for a PATH or base path that is invalid, None if all are valid."""
         seen: set[str] = set()
         for path in self.settings.model_repository:
-            found = target_of(path)
+            found = parse_target(path)
             if found is None:
-                return Finding(Path(path), _WANTED)
+                return Finding(Path(path), _NO_MODEL)
             if found.name in seen:
                 return Finding(Path(path), f"there are two models '{found.name}'")
             seen.add(found.name)
@@ -89,10 +89,10 @@ class Entries:
         installed = self._installed()
         paths = self.settings.model_repository
         targets = [Target(*path.split("=", 1)) for path in paths] or [Target(*each) for each in installed.entries]
-        if self._chosen:
-            targets = [self._choice(targets)]
+        if self._selected:
+            targets = [self._select(targets)]
         elif not targets:
-            logger.warning("no model is installed, and none was named: serving %s, which is for trying", BUILT_IN.name)
+            logger.warning("no model is installed or named: serving %s, an example", BUILT_IN.name)
             targets = [BUILT_IN]
         self.targets = {each.name: each for each in targets}
 
@@ -100,24 +100,26 @@ class Entries:
         """Cancel environments being built."""
         self._environments.close()
 
-    def spec(self, found: Target) -> ModelSpec:
+    def spec(self, target: Target) -> ModelSpec:
         """Make a model's ModelSpec; blocks."""
         settings = self.settings
         options = {
-            "target": found.target,
+            "target": target.target,
             "warm": str(settings.deepaas_warm).lower(),
             "accept_header": str(settings.deepaas_accept_header).lower(),
             "show_errors": str(settings.deepaas_show_errors).lower(),
         }
         group = InstanceGroup(count=settings.deepaas_workers)
-        return ModelSpec(found.name, 1, Path.cwd(), DEEPAAS, options=options, worker=self._worker(), instances=(group,))
+        return ModelSpec(
+            target.name, 1, Path.cwd(), DEEPAAS, options=options, worker=self._worker(), instances=(group,)
+        )
 
     def _worker(self) -> WorkerSpec:
         settings = self.settings
         requirements = Path(settings.deepaas_requirements).absolute() if settings.deepaas_requirements else None
         return WorkerSpec(
             settings.deepaas_interpreter, requirements, timeout_s=settings.deepaas_timeout_secs,
-            packages=() if requirements is None else BESIDE,
+            packages=() if requirements is None else EXTRA_PACKAGES,
         )  # fmt: skip
 
     def _installed(self) -> Installed:
@@ -130,17 +132,17 @@ class Entries:
         if not installed.marshmallow.startswith("3."):
             has = f"has marshmallow {installed.marshmallow}" if installed.marshmallow else "lacks marshmallow"
             pip = f"{python} -m pip install 'marshmallow<4' webargs" if python else "pip install 'penstock[deepaas]'"
-            said = f"the Python of the models {has}, and their arguments are those of marshmallow 3: {pip}"
-            raise MistakesError([Finding(Path(NAMESPACE), said)])
+            text = f"the Python of the models {has}, and their arguments are those of marshmallow 3: {pip}"
+            raise MistakesError([Finding(Path(NAMESPACE), text)])
         return installed
 
-    def _choice(self, targets: Iterable[Target]) -> Target:
+    def _select(self, targets: Iterable[Target]) -> Target:
         """Return the one selected model; of several installed under one name, the last. Raises: MistakesError."""
-        there = {each.name: each for each in targets}
-        if self._chosen in there:
-            return there[self._chosen]
-        names = ", ".join(there) or "none"
-        raise MistakesError([Finding(Path(NAMESPACE), f"there is no model '{self._chosen}': there is {names}")])
+        available = {each.name: each for each in targets}
+        if self._selected in available:
+            return available[self._selected]
+        names = ", ".join(available) or "none"
+        raise MistakesError([Finding(Path(NAMESPACE), f"there is no model '{self._selected}': there is {names}")])
 
 
 class EntryRepository(CarriedRepository):

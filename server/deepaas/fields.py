@@ -10,7 +10,7 @@ import ast
 from collections.abc import Callable, Mapping
 from typing import Any
 
-_OURS = "="
+_PREFIX = "="
 """The prefix of an argument's name in the Namespace, which has others too."""
 _TRUE = ("yes", "true", "t", "1")
 
@@ -24,15 +24,15 @@ def add_fields(parser: argparse.ArgumentParser, fields: Mapping[str, Any]) -> No
     for name, field in fields.items():
         default = argparse.SUPPRESS if field.load_default is marshmallow.missing else field.load_default
         parser.add_argument(
-            f"--{name}", dest=_OURS + name, type=_reader_of(field, marshmallow.fields), required=field.required,
-            default=default() if callable(default) else default, help=_said_of(field, default), metavar="VALUE",
+            f"--{name}", dest=_PREFIX + name, type=_reader_of(field, marshmallow.fields), required=field.required,
+            default=default() if callable(default) else default, help=_help_of(field, default), metavar="VALUE",
         )  # fmt: skip
 
 
 def given_fields(given: argparse.Namespace, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments that were given or have a default, in the order of declaration."""
-    said = vars(given)
-    return {name: said[_OURS + name] for name in fields if _OURS + name in said}
+    values = vars(given)
+    return {name: values[_PREFIX + name] for name in fields if _PREFIX + name in values}
 
 
 def files_of(fields: Mapping[str, Any]) -> list[str]:
@@ -42,31 +42,32 @@ def files_of(fields: Mapping[str, Any]) -> list[str]:
 
 def _reader_of(field: Any, fields: Any) -> Callable[[str], Any]:
     readers: dict[type, Callable[[str], Any]] = {
-        fields.Boolean: _truth, fields.Float: float, fields.Integer: int, fields.List: _literal, fields.Dict: _literal,
+        fields.Boolean: _parse_bool, fields.Float: float, fields.Integer: int, fields.List: _parse_literal,
+        fields.Dict: _parse_literal,
     }  # fmt: skip
     return readers.get(type(field), str)
 
 
-def _truth(text: str) -> bool:
+def _parse_bool(text: str) -> bool:
     return text.lower() in _TRUE
 
 
-def _literal(text: str) -> Any:
+def _parse_literal(text: str) -> Any:
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError) as error:
-        why = str(error).partition(": <")[0]  # without the parser object and its address
-        raise argparse.ArgumentTypeError(f"{text!r} is no list or dict as Python writes it: {why}") from None
+        reason = str(error).partition(": <")[0]  # without the parser object and its address
+        raise argparse.ArgumentTypeError(f"{text!r} is no list or dict as Python writes it: {reason}") from None
 
 
-def _said_of(field: Any, default: Any) -> str:
+def _help_of(field: Any, default: Any) -> str:
     """Return the help text of a field."""
     is_file = field.metadata.get("type") == "file"
-    said = [str(field.metadata.get("description", "")), "the path of a file" if is_file else type(field).__name__]
+    parts = [str(field.metadata.get("description", "")), "the path of a file" if is_file else type(field).__name__]
     if field.required:
-        said.append("required")
+        parts.append("required")
     elif default is not argparse.SUPPRESS:
-        said.append(f"default: {default}")
+        parts.append(f"default: {default}")
     if "enum" in field.metadata:
-        said.append(f"of {field.metadata['enum']}")
-    return "; ".join(each for each in said if each).replace("%", "%%")
+        parts.append(f"of {field.metadata['enum']}")
+    return "; ".join(each for each in parts if each).replace("%", "%%")

@@ -36,19 +36,19 @@ def read_ini(path: Path) -> dict[str, str]:
             if not text:
                 name = ""  # ends a value of several lines
             elif text[0] in " \t":
-                name = _continued(found, section, name, text)
+                name = _read_continuation(found, section, name, text)
             elif text[0] == "[":
-                section, name = _section(text), ""
+                section, name = _read_section(text), ""
             elif text[0] in "#;":
                 name = ""
             else:
-                name = _assigned(found, section, text)
+                name = _read_assignment(found, section, text)
         except SettingError as error:
             raise SettingError(f"Failed to parse {path}: at {path}:{at}, {error}: {text!r}") from None
     return found
 
 
-def _section(text: str) -> str:
+def _read_section(text: str) -> str:
     if not text.endswith("]"):
         raise SettingError("Invalid section (must end with ])")
     if text == "[]":
@@ -56,7 +56,7 @@ def _section(text: str) -> str:
     return text[1:-1]
 
 
-def _assigned(found: dict[str, str], section: str, text: str) -> str:
+def _read_assignment(found: dict[str, str], section: str, text: str) -> str:
     cut = re.search("[:=]", text)
     if cut is None:
         raise SettingError("No ':' or '=' found in assignment")
@@ -72,7 +72,7 @@ def _assigned(found: dict[str, str], section: str, text: str) -> str:
     return name
 
 
-def _continued(found: dict[str, str], section: str, name: str, text: str) -> str:
+def _read_continuation(found: dict[str, str], section: str, name: str, text: str) -> str:
     if not name:
         raise SettingError("Unexpected continuation line")
     if section == SECTION:
@@ -82,20 +82,20 @@ def _continued(found: dict[str, str], section: str, name: str, text: str) -> str
 
 def default_files(environ: Mapping[str, str], program: str) -> list[Path]:
     """List the files that are read if the command line names none: at most two."""
-    return list(_first_of(environ, ("deepaas.conf", f"{program}.conf")))
+    return list(_find_first(environ, ("deepaas.conf", f"{program}.conf")))
 
 
 def default_folders(environ: Mapping[str, str], program: str) -> list[Path]:
     """List the folders that are read if the command line names none: at most two."""
-    return list(_first_of(environ, ("deepaas.conf.d", f"{program}.conf.d")))
+    return list(_find_first(environ, ("deepaas.conf.d", f"{program}.conf.d")))
 
 
-def _first_of(environ: Mapping[str, str], names: tuple[str, ...]) -> Iterator[Path]:
+def _find_first(environ: Mapping[str, str], names: tuple[str, ...]) -> Iterator[Path]:
     home = Path(environ.get("HOME") or os.path.expanduser("~"))  # noqa: PTH111 - without a home, "~" unchanged
-    places = [home / ".deepaas", home, Path("/etc/deepaas"), Path("/etc")]
-    places += [Path(environ[snap], "etc", "deepaas") for snap in ("SNAP_COMMON", "SNAP") if environ.get(snap)]
+    folders = [home / ".deepaas", home, Path("/etc/deepaas"), Path("/etc")]
+    folders += [Path(environ[snap], "etc", "deepaas") for snap in ("SNAP_COMMON", "SNAP") if environ.get(snap)]
     for name in names:
-        yield from [place / name for place in places if (place / name).exists()][:1]
+        yield from [folder / name for folder in folders if (folder / name).exists()][:1]
 
 
 def files_in(folder: Path) -> list[Path]:
@@ -105,11 +105,11 @@ def files_in(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.conf"))
 
 
-def substituted(text: str, value_of: Callable[[str], str]) -> str:
+def substitute(text: str, value_of: Callable[[str], str]) -> str:
     r"""Replace `$name` and `${name}` by values; `$$`, `\$` and any other `$` are a dollar."""
 
-    def put(found: re.Match[str]) -> str:
+    def replacement(found: re.Match[str]) -> str:
         name = found[1] or found[2]
         return value_of(name) if name else "$"
 
-    return _REFERENCE.sub(put, text)
+    return _REFERENCE.sub(replacement, text)

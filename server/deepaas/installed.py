@@ -14,8 +14,8 @@ from importlib import metadata
 from penstock.backends.errors import Code, InferError
 
 NAMESPACE = "deepaas.v2.model"
-INSPECT_TIMEOUT_S = 120.0
-_ASK = f"""
+QUERY_LIMIT_S = 120.0
+_QUERY = f"""
 import json, sys
 from importlib import metadata
 try:
@@ -42,18 +42,18 @@ def installed_in(python: str = "") -> Installed:
             version = metadata.version("marshmallow")
         except metadata.PackageNotFoundError:
             version = ""
-        return _made([(each.name, each.value) for each in metadata.entry_points(group=NAMESPACE)], version)
+        return _parse([(each.name, each.value) for each in metadata.entry_points(group=NAMESPACE)], version)
     try:
-        ended = subprocess.run(  # noqa: S603 - the user's own Python
-            [python, "-c", _ASK], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=INSPECT_TIMEOUT_S,
+        process = subprocess.run(  # noqa: S603 - the user's own Python
+            [python, "-c", _QUERY], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=QUERY_LIMIT_S,
             check=False, cwd="/", env=dict(os.environ),
         )  # fmt: skip
-        found, version = json.loads(ended.stdout.rpartition("\n")[2])
+        found, version = json.loads(process.stdout.rpartition("\n")[2])
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        raise InferError(Code.INVALID, f"{python} does not say which models it has: {error}") from None
-    return _made(found, version)
+        raise InferError(Code.INVALID, f"{python} does not list its models: {error}") from None
+    return _parse(found, version)
 
 
-def _made(found: list[tuple[str, str]], version: str) -> Installed:
+def _parse(found: list[tuple[str, str]], version: str) -> Installed:
     # `module:attr [extra]`: the installer of the model is responsible for the requirements of the extra
     return Installed([(name, value.partition("[")[0].replace(" ", "")) for name, value in found], version)

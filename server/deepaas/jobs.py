@@ -16,7 +16,7 @@ from penstock.server.carrying.messages import pack_answer, read_answer
 from .inside.answers import text_answer
 from .live import PAGE
 from .messages import CHECK, JSON, TEXT
-from .pages import FRESH
+from .pages import NO_STORE
 from .progress import Meter
 from .records import TrainingStatus
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
     from .trainings import Trainings
 
-SETTLE_S = 1.0
+SAVE_WAIT_S = 1.0
 """How long a client waits for its training to be saved to disk."""
-_FRESH = b"\r\n" + FRESH
+_FRESH = b"\r\n" + NO_STORE
 _PAGE_LINES = (
     b"text/html; charset=utf-8\r\ncontent-security-policy: default-src 'none'; style-src 'unsafe-inline'; "
     b"script-src 'unsafe-inline'; connect-src 'self'" + _FRESH
@@ -37,7 +37,7 @@ _PAGE_LINES = (
 class DeskLike(Protocol):
     """A model's Desk."""
 
-    async def ask(self, kind: int, body: bytes = b"") -> bytes: ...
+    async def call(self, kind: int, body: bytes = b"") -> bytes: ...
 
 
 class Jobs:
@@ -46,9 +46,9 @@ class Jobs:
     `desk_of` returns a model's Desk, and raises InferError (NOT_READY).
     """
 
-    def __init__(self, desk_of: Callable[[str], DeskLike], runs: Trainings) -> None:
+    def __init__(self, desk_of: Callable[[str], DeskLike], trainings: Trainings) -> None:
         self._desk_of = desk_of
-        self._runs = runs
+        self._trainings = trainings
 
     async def start(self, name: str, request: bytes) -> bytes:
         """Start a training, or queue it.
@@ -56,60 +56,64 @@ class Jobs:
         Raises: InferError (OVERLOADED: too many wait; NOT_READY: the model is not loaded, or the server stops).
         """
         desk = self._desk_of(name)
-        self._runs.check_room(name)
-        reply = await desk.ask(CHECK, request)
+        self._trainings.check_capacity(name)
+        reply = await desk.call(CHECK, request)
         status, _, _, body = read_answer(reply)
         if status != 200:
             return reply
-        shown = (await self._runs.add(name, json.loads(body), request)).record.shown
+        document = (await self._trainings.add(name, json.loads(body), request)).record.document
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(SETTLE_S):
-                await self._runs.store.settled()
-        return pack_answer(200, JSON, shown.encode())
+            async with asyncio.timeout(SAVE_WAIT_S):
+                await self._trainings.store.flush()
+        return pack_answer(200, JSON, document.encode())
 
     async def list(self, name: str) -> bytes:
         """List the trainings of a model."""
-        shown = ", ".join(run.record.shown for run in self._runs.all(name))
-        return pack_answer(200, JSON, f"[{shown}]".encode())
+        document = ", ".join(training.record.document for training in self._trainings.trainings_of(name))
+        return pack_answer(200, JSON, f"[{document}]".encode())
 
     async def get(self, name: str, uuid: str) -> bytes:
         """Return one."""
-        run = self._runs.find(name, uuid)
-        return pack_answer(200, JSON, run.record.shown.encode()) if run is not None else _NOT_FOUND
+        training = self._trainings.find(name, uuid)
+        return pack_answer(200, JSON, training.record.document.encode()) if training is not None else _NOT_FOUND
 
     async def delete(self, name: str, uuid: str) -> bytes:
         """Remove one; end it first if it runs."""
-        record = await self._runs.remove(name, uuid)
-        return pack_answer(200, JSON, record.shown.encode()) if record is not None else _NOT_FOUND
+        record = await self._trainings.remove(name, uuid)
+        return pack_answer(200, JSON, record.document.encode()) if record is not None else _NOT_FOUND
 
     async def log(self, name: str, uuid: str) -> bytes:
         """Return the last lines that a training wrote."""
-        run = self._runs.find(name, uuid)
-        return pack_answer(200, TEXT + _FRESH, (await self._runs.log(run)).encode()) if run is not None else _NOT_FOUND
+        training = self._trainings.find(name, uuid)
+        return (
+            pack_answer(200, TEXT + _FRESH, (await self._trainings.log(training)).encode())
+            if training is not None
+            else _NOT_FOUND
+        )
 
     async def progress(self, name: str, uuid: str) -> bytes:
         """Return a training's progress: JSON, as in docs/deepaas.md. Times in seconds, shares from 0 to 1."""
-        run = self._runs.find(name, uuid)
-        if run is None:
+        training = self._trainings.find(name, uuid)
+        if training is None:
             return _NOT_FOUND
-        if run.log is not None:
-            meter = run.log.meter
+        if training.log is not None:
+            meter = training.log.meter
         else:
             meter = Meter()
-            for line in (await self._runs.log(run)).splitlines():
+            for line in (await self._trainings.log(training)).splitlines():
                 meter.read(line)
-        told: dict[str, Any] = {
-            "uuid": uuid, "model": name, "status": run.record.status, "phase": run.phase,
-            "elapsed": round(self._runs.elapsed_s(run), 3),
-            "progress": 1.0 if run.record.status is TrainingStatus.DONE else meter.done,
+        progress: dict[str, Any] = {
+            "uuid": uuid, "model": name, "status": training.record.status, "phase": training.phase,
+            "elapsed": round(self._trainings.elapsed_s(training), 3),
+            "progress": 1.0 if training.record.status is TrainingStatus.DONE else meter.done,
             "epoch": meter.epoch, "epochs": meter.epochs, "epoch_progress": meter.epoch_done,
-            "last_line": meter.last or None,
+            "last_line": meter.last_line or None,
         }  # fmt: skip
-        return pack_answer(200, JSON + _FRESH, json.dumps(told).encode())
+        return pack_answer(200, JSON + _FRESH, json.dumps(progress).encode())
 
     async def page(self, name: str, uuid: str) -> bytes:
         """Return a page that shows the two as they change."""
-        return pack_answer(200, _PAGE_LINES, PAGE) if self._runs.find(name, uuid) is not None else _NOT_FOUND
+        return pack_answer(200, _PAGE_LINES, PAGE) if self._trainings.find(name, uuid) is not None else _NOT_FOUND
 
 
 _NOT_FOUND = text_answer(404, "Not Found")

@@ -14,7 +14,7 @@ from penstock.server.carrying.loading import open_carried, order_of
 
 from .desk import Desk
 from .entries import DEEPAAS
-from .inside.files import sweep
+from .inside.files import remove_stale_folders
 from .jobs import Jobs
 from .messages import WorkerRole
 from .store import Store, file_of
@@ -33,17 +33,17 @@ SERVICE = "penstock.server.deepaas.inside.service"
 
 @dataclass(eq=False)
 class DeepaasCrew(Crew):
-    """The workers that predict, and, once all are open, the Desk, which ends with them. Then `empty` is called."""
+    """The workers that predict, and, once all are open, the Desk, which ends with them. Then `on_empty` is called."""
 
     desk: Desk | None = None
-    empty: Callable[[Desk], None] = lambda _: None
+    on_empty: Callable[[Desk], None] = lambda _: None
 
     async def left(self) -> None:
         """Stop the Desk after the last worker."""
         if self.desk is not None and all(host.kept.closing for host in self.hosts):
             await self.desk.close()
-            self.empty(self.desk)
-            await asyncio.to_thread(sweep)  # uploads of killed workers
+            self.on_empty(self.desk)
+            await asyncio.to_thread(remove_stale_folders)  # uploads of killed workers
 
 
 class DeepaasModels:
@@ -54,30 +54,30 @@ class DeepaasModels:
 
     def __init__(self, environments: Environments, settings: Settings) -> None:
         self.desks: dict[str, Desk] = {}
-        self.runs = Trainings(self._trainer, Store(file_of(settings, os.environ)), settings.deepaas_workers)
-        self.jobs = Jobs(self.desk_of, self.runs)
+        self.trainings = Trainings(self._make_trainer, Store(file_of(settings, os.environ)), settings.deepaas_workers)
+        self.jobs = Jobs(self.desk_of, self.trainings)
         self._environments = environments
-        self._trainers: dict[str, Order] = {}
-        self._ending: set[asyncio.Task[None]] = set()
+        self._trainer_orders: dict[str, Order] = {}
+        self._unloading: set[asyncio.Task[None]] = set()
 
     def desk_of(self, name: str) -> Desk:
         """Return the Desk of a model. Raises: InferError (NOT_READY)."""
         desk = self.desks.get(name)
         if desk is None:
-            raise InferError(Code.NOT_READY, f"model '{name}' is not there: the log says why")
+            raise InferError(Code.NOT_READY, f"model '{name}' is not available: the log has the reason")
         return desk
 
     async def close(self) -> None:
         """End all trainings; the Engine closes the workers that predict."""
-        await self.runs.close()
+        await self.trainings.close()
 
     async def open(self, spec: ModelSpec) -> OpenedVersion:
         """Start a Desk, and a worker for each instance. Raises: InferError, after closing all that was started."""
         label = f"model '{spec.name}'"
         interpreter = await asyncio.to_thread(self._environments.interpreter, spec.worker, label)
-        await self.runs.open()
+        await self.trainings.open()
         desk = Desk(_order(spec, interpreter, WorkerRole.DESK))
-        crew = DeepaasCrew(spec.worker.timeout_s, empty=lambda desk: self._emptied(spec.name, desk))
+        crew = DeepaasCrew(spec.worker.timeout_s, on_empty=lambda desk: self._on_desk_closed(spec.name, desk))
         orders = [_order(spec, interpreter, WorkerRole.PREDICT, f"_{at + 1}") for at in range(spec.instances[0].count)]
         opening = asyncio.ensure_future(open_carried(spec, orders, crew, DEEPAAS))
         starting = asyncio.ensure_future(desk.start())
@@ -90,22 +90,22 @@ class DeepaasModels:
             await asyncio.gather(*(host.close() for host in crew.hosts), desk.close(), return_exceptions=True)
             raise
         crew.desk = self.desks[spec.name] = desk
-        self._trainers[spec.name] = _order(spec, interpreter, WorkerRole.TRAIN)
+        self._trainer_orders[spec.name] = _order(spec, interpreter, WorkerRole.TRAIN)
         return opened
 
-    def _emptied(self, name: str, desk: Desk) -> None:
+    def _on_desk_closed(self, name: str, desk: Desk) -> None:
         """Handle a closed Desk: of an unloaded model, or of a version that was replaced."""
         if self.desks.get(name) is desk:
-            del self.desks[name], self._trainers[name]
-            ending = asyncio.get_running_loop().create_task(self.runs.unloaded(name))
-            self._ending.add(ending)
-            ending.add_done_callback(self._ending.discard)
+            del self.desks[name], self._trainer_orders[name]
+            ending = asyncio.get_running_loop().create_task(self.trainings.on_unload(name))
+            self._unloading.add(ending)
+            ending.add_done_callback(self._unloading.discard)
 
-    def _trainer(self, name: str, uuid: str, line: Callable[[str], None]) -> Trainer:
+    def _make_trainer(self, name: str, uuid: str, line: Callable[[str], None]) -> Trainer:
         """Make a Trainer for a model as served now. Raises: InferError (NOT_READY)."""
-        order = self._trainers.get(name)
+        order = self._trainer_orders.get(name)
         if order is None:
-            raise InferError(Code.NOT_READY, f"model '{name}' is not there any more")
+            raise InferError(Code.NOT_READY, f"model '{name}' is no longer available")
         about = {**order.about, "training": uuid}
         return Trainer(replace(order, label=f"training {uuid} of {order.label}", about=about, line=line))
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from .swagger import DEFINITIONS, Json, renamed
+from .swagger import DEFINITIONS, Json, rename_references
 
 _JSON = "application/json"
-_TO = "#/components/schemas/"
+_PREFIX = "#/components/schemas/"
 _OF_PARAMETER = ("name", "in", "required", "description", "collectionFormat", "x-nullable")
 _TEXT_ANSWER = {"description": "What is wrong", "content": {"text/plain": {"schema": {"type": "string"}}}}
-_WRONG = {
+_ARGUMENT_ERRORS = {
     "type": "object", "description": "What is wrong with each argument",
     "additionalProperties": {"type": "array", "items": {"type": "string"}},
 }  # fmt: skip
@@ -33,9 +33,9 @@ _TRAINING: Json = {
     },
     "required": ["date", "args", "uuid", "status"],
 }
-_OURS: dict[str, Json] = {
+_DEFINITIONS: dict[str, Json] = {
     "Training": _TRAINING,
-    "TrainingList": {"type": "array", "items": {"$ref": _TO + "Training"}},
+    "TrainingList": {"type": "array", "items": {"$ref": _PREFIX + "Training"}},
     "Prediction": {
         "type": "object",
         "properties": {"status": {"type": "string", "enum": ["OK"]}, "predictions": {}},
@@ -53,7 +53,7 @@ def document(swagger: Json) -> Json:
     """Make the document from the result of `swagger.document`."""
     schemas = {
         # a model's definition may have one of these names, if ours is not needed
-        name: _OURS[name] if name in _OURS and definition == DEFINITIONS[name] else _schema(definition)
+        name: _DEFINITIONS[name] if name in _DEFINITIONS and definition == DEFINITIONS[name] else _schema(definition)
         for name, definition in swagger["definitions"].items()
     }
     paths: Json = {}
@@ -72,18 +72,18 @@ def _correct(path: str, paths: Json) -> None:
     """Add what the original's document lacks for a path."""
     operations = paths[path]
     if path.endswith("/v2/models/"):
-        every = {"type": "array", "items": {"$ref": _TO + "ModelMeta"}}
+        every = {"type": "array", "items": {"$ref": _PREFIX + "ModelMeta"}}
         content = {_JSON: {"schema": {"type": "object", "properties": {"models": every}}}}
         operations["get"]["responses"]["200"]["content"] = content
     if "post" in operations:
         responses = operations["post"]["responses"]
         responses["400"] = _answer("The body is not what it says it is", {})
-        responses["422"] = _answer("An argument is wrong", _WRONG)
+        responses["422"] = _answer("An argument is wrong", _ARGUMENT_ERRORS)
         responses["501"] = _TEXT_ANSWER
     if path.endswith("/train/"):
-        operations["post"]["responses"]["200"] = _answer("It has begun", {"$ref": _TO + "Training"})
+        operations["post"]["responses"]["200"] = _answer("It has begun", {"$ref": _PREFIX + "Training"})
     if path.endswith("/train/{uuid}"):
-        operations["delete"]["responses"]["200"] = _answer("It has ended", {"$ref": _TO + "Training"})
+        operations["delete"]["responses"]["200"] = _answer("It has ended", {"$ref": _PREFIX + "Training"})
         for operation in operations.values():
             operation["responses"]["404"] = _TEXT_ANSWER
         parameters = operations["get"]["parameters"]
@@ -169,7 +169,7 @@ def _schema_of(parameter: Json) -> Json:
 
 def _schema(schema: Json) -> Json:
     """Convert a schema of Swagger 2.0: the place of definitions, and that a value may be null."""
-    moved: Json = _nullable(renamed(schema, {}, _TO))
+    moved: Json = _nullable(rename_references(schema, {}, _PREFIX))
     return {"$ref": moved["$ref"]} if "$ref" in moved else moved
 
 

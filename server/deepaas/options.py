@@ -14,7 +14,7 @@ from penstock.server.settings import SettingError
 
 VERSION = "2.6.0"
 """The version of the original that is reported."""
-_TRUTHS = {
+_BOOLEANS = {
     **dict.fromkeys(("true", "1", "on", "yes"), True),
     **dict.fromkeys(("false", "0", "off", "no"), False),
 }  # fmt: skip
@@ -26,13 +26,13 @@ class Option:
 
     name: str
     default: Any
-    about: str
+    help: str
     kind: str = "String"
     convert: Callable[[str], Any] = str
     aliases: tuple[str, ...] = ()
 
     @property
-    def spelled(self) -> str:
+    def flag_name(self) -> str:
         """The name in the form of a flag."""
         return self.name.replace("_", "-")
 
@@ -49,15 +49,15 @@ class Option:
             raise SettingError(f"argument --{self.name}: Invalid {self.kind} value: {text}") from None
 
 
-def _number(text: str, least: int = 0, most: float = float("inf")) -> int:
+def _number(text: str, minimum: int = 0, maximum: float = float("inf")) -> int:
     number = int(text)
-    if not least <= number <= most:
+    if not minimum <= number <= maximum:
         raise ValueError(number)
     return number
 
 
-def _truth(name: str, default: bool, about: str, *aliases: str) -> Option:
-    return Option(name, default, about, "Boolean", lambda text: _TRUTHS[text.lower()], aliases)
+def _flag(name: str, default: bool, text: str, *aliases: str) -> Option:
+    return Option(name, default, text, "Boolean", lambda text: _BOOLEANS[text.lower()], aliases)
 
 
 OPTIONS = (
@@ -67,15 +67,15 @@ OPTIONS = (
         5000,
         "port to listen on (5000); 0: any free port",
         "Port(min=0, max=65535)",
-        lambda text: _number(text, most=65535),
+        lambda text: _number(text, maximum=65535),
     ),
     Option("base_path", "", "prefix of all paths, such as /deepaas"),
     Option("model_name", "", "the model to serve (DEEPAAS_V2_MODEL; default: all)"),
-    _truth("train_endpoint", True, "serve train/"),
-    _truth("predict_endpoint", True, "serve predict/"),
-    _truth("doc_endpoint", True, "serve the page /api"),
-    _truth("debug_endpoint", False, "show what models print at /v2/debug/"),
-    _truth("warm", True, "call a model's `warm` before it is served"),
+    _flag("train_endpoint", True, "serve train/"),
+    _flag("predict_endpoint", True, "serve predict/"),
+    _flag("doc_endpoint", True, "serve the page /api"),
+    _flag("debug_endpoint", False, "show what models print at /v2/debug/"),
+    _flag("warm", True, "call a model's `warm` before it is served"),
     Option(
         "workers",
         1,
@@ -85,16 +85,16 @@ OPTIONS = (
         ("-p",),
     ),
     Option("client_max_size", 0, "maximum bytes of a request; 0: unlimited (0)", "Integer(min=0)", _number),
-    _truth("openwhisk_detect", False, "has no effect: for releases before 2.2", "-w"),
-    _truth("debug", False, "log more", "-d"),
-    _truth("use_json", False, "log JSON"),
+    _flag("openwhisk_detect", False, "has no effect: for releases before 2.2", "-w"),
+    _flag("debug", False, "log more", "-d"),
+    _flag("use_json", False, "log JSON"),
     Option("log_config_append", "", "has no effect", aliases=("--log-config", "--log_config")),
     Option("log_date_format", "", "has no effect"),
     Option("log_file", "", "has no effect: logs go to stderr", aliases=("--logfile",)),
     Option("log_dir", "", "has no effect: logs go to stderr", aliases=("--logdir",)),
-    _truth("watch_log_file", False, "has no effect: logs go to stderr"),
-    _truth("use_syslog", False, "has no effect: logs go to stderr"),
-    _truth("use_journal", False, "has no effect: logs go to stderr"),
+    _flag("watch_log_file", False, "has no effect: logs go to stderr"),
+    _flag("use_syslog", False, "has no effect: logs go to stderr"),
+    _flag("use_journal", False, "has no effect: logs go to stderr"),
     Option("syslog_log_facility", "", "has no effect: logs go to stderr"),
 )
 BY_NAME = {option.name: option for option in OPTIONS}

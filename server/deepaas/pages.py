@@ -16,11 +16,11 @@ from penstock.server.workers.order import WorkerLost
 
 from .messages import TEXT, TROUBLE
 
-FRESH = b"cache-control: no-store\r\nx-content-type-options: nosniff\r\n"
+NO_STORE = b"cache-control: no-store\r\nx-content-type-options: nosniff\r\n"
 """Header lines for answers that show current state and contain texts of others."""
 
 
-def written(document: Any) -> bytes:
+def write_json(document: Any) -> bytes:
     """Encode a document in the form of all JSON here: ASCII only, a space after each comma and colon."""
     return json.dumps(document).encode()
 
@@ -49,12 +49,12 @@ def link_of(base: str, name: str) -> str:
     return f"{base}/v2/models/{name}"
 
 
-def no_tensors(base: str, name: str) -> bytes:
+def no_tensors_error(base: str, name: str) -> bytes:
     """Return the body, in the form of the v2 protocol, for a client of that protocol that sends tensors."""
     return error_body(f"model '{name}' does not take tensors: POST its arguments to {link_of(base, name)}/predict/")
 
 
-def refused(error: InferError) -> tuple[int, bytes]:
+def error_text(error: InferError) -> tuple[int, bytes]:
     """Return the status and the text for what the server itself rejects or fails in.
 
     A prediction whose worker died is a failure of the model, as in the original: the next one is answered.
@@ -65,8 +65,8 @@ def refused(error: InferError) -> tuple[int, bytes]:
     return status, f"{status}: {error.message}".encode("utf-8", "replace")
 
 
-def refusal(error: HttpError, most_bytes: int) -> tuple[int, bytes, bytes]:
-    """Return the status, content type and text for a malformed request. `most_bytes` is the limit of a body."""
+def malformed_answer(error: HttpError, max_bytes: int) -> tuple[int, bytes, bytes]:
+    """Return the status, content type and text for a malformed request. `max_bytes` is the limit of a body."""
     if isinstance(error, TooLargeError):
-        return 413, TEXT, f"Maximum request body size {most_bytes} exceeded.".encode()
+        return 413, TEXT, f"Maximum request body size {max_bytes} exceeded.".encode()
     return error.status, TEXT, f"{error.status}: {error.text}".encode("utf-8", "replace")

@@ -49,11 +49,11 @@ class Purpose(enum.Enum):
     SWAGGER = enum.auto()
     OPENAPI = enum.auto()
     REDIRECT = enum.auto()
-    SWITCHED_OFF = enum.auto()
+    DISABLED = enum.auto()
     NOT_ALLOWED = enum.auto()
     NOT_FOUND = enum.auto()
     TENSORS = enum.auto()
-    OURS = enum.auto()
+    PENSTOCK = enum.auto()
 
 
 class DeepaasRoute(NamedTuple):
@@ -72,24 +72,24 @@ class DeepaasRoute(NamedTuple):
 Methods = dict[str, Purpose]
 """The purposes of a path, by method. In the order in which Allow lists them."""
 
-_TOP: dict[tuple[str, ...], Methods] = {
+_SERVER_PATHS: dict[tuple[str, ...], Methods] = {
     ("v2", ""): {"GET": Purpose.VERSION},
     ("v2", "debug", ""): {"GET": Purpose.DEBUG},
     ("v2", "models", ""): {"GET": Purpose.MODELS},
     ("swagger.json",): {"GET": Purpose.SWAGGER},
     ("openapi3.json",): {"GET": Purpose.OPENAPI},
 }
-_DOCUMENTS: dict[tuple[str, ...], Methods] = {
+_DOCUMENT_PATHS: dict[tuple[str, ...], Methods] = {
     ("api",): {"GET": Purpose.API},
     ("ui",): {"GET": Purpose.UI, "HEAD": Purpose.UI},
 }
 _VERSIONS: Methods = {"GET": Purpose.VERSIONS}
-_OF_MODEL: dict[tuple[str, ...], Methods] = {
+_MODEL_PATHS: dict[tuple[str, ...], Methods] = {
     ("",): {"GET": Purpose.METADATA},
     ("predict", ""): {"POST": Purpose.PREDICT},
     ("train", ""): {"GET": Purpose.TRAININGS, "POST": Purpose.TRAIN},
 }
-_OF_TRAINING: dict[tuple[str, ...], Methods] = {
+_TRAINING_PATHS: dict[tuple[str, ...], Methods] = {
     (): {"DELETE": Purpose.END_TRAINING, "GET": Purpose.TRAINING},
     ("log",): {"GET": Purpose.LOG},
     ("progress",): {"GET": Purpose.PROGRESS},
@@ -101,13 +101,13 @@ TRAININGS = frozenset((
     Purpose.PAGE,
 ))  # fmt: skip
 _MODEL = "/v2/models/[^/]+"
-_OURS = re.compile(
+_PENSTOCK_PATHS = re.compile(
     rf"/v2/(health|repository|trace|systemsharedmemory|cudasharedmemory)/.+|/v2/logging|/v2/models/stats|"
     rf"{_MODEL}/(ready|stats|config|infer|generate|generate_stream|trace/setting|versions/.+)|{_MODEL}/versions/.+|"
     rf"/metrics|/docs|/openapi\.json"
 )
 
-_TENSORS = re.compile("/v2/models/([^/]+)(?:/versions/[^/]+)?/(?:infer|predict|generate|generate_stream)")
+_TENSOR_PATHS = re.compile("/v2/models/([^/]+)(?:/versions/[^/]+)?/(?:infer|predict|generate|generate_stream)")
 """Paths that take tensors, or run hooks: DEEPaaS models support neither."""
 
 
@@ -115,37 +115,37 @@ _TENSORS = re.compile("/v2/models/([^/]+)(?:/versions/[^/]+)?/(?:infer|predict|g
 class DeepaasPaths:
     """The paths of one server. `base` is the prefix of the original's paths, without a final slash.
 
-    `names` are the models'. `documents`: there is a page of the API. `off`: the purposes answered with 402.
+    `names` are the models'. `documents`: there is a page of the API. `disabled`: the purposes answered with 402.
     """
 
     names: Container[str]
     base: str = ""
     documents: bool = True
-    off: frozenset[Purpose] = frozenset()
+    disabled: frozenset[Purpose] = frozenset()
 
     def find(self, method: bytes, target: bytes, query: bytes = b"") -> DeepaasRoute:
         """Return the purpose of a request. `target` and `query` are as they were sent."""
-        path, said = path_in(target.partition(b"#")[0]).decode("latin-1"), method.decode("latin-1")
-        found = self._methods(path)
+        path, verb = path_in(target.partition(b"#")[0]).decode("latin-1"), method.decode("latin-1")
+        found = self._methods_of(path)
         if found is not None:
-            return self._allowed(said, *found)
-        for other in (_merged(path), path + "/", _merged(path + "/")):
-            found = self._methods(other)
-            if found is not None and (said in found[0] or found[0] is _VERSIONS):
+            return self._route(verb, *found)
+        for other in (_merge_slashes(path), path + "/", _merge_slashes(path + "/")):
+            found = self._methods_of(other)
+            if found is not None and (verb in found[0] or found[0] is _VERSIONS):
                 return DeepaasRoute(Purpose.REDIRECT, location=other + ("?" + query.decode("latin-1") if query else ""))
-        asks = _TENSORS.fullmatch(path) if said == "POST" else None
-        if asks and unquote(asks[1]) in self.names:
-            return DeepaasRoute(Purpose.TENSORS, unquote(asks[1]))
-        ours = _OURS.fullmatch(path) or (path == "/v2" and self.base)
-        return DeepaasRoute(Purpose.OURS if ours else Purpose.NOT_FOUND)
+        match = _TENSOR_PATHS.fullmatch(path) if verb == "POST" else None
+        if match and unquote(match[1]) in self.names:
+            return DeepaasRoute(Purpose.TENSORS, unquote(match[1]))
+        is_ours = _PENSTOCK_PATHS.fullmatch(path) or (path == "/v2" and self.base)
+        return DeepaasRoute(Purpose.PENSTOCK if is_ours else Purpose.NOT_FOUND)
 
-    def _allowed(self, method: str, methods: Methods, name: str, uuid: str) -> DeepaasRoute:
+    def _route(self, method: str, methods: Methods, name: str, uuid: str) -> DeepaasRoute:
         purpose = methods.get(method)
         if purpose is None:
             return DeepaasRoute(Purpose.NOT_ALLOWED, location=",".join(methods))
-        return DeepaasRoute(Purpose.SWITCHED_OFF if purpose in self.off else purpose, name, uuid)
+        return DeepaasRoute(Purpose.DISABLED if purpose in self.disabled else purpose, name, uuid)
 
-    def _methods(self, path: str) -> tuple[Methods, str, str] | None:
+    def _methods_of(self, path: str) -> tuple[Methods, str, str] | None:
         """Return the purposes of a path, by method, and the names of the model and the training in it."""
         if not path.startswith(self.base):
             return None
@@ -156,18 +156,18 @@ class DeepaasPaths:
         parts = tuple(unquote(part) for part in raw)
         if first or not parts:
             return None
-        methods = _TOP.get(parts) or (_DOCUMENTS.get(parts) if self.documents else None)
+        methods = _SERVER_PATHS.get(parts) or (_DOCUMENT_PATHS.get(parts) if self.documents else None)
         if methods is not None:
             return methods, "", ""
         if len(parts) < 4 or parts[:2] != ("v2", "models") or parts[2] not in self.names:
             return None
         name, rest_of = parts[2], parts[3:]
-        if rest_of in _OF_MODEL:
-            return _OF_MODEL[rest_of], name, ""
-        if len(rest_of) > 1 and rest_of[0] == "train" and rest_of[1] and rest_of[2:] in _OF_TRAINING:
-            return _OF_TRAINING[rest_of[2:]], name, rest_of[1]
+        if rest_of in _MODEL_PATHS:
+            return _MODEL_PATHS[rest_of], name, ""
+        if len(rest_of) > 1 and rest_of[0] == "train" and rest_of[1] and rest_of[2:] in _TRAINING_PATHS:
+            return _TRAINING_PATHS[rest_of[2:]], name, rest_of[1]
         return None
 
 
-def _merged(path: str) -> str:
+def _merge_slashes(path: str) -> str:
     return re.sub("//+", "/", path)

@@ -19,9 +19,9 @@ from typing import Any
 
 from penstock.server.settings import SettingError
 
-from .cli import called, chosen, content_of, taken
+from .cli import content_of, find_target, pop_target, run_user_code
 from .command import OptionValues, add_options
-from .inside.files import uploaded_file
+from .inside.files import uploaded_file_class
 from .inside.model import WrappedModel
 
 NAME = "deepaas-predict"
@@ -32,17 +32,17 @@ _JSON = ".json"
 
 def run(argv: Sequence[str], serve: object) -> int:
     """Make the prediction of a command line. Returns: the exit status. Raises: SystemExit for wrong usage."""
-    return called(lambda: _run(list(argv)))
+    return run_user_code(lambda: _run(list(argv)))
 
 
 def _run(words: list[str]) -> None:
-    target = taken(words)
+    target = pop_target(words)
     given = _parser().parse_args(words)
     for name in ("input_file", "output"):
         if getattr(given, name) is None:
             raise SettingError(f"ERROR: Option {name} is required.")
-    values = OptionValues(given.said, os.environ, NAME)
-    found = target or chosen(values.of("model_name"))
+    values = OptionValues(given.options, os.environ, NAME)
+    found = target or find_target(values.of("model_name"))
     model = WrappedModel(found.name, found.target)
     method = model.method("predict_url" if given.url else "predict_data")
     if method is None:
@@ -51,8 +51,10 @@ def _run(words: list[str]) -> None:
         model.warm()
     path = given.input_file
     # as in the original, a file is itself the upload, not a copy
-    sent = {"urls": [path]} if given.url else {"files": [uploaded_file()(path, path, mimetypes.guess_type(path)[0])]}
-    stored = _stored(method({**sent, "accept": given.content_type}), given)
+    sent = (
+        {"urls": [path]} if given.url else {"files": [uploaded_file_class()(path, path, mimetypes.guess_type(path)[0])]}
+    )
+    stored = _store(method({**sent, "accept": given.content_type}), given)
     sys.stdout.write(f"Output saved at {stored}\n")
 
 
@@ -69,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _stored(value: Any, given: argparse.Namespace) -> str:
+def _store(value: Any, given: argparse.Namespace) -> str:
     """Store a result. Returns: its path. Raises: SettingError for a wrong content type or no result; OSError."""
     extension = mimetypes.guess_extension(given.content_type)
     if value is None or extension is None:

@@ -27,9 +27,9 @@ class Meter:
     def __init__(self) -> None:
         self.epoch: int | None = None
         self.epochs: int | None = None
-        self.last = ""
+        self.last_line = ""
         self._bar: float | None = None
-        self._first = 1
+        self._first_epoch = 1
 
     @property
     def done(self) -> float | None:
@@ -38,7 +38,7 @@ class Meter:
             return self._bar
         if not self.epochs:
             return None
-        return _share(self.epoch - self._first + (self._bar or 0.0), self.epochs)
+        return _share(self.epoch - self._first_epoch + (self._bar or 0.0), self.epochs)
 
     @property
     def epoch_done(self) -> float | None:
@@ -47,11 +47,11 @@ class Meter:
 
     def read(self, line: str) -> None:
         """Parse a line."""
-        self.last = line
+        self.last_line = line
         if (found := _EPOCH.search(line)) is not None:
             epoch, epochs = int(found[1]), int(found[2]) if found[2] else self.epochs
             if epoch == 0:
-                self._first = 0
+                self._first_epoch = 0
             if (epoch, epochs) != (self.epoch, self.epochs):
                 self.epoch, self.epochs, self._bar = epoch, epochs, None
             # "Epoch 3/10 ━━━" has no steps other than the epochs
@@ -71,7 +71,7 @@ class Log:
 
     def __init__(self) -> None:
         self.meter = Meter()
-        self.left_out = 0
+        self.dropped_lines = 0
         self._lines: deque[bytes] = deque()
         self._nbytes = 0
 
@@ -83,9 +83,9 @@ class Log:
         self._nbytes += len(kept)
         while self._nbytes > LOG_BYTES:
             self._nbytes -= len(self._lines.popleft())
-            self.left_out += 1
+            self.dropped_lines += 1
 
     def text(self) -> str:
         """Return all lines kept."""
-        head = f"({self.left_out} lines before these are left out)\n" if self.left_out else ""
+        head = f"({self.dropped_lines} lines before these are left out)\n" if self.dropped_lines else ""
         return head + b"".join(self._lines).decode()

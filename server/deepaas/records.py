@@ -23,7 +23,7 @@ class TrainingStatus(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TrainingRecord:
-    """A training. `shown` is JSON, an object: date, args, uuid, status, and message or result.
+    """A training. `document` is JSON, an object: date, args, uuid, status, and message or result.
 
     `elapsed_s` is its duration, 0 while it runs. `log` has the last lines of its output.
     """
@@ -31,31 +31,31 @@ class TrainingRecord:
     uuid: str
     model: str
     status: TrainingStatus
-    shown: str
+    document: str
     elapsed_s: float = 0.0
     log: str = ""
 
 
-def written(when: datetime) -> str:
+def format_date(date: datetime) -> str:
     """Format a date as the original's clients expect it."""
-    return when.isoformat(" ", "microseconds")
+    return date.isoformat(" ", "microseconds")
 
 
-def begun(uuid: str, date: datetime, args: Any) -> str:
-    """Return what is shown of a training that was just requested."""
-    return json.dumps({"date": written(date), "args": args, "uuid": uuid, "status": TrainingStatus.RUNNING})
+def started_json(uuid: str, date: datetime, args: Any) -> str:
+    """Return the document of a training that was just requested."""
+    return json.dumps({"date": format_date(date), "args": args, "uuid": uuid, "status": TrainingStatus.RUNNING})
 
 
-def ended(shown: str, status: TrainingStatus, **more: Any) -> str:
-    """Return what is shown of it at its end."""
-    return json.dumps({**json.loads(shown), "status": status, **more})
+def ended_json(document: str, status: TrainingStatus, **fields: Any) -> str:
+    """Return its document at its end."""
+    return json.dumps({**json.loads(document), "status": status, **fields})
 
 
-def trained(shown: str, reply: bytes, began: datetime, finished: datetime) -> tuple[TrainingStatus, str]:
-    """Return the status of a training from its Trainer's answer (messages.py, TRAIN), and what is shown of it."""
-    said = json.loads(reply)
-    if "error" in said:
-        return TrainingStatus.ERROR, ended(shown, TrainingStatus.ERROR, message=said["error"])
-    took = max(finished - began, timedelta())  # clocks may be set back
-    result = {"output": said.get("output"), "finish_date": written(finished), "duration": str(took)}
-    return TrainingStatus.DONE, ended(shown, TrainingStatus.DONE, result=result)
+def result_of(document: str, reply: bytes, started_at: datetime, finished: datetime) -> tuple[TrainingStatus, str]:
+    """Return the status of a training from its Trainer's answer (messages.py, TRAIN), and its document."""
+    answer = json.loads(reply)
+    if "error" in answer:
+        return TrainingStatus.ERROR, ended_json(document, TrainingStatus.ERROR, message=answer["error"])
+    duration = max(finished - started_at, timedelta())  # clocks may be set back
+    result = {"output": answer.get("output"), "finish_date": format_date(finished), "duration": str(duration)}
+    return TrainingStatus.DONE, ended_json(document, TrainingStatus.DONE, result=result)

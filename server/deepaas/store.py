@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from penstock.server.settings import Settings
 
-NONE = "none"
-FORM = 1
+NO_FILE = "none"
+SCHEMA_VERSION = 1
 """The version of the tables: SQLite's user_version. A file of a later version is left alone."""
 CLOSE_LIMIT_S = 5.0
 """How long the last records may take to be written."""
@@ -52,7 +52,7 @@ def file_of(settings: Settings, environ: Mapping[str, str]) -> Path | None:
 
     A port chosen by the system does not identify a server that could restart.
     """
-    if settings.deepaas_jobs == NONE or (not settings.deepaas_jobs and not settings.http_port):
+    if settings.deepaas_jobs == NO_FILE or (not settings.deepaas_jobs and not settings.http_port):
         return None
     if settings.deepaas_jobs:
         return Path(settings.deepaas_jobs).absolute()
@@ -61,8 +61,8 @@ def file_of(settings: Settings, environ: Mapping[str, str]) -> Path | None:
         root = state if state.is_absolute() else Path.home() / ".local" / "state"
     except RuntimeError:  # the user has no home
         return None
-    place = re.sub(r"[^0-9A-Za-z.]", "_", settings.http_address)
-    return root / "penstock" / "deepaas" / f"{place}-{settings.http_port}.sqlite"
+    address = re.sub(r"[^0-9A-Za-z.]", "_", settings.http_address)
+    return root / "penstock" / "deepaas" / f"{address}-{settings.http_port}.sqlite"
 
 
 class Store:
@@ -74,52 +74,52 @@ class Store:
 
     def __init__(self, file: Path | None) -> None:
         self.file = file
-        self._base: sqlite3.Connection | None = None
+        self._database: sqlite3.Connection | None = None
         self._lock = -1
-        self._waiting: dict[str, TrainingRecord | None] = {}
+        self._pending: dict[str, TrainingRecord | None] = {}
         self._thread = ThreadPoolExecutor(1, "trainings")
         self._writing: asyncio.Task[None] | None = None
-        self._again: asyncio.TimerHandle | None = None
-        self._fails = False
+        self._retry_timer: asyncio.TimerHandle | None = None
+        self._failing = False
 
     async def open(self) -> list[TrainingRecord]:
         """Open the file. Returns: its records, in the order of their start, without logs."""
         if self.file is None:
             return []
         try:
-            return await self._there(self._open, self.file)
+            return await self._on_thread(self._open, self.file)
         except (OSError, sqlite3.Error, ValueError) as error:
             logger.warning("trainings are kept in memory only: %s cannot be used: %s", self.file, error)
-            await self._there(self._let_go)
+            await self._on_thread(self._release)
             self.file = None
             return []
 
     def put(self, record: TrainingRecord) -> None:
         """Store a record, replacing that of the same training."""
-        self._waiting[record.uuid] = record
+        self._pending[record.uuid] = record
         self._write_soon()
 
     def drop(self, uuid: str) -> None:
         """Remove the record of a training."""
-        if self._base is None:
-            self._waiting.pop(uuid, None)
+        if self._database is None:
+            self._pending.pop(uuid, None)
         else:
-            self._waiting[uuid] = None
+            self._pending[uuid] = None
             self._write_soon()
 
     async def log(self, uuid: str) -> str:
         """Return the log of a training, "" if there is none."""
-        if uuid in self._waiting:
-            record = self._waiting[uuid]
+        if uuid in self._pending:
+            record = self._pending[uuid]
             return record.log if record is not None else ""
-        if self._base is None:
+        if self._database is None:
             return ""
         try:
-            return await self._there(self._read_log, uuid)
+            return await self._on_thread(self._read_log, uuid)
         except sqlite3.Error:
             return ""
 
-    async def settled(self) -> None:
+    async def flush(self) -> None:
         """Wait until pending records are in the file, or could not be written."""
         if self._writing is not None:
             await asyncio.shield(self._writing)
@@ -129,38 +129,38 @@ class Store:
         self._write_soon()  # also what could not be written before
         try:
             async with asyncio.timeout(CLOSE_LIMIT_S):
-                await self.settled()
-                await self._there(self._let_go)
+                await self.flush()
+                await self._on_thread(self._release)
         except TimeoutError:
-            self._thread.submit(self._let_go)  # after the write in progress
-        if self._again is not None:
-            self._again.cancel()
+            self._thread.submit(self._release)  # after the write in progress
+        if self._retry_timer is not None:
+            self._retry_timer.cancel()
         self._thread.shutdown(wait=False)
 
     def _write_soon(self) -> None:
-        if self._base is not None and self._writing is None:
-            self._writing = asyncio.get_running_loop().create_task(self._write_waiting())
+        if self._database is not None and self._writing is None:
+            self._writing = asyncio.get_running_loop().create_task(self._write_pending())
 
-    async def _write_waiting(self) -> None:
+    async def _write_pending(self) -> None:
         try:
-            while batch := dict(self._waiting):
-                await self._there(self._write, batch)
-                self._fails = False
+            while batch := dict(self._pending):
+                await self._on_thread(self._write, batch)
+                self._failing = False
                 for uuid, record in batch.items():
-                    if self._waiting[uuid] is record:
-                        del self._waiting[uuid]
+                    if self._pending[uuid] is record:
+                        del self._pending[uuid]
         except (sqlite3.Error, OSError) as error:
-            if not self._fails:
-                logger.warning("trainings cannot be kept in %s: %s; they are in memory", self.file, error)
-            self._fails = True
-            if self._again is not None:
-                self._again.cancel()
-            self._again = asyncio.get_running_loop().call_later(RETRY_S, self._write_soon)
+            if not self._failing:
+                logger.warning("trainings cannot be saved in %s: %s; they are kept in memory", self.file, error)
+            self._failing = True
+            if self._retry_timer is not None:
+                self._retry_timer.cancel()
+            self._retry_timer = asyncio.get_running_loop().call_later(RETRY_S, self._write_soon)
         finally:
             self._writing = None
 
-    async def _there(self, do: Callable[..., T], *with_: object) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, do, *with_)
+    async def _on_thread(self, function: Callable[..., T], *args: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
 
     # -- on the thread -----------------------------------------------------------------------------------------
 
@@ -171,56 +171,60 @@ class Store:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise OSError(0, "another server has it") from None
+            raise OSError(0, "another server uses it") from None
         os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # users' arguments are private
-        base = sqlite3.connect(file, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+        database = sqlite3.connect(file, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
         try:
-            base.execute("PRAGMA journal_mode = WAL")
-            base.execute("PRAGMA synchronous = NORMAL")
-            ((form,),) = base.execute("PRAGMA user_version")
-            if form > FORM:
-                raise ValueError(f"it is of a later version of Penstock ({form})")
-            base.execute(_TABLE)
-            base.execute(f"PRAGMA user_version = {FORM}")
-            rows = base.execute(
+            database.execute("PRAGMA journal_mode = WAL")
+            database.execute("PRAGMA synchronous = NORMAL")
+            ((version,),) = database.execute("PRAGMA user_version")
+            if version > SCHEMA_VERSION:
+                raise ValueError(f"it is of a later version of Penstock ({version})")
+            database.execute(_TABLE)
+            database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            rows = database.execute(
                 "SELECT uuid, model, status, shown, elapsed_s FROM trainings ORDER BY number"
             ).fetchall()
             records = [
-                TrainingRecord(uuid, model, TrainingStatus(status), shown, took)
-                for uuid, model, status, shown, took in rows
+                TrainingRecord(uuid, model, TrainingStatus(status), document, elapsed_s)
+                for uuid, model, status, document, elapsed_s in rows
             ]
         except BaseException:
-            base.close()
+            database.close()
             raise
-        self._base = base
+        self._database = database
         return records
 
     def _write(self, batch: Mapping[str, TrainingRecord | None]) -> None:
-        if self._base is None:
+        if self._database is None:
             return
-        self._base.execute("BEGIN IMMEDIATE")
+        self._database.execute("BEGIN IMMEDIATE")
         try:
             for uuid, record in batch.items():
                 if record is None:
-                    self._base.execute("DELETE FROM trainings WHERE uuid = ?", (uuid,))
+                    self._database.execute("DELETE FROM trainings WHERE uuid = ?", (uuid,))
                     continue
-                row = (uuid, record.model, record.status.value, record.shown, record.elapsed_s, record.log)
-                self._base.execute(_PUT, row)
-            self._base.execute("COMMIT")
+                row = (uuid, record.model, record.status.value, record.document, record.elapsed_s, record.log)
+                self._database.execute(_PUT, row)
+            self._database.execute("COMMIT")
         except BaseException:
             with contextlib.suppress(sqlite3.Error):  # SQLite may have rolled back itself
-                self._base.execute("ROLLBACK")
+                self._database.execute("ROLLBACK")
             raise
 
     def _read_log(self, uuid: str) -> str:
-        rows = self._base.execute("SELECT log FROM trainings WHERE uuid = ?", (uuid,)).fetchall() if self._base else []
+        rows = (
+            self._database.execute("SELECT log FROM trainings WHERE uuid = ?", (uuid,)).fetchall()
+            if self._database
+            else []
+        )
         return str(rows[0][0]) if rows else ""
 
-    def _let_go(self) -> None:
-        if self._base is not None:
+    def _release(self) -> None:
+        if self._database is not None:
             with contextlib.suppress(sqlite3.Error):
-                self._base.close()
-            self._base = None
+                self._database.close()
+            self._database = None
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from penstock.server.workers.order import NotBegunError, WorkerLost
 from penstock.server.workers.worker import Worker
 
-from .inside.files import sweep
+from .inside.files import remove_stale_folders
 from .messages import PROGRESS, TRAIN
 
 if TYPE_CHECKING:
@@ -17,34 +17,34 @@ if TYPE_CHECKING:
 
 
 class Trainer:
-    """One training. `begun`: the model is loaded, and trains.
+    """One training. `training`: the model is loaded, and trains.
 
     Invariant: after `run`, no process and no uploaded file is left. Threads: the event loop's.
     """
 
     def __init__(self, order: Order) -> None:
-        self.begun = False
+        self.training = False
         self._order = order
         self._worker: Worker | None = None
-        self._killed = ""
+        self._kill_reason = ""
 
     async def run(self, request: bytes) -> bytes:
         """Train. Returns: the answer to TRAIN (messages.py), once all output is in the log.
 
         Raises: InferError with the reason if there is no answer.
         """
-        if self._killed:
-            raise WorkerLost(self._killed)
-        worker = self._worker = Worker(self._order, said=self._said)
+        if self._kill_reason:
+            raise WorkerLost(self._kill_reason)
+        worker = self._worker = Worker(self._order, said=self._on_message)
         try:
             return await self._answer(worker, request)
         finally:
             if worker.serves:
                 worker.stop()
             else:
-                worker.kill(f"{self._order.label} cannot go on")
+                worker.kill(f"{self._order.label} cannot continue")
             await worker.ended
-            await asyncio.to_thread(sweep)  # it may have been killed
+            await asyncio.to_thread(remove_stale_folders)  # it may have been killed
 
     async def _answer(self, worker: Worker, request: bytes) -> bytes:
         try:
@@ -53,17 +53,17 @@ class Trainer:
         except NotBegunError:
             raise WorkerLost(worker.why or f"{self._order.label} has ended") from None
         except WorkerLost as lost:
-            if worker.taken:
+            if worker.killed_externally:
                 raise WorkerLost(f"{lost.message}: by somebody, or for want of memory") from None
             raise
         return answer
 
-    def kill(self, why: str) -> None:
+    def kill(self, reason: str) -> None:
         """Terminate it, and all processes it started, now."""
-        self._killed = why
+        self._kill_reason = reason
         if self._worker is not None:
-            self._worker.kill(why)
+            self._worker.kill(reason)
 
-    def _said(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
+    def _on_message(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
         if kind == PROGRESS:
-            self.begun = True
+            self.training = True

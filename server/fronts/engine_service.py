@@ -12,11 +12,19 @@ from typing import TYPE_CHECKING
 from penstock.backends.errors import Code, InferError
 from penstock.batching.request import InferRequest
 from penstock.batching.running.own_outputs import OwnOutputs
-from penstock.server.ipc.refusals import write_error
+from penstock.server.ipc.errors import write_error
 
-from .kinds import ANSWER, CANCEL, COUNTED, DONE, FAILED, FORM, SUBMIT
-from .pending_statistics import count
-from .submission import RequestTemplate, form_of, own_said, packed_outputs, read_form, read_submit, write_answer
+from .message_kinds import ANSWER, CANCEL, DONE, FAILED, STATISTICS, SUBMIT, TEMPLATE
+from .pending_statistics import add_statistics
+from .request_codec import (
+    RequestTemplate,
+    pack_outputs,
+    read_submit,
+    read_template,
+    template_of,
+    write_answer,
+    write_own_outputs,
+)
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Array
@@ -28,30 +36,30 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("penstock.fronts")
 
-_NO_FORM = "a request of an unknown kind"
-MOST_UNSENT_BYTES = 256 << 20
+_UNKNOWN_TEMPLATE = "a request of an unknown kind"
+MAX_UNSENT_BYTES = 256 << 20
 """The limit of unsent data for a front end that does not read; above it, a request with several answers fails."""
-ENOUGH_BYTES = 1 << 20
+PAUSE_UNSENT_BYTES = 1 << 20
 """With this much unsent data, requests with several answers are paused, since all other answers queue behind theirs."""
 
 
 class RemoteAnswers:
-    """Sends the answers, except the end, of a request that may have several. Once it is `left`, they are dropped."""
+    """Sends the answers, except the end, of a request that may have several. Once `cancelled`, they are dropped."""
 
     def __init__(self, link: Link, number: int) -> None:
-        self.left = False
+        self.cancelled = False
         self._link = link
         self._number = number
 
-    def tell(self, told: StreamedAnswer) -> Room | None:
+    def tell(self, answer: StreamedAnswer) -> Room | None:
         """Send an answer. Returns and raises as Tells defines (OVERLOADED if too much is unsent)."""
-        if self.left:
+        if self.cancelled:
             return None
         unsent_bytes = self._link.unsent_bytes
-        if unsent_bytes > MOST_UNSENT_BYTES:
+        if unsent_bytes > MAX_UNSENT_BYTES:
             raise InferError(Code.OVERLOADED, "the answers of a request wait for a front end that does not read them")
-        self._link.send(ANSWER, self._number, *write_answer(told))
-        return self._link.behind if unsent_bytes > ENOUGH_BYTES else None
+        self._link.send(ANSWER, self._number, *write_answer(answer))
+        return self._link.when_drained if unsent_bytes > PAUSE_UNSENT_BYTES else None
 
 
 class EngineService:
@@ -67,10 +75,10 @@ class EngineService:
         self._engine = engine
         self._link = link
         self._models = models
-        self._forms: dict[int, tuple[Model, RequestTemplate]] = {}
+        self._templates: dict[int, tuple[Model, RequestTemplate]] = {}
         self._inflight: dict[int, InferRequest] = {}
-        self._takes: dict[int, Callable[[int, bytes], None]] = {
-            CANCEL: self._cancel, FORM: self._form, COUNTED: self._counted,
+        self._receivers: dict[int, Callable[[int, bytes], None]] = {
+            CANCEL: self._cancel, TEMPLATE: self._set_template, STATISTICS: self._add_statistics,
         }  # fmt: skip
 
     @property
@@ -78,7 +86,7 @@ class EngineService:
         """The number of its requests in flight."""
         return len(self._inflight)
 
-    def take(self, messages: list[Message]) -> list[Message]:
+    def receive(self, messages: list[Message]) -> list[Message]:
         """Handle the front end's messages. Returns: those for others."""
         others: list[Message] = []
         for message in messages:
@@ -86,12 +94,12 @@ class EngineService:
             if kind == SUBMIT:
                 self._submit(number, body, arrays)
                 continue
-            take = self._takes.get(kind)
-            if take is None:
+            receiver = self._receivers.get(kind)
+            if receiver is None:
                 others.append(message)
                 continue
             try:
-                take(number, body)
+                receiver(number, body)
             except Exception:
                 logger.exception("a front end sent an invalid message (kind %d)", kind)
         return others
@@ -99,16 +107,16 @@ class EngineService:
     def _submit(self, number: int, body: bytes, arrays: list[Array | None]) -> None:
         engine = self._engine
         try:
-            known = self._forms.get(form_of(body))
-            if known is None:
-                raise InferError(Code.NOT_READY, _NO_FORM)
-            model, form = known
+            entry = self._templates.get(template_of(body))
+            if entry is None:
+                raise InferError(Code.NOT_READY, _UNKNOWN_TEMPLATE)
+            model, template = entry
             scheduler = model.scheduler
-            if scheduler.full() or scheduler.target_ns:
+            if scheduler.is_full() or scheduler.target_ns:
                 refusal = engine.turn_away(model)
                 if refusal is not None:
                     raise refusal
-            request = InferRequest(model, arrays, form.rows, form.key, form.wanted, self)
+            request = InferRequest(model, arrays, template.rows, template.key, template.wanted, self)
             if read_submit(request, body):
                 request.answers = RemoteAnswers(self._link, number)
             request.number = number
@@ -123,31 +131,31 @@ class EngineService:
             self._inflight.pop(number, None)
             self._link.send(FAILED, number, write_error(InferError(Code.INTERNAL, "internal error")))
 
-    def _form(self, number: int, body: bytes) -> None:
-        form = read_form(body)
-        model = self._models.get(form.model)
+    def _set_template(self, number: int, body: bytes) -> None:
+        template = read_template(body)
+        model = self._models.get(template.model)
         if model is None:
-            self._forms.pop(number, None)
+            self._templates.pop(number, None)
         else:
-            self._forms[number] = model, form
+            self._templates[number] = model, template
 
     def _cancel(self, number: int, _body: bytes) -> None:
         request = self._inflight.pop(number, None)
         if request is not None:
             answers = getattr(request, "answers", None)
             if answers is not None:
-                answers.left = True
+                answers.cancelled = True
             self._engine.cancel(request)
 
-    def _counted(self, number: int, body: bytes) -> None:
+    def _add_statistics(self, number: int, body: bytes) -> None:
         model = self._models.get(number)
         if model is not None:
-            count(model, body, self)
+            add_statistics(model, body, self)
 
-    def forget(self, model: Model) -> None:
-        """Forget a Model that is retired."""
-        for number in [number for number, (known, _) in self._forms.items() if known is model]:
-            del self._forms[number]
+    def discard_templates(self, model: Model) -> None:
+        """Remove the templates of a Model that is retired."""
+        for number in [number for number, (known, _) in self._templates.items() if known is model]:
+            del self._templates[number]
 
     # -- the sink ----------------------------------------------------------------------------------------------
 
@@ -163,24 +171,24 @@ class EngineService:
                 continue
             outputs = request.outputs or []
             try:
-                link.send(DONE, number, own_said(outputs) if type(outputs) is OwnOutputs else b"", outputs)
+                link.send(DONE, number, write_own_outputs(outputs) if type(outputs) is OwnOutputs else b"", outputs)
             except Exception:  # noqa: BLE001 - an output that is not a tensor has no datatype or shape
-                self._send_others(number, request)
+                self._send_packed(number, request)
 
-    def _send_others(self, number: int, request: InferRequest) -> None:
+    def _send_packed(self, number: int, request: InferRequest) -> None:
         """Send outputs that are not tensors, or an error if they cannot be sent."""
         try:
-            self._link.send(DONE, number, *packed_outputs(request.outputs or []))
+            self._link.send(DONE, number, *pack_outputs(request.outputs or []))
         except Exception as error:
             logger.exception("outputs of model %s cannot be sent to a front end", request.model.name)
             self._link.send(FAILED, number, write_error(InferError(Code.INTERNAL, str(error))))
 
-    def lost(self) -> None:
-        """Cancel the requests in flight: their front end has gone."""
+    def close(self) -> None:
+        """Cancel the requests in flight: their front end has disconnected."""
         requests = list(self._inflight.values())
         self._inflight.clear()
-        self._forms.clear()
-        self._takes.clear()  # they refer to this object, and the garbage collector runs seldom
+        self._templates.clear()
+        self._receivers.clear()  # they refer to this object, and the garbage collector runs seldom
         for model in self._models.values():
             model.hinder(self, hindered=False)
         for request in requests:

@@ -35,15 +35,15 @@ from penstock.server.v2.forwarding import Forwarding
 from penstock.server.v2.generate import Generate
 from penstock.server.v2.inference import Inference
 from penstock.server.v2.plane import make_app
-from penstock.server.v2.rpc.services import InferenceParts, inference_methods
+from penstock.server.v2.rpc.services import InferenceDependencies, inference_methods
 from penstock.server.v2.shared_memory import SharedMemory
 
-from .calls import Asking, AskingApp, asking_methods
-from .kinds import CONNECTIONS, END, MODELS, PART, STATE
-from .placing import FrontModelTable
+from .control_calls import ControlApp, ControlCalls, control_methods
+from .message_kinds import CONNECTIONS, END, MODELS, PART, STATE
+from .model_table import FrontModelTable
 from .remote_engine import NO_ENGINE, RETRY_NS, RemoteEngine
+from .request_codec import trace_context
 from .shared_state import StateCopy
-from .submission import trace_context
 
 if TYPE_CHECKING:
     import socket
@@ -58,51 +58,51 @@ if TYPE_CHECKING:
     from penstock.server.telemetry.logs import LogLevels
     from penstock.server.telemetry.page import ASGIApp
 
-    from .spreading import ConnectionSpread
+    from .connection_spread import ConnectionSpread
 
 logger = logging.getLogger("penstock.fronts")
 
 _GENERATE = re.compile(r"/v2/models/[^/]+(?:/versions/[^/]+)?/generate(?:_stream)?\Z")
-COUNT_S = 1.0
+REPORT_INTERVAL_S = 1.0
 """How often changed connection counts are reported to the engine."""
-LEAVE_S = 1.0
+HOOKS_CLOSE_S = 1.0
 """How long hooks may take to end when their engine has gone."""
 
 
 class FrontServer:
     """One front end: `open`, `attach`, and finally `drain` and `close`.
 
-    It survives the loss of its engine: requests are rejected at once (503) until the next `attach`. `lost` is called,
-    once per attached socket, with the reason when the engine has gone; not after `close`. `apply` sets what this
-    process logs when a client changes that. `spread` shares connections with other front ends.
+    It survives the loss of its engine: requests are rejected at once (503) until the next `attach`. `on_engine_lost` is
+    called, once per attached socket, with the reason when the engine has gone; not after `close`. `apply_log_levels`
+    sets what this process logs when a client changes that. `spread` shares connections with other front ends.
     Invariants: it is not ready once `drain` has begun. Requests on accepted connections are still answered, and clients
     that connect later are rejected with the reason.
     Threads: the event loop's.
     """
 
     def __init__(
-        self, settings: Settings, lost: Callable[[str], None] = lambda _: None,
-        apply: Callable[[LogLevels], None] = lambda _: None, spread: ConnectionSpread | None = None,
+        self, settings: Settings, on_engine_lost: Callable[[str], None] = lambda _: None,
+        apply_log_levels: Callable[[LogLevels], None] = lambda _: None, spread: ConnectionSpread | None = None,
     ) -> None:  # fmt: skip
         """Create it. `settings` are the server's; several front ends share its ports, which must then not be 0."""
         self._settings = settings
         self._loop = asyncio.get_running_loop()
-        self._lost = lost
+        self._on_engine_lost = on_engine_lost
         self._link: Link | None = None
-        self._placing: FrontModelTable | None = None
-        self._leaving: set[asyncio.Task[int]] = set()
-        self._clock: asyncio.TimerHandle | None = None
-        self._counted = [0, 0]
-        self._joined = asyncio.Event()
+        self._model_table: FrontModelTable | None = None
+        self._detaching: set[asyncio.Task[int]] = set()
+        self._report_timer: asyncio.TimerHandle | None = None
+        self._reported_connections = [0, 0]
+        self._models_ready = asyncio.Event()
         self.engine = RemoteEngine()
         if parse_tracing(settings.trace_config).mode == OPENTELEMETRY:
-            self.engine.carried = trace_context
-        self.health = Health(_Placed(self), self.engine)
-        self.asking = Asking()
+            self.engine.trace_context_of = trace_context
+        self.health = Health(_FrontRepository(self), self.engine)
+        self.control = ControlCalls()
         self.shared_memory = SharedMemory(allowed=settings.allow_client_shm)
         self._environments = Environments.from_settings(settings)
         self._faults = Faults(settings, {"worker": own_workers}, str(os.getpid()))
-        self._state = StateCopy(self.shared_memory, apply)
+        self._state = StateCopy(self.shared_memory, apply_log_levels)
         self._http = None
         if settings.allow_http:
             self._http = make_http_port(settings, self._app(), self._inference(), dialect_of(settings))
@@ -114,7 +114,7 @@ class FrontServer:
         share_totals(self._totals, self._ports)
         self._spread = spread
         if spread is not None:
-            spread.join((self._http, self._grpc))
+            spread.balance((self._http, self._grpc))
 
     def _inference(self) -> Inference:
         settings = self._settings
@@ -130,11 +130,11 @@ class FrontServer:
         restricted = RestrictedApis.parse(settings.http_restricted_api)
         generate = make_app(Generate(self.engine, settings.limits(), self._hooks_of).routes())
         generate.state.restricted = restricted
-        return FrontApp(AskingApp(self.asking, settings.http_max_input_size, restricted), generate)
+        return FrontApp(ControlApp(self.control, settings.http_max_input_size, restricted), generate)
 
     def _methods(self) -> dict[str, Method]:
-        own = inference_methods(
-            InferenceParts(
+        inference = inference_methods(
+            InferenceDependencies(
                 engine=self.engine,
                 health=self.health,
                 hooks_of=self._hooks_of,
@@ -143,19 +143,19 @@ class FrontServer:
                 restricted=RestrictedApis.parse(self._settings.grpc_restricted_protocol, GRPC_PREFIX),
             )
         )
-        return {**asking_methods(self.asking), **own}
+        return {**control_methods(self.control), **inference}
 
     def _hooks_of(self, model: Model) -> Hooks:
-        if self._placing is None:
+        if self._model_table is None:
             raise InferError(Code.NOT_READY, NO_ENGINE, RETRY_NS)
-        return self._placing.hooks_of(model)
+        return self._model_table.hooks_of(model)
 
     # -- state and ports ---------------------------------------------------------------------------------------
 
     @property
     def ready(self) -> bool:
         """Whether there is an engine, everything it serves is in place here, and no drain has begun."""
-        return self._joined.is_set() and not self.health.draining
+        return self._models_ready.is_set() and not self.health.draining
 
     @property
     def http_port(self) -> int:
@@ -184,12 +184,12 @@ class FrontServer:
             raise StartError(str(error)) from error
         if self._spread is not None:
             self._spread.open()
-        self._count()
+        self._report_periodically()
 
-    async def placed(self, timeout_s: float) -> bool:
+    async def wait_ready(self, timeout_s: float) -> bool:
         """Wait until it is `ready`, at most `timeout_s`. Returns: whether it is."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._joined.wait(), timeout_s)
+            await asyncio.wait_for(self._models_ready.wait(), timeout_s)
             self._faults.start()
         return self.ready
 
@@ -200,127 +200,128 @@ class FrontServer:
 
         A previously attached engine is detached: requests in flight there fail (503).
         """
-        self._leave()
-        link = self._link = Link(sock, self._take, self._gone)
-        self._placing = FrontModelTable(self.engine, link, self._environments.interpreter, self._joined.set)
-        self._counted = [0, 0]
-        self.engine.joined(link)
-        self.asking.joined(link)
+        self._detach()
+        link = self._link = Link(sock, self._receive, self._on_disconnect)
+        self._model_table = FrontModelTable(self.engine, link, self._environments.interpreter, self._models_ready.set)
+        self._reported_connections = [0, 0]
+        self.engine.attach(link)
+        self.control.attach(link)
 
-    def _gone(self, why: str) -> None:
-        leaving = self._leave()
-        if leaving is not None:
+    def _on_disconnect(self, reason: str) -> None:
+        detaching = self._detach()
+        if detaching is not None:
             # users' modules form cycles, the collector runs seldom, and nothing is served now
-            leaving.add_done_callback(lambda _: gc.collect())
-        self._lost(why)
+            detaching.add_done_callback(lambda _: gc.collect())
+        self._on_engine_lost(reason)
 
-    def _leave(self) -> asyncio.Task[int] | None:
+    def _detach(self) -> asyncio.Task[int] | None:
         """Detach the engine. Returns: a task that ends when its hooks are closed; None if there was no engine."""
         link, self._link = self._link, None
-        placing, self._placing = self._placing, None
-        if link is None or placing is None:
+        model_table, self._model_table = self._model_table, None
+        if link is None or model_table is None:
             return None
         link.close()
-        self._joined.clear()
-        self.engine.lost()
-        self.asking.lost()
-        leaving = asyncio.ensure_future(placing.close(LEAVE_S))
-        self._leaving.add(leaving)
-        leaving.add_done_callback(self._leaving.discard)
-        return leaving
+        self._models_ready.clear()
+        self.engine.detach()
+        self.control.detach()
+        detaching = asyncio.ensure_future(model_table.close(HOOKS_CLOSE_S))
+        self._detaching.add(detaching)
+        detaching.add_done_callback(self._detaching.discard)
+        return detaching
 
-    def _take(self, messages: list[Message]) -> None:
-        for kind, number, body, arrays, descriptors in self.engine.take(messages):
-            link, placing = self._link, self._placing
-            if link is None or placing is None:
+    def _receive(self, messages: list[Message]) -> None:
+        for kind, number, body, arrays, descriptors in self.engine.receive(messages):
+            link, model_table = self._link, self._model_table
+            if link is None or model_table is None:
                 return
             try:
                 if kind in {PART, END}:
-                    self.asking.take(kind, number, body, arrays)
+                    self.control.receive(kind, number, body, arrays)
                 elif kind == MODELS:
-                    placing.take(number, body)
+                    model_table.receive(number, body)
                 elif kind == STATE:
-                    self._state.take(link, number, body, descriptors)
+                    self._state.receive(link, number, body, descriptors)
             except Exception:
                 logger.exception("the engine sent an invalid message (kind %d)", kind)
 
-    def _count(self) -> None:
-        self._clock = self._loop.call_later(COUNT_S, self._count)
+    def _report_periodically(self) -> None:
+        self._report_timer = self._loop.call_later(REPORT_INTERVAL_S, self._report_periodically)
         if self._spread is not None:
-            self._spread.each_second()
-        self._tell()
+            self._spread.refresh()
+        self._report_connections()
 
-    def _tell(self) -> None:
+    def _report_connections(self) -> None:
         """Report the connections and the counts of the ports to the engine, if they have changed."""
-        counted = [port.connections if port else 0 for port in (self._http, self._grpc)]
-        if (counted != self._counted or self._totals) and self._link is not None:
-            self._counted = counted
-            self._link.send(CONNECTIONS, 0, json.dumps({"open": counted, "totals": self._totals}).encode())
+        connections = [port.connections if port else 0 for port in (self._http, self._grpc)]
+        if (connections != self._reported_connections or self._totals) and self._link is not None:
+            self._reported_connections = connections
+            self._link.send(CONNECTIONS, 0, json.dumps({"open": connections, "totals": self._totals}).encode())
             self._totals.clear()
 
     # -- the end -----------------------------------------------------------------------------------------------
 
-    async def drain(self, *, last: bool = True) -> int:
+    async def drain(self, *, server_stopping: bool = True) -> int:
         """Finish accepted requests within the exit timeout.
 
-        `last`: no other process will accept connections. Probes therefore fail for the drain delay first, and clients
-        that connect after it are rejected with the reason. Otherwise the port is closed, and no one need be notified.
+        `server_stopping`: no other process will accept connections. Probes therefore fail for the drain delay first,
+        and clients that connect after it are rejected with the reason. Otherwise the port is closed, and no one need be
+        notified.
         Returns: how much was dropped: requests, or connections with unfinished requests.
         """
         self.health.draining = True
         self._faults.stop()
-        self.asking.drain(last=last)
-        if last:
+        self.control.drain(server_stopping=server_stopping)
+        if server_stopping:
             await asyncio.sleep(self._settings.drain_delay_secs)
         self.health.disconnecting = True
         deadline = self._loop.time() + self._settings.exit_timeout_secs
         if self._spread is not None:
-            self._spread.leave()
-        if not last:
+            self._spread.stop_accepting()
+        if not server_stopping:
             for port in self._ports:
                 await port.stop_accepting()
         if self._spread is not None:
             self._spread.finish()
         unfinished = sum(await asyncio.gather(*(port.drain(deadline) for port in self._ports)))
         self._environments.close()
-        if self._placing is not None:
-            hooked = await self._placing.close(max(0.0, deadline - self._loop.time()))
-            unfinished = max(unfinished, hooked)
+        if self._model_table is not None:
+            unfinished_hooks = await self._model_table.close(max(0.0, deadline - self._loop.time()))
+            unfinished = max(unfinished, unfinished_hooks)
         await asyncio.gather(*(port.close_gracefully() for port in self._ports))
         dropped = self.engine.stop()
-        self._tell()
+        self._report_connections()
         # the last counts leave at the end of the loop turn
         await asyncio.sleep(0)
         return max(unfinished, dropped)
 
     async def close(self) -> None:
         """End immediately, dropping everything."""
-        if self._clock is not None:
-            self._clock.cancel()
+        if self._report_timer is not None:
+            self._report_timer.cancel()
         self._faults.stop()
         self._environments.close()
         if self._spread is not None:
             self._spread.close()
         await asyncio.gather(*(port.close() for port in self._ports))
-        self._leave()
-        if self._leaving:
-            await asyncio.wait(self._leaving)
+        self._detach()
+        if self._detaching:
+            await asyncio.wait(self._detaching)
 
 
 class FrontApp:
     """The ASGI application: generate runs here, where the hooks are; everything else goes to the engine."""
 
-    def __init__(self, asking: AskingApp, generate: ASGIApp) -> None:
-        self._asking = asking
+    def __init__(self, control: ControlApp, generate: ASGIApp) -> None:
+        self._control = control
         self._generate = generate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request (called by uvicorn)."""
-        here = scope["type"] == "http" and scope["method"] == "POST" and _GENERATE.fullmatch(scope["path"])
-        await (self._generate if here else self._asking)(scope, receive, send)
+        is_generate = scope["type"] == "http" and scope["method"] == "POST" and _GENERATE.fullmatch(scope["path"])
+        await (self._generate if is_generate else self._control)(scope, receive, send)
 
 
-class _Placed:
+class _FrontRepository:
     """The Repository that Health sees: ready when everything is in place."""
 
     def __init__(self, front: FrontServer) -> None:

@@ -1,6 +1,6 @@
 """PendingStatistics: what a front end's hooks count for a Model, until it is sent to the engine, which has the totals.
 
-Created by `placing.py`; `engine_service.py` calls `count`.
+Created by `model_table.py`; `engine_service.py` calls `add_statistics`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from penstock.batching.statistics import FAILURE_REASONS, HOOKS, ModelStatistics
 
 
 class PendingStatistics(ModelStatistics):
-    """Keeps counts until they are `taken`; `changed` is called when the first is added.
+    """Keeps counts until `flush`; `on_change` is called when the first is added.
 
     Threads: the event loop's.
     """
 
-    def __init__(self, changed: Callable[[], None]) -> None:
-        self._changed = changed
-        self._waiting: list[list[Any]] = []
+    def __init__(self, on_change: Callable[[], None]) -> None:
+        self._on_change = on_change
+        self._pending: list[list[Any]] = []
         self._answers: AnswerStatistics | None = None
         super().__init__()
 
@@ -35,7 +35,7 @@ class PendingStatistics(ModelStatistics):
     def answers(self, answers: AnswerStatistics | None) -> None:
         self._answers = answers
         if answers is not None:
-            answers.told = self._answered
+            answers.told = self._record_answer
             self._add(["several"])
 
     def record_failure(self, reason: str, start_ns: int, end_ns: int) -> None:
@@ -54,42 +54,42 @@ class PendingStatistics(ModelStatistics):
         """Record one call of a hook."""
         self._add(["hook", hook, ns])
 
-    def _answered(self, position: int, parts: Mapping[str, int]) -> None:
+    def _record_answer(self, position: int, parts: Mapping[str, int]) -> None:
         self._add(["answer", position, dict(parts)])
 
-    def _add(self, said: list[Any]) -> None:
-        self._waiting.append(said)
-        if len(self._waiting) == 1:
-            self._changed()
+    def _add(self, entry: list[Any]) -> None:
+        self._pending.append(entry)
+        if len(self._pending) == 1:
+            self._on_change()
 
     @property
-    def waiting(self) -> bool:
+    def has_pending(self) -> bool:
         """Whether there are counts to send."""
-        return bool(self._waiting)
+        return bool(self._pending)
 
-    def taken(self, events: Mapping[str, int]) -> bytes:
-        """Return the counts added since, and the model's own `events`, as the body of a COUNTED."""
-        waiting, self._waiting = self._waiting, []
-        waiting += [["event", event, times] for event, times in events.items()]
-        return json.dumps(waiting).encode()
+    def flush(self, events: Mapping[str, int]) -> bytes:
+        """Return the counts added since, and the model's own `events`, as the body of a STATISTICS."""
+        entries, self._pending = self._pending, []
+        entries += [["event", event, times] for event, times in events.items()]
+        return json.dumps(entries).encode()
 
 
-def count(model: Model, body: bytes, who: Any) -> None:
-    """Add the counts of a front end, `who`. Raises: ValueError, TypeError, LookupError."""
+def add_statistics(model: Model, body: bytes, front_end: Any) -> None:
+    """Add the counts of a front end. Raises: ValueError, TypeError, LookupError."""
     statistics = model.statistics
-    for kind, *said in json.loads(body):
+    for kind, *values in json.loads(body):
         if kind == "hook":
-            statistics.record_hook(HOOKS[HOOKS.index(said[0])], int(said[1]))
+            statistics.record_hook(HOOKS[HOOKS.index(values[0])], int(values[1]))
         elif kind == "failure":
-            statistics.record_failure(FAILURE_REASONS[FAILURE_REASONS.index(said[0])], int(said[1]), int(said[2]))
+            statistics.record_failure(FAILURE_REASONS[FAILURE_REASONS.index(values[0])], int(values[1]), int(values[2]))
         elif kind == "event":
-            model.count(str(said[0]), int(said[1]))
+            model.count(str(values[0]), int(values[1]))
         elif kind == "hindered":
-            model.hinder(who, hindered=bool(said[0]))
+            model.hinder(front_end, hindered=bool(values[0]))
         elif kind == "first":
-            statistics.record_first_response(int(said[0]))
+            statistics.record_first_response(int(values[0]))
         else:
             if statistics.answers is None:
                 statistics.answers = AnswerStatistics()
             if kind == "answer":
-                statistics.answers.add(int(said[0]), {str(member): int(ns) for member, ns in said[1].items()})
+                statistics.answers.add(int(values[0]), {str(member): int(ns) for member, ns in values[1].items()})

@@ -1,7 +1,7 @@
 """RemoteEngine: a front end's substitute for the Engine, which is in another process.
 
-Dialects, hooks and RPCs use it like the Engine. Requests leave as SUBMIT, and return as DONE or FAILED. `placing.py`
-provides the Models. The engine's half is `engine_service.py`.
+Dialects, hooks and RPCs use it like the Engine. Requests leave as SUBMIT, and return as DONE or FAILED.
+`model_table.py` provides the Models. The engine's half is `engine_service.py`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from penstock.backends.errors import Code, InferError, without_traceback
 from penstock.batching.loaded import COMING, STOPPING, Leaving, Loaded
 from penstock.batching.request import NO_TERMS, Terms
-from penstock.batching.scheduling.admission import request_for
+from penstock.batching.scheduling.request_checks import make_request
 from penstock.batching.sinks import answered
 from penstock.batching.statistics import REJECTED
-from penstock.server.ipc.refusals import read_error
+from penstock.server.ipc.errors import read_error
 
-from .kinds import ANSWER, CANCEL, DONE, FAILED, FORM, SUBMIT
-from .submission import RequestTemplate, read_answer, said_more, unpacked_outputs, write_form, write_submit
+from .message_kinds import ANSWER, CANCEL, DONE, FAILED, SUBMIT, TEMPLATE
+from .request_codec import RequestTemplate, extra_properties, read_answer, unpack_outputs, write_submit, write_template
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock.fronts")
 
 NO_ENGINE = "the engine is not running, try again soon"
-LOST = "the engine ended while it had this request, try again soon"
-UNREADABLE = "the engine sent an answer that cannot be read"
+ENGINE_LOST = "the engine ended while it had this request, try again soon"
+UNREADABLE_ANSWER = "the engine sent an answer that cannot be read"
 RETRY_NS = 1_000_000_000
 """When to retry after the engine has ended: it is restarted at once."""
-MOST_UNSENT_BYTES = 64 << 20
+MAX_UNSENT_BYTES = 64 << 20
 """An engine that has left this much unread is sent no more requests. Tensors count only if the arena, of 1 GiB, has no
 room for them."""
-_MOST_FORMS = 4096
+_MAX_TEMPLATES = 4096
 
 
 class RemoteEngine:
@@ -48,44 +48,44 @@ class RemoteEngine:
 
     Invariants: a request accepted by `submit` is delivered to its sink exactly once, unless it is cancelled; if the
     engine is lost, with an error. Nothing waits here: submitted requests leave at the end of the loop turn. `numbers`
-    are the Models that the engine knows, with its numbers; `carried` returns the trace context to send with a request,
-    and is None if there is none to send. `generation` changes whenever the results of `model` may change.
+    are the Models that the engine knows, with its numbers; `trace_context_of` returns the trace context to send with a
+    request, and is None if there is none to send. `generation` changes whenever the results of `model` may change.
     Threads: the event loop's.
     """
 
     def __init__(self) -> None:
         self._link: Link | None = None
         self._loaded = Loaded()
-        self._forms: dict[tuple[Model, int, Key, tuple[int, ...]], tuple[int, bool]] = {}
-        self._last_form = 0
+        self._templates: dict[tuple[Model, int, Key, tuple[int, ...]], tuple[int, bool]] = {}
+        self._last_template = 0
         self._inflight: dict[int, InferRequest] = {}
-        self._submitted = 0
-        self._held = Leaving(lambda model: not model.holds)
-        self._retiring = Leaving(lambda model: not model.inflight)
+        self._last_number = 0
+        self._hold_waiters = Leaving(lambda model: not model.holds)
+        self._finish_waiters = Leaving(lambda model: not model.inflight)
         self.numbers: dict[Model, int] = {}
-        self.carried: Callable[[Any], Mapping[str, str] | None] | None = None
+        self.trace_context_of: Callable[[Any], Mapping[str, str] | None] | None = None
         self.generation = 0
-        self.whole = False
+        self.load_complete = False
         self.stopping = False
 
     # -- the engine comes and goes -----------------------------------------------------------------------------
 
-    def joined(self, link: Link) -> None:
+    def attach(self, link: Link) -> None:
         """Submit to the engine at the other end of `link` from now on."""
         self._link = link
 
-    def lost(self) -> None:
+    def detach(self) -> None:
         """Fail the requests in flight at once: the engine has gone."""
         self._link = None
-        self.whole = False
-        self._forms.clear()
+        self.load_complete = False
+        self._templates.clear()
         self.numbers.clear()
         self._loaded.clear()
         self.generation += 1
         requests = list(self._inflight.values())
         self._inflight.clear()
         for request in requests:
-            request.error = InferError(Code.NOT_READY, LOST, RETRY_NS)
+            request.error = InferError(Code.NOT_READY, ENGINE_LOST, RETRY_NS)
         self._deliver(requests)
 
     # -- models ------------------------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ class RemoteEngine:
         try:
             return self._loaded.find(name, version)
         except InferError:
-            if self.whole:
+            if self.load_complete:
                 raise
             raise InferError(Code.NOT_READY, COMING, RETRY_NS) from None
 
@@ -117,18 +117,18 @@ class RemoteEngine:
     def release(self, model: Model) -> None:
         """End a `hold`."""
         model.holds -= 1
-        self._held.look(model)
+        self._hold_waiters.look(model)
 
-    async def unheld(self, model: Model) -> None:
+    async def wait_unheld(self, model: Model) -> None:
         """Wait until nothing holds a Model."""
-        await self._held.wait(model)
+        await self._hold_waiters.wait(model)
 
-    async def finished(self, model: Model) -> None:
+    async def retire(self, model: Model) -> None:
         """Wait until no request of a Model is in flight, and forget it."""
-        await self._retiring.wait(model)
+        await self._finish_waiters.wait(model)
         self.numbers.pop(model, None)
-        for known in [known for known in self._forms if known[0] is model]:
-            del self._forms[known]
+        for key in [key for key in self._templates if key[0] is model]:
+            del self._templates[key]
 
     # -- requests ----------------------------------------------------------------------------------------------
 
@@ -143,28 +143,30 @@ class RemoteEngine:
         Raises: InferError (NOT_READY: there is no engine; OVERLOADED: it does not keep up).
         """
         model = request.model
-        form, coded = self._forms.get((model, request.rows, request.key, request.wanted)) or self._tell(request)
+        template, takes_parameters = self._templates.get(
+            (model, request.rows, request.key, request.wanted)
+        ) or self._send_template(request)
         link = self._link
-        if link is None or link.unsent_bytes > MOST_UNSENT_BYTES:
-            self._refuse(request, InferError(Code.OVERLOADED, "Exceeds maximum queue size"))
+        if link is None or link.unsent_bytes > MAX_UNSENT_BYTES:
+            self._reject(request, InferError(Code.OVERLOADED, "Exceeds maximum queue size"))
         if not request.start_ns:
             request.start_ns = time.monotonic_ns()
-        self._submitted = number = self._submitted + 1
-        more = None
-        if coded or request.sequence is not None or self.carried is not None:
-            carried = None if self.carried is None else self.carried(request.context)
-            more = said_more(request, coded=coded, carried=carried)
+        self._last_number = number = self._last_number + 1
+        extra = None
+        if takes_parameters or request.sequence is not None or self.trace_context_of is not None:
+            trace_context = None if self.trace_context_of is None else self.trace_context_of(request.context)
+            extra = extra_properties(request, takes_parameters=takes_parameters, trace_context=trace_context)
         try:
-            link.send(SUBMIT, number, write_submit(request, form, more), request.inputs)
+            link.send(SUBMIT, number, write_submit(request, template, extra), request.inputs)
         except (TypeError, ValueError) as error:
-            self._refuse(request, InferError(Code.INVALID, str(error)))
+            self._reject(request, InferError(Code.INVALID, str(error)))
         request.number = number
         self._inflight[number] = request
         model.inflight += 1
 
     submit_soon = submit  # the link sends all of a turn together
 
-    def _tell(self, request: InferRequest) -> tuple[int, bool]:
+    def _send_template(self, request: InferRequest) -> tuple[int, bool]:
         """Send the engine the properties that this request shares with others.
 
         Returns: the form's number, and whether its model takes parameters.
@@ -172,18 +174,20 @@ class RemoteEngine:
         number = self.numbers.get(request.model)
         if self._link is None or number is None or self.stopping:
             text = STOPPING if self.stopping else NO_ENGINE
-            self._refuse(request, InferError(Code.NOT_READY, text, 0 if self.stopping else RETRY_NS))
-        if self._last_form >= _MOST_FORMS:
-            self._forms.clear()  # numbers start over, and replace those that the engine knows
-            self._last_form = 0
-        self._last_form += 1
-        form = self._last_form, request.model.spec.takes_parameters
-        self._forms[request.model, request.rows, request.key, request.wanted] = form
-        self._link.send(FORM, form[0], write_form(RequestTemplate(number, request.rows, request.key, request.wanted)))
-        return form
+            self._reject(request, InferError(Code.NOT_READY, text, 0 if self.stopping else RETRY_NS))
+        if self._last_template >= _MAX_TEMPLATES:
+            self._templates.clear()  # numbers start over, and replace those that the engine knows
+            self._last_template = 0
+        self._last_template += 1
+        template = self._last_template, request.model.spec.takes_parameters
+        self._templates[request.model, request.rows, request.key, request.wanted] = template
+        self._link.send(
+            TEMPLATE, template[0], write_template(RequestTemplate(number, request.rows, request.key, request.wanted))
+        )
+        return template
 
     @staticmethod
-    def _refuse(request: InferRequest, error: InferError) -> NoReturn:
+    def _reject(request: InferRequest, error: InferError) -> NoReturn:
         now_ns = time.monotonic_ns()
         request.model.statistics.record_failure(REJECTED, request.start_ns or now_ns, now_ns)
         raise error
@@ -199,14 +203,14 @@ class RemoteEngine:
         number = getattr(request, "number", 0)
         if self._inflight.get(number) is request:
             del self._inflight[number]
-            self._left(request.model)
+            self._end_request(request.model)
             if self._link is not None:
                 self._link.send(CANCEL, number)
 
-    def _left(self, model: Model) -> None:
+    def _end_request(self, model: Model) -> None:
         model.inflight -= 1
-        if not model.inflight and self._retiring:
-            self._retiring.look(model)
+        if not model.inflight and self._finish_waiters:
+            self._finish_waiters.look(model)
 
     async def infer(
         self,
@@ -219,13 +223,13 @@ class RemoteEngine:
         parameters: Mapping[str, Any] | None = None,
     ) -> list[Any]:
         """Check, submit and await one request; as `Engine.infer`. Raises: InferError."""
-        request = request_for(model, inputs, wanted, terms, parameters)
+        request = make_request(model, inputs, wanted, terms, parameters)
         request.id = id
         return await answered(self, request)
 
     # -- answers -----------------------------------------------------------------------------------------------
 
-    def take(self, messages: list[Message]) -> list[Message]:
+    def receive(self, messages: list[Message]) -> list[Message]:
         """Handle the engine's messages, and deliver all answers among them. Returns: the messages for others."""
         others: list[Message] = []
         done: list[InferRequest] = []
@@ -240,11 +244,11 @@ class RemoteEngine:
                     if kind == FAILED:
                         request.error = read_error(body)
                     else:
-                        request.outputs = unpacked_outputs(body, arrays) if body else arrays
+                        request.outputs = unpack_outputs(body, arrays) if body else arrays
                 except Exception as error:  # noqa: BLE001 - its client is answered, whatever the engine has sent
-                    request.error = _unreadable(request, error)
+                    request.error = _unreadable_answer(request, error)
             elif kind == ANSWER:
-                failed = self._answered(number, body, arrays)
+                failed = self._receive_answer(number, body, arrays)
                 if failed is None:
                     continue
                 request = failed
@@ -256,7 +260,7 @@ class RemoteEngine:
             self._deliver(done)
         return others
 
-    def _answered(self, number: int, body: bytes, arrays: list[Array | None]) -> InferRequest | None:
+    def _receive_answer(self, number: int, body: bytes, arrays: list[Array | None]) -> InferRequest | None:
         """Pass on one answer of several. Returns: its request, if that has failed because its client does not read."""
         request = self._inflight.get(number)
         if request is None:
@@ -265,8 +269,8 @@ class RemoteEngine:
             request.answers.tell(read_answer(body, arrays))
         except InferError as error:
             request.error = without_traceback(error)
-        except Exception as error:  # noqa: BLE001 - as in `take`
-            request.error = _unreadable(request, error)
+        except Exception as error:  # noqa: BLE001 - as in `receive`
+            request.error = _unreadable_answer(request, error)
         else:
             return None
         del self._inflight[number]
@@ -277,15 +281,15 @@ class RemoteEngine:
     def _deliver(self, requests: list[InferRequest]) -> None:
         """Deliver requests to their sinks, in order, with adjacent ones of a sink together."""
         for request in requests:
-            self._left(request.model)
-        each: list[InferRequest] = []
+            self._end_request(request.model)
+        group: list[InferRequest] = []
         for request in requests:
-            if each and request.sink is not each[0].sink:
-                each[0].sink.deliver(each)
-                each = []
-            each.append(request)
-        if each:
-            each[0].sink.deliver(each)
+            if group and request.sink is not group[0].sink:
+                group[0].sink.deliver(group)
+                group = []
+            group.append(request)
+        if group:
+            group[0].sink.deliver(group)
 
     # -- the end -----------------------------------------------------------------------------------------------
 
@@ -301,7 +305,7 @@ class RemoteEngine:
         return len(requests)
 
 
-def _unreadable(request: InferRequest, error: Exception) -> InferError:
+def _unreadable_answer(request: InferRequest, error: Exception) -> InferError:
     """Log an exception in reading an answer, and return the error for the client."""
-    logger.error(UNREADABLE, exc_info=error, extra={"model": request.model.name})
-    return InferError(Code.INTERNAL, UNREADABLE)
+    logger.error(UNREADABLE_ANSWER, exc_info=error, extra={"model": request.model.name})
+    return InferError(Code.INTERNAL, UNREADABLE_ANSWER)

@@ -1,7 +1,7 @@
 """Snapshot: a ModelSpec, or a similar frozen dataclass, as JSON and back, for another process.
 
 The encoding follows from the types of the fields alone, so a new field needs no change here.
-Called by `placing.py`.
+Called by `model_table.py`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
-_MOMENT = "\0moment"
+_DATETIME_KEY = "\0moment"
 """The key of a date or time among free-form configuration values; no such document has it."""
-_MOMENTS: tuple[type[dt.datetime | dt.date | dt.time], ...] = (dt.datetime, dt.date, dt.time)
+_DATETIME_TYPES: tuple[type[dt.datetime | dt.date | dt.time], ...] = (dt.datetime, dt.date, dt.time)
 
 
 class _Codec(NamedTuple):
@@ -49,27 +49,33 @@ def _codec(hint: Hashable) -> _Codec:
     """Return the codec of a type hint. Raises: TypeError if there is none."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if dataclasses.is_dataclass(hint):
-        return _of_dataclass(typing.cast("type[Any]", hint))
+        return _dataclass_codec(typing.cast("type[Any]", hint))
     if origin in {types.UnionType, typing.Union}:
-        return _of_union(args)
+        return _union_codec(args)
     if origin is tuple:
-        return _of_tuple(args)
+        return _tuple_codec(args)
     if origin is Mapping:
-        return _of_mapping(*args)
+        return _mapping_codec(*args)
     if hint is Any:
         return _Codec(_write_any, _read_any, lambda _: True)
     if hint is Path:
-        return _Codec(lambda value: str(_checked(value, Path)), lambda written: Path(_checked(written, str)), _is(Path))
+        return _Codec(
+            lambda value: str(_checked(value, Path)),
+            lambda written: Path(_checked(written, str)),
+            _instance_check(Path),
+        )
     if hint is int:
-        return _Codec(operator.index, lambda written: _checked(written, int), _is(int))
+        return _Codec(operator.index, lambda written: _checked(written, int), _instance_check(int))
     if hint is float:
-        return _Codec(_number, _number, lambda value: isinstance(value, int | float))
+        return _Codec(_checked_number, _checked_number, lambda value: isinstance(value, int | float))
     if hint in {bool, str}:
-        return _Codec(lambda value: _checked(value, hint), lambda written: _checked(written, hint), _is(hint))
+        return _Codec(
+            lambda value: _checked(value, hint), lambda written: _checked(written, hint), _instance_check(hint)
+        )
     raise TypeError(f"no snapshot of {hint}")
 
 
-def _of_dataclass(kind: type[Any]) -> _Codec:
+def _dataclass_codec(kind: type[Any]) -> _Codec:
     hints = typing.get_type_hints(kind)
     codecs = {field.name: _codec(hints[field.name]) for field in dataclasses.fields(kind)}
 
@@ -83,57 +89,57 @@ def _of_dataclass(kind: type[Any]) -> _Codec:
             raise ValueError(f"a snapshot of {kind.__name__} with other fields: {sorted(written.keys() ^ codecs)}")
         return kind(**{name: codec.read(written[name]) for name, codec in codecs.items()})
 
-    return _Codec(write_fields, read_fields, _is(kind))
+    return _Codec(write_fields, read_fields, _instance_check(kind))
 
 
-def _of_union(hints: tuple[Any, ...]) -> _Codec:
+def _union_codec(hints: tuple[Any, ...]) -> _Codec:
     """Encode a value with the position of its type, except None, and a value of an optional's only type."""
     codecs = [_codec(hint) for hint in hints if hint is not type(None)]
     optional = len(codecs) < len(hints)
 
     def position_of(value: Any) -> int:
-        return next((at for at, codec in enumerate(codecs) if codec.fits(value)), -1)
+        return next((index for index, codec in enumerate(codecs) if codec.fits(value)), -1)
 
     def write_one(value: Any) -> Any:
         if value is None and optional:
             return None
         if len(codecs) == 1:
             return codecs[0].write(value)
-        at = position_of(value)
-        if at < 0:
-            raise TypeError(f"{value!r} is none of {hints}")
-        return [at, codecs[at].write(value)]
+        index = position_of(value)
+        if index < 0:
+            raise TypeError(f"{value!r} is not one of {hints}")
+        return [index, codecs[index].write(value)]
 
     def read_one(written: Any) -> Any:
         if written is None and optional:
             return None
         if len(codecs) == 1:
             return codecs[0].read(written)
-        at, value = _checked(written, list)
-        if not 0 <= _checked(at, int) < len(codecs):
-            raise ValueError(f"a snapshot of one of {hints}, the number {at}")
-        return codecs[at].read(value)
+        index, value = _checked(written, list)
+        if not 0 <= _checked(index, int) < len(codecs):
+            raise ValueError(f"a snapshot of one of {hints}, the number {index}")
+        return codecs[index].read(value)
 
     return _Codec(write_one, read_one, lambda value: (value is None and optional) or position_of(value) >= 0)
 
 
-def _of_tuple(hints: tuple[Any, ...]) -> _Codec:
+def _tuple_codec(hints: tuple[Any, ...]) -> _Codec:
     if len(hints) == 2 and hints[1] is Ellipsis:
         one = _codec(hints[0])
         return _Codec(
             lambda value: [one.write(each) for each in _checked(value, tuple)],
             lambda written: tuple([one.read(each) for each in _checked(written, list)]),
-            _is(tuple),
+            _instance_check(tuple),
         )
     codecs = [_codec(hint) for hint in hints]
     return _Codec(
         lambda value: [codec.write(each) for codec, each in zip(codecs, _checked(value, tuple), strict=True)],
         lambda written: tuple([codec.read(each) for codec, each in zip(codecs, _checked(written, list), strict=True)]),
-        _is(tuple),
+        _instance_check(tuple),
     )
 
 
-def _of_mapping(key: Any, value: Any) -> _Codec:
+def _mapping_codec(key: Any, value: Any) -> _Codec:
     """Encode as pairs, since JSON's own keys are strings."""
     keys, values = _codec(key), _codec(value)
 
@@ -143,7 +149,7 @@ def _of_mapping(key: Any, value: Any) -> _Codec:
     def read_pairs(written: Any) -> Any:
         return {keys.read(name): values.read(each) for name, each in _checked(written, list)}
 
-    return _Codec(write_pairs, read_pairs, _is(Mapping))
+    return _Codec(write_pairs, read_pairs, _instance_check(Mapping))
 
 
 def _write_any(value: Any) -> Any:
@@ -151,8 +157,8 @@ def _write_any(value: Any) -> Any:
         return {_checked(name, str): _write_any(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
         return [_write_any(each) for each in value]
-    if isinstance(value, _MOMENTS):
-        return {_MOMENT: [_MOMENTS.index(type(value)), value.isoformat()]}
+    if isinstance(value, _DATETIME_TYPES):
+        return {_DATETIME_KEY: [_DATETIME_TYPES.index(type(value)), value.isoformat()]}
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise TypeError(f"no snapshot of {type(value).__name__}")
@@ -163,23 +169,23 @@ def _read_any(written: Any) -> Any:
         return [_read_any(each) for each in written]
     if not isinstance(written, dict):
         return written
-    if written.keys() == {_MOMENT}:
-        at, text = written[_MOMENT]
-        return _MOMENTS[at].fromisoformat(text)
+    if written.keys() == {_DATETIME_KEY}:
+        type_index, text = written[_DATETIME_KEY]
+        return _DATETIME_TYPES[type_index].fromisoformat(text)
     return {name: _read_any(each) for name, each in written.items()}
 
 
-def _is(kind: type[Any]) -> Callable[[Any], bool]:
+def _instance_check(kind: type[Any]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, kind) and not (kind is int and isinstance(value, bool))
 
 
-def _number(value: Any) -> Any:
+def _checked_number(value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{value!r} is no number")
+        raise TypeError(f"{value!r} is not a number")
     return value
 
 
 def _checked(value: Any, kind: type[Any]) -> Any:
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise TypeError(f"{value!r} is no {kind.__name__}")
+        raise TypeError(f"{value!r} is not a {kind.__name__}")
     return value

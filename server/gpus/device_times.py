@@ -19,24 +19,24 @@ Used = Mapping[str, Mapping[str, int]]
 """Nanoseconds by device, then by model: its labels."""
 
 
-class _Seen:
+class _VersionTimes:
     """One loaded version, and its device times at the last reading."""
 
-    __slots__ = ("_before", "_device_ns", "_lock", "labels")
+    __slots__ = ("_device_ns", "_lock", "_previous_ns", "labels")
 
     def __init__(self, labels: str, model: Timed) -> None:
         self.labels = labels
         # not the model, which could then not be freed
         self._lock, self._device_ns = model.lock, model.device_ns
-        self._before: dict[str, int] = {}
+        self._previous_ns: dict[str, int] = {}
 
-    def grown(self) -> dict[str, int]:
+    def elapsed_ns(self) -> dict[str, int]:
         if not self._device_ns:
             return {}
         with self._lock:
             now = dict(self._device_ns)
-        before, self._before = self._before, now
-        return {device: ns - before.get(device, 0) for device, ns in now.items() if ns > before.get(device, 0)}
+        previous, self._previous_ns = self._previous_ns, now
+        return {device: ns - previous.get(device, 0) for device, ns in now.items() if ns > previous.get(device, 0)}
 
 
 class DeviceTimes(Generic[M]):
@@ -48,18 +48,18 @@ class DeviceTimes(Generic[M]):
     def __init__(self, models: Callable[[], Iterable[M]], labels: Callable[[M], str]) -> None:
         self._models = models
         self._labels = labels
-        self._seen: dict[int, _Seen] = {}
+        self._seen: dict[int, _VersionTimes] = {}
 
     def read(self) -> Used:
         """Return the time used since the last call."""
-        before, self._seen = self._seen, {}
+        previous, self._seen = self._seen, {}
         for model in self._models():
             number = id(model.device_ns)  # unique: the dict of a seen version is still referenced
-            known = number in before
-            self._seen[number] = before.pop(number) if known else _Seen(self._labels(model), model)
+            is_known = number in previous
+            self._seen[number] = previous.pop(number) if is_known else _VersionTimes(self._labels(model), model)
         used: dict[str, dict[str, int]] = {}
-        for seen in (*before.values(), *self._seen.values()):
-            for device, ns in seen.grown().items():
+        for seen in (*previous.values(), *self._seen.values()):
+            for device, ns in seen.elapsed_ns().items():
                 models = used.setdefault(device, {})
                 models[seen.labels] = models.get(seen.labels, 0) + ns
         return used

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from penstock.server.telemetry.exposition import decimal, label_value
 
-from .energy import Account
+from .energy import EnergyAccount
 from .nvml import Gpu
 
 Lines = Mapping[str, list[str]]
@@ -33,12 +33,12 @@ class Page:
     def __init__(self) -> None:
         self.lines: dict[str, list[str]] = {}
 
-    def up(self, number: int) -> None:
+    def add_nvml_up(self, number: int) -> None:
         """Write whether NVML answers."""
         self._add("penstock_nvml_up", "", number)
 
-    def gpu(self, gpu: Gpu, ours: Callable[[int], bool], shown: bool | None) -> None:
-        """Write the values of a GPU or a MIG device. `ours`: whether a pid belongs to this server."""
+    def add_gpu(self, gpu: Gpu, is_own_process: Callable[[int], bool], is_visible: bool | None) -> None:
+        """Write the values of a GPU or a MIG device. `is_own_process`: whether a pid belongs to this server."""
         labels = f'gpu_uuid="{label_value(gpu.uuid)}"'
         self._add("penstock_gpu_up", labels, int(gpu.present))
         if not gpu.present:
@@ -55,13 +55,13 @@ class Page:
         if gpu.reasons is not None:
             for bit, reason in REASONS.items():
                 self._add("penstock_gpu_clocks_held", f'{labels},reason="{reason}"', int(bool(gpu.reasons & bit)))
-        memory = [used for pid, used in gpu.processes if used is not None and ours(pid)]
+        memory = [used for pid, used in gpu.processes if used is not None and is_own_process(pid)]
         if memory:
             self._add("penstock_gpu_process_memory_bytes", labels, sum(memory))
-        if shown is not None:
-            self._add("penstock_gpu_visible", labels, int(shown))
+        if is_visible is not None:
+            self._add("penstock_gpu_visible", labels, int(is_visible))
 
-    def energy(self, uuid: str, account: Account, *, shared: bool) -> None:
+    def add_energy(self, uuid: str, account: EnergyAccount, *, shared: bool) -> None:
         """Write the energy a GPU has used, and, if it is `shared` out, each model's part."""
         labels = f'gpu_uuid="{label_value(uuid)}"'
         self._add("nv_energy_consumption", labels, decimal(account.total_uj, 6))
@@ -69,11 +69,11 @@ class Page:
             return
         for model, used_uj in account.models_uj.items():
             self._add("penstock_energy_joules_total", f"{model},{labels}", decimal(used_uj, 6))
-        self._add("penstock_energy_rest_joules_total", labels, decimal(account.rest_uj, 6))
+        self._add("penstock_energy_rest_joules_total", labels, decimal(account.unattributed_uj, 6))
 
     def _add(self, family: str, labels: str, value: str | int) -> None:
-        shown = f"{family}{{{labels}}}" if labels else family
-        self.lines.setdefault(family, []).append(f"{shown} {value}")
+        series = f"{family}{{{labels}}}" if labels else family
+        self.lines.setdefault(family, []).append(f"{series} {value}")
 
 
 def _values(gpu: Gpu) -> Iterable[tuple[str, str | int | None]]:

@@ -56,9 +56,9 @@ class Nvml:
     """
 
     def __init__(self, start: Callable[[], Any] | None = None) -> None:
-        self._start = start or _start
+        self._start_nvml = start or _start_nvml
         self._nvml: Any = None
-        self._known: set[str] = set()
+        self._known_uuids: set[str] = set()
 
     @property
     def started(self) -> bool:
@@ -72,15 +72,15 @@ class Nvml:
         no NVML at all.
         """
         if self._nvml is None:
-            self._nvml = self._start()
+            self._nvml = self._start_nvml()
         try:
             count = self._nvml.nvmlDeviceGetCount()
             gpus = [gpu for index in range(count) if (gpu := self._gpu(index)) is not None]
         except Exception:
             self.close()
             raise
-        self._known |= (seen := {gpu.uuid for gpu in gpus})
-        return (*gpus, *(Gpu(uuid, present=False) for uuid in sorted(self._known - seen)))
+        self._known_uuids |= (seen := {gpu.uuid for gpu in gpus})
+        return (*gpus, *(Gpu(uuid, present=False) for uuid in sorted(self._known_uuids - seen)))
 
     def driver(self) -> str:
         """Return the driver's version. Raises: as `read`, which must have succeeded before."""
@@ -97,41 +97,43 @@ class Nvml:
         """Read one GPU; None if it is lost, or not accessible to this process."""
         try:
             device = self._nvml.nvmlDeviceGetHandleByIndex(index)
-            return self._told(device, _text(self._nvml.nvmlDeviceGetUUID(device)))
+            return self._read_gpu(device, _text(self._nvml.nvmlDeviceGetUUID(device)))
         except Exception as error:  # an NVMLError has a subclass for each reason
             if _code(error) in _DOWN:
                 raise
             return None
 
-    def _told(self, device: Any, uuid: str) -> Gpu:
-        rates = self._ask("nvmlDeviceGetUtilizationRates", device)
-        new = self._ask("nvmlDeviceGetCurrentClocksEventReasons", device)
-        temperature_c = self._ask("nvmlDeviceGetTemperatureV", device, _GPU_SENSOR)
+    def _read_gpu(self, device: Any, uuid: str) -> Gpu:
+        rates = self._query("nvmlDeviceGetUtilizationRates", device)
+        event_reasons = self._query("nvmlDeviceGetCurrentClocksEventReasons", device)
+        temperature_c = self._query("nvmlDeviceGetTemperatureV", device, _GPU_SENSOR)
         return Gpu(
             uuid,
             bus_id=self._bus_id(device),
             mig=self._mig(device),
             utilization=None if rates is None else rates.gpu / 100,
             memory_activity=_share(rates, "memory"),
-            power_mw=self._ask("nvmlDeviceGetPowerUsage", device),
-            power_limit_mw=self._ask("nvmlDeviceGetEnforcedPowerLimit", device),
-            energy_mj=self._ask("nvmlDeviceGetTotalEnergyConsumption", device),
-            temperature_c=self._ask("nvmlDeviceGetTemperature", device, _GPU_SENSOR)
+            power_mw=self._query("nvmlDeviceGetPowerUsage", device),
+            power_limit_mw=self._query("nvmlDeviceGetEnforcedPowerLimit", device),
+            energy_mj=self._query("nvmlDeviceGetTotalEnergyConsumption", device),
+            temperature_c=self._query("nvmlDeviceGetTemperature", device, _GPU_SENSOR)
             if temperature_c is None
             else temperature_c,
             clocks_mhz=self._clocks("nvmlDeviceGetClockInfo", device),
             clock_limits_mhz=self._clocks("nvmlDeviceGetMaxClockInfo", device),
-            reasons=self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", device) if new is None else new,
-            **self._occupied(device),
+            reasons=self._query("nvmlDeviceGetCurrentClocksThrottleReasons", device)
+            if event_reasons is None
+            else event_reasons,
+            **self._memory_and_processes(device),
         )
 
-    def _occupied(self, device: Any) -> dict[str, Any]:
+    def _memory_and_processes(self, device: Any) -> dict[str, Any]:
         """Return what MIG devices report as well: name, memory and processes."""
-        name = self._ask("nvmlDeviceGetName", device)
+        name = self._query("nvmlDeviceGetName", device)
         # without its version, the call counts the driver's own memory as used; nvidia-smi does not
-        memory = self._ask("nvmlDeviceGetMemoryInfo", device, getattr(self._nvml, "nvmlMemory_v2", None))
-        memory = self._ask("nvmlDeviceGetMemoryInfo", device) if memory is None else memory
-        processes = self._ask("nvmlDeviceGetComputeRunningProcesses", device) or ()
+        memory = self._query("nvmlDeviceGetMemoryInfo", device, getattr(self._nvml, "nvmlMemory_v2", None))
+        memory = self._query("nvmlDeviceGetMemoryInfo", device) if memory is None else memory
+        processes = self._query("nvmlDeviceGetComputeRunningProcesses", device) or ()
         return {
             "name": None if name is None else _text(name),
             "memory_total_bytes": None if memory is None else int(memory.total),
@@ -140,29 +142,29 @@ class Nvml:
         }
 
     def _mig(self, device: Any) -> tuple[Gpu, ...] | None:
-        modes = self._ask("nvmlDeviceGetMigMode", device)
+        modes = self._query("nvmlDeviceGetMigMode", device)
         if modes is None or modes[0] != _MIG_MODE:
             return None
         found = []
-        for index in range(self._ask("nvmlDeviceGetMaxMigDeviceCount", device) or 0):
-            slice_ = self._ask("nvmlDeviceGetMigDeviceHandleByIndex", device, index)
-            uuid = None if slice_ is None else self._ask("nvmlDeviceGetUUID", slice_)
+        for index in range(self._query("nvmlDeviceGetMaxMigDeviceCount", device) or 0):
+            slice_ = self._query("nvmlDeviceGetMigDeviceHandleByIndex", device, index)
+            uuid = None if slice_ is None else self._query("nvmlDeviceGetUUID", slice_)
             if uuid is not None:
-                found.append(Gpu(_text(uuid), **self._occupied(slice_)))
+                found.append(Gpu(_text(uuid), **self._memory_and_processes(slice_)))
         return tuple(found)
 
     def _bus_id(self, device: Any) -> str | None:
-        place = self._ask("nvmlDeviceGetPciInfo", device)
-        return None if place is None else _text(place.busId)
+        pci_info = self._query("nvmlDeviceGetPciInfo", device)
+        return None if pci_info is None else _text(pci_info.busId)
 
-    def _clocks(self, question: str, device: Any) -> dict[str, int]:
-        found = {name: self._ask(question, device, number) for name, number in _CLOCKS.items()}
+    def _clocks(self, function: str, device: Any) -> dict[str, int]:
+        found = {name: self._query(function, device, number) for name, number in _CLOCKS.items()}
         return {name: mhz for name, mhz in found.items() if mhz is not None}
 
-    def _ask(self, question: str, *arguments: Any) -> Any:
+    def _query(self, function: str, *arguments: Any) -> Any:
         """Query one value; None if it is unknown. Raises: errors that mean the GPU is lost, or the driver gone."""
         try:
-            return getattr(self._nvml, question)(*arguments)
+            return getattr(self._nvml, function)(*arguments)
         except Exception as error:
             if _code(error) in _LOST | _DOWN:
                 raise
@@ -183,11 +185,11 @@ def _code(error: Exception) -> Any:
     return getattr(error, "value", None)
 
 
-def _text(words: str | bytes) -> str:
-    return words.decode() if isinstance(words, bytes) else str(words)
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
 
 
-def _start() -> Any:
+def _start_nvml() -> Any:
     nvml = importlib.import_module("pynvml")
     nvml.nvmlInit()
     return nvml

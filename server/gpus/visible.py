@@ -12,48 +12,48 @@ from dataclasses import dataclass
 
 from .nvml import Gpu
 
-DEVICES = "CUDA_VISIBLE_DEVICES"
-ORDER = "CUDA_DEVICE_ORDER"
-_BY_PLACE = "PCI_BUS_ID"
+DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
+ORDER_VARIABLE = "CUDA_DEVICE_ORDER"
+_BY_PCI_BUS = "PCI_BUS_ID"
 _NUMBER = re.compile(r"\s*([+-]?[0-9]{1,9})", re.ASCII)
 _UUIDS = ("GPU-", "MIG-")
 
 
 @dataclass(frozen=True, slots=True)
-class Visible:
+class VisibleGpus:
     """UUIDs of the GPUs and MIG devices visible to CUDA. `ordered`: they are in CUDA's order, otherwise unknown."""
 
     uuids: tuple[str, ...]
     ordered: bool = True
 
 
-def visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> Visible | None:
+def visible_gpus(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> VisibleGpus | None:
     """Return what CUDA shows of `gpus`, in NVML's order; None if an entry's number could mean any of them.
 
     Numbers are CUDA's own, and by default CUDA puts the fastest GPU first: with GPUs of several kinds, only CUDA knows
     the order.
     """
-    present = sorted((gpu for gpu in gpus if gpu.present), key=lambda gpu: place(gpu.bus_id) or ())
-    numbered = environ.get(ORDER) == _BY_PLACE or len({gpu.name for gpu in present}) < 2
-    said = environ.get(DEVICES)
-    if said is None:
-        return Visible(_narrowed(present), numbered or len(_narrowed(present)) < 2)
-    kind = next((prefix for prefix in _UUIDS if said.startswith(prefix)), "")
+    present = sorted((gpu for gpu in gpus if gpu.present), key=lambda gpu: pci_location(gpu.bus_id) or ())
+    numbered = environ.get(ORDER_VARIABLE) == _BY_PCI_BUS or len({gpu.name for gpu in present}) < 2
+    setting = environ.get(DEVICES_VARIABLE)
+    if setting is None:
+        return VisibleGpus(_visible_uuids(present), numbered or len(_visible_uuids(present)) < 2)
+    kind = next((prefix for prefix in _UUIDS if setting.startswith(prefix)), "")
     find = _by_uuid(kind, present) if kind else _by_number(present)
-    if not kind and not numbered and find(said) is not None:
+    if not kind and not numbered and find(setting) is not None:
         return None
     found: list[Gpu] = []
-    for entry in said.split(","):
+    for entry in setting.split(","):
         gpu = find(entry)
         if gpu is None:
             break  # all entries after it are hidden too
         if any(each.uuid == gpu.uuid for each in found):
-            return Visible(())
+            return VisibleGpus(())
         found.append(gpu)
-    return Visible(_narrowed(found))
+    return VisibleGpus(_visible_uuids(found))
 
 
-def place(bus_id: str | None) -> tuple[int, ...] | None:
+def pci_location(bus_id: str | None) -> tuple[int, ...] | None:
     """Parse a PCI place, as domain, bus and device; CUDA writes fewer digits than NVML."""
     try:
         parts = re.split("[:.]", bus_id or "")
@@ -62,7 +62,7 @@ def place(bus_id: str | None) -> tuple[int, ...] | None:
         return None
 
 
-def _narrowed(gpus: Sequence[Gpu]) -> tuple[str, ...]:
+def _visible_uuids(gpus: Sequence[Gpu]) -> tuple[str, ...]:
     """Return the UUIDs; if they include a MIG device, only the first one, since CUDA then uses no other."""
     slices = [each.uuid for gpu in gpus for each in gpu.mig or ()]
     slices += [gpu.uuid for gpu in gpus if gpu.uuid.startswith("MIG-")]

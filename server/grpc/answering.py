@@ -190,4 +190,4 @@ def run_on_cancel(on_cancel: Callable[[], None] | None) -> None:
         try:
             on_cancel()
         except Exception:
-            logger.exception("what a call has begun could not be cancelled")
+            logger.exception("a call's cancellation failed")

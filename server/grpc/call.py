@@ -167,7 +167,7 @@ class GrpcCall(AnsweringStream):
                     self._decompress(message)
                 else:
                     self._deliver(message)
-            # the end needs no room: a stream told of it only when all is sent would not end in a drain
+            # the end needs no room: a stream notified only when all is sent would not end in a drain
             if self.remote_ended and self._is_listening():
                 self._on_half_close(incoming)
         except MessageError as message_error:

@@ -94,8 +94,8 @@ class GrpcConnection(Http2Connection):
     def is_early_retry(self) -> bool:
         """Record a temporary rejection. Returns: whether it follows another so soon that the client did not wait."""
         now_s = self.shared.loop.time()
-        early, self._early_until_s = now_s < self._early_until_s, now_s + EARLY_RETRY_S
-        return early
+        is_early, self._early_until_s = now_s < self._early_until_s, now_s + EARLY_RETRY_S
+        return is_early
 
     def answer_non_http2(self, data: bytes) -> bytes:
         """Return an error for an HTTP/1 client; one that begins TLS would not understand it."""

@@ -94,7 +94,7 @@ class CallDeadlines:
                 try:
                     call.expire()
                 except Exception:  # the remaining ones are due too
-                    logger.exception("a call whose time is up could not be ended")
+                    logger.exception("a call could not be ended at its deadline")
         self._arm()
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ _PIECE_BYTES = 1 << 16
 
 
 class Decompression:
-    """One message being decompressed: `size` bytes are done, at most `most` plus one.
+    """One message being decompressed: `size` bytes are done, at most `max_bytes` plus one.
 
     Threads: one at a time.
     """
@@ -106,7 +106,7 @@ class Decompressor:
         self.busy = False
 
     def decompress(self, message: bytes) -> bytes | None:
-        """Decompress a message. Returns: it; None if a thread does it and `done` is called. Raises: MessageError."""
+        """Decompress a message. Returns: it; None if a thread does it and `on_done` is called. Raises: MessageError."""
         decompression = Decompression(message, self._coding, self._shared.grpc_limits.max_message_bytes)
         if len(message) < _INLINE_COMPRESSED_BYTES and decompression.step(_INLINE_BYTES):
             return decompression.message()
@@ -149,4 +149,4 @@ class Decompressor:
 
 def receive_limit_text(max_bytes: int) -> str:
     """Return the error text for too much stored data."""
-    return f"the server keeps {max_bytes} bytes of requests that have not arrived whole, and no more"
+    return f"incomplete requests exceed the limit of {max_bytes} bytes"

@@ -176,17 +176,17 @@ class IncomingMessages:
             message = first[offset : offset + size]
             self._consume(size)
             return message
-        taken = [first[offset:]]
+        chunks = [first[offset:]]
         parts.popleft()
-        remaining = size - len(taken[0])
+        remaining = size - len(chunks[0])
         while remaining and len(parts[0]) <= remaining:
-            taken.append(parts.popleft())
-            remaining -= len(taken[-1])
+            chunks.append(parts.popleft())
+            remaining -= len(chunks[-1])
         if remaining:
-            taken.append(parts[0][:remaining])
+            chunks.append(parts[0][:remaining])
         self._offset = remaining
         self.stored_bytes -= size
-        return b"".join(taken)
+        return b"".join(chunks)
 
 
 def compress(message: Body, coding: bytes, level: int) -> bytes:

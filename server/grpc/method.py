@@ -116,7 +116,7 @@ class Method:
 
     def __init__(self, path: str, unary: Unary | None = None, streaming: Streaming | None = None) -> None:
         if (unary is None) == (streaming is None):
-            raise ValueError(f"{path}: unary or streaming, one of them")
+            raise ValueError(f"{path}: exactly one of unary and streaming must be given")
         self.path = path
         self.unary = unary
         self.streaming = streaming

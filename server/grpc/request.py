@@ -114,7 +114,7 @@ def _check_fields(pseudo: Mapping[bytes, bytes], regular: Mapping[bytes, bytes])
         )
     if media_type not in {_CONTENT_TYPE, b"application/grpc+proto"} and media_type[len(_CONTENT_TYPE)] != ord(";"):
         value = content_type.decode("latin-1")
-        return GrpcRejection(200, Status.INTERNAL, f"content-type '{value}': only protobuf messages are understood")
+        return GrpcRejection(200, Status.INTERNAL, f"content-type '{value}': only protobuf messages are supported")
     if pseudo[b":method"] != b"POST":
         value = pseudo[b":method"].decode("latin-1")
         return GrpcRejection(405, Status.INTERNAL, f"invalid gRPC request method '{value}', expected POST")

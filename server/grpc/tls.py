@@ -35,8 +35,8 @@ def context_for(settings: GrpcSettings) -> ssl.SSLContext | None:
             context.verify_mode = ssl.CERT_REQUIRED
             context.load_verify_locations(settings.grpc_root_cert)
     except (OSError, ssl.SSLError) as error:
-        where = f"{settings.grpc_server_cert}, {settings.grpc_server_key}, {settings.grpc_root_cert}".rstrip(", ")
-        raise TlsError(f"cannot use the certificates of the gRPC port ({where}): {error.strerror or error}") from error
+        files = f"{settings.grpc_server_cert}, {settings.grpc_server_key}, {settings.grpc_root_cert}".rstrip(", ")
+        raise TlsError(f"cannot use the certificates of the gRPC port ({files}): {error.strerror or error}") from error
     return context
 
 

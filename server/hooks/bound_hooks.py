@@ -12,29 +12,29 @@ from .conversions import Conversions
 from .convert import to_tensors
 from .loading import HookFunction, HookModule
 
-Maker = Callable[[Any, Mapping[str, Any]], Any]
+Converter = Callable[[Any, Mapping[str, Any]], Any]
 """Converts a value by the rules of the model, given the request's parameters."""
 
 
 class BoundHooks(NamedTuple):
     """The hooks with their constant arguments, and the rules for their values.
 
-    `makers` convert a result, indexed by packing.INPUTS, JSON and TENSORS.
+    `converters` convert a result, indexed by packing.INPUTS, JSON and TENSORS.
     """
 
     functions: Mapping[str, HookFunction | None]
-    rules: Conversions
-    makers: tuple[Maker, Maker, Maker]
+    conversions: Conversions
+    converters: tuple[Converter, Converter, Converter]
 
-    def words(self, hook: str, error: BaseException) -> InferError | None:
+    def dialect_error(self, hook: str, error: BaseException) -> InferError | None:
         """Return the dialect's error for an exception of user code; None for the default one."""
         try:
-            return self.rules.failure(hook, error)
+            return self.conversions.error_for(hook, error)
         except Exception:  # noqa: BLE001 - __str__ is user code
             return None
 
 
-def bind(module: HookModule, rules: Conversions, signature: Signature, metadata: Any) -> BoundHooks:
+def bind(module: HookModule, conversions: Conversions, signature: Signature, metadata: Any) -> BoundHooks:
     """Bind each hook to its constant arguments; tensors of an infer answer are made the same way in all dialects."""
-    makers = rules.inputs, rules.answer, lambda result, _: to_tensors(result, signature)
-    return BoundHooks(module.bound(*rules.signatures, metadata), rules, makers)
+    converters = conversions.to_inputs, conversions.encode_answer, lambda result, _: to_tensors(result, signature)
+    return BoundHooks(module.bind_all(*conversions.signatures, metadata), conversions, converters)

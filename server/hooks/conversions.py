@@ -24,11 +24,11 @@ DIALECTS = {"": "penstock.server.hooks.native", "cortex": "penstock.server.corte
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class ModelDescription:
     """What is known of a model where its hooks run.
 
     `inputs` and `outputs` are Nodes, or, for a dialect's hooks in the server, the runtime's `onnxruntime.NodeArg`;
-    `described` is `Backend.described`, `settings` is `HookSpec.dialect_settings`.
+    `described` is `Backend.runtime_metadata`, `settings` is `HookSpec.dialect_settings`.
     """
 
     signature: Signature
@@ -48,26 +48,26 @@ class Conversions(Protocol):
     """The `signature` arguments of pre_inference and post_inference: owned by the replica, since user code may
     modify them."""
 
-    def inputs(self, value: Any, parameters: Mapping[str, Any]) -> list[Array | None]:
+    def to_inputs(self, value: Any, parameters: Mapping[str, Any]) -> list[Array | None]:
         """Convert a sample, or the result of pre_inference, to the model's inputs, in order. Raises: InferError."""
 
-    def prediction(self, outputs: Sequence[Any], parameters: Mapping[str, Any]) -> Any:
+    def to_prediction(self, outputs: Sequence[Any], parameters: Mapping[str, Any]) -> Any:
         """Convert the model's outputs, in order, to the argument of post_inference. Raises: InferError."""
 
-    def answer(self, result: Any, parameters: Mapping[str, Any]) -> bytes:
+    def encode_answer(self, result: Any, parameters: Mapping[str, Any]) -> bytes:
         """Convert the result of post_inference, or a prediction, to a `predict` answer's body. Raises: InferError."""
 
-    def failure(self, hook: str, error: BaseException) -> InferError | None:
+    def error_for(self, hook: str, error: BaseException) -> InferError | None:
         """Return the client's error for an exception of user code, even for InferError; None for the default."""
 
 
-def make(dialect: str, described: Described) -> Conversions:
+def make_conversions(dialect: str, description: ModelDescription) -> Conversions:
     """Make the Conversions of a model. Raises: InferError if the dialect cannot represent the model's inputs."""
-    made: Conversions = importlib.import_module(DIALECTS[dialect]).conversions(described)
-    return made
+    conversions: Conversions = importlib.import_module(DIALECTS[dialect]).conversions(description)
+    return conversions
 
 
-def of_model(model: Model, *, for_hooks: bool) -> Conversions:
+def conversions_for(model: Model, *, for_hooks: bool) -> Conversions:
     """Make the Conversions of a loaded model, for a replica's hooks or for steps without a hook. Raises: InferError."""
     spec = model.spec.hooks
     dialect, settings = (spec.dialect, spec.dialect_settings) if spec is not None else ("", {})
@@ -78,4 +78,4 @@ def of_model(model: Model, *, for_hooks: bool) -> Conversions:
         inputs, outputs = (
             list(map(Node.from_runtime, side)) if dialect or for_hooks else [] for side in (inputs, outputs)
         )
-    return make(dialect, Described(model.signature, inputs, outputs, model.described, settings))
+    return make_conversions(dialect, ModelDescription(model.signature, inputs, outputs, model.described, settings))

@@ -2,7 +2,7 @@
 
 `to_inputs`: the result of pre_inference (or a bare sample) to model inputs; `to_prediction`: a model's outputs to the
 argument of post_inference; `to_tensors`: the result of post_inference to the named tensors of an infer answer.
-Called on a replica's thread, or on the event loop if a model lacks the hook or it is swift.
+Called on a replica's thread, or on the event loop if a model lacks the hook or the hook runs inline.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.backends.datatypes import BY_DTYPE, bf16_to_fp32
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 
-_SEEN_OTHERWISE = frozenset(("BYTES", "BF16"))
+_CONVERTED_DATATYPES = frozenset(("BYTES", "BF16"))
 
 
 def to_inputs(value: Any, signature: Signature) -> list[Array | None]:
@@ -34,23 +34,23 @@ def to_inputs(value: Any, signature: Signature) -> list[Array | None]:
     """
     inputs = signature.inputs
     if len(inputs) == 1 and not isinstance(value, Mapping):
-        return [_input(value, inputs[0])]
+        return [_to_input(value, inputs[0])]
     if not isinstance(value, Mapping):
         if not inputs:
             return []
         names = ", ".join(f'"{spec.name}"' for spec in inputs)
         raise InferError(Code.INVALID, f"expected sample to be a dictionary with keys {names}")
-    return [_input(_member(value, spec), spec) for spec in inputs]
+    return [_to_input(_find_member(value, spec), spec) for spec in inputs]
 
 
-def _member(value: Mapping[Any, Any], spec: TensorSpec) -> Any:
+def _find_member(value: Mapping[Any, Any], spec: TensorSpec) -> Any:
     if spec.name not in value and not spec.optional:
         found = ", ".join(f'"{key}"'[:80] for key in islice(value, 8)) or "none"
         raise InferError(Code.INVALID, f'missing key "{spec.name}", found {found}')
     return value.get(spec.name)
 
 
-def _input(value: Any, spec: TensorSpec) -> Array | None:
+def _to_input(value: Any, spec: TensorSpec) -> Array | None:
     if value is None and spec.optional:
         return None
     if not spec.is_tensor:
@@ -58,18 +58,18 @@ def _input(value: Any, spec: TensorSpec) -> Array | None:
     try:
         if value is None:
             raise TypeError("found None")
-        return _shaped(_typed(value, spec), spec.shape)
+        return _with_shape(_with_datatype(value, spec), spec.shape)
     except InferError:
         raise
     except Exception as error:
         # whatever numpy or the value's own __array__ raises
-        takes = f"{spec.datatype} [{','.join(map(str, spec.shape))}]"
-        raise InferError(Code.INVALID, f"input '{spec.name}' takes {takes}: {error}") from error
+        expected = f"{spec.datatype} [{','.join(map(str, spec.shape))}]"
+        raise InferError(Code.INVALID, f"input '{spec.name}' takes {expected}: {error}") from error
 
 
-def _typed(value: Any, spec: TensorSpec) -> Array:
+def _with_datatype(value: Any, spec: TensorSpec) -> Array:
     if spec.datatype == "BYTES":
-        return change_each(np.asarray(value, dtype=np.object_), _bytes)
+        return map_elements(np.asarray(value, dtype=np.object_), _to_bytes)
     if spec.datatype == "BF16":
         return _to_bfloat16(value)
     dtype = spec.type.dtype
@@ -85,47 +85,49 @@ def _typed(value: Any, spec: TensorSpec) -> Array:
         return array.astype(dtype)
 
 
-def _shaped(array: Array, shape: tuple[int, ...]) -> Array:
-    if _fits(array.shape, shape):
+def _with_shape(array: Array, shape: tuple[int, ...]) -> Array:
+    if _fits_shape(array.shape, shape):
         return array
-    row, size = _one_row(shape)
-    if array.size != size and shape and shape[0] in {-1, 1} and _fits(array.shape, shape[1:]):
+    row, size = _single_row_shape(shape)
+    if array.size != size and shape and shape[0] in {-1, 1} and _fits_shape(array.shape, shape[1:]):
         return array[np.newaxis]
     if array.size != size:
-        raise ValueError(_found(array))
-    if array.ndim > 1 and _is_another_order(array.shape, row):
-        raise ValueError(f"{_found(array)}, whose axes are in another order")
+        raise ValueError(_shape_text(array))
+    if array.ndim > 1 and _has_permuted_axes(array.shape, row):
+        raise ValueError(f"{_shape_text(array)}, whose axes are in another order")
     return array.reshape(row)
 
 
-def _found(array: Array) -> str:
+def _shape_text(array: Array) -> str:
     return f"found an array of shape [{','.join(map(str, array.shape))}]"
 
 
-def _is_another_order(shape: tuple[int, ...], row: tuple[int, ...]) -> bool:
-    found, wanted = ([dim for dim in dims if dim != 1] for dims in (shape, row))
-    return found != wanted and sorted(found) == sorted(wanted)
+def _has_permuted_axes(shape: tuple[int, ...], row: tuple[int, ...]) -> bool:
+    found, expected = ([dim for dim in axes if dim != 1] for axes in (shape, row))
+    return found != expected and sorted(found) == sorted(expected)
 
 
 @lru_cache(1024)
-def _one_row(shape: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
+def _single_row_shape(shape: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
     """Return a shape with 1 for every free axis, and its number of elements."""
     row = tuple(1 if dim < 0 else dim for dim in shape)
     return row, math.prod(row)
 
 
-def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    return len(shape) == len(wanted) and all(want in {-1, dim} for dim, want in zip(shape, wanted, strict=True))
+def _fits_shape(shape: tuple[int, ...], expected: tuple[int, ...]) -> bool:
+    return len(shape) == len(expected) and all(
+        expected_dim in {-1, dim} for dim, expected_dim in zip(shape, expected, strict=True)
+    )
 
 
-def change_each(array: Array, change: Callable[[Any], Any]) -> Array:
+def map_elements(array: Array, function: Callable[[Any], Any]) -> Array:
     """Return an object array with a function applied to each element."""
-    changed = np.empty(array.size, np.object_)
-    changed[:] = [change(element) for element in array.ravel().tolist()]
-    return changed.reshape(array.shape)
+    mapped = np.empty(array.size, np.object_)
+    mapped[:] = [function(element) for element in array.ravel().tolist()]
+    return mapped.reshape(array.shape)
 
 
-def _bytes(element: Any) -> bytes:
+def _to_bytes(element: Any) -> bytes:
     if isinstance(element, str):
         return element.encode("utf-8", "surrogatepass")
     if isinstance(element, bytes):
@@ -141,11 +143,11 @@ def _to_bfloat16(value: Any) -> Array:
         if value.dtype.name == "bfloat16":
             return value.view(np.uint16)
     with np.errstate(all="ignore"):
-        exact = np.array(value, dtype="<f4")
-    bits = exact.view("<u4").astype(np.uint64)
+        single = np.array(value, dtype="<f4")
+    bits = single.view("<u4").astype(np.uint64)
     rounded = (bits + 0x7FFF + ((bits >> np.uint64(16)) & np.uint64(1))) >> np.uint64(16)
     quiet_nan = (bits >> np.uint64(16)) | np.uint64(0x40)
-    return np.where(np.isnan(exact), quiet_nan, rounded).astype("<u2").reshape(exact.shape)
+    return np.where(np.isnan(single), quiet_nan, rounded).astype("<u2").reshape(single.shape)
 
 
 def to_prediction(outputs: Sequence[Any], signature: Signature) -> list[Any]:
@@ -155,15 +157,15 @@ def to_prediction(outputs: Sequence[Any], signature: Signature) -> list[Any]:
     all UTF-8 stays `bytes`.
     """
     return [
-        _seen(output, spec) if spec.datatype in _SEEN_OTHERWISE else output
+        _to_hook_value(output, spec) if spec.datatype in _CONVERTED_DATATYPES else output
         for output, spec in zip(outputs, signature.outputs, strict=True)
     ]
 
 
-def _seen(output: Any, spec: TensorSpec) -> Any:
+def _to_hook_value(output: Any, spec: TensorSpec) -> Any:
     if spec.datatype == "BYTES":
         try:
-            return change_each(output, lambda element: element.decode() if isinstance(element, bytes) else element)
+            return map_elements(output, lambda element: element.decode() if isinstance(element, bytes) else element)
         except UnicodeDecodeError:
             return output
     return bf16_to_fp32(output)
@@ -179,32 +181,32 @@ def to_tensors(result: Any, signature: Signature) -> dict[str, Array]:
     """
     outputs = signature.outputs
     if isinstance(result, Mapping):
-        named = list(result.items())
+        named_values = list(result.items())
     elif isinstance(result, list | tuple):
         if len(result) > len(outputs):
             text = f"a list of {len(result)}, and the model has {len(outputs)} outputs; return a dict of name and array"
-            raise _unfit(text)
-        named = [(spec.name, value) for spec, value in zip(outputs, result, strict=False)]
+            raise _not_tensor_error(text)
+        named_values = [(spec.name, value) for spec, value in zip(outputs, result, strict=False)]
     else:
-        named = [(outputs[0].name if outputs else "output", result)]
+        named_values = [(outputs[0].name if outputs else "output", result)]
     tensors: dict[str, Array] = {}
-    for name, value in named:
+    for name, value in named_values:
         if not isinstance(name, str):
-            raise _unfit(f"the key {name!r:.80}; names of outputs are strings")
-        tensors[name] = _tensor(name, value, signature.output.get(name))
+            raise _not_tensor_error(f"the key {name!r:.80}; names of outputs are strings")
+        tensors[name] = _to_tensor(name, value, signature.output.get(name))
     return tensors
 
 
-def _tensor(name: str, value: Any, spec: TensorSpec | None) -> Array:
+def _to_tensor(name: str, value: Any, spec: TensorSpec | None) -> Array:
     try:
         try:
             array = np.asarray(value)
         except UnicodeDecodeError:  # for text mixed with bytes, numpy makes text as if the bytes were ASCII
             array = np.asarray(value, dtype=np.object_)
         if array.dtype.kind in "USO":
-            array = change_each(np.asarray(value, dtype=np.object_), _bytes)
+            array = map_elements(np.asarray(value, dtype=np.object_), _to_bytes)
     except Exception as error:  # a ragged list, a dict, None, or an error in the value's own __array__
-        raise _unfit(f"'{name}' as {_kind(value)}, which is no tensor: {error}") from error
+        raise _not_tensor_error(f"'{name}' as {_type_name(value)}, which is no tensor: {error}") from error
     if array.ndim == 0:
         array = array.reshape(1)
     if spec is not None and spec.is_tensor and not isinstance(value, np.ndarray | np.generic):
@@ -214,7 +216,7 @@ def _tensor(name: str, value: Any, spec: TensorSpec | None) -> Array:
                 array = array.astype(dtype)
     native = array.dtype.newbyteorder("<")
     if native not in BY_DTYPE:
-        raise _unfit(f"'{name}' as an array of {array.dtype}, which has no datatype in the protocol")
+        raise _not_tensor_error(f"'{name}' as an array of {array.dtype}, which has no datatype in the protocol")
     return np.ascontiguousarray(array, native)
 
 
@@ -223,10 +225,10 @@ def datatype_of(array: Array) -> str:
     return BY_DTYPE[array.dtype].name
 
 
-def _kind(value: Any) -> str:
+def _type_name(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
-def _unfit(what: str) -> InferError:
-    way = "ask predict instead, or set the request parameter hooks to false"
-    return InferError(Code.INVALID, f"post_inference returned {what} ({way})")
+def _not_tensor_error(what: str) -> InferError:
+    hint = "ask predict instead, or set the request parameter hooks to false"
+    return InferError(Code.INVALID, f"post_inference returned {what} ({hint})")

@@ -1,6 +1,6 @@
 """JSON encoding of post_inference results, and of predictions without it.
 
-Called on a replica's thread, or on the event loop if a model has no post_inference or it is swift.
+Called on a replica's thread, or on the event loop if a model has no post_inference or the hook runs inline.
 Source: Cortex 0.10 with json_tricks: arrays become nested lists, float32 is printed as its double, sets are lists,
 dates ISO strings, complex numbers pairs, NaN and infinities the bare words that Python's json reads.
 """
@@ -21,9 +21,9 @@ import orjson
 
 from penstock.backends.errors import Code, InferError
 
-# Passed through, so that `_plain` alone handles them.
+# Passed through, so that `_to_json_type` alone handles them.
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
-_LISTS = (AbstractSet, Sequence, ValuesView)
+_LIST_TYPES = (AbstractSet, Sequence, ValuesView)
 
 
 def to_json(value: Any) -> bytes:
@@ -32,53 +32,53 @@ def to_json(value: Any) -> bytes:
     Raises: InferError (INTERNAL), naming the type that JSON cannot represent.
     """
     try:
-        text = orjson.dumps(value, _plain, _OPTIONS)
+        text = orjson.dumps(value, _to_json_type, _OPTIONS)
         if b"null" not in text:
             return text
         # orjson also writes null for NaN and infinities, so this may have been one
-        return _by_the_book(value)
+        return _encode_with_json(value)
     except InferError:
         raise
     except TypeError as error:
-        # orjson hides the exception of `_plain` behind its own
+        # orjson hides the exception of `_to_json_type` behind its own
         if isinstance(error.__cause__, InferError):
             raise error.__cause__ from None
         # what orjson rejects but JSON can represent: big integers, lone surrogates, keys that are numpy integers
-        return _by_the_book(value)
+        return _encode_with_json(value)
 
 
-def _by_the_book(value: Any) -> bytes:
+def _encode_with_json(value: Any) -> bytes:
     try:
-        return json.dumps(_plain_keys(value), default=_plain, separators=(",", ":")).encode()
+        return json.dumps(_convert_keys(value), default=_to_json_type, separators=(",", ":")).encode()
     except (ValueError, TypeError, RecursionError) as error:
         text = "nested too deep" if isinstance(error, RecursionError) else str(error)
         raise InferError(Code.INTERNAL, f"the answer holds what JSON cannot carry: {text}") from error
 
 
-def _plain_keys(value: Any) -> Any:
-    """Convert numpy scalars in dict keys; everything else is left to `_plain`."""
+def _convert_keys(value: Any) -> Any:
+    """Convert numpy scalars in dict keys; everything else is left to `_to_json_type`."""
     if isinstance(value, dict):
-        return {_key(key): _plain_keys(item) for key, item in value.items()}
+        return {_convert_key(key): _convert_keys(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain_keys(item) for item in value]
+        return [_convert_keys(item) for item in value]
     return value
 
 
-def _key(key: Any) -> Any:
+def _convert_key(key: Any) -> Any:
     if isinstance(key, np.generic):
         key = key.item()
     if isinstance(key, enum.Enum):
         key = key.value
-    return str(_plain(key)) if isinstance(key, dt.date | dt.time | uuid.UUID) else key
+    return str(_to_json_type(key)) if isinstance(key, dt.date | dt.time | uuid.UUID) else key
 
 
-def _plain(value: Any) -> Any:
+def _to_json_type(value: Any) -> Any:
     """Convert one level of a value to JSON types; the encoder calls this again for its contents."""
     if isinstance(value, np.ndarray | np.generic):
-        plain = value.tolist()
+        converted = value.tolist()
         # a type that Python lacks, such as longdouble, is returned unchanged
-        if type(plain) is not type(value):
-            return plain
+        if type(converted) is not type(value):
+            return converted
     elif isinstance(value, float | complex):  # a float of a subclass, which orjson passes through
         return [value.real, value.imag] if isinstance(value, complex) else float(value)
     elif isinstance(value, dt.date | dt.time):
@@ -89,7 +89,7 @@ def _plain(value: Any) -> Any:
         return str(value)
     elif isinstance(value, Mapping):
         return dict(value)
-    elif isinstance(value, _LISTS) and not isinstance(value, bytes | bytearray | memoryview):
+    elif isinstance(value, _LIST_TYPES) and not isinstance(value, bytes | bytearray | memoryview):
         return list(value)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}

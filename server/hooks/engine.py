@@ -13,7 +13,7 @@ from penstock.batching.model import Model
 from penstock.batching.spec import ModelSpec
 from penstock.server.environments.environments import Environments
 
-from .modules import let_go
+from .garbage import collect_garbage
 from .runner import Hooks, close_all
 
 
@@ -32,7 +32,7 @@ class HookedEngine:
 
     async def open(self, spec: ModelSpec) -> Model:
         """Load a model and its hooks; it cannot be found before it is published. Raises: InferError."""
-        model = await opened(self._engine, spec, self.retire)
+        model = await open_model(self._engine, spec, self.retire)
         start = time.monotonic()
         try:
             self._hooks[model] = await Hooks.load(self._engine, model, self.environments.interpreter)
@@ -73,7 +73,7 @@ class HookedEngine:
         await self._engine.retire(model)
         self._hooks.pop(model, None)
         del hooks
-        await let_go(model)
+        await collect_garbage(model)
 
     def hooks_of(self, model: Model) -> Hooks:
         """Return a model's Hooks, which may have no functions. Raises: InferError (NOT_READY) when it is gone."""
@@ -93,21 +93,21 @@ class HookedEngine:
         return max(unfinished, dropped)
 
 
-async def opened(engine: Engine, spec: ModelSpec, retire: Callable[[Iterable[Model]], object]) -> Model:
+async def open_model(engine: Engine, spec: ModelSpec, retire: Callable[[Iterable[Model]], object]) -> Model:
     """Load a model; if the caller is cancelled, `retire` gets it, because the loading thread cannot be stopped.
 
     Raises: InferError.
     """
     opening = asyncio.ensure_future(engine.open(spec))
 
-    def unwanted(ended: asyncio.Future[Model]) -> None:
+    def retire_opened(ended: asyncio.Future[Model]) -> None:
         if not ended.cancelled() and ended.exception() is None:
             retire((ended.result(),))
 
     try:
         return await asyncio.shield(opening)
     except asyncio.CancelledError:
-        opening.add_done_callback(unwanted)
+        opening.add_done_callback(retire_opened)
         raise
     finally:
         # its error holds this frame, and those of the load with all data read, until a garbage collection

@@ -15,20 +15,20 @@ from typing import Any
 
 from penstock.backends.errors import Code, InferError
 
+from .private_modules import PrivateModules
 from .scopes import own_nodes
-from .siblings import Siblings
-from .writes import HOOK_NAMES, PICKLES, parsed
+from .writes import HOOK_NAMES, PICKLE_SUFFIXES, parse_source
 
 PRE, POST = HOOK_NAMES
 
 # The argument names distinguish the generations: with three, `metadata` is the configuration's table; with two, it is
 # the model's signature. Source: Cortex 0.10 and 0.9. `parameters` is Penstock's.
-_MORE = ("signature", "metadata", "parameters")
-FORMS: dict[str, tuple[tuple[str, ...], ...]] = {
-    name: ((value, *_MORE[:2]), (value, "metadata"), (value, *_MORE))
+_EXTRA_ARGUMENTS = ("signature", "metadata", "parameters")
+ARGUMENT_FORMS: dict[str, tuple[tuple[str, ...], ...]] = {
+    name: ((value, *_EXTRA_ARGUMENTS[:2]), (value, "metadata"), (value, *_EXTRA_ARGUMENTS))
     for name, value in ((PRE, "sample"), (POST, "prediction"))
 }
-_CORTEX_FORMS = {name: forms[:2] for name, forms in FORMS.items()}
+_CORTEX_ARGUMENT_FORMS = {name: forms[:2] for name, forms in ARGUMENT_FORMS.items()}
 
 HookFunction = Callable[[Any, Any], Any]
 """A hook bound to its signature and metadata: takes the sample or prediction, and the request's parameters."""
@@ -50,12 +50,12 @@ class HookModule:
         Raises: InferError (INVALID), caused by the file's own exception if it raised one.
         """
         rules = _rules(dialect)
-        self._siblings = Siblings(path, roots, rules.folders, label)
+        self._modules = PrivateModules(path, roots, rules.extra_folders, label)
         try:
-            self.functions = _found(path, self._siblings, rules)
-            self.yields = _yields(path, self.functions, rules, decoupled=decoupled)
+            self.functions = _load_functions(path, self._modules, rules)
+            self.yields = _check_kinds(path, self.functions, rules, decoupled=decoupled)
         except BaseException:
-            self._siblings.close()
+            self._modules.close()
             raise
         self.is_async = any(
             inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(inspect.unwrap(function))
@@ -67,44 +67,44 @@ class HookModule:
         function = self.functions.get(name)
         if function is None:
             return None
-        wanted = len(inspect.signature(function).parameters)
-        if wanted == 4:
+        argument_count = len(inspect.signature(function).parameters)
+        if argument_count == 4:
             return lambda value, parameters: function(value, signature, metadata, parameters)
-        if wanted == 3:
+        if argument_count == 3:
             return lambda value, _: function(value, signature, metadata)
         return lambda value, _: function(value, signature)
 
-    def bound(self, inputs: Sequence[Any], outputs: Sequence[Any], metadata: Any) -> dict[str, HookFunction | None]:
+    def bind_all(self, inputs: Sequence[Any], outputs: Sequence[Any], metadata: Any) -> dict[str, HookFunction | None]:
         """Return both hooks, each with the description of its side of the model."""
         return {PRE: self.bind(PRE, inputs, metadata), POST: self.bind(POST, outputs, metadata)}
 
     def takes_parameters(self, name: str) -> bool:
         """Return whether the file has this hook and it accepts the request's parameters."""
         function = self.functions.get(name)
-        return function is not None and len(inspect.signature(function).parameters) == len(_MORE) + 1
+        return function is not None and len(inspect.signature(function).parameters) == len(_EXTRA_ARGUMENTS) + 1
 
     def close(self) -> None:
         """Discard the instance."""
-        self._siblings.close()
+        self._modules.close()
 
 
-class _Rules:
+class _HookRules:
     """The allowed forms of hooks, and the error texts for others."""
 
-    forms = FORMS
-    folders: tuple[Path, ...] = ()
-    needed = True
-    tells_where = False
+    forms = ARGUMENT_FORMS
+    extra_folders: tuple[Path, ...] = ()
+    requires_hook = True
+    includes_location = False
 
-    def wrong_form(self, name: str, found: str, *, plain: bool = True) -> str:
-        """Return the error for wrong arguments of a hook; `plain`: all of them are plain."""
-        return f"function {name}: expected function arguments {self._wanted(name)} but found {found}"
+    def form_error(self, name: str, found: str, *, is_plain: bool = True) -> str:
+        """Return the error for wrong arguments of a hook; `is_plain`: all of them are plain."""
+        return f"function {name}: expected function arguments {self._expected_forms(name)} but found {found}"
 
-    def no_function(self, name: str, found: Any) -> str:
+    def not_callable_error(self, name: str, found: Any) -> str:
         """Return the error for a name that is not a function."""
         return f"{name} is no function: {type(found).__name__}"
 
-    def wrong_kind(self, name: str, *, is_async: bool, yields: bool, decoupled: bool) -> str:
+    def kind_error(self, name: str, *, is_async: bool, yields: bool, decoupled: bool) -> str:
         """Return the error for a disallowed kind of hook, "" if it is allowed."""
         if not yields:
             return ""
@@ -117,64 +117,64 @@ class _Rules:
             return f"{text}: model_transaction_policy {{ decoupled: true }} in its config.pbtxt says otherwise"
         return ""
 
-    def _wanted(self, name: str) -> str:
+    def _expected_forms(self, name: str) -> str:
         return " or ".join(f"({', '.join(form)})" for form in self.forms[name])
 
 
-class _CortexRules(_Rules):
+class _CortexHookRules(_HookRules):
     """Cortex's, of both generations. Source: Cortex 0.10, which had the longer form; the texts begin like its own."""
 
-    forms = _CORTEX_FORMS
-    folders = (Path(__file__).parents[1] / "cortex" / "importable",)
-    needed = False
-    tells_where = True
+    forms = _CORTEX_ARGUMENT_FORMS
+    extra_folders = (Path(__file__).parents[1] / "cortex" / "importable",)
+    requires_hook = False
+    includes_location = True
 
-    def wrong_form(self, name: str, found: str, *, plain: bool = True) -> str:
-        if not plain:
+    def form_error(self, name: str, found: str, *, is_plain: bool = True) -> str:
+        if not is_plain:
             return f"function {name}: invalid function signature, can only accept positional arguments: {found}"
-        return f"function {name}: expected function arguments arguments {self._wanted(name)} but found {found}"
+        return f"function {name}: expected function arguments arguments {self._expected_forms(name)} but found {found}"
 
-    def no_function(self, name: str, found: Any) -> str:
+    def not_callable_error(self, name: str, found: Any) -> str:
         return f"function {name}: not a function: {type(found).__name__}"
 
-    def wrong_kind(self, name: str, *, is_async: bool, yields: bool, decoupled: bool) -> str:
+    def kind_error(self, name: str, *, is_async: bool, yields: bool, decoupled: bool) -> str:
         if not (is_async or yields):
             return ""
         what = "yields" if yields else "is an async def"
         return f"function {name}: it {what}, and is called for its value: a plain def that returns it is wanted"
 
 
-def _rules(dialect: str) -> _Rules:
-    return _CortexRules() if dialect == "cortex" else _Rules()
+def _rules(dialect: str) -> _HookRules:
+    return _CortexHookRules() if dialect == "cortex" else _HookRules()
 
 
-def _found(path: Path, siblings: Siblings, rules: _Rules) -> dict[str, Callable[..., Any]]:
+def _load_functions(path: Path, modules: PrivateModules, rules: _HookRules) -> dict[str, Callable[..., Any]]:
     if not path.is_file():
         raise InferError(Code.INVALID, f"hooks file {path}: no such file")
     try:
-        module = _unpickled(path) if path.suffix in PICKLES else siblings.run()
+        module = _load_pickle(path) if path.suffix in PICKLE_SUFFIXES else modules.load()
     except SyntaxError as error:
         where = Path(error.filename).name if error.filename else path.name
         raise InferError(Code.INVALID, f"hooks file {path}: {where}, line {error.lineno}: {error.msg}") from error
     except InferError:
         raise
     except BaseException as error:  # a module may call sys.exit
-        text = f"hooks file {path} cannot be loaded: {brief(error)}"
-        text += _place(error, siblings) if rules.tells_where else ""
+        text = f"hooks file {path} cannot be loaded: {exception_line(error)}"
+        text += _location(error, modules) if rules.includes_location else ""
         raise InferError(Code.INVALID, text) from error
     functions = {name: getattr(module, name) for name in HOOK_NAMES if hasattr(module, name)}
-    if not functions and rules.needed:
-        raise InferError(Code.INVALID, _neither(path))
+    if not functions and rules.requires_hook:
+        raise InferError(Code.INVALID, _no_hooks_message(path))
     for name, function in functions.items():
         if not callable(function):
-            raise InferError(Code.INVALID, f"hooks file {path}: {rules.no_function(name, function)}")
-        names, plain, text = _parameters(function)
-        if not plain or names not in rules.forms[name]:
-            raise InferError(Code.INVALID, f"hooks file {path}: {rules.wrong_form(name, text, plain=plain)}")
+            raise InferError(Code.INVALID, f"hooks file {path}: {rules.not_callable_error(name, function)}")
+        names, is_plain, text = _argument_names(function)
+        if not is_plain or names not in rules.forms[name]:
+            raise InferError(Code.INVALID, f"hooks file {path}: {rules.form_error(name, text, is_plain=is_plain)}")
     return functions
 
 
-def _unpickled(path: Path) -> SimpleNamespace:
+def _load_pickle(path: Path) -> SimpleNamespace:
     """Read a pickled dict of functions. Raises: InferError (INVALID), and whatever unpickling raises."""
     try:
         dill = importlib.import_module("dill")
@@ -189,17 +189,19 @@ def _unpickled(path: Path) -> SimpleNamespace:
     return SimpleNamespace(**{name: functions[name] for name in HOOK_NAMES if name in functions})
 
 
-def _place(error: BaseException, siblings: Siblings) -> str:
+def _location(error: BaseException, modules: PrivateModules) -> str:
     """Return the innermost place in the user's files where the error was raised, "" if there is none."""
-    frames, place = error.__traceback__, ""
+    frames, location = error.__traceback__, ""
     while frames is not None:
-        if siblings.has(Path(frames.tb_frame.f_code.co_filename)):
-            place = f" ({Path(frames.tb_frame.f_code.co_filename).name}, line {frames.tb_lineno})"
+        if modules.is_user_file(Path(frames.tb_frame.f_code.co_filename)):
+            location = f" ({Path(frames.tb_frame.f_code.co_filename).name}, line {frames.tb_lineno})"
         frames = frames.tb_next
-    return place
+    return location
 
 
-def _yields(path: Path, functions: Mapping[str, Callable[..., Any]], rules: _Rules, *, decoupled: bool) -> bool:
+def _check_kinds(
+    path: Path, functions: Mapping[str, Callable[..., Any]], rules: _HookRules, *, decoupled: bool
+) -> bool:
     """Return whether post_inference is a generator function. Raises: InferError (INVALID) if that is not allowed."""
     any_yields = False
     for name, function in functions.items():
@@ -207,31 +209,31 @@ def _yields(path: Path, functions: Mapping[str, Callable[..., Any]], rules: _Rul
         yields_async = any(map(inspect.isasyncgenfunction, own))
         yields = yields_async or any(map(inspect.isgeneratorfunction, own))
         is_async = yields_async or any(map(inspect.iscoroutinefunction, own))
-        if problem := rules.wrong_kind(name, is_async=is_async, yields=yields, decoupled=decoupled):
+        if problem := rules.kind_error(name, is_async=is_async, yields=yields, decoupled=decoupled):
             raise InferError(Code.INVALID, f"hooks file {path}: {problem}")
         any_yields = any_yields or yields
     return any_yields
 
 
-def _parameters(function: Callable[..., Any]) -> tuple[tuple[str, ...], bool, str]:
+def _argument_names(function: Callable[..., Any]) -> tuple[tuple[str, ...], bool, str]:
     """Return a function's argument names, whether all are plain, and their source form."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return (), False, "(...)"
-    plain = all(
+    is_plain = all(
         each.kind in {each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD} and each.default is each.empty
         for each in parameters
     )
-    written = [str(each.replace(annotation=each.empty)) for each in parameters]
-    return tuple(each.name for each in parameters), plain, f"({', '.join(written)})"
+    argument_texts = [str(each.replace(annotation=each.empty)) for each in parameters]
+    return tuple(each.name for each in parameters), is_plain, f"({', '.join(argument_texts)})"
 
 
-def _neither(path: Path) -> str:
+def _no_hooks_message(path: Path) -> str:
     return f"hooks file {path} defines neither {PRE} nor {POST}"
 
 
-def brief(error: BaseException) -> str:
+def exception_line(error: BaseException) -> str:
     """Format an exception on one line, type first, for a reader who cannot see the traceback."""
     try:
         text = " ".join(str(error).split())
@@ -243,10 +245,10 @@ def brief(error: BaseException) -> str:
 def check_file(path: Path, *, decoupled: bool = False, dialect: str = "") -> list[str]:
     """Return what would prevent a hook file from loading, as `file:line: problem`, without running it."""
     rules = _rules(dialect)
-    if path.suffix in PICKLES:
+    if path.suffix in PICKLE_SUFFIXES:
         return [] if path.is_file() else [f"{path}: no such file"]
     try:
-        tree = parsed(path.read_bytes())
+        tree = parse_source(path.read_bytes())
     except OSError as error:
         return [f"{path}: {error.strerror or error}"]
     except SyntaxError as error:
@@ -254,33 +256,35 @@ def check_file(path: Path, *, decoupled: bool = False, dialect: str = "") -> lis
     except ValueError as error:  # null bytes
         return [f"{path}: {error}"]
     problems = []
-    found = not rules.needed
+    defines_hook = not rules.requires_hook
     for node in _module_level(tree.body):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name in HOOK_NAMES:
-            found = True
-            if not node.decorator_list and (text := _written(node.args)) not in map(_joined, rules.forms[node.name]):
-                plain = not set(text) & {"*", "="}
-                problems.append(f"{path}:{node.lineno}: {rules.wrong_form(node.name, f'({text})', plain=plain)}")
-            wrong = rules.wrong_kind(
+            defines_hook = True
+            if not node.decorator_list and (text := _argument_text(node.args)) not in map(
+                _joined, rules.forms[node.name]
+            ):
+                is_plain = not set(text) & {"*", "="}
+                problems.append(f"{path}:{node.lineno}: {rules.form_error(node.name, f'({text})', is_plain=is_plain)}")
+            problem = rules.kind_error(
                 node.name, is_async=isinstance(node, ast.AsyncFunctionDef), decoupled=decoupled,
                 yields=any(isinstance(inner, ast.Yield | ast.YieldFrom) for inner in own_nodes(node.body)),
             )  # fmt: skip
-            problems += [f"{path}:{node.lineno}: {wrong}"] if wrong else []
-        elif not found:
-            found = _may_bind(node, set(HOOK_NAMES))
-    return problems if found else [*problems, f"{path}: {_neither(path)}"]
+            problems += [f"{path}:{node.lineno}: {problem}"] if problem else []
+        elif not defines_hook:
+            defines_hook = _may_bind(node, set(HOOK_NAMES))
+    return problems if defines_hook else [*problems, f"{path}: {_no_hooks_message(path)}"]
 
 
-def hooks_in(path: Path) -> list[str]:
+def hook_names_in(path: Path) -> list[str]:
     """Return the hooks that a file may define, without running it; none if it cannot be parsed."""
     try:
-        nodes = list(_module_level(parsed(path.read_bytes()).body))
+        nodes = list(_module_level(parse_source(path.read_bytes()).body))
     except (OSError, SyntaxError, ValueError):
         return []
-    return [name for name in HOOK_NAMES if any(_may_be(node, name) for node in nodes)]
+    return [name for name in HOOK_NAMES if any(_may_define(node, name) for node in nodes)]
 
 
-def _may_be(node: ast.stmt, name: str) -> bool:
+def _may_define(node: ast.stmt, name: str) -> bool:
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return node.name == name
     return _may_bind(node, {name})
@@ -290,14 +294,14 @@ def _joined(names: tuple[str, ...]) -> str:
     return ", ".join(names)
 
 
-def _written(arguments: ast.arguments) -> str:
+def _argument_text(arguments: ast.arguments) -> str:
     """Format a function's parameters without annotations; positional-only ones count as plain."""
-    plain = ast.arguments(
+    plain_arguments = ast.arguments(
         [], [ast.arg(each.arg) for each in (*arguments.posonlyargs, *arguments.args)],
         arguments.vararg and ast.arg(arguments.vararg.arg), [ast.arg(each.arg) for each in arguments.kwonlyargs],
         arguments.kw_defaults, arguments.kwarg and ast.arg(arguments.kwarg.arg), arguments.defaults,
     )  # fmt: skip
-    return ast.unparse(plain)
+    return ast.unparse(plain_arguments)
 
 
 def _module_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:

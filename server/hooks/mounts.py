@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 # Functions of os, by the number of leading path arguments.
-_PATHS = {
+_PATH_FUNCTIONS = {
     1: (
         "access", "chdir", "chmod", "chown", "getxattr", "lchown", "listdir", "listxattr", "lstat", "mkdir", "mkfifo",
         "mknod", "open", "pathconf", "readlink", "remove", "removexattr", "rmdir", "scandir", "setxattr", "stat",
@@ -31,7 +31,7 @@ _PATHS = {
     ),
     2: ("link", "rename", "replace", "symlink"),
 }  # fmt: skip
-_NAMED = frozenset(("path", "file", "filename", "src", "dst"))
+_PATH_KEYWORDS = frozenset(("path", "file", "filename", "src", "dst"))
 _SUPPORTS = ("supports_dir_fd", "supports_effective_ids", "supports_fd", "supports_follow_symlinks")
 
 
@@ -47,42 +47,42 @@ class Redirect:
     def __call__(self, path: Any) -> Any:
         """Return the path to use: the argument itself unless it is below a mount. Descriptors are unchanged."""
         if isinstance(path, str):
-            return self._of(path)
+            return self._resolve(path)
         if isinstance(path, bytes):
             text = os.fsdecode(path)
-            leads = self._of(text)
-            return path if leads is text else os.fsencode(leads)
+            target = self._resolve(text)
+            return path if target is text else os.fsencode(target)
         if isinstance(path, os.PathLike):
-            plain = os.fspath(path)
-            leads = self(plain)
-            return path if leads is plain else leads
+            plain_path = os.fspath(path)
+            target = self(plain_path)
+            return path if target is plain_path else target
         return path
 
-    def _of(self, path: str) -> str:
+    def _resolve(self, path: str) -> str:
         if not path.startswith("/"):
             return path
-        plain = os.path.normpath(path) if "//" in path or "/." in path else path
-        plain = "/" + plain.lstrip("/")
+        normalized = os.path.normpath(path) if "//" in path or "/." in path else path
+        normalized = "/" + normalized.lstrip("/")
         for key, value in self._mounts:
-            if plain == key or plain.startswith(f"{key}/"):
-                return value + plain[len(key) :]
+            if normalized == key or normalized.startswith(f"{key}/"):
+                return value + normalized[len(key) :]
         return path
 
 
-class _Led:
+class _RedirectedFunction:
     """A function with redirected paths; not a descriptor, like the built-in functions that it replaces."""
 
-    def __init__(self, function: Callable[..., Any], lead: Redirect, count: int) -> None:
+    def __init__(self, function: Callable[..., Any], redirect: Redirect, count: int) -> None:
         self.__wrapped__ = function
         self._function = function
-        self._lead = lead
+        self._redirect = redirect
         self._count = count
 
-    def __call__(self, *args: Any, **named: Any) -> Any:
-        lead = self._lead
-        if named:
-            named = {name: lead(value) if name in _NAMED else value for name, value in named.items()}
-        return self._function(*map(lead, args[: self._count]), *args[self._count :], **named)
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        redirect = self._redirect
+        if keywords:
+            keywords = {name: redirect(value) if name in _PATH_KEYWORDS else value for name, value in keywords.items()}
+        return self._function(*map(redirect, args[: self._count]), *args[self._count :], **keywords)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._function, name)
@@ -91,16 +91,16 @@ class _Led:
         return repr(self._function)
 
 
-class _LedScandir(_Led):
+class _RedirectedScandir(_RedirectedFunction):
     """os.scandir whose entries below a mount have the requested paths, so that os.walk and pathlib continue there."""
 
-    def __call__(self, *args: Any, **named: Any) -> Any:
-        entries = super().__call__(*args, **named)
-        asked: Any = args[0] if args else named.get("path")
-        return entries if self._lead(asked) is asked else _Entries(entries, os.fspath(asked))
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        entries = super().__call__(*args, **keywords)
+        requested: Any = args[0] if args else keywords.get("path")
+        return entries if self._redirect(requested) is requested else _RedirectedEntries(entries, os.fspath(requested))
 
 
-class _Entries:
+class _RedirectedEntries:
     """The result of os.scandir, with each entry's path below the requested folder."""
 
     def __init__(self, entries: Any, folder: Any) -> None:
@@ -108,21 +108,21 @@ class _Entries:
         self._folder = folder
         self.close = entries.close
 
-    def __iter__(self) -> Iterator[_Entry]:
+    def __iter__(self) -> Iterator[_RedirectedEntry]:
         return self
 
-    def __next__(self) -> _Entry:
+    def __next__(self) -> _RedirectedEntry:
         entry = next(self._entries)
-        return _Entry(entry, os.path.join(self._folder, entry.name))  # noqa: PTH118 - it may be bytes
+        return _RedirectedEntry(entry, os.path.join(self._folder, entry.name))  # noqa: PTH118 - it may be bytes
 
-    def __enter__(self) -> Iterator[_Entry]:
+    def __enter__(self) -> Iterator[_RedirectedEntry]:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
 
-class _Entry:
+class _RedirectedEntry:
     """An os.DirEntry with another path."""
 
     def __init__(self, entry: os.DirEntry[Any], path: Any) -> None:
@@ -143,20 +143,20 @@ class Mounts:
     """The installed redirections, until `close`. In a worker they stay until the process ends."""
 
     def __init__(self, mounts: Mapping[str, str]) -> None:
-        self._lead = Redirect(mounts)
+        self._redirect = Redirect(mounts)
         self._undo = ExitStack()
-        self._led: dict[int, _Led] = {}
+        self._replacements: dict[int, _RedirectedFunction] = {}
         self._originals: list[Any] = []
         if mounts:
             self._install()
 
     def _install(self) -> None:
-        for count, names in _PATHS.items():
+        for count, names in _PATH_FUNCTIONS.items():
             for name in names:
                 if (function := getattr(os, name, None)) is not None:
-                    self._prepare(function, count)
-        self._prepare(io.open, 1)
-        self._prepare(io.open_code, 1)
+                    self._add_replacement(function, count)
+        self._add_replacement(io.open, 1)
+        self._add_replacement(io.open_code, 1)
         for module in list(sys.modules.values()):
             # modules that imported one of the functions by name hold it in their own namespace
             if type(module) is type(os) and not str(getattr(module, "__name__", "")).startswith(__name__):
@@ -165,27 +165,27 @@ class Mounts:
         self._replace_static(getattr(glob, "_StringGlobber", None))
         openers = getattr(sys.modules.get("numpy.lib._datasource"), "_file_openers", None)
         self._replace_in(getattr(openers, "_file_openers", {}))
-        self._support()
-        sys.path_hooks.insert(0, self._hook)
-        self._undo.callback(self._forget, sys.path_importer_cache)
-        self._undo.callback(sys.path_hooks.remove, self._hook)
-        self._forget(sys.path_importer_cache)
+        self._extend_support_sets()
+        sys.path_hooks.insert(0, self._path_hook)
+        self._undo.callback(self._evict_importers, sys.path_importer_cache)
+        self._undo.callback(sys.path_hooks.remove, self._path_hook)
+        self._evict_importers(sys.path_importer_cache)
         fork = getattr(subprocess, "_fork_exec", None)
         if fork is not None:
-            self._replace(vars(subprocess), "_fork_exec", self._forked(fork))
+            self._replace(vars(subprocess), "_fork_exec", self._redirected_fork(fork))
             # always use it: since Python 3.13, most programs named by path are spawned instead
             self._replace(vars(subprocess), "_USE_POSIX_SPAWN", False)
 
-    def _prepare(self, function: Any, count: int) -> None:
+    def _add_replacement(self, function: Any, count: int) -> None:
         self._originals.append(function)  # keeps it alive, so that no other object gets its id
-        kind = _LedScandir if function is os.scandir else _Led
-        self._led[id(function)] = kind(function, self._lead, count)
+        kind = _RedirectedScandir if function is os.scandir else _RedirectedFunction
+        self._replacements[id(function)] = kind(function, self._redirect, count)
 
     def _replace_in(self, names: dict[Any, Any]) -> None:
         for name, value in list(names.items()):
-            led = self._led.get(id(value))
-            if led is not None:
-                self._replace(names, name, led)
+            replacement = self._replacements.get(id(value))
+            if replacement is not None:
+                self._replace(names, name, replacement)
 
     def _replace(self, names: dict[Any, Any], name: Any, value: object) -> None:
         self._undo.callback(names.__setitem__, name, names[name])
@@ -193,40 +193,40 @@ class Mounts:
 
     def _replace_static(self, kind: type | None) -> None:
         for name, value in list(vars(kind).items()) if kind else ():
-            led = self._led.get(id(getattr(value, "__func__", None)))
-            if led is not None:
+            replacement = self._replacements.get(id(getattr(value, "__func__", None)))
+            if replacement is not None:
                 self._undo.callback(setattr, kind, name, value)
-                setattr(kind, name, staticmethod(led))
+                setattr(kind, name, staticmethod(replacement))
 
-    def _support(self) -> None:
+    def _extend_support_sets(self) -> None:
         """Add the replacements to os.supports_* sets that contain the originals."""
         for name in _SUPPORTS:
             functions: set[Any] = getattr(os, name)
             for function in list(functions):
-                if (led := self._led.get(id(function))) is not None:
-                    functions.add(led)
-                    self._undo.callback(functions.discard, led)
+                if (replacement := self._replacements.get(id(function))) is not None:
+                    functions.add(replacement)
+                    self._undo.callback(functions.discard, replacement)
 
-    def _hook(self, entry: str) -> PathEntryFinder:
+    def _path_hook(self, entry: str) -> PathEntryFinder:
         """Find modules in a folder of sys.path that is below a mount (called by the import system)."""
-        leads = self._lead(entry)
-        if leads is entry:
+        target = self._redirect(entry)
+        if target is entry:
             raise ImportError("not below a mount")
-        finder = pkgutil.get_importer(leads)
+        finder = pkgutil.get_importer(target)
         if finder is None:
-            raise ImportError(f"{leads} cannot be imported from")
+            raise ImportError(f"{target} cannot be imported from")
         return finder  # type: ignore[return-value]
 
-    def _forked(self, fork: Callable[..., Any]) -> Callable[..., Any]:
-        lead = self._lead
+    def _redirected_fork(self, fork: Callable[..., Any]) -> Callable[..., Any]:
+        redirect = self._redirect
 
         def start(args: Iterable[Any], programs: Iterable[Any], close: Any, keep: Any, folder: Any, *more: Any) -> Any:
-            return fork([*map(lead, args)], tuple(map(lead, programs)), close, keep, lead(folder), *more)
+            return fork([*map(redirect, args)], tuple(map(redirect, programs)), close, keep, redirect(folder), *more)
 
         return start
 
-    def _forget(self, cache: dict[str, Any]) -> None:
-        for entry in [entry for entry in cache if self._lead(entry) is not entry]:
+    def _evict_importers(self, cache: dict[str, Any]) -> None:
+        for entry in [entry for entry in cache if self._redirect(entry) is not entry]:
             del cache[entry]
 
     def close(self) -> None:
@@ -242,10 +242,10 @@ def install(mounts: Mapping[str, str]) -> Mounts:
     for key in mounts:
         if not key.startswith("/") or not os.path.normpath(key).strip("/"):
             raise ValueError(f"mount '{key}': wanted an absolute path below the root")
-    return Mounts({key: value for key, value in mounts.items() if not _is_there(key, value)})
+    return Mounts({key: value for key, value in mounts.items() if not _is_mounted(key, value)})
 
 
-def _is_there(key: str, value: str) -> bool:
+def _is_mounted(key: str, value: str) -> bool:
     try:
         return Path(key).samefile(value)
     except OSError:

@@ -1,6 +1,6 @@
 """Penstock's own Conversions.
 
-Called on a replica's thread or in its process, and on the event loop if a model lacks the hook or it is swift.
+Called on a replica's thread or in its process, and on the event loop if a model lacks the hook or the hook runs inline.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from penstock.backends.backend import Array
 from penstock.backends.errors import InferError
 
-from .conversions import Conversions, Described
+from .conversions import Conversions, ModelDescription
 from .convert import to_inputs, to_prediction
 from .encode import to_json
 
@@ -19,31 +19,31 @@ from .encode import to_json
 class Native:
     """The rules of models that name no dialect. `signatures` are lists of Nodes, one for each side."""
 
-    def __init__(self, described: Described) -> None:
-        self._signature = described.signature
+    def __init__(self, description: ModelDescription) -> None:
+        self._signature = description.signature
         # if there are Nodes there are hooks, and the value comes from pre_inference; otherwise it comes from a client
-        self._said = "pre_inference returned a value that the model cannot take: " if described.inputs else ""
-        self.signatures: tuple[Any, Any] = (list(described.inputs), list(described.outputs))
+        self._error_prefix = "pre_inference returned a value that the model cannot take: " if description.inputs else ""
+        self.signatures: tuple[Any, Any] = (list(description.inputs), list(description.outputs))
 
-    def inputs(self, value: Any, _: Mapping[str, Any]) -> list[Array | None]:
+    def to_inputs(self, value: Any, _: Mapping[str, Any]) -> list[Array | None]:
         """Convert a value; see `Conversions`, also for the other methods."""
         try:
             return to_inputs(value, self._signature)
         except InferError as error:
-            raise InferError(error.code, f"{self._said}{error.message}") from error
+            raise InferError(error.code, f"{self._error_prefix}{error.message}") from error
 
-    def prediction(self, outputs: Sequence[Any], _: Mapping[str, Any]) -> Any:
+    def to_prediction(self, outputs: Sequence[Any], _: Mapping[str, Any]) -> Any:
         """Return a list of arrays and dicts."""
         return to_prediction(outputs, self._signature)
 
-    def answer(self, result: Any, _: Mapping[str, Any]) -> bytes:
+    def encode_answer(self, result: Any, _: Mapping[str, Any]) -> bytes:
         """Return JSON."""
         return to_json(result)
 
-    def failure(self, hook: str, error: BaseException) -> InferError | None:
+    def error_for(self, hook: str, error: BaseException) -> InferError | None:
         """Leave the error to `call.py`."""
 
 
-def conversions(described: Described) -> Conversions:
+def conversions(description: ModelDescription) -> Conversions:
     """Return Penstock's own rules for a model."""
-    return Native(described)
+    return Native(description)

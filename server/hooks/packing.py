@@ -1,6 +1,6 @@
 """Packing: the encoding of hook calls and their answers for worker processes.
 
-Used on both sides (`call.py` and `worker_replica.py`; `inside.py`), so it needs only numpy and orjson.
+Used on both sides (`call.py` and `worker_replica.py`; `worker_service.py`), so it needs only numpy and orjson.
 """
 
 from __future__ import annotations
@@ -19,38 +19,38 @@ from penstock.backends.signature import Signature, TensorSpec
 
 CALL = 32
 """A hook call. Body: ASKED, the parameters, the value."""
-TURN = 33
+STEP_GENERATOR = 33
 """A generator takes steps. Body: STEPS, followed by the body of CALL if it is to begin."""
-SHUT = 34
+CLOSE_GENERATOR = 34
 """Close a generator whose answers are no longer wanted. Body: NUMBER, the generator's."""
 ANSWER = 64
 """From the worker: a generator has yielded. Number: the generator's. Body: YIELDED, then what follows REPLIED."""
-GIVE_WAY = 65
+PREEMPT = 65
 """From the server: a call is waiting. Number: the last turn that must end after its current step."""
-HUSH = 66
+CANCEL_GENERATOR = 66
 """From the server: the answers of the generator with this number are no longer wanted."""
-FORGET = 67
+DISCARD_PARAMETERS = 67
 """From the server: the request with this number has ended, and what pre_inference left for it is not needed."""
 
-ASKED = struct.Struct("<BBBIQ")
+CALL_HEADER = struct.Struct("<BBBIQ")
 """Which hook (0: pre_inference), result conversion, value encoding, size of the parameters, request number."""
-STEPS = struct.Struct("<QQBIQ")
+STEP_HEADER = struct.Struct("<QQBIQ")
 """Generator, turn, answer conversion, maximum steps, and the size of answers from which no step begins."""
-NUMBER = struct.Struct("<Q")
-REPLIED = struct.Struct("<BQQ")
+REQUEST_NUMBER = struct.Struct("<Q")
+REPLY_HEADER = struct.Struct("<BQQ")
 """Outcome, nanoseconds of the hook; at the end of a turn: 1 + those of the step that found no more answers."""
-YIELDED = struct.Struct("<BQQQ")
+ANSWER_HEADER = struct.Struct("<BQQQ")
 """Outcome, nanoseconds of computation and of conversion, size in bytes."""
 
 INPUTS, JSON, TENSORS = 0, 1, 2
 """Result conversions: the model's inputs, the body of a JSON answer, named tensors."""
-PLAIN_JSON, FULL_JSON, NAMED, PACKED = 0, 1, 2, 3
+PLAIN_JSON, PYTHON_JSON, TENSOR_NAMES, PACKED = 0, 1, 2, 3
 """Value encodings: orjson's JSON, Python's json, names of the accompanying tensors, `pack`."""
-FULL_PARAMETERS = 16
+PYTHON_JSON_PARAMETERS = 16
 """Added to the value encoding if the parameters are encoded by Python's json."""
-_LONG_BYTES = 1024
+_MIN_RAW_BYTES = 1024
 """Bytes from this length on travel unencoded: as text in JSON each may take six, and 60 ns to write and to read."""
-DONE, REFUSED, RAISED = 0, 1, 2
+DONE, INFER_ERROR, EXCEPTION = 0, 1, 2
 """Outcomes: a result follows; an InferError as JSON; another exception of the hook as JSON."""
 
 
@@ -63,12 +63,12 @@ def write_json(value: Any) -> tuple[bytes, int]:
             return text, PLAIN_JSON
     except TypeError:
         pass
-    return json.dumps(value).encode(), FULL_JSON
+    return json.dumps(value).encode(), PYTHON_JSON
 
 
-def read_json(text: bytes, how: int) -> Any:
+def read_json(text: bytes, encoding: int) -> Any:
     """Decode the output of `write_json`."""
-    return json.loads(text) if how == FULL_JSON else orjson.loads(text)
+    return json.loads(text) if encoding == PYTHON_JSON else orjson.loads(text)
 
 
 def write_sample(sample: Any) -> tuple[bytes, int, list[Array | None] | None]:
@@ -79,33 +79,33 @@ def write_sample(sample: Any) -> tuple[bytes, int, list[Array | None] | None]:
     if type(sample) is dict and sample and type(next(iter(sample.values()))) is np.ndarray:
         arrays: list[Array | None] = list(sample.values())
         if all(type(each) is np.ndarray for each in arrays):
-            return orjson.dumps(list(sample)), NAMED, arrays
-    text, how = write_json(sample)
-    return text, how, None
+            return orjson.dumps(list(sample)), TENSOR_NAMES, arrays
+    text, encoding = write_json(sample)
+    return text, encoding, None
 
 
 def write_outputs(outputs: list[Any]) -> tuple[bytes, int, list[Array | None] | None]:
     """Encode a model's outputs, like `write_sample`."""
     if all(type(each) is np.ndarray for each in outputs):
-        return b"", NAMED, list(outputs)
+        return b"", TENSOR_NAMES, list(outputs)
     arrays: list[Array | None] = []
     return json.dumps(pack(outputs, arrays)).encode(), PACKED, arrays
 
 
-def read_value(text: bytes, how: int, arrays: list[Array | None]) -> Any:
+def read_value(text: bytes, encoding: int, arrays: list[Array | None]) -> Any:
     """Decode the output of `write_sample` or `write_outputs`."""
-    if how == NAMED:
+    if encoding == TENSOR_NAMES:
         return dict(zip(orjson.loads(text), arrays, strict=True)) if text else arrays
-    if how == PACKED:
+    if encoding == PACKED:
         return unpack(json.loads(text), arrays)
-    return read_json(text, how)
+    return read_json(text, encoding)
 
 
-def read_made(form: int, text: bytes, arrays: list[Array | None]) -> Any:
+def read_result(conversion: int, text: bytes, arrays: list[Array | None]) -> Any:
     """Decode a converted hook result: inputs, a JSON body, tensors by name."""
-    if form == INPUTS:
+    if conversion == INPUTS:
         return arrays
-    return text if form == JSON else dict(zip(orjson.loads(text), arrays, strict=True))
+    return text if conversion == JSON else dict(zip(orjson.loads(text), arrays, strict=True))
 
 
 def pack(value: Any, arrays: list[Array | None] | None = None) -> Any:
@@ -125,7 +125,7 @@ def pack(value: Any, arrays: list[Array | None] | None = None) -> Any:
         return {"map": [[pack(key, arrays), pack(item, arrays)] for key, item in value.items()]}
     if isinstance(value, list | tuple):
         return [pack(item, arrays) for item in value]
-    if arrays is not None and isinstance(value, bytes) and len(value) >= _LONG_BYTES:
+    if arrays is not None and isinstance(value, bytes) and len(value) >= _MIN_RAW_BYTES:
         arrays.append(np.frombuffer(value, np.uint8))
         return {"long": len(arrays) - 1}
     if isinstance(value, bytes):
@@ -163,9 +163,9 @@ def write_signature(signature: Signature) -> list[Any]:
     return [[[each.name, each.datatype, each.shape, each.optional] for each in side] for side in sides]
 
 
-def read_signature(written: list[Any]) -> Signature:
+def read_signature(encoded: list[Any]) -> Signature:
     """Decode the output of `write_signature`."""
-    inputs, outputs = (tuple(TensorSpec(row[0], row[1], tuple(row[2]), row[3]) for row in side) for side in written)
+    inputs, outputs = (tuple(TensorSpec(row[0], row[1], tuple(row[2]), row[3]) for row in side) for side in encoded)
     return Signature(inputs, outputs)
 
 

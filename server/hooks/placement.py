@@ -15,21 +15,21 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
 from penstock.batching.spec import HookSpec, WorkerSpec
 
-from .holding import Holding
-from .loading import brief
-from .plan import ReplicaPlan, plan
+from .gil_monitor import GilMonitor
+from .loading import exception_line
+from .plan import ReplicaPlan, plan_replicas
+from .private_modules import FolderOnPath
+from .replica_lease import ReplicaLease
 from .replicas import Replicas
-from .siblings import FolderOnPath
-from .visit import Visit
 from .worker_replicas import Interpreters, WorkerReplicas
 
-MOST_WORKERS = 4
+MAX_WORKERS = 4
 """The most workers, if no number is configured."""
 
 logger = logging.getLogger("penstock.hooks")
 
 
-def own_interpreter(spec: WorkerSpec, label: str) -> str:
+def configured_interpreter(spec: WorkerSpec, label: str) -> str:
     """Return the configured interpreter, for callers that cannot make environments. Raises: InferError."""
     if spec.requirements is not None:
         raise InferError(Code.UNSUPPORTED, f"{label}: nothing here can make the environment of {spec.requirements}")
@@ -49,11 +49,11 @@ class HookPlacement:
         self._interpreters = interpreters
         self._loop = asyncio.get_running_loop()
         self._replicas: Replicas | None = None
-        self._leaving: Replicas | None = None
+        self._retiring: Replicas | None = None
         self._on_path: FolderOnPath | None = None
-        self._holding: Holding | None = None
-        self._moving: asyncio.Task[None] | None = None
-        self._decided: ReplicaPlan | None = None
+        self._gil_monitor: GilMonitor | None = None
+        self._move_task: asyncio.Task[None] | None = None
+        self._plan: ReplicaPlan | None = None
 
     @property
     def replicas(self) -> Replicas:
@@ -64,25 +64,27 @@ class HookPlacement:
 
     async def open(self) -> Any:
         """Load the file. Returns: a replica, which describes the file's hooks. Raises: InferError."""
-        decided = self._decided = await self._loop.run_in_executor(None, plan, self._spec)
+        plan = self._plan = await self._loop.run_in_executor(None, plan_replicas, self._spec)
         if self._spec.workers:
-            self._replicas, first = await self._in_workers(self._spec.workers, decided)
+            self._replicas, first = await self._start_in_workers(self._spec.workers, plan)
             reason = f"in {_processes(self._spec.workers)}"
-            reason += ", any of which takes any call" if decided.shared else ", each with a request at a time"
+            reason += ", any of which takes any call" if plan.shared else ", each with a request at a time"
         else:
-            self._replicas, first = await self._in_server(decided)
-            reason = decided.reason
-            if first.swift:
-                swift = " and ".join(sorted(first.swift, reverse=True))
-                reason += f"; on the event loop for small requests, since they cannot block: {swift}"
+            self._replicas, first = await self._start_in_server(plan)
+            reason = plan.reason
+            if first.inline_hooks:
+                inline_names = " and ".join(sorted(first.inline_hooks, reverse=True))
+                reason += f"; on the event loop for small requests, since they cannot block: {inline_names}"
         logger.info("hooks of %s: %s", self._model.name, reason, extra={"model": self._model.name})
-        self._replicas.leave(first)
+        self._replicas.release(first)
         return first
 
-    async def _in_server(self, decided: ReplicaPlan) -> tuple[Replicas, Any]:
-        replicas = Replicas(self._model, self._spec, decided, self._loop)
+    async def _start_in_server(self, plan: ReplicaPlan) -> tuple[Replicas, Any]:
+        replicas = Replicas(self._model, self._spec, plan, self._loop)
         if self._spec.workers is None:
-            self._holding = replicas.holding = Holding(self._loop, replicas.runs, self._found)
+            self._gil_monitor = replicas.gil_monitor = GilMonitor(
+                self._loop, replicas.is_running_hook, self._on_gil_held
+            )
         on_path = FolderOnPath(*(self._spec.roots or (self._spec.path.parent,)))
         try:
             first = await replicas.start()
@@ -93,85 +95,87 @@ class HookPlacement:
         self._on_path = on_path
         return replicas, first
 
-    async def _in_workers(self, count: int, decided: ReplicaPlan) -> tuple[Replicas, Any]:
-        replicas = WorkerReplicas(self._model, self._spec, replace(decided, replicas=count), self._loop)
+    async def _start_in_workers(self, count: int, plan: ReplicaPlan) -> tuple[Replicas, Any]:
+        replicas = WorkerReplicas(self._model, self._spec, replace(plan, replicas=count), self._loop)
         try:
             await self._loop.run_in_executor(None, replicas.prepare, self._interpreters)
             return replicas, await replicas.start()
         except BaseException:
             replicas.close()
             replicas.kill()
-            await replicas.ended()
+            await replicas.wait_ended()
             raise
 
-    def admit(self) -> Visit:
+    def admit(self) -> ReplicaLease:
         """Admit a request. Raises: InferError (OVERLOADED, NOT_READY)."""
         return self.replicas.admit()
 
-    def watch(self, now_ns: int) -> None:
+    def enforce_limits(self, now_ns: int) -> None:
         """Fail calls that have exceeded their limit at `now_ns`."""
-        for replicas in filter(None, (self._replicas, self._leaving)):
-            replicas.watch(now_ns)
+        for replicas in filter(None, (self._replicas, self._retiring)):
+            replicas.enforce_limits(now_ns)
 
     # -- moving ------------------------------------------------------------------------------------------------
 
-    def _found(self, hook: str, computed_ns: int, late_ns: int) -> None:
-        count = self._sensible()
+    def _on_gil_held(self, hook: str, computed_ns: int, delay_ns: int) -> None:
+        count = self._worker_count()
         # projects of other dialects have no penstock.toml
-        way = f". hooks.workers = {count} in penstock.toml starts them there, 0 keeps them in the server"
+        hint = f". hooks.workers = {count} in penstock.toml starts them there, 0 keeps them in the server"
         logger.warning(
             "%s of model '%s' computes for %.1f ms per call and delays the server's event loop by %.1f ms: the hooks "
             "move to %d worker %s%s",
-            hook, self._model.name, computed_ns / 1e6, late_ns / 1e6, count, "processes" if count > 1 else "process",
-            "" if self._spec.dialect else way, extra={"model": self._model.name},
+            hook, self._model.name, computed_ns / 1e6, delay_ns / 1e6, count, "processes" if count > 1 else "process",
+            "" if self._spec.dialect else hint, extra={"model": self._model.name},
         )  # fmt: skip
-        self._moving = asyncio.ensure_future(self._move(count))
+        self._move_task = asyncio.ensure_future(self._move(count))
 
-    def _sensible(self) -> int:
+    def _worker_count(self) -> int:
         """Return a sensible number of workers: at most the configured number of instances of the file."""
-        said = self._spec.replicas
-        alone = self._decided is not None and self._decided.alone
-        allowed = 1 if alone or said == "shared" else said if isinstance(said, int) else MOST_WORKERS
-        return max(1, min(MOST_WORKERS, usable_cpus(), allowed))
+        configured = self._spec.replicas
+        is_exclusive = self._plan is not None and self._plan.is_exclusive
+        limit = (
+            1 if is_exclusive or configured == "shared" else configured if isinstance(configured, int) else MAX_WORKERS
+        )
+        return max(1, min(MAX_WORKERS, usable_cpus(), limit))
 
     async def _move(self, count: int) -> None:
-        if self._decided is None:
+        if self._plan is None:
             return
         try:
-            replicas, first = await self._in_workers(count, self._decided)
+            replicas, first = await self._start_in_workers(count, self._plan)
         except Exception as error:  # noqa: BLE001 - nobody waits for this task
-            text = error.message if isinstance(error, InferError) else brief(error)
+            text = error.message if isinstance(error, InferError) else exception_line(error)
             logger.warning(
                 "the hooks of model '%s' are not moved: %s", self._model.name, text,
                 extra={"model": self._model.name},
             )  # fmt: skip
             return
-        replicas.leave(first)
-        self._leaving, self._replicas = self._replicas, replicas
-        if self._leaving is not None:
-            self._leaving.retire()
+        replicas.release(first)
+        self._retiring, self._replicas = self._replicas, replicas
+        if self._retiring is not None:
+            self._retiring.retire()
         logger.info("hooks of %s: now in %s", self._model.name, _processes(count))
 
     # -- end ---------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """End all replicas once they have finished; waiting requests are rejected."""
-        if self._holding is not None:
-            self._holding.close()
-        if self._moving is not None:
-            self._moving.cancel()
-        for replicas in filter(None, (self._replicas, self._leaving)):
+        if self._gil_monitor is not None:
+            self._gil_monitor.close()
+        if self._move_task is not None:
+            self._move_task.cancel()
+        for replicas in filter(None, (self._replicas, self._retiring)):
             replicas.close()
         if self._on_path is not None:
             self._on_path.close()
         self._on_path = None
 
-    async def ended(self) -> None:
+    async def wait_ended(self) -> None:
         """Wait for the workers to end, after `close`."""
-        waits = [replicas.ended() for replicas in (self._replicas,) if isinstance(replicas, WorkerReplicas)]
-        self._replicas = self._leaving = None
-        if self._moving is not None:
-            waits.append(self._moved())
+        waits = [replicas.wait_ended() for replicas in (self._replicas,) if isinstance(replicas, WorkerReplicas)]
+        self._replicas = self._retiring = None
+        if self._move_task is not None:
+            waits.append(self._wait_moved())
         await asyncio.gather(*waits)
 
     async def kill(self) -> None:
@@ -179,11 +183,11 @@ class HookPlacement:
         replicas = self._replicas
         if isinstance(replicas, WorkerReplicas):
             replicas.kill()
-        await self.ended()
+        await self.wait_ended()
 
-    async def _moved(self) -> None:
-        if self._moving is not None:
-            await asyncio.wait((self._moving,))
+    async def _wait_moved(self) -> None:
+        if self._move_task is not None:
+            await asyncio.wait((self._move_task,))
 
 
 def _processes(count: int) -> str:

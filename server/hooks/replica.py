@@ -1,4 +1,4 @@
-"""Replica: one instance of a model's hook file. Made and kept by `replicas.py`; its calls run on a Bench."""
+"""Replica: one instance of a model's hook file. Made and kept by `replicas.py`; its calls run on a HookThreadPool."""
 
 from __future__ import annotations
 
@@ -14,28 +14,37 @@ from penstock.batching.devices.memory import resident_bytes
 from penstock.batching.model import Model
 from penstock.batching.spec import HookSpec
 
-from .bench import Bench
 from .bound_hooks import BoundHooks, bind
-from .call import STATISTICS_NAMES, HookCall, MovedError, ReplicaOwner, about_of, log, refusal, tell
-from .conversions import of_model
-from .holding import LONG_NS
+from .call import (
+    STATISTICS_NAMES,
+    HookCall,
+    ReplicaGoneError,
+    ReplicaOwner,
+    error_for_client,
+    log_context,
+    log_exception,
+    log_warning,
+)
+from .conversions import conversions_for
+from .gil_monitor import MAX_COMPUTE_NS
 from .interrupt import interrupt
-from .loading import POST, PRE, HookModule, brief
+from .loading import POST, PRE, HookModule, exception_line
+from .nonblocking import are_small_tensors, is_nonblocking, thread_settings
 from .packing import INPUTS
-from .plain import is_small
-from .seat import Seat
-from .swift import are_small, is_swift, set_here
-from .writes import parsed
+from .plain_values import is_small
+from .pool_thread import PoolThread
+from .thread_pool import HookThreadPool
+from .writes import parse_source
 
 if TYPE_CHECKING:
-    from .pull import Pull
+    from .generator_call import GeneratorCall
 
 LOAD_LIMIT_S = 300.0
 """A hook file that takes longer to load has failed. Files may fetch encoders and vocabularies while loading."""
 
 SLOW_NS = 1_000_000
-"""A swift hook ends sooner, unless the machine was busy, which the CPU time shows."""
-DOUBTED = 16
+"""An inline hook ends sooner, unless the machine was busy, which the CPU time shows."""
+CPU_CHECKS = 16
 """The number of calls whose CPU time is checked after a slow one."""
 _LOAD = "load"
 
@@ -44,17 +53,18 @@ class Replica:
     """One instance of the user's module; its hooks run one at a time, in call order.
 
     Invariant: every call's future is completed exactly once: by the hook's result or error, by the limit, by
-    `MovedError`, or by its own cancellation.
+    `ReplicaGoneError`, or by its own cancellation.
     Once `ready`: `has_pre` and `has_post`, which hooks the file has; `yields`, post_inference is a generator function;
-    `is_async`, a hook is an `async def`. `load_bytes` is approximately how much the process has grown. `pulls` are the
-    generators that it has begun. `waiting` counts unfinished calls. `swift` names the hooks that, for small values, run
-    at once on the event loop, whatever else is running: they can neither wait nor modify anything (swift.py).
-    Threads: the event loop's, except for what a Bench calls itself, and `pulls`.
+    `is_async`, a hook is an `async def`. `load_bytes` is approximately how much the process has grown. `generators` are
+    the generators that it has begun. `pending_calls` counts unfinished calls. `inline_hooks` names the hooks that, for
+    small values, run at once on the event loop, whatever else is running: they can neither wait nor modify anything
+    (nonblocking.py).
+    Threads: the event loop's, except for what a HookThreadPool calls itself, and `generators`.
     """
 
     def __init__(
         self, model: Model, spec: HookSpec, loop: asyncio.AbstractEventLoop, owner: ReplicaOwner,
-        bench: Bench | None = None, *, constant: bool = False,
+        pool: HookThreadPool | None = None, *, is_constant: bool = False,
     ) -> None:  # fmt: skip
         self._model = model
         self._spec = spec
@@ -64,18 +74,18 @@ class Replica:
         self.has_pre = self.has_post = self.yields = self.is_async = False
         self.load_bytes = 0
         self.bound: Any = None
-        self.swift: frozenset[str] = frozenset()
-        self._constant = constant
-        self._doubted = 0
+        self.inline_hooks: frozenset[str] = frozenset()
+        self._is_constant = is_constant
+        self._cpu_checks = 0
         self._module: HookModule | None = None
-        self._stuck: Seat | None = None
-        self._stopping = self._leaving = False
-        self._told_ns = 0
-        self.pulls: set[Pull] = set()
-        self.waiting = 0
-        self._load = _Load(_LOAD, None, INPUTS, 0, "")
-        self.bench = bench or Bench(model.name, model.version, loop)
-        self.bench.join(self)
+        self._hanging_thread: PoolThread | None = None
+        self._stopping = self._release_when_idle = False
+        self._last_traceback_ns = 0
+        self.generators: set[GeneratorCall] = set()
+        self.pending_calls = 0
+        self._load = _LoadCall(_LOAD, None, INPUTS, 0, "")
+        self.pool = pool or HookThreadPool(model.name, model.version, loop)
+        self.pool.add(self)
         self.ready = self.submit(self._load)
 
     # -- on the event loop -------------------------------------------------------------------------------------
@@ -86,90 +96,94 @@ class Replica:
         return self._load.end_ns - self._load.start_ns
 
     @property
-    def serves(self) -> bool:
+    def is_serving(self) -> bool:
         """Whether a call given to it will run; its owner may learn later that it has stopped."""
         return not self._stopping
 
     @property
-    def hangs(self) -> bool:
+    def is_hanging(self) -> bool:
         """Whether it was abandoned and its thread is still running."""
-        return self._stuck is not None and self._stuck.thread.is_alive()
+        return self._hanging_thread is not None and self._hanging_thread.thread.is_alive()
 
     @property
-    def awaited(self) -> bool:
+    def has_waiting(self) -> bool:
         """Whether a call is waiting for the running one to end. Threads: any."""
-        return self.bench.awaited
+        return self.pool.has_waiting
 
     @property
-    def measures(self) -> bool:
+    def measures_cpu(self) -> bool:
         """Whether the CPU time of calls must be reported. Threads: any."""
-        return self._owner.measures
+        return self._owner.measures_cpu
 
     def submit(self, call: HookCall) -> asyncio.Future[Any]:
         """Run a hook; if its future is cancelled, a running hook continues, and a waiting one is skipped.
 
-        Raises: MovedError.
+        Raises: ReplicaGoneError.
         """
         future = call.future = self._loop.create_future()
-        self.put(call)
+        self.dispatch(call)
         return future
 
-    def put(self, call: HookCall) -> None:
-        """Run a hook whose future already exists. Raises: MovedError."""
+    def dispatch(self, call: HookCall) -> None:
+        """Run a hook whose future already exists. Raises: ReplicaGoneError."""
         if self._stopping:
-            raise MovedError
+            raise ReplicaGoneError
         call.replica = self
-        self.waiting += 1
-        if call.hook in self.swift and self._owner.few and (call.small or are_small(call.value)):
-            self._run(call)
+        self.pending_calls += 1
+        if (
+            call.hook in self.inline_hooks
+            and self._owner.lightly_loaded
+            and (call.is_small or are_small_tensors(call.value))
+        ):
+            self._run_inline(call)
         else:
-            self.bench.put(call, at_once=self._owner.quiet)
+            self.pool.enqueue(call, wake_now=self._owner.expects_single_call)
 
-    def _run(self, call: HookCall) -> None:
+    def _run_inline(self, call: HookCall) -> None:
         """Run a hook inline."""
         start_ns = time.monotonic_ns()
-        cpu_ns = time.thread_time_ns() if self._doubted else 0
-        if call.begins(start_ns):
+        cpu_ns = time.thread_time_ns() if self._cpu_checks else 0
+        if call.try_start(start_ns):
             try:
-                call.result = call.made(self.bound, call.invoke(self.bound))
+                call.result = call.convert_result(self.bound, call.invoke(self.bound))
             except BaseException as error:  # noqa: BLE001 - any error becomes the request's
-                self.refuse(call, error, kept=True)
+                self.set_error(call, error, should_log=True)
                 if call.hook != PRE:
-                    self.swift -= {call.hook}  # logging each failure takes longer than using a thread
+                    self.inline_hooks -= {call.hook}  # logging each failure takes longer than using a thread
         call.end_ns = time.monotonic_ns()
         if call.end_ns - start_ns > SLOW_NS:
-            self._doubted = DOUBTED
+            self._cpu_checks = CPU_CHECKS
         if cpu_ns:
-            self._doubted -= 1
+            self._cpu_checks -= 1
             if time.thread_time_ns() - cpu_ns > SLOW_NS:
-                self.swift -= {call.hook}
+                self.inline_hooks -= {call.hook}
         self.settle(call)
 
-    def relieve(self, other: Replica) -> None:
+    def take_over_from(self, other: Replica) -> None:
         """Take over the call that has waited longest for another, equivalent replica."""
-        call = other.bench.take_one()
+        call = other.pool.pop_oldest()
         if call is not None:
-            other.waiting -= 1
+            other.pending_calls -= 1
             call.replica = self
-            self.waiting += 1
-            self.bench.put(call, at_once=self._owner.quiet)
+            self.pending_calls += 1
+            self.pool.enqueue(call, wake_now=self._owner.expects_single_call)
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Give the replica back to its owner, once none of its hooks is running."""
-        if self.waiting:
-            self._leaving = True
+        if self.pending_calls:
+            self._release_when_idle = True
         else:
-            self._owner.freed(self)
+            self._owner.on_released(self)
 
     def stop(self) -> None:
         """Release the instance once its calls are done, without waiting for that."""
         if not self._stopping:
             self._stopping = True
-            self.bench.leave(self)
+            self.pool.remove(self)
 
-    def watch(self, now_ns: int) -> int:
+    def enforce_limits(self, now_ns: int) -> int:
         """Abandon the replica if its hook exceeds its limit at `now_ns`, and others on its threads likewise."""
-        return self.bench.watch(now_ns)
+        return self.pool.enforce_limits(now_ns)
 
     def limit_of(self, call: HookCall) -> int:
         """Return the time limit of a call, in nanoseconds."""
@@ -177,96 +191,96 @@ class Replica:
 
     def settle(self, call: HookCall) -> None:
         """Complete a call's future."""
-        self.waiting -= 1
+        self.pending_calls -= 1
         name = STATISTICS_NAMES.get(call.hook)
         if name is not None and call.start_ns:
-            took_ns = call.end_ns - call.start_ns
-            self._model.statistics.record_hook(name, took_ns)
-            if took_ns > LONG_NS or call.cpu_ns:
-                self._owner.took(call, took_ns)
+            duration_ns = call.end_ns - call.start_ns
+            self._model.statistics.record_hook(name, duration_ns)
+            if duration_ns > MAX_COMPUTE_NS or call.cpu_ns:
+                self._owner.record_call(call, duration_ns)
         future = call.future
         if not future.done():
             if call.error is not None:
                 future.set_exception(call.error)
             else:
                 future.set_result(call.result)
-        if not self.waiting:
-            self._rest(call)
+        if not self.pending_calls:
+            self._on_idle(call)
 
-    def _rest(self, call: HookCall) -> None:
-        if self._leaving:
-            self._leaving = False
-            self._owner.freed(self)
+    def _on_idle(self, call: HookCall) -> None:
+        if self._release_when_idle:
+            self._release_when_idle = False
+            self._owner.on_released(self)
         elif call is self._load:
             if call.error is not None:
                 self.stop()
-        elif self._owner.several:
-            self._owner.idle(self)
+        elif self._owner.has_equivalents:
+            self._owner.on_idle(self)
 
-    def abandoned(self, running: HookCall, seat: Seat, limit_ns: int) -> None:
+    def abandon(self, running: HookCall, pool_thread: PoolThread, limit_ns: int) -> None:
         """Fail the call that has exceeded its limit, and hand back those that have not begun."""
-        self._stuck, self._stopping = seat, True
+        self._hanging_thread, self._stopping = pool_thread, True
         what = "loading the hooks" if running is self._load else running.hook
         text = f"{what} of model '{self._model.name}' took longer than its limit of {limit_ns / 1e9:g} s"
-        log(text, about_of(self._model, running))
-        self._owner.lost(self)  # first, because the callers look for another replica at once
+        log_warning(text, log_context(self._model, running))
+        self._owner.on_failed(self)  # first, because the callers look for another replica at once
         self._fail(running, InferError(Code.EXPIRED, text))
-        self._lose()
+        self._return_waiting()
 
-    def died(self, running: HookCall | None) -> None:
+    def on_thread_died(self, running: HookCall | None) -> None:
         """Handle that user code has ended the thread, in the middle of `running` if it is set."""
         if self._stopping:
             return
         self._stopping = True
-        self._owner.lost(self)  # as above
+        self._owner.on_failed(self)  # as above
         if running is not None:
             text = f"the hooks of model '{self._model.name}' ended their thread"
             self._fail(running, InferError(Code.INTERNAL, text))
-        self._lose()
+        self._return_waiting()
 
     def _fail(self, call: HookCall, error: InferError) -> None:
-        self.waiting -= 1
+        self.pending_calls -= 1
         if not call.future.done():
             call.future.set_exception(error)
 
-    def _lose(self) -> None:
+    def _return_waiting(self) -> None:
         """Hand back the calls that have not begun."""
-        for call in self.bench.take_back(self):
-            self.waiting -= 1
+        for call in self.pool.withdraw(self):
+            self.pending_calls -= 1
             if not call.future.done():
-                call.future.set_exception(MovedError())
+                call.future.set_exception(ReplicaGoneError())
 
-    def ending(self) -> HookCall:
+    def make_end_call(self) -> HookCall:
         """Make the call that releases the instance, if its thread continues."""
-        call = _Ending("end", None, INPUTS, 0, "")
+        call = _EndCall("end", None, INPUTS, 0, "")
         call.future = self._loop.create_future()
         call.replica = self
-        self.waiting += 1
+        self.pending_calls += 1
         return call
 
-    # -- on a thread of the bench ------------------------------------------------------------------------------
+    # -- on a thread of the pool ------------------------------------------------------------------------------
 
     def load(self) -> None:
         """Run the file. Raises: InferError."""
-        before_bytes, before = resident_bytes(), set_here()
+        before_bytes, before = resident_bytes(), thread_settings()
         spec, decoupled = self._spec, self._model.spec.decoupled
         module = HookModule(
             spec.path, decoupled=decoupled, roots=spec.roots, dialect=spec.dialect, label=self._model.name
         )
         self._module = module
         metadata, self.yields = copy.deepcopy(dict(spec.metadata)), module.yields
-        rules = of_model(self._model, for_hooks=True)
-        self.bound = bound = bind(module, rules, self._model.signature, metadata)
+        conversions = conversions_for(self._model, for_hooks=True)
+        self.bound = bound = bind(module, conversions, self._model.signature, metadata)
         self.has_pre, self.has_post = (bound.functions[hook] is not None for hook in (PRE, POST))
         self.is_async = module.is_async
-        if self._constant and is_small(metadata) and set_here() == before:
-            self.swift = _swift(spec.path, module)
+        if self._is_constant and is_small(metadata) and thread_settings() == before:
+            self.inline_hooks = _find_inline_hooks(spec.path, module)
         self.load_bytes = resident_bytes() - before_bytes
 
-    def shut(self) -> None:
+    def close_instance(self) -> None:
         """Discard the instance and its generators."""
-        for pull in tuple(self.pulls):
-            pull.abandon()
+        for generator in tuple(self.generators):
+            generator.close_quietly()
         if self._module is not None:
             self._module.close()
 
@@ -274,28 +288,30 @@ class Replica:
         """End a hook that spins; return whether its thread was in user code, the only place where that is possible."""
         return interrupt(thread.ident or 0, self._spec.path.parent, *self._spec.roots)
 
-    def refuse(self, call: HookCall, error: BaseException, *, kept: bool) -> None:
-        """Set the error of a failed call; `kept`: it may still be wanted."""
+    def set_error(self, call: HookCall, error: BaseException, *, should_log: bool) -> None:
+        """Set the error of a failed call; `should_log`: it may still be wanted."""
         if call is not self._load:
-            call.error = refusal(call, error, self.bound)
-            if kept:
-                self._told_ns = tell(call, error, about_of(self._model, call), self._told_ns)
+            call.error = error_for_client(call, error, self.bound)
+            if should_log:
+                self._last_traceback_ns = log_exception(
+                    call, error, log_context(self._model, call), self._last_traceback_ns
+                )
             return
-        call.error = error if isinstance(error, InferError) else InferError(Code.INTERNAL, brief(error))
+        call.error = error if isinstance(error, InferError) else InferError(Code.INTERNAL, exception_line(error))
         cause = error.__cause__ if isinstance(error, InferError) else error
         if cause is not None:
-            log(call.error.message, about_of(self._model, call), cause)
+            log_warning(call.error.message, log_context(self._model, call), cause)
 
 
-def _swift(path: Path, module: HookModule) -> frozenset[str]:
+def _find_inline_hooks(path: Path, module: HookModule) -> frozenset[str]:
     try:
-        tree = parsed(path.read_bytes())
+        tree = parse_source(path.read_bytes())
     except (OSError, SyntaxError, ValueError):  # it is a pickle; or it was changed after loading
         return frozenset()
-    return frozenset(name for name, function in module.functions.items() if is_swift(function, tree))
+    return frozenset(name for name, function in module.functions.items() if is_nonblocking(function, tree))
 
 
-class _Load(HookCall):
+class _LoadCall(HookCall):
     """The load of the file."""
 
     __slots__ = ()
@@ -303,14 +319,14 @@ class _Load(HookCall):
     def invoke(self, bound: BoundHooks) -> None:
         self.replica.load()
 
-    def made(self, bound: BoundHooks, result: Any) -> None:
+    def convert_result(self, bound: BoundHooks, result: Any) -> None:
         pass
 
 
-class _Ending(_Load):
+class _EndCall(_LoadCall):
     """The end of an instance whose thread continues with others."""
 
     __slots__ = ()
 
     def invoke(self, bound: BoundHooks) -> None:
-        self.replica.shut()
+        self.replica.close_instance()

@@ -15,23 +15,23 @@ from penstock.batching.model import Model
 from penstock.batching.request import NO_TERMS, SubmitsSoon, Terms
 from penstock.batching.running.own_outputs import OwnAnswer, OwnOutputs, regular
 
-from .call import AnswerForm, FutureLike
-from .coded import HookRequest, told
-from .conversions import of_model
+from .call import AnswerFormat, FutureLike
+from .conversions import conversions_for
 from .convert import to_inputs
+from .decoupled import DecoupledRequest, stream_answers
+from .generator_call import Answer
+from .hooked_request import HookedRequest
+from .nonblocking import MAX_SMALL_BYTES
 from .packing import JSON, TENSORS
-from .placement import HookPlacement, own_interpreter
-from .pull import Answer
-from .swift import SMALL_BYTES
-from .trip import Trip
-from .turns import SequenceTurns
-from .visit import Visit
+from .placement import HookPlacement, configured_interpreter
+from .replica_lease import ReplicaLease
+from .sequence_turns import SequenceTurns
 from .worker_replicas import Interpreters
 
 Parameters = Mapping[str, Any] | None
 """A request's own parameters and forwarded headers."""
 
-_NOT_ONE = (
+_NOT_ONE_RESPONSE = (
     "expects model to produce exactly 1 response, use generate stream for model that generates various number of "
     "responses"
 )
@@ -44,33 +44,35 @@ class Hooks:
     Invariant: a replica that writes globals handles one request at a time, from before pre_inference until after
     post_inference or its last answer, while other replicas' requests share the model's batches.
     `yields`: post_inference is a generator function, so a request may have any number of answers.
-    Threads: the event loop's; hooks run on their replicas' threads, except swift ones.
+    Threads: the event loop's; hooks run on their replicas' threads, except inline ones.
     """
 
     def __init__(self, engine: SubmitsSoon, model: Model) -> None:
         self.engine = engine
         self.model = model
         self.takes_parameters = model.spec.takes_parameters
-        self.every = tuple(range(len(model.signature.outputs)))
-        self._place: HookPlacement | None = None
+        self.all_output_indices = tuple(range(len(model.signature.outputs)))
+        self._placement: HookPlacement | None = None
         names = [spec.name for spec in model.signature.outputs]
-        rules = of_model(model, for_hooks=False)
-        self._as_json = AnswerForm(
+        conversions = conversions_for(model, for_hooks=False)
+        self._json_format = AnswerFormat(
             "predict",
             JSON,
-            rules.inputs,
-            lambda outputs, parameters: rules.answer(rules.prediction(regular(outputs), parameters), parameters),
+            conversions.to_inputs,
+            lambda outputs, parameters: conversions.encode_answer(
+                conversions.to_prediction(regular(outputs), parameters), parameters
+            ),
             None,
         )
-        self._as_tensors = AnswerForm(
+        self._tensor_format = AnswerFormat(
             "generate",
             TENSORS,
             lambda tensors, _: to_inputs(tensors, model.signature),
-            lambda outputs, _: _named([names[at] for at in model.all_outputs], outputs),
+            lambda outputs, _: _outputs_by_name([names[at] for at in model.all_outputs], outputs),
             model.all_outputs,
         )
-        self._counted = AnswerStatistics()
-        self.turns = SequenceTurns()
+        self._answer_statistics = AnswerStatistics()
+        self.sequence_turns = SequenceTurns()
         self._in_flight = 0
         self._drained: asyncio.Event | None = None
         self.has_pre = False
@@ -78,10 +80,12 @@ class Hooks:
         self.yields = False
         self.streams = model.spec.streams
         if self.streams:
-            model.statistics.answers = self._counted
+            model.statistics.answers = self._answer_statistics
 
     @classmethod
-    async def load(cls, engine: SubmitsSoon, model: Model, interpreters: Interpreters = own_interpreter) -> Hooks:
+    async def load(
+        cls, engine: SubmitsSoon, model: Model, interpreters: Interpreters = configured_interpreter
+    ) -> Hooks:
         """Load the hooks in the model's spec; errors in the file are raised here.
 
         `interpreters` returns the Python for workers. Raises: InferError (INVALID; EXPIRED if loading the file takes
@@ -89,13 +93,13 @@ class Hooks:
         """
         hooks = cls(engine, model)
         if model.spec.hooks is not None and model.spec.hooks.has_file:
-            place = HookPlacement(model, model.spec.hooks, interpreters)
-            first = await place.open()
-            hooks._place = place
+            placement = HookPlacement(model, model.spec.hooks, interpreters)
+            first = await placement.open()
+            hooks._placement = placement
             hooks.has_pre, hooks.has_post, hooks.yields = first.has_pre, first.has_post, first.yields
             model.names_own = hooks.has_post
             if hooks.yields:
-                model.statistics.answers = hooks._counted
+                model.statistics.answers = hooks._answer_statistics
         return hooks
 
     async def close(self) -> None:
@@ -105,34 +109,34 @@ class Hooks:
         """
         if self._drained is None:
             self._drained = asyncio.Event()
-        place, at_once = self._place, True
+        placement, at_once = self._placement, True
         try:
             if self._in_flight:
                 await self._drained.wait()
             at_once = False
         finally:
-            self._place = None
-            if place is not None:
-                place.close()
-                await (place.kill() if at_once else place.ended())
+            self._placement = None
+            if placement is not None:
+                placement.close()
+                await (placement.kill() if at_once else placement.wait_ended())
 
-    def watch(self, now_ns: int) -> None:
+    def enforce_limits(self, now_ns: int) -> None:
         """Fail calls that have exceeded their limit at `now_ns`; otherwise a timer does so."""
-        if self._place is not None:
-            self._place.watch(now_ns)
+        if self._placement is not None:
+            self._placement.enforce_limits(now_ns)
 
     def start(
         self, promise: FutureLike, sample: Any, request_id: str, terms: Terms = NO_TERMS, parameters: Parameters = None,
         *, nbytes: int,
-    ) -> Trip:  # fmt: skip
+    ) -> HookedRequest:  # fmt: skip
         """Do the same as `predict` without a task, and complete a promise unless it is cancelled. Not if it `yields`.
 
         `nbytes`: the size of the sample as sent.
         Raises: InferError (OVERLOADED, NOT_READY); the promise is then not completed.
         """
-        trip = Trip(self, self._as_json, promise)
-        trip.begin(sample, request_id, terms, parameters, small=nbytes <= SMALL_BYTES)
-        return trip
+        request = HookedRequest(self, self._json_format, promise)
+        request.begin(sample, request_id, terms, parameters, is_small=nbytes <= MAX_SMALL_BYTES)
+        return request
 
     def predict(
         self, sample: Any, request_id: str = "", terms: Terms = NO_TERMS, parameters: Parameters = None
@@ -141,7 +145,7 @@ class Hooks:
 
         Raises: InferError.
         """
-        return self._pass(self._as_json, sample, request_id, terms, parameters)
+        return self._run(self._json_format, sample, request_id, terms, parameters)
 
     def infer(
         self, inputs: Mapping[str, Array], request_id: str = "", terms: Terms = NO_TERMS, parameters: Parameters = None
@@ -151,138 +155,142 @@ class Hooks:
         Ownership: the arrays are passed to the hook as they are, and may be views of the request's body.
         Raises: InferError.
         """
-        return self._pass(self._as_tensors, dict(inputs), request_id, terms, parameters)
+        return self._run(self._tensor_format, dict(inputs), request_id, terms, parameters)
 
     async def stream(
         self, inputs: Mapping[str, Array], request_id: str = "", terms: Terms = NO_TERMS, parameters: Parameters = None,
-        wanted: tuple[int, ...] | None = None,
+        requested_outputs: tuple[int, ...] | None = None,
     ) -> AsyncGenerator[Answer, None]:  # fmt: skip
         """Take tensors by name; yield each answer as it comes: those that post_inference yields, or the single one.
 
-        `wanted`: the requested outputs of a model that streams, None for all. Hooks get all, and name their own. A
-        consumer that stops early must close it, which closes the user's generator too.
+        `requested_outputs`: the requested outputs of a model that streams, None for all. Hooks get all, and name their
+        own. A consumer that stops early must close it, which closes the user's generator too.
         Ownership: as `infer`. Raises: InferError, after the earlier answers.
         """
         if self.streams:
-            call = HookRequest(dict(inputs), request_id, terms, parameters, wanted)
-            visit = self.admit()
+            call = DecoupledRequest(dict(inputs), request_id, terms, parameters, requested_outputs)
+            lease = self.admit()
             try:
-                async with contextlib.aclosing(told(self.engine, self.model, call, self._counted)) as answers:
+                async with contextlib.aclosing(
+                    stream_answers(self.engine, self.model, call, self._answer_statistics)
+                ) as answers:
                     async for answer in answers:
                         yield answer
             finally:
-                self.leave(visit)
+                self.release(lease)
             return
         if not self.yields:
             outputs = await self.infer(inputs, request_id, terms, parameters)
             yield Answer(outputs, final=True, parameters=getattr(outputs, "parameters", None))
             return
-        several = self._several(self._as_tensors, dict(inputs), request_id, terms, parameters)
-        async with contextlib.aclosing(several) as answers:
+        stream = self._stream_answers(self._tensor_format, dict(inputs), request_id, terms, parameters)
+        async with contextlib.aclosing(stream) as answers:
             async for answer in answers:
                 yield answer
 
-    async def _several(self, form: AnswerForm, *said: Any) -> AsyncGenerator[Answer, None]:
+    async def _stream_answers(self, answer_format: AnswerFormat, *arguments: Any) -> AsyncGenerator[Answer, None]:
         """Pass one request from its sample to the answers that post_inference yields."""
         promise: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        trip = Trip(self, form, promise, whole=False)
+        request = HookedRequest(self, answer_format, promise, includes_post=False)
         try:
-            outputs = await _kept(promise, trip, *said)
-            async with contextlib.aclosing(self._pull(outputs, form, trip)) as answers:
+            outputs = await _await_result(promise, request, *arguments)
+            async with contextlib.aclosing(self._pull_answers(outputs, answer_format, request)) as answers:
                 async for answer in answers:
                     yield answer
         finally:
-            self.leave(trip.visit)
+            self.release(request.lease)
 
-    async def _pull(self, outputs: list[Any], form: AnswerForm, trip: Trip) -> AsyncGenerator[Answer, None]:
+    async def _pull_answers(
+        self, outputs: list[Any], answer_format: AnswerFormat, request: HookedRequest
+    ) -> AsyncGenerator[Answer, None]:
         """Yield what post_inference yields for a prediction, and count it."""
-        counted, number = self._counted, 0
-        pull = trip.held.pull(outputs, form, trip.request_id)
-        pull.parameters = trip.parameters
-        since_ns = time.monotonic_ns()
+        statistics, number = self._answer_statistics, 0
+        generator = request.active_lease.make_generator_call(outputs, answer_format, request.request_id)
+        generator.parameters = request.parameters
+        step_start_ns = time.monotonic_ns()
         try:
-            while (answer := await trip.held.next(pull)) is not None:
+            while (answer := await request.active_lease.next_answer(generator)) is not None:
                 if not number:
-                    self.model.statistics.record_first_response(time.monotonic_ns() - trip.start_ns)
-                counted.record(number, answer.infer_ns, answer.output_ns, failed=answer.error is not None)
+                    self.model.statistics.record_first_response(time.monotonic_ns() - request.start_ns)
+                statistics.record(number, answer.infer_ns, answer.output_ns, failed=answer.error is not None)
                 number += 1
-                since_ns = time.monotonic_ns()
+                step_start_ns = time.monotonic_ns()
                 yield answer
-            counted.record_none(number, pull.ended_ns)
+            statistics.record_none(number, generator.exhausted_ns)
         except InferError:
-            counted.record(number, time.monotonic_ns() - since_ns, 0, failed=True)
+            statistics.record(number, time.monotonic_ns() - step_start_ns, 0, failed=True)
             raise
         except (asyncio.CancelledError, GeneratorExit):
-            counted.record_cancelled(number, time.monotonic_ns() - since_ns)
+            statistics.record_cancelled(number, time.monotonic_ns() - step_start_ns)
             raise
         finally:
-            pull.close()
+            generator.close()
 
-    async def _pass(self, form: AnswerForm, *said: Any) -> Any:
-        """Pass one request from its sample to its answer. `said`: the arguments of Trip.begin."""
+    async def _run(self, answer_format: AnswerFormat, *arguments: Any) -> Any:
+        """Pass one request from its sample to its answer. `arguments`: the arguments of HookedRequest.begin."""
         if self.yields:
-            return await self._only(form, *said)
+            return await self._single_answer(answer_format, *arguments)
         promise: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         try:
-            return await _kept(promise, Trip(self, form, promise), *said)
+            return await _await_result(promise, HookedRequest(self, answer_format, promise), *arguments)
         finally:
             del promise  # if it is an error, it holds this frame
 
-    async def _only(self, form: AnswerForm, *said: Any) -> Any:
+    async def _single_answer(self, answer_format: AnswerFormat, *arguments: Any) -> Any:
         """Return the single answer of a post_inference that yields. Raises: InferError if there are several or none."""
-        found: Answer | None = None
-        not_one = InferError(Code.INTERNAL, f"{form.asked_as} {_NOT_ONE}")
-        async with contextlib.aclosing(self._several(form, *said)) as answers:
+        only: Answer | None = None
+        not_one_error = InferError(Code.INTERNAL, f"{answer_format.method} {_NOT_ONE_RESPONSE}")
+        async with contextlib.aclosing(self._stream_answers(answer_format, *arguments)) as answers:
             async for answer in answers:
                 if answer.error is not None:
                     raise answer.error
-                if found is not None:
-                    raise not_one
-                found = answer
-        if found is None:
-            raise not_one
-        return found.outputs
+                if only is not None:
+                    raise not_one_error
+                only = answer
+        if only is None:
+            raise not_one_error
+        return only.outputs
 
-    def admit(self) -> Visit | None:
-        """Count a request in, and return its Visit if there are hooks. Raises: InferError."""
+    def admit(self) -> ReplicaLease | None:
+        """Count a request in, and return its ReplicaLease if there are hooks. Raises: InferError."""
         if self._drained is not None:
             raise InferError(Code.NOT_READY, f"model '{self.model.name}' is being unloaded")
-        visit = None if self._place is None else self._place.admit()
+        lease = None if self._placement is None else self._placement.admit()
         self._in_flight += 1
-        return visit
+        return lease
 
-    def leave(self, visit: Visit | None) -> None:
+    def release(self, lease: ReplicaLease | None) -> None:
         """Count a request out that `admit` has counted in."""
-        if visit is not None:
-            visit.leave()
+        if lease is not None:
+            lease.end()
         self._in_flight -= 1
         if self._drained is not None and not self._in_flight:
             self._drained.set()
 
 
-def _named(names: list[str], outputs: list[Any]) -> dict[str, Any]:
+def _outputs_by_name(names: list[str], outputs: list[Any]) -> dict[str, Any]:
     """Return outputs by name; for user code only those present, with its parameters."""
-    named = zip(names, outputs, strict=True)
+    named_outputs = zip(names, outputs, strict=True)
     if type(outputs) is not OwnOutputs:
-        return dict(named)
-    return OwnAnswer([(name, output) for name, output in named if output is not None], outputs.parameters)
+        return dict(named_outputs)
+    return OwnAnswer([(name, output) for name, output in named_outputs if output is not None], outputs.parameters)
 
 
-async def _kept(promise: asyncio.Future[Any], trip: Trip, *said: Any) -> Any:
-    """Begin a Trip, and wait for its promise."""
-    trip.begin(*said)
+async def _await_result(promise: asyncio.Future[Any], request: HookedRequest, *arguments: Any) -> Any:
+    """Begin a HookedRequest, and wait for its promise."""
+    request.begin(*arguments)
     try:
         return await promise
     except asyncio.CancelledError:
-        trip.cancel()
+        request.cancel()
         raise
     finally:
         del promise
 
 
-async def close_all(every: Iterable[Hooks], grace_s: float) -> int:
+async def close_all(all_hooks: Iterable[Hooks], grace_s: float) -> int:
     """Close the Hooks of all models, which finish their requests. Returns: how many had not after `grace_s`."""
-    closing = [asyncio.ensure_future(hooks.close()) for hooks in every]
+    closing = [asyncio.ensure_future(hooks.close()) for hooks in all_hooks]
     if not closing:
         return 0
     _, pending = await asyncio.wait(closing, timeout=grace_s)

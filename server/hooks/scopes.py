@@ -1,6 +1,6 @@
 """Scopes of Python source: which nodes belong to one, which names it binds, and to what.
 
-Used by the modules that analyze user files: `writes.py`, `sources.py`, `reading.py`, `keeping.py`.
+Used by the modules that analyze user files: `writes.py`, `sources.py`, `expression_analysis.py`, `state_analysis.py`.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def bind(scope: Scope, nodes: list[ast.AST]) -> None:
             scope.nonlocal_names |= set(node.names)
         elif isinstance(node, COMPREHENSIONS):
             # a walrus in a comprehension binds in the enclosing scope
-            bind(scope, [inner for inner in ast.walk(node) if isinstance(inner, ast.NamedExpr)])
+            bind(scope, [child for child in ast.walk(node) if isinstance(child, ast.NamedExpr)])
         if isinstance(node, ast.Import | ast.ImportFrom):
             scope.imported.append(node)
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -97,15 +97,15 @@ def bind(scope: Scope, nodes: list[ast.AST]) -> None:
             scope.aliases.setdefault(target, []).append(value)
 
 
-def inner(scope: Scope, node: Function) -> tuple[Scope, list[ast.AST]]:
+def function_scope(scope: Scope, node: Function) -> tuple[Scope, list[ast.AST]]:
     """Return the scope of a function, and its nodes."""
-    made = Scope(scope, in_function=True)
+    nested = Scope(scope, in_function=True)
     arguments = node.args
-    made.bound.update(argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs))
-    made.bound.update(argument.arg for argument in (arguments.vararg, arguments.kwarg) if argument)
+    nested.bound.update(argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs))
+    nested.bound.update(argument.arg for argument in (arguments.vararg, arguments.kwarg) if argument)
     nodes = list(own_nodes([node.body] if isinstance(node, ast.Lambda) else node.body))
-    bind(made, nodes)
-    return made, nodes
+    bind(nested, nodes)
+    return nested, nodes
 
 
 def _bound_name(node: ast.AST) -> str | None:

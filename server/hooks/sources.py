@@ -1,6 +1,6 @@
 """Sources: the files of a project that its hooks consist of, and what the names of their modules are bound to.
 
-Made by `keeping.py` for one analysis.
+Made by `state_analysis.py` for one analysis.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .pure import KEEPS_NOTHING, MUTATORS, PASSES_ON
+from .known_functions import KEEPS_NOTHING, MUTATORS, PASSES_ON
 from .scopes import Scope, bind, own_nodes
-from .writes import of_tree, parsed
+from .writes import parse_source, writes_in
 
-_FILES = 200
+_MAX_FILES = 200
 
 
 class Value(NamedTuple):
@@ -24,20 +24,20 @@ class Value(NamedTuple):
     `kind`: FIXED (immutable numbers, texts and tuples of them), FLAT (a container of FIXED), ARRAY, PLAIN (containers
     of such, at any depth), FUNCTION and CLASS (of the project), MODULE (or something in one, given by `path`), OWN (a
     module of the project), LOGGER, BUILTIN, or UNKNOWN. `held` names what refers to it, or to part of it, between
-    calls; "" if nothing does. `of` is the definition, or the SourceFile.
+    calls; "" if nothing does. `definition` is the definition, or the SourceFile.
     """
 
     kind: str
     held: str = ""
     path: str = ""
-    of: Any = None
+    definition: Any = None
 
 
-FRESH = Value("UNKNOWN")
-CHANGING = {"FLAT", "ARRAY", "PLAIN"}
-CONTAINED = {"FIXED", *CHANGING}
+UNTRACKED = Value("UNKNOWN")
+MUTABLE_KINDS = {"FLAT", "ARRAY", "PLAIN"}
+DATA_KINDS = {"FIXED", *MUTABLE_KINDS}
 """The kinds of numbers, texts and containers of them; those in CHANGING are mutable."""
-Bound = list[Any]
+Bindings = list[Any]
 """What binds a name: expressions, definitions, and Values of imports."""
 
 
@@ -45,55 +45,55 @@ Bound = list[Any]
 class SourceFile:
     """One file.
 
-    `bound` maps each name of its module to what binds it; `stars`: it has names that only running it would show.
-    `iterated` are the ids of expressions in `bound` whose items, not values, the name is bound to.
+    `bound` maps each name of its module to what binds it; `has_star_import`: it has names that only running it would
+    show. `iterated_ids` are the ids of expressions in `bound` whose items, not values, the name is bound to.
     """
 
     path: Path
     scope: Scope
-    bound: dict[str, Bound] = field(default_factory=dict)
-    stars: bool = False
-    iterated: set[int] = field(default_factory=set)
+    bound: dict[str, Bindings] = field(default_factory=dict)
+    has_star_import: bool = False
+    iterated_ids: set[int] = field(default_factory=set)
 
 
-class Filled:
+class NameChanges:
     """What a project's modules do to names besides binding them, by name, regardless of the module.
 
-    `put`: expressions whose values become part of the named object. `changed`: it may contain anything. `rebound`:
+    `added`: expressions whose values become part of the named object. `changed`: it may contain anything. `rebound`:
     functions assign it other values.
     """
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self._roots = roots
         self._libraries: set[str] = set()
-        self.put: dict[str, list[ast.expr]] = {}
+        self.added: dict[str, list[ast.expr]] = {}
         self.changed: set[str] = set()
         self.rebound: set[str] = set()
 
-    def look(self, tree: ast.Module) -> None:
+    def analyze(self, tree: ast.Module) -> None:
         """Analyze a module."""
         self._libraries = set(self._imported(tree))
-        written = {write.name for write in of_tree(tree)}
+        written = {write.name for write in writes_in(tree)}
         self.changed |= written
         self.rebound |= written
         for node in own_nodes(tree.body):
             match node:
                 case ast.Assign(targets=targets, value=value):
                     for target in targets:
-                        self._stored(target, value)
-                    self._escapes(value)
+                        self._analyze_target(target, value)
+                    self._analyze_reference(value)
                 case ast.AugAssign(target=ast.Name(id=name), value=value):
-                    self.put.setdefault(name, []).append(value)
+                    self.added.setdefault(name, []).append(value)
                 case ast.AugAssign(target=target, value=value) | ast.AnnAssign(target=target, value=value):
-                    self._stored(target, value)
+                    self._analyze_target(target, value)
                 case ast.For(target=target) | ast.withitem(optional_vars=ast.expr() as target):
-                    self._stored(target, None)
+                    self._analyze_target(target, None)
                 case ast.Call():
-                    self._called(node)
+                    self._analyze_call(node)
                 case ast.List(elts=parts, ctx=ast.Load()) | ast.Tuple(elts=parts, ctx=ast.Load()):
-                    self._escape(parts)
+                    self._analyze_references(parts)
                 case ast.Set(elts=parts) | ast.Dict(values=parts):
-                    self._escape(parts)
+                    self._analyze_references(parts)
 
     def _imported(self, tree: ast.Module) -> Iterator[str]:
         """Yield the names that refer to library modules and their contents, not to the project's."""
@@ -108,23 +108,23 @@ class Filled:
                     if not own:
                         yield alias.asname or alias.name.partition(".")[0]
 
-    def _stored(self, target: ast.expr, value: ast.expr | None) -> None:
+    def _analyze_target(self, target: ast.expr, value: ast.expr | None) -> None:
         match target:
             case ast.Subscript(value=ast.Name(id=name)) if value is not None:
-                self.put.setdefault(name, []).append(value)
+                self.added.setdefault(name, []).append(value)
             case ast.Subscript() | ast.Attribute():
-                self._change(target)
+                self._mark_changed(target)
             case ast.Tuple(elts=parts) | ast.List(elts=parts):
                 for part in parts:
-                    self._stored(part, None)
+                    self._analyze_target(part, None)
 
-    def _called(self, call: ast.Call) -> None:
-        given = [*call.args, *(keyword.value for keyword in call.keywords)]
+    def _analyze_call(self, call: ast.Call) -> None:
+        arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
         match call.func:
             case ast.Attribute(value=ast.Name(id=name), attr=attribute) if attribute in MUTATORS:
-                self.put.setdefault(name, []).extend(given)
+                self.added.setdefault(name, []).extend(arguments)
             case ast.Attribute(value=owner, attr=attribute) if attribute in MUTATORS:
-                self._change(owner)
+                self._mark_changed(owner)
             case ast.Name(id=name) if name in KEEPS_NOTHING | PASSES_ON:
                 return
         top = call.func
@@ -132,20 +132,20 @@ class Filled:
             top = top.value
         if isinstance(top, ast.Name) and top.id in self._libraries:
             return
-        for each in given:
-            self._escapes(each)
+        for each in arguments:
+            self._analyze_reference(each)
 
-    def _escape(self, values: Sequence[ast.expr]) -> None:
+    def _analyze_references(self, values: Sequence[ast.expr]) -> None:
         for value in values:
-            self._escapes(value)
+            self._analyze_reference(value)
 
-    def _escapes(self, value: ast.expr) -> None:
+    def _analyze_reference(self, value: ast.expr) -> None:
         """Record a name whose object also gets another reference, through which it may be modified."""
         inside = value.value if isinstance(value, ast.Starred) else value
         if isinstance(inside, ast.Name):
             self.changed.add(inside.id)
 
-    def _change(self, target: ast.expr) -> None:
+    def _mark_changed(self, target: ast.expr) -> None:
         for node in ast.walk(target):
             if isinstance(node, ast.Name):
                 self.changed.add(node.id)
@@ -158,23 +158,23 @@ class SourceTree:
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self.roots = tuple(roots)
-        self.filled = Filled(self.roots)
+        self.name_changes = NameChanges(self.roots)
         self._sources: dict[Path, SourceFile | None] = {}
 
     def read(self, path: Path) -> SourceFile:
         """Read a file."""
-        tree = parsed(path.read_bytes())
+        tree = parse_source(path.read_bytes())
         scope = Scope()
         nodes = list(own_nodes(tree.body))
         bind(scope, nodes)
         source = self._sources[path] = SourceFile(path, scope)
         for name, values in scope.aliases.items():
             source.bound.setdefault(name, []).extend(values)
-        source.iterated = {id(node.iter) for node in nodes if isinstance(node, ast.For)}
+        source.iterated_ids = {id(node.iter) for node in nodes if isinstance(node, ast.For)}
         for node in nodes:
-            for name, what in self.bindings(node, source):
-                source.bound.setdefault(name, []).append(what)
-        source.stars = "*" in source.bound
+            for name, binding in self.bindings(node, source):
+                source.bound.setdefault(name, []).append(binding)
+        source.has_star_import = "*" in source.bound
         return source
 
     def bindings(self, node: ast.AST, source: SourceFile) -> Iterator[tuple[str, Any]]:
@@ -194,38 +194,38 @@ class SourceTree:
                 )
 
     def _module(self, dotted: str, roots: Sequence[Path]) -> Value:
-        own = self._own(dotted, roots)
+        own = self._find_module(dotted, roots)
         return Value("OWN", dotted, dotted, own) if own is not None else Value("MODULE", dotted, dotted)
 
     def _imported(self, module: str, name: str, roots: Sequence[Path], *, own: bool) -> Value:
         """Return what `from module import name` binds."""
-        below = self._own(f"{module}.{name}".strip("."), roots)
-        if below is not None:
-            return Value("OWN", name, f"{module}.{name}", below)
-        source = self._own(module, roots) if module else None
+        submodule = self._find_module(f"{module}.{name}".strip("."), roots)
+        if submodule is not None:
+            return Value("OWN", name, f"{module}.{name}", submodule)
+        source = self._find_module(module, roots) if module else None
         if source is not None:
             return Value("OWN", name, name, (source, name))
         return Value("UNKNOWN", name) if own else Value("MODULE", name, f"{module}.{name}")
 
-    def _own(self, dotted: str, roots: Sequence[Path]) -> SourceFile | None:
+    def _find_module(self, dotted: str, roots: Sequence[Path]) -> SourceFile | None:
         for root in roots:
-            place = root.joinpath(*dotted.split("."))
-            for file in (place / "__init__.py", place.with_name(f"{place.name}.py")):
+            base = root.joinpath(*dotted.split("."))
+            for file in (base / "__init__.py", base.with_name(f"{base.name}.py")):
                 if dotted and file.is_file():
-                    return self._known(file)
+                    return self._cached_source(file)
         return None
 
-    def _known(self, file: Path) -> SourceFile | None:
+    def _cached_source(self, file: Path) -> SourceFile | None:
         """Return a file of the project; if it cannot be read, its names are unknown."""
         if file not in self._sources:
-            self._sources[file] = SourceFile(file, Scope(), stars=True)
-            if len(self._sources) <= _FILES:
+            self._sources[file] = SourceFile(file, Scope(), has_star_import=True)
+            if len(self._sources) <= _MAX_FILES:
                 try:
                     self.read(file)
                 except (OSError, SyntaxError, ValueError):
-                    self._sources[file] = SourceFile(file, Scope(), stars=True)
+                    self._sources[file] = SourceFile(file, Scope(), has_star_import=True)
         return self._sources[file]
 
-    def below(self, source: SourceFile, name: str) -> SourceFile | None:
+    def submodule(self, source: SourceFile, name: str) -> SourceFile | None:
         """Return the module `name` of a package."""
-        return self._own(name, (source.path.parent,)) if source.path.name == "__init__.py" else None
+        return self._find_module(name, (source.path.parent,)) if source.path.name == "__init__.py" else None

@@ -6,7 +6,7 @@ import importlib
 from pathlib import Path
 from types import TracebackType
 
-_OURS = (str(Path(__file__).parent), "<frozen importlib", importlib.__file__)
+_INTERNAL_PATHS = (str(Path(__file__).parent), "<frozen importlib", importlib.__file__)
 
 
 def user_frames(error: BaseException) -> TracebackType | None:
@@ -15,6 +15,6 @@ def user_frames(error: BaseException) -> TracebackType | None:
     Returns: all of it if none is in user code, as for an error of our own.
     """
     frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OURS):
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_INTERNAL_PATHS):
         frames = frames.tb_next
     return frames or error.__traceback__

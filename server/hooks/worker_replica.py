@@ -13,22 +13,31 @@ from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
 from penstock.batching.spec import HookSpec
-from penstock.server.ipc.refusals import read_error
+from penstock.server.ipc.errors import read_error
 from penstock.server.workers.order import NotBegunError, Order
 from penstock.server.workers.watch import Doubt
 from penstock.server.workers.worker import Worker
 
-from .call import STATISTICS_NAMES, HookCall, MovedError, ReplicaOwner, about_of, blame, log, log_lines
-from .packing import ANSWER, DONE, FORGET, GIVE_WAY, REFUSED, REPLIED
-from .pull import AHEAD
-from .worker_pull import WorkerPull
+from .call import (
+    STATISTICS_NAMES,
+    HookCall,
+    ReplicaGoneError,
+    ReplicaOwner,
+    error_for_message,
+    log_context,
+    log_traceback,
+    log_warning,
+)
+from .generator_call import MAX_AHEAD
+from .packing import ANSWER, DISCARD_PARAMETERS, DONE, INFER_ERROR, PREEMPT, REPLY_HEADER
+from .worker_generator_call import WorkerGeneratorCall
 
-AHEAD_NS = 1_000_000
+MAX_QUEUED_NS = 1_000_000
 """The work queued at a worker besides its current call: enough for this long, so that it need not be woken for each
 call, and no call waits there that another worker could take."""
-MOST_AHEAD = 32
-_QUICK_NS = AHEAD_NS / MOST_AHEAD
-_REPLIED_BYTES = REPLIED.size
+MAX_QUEUED = 32
+_QUICK_NS = MAX_QUEUED_NS / MAX_QUEUED
+_REPLY_HEADER_BYTES = REPLY_HEADER.size
 
 logger = logging.getLogger("penstock.hooks")
 
@@ -36,7 +45,7 @@ logger = logging.getLogger("penstock.hooks")
 class WorkerOwner(ReplicaOwner, Protocol):
     """The owner of replicas in processes. Threads: called on the event loop."""
 
-    def roomy(self) -> None:
+    def dispatch_queued(self) -> None:
         """Handle that a replica has room for another call."""
 
 
@@ -44,14 +53,15 @@ class WorkerReplica:
     """One process with one instance of the user's module, with a Replica's interface: its hooks run one at a time.
 
     Invariants: every call's future is completed exactly once: by the hook's result or error, by WorkerLost if the
-    process ended while it ran, by `MovedError` if it had not begun, or by its own cancellation. A call that exceeds its
-    limit ends the process. `waiting` counts the calls queued here and those sent; `room` is how many more may be sent,
-    not counting turns of generators, which give way to any call. `keeps`: what pre_inference leaves in the parameters
-    stays in the process for the request's post_inference. `proved`: a call has been answered.
+    process ended while it ran, by `ReplicaGoneError` if it had not begun, or by its own cancellation. A call that
+    exceeds its limit ends the process. `pending_calls` counts the calls queued here and those sent; `free_slots` is how
+    many more may be sent, not counting turns of generators, which give way to any call. `keeps_parameters`: what
+    pre_inference leaves in the parameters stays in the process for the request's post_inference. `has_answered`: a call
+    has been answered.
     Threads: the event loop's.
     """
 
-    hangs = False
+    is_hanging = False
 
     def __init__(self, model: Model, spec: HookSpec, order: Order, owner: WorkerOwner) -> None:
         self._model = model
@@ -59,24 +69,24 @@ class WorkerReplica:
         self._count_hook = model.statistics.record_hook
         self._limit_ns = int(spec.timeout_s * 1e9)
         self._loop = asyncio.get_running_loop()
-        self._line: deque[HookCall] = deque()
+        self._queue: deque[HookCall] = deque()
         self._sent: deque[HookCall] = deque()
-        self._generators: dict[int, WorkerPull] = {}
-        self._turns = self._turns_sent = 0
-        self._mean_ns = float(AHEAD_NS)
-        self.room = self._most = 2
+        self._generators: dict[int, WorkerGeneratorCall] = {}
+        self._last_turn = self._turns_in_flight = 0
+        self._mean_ns = float(MAX_QUEUED_NS)
+        self.free_slots = self._max_sent = 2
         self._timer: asyncio.TimerHandle | None = None
-        self._leaving = self._stopping = False
+        self._release_when_idle = self._stopping = False
         self._doubt = Doubt(0.001)
-        self._due_ns = 0
-        self._takes: tuple[bool, ...] = (False, False)
-        self.has_pre = self.has_post = self.yields = self.keeps = False
-        self.proved = False
-        self.waiting = 0
+        self._check_due_ns = 0
+        self._accepts_parameters: tuple[bool, ...] = (False, False)
+        self.has_pre = self.has_post = self.yields = self.keeps_parameters = False
+        self.has_answered = False
+        self.pending_calls = 0
         self.ready: asyncio.Future[None] = self._loop.create_future()
         self.ready.add_done_callback(lambda ready: ready.exception())
-        self._worker = Worker(order, self._lost, self._said)
-        self._worker.ready.add_done_callback(self._opened)
+        self._worker = Worker(order, self._on_worker_ended, self._on_notification)
+        self._worker.ready.add_done_callback(self._on_opened)
 
     @property
     def pid(self) -> int:
@@ -89,46 +99,46 @@ class WorkerReplica:
         return self._worker.ended
 
     @property
-    def serves(self) -> bool:
+    def is_serving(self) -> bool:
         """Whether a call given to it will run."""
         return self._worker.serves and not self._stopping
 
-    def holds(self, pull: WorkerPull) -> bool:
+    def has_generator(self, generator_call: WorkerGeneratorCall) -> bool:
         """Return whether the generator is active in the process."""
-        return pull.number in self._generators
+        return generator_call.request_number in self._generators
 
     def submit(self, call: HookCall) -> asyncio.Future[Any]:
         """Run a hook here; if its future is cancelled, a running hook continues, and a waiting one is skipped.
 
-        Raises: MovedError.
+        Raises: ReplicaGoneError.
         """
         future = call.future = self._loop.create_future()
-        self.put(call)
+        self.dispatch(call)
         return future
 
-    def put(self, call: HookCall) -> None:
-        """Run a hook whose future already exists. Raises: MovedError."""
-        if not self.serves:
-            raise MovedError
-        self.waiting += 1
-        self._line.append(call)
-        self._go_on()
+    def dispatch(self, call: HookCall) -> None:
+        """Run a hook whose future already exists. Raises: ReplicaGoneError."""
+        if not self.is_serving:
+            raise ReplicaGoneError
+        self.pending_calls += 1
+        self._queue.append(call)
+        self._send_queued()
 
-    def take(self, call: HookCall) -> None:
+    def send(self, call: HookCall) -> None:
         """Run a call that already has its future. Only if there is room, so that none is queued here."""
-        self.waiting += 1
+        self.pending_calls += 1
         self._send(call)
 
-    def tell(self, kind: int, number: int) -> None:
+    def notify(self, kind: int, number: int) -> None:
         """Send the worker a notification."""
         self._worker.tell(kind, number)
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Give the replica back to its owner, once none of its hooks is running."""
-        if self.waiting:
-            self._leaving = True
+        if self.pending_calls:
+            self._release_when_idle = True
         else:
-            self._owner.freed(self)
+            self._owner.on_released(self)
 
     def stop(self) -> None:
         """End the process once it has done what it was sent, without waiting for that."""
@@ -137,13 +147,13 @@ class WorkerReplica:
             self._worker.stop()
         else:
             self.kill()
-        self._move()
+        self._return_queued()
 
     def kill(self) -> None:
         """Kill the process now."""
         self._worker.kill(f"{self._worker.order.label} were stopped before they had finished")
 
-    def watch(self, now_ns: int) -> int:
+    def enforce_limits(self, now_ns: int) -> int:
         """End the process if its hook has exceeded the limit at `now_ns`.
 
         Returns: in how many nanoseconds to check again; 0 means not before the next call.
@@ -151,68 +161,68 @@ class WorkerReplica:
         if not self._sent or not self.ready.done():
             return 0
         running = self._sent[0]
-        left_ns = running.since_ns + self._limit_ns - now_ns
-        if left_ns > 0:
-            return left_ns
+        remaining_ns = running.limit_start_ns + self._limit_ns - now_ns
+        if remaining_ns > 0:
+            return remaining_ns
         limit_s = self._limit_ns / 1e9
-        if more_s := self._doubt.more_s(running.since_ns, -left_ns / 1e9, limit_s):
+        if more_s := self._doubt.more_s(running.limit_start_ns, -remaining_ns / 1e9, limit_s):
             return int(more_s * 1e9)
         text = f"{running.hook} of model '{self._model.name}' took longer than its limit of {limit_s:g} s"
-        log(text, about_of(self._model, running))
+        log_warning(text, log_context(self._model, running))
         self._worker.kill(text, Code.EXPIRED, "time")
         return 0
 
     # -- sending -----------------------------------------------------------------------------------------------
 
-    def _go_on(self) -> None:
-        while self._line and self.room > 0:
-            self._send(self._line.popleft())
+    def _send_queued(self) -> None:
+        while self._queue and self.free_slots > 0:
+            self._send(self._queue.popleft())
 
     def _send(self, call: HookCall) -> None:
         now_ns = time.monotonic_ns() if call.deadline_ns or not self._sent else 0
         error: Exception | None = None
         if call.future.done():
-            self._forget(call)
+            self._discard_parameters(call)
         elif call.deadline_ns and now_ns >= call.deadline_ns:
             error = InferError(Code.EXPIRED, "Request timeout expired")
         else:
             try:
-                self._put(call, now_ns)
+                self._transmit(call, now_ns)
             except NotBegunError:
-                error = MovedError()
-            except Exception as problem:  # noqa: BLE001 - cannot be encoded, or is nested too deeply
-                error = InferError(Code.INTERNAL, str(problem))
+                error = ReplicaGoneError()
+            except Exception as unsendable:  # noqa: BLE001 - cannot be encoded, or is nested too deeply
+                error = InferError(Code.INTERNAL, str(unsendable))
             else:
                 return
-        self.waiting -= 1
+        self.pending_calls -= 1
         if error is not None:
             call.future.set_exception(error)
 
-    def _put(self, call: HookCall, now_ns: int) -> None:
-        if self._turns_sent:
-            self.tell(GIVE_WAY, self._turns)
-        pull = call if isinstance(call, WorkerPull) else None
-        if pull is not None:
-            self._turns += 1
-            pull.turn = self._turns
-            pull.most = AHEAD if self.waiting == 1 else 1
-        kind, body, arrays = call.written(self._takes)
-        self._worker.ask(self._answered, kind, body, arrays)
-        if pull is not None:
-            self._turns_sent += 1
-            self._generators[pull.number] = pull
+    def _transmit(self, call: HookCall, now_ns: int) -> None:
+        if self._turns_in_flight:
+            self.notify(PREEMPT, self._last_turn)
+        generator_call = call if isinstance(call, WorkerGeneratorCall) else None
+        if generator_call is not None:
+            self._last_turn += 1
+            generator_call.turn = self._last_turn
+            generator_call.max_steps = MAX_AHEAD if self.pending_calls == 1 else 1
+        kind, body, arrays = call.encode(self._accepts_parameters)
+        self._worker.ask(self._on_answer, kind, body, arrays)
+        if generator_call is not None:
+            self._turns_in_flight += 1
+            self._generators[generator_call.request_number] = generator_call
         else:
-            self.room -= 1
+            self.free_slots -= 1
         call.replica = self
         if not self._sent:
-            call.since_ns = now_ns
+            call.limit_start_ns = now_ns
         self._sent.append(call)
         if self._timer is None:
-            self._look_in(self._limit_ns)
+            self._schedule_check(self._limit_ns)
 
     # -- events ------------------------------------------------------------------------------------------------
 
-    def _opened(self, opened: asyncio.Future[Any]) -> None:
+    def _on_opened(self, opened: asyncio.Future[Any]) -> None:
         if self.ready.done():
             return
         error = opened.exception()
@@ -220,114 +230,118 @@ class WorkerReplica:
             self.ready.set_exception(error)
             return
         try:
-            has = json.loads(opened.result()[0])
-            self.has_pre, self.has_post, self.yields = has["pre"], has["post"], has["yields"]
-            self._takes, self.keeps = tuple(has["takes"]), has["keeps"]
-        except (ValueError, TypeError, LookupError) as wrong:
+            description = json.loads(opened.result()[0])
+            self.has_pre, self.has_post, self.yields = description["pre"], description["post"], description["yields"]
+            self._accepts_parameters, self.keeps_parameters = tuple(description["takes"]), description["keeps"]
+        except (ValueError, TypeError, LookupError) as problem:
             self.kill()
-            self.ready.set_exception(InferError(Code.INTERNAL, f"{self._worker.order.label}: {wrong!r}"))
+            self.ready.set_exception(InferError(Code.INTERNAL, f"{self._worker.order.label}: {problem!r}"))
             return
         self.ready.set_result(None)
 
-    def _answered(self, body: bytes, arrays: list[Array | None], error: Exception | None) -> None:
+    def _on_answer(self, body: bytes, arrays: list[Array | None], error: Exception | None) -> None:
         """Handle the end of the call that was sent first."""
         call = self._sent.popleft()
-        self.waiting -= 1
+        self.pending_calls -= 1
         if self._sent:
-            self._sent[0].since_ns = time.monotonic_ns()
-        pull = call if isinstance(call, WorkerPull) else None
-        if pull is not None:
-            self._turns_sent -= 1
+            self._sent[0].limit_start_ns = time.monotonic_ns()
+        generator_call = call if isinstance(call, WorkerGeneratorCall) else None
+        if generator_call is not None:
+            self._turns_in_flight -= 1
         else:
-            self.room += 1
+            self.free_slots += 1
         if error is None:
             try:
-                error = self._read(call, body, arrays)
-            except Exception as wrong:
+                error = self._handle_reply(call, body, arrays)
+            except Exception as problem:
                 text = f"{call.hook} of model '{self._model.name}' returned an answer that cannot be read"
                 logger.exception("%s", text)
-                error = InferError(Code.INTERNAL, f"{text}: {wrong!r}")
+                error = InferError(Code.INTERNAL, f"{text}: {problem!r}")
                 self._worker.kill(text)
         elif isinstance(error, NotBegunError):
-            error = MovedError()
+            error = ReplicaGoneError()
         if error is not None and not call.future.done():
             call.future.set_exception(error)
-        if pull is not None and (error is not None or pull.ended_ns >= 0):
-            self._generators.pop(pull.number, None)
-        self._go_on()
-        if self._leaving and not self.waiting:
-            self._leaving = False
-            if self.serves:
-                self._owner.freed(self)
-        self._owner.roomy()
+        if generator_call is not None and (error is not None or generator_call.exhausted_ns >= 0):
+            self._generators.pop(generator_call.request_number, None)
+        self._send_queued()
+        if self._release_when_idle and not self.pending_calls:
+            self._release_when_idle = False
+            if self.is_serving:
+                self._owner.on_released(self)
+        self._owner.dispatch_queued()
 
-    def _read(self, call: HookCall, body: bytes, arrays: list[Array | None]) -> InferError | None:
-        how, took_ns, ended_ns = REPLIED.unpack_from(body)
-        text = body[_REPLIED_BYTES:]
-        self.proved = True
+    def _handle_reply(self, call: HookCall, body: bytes, arrays: list[Array | None]) -> InferError | None:
+        outcome, duration_ns, exhausted_ns = REPLY_HEADER.unpack_from(body)
+        text = body[_REPLY_HEADER_BYTES:]
+        self.has_answered = True
         name = STATISTICS_NAMES.get(call.hook)
         if name is not None:
-            self._mean_ns = mean_ns = self._mean_ns + (took_ns - self._mean_ns) / 8
-            most = MOST_AHEAD if mean_ns <= _QUICK_NS else 1 + int(AHEAD_NS / mean_ns)
-            if most != self._most:
-                self.room += most - self._most
-                self._most = most
-            self._count_hook(name, took_ns)
-        if how == DONE:
-            result = call.taken(text, arrays, ended_ns - 1)
+            self._mean_ns = mean_ns = self._mean_ns + (duration_ns - self._mean_ns) / 8
+            max_sent = MAX_QUEUED if mean_ns <= _QUICK_NS else 1 + int(MAX_QUEUED_NS / mean_ns)
+            if max_sent != self._max_sent:
+                self.free_slots += max_sent - self._max_sent
+                self._max_sent = max_sent
+            self._count_hook(name, duration_ns)
+        if outcome == DONE:
+            result = call.decode_answer(text, arrays, exhausted_ns - 1)
             if call.future.done():
-                self._forget(call)
+                self._discard_parameters(call)
             else:
                 call.future.set_result(result)
             return None
-        if how == REFUSED:
+        if outcome == INFER_ERROR:
             error = read_error(text)
             if error.code is Code.INTERNAL:
-                log(f"{call.hook}: {error.message}", about_of(self._model, call))
+                log_warning(f"{call.hook}: {error.message}", log_context(self._model, call))
             return error
-        raised, plain, lines, worded = json.loads(text)
-        error = read_error(worded) if worded else blame(call, raised, sample=plain)
-        log_lines(f"{call.hook} raised {raised}", about_of(self._model, call), lines)
+        exception_text, is_exception, traceback_text, dialect_error = json.loads(text)
+        error = (
+            read_error(dialect_error)
+            if dialect_error
+            else error_for_message(call, exception_text, sample_at_fault=is_exception)
+        )
+        log_traceback(f"{call.hook} raised {exception_text}", log_context(self._model, call), traceback_text)
         return error
 
-    def _forget(self, call: HookCall) -> None:
+    def _discard_parameters(self, call: HookCall) -> None:
         """Have the worker discard what it keeps for a request that nobody waits for."""
-        if self.keeps:
-            self.tell(FORGET, call.number)
+        if self.keeps_parameters:
+            self.notify(DISCARD_PARAMETERS, call.request_number)
 
-    def _said(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
-        pull = self._generators.get(number)
-        if kind == ANSWER and pull is not None:
+    def _on_notification(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
+        generator_call = self._generators.get(number)
+        if kind == ANSWER and generator_call is not None:
             if self._sent:
-                self._sent[0].since_ns = time.monotonic_ns()  # the limit is per step
-            pull.told(body, arrays)
+                self._sent[0].limit_start_ns = time.monotonic_ns()  # the limit is per step
+            generator_call.on_answer(body, arrays)
 
-    def _lost(self, worker: Worker) -> None:
+    def _on_worker_ended(self, worker: Worker) -> None:
         if self.ready.done() and not self._stopping:
             self._stopping = True
-            self._move()
-            self._owner.lost(self)
+            self._return_queued()
+            self._owner.on_failed(self)
 
-    def _move(self) -> None:
+    def _return_queued(self) -> None:
         """Hand back the calls that have not been sent."""
         if self._timer is not None and not self._sent:
             self._timer.cancel()
-        line, self._line = self._line, deque()
-        for call in line:
-            self.waiting -= 1
+        queue, self._queue = self._queue, deque()
+        for call in queue:
+            self.pending_calls -= 1
             if not call.future.done():
-                call.future.set_exception(MovedError())
+                call.future.set_exception(ReplicaGoneError())
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Check the running hook. One timer for any number of calls, which fires at intervals."""
         self._timer = None
         now_ns = time.monotonic_ns()
         if self._sent:
-            self._doubt.looked(self._sent[0].since_ns, (now_ns - self._due_ns) / 1e9)
-        left_ns = self.watch(now_ns)
-        if left_ns:
-            self._look_in(left_ns)
+            self._doubt.looked(self._sent[0].limit_start_ns, (now_ns - self._check_due_ns) / 1e9)
+        remaining_ns = self.enforce_limits(now_ns)
+        if remaining_ns:
+            self._schedule_check(remaining_ns)
 
-    def _look_in(self, after_ns: int) -> None:
-        self._due_ns = time.monotonic_ns() + after_ns
-        self._timer = self._loop.call_later(after_ns / 1e9, self._look)
+    def _schedule_check(self, after_ns: int) -> None:
+        self._check_due_ns = time.monotonic_ns() + after_ns
+        self._timer = self._loop.call_later(after_ns / 1e9, self._check)

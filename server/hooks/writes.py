@@ -13,16 +13,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .scopes import COMPREHENSIONS, FUNCTIONS, Function, Scope, bind, inner, own_comprehension, own_nodes
+from .scopes import COMPREHENSIONS, FUNCTIONS, Function, Scope, bind, function_scope, own_comprehension, own_nodes
 
 HOOK_NAMES = ("pre_inference", "post_inference")
-PICKLES = (".pickle", ".pkl")
+PICKLE_SUFFIXES = (".pickle", ".pkl")
 """File name endings of pickles, not source: a dict of functions, as written by Cortex's Python client."""
 INSTANCE, PROCESS, MACHINE = "instance", "process", "machine"
 """What a write reaches: its own instance of the file, all instances in the process, or other processes too."""
 
-_FILES = 200
-_ATTEMPTS = 10
+_MAX_FILES = 200
+_MAX_ATTEMPTS = 10
 _CONSTRUCTORS = {"__init__", "__new__", "__post_init__", "__init_subclass__", "__set_name__", "__setstate__"}
 # Methods of the built-in containers and of numpy arrays that modify their object.
 _MUTATORS = {
@@ -32,7 +32,7 @@ _MUTATORS = {
     "__delattr__", "__delitem__", "__setattr__", "__setitem__",
 }  # fmt: skip
 # Functions that modify their first argument.
-_FIRST_ARGUMENT = {
+_FIRST_ARGUMENT_MUTATORS = {
     "copyto", "delattr", "fill_diagonal", "heapify", "heappop", "heappush", "insort", "place", "put", "putmask",
     "setattr", "shuffle",
 }  # fmt: skip
@@ -42,7 +42,7 @@ _ACCESSORS = {"get", "items", "pop", "setdefault", "values"}
 
 @dataclass(frozen=True, slots=True)
 class GlobalWrite:
-    """A place that may write `name` while a hook runs."""
+    """A path that may write `name` while a hook runs."""
 
     name: str
     line: int
@@ -53,7 +53,7 @@ class GlobalWrite:
         return f"{self.name} ({self.file}:{self.line})" if self.file else f"{self.name} (line {self.line})"
 
 
-def writes_globals(source: str | bytes) -> list[GlobalWrite]:
+def find_source_writes(source: str | bytes) -> list[GlobalWrite]:
     """Find writes to module-level names in functions, methods, lambdas and anything nested in them.
 
     Reported are: `global` statements; assignment, augmented assignment, deletion and loop targets that are attributes
@@ -61,61 +61,66 @@ def writes_globals(source: str | bytes) -> list[GlobalWrite]:
     modify their object; and methods, except constructors, that write attributes of their own instance.
     Raises: SyntaxError, ValueError (source with null bytes).
     """
-    return of_tree(parsed(source))
+    return writes_in(parse_source(source))
 
 
-def parsed(source: str | bytes) -> ast.Module:
+def parse_source(source: str | bytes) -> ast.Module:
     """Parse, although another thread may be parsing, or formatting a traceback, which parses too.
 
     Python 3.11 keeps one recursion depth for all threads and raises SystemError when they mix (CPython gh-106905).
     """
-    for _ in range(_ATTEMPTS):
+    for _ in range(_MAX_ATTEMPTS):
         with contextlib.suppress(SystemError):
             return ast.parse(source)
     return ast.parse(source)
 
 
-def written_globals(path: Path, *, roots: Sequence[Path] = (), strict: bool = False) -> list[GlobalWrite]:
+def find_global_writes(path: Path, *, roots: Sequence[Path] = (), strict: bool = False) -> list[GlobalWrite]:
     """Find writes in a file and, transitively, in the modules beside it, or below `roots`, that it imports.
 
-    `strict`: report everything that may keep something, unless it is known to only read (keeping.py).
+    `strict`: report everything that may keep something, unless it is known to only read (state_analysis.py).
     Raises: OSError, SyntaxError, ValueError for `path` itself; another module that cannot be read is taken to write
     nothing.
     """
-    if path.suffix in PICKLES:
+    if path.suffix in PICKLE_SUFFIXES:
         return [GlobalWrite("what it holds", 0, path.name, PROCESS)]
     if strict:
-        from .keeping import kept
+        from .state_analysis import find_state
 
-        return kept(path, roots)
-    found = []
-    for file, tree in files_of(path, roots):
-        found += [GlobalWrite(write.name, write.line, file.name) for write in of_tree(tree)]
-    return found
+        return find_state(path, roots)
+    writes = []
+    for file, tree in source_files(path, roots):
+        writes += [GlobalWrite(write.name, write.line, file.name) for write in writes_in(tree)]
+    return writes
 
 
-def files_of(path: Path, roots: Sequence[Path] = ()) -> Iterator[tuple[Path, ast.Module]]:
+def source_files(path: Path, roots: Sequence[Path] = ()) -> Iterator[tuple[Path, ast.Module]]:
     """Yield a file and, transitively, the modules beside it, or below `roots`, that it imports.
 
     Raises: OSError, SyntaxError, ValueError for `path` itself; other modules that cannot be read are omitted.
     """
     waiting, seen = [path], {path}
-    while waiting and len(seen) <= _FILES:
+    while waiting and len(seen) <= _MAX_FILES:
         file = waiting.pop()
         try:
-            tree = parsed(file.read_bytes())
+            tree = parse_source(file.read_bytes())
         except (OSError, SyntaxError, ValueError):
             if file == path:
                 raise
             continue
         yield file, tree
         folders = roots or (path.parent,)
-        fresh = [beside for root in folders for beside in _imported(tree, root, file.parent) if beside not in seen]
-        seen.update(fresh)
-        waiting += fresh
+        new_files = [
+            imported
+            for root in folders
+            for imported in _imported_files(tree, root, file.parent)
+            if imported not in seen
+        ]
+        seen.update(new_files)
+        waiting += new_files
 
 
-def _imported(tree: ast.Module, root: Path, folder: Path) -> Iterator[Path]:
+def _imported_files(tree: ast.Module, root: Path, folder: Path) -> Iterator[Path]:
     """Yield the files under `root` that a module in `folder` imports, including the packages around them."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -128,42 +133,45 @@ def _imported(tree: ast.Module, root: Path, folder: Path) -> Iterator[Path]:
         else:
             continue
         for name in names:
-            place = start
+            path = start
             for part in filter(None, name.split(".")):
-                yield from (file for file in (place / f"{part}.py", place / part / "__init__.py") if file.is_file())
-                place /= part
+                yield from (file for file in (path / f"{part}.py", path / part / "__init__.py") if file.is_file())
+                path /= part
 
 
-def of_tree(tree: ast.Module) -> list[GlobalWrite]:
+def writes_in(tree: ast.Module) -> list[GlobalWrite]:
     """Find the writes of one module."""
     module = Scope()
     nodes = list(own_nodes(tree.body))
     bind(module, nodes)
-    found = set(_nested(module, nodes, module))
+    found = set(_writes_in_scope(module, nodes, module))
     return sorted((GlobalWrite(name, line) for name, line in found), key=lambda write: (write.line, write.name))
 
 
-def _nested(scope: Scope, nodes: list[ast.AST], module: Scope) -> Iterator[tuple[str, int]]:
+def _writes_in_scope(scope: Scope, nodes: list[ast.AST], module: Scope) -> Iterator[tuple[str, int]]:
     """Find the writes of the scopes nested in `scope`, and of its own nodes if it is (in) a function."""
     for node in nodes:
         if scope.in_function:
             yield from _writes(scope, node, module)
         if isinstance(node, FUNCTIONS):
-            within, found = inner(scope, node)
-            _carry(within, node)
+            nested_scope, nested_nodes = function_scope(scope, node)
+            _record_carried(nested_scope, node)
         elif isinstance(node, ast.ClassDef):
-            within, found = Scope(scope, is_class=True, in_function=scope.in_function), list(own_nodes(node.body))
-            bind(within, found)
-            within.carried = {"": node.name}
+            nested_scope, nested_nodes = (
+                Scope(scope, is_class=True, in_function=scope.in_function),
+                list(own_nodes(node.body)),
+            )
+            bind(nested_scope, nested_nodes)
+            nested_scope.carried = {"": node.name}
         elif isinstance(node, COMPREHENSIONS):
-            within, found = Scope(scope, in_function=scope.in_function), list(own_comprehension(node))
-            bind(within, found)
+            nested_scope, nested_nodes = Scope(scope, in_function=scope.in_function), list(own_comprehension(node))
+            bind(nested_scope, nested_nodes)
         else:
             continue
-        yield from _nested(within, found, module)
+        yield from _writes_in_scope(nested_scope, nested_nodes, module)
 
 
-def _carry(scope: Scope, node: Function) -> None:
+def _record_carried(scope: Scope, node: Function) -> None:
     """Record which parameters of a function refer to objects that outlive the call."""
     positional = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args)]
     outer = scope.parent
@@ -190,12 +198,12 @@ def _writes(scope: Scope, node: ast.AST, module: Scope) -> Iterator[tuple[str, i
         case ast.Global(names=names):
             written = set(names)
         case ast.Attribute(value=owner, ctx=ast.Store() | ast.Del()):
-            written = _roots(scope, owner, through_calls=True)
+            written = _global_roots(scope, owner, through_calls=True)
         case ast.Subscript(value=owner, ctx=ast.Store() | ast.Del()):
-            written = _roots(scope, owner, through_calls=True)
+            written = _global_roots(scope, owner, through_calls=True)
         case ast.AugAssign(target=ast.Name() as target):
-            # modifies a list or an array in place
-            written = _roots(scope, target) if scope.lookup(target.id) is not None else set()
+            # modifies a list or an array in path
+            written = _global_roots(scope, target) if scope.lookup(target.id) is not None else set()
         case ast.Call():
             written = _written_by_call(scope, node, module)
     yield from ((name, node.lineno) for name in written)  # type: ignore[attr-defined]
@@ -210,12 +218,12 @@ def _written_by_call(scope: Scope, call: ast.Call, module: Scope) -> set[str]:
     elif isinstance(function, ast.Attribute):
         name = function.attr
         if name in _MUTATORS and not _is_module(scope, function.value, module):
-            written |= _roots(scope, function.value)
-    if name in _FIRST_ARGUMENT and call.args:
-        written |= _roots(scope, call.args[0])
+            written |= _global_roots(scope, function.value)
+    if name in _FIRST_ARGUMENT_MUTATORS and call.args:
+        written |= _global_roots(scope, call.args[0])
     for keyword in call.keywords:
         if keyword.arg == "out":
-            written |= _roots(scope, keyword.value)
+            written |= _global_roots(scope, keyword.value)
     return written
 
 
@@ -229,7 +237,7 @@ def _is_module(scope: Scope, owner: ast.expr, module: Scope) -> bool:
     return owner.id in where.imports
 
 
-def _roots(
+def _global_roots(
     scope: Scope, value: ast.expr, *, through_calls: bool = False, seen: frozenset[tuple[int, str]] = frozenset()
 ) -> set[str]:
     """Return the module-level names whose object, or part of it, may be the expression's value."""
@@ -244,11 +252,11 @@ def _roots(
         scope, parts, seen = where, where.aliases.get(name, []), seen | {(id(where), name)}
         through_calls = False
     else:
-        parts = _parts(value, through_calls=through_calls)
-    return set().union(*(_roots(scope, part, through_calls=through_calls, seen=seen) for part in parts))
+        parts = _value_parts(value, through_calls=through_calls)
+    return set().union(*(_global_roots(scope, part, through_calls=through_calls, seen=seen) for part in parts))
 
 
-def _parts(value: ast.expr, *, through_calls: bool) -> list[ast.expr]:
+def _value_parts(value: ast.expr, *, through_calls: bool) -> list[ast.expr]:
     """Return the expressions whose value, or part of it, may be the value of an expression."""
     match value:
         case ast.Attribute(value=inside) | ast.Subscript(value=inside) | ast.Starred(value=inside):

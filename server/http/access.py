@@ -91,8 +91,8 @@ class LoggedFastLane(FastLane):
             target = b"%b %b%b HTTP/%b" % (
                 head.method, head.path, b"?" + head.query if head.query else b"", b"1.0" if head.is_http10 else b"1.1"
             )  # fmt: skip
-            request_line, found = target.decode("latin-1"), _MODEL.search(head.path)
-            model = unquote_to_bytes(found[1]).decode("utf-8", "replace") if found else ""
+            request_line, match = target.decode("latin-1"), _MODEL.search(head.path)
+            model = unquote_to_bytes(match[1]).decode("utf-8", "replace") if match else ""
             request_id = request_id or head.header.get(b"x-request-id", b"").decode("latin-1")
         log_answer(self.client, request_line, status, self._started_s, size, {"model": model, "request_id": request_id})
         self._started_s, self._request_id = time.perf_counter(), ""

@@ -73,7 +73,7 @@ class AnsweringConnection(Connection):
         if self._state != ANSWERING or head is None:
             return
         if not 200 <= status <= 999:
-            raise ValueError(f"an answer of status {status}")
+            raise ValueError(f"invalid answer status {status}")
         if (
             status == 503
             and _RETRY_AFTER in extra

@@ -187,7 +187,7 @@ class FastLane(AnsweringConnection):
             return
         if head.length > _READ_AHEAD_BYTES:
             # most clients read no answer before they have sent the body, so it is read, but not kept
-            self._rejection = self._service.check_admission(head)
+            self._rejection = self._service.early_rejection(head)
             if self._rejection is None and head.length >= LARGE_BYTES:
                 self._body_buffer = BodyBuffer(head.length)
                 self._read_directly(head_bytes)
@@ -219,10 +219,10 @@ class FastLane(AnsweringConnection):
         chunked = self._chunked
         if chunked is None or not self._buffer:
             return False
-        taken = chunked.feed(self._buffer)
-        del self._buffer[:taken]
+        consumed = chunked.feed(self._buffer)
+        del self._buffer[:consumed]
         if not chunked.done:
-            return taken > 0
+            return consumed > 0
         self._parts = [chunked.body]
         self._begin()
         return True

@@ -33,7 +33,7 @@ class TooLargeError(HttpError):
 
 
 class Head:
-    """One parsed head, shared by every request that sends the same bytes. Immutable after `parse`.
+    """One parsed head, shared by every request that sends the same bytes. Immutable after `parse_head`.
 
     `path` and `query` are as sent. `length` is the body's, -1 if it is chunked. `fields` are all header fields in
     order, with lower-case names; `header` maps names to values, the last one if a name is repeated. `route` is what the
@@ -134,7 +134,7 @@ def _read_headers(head: Head, headers: list[tuple[bytes, bytes]]) -> None:
         head.length = int(text)
     expectation = head.header.get(b"expect", b"").lower()
     if expectation not in (b"", b"100-continue"):
-        raise HttpError(417, "the only expectation that can be met is 100-continue")
+        raise HttpError(417, "unsupported Expect header, only 100-continue is supported")
     head.expects_continue = bool(expectation) and not head.is_http10
 
 

@@ -37,11 +37,11 @@ class Service(Protocol):
     def claim(self, head: Head) -> Any:
         """Return the route of a head, or None to leave the request to uvicorn. Cached with the head's bytes."""
 
-    def check_admission(self, head: Head) -> Any:
+    def early_rejection(self, head: Head) -> Any:
         """Return the error of a request that would be rejected now, before its body is read; None to accept it."""
 
     def answer_error(self, connection: FastLane, error: Any) -> None:
-        """Answer a request that was turned away, after its body has been read and dropped."""
+        """Answer a request that was rejected early, after its body has been read and dropped."""
 
     def begin(self, connection: FastLane, head: Head, body: bytes) -> None:
         """Answer a complete request, now or later, by one call of `connection.answer`."""

@@ -43,7 +43,7 @@ class FrameBudget:
         # send one with each call, and a thousand calls at once are not a flood
         earned = _CREDIT_FRAMES * (outbox.sent_frames - self._sent_before + len(outbox.streams) + self._resets)
         if self._idle_frames > self._limits.max_idle_frames + earned:
-            raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, f"too many frames that ask for nothing, such as {frame_name}")
+            raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, f"too many frames that request nothing, such as {frame_name}")
 
     def charge_reset(self) -> None:
         """Count a call that was opened and then reset.

@@ -194,7 +194,7 @@ class Http2Connection(asyncio.Protocol):
             self.shared.unread.shrink(stream)
             try:
                 stream.on_reset(ErrorCode.CANCEL)
-            except Exception:  # the other streams must still be told
+            except Exception:  # the other streams must still be notified
                 logger.exception("a stream of an HTTP/2 connection could not be ended")
 
     # -- frames ------------------------------------------------------------------------------------------------
@@ -319,14 +319,14 @@ class Http2Connection(asyncio.Protocol):
             self.open(stream_id, head, end_stream)
 
     def end(self, stream: Stream, last_frame: bytes) -> None:
-        """Send the frame that ends a stream, and forget it; reset the peer's side if it has not ended."""
+        """Send the frame that ends a stream, and remove it; reset the peer's side if it has not ended."""
         self.outbox.send_headers(last_frame)
         if not stream.remote_ended:
             self.outbox.frames.append(frames.reset(stream.stream_id, ErrorCode.NO_ERROR))
         self.remove(stream)
 
     def reset(self, stream_id: int, code: ErrorCode) -> None:
-        """End a stream with an error; if it is open, its owner is told."""
+        """End a stream with an error; if it is open, its owner is notified."""
         stream = self.streams.get(stream_id)
         if stream is None:
             self._remember_closed(stream_id)

@@ -51,7 +51,7 @@ class HeaderDecoder(Generic[T]):
     """The header decoder of one connection.
 
     Invariants: while `block` is not None, a header block is incomplete and only its CONTINUATION may follow;
-    `stream_id` and `end_stream` (END_STREAM) belong to the last HEADERS. `known` holds only results that decoding the
+    `stream_id` and `end_stream` (END_STREAM) belong to the last HEADERS. `cached` holds only results that decoding the
     same bytes now would give again, without changing the table.
     """
 
@@ -85,7 +85,7 @@ class HeaderDecoder(Generic[T]):
         """Process CONTINUATION. Returns: the header block, None if it is incomplete. Raises: Http2Error."""
         block = self.block
         if block is None:
-            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "CONTINUATION of nothing")
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
         block += payload
         if len(block) > self._max_bytes:
             raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, _TOO_LARGE)

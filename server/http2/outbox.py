@@ -149,7 +149,7 @@ class Outbox:
     def update_window(self, increment: int) -> None:
         """Process a connection WINDOW_UPDATE. Raises: Http2Error."""
         if not increment:
-            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of nothing")
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE without an increment")
         self.window += increment
         if self.window > MAX_WINDOW:
             raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "the connection's window is too large")

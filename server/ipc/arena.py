@@ -15,14 +15,14 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-SMALLEST_BYTES = 16 << 10
+MIN_SLOT_BYTES = 16 << 10
 SEGMENT_BYTES = 4 << 20
 """Each mapping needs a descriptor on both sides, so segments are large; untouched memory costs nothing."""
-KEPT_BYTES = 64 << 20
+MAX_IDLE_BYTES = 64 << 20
 """Idle segments are returned to the system while an Arena has more unleased memory than this."""
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
-_MOST_SEGMENTS = 1 << 16
-_MOST_MAPPED = 4096
+_MAX_SEGMENTS = 1 << 16
+_MAX_MAPPED = 4096
 """The limit per writer: the kernel allows a process 65,530 mappings, and a process that runs out dies."""
 
 Lease = tuple[int, mmap.mmap, int]
@@ -37,7 +37,7 @@ def slot_size(nbytes: int) -> int:
     """Return the slot size for `nbytes`: a power of two, or above SEGMENT_BYTES a multiple of an eighth of one."""
     power: int = 1 << (nbytes - 1).bit_length()
     if power <= SEGMENT_BYTES:
-        return max(SMALLEST_BYTES, power)
+        return max(MIN_SLOT_BYTES, power)
     step = power >> 4
     return (nbytes + step - 1) // step * step
 
@@ -81,18 +81,18 @@ class Arena:
     """The writer's side: leases slots, and gets them back when the reader has released them.
 
     Invariants: a slot has one lease at a time. `leased_bytes` and `total_bytes` count whole slots and segments, and
-    `total_bytes` never exceeds `limit_bytes`. `fresh` holds new segments, and `dropped` removed ones, until the wire
-    has announced them; a number may be in both, if a new segment reuses it.
+    `total_bytes` never exceeds `limit_bytes`. `new_segments` holds new segments, and `removed_segments` removed ones,
+    until the wire has announced them; a number may be in both, if a new segment reuses it.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.total_bytes = 0
         self.leased_bytes = 0
-        self.fresh: list[_Segment] = []
-        self.dropped: list[int] = []
+        self.new_segments: list[_Segment] = []
+        self.removed_segments: list[int] = []
         self._segments: dict[int, _Segment] = {}
-        self._open: dict[int, list[_Segment]] = {}
+        self._available: dict[int, list[_Segment]] = {}
 
     @property
     def leases(self) -> int:
@@ -102,7 +102,7 @@ class Arena:
     def lease(self, nbytes: int) -> Lease | None:
         """Lease a slot for `nbytes`, at least 1; None if there is no room."""
         slot_bytes = slot_size(nbytes)
-        segments = self._open.setdefault(slot_bytes, [])
+        segments = self._available.setdefault(slot_bytes, [])
         if not segments and not self._grow(slot_bytes, segments):
             return None
         segment = segments[-1]
@@ -117,15 +117,15 @@ class Arena:
         size = max(SEGMENT_BYTES, slot_bytes)
         if self.total_bytes + size > self.limit_bytes:
             self._shrink(self.limit_bytes - size)
-        if self.total_bytes + size > self.limit_bytes or len(self._segments) >= _MOST_SEGMENTS:
+        if self.total_bytes + size > self.limit_bytes or len(self._segments) >= _MAX_SEGMENTS:
             return False
-        number = next(number for number in range(_MOST_SEGMENTS) if number not in self._segments)
+        number = next(number for number in range(_MAX_SEGMENTS) if number not in self._segments)
         try:
             segment = _Segment(number, slot_bytes)
         except OSError:
             return False
         self._segments[number] = segment
-        self.fresh.append(segment)
+        self.new_segments.append(segment)
         self.total_bytes += size
         segments.append(segment)
         return True
@@ -140,35 +140,35 @@ class Arena:
         segment.free.append(index)
         self.leased_bytes -= segment.slot_bytes
         if len(segment.free) == 1:
-            self._open[segment.slot_bytes].append(segment)
-        if segment.idle and self.total_bytes - self.leased_bytes > KEPT_BYTES:
+            self._available[segment.slot_bytes].append(segment)
+        if segment.idle and self.total_bytes - self.leased_bytes > MAX_IDLE_BYTES:
             self._drop(segment)
 
-    def _shrink(self, most_bytes: int) -> None:
+    def _shrink(self, max_bytes: int) -> None:
         for segment in list(self._segments.values()):
-            if self.total_bytes <= most_bytes:
+            if self.total_bytes <= max_bytes:
                 return
             if segment.idle:
                 self._drop(segment)
 
     def _drop(self, segment: _Segment) -> None:
         del self._segments[segment.number]
-        self._open[segment.slot_bytes].remove(segment)
+        self._available[segment.slot_bytes].remove(segment)
         self.total_bytes -= segment.count * segment.slot_bytes
-        self.dropped.append(segment.number)
+        self.removed_segments.append(segment.number)
 
     def close(self) -> None:
         """Release all memory."""
-        for segment in self.fresh:
+        for segment in self.new_segments:
             os.close(segment.fd)
-        self.fresh.clear()
-        self.dropped.clear()
+        self.new_segments.clear()
+        self.removed_segments.clear()
         self._segments.clear()
-        self._open.clear()
+        self._available.clear()
         self.total_bytes = self.leased_bytes = 0
 
 
-def _nobody() -> None:
+def _ignore_freed() -> None:
     """Ignore a freed slot: the Mirror is closed."""
 
 
@@ -186,8 +186,8 @@ class Mirror:
     def map(self, number: int, slot_bytes: int, fd: int) -> None:
         """Map an announced segment; `fd` is closed. Raises: WireError."""
         try:
-            unknown = number < _MOST_SEGMENTS and number not in self._segments and len(self._segments) < _MOST_MAPPED
-            if not unknown or slot_bytes < SMALLEST_BYTES or slot_bytes != slot_size(slot_bytes):
+            unknown = number < _MAX_SEGMENTS and number not in self._segments and len(self._segments) < _MAX_MAPPED
+            if not unknown or slot_bytes < MIN_SLOT_BYTES or slot_bytes != slot_size(slot_bytes):
                 raise WireError(f"segment {number} with slots of {slot_bytes} bytes")
             size = max(SEGMENT_BYTES, slot_bytes)
             if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS or os.fstat(fd).st_size != size:
@@ -209,7 +209,7 @@ class Mirror:
         offset = (slot & 0xFFFF) * slot_bytes
         if memory is None or nbytes > slot_bytes or offset + slot_bytes > len(memory):
             raise WireError(f"slot {slot:#x} of {nbytes} bytes is nowhere")
-        buffer = _kind(slot_bytes).from_buffer(memory, offset)
+        buffer = _slot_type(slot_bytes).from_buffer(memory, offset)
         buffer.slot, buffer.mirror = slot, self
         return buffer
 
@@ -220,11 +220,11 @@ class Mirror:
         arrays.
         """
         self._segments.clear()
-        self.on_free = _nobody
+        self.on_free = _ignore_freed
 
 
 @cache
-def _kind(slot_bytes: int) -> type[Any]:
+def _slot_type(slot_bytes: int) -> type[Any]:
     """Return the buffer type for a size. All Mirrors share it: a type is a cycle, which only the collector frees."""
 
     def end(buffer: Any) -> None:

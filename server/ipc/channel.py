@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from penstock.backends.backend import Array
 
-from .sockets import LINGER_S, READ_BYTES, prepare, receive_once, send_once
+from .sockets import LINGER_S, READ_BYTES, receive_once, send_once, set_buffer_sizes
 from .wire import ARENA_BYTES, Message, Wire
 
-LOOK_S = 0.25
+WAIT_INTERVAL_S = 0.25
 """The interval into which long waits are divided."""
 
 
@@ -31,7 +31,7 @@ class Channel:
         self._lock = threading.RLock()
         self._readable = select.poll()
         self._readable.register(sock, select.POLLIN)
-        prepare(sock)
+        set_buffer_sizes(sock)
         sock.setblocking(True)
 
     def fileno(self) -> int:
@@ -47,7 +47,7 @@ class Channel:
             self._wire.put(kind, number, body, arrays, descriptors)
             self._flush()
 
-    def release(self) -> None:
+    def report_freed(self) -> None:
         """Report freed slots to the other side."""
         if self._wire.mirror.freed:
             with self._lock:
@@ -55,7 +55,7 @@ class Channel:
 
     def _flush(self) -> None:
         wire = self._wire
-        if wire.mirror.freed or wire.arena.dropped:
+        if wire.mirror.freed or wire.arena.removed_segments:
             wire.put_freed()
         out = wire.out
         data = out[0] if len(out) == 1 else b"".join(out)
@@ -66,12 +66,16 @@ class Channel:
 
     def receive(self, timeout_s: float | None = None) -> list[Message]:
         """Wait for messages; none after `timeout_s`. Raises: EOFError if the other process has gone; WireError."""
-        if self._wire.mirror.freed and (timeout_s is None or timeout_s > LINGER_S) and not self._waits(LINGER_S):
-            self.release()
+        if (
+            self._wire.mirror.freed
+            and (timeout_s is None or timeout_s > LINGER_S)
+            and not self._wait_readable(LINGER_S)
+        ):
+            self.report_freed()
         messages: list[Message] = []
         while not messages:
-            if timeout_s is not None and not self._waits(timeout_s):
-                self.release()
+            if timeout_s is not None and not self._wait_readable(timeout_s):
+                self.report_freed()
                 return []
             try:
                 data, descriptors = receive_once(self._sock, self._buffer)
@@ -81,17 +85,17 @@ class Channel:
                 raise EOFError
             with self._lock:
                 messages = self._wire.feed(data, descriptors)
-                if self._wire.arena.dropped and not messages:
+                if self._wire.arena.removed_segments and not messages:
                     with contextlib.suppress(OSError):  # it has ended, but what it sent before must still be read
                         self._flush()  # a segment occupies memory until the other side unmaps it
         return messages
 
-    def _waits(self, timeout_s: float) -> bool:
+    def _wait_readable(self, timeout_s: float) -> bool:
         """Wait in intervals: one during which both processes are suspended counts no more than any other."""
-        while timeout_s > LOOK_S:
-            if self._readable.poll(LOOK_S * 1000):
+        while timeout_s > WAIT_INTERVAL_S:
+            if self._readable.poll(WAIT_INTERVAL_S * 1000):
                 return True
-            timeout_s -= LOOK_S
+            timeout_s -= WAIT_INTERVAL_S
         return bool(self._readable.poll(timeout_s * 1000))
 
     def close(self) -> None:

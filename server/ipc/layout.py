@@ -25,10 +25,10 @@ ALIGNMENT = 64
 NO_SLOT = 0xFFFF_FFFF
 SLOT = struct.Struct("<I")
 _KINDS = "biufO"
-MOST_TENSORS = 4096
-_MOST_AXES = 64
-_NAME = re.compile(rf"[<>|=]?[{_KINDS}]\d{{0,2}}")
-_LONG = 64
+MAX_TENSORS = 4096
+_MAX_AXES = 64
+_DTYPE_NAME = re.compile(rf"[<>|=]?[{_KINDS}]\d{{0,2}}")
+_LONG_STRING_RATIO = 64
 """Strings whose average length exceeds this multiple of the size of a length are not copied as one block."""
 _BYTES_ONLY = {bytes}
 
@@ -40,26 +40,28 @@ class Layout:
     """The tensors of one kind of message. `strings` is how many of them are strings. Units: bytes.
 
     `offsets` and `nbytes` are the tensors' places in the payload and its size, if there are no strings. `padding` is
-    for the sender: the bytes after the only tensor, if it is small and sent unconverted, else None. `alone` is for the
-    receiver: the size in a frame of the only tensor; 0 if there are others, or strings, or none has arrived yet.
+    for the sender: the bytes after the only tensor if it is small and sent unconverted, else None. `single_bytes` is
+    for the receiver: the size in a frame of the only tensor; 0 if there are others or strings, or none has arrived yet.
     """
 
-    __slots__ = ("alone", "nbytes", "number", "offsets", "padding", "parts", "strings")
+    __slots__ = ("nbytes", "number", "offsets", "padding", "parts", "single_bytes", "strings")
 
     def __init__(self, number: int, parts: Sequence[Part | None]) -> None:
         self.number = number
         self.parts = parts
         self.padding: bytes | None = None
-        self.alone = 0
+        self.single_bytes = 0
         self.strings = sum(part is not None and part[2] < 0 for part in parts)
-        self.offsets, self.nbytes = place([part[2] if part else 0 for part in parts]) if not self.strings else ([], 0)
+        self.offsets, self.nbytes = (
+            compute_offsets([part[2] if part else 0 for part in parts]) if not self.strings else ([], 0)
+        )
 
-    def written(self) -> bytes:
+    def encode(self) -> bytes:
         """Encode it for the other process."""
         return write_parts(self.parts)
 
 
-def place(sizes: Sequence[int]) -> tuple[list[int], int]:
+def compute_offsets(sizes: Sequence[int]) -> tuple[list[int], int]:
     """Return the offset of each part of a payload, aligned, and the size of the payload."""
     offsets, end = [], 0
     for size in sizes:
@@ -68,12 +70,12 @@ def place(sizes: Sequence[int]) -> tuple[list[int], int]:
     return offsets, end
 
 
-def form_of(arrays: Sequence[Array | None]) -> tuple[Any, ...]:
+def layout_key(arrays: Sequence[Array | None]) -> tuple[Any, ...]:
     """Return the key that tensors of the same Layout share."""
     return tuple([None if array is None else (array.dtype, array.shape) for array in arrays])
 
 
-def joined(parts: Sequence[Any], arrays: Sequence[Array | None]) -> bytes:
+def join_tensors(parts: Sequence[Any], arrays: Sequence[Array | None]) -> bytes:
     """Concatenate tensors, each aligned."""
     pieces: list[bytes] = []
     for part, array in zip(parts, arrays, strict=True):
@@ -85,10 +87,10 @@ def joined(parts: Sequence[Any], arrays: Sequence[Array | None]) -> bytes:
     return b"".join(pieces)
 
 
-def parts_of(arrays: Sequence[Array | None]) -> list[Part | None]:
+def describe_tensors(arrays: Sequence[Array | None]) -> list[Part | None]:
     """Describe tensors. Raises: TypeError for one that cannot be sent, ValueError for too many."""
-    if len(arrays) > MOST_TENSORS:
-        raise ValueError(f"{len(arrays)} tensors, {MOST_TENSORS} can travel in one message")
+    if len(arrays) > MAX_TENSORS:
+        raise ValueError(f"{len(arrays)} tensors, {MAX_TENSORS} can travel in one message")
     parts: list[Part | None] = []
     for array in arrays:
         if array is None:
@@ -105,11 +107,11 @@ def write_parts(parts: Sequence[Part | None]) -> bytes:
     return json.dumps([part and ["O" if part[2] < 0 else part[0].str, part[1]] for part in parts]).encode()
 
 
-def read_parts(written: bytes) -> list[Part | None]:
+def read_parts(encoded: bytes) -> list[Part | None]:
     """Decode the result of `write_parts`. Raises: WireError."""
     try:
-        rows = json.loads(written)
-        if len(rows) > MOST_TENSORS:
+        rows = json.loads(encoded)
+        if len(rows) > MAX_TENSORS:
             raise WireError("a layout of too many tensors")
         return [None if row is None else _part(str(row[0]), row[1]) for row in rows]
     except (ValueError, TypeError, IndexError, KeyError, OverflowError, RecursionError) as error:
@@ -117,11 +119,11 @@ def read_parts(written: bytes) -> list[Part | None]:
 
 
 def _part(name: str, dims: Sequence[int]) -> Part:
-    if not _NAME.fullmatch(name):
+    if not _DTYPE_NAME.fullmatch(name):
         raise WireError(f"no tensor has datatype {name}")
     dtype: np.dtype[Any] = np.dtype(name)
     shape = tuple(map(int, dims))
-    if min(shape, default=0) < 0 or len(shape) > _MOST_AXES:
+    if min(shape, default=0) < 0 or len(shape) > _MAX_AXES:
         raise WireError(f"no tensor is {name} {shape}")
     return dtype, shape, -1 if dtype.hasobject else math.prod(shape) * dtype.itemsize
 
@@ -141,7 +143,7 @@ def unpack_strings(payload: memoryview, shape: tuple[int, ...]) -> Array:
     """Decode the result of `pack_strings`. Raises: WireError; TypeError if the lengths are truncated."""
     position = 4 * math.prod(shape)
     lengths = payload[:position].cast("I")
-    if len(payload) > _LONG * position:
+    if len(payload) > _LONG_STRING_RATIO * position:
         elements = [bytes(payload[position : (position := position + length)]) for length in lengths]
     else:
         text = bytes(payload)  # slicing bytes takes half the time
@@ -161,9 +163,9 @@ def read_strings(layout: Layout, data: memoryview, mirror: Mirror) -> list[Array
         if len(data) == 8 + size + -size % ALIGNMENT:  # as below, in a third of the time
             return [unpack_strings(data[8 : 8 + size], layout.parts[0][1])]  # type: ignore[index]
     start = 4 + 4 * layout.strings
-    told = iter(struct.unpack_from(f"<{layout.strings}I", data, 4))
-    sizes = [0 if part is None else next(told) if part[2] < 0 else part[2] for part in layout.parts]
-    offsets, nbytes = place(sizes)
+    string_sizes = iter(struct.unpack_from(f"<{layout.strings}I", data, 4))
+    sizes = [0 if part is None else next(string_sizes) if part[2] < 0 else part[2] for part in layout.parts]
+    offsets, nbytes = compute_offsets(sizes)
     if slot == NO_SLOT:
         if len(data) - start != nbytes:
             raise WireError(f"{len(data) - start} bytes of tensors where {nbytes} should be")

@@ -6,7 +6,7 @@ import os
 import socket
 
 from .arena import WireError
-from .wire import MOST_DESCRIPTORS
+from .wire import MAX_DESCRIPTORS
 
 READ_BYTES = 256 << 10
 SOCKET_BYTES = 1 << 20
@@ -16,7 +16,7 @@ sides 20 us in total."""
 _ANCILLARY_BYTES = socket.CMSG_LEN(4 * 253)
 
 
-def prepare(sock: socket.socket) -> None:
+def set_buffer_sizes(sock: socket.socket) -> None:
     """Size a socket's buffers for what a busy loop turn sends."""
     for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
         sock.setsockopt(socket.SOL_SOCKET, option, SOCKET_BYTES)
@@ -26,11 +26,11 @@ def send_once(sock: socket.socket, data: bytes | bytearray | memoryview, descrip
     """Send what the socket accepts, and with it the descriptors, which are then closed. Raises: OSError."""
     if not descriptors:
         return sock.send(data)
-    some = descriptors[:MOST_DESCRIPTORS]
-    sent = socket.send_fds(sock, [data if len(descriptors) <= MOST_DESCRIPTORS else memoryview(data)[:1]], some)
-    for descriptor in some:
+    batch = descriptors[:MAX_DESCRIPTORS]
+    sent = socket.send_fds(sock, [data if len(descriptors) <= MAX_DESCRIPTORS else memoryview(data)[:1]], batch)
+    for descriptor in batch:
         os.close(descriptor)
-    del descriptors[: len(some)]
+    del descriptors[: len(batch)]
     return sent
 
 
@@ -43,8 +43,8 @@ def receive_once(sock: socket.socket, buffer: bytearray) -> tuple[memoryview, li
     descriptors: list[int] = []
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            whole = len(data) - len(data) % 4
-            descriptors += memoryview(data[:whole]).cast("i").tolist()
+            complete_bytes = len(data) - len(data) % 4
+            descriptors += memoryview(data[:complete_bytes]).cast("i").tolist()
     if flags & socket.MSG_CTRUNC:
         for descriptor in descriptors:
             os.close(descriptor)

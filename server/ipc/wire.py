@@ -10,7 +10,6 @@ the slot.
 
 from __future__ import annotations
 
-import os
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -21,7 +20,19 @@ import numpy as np
 from penstock.backends.backend import Array
 
 from .arena import Arena, Mirror, WireError
-from .layout import NO_SLOT, SLOT, Layout, form_of, joined, pack_strings, parts_of, place, read_parts, read_strings
+from .descriptors import close_descriptors, duplicate_descriptors
+from .layout import (
+    NO_SLOT,
+    SLOT,
+    Layout,
+    compute_offsets,
+    describe_tensors,
+    join_tensors,
+    layout_key,
+    pack_strings,
+    read_parts,
+    read_strings,
+)  # fmt: skip
 
 Message = tuple[int, int, bytes, list[Array | None], list[int]]
 """Kind, number, body, tensors, and descriptors, which the receiver must close."""
@@ -30,17 +41,17 @@ INLINE_BYTES = 8 << 10
 """Tensors of at most this total size are sent in the frame: a slot costs 4 us a call, and copying these less. Round
 trip with 64 in flight: 17 us in the frame, 19 in a slot; 16 KiB: the same (`python -m penstock.perf.hop`)."""
 ARENA_BYTES = 1 << 30
-MOST_DESCRIPTORS = 200
+MAX_DESCRIPTORS = 200
 FIRST_KIND = 16
 """Kinds below are the wire's own."""
 LAST_KIND = 0xFFF
 _SEGMENT, _DROP, _RELEASE, _LAYOUT = 1, 2, 3, 4
 HEADER = struct.Struct("<IHHQII")
-_MOST_LAYOUTS = 1024
-_MOST_BYTES = (1 << 32) - 1
-_MOST_UNCLAIMED = 1024
+_MAX_LAYOUTS = 1024
+_MAX_BYTES = (1 << 32) - 1
+_MAX_UNCLAIMED = 1024
 """Descriptors that have arrived and that no frame has claimed yet."""
-_JOINED_BYTES = 64 << 10
+_MAX_JOINED_BYTES = 64 << 10
 """A frame larger than this is not copied again to make it contiguous."""
 
 
@@ -59,13 +70,13 @@ class Wire:
         self.descriptors: list[int] = []
         self.arena = Arena(arena_bytes)
         self.mirror = Mirror(on_free)
-        self._told: dict[tuple[Any, ...], Layout] = {}
+        self._sent_layouts: dict[tuple[Any, ...], Layout] = {}
         self._dtype: Any = None
         self._shape: Any = None
-        self._last = Layout(0, ())
-        self._known: dict[int, Layout] = {}
-        self._rest = bytearray()
-        self._arrived: deque[int] = deque()
+        self._last_layout = Layout(0, ())
+        self._received_layouts: dict[int, Layout] = {}
+        self._partial = bytearray()
+        self._unclaimed: deque[int] = deque()
         self.claimed: list[list[int]] = []
 
     # -- sending -----------------------------------------------------------------------------------------------
@@ -78,128 +89,128 @@ class Wire:
 
         Ownership: the tensors are copied, and `descriptors` duplicated, before it returns.
         """
-        if len(body) > _MOST_BYTES:
+        if len(body) > _MAX_BYTES:
             raise ValueError(f"a message of {len(body)} bytes is too long")
         if arrays is None and not descriptors:
             self.out.append(HEADER.pack(len(body), kind, 0, number, len(body), 0) + body)  # 0.25 us instead of 0.37
             return
-        duplicates = _duplicated(descriptors) if descriptors else ()
+        duplicates = duplicate_descriptors(descriptors) if descriptors else ()
         try:
             if arrays is None:
                 tensors, layout_number = b"", 0
             else:
-                only = arrays[0] if len(arrays) == 1 else None
-                if only is not None and only.dtype is self._dtype and only.shape == self._shape:
-                    layout = self._last  # as in the last message: saves 0.2 us for the lookup
+                single = arrays[0] if len(arrays) == 1 else None
+                if single is not None and single.dtype is self._dtype and single.shape == self._shape:
+                    layout = self._last_layout  # as in the last message: saves 0.2 us for the lookup
                 else:
-                    layout = self._found(arrays, only)
+                    layout = self._layout_of(arrays, single)
                 if layout.padding is not None:
-                    tensors = _NO_SLOT + only.tobytes() + layout.padding  # type: ignore[union-attr]
+                    tensors = _NO_SLOT + single.tobytes() + layout.padding  # type: ignore[union-attr]
                 else:
                     tensors = self._tensors(layout, arrays, len(body))
                 layout_number = layout.number
         except BaseException:
-            _close(duplicates)
+            close_descriptors(duplicates)
             raise
         if duplicates:
             self.descriptors += duplicates
         head = HEADER.pack(len(body) + len(tensors), kind, len(duplicates), number, len(body), layout_number)
-        if len(tensors) > _JOINED_BYTES:
+        if len(tensors) > _MAX_JOINED_BYTES:
             self.out += (head + body, tensors)
         else:
             self.out.append(head + body + tensors)
 
-    def _found(self, arrays: Sequence[Array | None], only: Array | None) -> Layout:
-        """Return the layout of tensors, sending it if it is new; `only` is the tensor if there is just one."""
-        layout = self._told.get(form_of(arrays)) or self._tell(arrays)
-        if only is not None:
-            self._dtype, self._shape, self._last = only.dtype, only.shape, layout
+    def _layout_of(self, arrays: Sequence[Array | None], single: Array | None) -> Layout:
+        """Return the layout of tensors, sending it if it is new; `single` is the tensor if there is just one."""
+        layout = self._sent_layouts.get(layout_key(arrays)) or self._send_layout(arrays)
+        if single is not None:
+            self._dtype, self._shape, self._last_layout = single.dtype, single.shape, layout
         return layout
 
-    def _tell(self, arrays: Sequence[Array | None]) -> Layout:
-        parts = parts_of(arrays)
-        if len(self._told) >= _MOST_LAYOUTS:
-            self._told.clear()  # numbers start over, and replace those that the other side knows
+    def _send_layout(self, arrays: Sequence[Array | None]) -> Layout:
+        parts = describe_tensors(arrays)
+        if len(self._sent_layouts) >= _MAX_LAYOUTS:
+            self._sent_layouts.clear()  # numbers start over, and replace those that the other side knows
             self._dtype = None
-        layout = Layout(len(self._told) + 1, parts)
+        layout = Layout(len(self._sent_layouts) + 1, parts)
         if len(parts) == 1 and not layout.strings and 0 < layout.nbytes <= INLINE_BYTES:
             part, array = parts[0], arrays[0]
             if part is not None and array is not None and array.dtype == part[0]:
                 layout.padding = bytes(layout.nbytes - part[2])
-        self._told[form_of(arrays)] = layout
-        self._put_own(_LAYOUT, layout.number, layout.written())
+        self._sent_layouts[layout_key(arrays)] = layout
+        self._put_internal(_LAYOUT, layout.number, layout.encode())
         return layout
 
-    def _put_own(self, kind: int, number: int, body: bytes = b"", descriptors: int = 0) -> None:
+    def _put_internal(self, kind: int, number: int, body: bytes = b"", descriptors: int = 0) -> None:
         self.out.append(HEADER.pack(len(body), kind, descriptors, number, len(body), 0) + body)
 
     def _tensors(self, layout: Layout, arrays: Sequence[Array | None], body_bytes: int) -> bytes:
         if layout.strings:
-            return self._with_strings(layout, arrays, body_bytes)
+            return self._string_tensors(layout, arrays, body_bytes)
         if layout.nbytes > INLINE_BYTES:
-            slot = self._in_slot(layout.parts, arrays, layout.offsets, layout.nbytes)
+            slot = self._write_slot(layout.parts, arrays, layout.offsets, layout.nbytes)
             if slot is not None:
                 return slot
-            _demand_short(body_bytes + 4 + layout.nbytes)
-        return _NO_SLOT + joined(layout.parts, arrays)
+            _check_size(body_bytes + 4 + layout.nbytes)
+        return _NO_SLOT + join_tensors(layout.parts, arrays)
 
-    def _with_strings(self, layout: Layout, arrays: Sequence[Array | None], body_bytes: int) -> bytes:
+    def _string_tensors(self, layout: Layout, arrays: Sequence[Array | None], body_bytes: int) -> bytes:
         flat: list[Array | None] = []
         sizes = b""
         for part, array in zip(layout.parts, arrays, strict=True):
             if part is not None and part[2] < 0 and array is not None:
                 packed = pack_strings(array)
-                _demand_short(len(packed))
+                _check_size(len(packed))
                 sizes += SLOT.pack(len(packed))
                 if len(packed) <= INLINE_BYTES and len(layout.parts) == 1:  # as below, in a third of the time
                     return _NO_SLOT + sizes + packed + bytes(-len(packed) % 64)
                 array = np.frombuffer(packed, np.uint8)
             flat.append(array)
-        parts = parts_of(flat)
-        offsets, nbytes = place([part[2] if part else 0 for part in parts])
+        parts = describe_tensors(flat)
+        offsets, nbytes = compute_offsets([part[2] if part else 0 for part in parts])
         if nbytes > INLINE_BYTES:
-            slot = self._in_slot(parts, flat, offsets, nbytes)
+            slot = self._write_slot(parts, flat, offsets, nbytes)
             if slot is not None:
                 return slot + sizes
-            _demand_short(body_bytes + 4 + len(sizes) + nbytes)
-        return _NO_SLOT + sizes + joined(parts, flat)
+            _check_size(body_bytes + 4 + len(sizes) + nbytes)
+        return _NO_SLOT + sizes + join_tensors(parts, flat)
 
-    def _in_slot(
+    def _write_slot(
         self, parts: Sequence[Any], arrays: Sequence[Array | None], offsets: Sequence[int], nbytes: int
     ) -> bytes | None:
         """Write tensors to the Arena; None if it has no room, and they must be sent in the frame."""
-        leased = self.arena.lease(nbytes)
-        if leased is None:
+        lease = self.arena.lease(nbytes)
+        if lease is None:
             return None
-        if self.arena.fresh:
-            self._announce()
-        slot, memory, start = leased
+        if self.arena.new_segments:
+            self._announce_segments()
+        slot, memory, start = lease
         for part, array, offset in zip(parts, arrays, offsets, strict=True):
             if array is not None and array.size:
                 np.copyto(np.ndarray(array.shape, part[0], memory, start + offset), array)
         return SLOT.pack(slot)
 
-    def _announce(self) -> None:
+    def _announce_segments(self) -> None:
         """Announce removed segments, then new ones, which may reuse their numbers."""
-        self._put_dropped()
-        for segment in self.arena.fresh:
+        self._put_removed()
+        for segment in self.arena.new_segments:
             self.descriptors.append(segment.fd)
-            self._put_own(_SEGMENT, segment.number, SLOT.pack(segment.slot_bytes), 1)
-        self.arena.fresh.clear()
+            self._put_internal(_SEGMENT, segment.number, SLOT.pack(segment.slot_bytes), 1)
+        self.arena.new_segments.clear()
 
-    def _put_dropped(self) -> None:
-        dropped = self.arena.dropped
-        while dropped:
-            self._put_own(_DROP, dropped.pop())
+    def _put_removed(self) -> None:
+        removed_segments = self.arena.removed_segments
+        while removed_segments:
+            self._put_internal(_DROP, removed_segments.pop())
 
     def put_freed(self) -> None:
         """Report freed slots and removed segments to the other side."""
         freed = self.mirror.freed
         if freed:
             slots = [freed.popleft() for _ in range(len(freed))]
-            self._put_own(_RELEASE, len(slots), struct.pack(f"<{len(slots)}I", *slots))
-        if self.arena.dropped:
-            self._put_dropped()
+            self._put_internal(_RELEASE, len(slots), struct.pack(f"<{len(slots)}I", *slots))
+        if self.arena.removed_segments:
+            self._put_removed()
 
     # -- receiving ---------------------------------------------------------------------------------------------
 
@@ -208,20 +219,20 @@ class Wire:
         if self.claimed:
             self.claimed = []  # the receiver of the last messages has taken them
         if descriptors:
-            self._arrived.extend(descriptors)
-            if len(self._arrived) > _MOST_UNCLAIMED:
+            self._unclaimed.extend(descriptors)
+            if len(self._unclaimed) > _MAX_UNCLAIMED:
                 raise WireError("descriptors that belong to no message")
-        if self._rest:
-            self._rest += data
-            view = memoryview(self._rest)
+        if self._partial:
+            self._partial += data
+            view = memoryview(self._partial)
             messages, read = self._read(view)
             view.release()
-            del self._rest[:read]
+            del self._partial[:read]
         else:
             # slicing bytes takes half the time of slicing a view
-            messages, read = self._read(bytes(data) if len(data) <= _JOINED_BYTES else data)
+            messages, read = self._read(bytes(data) if len(data) <= _MAX_JOINED_BYTES else data)
             if read < len(data):
-                self._rest += data[read:]
+                self._partial += data[read:]
         return messages
 
     def _read(self, data: memoryview | bytes) -> tuple[list[Message], int]:
@@ -230,50 +241,50 @@ class Wire:
             return messages, self._read_into(messages, data)
         except WireError:
             for message in messages:
-                _close(message[4])
+                close_descriptors(message[4])
             raise
 
     def _read_into(self, messages: list[Message], data: memoryview | bytes) -> int:
         position, end = 0, len(data)
-        header_bytes, known = HEADER.size, self._known
+        header_bytes, layouts = HEADER.size, self._received_layouts
         while end - position >= header_bytes:
             size, kind, count, number, body_bytes, layout = HEADER.unpack_from(data, position)
             start = position + header_bytes
             if start + size > end:
-                if body_bytes > size or kind > LAST_KIND or (layout and layout not in known):
+                if body_bytes > size or kind > LAST_KIND or (layout and layout not in layouts):
                     raise WireError("an impossible frame")  # do not wait for its end
                 break
             position = start + size
-            if body_bytes > size or count > len(self._arrived):
+            if body_bytes > size or count > len(self._unclaimed):
                 raise WireError("a frame that does not fit itself")
             body = bytes(data[start : start + body_bytes]) if body_bytes else b""
             if kind < FIRST_KIND:
-                self._own(kind, number, body, count)
+                self._handle_internal(kind, number, body, count)
                 continue
             arrays: list[Array | None] = []
             if layout:
                 start += body_bytes
-                told = known.get(layout)
+                known = layouts.get(layout)
                 # as `_arrays`, for the usual single small tensor: saves 0.4 us
-                if told is not None and position - start == told.alone and data[start : start + 4] == _NO_SLOT:
-                    dtype, shape, _ = told.parts[0]  # type: ignore[misc]
+                if known is not None and position - start == known.single_bytes and data[start : start + 4] == _NO_SLOT:
+                    dtype, shape, _ = known.parts[0]  # type: ignore[misc]
                     arrays = [np.ndarray(shape, dtype, bytearray(data[start + 4 : position]))]
                 else:
-                    arrays = self._arrays(told, layout, data, start, position)
-            descriptors = [self._arrived.popleft() for _ in range(count)] if count else []
+                    arrays = self._arrays(known, layout, data, start, position)
+            descriptors = [self._unclaimed.popleft() for _ in range(count)] if count else []
             if count:
                 self.claimed.append(descriptors)
             messages.append((kind, number, body, arrays, descriptors))
         return position
 
-    def _own(self, kind: int, number: int, body: bytes, count: int) -> None:
+    def _handle_internal(self, kind: int, number: int, body: bytes, count: int) -> None:
         if kind == _RELEASE and len(body) % 4 == 0:
             for (slot,) in SLOT.iter_unpack(body):
                 self.arena.release(slot)
-        elif kind == _LAYOUT and 0 < number <= _MOST_LAYOUTS:
-            self._known[number] = Layout(number, read_parts(body))
+        elif kind == _LAYOUT and 0 < number <= _MAX_LAYOUTS:
+            self._received_layouts[number] = Layout(number, read_parts(body))
         elif kind == _SEGMENT and count == 1 and len(body) == 4:
-            self.mirror.map(number, SLOT.unpack(body)[0], self._arrived.popleft())
+            self.mirror.map(number, SLOT.unpack(body)[0], self._unclaimed.popleft())
         elif kind == _DROP:
             self.mirror.drop(number)
         else:
@@ -297,10 +308,10 @@ class Wire:
             else:
                 raise WireError(f"{end - start} bytes of tensors where {layout.nbytes} should be")
             parts = layout.parts
-            if len(parts) == 1 and (only := parts[0]) is not None:
-                alone: list[Array | None] = [np.ndarray(only[1], only[0], buffer)]
-                layout.alone = 4 + layout.nbytes  # numpy accepts it
-                return alone
+            if len(parts) == 1 and (single := parts[0]) is not None:
+                arrays: list[Array | None] = [np.ndarray(single[1], single[0], buffer)]
+                layout.single_bytes = 4 + layout.nbytes  # numpy accepts it
+                return arrays
             return [
                 None if part is None else np.ndarray(part[1], part[0], buffer, offset)
                 for part, offset in zip(parts, layout.offsets, strict=True)
@@ -311,14 +322,14 @@ class Wire:
     def close_claimed(self) -> None:
         """Close the descriptors of the last messages that were not taken."""
         for descriptors in self.claimed:
-            _close(descriptors)
+            close_descriptors(descriptors)
         self.claimed.clear()
 
     def close(self) -> None:
         """Release everything: pending data is not sent, and descriptors are closed."""
-        _close((*self.descriptors, *self._arrived))
+        close_descriptors((*self.descriptors, *self._unclaimed))
         self.descriptors.clear()
-        self._arrived.clear()
+        self._unclaimed.clear()
         self.out.clear()
         self.arena.close()
         self.mirror.close()
@@ -327,24 +338,7 @@ class Wire:
 _NO_SLOT = SLOT.pack(NO_SLOT)
 
 
-def _demand_short(size: int) -> None:
+def _check_size(size: int) -> None:
     """Reject a message that no frame can hold. Raises: ValueError."""
-    if size > _MOST_BYTES:
+    if size > _MAX_BYTES:
         raise ValueError(f"a message of {size} bytes is too long, and there is no room for it in shared memory")
-
-
-def _duplicated(descriptors: Sequence[int]) -> list[int]:
-    """Duplicate descriptors, all or none. Raises: OSError."""
-    made: list[int] = []
-    try:
-        for descriptor in descriptors:
-            made.append(os.dup(descriptor))  # noqa: PERF401 - what was made is closed if one fails
-    except OSError:
-        _close(made)
-        raise
-    return made
-
-
-def _close(descriptors: Sequence[int]) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)

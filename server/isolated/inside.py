@@ -27,12 +27,12 @@ END_S = 0.5
 """How long closing waits for a run that continues."""
 
 
-def open_service(settings: dict[str, Any], channel: Channel) -> Isolated:
+def open_service(settings: dict[str, Any], channel: Channel) -> IsolatedService:
     """Load the model named in the settings. Raises: what its Loader raises."""
     if settings["cpus"]:
         with contextlib.suppress(OSError):  # a CPU that no longer exists
             os.sched_setaffinity(0, settings["cpus"])
-    return Isolated(_loader(settings["loader"])(Path(settings["path"]), settings["device"], settings["options"]))
+    return IsolatedService(_loader(settings["loader"])(Path(settings["path"]), settings["device"], settings["options"]))
 
 
 def _loader(name: str) -> Loader:
@@ -42,14 +42,14 @@ def _loader(name: str) -> Loader:
     return found
 
 
-class Isolated:
+class IsolatedService:
     """One Backend. Threads: `told` and `told_with` run on the thread that listens."""
 
     listens = True
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._places: dict[int, BindingThread] = {}
+        self._bindings: dict[int, BindingThread] = {}
 
     def opened(self) -> tuple[bytes, None]:
         """Return the Backend's description of its model."""
@@ -61,19 +61,19 @@ class Isolated:
 
     def told(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
         """Stop a run."""
-        place = self._places.get(number)
-        if place is not None:
-            place.stop(NUMBER.unpack(body)[0])
+        binding = self._bindings.get(number)
+        if binding is not None:
+            binding.stop(NUMBER.unpack(body)[0])
 
     def told_with(self, number: int, body: bytes, descriptors: Sequence[int]) -> None:
         """Make a Binding."""
-        place = self._places[number] = BindingThread(self._backend, body, socket.socket(fileno=descriptors[0]))
-        place.start(lambda: self._places.pop(number, None))
+        binding = self._bindings[number] = BindingThread(self._backend, body, socket.socket(fileno=descriptors[0]))
+        binding.start(lambda: self._bindings.pop(number, None))
 
     def close(self) -> None:
         """Free the model."""
-        for place in list(self._places.values()):
-            place.end()
+        for binding in list(self._bindings.values()):
+            binding.end()
         self._backend.close()
 
 
@@ -81,8 +81,8 @@ class BindingThread:
     """One Binding, and the thread that runs the requests from its socket until that is closed.
 
     A Binding with `run_on(arrays, wanted)`, and `begin`, which clears a stop as `acquire_buffers` does, runs on the
-    received arrays in place; for others they are copied into lent buffers. A run that is stopped before it begins does
-    not begin: a STOP message may overtake the run.
+    received arrays in place; for others they are copied into acquired buffers. A run that is stopped before it begins
+    does not begin: a STOP message may overtake the run.
     Threads: another thread calls `stop`; `_lock` ensures that it stops only the intended run.
     """
 
@@ -95,9 +95,9 @@ class BindingThread:
         self._running = self._stopped = 0
         self._thread: threading.Thread | None = None
 
-    def start(self, ended: Any) -> None:
-        """Start the thread; `ended` is called when it ends."""
-        self._thread = threading.Thread(target=self._main, args=(ended,), name="binding", daemon=True)
+    def start(self, on_end: Any) -> None:
+        """Start the thread; `on_end` is called when it ends."""
+        self._thread = threading.Thread(target=self._main, args=(on_end,), name="binding", daemon=True)
         self._thread.start()
 
     def stop(self, number: int) -> None:
@@ -113,7 +113,7 @@ class BindingThread:
         if self._thread is not None:
             self._thread.join(END_S)
 
-    def _main(self, ended: Any) -> None:
+    def _main(self, on_end: Any) -> None:
         try:
             if self._bind():
                 while True:
@@ -126,13 +126,13 @@ class BindingThread:
         finally:
             self._channel.close()
             self._binding = None
-            ended()
+            on_end()
 
     def _bind(self) -> bool:
         try:
             self._binding = self._backend.bind(*read_binding(self._body))
         except Exception as error:  # noqa: BLE001 - reported to the caller
-            self._channel.send(FAILED, 0, _said(error))
+            self._channel.send(FAILED, 0, _encode_error(error))
             return False
         self._channel.send(READY, 0)
         return True
@@ -143,7 +143,7 @@ class BindingThread:
         try:
             outputs = self._run(number, *read_run(body), arrays)
         except BaseException as error:  # noqa: BLE001 - sys.exit in a runtime fails only its own run
-            failure = _said(error)
+            failure = _encode_error(error)
         arrays.clear()  # the answer also reports the received slots as free
         if not failure:
             try:
@@ -151,7 +151,7 @@ class BindingThread:
             except OSError:
                 raise
             except Exception as error:  # noqa: BLE001 - values that cannot be sent
-                failure = _said(error)
+                failure = _encode_error(error)
         if failure:
             self._channel.send(FAILED, number, failure)
 
@@ -176,17 +176,17 @@ class BindingThread:
                 self._running = 0
         if len(outputs) != len(wanted):
             raise ValueError(f"{len(outputs)} outputs, where {len(wanted)} are wanted")
-        return [_tensor(output) for output in outputs]
+        return [_to_tensor(output) for output in outputs]
 
 
-def _tensor(output: Any) -> Array:
+def _to_tensor(output: Any) -> Array:
     if isinstance(output, np.ndarray | np.generic):
         return np.asarray(output)
     text = f"an output that is no tensor, but a {type(output).__name__}, cannot leave the model's process"
     raise InferError(Code.UNSUPPORTED, text)
 
 
-def _said(error: BaseException) -> bytes:
+def _encode_error(error: BaseException) -> bytes:
     """Encode an exception; one that is not an InferError is also logged."""
     if not isinstance(error, InferError):
         with contextlib.suppress(Exception):

@@ -16,7 +16,7 @@ from penstock.backends.backend import is_stateful
 from penstock.backends.errors import RETRY_AFTER_NS, Code, DeviceLost, InferError, OutOfMemory, RunStopped
 from penstock.backends.node import Node
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.server.ipc.refusals import error_of, said_of
+from penstock.server.ipc.errors import error_from_json, error_to_json
 
 BIND = 64
 """Sent with a socket: make a Binding that serves it. Number: the Binding's. Body: JSON, what to bind."""
@@ -33,7 +33,7 @@ FAILED = 19
 
 NUMBER = struct.Struct("<Q")
 ROWS = struct.Struct("<I")
-_CLASSES = {each.__name__: each for each in (InferError, OutOfMemory, DeviceLost, RunStopped)}
+_ERROR_CLASSES = {each.__name__: each for each in (InferError, OutOfMemory, DeviceLost, RunStopped)}
 
 
 def write_run(rows: int, wanted: Sequence[int]) -> bytes:
@@ -65,14 +65,14 @@ def write_backend(backend: Any) -> bytes:
         "inputs": [Node.from_runtime(node).to_json() for node in backend.node_inputs],
         "outputs": [Node.from_runtime(node).to_json() for node in backend.node_outputs],
         "platform": backend.platform,
-        "remembers": is_stateful(backend),
-        "described": dict(backend.described),
+        "stateful": is_stateful(backend),
+        "runtime_metadata": dict(backend.runtime_metadata),
     }).encode()  # fmt: skip
 
 
-def read_nodes(written: Sequence[Any]) -> list[Node]:
+def read_nodes(encoded: Sequence[Any]) -> list[Node]:
     """Decode the inputs or outputs in the result of `write_backend`."""
-    return [Node.from_json(each) for each in written]
+    return [Node.from_json(node) for node in encoded]
 
 
 def _signature(signature: Signature) -> dict[str, Any]:
@@ -80,15 +80,15 @@ def _signature(signature: Signature) -> dict[str, Any]:
     return {"batched": signature.batched, **{side: [asdict(spec) for spec in specs] for side, specs in sides.items()}}
 
 
-def read_signature(written: Mapping[str, Any]) -> Signature:
+def read_signature(encoded: Mapping[str, Any]) -> Signature:
     """Decode a Signature, with all properties of its tensors."""
-    inputs, outputs = (tuple(_spec(each) for each in written[side]) for side in ("inputs", "outputs"))
-    return Signature(inputs, outputs, bool(written["batched"]))
+    inputs, outputs = (tuple(_spec(spec) for spec in encoded[side]) for side in ("inputs", "outputs"))
+    return Signature(inputs, outputs, bool(encoded["batched"]))
 
 
-def _spec(written: Mapping[str, Any]) -> TensorSpec:
-    said: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in written.items()}
-    return TensorSpec(**said)
+def _spec(encoded: Mapping[str, Any]) -> TensorSpec:
+    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in encoded.items()}
+    return TensorSpec(**fields)
 
 
 def write_failure(error: BaseException) -> bytes:
@@ -97,11 +97,11 @@ def write_failure(error: BaseException) -> bytes:
         error = OutOfMemory(Code.OVERLOADED, "no memory in the model's process", RETRY_AFTER_NS)
     if not isinstance(error, InferError):
         error = InferError(Code.INTERNAL, f"inference failed: {type(error).__name__}")
-    name = next((each.__name__ for each in type(error).__mro__ if each.__name__ in _CLASSES), InferError.__name__)
-    return json.dumps([name, *said_of(error)]).encode()
+    name = next((cls.__name__ for cls in type(error).__mro__ if cls.__name__ in _ERROR_CLASSES), InferError.__name__)
+    return json.dumps([name, *error_to_json(error)]).encode()
 
 
 def read_failure(body: bytes) -> InferError:
     """Decode the result of `write_failure`."""
-    name, *said = json.loads(body)
-    return error_of(said, _CLASSES[name])
+    name, *encoded = json.loads(body)
+    return error_from_json(encoded, _ERROR_CLASSES[name])

@@ -20,14 +20,14 @@ from penstock.server.workers.order import NotBegunError, Order
 from penstock.server.workers.worker import Worker
 
 from .backend import IsolatedBackend
-from .keeper import Keeper
+from .loop_thread import LoopThread
 
 SERVICE = "penstock.server.isolated.inside"
-APART = "isolated"
+ISOLATED_OPTION = "isolated"
 """The option with which a model that the server could load requests a process of its own: 1."""
-OWN = "worker."
+WORKER_PREFIX = "worker."
 """The prefix of options that describe where the model runs; the others are the runtime's."""
-NAME = "worker.name"
+NAME_OPTION = "worker.name"
 """The option with the model's name, for a path that does not contain it."""
 Interpreters = Callable[[WorkerSpec, str], str]
 """Returns the Python for a WorkerSpec and a label. Blocks, for minutes if an environment must be built."""
@@ -39,34 +39,34 @@ def with_isolated(loaders: Mapping[str, Loader], interpreters: Interpreters) -> 
     Those of `loaders` that are also in LOADERS use a worker for models that request it. ISOLATED and LOADERS hold
     functions of modules, which a worker imports by name.
     """
-    made = {word: IsolatedLoader(_imported(load), interpreters) for word, load in ISOLATED.items()}
-    either = {
-        word: EitherLoader(load, IsolatedLoader(_imported(load), interpreters))
-        for word, load in loaders.items()
-        if LOADERS.get(word) is load
+    isolated = {name: IsolatedLoader(_import_path(load), interpreters) for name, load in ISOLATED.items()}
+    optional = {
+        name: OptionalIsolationLoader(load, IsolatedLoader(_import_path(load), interpreters))
+        for name, load in loaders.items()
+        if LOADERS.get(name) is load
     }
-    return {**made, **loaders, **either}
+    return {**isolated, **loaders, **optional}
 
 
-def _imported(load: Any) -> str:
+def _import_path(load: Any) -> str:
     return f"{load.__module__}:{load.__name__}"
 
 
-class EitherLoader:
+class OptionalIsolationLoader:
     """A Loader that loads in the server, or in a worker if the model requests it (APART)."""
 
-    def __init__(self, here: Loader, apart: IsolatedLoader) -> None:
-        self._here = here
-        self._apart = apart
+    def __init__(self, local: Loader, isolated: IsolatedLoader) -> None:
+        self._local = local
+        self._isolated = isolated
 
     def __call__(self, path: Path, device: str, options: Mapping[str, str]) -> Backend:
         """Load a model. Raises: InferError: the Loader's own; UNSUPPORTED for one in a worker and not on the CPU."""
-        if options.get(APART, "0") != "1":
-            return self._here(path, device, options)
+        if options.get(ISOLATED_OPTION, "0") != "1":
+            return self._local(path, device, options)
         if device != "cpu":
             text = f"runtime.isolated requires a model on the CPU, but this one would run on {device}"
             raise InferError(Code.UNSUPPORTED, text)
-        return self._apart(path, device, {name: value for name, value in options.items() if name != APART})
+        return self._isolated(path, device, {name: value for name, value in options.items() if name != ISOLATED_OPTION})
 
 
 class IsolatedLoader:
@@ -81,35 +81,35 @@ class IsolatedLoader:
         self._loader = loader
         self._interpreters = interpreters
         self._path = path
-        self._keeper = Keeper()
+        self._loop_thread = LoopThread()
 
     def __call__(self, path: Path, device: str, options: Mapping[str, str]) -> IsolatedBackend:
         """Load a model. Raises: InferError: the Loader's own, or one that says how its process has ended."""
-        theirs = {name: value for name, value in options.items() if not name.startswith(OWN)}
-        said = {name: value for name, value in options.items() if name.startswith(OWN)}
-        label = label_of(path, said.pop(NAME, ""))
-        place = read_place(said, label)
+        runtime_options = {name: value for name, value in options.items() if not name.startswith(WORKER_PREFIX)}
+        worker_options = {name: value for name, value in options.items() if name.startswith(WORKER_PREFIX)}
+        label = label_of(path, worker_options.pop(NAME_OPTION, ""))
+        worker_spec = read_worker_spec(worker_options, label)
         settings = {
-            "loader": self._loader, "path": str(path), "device": device, "options": theirs,
+            "loader": self._loader, "path": str(path), "device": device, "options": runtime_options,
             "cpus": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [],
         }  # fmt: skip
         order = Order(
-            SERVICE, settings, label, {"path": str(path)}, interpreter=self._interpreters(place, label),
-            path=self._path, memory_bytes=place.memory_bytes, noise=HARMLESS_LINES,
+            SERVICE, settings, label, {"path": str(path)}, interpreter=self._interpreters(worker_spec, label),
+            path=self._path, memory_bytes=worker_spec.memory_bytes, noise=HARMLESS_LINES,
         )  # fmt: skip
-        self._keeper.enter()
+        self._loop_thread.acquire()
         try:
-            return self._keeper.run(_opened(order, self._keeper, place.timeout_s))
+            return self._loop_thread.run(_open_backend(order, self._loop_thread, worker_spec.timeout_s))
         except BaseException:
-            self._keeper.leave()
+            self._loop_thread.release()
             raise
 
 
-async def _opened(order: Order, keeper: Keeper, limit_s: float) -> IsolatedBackend:
+async def _open_backend(order: Order, loop_thread: LoopThread, limit_s: float) -> IsolatedBackend:
     worker = Worker(order)
     try:
         body, _ = await worker.ready
-        backend = IsolatedBackend(worker, keeper, body, limit_s)
+        backend = IsolatedBackend(worker, loop_thread, body, limit_s)
         backend.watch()
     except BaseException as error:
         worker.kill(f"{order.label} is no longer needed")
@@ -120,22 +120,24 @@ async def _opened(order: Order, keeper: Keeper, limit_s: float) -> IsolatedBacke
     return backend
 
 
-def read_place(said: Mapping[str, str], label: str) -> WorkerSpec:
+def read_worker_spec(options: Mapping[str, str], label: str) -> WorkerSpec:
     """Read the options that describe the worker. Raises: InferError (INVALID)."""
-    unknown = said.keys() - {f"{OWN}{word}" for word in ("interpreter", "requirements", "memory_mb", "timeout_s")}
+    unknown = options.keys() - {
+        f"{WORKER_PREFIX}{name}" for name in ("interpreter", "requirements", "memory_mb", "timeout_s")
+    }
     if unknown:
         raise InferError(Code.INVALID, f"{label}: unknown option '{min(unknown)}'")
-    requirements = said.get(f"{OWN}requirements", "")
+    requirements = options.get(f"{WORKER_PREFIX}requirements", "")
     return WorkerSpec(
-        interpreter=said.get(f"{OWN}interpreter", ""),
+        interpreter=options.get(f"{WORKER_PREFIX}interpreter", ""),
         requirements=Path(requirements) if requirements else None,
-        timeout_s=_number(said, f"{OWN}timeout_s", label),
-        memory_bytes=int(_number(said, f"{OWN}memory_mb", label) * (1 << 20)),
+        timeout_s=_number(options, f"{WORKER_PREFIX}timeout_s", label),
+        memory_bytes=int(_number(options, f"{WORKER_PREFIX}memory_mb", label) * (1 << 20)),
     )
 
 
-def _number(said: Mapping[str, str], name: str, label: str) -> float:
-    text = said.get(name, "") or "0"
+def _number(options: Mapping[str, str], name: str, label: str) -> float:
+    text = options.get(name, "") or "0"
     try:
         number = float(text)
     except ValueError:

@@ -35,7 +35,7 @@ class NullService:
     def claim(self, head: Any) -> None:
         """Claim nothing."""
 
-    def check_admission(self, head: Any) -> None:
+    def early_rejection(self, head: Any) -> None:
         """Never called."""
 
     def answer_error(self, connection: FastLane, error: Any) -> None:

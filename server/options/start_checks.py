@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from penstock.server.grpc.tls import TlsError, context_for
 from penstock.server.repository.control import ALL_MODELS
-from penstock.server.supervisor.ports import wanted
+from penstock.server.supervisor.reserved_ports import served_ports
 from penstock.server.tracing.config import TRITON, parse
 
 from .cloud_settings import parse_range
@@ -78,7 +78,7 @@ def _write_errno(file: Path) -> int:
 
 def _port_problems(settings: Settings) -> Iterator[str]:
     for (name, (address, port)), (other_name, (other_address, other_port)) in itertools.combinations(
-        wanted(settings).items(), 2
+        served_ports(settings).items(), 2
     ):
         if (
             port
@@ -91,7 +91,7 @@ def _port_problems(settings: Settings) -> Iterator[str]:
 def _cloud_problems(settings: Settings) -> Iterator[str]:
     """Use Triton's error texts. Source: command_line_parser.cc, and vertex_ai_server.cc, including its typo."""
     port_range = parse_range(settings.sagemaker_safe_port_range) if settings.allow_sagemaker else None
-    for name, (_, port) in wanted(settings).items():
+    for name, (_, port) in served_ports(settings).items():
         if port_range is not None and name != "SageMaker" and not port_range[0] <= port <= port_range[1]:
             triton_name, allowed = name.replace("gRPC", "GRPC"), f"[{port_range[0]}, {port_range[1]}]"
             yield f"The server cannot listen to {triton_name} requests at port {port}, allowed port range is {allowed}"

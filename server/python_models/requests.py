@@ -14,8 +14,8 @@ import orjson
 from penstock.backends.datatypes import BY_DTYPE
 from penstock.backends.errors import Code, InferError
 from penstock.batching.running.own_outputs import OwnOutputs
-from penstock.batching.scheduling.admission import dims_text
-from penstock.batching.shapes.forms import Forms, forms_of, spans
+from penstock.batching.scheduling.request_checks import format_shape
+from penstock.batching.shapes.forms import Forms, forms_of, row_spans
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Array
@@ -61,10 +61,10 @@ class Names:
         """
         arrays: list[Array | None] = []
         derived = self._derived(self._forms, batch) if self._forms is not None and self._forms.derived else {}
-        places = list(spans(batch)) if derived else []
+        places = list(row_spans(batch)) if derived else []
         rows = []
         for at, (request, number) in enumerate(zip(batch.requests, numbers, strict=True)):
-            inputs = request.inputs if self._forms is None else self._forms.enter(request.inputs)
+            inputs = request.inputs if self._forms is None else self._forms.to_model(request.inputs)
             names = []
             for name, array in zip(self.inputs, inputs, strict=True):
                 if array is not None:
@@ -127,7 +127,7 @@ class Names:
             differs = self._differs(name, array)
             wrong = wrong or differs
             if self._forms is not None and not differs:
-                (array,) = self._forms.leave(self.model, (self._positions[name],), (array,))
+                (array,) = self._forms.to_client(self.model, (self._positions[name],), (array,))
             found[name] = array
         return found, wrong
 
@@ -159,8 +159,8 @@ class Names:
             want in (-1, dim) for want, dim in zip(spec.shape, array.shape, strict=True)
         )
         if not fits and not spec.ragged:
-            text = f"unexpected shape for inference output '{name}'. Expected {dims_text(spec.shape)}, got"
-            return f"{text} {dims_text(array.shape)}"
+            text = f"unexpected shape for inference output '{name}'. Expected {format_shape(spec.shape)}, got"
+            return f"{text} {format_shape(array.shape)}"
         if len(self._passed) >= _KEPT:
             self._passed.clear()
         self._passed.add(seen)

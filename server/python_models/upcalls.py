@@ -21,11 +21,11 @@ from penstock.backends.datatypes import DATATYPES
 from penstock.backends.errors import Code, InferError
 from penstock.batching.request import InSequence, Terms
 from penstock.batching.running.outsides import says_ready
-from penstock.batching.scheduling.admission import admit
-from penstock.batching.scheduling.timeouts import due_ns
+from penstock.batching.scheduling.request_checks import check_shapes
+from penstock.batching.scheduling.timeouts import queue_deadline_ns
 from penstock.batching.stream import StreamedAnswer
-from penstock.server.v2.decode import wrong_datatype, wrong_inputs
-from penstock.server.v2.wanted_outputs import demand, is_own
+from penstock.server.v2.decode import datatype_mismatch, inputs_mismatch
+from penstock.server.v2.requested_outputs import is_hook_output, require_hook_outputs
 
 from .messages import CALL, CALLED, CONTROL, CONTROLLED, LEAVE, LOG, METRIC, TRACEBACK
 from .metrics import CustomMetrics
@@ -152,10 +152,10 @@ class Upcalls:
             terms = _terms(model, asked)._replace(caller=self._requests(said["trace"]))
             call = inputs, asked["id"], terms, asked["parameters"] or None
             wanted = frozenset(asked["outputs"])
-            own = [name for name in asked["outputs"] if is_own(model, name)]
+            own = [name for name in asked["outputs"] if is_hook_output(model, name)]
             if not said["decoupled"]:
                 answered = await hooks.infer(*call)
-                demand(model, own, answered)
+                require_hook_outputs(model, own, answered)
                 outputs, said_with = _only(answered, wanted), getattr(answered, "parameters", None)
                 self._answer(number, StreamedAnswer(outputs, None, True, said_with), model)
                 return
@@ -164,7 +164,7 @@ class Upcalls:
                 async for answer in answers:
                     final, outputs = answer.final, {}
                     if answer.error is None:
-                        demand(model, own, answer.outputs)
+                        require_hook_outputs(model, own, answer.outputs)
                         outputs = _only(answer.outputs, wanted)
                     self._answer(number, StreamedAnswer(outputs, answer.error, final, answer.parameters), model)
             if not final:
@@ -232,18 +232,18 @@ def _checked(model: Model, names: Sequence[str], arrays: Sequence[Array | None],
     signature = model.signature
     known = signature.input
     if any(name not in known for name in inputs) or any(n not in inputs and not s.optional for n, s in known.items()):
-        raise wrong_inputs(model, list(inputs))
+        raise inputs_mismatch(model, list(inputs))
     for name, array in inputs.items():
         if array.dtype != known[name].type.dtype:
-            raise wrong_datatype(model, known[name], _DATATYPES.get(array.dtype, str(array.dtype)))
+            raise datatype_mismatch(model, known[name], _DATATYPES.get(array.dtype, str(array.dtype)))
     shapes = [inputs[name].shape if name in inputs else None for name in known]
-    admit(model.name, signature, model.request_rows, shapes, model.padding)
+    check_shapes(model.name, signature, model.request_rows, shapes, model.padding)
     return inputs
 
 
 def _terms(model: Model, asked: Mapping[str, Any]) -> Terms:
     priority, flags = asked["priority"], asked["flags"]
-    deadline_ns = due_ns(time.monotonic_ns(), asked["timeout_us"], model.spec.policy, 0, priority)
+    deadline_ns = queue_deadline_ns(time.monotonic_ns(), asked["timeout_us"], model.spec.policy, 0, priority)
     sequence = None
     if asked["correlation"] or flags:
         sequence = InSequence(asked["correlation"], bool(flags & START), bool(flags & END))

@@ -14,9 +14,9 @@ from typing import Any
 from penstock.backends.backend import Backend, Loader
 from penstock.backends.errors import Code, InferError
 from penstock.batching.devices.fallback import falls_back, moved
-from penstock.batching.ensembles.steps import link
-from penstock.batching.loading.completion import complete, why_unbatched
-from penstock.batching.loading.invariance import Probed, probe
+from penstock.batching.ensembles.steps import link_steps
+from penstock.batching.loading.completion import complete, unbatched_reason
+from penstock.batching.loading.invariance import ProbeResult, probe
 from penstock.batching.loading.opening import complete_ensemble
 from penstock.batching.loading.samples import check_samples
 from penstock.batching.model import Model
@@ -147,7 +147,7 @@ def _link_ensemble(spec: ModelSpec, others: list[ModelSpec]) -> ModelSpec:
     # the tensors that a Python model would report are unknown here
     if completed.signature is not None and not any(step.model in unreported for step in steps):
         completed = replace(
-            completed, decoupled=link(completed, completed.bound or completed.signature, find).decoupled
+            completed, decoupled=link_steps(completed, completed.bound or completed.signature, find).decoupled
         )
     return completed
 
@@ -183,7 +183,7 @@ def _complete_spec(spec: ModelSpec, loaders: Mapping[str, Loader], invariance: b
     try:
         completed = complete(spec, backend.graph)
         check_samples(Model(completed, [backend], lambda *_: None))
-        why = "" if completed.policy.max_batch_rows else why_unbatched(spec, backend.graph)
+        why = "" if completed.policy.max_batch_rows else unbatched_reason(spec, backend.graph)
         return (
             completed,
             _describe_invariance(completed, backend, probe(completed, backend) if invariance else None),
@@ -193,7 +193,7 @@ def _complete_spec(spec: ModelSpec, loaders: Mapping[str, Loader], invariance: b
         backend.close()
 
 
-def _describe_invariance(spec: ModelSpec, backend: Backend, probed: Probed | None) -> str:
+def _describe_invariance(spec: ModelSpec, backend: Backend, probed: ProbeResult | None) -> str:
     """Describe how rows of a batch affect each other: as probed, or as known without a run."""
     operator = getattr(backend, "shared_scale", "")
     shared = operator and not spec.policy.invariant and (spec.policy.max_batch_rows or 0) > 1

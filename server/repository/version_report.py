@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from penstock.backends.signature import TensorSpec
 from penstock.batching.devices.fallback import CPU_FALLBACK
-from penstock.batching.loading.completion import UNSAID_ROWS
-from penstock.batching.scheduling.room import queue_rows
+from penstock.batching.loading.completion import UNSET_ROWS_REASON
+from penstock.batching.scheduling.queue_limits import queue_rows
 from penstock.batching.spec import BatchPolicy, ModelSpec, PaddedAxis, SequenceSpec, WorkerSpec
-from penstock.server.hooks.loading import hooks_in
-from penstock.server.hooks.plan import plan
+from penstock.server.hooks.loading import hook_names_in
+from penstock.server.hooks.plan import plan_replicas
 
 from .fields.identity import PYTHON, TENSORFLOW
 from .parsed_config import format_value
@@ -55,9 +55,9 @@ def _describe_user_code(spec: ModelSpec) -> list[str]:
     lines = _columns("worker", [_describe_worker(spec.worker)]) if _has_worker(spec) else []
     if hooks is None or not hooks.has_file:
         return lines
-    suffix = f" ({', '.join(names)})" if (names := hooks_in(hooks.path)) else ""
+    suffix = f" ({', '.join(names)})" if (names := hook_names_in(hooks.path)) else ""
     summary = f"{hooks.path}{suffix}, timeout: {hooks.timeout_s:g} s"
-    lines += _columns("hooks", [summary, f"replicas: {plan(hooks).reason}"])
+    lines += _columns("hooks", [summary, f"replicas: {plan_replicas(hooks).reason}"])
     return lines + (
         _columns("workers", [f"{hooks.workers}, {_describe_worker(hooks.worker)}"]) if hooks.workers else []
     )
@@ -94,7 +94,7 @@ def _describe_batching(spec: ModelSpec, unbatched: str) -> str:
     policy = spec.policy
     if not policy.max_batch_rows:
         if spec.ensemble is not None or spec.backend == PYTHON:
-            unbatched = UNSAID_ROWS
+            unbatched = UNSET_ROWS_REASON
         return f"none: {unbatched or 'the model has no batch axis'}"
     parts = [f"up to {count(policy.max_batch_rows, 'row')}"]
     if spec.ensemble is not None:

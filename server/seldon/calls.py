@@ -22,20 +22,20 @@ HEADS = [[bytes((endpoint, form)) for form in PayloadKind] for endpoint in Endpo
 class SeldonCall(RawCall):
     """A RawCall of the original's protocol: `body` is that of CALL.
 
-    It counts as one row, unless it may share a batch (`share`). If it does, `rest` is what its answer needs in addition
-    to the rows.
+    It counts as one row, unless it may share a batch (`share`). If it does, `envelope` is what its answer needs in
+    addition to the rows.
     """
 
-    __slots__ = ("endpoint", "rest")
+    __slots__ = ("endpoint", "envelope")
 
-    rest: bytes
+    envelope: bytes
 
-    def __init__(self, model: Model, endpoint: Endpoint, form: PayloadKind, payload: bytes, sink: Sink) -> None:
-        RawCall.__init__(self, model, HEADS[endpoint][form] + payload, sink)
+    def __init__(self, model: Model, endpoint: Endpoint, payload_kind: PayloadKind, payload: bytes, sink: Sink) -> None:
+        RawCall.__init__(self, model, HEADS[endpoint][payload_kind] + payload, sink)
         self.endpoint = endpoint
         self.nbytes = len(payload)
 
-    def share(self, rows: Array, key: Key, rest: bytes) -> None:
+    def share(self, rows: Array, key: Key, envelope: bytes) -> None:
         """Let it share a batch with calls of the same Key. Shapes: axis 0 of `rows` is the rows, at least one."""
-        self.inputs, self.rows, self.key, self.rest = [rows], len(rows), key, rest
+        self.inputs, self.rows, self.key, self.envelope = [rows], len(rows), key, envelope
         self.nbytes += rows.nbytes

@@ -24,8 +24,8 @@ from .modules import lacks_methods
 def check_components(settings: Settings) -> CheckReport:
     """Check the PATH."""
     components = Components(settings)
-    if wrong := components.invalid_path():
-        return CheckReport(findings=[wrong])
+    if path_finding := components.invalid_path():
+        return CheckReport(findings=[path_finding])
     if components.graph:
         from .graph.check import check_graph
 
@@ -36,7 +36,7 @@ def check_components(settings: Settings) -> CheckReport:
     findings = mistakes_of(spec)
     if any(finding.is_mistake for finding in findings):
         return CheckReport(findings=findings)
-    return CheckReport(specs=[replace(spec, options={})], findings=findings, extra_lines={spec.name: described(spec)})
+    return CheckReport(specs=[replace(spec, options={})], findings=findings, extra_lines={spec.name: describe(spec)})
 
 
 def mistakes_of(spec: ModelSpec) -> list[Finding]:
@@ -44,7 +44,7 @@ def mistakes_of(spec: ModelSpec) -> list[Finding]:
     worker = spec.worker
     found = list(_module_mistakes(spec.path, spec.options["component"]))
     if worker.interpreter and shutil.which(worker.interpreter) is None:
-        found.append(Finding(Path(worker.interpreter), "--seldon-interpreter: is not there, or may not be run"))
+        found.append(Finding(Path(worker.interpreter), "--seldon-interpreter: not found, or not executable"))
     if worker.requirements is not None and not worker.requirements.exists():
         found.append(Finding(worker.requirements, "--seldon-requirements: no such file or folder"))
     return found
@@ -52,8 +52,8 @@ def mistakes_of(spec: ModelSpec) -> list[Finding]:
 
 def _module_mistakes(folder: Path, component: str) -> list[Finding]:
     *parts, name = component.split(".")
-    place = folder.joinpath(*(parts or [name]))
-    module = next((path for path in (place / "__init__.py", place.with_suffix(".py")) if path.is_file()), None)
+    base = folder.joinpath(*(parts or [name]))
+    module = next((path for path in (base / "__init__.py", base.with_suffix(".py")) if path.is_file()), None)
     if module is None:
         text = f"no module {'.'.join(parts or [name])} here: if it is not installed, '{component}' cannot be imported"
         return [Finding(folder, text, is_mistake=not parts)]
@@ -69,10 +69,10 @@ def _module_mistakes(folder: Path, component: str) -> list[Finding]:
     return []
 
 
-def described(spec: ModelSpec) -> list[str]:
+def describe(spec: ModelSpec) -> list[str]:
     """Describe what a component's ModelSpec does not show."""
-    given = ", ".join(f"{name}={value!r}" for name, value in parameters.read(spec.options["parameters"]).items())
-    lines = checking.described(spec, "component", f"{spec.options['component']}({given})")
+    arguments = ", ".join(f"{name}={value!r}" for name, value in parameters.read(spec.options["parameters"]).items())
+    lines = checking.described(spec, "component", f"{spec.options['component']}({arguments})")
     if spec.options["batching"] == "true":
         lines.append("  shares     calls of predict, where answers stay the same")
     return lines

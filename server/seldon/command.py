@@ -17,7 +17,7 @@ from penstock.server.options.own_flags import parse_own_flags
 from penstock.server.options.setting import PREFIX
 from penstock.server.settings import SettingError, Settings, resolve
 
-from .environ import truth
+from .environ import read_boolean
 
 NAME = "seldon-core-microservice"
 ANNOTATIONS = Path("/etc/podinfo/annotations")
@@ -31,10 +31,19 @@ UNKNOWN_STATUS, FAILED_STATUS = 255, 1
 ALL_ADDRESSES = "0.0.0.0"  # noqa: S104 - what a container's command listens on
 _TYPES = ("MODEL", "ROUTER", "TRANSFORMER", "COMBINER", "OUTLIER_DETECTOR")
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
-_NUMBERS = {"CRITICAL": 50, "FATAL": 50, "ERROR": 40, "WARNING": 30, "WARN": 30, "INFO": 20, "DEBUG": 10, "NOTSET": 0}
-_OURS = "Every flag of `penstock serve` is accepted too; --batching means --seldon-batching. See docs/seldon.md."
+_LEVEL_NUMBERS = {
+    "CRITICAL": 50,
+    "FATAL": 50,
+    "ERROR": 40,
+    "WARNING": 30,
+    "WARN": 30,
+    "INFO": 20,
+    "DEBUG": 10,
+    "NOTSET": 0,
+}
+_EPILOG = "Every flag of `penstock serve` is accepted too; --batching means --seldon-batching. See docs/seldon.md."
 _ALIASES = {"--batching": "--seldon-batching"}
-_THREADS = "calls of one process run one after another; --workers has more of them"
+_THREADS_REASON = "calls of one process run one after another; --workers has more of them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,25 +68,25 @@ class _Environment:
         except ValueError:
             raise SettingError(f"{name} must be a whole number, not {text!r}") from None
 
-    def truth(self, name: str, *, default: bool = False) -> bool:
-        said = truth(self.environ, name)
-        return default if said is None else said
+    def read_boolean(self, name: str, *, default: bool = False) -> bool:
+        value = read_boolean(self.environ, name)
+        return default if value is None else value
 
 
 def run(argv: Sequence[str], serve: Callable[[Settings], int]) -> int:
     """Serve what a command line requests. Returns: the exit status. Raises: SystemExit for an invalid command line."""
     try:
-        asked = ask(argv, os.environ, Path.cwd())
+        command = parse_command(argv, os.environ, Path.cwd())
     except SettingError as error:
-        _tell(str(error))
+        _print_message(str(error))
         return FAILED_STATUS
-    for note in asked.notes:
-        _tell(note)
-    with _noted(asked.pidfile):
-        return serve(asked.settings)
+    for note in command.notes:
+        _print_message(note)
+    with _pidfile(command.pidfile):
+        return serve(command.settings)
 
 
-def ask(
+def parse_command(
     argv: Sequence[str], environ: Mapping[str, str], folder: Path, annotations: Path = ANNOTATIONS
 ) -> SeldonCommand:
     """Parse a command line. `folder` is the working folder, which has the component.
@@ -88,33 +97,33 @@ def ask(
     variables = _Environment(environ)
     parser = _parser(variables)
     actions = parser._actions  # noqa: SLF001
-    ours, words = parse_own_flags(
+    penstock_flags, arguments = parse_own_flags(
         NAME, argv, {option for action in actions for option in action.option_strings}, _ALIASES
     )
-    given, unknown = parser.parse_known_args(words)
+    given, unknown = parser.parse_known_args(arguments)
     if unknown:
-        _tell(f"Unknown args {unknown}. Note since 1.5.0 this CLI does not take API type (REST, GRPC)")
+        _print_message(f"Unknown args {unknown}. Note since 1.5.0 this CLI does not take API type (REST, GRPC)")
         raise SystemExit(UNKNOWN_STATUS)
     for action in actions:  # so that the second parse returns only what was given, even if equal to the default
         action.default = argparse.SUPPRESS
-    said = vars(parser.parse_known_args(words)[0])
-    wanted = _settings(given, variables, _annotations(annotations))
+    explicit = vars(parser.parse_known_args(arguments)[0])
+    settings = _settings(given, variables, _annotations(annotations))
     flags: dict[str, str | Sequence[str]] = {}
-    below: dict[str, str] = {}
-    for name, (source, value) in wanted.items():
-        if source in said:
+    defaults: dict[str, str] = {}
+    for name, (source, value) in settings.items():
+        if source in explicit:
             flags[name] = value
         else:
-            below[PREFIX + name.upper()] = value
-    flags |= ours
+            defaults[PREFIX + name.upper()] = value
+    flags |= penstock_flags
     # this command decides what is served
     flags |= {"dialect": "seldon", "model_repository": [str(folder)], "seldon_component": given.interface_name}
-    return SeldonCommand(resolve(flags, {**below, **environ}), given.pidfile or "", list(_notes(given)))
+    return SeldonCommand(resolve(flags, {**defaults, **environ}), given.pidfile or "", list(_notes(given)))
 
 
 def _parser(variables: _Environment) -> argparse.ArgumentParser:
     """Make the original's parser: it also accepts prefixes of flags, and reads `--debug false` as true."""
-    parser = argparse.ArgumentParser(prog=NAME, epilog=_OURS)
+    parser = argparse.ArgumentParser(prog=NAME, epilog=_EPILOG)
     text, number = variables.environ.get, variables.number
     parser.add_argument("interface_name", help="the component: Name or package.module.Class")
     parser.add_argument("--service-type", choices=_TYPES, default="MODEL", help="has no effect")
@@ -124,14 +133,16 @@ def _parser(variables: _Environment) -> argparse.ArgumentParser:
     )
     parser.add_argument("--log-level", choices=_LEVELS, default="INFO", help="log level")
     parser.add_argument("--pidfile", help="file for the process id")
-    for flag, name, about in (
+    for flag, name, help_text in (
         ("--debug", "SELDON_DEBUG", "log every request"),
         ("--access-log", "GUNICORN_ACCESS_LOG", "log every request"),
     ):
-        parser.add_argument(flag, nargs="?", type=bool, default=variables.truth(name), const=True, help=about)
+        parser.add_argument(
+            flag, nargs="?", type=bool, default=variables.read_boolean(name), const=True, help=help_text
+        )
     tracing = number("TRACING", 0)
     parser.add_argument("--tracing", nargs="?", type=int, default=tracing, const=1, help="has no effect")
-    for flag, name, usual, about in (
+    for flag, name, default, help_text in (
         ("--workers", "GUNICORN_WORKERS", 1, "processes, each with its own copy of the component"),
         ("--threads", "GUNICORN_THREADS", 1, "has no effect"),
         ("--max-requests", "GUNICORN_MAX_REQUESTS", 0, "calls after which a process is replaced"),
@@ -142,7 +153,7 @@ def _parser(variables: _Environment) -> argparse.ArgumentParser:
         ("--grpc-port", "PREDICTIVE_UNIT_GRPC_SERVICE_PORT", 5000, "port of gRPC"),
         ("--metrics-port", "PREDICTIVE_UNIT_METRICS_SERVICE_PORT", 6000, "port of the metrics"),
     ):
-        parser.add_argument(flag, type=int, default=number(name, usual), help=about)
+        parser.add_argument(flag, type=int, default=number(name, default), help=help_text)
     # parsed as arguments are, so that a wrong value is a usage error
     parser.add_argument("--grpc-threads", type=int, default=text("GRPC_THREADS", "1"), help="has no effect")
     parser.add_argument("--grpc-workers", type=int, default=text("GRPC_WORKERS", "1"), help="0: no gRPC")
@@ -155,49 +166,52 @@ def _settings(
     """Return the settings: the argument each takes its value from ("" if it is none), and the value."""
     timeout_s: int = TIMEOUT_S
     if REST_TIMEOUT in annotations:
-        timeout_s = _number(annotations, REST_TIMEOUT) // 1000 or 1
-    logged = given.access_log or given.debug
-    found = {
+        timeout_s = _annotation_number(annotations, REST_TIMEOUT) // 1000 or 1
+    access_log = given.access_log or given.debug
+    settings = {
         "http_address": ("", ALL_ADDRESSES),
         "grpc_address": ("", ALL_ADDRESSES),
         "http_port": ("http_port", str(given.http_port)),
         "grpc_port": ("grpc_port", str(given.grpc_port)),
         "metrics_port": ("metrics_port", str(given.metrics_port)),
         "metrics_path": ("", variables.environ.get("PREDICTIVE_UNIT_METRICS_ENDPOINT", "/metrics")),
-        "metrics_access_log": ("", _word(not variables.truth("FILTER_METRICS_ACCESS_LOGS", default=not given.debug))),
-        "access_log": ("access_log" if given.access_log else "debug", _word(logged)),
-        "allow_grpc": ("grpc_workers", _word(int(given.grpc_workers) > 0)),
+        "metrics_access_log": (
+            "",
+            _lower(not variables.read_boolean("FILTER_METRICS_ACCESS_LOGS", default=not given.debug)),
+        ),
+        "access_log": ("access_log" if given.access_log else "debug", _lower(access_log)),
+        "allow_grpc": ("grpc_workers", _lower(int(given.grpc_workers) > 0)),
         "seldon_workers": ("workers", str(given.workers)),
         "seldon_parameters": ("parameters", given.parameters),
         "seldon_max_requests": ("max_requests", str(given.max_requests)),
         "seldon_max_requests_jitter": ("max_requests_jitter", str(given.max_requests_jitter)),
         "seldon_timeout_secs": ("", str(timeout_s)),
-        **_levels(variables.environ.get("SELDON_LOG_LEVEL", given.log_level)),
+        **_log_settings(variables.environ.get("SELDON_LOG_LEVEL", given.log_level)),
     }
     if GRPC_SIZE in annotations:
-        found["grpc_max_message_bytes"] = ("", str(_number(annotations, GRPC_SIZE)))
+        settings["grpc_max_message_bytes"] = ("", str(_annotation_number(annotations, GRPC_SIZE)))
     if given.keepalive != KEEPALIVE_S:
-        found["http_idle_timeout_secs"] = ("keepalive", str(max(0.01, given.keepalive)))
-    return found
+        settings["http_idle_timeout_secs"] = ("keepalive", str(max(0.01, given.keepalive)))
+    return settings
 
 
-def _levels(word: str) -> dict[str, tuple[str, str]]:
+def _log_settings(level_name: str) -> dict[str, tuple[str, str]]:
     """Return the log settings for a level. Raises: SettingError."""
-    if word not in _NUMBERS:
-        raise SettingError(f"Invalid log level: {word}")
-    level = _NUMBERS[word]
+    if level_name not in _LEVEL_NUMBERS:
+        raise SettingError(f"Invalid log level: {level_name}")
+    level = _LEVEL_NUMBERS[level_name]
     return {
-        "log_verbose": ("log_level", str(int(level < _NUMBERS["INFO"]))),
-        "log_info": ("log_level", _word(level <= _NUMBERS["INFO"])),
-        "log_warning": ("log_level", _word(level <= _NUMBERS["WARNING"])),
-        "log_error": ("log_level", _word(level <= _NUMBERS["ERROR"])),
+        "log_verbose": ("log_level", str(int(level < _LEVEL_NUMBERS["INFO"]))),
+        "log_info": ("log_level", _lower(level <= _LEVEL_NUMBERS["INFO"])),
+        "log_warning": ("log_level", _lower(level <= _LEVEL_NUMBERS["WARNING"])),
+        "log_error": ("log_level", _lower(level <= _LEVEL_NUMBERS["ERROR"])),
     }
 
 
 def _notes(given: argparse.Namespace) -> Iterator[str]:
     """Describe the given options that have no effect."""
     if given.threads > 1 and not given.single_threaded:
-        yield f"--threads has no effect: {_THREADS}"
+        yield f"--threads has no effect: {_THREADS_REASON}"
     if int(given.grpc_workers) > 1 or int(given.grpc_threads) > 1:
         yield "--grpc-workers and --grpc-threads have no effect but for 0: gRPC and REST share the --workers"
     if given.tracing:
@@ -216,23 +230,23 @@ def _annotations(path: Path) -> dict[str, str]:
     return {name.strip(): value.strip()[1:-1] for name, equals, value in pairs if equals}
 
 
-def _number(annotations: Mapping[str, str], name: str) -> int:
+def _annotation_number(annotations: Mapping[str, str], name: str) -> int:
     try:
         return int(annotations[name])
     except ValueError:
         raise SettingError(f"annotation {name} must be a whole number, not {annotations[name]!r}") from None
 
 
-def _tell(text: str) -> None:
+def _print_message(text: str) -> None:
     sys.stderr.write(f"{NAME}: {text}\n")
 
 
-def _word(truth: bool) -> str:
-    return str(truth).lower()
+def _lower(value: bool) -> str:
+    return str(value).lower()
 
 
 @contextlib.contextmanager
-def _noted(pidfile: str) -> Iterator[None]:
+def _pidfile(pidfile: str) -> Iterator[None]:
     """Keep the process id in a file for the duration of the block."""
     if pidfile:
         Path(pidfile).write_text(f"{os.getpid()}\n", "utf-8")

@@ -20,17 +20,17 @@ from penstock.server.repository.scan import Defaults
 from penstock.server.settings import Settings
 
 from . import parameters
+from .graph.graph_file import is_graph, read_valid
 from .graph.nodes import NodeClass
-from .graph.reading import demand, is_graph
-from .modules import MODEL_NAME, S2I, built_with, of_their_own_name, unreadable, variables_of
+from .modules import MODEL_NAME, S2I, component_modules, image_variables, syntax_errors, variables_of
 
 SELDON = "seldon"
 """The name of the backend."""
-BESIDE = ("protobuf",)
+REQUIRED_PACKAGES = ("protobuf",)
 """Packages a component needs even if its requirements.txt omits them: seldon-core brought them, and gRPC uses them."""
-_UNKNOWN = (
-    f"which component? Say --seldon-component Name, or {MODEL_NAME} in {S2I} or the environment, or have one Name.py "
-    "with a class Name"
+_UNKNOWN_COMPONENT = (
+    f"no component is named: pass --seldon-component Name, set {MODEL_NAME} in {S2I} or the environment, or have one "
+    "Name.py with a class Name"
 )
 
 
@@ -58,11 +58,11 @@ class Components:
             return self.settings.seldon_component
         if not self.path.is_dir():
             return self.path.stem
-        said = self._built().get(MODEL_NAME) or self._environ.get(MODEL_NAME)
-        if said:
-            return said
-        found = of_their_own_name(self.path)
-        return found[0] if len(found) == 1 else ""
+        name = self._image_variables().get(MODEL_NAME) or self._environ.get(MODEL_NAME)
+        if name:
+            return name
+        names = component_modules(self.path)
+        return names[0] if len(names) == 1 else ""
 
     @property
     def name(self) -> str:
@@ -88,7 +88,7 @@ class Components:
         if is_remote(first):
             return Finding(Path(first), "a component is served from a folder on this machine")
         if others:
-            return Finding(Path(others[0]), "there is one PATH to a component; several are served as a graph")
+            return Finding(Path(others[0]), "a component has a single PATH; to serve several components, use a graph")
         if not self.path.exists():
             return Finding(self.path, "no such file or folder")
         if not self.graph and not self.path.is_dir() and self.path.suffix != ".py":
@@ -99,10 +99,10 @@ class Components:
         """List what prevents the component from being served, without running its code; blocks."""
         found = []
         if not self.component:
-            several = [f"{name}.py" for name in of_their_own_name(self.folder)]
-            text = _UNKNOWN + (f"; here are {', '.join(several)}" if several else "")
+            candidates = [f"{name}.py" for name in component_modules(self.folder)]
+            text = _UNKNOWN_COMPONENT + (f"; here are {', '.join(candidates)}" if candidates else "")
             found.append(Finding(self.path, text))
-            found += [Finding(path, error.msg, error.lineno or 0) for path, error in unreadable(self.folder).items()]
+            found += [Finding(path, error.msg, error.lineno or 0) for path, error in syntax_errors(self.folder).items()]
         try:
             parameters.read(self.parameters)
         except parameters.BadParameterError as error:
@@ -112,7 +112,7 @@ class Components:
     def open(self) -> None:
         """Check the PATH as a whole; blocks. Raises: MistakesError."""
         if self.graph:
-            demand(self.path)
+            read_valid(self.path)
         elif found := self.mistakes():
             raise MistakesError(found)
 
@@ -121,28 +121,28 @@ class Components:
 
     def spec(self) -> ModelSpec:
         """Make the component's ModelSpec; blocks."""
-        environment = built_with(self.path, self._environ) if self.path.is_dir() else {}
+        environment = image_variables(self.path, self._environ) if self.path.is_dir() else {}
         return spec_of(self.settings, self.name, NodeClass(self.folder, self.component), self.parameters, environment)
 
-    def print(self) -> bytes:
+    def fingerprint(self) -> bytes:
         """Return a value that changes when a file of the component changes; blocks."""
         if self.settings.model_control_mode == "none":
             return b"-"  # the files are not polled, and a folder may be large
-        places = [self.path, self.folder / S2I] if self.path.is_dir() else sorted(self.folder.glob("*.py"))
-        return fingerprint_files(place for place in places if place.exists())
+        paths = [self.path, self.folder / S2I] if self.path.is_dir() else sorted(self.folder.glob("*.py"))
+        return fingerprint_files(path for path in paths if path.exists())
 
-    def _built(self) -> dict[str, str]:
+    def _image_variables(self) -> dict[str, str]:
         return variables_of(self.folder / S2I) if self.path.is_dir() else {}
 
 
 def spec_of(
-    settings: Settings, name: str, code: NodeClass, given: str, environment: Mapping[str, str]
+    settings: Settings, name: str, code: NodeClass, parameters: str, environment: Mapping[str, str]
 ) -> ModelSpec:  # fmt: skip
-    """Make the ModelSpec of a component: `given` are its parameters, as JSON; `environment` has further variables."""
+    """Make the ModelSpec of a component: `parameters` is JSON, `environment` has further variables."""
     requirements = Path(settings.seldon_requirements).absolute() if settings.seldon_requirements else None
     options = {
         "component": code.component,
-        "parameters": given,
+        "parameters": parameters,
         "strict": str(settings.seldon_strict).lower(),
         "batching": str(settings.seldon_batching).lower(),
         "max_requests": str(settings.seldon_max_requests),
@@ -151,7 +151,7 @@ def spec_of(
     worker = WorkerSpec(
         settings.seldon_interpreter, requirements, timeout_s=settings.seldon_timeout_secs,
         environment={**environment, "SELDON_LOG_LEVEL": _log_level(settings)},
-        packages=() if requirements is None else BESIDE,
+        packages=() if requirements is None else REQUIRED_PACKAGES,
     )  # fmt: skip
     return ModelSpec(
         name, 1, code.folder, SELDON, options=options, worker=worker,
@@ -166,13 +166,13 @@ def _log_level(settings: Settings) -> str:
         "DEBUG": settings.log_verbose > 0, "INFO": settings.log_info, "WARNING": settings.log_warning,
         "ERROR": settings.log_error,
     }  # fmt: skip
-    return next((word for word, wanted in levels.items() if wanted), "CRITICAL")
+    return next((level for level, enabled in levels.items() if enabled), "CRITICAL")
 
 
 class ComponentRepository(CarriedRepository):
     """The component as the only model of a repository, named after its class."""
 
-    unconfigurable = "its class says it"
+    unconfigurable = "its class defines it"
 
     def __init__(self, components: Components, defaults: Defaults) -> None:
         super().__init__(components.path, defaults)
@@ -188,4 +188,4 @@ class ComponentRepository(CarriedRepository):
 
     def fingerprint(self, name: str) -> bytes:
         """Return a value that changes when a file of the component changes, b"" for another name; blocks."""
-        return self._components.print() if name == self._components.name else b""
+        return self._components.fingerprint() if name == self._components.name else b""

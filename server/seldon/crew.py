@@ -28,25 +28,25 @@ if TYPE_CHECKING:
     from penstock.server.carrying.hosts import CarryingHost
 
     from .batching import Sharing
-    from .tensors import Tensors
+    from .tensors import TensorCodec
 
 logger = logging.getLogger("penstock.seldon")
 
 
 @dataclass
 class SeldonCrew(Crew):
-    """A Crew whose calls may share batches. `count` is called with the metrics of v2 requests.
+    """A Crew whose calls may share batches. `count_metrics` is called with the metrics of v2 requests.
 
-    `apart` are requests that run alone because a batch they shared failed.
+    `run_alone` are requests that run alone because a batch they shared failed.
     """
 
-    count: Callable[[Endpoint, bytes], None] = lambda _endpoint, _metrics: None
-    tensors: Tensors | None = None
+    count_metrics: Callable[[Endpoint, bytes], None] = lambda _endpoint, _metrics: None
+    tensors: TensorCodec | None = None
     sharing: Sharing | None = None
-    apart: set[InferRequest] = field(default_factory=set)
+    run_alone: set[InferRequest] = field(default_factory=set)
 
     @property
-    def shares(self) -> bool:
+    def shares_batches(self) -> bool:
         """Whether calls share batches."""
         return self.sharing is not None and self.sharing.allowed
 
@@ -56,12 +56,12 @@ class SeldonCrew(Crew):
 
     def done(self, requests: Sequence[InferRequest]) -> None:
         """Forget which of these were to run alone."""
-        if self.apart:
-            self.apart.difference_update(requests)
+        if self.run_alone:
+            self.run_alone.difference_update(requests)
 
     def hopeless(self) -> None:
         """Forget all that were to run alone: requests answered this way do not come back here."""
-        self.apart.clear()
+        self.run_alone.clear()
 
 
 class SeldonSlot(WorkerSlot):
@@ -73,16 +73,16 @@ class SeldonSlot(WorkerSlot):
 
     def most_ns(self, key: Key) -> int:
         """Limit calls that run one after another; those that share a batch are one call, and have no limit."""
-        return 0 if key != RAW and self._crew.shares else super().most_ns(key)
+        return 0 if key != RAW and self._crew.shares_batches else super().most_ns(key)
 
     def _those_alone(self, batch: Batch) -> Sequence[InferRequest]:
         """Send those that share the Batch as one call. Returns: the others."""
         requests, crew = batch.requests, self._crew
-        if len(requests) > 1 and requests[0].inputs and crew.shares:
-            together = [request for request in requests if request not in crew.apart]
-            if len(together) > 1:
-                alone = [request for request in requests if request in crew.apart]
-                self._send_together(together)
+        if len(requests) > 1 and requests[0].inputs and crew.shares_batches:
+            shared = [request for request in requests if request not in crew.run_alone]
+            if len(shared) > 1:
+                alone = [request for request in requests if request in crew.run_alone]
+                self._send_batch(shared)
                 return alone
         return requests
 
@@ -91,9 +91,9 @@ class SeldonSlot(WorkerSlot):
         if type(request) is SeldonCall:
             super()._send(request)
         else:
-            self._send_together((request,))
+            self._send_batch((request,))
 
-    def _send_together(self, requests: Sequence[InferRequest]) -> None:
+    def _send_batch(self, requests: Sequence[InferRequest]) -> None:
         """Send requests as one call."""
         self._asked += 1
         try:
@@ -101,15 +101,15 @@ class SeldonSlot(WorkerSlot):
             if worker is None:
                 raise NotBegunError
             if type(requests[0]) is SeldonCall:
-                kind, (body, arrays) = ROWS, self._sharing.packed(requests)  # type: ignore[arg-type]
+                kind, (body, arrays) = ROWS, self._sharing.pack(requests)  # type: ignore[arg-type]
             else:
-                kind, (body, arrays) = TENSORS, self._tensors.packed(requests)
-            worker.ask(partial(self._take_together, requests), kind, body, arrays, self._host.crew.limit_s)
+                kind, (body, arrays) = TENSORS, self._tensors.pack(requests)
+            worker.ask(partial(self._end_batch, requests), kind, body, arrays, self._host.crew.limit_s)
         except Exception as error:  # noqa: BLE001 - as above
-            self._take_together(requests, b"", [], error)
+            self._end_batch(requests, b"", [], error)
 
     @property
-    def _tensors(self) -> Tensors:
+    def _tensors(self) -> TensorCodec:
         if self._crew.tensors is None:
             raise InferError(Code.UNSUPPORTED, f"{self._host.order.label} does not take tensors")
         return self._crew.tensors
@@ -120,47 +120,47 @@ class SeldonSlot(WorkerSlot):
             raise InferError(Code.UNSUPPORTED, f"{self._host.order.label} does not share batches")
         return self._crew.sharing
 
-    def _take_together(
+    def _end_batch(
         self, requests: Sequence[Any], body: bytes, arrays: list[Array | None], error: Exception | None
     ) -> None:
         """Handle the end of a call of ROWS or TENSORS, of one request or several."""
         self._asked -= 1
-        together = False
+        ran_together = False
         if error is None:
             try:
-                together = len(requests) == 1 or self._sharing.went(body[0])
-                if together:
-                    self._read(requests, body[1:], arrays)
-            except Exception as wrong:
-                logger.exception("%s: an answer that cannot be read", self._host.order.label)
-                together, error = False, wrong
-        if together:
+                ran_together = len(requests) == 1 or self._sharing.record_outcome(body[0])
+                if ran_together:
+                    self._distribute(requests, body[1:], arrays)
+            except Exception as decode_error:
+                logger.exception("%s: the worker sent an answer that cannot be read", self._host.order.label)
+                ran_together, error = False, decode_error
+        if ran_together:
             self._answered += requests
         else:
-            self._part(requests, error)
+            self._run_separately(requests, error)
         self._tell_soon()
 
-    def _read(self, requests: Sequence[Any], body: bytes, arrays: list[Array | None]) -> None:
+    def _distribute(self, requests: Sequence[Any], body: bytes, arrays: list[Array | None]) -> None:
         """Distribute the results of requests that ran together. Raises: any exception that decoding them causes."""
         if type(requests[0]) is SeldonCall:
-            self._sharing.take(requests, body)
+            self._sharing.distribute(requests, body)
             for call in requests:
                 call.outputs = []
             return
-        for metrics in self._tensors.take(requests, body, arrays):
+        for metrics in self._tensors.distribute(requests, body, arrays):
             if metrics:
-                self._crew.count(Endpoint.PREDICT, metrics.encode())
+                self._crew.count_metrics(Endpoint.PREDICT, metrics.encode())
 
-    def _part(self, requests: Sequence[InferRequest], error: Exception | None) -> None:
+    def _run_separately(self, requests: Sequence[InferRequest], error: Exception | None) -> None:
         """Run the requests of a failed batch alone; a request that was alone has failed."""
         if len(requests) == 1 and error is not None:
             self._fail(requests[0], error)
         elif isinstance(error, NotBegunError):
             self._unbegun += requests
         else:
-            self._crew.apart.update(requests)
+            self._crew.run_alone.update(requests)
             if isinstance(error, WorkerLost):
-                self._sharing.went(APART)
+                self._sharing.record_outcome(APART)
                 self._unbegun += requests
                 return
             if self._batch is not None:

@@ -58,12 +58,12 @@ class Seldon(Dialect):
         """Make the Service of the HTTP port."""
         self._parts = parts
         self.models = parts.engine.outsides[SELDON] = SeldonModels(parts.environments)
-        self.models.count = self.exposition.add
+        self.models.count_metrics = self.exposition.add
         if isinstance(parts.repository, GraphRepository):
             self._graph = Graph(parts.engine, parts.repository, self.models, self.exposition)
-            in_front = GraphService(self._graph, parts.inference, self.settings.limits())
-            in_front.restricted = parts.inference.restricted
-            return in_front
+            graph_service = GraphService(self._graph, parts.inference, self.settings.limits())
+            graph_service.restricted = parts.inference.restricted
+            return graph_service
         service = SeldonService(parts.engine, self._current(), self.exposition, parts.inference, self.settings)
         service.restricted = parts.inference.restricted
         return service
@@ -82,7 +82,7 @@ class Seldon(Dialect):
 
     def metrics_lines(self) -> Iterable[str]:
         """Return the lines for the metrics page."""
-        return (*self.exposition.render(), *(self._graph.counted.render() if self._graph is not None else ()))
+        return (*self.exposition.render(), *(self._graph.metrics.render() if self._graph is not None else ()))
 
     def _current(self) -> CurrentComponent:
         parts = self._parts

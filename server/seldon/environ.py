@@ -12,7 +12,7 @@ UNSET = "NOT_IMPLEMENTED"
 UNSET_IMAGE = f"{UNSET}:{UNSET}"
 
 
-def truth(environ: Mapping[str, str], name: str) -> bool | None:
+def read_boolean(environ: Mapping[str, str], name: str) -> bool | None:
     """Parse a boolean variable; None if it is unset. Any word other than those for true is false."""
-    said = environ.get(name)
-    return None if said is None else said.lower() in {"1", "true", "t"}
+    value = environ.get(name)
+    return None if value is None else value.lower() in {"1", "true", "t"}

@@ -25,7 +25,7 @@ logger = logging.getLogger("penstock.seldon")
 
 COUNTER, GAUGE, TIMER = "COUNTER", "GAUGE", "TIMER"
 _KINDS = {COUNTER: "counter", GAUGE: "gauge", TIMER: "histogram"}
-WORKER = "0"
+WORKER_ID = "0"
 """The value of `worker_id`: a component's copies are summed, whereas each process of the original had its own series.
 """
 EDGES = (  # seconds: fifty points from 0.001 to 30 with a constant ratio, as the original wrote them
@@ -43,10 +43,10 @@ EDGES = (  # seconds: fifty points from 0.001 to 30 with a constant ratio, as th
 _EDGE_TEXTS = (*(repr(edge) for edge in EDGES), "+Inf")
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
-_KNOWN_MOST, _KNOWN_BYTES = 4096, 4096
+_MAX_CACHED, _MAX_CACHED_BYTES = 4096, 4096
 """The limits of the cache of parsed metrics: the number of texts, and the bytes of one."""
-_WARNED_MOST = 256
-MOST_SERIES = 10_000
+_MAX_WARNINGS = 256
+MAX_SERIES = 10_000
 """The limit for all components together. Labels may come from clients, and a series lasts as long as the server."""
 
 Step = Callable[[float], None]
@@ -67,7 +67,7 @@ def labels_of(environ: Mapping[str, str]) -> dict[str, str]:
         "seldon_deployment_name": deployment,
         "image_name": image,
         "image_version": version,
-        "worker_id": WORKER,
+        "worker_id": WORKER_ID,
     }
 
 
@@ -85,7 +85,7 @@ class ValueSeries:
 
     def __init__(self, sample: str, labels: Mapping[str, str]) -> None:
         self._sample = sample
-        self._labels = _written(labels)
+        self._labels = _format_labels(labels)
         self.value: float = 0.0
 
     def add(self, value: float) -> None:
@@ -98,19 +98,19 @@ class ValueSeries:
 
     def lines(self) -> Iterator[str]:
         """Format the series."""
-        yield f"{self._sample}{{{self._labels}}} {_number(self.value)}"
+        yield f"{self._sample}{{{self._labels}}} {_format_number(self.value)}"
 
 
 class TimerSeries:
     """The series of a timer: a histogram. Units: takes milliseconds, exposes seconds."""
 
-    __slots__ = ("_after", "_before", "_counts", "_sample", "_sum")
+    __slots__ = ("_counts", "_labels_after_le", "_labels_before_le", "_sample", "_sum")
 
     def __init__(self, sample: str, labels: Mapping[str, str]) -> None:
         self._sample = sample
         # labels are sorted by name, and there are always some before `le` and some after it
-        self._before = _written({name: value for name, value in labels.items() if name < "le"})
-        self._after = _written({name: value for name, value in labels.items() if name > "le"})
+        self._labels_before_le = _format_labels({name: value for name, value in labels.items() if name < "le"})
+        self._labels_after_le = _format_labels({name: value for name, value in labels.items() if name > "le"})
         self._counts = [0] * len(_EDGE_TEXTS)
         self._sum = 0.0
 
@@ -123,13 +123,14 @@ class TimerSeries:
 
     def lines(self) -> Iterator[str]:
         """Format the series."""
-        below = 0
+        cumulative = 0
+        before, after = self._labels_before_le, self._labels_after_le
         for edge, count in zip(_EDGE_TEXTS, self._counts, strict=True):
-            below += count
-            yield f'{self._sample}_bucket{{{self._before},le="{edge}",{self._after}}} {_number(below)}'
-        labels = f"{{{self._before},{self._after}}}"
-        yield f"{self._sample}_count{labels} {_number(below)}"
-        yield f"{self._sample}_sum{labels} {_number(self._sum)}"
+            cumulative += count
+            yield f'{self._sample}_bucket{{{before},le="{edge}",{after}}} {_format_number(cumulative)}'
+        labels = f"{{{before},{after}}}"
+        yield f"{self._sample}_count{labels} {_format_number(cumulative)}"
+        yield f"{self._sample}_sum{labels} {_format_number(self._sum)}"
 
 
 class Exposition:
@@ -141,9 +142,9 @@ class Exposition:
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._families: dict[str, tuple[str, dict[tuple[tuple[str, str], ...], ValueSeries | TimerSeries]]] = {}
-        self._taken: dict[str, str] = {family.name: "" for family in FAMILIES}
+        self._sample_owners: dict[str, str] = {family.name: "" for family in FAMILIES}
         self._warned: set[str] = set()
-        self._count = 0
+        self._series_count = 0
         self._ledgers: dict[str, Ledger] = {}
         self.label("", environ)
 
@@ -159,41 +160,43 @@ class Exposition:
         """Return the lines for the metrics page."""
         for name, (kind, series) in self._families.items():
             yield f"# HELP {name} \n# TYPE {name} {kind}"
-            for each in series.values():
-                yield from each.lines()
+            for one in series.values():
+                yield from one.lines()
 
     def series(self, kind: Any, key: Any, labels: Mapping[str, Any]) -> ValueSeries | TimerSeries:
         """Return a series, new if it is not there. Raises: ValueError, TypeError, which describe the problem."""
         if kind not in _KINDS:
-            raise ValueError(f"the type {kind!r} is none of {', '.join(_KINDS)}")
+            raise ValueError(f"the type {kind!r} is not one of {', '.join(_KINDS)}")
         if not isinstance(key, str) or not _NAME.fullmatch(key):
-            raise ValueError("its key is no name that Prometheus takes")
+            raise ValueError("its key is not a valid Prometheus name")
         for label, value in labels.items():
             if not _LABEL.fullmatch(label) or label.startswith("__") or (label == "le" and kind == TIMER):
-                raise ValueError(f"its tag {label!r} is no label that Prometheus takes")
+                raise ValueError(f"its tag {label!r} is not a valid Prometheus label")
             if not isinstance(value, str):
-                raise TypeError(f"its tag {label!r} is no text")
+                raise TypeError(f"its tag {label!r} is not a string")
             value.encode()  # a lone surrogate raises
-        shown, samples = _names(kind, key)
-        word = f"{shown} {_KINDS[kind]}"
-        if any(self._taken.get(sample, word) != word for sample in samples):
-            raise ValueError("another metric has its name")
-        place = tuple(sorted(labels.items()))
-        known = self._families[shown][1].get(place) if shown in self._families else None
-        if known is not None:
-            return known
-        if self._count >= MOST_SERIES:
-            raise ValueError(f"there are {MOST_SERIES} series already")
-        self._count += 1
-        _, found = self._families.setdefault(shown, (_KINDS[kind], {}))
-        self._taken.update(dict.fromkeys(samples, word))
-        made = found[place] = TimerSeries(shown, labels) if kind == TIMER else ValueSeries(shown, labels)
-        return made
+        exposed_name, samples = _exposed_names(kind, key)
+        owner = f"{exposed_name} {_KINDS[kind]}"
+        if any(self._sample_owners.get(sample, owner) != owner for sample in samples):
+            raise ValueError("another metric already has this name")
+        label_key = tuple(sorted(labels.items()))
+        existing = self._families[exposed_name][1].get(label_key) if exposed_name in self._families else None
+        if existing is not None:
+            return existing
+        if self._series_count >= MAX_SERIES:
+            raise ValueError(f"there are {MAX_SERIES} series already")
+        self._series_count += 1
+        _, family = self._families.setdefault(exposed_name, (_KINDS[kind], {}))
+        self._sample_owners.update(dict.fromkeys(samples, owner))
+        created = family[label_key] = (
+            TimerSeries(exposed_name, labels) if kind == TIMER else ValueSeries(exposed_name, labels)
+        )
+        return created
 
-    def warn(self, key: Any, why: object) -> None:
+    def warn(self, key: Any, reason: object) -> None:
         """Log once that a metric is left out."""
-        text = f"metric {str(key)[:200]!r} is left out: {why}"
-        if text not in self._warned and len(self._warned) < _WARNED_MOST:
+        text = f"metric {str(key)[:200]!r} is left out: {reason}"
+        if text not in self._warned and len(self._warned) < _MAX_WARNINGS:
             self._warned.add(text)
             logger.warning("%s", text)
 
@@ -207,33 +210,33 @@ class Ledger:
     def __init__(self, page: Exposition, labels: Mapping[str, str]) -> None:
         self._page = page
         self._labels = labels
-        self._known: dict[tuple[int, bytes], list[tuple[Step, float]]] = {}
+        self._cached_steps: dict[tuple[int, bytes], list[tuple[Step, float]]] = {}
         self._steps: dict[tuple[Any, ...], Step] = {}
 
     def add(self, endpoint: Endpoint, metrics: bytes) -> None:
         """Add what one call reported: JSON, [[key, type, value, tags or null]]."""
-        steps = self._known.get((endpoint, metrics))
+        steps = self._cached_steps.get((endpoint, metrics))
         if steps is None:
-            steps = self._read(endpoint, metrics)
+            steps = self._parse(endpoint, metrics)
         for step, value in steps:
             step(value)
 
-    def _read(self, endpoint: Endpoint, metrics: bytes) -> list[tuple[Step, float]]:
+    def _parse(self, endpoint: Endpoint, metrics: bytes) -> list[tuple[Step, float]]:
         steps: list[tuple[Step, float]] = []
-        for key, kind, value, tags in _said(metrics):
+        for key, kind, value, tags in _parse_report(metrics):
             try:
-                number = _float(value)
-                place = (endpoint, kind, key, tuple(tags.items()) if tags else None)
-                step = self._steps.get(place)
+                number = _checked_float(value)
+                step_key = (endpoint, kind, key, tuple(tags.items()) if tags else None)
+                step = self._steps.get(step_key)
                 if step is None:
-                    step = self._steps[place] = self._step(endpoint, kind, key, tags)
+                    step = self._steps[step_key] = self._step(endpoint, kind, key, tags)
                 steps.append((step, number))
             except (AttributeError, TypeError, ValueError, OverflowError) as error:
                 self._page.warn(key, error)
-        if len(metrics) <= _KNOWN_BYTES:
-            if len(self._known) >= _KNOWN_MOST:
-                self._known.clear()
-            self._known[endpoint, metrics] = steps
+        if len(metrics) <= _MAX_CACHED_BYTES:
+            if len(self._cached_steps) >= _MAX_CACHED:
+                self._cached_steps.clear()
+            self._cached_steps[endpoint, metrics] = steps
         return steps
 
     def _step(self, endpoint: Endpoint, kind: Any, key: Any, tags: dict[str, Any] | None) -> Step:
@@ -241,30 +244,30 @@ class Ledger:
         return series.set if kind == GAUGE and isinstance(series, ValueSeries) else series.add
 
 
-def _said(metrics: bytes) -> Iterator[tuple[Any, Any, Any, Any]]:
+def _parse_report(metrics: bytes) -> Iterator[tuple[Any, Any, Any, Any]]:
     """Parse what a call reported. Python's json writes NaN and integers of any size, which orjson does not read."""
     try:
-        read = orjson.loads(metrics)
+        report = orjson.loads(metrics)
     except ValueError:
         try:
-            read = json.loads(metrics)
+            report = json.loads(metrics)
         except ValueError:
-            read = None
-    if not isinstance(read, list):
-        logger.warning("what a component's worker says of its metrics cannot be read")
+            report = None
+    if not isinstance(report, list):
+        logger.warning("the metrics reported by a component's worker cannot be parsed")
         return
-    for each in read:
-        if isinstance(each, list) and len(each) == 4:
-            yield each[0], each[1], each[2], each[3]
+    for one in report:
+        if isinstance(one, list) and len(one) == 4:
+            yield one[0], one[1], one[2], one[3]
 
 
-def _float(value: Any) -> float:
+def _checked_float(value: Any) -> float:
     if not isinstance(value, (int, float)):
-        raise TypeError("its value is no number")
+        raise TypeError("its value is not a number")
     return float(value)
 
 
-def _names(kind: str, key: str) -> tuple[str, tuple[str, ...]]:
+def _exposed_names(kind: str, key: str) -> tuple[str, tuple[str, ...]]:
     """Return a metric's exposed name, and the names of its samples."""
     if kind == COUNTER:
         name = key if key.endswith("_total") else f"{key}_total"
@@ -274,11 +277,11 @@ def _names(kind: str, key: str) -> tuple[str, tuple[str, ...]]:
     return key, (key, f"{key}_bucket", f"{key}_count", f"{key}_sum")
 
 
-def _written(labels: Mapping[str, str]) -> str:
+def _format_labels(labels: Mapping[str, str]) -> str:
     return ",".join(f'{name}="{label_value(value)}"' for name, value in sorted(labels.items()))
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     """Format a number for Prometheus."""
     text = repr(float(value))
     return {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}.get(text, text)

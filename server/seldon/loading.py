@@ -19,7 +19,7 @@ from .batching import Sharing
 from .components import SELDON
 from .crew import SeldonCrew
 from .messages import ComponentDescription, Endpoint
-from .tensors import Tensors, signature_of
+from .tensors import TensorCodec, signature_of
 
 if TYPE_CHECKING:
     from penstock.batching.running.outside import Outside
@@ -33,38 +33,40 @@ SERVICE = "penstock.server.seldon.inside.service"
 class SeldonModels:
     """Opens components, each instance in a process of its own. Threads: the event loop's.
 
-    `described` has what workers reported about their components, by model; `sharing` decodes calls that may share a
-    batch, for the models that allow it. `count` is called with the metrics of v2 requests.
+    `descriptions` has what workers reported about their components, by model; `sharing` decodes calls that may share a
+    batch, for the models that allow it. `count_metrics` is called with the metrics of v2 requests.
     """
 
     def __init__(self, environments: Environments) -> None:
         self._environments = environments
-        self.described: dict[str, ComponentDescription] = {}
-        self._serving: dict[str, SeldonCrew] = {}
+        self.descriptions: dict[str, ComponentDescription] = {}
+        self._crews: dict[str, SeldonCrew] = {}
         self.sharing: dict[str, Sharing] = {}
-        self.count: Callable[[Endpoint, bytes], None] = lambda _endpoint, _metrics: None
+        self.count_metrics: Callable[[Endpoint, bytes], None] = lambda _endpoint, _metrics: None
 
     async def open(self, spec: ModelSpec) -> OpenedVersion:
         """Start a worker for each instance. Raises: InferError."""
         label = f"component '{spec.options['component']}'"
         interpreter = await asyncio.to_thread(self._environments.interpreter, spec.worker, label)
 
-        def told(opened: bytes) -> None:
+        def on_opened(opened: bytes) -> None:
             description = ComponentDescription.read(opened)
-            if self._serving.get(spec.name) is crew:
-                self.described[spec.name] = description
+            if self._crews.get(spec.name) is crew:
+                self.descriptions[spec.name] = description
             if crew.sharing is not None and not description.batches:
                 crew.sharing.allowed = False
 
-        crew = SeldonCrew(spec.worker.timeout_s, told, most_calls=partial(_most_calls, spec), count=self.count)
+        crew = SeldonCrew(
+            spec.worker.timeout_s, on_opened, most_calls=partial(_max_calls, spec), count_metrics=self.count_metrics
+        )
         count = spec.instances[0].count
         crew.hosts += [CarryingHost(_order(spec, interpreter, label, at + 1), crew) for at in range(count)]
         description = ComponentDescription.read(await crew.start())
-        self._serving[spec.name], self.described[spec.name] = crew, description
+        self._crews[spec.name], self.descriptions[spec.name] = crew, description
         batches = spec.options.get("batching") == "true" and description.batches
         spec = _completed(spec, description, batches=batches)
         if spec.signature is not None:
-            crew.tensors = Tensors(spec.name, spec.signature)
+            crew.tensors = TensorCodec(spec.name, spec.signature)
         self.sharing.pop(spec.name, None)
         if batches:
             strict, rows = spec.options.get("strict", "true") == "true", spec.policy.max_batch_rows or 1
@@ -83,10 +85,10 @@ def _completed(spec: ModelSpec, description: ComponentDescription, *, batches: b
     return as_carried(spec, signature_of(description.metadata, batched=batches), rows)
 
 
-def _most_calls(spec: ModelSpec) -> int:
+def _max_calls(spec: ModelSpec) -> int:
     """Return how many calls a worker may serve, with a random addition, so that workers do not end at the same time."""
-    most, jitter = (int(spec.options.get(name, "0")) for name in ("max_requests", "max_requests_jitter"))
-    return most + random.randint(0, jitter) if most else 0  # noqa: S311 - no secret
+    max_calls, jitter = (int(spec.options.get(name, "0")) for name in ("max_requests", "max_requests_jitter"))
+    return max_calls + random.randint(0, jitter) if max_calls else 0  # noqa: S311 - no secret
 
 
 def _order(spec: ModelSpec, interpreter: str, label: str, number: int) -> Order:

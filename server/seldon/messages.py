@@ -74,7 +74,7 @@ class PayloadKind(enum.IntEnum):
     """The body of a request whose content type is JSON and which has no query."""
     HTTP = 1
     """A line of JSON, {"method": str, "type": its Content-Type, "query": str}, then the body. If the
-    ComponentDescription `looks`, the line also has "path" and "headers", a list of pairs."""
+    ComponentDescription `reads_request`, the line also has "path" and "headers", a list of pairs."""
     PROTO = 2
     """The message of the RPC: SeldonMessage, SeldonMessageList for AGGREGATE, Feedback for FEEDBACK."""
 
@@ -87,7 +87,7 @@ class ComponentDescription:
     - `health` is the constant answer of `/health/status`, encoded; "" if the component must be called.
     - `batches`: calls of `predict` may share a batch (docs/seldon.md has the rules).
     - `takes_meta`: calls with `meta` may not.
-    - `looks`: its methods may read Flask's request.
+    - `reads_request`: its methods may read Flask's request.
     """
 
     metadata: dict[str, Any] | None = field(default_factory=dict)
@@ -95,7 +95,7 @@ class ComponentDescription:
     batches: bool = False
     takes_meta: bool = False
     page: str = ""
-    looks: bool = False
+    reads_request: bool = False
 
     def write(self) -> bytes:
         """Encode it."""

@@ -25,27 +25,27 @@ def variables_of(path: Path) -> dict[str, str]:
     return {name.strip(): value for name, equals, value in pairs if equals and name.strip()}
 
 
-def built_with(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
+def image_variables(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of a folder's image, except those in `environ`, which the container is started with."""
     return {key: value for key, value in variables_of(folder / S2I).items() if key not in environ}
 
 
-def of_their_own_name(folder: Path) -> list[str]:
+def component_modules(folder: Path) -> list[str]:
     """List the modules of a folder with a class of their own name, without importing them."""
     return [path.stem for path in sorted(folder.glob("*.py")) if path.stem in _classes_of(path)]
 
 
-def unreadable(folder: Path) -> dict[Path, SyntaxError]:
+def syntax_errors(folder: Path) -> dict[Path, SyntaxError]:
     """Return the modules of a folder with syntax errors."""
-    found = {}
+    errors = {}
     for path in sorted(folder.glob("*.py")):
         try:
             parse_file(path)
         except SyntaxError as error:
-            found[path] = error
+            errors[path] = error
         except (OSError, ValueError):
             continue
-    return found
+    return errors
 
 
 def _classes_of(path: Path) -> set[str]:
@@ -63,5 +63,5 @@ def lacks_methods(path: Path, name: str) -> bool:
     for node in parse_file(path).body:
         if isinstance(node, ast.ClassDef) and node.name == name and not node.decorator_list:
             inherits = any(ast.unparse(base) != "object" for base in node.bases) or node.keywords
-            return not inherits and not any(each.startswith(METHODS) for each in defined_names(node))
+            return not inherits and not any(member.startswith(METHODS) for member in defined_names(node))
     return False

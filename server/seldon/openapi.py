@@ -9,18 +9,23 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from .pages import written
+from .pages import encode_json
 
-_TEXT, _WHOLE, _NUMBER, _ANY = {"type": "string"}, {"type": "integer"}, {"type": "number"}, {"description": "any JSON"}
+_TEXT, _INTEGER, _NUMBER, _ANY = (
+    {"type": "string"},
+    {"type": "integer"},
+    {"type": "number"},
+    {"description": "any JSON"},
+)
 _PREDICTIONS = ("/api/v1.0/predictions", "/api/v0.1/predictions")
 _FEEDBACK = ("/api/v1.0/feedback", "/api/v0.1/feedback")
 _CALLS: Mapping[str, tuple[str, str]] = {
     "/predict": ("SeldonMessage", "Predict"),
-    "/transform-input": ("SeldonMessage", "Transform what goes to a model"),
-    "/transform-output": ("SeldonMessage", "Transform what comes from a model"),
-    "/route": ("SeldonMessage", "Choose which child a request goes to"),
-    "/aggregate": ("SeldonMessageList", "Make one answer of several"),
-    "/send-feedback": ("Feedback", "Take what was right, and the reward"),
+    "/transform-input": ("SeldonMessage", "Transform the input of a model"),
+    "/transform-output": ("SeldonMessage", "Transform the output of a model"),
+    "/route": ("SeldonMessage", "Choose the child that receives a request"),
+    "/aggregate": ("SeldonMessageList", "Combine several answers into one"),
+    "/send-feedback": ("Feedback", "Send the true answer and the reward"),
 }
 """The message that each path with both GET and POST takes."""
 
@@ -33,20 +38,20 @@ def _list(items: Any) -> dict[str, Any]:
     return {"type": "array", "items": items}
 
 
-def _named(name: str) -> dict[str, str]:
+def _ref(name: str) -> dict[str, str]:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def _by_name(of: Any) -> dict[str, Any]:
+def _map_of(of: Any) -> dict[str, Any]:
     return {"type": "object", "additionalProperties": of}
 
 
 def _schemas() -> dict[str, Any]:
-    tensor = _object(shape=_list(_WHOLE), values=_list(_NUMBER))
+    tensor = _object(shape=_list(_INTEGER), values=_list(_NUMBER))
     return {
         "SeldonMessage": {
             **_object(
-                status=_named("Status"), meta=_named("Meta"), data=_named("DefaultData"), strData=_TEXT,
+                status=_ref("Status"), meta=_ref("Meta"), data=_ref("DefaultData"), strData=_TEXT,
                 binData={**_TEXT, "format": "byte"}, jsonData=_ANY,
             ),
             "description": "one of data, jsonData, strData and binData",
@@ -56,37 +61,39 @@ def _schemas() -> dict[str, Any]:
             "description": "one of tensor, ndarray and tftensor, TensorFlow's TensorProto",
         },
         "Meta": _object(
-            puid=_TEXT, tags=_by_name(_ANY), routing=_by_name(_WHOLE), requestPath=_by_name(_TEXT),
-            metrics=_list(_named("Metric")),
+            puid=_TEXT, tags=_map_of(_ANY), routing=_map_of(_INTEGER), requestPath=_map_of(_TEXT),
+            metrics=_list(_ref("Metric")),
         ),
         "Metric": _object(
-            key=_TEXT, type={**_TEXT, "enum": ["COUNTER", "GAUGE", "TIMER"]}, value=_NUMBER, tags=_by_name(_TEXT)
+            key=_TEXT, type={**_TEXT, "enum": ["COUNTER", "GAUGE", "TIMER"]}, value=_NUMBER, tags=_map_of(_TEXT)
         ),
-        "SeldonMessageList": _object(seldonMessages=_list(_named("SeldonMessage"))),
+        "SeldonMessageList": _object(seldonMessages=_list(_ref("SeldonMessage"))),
         "Feedback": _object(
-            request=_named("SeldonMessage"), response=_named("SeldonMessage"), reward=_NUMBER,
-            truth=_named("SeldonMessage"),
+            request=_ref("SeldonMessage"), response=_ref("SeldonMessage"), reward=_NUMBER,
+            truth=_ref("SeldonMessage"),
         ),
-        "Status": _object(code=_WHOLE, info=_TEXT, reason=_TEXT, status={"description": "0 or SUCCESS, 1 or FAILURE"}),
-        "Failure": {**_object(status=_named("Status")), "required": ["status"]},
+        "Status": _object(
+            code=_INTEGER, info=_TEXT, reason=_TEXT, status={"description": "0 or SUCCESS, 1 or FAILURE"}
+        ),
+        "Failure": {**_object(status=_ref("Status")), "required": ["status"]},
         "Metadata": _object(
             name=_TEXT, versions=_list(_TEXT), platform=_TEXT, inputs=_list({"type": "object"}),
-            outputs=_list({"type": "object"}), custom=_by_name(_TEXT),
+            outputs=_list({"type": "object"}), custom=_map_of(_TEXT),
         ),
     }  # fmt: skip
 
 
-def _answered(content_type: str, schema: Any) -> dict[str, Any]:
-    failed = {"application/json": {"schema": _named("Failure")}}
+def _responses(content_type: str, schema: Any) -> dict[str, Any]:
+    failed = {"application/json": {"schema": _ref("Failure")}}
     return {
         "200": {"description": "served", "content": {content_type: {"schema": schema}}},
         "default": {"description": "failed", "content": failed},
     }
 
 
-def _asked(name: str) -> dict[str, Any]:
+def _request_body(name: str) -> dict[str, Any]:
     form = {**_object(json={**_TEXT, "description": f"a {name} as JSON"}), "required": ["json"]}
-    content = {"application/json": {"schema": _named(name)}, "application/x-www-form-urlencoded": {"schema": form}}
+    content = {"application/json": {"schema": _ref(name)}, "application/x-www-form-urlencoded": {"schema": form}}
     return {"required": True, "content": content}
 
 
@@ -94,12 +101,12 @@ def _call(path: str, name: str, summary: str, method: str) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": method + path.title().replace("/", "").replace("-", "").replace(".", ""),
         "summary": summary,
-        "responses": _answered("application/json", _named("SeldonMessage")),
+        "responses": _responses("application/json", _ref("SeldonMessage")),
     }
     if method == "post":
-        operation["requestBody"] = _asked(name)
+        operation["requestBody"] = _request_body(name)
     else:
-        content = {"application/json": {"schema": _named(name)}}
+        content = {"application/json": {"schema": _ref(name)}}
         operation["parameters"] = [{"name": "json", "in": "query", "required": True, "content": content}]
     return operation
 
@@ -107,7 +114,7 @@ def _call(path: str, name: str, summary: str, method: str) -> dict[str, Any]:
 def _page(path: str, summary: str, content_type: str, schema: Any) -> dict[str, Any]:
     operation = _call(path, "", summary, "get")
     del operation["parameters"]
-    return {"get": {**operation, "responses": _answered(content_type, schema)}}
+    return {"get": {**operation, "responses": _responses(content_type, schema)}}
 
 
 def document() -> dict[str, Any]:
@@ -120,10 +127,10 @@ def document() -> dict[str, Any]:
     for path in _FEEDBACK:
         paths[path] = {"post": _call(path, *_CALLS["/send-feedback"], "post")}
     for path in ("/health/status", "/api/v1.0/health/status"):
-        paths[path] = _page(path, "Ask the component how it is", "application/json", _named("SeldonMessage"))
+        paths[path] = _page(path, "The health of the component", "application/json", _ref("SeldonMessage"))
     for path in ("/metadata", "/api/v1.0/metadata"):
-        paths[path] = _page(path, "What the component is", "application/json", _named("Metadata"))
-    paths["/health/ping"] = _page("/health/ping", "Whether the server runs: pong", "text/html", _TEXT)
+        paths[path] = _page(path, "The metadata of the component", "application/json", _ref("Metadata"))
+    paths["/health/ping"] = _page("/health/ping", "Whether the server is running: pong", "text/html", _TEXT)
     paths["/seldon.json"] = _page("/seldon.json", "This document", "application/json", {"type": "object"})
     return {
         "openapi": "3.0.3",
@@ -136,4 +143,4 @@ def document() -> dict[str, Any]:
 @cache
 def page() -> bytes:
     """Return the document as it is served."""
-    return written(document())
+    return encode_json(document())

@@ -22,7 +22,7 @@ _ALLOW_ORIGIN = b"access-control-allow-origin"
 _METHODS = b"DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT"
 
 
-def written(document: Any) -> bytes:
+def encode_json(document: Any) -> bytes:
     """Encode a document in the form of all JSON here: sorted keys, ASCII only, a final line end."""
     return json.dumps(document, sort_keys=True, separators=(",", ":")).encode() + b"\n"
 
@@ -30,7 +30,7 @@ def written(document: Any) -> bytes:
 def failure(text: str, reason: str = INTERNAL) -> bytes:
     """Encode the body of an error."""
     status = {"code": -1, "info": text, "reason": reason, "status": 1}
-    return written({"status": status})
+    return encode_json({"status": status})
 
 
 NOT_FOUND = failure(
@@ -41,26 +41,26 @@ NOT_ALLOWED = failure("405 Method Not Allowed: The method is not allowed for the
 NO_METADATA = failure("Model metadata unavailable", BAD_METADATA)
 
 
-def refused(error: InferError) -> tuple[int, bytes]:
+def error_answer(error: InferError) -> tuple[int, bytes]:
     """Return the status and body for what the server itself rejects or fails in."""
     status = HTTP_STATUS[error.code]
     return status, failure(error.message, BAD_DATA if status == 400 else INTERNAL)
 
 
-def lines_for(method: bytes, header: Mapping[bytes, bytes]) -> bytes:
+def cors_lines(method: bytes, header: Mapping[bytes, bytes]) -> bytes:
     """Return the CORS header lines of the answer to a head: every origin is allowed."""
     origin = header.get(b"origin", b"")
     lines = b"%b: %b\r\n" % (_ALLOW_ORIGIN, origin or b"*")
-    asked = header.get(b"access-control-request-method", b"").upper()
-    if method == b"OPTIONS" and asked in _METHODS.split(b", "):
-        wanted = header.get(b"access-control-request-headers", b"")
-        if wanted:
-            names = sorted(name.strip() for name in wanted.split(b","))
+    requested_method = header.get(b"access-control-request-method", b"").upper()
+    if method == b"OPTIONS" and requested_method in _METHODS.split(b", "):
+        requested_headers = header.get(b"access-control-request-headers", b"")
+        if requested_headers:
+            names = sorted(name.strip() for name in requested_headers.split(b","))
             lines += b"access-control-allow-headers: %b\r\n" % b", ".join(names)
         lines += b"access-control-allow-methods: %b\r\n" % _METHODS
     return lines + b"vary: Origin\r\n" if origin not in (b"", b"*") else lines
 
 
-def joined(own: bytes, lines: bytes) -> bytes:
+def join_lines(own_lines: bytes, lines: bytes) -> bytes:
     """Append the lines of all answers to a component's own, unless its own set Access-Control-Allow-Origin."""
-    return own if _ALLOW_ORIGIN in own.lower() else own + lines
+    return own_lines if _ALLOW_ORIGIN in own_lines.lower() else own_lines + lines

@@ -11,7 +11,7 @@ from typing import Any
 _TRUE = frozenset(("y", "yes", "t", "true", "on", "1"))
 _FALSE = frozenset(("n", "no", "f", "false", "off", "0"))
 _TYPES = {"INT": int, "FLOAT": float, "DOUBLE": float, "STRING": str}
-_KNOWN = "INT, FLOAT, DOUBLE, STRING, BOOL"
+_TYPE_NAMES = "INT, FLOAT, DOUBLE, STRING, BOOL"
 
 
 class BadParameterError(ValueError):
@@ -21,26 +21,26 @@ class BadParameterError(ValueError):
 def read(text: str) -> dict[str, Any]:
     """Return the keyword arguments given in JSON: [{"name", "value", "type"}]. Raises: BadParameterError."""
     try:
-        stated = json.loads(text)
+        entries = json.loads(text)
     except ValueError as error:
         raise BadParameterError(f"the parameters are not JSON: {error}") from None
-    if not isinstance(stated, list) or not all(isinstance(each, dict) for each in stated):
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise BadParameterError('the parameters are not a list of {"name", "value", "type"}')
-    found = {}
-    for each in stated:
-        name, value, kind = each.get("name"), each.get("value"), each.get("type")
+    arguments = {}
+    for entry in entries:
+        name, value, kind = entry.get("name"), entry.get("value"), entry.get("type")
         if not isinstance(name, str):
-            raise BadParameterError(f"a model parameter has no name: {json.dumps(each)}")
-        found[name] = _value(name, value, kind)
-    return found
+            raise BadParameterError(f"a model parameter has no name: {json.dumps(entry)}")
+        arguments[name] = _value(name, value, kind)
+    return arguments
 
 
 def _value(name: str, value: Any, kind: Any) -> Any:
     try:
         if kind == "BOOL":
-            return _truth(str(value))
+            return _boolean(str(value))
         if not isinstance(kind, str) or kind not in _TYPES:
-            raise BadParameterError(f"Bad model parameter type: {kind} valid are {_KNOWN}")
+            raise BadParameterError(f"Bad model parameter type: {kind} valid are {_TYPE_NAMES}")
         return _TYPES[kind](value)
     except BadParameterError:
         raise
@@ -49,7 +49,7 @@ def _value(name: str, value: Any, kind: Any) -> Any:
         raise BadParameterError(text) from None
 
 
-def _truth(text: str) -> bool:
+def _boolean(text: str) -> bool:
     word = text.lower()
     if word not in _TRUE | _FALSE:
         raise ValueError(text)

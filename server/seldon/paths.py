@@ -18,7 +18,7 @@ NOT_FOUND, NOT_ALLOWED, OPTIONS = "not found", "not allowed", "options"
 """The other outcomes of a request."""
 Purpose = Endpoint | str
 
-_READ, _CALL, _POST = (b"GET", b"HEAD"), (b"GET", b"POST", b"HEAD"), (b"POST",)
+_GET_METHODS, _CALL_METHODS, _POST_METHODS = (b"GET", b"HEAD"), (b"GET", b"POST", b"HEAD"), (b"POST",)
 
 
 class SeldonRoute(NamedTuple):
@@ -28,29 +28,29 @@ class SeldonRoute(NamedTuple):
     methods: tuple[bytes, ...]
 
 
-_PLACES = {
-    b"/predict": SeldonRoute(Endpoint.PREDICT, _CALL),
-    b"/api/v1.0/predictions": SeldonRoute(Endpoint.PREDICT, _POST),
-    b"/api/v0.1/predictions": SeldonRoute(Endpoint.PREDICT, _POST),
-    b"/send-feedback": SeldonRoute(Endpoint.FEEDBACK, _CALL),
-    b"/api/v1.0/feedback": SeldonRoute(Endpoint.FEEDBACK, _POST),
-    b"/api/v0.1/feedback": SeldonRoute(Endpoint.FEEDBACK, _POST),
-    b"/transform-input": SeldonRoute(Endpoint.TRANSFORM_INPUT, _CALL),
-    b"/transform-output": SeldonRoute(Endpoint.TRANSFORM_OUTPUT, _CALL),
-    b"/route": SeldonRoute(Endpoint.ROUTE, _CALL),
-    b"/aggregate": SeldonRoute(Endpoint.AGGREGATE, _CALL),
-    b"/health/status": SeldonRoute(Endpoint.HEALTH, _READ),
-    b"/api/v1.0/health/status": SeldonRoute(Endpoint.HEALTH, _READ),
-    b"/health/ping": SeldonRoute(PING, _READ),
-    b"/metadata": SeldonRoute(METADATA, _READ),
-    b"/api/v1.0/metadata": SeldonRoute(METADATA, _READ),
-    b"/seldon.json": SeldonRoute(OPENAPI, _READ),
+_ROUTES = {
+    b"/predict": SeldonRoute(Endpoint.PREDICT, _CALL_METHODS),
+    b"/api/v1.0/predictions": SeldonRoute(Endpoint.PREDICT, _POST_METHODS),
+    b"/api/v0.1/predictions": SeldonRoute(Endpoint.PREDICT, _POST_METHODS),
+    b"/send-feedback": SeldonRoute(Endpoint.FEEDBACK, _CALL_METHODS),
+    b"/api/v1.0/feedback": SeldonRoute(Endpoint.FEEDBACK, _POST_METHODS),
+    b"/api/v0.1/feedback": SeldonRoute(Endpoint.FEEDBACK, _POST_METHODS),
+    b"/transform-input": SeldonRoute(Endpoint.TRANSFORM_INPUT, _CALL_METHODS),
+    b"/transform-output": SeldonRoute(Endpoint.TRANSFORM_OUTPUT, _CALL_METHODS),
+    b"/route": SeldonRoute(Endpoint.ROUTE, _CALL_METHODS),
+    b"/aggregate": SeldonRoute(Endpoint.AGGREGATE, _CALL_METHODS),
+    b"/health/status": SeldonRoute(Endpoint.HEALTH, _GET_METHODS),
+    b"/api/v1.0/health/status": SeldonRoute(Endpoint.HEALTH, _GET_METHODS),
+    b"/health/ping": SeldonRoute(PING, _GET_METHODS),
+    b"/metadata": SeldonRoute(METADATA, _GET_METHODS),
+    b"/api/v1.0/metadata": SeldonRoute(METADATA, _GET_METHODS),
+    b"/seldon.json": SeldonRoute(OPENAPI, _GET_METHODS),
 }
-_OURS = frozenset((b"v2", b"docs", b"openapi.json", b"metrics"))
+_PENSTOCK_SEGMENTS = frozenset((b"v2", b"docs", b"openapi.json", b"metrics"))
 """The first segments of Penstock's own paths. The original has none of them."""
 
 
-def parted(path: bytes, query: bytes) -> tuple[bytes, bytes]:
+def split_target(path: bytes, query: bytes) -> tuple[bytes, bytes]:
     """Return the decoded path of a request and its query, from its target.
 
     Several leading slashes count as one. The fragment, from `#` on, is dropped.
@@ -60,9 +60,9 @@ def parted(path: bytes, query: bytes) -> tuple[bytes, bytes]:
     return b"/" + unquote_to_bytes(path_in(path)).lstrip(b"/"), query
 
 
-def is_ours(path: bytes) -> bool:
+def is_penstock_path(path: bytes) -> bool:
     """Return whether a path belongs to Penstock's own protocol or its control plane."""
-    return path.split(b"/", 2)[1] in _OURS
+    return path.split(b"/", 2)[1] in _PENSTOCK_SEGMENTS
 
 
 def purpose_of(method: bytes, path: bytes, *, strict: bool) -> Purpose:
@@ -72,18 +72,18 @@ def purpose_of(method: bytes, path: bytes, *, strict: bool) -> Purpose:
     that accepts only POST, is therefore not found; any other method is not allowed, and OPTIONS is answered. Unless
     `strict`, there is no such folder.
     """
-    place = _PLACES.get(path)
-    if place is not None and method in place.methods:
-        return place.purpose
-    if (path == b"/" or method in _READ) if strict else place is None:
+    route = _ROUTES.get(path)
+    if route is not None and method in route.methods:
+        return route.purpose
+    if (path == b"/" or method in _GET_METHODS) if strict else route is None:
         return NOT_FOUND
     return OPTIONS if method == b"OPTIONS" else NOT_ALLOWED
 
 
 def methods_of(path: bytes, *, strict: bool) -> bytes:
     """Return the value of the Allow field of a path."""
-    place = _PLACES.get(path)
-    methods = place.methods if place is not None else ()
+    route = _ROUTES.get(path)
+    methods = route.methods if route is not None else ()
     if strict:
-        methods = (*methods, *(method for method in _READ if method not in methods))
+        methods = (*methods, *(method for method in _GET_METHODS if method not in methods))
     return b", ".join((b"OPTIONS", *methods))

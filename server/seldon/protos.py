@@ -126,15 +126,18 @@ _GO = "github.com/tensorflow/tensorflow/tensorflow/go/core/framework/{}_go_proto
 
 
 @cache
-def registered() -> Any:
+def registered_file() -> Any:
     """Return the FileDescriptor of seldon.protos in protobuf's default pool, after registering it and its imports."""
     pool = descriptor_pool.Default()
-    for stem, messages, needs, java in _TENSORFLOW:
+    for stem, messages, dependencies, java_class in _TENSORFLOW:
         name = _tensorflow_name(stem)
-        if not _has(pool, name):
-            pool.AddSerializedFile(_of_installed(stem) or _tensorflow(stem, messages, needs, java).SerializeToString())
-    if not _has(pool, FILE):
-        pool.AddSerializedFile(described().SerializeToString())
+        if not _is_registered(pool, name):
+            pool.AddSerializedFile(
+                _installed_proto(stem)
+                or _tensorflow_proto(stem, messages, dependencies, java_class).SerializeToString()
+            )
+    if not _is_registered(pool, FILE):
+        pool.AddSerializedFile(file_proto().SerializeToString())
     return pool.FindFileByName(FILE)
 
 
@@ -142,19 +145,19 @@ def registered() -> Any:
 def files() -> tuple[Any, ...]:
     """Return the FileDescriptorProtos that a reflection client needs: seldon.protos, and all that it imports."""
     found: dict[str, Any] = {}
-    waiting = [registered()]
-    while waiting:
-        descriptor = waiting.pop()
+    pending = [registered_file()]
+    while pending:
+        descriptor = pending.pop()
         if descriptor.name not in found:
             found[descriptor.name] = descriptor_pb2.FileDescriptorProto.FromString(descriptor.serialized_pb)
-            waiting += descriptor.dependencies
+            pending += descriptor.dependencies
     return tuple(found.values())
 
 
 @cache
 def message_class(name: str) -> Any:
     """Return a message's class by its name in seldon.protos. Raises: KeyError."""
-    descriptor = registered().message_types_by_name[name]
+    descriptor = registered_file().message_types_by_name[name]
     try:
         from google.protobuf.message_factory import GetMessageClass
     except ImportError:  # before protobuf 4.22
@@ -162,7 +165,7 @@ def message_class(name: str) -> Any:
     return GetMessageClass(descriptor)
 
 
-def described() -> Any:
+def file_proto() -> Any:
     """Make the FileDescriptorProto of seldon.protos."""
     file = descriptor_pb2.FileDescriptorProto(name=FILE, package="seldon.protos", syntax="proto3")
     file.dependency.extend(module.DESCRIPTOR.name for module in _WELL_KNOWN)
@@ -174,42 +177,44 @@ def described() -> Any:
         _add_fields(message, f".seldon.protos.{name}", fields)
     for name, methods in _SERVICES.items():
         service = file.service.add(name=name)
-        for method, asked, answered in methods:
-            added = service.method.add(name=method, input_type=_full(file, asked), output_type=_full(file, answered))
+        for method, request, response in methods:
+            added = service.method.add(
+                name=method, input_type=_full_name(file, request), output_type=_full_name(file, response)
+            )
             added.options.SetInParent()
     file.options.java_package, file.options.java_outer_classname = "io.seldon.protos", "PredictionProtos"
     file.options.go_package = "github.com/seldonio/seldon-core/incubating/wrappers/s2i/go/pkg/api"
     return file
 
 
-def tensorflow_described() -> Iterator[Any]:
+def tensorflow_protos() -> Iterator[Any]:
     """Make the FileDescriptorProtos of what seldon.protos imports from TensorFlow, each after those it imports."""
-    return (_tensorflow(*each) for each in _TENSORFLOW)
+    return (_tensorflow_proto(*each) for each in _TENSORFLOW)
 
 
-def _tensorflow(stem: str, messages: dict[str, str], needs: tuple[str, ...], java: str) -> Any:
+def _tensorflow_proto(stem: str, messages: dict[str, str], dependencies: tuple[str, ...], java_class: str) -> Any:
     file = descriptor_pb2.FileDescriptorProto(name=_tensorflow_name(stem), package="tensorflow", syntax="proto3")
-    file.dependency.extend(_tensorflow_name(each) for each in needs)
+    file.dependency.extend(_tensorflow_name(each) for each in dependencies)
     for name, fields in messages.items():
-        place = file.message_type[-1].nested_type if name.startswith(".") else file.message_type
-        within = f".{file.message_type[-1].name}" if name.startswith(".") else ""
-        _add_fields(place.add(name=name.lstrip(".")), f".tensorflow{within}.{name.lstrip('.')}", fields)
+        container = file.message_type[-1].nested_type if name.startswith(".") else file.message_type
+        outer_scope = f".{file.message_type[-1].name}" if name.startswith(".") else ""
+        _add_fields(container.add(name=name.lstrip(".")), f".tensorflow{outer_scope}.{name.lstrip('.')}", fields)
     if stem == "types":
         _add_enum(file, "DataType", "INVALID", "DT_")
         names = _DATA_TYPES.split()
         for number, name in enumerate((*names, *(f"{each}_REF" for each in names)), start=1):
-            past = 100 - len(names) if number > len(names) else 0
-            file.enum_type[0].value.add(name=f"DT_{name}", number=number + past)
+            offset = 100 - len(names) if number > len(names) else 0
+            file.enum_type[0].value.add(name=f"DT_{name}", number=number + offset)
     if stem == "resource_handle":
         file.message_type[0].reserved_range.add(start=7, end=8)
     options = file.options
-    options.java_package, options.java_outer_classname = "org.tensorflow.framework", java
+    options.java_package, options.java_outer_classname = "org.tensorflow.framework", java_class
     options.java_multiple_files = options.cc_enable_arenas = True
     options.go_package = _GO.format(stem)
     return file
 
 
-def _of_installed(stem: str) -> bytes | None:
+def _installed_proto(stem: str) -> bytes | None:
     """Return a file's descriptor as the installed TensorFlow will register it; None if there is none.
 
     It is read from the source of the generated module: importing it would import TensorFlow, which takes seconds.
@@ -230,22 +235,22 @@ def _of_installed(stem: str) -> bytes | None:
 
 
 def _add_fields(message: Any, scope: str, fields: str) -> None:
-    for number, name, marked in (field.split() for field in fields.split("; ")):
-        mark, kind = (marked[0], marked[1:]) if marked[0] in "*!?%" else ("", marked)
+    for number, name, marked_type in (field.split() for field in fields.split("; ")):
+        mark, kind = (marked_type[0], marked_type[1:]) if marked_type[0] in "*!?%" else ("", marked_type)
         field = message.field.add(
             name=name, number=int(number), label=_REPEATED if mark in {"*", "!", "%"} else _OPTIONAL
         )
         if mark == "%":
             entry = f"{name[0].upper()}{name[1:]}Entry"
-            made = message.nested_type.add(name=entry)
-            _add_fields(made, f"{scope}.{entry}", f"1 key string; 2 value {kind}")
-            made.options.map_entry = True
+            entry_type = message.nested_type.add(name=entry)
+            _add_fields(entry_type, f"{scope}.{entry}", f"1 key string; 2 value {kind}")
+            entry_type.options.map_entry = True
             field.type, field.type_name = _MESSAGE, f"{scope}.{entry}"
             continue
         if kind in _SCALARS:
             field.type = _SCALARS[kind]
         else:
-            field.type, field.type_name = _named(kind, scope)
+            field.type, field.type_name = _field_type(kind, scope)
         if mark == "!":
             field.options.packed = True
         if mark == "?":
@@ -254,7 +259,7 @@ def _add_fields(message: Any, scope: str, fields: str) -> None:
             field.oneof_index = 0
 
 
-def _named(kind: str, scope: str) -> tuple[int, str]:
+def _field_type(kind: str, scope: str) -> tuple[int, str]:
     """Return the type of a nonscalar field, and its full name."""
     if kind in _FOREIGN_ENUMS:
         return _ENUM, _FOREIGN_ENUMS[kind]
@@ -263,17 +268,17 @@ def _named(kind: str, scope: str) -> tuple[int, str]:
     return _MESSAGE, _FOREIGN.get(kind, f"{_package(scope)}.{kind}")
 
 
-def _add_enum(place: Any, name: str, values: str, before: str = "") -> None:
-    enum = place.enum_type.add(name=name)
+def _add_enum(container: Any, name: str, values: str, prefix: str = "") -> None:
+    enum = container.enum_type.add(name=name)
     for number, value in enumerate(values.split()):
-        enum.value.add(name=before + value, number=number)
+        enum.value.add(name=prefix + value, number=number)
 
 
 def _package(scope: str) -> str:
     return ".seldon.protos" if scope.startswith(".seldon.protos.") else ".tensorflow"
 
 
-def _full(file: Any, name: str) -> str:
+def _full_name(file: Any, name: str) -> str:
     return _FOREIGN.get(name, f".{file.package}.{name}")
 
 
@@ -281,7 +286,7 @@ def _tensorflow_name(stem: str) -> str:
     return f"tensorflow/core/framework/{stem}.proto"
 
 
-def _has(pool: Any, name: str) -> bool:
+def _is_registered(pool: Any, name: str) -> bool:
     try:
         pool.FindFileByName(name)
     except KeyError:

@@ -14,7 +14,7 @@ from google.protobuf import json_format
 from penstock.backends.errors import Code, InferError
 from penstock.server.answering import LARGE_BYTES, off_loop
 from penstock.server.grpc.method import Method, Status
-from penstock.server.v2.rpc.calls import Tasks, as_refusal, refuse
+from penstock.server.v2.rpc.calls import Tasks, abort, client_error
 
 from .calls import SeldonCall
 from .messages import Endpoint, PayloadKind, read_answer
@@ -89,19 +89,19 @@ class SeldonRpcs:
         # the message is parsed here, so first reject a call that would be rejected whatever it contains
         refusal = self._engine.turn_away(model)
         if refusal is not None:
-            self._refuse(call, refusal)
+            self._abort(call, refusal)
         elif len(message) < LARGE_BYTES:
-            self._submit(call, sharing.call_of(model, endpoint, PayloadKind.PROTO, message, self))
+            self._submit(call, sharing.make_call(model, endpoint, PayloadKind.PROTO, message, self))
         else:
             self._engine.hold(model)  # keeps this version loaded meanwhile
-            task = self._tasks.start(call, partial(self._share_slowly, model, sharing, call, message), "Predict")
+            task = self._tasks.start(call, partial(self._share_off_loop, model, sharing, call, message), "Predict")
             task.add_done_callback(lambda _: self._engine.release(model))
 
     def metadata(self, call: Call, message: bytes) -> None:
         """Answer with the component's metadata, or an empty message if it is invalid. The requested name is ignored."""
-        described = self._current.description
+        description = self._current.description
         try:
-            call.answer(metadata_message((described.metadata if described is not None else None) or {}))
+            call.answer(metadata_message((description.metadata if description is not None else None) or {}))
         except json_format.ParseError:
             call.abort(Status.UNKNOWN, "Exception calling application: ")
 
@@ -117,12 +117,12 @@ class SeldonRpcs:
             self._engine.submit(request)
         except InferError as error:
             call.on_cancel = None
-            self._refuse(call, error)
+            self._abort(call, error)
 
-    async def _share_slowly(self, model: Model, sharing: Sharing, call: Call, message: bytes) -> None:
+    async def _share_off_loop(self, model: Model, sharing: Sharing, call: Call, message: bytes) -> None:
         """Decode on a thread what would block the event loop."""
         request = await off_loop(
-            len(message), sharing.call_of, model, Endpoint.PREDICT, PayloadKind.PROTO, message, self
+            len(message), sharing.make_call, model, Endpoint.PREDICT, PayloadKind.PROTO, message, self
         )
         self._submit(call, request)  # a call that has ended meanwhile has cancelled this
 
@@ -132,11 +132,11 @@ class SeldonRpcs:
         """Send the answers of one delivery."""
         for request in requests:
             call: Call = request.context
-            # breaks a cycle: `cancelled` holds the request, which holds the call
+            # breaks a cycle: `on_cancel` holds the request, which holds the call
             call.on_cancel = None
             try:
                 if request.error is not None:
-                    self._refuse(call, request.error)
+                    self._abort(call, request.error)
                     continue
                 # only SeldonCalls are submitted here
                 reply: bytes = request.reply  # type: ignore[attr-defined]
@@ -148,15 +148,15 @@ class SeldonRpcs:
                 else:
                     call.answer(body)
             except Exception as error:  # noqa: BLE001 - one answer's failure must not take its batch mates' answers
-                refuse(call, as_refusal(error, "component"))
+                abort(call, client_error(error, "component"))
 
     @staticmethod
-    def _refuse(call: Call, error: InferError) -> None:
+    def _abort(call: Call, error: InferError) -> None:
         if error.code is Code.EXPIRED:
             # its only deadline was the client's
             call.abort(Status.DEADLINE_EXCEEDED, "Deadline Exceeded")
         else:
-            refuse(call, error)
+            abort(call, error)
 
 
 def metadata_message(metadata: dict[str, Any]) -> bytes:

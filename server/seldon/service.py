@@ -26,7 +26,18 @@ from . import openapi, pages
 from .calls import SeldonCall
 from .messages import Endpoint, PayloadKind, read_answer
 from .pages import JSON, TEXT
-from .paths import METADATA, NOT_ALLOWED, NOT_FOUND, OPENAPI, OPTIONS, PING, is_ours, methods_of, parted, purpose_of
+from .paths import (
+    METADATA,
+    NOT_ALLOWED,
+    NOT_FOUND,
+    OPENAPI,
+    OPTIONS,
+    PING,
+    is_penstock_path,
+    methods_of,
+    purpose_of,
+    split_target,
+)
 
 if TYPE_CHECKING:
     from penstock.server.engines import ServingEngine
@@ -49,27 +60,32 @@ on as is; the original passes on every body as is."""
 class SeldonClaim:
     """What a request head says. Cached with the head's bytes.
 
-    `found` is the Current to call, None for requests that the server can answer itself. `plain`: the payload of the
-    call is the body alone, unless the component receives the whole `head`; otherwise the payload is `described` and the
-    body. `lines` are header lines of the answer.
+    `found` is the CurrentComponent to call, None for requests that the server can answer itself. `is_plain_json`: the
+    payload of the call is the body alone, unless the component receives the whole `head`; otherwise the payload is
+    `request_line` and the body. `header_lines` are those of the answer.
     """
 
-    __slots__ = ("accept", "coding", "described", "found", "head", "lines", "path", "plain", "purpose", "request_id")
+    __slots__ = (
+        "accept", "coding", "found", "head", "header_lines", "is_plain_json", "path", "purpose", "request_id",
+        "request_line",
+    )  # fmt: skip
 
     def __init__(self, head: Head, current: CurrentComponent, *, strict: bool) -> None:
         header = head.header
-        self.path, query = parted(head.path, head.query)
+        self.path, query = split_target(head.path, head.query)
         self.purpose = purpose_of(head.method, self.path, strict=strict)
-        asks = isinstance(self.purpose, Endpoint) and self.purpose is not Endpoint.HEALTH
-        self.found = current if asks else None
+        calls_component = isinstance(self.purpose, Endpoint) and self.purpose is not Endpoint.HEALTH
+        self.found = current if calls_component else None
         content_type = header.get(b"content-type", b"")
-        self.plain = head.method == b"POST" and _is_json(content_type) and b"json" not in query and b"%" not in query
-        self.described = b"" if self.plain else _described(head.method, content_type, query)
+        self.is_plain_json = (
+            head.method == b"POST" and _is_json(content_type) and b"json" not in query and b"%" not in query
+        )
+        self.request_line = b"" if self.is_plain_json else _encode_request_line(head.method, content_type, query)
         self.head = head
         coding = header.get(b"content-encoding", b"").strip().lower()
         self.coding = coding if coding in _MAGIC else b""
         self.accept = choose_coding(header.get(b"accept-encoding", b""))
-        self.lines = pages.lines_for(head.method, header)
+        self.header_lines = pages.cors_lines(head.method, header)
         self.request_id = header.get(b"x-request-id", b"").decode("latin-1")[:128]
 
 
@@ -100,7 +116,7 @@ class SeldonService(CarryingService):
     def claim(self, head: Head) -> Any:
         """Claim every path except Penstock's own."""
         claim = SeldonClaim(head, self._current, strict=self._strict)
-        if is_ours(claim.path):
+        if is_penstock_path(claim.path):
             return self.others.claim(head)
         category = _CATEGORIES.get(claim.purpose) or ("inference" if claim.found is not None else "")
         self.restricted.require(category, head.header)
@@ -111,14 +127,14 @@ class SeldonService(CarryingService):
         if claim.found is None:
             self._answer_page(connection, claim)
         elif claim.coding or (self._current.sharing is not None and len(body) >= LARGE_BYTES):
-            connection.task = connection.loop.create_task(self._ask_later(connection, claim, body))
+            connection.task = connection.loop.create_task(self._send_call_in_task(connection, claim, body))
         else:
-            self._ask(connection, claim, claim.purpose, body)
+            self._send_call(connection, claim, claim.purpose, body)
 
     def answer_failure(self, connection: FastLane, claim: Any, error: InferError) -> None:
         """Answer with an error of the server's own."""
-        status, body = pages.refused(error)
-        connection.answer(status, body, JSON, claim.lines + (retry_after_line(error) if status == 503 else b""))
+        status, body = pages.error_answer(error)
+        connection.answer(status, body, JSON, claim.header_lines + (retry_after_line(error) if status == 503 else b""))
 
     def trouble(self, claim: Any, error: Exception) -> InferError:
         """Log a failure under the client's request id, if it sent one."""
@@ -126,20 +142,20 @@ class SeldonService(CarryingService):
 
     # -- calls of the component --------------------------------------------------------------------------------
 
-    def _ask(self, connection: FastLane, claim: SeldonClaim, endpoint: Endpoint, body: bytes) -> None:
+    def _send_call(self, connection: FastLane, claim: SeldonClaim, endpoint: Endpoint, body: bytes) -> None:
         """Send a call to the component. Raises: InferError."""
         model = self._current.find()
-        if self._current.looks:
-            call = SeldonCall(model, endpoint, PayloadKind.HTTP, _told(claim.head) + body, self)
-        elif not claim.plain:
-            call = SeldonCall(model, endpoint, PayloadKind.HTTP, claim.described + body, self)
+        if self._current.reads_request:
+            call = SeldonCall(model, endpoint, PayloadKind.HTTP, _encode_head(claim.head) + body, self)
+        elif not claim.is_plain_json:
+            call = SeldonCall(model, endpoint, PayloadKind.HTTP, claim.request_line + body, self)
         elif (sharing := self._current.sharing) is not None:
-            call = sharing.call_of(model, endpoint, PayloadKind.JSON, body, self)
+            call = sharing.make_call(model, endpoint, PayloadKind.JSON, body, self)
         else:
             call = SeldonCall(model, endpoint, PayloadKind.JSON, body, self)
         self.submit(connection, call)
 
-    async def _ask_later(self, connection: FastLane, claim: SeldonClaim, body: bytes) -> None:
+    async def _send_call_in_task(self, connection: FastLane, claim: SeldonClaim, body: bytes) -> None:
         """Send a call that takes more than one step.
 
         A compressed body is decompressed, which the original never did. A large body that may share a batch is decoded
@@ -150,17 +166,17 @@ class SeldonService(CarryingService):
             if claim.coding and body.startswith(_MAGIC[claim.coding]):
                 body = await read_compressed(body, claim.coding, self._limits, bytes)
             model, sharing = self._current.find(), self._current.sharing
-            if sharing is not None and claim.plain and len(body) >= LARGE_BYTES:
+            if sharing is not None and claim.is_plain_json and len(body) >= LARGE_BYTES:
                 self.engine.hold(model)
                 try:
-                    call = await off_loop(len(body), sharing.call_of, model, endpoint, PayloadKind.JSON, body, self)
+                    call = await off_loop(len(body), sharing.make_call, model, endpoint, PayloadKind.JSON, body, self)
                     self.submit(connection, call)
                 finally:
                     self.engine.release(model)
             else:
-                self._ask(connection, claim, endpoint, body)
+                self._send_call(connection, claim, endpoint, body)
         except HttpError as error:
-            connection.answer(error.status, pages.failure(error.text, pages.BAD_DATA), JSON, claim.lines)
+            connection.answer(error.status, pages.failure(error.text, pages.BAD_DATA), JSON, claim.header_lines)
         except Exception as error:  # noqa: BLE001 - as in begin
             self.fail(connection, claim, error)
         finally:
@@ -168,13 +184,13 @@ class SeldonService(CarryingService):
 
     def answer_call(self, connection: FastLane, claim: Any, call: SeldonCall) -> None:
         """Send the component's answer, and count the metrics it reported."""
-        status, metrics, lines, body = read_answer(call.reply)
-        content_type, extra = JSON, claim.lines
+        status, metrics, own_lines, body = read_answer(call.reply)
+        content_type, extra = JSON, claim.header_lines
         if metrics:
             self._exposition.add(call.endpoint, metrics)
-        if lines:
-            content_type, _, own = lines.partition(b"\r\n")
-            extra = pages.joined(own, extra)
+        if own_lines:
+            content_type, _, other_lines = own_lines.partition(b"\r\n")
+            extra = pages.join_lines(other_lines, extra)
         if claim.accept and status == 200:
             answer_compressed(connection, body, content_type, extra, claim.accept)
         else:
@@ -191,7 +207,7 @@ class SeldonService(CarryingService):
     # -- everything else ---------------------------------------------------------------------------------------
 
     def _answer_page(self, connection: FastLane, claim: SeldonClaim) -> None:
-        purpose, lines = claim.purpose, claim.lines
+        purpose, lines = claim.purpose, claim.header_lines
         if purpose == PING:
             connection.answer(200, b"pong", TEXT, lines)
         elif purpose is Endpoint.HEALTH:
@@ -213,38 +229,38 @@ class SeldonService(CarryingService):
 
     def _answer_health(self, connection: FastLane, claim: SeldonClaim) -> None:
         """Answer at once if the answer is known and a worker serves; otherwise call the component."""
-        described = self._current.description
-        if described is not None and described.health and self._current.find().healthy:
-            connection.answer(200, described.health.encode(), JSON, claim.lines)
+        description = self._current.description
+        if description is not None and description.health and self._current.find().healthy:
+            connection.answer(200, description.health.encode(), JSON, claim.header_lines)
         else:
-            self._ask(connection, claim, Endpoint.HEALTH, b"")
+            self._send_call(connection, claim, Endpoint.HEALTH, b"")
 
     def _answer_metadata(self, connection: FastLane, claim: SeldonClaim) -> None:
-        described = self._current.description
-        if described is None:
-            raise InferError(Code.NOT_READY, "the component is not ready: it says what it is later")
-        if described.metadata is None:
-            connection.answer(500, pages.NO_METADATA, JSON, claim.lines)
+        description = self._current.description
+        if description is None:
+            raise InferError(Code.NOT_READY, "the component is not ready: its metadata is not known yet")
+        if description.metadata is None:
+            connection.answer(500, pages.NO_METADATA, JSON, claim.header_lines)
         else:
-            connection.answer(200, described.page.encode(), JSON, claim.lines)
+            connection.answer(200, description.page.encode(), JSON, claim.header_lines)
 
 
 def _is_json(content_type: bytes) -> bool:
     """Return whether a body of this Content-Type is read as JSON, like Werkzeug's `is_json`."""
-    kind = content_type.partition(b";")[0].strip().lower()
-    return kind == JSON or (kind.startswith(b"application/") and kind.endswith(b"+json"))
+    media_type = content_type.partition(b";")[0].strip().lower()
+    return media_type == JSON or (media_type.startswith(b"application/") and media_type.endswith(b"+json"))
 
 
-def _described(method: bytes, content_type: bytes, query: bytes) -> bytes:
+def _encode_request_line(method: bytes, content_type: bytes, query: bytes) -> bytes:
     """Encode the parts of a head that a worker needs to read the body: a line of JSON."""
-    said = {"method": method, "type": content_type, "query": query}
-    return json.dumps({name: value.decode("latin-1") for name, value in said.items()}).encode() + b"\n"
+    fields = {"method": method, "type": content_type, "query": query}
+    return json.dumps({name: value.decode("latin-1") for name, value in fields.items()}).encode() + b"\n"
 
 
-def _told(head: Head) -> bytes:
+def _encode_head(head: Head) -> bytes:
     """Encode the whole head in the same form."""
-    path, query = parted(head.path, head.query)
-    said = {"method": head.method, "type": head.header.get(b"content-type", b""), "query": query, "path": path}
-    told: dict[str, Any] = {name: value.decode("latin-1") for name, value in said.items()}
-    told["headers"] = [[name.decode("latin-1"), value.decode("latin-1")] for name, value in head.fields]
-    return json.dumps(told).encode() + b"\n"
+    path, query = split_target(head.path, head.query)
+    fields = {"method": head.method, "type": head.header.get(b"content-type", b""), "query": query, "path": path}
+    encoded: dict[str, Any] = {name: value.decode("latin-1") for name, value in fields.items()}
+    encoded["headers"] = [[name.decode("latin-1"), value.decode("latin-1")] for name, value in head.fields]
+    return json.dumps(encoded).encode() + b"\n"

@@ -34,11 +34,11 @@ def signature_of(metadata: Mapping[str, Any] | None, *, batched: bool) -> Signat
     A side with any tensor of another kind becomes DEFAULT. Shapes: the first declared axis counts rows, and is free. A
     missing shape is one free axis after the rows; an empty one is rows alone.
     """
-    said = metadata or {}
-    return Signature(_side(said, "input"), _side(said, "output"), batched=batched)
+    declared = metadata or {}
+    return Signature(_tensor_specs(declared, "input"), _tensor_specs(declared, "output"), batched=batched)
 
 
-def _side(metadata: Mapping[str, Any], side: str) -> tuple[TensorSpec, ...]:
+def _tensor_specs(metadata: Mapping[str, Any], side: str) -> tuple[TensorSpec, ...]:
     entries = metadata.get(f"{side}s") or []
     found = []
     for number, entry in enumerate(entries):
@@ -54,7 +54,7 @@ def _side(metadata: Mapping[str, Any], side: str) -> tuple[TensorSpec, ...]:
     return tuple(found) or (DEFAULT[side],)
 
 
-class Tensors:
+class TensorCodec:
     """Encodes and decodes the messages of one component."""
 
     def __init__(self, model: str, signature: Signature) -> None:
@@ -63,42 +63,42 @@ class Tensors:
         inputs = [(spec.name, spec.datatype) for spec in signature.inputs]
         # an undeclared output keeps its own datatype
         outputs = [(spec.name, "" if spec is DEFAULT["output"] else spec.datatype) for spec in signature.outputs]
-        self._opening = orjson.dumps({"inputs": inputs, "outputs": outputs})[:-1]
+        self._message_start = orjson.dumps({"inputs": inputs, "outputs": outputs})[:-1]
 
-    def packed(self, requests: Sequence[InferRequest]) -> tuple[bytes, list[Array | None]]:
+    def pack(self, requests: Sequence[InferRequest]) -> tuple[bytes, list[Array | None]]:
         """Encode requests. Ownership: the tensors are the requests' own."""
         rows = orjson.dumps([request.rows for request in requests])
         arrays = [array for request in requests for array in request.inputs]
-        return self._opening + b',"rows":' + rows + b"}", arrays
+        return self._message_start + b',"rows":' + rows + b"}", arrays
 
-    def take(self, requests: Sequence[InferRequest], body: bytes, arrays: Sequence[Array | None]) -> list[Any]:
+    def distribute(self, requests: Sequence[InferRequest], body: bytes, arrays: Sequence[Array | None]) -> list[Any]:
         """Give each request its outputs, or its error, from the bytes after TOGETHER.
 
         Returns: the metrics of each, None for none.
         """
-        at = 0
-        counted = []
-        for request, said in zip(requests, orjson.loads(body), strict=True):
-            counted.append(said.get("metrics"))
-            if "code" in said:
-                request.error = InferError(Code[said["code"]], said["message"])
+        offset = 0
+        metrics = []
+        for request, result in zip(requests, orjson.loads(body), strict=True):
+            metrics.append(result.get("metrics"))
+            if "code" in result:
+                request.error = InferError(Code[result["code"]], result["message"])
                 continue
-            positions = said["outputs"]
-            found = dict(zip(positions, arrays[at : at + len(positions)], strict=True))
-            at += len(positions)
-            request.outputs = self._in_order(request, found, said.get("parameters"))
-        return counted
+            positions = result["outputs"]
+            arrays_by_position = dict(zip(positions, arrays[offset : offset + len(positions)], strict=True))
+            offset += len(positions)
+            request.outputs = self._wanted_outputs(request, arrays_by_position, result.get("parameters"))
+        return metrics
 
-    def _in_order(self, request: InferRequest, found: Mapping[int, Any], parameters: Any) -> list[Any]:
+    def _wanted_outputs(self, request: InferRequest, found: Mapping[int, Any], parameters: Any) -> list[Any]:
         """Return a request's wanted outputs; as OwnOutputs if something differs from what was declared."""
-        outputs, wrong = [], ""
+        outputs, problem = [], ""
         for position in request.wanted:
             array, spec = found.get(position), self._outputs[position]
             outputs.append(array)
             if array is None:
-                wrong = wrong or f"the answer lacks the requested output '{spec.name}'"
+                problem = problem or f"the answer lacks the requested output '{spec.name}'"
             elif array.dtype != spec.type.dtype:
-                wrong = wrong or f"output '{spec.name}' has other values than {spec.datatype}"
-        if wrong or parameters:
-            return OwnOutputs(outputs, parameters or {}, wrong and f"model '{self._model}': {wrong}")
+                problem = problem or f"output '{spec.name}' has other values than {spec.datatype}"
+        if problem or parameters:
+            return OwnOutputs(outputs, parameters or {}, problem and f"model '{self._model}': {problem}")
         return outputs

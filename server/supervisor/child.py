@@ -1,9 +1,9 @@
-"""The program of a process that the supervisor has started: it takes the role it is assigned until told to end.
+"""The program of a process that the supervisor has started: it takes the role it is assigned until ordered to end.
 
     python -m penstock.server.supervisor.child SOCKET PARENT
 
 SOCKET is the descriptor of the control Link; PARENT the supervisor's process id. `ps -o comm` shows the role. It drains
-when told to, on SIGTERM, and when the supervisor has gone.
+when ordered to, on SIGTERM, and when the supervisor has gone.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from penstock.server.listening.sockets import StartError
 from penstock.server.signals import on_signal
 from penstock.server.threads import new_loop
 
-from .fleet import ANSWERS, READY
+from .fleet import LISTENING, READY
 from .kinds import (
-    ASKED,
     ATTACH,
     BOARD,
-    COUNTED,
+    COUNTS,
+    DISCONNECTED,
     DRAIN,
     FAILED,
-    HURRY,
-    KEEP,
-    KEPT,
-    NEIGHBOUR,
+    FLUSH,
+    NEW_NEIGHBOR,
     PING,
     PONG,
     PREPARE,
-    SAID,
+    RESTORE,
+    SAVE,
+    SIGNALED,
     START,
-    UNLINKED,
+    STATE,
 )
 
 if TYPE_CHECKING:
     from penstock.server.ipc.wire import Message
     from penstock.server.telemetry.logs import Logs
 
-    from .journal import Kept
+    from .journal import JournalEntry
     from .roles import Role
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
@@ -58,34 +58,34 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class SupervisorLink:
     """A role's connection to the supervisor, with what it received before its start.
 
-    `kept` is the journal of the previous engine; `board` a front end's place among front ends, with the descriptors
-    that came with it. Calling `end` has the process drain and end, and be replaced. `told_to_end` is set when the
-    supervisor, which knows the state of the other processes, orders a drain; a signal does not set it.
+    `saved` is the journal of the previous engine; `board` a front end's slot among front ends, with the descriptors
+    that came with it. Calling `request_end` has the process drain and end, and be replaced. `drain_ordered` is set when
+    the supervisor, which knows the state of the other processes, orders a drain; a signal does not set it.
     """
 
     def __init__(
-        self, link: Link, logs: Logs, kept: dict[str, Kept], board: tuple[dict[str, list[int]], list[int]] | None,
-        end: Callable[[], None],
+        self, link: Link, logs: Logs, saved: dict[str, JournalEntry],
+        board: tuple[dict[str, list[int]], list[int]] | None, request_end: Callable[[], None],
     ) -> None:  # fmt: skip
         self._link = link
-        self.end = end
-        self.told_to_end = asyncio.Event()
+        self.request_end = request_end
+        self.drain_ordered = asyncio.Event()
         self.board = board
         self.logs = logs
         self.pairing = 0
-        self.kept = kept
+        self.saved = saved
 
-    def said(self, state: str, **more: Any) -> None:
+    def report_state(self, state: str, **details: Any) -> None:
         """Report the state of the process."""
-        self._link.send(SAID, 0, json.dumps({"state": state, **more}).encode())
+        self._link.send(STATE, 0, json.dumps({"state": state, **details}).encode())
 
-    def unlinked(self) -> None:
+    def report_disconnect(self) -> None:
         """Report the loss of a front end's engine, with the pairing: another engine may be attached already."""
-        self.said(UNLINKED, pairing=self.pairing)
+        self.report_state(DISCONNECTED, pairing=self.pairing)
 
-    def keep(self, key: str, value: Any, descriptors: Sequence[int] = ()) -> None:
-        """Have a value kept for the next engine; None removes the key."""
-        self._link.send(KEEP, 0, json.dumps([key, value]).encode(), None, descriptors)
+    def save(self, key: str, value: Any, descriptors: Sequence[int] = ()) -> None:
+        """Have a value saved for the next engine; None removes the key."""
+        self._link.send(SAVE, 0, json.dumps([key, value]).encode(), None, descriptors)
 
 
 class _Process:
@@ -93,143 +93,143 @@ class _Process:
 
     def __init__(self, sock: socket.socket) -> None:
         self._loop = asyncio.get_running_loop()
-        self._asked = asyncio.Event()
-        self._last = True
-        self._assigned: asyncio.Future[dict[str, Any]] = self._loop.create_future()
+        self._ending = asyncio.Event()
+        self._all_end = True
+        self._assignment: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self._role: Role | None = None
-        self._told: SupervisorLink | None = None
-        self._kept: dict[str, Kept] = {}
+        self._supervisor: SupervisorLink | None = None
+        self._saved: dict[str, JournalEntry] = {}
         self._board: tuple[dict[str, list[int]], list[int]] | None = None
-        self._early: list[tuple[int, int, socket.socket]] = []
-        self._link = Link(sock, self._take, self._lost)
+        self._early_sockets: list[tuple[int, int, socket.socket]] = []
+        self._link = Link(sock, self._receive, self._on_disconnect)
         for number in _STOP_SIGNALS:
-            on_signal(number, lambda _: self._loop.call_soon_threadsafe(self._signalled))
+            on_signal(number, lambda _: self._loop.call_soon_threadsafe(self._on_signal))
 
-    def _signalled(self) -> None:
-        if not self._asked.is_set():
-            self._link.send(SAID, 0, json.dumps({"state": ASKED}).encode())
-        self._asked.set()
+    def _on_signal(self) -> None:
+        if not self._ending.is_set():
+            self._link.send(STATE, 0, json.dumps({"state": SIGNALED}).encode())
+        self._ending.set()
 
     def _end(self, *, last: bool) -> None:
-        self._last = last
-        self._asked.set()
-        if self._told is not None:
-            self._told.told_to_end.set()
+        self._all_end = last
+        self._ending.set()
+        if self._supervisor is not None:
+            self._supervisor.drain_ordered.set()
 
-    def _lost(self, why: str) -> None:
-        self._asked.set()
-        if not self._assigned.done():
-            self._assigned.cancel()
+    def _on_disconnect(self, reason: str) -> None:
+        self._ending.set()
+        if not self._assignment.done():
+            self._assignment.cancel()
 
-    def _take(self, messages: list[Message]) -> None:
+    def _receive(self, messages: list[Message]) -> None:
         for kind, number, body, _, descriptors in messages:
             if kind == START:
-                self._assigned.set_result(json.loads(body))
-            elif kind in {KEPT, BOARD}:
-                self._keep(kind, json.loads(body), descriptors)
+                self._assignment.set_result(json.loads(body))
+            elif kind in {RESTORE, BOARD}:
+                self._store(kind, json.loads(body), descriptors)
             elif kind == PREPARE:
                 importlib.import_module(body.decode()).prepare()
-                _name("spare")
+                _set_process_name("spare")
             elif kind == PING:
                 self._link.send(PONG, number)
             elif kind == DRAIN:
                 self._end(last=bool(number))
-            elif kind in {ATTACH, NEIGHBOUR}:
+            elif kind in {ATTACH, NEW_NEIGHBOR}:
                 self._attach(kind, number, socket.socket(fileno=descriptors.pop()))
-            elif kind == HURRY and self._role is not None:
-                self._role.hurry()
-            elif kind == COUNTED and self._role is not None:
-                self._role.counted(json.loads(body))
+            elif kind == FLUSH and self._role is not None:
+                self._role.flush()
+            elif kind == COUNTS and self._role is not None:
+                self._role.update_counts(json.loads(body))
 
-    def _keep(self, kind: int, said: Any, descriptors: list[int]) -> None:
-        taken = descriptors[:]
+    def _store(self, kind: int, body: Any, descriptors: list[int]) -> None:
+        owned = descriptors[:]
         descriptors.clear()
         if kind == BOARD:
-            self._board = said, taken
+            self._board = body, owned
             return
-        key, value = said
-        self._kept[key] = value, taken
+        key, value = body
+        self._saved[key] = value, owned
         if self._role is not None:
-            self._role.kept(key)
+            self._role.on_saved_change(key)
 
     def _attach(self, kind: int, number: int, sock: socket.socket) -> None:
-        if self._role is None or self._told is None:
-            self._early.append((kind, number, sock))
+        if self._role is None or self._supervisor is None:
+            self._early_sockets.append((kind, number, sock))
         elif kind == ATTACH:
-            self._told.pairing = number
+            self._supervisor.pairing = number
             self._role.attach(sock)
         else:
-            self._role.meet(number, sock)
+            self._role.add_neighbor(number, sock)
 
     async def run(self, logs: list[Logs]) -> int:
         try:
-            assigned = await self._assigned
+            assignment = await self._assignment
         except asyncio.CancelledError:
             return 1  # the supervisor has gone
         from penstock.server import process
         from penstock.server.settings import Settings
         from penstock.server.telemetry.logs import Logs
 
-        _name(assigned["name"])
-        sys.path[:] = assigned["path"]
-        settings = Settings(**{name: _frozen(value) for name, value in assigned["settings"].items()})
-        logs.append(Logs(settings, sys.stderr, assigned["name"]))
+        _set_process_name(assignment["name"])
+        sys.path[:] = assignment["path"]
+        settings = Settings(**{name: _as_hashable(value) for name, value in assignment["settings"].items()})
+        logs.append(Logs(settings, sys.stderr, assignment["name"]))
         logs[0].start()
         process.prepare()
-        told = self._told = SupervisorLink(self._link, logs[0], self._kept, self._board, self._asked.set)
-        module, _, name = assigned["role"].partition(":")
+        supervisor = self._supervisor = SupervisorLink(self._link, logs[0], self._saved, self._board, self._ending.set)
+        module, _, name = assignment["role"].partition(":")
         try:
-            self._role = getattr(importlib.import_module(module), name)(settings, told, assigned)
-            return await self._serve(self._role, told, early=assigned["early"])
+            self._role = getattr(importlib.import_module(module), name)(settings, supervisor, assignment)
+            return await self._serve(self._role, supervisor, early=assignment["early"])
         except StartError as error:
-            told.said(FAILED, why=str(error))
+            supervisor.report_state(FAILED, reason=str(error))
             return 1
         finally:
             self._link.close()
 
-    async def _serve(self, role: Role, told: SupervisorLink, *, early: bool) -> int:
+    async def _serve(self, role: Role, supervisor: SupervisorLink, *, early: bool) -> int:
         from penstock.server import process
 
-        for each in self._early:
+        for each in self._early_sockets:
             self._attach(*each)
-        self._early.clear()
+        self._early_sockets.clear()
         try:
             if early:
-                await role.answer()
-                told.said(ANSWERS)
+                await role.listen()
+                supervisor.report_state(LISTENING)
             loading = asyncio.ensure_future(role.load())
-            if await process.finished_first(loading, self._asked.wait()):
+            if await process.finished_first(loading, self._ending.wait()):
                 if not early:
                     # reported, and sent, before anything can connect: a process that has not reported this is killed,
                     # not drained
-                    told.said(ANSWERS)
+                    supervisor.report_state(LISTENING)
                     await asyncio.sleep(0)
-                    await role.answer()
+                    await role.listen()
                 process.collect_and_freeze()
-                told.said(READY, **loading.result())
-                await self._asked.wait()
-            dropped = await role.drain(last=self._last)
+                supervisor.report_state(READY, **loading.result())
+                await self._ending.wait()
+            dropped = await role.drain(last=self._all_end)
         finally:
             await role.close()
         return 1 if dropped else 0
 
 
-def _frozen(value: Any) -> Any:
+def _as_hashable(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _name(name: str) -> None:
+def _set_process_name(name: str) -> None:
     """Set the name that `ps` and `top` show."""
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
-def main(words: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Run the assigned role."""
-    sock, parent = words
+    sock, parent = arguments
     for number in (*_STOP_SIGNALS, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    _name("starting")
+    _set_process_name("starting")
     if os.getppid() != int(parent):
         return 1
     loop = new_loop()

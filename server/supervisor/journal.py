@@ -1,7 +1,7 @@
-"""Journal: what clients have told an engine, for the engine that replaces it.
+"""Journal: what clients have changed in an engine, for the engine that replaces it.
 
-The engine sends it to the supervisor (KEEP), which sends all of it to the next one before its START (KEPT). Only the
-engine interprets the keys: `lasting.py`.
+The engine sends it to the supervisor (SAVE), which sends all of it to the next one before its START (RESTORE). Only the
+engine interprets the keys: `saved_state.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-Kept = tuple[Any, list[int]]
+JournalEntry = tuple[Any, list[int]]
 """A value, and its descriptors."""
 
 
@@ -21,20 +21,20 @@ class Journal:
     """
 
     def __init__(self) -> None:
-        self._kept: dict[str, Kept] = {}
+        self._entries: dict[str, JournalEntry] = {}
 
-    def __iter__(self) -> Iterator[tuple[str, Kept]]:
-        return iter(list(self._kept.items()))
+    def __iter__(self) -> Iterator[tuple[str, JournalEntry]]:
+        return iter(list(self._entries.items()))
 
-    def keep(self, key: str, value: Any, descriptors: Sequence[int] = ()) -> None:
-        """Keep a value; None removes the key."""
-        _, old = self._kept.pop(key, (None, []))
+    def put(self, key: str, value: Any, descriptors: Sequence[int] = ()) -> None:
+        """Store a value; None removes the key."""
+        _, old = self._entries.pop(key, (None, []))
         for descriptor in old:
             os.close(descriptor)
         if value is not None:
-            self._kept[key] = value, list(descriptors)
+            self._entries[key] = value, list(descriptors)
 
     def close(self) -> None:
         """Remove everything."""
         for key, _ in self:
-            self.keep(key, None)
+            self.put(key, None)

@@ -13,26 +13,26 @@ PING = 18
 PONG = 19
 DRAIN = 20
 """From the supervisor: finish accepted requests, and end. The number is 1 if all processes end, otherwise 0."""
-SAID = 21
+STATE = 21
 """From the process: its state. Body: JSON, {"state", ...}; the states are those of `fleet.py`, and those below."""
-KEEP = 22
+SAVE = 22
 """From the engine: a part of its state for the next engine. Body: JSON, [key, value]; null removes the key. Descriptors
 may come with it."""
-KEPT = 25
-"""From the supervisor, to a new engine before its START: what the last one kept, unchanged."""
+RESTORE = 25
+"""From the supervisor, to a new engine before its START: what the last one saved, unchanged."""
 BOARD = 26
-"""From the supervisor, to a front end before its START: its place among front ends. Body: JSON, defined in
-`neighbours.py`. The shared memory comes with it, its mailbox, and the sockets to the others' mailboxes."""
-NEIGHBOUR = 27
-"""From the supervisor, to a front end: another one was started. The number is its place; the socket to it comes with
+"""From the supervisor, to a front end before its START: its slot among front ends. Body: JSON, defined in
+`neighbors.py`. The shared memory comes with it, its mailbox, and the sockets to the others' mailboxes."""
+NEW_NEIGHBOR = 27
+"""From the supervisor, to a front end: another one was started. The number is its slot; the socket to it comes with
 it."""
-COUNTED = 23
+COUNTS = 23
 """From the supervisor, to the engine: the number of processes, and the restarts of each role. Body: JSON."""
-HURRY = 28
+FLUSH = 28
 """From the supervisor, to the engine: its front ends are about to end, and batches held open must run."""
 FAILED = "failed"
 """It cannot start, and why: the operator has to change something."""
-ASKED = "asked"
+SIGNALED = "signaled"
 """A signal, not the supervisor, has asked it to end: it drains. This is not a failure."""
-UNLINKED = "unlinked"
+DISCONNECTED = "disconnected"
 """A front end has lost its engine, or the connection to it, which was the one of this `pairing`."""

@@ -27,16 +27,16 @@ def prepare() -> None:
     import penstock.backends.onnx
     import penstock.server.fronts.engine_server
     import penstock.server.fronts.front
-    import penstock.server.supervisor.lasting  # noqa: F401
+    import penstock.server.supervisor.saved_state  # noqa: F401
 
     # otherwise the collector would traverse all of it once models are served: 0.1 s without an answer
     collect_and_freeze()
 
 
 class Role(Protocol):
-    """What a process runs. `answer` and `load` are called in either order, once each."""
+    """What a process runs. `listen` and `load` are called in either order, once each."""
 
-    async def answer(self) -> None:
+    async def listen(self) -> None:
         """Listen. Raises: StartError."""
 
     async def load(self) -> dict[str, Any]:
@@ -45,16 +45,16 @@ class Role(Protocol):
     def attach(self, sock: socket.socket) -> None:
         """Connect to an engine, or to a front end, over this socket."""
 
-    def meet(self, place: int, sock: socket.socket) -> None:
+    def add_neighbor(self, slot: int, sock: socket.socket) -> None:
         """Add the socket to a front end that was started after this one."""
 
-    def counted(self, counts: Mapping[str, Any]) -> None:
+    def update_counts(self, counts: Mapping[str, Any]) -> None:
         """Update the number of processes and of their restarts."""
 
-    def kept(self, key: str) -> None:
+    def on_saved_change(self, key: str) -> None:
         """Handle a change made to the previous engine since this one was started."""
 
-    def hurry(self) -> None:
+    def flush(self) -> None:
         """Hold no more batches open: the front ends are about to end."""
 
     async def drain(self, *, last: bool) -> int:
@@ -67,46 +67,46 @@ class Role(Protocol):
 class FrontProcess:
     """A front end."""
 
-    def __init__(self, settings: Settings, told: SupervisorLink, assigned: Mapping[str, Any]) -> None:
+    def __init__(self, settings: Settings, supervisor: SupervisorLink, assignment: Mapping[str, Any]) -> None:
+        from penstock.server.fronts.connection_spread import ConnectionSpread
         from penstock.server.fronts.front import FrontServer
-        from penstock.server.fronts.spreading import ConnectionSpread
 
-        self._told = told
-        self._spread = ConnectionSpread.of(*told.board) if told.board else None
-        self._server = FrontServer(settings, self._lost, told.logs.apply, self._spread)
+        self._supervisor = supervisor
+        self._spread = ConnectionSpread.of(*supervisor.board) if supervisor.board else None
+        self._server = FrontServer(settings, self._on_engine_lost, supervisor.logs.apply, self._spread)
 
-    def _lost(self, why: str) -> None:
-        logger.warning("the engine is gone: %s", why)
-        self._told.unlinked()
+    def _on_engine_lost(self, reason: str) -> None:
+        logger.warning("the engine is gone: %s", reason)
+        self._supervisor.report_disconnect()
 
-    async def answer(self) -> None:
+    async def listen(self) -> None:
         await self._server.open()
 
     async def load(self) -> dict[str, Any]:
-        while not await self._server.placed(60.0):
+        while not await self._server.wait_ready(60.0):
             pass
         return {}
 
     def attach(self, sock: socket.socket) -> None:
         self._server.attach(sock)
 
-    def meet(self, place: int, sock: socket.socket) -> None:
+    def add_neighbor(self, slot: int, sock: socket.socket) -> None:
         if self._spread is None:
             sock.close()
         else:
-            self._spread.meet(place, sock)
+            self._spread.add_neighbor(slot, sock)
 
-    def counted(self, counts: Mapping[str, Any]) -> None:
+    def update_counts(self, counts: Mapping[str, Any]) -> None:
         """Do nothing: not sent to a front end."""
 
-    def kept(self, key: str) -> None:
+    def on_saved_change(self, key: str) -> None:
         """Do nothing: not sent to a front end."""
 
-    def hurry(self) -> None:
+    def flush(self) -> None:
         """Do nothing: not sent to a front end."""
 
     async def drain(self, *, last: bool) -> int:
-        return await self._server.drain(last=last)
+        return await self._server.drain(server_stopping=last)
 
     async def close(self) -> None:
         await self._server.close()
@@ -120,64 +120,68 @@ class EngineProcess:
     when all are replaced: it holds device memory until it has ended, and there may be no room for both.
     """
 
-    def __init__(self, settings: Settings, told: SupervisorLink, assigned: Mapping[str, Any]) -> None:
+    def __init__(self, settings: Settings, supervisor: SupervisorLink, assignment: Mapping[str, Any]) -> None:
         from penstock.server.fronts.engine_server import EngineServer
 
-        from .lasting import Lasting
+        from .saved_state import SavedState
 
         self._settings = settings
-        self._told = told
+        self._supervisor = supervisor
         self._fronts: set[int] = set()
-        self._alone = asyncio.Event()
-        self._alone.set()
-        self._lasting = Lasting(told, told.kept)
-        self._server = EngineServer(settings, lost=self._lost, apply=self._lasting.logs(told.logs.apply))
-        self._lasting.watch(self._server)
-        self._server.server.on_device_lost = told.end
+        self._no_fronts = asyncio.Event()
+        self._no_fronts.set()
+        self._saved_state = SavedState(supervisor, supervisor.saved)
+        self._server = EngineServer(
+            settings,
+            on_front_lost=self._on_front_lost,
+            apply_log_levels=self._saved_state.saving_logs(supervisor.logs.apply),
+        )
+        self._saved_state.watch(self._server)
+        self._server.server.on_device_lost = supervisor.request_end
         self._loaded = False
-        self._late: list[asyncio.Future[None]] = []
+        self._late_restores: list[asyncio.Future[None]] = []
 
-    def _lost(self, number: int, why: str) -> None:
+    def _on_front_lost(self, number: int, reason: str) -> None:
         self._fronts.discard(number)
         if not self._fronts:
-            self._alone.set()
+            self._no_fronts.set()
 
-    async def answer(self) -> None:
-        await self._lasting.put_back_first(self._server)
+    async def listen(self) -> None:
+        await self._saved_state.restore_settings(self._server)
         await self._server.open()
 
     async def load(self) -> dict[str, Any]:
-        reasons = await self._server.load(partial(self._lasting.put_back, self._server))
+        reasons = await self._server.load(partial(self._saved_state.restore, self._server))
         self._loaded = True
         return {"reasons": reasons, "serves": self._server.server.status_line}
 
     def attach(self, sock: socket.socket) -> None:
         self._fronts.add(self._server.attach(sock))
-        self._alone.clear()
+        self._no_fronts.clear()
 
-    def meet(self, place: int, sock: socket.socket) -> None:
+    def add_neighbor(self, slot: int, sock: socket.socket) -> None:
         """Do nothing: not sent to the engine."""
 
-    def counted(self, counts: Mapping[str, Any]) -> None:
+    def update_counts(self, counts: Mapping[str, Any]) -> None:
         self._server.server.metrics.processes = {
             f'{metric}{{role="{role}"}}': number
             for metric, of_roles in counts.items()
             for role, number in of_roles.items()
         }
 
-    def kept(self, key: str) -> None:
+    def on_saved_change(self, key: str) -> None:
         if self._loaded:
-            self._late.append(asyncio.ensure_future(self._lasting.put_back_one(self._server, key)))
+            self._late_restores.append(asyncio.ensure_future(self._saved_state.restore_key(self._server, key)))
 
-    def hurry(self) -> None:
+    def flush(self) -> None:
         self._server.engine.hurry()
 
     async def drain(self, *, last: bool) -> int:
-        self.hurry()
+        self.flush()
         if self._server.server.health.device_lost:
             return await self._server.drain()
         # if a signal has reached this process only, the front ends stay: the supervisor then sends DRAIN
-        either = [asyncio.ensure_future(each.wait()) for each in (self._alone, self._told.told_to_end)]
+        either = [asyncio.ensure_future(each.wait()) for each in (self._no_fronts, self._supervisor.drain_ordered)]
         done, _ = await asyncio.wait(
             either, timeout=self._settings.exit_timeout_secs, return_when=asyncio.FIRST_COMPLETED
         )

@@ -198,7 +198,7 @@ def _add_events(lines: Mapping[str, list[str]], model: Model, labels: str) -> No
 def _add_run_times(lines: Mapping[str, list[str]], model: Model, labels: str) -> None:
     name = "penstock_run_seconds"
     with model.lock:
-        run_times = model.costs.lasting_run_times(MAX_SHOWN_KEYS)
+        run_times = model.costs.stable_run_times(MAX_SHOWN_KEYS)
     for run_time in run_times:
         size = f'{labels},shapes="{_shapes(run_time.key)}",rows="{run_time.rows}"'
         for quantile, ns in (("0.5", run_time.mean_ns), ("0.95", run_time.p95_ns)):

@@ -19,11 +19,11 @@ LEVELS = (TIMESTAMPS, TENSORS)
 UINT32_MAX, INT32_MAX = 2**32 - 1, 2**31 - 1
 
 # The accepted words, in any case; `min` and `max` are former levels.
-_LEVELS_SAID = dict.fromkeys(("true", "on", "min", "max", "timestamps"), TIMESTAMPS)
-_LEVELS_SAID |= {"tensors": TENSORS, "off": OFF, "false": OFF}
+_LEVELS_BY_WORD = dict.fromkeys(("true", "on", "min", "max", "timestamps"), TIMESTAMPS)
+_LEVELS_BY_WORD |= {"tensors": TENSORS, "off": OFF, "false": OFF}
 _FORM = "<setting>=<value> or <mode>,<setting>=<value>"
-_GLOBAL = ("level", "rate", "count", "mode")
-_OWN = {TRITON: ("file", "log-frequency"), OPENTELEMETRY: ("url", "resource")}
+_COMMON_SETTINGS = ("level", "rate", "count", "mode")
+_MODE_SETTINGS = {TRITON: ("file", "log-frequency"), OPENTELEMETRY: ("url", "resource")}
 _BATCHING = {"bsp_max_queue_size": 2048, "bsp_schedule_delay": 5000, "bsp_max_export_batch_size": 512}
 
 
@@ -56,7 +56,7 @@ class TraceConfig:
         """The collector's URL; without a scheme, as Triton writes `localhost:4318/v1/traces`, http is used."""
         return self.url if "://" in self.url else f"http://{self.url}"
 
-    def reason_against(self, sampling: Sampling) -> str:
+    def rejection_reason(self, sampling: Sampling) -> str:
         """Return why nothing could be traced with `sampling`; "" if it can, or if tracing is off."""
         if not sampling.level:
             return ""
@@ -72,16 +72,16 @@ def parse(entries: Iterable[str]) -> TraceConfig:
 
     Raises: ValueError.
     """
-    said = _Said()
+    builder = _ConfigBuilder()
     for entry in entries:
-        mode, comma, rest = entry.partition(",")
+        mode, comma, setting = entry.partition(",")
         if comma and "=" not in mode:
-            name, value = _pair(entry, rest)
-            said.own(mode.lower(), name, value)
+            name, value = _split_pair(entry, setting)
+            builder.set_mode_setting(mode.lower(), name, value)
         else:
-            said.common(*_pair(entry, entry))
-    config = said.config()
-    reason = config.reason_against(config.sampling)
+            builder.set_common(*_split_pair(entry, entry))
+    config = builder.build()
+    reason = config.rejection_reason(config.sampling)
     if reason:
         raise ValueError(reason)
     if config.mode == OPENTELEMETRY and not _has_exporter():
@@ -96,14 +96,14 @@ def _has_exporter() -> bool:
         return False
 
 
-def _pair(entry: str, text: str) -> tuple[str, str]:
+def _split_pair(entry: str, text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise ValueError(f"'{entry}' must have the form {_FORM}")
     return name.strip(), value.strip()
 
 
-def whole(name: str, text: str, low: int, high: int) -> int:
+def parse_integer(name: str, text: str, low: int, high: int) -> int:
     """Parse an integer within bounds. Raises: ValueError."""
     try:
         value = int(text)
@@ -115,7 +115,7 @@ def whole(name: str, text: str, low: int, high: int) -> int:
 
 
 @dataclass
-class _Said:
+class _ConfigBuilder:
     """The values of the entries read so far."""
 
     level: list[str] = field(default_factory=list)
@@ -124,10 +124,10 @@ class _Said:
     resource: dict[str, str] = field(default_factory=dict)
     batching: dict[str, int] = field(default_factory=dict)
 
-    def common(self, name: str, value: str) -> None:
+    def set_common(self, name: str, value: str) -> None:
         """Add a setting common to all modes."""
         if name == "level":
-            level = _LEVELS_SAID.get(value.lower())
+            level = _LEVELS_BY_WORD.get(value.lower())
             if level is None:
                 raise ValueError(f"level must be one of {OFF}, {', '.join(LEVELS)}, not '{value}'")
             self.level.append(level)
@@ -136,34 +136,38 @@ class _Said:
                 raise ValueError(f"mode must be one of {', '.join(MODES)}, not '{value}'")
             self.texts["mode"] = value.lower()
         elif name == "rate":
-            self.numbers["rate"] = whole(name, value, 0, UINT32_MAX)
+            self.numbers["rate"] = parse_integer(name, value, 0, UINT32_MAX)
         elif name == "count":
-            self.numbers["count"] = whole(name, value, -1, INT32_MAX)
+            self.numbers["count"] = parse_integer(name, value, -1, INT32_MAX)
         else:
-            raise ValueError(f"unknown setting '{name}', known: {', '.join(_GLOBAL)}, and those of each mode")
+            raise ValueError(f"unknown setting '{name}', known: {', '.join(_COMMON_SETTINGS)}, and those of each mode")
 
-    def own(self, mode: str, name: str, value: str) -> None:
+    def set_mode_setting(self, mode: str, name: str, value: str) -> None:
         """Add a setting of one mode."""
         if mode not in MODES:
             raise ValueError(f"unknown mode '{mode}', known: {', '.join(MODES)}")
         if mode == OPENTELEMETRY and name in _BATCHING:
-            self.batching[name] = _batching(name, name, value)
-        elif name not in _OWN[mode]:
-            raise ValueError(f"unknown setting '{name}' of mode {mode}, known: {', '.join(_OWN[mode])}")
+            self.batching[name] = _parse_batching(name, name, value)
+        elif name not in _MODE_SETTINGS[mode]:
+            raise ValueError(f"unknown setting '{name}' of mode {mode}, known: {', '.join(_MODE_SETTINGS[mode])}")
         elif name == "log-frequency":
-            self.numbers["log_frequency"] = whole(name, value, 0, UINT32_MAX)
+            self.numbers["log_frequency"] = parse_integer(name, value, 0, UINT32_MAX)
         elif name == "resource":
-            key, attribute = _pair(f"{mode},{name}={value}", value)
+            key, attribute = _split_pair(f"{mode},{name}={value}", value)
             self.resource[key] = attribute
         else:
-            self.texts[name] = _url(value) if name == "url" else value
+            self.texts[name] = _check_url(value) if name == "url" else value
 
-    def config(self) -> TraceConfig:
+    def build(self) -> TraceConfig:
         """Return the complete configuration."""
         if OFF in self.level and len(self.level) > 1:
             raise ValueError(f"level: {OFF} cannot be combined with other levels")
         level = tuple(name for name in LEVELS if name in self.level)
-        batching = _BATCHING | (_environment() if self.texts.get("mode") == OPENTELEMETRY else {}) | self.batching
+        batching = (
+            _BATCHING
+            | (_batching_from_environment() if self.texts.get("mode") == OPENTELEMETRY else {})
+            | self.batching
+        )
         return TraceConfig(
             sampling=Sampling(level, **self.numbers),
             resource=tuple(self.resource.items()),
@@ -172,18 +176,22 @@ class _Said:
         )
 
 
-def _batching(name: str, said: str, text: str) -> int:
+def _parse_batching(name: str, label: str, text: str) -> int:
     """Parse a setting of span batches; only a delay may be 0."""
-    return whole(said, text, int(name != "bsp_schedule_delay"), INT32_MAX)
+    return parse_integer(label, text, int(name != "bsp_schedule_delay"), INT32_MAX)
 
 
-def _environment() -> dict[str, int]:
+def _batching_from_environment() -> dict[str, int]:
     """Read the settings of span batches from OpenTelemetry's own environment variables."""
-    said = ((name, f"OTEL_{name.upper()}") for name in _BATCHING)
-    return {name: _batching(name, known, os.environ[known]) for name, known in said if os.environ.get(known)}
+    variables = ((name, f"OTEL_{name.upper()}") for name in _BATCHING)
+    return {
+        name: _parse_batching(name, variable, os.environ[variable])
+        for name, variable in variables
+        if os.environ.get(variable)
+    }
 
 
-def _url(text: str) -> str:
+def _check_url(text: str) -> str:
     """Check a collector's URL."""
     parts = urlsplit(TraceConfig(url=text).endpoint)
     if parts.scheme not in {"http", "https"} or not parts.hostname:

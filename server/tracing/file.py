@@ -17,11 +17,11 @@ import orjson
 from .config import TIMESTAMPS
 from .trace import Trace, TracedTensor
 
-_MOST_COUNTS = 8
+_MAX_COUNT_FILES = 8
 """The most counts with open files: the global one and those of models. The oldest is closed."""
 
 
-class _Array:
+class _JsonArrayFile:
     """A file that is a JSON array at any time; an existing file is replaced.
 
     Invariant: its first `size` bytes, if any, are that array; a write beyond them that fails, on a full disk, is
@@ -59,63 +59,63 @@ class _Array:
 class TraceFile:
     """Writes to `path`; or to `path.0`, `path.1` and so on, a number of traces each, or all of a finished count.
 
-    `_counted` are the files of counts, by number: if a count is not finished when the server ends, its traces go to
+    `_count_files` are the files of counts, by number: if a count is not finished when the server ends, its traces go to
     `path` after all, as in Triton.
     Threads: one.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._whole = _Array(path)
-        self._counted: dict[int, _Array] = {}
-        self._full: set[int] = set()
-        self._gathered: list[bytes] = []
-        self._gathered_traces = 0
+        self._main_file = _JsonArrayFile(path)
+        self._count_files: dict[int, _JsonArrayFile] = {}
+        self._finished_counts: set[int] = set()
+        self._pending_lines: list[bytes] = []
+        self._pending_traces = 0
         self._index = 0
 
     def write(self, traces: Sequence[Trace]) -> None:
         """Write traces. Raises: OSError; the traces due to be written are then lost."""
-        together: dict[int, list[bytes]] = {}
+        lines_by_count: dict[int, list[bytes]] = {}
         for trace in traces:
             lines = [orjson.dumps(entry) for each in (trace, *trace.steps) for entry in entries(each)]
             if trace.last:
-                self._full.add(trace.count_number)
+                self._finished_counts.add(trace.count_number)
             if not trace.log_frequency:
-                together.setdefault(trace.count_number, []).extend(lines)
+                lines_by_count.setdefault(trace.count_number, []).extend(lines)
                 continue
-            self._gathered += lines
-            self._gathered_traces += 1
-            if self._gathered_traces >= trace.log_frequency or trace.last:
+            self._pending_lines += lines
+            self._pending_traces += 1
+            if self._pending_traces >= trace.log_frequency or trace.last:
                 self._write_numbered()
-        for number, lines in together.items():
-            (self._array_of(number) if number else self._whole).append(lines)
+        for number, lines in lines_by_count.items():
+            (self._count_file(number) if number else self._main_file).append(lines)
 
     def close(self) -> None:
         """Write the traces collected for a numbered file, and close."""
-        if self._gathered:
+        if self._pending_lines:
             self._write_numbered()
-        while self._counted:
-            self._end_oldest()
-        self._whole.close()
+        while self._count_files:
+            self._close_oldest()
+        self._main_file.close()
 
-    def _array_of(self, number: int) -> _Array:
-        array = self._counted.get(number)
+    def _count_file(self, number: int) -> _JsonArrayFile:
+        array = self._count_files.get(number)
         if array is None:
-            if len(self._counted) >= _MOST_COUNTS:
-                self._end_oldest()
-            array = self._counted[number] = _Array(self._next_path())
+            if len(self._count_files) >= _MAX_COUNT_FILES:
+                self._close_oldest()
+            array = self._count_files[number] = _JsonArrayFile(self._next_path())
         return array
 
-    def _end_oldest(self) -> None:
-        number, array = next(iter(self._counted.items()))
-        del self._counted[number]
+    def _close_oldest(self) -> None:
+        number, array = next(iter(self._count_files.items()))
+        del self._count_files[number]
         array.close()
-        if number not in self._full and array.size:
-            self._whole.append([array.path.read_bytes()[1:-1]])
+        if number not in self._finished_counts and array.size:
+            self._main_file.append([array.path.read_bytes()[1:-1]])
             array.path.unlink()
 
     def _write_numbered(self) -> None:
-        lines, self._gathered, self._gathered_traces = self._gathered, [], 0
+        lines, self._pending_lines, self._pending_traces = self._pending_lines, [], 0
         path = self._next_path()
         try:
             path.write_bytes(b"[" + b",\n".join(lines) + b"]")
@@ -132,36 +132,36 @@ class TraceFile:
 
 def _write_at(file: FileIO, start: int, text: bytes) -> None:
     file.seek(start)
-    left = memoryview(text)
-    while left:
-        left = left[file.write(left) :]
+    remaining = memoryview(text)
+    while remaining:
+        remaining = remaining[file.write(remaining) :]
 
 
 def entries(trace: Trace) -> Iterator[dict[str, Any]]:
     """Yield a trace as Triton's objects: its description, then one object per stamp and per tensor."""
-    whose: dict[str, Any] = {"id": trace.number, "model_name": trace.model, "model_version": int(trace.version)}
+    description: dict[str, Any] = {"id": trace.number, "model_name": trace.model, "model_version": int(trace.version)}
     if trace.request_id:
-        whose["request_id"] = trace.request_id.encode("utf-8", "replace").decode()
+        description["request_id"] = trace.request_id.encode("utf-8", "replace").decode()
     if trace.parent_number:
-        whose["parent_id"] = trace.parent_number
-    yield whose
+        description["parent_id"] = trace.parent_number
+    yield description
     if TIMESTAMPS in trace.level:
         for name, ns in trace.stamps:
             yield {"id": trace.number, "timestamps": [{"name": name, "ns": ns}]}
     for tensor in trace.tensors:
         shape = ",".join(map(str, tensor.values.shape))
-        said = {"name": tensor.name, "data": _text(tensor), "shape": shape, "dtype": tensor.datatype}
-        yield {"id": trace.number, "activity": tensor.activity, "tensor": said}
+        described = {"name": tensor.name, "data": _values_text(tensor), "shape": shape, "dtype": tensor.datatype}
+        yield {"id": trace.number, "activity": tensor.activity, "tensor": described}
 
 
-def _text(tensor: TracedTensor) -> str:
+def _values_text(tensor: TracedTensor) -> str:
     values = tensor.values.reshape(-1).tolist()
     if tensor.datatype == "BYTES":
-        return ",".join(f'"{_decoded(value)}"' for value in values)
+        return ",".join(f'"{_decode_text(value)}"' for value in values)
     if tensor.datatype == "BOOL":
         return ",".join("1" if value else "0" for value in values)
     return ",".join(map(str, values))
 
 
-def _decoded(value: Any) -> str:
+def _decode_text(value: Any) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from penstock.batching.request import InferRequest
 
 
-class Mark:
+class SpanNode:
     """Represents a step, and `parent` the request it belongs to; None for a client's request.
 
     Requests are not kept for tracing, because that would keep their tensors. `span_id` is the id of its span, if user
@@ -28,7 +28,7 @@ class Mark:
 
     __slots__ = ("parent", "span_id")
 
-    def __init__(self, parent: Mark | None = None) -> None:
+    def __init__(self, parent: SpanNode | None = None) -> None:
         self.parent = parent
         self.span_id = 0
 
@@ -36,11 +36,11 @@ class Mark:
 class TracedStep(NamedTuple):
     """A step that has ended."""
 
-    mark: Mark
+    node: SpanNode
     trace: Trace
 
 
-class Chosen(Mark):
+class SampledRequest(SpanNode):
     """A client's request that is traced; `context` is its W3C context. `steps` are in order of their end.
 
     `trace_id` is the id of a trace that begins with the request, if it was given out early. `count_number` and `last`
@@ -61,7 +61,7 @@ class Chosen(Mark):
         self.last = last
 
 
-def maker_of(request: InferRequest) -> InferRequest | None:
+def caller_of(request: InferRequest) -> InferRequest | None:
     """Return the request for which an ensemble or user code made this one; None if it is a client's own."""
     if type(request.context) is Passage:
         return request.context.parent
@@ -70,45 +70,45 @@ def maker_of(request: InferRequest) -> InferRequest | None:
 
 def root_of(request: InferRequest) -> InferRequest:
     """Return the client's request that a step is made for, also through nested ensembles."""
-    while (maker := maker_of(request)) is not None:
-        request = maker
+    while (caller := caller_of(request)) is not None:
+        request = caller
     return request
 
 
-def mark_of(request: InferRequest) -> Mark:
+def node_of(request: InferRequest) -> SpanNode:
     """Return the Mark of a step whose root is chosen, or of the root."""
     try:
-        mark: Mark = request.traced
+        node: SpanNode = request.traced
     except AttributeError:
-        maker = maker_of(request)
-        mark = request.traced = Mark(None if maker is None else mark_of(maker))
-    return mark
+        caller = caller_of(request)
+        node = request.traced = SpanNode(None if caller is None else node_of(caller))
+    return node
 
 
-def nested(trace: Trace, chosen: Chosen, number: int) -> Trace:
+def with_steps(trace: Trace, sampled: SampledRequest, number: int) -> Trace:
     """Return a trace with its number and its steps, which get the following numbers: each after its ensemble."""
     # an ensemble ends after its steps, and begins no later than they do
-    ordered = list(reversed(chosen.steps))
+    ordered = list(reversed(sampled.steps))
     ordered.sort(key=lambda step: step.trace.start_ns)
-    numbers: dict[Mark | None, int] = {chosen: number}
+    numbers: dict[SpanNode | None, int] = {sampled: number}
     steps = []
     for step in ordered:
-        parent = step.mark.parent
+        parent = step.node.parent
         while parent not in numbers and parent is not None:
             # a failed ensemble within another was withdrawn, and is not traced
             parent = parent.parent
-        numbers[step.mark] = number + len(numbers)
-        its = numbers[step.mark], numbers[parent], step.mark.span_id
-        steps.append(step.trace._replace(number=its[0], parent_number=its[1], span_id=its[2]))
-    return trace._replace(number=number, steps=tuple(steps), span_id=chosen.span_id, trace_id=chosen.trace_id)
+        numbers[step.node] = number + len(numbers)
+        ids = numbers[step.node], numbers[parent], step.node.span_id
+        steps.append(step.trace._replace(number=ids[0], parent_number=ids[1], span_id=ids[2]))
+    return trace._replace(number=number, steps=tuple(steps), span_id=sampled.span_id, trace_id=sampled.trace_id)
 
 
-def context_in(chosen: Chosen, mark: Mark) -> tuple[str, str]:
+def child_context(sampled: SampledRequest, node: SpanNode) -> tuple[str, str]:
     """Return the `traceparent` and `tracestate` for work within a request's span, which does not exist yet."""
-    parent, state = chosen.context
+    parent, state = sampled.context
     trace_id = trace_id_of(parent)
     if not trace_id:
-        chosen.trace_id = chosen.trace_id or getrandbits(128) or 1
-        trace_id, state = f"{chosen.trace_id:032x}", ""
-    mark.span_id = mark.span_id or getrandbits(64) or 1
-    return f"00-{trace_id}-{mark.span_id:016x}-01", state
+        sampled.trace_id = sampled.trace_id or getrandbits(128) or 1
+        trace_id, state = f"{sampled.trace_id:032x}", ""
+    node.span_id = node.span_id or getrandbits(64) or 1
+    return f"00-{trace_id}-{node.span_id:016x}-01", state

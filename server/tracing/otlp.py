@@ -25,22 +25,22 @@ from .config import TraceConfig
 from .trace import Trace
 
 FLUSH_TIMEOUT_MS = 2000
-_SERVICE = "triton-inference-server"
+_DEFAULT_SERVICE_NAME = "triton-inference-server"
 _COMPUTE = ("COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END")
 
 
-class _Ids(RandomIdGenerator):
+class _IdGenerator(RandomIdGenerator):
     """Generates random ids, except for ids given out before their span exists: the next ones, 0 for random."""
 
     trace_id = span_id = 0
 
     def generate_trace_id(self) -> int:
-        found, self.trace_id = self.trace_id, 0
-        return found or super().generate_trace_id()
+        given, self.trace_id = self.trace_id, 0
+        return given or super().generate_trace_id()
 
     def generate_span_id(self) -> int:
-        found, self.span_id = self.span_id, 0
-        return found or super().generate_span_id()
+        given, self.span_id = self.span_id, 0
+        return given or super().generate_span_id()
 
 
 class OtlpSpans:
@@ -52,7 +52,7 @@ class OtlpSpans:
 
     def __init__(self, config: TraceConfig, exporter: SpanExporter | None = None) -> None:
         settings = dict(config.batching)
-        self._ids = _Ids()
+        self._ids = _IdGenerator()
         self._provider = TracerProvider(
             sampler=ALWAYS_ON, resource=_resource(config), shutdown_on_exit=False, id_generator=self._ids
         )
@@ -114,17 +114,17 @@ class OtlpSpans:
 
 
 def _attributes(trace: Trace) -> dict[str, Any]:
-    said: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         "triton.model_name": trace.model,
         "triton.model_version": int(trace.version),
         "triton.trace_id": trace.number,
         "triton.trace_parent_id": trace.parent_number,
     }
-    return said | {"triton.request_id": trace.request_id} if trace.request_id else said
+    return attributes | {"triton.request_id": trace.request_id} if trace.request_id else attributes
 
 
 def _resource(config: TraceConfig) -> Resource:
     """Merge the attributes of the flag and the environment, with a default name if neither sets one."""
-    given = dict(config.resource)
-    named = "OTEL_SERVICE_NAME" in os.environ or "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
-    return Resource.create(given if named else {"service.name": _SERVICE} | given)
+    attributes = dict(config.resource)
+    has_name = "OTEL_SERVICE_NAME" in os.environ or "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
+    return Resource.create(attributes if has_name else {"service.name": _DEFAULT_SERVICE_NAME} | attributes)

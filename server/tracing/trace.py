@@ -116,16 +116,16 @@ def context_of(carrier: Any) -> tuple[str, str]:
     return metadata.get("traceparent", ""), metadata.get("tracestate", "")
 
 
-def asks_for_trace(parent: str) -> bool:
+def is_sampled(parent: str) -> bool:
     """Return whether a `traceparent` is valid and marks its trace as recorded."""
-    found = _TRACEPARENT.fullmatch(parent)
-    return found is not None and int(found[2], 16) & 1 == 1
+    match = _TRACEPARENT.fullmatch(parent)
+    return match is not None and int(match[2], 16) & 1 == 1
 
 
 def trace_id_of(parent: str) -> str:
     """Return the trace id in a `traceparent`, "" if there is none."""
-    found = _TRACEPARENT.fullmatch(parent)
-    return "" if found is None else found[1]
+    match = _TRACEPARENT.fullmatch(parent)
+    return "" if match is None else match[1]
 
 
 def tensors_of(model: Model, request: InferRequest, level: Sequence[str]) -> tuple[TracedTensor, ...]:
@@ -136,11 +136,11 @@ def tensors_of(model: Model, request: InferRequest, level: Sequence[str]) -> tup
     outputs: Iterator[tuple[TensorSpec, Any]] = zip(
         [model.signature.outputs[position] for position in request.wanted], request.outputs or (), strict=False
     )
-    found = []
+    tensors = []
     for activity, pairs in ((QUEUE_INPUT, inputs), (BACKEND_OUTPUT, outputs)):
         for spec, values in pairs:
             if values is None or not spec.is_tensor:
                 continue
             with suppress(InferError):  # shared device memory may be gone; the answer is not affected
-                found.append(TracedTensor(activity, spec.name, spec.datatype, np.array(values)))
-    return tuple(found)
+                tensors.append(TracedTensor(activity, spec.name, spec.datatype, np.array(values)))
+    return tuple(tensors)

@@ -1,7 +1,7 @@
 """What a call says besides its tensors: its parameters, and how each requested output is to be returned.
 
 The rules are the same over HTTP and gRPC, whose decoding calls this: `parameters` takes plain Python values, from
-either. `wanted_outputs.py` reads the outputs, `finish.py` carries out the Plan. Texts are Triton's.
+either. `requested_outputs.py` reads the outputs, `finish.py` carries out the Plan. Texts are Triton's.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.request import InSequence, Terms
-from penstock.batching.scheduling.timeouts import due_ns
+from penstock.batching.scheduling.timeouts import queue_deadline_ns
 
-from .regions import OFF, Lease
+from .regions import DISABLED_TEXT, Lease
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -38,7 +38,7 @@ MAX_ID_BYTES = 128
 """The longest sequence id that is a string."""
 EMPTY_FINAL = "triton_enable_empty_final_response"
 TARGET = "latency_target_ms"
-_OURS = frozenset((*RESERVED, "hooks", TARGET))
+_KNOWN_KEYS = frozenset((*RESERVED, "hooks", TARGET))
 _MAX_TARGET_MS = 86_400_000
 _MAX_TIMEOUT_US = 1 << 53
 _MAX_UNSIGNED = (1 << 64) - 1
@@ -49,7 +49,7 @@ _TYPES = (str, int, float, bool)
 _PREFIX_TEXT = "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
 
 
-def version_of(text: str) -> str:
+def parse_version(text: str) -> str:
     """Parse a version as Triton's stol does: "" means none, leading zeros are ignored.
 
     Raises: InferError (INVALID). Source of the texts: GetModelVersionFromString in Triton's src/common.cc.
@@ -57,12 +57,12 @@ def version_of(text: str) -> str:
     if not text:
         return ""
     if _NEGATIVE.fullmatch(text):
-        wrong = f"invalid model version specified '{text}' "
-        raise InferError(Code.INVALID, f"{wrong}, version should be an integral value > 0")
+        reason = f"invalid model version specified '{text}' "
+        raise InferError(Code.INVALID, f"{reason}, version should be an integral value > 0")
     digits = text.lstrip("0") or "0"
     if not (text.isascii() and text.isdigit()) or len(digits) > len(str(_MAX_VERSION)) or int(digits) > _MAX_VERSION:
-        wrong = f"failed to get model version from specified version string '{text[:64]}' (details: stol)"
-        raise InferError(Code.INVALID, f"{wrong}, version should be an integral value > 0")
+        reason = f"failed to get model version from specified version string '{text[:64]}' (details: stol)"
+        raise InferError(Code.INVALID, f"{reason}, version should be an integral value > 0")
     return digits
 
 
@@ -74,7 +74,7 @@ class Classes:
     binary: bool
 
 
-Way = bool | Classes | Lease
+OutputMode = bool | Classes | Lease
 """How one output is returned: JSON, BINARY (gRPC has only this), as Classes, or in the shared memory of a Lease."""
 
 
@@ -82,19 +82,19 @@ Way = bool | Classes | Lease
 class PerOutputPlan:
     """How the requested outputs are returned, if at least one is neither JSON nor BINARY. It owns its leases.
 
-    `stored`: all of them go into shared memory, as far as its maker knows. `own` are outputs with names unknown to the
-    model, which hooks may return.
+    `all_shared`: all of them go into shared memory, as far as its maker knows. `hook_outputs` are outputs with names
+    unknown to the model, which hooks may return.
     """
 
-    ways: tuple[Way, ...]
-    stored: bool = False
-    own: Mapping[str, Way] = field(default_factory=dict)
+    modes: tuple[OutputMode, ...]
+    all_shared: bool = False
+    hook_outputs: Mapping[str, OutputMode] = field(default_factory=dict)
 
     def release(self) -> None:
         """Release the shared memory."""
-        for way in self.ways:
-            if type(way) is Lease:
-                way.release()
+        for mode in self.modes:
+            if type(mode) is Lease:
+                mode.release()
 
 
 Plan = tuple[bool, ...] | PerOutputPlan | None
@@ -108,8 +108,8 @@ class Options:
     Units: `timeout_us` is the limit in the queue, 0 if unset; `target_us` the time to the answer, likewise.
     `parameters` are custom parameters and forwarded headers, None if there are none; hooks and user-code models read
     them. `priority` and `sequence` are as in InferRequest. `empty_final`: if no answer was marked as the last, an empty
-    one follows that is. `urgent`: something is set that affects when or in which order the request is served, or that
-    goes to the model.
+    one follows that is. `affects_request`: something is set that affects when or in which order the request is served,
+    or that goes to the model.
     """
 
     plan: Plan = None
@@ -120,10 +120,10 @@ class Options:
     priority: int = 0
     sequence: InSequence | None = None
     empty_final: bool = False
-    urgent: bool = field(init=False, default=False)
+    affects_request: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
-        self.urgent = bool(
+        self.affects_request = bool(
             self.timeout_us or self.target_us or self.priority or self.parameters or self.sequence is not None
         )
 
@@ -136,13 +136,13 @@ class Options:
 
     def terms(self, now_ns: int, policy: BatchPolicy) -> Terms:
         """Return the queueing terms of a request that passes hooks: its target can only be applied to the queue."""
-        deadline_ns = due_ns(now_ns, self.timeout_us, policy, self.target_us, self.priority)
+        deadline_ns = queue_deadline_ns(now_ns, self.timeout_us, policy, self.target_us, self.priority)
         return Terms(deadline_ns, self.priority, self.sequence, None, self.timeout_us)
 
-    def impose(self, request: InferRequest) -> None:
-        """Apply the options to a request. To be called if `urgent`, or if its model has a default timeout."""
+    def apply_to(self, request: InferRequest) -> None:
+        """Apply the options to a request. To be called if `affects_request`, or if its model has a default timeout."""
         now_ns = time.monotonic_ns()
-        request.deadline_ns = due_ns(now_ns, self.timeout_us, request.model.spec.policy, 0, self.priority)
+        request.deadline_ns = queue_deadline_ns(now_ns, self.timeout_us, request.model.spec.policy, 0, self.priority)
         if self.target_us:
             target_ns = now_ns + self.target_us * 1000
             request.target_ns = min(target_ns, request.target_ns) if request.target_ns else target_ns
@@ -153,7 +153,7 @@ class Options:
             request.parameters = self.parameters
 
 
-PLAIN = Options()
+DEFAULT_OPTIONS = Options()
 
 
 class Parameters(NamedTuple):
@@ -178,14 +178,14 @@ def invalid(text: str) -> InferError:
     return InferError(Code.INVALID, text)
 
 
-def with_id(request_id: str, error: InferError) -> InferError:
+def prefix_with_id(request_id: str, error: InferError) -> InferError:
     """Prefix an error with the request id, as Triton does for requests that it could parse."""
     if error.code is Code.INVALID and not error.message.startswith("Unable to parse"):
         return invalid(f"[request id: {request_id or '<id_unknown>'}] {error.message}")
     return error
 
 
-def parameters(items: Mapping[str, Any], allowed: Collection[str] = ()) -> Parameters:
+def parse_parameters(items: Mapping[str, Any], allowed: Collection[str] = ()) -> Parameters:
     """Parse a request's parameters; `allowed` are Triton keys that the transport accepts.
 
     `priority` and the sequence members matter only to models with priority levels and to sequence models; others ignore
@@ -199,7 +199,7 @@ def parameters(items: Mapping[str, Any], allowed: Collection[str] = ()) -> Param
     for key, value in items.items():
         if type(value) not in _TYPES:
             check_type(key, value)
-        if key not in _OURS:
+        if key not in _KNOWN_KEYS:
             if key in allowed:
                 continue
             check_key(key)
@@ -208,29 +208,29 @@ def parameters(items: Mapping[str, Any], allowed: Collection[str] = ()) -> Param
             custom[key] = value
     if "headers" in items:
         check_key("headers")
-    sequence = _sequence(items)
-    timeout_us, priority = unsigned(items, "timeout"), unsigned(items, "priority")
+    sequence = _parse_sequence(items)
+    timeout_us, priority = parse_unsigned(items, "timeout"), parse_unsigned(items, "priority")
     return Parameters(
-        flag(items, "binary_data_output", default=False),
+        parse_flag(items, "binary_data_output", default=False),
         min(timeout_us, _MAX_TIMEOUT_US),
-        flag(items, "hooks", default=True),
+        parse_flag(items, "hooks", default=True),
         custom,
-        _target_us(items[TARGET]) if TARGET in items else 0,
+        _parse_target_us(items[TARGET]) if TARGET in items else 0,
         priority,
         sequence,
         items.get(EMPTY_FINAL) is True,
     )
 
 
-def options_of(spoken: Parameters, plan: Plan) -> Options:
+def make_options(parameters: Parameters, plan: Plan) -> Options:
     """Combine a request's parameters with how its outputs are returned."""
     return Options(
-        plan, spoken.timeout_us, spoken.hooks, spoken.custom, spoken.target_us, spoken.priority, spoken.sequence,
-        spoken.empty_final,
+        plan, parameters.timeout_us, parameters.hooks, parameters.custom, parameters.target_us, parameters.priority,
+        parameters.sequence, parameters.empty_final,
     )  # fmt: skip
 
 
-def _target_us(value: Any) -> int:
+def _parse_target_us(value: Any) -> int:
     if type(value) not in (int, float) or not 0 < value <= _MAX_TARGET_MS:
         raise invalid(f"Unable to parse '{TARGET}': expected a number above 0, at most {_MAX_TARGET_MS}")
     micros: int = max(1, round(value * 1000))
@@ -252,7 +252,7 @@ def check_key(key: str) -> None:
         raise invalid(f"parameter '{key}' is reserved for Triton usage and should not be specified.")
 
 
-def flag(items: Mapping[str, Any], key: str, *, default: bool) -> bool:
+def parse_flag(items: Mapping[str, Any], key: str, *, default: bool) -> bool:
     """Read a boolean. Raises: InferError (INVALID)."""
     value = items.get(key, default)
     if type(value) is not bool:
@@ -265,7 +265,7 @@ def is_unsigned(value: Any) -> TypeGuard[int]:
     return type(value) is int and 0 <= value <= _MAX_UNSIGNED
 
 
-def unsigned(items: Mapping[str, Any], key: str, verb: str = "parse") -> int:
+def parse_unsigned(items: Mapping[str, Any], key: str, verb: str = "parse") -> int:
     """Read an unsigned integer, 0 if unset. Raises: InferError (INVALID)."""
     value = items.get(key, 0)
     if not is_unsigned(value):
@@ -273,26 +273,26 @@ def unsigned(items: Mapping[str, Any], key: str, verb: str = "parse") -> int:
     return value
 
 
-def _sequence(items: Mapping[str, Any]) -> InSequence | None:
-    start, end = flag(items, "sequence_start", default=False), flag(items, "sequence_end", default=False)
+def _parse_sequence(items: Mapping[str, Any]) -> InSequence | None:
+    start, end = parse_flag(items, "sequence_start", default=False), parse_flag(items, "sequence_end", default=False)
     identity = items.get("sequence_id", 0)
     if type(identity) not in (int, str):
         raise invalid("Unable to parse 'sequence_id': attempt to access JSON non-string as string")
     if type(identity) is int:
-        unsigned(items, "sequence_id")
+        parse_unsigned(items, "sequence_id")
     if type(identity) is str and len(identity.encode("utf-8", "replace")) > MAX_ID_BYTES:
         raise invalid(f"string correlation ID cannot be longer than {MAX_ID_BYTES} characters")
     return InSequence(identity, start, end) if identity or start or end else None
 
 
-def shared(regions: Regions | None) -> Regions:
+def require_regions(regions: Regions | None) -> Regions:
     """Return the regions if the server has them. Raises: InferError (UNSUPPORTED)."""
     if regions is None:
-        raise InferError(Code.UNSUPPORTED, OFF)
+        raise InferError(Code.UNSUPPORTED, DISABLED_TEXT)
     return regions
 
 
-def place(items: Mapping[str, Any]) -> tuple[str, int, int]:
+def parse_location(items: Mapping[str, Any]) -> tuple[str, int, int]:
     """Read a tensor's location from its parameters: the region's name, and the offset and size within it.
 
     Raises: InferError (INVALID).
@@ -300,4 +300,4 @@ def place(items: Mapping[str, Any]) -> tuple[str, int, int]:
     region = items.get("shared_memory_region")
     if type(region) is not str:
         raise invalid("Unable to parse 'shared_memory_region': attempt to access JSON non-string as string")
-    return region, unsigned(items, "shared_memory_offset"), unsigned(items, "shared_memory_byte_size")
+    return region, parse_unsigned(items, "shared_memory_offset"), parse_unsigned(items, "shared_memory_byte_size")

@@ -11,8 +11,8 @@ from penstock.server.answering import LARGE_BYTES
 from penstock.server.http.coding import choose_coding
 from penstock.server.http.head import HttpError
 
-from .call_parameters import JSON, Classes, PerOutputPlan, version_of
-from .finish import LARGE_ELEMENTS, is_much, ways_of
+from .call_parameters import JSON, Classes, PerOutputPlan, parse_version
+from .finish import LARGE_ELEMENTS, is_slow_to_classify, modes_of
 from .layout import Layouts
 from .regions import INLINE_BYTES, Lease
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from .encode import Encoder
     from .forwarding import Forwarding
 
-_JSON_TIMES = 4
+_JSON_SIZE_FACTOR = 4
 """Approximate size of numbers as JSON, relative to their binary size."""
 _NUMBER = re.compile("[0-9]{1,18}")
 
 
-def version_in(path: bytes | None) -> str:
+def path_version(path: bytes | None) -> str:
     """Return the version in a path, "" if there is none."""
     try:
-        return version_of((path or b"").decode())
+        return parse_version((path or b"").decode())
     except InferError as error:
         raise HttpError(400, error.message) from None
 
@@ -43,13 +43,14 @@ def version_in(path: bytes | None) -> str:
 class ModelRoute:
     """One model as named in a path. `model` is valid while `generation` equals the Engine's.
 
-    `counted`: it takes BYTES, whose elements are walked one by one in either form. `bulky`: its answers may be large
-    enough to be encoded on a thread. `hooked`: its requests take the longer path. `decoupled`: a request may have
-    several answers.
+    `has_strings`: it takes BYTES, whose elements are walked one by one in either form. `may_answer_large`: its answers
+    may be large enough to be encoded on a thread. `needs_task`: its requests take the longer path. `decoupled`: a
+    request may have several answers.
     """
 
     __slots__ = (
-        "bulky", "counted", "decoupled", "encoder", "generation", "hooked", "layouts", "model", "name", "version",
+        "decoupled", "encoder", "generation", "has_strings", "layouts", "may_answer_large", "model", "name",
+        "needs_task", "version",
     )  # fmt: skip
 
     def __init__(self, name: str, version: str) -> None:
@@ -58,46 +59,46 @@ class ModelRoute:
         self.generation = -1
         self.model: Model | None = None
         self.encoder: Encoder | None = None
-        self.hooked = False
+        self.needs_task = False
         self.decoupled = False
         self.layouts = Layouts()
-        self.counted = False
-        self.bulky = True
+        self.has_strings = False
+        self.may_answer_large = True
 
 
 class InferenceClaim:
     """What a head says about a call: its route and the relevant header fields. Kept with the head's bytes.
 
-    `forwarded` are the parameters made from header fields; `refusal` is the error if one of them is not allowed.
+    `forwarded` are the parameters made from header fields; `error` is the error if one of them is not allowed.
     """
 
     __slots__ = (
-        "accept", "coding", "forwarded", "header_bytes", "header_text", "plain", "predict", "refusal", "request_id",
-        "route",
+        "answer_coding", "coding", "error", "forwarded", "header_bytes", "header_text", "is_predict", "is_simple",
+        "request_id", "route",
     )  # fmt: skip
 
     def __init__(self, route: ModelRoute, head: Head, forwarding: Forwarding | None, *, predict: bool) -> None:
         self.route = route
         self.forwarded: dict[str, str] = {}
-        self.refusal: InferError | None = None
+        self.error: InferError | None = None
         if forwarding is not None:
             try:
-                self.forwarded = forwarding.parameters(head.header)
+                self.forwarded = forwarding.from_header(head.header)
             except InferError as error:
-                self.refusal = error
-        self.predict = predict
+                self.error = error
+        self.is_predict = predict
         self.coding = head.header.get(b"content-encoding", b"").strip().lower()
-        self.accept = choose_coding(head.header.get(b"accept-encoding", b""))
+        self.answer_coding = choose_coding(head.header.get(b"accept-encoding", b""))
         self.request_id = head.header.get(b"x-request-id", b"").decode("latin-1")[:128]
         self.header_text = head.header.get(b"inference-header-content-length", b"").strip().decode("latin-1")
         self.header_bytes = int(self.header_text) if _NUMBER.fullmatch(self.header_text) else -1
-        self.plain = (
-            not (self.coding or predict or self.forwarded or self.refusal)
+        self.is_simple = (
+            not (self.coding or predict or self.forwarded or self.error)
             and (not self.header_text or self.header_bytes > 0)
         )  # fmt: skip
 
 
-def is_bulky(model: Model) -> bool:
+def may_answer_large(model: Model) -> bool:
     """Return whether a model's answers may be large according to its signature, or have outputs unknown to it."""
     if model.spec.takes_parameters:
         return True
@@ -118,18 +119,18 @@ def is_large(plan: Plan, outputs: Sequence[Any]) -> bool:
         if array is not None and array.size < LARGE_ELEMENTS and not array.dtype.hasobject:
             return False
     numbers = nbytes = 0
-    for way, array in zip(ways_of(plan, len(outputs)), outputs, strict=True):
+    for mode, array in zip(modes_of(plan, len(outputs)), outputs, strict=True):
         if array is None:
             continue
-        if type(way) is Lease:
-            large = array.nbytes > INLINE_BYTES and not way.holds(array)
-        elif type(way) is Classes:
-            large = is_much(way.count, array)
+        if type(mode) is Lease:
+            large = array.nbytes > INLINE_BYTES and not mode.is_same_memory(array)
+        elif type(mode) is Classes:
+            large = is_slow_to_classify(mode.count, array)
         else:
             strings = array.dtype.hasobject
-            numbers += array.size if strings or way is JSON else 0
+            numbers += array.size if strings or mode is JSON else 0
             nbytes += array.nbytes
-            large = strings and way is JSON and _is_long(array)
+            large = strings and mode is JSON and _has_long_strings(array)
         if large or numbers >= LARGE_ELEMENTS or nbytes > INLINE_BYTES:
             return True
     return False
@@ -137,20 +138,20 @@ def is_large(plan: Plan, outputs: Sequence[Any]) -> bool:
 
 def json_size(plan: Plan, outputs: Sequence[Any]) -> int:
     """Estimate how many bytes of an answer are JSON."""
-    ways = zip(ways_of(plan, len(outputs)), outputs, strict=True)
-    return _JSON_TIMES * sum([int(array.nbytes) for way, array in ways if way is JSON and array is not None])
+    modes = zip(modes_of(plan, len(outputs)), outputs, strict=True)
+    return _JSON_SIZE_FACTOR * sum([int(array.nbytes) for mode, array in modes if mode is JSON and array is not None])
 
 
-def _is_long(array: Array) -> bool:
+def _has_long_strings(array: Array) -> bool:
     return sum(map(len, array.ravel().tolist())) >= 16 * LARGE_ELEMENTS
 
 
-def is_long(claim: InferenceClaim, body: bytes) -> bool:
+def is_slow_to_read(claim: InferenceClaim, body: bytes) -> bool:
     """Return whether reading a body would block the event loop: JSON and strings are walked, other tensors are not."""
-    return (len(body) if claim.header_bytes < 0 or claim.route.counted else claim.header_bytes) >= LARGE_BYTES
+    return (len(body) if claim.header_bytes < 0 or claim.route.has_strings else claim.header_bytes) >= LARGE_BYTES
 
 
-def bad_header(claim: InferenceClaim, body: bytes) -> InferError:
+def invalid_header(claim: InferenceClaim, body: bytes) -> InferError:
     """Return the error for an invalid JSON length."""
     if claim.header_bytes < 0:
         text = f"Unable to parse Inference-Header-Content-Length, got: {claim.header_text}"

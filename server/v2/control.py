@@ -27,10 +27,10 @@ from penstock.server.telemetry.metrics import Metrics
 from penstock.server.telemetry.page import encode_page
 
 from . import openapi
-from .metadata import counted_models, model_metadata, model_statistics, run_times
-from .routes import JSON, Route, asked, json_answer
+from .metadata import model_metadata, model_statistics, requested_models, run_times
+from .routes import JSON, Route, json_answer, model_and_version
 
-SPENT = "A GPU is lost for this process, which must be restarted"
+GPU_LOST = "A GPU is lost for this process, which must be restarted"
 # The supported extensions, in Triton's order; a client may rely on each of them.
 EXTENSIONS = (
     "classification", "sequence", "model_repository", "model_repository(unload_dependents)",
@@ -110,25 +110,25 @@ class _Control:
         return Response(self.server, media_type=JSON)
 
     async def live(self, request: Request) -> Response:
-        self._refuse_when_draining()
+        self._reject_when_draining()
         if not self._health.live():
-            raise InferError(Code.NOT_READY, SPENT)
+            raise InferError(Code.NOT_READY, GPU_LOST)
         return Response()
 
     async def ready(self, request: Request) -> Response:
-        self._refuse_when_draining()
+        self._reject_when_draining()
         return Response(status_code=200 if self._health.ready() else 400)
 
-    def _refuse_when_draining(self) -> None:
+    def _reject_when_draining(self) -> None:
         if self._health.draining:
             raise InferError(Code.NOT_READY, EXITING)
 
     async def model_metadata(self, request: Request) -> Response:
-        model, version = self._model(request)
+        model, version = self._find_model(request)
         return json_answer(model_metadata(self._engine, model, version))
 
     async def model_ready(self, request: Request) -> Response:
-        name, version = asked(request)
+        name, version = model_and_version(request)
         try:
             model = self._engine.model(name, version)
         except InferError:
@@ -143,13 +143,13 @@ class _Control:
         return Response()
 
     async def model_config(self, request: Request) -> Response:
-        return json_answer(self._repository.config_json(self._model(request)[0]))
+        return json_answer(self._repository.config_json(self._find_model(request)[0]))
 
     async def all_statistics(self, request: Request) -> Response:
         return await _statistics(self._engine.models())
 
     async def model_statistics(self, request: Request) -> Response:
-        return await _statistics(counted_models(self._engine, *asked(request)))
+        return await _statistics(requested_models(self._engine, *model_and_version(request)))
 
     async def inference(self, request: Request) -> Response:
         """Reject paths the fast lane does not recognize: only the model name in them may be percent-encoded."""
@@ -158,11 +158,11 @@ class _Control:
     async def metrics(self, request: Request) -> Response:
         accept = ",".join(request.headers.getlist("accept-encoding"))
         body, headers = await encode_page(await self._metrics.render(), accept.encode("latin-1"))
-        said = {name.decode(): value.decode() for name, value in headers.items()}
-        return Response(body, headers=said | {"content-type": METRICS_TYPE})
+        encoding_headers = {name.decode(): value.decode() for name, value in headers.items()}
+        return Response(body, headers=encoding_headers | {"content-type": METRICS_TYPE})
 
-    def _model(self, request: Request) -> tuple[Model, str]:
-        name, version = asked(request)
+    def _find_model(self, request: Request) -> tuple[Model, str]:
+        name, version = model_and_version(request)
         return self._engine.model(name, version), version
 
 

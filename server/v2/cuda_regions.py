@@ -52,12 +52,12 @@ class _CudaRegion:
         self._mapping = mapping
         self._runtime = mapping.runtime
 
-    def described(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         return {"name": self.name, "device_id": self.device, "byte_size": self.byte_size}
 
-    def shared(self) -> tuple[dict[str, Any], list[int]]:
+    def export(self) -> tuple[dict[str, Any], list[int]]:
         # a handle can be opened by any process; a mapping is valid only in the process that opened it
-        return self.described() | {"raw_handle": self._mapping.raw_handle.hex()}, []
+        return self.describe() | {"raw_handle": self._mapping.raw_handle.hex()}, []
 
     def check(self, end: int) -> None:
         """Accept any end: nobody can remove memory that is mapped here."""
@@ -96,12 +96,12 @@ class CudaRegions:
 
         Raises: InferError (UNSUPPORTED: disabled, or no CUDA here; ALREADY_EXISTS, INVALID, OVERLOADED).
         """
-        self._regions.check_new(name)
-        runtime = self._found(name)
+        self._regions.check_name(name)
+        runtime = self._require_runtime(name)
         if len(raw_handle) != HANDLE_BYTES:
             raise InferError(Code.INVALID, "'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t")
         try:
-            mapping = self._mapped(raw_handle, device_id, byte_size, runtime)
+            mapping = self._map(raw_handle, device_id, byte_size, runtime)
         except (CudaError, ValueError) as error:
             logger.warning("failed to register CUDA shared memory: %s", error)
             text = f"failed to register shared memory region '{name}': invalid args"
@@ -114,13 +114,13 @@ class CudaRegions:
 
     def status(self, name: str = "") -> list[dict[str, Any]]:
         """Describe a region, or all CUDA regions. Raises: InferError (UNSUPPORTED, NOT_FOUND)."""
-        return self._regions.listed(CUDA, name)
+        return self._regions.describe(CUDA, name)
 
     def lease(self, name: str, offset: int, byte_size: int) -> Lease:
         """Lease a part of a region, of either kind. Raises: InferError."""
         return self._regions.lease(name, offset, byte_size)
 
-    def _mapped(self, raw_handle: bytes, device: int, byte_size: int, runtime: Runtime) -> _Mapping:
+    def _map(self, raw_handle: bytes, device: int, byte_size: int, runtime: Runtime) -> _Mapping:
         """Map an allocation unless it is mapped already. Raises: CudaError, ValueError."""
         if byte_size <= 0 or not 0 <= device < runtime.device_count():
             raise ValueError(f"{byte_size} bytes on device {device}")
@@ -129,9 +129,9 @@ class CudaRegions:
         if mapping is None:
             mapping = _Mapping(raw_handle, device, runtime, runtime.open_handle(raw_handle, device))
         try:
-            most = runtime.bytes_to_end(mapping.pointer, device)
-            if most < byte_size:
-                raise ValueError(f"the allocation has {most} bytes, not {byte_size}")
+            allocated = runtime.bytes_to_end(mapping.pointer, device)
+            if allocated < byte_size:
+                raise ValueError(f"the allocation has {allocated} bytes, not {byte_size}")
         except BaseException:
             # otherwise the exception's traceback would keep it mapped
             del mapping
@@ -139,7 +139,7 @@ class CudaRegions:
         self._mappings[key] = mapping
         return mapping
 
-    def _found(self, name: str) -> Runtime:
+    def _require_runtime(self, name: str) -> Runtime:
         runtime = self._runtime or find_runtime()
         if runtime is None:
             logger.warning("CUDA shared memory can not be registered: %s", unavailable_reason())

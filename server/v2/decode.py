@@ -15,14 +15,23 @@ import numpy as np
 
 from penstock.backends.errors import InferError
 from penstock.batching.request import InferRequest
-from penstock.batching.scheduling.admission import admitted, check_alone
+from penstock.batching.scheduling.request_checks import check_input_shape, check_shapes_cached
 
 from . import call_parameters
-from .call_parameters import BINARY, NOT_UNSIGNED, PLAIN, Options, PerOutputPlan, invalid, options_of, with_id
-from .parsing import NO_OBJECT, parse
-from .shared_tensors import aim, copied_bytes, shared_input
-from .tensors import MANY_TEXTS, from_binary, from_json
-from .wanted_outputs import outputs as wanted_of
+from .call_parameters import (
+    BINARY,
+    DEFAULT_OPTIONS,
+    NOT_UNSIGNED,
+    Options,
+    PerOutputPlan,
+    invalid,
+    make_options,
+    prefix_with_id,
+)
+from .parsing import NOT_AN_OBJECT, parse
+from .requested_outputs import parse_outputs
+from .shared_tensors import copied_bytes, set_output_targets, shared_input
+from .tensors import MANY_STRINGS, from_binary, from_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +48,7 @@ _MAX_DIM = (1 << 63) - 1
 MAX_RANK = 32
 
 
-def _no(member: str, value: Any, kind: str) -> InferError:
+def _member_error(member: str, value: Any, kind: str) -> InferError:
     """Return the error for a member that is missing or of the wrong type."""
     reason = f"attempt to access JSON non-{kind} as {kind}"
     if value is None:
@@ -47,13 +56,13 @@ def _no(member: str, value: Any, kind: str) -> InferError:
     return invalid(f"Unable to parse '{member}': {reason}")
 
 
-def decode_new(
+def decode_and_cache(
     model: Model, body: bytes, header_bytes: int, max_depth: int, sink: Sink, layouts: Layouts
 ) -> tuple[InferRequest, Options]:
     """Decode a request that `layouts` did not find, and have them remember it. Raises: InferError; LargeRead."""
-    found = decode(model, body, header_bytes, max_depth, sink, layouts.regions)
-    layouts.remember(*found, body, header_bytes)
-    return found
+    decoded = decode(model, body, header_bytes, max_depth, sink, layouts.regions)
+    layouts.add(*decoded, body, header_bytes)
+    return decoded
 
 
 def decode(
@@ -67,26 +76,26 @@ def decode(
     json_bytes = len(body) if header_bytes < 0 else header_bytes
     document = parse(body if header_bytes < 0 else body[:header_bytes], max_depth)
     if type(document) is not dict:
-        raise invalid(NO_OBJECT)
+        raise invalid(NOT_AN_OBJECT)
     request_id = document.get("id", "")
     if type(request_id) is not str:
         raise invalid(call_parameters.NO_ID)
     try:
-        inputs, rows, key = _inputs(model, document.get("inputs"), body, json_bytes, regions)
+        inputs, rows, key = _decode_inputs(model, document.get("inputs"), body, json_bytes, regions)
         parameters, outputs = document.get("parameters"), document.get("outputs")
         if parameters is None and outputs is None:
-            wanted, options = model.all_outputs, PLAIN
+            wanted, options = model.all_outputs, DEFAULT_OPTIONS
         else:
-            wanted, options = _said(model, parameters, outputs, regions)
+            wanted, options = _parse_options(model, parameters, outputs, regions)
     except InferError as error:
-        raise with_id(request_id, error) from None
+        raise prefix_with_id(request_id, error) from None
     request = InferRequest(model, inputs, rows, key, wanted, sink)
     request.id = request_id
     request.nbytes = len(body)
     if model.in_place and type(options.plan) is PerOutputPlan:
-        aim(request, options.plan)
+        set_output_targets(request, options.plan)
     if regions:
-        request.nbytes += copied_bytes(request, _in_regions(document["inputs"]))
+        request.nbytes += copied_bytes(request, _shared_input_names(document["inputs"]))
     return request, options
 
 
@@ -118,124 +127,126 @@ def decode_raw(model: Model, body: bytes, sink: Sink) -> tuple[InferRequest, Opt
         array = from_binary(model.name, spec, dims, math.prod(dims), memoryview(body))
     if signature.batched:
         array = array[np.newaxis]
-    rows, key = admitted(model, (array.shape,))
+    rows, key = check_shapes_cached(model, (array.shape,))
     request = InferRequest(model, [array], rows, key, model.all_outputs, sink)
     request.nbytes = len(body)
     return request, Options((BINARY,) * len(model.all_outputs))
 
 
-def _inputs(
+def _decode_inputs(
     model: Model, entries: Any, body: bytes, position: int, regions: Regions | None
 ) -> tuple[list[Array | None], int, Key]:
     if type(entries) is not list:
-        raise _no("inputs", entries, "array")
+        raise _member_error("inputs", entries, "array")
     signature = model.signature
     inputs: list[Array | None]
     shapes: tuple[tuple[int, ...] | None, ...]
     if len(entries) == 1 and len(signature.inputs) == 1:
-        array, position = _tensor(model, signature.inputs[0], entries[0], body, position, regions)
+        array, position = _decode_input(model, signature.inputs[0], entries[0], body, position, regions)
         inputs, shapes = [array], (array.shape,)
     else:
-        inputs, position = _several(model, entries, body, position, regions)
+        inputs, position = _decode_multiple(model, entries, body, position, regions)
         shapes = tuple([None if array is None else array.shape for array in inputs])
     if position != len(body):
         raise invalid(f"unexpected additional input data for model '{model.name}'")
-    rows, key = admitted(model, shapes)
+    rows, key = check_shapes_cached(model, shapes)
     return inputs, rows, key
 
 
-def _said(model: Model, parameters: Any, outputs: Any, regions: Regions | None) -> tuple[tuple[int, ...], Options]:
+def _parse_options(
+    model: Model, parameters: Any, outputs: Any, regions: Regions | None
+) -> tuple[tuple[int, ...], Options]:
     """Read the parameters and the requested outputs."""
     if parameters is not None and type(parameters) is not dict:
         raise invalid("Unable to parse 'parameters': attempt to access JSON non-object as object")
-    spoken = call_parameters.parameters(parameters) if parameters else call_parameters.NO_PARAMETERS
+    parsed = call_parameters.parse_parameters(parameters) if parameters else call_parameters.NO_PARAMETERS
     plan: call_parameters.Plan
     if outputs is not None and type(outputs) is not list:
         raise invalid("Unable to parse 'outputs': attempt to access JSON non-array as array")
     if outputs:
         # as in Triton, `binary_data_output` applies only if no outputs are named
-        entries = [(_name(entry), _members(entry.get("parameters"), entry["name"])) for entry in outputs]
-        wanted, plan = wanted_of(model, entries, regions, hooks=spoken.hooks)
+        entries = [(_parse_name(entry), _check_members(entry.get("parameters"), entry["name"])) for entry in outputs]
+        wanted, plan = parse_outputs(model, entries, regions, hooks=parsed.hooks)
     else:
         wanted = model.all_outputs
-        plan = (BINARY,) * len(wanted) if spoken.binary else None
-    return wanted, options_of(spoken, plan)
+        plan = (BINARY,) * len(wanted) if parsed.binary else None
+    return wanted, make_options(parsed, plan)
 
 
-def _several(
+def _decode_multiple(
     model: Model, entries: list[Any], body: bytes, position: int, regions: Regions | None
 ) -> tuple[list[Array | None], int]:
     by_name: dict[str, Array] = {}
     for entry in entries:
-        name = _name(entry)
+        name = _parse_name(entry)
         spec = model.signature.input.get(name)
         if spec is None:
-            raise wrong_inputs(model, [_name(each) for each in entries])
+            raise inputs_mismatch(model, [_parse_name(each) for each in entries])
         if name in by_name:
             raise invalid(f"input '{name}' already exists in request")
-        by_name[name], position = _tensor(model, spec, entry, body, position, regions)
+        by_name[name], position = _decode_input(model, spec, entry, body, position, regions)
     inputs: list[Array | None] = [by_name.get(spec.name) for spec in model.signature.inputs]
     for spec, array in zip(model.signature.inputs, inputs, strict=True):
         if array is None and not spec.optional:
-            raise wrong_inputs(model, list(by_name))
+            raise inputs_mismatch(model, list(by_name))
     return inputs, position
 
 
-def _name(entry: Any) -> str:
+def _parse_name(entry: Any) -> str:
     name = entry.get("name") if type(entry) is dict else None
     if type(name) is not str:
-        raise _no("name", name, "string")
+        raise _member_error("name", name, "string")
     return name
 
 
-def wrong_inputs(model: Model, got: list[str]) -> InferError:
+def inputs_mismatch(model: Model, given: list[str]) -> InferError:
     """Return the error for wrong input names or a wrong number of inputs; the number is checked first, as in Triton.
 
     Called by gRPC's decoding too.
     """
-    known = model.signature.input
-    required = sum(not spec.optional for spec in known.values())
-    if required <= len(got) <= len(known):
-        for name in got:
-            if name not in known:
+    specs = model.signature.input
+    required = sum(not spec.optional for spec in specs.values())
+    if required <= len(given) <= len(specs):
+        for name in given:
+            if name not in specs:
                 return invalid(f"unexpected inference input '{name}' for model '{model.name}'")
-    missing = ",".join(f"'{name}'" for name, spec in known.items() if not spec.optional and name not in got)
-    names = ",".join(f"'{name}'" for name in got)
+    missing = ",".join(f"'{name}'" for name, spec in specs.items() if not spec.optional and name not in given)
+    names = ",".join(f"'{name}'" for name in given)
     expected = (
-        f"{len(known)} inputs" if required == len(known) else f"number of inputs between {required} and {len(known)}"
+        f"{len(specs)} inputs" if required == len(specs) else f"number of inputs between {required} and {len(specs)}"
     )
     return invalid(
-        f"expected {expected} but got {len(got)} inputs for model '{model.name}'. Got input(s) [{names}], "
+        f"expected {expected} but got {len(given)} inputs for model '{model.name}'. Got input(s) [{names}], "
         f"but missing required input(s) [{missing}]. Please provide all required input(s)."
     )
 
 
-def _tensor(
+def _decode_input(
     model: Model, spec: TensorSpec, entry: Any, body: bytes, position: int, regions: Regions | None
 ) -> tuple[Array, int]:
     """Decode one entry of `inputs`; return its array and where the next binary tensor begins."""
     if type(entry) is not dict:
         raise invalid("Unable to parse 'inputs': attempt to access JSON non-object as object")
     if entry.get("name") != spec.name:
-        raise wrong_inputs(model, [_name(entry)])
+        raise inputs_mismatch(model, [_parse_name(entry)])
     datatype = entry.get("datatype")
     if datatype != spec.datatype:
-        raise wrong_datatype(model, spec, datatype)
-    shape, count = _shape(model, spec, entry)
+        raise datatype_mismatch(model, spec, datatype)
+    shape, count = _parse_shape(model, spec, entry)
     parameters = entry.get("parameters")
-    found = None if parameters is None else _not_json(model, spec, entry, body, position, regions)
-    if found is not None:
-        return found
+    decoded = None if parameters is None else _decode_binary_or_shared(model, spec, entry, body, position, regions)
+    if decoded is not None:
+        return decoded
     if "data" not in entry:
-        raise _not_one(entry)
+        raise _data_source_error(entry)
     return from_json(spec, shape, count, entry["data"]), position
 
 
-def _shape(model: Model, spec: TensorSpec, entry: dict[str, Any]) -> tuple[list[int], int]:
+def _parse_shape(model: Model, spec: TensorSpec, entry: dict[str, Any]) -> tuple[list[int], int]:
     """Return an entry's shape, checked by itself, and its number of elements."""
     shape = entry.get("shape")
     if type(shape) is not list:
-        raise _no("shape", shape, "array")
+        raise _member_error("shape", shape, "array")
     for dim in shape:
         if type(dim) is not int or not 0 <= dim <= _MAX_DIM:
             raise invalid(f"Unable to parse 'shape': {NOT_UNSIGNED}")
@@ -243,27 +254,27 @@ def _shape(model: Model, spec: TensorSpec, entry: dict[str, Any]) -> tuple[list[
         # checked before the product, which takes forever for a million dims
         raise too_many_dims(model, spec, shape)
     count = math.prod(shape)
-    if spec.datatype == "BYTES" and count >= MANY_TEXTS:
-        check_alone(model, spec, tuple(shape))
+    if spec.datatype == "BYTES" and count >= MANY_STRINGS:
+        check_input_shape(model, spec, tuple(shape))
     return shape, count
 
 
-def _not_json(
+def _decode_binary_or_shared(
     model: Model, spec: TensorSpec, entry: dict[str, Any], body: bytes, position: int, regions: Regions | None
 ) -> tuple[Array, int] | None:
     """Decode a tensor whose parameters place it after the JSON or in shared memory; None if in neither."""
     parameters, shape = entry["parameters"], entry["shape"]
     if type(parameters) is not dict:
-        raise _no_object(spec.name)
+        raise _not_an_object(spec.name)
     if "shared_memory_region" in parameters:
-        return _shared(model, spec, entry, regions), position
+        return _decode_shared(model, spec, entry, regions), position
     size = parameters.get("binary_data_size")
     if size is None:
         return None
     if type(size) is not int or size < 0:
         raise invalid(f"Unable to parse 'binary_data_size': {NOT_UNSIGNED}")
     if "data" in entry:
-        raise _not_one(entry)
+        raise _data_source_error(entry)
     end = position + size
     if end > len(body):
         text = f"unexpected size for input '{spec.name}', expecting {end - len(body)} additional bytes"
@@ -271,26 +282,26 @@ def _not_json(
     return from_binary(model.name, spec, shape, math.prod(shape), memoryview(body)[position:end]), end
 
 
-def _in_regions(entries: list[dict[str, Any]]) -> Iterator[str]:
+def _shared_input_names(entries: list[dict[str, Any]]) -> Iterator[str]:
     """Yield the names of decoded inputs that were in shared memory."""
     return (entry["name"] for entry in entries if "shared_memory_region" in (entry.get("parameters") or ()))
 
 
-def _shared(model: Model, spec: TensorSpec, entry: dict[str, Any], regions: Regions | None) -> Array:
+def _decode_shared(model: Model, spec: TensorSpec, entry: dict[str, Any], regions: Regions | None) -> Array:
     shape, items = entry["shape"], entry["parameters"]
     if "data" in entry or "binary_data_size" in items:
-        raise _not_one(entry)
+        raise _data_source_error(entry)
     return shared_input(model, spec, shape, items, regions)
 
 
-def _not_one(entry: dict[str, Any]) -> InferError:
+def _data_source_error(entry: dict[str, Any]) -> InferError:
     """Return the error for an input with no data or several kinds of it. Source: Triton, ValidateInputContentType."""
     parameters = entry.get("parameters") or {}
-    places = (("data", entry), ("binary_data_size", parameters), ("shared_memory_region", parameters))
-    found = "".join(f" '{key}'" for key, there in places if key in there)
+    fields = (("data", entry), ("binary_data_size", parameters), ("shared_memory_region", parameters))
+    present = "".join(f" '{key}'" for key, container in fields if key in container)
     return invalid(
         "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
-        f"'shared_memory_region' in 'parameters'. But {f'set{found}' if found else 'no field is set'}"
+        f"'shared_memory_region' in 'parameters'. But {f'set{present}' if present else 'no field is set'}"
     )
 
 
@@ -299,20 +310,20 @@ def too_many_dims(model: Model, spec: TensorSpec, shape: list[int]) -> InferErro
     return invalid(f"unexpected shape for input '{spec.name}' for model '{model.name}': {len(shape)} dims")
 
 
-def wrong_datatype(model: Model, spec: TensorSpec, datatype: Any) -> InferError:
+def datatype_mismatch(model: Model, spec: TensorSpec, datatype: Any) -> InferError:
     """Return the error for an input whose datatype is not the model's. Called by gRPC's decoding too."""
     if type(datatype) is not str:
-        return _no("datatype", datatype, "string")
+        return _member_error("datatype", datatype, "string")
     return invalid(
         f"inference input '{spec.name}' data-type is '{datatype}', but model '{model.name}' expects '{spec.datatype}'"
     )
 
 
-def _members(parameters: Any, name: str) -> dict[str, Any] | None:
+def _check_members(parameters: Any, name: str) -> dict[str, Any] | None:
     if parameters is not None and type(parameters) is not dict:
-        raise _no_object(name)
+        raise _not_an_object(name)
     return parameters
 
 
-def _no_object(name: str) -> InferError:
+def _not_an_object(name: str) -> InferError:
     return invalid(f"Unable to parse 'parameters' of '{name}': attempt to access JSON non-object as object")

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from penstock.batching.request import InferRequest
     from penstock.batching.running.own_outputs import OwnOutputs
 
-    from .call_parameters import Plan, Way
+    from .call_parameters import OutputMode, Plan
 
 _CLASSIFIED = frozenset(("UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP32", "FP64"))
 LARGE_ELEMENTS = 16 << 10
 """From this many elements, per-element work is done on a thread: as JSON about 256 KiB, half a millisecond or more."""
 _LARGE_CLASSES = 4096
-_MANY = 8
+_PARTITION_RATIO = 8
 """If there are more values than this per requested class, the candidates are selected before sorting."""
 
 
@@ -47,11 +47,11 @@ class Finished(NamedTuple):
     binary: bool
 
 
-def ways_of(plan: Plan, count: int) -> tuple[Way, ...]:
+def modes_of(plan: Plan, count: int) -> tuple[OutputMode, ...]:
     """Expand a plan to one way for each of `count` outputs."""
     if plan is None:
         return (JSON,) * count
-    return plan.ways if isinstance(plan, PerOutputPlan) else plan
+    return plan.modes if isinstance(plan, PerOutputPlan) else plan
 
 
 def finish_all(model: Model, wanted: Sequence[int], plan: Plan, outputs: Sequence[Any]) -> list[Finished]:
@@ -62,8 +62,8 @@ def finish_all(model: Model, wanted: Sequence[int], plan: Plan, outputs: Sequenc
     try:
         specs = [model.signature.outputs[position] for position in wanted]
         return [
-            finish(model, (spec.name, spec.datatype), way, output)
-            for spec, way, output in zip(specs, ways_of(plan, len(specs)), outputs, strict=True)
+            finish(model, (spec.name, spec.datatype), mode, output)
+            for spec, mode, output in zip(specs, modes_of(plan, len(specs)), outputs, strict=True)
         ]
     finally:
         if isinstance(plan, PerOutputPlan):
@@ -74,8 +74,8 @@ def store_all(request: InferRequest, plan: PerOutputPlan) -> tuple[tuple[int, ..
     """Finish outputs that all go into shared memory, release it, and return their shapes. Raises: as `finish_all`."""
     specs, outputs = request.model.signature.outputs, request.outputs or []
     try:
-        for position, lease, array in zip(request.wanted, plan.ways, outputs, strict=True):
-            if type(lease) is Lease and (type(array) is not DeviceArray or not lease.holds(array)):
+        for position, lease, array in zip(request.wanted, plan.modes, outputs, strict=True):
+            if type(lease) is Lease and (type(array) is not DeviceArray or not lease.is_same_memory(array)):
                 spec = specs[position]
                 store(spec.name, spec.datatype, array, lease)
     finally:
@@ -83,13 +83,13 @@ def store_all(request: InferRequest, plan: PerOutputPlan) -> tuple[tuple[int, ..
     return tuple([array.shape for array in outputs])
 
 
-def finish_own(model: Model, wanted: Sequence[int], plan: Plan, outputs: OwnOutputs) -> list[Finished]:
+def finish_own_outputs(model: Model, wanted: Sequence[int], plan: Plan, outputs: OwnOutputs) -> list[Finished]:
     """Finish the outputs that user code returned, as `finish_all` does; each keeps its own datatype."""
     try:
         specs = [model.signature.outputs[position] for position in wanted]
         return [
-            finish(model, (spec.name, own_datatype(spec.datatype, array)), way, array)
-            for spec, way, array in zip(specs, ways_of(plan, len(specs)), outputs, strict=True)
+            finish(model, (spec.name, own_datatype(spec.datatype, array)), mode, array)
+            for spec, mode, array in zip(specs, modes_of(plan, len(specs)), outputs, strict=True)
             if array is not None
         ]
     finally:
@@ -97,17 +97,19 @@ def finish_own(model: Model, wanted: Sequence[int], plan: Plan, outputs: OwnOutp
             plan.release()
 
 
-def finish(model: Model, output: tuple[str, str], way: Way, array: Array) -> Finished:
+def finish(model: Model, output: tuple[str, str], mode: OutputMode, array: Array) -> Finished:
     """Finish one output, given by name and datatype. Raises: InferError (INVALID)."""
     name, datatype = output
-    if type(way) is Lease:
-        if not way.holds(array):
-            store(name, datatype, array, way)
+    if type(mode) is Lease:
+        if not mode.is_same_memory(array):
+            store(name, datatype, array, mode)
         return Finished(name, datatype, array.shape, None, False)
-    if type(way) is Classes:
-        classes = classify(datatype, array, way.count, model.spec.labels.get(name, ()), batched=model.signature.batched)
-        return Finished(name, "BYTES", classes.shape, classes, way.binary)
-    return Finished(name, datatype, array.shape, array, way is BINARY)
+    if type(mode) is Classes:
+        classes = classify(
+            datatype, array, mode.count, model.spec.labels.get(name, ()), batched=model.signature.batched
+        )
+        return Finished(name, "BYTES", classes.shape, classes, mode.binary)
+    return Finished(name, datatype, array.shape, array, mode is BINARY)
 
 
 def store(name: str, datatype: str, array: Array, lease: Lease) -> None:
@@ -116,7 +118,7 @@ def store(name: str, datatype: str, array: Array, lease: Lease) -> None:
     Raises: InferError (INVALID), AbandonedError.
     """
     raw = to_binary(datatype, array)
-    raise_if_abandoned()  # who was told that its call is over may have other use for its memory
+    raise_if_abandoned()  # a client whose call has ended may be reusing its memory
     if len(raw) > lease.byte_size:
         text = (
             f"shared memory size specified with the request for output '{name}' ({lease.byte_size} bytes) should be at "
@@ -150,20 +152,20 @@ def classify(datatype: str, array: Array, count: int, labels: Sequence[str], *, 
     return texts if batched and array.ndim else texts.reshape(count)
 
 
-def is_much(count: int, array: Array) -> bool:
+def is_slow_to_classify(count: int, array: Array) -> bool:
     """Return whether converting an output to `count` classes per row would block the event loop."""
     rows = array.shape[0] if array.ndim else 1
     return array.size >= LARGE_ELEMENTS or min(count * rows, array.size) >= _LARGE_CLASSES
 
 
 def _texts(values: list[Any], indices: list[int], labels: Sequence[str]) -> list[bytes]:
-    written = []
+    texts = []
     for value, index in zip(values, indices, strict=True):
         text = f"{value:f}:{index}" if type(value) is float else f"{value}:{index}"
         if index < len(labels) and labels[index]:
             text += ":" + labels[index]
-        written.append(text.encode())
-    return written
+        texts.append(text.encode())
+    return texts
 
 
 def _highest(values: Array, count: int) -> Array:
@@ -171,7 +173,7 @@ def _highest(values: Array, count: int) -> Array:
     # both invert the order, so that sorting puts the highest first, and ties and NaN in the right place
     keys: Array = -values if values.dtype.kind == "f" else ~values
     size = len(keys)
-    if not 0 < count < size // _MANY:
+    if not 0 < count < size // _PARTITION_RATIO:
         return np.argsort(keys, kind="stable")[:count]
     last = np.partition(keys, count - 1)[count - 1]
     candidates = np.flatnonzero(~(keys > last))

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 
 _EXACT = "(?-i)"
-_GRPC_S_OWN = frozenset((
+_GRPC_INTERNAL = frozenset((
     ":authority", "content-type", "te", "grpc-accept-encoding", "grpc-encoding", "grpc-internal-encoding-request",
     "grpc-timeout", "grpc-tags-bin", "grpc-trace-bin", "grpc-server-stats-bin",
 ))  # fmt: skip
@@ -37,18 +37,18 @@ class Forwarding:
         """Return the Forwarding of a pattern, or None if it is empty. Raises: ValueError."""
         return cls(pattern) if pattern else None
 
-    def parameters(self, header: Mapping[bytes, bytes]) -> dict[str, str]:
+    def from_header(self, header: Mapping[bytes, bytes]) -> dict[str, str]:
         """Return the parameters made from a header.
 
         Raises: InferError (INVALID) for a name that no parameter may have.
         """
-        return self._found({name.decode("latin-1"): value.decode("latin-1") for name, value in header.items()})
+        return self._select({name.decode("latin-1"): value.decode("latin-1") for name, value in header.items()})
 
-    def parameters_of(self, metadata: Mapping[str, str]) -> dict[str, str]:
-        """Return the parameters made from gRPC metadata. Raises: as `parameters`."""
-        return self._found({name: value for name, value in metadata.items() if name not in _GRPC_S_OWN})
+    def from_metadata(self, metadata: Mapping[str, str]) -> dict[str, str]:
+        """Return the parameters made from gRPC metadata. Raises: as `from_header`."""
+        return self._select({name: value for name, value in metadata.items() if name not in _GRPC_INTERNAL})
 
-    def _found(self, header: Mapping[str, str]) -> dict[str, str]:
+    def _select(self, header: Mapping[str, str]) -> dict[str, str]:
         from .call_parameters import check_key  # imports numpy, which the command line must not wait for
 
         forwarded = {name: value for name, value in header.items() if self._pattern.search(name)}

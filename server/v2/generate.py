@@ -23,16 +23,16 @@ from starlette.responses import Response
 
 from penstock.backends.errors import Code, InferError, without_traceback
 from penstock.batching.model import Model
-from penstock.batching.scheduling.admission import admit
+from penstock.batching.scheduling.request_checks import check_shapes
 from penstock.server.answering import LargeJsonReader
 from penstock.server.errors import HTTP_STATUS, error_body
 from penstock.server.http.parts import PARTS
 
 from . import call_parameters
-from .decode import wrong_inputs
-from .members import Members
-from .parsing import NO_OBJECT, parse
-from .routes import JSON, Route, asked, body_of, gone
+from .decode import inputs_mismatch
+from .generate_encoder import GenerateEncoder
+from .parsing import NOT_AN_OBJECT, parse
+from .routes import JSON, Route, model_and_version, read_body, wait_disconnect
 from .tensors import from_json
 
 if TYPE_CHECKING:
@@ -51,15 +51,15 @@ logger = logging.getLogger("penstock.server")
 
 _EVENTS = "text/event-stream; charset=utf-8"
 _PARAMETERS = "parameters"
-_AT_THE_DOOR = (Code.OVERLOADED, Code.NOT_READY)
+_ADMISSION_ERRORS = (Code.OVERLOADED, Code.NOT_READY)
 """Errors before inference begins are answered as JSON, also by generate_stream."""
 _LARGE_BYTES = 256 << 10
-_TOGETHER_BYTES = 64 << 10
+_MAX_GROUP_BYTES = 64 << 10
 """Events available at the same time are sent together up to this many bytes."""
 _REQUEST = {"type": "object", "properties": {_PARAMETERS: {"type": "object"}}, "additionalProperties": True}
 
 
-class Called(NamedTuple):
+class GenerateRequest(NamedTuple):
     """A parsed request: the arguments of `Hooks.infer` and `Hooks.stream`."""
 
     inputs: dict[str, Array]
@@ -103,10 +103,10 @@ class Generate:
     async def generate(self, request: Request) -> Response:
         """Answer with one object."""
         body = await self._body(request)
-        model = self._engine.model(*asked(request))
+        model = self._engine.model(*model_and_version(request))
         self._engine.hold(model)
         try:
-            answer = await _unless_gone(request.receive, self._answer(model, await self._call(model, body)))
+            answer = await _cancel_on_disconnect(request.receive, self._answer(model, await self._call(model, body)))
         finally:
             self._engine.release(model)
         return Response(answer, media_type=JSON)
@@ -114,56 +114,56 @@ class Generate:
     async def generate_stream(self, request: Request) -> Response:
         """Answer with one event per answer, and an error event if inference fails."""
         body = await self._body(request)
-        model = self._engine.model(*asked(request))
+        model = self._engine.model(*model_and_version(request))
         async with contextlib.AsyncExitStack() as until_answered:
             self._engine.hold(model)
             until_answered.callback(self._engine.release, model)
-            called = await self._call(model, body)
-            answers = await until_answered.enter_async_context(contextlib.aclosing(self._answers(model, called)))
+            parsed = await self._call(model, body)
+            answers = await until_answered.enter_async_context(contextlib.aclosing(self._answers(model, parsed)))
             try:
                 # the status depends on the outcome, so it waits for the first answer
-                first = await _unless_gone(request.receive, _first(answers))
+                first = await _cancel_on_disconnect(request.receive, _first(answers))
             except InferError as error:
-                if error.code in _AT_THE_DOOR:
+                if error.code in _ADMISSION_ERRORS:
                     raise
                 return Response(
-                    _failed(without_traceback(error)), HTTP_STATUS[error.code], headers={"content-type": _EVENTS}
+                    _error_event(without_traceback(error)), HTTP_STATUS[error.code], headers={"content-type": _EVENTS}
                 )
             return _Events(first, answers, until_answered.pop_all())
         raise InferError(Code.INTERNAL, "an exit stack that swallows errors")
 
     async def _body(self, request: Request) -> bytes:
         """Read a body before the model is held, because the client may be slow. Raises: InferError."""
-        self._engine.model(*asked(request))  # an unknown model is rejected before the body is read
+        self._engine.model(*model_and_version(request))  # an unknown model is rejected before the body is read
         if request.headers.get("content-encoding", "identity") not in {"", "identity"}:
             raise call_parameters.invalid("Unsupported content-encoding, only 'identity' is supported.")
-        return await body_of(request, self._limits.max_body_bytes)
+        return await read_body(request, self._limits.max_body_bytes)
 
-    async def _call(self, model: Model, body: bytes) -> Called:
+    async def _call(self, model: Model, body: bytes) -> GenerateRequest:
         """Parse a request, and check its shapes against the model unless a hook may change them.
 
         Raises: InferError.
         """
         depth = self._limits.max_json_depth
         if len(body) < _LARGE_BYTES:
-            request_id, inputs, parameters = read(model, body, depth)
+            request_id, inputs, parameters = parse_generate(model, body, depth)
         else:
-            request_id, inputs, parameters = await self._texts.read(len(body), read, model, body, depth)
+            request_id, inputs, parameters = await self._texts.read(len(body), parse_generate, model, body, depth)
         if not self._hooks_of(model).has_pre:
             signature = model.signature
             shapes = [inputs[name].shape if name in inputs else None for name in signature.input]
-            admit(model.name, signature, model.request_rows, shapes, model.padding)
-        terms = call_parameters.options_of(parameters, None).terms(time.monotonic_ns(), model.spec.policy)
-        return Called(inputs, request_id, terms, parameters.custom)
+            check_shapes(model.name, signature, model.request_rows, shapes, model.padding)
+        terms = call_parameters.make_options(parameters, None).terms(time.monotonic_ns(), model.spec.policy)
+        return GenerateRequest(inputs, request_id, terms, parameters.custom)
 
-    async def _answer(self, model: Model, called: Called) -> bytes:
-        outputs = await self._hooks_of(model).infer(*called)
-        write, told = Members(model, called.request_id).write, getattr(outputs, "parameters", None)
-        return await _on_thread(write, outputs, told) if _is_large(outputs) else write(outputs, told)
+    async def _answer(self, model: Model, parsed: GenerateRequest) -> bytes:
+        outputs = await self._hooks_of(model).infer(*parsed)
+        write, parameters = GenerateEncoder(model, parsed.request_id).write, getattr(outputs, "parameters", None)
+        return await _on_thread(write, outputs, parameters) if _is_large(outputs) else write(outputs, parameters)
 
-    async def _answers(self, model: Model, called: Called) -> AsyncGenerator[Events, None]:
+    async def _answers(self, model: Model, parsed: GenerateRequest) -> AsyncGenerator[Events, None]:
         """Yield the events as they come, grouping those available together. Raises: InferError, after those."""
-        stream, write = self._hooks_of(model).stream(*called), Members(model, called.request_id).write
+        stream, write = self._hooks_of(model).stream(*parsed), GenerateEncoder(model, parsed.request_id).write
         texts: list[bytes] = []
         status = nbytes = 0
         try:
@@ -174,15 +174,15 @@ class Generate:
                         yield Events(texts, status)
                         texts, nbytes = [], 0
                     if error is not None:
-                        text = _failed(error)
+                        text = _error_event(error)
                     else:
-                        told = answer.outputs, answer.parameters
-                        text = _event(await _on_thread(write, *told) if large else write(*told))
+                        args = answer.outputs, answer.parameters
+                        text = _event(await _on_thread(write, *args) if large else write(*args))
                     if not texts:
                         status = 200 if error is None else HTTP_STATUS[error.code]
                     texts.append(text)
                     nbytes += len(text)
-                    if not answer.more or nbytes >= _TOGETHER_BYTES:
+                    if not answer.more or nbytes >= _MAX_GROUP_BYTES:
                         yield Events(texts, status)
                         texts, nbytes = [], 0
         except Exception:
@@ -207,24 +207,24 @@ class _Events(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send them (called by the framework)."""
         parts: BodyParts | None = (scope.get("extensions") or {}).get(PARTS)
-        put = partial(_send_each, send) if parts is None else parts.send
+        send_events = partial(_send_each, send) if parts is None else parts.send
         async with self._answered:
             with contextlib.suppress(InferError):
-                await _unless_gone(receive, self._send(send, put))
+                await _cancel_on_disconnect(receive, self._send(send, send_events))
 
-    async def _send(self, send: Send, put: Callable[[Sequence[bytes]], Awaitable[None]]) -> None:
+    async def _send(self, send: Send, send_events: Callable[[Sequence[bytes]], Awaitable[None]]) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         if self._first.texts:
-            await put(self._first.texts)
+            await send_events(self._first.texts)
         try:
             async for events in self._answers:
-                await put(events.texts)
+                await send_events(events.texts)
         except InferError as error:
-            await put((_failed(without_traceback(error)),))
+            await send_events((_error_event(without_traceback(error)),))
         except Exception:
             number = secrets.token_hex(4)
             logger.exception("generate_stream failed", extra={"request_id": number})
-            await put((_failed(InferError(Code.INTERNAL, f"internal error, request id {number}")),))
+            await send_events((_error_event(InferError(Code.INTERNAL, f"internal error, request id {number}")),))
         await send({"type": "http.response.body", "body": b""})
 
 
@@ -243,7 +243,7 @@ def _event(text: bytes) -> bytes:
     return b"data: %b\n\n" % text
 
 
-def _failed(error: InferError) -> bytes:
+def _error_event(error: InferError) -> bytes:
     return _event(error_body(error.message))
 
 
@@ -252,64 +252,66 @@ def _is_large(outputs: Mapping[str, Array]) -> bool:
     return sum([array.nbytes for array in outputs.values()]) >= _LARGE_BYTES
 
 
-async def _on_thread(write: Callable[..., bytes], *told: Any) -> bytes:
-    return await asyncio.get_running_loop().run_in_executor(None, write, *told)
+async def _on_thread(write: Callable[..., bytes], *args: Any) -> bytes:
+    return await asyncio.get_running_loop().run_in_executor(None, write, *args)
 
 
-async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+async def _cancel_on_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Await an answer, or cancel it if its client disconnects. Raises: InferError (CANCELLED, which nobody reads)."""
-    answer, left = asyncio.ensure_future(work), asyncio.ensure_future(gone(receive))
+    answer, disconnected = asyncio.ensure_future(work), asyncio.ensure_future(wait_disconnect(receive))
     try:
-        await asyncio.wait((answer, left), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((answer, disconnected), return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
             raise InferError(Code.CANCELLED, "the client has closed the connection")
         return answer.result()
     finally:
         answer.cancel()
-        left.cancel()
+        disconnected.cancel()
         # so that it releases its resources before the caller continues
-        await asyncio.wait((answer, left))
+        await asyncio.wait((answer, disconnected))
         # breaks a reference cycle: a task holds its error, which holds this frame
-        del answer, left
+        del answer, disconnected
 
 
-def read(model: Model, body: bytes, max_depth: int) -> tuple[str, dict[str, Array], call_parameters.Parameters]:
+def parse_generate(
+    model: Model, body: bytes, max_depth: int
+) -> tuple[str, dict[str, Array], call_parameters.Parameters]:
     """Parse the members of a request: each is the values of an input or a parameter; `parameters` may hold both.
 
     Raises: InferError.
     """
     document = parse(body, max_depth, simd=False)
     if type(document) is not dict:
-        raise call_parameters.invalid(NO_OBJECT)
-    known = model.signature.input
-    _demand_once(known, body)
+        raise call_parameters.invalid(NOT_AN_OBJECT)
+    specs = model.signature.input
+    _reject_repeated(specs, body)
     nested = document.pop(_PARAMETERS, {})
-    if _PARAMETERS in known and nested:
+    if _PARAMETERS in specs and nested:
         raise call_parameters.invalid(f"Keyword '{_PARAMETERS}' for nested schema also given as input tensor name")
     if type(nested) is not dict:
         raise call_parameters.invalid(f"Expected JSON object for keyword: '{_PARAMETERS}'")
-    request_id = "" if "id" in known else document.pop("id", "")
+    request_id = "" if "id" in specs else document.pop("id", "")
     if type(request_id) is not str:
         raise call_parameters.invalid(call_parameters.NO_ID)
     inputs: dict[str, Array] = {}
     parameters: dict[str, Any] = {}
-    _take(known, document, inputs, parameters)
+    _sort_members(specs, document, inputs, parameters)
     try:
-        _take(known, nested, inputs, parameters)
+        _sort_members(specs, nested, inputs, parameters)
     except InferError as error:
         raise call_parameters.invalid(f"Converting keyword: '{_PARAMETERS}': {error.message}") from error
-    spoken = call_parameters.parameters(parameters)
-    if any(name not in inputs and not spec.optional for name, spec in known.items()):
-        raise wrong_inputs(model, list(inputs))
-    return request_id, inputs, spoken
+    parsed_parameters = call_parameters.parse_parameters(parameters)
+    if any(name not in inputs and not spec.optional for name, spec in specs.items()):
+        raise inputs_mismatch(model, list(inputs))
+    return request_id, inputs, parsed_parameters
 
 
-def _take(
-    known: Mapping[str, TensorSpec], members: Mapping[str, Any], inputs: dict[str, Array], parameters: dict[str, Any]
+def _sort_members(
+    specs: Mapping[str, TensorSpec], members: Mapping[str, Any], inputs: dict[str, Array], parameters: dict[str, Any]
 ) -> None:
     """Sort members into inputs and parameters. Raises: InferError (INVALID)."""
     for name, value in members.items():
-        spec = known.get(name)
+        spec = specs.get(name)
         if spec is None:
             call_parameters.check_type(name, value)
             parameters[name] = value
@@ -319,13 +321,13 @@ def _take(
             inputs[name] = _tensor(spec, value)
 
 
-def _demand_once(known: Collection[str], body: bytes) -> None:
+def _reject_repeated(input_names: Collection[str], body: bytes) -> None:
     """Reject a repeated member if it names an input; of repeated parameters the last one counts. Raises: InferError."""
-    if b"\\" not in body and all(body.count(orjson.dumps(name)) < 2 for name in known):
+    if b"\\" not in body and all(body.count(orjson.dumps(name)) < 2 for name in input_names):
         return
     seen: set[str] = set()
     for name, _ in json.loads(body.rstrip(b"\0"), object_pairs_hook=tuple):
-        if name in known and name in seen:
+        if name in input_names and name in seen:
             raise call_parameters.invalid(f"input '{name}' already exists in request")
         seen.add(name)
 
@@ -333,15 +335,15 @@ def _demand_once(known: Collection[str], body: bytes) -> None:
 def _tensor(spec: TensorSpec, value: Any) -> Array:
     """Make a tensor from a value or a list of values: the innermost free dim takes what the fixed dims leave."""
     values = value if type(value) is list else [value]
-    dims, rest = list(spec.shape), len(values)
+    dims, remaining = list(spec.shape), len(values)
     fixed = math.prod(dim for dim in dims if dim != -1)
-    unfit = call_parameters.invalid(f"The schema can not convert input '{spec.name}' to tensor with proper shape")
-    if rest % fixed if fixed else rest:
-        raise unfit
-    rest = rest // fixed if fixed else 1
+    mismatch = call_parameters.invalid(f"The schema can not convert input '{spec.name}' to tensor with proper shape")
+    if remaining % fixed if fixed else remaining:
+        raise mismatch
+    remaining = remaining // fixed if fixed else 1
     for axis in reversed(range(len(dims))):
         if dims[axis] == -1:
-            dims[axis], rest = rest, 1
-    if rest != 1:
-        raise unfit
+            dims[axis], remaining = remaining, 1
+    if remaining != 1:
+        raise mismatch
     return from_json(spec, dims, len(values), values)

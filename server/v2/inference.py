@@ -33,14 +33,23 @@ from penstock.server.listening.mapped_buffer import LargeAnswerEncoder
 from penstock.server.restricted import RestrictedApis
 
 from .call_parameters import Options, PerOutputPlan
-from .claims import InferenceClaim, ModelRoute, bad_header, is_bulky, is_large, is_long, json_size, version_in
-from .decode import decode, decode_new, decode_raw
-from .encode import Encoder, encode_hooked, encode_large, encode_own, encode_ways
+from .claims import (
+    InferenceClaim,
+    ModelRoute,
+    invalid_header,
+    is_large,
+    is_slow_to_read,
+    json_size,
+    may_answer_large,
+    path_version,
+)
+from .decode import decode, decode_and_cache, decode_raw
+from .encode import Encoder, encode_by_mode, encode_hook_outputs, encode_large, encode_own_outputs
 from .forwarding import Forwarding
 from .layout import Layouts
 from .predictions import Predictions
 from .regions import INLINE_BYTES, InlineRegions, LargeRead, Regions
-from .wanted_outputs import told
+from .requested_outputs import select_outputs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,7 +69,7 @@ if TYPE_CHECKING:
 
 # a target in absolute form has scheme and host before its path (RFC 9112, 3.2.2)
 _PATH = re.compile(rb"(?:(?i:https?)://[^/]*)?/v2/models/([^/]+)(?:/versions/([0-9]+))?/(infer|predict)\Z")
-_SEVERAL = "HTTP end point doesn't support models with decoupled transaction policy"
+_DECOUPLED_TEXT = "HTTP end point doesn't support models with decoupled transaction policy"
 
 
 class Inference:
@@ -93,11 +102,11 @@ class Inference:
             return None
         self.restricted.require("inference", head.header)
         name = unquote_to_bytes(match[1]).decode("utf-8", "replace")
-        version = version_in(match[2])
+        version = path_version(match[2])
         route = self._routes.get((name, version)) or ModelRoute(name, version)
         return InferenceClaim(route, head, self._forwarding, predict=match[3] == b"predict")
 
-    def check_admission(self, head: Head) -> InferError | None:
+    def early_rejection(self, head: Head) -> InferError | None:
         """Return the error of a request that would be rejected whatever its body, which then need not be kept."""
         route = head.route.route
         # another model may have the name by now, and its queue is the one that matters
@@ -112,23 +121,23 @@ class Inference:
             if route.generation != self._engine.generation:
                 self._resolve(route)
             model: Model = route.model  # type: ignore[assignment]  # set by _resolve
-            if not model.gathers and (model.scheduler.full() or model.scheduler.target_ns):
-                refusal = self._engine.turn_away(model)
-                if refusal is not None:
-                    raise refusal
-            if not claim.plain or route.hooked or (len(body) >= LARGE_BYTES and is_long(claim, body)):
-                self._begin_longer(connection, claim, model, body)
+            if not model.gathers and (model.scheduler.is_full() or model.scheduler.target_ns):
+                rejection = self._engine.turn_away(model)
+                if rejection is not None:
+                    raise rejection
+            if not claim.is_simple or route.needs_task or (len(body) >= LARGE_BYTES and is_slow_to_read(claim, body)):
+                self._begin_task(connection, claim, model, body)
                 return
-            found = route.layouts.find(model, body, claim.header_bytes, self)
-            if found is None:
+            decoded = route.layouts.find(model, body, claim.header_bytes, self)
+            if decoded is None:
                 if claim.header_bytes > len(body):
-                    self._begin_longer(connection, claim, model, body)
+                    self._begin_task(connection, claim, model, body)
                     return
                 depth = self._limits.max_json_depth
-                found = decode_new(model, body, claim.header_bytes, depth, self, route.layouts)
-            self._submit(connection, found[0], found[1])
+                decoded = decode_and_cache(model, body, claim.header_bytes, depth, self, route.layouts)
+            self._submit(connection, decoded[0], decoded[1])
         except LargeRead:
-            self._begin_longer(connection, claim, route.model, body)  # type: ignore[arg-type]
+            self._begin_task(connection, claim, route.model, body)  # type: ignore[arg-type]
         except InferError as error:
             self.answer_error(connection, error)
         except Exception as error:  # noqa: BLE001 - as in _run
@@ -162,8 +171,8 @@ class Inference:
                 route = claim.route
                 # the route may lead to another version by now than the one that ran
                 encoder = (route.encoder if route.model is request.model else None) or self._encoder(request.model)
-                if connection.plan is None and not claim.accept and not claim.route.bulky:
-                    connection.answer_ok(encoder.json(request.id, request.wanted, request.outputs or []))
+                if connection.plan is None and not claim.answer_coding and not claim.route.may_answer_large:
+                    connection.answer_ok(encoder.encode_json(request.id, request.wanted, request.outputs or []))
                 else:
                     self._answer_outputs(connection, claim, encoder, request)
             except InferError as failed:
@@ -176,13 +185,13 @@ class Inference:
     def _resolve(self, route: ModelRoute) -> None:
         model = self._engine.model(route.name, route.version)
         route.model = model
-        route.counted = any(spec.datatype == "BYTES" for spec in model.signature.inputs)
-        most = LARGE_BYTES if route.counted else INLINE_BYTES
-        route.layouts = Layouts(InlineRegions(self._regions, most))
-        route.bulky = is_bulky(model)
+        route.has_strings = any(spec.datatype == "BYTES" for spec in model.signature.inputs)
+        max_copy_bytes = LARGE_BYTES if route.has_strings else INLINE_BYTES
+        route.layouts = Layouts(InlineRegions(self._regions, max_copy_bytes))
+        route.may_answer_large = may_answer_large(model)
         route.encoder = self._encoder(model)
         hooks = self._hooks_of(model)
-        route.hooked = hooks.has_pre or hooks.has_post or model.spec.decoupled
+        route.needs_task = hooks.has_pre or hooks.has_post or model.spec.decoupled
         route.decoupled = model.spec.decoupled
         route.generation = self._engine.generation
         # only paths of existing models are kept, so that scanning names does not fill memory
@@ -194,8 +203,8 @@ class Inference:
         return Encoder(model.name, model.version, outputs)
 
     def _submit(self, connection: FastLane, request: InferRequest, options: Options) -> None:
-        if options.urgent or request.model.timed:
-            options.impose(request)
+        if options.affects_request or request.model.timed:
+            options.apply_to(request)
         request.context = connection
         connection.plan = options.plan
         connection.request = request
@@ -210,19 +219,19 @@ class Inference:
         self, connection: FastLane, claim: InferenceClaim, encoder: Encoder, request: InferRequest
     ) -> None:
         plan, outputs = connection.plan, request.outputs or []
-        if (claim.route.bulky or type(plan) is PerOutputPlan) and is_large(plan, outputs):
-            work = self._answer_later(connection, claim, encoder, request, plan)
+        if (claim.route.may_answer_large or type(plan) is PerOutputPlan) and is_large(plan, outputs):
+            work = self._answer_on_thread(connection, claim, encoder, request, plan)
             connection.task = asyncio.get_running_loop().create_task(work)
         elif type(outputs) is OwnOutputs:
-            self._answer_body(connection, claim, *encode_own(encoder, request, plan))
+            self._answer_body(connection, claim, *encode_own_outputs(encoder, request, plan))
         elif type(plan) is PerOutputPlan:
-            self._answer_body(connection, claim, *encode_ways(encoder, request, plan))
-        elif plan is None and not claim.accept:
-            connection.answer_ok(encoder.json(request.id, request.wanted, outputs))
+            self._answer_body(connection, claim, *encode_by_mode(encoder, request, plan))
+        elif plan is None and not claim.answer_coding:
+            connection.answer_ok(encoder.encode_json(request.id, request.wanted, outputs))
         else:
-            self._answer_body(connection, claim, *encoder.mixed(request.id, request.wanted, plan, outputs))
+            self._answer_body(connection, claim, *encoder.encode_mixed(request.id, request.wanted, plan, outputs))
 
-    async def _answer_later(
+    async def _answer_on_thread(
         self, connection: FastLane, claim: InferenceClaim, encoder: Encoder, request: InferRequest, plan: Plan
     ) -> None:
         """Answer with what a thread has encoded."""
@@ -238,38 +247,38 @@ class Inference:
             clear_task(connection)
 
     def _answer_body(self, connection: FastLane, claim: InferenceClaim, body: Body, json_bytes: int) -> None:
-        if not claim.accept:
+        if not claim.answer_coding:
             connection.answer_ok(body, json_bytes)
             return
         content_type = b"application/octet-stream" if json_bytes else b"application/json"
         extra = b"inference-header-content-length: %d\r\n" % json_bytes if json_bytes else b""
-        answer_compressed(connection, body, content_type, extra, claim.accept)
+        answer_compressed(connection, body, content_type, extra, claim.answer_coding)
 
     @staticmethod
     def answer_error(connection: FastLane, error: InferError) -> None:
         """Answer with an error."""
-        body, again = error_body(without_traceback(error).message), retry_after_line(error)
-        connection.answer(HTTP_STATUS[error.code], body, b"application/json", again)
+        body, retry_after = error_body(without_traceback(error).message), retry_after_line(error)
+        connection.answer(HTTP_STATUS[error.code], body, b"application/json", retry_after)
 
     # -- calls that take more than one step --------------------------------------------------------------------
 
-    def _begin_longer(self, connection: FastLane, claim: InferenceClaim, model: Model, body: bytes) -> None:
-        if not claim.predict or not self._predictions.begin(connection, claim, model, body):
+    def _begin_task(self, connection: FastLane, claim: InferenceClaim, model: Model, body: bytes) -> None:
+        if not claim.is_predict or not self._predictions.begin(connection, claim, model, body):
             start_task(connection, self._engine, model, self._run(connection, claim, model, body))
 
     async def _run(self, connection: FastLane, claim: InferenceClaim, model: Model, body: bytes) -> None:
         request_id = claim.request_id
         try:
-            if claim.route.decoupled and not claim.predict:
-                raise InferError(Code.UNSUPPORTED, _SEVERAL)
-            if claim.predict:
+            if claim.route.decoupled and not claim.is_predict:
+                raise InferError(Code.UNSUPPORTED, _DECOUPLED_TEXT)
+            if claim.is_predict:
                 await self._predictions.run(connection, claim, model, body)
                 return
-            request, options = await self._decoded(claim, model, body)
+            request, options = await self._decode(claim, model, body)
             if claim.forwarded:
                 options = replace(options, parameters={**(options.parameters or {}), **claim.forwarded})
             request_id = request.id or request_id
-            if claim.route.hooked and options.hooks:
+            if claim.route.needs_task and options.hooks:
                 await self._infer_with_hooks(connection, claim, request, options)
             else:
                 self._submit(connection, request, options)
@@ -283,22 +292,22 @@ class Inference:
         finally:
             clear_task(connection)
 
-    async def _decoded(self, claim: InferenceClaim, model: Model, body: bytes) -> tuple[InferRequest, Options]:
+    async def _decode(self, claim: InferenceClaim, model: Model, body: bytes) -> tuple[InferRequest, Options]:
         """Decode inline, or on a thread if that would block the event loop."""
-        if claim.refusal is not None:
-            raise claim.refusal
+        if claim.error is not None:
+            raise claim.error
         if claim.coding:
-            plain = decompress_small(body, claim.coding, self._limits, LARGE_BYTES - 1)
-            if plain is None:
+            decompressed = decompress_small(body, claim.coding, self._limits, LARGE_BYTES - 1)
+            if decompressed is None:
                 json_bytes = claim.header_bytes if claim.header_text else None
-                return await self._texts.read(json_bytes, self._read, claim, model, body)
-            body = plain
+                return await self._texts.read(json_bytes, self._decompress_and_decode, claim, model, body)
+            body = decompressed
         if claim.header_text and not 0 <= claim.header_bytes <= len(body):
-            raise bad_header(claim, body)
+            raise invalid_header(claim, body)
         if claim.header_text and not claim.header_bytes:
-            return await off_loop(len(body) if claim.route.counted else 0, decode_raw, model, body, self)
+            return await off_loop(len(body) if claim.route.has_strings else 0, decode_raw, model, body, self)
         depth, header_bytes = self._limits.max_json_depth, claim.header_bytes
-        if not is_long(claim, body):
+        if not is_slow_to_read(claim, body):
             try:
                 return decode(model, body, header_bytes, depth, self, claim.route.layouts.regions)
             except LargeRead:
@@ -306,11 +315,11 @@ class Inference:
         work = partial(decode, model, body, header_bytes, depth, self, self._regions)
         return await self._texts.read(len(body) if header_bytes < 0 else header_bytes, work)
 
-    def _read(self, claim: InferenceClaim, model: Model, body: bytes) -> tuple[InferRequest, Options]:
+    def _decompress_and_decode(self, claim: InferenceClaim, model: Model, body: bytes) -> tuple[InferRequest, Options]:
         """Decompress and decode on one thread, as `unpacked` requires."""
         body = decompress(body, claim.coding, self._limits)
         if claim.header_text and not 0 <= claim.header_bytes <= len(body):
-            raise bad_header(claim, body)
+            raise invalid_header(claim, body)
         if claim.header_text and not claim.header_bytes:
             return decode_raw(model, body, self)
         return decode(model, body, claim.header_bytes, self._limits.max_json_depth, self, self._regions)
@@ -324,13 +333,13 @@ class Inference:
         terms = options.terms(time.monotonic_ns(), model.spec.policy)
         request_id = request.id or claim.request_id
         outputs = await self._hooks_of(model).infer(sample, request_id, terms, options.parameters)
-        ways = told(request, options.plan, outputs)
-        plan, arrays = PerOutputPlan(tuple(ways.values())), [outputs[name] for name in ways]
+        modes = select_outputs(request, options.plan, outputs)
+        plan, arrays = PerOutputPlan(tuple(modes.values())), [outputs[name] for name in modes]
         route = claim.route
         encoder = (route.encoder if route.model is model else None) or self._encoder(model)
         if is_large(plan, arrays):
-            encode = partial(encode_hooked, encoder, request, ways, outputs, large=True)
+            encode = partial(encode_hook_outputs, encoder, request, modes, outputs, large=True)
             body, json_bytes = await self._answers.encode(json_size(plan, arrays), encode)
         else:
-            body, json_bytes = encode_hooked(encoder, request, ways, outputs, large=False)
+            body, json_bytes = encode_hook_outputs(encoder, request, modes, outputs, large=False)
         self._answer_body(connection, claim, body, json_bytes)

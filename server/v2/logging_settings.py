@@ -19,7 +19,7 @@ from penstock.server.settings import Settings
 from penstock.server.telemetry.logs import LogLevels
 
 from .parsing import parse
-from .routes import MAX_JSON_DEPTH, Route, body_of, json_answer
+from .routes import MAX_JSON_DEPTH, Route, json_answer, read_body
 
 PATH = "/v2/logging"
 _FILE_TEXT = "log file location can not be updated through network protocol"
@@ -67,21 +67,21 @@ class LogSettings:
 
         Raises: InferError (UNSUPPORTED: the log file; INVALID).
         """
-        changed: dict[str, Any] = {}
+        checked: dict[str, Any] = {}
         for name, value in changes.items():
             if value is not None:
-                changed[name.removeprefix("log_")] = _checked(name, value)
+                checked[name.removeprefix("log_")] = _check_setting(name, value)
         levels = self._levels
-        wanted = LogLevels(
-            info=changed.get("info", levels.info),
-            warning=changed.get("warning", levels.warning),
-            error=changed.get("error", levels.error),
-            verbose=changed.get("verbose_level", levels.verbose),
-            format=changed.get("format", levels.format),
+        updated = LogLevels(
+            info=checked.get("info", levels.info),
+            warning=checked.get("warning", levels.warning),
+            error=checked.get("error", levels.error),
+            verbose=checked.get("verbose_level", levels.verbose),
+            format=checked.get("format", levels.format),
         )
-        if wanted != levels:
-            self._levels = wanted
-            self.apply(wanted)
+        if updated != levels:
+            self._levels = updated
+            self.apply(updated)
 
     # -- HTTP --------------------------------------------------------------------------------------------------
 
@@ -98,7 +98,7 @@ class LogSettings:
 
     async def change(self, request: Request) -> Response:
         """Change the settings, and answer with the new values."""
-        self.update(settings_object(await body_of(request)))
+        self.update(settings_object(await read_body(request)))
         return json_answer(self.read())
 
 
@@ -109,13 +109,13 @@ def settings_object(body: bytes) -> dict[str, Any]:
     """
     if not body.strip():
         return {}
-    said = parse(body, MAX_JSON_DEPTH, simd=False)
-    if not isinstance(said, dict):
+    settings = parse(body, MAX_JSON_DEPTH, simd=False)
+    if not isinstance(settings, dict):
         raise InferError(Code.INVALID, "settings must be an object such as {}")
-    return said
+    return settings
 
 
-def _checked(name: str, value: Any) -> Any:
+def _check_setting(name: str, value: Any) -> Any:
     if name == "log_file":
         raise InferError(Code.UNSUPPORTED, _FILE_TEXT)
     if name in _BOOLEANS:

@@ -12,7 +12,7 @@ from penstock.batching.scheduling.costs import RunTime
 from penstock.batching.statistics import BatchSizeStatistics, Duration
 from penstock.server.engines import FindsModels
 
-SHOWN_KEYS = 32
+MAX_REPORTED_KEYS = 32
 """The number of shapes per model whose run times are reported: those that ran most."""
 _MS = 1_000_000
 
@@ -38,31 +38,31 @@ def model_statistics(model: Model, epoch_offset_ns: int) -> dict[str, Any]:
     Every member is present and every number is an integer: perf_analyzer reads them with typed getters and aborts
     otherwise. Units: adding `epoch_offset_ns` converts a monotonic stamp to time since the epoch.
     """
-    counted = model.statistics.snapshot()
-    last_ns = counted.last_inference_ns
+    statistics = model.statistics.snapshot()
+    last_ns = statistics.last_inference_ns
     return {
         "name": model.name,
         "version": model.version,
         "last_inference": (last_ns + epoch_offset_ns) // _MS if last_ns else 0,
-        "inference_count": counted.inference_count,
-        "execution_count": counted.execution_count,
+        "inference_count": statistics.inference_count,
+        "execution_count": statistics.execution_count,
         "inference_stats": {
-            "success": _duration(counted.success),
-            "fail": _duration(counted.fail),
-            "queue": _duration(counted.queue),
-            "compute_input": _duration(counted.compute_input),
-            "compute_infer": _duration(counted.compute_infer),
-            "compute_output": _duration(counted.compute_output),
-            "cache_hit": _duration(counted.cache_hit),
-            "cache_miss": _duration(counted.cache_miss),
+            "success": _duration(statistics.success),
+            "fail": _duration(statistics.fail),
+            "queue": _duration(statistics.queue),
+            "compute_input": _duration(statistics.compute_input),
+            "compute_infer": _duration(statistics.compute_infer),
+            "compute_output": _duration(statistics.compute_output),
+            "cache_hit": _duration(statistics.cache_hit),
+            "cache_miss": _duration(statistics.cache_miss),
         },
         "response_stats": {} if model.statistics.answers is None else model.statistics.answers.snapshot(),
-        "batch_stats": [_batch_size(entry) for entry in counted.batch_stats],
+        "batch_stats": [_batch_size(entry) for entry in statistics.batch_stats],
         "memory_usage": [],
     }
 
 
-def counted_models(engine: FindsModels, name: str, version: str = "") -> list[Model]:
+def requested_models(engine: FindsModels, name: str, version: str = "") -> list[Model]:
     """Return the models whose statistics are requested: all models without a name, all versions without a version.
 
     Raises: InferError (INVALID; NOT_READY while the server loads its models). Source of the texts: Triton core.
@@ -87,8 +87,8 @@ def counted_models(engine: FindsModels, name: str, version: str = "") -> list[Mo
 def run_times(model: Model) -> list[dict[str, Any]]:
     """Return the learned run times of a model: Penstock's own member of its statistics, over HTTP only."""
     with model.lock:
-        known = model.costs.run_times(SHOWN_KEYS)
-    return [_run_time(one) for one in known]
+        entries = model.costs.run_times(MAX_REPORTED_KEYS)
+    return [_run_time(each) for each in entries]
 
 
 def _tensors(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
@@ -110,11 +110,11 @@ def _batch_size(entry: BatchSizeStatistics) -> dict[str, Any]:
     }
 
 
-def _run_time(known: RunTime) -> dict[str, Any]:
+def _run_time(run_time: RunTime) -> dict[str, Any]:
     return {
-        "shapes": [None if shape is None else list(shape) for shape in known.key],
-        "rows": known.rows,
-        "runs": known.runs,
-        "mean_ns": known.mean_ns,
-        "p95_ns": known.p95_ns,
+        "shapes": [None if shape is None else list(shape) for shape in run_time.key],
+        "rows": run_time.rows,
+        "runs": run_time.runs,
+        "mean_ns": run_time.mean_ns,
+        "p95_ns": run_time.p95_ns,
     }

@@ -30,7 +30,7 @@ def _list(items: Any) -> dict[str, Any]:
 
 
 _TEXT = {"type": "string"}
-_WHOLE = {"type": "integer"}
+_INTEGER = {"type": "integer"}
 _PARAMETERS = {"type": "object", "additionalProperties": True}
 
 SERVER = _object(name=_TEXT, version=_TEXT, extensions=_list(_TEXT))
@@ -51,22 +51,22 @@ STATISTICS = _object(
         _object(
             name=_TEXT,
             version=_TEXT,
-            last_inference={**_WHOLE, "description": "milliseconds since the epoch"},
-            inference_count=_WHOLE,
-            execution_count=_WHOLE,
+            last_inference={**_INTEGER, "description": "milliseconds since the epoch"},
+            inference_count=_INTEGER,
+            execution_count=_INTEGER,
             inference_stats={"type": "object", "additionalProperties": _COUNTED},
             response_stats={"type": "object"},
             batch_stats=_list(
-                _object(batch_size=_WHOLE, compute_input=_COUNTED, compute_infer=_COUNTED, compute_output=_COUNTED)
+                _object(batch_size=_INTEGER, compute_input=_COUNTED, compute_infer=_COUNTED, compute_output=_COUNTED)
             ),
             memory_usage=_list({"type": "object"}),
             run_times=_list(
                 _object(
                     shapes={**_list({"type": ["array", "null"]}), "description": "of the inputs, without rows"},
-                    rows=_WHOLE,
-                    runs=_WHOLE,
-                    mean_ns=_WHOLE,
-                    p95_ns=_WHOLE,
+                    rows=_INTEGER,
+                    runs=_INTEGER,
+                    mean_ns=_INTEGER,
+                    p95_ns=_INTEGER,
                 )
             ),
         )
@@ -91,7 +91,7 @@ INFER_RESPONSE = _object(
 ANYTHING: dict[str, Any] = {"description": "any JSON"}
 
 
-def described(path: str, body: Any = None, *, binary: bool = False) -> dict[str, Any]:
+def describe_request(path: str, body: Any = None, *, binary: bool = False) -> dict[str, Any]:
     """Return a route's `openapi_extra`: its path parameters, and its request body if it has one."""
     extra: dict[str, Any] = {
         "parameters": [
@@ -110,7 +110,7 @@ def described(path: str, body: Any = None, *, binary: bool = False) -> dict[str,
     return extra
 
 
-def answers(schema: Any, content_type: str, statuses: Mapping[int, str]) -> dict[int | str, dict[str, Any]]:
+def describe_answers(schema: Any, content_type: str, statuses: Mapping[int, str]) -> dict[int | str, dict[str, Any]]:
     """Return a route's `responses`. `schema` is None if the answer has no body."""
     served: dict[str, Any] = {"description": "served"}
     if schema is not None:

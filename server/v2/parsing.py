@@ -30,19 +30,19 @@ _SIMD_BYTES_EACH = 1024
 """Nor is it used for inputs smaller than this on average: for 60 of four numbers it takes 3.6 times as long as
 orjson."""
 
-NO_OBJECT = "failed to parse the request JSON buffer: the request must be a JSON object"
+NOT_AN_OBJECT = "failed to parse the request JSON buffer: the request must be a JSON object"
 _BOM = b"\xef\xbb\xbf"
-_MOST_KEYS = 64
-_MOST_INPUTS = 4096
+_MAX_KEYS = 64
+_MAX_INPUTS = 4096
 """More inputs than any model has are not read one by one, at 7 us each: 150 s for those that fit into 64 MiB."""
-_MOST_DIGITS = 20
-_Plain = Callable[[Any], Any]
-_Tried = tuple[tuple[str, Any], ...]
-_FLOATS: _Tried = (("d", np.float64),)
+_MAX_DIGITS = 20
+_Converter = Callable[[Any], Any]
+_NumberTypes = tuple[tuple[str, Any], ...]
+_FLOATS: _NumberTypes = (("d", np.float64),)
 """The types to try for an array of numbers. Each failure costs 4 us, so the datatype decides which are worth trying."""
-_INTEGERS: _Tried = (("i", np.int64), ("u", np.uint64))
+_INTEGERS: _NumberTypes = (("i", np.int64), ("u", np.uint64))
 """Never floats: above 2**53 they are inexact, and no other datatype accepts them."""
-_TRITONS = {
+_TRITON_MESSAGES = {
     "Input is a zero-length, empty document": "The document is empty.",
     "input data is empty": "The document is empty.",
     "unexpected character, expected a JSON value": "Invalid value.",
@@ -82,8 +82,8 @@ def parse(text: bytes, max_depth: int, *, simd: bool = True) -> Any:
             return parse(text.rstrip(b"\0"), max_depth, simd=simd)
         if b"NaN" in text or b"Infinity" in text:
             return _parse_non_finite(text)
-        said = f"{_TRITONS.get(error.msg, error.msg)} at {error.pos}"
-        raise InferError(Code.INVALID, f"failed to parse the request JSON buffer: {said}") from None
+        reason = f"{_TRITON_MESSAGES.get(error.msg, error.msg)} at {error.pos}"
+        raise InferError(Code.INVALID, f"failed to parse the request JSON buffer: {reason}") from None
 
 
 def _parse_non_finite(text: bytes) -> Any:
@@ -101,7 +101,7 @@ def _parse_non_finite(text: bytes) -> Any:
 
 
 def _integer(digits: str) -> int | float:
-    if len(digits) <= _MOST_DIGITS and -(1 << 63) <= (number := int(digits)) < 1 << 64:
+    if len(digits) <= _MAX_DIGITS and -(1 << 63) <= (number := int(digits)) < 1 << 64:
         return number
     return _float(digits)
 
@@ -132,21 +132,21 @@ def parse_simd(text: bytes) -> Any:
     if simdjson is None or text.startswith(_BOM):
         # reject a second BOM, which simdjson would skip
         return None
-    plain = _Counted() if may_have_more_values(text) else _plain
+    to_python = _LimitedConverter() if may_have_more_values(text) else _to_python
     try:
         # a new parser each time: a parser must outlive everything parsed with it
         document = simdjson.Parser().parse(text)
-        if type(document) is not simdjson.Object or not _few_keys(document):
+        if type(document) is not simdjson.Object or not _has_few_keys(document):
             return None
         return {
-            key: _inputs(document[key], simdjson, plain) if key == "inputs" else plain(document[key])
+            key: _convert_inputs(document[key], simdjson, to_python) if key == "inputs" else to_python(document[key])
             for key in document
         }
     except (ValueError, TypeError, RuntimeError, KeyError, UnicodeDecodeError):
         return None
 
 
-def numbers_of(text: bytes) -> np.ndarray[Any, np.dtype[np.float64]] | None:
+def parse_numbers(text: bytes) -> np.ndarray[Any, np.dtype[np.float64]] | None:
     """Parse a list of numbers; None if it is anything else, is not valid JSON, or simdjson is not installed."""
     simdjson = _simdjson()
     if simdjson is None:
@@ -158,14 +158,14 @@ def numbers_of(text: bytes) -> np.ndarray[Any, np.dtype[np.float64]] | None:
         return None
 
 
-def _few_keys(value: Any) -> bool:
+def _has_few_keys(value: Any) -> bool:
     """Return whether to read an object key by key: each is searched for, and of duplicates the first is found."""
-    if len(value) > _MOST_KEYS:
+    if len(value) > _MAX_KEYS:
         return False
     return len(set(value)) == len(value)
 
 
-def _plain(value: Any) -> Any:
+def _to_python(value: Any) -> Any:
     """Convert what simdjson has parsed to plain Python.
 
     simdjson counts array elements in 24 bits and sizes its list by that count; more elements would be written past its
@@ -176,41 +176,48 @@ def _plain(value: Any) -> Any:
     return value.as_list() if hasattr(value, "as_list") else value
 
 
-class _Counted:
+class _LimitedConverter:
     """Converts several values of one text, as long as they hold at most MAX_VALUES values together."""
 
     def __init__(self) -> None:
-        self._left = MAX_VALUES
+        self._remaining_values = MAX_VALUES
 
     def __call__(self, value: Any) -> Any:
         if hasattr(value, "as_dict") or hasattr(value, "as_list"):  # looking up `mini` would compute it
             # the contents are written out and counted only if the outer size is within the limit
-            self._left -= len(value) if len(value) > self._left else values_in(value.mini, self._left)
-            if self._left < 0:
+            self._remaining_values -= (
+                len(value) if len(value) > self._remaining_values else values_in(value.mini, self._remaining_values)
+            )
+            if self._remaining_values < 0:
                 raise InferError(Code.INVALID, TOO_MANY_VALUES)
-        return _plain(value)
+        return _to_python(value)
 
 
-def _inputs(entries: Any, simdjson: Any, plain: _Plain) -> Any:
-    if type(entries) is not simdjson.Array or len(entries) > _MOST_INPUTS:
-        return plain(entries)
-    return [_entry(entry, plain) if type(entry) is simdjson.Object else plain(entry) for entry in entries]
+def _convert_inputs(entries: Any, simdjson: Any, to_python: _Converter) -> Any:
+    if type(entries) is not simdjson.Array or len(entries) > _MAX_INPUTS:
+        return to_python(entries)
+    return [
+        _convert_entry(entry, to_python) if type(entry) is simdjson.Object else to_python(entry) for entry in entries
+    ]
 
 
-def _entry(entry: Any, plain: _Plain) -> dict[str, Any]:
-    if not _few_keys(entry):
-        return dict(plain(entry))
-    datatype = plain(entry.get("datatype"))
-    tried = _FLOATS if datatype in ("FP32", "FP64") else () if datatype == "BYTES" else _INTEGERS
-    return {key: _numbers(entry[key], tried, plain) if key == "data" else plain(entry[key]) for key in entry}
+def _convert_entry(entry: Any, to_python: _Converter) -> dict[str, Any]:
+    if not _has_few_keys(entry):
+        return dict(to_python(entry))
+    datatype = to_python(entry.get("datatype"))
+    number_types = _FLOATS if datatype in ("FP32", "FP64") else () if datatype == "BYTES" else _INTEGERS
+    return {
+        key: _convert_numbers(entry[key], number_types, to_python) if key == "data" else to_python(entry[key])
+        for key in entry
+    }
 
 
-def _numbers(values: Any, tried: _Tried, plain: _Plain) -> Any:
+def _convert_numbers(values: Any, number_types: _NumberTypes, to_python: _Converter) -> Any:
     if not hasattr(values, "as_buffer"):
-        return plain(values)
-    for code, dtype in tried:
+        return to_python(values)
+    for code, dtype in number_types:
         try:
             return np.frombuffer(values.as_buffer(of_type=code), dtype)
         except (TypeError, ValueError):
             continue
-    return plain(values)
+    return to_python(values)

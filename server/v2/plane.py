@@ -18,14 +18,14 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route as Served
+from starlette.routing import Route as StarletteRoute
 
 from penstock.backends.errors import InferError, without_traceback
 from penstock.server.errors import HTTP_STATUS, error_body, retry_after_s
 from penstock.server.restricted import with_access_check
 
 from . import openapi
-from .routes import JSON, MEANING, Route
+from .routes import JSON, STATUS_DESCRIPTIONS, Route
 
 logger = logging.getLogger("penstock.server")
 
@@ -34,15 +34,20 @@ def make_app(routes: Iterable[Route], *, pages: bool = False) -> Starlette:
     """Make an application from routes. `pages`: also serve their documentation, /docs and /openapi.json."""
     routes = tuple(routes)
     served = [
-        Served(path, with_access_check(path, route.endpoint), methods=[route.method])
+        StarletteRoute(path, with_access_check(path, route.endpoint), methods=[route.method])
         for route in routes
         for path in route.paths
     ]
     if pages:
-        told = _Pages(routes)
-        served += [Served("/docs", told.docs), Served("/openapi.json", told.schema)]
+        documentation = _DocumentationPages(routes)
+        served += [StarletteRoute("/docs", documentation.docs), StarletteRoute("/openapi.json", documentation.schema)]
     app = Starlette(
-        routes=served, exception_handlers={InferError: _refused, HTTPException: _unrouted, Exception: _failed}
+        routes=served,
+        exception_handlers={
+            InferError: _answer_infer_error,
+            HTTPException: _answer_http_error,
+            Exception: _answer_unexpected_error,
+        },
     )
     app.router.redirect_slashes = False
     return app
@@ -50,10 +55,10 @@ def make_app(routes: Iterable[Route], *, pages: bool = False) -> Starlette:
 
 def is_served(app: Starlette, path: str) -> bool:
     """Return whether an application has a path, for any method."""
-    return any(isinstance(route, Served) and route.path_regex.match(path) for route in app.routes)
+    return any(isinstance(route, StarletteRoute) and route.path_regex.match(path) for route in app.routes)
 
 
-class _Pages:
+class _DocumentationPages:
     """The documentation of some Routes, generated on a thread on first use, which takes half a second or more."""
 
     def __init__(self, routes: Sequence[Route]) -> None:
@@ -61,19 +66,19 @@ class _Pages:
         self._making: asyncio.Task[dict[str, Any]] | None = None
 
     async def schema(self, request: Request) -> Response:
-        return Response(orjson.dumps(await self._described()), media_type=JSON)
+        return Response(orjson.dumps(await self._openapi_document()), media_type=JSON)
 
     async def docs(self, request: Request) -> Response:
-        return Response(openapi.page(await self._described()), media_type="text/html")
+        return Response(openapi.page(await self._openapi_document()), media_type="text/html")
 
-    async def _described(self) -> dict[str, Any]:
+    async def _openapi_document(self) -> dict[str, Any]:
         if self._making is None:
-            self._making = asyncio.create_task(asyncio.to_thread(_described, self._routes))
+            self._making = asyncio.create_task(asyncio.to_thread(_openapi_document, self._routes))
         # a reader that disconnects must not cancel it for the others
         return await asyncio.shield(self._making)
 
 
-def _described(routes: Iterable[Route]) -> dict[str, Any]:
+def _openapi_document(routes: Iterable[Route]) -> dict[str, Any]:
     """Return the OpenAPI document of routes."""
     from fastapi import FastAPI  # imported on first use, see above
 
@@ -83,15 +88,15 @@ def _described(routes: Iterable[Route]) -> dict[str, Any]:
             app.add_api_route(
                 path, route.endpoint, methods=[route.method], summary=route.summary, response_model=None,
                 response_class=Response,
-                openapi_extra=openapi.described(path, route.body, binary=path.endswith("/infer")),
-                responses=openapi.answers(
-                    route.answer, route.content_type, {status: MEANING[status] for status in route.errors}
+                openapi_extra=openapi.describe_request(path, route.body, binary=path.endswith("/infer")),
+                responses=openapi.describe_answers(
+                    route.answer, route.content_type, {status: STATUS_DESCRIPTIONS[status] for status in route.errors}
                 ),
             )  # fmt: skip
     return app.openapi()
 
 
-async def _refused(request: Request, error: Exception) -> Response:
+async def _answer_infer_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, InferError):
         raise error
     seconds = retry_after_s(without_traceback(error))
@@ -99,7 +104,7 @@ async def _refused(request: Request, error: Exception) -> Response:
     return Response(error_body(error.message), HTTP_STATUS[error.code], headers=headers, media_type=JSON)
 
 
-async def _unrouted(request: Request, error: Exception) -> Response:
+async def _answer_http_error(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 404
     text = "Method Not Allowed" if status == 405 else "Not Found"
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
@@ -108,8 +113,8 @@ async def _unrouted(request: Request, error: Exception) -> Response:
     return Response(error_body(text), status, headers=headers, media_type=JSON)
 
 
-async def _failed(request: Request, error: Exception) -> Response:
+async def _answer_unexpected_error(request: Request, error: Exception) -> Response:
     # uvicorn logs the traceback, because the error is raised again to it
-    number = secrets.token_hex(4)
-    logger.error("%s %s failed, error id %s", request.method, request.url.path, number)
-    return Response(error_body(f"internal error, id {number}"), 500, media_type=JSON)
+    error_id = secrets.token_hex(4)
+    logger.error("%s %s failed, error id %s", request.method, request.url.path, error_id)
+    return Response(error_body(f"internal error, id {error_id}"), 500, media_type=JSON)

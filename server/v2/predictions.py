@@ -1,6 +1,6 @@
 """Predictions: `predict` on the fast lane, which passes any JSON through a model's hooks. Called by `inference.py`.
 
-Small samples need no task: a Trip reports its result to a Promise.
+Small samples need no task: a HookedRequest reports its result to a Promise.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from penstock.backends.errors import InferError
 from penstock.batching.request import NO_TERMS, Terms
 from penstock.server.answering import LARGE_BYTES, LargeJsonReader, Promise, internal_error, read_compressed
 
-from .call_parameters import PLAIN
+from .call_parameters import DEFAULT_OPTIONS
 from .parsing import parse
 
 if TYPE_CHECKING:
@@ -26,21 +26,26 @@ if TYPE_CHECKING:
 
     from .claims import InferenceClaim
 
-Writes = Callable[["FastLane", "InferenceClaim", "Body", int], None]
-Refuses = Callable[["FastLane", InferError], None]
+WriteAnswer = Callable[["FastLane", "InferenceClaim", "Body", int], None]
+WriteError = Callable[["FastLane", InferError], None]
 
 
 class Predictions:
-    """Answers `predict` for one server. `write` and `refuse` answer a connection."""
+    """Answers `predict` for one server. `write` and `answer_error` answer a connection."""
 
     def __init__(
-        self, limits: Limits, hooks_of: Callable[[Model], Hooks], texts: LargeJsonReader, write: Writes, refuse: Refuses
+        self,
+        limits: Limits,
+        hooks_of: Callable[[Model], Hooks],
+        texts: LargeJsonReader,
+        write: WriteAnswer,
+        answer_error: WriteError,
     ) -> None:
         self._limits = limits
         self._hooks_of = hooks_of
         self._texts = texts
         self._write = write
-        self._refuse = refuse
+        self._answer_error = answer_error
 
     def begin(self, connection: FastLane, claim: InferenceClaim, model: Model, body: bytes) -> bool:
         """Start a prediction, to be answered later. Returns: False if it needs a task. Raises: InferError."""
@@ -51,8 +56,8 @@ class Predictions:
             return False
         sample = parse(body, self._limits.max_json_depth, simd=False)
         promise = Promise(self._answer, self._fail, connection, claim)
-        said = sample, claim.request_id, _terms(model), claim.forwarded
-        trip = hooks.start(promise, *said, nbytes=len(body))
+        args = sample, claim.request_id, _terms(model), claim.forwarded
+        trip = hooks.start(promise, *args, nbytes=len(body))
         if not trip.done():
             connection.task = trip
         return True
@@ -75,8 +80,8 @@ class Predictions:
     def _fail(self, connection: FastLane, claim: InferenceClaim, error: BaseException) -> None:
         if not isinstance(error, InferError):  # logged under an id, and the client always gets an answer
             error = internal_error(error, claim.route.name, claim.request_id)
-        self._refuse(connection, error)
+        self._answer_error(connection, error)
 
 
 def _terms(model: Model) -> Terms:
-    return PLAIN.terms(time.monotonic_ns(), model.spec.policy) if model.timed else NO_TERMS
+    return DEFAULT_OPTIONS.terms(time.monotonic_ns(), model.spec.policy) if model.timed else NO_TERMS

@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from penstock.backends.backend import Array
 
 SYSTEM, CUDA = "system", "CUDA"
-PRIVATE = ("triton_python_backend_shm_region_", "penstock_", "sem.")
+RESERVED_PREFIXES = ("triton_python_backend_shm_region_", "penstock_", "sem.")
 """Reserved names and keys: Triton's, Penstock's, and POSIX semaphores, which are files in the same directory."""
 MAX_REGIONS = 1024
 """Each system region holds a file descriptor."""
 MAX_NAME_BYTES = 255
 INLINE_BYTES = 2 << 20
 """The most the event loop copies itself: half a millisecond."""
-OFF = "client shared memory is disabled. Use --allow-client-shm=true to enable it."
+DISABLED_TEXT = "client shared memory is disabled. Use --allow-client-shm=true to enable it."
 _MAX_SIZE = 2**64 - 1
-Where = tuple[str, int, int]
+Location = tuple[str, int, int]
 """A part of a region, as `Regions.lease` takes it: the region's name, and the offset and size within it."""
 
 
@@ -49,10 +49,10 @@ class Region(Protocol):
     device: int
     pointer: int
 
-    def described(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """Return the description for a status answer."""
 
-    def shared(self) -> tuple[dict[str, Any], list[int]]:
+    def export(self) -> tuple[dict[str, Any], list[int]]:
         """Return what another process of this server needs to use the region: a description, and descriptors."""
 
     def check(self, end: int) -> None:
@@ -85,20 +85,20 @@ class Lease:
         """Return a copy of the bytes. Raises: InferError (INVALID) if the memory is gone."""
         into: Array = np.empty(self.byte_size, np.uint8)
         if self.byte_size:
-            self._held().read(self.offset, into)
+            self._leased_region().read(self.offset, into)
         return into.data
 
     def write(self, raw: bytes | memoryview) -> None:
         """Write from the lease's first byte; `raw` must not be longer than the lease. Raises: as `read`."""
         if len(raw) > self.byte_size:
-            raise InferError(Code.INTERNAL, "more bytes than the lease has")
+            raise InferError(Code.INTERNAL, "the data is larger than the lease")
         if len(raw):
-            self._held().write(self.offset, raw)
+            self._leased_region().write(self.offset, raw)
 
     @property
-    def where(self) -> Where:
+    def location(self) -> Location:
         """The arguments for leasing it again."""
-        return self._held().name, self.offset, self.byte_size
+        return self._leased_region().name, self.offset, self.byte_size
 
     @property
     def device(self) -> int:
@@ -107,9 +107,9 @@ class Lease:
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceArray:
         """Return the device memory as a tensor that holds the region itself. No values are copied."""
-        return DeviceArray(self._held(), self.offset, shape, dtype)
+        return DeviceArray(self._leased_region(), self.offset, shape, dtype)
 
-    def holds(self, array: Array | DeviceArray) -> bool:
+    def is_same_memory(self, array: Array | DeviceArray) -> bool:
         """Return whether a tensor already is this device memory, so nothing needs to be written."""
         return type(array) is DeviceArray and array.memory is self._region and array.offset == self.offset
 
@@ -117,9 +117,9 @@ class Lease:
         """Release the region."""
         self._region = None
 
-    def _held(self) -> Region:
+    def _leased_region(self) -> Region:
         if self._region is None:
-            raise InferError(Code.INTERNAL, "a lease is used after its release")
+            raise InferError(Code.INTERNAL, "a lease was used after its release")
         return self._region
 
 
@@ -129,19 +129,19 @@ class Regions:
     A region that is unregistered while in use is freed when the last request that uses it ends. Until then it is listed
     and further requests may use it, unless its name is registered again.
     Source: Triton server, qa/L0_shared_memory, test_unregister_shm_during_inference_*.
-    Threads: regions are registered on the event loop; leases are taken and used on any thread. `added` and `dropped`
+    Threads: regions are registered on the event loop; leases are taken and used on any thread. `on_add` and `on_drop`
     are called after the change, and inform the server's other processes (`fronts/shared_state.py`).
-    `most_bytes` is how much the holder of the table may copy at once; for more, LargeRead must be raised.
+    `max_copy_bytes` is how much the holder of the table may copy at once; for more, LargeRead must be raised.
     """
 
-    most_bytes = sys.maxsize
+    max_copy_bytes = sys.maxsize
 
     def __init__(self, *, allowed: bool = False) -> None:
-        self.added: Callable[[Region], None] = lambda _region: None
-        self.dropped: Callable[[str, str], None] = lambda _kind, _name: None
+        self.on_add: Callable[[Region], None] = lambda _region: None
+        self.on_drop: Callable[[str, str], None] = lambda _kind, _name: None
         self._allowed = allowed
         self._by_name: dict[str, Region] = {}
-        self._leaving: WeakValueDictionary[str, Region] = WeakValueDictionary()
+        self._unregistered: WeakValueDictionary[str, Region] = WeakValueDictionary()
 
     def __len__(self) -> int:
         return len(self._by_name)
@@ -152,47 +152,47 @@ class Regions:
     def check(self) -> None:
         """Reject if clients may not share memory. Raises: InferError (UNSUPPORTED)."""
         if not self._allowed:
-            raise InferError(Code.UNSUPPORTED, OFF)
+            raise InferError(Code.UNSUPPORTED, DISABLED_TEXT)
 
-    def check_new(self, name: str) -> None:
+    def check_name(self, name: str) -> None:
         """Check the name of a new region. Raises: InferError."""
         self.check()
         if not name or len(name.encode("utf-8", "replace")) > MAX_NAME_BYTES or "\0" in name:
-            raise InferError(Code.INVALID, f"the name of a shared memory region has 1 to {MAX_NAME_BYTES} bytes")
-        if name.startswith(PRIVATE):
+            raise InferError(Code.INVALID, f"the name of a shared memory region must have 1 to {MAX_NAME_BYTES} bytes")
+        if name.startswith(RESERVED_PREFIXES):
             raise InferError(Code.INVALID, f"cannot register shared memory region '{name}', its name is reserved")
         if name in self._by_name:
             raise InferError(Code.ALREADY_EXISTS, f"shared memory region '{name}' already in manager")
         if len(self._by_name) >= MAX_REGIONS:
-            raise InferError(Code.OVERLOADED, f"{MAX_REGIONS} shared memory regions are registered, no more are taken")
+            raise InferError(Code.OVERLOADED, f"the maximum of {MAX_REGIONS} shared memory regions is registered")
 
     def add(self, region: Region) -> None:
-        """Add a region that `check_new` has accepted."""
+        """Add a region that `check_name` has accepted."""
         self._by_name[region.name] = region
-        self.added(region)
+        self.on_add(region)
 
     def drop(self, kind: str, name: str = "") -> None:
         """Remove a region, or all of one kind; an unknown name is not an error. Leases stay valid."""
         self.check()
         for each in [each for each, region in self._by_name.items() if region.kind == kind and name in ("", each)]:
             # from here on held only by its leases, if any
-            self._leaving[each] = self._by_name.pop(each)
-        self.dropped(kind, name)
+            self._unregistered[each] = self._by_name.pop(each)
+        self.on_drop(kind, name)
 
-    def listed(self, kind: str, name: str = "") -> list[dict[str, Any]]:
+    def describe(self, kind: str, name: str = "") -> list[dict[str, Any]]:
         """Describe one region or all of one kind. Raises: InferError (NOT_FOUND)."""
         self.check()
         if not name:
-            there = sorted({**self._leaving, **self._by_name}.items())
-            return [region.described() for _, region in there if region.kind == kind]
-        region = self._named(name)
-        word = kind.lower()
+            regions = sorted({**self._unregistered, **self._by_name}.items())
+            return [region.describe() for _, region in regions if region.kind == kind]
+        region = self._lookup(name)
+        kind_name = kind.lower()
         if region is None:
-            raise InferError(Code.NOT_FOUND, f"Unable to find {word} shared memory region: '{name}'")
+            raise InferError(Code.NOT_FOUND, f"Unable to find {kind_name} shared memory region: '{name}'")
         if region.kind != kind:
             text = f"The region named '{name}' is registered as {region.kind} shared memory, not {kind} shared memory"
             raise InferError(Code.NOT_FOUND, text)
-        return [region.described()]
+        return [region.describe()]
 
     def lease(self, name: str, offset: int, byte_size: int) -> Lease:
         """Lease a part of a region for one request. Raises: as `find`."""
@@ -202,7 +202,7 @@ class Regions:
         """Return the region that contains such a part. Raises: InferError (NOT_FOUND, INVALID, UNSUPPORTED)."""
         if not self._allowed:
             self.check()
-        region = self._named(name)
+        region = self._lookup(name)
         if region is None:
             raise InferError(Code.NOT_FOUND, f"Unable to find shared memory region: '{name}'")
         if not 0 <= offset < region.byte_size:
@@ -216,14 +216,14 @@ class Regions:
             raise InferError(Code.INVALID, f"Invalid offset + byte size for shared memory region: '{name}'")
         return region
 
-    def _named(self, name: str) -> Region | None:
-        return self._by_name.get(name) or self._leaving.get(name)
+    def _lookup(self, name: str) -> Region | None:
+        return self._by_name.get(name) or self._unregistered.get(name)
 
 
 class InlineRegions(Regions):
-    """The same table for use on the event loop: more than `most` bytes must be read on a thread."""
+    """The same table for use on the event loop: more than `max_copy_bytes` must be read on a thread."""
 
-    def __init__(self, regions: Regions, most: int = INLINE_BYTES) -> None:
+    def __init__(self, regions: Regions, max_copy_bytes: int = INLINE_BYTES) -> None:
         super().__init__(allowed=regions._allowed)  # noqa: SLF001 - same class
-        self._by_name, self._leaving = regions._by_name, regions._leaving  # noqa: SLF001
-        self.most_bytes = most
+        self._by_name, self._unregistered = regions._by_name, regions._unregistered  # noqa: SLF001
+        self.max_copy_bytes = max_copy_bytes

@@ -18,7 +18,7 @@ from penstock.server.answering import LargeJsonReader
 
 from . import openapi
 from .parsing import parse
-from .routes import MAX_JSON_DEPTH, Route, body_of, json_answer
+from .routes import MAX_JSON_DEPTH, Route, json_answer, read_body
 
 _FILE = "file:"
 _THREAD_BYTES = 256 << 10
@@ -34,44 +34,45 @@ class LoadsModels(Protocol):
 
 
 class RepositoryEndpoints:
-    """The endpoints. `most_bytes` is the largest body of a load request, which carries files in base64."""
+    """The endpoints. `max_bytes` is the largest body of a load request, which carries files in base64."""
 
-    def __init__(self, control: LoadsModels, most_bytes: int) -> None:
+    def __init__(self, control: LoadsModels, max_bytes: int) -> None:
         self._control = control
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._texts = LargeJsonReader()
 
     def routes(self) -> tuple[Route, ...]:
         """Return the endpoints as Routes."""
         model = "/v2/repository/models/{model}/"
-        named = "/v2/repository/{repository}/models/{model}/"
-        refused = (400, 500, 503)
+        with_repository = "/v2/repository/{repository}/models/{model}/"
+        errors = (400, 500, 503)
         return (
             Route(
                 "POST", ("/v2/repository/index", "/v2/repository/{repository}/index"), self.index,
-                "What the repository holds, and the state of each", openapi.INDEX, openapi.INDEX_REQUEST, (400,),
+                "The models in the repository, and their states", openapi.INDEX, openapi.INDEX_REQUEST, (400,),
             ),
             Route(
-                "POST", (model + "load",), self.load, "Load a model, or load it anew", body=openapi.LOAD_REQUEST,
-                errors=refused,
+                "POST", (model + "load",), self.load, "Load or reload a model", body=openapi.LOAD_REQUEST,
+                errors=errors,
             ),
             Route(
-                "POST", (model + "unload",), self.unload, "Unload a model", body=openapi.UNLOAD_REQUEST, errors=refused,
+                "POST", (model + "unload",), self.unload, "Unload a model", body=openapi.UNLOAD_REQUEST, errors=errors,
             ),
             Route(
-                "POST", (named + "load", named + "unload"), self.named_repository, "Not supported", errors=(501,)
+                "POST", (with_repository + "load", with_repository + "unload"), self.named_repository,
+                "Not supported", errors=(501,),
             ),
         )  # fmt: skip
 
     async def index(self, request: Request) -> Response:
-        said = _object(await body_of(request))
-        ready = said.get("ready", False)
+        body = _parse_object(await read_body(request))
+        ready = body.get("ready", False)
         if not isinstance(ready, bool):
             raise InferError(Code.INVALID, 'the request must be an object such as {"ready": true}, with true or false')
         return json_answer(await self._control.index(ready))
 
     async def load(self, request: Request) -> Response:
-        body = await body_of(request, self._most_bytes)
+        body = await read_body(request, self._max_bytes)
         if len(body) < _THREAD_BYTES:
             config, files = _load_parameters(body)
         else:
@@ -81,7 +82,7 @@ class RepositoryEndpoints:
         return Response()
 
     async def unload(self, request: Request) -> Response:
-        parameters = _parameters(await body_of(request))
+        parameters = _parse_parameters(await read_body(request))
         dependents = parameters.pop("unload_dependents", False)
         if not isinstance(dependents, bool):
             raise InferError(Code.INVALID, "invalid value type for 'unload_dependents' parameter, expected bool.")
@@ -96,7 +97,7 @@ class RepositoryEndpoints:
 
 def _load_parameters(body: bytes) -> tuple[str | None, dict[str, bytes]]:
     """Return a load request's `config` and files. Slow for a large body."""
-    parameters = _parameters(body)
+    parameters = _parse_parameters(body)
     for name, value in parameters.items():
         if name != "config" and not name.startswith(_FILE):
             # Triton's text and code for an unknown parameter
@@ -104,31 +105,31 @@ def _load_parameters(body: bytes) -> tuple[str | None, dict[str, bytes]]:
         if not isinstance(value, str):
             raise InferError(Code.INVALID, f"invalid value type for load parameter '{name}', expected string.")
     config = parameters.pop("config", None)
-    return config, {name.removeprefix(_FILE): _decoded(name, text) for name, text in parameters.items()}
+    return config, {name.removeprefix(_FILE): _decode_file(name, text) for name, text in parameters.items()}
 
 
-def _decoded(name: str, text: str) -> bytes:
+def _decode_file(name: str, text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
         raise InferError(Code.INVALID, f"load parameter '{name}' is not base64: {error}") from None
 
 
-def _parameters(body: bytes) -> dict[str, Any]:
-    parameters = _object(body, frozenset({"parameters"})).get("parameters", {})
+def _parse_parameters(body: bytes) -> dict[str, Any]:
+    parameters = _parse_object(body, frozenset({"parameters"})).get("parameters", {})
     if not isinstance(parameters, dict):
         raise InferError(Code.INVALID, "'parameters' must be an object")
     return parameters
 
 
-def _object(body: bytes, known: frozenset[str] = frozenset()) -> dict[str, Any]:
+def _parse_object(body: bytes, known: frozenset[str] = frozenset()) -> dict[str, Any]:
     """Parse a body: an object, or empty. Raises: InferError (INVALID), also for members outside a nonempty `known`."""
     if not body:
         return {}
-    said = parse(body, MAX_JSON_DEPTH, simd=False)
-    if not isinstance(said, dict):
+    document = parse(body, MAX_JSON_DEPTH, simd=False)
+    if not isinstance(document, dict):
         raise InferError(Code.INVALID, 'the request must be an object such as {"ready": true}')
-    unknown = said.keys() - known
+    unknown = document.keys() - known
     if known and unknown:
         raise InferError(Code.INVALID, f"unexpected member '{min(unknown)}' in the request")
-    return said
+    return document

@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from penstock.backends.errors import Code, InferError
 
-from .call_parameters import version_of
+from .call_parameters import parse_version
 
 if TYPE_CHECKING:
     from starlette.types import Receive
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 MAX_BODY_BYTES = 64 << 10
 MAX_JSON_DEPTH = 100
 JSON = "application/json"
-MEANING = {
-    400: "the request is wrong, or what it asks about is not ready",
+STATUS_DESCRIPTIONS = {
+    400: "the request is invalid, or the requested model is not ready",
     404: "no such model or version",
     500: "the server failed",
     501: "not supported",
-    503: "the server cannot take this now",
+    503: "the server cannot accept the request now",
 }
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -49,31 +49,31 @@ class Route:
     content_type: str = JSON
 
 
-def asked(request: Request) -> tuple[str, str]:
+def model_and_version(request: Request) -> tuple[str, str]:
     """Return the model and the version in a path; "" if there is no version."""
     name, text = request.path_params["model"], request.path_params.get("version")
     if text is None:
         return name, ""
     if not (text.isascii() and text.isdigit()):
         raise HTTPException(404)
-    return name, version_of(text)
+    return name, parse_version(text)
 
 
-async def body_of(request: Request, most_bytes: int = MAX_BODY_BYTES) -> bytes:
+async def read_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> bytes:
     """Read a body. Raises: InferError (INVALID: too long; CANCELLED: the client has disconnected)."""
     body = bytearray()
     try:
         async for chunk in request.stream():
             body += chunk
-            if len(body) > most_bytes:
-                text = f"request body exceeds the maximum of {most_bytes} bytes for '{request.url.path}'"
+            if len(body) > max_bytes:
+                text = f"request body exceeds the maximum of {max_bytes} bytes for '{request.url.path}'"
                 raise InferError(Code.INVALID, text)
     except ClientDisconnect:
-        raise InferError(Code.CANCELLED, "the client has gone") from None
+        raise InferError(Code.CANCELLED, "the client has disconnected") from None
     return bytes(body)
 
 
-async def gone(receive: Receive) -> None:
+async def wait_disconnect(receive: Receive) -> None:
     """Wait until the client of a call has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -15,9 +15,9 @@ from penstock.backends.errors import Code, InferError
 
 from .call_parameters import NOT_UNSIGNED, is_unsigned
 from .cuda_regions import CudaRegions
-from .parsing import NO_OBJECT, parse
+from .parsing import NOT_AN_OBJECT, parse
 from .regions import Regions
-from .routes import MAX_BODY_BYTES, MAX_JSON_DEPTH, Route, body_of, json_answer
+from .routes import MAX_BODY_BYTES, MAX_JSON_DEPTH, Route, json_answer, read_body
 from .system_regions import SystemRegions
 
 _NAME = {"type": "string"}
@@ -59,30 +59,30 @@ class SharedMemory:
             ),
             Route(
                 "POST", ("/v2/systemsharedmemory/register", "/v2/cudasharedmemory/register"), self.nameless,
-                "Refused: a region has a name", errors=(400,),
+                "Rejected: a region needs a name", errors=(400,),
             ),
         )  # fmt: skip
 
     async def register_system(self, request: Request) -> Response:
         """Register a part of a POSIX shared memory object."""
-        asked = await _asked(request)
-        key = _member(asked, "key")
+        members = await _read_object(request)
+        key = _member(members, "key")
         if type(key) is not str:
             raise InferError(Code.INVALID, "attempt to access JSON non-string as string")
-        offset = _unsigned(asked["offset"]) if "offset" in asked else 0
-        self.system.register(request.path_params["region"], key, offset, _unsigned(_member(asked, "byte_size")))
+        offset = _unsigned(members["offset"]) if "offset" in members else 0
+        self.system.register(request.path_params["region"], key, offset, _unsigned(_member(members, "byte_size")))
         return Response()
 
     async def register_cuda(self, request: Request) -> Response:
         """Register an allocation of device memory."""
-        asked = await _asked(request)
-        handle = _member(asked, "raw_handle")
+        members = await _read_object(request)
+        handle = _member(members, "raw_handle")
         encoded = handle.get("b64") if type(handle) is dict else None
         try:
             raw = binascii.a2b_base64(encoded, strict_mode=True) if type(encoded) is str else b""
         except (binascii.Error, ValueError):
             raw = b""
-        device, byte_size = (_unsigned(_member(asked, name)) for name in ("device_id", "byte_size"))
+        device, byte_size = (_unsigned(_member(members, name)) for name in ("device_id", "byte_size"))
         self.cuda.register(request.path_params["region"], raw, device, byte_size)
         return Response()
 
@@ -92,7 +92,7 @@ class SharedMemory:
         raise InferError(Code.INVALID, f"'region name' is necessary to register {kind} shared memory region")
 
 
-def _routes(kind: str, regions: _Kind, described: dict[str, Any]) -> tuple[Route, ...]:
+def _routes(kind: str, regions: _Kind, schema: dict[str, Any]) -> tuple[Route, ...]:
     paths = f"/v2/{kind}sharedmemory/", f"/v2/{kind}sharedmemory/region/{{region}}/"
 
     async def status(request: Request) -> Response:
@@ -102,15 +102,15 @@ def _routes(kind: str, regions: _Kind, described: dict[str, Any]) -> tuple[Route
         regions.unregister(request.path_params.get("region", ""))
         return Response()
 
-    word = "CUDA" if kind == "cuda" else kind
+    kind_name = "CUDA" if kind == "cuda" else kind
     return (
         Route(
-            "GET", tuple(path + "status" for path in paths), status, f"The registered {word} shared memory",
-            {"type": "array", "items": described}, errors=(404, 501),
+            "GET", tuple(path + "status" for path in paths), status, f"The registered {kind_name} shared memory",
+            {"type": "array", "items": schema}, errors=(404, 501),
         ),
         Route(
             "POST", tuple(path + "unregister" for path in paths), unregister,
-            f"Unregister one region of {word} shared memory, or all", errors=(501,),
+            f"Unregister one region of {kind_name} shared memory, or all", errors=(501,),
         ),
     )  # fmt: skip
 
@@ -119,17 +119,17 @@ def _object(members: dict[str, Any], *required: str) -> dict[str, Any]:
     return {"type": "object", "properties": members} | ({"required": list(required)} if required else {})
 
 
-async def _asked(request: Request) -> dict[str, Any]:
-    asked = parse(await body_of(request, MAX_BODY_BYTES), MAX_JSON_DEPTH, simd=False)
-    if type(asked) is not dict:
-        raise InferError(Code.INVALID, NO_OBJECT)
-    return asked
+async def _read_object(request: Request) -> dict[str, Any]:
+    document = parse(await read_body(request, MAX_BODY_BYTES), MAX_JSON_DEPTH, simd=False)
+    if type(document) is not dict:
+        raise InferError(Code.INVALID, NOT_AN_OBJECT)
+    return document
 
 
-def _member(asked: dict[str, Any], name: str) -> Any:
-    if name not in asked:
+def _member(members: dict[str, Any], name: str) -> Any:
+    if name not in members:
         raise InferError(Code.INVALID, f"Shared memory register request has no '{name}' field")
-    return asked[name]
+    return members[name]
 
 
 def _unsigned(value: Any) -> int:

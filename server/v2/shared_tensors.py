@@ -16,9 +16,9 @@ import numpy as np
 from penstock.backends.device_array import HOST, DeviceArray
 from penstock.batching.request import bytes_of
 
-from .call_parameters import invalid, place, shared
+from .call_parameters import invalid, parse_location, require_regions
 from .regions import LargeRead, Lease
-from .tensors import from_binary, wrong_size
+from .tensors import from_binary, size_mismatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .call_parameters import PerOutputPlan
     from .regions import Region, Regions
 
-LATE_BYTES = 16384
+MIN_LATE_READ_BYTES = 16384
 """Smaller inputs are always read during decoding. For 16 tensors of 8 KiB that takes 41 us, against 38 if they are read
 when gathered; of 16 KiB 54 against 43, for a single one 5 against 10; 64 of 600 kB take 29 ms against 4.5."""
 
@@ -39,8 +39,8 @@ when gathered; of 16 KiB 54 against 43, for a single one 5 against 10; 64 of 600
 class SharedInput(NamedTuple):
     """An input in shared memory: where, and what it holds. Its size is checked against its shape.
 
-    `plain`: its bytes can be used as a tensor directly. BYTES cannot; nor can BOOL, where clients may send any nonzero
-    byte for true, but models expect 1.
+    `is_direct`: its bytes can be used as a tensor directly. BYTES cannot; nor can BOOL, where clients may send any
+    nonzero byte for true, but models expect 1.
     """
 
     region: str
@@ -48,26 +48,26 @@ class SharedInput(NamedTuple):
     byte_size: int
     spec: TensorSpec
     shape: tuple[int, ...]
-    plain: bool
+    is_direct: bool
 
     def fetch(self, model: Model, regions: Regions) -> Array:
         """Return a copy, or the memory itself if the model reads it in place. Raises: InferError; LargeRead."""
-        name, offset, byte_size, spec, shape, plain = self
+        name, offset, byte_size, spec, shape, is_direct = self
         region = regions.find(name, offset, byte_size)
-        if plain and model.in_place and region.device in model.in_place:
+        if is_direct and model.in_place and region.device in model.in_place:
             return cast("Array", DeviceArray(region, offset, shape, spec.type.dtype))
-        if byte_size > (most := model.scheduler.room.most_bytes):
-            text = f"input '{spec.name}' for model '{model.name}' has {byte_size} bytes, its queue takes {most}"
+        if byte_size > (max_bytes := model.scheduler.limits.nbytes_ceiling):
+            text = f"input '{spec.name}' for model '{model.name}' has {byte_size} bytes, its queue accepts {max_bytes}"
             raise invalid(text)
-        if plain and byte_size >= LATE_BYTES and model.reads_late and region.device == HOST:
+        if is_direct and byte_size >= MIN_LATE_READ_BYTES and model.reads_late and region.device == HOST:
             region.check(offset + byte_size)
             return cast("Array", DeviceArray(region, offset, shape, spec.type.dtype))
-        if byte_size > regions.most_bytes:
+        if byte_size > regions.max_copy_bytes:
             raise LargeRead
-        into = _copy_of(region, shape, spec.type.dtype) if plain else np.empty(byte_size, np.uint8)
+        into = _copy_of(region, shape, spec.type.dtype) if is_direct else np.empty(byte_size, np.uint8)
         if byte_size:
             region.read(offset, into)
-        return into if plain else from_binary(model.name, spec, list(shape), math.prod(shape), into.data)
+        return into if is_direct else from_binary(model.name, spec, list(shape), math.prod(shape), into.data)
 
 
 class _Copy(np.ndarray[Any, Any]):
@@ -88,43 +88,43 @@ def locate(
     model: Model, spec: TensorSpec, shape: list[int], items: Mapping[str, Any], regions: Regions | None
 ) -> SharedInput:
     """Read an input's location and check its declared size. Raises: InferError."""
-    region, offset, byte_size = place(items)
-    shared(regions).check()
+    region, offset, byte_size = parse_location(items)
+    require_regions(regions).check()
     nbytes = math.prod(shape) * spec.type.size_bytes
     if spec.type.size_bytes and nbytes != byte_size:
         # before anything is copied: a wrong size may be absurdly large
-        raise wrong_size(model.name, spec, shape, math.prod(shape), byte_size)
-    plain = nbytes > 0 and spec.datatype != "BOOL"
-    return SharedInput(region, offset, byte_size, spec, tuple(shape), plain)
+        raise size_mismatch(model.name, spec, shape, math.prod(shape), byte_size)
+    is_direct = nbytes > 0 and spec.datatype != "BOOL"
+    return SharedInput(region, offset, byte_size, spec, tuple(shape), is_direct)
 
 
 def shared_input(
     model: Model, spec: TensorSpec, shape: list[int], items: Mapping[str, Any], regions: Regions | None
 ) -> Array:
     """Return an input that is in shared memory. Raises: InferError; LargeRead."""
-    return locate(model, spec, shape, items, regions).fetch(model, shared(regions))
+    return locate(model, spec, shape, items, regions).fetch(model, require_regions(regions))
 
 
 def copied_bytes(request: InferRequest, names: Iterable[str]) -> int:
     """Count the bytes that the server holds or will hold for a request's shared inputs of these names: copies."""
     inputs = zip(request.model.signature.inputs, request.inputs, strict=True)
-    wanted = set(names)
-    return bytes_of(array for spec, array in inputs if spec.name in wanted)
+    shared_names = set(names)
+    return bytes_of(array for spec, array in inputs if spec.name in shared_names)
 
 
-def aim(request: InferRequest, plan: PerOutputPlan) -> None:
+def set_output_targets(request: InferRequest, plan: PerOutputPlan) -> None:
     """Have the model write outputs directly to device memory, for outputs that go to a device its Bindings use.
 
     Only if they are known to fit; others go through the host, where their size is checked first.
     """
     model, targets = request.model, {}
-    for position, way in zip(request.wanted, plan.ways, strict=True):
-        if type(way) is not Lease or way.device not in model.in_place:
+    for position, mode in zip(request.wanted, plan.modes, strict=True):
+        if type(mode) is not Lease or mode.device not in model.in_place:
             continue
         spec = model.signature.outputs[position]
         shape = (request.rows, *spec.shape[1:]) if model.signature.batched else spec.shape
         nbytes = math.prod(shape) * spec.type.size_bytes
-        if min(shape, default=0) >= 0 and 0 < nbytes <= way.byte_size:
-            targets[position] = way.array(shape, spec.type.dtype)
+        if min(shape, default=0) >= 0 and 0 < nbytes <= mode.byte_size:
+            targets[position] = mode.array(shape, spec.type.dtype)
     if targets:
         request.targets = targets

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 from penstock.backends.device_array import HOST
 from penstock.backends.errors import Code, InferError
 
-from .regions import MAX_NAME_BYTES, PRIVATE, SYSTEM, Lease, Regions
+from .regions import MAX_NAME_BYTES, RESERVED_PREFIXES, SYSTEM, Lease, Regions
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Array
 
 DIRECTORY = Path("/dev/shm")  # noqa: S108 - where shm_open keeps its objects
-_NOWHERE = ctypes.c_void_p(-1).value
+_MAP_FAILED = ctypes.c_void_p(-1).value
 """MAP_FAILED."""
 
 
@@ -46,11 +46,11 @@ class _Mapping:
     """
 
     def __init__(self, file: _File, offset: int, size: int) -> None:
-        before = offset % mmap.ALLOCATIONGRANULARITY
-        self._size = before + size
-        kind = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED
-        self._start = _libc().mmap(None, self._size, *kind, file.descriptor, offset - before)
-        self.pointer = 0 if self._start == _NOWHERE else self._start + before
+        padding = offset % mmap.ALLOCATIONGRANULARITY
+        self._size = padding + size
+        protection = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED
+        self._start = _libc().mmap(None, self._size, *protection, file.descriptor, offset - padding)
+        self.pointer = 0 if self._start == _MAP_FAILED else self._start + padding
 
     def __del__(self) -> None:
         if self.pointer:
@@ -83,16 +83,16 @@ class _SystemRegion:
         self._mapping = _Mapping(file, offset, byte_size)
         self.pointer = self._mapping.pointer
 
-    def described(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         return {"name": self.name, "key": self._key, "offset": self._offset, "byte_size": self.byte_size}
 
-    def shared(self) -> tuple[dict[str, Any], list[int]]:
-        return self.described(), [self._file.descriptor]
+    def export(self) -> tuple[dict[str, Any], list[int]]:
+        return self.describe(), [self._file.descriptor]
 
     def check(self, end: int) -> None:
         """Check that the file still extends `end` bytes into the region. Raises: as `read`."""
         if os.lseek(self._file.descriptor, 0, os.SEEK_END) < self._offset + end:
-            raise self._shrunk()
+            raise self._truncated()
 
     def read(self, offset: int, into: Array) -> None:
         position, descriptor = self._offset + offset, self._file.descriptor
@@ -102,7 +102,7 @@ class _SystemRegion:
             while done < into.nbytes:
                 count = os.preadv(descriptor, [into.data.cast("B")[done:]], position + done)
                 if not count:
-                    raise self._shrunk()
+                    raise self._truncated()
                 done += count
         except OSError as error:
             raise self.access_error("read", error) from None
@@ -119,7 +119,7 @@ class _SystemRegion:
         except OSError as error:
             raise self.access_error("write to", error) from None
 
-    def _shrunk(self) -> InferError:
+    def _truncated(self) -> InferError:
         text = "its file is smaller than when it was registered"
         return InferError(Code.INVALID, f"Invalid shared memory region: '{self.name}', {text}")
 
@@ -140,8 +140,8 @@ class SystemRegions:
         Raises: InferError (UNSUPPORTED, ALREADY_EXISTS, INVALID, OVERLOADED).
         """
         self._regions.check()
-        component = self._component(name, key)
-        self._regions.check_new(name)
+        component = self._parse_key(name, key)
+        self._regions.check_name(name)
         file = self._open(component, key)
         end = offset + byte_size
         if offset < 0 or byte_size <= 0 or end > os.fstat(file.descriptor).st_size:
@@ -158,23 +158,23 @@ class SystemRegions:
 
     def status(self, name: str = "") -> list[dict[str, Any]]:
         """Describe a region, or all system regions. Raises: InferError (UNSUPPORTED, NOT_FOUND)."""
-        return self._regions.listed(SYSTEM, name)
+        return self._regions.describe(SYSTEM, name)
 
     def lease(self, name: str, offset: int, byte_size: int) -> Lease:
         """Lease a part of a region, of either kind. Raises: InferError."""
         return self._regions.lease(name, offset, byte_size)
 
-    def _component(self, name: str, key: str) -> str:
+    def _parse_key(self, name: str, key: str) -> str:
         # like shm_open, which strips every leading slash
         component = key.lstrip("/")
-        for prefix in PRIVATE:
+        for prefix in RESERVED_PREFIXES:
             if component.startswith(prefix):
-                why = f"as the key contains the reserved prefix '{prefix}'"
-                text = f"cannot register shared memory region '{name}' with key '{key}' {why}"
+                reason = f"as the key contains the reserved prefix '{prefix}'"
+                text = f"cannot register shared memory region '{name}' with key '{key}' {reason}"
                 raise InferError(Code.INVALID, text)
-        unusable = component in ("", ".", "..") or "/" in component or "\0" in component
-        if unusable or len(component.encode("utf-8", "replace")) > MAX_NAME_BYTES:
-            raise self._unusable(key)
+        is_invalid = component in ("", ".", "..") or "/" in component or "\0" in component
+        if is_invalid or len(component.encode("utf-8", "replace")) > MAX_NAME_BYTES:
+            raise self._cannot_open(key)
         return component
 
     def _open(self, component: str, key: str) -> _File:
@@ -186,8 +186,8 @@ class SystemRegions:
                 return file
         except (OSError, UnicodeEncodeError):
             pass
-        raise self._unusable(key)
+        raise self._cannot_open(key)
 
     @staticmethod
-    def _unusable(key: str) -> InferError:
+    def _cannot_open(key: str) -> InferError:
         return InferError(Code.INVALID, f"Unable to open shared memory region: '{key}'")

@@ -12,7 +12,7 @@ import orjson
 
 from penstock.backends.datatypes import bytes_tensor
 from penstock.backends.errors import Code, InferError
-from penstock.batching.scheduling.admission import dims_text
+from penstock.batching.scheduling.request_checks import format_shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,53 +22,57 @@ if TYPE_CHECKING:
 
 _FLOATS: dict[str, np.dtype[Any]] = {"FP32": np.dtype(np.float32), "FP64": np.dtype(np.float64)}
 _NUMBERS = {float, int}
-_TAKEN: dict[str, set[type]] = {"f": _NUMBERS, "i": {int}, "u": {int}, "b": {bool, int}}
+_ACCEPTED_TYPES: dict[str, set[type]] = {"f": _NUMBERS, "i": {int}, "u": {int}, "b": {bool, int}}
 """The JSON types accepted for each kind of datatype."""
-_N = ord("n")
+_LETTER_N = ord("n")
 """No number, true or false contains this letter; a text that does contains a null."""
 _LENGTH = struct.Struct("<I")
 _MAX_SIZE = 2**63 - 1
-MANY_TEXTS = 1 << 14
+MANY_STRINGS = 1 << 14
 """From this many BYTES elements a shape is checked before they are read, each of which takes 0.3 us and an object."""
 _NO_JSON = ("FP16", "BF16")
-_SMALL = 64
+_SMALL_ELEMENTS = 64
 """From this many elements orjson writes an array faster through numpy than through a list (perf/micro.py)."""
-_PIECE = 1 << 14
+_PIECE_ELEMENTS = 1 << 14
 """The number of elements written at a time, half a millisecond: orjson holds the GIL, and the event loop waits for it.
 If one element is NaN, each becomes a Python string. Also, orjson crashes instead of raising if its buffer cannot
 grow."""
 _LONG_STRING = 256
 """From this many bytes the content of a string dominates its cost."""
-_TRIED = 64
+_SAMPLE_ELEMENTS = 64
 
 
 def overflow(spec: TensorSpec, shape: list[int], count: int) -> InferError | None:
     """Return an error if the element count or byte size of a shape overflows, None otherwise."""
     if count > _MAX_SIZE:
-        text = f"shape {dims_text(shape)} of input '{spec.name}' causes total element count to exceed maximum size of"
+        text = (
+            f"shape {format_shape(shape)} of input '{spec.name}' causes total element count to exceed maximum size of"
+        )
         return InferError(Code.INVALID, f"{text} {_MAX_SIZE}")
     if count * spec.type.size_bytes > _MAX_SIZE:
-        return InferError(Code.INVALID, f"byte size overflow for input '{spec.name}', its shape is {dims_text(shape)}")
+        return InferError(
+            Code.INVALID, f"byte size overflow for input '{spec.name}', its shape is {format_shape(shape)}"
+        )
     return None
 
 
-def wrong_size(model: str, spec: TensorSpec, shape: list[int], count: int, got_bytes: int) -> InferError:
+def size_mismatch(model: str, spec: TensorSpec, shape: list[int], count: int, actual_bytes: int) -> InferError:
     """Return the error for a tensor whose byte size does not match its shape."""
     text = f"input byte size mismatch for input '{spec.name}' for model '{model}'."
-    text = f"{text} Expected {count * spec.type.size_bytes}, got {got_bytes}"
+    text = f"{text} Expected {count * spec.type.size_bytes}, got {actual_bytes}"
     return overflow(spec, shape, count) or InferError(Code.INVALID, text)
 
 
-def _mismatch(spec: TensorSpec, shape: list[int], count: int) -> InferError:
-    return overflow(spec, shape, count) or _wrong_shape()
+def _count_mismatch(spec: TensorSpec, shape: list[int], count: int) -> InferError:
+    return overflow(spec, shape, count) or _shape_mismatch()
 
 
-def _wrong_shape() -> InferError:
+def _shape_mismatch() -> InferError:
     return InferError(Code.INVALID, "Unable to parse 'data': Shape does not match true shape of 'data' field")
 
 
-def _only_binary(doing: str, datatype: str, place: str) -> InferError:
-    text = f"{doing} {datatype} data via JSON is not supported. Please use the binary data format for {place}"
+def _json_unsupported(operation: str, datatype: str, location: str) -> InferError:
+    text = f"{operation} {datatype} data via JSON is not supported. Please use the binary data format for {location}"
     return InferError(Code.INVALID, text)
 
 
@@ -86,19 +90,19 @@ def from_json(spec: TensorSpec, shape: list[int], count: int, values: Any) -> Ar
             return np.array([values], _FLOATS[name])
         array: Array = np.array(values, _FLOATS[name])
     elif name in _NO_JSON:
-        raise _only_binary("receiving", name, f"input '{spec.name}'")
+        raise _json_unsupported("receiving", name, f"input '{spec.name}'")
     elif type(values) is list:
-        array = _strings(values) if name == "BYTES" else _numbers(spec, _flat(values))
+        array = _parse_strings(values) if name == "BYTES" else _parse_numbers(spec, _flat(values))
     elif type(values) is np.ndarray:
-        array = _converted(spec, values)
+        array = _convert_buffer(spec, values)
     else:
         raise InferError(Code.INVALID, "Unable to parse 'data': attempt to access JSON non-array as array")
     if array.size != count:
-        raise _mismatch(spec, shape, count)
+        raise _count_mismatch(spec, shape, count)
     try:
         return array.reshape(shape)
     except (ValueError, OverflowError):
-        raise _wrong_shape() from None
+        raise _shape_mismatch() from None
 
 
 def _flat(values: list[Any]) -> list[Any]:
@@ -118,12 +122,12 @@ def _flat(values: list[Any]) -> list[Any]:
     return flat
 
 
-def _numbers(spec: TensorSpec, values: list[Any]) -> Array:
+def _parse_numbers(spec: TensorSpec, values: list[Any]) -> Array:
     """Make an array from arbitrary JSON values; numpy never guesses their type."""
     dtype = spec.type.dtype
     types = set(map(type, values))
-    if not types <= _TAKEN[dtype.kind] or (dtype.kind == "b" and not set(values) <= {0, 1}):
-        raise _not_taken(spec)
+    if not types <= _ACCEPTED_TYPES[dtype.kind] or (dtype.kind == "b" and not set(values) <= {0, 1}):
+        raise _wrong_json_type(spec)
     if dtype.kind == "f":
         return _as_floats(np.array(values, np.float64), dtype)
     if dtype.kind != "b" and values:
@@ -131,7 +135,7 @@ def _numbers(spec: TensorSpec, values: list[Any]) -> Array:
     return np.array(values, dtype)
 
 
-def _converted(spec: TensorSpec, array: Array) -> Array:
+def _convert_buffer(spec: TensorSpec, array: Array) -> Array:
     """Convert the buffer that simdjson made of numbers."""
     dtype, kind = spec.type.dtype, array.dtype.kind
     if not array.size:
@@ -139,7 +143,7 @@ def _converted(spec: TensorSpec, array: Array) -> Array:
     if dtype.kind == "f":
         return _as_floats(array.astype(np.float64, copy=False), dtype)
     if kind == "f" or (dtype.kind == "b" and not ((array == 0) | (array == 1)).all()):
-        raise _not_taken(spec)
+        raise _wrong_json_type(spec)
     if dtype.kind != "b" and array.dtype != dtype:
         _check_range(spec, int(array.min()), int(array.max()))
     return array.astype(dtype, copy=False)
@@ -158,13 +162,13 @@ def _check_range(spec: TensorSpec, lowest: int, highest: int) -> None:
         raise InferError(Code.INVALID, text)
 
 
-def _not_taken(spec: TensorSpec) -> InferError:
+def _wrong_json_type(spec: TensorSpec) -> InferError:
     if spec.datatype == "BOOL":
         return InferError(Code.INVALID, "Unable to parse 'data': attempt to access JSON non-boolean as boolean")
     return InferError(Code.INVALID, f"Unable to parse 'data': input '{spec.name}' takes {spec.datatype} values")
 
 
-def _strings(values: list[Any]) -> Array:
+def _parse_strings(values: list[Any]) -> Array:
     flat = _flat(values)
     if not set(map(type, flat)) <= {str}:
         raise InferError(Code.INVALID, "Unable to parse 'data': attempt to access JSON non-string as string")
@@ -178,19 +182,19 @@ def from_binary(model: str, spec: TensorSpec, shape: list[int], count: int, raw:
     """
     datatype = spec.type
     if not datatype.size_bytes:
-        array: Array = _elements(model, spec, count, raw)
+        array: Array = _parse_elements(model, spec, count, raw)
     else:
         if count * datatype.size_bytes != len(raw):
-            raise wrong_size(model, spec, shape, count, len(raw))
+            raise size_mismatch(model, spec, shape, count, len(raw))
         array = datatype.view(raw)
     try:
         return array.reshape(shape)
     except (ValueError, OverflowError):
-        text = f"unexpected shape for input '{spec.name}' for model '{model}': {dims_text(shape)}"
+        text = f"unexpected shape for input '{spec.name}' for model '{model}': {format_shape(shape)}"
         raise InferError(Code.INVALID, text) from None
 
 
-def _elements(model: str, spec: TensorSpec, count: int, raw: memoryview) -> Array:
+def _parse_elements(model: str, spec: TensorSpec, count: int, raw: memoryview) -> Array:
     elements: list[bytes] = []
     position, end = 0, len(raw)
     # stops at the surplus: 8 MiB can hold two million empty strings
@@ -226,40 +230,40 @@ def to_json(datatype: str, name: str, array: Array) -> bytes:
 def json_writer(datatype: str, name: str, shape: tuple[int, ...]) -> Callable[[Array], bytes]:
     """Return a function that writes arrays of one output and shape like `to_json`."""
     if datatype in _NO_JSON:
-        return partial(_refuse_json, datatype, name)
+        return partial(_reject_json, datatype, name)
     count = math.prod(shape)
-    if count > _PIECE:
+    if count > _PIECE_ELEMENTS:
         return lambda array: b"".join(json_pieces(datatype, name, array))
     if datatype == "BYTES":
         return partial(_strings_to_json, name)
-    if count < _SMALL:
-        return _row_to_json if len(shape) == 2 and shape[0] == 1 else _few_to_json
+    if count < _SMALL_ELEMENTS:
+        return _row_to_json if len(shape) == 2 and shape[0] == 1 else _small_to_json
     return _floats_to_json if datatype == "FP32" else _numbers_to_json
 
 
 def json_pieces(datatype: str, name: str, array: Array) -> Iterator[bytes]:
     """Write an array as `to_json` does, a piece at a time. Raises: as `to_json`."""
     flat = array.ravel()
-    write = json_writer(datatype, name, flat[:_PIECE].shape)
-    for start in range(0, max(flat.size, 1), _PIECE):
+    write = json_writer(datatype, name, flat[:_PIECE_ELEMENTS].shape)
+    for start in range(0, max(flat.size, 1), _PIECE_ELEMENTS):
         yield b"," if start else b"["
-        yield write(flat[start : start + _PIECE])[1:-1]
+        yield write(flat[start : start + _PIECE_ELEMENTS])[1:-1]
     yield b"]"
 
 
-def _refuse_json(datatype: str, name: str, array: Array) -> bytes:
-    raise _only_binary("sending", datatype, f"output '{name}'")
+def _reject_json(datatype: str, name: str, array: Array) -> bytes:
+    raise _json_unsupported("sending", datatype, f"output '{name}'")
 
 
 def _row_to_json(array: Array) -> bytes:
-    written = orjson.dumps(array.tolist()[0])  # without the view that `ravel` makes
-    return _with_non_finite(array) if _N in written else written
+    text = orjson.dumps(array.tolist()[0])  # without the view that `ravel` makes
+    return _with_non_finite(array) if _LETTER_N in text else text
 
 
-def _few_to_json(array: Array) -> bytes:
-    written = orjson.dumps(array.ravel().tolist())
+def _small_to_json(array: Array) -> bytes:
+    text = orjson.dumps(array.ravel().tolist())
     # orjson has no token for non-finite numbers
-    return _with_non_finite(array) if _N in written else written
+    return _with_non_finite(array) if _LETTER_N in text else text
 
 
 def _floats_to_json(array: Array) -> bytes:
@@ -267,21 +271,21 @@ def _floats_to_json(array: Array) -> bytes:
 
 
 def _numbers_to_json(array: Array) -> bytes:
-    written = orjson.dumps(np.ascontiguousarray(array.ravel()), option=orjson.OPT_SERIALIZE_NUMPY)
-    return _with_non_finite(array) if _N in written else written
+    text = orjson.dumps(np.ascontiguousarray(array.ravel()), option=orjson.OPT_SERIALIZE_NUMPY)
+    return _with_non_finite(array) if _LETTER_N in text else text
 
 
 def _with_non_finite(array: Array) -> bytes:
-    words = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+    tokens = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
     texts = map(repr, array.ravel().astype(np.float64).tolist())
-    return ("[" + ",".join(words.get(text, text) for text in texts) + "]").encode()
+    return ("[" + ",".join(tokens.get(text, text) for text in texts) + "]").encode()
 
 
 def _strings_to_json(name: str, array: Array) -> bytes:
     try:
         texts = [e.decode() if type(e) is bytes else str(e) for e in array.ravel().tolist()]
     except UnicodeDecodeError:
-        text = f"output '{name}' holds bytes that are no UTF-8. Please use the binary data format"
+        text = f"output '{name}' holds bytes that are not UTF-8. Please use the binary data format"
         raise InferError(Code.INVALID, text) from None
     return orjson.dumps(texts)
 
@@ -294,9 +298,17 @@ def to_binary(datatype: str, array: Array) -> bytes | memoryview:
     if datatype != "BYTES":
         return np.ascontiguousarray(array).data.cast("B") if array.size else b""
     flat = array.ravel()
-    if flat.size > _PIECE and len(to_binary(datatype, flat[:_TRIED])) < _TRIED * _LONG_STRING:
+    if (
+        flat.size > _PIECE_ELEMENTS
+        and len(to_binary(datatype, flat[:_SAMPLE_ELEMENTS])) < _SAMPLE_ELEMENTS * _LONG_STRING
+    ):
         # two million at once take twice as long and hold the GIL for 0.2 s of it; long strings would be copied twice
-        return b"".join([to_binary(datatype, flat[start : start + _PIECE]) for start in range(0, flat.size, _PIECE)])
+        return b"".join(
+            [
+                to_binary(datatype, flat[start : start + _PIECE_ELEMENTS])
+                for start in range(0, flat.size, _PIECE_ELEMENTS)
+            ]
+        )
     parts: list[bytes] = []
     for element in flat.tolist():
         value = element if type(element) is bytes else str(element).encode()

@@ -19,7 +19,7 @@ from penstock.server.tracing.config import INT32_MAX, LEVELS, OFF, OPENTELEMETRY
 from penstock.server.tracing.tracer import Tracer
 
 from .logging_settings import settings_object
-from .routes import Route, asked, body_of, json_answer
+from .routes import Route, json_answer, model_and_version, read_body
 
 PATHS = ("/v2/trace/setting", "/v2/models/{model}/trace/setting")
 _FILE_TEXT = "trace file location can not be updated through network protocol"
@@ -52,8 +52,8 @@ class TraceSettings:
         self._config = config
         self._tracer = tracer
         self._models = models
-        self._said: dict[str, set[str]] = {}
-        self.changed: Callable[[str, Mapping[str, Any]], None] = lambda _model, _changes: None
+        self._overrides: dict[str, set[str]] = {}
+        self.on_change: Callable[[str, Mapping[str, Any]], None] = lambda _model, _changes: None
         """Called after each update."""
 
     def read(self, model: str = "") -> dict[str, list[str]]:
@@ -61,7 +61,7 @@ class TraceSettings:
 
         Raises: InferError (INVALID: no such model).
         """
-        self._demand(model)
+        self._check_model(model)
         sampling, config = self._tracer.sampling(model), self._config
         settings = {
             "trace_level": list(sampling.level) or [OFF],
@@ -84,35 +84,37 @@ class TraceSettings:
 
         Raises: InferError (INVALID; UNSUPPORTED: the file or the mode).
         """
-        self._demand(model)
-        wanted = {_field(name): _value(name, values or None) for name, values in changes.items()}
-        if not wanted:
+        self._check_model(model)
+        new_values = {_field(name): _value(name, values or None) for name, values in changes.items()}
+        if not new_values:
             return
         fallback = self._tracer.sampling("") if model else self._config.sampling
-        planned = {model: self._planned(model, wanted, fallback)}
+        planned = {model: self._merge(model, new_values, fallback)}
         if not model:
-            others = [name for name in self._said if name]
-            planned |= {name: self._planned(name, {}, planned[""][1]) for name in others}
-        for name, (said, sampling) in planned.items():
-            alone = bool(said) or not name
-            self._said[name] = said
-            if not alone:
-                del self._said[name]
-            self._tracer.set_sampling(name, sampling if alone else None)
-        self.changed(model, changes)
+            others = [name for name in self._overrides if name]
+            planned |= {name: self._merge(name, {}, planned[""][1]) for name in others}
+        for name, (own_settings, sampling) in planned.items():
+            has_own = bool(own_settings) or not name
+            self._overrides[name] = own_settings
+            if not has_own:
+                del self._overrides[name]
+            self._tracer.set_sampling(name, sampling if has_own else None)
+        self.on_change(model, changes)
 
-    def _planned(self, model: str, wanted: Mapping[str, Any], fallback: Sampling) -> tuple[set[str], Sampling]:
+    def _merge(self, model: str, new_values: Mapping[str, Any], fallback: Sampling) -> tuple[set[str], Sampling]:
         """Merge the scope's earlier settings, the new ones, and the fallback for those that are unset."""
-        said = (self._said.get(model, set()) | wanted.keys()) - {name for name in wanted if wanted[name] is None}
+        own_settings = (self._overrides.get(model, set()) | new_values.keys()) - {
+            name for name in new_values if new_values[name] is None
+        }
         current = self._tracer.sampling(model)
-        values = {name: wanted[name] if name in wanted else getattr(current, name) for name in said}
+        values = {name: new_values[name] if name in new_values else getattr(current, name) for name in own_settings}
         sampling = replace(fallback, **values)
-        reason = self._config.reason_against(sampling)
+        reason = self._config.rejection_reason(sampling)
         if reason:
             raise InferError(Code.INVALID, f"Attempting to set invalid trace setting :{reason}")
-        return said, sampling
+        return own_settings, sampling
 
-    def _demand(self, model: str) -> None:
+    def _check_model(self, model: str) -> None:
         if model:
             try:
                 self._models.model(model)
@@ -135,7 +137,7 @@ class TraceSettings:
     async def change(self, request: Request) -> Response:
         """Change the settings, and answer with the new values."""
         model = _model(request)
-        self.update(model, _lists(settings_object(await body_of(request))))
+        self.update(model, _lists(settings_object(await read_body(request))))
         return self._answer(model)
 
     def _answer(self, model: str) -> Response:
@@ -146,21 +148,21 @@ class TraceSettings:
 
 
 def _model(request: Request) -> str:
-    return asked(request)[0] if "model" in request.path_params else ""
+    return model_and_version(request)[0] if "model" in request.path_params else ""
 
 
-def _lists(said: Mapping[str, Any]) -> dict[str, list[str] | None]:
+def _lists(settings: Mapping[str, Any]) -> dict[str, list[str] | None]:
     """Convert JSON settings to the form of gRPC's: texts, the level in a list, null to clear."""
     lists: dict[str, list[str] | None] = {}
-    for name, value in said.items():
+    for name, value in settings.items():
         values = value if name == "trace_level" else [value]
         if value is None:
             lists[name] = None
         elif isinstance(values, list) and all(isinstance(each, str) for each in values):
             lists[name] = values
         else:
-            wanted = "an array of texts" if name == "trace_level" else "a text"
-            raise InferError(Code.INVALID, f"'{name}' must be {wanted}, or null")
+            expected = "an array of strings" if name == "trace_level" else "a string"
+            raise InferError(Code.INVALID, f"'{name}' must be {expected}, or null")
     return lists
 
 
@@ -189,8 +191,8 @@ def _value(name: str, values: Sequence[str] | None) -> Any:
     if name == "trace_count" and number < low:
         raise InferError(Code.INVALID, f"Unable to parse '{name}'. Expecting value >= {low}, got: {text}")
     if not low <= number <= high:
-        wrong = f"Unable to parse '{name}', value is out of range [ {low}, {high} ], got: {text}"
-        raise InferError(Code.INVALID, wrong)
+        message = f"Unable to parse '{name}', value is out of range [ {low}, {high} ], got: {text}"
+        raise InferError(Code.INVALID, message)
     return number
 
 

@@ -14,7 +14,7 @@ PING = 18
 """A call that does nothing."""
 REPLY = 19
 ERROR = 20
-"""Body: an InferError (ipc/refusals.py)."""
+"""Body: an InferError (ipc/errors.py)."""
 FIRST_CALL = 32
 """The services' own calls, below FIRST_TOLD."""
 FIRST_TOLD = 64

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
 from penstock.server.ipc.channel import Channel
-from penstock.server.ipc.refusals import write_error
+from penstock.server.ipc.errors import write_error
 from penstock.server.ipc.wire import Message
 
 from .kinds import CLOSE, ERROR, FIRST_CALL, FIRST_TOLD, OPEN, PING, REPLY
@@ -199,7 +199,7 @@ class CallQueue:
 
     def _next(self) -> Message | None:
         if self._heard is not None:
-            self._channel.release()
+            self._channel.report_freed()
             return self._heard.get()
         while not self._waiting:
             try:
@@ -222,7 +222,7 @@ class CallQueue:
     async def _next_awaited(self, arrived: asyncio.Event) -> Message | None:
         while not self._waiting:
             arrived.clear()
-            self._channel.release()
+            self._channel.report_freed()
             await arrived.wait()
         return self._waiting.popleft()
 

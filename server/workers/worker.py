@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
 from penstock.server.ipc.arena import seal
+from penstock.server.ipc.errors import read_error
 from penstock.server.ipc.link import Link
-from penstock.server.ipc.refusals import read_error
 from penstock.server.ipc.wire import Message
 
 from .kinds import CLOSE, ERROR, OPEN, PING, REPLY
@@ -191,7 +191,7 @@ class Worker:
             self._kill_timer = self._loop.call_later(END_S, self._settle)
 
     @property
-    def taken(self) -> bool:
+    def killed_externally(self) -> bool:
         """Whether something other than its own code or this server killed the worker."""
         return self.reason == "signal" and is_taken(self._exit)
 
@@ -285,7 +285,7 @@ class Worker:
         self._exit = ended
         if self._end_timer is not None:
             self._end_timer.cancel()
-        self._link.read_rest()
+        self._link.read_remaining()
         self._end()
 
     def _end(self) -> None:

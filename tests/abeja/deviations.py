@@ -80,7 +80,7 @@ STRICT: dict[str, Otherwise] = {
         "post-in-small-letters": _failed("invalid HTTP request: Invalid method encountered", 400),
         "star": _unsupported(""),
     }),
-    "bodies/expected-otherwise": (_SERVERS, _failed("the only expectation that can be met is 100-continue", 417)),
+    "bodies/expected-otherwise": (_SERVERS, _failed("unsupported Expect header, only 100-continue is supported", 417)),
     **_of("paths", _ANY_PATH, {f"unclean-{name}": _LIKE_ANY for name in _UNCLEAN}),
     "paths/unclean-dots-last": (_ANY_PATH, _answered(_bodies("paths")["none"], content_type="application/json")),
     "paths/post-unclean": (_ANY_PATH, _answered(_bodies("paths")["post-any"], content_type="application/json")),

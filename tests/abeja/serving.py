@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO, Any
 
-from penstock.server.abeja.command import ask
+from penstock.server.abeja.command import parse_settings
 from tests.forking import Forked
 from tests.live import live_server
 from tests.originals import Player
@@ -98,7 +98,7 @@ def started(
 def serving(*words: str, folder: Path = HANDLERS, **more: str) -> Iterator[Served]:
     """Serve within this process, as a command line in a folder would. `more`: the environment."""
     with _environment_of(environment(more)):
-        asked = ask([*PORTS, "--allow-grpc=false", "--allow-metrics=false", *words, str(folder)], os.environ)
+        asked = parse_settings([*PORTS, "--allow-grpc=false", "--allow-metrics=false", *words, str(folder)], os.environ)
         with live_server(**{field.name: getattr(asked, field.name) for field in fields(asked)}) as live:
             (health,) = live.server._extra_ports
             yield Served({"": live.http_port, "health": health.port})

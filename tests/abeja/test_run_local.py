@@ -109,12 +109,12 @@ class Within(LocalServer):
     """Serves in the process of the tests, which takes a second less than another; what is logged is lost."""
 
     @contextlib.contextmanager
-    def running(self, *, tells: bool) -> Iterator[None]:
+    def running(self, *, echo: bool) -> Iterator[None]:
         with serving(f"--handler={self._environment['HANDLER']}", folder=Path.cwd(), **self._environment) as served:
             self._ports = {"HTTP": served.ports[""], "health": served.ports["health"]}
             yield
 
-    def await_ready(self) -> None:
+    def wait_ready(self) -> None:
         """It is."""
 
 
@@ -129,8 +129,8 @@ def quickly(folder: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.C
             status = local.run_local(["run-local", *words])
         except SystemExit as ended:
             status = int(ended.code or 0)
-        said = capfdbinary.readouterr()
-        return subprocess.CompletedProcess(words, status, said.out, said.err)
+        message = capfdbinary.readouterr()
+        return subprocess.CompletedProcess(words, status, message.out, message.err)
 
     return do
 

@@ -29,7 +29,7 @@ from penstock.server.abeja.inside.service import open_service
 
 for name in sys.argv[1:]:
     try:
-        open_service({"handler": name, "strict": False, "beside": []}, None)
+        open_service({"handler": name, "strict": False, "fallback_folders": []}, None)
     except InferError as error:
         print(error.code.name)
     else:

@@ -28,7 +28,7 @@ from penstock.backends.errors import Code, InferError, RunStopped
 from penstock.backends.loading import ISOLATED
 from penstock.backends.tensorflow import MAX_CALLABLES, TensorflowBackend, load, session_config
 from penstock.backends.tensorflow_binding import MAX_PLANS, TensorflowBinding
-from penstock.batching.loading.freeing import obstacle
+from penstock.batching.loading.freeing import sharing_obstacle
 from tests.backends.contract import ENDLESS, PATIENCE_S, BackendContract, batched, infer
 
 SAMPLE = {"sepal_length": 5.2, "sepal_width": 3.6, "petal_length": 1.4, "petal_width": 0.3}
@@ -311,7 +311,7 @@ class TestFreedRows:
         alone, together = load(savedmodels / name, "cpu", {}), load(savedmodels / name, "cpu", {FREE_ROWS: "1"})
 
         assert {spec.shape[0] for spec in (*together.graph.inputs, *together.graph.outputs)} == {-1}
-        assert obstacle(alone, together) == ""
+        assert sharing_obstacle(alone, together) == ""
 
     def test_hooks_are_told_the_shapes_of_the_model_itself(self, savedmodels: Path) -> None:
         alone, together = (load(savedmodels / "image_fixed", "cpu", options) for options in ({}, {FREE_ROWS: "1"}))
@@ -329,7 +329,7 @@ class TestFreedRows:
     def test_a_graph_that_has_the_one_inside_is_found_out(self, savedmodels: Path, name: str) -> None:
         alone, together = load(savedmodels / name, "cpu", {}), load(savedmodels / name, "cpu", {FREE_ROWS: "1"})
 
-        assert obstacle(alone, together)
+        assert sharing_obstacle(alone, together)
 
     def test_one_that_has_none_to_free_is_refused(self, savedmodels: Path) -> None:
         assert refusal(savedmodels / "mlp", **{FREE_ROWS: "1"}).message == "no tensor has a first axis fixed at 1"

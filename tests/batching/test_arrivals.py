@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.request import InferRequest
-from penstock.batching.scheduling.arrivals import LARGE_BYTES, MOST
+from penstock.batching.scheduling.arrivals import LARGE_BYTES, MAX_ARRIVALS
 from penstock.batching.statistics import CANCELED, REJECTED
 from tests.batching.arriving import KEYS, housed, right
 from tests.fakes import PATIENCE_S
@@ -29,7 +29,7 @@ async def test_all_that_comes_in_a_turn_runs_in_one_batch() -> None:
     async with housed() as house:
         model = await house.load()
         came = [house.come(model, rows) for rows in (1, 2, 1, 3)]
-        assert model.scheduler.live == 1
+        assert model.scheduler.request_count == 1
         assert model.inflight == 4
 
         await house.sink.holds(5)
@@ -45,7 +45,7 @@ async def test_those_that_are_awaited_come_together_too() -> None:
         model = await house.load()
         awaited = [asyncio.ensure_future(house.engine.infer(model, [np.full((1, 4), at, "<f4")])) for at in range(3)]
         await asyncio.sleep(0)
-        seen = model.scheduler.live, model.inflight
+        seen = model.scheduler.request_count, model.inflight
 
         answers = await asyncio.gather(*awaited)
 
@@ -57,13 +57,13 @@ async def test_those_that_are_awaited_come_together_too() -> None:
 async def test_a_queue_learns_of_no_more_than_so_many_at_once() -> None:
     async with housed() as house:
         model = await house.load()
-        for _ in range(1 + MOST - 1):
+        for _ in range(1 + MAX_ARRIVALS - 1):
             house.come(model)
-        assert model.scheduler.live == 1
+        assert model.scheduler.request_count == 1
 
         house.come(model)
 
-        assert model.scheduler.live == 1 + MOST
+        assert model.scheduler.request_count == 1 + MAX_ARRIVALS
 
 
 @pytest.mark.parametrize("said", [{"deadline_ns": 1 << 62}, {"nbytes": LARGE_BYTES}], ids=lambda said: next(iter(said)))
@@ -250,6 +250,6 @@ def test_each_has_one_end_whatever_comes_with_it(steps: list[Step], room: int) -
             for request in ended:
                 full = request.error is not None and request.error.code is Code.OVERLOADED
                 assert right(request, came[request]) or (full and room)
-            assert all(model.scheduler.live == model.scheduler.rows == 0 for model in models)
+            assert all(model.scheduler.request_count == model.scheduler.rows == 0 for model in models)
 
     asyncio.run(run())

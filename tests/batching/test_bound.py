@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock.backends.errors import InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.loading.completion import complete
-from penstock.batching.loading.rehearsal import rehearsal, rehearsed_key, smallest_tails
+from penstock.batching.loading.dummy_inputs import dummy_fill, dummy_key, smallest_tails
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
 from penstock.batching.running.batch import Batch
@@ -84,7 +84,7 @@ def test_what_is_not_refused_runs_in_the_models_own_shapes(
     backend = FakeBackend(bound, list)
     binding = backend.bind(bound, 4)
 
-    rehearsal(spec, binding, 3 if rows else 1, smallest_tails(spec))()
+    dummy_fill(spec, binding, 3 if rows else 1, smallest_tails(spec))()
     binding.run(())
 
     for tensor, array in zip(bound.inputs, backend.runs[0].inputs, strict=True):
@@ -117,8 +117,8 @@ def test_an_ensemble_hands_on_what_a_model_of_these_shapes_would_get(
 
     assert reshaped_signature(spec.signature) == spec.bound
     assert model.forms is not None
-    (handed,) = model.forms.enter([array])
+    (handed,) = model.forms.to_model([array])
     (ran,) = backend.runs[0].inputs
     np.testing.assert_array_equal(handed, ran)
-    np.testing.assert_array_equal(model.forms.leave("m", (0,), [handed])[0], array)
-    assert len(rehearsed_key(spec, smallest_tails(spec))) == 1
+    np.testing.assert_array_equal(model.forms.to_client("m", (0,), [handed])[0], array)
+    assert len(dummy_key(spec, smallest_tails(spec))) == 1

@@ -28,7 +28,7 @@ from tests.batching.ensembles import ROWS, House, ensemble_spec, house, step, te
 from tests.fakes import Gate
 
 pytestmark = pytest.mark.anyio
-MOST = branches.MOST_AT_ONCE
+MOST = branches.MAX_ACTIVE
 SLOW = 10
 
 SPREAD = ensemble_spec("spread", "in", "out", step("many", "x=in", "y=mid"), step("plus", "x=mid", "y=out"))
@@ -387,7 +387,7 @@ async def test_an_answer_that_the_next_step_cannot_take_ends_the_request() -> No
         many.end(second)
 
 
-@pytest.mark.parametrize(("of", "name"), [(Branches, "add"), (Branches, "room"), (branches, "size_of")])
+@pytest.mark.parametrize(("of", "name"), [(Branches, "add"), (Branches, "backpressure"), (branches, "size_of")])
 async def test_an_answer_that_could_not_be_carried_on_ends_its_request_and_no_other(
     of: Any, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -450,7 +450,7 @@ async def test_thousands_of_answers_wait_for_their_turn_and_refuse_nobody() -> N
         client, bare = Client(kept, "spread", 1), Client(kept, "bare", 1)
         asked, plain = await many.holds(2)
         many.tell(asked, *range(3000))
-        assert kept.engine.model("plus").inflight == branches.MOST_AT_ONCE
+        assert kept.engine.model("plus").inflight == branches.MAX_ACTIVE
         many.end(asked)
         many.tell(plain, *range(3000))
         many.end(plain)
@@ -483,7 +483,7 @@ async def test_a_step_whose_answers_wait_is_to_wait_until_half_of_them_are_gone(
 
 
 async def test_few_large_answers_are_enough_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(branches, "ENOUGH_BYTES", size_of(StreamedAnswer({"y": np.ones((1, 4), np.float32)})) + 1)
+    monkeypatch.setattr(branches, "PAUSE_BYTES", size_of(StreamedAnswer({"y": np.ones((1, 4), np.float32)})) + 1)
     async with served(SPREAD) as (kept, many):
         kept.gates["plus"].close()
         client = Client(kept, "spread", 1)
@@ -590,7 +590,7 @@ async def test_each_answer_has_the_whole_time_of_its_request_again() -> None:
         many.tell(asked, 10, 20)
         many.end(asked)
         (behind,) = (each for each in kept.engine.model("plus").scheduler._lanes.values())
-        waits = behind.live_requests()
+        waits = behind.waiting_requests()
 
         assert [each.deadline_ns > began_ns + 1000 * hour_ns for each in waits] == [True] * len(waits)
         assert {each.target_ns for each in waits} == {0}

@@ -14,7 +14,7 @@ from tests.fakes import PATIENCE_S, no_more_threads
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(closing, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(closing, "END_TIMEOUT_S", 0.01)
 
 
 def same(inputs: list[Any]) -> list[Any]:
@@ -58,7 +58,7 @@ def test_a_device_that_does_not_take_its_memory_back_holds_up_nobody_either() ->
 def test_a_device_is_waited_for_here_where_no_thread_is_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     where: list[str] = []
     no_more_threads(monkeypatch)
-    closing.patiently("m", ["cuda:0"], lambda: where.append(threading.current_thread().name))
+    closing.end_with_timeout("m", ["cuda:0"], lambda: where.append(threading.current_thread().name))
 
     assert where == [threading.current_thread().name]
 
@@ -66,6 +66,6 @@ def test_a_device_is_waited_for_here_where_no_thread_is_to_be_had(monkeypatch: p
 def test_a_cpu_is_waited_for_on_the_thread_that_closes() -> None:
     where: list[str] = []
     for devices in ([], ["cpu", "cpu"], ["cpu", "cuda:0"]):
-        closing.patiently("m", devices, lambda: where.append(threading.current_thread().name))
+        closing.end_with_timeout("m", devices, lambda: where.append(threading.current_thread().name))
 
     assert where == [threading.current_thread().name] * 2 + ["m ends"]

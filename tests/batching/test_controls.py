@@ -15,9 +15,9 @@ from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.request import InSequence
 from penstock.batching.running.batch import Batch
+from penstock.batching.sequences.active_sequence import ActiveSequence
 from penstock.batching.sequences.controls import ControlInput, check_sequence
-from penstock.batching.sequences.states import StateInput, StatesKept
-from penstock.batching.sequences.under_way import UnderWay
+from penstock.batching.sequences.states import StateInput, StateOutputs
 from penstock.batching.spec import BatchPolicy, Control, InstanceGroup, ModelSpec, PaddedAxis, SequenceSpec, State
 from tests.fakes import fake_model, fake_request
 
@@ -33,7 +33,7 @@ def batch_of(*said: InSequence, places: list[int] | None = None) -> Batch:
     for sequence in said:
         request = fake_request(MODEL)
         request.sequence = sequence
-        request.under_way = UnderWay(sequence.id)
+        request.under_way = ActiveSequence(sequence.id)
         requests.append(request)
     batch = Batch(requests, len(requests), ((4,),), 1)
     batch.places = places
@@ -98,10 +98,10 @@ def fill(made: StateInput, batch: Batch, rows: int) -> object:
 class TestStates:
     def test_what_came_out_goes_in(self) -> None:
         batch = batch_of(InSequence(1), InSequence(2), places=[0, 2])
-        made, kept = StateInput(MEMORY, ROWS_OF_TWO), StatesKept((MEMORY,), (ROWS_OF_TWO,))
+        made, kept = StateInput(MEMORY, ROWS_OF_TWO), StateOutputs((MEMORY,), (ROWS_OF_TWO,))
         assert fill(made, batch, 3) == [[0, 0]] * 3
 
-        kept.keep(batch, [np.array([[1, 2], [3, 4], [5, 6]], np.float32)])
+        kept.store(batch, [np.array([[1, 2], [3, 4], [5, 6]], np.float32)])
 
         assert states_of(batch) == [[1, 2], [5, 6]]
         assert fill(made, batch, 3) == [[1, 2], [0, 0], [5, 6]]
@@ -115,7 +115,7 @@ class TestStates:
 
     def test_a_sequence_keeps_its_row_alone_alive(self) -> None:
         batch = batch_of(InSequence(1), InSequence(2))
-        StatesKept((MEMORY,), (ROWS_OF_TWO,)).keep(batch, [np.zeros((2, 2), np.float32)])
+        StateOutputs((MEMORY,), (ROWS_OF_TWO,)).store(batch, [np.zeros((2, 2), np.float32)])
 
         assert all(request.under_way.states["out"].base is None for request in batch.requests)
 
@@ -123,7 +123,7 @@ class TestStates:
     def test_what_a_hook_writes_in_its_prediction_is_no_state(self, dims: tuple[int, ...]) -> None:
         batch, output = batch_of(InSequence(1)), np.zeros(dims, np.float32)
         spec = TensorSpec("in", "FP32", (-1, 2) if len(dims) == 2 else dims)
-        StatesKept((MEMORY,), (spec,), {"out"}).keep(batch, [output])
+        StateOutputs((MEMORY,), (spec,), {"out"}).store(batch, [output])
         output += 1
 
         assert states_of(batch) == [[0, 0]]
@@ -132,14 +132,14 @@ class TestStates:
         batch = batch_of(InSequence(1), InSequence(2))
 
         with pytest.raises(InferError, match="state 'out' has 1 rows for a batch of 2") as caught:
-            StatesKept((MEMORY,), (ROWS_OF_TWO,)).keep(batch, [np.zeros((1, 2), np.float32)])
+            StateOutputs((MEMORY,), (ROWS_OF_TWO,)).store(batch, [np.zeros((1, 2), np.float32)])
         assert caught.value.code is Code.INTERNAL
         assert not batch.requests[0].under_way.states
 
     def test_a_model_without_rows_has_one_state(self) -> None:
         batch = batch_of(InSequence(1))
         spec = TensorSpec("in", "FP32", (2,))
-        StatesKept((MEMORY,), (spec,)).keep(batch, [np.array([1, 2], np.float32)])
+        StateOutputs((MEMORY,), (spec,)).store(batch, [np.array([1, 2], np.float32)])
 
         assert fill(StateInput(MEMORY, spec), batch, 1) == [1, 2]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.batching.request import Key
 from penstock.batching.scheduling.costs import MAX_KEYS, CostModel, RunTime
-from penstock.batching.scheduling.curve import AS_GOOD, REVIEW_NS, REVIEW_RUNS, SEEN_RUNS
+from penstock.batching.scheduling.curve import MAX_REVIEW_RUNS, REVIEW_NS, TIE_FACTOR, TRUSTED_AFTER_RUNS
 
 KEY: Key = ((4,),)
 OTHER: Key = ((5,),)
@@ -21,7 +21,7 @@ MEASURED = {1: 1000, 2: 1000, 4: 1000, 8: 1000, 16: 1000, 32: 2000, 64: 4000}
 def measured(points: dict[int, int], key: Key = KEY) -> CostModel:
     costs = CostModel()
     for rows, ns in points.items():
-        for review in range(1 - SEEN_RUNS, 1):
+        for review in range(1 - TRUSTED_AFTER_RUNS, 1):
             costs.observe(key, rows, ns, 1 + review * REVIEW_NS)
     return costs
 
@@ -48,13 +48,13 @@ def test_where_time_per_row_always_falls_the_knee_is_the_biggest_batch() -> None
 def test_the_most_is_where_time_per_row_begins_to_rise() -> None:
     costs = measured({1: 100, 2: 150, 4: 300, 8: 600, 16: 1300, 32: 2800})
 
-    assert (costs.knee_rows(KEY), costs.most_rows(KEY)) == (1, 16)
+    assert (costs.knee_rows(KEY), costs.efficient_rows(KEY)) == (1, 16)
 
 
 def test_half_of_what_runs_is_untried_until_a_size_near_it_has_run_often_enough() -> None:
     costs = measured({64: 100})
     assert [costs.untried_rows(KEY, rows) for rows in (1, 2, 64)] == [0, 1, 32]
-    for run in range(SEEN_RUNS):
+    for run in range(TRUSTED_AFTER_RUNS):
         assert costs.untried_rows(KEY, 64) == 32
         costs.observe(KEY, 20, 50, (run + 2) * REVIEW_NS)
     assert costs.untried_rows(KEY, 64) == 0
@@ -71,15 +71,15 @@ def test_a_size_that_was_tried_is_not_untried_again_when_the_pace_of_the_device_
 
 
 def test_no_size_is_untried_that_is_not_allowed() -> None:
-    costs = CostModel(allowed=(4, 16, 64))
-    for _ in range(SEEN_RUNS):
+    costs = CostModel(allowed_rows=(4, 16, 64))
+    for _ in range(TRUSTED_AFTER_RUNS):
         costs.observe(KEY, 64, 100, 1)
     assert [costs.untried_rows(KEY, rows) for rows in (64, 16, 7, 4)] == [16, 4, 0, 0]
 
 
 @pytest.mark.parametrize("points", [{}, {1: 100}, {1: 100, 2: 200, 4: 410}, MEASURED])
 def test_where_time_per_row_has_not_been_seen_to_rise_there_is_no_most(points: dict[int, int]) -> None:
-    assert measured(points).most_rows(KEY) == 0
+    assert measured(points).efficient_rows(KEY) == 0
 
 
 def test_what_is_predicted_changes_in_a_review_and_the_caller_is_told() -> None:
@@ -100,7 +100,7 @@ def test_what_is_predicted_changes_in_a_review_and_the_caller_is_told() -> None:
 def test_a_device_whose_runs_are_long_is_reviewed_at_every_run() -> None:
     costs = CostModel()
 
-    assert all(costs.observe(KEY, 1, REVIEW_NS, run * REVIEW_NS) for run in range(3 * REVIEW_RUNS))
+    assert all(costs.observe(KEY, 1, REVIEW_NS, run * REVIEW_NS) for run in range(3 * MAX_REVIEW_RUNS))
 
 
 def test_a_batch_without_rows_counts_as_one_row() -> None:
@@ -150,7 +150,7 @@ def test_outside_of_what_was_measured_a_small_batch_takes_as_long_and_a_big_one_
 
 def test_a_size_that_has_hardly_run_takes_no_more_per_row_than_the_one_below_it() -> None:
     costs, predicted = measured({1: 100, 4: 200}), []
-    for run in range(SEEN_RUNS):
+    for run in range(TRUSTED_AFTER_RUNS):
         costs.observe(KEY, 8, 10**9, 1 + run * REVIEW_NS)
         predicted.append(costs.predict_ns(KEY, 8))
 
@@ -269,15 +269,15 @@ def test_what_fits_a_time_is_the_most_that_is_predicted_to(runs: list[tuple[int,
 class TestRunTimes:
     def test_they_are_what_is_predicted_and_the_most_used_key_comes_first(self) -> None:
         costs = measured({1: 100, 32: 500})
-        for _ in range(3 * SEEN_RUNS):
+        for _ in range(3 * TRUSTED_AFTER_RUNS):
             costs.observe(OTHER, 2, 70, 1)
 
         assert costs.run_times() == [
-            RunTime(OTHER, 2, 3 * SEEN_RUNS, 70, 70),
-            RunTime(KEY, 1, SEEN_RUNS, 100, 100),
-            RunTime(KEY, 32, SEEN_RUNS, 500, 500),
+            RunTime(OTHER, 2, 3 * TRUSTED_AFTER_RUNS, 70, 70),
+            RunTime(KEY, 1, TRUSTED_AFTER_RUNS, 100, 100),
+            RunTime(KEY, 32, TRUSTED_AFTER_RUNS, 500, 500),
         ]
-        assert {known.key for known in costs.run_times(keys=1)} == {OTHER}
+        assert {known.key for known in costs.run_times(max_keys=1)} == {OTHER}
 
     def test_every_run_is_counted(self) -> None:
         costs = CostModel()
@@ -304,7 +304,7 @@ class TestRunTimes:
 @given(st.dictionaries(st.integers(1, 8), st.integers(100, 10_000), min_size=1), st.integers(1, 100))
 def test_what_goes_is_as_good_as_all_that_waits_and_as_each_smaller_size(points: dict[int, int], waiting: int) -> None:
     costs = CostModel()
-    for number in range(SEEN_RUNS + 1):
+    for number in range(TRUSTED_AFTER_RUNS + 1):
         for rows, ns in points.items():
             costs.observe(KEY, rows, ns, number * REVIEW_NS)
 
@@ -315,7 +315,7 @@ def test_what_goes_is_as_good_as_all_that_waits_and_as_each_smaller_size(points:
 
     assert 1 <= best <= waiting
     for rows in {waiting, *(rows for rows in points if rows < waiting)}:
-        assert per_row(best) <= AS_GOOD * per_row(rows) + 1e-6
+        assert per_row(best) <= TIE_FACTOR * per_row(rows) + 1e-6
 
 
 def test_all_that_waits_goes_of_a_key_that_never_ran() -> None:
@@ -324,7 +324,7 @@ def test_all_that_waits_goes_of_a_key_that_never_ran() -> None:
 
 def test_a_batch_of_no_rows_is_as_good_as_it_gets() -> None:
     costs = CostModel()
-    for number in range(SEEN_RUNS + 1):
+    for number in range(TRUSTED_AFTER_RUNS + 1):
         for rows, ns in {1: 100, 2: 900, 8: 9_000}.items():  # time per row rises, so that less than all may go
             costs.observe(KEY, rows, ns, number * REVIEW_NS)
 

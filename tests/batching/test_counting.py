@@ -16,7 +16,15 @@ from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.devices import memory
 from penstock.batching.loading import counting, opening
-from penstock.batching.loading.counting import Split, Trial, Trials, choose, count_instances, splits, together
+from penstock.batching.loading.counting import (
+    Split,
+    Trial,
+    Trials,
+    candidate_splits,
+    choose_split,
+    count_instances,
+    run_concurrently,
+)
 from penstock.batching.running.instance import ThreadInstance
 from penstock.batching.spec import THREADS, BatchPolicy, InstanceGroup, ModelSpec
 from tests.fakes import FakeBackend, Function
@@ -53,15 +61,15 @@ class TestWhatIsTried:
         ],
     )
     def test_threads_are_divided_among_the_instances_of_a_cpu(self, cpus: int, expected: list[tuple[int, int]]) -> None:
-        assert splits("cpu", cpus, None) == [Split(*each) for each in expected]
+        assert candidate_splits("cpu", cpus, None) == [Split(*each) for each in expected]
 
     def test_threads_that_the_user_has_said_are_kept(self) -> None:
-        assert splits("cpu", 4, 2) == [Split(1, 2), Split(2, 2), Split(4, 2)]
+        assert candidate_splits("cpu", 4, 2) == [Split(1, 2), Split(2, 2), Split(4, 2)]
         for options, said in (({THREADS: "2"}, 2), ({THREADS: "0"}, 0), ({}, 0), ({"TF_NUM_INTRA_THREADS": "3"}, 3)):
             assert replace(SPEC, options=options).threads == said
 
     def test_a_gpu_is_tried_with_a_few(self) -> None:
-        assert splits("cuda:0", 64, None) == [Split(1), Split(2), Split(3), Split(4)]
+        assert candidate_splits("cuda:0", 64, None) == [Split(1), Split(2), Split(3), Split(4)]
 
 
 class TestWhatIsKept:
@@ -78,28 +86,32 @@ class TestWhatIsKept:
     def test_more_are_kept_while_they_are_worth_it(
         self, rows_per_s: dict[int, float], kept: int, tried: list[int]
     ) -> None:
-        split, trials = choose(splits("cpu", 8, 1), Measured(rows_per_s), 1 << 40)
+        split, trials = choose_split(candidate_splits("cpu", 8, 1), Measured(rows_per_s), 1 << 40)
 
         assert (split.count, counts(trials)) == (kept, tried)
 
     def test_what_was_seen_not_to_fit_is_not_kept(self) -> None:
-        split, trials = choose(splits("cpu", 8, 1), Measured({1: 1, 2: 2, 4: 4, 8: 8}, 100 * MB), 200 * MB)
+        split, trials = choose_split(
+            candidate_splits("cpu", 8, 1), Measured({1: 1, 2: 2, 4: 4, 8: 8}, 100 * MB), 200 * MB
+        )
 
         assert (split.count, counts(trials)) == (1, [1, 2])
 
     def test_what_cannot_fit_is_not_even_tried(self) -> None:
-        split, trials = choose(splits("cpu", 8, 1), Measured({1: 1, 2: 2, 4: 4, 8: 8}, 100 * MB), 300 * MB)
+        split, trials = choose_split(
+            candidate_splits("cpu", 8, 1), Measured({1: 1, 2: 2, 4: 4, 8: 8}, 100 * MB), 300 * MB
+        )
 
         assert (split.count, counts(trials)) == (2, [1, 2])
 
     def test_one_is_kept_even_beyond_the_budget(self) -> None:
-        split, _ = choose(splits("cpu", 8, 1), Measured({1: 1, 2: 9}, 100 * MB), MB)
+        split, _ = choose_split(candidate_splits("cpu", 8, 1), Measured({1: 1, 2: 9}, 100 * MB), MB)
 
         assert split.count == 1
 
     @pytest.mark.parametrize(("rows_per_s", "kept"), [({}, 1), ({1: 100}, 1), ({1: 100, 2: 200}, 2)])
     def test_what_cannot_be_measured_is_not_kept(self, rows_per_s: dict[int, float], kept: int) -> None:
-        split, _ = choose(splits("cpu", 8, 1), Measured(rows_per_s), 1 << 40)
+        split, _ = choose_split(candidate_splits("cpu", 8, 1), Measured(rows_per_s), 1 << 40)
 
         assert split.count == kept
 
@@ -197,7 +209,7 @@ class TestTrials:
             raise InferError(Code.INTERNAL, "out of memory")
 
         with pytest.raises(InferError, match="out of memory"):
-            together([lambda: None, fails, lambda: None])
+            run_concurrently([lambda: None, fails, lambda: None])
 
     def test_where_threads_lack_none_is_left_that_waits_for_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
         begun: list[threading.Thread] = []
@@ -211,7 +223,7 @@ class TestTrials:
 
         monkeypatch.setattr(threading.Thread, "start", first_only)
         with pytest.raises(RuntimeError, match="can't start"):
-            together([lambda: None, lambda: None])
+            run_concurrently([lambda: None, lambda: None])
 
         assert [thread.is_alive() for thread in begun] == [False]
 
@@ -228,11 +240,11 @@ class TestTrials:
         monkeypatch.setattr(counting, "time", SimpleNamespace(monotonic_ns=lambda: now[0]))
         monkeypatch.setattr(counting, "TRIAL_NS", 250_000_000)
 
-        assert together([run]) == [pytest.approx(100.0)]
+        assert run_concurrently([run]) == [pytest.approx(100.0)]
 
     def test_each_runs_at_least_once_after_all_are_ready(self) -> None:
         runs: list[int] = []
-        rates = together([lambda: runs.append(1), lambda: runs.append(2)])
+        rates = run_concurrently([lambda: runs.append(1), lambda: runs.append(2)])
 
         assert sorted(runs) == [1, 1, 2, 2]
         assert all(rate > 0 for rate in rates)

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock.batching.scheduling.curve import FRESH_NS, KEPT_RUNS, KNOWN_RUNS, PACE_RUNS, REVIEW_RUNS, Curve
+from penstock.batching.scheduling.curve import MAX_REVIEW_RUNS, Curve
+from penstock.batching.scheduling.point import FRESH_NS, KNOWN_AFTER_RUNS, MAX_SAMPLES, PACE_RUNS
 
 MS = 1_000_000
 S = 1_000_000_000
@@ -76,9 +77,9 @@ def test_memory_does_not_grow_with_runs_or_questions() -> None:
     for rows in range(1, 5000):
         curve.predict(rows)
 
-    assert max(len(point.ns) for point in curve.points.values()) <= KEPT_RUNS + REVIEW_RUNS
+    assert max(len(point.rescaled_ns) for point in curve.points.values()) <= MAX_SAMPLES + MAX_REVIEW_RUNS
     assert len(curve.points) == 20
-    assert len(curve._seen) <= 1024
+    assert len(curve._cached_predictions) <= 1024
 
 
 class TestNoise:
@@ -91,7 +92,9 @@ class TestNoise:
         for rows, ns in runs:
             curve.observe(rows, ns, 1)
         seen = [
-            ns for size in SIZES for ns in [each for rows, each in runs if rows == size][-KEPT_RUNS - REVIEW_RUNS :]
+            ns
+            for size in SIZES
+            for ns in [each for rows, each in runs if rows == size][-MAX_SAMPLES - MAX_REVIEW_RUNS :]
         ]
 
         for rows in {rows for rows, _ in runs}:
@@ -110,7 +113,7 @@ class TestNoise:
         assert sorted(errors)[len(errors) // 2] < 0.02 + spread / 6
 
     @settings(deadline=None, max_examples=40)
-    @given(st.integers(0, 10**6), st.integers(KNOWN_RUNS, 200), st.sampled_from([0.01, 100.0]))
+    @given(st.integers(0, 10**6), st.integers(KNOWN_AFTER_RUNS, 200), st.sampled_from([0.01, 100.0]))
     def test_one_run_a_hundred_times_off_moves_the_centre_by_a_few_percent(
         self, seed: int, runs: int, factor: float
     ) -> None:
@@ -238,6 +241,6 @@ class TestAChangeOfPace:
         curve = Curve()
         now_ns = serve(curve, [4], 100, spread=0.01)
         now_ns += 2 * FRESH_NS
-        serve(curve, [4], KNOWN_RUNS, start_ns=now_ns, gap_ns=S, factor=1.1, spread=0.01)
+        serve(curve, [4], KNOWN_AFTER_RUNS, start_ns=now_ns, gap_ns=S, factor=1.1, spread=0.01)
 
         assert abs(error(curve, 4, 1.1)) < 0.02

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.batching.request import InferRequest
-from penstock.batching.scheduling.deadlines import SPARE, Deadlines
+from penstock.batching.scheduling.deadlines import MAX_STALE, Deadlines
 from tests.fakes import fake_model, fake_request
 
 MODEL = fake_model()
@@ -34,7 +34,7 @@ def test_those_and_only_those_that_wait_and_have_passed_are_given_the_earliest_f
         elif step == "leave" and live:
             live.pop(number % len(live)).waiting = False
         elif step == "look":
-            passed = deadlines.passed(number)
+            passed = deadlines.pop_expired(number)
             late = [request for request in live if request.deadline_ns <= number]
             assert passed == sorted(late, key=lambda request: request.deadline_ns)
             live = [request for request in live if request not in late]
@@ -45,7 +45,7 @@ def test_those_and_only_those_that_wait_and_have_passed_are_given_the_earliest_f
 def test_the_tensors_of_those_that_left_are_let_go_before_their_deadline() -> None:
     deadlines = Deadlines()
     kept = []
-    for _ in range(20 * SPARE):
+    for _ in range(20 * MAX_STALE):
         request = waiting(1 << 60)
         kept.append(weakref.ref(request.inputs[0]))
         deadlines.add(request, 1)
@@ -53,7 +53,7 @@ def test_the_tensors_of_those_that_left_are_let_go_before_their_deadline() -> No
     del request
     gc.collect()
 
-    assert sum(reference() is not None for reference in kept) <= SPARE + 3
+    assert sum(reference() is not None for reference in kept) <= MAX_STALE + 3
 
 
 def test_nothing_is_kept_when_nobody_waits() -> None:

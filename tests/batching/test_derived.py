@@ -15,15 +15,15 @@ from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.loading.completion import complete
 from penstock.batching.loading.counting import Split, Trials
-from penstock.batching.loading.invariance import probe, settle
-from penstock.batching.loading.rehearsal import rehearsal, rehearsed_key, smallest_tails
+from penstock.batching.loading.dummy_inputs import dummy_fill, dummy_key, smallest_tails
+from penstock.batching.loading.invariance import probe, set_invariant_size
 from penstock.batching.loading.warmup import sweep
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest, InSequence
 from penstock.batching.running.batch import Batch
 from penstock.batching.running.execution import run_batch
 from penstock.batching.running.isolation import execute
-from penstock.batching.shapes.derived import derived_names, kept_names
+from penstock.batching.shapes.derived import derived_names, stored_names
 from penstock.batching.spec import BatchPolicy, BatchTensor, Control, ModelSpec, SequenceSpec, State
 from tests.fakes import FakeBackend, Function, fake_request
 
@@ -96,7 +96,7 @@ class TestCompletion:
         spec = spec_of(batch_inputs=(told,))
 
         assert derived_names(spec) == ("ready", "before", "told")
-        assert kept_names(spec) == ("after",)
+        assert stored_names(spec) == ("after",)
 
     def test_a_model_that_nobody_sends_anything_has_no_rows(self) -> None:
         with pytest.raises(InferError, match="no input has rows"):
@@ -172,7 +172,7 @@ class Keeping:
     def __init__(self) -> None:
         self.kept: list[tuple[list[InferRequest], list[Any]]] = []
 
-    def keep(self, batch: Batch, outputs: list[Any]) -> None:
+    def store(self, batch: Batch, outputs: list[Any]) -> None:
         self.kept.append((batch.requests, [output.tolist() for output in outputs]))
 
 
@@ -193,7 +193,7 @@ def keeping(function: Function = counting, outputs: tuple[TensorSpec, ...] = ())
     )  # fmt: skip
     model, kept = Model(spec, [backend], lambda *_: None), Keeping()
     assert model.forms is not None
-    model.forms.kept, model.forms.kept_places = kept, (1,)
+    model.forms.output_store, model.forms.stored_positions = kept, (1,)
     return model, backend, kept
 
 
@@ -252,7 +252,7 @@ class TestRehearsals:
         backend = FakeBackend(spec.bound, lambda inputs: [inputs[0], inputs[2]])
         binding = backend.bind(spec.bound, 8)
 
-        rehearsal(spec, binding, 3, smallest_tails(spec))()
+        dummy_fill(spec, binding, 3, smallest_tails(spec))()
         binding.run((0, 1))
 
         shapes = [(array.shape, bool(array.any())) for array in backend.runs[0].inputs if array is not None]
@@ -269,14 +269,14 @@ class TestRehearsals:
         backend = FakeBackend(spec.bound, lambda inputs: inputs[:1])
         binding = backend.bind(spec.bound, 8)
 
-        rehearsal(spec, binding, 3, [(5,)])()
+        dummy_fill(spec, binding, 3, [(5,)])()
         binding.run(())
 
         x, counts = backend.runs[0].inputs
         assert x is not None
         assert counts is not None
         assert (x.tolist(), counts.tolist()) == ([0] * 15, [5, 10, 15])
-        assert rehearsed_key(spec, [(5,)]) == ((-1,),)
+        assert dummy_key(spec, [(5,)]) == ((-1,),)
 
 
 def ragged_spec(**policy: Any) -> tuple[ModelSpec, Signature]:
@@ -322,7 +322,7 @@ class TestWhatRunsAModelBeforeThereAreRequests:
         backend = FakeBackend(graph, strict)
 
         assert "it has inputs that describe the batch" in probe(spec, backend).reason
-        assert settle(spec, [backend]).policy.cap_rows == 1
+        assert set_invariant_size(spec, [backend]).policy.cap_rows == 1
 
     def test_a_reshaped_model_is_proved_in_its_own_shape(self) -> None:
         policy = BatchPolicy(max_batch_rows=4, executor="thread", invariant=True)
@@ -331,5 +331,5 @@ class TestWhatRunsAModelBeforeThereAreRequests:
         graph = Signature((X,), (Y,))
         backend = FakeBackend(graph, list)
 
-        assert probe(complete(said, graph), backend).fixed
+        assert probe(complete(said, graph), backend).fixed_sizes
         assert {array.shape[1:] for run in backend.runs for array in run.inputs if array is not None} == {(4,)}

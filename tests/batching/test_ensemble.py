@@ -17,7 +17,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching import turns
 from penstock.batching.caching.cache import Cache
-from penstock.batching.ensembles.steps import check_flow
+from penstock.batching.ensembles.steps import check_dataflow
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest, InSequence
 from penstock.batching.spec import HookSpec, ModelSpec, SequenceSpec, Step
@@ -904,6 +904,6 @@ class TestWhatDoesNotFit:
         self, inputs: list[str], outputs: list[str], steps: list[Step], text: str
     ) -> None:
         with pytest.raises(InferError) as refused:
-            check_flow("e", inputs, outputs, steps)
+            check_dataflow("e", inputs, outputs, steps)
 
         assert refused.value.message == text

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 from penstock.backends.backend import FREE_ROWS
 from penstock.backends.loading import LOADERS, load_onnx
 from penstock.batching.loading import freeing
-from penstock.batching.loading.freeing import freed
+from penstock.batching.loading.freeing import free_rows
 from penstock.batching.loading.opening import close_model, open_model
 from penstock.batching.spec import ModelSpec
 
@@ -46,7 +46,7 @@ def iris(path: Path, rows: object = 1) -> Path:
 
 
 def is_freed(path: Path) -> bool:
-    spec, backend = freed(ModelSpec("m", 1, path), load_onnx, "cpu", load_onnx(path, "cpu", {}))
+    spec, backend = free_rows(ModelSpec("m", 1, path), load_onnx, "cpu", load_onnx(path, "cpu", {}))
     backend.close()
     return spec.options.get(FREE_ROWS) == "1"
 
@@ -74,7 +74,7 @@ def test_of_the_two_that_were_loaded_the_one_that_is_not_kept_is_closed(axis: in
     def load(path: Path, device: str, options: Mapping[str, str]) -> Any:
         return Closing(load_onnx(path, device, options), "freed" if options.get(FREE_ROWS) else "as it is", closed)
 
-    _, kept = freed(ModelSpec("m", 1, path), load, "cpu", load(path, "cpu", {}))
+    _, kept = free_rows(ModelSpec("m", 1, path), load, "cpu", load(path, "cpu", {}))
 
     assert closed == [closes]
     kept.close()
@@ -88,11 +88,11 @@ def test_a_comparison_that_is_broken_off_closes_what_it_has_loaded(
     def broken(*_: Any) -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(freeing, "obstacle", broken)
+    monkeypatch.setattr(freeing, "sharing_obstacle", broken)
     path = iris(tmp_path / "m.onnx")
 
     with pytest.raises(KeyboardInterrupt):
-        freed(
+        free_rows(
             ModelSpec("m", 1, path), lambda *said: Closing(load_onnx(*said), "freed", closed), "cpu",
             Closing(load_onnx(path, "cpu", {}), "as it is", closed),
         )  # fmt: skip
@@ -127,7 +127,7 @@ def test_a_model_with_rows_of_its_own_is_left_as_it_is(tmp_path: Path) -> None:
     path = iris(tmp_path / "m.onnx", rows="N")
     spec, backend = ModelSpec("m", 1, path), load_onnx(path, "cpu", {})
 
-    assert freed(spec, load, "cpu", backend) == (spec, backend)
+    assert free_rows(spec, load, "cpu", backend) == (spec, backend)
     backend.close()
 
 

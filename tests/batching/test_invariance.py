@@ -23,7 +23,7 @@ from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.engine import Engine
 from penstock.batching.loading import invariance
 from penstock.batching.loading.completion import complete
-from penstock.batching.loading.invariance import Probed, probe, settle
+from penstock.batching.loading.invariance import ProbeResult, probe, set_invariant_size
 from penstock.batching.model import Model
 from penstock.batching.running.batch import Batch
 from penstock.batching.running.execution import run_batch
@@ -77,7 +77,7 @@ def load(folder: Path, name: str, **policy: Any) -> tuple[ModelSpec, Backend]:
 
 def open_settled(folder: Path, name: str, **policy: Any) -> tuple[Model, Backend]:
     spec, backend = load(folder, name, **policy)
-    return Model(settle(spec, [backend]), [backend], lambda *_: None), backend
+    return Model(set_invariant_size(spec, [backend]), [backend], lambda *_: None), backend
 
 
 def answers(model: Model, backend: Backend, arrays: Sequence[Array]) -> list[bytes]:
@@ -97,7 +97,7 @@ def answers(model: Model, backend: Backend, arrays: Sequence[Array]) -> list[byt
 def test_a_model_whose_rows_do_not_meet_holds_at_a_fixed_size(name: str, tmp_path: Path) -> None:
     spec, backend = load(tmp_path, name)
 
-    assert 16 in probe(spec, backend, natural=False).fixed
+    assert 16 in probe(spec, backend, with_natural=False).fixed_sizes
 
 
 @pytest.mark.parametrize("name", ["quantized", "centred", "placed"])
@@ -105,9 +105,9 @@ def test_a_model_whose_rows_depend_on_their_company_or_place_holds_nowhere(name:
     spec, backend = load(tmp_path, name)
     found = probe(spec, backend)
 
-    assert found.fixed == {}
+    assert found.fixed_sizes == {}
     assert found.reason == ""
-    assert found.natural == ()
+    assert found.natural_sizes == ()
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,8 @@ def test_a_model_whose_rows_depend_on_their_company_or_place_holds_nowhere(name:
 def test_what_cannot_be_probed_says_why_and_runs_alone(name: str, reason: str, tmp_path: Path) -> None:
     spec, backend = load(tmp_path, name)
 
-    assert probe(spec, backend) == Probed({}, reason=reason)
-    assert settle(spec, [backend]).policy.cap_rows == 1
+    assert probe(spec, backend) == ProbeResult({}, reason=reason)
+    assert set_invariant_size(spec, [backend]).policy.cap_rows == 1
 
 
 def test_a_model_that_no_drawn_row_suits_says_so() -> None:
@@ -138,9 +138,9 @@ def test_a_model_too_slow_to_be_tried_often_enough_holds_nowhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec, backend = load(tmp_path, "matmul")
-    monkeypatch.setattr(invariance, "PATIENCE_NS", 0)
+    monkeypatch.setattr(invariance, "MAX_TRIALS_NS", 0)
 
-    assert probe(spec, backend, natural=False).fixed == {}
+    assert probe(spec, backend, with_natural=False).fixed_sizes == {}
 
 
 def test_one_row_at_a_time_needs_no_proof(tmp_path: Path) -> None:
@@ -159,12 +159,12 @@ def test_a_size_that_the_model_does_not_run_does_not_hold() -> None:
     spec = ModelSpec("m", 1, Path("m"), policy=BatchPolicy(max_batch_rows=4, invariant=True), signature=signature)
     found = probe(spec, FakeBackend(signature, pairs_only))
 
-    assert (list(found.fixed), found.natural) == ([2], ())
+    assert (list(found.fixed_sizes), found.natural_sizes) == ([2], ())
 
 
 def test_a_fixed_size_becomes_the_only_one_and_larger_requests_are_split(tmp_path: Path) -> None:
     spec, backend = load(tmp_path, "matmul", preferred_rows=(3,))
-    policy = settle(spec, [backend]).policy
+    policy = set_invariant_size(spec, [backend]).policy
     size = policy.max_batch_rows
 
     assert size in {2, 4, 8, 16}
@@ -174,28 +174,28 @@ def test_a_fixed_size_becomes_the_only_one_and_larger_requests_are_split(tmp_pat
 def test_only_allowed_sizes_are_considered(tmp_path: Path) -> None:
     spec, backend = load(tmp_path, "matmul", allowed_rows=(3, 5))
 
-    assert set(probe(spec, backend, natural=False).fixed) <= {3, 5}
-    assert settle(spec, [backend]).policy.max_batch_rows in {3, 5}
+    assert set(probe(spec, backend, with_natural=False).fixed_sizes) <= {3, 5}
+    assert set_invariant_size(spec, [backend]).policy.max_batch_rows in {3, 5}
 
 
 def test_a_batch_is_no_larger_than_its_cap(tmp_path: Path) -> None:
     spec, backend = load(tmp_path, "matmul", cap_rows=3)
 
-    assert set(probe(spec, backend, natural=False).fixed) <= {2, 3}
-    assert settle(spec, [backend]).policy.max_batch_rows in {2, 3}
+    assert set(probe(spec, backend, with_natural=False).fixed_sizes) <= {2, 3}
+    assert set_invariant_size(spec, [backend]).policy.max_batch_rows in {2, 3}
 
 
 def test_who_does_not_ask_for_it_is_left_as_it_is(tmp_path: Path) -> None:
     spec, backend = load(tmp_path, "matmul", invariant=False)
 
-    assert settle(spec, [backend]) is spec
+    assert set_invariant_size(spec, [backend]) is spec
 
 
 def test_what_was_settled_is_one_line_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "penstock.batching")
     for name in ("matmul", "quantized"):
         spec, backend = load(tmp_path, name)
-        settle(spec, [backend])
+        set_invariant_size(spec, [backend])
     shared, alone = (record.getMessage() for record in caplog.records)
 
     assert shared.startswith("model m: every batch runs at ")
@@ -208,7 +208,7 @@ def test_what_was_settled_is_one_line_in_the_log(tmp_path: Path, caplog: pytest.
 
 def test_a_settled_policy_is_completed_to_itself(tmp_path: Path) -> None:
     spec, backend = load(tmp_path, "matmul")
-    settled = settle(spec, [backend])
+    settled = set_invariant_size(spec, [backend])
 
     assert complete(settled, backend.graph).policy == settled.policy
 
@@ -247,7 +247,7 @@ def test_bytes_are_the_same_alone_and_in_whatever_batch(
 async def test_served_together_and_alone_all_have_the_same_bytes(name: str, tmp_path: Path) -> None:
     spec, backend = load(tmp_path, name)
     engine = Engine(asyncio.get_running_loop(), LOADERS)
-    model = await engine.load(settle(spec, [backend]))
+    model = await engine.load(set_invariant_size(spec, [backend]))
     sent = [ROWS[start : start + rows] for start, rows in ((0, 1), (1, 3), (4, 30), (34, 1), (35, 2), (37, 16))]
     if name != "matmul":  # what runs alone is not split either
         sent = [rows[:16] for rows in sent]
@@ -271,18 +271,18 @@ def test_what_was_found_is_said_in_a_line() -> None:
     every = tuple(range(2, 9))
     for found, text in (
         (
-            Probed({8: 1}, every, every),
+            ProbeResult({8: 1}, every, every),
             "invariant in all batches tried: 2 to 8 rows; invariant at a fixed size of 8 rows",
         ),
         (
-            Probed({8: 1, 4: 1}, (2,), every),
+            ProbeResult({8: 1, 4: 1}, (2,), every),
             "invariant only in batches of 2 rows; invariant at a fixed size of 4, 8 rows",
         ),
         (
-            Probed({}, (), every),
+            ProbeResult({}, (), every),
             "not invariant, and at no fixed size tried: with strict invariance, each request would run alone",
         ),
-        (Probed({}, reason="it is so"), "not probed: it is so"),
+        (ProbeResult({}, reason="it is so"), "not probed: it is so"),
     ):
         assert str(found) == text
 
@@ -308,6 +308,6 @@ def test_check_says_what_holds_of_each_model(tmp_path: Path, capsys: pytest.Capt
 
 def test_a_policy_of_another_kind_is_kept(tmp_path: Path) -> None:
     spec, backend = load(tmp_path, "quantized", allowed_rows=(4, 16))
-    policy = settle(spec, [backend]).policy
+    policy = set_invariant_size(spec, [backend]).policy
 
     assert policy == replace(spec.policy, cap_rows=1)

@@ -11,7 +11,7 @@ from penstock.batching.request import InferRequest, InSequence
 from penstock.batching.running.batch import Batch
 from penstock.batching.scheduling.costs import CostModel
 from penstock.batching.scheduling.scheduler import Scheduler
-from penstock.batching.sequences.iterations import Identities
+from penstock.batching.sequences.iterations import SequenceIds
 from penstock.batching.sequences.sequences import Sequences
 from penstock.batching.spec import BatchPolicy, Control, SequenceSpec
 from tests.fakes import fake_model, fake_request
@@ -25,7 +25,7 @@ both = pytest.mark.parametrize("spec", [DIRECT, OLDEST], ids=["direct", "oldest"
 
 
 def scheduler_of(spec: SequenceSpec, rows: int = 2, instances: int = 1, *, remembers: bool = False) -> Scheduler:
-    sequences = Sequences("m", spec, rows, instances, remembers=remembers)
+    sequences = Sequences("m", spec, rows, instances, model_keeps_state=remembers)
     return Scheduler(BatchPolicy(max_batch_rows=rows), CostModel(), 0, instances, sequences)
 
 
@@ -39,10 +39,10 @@ def add(scheduler: Scheduler, sequence: InSequence | None = None, now_ns: int = 
 
 def run(scheduler: Scheduler, *again: InferRequest, now_ns: int = 1, own: tuple[int] | None = None) -> Batch:
     """Run a batch, of which some are to run again."""
-    batch = scheduler.take(now_ns, own=own)
+    batch = scheduler.take(now_ns, pin=own)
     assert batch is not None
     batch.again = again
-    scheduler.finished(batch, now_ns)
+    scheduler.record_ended(batch, now_ns)
     return batch
 
 
@@ -64,9 +64,9 @@ def test_it_runs_again_neither_as_the_first_nor_as_the_last(spec: SequenceSpec) 
     run(scheduler, request, now_ns=5)
 
     assert (request.sequence, request.queue_ns, request.waiting) == (InSequence(7), 5, True)
-    assert (scheduler.live, scheduler.rows) == (1, 1)
+    assert (scheduler.request_count, scheduler.rows) == (1, 1)
     assert run(scheduler).requests == [request]
-    assert (scheduler.live, scheduler.rows, len(scheduler.sequences or "")) == (0, 0, 0)
+    assert (scheduler.request_count, scheduler.rows, len(scheduler.sequences or "")) == (0, 0, 0)
 
 
 @both
@@ -126,7 +126,7 @@ def test_one_that_is_taken_back_between_two_runs_leaves_its_place(spec: Sequence
 
     scheduler.remove(first, 2)
 
-    assert (first.waiting, scheduler.live) == (False, 1)
+    assert (first.waiting, scheduler.request_count) == (False, 1)
     assert run(scheduler).requests == [second]
 
 
@@ -148,14 +148,17 @@ def test_answers_in_order_wait_for_one_that_goes_on() -> None:
     first, second = add(scheduler), add(scheduler)
     run(scheduler, first)
     assert scheduler.ordering is not None
-    assert scheduler.ordering.leave([second]) == []
+    assert scheduler.ordering.record_ended([second]) == []
 
     run(scheduler)
 
-    assert scheduler.ordering.leave([first]) == [first, second]
+    assert scheduler.ordering.record_ended([first]) == [first, second]
 
 
 def test_ids_are_none_of_those_under_way_and_text_where_the_model_takes_text() -> None:
-    assert [Identities({2}, text=False).next().id, Identities({"1"}, text=True).next().id] == [1, "2"]
+    assert [
+        SequenceIds({2}, as_text=False).begin_sequence().id,
+        SequenceIds({"1"}, as_text=True).begin_sequence().id,
+    ] == [1, "2"]
     spec = replace(OLDEST, controls=(Control("c", "corrid", "BYTES"),))
     assert add(scheduler_of(spec)).sequence == InSequence("1", start=True)

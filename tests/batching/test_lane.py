@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.batching.request import InferRequest
-from penstock.batching.scheduling.lane import LOOK_AHEAD, PATIENCE_NS, Lane
+from penstock.batching.scheduling.lane import MAX_SKIPPED, PATIENCE_NS, Lane
 from tests.fakes import fake_model, fake_request
 
 KEY = ((4,),)
@@ -55,10 +55,10 @@ def test_a_limit_of_nothing_takes_one_request_at_a_time() -> None:
 
 
 def test_looking_ahead_ends_after_so_many_that_do_not_fit() -> None:
-    lane, _ = lane_of(2, *[3] * LOOK_AHEAD, 1)
+    lane, _ = lane_of(2, *[3] * MAX_SKIPPED, 1)
 
     assert rows_of(lane.take(4)[0]) == [2]
-    assert lane.live == LOOK_AHEAD + 1
+    assert lane.request_count == MAX_SKIPPED + 1
 
 
 def test_requests_without_rows_ride_along() -> None:
@@ -81,13 +81,13 @@ def test_only_what_stands_in_the_lane_is_waiting() -> None:
     lane.take(1)
 
     assert [request.waiting for request in requests] == [False, False, True]
-    assert lane.live_requests() == requests[2:]
+    assert lane.waiting_requests() == requests[2:]
 
 
 def test_the_tensors_of_removed_requests_are_let_go_while_the_head_stays() -> None:
     lane, _ = lane_of(1)
     kept: list[weakref.ref[object]] = []
-    for _ in range(10 * LOOK_AHEAD):
+    for _ in range(10 * MAX_SKIPPED):
         request = fake_request(MODEL)
         request.inputs = [np.zeros((1, 4), np.float32)]
         kept.append(weakref.ref(request.inputs[0]))
@@ -96,7 +96,7 @@ def test_the_tensors_of_removed_requests_are_let_go_while_the_head_stays() -> No
     del request
     gc.collect()
 
-    assert sum(reference() is not None for reference in kept) <= LOOK_AHEAD + 3
+    assert sum(reference() is not None for reference in kept) <= MAX_SKIPPED + 3
 
 
 def test_the_last_take_leaves_no_removed_request_behind() -> None:
@@ -121,7 +121,7 @@ def test_who_can_no_longer_make_it_steps_aside_and_goes_when_there_is_room() -> 
     lane, (late, first, also_late, second) = lane_with_targets(50, 500, 60, 500)
 
     assert lane.take(2, 100, 10)[0] == [first, second]
-    assert lane.live_requests() == [late, also_late]
+    assert lane.waiting_requests() == [late, also_late]
     assert lane.head() is late
     assert lane.take(2, 100, 10) == ([late, also_late], 2)
 
@@ -145,7 +145,7 @@ def test_who_stepped_aside_is_not_lost_when_another_is_taken_back() -> None:
     lane.remove(third)
 
     assert lane.take(2, 100, 10) == ([second, late], 2)
-    assert (lane.live, lane.rows) == (0, 0)
+    assert (lane.request_count, lane.rows) == (0, 0)
 
 
 def test_a_lane_is_as_urgent_as_its_head_or_as_who_stepped_aside() -> None:
@@ -186,8 +186,8 @@ def test_whatever_happens_rows_are_neither_lost_nor_doubled_and_keep_their_order
             _assert_only_what_did_not_fit_was_passed(waiting, taken, number)
             waiting = [request for request in waiting if request not in taken]
 
-        assert lane.live_requests() == waiting
-        assert (lane.live, lane.rows) == (len(waiting), sum(rows_of(waiting)))
+        assert lane.waiting_requests() == waiting
+        assert (lane.request_count, lane.rows) == (len(waiting), sum(rows_of(waiting)))
         assert lane.head() is (waiting[0] if waiting else None)
 
 
@@ -215,8 +215,8 @@ def test_whoever_steps_aside_none_is_lost_nor_doubled(rounds: list[tuple[list[bo
             assert set(taken) <= set(waiting)
             waiting = [request for request in waiting if request not in taken]
 
-        assert set(lane.live_requests()) == set(waiting)
-        assert (lane.live, lane.rows) == (len(waiting), len(waiting))
+        assert set(lane.waiting_requests()) == set(waiting)
+        assert (lane.request_count, lane.rows) == (len(waiting), len(waiting))
 
 
 def _assert_only_what_did_not_fit_was_passed(
@@ -225,8 +225,8 @@ def _assert_only_what_did_not_fit_was_passed(
     rows = passed = 0
     for request in waiting:
         if request in taken:
-            assert passed < LOOK_AHEAD
+            assert passed < MAX_SKIPPED
             rows += request.rows
         else:
-            assert rows >= limit or rows + request.rows > limit or passed >= LOOK_AHEAD
+            assert rows >= limit or rows + request.rows > limit or passed >= MAX_SKIPPED
             passed += 1

@@ -9,9 +9,9 @@ import pytest
 from penstock.backends.errors import Code, InferError
 from penstock.batching.request import InferRequest, Key
 from penstock.batching.scheduling.costs import CostModel
-from penstock.batching.scheduling.lane import LOOK_AHEAD
-from penstock.batching.scheduling.levels import STARVED_NS, LevelLane, Levels
-from penstock.batching.scheduling.room import Room
+from penstock.batching.scheduling.lane import MAX_SKIPPED
+from penstock.batching.scheduling.levels import STARVATION_NS, LevelLane, Levels
+from penstock.batching.scheduling.queue_limits import QueueLimits
 from penstock.batching.scheduling.scheduler import Scheduler
 from penstock.batching.spec import BatchPolicy, QueuePolicy
 from tests.fakes import fake_model, fake_request
@@ -83,7 +83,7 @@ class TestOrder:
 
     def test_a_batch_looks_past_so_many_that_do_not_fit(self) -> None:
         scheduler = scheduler_of()
-        first, *_ = [add(scheduler, 2, rows) for rows in (2, *[7] * (LOOK_AHEAD - 1))]
+        first, *_ = [add(scheduler, 2, rows) for rows in (2, *[7] * (MAX_SKIPPED - 1))]
         fits = add(scheduler, 3)
 
         assert taken(scheduler) == [first, fits]
@@ -105,16 +105,16 @@ class TestNobodyStarves:
     def test_who_has_waited_long_goes_first_and_takes_one_place_of_a_batch(self) -> None:
         scheduler = scheduler_of(max_batch_rows=2)
         starved = [add(scheduler, 3, now_ns=at) for at in (1, 2)]
-        high = [add(scheduler, 1, now_ns=STARVED_NS) for _ in range(4)]
+        high = [add(scheduler, 1, now_ns=STARVATION_NS) for _ in range(4)]
 
-        assert [taken(scheduler, STARVED_NS) for _ in range(1)] == [high[:2]]
-        assert [taken(scheduler, STARVED_NS + 5) for _ in range(2)] == [[starved[0], high[2]], [starved[1], high[3]]]
+        assert [taken(scheduler, STARVATION_NS) for _ in range(1)] == [high[:2]]
+        assert [taken(scheduler, STARVATION_NS + 5) for _ in range(2)] == [[starved[0], high[2]], [starved[1], high[3]]]
 
     def test_its_lane_goes_first(self) -> None:
         scheduler = scheduler_of()
         starved, high = add(scheduler, 3, key=A, now_ns=1), add(scheduler, 1, key=B, now_ns=2)
 
-        assert [taken(scheduler, STARVED_NS + 1), taken(scheduler, STARVED_NS + 1)] == [[starved], [high]]
+        assert [taken(scheduler, STARVATION_NS + 1), taken(scheduler, STARVATION_NS + 1)] == [[starved], [high]]
 
 
 class TestTimeouts:
@@ -154,7 +154,7 @@ class TestTimeouts:
         scheduler.expire(10)
         scheduler.remove(delayed)
 
-        assert (scheduler.live, scheduler.rows, taken(scheduler, 20)) == (0, 0, [])
+        assert (scheduler.request_count, scheduler.rows, taken(scheduler, 20)) == (0, 0, [])
 
 
 class Slow(CostModel):
@@ -209,7 +209,7 @@ class TestAtTheDoor:
         for _ in range(64):
             add(scheduler, 3)
 
-        assert scheduler.late(1, 1) is None
+        assert scheduler.late_error(1, 1) is None
 
     def test_one_that_can_no_longer_make_its_target_gives_way_in_its_level(self) -> None:
         scheduler = scheduler_of(max_batch_rows=1)
@@ -236,17 +236,17 @@ class TestPlaces:
             with pytest.raises(InferError, match="Exceeds maximum queue size") as caught:
                 add(scheduler, priority)
             assert caught.value.code is Code.OVERLOADED
-        assert not scheduler.full()
+        assert not scheduler.is_full()
 
     @pytest.mark.parametrize("levels", [0, 1])
     def test_with_one_level_it_is_known_before_decoding_that_it_is_full(self, levels: int) -> None:
         scheduler = scheduler_of(
             priority_levels=levels, default_priority=levels, timeout_delays=True, max_queue_requests=2
         )
-        seen = [scheduler.full()]
+        seen = [scheduler.is_full()]
         for _ in range(2):
             add(scheduler)
-            seen.append(scheduler.full())
+            seen.append(scheduler.is_full())
 
         assert seen == [False, False, True]
 
@@ -256,11 +256,11 @@ class TestPlaces:
         for priority in (3, 2, 1):
             for _ in range(4 if priority == 3 else 2):
                 add(scheduler, priority)
-            assert not scheduler.full()
+            assert not scheduler.is_full()
         for _ in range(2):
             add(scheduler, 1)
 
-        assert scheduler.full()
+        assert scheduler.is_full()
         for priority in (1, 2, 3):
             with pytest.raises(InferError, match="Exceeds maximum queue size"):
                 add(scheduler, priority)
@@ -274,7 +274,7 @@ class TestPlaces:
 
         with pytest.raises(InferError, match="Exceeds maximum queue size"):
             add(scheduler, 984)
-        assert scheduler.live == 16
+        assert scheduler.request_count == 16
         taken(scheduler)
         add(scheduler, 984)
 
@@ -312,7 +312,7 @@ class TestPlaces:
 
 def test_a_lane_keeps_a_line_only_where_somebody_waits() -> None:
     policy = BatchPolicy(priority_levels=2**64 - 1, default_priority=1)
-    levels = Levels(policy, Room(policy))
+    levels = Levels(policy, QueueLimits(policy))
     lane = LevelLane(A, levels)
     for level in range(1, 1000):
         request = fake_request(MODEL)
@@ -320,7 +320,7 @@ def test_a_lane_keeps_a_line_only_where_somebody_waits() -> None:
         lane.add(request)
         lane.take(8)
 
-    assert (lane.live, lane._lines, lane._sorted, levels._waiting) == (0, {}, [], {})
+    assert (lane.request_count, lane._queues, lane._sorted_levels, levels._totals) == (0, {}, [], {})
 
 
 class TestHolding:

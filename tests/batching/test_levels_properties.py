@@ -13,10 +13,10 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.request import InferRequest, Key
 from penstock.batching.running.batch import Batch
 from penstock.batching.scheduling.costs import CostModel
-from penstock.batching.scheduling.levels import STARVED_NS
-from penstock.batching.scheduling.preferred import walk
+from penstock.batching.scheduling.levels import STARVATION_NS
+from penstock.batching.scheduling.preferred_sizes import find_prefix
 from penstock.batching.scheduling.scheduler import Scheduler
-from penstock.batching.scheduling.timeouts import due_ns, level_of
+from penstock.batching.scheduling.timeouts import level_of, queue_deadline_ns
 from penstock.batching.spec import BatchPolicy, QueuePolicy
 from tests.fakes import fake_model, fake_request
 
@@ -79,7 +79,7 @@ class PolicyMachine(RuleBasedStateMachine):
         request = fake_request(MODEL, min(rows, self.policy.max_batch_rows or 1), key)
         request.start_ns = request.queue_ns = self.now_ns
         request.priority = priority
-        request.deadline_ns = due_ns(self.now_ns, timeout_us, self.policy, 0, priority)
+        request.deadline_ns = queue_deadline_ns(self.now_ns, timeout_us, self.policy, 0, priority)
         level = level_of(self.policy, priority)
         own = self._own(level)
         assert bool(request.deadline_ns) == bool(own.default_timeout_us or (own.allow_timeout_override and timeout_us))
@@ -112,7 +112,7 @@ class PolicyMachine(RuleBasedStateMachine):
             assert not any(self._goes(key) for key in (A, B))
             return
         self._check(batch)
-        self.scheduler.finished(batch, self.now_ns)
+        self.scheduler.record_ended(batch, self.now_ns)
         for request in batch.requests:
             assert not request.waiting
             self.waiting.remove(request)
@@ -131,16 +131,16 @@ class PolicyMachine(RuleBasedStateMachine):
         line = self._line(key)
         if not line:
             return 0
-        seen = walk(
+        seen = find_prefix(
             [request.rows for request in line],
             self.policy.preferred_rows or (self.policy.max_batch_rows or 1,),
             self.policy.max_batch_rows or 1,
         )
         delay_ns = self.policy.max_queue_delay_us * 1000
         over = self.now_ns - min(request.queue_ns for request in line) >= delay_ns
-        if seen.marked and not (over and delay_ns):
-            return seen.marked
-        return seen.walked if over or seen.complete else 0
+        if seen.preferred_rows and not (over and delay_ns):
+            return seen.preferred_rows
+        return seen.fitting_rows if over or seen.complete else 0
 
     def _check(self, batch: Batch) -> None:
         line = self._line(batch.key)
@@ -193,15 +193,15 @@ class PolicyMachine(RuleBasedStateMachine):
     @invariant()
     def it_counts_what_waits(self) -> None:
         assert self.scheduler.rows == sum(request.rows for request in self.waiting)
-        assert self.scheduler.live == len(self.waiting)
+        assert self.scheduler.request_count == len(self.waiting)
         assert all(request.waiting for request in self.waiting)
         if self.scheduler.levels is not None:
             by_level = sorted(self.waiting, key=lambda request: request.priority)
             for level, group in groupby(by_level, key=lambda request: request.priority):
                 each = list(group)
                 rows, nbytes = sum(request.rows for request in each), sum(request.nbytes for request in each)
-                assert self.scheduler.levels._waiting[level] == (len(each), rows, nbytes)
-            assert len(self.scheduler.levels._waiting) == len({request.priority for request in self.waiting})
+                assert self.scheduler.levels._totals[level] == (len(each), rows, nbytes)
+            assert len(self.scheduler.levels._totals) == len({request.priority for request in self.waiting})
 
     @invariant()
     def the_alarm_is_never_late(self) -> None:
@@ -221,7 +221,7 @@ class PolicyMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "scheduler"):
             assert {*self.scheduler.drain()} == {*self.waiting}
-            assert (self.scheduler.rows, self.scheduler.live, self.scheduler.nbytes) == (0, 0, 0)
+            assert (self.scheduler.rows, self.scheduler.request_count, self.scheduler.nbytes) == (0, 0, 0)
 
 
 TestWhateverHappens = PolicyMachine.TestCase
@@ -258,8 +258,8 @@ def test_nobody_starves_however_many_of_a_higher_level_keep_coming(
     for key, priority in before:
         arrive(key, priority)
     victim = arrive(B, 3)
-    now_ns += STARVED_NS
-    takes_left = scheduler.live
+    now_ns += STARVATION_NS
+    takes_left = scheduler.request_count
     while victim.waiting:
         assert takes_left > 0
         for key, priority in coming[takes_left % len(coming)]:

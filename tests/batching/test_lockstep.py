@@ -100,7 +100,7 @@ class World:
 
     def _happen(self, what: Any) -> None:
         if isinstance(what, Batch):
-            self.scheduler.finished(what, self.now_ns)
+            self.scheduler.record_ended(what, self.now_ns)
             self.scheduler.learn(what.key, what.rows, self.now_ns - what.exec_start_ns, self.now_ns)
             self._running, self._idle_ns = None, self.now_ns
             for request in what.requests:
@@ -125,7 +125,7 @@ class World:
             return
         batch = self.scheduler.take(self.now_ns)
         if batch is None:
-            if self.scheduler.live:
+            if self.scheduler.request_count:
                 due_ns = self.scheduler.due_ns(self.now_ns)
                 assert due_ns > self.now_ns
                 self.come(due_ns, None)
@@ -140,7 +140,7 @@ class World:
 
 def by_halves(world: World) -> World:
     """Have a World in which nobody is ever waited for, all else being alike."""
-    world.scheduler.sizing.step.forbid()
+    world.scheduler.sizing.lockstep.disable()
     return world
 
 
@@ -246,8 +246,8 @@ def test_clients_whose_timeout_is_far_away_share_one_batch_too(wanted: str) -> N
 def test_a_server_that_stops_waits_for_nobody() -> None:
     world = World(from_memory, 16)
     world.go_on(1000)
-    assert world.scheduler.sizing.holds
-    world.scheduler.hurry(world.now_ns, last=False)
+    assert world.scheduler.sizing.may_hold
+    world.scheduler.expedite(world.now_ns, last=False)
     world.held_ns = 0
     world.go_on(500)
     assert world.held_ns == 0
@@ -303,7 +303,7 @@ def test_who_comes_while_all_others_run_is_not_taken_before_they_are_back() -> N
     world = World(from_memory, 16)
     world.go_on(1000)
     scheduler = world.scheduler
-    while not (scheduler.live == 0 and world.batches[-1] == 16):
+    while not (scheduler.request_count == 0 and world.batches[-1] == 16):
         world.go_on(0.1)
     scheduler.add(world.request(16))
     assert scheduler.next_lane(world.now_ns) is None
@@ -321,13 +321,13 @@ def test_requests_without_rows_are_taken_one_after_another(pattern: list[int]) -
         batch = scheduler.take(world.now_ns)
         assert batch is not None
         world.now_ns += int(from_memory(batch.rows))
-        scheduler.finished(batch, world.now_ns)
+        scheduler.record_ended(batch, world.now_ns)
 
 
 def test_nobody_is_waited_for_who_finds_no_room_in_the_batch() -> None:
     world = World(from_memory, 60)
     world.go_on(1000)
-    assert world.scheduler.sizing.step.together
+    assert world.scheduler.sizing.lockstep.together
     for client in range(100, 106):
         world.come(world.now_ns + MS / 2, client)
     world.go_on(1)
@@ -340,10 +340,10 @@ def test_nobody_is_waited_for_who_finds_no_room_in_the_batch() -> None:
 def test_a_model_that_the_loop_runs_by_now_waits_for_nobody() -> None:
     world = World(from_memory, 16)
     world.go_on(1000)
-    assert world.scheduler.sizing.step.together
+    assert world.scheduler.sizing.lockstep.together
     world.scheduler.sizing.fast_ns = 1 << 62
     world.go_on(1000)
-    assert not world.scheduler.sizing.step.together
+    assert not world.scheduler.sizing.lockstep.together
 
 
 def test_a_trial_in_vain_is_not_made_again_and_again() -> None:
@@ -365,7 +365,7 @@ def test_clients_in_lock_step_whose_requests_have_a_timeout_go_by_halves() -> No
 @pytest.mark.parametrize("wanted", ["deadline_ns", "target_ns"])
 def test_who_has_little_time_is_not_waited_with_after_a_trial_of_halves(wanted: str) -> None:
     world = World(from_memory, 16)
-    step = world.scheduler.sizing.step
+    step = world.scheduler.sizing.lockstep
     world.go_on(1000)
     while step.together:
         world.go_on(1)
@@ -387,4 +387,4 @@ def test_who_had_little_time_is_forgotten_later() -> None:
     before = world.held_ns
     world.go_on(15_000)
     assert before == 0
-    assert world.scheduler.sizing.step.together
+    assert world.scheduler.sizing.lockstep.together

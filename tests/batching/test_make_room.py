@@ -44,7 +44,7 @@ class TwiceSink(ListSink):
             return
         for request in 2 * list(requests):
             try:
-                if request.model.scheduler.full():
+                if request.model.scheduler.is_full():
                     engine.make_room(request.model)
                 engine.submit(fake_request(request.model, sink=self))
             except InferError:

@@ -22,7 +22,7 @@ from penstock.batching.devices.placement import spread
 from penstock.batching.engine import Engine
 from penstock.batching.loading import counting, opening
 from penstock.batching.loading.counting import GPU_MEMORY, Split, Trials, count_instances
-from penstock.batching.loading.run_sizes import SIZES
+from penstock.batching.loading.run_sizes import SIZES_OPTION
 from penstock.batching.model import Model
 from penstock.batching.request import InSequence, Terms
 from penstock.batching.running import instance
@@ -154,13 +154,13 @@ class TestSessions:
     async def test_what_a_model_may_take_of_a_gpu_is_divided_among_them(self) -> None:
         spec = replace(SPEC, options={GPU_MEMORY: "900"}, instances=(InstanceGroup(3, ("cuda:0",)), *GPU[:0]))
 
-        assert opening.options_on(spec, "cuda:0") == {GPU_MEMORY: "300"}
-        assert opening.options_on(replace(spec, instances=GPU), "cuda:0") == {GPU_MEMORY: "900"}
-        assert opening.options_on(SPEC, "cuda:0") == {}
+        assert opening.session_options(spec, "cuda:0") == {GPU_MEMORY: "300"}
+        assert opening.session_options(replace(spec, instances=GPU), "cuda:0") == {GPU_MEMORY: "900"}
+        assert opening.session_options(SPEC, "cuda:0") == {}
 
     async def test_what_is_measured_to_choose_their_number_has_as_many(self, monkeypatch: pytest.MonkeyPatch) -> None:
         rates = iter([100.0, 190.0, 191.0])
-        monkeypatch.setattr(counting, "together", lambda runs: [run() for run in runs] and [next(rates)])
+        monkeypatch.setattr(counting, "run_concurrently", lambda runs: [run() for run in runs] and [next(rates)])
         loads = Loads()
         split, backends, tried = count_instances(
             SPEC, "cuda:0", lambda threads: loads(SPEC.path, "cuda:0", {}), threads=None
@@ -174,18 +174,18 @@ class TestSessions:
     async def test_one_more_that_does_not_fit_is_not_chosen(self, monkeypatch: pytest.MonkeyPatch) -> None:
         loads = Loads()
         loads.errors = [None, InferError(Code.OVERLOADED, "it does not fit the device")]
-        monkeypatch.setattr(counting.together, "__defaults__", (0,))
+        monkeypatch.setattr(counting.run_concurrently, "__defaults__", (0,))
         split, backends, _ = count_instances(SPEC, "cuda:0", lambda _: loads(SPEC.path, "cuda:0", {}), threads=None)
 
         assert (split, len(backends)) == (Split(1), 1)
 
     async def test_memory_is_the_devices_where_a_session_says_what_it_takes(self) -> None:
         loads = Loads()
-        trials = Trials(SPEC, lambda _: loads(SPEC.path, "cuda:0", {}), 0, apart=True)
+        trials = Trials(SPEC, lambda _: loads(SPEC.path, "cuda:0", {}), 0, own_sessions=True)
         for stream in loads.streams:
             stream.device_bytes = 7
 
-        assert trials._grown_bytes() == 7
+        assert trials._memory_growth_bytes() == 7
         trials.close()
 
 
@@ -202,7 +202,7 @@ class TestBeforeItIsReady:
         ("policy", "options", "sizes"),
         [
             (BatchPolicy(max_batch_rows=6, allowed_rows=(3, 6)), {}, [6, 3]),
-            (BatchPolicy(max_batch_rows=6), {SIZES: "1,5,6,8"}, [6, 5, 1]),
+            (BatchPolicy(max_batch_rows=6), {SIZES_OPTION: "1,5,6,8"}, [6, 5, 1]),
         ],
     )
     async def test_the_sizes_are_those_that_were_said(
@@ -273,7 +273,7 @@ class TestBeforeItIsReady:
             assert ran == [("m/1#0", 2)] * 2
 
     async def test_it_rests_when_nothing_comes(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(instance, "REST_S", 0.0)
+        monkeypatch.setattr(instance, "IDLE_RELEASE_S", 0.0)
         loads = Loads(kind=PreparableBinding)
         async with served(loads):
             (stream,) = loads.streams

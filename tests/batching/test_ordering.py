@@ -42,27 +42,27 @@ def test_whatever_ends_or_goes_when_those_left_are_a_prefix_of_those_that_came(
         if step == "enter":
             came.append(fake_request(MODEL))
             under_way.append(came[-1])
-            ordering.enter(came[-1])
+            ordering.add(came[-1])
         elif step == "stray":
             strays += 1
             stray = fake_request(MODEL)
-            assert ordering.leave([stray]) == [stray]
+            assert ordering.record_ended([stray]) == [stray]
         elif under_way and positions:
             chosen = list(dict.fromkeys(under_way[each % len(under_way)] for each in positions))
             under_way = [each for each in under_way if each not in chosen]
             if step == "end":
-                out += ordering.leave(chosen)
+                out += ordering.record_ended(chosen)
             else:
                 dropped.update(chosen)
                 for each in chosen:
-                    out += ordering.drop(each)
+                    out += ordering.discard(each)
         left = [each for each in came if each not in dropped]
         assert out == left[: len(out)]
         assert len(out) == len(left) or left[len(out)] in under_way
-        kept = set(ordering._line)
+        kept = set(ordering._queue)
         assert kept - dropped == {*left[len(out) :]}
         assert kept == ordering._states.keys()
-    out += ordering.leave(under_way)
+    out += ordering.record_ended(under_way)
     assert out == [each for each in came if each not in dropped]
 
 

@@ -23,7 +23,7 @@ from penstock.batching.running import outside as running
 from penstock.batching.running.batch import Batch, parted
 from penstock.batching.running.outside import Outside, Takes
 from penstock.batching.running.outsides import OpenedVersion, complete_outside
-from penstock.batching.scheduling.admission import request_for
+from penstock.batching.scheduling.request_checks import make_request
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec, Resource, SequenceSpec
 from penstock.batching.stream import StreamedAnswer, stream
 
@@ -206,7 +206,7 @@ class Ledger:
 async def submit_all(engine: Engine, model: Model, count: int, ledger: Ledger) -> None:
     ledger.expected = count
     for number in range(count):
-        request = request_for(model, x(number))
+        request = make_request(model, x(number))
         request.id, request.sink = str(number), ledger
         engine.submit(request)
         if number % 7 == 0:
@@ -219,7 +219,7 @@ async def submit_sequences(engine: Engine, model: Model, ledger: Ledger) -> None
     ledger.expected = 40
     for step in range(5):
         for sequence in range(1, 9) if step % 2 == 0 else range(8, 0, -1):
-            request = request_for(model, x(10 * sequence + step))
+            request = make_request(model, x(10 * sequence + step))
             request.id, request.sink = str(10 * sequence + step), ledger
             request.sequence = InSequence(sequence, step == 0, step == 4)
             engine.submit(request)
@@ -389,7 +389,7 @@ def test_one_that_is_to_run_again_may_be_taken_back() -> None:
 
     async def scene(engine: Engine, model: Model) -> None:
         ledger.expected = 1
-        requests = [request_for(model, x(number)) for number in range(2)]
+        requests = [make_request(model, x(number)) for number in range(2)]
         for number, request in enumerate(requests):
             request.id, request.sink = str(number), ledger
             engine.submit(request)
@@ -485,7 +485,7 @@ def test_several_answers_come_after_the_batch_and_count_until_the_last() -> None
     outside = Elsewhere(lambda: "late")
 
     async def scene(engine: Engine, model: Model) -> None:
-        request = request_for(model, x(5))
+        request = make_request(model, x(5))
         with stream(engine, request) as answers:
             found = [await answers.next(), await answers.next()]
         assert [float(told.outputs["y"][0, 0]) for told in found if told is not None] == [5]
@@ -498,7 +498,7 @@ def test_who_takes_no_more_answers_is_told_of() -> None:
     outside = Elsewhere(lambda: "late")
 
     async def scene(engine: Engine, model: Model) -> None:
-        request = request_for(model, x(5))
+        request = make_request(model, x(5))
         request.id = "gone"
         with stream(engine, request) as answers:
             asked = asyncio.ensure_future(answers.next())

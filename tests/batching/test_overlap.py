@@ -98,7 +98,7 @@ class Simulated:
 
     def run(self) -> None:
         now_ns, running = 0, None
-        while running is not None or self._came < len(self.arrivals) or self.scheduler.live:
+        while running is not None or self._came < len(self.arrivals) or self.scheduler.request_count:
             self._come(now_ns)
             if running is None:
                 running = self._take(now_ns, 0)
@@ -129,9 +129,9 @@ class Simulated:
         looks = [now_ns, *(each for each in self.arrivals if now_ns < each < take_ns), max(take_ns, now_ns)]
         for look_ns in looks:
             self._come(look_ns)
-            full = self.scheduler.lacking_rows(look_ns) <= 0
+            full = self.scheduler.free_batch_rows(look_ns) <= 0
             over = look_ns >= running.ended
-            step = next_step(look_ns, take_ns, over=over, waiting=self.scheduler.live > 0, full=full)
+            step = next_step(look_ns, take_ns, over=over, waiting=self.scheduler.request_count > 0, full=full)
             if step is NextAction.TAKE:
                 return self._take(look_ns, running.ended)
             if step is NextAction.END:
@@ -328,7 +328,7 @@ class TestTwoOnTheDevice:
 
             def wake() -> None:
                 if threading.current_thread().name == "m/1#0":
-                    woken.append(house.model.scheduler.live)
+                    woken.append(house.model.scheduler.request_count)
                 wake_one()
 
             monkeypatch.setattr(house.model, "wake_one", wake)
@@ -653,7 +653,7 @@ class TestLedger:
             told = ends(requests)
 
             assert house.finished.empty()
-            assert house.model.scheduler.live == 0
+            assert house.model.scheduler.request_count == 0
         # the second is the end of who comes after the device was lost so often that it is left alone for a while
         lost = ("CUDA failure 700", "model 'm' lost its device: CUDA failure 700")
         for value, end in zip(values, told, strict=True):

@@ -85,7 +85,7 @@ async def test_where_choosing_a_batch_fails_what_waits_is_told_and_the_next_is_s
         assert errors == [(Code.INTERNAL, "model 'broken': the request could not be scheduled")] * len(errors)
         assert errors
         assert beside.error is None
-        assert (broken.inflight, broken.scheduler.live) == (0, 0)
+        assert (broken.inflight, broken.scheduler.request_count) == (0, 0)
         assert await served(house, broken)
         assert "the next one goes well" in caplog.text
 
@@ -110,13 +110,13 @@ async def test_who_cannot_be_put_in_the_queue_is_told_and_those_behind_it_are_se
         model = await house.load()
         house.come(model)
         came = [house.come(model) for _ in range(3)]
-        fails_once(arrivals, "add_together", monkeypatch)
+        fails_once(arrivals, "enqueue_all", monkeypatch)
         fails_once(model.scheduler, "add", monkeypatch)
 
         await house.sink.holds(5)
 
         assert [request.error.code if request.error else None for request in came] == [Code.INTERNAL, None, None]
-        assert (model.inflight, model.scheduler.live) == (0, 0)
+        assert (model.inflight, model.scheduler.request_count) == (0, 0)
         assert await served(house, model)
         assert "could not be queued" in caplog.text
 
@@ -142,7 +142,7 @@ def test_where_choosing_the_batch_that_follows_fails_the_one_on_the_device_is_de
         (running,) = house.put(1)
         stream.wait_begun()
         (told,) = house.put(2)
-        fails_once(house.model.scheduler, "lacking_rows", monkeypatch)
+        fails_once(house.model.scheduler, "free_batch_rows", monkeypatch)
         assert house.next().requests == [told]
         stream.let_end()
 
@@ -240,14 +240,14 @@ async def test_a_batch_whose_turn_could_not_be_ended_is_told_and_the_next_is_ser
         fails_once(Attempts, "went_well", monkeypatch)
 
         assert await served(house, model), "it had run by then"
-        fails_once(homes, "execute_at", monkeypatch)
+        fails_once(homes, "execute_at_home", monkeypatch)
         before = len(house.sink.requests)
         taken = house.come(model)
         await house.sink.holds(before + 1)
 
         assert taken.error is not None
         assert (taken.error.code, taken.outputs) == (Code.INTERNAL, None)
-        assert (model.inflight, model.scheduler.live) == (0, 0)
+        assert (model.inflight, model.scheduler.request_count) == (0, 0)
         assert await served(house, model)
         assert caplog.text.count("could not be completed") == 2
 
@@ -266,7 +266,7 @@ async def test_a_batch_that_could_not_be_searched_is_told_and_the_next_is_served
 
         assert taken.error is not None
         assert taken.error.code is Code.INTERNAL
-        assert (model.inflight, model.scheduler.live) == (0, 0)
+        assert (model.inflight, model.scheduler.request_count) == (0, 0)
         assert await served(house, model)
         assert "could not be completed" in caplog.text
 
@@ -379,7 +379,9 @@ async def two_steps() -> AsyncIterator[tuple[ensembles.House, Model]]:
         yield house, await house.engine.load(ensemble_spec("all", "in", "mid out", first, second))
 
 
-@pytest.mark.parametrize(("of", "name", "others"), [(Passage, "put", 1), (Passage, "inputs", 1), (Engine, "submit", 0)])
+@pytest.mark.parametrize(
+    ("of", "name", "others"), [(Passage, "store_outputs", 1), (Passage, "take_inputs", 1), (Engine, "submit", 0)]
+)
 async def test_a_step_that_could_not_be_followed_ends_its_own_request_and_no_other(
     of: type, name: str, others: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -402,7 +404,9 @@ async def test_a_step_that_could_not_be_followed_ends_its_own_request_and_no_oth
         assert "the next one goes well" in caplog.text
 
 
-@pytest.mark.parametrize(("of", "name"), [(Passage, "stamps"), (ModelStatistics, "record_alone"), (Ensemble, "leave")])
+@pytest.mark.parametrize(
+    ("of", "name"), [(Passage, "stamps"), (ModelStatistics, "record_alone"), (Ensemble, "release_links")]
+)
 async def test_a_request_of_an_ensemble_that_could_not_be_counted_is_answered_all_the_same(
     of: type, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -427,7 +431,7 @@ async def test_a_request_of_an_ensemble_whose_failure_could_not_be_counted_is_to
         house.gates["one"].close()
         requests = [house.submit("all", value) for value in (1, 2)]
         await house.gates["one"].entered()
-        fails_once(Passage, "put", monkeypatch)
+        fails_once(Passage, "store_outputs", monkeypatch)
         fails_once(model.statistics, "record_failure", monkeypatch)
         house.gates["one"].open()
 
@@ -454,7 +458,7 @@ async def test_a_request_of_an_ensemble_that_could_not_be_begun_is_refused_and_l
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with two_steps() as (house, model):
-        fails_once(Ensembles, "_go", monkeypatch)
+        fails_once(Ensembles, "_advance", monkeypatch)
 
         with pytest.raises(InferError, match="in ensemble 'all', the request could not be continued"):
             house.submit("all", 1)

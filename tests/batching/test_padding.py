@@ -24,7 +24,7 @@ from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
 from penstock.batching.running.batch import Batch
 from penstock.batching.running.execution import run_batch
-from penstock.batching.scheduling.admission import admit
+from penstock.batching.scheduling.request_checks import check_shapes
 from penstock.batching.shapes.padding import Padding, bucket
 from penstock.batching.spec import BatchPolicy, ModelSpec, PaddedAxis
 from penstock.perf.padding import masked
@@ -73,7 +73,7 @@ def model_of(
 
 def request_of(model: Model, *inputs: Array | None) -> InferRequest:
     shapes = [None if array is None else array.shape for array in inputs]
-    rows, key = admit(model.name, model.signature, model.request_rows, shapes, model.padding)
+    rows, key = check_shapes(model.name, model.signature, model.request_rows, shapes, model.padding)
     return InferRequest(model, list(inputs), rows, key, model.all_outputs, NoSink())
 
 

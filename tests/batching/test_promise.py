@@ -13,7 +13,7 @@ from penstock.batching.request import Key
 from penstock.batching.running.batch import Batch
 from penstock.batching.scheduling.costs import CostModel
 from penstock.batching.scheduling.lane import Lane
-from penstock.batching.scheduling.promise import MOST, PROBE_NS, QUANTILE, Margin, Promises
+from penstock.batching.scheduling.promise import MAX_MARGIN_SHARE, PROBE_NS, QUANTILE, Margin, Promises
 from tests.fakes import fake_model, fake_request
 
 KEY = ((4,),)
@@ -26,7 +26,7 @@ def promises_of(instances: int = 1) -> tuple[Promises, Lane]:
     """Promises for one Lane whose batches of 8 rows take 1 ms."""
     lanes: dict[Key, Lane] = {KEY: Lane(KEY)}
     lane = lanes[KEY]
-    lane.full_rows, lane.full_ns, lane.full_p95_ns = 8, float(MS), float(MS)
+    lane.full_batch_rows, lane.full_batch_ns, lane.full_batch_p95_ns = 8, float(MS), float(MS)
     costs = CostModel()
     costs.observe(KEY, 8, MS, 1)
     return Promises(lanes, costs, instances), lane
@@ -55,7 +55,7 @@ class TestMargin:
         for each in late:
             margin.observe(each, target_ns)
 
-            assert 0 <= margin.ns <= target_ns * MOST
+            assert 0 <= margin.ns <= target_ns * MAX_MARGIN_SHARE
 
     @settings(max_examples=20, deadline=None)
     @given(st.integers(0, 2**32), st.sampled_from((1_000, 100_000, 1_000_000)), st.booleans())
@@ -103,28 +103,28 @@ class TestWhatWasPromised:
 
     def test_what_is_left_of_the_run_under_way_comes_first(self) -> None:
         promises, lane = promises_of()
-        promises.took(batch_of(0), 0)
+        promises.record_taken(batch_of(0), 0)
 
         assert [promised_ns(promises, lane, now_ns) for now_ns in (0, MS // 4, MS)] == [2 * MS, 7 * MS // 4, MS]
 
     def test_a_run_that_is_late_is_taken_to_go_on_for_as_long_again(self) -> None:
         promises, lane = promises_of()
-        promises.took(batch_of(0), 0)
+        promises.record_taken(batch_of(0), 0)
 
         assert promised_ns(promises, lane, 41 * MS) == 41 * MS
 
     def test_one_late_run_holds_up_nobody_while_another_instance_is_in_time(self) -> None:
         promises, lane = promises_of(instances=2)
-        promises.took(batch_of(0), 0)
-        promises.took(batch_of(40 * MS), 40 * MS)
+        promises.record_taken(batch_of(0), 0)
+        promises.record_taken(batch_of(40 * MS), 40 * MS)
 
         assert promised_ns(promises, lane, 41 * MS) == MS
 
     def test_a_run_that_has_ended_does_not_count(self) -> None:
         promises, lane = promises_of()
         batch = batch_of(0, 50 * MS)
-        promises.took(batch, 0)
-        promises.ended(batch, MS, waiting=False)
+        promises.record_taken(batch, 0)
+        promises.record_ended(batch, MS, has_waiting=False)
 
         assert promised_ns(promises, lane, MS) == MS
 
@@ -133,13 +133,13 @@ class TestWhatWasPromised:
         promises, lane = promises_of()
         for _ in range(waiting):
             lane.add(fake_request(MODEL))
-        promises.reckon(lane)
+        promises.update_backlog(lane)
 
         assert promised_ns(promises, lane) == batches * MS
 
     def test_an_idle_instance_beside_a_busy_one_begins_at_once(self) -> None:
         promises, lane = promises_of(instances=2)
-        promises.took(batch_of(0, 50 * MS), 0)
+        promises.record_taken(batch_of(0, 50 * MS), 0)
 
         assert promised_ns(promises, lane) == MS
 
@@ -148,47 +148,47 @@ class TestWhatWasPromised:
         now_ns = 0
         for _ in range(200):
             batch = batch_of(now_ns)
-            promises.took(batch, now_ns)
-            promises.ended(batch, now_ns + MS, waiting=True)
+            promises.record_taken(batch, now_ns)
+            promises.record_ended(batch, now_ns + MS, has_waiting=True)
             now_ns += MS + 300_000
 
-        assert promises.between_ns == pytest.approx(300_000, rel=0.05)
-        promises.took(batch_of(now_ns), now_ns)
+        assert promises.gap_ns == pytest.approx(300_000, rel=0.05)
+        promises.record_taken(batch_of(now_ns), now_ns)
         assert promised_ns(promises, lane, now_ns) == pytest.approx(2.3 * MS, rel=0.01)
 
     def test_the_time_that_nothing_waits_is_not_between_batches(self) -> None:
         promises, _ = promises_of()
         for now_ns in range(0, 100 * MS, 10 * MS):
             batch = batch_of(now_ns)
-            promises.took(batch, now_ns)
-            promises.ended(batch, now_ns + MS, waiting=False)
+            promises.record_taken(batch, now_ns)
+            promises.record_ended(batch, now_ns + MS, has_waiting=False)
 
-        assert promises.between_ns == 0
+        assert promises.gap_ns == 0
 
     def test_a_clock_read_before_the_end_of_a_batch_makes_no_time_negative(self) -> None:
         promises, _ = promises_of()
         for now_ns in range(0, 100 * MS, MS):
             batch = batch_of(now_ns)
-            promises.took(batch, now_ns)
-            promises.ended(batch, now_ns + 2 * MS, waiting=True)
+            promises.record_taken(batch, now_ns)
+            promises.record_ended(batch, now_ns + 2 * MS, has_waiting=True)
 
-        assert promises.between_ns == 0
+        assert promises.gap_ns == 0
 
     @given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=40))
     def test_what_waits_is_the_sum_over_the_lanes(self, steps: list[tuple[int, bool]]) -> None:
         promises, _ = promises_of()
         lanes = [Lane(((width,),)) for width in range(3)]
         for lane in lanes:
-            lane.full_rows, lane.full_ns = 4, 1_000.0 * (1 + lanes.index(lane))
+            lane.full_batch_rows, lane.full_batch_ns = 4, 1_000.0 * (1 + lanes.index(lane))
         for number, adds in steps:
             lane = lanes[number]
             if adds:
                 lane.add(fake_request(MODEL))
-            elif lane.live:
+            elif lane.request_count:
                 lane.take(3)
-            promises.reckon(lane)
+            promises.update_backlog(lane)
 
-        assert promises.work_ns == sum(-(-lane.rows // 4) * lane.full_ns for lane in lanes)
+        assert promises.backlog_ns == sum(-(-lane.rows // 4) * lane.full_batch_ns for lane in lanes)
 
 
 def test_an_idle_server_tries_once_in_a_while() -> None:
@@ -210,10 +210,10 @@ def test_an_idle_server_tries_once_in_a_while() -> None:
 class TestOverlapping:
     def test_what_was_taken_while_another_runs_is_behind_it_and_takes_nothing_of_its_time(self) -> None:
         promises, lane = promises_of()
-        promises.took(batch_of(0), 0)
+        promises.record_taken(batch_of(0), 0)
         following = batch_of(MS // 2)
         following.free_ns = MS
-        promises.took(following, MS // 2)
+        promises.record_taken(following, MS // 2)
 
         assert [promised_ns(promises, lane, now_ns) for now_ns in (MS // 2, MS, 3 * MS // 2)] == [
             5 * MS // 2, 2 * MS, 3 * MS // 2,
@@ -221,13 +221,13 @@ class TestOverlapping:
 
     def test_between_two_of_them_nothing_passes(self) -> None:
         promises, _ = promises_of()
-        promises.between_ns = MS
+        promises.gap_ns = MS
         first, second = batch_of(0), batch_of(MS // 2)
         second.free_ns = MS
-        promises.took(first, 0)
-        promises.took(second, MS // 2)
-        promises.ended(first, MS, False)
+        promises.record_taken(first, 0)
+        promises.record_taken(second, MS // 2)
+        promises.record_ended(first, MS, False)
         third = batch_of(3 * MS)
-        promises.took(third, 3 * MS)
+        promises.record_taken(third, 3 * MS)
 
-        assert promises.between_ns == MS * 15 / 16
+        assert promises.gap_ns == MS * 15 / 16

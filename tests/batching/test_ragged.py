@@ -21,7 +21,7 @@ from penstock.batching.request import InferRequest
 from penstock.batching.running.batch import Batch
 from penstock.batching.running.execution import run_batch
 from penstock.batching.running.isolation import execute
-from penstock.batching.scheduling.admission import admit, values_key
+from penstock.batching.scheduling.request_checks import check_shapes, values_key
 from penstock.batching.shapes.ragged import KINDS, RAGGED, SCATTER
 from penstock.batching.spec import BatchPolicy, BatchTensor, ModelSpec, PaddedAxis, SequenceSpec
 from tests.fakes import FakeBackend, Function, NoSink
@@ -56,7 +56,7 @@ def model_of(spec: ModelSpec, graph: Signature, function: Function) -> tuple[Mod
 
 def ragged_request(model: Model, *shape: int, start: float = 0) -> InferRequest:
     array = np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape) + np.float32(start)
-    rows, key = admit(model.name, model.signature, model.request_rows, [shape])
+    rows, key = check_shapes(model.name, model.signature, model.request_rows, [shape])
     return InferRequest(model, [array], rows, key, model.all_outputs, NoSink())
 
 
@@ -323,7 +323,9 @@ class TestShapeTensors:
 
     def request(self, model: Model, rows: int, *values: int) -> InferRequest:
         inputs: list[Array | None] = [np.zeros((rows, 4), np.float32), np.array(values, np.int64)]
-        admitted, key = admit(model.name, model.signature, 8, [None if each is None else each.shape for each in inputs])
+        admitted, key = check_shapes(
+            model.name, model.signature, 8, [None if each is None else each.shape for each in inputs]
+        )
         request = InferRequest(model, inputs, admitted, key, (0,), NoSink())
         request.key = values_key(request)
         return request

@@ -198,11 +198,11 @@ def test_dims_go_in_and_come_out_again_over_the_same_elements(pair: tuple[Dims, 
     sent = tuple(data.draw(st.integers(0, 4)) if dim < 0 else dim for dim in dims)
     mapped = Reshape(dims, reshape)
 
-    inside = mapped.inside(sent)
+    inside = mapped.to_model(sent)
 
     assert np.prod(inside) == np.prod(sent)
     assert len(inside) == len(reshape)
-    assert mapped.outside(inside) == sent
+    assert mapped.to_client(inside) == sent
 
 
 @settings(max_examples=40, deadline=None)

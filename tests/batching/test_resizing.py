@@ -22,7 +22,7 @@ from penstock.batching.devices.placement import Devices
 from penstock.batching.devices.rates import Claim, RateLimiter
 from penstock.batching.engine import Engine
 from penstock.batching.loading import resizing
-from penstock.batching.loading.resizing import match
+from penstock.batching.loading.resizing import match_groups
 from penstock.batching.model import Model
 from penstock.batching.request import InSequence, Terms
 from penstock.batching.running.outside import Outside
@@ -104,19 +104,19 @@ def of(count: int, group: InstanceGroup = CPU) -> InstanceGroup:
 
 class TestMatching:
     def test_those_that_say_the_same_stay_the_first_of_each(self) -> None:
-        assert match([CPU, CPU, GPU], [GPU, CPU]) == [2, 0]
+        assert match_groups([CPU, CPU, GPU], [GPU, CPU]) == [2, 0]
 
     def test_there_is_none_for_what_is_more_or_another(self) -> None:
         other = replace(CPU, rate_priority=2)
 
-        assert match([CPU], [CPU, CPU, other]) == [0, None, None]
+        assert match_groups([CPU], [CPU, CPU, other]) == [0, None, None]
 
     @pytest.mark.parametrize("seed", range(50))
     def test_as_many_stay_as_can_and_none_stays_twice(self, seed: int) -> None:
         chance = random.Random(seed)
         old, new = (chance.choices([CPU, GPU, replace(CPU, host_policy="x")], k=chance.randrange(8)) for _ in "ab")
 
-        found = match(old, new)
+        found = match_groups(old, new)
 
         kept = [at for at in found if at is not None]
         assert len(kept) == len(set(kept)) == sum(min(old.count(each), new.count(each)) for each in (*{*old},))

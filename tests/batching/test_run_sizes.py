@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching.loading.run_sizes import SIZES, run_sizes, with_run_sizes
+from penstock.batching.loading.run_sizes import SIZES_OPTION, run_sizes, with_run_sizes
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec, SequenceSpec
 
 ON_GPU, ON_CPU = InstanceGroup(devices=("cuda:0",)), InstanceGroup(devices=("cpu",))
@@ -56,7 +56,7 @@ class TestAModel:
 
     def test_has_those_that_were_said(self) -> None:
         assert sizes_of(BatchPolicy(max_batch_rows=8, allowed_rows=(5, 8))) == (5, 8)
-        assert sizes_of(BatchPolicy(max_batch_rows=8), options={SIZES: "2,5,64"}) == (2, 5, 8)
+        assert sizes_of(BatchPolicy(max_batch_rows=8), options={SIZES_OPTION: "2,5,64"}) == (2, 5, 8)
 
     def test_has_the_sizes_of_the_batches_that_it_asks_for(self) -> None:
         assert sizes_of(BatchPolicy(max_batch_rows=8, preferred_rows=(5,), cap_rows=7)) == (1, 2, 3, 4, 5, 6, 7, 8)

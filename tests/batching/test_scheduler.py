@@ -12,10 +12,10 @@ import pytest
 from penstock.backends.errors import Code, InferError
 from penstock.batching.request import InferRequest, Key
 from penstock.batching.scheduling.costs import CostModel
-from penstock.batching.scheduling.curve import REVIEW_NS, SEEN_RUNS
+from penstock.batching.scheduling.curve import REVIEW_NS, TRUSTED_AFTER_RUNS
 from penstock.batching.scheduling.lane import PATIENCE_NS, Lane
-from penstock.batching.scheduling.scheduler import KEPT_LANES, Scheduler
-from penstock.batching.scheduling.sizing import LOOK_AGAIN, LOOK_BELOW
+from penstock.batching.scheduling.scheduler import MAX_IDLE_LANES, Scheduler
+from penstock.batching.scheduling.sizing import PROBE_ABOVE_EVERY, PROBE_BELOW_EVERY
 from penstock.batching.spec import BatchPolicy
 from tests.fakes import fake_model, fake_request
 
@@ -50,7 +50,7 @@ def learn(scheduler: Scheduler, knee: int, *keys: Key) -> None:
 
 def learn_well(scheduler: Scheduler, times_ns: Mapping[int, int]) -> None:
     """Teach it what so many rows take, each as often as it wants to see it."""
-    for now_ns in range(0, (SEEN_RUNS + 1) * REVIEW_NS, REVIEW_NS):
+    for now_ns in range(0, (TRUSTED_AFTER_RUNS + 1) * REVIEW_NS, REVIEW_NS):
         for rows, ns in times_ns.items():
             scheduler.learn(A, rows, ns, now_ns)
 
@@ -70,7 +70,7 @@ def run_full(
 
 
 def counters(scheduler: Scheduler) -> tuple[int, int, int]:
-    return scheduler.rows, scheduler.live, scheduler.nbytes
+    return scheduler.rows, scheduler.request_count, scheduler.nbytes
 
 
 def test_what_has_left_the_loop_does_not_come_back_with_another_key() -> None:
@@ -78,12 +78,12 @@ def test_what_has_left_the_loop_does_not_come_back_with_another_key() -> None:
     for key in (A, B):
         scheduler.learn(key, 1, US, 1)
     add(scheduler, key=A)
-    assert scheduler.next_lane(1, fast=True) is not None
+    assert scheduler.next_lane(1, fast_only=True) is not None
     scheduler.resize(1, 0)
     add(scheduler, key=B)
     scheduler.learn(B, 1, US, 2)
 
-    assert scheduler.next_lane(1, fast=True) is None
+    assert scheduler.next_lane(1, fast_only=True) is None
 
 
 class TestGrowing:
@@ -99,24 +99,24 @@ class TestGrowing:
         for rows in waiting:
             add(scheduler, rows)
 
-        assert scheduler.lacking_rows(1) == lacking
+        assert scheduler.free_batch_rows(1) == lacking
 
     def test_beyond_what_was_learned_to_be_too_many_or_does_not_fit_none_join(self) -> None:
         scheduler = scheduler_of()
         for rows, ns in ((1, 1000), (2, 2000), (4, 9000), (8, 90_000)):
-            for _ in range(SEEN_RUNS):
+            for _ in range(TRUSTED_AFTER_RUNS):
                 scheduler.learn(A, rows, ns, 1)
         add(scheduler)
-        learned = scheduler.lacking_rows(1)
+        learned = scheduler.free_batch_rows(1)
         scheduler.memory_cap.lower(2, 1)
 
-        assert (learned, scheduler.lacking_rows(1)) == (1, 0)
+        assert (learned, scheduler.free_batch_rows(1)) == (1, 0)
 
     def test_what_is_not_due_does_not_count(self) -> None:
         scheduler = scheduler_of(max_queue_delay_us=1000)
         add(scheduler, 3)
 
-        assert scheduler.lacking_rows(2) == 8
+        assert scheduler.free_batch_rows(2) == 8
 
     def test_a_batch_that_is_taken_while_another_runs_says_when_the_device_is_free(self) -> None:
         scheduler = scheduler_of()
@@ -297,26 +297,26 @@ class TestBatchSize:
         for _ in range(20_000):
             add(scheduler)
 
-        taken = [take_rows(scheduler) for _ in range(2 * LOOK_AGAIN)]
+        taken = [take_rows(scheduler) for _ in range(2 * PROBE_ABOVE_EVERY)]
 
-        assert taken == [*[16] * (LOOK_AGAIN - 1), 32] * 2
+        assert taken == [*[16] * (PROBE_ABOVE_EVERY - 1), 32] * 2
 
     def test_where_only_full_batches_have_run_smaller_ones_are_tried_until_the_best_is_found(self) -> None:
         scheduler = scheduler_of(max_batch_rows=64, max_queue_rows=100_000)
-        taken = run_full(scheduler, lambda rows: rows * (1000 + 20 * abs(rows - 8)), 12 * LOOK_BELOW)
+        taken = run_full(scheduler, lambda rows: rows * (1000 + 20 * abs(rows - 8)), 12 * PROBE_BELOW_EVERY)
 
-        assert set(taken[: LOOK_BELOW - 1]) == {64}
-        assert taken[-LOOK_BELOW:].count(8) >= LOOK_BELOW - 2
+        assert set(taken[: PROBE_BELOW_EVERY - 1]) == {64}
+        assert taken[-PROBE_BELOW_EVERY:].count(8) >= PROBE_BELOW_EVERY - 2
 
     def test_where_more_rows_take_less_time_each_smaller_batches_are_tried_no_longer_than_they_must(self) -> None:
         scheduler = scheduler_of(max_batch_rows=64, max_queue_rows=100_000)
-        taken = run_full(scheduler, lambda rows: 1000 + rows, 12 * LOOK_BELOW)
+        taken = run_full(scheduler, lambda rows: 1000 + rows, 12 * PROBE_BELOW_EVERY)
 
-        assert taken.count(64) == len(taken) - SEEN_RUNS
+        assert taken.count(64) == len(taken) - TRUSTED_AFTER_RUNS
 
     def test_no_smaller_one_is_tried_where_a_promise_says_how_much_goes_together(self) -> None:
         scheduler = scheduler_of(max_batch_rows=64, max_queue_rows=100_000)
-        taken = run_full(scheduler, lambda rows: 1000 + rows, 4 * LOOK_BELOW, deadline_ns=1 << 60)
+        taken = run_full(scheduler, lambda rows: 1000 + rows, 4 * PROBE_BELOW_EVERY, deadline_ns=1 << 60)
 
         assert set(taken) == {64}
 
@@ -429,7 +429,7 @@ class TestTheQueueIsBounded:
         for _ in range(3):
             add(scheduler, 0)
 
-        assert scheduler.full()
+        assert scheduler.is_full()
         with pytest.raises(InferError):
             add(scheduler, 0)
 
@@ -450,12 +450,12 @@ class TestTheQueueIsBounded:
     @pytest.mark.parametrize("policy", [{"max_queue_rows": 2}, {"max_queue_bytes": 32}, {"max_queue_requests": 2}])
     def test_it_is_full_when_nothing_more_would_be_taken_in(self, policy: dict[str, int]) -> None:
         scheduler = scheduler_of(**policy)
-        seen = [scheduler.full()]
+        seen = [scheduler.is_full()]
         for _ in range(2):
             add(scheduler)
-            seen.append(scheduler.full())
+            seen.append(scheduler.is_full())
         scheduler.take(1)
-        seen.append(scheduler.full())
+        seen.append(scheduler.is_full())
 
         assert seen == [False, False, True, False]
 
@@ -494,7 +494,7 @@ class TestLeaving:
         learn(scheduler, 4)
         add(scheduler, deadline_ns=1 << 62)
         taken = scheduler.take(1)
-        scheduler.promises.work_ns += 1e-7
+        scheduler.promises.backlog_ns += 1e-7
 
         add(scheduler, now_ns=100, deadline_ns=101)
 
@@ -545,15 +545,15 @@ def lanes_alive() -> int:
 class TestMemory:
     def test_any_number_of_keys_leaves_few_lanes(self) -> None:
         scheduler, before = scheduler_of(), lanes_alive()
-        for width in range(10 * KEPT_LANES):
+        for width in range(10 * MAX_IDLE_LANES):
             add(scheduler, key=((width,),))
             scheduler.take(1)
 
-        assert 0 < lanes_alive() - before <= KEPT_LANES
+        assert 0 < lanes_alive() - before <= MAX_IDLE_LANES
 
     def test_keys_that_wait_are_all_kept(self) -> None:
         scheduler = scheduler_of()
-        requests = [add(scheduler, key=((width,),), now_ns=width + 1) for width in range(3 * KEPT_LANES)]
+        requests = [add(scheduler, key=((width,),), now_ns=width + 1) for width in range(3 * MAX_IDLE_LANES)]
 
         taken = [batch.requests[0] for _ in requests if (batch := scheduler.take(999))]
 
@@ -641,7 +641,7 @@ class TestMissedTargets:
         target_of(scheduler, 50_000, now_ns=2)
         first = scheduler.take(10_000)
         assert first is not None
-        scheduler.finished(first, 20_000)
+        scheduler.record_ended(first, 20_000)
         target_of(scheduler, 900_000, now_ns=PATIENCE_NS, key=B)
         target_of(scheduler, 950_000, now_ns=PATIENCE_NS)
         batch = scheduler.take(PATIENCE_NS + 1)
@@ -663,7 +663,7 @@ class TestMissedTargets:
         scheduler.remove(cancelled)
 
         assert scheduler.expire(20_000) == [expiring]
-        assert scheduler.live == 1
+        assert scheduler.request_count == 1
 
 
 class TestAtTheDoor:
@@ -682,7 +682,7 @@ class TestAtTheDoor:
         assert caught.value.code is Code.OVERLOADED
         assert caught.value.message == "Exceeds latency target: would be answered in 5 ms, the target is 4 ms"
         assert caught.value.retry_after_ns == 1_000_000
-        assert scheduler.live == 24
+        assert scheduler.request_count == 24
 
     def test_a_target_that_has_passed_is_said_to_have_and_is_no_negative_number(self) -> None:
         scheduler = scheduler_of(max_batch_rows=1)
@@ -761,7 +761,7 @@ class TestAtTheDoor:
             batch = scheduler.take(1)
             assert batch is not None
             rows = batch.rows
-            scheduler.finished(batch, 1)
+            scheduler.record_ended(batch, 1)
             taken.append(rows)
 
         assert taken == [2, 4, 8, 16, 32]
@@ -778,7 +778,7 @@ class TestAtTheDoor:
             taken.append(batch.rows)
             now_ns += took_ns
             scheduler.learn(A, batch.rows, took_ns, now_ns)
-            scheduler.finished(batch, now_ns)
+            scheduler.record_ended(batch, now_ns)
 
         assert taken == [16] * 5
 
@@ -794,7 +794,7 @@ class TestAtTheDoor:
                 continue
             batch = scheduler.take(now_ns)
             assert batch is not None
-            scheduler.finished(batch, now_ns + 1_000_000)
+            scheduler.record_ended(batch, now_ns + 1_000_000)
             scheduler.learn(A, 1, 1_000_000, now_ns + 1_000_000)
             tried += 1
 
@@ -828,7 +828,7 @@ class TestLateBeforeDecoding:
         flat(scheduler, 1_000_000, *keys)
         said = []
         for number in range(200):
-            late, refused = scheduler.late(1, 1), False
+            late, refused = scheduler.late_error(1, 1), False
             try:
                 target_of(scheduler, 8_000_000, key=keys[number % len(keys)])
             except InferError:
@@ -845,13 +845,13 @@ class TestLateBeforeDecoding:
         first = None
         while first is None:
             target_of(scheduler, 8_000_000)
-            first = scheduler.late(1, 1)
+            first = scheduler.late_error(1, 1)
 
-        assert scheduler.late(1, 1) is first
-        assert scheduler.late(30_000_000, 30_000_000) is not first
-        again = scheduler.late(1, 1)
+        assert scheduler.late_error(1, 1) is first
+        assert scheduler.late_error(30_000_000, 30_000_000) is not first
+        again = scheduler.late_error(1, 1)
         scheduler.take(1)
-        assert scheduler.late(1, 1) is not again
+        assert scheduler.late_error(1, 1) is not again
 
     def test_nobody_is_late_for_a_model_without_a_target(self) -> None:
         scheduler = scheduler_of()
@@ -859,13 +859,13 @@ class TestLateBeforeDecoding:
         for _ in range(100):
             add(scheduler)
 
-        assert scheduler.late(1, 1) is None
+        assert scheduler.late_error(1, 1) is None
 
     def test_an_idle_server_is_not_late(self) -> None:
         scheduler = scheduler_of(latency_target_us=1)
         flat(scheduler, 1_000_000)
 
-        assert scheduler.late(1, 1) is None
+        assert scheduler.late_error(1, 1) is None
 
 
 class TestHoldingOpenUnderATarget:
@@ -918,15 +918,15 @@ class TestFastLanes:
         scheduler.learn(B, 1, 90, 1)
         scheduler.learn(C, 1, 90, 1)
         add(scheduler, 1, A, 1)
-        alone = scheduler.next_lane(2000, fast=True)
+        alone = scheduler.next_lane(2000, fast_only=True)
         for key in (B, C):
             scheduler.add(fake_request(MODEL, 1, key))
         lanes = [scheduler._lanes[key] for key in (B, C)]
         for now_ns, lane in zip((3, 2), lanes, strict=True):
-            lane.live_requests()[0].queue_ns = now_ns
+            lane.waiting_requests()[0].queue_ns = now_ns
 
         assert alone is None
-        assert scheduler.next_lane(2000, fast=True) is lanes[1]
+        assert scheduler.next_lane(2000, fast_only=True) is lanes[1]
         oldest = scheduler.next_lane(2000)
         assert oldest is not None
         assert oldest.key == A

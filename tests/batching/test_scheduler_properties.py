@@ -12,7 +12,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.request import InferRequest, Key
 from penstock.batching.running.batch import Batch
 from penstock.batching.scheduling.costs import CostModel
-from penstock.batching.scheduling.lane import LOOK_AHEAD, PATIENCE_NS
+from penstock.batching.scheduling.lane import MAX_SKIPPED, PATIENCE_NS
 from penstock.batching.scheduling.scheduler import Scheduler
 from penstock.batching.spec import BatchPolicy
 from tests.fakes import fake_model, fake_request
@@ -50,7 +50,7 @@ class ExactCosts(CostModel):
     def knee_rows(self, key: Key) -> int:
         return 1 + self.first_ns // self.row_ns
 
-    def most_rows(self, key: Key) -> int:
+    def efficient_rows(self, key: Key) -> int:
         return 0
 
 
@@ -164,10 +164,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     def end(self, position: int, passed_ns: int, learns: bool) -> None:
         self.now_ns += passed_ns
         batch = self.running.pop(position % len(self.running))
-        self.scheduler.finished(batch, self.now_ns)
+        self.scheduler.record_ended(batch, self.now_ns)
         if learns:
             self.scheduler.learn(batch.key, batch.rows, max(self.now_ns - batch.exec_start_ns, 1), self.now_ns)
-        self.scheduler.delivered(batch.requests[0], self.now_ns)
+        self.scheduler.record_delivered(batch.requests[0], self.now_ns)
         self._end(batch.requests, "run")
 
     @rule(
@@ -207,7 +207,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def it_counts_what_waits(self) -> None:
         assert self.scheduler.rows == sum(request.rows for request in self.waiting)
-        assert self.scheduler.live == len(self.waiting)
+        assert self.scheduler.request_count == len(self.waiting)
         assert self.scheduler.nbytes == sum(request.nbytes for request in self.waiting)
 
     @invariant()
@@ -222,15 +222,15 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def no_work_is_promised_for_where_nobody_waits(self) -> None:
-        assert self.scheduler.promises.work_ns >= -1e-3
-        assert self.waiting or abs(self.scheduler.promises.work_ns) < 1e-3
+        assert self.scheduler.promises.backlog_ns >= -1e-3
+        assert self.waiting or abs(self.scheduler.promises.backlog_ns) < 1e-3
 
     def teardown(self) -> None:
         if not hasattr(self, "scheduler"):
             return
         self._end(self.scheduler.drain(), "dropped")
         assert all(request in self.ends for request in self.waiting)
-        assert (self.scheduler.rows, self.scheduler.live, self.scheduler.nbytes) == (0, 0, 0)
+        assert (self.scheduler.rows, self.scheduler.request_count, self.scheduler.nbytes) == (0, 0, 0)
 
 
 TestWhateverHappens = SchedulerMachine.TestCase
@@ -279,7 +279,7 @@ def test_nobody_waits_for_ever_however_urgent_those_are_who_keep_coming(
         scheduler.take(now_ns)
         now_ns += step_ns
     now_ns = max(now_ns, victim.queue_ns + PATIENCE_NS)
-    takes_left = scheduler.live
+    takes_left = scheduler.request_count
     while victim.waiting:
         assert takes_left > 0
         arrive(while_it_waits[takes_left % len(while_it_waits)])
@@ -310,8 +310,8 @@ def test_where_the_device_does_what_is_predicted_the_door_is_honest(
         """Let the device work until then."""
         nonlocal running, busy_until_ns, now_ns
         while running is not None and busy_until_ns <= to_ns:
-            scheduler.finished(running, busy_until_ns)
-            scheduler.delivered(running.requests[0], busy_until_ns)
+            scheduler.record_ended(running, busy_until_ns)
+            scheduler.record_delivered(running.requests[0], busy_until_ns)
             # other Lanes' last batches may have grown since: the margin is for that
             grown_ns = (keys - 1) * costs.predict_ns(A, 16)
             assert all(busy_until_ns <= request.target_ns + grown_ns for request in running.requests)
@@ -333,14 +333,14 @@ def test_where_the_device_does_what_is_predicted_the_door_is_honest(
             # at best: what runs, all that waits in batches as full as can be, and the slack of one batch for each Lane
             left_ns = max(busy_until_ns - now_ns, 0) if running is not None else 0
             rows = scheduler.rows
-            full_rows = max(lane.full_rows for lane in scheduler._lanes.values())
+            full_rows = max(lane.full_batch_rows for lane in scheduler._lanes.values())
             full_ns = costs.predict_ns(A, full_rows)
             assert left_ns + (rows // full_rows + keys + 1) * full_ns > target_ns
             continue
         if running is None:
             take(now_ns)
     advance(now_ns + 1_000_000_000)
-    assert scheduler.live == 0
+    assert scheduler.request_count == 0
 
 
 @settings(max_examples=60, deadline=None)
@@ -366,5 +366,5 @@ def test_cancelling_at_any_point_leaves_the_others_their_order(steps: list[tuple
 
     assert not waiting
     assert len(set(map(id, left))) == len(left)
-    assert scheduler.live == 0
-    assert len(left) <= LOOK_AHEAD + len(steps)
+    assert scheduler.request_count == 0
+    assert len(left) <= MAX_SKIPPED + len(steps)

@@ -52,21 +52,21 @@ def take(scheduler: Scheduler, now_ns: int = 1) -> Batch:
 def run(scheduler: Scheduler, now_ns: int = 1) -> list[int | str]:
     """Run a batch, and give the sequences it was for."""
     batch = take(scheduler, now_ns)
-    scheduler.finished(batch, now_ns)
+    scheduler.record_ended(batch, now_ns)
     return [request.sequence.id for request in batch.requests if request.sequence]
 
 
 @pytest.mark.parametrize("direct", [True, False])
 def test_no_sequence_begins_where_nothing_runs_and_who_has_waited_for_that_goes_on(direct: bool) -> None:
-    sequences = Sequences("m", replace(OLDEST, direct=direct, max_candidates=2), 2, 2, remembers=True)
-    sequences.house(1, 1, runs=False)
+    sequences = Sequences("m", replace(OLDEST, direct=direct, max_candidates=2), 2, 2, model_keeps_state=True)
+    sequences.set_available(1, 1, available=False)
     went = [request for identity in range(1, 5) for request in sequences.admit(request_of(identity, "s"), 1)]
     assert {request.key[-1] for request in went} == {(0,)}
     assert sequences.backlog_requests == 2
 
-    sequences.house(1, 2, runs=True)
+    sequences.set_available(1, 2, available=True)
 
-    assert sequences.idle_ns() <= 2
+    assert sequences.next_reap_ns() <= 2
     assert [request.key[-1] for request in sequences.reap(2)] == [(1,), (1,)]
     assert sequences.backlog_requests == 0
 
@@ -115,7 +115,7 @@ class TestDirect:
         add(scheduler, 1)
         assert scheduler.take(1) is None
 
-        scheduler.finished(batch, 1)
+        scheduler.record_ended(batch, 1)
 
         assert run(scheduler) == [1, 2]
 
@@ -194,7 +194,7 @@ class TestOldest:
         add(scheduler, 2, "s")
         assert run(scheduler) == [2]
 
-        scheduler.finished(batch, 1)
+        scheduler.record_ended(batch, 1)
 
         assert run(scheduler) == [1]
 
@@ -213,7 +213,7 @@ class TestOldest:
         batch = take(scheduler)
         for length, request in zip((2, 3, 2), batch.requests, strict=True):
             request.under_way.states["o"] = fake_request(MODEL, length).inputs[0]  # type: ignore[assignment]
-        scheduler.finished(batch, 1)
+        scheduler.record_ended(batch, 1)
         for identity, flags in ((1, ""), (2, ""), (3, ""), (4, "s")):
             add(scheduler, identity, flags)
 
@@ -276,7 +276,7 @@ class TestComing:
             add(scheduler, identity, "s")
         with pytest.raises(InferError, match="Exceeds maximum queue size"):
             add(scheduler, 4, "s")
-        assert not scheduler.full()
+        assert not scheduler.is_full()
 
         add(scheduler, 1, "e")
 
@@ -328,7 +328,7 @@ class TestBacklog:
             add(scheduler, identity, "se")
 
         assert [run(scheduler) for _ in range(5)] == [[1], [2], [3], [4], [5]]
-        assert scheduler.live == 0
+        assert scheduler.request_count == 0
 
     def test_a_sequence_takes_what_has_come_of_it_along(self) -> None:
         scheduler = scheduler_of(SequenceSpec(), rows=1)
@@ -344,7 +344,7 @@ class TestBacklog:
     def test_where_a_model_knows_them_by_their_id_one_waits_for_the_end_of_another_of_its_id(
         self, direct: bool, remembers: bool, runs: list[list[int]]
     ) -> None:
-        sequences = Sequences("m", SequenceSpec(direct=direct), 4, 1, remembers=remembers)
+        sequences = Sequences("m", SequenceSpec(direct=direct), 4, 1, model_keeps_state=remembers)
         scheduler = Scheduler(BatchPolicy(max_batch_rows=4), CostModel(), 0, 1, sequences)
         first = add(scheduler, 1, "s")
         batch = take(scheduler)
@@ -353,10 +353,10 @@ class TestBacklog:
         add(scheduler, 2, "s")
         add(scheduler, 2, "e")
         assert batch.requests == [first]
-        scheduler.finished(batch, 1)
+        scheduler.record_ended(batch, 1)
 
         assert [sorted(run(scheduler)) for _ in runs] == runs
-        assert (scheduler.live, len(sequences)) == (0, 0)
+        assert (scheduler.request_count, len(sequences)) == (0, 0)
 
 
 @pytest.mark.parametrize("direct", [True, False])
@@ -368,7 +368,7 @@ def test_requests_that_were_held_for_a_test_run_as_in_tritons(direct: bool) -> N
             add(scheduler, identity, flags)
 
     assert [run(scheduler) for _ in range(3)] == [[1, 2, 3, 4]] * 3
-    assert scheduler.live == 0
+    assert scheduler.request_count == 0
 
 
 def test_a_test_may_wait_for_a_backlog_too() -> None:
@@ -388,10 +388,10 @@ class TestLeaving:
 
         scheduler.remove(requests[2], 1)
 
-        assert scheduler.cut == requests[3:]
+        assert scheduler.orphaned == requests[3:]
         assert [run(scheduler), run(scheduler)] == [[1], [1]]
         assert not len(scheduler.sequences or ())
-        assert (scheduler.live, scheduler.rows, scheduler.nbytes) == (0, 0, 0)
+        assert (scheduler.request_count, scheduler.rows, scheduler.nbytes) == (0, 0, 0)
 
     def test_what_waits_for_a_place_leaves_as_a_whole(self) -> None:
         scheduler = scheduler_of(SequenceSpec(), rows=1)
@@ -400,7 +400,7 @@ class TestLeaving:
 
         scheduler.remove(waiting[1], 1)
 
-        assert scheduler.cut == [waiting[0], waiting[2]]
+        assert scheduler.orphaned == [waiting[0], waiting[2]]
         with pytest.raises(InferError, match="must specify the START flag"):
             add(scheduler, 2)
 
@@ -428,7 +428,7 @@ class TestLeaving:
         requests = [add(scheduler, identity, flags) for identity in (1, 2, 3) for flags in ("s", "")]
 
         assert set(scheduler.drain()) == set(requests)
-        assert (len(scheduler.sequences or ()), scheduler.live, scheduler.cut) == (0, 0, [])
+        assert (len(scheduler.sequences or ()), scheduler.request_count, scheduler.orphaned) == (0, 0, [])
 
 
 class TestIdleness:
@@ -462,7 +462,7 @@ class TestIdleness:
         add(scheduler, 2, "s")
         batch = take(scheduler)
         scheduler.expire(50 * US)
-        scheduler.finished(batch, 50 * US)
+        scheduler.record_ended(batch, 50 * US)
         scheduler.expire(51 * US)
 
         assert len(scheduler.sequences or ()) == 2
@@ -476,7 +476,7 @@ class TestHurry:
         add(scheduler, 1, "s")
         assert scheduler.take(1) is None
 
-        scheduler.hurry(2, last=False)
+        scheduler.expedite(2, last=False)
         scheduler.expire(2)
 
         assert run(scheduler, 2) == [1]
@@ -489,7 +489,7 @@ class TestHurry:
         add(scheduler, 2, "s")
         add(scheduler, 3, "s")
 
-        scheduler.hurry(2, last=True)
+        scheduler.expedite(2, last=True)
         scheduler.expire(2)
         assert run(scheduler, 3) == [2]
         scheduler.expire(3)

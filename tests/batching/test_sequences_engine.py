@@ -70,7 +70,7 @@ class Served:
     @property
     def left(self) -> int:
         scheduler = self.model.scheduler
-        return len(scheduler.sequences or ()) + scheduler.live + self.model.inflight
+        return len(scheduler.sequences or ()) + scheduler.request_count + self.model.inflight
 
 
 @asynccontextmanager

@@ -59,7 +59,7 @@ class SequencesMachine(RuleBasedStateMachine):
         spec = SequenceSpec(direct, IDLE_US, max_delay_us=hold[0], min_utilization=hold[1], max_candidates=candidates)
         policy = BatchPolicy(max_batch_rows=rows, max_queue_rows=queue)
         self.seats = frozenset(range(instances))
-        self.sequences = Sequences("m", spec, rows, instances, remembers=remembers)
+        self.sequences = Sequences("m", spec, rows, instances, model_keeps_state=remembers)
         self.scheduler = Scheduler(policy, CostModel(), 0, instances, self.sequences)
         self.now_ns = 1
         self.told: list[Told] = []
@@ -72,7 +72,7 @@ class SequencesMachine(RuleBasedStateMachine):
     def instances_come_and_go(self, seats: frozenset[int]) -> None:
         self.slots = self.slots // len(self.seats) * len(seats)
         self.seats = seats
-        self.sequences.seat(seats, self.now_ns)
+        self.sequences.set_instances(seats, self.now_ns)
         self.scheduler.expire(self.now_ns)
 
     @rule(count=st.integers(1, 7), key=st.sampled_from(KEYS))
@@ -148,7 +148,7 @@ class SequencesMachine(RuleBasedStateMachine):
     def finish(self, passed_ns: int, which: int) -> None:
         self._pass(passed_ns)
         batch = self.running.pop(which % len(self.running))
-        self.scheduler.finished(batch, self.now_ns)
+        self.scheduler.record_ended(batch, self.now_ns)
         for request in batch.requests:
             one = self._owner(request)
             one.running = None
@@ -167,8 +167,8 @@ class SequencesMachine(RuleBasedStateMachine):
             one.waiting[one.waiting.index(request) + 1 :] if placed else [r for r in one.waiting if r is not request]
         )
         self.scheduler.remove(request, self.now_ns)
-        assert self.scheduler.cut == behind
-        self.scheduler.cut = []
+        assert self.scheduler.orphaned == behind
+        self.scheduler.orphaned = []
         self._end([request, *behind])
 
     @rule(passed_ns=st.integers(0, 3 * IDLE_NS))
@@ -223,7 +223,7 @@ class SequencesMachine(RuleBasedStateMachine):
     @invariant()
     def it_holds_what_it_was_told(self) -> None:
         waiting = [request for one in self.told for request in one.waiting]
-        assert self.scheduler.live == self.scheduler.rows == len(waiting)
+        assert self.scheduler.request_count == self.scheduler.rows == len(waiting)
         assert self.scheduler.nbytes == sum(request.nbytes for request in waiting)
         assert len(self.sequences) == len(self.told)
         backlog = [request for request in waiting if request.under_way.row < 0]
@@ -237,11 +237,11 @@ class SequencesMachine(RuleBasedStateMachine):
         ]
         placed = {each for each in busy if each.row >= 0}
         assert len({(each.row, each.instance) for each in placed}) == len(placed)
-        here = [each for each in self.sequences._all if each.row >= 0 and each.instance in self.seats]
+        here = [each for each in self.sequences._active if each.row >= 0 and each.instance in self.seats]
         assert len(here) <= self.slots
-        if self.sequences.remembers:
+        if self.sequences.model_keeps_state:
             # of one id only one has a place, and others pass whoever waits for that
-            ids = [each.id for each in self.sequences._all if each.row >= 0]
+            ids = [each.id for each in self.sequences._active if each.row >= 0]
             assert len(set(ids)) == len(ids)
             able = [one for one in self.told if self._real(one) < 0 and one.id not in ids]
             assert not able or len(here) == self.slots
@@ -264,7 +264,7 @@ class SequencesMachine(RuleBasedStateMachine):
                 break
             while self.running:
                 self.finish(0, 0)
-        assert len(self.sequences) == self.scheduler.live == 0
+        assert len(self.sequences) == self.scheduler.request_count == 0
         assert not self.scheduler.drain()
 
 

@@ -171,9 +171,9 @@ class TestTurns:
         with opened(doors, device) as one, opened(list, device) as other:
             take = one.model.scheduler.take
 
-            def note(now_ns: int, most_ns: float = 0, **more: Any) -> Batch | None:
-                asked.append(most_ns)
-                return take(now_ns, most_ns, **more)
+            def note(now_ns: int, max_run_ns: float = 0, **more: Any) -> Batch | None:
+                asked.append(max_run_ns)
+                return take(now_ns, max_run_ns, **more)
 
             monkeypatch.setattr(one.model.scheduler, "take", note)
             one.add()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.batching.scheduling.timeouts import due_ns, is_timed, level_of
+from penstock.batching.scheduling.timeouts import has_default_timeout, level_of, queue_deadline_ns
 from penstock.batching.spec import BatchPolicy, QueuePolicy
 
 FREE = BatchPolicy()
@@ -45,7 +45,7 @@ LEVELS = BatchPolicy(
 def test_a_request_may_shorten_what_its_level_says_where_that_allows_it(
     policy: BatchPolicy, timeout_us: int, target_us: int, priority: int, wait_us: int
 ) -> None:
-    due = due_ns(1_000, timeout_us, policy, target_us, priority)
+    due = queue_deadline_ns(1_000, timeout_us, policy, target_us, priority)
 
     assert due == (1_000 + wait_us * 1_000 if wait_us else 0)
 
@@ -62,4 +62,4 @@ def test_a_level_that_there_is_not_is_the_default(levels: int, default: int, sai
     ("policy", "timed"), [(FREE, False), (FIXED, True), (BatchPolicy(level_policies={1: QueuePolicy(1)}), True)]
 )
 def test_a_model_is_timed_where_any_level_is(policy: BatchPolicy, timed: bool) -> None:
-    assert is_timed(policy) is timed
+    assert has_default_timeout(policy) is timed

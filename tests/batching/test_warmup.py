@@ -62,7 +62,7 @@ def test_sizes_double_up_to_the_models_own(monkeypatch: pytest.MonkeyPatch) -> N
         taught = lessons(model, monkeypatch)
 
     assert taught == [(((4,),), rows) for rows in (1, 2, 4, 6)]
-    assert [run.rows for run in backend.runs] == [rows for rows in (1, 2, 4, 6) for _ in range(warmup.RUNS)]
+    assert [run.rows for run in backend.runs] == [rows for rows in (1, 2, 4, 6) for _ in range(warmup.RUNS_PER_SIZE)]
 
 
 def test_allowed_sizes_are_the_only_ones_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +156,7 @@ class TestPadding:
         with opened(list, signature, rows=1, padding=padding) as (model, _):
             taught = lessons(model, monkeypatch)
 
-        assert len(taught) == preparing.MOST_SHAPES
+        assert len(taught) == preparing.MAX_SHAPES
         assert [key for key, _ in taught[:2]] == [((1,),), ((99,),)]
 
     def test_a_shape_that_takes_more_than_its_share_leaves_the_last_its_own(
@@ -204,7 +204,7 @@ def test_a_model_without_rows_runs_in_its_own_shape_only(monkeypatch: pytest.Mon
         taught = lessons(model, monkeypatch)
 
     assert taught == [(((2, 1),), 1)]
-    assert len(backend.runs) == warmup.RUNS
+    assert len(backend.runs) == warmup.RUNS_PER_SIZE
 
 
 def test_it_stops_when_its_budget_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:

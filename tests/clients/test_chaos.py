@@ -334,15 +334,16 @@ def left(live: Live) -> dict[str, Any]:
     for model in engine.models():
         scheduler, ordering = model.scheduler, model.scheduler.ordering
         there: dict[str, Any] = {
-            "inflight": model.inflight, "live": scheduler.live, "rows": scheduler.rows, "nbytes": scheduler.nbytes,
-            "expired": scheduler.expired, "cut": scheduler.cut, "sequences": len(scheduler.sequences or ()),
-            "line": ordering._line if ordering is not None else (), "holds": model.holds - links[model],
+            "inflight": model.inflight, "waiting": scheduler.request_count, "rows": scheduler.rows,
+            "nbytes": scheduler.nbytes, "expired": scheduler.expired, "orphaned": scheduler.orphaned,
+            "sequences": len(scheduler.sequences or ()),
+            "queue": ordering._queue if ordering is not None else (), "holds": model.holds - links[model],
             "states": ordering._states if ordering is not None else (),
             "passages": model.ensemble.passages if model.ensemble is not None else (),
-            "levels": scheduler.levels._waiting if scheduler.levels is not None else (),
+            "levels": scheduler.levels._totals if scheduler.levels is not None else (),
         }  # fmt: skip
         hooks = live.server._models.hooks_of(model)
-        there |= {"hooked": hooks._in_flight, "turns": len(hooks.turns)}
+        there |= {"hooked": hooks._in_flight, "turns": len(hooks.sequence_turns)}
         found |= {f"{model.name} {name}": value for name, value in there.items() if value}
     return found
 

@@ -441,7 +441,7 @@ def put_off(live: Live) -> int:
 
     async def without() -> int:
         (lane,) = live.server.engine.model("m").scheduler._lanes.values()
-        return sum(not request.deadline_ns for request in lane.live_requests())
+        return sum(not request.deadline_ns for request in lane.waiting_requests())
 
     return live.call(without())
 

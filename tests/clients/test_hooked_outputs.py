@@ -18,8 +18,8 @@ from tritonclient.utils import InferenceServerException
 
 from penstock.backends.signature import ZIPMAP
 from penstock.server.v2 import inference
-from penstock.server.v2.encode import encode_hooked
-from penstock.server.v2.rpc.outputs import Outputs
+from penstock.server.v2.encode import encode_hook_outputs
+from penstock.server.v2.rpc.outputs import OutputEncoder
 from tests.backends.onnx_models import FLOAT, INT64, Node, node, save, value
 from tests.clients import models
 from tests.clients.tensors import document, texts
@@ -156,7 +156,7 @@ def test_an_output_that_is_no_tensor_may_be_named_where_a_hook_makes_it_one(live
 
 def test_an_output_that_is_no_tensor_is_refused_where_nobody_makes_it_one(live: Live, over: str) -> None:
     for model, parameters in (("only-maps", {}), ("mapped", {"hooks": False})):
-        text = f"output 'maps' of model '{model}' is no tensor; only hooks see it. It is {ZIPMAP}"
+        text = f"output 'maps' of model '{model}' is not a tensor, only hooks receive it. It is {ZIPMAP}"
         assert refused(live, over, model, ["maps"], parameters=parameters) == text
 
 
@@ -218,8 +218,8 @@ class Encoders:
     def __init__(self, live: Live, watched: pytest.MonkeyPatch) -> None:
         self._loop = live.call(_thread())
         self._seen: list[int] = []
-        watched.setattr(inference, "encode_hooked", self._told(encode_hooked))
-        watched.setattr(Outputs, "encode", self._told(Outputs.encode))
+        watched.setattr(inference, "encode_hook_outputs", self._told(encode_hook_outputs))
+        watched.setattr(OutputEncoder, "encode", self._told(OutputEncoder.encode))
 
     def _told(self, encode: Callable[..., Any]) -> Callable[..., Any]:
         def encoded(*args: Any, **said: Any) -> Any:

@@ -114,7 +114,7 @@ def left_in(live: Live, model: str) -> int:
         async with asyncio.timeout(15):
             while len(scheduler.sequences or ()):  # noqa: ASYNC110 - nobody says when one is forgotten
                 await asyncio.sleep(0.01)
-        return scheduler.live + len(scheduler.sequences or ())
+        return scheduler.request_count + len(scheduler.sequences or ())
 
     return live.call(settle())
 
@@ -300,7 +300,7 @@ def waiting(live: Live, model: str, count: int) -> None:
     async def settle() -> None:
         scheduler = live.server.engine.model(model).scheduler
         async with asyncio.timeout(15):
-            while scheduler.live != count:  # noqa: ASYNC110 - nobody says when one has come
+            while scheduler.request_count != count:  # noqa: ASYNC110 - nobody says when one has come
                 await asyncio.sleep(0.01)
 
     live.call(settle())

@@ -22,7 +22,7 @@ from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 
 from penstock.backends.backend import Array
 from penstock.backends.datatypes import DATATYPES
-from penstock.server.v2.regions import OFF
+from penstock.server.v2.regions import DISABLED_TEXT
 from tests.clients import models
 from tests.clients.refusing import refused
 from tests.live import Live, live_server
@@ -250,7 +250,7 @@ class TestRefusals:
                 (client.get_system_shared_memory_status,), (client.get_cuda_shared_memory_status,),
                 (client.unregister_cuda_shared_memory,), (client.infer, "rows", [given], "", [wanted]),
             ):  # fmt: skip
-                assert refused(call, *args) == ("501", OFF)
+                assert refused(call, *args) == ("501", DISABLED_TEXT)
 
     def test_of_cuda_say_that_there_is_none_and_unregistering_does_not_mind(self, client: Any, live: Live) -> None:
         handle = {"raw_handle": {"b64": "aGg="}, "device_id": 0, "byte_size": 4}

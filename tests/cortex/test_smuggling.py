@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.hooks.writes import written_globals
+from penstock.server.hooks.writes import find_global_writes
 from tests.cortex.projects import Project, write_iris
 from tests.cortex.test_promise import flood
 from tests.live import live_server
@@ -56,13 +56,13 @@ def test_every_way_is_found_in_the_source(tmp_path: Path, way: str) -> None:
     (tmp_path / "words.py").write_text(WORDS)
     (tmp_path / "handler.py").write_text(handler(way))
 
-    assert written_globals(tmp_path / "handler.py", roots=(tmp_path,), strict=True)
+    assert find_global_writes(tmp_path / "handler.py", roots=(tmp_path,), strict=True)
 
 
 def test_nothing_is_found_in_a_handler_that_keeps_nothing() -> None:
     example = Path(__file__).parents[2] / "examples" / "cortex" / "onnx-0.9" / "handler.py"
 
-    assert written_globals(example, roots=(example.parent,), strict=True) == []
+    assert find_global_writes(example, roots=(example.parent,), strict=True) == []
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.server.cortex.paths import is_ours
+from penstock.server.cortex.paths import is_penstock_path
 from tests.cortex.projects import FLOWER, JSON, Answer, Project, ask, post, write_iris
 from tests.live import Live, live_server
 
@@ -65,7 +65,7 @@ def test_every_path_of_the_control_plane_is_left_to_it(live: Live) -> None:
     paths = [getattr(route, "path", "") for route in live.server.app().routes]
 
     assert len(paths) > 20
-    assert all(map(is_ours, paths))
+    assert all(map(is_penstock_path, paths))
 
 
 def test_a_connection_is_kept_and_answers_in_order(live: Live) -> None:

@@ -15,7 +15,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from penstock.server.deepaas.command import ask
+from penstock.server.deepaas.command import parse
 from tests.deepaas.playing import COMPILED, MODULES, installed, words_of
 from tests.forking import Forked, the_forker
 from tests.live import live_server
@@ -47,7 +47,7 @@ def served(server: Mapping[str, Any]) -> Iterator[int]:
         os.environ.update(environment)
         sys.path[:0] = [str(MODULES), name]  # where what is installed is looked for; none of it is imported here
         try:
-            asked = ask(run_words(server, folder)[1:], os.environ).settings
+            asked = parse(run_words(server, folder)[1:], os.environ).settings
             with live_server(**{field.name: getattr(asked, field.name) for field in fields(asked)}) as live:
                 yield live.http_port
         finally:

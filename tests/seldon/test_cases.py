@@ -45,7 +45,7 @@ def served(group: dict[str, Any], *more: str) -> Iterator[dict[str, Any]]:
         for name, value in group["environment"].items():
             patch.setenv(name, value)
         words = [group["component"], *group["arguments"], "--http-port=0", "--grpc-port=0", "--metrics-port=0", *more]
-        settings = command.ask(words, os.environ, COMPONENTS).settings
+        settings = command.parse_command(words, os.environ, COMPONENTS).settings
         with (
             live_server(**vars_of(settings)) as live,
             grpc.insecure_channel(f"{HOST}:{live.grpc_port}") as channel,

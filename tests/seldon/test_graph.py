@@ -471,7 +471,7 @@ def test_a_node_that_sleeps_is_given_up_after_its_limit_and_holds_up_nobody_else
         answer = ask(live, PREDICTIONS, {"strData": "sleep"})
         assert answer.status == 500
         assert answer.json == {
-            "status": {"code": 500, "info": "node 'one' has not answered within 1.5 s", "status": "FAILURE"},
+            "status": {"code": 500, "info": "node 'one' did not answer within 1.5 s", "status": "FAILURE"},
         }  # fmt: skip
         assert ask(live, "/ping").body == b"pong"
         response = {"meta": {"routing": {"arms": -2}}}

@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from penstock.backends.errors import Code, InferError
 from penstock.server.tracing.config import Sampling, parse
 from penstock.server.tracing.file import TraceFile
-from penstock.server.tracing.nesting import Chosen, Mark, TracedStep, nested
+from penstock.server.tracing.nesting import SampledRequest, SpanNode, TracedStep, with_steps
 from penstock.server.tracing.otlp import OtlpSpans
 from penstock.server.tracing.trace import Trace
 from penstock.server.tracing.tracer import Tracer
@@ -137,14 +137,14 @@ async def test_only_what_runs_has_stamps_of_computing() -> None:
 
 def test_an_ensemble_comes_before_a_step_that_began_in_the_same_nanosecond() -> None:
     trace = Trace(0, "root", "1", "", False, (("REQUEST_START", 7),), ("TIMESTAMPS",), 0, "", "", ())
-    root = Chosen(Sampling())
-    inner = Mark(root)
+    root = SampledRequest(Sampling())
+    inner = SpanNode(root)
     root.steps += [
-        TracedStep(Mark(inner), trace._replace(model="last")),
+        TracedStep(SpanNode(inner), trace._replace(model="last")),
         TracedStep(inner, trace._replace(model="inner")),
     ]
 
-    found = nested(trace, root, 4)
+    found = with_steps(trace, root, 4)
     assert [(each.model, each.number, each.parent_number) for each in found.steps] == [("inner", 5, 4), ("last", 6, 5)]
 
 

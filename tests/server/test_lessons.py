@@ -594,10 +594,10 @@ def test_what_hurts_by_default_in_triton_does_not_here() -> None:
 
 
 def test_a_queue_has_an_end_unless_it_is_told_otherwise(live: Live) -> None:
-    rooms = [model.scheduler.room for model in live.server.engine.models()]
+    rooms = [model.scheduler.limits for model in live.server.engine.models()]
 
     assert rooms
-    assert all(room.rows > 0 and room.most_bytes >= room.nbytes > 0 for room in rooms)
+    assert all(room.max_rows > 0 and room.nbytes_ceiling >= room.max_nbytes > 0 for room in rooms)
 
 
 def test_a_failure_inside_tells_an_id_and_nothing_else(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:

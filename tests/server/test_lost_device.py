@@ -83,7 +83,7 @@ def test_an_engine_of_a_supervisor_ends_at_once_for_another_to_take_its_place(tm
             kept={}, keep=lambda *_: None, end=ended.set, logs=SimpleNamespace(apply=lambda *_: None)
         )
         engine = EngineProcess(settings_for(tmp_path, allow_metrics=False), told, {})
-        engine._alone.clear()  # a front end is there
+        engine._no_fronts.clear()  # a front end is there
         await engine.load()
         devices: Any = engine._server.engine.devices
         await asyncio.to_thread(devices.lose, "model 'm' lost its device: CUDA failure 700")

@@ -28,7 +28,7 @@ from penstock.server.telemetry.observability import open_sink
 from penstock.server.tracing import tracer as tracing
 from penstock.server.tracing.config import Sampling, TraceConfig, parse
 from penstock.server.tracing.file import TraceFile
-from penstock.server.tracing.trace import Trace, asks_for_trace, context_of
+from penstock.server.tracing.trace import Trace, context_of, is_sampled
 from penstock.server.tracing.tracer import Tracer
 from penstock.server.v2.tracing import TraceSettings
 from tests.fakes import fake_model, fake_request, no_more_threads
@@ -234,7 +234,7 @@ def test_only_the_models_that_are_to_be_traced_are() -> None:
 
 
 def test_what_cannot_be_written_soon_is_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.server.tracing.tracer.QUEUE_BYTES", 100)
+    monkeypatch.setattr("penstock.server.tracing.tracer.MAX_QUEUED_BYTES", 100)
     tracer, kept, _ = tracer_with("level=TENSORS", "rate=1", "triton,file=x")
     model = fake_model()
     big = fake_request(model, rows=100)
@@ -247,7 +247,7 @@ def test_what_cannot_be_written_soon_is_dropped_and_counted(monkeypatch: pytest.
 def test_what_comes_while_the_thread_counts_what_it_took_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
     tracer, _, _ = tracer_with("level=TENSORS", "rate=1", "triton,file=x")
     monkeypatch.setattr(tracer, "_writer", threading.current_thread())  # this test is the thread
-    monkeypatch.setattr(tracing, "QUEUE_BYTES", 2000)
+    monkeypatch.setattr(tracing, "MAX_QUEUED_BYTES", 2000)
     model = fake_model()
 
     def record() -> None:
@@ -260,7 +260,7 @@ def test_what_comes_while_the_thread_counts_what_it_took_counts_too(monkeypatch:
             return 0
 
     tracer._traces.put(Slow(1, "m", "1", "", False, (), (), 0, "", "", ()))
-    tracer._next()
+    tracer._dequeue()
     record()
 
     assert (tracer.dropped, tracer._traces.qsize()) == (1, 1)
@@ -315,7 +315,7 @@ def test_a_full_disk_is_told_once_and_how_many_traces_it_cost_when_it_is_not_any
         assert taken.acquire(timeout=10)
     tracer.stop()
 
-    assert caplog.messages == ["traces cannot be written: the disk is full", "traces are written again; 3 were not"]
+    assert caplog.messages == ["traces cannot be written: the disk is full", "traces are written again; 3 were lost"]
 
 
 def test_who_does_not_take_traces_is_told_of_at_the_end_and_not_waited_for_longer(
@@ -375,7 +375,7 @@ def test_a_file_that_cannot_be_written_later_is_told_by_its_place(
     ],
 )  # fmt: skip
 def test_a_traceparent_is_read_as_w3c_says(text: str, expected: bool) -> None:
-    assert asks_for_trace(text) is expected
+    assert is_sampled(text) is expected
 
 
 def test_the_context_is_found_on_connections_calls_and_streams() -> None:

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 CSV = "text/csv"
-_RAW = (bytes, bytearray, array.array)
-_FILES = (io.BytesIO, io.BufferedReader)
+_RAW_TYPES = (bytes, bytearray, array.array)
+_FILE_TYPES = (io.BytesIO, io.BufferedReader)
 
 
 class ContentEncoder:
@@ -28,7 +28,7 @@ class ContentEncoder:
 
     def __init__(self, *, strict: bool) -> None:
         self._strict = strict
-        self._json = json.JSONEncoder(default=self._plain).encode
+        self._json = json.JSONEncoder(default=self._to_json_type).encode
 
     def encode(self, content: Any, media: str) -> bytes:
         """Encode a content for this media type, in lower case and without parameters.
@@ -40,44 +40,44 @@ class ContentEncoder:
         if isinstance(content, str):
             return content.encode()
         if isinstance(content, dict):
-            return self._elements((content,), media) if media == CSV else self._json(content).encode()
-        if not self._strict and (octets := _octets(content)) is not None:
-            return octets
+            return self._encode_elements((content,), media) if media == CSV else self._json(content).encode()
+        if not self._strict and (raw_bytes := _raw_bytes(content)) is not None:
+            return raw_bytes
         if not isinstance(content, Iterable):
-            return self._elements((content,), media)
+            return self._encode_elements((content,), media)
         if _is_empty(content, strict=self._strict):
             return b""
-        if type(content) in _FILES:
+        if type(content) in _FILE_TYPES:
             return bytes(content.read())  # type: ignore[attr-defined]  # its lines, one after the other
-        return self._elements(content, media)
+        return self._encode_elements(content, media)
 
-    def _elements(self, content: Iterable[Any], media: str) -> bytes:
-        written: list[Any] = []
+    def _encode_elements(self, content: Iterable[Any], media: str) -> bytes:
+        chunks: list[Any] = []
         rows: csv.DictWriter[Any] | None = None
         for each in content:
-            element = _paired(each) if isinstance(each, list) else each
+            element = _pairs_to_dict(each) if isinstance(each, list) else each
             if isinstance(element, str):
                 text = element.encode()
-            elif isinstance(element, _RAW):
-                written.append(element)
+            elif isinstance(element, _RAW_TYPES):
+                chunks.append(element)
                 continue
-            elif not self._strict and (octets := _octets(element)) is not None:
-                written.append(octets)
+            elif not self._strict and (raw_bytes := _raw_bytes(element)) is not None:
+                chunks.append(raw_bytes)
                 continue
             elif media == CSV:
                 if rows is None:
-                    rows = csv.DictWriter(_Lines(written), tuple(element.keys()))
+                    rows = csv.DictWriter(_CsvFile(chunks), tuple(element.keys()))
                     rows.writeheader()
                 rows.writerow(element)
                 continue
             else:
                 text = self._json(element).encode()
-            if written:
-                written.append(b"\n")
-            written.append(text)
-        return b"".join(written)
+            if chunks:
+                chunks.append(b"\n")
+            chunks.append(text)
+        return b"".join(chunks)
 
-    def _plain(self, value: Any) -> Any:
+    def _to_json_type(self, value: Any) -> Any:
         """Return a JSON substitute for a value that JSON lacks."""
         if isinstance(value, dt.datetime):
             return value.isoformat()
@@ -92,17 +92,17 @@ class ContentEncoder:
         raise TypeError(f"a content of type {type(value).__name__} cannot be written as JSON")
 
 
-class _Lines:
+class _CsvFile:
     """A file for the rows of a table."""
 
-    def __init__(self, written: list[Any]) -> None:
-        self._written = written
+    def __init__(self, chunks: list[Any]) -> None:
+        self._chunks = chunks
 
     def write(self, line: str) -> None:
-        self._written.append(line.encode())
+        self._chunks.append(line.encode())
 
 
-def _octets(content: Any) -> bytes | None:
+def _raw_bytes(content: Any) -> bytes | None:
     """Return the bytes of an object that consists of bytes; None for any other."""
     if isinstance(content, bytes | bytearray):
         return bytes(content)
@@ -119,7 +119,7 @@ def _is_empty(content: Any, *, strict: bool) -> bool:
     return not content
 
 
-def _paired(element: list[Any]) -> Any:
+def _pairs_to_dict(element: list[Any]) -> Any:
     """Return the dict of a list of pairs; any other list unchanged.
 
     Raises: ValueError for iterable elements that are not pairs.

@@ -12,7 +12,7 @@ from typing import Any
 from .multipart import parts_of
 
 
-class _Shown(Mapping[str, Any]):
+class _ReadOnlyMapping(Mapping[str, Any]):
     """An immutable mapping that is equal to a dict of its items, and has the same text."""
 
     def __init__(self, items: dict[str, Any]) -> None:
@@ -55,7 +55,7 @@ class _Shown(Mapping[str, Any]):
         return self._items.values()
 
 
-class Content(_Shown):
+class Content(_ReadOnlyMapping):
     """One content of a request: its body, which is a binary file, and its description."""
 
     def __init__(
@@ -130,7 +130,7 @@ class HttpHeaders(Mapping[str, Any]):
         return (pair for pair in self._pairs)
 
 
-class Request(_Shown):
+class Request(_ReadOnlyMapping):
     """One request: a mapping, and a readable file, which is its first content."""
 
     def __getitem__(self, key: str) -> Any:
@@ -160,11 +160,11 @@ class Request(_Shown):
 class RequestHead:
     """The content of a head. Cached by its bytes: nothing in it is an object that a handler could modify."""
 
-    def __init__(self, said: Mapping[str, Any]) -> None:
-        self._method = said["method"]
-        self._type = said["type"]
-        self._boundary = said["boundary"]
-        self._headers = tuple((name, tuple(values)) for name, values in said["headers"])
+    def __init__(self, head: Mapping[str, Any]) -> None:
+        self._method = head["method"]
+        self._type = head["type"]
+        self._boundary = head["boundary"]
+        self._headers = tuple((name, tuple(values)) for name, values in head["headers"])
         self._pairs = tuple((name, value) for name, values in self._headers for value in values)
 
     def request(self, body: bytes) -> Request:

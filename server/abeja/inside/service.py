@@ -1,7 +1,7 @@
 """The service of a handler's worker: imports the handler, and calls it for one request at a time.
 
-Its settings: {"handler": "module:name", "strict": bool, "beside": [folders]}; the folders are searched last for
-modules. A call and its answer are described in ../messages.py.
+Its settings: {"handler": "module:name", "strict": bool, "fallback_folders": [folders]}; the folders are searched last
+for modules. A call and its answer are described in ../messages.py.
 Source: abejaruntime 1.1.1, for a handler's arguments and the handling of its result.
 """
 
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 Reply = tuple[bytes, Sequence[Array | None] | None]
 Handler = Callable[[Any, Any], Any]
-_KEPT_HEADS = 256
-_KEPT_HEAD_BYTES = 4096
+_MAX_CACHED_HEADS = 256
+_MAX_CACHED_HEAD_BYTES = 4096
 
 
 def open_service(settings: dict[str, Any], channel: Channel) -> AbejaInside:
     """Import the handler. Raises: InferError (INVALID)."""
-    sys.path += settings["beside"]
+    sys.path += settings["fallback_folders"]
     if "" not in sys.path:
         sys.path.insert(0, "")
     label = f"handler '{settings['handler']}'"
@@ -45,19 +45,19 @@ def open_service(settings: dict[str, Any], channel: Channel) -> AbejaInside:
         context = json.loads(os.environ.get("CONTEXT", "{}"))
     except ValueError as error:
         raise InferError(Code.INVALID, f"{label}: CONTEXT in the environment is no JSON: {error}") from None
-    return AbejaInside(_imported(settings["handler"], label), context, strict=settings["strict"])
+    return AbejaInside(_import_handler(settings["handler"], label), context, strict=settings["strict"])
 
 
-def _imported(handler: str, label: str) -> Handler:
+def _import_handler(handler: str, label: str) -> Handler:
     if handler.count(":") != 1:
         raise InferError(Code.INVALID, f"{label}: it has to be module:name, with one colon")
     module, _, name = handler.partition(":")
     try:
-        found: Handler = getattr(importlib.import_module(module), name)
+        function: Handler = getattr(importlib.import_module(module), name)
     except BaseException as error:  # noqa: BLE001 - whatever it is, there is no handler
         traceback.print_exception(error)
         raise InferError(Code.INVALID, f"{label} cannot be imported: {type(error).__name__}: {error}") from None
-    return found
+    return function
 
 
 class AbejaInside:
@@ -80,12 +80,12 @@ class AbejaInside:
     def call(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> Reply:
         """Call the handler. A BaseException that is not an Exception, such as SystemExit, ends only this call."""
         try:
-            said, content = split_call(body)
-            request = (self._heads.get(said) or self._asked(said)).request(content)
-            returned = self._handler(request, self._context)
-            if inspect.iscoroutine(returned):
-                returned = self._awaited(returned)
-            return self._answers.pack(returned), None
+            head, content = split_call(body)
+            request = (self._heads.get(head) or self._parse_head(head)).request(content)
+            result = self._handler(request, self._context)
+            if inspect.iscoroutine(result):
+                result = self._run_coroutine(result)
+            return self._answers.pack(result), None
         except CallRefusedError as refused:
             _log(refused)
             return pack_refusal(refused.status, refused.text), None
@@ -93,24 +93,24 @@ class AbejaInside:
             _log(error)
             return pack_refusal(500, UNEXPECTED), None
 
-    def _asked(self, said: bytes) -> RequestHead:
-        asked = RequestHead(read_head(said))
-        if len(said) <= _KEPT_HEAD_BYTES:
-            if len(self._heads) >= _KEPT_HEADS:
+    def _parse_head(self, head: bytes) -> RequestHead:
+        request_head = RequestHead(read_head(head))
+        if len(head) <= _MAX_CACHED_HEAD_BYTES:
+            if len(self._heads) >= _MAX_CACHED_HEADS:
                 self._heads.clear()
-            self._heads[said] = asked
-        return asked
+            self._heads[head] = request_head
+        return request_head
 
-    def _awaited(self, returned: Any) -> Any:
+    def _run_coroutine(self, result: Any) -> Any:
         """Run the coroutine of an async handler, on an event loop that lives as long as the worker."""
         if self._strict:
-            returned.close()
-            return returned
+            result.close()
+            return result
         if self._runner is None:
             import asyncio  # most handlers do not need it
 
             self._runner = asyncio.Runner()
-        return self._runner.run(returned)
+        return self._runner.run(result)
 
     def told(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
         """Ignore it: the server sends no notifications."""

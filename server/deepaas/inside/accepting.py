@@ -28,31 +28,31 @@ class AcceptArgument:
         if not field:
             return
         field = copy.copy(field)
-        field.validators = [self._widened(each) for each in field.validators]
+        field.validators = [self._widen(each) for each in field.validators]
         if self.choices and field.load_default not in self.choices:
             field.load_default = self.choices[0]
         self.arguments = {**declared, "accept": field}
 
-    def _widened(self, validator: Any) -> Any:
+    def _widen(self, validator: Any) -> Any:
         """Return a validator that also accepts any type; its error text still lists the original choices."""
         if not hasattr(validator, "choices"):
             return validator
-        bf16_to_fp32 = copy.copy(validator)
-        bf16_to_fp32.choices = [*validator.choices, ANY]
-        self.choices = self.choices or bf16_to_fp32.choices
-        return bf16_to_fp32
+        widened = copy.copy(validator)
+        widened.choices = [*validator.choices, ANY]
+        self.choices = self.choices or widened.choices
+        return widened
 
-    def chosen(self, headers: dict[str, list[Any]]) -> dict[str, Any] | None:
+    def from_header(self, headers: dict[str, list[Any]]) -> dict[str, Any] | None:
         """Return the type that the header Accept chooses, if the setting allows it and exactly one type is named."""
         if not self._by_header or not self.choices or "accept" not in headers:
             return None
-        named = [each.split(";") for each in ",".join(headers["accept"]).split(",")]
-        types = {kind.strip().lower() for kind, *more in named if not any(_refuses(each) for each in more)}
+        media_types = [each.split(";") for each in ",".join(headers["accept"]).split(",")]
+        types = {kind.strip().lower() for kind, *more in media_types if not any(_excludes(each) for each in more)}
         found = [choice for choice in self.choices if choice != ANY and choice.lower() in types]
         return {"accept": found[0]} if len(found) == 1 else None
 
 
-def _refuses(parameter: str) -> bool:
+def _excludes(parameter: str) -> bool:
     """Return whether a parameter of a media type rejects it."""
     name, _, value = parameter.partition("=")
     return name.strip().lower() == "q" and value.strip(" 0.") == "" and "0" in value

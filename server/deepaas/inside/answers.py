@@ -22,7 +22,7 @@ from penstock.server.deepaas.messages import JSON, TEXT, TROUBLE
 from .forms import CONTROL, parameters_of
 
 _PLAIN_JSON = b"application/json"
-_LEAST_STATUS = 200
+_MIN_STATUS = 200
 _OWN_HEADERS = ("content-type", "content-length", "transfer-encoding", "connection", "date", "server")
 
 
@@ -70,12 +70,12 @@ def text_answer(status: int, reason: str) -> bytes:
 
 def error_answer(error: BaseException, *, shown: bool = False) -> bytes:
     """Answer with a model's exception, and log it. `shown`: include its message."""
-    of_http = _http_answer(error)
-    if of_http is not None:
-        return of_http
+    answer = _http_answer(error)
+    if answer is not None:
+        return answer
     log(error)
-    said = f"\n\n{type(error).__name__}: {_words(error)}" if shown else ""
-    return text_error(500, TROUBLE.decode() + said)
+    details = f"\n\n{type(error).__name__}: {_text_of(error)}" if shown else ""
+    return text_error(500, TROUBLE.decode() + details)
 
 
 def log(error: BaseException) -> None:
@@ -84,7 +84,7 @@ def log(error: BaseException) -> None:
         traceback.print_exception(error)
 
 
-def _words(error: Any) -> str:
+def _text_of(error: Any) -> str:
     try:
         return str(error)
     except Exception:  # noqa: BLE001 - user code's own
@@ -93,23 +93,23 @@ def _words(error: Any) -> str:
 
 def _http_answer(error: BaseException) -> bytes | None:
     """Answer with an HTTPException of aiohttp as it specifies; None for another error."""
-    if (said := unmade(error)) is not None:
-        return text_answer(*said)
+    if (failed := failed_http_exception(error)) is not None:
+        return text_answer(*failed)
     web = sys.modules.get("aiohttp.web_exceptions")
     if web is None or not isinstance(error, web.HTTPException):
         return None
-    if error.status < _LEAST_STATUS:  # HTTPException itself has none
+    if error.status < _MIN_STATUS:  # HTTPException itself has none
         return text_answer(500, str(error.reason))
     body = error.body
     content = bytes(body) if isinstance(body, bytes | bytearray) else (error.text or "").encode()
     kind = error.headers.get("Content-Type", "application/octet-stream" if content else "")
-    more = [f"{name}: {value}" for name, value in error.headers.items() if name.lower() not in _OWN_HEADERS]
-    if any(map(CONTROL.search, (kind, *more))):
+    lines = [f"{name}: {value}" for name, value in error.headers.items() if name.lower() not in _OWN_HEADERS]
+    if any(map(CONTROL.search, (kind, *lines))):
         return None  # the rest of a line end would be a header line of its own: aiohttp rejects such a header too
-    return _packed(error.status, kind, more, content)
+    return _pack(error.status, kind, lines, content)
 
 
-def unmade(error: BaseException) -> tuple[int, str] | None:
+def failed_http_exception(error: BaseException) -> tuple[int, str] | None:
     """Return the HTTPException that aiohttp failed to construct only because of its reason; None for another error.
 
     Before 3.9, a reason could be an exception, or have several lines: `raise HTTPBadRequest(reason=error)` is in the
@@ -124,7 +124,7 @@ def unmade(error: BaseException) -> tuple[int, str] | None:
     made, reason = names.get("self"), names.get("reason")
     if not isinstance(made, web.HTTPException) or reason is None:
         return None
-    return made.status_code if made.status_code >= _LEAST_STATUS else 500, _words(reason)
+    return made.status_code if made.status_code >= _MIN_STATUS else 500, _text_of(reason)
 
 
 def content_answer(value: Any, content_type: str) -> bytes:
@@ -134,25 +134,25 @@ def content_answer(value: Any, content_type: str) -> bytes:
     """
     if not content_type.isprintable():
         raise ValueError(f"{content_type!r} is no content type")
-    more = []
+    lines = []
     if isinstance(value, io.BufferedReader):
         # reopened by name, as in the original: earlier reads, or that it is closed, do not matter
         path = Path(os.fsdecode(value.name))
-        more = _attachment(str(path))
+        lines = _attachment(str(path))
         content = path.read_bytes()
     elif isinstance(value, str):
         content = value.encode(parameters_of(content_type).get("charset", "utf-8"))
     elif isinstance(value, io.BytesIO):
-        more = _attachment(getattr(value, "name", None))
+        lines = _attachment(getattr(value, "name", None))
         content = value.read()
     elif isinstance(value, io.StringIO):
-        more = _attachment(getattr(value, "name", None))
+        lines = _attachment(getattr(value, "name", None))
         content = value.read().encode()
     elif value is None or isinstance(value, bytes | bytearray | memoryview):
         content = bytes(value or b"")
     else:
-        raise TypeError(f"{type(value).__name__} is nothing that can be sent as {content_type}")
-    return _packed(200, content_type, more, content)
+        raise TypeError(f"{type(value).__name__} cannot be sent as {content_type}")
+    return _pack(200, content_type, lines, content)
 
 
 def _attachment(name: Any) -> list[str]:
@@ -162,7 +162,7 @@ def _attachment(name: Any) -> list[str]:
     return [f'Content-Disposition: attachment; filename="{quote(os.fsencode(Path(name).name))}"']
 
 
-def _packed(status: int, content_type: str, more: list[str], content: bytes) -> bytes:
+def _pack(status: int, content_type: str, more_lines: list[str], content: bytes) -> bytes:
     """Encode an answer with further header lines, each with its line end."""
-    lines = "".join(f"{line}\r\n" for line in [content_type, *more]) if more else content_type
+    lines = "".join(f"{line}\r\n" for line in [content_type, *more_lines]) if more_lines else content_type
     return pack_answer(status, lines.encode("utf-8", "surrogateescape"), content)

@@ -15,13 +15,13 @@ from typing import Any
 from .answers import Refusal, json_error
 from .requests import ABSENT, Request
 
-PLACES = ("query", "form", "json")
+LOCATIONS = ("query", "form", "json")
 """The places searched for an argument that declares none."""
-_NAMED = {
+_LOCATION_NAMES = {
     "querystring": "query", "query": "query", "form": "form", "files": "form", "json": "json", "headers": "headers",
     "cookies": "cookies", "match_info": "path", "path": "path",
 }  # fmt: skip
-_FIXED = (type(None), bool, int, float, complex, str, bytes)
+_IMMUTABLE_TYPES = (type(None), bool, int, float, complex, str, bytes)
 """Types of defaults that calls may share as one object."""
 
 
@@ -29,19 +29,19 @@ _FIXED = (type(None), bool, int, float, complex, str, bytes)
 class Argument:
     """One argument. `key` is its name in the model, `name` the client's.
 
-    - `places` are searched for it in order.
+    - `locations` are searched for it in order.
     - `repeated`: it takes all values of its name.
-    - `whole`: a list that is the entire JSON may be its value.
-    - `known`: if it is not sent, its value is `default`; it is left out if that is `missing`.
+    - `accepts_list`: a list that is the entire JSON may be its value.
+    - `has_default`: if it is not sent, its value is `default`; it is left out if that is `missing`.
     """
 
     key: str
     name: str
     field: Any
-    places: tuple[str, ...]
+    locations: tuple[str, ...]
     repeated: bool
-    whole: bool
-    known: bool = False
+    accepts_list: bool
+    has_default: bool = False
     default: Any = None
 
 
@@ -72,8 +72,8 @@ class Arguments:
         ):
             self._schema = schema  # rare, and left to marshmallow
 
-    def read(self, request: Request, chosen: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Read the arguments of a call. `chosen` has values for arguments that are not sent. Raises: Refusal."""
+    def read(self, request: Request, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Read the arguments of a call. `extra` has values for arguments that are not sent. Raises: Refusal."""
         if not self._arguments:
             return {}
         marshmallow = self._marshmallow
@@ -81,8 +81,8 @@ class Arguments:
         found: dict[str, Any] = {}
         for argument in self._arguments:
             value = _find(argument, request, missing)
-            if value is missing and chosen:
-                value = chosen.get(argument.key, missing)
+            if value is missing and extra:
+                value = extra.get(argument.key, missing)
             if value is not missing:
                 found[argument.name] = value
         try:
@@ -94,21 +94,21 @@ class Arguments:
         """Do the same as Schema.load for a schema without hooks. Raises: ValidationError."""
         errors: dict[str, Any] = {}
         given: dict[str, Any] = {}
-        failed = self._marshmallow.ValidationError
+        invalid = self._marshmallow.ValidationError
         for argument in self._arguments:
             name = argument.name
             if name in self._unknown:
                 continue
             value = found.get(name, missing)
-            if value is missing and argument.known:
+            if value is missing and argument.has_default:
                 value = argument.default
             else:
                 try:
                     value = argument.field.deserialize(value, name, found)
-                except failed as error:
+                except invalid as error:
                     errors[name] = error.messages
                     continue
-                if argument.field.load_default is value and not isinstance(value, _FIXED):
+                if argument.field.load_default is value and not isinstance(value, _IMMUTABLE_TYPES):
                     value = copy.deepcopy(value)  # so that the next call gets it unchanged
             if value is not missing:
                 given[argument.field.attribute or argument.key] = value
@@ -116,43 +116,43 @@ class Arguments:
             if name in self._unknown:
                 errors[name] = ["Unknown field."]
         if errors:
-            raise failed(errors)
+            raise invalid(errors)
         return given
 
 
 def _argument(key: str, field: Any, marshmallow: Any) -> Argument:
     fields, missing = marshmallow.fields, marshmallow.missing
     name = field.data_key or key
-    place = field.metadata.get("location")
-    places = (_NAMED[place],) if place in _NAMED else PLACES
+    location = field.metadata.get("location")
+    locations = (_LOCATION_NAMES[location],) if location in _LOCATION_NAMES else LOCATIONS
     # a list within one value, like webargs' DelimitedList, has a delimiter
     repeated = isinstance(field, fields.List) and not hasattr(type(field), "delimiter")
-    whole = isinstance(field, fields.Nested) and bool(field.many)
-    argument = Argument(key, name, field, places, repeated, whole)
-    plain = type(field).deserialize is fields.Field.deserialize
+    accepts_list = isinstance(field, fields.Nested) and bool(field.many)
+    argument = Argument(key, name, field, locations, repeated, accepts_list)
+    is_usual = type(field).deserialize is fields.Field.deserialize
     default = field.load_default
-    if plain and not field.required and (default is missing or isinstance(default, _FIXED)):
-        argument.known, argument.default = True, default
+    if is_usual and not field.required and (default is missing or isinstance(default, _IMMUTABLE_TYPES)):
+        argument.has_default, argument.default = True, default
     return argument
 
 
 def _find(argument: Argument, request: Request, missing: Any) -> Any:
-    """Search for an argument, place by place. Returns: its value, or `missing`. Raises: Refusal."""
+    """Search for an argument, location by location. Returns: its value, or `missing`. Raises: Refusal."""
     name = argument.name
-    for place in argument.places:
-        if place == "json":
+    for location in argument.locations:
+        if location == "json":
             value = _find_in_json(argument, request.json, missing)
             if value is not missing:
                 return value
             continue
-        if place == "query":
-            values = request.said.query.get(name)
-        elif place == "form":
+        if location == "query":
+            values = request.line.query.get(name)
+        elif location == "form":
             values = request.form.get(name)
-        elif place == "headers":
-            values = request.said.headers.get(name.lower())
-        elif place == "cookies":
-            values = request.said.cookies.get(name)
+        elif location == "headers":
+            values = request.line.headers.get(name.lower())
+        elif location == "cookies":
+            values = request.line.cookies.get(name)
         else:
             values = None  # of the path, which has no arguments
         if values is not None:
@@ -163,7 +163,7 @@ def _find(argument: Argument, request: Request, missing: Any) -> Any:
 def _find_in_json(argument: Argument, value: Any, missing: Any) -> Any:
     if value is ABSENT:
         return missing
-    if argument.whole and isinstance(value, list):
+    if argument.accepts_list and isinstance(value, list):
         return value
     if not isinstance(value, dict):
         return missing

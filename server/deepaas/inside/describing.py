@@ -18,14 +18,14 @@ _TYPES: dict[str, tuple[str, str]] = {
     "Boolean": ("boolean", ""), "Dict": ("object", ""), "List": ("array", ""),
 }  # fmt: skip
 """The type and format of marshmallow's fields, and of their subclasses; others have none."""
-_SAID = {
+_METADATA_KEYS = {
     "format", "title", "description", "default", "multipleOf", "maximum", "exclusiveMaximum", "minimum",
     "exclusiveMinimum", "maxLength", "minLength", "pattern", "maxItems", "minItems", "uniqueItems",
     "maxProperties", "minProperties", "required", "enum", "type", "items", "allOf", "properties",
     "additionalProperties", "readOnly", "xml", "externalDocs", "example",
 }  # fmt: skip
 """The keys of a field's metadata that are written: they override everything else, as does `x_...`."""
-_PLACES = {
+_LOCATIONS = {
     "query": "query", "querystring": "query", "form": "formData", "files": "formData", "headers": "header",
     "cookies": "cookie", "json": "body", "match_info": "path",
 }  # fmt: skip
@@ -47,81 +47,86 @@ class Describer:
         for key, field in fields.items():
             if field.dump_only:
                 continue
-            name, place = field.data_key or key, _PLACES.get(field.metadata.get("location"), "query")
-            if place != "body":
+            name, location = field.data_key or key, _LOCATIONS.get(field.metadata.get("location"), "query")
+            if location != "body":
                 many = {"collectionFormat": "multi"} if _is_a(field, "List") else {}
-                required = field.required or place == "path"
-                parameters.append({"in": place, "name": name, "required": required, **many, **self.of(field)})
+                required = field.required or location == "path"
+                parameters.append(
+                    {"in": location, "name": name, "required": required, **many, **self.describe_field(field)}
+                )
                 continue
             if not body:
                 body = {"type": "object", "properties": {}}
                 parameters.append({"in": "body", "name": "body", "required": False, "schema": body})
-            body["properties"][name] = self.of(field)
+            body["properties"][name] = self.describe_field(field)
             if field.required:
                 body.setdefault("required", []).append(name)
-        return {"parameters": parameters, "definitions": self._referred(parameters)}
+        return {"parameters": parameters, "definitions": self._referenced(parameters)}
 
     def schema(self, schema: Any) -> dict[str, Any]:
         """Describe the Schema of answers. Returns: {"name": its name, "definitions": {name: ...}}."""
-        name = self._defined(schema)
-        return {"name": name, "definitions": {name: self._definitions[name], **self._referred(self._definitions[name])}}
+        name = self._define(schema)
+        return {
+            "name": name,
+            "definitions": {name: self._definitions[name], **self._referenced(self._definitions[name])},
+        }
 
-    def of(self, field: Any) -> dict[str, Any]:
+    def describe_field(self, field: Any) -> dict[str, Any]:
         """Describe a field."""
-        said: dict[str, Any] = {**_type_of(field), **_default_of(field), **_checked(field)}
+        description: dict[str, Any] = {**_type_of(field), **_default_of(field), **_constraints_of(field)}
         if field.dump_only:
-            said["readOnly"] = True
+            description["readOnly"] = True
         if field.allow_none:
-            said["x-nullable"] = True
+            description["x-nullable"] = True
         for key, value in field.metadata.items():
             key = key.replace("_", "-") if isinstance(key, str) and key.startswith("x_") else key
-            if isinstance(key, str) and (key in _SAID or key.startswith("x-")) and _is_json(value):
-                said[key] = value
+            if isinstance(key, str) and (key in _METADATA_KEYS or key.startswith("x-")) and _is_json(value):
+                description[key] = value
         if _is_a(field, "Nested"):
-            reference: dict[str, Any] = {"$ref": _REFERENCE + self._defined(field.schema)}
+            reference: dict[str, Any] = {"$ref": _REFERENCE + self._define(field.schema)}
             if field.schema.many or field.many:
-                said.update(type="array", items=reference)
+                description.update(type="array", items=reference)
             else:
-                said.update({"allOf": [reference]} if said else reference)
+                description.update({"allOf": [reference]} if description else reference)
         elif _is_a(field, "List"):
-            said["items"] = self.of(field.inner)
+            description["items"] = self.describe_field(field.inner)
         elif _is_a(field, "Dict") and field.value_field:
-            said["additionalProperties"] = self.of(field.value_field)
-        return said
+            description["additionalProperties"] = self.describe_field(field.value_field)
+        return description
 
-    def _defined(self, schema: Any) -> str:
+    def _define(self, schema: Any) -> str:
         """Define a Schema, unless it is already. Returns: its name."""
         key = (type(schema), *(_hashable(getattr(schema, name, None)) for name in _MODIFIERS))
         if key in self._names:
             return self._names[key]
-        called = type(schema).__name__
-        called = ("Partial-" if schema.partial else "") + (called.removesuffix("Schema") or called)
-        name, number = called, 0
+        base = type(schema).__name__
+        base = ("Partial-" if schema.partial else "") + (base.removesuffix("Schema") or base)
+        name, number = base, 0
         while name in self._definitions:
-            name, number = f"{called}{number + 1}", number + 1
+            name, number = f"{base}{number + 1}", number + 1
         self._names[key] = name
-        made: dict[str, Any] = {"type": "object", "properties": {}}
-        self._definitions[name] = made
+        definition: dict[str, Any] = {"type": "object", "properties": {}}
+        self._definitions[name] = definition
         for own, field in schema.fields.items():
-            made["properties"][field.data_key or own] = self.of(field)
+            definition["properties"][field.data_key or own] = self.describe_field(field)
             if field.required and not schema.partial:
-                made.setdefault("required", []).append(field.data_key or own)
-        if "required" in made:
-            made["required"].sort()
+                definition.setdefault("required", []).append(field.data_key or own)
+        if "required" in definition:
+            definition["required"].sort()
         for said in ("title", "description"):
             if hasattr(type(schema).Meta, said):
-                made[said] = getattr(type(schema).Meta, said)
+                definition[said] = getattr(type(schema).Meta, said)
         return name
 
-    def _referred(self, described: Any) -> dict[str, Any]:
+    def _referenced(self, described: Any) -> dict[str, Any]:
         """Return the definitions that a description refers to, directly or indirectly."""
         found: dict[str, Any] = {}
-        left = [described]
-        while left:
-            for name in re.findall(f'"{_REFERENCE}([^"]*)"', json.dumps(left.pop())):
+        pending = [described]
+        while pending:
+            for name in re.findall(f'"{_REFERENCE}([^"]*)"', json.dumps(pending.pop())):
                 if name in self._definitions and name not in found:
                     found[name] = self._definitions[name]
-                    left.append(found[name])
+                    pending.append(found[name])
         return found
 
 
@@ -154,7 +159,7 @@ def _default_of(field: Any) -> dict[str, Any]:
     return {"default": default} if _is_json(default) else {}
 
 
-def _checked(field: Any) -> dict[str, Any]:
+def _constraints_of(field: Any) -> dict[str, Any]:
     """Describe a field's validators, as far as the format allows."""
     said: dict[str, Any] = {}
     items = "Items" if _is_a(field, "List") or _is_a(field, "Nested") else "Length"

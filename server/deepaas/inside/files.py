@@ -20,23 +20,23 @@ from .answers import Refusal, text_answer
 from .multipart import Upload
 
 _PREFIX = "deepaas-uploads-"
-_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_CREATE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Uploads:
-    """The uploads of one worker: `stored` stores those of a call, `clear` removes them. Threads: one."""
+    """The uploads of one worker: `store` stores those of a call, `clear` removes them. Threads: one."""
 
     def __init__(self) -> None:
         self._folder = ""
         self._lock = -1
         self._paths: list[str] = []
-        self._made_as: Any = None
+        self._file_class: Any = None
         self._count = 0
         self._pid = os.getpid()
-        sweep()
+        remove_stale_folders()
 
-    def stored(self, arguments: dict[str, Any]) -> None:
+    def store(self, arguments: dict[str, Any]) -> None:
         """Store the uploads among the arguments, including those in lists, and replace each by an UploadedFile.
 
         Raises: Refusal (507) if the disk is full, in which case nothing remains stored; OSError.
@@ -44,12 +44,12 @@ class Uploads:
         try:
             for name, value in arguments.items():
                 if isinstance(value, Upload):
-                    arguments[name] = self._store(value)
+                    arguments[name] = self._store_one(value)
                 elif isinstance(value, list) and any(isinstance(each, Upload) for each in value):
-                    arguments[name] = [self._store(each) if isinstance(each, Upload) else each for each in value]
+                    arguments[name] = [self._store_one(each) if isinstance(each, Upload) else each for each in value]
         except OSError as error:
             self.clear()
-            if error.errno in _FULL:
+            if error.errno in _DISK_FULL:
                 raise Refusal(text_answer(507, "Insufficient Storage")) from error
             raise
 
@@ -69,41 +69,41 @@ class Uploads:
             os.close(self._lock)
             self._lock = -1
 
-    def _store(self, upload: Upload) -> Any:
-        descriptor, path = self._opened()
+    def _store_one(self, upload: Upload) -> Any:
+        descriptor, path = self._create_file()
         self._paths.append(path)
         with open(descriptor, "wb", buffering=0) as file:  # noqa: PTH123 - it is open already
-            left = upload.content
-            while left.nbytes:
-                left = left[file.write(left) :]
-        if self._made_as is None:
-            self._made_as = uploaded_file()
-        return self._made_as(upload.name, path, upload.content_type, upload.filename)
+            remaining = upload.content
+            while remaining.nbytes:
+                remaining = remaining[file.write(remaining) :]
+        if self._file_class is None:
+            self._file_class = uploaded_file_class()
+        return self._file_class(upload.name, path, upload.content_type, upload.filename)
 
-    def _opened(self) -> tuple[int, str]:
+    def _create_file(self) -> tuple[int, str]:
         """Create a file. Returns: its descriptor, and its path. Raises: OSError."""
         self._count += 1  # no one else writes into the folder: numbers suffice, and cost 20 us less than random names
         if self._folder:
             path = f"{self._folder}/{self._count}"
             with contextlib.suppress(FileNotFoundError):  # the folder was removed
-                return os.open(path, _NEW, 0o600), path
+                return os.open(path, _CREATE_FLAGS, 0o600), path
         self.close()
         self._folder, self._lock = _own_folder()
         path = f"{self._folder}/{self._count}"
-        return os.open(path, _NEW, 0o600), path
+        return os.open(path, _CREATE_FLAGS, 0o600), path
 
 
-def uploaded_file() -> Any:
+def uploaded_file_class() -> Any:
     """Return the class that user code may have imported: the original's if installed."""
     return importlib.import_module("deepaas.model.v2.wrapper").UploadedFile
 
 
-def sweep() -> None:
+def remove_stale_folders() -> None:
     """Remove the folders of workers that were killed, which are no longer locked; blocks."""
-    for found in Path(tempfile.gettempdir()).glob(_PREFIX + "*"):
+    for folder in Path(tempfile.gettempdir()).glob(_PREFIX + "*"):
         with contextlib.suppress(OSError):
-            if found.lstat().st_uid == os.getuid() and (descriptor := _locked(str(found))) is not None:
-                shutil.rmtree(found, ignore_errors=True)
+            if folder.lstat().st_uid == os.getuid() and (descriptor := _lock_folder(str(folder))) is not None:
+                shutil.rmtree(folder, ignore_errors=True)
                 os.close(descriptor)
 
 
@@ -115,14 +115,14 @@ def _own_folder() -> tuple[str, int]:
     while True:
         folder = tempfile.mkdtemp(prefix=_PREFIX)
         try:
-            descriptor = _locked(folder)
+            descriptor = _lock_folder(folder)
         except OSError:
             return folder, -1
         if descriptor is not None:
             return folder, descriptor
 
 
-def _locked(folder: str) -> int | None:
+def _lock_folder(folder: str) -> int | None:
     """Lock a folder. Returns: the descriptor of the lock, or None if another process has locked or removed it.
 
     Raises: OSError if locks are not supported.

@@ -19,20 +19,20 @@ METHODS = ("get_metadata", "get_predict_args", "predict", "get_train_args", "tra
 
 
 class WrappedModel:
-    """One model. `found` is a module or an object."""
+    """One model. `model` is a module or an object."""
 
     def __init__(self, name: str, target: str) -> None:
         self.name = name
-        self.found = _found(target)
-        self.schema = getattr(self.found, "schema", None)
+        self.model = _import_target(target)
+        self.schema = getattr(self.model, "schema", None)
 
     def method(self, name: str) -> Callable[..., Any] | None:
         """Return a method, None if the model does not have it."""
-        found: Callable[..., Any] | None = getattr(self.found, name, None)
-        of_nobody = isinstance(self.found, type) and getattr(found, "__isabstractmethod__", False)
-        return None if of_nobody else found
+        method: Callable[..., Any] | None = getattr(self.model, name, None)
+        is_abstract = isinstance(self.model, type) and getattr(method, "__isabstractmethod__", False)
+        return None if is_abstract else method
 
-    def needed(self, name: str) -> Callable[..., Any]:
+    def require(self, name: str) -> Callable[..., Any]:
         """Return a method that is about to be called. Raises: Refusal (501) if there is none."""
         found = self.method(name)
         if found is None:
@@ -62,26 +62,26 @@ class WrappedModel:
 
     def metadata(self, href: str) -> bytes:
         """Answer with the metadata, which override the defaults. Raises: the exceptions of get_metadata, TypeError."""
-        said = {"id": self.name, "name": self.name, "links": [{"rel": "self", "href": href}]}
+        metadata = {"id": self.name, "name": self.name, "links": [{"rel": "self", "href": href}]}
         try:
-            own = self.found.get_metadata()
+            own = self.model.get_metadata()
         except (NotImplementedError, AttributeError):
             text = f"Could not load description from underlying model (loaded '{self.name}')"
             own = {"id": "0", "name": self.name, "description": text}
-        said.update(own)
-        return json_answer(said)
+        metadata.update(own)
+        return json_answer(metadata)
 
 
-def _found(target: str) -> Any:
+def _import_target(target: str) -> Any:
     """Import an entry point's target: `module`, `module:attr`, `module:attr.attr`, with optional extras in brackets."""
     module, _, path = target.partition("[")[0].strip().partition(":")
     names = [name for name in path.strip().split(".") if name]
     found: Any = importlib.import_module(module.strip())
     found = functools.reduce(getattr, names, found)
-    return found() if isinstance(found, type) and not _works_as_it_is(found) else found
+    return found() if isinstance(found, type) and not _needs_no_instance(found) else found
 
 
-def _works_as_it_is(found: type) -> bool:
+def _needs_no_instance(found: type) -> bool:
     """Return whether none of a class's METHODS needs an instance. Abstract methods do not count."""
     own = [inspect.getattr_static(found, name, None) for name in METHODS]
     methods = [each for each in own if each is not None and not getattr(each, "__isabstractmethod__", False)]

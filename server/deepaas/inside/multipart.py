@@ -13,10 +13,10 @@ import re
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-from .forms import CONTROL, Form, MalformedFormError, decoded, parameters_of
+from .forms import CONTROL, Form, MalformedFormError, decode, parameters_of
 
-_LONGEST_BOUNDARY = 70
-_MOST_HEADERS, _LONGEST_HEADER = 128, 8190
+_MAX_BOUNDARY_CHARS = 70
+_MAX_HEADERS, _MAX_HEADER_BYTES = 128, 8190
 """The most header lines of a part, and the most bytes of one, as in aiohttp."""
 _NAME = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
 _DISPOSITION = re.compile(
@@ -46,7 +46,7 @@ class Upload:
 def read_multipart(body: bytes, start: int, content_type: str) -> Form:
     """Parse a form that begins at `start`: its values by name, in order. Raises: MalformedFormError."""
     boundary = parameters_of(content_type).get("boundary", "")
-    if not boundary or len(boundary) > _LONGEST_BOUNDARY:
+    if not boundary or len(boundary) > _MAX_BOUNDARY_CHARS:
         raise MalformedFormError("no boundary, or one that is too long")
     try:
         return _read(body, start, b"--" + boundary.encode())
@@ -59,20 +59,20 @@ def _read(body: bytes, start: int, line: bytes) -> Form:
     content, charset, view = _first_part(body, start, line), "utf-8", memoryview(body)
     first = True
     while content >= 0:
-        headers, content = _headers(body, content)
+        headers, content = _read_headers(body, content)
         end = body.find(b"\r\n" + line, max(content - 2, start))  # an empty part may share its CRLF with the boundary
         if end < 0:
             raise MalformedFormError("the form does not end")
-        said = _disposition(headers.get("content-disposition", ""))
-        name = _named(said, "name")
+        parameters = _read_disposition(headers.get("content-disposition", ""))
+        name = _parameter(parameters, "name")
         if name is None:
             raise MalformedFormError("a part has no name")
-        value = _value(name, headers, _named(said, "filename"), view[content:end], charset)
+        value = _read_value(name, headers, _parameter(parameters, "filename"), view[content:end], charset)
         if first and name == "_charset_" and isinstance(value, str):
             charset = value.strip()
         else:
             form.setdefault(name, []).append(value)
-        first, content = False, _after(body, end + 2, line)
+        first, content = False, _skip_boundary(body, end + 2, line)
     return form
 
 
@@ -84,12 +84,12 @@ def _first_part(body: bytes, start: int, line: bytes) -> int:
         if at == start or body[at - 1 : at] == b"\n":
             rest = body[at + len(line) : _line_end(body, at)].rstrip()
             if rest in (b"", b"--"):
-                return -1 if rest else _after(body, at, line)
+                return -1 if rest else _skip_boundary(body, at, line)
         at = body.find(line, at + 1)
     raise MalformedFormError("no part begins")
 
 
-def _after(body: bytes, at: int, line: bytes) -> int:
+def _skip_boundary(body: bytes, at: int, line: bytes) -> int:
     """Skip a boundary. Returns: the start of its part, -1 if it is the last."""
     end = _line_end(body, at)
     rest = body[at + len(line) : end].rstrip()
@@ -105,7 +105,7 @@ def _line_end(body: bytes, at: int) -> int:
     return len(body) if end < 0 else end + 1
 
 
-def _headers(body: bytes, at: int) -> tuple[dict[str, str], int]:
+def _read_headers(body: bytes, at: int) -> tuple[dict[str, str], int]:
     headers: dict[str, str] = {}
     count = 0
     while True:
@@ -117,7 +117,7 @@ def _headers(body: bytes, at: int) -> tuple[dict[str, str], int]:
         if not line:
             return headers, at
         count += 1
-        if count > _MOST_HEADERS or len(line) > _LONGEST_HEADER:
+        if count > _MAX_HEADERS or len(line) > _MAX_HEADER_BYTES:
             raise MalformedFormError("a part has too many headers, or one that is too long")
         name, colon, value = line.decode("utf-8", "surrogateescape").partition(":")
         if not colon or not _NAME.fullmatch(name):
@@ -127,21 +127,21 @@ def _headers(body: bytes, at: int) -> tuple[dict[str, str], int]:
         headers.setdefault(name.lower(), value.strip())
 
 
-def _value(
+def _read_value(
     name: str, headers: dict[str, str], filename: str | None, content: memoryview, charset: str
 ) -> str | bytearray | Upload:
     kind = headers.get("content-type")
     if kind is not None and kind.lower().startswith("multipart/"):
         raise MalformedFormError("a part is a form itself")
-    content = _decoded(content, headers.get("content-transfer-encoding", "").lower())
+    content = _decode_transfer(content, headers.get("content-transfer-encoding", "").lower())
     if filename:
         return Upload(name, filename, content, "application/octet-stream" if kind is None else kind, headers)
     if kind is None or kind.startswith("text/"):
-        return decoded(content, parameters_of(kind or "").get("charset", charset))
+        return decode(content, parameters_of(kind or "").get("charset", charset))
     return bytearray(content)
 
 
-def _decoded(content: memoryview, coding: str) -> memoryview:
+def _decode_transfer(content: memoryview, coding: str) -> memoryview:
     if coding == "base64":
         return memoryview(base64.b64decode(content))
     if coding == "quoted-printable":
@@ -151,40 +151,40 @@ def _decoded(content: memoryview, coding: str) -> memoryview:
     return content
 
 
-def _disposition(header: str) -> dict[str, str]:
+def _read_disposition(header: str) -> dict[str, str]:
     """Parse the parameters of a Content-Disposition, by their names in lower case; none if it is malformed."""
-    said: dict[str, str] = {}
+    parameters: dict[str, str] = {}
     at = header.find(";")
     if at < 0:
-        return said
+        return parameters
     while at < len(header):
         found = _DISPOSITION.match(header, at)
         if found is None:
-            return said if header[at:].strip(" ;") == "" else {}
+            return parameters if header[at:].strip(" ;") == "" else {}
         name, at = found["name"].lower(), found.end()
-        if name in said:
+        if name in parameters:
             return {}
         quoted = found["quoted"]
         # a path from the root, or one escaped as a whole, becomes relative
-        said[name] = found["token"] if quoted is None else re.sub(r"\\(.)", r"\1", quoted.lstrip("\\/"))
-    return said
+        parameters[name] = found["token"] if quoted is None else re.sub(r"\\(.)", r"\1", quoted.lstrip("\\/"))
+    return parameters
 
 
-def _named(said: dict[str, str], name: str) -> str | None:
+def _parameter(parameters: dict[str, str], name: str) -> str | None:
     """Return a parameter: its extended form, its usual one, or its parts. Source: RFC 5987, RFC 2231."""
-    extended = _unquoted(said.get(f"{name}*", ""))
-    if extended is not None or name in said:
-        return extended if extended is not None else said[name]
-    whole = ""
-    for at in range(len(said)):
-        piece = said.get(f"{name}*{at}", said.get(f"{name}*{at}*"))
+    extended = _decode_extended(parameters.get(f"{name}*", ""))
+    if extended is not None or name in parameters:
+        return extended if extended is not None else parameters[name]
+    joined = ""
+    for at in range(len(parameters)):
+        piece = parameters.get(f"{name}*{at}", parameters.get(f"{name}*{at}*"))
         if piece is None:
             break
-        whole += piece
-    return (_unquoted(whole) if "'" in whole else whole) or None
+        joined += piece
+    return (_decode_extended(joined) if "'" in joined else joined) or None
 
 
-def _unquoted(text: str) -> str | None:
+def _decode_extended(text: str) -> str | None:
     """Decode an extended text, None if it is not in that form."""
     found = _EXTENDED.fullmatch(text)
     try:

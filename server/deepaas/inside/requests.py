@@ -10,13 +10,13 @@ import re
 from typing import Any
 
 from .answers import Refusal, json_error
-from .forms import Form, decoded, parameters_of, read_pairs, read_urlencoded
+from .forms import Form, decode, parameters_of, read_pairs, read_urlencoded
 from .multipart import read_multipart
 
 ABSENT: Any = object()
 """The JSON of a request without any."""
-_NOT_READ: Any = object()
-_REMEMBERED, _LONGEST = 64, 4096
+_UNPARSED: Any = object()
+_MAX_CACHED, _MAX_CACHED_BYTES = 64, 4096
 """The most lines that are cached, and the most bytes of one. A client sends the same line again and again."""
 _NO_FORM: Form = {}
 _CHARACTER = r"[^\x00-\x20\";\\\x7f-\U0010ffff]"
@@ -39,11 +39,11 @@ class RequestLine:
     __slots__ = ("_cookies", "content_type", "headers", "is_json", "kind", "query")
 
     def __init__(self, line: bytes) -> None:
-        said = json.loads(line)
-        self.query = read_pairs(_text(said["query"])) if said["query"] else _NO_FORM
+        parts = json.loads(line)
+        self.query = read_pairs(_from_latin1(parts["query"])) if parts["query"] else _NO_FORM
         self.headers: Form = {}
-        for name, value in said["headers"]:
-            self.headers.setdefault(name.lower(), []).append(_text(value))
+        for name, value in parts["headers"]:
+            self.headers.setdefault(name.lower(), []).append(_from_latin1(value))
         self.content_type = self.headers.get("content-type", [""])[0]
         self.kind = self.content_type.partition(";")[0].strip().lower()
         of_application = self.kind.startswith("application/")
@@ -58,69 +58,69 @@ class RequestLine:
         return self._cookies
 
 
-_SAID: dict[bytes, RequestLine] = {}
+_CACHED_LINES: dict[bytes, RequestLine] = {}
 
 
-def said_by(line: bytes) -> RequestLine:
+def request_line(line: bytes) -> RequestLine:
     """Parse a line, or return its cached form."""
-    said = _SAID.get(line)
-    if said is None:
-        said = RequestLine(line)
-        if len(line) <= _LONGEST:
-            if len(_SAID) >= _REMEMBERED:
-                _SAID.clear()
-            _SAID[line] = said
-    return said
+    parsed = _CACHED_LINES.get(line)
+    if parsed is None:
+        parsed = RequestLine(line)
+        if len(line) <= _MAX_CACHED_BYTES:
+            if len(_CACHED_LINES) >= _MAX_CACHED:
+                _CACHED_LINES.clear()
+            _CACHED_LINES[line] = parsed
+    return parsed
 
 
 class Request:
     """One request. Its Forms and `json` raise a Refusal if the body does not match its content type."""
 
-    __slots__ = ("_body", "_form", "_json", "_start", "said")
+    __slots__ = ("_body", "_form", "_json", "_start", "line")
 
     def __init__(self, call: bytes) -> None:
         at = call.index(b"\n")
-        self.said = said_by(call[:at])
+        self.line = request_line(call[:at])
         self._body, self._start = call, at + 1
-        self._form: Form = _NOT_READ
-        self._json: Any = _NOT_READ
+        self._form: Form = _UNPARSED
+        self._json: Any = _UNPARSED
 
     @property
     def form(self) -> Form:
         """The form; empty if there is none."""
-        if self._form is _NOT_READ:
+        if self._form is _UNPARSED:
             self._form = self._read_form()
         return self._form
 
     @property
     def json(self) -> Any:
         """The JSON, or ABSENT."""
-        if self._json is _NOT_READ:
+        if self._json is _UNPARSED:
             self._json = self._read_json()
         return self._json
 
     def _read_form(self) -> Form:
-        said = self.said
-        if said.kind not in ("multipart/form-data", "application/x-www-form-urlencoded"):
+        line = self.line
+        if line.kind not in ("multipart/form-data", "application/x-www-form-urlencoded"):
             return _NO_FORM
         try:
-            if said.kind == "multipart/form-data":
-                return read_multipart(self._body, self._start, said.content_type)
-            return read_urlencoded(self._body[self._start :], said.content_type)
+            if line.kind == "multipart/form-data":
+                return read_multipart(self._body, self._start, line.content_type)
+            return read_urlencoded(self._body[self._start :], line.content_type)
         except ValueError as error:
             raise Refusal(json_error(400, {"form": ["Invalid form body."]})) from error
 
     def _read_json(self) -> Any:
-        if not self.said.is_json or self._start == len(self._body):
+        if not self.line.is_json or self._start == len(self._body):
             return ABSENT
         try:
-            charset = parameters_of(self.said.content_type).get("charset", "utf-8")
-            return json.loads(decoded(self._body[self._start :], charset))
+            charset = parameters_of(self.line.content_type).get("charset", "utf-8")
+            return json.loads(decode(self._body[self._start :], charset))
         except (LookupError, ValueError, RecursionError) as error:
             raise Refusal(json_error(400, {"json": ["Invalid JSON body."]})) from error
 
 
-def _text(latin: str) -> str:
+def _from_latin1(latin: str) -> str:
     """Return the text of bytes that travel as Latin-1."""
     return latin if latin.isascii() else latin.encode("latin-1").decode("utf-8", "surrogateescape")
 
@@ -140,11 +140,11 @@ def read_cookies(header: str) -> Form:
             name, equals, value = (part.strip() for part in header[at:end].partition("="))
             at = end + 1
         if equals and _COOKIE_NAME.fullmatch(name):
-            cookies[name] = [_unquoted(value)]
+            cookies[name] = [_unquote(value)]
     return cookies
 
 
-def _unquoted(value: str) -> str:
+def _unquote(value: str) -> str:
     if len(value) > 1 and value[0] == value[-1] == '"':
         return _ESCAPED.sub(lambda found: chr(int(found[1], 8)) if found[1] else found[2], value[1:-1])
     return value

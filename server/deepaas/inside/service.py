@@ -19,14 +19,23 @@ from penstock.server.deepaas.messages import CHECK, METADATA, PROGRESS, TRAIN, M
 from penstock.server.ipc.channel import Channel
 
 from .accepting import JSON_TYPES, AcceptArgument
-from .answers import Refusal, content_answer, error_answer, json_answer, log, text_answer, unmade, write_json
+from .answers import (
+    Refusal,
+    content_answer,
+    error_answer,
+    failed_http_exception,
+    json_answer,
+    log,
+    text_answer,
+    write_json,
+)
 from .arguments import Arguments
 from .describing import Describer
 from .files import Uploads
 from .model import WrappedModel
 from .multipart import Upload
 from .requests import Request
-from .untouched import untouched
+from .untouched import restoring_dicts
 
 Reply = tuple[bytes, Sequence[Array | None] | None]
 IMPORTABLE = str(Path(__file__).resolve().parents[1] / "importable")
@@ -41,8 +50,8 @@ def open_service(settings: dict[str, Any], channel: Channel) -> DeepaasInside:
         return DeepaasInside(WrappedModel(settings["model"], settings["target"]), settings, channel)
     except BaseException as error:  # noqa: BLE001 - whatever it is, there is no model
         log(error)
-        said = f"model '{settings['model']}' ({settings['target']}): {type(error).__name__}: {error}"
-        raise InferError(Code.INVALID, said) from None
+        text = f"model '{settings['model']}' ({settings['target']}): {type(error).__name__}: {error}"
+        raise InferError(Code.INVALID, text) from None
 
 
 class DeepaasInside:
@@ -53,18 +62,18 @@ class DeepaasInside:
     def __init__(self, model: WrappedModel, settings: dict[str, Any], channel: Channel) -> None:
         self._model = model
         self._role = WorkerRole(settings["role"])
-        self._shows = bool(settings["show_errors"])
+        self._show_errors = bool(settings["show_errors"])
         self._channel = channel
         self._pid = os.getpid()
         self._uploads = Uploads()
         trains = self._role is not WorkerRole.PREDICT
         predicts = self._role is not WorkerRole.TRAIN
         # the Desk may keep state from declaring arguments, as the original's server did
-        with contextlib.nullcontext() if self._role is WorkerRole.DESK else untouched(settings["target"]):
+        with contextlib.nullcontext() if self._role is WorkerRole.DESK else restoring_dicts(settings["target"]):
             predict_args = model.arguments("get_predict_args") if predicts else {}
             train_args = model.arguments("get_train_args") if trains else {}
-        self._accepting = AcceptArgument(predict_args, by_header=settings["accept_header"])
-        self._predict_arguments = Arguments(self._accepting.arguments)
+        self._accept = AcceptArgument(predict_args, by_header=settings["accept_header"])
+        self._predict_arguments = Arguments(self._accept.arguments)
         self._train_arguments = Arguments(train_args)
         self._schema = _schema_of(model.schema) if predicts else None
         if settings["warm"] and self._role is not WorkerRole.DESK:
@@ -75,7 +84,7 @@ class DeepaasInside:
         if self._role is not WorkerRole.DESK:
             return b"", None
         try:
-            return self._described().write(), None
+            return self._description().write(), None
         except Exception as error:  # noqa: BLE001 - a model that can be called must not fail because of its documents
             log(error)
             predicts, trains = (self._model.method(name) is not None for name in ("predict", "train"))
@@ -84,14 +93,14 @@ class DeepaasInside:
     def call(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> Reply:
         """Run one call. Every failure except the server's own is returned as an answer."""
         if kind == CALL:
-            return self._answered(self._predict, body), None
+            return self._answer(self._predict, body), None
         if kind == TRAIN:
             return self._train(body, number), None
         if kind == CHECK:
-            return self._answered(self._check, body), None
+            return self._answer(self._check, body), None
         if kind == METADATA:
-            return self._answered(self._metadata, body), None
-        raise InferError(Code.INTERNAL, f"no call is of kind {kind}")
+            return self._answer(self._metadata, body), None
+        raise InferError(Code.INTERNAL, f"unknown call kind {kind}")
 
     def told(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
         """Ignore it: the server sends no notifications."""
@@ -102,32 +111,32 @@ class DeepaasInside:
 
     # -- calls -------------------------------------------------------------------------------------------------
 
-    def _answered(self, do: Callable[[bytes], bytes], body: bytes) -> bytes:
+    def _answer(self, function: Callable[[bytes], bytes], body: bytes) -> bytes:
         """Answer a call, also if it fails."""
         try:
-            return do(body)
+            return function(body)
         except Refusal as refusal:
             return refusal.answer
         except BaseException as error:  # sys.exit in user code affects only its own call
             if os.getpid() != self._pid:
                 raise  # a child that user code forked
-            return error_answer(error, shown=self._shows)
+            return error_answer(error, shown=self._show_errors)
 
     def _predict(self, body: bytes) -> bytes:
         request = Request(body)
-        arguments = self._predict_arguments.read(request, self._accepting.chosen(request.said.headers))
-        predict = self._model.needed("predict")
+        arguments = self._predict_arguments.read(request, self._accept.from_header(request.line.headers))
+        predict = self._model.require("predict")
         try:
-            if request.said.kind == "multipart/form-data":
-                self._uploads.stored(arguments)
+            if request.line.kind == "multipart/form-data":
+                self._uploads.store(arguments)
             value, accept = predict(**arguments), arguments.get("accept")
             if isinstance(accept, str) and accept not in JSON_TYPES:
                 return content_answer(value, accept)
-            return self._json(value)
+            return self._prediction_answer(value)
         finally:
             self._uploads.clear()
 
-    def _json(self, value: Any) -> bytes:
+    def _prediction_answer(self, value: Any) -> bytes:
         if self._schema is None:
             return json_answer({"status": "OK", "predictions": value})
         import marshmallow
@@ -146,19 +155,19 @@ class DeepaasInside:
 
     def _check(self, body: bytes) -> bytes:
         arguments = self._train_arguments.read(Request(body))
-        self._model.needed("train")
-        return json_answer({name: shown(value) for name, value in arguments.items()})
+        self._model.require("train")
+        return json_answer({name: to_json(value) for name, value in arguments.items()})
 
     def _train(self, body: bytes, number: int) -> bytes:
         try:
             arguments = self._train_arguments.read(Request(body))
-            train = self._model.needed("train")
-            self._uploads.stored(arguments)
+            train = self._model.require("train")
+            self._uploads.store(arguments)
             self._channel.send(PROGRESS, number)
-            return write_json({"output": shown(train(**arguments))}).encode()
+            return write_json({"output": to_json(train(**arguments))}).encode()
         except Refusal as refusal:
             return write_json({"error": read_answer(refusal.answer)[3].decode()}).encode()
-        except BaseException as error:  # as in _answered
+        except BaseException as error:  # as in _answer
             if os.getpid() != self._pid:
                 raise
             log(error)
@@ -168,12 +177,12 @@ class DeepaasInside:
 
     # -- description -------------------------------------------------------------------------------------------
 
-    def _described(self) -> ModelDescription:
+    def _description(self) -> ModelDescription:
         model, describer = self._model, Describer()
         train_args = describer.arguments(self._train_arguments.fields)
         predict_args = describer.arguments(self._predict_arguments.fields)
-        if self._accepting.choices:
-            predict_args["produces"] = self._accepting.choices
+        if self._accept.choices:
+            predict_args["produces"] = self._accept.choices
         schema = {} if self._schema is None else describer.schema(self._schema)
         predicts, trains = (model.method(name) is not None for name in ("predict", "train"))
         return ModelDescription(predicts, trains, predict_args, train_args, schema)
@@ -192,7 +201,7 @@ def _schema_of(declared: Any) -> Any:
     raise TypeError("`schema` must be a dict of fields, or a class that descends from marshmallow.Schema")
 
 
-def shown(value: Any) -> Any:
+def to_json(value: Any) -> Any:
     """Return the form in which a training shows an argument, or its result.
 
     A file is shown as its argument name, content type and the client's file name. A value that is not JSON is shown as
@@ -201,7 +210,7 @@ def shown(value: Any) -> Any:
     if isinstance(value, Upload):
         return [value.name, value.content_type, value.filename]
     if isinstance(value, list):
-        return [shown(each) for each in value]
+        return [to_json(each) for each in value]
     try:
         write_json(value)
     except (TypeError, ValueError, RecursionError):
@@ -210,10 +219,10 @@ def shown(value: Any) -> Any:
 
 
 def _message_of(error: BaseException) -> str:
-    if (meant := unmade(error)) is not None:
-        return meant[1]
+    if (failed := failed_http_exception(error)) is not None:
+        return failed[1]
     try:
-        said = str(error)
+        text = str(error)
     except Exception:  # noqa: BLE001 - user code's own
-        said = type(error).__name__
-    return said if isinstance(error, Exception) else f"{type(error).__name__}: {said}"
+        text = type(error).__name__
+    return text if isinstance(error, Exception) else f"{type(error).__name__}: {text}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.backends.errors import InferError
-from penstock.batching.ensembles.steps import check_flow
+from penstock.batching.ensembles.steps import check_dataflow
 from penstock.batching.spec import EnsembleSpec, Step
 
 from .parse_context import ParseContext
@@ -57,7 +57,7 @@ def _read_ensemble(context: ParseContext, field: str) -> None:
     _check_others(context)
     steps = tuple(_read_step(context, number, step) for number, step in enumerate(config.ensemble_scheduling.step))
     try:
-        check_flow(name, [each.name for each in config.input], [each.name for each in config.output], steps)
+        check_dataflow(name, [each.name for each in config.input], [each.name for each in config.output], steps)
     except InferError as error:
         context.add_mistake(field, error.message)
     context.set_value("ensemble", EnsembleSpec(steps, config.ensemble_scheduling.max_inflight_requests), field)

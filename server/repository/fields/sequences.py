@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.backends.datatypes import BY_CONFIG_NAME
-from penstock.batching.sequences.controls import CORRIDS
+from penstock.batching.sequences.controls import CORRID_DATATYPES
 from penstock.batching.spec import Control, SequenceSpec, State
 from penstock.server.repository.findings import path_exists, resolve_inside
 
@@ -121,12 +121,12 @@ def _read_corrid(context: ParseContext, name: str, control: Any) -> Control:
         fields = "either 'int32_false_true', 'fp32_false_true' or 'bool_false_true'"
         _add_mistake(context, f"sequence batching must not specify {fields} for {kind} for {context.name}")
     datatype = BY_CONFIG_NAME.get(enum_name(control, "data_type"))
-    if datatype is None or datatype.name not in CORRIDS:
+    if datatype is None or datatype.name not in CORRID_DATATYPES:
         allowed = "TYPE_UINT64, TYPE_INT64, TYPE_UINT32, TYPE_INT32 and TYPE_STRING"
         _add_mistake(
             context, f"unexpected data type for control {kind} for {context.name}. Allowed data types are {allowed}"
         )
-    return Control(name, "corrid", datatype.name if datatype else CORRIDS[0])
+    return Control(name, "corrid", datatype.name if datatype else CORRID_DATATYPES[0])
 
 
 def _read_flag(context: ParseContext, name: str, kind: str, control: Any) -> Control | None:

@@ -12,20 +12,20 @@ from typing import Any
 
 import numpy as np
 
+from .message_codecs import GraphError
 from .nodes import ABTEST, GraphNode
-from .wires import GraphError
 
 Dict = dict[str, Any]
 CLASSES, VALUES = ("class0", "class1", "class2"), (0.1, 0.9, 0.5)
 METRICS = (("mymetric_counter", "COUNTER", 1), ("mymetric_gauge", "GAUGE", 100), ("mymetric_timer", "TIMER", 22.1))
 
 
-def route(node: GraphNode, chance: random.Random) -> int:
+def route(node: GraphNode, rng: random.Random) -> int:
     """Choose a child: for an A/B test by `ratioA`, the share of the first child, one half by default."""
     if node.implementation != ABTEST:
         return 0
-    said = [each["value"] for each in node.parameters if each["name"] == "ratioA"]
-    return 0 if chance.random() < (float(said[0]) if said else 0.5) else 1
+    ratios = [each["value"] for each in node.parameters if each["name"] == "ratioA"]
+    return 0 if rng.random() < (float(ratios[0]) if ratios else 0.5) else 1
 
 
 def predict(message: Dict) -> Dict:
@@ -33,7 +33,7 @@ def predict(message: Dict) -> Dict:
     answer: Dict = {key: message[key] for key in ("strData", "binData") if key in message}
     if not answer or "data" in message:
         answer = {"data": {"names": [*CLASSES], "tensor": {"shape": [1, len(VALUES)], "values": [*VALUES]}}}
-    meta = _merged([message])
+    meta = _merge_meta([message])
     meta["metrics"] = [*meta.get("metrics", ()), *({"key": k, "type": t, "value": v} for k, t, v in METRICS)]
     return {**answer, "meta": meta}
 
@@ -44,34 +44,34 @@ def average(messages: Sequence[Dict]) -> Dict:
     first = arrays[0]
     for array in arrays[1:]:
         if array.shape != first.shape:
-            raise GraphError(f"an average is made of arrays of one shape, not of {first.shape} and {array.shape}")
+            raise GraphError(f"an average needs arrays of the same shape, not {first.shape} and {array.shape}")
     mean = sum(arrays[1:], first) / len(arrays)
-    said: Dict = messages[0]["data"]
+    data: Dict = messages[0]["data"]
     content = (
         {"tensor": {"shape": [*first.shape], "values": mean.ravel().tolist()}}
-        if "tensor" in said
+        if "tensor" in data
         else {"ndarray": mean.tolist()}
     )
-    names = {"names": said["names"]} if "names" in said else {}
-    return {"data": {**names, **content}, "meta": _merged(messages)}
+    names = {"names": data["names"]} if "names" in data else {}
+    return {"data": {**names, **content}, "meta": _merge_meta(messages)}
 
 
 def _array(message: Dict) -> Any:
     content = message.get("data")
     try:
         if "tensor" in content:  # type: ignore[operator]
-            said = content["tensor"]  # type: ignore[index]
-            array = np.array(said["values"], np.float64).reshape([int(length) for length in said["shape"]])
+            tensor = content["tensor"]  # type: ignore[index]
+            array = np.array(tensor["values"], np.float64).reshape([int(length) for length in tensor["shape"]])
         else:
             array = np.array(content["ndarray"], np.float64)  # type: ignore[index]
     except (TypeError, ValueError, KeyError, OverflowError):
-        raise GraphError("an average is made of arrays of numbers, as tensor or ndarray") from None
+        raise GraphError("an average needs arrays of numbers, as tensor or ndarray") from None
     if array.ndim != 2:
-        raise GraphError(f"an average is made of arrays of two dimensions, not of {array.ndim}")
+        raise GraphError(f"an average needs arrays of two dimensions, not {array.ndim}")
     return array
 
 
-def _merged(messages: Sequence[Dict]) -> Dict:
+def _merge_meta(messages: Sequence[Dict]) -> Dict:
     """Merge the `meta` of messages, as a component's `aggregate` does."""
     metas: list[Dict] = [message["meta"] for message in messages if isinstance(message.get("meta"), dict)]
     merged: Dict = {}

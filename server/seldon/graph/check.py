@@ -11,11 +11,11 @@ from pathlib import Path
 
 from penstock.server.repository.check import CheckReport
 from penstock.server.repository.mirrors import make_defaults
-from penstock.server.seldon.check import described, mistakes_of
+from penstock.server.seldon.check import describe, mistakes_of
 from penstock.server.settings import Settings
 
+from .graph_file import read
 from .nodes import Deployment, GraphNode
-from .reading import read
 from .repository import GraphRepository
 
 
@@ -31,23 +31,23 @@ def check_graph(settings: Settings) -> CheckReport:
         for spec in entry.specs:
             report.specs.append(replace(spec, options={}))  # the notes below describe them
             report.findings += mistakes_of(spec)
-            report.extra_lines[spec.name] = described(spec)
+            report.extra_lines[spec.name] = describe(spec)
     if report.specs:
-        report.extra_lines[report.specs[-1].name] += ["", *_drawn(deployment)]
+        report.extra_lines[report.specs[-1].name] += ["", *_draw(deployment)]
     return report
 
 
-def _drawn(deployment: Deployment) -> Iterator[str]:
+def _draw(deployment: Deployment) -> Iterator[str]:
     """Draw the graphs, one line for each node."""
-    alone = sum(not predictor.shadow for predictor in deployment.predictors) == 1
+    is_only = sum(not predictor.shadow for predictor in deployment.predictors) == 1
     for predictor in deployment.predictors:
-        share = "a shadow" if predictor.shadow else f"{100 if alone else predictor.weight} % of the requests"
+        share = "a shadow" if predictor.shadow else f"{100 if is_only else predictor.weight} % of the requests"
         yield f"{deployment.name}, predictor {predictor.name}: {share}"
-        yield from _under(predictor.graph, 1)
+        yield from _draw_node(predictor.graph, 1)
 
 
-def _under(node: GraphNode, depth: int) -> Iterator[str]:
+def _draw_node(node: GraphNode, depth: int) -> Iterator[str]:
     methods = ", ".join(sorted(node.methods))
     yield f"{'  ' * depth}{node.name}: {node.implementation or node.type}{f' ({methods})' if methods else ''}"
     for child in node.children:
-        yield from _under(child, depth + 1)
+        yield from _draw_node(child, depth + 1)

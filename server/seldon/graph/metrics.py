@@ -45,11 +45,13 @@ class GraphMetrics:
         self.deployment = deployment
         self._series: dict[tuple[str, ...], list[int]] = {}
 
-    def request(self, predictor: Predictor, service: str, method: str, code: str, spent_ns: int) -> None:
+    def count_request(self, predictor: Predictor, service: str, method: str, code: str, duration_ns: int) -> None:
         """Count one request of the graph."""
-        self._count((SERVER, predictor.name, predictor.version, service, method, code), spent_ns)
+        self._count((SERVER, predictor.name, predictor.version, service, method, code), duration_ns)
 
-    def call(self, predictor: Predictor, node: GraphNode, endpoint: Endpoint, status: int, spent_ns: int) -> None:
+    def count_call(
+        self, predictor: Predictor, node: GraphNode, endpoint: Endpoint, status: int, duration_ns: int
+    ) -> None:
         """Count one call of a node. `status` is HTTP's, or gRPC's, which are smaller; a negative one is not counted."""
         if status < 0:
             return
@@ -58,14 +60,14 @@ class GraphMetrics:
         method, code = ("post", str(status)) if http else ("unary", GRPC_CODES[status])
         image, _, version = node.image.partition(":")
         key = (CLIENT, predictor.name, predictor.version, service, method, code, node.name, image, version)
-        self._count(key, spent_ns)
+        self._count(key, duration_ns)
 
-    def _count(self, key: tuple[str, ...], spent_ns: int) -> None:
+    def _count(self, key: tuple[str, ...], duration_ns: int) -> None:
         counts = self._series.get(key)
         if counts is None:
             counts = self._series[key] = [0] * (len(EDGES) + 2)
-        counts[bisect_left(_BOUNDS_NS, spent_ns)] += 1
-        counts[-1] += spent_ns
+        counts[bisect_left(_BOUNDS_NS, duration_ns)] += 1
+        counts[-1] += duration_ns
 
     def render(self) -> Iterator[str]:
         """Return the lines for the metrics page."""
@@ -79,10 +81,10 @@ class GraphMetrics:
 
     def _lines(self, key: tuple[str, ...], counts: list[int]) -> Iterator[str]:
         name, predictor, version, service, method, code, *node = key
-        said = {
+        labels_by_name = {
             "code": code, "deployment_name": self.deployment, "method": method,
             **dict(zip(("model_name", "model_image", "model_version"), node, strict=False)),
             "predictor_name": predictor, "predictor_version": version, "service": service,
         }  # fmt: skip
-        labels = ",".join(f'{label}="{label_value(value)}"' for label, value in sorted(said.items()))
+        labels = ",".join(f'{label}="{label_value(value)}"' for label, value in sorted(labels_by_name.items()))
         yield from histogram_lines(name, labels, EDGES, counts[:-1], decimal(counts[-1], 9))

@@ -1,4 +1,4 @@
-"""Nodes: the content of a graph file, parsed and checked. Made by reading.py; walked by walk.py.
+"""Nodes: the content of a graph file, parsed and checked. Made by graph_file.py; walked by walk.py.
 
 Source for the methods called for each type: Seldon Core 1.17.1, the executor.
 """
@@ -19,7 +19,7 @@ ABTEST, SIMPLE_MODEL, SIMPLE_ROUTER, AVERAGE = "RANDOM_ABTEST", "SIMPLE_MODEL", 
 BUILT_IN = (ABTEST, SIMPLE_MODEL, SIMPLE_ROUTER, AVERAGE)
 
 
-class MetaNotes(enum.Enum):
+class MetaMode(enum.Enum):
     """What is written into the `meta` of an answer. NONE: only what the nodes return, as in the executor."""
 
     NONE = "none"
@@ -57,24 +57,24 @@ class GraphNode:
     line: int = 0
 
     @property
-    def into(self) -> Endpoint | None:
+    def input_endpoint(self) -> Endpoint | None:
         """The Endpoint called with its input, None if there is none."""
         if self.type == "TRANSFORMER" or "TRANSFORM_INPUT" in self.methods:
             return Endpoint.TRANSFORM_INPUT
         return Endpoint.PREDICT if self.type == "MODEL" else None
 
     @property
-    def routes(self) -> bool:
+    def is_router(self) -> bool:
         """Whether it is called to choose the next child."""
         return self.type == "ROUTER" or "ROUTE" in self.methods
 
     @property
-    def aggregates(self) -> bool:
+    def is_combiner(self) -> bool:
         """Whether it is called to merge its children's messages."""
         return self.type == "COMBINER" or "AGGREGATE" in self.methods
 
     @property
-    def out(self) -> bool:
+    def transforms_output(self) -> bool:
         """Whether it is called with its output."""
         return self.type == "OUTPUT_TRANSFORMER" or "TRANSFORM_OUTPUT" in self.methods
 
@@ -102,7 +102,7 @@ class Predictor:
     weight: int = 100
     shadow: bool = False
     version: str = ""
-    notes: MetaNotes = MetaNotes.NONE
+    meta_mode: MetaMode = MetaMode.NONE
     rest_limit_s: float = 0.0
     grpc_limit_s: float = 0.0
 

@@ -15,11 +15,11 @@ from penstock.server.repository.pbtxt import model_config_pb2
 from penstock.server.repository.repository import Repository
 from penstock.server.repository.scan import Defaults, ModelEntry
 from penstock.server.seldon.components import spec_of
-from penstock.server.seldon.modules import S2I, built_with
+from penstock.server.seldon.modules import S2I, image_variables
 from penstock.server.settings import Settings
 
+from .graph_file import read
 from .nodes import GraphNode
-from .reading import read
 
 
 class GraphRepository(Repository):
@@ -37,16 +37,16 @@ class GraphRepository(Repository):
         self._settings = settings
         self._environ = environ
         self._file = file
-        self._print: bytes | None = None
-        self._turn = threading.Lock()
+        self._last_fingerprint: bytes | None = None
+        self._lock = threading.Lock()
         self.deployment = self.served = read(file)
 
     def scan(self) -> tuple[list[ModelEntry], list[Finding], dict[str, bytes]]:
         """Read the file; blocks."""
         nodes = self._nodes()
-        prints = {node.model: self._fingerprint(node) for node in nodes}
+        fingerprints = {node.model: self._fingerprint(node) for node in nodes}
         warnings = [finding for finding in self.deployment.findings if not finding.is_mistake]
-        return [self._entry(node) for node in nodes], warnings, prints
+        return [self._entry(node) for node in nodes], warnings, fingerprints
 
     def fingerprints(self) -> dict[str, bytes]:
         """Return the fingerprint of each node; blocks."""
@@ -63,7 +63,7 @@ class GraphRepository(Repository):
         if node is None:
             return None, b""
         if config is not None:
-            finding = Finding(self._file, "takes no configuration: the file says it", node.line, model=name)
+            finding = Finding(self._file, "takes no configuration: it is in the graph file", node.line, model=name)
             return ModelEntry(name, self._file, findings=(finding,)), self._fingerprint(node)
         return self._entry(node), self._fingerprint(node)
 
@@ -73,10 +73,10 @@ class GraphRepository(Repository):
 
     def _nodes(self) -> list[GraphNode]:
         """Read the file again if it has changed; if it is now invalid, keep the last valid content."""
-        with self._turn:
-            print_ = fingerprint_files([self._file])
-            if print_ != self._print:
-                self._print = print_
+        with self._lock:
+            latest = fingerprint_files([self._file])
+            if latest != self._last_fingerprint:
+                self._last_fingerprint = latest
                 deployment = read(self._file)
                 if not deployment.mistakes:
                     self.deployment = deployment
@@ -92,14 +92,14 @@ class GraphRepository(Repository):
         """Return a value that changes with the node's modules, its s2i file, or its part of the graph file."""
         if self._settings.model_control_mode == "none" or node.code is None:
             return b"-"
-        said = json.dumps([node.code.component, [*node.parameters], {**node.environment}], sort_keys=True)
-        places = [*sorted(node.code.folder.rglob("*.py")), node.code.folder / S2I]
-        return fingerprint_files(place for place in places if place.exists()) + said.encode("utf-8", "surrogateescape")
+        content = json.dumps([node.code.component, [*node.parameters], {**node.environment}], sort_keys=True)
+        paths = [*sorted(node.code.folder.rglob("*.py")), node.code.folder / S2I]
+        return fingerprint_files(path for path in paths if path.exists()) + content.encode("utf-8", "surrogateescape")
 
     def _entry(self, node: GraphNode) -> ModelEntry:
         settings, code = self._settings, node.code
         if code is None:
             raise ValueError(f"node '{node.name}' has no code")
-        environment = built_with(code.folder, self._environ) | {**node.environment}
+        environment = image_variables(code.folder, self._environ) | {**node.environment}
         spec = spec_of(settings, node.model, code, json.dumps([*node.parameters]), environment)
         return ModelEntry(node.model, self._file, (spec,), model_config_pb2().ModelConfig(name=node.model))

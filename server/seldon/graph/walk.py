@@ -23,8 +23,8 @@ from penstock.server.seldon.messages import Endpoint, read_answer
 from penstock.server.seldon.pages import JSON
 
 from . import builtin
-from .nodes import AVERAGE, BUILT_IN, SIMPLE_MODEL, GraphNode, MetaNotes, Predictor
-from .wires import GraphError, Message, MessageCodec, Noted
+from .message_codecs import GraphError, Message, MessageCodec, WalkRecord
+from .nodes import AVERAGE, BUILT_IN, SIMPLE_MODEL, GraphNode, MetaMode, Predictor
 
 if TYPE_CHECKING:
     from penstock.batching.model import Model
@@ -47,175 +47,180 @@ class NodeFailed(Exception):  # noqa: N818 - a condition that the node has answe
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
-    """What all walks of a server share. `tell` takes the metrics that a node's call reported: model, endpoint, metrics.
+class WalkContext:
+    """What all walks of a server share. `report_metrics` takes the model, endpoint and metrics that a call reported.
 
-    `counted` takes each call's predictor, node, endpoint, status (-1 if none arrived) and nanoseconds. By model,
-    `sharing` makes calls that may share batches, and `described` has what a worker reported about its node.
+    `count_call` takes each call's predictor, node, endpoint, status (-1 if none arrived) and nanoseconds. By model,
+    `sharing` makes calls that may share batches, and `descriptions` has what a worker reported about its node.
     """
 
     engine: ServingEngine
-    tell: Callable[[str, Endpoint, bytes], None] = lambda model, endpoint, metrics: None
-    counted: Callable[[Predictor, GraphNode, Endpoint, int, int], None] = lambda *of_a_call: None
+    report_metrics: Callable[[str, Endpoint, bytes], None] = lambda model, endpoint, metrics: None
+    count_call: Callable[[Predictor, GraphNode, Endpoint, int, int], None] = lambda *of_a_call: None
     sharing: Mapping[str, Sharing] = field(default_factory=dict)
-    chance: random.Random = field(default_factory=random.Random)
-    described: Mapping[str, ComponentDescription] = field(default_factory=dict)
+    rng: random.Random = field(default_factory=random.Random)
+    descriptions: Mapping[str, ComponentDescription] = field(default_factory=dict)
 
 
 class Walk:
     """One request. `routing` has the child that each node chose so far, `path` the images of the nodes it passed."""
 
-    def __init__(self, means: Means, predictor: Predictor, wire: MessageCodec) -> None:
-        self._means = means
+    def __init__(self, context: WalkContext, predictor: Predictor, codec: MessageCodec) -> None:
+        self._context = context
         self._predictor = predictor
-        self._wire = wire
-        self._limit_s = wire.limit_s(predictor)
+        self._codec = codec
+        self._limit_s = codec.limit_s(predictor)
         self.routing: dict[str, int] = {}
         self.path: dict[str, str] = {}
 
     async def predict(self, message: Message, puid: str) -> Message:
         """Answer a request. Raises: NodeFailed, GraphError, InferError."""
-        answer = await self._through(self._predictor.graph, message)
-        notes = self._predictor.notes
-        if notes is MetaNotes.NONE:
+        answer = await self._predict_from(self._predictor.graph, message)
+        meta_mode = self._predictor.meta_mode
+        if meta_mode is MetaMode.NONE:
             return answer
-        noted = Noted(self.routing, self.path, puid)
-        return await off_loop(len(answer.body), self._wire.noted, answer, noted, notes)
+        record = WalkRecord(self.routing, self.path, puid)
+        return await off_loop(len(answer.body), self._codec.add_meta, answer, record, meta_mode)
 
     async def feedback(self, message: Message) -> Message:
         """Send feedback to the nodes that its request passed. Raises: as `predict`."""
-        routing = await off_loop(len(message.body), self._wire.routing, message)
-        return await self._back(self._predictor.graph, message, routing)
+        routing = await off_loop(len(message.body), self._codec.routing, message)
+        return await self._send_feedback(self._predictor.graph, message, routing)
 
-    async def ask(self, node: GraphNode, endpoint: Endpoint, message: Message) -> Message:
+    async def call_node(self, node: GraphNode, endpoint: Endpoint, message: Message) -> Message:
         """Call one node. Raises: as `predict`."""
         self.path[node.name] = node.image or UNSET_IMAGE
-        model = model_of(self._means.engine, node)
-        sharing, described = self._means.sharing.get(node.model), self._means.described.get(node.model)
-        looks = sharing is None and described is not None and described.looks and endpoint is not Endpoint.HEALTH
-        form, payload = self._wire.payload(message, headed=looks)
+        model = model_of(self._context.engine, node)
+        sharing, description = self._context.sharing.get(node.model), self._context.descriptions.get(node.model)
+        with_headers = (
+            sharing is None
+            and description is not None
+            and description.reads_request
+            and endpoint is not Endpoint.HEALTH
+        )
+        payload_kind, payload = self._codec.payload(message, with_headers=with_headers)
         if sharing is None:
-            call = SeldonCall(model, endpoint, form, payload, FUTURES)
+            call = SeldonCall(model, endpoint, payload_kind, payload, FUTURES)
         else:
-            call = await off_loop(len(payload), sharing.call_of, model, endpoint, form, payload, FUTURES)
+            call = await off_loop(len(payload), sharing.make_call, model, endpoint, payload_kind, payload, FUTURES)
         call.context = asyncio.get_running_loop().create_future()
-        began_ns, status = time.monotonic_ns(), -1
+        started_ns, status = time.monotonic_ns(), -1
         try:
-            self._means.engine.submit(call)
-            await self._answered(call, node)
-            status, answer = self._opened(call, node, endpoint)
+            self._context.engine.submit(call)
+            await self._await_answer(call, node)
+            status, answer = self._read_answer(call, node, endpoint)
         finally:
-            self._means.counted(self._predictor, node, endpoint, status, time.monotonic_ns() - began_ns)
-        if status != self._wire.good:
+            self._context.count_call(self._predictor, node, endpoint, status, time.monotonic_ns() - started_ns)
+        if status != self._codec.ok_status:
             raise NodeFailed(node.name, status, answer)
         return answer
 
-    async def _answered(self, call: SeldonCall, node: GraphNode) -> None:
+    async def _await_answer(self, call: SeldonCall, node: GraphNode) -> None:
         """Wait for an answer; cancel the call if its client is gone or the time limit is reached."""
         try:
             async with asyncio.timeout(self._limit_s or None):
                 await call.context
         except TimeoutError:
-            self._means.engine.cancel(call)
-            raise GraphError(f"node '{node.name}' has not answered within {self._limit_s:g} s") from None
+            self._context.engine.cancel(call)
+            raise GraphError(f"node '{node.name}' did not answer within {self._limit_s:g} s") from None
         except asyncio.CancelledError:
-            self._means.engine.cancel(call)
+            self._context.engine.cancel(call)
             raise
 
-    def _opened(self, call: SeldonCall, node: GraphNode, endpoint: Endpoint) -> tuple[int, Message]:
+    def _read_answer(self, call: SeldonCall, node: GraphNode, endpoint: Endpoint) -> tuple[int, Message]:
         """Return the status and message of an answer, and count the metrics it reported."""
         status, metrics, lines, body = read_answer(call.reply)
         if metrics:
-            self._means.tell(node.model, endpoint, metrics)
+            self._context.report_metrics(node.model, endpoint, metrics)
         return status, Message(body, lines.partition(b"\r\n")[0] if lines else JSON)
 
     # -- predictions -------------------------------------------------------------------------------------------
 
-    async def _through(self, node: GraphNode, message: Message) -> Message:
-        message = await self._into(node, message)
-        message = await self._children(node, message)
-        if node.out and node.code is not None:
-            message = await self.ask(node, Endpoint.TRANSFORM_OUTPUT, message)
+    async def _predict_from(self, node: GraphNode, message: Message) -> Message:
+        message = await self._transform_input(node, message)
+        message = await self._call_children(node, message)
+        if node.transforms_output and node.code is not None:
+            message = await self.call_node(node, Endpoint.TRANSFORM_OUTPUT, message)
         return message
 
-    async def _into(self, node: GraphNode, message: Message) -> Message:
+    async def _transform_input(self, node: GraphNode, message: Message) -> Message:
         if node.implementation == SIMPLE_MODEL:
-            self._pass(node)
-            return self._wire.write(builtin.predict(self._wire.read(message)))
-        if node.into is None or node.implementation in BUILT_IN:
+            self._record_builtin(node)
+            return self._codec.write(builtin.predict(self._codec.read(message)))
+        if node.input_endpoint is None or node.implementation in BUILT_IN:
             return message
         self.routing[node.name] = ALL
-        return await self.ask(node, node.into, message)
+        return await self.call_node(node, node.input_endpoint, message)
 
-    async def _children(self, node: GraphNode, message: Message) -> Message:
+    async def _call_children(self, node: GraphNode, message: Message) -> Message:
         """Call the children that the node chooses, and merge their messages into one."""
         if not node.children:
             return message
-        route = await self._route(node, message)
+        route = await self._choose_child(node, message)
         if route == ABORT:
             self.routing[node.name] = ABORT
             return message
         chosen = node.children if route == ALL else (node.children[route],)
-        answers = await _together([self._through(child, message) for child in chosen])
+        answers = await _gather([self._predict_from(child, message) for child in chosen])
         self.routing[node.name] = route
         if node.implementation == AVERAGE:
-            self._pass(node)
+            self._record_builtin(node)
             size = sum(len(each.body) for each in answers)
-            return await off_loop(size, _averaged, self._wire, answers)
-        if node.aggregates and node.implementation not in BUILT_IN:
+            return await off_loop(size, _average, self._codec, answers)
+        if node.is_combiner and node.implementation not in BUILT_IN:
             self.routing[node.name] = ALL
-            return await self.ask(node, Endpoint.AGGREGATE, self._wire.combined(answers))
+            return await self.call_node(node, Endpoint.AGGREGATE, self._codec.combine(answers))
         return answers[0]
 
-    async def _route(self, node: GraphNode, message: Message) -> int:
+    async def _choose_child(self, node: GraphNode, message: Message) -> int:
         """Ask a router for the next child. Raises: GraphError if there is no such child."""
         if node.implementation in BUILT_IN:
             if node.implementation in (AVERAGE, SIMPLE_MODEL):
                 return ALL
-            self._pass(node)
-            return builtin.route(node, self._means.chance)
-        if not node.routes:
+            self._record_builtin(node)
+            return builtin.route(node, self._context.rng)
+        if not node.is_router:
             return ALL
         try:
-            route = self._wire.route(await self.ask(node, Endpoint.ROUTE, message))
+            route = self._codec.route(await self.call_node(node, Endpoint.ROUTE, message))
         except NodeFailed as failed:
             # the only call whose error answer the executor did not pass on
-            reason = self._wire.reason(failed.message)
-            raise GraphError(f"node '{node.name}' could not say where to go: {reason}", failed.status) from None
+            reason = self._codec.reason(failed.message)
+            raise GraphError(f"node '{node.name}' did not choose a child: {reason}", failed.status) from None
         if not ABORT <= route < len(node.children):
-            raise GraphError(f"node '{node.name}' chose child {route}, and has {len(node.children)}")
+            raise GraphError(f"node '{node.name}' chose child {route}, but has {len(node.children)} children")
         return route
 
-    def _pass(self, node: GraphNode) -> None:
+    def _record_builtin(self, node: GraphNode) -> None:
         self.path[node.name] = node.implementation
 
     # -- feedback ----------------------------------------------------------------------------------------------
 
-    async def _back(self, node: GraphNode, message: Message, routing: object) -> Message:
+    async def _send_feedback(self, node: GraphNode, message: Message, routing: object) -> Message:
         """Send it to the children on the request's way first, then to the node itself."""
         if node.children:
-            said = routing.get(node.name, ALL) if isinstance(routing, dict) else ALL
-            route = said if isinstance(said, int) else ALL
+            chosen_route = routing.get(node.name, ALL) if isinstance(routing, dict) else ALL
+            route = chosen_route if isinstance(chosen_route, int) else ALL
             if not ABORT <= route < len(node.children):
                 raise GraphError(f"feedback: child {route} of node '{node.name}', which has {len(node.children)}")
             chosen: Sequence[GraphNode] = ()
             if route != ABORT:
                 chosen = node.children if route == ALL else (node.children[route],)
-            await _together([self._back(child, message, routing) for child in chosen])
+            await _gather([self._send_feedback(child, message, routing) for child in chosen])
         if not node.takes_feedback or node.code is None:
             return message
-        return await self.ask(node, Endpoint.FEEDBACK, message)
+        return await self.call_node(node, Endpoint.FEEDBACK, message)
 
 
-def _averaged(wire: MessageCodec, messages: Sequence[Message]) -> Message:
-    return wire.write(builtin.average([wire.read(each) for each in messages]))
+def _average(codec: MessageCodec, messages: Sequence[Message]) -> Message:
+    return codec.write(builtin.average([codec.read(each) for each in messages]))
 
 
-async def _together(works: Sequence[object]) -> list[Message]:
+async def _gather(calls: Sequence[object]) -> list[Message]:
     """Wait for all concurrently, then raise the first one's error, if any failed."""
-    if len(works) == 1:
-        return [await works[0]]  # type: ignore[misc]
-    answers = await asyncio.gather(*works, return_exceptions=True)  # type: ignore[call-overload]
+    if len(calls) == 1:
+        return [await calls[0]]  # type: ignore[misc]
+    answers = await asyncio.gather(*calls, return_exceptions=True)  # type: ignore[call-overload]
     for answer in answers:
         if isinstance(answer, BaseException):
             raise answer

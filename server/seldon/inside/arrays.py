@@ -10,14 +10,14 @@ import numpy as np
 
 from penstock.backends.datatypes import DATATYPES
 
-from .originals import SeldonMicroserviceException
+from .seldon_core_classes import SeldonMicroserviceException
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Array
 
 _DTYPES = {name: row.dtype for name, row in DATATYPES.items() if row.size_bytes and name != "BF16"}
 _SUPPORTED = frozenset(_DTYPES.values())
-_UNKNOWN = "Unknown data type returned as payload (must be list or np array):"
+_UNKNOWN_TYPE = "Unknown data type returned as payload (must be list or np array):"
 
 
 def array_of(tensor: Array, datatype: str) -> Array:
@@ -46,40 +46,40 @@ def tensors_of(result: Any, outputs: Sequence[tuple[str, str]]) -> tuple[list[in
     names = [name for name, _ in outputs]
     if isinstance(result, dict) and result and all(key in names for key in result):
         positions = [names.index(key) for key in result]
-        return positions, [_tensor(result[names[at]], outputs[at][1]) for at in positions]
+        return positions, [_make_tensor(result[names[position]], outputs[position][1]) for position in positions]
     if len(outputs) > 1 and isinstance(result, (list, tuple)) and len(result) == len(outputs) and _are_arrays(result):
         positions = list(range(len(outputs)))
-        return positions, [_tensor(each, datatype) for each, (_, datatype) in zip(result, outputs, strict=True)]
-    return [0], [_tensor(result, outputs[0][1])]
+        return positions, [_make_tensor(each, datatype) for each, (_, datatype) in zip(result, outputs, strict=True)]
+    return [0], [_make_tensor(result, outputs[0][1])]
 
 
 def _are_arrays(values: Sequence[Any]) -> bool:
     return all(isinstance(each, (np.ndarray, list)) for each in values)
 
 
-def _tensor(value: Any, datatype: str) -> Array:
+def _make_tensor(value: Any, datatype: str) -> Array:
     """Make one tensor: of the declared datatype if the cast loses at most precision, else of its own."""
     if isinstance(value, dict):
         value = json.dumps(value)
     elif hasattr(value, "to_numpy"):
         value = value.to_numpy()
     if isinstance(value, (str, bytes, bytearray)):
-        return _strings([value], (1,))
+        return _make_strings([value], (1,))
     if not isinstance(value, (np.ndarray, np.generic, list, int, float)):
-        raise SeldonMicroserviceException(_UNKNOWN + str(value))
+        raise SeldonMicroserviceException(_UNKNOWN_TYPE + str(value))
     array = np.atleast_1d(np.asarray(value))
     if array.dtype.kind in "OUS":
-        return _strings(array.ravel().tolist(), array.shape)
-    wanted = _DTYPES.get(datatype)
-    if wanted is not None and np.can_cast(array.dtype, wanted, "same_kind"):
-        return array.astype(wanted, copy=False)
+        return _make_strings(array.ravel().tolist(), array.shape)
+    declared = _DTYPES.get(datatype)
+    if declared is not None and np.can_cast(array.dtype, declared, "same_kind"):
+        return array.astype(declared, copy=False)
     array = array.astype(array.dtype.newbyteorder("<"), copy=False)
     if array.dtype not in _SUPPORTED:
         raise SeldonMicroserviceException(f"the v2 protocol has no datatype for {array.dtype}", status_code=500)
     return array
 
 
-def _strings(values: Sequence[Any], shape: tuple[int, ...]) -> Array:
+def _make_strings(values: Sequence[Any], shape: tuple[int, ...]) -> Array:
     array = np.empty(len(values), np.object_)
     array[:] = [value if type(value) is bytes else bytes(value) if isinstance(value, bytearray) else str(value).encode()
                 for value in values]  # fmt: skip

@@ -12,38 +12,38 @@ _BLANK_LINE = re.compile(rb"\r\n\r\n|\r\r|\n\n")
 _CONTINUED = re.compile(_BREAK + rb"[ \t]")
 _ENDING = rb"(--[^\S\n\r]*" + _BREAK + rb"?|[^\S\n\r]*" + _BREAK + rb")"
 
-_LONGEST_HEADERS, _MOST_PARAMETERS = 1 << 16, 128
+_MAX_HEADER_BYTES, _MAX_PARAMETERS = 1 << 16, 128
 """The most bytes of a part's headers, and the most parameters of one. Their parsing in Python 3.11's email takes time
 that grows with both."""
 
 
-def form_of(body: bytes, content_type: str) -> tuple[dict[str | None, str], dict[str | None, bytes]]:
+def parse_form(body: bytes, content_type: str) -> tuple[dict[str | None, str], dict[str | None, bytes]]:
     """Parse a form: its fields and its files, the first of each name. A malformed form has none.
 
     Raises: LookupError for a field in an unknown charset.
     """
     try:
         boundary = (_parameter(content_type, "boundary") or "").encode("ascii")
-        return _read(body, boundary) if boundary else ({}, {})
+        return _parse_parts(body, boundary) if boundary else ({}, {})
     except ValueError:
         return {}, {}
 
 
-def _read(body: bytes, boundary: bytes) -> tuple[dict[str | None, str], dict[str | None, bytes]]:
+def _parse_parts(body: bytes, boundary: bytes) -> tuple[dict[str | None, str], dict[str | None, bytes]]:
     fields: dict[str | None, str] = {}
     files: dict[str | None, bytes] = {}
     line = b"--" + re.escape(boundary) + _ENDING
     between = re.compile(_BREAK + line)
-    found = re.compile(_BREAK + b"?" + line).search(body)
-    while found is None or not found[1].startswith(b"--"):
-        blank = found and _BLANK_LINE.search(body, found.end())
-        following = blank and between.search(body, blank.end())
-        if not found or not blank or not following:
+    delimiter = re.compile(_BREAK + b"?" + line).search(body)
+    while delimiter is None or not delimiter[1].startswith(b"--"):
+        blank = delimiter and _BLANK_LINE.search(body, delimiter.end())
+        next_delimiter = blank and between.search(body, blank.end())
+        if not delimiter or not blank or not next_delimiter:
             raise ValueError("the form does not end")
-        if blank.start() - found.end() > _LONGEST_HEADERS:
+        if blank.start() - delimiter.end() > _MAX_HEADER_BYTES:
             raise ValueError("a part of a form has headers that are too long")
-        headers = _headers(body[found.end() : blank.start()])
-        content = body[blank.end() : following.start()]
+        headers = _headers(body[delimiter.end() : blank.start()])
+        content = body[blank.end() : next_delimiter.start()]
         disposition = headers["content-disposition"]
         name = _parameter(disposition, "name")
         if _parameter(disposition, "filename") is not None:
@@ -53,7 +53,7 @@ def _read(body: bytes, boundary: bytes) -> tuple[dict[str | None, str], dict[str
             if codecs.lookup(charset).name == "punycode":  # decoding takes quadratic time
                 raise LookupError(f"no text is sent as {charset}")
             fields.setdefault(name, content.decode(charset, "replace"))
-        found = following
+        delimiter = next_delimiter
     return fields, files
 
 
@@ -72,7 +72,7 @@ def _headers(lines: bytes) -> dict[str, str]:
 
 def _parameter(header: str, name: str) -> str | None:
     """Return a parameter of a header's value, the last of its name; None if it is missing."""
-    if header.count(";") > _MOST_PARAMETERS:
+    if header.count(";") > _MAX_PARAMETERS:
         raise ValueError("a header of a form has too many parameters")
     message = Message()
     message["content-type"] = header

@@ -29,7 +29,7 @@ def loads(body: bytes) -> Any:
     return json.loads(body)
 
 
-def parts(request: Any) -> tuple[Any, Any, Any, str]:
+def split_message(request: Any) -> tuple[Any, Any, Any, str]:
     """Split a message: data before jsonData before strData before binData.
 
     Returns: the payload for user code; the meta and the `data`, None if missing; and which of the four it is. Raises:
@@ -46,7 +46,7 @@ def parts(request: Any) -> tuple[Any, Any, Any, str]:
         if "ndarray" in datadef:
             return np.array(datadef["ndarray"]), meta, datadef, "data"
         if "tftensor" in datadef:
-            return _of_tftensor(datadef["tftensor"]), meta, datadef, "data"
+            return _read_tftensor(datadef["tftensor"]), meta, datadef, "data"
         return np.array([]), meta, datadef, "data"
     if "jsonData" in request:
         return request["jsonData"], meta, None, "jsonData"
@@ -64,14 +64,14 @@ def names_of(datadef: Any) -> Any:
 
 def datadef(data_type: str, array: Any, names: Any = ()) -> dict[str, Any]:
     """Encode an array as the `data` of a message: a tensor, a tftensor, or else an ndarray."""
-    made: dict[str, Any] = {"names": list(names) if names == () else names}
+    encoded: dict[str, Any] = {"names": list(names) if names == () else names}
     if data_type == "tensor":
-        made["tensor"] = {"shape": array.shape, "values": array.ravel().tolist()}
+        encoded["tensor"] = {"shape": array.shape, "values": array.ravel().tolist()}
     elif data_type == "tftensor":
-        made["tftensor"] = tftensor(array)
+        encoded["tftensor"] = tftensor(array)
     else:
-        made["ndarray"] = array.tolist()
-    return made
+        encoded["ndarray"] = array.tolist()
+    return encoded
 
 
 def tftensor(array: Any) -> Any:
@@ -83,7 +83,7 @@ def tftensor(array: Any) -> Any:
     return json.loads(json_format.MessageToJson(tftensor_of_array(array)))
 
 
-def _of_tftensor(said: Any) -> Any:
+def _read_tftensor(document: Any) -> Any:
     from google.protobuf import json_format
 
     from penstock.server.seldon.protos import message_class
@@ -91,12 +91,12 @@ def _of_tftensor(said: Any) -> Any:
     from .tftensors import array_of_tftensor
 
     message = message_class("DefaultData")().tftensor
-    json_format.ParseDict(said, message)
+    json_format.ParseDict(document, message)
     return array_of_tftensor(message)
 
 
 def _invalid(request: Any) -> Exception:
-    from .originals import SeldonMicroserviceException
+    from .seldon_core_classes import SeldonMicroserviceException
 
-    refusal: Exception = SeldonMicroserviceException(f"Invalid request data type: {request}")
-    return refusal
+    error: Exception = SeldonMicroserviceException(f"Invalid request data type: {request}")
+    return error

@@ -15,22 +15,22 @@ from google.protobuf import json_format, struct_pb2
 from penstock.backends.backend import Array
 from penstock.server.v2.rpc.wire import field, varint
 
-from . import originals  # noqa: F401 - it makes seldon_core importable
-from .proto_values import BEFORE, METRICS
+from . import seldon_core_classes  # noqa: F401 - it makes seldon_core importable
+from .proto_values import METRIC_TYPES, NUMBER_PREFIX
 from .tftensors import tftensor_of_array
 
 pb: Any = importlib.import_module("seldon_core.proto.prediction_pb2")
 """The classes that user code sees: the original's if installed, else ours."""
 
 _DOUBLE = 8
-_OF_METRIC = {"key", "type", "value", "tags"}
-_MOST_FLOAT = float(np.finfo(np.float32).max)
-_NO_NUMBERS = {"c": "complex", "m": "datetime.timedelta"}
+_METRIC_KEYS = {"key", "type", "value", "tags"}
+_MAX_FLOAT32 = float(np.finfo(np.float32).max)
+_NON_NUMBERS = {"c": "complex", "m": "datetime.timedelta"}
 """Types that numpy counts as numbers and a Tensor cannot hold, by dtype kind. A timedelta of nanoseconds is an int."""
-_FEW = 16
+_FEW_COUNT = 16
 """Up to this many numbers are encoded one by one, more as a whole."""
-_NAMES: dict[tuple[Any, ...], bytes] = {}
-_MOST_NAMES = 1024
+_CACHED_NAMES: dict[tuple[Any, ...], bytes] = {}
+_MAX_CACHED_NAMES = 1024
 _pack = struct.Struct("<d").pack
 
 
@@ -58,40 +58,43 @@ def list_bytes(array: Array) -> bytes:
     if not array.ndim:
         raise TypeError("iteration over a 0-d array")
     if array.dtype.kind in "fiu" and array.itemsize <= _DOUBLE:
-        return _few(array.tolist()) if array.size <= _FEW else _many(array)
+        return _encode_few(array.tolist()) if array.size <= _FEW_COUNT else _encode_many(array)
     try:
-        return _elements(array.tolist())
+        return _elements_bytes(array.tolist())
     except MisfitError:
         raise ValueError("Unexpected type") from None
 
 
-def _few(values: list[Any]) -> bytes:
+def _encode_few(values: list[Any]) -> bytes:
     return b"".join(
-        [BEFORE + _pack(each) if type(each) is not list else field(1, field(6, _few(each))) for each in values]
+        [
+            NUMBER_PREFIX + _pack(each) if type(each) is not list else field(1, field(6, _encode_few(each)))
+            for each in values
+        ]
     )
 
 
-def _many(array: Array) -> bytes:
+def _encode_many(array: Array) -> bytes:
     cells = np.empty((*array.shape, 11), np.uint8)
-    cells[..., :3] = np.frombuffer(BEFORE, np.uint8)
+    cells[..., :3] = np.frombuffer(NUMBER_PREFIX, np.uint8)
     numbers = np.ascontiguousarray(array, np.float64)
     cells[..., 3:] = numbers.reshape(*array.shape, 1).view(np.uint8)
     size = 11 * array.shape[-1]
     rows = cells.reshape(*array.shape[:-1], size)
     while rows.ndim > 1:
         inner = b"\x32" + varint(size)
-        before = b"\x0a" + varint(len(inner) + size) + inner
-        joined = np.empty((*rows.shape[:-1], len(before) + size), np.uint8)
-        joined[..., : len(before)] = np.frombuffer(before, np.uint8)
-        joined[..., len(before) :] = rows
+        prefix = b"\x0a" + varint(len(inner) + size) + inner
+        joined = np.empty((*rows.shape[:-1], len(prefix) + size), np.uint8)
+        joined[..., : len(prefix)] = np.frombuffer(prefix, np.uint8)
+        joined[..., len(prefix) :] = rows
         size = joined.shape[-1] * joined.shape[-2]
         rows = joined.reshape(*joined.shape[:-2], size)
     return rows.tobytes()
 
 
 def _tensor_bytes(array: Array) -> bytes:
-    if array.dtype.kind in _NO_NUMBERS and array.size and not isinstance(first := array.flat[0].item(), int):
-        raise TypeError(f"{first!r} has type {_NO_NUMBERS[array.dtype.kind]}, but expected one of: int, float")
+    if array.dtype.kind in _NON_NUMBERS and array.size and not isinstance(first := array.flat[0].item(), int):
+        raise TypeError(f"{first!r} has type {_NON_NUMBERS[array.dtype.kind]}, but expected one of: int, float")
     shape = b"".join(map(varint, array.shape))
     values = array.astype("<f8", order="C", copy=False).tobytes() if array.size else b""
     return (field(1, shape) if shape else b"") + (field(2, values) if values else b"")
@@ -100,21 +103,21 @@ def _tensor_bytes(array: Array) -> bytes:
 def _names_bytes(names: Any) -> bytes:
     key = tuple(names) if names is not None else ()
     try:
-        known = _NAMES.get(key)
+        encoded = _CACHED_NAMES.get(key)
     except TypeError:  # an unhashable element is not text, which protobuf reports
-        known = None
-    if known is None:
-        known = pb.DefaultData(names=_texts(key)).SerializeToString()
-        if len(_NAMES) >= _MOST_NAMES:
-            _NAMES.clear()
-        _NAMES[key] = known
-    return known
+        encoded = None
+    if encoded is None:
+        encoded = pb.DefaultData(names=_checked_names(key)).SerializeToString()
+        if len(_CACHED_NAMES) >= _MAX_CACHED_NAMES:
+            _CACHED_NAMES.clear()
+        _CACHED_NAMES[key] = encoded
+    return encoded
 
 
 # -- JSON values -----------------------------------------------------------------------------------------------
 
 
-def _texts(names: tuple[Any, ...]) -> tuple[Any, ...]:
+def _checked_names(names: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the names. Raises: TypeError for a non-text, with a message that current protobuf no longer has."""
     for name in names:
         if not isinstance(name, (str, bytes)):
@@ -130,7 +133,7 @@ class MisfitError(Exception):
         self.value = value
         self.path = ""
 
-    def told(self, root: str) -> json_format.ParseError:
+    def as_parse_error(self, root: str) -> json_format.ParseError:
         """Return it as an error of protobuf's JSON."""
         return json_format.ParseError(f"Value {self.value} has unexpected type {type(self.value)} at {root}{self.path}")
 
@@ -138,43 +141,45 @@ class MisfitError(Exception):
 def json_bytes(value: Any, *, exact: bool = True) -> bytes:
     """Encode a JSON value as a Value; unless `exact`, numpy's numbers too. Raises: ParseError, TypeError."""
     try:
-        return _value(value if exact else plain(value))
+        return _value_bytes(value if exact else to_plain_python(value))
     except MisfitError as misfit:
-        raise misfit.told("Value") from None
+        raise misfit.as_parse_error("Value") from None
 
 
-def meta_bytes(said: dict[str, Any], puid: str = "", *, exact: bool = True) -> bytes:
+def meta_bytes(meta: dict[str, Any], puid: str = "", *, exact: bool = True) -> bytes:
     """Encode a Meta from a dict with `tags`, `requestPath` and `metrics`. Raises: ParseError."""
-    tags, path, metrics = said.get("tags"), said.get("requestPath"), said.get("metrics")
+    tags, path, metrics = meta.get("tags"), meta.get("requestPath"), meta.get("metrics")
     if not exact:
-        tags, metrics = plain(tags), plain(metrics)
+        tags, metrics = to_plain_python(tags), to_plain_python(metrics)
     packed = field(1, puid.encode()) if puid else b""
     for key, value in (tags or {}).items():
         try:
-            packed += _entry(2, key, _value(value))
+            packed += _entry_bytes(2, key, _value_bytes(value))
         except MisfitError as misfit:
-            raise json_format.ParseError(f"Failed to parse tags field: {misfit.told(f'Meta.tags[{key}]')}.") from None
+            raise json_format.ParseError(
+                f"Failed to parse tags field: {misfit.as_parse_error(f'Meta.tags[{key}]')}."
+            ) from None
         except UnicodeEncodeError as error:
             raise json_format.ParseError(f"Failed to parse tags field: {error}.") from None
         except AttributeError:
             raise json_format.ParseError("Failed to parse tags field: expected string or bytes-like object.") from None
     for key, value in (path or {}).items():
-        packed += _entry(4, key, value.encode())
-    return packed + _metrics(metrics) if metrics else packed
+        packed += _entry_bytes(4, key, value.encode())
+    return packed + _metrics_bytes(metrics) if metrics else packed
 
 
-def plain(value: Any) -> Any:
+def to_plain_python(value: Any) -> Any:
     """Return a value with numpy's numbers and arrays replaced by plain Python."""
     if isinstance(value, dict):
-        return {str(key): plain(each) for key, each in value.items()}
+        return {str(key): to_plain_python(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(each) for each in value]
+        return [to_plain_python(each) for each in value]
     if isinstance(value, (np.ndarray, np.generic)):
-        return plain(value.tolist())
+        return to_plain_python(value.tolist())
     return value
 
 
-def _value(value: Any) -> bytes:
+def _value_bytes(value: Any) -> bytes:
     if isinstance(value, str):
         return field(3, value.encode())
     if value is None:
@@ -184,59 +189,63 @@ def _value(value: Any) -> bytes:
     if isinstance(value, (float, int)):
         return b"\x11" + _pack(float(value))
     if isinstance(value, list):
-        return field(6, _elements(value))
+        return field(6, _elements_bytes(value))
     if isinstance(value, dict):
-        return field(5, _struct(value))
+        return field(5, _struct_bytes(value))
     raise MisfitError(value)
 
 
-def _elements(values: list[Any]) -> bytes:
+def _elements_bytes(values: list[Any]) -> bytes:
     parts = []
     for index, each in enumerate(values):
         try:
-            parts.append(field(1, _value(each)))
+            parts.append(field(1, _value_bytes(each)))
         except MisfitError as misfit:
             misfit.path = f"[{index}]{misfit.path}"
             raise
     return b"".join(parts)
 
 
-def _struct(values: dict[Any, Any]) -> bytes:
+def _struct_bytes(values: dict[Any, Any]) -> bytes:
     parts = []
     for key, each in values.items():
         if not isinstance(key, str):
             raise TypeError(f"{key} has type {type(key).__name__}, but expected one of: bytes, unicode")
         try:
-            parts.append(_entry(1, key, _value(each)))
+            parts.append(_entry_bytes(1, key, _value_bytes(each)))
         except MisfitError as misfit:
             misfit.path = f".{key}{misfit.path}"
             raise
     return b"".join(parts)
 
 
-def _entry(number: int, key: str, packed: bytes) -> bytes:
+def _entry_bytes(number: int, key: str, packed: bytes) -> bytes:
     return field(number, field(1, key.encode()) + field(2, packed))
 
 
-def _metrics(metrics: list[dict[str, Any]]) -> bytes:
+def _metrics_bytes(metrics: list[dict[str, Any]]) -> bytes:
     """Encode metrics: usual ones here, others through protobuf's JSON. Raises: ParseError."""
     try:
-        return b"".join([field(5, _metric(each)) for each in metrics])
+        return b"".join([field(5, _metric_bytes(each)) for each in metrics])
     except (ValueError, TypeError, AttributeError):
         message = pb.Meta()
         json_format.ParseDict({"metrics": metrics}, message)
         return cast(bytes, message.SerializeToString())
 
 
-def _metric(metric: dict[str, Any]) -> bytes:
-    key, value, kind = metric.get("key", ""), metric.get("value", 0.0), METRICS.index(metric.get("type", "COUNTER"))
-    if not metric.keys() <= _OF_METRIC or not isinstance(key, str) or type(value) not in {int, float}:
+def _metric_bytes(metric: dict[str, Any]) -> bytes:
+    key, value, kind = (
+        metric.get("key", ""),
+        metric.get("value", 0.0),
+        METRIC_TYPES.index(metric.get("type", "COUNTER")),
+    )
+    if not metric.keys() <= _METRIC_KEYS or not isinstance(key, str) or type(value) not in {int, float}:
         raise ValueError
-    if not -_MOST_FLOAT < value < _MOST_FLOAT:
+    if not -_MAX_FLOAT32 < value < _MAX_FLOAT32:
         raise ValueError
     packed = (field(1, key.encode()) if key else b"") + (bytes((0x10, kind)) if kind else b"")
     if value:
         packed += b"\x1d" + struct.pack("<f", value)
     for name, text in metric.get("tags", {}).items():
-        packed += _entry(4, name, text.encode())
+        packed += _entry_bytes(4, name, text.encode())
     return packed

@@ -1,4 +1,4 @@
-"""Decodes messages of seldon.protos to numpy and plain Python. Called by protobuf.py, and by reading.py in the server.
+"""Decodes messages of seldon.protos to numpy and plain Python. Called by protobuf.py, in the server by payload_rows.py.
 
 Numbers are read as bytes if the result is the same, since a message object for each number takes far longer than the
 rest of a call. Nothing here depends on a component or makes a message; any classes for the messages will do.
@@ -17,12 +17,12 @@ from penstock.backends.backend import Array
 
 from .tftensors import array_of_tftensor
 
-BEFORE = b"\x0a\x09\x11"
+NUMBER_PREFIX = b"\x0a\x09\x11"
 """The bytes before a number's 8 bytes in a ListValue: its field 1, 9 bytes long, and the Value's field 2. Before a list
 there, it is the Value's field 6."""
 _MANY_BYTES = 512
 """Lists of at least this size are examined as a whole for numbers only, in a regular shape."""
-METRICS = ("COUNTER", "GAUGE", "TIMER")
+METRIC_TYPES = ("COUNTER", "GAUGE", "TIMER")
 """The types of metrics, by number."""
 
 
@@ -46,7 +46,7 @@ def array_of(data: Any, *, exact: bool = True) -> Array:
         return _tensor(data.tensor, exact=exact)
     if kind == "ndarray":
         packed = data.ndarray.SerializeToString()
-        found = _numbers(packed) if len(packed) >= _MANY_BYTES else None
+        found = _regular_numbers(packed) if len(packed) >= _MANY_BYTES else None
         # if `exact`, NaN and infinities become texts, see value_of
         if found is not None and (not exact or np.isfinite(found).all()):
             return found
@@ -59,7 +59,7 @@ def value_of(value: Any, *, exact: bool = True) -> Any:
     kind = value.WhichOneof("kind")
     if kind == "number_value":
         number = value.number_value
-        return number if not exact or math.isfinite(number) else _named(number)
+        return number if not exact or math.isfinite(number) else _nonfinite_text(number)
     if kind == "string_value":
         return value.string_value
     if kind == "list_value":
@@ -111,7 +111,7 @@ def _data_json(data: Any) -> dict[str, Any]:
     kind = data.WhichOneof("data_oneof")
     if kind == "tensor":
         tensor = data.tensor
-        parts = {"shape": list(tensor.shape), "values": [_plain(each) for each in tensor.values]}
+        parts = {"shape": list(tensor.shape), "values": [_json_number(each) for each in tensor.values]}
         found["tensor"] = {name: part for name, part in parts.items() if part}
     elif kind == "ndarray":
         found["ndarray"] = _list_of(data.ndarray, exact=True)
@@ -123,24 +123,24 @@ def _data_json(data: Any) -> dict[str, Any]:
 def _metric(metric: Any) -> dict[str, Any]:
     found: dict[str, Any] = {"key": metric.key} if metric.key else {}
     if metric.type:
-        found["type"] = METRICS[metric.type] if metric.type < len(METRICS) else metric.type
+        found["type"] = METRIC_TYPES[metric.type] if metric.type < len(METRIC_TYPES) else metric.type
     if metric.value:
-        found["value"] = _plain(shortest(metric.value))
+        found["value"] = _json_number(shortest_float(metric.value))
     if metric.tags:
         found["tags"] = dict(metric.tags)
     return found
 
 
-def shortest(number: float) -> float:
+def shortest_float(number: float) -> float:
     """Return the float with the fewest digits that equals a float32."""
     return float(str(np.float32(number))) if math.isfinite(number) else number
 
 
-def _plain(number: float) -> Any:
-    return number if math.isfinite(number) else _named(number)
+def _json_number(number: float) -> Any:
+    return number if math.isfinite(number) else _nonfinite_text(number)
 
 
-def _named(number: float) -> str:
+def _nonfinite_text(number: float) -> str:
     return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
 
 
@@ -150,7 +150,7 @@ def _list_of(values: Any, *, exact: bool) -> list[Any]:
         if each.WhichOneof("kind") == "number_value":
             number = each.number_value
             # only nonfinite numbers differ from themselves here
-            found.append(number if number - number == 0 or not exact else _named(number))
+            found.append(number if number - number == 0 or not exact else _nonfinite_text(number))
         else:
             found.append(value_of(each, exact=exact))
     return found
@@ -158,28 +158,28 @@ def _list_of(values: Any, *, exact: bool) -> list[Any]:
 
 def _tensor(tensor: Any, *, exact: bool) -> Array:
     """Return a Tensor's array, float64. Raises: ValueError, TypeError for a shape that does not fit the values."""
-    shape, there = tensor.shape[:], len(tensor.values)
+    shape, value_count = tensor.shape[:], len(tensor.values)
     count = math.prod(shape)
-    if count != there or not shape:
-        _look_at(shape, count, there, exact=exact)
+    if count != value_count or not shape:
+        _check_shape(shape, count, value_count, exact=exact)
     # a Tensor ends with its packed values; a bytearray, so that the array is writable like those of REST
     packed = bytearray(tensor.SerializeToString())
     return np.frombuffer(packed, np.float64, count, len(packed) - 8 * count).reshape(shape)
 
 
-def _look_at(shape: list[int], count: int, there: int, *, exact: bool) -> None:
+def _check_shape(shape: list[int], count: int, value_count: int, *, exact: bool) -> None:
     """Report a wrong shape of a Tensor. If `exact`, excess values are allowed: the original takes the last ones."""
     if not shape and exact:
         raise TypeError("slice indices must be integers or None or have an __index__ method")
     if count < 0:
         raise ValueError("buffer size must be a multiple of element size")
-    if count > there:
+    if count > value_count:
         raise ValueError("buffer is smaller than requested size")
-    if count < there and not exact:
-        raise ValueError(f"tensor of shape {shape} has {there} values")
+    if count < value_count and not exact:
+        raise ValueError(f"tensor of shape {shape} has {value_count} values")
 
 
-def _numbers(packed: bytes) -> Array | None:
+def _regular_numbers(packed: bytes) -> Array | None:
     """Decode a ListValue of numbers only, in a regular shape; None for any other.
 
     In such a list, all elements of one level have the same bytes before their content; only the numbers differ.
@@ -187,7 +187,7 @@ def _numbers(packed: bytes) -> Array | None:
     cells = np.frombuffer(packed, np.uint8).reshape(1, -1)
     shape = []
     while True:
-        start, step, deeper = _element(cells[0, :24].tobytes())
+        start, step, is_list = _measure_element(cells[0, :24].tobytes())
         if not step or cells.shape[1] % step:
             return None
         shape.append(cells.shape[1] // step)
@@ -195,16 +195,16 @@ def _numbers(packed: bytes) -> Array | None:
         if not (cells[:, :start] == cells[0, :start]).all():
             return None
         cells = cells[:, start:]
-        if not deeper:
+        if not is_list:
             return np.ascontiguousarray(cells).view(np.float64).reshape(shape)
 
 
-def _element(packed: bytes) -> tuple[int, int, bool]:
+def _measure_element(packed: bytes) -> tuple[int, int, bool]:
     """Measure the first element of a ListValue. Returns: the start and end of its content, and whether it is a list.
 
     Both are 0 if it is neither a number nor a list.
     """
-    if packed[:3] == BEFORE:
+    if packed[:3] == NUMBER_PREFIX:
         return 3, 11, False
     if packed[:1] != b"\x0a":
         return 0, 0, False

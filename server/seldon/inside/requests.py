@@ -11,14 +11,14 @@ import json
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
-from .originals import SeldonMicroserviceException
 from .payloads import loads
+from .seldon_core_classes import SeldonMicroserviceException
 
 _URL_ENCODED = ("application/x-www-form-urlencoded", "application/x-url-encoded")
 _NO_JSON = "Can't find JSON in data"
 
 
-def message_of(body: bytes) -> Any:
+def read_json_message(body: bytes) -> Any:
     """Decode the message in a body of JSON. Raises: SeldonMicroserviceException."""
     try:
         message = loads(body)
@@ -29,25 +29,25 @@ def message_of(body: bytes) -> Any:
     return message
 
 
-def found_in(payload: bytes, *, decode: bool) -> Any:
+def read_http_message(payload: bytes, *, decode: bool) -> Any:
     """Return the message of a request of PayloadKind.HTTP; unless `decode`, its raw text or bytes, except for a form's.
 
     Raises: SeldonMicroserviceException; json's exceptions for a form or a query.
     """
-    said, _, body = payload.partition(b"\n")
-    head = json.loads(said)
+    line, _, body = payload.partition(b"\n")
+    head = json.loads(line)
     content_type: str = head["type"]
     media_type = _media_type(content_type)
     if "multipart/form-data" in content_type:
-        return _of_form(body, content_type if media_type == "multipart/form-data" else "")
+        return _read_form(body, content_type if media_type == "multipart/form-data" else "")
     text = ""
     if media_type in _URL_ENCODED:
-        text, body = _field(body), b""
+        text, body = _json_field(body), b""
     elif media_type == "multipart/form-data":  # in capitals, which the original handles differently
-        from .multipart import form_of
+        from .multipart import parse_form
 
-        text, body = form_of(body, content_type)[0].get("json", ""), b""
-    text = text or _field(head["query"].encode("latin-1"))
+        text, body = parse_form(body, content_type)[0].get("json", ""), b""
+    text = text or _json_field(head["query"].encode("latin-1"))
     if text:
         return json.loads(text) if decode else text
     if not decode:
@@ -56,13 +56,13 @@ def found_in(payload: bytes, *, decode: bool) -> Any:
         media_type.startswith("application/") and media_type.endswith("+json")
     ):
         raise SeldonMicroserviceException(_NO_JSON)
-    return message_of(body)
+    return read_json_message(body)
 
 
-def _of_form(body: bytes, content_type: str) -> dict[Any, Any]:
-    from .multipart import form_of
+def _read_form(body: bytes, content_type: str) -> dict[Any, Any]:
+    from .multipart import parse_form
 
-    fields, files = form_of(body, content_type)
+    fields, files = parse_form(body, content_type)
     found = {name: text if name == "strData" else json.loads(text) for name, text in fields.items()}
     for name, content in files.items():
         found[name] = base64.b64encode(content) if name == "binData" else content.decode()
@@ -75,14 +75,14 @@ def _media_type(content_type: str) -> str:
     return words[0].lower() if words else ""
 
 
-def _field(encoded: bytes) -> str:
+def _json_field(encoded: bytes) -> str:
     """Return the first `json` among URL-encoded fields, "" if there is none."""
     for pair in encoded.split(b"&"):
         name, _, value = pair.partition(b"=")
-        if _decoded(name) == "json":
-            return _decoded(value)
+        if _unquote(name) == "json":
+            return _unquote(value)
     return ""
 
 
-def _decoded(word: bytes) -> str:
+def _unquote(word: bytes) -> str:
     return unquote_to_bytes(word.replace(b"+", b" ")).decode("utf-8", "replace")

@@ -34,36 +34,36 @@ logger = logging.getLogger("seldon_core")
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _LOG_FORMAT = "%(asctime)s - %(name)s:%(funcName)s:%(lineno)s - %(levelname)s:  %(message)s"
 """The original's, which components' own lines have too."""
-_ASKED_FOR_HEALTH = ("health_status_raw", "health_status", "metrics", "tags")
-_IN_THE_WAY_OF_BATCHES = ("predict_rest", "predict_grpc", "predict_raw")
+_HEALTH_METHODS = ("health_status_raw", "health_status", "metrics", "tags")
+_UNBATCHABLE_METHODS = ("predict_rest", "predict_grpc", "predict_raw")
 
 
 def open_service(settings: dict[str, Any], channel: Channel) -> SeldonInside:
     """Import the component, construct it, and load it. Raises: InferError (INVALID) if that fails."""
     if settings["folder"] not in sys.path:
         sys.path.append(settings["folder"])
-    from .originals import SeldonMicroserviceException
+    from .seldon_core_classes import SeldonMicroserviceException
 
     level = os.environ.get("SELDON_LOG_LEVEL", "INFO")
     logging.basicConfig(level=level if level in _LEVELS else "INFO", format=_LOG_FORMAT)
     try:
-        return SeldonInside(_constructed(settings), settings, channel)
+        return SeldonInside(_construct(settings), settings, channel)
     except parameters.BadParameterError as error:
         raise InferError(Code.INVALID, str(error)) from None
     except BaseException as error:  # noqa: BLE001 - whatever it is, there is no component
-        said = f"component '{settings['component']}' cannot be opened: {type(error).__name__}"
+        message = f"component '{settings['component']}' cannot be opened: {type(error).__name__}"
         with contextlib.suppress(Exception):  # producing its text runs user code, too
             traceback.print_exception(error)
-            said += f": {error.message if isinstance(error, SeldonMicroserviceException) else error}"
-        raise InferError(Code.INVALID, said) from None
+            message += f": {error.message if isinstance(error, SeldonMicroserviceException) else error}"
+        raise InferError(Code.INVALID, message) from None
 
 
-def _constructed(settings: dict[str, Any]) -> Any:
+def _construct(settings: dict[str, Any]) -> Any:
     """Make the user's object: of class Name in the module Name, or of package.module.Class."""
     module, _, name = settings["component"].rpartition(".")
-    given = parameters.read(settings.get("parameters", "[]"))
+    arguments = parameters.read(settings.get("parameters", "[]"))
     found = importlib.import_module(module or name)
-    return getattr(found, name)(**given)
+    return getattr(found, name)(**arguments)
 
 
 class SeldonInside:
@@ -78,15 +78,15 @@ class SeldonInside:
 
         custom = getattr(user, "custom_service", None)
         if callable(custom) and settings.get("custom_service", True):
-            _run_apart(custom, channel)
+            _run_in_process(custom, channel)
         metadata = metadata_of(user)
         component = Component(user, strict=settings.get("strict", True))
         self._rest = Rest(component)
         _load(user)
-        self.description = _described(self._rest, metadata)
-        asked = self._rest.asked
+        self.description = _describe(self._rest, metadata)
+        answer_in_context = self._rest.answer_in_context
         self._answers: list[Callable[[Endpoint, bytes], bytes]] = [
-            partial(asked, PayloadKind.JSON), partial(asked, PayloadKind.HTTP), self._grpc,
+            partial(answer_in_context, PayloadKind.JSON), partial(answer_in_context, PayloadKind.HTTP), self._grpc,
         ]  # fmt: skip
         self._rows: Any = None
 
@@ -119,8 +119,8 @@ class SeldonInside:
     def _grpc(self, endpoint: Endpoint, payload: bytes) -> bytes:
         from .protobuf import answer
 
-        self._answers[PayloadKind.PROTO] = called = partial(answer, self._rest.component)
-        return called(endpoint, payload)
+        self._answers[PayloadKind.PROTO] = answer_grpc = partial(answer, self._rest.component)
+        return answer_grpc(endpoint, payload)
 
 
 def _load(user: Any) -> None:
@@ -131,36 +131,36 @@ def _load(user: Any) -> None:
     try:
         load()
     except (NotImplementedError, AttributeError):
-        logger.warning("load() has failed, and the component is served nevertheless, as by seldon-core", exc_info=True)
+        logger.warning("load() failed; the component is served anyway, as by seldon-core", exc_info=True)
 
 
-def _described(rest: Rest, metadata: dict[str, Any] | None) -> ComponentDescription:
+def _describe(rest: Rest, metadata: dict[str, Any] | None) -> ComponentDescription:
     """Describe a component that is loaded."""
-    from .component import inherited
+    from .component import is_inherited
 
     component, user = rest.component, rest.component.user
-    said, page = None, b""
+    metadata_json, page = None, b""
     if metadata is not None:
         try:
             page = rest.writer.write(metadata)
-            said = json.loads(page)
+            metadata_json = json.loads(page)
         except (TypeError, ValueError):
             logger.exception("The metadata cannot be written as JSON")
-    around = rest.blueprints is not None and rest.blueprints.around
+    wraps_calls = rest.blueprints is not None and rest.blueprints.wraps_calls
     health = ""
-    if not around and all(inherited(name, user) for name in _ASKED_FOR_HEALTH):
-        health = rest.page(Endpoint.HEALTH).decode()
+    if not wraps_calls and all(is_inherited(name, user) for name in _HEALTH_METHODS):
+        health = rest.empty_answer(Endpoint.HEALTH).decode()
     batches = (
-        not around
-        and not rest.passes
+        not wraps_calls
+        and not rest.is_passthrough
         and hasattr(user, "predict")
-        and all(inherited(name, user) for name in _IN_THE_WAY_OF_BATCHES)
+        and all(is_inherited(name, user) for name in _UNBATCHABLE_METHODS)
     )
-    takes_meta, looks = component.takes_meta(Endpoint.PREDICT), rest.looking is not None
-    return ComponentDescription(said, health, batches, takes_meta, page.decode(), looks)
+    takes_meta, reads_request = component.takes_meta(Endpoint.PREDICT), rest.request_app is not None
+    return ComponentDescription(metadata_json, health, batches, takes_meta, page.decode(), reads_request)
 
 
-def _run_apart(custom: Callable[[], Any], channel: Channel | None) -> None:
+def _run_in_process(custom: Callable[[], Any], channel: Channel | None) -> None:
     """Run custom_service() in a process of its own, which ends with this one."""
     descriptor = channel.fileno() if channel is not None else -1
 

@@ -11,7 +11,7 @@ from typing import Any
 
 UNSURE = None
 """It takes any keywords, and may pass them on; or it is not written in Python."""
-_COMPLAINTS = ("keyword argument", "positional argument", " takes ", " arguments")
+_ARGUMENT_ERRORS = ("keyword argument", "positional argument", " takes ", " arguments")
 
 
 def takes_meta(method: Any) -> bool | None:
@@ -29,11 +29,11 @@ def takes_meta(method: Any) -> bool | None:
     )
 
 
-def refuses_meta(error: TypeError) -> bool:
+def rejects_meta(error: TypeError) -> bool:
     """Return whether a callable was not entered, because it takes no `meta`."""
     text = str(error)
     if "argument 'meta'" in text:  # unexpected, or a second value for the second positional one
         return True
     # a callable not written in Python: it has no frame, and texts of its own
     frames = error.__traceback__
-    return frames is not None and frames.tb_next is None and any(words in text for words in _COMPLAINTS)
+    return frames is not None and frames.tb_next is None and any(words in text for words in _ARGUMENT_ERRORS)

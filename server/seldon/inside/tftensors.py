@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.backends.backend import Array
 
-_KINDS: dict[int, tuple[str, str]] = {
+_DATATYPES: dict[int, tuple[str, str]] = {
     1: ("f4", "float_val"),
     2: ("f8", "double_val"),
     3: ("i4", "int_val"),
@@ -32,30 +32,30 @@ _KINDS: dict[int, tuple[str, str]] = {
     23: ("u8", "uint64_val"),
 }
 """By TensorFlow's DataType: numpy's, and the field that has the values if they are not bytes."""
-_NUMBERS = {np.dtype(kind): number for number, (kind, _) in _KINDS.items()}
+_NUMBERS = {np.dtype(kind): number for number, (kind, _) in _DATATYPES.items()}
 _STRING = 7
-_MOST_BYTES = 2**31 - 1
+_MAX_BYTES = 2**31 - 1
 """The limit for a tensor with omitted values: no message could contain more."""
 
 
 def array_of_tftensor(tensor: Any) -> Array:
     """Return the array of a TensorProto, strings as bytes objects. Raises: ValueError, TypeError."""
-    if tensor.dtype not in _KINDS:
+    if tensor.dtype not in _DATATYPES:
         raise TypeError(f"Unsupported tensor type: {tensor.dtype}")
-    kind, name = _KINDS[tensor.dtype]
+    kind, name = _DATATYPES[tensor.dtype]
     shape = [dim.size for dim in tensor.tensor_shape.dim]
     count = math.prod(shape)
     if tensor.tensor_content:
         return np.frombuffer(tensor.tensor_content, np.dtype(kind).newbyteorder("<")).copy().reshape(shape)
-    given = getattr(tensor, name)
+    stored_values = getattr(tensor, name)
     if name == "half_val":
-        values = np.array(given, np.uint16).view(np.float16)
+        values = np.array(stored_values, np.uint16).view(np.float16)
     elif name in {"scomplex_val", "dcomplex_val"}:
-        values = np.array(given, np.float64).view(np.complex128).astype(kind)
+        values = np.array(stored_values, np.float64).view(np.complex128).astype(kind)
     else:
-        values = np.array(list(given), kind)
+        values = np.array(list(stored_values), kind)
     if len(values) < count:
-        if count * values.itemsize > _MOST_BYTES:
+        if count * values.itemsize > _MAX_BYTES:
             raise ValueError(f"a tensor of shape {shape} has more bytes than any message can bring")
         # the last value stands for all that are omitted
         padded = np.full(count, values[-1] if len(values) else np.zeros((), kind).item() if kind != "O" else b"", kind)
@@ -86,7 +86,7 @@ def tftensor_of_array(array: Array) -> Any:
         values = values.view(values.real.dtype)
     elif array.dtype == np.float16:
         values = values.view(np.uint16)
-    getattr(tensor, _KINDS[number][1]).extend(values.tolist())
+    getattr(tensor, _DATATYPES[number][1]).extend(values.tolist())
     return tensor
 
 

@@ -22,57 +22,55 @@ from .wire import has_more_elements, has_more_fields
 
 logger = logging.getLogger("penstock.server")
 
-_MOST_BYTES = 64 << 10
+_MAX_BYTES = 64 << 10
 """The same limit as for a body over HTTP (`v2/routes.py`)."""
-_MOST_FIELDS = 1 << 16
+_MAX_FIELDS = 1 << 16
 """An empty tensor takes 2 bytes of a message, a hundredth of that compressed, and 50 bytes of memory."""
-_MOST_ELEMENTS = 1 << 22
+_MAX_ELEMENTS = 1 << 22
 """A dim takes 1 byte of a message, 8 of memory when parsed, and 8 as a Python object; a string takes 2, 16 and 50."""
 
 
-def parsed(kind: Any, message: bytes) -> Any:
+def parse_message(message_class: Any, message: bytes) -> Any:
     """Parse a message. Raises: InferError (INVALID)."""
     try:
-        return kind.FromString(message)
+        return message_class.FromString(message)
     except DecodeError:
-        raise InferError(Code.INVALID, f"failed to parse the request as {kind.DESCRIPTOR.full_name}") from None
+        raise InferError(Code.INVALID, f"failed to parse the request as {message_class.DESCRIPTOR.full_name}") from None
 
 
-def parsed_small(kind: Any, message: bytes) -> Any:
+def parse_small(message_class: Any, message: bytes) -> Any:
     """Parse a message that is never large, on the event loop. Raises: InferError (INVALID)."""
-    if len(message) > _MOST_BYTES:
-        text = (
-            f"request message of {len(message)} bytes exceeds the maximum of {_MOST_BYTES} for {kind.DESCRIPTOR.name}"
-        )
-        raise InferError(Code.INVALID, text)
-    return parsed(kind, message)
+    if len(message) > _MAX_BYTES:
+        text = f"request message of {len(message)} bytes exceeds the maximum of {_MAX_BYTES} for"
+        raise InferError(Code.INVALID, f"{text} {message_class.DESCRIPTOR.name}")
+    return parse_message(message_class, message)
 
 
-def parsed_large(kind: Any, message: bytes) -> Any:
+def parse_large(message_class: Any, message: bytes) -> Any:
     """Parse a message that may have large fields, but not many. Raises: InferError (INVALID)."""
-    _check_fields(kind, message)
-    return parsed(kind, message)
+    _check_fields(message_class, message)
+    return parse_message(message_class, message)
 
 
-def parsed_tensors(kind: Any, message: bytes) -> Any:
+def parse_tensors(message_class: Any, message: bytes) -> Any:
     """Parse a large ModelInferRequest. Raises: InferError (INVALID)."""
-    _check_fields(kind, message)  # first, because it ends early if there are too many
-    if len(message) > _MOST_ELEMENTS and has_more_elements(message, _MOST_ELEMENTS):
-        text = f"the tensors of {kind.DESCRIPTOR.name} have more dims, parameters and elements in 'contents' than are"
-        raise InferError(Code.INVALID, f"{text} parsed, send them in 'raw_input_contents'")
-    return parsed(kind, message)
+    _check_fields(message_class, message)  # first, because it ends early if there are too many
+    if len(message) > _MAX_ELEMENTS and has_more_elements(message, _MAX_ELEMENTS):
+        text = f"the tensors of {message_class.DESCRIPTOR.name} have more dims, parameters and elements in 'contents'"
+        raise InferError(Code.INVALID, f"{text} than can be parsed, send them in 'raw_input_contents'")
+    return parse_message(message_class, message)
 
 
-def _check_fields(kind: Any, message: bytes) -> None:
-    if has_more_fields(message, _MOST_FIELDS):
-        raise InferError(Code.INVALID, f"{kind.DESCRIPTOR.name} has more than {_MOST_FIELDS} fields")
+def _check_fields(message_class: Any, message: bytes) -> None:
+    if has_more_fields(message, _MAX_FIELDS):
+        raise InferError(Code.INVALID, f"{message_class.DESCRIPTOR.name} has more than {_MAX_FIELDS} fields")
 
 
-def answering(path: str, kind: Any, work: Callable[[Any], Any]) -> Method:
-    """Make a Method that answers at once: `work` takes a small message of type `kind` and returns the answer's."""
+def unary_method(path: str, message_class: Any, work: Callable[[Any], Any]) -> Method:
+    """Make a Method that answers at once: `work` takes a small `message_class` message and returns the answer's."""
 
     def begin(call: Call, message: bytes) -> None:
-        call.answer(work(parsed_small(kind, message)).SerializeToString())
+        call.answer(work(parse_small(message_class, message)).SerializeToString())
 
     return Method(path, begin)
 
@@ -87,26 +85,28 @@ class Tasks:
     def __init__(self) -> None:
         self._running: set[asyncio.Task[None]] = set()
 
-    def answering(self, path: str, kind: Any, work: Callable[[Any], Awaitable[Any]], *, large: bool = False) -> Method:
+    def unary_method(
+        self, path: str, message_class: Any, work: Callable[[Any], Awaitable[Any]], *, large: bool = False
+    ) -> Method:
         """Make a Method that answers when `work` has ended. It is not cancelled: half a load helps nobody."""
-        read = parsed_large if large else parsed_small
+        read = parse_large if large else parse_small
 
         async def answer(call: Call, message: bytes) -> None:
-            call.answer((await work(read(kind, message))).SerializeToString())
+            call.answer((await work(read(message_class, message))).SerializeToString())
 
         def begin(call: Call, message: bytes) -> None:
             self._run(call, partial(answer, call, message), path)
 
         return Method(path, begin)
 
-    def start(self, call: Call, work: Callable[[], Awaitable[None]], what: str) -> asyncio.Task[None]:
+    def start(self, call: Call, work: Callable[[], Awaitable[None]], rpc_name: str) -> asyncio.Task[None]:
         """Run `work`, which must end `call`; an exception from it ends the call too, and the call's end cancels it."""
-        task = self._run(call, work, what)
+        task = self._run(call, work, rpc_name)
         call.on_cancel = partial(self._cancel, task)
         return task
 
-    def _run(self, call: Call, work: Callable[[], Awaitable[None]], what: str) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(self._guarded(call, work, what))
+    def _run(self, call: Call, work: Callable[[], Awaitable[None]], rpc_name: str) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(self._run_guarded(call, work, rpc_name))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         return task
@@ -115,19 +115,19 @@ class Tasks:
     def _cancel(task: asyncio.Task[None]) -> None:
         task.cancel()
 
-    async def _guarded(self, call: Call, work: Callable[[], Awaitable[None]], what: str) -> None:
+    async def _run_guarded(self, call: Call, work: Callable[[], Awaitable[None]], rpc_name: str) -> None:
         try:
             await work()
         except Exception as error:  # noqa: BLE001 - logged under an id, and the client always gets an answer
-            refuse(call, as_refusal(error, what))
+            abort(call, client_error(error, rpc_name))
 
 
-def refuse(call: Call, error: InferError) -> None:
+def abort(call: Call, error: InferError) -> None:
     """End a call with an error."""
-    call.abort(GRPC_STATUS[error.code], brief(error.message), pushback_ms(error))
+    call.abort(GRPC_STATUS[error.code], shorten(error.message), pushback_ms(error))
 
 
-def brief(text: str) -> str:
+def shorten(text: str) -> str:
     """Leave out the middle of a very long text, which may quote what the client sent."""
     if len(text) <= MAX_TEXT_CHARS:
         return text
@@ -135,7 +135,7 @@ def brief(text: str) -> str:
     return f"{text[:half]} ... {text[-half:]}"
 
 
-def as_refusal(error: Exception, what: str, request_id: str = "") -> InferError:
+def client_error(error: Exception, rpc_name: str, request_id: str = "") -> InferError:
     """Return the error for the client: an internal one is logged and replaced by its id.
 
     The result may be kept with the call, so it holds no frames, which would hold the call and its message.
@@ -143,5 +143,5 @@ def as_refusal(error: Exception, what: str, request_id: str = "") -> InferError:
     if isinstance(error, InferError):
         return without_traceback(error)
     request_id = request_id or secrets.token_hex(4)
-    logger.error("%s failed", what, exc_info=error, extra={"request_id": request_id})
+    logger.error("%s failed", rpc_name, exc_info=error, extra={"request_id": request_id})
     return InferError(Code.INTERNAL, f"internal error, request id {request_id}")

@@ -18,10 +18,10 @@ from penstock.server.engines import FindsModels
 from penstock.server.grpc.method import Method
 from penstock.server.health import Health
 from penstock.server.protobuf import service_pb2
-from penstock.server.v2.call_parameters import version_of
-from penstock.server.v2.metadata import counted_models, model_metadata, model_statistics
+from penstock.server.v2.call_parameters import parse_version
+from penstock.server.v2.metadata import model_metadata, model_statistics, requested_models
 
-from .calls import Tasks, answering
+from .calls import Tasks, unary_method
 
 if TYPE_CHECKING:
     from penstock.server.v2.repository import LoadsModels
@@ -51,22 +51,22 @@ class ServerRpcs:
         version = importlib.metadata.version("penstock")
         server = pb.ServerMetadataResponse(name=self._name, version=version, extensions=extensions)
         return (
-            answering(
+            unary_method(
                 SERVICE + "ServerLive", pb.ServerLiveRequest, lambda _: pb.ServerLiveResponse(live=self._health.live())
             ),
-            answering(
+            unary_method(
                 SERVICE + "ServerReady", pb.ServerReadyRequest,
                 lambda _: pb.ServerReadyResponse(ready=self._health.ready()),
             ),
-            answering(SERVICE + "ServerMetadata", pb.ServerMetadataRequest, lambda _: server),
-            tasks.answering(SERVICE + "ModelReady", pb.ModelReadyRequest, self.model_ready),
-            answering(SERVICE + "ModelMetadata", pb.ModelMetadataRequest, self.model_metadata),
-            answering(SERVICE + "ModelConfig", pb.ModelConfigRequest, self.model_config),
-            tasks.answering(SERVICE + "ModelStatistics", pb.ModelStatisticsRequest, self.model_statistics),
+            unary_method(SERVICE + "ServerMetadata", pb.ServerMetadataRequest, lambda _: server),
+            tasks.unary_method(SERVICE + "ModelReady", pb.ModelReadyRequest, self.model_ready),
+            unary_method(SERVICE + "ModelMetadata", pb.ModelMetadataRequest, self.model_metadata),
+            unary_method(SERVICE + "ModelConfig", pb.ModelConfigRequest, self.model_config),
+            tasks.unary_method(SERVICE + "ModelStatistics", pb.ModelStatisticsRequest, self.model_statistics),
         )  # fmt: skip
 
     async def model_ready(self, request: Any) -> Any:
-        version = version_of(request.version)
+        version = parse_version(request.version)
         try:
             model = self._models.model(request.name, version)
         except InferError as error:
@@ -76,18 +76,18 @@ class ServerRpcs:
         return self._pb.ModelReadyResponse(ready=await says_ready(model) and not self._health.draining)
 
     def model_metadata(self, request: Any) -> Any:
-        version = version_of(request.version)
+        version = parse_version(request.version)
         model = self._models.model(request.name, version)
         return self._pb.ModelMetadataResponse(**model_metadata(self._models, model, version))
 
     def model_config(self, request: Any) -> Any:
-        model = self._models.model(request.name, version_of(request.version))
+        model = self._models.model(request.name, parse_version(request.version))
         return self._pb.ModelConfigResponse(config=self._repository.config(model))
 
     async def model_statistics(self, request: Any) -> Any:
         answer = self._pb.ModelStatisticsResponse()
         offset_ns = time.time_ns() - time.monotonic_ns()
-        for model in counted_models(self._models, request.name, version_of(request.version)):
+        for model in requested_models(self._models, request.name, parse_version(request.version)):
             answer.model_stats.add(**model_statistics(model, offset_ns))
             # as over HTTP: hundreds of models take tens of milliseconds
             await asyncio.sleep(0)
@@ -104,46 +104,46 @@ class RepositoryRpcs:
     def methods(self, tasks: Tasks) -> tuple[Method, ...]:
         pb = self._pb
         return (
-            tasks.answering(SERVICE + "RepositoryIndex", pb.RepositoryIndexRequest, self.index),
-            tasks.answering(SERVICE + "RepositoryModelLoad", pb.RepositoryModelLoadRequest, self.load, large=True),
-            tasks.answering(SERVICE + "RepositoryModelUnload", pb.RepositoryModelUnloadRequest, self.unload),
+            tasks.unary_method(SERVICE + "RepositoryIndex", pb.RepositoryIndexRequest, self.index),
+            tasks.unary_method(SERVICE + "RepositoryModelLoad", pb.RepositoryModelLoadRequest, self.load, large=True),
+            tasks.unary_method(SERVICE + "RepositoryModelUnload", pb.RepositoryModelUnloadRequest, self.unload),
         )
 
     async def index(self, request: Any) -> Any:
-        _demand_no_repository(request)
+        _reject_repository(request)
         return self._pb.RepositoryIndexResponse(models=await self._control.index(request.ready))
 
     async def load(self, request: Any) -> Any:
-        _demand_no_repository(request)
+        _reject_repository(request)
         config: str | None = None
         files: dict[str, bytes] = {}
         for key, value in request.parameters.items():
             if key == "config":
-                config = _chosen(value, key, "load", "string_param")
+                config = _parameter_value(value, key, "load", "string_param")
             elif key.startswith("file:"):
-                files[key.removeprefix("file:")] = _chosen(value, key, "load", "bytes_param")
+                files[key.removeprefix("file:")] = _parameter_value(value, key, "load", "bytes_param")
             else:
                 raise InferError(Code.INVALID, f"unrecognized load parameter '{key}', expected 'config' or 'file:...'")
         await self._control.load(request.model_name, config, files)
         return self._pb.RepositoryModelLoadResponse()
 
     async def unload(self, request: Any) -> Any:
-        _demand_no_repository(request)
+        _reject_repository(request)
         dependents = False
         for key, value in request.parameters.items():
             if key != "unload_dependents":
                 raise InferError(Code.INVALID, f"unrecognized unload parameter '{key}', expected 'unload_dependents'")
-            dependents = _chosen(value, key, "unload", "bool_param")
+            dependents = _parameter_value(value, key, "unload", "bool_param")
         await self._control.unload(request.model_name, dependents=dependents)
         return self._pb.RepositoryModelUnloadResponse()
 
 
-def _demand_no_repository(request: Any) -> None:
+def _reject_repository(request: Any) -> None:
     if request.repository_name:
         raise InferError(Code.UNSUPPORTED, _NAMED_REPOSITORY)
 
 
-def _chosen(value: Any, key: str, doing: str, wanted: str) -> Any:
-    if value.WhichOneof("parameter_choice") != wanted:
-        raise InferError(Code.INVALID, f"invalid value type for {doing} parameter '{key}', expected {wanted}.")
-    return getattr(value, wanted)
+def _parameter_value(value: Any, key: str, operation: str, expected: str) -> Any:
+    if value.WhichOneof("parameter_choice") != expected:
+        raise InferError(Code.INVALID, f"invalid value type for {operation} parameter '{key}', expected {expected}.")
+    return getattr(value, expected)

@@ -15,13 +15,13 @@ import numpy as np
 from penstock.backends.datatypes import bytes_tensor
 from penstock.backends.errors import InferError
 from penstock.batching.request import InferRequest
-from penstock.batching.scheduling.admission import admitted, check_alone
+from penstock.batching.scheduling.request_checks import check_input_shape, check_shapes_cached
 from penstock.server.v2 import call_parameters
-from penstock.server.v2.call_parameters import PLAIN, Options, PerOutputPlan, invalid, with_id
-from penstock.server.v2.decode import MAX_RANK, too_many_dims, wrong_datatype, wrong_inputs
-from penstock.server.v2.shared_tensors import aim, copied_bytes, shared_input
-from penstock.server.v2.tensors import MANY_TEXTS, from_binary, overflow, wrong_size
-from penstock.server.v2.wanted_outputs import outputs as wanted_of
+from penstock.server.v2.call_parameters import DEFAULT_OPTIONS, Options, PerOutputPlan, invalid, prefix_with_id
+from penstock.server.v2.decode import MAX_RANK, datatype_mismatch, inputs_mismatch, too_many_dims
+from penstock.server.v2.requested_outputs import parse_outputs
+from penstock.server.v2.shared_tensors import copied_bytes, set_output_targets, shared_input
+from penstock.server.v2.tensors import MANY_STRINGS, from_binary, overflow, size_mismatch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -63,39 +63,39 @@ def decode(model: Model, message: Any, sink: Sink, regions: Regions | None) -> t
     Ownership: raw tensors are views of the message's. The request's `nbytes` do not include the message itself.
     Raises: InferError; LargeRead if `regions` raises it.
     """
-    parameters = _parameters(message.parameters) if message.parameters else None
+    parameters = _parse_parameters(message.parameters) if message.parameters else None
     try:
-        inputs, rows, key = _inputs(model, message, regions)
+        inputs, rows, key = _decode_inputs(model, message, regions)
         wanted, plan = model.all_outputs, None
         if message.outputs:
             entries = [(each.name, tensor_parameters(each) if each.parameters else None) for each in message.outputs]
             hooks = parameters is None or parameters.hooks
-            wanted, plan = wanted_of(model, entries, regions, hooks=hooks)
+            wanted, plan = parse_outputs(model, entries, regions, hooks=hooks)
     except InferError as error:
-        raise with_id(message.id, error) from None
-    options = PLAIN
+        raise prefix_with_id(message.id, error) from None
+    options = DEFAULT_OPTIONS
     if parameters is not None or plan is not None:
-        spoken = parameters or call_parameters.Parameters()
-        options = call_parameters.options_of(spoken, plan)
+        parsed = parameters or call_parameters.Parameters()
+        options = call_parameters.make_options(parsed, plan)
     request = InferRequest(model, inputs, rows, key, wanted, sink)
     request.id = message.id
     if model.in_place and type(options.plan) is PerOutputPlan:
-        aim(request, options.plan)
+        set_output_targets(request, options.plan)
     if regions:
-        shared = (tensor.name for tensor in message.inputs if "shared_memory_region" in tensor.parameters)
-        request.nbytes = copied_bytes(request, shared)
+        shared_names = (tensor.name for tensor in message.inputs if "shared_memory_region" in tensor.parameters)
+        request.nbytes = copied_bytes(request, shared_names)
     return request, options
 
 
-def _parameters(given: Mapping[str, Any]) -> call_parameters.Parameters:
+def _parse_parameters(parameters: Mapping[str, Any]) -> call_parameters.Parameters:
     """Parse a request's parameters, checking that each key has an allowed type."""
     items: dict[str, Any] = {}
-    for key, value in given.items():
+    for key, value in parameters.items():
         choice = value.WhichOneof("parameter_choice")
         allowed = _PARAMETERS.get(key, _CUSTOM)
         if choice not in allowed:
-            words = f"{', '.join(allowed[:-1])}, or {allowed[-1]}" if len(allowed) > 2 else " or ".join(allowed)
-            raise invalid(f"invalid value type for '{key}' parameter, expected {words}.")
+            expected = f"{', '.join(allowed[:-1])}, or {allowed[-1]}" if len(allowed) > 2 else " or ".join(allowed)
+            raise invalid(f"invalid value type for '{key}' parameter, expected {expected}.")
         items[key] = getattr(value, choice)
     if "binary_data_output" in items:
         raise invalid("parameter 'binary_data_output' is reserved for Triton usage and should not be specified.")
@@ -105,7 +105,7 @@ def _parameters(given: Mapping[str, Any]) -> call_parameters.Parameters:
         items["sequence_id"] = identity + (1 << 64)
     if items.get("priority", 0) < 0:
         raise invalid("invalid value for 'priority', expected value >= 0.")
-    return call_parameters.parameters(items, (call_parameters.EMPTY_FINAL,))
+    return call_parameters.parse_parameters(items, (call_parameters.EMPTY_FINAL,))
 
 
 def tensor_parameters(tensor: Any) -> dict[str, Any]:
@@ -126,40 +126,40 @@ def tensor_parameters(tensor: Any) -> dict[str, Any]:
     return items
 
 
-def _inputs(model: Model, message: Any, regions: Regions | None) -> tuple[list[Array | None], int, Key]:
+def _decode_inputs(model: Model, message: Any, regions: Regions | None) -> tuple[list[Array | None], int, Key]:
     tensors, raws = message.inputs, message.raw_input_contents
-    known = model.signature.input
+    specs = model.signature.input
     by_name: dict[str, Array] = {}
-    taken = 0
+    raw_index = 0
     for tensor in tensors:
         name = tensor.name
-        spec = known.get(name)
+        spec = specs.get(name)
         if spec is None:
-            raise wrong_inputs(model, [each.name for each in tensors])
+            raise inputs_mismatch(model, [each.name for each in tensors])
         if name in by_name:
             raise invalid(f"input '{name}' already exists in request")
-        shape, count = _shape(model, spec, tensor)
-        array = _not_raw(model, spec, tensor, (shape, count, bool(raws)), regions)
+        shape, count = _parse_shape(model, spec, tensor)
+        array = _decode_shared_or_contents(model, spec, tensor, (shape, count, bool(raws)), regions)
         if array is None:
-            if taken == len(raws):
+            if raw_index == len(raws):
                 raise invalid(f"unable to find data for input tensor '{name}' for model '{model.name}' in request.")
-            array = from_binary(model.name, spec, shape, count, memoryview(raws[taken]))
-            taken += 1
+            array = from_binary(model.name, spec, shape, count, memoryview(raws[raw_index]))
+            raw_index += 1
         by_name[name] = array
-    if taken != len(raws):
-        text = f"got {len(raws)} raw_input_contents, but only {taken} of the inputs take theirs from there"
+    if raw_index != len(raws):
+        text = f"got {len(raws)} raw_input_contents, but only {raw_index} of the inputs use them"
         raise invalid(f"unexpected additional input data for model '{model.name}': {text}")
     inputs: list[Array | None] = [by_name.get(spec.name) for spec in model.signature.inputs]
     if any(array is None and not spec.optional for spec, array in zip(model.signature.inputs, inputs, strict=True)):
-        raise wrong_inputs(model, list(by_name))
-    rows, key = admitted(model, tuple([None if array is None else array.shape for array in inputs]))
+        raise inputs_mismatch(model, list(by_name))
+    rows, key = check_shapes_cached(model, tuple([None if array is None else array.shape for array in inputs]))
     return inputs, rows, key
 
 
-def _shape(model: Model, spec: TensorSpec, tensor: Any) -> tuple[list[int], int]:
+def _parse_shape(model: Model, spec: TensorSpec, tensor: Any) -> tuple[list[int], int]:
     """Return an input's shape and its number of elements."""
     if tensor.datatype != spec.datatype:
-        raise wrong_datatype(model, spec, tensor.datatype)
+        raise datatype_mismatch(model, spec, tensor.datatype)
     shape = list(tensor.shape)
     if len(shape) > MAX_RANK:
         raise too_many_dims(model, spec, shape)
@@ -170,19 +170,19 @@ def _shape(model: Model, spec: TensorSpec, tensor: Any) -> tuple[list[int], int]
     error = overflow(spec, shape, count)
     if error is not None:
         raise error
-    if spec.datatype == "BYTES" and count >= MANY_TEXTS:
-        check_alone(model, spec, tuple(shape))
+    if spec.datatype == "BYTES" and count >= MANY_STRINGS:
+        check_input_shape(model, spec, tuple(shape))
     return shape, count
 
 
-def _not_raw(
-    model: Model, spec: TensorSpec, tensor: Any, facts: tuple[list[int], int, bool], regions: Regions | None
+def _decode_shared_or_contents(
+    model: Model, spec: TensorSpec, tensor: Any, shape_count_raw: tuple[list[int], int, bool], regions: Regions | None
 ) -> Array | None:
     """Make an input's array from shared memory or its contents; None if its data is raw.
 
-    `facts` are its shape, its element count, and whether the request has any raw data.
+    `shape_count_raw` are its shape, its element count, and whether the request has any raw data.
     """
-    shape, count, raw_elsewhere = facts
+    shape, count, has_raw = shape_count_raw
     items = tensor_parameters(tensor) if tensor.parameters else None
     has_contents = tensor.HasField("contents")
     if items and "shared_memory_region" in items:
@@ -192,26 +192,26 @@ def _not_raw(
         return shared_input(model, spec, shape, items, regions)
     if not has_contents:
         return None
-    if raw_elsewhere:
+    if has_raw:
         text = f"contents field must not be specified when using raw_input_contents for '{spec.name}'"
         raise invalid(f"{text} for model '{model.name}'")
-    return _contents(model, spec, tensor.contents, shape, count)
+    return _decode_contents(model, spec, tensor.contents, shape, count)
 
 
-def _contents(model: Model, spec: TensorSpec, contents: Any, shape: list[int], count: int) -> Array:
+def _decode_contents(model: Model, spec: TensorSpec, contents: Any, shape: list[int], count: int) -> Array:
     """Make an array from typed contents, which FP16 and BF16 do not have."""
     field = _CONTENTS.get(spec.datatype)
-    for described, _ in contents.ListFields():
-        if described.name != field:
+    for field_descriptor, _ in contents.ListFields():
+        if field_descriptor.name != field:
             text = f"unexpected explicit tensor data for input tensor '{spec.name}' for model '{model.name}'"
-            raise invalid(f"{text} in '{described.name}', expected datatype '{spec.datatype}'")
+            raise invalid(f"{text} in '{field_descriptor.name}', expected datatype '{spec.datatype}'")
     values = () if field is None else getattr(contents, field)
     size_bytes = spec.type.size_bytes
     if len(values) != count:
         if not size_bytes:
             text = f"expected {count} strings for inference input '{spec.name}' for model '{model.name}'"
             raise invalid(f"{text}, got {len(values)}")
-        raise wrong_size(model.name, spec, shape, count, len(values) * size_bytes)
+        raise size_mismatch(model.name, spec, shape, count, len(values) * size_bytes)
     if not size_bytes:
         array: Array = bytes_tensor(list(values))
     elif spec.type.dtype.kind in "iu" and values:

@@ -52,7 +52,7 @@ _REFLECTION: dict[str, tuple[str, tuple[_Field, ...]]] = {
 
 
 @cache
-def own_files() -> tuple[Any, ...]:
+def builtin_files() -> tuple[Any, ...]:
     """Return the FileDescriptorProtos of health and reflection."""
     return _health(), *(_reflection(package) for package in REFLECTIONS)
 
@@ -65,7 +65,7 @@ def message_class(full_name: str) -> Any:
 @cache
 def _pool() -> Any:
     pool = descriptor_pool.DescriptorPool()
-    for file in own_files():
+    for file in builtin_files():
         pool.Add(file)
     return pool
 
@@ -83,10 +83,10 @@ def _health() -> Any:
         name="status", number=1, label=_OPTIONAL, type=_ENUM,
         type_name=".grpc.health.v1.HealthCheckResponse.ServingStatus",
     )  # fmt: skip
-    asked, answered = ".grpc.health.v1.HealthCheckRequest", ".grpc.health.v1.HealthCheckResponse"
+    request_type, answer_type = ".grpc.health.v1.HealthCheckRequest", ".grpc.health.v1.HealthCheckResponse"
     service = file.service.add(name="Health")
-    service.method.add(name="Check", input_type=asked, output_type=answered)
-    service.method.add(name="Watch", input_type=asked, output_type=answered, server_streaming=True)
+    service.method.add(name="Check", input_type=request_type, output_type=answer_type)
+    service.method.add(name="Watch", input_type=request_type, output_type=answer_type, server_streaming=True)
     return file
 
 

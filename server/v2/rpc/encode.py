@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.backends.datatypes import DATATYPES
 from penstock.server.listening.mapped_buffer import LARGE_BYTES, join_mapped
 from penstock.server.protobuf import service_pb2
-from penstock.server.v2.finish import finish_own, store_all
+from penstock.server.v2.finish import finish_own_outputs, store_all
 from penstock.server.v2.tensors import to_binary
 
 from .outputs import is_large
@@ -34,8 +34,13 @@ FINAL, MORE = (field(4, field(1, b"triton_final_response") + field(2, b"\x08" + 
 _NAME, _VERSION, _ID, _OUTPUTS, _RAW = 1, 2, 3, 5, 6
 _ERROR, _ANSWER = 1, 2
 _ID_HEADS = tuple(field_head(_ID, size) for size in range(0x80))
-_KEPT = 256
-_KINDS: dict[type, str] = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
+_MAX_CACHED = 256
+_PARAMETER_FIELDS: dict[type, str] = {
+    bool: "bool_param",
+    int: "int64_param",
+    float: "double_param",
+    str: "string_param",
+}
 _LARGE_BYTES = 64 << 10
 """From this size, data is copied only once; below it, avoiding the second copy costs more than the copy."""
 
@@ -51,23 +56,23 @@ class LargeAnswer(Exception):  # noqa: N818 - control flow, not an error
 class RpcEncoder:
     """Encodes the answers of one model version; keeps the bytes that do not change between answers.
 
-    `own`: outputs may come from user code, possibly in a step.
+    `has_own_outputs`: outputs may come from user code, possibly in a step.
     """
 
-    def __init__(self, model: str, version: str, signature: Signature, *, own: bool = False) -> None:
+    def __init__(self, model: str, version: str, signature: Signature, *, has_own_outputs: bool = False) -> None:
         self._names = field(_NAME, model.encode()) + field(_VERSION, version.encode())
         self._outputs = [(output.name.encode(), output.datatype) for output in signature.outputs]
-        self.own = own
+        self.has_own_outputs = has_own_outputs
         self._singles: dict[tuple[int, tuple[int, ...]], tuple[bytes, bytes]] = {}
         self._heads: dict[tuple[Any, ...], tuple[bytes, ...]] = {}
-        self._described: dict[tuple[Any, ...], bytes] = {}
+        self._descriptions: dict[tuple[Any, ...], bytes] = {}
 
-    def empty(self, between: bytes) -> bytes:
+    def encode_empty(self, id_and_mark: bytes) -> bytes:
         """Encode an answer without outputs."""
-        return self._names + between
+        return self._names + id_and_mark
 
-    def plain(self, wanted: tuple[int, ...], outputs: list[Any], between: bytes = b"") -> Body:
-        """Encode outputs as they are; `between` precedes them, as returned by `before`.
+    def encode_plain(self, wanted: tuple[int, ...], outputs: list[Any], id_and_mark: bytes = b"") -> Body:
+        """Encode outputs as they are; `id_and_mark` precedes them, as returned by `encode_id_and_mark`.
 
         Raises: LargeAnswer.
         """
@@ -75,103 +80,107 @@ class RpcEncoder:
             # the common answer: everything before the numbers is one kept prefix
             array = outputs[0]
             key = (wanted[0], array.shape)
-            prefix, rest = self._singles.get(key) or self._single(key)
-            if rest:
+            prefix, head = self._singles.get(key) or self._cache_single(key)
+            if head:
                 if array.nbytes >= _LARGE_BYTES:
-                    return b"".join((self._names, between, rest, to_binary(self._outputs[wanted[0]][1], array)))
+                    return b"".join((self._names, id_and_mark, head, to_binary(self._outputs[wanted[0]][1], array)))
                 data: bytes = array.tobytes()
-                return self._names + between + rest + data if between else prefix + data
+                return self._names + id_and_mark + head + data if id_and_mark else prefix + data
         shapes = tuple([array.shape for array in outputs])
         heads = self._heads.get((wanted, shapes))
         if heads is None:
-            heads = self._keep_heads(wanted, shapes)
+            heads = self._cache_heads(wanted, shapes)
         if heads:
-            parts = [self._names, between]
+            parts = [self._names, id_and_mark]
             for head, array in zip(heads, outputs, strict=True):
                 parts += (head, array.tobytes())
             return b"".join(parts)
         names = list(map(self._outputs.__getitem__, wanted))
         if is_large(None, outputs):
-            raise LargeAnswer(partial(self._several, names, shapes, outputs, between))
-        return self._several(names, shapes, outputs, between)
+            raise LargeAnswer(partial(self._encode_multiple, names, shapes, outputs, id_and_mark))
+        return self._encode_multiple(names, shapes, outputs, id_and_mark)
 
-    def finished(self, outputs: Sequence[Finished], between: bytes = b"") -> Body:
+    def encode_finished(self, outputs: Sequence[Finished], id_and_mark: bytes = b"") -> Body:
         """Encode outputs of which some are in shared memory or classes."""
         names = [(output.name.encode(), output.datatype) for output in outputs]
-        return self._several(names, [output.shape for output in outputs], [output.array for output in outputs], between)
+        return self._encode_multiple(
+            names, [output.shape for output in outputs], [output.array for output in outputs], id_and_mark
+        )
 
-    def stored(self, request: InferRequest, plan: PerOutputPlan, between: bytes) -> bytes:
+    def store_and_encode(self, request: InferRequest, plan: PerOutputPlan, id_and_mark: bytes) -> bytes:
         """Write all outputs into shared memory, and encode their description. Raises: as `finish_all`."""
         shapes = store_all(request, plan)
         key = (request.wanted, shapes)
-        described = self._described.get(key)
-        if described is None:
+        description = self._descriptions.get(key)
+        if description is None:
             named = zip(request.wanted, shapes, strict=True)
-            described = b"".join([self.describe(*self._outputs[position], shape) for position, shape in named])
-            described += field_head(_RAW, 0) * len(shapes)
-            _keep(self._described, key, described)
-        return self._names + between + described
+            description = b"".join([self.describe(*self._outputs[position], shape) for position, shape in named])
+            description += field_head(_RAW, 0) * len(shapes)
+            _cache(self._descriptions, key, description)
+        return self._names + id_and_mark + description
 
-    def _several(
+    def _encode_multiple(
         self, names: list[tuple[bytes, str]], shapes: Sequence[tuple[int, ...]], arrays: Sequence[Array | None],
-        between: bytes,
+        id_and_mark: bytes,
     ) -> Body:  # fmt: skip
         named = zip(names, shapes, strict=True)
-        described = b"".join([self.describe(name, datatype, shape) for (name, datatype), shape in named])
-        kinds = zip(names, arrays, strict=True)
-        raws = [b"" if array is None else to_binary(datatype, array) for (_, datatype), array in kinds]
-        return self.described(described, raws, between)
+        description = b"".join([self.describe(name, datatype, shape) for (name, datatype), shape in named])
+        typed_arrays = zip(names, arrays, strict=True)
+        raws = [b"" if array is None else to_binary(datatype, array) for (_, datatype), array in typed_arrays]
+        return self.encode_described(description, raws, id_and_mark)
 
-    def described(self, described: bytes, raws: Sequence[Body], between: bytes) -> Body:
+    def encode_described(self, description: bytes, raws: Sequence[Body], id_and_mark: bytes) -> Body:
         """Encode outputs already described and converted to bytes; large ones are Mapped."""
-        parts: list[Body] = [self._names, between, described]
-        whole = 0
+        parts: list[Body] = [self._names, id_and_mark, description]
+        total_bytes = 0
         for raw in raws:
             size = len(raw)
             parts += (field_head(_RAW, size), raw)
-            whole += size
-        return b"".join(parts) if whole < LARGE_BYTES else join_mapped(parts)
+            total_bytes += size
+        return b"".join(parts) if total_bytes < LARGE_BYTES else join_mapped(parts)
 
     def describe(self, name: bytes, datatype: str, shape: tuple[int, ...]) -> bytes:
         """Encode an output's description, without its data."""
         key = (name, datatype, shape)
-        described = self._described.get(key)
-        if described is None:
+        description = self._descriptions.get(key)
+        if description is None:
             dims = b"".join(map(varint, shape))
             tensor = field(1, name) + field(2, datatype.encode()) + (field(3, dims) if dims else b"")
-            described = field(_OUTPUTS, tensor)
-            _keep(self._described, key, described)
-        return described
+            description = field(_OUTPUTS, tensor)
+            _cache(self._descriptions, key, description)
+        return description
 
-    def _single(self, key: tuple[int, tuple[int, ...]]) -> tuple[bytes, bytes]:
+    def _cache_single(self, key: tuple[int, tuple[int, ...]]) -> tuple[bytes, bytes]:
         """Keep everything before the data of a single-output answer, with and without the names.
 
         Empty if the size is not determined by the shape, or if it is large.
         """
-        heads = self._keep_heads((key[0],), (key[1],))
-        kept = (self._names + heads[0], heads[0]) if heads else (b"", b"")
-        _keep(self._singles, key, kept)
-        return kept
+        heads = self._cache_heads((key[0],), (key[1],))
+        entry = (self._names + heads[0], heads[0]) if heads else (b"", b"")
+        _cache(self._singles, key, entry)
+        return entry
 
-    def _keep_heads(self, wanted: tuple[int, ...], shapes: tuple[tuple[int, ...], ...]) -> tuple[bytes, ...]:
+    def _cache_heads(self, wanted: tuple[int, ...], shapes: tuple[tuple[int, ...], ...]) -> tuple[bytes, ...]:
         """Keep what precedes the data of each output.
 
         Empty if the size of one is not determined by its shape, or if they are large together.
         """
-        described, heads, whole = b"", [], 0
+        description, heads, total_bytes = b"", [], 0
         for position, shape in zip(wanted, shapes, strict=True):
             name, datatype = self._outputs[position]
-            described += self.describe(name, datatype, shape)
+            description += self.describe(name, datatype, shape)
             size = math.prod(shape) * DATATYPES[datatype].size_bytes
             heads.append(field_head(_RAW, size))
-            whole += size
-        fixed = whole < LARGE_BYTES and all(DATATYPES[self._outputs[position][1]].size_bytes for position in wanted)
-        kept = (described + heads[0], *heads[1:]) if heads and fixed else ()
-        _keep(self._heads, (wanted, shapes), kept)
-        return kept
+            total_bytes += size
+        is_fixed = total_bytes < LARGE_BYTES and all(
+            DATATYPES[self._outputs[position][1]].size_bytes for position in wanted
+        )
+        entry = (description + heads[0], *heads[1:]) if heads and is_fixed else ()
+        _cache(self._heads, (wanted, shapes), entry)
+        return entry
 
 
-def before(request_id: str, mark: bytes = b"") -> bytes:
+def encode_id_and_mark(request_id: str, mark: bytes = b"") -> bytes:
     """Encode what comes between an answer's names and its outputs: the request's id; on a stream also FINAL or MORE."""
     if request_id:
         value = request_id.encode()
@@ -179,24 +188,24 @@ def before(request_id: str, mark: bytes = b"") -> bytes:
     return mark
 
 
-def said_of(said: Mapping[str, Any] | None) -> bytes:
+def encode_parameters(parameters: Mapping[str, Any] | None) -> bytes:
     """Encode the parameters that user code has set on an answer."""
-    if not said:
+    if not parameters:
         return b""
     message = service_pb2().ModelInferResponse()
-    for name, value in said.items():
-        kind = _KINDS.get(type(value))
-        if kind is not None:
-            setattr(message.parameters[name], kind, value)
-    written: bytes = message.SerializeToString()
-    return written
+    for name, value in parameters.items():
+        field_name = _PARAMETER_FIELDS.get(type(value))
+        if field_name is not None:
+            setattr(message.parameters[name], field_name, value)
+    encoded: bytes = message.SerializeToString()
+    return encoded
 
 
-def encode_own(encoder: RpcEncoder, plan: Plan, request: InferRequest, between: bytes) -> Body:
+def encode_own_outputs(encoder: RpcEncoder, plan: Plan, request: InferRequest, id_and_mark: bytes) -> Body:
     """Encode the answer of user code that differs from its signature. Raises: InferError (INVALID)."""
     outputs: Any = request.outputs
-    finished = finish_own(request.model, request.wanted, plan, outputs)
-    return encoder.finished(finished, between + said_of(outputs.parameters))
+    finished = finish_own_outputs(request.model, request.wanted, plan, outputs)
+    return encoder.encode_finished(finished, id_and_mark + encode_parameters(outputs.parameters))
 
 
 def stream_answer(answer: Body) -> Body:
@@ -205,7 +214,7 @@ def stream_answer(answer: Body) -> Body:
     return head + answer if type(answer) is bytes else join_mapped((head, answer))
 
 
-def stream_answer_of(encode: Callable[[], Body]) -> Body:
+def encode_stream_answer(encode: Callable[[], Body]) -> Body:
     """Encode an answer, and wrap it for a stream."""
     return stream_answer(encode())
 
@@ -215,7 +224,7 @@ def stream_error(text: str, answer: bytes) -> bytes:
     return field(_ERROR, text.encode("utf-8", "replace")) + field(_ANSWER, answer)
 
 
-def _keep(kept: dict[Any, Any], key: Any, value: Any) -> None:
-    if len(kept) >= _KEPT:
-        kept.clear()
-    kept[key] = value
+def _cache(cache: dict[Any, Any], key: Any, value: Any) -> None:
+    if len(cache) >= _MAX_CACHED:
+        cache.clear()
+    cache[key] = value

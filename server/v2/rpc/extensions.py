@@ -11,7 +11,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.server.grpc.method import Method
 from penstock.server.protobuf import service_pb2
 
-from .calls import answering
+from .calls import unary_method
 from .control import SERVICE
 
 if TYPE_CHECKING:
@@ -32,12 +32,12 @@ class MemoryRpcs:
     def methods(self) -> tuple[Method, ...]:
         pb, system, cuda = self._pb, SERVICE + "SystemSharedMemory", SERVICE + "CudaSharedMemory"
         return (
-            answering(system + "Status", pb.SystemSharedMemoryStatusRequest, self.system_status),
-            answering(system + "Register", pb.SystemSharedMemoryRegisterRequest, self.system_register),
-            answering(system + "Unregister", pb.SystemSharedMemoryUnregisterRequest, self.system_unregister),
-            answering(cuda + "Status", pb.CudaSharedMemoryStatusRequest, self.cuda_status),
-            answering(cuda + "Register", pb.CudaSharedMemoryRegisterRequest, self.cuda_register),
-            answering(cuda + "Unregister", pb.CudaSharedMemoryUnregisterRequest, self.cuda_unregister),
+            unary_method(system + "Status", pb.SystemSharedMemoryStatusRequest, self.system_status),
+            unary_method(system + "Register", pb.SystemSharedMemoryRegisterRequest, self.system_register),
+            unary_method(system + "Unregister", pb.SystemSharedMemoryUnregisterRequest, self.system_unregister),
+            unary_method(cuda + "Status", pb.CudaSharedMemoryStatusRequest, self.cuda_status),
+            unary_method(cuda + "Register", pb.CudaSharedMemoryRegisterRequest, self.cuda_register),
+            unary_method(cuda + "Unregister", pb.CudaSharedMemoryUnregisterRequest, self.cuda_unregister),
         )
 
     def system_status(self, request: Any) -> Any:
@@ -76,8 +76,8 @@ class SettingsRpcs:
     def methods(self) -> tuple[Method, ...]:
         pb = self._pb
         return (
-            answering(SERVICE + "TraceSetting", pb.TraceSettingRequest, self.trace),
-            answering(SERVICE + "LogSettings", pb.LogSettingsRequest, self.log),
+            unary_method(SERVICE + "TraceSetting", pb.TraceSettingRequest, self.trace),
+            unary_method(SERVICE + "LogSettings", pb.LogSettingsRequest, self.log),
         )
 
     def trace(self, request: Any) -> Any:

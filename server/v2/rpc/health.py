@@ -11,9 +11,9 @@ from penstock.server.grpc.method import Call, Method, Status
 from penstock.server.grpc.request import SHUTTING_DOWN
 from penstock.server.health import Health
 
-from .calls import parsed_small
+from .calls import parse_small
 from .descriptors import HEALTH, message_class
-from .pulse import Pulse
+from .ticker import Ticker
 
 SERVICES = frozenset({"", "inference.GRPCInferenceService"})
 _SERVING, _NOT_SERVING, _SERVICE_UNKNOWN = 1, 2, 3
@@ -22,11 +22,11 @@ _SERVING, _NOT_SERVING, _SERVICE_UNKNOWN = 1, 2, 3
 class HealthRpcs:
     """Check and Watch."""
 
-    def __init__(self, health: Health, pulse: Pulse) -> None:
+    def __init__(self, health: Health, ticker: Ticker) -> None:
         self._health = health
-        self._pulse = pulse
-        self._found: dict[bool, tuple[int, bytes]] = {}
-        self._beat = 0
+        self._ticker = ticker
+        self._cached: dict[bool, tuple[int, bytes]] = {}
+        self._cached_tick = 0
         self._request = message_class("grpc.health.v1.HealthCheckRequest")
         self._answer = message_class("grpc.health.v1.HealthCheckResponse")
 
@@ -35,57 +35,57 @@ class HealthRpcs:
 
     def check(self, call: Call, message: bytes) -> None:
         """Answer whether a service can be used now."""
-        service = parsed_small(self._request, message).service
+        service = parse_small(self._request, message).service
         if service not in SERVICES:
             call.abort(Status.NOT_FOUND, "unknown service")
             return
-        call.answer(self._written(self._status(service)))
+        call.answer(self._encode(self._status(service)))
 
     def watch(self, call: Call, message: bytes) -> None:
         """Answer like Check, and again whenever the status changes."""
-        _Watch(self, call, parsed_small(self._request, message).service, self._pulse)
+        _Watch(self, call, parse_small(self._request, message).service, self._ticker)
 
     def draining(self) -> bool:
         return self._health.draining
 
-    def status(self, service: str, *, anew: bool) -> tuple[int, bytes]:
-        """Return a service's status, as a number and an encoded answer; unless `anew`, cached for the current beat."""
-        if anew or self._beat != self._pulse.number:
-            self._beat = self._pulse.number
-            self._found.clear()
+    def status(self, service: str, *, refresh: bool) -> tuple[int, bytes]:
+        """Return a service's status, as a number and an encoded answer, from this tick's cache unless `refresh`."""
+        if refresh or self._cached_tick != self._ticker.tick_count:
+            self._cached_tick = self._ticker.tick_count
+            self._cached.clear()
         known = service in SERVICES
-        if known not in self._found:
+        if known not in self._cached:
             status = self._status(service)
-            self._found[known] = status, self._written(status)
-        return self._found[known]
+            self._cached[known] = status, self._encode(status)
+        return self._cached[known]
 
     def _status(self, service: str) -> int:
         if service not in SERVICES:
             return _SERVICE_UNKNOWN
         return _SERVING if self._health.ready() else _NOT_SERVING
 
-    def _written(self, status: int) -> bytes:
-        written: Any = self._answer(status=status).SerializeToString()
-        return bytes(written)
+    def _encode(self, status: int) -> bytes:
+        encoded: Any = self._answer(status=status).SerializeToString()
+        return bytes(encoded)
 
 
 class _Watch:
     """One Watch call: sends the status when it has changed. It ends when the server drains."""
 
-    def __init__(self, rpcs: HealthRpcs, call: Call, service: str, pulse: Pulse) -> None:
+    def __init__(self, rpcs: HealthRpcs, call: Call, service: str, ticker: Ticker) -> None:
         self._rpcs = rpcs
         self._call = call
         self._service = service
-        self._pulse = pulse
-        self._said = -1
+        self._ticker = ticker
+        self._sent_status = -1
         call.on_cancel = self._end
-        pulse.add(self.look)
-        self.look()
+        ticker.add(self.check)
+        self.check()
 
-    def look(self) -> None:
-        status, answer = self._rpcs.status(self._service, anew=self._said < 0)
-        if status != self._said and (self._call.writable or self._said < 0):
-            self._said = status
+    def check(self) -> None:
+        status, answer = self._rpcs.status(self._service, refresh=self._sent_status < 0)
+        if status != self._sent_status and (self._call.writable or self._sent_status < 0):
+            self._sent_status = status
             self._call.send(answer)
         if self._rpcs.draining():
             self._end()
@@ -93,4 +93,4 @@ class _Watch:
 
     def _end(self) -> None:
         self._call.on_cancel = None
-        self._pulse.remove(self.look)
+        self._ticker.remove(self.check)

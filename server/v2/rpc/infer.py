@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from penstock.backends.errors import InferError
 from penstock.server.v2.regions import LargeRead
 
-from .calls import Tasks, as_refusal, refuse
+from .calls import Tasks, abort, client_error
 from .encode import LargeAnswer, RpcEncoder
-from .inference import LARGE_BYTES, DecodedRequest, RpcInference
+from .inference import LARGE_BYTES, RpcInference
+from .model_route import DecodedRequest
 
 if TYPE_CHECKING:
     from penstock.batching.request import InferRequest
@@ -35,44 +36,44 @@ class ModelInfer:
         found = inference.find(message, self)
         if found is not None:
             route, request, options = found
-            if route.straight:
+            if route.direct:
                 call.context = route.encoder if options.plan is None else route.encoding(options)
                 request.target_ns = call.deadline_ns
                 call.on_cancel = partial(self._cancel, request)
                 inference.submit(request, options, call)
                 return
-            asked = DecodedRequest(*found)
-            inference.demand_one(route.model)
+            decoded = DecodedRequest(*found)
+            inference.reject_decoupled(route.model)
         elif len(message) >= LARGE_BYTES:
-            self._tasks.start(call, partial(self._begin_slowly, call, message), "ModelInfer")
+            self._tasks.start(call, partial(self._begin_on_thread, call, message), "ModelInfer")
             return
         else:
             try:
-                asked = inference.decode(message, self, one=True)
+                decoded = inference.decode(message, self, single_answer=True)
             except LargeRead:
-                self._tasks.start(call, partial(self._begin_slowly, call, message), "ModelInfer")
+                self._tasks.start(call, partial(self._begin_on_thread, call, message), "ModelInfer")
                 return
-        if asked.hooked:
-            task = self._tasks.start(call, partial(self._pass_hooks, call, asked), "ModelInfer")
-            inference.hold(asked.route.model, task)
+        if decoded.hooked:
+            task = self._tasks.start(call, partial(self._run_hooks, call, decoded), "ModelInfer")
+            inference.hold(decoded.route.model, task)
         else:
-            self._submit(call, asked)
+            self._submit(call, decoded)
 
-    def _submit(self, call: Call, asked: DecodedRequest) -> None:
-        call.context = asked.encoding
-        asked.request.target_ns = call.deadline_ns
-        call.on_cancel = partial(self._cancel, asked.request)
-        self._inference.submit(asked.request, self._inference.options_of(asked, call.metadata), call)
+    def _submit(self, call: Call, decoded: DecodedRequest) -> None:
+        call.context = decoded.encoding
+        decoded.request.target_ns = call.deadline_ns
+        call.on_cancel = partial(self._cancel, decoded.request)
+        self._inference.submit(decoded.request, self._inference.options_of(decoded, call.metadata), call)
 
-    async def _begin_slowly(self, call: Call, message: bytes) -> None:
-        asked = await self._inference.decode_slowly(message, self, one=True)
-        if asked.hooked:
-            await self._pass_hooks(call, asked)
+    async def _begin_on_thread(self, call: Call, message: bytes) -> None:
+        decoded = await self._inference.decode_on_thread(message, self, single_answer=True)
+        if decoded.hooked:
+            await self._run_hooks(call, decoded)
         elif not call.ended:
-            self._submit(call, asked)
+            self._submit(call, decoded)
 
-    async def _pass_hooks(self, call: Call, asked: DecodedRequest) -> None:
-        call.answer(await self._inference.pass_hooks(asked, call.metadata, b""))
+    async def _run_hooks(self, call: Call, decoded: DecodedRequest) -> None:
+        call.answer(await self._inference.run_hooks(decoded, call.metadata, b""))
 
     # -- the sink ----------------------------------------------------------------------------------------------
 
@@ -84,19 +85,19 @@ class ModelInfer:
             call.on_cancel = None
             try:
                 if request.error is not None:
-                    refuse(call, request.error)
+                    abort(call, request.error)
                     continue
                 encoding = call.context
-                if type(encoding) is RpcEncoder and not (request.id or encoding.own):
-                    call.answer(encoding.plain(request.wanted, request.outputs or []))
+                if type(encoding) is RpcEncoder and not (request.id or encoding.has_own_outputs):
+                    call.answer(encoding.encode_plain(request.wanted, request.outputs or []))
                 elif not call.ended:  # a client whose call has timed out may be reusing its shared memory
                     call.answer(self._inference.encode(encoding, request, b""))
             except LargeAnswer as large:
-                self._tasks.start(call, partial(self._answer_slowly, call, large.encode), "ModelInfer")
+                self._tasks.start(call, partial(self._answer_on_thread, call, large.encode), "ModelInfer")
             except InferError as error:
-                refuse(call, error)
+                abort(call, error)
             except Exception as error:  # noqa: BLE001 - one answer's failure must not take its batch mates' answers
-                refuse(call, as_refusal(error, "ModelInfer", request.id))
+                abort(call, client_error(error, "ModelInfer", request.id))
 
-    async def _answer_slowly(self, call: Call, encode: Callable[[], Body]) -> None:
+    async def _answer_on_thread(self, call: Call, encode: Callable[[], Body]) -> None:
         call.answer(await self._inference.large.encode(0, encode))

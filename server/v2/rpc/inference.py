@@ -18,15 +18,26 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.running.own_outputs import OwnOutputs
 from penstock.server.listening.mapped_buffer import LargeAnswerEncoder
 from penstock.server.protobuf import service_pb2
-from penstock.server.v2.call_parameters import Options, PerOutputPlan, version_of
+from penstock.server.v2.call_parameters import Options, PerOutputPlan, parse_version
 from penstock.server.v2.finish import finish_all
 from penstock.server.v2.regions import INLINE_BYTES, InlineRegions, Regions
 
-from .calls import parsed, parsed_tensors
+from .calls import parse_message, parse_tensors
 from .decode import decode
-from .encode import FINAL, MORE, LargeAnswer, RpcEncoder, before, encode_own, said_of, stream_answer, stream_answer_of
-from .layout import RpcLayouts, head_of, names_of
-from .outputs import Outputs, is_large
+from .encode import (
+    FINAL,
+    MORE,
+    LargeAnswer,
+    RpcEncoder,
+    encode_id_and_mark,
+    encode_own_outputs,
+    encode_parameters,
+    encode_stream_answer,
+    stream_answer,
+)
+from .layout import encode_names, read_head
+from .model_route import DecodedRequest, PlannedEncoding, RpcModelRoute
+from .outputs import OutputEncoder, is_large
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Array
@@ -39,59 +50,10 @@ if TYPE_CHECKING:
 
 LARGE_BYTES = 256 << 10
 """A message of at least this size that is not remembered is decoded on a thread."""
-_KEPT_ROUTES = 4096
-_SEVERAL = "ModelInfer RPC doesn't support models with decoupled transaction policy"
-Failed = tuple[InferError, bytes]
+_MAX_CACHED_ROUTES = 4096
+_DECOUPLED_TEXT = "ModelInfer RPC doesn't support models with decoupled transaction policy"
+FailedAnswer = tuple[InferError, bytes]
 """Why one of several answers failed, and the mark that says whether it is the last."""
-
-
-class RpcModelRoute:
-    """One model as named in requests; dropped when the Engine's generation changes.
-
-    `straight`: its requests go to the queue and get one answer, without hooks. `told`: forwarded header fields are
-    passed to the model.
-    """
-
-    __slots__ = ("encoder", "hooked", "layouts", "model", "regions", "straight", "streams", "told")
-
-    def __init__(self, model: Model, regions: InlineRegions, *, hooked: bool, forwards: bool) -> None:
-        self.model = model
-        self.encoder = RpcEncoder(model.name, model.version, model.signature, own=model.spec.takes_parameters)
-        self.layouts = RpcLayouts(regions)
-        self.hooked = hooked
-        self.streams = model.spec.streams
-        self.told = forwards and model.spec.takes_parameters
-        self.straight = not (hooked or model.spec.decoupled or self.told)
-        self.regions = regions
-
-    def encoding(self, options: Options) -> RpcEncoder | Planned:
-        """Return the encoding of a request's answer."""
-        plan = options.plan
-        return Planned(self.encoder, plan) if type(plan) is PerOutputPlan else self.encoder
-
-
-class Planned:
-    """The context of a request whose outputs are not all returned as they are."""
-
-    __slots__ = ("encoder", "plan")
-
-    def __init__(self, encoder: RpcEncoder, plan: PerOutputPlan) -> None:
-        self.encoder = encoder
-        self.plan = plan
-
-
-class DecodedRequest:
-    """One decoded request. `hooked`: it passes through hooks; `several`: it may have any number of answers."""
-
-    __slots__ = ("encoding", "hooked", "options", "request", "route", "several")
-
-    def __init__(self, route: RpcModelRoute, request: InferRequest, options: Options) -> None:
-        self.route = route
-        self.request = request
-        self.options = options
-        self.hooked = route.streams or (route.hooked and options.hooks)
-        self.several = route.model.spec.decoupled
-        self.encoding = route.encoding(options)
 
 
 class RpcInference:
@@ -109,8 +71,8 @@ class RpcInference:
         self._regions = Regions() if regions is None else regions
         self.forwarding = forwarding
         self.large = LargeAnswerEncoder()
-        self._forwarded: Any = None
-        self._kind = service_pb2().ModelInferRequest
+        self._checked_metadata: Any = None
+        self._message_class = service_pb2().ModelInferRequest
         self._generation = -1
         self._routes: dict[bytes, RpcModelRoute] = {}
         self._by_name: dict[tuple[str, str], RpcModelRoute] = {}
@@ -123,105 +85,112 @@ class RpcInference:
         Raises: InferError (OVERLOADED).
         """
         if self._generation != self.engine.generation:
-            self._forget()
+            self._clear_routes()
         try:
-            named, start, request_id = head_of(message)
+            names_end, start, request_id = read_head(message)
         except (IndexError, UnicodeDecodeError):
             return None
-        route = self._routes.get(message[:named])
+        route = self._routes.get(message[:names_end])
         if route is None:
             return None
         model = route.model
-        if (not model.gathers and model.scheduler.full()) or model.scheduler.target_ns:
-            self._knock(model)
+        if (not model.gathers and model.scheduler.is_full()) or model.scheduler.target_ns:
+            self._check_admission(model)
         found = route.layouts.find(model, message, start, request_id, sink)
         return None if found is None else (route, found[0], found[1])
 
-    def decode(self, message: bytes, sink: Sink, *, one: bool = False) -> DecodedRequest:
-        """Decode any message, and remember it; `one`: it must have just one answer. Raises: InferError; LargeRead."""
-        request = parsed(self._kind, message)
-        route = self._route(request)
-        if one:
-            self.demand_one(route.model)
-        return self._decoded(route, message, request, decode(route.model, request, sink, route.regions))
+    def decode(self, message: bytes, sink: Sink, *, single_answer: bool = False) -> DecodedRequest:
+        """Decode and remember any message; `single_answer` rejects decoupled models. Raises: InferError; LargeRead."""
+        parsed_message = parse_message(self._message_class, message)
+        route = self._route(parsed_message)
+        if single_answer:
+            self.reject_decoupled(route.model)
+        decoded = decode(route.model, parsed_message, sink, route.regions)
+        return self._build_decoded(route, message, parsed_message, decoded)
 
-    async def decode_slowly(self, message: bytes, sink: Sink, *, one: bool = False) -> DecodedRequest:
+    async def decode_on_thread(self, message: bytes, sink: Sink, *, single_answer: bool = False) -> DecodedRequest:
         """Decode on a thread. The result must be submitted before the loop's next turn. Raises: InferError."""
         loop = asyncio.get_running_loop()
-        request = await loop.run_in_executor(None, parsed_tensors, self._kind, message)
+        request = await loop.run_in_executor(None, parse_tensors, self._message_class, message)
         route = self._route(request)
-        if one:
-            self.demand_one(route.model)
+        if single_answer:
+            self.reject_decoupled(route.model)
         self.engine.hold(route.model)
         try:
-            found = await loop.run_in_executor(None, decode, route.model, request, sink, self._regions)
+            decoded = await loop.run_in_executor(None, decode, route.model, request, sink, self._regions)
         finally:
             loop.call_soon(self.engine.release, route.model)
-        return self._decoded(route, message, request, found)
+        return self._build_decoded(route, message, request, decoded)
 
-    def may_be_ordered(self, message: bytes) -> bool:
+    def may_be_in_sequence(self, message: bytes) -> bool:
         """Return whether a message not yet decoded may belong to a sequence, whose order must be kept."""
         try:
-            route = self._routes.get(message[: head_of(message)[0]])
+            route = self._routes.get(message[: read_head(message)[0]])
         except (IndexError, UnicodeDecodeError):
             return True
         return route is None or route.model.spec.sequence is not None
 
     @staticmethod
-    def demand_one(model: Model) -> None:
+    def reject_decoupled(model: Model) -> None:
         """Reject a model that may give several answers. Raises: InferError (UNSUPPORTED)."""
         if model.spec.decoupled:
-            raise InferError(Code.UNSUPPORTED, _SEVERAL)
+            raise InferError(Code.UNSUPPORTED, _DECOUPLED_TEXT)
 
     def id_of(self, message: bytes) -> str:
         """Return a request's id; for a large one only if it precedes the tensors. Raises: InferError (INVALID)."""
         if len(message) < LARGE_BYTES:
-            return str(parsed(self._kind, message).id)
+            return str(parse_message(self._message_class, message).id)
         try:
-            return head_of(message)[2]
+            return read_head(message)[2]
         except (IndexError, UnicodeDecodeError):
             return ""
 
-    def _decoded(
-        self, route: RpcModelRoute, message: bytes, parsed_message: Any, found: tuple[InferRequest, Options]
+    def _build_decoded(
+        self, route: RpcModelRoute, message: bytes, parsed_message: Any, decoded: tuple[InferRequest, Options]
     ) -> DecodedRequest:
-        request, options = found
+        request, options = decoded
         request.nbytes += len(message)
         try:
-            named, start, _ = head_of(message)
+            names_end, start, _ = read_head(message)
         except (IndexError, UnicodeDecodeError):
-            return DecodedRequest(route, *found)
+            return DecodedRequest(route, *decoded)
         if self._generation == self.engine.generation:
-            route.layouts.remember(request, options, message, start, parsed_message)
-            names = message[:named]
+            route.layouts.add(request, options, message, start, parsed_message)
+            names = message[:names_end]
             # if a name is repeated the last one counts: only a message with exactly these fields identifies the model
-            if names not in self._routes and names == names_of(parsed_message) and len(self._routes) < _KEPT_ROUTES:
+            if (
+                names not in self._routes
+                and names == encode_names(parsed_message)
+                and len(self._routes) < _MAX_CACHED_ROUTES
+            ):
                 self._routes[names] = route
-        return DecodedRequest(route, *found)
+        return DecodedRequest(route, *decoded)
 
     def _route(self, request: Any) -> RpcModelRoute:
         """Return the route of a request's model. Raises: InferError (NOT_FOUND, INVALID, OVERLOADED)."""
         if self._generation != self.engine.generation:
-            self._forget()
-        name = (request.model_name, version_of(request.model_version))
+            self._clear_routes()
+        name = (request.model_name, parse_version(request.model_version))
         route = self._by_name.get(name)
         if route is None:
             model = self.engine.model(*name)
             hooks = self._hooks_of(model)
-            most = LARGE_BYTES if any(spec.datatype == "BYTES" for spec in model.signature.inputs) else INLINE_BYTES
-            regions = InlineRegions(self._regions, most)
+            max_copy_bytes = (
+                LARGE_BYTES if any(spec.datatype == "BYTES" for spec in model.signature.inputs) else INLINE_BYTES
+            )
+            regions = InlineRegions(self._regions, max_copy_bytes)
             hooked, forwards = hooks.has_pre or hooks.has_post, self.forwarding is not None
             route = self._by_name[name] = RpcModelRoute(model, regions, hooked=hooked, forwards=forwards)
-        self._knock(route.model)
+        self._check_admission(route.model)
         return route
 
-    def _knock(self, model: Model) -> None:
+    def _check_admission(self, model: Model) -> None:
         """Reject a request that need not be decoded at all. Raises: InferError (OVERLOADED)."""
-        refusal = self.engine.turn_away(model)
-        if refusal is not None:
-            raise refusal
+        error = self.engine.turn_away(model)
+        if error is not None:
+            raise error
 
-    def _forget(self) -> None:
+    def _clear_routes(self) -> None:
         self._routes.clear()
         self._by_name.clear()
         self._generation = self.engine.generation
@@ -231,23 +200,23 @@ class RpcInference:
 
         ONNX Runtime models read none, so without hooks the check is all that is needed.
         """
-        if self.forwarding is not None and metadata is not self._forwarded:
-            self.forwarding.parameters_of(metadata)
-            self._forwarded = metadata
+        if self.forwarding is not None and metadata is not self._checked_metadata:
+            self.forwarding.from_metadata(metadata)
+            self._checked_metadata = metadata
 
     # -- passing requests --------------------------------------------------------------------------------------
 
-    def options_of(self, asked: DecodedRequest, metadata: Mapping[str, str]) -> Options:
+    def options_of(self, decoded: DecodedRequest, metadata: Mapping[str, str]) -> Options:
         """Return a request's options, plus the header fields forwarded to user code. Raises: InferError."""
-        if not asked.route.told or self.forwarding is None:
-            return asked.options
-        parameters = {**(asked.options.parameters or {}), **self.forwarding.parameters_of(metadata)}
-        return replace(asked.options, parameters=parameters)
+        if not decoded.route.forwards_headers or self.forwarding is None:
+            return decoded.options
+        parameters = {**(decoded.options.parameters or {}), **self.forwarding.from_metadata(metadata)}
+        return replace(decoded.options, parameters=parameters)
 
     def submit(self, request: InferRequest, options: Options, context: Any) -> None:
         """Put a request in its queue; it is delivered to its sink with its context. Raises: InferError."""
-        if options.urgent or request.model.timed:
-            options.impose(request)
+        if options.affects_request or request.model.timed:
+            options.apply_to(request)
         request.context = context
         submit = self.engine.submit_soon  # as a direct call it would first be looked up as a method
         submit(request)
@@ -257,89 +226,95 @@ class RpcInference:
         self.engine.hold(model)
         task.add_done_callback(lambda _: self.engine.release(model))
 
-    async def pass_hooks(self, asked: DecodedRequest, metadata: Mapping[str, str], mark: bytes) -> Body:
+    async def run_hooks(self, decoded: DecodedRequest, metadata: Mapping[str, str], mark: bytes) -> Body:
         """Pass a request through the hooks and the model. Returns: the answer, with `mark`. Raises: InferError."""
         try:
-            outputs = await self._hooks_of(asked.request.model).infer(*self._said(asked, metadata))
-            said = getattr(outputs, "parameters", None)
-            return await self._encoded(asked, self._outputs(asked), outputs, mark, said)
+            outputs = await self._hooks_of(decoded.request.model).infer(*self._hook_arguments(decoded, metadata))
+            parameters = getattr(outputs, "parameters", None)
+            return await self._encode_answer(decoded, self._output_encoder(decoded), outputs, mark, parameters)
         finally:
-            _release(asked.options)
+            _release_leases(decoded.options)
 
-    async def answers(self, asked: DecodedRequest, metadata: Mapping[str, str]) -> AsyncGenerator[Body | Failed, None]:
+    async def answers(
+        self, decoded: DecodedRequest, metadata: Mapping[str, str]
+    ) -> AsyncGenerator[Body | FailedAnswer, None]:
         """Pass a request through the hooks and the model, and yield each answer for a stream, or why it failed.
 
         An empty final answer follows if it was requested and no answer was marked as final. A consumer that stops early
         must close the generator.
         Raises: InferError.
         """
-        request, final, written = asked.request, False, self._outputs(asked)
+        request, final, output_encoder = decoded.request, False, self._output_encoder(decoded)
         try:
-            stream = self._hooks_of(request.model).stream(*self._said(asked, metadata), request.wanted)
+            stream = self._hooks_of(request.model).stream(*self._hook_arguments(decoded, metadata), request.wanted)
             async with aclosing(stream) as answers:
                 async for answer in answers:
                     final, mark = answer.final, FINAL if answer.final else MORE
                     if answer.error is not None:
                         yield answer.error, mark
                     else:
-                        yield await self._encoded(asked, written, answer.outputs, mark, answer.parameters)
-            if asked.options.empty_final and not final:
-                yield stream_answer(asked.route.encoder.empty(before(request.id, FINAL)))
+                        yield await self._encode_answer(
+                            decoded, output_encoder, answer.outputs, mark, answer.parameters
+                        )
+            if decoded.options.empty_final and not final:
+                yield stream_answer(decoded.route.encoder.encode_empty(encode_id_and_mark(request.id, FINAL)))
         finally:
-            _release(asked.options)
+            _release_leases(decoded.options)
 
-    def _said(
-        self, asked: DecodedRequest, metadata: Mapping[str, str]
+    def _hook_arguments(
+        self, decoded: DecodedRequest, metadata: Mapping[str, str]
     ) -> tuple[dict[str, Array], str, Terms, Mapping[str, Any] | None]:
         """Return the arguments for hooks: tensors by name, id, queueing terms and parameters."""
-        request, options, model = asked.request, asked.options, asked.request.model
+        request, options, model = decoded.request, decoded.options, decoded.request.model
         names = [spec.name for spec in model.signature.inputs]
         sample = {name: array for name, array in zip(names, request.inputs, strict=True) if array is not None}
         parameters = options.parameters
         if self.forwarding is not None:
-            parameters = {**(parameters or {}), **self.forwarding.parameters_of(metadata)}
+            parameters = {**(parameters or {}), **self.forwarding.from_metadata(metadata)}
         request_id = request.id or metadata.get("x-request-id", "")[:128]
         return sample, request_id, options.terms(time.monotonic_ns(), model.spec.policy), parameters
 
     @staticmethod
-    def _outputs(asked: DecodedRequest) -> Outputs:
-        return Outputs(asked.route.encoder, asked.request, asked.options.plan)
+    def _output_encoder(decoded: DecodedRequest) -> OutputEncoder:
+        return OutputEncoder(decoded.route.encoder, decoded.request, decoded.options.plan)
 
-    async def _encoded(
-        self, asked: DecodedRequest, written: Outputs, outputs: Mapping[str, Array], mark: bytes,
-        said: Mapping[str, Any] | None,
+    async def _encode_answer(
+        self, decoded: DecodedRequest, output_encoder: OutputEncoder, outputs: Mapping[str, Array], mark: bytes,
+        parameters: Mapping[str, Any] | None,
     ) -> Body:  # fmt: skip
-        encode = partial(written.encode, outputs, before(asked.request.id, mark + said_of(said)))
+        encode = partial(
+            output_encoder.encode, outputs, encode_id_and_mark(decoded.request.id, mark + encode_parameters(parameters))
+        )
         if mark:
-            encode = partial(stream_answer_of, encode)
-        return await self.large.encode(0, encode) if written.take(outputs) else encode()
+            encode = partial(encode_stream_answer, encode)
+        return await self.large.encode(0, encode) if output_encoder.prepare(outputs) else encode()
 
     # -- encoding ----------------------------------------------------------------------------------------------
 
     @staticmethod
-    def encode(encoding: RpcEncoder | Planned, request: InferRequest, mark: bytes) -> Body:
+    def encode(encoding: RpcEncoder | PlannedEncoding, request: InferRequest, mark: bytes) -> Body:
         """Encode a delivered request's outputs. Raises: InferError; LargeAnswer."""
         outputs = request.outputs or []
-        between = before(request.id, mark)
-        encoder, plan = (encoding.encoder, encoding.plan) if isinstance(encoding, Planned) else (encoding, None)
+        id_and_mark = encode_id_and_mark(request.id, mark)
+        encoder, plan = (encoding.encoder, encoding.plan) if isinstance(encoding, PlannedEncoding) else (encoding, None)
         if type(outputs) is OwnOutputs:
-            encode = partial(encode_own, encoder, plan, request, between)
+            encode = partial(encode_own_outputs, encoder, plan, request, id_and_mark)
         elif plan is not None:
-            encode = partial(_encode_planned, encoder, plan, request, between)
+            encode = partial(_encode_planned, encoder, plan, request, id_and_mark)
         else:
-            return encoder.plain(request.wanted, outputs, between)
+            return encoder.encode_plain(request.wanted, outputs, id_and_mark)
         if is_large(plan, outputs):
             raise LargeAnswer(encode)
         return encode()
 
 
-def _encode_planned(encoder: RpcEncoder, plan: PerOutputPlan, request: InferRequest, between: bytes) -> Body:
-    if plan.stored:
-        return encoder.stored(request, plan, between)
-    return encoder.finished(finish_all(request.model, request.wanted, plan, request.outputs or []), between)
+def _encode_planned(encoder: RpcEncoder, plan: PerOutputPlan, request: InferRequest, id_and_mark: bytes) -> Body:
+    if plan.all_shared:
+        return encoder.store_and_encode(request, plan, id_and_mark)
+    return encoder.encode_finished(finish_all(request.model, request.wanted, plan, request.outputs or []), id_and_mark)
 
 
-def _release(options: Options) -> None:
+def _release_leases(options: Options) -> None:
     """Release the shared memory of a request's outputs."""
     if isinstance(options.plan, PerOutputPlan):
         options.plan.release()

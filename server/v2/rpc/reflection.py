@@ -15,25 +15,25 @@ from penstock.server.grpc.request import SHUTTING_DOWN
 from penstock.server.health import Health
 from penstock.server.protobuf import model_config_pb2, service_pb2
 
-from .calls import parsed_small
-from .descriptors import REFLECTIONS, message_class, own_files
-from .pulse import Pulse
+from .calls import parse_small
+from .descriptors import REFLECTIONS, builtin_files, message_class
+from .ticker import Ticker
 
-_MOST_UNSENT = 64
+_MAX_UNSENT = 64
 """The most answers queued for a client that does not read them."""
 
 
 class Reflection:
     """The served files by name and symbol: Penstock's and a dialect's, whatever else the process has loaded."""
 
-    def __init__(self, health: Health, pulse: Pulse, files: Iterable[Any] = ()) -> None:
+    def __init__(self, health: Health, ticker: Ticker, files: Iterable[Any] = ()) -> None:
         self.health = health
-        self.pulse = pulse
+        self.ticker = ticker
         self._files: dict[str, Any] = {}
         self._symbols: dict[str, str] = {}
         self._services: list[str] = []
-        generated = [_proto(module.DESCRIPTOR) for module in (model_config_pb2(), service_pb2())]
-        for file in (*generated, *own_files(), *files):
+        generated = [_file_proto(module.DESCRIPTOR) for module in (model_config_pb2(), service_pb2())]
+        for file in (*generated, *builtin_files(), *files):
             self._files[file.name] = file
             self._services += [f"{file.package}.{service.name}" for service in file.service]
             self._symbols |= dict.fromkeys(_symbols(file), file.name)
@@ -45,22 +45,22 @@ class Reflection:
         request = message_class(f"{package}.ServerReflectionRequest")
         answer = message_class(f"{package}.ServerReflectionResponse")
 
-        def opened(call: Call) -> Reader:
-            return _Conversation(self, call, request, answer)
+        def open_stream(call: Call) -> Reader:
+            return _ReflectionStream(self, call, request, answer)
 
-        return Method(f"/{package}.ServerReflection/ServerReflectionInfo", streaming=opened)
+        return Method(f"/{package}.ServerReflection/ServerReflectionInfo", streaming=open_stream)
 
     def answer(self, request: Any, answer: Any) -> None:
         """Fill in the answer to one request."""
-        asked = request.WhichOneof("message_request")
-        if asked == "list_services":
+        request_kind = request.WhichOneof("message_request")
+        if request_kind == "list_services":
             for name in sorted(self._services):
                 answer.list_services_response.service.add(name=name)
-        elif asked == "file_by_filename":
+        elif request_kind == "file_by_filename":
             self._describe(request.file_by_filename, answer)
-        elif asked == "file_containing_symbol":
+        elif request_kind == "file_containing_symbol":
             self._describe(self._symbols.get(request.file_containing_symbol, ""), answer)
-        elif asked == "all_extension_numbers_of_type" and request.all_extension_numbers_of_type in self._symbols:
+        elif request_kind == "all_extension_numbers_of_type" and request.all_extension_numbers_of_type in self._symbols:
             answer.all_extension_numbers_response.base_type_name = request.all_extension_numbers_of_type
         else:
             self._describe("", answer)
@@ -81,7 +81,7 @@ class Reflection:
                 yield from self._with_dependencies(dependency, seen)
 
 
-class _Conversation:
+class _ReflectionStream:
     """One reflection stream: an answer to each message, in order."""
 
     def __init__(self, reflection: Reflection, call: Call, request: Any, answer: Any) -> None:
@@ -91,14 +91,14 @@ class _Conversation:
         self._answer = answer
         self._unsent = 0
         call.on_cancel = self._end
-        reflection.pulse.add(self._look)
+        reflection.ticker.add(self._check_health)
 
     def on_message(self, message: bytes) -> None:
-        request = parsed_small(self._request, message)
+        request = parse_small(self._request, message)
         self._unsent = 0 if self._call.writable else self._unsent + 1
-        if self._unsent > _MOST_UNSENT:
+        if self._unsent > _MAX_UNSENT:
             self._end()
-            self._call.abort(Status.RESOURCE_EXHAUSTED, "answers are not read")
+            self._call.abort(Status.RESOURCE_EXHAUSTED, "the client does not read its answers")
             return
         answer = self._answer(valid_host=request.host, original_request=request)
         self._reflection.answer(request, answer)
@@ -108,17 +108,17 @@ class _Conversation:
         self._end()
         self._call.finish()
 
-    def _look(self) -> None:
+    def _check_health(self) -> None:
         if not self._reflection.health.live():
             self._end()
             self._call.abort(Status.UNAVAILABLE, SHUTTING_DOWN)
 
     def _end(self) -> None:
         self._call.on_cancel = None
-        self._reflection.pulse.remove(self._look)
+        self._reflection.ticker.remove(self._check_health)
 
 
-def _proto(descriptor: Any) -> Any:
+def _file_proto(descriptor: Any) -> Any:
     file = descriptor_pb2.FileDescriptorProto()
     descriptor.CopyToProto(file)
     return file

@@ -18,9 +18,9 @@ from .extensions import MemoryRpcs, SettingsRpcs
 from .health import HealthRpcs
 from .infer import ModelInfer
 from .inference import RpcInference
-from .pulse import Pulse
 from .reflection import Reflection
 from .stream import ModelStreamInfer
+from .ticker import Ticker
 
 if TYPE_CHECKING:
     from penstock.batching.model import Model
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InferenceParts:
+class InferenceDependencies:
     """The dependencies of inference."""
 
     engine: ServingEngine
@@ -51,7 +51,7 @@ class InferenceParts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RpcParts(InferenceParts):
+class RpcDependencies(InferenceDependencies):
     """The dependencies of all methods. `name` is the server's.
 
     `files` are the FileDescriptorProtos of a dialect, which reflection serves besides Penstock's.
@@ -68,30 +68,30 @@ class RpcParts(InferenceParts):
     files: Sequence[Any] = ()
 
 
-def methods(parts: RpcParts) -> dict[str, Method]:
+def methods(parts: RpcDependencies) -> dict[str, Method]:
     """Return every method, by path."""
-    pulse, tasks = Pulse(), Tasks()
+    ticker, tasks = Ticker(), Tasks()
     served = (
-        *_inference(parts, pulse, tasks),
+        *_inference(parts, ticker, tasks),
         *ServerRpcs(parts.engine, parts.repository, parts.health, parts.name).methods(parts.extensions, tasks),
         *RepositoryRpcs(parts.control).methods(tasks),
         *MemoryRpcs(parts.system, parts.cuda).methods(),
         *SettingsRpcs(parts.traces, parts.logs).methods(),
-        *HealthRpcs(parts.health, pulse).methods(),
-        *Reflection(parts.health, pulse, parts.files).methods(),
+        *HealthRpcs(parts.health, ticker).methods(),
+        *Reflection(parts.health, ticker, parts.files).methods(),
     )
     return restricted_methods({method.path: method for method in served}, parts.restricted or RestrictedApis())
 
 
-def inference_methods(parts: InferenceParts) -> dict[str, Method]:
+def inference_methods(parts: InferenceDependencies) -> dict[str, Method]:
     """Return the methods that a front end answers itself, by path: inference and reflection."""
-    pulse = Pulse()
-    served = (*_inference(parts, pulse, Tasks()), *Reflection(parts.health, pulse).methods())
+    ticker = Ticker()
+    served = (*_inference(parts, ticker, Tasks()), *Reflection(parts.health, ticker).methods())
     return restricted_methods({method.path: method for method in served}, parts.restricted or RestrictedApis())
 
 
-def _inference(parts: InferenceParts, pulse: Pulse, tasks: Tasks) -> tuple[Method, Method]:
+def _inference(parts: InferenceDependencies, ticker: Ticker, tasks: Tasks) -> tuple[Method, Method]:
     inference = RpcInference(parts.engine, parts.hooks_of, parts.regions, parts.forwarding)
     infer = ModelInfer(inference, tasks)
-    stream = ModelStreamInfer(inference, parts.health, pulse)
+    stream = ModelStreamInfer(inference, parts.health, ticker)
     return Method(SERVICE + "ModelInfer", infer.begin), Method(SERVICE + "ModelStreamInfer", streaming=stream.open)

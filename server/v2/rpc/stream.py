@@ -21,31 +21,39 @@ from penstock.server.grpc.request import SHUTTING_DOWN
 from penstock.server.health import Health
 from penstock.server.v2.regions import LargeRead
 
-from .calls import as_refusal, brief
-from .encode import FINAL, LargeAnswer, RpcEncoder, before, stream_answer, stream_answer_of, stream_error
-from .inference import LARGE_BYTES, DecodedRequest, RpcInference
-from .pulse import Pulse
+from .calls import client_error, shorten
+from .encode import (
+    FINAL,
+    LargeAnswer,
+    RpcEncoder,
+    encode_id_and_mark,
+    encode_stream_answer,
+    stream_answer,
+    stream_error,
+)
+from .inference import LARGE_BYTES, RpcInference
+from .model_route import DecodedRequest
+from .ticker import Ticker
 
 if TYPE_CHECKING:
     from penstock.batching.request import InferRequest
     from penstock.server.listening.mapped_buffer import Body
 
-MAX_UNDER_WAY = 4096
-MAX_UNDER_WAY_BYTES = 256 << 20
-"""The most one stream may have in flight: requests, and bytes of their messages. Further ones are rejected one by
-one."""
-MAX_ANSWERED = 256
+MAX_IN_FLIGHT = 4096
+MAX_IN_FLIGHT_BYTES = 256 << 20
+"""The most that one stream may have in flight: requests, and bytes of their messages. Others are rejected."""
+MAX_ANSWERING = 256
 """The most requests to decoupled models per stream that produce answers at a time; further ones wait."""
-CLOSES = "triton_grpc_error"
+ERROR_CLOSES_STREAM = "triton_grpc_error"
 
 
 class ModelStreamInfer:
     """The RPC: opens streams, and is the sink of their requests."""
 
-    def __init__(self, inference: RpcInference, health: Health, pulse: Pulse) -> None:
+    def __init__(self, inference: RpcInference, health: Health, ticker: Ticker) -> None:
         self.inference = inference
         self.health = health
-        self.pulse = pulse
+        self.ticker = ticker
 
     def open(self, call: Call) -> InferStream:
         """Open a stream. Raises: InferError."""
@@ -56,16 +64,16 @@ class ModelStreamInfer:
         """Deliver the outputs of one batch."""
         for request in requests:
             slot: Slot = request.context
-            slot.delivered(request)
+            slot.on_delivered(request)
 
 
 class Slot:
     """One request's place in its stream. `answer` is sent after all earlier ones; it is b"" until known.
 
-    `call` is the stream's. `names`, set only for a decoupled model, encodes its empty answers.
+    `call` is the stream's. `empty_encoder`, set only for a decoupled model, encodes its empty answers.
     """
 
-    __slots__ = ("answer", "encoding", "error", "id", "names", "nbytes", "request", "stream", "task")
+    __slots__ = ("answer", "empty_encoder", "encoding", "error", "id", "nbytes", "request", "stream", "task")
 
     def __init__(self, stream: InferStream, nbytes: int) -> None:
         self.stream = stream
@@ -74,7 +82,7 @@ class Slot:
         self.answer: Body = b""
         self.error: InferError | None = None
         self.encoding: Any = None
-        self.names: RpcEncoder | None = None
+        self.empty_encoder: RpcEncoder | None = None
         self.request: InferRequest | None = None
         self.task: asyncio.Task[None] | None = None
 
@@ -83,7 +91,7 @@ class Slot:
         """The call that the request came on."""
         return self.stream.call
 
-    def delivered(self, request: InferRequest) -> None:
+    def on_delivered(self, request: InferRequest) -> None:
         """Encode the outputs of a delivered request."""
         self.request = None
         if self.stream.ended:
@@ -93,28 +101,28 @@ class Slot:
                 raise request.error
             self.answer = stream_answer(RpcInference.encode(self.encoding, request, FINAL))
         except LargeAnswer as large:
-            self.work(partial(self._encode_slowly, large.encode))
+            self.start_task(partial(self._encode_on_thread, large.encode))
             return
         except Exception as error:  # noqa: BLE001 - one answer's failure must not take its batch mates' answers
-            self.error = as_refusal(error, "ModelStreamInfer", self.id)
-        self.stream.settle(self)
+            self.error = client_error(error, "ModelStreamInfer", self.id)
+        self.stream.complete(self)
 
-    def work(self, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+    def start_task(self, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
         """Do work that takes more than a moment on a task."""
-        self.task = asyncio.get_running_loop().create_task(self._guarded(work))
+        self.task = asyncio.get_running_loop().create_task(self._run_guarded(work))
         return self.task
 
-    async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def _run_guarded(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
             await work()
         except Exception as error:  # noqa: BLE001 - logged under an id, and the client always gets an answer
-            self.error = as_refusal(error, "ModelStreamInfer", self.id)
+            self.error = client_error(error, "ModelStreamInfer", self.id)
         self.task = None
         if self.request is None:
-            self.stream.settle(self)
+            self.stream.complete(self)
 
-    async def _encode_slowly(self, encode: Callable[[], Body]) -> None:
-        self.answer = await self.stream.large.encode(0, stream_answer_of, encode)
+    async def _encode_on_thread(self, encode: Callable[[], Body]) -> None:
+        self.answer = await self.stream.large.encode(0, encode_stream_answer, encode)
 
     @property
     def done(self) -> bool:
@@ -125,10 +133,10 @@ class Slot:
 class InferStream:
     """One stream.
 
-    Invariant: `_slots` are the unanswered requests, in order; answers are sent from the front. `_loose` are requests to
-    decoupled models, whose answers are sent as they come. `_held` are messages that wait while an earlier one, possibly
-    of the same sequence, is decoded on a thread (`_reading`).
-    `ended` is whether either side has ended the call. `large` encodes large answers.
+    Invariant: `_slots` are the unanswered requests, in order; answers are sent from the front. `_unordered` are
+    requests to decoupled models, whose answers are sent as they come. `_waiting_messages` are messages that wait while
+    an earlier one, possibly of the same sequence, is decoded on a thread (`_decoding`). `ended` is whether either side
+    has ended the call. `large` encodes large answers.
     """
 
     def __init__(self, owner: ModelStreamInfer, call: Call) -> None:
@@ -137,15 +145,15 @@ class InferStream:
         self.ended = False
         self._owner = owner
         self._slots: deque[Slot] = deque()
-        self._loose: dict[Slot, None] = {}
-        self._held: deque[tuple[Slot, bytes]] = deque()
-        self._reading = False
-        self._room = asyncio.Semaphore(MAX_ANSWERED)
+        self._unordered: dict[Slot, None] = {}
+        self._waiting_messages: deque[tuple[Slot, bytes]] = deque()
+        self._decoding = False
+        self._producer_slots = asyncio.Semaphore(MAX_ANSWERING)
         self._nbytes = 0
         self._half_closed = False
-        self._closes = call.metadata.get(CLOSES, "").strip().lower() == "true"
+        self._closes_on_error = call.metadata.get(ERROR_CLOSES_STREAM, "").strip().lower() == "true"
         call.on_cancel = self.cancel
-        owner.pulse.add(self._look)
+        owner.ticker.add(self._check_health)
 
     # -- the Reader --------------------------------------------------------------------------------------------
 
@@ -158,16 +166,16 @@ class InferStream:
         self._nbytes += slot.nbytes
         try:
             if self._owner.health.disconnecting:
-                # the stream is not told in any other way: GOAWAY only concerns new streams
+                # nothing else notifies the stream: GOAWAY only concerns new streams
                 raise InferError(Code.NOT_READY, SHUTTING_DOWN)
-            count = len(self._slots) + len(self._loose)
-            if count > MAX_UNDER_WAY or (self._nbytes > MAX_UNDER_WAY_BYTES and count > 1):
+            count = len(self._slots) + len(self._unordered)
+            if count > MAX_IN_FLIGHT or (self._nbytes > MAX_IN_FLIGHT_BYTES and count > 1):
                 raise InferError(Code.OVERLOADED, "Exceeds maximum queue size")
         except InferError as error:
-            self._refuse(slot, message, error)
+            self._reject(slot, message, error)
             return
-        if self._reading:
-            self._held.append((slot, message))
+        if self._decoding:
+            self._waiting_messages.append((slot, message))
         else:
             self._start(slot, message)
 
@@ -175,19 +183,19 @@ class InferStream:
         try:
             self._begin(slot, message)
         except Exception as error:  # noqa: BLE001 - it affects one request, and the stream continues
-            self._refuse(slot, message, error)
+            self._reject(slot, message, error)
 
-    def _refuse(self, slot: Slot, message: bytes, error: Exception) -> None:
+    def _reject(self, slot: Slot, message: bytes, error: Exception) -> None:
         slot.request = None
-        slot.error = as_refusal(error, "ModelStreamInfer")
+        slot.error = client_error(error, "ModelStreamInfer")
         slot.id = slot.id or _id_of(self._owner.inference, message)
-        self.settle(slot)
+        self.complete(slot)
 
-    def _go_on(self) -> None:
+    def _begin_waiting(self) -> None:
         """Begin the messages that waited for one to be decoded."""
-        self._reading = False
-        while self._held and not self._reading and not self.ended:
-            self._start(*self._held.popleft())
+        self._decoding = False
+        while self._waiting_messages and not self._decoding and not self.ended:
+            self._start(*self._waiting_messages.popleft())
 
     def on_half_close(self) -> None:
         """End once the last answer has been sent."""
@@ -199,80 +207,80 @@ class InferStream:
     def _begin(self, slot: Slot, message: bytes) -> None:
         inference, sink = self._owner.inference, self._owner
         found = inference.find(message, sink)
-        asked = DecodedRequest(*found) if found is not None else None
-        if asked is None:
+        decoded = DecodedRequest(*found) if found is not None else None
+        if decoded is None:
             with suppress(LargeRead):
-                asked = inference.decode(message, sink) if len(message) < LARGE_BYTES else None
-            if asked is None:
-                self._reading = inference.may_be_ordered(message)
-                slot.work(partial(self._begin_slowly, slot, message, self._reading))
+                decoded = inference.decode(message, sink) if len(message) < LARGE_BYTES else None
+            if decoded is None:
+                self._decoding = inference.may_be_in_sequence(message)
+                slot.start_task(partial(self._begin_on_thread, slot, message, self._decoding))
                 return
-        if asked.several:
-            self._loosen(slot, asked)
-        if asked.hooked:
-            slot.id = asked.request.id
-            inference.hold(asked.route.model, slot.work(partial(self._pass_hooks, slot, asked)))
+        if decoded.decoupled:
+            self._remove_from_order(slot, decoded)
+        if decoded.hooked:
+            slot.id = decoded.request.id
+            inference.hold(decoded.route.model, slot.start_task(partial(self._run_hooks, slot, decoded)))
         else:
-            self._submit(slot, asked)
+            self._submit(slot, decoded)
 
-    def _loosen(self, slot: Slot, asked: DecodedRequest) -> None:
+    def _remove_from_order(self, slot: Slot, decoded: DecodedRequest) -> None:
         """Remove a request from the order."""
-        slot.names = asked.route.encoder
+        slot.empty_encoder = decoded.route.encoder
         if self._slots[-1] is slot:
             self._slots.pop()
         else:
             self._slots.remove(slot)
-        self._loose[slot] = None
+        self._unordered[slot] = None
         self._flush()
 
-    def _submit(self, slot: Slot, asked: DecodedRequest) -> None:
-        slot.id = asked.request.id
-        slot.encoding = asked.encoding
-        slot.request = asked.request
+    def _submit(self, slot: Slot, decoded: DecodedRequest) -> None:
+        slot.id = decoded.request.id
+        slot.encoding = decoded.encoding
+        slot.request = decoded.request
         inference = self._owner.inference
-        inference.submit(asked.request, inference.options_of(asked, self.call.metadata), slot)
+        inference.submit(decoded.request, inference.options_of(decoded, self.call.metadata), slot)
 
-    async def _begin_slowly(self, slot: Slot, message: bytes, ordered: bool) -> None:
+    async def _begin_on_thread(self, slot: Slot, message: bytes, ordered: bool) -> None:
         try:
             try:
-                asked = await self._owner.inference.decode_slowly(message, self._owner)
+                decoded = await self._owner.inference.decode_on_thread(message, self._owner)
             finally:
                 if ordered:
                     # by then it is in its queue, or among its hooks' requests
-                    asyncio.get_running_loop().call_soon(self._go_on)
-            if asked.several and not self.ended:
-                self._loosen(slot, asked)
-            if asked.hooked:
-                slot.id = asked.request.id
+                    asyncio.get_running_loop().call_soon(self._begin_waiting)
+            if decoded.decoupled and not self.ended:
+                self._remove_from_order(slot, decoded)
+            if decoded.hooked:
+                slot.id = decoded.request.id
                 if slot.task is not None:  # it may have to wait for room
-                    self._owner.inference.hold(asked.route.model, slot.task)
-                await self._pass_hooks(slot, asked)
+                    self._owner.inference.hold(decoded.route.model, slot.task)
+                await self._run_hooks(slot, decoded)
             elif not self.ended:
-                self._submit(slot, asked)
+                self._submit(slot, decoded)
         except Exception:
             slot.request = None
             slot.id = slot.id or _id_of(self._owner.inference, message)
             raise
 
-    async def _pass_hooks(self, slot: Slot, asked: DecodedRequest) -> None:
+    async def _run_hooks(self, slot: Slot, decoded: DecodedRequest) -> None:
         inference, call = self._owner.inference, self.call
-        if not asked.several:
-            slot.answer = await inference.pass_hooks(asked, call.metadata, FINAL)
+        if not decoded.decoupled:
+            slot.answer = await inference.run_hooks(decoded, call.metadata, FINAL)
             return
-        async with self._room, aclosing(inference.answers(asked, call.metadata)) as answers:
+        async with self._producer_slots, aclosing(inference.answers(decoded, call.metadata)) as answers:
             # wait for a slow reader, before the first answer and after each
             await call.drain()
             async for answer in answers:
                 await call.drain()
                 if isinstance(answer, tuple):
-                    self._tell(slot, *answer)
+                    self._send_error(slot, *answer)
                 else:
                     call.send(answer)
 
-    def settle(self, slot: Slot) -> None:
+    def complete(self, slot: Slot) -> None:
         """Send a request's result when its turn comes."""
-        if slot in self._loose:
-            del self._loose[slot]
+        if slot in self._unordered:
+            del self._unordered[slot]
             self._send(slot)
         self._flush()
 
@@ -281,32 +289,33 @@ class InferStream:
         slots = self._slots
         while slots and slots[0].done and not self.ended:
             self._send(slots.popleft())
-        if self._half_closed and not slots and not self._loose and not self.ended:
-            self._leave()
+        if self._half_closed and not slots and not self._unordered and not self.ended:
+            self._detach()
             self.call.finish()
 
     def _send(self, slot: Slot) -> None:
         self._nbytes -= slot.nbytes
         if slot.error is not None:
-            self._tell(slot, slot.error, FINAL)
+            self._send_error(slot, slot.error, FINAL)
         elif slot.answer:
             self.call.send(slot.answer)
 
-    def _tell(self, slot: Slot, error: InferError, mark: bytes) -> None:
+    def _send_error(self, slot: Slot, error: InferError, mark: bytes) -> None:
         """Answer with an error."""
-        text, between = brief(error.message), before(slot.id, mark)
-        if self._closes:
+        text, id_and_mark = shorten(error.message), encode_id_and_mark(slot.id, mark)
+        if self._closes_on_error:
             self._close(GRPC_STATUS[error.code], text)
         else:
             self.call.count_error(GRPC_STATUS[error.code])
-            self.call.send(stream_error(text, slot.names.empty(between) if slot.names is not None else between))
+            encoder = slot.empty_encoder
+            self.call.send(stream_error(text, encoder.encode_empty(id_and_mark) if encoder else id_and_mark))
 
     # -- ending ------------------------------------------------------------------------------------------------
 
-    def _look(self) -> None:
+    def _check_health(self) -> None:
         """End an idle stream when the server shuts down, since its client will not."""
         health = self._owner.health
-        if not self._slots and not self._loose and (health.disconnecting or health.device_lost):
+        if not self._slots and not self._unordered and (health.disconnecting or health.device_lost):
             self._close(Status.UNAVAILABLE, SHUTTING_DOWN)
 
     def _close(self, status: Status, text: str) -> None:
@@ -315,8 +324,8 @@ class InferStream:
 
     def cancel(self) -> None:
         """Cancel everything in flight, because nobody waits for it."""
-        self._leave()
-        for slot in (*self._slots, *self._loose):
+        self._detach()
+        for slot in (*self._slots, *self._unordered):
             request, slot.request = slot.request, None
             if request is not None:
                 self._owner.inference.engine.cancel(request)
@@ -324,13 +333,13 @@ class InferStream:
             if task is not None:  # it keeps its frames, which hold the slot
                 task.cancel()
         self._slots.clear()
-        self._loose.clear()
-        self._held.clear()
+        self._unordered.clear()
+        self._waiting_messages.clear()
 
-    def _leave(self) -> None:
+    def _detach(self) -> None:
         self.ended = True
         self.call.on_cancel = None
-        self._owner.pulse.remove(self._look)
+        self._owner.ticker.remove(self._check_health)
 
 
 def _id_of(inference: RpcInference, message: bytes) -> str:

@@ -11,7 +11,7 @@ from penstock.backends.protobuf_fields import fields
 
 _INPUT, _OUTPUT = 5 << 3 | 2, 6 << 3 | 2
 _SHAPE, _CONTENTS = 3 << 3 | 2, 5 << 3 | 2
-_FIELD = 4
+_FIELD_COST = 4
 _PACKED = frozenset(number << 3 | 2 for number in range(1, 6))
 """Field heads: of a ModelInferRequest, of its tensors, and of packed variable-size numbers in contents."""
 
@@ -28,44 +28,44 @@ def varint(number: int) -> bytes:
     return bytes(written)
 
 
-def has_more_fields(message: bytes, most: int) -> bool:
-    """Return whether a message has more than `most` top-level fields; invalid messages are left to the parser."""
+def has_more_fields(message: bytes, limit: int) -> bool:
+    """Return whether a message has more than `limit` top-level fields; invalid messages are left to the parser."""
     try:
-        return next(islice(fields(message, 0, len(message)), most, None), None) is not None
+        return next(islice(fields(message, 0, len(message)), limit, None), None) is not None
     except (IndexError, KeyError):
         return False
 
 
-def has_more_elements(message: bytes, most: int) -> bool:
-    """Return whether the tensors of a ModelInferRequest have more than `most` dims and numbers in `contents`.
+def has_more_elements(message: bytes, limit: int) -> bool:
+    """Return whether the tensors of a ModelInferRequest have more than `limit` dims and numbers in `contents`.
 
-    Each other field counts as `_FIELD` of these. Fixed-size numbers do not count: they take no more memory than in the
-    message.
+    Each other field counts as `_FIELD_COST` of these. Fixed-size numbers do not count: they take no more memory than in
+    the message.
     """
     count = 0
     try:
-        for elements in _elements(message):
+        for elements in _element_counts(message):
             count += elements
-            if count > most:
+            if count > limit:
                 return True
     except (IndexError, KeyError):
         pass  # left to the parser, as above
     return False
 
 
-def _elements(message: bytes) -> Iterator[int]:
+def _element_counts(message: bytes) -> Iterator[int]:
     """Yield the counts, field by field."""
     for of_message, begin, end in fields(message, 0, len(message)):
         if of_message not in (_INPUT, _OUTPUT):
             continue
         for of_tensor, start, stop in fields(message, begin, end):
-            yield _FIELD + (_numbers(message, start, stop) if of_tensor == _SHAPE else 0)
+            yield _FIELD_COST + (_count_varints(message, start, stop) if of_tensor == _SHAPE else 0)
             if of_tensor == _CONTENTS:
                 for head, first, last in fields(message, start, stop):
-                    yield _FIELD + (_numbers(message, first, last) if head in _PACKED else 0)
+                    yield _FIELD_COST + (_count_varints(message, first, last) if head in _PACKED else 0)
 
 
-def _numbers(message: bytes, start: int, stop: int) -> int:
+def _count_varints(message: bytes, start: int, stop: int) -> int:
     """Count varints, each of which ends with a byte below 128."""
     return int(np.count_nonzero(np.frombuffer(message[start:stop], np.int8) >= 0))
 

@@ -328,7 +328,7 @@ def test_a_connection_that_has_used_up_its_stream_numbers_is_replaced() -> None:
         (frames.frame(frames.DATA, frames.PADDED, 1, b"\x05abc"), "more padding than payload"),
         (frames.frame(frames.HEADERS, frames.END_HEADERS, 1, b"\xff\xff\xff"), "cannot be decoded"),
         (frames.frame(frames.HEADERS, 0, 1, b"\x88") + frames.frame(frames.PING, 0, 0, bytes(8)), "not continued"),
-        (frames.frame(frames.CONTINUATION, 0, 1), "CONTINUATION of nothing"),
+        (frames.frame(frames.CONTINUATION, 0, 1), "CONTINUATION without HEADERS"),
         (frames.frame(frames.PUSH_PROMISE, 4, 1, bytes(4)), "PUSH_PROMISE"),
         (frames.frame(frames.DATA, 0, 1, bytes(16385)), "a frame of 16385 bytes"),
         (frames.frame(frames.PING, 0, 0, b"1"), "of 1 bytes"),

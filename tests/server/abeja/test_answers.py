@@ -145,4 +145,4 @@ def test_types_that_are_made_anew_each_time_fill_no_memory() -> None:
     for number in range(1000):
         answers.pack({"content_type": f"text/x{number}"})
 
-    assert len(answers._kinds) <= 256
+    assert len(answers._content_types) <= 256

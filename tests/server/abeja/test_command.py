@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.server.abeja.command import ask, run
+from penstock.server.abeja.command import parse_settings, run
 from penstock.server.settings import SettingError, Settings
 
 
 def test_by_default_it_is_the_container_s() -> None:
-    settings = ask([], {})
+    settings = parse_settings([], {})
 
     assert (settings.dialect, settings.model_repository, settings.abeja_handler) == ("abeja", (), "")
     assert (settings.http_address, settings.http_port, settings.abeja_health_port) == ("0.0.0.0", 5000, 5001)
@@ -17,7 +17,9 @@ def test_by_default_it_is_the_container_s() -> None:
 
 
 def test_its_flags_are_settings() -> None:
-    settings = ask(["--handler", "a.b:c", "--port=6000", "--health-port", "6001", "folder", "--abeja-workers", "2"], {})
+    settings = parse_settings(
+        ["--handler", "a.b:c", "--port=6000", "--health-port", "6001", "folder", "--abeja-workers", "2"], {}
+    )
 
     assert (settings.abeja_handler, settings.model_repository) == ("a.b:c", ("folder",))
     assert (settings.http_port, settings.abeja_health_port, settings.abeja_workers) == (6000, 6001, 2)
@@ -27,13 +29,13 @@ def test_the_original_s_variables_count_least() -> None:
     theirs = {"PORT": "6000", "HEALTHCHECK_PORT": "6001"}
     ours = {"PENSTOCK_HTTP_PORT": "7000"}
 
-    assert [ask([], theirs).http_port, ask([], theirs).abeja_health_port] == [6000, 6001]
-    assert ask([], {**theirs, **ours}).http_port == 7000
-    assert ask(["--port", "8000"], {**theirs, **ours}).http_port == 8000
+    assert [parse_settings([], theirs).http_port, parse_settings([], theirs).abeja_health_port] == [6000, 6001]
+    assert parse_settings([], {**theirs, **ours}).http_port == 7000
+    assert parse_settings(["--port", "8000"], {**theirs, **ours}).http_port == 8000
 
 
 def test_a_port_that_is_asked_for_is_opened() -> None:
-    settings = ask(["--grpc-port=0", "--metrics-port=0"], {})
+    settings = parse_settings(["--grpc-port=0", "--metrics-port=0"], {})
 
     assert (settings.allow_grpc, settings.allow_metrics) == (True, True)
 
@@ -52,14 +54,14 @@ def test_what_cannot_be_is_told_with_status_1(words: list[str], capsys: pytest.C
 
 
 def test_any_free_port_may_be_either() -> None:
-    assert ask(["--port=0", "--health-port=0"], {}).http_port == 0
+    assert parse_settings(["--port=0", "--health-port=0"], {}).http_port == 0
     with pytest.raises(SettingError):
-        ask([], {"PORT": "5001"})
+        parse_settings([], {"PORT": "5001"})
 
 
 def test_an_unknown_argument_is_status_2() -> None:
     with pytest.raises(SystemExit) as ended:
-        ask(["--no-such-flag"], {})
+        parse_settings(["--no-such-flag"], {})
 
     assert ended.value.code == 2
 

@@ -30,7 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def opened(handler: str, *, strict: bool = False, beside: tuple[str, ...] = ()) -> AbejaInside:
-    return open_service({"handler": handler, "strict": strict, "beside": [*beside]}, CHANNEL)
+    return open_service({"handler": handler, "strict": strict, "fallback_folders": [*beside]}, CHANNEL)
 
 
 def called(service: AbejaInside, body: bytes = b"", boundary: str | None = None) -> tuple[int, bytes]:

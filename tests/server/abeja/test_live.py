@@ -36,7 +36,7 @@ def handler(request, context):
         pathlib.Path(said, "enough").read_bytes()
     return {"content": str(os.getpid())}
 """
-LOST = 500, b'{"status":"Internal Server Error: unexpected error of communication with runtime"}'
+WORKER_DIED = 500, b'{"status":"Internal Server Error: unexpected error of communication with runtime"}'
 OK = 200, b'{"status":"ok"}'
 UNAVAILABLE = 503, b'{"status":"service unavailable"}'
 
@@ -94,7 +94,7 @@ def test_a_call_that_ends_its_process_harms_itself_only(live: Live, how: str) ->
         found = list(threads.map(lambda word: ask(live.http_port, word), words))
 
     assert [answer[0] for answer in found] == [200, 500, 200, 500, 200]
-    assert found[1] == found[3] == LOST
+    assert found[1] == found[3] == WORKER_DIED
     await_health(live)
 
 
@@ -106,7 +106,7 @@ def test_a_process_that_is_killed_takes_its_call_with_it_and_another_comes(live:
         waiting = threads.submit(ask, live.http_port)
         os.kill(pid, signal.SIGKILL)
 
-        assert busy.result(30) == LOST
+        assert busy.result(30) == WORKER_DIED
         status, body = waiting.result(60)
     assert status == 200
     assert int(body) != pid
@@ -124,7 +124,7 @@ def test_health_says_so_while_there_is_no_process(tmp_path: Path) -> None:
         waiting = thread.submit(ask, live.http_port)
         (tmp_path / "go").write_bytes(b"")
 
-        assert [before, lost, during] == [[OK, OK], LOST, [UNAVAILABLE, UNAVAILABLE]]
+        assert [before, lost, during] == [[OK, OK], WORKER_DIED, [UNAVAILABLE, UNAVAILABLE]]
         assert waiting.result(30)[0] == 200
         assert health(live) == [OK, OK]
 
@@ -139,7 +139,7 @@ def test_the_others_serve_while_one_process_is_away(tmp_path: Path) -> None:
         answers = {ask(live.http_port) for _ in range(5)}
         (tmp_path / "gate").write_bytes(b"")
 
-    assert (lost, during) == (LOST, [OK, OK])
+    assert (lost, during) == (WORKER_DIED, [OK, OK])
     assert [status for status, _ in answers] == [200]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.server.abeja.localserver import FailedError, LocalServer
+from penstock.server.abeja.localserver import LocalServer, LocalServerError
 
 ANSWERS: dict[str, tuple[int, dict[str, str], bytes]] = {
     "/": (200, {}, b"x"),
@@ -74,7 +74,7 @@ def test_it_goes_where_it_is_sent(
 def test_but_not_for_ever(local: LocalServer, monkeypatch: pytest.MonkeyPatch) -> None:
     first(monkeypatch, "/round")
 
-    with pytest.raises(FailedError, match=r"^failed to send request : Exceeded 30 redirects\.$"):
+    with pytest.raises(LocalServerError, match=r"^failed to send request : Exceeded 30 redirects\.$"):
         local.post("text/plain", b"body")
 
 
@@ -87,7 +87,7 @@ def test_and_nowhere_without_a_place(local: LocalServer, monkeypatch: pytest.Mon
 def test_an_error_is_told_as_it_was(local: LocalServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ANSWERS, "/", (503, {}, b"why"))
 
-    with pytest.raises(FailedError) as failed:
+    with pytest.raises(LocalServerError) as failed:
         local.post("text/plain", b"body")
     assert str(failed.value) == (
         f"failed to send request : 503 Server Error: Service Unavailable for url: {local.endpoint}/"
@@ -95,6 +95,6 @@ def test_an_error_is_told_as_it_was(local: LocalServer, monkeypatch: pytest.Monk
 
 
 def test_what_a_line_of_the_log_says_is_shown(local: LocalServer) -> None:
-    assert local._text('{"level": "INFO", "msg": "handler \'m:h\': printed"}') == "printed"
-    assert local._text("no JSON") == "no JSON"
-    assert local._text("[1]") == "[1]"
+    assert local._log_message('{"level": "INFO", "msg": "handler \'m:h\': printed"}') == "printed"
+    assert local._log_message("no JSON") == "no JSON"
+    assert local._log_message("[1]") == "[1]"

@@ -40,7 +40,7 @@ def claimed(method: str, target: str = "/", *lines: str, of: AbejaService | None
 
 def told(claim: Any) -> dict[str, Any]:
     """Give what the worker is told."""
-    return dict(read_head(split_call(claim.described)[0]))
+    return dict(read_head(split_call(claim.packed_head)[0]))
 
 
 def test_headers_are_told_in_order_with_all_their_values() -> None:
@@ -116,7 +116,7 @@ def test_other_methods_and_types_reach_no_handler(method: str, lines: list[str],
 def test_a_form_without_a_boundary_reaches_no_handler() -> None:
     claim = claimed("POST", "/", "Content-Type: multipart/form-data")
 
-    assert claim.refused == (503, b'{"status":": no multipart boundary param in Content-Type"}')
+    assert claim.rejection == (503, b'{"status":": no multipart boundary param in Content-Type"}')
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE", "HEAD"])

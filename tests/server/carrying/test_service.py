@@ -74,7 +74,7 @@ class Kind:
 
 
 def _seldon(engine: Any, others: Others, settings: Settings) -> CarryingService:
-    models: Any = SimpleNamespace(described={}, sharing={})
+    models: Any = SimpleNamespace(descriptions={}, sharing={})
     return SeldonService(engine, CurrentComponent(engine, lambda: "m", models), cast(Any, None), others, settings)
 
 

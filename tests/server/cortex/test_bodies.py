@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.server.cortex.bodies import MalformedError, encoding_of, is_json, sample_of
+from penstock.server.cortex.bodies import MalformedError, encoding_of, is_json, parse_sample
 
 DEPTH = 100
 JSON = st.recursive(
@@ -57,7 +57,7 @@ def test_what_python_writes_is_read_back_in_every_encoding(value: Any, encoding:
     except UnicodeEncodeError:  # a lone surrogate, which only an escape can say
         return
 
-    assert same(sample_of(body, DEPTH), json.loads(text))
+    assert same(parse_sample(body, DEPTH), json.loads(text))
 
 
 @given(st.binary(max_size=40))
@@ -66,9 +66,9 @@ def test_any_bytes_are_read_as_python_s_json_reads_them(body: bytes) -> None:
         wanted = json.loads(body.decode(encoding_of(body)))
     except ValueError:
         with pytest.raises(MalformedError):
-            sample_of(body, DEPTH)
+            parse_sample(body, DEPTH)
     else:
-        assert same(sample_of(body, DEPTH), wanted)
+        assert same(parse_sample(body, DEPTH), wanted)
 
 
 @given(st.text('[]{}":,0123456789.-+eE ntfalsru\\NIiy', max_size=40))
@@ -77,35 +77,35 @@ def test_anything_like_json_is_read_as_python_s_json_reads_it(text: str) -> None
         wanted = json.loads(text)
     except ValueError:
         with pytest.raises(MalformedError):
-            sample_of(text.encode(), DEPTH)
+            parse_sample(text.encode(), DEPTH)
     else:
-        assert same(sample_of(text.encode(), DEPTH), wanted)
+        assert same(parse_sample(text.encode(), DEPTH), wanted)
 
 
 def test_the_last_of_equal_keys_counts() -> None:
-    assert sample_of(b'{"a": 1, "a": 2}', DEPTH) == {"a": 2}
+    assert parse_sample(b'{"a": 1, "a": 2}', DEPTH) == {"a": 2}
 
 
 def test_numbers_are_those_of_python() -> None:
-    found = sample_of(b"[NaN, -Infinity, 1e400, 123456789012345678901234567890, -9223372036854775809, 1.0]", DEPTH)
+    match = parse_sample(b"[NaN, -Infinity, 1e400, 123456789012345678901234567890, -9223372036854775809, 1.0]", DEPTH)
 
-    assert math.isnan(found[0])
-    assert found[1:3] == [-math.inf, math.inf]
-    assert same(found[3:], [123456789012345678901234567890, -9223372036854775809, 1.0])
+    assert math.isnan(match[0])
+    assert match[1:3] == [-math.inf, math.inf]
+    assert same(match[3:], [123456789012345678901234567890, -9223372036854775809, 1.0])
 
 
 @given(st.lists(st.integers(-(10**45), 10**45) | st.floats(allow_nan=False), max_size=5))
 def test_long_numbers_are_those_of_python_beside_fractions(numbers: list[float]) -> None:
     text = json.dumps([*numbers, 0.0012345678901234567])
 
-    assert same(sample_of(text.encode(), DEPTH), json.loads(text))
+    assert same(parse_sample(text.encode(), DEPTH), json.loads(text))
 
 
 @given(st.integers(1, 45), st.integers(1, 60), st.integers(1, 60))
 def test_digits_before_and_behind_a_point_are_all_read(before: int, behind: int, other: int) -> None:
     text = f'[{"7" * before}.{"3" * behind}, {"8" * before}, {{"a": -{"9" * other}}}, 0.{"1" * other}]'
 
-    assert same(sample_of(text.encode(), DEPTH), json.loads(text))
+    assert same(parse_sample(text.encode(), DEPTH), json.loads(text))
 
 
 @given(JSON, st.integers(1, 6))
@@ -113,9 +113,9 @@ def test_only_what_is_too_deep_is_refused_for_its_depth(value: Any, most: int) -
     body = json.dumps(value).encode()
     if depth(value) > most and len(body) > 2 * most:
         with pytest.raises(MalformedError):
-            sample_of(body, most)
+            parse_sample(body, most)
     elif depth(value) <= most:
-        assert same(sample_of(body, most), json.loads(body))
+        assert same(parse_sample(body, most), json.loads(body))
 
 
 @pytest.mark.parametrize(
@@ -123,21 +123,21 @@ def test_only_what_is_too_deep_is_refused_for_its_depth(value: Any, most: int) -
 )
 def test_what_is_no_json_is_malformed(body: bytes) -> None:
     with pytest.raises(MalformedError):
-        sample_of(body, DEPTH)
+        parse_sample(body, DEPTH)
 
 
 @pytest.mark.parametrize("opening", [b"[", b'{"a":'])
 @pytest.mark.parametrize("count", [101, 5000, 200_000])
 def test_what_is_nested_too_deep_is_malformed(opening: bytes, count: int) -> None:
     with pytest.raises(MalformedError):
-        sample_of(opening * count + b"1" + (b"]" if opening == b"[" else b"}") * count, DEPTH)
+        parse_sample(opening * count + b"1" + (b"]" if opening == b"[" else b"}") * count, DEPTH)
 
 
 def test_brackets_in_texts_are_no_depth() -> None:
     texts = ['[{"' * 50, "\\", '"]'] * 3
 
-    assert sample_of(json.dumps(texts).encode(), DEPTH) == texts
-    assert sample_of(b"[" * 100 + b"]" * 100, DEPTH) is not None
+    assert parse_sample(json.dumps(texts).encode(), DEPTH) == texts
+    assert parse_sample(b"[" * 100 + b"]" * 100, DEPTH) is not None
 
 
 @pytest.mark.parametrize(
@@ -156,4 +156,4 @@ def test_the_encoding_is_told_by_the_first_bytes(head: bytes, encoding: str) -> 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
 def test_what_has_more_values_than_may_be_made_is_malformed(encoding: str) -> None:
     with pytest.raises(MalformedError, match="more than 4194304 values"):
-        sample_of(("[" + "[]," * (1 << 21) + "[]]").encode(encoding), DEPTH)
+        parse_sample(("[" + "[]," * (1 << 21) + "[]]").encode(encoding), DEPTH)

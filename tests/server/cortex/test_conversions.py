@@ -13,8 +13,8 @@ import pytest
 
 from penstock.backends.errors import Code, InferError
 from penstock.server.cortex import debugging
-from penstock.server.cortex.debugging import shown
-from penstock.server.hooks.conversions import DIALECTS, make
+from penstock.server.cortex.debugging import format_value
+from penstock.server.hooks.conversions import DIALECTS, make_conversions
 from tests.server.cortex.values import NONE, flowers, model_m
 
 
@@ -30,7 +30,7 @@ class TestFailures:
         ],
     )
     def test_f29_c3_c5_a_hooks_failure_names_its_file(self, hook: str, error: BaseException, text: str | None) -> None:
-        found = model_m().failure(hook, error)
+        found = model_m().error_for(hook, error)
 
         assert found is not None
         assert found.code is Code.INVALID
@@ -43,7 +43,7 @@ class TestFailures:
             def __str__(self) -> str:
                 raise ValueError("no text")
 
-        found = flowers(handler="handlers/iris.py").failure("pre_inference", Silent())
+        found = flowers(handler="handlers/iris.py").error_for("pre_inference", Silent())
 
         assert found is not None
         assert (found.code, found.message) == (Code.INVALID, "no text")
@@ -53,7 +53,7 @@ class TestFailures:
             def __str__(self) -> str:
                 raise self
 
-        found = flowers().failure("pre_inference", Silent())
+        found = flowers().error_for("pre_inference", Silent())
 
         assert found is not None
         assert found.message == "Silent"
@@ -67,8 +67,8 @@ class TestAnswers:
             "class_index": np.int64(0),
         }
 
-        assert model_m().answer("iris-setosa", NONE) == b'"iris-setosa"\n'
-        assert model_m().answer(answer, NONE) == (
+        assert model_m().encode_answer("iris-setosa", NONE) == b'"iris-setosa"\n'
+        assert model_m().encode_answer(answer, NONE) == (
             b'{"class_index":0,"class_label":"iris-setosa",'
             b'"probabilities":[0.5949878692626953,0.3870449960231781,0.017967063933610916]}\n'
         )
@@ -77,13 +77,13 @@ class TestAnswers:
         rules = model_m()
         outputs = [np.array([0]), np.array([[0.5949878692626953, 0.3870449960231781, 0.017967063933610916]], "f4")]
 
-        assert rules.answer(rules.prediction(outputs, NONE), NONE) == (
+        assert rules.encode_answer(rules.to_prediction(outputs, NONE), NONE) == (
             b"[[0],[[0.5949878692626953,0.3870449960231781,0.017967063933610916]]]\n"
         )
 
     def test_c24_an_answer_that_cannot_be_encoded_is_unknown(self) -> None:
         with pytest.raises(InferError) as error:
-            model_m().answer(b"abc", NONE)
+            model_m().encode_answer(b"abc", NONE)
 
         assert error.value.code is Code.UNKNOWN
         assert "bytes" in error.value.message
@@ -91,18 +91,18 @@ class TestAnswers:
     def test_c31_f39_where_it_is_asked_for_a_line_says_what_is_tracked(self) -> None:
         rules = model_m(tracker={"model_type": "classification", "key": ""})
 
-        line, _, body = rules.answer("iris-setosa", {"tracked": True}).partition(b"\n")
+        line, _, body = rules.encode_answer("iris-setosa", {"tracked": True}).partition(b"\n")
 
         assert json.loads(line) == {"class": "iris-setosa"}
         assert body == b'"iris-setosa"\n'
-        assert rules.answer("iris-setosa", NONE) == body
-        assert rules.answer(None, {"tracked": True}) == b"{}\nnull\n"
-        assert model_m().answer(1, {"tracked": True}) == b"{}\n1\n"
+        assert rules.encode_answer("iris-setosa", NONE) == body
+        assert rules.encode_answer(None, {"tracked": True}) == b"{}\nnull\n"
+        assert model_m().encode_answer(1, {"tracked": True}) == b"{}\n1\n"
 
     def test_a_warning_is_one_line(self) -> None:
         rules = model_m(tracker={"model_type": "regression", "key": "a\nb"})
 
-        line, _, body = rules.answer({}, {"tracked": True}).partition(b"\n")
+        line, _, body = rules.encode_answer({}, {"tracked": True}).partition(b"\n")
 
         assert json.loads(line) == {"warning": "failed to track key 'a\nb': not found in prediction"}
         assert body == b"{}\n"
@@ -114,9 +114,9 @@ class TestDebug:
         rules, debug = model_m(), {"debug": True}
 
         for parameters in (NONE, {"debug": "true"}, debug):
-            rules.inputs({"input": [1, 2, 3, 4]}, parameters)
-            rules.prediction([np.array([0]), np.array([[0.5, 0.25, 0.25]], np.float32)], parameters)
-            rules.answer("iris-setosa", parameters)
+            rules.to_inputs({"input": [1, 2, 3, 4]}, parameters)
+            rules.to_prediction([np.array([0]), np.array([[0.5, 0.25, 0.25]], np.float32)], parameters)
+            rules.encode_answer("iris-setosa", parameters)
 
         assert [record.getMessage() for record in caplog.records] == [
             'pre_inference: {"input": [1, 2, 3, 4]}',
@@ -128,8 +128,8 @@ class TestDebug:
         caplog.set_level(logging.INFO, "penstock.hooks")
         rules, debug = model_m(handler=""), {"debug": True}  # the sample is logged by service.py
 
-        rules.inputs([1, 2, 3, 4], debug)
-        rules.answer(rules.prediction([np.array([0]), np.zeros((1, 3))], debug), debug)
+        rules.to_inputs([1, 2, 3, 4], debug)
+        rules.encode_answer(rules.to_prediction([np.array([0]), np.zeros((1, 3))], debug), debug)
 
         assert [record.getMessage() for record in caplog.records] == ["inference: [[0], [[0.0, 0.0, 0.0]]]"]
 
@@ -137,7 +137,7 @@ class TestDebug:
         caplog.set_level(logging.INFO, "penstock.hooks")
 
         with pytest.raises(InferError):
-            model_m().inputs([1, 2], {"debug": True})
+            model_m().to_inputs([1, 2], {"debug": True})
 
         assert [record.getMessage() for record in caplog.records] == ["pre_inference: [1, 2]"]
 
@@ -146,7 +146,7 @@ class TestDebug:
     ) -> None:
         monkeypatch.setattr(logging.Logger, "hasHandlers", lambda _: False)
 
-        debugging.show("inference", [1])
+        debugging.log_value("inference", [1])
 
         assert capsys.readouterr().out == "inference: [1]\n"
 
@@ -168,7 +168,7 @@ class TestDebug:
         ],
     )
     def test_f34_values_are_cut_short(self, value: Any, text: str) -> None:
-        assert shown(value) == text
+        assert format_value(value) == text
 
     def test_a_value_that_cannot_be_shown_changes_nothing(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.INFO, "penstock.hooks")
@@ -177,7 +177,7 @@ class TestDebug:
             def __repr__(self) -> str:
                 raise ValueError
 
-        debugging.show("pre_inference", [Odd()])
+        debugging.log_value("pre_inference", [Odd()])
 
         assert [record.getMessage() for record in caplog.records] == [
             "pre_inference: list that cannot be shown: ValueError"
@@ -186,7 +186,7 @@ class TestDebug:
 
 def test_the_dialect_is_made_by_its_name() -> None:
     assert DIALECTS["cortex"] == type(model_m()).__module__
-    assert callable(make)
+    assert callable(make_conversions)
 
 
 @pytest.mark.slow

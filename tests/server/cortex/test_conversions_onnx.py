@@ -21,7 +21,7 @@ FAILED = "failed to convert to numpy array"
 
 
 def _array(rules: Conversions, value: Any) -> np.ndarray[Any, Any]:
-    (array,) = rules.inputs(value, NONE)
+    (array,) = rules.to_inputs(value, NONE)
     assert array is not None
     return array
 
@@ -174,7 +174,7 @@ class TestTexts:
 
     def test_a_text_that_has_no_utf8_fails_in_the_runtime_s_words(self) -> None:
         with pytest.raises(InferError, match=r"^Unable to extract string contents! \(encoding issue\)$"):
-            self.rules.inputs(["\ud800", "x"], NONE)
+            self.rules.to_inputs(["\ud800", "x"], NONE)
 
     @pytest.mark.parametrize(
         ("text", "said"),
@@ -185,7 +185,7 @@ class TestTexts:
     )
     def test_a_text_that_has_no_utf8_is_no_number_either(self, text: str, said: str) -> None:
         with pytest.raises(InferError) as caught:
-            model_m("N").inputs({"input": [1, 2, 3, text]}, NONE)
+            model_m("N").to_inputs({"input": [1, 2, 3, text]}, NONE)
 
         assert caught.value.message == f"error: failed to convert to numpy array: 'utf-8' codec can't encode {said}"
 
@@ -200,7 +200,7 @@ class TestSeveralInputs:
     rules = onnx([("a", "tensor(float)", [1, 2]), ("c", "tensor(int64)", [1]), ("i", "tensor(string)", [1])])
 
     def test_f13_each_is_taken_by_its_name_in_the_models_order(self) -> None:
-        found = self.rules.inputs({"i": "x", "surplus": 1, "c": 7, "a": (1, 2)}, NONE)
+        found = self.rules.to_inputs({"i": "x", "surplus": 1, "c": 7, "a": (1, 2)}, NONE)
 
         assert [array.tolist() for array in found if array is not None] == [[[1.0, 2.0]], [7], [b"x"]]
 
@@ -215,7 +215,7 @@ class TestSeveralInputs:
         )
 
     def test_a_model_without_inputs_takes_anything(self) -> None:
-        assert onnx([]).inputs(None, NONE) == onnx([]).inputs({"a": 1}, NONE) == []
+        assert onnx([]).to_inputs(None, NONE) == onnx([]).to_inputs({"a": 1}, NONE) == []
 
 
 class TestRelaxed:
@@ -267,7 +267,7 @@ class TestPrediction:
         label, probabilities = np.array([0]), np.array([[0.5, 0.25, 0.25]], np.float32)
         rules = model_m(batched=True)
 
-        found = rules.prediction([label, probabilities], NONE)
+        found = rules.to_prediction([label, probabilities], NONE)
 
         assert type(found) is list
         assert found[0] is label
@@ -275,20 +275,20 @@ class TestPrediction:
 
     def test_f19_c19_text_is_str(self) -> None:
         rules = onnx([], [("y", "tensor(string)", [2])])
-        (found,) = rules.prediction([np.array([b"x", "ñ".encode()], object)], NONE)
+        (found,) = rules.to_prediction([np.array([b"x", "ñ".encode()], object)], NONE)
 
         assert found.dtype == np.object_
         assert found.tolist() == ["x", "ñ"]
-        assert rules.prediction([np.array([b"\xff", b"a"], object)], NONE)[0].tolist() == [b"\xff", "a"]
+        assert rules.to_prediction([np.array([b"\xff", b"a"], object)], NONE)[0].tolist() == [b"\xff", "a"]
 
     def test_f19_c21_maps_are_lists_of_dicts(self) -> None:
         maps = [{0: 0.5, 1: 0.25}]
 
-        assert onnx([], [("y", "seq(map(int64,tensor(float)))", [])]).prediction([maps], NONE) == [maps]
+        assert onnx([], [("y", "seq(map(int64,tensor(float)))", [])]).to_prediction([maps], NONE) == [maps]
 
     def test_a_scalar_of_the_graph_has_no_axis_again(self) -> None:
-        (found,) = onnx([], [("y", "tensor(float)", [])]).prediction([np.array([5], np.float32)], NONE)
-        (kept,) = onnx([], [("y", "tensor(float)", [1])]).prediction([np.array([5], np.float32)], NONE)
-        (unknown,) = onnx([], [("y", "tensor(float)", [])]).prediction([np.zeros((2, 3), np.float32)], NONE)
+        (found,) = onnx([], [("y", "tensor(float)", [])]).to_prediction([np.array([5], np.float32)], NONE)
+        (kept,) = onnx([], [("y", "tensor(float)", [1])]).to_prediction([np.array([5], np.float32)], NONE)
+        (unknown,) = onnx([], [("y", "tensor(float)", [])]).to_prediction([np.zeros((2, 3), np.float32)], NONE)
 
         assert [found.shape, kept.shape, unknown.shape] == [(), (1,), (2, 3)]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from penstock.server.cortex.casting import CastError, as_array, cast
-from penstock.server.cortex.protos import KINDS, tensor
+from penstock.server.cortex.tensor_protos import TENSOR_TYPES, make_array
 
 ORIGINAL = Path(__file__).parent / "original"
 
@@ -59,4 +59,4 @@ def test_f15_f16_arrays_are_those_of_the_numpy_of_the_time(kind: str, value: Any
 @pytest.mark.parametrize(("kind", "value", "results"), _cases("tensorflow_1_14.json"))
 def test_f21_tensors_are_those_of_tensorflow_1_14(kind: str, value: Any, results: dict[str, Any]) -> None:
     for word, result in results.items():
-        _assert_is(_made(tensor, _value(kind, value), KINDS[word]), result)
+        _assert_is(_made(make_array, _value(kind, value), TENSOR_TYPES[word]), result)

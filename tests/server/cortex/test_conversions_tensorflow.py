@@ -17,14 +17,14 @@ from hypothesis.extra import numpy as hnp
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.server.cortex.conversions import conversions
-from penstock.server.hooks.conversions import Conversions, Described
+from penstock.server.hooks.conversions import Conversions, ModelDescription
 from tests.server.cortex.values import NONE, flowers, refused, settings, tensorflow
 
 S = {"sepal_length": 5.2, "sepal_width": 3.6, "petal_length": 1.4, "petal_width": 0.3}
 
 
 def _one(kind: str, dims: list[int], value: Any, batched: bool = False) -> np.ndarray[Any, Any]:
-    (array,) = tensorflow({"x": (kind, dims)}, None, batched).inputs({"x": value}, NONE)
+    (array,) = tensorflow({"x": (kind, dims)}, None, batched).to_inputs({"x": value}, NONE)
     assert array is not None
     return array
 
@@ -43,29 +43,29 @@ class TestInputs:
     def test_f6_what_a_hook_does_to_it_changes_nothing_else(self) -> None:
         signature = Signature((TensorSpec("x", "FP32", (-1,)),), ())
         shared = {"signature_def": {"k": {"inputs": {"x": {"dtype": "DT_FLOAT"}}}}, "signature_key": "k"}
-        first, other = (conversions(Described(signature, [], [], shared, settings("tensorflow"))) for _ in "ab")
+        first, other = (conversions(ModelDescription(signature, [], [], shared, settings("tensorflow"))) for _ in "ab")
 
         first.signatures[0]["k"]["inputs"].clear()
 
         assert first.signatures[1] == {"k": {"inputs": {}}}
         assert other.signatures[0] == {"k": {"inputs": {"x": {"dtype": "DT_FLOAT"}}}}
-        assert first.inputs({"x": [1]}, NONE)[0] == [1.0]
+        assert first.to_inputs({"x": [1]}, NONE)[0] == [1.0]
 
     @pytest.mark.parametrize("batched", [True, False])
     def test_c25_f21_scalars_are_one_row(self, batched: bool) -> None:
-        found = flowers(batched).inputs(S, NONE)
+        found = flowers(batched).to_inputs(S, NONE)
 
         assert [array.tolist() for array in found if array is not None] == [[5.2], [3.6], [1.4], [0.3]]
         assert all(array is not None and array.dtype == np.float64 for array in found)
 
     def test_inputs_come_in_the_models_order(self) -> None:
-        found = flowers().inputs(OrderedDict(reversed(S.items())), NONE)
+        found = flowers().to_inputs(OrderedDict(reversed(S.items())), NONE)
 
         assert [float(array[0]) for array in found if array is not None] == [5.2, 3.6, 1.4, 0.3]
-        assert flowers().inputs(MappingProxyType(S), NONE)[0] == 5.2
+        assert flowers().to_inputs(MappingProxyType(S), NONE)[0] == 5.2
 
     def test_f21_a_value_of_the_inputs_rank_is_as_many_rows_as_it_has(self) -> None:
-        found = flowers().inputs({name: [value, value] for name, value in S.items()}, NONE)
+        found = flowers().to_inputs({name: [value, value] for name, value in S.items()}, NONE)
 
         assert [array.shape for array in found if array is not None] == [(2,)] * 4
 
@@ -110,7 +110,7 @@ class TestInputs:
     def test_t5_a_list_alone_is_the_only_input(self, value: Any) -> None:
         rules = tensorflow({"x": ("DT_FLOAT", [-1])})
 
-        (array,) = rules.inputs(value, NONE)
+        (array,) = rules.to_inputs(value, NONE)
 
         assert array is not None
         assert array.tolist() == [5.0, 6.0]
@@ -193,7 +193,7 @@ class TestInputs:
 
 
 def _flat(kind: str, array: Any) -> Any:
-    return tensorflow({}, {"y": (kind, [-1])}).prediction([np.asarray(array)], NONE)["y"]
+    return tensorflow({}, {"y": (kind, [-1])}).to_prediction([np.asarray(array)], NONE)["y"]
 
 
 class TestPrediction:
@@ -207,11 +207,11 @@ class TestPrediction:
         ]
         rules = flowers()
 
-        prediction = rules.prediction(outputs, NONE)
+        prediction = rules.to_prediction(outputs, NONE)
 
         assert type(prediction) is dict
         assert int(prediction["class_ids"][0]) == 0  # C26
-        assert rules.answer(prediction, NONE) == (
+        assert rules.encode_answer(prediction, NONE) == (
             b'{"class_ids":["0"],"classes":["MA=="],"isbig":[true],"logits":[2.5000002,2.0700002,-1.0000005],'
             b'"probabilities":[0.59498787,0.387045,0.017967064]}\n'
         )
@@ -269,7 +269,7 @@ class TestPrediction:
 def test_f21_any_value_of_json_is_taken_or_refused(value: Any) -> None:
     rules: Conversions = tensorflow({"x": ("DT_FLOAT", [-1])})
     try:
-        (array,) = rules.inputs({"x": value}, NONE)
+        (array,) = rules.to_inputs({"x": value}, NONE)
     except InferError:
         assert refused(rules, {"x": value}).startswith('error: key "x": expected shape [-1]: ')
     else:
@@ -280,4 +280,4 @@ def test_f21_any_value_of_json_is_taken_or_refused(value: Any) -> None:
 
 def test_only_the_two_kinds_of_models_are_known() -> None:
     with pytest.raises(InferError):
-        conversions(Described(Signature((), ()), [], [], {}, settings("pytorch")))
+        conversions(ModelDescription(Signature((), ()), [], [], {}, settings("pytorch")))

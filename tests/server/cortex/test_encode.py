@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from penstock.backends.errors import Code, InferError
-from penstock.server.cortex.encode import _plain, to_json
+from penstock.server.cortex.encode import _to_json_type, to_json
 
 Point = namedtuple("Point", "x y")  # noqa: PYI024 - what an untyped hook would write
 
@@ -77,7 +77,7 @@ class Particular:
 
 def _by_the_book(value: Any) -> bytes:
     """What Flask's jsonify did, less the newline."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=_plain).encode()
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=_to_json_type).encode()
 
 
 # each but those of types that Python 3.6 had not is what the original answered

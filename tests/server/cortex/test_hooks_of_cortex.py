@@ -22,7 +22,7 @@ from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.engine import Engine
 from penstock.batching.spec import HookSpec, ModelSpec
 from penstock.perf import models
-from penstock.server.fronts.placing import read_model, write_model
+from penstock.server.fronts.model_table import read_model, write_model
 from penstock.server.hooks import replicas
 from penstock.server.hooks.engine import HookedEngine
 from penstock.server.hooks.plan import DEFAULT_REPLICAS, LIGHT_REPLICAS
@@ -263,22 +263,22 @@ class TestThePromise:
         await asyncio.gather(*asked)
 
     def test_light_instances_are_more(self, act: Act, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(replicas, "LIGHT_LOAD_NS", 1 << 62)
-        monkeypatch.setattr(replicas, "LIGHT_BYTES", 1 << 62)
+        monkeypatch.setattr(replicas, "MAX_LIGHT_LOAD_NS", 1 << 62)
+        monkeypatch.setattr(replicas, "MAX_LIGHT_BYTES", 1 << 62)
 
         act(partial(self.takes_as_many_as_light_ones_do, tmp_path))
 
     def test_instances_of_which_one_was_slow_to_load_are_light(
         self, act: Act, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(replicas, "LIGHT_BYTES", 1 << 62)
+        monkeypatch.setattr(replicas, "MAX_LIGHT_BYTES", 1 << 62)
         loads = itertools.count()
-        slow = property(lambda _: replicas.LIGHT_LOAD_NS + (next(loads) % 2))
+        slow = property(lambda _: replicas.MAX_LIGHT_LOAD_NS + (next(loads) % 2))
         monkeypatch.setattr(Replica, "load_ns", slow)
 
         act(partial(self.takes_as_many_as_light_ones_do, tmp_path))
 
-    @pytest.mark.parametrize("heavy", ["LIGHT_LOAD_NS", "LIGHT_BYTES"])
+    @pytest.mark.parametrize("heavy", ["MAX_LIGHT_LOAD_NS", "MAX_LIGHT_BYTES"])
     def test_heavy_instances_stay_few(
         self, act: Act, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heavy: str
     ) -> None:

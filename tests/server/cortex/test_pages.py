@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from penstock.backends.errors import Code, InferError
 from penstock.server.cortex.pages import (
+    encode_json,
     error_page,
+    error_response,
     onnx_signature,
-    refused,
     signature_page,
     summary_page,
     tensorflow_signature,
-    written,
 )
 
 
@@ -81,7 +81,7 @@ def test_the_signature_of_a_tensorflow_model_is_the_selected_one() -> None:
 
 @given(st.dictionaries(st.text(), st.integers() | st.text()))
 def test_documents_are_compact_ascii_in_order(value: dict[str, Any]) -> None:
-    text = written(value)
+    text = encode_json(value)
 
     assert text.isascii()
     assert text.endswith(b"\n")
@@ -89,7 +89,7 @@ def test_documents_are_compact_ascii_in_order(value: dict[str, Any]) -> None:
 
 
 def test_a_failed_prediction_is_text() -> None:
-    status, body, content_type = refused(InferError(Code.INVALID, 'error: missing key "é"'))
+    status, body, content_type = error_response(InferError(Code.INVALID, 'error: missing key "é"'))
 
     assert (status, content_type) == (406, b"text/html; charset=utf-8")
     assert body == 'prediction failed: error: missing key "é"'.encode()
@@ -97,7 +97,7 @@ def test_a_failed_prediction_is_text() -> None:
 
 @pytest.mark.parametrize("code", list(Code))
 def test_every_code_has_an_answer(code: Code) -> None:
-    status, body, _ = refused(InferError(code, "a\ud800"))
+    status, body, _ = error_response(InferError(code, "a\ud800"))
 
     passing = code in {Code.NOT_FOUND, Code.NOT_READY, Code.OVERLOADED, Code.EXPIRED}
     assert status == (500 if code is Code.UNKNOWN else 503 if passing else 406)

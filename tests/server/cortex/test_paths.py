@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.server.cortex.api import Api
-from penstock.server.cortex.paths import ENDPOINT, HEALTH, SIGNATURE, CortexPaths, is_ours
+from penstock.server.cortex.paths import ENDPOINT, HEALTH, SIGNATURE, CortexPaths, is_penstock_path
 
 
 def api(name: str, endpoint: str = "") -> Api:
@@ -65,12 +65,16 @@ def test_paths_are_made_anew_when_the_apis_are_others() -> None:
     apis = {"classifier": ONE}
     paths = CortexPaths(apis)
 
-    assert paths.are_of(apis)
-    assert not paths.are_of({"classifier": ONE})
+    assert paths.is_current(apis)
+    assert not paths.is_current({"classifier": ONE})
     apis["other"] = OTHER
-    assert not paths.are_of(apis)
+    assert not paths.is_current(apis)
 
 
 def test_penstock_s_own_paths_are_left_alone() -> None:
-    assert all(map(is_ours, ("/v2", "/v2/health/ready", "/v2/models/m/infer", "/metrics", "/docs", "/openapi.json")))
-    assert not any(map(is_ours, ("/", "/healthz", "/predict", "/v2x/y", "/docs/classifier", "/metrics/x", "/v1/x")))
+    assert all(
+        map(is_penstock_path, ("/v2", "/v2/health/ready", "/v2/models/m/infer", "/metrics", "/docs", "/openapi.json"))
+    )
+    assert not any(
+        map(is_penstock_path, ("/", "/healthz", "/predict", "/v2x/y", "/docs/classifier", "/metrics/x", "/v1/x"))
+    )

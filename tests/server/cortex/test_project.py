@@ -8,7 +8,7 @@ import pytest
 
 from penstock.server.cortex.api import Tracker
 from penstock.server.cortex.project import Project, read_project
-from penstock.server.cortex.yaml_mapping import either
+from penstock.server.cortex.yaml_mapping import alternatives
 
 NEW = """\
 - kind: deployment
@@ -265,7 +265,7 @@ class TestWarnings:
     @pytest.mark.parametrize(
         ("more", "message"),
         [
-            ("  tracker: {key: x}\n", "tracker: model_type is not said: nothing is counted of predictions"),
+            ("  tracker: {key: x}\n", "tracker: model_type is missing: predictions are not counted"),
             ("  endpoint: /v2/models\n", "endpoint: takes the place of what this server has at /v2/models"),
             ("  endpoint: healthz\n", "endpoint: takes the place of what this server has at /healthz"),
             ("  name: classifier\n", "name: is given twice; the last one counts"),
@@ -313,4 +313,4 @@ class TestTheFile:
     ("words", "text"), [(["a"], '"a"'), (["a", "b"], '"a" or "b"'), (["a", "b", "c"], '"a", "b", or "c"')]
 )
 def test_words_are_listed_as_cortex_listed_them(words: list[str], text: str) -> None:
-    assert either(words) == text
+    assert alternatives(words) == text

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from penstock.server.cortex.api import Api
 from penstock.server.cortex.archives import ArchiveError, unpack
 from penstock.server.cortex.models import ModelError, ModelFinder
-from penstock.server.cortex.saved_models import WANTED, choose, version_of
+from penstock.server.cortex.saved_models import EXPECTED_STRUCTURE, choose_folder, version_of
 
 SAVED_MODEL = ("saved_model.pb", "variables/variables.index", "variables/variables.data-00000-of-00001")
 
@@ -113,9 +113,9 @@ class TestASavedModel:
             models.find(api(tmp_path, "export"))
 
         said = str(caught.value)
-        assert said.startswith(WANTED)
+        assert said.startswith(EXPECTED_STRUCTURE)
         assert said.splitlines()[0] == "invalid TF export directory."
-        more = said.removeprefix(WANTED).strip()
+        more = said.removeprefix(EXPECTED_STRUCTURE).strip()
         named = lacking.replace("00001", "...")
         assert more == ("" if lacking == SAVED_MODEL[0] else f"1/saved_model.pb is there without {named}")
 
@@ -308,12 +308,12 @@ class TestTheChoice:
     def test_is_the_highest_number(self, versions: set[int], above: str) -> None:
         folders = [f"{above}/{version}" if above else str(version) for version in versions]
 
-        assert version_of(choose(f"{folder}/{name}" for folder in folders for name in SAVED_MODEL) or "") == max(
+        assert version_of(choose_folder(f"{folder}/{name}" for folder in folders for name in SAVED_MODEL) or "") == max(
             versions
         )
 
     @given(names=st.lists(st.text() | st.sampled_from([f"{n}/{name}" for n in (1, 2) for name in SAVED_MODEL])))
     def test_is_whole_or_none(self, names: list[str]) -> None:
-        folder = choose(names)
+        folder = choose_folder(names)
 
         assert folder is None or {f"{folder}/{name}" for name in SAVED_MODEL[:2]} <= set(names)

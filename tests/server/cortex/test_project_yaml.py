@@ -181,7 +181,7 @@ class TestScalars:
 
 class TestNodes:
     def plain(self, text: str) -> Any:
-        return parse(text).plain
+        return parse(text).unwrapped
 
     def test_quotes_and_tags_say_what_is_meant(self) -> None:
         text = """{a: '5', b: !!str 5, c: !!float 5, d: !other x, e: "yes", f: |\n  5\n}"""

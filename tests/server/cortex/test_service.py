@@ -58,7 +58,7 @@ class HeldHooks:
         async def keep() -> None:
             try:
                 answer = await self.predict(*said)
-            except Exception as error:  # noqa: BLE001 - as a Trip
+            except Exception as error:  # noqa: BLE001 - as a HookedRequest
                 promise.set_exception(error)
             else:
                 promise.set_result(answer)
@@ -110,7 +110,7 @@ class Served(Lane):
     @property
     def counted(self) -> list[int]:
         """What was counted of 2XX, 4XX and 5XX."""
-        statuses = self.service.tracked.of(next(iter(self.repository.apis.values()))).statuses
+        statuses = self.service.prediction_metrics.for_api(next(iter(self.repository.apis.values()))).status_counts
         return [statuses[1], statuses[3], statuses[4]]
 
 
@@ -412,7 +412,9 @@ class TestTracking:
 
             assert (status, body) == (200, b'"iris-setosa"\n')
             assert served.hooks.asked[0][2] == {"tracked": True}
-            assert served.service.tracked.of(served.repository.apis["m"]).classes == {"iris-setosa": 1}
+            assert served.service.prediction_metrics.for_api(served.repository.apis["m"]).class_counts == {
+                "iris-setosa": 1
+            }
 
         run(main)
 

@@ -12,7 +12,7 @@ from penstock.backends.node import Node
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.server.cortex.conversions import conversions
 from penstock.server.cortex.onnx_values import TYPES
-from penstock.server.hooks.conversions import Conversions, Described
+from penstock.server.hooks.conversions import Conversions, ModelDescription
 
 NONE: Mapping[str, Any] = {}
 _DATATYPES = {
@@ -45,7 +45,7 @@ def onnx(
 
     signature = Signature(specs(ins), specs(outs), batched)
     nodes = [node for node, _ in ins], [node for node, _ in outs]
-    return conversions(Described(signature, *nodes, {}, settings("onnx", **more)))
+    return conversions(ModelDescription(signature, *nodes, {}, settings("onnx", **more)))
 
 
 def model_m(rows: int | str | None = 1, **more: Any) -> Conversions:
@@ -96,12 +96,12 @@ def tensorflow(
     predict = {"inputs": said(inputs), "outputs": said(outputs), "methodName": "tensorflow/serving/predict"}
     described = {"signature_def": {"predict": predict, "other": {}}, "signature_key": "predict"}
     signature = Signature(specs(inputs), specs(outputs), batched)
-    return conversions(Described(signature, [], [], described, settings("tensorflow", **more)))
+    return conversions(ModelDescription(signature, [], [], described, settings("tensorflow", **more)))
 
 
 def refused(rules: Conversions, value: Any) -> str:
     """What a client is told of a value, after `prediction failed: `."""
     with pytest.raises(InferError) as error:
-        rules.inputs(value, NONE)
+        rules.to_inputs(value, NONE)
     assert error.value.code is Code.INVALID
     return error.value.message

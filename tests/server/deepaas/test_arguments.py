@@ -240,7 +240,7 @@ class TestAccept:
     def read(self, declared: dict[str, Any], *, by_header: bool = False, **said: Any) -> Any:
         accepting, request = AcceptArgument(declared, by_header=by_header), asked(**said)
         try:
-            return Arguments(accepting.arguments).read(request, accepting.chosen(request.said.headers))
+            return Arguments(accepting.arguments).read(request, accepting.from_header(request.line.headers))
         except Refusal as refusal:
             return json.loads(read_answer(refusal.answer)[3])
 
@@ -266,7 +266,7 @@ class TestAccept:
 
     def test_need_not_have_choices(self) -> None:
         assert self.read({"accept": fields.Str()}, query="accept=x") == {"accept": "x"}
-        assert AcceptArgument({"accept": fields.Str()}, by_header=True).chosen({"accept": ["x"]}) is None
+        assert AcceptArgument({"accept": fields.Str()}, by_header=True).from_header({"accept": ["x"]}) is None
 
     def test_of_headers_is_compared_as_a_whole(self) -> None:
         declared = self.declared(metadata={"location": "headers"})
@@ -296,7 +296,7 @@ class TestAccept:
     @given(st.text())
     def test_of_any_header_is_one_of_the_choices(self, header: str) -> None:
         accepting = AcceptArgument(self.declared(), by_header=True)
-        assert accepting.chosen({"accept": [header]}) in (None, *({"accept": each} for each in self.CHOICES))
+        assert accepting.from_header({"accept": [header]}) in (None, *({"accept": each} for each in self.CHOICES))
 
 
 def test_a_field_that_deserializes_in_its_own_way_does_so_for_what_is_not_sent_too() -> None:

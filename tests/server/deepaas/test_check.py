@@ -65,4 +65,4 @@ def test_what_is_no_path_to_a_model_is_a_mistake(folder: Path) -> None:
     report = checked(str(folder))
 
     assert report.exit_status == 1
-    assert "wanted NAME=package.module" in str(report)
+    assert "expected NAME=package.module" in str(report)

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.server.cli import main
 from penstock.server.deepaas import command
-from penstock.server.deepaas.command import ANY_SIZE, DeepaasCommand, ask
+from penstock.server.deepaas.command import ANY_SIZE, DeepaasCommand, parse
 from penstock.server.deepaas.options import OPTIONS, Option
 from penstock.server.settings import SettingError, Settings
 
@@ -23,7 +23,7 @@ def home(tmp_path: Path) -> Path:
 
 
 def asked(home: Path, *words: str, **variables: str) -> DeepaasCommand:
-    return ask(words, {"HOME": str(home), **variables})
+    return parse(words, {"HOME": str(home), **variables})
 
 
 def settings(home: Path, *words: str, **variables: str) -> Settings:
@@ -205,9 +205,9 @@ def test_it_answers_by_its_name_through_a_link(monkeypatch: pytest.MonkeyPatch, 
     assert (served[0].model_repository, served[0].http_port) == (("m=mod",), 0)
 
 
-@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.spelled)
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.flag_name)
 def test_each_option_is_in_the_documents(option: Option) -> None:
-    flag = f"`--{'[no]' if option.name.endswith('_endpoint') or option.name == 'warm' else ''}{option.spelled}`"
+    flag = f"`--{'[no]' if option.name.endswith('_endpoint') or option.name == 'warm' else ''}{option.flag_name}`"
 
     assert flag in (DOCS / "deepaas.md").read_text("utf-8")
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.server.deepaas import console
-from penstock.server.deepaas.console import Shown
+from penstock.server.deepaas.console import ModelState
 from penstock.server.deepaas.messages import ModelDescription
 
 EVIL = "<script>alert('\"x\"')</script>"
@@ -45,7 +45,7 @@ class Read(HTMLParser):
 def shown(*parameters: dict[str, Any], trainings: Any = (), **said: Any) -> str:
     """Write the page of a server with one model."""
     description = ModelDescription(predict_args={"parameters": list(parameters)}, **said)
-    models = [Shown("m", description, {"description": "D"}, trainings)]
+    models = [ModelState("m", description, {"description": "D"}, trainings)]
     return console.page("/base", models, predict=True, train=True).decode()
 
 
@@ -71,9 +71,9 @@ def test_a_browser_runs_its_own_script_and_no_other() -> None:
     for kind in ("script", "style"):
         [content] = re.findall(rf"<{kind}>(.*?)</{kind}>", text, re.DOTALL)
         digest = base64.b64encode(hashlib.sha256(content.encode()).digest())
-        assert b"%b-src 'sha256-%b'" % (kind.encode(), digest) in console.LINES
-    assert b"default-src 'none'" in console.LINES
-    assert console.LINES.count(b"\r\n") == 1
+        assert b"%b-src 'sha256-%b'" % (kind.encode(), digest) in console.HEADER_LINES
+    assert b"default-src 'none'" in console.HEADER_LINES
+    assert console.HEADER_LINES.count(b"\r\n") == 1
 
 
 def test_every_argument_has_a_label_and_a_description() -> None:
@@ -138,7 +138,7 @@ def test_what_models_and_clients_have_said_is_no_html() -> None:
     said = ModelDescription(predict_args={"parameters": [parameter]}, train_args={"parameters": [parameter]})
     metadata = dict.fromkeys(("description", "author", "license", "url", "version"), EVIL)
     training = dict.fromkeys(("uuid", "status", "date"), EVIL)
-    models = [Shown(EVIL, said, metadata, [training])]
+    models = [ModelState(EVIL, said, metadata, [training])]
     text = console.page("", models, predict=True, train=True).decode()
 
     Read(text)
@@ -148,7 +148,9 @@ def test_what_models_and_clients_have_said_is_no_html() -> None:
 
 @pytest.mark.parametrize("url", ["javascript:alert(1)", "data:text/html,x", 'http://x" onclick="y'])
 def test_only_addresses_of_the_web_are_links(url: str) -> None:
-    page = Read(console.page("", [Shown("m", ModelDescription(), {"url": url})], predict=True, train=True).decode())
+    page = Read(
+        console.page("", [ModelState("m", ModelDescription(), {"url": url})], predict=True, train=True).decode()
+    )
 
     assert not [each for each in page.all("a") if str(each["href"]).startswith(("javascript", "data"))]
     assert not [each for each in page.all("a") if "onclick" in each]
@@ -173,14 +175,14 @@ def test_trainings_are_shown_with_their_pages() -> None:
 
 
 def test_what_is_not_there_is_not_offered() -> None:
-    models = [Shown("m", ModelDescription(predicts=False))]
+    models = [ModelState("m", ModelDescription(predicts=False))]
 
     assert "answered with 501" in console.page("", models, predict=True, train=True).decode()
     assert not Read(console.page("", models, predict=False, train=False).decode()).all("form")
 
 
 def test_a_model_of_any_name_is_asked_by_it() -> None:
-    page = Read(console.page("", [Shown('a?#%/"é', ModelDescription())], predict=True, train=False).decode())
+    page = Read(console.page("", [ModelState('a?#%/"é', ModelDescription())], predict=True, train=False).decode())
 
     assert page.all("form")[0]["action"] == "/v2/models/a%3F%23%25%2F%22%C3%A9/predict/"
 

@@ -92,10 +92,10 @@ def test_a_worker_that_has_answered_is_no_failure_when_it_ends(fake: FakeDesk) -
         desk = made()
         await desk.start()
         assert NoBackoff.forgotten == 0
-        assert await desk.ask(METADATA) == b"1"
+        assert await desk.call(METADATA) == b"1"
         assert NoBackoff.forgotten == 1
         fake.workers[0].end()
-        assert await desk.ask(METADATA) == b"2"
+        assert await desk.call(METADATA) == b"2"
         await desk.close()
 
     done(work())
@@ -106,7 +106,7 @@ def test_who_asks_as_it_ends_is_told_to_come_again(fake: FakeDesk) -> None:
         desk = made()
         await desk.start()
         fake.holds = True
-        asking = asyncio.ensure_future(desk.ask(METADATA))
+        asking = asyncio.ensure_future(desk.call(METADATA))
         await turns()
         fake.workers[0].end()
         with pytest.raises(InferError, match="is being restarted") as told:
@@ -123,7 +123,7 @@ def test_closing_does_not_wait_for_an_answer(fake: FakeDesk, busy: bool) -> None
         desk = made()
         await desk.start()
         fake.holds = busy
-        asking = asyncio.ensure_future(desk.ask(METADATA))
+        asking = asyncio.ensure_future(desk.call(METADATA))
         await turns()
         await desk.close()
         assert fake.workers[0].killed is busy
@@ -137,7 +137,7 @@ def test_who_waits_for_a_worker_that_will_not_come_is_told_at_once(fake: FakeDes
         desk = made()
         await desk.start()
         fake.workers[0].serves = False  # its end is not noticed yet
-        asking = asyncio.ensure_future(desk.ask(METADATA))
+        asking = asyncio.ensure_future(desk.call(METADATA))
         await turns()
         await desk.close()
         with pytest.raises(InferError, match="is stopped"):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.server.deepaas import entries, installed
-from penstock.server.deepaas.entries import BESIDE, BUILT_IN, Entries, Target, target_of
+from penstock.server.deepaas.entries import BUILT_IN, EXTRA_PACKAGES, Entries, Target, parse_target
 from penstock.server.deepaas.installed import Installed, installed_in
 from penstock.server.repository.findings import MistakesError
 from penstock.server.repository.scan import Defaults
@@ -51,7 +51,7 @@ def install(folder: Path, *lines: str) -> None:
     ],
 )
 def test_a_path_is_a_name_and_where_its_code_is(path: str, target: str) -> None:
-    assert target_of(path) == Target(path.partition("=")[0], target)
+    assert parse_target(path) == Target(path.partition("=")[0], target)
 
 
 @pytest.mark.parametrize("path", ["mod", "m=", "=mod", "m=a b", "m=mod:", "m=mod.py:", "a/b=mod", "m=../mod"])
@@ -59,7 +59,7 @@ def test_what_is_no_such_path_is_told(path: str) -> None:
     finding = Entries(Settings(dialect="deepaas", model_repository=(path,)), {}).invalid_path()
 
     assert finding is not None
-    assert "wanted NAME=package.module" in finding.message
+    assert "expected NAME=package.module" in finding.message
 
 
 def test_a_name_may_not_stand_twice_on_the_command_line() -> None:
@@ -156,7 +156,7 @@ def test_a_python_that_says_nothing_is_named(tmp_path: Path) -> None:
 def test_an_environment_that_is_made_has_what_models_import(there: list[tuple[str, str]], tmp_path: Path) -> None:
     found = Entries(Settings(dialect="deepaas", deepaas_requirements=str(tmp_path / "requirements.txt")), {})
 
-    assert found.spec(Target("m", "mod")).worker.packages == BESIDE
+    assert found.spec(Target("m", "mod")).worker.packages == EXTRA_PACKAGES
 
 
 def test_a_model_is_the_repositorys_by_its_name(there: list[tuple[str, str]]) -> None:

@@ -14,7 +14,7 @@ import pytest
 from penstock.server.carrying.messages import read_answer
 from penstock.server.deepaas.inside import files
 from penstock.server.deepaas.inside.answers import Refusal
-from penstock.server.deepaas.inside.files import Uploads, sweep
+from penstock.server.deepaas.inside.files import Uploads, remove_stale_folders
 from penstock.server.deepaas.inside.multipart import Upload
 from penstock.server.deepaas.inside.service import IMPORTABLE
 
@@ -41,7 +41,7 @@ def full(*_: Any, **__: Any) -> Any:
 def test_an_upload_is_a_file_with_all_of_its_content_until_the_call_ends(folder: Path) -> None:
     content = os.urandom(300_000)
     uploads, arguments = Uploads(), {"data": upload(content), "other": 1}
-    uploads.stored(arguments)
+    uploads.store(arguments)
     stored: Any = arguments["data"]
     assert (stored.name, stored.content_type, stored.original_filename) == ("data", "text/plain", "f.txt")
     assert Path(stored.filename).is_relative_to(folder)
@@ -54,21 +54,21 @@ def test_an_upload_is_a_file_with_all_of_its_content_until_the_call_ends(folder:
 
 def test_uploads_in_a_list_are_files_too(folder: Path) -> None:
     uploads, arguments = Uploads(), {"all": [upload(b"1"), "text", upload(b"")]}
-    uploads.stored(arguments)
+    uploads.store(arguments)
     first, text, last = cast("Any", arguments["all"])
     assert [Path(first.filename).read_bytes(), text, Path(last.filename).read_bytes()] == [b"1", "text", b""]
 
 
 def test_nothing_is_left_of_a_worker_that_ends(folder: Path) -> None:
     uploads = Uploads()
-    uploads.stored({"data": upload()})
+    uploads.store({"data": upload()})
     uploads.close()
     assert list(folder.iterdir()) == []
 
 
 def test_a_file_that_the_model_has_moved_is_no_trouble(folder: Path) -> None:
     uploads, arguments = Uploads(), {"data": upload()}
-    uploads.stored(arguments)
+    uploads.store(arguments)
     stored: Any = arguments["data"]
     Path(stored.filename).rename(folder / "kept")
     uploads.clear()
@@ -78,7 +78,7 @@ def test_a_file_that_the_model_has_moved_is_no_trouble(folder: Path) -> None:
 def test_a_folder_that_is_cleaned_away_is_made_again(folder: Path) -> None:
     uploads = Uploads()
     for _ in range(2):
-        uploads.stored({"data": upload()})
+        uploads.store({"data": upload()})
         uploads.clear()
         (made,) = folder.iterdir()
         made.rmdir()
@@ -86,7 +86,7 @@ def test_a_folder_that_is_cleaned_away_is_made_again(folder: Path) -> None:
 
 def test_a_full_disk_is_said_and_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     uploads = Uploads()
-    uploads.stored({"data": upload()})
+    uploads.store({"data": upload()})
     uploads.clear()
     (own,) = folder.iterdir()
     real, made = os.open, []
@@ -103,10 +103,10 @@ def test_a_full_disk_is_said_and_leaves_nothing(folder: Path, monkeypatch: pytes
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", nearly_full)
         with pytest.raises(Refusal) as refusal:
-            uploads.stored({"a": upload(), "b": upload()})
+            uploads.store({"a": upload(), "b": upload()})
     assert read_answer(refusal.value.answer) == (507, b"text/plain; charset=utf-8", b"", b"507: Insufficient Storage")
     assert list(own.iterdir()) == []
-    uploads.stored({"c": upload()})
+    uploads.store({"c": upload()})
     assert len(list(own.iterdir())) == 1
 
 
@@ -114,7 +114,7 @@ def test_a_disk_without_room_for_a_folder_is_said_too(folder: Path, monkeypatch:
     uploads = Uploads()
     monkeypatch.setattr(tempfile, "mkdtemp", full)
     with pytest.raises(Refusal):
-        uploads.stored({"a": upload()})
+        uploads.store({"a": upload()})
 
 
 def test_other_trouble_with_the_disk_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,18 +124,18 @@ def test_other_trouble_with_the_disk_is_an_error(folder: Path, monkeypatch: pyte
     uploads = Uploads()
     monkeypatch.setattr(tempfile, "mkdtemp", forbidden)
     with pytest.raises(PermissionError):
-        uploads.stored({"a": upload()})
+        uploads.store({"a": upload()})
 
 
 def test_what_a_killed_worker_has_left_is_removed_and_what_another_has_is_not(folder: Path) -> None:
     living = Uploads()
-    living.stored({"a": upload()})
+    living.store({"a": upload()})
     (own,) = folder.iterdir()
     left = folder / (files._PREFIX + "left")
     left.mkdir()
     (left / "file").write_bytes(b"left")
     (folder / "other").mkdir()
-    sweep()
+    remove_stale_folders()
     assert sorted(folder.iterdir()) == sorted([own, folder / "other"])
     assert len(list(own.iterdir())) == 1
 
@@ -146,8 +146,8 @@ def test_where_there_are_no_locks_nothing_is_swept(folder: Path, monkeypatch: py
 
     monkeypatch.setattr(fcntl, "flock", unsupported)
     uploads = Uploads()
-    uploads.stored({"a": upload()})
-    sweep()
+    uploads.store({"a": upload()})
+    remove_stale_folders()
     (own,) = folder.iterdir()
     assert len(list(own.iterdir())) == 1
     uploads.close()
@@ -156,7 +156,7 @@ def test_where_there_are_no_locks_nothing_is_swept(folder: Path, monkeypatch: py
 
 def test_a_child_that_user_code_has_forked_removes_nothing(folder: Path) -> None:
     uploads, arguments = Uploads(), {"data": upload()}
-    uploads.stored(arguments)
+    uploads.store(arguments)
     stored: Any = arguments["data"]
     child = os.fork()
     if child == 0:
@@ -171,6 +171,6 @@ def test_folders_of_other_users_are_left_alone(folder: Path, monkeypatch: pytest
     theirs.mkdir()
     own = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: own + 1)
-    sweep()
+    remove_stale_folders()
     assert theirs.is_dir()
     monkeypatch.undo()

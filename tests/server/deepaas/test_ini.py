@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.server.deepaas.ini import default_files, default_folders, files_in, read_ini, substituted
+from penstock.server.deepaas.ini import default_files, default_folders, files_in, read_ini, substitute
 from penstock.server.settings import SettingError
 
 
@@ -130,7 +130,7 @@ def test_the_files_of_a_folder_are_those_that_end_in_conf_by_their_names(tmp_pat
     ids=["name", "braces", "escaped", "a blank after", "at the end"],
 )
 def test_a_dollar_and_a_name_stand_for_a_value(text: str, stands_for: str) -> None:
-    assert substituted(text, {"listen_port": "5000", "workers": "1"}.__getitem__) == stands_for
+    assert substitute(text, {"listen_port": "5000", "workers": "1"}.__getitem__) == stands_for
 
 
 WORDS = st.text("[]DEFAULT=:#;'\" \t\n\r\x0b\u2028$\\{}abé", max_size=60)
@@ -154,7 +154,7 @@ def test_any_value_is_substituted_by_what_it_refers_to_alone(text: str) -> None:
         found.append(name)
         return ""
 
-    made = substituted(text, value_of)
+    made = substitute(text, value_of)
     assert len(made) <= len(text)
     assert all(name in text for name in found)
     if "$" not in text:

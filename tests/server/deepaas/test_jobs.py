@@ -24,7 +24,7 @@ class FakeDesk:
         self.answer = pack_answer(200, b"application/json; charset=utf-8", b'{"sleep": 0.0, "data": null}')
         self.asked: list[tuple[int, bytes]] = []
 
-    async def ask(self, kind: int, body: bytes = b"") -> bytes:
+    async def call(self, kind: int, body: bytes = b"") -> bytes:
         """Answer."""
         self.asked.append((kind, body))
         return self.answer
@@ -140,7 +140,7 @@ def test_those_that_wait_are_running_to_their_clients_and_listed_in_order() -> N
 
         assert shown(await office.jobs.list("m")) == begun
         assert shown(await office.jobs.list("other")) == []
-        assert [run.phase for run in office.bench.runs.all("m")] == ["training", "waiting", "waiting"]
+        assert [run.phase for run in office.bench.runs.trainings_of("m")] == ["training", "waiting", "waiting"]
         await office.bench.runs.close()
 
     done(work())
@@ -216,7 +216,7 @@ def test_a_server_that_stops_begins_no_training() -> None:
     async def work() -> None:
         office = Office()
         await office.bench.runs.close()
-        with pytest.raises(InferError, match="the server stops"):
+        with pytest.raises(InferError, match="the server is stopping"):
             await office.jobs.start("m", REQUEST)
 
     done(work())

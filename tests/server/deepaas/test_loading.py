@@ -84,9 +84,9 @@ async def gone(pid: int) -> bool:
 
 async def ended(models: DeepaasModels, uuid: str) -> Any:
     """Wait for a training's end."""
-    run = models.runs.find("m", uuid)
+    run = models.trainings.find("m", uuid)
     assert run is not None
-    await run.over.wait()
+    await run.ended.wait()
     return shown(await models.jobs.get("m", uuid))
 
 
@@ -99,8 +99,8 @@ def test_the_desk_tells_of_the_model_and_checks_arguments() -> None:
         async with opened() as (models, _):
             desk = models.desk_of("m")
             assert desk.description.trains
-            assert shown(await desk.ask(METADATA))["author"] == "A"
-            assert read_answer(await desk.ask(CHECK, request(arguments={"must": "x"})))[0] == 422
+            assert shown(await desk.call(METADATA))["author"] == "A"
+            assert read_answer(await desk.call(CHECK, request(arguments={"must": "x"})))[0] == 422
 
     scene(work())
 
@@ -113,7 +113,7 @@ def test_a_desk_that_dies_is_started_again_and_who_asks_waits_for_it() -> None:
             os.kill(before, signal.SIGKILL)
             assert await gone(before)
 
-            metadata = await answered(lambda: desk.ask(METADATA))
+            metadata = await answered(lambda: desk.call(METADATA))
 
             assert int(shown(metadata)["summary"]) == desk.pid != before
             assert desk.description.trains
@@ -134,7 +134,7 @@ def test_who_asks_a_desk_that_does_not_come_back_is_told(monkeypatch: pytest.Mon
             desk = models.desk_of("m")
             await desk.close()
             with pytest.raises(InferError, match="is stopped"):
-                await desk.ask(METADATA)
+                await desk.call(METADATA)
 
     scene(work())
 
@@ -145,8 +145,8 @@ def test_a_desk_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) ->
             desk = models.desk_of("m")
             os.kill(desk.pid, signal.SIGSTOP)
             with pytest.raises(InferError):
-                await desk.ask(METADATA)
-            assert shown(await answered(lambda: desk.ask(METADATA)))["author"] == "A"
+                await desk.call(METADATA)
+            assert shown(await answered(lambda: desk.call(METADATA)))["author"] == "A"
 
     monkeypatch.setattr(desk_module, "LIMIT_S", 0.05)
     scene(work())
@@ -236,9 +236,9 @@ def test_a_training_has_a_process_of_its_own_which_ends_with_it(pipe: Pipe) -> N
             assert record["args"] == {"told": pipe.path, "how": "give", "must": 1, "data": None}
             assert pid != models.desk_of("m").pid
             assert not lives(pid)
-            run = models.runs.find("m", uuid)
+            run = models.trainings.find("m", uuid)
             assert run is not None
-            assert set((await models.runs.log(run)).splitlines()) == {"Epoch 1/2", "by stderr"}
+            assert set((await models.trainings.log(run)).splitlines()) == {"Epoch 1/2", "by stderr"}
 
     scene(work())
 
@@ -298,7 +298,7 @@ def test_one_that_is_deleted_while_its_model_is_loaded_never_trains(tmp_path: Pa
             uuid = await begun(models, told=pipe.path)
 
             assert shown(await models.jobs.delete("m", uuid))["status"] == "cancelled"
-            assert models.runs.all("m") == []
+            assert models.trainings.trainings_of("m") == []
 
     scene(work())
 
@@ -335,7 +335,7 @@ def test_unloading_a_model_ends_its_trainings_and_another_in_its_place_does_not(
         second = await models.open(spec_of("waits"))
         await asyncio.gather(*(outside.close() for outside in first.outsides))
         assert shown(await models.jobs.get("m", uuid))["status"] == "running"
-        assert shown(await models.desk_of("m").ask(METADATA))["author"] == "A"
+        assert shown(await models.desk_of("m").call(METADATA))["author"] == "A"
 
         await asyncio.gather(*(outside.close() for outside in second.outsides))
         record = await ended(models, uuid)

@@ -56,30 +56,30 @@ def model_of(monkeypatch: pytest.MonkeyPatch, found: Any, target: str = NAME) ->
 
 def test_a_module_is_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     module = SimpleNamespace(predict=lambda: 1)
-    assert model_of(monkeypatch, module).found is module
+    assert model_of(monkeypatch, module).model is module
 
 
 @pytest.mark.parametrize("target", [f"{NAME}:outer.inner", f" {NAME} : outer.inner ", f"{NAME}:outer.inner [extra]"])
 def test_an_attribute_is_a_model(monkeypatch: pytest.MonkeyPatch, target: str) -> None:
     inner = Ordinary()
     module = SimpleNamespace(outer=SimpleNamespace(inner=inner))
-    assert model_of(monkeypatch, module, target).found is inner
+    assert model_of(monkeypatch, module, target).model is inner
 
 
 def test_a_class_is_instantiated_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Ordinary, "made", 0)
     model = model_of(monkeypatch, SimpleNamespace(cls=Ordinary), f"{NAME}:cls")
-    assert isinstance(model.found, Ordinary)
-    assert model.needed("predict")() is model.needed("predict")()
+    assert isinstance(model.model, Ordinary)
+    assert model.require("predict")() is model.require("predict")()
     assert Ordinary.made == 1
 
 
 def test_a_class_that_needs_no_instance_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert model_of(monkeypatch, SimpleNamespace(cls=Static), f"{NAME}:cls").found is Static
+    assert model_of(monkeypatch, SimpleNamespace(cls=Static), f"{NAME}:cls").model is Static
 
 
 def test_a_class_that_needs_an_instance_for_one_method_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(model_of(monkeypatch, SimpleNamespace(cls=Mixed), f"{NAME}:cls").found, Mixed)
+    assert isinstance(model_of(monkeypatch, SimpleNamespace(cls=Mixed), f"{NAME}:cls").model, Mixed)
 
 
 @pytest.mark.parametrize("target", ["no.such.module", f"{NAME}:nothing"])
@@ -91,7 +91,7 @@ def test_what_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch, target: 
 def test_methods_that_are_not_there_are_501(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of(monkeypatch, SimpleNamespace())
     with pytest.raises(Refusal) as refusal:
-        model.needed("predict")
+        model.require("predict")
     assert read_answer(refusal.value.answer)[::3] == (501, b"501: Not implemented by underlying model (loaded 'm')")
 
 

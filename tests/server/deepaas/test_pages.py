@@ -9,7 +9,7 @@ import pytest
 
 from penstock.backends.errors import Code, InferError
 from penstock.server.deepaas import debugging, pages
-from penstock.server.deepaas.debugging import Debugging
+from penstock.server.deepaas.debugging import DebugLog
 from penstock.server.http.head import HttpError, TooLargeError
 from penstock.server.workers.order import WorkerLost
 
@@ -17,7 +17,7 @@ logger = logging.getLogger("penstock.tests")
 
 
 def test_versions_name_their_documents() -> None:
-    assert pages.written(pages.versions("", documents=True)).decode() == (
+    assert pages.write_json(pages.versions("", documents=True)).decode() == (
         '{"versions": [{"version": "stable", "id": "v2", "links": [{"rel": "self", "type": "application/json", '
         '"href": "/v2/"}]}], "links": [{"rel": "help", "type": "text/html", "href": "/api"}, '
         '{"rel": "describedby", "type": "application/json", "href": "/swagger.json"}]}'
@@ -47,32 +47,32 @@ def test_an_answer_that_is_its_status_says_so(status: int, text: bytes) -> None:
 
 def test_what_fails_in_the_server_or_ends_a_worker_is_the_originals_trouble() -> None:
     for error in (InferError(Code.INTERNAL, "secret"), WorkerLost("killed"), WorkerLost("too long", Code.EXPIRED)):
-        assert pages.refused(error) == (500, b"500 Internal Server Error\n\nServer got itself in trouble")
+        assert pages.error_text(error) == (500, b"500 Internal Server Error\n\nServer got itself in trouble")
 
 
 def test_what_is_not_ready_or_too_much_says_why() -> None:
-    assert pages.refused(InferError(Code.NOT_READY, "'m' is loading")) == (503, b"503: 'm' is loading")
-    assert pages.refused(InferError(Code.OVERLOADED, "full")) == (503, b"503: full")
+    assert pages.error_text(InferError(Code.NOT_READY, "'m' is loading")) == (503, b"503: 'm' is loading")
+    assert pages.error_text(InferError(Code.OVERLOADED, "full")) == (503, b"503: full")
 
 
 def test_a_body_above_the_limit_is_refused_in_the_originals_words() -> None:
-    status, content_type, text = pages.refusal(TooLargeError("ours"), 300)
+    status, content_type, text = pages.malformed_answer(TooLargeError("ours"), 300)
 
     assert (status, text) == (413, b"Maximum request body size 300 exceeded.")
     assert content_type == b"text/plain; charset=utf-8"
-    assert pages.refusal(HttpError(431, "too many"), 300)[::2] == (431, b"431: too many")
+    assert pages.malformed_answer(HttpError(431, "too many"), 300)[::2] == (431, b"431: too many")
 
 
 @pytest.fixture
-def kept() -> Iterator[Debugging]:
+def kept() -> Iterator[DebugLog]:
     """Keep the log for as long as a test lasts."""
     logging.getLogger("penstock").setLevel(logging.INFO)
-    keeps = Debugging()
+    keeps = DebugLog()
     yield keeps
     keeps.close()
 
 
-def test_the_log_is_shown_and_each_time_marked(kept: Debugging) -> None:
+def test_the_log_is_shown_and_each_time_marked(kept: DebugLog) -> None:
     logger.info("model %s has said %r", "m", "hello")
     first, second = kept.text().decode(), kept.text().decode()
 
@@ -81,18 +81,18 @@ def test_the_log_is_shown_and_each_time_marked(kept: Debugging) -> None:
     assert second.count("--- DEBUG MARKER ") == 2
 
 
-def test_the_log_is_bounded(kept: Debugging) -> None:
+def test_the_log_is_bounded(kept: DebugLog) -> None:
     for number in range(200):
         logger.info("%d %s", number, "x" * 20_000)
 
     text = kept.text().decode()
-    assert len(text) < debugging.MOST_CHARS + 1000
+    assert len(text) < debugging.MAX_CHARS + 1000
     assert " 199 x" in text
     assert " 1 x" not in text
 
 
 def test_a_record_that_cannot_be_written_harms_nobody_who_logs(
-    kept: Debugging, capsys: pytest.CaptureFixture[str]
+    kept: DebugLog, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept.handle(logging.LogRecord("x", logging.INFO, "x.py", 1, "%d", ("no number",), None))
 
@@ -100,7 +100,7 @@ def test_a_record_that_cannot_be_written_harms_nobody_who_logs(
     assert b"x.py" not in kept.text()
 
 
-def test_what_is_logged_afterwards_is_not_kept(kept: Debugging) -> None:
+def test_what_is_logged_afterwards_is_not_kept(kept: DebugLog) -> None:
     kept.close()
     logger.info("afterwards")
 

@@ -14,7 +14,7 @@ from tests.deepaas.playing import ORIGINAL
 
 NAMES = ("basic", "a-b.c_d", "été")
 PATHS = DeepaasPaths(NAMES)
-_STATUS = {308: Purpose.REDIRECT, 404: Purpose.NOT_FOUND, 405: Purpose.NOT_ALLOWED, 402: Purpose.SWITCHED_OFF}
+_STATUS = {308: Purpose.REDIRECT, 404: Purpose.NOT_FOUND, 405: Purpose.NOT_ALLOWED, 402: Purpose.DISABLED}
 _OTHERWISE = ("/docs", "/openapi.json", "/metrics", "/v2/health/ready", "/static/swagger")
 """What is Penstock's own, or not there at all: the original's third-party page has files of its own."""
 
@@ -86,7 +86,7 @@ def test_a_path_names_its_model_and_its_training() -> None:
     ],
 )  # fmt: skip
 def test_what_the_original_does_not_have_and_penstock_does_stays_penstocks(target: str) -> None:
-    assert asked(target).purpose is asked(target, "POST").purpose is Purpose.OURS
+    assert asked(target).purpose is asked(target, "POST").purpose is Purpose.PENSTOCK
 
 
 @pytest.mark.parametrize("rest", ["infer", "generate", "generate_stream", "versions/1/infer", "versions/1/predict"])
@@ -113,14 +113,14 @@ def test_under_a_base_path_all_of_the_original_moves_and_nothing_of_penstock_doe
     for other in ("/", "/v2/", "/v2/models/", "/swagger.json", "/some/basev2/", "/some"):
         assert asked(other, paths=based).purpose is Purpose.NOT_FOUND
     for ours in ("/v2", "/metrics", "/v2/health/ready", "/v2/models/basic/ready"):
-        assert asked(ours, paths=based).purpose is Purpose.OURS
+        assert asked(ours, paths=based).purpose is Purpose.PENSTOCK
 
 
 def test_what_is_switched_off_is_so_with_its_own_methods_alone() -> None:
-    paths = DeepaasPaths(NAMES, off=TRAININGS | PREDICTIONS)
+    paths = DeepaasPaths(NAMES, disabled=TRAININGS | PREDICTIONS)
 
     for method, target in (("POST", "predict/"), ("POST", "train/"), ("GET", "train/"), ("DELETE", "train/x")):
-        assert asked(f"/v2/models/basic/{target}", method, paths).purpose is Purpose.SWITCHED_OFF
+        assert asked(f"/v2/models/basic/{target}", method, paths).purpose is Purpose.DISABLED
     assert asked("/v2/models/basic/predict/", "PUT", paths) == DeepaasRoute(Purpose.NOT_ALLOWED, location="POST")
     assert asked("/v2/models/basic/predict", "POST", paths).purpose is Purpose.REDIRECT
     assert asked("/v2/models/basic/", paths=paths).purpose is Purpose.METADATA

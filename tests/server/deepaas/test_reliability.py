@@ -64,7 +64,7 @@ def test_two_servers_never_share_a_file_of_records(tmp_path: Path) -> None:
 
         assert [record["uuid"] for record in ask(first.port, "GET", TRAIN).json] == [uuid]
         assert len(ask(second.port, "GET", TRAIN).json) == 1
-        assert "another server has it" in (tmp_path / "other").read_text()
+        assert "another server uses it" in (tmp_path / "other").read_text()
 
 
 def test_records_that_cannot_be_kept_harm_no_training(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from penstock.server.carrying.messages import read_answer
 from penstock.server.deepaas.inside import requests
 from penstock.server.deepaas.inside.answers import Refusal
-from penstock.server.deepaas.inside.requests import ABSENT, said_by
+from penstock.server.deepaas.inside.requests import ABSENT, request_line
 
 from .calling import FORM, asked, call_of, parts
 
@@ -32,7 +32,7 @@ def refused(request: Any, part: str) -> tuple[int, bytes, bytes]:
 class TestQueries:
     @given(PAIRS)
     def test_hold_what_was_encoded_in_order(self, pairs: list[tuple[str, str]]) -> None:
-        found = asked(query=pairs).said.query
+        found = asked(query=pairs).line.query
         wanted = {name: [text for other, text in pairs if other == name] for name, _ in pairs}
         usable = {name: [text.encode("utf-8", "replace").decode() for text in texts] for name, texts in wanted.items()}
         assert {name: found[name.encode("utf-8", "replace").decode()] for name in found} == {
@@ -40,33 +40,33 @@ class TestQueries:
         }
 
     def test_may_have_names_without_values(self) -> None:
-        assert asked(query="a&b=&a=1").said.query == {"a": ["", "1"], "b": [""]}
+        assert asked(query="a&b=&a=1").line.query == {"a": ["", "1"], "b": [""]}
 
     def test_are_utf_8_though_they_travel_as_latin_1(self) -> None:
-        assert asked(query="a=é".encode().decode("latin-1")).said.query == {"a": ["é"]}
+        assert asked(query="a=é".encode().decode("latin-1")).line.query == {"a": ["é"]}
 
 
 class TestHeaders:
     def test_have_all_values_of_a_name_in_any_letters(self) -> None:
         request = asked(headers=(("X-Many", "a"), ("x-many", "b")))
-        assert request.said.headers["x-many"] == ["a", "b"]
+        assert request.line.headers["x-many"] == ["a", "b"]
 
     def test_that_are_no_utf_8_are_kept_as_surrogates(self) -> None:
-        assert asked(headers=(("x", "h\xe9"),)).said.headers["x"] == ["h\udce9"]
+        assert asked(headers=(("x", "h\xe9"),)).line.headers["x"] == ["h\udce9"]
 
     def test_of_the_same_bytes_are_read_once(self) -> None:
         line = call_of(headers=(("x", "read once"),)).split(b"\n")[0]
-        assert said_by(line) is said_by(bytes(line))
+        assert request_line(line) is request_line(bytes(line))
 
     def test_are_forgotten_when_there_are_many(self) -> None:
-        for number in range(3 * requests._REMEMBERED):
+        for number in range(3 * requests._MAX_CACHED):
             asked(query=f"a={number}")
-        assert len(requests._SAID) <= requests._REMEMBERED
+        assert len(requests._CACHED_LINES) <= requests._MAX_CACHED
 
     def test_are_not_remembered_when_they_are_long(self) -> None:
-        long = "a=" + "x" * requests._LONGEST
-        assert asked(query=long).said is not asked(query=long).said
-        assert asked(query="a=x").said is asked(query="a=x").said
+        long = "a=" + "x" * requests._MAX_CACHED_BYTES
+        assert asked(query=long).line is not asked(query=long).line
+        assert asked(query="a=x").line is asked(query="a=x").line
 
 
 class TestCookies:
@@ -83,7 +83,7 @@ class TestCookies:
         ],
     )
     def test_are_read(self, said: str, found: dict[str, list[str]]) -> None:
-        assert asked(headers=(("cookie", said),)).said.cookies == found
+        assert asked(headers=(("cookie", said),)).line.cookies == found
 
     @pytest.mark.parametrize(
         "date",
@@ -95,15 +95,15 @@ class TestCookies:
         ],
     )
     def test_may_be_dates_with_their_blanks(self, date: str) -> None:
-        assert asked(headers=(("cookie", f"a={date}; b=1"),)).said.cookies == {"a": [date], "b": ["1"]}
+        assert asked(headers=(("cookie", f"a={date}; b=1"),)).line.cookies == {"a": [date], "b": ["1"]}
 
     def test_that_are_no_dates_end_at_a_blank(self) -> None:
-        cookies = asked(headers=(("cookie", "a=someWednesday, 09 Jun 2021 10:18:14 GMT; b=Mon, 1"),)).said.cookies
+        cookies = asked(headers=(("cookie", "a=someWednesday, 09 Jun 2021 10:18:14 GMT; b=Mon, 1"),)).line.cookies
 
         assert (cookies["a"], cookies["b"]) == (["someWednesday,"], ["Mon,"])
 
     def test_need_not_be_there(self) -> None:
-        assert asked().said.cookies == {}
+        assert asked().line.cookies == {}
 
 
 class TestJson:
@@ -178,5 +178,5 @@ class TestForms:
 
 @given(st.text(st.characters(codec="latin-1")), st.text(st.characters(codec="latin-1")))
 def test_cookies_of_any_bytes_are_read(said: str, more: str) -> None:
-    found = asked(headers=(("cookie", said), ("cookie", more))).said.cookies
+    found = asked(headers=(("cookie", said), ("cookie", more))).line.cookies
     assert all(name and name == name.strip() and len(values) == 1 for name, values in found.items())

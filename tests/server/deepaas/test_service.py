@@ -63,7 +63,7 @@ class Desk:
     asked: list[tuple[int, bytes]] = field(default_factory=list)
     status: int = 200
 
-    async def ask(self, kind: int, body: bytes = b"") -> bytes:
+    async def call(self, kind: int, body: bytes = b"") -> bytes:
         self.asked.append((kind, body))
         await asyncio.sleep(0)
         return pack_answer(self.status, JSON.encode(), json.dumps({"id": self.name}).encode())
@@ -77,13 +77,13 @@ class Jobs:
     failure: Exception | None = None
 
     def __getattr__(self, name: str) -> Any:
-        async def ask(*said: Any) -> bytes:
+        async def call(*said: Any) -> bytes:
             self.asked.append((name, *said))
             if self.failure is not None:
                 raise self.failure
             return pack_answer(200, JSON.encode(), b"[]" if name == "list" else b"{}")
 
-        return ask
+        return call
 
 
 class Both(Own):
@@ -337,7 +337,7 @@ class TestWhatOthersAnswer:
     def test_a_client_that_goes_is_not_waited_for(self) -> None:
         given_up: list[int] = []
 
-        async def ask(kind: int, body: bytes = b"") -> bytes:
+        async def call(kind: int, body: bytes = b"") -> bytes:
             try:
                 await asyncio.Event().wait()
             finally:
@@ -346,7 +346,7 @@ class TestWhatOthersAnswer:
 
         async def main() -> None:
             served = Served()
-            served.desks["m"].ask = ask  # type: ignore[method-assign]
+            served.desks["m"].call = call  # type: ignore[method-assign]
             await served.fed(asked("/v2/models/m/"))
             assert given_up == []
             served.transport.lose(None)

@@ -67,5 +67,5 @@ def test_a_class_of_static_methods_is_no_instance_though_it_descends_from_it(
     static = type("Static", (base,), {"predict": staticmethod(lambda: "static")})
     monkeypatch.setitem(sys.modules, NAME, static)
     model = WrappedModel("m", NAME)
-    assert model.needed("predict")() == "static"
+    assert model.require("predict")() == "static"
     assert model.method("train") is None

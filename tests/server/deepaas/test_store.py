@@ -74,7 +74,7 @@ def test_without_a_file_records_are_in_memory() -> None:
         store = Store(None)
         await store.open()
         store.put(RECORD)
-        await store.settled()
+        await store.flush()
         there = await store.log(RECORD.uuid)
         store.drop(RECORD.uuid)
         gone = await store.log(RECORD.uuid)
@@ -96,8 +96,8 @@ def test_a_file_is_one_servers_at_a_time(tmp_path: Path, caplog: pytest.LogCaptu
         await first.close()
         return await kept(tmp_path / "jobs")
 
-    assert done(work()) == [TrainingRecord(RECORD.uuid, "m", TrainingStatus.DONE, RECORD.shown, 1.5)]
-    assert "another server has it" in caplog.text
+    assert done(work()) == [TrainingRecord(RECORD.uuid, "m", TrainingStatus.DONE, RECORD.document, 1.5)]
+    assert "another server uses it" in caplog.text
 
 
 @pytest.mark.parametrize("content", [b"no database", b"SQLite format 3\0" + bytes(200)], ids=["text", "broken"])
@@ -157,20 +157,20 @@ def test_a_disk_that_is_full_costs_one_warning_and_nothing_that_was_put(
         store = Store(tmp_path / "jobs")
         await store.open()
         full, roomy = "PRAGMA max_page_count = 1", "PRAGMA max_page_count = 100000"
-        await store._there(store._base.execute, full)  # type: ignore[union-attr]
+        await store._on_thread(store._database.execute, full)  # type: ignore[union-attr]
         large = TrainingRecord("b" * 32, "m", TrainingStatus.DONE, "{}", 1.0, "x" * 100_000)
         for _ in range(2):
             store.put(large)
-            await store.settled()
+            await store.flush()
         meanwhile = await store.log(large.uuid)
-        await store._there(store._base.execute, roomy)  # type: ignore[union-attr]
+        await store._on_thread(store._database.execute, roomy)  # type: ignore[union-attr]
         store.put(RECORD)
         await store.close()
         return [meanwhile, *(record.uuid for record in await kept(tmp_path / "jobs"))]
 
     with caplog.at_level(logging.WARNING):
         assert done(work()) == ["x" * 100_000, "b" * 32, RECORD.uuid]
-    assert caplog.text.count("cannot be kept") == 1
+    assert caplog.text.count("cannot be saved") == 1
 
 
 @pytest.mark.parametrize("retry_s", [0.0, 1000.0], ids=["soon", "at-the-end"])
@@ -181,14 +181,14 @@ def test_what_a_full_disk_did_not_take_is_written_when_it_has_room(
         store = Store(tmp_path / "jobs")
         await store.open()
         store.put(RECORD)
-        await store.settled()
-        await store._there(store._base.execute, "PRAGMA max_page_count = 1")  # type: ignore[union-attr]
+        await store.flush()
+        await store._on_thread(store._database.execute, "PRAGMA max_page_count = 1")  # type: ignore[union-attr]
         store.put(TrainingRecord("b" * 32, "m", TrainingStatus.DONE, "{}", 1.0, "x" * 100_000))
-        await store.settled()
+        await store.flush()
         store.drop(RECORD.uuid)
-        await store.settled()
-        await store._there(store._base.execute, "PRAGMA max_page_count = 100000")  # type: ignore[union-attr]
-        while not retry_s and store._waiting:  # noqa: ASYNC110 - nobody else tells
+        await store.flush()
+        await store._on_thread(store._database.execute, "PRAGMA max_page_count = 100000")  # type: ignore[union-attr]
+        while not retry_s and store._pending:  # noqa: ASYNC110 - nobody else tells
             await asyncio.sleep(0)
         await store.close()
         return [record.uuid for record in await kept(tmp_path / "jobs")]
@@ -217,7 +217,7 @@ def test_a_server_has_a_file_of_its_address_and_port() -> None:
 
 
 def test_what_is_put_while_the_same_is_being_written_is_written_after_it(tmp_path: Path) -> None:
-    later = replace(RECORD, shown='{"date": "y"}', log="")
+    later = replace(RECORD, document='{"date": "y"}', log="")
 
     async def work() -> list[TrainingRecord]:
         store = Store(tmp_path / "jobs")
@@ -238,7 +238,7 @@ def test_a_record_that_cannot_be_written_leaves_no_transaction_behind(tmp_path: 
         store = Store(tmp_path / "jobs")
         await store.open()
         store.put(wrong)
-        await store.settled()
+        await store.flush()
         store.drop(wrong.uuid)
         store.put(RECORD)
         await store.close()

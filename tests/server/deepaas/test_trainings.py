@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from penstock.backends.errors import Code, InferError
 from penstock.server.answering import LARGE_BYTES
 from penstock.server.deepaas import trainings as module
-from penstock.server.deepaas.records import TrainingRecord, TrainingStatus, begun
+from penstock.server.deepaas.records import TrainingRecord, TrainingStatus, started_json
 from penstock.server.deepaas.store import Store
 from penstock.server.deepaas.trainings import SERVER_ENDED
 
@@ -54,7 +54,7 @@ class Trainings(RuleBasedStateMachine):
         return [trainer for trainer in self.bench.made if not trainer.ended]
 
     def waiting(self, name: str) -> set[str]:
-        return {run.record.uuid for run in self.bench.runs.all(name) if run.phase == "waiting"}
+        return {run.record.uuid for run in self.bench.runs.trainings_of(name) if run.phase == "waiting"}
 
     @rule(name=st.sampled_from("mn"), sizes=st.lists(st.sampled_from([1, LARGE_BYTES]), min_size=1, max_size=4))
     def add(self, name: str, sizes: list[int]) -> None:
@@ -74,27 +74,27 @@ class Trainings(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from("mn"), at=st.integers(0, 9))
     def remove(self, name: str, at: int) -> None:
-        there = [run.record.uuid for run in self.bench.runs.all(name)]
+        there = [run.record.uuid for run in self.bench.runs.trainings_of(name)]
         if not there:
             return
         uuid = there[at % len(there)]
         self.never |= {uuid} & self.waiting(name)
         record = self.do(self.bench.runs.remove(name, uuid))
         assert record.status is not TrainingStatus.RUNNING
-        assert self.ended.setdefault(uuid, record.shown) == record.shown
+        assert self.ended.setdefault(uuid, record.document) == record.document
         self.removed.add(uuid)
 
     @rule(name=st.sampled_from("mn"))
     def unload(self, name: str) -> None:
         self.never |= self.waiting(name)
-        self.do(self.bench.runs.unloaded(name))
-        assert all(run.over.is_set() for run in self.bench.runs.all(name))
+        self.do(self.bench.runs.on_unload(name))
+        assert all(run.ended.is_set() for run in self.bench.runs.trainings_of(name))
 
     @invariant()
     def never_too_many_run_and_none_waits_for_nothing(self) -> None:
         for name in self.added:
             running = [trainer for trainer in self.alive if trainer.name == name]
-            waiting = [run for run in self.bench.runs.all(name) if run.phase == "waiting"]
+            waiting = [run for run in self.bench.runs.trainings_of(name) if run.phase == "waiting"]
             assert len(running) <= AT_ONCE
             assert not waiting or len(running) == AT_ONCE
 
@@ -110,23 +110,23 @@ class Trainings(RuleBasedStateMachine):
     @invariant()
     def the_list_is_what_was_added_and_not_removed(self) -> None:
         for name, added in self.added.items():
-            listed = [run.record.uuid for run in self.bench.runs.all(name)]
+            listed = [run.record.uuid for run in self.bench.runs.trainings_of(name)]
             assert listed == [uuid for uuid in added if uuid not in self.removed]
 
     @invariant()
     def what_has_ended_stays_as_it_is(self) -> None:
         for name in self.added:
-            for run in self.bench.runs.all(name):
+            for run in self.bench.runs.trainings_of(name):
                 ended = run.record.status is not TrainingStatus.RUNNING
-                assert ended == run.over.is_set() == (run.phase == "ended")
-                assert json.loads(run.record.shown)["status"] == run.record.status
+                assert ended == run.ended.is_set() == (run.phase == "ended")
+                assert json.loads(run.record.document)["status"] == run.record.status
                 if ended:
-                    assert self.ended.setdefault(run.record.uuid, run.record.shown) == run.record.shown
+                    assert self.ended.setdefault(run.record.uuid, run.record.document) == run.record.document
 
     def teardown(self) -> None:
         self.do(self.bench.runs.close())
         assert not self.alive
-        assert all(run.over.is_set() for name in self.added for run in self.bench.runs.all(name))
+        assert all(run.ended.is_set() for name in self.added for run in self.bench.runs.trainings_of(name))
         self.loop.close()
 
 
@@ -135,7 +135,7 @@ TestTrainings = Trainings.TestCase
 
 
 def message(run: Any) -> Any:
-    return json.loads(run.record.shown).get("message")
+    return json.loads(run.record.document).get("message")
 
 
 def test_a_large_request_waits_on_the_disk_and_comes_whole() -> None:
@@ -148,7 +148,7 @@ def test_a_large_request_waits_on_the_disk_and_comes_whole() -> None:
         assert not isinstance(run.request, bytes)
 
         bench.made[0].give(None)
-        await run_until(lambda: len(bench.made) == 2 and bench.made[1].begun)
+        await run_until(lambda: len(bench.made) == 2 and bench.made[1].training)
 
         assert bench.made[1].request == large
         await bench.runs.close()
@@ -166,7 +166,7 @@ def test_a_disk_that_is_full_refuses_what_would_have_to_wait(monkeypatch: pytest
         with pytest.raises(InferError, match="No space left on device") as refused:
             await bench.add(request=bytes(LARGE_BYTES))
         assert refused.value.code is Code.OVERLOADED
-        assert len(bench.runs.all("m")) == 1
+        assert len(bench.runs.trainings_of("m")) == 1
         await bench.runs.close()
 
     monkeypatch.setattr(tempfile, "TemporaryFile", full)
@@ -178,11 +178,11 @@ def test_no_more_wait_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
         bench = Bench()
         for _ in range(3):
             await bench.add()
-        with pytest.raises(InferError, match="2 trainings of model 'm' wait already"):
+        with pytest.raises(InferError, match="2 trainings of model 'm' are already waiting"):
             await bench.add()
         await bench.runs.close()
 
-    monkeypatch.setattr(module, "MOST_WAITING", 2)
+    monkeypatch.setattr(module, "MAX_WAITING", 2)
     done(work())
 
 
@@ -193,10 +193,10 @@ def test_the_oldest_that_have_ended_are_forgotten(monkeypatch: pytest.MonkeyPatc
         for at in (3, 1, 2, 4):
             bench.made[at].give(None)
             await turns()
-        assert [run.record.uuid for run in bench.runs.all("m")] == [uuids[0], uuids[3], uuids[4]]
+        assert [run.record.uuid for run in bench.runs.trainings_of("m")] == [uuids[0], uuids[3], uuids[4]]
         await bench.runs.close()
 
-    monkeypatch.setattr(module, "MOST_KEPT", 2)
+    monkeypatch.setattr(module, "MAX_ENDED", 2)
     done(work())
 
 
@@ -211,7 +211,7 @@ def test_the_servers_end_is_in_the_records_and_later_servers_have_them(tmp_path:
 
         later = Bench(file=tmp_path / "jobs")
         await later.runs.open()
-        found = later.runs.all("m")
+        found = later.runs.trainings_of("m")
         assert [run.record.uuid for run in found] == [runs, waits]
         assert [message(run) for run in found] == [SERVER_ENDED, SERVER_ENDED]
         assert await later.runs.log(found[0]) == "Epoch 1/3\n"
@@ -231,7 +231,7 @@ def test_a_server_that_was_killed_left_none_running(tmp_path: Path) -> None:
 
         later = Bench(file=tmp_path / "jobs")
         await later.runs.open()
-        (found,) = later.runs.all("m")
+        (found,) = later.runs.trainings_of("m")
         assert (found.record.status, message(found)) == (TrainingStatus.ERROR, SERVER_ENDED)
         assert await later.runs.log(found) == "a line\n"
         await later.runs.close()
@@ -248,10 +248,12 @@ def test_an_unloaded_models_trainings_end_with_it() -> None:
         await bench.add("m")
         await bench.add("n")
 
-        await bench.runs.unloaded("m")
+        await bench.runs.on_unload("m")
 
-        assert {message(run) for run in bench.runs.all("m")} == {"model 'm' was unloaded while the training ran"}
-        assert [run.phase for run in bench.runs.all("n")] == ["training"]
+        assert {message(run) for run in bench.runs.trainings_of("m")} == {
+            "model 'm' was unloaded while the training ran"
+        }
+        assert [run.phase for run in bench.runs.trainings_of("n")] == ["training"]
         await bench.runs.close()
 
     done(work())
@@ -266,7 +268,7 @@ def test_what_the_system_takes_long_to_end_is_cancelled_to_its_client(monkeypatc
         record = await bench.runs.remove("m", uuid)
 
         assert record is not None
-        assert (record.status, json.loads(record.shown)["status"]) == (TrainingStatus.CANCELLED, "cancelled")
+        assert (record.status, json.loads(record.document)["status"]) == (TrainingStatus.CANCELLED, "cancelled")
         bench.made[0].give("late")
         await bench.runs.close()
 
@@ -279,12 +281,12 @@ def test_a_record_that_cannot_be_read_keeps_no_other_from_being_read(tmp_path: P
         earlier = Store(tmp_path / "jobs")
         await earlier.open()
         earlier.put(TrainingRecord("a" * 32, "m", TrainingStatus.DONE, "no JSON"))
-        earlier.put(TrainingRecord("b" * 32, "m", TrainingStatus.DONE, begun("b" * 32, NOON, {})))
+        earlier.put(TrainingRecord("b" * 32, "m", TrainingStatus.DONE, started_json("b" * 32, NOON, {})))
         await earlier.close()
 
         bench = Bench(file=tmp_path / "jobs")
         await bench.runs.open()
-        assert [run.record.uuid for run in bench.runs.all("m")] == ["b" * 32]
+        assert [run.record.uuid for run in bench.runs.trainings_of("m")] == ["b" * 32]
         await bench.runs.close()
 
     done(work())
@@ -311,7 +313,7 @@ def test_what_ended_a_training_first_is_what_its_record_says() -> None:
     async def work() -> None:
         bench = Bench()
         uuid = await bench.add()
-        unloading = asyncio.ensure_future(bench.runs.unloaded("m"))
+        unloading = asyncio.ensure_future(bench.runs.on_unload("m"))
         await asyncio.sleep(0)
         await bench.runs.close()
         await unloading
@@ -332,7 +334,7 @@ def test_a_training_that_was_removed_while_it_ran_is_kept_nowhere(tmp_path: Path
         await bench.runs.close()
         later = Bench(file=tmp_path / "jobs")
         await later.runs.open()
-        assert later.runs.all("m") == []
+        assert later.runs.trainings_of("m") == []
         await later.runs.close()
 
     done(work())

@@ -12,7 +12,7 @@ import pytest
 from marshmallow import fields, validate
 
 from penstock.server.deepaas.inside.service import DeepaasInside
-from penstock.server.deepaas.inside.untouched import untouched
+from penstock.server.deepaas.inside.untouched import restoring_dicts
 from penstock.server.deepaas.messages import TRAIN
 
 from .calling import NAME, call_of, opened, predicted, sent_json
@@ -74,7 +74,7 @@ def test_all_modules_of_the_package_are_put_back_and_no_others(monkeypatch: pyte
     monkeypatch.setitem(sys.modules, NAME, one)
     monkeypatch.setitem(sys.modules, f"{NAME}.config", two)
     monkeypatch.setitem(sys.modules, f"{NAME}s", other)
-    with untouched(f"{NAME}.api:model [extra]"):
+    with restoring_dicts(f"{NAME}.api:model [extra]"):
         one.conf["b"] = two.conf["a"] = 2
         del other.conf["a"]
     assert (one.conf, two.conf, other.conf) == ({"a": 1}, {"a": 1}, {})
@@ -83,7 +83,7 @@ def test_all_modules_of_the_package_are_put_back_and_no_others(monkeypatch: pyte
 def test_what_a_module_enters_when_it_is_imported_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     package = SimpleNamespace(registry={})
     monkeypatch.setitem(sys.modules, NAME, package)
-    with untouched(NAME):
+    with restoring_dicts(NAME):
         monkeypatch.setitem(sys.modules, f"{NAME}.fields", SimpleNamespace())
         package.registry["fields"] = 1
     assert package.registry == {"fields": 1}
@@ -92,11 +92,11 @@ def test_what_a_module_enters_when_it_is_imported_stays(monkeypatch: pytest.Monk
 def test_what_was_empty_and_what_is_noted_as_done_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     package = SimpleNamespace(labels={}, conf={"a": 1}, ready=False)
     monkeypatch.setitem(sys.modules, NAME, package)
-    with untouched(NAME):
+    with restoring_dicts(NAME):
         package.labels[0] = "cat"
         package.conf["b"] = 2
     assert (package.labels, package.conf) == ({0: "cat"}, {"a": 1})
-    with untouched(NAME):
+    with restoring_dicts(NAME):
         package.conf["b"], package.ready = 2, True
     assert package.conf == {"a": 1, "b": 2}
 
@@ -105,6 +105,6 @@ def test_what_another_package_knows_too_is_not_the_model_s(monkeypatch: pytest.M
     registry = {"base": 1}
     monkeypatch.setitem(sys.modules, NAME, SimpleNamespace(registry=registry))
     monkeypatch.setitem(sys.modules, f"{NAME}s", SimpleNamespace(known=registry))
-    with untouched(NAME):
+    with restoring_dicts(NAME):
         registry["net"] = 2
     assert registry == {"base": 1, "net": 2}

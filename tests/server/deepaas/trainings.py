@@ -38,14 +38,14 @@ class FakeTrainer:
 
     def __init__(self, name: str, uuid: str, line: Callable[[str], None]) -> None:
         self.name, self.uuid, self.line = name, uuid, line
-        self.begun = False
+        self.training = False
         self.request: bytes | None = None
         self.ended = False
         self._end: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     async def run(self, request: bytes) -> bytes:
         """Wait for the test."""
-        self.request, self.begun = request, True
+        self.request, self.training = request, True
         try:
             return await self._end
         finally:

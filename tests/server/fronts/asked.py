@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.server.fronts.calls import Asking, AskingApp, asking_methods
-from penstock.server.fronts.front_calls import FrontCalls
-from penstock.server.fronts.kinds import IN_PLACE, STATE
+from penstock.server.fronts.control_calls import ControlApp, ControlCalls, control_methods
+from penstock.server.fronts.control_service import ControlService
+from penstock.server.fronts.message_kinds import STATE, STATE_APPLIED
 from penstock.server.fronts.shared_state import SharedState, StateCopy
 from penstock.server.grpc.method import Method
 from penstock.server.ipc.link import Link
@@ -54,9 +54,9 @@ class FrontEnd:
         most_body_bytes: int = 1 << 20, restricted: RestrictedApis | None = None,
     ) -> None:  # fmt: skip
         mine, other = socket.socketpair()
-        self.asking = Asking()
-        self.app = AskingApp(self.asking, most_body_bytes, restricted)
-        self.methods = asking_methods(self.asking)
+        self.control = ControlCalls()
+        self.app = ControlApp(self.control, most_body_bytes, restricted)
+        self.methods = control_methods(self.control)
         self.memory = SharedMemory(allowed=True)
         self.levels: list[LogLevels] = []
         self.copy = StateCopy(self.memory, self.levels.append)
@@ -66,44 +66,44 @@ class FrontEnd:
         self.link = Link(mine, self._take, self._lost)
         self.engine_link = Link(other, self._take_there, self._lost_there)
         unchanged = SharedState(SharedMemory(allowed=False), LogSettings(Settings()))
-        self.answers = FrontCalls(self.engine_link, app, methods, state or unchanged)
+        self.answers = ControlService(self.engine_link, app, methods, state or unchanged)
         if state is not None:
-            state.joined(self.engine_link)
-        self.asking.joined(self.link)
+            state.attach(self.engine_link)
+        self.control.attach(self.link)
 
     def _take(self, messages: list[Message]) -> None:
         for kind, number, body, arrays, descriptors in messages:
             if kind != STATE:
-                self.asking.take(kind, number, body, arrays)
+                self.control.receive(kind, number, body, arrays)
             elif not self.mute:
-                self.copy.take(self.link, number, body, descriptors)
+                self.copy.receive(self.link, number, body, descriptors)
 
     def _take_there(self, messages: list[Message]) -> None:
         for kind, number, body, arrays, _ in messages:
-            if kind == IN_PLACE and self.state is not None:
-                self.state.take(self.engine_link, number, body)
+            if kind == STATE_APPLIED and self.state is not None:
+                self.state.receive(self.engine_link, number, body)
             else:
-                self.answers.take(kind, number, body, arrays)
+                self.answers.receive(kind, number, body, arrays)
 
     def _lost(self, why: str) -> None:
         self.lost.append(why)
-        self.asking.lost()
+        self.control.detach()
 
     def _lost_there(self, why: str) -> None:
-        self.answers.lost()
+        self.answers.close()
         if self.state is not None:
-            self.state.lost(self.engine_link)
+            self.state.detach(self.engine_link)
 
     def close(self) -> None:
         """End both sides, the engine's first."""
         self.engine_link.close()
         self._lost_there("closed")
         self.link.close()
-        self.asking.lost()
+        self.control.detach()
 
     async def settled(self) -> None:
         """Wait until nothing is under way on either side."""
-        await turns(lambda: not len(self.asking) and not len(self.answers))
+        await turns(lambda: not len(self.control) and not len(self.answers))
 
 
 async def turns(true: Any) -> None:

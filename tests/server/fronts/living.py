@@ -53,7 +53,7 @@ async def running_fronts(
             await front.open()
         await engine.load()
         for front in fronts:
-            assert await front.placed(10)
+            assert await front.wait_ready(10)
         yield fronts, engine
         engine.engine.hurry()  # as the supervisor has it
         for front in fronts:

@@ -17,8 +17,8 @@ from penstock.batching.request import InferRequest
 from penstock.batching.spec import BatchPolicy, ModelSpec
 from penstock.server.environments.environments import Environments
 from penstock.server.fronts.engine_service import EngineService
-from penstock.server.fronts.kinds import MODELS
-from penstock.server.fronts.placing import FrontModelTable
+from penstock.server.fronts.message_kinds import MODELS
+from penstock.server.fronts.model_table import FrontModelTable
 from penstock.server.fronts.published_engine import PublishedEngine
 from penstock.server.fronts.remote_engine import RemoteEngine
 from penstock.server.ipc.link import Link
@@ -40,17 +40,17 @@ class EngineSide:
     async def load(self, spec: ModelSpec = SPEC) -> Model:
         model = await self.published.open(spec)
         await self.published.publish(spec.name, [model])
-        self.published.began()
+        self.published.complete_load()
         return model
 
     def join(self, sock: socket.socket) -> Link:
         def take(messages: list[Message]) -> None:
-            for kind, number, body, _, _ in self.services[link].take(messages):
-                self.published.take(link, kind, number, body)
+            for kind, number, body, _, _ in self.services[link].receive(messages):
+                self.published.receive(link, kind, number, body)
 
         link = Link(sock, take, lambda _: self.part(link))
         self.services[link] = EngineService(self.engine, link, self.published.models)
-        self.published.joined(link)
+        self.published.attach(link)
         return link
 
     def part(self, link: Link) -> None:
@@ -58,8 +58,8 @@ class EngineSide:
         link.close()
         service = self.services.pop(link, None)
         if service is not None:
-            service.lost()
-            self.published.lost(link)
+            service.close()
+            self.published.detach(link)
 
     async def stop(self) -> None:
         for link in list(self.services):
@@ -74,17 +74,17 @@ class FrontSide:
         self.engine = RemoteEngine()
         self.placed = asyncio.Event()
         self.link: Link | None = None
-        self.placing: FrontModelTable | None = None
+        self.model_table: FrontModelTable | None = None
 
     def join(self, sock: socket.socket) -> None:
         def take(messages: list[Message]) -> None:
-            for kind, number, body, _, _ in self.engine.take(messages):
+            for kind, number, body, _, _ in self.engine.receive(messages):
                 assert kind == MODELS
-                placing.take(number, body)
+                model_table.receive(number, body)
 
         link = self.link = Link(sock, take, lambda _: self.part())
-        placing = self.placing = FrontModelTable(self.engine, link, Environments().interpreter, self.placed.set)
-        self.engine.joined(link)
+        model_table = self.model_table = FrontModelTable(self.engine, link, Environments().interpreter, self.placed.set)
+        self.engine.attach(link)
 
     def part(self) -> None:
         """Learn that the engine has gone, or cut it off."""
@@ -92,12 +92,12 @@ class FrontSide:
         if link is not None:
             link.close()
             self.placed.clear()
-            self.engine.lost()
+            self.engine.detach()
 
     async def stop(self) -> None:
         self.part()
-        if self.placing is not None:
-            await self.placing.close()
+        if self.model_table is not None:
+            await self.model_table.close()
 
 
 async def joined(engine: EngineSide, front: FrontSide) -> Link:

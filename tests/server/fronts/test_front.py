@@ -216,7 +216,7 @@ def test_without_its_engine_a_front_end_says_so_at_once_and_serves_again_with_th
 
         async def join() -> None:
             attach(live.engine_server, live.fronts[0])
-            assert await live.fronts[0].placed(10)
+            assert await live.fronts[0].wait_ready(10)
 
         live.call(part())
         refused = httpx.post(f"{live.url}/v2/models/iris/predict", json=SAMPLE)

@@ -26,19 +26,19 @@ async def _until_gone(parts: list[weakref.ref[object]]) -> None:
 
 def _of_a_front_end(engine: EngineServer, number: int) -> list[weakref.ref[object]]:
     front = engine._fronts[number]
-    return [weakref.ref(each) for each in (front, front.link, front.service, front._answers)]
+    return [weakref.ref(each) for each in (front, front.link, front.service, front._control)]
 
 
 def _of_an_engine(front: FrontServer) -> list[weakref.ref[object]]:
-    placing = front._placing
-    assert placing is not None
-    return [weakref.ref(placing), weakref.ref(placing._link)]
+    model_table = front._model_table
+    assert model_table is not None
+    return [weakref.ref(model_table), weakref.ref(model_table._link)]
 
 
 def _of_its_models(front: FrontServer) -> list[weakref.ref[object]]:
-    placing = front._placing
-    assert placing is not None
-    return [weakref.ref(each) for each in (*placing._models.values(), *placing._hooks.values())]
+    model_table = front._model_table
+    assert model_table is not None
+    return [weakref.ref(each) for each in (*model_table._models.values(), *model_table._hooks.values())]
 
 
 def test_a_front_end_that_goes_leaves_no_object_in_the_engine() -> None:
@@ -47,7 +47,7 @@ def test_a_front_end_that_goes_leaves_no_object_in_the_engine() -> None:
         async with running_fronts(settings) as (_, engine):
             other = FrontServer(settings)
             number = attach(engine, other)
-            assert await other.placed(10)
+            assert await other.wait_ready(10)
             parts = _of_a_front_end(engine, number)
             await other.close()
             await _until_gone(parts)
@@ -66,7 +66,7 @@ def test_an_engine_that_goes_leaves_no_object_in_a_front_end() -> None:
                 engine.detach(number)
                 await _until_gone(parts)
                 attach(engine, front)
-                assert await front.placed(10)
+                assert await front.wait_ready(10)
             # hooks are modules, which only the collector ends: at the latest with the next engine
             await _until_gone(models)
 

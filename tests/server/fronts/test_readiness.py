@@ -97,7 +97,7 @@ def test_what_is_not_found_while_an_engine_loads_may_be_there_in_a_moment(tmp_pa
             await front.open()
             assert await _asked_for(front, "iris") == ((503, "1"), grpc.StatusCode.UNAVAILABLE)
             await engine.load()
-            assert await front.placed(GUARD_S)
+            assert await front.wait_ready(GUARD_S)
             assert await _asked_for(front, "iris") == ((404, None), grpc.StatusCode.NOT_FOUND)
         finally:
             await front.close()
@@ -112,7 +112,7 @@ def test_a_front_end_that_gives_way_does_not_wait_for_load_balancers(tmp_path: P
         try:
             await front.open()
             async with asyncio.timeout(GUARD_S):
-                assert await front.drain(last=False) == 0
+                assert await front.drain(server_stopping=False) == 0
         finally:
             await front.close()
 

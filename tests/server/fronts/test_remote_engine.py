@@ -24,15 +24,15 @@ from penstock.batching.request import InferRequest, InSequence
 from penstock.batching.running.own_outputs import OwnOutputs
 from penstock.batching.spec import BatchPolicy, HookSpec
 from penstock.batching.stream import AnswerStream, StreamedAnswer
-from penstock.server.fronts.kinds import ANSWER, DONE, FAILED
-from penstock.server.fronts.remote_engine import LOST, NO_ENGINE, UNREADABLE
-from penstock.server.fronts.submission import (
-    own_said,
-    packed_outputs,
+from penstock.server.fronts.message_kinds import ANSWER, DONE, FAILED
+from penstock.server.fronts.remote_engine import ENGINE_LOST, NO_ENGINE, UNREADABLE_ANSWER
+from penstock.server.fronts.request_codec import (
+    extra_properties,
+    pack_outputs,
     read_submit,
-    said_more,
-    unpacked_outputs,
+    unpack_outputs,
     write_answer,
+    write_own_outputs,
     write_submit,
 )
 from penstock.server.ipc.wire import Message
@@ -264,9 +264,9 @@ async def test_an_answer_that_cannot_be_read_ends_its_own_request_and_no_other(k
         unreadable: Message = (kind, spoiled.number, body, [], [])
         readable: Message = (DONE, sound.number, b"", list(sound.inputs), [])
 
-        assert front.engine.take([unreadable, readable]) == []
+        assert front.engine.receive([unreadable, readable]) == []
 
-        assert [each.error and each.error.message for each in (spoiled, sound)] == [UNREADABLE, None]
+        assert [each.error and each.error.message for each in (spoiled, sound)] == [UNREADABLE_ANSWER, None]
         assert len(sink.requests) == 2
         assert front.engine.inflight == 0
 
@@ -282,7 +282,7 @@ async def test_answers_that_a_client_did_not_read_are_gone_with_it(monkeypatch: 
             asked.answers = asked.sink = answers
             front.engine.submit(asked)
             said, arrays = write_answer(StreamedAnswer({"y": np.ones(3, np.float32)}))
-            assert front.engine.take([(ANSWER, asked.number, said, arrays, []) for _ in range(2)]) == []
+            assert front.engine.receive([(ANSWER, asked.number, said, arrays, []) for _ in range(2)]) == []
             assert asked.error is not None
             assert asked.error.code is Code.OVERLOADED
 
@@ -322,7 +322,7 @@ async def test_what_is_in_flight_when_the_engine_goes_fails_at_once() -> None:
         (ended,) = await sink.holds(1)
 
         assert ended.error is not None
-        assert (ended.error.code, ended.error.message) == (Code.NOT_READY, LOST)
+        assert (ended.error.code, ended.error.message) == (Code.NOT_READY, ENGINE_LOST)
         gate.open()
 
 
@@ -335,7 +335,7 @@ async def test_a_model_that_gives_way_serves_until_no_front_end_needs_it() -> No
         retirement = engine.published.publish("m", [opened])
         await until(lambda: front.engine.model("m") is not old)
         async with asyncio.timeout(10):
-            await engine.published.settled()
+            await engine.published.wait_applied()
         for _ in range(20):
             await asyncio.sleep(0)  # in which it would be closed, if it were
         sink = ListSink()
@@ -364,15 +364,15 @@ async def test_hooks_that_a_front_end_cannot_load_fail_the_load(tmp_path: Any) -
 async def test_a_model_without_hooks_is_told_of_once_when_it_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
     async with pair() as (engine, front):
         told: list[int] = []
-        placing = front.placing
-        assert placing is not None
-        take = placing.take
+        model_table = front.model_table
+        assert model_table is not None
+        take = model_table.receive
 
         def counted(number: int, body: bytes) -> None:
             told.append(number)
             take(number, body)
 
-        monkeypatch.setattr(placing, "take", counted)
+        monkeypatch.setattr(model_table, "receive", counted)
         model = await engine.published.open(replace(SPEC, name="more"))
         await engine.published.publish("more", [model])
 
@@ -400,7 +400,7 @@ async def test_what_a_client_has_said_comes_to_user_code() -> None:
         sent, come = (request(engine.engine.model("m"), 1, ListSink()) for _ in range(2))
         sent.parameters, sent.timeout_us = {"mine": 3}, 11_000_000_000
 
-        read_submit(come, write_submit(sent, 0, said_more(sent, coded=True, carried=None)))
+        read_submit(come, write_submit(sent, 0, extra_properties(sent, takes_parameters=True, trace_context=None)))
 
     assert (come.parameters, come.timeout_us) == ({"mine": 3}, 11_000_000_000)
 
@@ -408,7 +408,7 @@ async def test_what_a_client_has_said_comes_to_user_code() -> None:
 def test_what_user_code_says_with_its_outputs_comes_with_them() -> None:
     outputs = OwnOutputs([np.ones(2), None], {"number": 3, "yes": True}, "lacks one")
 
-    there = unpacked_outputs(own_said(outputs), list(outputs))
+    there = unpack_outputs(write_own_outputs(outputs), list(outputs))
 
     assert isinstance(there, OwnOutputs)
     assert (there[1], there.parameters, there.wrong) == (None, {"number": 3, "yes": True}, "lacks one")
@@ -417,8 +417,8 @@ def test_what_user_code_says_with_its_outputs_comes_with_them() -> None:
 def test_outputs_that_are_no_tensors_come_as_they_were() -> None:
     outputs = [np.ones(2, np.float32), [{1: 0.5, "b": np.float32(2)}, {}], [np.arange(3)], (b"x", None, True)]
 
-    body, arrays = packed_outputs(outputs)
-    there = unpacked_outputs(body, arrays)
+    body, arrays = pack_outputs(outputs)
+    there = unpack_outputs(body, arrays)
 
     assert there[1] == [{1: 0.5, "b": 2.0}, {}]
     assert there[2][0].tolist() == [0, 1, 2]

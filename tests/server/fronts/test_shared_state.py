@@ -111,7 +111,7 @@ def test_a_new_engine_has_no_regions_and_so_has_its_front_end(tmp_path: Path, ke
             async with engine_of(tmp_path / "other", allow_client_shm=True) as other:
                 state, (again,) = fronts_of(other, 0), (FrontEnd(other.app(), {}, None),)
                 again.copy = front.copy
-                state[0].joined(again.engine_link)
+                state[0].attach(again.engine_link)
                 await turns(lambda: len(front.memory.regions) == 0)
                 again.close()
             front.close()
@@ -143,12 +143,12 @@ def test_a_change_waits_for_a_front_end_that_is_silent_until_it_has_gone(tmp_pat
             _, (one, silent) = fronts_of(server, 2)
             await turns(lambda: not one.state._changes)  # type: ignore[union-attr]
             silent.mute = True
-            asking = asyncio.ensure_future(register(one, key))
+            control = asyncio.ensure_future(register(one, key))
             await turns(lambda: len(one.memory.regions) == 1)
             assert (await Client(path="/v2").ask(one.app)).status == 200  # others do not wait
-            assert not asking.done()
+            assert not control.done()
             silent.link.close()
-            assert (await asking).status == 200
+            assert (await control).status == 200
             one.close()
             silent.close()
 
@@ -175,7 +175,7 @@ class Runtime:
         self.refuses = False
         self.opened = 0
 
-    def count(self) -> int:
+    def device_count(self) -> int:
         return 1
 
     def open_handle(self, handle: bytes, device: int) -> int:
@@ -187,7 +187,7 @@ class Runtime:
     def close_handle(self, pointer: int, device: int) -> None:
         self.opened -= 1
 
-    def size(self, pointer: int, device: int) -> int:
+    def bytes_to_end(self, pointer: int, device: int) -> int:
         return 100
 
     def read(self, pointer: int, device: int, into: memoryview) -> None:

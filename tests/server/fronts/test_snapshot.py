@@ -33,7 +33,7 @@ from penstock.batching.spec import (
     WorkerSpec,
 )
 from penstock.server.fronts import snapshot
-from penstock.server.fronts.placing import read_model, write_model
+from penstock.server.fronts.model_table import read_model, write_model
 from tests.fakes import fake_model
 
 X = TensorSpec("x", "FP32", (-1, 4), axes=("rows", ""), reshape=(2, 2), ragged=True)

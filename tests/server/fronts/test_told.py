@@ -11,13 +11,13 @@ import pytest
 from penstock.backends.errors import InferError
 from penstock.batching.stream import StreamedAnswer
 from penstock.server.fronts import engine_service
-from penstock.server.fronts.engine_service import ENOUGH_BYTES, RemoteAnswers
-from penstock.server.fronts.kinds import ANSWER
+from penstock.server.fronts.engine_service import PAUSE_UNSENT_BYTES, RemoteAnswers
+from penstock.server.fronts.message_kinds import ANSWER
 from penstock.server.ipc.link import Link
 from penstock.server.ipc.wire import Message
 from tests.server.fronts.pair import until
 
-LARGE = StreamedAnswer({"y": np.zeros(4 * ENOUGH_BYTES, np.uint8)})
+LARGE = StreamedAnswer({"y": np.zeros(4 * PAUSE_UNSENT_BYTES, np.uint8)})
 
 
 class Front:
@@ -62,7 +62,7 @@ def test_a_request_of_several_answers_waits_while_its_front_end_is_behind() -> N
 
 
 def test_answers_that_a_front_end_does_not_take_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_service, "MOST_UNSENT_BYTES", ENOUGH_BYTES)
+    monkeypatch.setattr(engine_service, "MAX_UNSENT_BYTES", PAUSE_UNSENT_BYTES)
 
     async def scene() -> None:
         front = Front()
@@ -71,7 +71,7 @@ def test_answers_that_a_front_end_does_not_take_are_bounded(monkeypatch: pytest.
         await asyncio.sleep(0)
         with pytest.raises(InferError, match="does not read them"):
             answers.tell(LARGE)
-        answers.left = True
+        answers.cancelled = True
         assert answers.tell(LARGE) is None
         front.close()
 

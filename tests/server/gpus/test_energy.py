@@ -9,18 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.server.gpus import energy
-from penstock.server.gpus.energy import OTHERS, Account
+from penstock.server.gpus.energy import OTHERS, EnergyAccount
 
 S = 1_000_000_000
 
 
-def account(*steps: tuple[int, int, dict[str, int]]) -> Account:
+def account(*steps: tuple[int, int, dict[str, int]]) -> EnergyAccount:
     """Take readings: seconds, joules, and what each model used before, in milliseconds."""
-    made = Account()
+    made = EnergyAccount()
     for at_s, joules, used in steps:
         for model, ms in used.items():
-            made.use(model, ms * 1_000_000)
-        made.read(at_s * S, joules * 1000)
+            made.add_run_time(model, ms * 1_000_000)
+        made.add_reading(at_s * S, joules * 1000)
     return made
 
 
@@ -28,13 +28,13 @@ def test_energy_is_shared_out_by_time_and_the_rest_is_nobody_s() -> None:
     shared = account((0, 500, {}), (10, 600, {"a": 2000, "b": 5000}))
 
     assert shared.models_uj == {"a": 20_000_000, "b": 50_000_000}
-    assert (shared.rest_uj, shared.total_uj) == (30_000_000, 100_000_000)
+    assert (shared.unattributed_uj, shared.total_uj) == (30_000_000, 100_000_000)
 
 
 def test_models_that_ran_at_once_share_what_there_was() -> None:
     shared = account((0, 0, {}), (10, 100, {"a": 10_000, "b": 30_000}))
 
-    assert (shared.models_uj, shared.rest_uj) == ({"a": 25_000_000, "b": 75_000_000}, 0)
+    assert (shared.models_uj, shared.unattributed_uj) == ({"a": 25_000_000, "b": 75_000_000}, 0)
 
 
 def test_what_was_used_before_the_first_reading_has_no_energy() -> None:
@@ -50,11 +50,11 @@ def test_a_counter_that_has_not_moved_is_waited_for() -> None:
 def test_a_counter_that_begins_anew_takes_nothing_back() -> None:
     shared = account((0, 0, {}), (1, 100, {"a": 500}), (2, 7, {"a": 1000}), (3, 17, {"a": 1000}))
 
-    assert (shared.models_uj, shared.rest_uj, shared.total_uj) == ({"a": 60_000_000}, 50_000_000, 110_000_000)
+    assert (shared.models_uj, shared.unattributed_uj, shared.total_uj) == ({"a": 60_000_000}, 50_000_000, 110_000_000)
 
 
 def test_of_too_many_models_those_that_ran_longest_ago_are_counted_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(energy, "MOST_MODELS", 2)
+    monkeypatch.setattr(energy, "MAX_MODELS", 2)
     shared = account((0, 0, {}), *((at, 10 * at, {model: 1000}) for at, model in enumerate("abac", 1)))
 
     assert shared.models_uj == {"c": 10_000_000, OTHERS: 30_000_000}
@@ -68,7 +68,7 @@ def test_of_too_many_models_those_that_ran_longest_ago_are_counted_as_one(monkey
 def test_those_that_are_counted_as_one_stay_so_however_long_it_goes_on(
     models: str, left: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(energy, "MOST_MODELS", 3)
+    monkeypatch.setattr(energy, "MAX_MODELS", 3)
     shared = account((0, 0, {}), *((at, 10 * at, {model: 1000}) for at, model in enumerate(models, 1)))
 
     assert shared.models_uj == left
@@ -88,17 +88,17 @@ _STEPS = st.lists(
 def test_what_is_shared_out_is_what_was_used_and_nothing_ever_shrinks(
     steps: Sequence[tuple[int, int, dict[str, int]]],
 ) -> None:
-    shared, now_ns, counter_mj, used_mj = Account(), 0, 10_000, 0
-    shared.read(now_ns, counter_mj)
+    shared, now_ns, counter_mj, used_mj = EnergyAccount(), 0, 10_000, 0
+    shared.add_reading(now_ns, counter_mj)
     for passed_ns, more_mj, used in steps:
-        before = (shared.rest_uj, dict(shared.models_uj))
+        before = (shared.unattributed_uj, dict(shared.models_uj))
         now_ns += passed_ns
         used_mj += max(more_mj, 0)
         counter_mj = counter_mj + more_mj if more_mj >= 0 else 0
         for model, ns in used.items():
-            shared.use(model, ns)
-        shared.read(now_ns, counter_mj)
+            shared.add_run_time(model, ns)
+        shared.add_reading(now_ns, counter_mj)
 
-        assert shared.total_uj == used_mj * 1000 == shared.rest_uj + sum(shared.models_uj.values())
-        assert shared.rest_uj >= before[0] >= 0
+        assert shared.total_uj == used_mj * 1000 == shared.unattributed_uj + sum(shared.models_uj.values())
+        assert shared.unattributed_uj >= before[0] >= 0
         assert all(shared.models_uj[model] >= uj >= 0 for model, uj in before[1].items())

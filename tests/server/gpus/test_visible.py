@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.server.gpus.nvml import Gpu
-from penstock.server.gpus.visible import Visible, place, visible
+from penstock.server.gpus.visible import VisibleGpus, pci_location, visible_gpus
 
 ALIKE = tuple(Gpu(f"GPU-{letter * 4}-1", name="H200", bus_id=f"00000000:{bus}:00.0") for letter, bus in
               zip("abcd", ("05", "25", "45", "A5"), strict=True))  # fmt: skip
@@ -21,7 +21,7 @@ SLICED = Gpu(
 
 def shown(said: str | None, gpus: tuple[Gpu, ...] = ALIKE, order: str = "") -> tuple[str, ...] | None:
     environ = {} if said is None else {"CUDA_VISIBLE_DEVICES": said}
-    found = visible(gpus, environ | ({"CUDA_DEVICE_ORDER": order} if order else {}))
+    found = visible_gpus(gpus, environ | ({"CUDA_DEVICE_ORDER": order} if order else {}))
     return None if found is None else found.uuids
 
 
@@ -63,8 +63,8 @@ def test_of_several_kinds_only_cuda_knows_which_is_the_first() -> None:
     assert shown("0", MIXED) is None
     assert shown("GPU-e", MIXED) == ("GPU-eeee-1",)
     assert shown("-1", MIXED) == ()
-    assert visible(MIXED, {}) == Visible((UUIDS[0], "GPU-eeee-1"), ordered=False)
-    assert visible(MIXED, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}) == Visible((UUIDS[0], "GPU-eeee-1"))
+    assert visible_gpus(MIXED, {}) == VisibleGpus((UUIDS[0], "GPU-eeee-1"), ordered=False)
+    assert visible_gpus(MIXED, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}) == VisibleGpus((UUIDS[0], "GPU-eeee-1"))
 
 
 def test_with_mig_the_first_device_alone_is_used() -> None:
@@ -103,4 +103,4 @@ def test_whatever_is_written_each_device_is_shown_at_most_once(said: str, sliced
     ],
 )
 def test_a_place_is_the_same_as_cuda_and_nvml_write_it(bus_id: str | None, read: tuple[int, ...] | None) -> None:
-    assert place(bus_id) == read
+    assert pci_location(bus_id) == read

@@ -10,35 +10,35 @@ import numpy as np
 
 from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
-from penstock.server.hooks.conversions import Described
+from penstock.server.hooks.conversions import ModelDescription
 
 
 class Shouting:
     """`signatures` are dicts; what cannot be converted says so in the dialect's words."""
 
-    def __init__(self, described: Described) -> None:
-        self.signatures: tuple[Any, Any] = ({"side": "in", **described.described}, {"side": "out"})
-        self._loudness = described.settings["loudness"]
+    def __init__(self, description: ModelDescription) -> None:
+        self.signatures: tuple[Any, Any] = ({"side": "in", **description.described}, {"side": "out"})
+        self._loudness = description.settings["loudness"]
 
-    def inputs(self, value: Any, parameters: Mapping[str, Any]) -> list[Array | None]:
+    def to_inputs(self, value: Any, parameters: Mapping[str, Any]) -> list[Array | None]:
         if not isinstance(value, int | float):
             raise InferError(Code.INVALID, f"{type(value).__name__.upper()}?")
         return [np.full((1, 1), value * self._loudness + parameters.get("more", 0), np.float32)]
 
-    def prediction(self, outputs: Sequence[Any], parameters: Mapping[str, Any]) -> Any:
+    def to_prediction(self, outputs: Sequence[Any], parameters: Mapping[str, Any]) -> Any:
         return {"heard": float(outputs[0][0, 0]), **parameters}
 
-    def answer(self, result: Any, parameters: Mapping[str, Any]) -> bytes:
+    def encode_answer(self, result: Any, parameters: Mapping[str, Any]) -> bytes:
         try:
             return json.dumps(result).upper().encode() + b"!" * (1 + len(parameters))
         except TypeError:
             raise InferError(Code.UNKNOWN, "CANNOT SAY THAT") from None
 
-    def failure(self, hook: str, error: BaseException) -> InferError | None:
+    def error_for(self, hook: str, error: BaseException) -> InferError | None:
         if isinstance(error, LookupError):
             return None
         return InferError(Code.INVALID, f"{hook} SAYS {error}", retry_after_ns=7)
 
 
-def conversions(described: Described) -> Shouting:
-    return Shouting(described)
+def conversions(description: ModelDescription) -> Shouting:
+    return Shouting(description)

@@ -14,24 +14,24 @@ from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.spec import HookSpec
-from penstock.server.hooks.conversions import DIALECTS, Described, make
-from penstock.server.hooks.inside import Inside, open_service
+from penstock.server.hooks.conversions import DIALECTS, ModelDescription, make_conversions
 from penstock.server.hooks.packing import (
-    ASKED,
     CALL,
+    CALL_HEADER,
     DONE,
+    EXCEPTION,
+    INFER_ERROR,
     INPUTS,
     JSON,
     PLAIN_JSON,
-    RAISED,
-    REFUSED,
-    REPLIED,
-    STEPS,
-    TURN,
+    REPLY_HEADER,
+    STEP_GENERATOR,
+    STEP_HEADER,
     write_signature,
 )  # fmt: skip
-from penstock.server.hooks.plan import DEFAULT_REPLICAS, LIGHT_REPLICAS, ReplicaPlan, plan
-from penstock.server.ipc.refusals import read_error
+from penstock.server.hooks.plan import DEFAULT_REPLICAS, LIGHT_REPLICAS, ReplicaPlan, plan_replicas
+from penstock.server.hooks.worker_service import HookService, open_service
+from penstock.server.ipc.errors import read_error
 from tests.fakes import fake_model
 from tests.server.hooks.stage import Act, Stage, refusal
 
@@ -58,13 +58,16 @@ def x(*values: float) -> dict[str, Array]:
 
 class TestOurOwn:
     def test_signatures_are_lists_of_their_own_each_time(self) -> None:
-        described = Described(ONE, ONE.inputs, ONE.outputs, {}, {})
-        first, second = make("", described), make("", described)
+        described = ModelDescription(ONE, ONE.inputs, ONE.outputs, {}, {})
+        first, second = make_conversions("", described), make_conversions("", described)
         assert first.signatures == ([*ONE.inputs], [*ONE.outputs])
         assert first.signatures[0] is not second.signatures[0]
 
     def test_failures_are_told_in_the_words_of_the_machinery(self) -> None:
-        assert make("", Described(ONE, (), (), {}, {})).failure("pre_inference", KeyError("x")) is None
+        assert (
+            make_conversions("", ModelDescription(ONE, (), (), {}, {})).error_for("pre_inference", KeyError("x"))
+            is None
+        )
 
 
 class TestValues:
@@ -165,7 +168,7 @@ class TestNoFile:
 
     def test_there_are_no_instances_to_plan(self) -> None:
         assert not self.SPEC.has_file
-        assert plan(self.SPEC).replicas == 0
+        assert plan_replicas(self.SPEC).replicas == 0
 
     def test_a_file_with_neither_hook_is_none_either(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
@@ -191,9 +194,9 @@ class TestFailures:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load(f"{form} {hook}({value}, metadata):\n    {way}", **LOUD)
             assert await refusal(hooks.predict(1, "r1")) == (Code.INVALID, f"{hook} SAYS no")
-            (told,) = [each for each in caplog.records if "raised" in each.getMessage()]
-            assert told.exc_info is not None
-            assert (told.request_id, told.model) == ("r1", "m")  # type: ignore[attr-defined]
+            (answer,) = [each for each in caplog.records if "raised" in each.getMessage()]
+            assert answer.exc_info is not None
+            assert (answer.request_id, answer.model) == ("r1", "m")  # type: ignore[attr-defined]
 
         act(scene)
 
@@ -240,7 +243,7 @@ class TestInAWorker:
     """The same in the service that runs there; how it is reached is another matter (test_in_workers.py)."""
 
     @staticmethod
-    def opened(folder: Path, source: str) -> Inside:
+    def opened(folder: Path, source: str) -> HookService:
         path = folder / "hooks.py"
         path.write_text(source)
         model = fake_model(signature=ONE)
@@ -253,65 +256,71 @@ class TestInAWorker:
         return open_service(settings, nobody)
 
     @staticmethod
-    def called(inside: Inside, position: int, form: int, value: bytes, **parameters: Any) -> tuple[int, bytes, Any]:
-        written = json.dumps(parameters).encode()
-        arrays: list[Array | None] = [np.full((1, 1), 3, np.float32)] if position else []
-        how = 2 if position else PLAIN_JSON
-        body = ASKED.pack(position, form, how, len(written), 1) + written + (b"" if position else value)
-        reply, tensors = inside.call(CALL, 0, body, arrays)
-        return REPLIED.unpack_from(reply)[0], reply[REPLIED.size :], tensors
+    def called(
+        service: HookService, hook_index: int, conversion: int, value: bytes, **parameters: Any
+    ) -> tuple[int, bytes, Any]:
+        encoded = json.dumps(parameters).encode()
+        arrays: list[Array | None] = [np.full((1, 1), 3, np.float32)] if hook_index else []
+        outcome = 2 if hook_index else PLAIN_JSON
+        body = (
+            CALL_HEADER.pack(hook_index, conversion, outcome, len(encoded), 1)
+            + encoded
+            + (b"" if hook_index else value)
+        )
+        reply, tensors = service.call(CALL, 0, body, arrays)
+        return REPLY_HEADER.unpack_from(reply)[0], reply[REPLY_HEADER.size :], tensors
 
     def test_values_go_by_its_rules_with_the_parameters(self, tmp_path: Path) -> None:
         source = (
             "def pre_inference(sample, signature, metadata): return sample + len(signature)\n"
             "def post_inference(prediction, signature, metadata): return [prediction, signature]\n"
         )
-        inside = self.opened(tmp_path, source)
+        service = self.opened(tmp_path, source)
         try:
-            has = json.loads(inside.opened()[0])
+            has = json.loads(service.opened()[0])
             assert (has["takes"], has["keeps"]) == ([True, True], False)
-            how, _, (made,) = self.called(inside, 0, INPUTS, b"4", more=5)
-            assert (how, made.tolist()) == (DONE, [[65]])
-            how, text, _ = self.called(inside, 1, JSON, b"", more=5)
-            assert (how, text) == (DONE, b'[{"HEARD": 3.0, "MORE": 5}, {"SIDE": "OUT"}]!!')
+            outcome, _, (made,) = self.called(service, 0, INPUTS, b"4", more=5)
+            assert (outcome, made.tolist()) == (DONE, [[65]])
+            outcome, text, _ = self.called(service, 1, JSON, b"", more=5)
+            assert (outcome, text) == (DONE, b'[{"HEARD": 3.0, "MORE": 5}, {"SIDE": "OUT"}]!!')
         finally:
-            inside.close()
+            service.close()
 
     def test_failures_travel_in_its_words_with_the_traceback(self, tmp_path: Path) -> None:
         source = (
             "def pre_inference(sample, metadata): raise ValueError('no')\n"
             "def post_inference(prediction, metadata): raise SystemExit('no')\n"
         )
-        inside = self.opened(tmp_path, source)
+        service = self.opened(tmp_path, source)
         try:
-            for position, hook, form in ((0, "pre_inference", INPUTS), (1, "post_inference", JSON)):
-                how, text, _ = self.called(inside, position, form, b"4")
+            for hook_index, hook, conversion in ((0, "pre_inference", INPUTS), (1, "post_inference", JSON)):
+                outcome, text, _ = self.called(service, hook_index, conversion, b"4")
                 said, _, lines, worded = json.loads(text)
-                assert (how, said.endswith("no")) == (RAISED, True)
+                assert (outcome, said.endswith("no")) == (EXCEPTION, True)
                 assert lines.startswith("Traceback")
                 error = read_error(worded)
                 assert (error.code, error.message, error.retry_after_ns) == (Code.INVALID, f"{hook} SAYS no", 7)
         finally:
-            inside.close()
+            service.close()
 
     def test_what_a_conversion_refuses_is_no_failure_of_the_hook(self, tmp_path: Path) -> None:
-        inside = self.opened(tmp_path, "def pre_inference(sample, metadata): return sample\n")
+        service = self.opened(tmp_path, "def pre_inference(sample, metadata): return sample\n")
         try:
-            how, text, _ = self.called(inside, 0, INPUTS, b'"four"')
-            assert (how, read_error(text).message) == (REFUSED, "STR?")
+            outcome, text, _ = self.called(service, 0, INPUTS, b'"four"')
+            assert (outcome, read_error(text).message) == (INFER_ERROR, "STR?")
         finally:
-            inside.close()
+            service.close()
 
     def test_a_step_fails_in_its_words(self, tmp_path: Path) -> None:
         source = "def post_inference(prediction, metadata):\n    yield from ()\n    raise InterruptedError('no')\n"
-        inside = self.opened(tmp_path, source)
+        service = self.opened(tmp_path, source)
         try:
-            body = STEPS.pack(1, 1, JSON, 8, 1 << 20) + ASKED.pack(1, JSON, 2, 0, 1)
-            reply, _ = inside.call(TURN, 0, body, [np.zeros((1, 1), np.float32)])
-            assert REPLIED.unpack_from(reply)[0] == RAISED
-            assert read_error(json.loads(reply[REPLIED.size :])[3]).message == "post_inference SAYS no"
+            body = STEP_HEADER.pack(1, 1, JSON, 8, 1 << 20) + CALL_HEADER.pack(1, JSON, 2, 0, 1)
+            reply, _ = service.call(STEP_GENERATOR, 0, body, [np.zeros((1, 1), np.float32)])
+            assert REPLY_HEADER.unpack_from(reply)[0] == EXCEPTION
+            assert read_error(json.loads(reply[REPLY_HEADER.size :])[3]).message == "post_inference SAYS no"
         finally:
-            inside.close()
+            service.close()
 
 
 def test_an_error_that_is_told_is_not_one_of_the_users(act: Act) -> None:
@@ -331,7 +340,7 @@ class TestThePlanOfAPromise:
     def planned(folder: Path, name: str, source: str) -> ReplicaPlan:
         path = folder / name
         path.write_text(source)
-        return plan(HookSpec(path, dialect="cortex"))
+        return plan_replicas(HookSpec(path, dialect="cortex"))
 
     def test_what_keeps_nothing_is_shared(self, tmp_path: Path) -> None:
         found = self.planned(tmp_path, "hooks.py", "def pre_inference(sample, metadata): return sample['x']\n")
@@ -340,7 +349,7 @@ class TestThePlanOfAPromise:
     def test_what_writes_globals_has_instances_and_more_of_them_where_they_are_light(self, tmp_path: Path) -> None:
         source = "n = 0\ndef pre_inference(sample, metadata):\n    global n\n    n = sample\n    return n\n"
         found = self.planned(tmp_path, "hooks.py", source)
-        assert (found.shared, found.replicas, found.light, found.alone) == (
+        assert (found.shared, found.replicas, found.max_light, found.is_exclusive) == (
             False,
             DEFAULT_REPLICAS,
             LIGHT_REPLICAS,
@@ -349,9 +358,9 @@ class TestThePlanOfAPromise:
 
     def test_what_the_whole_process_sees_has_one_request_at_a_time_there(self, tmp_path: Path) -> None:
         found = self.planned(tmp_path, "hooks.pickle", "")
-        assert (found.shared, found.replicas, found.light, found.alone) == (False, 1, 0, False)
+        assert (found.shared, found.replicas, found.max_light, found.is_exclusive) == (False, 1, 0, False)
 
     def test_what_other_processes_see_has_one_instance_anywhere(self, tmp_path: Path) -> None:
         source = "def pre_inference(sample, metadata):\n    open('/tmp/last', 'w').write(sample)\n    return sample\n"
         found = self.planned(tmp_path, "hooks.py", source)
-        assert (found.shared, found.replicas, found.alone) == (False, 1, True)
+        assert (found.shared, found.replicas, found.is_exclusive) == (False, 1, True)

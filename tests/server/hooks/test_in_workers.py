@@ -23,8 +23,8 @@ import penstock.server
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.spec import HookSpec, WorkerSpec
+from penstock.server.hooks.generator_call import MAX_AHEAD
 from penstock.server.hooks.placement import HookPlacement
-from penstock.server.hooks.pull import AHEAD
 from penstock.server.hooks.runner import Hooks
 from tests.server.hooks.stage import Act, PuppetEngine, Stage, refusal
 
@@ -356,8 +356,10 @@ class TestWhatIsTold:
                 assert here == there
             code, text = await refusal(stage.load("import os\nos._exit(3)", workers=1))
             assert (code, "exit status 3" in text) == (Code.NOT_READY, True)
-            place = WorkerSpec(interpreter=str(tmp_path / "none"))
-            code, text = await refusal(stage.load("def pre_inference(sample, metadata): 1", workers=1, worker=place))
+            placement = WorkerSpec(interpreter=str(tmp_path / "none"))
+            code, text = await refusal(
+                stage.load("def pre_inference(sample, metadata): 1", workers=1, worker=placement)
+            )
             assert "hooks of model 'm'" in text
 
         act(scene)
@@ -404,7 +406,7 @@ class TestGenerators:
 
             assert len(other) == 1
             assert steps[-1] == "closed"
-            assert 1 <= len(steps) - 1 <= AHEAD + 1
+            assert 1 <= len(steps) - 1 <= MAX_AHEAD + 1
 
         act(scene)
 
@@ -461,13 +463,13 @@ class TestGenerators:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load(source, workers=1)
             running = asyncio.create_task(hooks.predict([0] * 4))
-            assert hooks._place is not None
-            (replica,) = hooks._place.replicas._live
+            assert hooks._placement is not None
+            (replica,) = hooks._placement.replicas._live
             while not replica._sent:  # noqa: ASYNC110 - what is waited for has no event
                 await asyncio.sleep(0)
-            replica._sent[0].since_ns -= 60_000_000_000
-            replica._due_ns -= 60_000_000_000
-            replica._look()
+            replica._sent[0].limit_start_ns -= 60_000_000_000
+            replica._check_due_ns -= 60_000_000_000
+            replica._check()
 
             assert await running == b"7"
 
@@ -501,9 +503,9 @@ async def collect(got: list[Any], hooks: Hooks, request_id: str, parameters: dic
 
 
 def worker_pids(hooks: Hooks) -> list[int]:
-    place = hooks._place
-    assert isinstance(place, HookPlacement)
-    return [replica.pid for replica in place.replicas._live]
+    placement = hooks._placement
+    assert isinstance(placement, HookPlacement)
+    return [replica.pid for replica in placement.replicas._live]
 
 
 FORBIDS = """
@@ -516,7 +518,7 @@ FORBIDS = """
     sys.path.insert(0, {folder!r})
     from child import make_importable
     make_importable({packages})
-    import penstock.server.hooks.inside
+    import penstock.server.hooks.worker_service
     import penstock.server.python_models.inside.service
     import penstock.server.workers.service
     print(*sorted({{name.partition(".")[0] for name in sys.modules}} - set(sys.stdlib_module_names)))

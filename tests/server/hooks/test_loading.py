@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from penstock.backends.errors import Code, InferError
-from penstock.server.hooks.loading import POST, PRE, HookModule, check_file, hooks_in
-from penstock.server.hooks.siblings import FolderOnPath
+from penstock.server.hooks.loading import POST, PRE, HookModule, check_file, hook_names_in
+from penstock.server.hooks.private_modules import FolderOnPath
 
 Write = Callable[..., Path]
 
@@ -495,7 +495,7 @@ class TestCortex:
         path = write("x = 1")
         module = HookModule(path, dialect="cortex")
 
-        assert module.bound("I", "O", "M") == {PRE: None, POST: None}
+        assert module.bind_all("I", "O", "M") == {PRE: None, POST: None}
         assert check_file(path, dialect="cortex") == []
         module.close()
 
@@ -605,7 +605,7 @@ class TestCortex:
     ids=["one is misspelt", "below if", "bound otherwise", "all of another's", "no Python"],
 )
 def test_the_hooks_of_a_file_are_named_without_running_it(write: Write, source: str, found: list[str]) -> None:
-    assert hooks_in(write(source)) == found
+    assert hook_names_in(write(source)) == found
 
 
 class TestPickles:

@@ -453,7 +453,7 @@ class TestHarm:
             await is_set(stuck["began"])
             waiting = [asyncio.create_task(hooks.predict(stage.sample(x, is_open=True))) for x in range(4)]
             await asyncio.sleep(0)
-            hooks.watch(_later_ns())
+            hooks.enforce_limits(_later_ns())
 
             assert await refusal(hanging) == (
                 Code.EXPIRED,
@@ -501,7 +501,7 @@ class TestHarm:
             sample = stage.sample()
             call = asyncio.create_task(hooks.predict(sample))
             await is_set(sample["began"])
-            hooks.watch(_later_ns())
+            hooks.enforce_limits(_later_ns())
 
             assert (await refusal(call))[0] is Code.EXPIRED
             await is_set(sample["gate"])
@@ -516,10 +516,10 @@ class TestHarm:
             sample, next_one = stage.sample(1), stage.sample(2)
             calls = [asyncio.create_task(hooks.predict(each)) for each in (sample, next_one)]
             await is_set(sample["began"])
-            hooks.watch(before_ns + 30_000_000_000)
+            hooks.enforce_limits(before_ns + 30_000_000_000)
             sample["gate"].set()
             await is_set(next_one["began"])
-            hooks.watch(before_ns + 30_000_000_000)
+            hooks.enforce_limits(before_ns + 30_000_000_000)
             next_one["gate"].set()
 
             assert len(await asyncio.gather(*calls)) == 2
@@ -533,7 +533,7 @@ class TestHarm:
                 stuck = stage.sample()
                 call = asyncio.create_task(hooks.predict(stuck))
                 await is_set(stuck["began"])
-                hooks.watch(_later_ns())
+                hooks.enforce_limits(_later_ns())
                 assert (await refusal(call))[0] is Code.EXPIRED
             fine = stage.sample(1, is_open=True)
 
@@ -559,7 +559,7 @@ class TestHarm:
             stuck = stage.sample()
             call = asyncio.create_task(hooks.predict(stuck))
             await is_set(stuck["began"])
-            hooks.watch(_later_ns())
+            hooks.enforce_limits(_later_ns())
             assert (await refusal(call))[0] is Code.EXPIRED
 
             reason = "cannot be loaded: ModuleNotFoundError: No module named 'nothing_of_that_name'"

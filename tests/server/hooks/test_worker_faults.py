@@ -143,8 +143,8 @@ class Ledger:
 
 def serving(hooks: Hooks) -> int:
     """Give how many workers serve."""
-    assert hooks._place is not None
-    return sum(replica.serves for replica in hooks._place.replicas._live)
+    assert hooks._placement is not None
+    return sum(replica.is_serving for replica in hooks._placement.replicas._live)
 
 
 async def is_whole(hooks: Hooks, count: int) -> None:

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.server.hooks.writes import GlobalWrite, writes_globals, written_globals
+from penstock.server.hooks.writes import GlobalWrite, find_global_writes, find_source_writes
 
 
 def _names(source: str) -> list[str]:
-    return [write.name for write in writes_globals(textwrap.dedent(source))]
+    return [write.name for write in find_source_writes(textwrap.dedent(source))]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def _names(source: str) -> list[str]:
 def test_finds_a_write_in_a_hook(body: str) -> None:
     source = f"import numpy as np\nstate = {{}}\ndef pre_inference(sample, signature, metadata):\n    {body}\n"
 
-    assert writes_globals(source) != []
+    assert find_source_writes(source) != []
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_finds_a_write_in_a_hook(body: str) -> None:
 def test_finds_no_write_where_there_is_none(body: str) -> None:
     source = f"import numpy as np\nstate = {{}}\ndef pre_inference(sample, signature, metadata):\n    {body}\n"
 
-    assert writes_globals(source) == []
+    assert find_source_writes(source) == []
 
 
 def test_what_runs_at_load_is_no_write() -> None:
@@ -140,7 +140,7 @@ def test_a_method_that_writes_its_own_instance_counts_unless_it_constructs() -> 
                 cls.title = x
     """
 
-    assert writes_globals(textwrap.dedent(source)) == [
+    assert find_source_writes(textwrap.dedent(source)) == [
         GlobalWrite("Scaler", 6), GlobalWrite("Scaler", 8), GlobalWrite("Scaler", 14),
     ]  # fmt: skip
 
@@ -152,19 +152,19 @@ def test_the_first_parameter_of_a_hook_is_its_own() -> None:
 def test_names_and_lines_are_reported_in_order() -> None:
     source = "import state\nn = 0\ndef f():\n    global n\n    n += 1\n    state.current = n\n"
 
-    assert writes_globals(source) == [GlobalWrite("n", 4), GlobalWrite("state", 6)]
+    assert find_source_writes(source) == [GlobalWrite("n", 4), GlobalWrite("state", 6)]
 
 
 def test_a_comprehension_has_its_own_names_but_not_its_first_iterable() -> None:
     source = "table = {}\ndef f(x):\n    [table.update(a=1) for table in x]\n    [y for y in table.pop('a')]\n"
 
-    assert writes_globals(source) == [GlobalWrite("table", 4)]
+    assert find_source_writes(source) == [GlobalWrite("table", 4)]
 
 
 def test_class_names_are_not_seen_by_its_methods() -> None:
     source = "box = {}\nclass A:\n    box = {}\n    def f(self):\n        box['a'] = 1\n"
 
-    assert writes_globals(source) == [GlobalWrite("box", 5)]
+    assert find_source_writes(source) == [GlobalWrite("box", 5)]
 
 
 def test_the_modules_beside_a_file_count_too(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_the_modules_beside_a_file_count_too(tmp_path: Path) -> None:
     (tmp_path / "unused.py").write_text("def f():\n    global c\n")
     (tmp_path / "broken.py").write_text("def f(:\n")
 
-    found = written_globals(tmp_path / "hooks.py")
+    found = find_global_writes(tmp_path / "hooks.py")
 
     assert sorted(map(str, found)) == ["a (first.py:3)", "b (last.py:2)"]
 
@@ -186,7 +186,7 @@ def test_a_broken_module_beside_a_file_is_left_to_its_import(tmp_path: Path) -> 
     (tmp_path / "hooks.py").write_text("import broken\n")
     (tmp_path / "broken.py").write_text("def f(:\n")
 
-    assert written_globals(tmp_path / "hooks.py") == []
+    assert find_global_writes(tmp_path / "hooks.py") == []
 
 
 def test_the_seeds_example_writes_nothing() -> None:
@@ -217,6 +217,6 @@ def test_whatever_a_function_says_is_analysed(statements: list[str]) -> None:
     except SyntaxError:
         return
 
-    found = writes_globals(source)
+    found = find_source_writes(source)
 
     assert ("global a" in statements) <= any(write.name == "a" for write in found)

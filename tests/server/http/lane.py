@@ -124,7 +124,7 @@ class Own:
     def claim(self, head: Head) -> Any:
         return "own" if head.path.startswith(b"/own") else None
 
-    def check_admission(self, head: Head) -> Any:
+    def early_rejection(self, head: Head) -> Any:
         return "full" if self.full else None
 
     def answer_error(self, connection: FastLane, error: Any) -> None:

@@ -1162,7 +1162,7 @@ class TestOwnWords:
         async def main() -> None:
             lane = Lane(LIMITS, Own(hold=True))
             lane.feed(request("/own"))
-            with pytest.raises(ValueError, match=f"an answer of status {status}"):
+            with pytest.raises(ValueError, match=f"invalid answer status {status}"):
                 lane.own.waiting[0].answer(status, b"", b"")
             lane.own.waiting.pop().answer(500, b"", b"")
 

@@ -82,7 +82,7 @@ def test_expects_100_continue_in_http_1_1_only() -> None:
 
 
 def test_any_other_expectation_is_refused() -> None:
-    assert refused("Expect: a-miracle") == (417, "the only expectation that can be met is 100-continue")
+    assert refused("Expect: a-miracle") == (417, "unsupported Expect header, only 100-continue is supported")
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def budget() -> tuple[FrameBudget, FakeOutbox]:
 
 def charged(made: FrameBudget) -> int:
     """Tell how many frames that ask for nothing it takes."""
-    return _taken(partial(made.charge, "PING"), "too many frames that ask for nothing, such as PING")
+    return _taken(partial(made.charge, "PING"), "too many frames that request nothing, such as PING")
 
 
 def reset(made: FrameBudget) -> int:

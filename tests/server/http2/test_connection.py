@@ -124,7 +124,7 @@ CONNECTION_ERRORS = {
     "an index beyond the table": (frame(frames.HEADERS, 4, 1, b"\xfe"), ErrorCode.COMPRESSION_ERROR),
     "a larger table than allowed": (frame(frames.HEADERS, 4, 1, b"\x3f\xe2\x1f\x82"), ErrorCode.COMPRESSION_ERROR),
     "three table sizes": (frame(frames.HEADERS, 4, 1, b"\x20\x21\x22\x82"), ErrorCode.COMPRESSION_ERROR),
-    "CONTINUATION of nothing": (frame(frames.CONTINUATION, 4, 1, b"\x82"), ErrorCode.PROTOCOL_ERROR),
+    "CONTINUATION without HEADERS": (frame(frames.CONTINUATION, 4, 1, b"\x82"), ErrorCode.PROTOCOL_ERROR),
     "a block interrupted": (frame(frames.HEADERS, 0, 1, b"\x82") + frame(frames.PING), ErrorCode.PROTOCOL_ERROR),
     "a block continued elsewhere": (
         frame(frames.HEADERS, 0, 1, b"\x82") + frame(frames.CONTINUATION, 4, 3, b"\x82"), ErrorCode.PROTOCOL_ERROR,
@@ -146,7 +146,7 @@ CONNECTION_ERRORS = {
     "PING on a stream": (frame(frames.PING, 0, 1, b"12345678"), ErrorCode.PROTOCOL_ERROR),
     "GOAWAY of 7 bytes": (frame(frames.GOAWAY, 0, 0, b"1234567"), ErrorCode.FRAME_SIZE_ERROR),
     "WINDOW_UPDATE of 3 bytes": (frame(frames.WINDOW_UPDATE, 0, 0, b"123"), ErrorCode.FRAME_SIZE_ERROR),
-    "WINDOW_UPDATE of nothing": (frames.window_update(0, 0), ErrorCode.PROTOCOL_ERROR),
+    "WINDOW_UPDATE without an increment": (frames.window_update(0, 0), ErrorCode.PROTOCOL_ERROR),
     "WINDOW_UPDATE beyond 2^31-1": (frames.window_update(0, 2**31 - 1), ErrorCode.FLOW_CONTROL_ERROR),
     "WINDOW_UPDATE on an idle stream": (frames.window_update(9, 1), ErrorCode.PROTOCOL_ERROR),
     "a frame of 16385 bytes": (frame(0xFA, 0, 0, b"x" * 16385), ErrorCode.FRAME_SIZE_ERROR),

@@ -82,7 +82,7 @@ def test_padding_and_priority_are_taken_off() -> None:
         (0, [bytes(MOST_BYTES - 1), b"x"], None),
         (0, [bytes(MOST_BYTES - 1), b"xy"], ErrorCode.ENHANCE_YOUR_CALM),
         (0, [b"x", *[bytes(100)] * 10], ErrorCode.ENHANCE_YOUR_CALM),
-        (END_HEADERS, [b"x", b"y"], ErrorCode.PROTOCOL_ERROR),  # CONTINUATION of nothing
+        (END_HEADERS, [b"x", b"y"], ErrorCode.PROTOCOL_ERROR),  # CONTINUATION without HEADERS
     ],
 )
 def test_what_is_wrong_or_too_large_is_refused(flags: int, parts: list[bytes], code: ErrorCode | None) -> None:

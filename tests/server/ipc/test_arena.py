@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
-from penstock.server.ipc.arena import KEPT_BYTES, SEGMENT_BYTES, SMALLEST_BYTES, Arena, Mirror, WireError, slot_size
+from penstock.server.ipc.arena import MAX_IDLE_BYTES, MIN_SLOT_BYTES, SEGMENT_BYTES, Arena, Mirror, WireError, slot_size
 from tests.processes import descriptors
 from tests.server.ipc.wires import mappings
 
@@ -18,9 +18,9 @@ from tests.server.ipc.wires import mappings
 @pytest.mark.parametrize(
     ("nbytes", "slot_bytes"),
     [
-        (1, SMALLEST_BYTES),
-        (SMALLEST_BYTES, SMALLEST_BYTES),
-        (SMALLEST_BYTES + 1, 2 * SMALLEST_BYTES),
+        (1, MIN_SLOT_BYTES),
+        (MIN_SLOT_BYTES, MIN_SLOT_BYTES),
+        (MIN_SLOT_BYTES + 1, 2 * MIN_SLOT_BYTES),
         (600_000, 1 << 20),
         (SEGMENT_BYTES, SEGMENT_BYTES),
         (SEGMENT_BYTES + 1, SEGMENT_BYTES + SEGMENT_BYTES // 8),
@@ -43,8 +43,8 @@ def test_what_is_not_leased_is_given_back_beyond_what_is_kept() -> None:
         arena.release(slot)
 
     assert arena.leased_bytes == 0
-    assert arena.total_bytes == KEPT_BYTES
-    assert len(arena.dropped) == 40 - KEPT_BYTES // SEGMENT_BYTES
+    assert arena.total_bytes == MAX_IDLE_BYTES
+    assert len(arena.removed_segments) == 40 - MAX_IDLE_BYTES // SEGMENT_BYTES
     arena.close()
 
 
@@ -99,14 +99,14 @@ class Leases(RuleBasedStateMachine):
         self.leased: dict[int, int] = {}
         self.alive = 0
 
-    @rule(target=views, nbytes=st.sampled_from([1, 9000, SMALLEST_BYTES + 1, SEGMENT_BYTES // 2, SEGMENT_BYTES * 2]))
+    @rule(target=views, nbytes=st.sampled_from([1, 9000, MIN_SLOT_BYTES + 1, SEGMENT_BYTES // 2, SEGMENT_BYTES * 2]))
     def lease(self, nbytes: int) -> Any:
         leased = self.arena.lease(nbytes)
-        while self.arena.dropped:
-            self.mirror.drop(self.arena.dropped.pop())
-        for segment in self.arena.fresh:
+        while self.arena.removed_segments:
+            self.mirror.drop(self.arena.removed_segments.pop())
+        for segment in self.arena.new_segments:
             self.mirror.map(segment.number, segment.slot_bytes, segment.fd)
-        self.arena.fresh.clear()
+        self.arena.new_segments.clear()
         if leased is None:
             return multiple()
         slot, memory, start = leased

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from penstock.server.ipc.arena import KEPT_BYTES, SEGMENT_BYTES
+from penstock.server.ipc.arena import MAX_IDLE_BYTES, SEGMENT_BYTES
 from penstock.server.ipc.channel import Channel
 from penstock.server.ipc.wire import FIRST_KIND, Message
 from tests.server.ipc.wires import kept, mappings, same, sockets
@@ -58,7 +58,7 @@ def test_a_long_wait_goes_on_where_a_part_of_it_has_taken_all_its_time() -> None
 
 def test_slots_are_released_when_asked_for_or_before_waiting() -> None:
     with channels() as (here, there):
-        for again in (there.release, lambda: there.receive(0.0)):
+        for again in (there.report_freed, lambda: there.receive(0.0)):
             here.send(FIRST_KIND, 1, b"", [np.zeros(100_000)])
             there.receive(PATIENCE_S).clear()
             again()
@@ -74,11 +74,11 @@ def test_shared_memory_that_is_given_back_is_let_go_of_by_both_sides_though_noth
         while len(come) < 40:
             come += there.receive(PATIENCE_S)
         come.clear()
-        there.release()
+        there.report_freed()
         assert here.receive(0.0) == []
-        assert here._wire.arena.total_bytes == KEPT_BYTES
+        assert here._wire.arena.total_bytes == MAX_IDLE_BYTES
         assert there.receive(0.0) == []
-        assert len(there._wire.mirror._segments) == KEPT_BYTES // SEGMENT_BYTES
+        assert len(there._wire.mirror._segments) == MAX_IDLE_BYTES // SEGMENT_BYTES
 
 
 def test_who_has_ended_while_memory_was_given_back_is_told_of_as_ended() -> None:
@@ -89,7 +89,7 @@ def test_who_has_ended_while_memory_was_given_back_is_told_of_as_ended() -> None
         while len(come) < 40:
             come += there.receive(PATIENCE_S)
         come.clear()
-        there.release()
+        there.report_freed()
         there.close()
         with pytest.raises(EOFError):
             here.receive(PATIENCE_S)

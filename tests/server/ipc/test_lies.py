@@ -82,11 +82,11 @@ def test_a_descriptor_that_was_taken_off_its_message_is_kept() -> None:
 
 
 def test_a_peer_cannot_use_up_the_mappings_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arena, "_MOST_MAPPED", 3)
+    monkeypatch.setattr(arena, "_MAX_MAPPED", 3)
     lent, mirror = Arena(1 << 30), Mirror(lambda: None)
     slots = [lent.lease(arena.SEGMENT_BYTES) for _ in range(4)]
     assert all(slots)
-    *first, last = lent.fresh
+    *first, last = lent.new_segments
     for segment in first:
         mirror.map(segment.number, segment.slot_bytes, os.dup(segment.fd))
     with pytest.raises(WireError):

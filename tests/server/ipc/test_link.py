@@ -16,7 +16,7 @@ import pytest
 import uvloop
 
 from penstock.server.ipc import link as link_module
-from penstock.server.ipc.arena import KEPT_BYTES, SEGMENT_BYTES
+from penstock.server.ipc.arena import MAX_IDLE_BYTES, SEGMENT_BYTES
 from penstock.server.ipc.channel import Channel
 from penstock.server.ipc.link import Link
 from penstock.server.ipc.sockets import send_once
@@ -135,8 +135,8 @@ def test_shared_memory_that_is_given_back_is_let_go_of_by_both_sides_though_noth
                 here.link.send(FIRST_KIND, number, b"", [np.zeros(SEGMENT_BYTES, np.uint8)])
             (await there.message(40)).clear()
             await turns(lambda: here.link.arena.leases == 0)
-            assert here.link.arena.total_bytes == KEPT_BYTES
-            await turns(lambda: len(there.link._wire.mirror._segments) == KEPT_BYTES // SEGMENT_BYTES)
+            assert here.link.arena.total_bytes == MAX_IDLE_BYTES
+            await turns(lambda: len(there.link._wire.mirror._segments) == MAX_IDLE_BYTES // SEGMENT_BYTES)
 
     uvloop.run(main())
 
@@ -168,7 +168,7 @@ def test_a_peer_that_does_not_read_holds_nobody_up_and_gets_it_all_later() -> No
             here.link.send(FIRST_KIND, number, b"small")
             await asyncio.sleep(0)
         taken: list[int] = []
-        here.link.behind(lambda: taken.append(here.link.unsent_bytes))
+        here.link.when_drained(lambda: taken.append(here.link.unsent_bytes))
         assert not taken
 
         there = End(other)
@@ -288,13 +288,13 @@ def test_what_has_arrived_of_a_process_that_has_ended_is_read_though_its_socket_
         here = End(mine)
         for number in range(50):
             other.send(struct.pack("<IHHQII", 1000, FIRST_KIND, 0, number, 1000, 0) + bytes(1000))
-        here.link.read_rest()
+        here.link.read_remaining()
         assert [message[1] for message in here.taken] == list(range(50))
         assert here.lost == []
         other.close()
-        here.link.read_rest()
+        here.link.read_remaining()
         assert here.link.closed
-        here.link.read_rest()
+        here.link.read_remaining()
 
     uvloop.run(main())
 
@@ -347,7 +347,7 @@ def test_who_has_closed_a_link_is_told_nothing_of_it_though_it_was_lost_in_that_
     async def main() -> None:
         async with ends() as (here, there):
             there.link.close()
-            here.link.read_rest()
+            here.link.read_remaining()
             assert here.link.closed
             here.link.close()
             await asyncio.sleep(0)

@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as npst
 
 from penstock.backends.datatypes import DATATYPES
 from penstock.server.ipc import wire as wire_module
-from penstock.server.ipc.arena import SEGMENT_BYTES, SMALLEST_BYTES, Arena, WireError
+from penstock.server.ipc.arena import MIN_SLOT_BYTES, SEGMENT_BYTES, Arena, WireError
 from penstock.server.ipc.layout import NO_SLOT, pack_strings, unpack_strings
 from penstock.server.ipc.wire import FIRST_KIND, INLINE_BYTES, LAST_KIND, Wire
 from tests.processes import descriptors
@@ -159,8 +159,8 @@ def test_more_layouts_than_are_remembered_are_told_again() -> None:
                 both.here.put(FIRST_KIND, size, b"", [np.full(size, turn, np.uint8)])
             come = both.pass_on()
             assert [len(message[3][0]) for message in come] == list(range(1500))  # type: ignore[arg-type]
-        assert len(both.here._told) <= 1024
-        assert len(both.there._known) <= 1024
+        assert len(both.here._sent_layouts) <= 1024
+        assert len(both.there._received_layouts) <= 1024
 
 
 def test_a_tensor_like_the_one_before_is_read_as_it_is_when_all_layouts_were_told_anew() -> None:
@@ -308,7 +308,7 @@ def test_what_cannot_travel_is_refused_and_nothing_is_put() -> None:
 
 
 def test_a_message_that_no_frame_can_hold_is_refused_by_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire_module, "_MOST_BYTES", 100_000)
+    monkeypatch.setattr(wire_module, "_MAX_BYTES", 100_000)
     with pair(arena_bytes=0) as both:
         for arrays in ([np.zeros(200_000, np.uint8)], [np.array([b"x" * 150_000], object)]):
             with pytest.raises(ValueError, match="too long, and there is no room for it in shared memory"):
@@ -351,8 +351,8 @@ def test_nothing_is_left_of_a_wire_that_was_closed() -> None:
 def _sealed(size: int) -> int:
     arena = Arena(1 << 30)
     arena.lease(size)
-    (segment,) = arena.fresh
-    arena.fresh.clear()
+    (segment,) = arena.new_segments
+    arena.new_segments.clear()
     return segment.fd
 
 
@@ -370,7 +370,7 @@ LIES = {
     "a kind of nothing": frame(0),
     "a slot that was never leased": frame(RELEASE, 1, struct.pack("<I", 5)),
     "half a slot": frame(RELEASE, 1, b"abc"),
-    "a segment without a descriptor": frame(SEGMENT, 0, struct.pack("<I", SMALLEST_BYTES)),
+    "a segment without a descriptor": frame(SEGMENT, 0, struct.pack("<I", MIN_SLOT_BYTES)),
     "a segment that goes and was not there": frame(DROP, 3),
     "a layout that was not told": frame(FIRST_KIND, 1, layout=7, rest=b"1234"),
     "a layout that is no JSON": frame(LAYOUT, 1, b"\xff["),
@@ -411,16 +411,16 @@ def test_a_peer_that_lies_is_found_out(lie: str) -> None:
 @pytest.mark.parametrize(
     ("number", "slot_bytes", "size", "make"),
     [
-        (0, SMALLEST_BYTES, SEGMENT_BYTES, _unsealed),
-        (0, SMALLEST_BYTES, SEGMENT_BYTES // 2, _unsealed),
-        (0, SMALLEST_BYTES, 2 * SEGMENT_BYTES, _sealed),
-        (0, 2 * SEGMENT_BYTES, SMALLEST_BYTES, _sealed),
-        (0, 12_345, SMALLEST_BYTES, _sealed),
-        (0, 0, SMALLEST_BYTES, _sealed),
-        (0, SMALLEST_BYTES - 1, SMALLEST_BYTES, _sealed),
-        (1 << 16, SMALLEST_BYTES, SMALLEST_BYTES, _sealed),
-        (0, SMALLEST_BYTES, 0, lambda _: os.open("/dev/null", os.O_RDWR)),
-        (0, SMALLEST_BYTES, 0, lambda _: os.open("/proc/self/exe", os.O_RDONLY)),
+        (0, MIN_SLOT_BYTES, SEGMENT_BYTES, _unsealed),
+        (0, MIN_SLOT_BYTES, SEGMENT_BYTES // 2, _unsealed),
+        (0, MIN_SLOT_BYTES, 2 * SEGMENT_BYTES, _sealed),
+        (0, 2 * SEGMENT_BYTES, MIN_SLOT_BYTES, _sealed),
+        (0, 12_345, MIN_SLOT_BYTES, _sealed),
+        (0, 0, MIN_SLOT_BYTES, _sealed),
+        (0, MIN_SLOT_BYTES - 1, MIN_SLOT_BYTES, _sealed),
+        (1 << 16, MIN_SLOT_BYTES, MIN_SLOT_BYTES, _sealed),
+        (0, MIN_SLOT_BYTES, 0, lambda _: os.open("/dev/null", os.O_RDWR)),
+        (0, MIN_SLOT_BYTES, 0, lambda _: os.open("/proc/self/exe", os.O_RDONLY)),
     ],
 )
 def test_a_segment_that_is_not_what_it_is_said_to_be_is_not_mapped(
@@ -433,7 +433,7 @@ def test_a_segment_that_is_not_what_it_is_said_to_be_is_not_mapped(
 
 
 def test_a_segment_is_announced_once_and_a_slot_released_once() -> None:
-    announced = frame(SEGMENT, 0, struct.pack("<I", SMALLEST_BYTES), count=1)
+    announced = frame(SEGMENT, 0, struct.pack("<I", MIN_SLOT_BYTES), count=1)
     with pytest.raises(WireError):
         fed(announced + announced, _sealed(10), _sealed(10))
 
@@ -448,11 +448,11 @@ def test_a_segment_is_announced_once_and_a_slot_released_once() -> None:
 
 def test_a_slot_has_no_more_than_its_bytes() -> None:
     before = kept()
-    layout = frame(LAYOUT, 1, b'[["u1", [%d]]]' % (SMALLEST_BYTES + 1))
+    layout = frame(LAYOUT, 1, b'[["u1", [%d]]]' % (MIN_SLOT_BYTES + 1))
     for slot in (0, 255, 256, 0xFFFF, 1 << 16):
         tensors = frame(FIRST_KIND, 1, layout=1, rest=struct.pack("<I", slot))
         with pytest.raises(WireError, match="is nowhere"):
-            fed(frame(SEGMENT, 0, struct.pack("<I", SMALLEST_BYTES), count=1) + layout + tensors, _sealed(10))
+            fed(frame(SEGMENT, 0, struct.pack("<I", MIN_SLOT_BYTES), count=1) + layout + tensors, _sealed(10))
     assert kept() == before
 
 

@@ -95,7 +95,7 @@ class FaultyBackend:
     """Outputs: y, where x was (its address, of 64), the process."""
 
     platform = "faulty"
-    described: Mapping[str, Any] = {"said": {"of": "it", "deep": [1, None]}}
+    runtime_metadata: Mapping[str, Any] = {"said": {"of": "it", "deep": [1, None]}}
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._on, self._mark = options.get("on") == "1", options.get("mark", "")

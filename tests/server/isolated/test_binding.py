@@ -259,9 +259,9 @@ class TestTheEndOfAWorker:
         with nothing_left(), faulty() as backend:
             binding = bound(backend)
             binding.acquire_buffers(1, [(1, 1)])[0][...] = 1  # type: ignore[index]
-            send = binding._channel.send_lent
+            send = binding._channel.send_allocated
             monkeypatch.setattr(
-                binding._channel, "send_lent", lambda kind, number, body, lent: send(kind, number + 1, body, lent)
+                binding._channel, "send_allocated", lambda kind, number, body, lent: send(kind, number + 1, body, lent)
             )
             error = raised(binding.run, (0,))
             monkeypatch.undo()

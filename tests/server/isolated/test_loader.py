@@ -16,7 +16,7 @@ from penstock.backends.node import Node
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.spec import WorkerSpec
 from penstock.server.isolated.kinds import read_signature, write_binding
-from penstock.server.isolated.loader import IsolatedLoader, label_of, read_place, with_isolated
+from penstock.server.isolated.loader import IsolatedLoader, label_of, read_worker_spec, with_isolated
 from tests.fakes import FakeBackend, fake_loader
 from tests.processes import lives
 from tests.server.isolated.faulty import Fault
@@ -192,14 +192,14 @@ class TestOptions:
         with pytest.raises(
             InferError, match=f"model 'm': option '{name}' must be a number of at least 0, not '{text}'"
         ):
-            read_place({name: text}, "model 'm'")
+            read_worker_spec({name: text}, "model 'm'")
 
     def test_an_option_of_the_worker_that_is_unknown_is_refused(self) -> None:
         with pytest.raises(InferError, match=r"unknown option 'worker\.memory'"):
-            read_place({"worker.memory": "1"}, "model 'm'")
+            read_worker_spec({"worker.memory": "1"}, "model 'm'")
 
     def test_units_are_as_named(self) -> None:
-        assert read_place({"worker.memory_mb": "1.5", "worker.timeout_s": "0.5"}, "m") == WorkerSpec(
+        assert read_worker_spec({"worker.memory_mb": "1.5", "worker.timeout_s": "0.5"}, "m") == WorkerSpec(
             timeout_s=0.5, memory_bytes=3 << 19
         )
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from penstock.backends.errors import InferError
 from penstock.server.ipc.channel import Channel
-from penstock.server.ipc.refusals import read_error, write_error
+from penstock.server.ipc.errors import read_error, write_error
 from penstock.server.python_models.inside.service import open_service
 from penstock.server.python_models.messages import ANSWER, CALL, CALLED, CANCEL, CONTROL, CONTROLLED, EXECUTE
 from penstock.server.workers.kinds import CLOSE, ERROR, FIRST_TOLD, OPEN, REPLY

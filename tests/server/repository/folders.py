@@ -47,7 +47,7 @@ class FakeEngine:
         self.retired: list[Any] = []
         self.opened: list[tuple[str, int]] = []
         self.asked: list[list[int]] = []
-        self.changed: list[tuple[str, int]] = []
+        self.on_change: list[tuple[str, int]] = []
         self.changes = False
         self.now = self.most = 0
         self.seen: list[dict[str, str]] = []
@@ -76,7 +76,7 @@ class FakeEngine:
         failure = self.failures.get(f"{spec.name}{spec.version}")
         if failure is not None:
             raise failure
-        return FakeChange(self.changed, [*spec.instances]) if self.changes else None
+        return FakeChange(self.on_change, [*spec.instances]) if self.changes else None
 
     def publish(self, name: str, models: Iterable[Any], absent: Iterable[str] = ()) -> asyncio.Task[None]:
         gone = self.served.pop(name, [])

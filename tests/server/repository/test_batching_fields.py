@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from google.protobuf import text_format
 
-from penstock.batching.scheduling.room import queue_rows
+from penstock.batching.scheduling.queue_limits import queue_rows
 from penstock.batching.spec import BatchPolicy, QueuePolicy
 from penstock.server.repository.fields.batching import HOLD_VARIABLE, hold_requests
 from penstock.server.repository.gpus import Gpus

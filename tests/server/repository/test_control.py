@@ -507,7 +507,7 @@ class TestOtherInstances:
             await it.control.load("a")
 
             assert it.engine.opened == [("a", 1)]
-            assert it.engine.changed == [("committed", 3)]
+            assert it.engine.on_change == [("committed", 3)]
             assert it.rows() == ["a 1 READY"]
 
     async def test_a_configuration_that_a_request_brings_is_looked_at_likewise(self, tmp_path: Path) -> None:
@@ -519,7 +519,7 @@ class TestOtherInstances:
             await it.control.load("a")
 
             assert len(it.engine.opened) == 1
-            assert it.engine.changed == [("committed", 2), ("committed", 1)]
+            assert it.engine.on_change == [("committed", 2), ("committed", 1)]
 
     @pytest.mark.parametrize("more", ["", "max_batch_size: 4 dynamic_batching { }"])
     async def test_what_is_reported_with_other_groups_is_what_was_declared_with_them(
@@ -532,7 +532,7 @@ class TestOtherInstances:
             reported = dict(it.repository.config_json(it.engine.served["a"][0]))
             reported["instance_group"][0]["count"] = 2
             await it.control.load("a", json.dumps(reported))
-            assert (len(it.engine.opened), it.engine.changed) == (1, [("committed", 2)])
+            assert (len(it.engine.opened), it.engine.on_change) == (1, [("committed", 2)])
 
             await it.control.load("a", json.dumps(reported | {"metric_tags": {"a": "b"}}))
             assert len(it.engine.opened) == 2
@@ -554,7 +554,7 @@ class TestOtherInstances:
             (tmp_path / "a" / file).write_text(text)
             await it.control.load("a")
 
-            assert it.engine.changed == []
+            assert it.engine.on_change == []
             assert len(it.engine.opened) == 2
 
     async def test_so_it_is_where_the_engine_cannot_keep_it(self, tmp_path: Path) -> None:
@@ -581,12 +581,12 @@ class TestOtherInstances:
             text = "load failed for model 'a': version 2 is at UNAVAILABLE state: no memory;"
             assert await refusal(it.control.load("a")) == (Code.INVALID, text)
 
-            assert it.engine.changed == [("abandoned", 2)]
+            assert it.engine.on_change == [("abandoned", 2)]
             assert it.rows() == ["a 1 READY", "a 2 READY no memory"]
             it.engine.failures.clear()
             await it.control.load("a")
             assert it.rows() == ["a 1 READY", "a 2 READY"]
-            assert it.engine.changed[1:] == [("committed", 2), ("committed", 2)]
+            assert it.engine.on_change[1:] == [("committed", 2), ("committed", 2)]
             assert len(it.engine.opened) == 2
 
     async def test_a_configuration_that_is_wrong_changes_nothing(self, tmp_path: Path) -> None:
@@ -599,7 +599,7 @@ class TestOtherInstances:
             make(tmp_path, a=of(2))
             await it.control.load("a")
 
-            assert it.engine.changed == [("committed", 2)]
+            assert it.engine.on_change == [("committed", 2)]
             assert len(it.engine.opened) == 1
 
     async def test_what_was_unloaded_is_opened(self, tmp_path: Path) -> None:
@@ -622,7 +622,7 @@ class TestOtherInstances:
             await look_twice(it.control)
             await look_twice(it.control)
 
-            assert it.engine.changed == [("committed", 2)]
+            assert it.engine.on_change == [("committed", 2)]
             assert len(it.engine.opened) == 1
 
 

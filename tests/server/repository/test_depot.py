@@ -270,5 +270,5 @@ def test_what_cortex_and_seldon_read_is_read_as_nobody_too_where_nobody_has_a_ke
 ) -> None:
     bucket.keys["one"] = None
 
-    assert "one/config.pbtxt" in StoredModel(ONE).look()
+    assert "one/config.pbtxt" in StoredModel(ONE).list_files()
     assert (Path(Storage.download(ONE, str(tmp_path))) / "one" / "config.pbtxt").read_text() == "one"

@@ -31,7 +31,7 @@ class SeldonStage(Stage):
         super().__init__(service, plan)
         self.counted: list[tuple[Endpoint, bytes]] = []
         self.models = SeldonModels(self)  # type: ignore[arg-type]
-        self.models.count = lambda endpoint, metrics: self.counted.append((endpoint, metrics))
+        self.models.count_metrics = lambda endpoint, metrics: self.counted.append((endpoint, metrics))
 
     def opened(self) -> bytes:
         """Give what the service says of itself."""

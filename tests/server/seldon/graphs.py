@@ -10,9 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from penstock.backends.errors import Code, InferError
-from penstock.server.seldon.graph.nodes import GraphNode, MetaNotes, NodeClass, Predictor
-from penstock.server.seldon.graph.walk import Means, Walk
-from penstock.server.seldon.graph.wires import JsonWire, Message
+from penstock.server.seldon.graph.message_codecs import JsonCodec, Message
+from penstock.server.seldon.graph.nodes import GraphNode, MetaMode, NodeClass, Predictor
+from penstock.server.seldon.graph.walk import Walk, WalkContext
 from penstock.server.seldon.messages import ANSWER, Endpoint
 
 Answers = Callable[[Endpoint, Any], Any]
@@ -76,14 +76,14 @@ class FunctionEngine:
 def walk_of(
     graph: GraphNode,
     models: Mapping[str, Answers],
-    notes: MetaNotes = MetaNotes.NONE,
+    meta_mode: MetaMode = MetaMode.NONE,
     limit_s: float = 0.0,
     seed: int = 1,
 ) -> tuple[Walk, FunctionEngine]:
     """Make a walk through a graph, over JSON."""
     engine = FunctionEngine(models)
-    means = Means(engine, chance=random.Random(seed))  # type: ignore[arg-type]
-    return Walk(means, Predictor("p", graph, notes=notes, rest_limit_s=limit_s), JsonWire()), engine
+    context = WalkContext(engine, rng=random.Random(seed))  # type: ignore[arg-type]
+    return Walk(context, Predictor("p", graph, meta_mode=meta_mode, rest_limit_s=limit_s), JsonCodec()), engine
 
 
 def said(message: Any) -> Message:

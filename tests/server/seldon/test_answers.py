@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.server.seldon.inside.answers import Writer
+from penstock.server.seldon.inside.answers import JsonWriter
 from penstock.server.seldon.inside.component import Component
 
 from .asking import Answer, ask, failed
@@ -119,7 +119,7 @@ def test_numpy_in_a_dict_fails_as_it_did_where_strict_is_on() -> None:
 
 
 def test_a_dataclass_is_written_as_its_fields() -> None:
-    assert Writer({}).write({"p": _Point()}) == b'{"p":{"x":1}}\n'
+    assert JsonWriter({}).write({"p": _Point()}) == b'{"p":{"x":1}}\n'
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_a_dataclass_is_written_as_its_fields() -> None:
     ids=["nothing", "debug", "no debug", "plain", "development", "unsorted", "unicode"],
 )
 def test_flask_is_set_by_the_environment(environ: dict[str, str], body: str) -> None:
-    assert Writer(environ).write({"b": 1, "a": "é"}) == body.encode()
+    assert JsonWriter(environ).write({"b": 1, "a": "é"}) == body.encode()
 
 
 _leaf = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
@@ -146,11 +146,11 @@ _values = st.recursive(_leaf, lambda each: st.lists(each, max_size=4) | st.dicti
 @given(_values)
 def test_any_json_is_written_as_json_does(value: Any) -> None:
     expected = json.dumps(value, sort_keys=True, separators=(",", ":")) + "\n"
-    assert Writer({}).write(value) == expected.encode()
+    assert JsonWriter({}).write(value) == expected.encode()
     names = Component(Returns(None)).class_names(np.zeros((1, 1)))
     message = {"data": {"names": names, "ndarray": [[value]]}, "meta": {}}
     written = json.dumps(message, sort_keys=True, separators=(",", ":")) + "\n"
-    assert Writer({}).write(message) == written.encode()
+    assert JsonWriter({}).write(message) == written.encode()
 
 
 @given(st.lists(st.lists(st.floats(), min_size=3, max_size=3), min_size=1, max_size=4))
@@ -170,20 +170,20 @@ def test_many_numbers_are_written_as_few_are(numbers: Any, kind: str) -> None:
         data = {"names": ["é"], kind: rows if kind == "ndarray" else {"values": rows, "shape": (1, len(numbers))}}
         message = {"data": data, "meta": {"tags": {"b": 1, "a": numbers[:1]}}}
         expected = json.dumps(message, sort_keys=True, separators=(",", ":")) + "\n"
-        assert Writer({}).write(message) == expected.encode()
+        assert JsonWriter({}).write(message) == expected.encode()
 
 
 @pytest.mark.parametrize("number", [9.9e-05, 0.0001, 9999999999999998.0, 1e16, -9.9e-05, -1e16], ids=str)
 def test_many_equal_numbers_are_written_as_one_is(number: float) -> None:
     message = {"data": {"names": [], "ndarray": [number] * 64}, "meta": {}}
-    assert Writer({}).write(message) == (json.dumps(message, separators=(",", ":")) + "\n").encode()
+    assert JsonWriter({}).write(message) == (json.dumps(message, separators=(",", ":")) + "\n").encode()
 
 
 def test_what_could_not_be_written_is_not_kept() -> None:
     class Unwritable:
         pass
 
-    writer, value = Writer({}), Unwritable()
+    writer, value = JsonWriter({}), Unwritable()
     gone = weakref.ref(value)
     with pytest.raises(TypeError, match="not JSON serializable"):
         writer.write({"data": {"names": [[value]], "ndarray": []}, "meta": {}})
@@ -210,11 +210,11 @@ def test_what_could_not_be_written_is_not_kept() -> None:
 )  # fmt: skip
 def test_messages_that_only_look_like_arrays_are_written_whole(message: Any) -> None:
     expected = json.dumps(message, sort_keys=True, separators=(",", ":")) + "\n"
-    assert Writer({}).write(message) == expected.encode()
+    assert JsonWriter({}).write(message) == expected.encode()
 
 
 def test_what_cannot_be_written_leaves_nothing_behind() -> None:
-    writer = Writer({})
+    writer = JsonWriter({})
     names = Component(Returns(None)).class_names(np.zeros((1, 1)))
     rows: Any = [[object()]]
     for _ in range(2):

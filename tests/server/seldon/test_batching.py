@@ -17,7 +17,7 @@ from penstock.batching.model import Model
 from penstock.batching.spec import BatchPolicy
 from penstock.server.carrying.calls import RAW
 from penstock.server.seldon import protos
-from penstock.server.seldon.batching import MOST_FAILURES, Sharing
+from penstock.server.seldon.batching import MAX_FAILURES, Sharing
 from penstock.server.seldon.calls import SeldonCall
 from penstock.server.seldon.inside.service import SeldonInside
 from penstock.server.seldon.messages import (
@@ -104,7 +104,7 @@ def answers(
                 made = (
                     SeldonCall(model, Endpoint.PREDICT, form, body, ledger)
                     if sharing is None
-                    else sharing.call_of(model, Endpoint.PREDICT, form, body, ledger)
+                    else sharing.make_call(model, Endpoint.PREDICT, form, body, ledger)
                 )
                 made.context = turn, number
                 engine.submit(made)
@@ -251,7 +251,9 @@ def test_what_cannot_travel_fails_and_what_comes_after_is_served(monkeypatch: py
         for turn, puid in enumerate(("heavy", "light")):
             for number in range(3):
                 _, body = json_request(data={"ndarray": [[number]]}, meta={"puid": puid})
-                made = stage.models.sharing[model.name].call_of(model, Endpoint.PREDICT, PayloadKind.JSON, body, ledger)
+                made = stage.models.sharing[model.name].make_call(
+                    model, Endpoint.PREDICT, PayloadKind.JSON, body, ledger
+                )
                 made.context = puid, number
                 engine.submit(made)
             await ledger.all((turn + 1) * 3)
@@ -266,11 +268,11 @@ def test_a_component_that_no_batch_leaves_alive_gets_no_more_of_them(monkeypatch
     requests = [json_request(data={"ndarray": [[number]]}) for number in range(4)]
 
     found, service, _ = answers(
-        Doubling(), requests, monkeypatch, shares=True, deadly=b'"rests"', rounds=MOST_FAILURES + 4
+        Doubling(), requests, monkeypatch, shares=True, deadly=b'"envelopes"', rounds=MAX_FAILURES + 4
     )
 
     assert all(b'"ndarray":[[' in reply for reply in found)
-    assert sum(b'"rests"' in ran for ran in service.ran) == MOST_FAILURES
+    assert sum(b'"envelopes"' in ran for ran in service.ran) == MAX_FAILURES
 
 
 class Telling(Doubling):
@@ -294,13 +296,13 @@ class Pooling(Doubling):
 def test_a_batch_that_goes_well_makes_up_for_those_that_did_not() -> None:
     sharing = Sharing(BATCHES, 64)
 
-    for _ in range(MOST_FAILURES - 1):
-        sharing.went(APART)
-    sharing.went(TOGETHER)
-    for _ in range(MOST_FAILURES - 1):
-        sharing.went(APART)
+    for _ in range(MAX_FAILURES - 1):
+        sharing.record_outcome(APART)
+    sharing.record_outcome(TOGETHER)
+    for _ in range(MAX_FAILURES - 1):
+        sharing.record_outcome(APART)
     assert sharing.allowed
-    sharing.went(APART)
+    sharing.record_outcome(APART)
     assert not sharing.allowed
 
 
@@ -317,10 +319,10 @@ def test_a_component_whose_batches_never_go_well_shares_no_more(monkeypatch: pyt
     requests = [json_request(data={"ndarray": [[number]]}) for number in range(2)]
 
     alone, _, _ = answers(Pooling(), requests, monkeypatch, shares=False)
-    shared, service, _ = answers(Pooling(), requests, monkeypatch, shares=True, rounds=MOST_FAILURES + 3)
+    shared, service, _ = answers(Pooling(), requests, monkeypatch, shares=True, rounds=MAX_FAILURES + 3)
 
     assert shared == alone
-    assert service.kinds.count(ROWS) == MOST_FAILURES
+    assert service.kinds.count(ROWS) == MAX_FAILURES
 
 
 class Shaped:
@@ -349,7 +351,7 @@ class Shaped:
 def test_only_rows_of_numbers_share(message: dict[str, Any], shared: bool) -> None:
     body = json.dumps(message).encode()
 
-    made = Sharing(BATCHES, 4).call_of(Shaped(), Endpoint.PREDICT, PayloadKind.JSON, body, Ledger())  # type: ignore[arg-type]
+    made = Sharing(BATCHES, 4).make_call(Shaped(), Endpoint.PREDICT, PayloadKind.JSON, body, Ledger())  # type: ignore[arg-type]
 
     assert (made.key != RAW) == shared
     assert made.body == bytes((Endpoint.PREDICT, PayloadKind.JSON)) + body
@@ -357,7 +359,7 @@ def test_only_rows_of_numbers_share(message: dict[str, Any], shared: bool) -> No
 
 def key_of(sharing: Sharing, **message: Any) -> Any:
     body = json.dumps(message).encode()
-    return sharing.call_of(Shaped(), Endpoint.PREDICT, PayloadKind.JSON, body, Ledger()).key  # type: ignore[arg-type]
+    return sharing.make_call(Shaped(), Endpoint.PREDICT, PayloadKind.JSON, body, Ledger()).key  # type: ignore[arg-type]
 
 
 def test_what_differs_in_more_than_rows_shares_nothing() -> None:
@@ -386,7 +388,7 @@ def test_other_calls_than_predict_travel_as_they_came() -> None:
     sharing = Sharing(BATCHES, 4)
 
     for endpoint in (Endpoint.TRANSFORM_INPUT, Endpoint.ROUTE, Endpoint.FEEDBACK):
-        assert sharing.call_of(Shaped(), endpoint, PayloadKind.JSON, body, Ledger()).key == RAW  # type: ignore[arg-type]
+        assert sharing.make_call(Shaped(), endpoint, PayloadKind.JSON, body, Ledger()).key == RAW  # type: ignore[arg-type]
 
 
 def test_metrics_are_counted_for_each_call(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,7 +158,7 @@ def test_a_method_finds_its_request_in_flask_and_the_headers_that_the_server_has
         "headers": [["x-tenant", "acme"], ["content-type", "application/json"], ["content-length", "7"]],
     }  # fmt: skip
     service = inside(Looking())
-    assert service.description.looks
+    assert service.description.reads_request
     call = (
         bytes((Endpoint.PREDICT, PayloadKind.HTTP)) + json.dumps(told).encode() + b"\n" + b'{"data": {"ndarray": [1]}}'
     )
@@ -194,4 +194,4 @@ def test_a_module_that_loads_itself_when_it_is_asked_is_not_asked(
     monkeypatch.setitem(sys.modules, "lazy", Lazy("lazy"))
     monkeypatch.chdir(tmp_path)
 
-    assert not inside(Looking()).description.looks
+    assert not inside(Looking()).description.reads_request

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.server import cli
-from penstock.server.seldon.command import NAME, SeldonCommand, ask, run
+from penstock.server.seldon.command import NAME, SeldonCommand, parse_command, run
 from penstock.server.settings import SettingError, Settings
 
 NONE = Path("/nowhere/annotations")
@@ -39,7 +39,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 def asked(*words: str, environ: dict[str, str] | None = None, annotations: Path = NONE) -> SeldonCommand:
-    return ask(["Ident", *words], environ or {}, FOLDER, annotations)
+    return parse_command(["Ident", *words], environ or {}, FOLDER, annotations)
 
 
 def wanted(**others: Any) -> Settings:
@@ -51,7 +51,7 @@ def test_a_name_alone_is_served_where_the_original_served_it() -> None:
 
 
 def test_the_component_may_be_in_a_module_of_a_package() -> None:
-    assert ask(["pkg.mod.Class"], {}, FOLDER, NONE).settings == wanted(seldon_component="pkg.mod.Class")
+    assert parse_command(["pkg.mod.Class"], {}, FOLDER, NONE).settings == wanted(seldon_component="pkg.mod.Class")
 
 
 ARGUMENTS: dict[str, tuple[list[str], dict[str, Any]]] = {
@@ -192,7 +192,7 @@ def test_wrong_arguments_end_the_program_as_they_did(
 
 def test_a_name_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        ask([], {}, FOLDER, NONE)
+        parse_command([], {}, FOLDER, NONE)
 
     assert ended.value.code == 2
     assert "the following arguments are required: interface_name" in capsys.readouterr().err

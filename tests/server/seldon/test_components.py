@@ -84,7 +84,7 @@ def test_of_two_components_neither_is_chosen(folder: Path) -> None:
     (folder / "Other.py").write_text(CLASS.format("Other"))
 
     (mistake,) = mistakes_of(components_of(folder))
-    assert mistake.startswith("which component? Say --seldon-component Name")
+    assert mistake.startswith("no component is named: pass --seldon-component Name")
     assert mistake.endswith("; here are Ident.py, Other.py")
 
 
@@ -121,7 +121,7 @@ def test_a_path_that_is_no_component_is_told(folder: Path, name: str, text: str)
 def test_there_is_one_path(folder: Path) -> None:
     wrong = Components(Settings(model_repository=(str(folder), "other"), dialect="seldon"), {}).invalid_path()
 
-    assert str(wrong) == "other: there is one PATH to a component; several are served as a graph"
+    assert str(wrong) == "other: a component has a single PATH; to serve several components, use a graph"
 
 
 def test_a_component_is_not_elsewhere() -> None:
@@ -275,7 +275,7 @@ def test_a_component_takes_no_configuration(folder: Path) -> None:
     entry, _ = repository_of(folder).read("Ident", config=object())
 
     assert entry is not None
-    assert [finding.message for finding in entry.findings] == ["takes no configuration: its class says it"]
+    assert [finding.message for finding in entry.findings] == ["takes no configuration: its class defines it"]
 
 
 @pytest.mark.parametrize("path", ["", "Ident.py"])
@@ -359,7 +359,7 @@ def test_check_finds_what_workers_lack(folder: Path) -> None:
     )
 
     assert [str(finding) for finding in report.findings] == [
-        "/nowhere/python: --seldon-interpreter: is not there, or may not be run",
+        "/nowhere/python: --seldon-interpreter: not found, or not executable",
         f"{folder / 'nope.txt'}: --seldon-requirements: no such file or folder",
     ]
 

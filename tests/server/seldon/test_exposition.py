@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.server.seldon.exposition import EDGES, MOST_SERIES, Exposition
+from penstock.server.seldon.exposition import EDGES, MAX_SERIES, Exposition
 from penstock.server.seldon.messages import Endpoint
 
 NONE = "NOT_IMPLEMENTED"
@@ -263,15 +263,15 @@ def test_components_have_labels_of_their_own_on_one_page() -> None:
 
 def test_labels_without_end_are_left_out_and_the_series_that_there_are_go_on(caplog: pytest.LogCaptureFixture) -> None:
     exposition = Exposition({})
-    for user in range(MOST_SERIES + 2):
+    for user in range(MAX_SERIES + 2):
         exposition.add(Endpoint.PREDICT, said(["asked", "COUNTER", 1, {"user": str(user)}]))
     exposition.add(Endpoint.PREDICT, said(["asked", "COUNTER", 1, {"user": "0"}], ["more", "GAUGE", 1, None]))
     lines = page_of(exposition).splitlines()
 
-    assert len(lines) == MOST_SERIES + 2
+    assert len(lines) == MAX_SERIES + 2
     assert [line.rpartition(" ")[2] for line in lines if 'user="0"' in line] == ["2.0"]
     assert [record.getMessage() for record in caplog.records] == [
-        f"metric '{name}' is left out: there are {MOST_SERIES} series already" for name in ("asked", "more")
+        f"metric '{name}' is left out: there are {MAX_SERIES} series already" for name in ("asked", "more")
     ]
 
 

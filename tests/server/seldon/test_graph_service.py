@@ -13,9 +13,9 @@ from penstock.server.http.limits import Limits
 from penstock.server.http.service import HttpShared
 from penstock.server.seldon.exposition import Exposition
 from penstock.server.seldon.graph.graph import Graph
+from penstock.server.seldon.graph.message_codecs import JsonCodec, Message, MessageCodec, ProtoCodec
 from penstock.server.seldon.graph.nodes import Deployment, Predictor
 from penstock.server.seldon.graph.service import GraphService
-from penstock.server.seldon.graph.wires import JsonWire, Message, MessageCodec, ProtoWire
 from tests.server.http.lane import Lane, Own, run, turns
 
 from .graphs import AnsweredError, Answers, FunctionEngine, Never, node
@@ -27,7 +27,7 @@ def graph_of(models: dict[str, Answers], *predictors: Predictor) -> Graph:
     """Make what a server has of a graph."""
     deployment = Deployment(Path("graph.yaml"), "d", predictors=predictors)
     repository: Any = SimpleNamespace(deployment=deployment, served=deployment)
-    said: Any = SimpleNamespace(described={}, sharing={})
+    said: Any = SimpleNamespace(descriptions={}, sharing={})
     engine: Any = FunctionEngine(models)
     return Graph(engine, repository, said, Exposition({}))
 
@@ -58,14 +58,14 @@ def test_a_node_that_fails_with_any_status_leaves_the_next_answer_whole(status: 
     run(main)
 
 
-@pytest.mark.parametrize(("wire", "waits"), [(JsonWire(), True), (ProtoWire(), False)])
-def test_a_shadow_may_take_as_long_as_a_call_of_its_own_protocol(wire: MessageCodec, waits: bool) -> None:
+@pytest.mark.parametrize(("codec", "waits"), [(JsonCodec(), True), (ProtoCodec(), False)])
+def test_a_shadow_may_take_as_long_as_a_call_of_its_own_protocol(codec: MessageCodec, waits: bool) -> None:
     async def main() -> None:
         shadow = Predictor("s", node("m"), shadow=True, rest_limit_s=0.0, grpc_limit_s=1e-9)
         graph = graph_of({"m": lambda *_: Never}, shadow)
-        graph.shadow(Message(b"{}"), "id", wire)
+        graph.shadow(Message(b"{}"), "id", codec)
         await turns()
-        engine: Any = graph.means.engine
+        engine: Any = graph.context.engine
 
         assert (len(engine.asked), engine.cancelled) == (1, [] if waits else ["m"])
 

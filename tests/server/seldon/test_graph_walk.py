@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from penstock.backends.errors import Code, InferError
-from penstock.server.seldon.graph.nodes import GraphNode, MetaNotes
+from penstock.server.seldon.graph.message_codecs import GraphError
+from penstock.server.seldon.graph.nodes import GraphNode, MetaMode
 from penstock.server.seldon.graph.walk import NodeFailed
-from penstock.server.seldon.graph.wires import GraphError
 
 from .graphs import AnsweredError, Answers, Never, heard, node, said, walk_of
 
@@ -42,9 +42,9 @@ def asked_of(engine: Any) -> list[str]:
 
 
 def predict(
-    graph: GraphNode, models: dict[str, Answers], notes: MetaNotes = MetaNotes.NONE, message: Any = ASKED
+    graph: GraphNode, models: dict[str, Answers], meta_mode: MetaMode = MetaMode.NONE, message: Any = ASKED
 ) -> tuple[Any, Any]:
-    walk, engine = walk_of(graph, models, notes)
+    walk, engine = walk_of(graph, models, meta_mode)
     return heard(asyncio.run(walk.predict(said(message), "id"))), engine
 
 
@@ -129,12 +129,12 @@ def test_minus_two_gives_the_message_back() -> None:
 @pytest.mark.parametrize("route", [2, -3])
 def test_a_child_that_is_not_there_is_a_mistake_of_the_router(route: int) -> None:
     graph = node("r", "ROUTER", node("a"), node("b"))
-    with pytest.raises(GraphError, match=f"node 'r' chose child {route}, and has 2"):
+    with pytest.raises(GraphError, match=f"node 'r' chose child {route}, but has 2 children"):
         predict(graph, {"r": choosing(route)})
 
 
 def test_what_is_no_route_is_a_mistake_of_the_router() -> None:
-    with pytest.raises(GraphError, match="no route can be read"):
+    with pytest.raises(GraphError, match=r"the router.s answer has no route"):
         predict(node("r", "ROUTER", node("a")), {"r": lambda *_: {"data": {"ndarray": []}}})
 
 
@@ -147,7 +147,7 @@ def test_numbers_go_through_as_they_were_written() -> None:
 
     graph = node("t", "TRANSFORMER", node("m"))
     exact = {"data": {"ndarray": [[1, 1.0, 9007199254740993, 18446744073709551617, 0.1]]}}
-    answer, _ = predict(graph, {"t": keep, "m": keep}, MetaNotes.ALL, exact)
+    answer, _ = predict(graph, {"t": keep, "m": keep}, MetaMode.ALL, exact)
     assert [repr(each) for each in answer["data"]["ndarray"][0]] == [
         "1", "1.0", "9007199254740993", "18446744073709551617", "0.1",
     ]  # fmt: skip
@@ -161,13 +161,13 @@ def test_an_answer_says_nothing_of_its_way_unless_asked_for() -> None:
 def test_an_answer_may_say_where_it_went() -> None:
     graph = node("r", "ROUTER", node("a"), node("c", "COMBINER", node("x"), node("y")))
     models = {"r": choosing(1), "c": summing, "x": adding(1), "y": adding(1)}
-    answer, _ = predict(graph, models, MetaNotes.ROUTING)
+    answer, _ = predict(graph, models, MetaMode.ROUTING)
     assert answer["meta"] == {"routing": {"x": -1, "y": -1, "c": -1, "r": 1}}
 
 
 def test_an_answer_may_say_all() -> None:
     graph = node("r", "ROUTER", node("a", image="reg/a:1"), node("b"))
-    answer, _ = predict(graph, {"r": choosing(0), "a": adding(1)}, MetaNotes.ALL)
+    answer, _ = predict(graph, {"r": choosing(0), "a": adding(1)}, MetaMode.ALL)
     assert answer["meta"] == {
         "puid": "id",
         "requestPath": {"a": "reg/a:1", "r": "NOT_IMPLEMENTED:NOT_IMPLEMENTED"},
@@ -177,7 +177,7 @@ def test_an_answer_may_say_all() -> None:
 
 def test_a_nodes_own_id_and_path_stay() -> None:
     meta = {"puid": "own", "requestPath": {"m": "img:2"}, "tags": {"a": 1}}
-    answer, _ = predict(node("m"), {"m": lambda *_: {"strData": "x", "meta": meta}}, MetaNotes.ALL)
+    answer, _ = predict(node("m"), {"m": lambda *_: {"strData": "x", "meta": meta}}, MetaMode.ALL)
     assert answer["meta"] == {**meta, "routing": {"m": -1}}
 
 
@@ -190,7 +190,7 @@ def test_a_failing_nodes_answer_is_the_answer() -> None:
 
 
 def test_a_failing_routers_answer_is_told_of() -> None:
-    with pytest.raises(GraphError, match="node 'r' could not say where to go: a teapot") as caught:
+    with pytest.raises(GraphError, match="node 'r' did not choose a child: a teapot") as caught:
         predict(node("r", "ROUTER", node("a")), {"r": failing})
     assert caught.value.status == 418
 
@@ -199,7 +199,7 @@ def test_a_router_that_answers_as_no_error_has_failed_all_the_same() -> None:
     def partly(endpoint: Any, message: Any) -> Any:
         raise AnsweredError(203, "by hearsay")
 
-    with pytest.raises(GraphError, match="could not say where to go: by hearsay") as caught:
+    with pytest.raises(GraphError, match="did not choose a child: by hearsay") as caught:
         predict(node("r", "ROUTER", node("a")), {"r": partly})
     assert caught.value.status == 500
 
@@ -229,7 +229,7 @@ def test_a_node_that_dies_fails_its_request() -> None:
 
 def test_a_node_that_is_silent_for_too_long_is_taken_back() -> None:
     walk, engine = walk_of(node("m"), {"m": lambda *_: Never}, limit_s=0.001)
-    with pytest.raises(GraphError, match=r"node 'm' has not answered within 0\.001 s"):
+    with pytest.raises(GraphError, match=r"node 'm' did not answer within 0\.001 s"):
         asyncio.run(walk.predict(said(ASKED), "id"))
     assert engine.cancelled == ["m"]
 
@@ -322,7 +322,7 @@ def test_an_ab_test_goes_to_its_first_child_as_often_as_it_says() -> None:
 
 def test_feedback_of_an_ab_test_goes_to_the_branch_that_answered() -> None:
     graph = node("ab", "", node("a"), node("b"), implementation="RANDOM_ABTEST")
-    answer, _ = predict(graph, {"a": adding(1), "b": adding(2)}, MetaNotes.ROUTING)
+    answer, _ = predict(graph, {"a": adding(1), "b": adding(2)}, MetaMode.ROUTING)
     branch = answer["meta"]["routing"]["ab"]
     _, engine = feedback(graph, {"a": content, "b": content}, {"response": answer, "reward": 1.0})
     assert asked_of(engine) == ["ab"[branch] + " feedback"]
@@ -348,7 +348,7 @@ def test_the_average_of_two_models_keeps_how_the_first_writes_it_and_what_both_s
 @pytest.mark.parametrize(
     ("other", "why"),
     [
-        ({"data": {"ndarray": [[1], [2]]}}, "of one shape"),
+        ({"data": {"ndarray": [[1], [2]]}}, "of the same shape"),
         ({"data": {"ndarray": [1]}}, "two dimensions"),
         ({"data": {"ndarray": [["a"]]}}, "arrays of numbers"),
         ({"strData": "a"}, "arrays of numbers"),

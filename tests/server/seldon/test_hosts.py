@@ -21,13 +21,13 @@ def test_what_a_new_worker_says_of_the_component_is_told(monkeypatch: pytest.Mon
     ledger = Ledger()
 
     async def scene(engine: Engine, model: Model) -> None:
-        assert stage.models.described[model.name].health == ""
+        assert stage.models.descriptions[model.name].health == ""
         echo.description = ComponentDescription(health="changed")
         engine.submit(stage.call(model, "die", ledger))
         await ledger.all(1)
         engine.submit(stage.call(model, "after", ledger))
         await ledger.all(2)
-        assert stage.models.described[model.name].health == "changed"
+        assert stage.models.descriptions[model.name].health == "changed"
 
     stage.run(monkeypatch, scene)
 
@@ -41,6 +41,6 @@ def test_what_a_version_that_cannot_be_opened_has_said_is_not_told(monkeypatch: 
         echo.description = ComponentDescription(health="of what is not served")
         with pytest.raises(InferError, match="does not start"):
             await engine.load(replace(model.spec, instances=(InstanceGroup(2),)))
-        assert stage.models.described[model.name].health == ""
+        assert stage.models.descriptions[model.name].health == ""
 
     stage.run(monkeypatch, scene, workers=2)

@@ -100,7 +100,7 @@ def test_load_may_fail_as_if_it_were_not_there_and_that_is_told(error: Exception
 
     with caplog.at_level(logging.WARNING, "seldon_core"):
         assert ask(Loads(), {"strData": "a"}).status == 200
-    assert "load() has failed" in caplog.text
+    assert "load() failed" in caplog.text
     assert str(error) in caplog.text
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from penstock.server.seldon.graph.message_codecs import JsonCodec, MessageCodec, ProtoCodec
 from penstock.server.seldon.graph.nodes import Predictor
-from penstock.server.seldon.graph.walk import Means, NodeFailed, Walk
-from penstock.server.seldon.graph.wires import JsonWire, MessageCodec, ProtoWire
-from penstock.server.seldon.inside.answers import reply
+from penstock.server.seldon.graph.walk import NodeFailed, Walk, WalkContext
+from penstock.server.seldon.inside.answers import encode_reply
 from penstock.server.seldon.inside.component import Component
 from penstock.server.seldon.messages import Endpoint, read_answer
 
@@ -26,7 +26,7 @@ def replied(status: int, *, recorded: list[Any], lines: bytes) -> bytes:
     """Give a reply as a worker writes it."""
     component = Component(object())
     component.recorded = recorded
-    return reply(component, status, b"{}", lines)
+    return encode_reply(component, status, b"{}", lines)
 
 
 @pytest.mark.parametrize("lines", [b"", LINES], ids=["no lines", "lines"])
@@ -39,9 +39,9 @@ def test_an_answer_has_its_parts_back(recorded: list[Any], lines: bytes) -> None
 
 
 @pytest.mark.parametrize("lines", [b"", LINES], ids=["no lines", "lines"])
-@pytest.mark.parametrize(("wire", "status"), [(JsonWire(), 203), (ProtoWire(), 2)], ids=["json", "proto"])
+@pytest.mark.parametrize(("codec", "status"), [(JsonCodec(), 203), (ProtoCodec(), 2)], ids=["json", "proto"])
 def test_a_node_that_answers_otherwise_has_failed_and_what_it_says_is_told_apart(
-    wire: MessageCodec, status: int, lines: bytes
+    codec: MessageCodec, status: int, lines: bytes
 ) -> None:
     counted = []
 
@@ -52,10 +52,12 @@ def test_a_node_that_answers_otherwise_has_failed_and_what_it_says_is_told_apart
     engine: Any = SimpleNamespace(
         submit=submit, cancel=lambda call: None, model=lambda name: SimpleNamespace(name=name, healthy=True)
     )
-    means = Means(engine, tell=lambda model, endpoint, metrics: counted.append((model, endpoint, json.loads(metrics))))
+    context = WalkContext(
+        engine, report_metrics=lambda model, endpoint, metrics: counted.append((model, endpoint, json.loads(metrics)))
+    )
 
     with pytest.raises(NodeFailed) as failed:
-        asyncio.run(Walk(means, Predictor("p", node("m")), wire).predict(said({}), "id"))
+        asyncio.run(Walk(context, Predictor("p", node("m")), codec).predict(said({}), "id"))
 
     assert counted == [("m", Endpoint.PREDICT, [COUNTED])]
     message = failed.value.message

@@ -13,10 +13,10 @@ from penstock.server.seldon.paths import (
     OPTIONS,
     PING,
     Purpose,
-    is_ours,
+    is_penstock_path,
     methods_of,
-    parted,
     purpose_of,
+    split_target,
 )
 
 CALLED = {
@@ -110,14 +110,14 @@ def test_or_without_them() -> None:
     ],
 )
 def test_a_target_has_a_path_and_a_query(target: bytes, query: bytes, found: tuple[bytes, bytes]) -> None:
-    assert parted(target, query) == found
+    assert split_target(target, query) == found
 
 
 @pytest.mark.parametrize("path", [b"/v2", b"/v2/models/m/infer", b"/docs", b"/openapi.json", b"/metrics"])
 def test_our_own_paths_stay_ours(path: bytes) -> None:
-    assert is_ours(path)
+    assert is_penstock_path(path)
 
 
 @pytest.mark.parametrize("path", [*sorted((*CALLED, *POSTED, *READ)), b"/", b"/v2x", b"/metricsx", b"/static/v2"])
 def test_and_hide_none_of_the_original(path: bytes) -> None:
-    assert not is_ours(path)
+    assert not is_penstock_path(path)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.server.seldon.inside.payloads import datadef, loads, parts
+from penstock.server.seldon.inside.payloads import datadef, loads, split_message
 from penstock.server.seldon.messages import Endpoint
 
 from .asking import ask, asked, inside
@@ -51,7 +51,7 @@ def test_what_user_code_gets(message: Any, said: list[str]) -> None:
 
 
 def test_data_comes_before_all_else() -> None:
-    taken = parts({"binData": "MTIz", "strData": "s", "jsonData": 1, "data": {"ndarray": [1]}})
+    taken = split_message({"binData": "MTIz", "strData": "s", "jsonData": 1, "data": {"ndarray": [1]}})
     assert (taken[0].tolist(), taken[3]) == ([1], "data")
 
 
@@ -60,7 +60,7 @@ def test_data_comes_before_all_else() -> None:
 def test_arrays_come_back_as_they_were_written(kind: str, rows: Any) -> None:
     array = np.array(rows)
     message = {"data": json.loads(json.dumps(datadef(kind, array, ["a", "b"])))}
-    features, meta, said, _ = parts(message)
+    features, meta, said, _ = split_message(message)
     np.testing.assert_array_equal(features, array)
     assert (features.dtype, meta, said["names"]) == (array.dtype, None, ["a", "b"])
 
@@ -68,7 +68,7 @@ def test_arrays_come_back_as_they_were_written(kind: str, rows: Any) -> None:
 def test_a_tensor_of_tensorflow_needs_no_tensorflow() -> None:
     array = np.array([[1.5, 2.0]])
     message = {"data": datadef("tftensor", array, [])}
-    np.testing.assert_array_equal(parts(message)[0], array)
+    np.testing.assert_array_equal(split_message(message)[0], array)
 
 
 class Everything:

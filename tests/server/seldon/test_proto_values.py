@@ -283,6 +283,6 @@ def test_a_payload_is_what_is_there() -> None:
 
 
 def test_the_shortest_digits_of_a_float32_are_found() -> None:
-    assert [proto_values.shortest(each) for each in (0.10000000149011612, 16777216.0, math.inf)] == [
+    assert [proto_values.shortest_float(each) for each in (0.10000000149011612, 16777216.0, math.inf)] == [
         0.1, 16777216.0, math.inf,
     ]  # fmt: skip

@@ -13,13 +13,13 @@ from google.protobuf.any_pb2 import Any as AnyMessage
 
 from penstock.server.seldon.inside import protobuf
 from penstock.server.seldon.inside.component import Component
-from penstock.server.seldon.inside.originals import (
+from penstock.server.seldon.inside.proto_bytes import pb
+from penstock.server.seldon.inside.seldon_core_classes import (
     SeldonComponent,
     SeldonMicroserviceException,
     SeldonNotImplementedError,
     SeldonResponse,
 )
-from penstock.server.seldon.inside.proto_bytes import pb
 from penstock.server.seldon.messages import Endpoint, read_answer
 
 CALLING = "Exception calling application: "
@@ -336,7 +336,7 @@ def test_an_exception_without_a_text_is_told_as_grpcio_told_it() -> None:
             raise ValueError
 
     for strict in (True, False):
-        assert protobuf.failed(WithoutATextError(), strict=strict) == (
+        assert protobuf.grpc_error(WithoutATextError(), strict=strict) == (
             UNKNOWN, "Calling application raised unprintable Exception!",
         )  # fmt: skip
 
@@ -401,7 +401,7 @@ def test_payloads_that_cannot_be_read_are_the_clients_fault_where_they_are_mappe
 
 
 def test_what_is_no_text_cannot_be_read_whichever_protobuf_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protobuf, "_READ", [bytes.decode] * len(Endpoint))
+    monkeypatch.setattr(protobuf, "_PARSERS", [bytes.decode] * len(Endpoint))
     assert ask(Ident(), b"\xff").error == (INTERNAL, "Exception deserializing request!")
 
 
@@ -427,8 +427,8 @@ def test_more_results_are_taken_of_a_component_that_is_not_strict(result: Any, s
 
 def test_a_call_that_has_run_with_others_is_finished_alone() -> None:
     component = Component(giving(None, tags=lambda self: {"a": 1}))
-    reply = protobuf.answered(component, Endpoint.PREDICT, tensor(1, puid="p"), np.ones((1, 1)), {}, [])
+    reply = protobuf.finish(component, Endpoint.PREDICT, tensor(1, puid="p"), np.ones((1, 1)), {}, [])
     said = json_format.MessageToDict(pb.SeldonMessage.FromString(read_answer(reply)[3]))
     assert said["meta"] == {"puid": "p", "tags": {"a": 1.0}}
-    failed = protobuf.answered(component, Endpoint.PREDICT, tensor(1), 1.5, {}, [])
+    failed = protobuf.finish(component, Endpoint.PREDICT, tensor(1), 1.5, {}, [])
     assert read_answer(failed)[0] == UNKNOWN

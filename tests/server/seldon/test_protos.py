@@ -147,7 +147,7 @@ SERVICES = {
 
 @pytest.mark.parametrize("name", DIGESTS)
 def test_each_file_is_described_as_the_original_describes_it(name: str) -> None:
-    described = {file.name: file for file in (protos.described(), *protos.tensorflow_described())}
+    described = {file.name: file for file in (protos.file_proto(), *protos.tensorflow_protos())}
 
     assert hashlib.sha256(described[name].SerializeToString()).hexdigest()[:32] == DIGESTS[name]
 
@@ -169,12 +169,12 @@ def test_the_original_s_bytes_are_read(name: str) -> None:
 
 def test_every_message_is_recorded() -> None:
     assert {kind for kind, _, _ in RECORDED.values()} | {"DefaultData", "Metric", "SeldonMessageMetadata"} == set(
-        protos.registered().message_types_by_name
+        protos.registered_file().message_types_by_name
     )
 
 
 def test_the_services_have_their_methods() -> None:
-    services = protos.registered().services_by_name
+    services = protos.registered_file().services_by_name
 
     assert {name: [method.name for method in service.methods] for name, service in services.items()} == SERVICES
 
@@ -225,7 +225,7 @@ def _generated(folder: Path) -> None:
     place.mkdir(parents=True)
     for each in (place, place.parent, place.parent.parent):
         (each / "__init__.py").write_text("")
-    for file in protos.tensorflow_described():
+    for file in protos.tensorflow_protos():
         stem = Path(file.name).stem
         if stem == "tensor":
             file.message_type[0].field.add(
@@ -249,7 +249,7 @@ print([field.name for field in message.data.tftensor.DESCRIPTOR.fields][-1])
 def test_a_tensorflow_with_other_fields_is_imported_before_or_after(tmp_path: Path, first: str) -> None:
     _generated(tmp_path)
     lines = {
-        "protos": "from penstock.server.seldon import protos; protos.registered()",
+        "protos": "from penstock.server.seldon import protos; protos.registered_file()",
         "tensorflow": "from tensorflow.core.framework import tensor_pb2",
     }
     order = [lines[first], *(line for name, line in lines.items() if name != first)]

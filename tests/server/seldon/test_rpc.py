@@ -30,7 +30,7 @@ class FakeModels:
     """What loading.py keeps of the components."""
 
     def __init__(self, metadata: dict[str, Any] | None) -> None:
-        self.described = {"m": ComponentDescription(metadata=metadata)}
+        self.descriptions = {"m": ComponentDescription(metadata=metadata)}
         self.sharing: dict[str, Any] = {}
 
 
@@ -76,7 +76,7 @@ class FakeSharing:
     def __init__(self) -> None:
         self.made = 0
 
-    def call_of(self, *said: Any) -> SeldonCall:
+    def make_call(self, *said: Any) -> SeldonCall:
         self.made += 1
         return SeldonCall(*said)
 

@@ -88,8 +88,8 @@ class Served(Lane):
 
     def __init__(self, *, strict: bool = True, restricted: RestrictedApis | None = None) -> None:
         self.engine, self.counted = SeldonEngine(), Counted()
-        self.described = {"m": ComponentDescription(METADATA, '{"meta":{},"strData":"healthy"}\n', page="{...}\n")}
-        self.models = SimpleNamespace(described=self.described, sharing={})
+        self.descriptions = {"m": ComponentDescription(METADATA, '{"meta":{},"strData":"healthy"}\n', page="{...}\n")}
+        self.models = SimpleNamespace(descriptions=self.descriptions, sharing={})
         settings = Settings(model_repository=("x",), dialect="seldon", seldon_strict=strict)
         current = CurrentComponent(cast(Any, self.engine), lambda: "m", cast(Any, self.models))
         self.service = SeldonService(cast(Any, self.engine), current, cast(Any, self.counted), OwnV2(), settings)
@@ -437,7 +437,7 @@ class TestPages:
     def test_one_that_does_is_asked(self) -> None:
         async def main() -> None:
             served = Served()
-            served.described["m"] = ComponentDescription()
+            served.descriptions["m"] = ComponentDescription()
             call = await served.sent(asked("/health/status", method="GET"))
 
             assert (call.endpoint, call.body[0]) == (Endpoint.HEALTH, Endpoint.HEALTH)
@@ -461,11 +461,11 @@ class TestPages:
             served = Served()
             raw = asked(path, method="GET")
             assert (await served.one(raw)).body == b"{...}\n"
-            served.described["m"] = ComponentDescription(None)
+            served.descriptions["m"] = ComponentDescription(None)
             answer = await served.one(raw)
             assert answer.status == 500
             assert answer.body == pages.failure("Model metadata unavailable", "MICROSERVICE_BAD_METADATA")
-            served.described.clear()
+            served.descriptions.clear()
             assert (await served.one(raw)).status == 503
 
         run(main)

@@ -173,9 +173,9 @@ def test_the_original_is_used_where_it_is_installed(tmp_path: Path) -> None:
         "class SeldonResponse: pass\n"
     )
     program = """
-from penstock.server.seldon.inside import originals
+from penstock.server.seldon.inside import seldon_core_classes
 import seldon_core
-print(seldon_core.__version__, originals.SeldonComponent.own)
+print(seldon_core.__version__, seldon_core_classes.SeldonComponent.own)
 """
 
     assert _run(program, tmp_path, PYTHONPATH=str(site)) == "1.18.2 True"

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from penstock.server.fronts.spreading import ConnectionSpread
+from penstock.server.fronts.connection_spread import ConnectionSpread
 from penstock.server.ipc.link import Link
 from penstock.server.ipc.wire import Message
 from penstock.server.listening.listener import Port
@@ -73,16 +73,16 @@ class FakePort(Port):
 
 
 class Front:
-    def __init__(self, settings: Settings, told: SupervisorLink, assigned: Mapping[str, Any]) -> None:
-        self.told = told
+    def __init__(self, settings: Settings, supervisor: SupervisorLink, assignment: Mapping[str, Any]) -> None:
+        self.supervisor = supervisor
         self.port = FakePort(self, settings.http_port)
         self.asked: dict[int, tuple[Line, bytes]] = {}
         self.last = 0
         self.link: Link | None = None
         self.placed = asyncio.Event()
-        assert told.board is not None
-        self.spread = ConnectionSpread.of(*told.board)
-        self.spread.join((self.port, None))
+        assert supervisor.board is not None
+        self.spread = ConnectionSpread.of(*supervisor.board)
+        self.spread.balance((self.port, None))
 
     def ask(self, connection: Line, line: bytes) -> None:
         if self.link is None or not self.placed.is_set():
@@ -109,18 +109,18 @@ class Front:
         asked, self.asked = self.asked, {}
         for connection, line in asked.values():
             connection.answered(line, "503")
-        self.told.unlinked()
+        self.supervisor.report_disconnect()
 
-    def counted(self, counts: Mapping[str, Any]) -> None: ...
+    def update_counts(self, counts: Mapping[str, Any]) -> None: ...
 
-    def kept(self, key: str) -> None: ...
+    def on_saved_change(self, key: str) -> None: ...
 
-    def hurry(self) -> None: ...
+    def flush(self) -> None: ...
 
-    def meet(self, place: int, sock: socket.socket) -> None:
-        self.spread.meet(place, sock)
+    def add_neighbor(self, slot: int, sock: socket.socket) -> None:
+        self.spread.add_neighbor(slot, sock)
 
-    async def answer(self) -> None:
+    async def listen(self) -> None:
         await self.port.open()
         self.spread.open()
 
@@ -129,7 +129,7 @@ class Front:
         return {}
 
     async def drain(self, *, last: bool) -> int:
-        self.spread.leave()
+        self.spread.stop_accepting()
         await self.port.stop_accepting()
         self.spread.finish()
         return await self.port.drain(asyncio.get_running_loop().time() + 5)
@@ -144,17 +144,17 @@ class Front:
 class Held(Front):
     """A front end that is held as soon as it listens, as by the collector."""
 
-    async def answer(self) -> None:
-        await super().answer()
+    async def listen(self) -> None:
+        await super().listen()
         threading.Event().wait()
 
 
 class Engine:
-    def __init__(self, settings: Settings, told: SupervisorLink, assigned: Mapping[str, Any]) -> None:
+    def __init__(self, settings: Settings, supervisor: SupervisorLink, assignment: Mapping[str, Any]) -> None:
         self.links: set[Link] = set()
         self.alone = asyncio.Event()
-        self.told = told
-        self.journal = {key: value for key, (value, _) in told.kept.items()}
+        self.supervisor = supervisor
+        self.journal = {key: value for key, (value, _) in supervisor.saved.items()}
         self.loaded = self.spent = False
         self.settings = settings
         self.answered = 0
@@ -175,35 +175,35 @@ class Engine:
             self.answered += 1
         if self.settings.id == "spent" and self.answered > 100 and self.journal.get("starts", 0) == 0:
             self.spent = True
-            self.told.end()
+            self.supervisor.request_end()
 
     def lost(self, link: Link) -> None:
         self.links.discard(link)
         self.alone.set() if not self.links else None
 
-    def meet(self, place: int, sock: socket.socket) -> None: ...
+    def add_neighbor(self, slot: int, sock: socket.socket) -> None: ...
 
-    def counted(self, counts: Mapping[str, Any]) -> None: ...
+    def update_counts(self, counts: Mapping[str, Any]) -> None: ...
 
-    def kept(self, key: str) -> None:
-        self.told.keep(f"heard {key}", True)
+    def on_saved_change(self, key: str) -> None:
+        self.supervisor.save(f"heard {key}", True)
 
-    def hurry(self) -> None: ...
+    def flush(self) -> None: ...
 
-    async def answer(self) -> None: ...
+    async def listen(self) -> None: ...
 
     async def load(self) -> dict[str, Any]:
         self.loaded = True
         for link in self.links:
             link.send(HELLO, 0)
         starts = self.journal.get("starts", 0) + 1
-        self.told.keep("starts", starts)
+        self.supervisor.save("starts", starts)
         return {"reasons": [], "serves": f"ready, start {starts}"}
 
     async def drain(self, *, last: bool) -> int:
-        while self.links and not self.spent and not self.told.told_to_end.is_set():
+        while self.links and not self.spent and not self.supervisor.drain_ordered.is_set():
             self.alone.clear()
-            either = [asyncio.ensure_future(each.wait()) for each in (self.alone, self.told.told_to_end)]
+            either = [asyncio.ensure_future(each.wait()) for each in (self.alone, self.supervisor.drain_ordered)]
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             for each in either:
                 each.cancel()

@@ -266,7 +266,7 @@ def test_a_process_that_dies_costs_what_it_had_and_is_replaced(name: str, round_
                     if fault == signal.SIGSTOP:
                         # nobody knows before it is found to be stopped
                         ledger.late_s, ledger.fault_s = 0.0, time.monotonic()
-                    whole = await server.says("whole again", since)
+                    whole = await server.says("every process is ready again", since)
                 shown(f"{fault.name} of {name}", ledger, whole)
 
                 # over gRPC what a front end had is UNAVAILABLE, as the client library has it
@@ -434,7 +434,7 @@ def test_a_new_engine_has_what_clients_had_told_the_old_one() -> None:
                 since = len(server.lines)
                 if how == "crash":
                     os.kill(server.pids("engine")[0], signal.SIGKILL)
-                    await server.says("whole again", since)
+                    await server.says("every process is ready again", since)
                 else:
                     server.signalled(signal.SIGHUP)
                     await server.says("every process has been replaced", since)

@@ -7,11 +7,11 @@ import random
 import pytest
 
 from penstock.server.supervisor.fleet import (
-    ALONE_S,
-    ANSWERS,
     DRAINING,
     ENGINE,
+    ENGINE_WAIT_S,
     FRONT,
+    LISTENING,
     READY,
     Fleet,
     FleetActions,
@@ -30,7 +30,7 @@ class World:
         self.early: dict[int, bool] = {}
         self.paired: set[tuple[int, int]] = set()
         self.asked_to_end: set[int] = set()
-        self.fleet = Fleet(fronts, FleetActions(self._start, self._pair, self._drain, self._kill, self._hurry))
+        self.fleet = Fleet(fronts, FleetActions(self._start, self._pair, self._drain, self._kill, self._flush))
         self.fleet.begin()
 
     def _start(self, member: Member, early: bool) -> None:
@@ -46,22 +46,22 @@ class World:
         self.asked_to_end.add(member.number)
         self.log.append(f"drain {member.name}")
 
-    def _hurry(self, member: Member) -> None:
-        if self.log[-1] != f"hurry {member.name}":  # once more does nothing
-            self.log.append(f"hurry {member.name}")
+    def _flush(self, member: Member) -> None:
+        if self.log[-1] != f"flush {member.name}":  # once more does nothing
+            self.log.append(f"flush {member.name}")
 
     def _kill(self, member: Member) -> None:
         self.asked_to_end.add(member.number)
         self.log.append(f"kill {member.name}")
 
     def one(self, role: str, place: int = 0) -> Member:
-        return next(each for each in self.fleet.of(self.fleet.generation, role) if each.place == place)
+        return next(each for each in self.fleet.members_of(self.fleet.generation, role) if each.index == place)
 
     def says(self, member: Member, state: str) -> None:
-        self.fleet.said(member.number, state, self.now)
+        self.fleet.on_state(member.number, state, self.now)
 
     def ends(self, member: Member) -> None:
-        self.fleet.ended(member.number, self.now)
+        self.fleet.on_exit(member.number, self.now)
 
     def passes(self, seconds: float) -> None:
         self.now += seconds
@@ -103,7 +103,7 @@ class TestAFrontEndThatHasLostItsEngine:
         joined = []
         for _ in range(5):
             world.paired.clear()
-            world.fleet.unlinked(front.number)
+            world.fleet.on_disconnect(front.number)
             joined.append(len(world.paired))
         world.passes(0.1)
 
@@ -113,8 +113,8 @@ class TestAFrontEndThatHasLostItsEngine:
     def test_is_joined_to_the_next_one_only(self) -> None:
         world = ready()
         front, engine = world.one(FRONT), world.one(ENGINE)
-        world.fleet.unlinked(front.number)
-        world.fleet.unlinked(front.number)
+        world.fleet.on_disconnect(front.number)
+        world.fleet.on_disconnect(front.number)
         world.paired.clear()
         world.ends(engine)
         world.passes(0.1)
@@ -126,9 +126,9 @@ def test_the_engine_starts_first_and_front_ends_listen_at_once() -> None:
     world = World()
 
     assert world.log == ["start engine", "start front-0", "start front-1"]
-    assert [world.early[each.number] for each in world.fleet.of(0, FRONT)] == [True, True]
+    assert [world.early[each.number] for each in world.fleet.members_of(0, FRONT)] == [True, True]
     assert len(world.paired) == 2
-    assert not world.fleet.reached(ANSWERS)
+    assert not world.fleet.has_reached(LISTENING)
 
 
 def test_a_front_end_that_ends_is_replaced_at_once_and_listens_only_when_it_is_ready() -> None:
@@ -147,7 +147,7 @@ def test_an_engine_that_ends_is_replaced_and_every_front_end_is_joined_to_the_ne
     world.ends(world.one(ENGINE))
 
     assert world.log == ["start engine"]
-    assert {(front.number, world.one(ENGINE).number) for front in world.fleet.of(0, FRONT)} <= world.paired
+    assert {(front.number, world.one(ENGINE).number) for front in world.fleet.members_of(0, FRONT)} <= world.paired
 
 
 def test_what_keeps_ending_is_started_later_each_time() -> None:
@@ -156,7 +156,7 @@ def test_what_keeps_ending_is_started_later_each_time() -> None:
     for _ in range(4):
         begun = world.now
         world.ends(world.one(FRONT))
-        while not any(each.place == 0 for each in world.fleet.of(0, FRONT)):
+        while not any(each.index == 0 for each in world.fleet.members_of(0, FRONT)):
             world.passes(0.25)
         waits.append(world.now - begun)
 
@@ -167,7 +167,7 @@ def test_what_keeps_ending_is_started_later_each_time() -> None:
 def test_one_that_a_signal_has_asked_to_end_is_no_failure_however_often() -> None:
     world = ready()
     for _ in range(7):
-        world.fleet.asked_to_end(world.one(FRONT).number, world.now)
+        world.fleet.on_signal(world.one(FRONT).number, world.now)
         world.ends(world.one(FRONT))
 
     assert world.log == ["start front-0"] * 7
@@ -178,11 +178,11 @@ def test_one_that_a_signal_has_asked_to_end_is_no_failure_however_often() -> Non
 
 def test_an_engine_that_a_signal_has_asked_to_end_does_not_wait_for_front_ends_that_nobody_has_asked() -> None:
     world = ready()
-    world.fleet.asked_to_end(world.one(ENGINE).number, world.now)
-    world.passes(0.9 * ALONE_S)
+    world.fleet.on_signal(world.one(ENGINE).number, world.now)
+    world.passes(0.9 * ENGINE_WAIT_S)
     assert world.log == []
-    world.passes(0.2 * ALONE_S)
-    world.passes(ALONE_S)
+    world.passes(0.2 * ENGINE_WAIT_S)
+    world.passes(ENGINE_WAIT_S)
     assert world.log == ["drain engine"]
     world.ends(world.one(ENGINE))
 
@@ -194,13 +194,13 @@ def test_an_engine_waits_for_its_front_ends_where_a_signal_has_asked_all_to_end_
     all_end: bool,
 ) -> None:
     world = ready()
-    world.fleet.asked_to_end(world.one(ENGINE).number, world.now)
+    world.fleet.on_signal(world.one(ENGINE).number, world.now)
     if all_end:
         world.fleet.drain()
     else:
         world.fleet.replace()
         world.settle_new()
-    world.passes(2 * ALONE_S)
+    world.passes(2 * ENGINE_WAIT_S)
 
     assert "drain front-0" in world.log
     assert "drain engine" not in world.log
@@ -215,24 +215,24 @@ def test_all_are_replaced_engine_first_and_the_old_ones_end_in_order() -> None:
 
     assert world.log == [
         "start engine", "start front-0", "start front-1", "drain front-0", "drain front-1",
-        "hurry engine", "drain engine",
+        "flush engine", "drain engine",
     ]  # fmt: skip
     assert not set(world.fleet.members) & {each.number for each in old}
-    assert world.fleet.reached(READY)
+    assert world.fleet.has_reached(READY)
 
 
 def test_a_new_engine_that_does_not_live_leaves_the_old_processes_as_they_are() -> None:
     world = ready()
     world.fleet.replace()
-    new = next(each for each in world.fleet.members.values() if each.generation == world.fleet.following)
+    new = next(each for each in world.fleet.members.values() if each.generation == world.fleet.next_generation)
     world.ends(new)
     world.settle()
 
     assert world.log == ["start engine"]
-    assert world.fleet.reached(READY)
+    assert world.fleet.has_reached(READY)
     assert world.fleet.replace()
     world.settle()
-    assert world.fleet.reached(READY)
+    assert world.fleet.has_reached(READY)
 
 
 def test_an_old_front_end_that_ends_while_all_are_replaced_is_itself_replaced() -> None:
@@ -242,13 +242,13 @@ def test_an_old_front_end_that_ends_while_all_are_replaced_is_itself_replaced() 
 
     assert world.log == ["start engine", "start front-0"]
     world.settle()
-    assert world.fleet.reached(READY)
+    assert world.fleet.has_reached(READY)
 
 
 def test_at_the_end_front_ends_finish_before_the_engine() -> None:
     world = ready()
     world.fleet.drain()
-    assert world.log == ["drain front-0", "drain front-1", "hurry engine"]
+    assert world.log == ["drain front-0", "drain front-1", "flush engine"]
     world.ends(world.one(FRONT))
     assert "drain engine" not in world.log
     world.settle()
@@ -262,7 +262,7 @@ def test_one_that_has_not_begun_to_answer_is_not_waited_for() -> None:
     world.fleet.drain()
     world.settle()
 
-    assert world.log[2:] == ["kill front-0", "hurry engine", "drain engine"]
+    assert world.log[2:] == ["kill front-0", "flush engine", "drain engine"]
     assert world.fleet.members == {}
 
 
@@ -285,30 +285,30 @@ def test_whatever_happens_and_in_whichever_order_all_is_whole_again_in_the_end(s
         member = chance.choice(members) if members else None
         match chance.choice(("said", "said", "said", "ended", "time", "replace", "unlinked", "asked", "signal")):
             case "said" if member:
-                world.says(member, chance.choice((ANSWERS, READY)))
+                world.says(member, chance.choice((LISTENING, READY)))
             case "ended" if member:
                 world.ends(member)
             case "asked" if world.asked_to_end:
-                world.fleet.ended(chance.choice(sorted(world.asked_to_end)), world.now)
+                world.fleet.on_exit(chance.choice(sorted(world.asked_to_end)), world.now)
             case "signal" if member:
-                world.fleet.asked_to_end(member.number, world.now)
+                world.fleet.on_signal(member.number, world.now)
             case "unlinked" if member:
-                world.fleet.unlinked(member.number)
+                world.fleet.on_disconnect(member.number)
             case "replace":
                 world.fleet.replace()
             case _:
                 world.passes(chance.random() * 3)
-        serving = world.fleet.of(world.fleet.generation, ENGINE)
+        serving = world.fleet.members_of(world.fleet.generation, ENGINE)
         assert len(serving) <= 1
         assert not any(each.state == DRAINING for each in serving)
-        assert len(world.fleet.of(world.fleet.generation, FRONT)) <= world.fleet.fronts
+        assert len(world.fleet.members_of(world.fleet.generation, FRONT)) <= world.fleet.fronts
     world.settle()
 
     fleet = world.fleet
-    assert fleet.reached(READY)
+    assert fleet.has_reached(READY)
     assert len(fleet.members) == fleet.fronts + 1
-    engine = fleet.of(fleet.generation, ENGINE)[0]
-    assert all((front.number, engine.number) in world.paired for front in fleet.of(fleet.generation, FRONT))
+    engine = fleet.members_of(fleet.generation, ENGINE)[0]
+    assert all((front.number, engine.number) in world.paired for front in fleet.members_of(fleet.generation, FRONT))
     fleet.drain()
     world.settle()
     assert fleet.members == {}

@@ -57,7 +57,7 @@ def test_a_front_end_that_is_killed_leaves_no_child_that_takes_its_connections(t
                 assert await ask(port, "zfork") == 200
             for pid in fronts:
                 os.kill(pid, signal.SIGKILL)
-            await server.says("whole again")
+            await server.says("every process is ready again")
             async with asyncio.timeout(20):
                 assert await asyncio.gather(*(ask(port, "iris") for _ in range(64))) == [200] * 64
 

@@ -29,6 +29,6 @@ def test_a_supervisor_that_is_stopped_and_goes_on_harms_no_request_and_no_proces
             # it works: what dies is started again
             since = len(server.lines)
             os.kill(before[0], signal.SIGKILL)
-            await server.says("whole again", since)
+            await server.says("every process is ready again", since)
 
     run(main)

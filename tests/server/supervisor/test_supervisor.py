@@ -22,7 +22,7 @@ import uvloop
 from penstock.server.listening.sockets import StartError
 from penstock.server.supervisor import fleet as fleet_module
 from penstock.server.supervisor import supervisor as supervisor_module
-from penstock.server.supervisor.fleet import ANSWERS, DRAINING, ENGINE, FRONT, READY, Member
+from penstock.server.supervisor.fleet import DRAINING, ENGINE, FRONT, LISTENING, READY, Member
 from penstock.server.supervisor.supervisor import Supervisor
 from tests.live import settings_for
 from tests.processes import children, descriptors
@@ -76,7 +76,7 @@ def port_of(supervisor: Supervisor) -> int:
 
 def pids(supervisor: Supervisor, role: str) -> list[int]:
     fleet = supervisor.fleet
-    return [supervisor._children[each.number].pid for each in fleet.of(fleet.generation, role)]
+    return [supervisor._children[each.number].pid for each in fleet.members_of(fleet.generation, role)]
 
 
 async def ask(port: int) -> list[str]:
@@ -162,7 +162,7 @@ def test_a_front_end_that_dies_costs_its_own_connections_only(number: signal.Sig
         async with supervised() as supervisor, load_on(port_of(supervisor)) as ledger:
             await until(lambda: ledger["good"] > 100)
             os.kill(pids(supervisor, FRONT)[0], number)
-            await until(lambda: supervisor.fleet.restarts[FRONT] == 1 and supervisor.fleet.reached(READY))
+            await until(lambda: supervisor.fleet.restarts[FRONT] == 1 and supervisor.fleet.has_reached(READY))
 
             assert ledger["wrong"] == ledger["503"] == 0
             assert ledger["lost"] <= 16
@@ -176,7 +176,7 @@ def test_an_engine_that_dies_is_503_at_once_and_a_new_one_has_what_the_old_one_k
         async with supervised() as supervisor, load_on(port_of(supervisor)) as ledger:
             await until(lambda: ledger["good"] > 100)
             os.kill(pids(supervisor, ENGINE)[0], number)
-            await until(lambda: supervisor.fleet.restarts[ENGINE] == 1 and supervisor.fleet.reached(READY))
+            await until(lambda: supervisor.fleet.restarts[ENGINE] == 1 and supervisor.fleet.has_reached(READY))
 
             assert ledger["wrong"] == ledger["lost"] == 0
             assert ledger["503"] > 0
@@ -190,7 +190,7 @@ def test_an_engine_that_has_lost_its_device_answers_what_it_has_and_is_replaced(
     async def main() -> None:
         async with supervised(id="spent") as supervisor, load_on(port_of(supervisor)) as ledger:
             (before,) = pids(supervisor, ENGINE)
-            await until(lambda: supervisor.fleet.restarts[ENGINE] == 1 and supervisor.fleet.reached(READY))
+            await until(lambda: supervisor.fleet.restarts[ENGINE] == 1 and supervisor.fleet.has_reached(READY))
 
             assert pids(supervisor, ENGINE) != [before]
             assert supervisor.fleet.restarts == {ENGINE: 1, FRONT: 0}
@@ -205,7 +205,7 @@ def test_all_processes_are_replaced_without_a_lost_request() -> None:
             before = set(pids(supervisor, FRONT) + pids(supervisor, ENGINE))
             await until(lambda: ledger["good"] > 100)
             supervisor.handle_hangup()
-            await until(lambda: supervisor.fleet.following is None and len(supervisor.fleet.members) == 3)
+            await until(lambda: supervisor.fleet.next_generation is None and len(supervisor.fleet.members) == 3)
 
             assert not before & set(pids(supervisor, FRONT) + pids(supervisor, ENGINE))
             assert ledger["wrong"] == ledger["lost"] == ledger["503"] == 0
@@ -217,7 +217,7 @@ def test_what_an_old_engine_is_still_told_reaches_the_one_that_has_taken_its_pla
     async def main() -> None:
         async with supervised() as supervisor:
             supervisor.fleet.members[999] = Member(999, ENGINE, 0, supervisor.fleet.generation - 1, DRAINING)
-            supervisor._keep(999, json.dumps(["late", 1]).encode(), [])
+            supervisor._save(999, json.dumps(["late", 1]).encode(), [])
 
             await until(lambda: "heard late" in dict(supervisor._journal))
             del supervisor.fleet.members[999]
@@ -241,7 +241,7 @@ def test_a_process_that_is_asked_to_end_by_somebody_else_finishes_and_is_replace
         async with supervised() as supervisor, load_on(port_of(supervisor)) as ledger:
             await until(lambda: ledger["good"] > 100)
             os.kill(pids(supervisor, FRONT)[0], signal.SIGTERM)
-            await until(lambda: supervisor.fleet.restarts[FRONT] == 1 and supervisor.fleet.reached(READY))
+            await until(lambda: supervisor.fleet.restarts[FRONT] == 1 and supervisor.fleet.has_reached(READY))
 
             assert ledger["lost"] == ledger["wrong"] == ledger["503"] == 0
 
@@ -251,14 +251,14 @@ def test_a_process_that_is_asked_to_end_by_somebody_else_finishes_and_is_replace
 def test_an_engine_that_is_asked_to_end_by_somebody_else_is_replaced_though_its_front_ends_stay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fleet_module, "ALONE_S", 0.1)
+    monkeypatch.setattr(fleet_module, "ENGINE_WAIT_S", 0.1)
 
     async def main() -> None:
         async with supervised() as supervisor, load_on(port_of(supervisor)) as ledger:
             await until(lambda: ledger["good"] > 100)
             fronts = pids(supervisor, FRONT)
             os.kill(pids(supervisor, ENGINE)[0], signal.SIGTERM)
-            await until(lambda: supervisor.fleet.restarts[ENGINE] == 1 and supervisor.fleet.reached(READY))
+            await until(lambda: supervisor.fleet.restarts[ENGINE] == 1 and supervisor.fleet.has_reached(READY))
 
             assert pids(supervisor, FRONT) == fronts
             assert ledger["lost"] == ledger["wrong"] == 0
@@ -272,7 +272,7 @@ def test_one_that_is_asked_to_end_again_and_again_is_replaced_at_once_each_time(
             for number in range(1, 4):
                 os.kill(pids(supervisor, FRONT)[0], signal.SIGTERM)
                 await until(lambda number=number: supervisor.fleet.restarts[FRONT] == number)  # type: ignore[misc]
-                await until(lambda: supervisor.fleet.reached(READY))
+                await until(lambda: supervisor.fleet.has_reached(READY))
 
             assert [each.failures for each in supervisor.fleet._backoffs.values() if each.failures] == []
 
@@ -290,7 +290,7 @@ def test_a_front_end_that_listens_has_said_so_and_is_not_killed_at_the_end_but_d
             await until(lambda: bool(set(supervisor.fleet.members) - before))
             (held,) = set(supervisor.fleet.members) - before
 
-            await until(lambda: supervisor.fleet.members[held].state == ANSWERS)
+            await until(lambda: supervisor.fleet.members[held].state == LISTENING)
 
     run(main)
 
@@ -323,7 +323,7 @@ def test_a_new_front_end_gets_new_connections_until_it_has_its_share() -> None:
     async def main() -> None:
         async with supervised() as supervisor, connected(port_of(supervisor), 32) as before:
             os.kill(pids(supervisor, FRONT)[0], signal.SIGKILL)
-            await until(lambda: supervisor.fleet.restarts[FRONT] == 1 and supervisor.fleet.reached(READY))
+            await until(lambda: supervisor.fleet.restarts[FRONT] == 1 and supervisor.fleet.has_reached(READY))
             stayed, new = sorted(pids(supervisor, FRONT), key=lambda pid: pid not in before)
 
             async with connected(port_of(supervisor), before[stayed]) as found:
@@ -344,8 +344,8 @@ def test_what_the_system_has_no_descriptors_for_is_tried_again(monkeypatch: pyte
                 return work(*words)
 
             if step == "place":
-                neighbours = supervisor._neighbours
-                monkeypatch.setattr(neighbours, "enter", partial(unless_failing, neighbours.enter))
+                neighbors = supervisor._neighbors
+                monkeypatch.setattr(neighbors, "add", partial(unless_failing, neighbors.add))
             else:
                 made = SimpleNamespace(socketpair=partial(unless_failing, socket.socketpair))
                 monkeypatch.setattr(supervisor_module, "socket", made)
@@ -353,7 +353,7 @@ def test_what_the_system_has_no_descriptors_for_is_tried_again(monkeypatch: pyte
             os.kill(old[0], signal.SIGKILL)
 
             await until(lambda: not failing and old[0] not in pids(supervisor, FRONT))
-            await until(lambda: supervisor.fleet.reached(READY))
+            await until(lambda: supervisor.fleet.has_reached(READY))
             assert await ask(port_of(supervisor))
             assert len(supervisor._children) == 3
 
@@ -363,7 +363,7 @@ def test_what_the_system_has_no_descriptors_for_is_tried_again(monkeypatch: pyte
 def test_a_front_end_that_has_been_joined_since_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with supervised() as supervisor:
-            (engine,), (front, _) = (supervisor.fleet.of(0, role) for role in (ENGINE, FRONT))
+            (engine,), (front, _) = (supervisor.fleet.members_of(0, role) for role in (ENGINE, FRONT))
             later: list[Callable[[], None]] = []
 
             def unable() -> None:

@@ -13,7 +13,7 @@ from penstock.backends.datatypes import DATATYPES
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest, Sink
 from penstock.server.v2.call_parameters import Options
-from penstock.server.v2.decode import decode_new
+from penstock.server.v2.decode import decode_and_cache
 from penstock.server.v2.layout import Layouts
 
 SHAPES = st.lists(st.integers(0, 3), max_size=3)
@@ -113,4 +113,4 @@ def decode_remembered(
 ) -> tuple[InferRequest, Options]:
     """Decode as the fast lane does: what is remembered is not decoded again."""
     found = layouts.find(model, body, header_bytes, sink)
-    return found or decode_new(model, body, header_bytes, max_depth, sink, layouts)
+    return found or decode_and_cache(model, body, header_bytes, max_depth, sink, layouts)

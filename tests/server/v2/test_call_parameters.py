@@ -9,7 +9,7 @@ import pytest
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.request import InSequence
-from penstock.server.v2.call_parameters import RESERVED, Parameters, parameters, version_of
+from penstock.server.v2.call_parameters import RESERVED, Parameters, parse_parameters, parse_version
 
 
 def refused(call: Any, *args: Any) -> str:
@@ -22,17 +22,17 @@ def refused(call: Any, *args: Any) -> str:
 class TestVersionOf:
     @pytest.mark.parametrize(("text", "version"), [("", ""), ("1", "1"), ("01", "1"), ("0", "0")])
     def test_leading_zeros_count_for_nothing(self, text: str, version: str) -> None:
-        assert version_of(text) == version
+        assert parse_version(text) == version
 
     @pytest.mark.parametrize("text", ["-1", "-01", "-999999999999999999"])
     def test_one_below_0_is_refused_in_triton_s_words(self, text: str) -> None:
-        assert refused(version_of, text) == (
+        assert refused(parse_version, text) == (
             f"invalid model version specified '{text}' , version should be an integral value > 0"
         )
 
     @pytest.mark.parametrize("text", ["v3", "latest", "-", "--1", "-x", "9" * 19, "-" + "9" * 30])
     def test_what_is_no_number_is_refused_in_triton_s_words(self, text: str) -> None:
-        assert refused(version_of, text) == (
+        assert refused(parse_version, text) == (
             f"failed to get model version from specified version string '{text}' (details: stol), version should be an "
             "integral value > 0"
         )
@@ -52,46 +52,46 @@ class TestParameters:
         expected = Parameters(
             binary=True, timeout_us=7, custom=own, priority=2**64 - 1, sequence=InSequence("a", start=True)
         )
-        assert parameters(own | known) == expected
-        assert parameters({"hooks": False}) == Parameters(hooks=False)
+        assert parse_parameters(own | known) == expected
+        assert parse_parameters({"hooks": False}) == Parameters(hooks=False)
 
     @pytest.mark.parametrize(("ms", "us"), [(20, 20_000), (0.25, 250), (1e-9, 1)])
     def test_a_latency_target_is_in_milliseconds(self, ms: float, us: int) -> None:
-        assert parameters({"latency_target_ms": ms}) == Parameters(target_us=us)
+        assert parse_parameters({"latency_target_ms": ms}) == Parameters(target_us=us)
 
     @pytest.mark.parametrize("value", [0, -1, True, "5", float("nan"), float("inf"), 86_400_001])
     def test_a_latency_target_is_a_time_of_a_day_at_most(self, value: Any) -> None:
-        assert refused(parameters, {"latency_target_ms": value}) == (
+        assert refused(parse_parameters, {"latency_target_ms": value}) == (
             "Unable to parse 'latency_target_ms': expected a number above 0, at most 86400000"
         )
 
     @pytest.mark.parametrize("value", [None, [1], {"a": 1}, b"x"])
     def test_are_texts_numbers_and_booleans(self, value: Any) -> None:
-        assert refused(parameters, {"k": value}) == (
+        assert refused(parse_parameters, {"k": value}) == (
             "parameter 'k' has invalid type. It should be either 'int', 'bool', 'string' or 'double'."
         )
 
     @pytest.mark.parametrize("key", ["timeout", "priority"])
     @pytest.mark.parametrize("value", [-1, 1.5, "1", True, 2**64])
     def test_that_count_are_unsigned(self, key: str, value: Any) -> None:
-        assert refused(parameters, {key: value}).startswith(f"Unable to parse '{key}'")
+        assert refused(parse_parameters, {key: value}).startswith(f"Unable to parse '{key}'")
 
     @pytest.mark.parametrize("key", ["sequence_start", "sequence_end", "binary_data_output", "hooks"])
     def test_that_are_flags_are_booleans(self, key: str) -> None:
-        assert refused(parameters, {key: 1}).startswith(f"Unable to parse '{key}'")
+        assert refused(parse_parameters, {key: 1}).startswith(f"Unable to parse '{key}'")
 
     def test_that_are_many_take_no_more_time_each(self) -> None:
         many = {f"k{number}": number for number in range(100_000)}
         start = time.process_time()
 
-        assert parameters(many).custom == many
+        assert parse_parameters(many).custom == many
         assert time.process_time() - start < 5
 
     def test_of_triton_s_own_are_refused_but_where_a_transport_takes_them(self) -> None:
-        assert "reserved for Triton usage" in refused(parameters, {"triton_x": 1})
-        assert "reserved for Triton usage" in refused(parameters, {"headers": "x"})
-        assert "reserved for Triton usage" in refused(parameters, {"triton_y": 1}, ("triton_x",))
-        assert parameters({"triton_x": True}, ("triton_x",)).custom is None
+        assert "reserved for Triton usage" in refused(parse_parameters, {"triton_x": 1})
+        assert "reserved for Triton usage" in refused(parse_parameters, {"headers": "x"})
+        assert "reserved for Triton usage" in refused(parse_parameters, {"triton_y": 1}, ("triton_x",))
+        assert parse_parameters({"triton_x": True}, ("triton_x",)).custom is None
 
     def test_reserved_are_seven(self) -> None:
         assert len(RESERVED) == 7

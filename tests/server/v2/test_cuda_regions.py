@@ -146,10 +146,10 @@ def test_a_lease_is_a_tensor_that_outlives_it_and_its_region(client: Client) -> 
     same, elsewhere = lease.array((8,), np.dtype(np.uint16)), client.cuda.lease("r", 4, 16).array((16,), np.dtype("u1"))
 
     assert (lease.device, array.device, array.pointer) == (0, 0, client.pointer + 8)
-    assert lease.holds(array)
-    assert lease.holds(same)
-    assert not lease.holds(elsewhere)
-    assert not lease.holds(np.zeros(2))
+    assert lease.is_same_memory(array)
+    assert lease.is_same_memory(same)
+    assert not lease.is_same_memory(elsewhere)
+    assert not lease.is_same_memory(np.zeros(2))
     client.cuda.unregister()
     lease.release()
     assert lease.device == -1

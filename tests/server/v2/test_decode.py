@@ -19,7 +19,7 @@ from penstock.server.v2.call_parameters import Options
 from penstock.server.v2.decode import decode
 from penstock.server.v2.layout import Layouts
 from penstock.server.v2.parsing import SIMD_BYTES
-from penstock.server.v2.regions import OFF
+from penstock.server.v2.regions import DISABLED_TEXT
 from penstock.server.v2.tensors import to_binary, to_json
 from tests.fakes import FakeBackend
 from tests.server.v2.documents import ANYTHING, decode_remembered, mutated, same, tensors
@@ -509,7 +509,7 @@ class TestTexts:
         code, message = refused(document, signature=signature)
 
         assert code is Code.UNSUPPORTED
-        assert message == OFF
+        assert message == DISABLED_TEXT
 
     def test_of_an_output_that_is_no_tensor(self) -> None:
         entries = [
@@ -520,7 +520,7 @@ class TestTexts:
         code, message = refused({"inputs": entries, "outputs": [{"name": "z"}]}, bytes(4), MANY)
 
         assert code is Code.UNSUPPORTED
-        assert message.startswith("output 'z' of model 'm' is no tensor; only hooks see it. It is a ZipMap: ")
+        assert message.startswith("output 'z' of model 'm' is not a tensor, only hooks receive it. It is a ZipMap: ")
         assert "options={'zipmap': False}" in message
 
 

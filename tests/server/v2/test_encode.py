@@ -17,7 +17,7 @@ from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.request import InferRequest
 from penstock.server.listening.mapped_buffer import Body
 from penstock.server.v2.call_parameters import PerOutputPlan
-from penstock.server.v2.encode import Encoder, encode_ways
+from penstock.server.v2.encode import Encoder, encode_by_mode
 from penstock.server.v2.finish import Finished, finish_all
 from penstock.server.v2.regions import Regions
 from penstock.server.v2.rpc import encode as rpc
@@ -59,7 +59,7 @@ class TestThereAndBack:
         plan = tuple(position not in IN_JSON or data.draw(st.booleans()) for position in wanted)
         made = encoder()
         for _ in range(2):
-            document, found = read(*made.mixed(request_id, wanted, plan, arrays))
+            document, found = read(*made.encode_mixed(request_id, wanted, plan, arrays))
 
             assert [entry["name"] for entry in document["outputs"]] == [OUTPUTS[position][0] for position in wanted]
             assert all(same(left, right) for left, right in zip(found, arrays, strict=True))
@@ -77,7 +77,9 @@ class TestThereAndBack:
         parameters = data.draw(st.sampled_from([None, {"a": 1}]))
 
         made = encoder()
-        assert made.mapped(request_id, outputs, parameters) == made.finished(request_id, outputs, parameters)
+        assert made.encode_mapped(request_id, outputs, parameters) == made.encode_finished(
+            request_id, outputs, parameters
+        )
 
     @given(st.data(), TEXTS)
     @settings(max_examples=60)
@@ -86,7 +88,7 @@ class TestThereAndBack:
         arrays = [data.draw(tensors(OUTPUTS[position][1])) for position in wanted]
         made = encoder()
         for _ in range(2):
-            document, found = read(made.json(request_id, wanted, arrays), 0)
+            document, found = read(made.encode_json(request_id, wanted, arrays), 0)
 
             assert all(same(left, right) for left, right in zip(found, arrays, strict=True))
             assert (document["model_name"], document["model_version"]) == ('m"é', "3")
@@ -97,7 +99,7 @@ class TestThereAndBack:
         position = data.draw(st.integers(0, len(OUTPUTS) - 1))
         made, array = encoder(), data.draw(tensors(OUTPUTS[position][1]))
         for request_id in ("", "1", 'a"é', ""):
-            document, [found] = read(*made.mixed(request_id, (position,), (True,), [array]))
+            document, [found] = read(*made.encode_mixed(request_id, (position,), (True,), [array]))
             assert document.get("id", "") == request_id
             assert list(document) == ["id"] * bool(request_id) + ["model_name", "model_version", "outputs"]
             assert same(found, array)
@@ -109,7 +111,7 @@ class TestThereAndBack:
             array = np.full(shape, number, np.float32)
             position = [name for _, name in OUTPUTS].index("FP32")
             binary = bool(number % 2)
-            document, [found] = read(*made.mixed("", (position,), (binary,), [array]))
+            document, [found] = read(*made.encode_mixed("", (position,), (binary,), [array]))
 
             assert same(found, array)
             assert ("parameters" in document["outputs"][0]) == binary
@@ -117,7 +119,7 @@ class TestThereAndBack:
 
 class TestForm:
     def test_members_stand_in_tritons_order(self) -> None:
-        body = Encoder("m", "1", [("y", "INT32")]).json("7", (0,), [np.array([[1, 2]], np.int32)])
+        body = Encoder("m", "1", [("y", "INT32")]).encode_json("7", (0,), [np.array([[1, 2]], np.int32)])
 
         assert body == (
             b'{"id":"7","model_name":"m","model_version":"1",'
@@ -125,11 +127,11 @@ class TestForm:
         )
 
     def test_without_an_id_there_is_none(self) -> None:
-        assert b'"id"' not in Encoder("m", "1", [("y", "INT32")]).json("", (0,), [np.array([1], np.int32)])
+        assert b'"id"' not in Encoder("m", "1", [("y", "INT32")]).encode_json("", (0,), [np.array([1], np.int32)])
 
     def test_an_output_as_json_has_no_parameters(self) -> None:
         # with them the C++ client takes it for a binary one
-        body, _ = Encoder("m", "1", [("y", "INT32"), ("z", "INT32")]).mixed(
+        body, _ = Encoder("m", "1", [("y", "INT32"), ("z", "INT32")]).encode_mixed(
             "", (0, 1), (False, True), [np.array([1], np.int32), np.array([2], np.int32)]
         )
 
@@ -140,13 +142,17 @@ class TestForm:
         )
 
     def test_binary_outputs_without_bytes_make_a_json_answer(self) -> None:
-        body, json_bytes = Encoder("m", "1", [("y", "FP32")]).mixed("", (0,), (True,), [np.zeros((0, 4), np.float32)])
+        body, json_bytes = Encoder("m", "1", [("y", "FP32")]).encode_mixed(
+            "", (0,), (True,), [np.zeros((0, 4), np.float32)]
+        )
 
         assert json_bytes == 0
         assert json.loads(body)["outputs"][0]["parameters"] == {"binary_data_size": 0}
 
     def test_what_is_not_finite_is_written_as_pythons_json_reads_it(self) -> None:
-        body = Encoder("m", "1", [("y", "FP32")]).json("", (0,), [np.array([np.nan, np.inf, -np.inf], np.float32)])
+        body = Encoder("m", "1", [("y", "FP32")]).encode_json(
+            "", (0,), [np.array([np.nan, np.inf, -np.inf], np.float32)]
+        )
 
         assert body.endswith(b'"data":[NaN,Infinity,-Infinity]}]}')
 
@@ -155,7 +161,7 @@ class TestForm:
         array = np.zeros(1, DATATYPES[datatype].dtype)
         for request_id in ("", "7"):
             with pytest.raises(InferError) as caught:
-                Encoder("m", "1", [("y", datatype)]).json(request_id, (0,), [array])
+                Encoder("m", "1", [("y", datatype)]).encode_json(request_id, (0,), [array])
             assert caught.value.code is Code.INVALID
 
 
@@ -178,17 +184,17 @@ def test_outputs_that_all_go_into_shared_memory_are_answered_as_any_that_do(
             request.id, request.outputs = request_id, [np.full((1, 1), number, "f4"), np.full((1, 2), number, "i4")]
             plan = PerOutputPlan((system.lease("r", 0, 4), system.lease("r", 8, 16)), stored)
             if transport == "http":
-                answers.append(encode_ways(http, request, plan))
+                answers.append(encode_by_mode(http, request, plan))
             elif stored:
-                answers.append((grpc.stored(request, plan, rpc.before(request_id)), 0))
+                answers.append((grpc.store_and_encode(request, plan, rpc.encode_id_and_mark(request_id)), 0))
             else:
                 finished = finish_all(model, request.wanted, plan, request.outputs)
-                answers.append((grpc.finished(finished, rpc.before(request_id)), 0))
+                answers.append((grpc.encode_finished(finished, rpc.encode_id_and_mark(request_id)), 0))
             assert (tmp_path / "key").read_bytes()[:16] == b"".join(
                 [np.float32(number).tobytes(), bytes(4), np.full(2, number, "i4").tobytes()]
             )
             with pytest.raises(InferError, match="after its release"):
-                plan.ways[0].read()  # type: ignore[union-attr]
+                plan.modes[0].read()  # type: ignore[union-attr]
         assert answers[0] == answers[1]
 
 
@@ -199,8 +205,8 @@ def test_an_output_that_does_not_fit_into_shared_memory_is_refused_and_all_is_le
     model = fake_model(signature=Signature((), (TensorSpec("y", "FP32", (-1, 4)),), batched=True))
     request = InferRequest(model, [], 1, (), (0,), NoSink())
     request.outputs = [np.zeros((1, 4), np.float32)]
-    plan = PerOutputPlan((system.lease("r", 0, 8),), stored=True)
+    plan = PerOutputPlan((system.lease("r", 0, 8),), all_shared=True)
     with pytest.raises(InferError, match=r"for output 'y' \(8 bytes\) should be at least 16 bytes"):
-        encode_ways(Encoder("m", "1", [("y", "FP32")]), request, plan)
+        encode_by_mode(Encoder("m", "1", [("y", "FP32")]), request, plan)
     with pytest.raises(InferError, match="after its release"):
-        plan.ways[0].read()  # type: ignore[union-attr]
+        plan.modes[0].read()  # type: ignore[union-attr]

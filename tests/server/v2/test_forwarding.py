@@ -25,17 +25,17 @@ from tests.server.v2.rpc.calls import request as rpc_request
 def test_names_with_a_match_are_forwarded_in_any_case() -> None:
     found = Forwarding("^(X-Tenant|trace)")
 
-    assert found.parameters({b"x-tenant": b"a", b"tracestate": b"b", b"host": b"c"}) == {
+    assert found.from_header({b"x-tenant": b"a", b"tracestate": b"b", b"host": b"c"}) == {
         "x-tenant": "a",
         "tracestate": "b",
     }
-    assert found.parameters_of({"X-TENANT": "ä"}) == {"X-TENANT": "ä"}
+    assert found.from_metadata({"X-TENANT": "ä"}) == {"X-TENANT": "ä"}
 
 
 def test_a_pattern_may_say_that_it_is_meant_as_it_is_written() -> None:
     found = Forwarding("(?-i)X-.*")
 
-    assert found.parameters_of({"x-tenant": "a", "X-TENANT": "b"}) == {"X-TENANT": "b"}
+    assert found.from_metadata({"x-tenant": "a", "X-TENANT": "b"}) == {"X-TENANT": "b"}
 
 
 def test_what_grpc_keeps_for_itself_is_not_forwarded() -> None:
@@ -43,11 +43,11 @@ def test_what_grpc_keeps_for_itself_is_not_forwarded() -> None:
     found = Forwarding(".*")
     metadata = {"te": "trailers", "content-type": "application/grpc", "user-agent": "a", "grpc-timeout": "1S", "x": "b"}
 
-    assert found.parameters_of({**metadata, ":authority": "h:1", "grpc-accept-encoding": "gzip"}) == {
+    assert found.from_metadata({**metadata, ":authority": "h:1", "grpc-accept-encoding": "gzip"}) == {
         "user-agent": "a",
         "x": "b",
     }
-    assert found.parameters({b"content-type": b"application/json"}) == {"content-type": "application/json"}
+    assert found.from_header({b"content-type": b"application/json"}) == {"content-type": "application/json"}
 
 
 def test_an_empty_pattern_forwards_nothing() -> None:
@@ -58,10 +58,10 @@ def test_an_empty_pattern_forwards_nothing() -> None:
 @pytest.mark.parametrize("name", ["priority", "timeout", "headers", "sequence_id", "triton_x"])
 def test_reserved_names_are_refused_when_they_match(name: str) -> None:
     with pytest.raises(InferError) as caught:
-        Forwarding(".*").parameters({name.encode(): b"1"})
+        Forwarding(".*").from_header({name.encode(): b"1"})
 
     assert caught.value.code is Code.INVALID
-    assert Forwarding("^x-").parameters({name.encode(): b"1"}) == {}
+    assert Forwarding("^x-").from_header({name.encode(): b"1"}) == {}
 
 
 @pytest.mark.parametrize("name", ["http_header_forward_pattern", "grpc_header_forward_pattern"])

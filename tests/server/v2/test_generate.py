@@ -16,11 +16,11 @@ from starlette.requests import Request
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.model import Model
-from penstock.server.hooks.pull import Answer
+from penstock.server.hooks.generator_call import Answer
 from penstock.server.http.limits import Limits
 from penstock.server.http.parts import PARTS
-from penstock.server.v2.generate import _LARGE_BYTES, _TOGETHER_BYTES, Generate, read
-from penstock.server.v2.members import Members
+from penstock.server.v2.generate import _LARGE_BYTES, _MAX_GROUP_BYTES, Generate, parse_generate
+from penstock.server.v2.generate_encoder import GenerateEncoder
 from tests.clients import models
 from tests.fakes import fake_model
 from tests.live import live_server
@@ -34,7 +34,7 @@ MODEL = fake_model(signature=WORDS)
 
 
 def asked(**members: Any) -> Any:
-    return read(MODEL, json.dumps(members).encode(), 100)
+    return parse_generate(MODEL, json.dumps(members).encode(), 100)
 
 
 def refused(**members: Any) -> str:
@@ -75,23 +75,25 @@ class TestReading:
             '"n": [1, 2], "text": "a", "n": [1, 2]',
         ):
             with pytest.raises(InferError, match=r"input '(text|n)' already exists in request"):
-                read(MODEL, f"{{{members}}}".encode(), 100)
-        assert read(MODEL, b'{"text": "a\\n"}\0', 100)[1]["text"].tolist() == [[b"a\n"]]
+                parse_generate(MODEL, f"{{{members}}}".encode(), 100)
+        assert parse_generate(MODEL, b'{"text": "a\\n"}\0', 100)[1]["text"].tolist() == [[b"a\n"]]
         assert refused(text="a", parameters=[1]) == "Expected JSON object for keyword: 'parameters'"
         assert refused(text="a", triton_x=1).startswith("parameter keys starting with 'triton_'")
         with pytest.raises(InferError, match="must be a JSON object"):
-            read(MODEL, b"[]", 100)
+            parse_generate(MODEL, b"[]", 100)
 
 
 def test_an_answer_has_its_members_by_name_and_single_values_bare() -> None:
     outputs = {"out": np.array([[b"hi"]], np.object_), "m": np.array([[1.5, 2]], np.float32)}
 
-    assert Members(MODEL, "").write(outputs) == b'{"m":[1.5,2.0],"model_name":"m","model_version":"1","out":"hi"}'
-    assert json.loads(Members(MODEL, "7").write(outputs))["id"] == "7"
+    assert (
+        GenerateEncoder(MODEL, "").write(outputs) == b'{"m":[1.5,2.0],"model_name":"m","model_version":"1","out":"hi"}'
+    )
+    assert json.loads(GenerateEncoder(MODEL, "7").write(outputs))["id"] == "7"
 
 
 def test_equal_parameters_of_other_types_are_written_as_what_they_are() -> None:
-    members, outputs = Members(MODEL, ""), {"out": np.array([b"hi"], np.object_)}
+    members, outputs = GenerateEncoder(MODEL, ""), {"out": np.array([b"hi"], np.object_)}
     said: list[Any] = [1, True, 1.0, "1", 1]
 
     written = [members.write(outputs, {"n": each}) for each in said]
@@ -100,7 +102,7 @@ def test_equal_parameters_of_other_types_are_written_as_what_they_are() -> None:
 
 
 def test_answers_to_one_request_may_differ_in_names_shapes_and_datatypes() -> None:
-    members = Members(MODEL, "7")
+    members = GenerateEncoder(MODEL, "7")
     end = b'"model_name":"m","model_version":"1"'
     one, two = np.ones(1, np.float32), np.ones(2, np.int32)
 
@@ -118,7 +120,7 @@ def test_of_several_outputs_that_cannot_be_written_the_first_is_told() -> None:
 
     for outputs in ({"z": half, "a": half}, {"a": half, "z": half}):
         with pytest.raises(InferError, match=f"output '{next(iter(outputs))}'"):
-            Members(MODEL, "").write(outputs)
+            GenerateEncoder(MODEL, "").write(outputs)
 
 
 @pytest.mark.parametrize("verb", ["generate", "generate_stream"])
@@ -204,7 +206,7 @@ class TestTogether:
         *events, [last] = asyncio.run(Told(y(1, more=True), y(2, more=True), bad).asked())
 
         assert events == [[event(1), event(2)]]
-        assert last.startswith(b'data: {"error":"output \'y\' holds bytes that are no UTF-8')
+        assert last.startswith(b'data: {"error":"output \'y\' holds bytes that are not UTF-8')
 
     def test_an_error_among_them_is_one_of_them_and_the_first_gives_the_status(self) -> None:
         failed = Answer({}, InferError(Code.OVERLOADED, "not today"), more=True)
@@ -220,7 +222,7 @@ class TestTogether:
         writes = asyncio.run(Told(*[y(1, more=True, count=4000)] * 20, y(1)).asked())
 
         assert sum(map(len, writes)) == 21
-        assert max(sum(map(len, texts)) for texts in writes) < 2 * _TOGETHER_BYTES
+        assert max(sum(map(len, texts)) for texts in writes) < 2 * _MAX_GROUP_BYTES
 
     def test_a_large_one_keeps_none_before_it_back(self) -> None:
         large = y(2, more=True, count=_LARGE_BYTES)

@@ -79,7 +79,7 @@ class NoHooks:
 
 
 class Served(Lane):
-    """A connection whose Service is Inference, that of a connection `beside` it, if any."""
+    """A connection whose Service is Inference, that of a connection `shared_positions` it, if any."""
 
     def __init__(self, beside: Served | None = None) -> None:
         self.engine: HeldEngine = beside.engine if beside else HeldEngine()
@@ -205,7 +205,7 @@ def test_large_answers_are_encoded_on_a_thread(
 
         monkeypatch.setattr(Encoder, name, encode)
 
-    for name in ("json", "mixed", "mapped"):
+    for name in ("encode_json", "encode_mixed", "encode_mapped"):
         noted(name)
     asked = json.loads(BODY) | {"outputs": [{"name": "y", "parameters": {"binary_data": binary}}]}
     outputs = (TensorSpec("y", "BYTES" if array is STRINGS else "FP32", (-1, -1)),)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from penstock.backends.errors import Code, InferError
 from penstock.server import json_text
 from penstock.server.v2 import parsing
-from penstock.server.v2.parsing import SIMD_BYTES, numbers_of, parse
+from penstock.server.v2.parsing import SIMD_BYTES, parse, parse_numbers
 from tests.server.v2.documents import ANYTHING, SCALARS, TEXTS
 
 PADDING = b" " * SIMD_BYTES
@@ -270,7 +270,7 @@ def test_without_simdjson_which_has_no_wheels_for_python_3_14_all_is_read_all_th
     text = json.dumps(document).encode() + PADDING
 
     assert parse(text, DEPTH) == document
-    assert numbers_of(b"[1.5, 2]") is None
+    assert parse_numbers(b"[1.5, 2]") is None
     assert refused(text + b"x").startswith("failed to parse the request JSON buffer: ")
 
 
@@ -289,7 +289,7 @@ def test_a_list_of_more_elements_than_simdjson_counts_is_never_made() -> None:
 
 
 def test_inputs_without_end_are_not_looked_at_one_by_one() -> None:
-    with patch.object(parsing, "_entry", None):
+    with patch.object(parsing, "_convert_entry", None):
         found = parse(b'{"inputs":[' + b"{}," * 9_999 + b"{}]}", DEPTH)
 
     assert found == {"inputs": [{}] * 10_000}

@@ -63,11 +63,11 @@ def test_the_pages_tell_of_all_routes_and_are_made_once_and_not_on_the_loop(
 ) -> None:
     threads = []
 
-    def made(*said: Any, make: Any = plane._described) -> Any:
+    def made(*said: Any, make: Any = plane._openapi_document) -> Any:
         threads.append(threading.current_thread())
         return make(*said)
 
-    monkeypatch.setattr(plane, "_described", made)
+    monkeypatch.setattr(plane, "_openapi_document", made)
 
     docs, schema = ask(app, ("GET", "/docs"), ("GET", "/openapi.json"))
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from penstock.backends.errors import Code, InferError
 from penstock.server.v2 import system_regions
-from penstock.server.v2.regions import MAX_REGIONS, OFF, SYSTEM, InlineRegions, Regions
+from penstock.server.v2.regions import DISABLED_TEXT, MAX_REGIONS, SYSTEM, InlineRegions, Regions
 from penstock.server.v2.system_regions import SystemRegions
 from tests.processes import descriptors
 
@@ -137,7 +137,7 @@ class TestRegistering:
             (system.status,),
             (system.lease, "r", 0, 1),
         ):
-            assert refused(*call) == (Code.UNSUPPORTED, OFF)
+            assert refused(*call) == (Code.UNSUPPORTED, DISABLED_TEXT)
 
 
 def mapped(path: Path) -> int:
@@ -165,7 +165,7 @@ class TestMappings:
     def test_are_done_without_where_there_is_no_room_for_them(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        full = SimpleNamespace(mmap=lambda *_: system_regions._NOWHERE)
+        full = SimpleNamespace(mmap=lambda *_: system_regions._MAP_FAILED)
         monkeypatch.setattr(system_regions, "_libc", lambda: full)
         regions, system = made(folder)
         system.register("r", "key", 0, SIZE)
@@ -211,7 +211,7 @@ class TestUnregistering:
         second = seen.lease("r", 4, 4)
         first.release()
 
-        assert seen.listed(SYSTEM, "r") == system.status() != []
+        assert seen.describe(SYSTEM, "r") == system.status() != []
         assert bytes(second.read()) == BYTES[4:8]
         second.release()
         assert system.status() == []
@@ -296,5 +296,5 @@ class TestLeases:
         system.register("r", "key", 0, SIZE)
         inline.lease("r", 0, 17).write(b"a")
 
-        assert inline.most_bytes == 16
+        assert inline.max_copy_bytes == 16
         assert (folder / "key").read_bytes()[:2] == b"a" + BYTES[1:2]

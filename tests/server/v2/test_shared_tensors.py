@@ -164,7 +164,7 @@ class TestInputs:
         model = model_of(max_queue_bytes=31)
         assert read(transport, model, device.regions, [2, 4], place("here", 32))[0].rows == 2
 
-        with pytest.raises(InferError, match="has 32 bytes, its queue takes 31"):
+        with pytest.raises(InferError, match="has 32 bytes, its queue accepts 31"):
             read(transport, model, device.regions, [2, 4], place("there", 32))
         assert device.copies == 0
 
@@ -288,7 +288,7 @@ class TestInputsOnTheHost:
         carried = len(body_of([*self.SHAPE], self.WHERE, "INT32", {})) if transport == "http" else 0
 
         assert request.nbytes == carried + 32768
-        with pytest.raises(InferError, match="has 32768 bytes, its queue takes 32767"):
+        with pytest.raises(InferError, match="has 32768 bytes, its queue accepts 32767"):
             read(transport, self.model(max_queue_bytes=32767), shared.regions, [*self.SHAPE], self.WHERE)
 
     def test_are_refused_where_the_memory_has_gone_by_now(self, shared: SharedArrays, transport: str) -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from penstock.server.fronts.pending_statistics import PendingStatistics, count
+from penstock.server.fronts.pending_statistics import PendingStatistics, add_statistics
 from penstock.server.telemetry.hardware import Hardware
 from penstock.server.telemetry.metrics import Metrics
 from penstock.server.workers.order import ENDED, STARTED, WorkerLost
@@ -52,8 +52,8 @@ def test_what_is_counted_in_a_front_end_is_counted_in_the_engine() -> None:
     model = fake_model("iris")
     there = PendingStatistics(lambda: None)
 
-    count(model, there.taken({STARTED: 2, ENDED + "exit": 1}), None)
-    count(model, there.taken({STARTED: 1}), None)
+    add_statistics(model, there.flush({STARTED: 2, ENDED + "exit": 1}), None)
+    add_statistics(model, there.flush({STARTED: 1}), None)
 
     assert model.events == {STARTED: 3, ENDED + "exit": 1}
 
@@ -66,7 +66,7 @@ def test_a_model_is_ready_while_the_hooks_of_no_front_end_hinder_it() -> None:
     for hindered in (True, False):
         for front in fronts:
             front.record_hindered(hindered=hindered)
-            count(model, front.taken({}), front)
+            add_statistics(model, front.flush({}), front)
             ready.append(model.ready)
 
     assert ready == [True, False, False, False, True]

@@ -12,7 +12,7 @@ class SeldonInvalidMetadataError(Exception):
 
 def validate_model_metadata(data: dict[str, Any]) -> dict[str, Any]:
     """Return metadata, with defaults from the image's name. Raises: SeldonInvalidMetadataError."""
-    from penstock.server.seldon.inside.metadata import metadata_of, wrong
+    from penstock.server.seldon.inside.metadata import find_mistake, metadata_of
 
     class Stated:
         def init_metadata(self) -> dict[str, Any]:
@@ -21,5 +21,5 @@ def validate_model_metadata(data: dict[str, Any]) -> dict[str, Any]:
     image = "PREDICTIVE_UNIT_IMAGE"
     found = metadata_of(Stated(), {image: os.environ[image]} if image in os.environ else {})
     if found is None:
-        raise SeldonInvalidMetadataError(wrong(data))
+        raise SeldonInvalidMetadataError(find_mistake(data))
     return found

@@ -161,9 +161,9 @@ def extract_request_parts_json(request: Any) -> tuple[Any, Any, Any, str]:
 
     Raises: SeldonMicroserviceException, and Python's and numpy's exceptions for wrong values.
     """
-    from penstock.server.seldon.inside.payloads import parts
+    from penstock.server.seldon.inside.payloads import split_message
 
-    return parts(request)
+    return split_message(request)
 
 
 def extract_request_parts(request: Any) -> tuple[Any, dict[str, Any], Any, str]:
@@ -191,10 +191,12 @@ def construct_response(  # noqa: PLR0913 - as the original's
     Raises: SeldonMicroserviceException, TypeError, ValueError.
     """
     from penstock.server.seldon.inside.component import Component
-    from penstock.server.seldon.inside.protobuf import respond
+    from penstock.server.seldon.inside.protobuf import encode_answer
 
     made = prediction_pb2.SeldonMessage.FromString(
-        respond(Component(user_model), client_request, client_raw_response, meta, custom_metrics or [], runtime_tags)
+        encode_answer(
+            Component(user_model), client_request, client_raw_response, meta, custom_metrics or [], runtime_tags
+        )
     )
     if is_request and made.HasField("data"):
         made.data.names[:] = client_feature_names(user_model, client_request.data.names)
@@ -214,11 +216,11 @@ def construct_response_json(  # noqa: PLR0913 - as the original's
 
     Raises: SeldonMicroserviceException for a result of an unsupported type.
     """
-    from penstock.server.seldon.inside.answers import construct
+    from penstock.server.seldon.inside.answers import make_message
     from penstock.server.seldon.inside.component import Component
 
     component = Component(user_model)
-    made = construct(component, client_request_raw, client_raw_response, meta, custom_metrics or [], runtime_tags)
+    made = make_message(component, client_request_raw, client_raw_response, meta, custom_metrics or [], runtime_tags)
     if is_request and "data" in made:
         said = client_request_raw.get("data", {}).get("names", [])
         made["data"]["names"] = client_feature_names(user_model, said)

@@ -73,7 +73,7 @@ def _page(purpose: str, metadata: Any) -> tuple[int, bytes, str]:
     if purpose == paths.PING:
         return 200, b"pong", text
     if purpose == paths.METADATA:
-        return (500, pages.NO_METADATA, kind) if metadata is None else (200, pages.written(metadata), kind)
+        return (500, pages.NO_METADATA, kind) if metadata is None else (200, pages.encode_json(metadata), kind)
     if purpose == paths.OPENAPI:
         return 200, openapi.page(), kind
     if purpose == paths.OPTIONS:
@@ -99,14 +99,14 @@ class SeldonModelGRPC:
         self._component = Component(user_model)
 
     def _called(self, name: str, request: Any) -> Any:
-        from penstock.server.seldon.inside.protobuf import called
+        from penstock.server.seldon.inside.protobuf import call_endpoint
         from penstock.server.seldon.messages import Endpoint
 
         from .proto import prediction_pb2
 
         component, endpoint = self._component, Endpoint[name]
         try:
-            body = called(component, endpoint, request)
+            body = call_endpoint(component, endpoint, request)
         finally:
             recorded, component.recorded = component.recorded, []
             if recorded:

@@ -17,10 +17,10 @@ from penstock.batching.request import InferRequest, Terms
 from penstock.server.errors import GRPC_STATUS, pushback_ms
 from penstock.server.grpc.method import Method, Reader, Status
 from penstock.server.health import Health
-from penstock.server.hooks.pull import Answer
+from penstock.server.hooks.generator_call import Answer
 from penstock.server.listening.mapped_buffer import Body
 from penstock.server.protobuf import service_pb2
-from penstock.server.v2.rpc.services import RpcParts, methods
+from penstock.server.v2.rpc.services import RpcDependencies, methods
 from tests.fakes import PATIENCE_S, fake_model
 
 pb = service_pb2()
@@ -156,15 +156,15 @@ class FakeHooks:
         self.has_pre = False
         self.has_post = function is not None
         self.parameters: Mapping[str, Any] | None = None
-        self.several: Callable[[Mapping[str, Array]], AsyncGenerator[Answer, None]] | None = None
+        self.decoupled: Callable[[Mapping[str, Array]], AsyncGenerator[Answer, None]] | None = None
         self._function = function
 
     async def stream(
         self, inputs: Mapping[str, Array], request_id: str, terms: Terms, parameters: Mapping[str, Any] | None,
         wanted: tuple[int, ...],
     ) -> AsyncGenerator[Answer, None]:  # fmt: skip
-        assert self.several is not None
-        async with aclosing(self.several(inputs)) as answers:
+        assert self.decoupled is not None
+        async with aclosing(self.decoupled(inputs)) as answers:
             async for each in answers:
                 yield each
 
@@ -186,7 +186,7 @@ class Services:
         self.health = Health(self.repository, self.engine)
         self.hooks = hooks or FakeHooks()
         others: dict[str, Any] = dict.fromkeys(("control", "system", "cuda", "traces", "logs"))
-        made = RpcParts(
+        made = RpcDependencies(
             engine=cast(Any, self.engine), repository=self.repository, health=self.health,
             hooks_of=lambda model: cast(Any, self.hooks), **(others | parts),
         )  # fmt: skip

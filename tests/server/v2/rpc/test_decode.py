@@ -11,7 +11,7 @@ from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.model import Model
-from penstock.server.v2.call_parameters import BINARY, PLAIN, Classes, PerOutputPlan
+from penstock.server.v2.call_parameters import BINARY, DEFAULT_OPTIONS, Classes, PerOutputPlan
 from penstock.server.v2.rpc.decode import decode
 from tests.fakes import NoSink, fake_model
 from tests.server.v2.rpc.calls import ROW, pb, request
@@ -170,7 +170,7 @@ def test_parameters_and_outputs_become_options() -> None:
 
     assert (found.id, found.wanted, found.rows) == ("i", (0,), 1)
     assert (options.timeout_us, options.hooks, options.parameters) == (7, False, {"mine": 0.5})
-    assert decode(fake_model(), request(), NoSink(), None)[1] is PLAIN
+    assert decode(fake_model(), request(), NoSink(), None)[1] is DEFAULT_OPTIONS
 
 
 def test_classification_becomes_a_plan() -> None:
@@ -179,7 +179,7 @@ def test_classification_becomes_a_plan() -> None:
 
     plan = decode(fake_model(), message, NoSink(), None)[1].plan
     assert isinstance(plan, PerOutputPlan)
-    assert plan.ways == (Classes(2, not BINARY),)
+    assert plan.modes == (Classes(2, not BINARY),)
 
 
 def param(**members: Any) -> Any:

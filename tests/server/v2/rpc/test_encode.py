@@ -13,7 +13,7 @@ from penstock.backends.backend import Array
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.server.v2.call_parameters import Classes, PerOutputPlan
 from penstock.server.v2.finish import Finished
-from penstock.server.v2.rpc.encode import FINAL, RpcEncoder, before, stream_answer, stream_error
+from penstock.server.v2.rpc.encode import FINAL, RpcEncoder, encode_id_and_mark, stream_answer, stream_error
 from penstock.server.v2.rpc.outputs import is_large
 from penstock.server.v2.rpc.wire import varint
 from tests.server.v2.rpc.calls import pb
@@ -46,14 +46,14 @@ def test_answers_are_what_protobuf_writes(sent: list[tuple[list[int], int, tuple
     for order, count, shape, request_id, final in (*sent, *sent):
         wanted = tuple(order[:count])
         arrays = [made(shape, NAMES[position][1]) for position in wanted]
-        written = encoder.plain(wanted, arrays, before(request_id, FINAL if final else b""))
+        written = encoder.encode_plain(wanted, arrays, encode_id_and_mark(request_id, FINAL if final else b""))
         assert written == expected(wanted, arrays, request_id, final=final).SerializeToString(deterministic=True)
 
 
 @pytest.mark.parametrize("columns", [4, 40_000])
 def test_what_is_not_contiguous_is_written_row_by_row(columns: int) -> None:
     array = made((columns, 2), "FP32").T
-    answer = pb.ModelInferResponse.FromString(RpcEncoder("m", "12", SIGNATURE).plain((0,), [array]))
+    answer = pb.ModelInferResponse.FromString(RpcEncoder("m", "12", SIGNATURE).encode_plain((0,), [array]))
 
     assert answer.raw_output_contents[0] == array.tobytes()
 
@@ -63,14 +63,14 @@ def test_finished_outputs_have_no_data_where_it_is_in_shared_memory() -> None:
         Finished("classes", "BYTES", (1, 1), np.array([[b"1:0"]], np.object_), False),
         Finished("y", "FP32", (1, 2), None, False),
     ]
-    answer = pb.ModelInferResponse.FromString(RpcEncoder("m", "12", SIGNATURE).finished(outputs))
+    answer = pb.ModelInferResponse.FromString(RpcEncoder("m", "12", SIGNATURE).encode_finished(outputs))
 
     assert [(output.name, list(output.shape)) for output in answer.outputs] == [("classes", [1, 1]), ("y", [1, 2])]
     assert list(answer.raw_output_contents) == [b"\3\0\0\x001:0", b""]
 
 
 def test_a_model_without_outputs_is_answered_without_any() -> None:
-    assert pb.ModelInferResponse.FromString(RpcEncoder("m", "12", SIGNATURE).plain((), [])).model_name == "m"
+    assert pb.ModelInferResponse.FromString(RpcEncoder("m", "12", SIGNATURE).encode_plain((), [])).model_name == "m"
 
 
 @given(st.binary(max_size=300), st.text(max_size=200), IDS)
@@ -79,7 +79,7 @@ def test_answers_of_a_stream(content: bytes, text: str, request_id: str) -> None
     answer = expected((1,), [array], request_id, final=True).SerializeToString()
     wrapped = pb.ModelStreamInferResponse.FromString(stream_answer(answer))
     assert wrapped.infer_response.raw_output_contents[0] == content
-    refused = pb.ModelStreamInferResponse.FromString(stream_error(text, before(request_id, FINAL)))
+    refused = pb.ModelStreamInferResponse.FromString(stream_error(text, encode_id_and_mark(request_id, FINAL)))
     assert refused.error_message == text.encode("utf-8", "replace").decode()
     assert refused.infer_response.id == request_id
 

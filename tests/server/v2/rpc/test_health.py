@@ -10,7 +10,7 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool
 
 from penstock.server.grpc.method import Status
-from penstock.server.v2.rpc import pulse
+from penstock.server.v2.rpc import ticker
 from penstock.server.v2.rpc.descriptors import message_class
 from tests.server.v2.rpc.calls import FakeCall, Services, turns
 
@@ -42,7 +42,7 @@ def test_check_does_not_know_other_services() -> None:
 
 def test_watch_says_what_changes_and_ends_with_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        monkeypatch.setattr(pulse, "INTERVAL_S", 0)
+        monkeypatch.setattr(ticker, "INTERVAL_S", 0)
         services = Services()
         watch = services.call("/grpc.health.v1.Health/Watch", asked(""))
         gone = services.call("/grpc.health.v1.Health/Watch", asked(""))
@@ -63,7 +63,7 @@ def test_watch_says_what_changes_and_ends_with_the_server(monkeypatch: pytest.Mo
 
 def test_any_number_of_watches_asks_once_each_time_whether_the_server_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        monkeypatch.setattr(pulse, "INTERVAL_S", 0)
+        monkeypatch.setattr(ticker, "INTERVAL_S", 0)
         services = Services()
         for _ in range(20):
             services.call("/grpc.health.v1.Health/Watch", asked(""))
@@ -89,11 +89,11 @@ def test_any_number_of_watches_asks_once_each_time_whether_the_server_is_ready(m
 
 def test_many_listeners_let_others_have_their_turn() -> None:
     async def main() -> None:
-        beats, heard = pulse.Pulse(), list[int]()
+        beats, heard = ticker.Ticker(), list[int]()
         listeners: list[Any] = [partial(heard.append, number) for number in range(5000)]
         for listener in listeners:
             beats.add(listener)
-        beats.beat()
+        beats.tick()
         at_once = len(heard)
         beats.remove(listeners[-1])
         await turns()
@@ -108,17 +108,17 @@ def test_many_listeners_let_others_have_their_turn() -> None:
 
 def test_without_listeners_there_is_no_timer() -> None:
     async def main() -> None:
-        beats = pulse.Pulse()
+        beats = ticker.Ticker()
         heard: list[int] = []
 
         def listener() -> None:
             heard.append(1)
 
         beats.add(listener)
-        beats.beat()
+        beats.tick()
         beats.remove(listener)
         beats.remove(listener)
-        beats.beat()
+        beats.tick()
         assert (heard, len(beats), beats._timer) == ([1], 0, None)
 
     asyncio.run(main())

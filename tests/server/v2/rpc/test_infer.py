@@ -125,7 +125,7 @@ def test_a_large_answer_is_encoded_on_a_thread(
 def test_a_remembered_request_is_decoded_without_protobuf(monkeypatch: pytest.MonkeyPatch) -> None:
     services = Services()
     services.call("ModelInfer", request(id="1"))
-    monkeypatch.setattr(inference, "parsed", None)
+    monkeypatch.setattr(inference, "parse_message", None)
 
     services.call("ModelInfer", request(np.array([[5, 6, 7, 8]], np.float32), id="another"))
     first, second = services.engine.held
@@ -381,7 +381,7 @@ def test_a_call_that_has_ended_is_freed_without_the_collector(ending: str) -> No
 def test_a_message_of_very_many_fields_is_not_parsed_nor_looked_at_to_its_end(
     field_of: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.server.v2.rpc.calls._MOST_ELEMENTS", 0)
+    monkeypatch.setattr("penstock.server.v2.rpc.calls._MAX_ELEMENTS", 0)
     monkeypatch.setattr("penstock.server.v2.rpc.calls.has_more_elements", None)
 
     async def main() -> None:
@@ -404,6 +404,6 @@ def test_dims_and_texts_without_end_are_not_parsed(inside: bytes) -> None:
         await settled()
 
         assert call.status is Status.INVALID_ARGUMENT
-        assert "more dims, parameters and elements in 'contents' than are parsed" in call.text
+        assert "more dims, parameters and elements in 'contents' than can be parsed" in call.text
 
     asyncio.run(main())

@@ -14,9 +14,9 @@ from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
 from penstock.server.v2.call_parameters import Options
-from penstock.server.v2.rpc.calls import parsed
+from penstock.server.v2.rpc.calls import parse_message
 from penstock.server.v2.rpc.decode import decode
-from penstock.server.v2.rpc.layout import RpcLayouts, head_of, names_of
+from penstock.server.v2.rpc.layout import RpcLayouts, encode_names, read_head
 from penstock.server.v2.rpc.wire import field
 from tests.fakes import NoSink, fake_model
 from tests.server.v2.rpc.calls import ROW, pb, request
@@ -32,18 +32,18 @@ MIXED = Signature(
 
 
 def in_full(model: Model, message: bytes) -> tuple[InferRequest, Options]:
-    return decode(model, parsed(pb.ModelInferRequest, message), NoSink(), None)
+    return decode(model, parse_message(pb.ModelInferRequest, message), NoSink(), None)
 
 
 def remembered(layouts: RpcLayouts, model: Model, message: bytes) -> None:
     found, options = in_full(model, message)
     found.nbytes = len(message)
-    layouts.remember(found, options, message, head_of(message)[1], parsed(pb.ModelInferRequest, message))
+    layouts.add(found, options, message, read_head(message)[1], parse_message(pb.ModelInferRequest, message))
 
 
 def found(layouts: RpcLayouts, model: Model, message: bytes) -> tuple[InferRequest, Options] | None:
     try:
-        _, start, request_id = head_of(message)
+        _, start, request_id = read_head(message)
     except (IndexError, UnicodeDecodeError):
         return None
     return layouts.find(model, message, start, request_id, NoSink())
@@ -173,6 +173,6 @@ def test_the_memory_is_bounded() -> None:
 def test_names_are_written_as_a_serializer_does(version: str) -> None:
     made = pb.ModelInferRequest(model_name="m", model_version=version)
 
-    assert names_of(made) == made.SerializeToString()
-    assert head_of(request(model_version=version).SerializeToString())[0] == len(names_of(made))
-    assert names_of(pb.ModelInferRequest(model_name="m" * 128)) == b""
+    assert encode_names(made) == made.SerializeToString()
+    assert read_head(request(model_version=version).SerializeToString())[0] == len(encode_names(made))
+    assert encode_names(pb.ModelInferRequest(model_name="m" * 128)) == b""

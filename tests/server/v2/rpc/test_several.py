@@ -14,8 +14,8 @@ from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
 from penstock.server.grpc.method import Status
-from penstock.server.hooks.pull import Answer
-from penstock.server.v2.rpc import pulse, stream
+from penstock.server.hooks.generator_call import Answer
+from penstock.server.v2.rpc import stream, ticker
 from tests.fakes import fake_model
 from tests.server.v2.rpc.calls import FakeCall, FakeHooks, Services, pb, request, settled, turns
 
@@ -27,7 +27,7 @@ class Yielding(FakeHooks):
 
     def __init__(self) -> None:
         super().__init__(dict)
-        self.several = self._answers
+        self.decoupled = self._answers
         self.puts: asyncio.Queue[Any] = asyncio.Queue()
         self.begun = 0
         self.taken = 0
@@ -202,7 +202,7 @@ def test_a_model_is_held_for_a_request_that_waits_for_room(pad: int) -> None:
 
 def test_a_stream_has_answers_made_of_so_many_requests_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        monkeypatch.setattr(stream, "MAX_ANSWERED", 2)
+        monkeypatch.setattr(stream, "MAX_ANSWERING", 2)
         scene = Scene()
         for name in "abc":
             scene.ask(name, **EMPTY)
@@ -304,7 +304,7 @@ def test_large_messages_leave_the_order_when_they_have_been_read() -> None:
 
 def test_those_out_of_the_order_count_for_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        monkeypatch.setattr(stream, "MAX_UNDER_WAY", 2)
+        monkeypatch.setattr(stream, "MAX_IN_FLIGHT", 2)
         scene = Scene()
         for name in "abc":
             scene.ask(name)
@@ -317,7 +317,7 @@ def test_those_out_of_the_order_count_for_the_bound(monkeypatch: pytest.MonkeyPa
 
 def test_a_stream_that_gives_answers_is_not_idle_when_the_server_drains(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        monkeypatch.setattr(pulse, "INTERVAL_S", 0)
+        monkeypatch.setattr(ticker, "INTERVAL_S", 0)
         scene = Scene()
         scene.ask("a")
         scene.services.health.disconnecting = True

@@ -14,7 +14,7 @@ from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
 from penstock.server.grpc.method import Status
 from penstock.server.grpc.request import SHUTTING_DOWN
-from penstock.server.v2.rpc import pulse, stream
+from penstock.server.v2.rpc import stream, ticker
 from tests.server.v2.rpc.calls import ROW, FakeCall, FakeHooks, Services, request, settled, stream_answers, turns
 
 DATA = ROW.tobytes()
@@ -124,7 +124,7 @@ def test_a_lost_stream_cancels_all_that_is_under_way() -> None:
 
 def test_what_is_beyond_the_bound_is_refused_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        monkeypatch.setattr(stream, "MAX_UNDER_WAY", 2)
+        monkeypatch.setattr(stream, "MAX_IN_FLIGHT", 2)
         services = Services()
         call, reader = services.open()
         for name in "abc":
@@ -187,7 +187,7 @@ def test_a_fault_of_ours_after_a_slow_decode_is_answered_in_its_turn() -> None:
 
 def test_when_the_server_leaves_idle_streams_end_and_others_take_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        monkeypatch.setattr(pulse, "INTERVAL_S", 0)
+        monkeypatch.setattr(ticker, "INTERVAL_S", 0)
         services = Services()
         idle, _ = services.open()
         busy, reader = services.open()

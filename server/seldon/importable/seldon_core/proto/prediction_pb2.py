@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.internal import builder
 
-from penstock.server.seldon.protos import registered
+from penstock.server.seldon.protos import registered_file
 
-DESCRIPTOR = registered()
+DESCRIPTOR = registered_file()
 _globals = globals()
 builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, __name__, _globals)

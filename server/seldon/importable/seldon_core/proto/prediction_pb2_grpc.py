@@ -6,7 +6,7 @@ from typing import Any
 
 import grpc
 
-from penstock.server.seldon.protos import message_class, registered
+from penstock.server.seldon.protos import message_class, registered_file
 
 _EMPTY = "google.protobuf.Empty"
 
@@ -58,7 +58,7 @@ def _adder(service: Any) -> Any:
     return add
 
 
-for _service in registered().services_by_name.values():
+for _service in registered_file().services_by_name.values():
     globals()[f"{_service.name}Stub"] = _stub(_service)
     globals()[f"{_service.name}Servicer"] = _servicer(_service)
     globals()[f"add_{_service.name}Servicer_to_server"] = _adder(_service)

@@ -1,0 +1,252 @@
+"""Together: what came out of one batch comes to the next step's model at once, or each for itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.backends.signature import Signature, TensorSpec
+from penstock.batching.model import Model
+from penstock.batching.request import InferRequest
+from penstock.batching.scheduling.bulk_enqueue import enqueue_all
+from penstock.batching.spec import BatchPolicy, ModelSpec
+from tests.batching.ensembles import House, ensemble_spec, house, step, values_of
+from tests.fakes import PATIENCE_S, FakeBackend, fake_request
+
+NOW_NS = 1_000
+SIGNATURE = Signature((TensorSpec("x", "FP32", (-1, -1)),), (TensorSpec("y", "FP32", (-1, -1)),), batched=True)
+
+
+def model_of(**policy: Any) -> Model:
+    said = replace(BatchPolicy(max_batch_rows=8), **policy)
+    return Model(ModelSpec("m", 1, Path("m"), signature=SIGNATURE, policy=said), [FakeBackend(SIGNATURE, list)], _none)
+
+
+def up_by_one(inputs: list[Any]) -> list[Any]:
+    return [inputs[0] + 1]
+
+
+def up_by_one_and_two(inputs: list[Any]) -> list[Any]:
+    return [inputs[0] + 1, inputs[0] + 2]
+
+
+def doubled(inputs: list[Any]) -> list[Any]:
+    return [inputs[0] * 2]
+
+
+def _none(*_: object) -> None: ...
+
+
+def requests_of(model: Model, *rows: int) -> list[InferRequest]:
+    requests = [fake_request(model, each) for each in rows]
+    for request in requests:
+        request.nbytes = 16 * request.rows
+    return requests
+
+
+def waiting(model: Model) -> tuple[int, int, int]:
+    return model.scheduler.request_count, model.scheduler.rows, model.scheduler.nbytes
+
+
+def test_all_wait_in_their_order_as_those_that_came_one_by_one() -> None:
+    together, alone = model_of(), model_of()
+    come = requests_of(together, 2, 1, 3)
+    for request in requests_of(alone, 2, 1, 3):
+        request.queue_ns = NOW_NS
+        alone.scheduler.add(request)
+
+    assert enqueue_all(together, come, NOW_NS)
+
+    assert waiting(together) == waiting(alone) == (3, 6, 96)
+    assert [(each.waiting, each.queue_ns, each.start_ns) for each in come] == [(True, NOW_NS, NOW_NS)] * 3
+    batch = together.scheduler.take(NOW_NS)
+    assert batch is not None
+    assert batch.requests == come
+    assert waiting(together) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("room", [{"max_queue_rows": 5}, {"max_queue_requests": 2}, {"max_queue_bytes": 95}])
+def test_none_waits_where_there_is_no_room_for_all(room: dict[str, int]) -> None:
+    model = model_of(**room)
+    come = requests_of(model, 2, 1, 3)
+
+    assert not enqueue_all(model, come, NOW_NS)
+    assert waiting(model) == (0, 0, 0)
+    assert not any(request.waiting for request in come)
+
+
+def _first(said: dict[str, Any]) -> str:
+    return next(iter(said))
+
+
+LOOKS = [
+    {"latency_target_us": 1_000},
+    {"priority_levels": 2, "default_priority": 1},
+    {"preserve_ordering": True},
+    {"split": True},
+]
+SAYS = [{"deadline_ns": 9}, {"target_ns": 9}, {"key": ((5,),)}]
+
+
+@pytest.mark.parametrize("policy", LOOKS, ids=_first)
+def test_each_comes_for_itself_where_the_model_looks_at_each(policy: dict[str, Any]) -> None:
+    model = model_of(**policy)
+
+    assert not enqueue_all(model, requests_of(model, 1, 1), NOW_NS)
+    assert waiting(model) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    "said", [{"deadline_ns": 9}, {"target_ns": 9}, {"key": ((5,),)}], ids=lambda said: next(iter(said))
+)
+def test_each_comes_for_itself_where_one_says_more_than_the_others(said: dict[str, Any]) -> None:
+    model = model_of()
+    come = requests_of(model, 1, 1, 1)
+    for name, value in said.items():
+        setattr(come[1], name, value)
+
+    assert not enqueue_all(model, come, NOW_NS)
+    assert waiting(model) == (0, 0, 0)
+
+
+def test_one_alone_waits_like_many_and_none_at_all_does_not() -> None:
+    model = model_of()
+
+    assert enqueue_all(model, requests_of(model, 1), NOW_NS)
+    assert waiting(model)[1] == 1
+    assert not enqueue_all(model, [], NOW_NS)
+
+
+@given(st.lists(st.lists(st.integers(1, 4), min_size=2, max_size=6), max_size=8), st.integers(8, 40))
+def test_what_waits_never_passes_the_queue_s_room(groups: list[list[int]], room: int) -> None:
+    model = model_of(max_queue_rows=room)
+    entered = 0
+    for rows in groups:
+        fits = entered + sum(rows) <= model.scheduler.limits.max_rows
+        assert enqueue_all(model, requests_of(model, *rows), NOW_NS) == fits
+        entered += sum(rows) if fits else 0
+
+    assert model.scheduler.rows == entered
+
+
+@pytest.mark.anyio
+class TestThroughAnEnsemble:
+    """What the Engine and Ensembles make of it."""
+
+    async def _served(self, kept: House, **policy: Any) -> None:
+        await kept.serve("first", up_by_one)
+        await kept.serve("second", doubled, **policy)
+        await kept.engine.load(
+            ensemble_spec("pair", "in", "out", step("first", "x=in", "y=mid"), step("second", "x=mid", "y=out"))
+        )
+
+    async def _send_six(self, kept: House, name: str) -> None:
+        """Submit one alone, and five that leave the first step in one batch."""
+        kept.gates["first"].close()
+        kept.submit(name, 0)
+        await kept.gates["first"].entered()
+        for value in range(1, 6):
+            kept.submit(name, value)
+        await asyncio.sleep(0)  # what has come in a turn goes to the first step at its end
+        kept.gates["first"].open()
+
+    async def test_the_second_step_of_a_batch_is_a_batch_too(self) -> None:
+        async with house() as kept:
+            await self._served(kept)
+            await self._send_six(kept, "pair")
+            answered = await kept.sink.holds(6)
+
+            assert sorted(values_of(answered)) == [2, 4, 6, 8, 10, 12]
+            # the second batch of the first step may end before the first of the second has begun
+            assert (kept.runs("first"), kept.runs("second")) in (([1, 5], [1, 5]), ([1, 5], [6]))
+            assert kept.at_rest()
+
+    async def test_where_the_queue_is_too_small_for_all_those_that_fit_are_served(self) -> None:
+        async with house() as kept:
+            await self._served(kept, max_queue_requests=3)
+            await self._send_six(kept, "pair")
+            answered = await kept.sink.holds(6)
+
+            refused = [request.error.message for request in answered if request.error is not None]
+            assert len(refused) + len(values_of(answered)) == 6
+            assert set(refused) <= {"in ensemble 'pair', Exceeds maximum queue size"}
+            assert len(values_of(answered)) >= 3
+            assert kept.at_rest()
+
+    async def test_a_request_that_one_model_has_refused_does_not_come_to_another(self) -> None:
+        async with house() as kept:
+            await kept.serve("first", up_by_one_and_two, outputs="y z")
+            await kept.serve("narrow", list, max_queue_requests=1)
+            await kept.serve("wide", list)
+            await kept.engine.load(
+                ensemble_spec(
+                    "fork", "in", "a b", step("first", "x=in", "y=m z=n"), step("narrow", "x=m", "y=a"),
+                    step("wide", "x=n", "y=b"),
+                )
+            )  # fmt: skip
+            kept.gates["narrow"].close()
+            await self._send_six(kept, "fork")
+            await kept.sink.holds(1)
+            kept.gates["narrow"].open()
+            answered = await kept.sink.holds(6)
+
+            served = [request for request in answered if request.error is None]
+            assert sum(kept.runs("wide")) == sum(kept.runs("narrow")) == len(served)
+            for request in served:
+                low, high = request.outputs or []
+                assert np.array_equal(low + 1, high)
+            assert kept.at_rest()
+
+    async def test_what_came_in_one_turn_goes_to_the_first_step_together_and_has_waited_since_it_came(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async with house() as kept:
+            await self._served(kept)
+            scheduler, come = kept.engine.model("first").scheduler, list[InferRequest]()
+            add = scheduler.add_all
+
+            def keep(requests: Sequence[InferRequest], rows: int, nbytes: int) -> bool:
+                come.extend(requests)
+                return add(requests, rows, nbytes)
+
+            monkeypatch.setattr(scheduler, "add_all", keep)
+            sent = [kept.submit("pair", value) for value in range(3)]
+            answered = await kept.sink.holds(3)
+
+            assert [each.outputs and values_of([each]) for each in sent] == [[2], [4], [6]]
+            assert len(answered) == 3
+            assert [each.context.parent for each in come] == sent
+            assert [(each.start_ns, each.queue_ns) for each in come] == [(each.queue_ns,) * 2 for each in sent]
+
+    async def test_sums_are_each_request_s_own_where_they_meet_on_different_ways(self) -> None:
+        async with house() as kept:
+            await self._served(kept)
+            await kept.engine.load(ensemble_spec("lone", "in", "out", step("second", "x=in", "y=out")))
+            kept.gates["second"].close()
+            kept.submit("second", 0)
+            await kept.gates["second"].entered()
+            kept.submit("pair", 1)
+            async with asyncio.timeout(PATIENCE_S):
+                while not kept.engine.model("second").scheduler.request_count:  # noqa: ASYNC110 - nobody tells
+                    await asyncio.sleep(0)
+            for value in (2, 3):
+                kept.submit("lone", value)
+            await asyncio.sleep(0)
+            kept.gates["second"].open()
+            await kept.sink.holds(4)
+
+            assert kept.runs("second") == [1, 3]
+            pair, lone, first, second = (
+                kept.engine.model(name).statistics.snapshot() for name in ("pair", "lone", "first", "second")
+            )
+            (_, shared) = second.batch_stats
+            assert lone.compute_infer.ns == 2 * shared.compute_infer_ns
+            assert pair.compute_infer.ns == first.compute_infer.ns + shared.compute_infer_ns

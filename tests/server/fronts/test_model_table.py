@@ -1,0 +1,220 @@
+"""Placing: what a front end serves while the hooks of other models are being loaded there."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.backends.errors import Code, InferError
+from penstock.batching.engine import Engine
+from penstock.batching.spec import HookSpec
+from penstock.server.fronts.pending_statistics import PendingStatistics
+from penstock.server.fronts.remote_engine import RemoteEngine
+from tests.server.fronts.pair import SPEC, EngineSide, FrontSide, joined, until
+
+GATE = "the_gate_of_test_placing"
+HOOKS = f"""
+import sys
+
+sys.modules[{GATE!r}].wait(30)
+
+
+def pre_inference(sample, signature, metadata):
+    return sample
+"""
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """What hooks that are loaded wait for."""
+    opened = threading.Event()
+    monkeypatch.setitem(sys.modules, GATE, opened)
+    yield opened
+    opened.set()
+
+
+def _why_not(front: FrontSide, name: str) -> Code:
+    with pytest.raises(InferError) as caught:
+        front.engine.model(name)
+    return caught.value.code
+
+
+def test_a_front_end_serves_each_model_as_soon_as_it_can(tmp_path: Path, gate: threading.Event) -> None:
+    (tmp_path / "hooks.py").write_text(HOOKS, "utf-8")
+
+    async def main() -> None:
+        engine, first, second = EngineSide(), FrontSide(), FrontSide()
+        try:
+            await engine.load()
+            await joined(engine, first)
+            gate.set()
+            await engine.load(replace(SPEC, name="hooked", hooks=HookSpec(tmp_path / "hooks.py")))
+            gate.clear()
+            placed = asyncio.ensure_future(joined(engine, second))
+
+            await until(second.engine.models)
+            assert second.engine.model("m").name == "m"
+            assert not second.placed.is_set()
+            assert _why_not(second, "hooked") is _why_not(second, "nowhere") is Code.NOT_READY
+
+            gate.set()
+            await placed
+            assert second.engine.model("hooked").name == "hooked"
+            assert _why_not(second, "nowhere") is Code.NOT_FOUND
+        finally:
+            gate.set()
+            for front in (first, second):
+                await front.stop()
+            await engine.stop()
+
+    asyncio.run(main())
+
+
+def _told(front: FrontSide, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Give what a front end is told from now on, as it comes."""
+    told: list[dict[str, Any]] = []
+    model_table = front.model_table
+    assert model_table is not None
+    take = model_table.receive
+
+    def noted(number: int, body: bytes) -> None:
+        told.append(json.loads(body))
+        take(number, body)
+
+    monkeypatch.setattr(model_table, "receive", noted)
+    return told
+
+
+def test_one_of_many_models_that_comes_or_goes_is_told_of_and_placed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        engine, front = EngineSide(), FrontSide()
+        try:
+            for number in range(20):
+                await engine.load(replace(SPEC, name=f"m{number}"))
+            await joined(engine, front)
+            assert len(front.engine.models()) == 20
+            told = _told(front, monkeypatch)
+            generation = front.engine.generation
+
+            new = await engine.published.open(replace(SPEC, name="m7"))
+            await engine.published.publish("m7", [new])
+            await engine.published.publish("m7", ())
+
+            assert [list(said["names"]) for said in told] == [["m7"], ["m7"]]
+            assert [len(said["new"]) for said in told] == [1, 0]
+            assert [len(said["retired"]) for said in told] == [1, 1]
+            assert front.engine.generation - generation == 2
+            assert len(front.engine.models()) == 19
+        finally:
+            await front.stop()
+            await engine.stop()
+
+    asyncio.run(main())
+
+
+def test_a_front_end_that_comes_later_is_told_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        engine, front = EngineSide(), FrontSide()
+        try:
+            for number in range(3):
+                await engine.load(replace(SPEC, name=f"m{number}"))
+            engine.published.publish("m1", (), ["4"])
+            here, there = socket.socketpair()
+            front.join(there)
+            told = _told(front, monkeypatch)
+            engine.join(here)
+            async with asyncio.timeout(10):
+                await front.placed.wait()
+
+            assert len(told) == 1
+            assert [model.name for model in front.engine.models()] == ["m0", "m2"]
+            for name, version in (("m1", ""), ("m1", "1"), ("m1", "4"), ("m1", "9")):
+                assert _text(front.engine, name, version) == _text(engine.engine, name, version)
+        finally:
+            await front.stop()
+            await engine.stop()
+
+    asyncio.run(main())
+
+
+def test_what_is_counted_of_one_of_many_models_has_no_other_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        engine, front = EngineSide(), FrontSide()
+        try:
+            for number in range(20):
+                await engine.load(replace(SPEC, name=f"m{number}"))
+            await joined(engine, front)
+            looked: list[PendingStatistics] = []
+            monkeypatch.setattr(PendingStatistics, "has_pending", property(looked.append))
+            counted = front.engine.model("m7").statistics
+
+            counted.record_failure("REJECTED", 1, 2)
+            counted.record_failure("REJECTED", 2, 3)
+            for _ in range(3):
+                await asyncio.sleep(0)
+
+            assert looked == [counted]
+        finally:
+            monkeypatch.undo()
+            await front.stop()
+            await engine.stop()
+
+    asyncio.run(main())
+
+
+def _text(engine: Engine | RemoteEngine, name: str, version: str) -> str:
+    with pytest.raises(InferError) as caught:
+        engine.model(name, version)
+    return caught.value.message
+
+
+TABLE = """
+import pathlib
+
+class Table:
+    def __del__(self, gone=pathlib.Path({!r})):
+        gone.touch()
+
+TABLE = Table()
+
+def pre_inference(sample, signature, metadata):
+    return sample
+"""
+
+
+def test_what_the_hooks_of_a_model_hold_goes_with_it(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    (tmp_path / "hooks.py").write_text(TABLE.format(str(gone)), "utf-8")
+    spec = replace(SPEC, name="hooked", hooks=HookSpec(tmp_path / "hooks.py"))
+
+    async def main() -> None:
+        engine, front = EngineSide(), FrontSide()
+        try:
+            await engine.load()
+            await joined(engine, front)
+            for _ in range(2):  # of the second one the thread may still be ending
+                await engine.published.publish("hooked", [await engine.published.open(spec)])
+                await engine.published.publish("hooked", ())
+            async with asyncio.timeout(10):
+                while not gone.exists():  # noqa: ASYNC110 - `until` has the collector come
+                    await asyncio.sleep(0)
+        finally:
+            await front.stop()
+            await engine.stop()
+
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(main())
+    finally:
+        gc.enable()

@@ -1,0 +1,110 @@
+"""Clients are told of an exception as seldon-core 1.17.1 told them, and the log says where it has come from."""
+
+# ruff: noqa: N803 - X is what seldon-core calls it
+
+from __future__ import annotations
+
+import http
+from typing import Any
+
+import pytest
+
+from penstock.server.seldon.inside.errors import UNREPORTABLE, exception_text, http_status
+from penstock.server.seldon.inside.seldon_core_classes import SeldonMicroserviceException
+
+from .asking import ask, asked, failed, inside
+
+
+class Fails:
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def predict(self, X: Any, names: Any) -> Any:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("bad \u00e9"), "bad \u00e9"), (KeyError("k"), "'k'"), (RuntimeError("a", "b"), "('a', 'b')"),
+        (Exception(), ""), (NotImplementedError("later"), "later"),
+        (TypeError("Model.tags() missing 1 required positional argument: 'X'"),
+         "tags() missing 1 required positional argument: 'X'"),
+        (TypeError("make.<locals>.Model.f() takes 1 positional argument but 2 were given"),
+         "f() takes 1 positional argument but 2 were given"),
+        (ValueError("Model.f() takes"), "Model.f() takes"),
+    ],
+    ids=["text", "a key", "two", "none", "not implemented", "a method", "a local class", "another"],
+)  # fmt: skip
+def test_the_text_of_an_exception_is_the_answer(error: Exception, text: str) -> None:
+    assert exception_text(error) == text
+    assert ask(Fails(error), {"strData": "a"})[:2] == (500, failed(text))
+
+
+class WithoutATextError(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [WithoutATextError(), SeldonMicroserviceException(b"a"), SeldonMicroserviceException("a", status_code=1.5)],
+    ids=["no text", "a text of bytes", "a status of no kind"],
+)
+def test_an_exception_that_cannot_be_told_is_answered_as_flask_did(error: Exception) -> None:
+    assert ask(Fails(error), {"strData": "a"})[:2] == (500, failed(UNREPORTABLE))
+
+
+def test_the_log_has_the_traceback_from_user_code_on(capfd: pytest.CaptureFixture[str]) -> None:
+    ask(Fails(ValueError("bad")), {"strData": "a"})
+    said = capfd.readouterr().err
+    assert "raise self.error" in said
+    assert "ValueError: bad" in said
+    assert "endpoints.py" not in said
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [(402, 402), ("404", 404), ("404 Gone", 404), (http.HTTPStatus.CREATED, 201), (-1, 500), (99, 500), (1000, 500),
+     (True, 500), ("abc", 500)],
+    ids=["int", "text", "words", "enum", "negative", "small", "large", "bool", "no number"],
+)  # fmt: skip
+def test_the_code_of_a_raw_status_is_the_http_status(code: Any, status: int) -> None:
+    assert http_status(code) == status
+
+
+def test_a_raw_status_is_that_of_predict_alone_and_may_have_no_body() -> None:
+    class Raw:
+        def predict_raw(self, message: Any) -> Any:
+            return {"status": {"code": message["strData"]}}
+
+        transform_input_raw = predict_raw
+
+    service = inside(Raw())
+    assert asked(service, {"strData": 402})[:2] == (402, '{"status":{"code":402}}\n')
+    assert asked(service, {"strData": 402}, 2)[:2] == (200, '{"status":{"code":402}}\n')  # type: ignore[arg-type]
+    assert asked(service, {"strData": 204})[:2] == (204, "")
+    assert asked(service, {"strData": None})[:2] == (500, failed("Invalid status argument"))
+    assert asked(service, {"strData": " "})[:2] == (500, failed("Empty status argument"))
+
+
+def test_an_exit_leaves_no_metrics_to_the_next_call() -> None:
+    class Exits:
+        calls = 0
+
+        def predict(self, X: Any, names: Any) -> Any:
+            return X
+
+        def metrics(self) -> Any:
+            return [{"type": "GAUGE", "key": "a", "value": 1}]
+
+        def tags(self) -> Any:
+            self.calls += 1
+            if self.calls == 1:
+                raise SystemExit(3)
+            return {}
+
+    service = inside(Exits())
+    with pytest.raises(SystemExit):
+        asked(service, {"strData": "a"})
+    assert asked(service, {"strData": "a"}).metrics == [["a", "GAUGE", 1, None]]

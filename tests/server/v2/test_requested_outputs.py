@@ -1,0 +1,68 @@
+"""The outputs that a call names: those of its model, and those that only its hooks give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.backends.errors import Code, InferError
+from penstock.server.v2.call_parameters import MAX_CLASSES, Classes, PerOutputPlan
+from penstock.server.v2.regions import DISABLED_TEXT, Regions
+from penstock.server.v2.requested_outputs import parse_outputs
+from tests.fakes import fake_model
+
+MODEL = fake_model()
+
+
+def refused(entries: list[Any], regions: Regions | None = None) -> str:
+    with pytest.raises(InferError) as caught:
+        parse_outputs(MODEL, entries, regions)
+    assert caught.value.code is Code.INVALID
+    return caught.value.message
+
+
+class TestOutputs:
+    def test_travel_as_they_are_asked_for(self) -> None:
+        assert parse_outputs(MODEL, [("y", None)], None) == ((0,), None)
+        assert parse_outputs(MODEL, [("y", {"binary_data": False})], None) == ((0,), None)
+        assert parse_outputs(MODEL, [("y", {"binary_data": True})], None) == ((0,), (True,))
+        assert parse_outputs(MODEL, [("y", {"classification": 3})], None) == (
+            (0,),
+            PerOutputPlan((Classes(3, binary=False),)),
+        )
+        assert parse_outputs(MODEL, [("y", {"classification": 0, "binary_data": True})], None) == ((0,), (True,))
+
+    @pytest.mark.parametrize("value", [-1, 1.0, "3", True, None, 2**64])
+    def test_have_unsigned_numbers_of_classes(self, value: Any) -> None:
+        assert refused([("y", {"classification": value})]).startswith("Unable to set 'classification'")
+
+    def test_have_no_more_classes_than_the_most(self) -> None:
+        assert "the maximum is 1000000" in refused([("y", {"classification": MAX_CLASSES + 1})])
+
+    def test_are_the_model_s_and_each_is_named_once(self) -> None:
+        assert refused([("z", None)]) == "unexpected inference output 'z' for model 'm'"
+        text = "Duplicate output name 'y' is not allowed in a request"
+        assert refused([("y", None)] * 2) == text
+
+    @pytest.mark.parametrize(
+        ("items", "text"),
+        [
+            ({"classification": 1}, "Output can't set both 'shared_memory_region' and 'classification'"),
+            ({"binary_data": True}, "Output can't set both 'shared_memory_region' and 'binary_data'"),
+            ({"shared_memory_offset": -1}, "Unable to parse 'shared_memory_offset': "),
+            ({"shared_memory_byte_size": "1"}, "Unable to parse 'shared_memory_byte_size': "),
+            ({"shared_memory_region": 1}, "Unable to parse 'shared_memory_region': "),
+        ],
+    )
+    def test_in_shared_memory_are_nothing_else(self, items: dict[str, Any], text: str) -> None:
+        regions = Regions(allowed=True)
+
+        assert refused([("y", {"shared_memory_region": "r"} | items)], regions).startswith(text)
+
+    @pytest.mark.parametrize("regions", [None, Regions()])
+    def test_in_shared_memory_need_it(self, regions: Regions | None) -> None:
+        with pytest.raises(InferError) as caught:
+            parse_outputs(MODEL, [("y", {"shared_memory_region": "r"})], regions)
+
+        assert (caught.value.code, caught.value.message) == (Code.UNSUPPORTED, DISABLED_TEXT)
