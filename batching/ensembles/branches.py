@@ -196,19 +196,19 @@ class AnswerForwarder:
         self._on_answer = on_answer
         self._is_first = True
 
-    def tell(self, told: StreamedAnswer) -> Room | None:
+    def tell(self, answer: StreamedAnswer) -> Room | None:
         """Take an answer. The first one is counted here, as the code that hands out answers does for outside requests.
 
         One without tensors for the steps after it is dropped. Source: Triton core, ensemble_scheduler.cc.
         """
-        if not told.outputs and told.error is None:
+        if not answer.outputs and answer.error is None:
             return None
         request = self._request
         if self._is_first:
             self._is_first = False
             if request.model.statistics.answers is not None:  # otherwise it counts with its batch
                 request.model.statistics.record_first_response(time.monotonic_ns() - request.start_ns)
-        return self._on_answer(self._passage, request.step, told)
+        return self._on_answer(self._passage, request.step, answer)
 
 
 def _used_tensors(step: CourseStep, answer: StreamedAnswer) -> list[Any]:

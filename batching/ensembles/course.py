@@ -113,17 +113,17 @@ class Links:
         """Whether a request may have any number of answers, because one of the steps may."""
         return any(step.model.spec.decoupled for step in self.steps)
 
-    def course(self, wanted: tuple[int, ...]) -> Course:
+    def course(self, output_positions: tuple[int, ...]) -> Course:
         """Return the Course of requests that want these outputs, by their positions."""
-        course = self._courses.get(wanted)
+        course = self._courses.get(output_positions)
         if course is None:
             if len(self._courses) >= _MAX_CACHED_COURSES:
                 self._courses.clear()
-            course = self._courses[wanted] = self._build_course(wanted)
+            course = self._courses[output_positions] = self._build_course(output_positions)
         return course
 
-    def _build_course(self, wanted: tuple[int, ...]) -> Course:
-        outputs = [self.signature.outputs[position].name for position in wanted]
+    def _build_course(self, output_positions: tuple[int, ...]) -> Course:
+        outputs = [self.signature.outputs[position].name for position in output_positions]
         row_modes = tuple(self.row_modes[tensor] for tensor in outputs)
         needed, steps = set(outputs), set[int]()
         for number in reversed(self._topological_order()):
@@ -164,8 +164,8 @@ class Links:
             step.model.spec.name, {sources[tensor] for tensor in step.inputs if tensor is not None}
         )
 
-    def _single_source(self, model_name: str, found: Iterable[int | None]) -> int | None:
-        source, *others = found
+    def _single_source(self, model_name: str, sources: Iterable[int | None]) -> int | None:
+        source, *others = sources
         if others:
             text = f"step of model '{model_name}' receives inputs originated from different decoupled models"
             raise InferError(Code.INVALID, f"in ensemble {self.spec.name}, {text}")

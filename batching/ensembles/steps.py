@@ -172,14 +172,14 @@ def _find_model(ensemble: str, step: Step, find: FindModel) -> Model:
 
 def _check_cycle(name: str, models: Iterable[Model], find: FindModel) -> None:
     """Check that an ensemble is not part of any of its steps, at any depth."""
-    seen, pending = set[str](), list(models)
+    visited, pending = set[str](), list(models)
     while pending:
         spec = pending.pop().spec
         for step in spec.ensemble.steps if spec.ensemble is not None else ():
             if step.model == name:
                 raise _invalid(f"circular dependency between ensembles: {name} -> ... -> {spec.name} -> {name}")
-            if step.model not in seen:
-                seen.add(step.model)
+            if step.model not in visited:
+                visited.add(step.model)
                 with suppress(InferError):
                     pending.append(find(step.model, step.version))
 

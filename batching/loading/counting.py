@@ -20,7 +20,7 @@ from penstock.batching.devices.memory import free_bytes, give_back, resident_byt
 from penstock.batching.scheduling.costs import CostModel
 
 from .completion import complete
-from .dummy_inputs import dummy_fill, smallest_tails
+from .dummy_inputs import dummy_fill, smallest_row_shapes
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Backend, Binding, OverlappingBinding
@@ -200,7 +200,7 @@ class Trials:
 
     def _runner(self, binding: Binding, rows: int = 0) -> Callable[[], None]:
         """Make a function that runs a batch of zeros once, gathered and scattered like a batch. Free axes are 1."""
-        fill = dummy_fill(self._spec, binding, rows or self.rows, smallest_tails(self._spec))
+        fill = dummy_fill(self._spec, binding, rows or self.rows, smallest_row_shapes(self._spec))
         wanted = tuple(i for i, output in enumerate(self._signature.outputs) if output.is_tensor)
 
         def run() -> None:
@@ -215,7 +215,7 @@ class Trials:
         """Make a function that runs a batch; if Bindings overlap, it begins one and ends the previous on the other."""
         if not supports_overlap(bindings[0]):
             return self._runner(bindings[0])
-        fills = [dummy_fill(self._spec, each, self.rows, smallest_tails(self._spec)) for each in bindings]
+        fills = [dummy_fill(self._spec, each, self.rows, smallest_row_shapes(self._spec)) for each in bindings]
         turns = cycle(zip(bindings, fills, strict=True))
         wanted = tuple(i for i, output in enumerate(self._signature.outputs) if output.is_tensor)
 

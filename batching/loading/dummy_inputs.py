@@ -21,7 +21,7 @@ from penstock.batching.shapes.ragged import RAGGED
 if TYPE_CHECKING:
     from penstock.batching.spec import ModelSpec
 
-Tails = Sequence[tuple[int, ...]]
+RowShapes = Sequence[tuple[int, ...]]
 """The shapes of all inputs that clients send, without rows."""
 
 
@@ -29,10 +29,10 @@ class _NoSink:
     """The sink of requests that nothing waits for."""
 
     def deliver(self, requests: Sequence[InferRequest]) -> None:
-        raise ValueError("a rehearsal produces no answers")
+        raise ValueError("dummy inputs produce no answers")
 
 
-def smallest_tails(spec: ModelSpec) -> list[tuple[int, ...]]:
+def smallest_row_shapes(spec: ModelSpec) -> list[tuple[int, ...]]:
     """Return the tails of a completed spec with free axes taken as 1."""
     signature = spec.signature
     if signature is None:
@@ -41,26 +41,26 @@ def smallest_tails(spec: ModelSpec) -> list[tuple[int, ...]]:
     return [tuple(1 if dim < 0 else dim for dim in each.shape[first:]) for each in signature.inputs]
 
 
-def dummy_key(spec: ModelSpec, tails: Tails) -> Key:
+def dummy_key(spec: ModelSpec, row_shapes: RowShapes) -> Key:
     """Return the Key of requests with these tails. The values of a shape tensor are taken as 1."""
     signature = spec.signature
     if signature is None or not signature.batched:
-        return tuple(tails)
+        return tuple(row_shapes)
     return tuple(
-        RAGGED if each.ragged else (1,) * tail[0] if each.is_shape else tail
-        for each, tail in zip(signature.inputs, tails, strict=True)
+        RAGGED if each.ragged else (1,) * row_shape[0] if each.is_shape else row_shape
+        for each, row_shape in zip(signature.inputs, row_shapes, strict=True)
     )
 
 
-def dummy_fill(spec: ModelSpec, binding: Binding, rows: int, tails: Tails) -> Callable[[], None]:
+def dummy_fill(spec: ModelSpec, binding: Binding, rows: int, row_shapes: RowShapes) -> Callable[[], None]:
     """Make a function that borrows a Binding's buffers for a batch of `rows` rows and fills them with zeros."""
     signature, forms = spec.signature, forms_of(spec)
     if signature is None:
         raise ValueError("the spec must be completed first")
     if forms is not None:
-        gather, batch = forms.without_requests().gather, _batch(spec, rows, tails)
+        gather, batch = forms.without_requests().gather, _batch(spec, rows, row_shapes)
         return lambda: gather(binding, batch, rows)
-    shapes = [(rows, *tail) if signature.batched else tail for tail in tails]
+    shapes = [(rows, *row_shape) if signature.batched else row_shape for row_shape in row_shapes]
     inputs = [_zeros(each, shape) for each, shape in zip(signature.inputs, shapes, strict=True)]
 
     def fill() -> None:
@@ -71,11 +71,11 @@ def dummy_fill(spec: ModelSpec, binding: Binding, rows: int, tails: Tails) -> Ca
     return fill
 
 
-def _batch(spec: ModelSpec, rows: int, tails: Tails) -> Batch:
+def _batch(spec: ModelSpec, rows: int, row_shapes: RowShapes) -> Batch:
     """Make a batch of requests of one row each."""
     batched, specs = spec.signature.batched, spec.signature.inputs  # type: ignore[union-attr]
-    key, sink, model = dummy_key(spec, tails), _NoSink(), _no_model()
-    shapes = [(1, *tail) if batched else tail for tail in tails]
+    key, sink, model = dummy_key(spec, row_shapes), _NoSink(), _no_model()
+    shapes = [(1, *row_shape) if batched else row_shape for row_shape in row_shapes]
     inputs: list[Array | None] = [_zeros(each, shape) for each, shape in zip(specs, shapes, strict=True)]
     requests = [InferRequest(model, inputs, 1, key, (), sink) for _ in range(rows)]
     return Batch(requests, rows, key, 0)

@@ -1,8 +1,8 @@
 """Freeing: adds rows to a model whose graph takes one at a time, if running it shows that its answers stay the same.
 
 Many models were exported with a first axis fixed to 1. If that axis is made free (backends/onnx_rows.py), requests can
-share batches; but a graph may reshape to 1 inside, or mix values along that axis. So batches of drawn rows are compared
-with the original model, row by row. Called by opening.py for a spec that asks for it.
+share batches; but a graph may reshape to 1 inside, or mix values along that axis. So batches of random rows are
+compared with the original model, row by row. Called by opening.py for a spec that asks for it.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _compare(original: Backend, freed: Backend, length: int) -> str | None:
         rows = draw_inputs(batch_graph, max(SIZES), max_integer)
         try:
             _run(single_graph, single_binding, [array[:1] for array in rows])
-        except Exception:  # noqa: BLE001, S112 - drawn numbers may not be valid indices
+        except Exception:  # noqa: BLE001, S112 - random numbers may not be valid indices
             continue
         for batch in _batches(batch_graph, rows, max_integer):
             if reason := _find_difference(single_graph, single_binding, batch_binding, batch):

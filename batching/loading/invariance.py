@@ -106,10 +106,10 @@ def _best_size(fixed_sizes: dict[int, int]) -> int:
 
 
 def probe(spec: ModelSpec, backend: Backend, *, with_natural: bool = True) -> ProbeResult:
-    """Run a model on drawn rows, at different positions and with different neighbors, for about BUDGET_NS.
+    """Run a model on random rows, at different positions and with different neighbors, for about BUDGET_NS.
 
     `with_natural`: also compare batches of every size with rows that run alone. Never raises; the result for a model
-    that cannot run on drawn rows has a reason.
+    that cannot run on random rows has a reason.
     """
     signature, max_rows = spec.bound or spec.signature, spec.policy.max_batch_rows or 1
     max_rows = min(max_rows, spec.policy.cap_rows or max_rows)
@@ -121,7 +121,7 @@ def probe(spec: ModelSpec, backend: Backend, *, with_natural: bool = True) -> Pr
         rows = draw_inputs(signature, max_rows, max_integer)
         try:
             _run(signature, binding, [array[:2] for array in rows])
-        except Exception as error:  # noqa: BLE001 - drawn numbers may not be valid indices
+        except Exception as error:  # noqa: BLE001 - random numbers may not be valid indices
             reason = f"it does not run on random rows: {error}"
             continue
         run = _RowRunner(signature, binding, max_integer)
@@ -243,15 +243,15 @@ def _rotated(rows: Inputs, shift: int) -> tuple[Inputs, list[tuple[int, int]]]:
 def _find_natural(run: _RowRunner, rows: Inputs, max_rows: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Compare batches of different sizes with their rows alone. Returns: the sizes tried, and those that held."""
     end_ns = time.monotonic_ns() + BUDGET_NS
-    alone: RowBytes = []
-    while len(alone) < max_rows and (len(alone) < SIZES[-1] // 2 or time.monotonic_ns() < end_ns):
-        alone += run([array[len(alone) : len(alone) + 1] for array in rows])
+    single_answers: RowBytes = []
+    while len(single_answers) < max_rows and (len(single_answers) < SIZES[-1] // 2 or time.monotonic_ns() < end_ns):
+        single_answers += run([array[len(single_answers) : len(single_answers) + 1] for array in rows])
     end_ns = time.monotonic_ns() + BUDGET_NS
     is_same_by_size: dict[int, bool] = {}
     for size in dict.fromkeys((*SIZES, *range(2, max_rows + 1))):
         if size <= max_rows and (not is_same_by_size or time.monotonic_ns() < end_ns):
             answers = run([array[:size] for array in rows])
-            is_same_by_size[size] = all(one == other for one, other in zip(answers, alone, strict=False))
+            is_same_by_size[size] = all(one == other for one, other in zip(answers, single_answers, strict=False))
     return tuple(sorted(is_same_by_size)), tuple(sorted(size for size, is_same in is_same_by_size.items() if is_same))
 
 

@@ -1,4 +1,4 @@
-"""Mixing: whether rows of a model assumed to be batched affect each other, shown by running it on drawn rows.
+"""Mixing: whether rows of a model assumed to be batched affect each other, shown by running it on random rows.
 
 A free first axis may be time, or the samples of a sound, and an export may normalize over it: such a model returns a
 row for each row (rowwise.py), but each depends on the others. Requests that shared its batches would silently change
@@ -49,7 +49,7 @@ TEXTS = ((b"one of several words", b"text"), (b"12.5", b"3"))
 def find_mixing(model: Model) -> str:
     """Say what shows that rows are not rows, or that they affect each other; "" if nothing does.
 
-    Never raises: failures on drawn rows say nothing about requests.
+    Never raises: failures on random rows say nothing about requests.
     """
     signature = model.signature
     if not (signature.batched and signature.inputs) or model.forms is not None:
@@ -68,7 +68,7 @@ def _examine(model: Model, binding: Binding) -> str:
     for texts, length, zeros in product(TEXTS if strings else TEXTS[:1], _lengths(model.signature), (True, False)):
         try:
             return _compare_runs(model, binding, _draw_two_rows(model.signature, length, texts, zeros=zeros))
-        except Exception:  # noqa: BLE001 - drawn numbers may be invalid indices, or the length invalid
+        except Exception:  # noqa: BLE001 - random numbers may be invalid indices, or the length invalid
             if time.monotonic_ns() > end_ns:
                 break
     return ""
@@ -76,16 +76,16 @@ def _examine(model: Model, binding: Binding) -> str:
 
 def _lengths(signature: Signature) -> list[int]:
     """Return the lengths to try: one if no axis is free."""
-    tails = [each.shape[1:] for each in signature.inputs]
-    if all(dim >= 0 for tail in tails for dim in tail):
+    row_shapes = [each.shape[1:] for each in signature.inputs]
+    if all(dim >= 0 for row_shape in row_shapes for dim in row_shape):
         return [1]
-    has_several = any(sum(dim < 0 for dim in tail) > 1 for tail in tails)
+    has_several = any(sum(dim < 0 for dim in row_shape) > 1 for row_shape in row_shapes)
     return [*LENGTHS, *LONG_LENGTHS[: 1 if has_several else None]]
 
 
 def _compare_runs(model: Model, binding: Binding, rows: Inputs) -> str:
     """Compare two rows in several runs. Raises: what the model does."""
-    evidence = Evidence(model, "drawn")
+    evidence = Evidence(model, "of random values")
     start_ns = time.monotonic_ns()
     before = _run(model, binding, rows)
     evidence.inspect(2, before)

@@ -15,7 +15,7 @@ from penstock.backends.signature import Signature
 from penstock.batching.devices.memory import give_back
 from penstock.batching.shapes.padding import bucket, tied_axes
 
-from .dummy_inputs import Tails, dummy_fill
+from .dummy_inputs import RowShapes, dummy_fill
 from .run_sizes import configured_sizes
 
 if TYPE_CHECKING:
@@ -41,11 +41,11 @@ def prepare(model: Model, bindings: Sequence[Binding]) -> None:
     preparable = [binding for binding in bindings if hasattr(binding, "prepare")]
     if not preparable or not _has_known_shapes(model.signature, model.spec.padding):
         return
-    for tails in input_shapes(model.signature, model.spec.padding):
+    for row_shapes in input_shapes(model.signature, model.spec.padding):
         for rows in reversed(batch_sizes(model)):
             for binding in preparable:
                 recorder: Any = _ShapeRecorder(binding)
-                dummy_fill(model.spec, recorder, rows, tails)()
+                dummy_fill(model.spec, recorder, rows, row_shapes)()
                 try:
                     binding.prepare(rows, recorder.shapes)
                 except InferError:
@@ -68,7 +68,7 @@ def release_caches(model: Model, bindings: Sequence[Any]) -> None:
 
 
 class _ShapeRecorder:
-    """The part of a Binding that a rehearsal needs; it records the borrowed shapes."""
+    """The part of a Binding that filling dummy inputs needs; it records the borrowed shapes."""
 
     def __init__(self, binding: Binding) -> None:
         self.capacity_rows = binding.capacity_rows
@@ -90,20 +90,20 @@ def batch_sizes(model: Model) -> list[int]:
     return allowed or [*(1 << power for power in range((max_rows - 1).bit_length())), max_rows]
 
 
-def input_shapes(signature: Signature, padding: tuple[PaddedAxis, ...]) -> list[Tails]:
+def input_shapes(signature: Signature, padding: tuple[PaddedAxis, ...]) -> list[RowShapes]:
     """Return the distinct shapes to run: with all padded axes at their smallest, largest, then in between."""
     first = 1 if signature.batched else 0
     lengths = [padded.buckets or tuple(bucket(length, ()) for length in DEFAULT_LENGTHS) for padded in padding]
     max_count = max(map(len, lengths), default=1)
-    found: list[Tails] = []
+    all_shapes: list[RowShapes] = []
     for step in dict.fromkeys((0, max_count - 1, *range(max_count))):
-        tails = [[1 if dim < 0 else dim for dim in spec.shape[first:]] for spec in signature.inputs]
+        row_shapes = [[1 if dim < 0 else dim for dim in spec.shape[first:]] for spec in signature.inputs]
         for padded, buckets in zip(padding, lengths, strict=True):
             length = buckets[min(step, len(buckets) - 1)]
             for position, axis in _axes(signature, padded):
-                tails[position][axis] = length
-        found.append([tuple(tail) for tail in tails])
-    return found[:MAX_SHAPES]
+                row_shapes[position][axis] = length
+        all_shapes.append([tuple(row_shape) for row_shape in row_shapes])
+    return all_shapes[:MAX_SHAPES]
 
 
 def _has_known_shapes(signature: Signature, padding: tuple[PaddedAxis, ...]) -> bool:

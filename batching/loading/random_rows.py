@@ -15,7 +15,7 @@ from penstock.backends.datatypes import bf16_to_fp32, fp32_to_bf16
 from penstock.backends.signature import Signature, TensorSpec
 
 MAX_INTEGERS = (100, 1)
-"""Upper bounds for drawn integers: if the model uses them as indices, only the smaller may be valid."""
+"""Upper bounds for random integers: if the model uses them as indices, only the smaller may be valid."""
 SCALES = (1.0, 0.01, 100.0)
 NEIGHBOR_KINDS = ("huge", "zero", "tiny", "first", "other", "nan")
 

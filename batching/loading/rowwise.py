@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 class Evidence:
     """What runs of one shape have shown. `reason` says why its first axes are not rows; "": nothing showed that."""
 
-    def __init__(self, model: Model, rows_kind: str = "of zeros") -> None:
+    def __init__(self, model: Model, contents: str = "of zeros") -> None:
         self.reason = ""
-        self._rows_kind = rows_kind
+        self._contents = contents
         self._outputs = [model.signature.outputs[position] for position in model.all_outputs]
         self._is_relevant = model.signature.batched and model.forms is None
         self._row_shapes: list[tuple[int, ...]] | None = None
@@ -42,7 +42,7 @@ class Evidence:
             count = row_count(output)
             if count != rows:
                 has = f"{count} rows" if count >= 0 else "no batch axis"
-                self.reason = f"output '{spec.name}' has {has} for {rows} {self._rows_kind}"
+                self.reason = f"output '{spec.name}' has {has} for {rows} row{'s' * (rows != 1)} {self._contents}"
             elif row_shape != known:
                 self.reason = (
                     f"rows of output '{spec.name}' are {format_shape(row_shape)} in a batch of {rows}, otherwise "

@@ -11,7 +11,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from .dummy_inputs import Tails, dummy_fill, dummy_key
+from .dummy_inputs import RowShapes, dummy_fill, dummy_key
 from .preparing import batch_sizes, input_shapes, prepare
 from .rowwise import Evidence
 
@@ -56,23 +56,23 @@ def _sweep(model: Model, binding: Binding) -> str:
     reason = ""
     all_shapes = input_shapes(model.signature, model.spec.padding)
     start_ns = time.monotonic_ns()
-    for index, tails in enumerate(all_shapes):
+    for index, row_shapes in enumerate(all_shapes):
         deadline_ns = start_ns + BUDGET_NS * (index + 1) // len(all_shapes)
         if index and time.monotonic_ns() >= deadline_ns:
             continue  # earlier shapes took longer than their share
-        shape_reason = _sweep_shape(model, binding, tails, deadline_ns)
+        shape_reason = _sweep_shape(model, binding, row_shapes, deadline_ns)
         reason = reason or shape_reason
     return reason
 
 
-def _sweep_shape(model: Model, binding: Binding, tails: Tails, deadline_ns: int) -> str:
-    key, evidence = dummy_key(model.spec, tails), Evidence(model)
+def _sweep_shape(model: Model, binding: Binding, row_shapes: RowShapes, deadline_ns: int) -> str:
+    key, evidence = dummy_key(model.spec, row_shapes), Evidence(model)
     for rows in batch_sizes(model):
         try:
-            runs = _time_runs(model, binding, rows, tails, deadline_ns, evidence)
+            runs = _time_runs(model, binding, rows, row_shapes, deadline_ns, evidence)
         except Exception as error:  # noqa: BLE001 - requests may not fail as zeros do
             text = "model %s is not warmed up: a run of %d rows of zeros with shapes %s fails: %s"
-            logger.info(text, model.name, rows, tails, error)
+            logger.info(text, model.name, rows, row_shapes, error)
             evidence.record_failure(rows, error)
             break
         with model.lock:
@@ -85,11 +85,11 @@ def _sweep_shape(model: Model, binding: Binding, tails: Tails, deadline_ns: int)
 
 
 def _time_runs(
-    model: Model, binding: Binding, rows: int, tails: Tails, deadline_ns: int, evidence: Evidence
+    model: Model, binding: Binding, rows: int, row_shapes: RowShapes, deadline_ns: int, evidence: Evidence
 ) -> list[int]:  # fmt: skip
     """Run a few times, at least once. Returns: the nanoseconds of each run that counts."""
     runs: list[int] = []
-    fill = dummy_fill(model.spec, binding, rows, tails)
+    fill = dummy_fill(model.spec, binding, rows, row_shapes)
     for _ in range(RUNS_PER_SIZE):
         start_ns = time.monotonic_ns()
         fill()

@@ -138,8 +138,8 @@ class CostModel:
         curve = self._curves.get(key)
         if curve is None or not half:
             return 0
-        seen = (point.rows for point in curve.points.values() if point.runs >= TRUSTED_AFTER_RUNS)
-        return 0 if any(half / 2 < size <= half for size in seen) else half
+        tried = (point.rows for point in curve.points.values() if point.runs >= TRUSTED_AFTER_RUNS)
+        return 0 if any(half / 2 < size <= half for size in tried) else half
 
     def _evict_key(self) -> None:
         while True:

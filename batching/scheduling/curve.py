@@ -158,13 +158,13 @@ class Curve:
         else:
             above_rows, above_ns = self._point_rows[index], self._centers_ns[index]
             rows = below_rows + (above_rows - below_rows) * (max_ns - below_ns) / (above_ns - below_ns)
-        found = max(int(min(rows, MAX_ROWS)), 1)
+        result = max(int(min(rows, MAX_ROWS)), 1)
         if self._allowed_rows:
-            fitting = bisect_right(self._allowed_rows, found)
+            fitting = bisect_right(self._allowed_rows, result)
             return self._allowed_rows[fitting - 1] if fitting else 1
-        while found > 1 and self._interpolate(found)[0] > max_ns:  # at most once, because of rounding
-            found -= 1
-        return found
+        while result > 1 and self._interpolate(result)[0] > max_ns:  # at most once, because of rounding
+            result -= 1
+        return result
 
     def predictions(self) -> list[tuple[Point, float, float]]:
         """Return each size with its predicted center and tail, in nanoseconds."""
@@ -246,9 +246,9 @@ def _make_monotonic(values: list[float], weights: list[int]) -> list[float]:
     for value, weight in zip(values, weights, strict=True):
         count = 1
         while pools and pools[-1][0] > value:
-            other, other_weight, other_count = pools.pop()
-            value = exp((log(value) * weight + log(other) * other_weight) / (weight + other_weight))
-            weight += other_weight
-            count += other_count
+            previous, previous_weight, previous_count = pools.pop()
+            value = exp((log(value) * weight + log(previous) * previous_weight) / (weight + previous_weight))
+            weight += previous_weight
+            count += previous_count
         pools.append((value, weight, count))
     return [value for value, _, count in pools for _ in range(count)]

@@ -154,7 +154,7 @@ class Lane:
 
     def waiting_requests(self) -> list[InferRequest]:
         """List the waiting requests, those that stepped aside first, each oldest first."""
-        return [request for line in (self._deferred, self._waiting) for request in line if request.waiting]
+        return [request for queue in (self._deferred, self._waiting) for request in queue if request.waiting]
 
     def ordered_requests(self, now_ns: int) -> Iterator[InferRequest]:
         """Iterate over the waiting requests, in the order in which they are served if all fit."""

@@ -1,4 +1,4 @@
-"""LockStep: closed-loop clients, and the two ways in which they can form batches.
+"""LockStep: closed-loop clients, and the two modes in which they can form batches.
 
 By halves: while one half runs, the front end answers the other. Together: everything in flight goes in one batch, and
 the device idles until all clients have sent their next request. A batch of all often takes far less than two halves:
@@ -18,14 +18,14 @@ MIN_STEADY_BATCHES = 8
 """Clients count as in lock step once the batches at which the amount in flight stayed the same, to an eighth, outnumber
 twice the other batches by this many. With independent arrivals in batches of 16, it stays the same every other time."""
 CYCLES_PER_DECISION = 8
-"""A way is judged by the median of this many cycles; in each, everything in flight is served once."""
+"""A mode is judged by the median of this many cycles; in each, everything in flight is served once."""
 SETTLING_CYCLES = 2
 """Cycles after a change that are not counted."""
 MIN_PREDICTED_GAIN = 1.15
 """Together is tried if a batch of all is predicted to do this many times the rows per second: waiting for the others to
 return takes its share of that."""
 MIN_MEASURED_GAIN = 1.05
-"""The way on trial is kept only if it does this many times the rows per second of the other: less is often luck."""
+"""The mode on trial is kept only if it does this many times the rows per second of the other: less is often luck."""
 MAX_CYCLE_RATIO = 1.25
 """By halves, a cycle takes at most this many times its runs if the device is the bottleneck. If it is not, clients take
 their time, and waiting for them gains nothing."""
@@ -36,16 +36,16 @@ SLACK_TTL_NS = 10_000_000_000
 """That least time is forgotten after this long, when a trial is considered. If such a request comes again, all waiting
 ends before it has lost anything."""
 MIN_PAUSE_CYCLES, MAX_PAUSE_CYCLES = 32, 4096
-"""Cycles after which the other way is tried again: soon after a change, which luck may have caused, since shared
+"""Cycles after which the other mode is tried again: soon after a change, which luck may have caused, since shared
 machines can double their speed from one moment to the next; twice as many after each trial in vain."""
 
 
 class LockStep:
-    """Chooses the way by measured throughput, and says until when to wait for the others.
+    """Chooses the mode by measured throughput, and says until when to wait for the others.
 
     `together` is tried if the learned run times predict a gain, and kept if it measured better. It waits until
     everything that was in flight when the last batch ended is back, but after that end no longer than a batch by halves
-    takes: beyond that it does not pay. Whichever is kept, the other way is retried now and then.
+    takes: beyond that it does not pay. Whichever is kept, the other mode is retried now and then.
     Pure: told the time; the Scheduler's caller holds the model's lock. Applies only to a model with one Instance
     (`single_instance`), one Lane with waiting requests, and neither a target of its own nor configured sizes.
     """
@@ -61,12 +61,12 @@ class LockStep:
         self._steady_rows = self._steady_score = self._last_rows = 0
         self._in_flight_rows = self._max_in_flight_rows = self._last_ended_ns = self._max_wait_ns = 0
         self._lane: Lane | None = None
-        # the current cycle, and the rows per batch and ns per row of those before it, of the current way
+        # the current cycle, and the rows per batch and ns per row of those before it, of the current mode
         self._cycle_began_ns = self._cycle_rows = self._cycle_batches = 0
         self._settling_cycles = SETTLING_CYCLES
         self._rows_per_batch: list[float] = []
         self._ns_per_row: list[float] = []
-        # of the other way, when it was last used
+        # of the other mode, when it was last used
         self._other_ns_per_row = 0.0
         self._in_trial = False
         self._cycles_since_trial = self._pause_cycles = 0
@@ -122,7 +122,7 @@ class LockStep:
         self._cycle_began_ns, self._cycle_rows, self._cycle_batches = now_ns, 0, 0
 
     def _choose_mode(self, lane: Lane, now_ns: int) -> None:
-        """Keep the current way or change it."""
+        """Keep the current mode or change it."""
         ns_per_row, rows_per_batch = median(self._ns_per_row), median(self._rows_per_batch)
         self._ns_per_row.clear()
         self._rows_per_batch.clear()
@@ -179,7 +179,7 @@ class LockStep:
         return rows_per_batch < rows <= self._max_rows and is_busy and is_better
 
     def _switch_mode(self, ns_per_row: float) -> None:
-        """Switch to the other way; `ns_per_row` is what this one achieved."""
+        """Switch to the other mode; `ns_per_row` is what this one achieved."""
         self._other_ns_per_row = ns_per_row
         self.together = not self.together
         self._restart_measurement()
@@ -230,5 +230,5 @@ class LockStep:
         self._restart_measurement()
 
 
-def _is_near(rows: int, others: int) -> bool:
-    return 8 * abs(rows - others) <= rows
+def _is_near(rows: int, reference: int) -> bool:
+    return 8 * abs(rows - reference) <= rows

@@ -91,5 +91,5 @@ class Quantiles:
         order = np.argsort(values, kind="stable")
         ranks = np.cumsum(weights[order])
         target_ranks = np.ceil(np.array(quantiles) * ranks[-1])
-        found = np.minimum(np.searchsorted(ranks, target_ranks), len(values) - 1)
-        return [int(value) for value in values[order][found]]
+        indices = np.minimum(np.searchsorted(ranks, target_ranks), len(values) - 1)
+        return [int(value) for value in values[order][indices]]

@@ -106,7 +106,7 @@ class Scheduler:
     def _add_to_sequence(self, request: InferRequest, sequences: Sequences) -> None:
         """Put a request behind its sequence.
 
-        The queue's limits apply separately to sequences under way and to those waiting for a place: a backlog would
+        The queue's limits apply separately to sequences under way and to those waiting for a slot: a backlog would
         otherwise keep out the very requests that let it end. Raises: InferError (INVALID, OVERLOADED).
         """
         limits, count, nbytes = self.limits, sequences.backlog_requests, sequences.backlog_bytes
@@ -295,7 +295,7 @@ class Scheduler:
         return expired
 
     def _expire_sequences(self, expired: list[InferRequest], sequences: Sequences, now_ns: int) -> list[InferRequest]:
-        """Remove the sequences of requests that expired without a place, and forget idle sequences."""
+        """Remove the sequences of requests that expired without a slot, and end idle sequences."""
         removed, saved, self.orphaned = [], self.orphaned, []
         for request in expired:
             if request.waiting and sequences.can_expire(request):

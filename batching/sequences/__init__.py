@@ -1,1 +1,1 @@
-"""Sequence models: their requests in order, with their controls, states and places."""
+"""Sequence models: their requests in order, with their controls, states and slots."""

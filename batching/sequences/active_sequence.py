@@ -14,7 +14,7 @@ class ActiveSequence:
     """One sequence, from its first request to its last.
 
     Invariants: `current` is the one request that is in a Lane or in a Batch, `waiting` are those behind it. `row` is
-    its row in a run of its `instance`, -1 while it waits for a place. `open`: more of its requests may come. `states`:
+    its row in a run of its `instance`, -1 while it waits for a slot. `open`: more of its requests may come. `states`:
     the model's latest, by output name; empty at the start. `home`: where a model that remembers sequences itself began
     it (homes.py).
     """

@@ -7,7 +7,7 @@ from heapq import heapify, heappop, heappush
 
 
 class SequenceSlots:
-    """The free places; the one with the lowest row is taken first. Pure.
+    """The free slots; the one with the lowest row is taken first. Pure.
 
     Each Instance has `rows` of them. `instances` are the numbers of the Instances where sequences may begin.
     """
@@ -21,11 +21,11 @@ class SequenceSlots:
 
     @property
     def has_free(self) -> bool:
-        """Whether any place is free."""
+        """Whether any slot is free."""
         return bool(self._free_slots) or self._next_unused < self._slot_count
 
     def acquire(self) -> tuple[int, int] | None:
-        """Take the lowest place: its row and Instance; None if none is free. A shut Instance's only if all are shut."""
+        """Take the lowest slot: its row and Instance; None if none is free. A paused Instance's if all are paused."""
         paused = self._paused & self.instances
         if 0 < len(paused) < len(self.instances):
             self._list_unused()
@@ -42,17 +42,17 @@ class SequenceSlots:
         return divmod(self._next_unused - 1, len(self.instances))
 
     def release(self, row: int, instance: int) -> bool:
-        """Return a place. Returns: False if it no longer exists."""
+        """Return a slot. Returns: False if it no longer exists."""
         if instance in self.instances:
             heappush(self._free_slots, (row, instance))
         return instance in self.instances
 
     def set_paused(self, instance: int, *, paused: bool) -> None:
-        """Stop giving away places at an Instance while others have some, or resume."""
+        """Pause assigning slots at an Instance while others have some, or resume."""
         (self._paused.add if paused else self._paused.discard)(instance)
 
     def move(self, instances: Collection[int], occupied: Collection[tuple[int, int]]) -> None:
-        """Move the places to other Instances; `occupied` are those of sequences under way, wherever they are."""
+        """Move the slots to other Instances; `occupied` are those of sequences under way, wherever they are."""
         self.instances = frozenset(instances)
         self._next_unused = self._slot_count
         self._free_slots = sorted(

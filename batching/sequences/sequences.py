@@ -38,10 +38,10 @@ _row_of = attrgetter("under_way.row")
 
 
 class Sequences:
-    """The sequences under way of one model, and those that wait for a place.
+    """The sequences under way of one model, and those that wait for a slot.
 
     Of each sequence, one request at a time is in a Lane or in a Batch; the others wait here, in order. Pure: told the
-    time; its caller holds the model's lock. `backlog_requests` and `backlog_bytes` count what waits without a place.
+    time; its caller holds the model's lock. `backlog_requests` and `backlog_bytes` count what waits without a slot.
     `model_keeps_state`: the model's Instances remember sequences (homes.py). Each runs only those with a slot there,
     whose Keys end with its seat. The model may identify them by id, so only one of an id has a slot (`_placed_ids`).
     `on_vacated`: callbacks for when the last sequence at a seat is over and none can begin there. `generated_ids`: only
@@ -79,7 +79,7 @@ class Sequences:
     # -- arriving ----------------------------------------------------------------------------------------------
 
     def check(self, request: InferRequest) -> bool:
-        """Check a request that has arrived. Returns: whether it would wait for a place.
+        """Check a request that has arrived. Returns: whether it would wait for a slot.
 
         Raises: InferError (INVALID: it has no sequence id, or one that is not under way and that it does not start).
         """
@@ -130,11 +130,11 @@ class Sequences:
         return request.under_way.current is not request
 
     def has_enough(self, waiting_count: int, hold_count: int) -> bool:
-        """Whether, of `waiting_count` waiting requests, more than `hold_count` have a place and enough wait for one."""
+        """Whether, of `waiting_count` waiting requests, more than `hold_count` have a slot and enough wait for one."""
         return waiting_count - self.backlog_requests > hold_count and self.backlog_requests >= self._hold_backlog
 
     def can_expire(self, request: InferRequest) -> bool:
-        """Whether a request's timeout counts: only until its sequence has a place, as in Triton."""
+        """Whether a request's timeout counts: only until its sequence has a slot, as in Triton."""
         return request.under_way.row < 0
 
     def held_requests(self) -> list[InferRequest]:
@@ -233,7 +233,7 @@ class Sequences:
         self._schedule_reap(now_ns)
 
     def reap(self, now_ns: int) -> list[InferRequest]:
-        """End sequences that were idle too long, and reassign their places. Returns: what may go to its Lane now."""
+        """End sequences that were idle too long, and reassign their slots. Returns: what may go to its Lane now."""
         if not 0 < self._next_reap_ns <= now_ns:
             return []
         ready: list[InferRequest] = []
@@ -272,7 +272,7 @@ class Sequences:
         return slot is not None
 
     def _release_slot(self, sequence: ActiveSequence, now_ns: int) -> list[InferRequest]:
-        """Free the place of a sequence that is over, and give it to the one that has waited longest."""
+        """Free the slot of a sequence that is over, and give it to the one that has waited longest."""
         self._active.remove(sequence)
         self._placed_ids.discard(sequence.id)
         if self._instance_rows is not None:
@@ -295,11 +295,11 @@ class Sequences:
         self._schedule_reap(now_ns)
 
     def has_sequences_at(self, instance: int) -> bool:
-        """Whether any sequence has its place at an Instance."""
+        """Whether any sequence has its slot at an Instance."""
         return any(sequence.instance == instance and sequence.row >= 0 for sequence in self._active)
 
     def _fill_slot(self, now_ns: int) -> list[InferRequest]:
-        """Give a place to the longest-waiting sequence that may have it. Returns: what may go to its Lane now."""
+        """Give a slot to the longest-waiting sequence that may have it. Returns: what may go to its Lane now."""
         successor = next((each for each in self._backlog if each.id not in self._placed_ids), None)
         if successor is None or not self._assign_slot(successor):
             return []

@@ -44,7 +44,7 @@ def initial_value(state: State) -> Array:
         return datatype.view(content, count).reshape(shape)
     texts, end = parse_bytes_elements(content, count)
     if len(texts) < count or end > len(content):
-        text = f"initial_state of '{state.input}' has {count} elements, and its file fewer"
+        text = f"initial_state of '{state.input}' needs {count} elements, but its file has fewer"
         raise InferError(Code.INVALID, text)
     return bytes_tensor(texts).reshape(shape)
 

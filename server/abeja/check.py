@@ -44,13 +44,13 @@ def check_handler(settings: Settings) -> CheckReport:
 
 def _settings_mistakes(spec: ModelSpec, settings: Settings) -> Iterator[Finding]:
     if settings.http_port == settings.abeja_health_port != 0:
-        yield Finding(spec.path, f"both ports are {settings.http_port}: they have to be different")
+        yield Finding(spec.path, f"both ports are {settings.http_port}: they must be different")
     if spec.worker.interpreter and shutil.which(spec.worker.interpreter) is None:
-        yield Finding(Path(spec.worker.interpreter), "--abeja-interpreter: is not there, or may not be run")
+        yield Finding(Path(spec.worker.interpreter), "--abeja-interpreter: not found, or not executable")
     try:
         json.loads(os.environ.get("CONTEXT", "{}"))
     except ValueError as error:
-        yield Finding(spec.path, f"CONTEXT in the environment is no JSON: {error}")
+        yield Finding(spec.path, f"CONTEXT in the environment is not JSON: {error}")
 
 
 def _requirements_mistakes(spec: ModelSpec) -> Iterator[Finding]:
@@ -66,7 +66,7 @@ def _handler_mistakes(spec: ModelSpec) -> Iterator[Finding]:
     """Find what would prevent the handler from being imported or called, as far as its module's file shows."""
     handler: str = spec.options["handler"]
     if handler.count(":") != 1:
-        yield Finding(spec.path, f"handler '{handler}': it has to be module:name, with one colon")
+        yield Finding(spec.path, f"handler '{handler}': it must be module:name, with one colon")
         return
     module, _, name = handler.partition(":")
     # its requirements are not installed yet
@@ -96,10 +96,10 @@ def _definition_mistakes(tree: ast.Module, name: str, path: Path) -> Iterator[Fi
     if definitions and not definitions[-1].decorator_list:
         function = definitions[-1]
         if not _accepts_arguments(function.args):
-            text = f"{name} is called with a request and a context, and cannot be: every call would be answered 500"
+            text = f"{name} does not accept a request and a context: every call would be answered 500"
             yield Finding(path, text, function.lineno)
         if _yields(function):
-            text = f"{name} is a generator, and what it returns no dict: every call would be answered 500"
+            text = f"{name} is a generator, so it does not return a dict: every call would be answered 500"
             yield Finding(path, text, function.lineno)
 
 

@@ -61,12 +61,12 @@ def parse_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         defaults[PREFIX + name.upper()] = environ.get(variable) or default
     values = vars(namespace)
     if namespace.handler is not None and namespace.handler.count(":") != 1:
-        raise SettingError(f"--handler {namespace.handler!r}: it has to be module:name, with one colon")
+        raise SettingError(f"--handler {namespace.handler!r}: it must be module:name, with one colon")
     flags = {name: values[flag] for flag, name in _FLAGS.items() if values[flag] is not None}
     flags |= {**serve_flags, "dialect": "abeja"}
     if namespace.folder:
         flags["model_repository"] = [namespace.folder]
     settings = resolve(flags, {**defaults, **environ})
     if settings.http_port == settings.abeja_health_port != 0:
-        raise SettingError(f"--port and --health-port are both {settings.http_port}: they have to be different")
+        raise SettingError(f"--port and --health-port are both {settings.http_port}: they must be different")
     return settings

@@ -44,7 +44,7 @@ class AbejaFolder:
     def invalid_path(self) -> Finding | None:
         """Return the finding for an invalid path, None if it is valid."""
         if self.settings.model_repository and is_remote(self.settings.model_repository[0]):
-            return Finding(Path(self.settings.model_repository[0]), "a handler is served from a folder of this machine")
+            return Finding(Path(self.settings.model_repository[0]), "a handler must be in a local folder")
         return None if self.path.is_dir() else Finding(self.path, "no such folder")
 
     def open(self) -> None:

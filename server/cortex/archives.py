@@ -52,7 +52,7 @@ def _members(archive_file: zipfile.ZipFile) -> Iterator[tuple[str, zipfile.ZipIn
         if entry.is_dir():
             continue
         if path.is_absolute() or ".." in path.parts or "\\" in entry.filename or not path.parts:
-            raise ArchiveError(f"holds {entry.filename!a}, which is no path inside it")
+            raise ArchiveError(f"holds {entry.filename!a}, which is not a path inside it")
         if stat.S_ISLNK(entry.external_attr >> 16):
             raise ArchiveError(f"holds {entry.filename!a}, which is a link")
         yield str(path), entry
@@ -66,6 +66,6 @@ def _write(archive_file: zipfile.ZipFile, entry: zipfile.ZipInfo, target: Path, 
         while chunk := source.read(_CHUNK_BYTES):
             written += len(chunk)
             if written > max_bytes:
-                raise ArchiveError("becomes too large: more bytes than a model may have")
+                raise ArchiveError("is too large: more bytes than a model may have")
             output.write(chunk)
     return written

@@ -105,4 +105,4 @@ def conversions(description: ModelDescription) -> Conversions:
         return CortexConversions(OnnxValues(description), description.settings)
     if kind == "tensorflow":
         return CortexConversions(TensorValues(description), description.settings)
-    raise InferError(Code.UNSUPPORTED, f"Cortex knows models of ONNX and TensorFlow, none of {kind!r}")
+    raise InferError(Code.UNSUPPORTED, f"Cortex serves ONNX and TensorFlow models, not {kind!r}")

@@ -120,11 +120,11 @@ def needs_of(project: Path, handler: Path, roots: Sequence[Path]) -> Needs:
     missing = sorted(name for name in imported if name in PREINSTALLED and importlib.util.find_spec(name) is None)
     heavy = sorted(imported & HEAVY)
     if requirements is not None:
-        reasons.insert(0, f"{requirements.name} says what is to be installed")
+        reasons.insert(0, f"{requirements.name} lists packages to install")
     if missing:
         reasons.append(f"it imports {', '.join(missing)}, which the server's Python lacks")
     if heavy:
-        reasons.append(f"it imports {', '.join(heavy)}, which does not go into the server's process")
+        reasons.append(f"it imports {', '.join(heavy)}, which the server's process must not import")
     reasons += sorted({f"it may keep {write}" for write in writes if write.reach in {PROCESS, MACHINE}})
     packages: tuple[str, ...] = ()
     if requirements is not None or missing:
@@ -193,13 +193,13 @@ def _lists_package(requirements_text: str, package: str) -> bool:
 def _reasons(project: Path, handler: Path, trees: Sequence[ast.Module]) -> Iterator[str]:
     """Yield why its code depends on a process or a folder of its own."""
     if any(_MOUNT_PREFIX in content for content in _text_contents(project)):
-        yield "its files name /mnt, where the project is"
+        yield "its files refer to /mnt, where the project is"
     nodes = [node for tree in trees for node in ast.walk(tree)]
     if handler.suffix not in PICKLE_SUFFIXES and _opens_files(project, nodes):
         yield "it may open files, with the project as its folder"
     calls = {getattr(node.func, "attr", getattr(node.func, "id", "")) for node in nodes if isinstance(node, ast.Call)}
     if settings := sorted(calls & _LOGGING_SETTERS):
-        yield f"it calls {', '.join(settings)}, which would be the server's logging"
+        yield f"it calls {', '.join(settings)}, which would change the server's logging"
     if "subprocess" in {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}:
         yield "it starts programs, with the project as their folder"
 

@@ -33,12 +33,12 @@ class Projects:
     def invalid_path(self) -> Finding | None:
         """Return the finding for a PATH that is not a project, None if all are."""
         for url in self._remote:
-            return Finding(Path(url), "a Cortex project is served from a folder on this machine")
+            return Finding(Path(url), "a Cortex project must be a local folder")
         for path in self.local:
             if not path.exists():
                 return Finding(path, "no such file or folder")
             if not project_file(path).is_file() or project_file(path).name != CONFIG:
-                return Finding(path, f"no Cortex project: there is no {CONFIG}")
+                return Finding(path, f"not a Cortex project: it has no {CONFIG}")
         return None
 
     def open(self) -> None:

@@ -78,7 +78,9 @@ class CortexRepository(Repository):
             return None, b""
         digest = self._fingerprint(api)
         if config is not None:
-            finding = Finding(api.project / CONFIG, "takes no configuration: the project says it", api.line, model=name)
+            finding = Finding(
+                api.project / CONFIG, "takes no configuration: it is in the project", api.line, model=name
+            )
             return ModelEntry(name, api.project, findings=(finding,)), digest
         return self._entry(name, projects), digest
 

@@ -226,7 +226,7 @@ def error_for_message(call: HookCall, text: str, *, sample_at_fault: bool) -> In
         # usually a bad sample, so the client gets the text; it can do nothing about other errors
         return InferError(Code.INVALID, f"{call.hook}: {text}")
     call.request_id = call.request_id or secrets.token_hex(4)
-    return InferError(Code.INTERNAL, f"{call.hook} failed; the log has the rest under request id {call.request_id}")
+    return InferError(Code.INTERNAL, f"{call.hook} failed; see the server log, request id {call.request_id}")
 
 
 def log_exception(call: HookCall, error: BaseException, context: Mapping[str, str], last_traceback_ns: int) -> int:

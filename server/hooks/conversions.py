@@ -28,13 +28,13 @@ class ModelDescription:
     """What is known of a model where its hooks run.
 
     `inputs` and `outputs` are Nodes, or, for a dialect's hooks in the server, the runtime's `onnxruntime.NodeArg`;
-    `described` is `Backend.runtime_metadata`, `settings` is `HookSpec.dialect_settings`.
+    `runtime_metadata` is the Backend's, `settings` is `HookSpec.dialect_settings`.
     """
 
     signature: Signature
     inputs: Sequence[Any]
     outputs: Sequence[Any]
-    described: Mapping[str, Any]
+    runtime_metadata: Mapping[str, Any]
     settings: Mapping[str, Any]
 
 

@@ -192,7 +192,7 @@ def to_tensors(result: Any, signature: Signature) -> dict[str, Array]:
     tensors: dict[str, Array] = {}
     for name, value in named_values:
         if not isinstance(name, str):
-            raise _not_tensor_error(f"the key {name!r:.80}; names of outputs are strings")
+            raise _not_tensor_error(f"the key {name!r:.80}; output names must be strings")
         tensors[name] = _to_tensor(name, value, signature.output.get(name))
     return tensors
 
@@ -206,7 +206,7 @@ def _to_tensor(name: str, value: Any, spec: TensorSpec | None) -> Array:
         if array.dtype.kind in "USO":
             array = map_elements(np.asarray(value, dtype=np.object_), _to_bytes)
     except Exception as error:  # a ragged list, a dict, None, or an error in the value's own __array__
-        raise _not_tensor_error(f"'{name}' as {_type_name(value)}, which is no tensor: {error}") from error
+        raise _not_tensor_error(f"'{name}' as {_type_name(value)}, which is not a tensor: {error}") from error
     if array.ndim == 0:
         array = array.reshape(1)
     if spec is not None and spec.is_tensor and not isinstance(value, np.ndarray | np.generic):
@@ -230,5 +230,5 @@ def _type_name(value: Any) -> str:
 
 
 def _not_tensor_error(what: str) -> InferError:
-    hint = "ask predict instead, or set the request parameter hooks to false"
+    hint = "use predict instead, or set the request parameter hooks to false"
     return InferError(Code.INVALID, f"post_inference returned {what} ({hint})")

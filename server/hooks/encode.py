@@ -52,7 +52,7 @@ def _encode_with_json(value: Any) -> bytes:
         return json.dumps(_convert_keys(value), default=_to_json_type, separators=(",", ":")).encode()
     except (ValueError, TypeError, RecursionError) as error:
         text = "nested too deep" if isinstance(error, RecursionError) else str(error)
-        raise InferError(Code.INTERNAL, f"the answer holds what JSON cannot carry: {text}") from error
+        raise InferError(Code.INTERNAL, f"the answer cannot be encoded as JSON: {text}") from error
 
 
 def _convert_keys(value: Any) -> Any:
@@ -93,4 +93,4 @@ def _to_json_type(value: Any) -> Any:
         return list(value)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    raise InferError(Code.INTERNAL, f"the answer holds {type(value).__name__}, which JSON cannot carry")
+    raise InferError(Code.INTERNAL, f"the answer contains {type(value).__name__}, which cannot be encoded as JSON")

@@ -102,16 +102,16 @@ class _HookRules:
 
     def not_callable_error(self, name: str, found: Any) -> str:
         """Return the error for a name that is not a function."""
-        return f"{name} is no function: {type(found).__name__}"
+        return f"{name} is not a function: {type(found).__name__}"
 
     def kind_error(self, name: str, *, is_async: bool, yields: bool, decoupled: bool) -> str:
         """Return the error for a disallowed kind of hook, "" if it is allowed."""
         if not yields:
             return ""
         if name == PRE:
-            return f"{PRE} yields, and a sample makes one set of inputs; {POST} may"
+            return f"{PRE} must not yield: a sample makes one set of inputs; {POST} may yield"
         if is_async:
-            return f"{POST} yields in an async def; one that yields is a plain def"
+            return f"{POST} yields in an async def; use a plain def"
         if not decoupled:
             text = f"{POST} yields, and this model has one answer for each request"
             return f"{text}: model_transaction_policy {{ decoupled: true }} in its config.pbtxt says otherwise"
@@ -141,7 +141,7 @@ class _CortexHookRules(_HookRules):
         if not (is_async or yields):
             return ""
         what = "yields" if yields else "is an async def"
-        return f"function {name}: it {what}, and is called for its value: a plain def that returns it is wanted"
+        return f"function {name}: it {what}, but must return its value: use a plain def"
 
 
 def _rules(dialect: str) -> _HookRules:
@@ -179,12 +179,12 @@ def _load_pickle(path: Path) -> SimpleNamespace:
     try:
         dill = importlib.import_module("dill")
     except ModuleNotFoundError as error:
-        text = f"hooks file {path}: it is a pickle of functions, and this Python has no dill: pip install dill"
+        text = f"hooks file {path}: a pickle of functions requires dill: pip install dill"
         raise InferError(Code.INVALID, text) from error
     with path.open("rb") as file:
         functions = dill.load(file)
     if not isinstance(functions, Mapping):
-        text = f"hooks file {path}: wanted a pickled dict of functions, got {type(functions).__name__}"
+        text = f"hooks file {path}: expected a pickled dict of functions, got {type(functions).__name__}"
         raise InferError(Code.INVALID, text)
     return SimpleNamespace(**{name: functions[name] for name in HOOK_NAMES if name in functions})
 

@@ -241,7 +241,7 @@ def install(mounts: Mapping[str, str]) -> Mounts:
     """
     for key in mounts:
         if not key.startswith("/") or not os.path.normpath(key).strip("/"):
-            raise ValueError(f"mount '{key}': wanted an absolute path below the root")
+            raise ValueError(f"mount '{key}': expected an absolute path below the root")
     return Mounts({key: value for key, value in mounts.items() if not _is_mounted(key, value)})
 
 

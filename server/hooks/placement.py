@@ -32,7 +32,7 @@ logger = logging.getLogger("penstock.hooks")
 def configured_interpreter(spec: WorkerSpec, label: str) -> str:
     """Return the configured interpreter, for callers that cannot make environments. Raises: InferError."""
     if spec.requirements is not None:
-        raise InferError(Code.UNSUPPORTED, f"{label}: nothing here can make the environment of {spec.requirements}")
+        raise InferError(Code.UNSUPPORTED, f"{label}: cannot make the environment of {spec.requirements}")
     return spec.interpreter
 
 

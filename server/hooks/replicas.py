@@ -284,7 +284,7 @@ class Replicas:
             self._starting = Replica(self._model, self._spec, self._loop, self, pool, is_constant=self._is_constant)
         except RuntimeError as error:  # the system's limit of threads
             if not self._live:
-                text = f"no thread for the hooks of '{self._model.name}': {error}"
+                text = f"cannot start a thread for the hooks of '{self._model.name}': {error}"
                 self._reject_waiters(InferError(Code.OVERLOADED, text))
             return
         self._starting.ready.add_done_callback(self._on_started)

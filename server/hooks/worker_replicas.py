@@ -47,7 +47,7 @@ def order_of(model: Model, spec: HookSpec, interpreter: str) -> Order:
         "model": model.name,
         "dialect": spec.dialect,
         "dialect_settings": dict(spec.dialect_settings),
-        "described": dict(model.described),
+        "runtime_metadata": dict(model.described),
         "signature": write_signature(model.signature),
         "inputs": [Node.from_runtime(node).to_json() for node in model.node_inputs],
         "outputs": [Node.from_runtime(node).to_json() for node in model.node_outputs],
@@ -306,7 +306,7 @@ class WorkerReplicaLease(ReplicaLease):
         )
 
     def _replica_gone_error(self) -> InferError:
-        text = f"the hooks of model '{self._model.name}' ended, and what this request had left there with them"
+        text = f"the hooks of model '{self._model.name}' ended, and the state that this request had left there is lost"
         return InferError(Code.NOT_READY, text)
 
     def end(self) -> None:

@@ -100,7 +100,9 @@ class HookService:
         self._channel = channel
         signature = read_signature(settings["signature"])
         inputs, outputs = (list(map(Node.from_json, settings[side])) for side in ("inputs", "outputs"))
-        description = ModelDescription(signature, inputs, outputs, settings["described"], settings["dialect_settings"])
+        description = ModelDescription(
+            signature, inputs, outputs, settings["runtime_metadata"], settings["dialect_settings"]
+        )
         conversions = make_conversions(settings["dialect"], description)
         self._bound = bind(module, conversions, signature, unpack(settings["metadata"]))
         self._hooks, self._converters = (

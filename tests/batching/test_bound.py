@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock.backends.errors import InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.loading.completion import complete
-from penstock.batching.loading.dummy_inputs import dummy_fill, dummy_key, smallest_tails
+from penstock.batching.loading.dummy_inputs import dummy_fill, dummy_key, smallest_row_shapes
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
 from penstock.batching.running.batch import Batch
@@ -84,7 +84,7 @@ def test_what_is_not_refused_runs_in_the_models_own_shapes(
     backend = FakeBackend(bound, list)
     binding = backend.bind(bound, 4)
 
-    dummy_fill(spec, binding, 3 if rows else 1, smallest_tails(spec))()
+    dummy_fill(spec, binding, 3 if rows else 1, smallest_row_shapes(spec))()
     binding.run(())
 
     for tensor, array in zip(bound.inputs, backend.runs[0].inputs, strict=True):
@@ -121,4 +121,4 @@ def test_an_ensemble_hands_on_what_a_model_of_these_shapes_would_get(
     (ran,) = backend.runs[0].inputs
     np.testing.assert_array_equal(handed, ran)
     np.testing.assert_array_equal(model.forms.to_client("m", (0,), [handed])[0], array)
-    assert len(dummy_key(spec, smallest_tails(spec))) == 1
+    assert len(dummy_key(spec, smallest_row_shapes(spec))) == 1

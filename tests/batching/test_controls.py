@@ -177,7 +177,7 @@ class TestStates:
         assert fill(StateInput(begun, spec), batch, 1) == [[b"ab", b""]]
         for short in (struct.pack("<I", 2) + b"a", struct.pack("<I", 0) + struct.pack("<I", 2) + b"a"):
             (tmp_path / "f").write_bytes(short)
-            with pytest.raises(InferError, match="initial_state of 'in' has 2 elements, and its file fewer"):
+            with pytest.raises(InferError, match="initial_state of 'in' needs 2 elements, but its file has fewer"):
                 StateInput(begun, spec)
 
 

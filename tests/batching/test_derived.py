@@ -15,7 +15,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.loading.completion import complete
 from penstock.batching.loading.counting import Split, Trials
-from penstock.batching.loading.dummy_inputs import dummy_fill, dummy_key, smallest_tails
+from penstock.batching.loading.dummy_inputs import dummy_fill, dummy_key, smallest_row_shapes
 from penstock.batching.loading.invariance import probe, set_invariant_size
 from penstock.batching.loading.warmup import sweep
 from penstock.batching.model import Model
@@ -252,7 +252,7 @@ class TestRehearsals:
         backend = FakeBackend(spec.bound, lambda inputs: [inputs[0], inputs[2]])
         binding = backend.bind(spec.bound, 8)
 
-        dummy_fill(spec, binding, 3, smallest_tails(spec))()
+        dummy_fill(spec, binding, 3, smallest_row_shapes(spec))()
         binding.run((0, 1))
 
         shapes = [(array.shape, bool(array.any())) for array in backend.runs[0].inputs if array is not None]

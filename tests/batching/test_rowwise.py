@@ -124,7 +124,7 @@ def test_the_log_says_what_showed_it(caplog: pytest.LogCaptureFixture) -> None:
 
     text = (
         "model m: its first axis is not a batch axis, and requests run one at a time: output 'y' has 0 rows "
-        "for 1 of zeros"
+        "for 1 row of zeros"
     )
     assert text in caplog.messages
 

@@ -293,7 +293,7 @@ class TestErrors:
         with streaming(live) as stream:
             stream.ask("watched", ("x", ints(5, 1)), request_id="bad")
             assert [stream.next()[2] for _ in range(2)] == [{"y": [0]}, {"y": [1]}]
-            assert stream.next()[3].startswith("post_inference failed; the log has the rest under request id bad")
+            assert stream.next()[3].startswith("post_inference failed; see the server log, request id bad")
             stream.ask("watched", ("x", ints(1, 0)), request_id="good", enable_empty_final_response=True)
             assert [stream.next()[:2] for _ in range(2)] == [("good", False), ("good", True)]
         assert closed(watching).startswith("hooks-watched/1")

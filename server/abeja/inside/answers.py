@@ -52,15 +52,15 @@ class ResponseWriter:
         Raises: CallRefusedError; for an invalid result TypeError, ValueError, or the result's own exceptions.
         """
         if not isinstance(returned, dict):
-            raise TypeError(f"a handler has to return a dict, and not {_type_name(returned)}")
+            raise TypeError(f"a handler must return a dict, not {_type_name(returned)}")
         content_type = returned.get("content_type", "text/plain")
         if not isinstance(content_type, str) or not content_type.strip():
-            raise ValueError("content_type has to be a text that is not empty")
+            raise ValueError("content_type must be a non-empty string")
         media, header = self._content_types.get(content_type) or self._parse_content_type(content_type)
         body = self._encoder.encode(returned.get("content"), media)
         metadata = returned.get("metadata") or {}
         if not isinstance(metadata, Mapping):
-            raise TypeError(f"metadata has to be a dict, and not {_type_name(metadata)}")
+            raise TypeError(f"metadata must be a dict, not {_type_name(metadata)}")
         status = _check_status(returned.get("status_code", 200))
         lines, is_unsupported = self._default_lines, not header
         if metadata:
@@ -86,7 +86,7 @@ def _check_status(status: Any) -> int:
     if status is None:
         return 200
     if isinstance(status, bool) or not 200 <= operator.index(status) <= 999:
-        raise ValueError(f"status_code has to be a whole number from 200 to 999, and not {status!r}")
+        raise ValueError(f"status_code must be an integer from 200 to 999, not {status!r}")
     return operator.index(status)
 
 
@@ -95,7 +95,7 @@ def _metadata_headers(metadata: Mapping[Any, Any]) -> dict[str, str]:
     fields = {}
     for key, value in metadata.items():
         if not isinstance(value, str | None) or not isinstance(key, str | int | float | None):
-            raise TypeError(f"metadata has to be texts by name, and not {_type_name(value)} by {key!r}")
+            raise TypeError(f"metadata must map names to strings, not {_type_name(value)} by {key!r}")
         name = key if isinstance(key, str) else json.dumps(key)
         canonical = "-".join(word.capitalize() for word in name.split("-"))
         if is_name(name) and canonical not in _FRAMING:

@@ -44,13 +44,13 @@ def open_service(settings: dict[str, Any], channel: Channel) -> AbejaInside:
     try:
         context = json.loads(os.environ.get("CONTEXT", "{}"))
     except ValueError as error:
-        raise InferError(Code.INVALID, f"{label}: CONTEXT in the environment is no JSON: {error}") from None
+        raise InferError(Code.INVALID, f"{label}: CONTEXT in the environment is not JSON: {error}") from None
     return AbejaInside(_import_handler(settings["handler"], label), context, strict=settings["strict"])
 
 
 def _import_handler(handler: str, label: str) -> Handler:
     if handler.count(":") != 1:
-        raise InferError(Code.INVALID, f"{label}: it has to be module:name, with one colon")
+        raise InferError(Code.INVALID, f"{label}: it must be module:name, with one colon")
     module, _, name = handler.partition(":")
     try:
         function: Handler = getattr(importlib.import_module(module), name)

@@ -105,7 +105,7 @@ def test_an_answer_that_has_no_body_has_no_type_either() -> None:
 
 @pytest.mark.parametrize("returned", ["x", b"x", None, [{}], ({}, 200), 200, iter([])])
 def test_only_a_dict_is_an_answer(returned: Any) -> None:
-    with pytest.raises(TypeError, match="has to return a dict"):
+    with pytest.raises(TypeError, match="must return a dict"):
         answered(returned)
 
 

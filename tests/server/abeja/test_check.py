@@ -54,7 +54,7 @@ def test_the_folder_is_that_of_the_marker_and_the_handler_that_of_the_environmen
 @pytest.mark.parametrize("handler", ["main", "a:b:c"])
 def test_a_handler_has_one_colon(folder: Path, handler: str) -> None:
     assert said(checked(folder, abeja_handler=handler)) == [
-        f"handler '{handler}': it has to be module:name, with one colon"
+        f"handler '{handler}': it must be module:name, with one colon"
     ]
 
 
@@ -62,7 +62,7 @@ def test_an_empty_one_of_the_environment_is_none(folder: Path, monkeypatch: pyte
     (folder / "main.py").write_text("def handler(request, context): ...\n")
     monkeypatch.setenv("HANDLER", "")
 
-    assert said(checked(folder)) == ["handler '': it has to be module:name, with one colon"]
+    assert said(checked(folder)) == ["handler '': it must be module:name, with one colon"]
 
 
 def test_what_python_cannot_read_is_told_with_its_line(folder: Path) -> None:
@@ -116,8 +116,8 @@ def test_one_mistake_does_not_hide_another(folder: Path, monkeypatch: pytest.Mon
 
     assert report.exit_status == 1
     assert [each.path.name for each in report.findings[1:2]] == ["no-such-python"]
-    assert said(report)[0] == "both ports are 8000: they have to be different"
-    assert said(report)[2].startswith("CONTEXT in the environment is no JSON")
+    assert said(report)[0] == "both ports are 8000: they must be different"
+    assert said(report)[2].startswith("CONTEXT in the environment is not JSON")
     assert "nowhere" in said(report)[3]
     assert said(report)[4] == "handler 'main:handler': there is no module 'main'"
 

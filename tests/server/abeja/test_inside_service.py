@@ -65,7 +65,7 @@ def test_a_context_comes_from_the_environment_and_stays(folder: Path, monkeypatc
 
     assert [json.loads(called(service)[1]) for _ in range(2)] == [{"a": 1, "n": 1}, {"a": 1, "n": 2}]
     monkeypatch.setenv("CONTEXT", "{")
-    with pytest.raises(InferError, match="CONTEXT in the environment is no JSON"):
+    with pytest.raises(InferError, match="CONTEXT in the environment is not JSON"):
         opened("abeja_context:handler")
 
 
@@ -105,7 +105,7 @@ def test_an_error_is_told_to_the_log_only(capfd: pytest.CaptureFixture[str]) -> 
 
 def test_what_is_no_answer_is_an_error(capfd: pytest.CaptureFixture[str]) -> None:
     assert called(inside(lambda request, context: "text")) == (500, UNEXPECTED)
-    assert "a handler has to return a dict" in capfd.readouterr().err
+    assert "a handler must return a dict" in capfd.readouterr().err
     assert called(inside(lambda request: {})) == (500, UNEXPECTED)
 
 

@@ -267,8 +267,8 @@ def test_until_the_handler_is_there_it_says_so(tmp_path: Path) -> None:
     ("words", "more", "why"),
     [
         (["--abeja-handler=main:none"], {}, "has no attribute 'none'"),
-        ([], {"HANDLER": "main"}, "it has to be module:name"),
-        ([], {"CONTEXT": "{"}, "CONTEXT in the environment is no JSON"),
+        ([], {"HANDLER": "main"}, "it must be module:name"),
+        ([], {"CONTEXT": "{"}, "CONTEXT in the environment is not JSON"),
     ],
 )
 def test_a_server_without_its_handler_ends(folder: Path, words: list[str], more: dict[str, str], why: str) -> None:

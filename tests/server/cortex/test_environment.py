@@ -67,19 +67,19 @@ def test_requirements_that_say_nothing_are_none(ask: Ask) -> None:
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        ("config = '/mnt/project/config.json'\n" + READS, "its files name /mnt, where the project is"),
-        ("import sys\nsys.path.append('/mnt/project')\n" + READS, "its files name /mnt, where the project is"),
+        ("config = '/mnt/project/config.json'\n" + READS, "its files refer to /mnt, where the project is"),
+        ("import sys\nsys.path.append('/mnt/project')\n" + READS, "its files refer to /mnt, where the project is"),
         ("labels = open('labels.txt').read()\n" + READS, "it may open files, with the project as its folder"),
         ("from pathlib import Path\nx = Path('x')\n" + READS, "it may open files, with the project as its folder"),
         ("import numpy as np\nx = np.load('mean.npy')\n" + READS, "it may open files, with the project as its folder"),
         ("import x\ny = x.Thing('there/labels.txt')\n" + READS, "it may open files, with the project as its folder"),
-        ("import tensorflow as tf\n" + READS, "it imports tensorflow, which does not go into the server's process"),
-        ("from torch import nn\n" + READS, "it imports torch, which does not go into the server's process"),
+        ("import tensorflow as tf\n" + READS, "it imports tensorflow, which the server's process must not import"),
+        ("from torch import nn\n" + READS, "it imports torch, which the server's process must not import"),
         ("import boto3\n" + READS, "it imports boto3, which the server's Python lacks"),
         ("def f():\n    from botocore import x\n", "it imports botocore, which the server's Python lacks"),
         (
             "import logging.config\nlogging.config.dictConfig({})\n" + READS,
-            "it calls dictConfig, which would be the server's logging",
+            "it calls dictConfig, which would change the server's logging",
         ),
         ("import subprocess\n" + READS, "it starts programs, with the project as their folder"),
         ("import json\ndef pre_inference(sample, metadata):\n    json.x = sample\n", "it may keep json (handler.py:3)"),
@@ -146,7 +146,7 @@ def test_requirements_are_installed_with_what_cortex_had_installed_and_the_code_
 
     assert needs.requirements == tmp_path / "requirements.txt"
     assert needs.packages == ("boto3", "requests")
-    assert needs.reasons[0] == "requirements.txt says what is to be installed"
+    assert needs.reasons[0] == "requirements.txt lists packages to install"
 
 
 @pytest.mark.parametrize(

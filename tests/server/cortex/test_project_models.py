@@ -62,7 +62,7 @@ class TestWhereAModelIs:
 
     @pytest.mark.parametrize("model", ["s3://bucket/../../secret.onnx", "s3://", "s3:///etc/x.onnx"])
     def test_nowhere_outside_that_folder(self, model: str, tmp_path: Path) -> None:
-        with pytest.raises(ModelError, match="is no address of an object in a bucket"):
+        with pytest.raises(ModelError, match="is not the address of an object in a bucket"):
             ModelFinder(str(tmp_path)).find(api(tmp_path, model, "onnx"))
 
     def test_one_that_is_not_there(self, models: ModelFinder, tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ class TestAnArchive:
             archive.writestr(entry, "x")
         (tmp_path / "into").mkdir()
 
-        with pytest.raises(ArchiveError, match="which is no path inside it"):
+        with pytest.raises(ArchiveError, match="which is not a path inside it"):
             unpack(tmp_path / "m.zip", tmp_path / "into")
         assert list((tmp_path / "into").iterdir()) == []
 

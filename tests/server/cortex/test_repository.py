@@ -387,7 +387,7 @@ class TestControl:
     def test_a_configuration_of_a_request_is_refused(self, project: Project, models: ModelFinder) -> None:
         entry, _ = repository(models, project).read("classifier", config=object())
 
-        assert said(entry) == ["cortex.yaml:3: takes no configuration: the project says it"]
+        assert said(entry) == ["cortex.yaml:3: takes no configuration: it is in the project"]
 
     def test_the_apis_that_cannot_be_loaded_are_known(self, project: Project, models: ModelFinder) -> None:
         project.api("broken", "x.onnx")

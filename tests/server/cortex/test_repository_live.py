@@ -136,8 +136,8 @@ class TestStarting:
         ("path", "message"),
         [
             ("nothing", "nothing: no such file or folder"),
-            ("iris/models", "iris/models: no Cortex project: there is no cortex.yaml"),
-            ("s3://bucket/project", "a Cortex project is served from a folder on this machine"),
+            ("iris/models", "iris/models: not a Cortex project: it has no cortex.yaml"),
+            ("s3://bucket/project", "a Cortex project must be a local folder"),
         ],
     )
     def test_a_path_that_is_no_project_stops_the_start(
@@ -256,4 +256,4 @@ class TestChecking:
 
     def test_says_that_there_is_no_project(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert self.check(tmp_path) == 1
-        assert f"{tmp_path}: no Cortex project: there is no cortex.yaml\n" in capsys.readouterr().out
+        assert f"{tmp_path}: not a Cortex project: it has no cortex.yaml\n" in capsys.readouterr().out

@@ -248,18 +248,18 @@ class TestTensors:
     @pytest.mark.parametrize(
         ("result", "text"),
         [
-            (None, "'y' as a NoneType, which is no tensor"),
-            ({"label": {"a": 1}}, "'label' as a dict, which is no tensor"),
-            ({"label": [[1], [2, 3]]}, "'label' as a list, which is no tensor"),
-            ({"label": ["a", 1, None]}, "'label' as a list, which is no tensor"),
-            ({3: 1}, "the key 3; names of outputs are strings"),
+            (None, "'y' as a NoneType, which is not a tensor"),
+            ({"label": {"a": 1}}, "'label' as a dict, which is not a tensor"),
+            ({"label": [[1], [2, 3]]}, "'label' as a list, which is not a tensor"),
+            ({"label": ["a", 1, None]}, "'label' as a list, which is not a tensor"),
+            ({3: 1}, "the key 3; output names must be strings"),
             ([1, 2, 3], "a list of 3, and the model has 2 outputs"),
             ({"c": 1j}, "'c' as an array of complex128, which has no datatype"),
             ({"big": 2**70}, "'big' as a int"),
         ],
     )
     def test_what_tensors_cannot_carry_is_refused_with_a_way_out(self, result: Any, text: str) -> None:
-        with pytest.raises(InferError, match="ask predict instead") as refused:
+        with pytest.raises(InferError, match="use predict instead") as refused:
             to_tensors(result, _two())
 
         assert refused.value.code is Code.INVALID

@@ -152,7 +152,7 @@ class TestLettingGo:
         async with house(tmp_path) as it:
             for _ in range(2):
                 said = await refusal(it.hooked, it.spec(hooks=TABLE.format(str(gone)) + "pre_inference = 1"))
-                assert "pre_inference is no function" in said
+                assert "pre_inference is not a function" in said
                 await asyncio.gather(*it.hooked._retiring)
             assert gone.exists()
 

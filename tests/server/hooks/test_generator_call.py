@@ -185,7 +185,7 @@ class TestErrors:
                 code, text = await refusal(anext(answers))
 
             assert (found, code) == ([0, 1], Code.INTERNAL)
-            assert text == "post_inference failed; the log has the rest under request id id"
+            assert text == "post_inference failed; see the server log, request id id"
             assert counts(hooks) == [FINE, FINE, BAD]
             assert await all_of(hooks, 2) == [0, 1]
 

@@ -323,7 +323,7 @@ class TestWhatIsTold:
             ]
 
             assert code is Code.INTERNAL
-            assert text == f"post_inference failed; the log has the rest under request id {record.request_id}"  # type: ignore[attr-defined]
+            assert text == f"post_inference failed; see the server log, request id {record.request_id}"  # type: ignore[attr-defined]
             assert record.getMessage() == "post_inference raised ZeroDivisionError: division by zero"
             assert "hooks.py" in (record.exc_text or "")
 
@@ -428,7 +428,7 @@ class TestGenerators:
             code, text = await refusal(collect(got, hooks, "r", asked))
 
             assert [int(each.outputs["number"][0]) for each in got] == [0, 1, 2]
-            assert (code, text.endswith("the log has the rest under request id r")) == (Code.INTERNAL, True)
+            assert (code, text.endswith("see the server log, request id r")) == (Code.INTERNAL, True)
             assert (tmp_path / "log").read_text().split()[-1] == "closed"
 
         act(scene)

@@ -170,7 +170,7 @@ class TestForms:
         module.close()
 
     def test_a_name_that_is_no_function_is_refused(self, write: Write) -> None:
-        assert _refusal(write("pre_inference = 3")) == "hooks file PATH: pre_inference is no function: int"
+        assert _refusal(write("pre_inference = 3")) == "hooks file PATH: pre_inference is not a function: int"
 
 
 class TestFailures:
@@ -377,11 +377,11 @@ class TestSeveralAnswers:
             (YIELDS, False, f"post_inference yields, and this model has one answer for each request: {OTHERWISE}"),
             (
                 "def pre_inference(sample, metadata):\n    yield 1\n", True,
-                "pre_inference yields, and a sample makes one set of inputs; post_inference may",
+                "pre_inference must not yield: a sample makes one set of inputs; post_inference may yield",
             ),
             (
                 "async def post_inference(prediction, metadata):\n    yield 1\n", True,
-                "post_inference yields in an async def; one that yields is a plain def",
+                "post_inference yields in an async def; use a plain def",
             ),
         ],
     )  # fmt: skip
@@ -531,17 +531,11 @@ class TestCortex:
             ),
             (
                 "async def pre_inference(sample, metadata): pass",
-                (
-                    "function pre_inference: it is an async def, and is called for its value: a plain def that "
-                    "returns it is wanted"
-                ),
+                "function pre_inference: it is an async def, but must return its value: use a plain def",
             ),
             (
                 "def post_inference(prediction, metadata): yield 1",
-                (
-                    "function post_inference: it yields, and is called for its value: a plain def that returns it is "
-                    "wanted"
-                ),
+                "function post_inference: it yields, but must return its value: use a plain def",
             ),
         ],
     )
@@ -637,12 +631,12 @@ class TestPickles:
     def test_a_pickle_of_something_else_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "handler.pickle").write_text("list")
 
-        assert _refusal(tmp_path / "handler.pickle").endswith("wanted a pickled dict of functions, got list")
+        assert _refusal(tmp_path / "handler.pickle").endswith("expected a pickled dict of functions, got list")
 
     def test_without_dill_it_says_what_to_install(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "dill", None)
         (tmp_path / "handler.pickle").write_text("functions")
 
         assert _refusal(tmp_path / "handler.pickle") == (
-            "hooks file PATH: it is a pickle of functions, and this Python has no dill: pip install dill"
+            "hooks file PATH: a pickle of functions requires dill: pip install dill"
         )

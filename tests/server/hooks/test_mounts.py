@@ -184,7 +184,7 @@ def test_a_path_where_the_folder_is_already_needs_nothing(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("key", ["mnt", "/", "//", "/mnt/.."])
 def test_a_mount_is_below_the_root(key: str) -> None:
-    with pytest.raises(ValueError, match="wanted an absolute path below the root"):
+    with pytest.raises(ValueError, match="expected an absolute path below the root"):
         install({key: "/tmp"})
 
 

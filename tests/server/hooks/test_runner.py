@@ -212,7 +212,7 @@ class TestAnswers:
 
             assert await hooks.predict([1, 2, 3, 4]) == b'{"a":{"b":1}}'
             assert code is Code.INVALID
-            assert text.startswith("post_inference returned 'a' as a dict, which is no tensor")
+            assert text.startswith("post_inference returned 'a' as a dict, which is not a tensor")
 
         act(scene)
 
@@ -364,7 +364,7 @@ class TestHarm:
             code, text = await refusal(hooks.predict([0] * 4, "id8"))
 
             assert (code, text) == (
-                Code.INTERNAL, "post_inference failed; the log has the rest under request id id8",
+                Code.INTERNAL, "post_inference failed; see the server log, request id id8",
             )  # fmt: skip
             _, text = await refusal(hooks.predict([0] * 4))
             assert text.rpartition(" ")[2] in {record.__dict__["request_id"] for record in caplog.records[1:]}

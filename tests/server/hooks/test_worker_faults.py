@@ -70,7 +70,7 @@ ENDS = {
     "hold": KILLED,
     "compute": KILLED,
     "exit": (Code.NOT_READY, "exit status 3"),
-    "sys.exit": (Code.INTERNAL, "pre_inference failed; the log has the rest under request id"),
+    "sys.exit": (Code.INTERNAL, "pre_inference failed; see the server log, request id"),
     "abort": (Code.NOT_READY, "signal 6"),
     "crash": (Code.NOT_READY, "signal 11"),
     "leak": (Code.NOT_READY, "memory"),
@@ -295,7 +295,7 @@ def test_what_pre_left_in_globals_is_not_looked_for_in_another_worker(act: Calla
         while serving(hooks):  # noqa: ASYNC110 - by the death of a process
             await asyncio.sleep(0.005)
         engine.run()
-        with pytest.raises(InferError, match="ended, and what this request had left there with them") as why:
+        with pytest.raises(InferError, match="ended, and the state that this request had left there is lost") as why:
             await asked
         assert why.value.code is Code.NOT_READY
 
