@@ -75,7 +75,7 @@ def write(folder: Path) -> None:
 
 def call(model: str) -> Call:
     """Make a request: one row, raw."""
-    return bench.call(bench.Case(model, "binary", 1, ((1, WIDTH),)))
+    return bench.make_call(bench.Case(model, "binary", 1, ((1, WIDTH),)))
 
 
 @dataclass(slots=True)

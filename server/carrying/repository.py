@@ -24,9 +24,9 @@ class CarriedRepository(Repository):
 
     unconfigurable: str
 
-    def __init__(self, place: Path, defaults: Defaults) -> None:
-        super().__init__((place,), defaults)
-        self._place = place
+    def __init__(self, path: Path, defaults: Defaults) -> None:
+        super().__init__((path,), defaults)
+        self._path = path
 
     def names(self) -> list[str]:
         """List the names; blocks."""
@@ -55,9 +55,9 @@ class CarriedRepository(Repository):
             return None, b""
         print_ = self.fingerprint(name)
         if config is not None:
-            finding = Finding(self._place, f"takes no configuration: {self.unconfigurable}", model=name)
-            return ModelEntry(name, self._place, findings=(finding,)), print_
+            finding = Finding(self._path, f"takes no configuration: {self.unconfigurable}", model=name)
+            return ModelEntry(name, self._path, findings=(finding,)), print_
         return self._entry(name), print_
 
     def _entry(self, name: str) -> ModelEntry:
-        return ModelEntry(name, self._place, (self.spec(name),), model_config_pb2().ModelConfig(name=name))
+        return ModelEntry(name, self._path, (self.spec(name),), model_config_pb2().ModelConfig(name=name))

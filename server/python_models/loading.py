@@ -19,7 +19,7 @@ from penstock.server.repository.completed_config import complete_config, to_json
 from penstock.server.repository.fields.identity import PYTHON
 from penstock.server.repository.pbtxt import parse_json
 from penstock.server.repository.scan import Defaults, read_folder
-from penstock.server.workers.order import NotBegunError, Order
+from penstock.server.workers.order import NotStartedError, Order
 from penstock.server.workers.restarting import start_all
 from penstock.server.workers.worker import Worker
 
@@ -85,7 +85,7 @@ class PythonModels:
         return OpenedVersion(spec, list(hosts), PYTHON)
 
     def _deals(self, order: Order) -> Any:
-        return lambda worker, requests: Upcalls(worker, self._beside, order.about, requests)
+        return lambda worker, requests: Upcalls(worker, self._beside, order.log_fields, requests)
 
     async def _completed(self, spec: ModelSpec, interpreter: str) -> ModelSpec:
         """Run the model's code to complete its configuration, and read the spec from the result. Raises: InferError."""
@@ -95,11 +95,11 @@ class PythonModels:
         def hear(kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
             upcalls.take(kind, number, body, arrays)
 
-        worker = Worker(order, said=hear)
-        upcalls = Upcalls(worker, self._beside, order.about)
+        worker = Worker(order, on_message=hear)
+        upcalls = Upcalls(worker, self._beside, order.log_fields)
         try:
             body, _ = await worker.ready
-        except NotBegunError as error:
+        except NotStartedError as error:
             raise InferError(Code.NOT_READY, f"{order.label} has ended") from error
         except asyncio.CancelledError:
             worker.kill(f"{order.label} is no longer needed")

@@ -25,7 +25,7 @@ from penstock.batching.statistics import (
 )
 from penstock.server.engines import ListsModels
 from penstock.server.options.metrics_config import MetricsConfig
-from penstock.server.workers.order import ENDED, REASONS, STARTED
+from penstock.server.workers.order import END_REASONS, ENDED, STARTED
 
 from .about_server import build_info, model_ready
 from .exposition import decimal, histogram_lines, label_value, number
@@ -51,7 +51,7 @@ _EVENTS = {
 }
 # The events of models with workers.
 _WORKER_EVENTS = {STARTED: ("penstock_workers_started_total", "")} | {
-    ENDED + reason: ("penstock_workers_ended_total", f',reason="{reason}"') for reason in REASONS
+    ENDED + reason: ("penstock_workers_ended_total", f',reason="{reason}"') for reason in END_REASONS
 }
 
 

@@ -27,7 +27,7 @@ import tiny
 
 
 class Says:
-    listens = False
+    concurrent_messages = False
 
     def opened(self):
         return b"", None
@@ -35,7 +35,7 @@ class Says:
     def call(self, kind, number, body, arrays):
         return f"{tiny.VALUE} {sys.prefix}".encode(), [array + 1 for array in arrays]
 
-    def told(self, kind, number, body, arrays):
+    def on_message(self, kind, number, body, arrays):
         pass
 
     def close(self):
