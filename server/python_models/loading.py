@@ -15,9 +15,9 @@ import orjson
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.running.external_models import OpenedVersion, active_groups, complete_external
-from penstock.server.repository.completed_config import completed, to_json
+from penstock.server.repository.completed_config import complete_config, to_json
 from penstock.server.repository.fields.identity import PYTHON
-from penstock.server.repository.pbtxt import message_of
+from penstock.server.repository.pbtxt import parse_json
 from penstock.server.repository.scan import Defaults, read_folder
 from penstock.server.workers.order import NotStartedError, Order
 from penstock.server.workers.restarting import start_all
@@ -56,17 +56,17 @@ class PythonModels:
         if spec.auto_complete and await asyncio.to_thread(may_complete, spec.path):
             spec = await self._completed(spec, interpreter)
         spec = complete_external(spec)
-        spec = replace(spec, declared_config=_json(completed(message_of(spec.declared_config), spec, PYTHON)))
+        spec = replace(spec, declared_config=_json(complete_config(parse_json(spec.declared_config), spec, PYTHON)))
         return await self._started(spec, interpreter, _instances(spec))
 
     async def open_more(self, served: ModelSpec, spec: ModelSpec, places: Sequence[int]) -> OpenedVersion:
         """Start workers for some additional Instances of a spec. Raises: InferError."""
         interpreter = await self._interpreter(spec)
-        config = message_of(served.declared_config)
+        config = parse_json(served.declared_config)
         config.ClearField("instance_group")
-        config.instance_group.extend(message_of(spec.declared_config).instance_group)
+        config.instance_group.extend(parse_json(spec.declared_config).instance_group)
         spec = replace(served, instances=spec.instances)
-        spec = replace(spec, declared_config=_json(completed(config, spec, PYTHON)))
+        spec = replace(spec, declared_config=_json(complete_config(config, spec, PYTHON)))
         seats = list(_instances(spec))
         return await self._started(spec, interpreter, [seats[at] for at in places])
 
@@ -111,8 +111,8 @@ class PythonModels:
         said = orjson.loads(body)["config"]
         if said is None:
             return spec
-        config = message_of(spec.declared_config)
-        told = message_of(orjson.dumps(said))
+        config = parse_json(spec.declared_config)
+        told = parse_json(orjson.dumps(said))
         for field in _COMPLETES:
             config.ClearField(field)
             if _is_set(told, field):
@@ -124,7 +124,9 @@ def _read_again(spec: ModelSpec, config: Any, defaults: Defaults) -> ModelSpec:
     """Read a version's spec from a changed ModelConfig. Raises: InferError (INVALID)."""
     entry = read_folder(spec.path.parents[1], defaults, config)
     if entry is not None:
-        mistakes = [finding for finding in entry.findings if finding.mistake and finding.version in {0, spec.version}]
+        mistakes = [
+            finding for finding in entry.findings if finding.is_mistake and finding.version in {0, spec.version}
+        ]
         found = next((each for each in entry.specs if each.version == spec.version), None)
         if found is not None and not mistakes:
             return replace(found, name=spec.name)
