@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from penstock.batching.running.outside import Outside
     from penstock.batching.spec import ModelSpec
 
-AT_ONCE = 32
+CALLS_PER_SLOT = 32
 """How many calls each WorkerSlot may have in flight."""
 NO_TENSORS = Signature((), (), batched=False)
 _OPEN_LIMIT_S = 3600.0
@@ -34,7 +34,7 @@ def order_of(
     return Order(
         service, settings, label, about, interpreter=interpreter, folder=Path(spec.path), path=spec.worker.path,
         environment=spec.worker.environment, memory_bytes=spec.worker.memory_bytes, open_limit_s=_OPEN_LIMIT_S,
-        heard=True,
+        always_logged=True,
     )  # fmt: skip
 
 
@@ -50,7 +50,7 @@ async def open_carried(spec: ModelSpec, orders: Iterable[Order], crew: Crew, pla
     return OpenedVersion(as_carried(spec), slots, platform)
 
 
-def as_carried(spec: ModelSpec, signature: Signature = NO_TENSORS, rows: int = AT_ONCE) -> ModelSpec:
+def as_carried(spec: ModelSpec, signature: Signature = NO_TENSORS, rows: int = CALLS_PER_SLOT) -> ModelSpec:
     """Complete the spec of a model whose calls are carried. Units: `rows`, which are calls, per Batch."""
     policy = replace(spec.policy, max_batch_rows=rows, executor="thread")
     group = spec.instances[0]

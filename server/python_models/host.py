@@ -16,7 +16,7 @@ import orjson
 
 from penstock.backends.errors import Code, InferError, without_traceback
 from penstock.batching.stream import NOT_ONE, StreamedAnswer
-from penstock.server.workers.order import NotBegunError, Order
+from penstock.server.workers.order import NotStartedError, Order
 from penstock.server.workers.restarting import RestartingWorker
 
 from .messages import ANSWER, CANCEL, EXECUTE, GO_ON, HOLD, READY
@@ -80,7 +80,7 @@ class PythonModelHost:
     def attach(self, instance: Takes) -> None:
         """Set the receiver of results."""
         self._takes = instance
-        self._kept.count_with(instance.count)
+        self._kept.set_event_counter(instance.count)
 
     async def close(self) -> None:
         """Have the worker finalize the model and end."""
@@ -94,9 +94,9 @@ class PythonModelHost:
         try:
             body, arrays = self._names.packed(batch, [each.number for each in opened])
             if self._kept.worker is None:
-                raise NotBegunError
-            self._kept.worker.ask(partial(self._called, batch, opened), EXECUTE, body, arrays, self._limit_s)
-        except NotBegunError:
+                raise NotStartedError
+            self._kept.worker.send_call(partial(self._called, batch, opened), EXECUTE, body, arrays, self._limit_s)
+        except NotStartedError:
             self._unbegun = batch
             if self._kept.worker is None:
                 self._loop.call_soon(self._hand_back)
@@ -130,7 +130,7 @@ class PythonModelHost:
         if number is None:
             return
         if self._kept.worker is not None:
-            self._kept.worker.tell(CANCEL, number)
+            self._kept.worker.send_message(CANCEL, number)
         each = self._open[number]
         each.left = True
         if each.waits:
@@ -141,7 +141,7 @@ class PythonModelHost:
     ) -> None:
         """Handle the end of a call, before anything that follows it, such as the worker's end; a future is later."""
         batch.compute_end_ns = time.monotonic_ns()
-        if isinstance(error, NotBegunError):
+        if isinstance(error, NotStartedError):
             for each in opened:
                 self._forget(each)
             self._unbegun = batch
@@ -161,7 +161,7 @@ class PythonModelHost:
             if self._kept.worker is not None:
                 self._kept.worker.kill(f"{self._order.label} gave an answer that cannot be read")
         else:
-            self._kept.proved()
+            self._kept.reset_backoff()
             self._free(batch, opened, None)
 
     def _take_answers(self, opened: list[OpenRequest], body: bytes, arrays: list[Array | None]) -> None:
@@ -205,7 +205,7 @@ class PythonModelHost:
 
     # -- answers -----------------------------------------------------------------------------------------------
 
-    def said(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
+    def on_message(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
         """Handle an answer, or another message from the worker."""
         if kind == READY:
             self._readiness.answer(ready=orjson.loads(body)["ready"])
@@ -266,7 +266,7 @@ class PythonModelHost:
         """Have the model wait before the next answer of a request, or resume."""
         each.held = kind == HOLD
         if self._kept.worker is not None:
-            self._kept.worker.tell(kind, each.number)
+            self._kept.worker.send_message(kind, each.number)
 
     def _end(self, each: OpenRequest, failure: InferError | None = None) -> None:
         """Record a request's last answer; deliver it here if its Batch has already been returned."""
@@ -304,18 +304,18 @@ class PythonModelHost:
 
     # -- the Tenant of the RestartingWorker -----------------------------------------------------------------------
 
-    def moved_in(self, worker: Worker) -> None:
+    def on_worker_starting(self, worker: Worker) -> None:
         """Make the Upcalls of a new worker."""
         self._upcalls = self._upcalls_of(worker, self._request)
 
-    def moved_out(self) -> None:
+    def on_worker_gone(self) -> None:
         """End the Upcalls."""
         self._readiness.answer(ready=False)
         if self._upcalls is not None:
             self._upcalls.end()
             self._upcalls = None
 
-    def lost(self, failure: InferError) -> None:
+    def on_worker_lost(self, failure: InferError) -> None:
         """Leave waiting requests to other Instances, and fail those in flight."""
         if self._takes is not None and not self._kept.closing:
             self._takes.down(failure, hopeless=False)
@@ -326,12 +326,12 @@ class PythonModelHost:
             elif each.later:
                 self._end(each, failure)
 
-    def hopeless(self, failure: InferError) -> None:
+    def on_restart_failed(self, failure: InferError) -> None:
         """Fail the waiting requests if no other Instance can run them."""
         if self._takes is not None:
             self._takes.down(failure, hopeless=True)
 
-    def back(self) -> None:
+    def on_worker_restarted(self) -> None:
         """Accept Batches again."""
         if self._takes is not None:
             self._takes.up()

@@ -188,7 +188,7 @@ class Upcalls:
             "parameters": dict(told.parameters or {}),
             "final": told.final,
         }
-        self._worker.tell(CALLED, number, orjson.dumps(said), list(outputs.values()))
+        self._worker.send_message(CALLED, number, orjson.dumps(said), list(outputs.values()))
 
     # -- the repository ----------------------------------------------------------------------------------------
 
@@ -203,7 +203,7 @@ class Upcalls:
             logger.exception("what a model has asked of the repository has failed", extra=self._about)
             failed = InferError(Code.INTERNAL, f"{type(error).__name__} while the repository was asked")
         told = {"error": None if failed is None else error_said(failed), "result": result}
-        self._worker.tell(CONTROLLED, number, orjson.dumps(told))
+        self._worker.send_message(CONTROLLED, number, orjson.dumps(told))
 
     async def _controlled(self, said: Mapping[str, Any], arrays: Sequence[Array | None]) -> bool:
         name, control = said["model"], self._beside.control

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from penstock.batching.running.outsides import OpenedVersion
 from penstock.server.carrying.hosts import CarryingHost
-from penstock.server.carrying.loading import AT_ONCE, as_carried, order_of
+from penstock.server.carrying.loading import CALLS_PER_SLOT, as_carried, order_of
 
 from .batching import Sharing
 from .components import SELDON
@@ -57,7 +57,7 @@ class SeldonModels:
                 crew.sharing.allowed = False
 
         crew = SeldonCrew(
-            spec.worker.timeout_s, on_opened, most_calls=partial(_max_calls, spec), count_metrics=self.count_metrics
+            spec.worker.timeout_s, on_opened, max_calls=partial(_max_calls, spec), count_metrics=self.count_metrics
         )
         count = spec.instances[0].count
         crew.hosts += [CarryingHost(_order(spec, interpreter, label, at + 1), crew) for at in range(count)]
@@ -81,7 +81,7 @@ def _completed(spec: ModelSpec, description: ComponentDescription, *, batches: b
     A component that does not share batches has no axis for rows as such a model. Its calls are still sent to the worker
     several at a time, and a Batch holds that number.
     """
-    rows = (spec.policy.max_batch_rows or spec.policy.default_max_batch_rows) if batches else AT_ONCE
+    rows = (spec.policy.max_batch_rows or spec.policy.default_max_batch_rows) if batches else CALLS_PER_SLOT
     return as_carried(spec, signature_of(description.metadata, batched=batches), rows)
 
 

@@ -11,7 +11,7 @@ Row = dict[str, tuple[str, ...]]
 
 _LIFE = "test_lifecycle"
 _REFUSED = f"{_LIFE}::test_what_cannot_be_served_is_refused_by_name"
-_FLAGS = "server/test_foreign_flags::test_a_flag_of_triton_s_is_refused_with_its_reason"
+_FLAGS = "server/test_triton_flags::test_a_flag_of_triton_s_is_refused_with_its_reason"
 _DYNAMIC = "test_dynamic_batching"
 _FORMS = "test_tensor_forms"
 _SEQUENCES = "test_sequences"

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from penstock.backends.backend import Array
     from penstock.batching.model import Model
     from penstock.batching.request import InferRequest, Sink, Terms
-    from penstock.server.engines import Serves
+    from penstock.server.engines import ServingEngine
     from penstock.server.hooks.runner import Hooks
     from penstock.server.listening.mapped_buffer import Body
     from penstock.server.v2.forwarding import Forwarding
@@ -63,7 +63,7 @@ class RpcInference:
     """
 
     def __init__(
-        self, engine: Serves, hooks_of: Callable[[Model], Hooks], regions: Regions | None = None,
+        self, engine: ServingEngine, hooks_of: Callable[[Model], Hooks], regions: Regions | None = None,
         forwarding: Forwarding | None = None,
     ) -> None:  # fmt: skip
         self.engine = engine

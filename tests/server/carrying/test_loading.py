@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.batching.spec import InstanceGroup, ModelSpec
 from penstock.server.carrying.hosts import SLOTS
-from penstock.server.carrying.loading import AT_ONCE, as_carried
+from penstock.server.carrying.loading import CALLS_PER_SLOT, as_carried
 from penstock.server.carrying.messages import pack_answer, read_answer
 
 LINES = st.binary().filter(lambda line: b"\r\n" not in line and not line.endswith(b"\r"))
@@ -21,7 +21,7 @@ def test_it_takes_no_tensors_and_several_calls_at_once() -> None:
 
     assert spec.signature is not None
     assert (spec.inputs, spec.outputs, spec.signature.batched) == ((), (), False)
-    assert (spec.policy.max_batch_rows, spec.policy.executor) == (AT_ONCE, "thread")
+    assert (spec.policy.max_batch_rows, spec.policy.executor) == (CALLS_PER_SLOT, "thread")
 
 
 def test_each_worker_has_its_seats_and_only_workers_are_declared() -> None:

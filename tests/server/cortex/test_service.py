@@ -23,7 +23,7 @@ from penstock.server.cortex.service import CortexService
 from penstock.server.hooks.runner import Hooks
 from penstock.server.http.limits import Limits
 from penstock.server.http.service import HttpShared
-from penstock.server.restricted import Restricted
+from penstock.server.restricted import RestrictedApis
 from tests.fakes import fake_model
 from tests.server.http.lane import Lane, Own, in_chunks, run, turns
 from tests.server.v2.test_inference import HeldEngine
@@ -549,7 +549,7 @@ class TestOtherPaths:
     def test_a_restriction_of_inference_holds_for_all_but_the_probe(self) -> None:
         async def main() -> None:
             served = Served()
-            served.service.restricted = Restricted.parse(("inference:key=secret",))
+            served.service.restricted = RestrictedApis.parse(("inference:key=secret",))
             assert (await served.one(asked("/healthz", method="GET")))[0] == 200
             assert (await served.one(asked("/iris/m", b"1", JSON, "key: secret")))[0] == 200
             served.transport.written.clear()

@@ -245,7 +245,7 @@ def test_every_worker_killed_again_and_again_harms_only_what_ran(act: Callable[[
 def test_a_client_that_ends_the_worker_again_and_again_keeps_nobody_waiting(
     act: Callable[[Scene], None], replicas: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    never = functools.partial(Backoff, first_s=10 * GUARD_S, most_s=10 * GUARD_S)
+    never = functools.partial(Backoff, first_s=10 * GUARD_S, max_s=10 * GUARD_S)
     monkeypatch.setattr(worker_replicas, "Backoff", never)  # once it does not start again at once
 
     async def scene(stage: Stage) -> None:

@@ -12,7 +12,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool
 from penstock.backends.errors import Code, InferError
 from penstock.server.answering import LARGE_BYTES
 from penstock.server.grpc.method import Status
-from penstock.server.restricted import Restricted, restricted_methods
+from penstock.server.restricted import RestrictedApis, restricted_methods
 from penstock.server.seldon import protos
 from penstock.server.seldon.calls import SeldonCall
 from penstock.server.seldon.current_component import CurrentComponent
@@ -263,7 +263,7 @@ def test_reflection_tells_of_the_services_beside_ours() -> None:
 
 
 def test_the_rpcs_can_be_restricted() -> None:
-    restricted = Restricted.parse(["inference:key=secret"], "triton-grpc-protocol-")
+    restricted = RestrictedApis.parse(["inference:key=secret"], "triton-grpc-protocol-")
     methods = restricted_methods(Served(metadata={}).methods, restricted, CATEGORIES)
     closed, open_to_all = FakeCall(), FakeCall()
     for path, call in ((PREDICT, closed), (PACKAGE + "Model/Metadata", open_to_all)):

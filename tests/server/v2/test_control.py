@@ -59,7 +59,7 @@ class FakeEngine:
 class FakeRepository:
     rows: list[dict[str, Any]]
     strict: bool = True
-    loaded: bool = True
+    startup_finished: bool = True
 
     def config_json(self, model: Model) -> Mapping[str, Any]:
         return {"name": model.name, "max_batch_size": 8}
@@ -68,7 +68,7 @@ class FakeRepository:
         return [row for row in self.rows if not ready or row["state"] == "READY"]
 
     def ready(self, strict: bool = True) -> bool:
-        return self.loaded and (self.strict or not strict)
+        return self.startup_finished and (self.strict or not strict)
 
 
 @dataclass
@@ -158,7 +158,7 @@ def test_health_is_200_and_empty(server: Server, path: str) -> None:
 
 
 def test_not_ready_is_400_and_empty_and_the_server_lives(server: Server) -> None:
-    server.repository.loaded = False
+    server.repository.startup_finished = False
 
     response = server.get("/v2/health/ready")
 
@@ -169,7 +169,7 @@ def test_not_ready_is_400_and_empty_and_the_server_lives(server: Server) -> None
 def test_before_all_is_loaded_no_model_is_said_to_be_unknown(server: Server) -> None:
     assert server.get("/v2/models/later/ready").status_code == 404
 
-    server.repository.loaded = False
+    server.repository.startup_finished = False
 
     assert _error(server.get("/v2/models/later/ready")) == (400, "Model version not ready")
 
@@ -184,7 +184,7 @@ def test_one_broken_model_makes_ready_false_unless_told_otherwise(server: Server
 
 def test_a_server_that_has_lost_a_device_for_good_is_not_live(server: Server) -> None:
     server.repository.strict = True
-    server.health.spent = True
+    server.health.device_lost = True
     answer = server.get("/v2/health/live")
 
     assert _error(answer) == (503, "A GPU is lost for this process, which must be restarted")

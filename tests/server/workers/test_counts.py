@@ -20,7 +20,7 @@ from tests.server.workers.scene import CALL, ended, order, scene
 def test_a_worker_counts_its_start_and_an_end_that_nobody_asked_for() -> None:
     async def work() -> Counter[str]:
         counts: Counter[str] = Counter()
-        counted = order(count=lambda event: counts.update([event]))
+        counted = order(on_event=lambda event: counts.update([event]))
         await ended(Worker(counted))
         worker = Worker(counted)
         with pytest.raises(WorkerLost):

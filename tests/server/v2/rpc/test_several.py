@@ -320,7 +320,7 @@ def test_a_stream_that_gives_answers_is_not_idle_when_the_server_drains(monkeypa
         monkeypatch.setattr(ticker, "INTERVAL_S", 0)
         scene = Scene()
         scene.ask("a")
-        scene.services.health.leaving = True
+        scene.services.health.disconnecting = True
         await turns()
         assert not scene.call.ended
         scene.hooks.put(row(1), None)

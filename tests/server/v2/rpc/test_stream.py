@@ -195,7 +195,7 @@ def test_when_the_server_leaves_idle_streams_end_and_others_take_no_more(monkeyp
         services.health.draining = True
         await turns()
         assert not idle.ended
-        services.health.leaving = True
+        services.health.disconnecting = True
         await turns()
         assert idle.status is Status.UNAVAILABLE
         assert not busy.ended

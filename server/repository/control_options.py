@@ -1,4 +1,4 @@
-"""Choices: how models are loaded and unloaded. Made from the settings for ModelControl."""
+"""ControlOptions: how models are loaded and unloaded. Made from the settings for ModelControl."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from penstock.server.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
-    """The settings of the same names. `names` are the models to load at start in explicit mode."""
+class ControlOptions:
+    """The settings. `startup_models` are the models to load at start in explicit mode."""
 
     mode: str = "none"
-    names: tuple[str, ...] = ()
-    threads: int = 4
-    retries: int = 0
-    poll_s: float = 15.0
+    startup_models: tuple[str, ...] = ()
+    max_concurrent_loads: int = 4
+    max_retries: int = 0
+    poll_interval_s: float = 15.0
 
     @classmethod
-    def of(cls, settings: Settings) -> Choices:
+    def from_settings(cls, settings: Settings) -> ControlOptions:
         """Create it from a server's settings."""
         return cls(
             settings.model_control_mode, settings.load_model, settings.model_load_thread_count,

@@ -1,4 +1,4 @@
-"""Making: builds one environment, from an empty folder to a Python for workers. Used by `environments.py`."""
+"""EnvironmentBuilder: makes one environment, from an empty folder to a Python for workers. Used by environments.py."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from pathlib import Path
 
 from penstock.backends.errors import Code, InferError
 
-from .locks import Lock
-from .pythons import Python, ask
+from .locks import FileLock
+from .pythons import Python, inspect_python
 from .recipe import Recipe
 
 logger = logging.getLogger("penstock.environments")
 
-KEPT_LINES = 400
-TOLD_LINES = 6
+MAX_OUTPUT_LINES = 400
+MAX_REPORTED_LINES = 6
 # Variables of the operator's shell that are not passed to pip: they would make it install or look elsewhere.
-_NOT_PASSED = ("PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER", "PIP_PYTHON")
+_REMOVED_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER", "PIP_PYTHON")
 # Messages of pip, and the advice for each.
 _ADVICE = {
     "No matching distribution found": "correct the name or the version, or specify where to find it (--find-links in "
@@ -36,28 +36,28 @@ _ADVICE = {
     "subprocess-exited-with-error": "building it failed: request a version that has a wheel for this Python, or "
     "install what its build needs",
     "Invalid requirement": "correct that line",
-    "No space left on device": "free some space, or keep environments elsewhere (--environments)",
+    "No space left on device": "free some space, or store environments elsewhere (--environments)",
 }
-_NOT_MAPPED = "failed to map segment from shared object"
+_NOEXEC_MESSAGE = "failed to map segment from shared object"
 """The loader's message for a library on a file system mounted noexec, as Docker's tmpfs are."""
-_UNREACHED = ("Failed to establish a new connection", "Temporary failure in name resolution", "Connection refused",
+_NETWORK_ERRORS = ("Failed to establish a new connection", "Temporary failure in name resolution", "Connection refused",
               "Read timed out", "ConnectTimeoutError", "NewConnectionError", "ProxyError", "SSLError")  # fmt: skip
 
 
-class Making:
-    """Builds one environment in `folder`, whose Lock is held. Child processes hold the lock too."""
+class EnvironmentBuilder:
+    """Builds one environment in `folder`, whose FileLock is held. Child processes hold the lock too."""
 
     def __init__(
-        self, folder: Path, recipe: Recipe, base: Python, label: str, lock: Lock, ended: threading.Event
+        self, folder: Path, recipe: Recipe, base: Python, label: str, lock: FileLock, stopping: threading.Event
     ) -> None:
         self._folder = folder
         self._recipe = recipe
         self._base = base
         self._label = label
         self._lock = lock
-        self._ended = ended
+        self._ended = stopping
 
-    def make(self, needs: Sequence[str], oldest: tuple[int, int], *, offline: bool) -> str:
+    def build(self, modules: Sequence[str], min_version: tuple[int, int], *, offline: bool) -> str:
         """Build it, and verify that it has what a worker needs. Returns: its Python. Raises: InferError, OSError."""
         self._folder.mkdir()
         path = str(self._folder / "bin" / "python")
@@ -66,26 +66,24 @@ class Making:
         else:
             self._run([self._base.path, "-m", "venv", str(self._folder)], "venv")
             for number, install in enumerate(self._recipe.installs):
-                words = list(install.arguments)
+                arguments = list(install.arguments)
                 if install.text:
-                    written = self._folder / f"requirements-{number}.txt"
-                    written.write_text(install.text, "utf-8")
-                    words += ["-r", str(written)]
-                self._pip(path, words)
-        missing = ask(path, needs, {}, self._label, oldest).missing
+                    requirements = self._folder / f"requirements-{number}.txt"
+                    requirements.write_text(install.text, "utf-8")
+                    arguments += ["-r", str(requirements)]
+                self._pip(path, arguments)
+        missing = inspect_python(path, modules, {}, self._label, min_version).missing
         if missing and offline:
-            text = (
-                f"{self._recipe.source} lacks {', '.join(missing)}, which workers need, and --offline says that nothing"
-            )
-            raise InferError(Code.INVALID, f"{self._label}: {text} is fetched: add them before packing it")
+            text = f"{self._recipe.source} lacks {', '.join(missing)}, which workers need, and --offline forbids"
+            raise InferError(Code.INVALID, f"{self._label}: {text} downloads: add them before packing it")
         if missing:
             self._pip(path, list(missing))
-            missing = ask(path, needs, {}, self._label, oldest).missing
+            missing = inspect_python(path, modules, {}, self._label, min_version).missing
         if missing:
-            said = "; ".join(f"{name}: {why}" for name, why in missing.items())
-            if _NOT_MAPPED in said:
-                said += "; the folder of environments is mounted noexec: keep them elsewhere (--environments)"
-            raise InferError(Code.INVALID, f"{self._label}: in the environment of {self._recipe.source}: {said}")
+            reasons = "; ".join(f"{name}: {why}" for name, why in missing.items())
+            if _NOEXEC_MESSAGE in reasons:
+                reasons += "; the folder of environments is mounted noexec: store them elsewhere (--environments)"
+            raise InferError(Code.INVALID, f"{self._label}: in the environment of {self._recipe.source}: {reasons}")
         return path
 
     def _unpack(self) -> None:
@@ -108,22 +106,24 @@ class Making:
         if script.exists():  # it corrects files that contain the path where the environment was packed
             self._run([str(self._folder / "bin" / "python"), str(script)], "conda-unpack")
 
-    def _pip(self, python: str, words: Sequence[str]) -> None:
+    def _pip(self, python: str, arguments: Sequence[str]) -> None:
         options = ("--no-input", "--disable-pip-version-check", "--progress-bar", "off")
-        self._run([python, "-m", "pip", "install", *options, *words], "pip")
+        self._run([python, "-m", "pip", "install", *options, *arguments], "pip")
 
     def _run(self, command: Sequence[str], name: str) -> None:
         """Run a program to its end, and log its output lines. Raises: InferError."""
-        environ = {key: value for key, value in os.environ.items() if key not in _NOT_PASSED}
-        lines: deque[str] = deque(maxlen=KEPT_LINES)
+        environ = {key: value for key, value in os.environ.items() if key not in _REMOVED_VARIABLES}
+        lines: deque[str] = deque(maxlen=MAX_OUTPUT_LINES)
         with subprocess.Popen(  # noqa: S603 - pip, of the user's own Python
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             errors="replace", cwd=self._recipe.source.parent, pass_fds=(self._lock.fileno(),), start_new_session=True,
             env=environ | {"PYTHONUNBUFFERED": "1"},
         ) as process:  # fmt: skip
-            over = threading.Event()
-            ender = threading.Thread(target=self._end_early, args=(process.pid, over), name="ender", daemon=True)
-            ender.start()
+            finished = threading.Event()
+            killer = threading.Thread(
+                target=self._kill_on_stop, args=(process.pid, finished), name="ender", daemon=True
+            )
+            killer.start()
             try:
                 for line in process.stdout or ():
                     if text := line.rstrip():
@@ -131,16 +131,16 @@ class Making:
                         logger.info("%s: %s: %s", self._label, name, text)
                 status = process.wait()
             finally:
-                over.set()
-                ender.join()
+                finished.set()
+                killer.join()
         if self._ended.is_set():
             raise InferError(Code.NOT_READY, "Server is stopping")
         if status:
             raise InferError(Code.INVALID, self._failure(name, status, lines))
 
-    def _end_early(self, pid: int, over: threading.Event) -> None:
+    def _kill_on_stop(self, pid: int, finished: threading.Event) -> None:
         """Kill the running program and its children once the server stops."""
-        while not over.wait(0.1):
+        while not finished.wait(0.1):
             if self._ended.is_set():
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(pid, signal.SIGKILL)
@@ -151,13 +151,15 @@ class Making:
         errors = [line for line in lines if "error" in line.lower()] or list(lines)
         if name == "venv" and any("ensurepip" in line for line in lines):
             advice = f"{self._base.path} has no venv with pip (Debian: apt-get install python3-venv)"
-        elif any(word in line for line in lines for word in _UNREACHED):
+        elif any(pattern in line for line in lines for pattern in _NETWORK_ERRORS):
             advice = (
-                "the package index cannot be reached: start once where it can, or use a kept environment (--offline)"
+                "the package index cannot be reached: start once where it can, or use a stored environment (--offline)"
             )
         else:
             advice = next(
-                (does for says, does in _ADVICE.items() if any(says in line for line in lines)), "see the log"
+                (remedy for pattern, remedy in _ADVICE.items() if any(pattern in line for line in lines)), "see the log"
             )
-        told = " | ".join(line.strip() for line in errors[-TOLD_LINES:])
-        return f"{self._label}: the environment of {self._recipe.source}: {name} ended with {status}: {told}; {advice}"
+        excerpt = " | ".join(line.strip() for line in errors[-MAX_REPORTED_LINES:])
+        return (
+            f"{self._label}: the environment of {self._recipe.source}: {name} ended with {status}: {excerpt}; {advice}"
+        )

@@ -16,15 +16,15 @@ from .setting import FALSE_WORDS, TRUE_WORDS
 
 _NO_POOL = "there is no such pool: an event loop answers all calls"
 _NO_LIBRARIES = "there are no libraries to load: backends are part of Penstock"
-_BARE = ("--enable-peer-access",)
+_VALUE_OPTIONAL = ("--enable-peer-access",)
 """Boolean flags, which may be given without a value."""
 
-FOREIGN: Mapping[str, str] = MappingProxyType({
+UNSUPPORTED_FLAGS: Mapping[str, str] = MappingProxyType({
     "--model-namespacing": "a model's name must be unique among all repositories",
 })  # fmt: skip
-SWITCHES = ("--model-namespacing",)
+UNSUPPORTED_BOOLEANS = ("--model-namespacing",)
 """Those of them that may be given as off."""
-WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType({
+IGNORED_FLAGS: Mapping[str, str] = MappingProxyType({
     "--enable-peer-access": "every instance uses its own GPU and never reads the memory of another",
     "--http-thread-count": "HTTP is served by one event loop",
     "--grpc-infer-thread-count": _NO_POOL,
@@ -40,7 +40,7 @@ WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType({
 })  # fmt: skip
 """Flags that change no answer, so the server starts with them."""
 _CACHE_BYTES = "--response-cache-byte-size"
-OLDER_WAYS: Mapping[str, str] = MappingProxyType({
+DEPRECATED_FLAGS: Mapping[str, str] = MappingProxyType({
     _CACHE_BYTES: "--cache-config=local,size={}",
     "--trace-file": "--trace-config=triton,file={}",
     "--trace-level": "--trace-config=level={}",
@@ -51,71 +51,79 @@ OLDER_WAYS: Mapping[str, str] = MappingProxyType({
 """Flags that Triton accepts as deprecated, and their replacements."""
 
 
-OLDER_NAMES: Mapping[str, str] = MappingProxyType({
+OLD_NAMES: Mapping[str, str] = MappingProxyType({
     "--model-store": "--model-repository",
     "--strict-model-config": "--disable-auto-complete-config",
 })  # fmt: skip
 
 
-def renamed(word: str) -> str:
+def rename_flag(argument: str) -> str:
     """Return an argument with the older name of its flag replaced by the newer one."""
-    flag, equals, value = word.partition("=")
-    return OLDER_NAMES.get(flag, flag) + equals + value
+    flag, equals, value = argument.partition("=")
+    return OLD_NAMES.get(flag, flag) + equals + value
 
 
-def lengthened(word: str, known: Iterable[str]) -> str:
+def complete_flag(argument: str, known_flags: Iterable[str]) -> str:
     """Return an argument with its flag completed, if it is a prefix of exactly one known flag.
 
     Source: Triton server, command_line_parser.cc: getopt_long takes `--model-repo` for `--model-repository`.
     """
-    flag, equals, value = word.partition("=")
-    every = {*known, *FOREIGN, *WITHOUT_EFFECT, *OLDER_NAMES, *OLDER_WAYS}
-    found = [flag] if flag in every else [each for each in every if flag[2:] and each.startswith(flag)]
-    return found[0] + equals + value if len(found) == 1 else word
+    flag, equals, value = argument.partition("=")
+    all_flags = {*known_flags, *UNSUPPORTED_FLAGS, *IGNORED_FLAGS, *OLD_NAMES, *DEPRECATED_FLAGS}
+    matches = (
+        [flag]
+        if flag in all_flags
+        else [candidate for candidate in all_flags if flag[2:] and candidate.startswith(flag)]
+    )
+    return matches[0] + equals + value if len(matches) == 1 else argument
 
 
-def sifted(words: Iterable[str]) -> tuple[list[str], list[str]]:
+def translate_flags(arguments: Iterable[str]) -> tuple[list[str], list[str]]:
     """Remove flags without effect and their values from a command line, and replace deprecated flags.
 
     Returns: the resulting words, and the warnings.
     """
-    kept: list[str] = []
-    older: list[str] = []
-    said: list[str] = []
-    left = deque(words)
-    while left:
-        word = left.popleft()
-        flag, equals, value = word.partition("=")
-        follows = not equals and bool(left) and not left[0].startswith("--")
-        if flag in WITHOUT_EFFECT:
-            if follows and (flag not in _BARE or left[0].lower() in TRUE_WORDS + FALSE_WORDS):
-                left.popleft()
-            said.append(f"{flag} has no effect: {WITHOUT_EFFECT[flag]}")
-        elif flag in OLDER_WAYS and (equals or follows):
-            newer = OLDER_WAYS[flag].format(left.popleft() if follows else value)
-            if (flag, newer[-2:]) != (_CACHE_BYTES, "=0"):  # 0 means no cache in Triton
-                older.append(newer)
-                said.append(f"{flag} is deprecated in Triton and treated as {newer}: use that instead")
-        elif flag in SWITCHES and (left[0] if follows else value).lower() in FALSE_WORDS:
-            if follows:
-                left.popleft()
+    result: list[str] = []
+    replacements: list[str] = []
+    warnings: list[str] = []
+    remaining = deque(arguments)
+    while remaining:
+        argument = remaining.popleft()
+        flag, equals, value = argument.partition("=")
+        has_next_value = not equals and bool(remaining) and not remaining[0].startswith("--")
+        if flag in IGNORED_FLAGS:
+            if has_next_value and (flag not in _VALUE_OPTIONAL or remaining[0].lower() in TRUE_WORDS + FALSE_WORDS):
+                remaining.popleft()
+            warnings.append(f"{flag} has no effect: {IGNORED_FLAGS[flag]}")
+        elif flag in DEPRECATED_FLAGS and (equals or has_next_value):
+            replacement = DEPRECATED_FLAGS[flag].format(remaining.popleft() if has_next_value else value)
+            if (flag, replacement[-2:]) != (_CACHE_BYTES, "=0"):  # 0 means no cache in Triton
+                replacements.append(replacement)
+                warnings.append(f"{flag} is deprecated in Triton and treated as {replacement}: use that instead")
+        elif flag in UNSUPPORTED_BOOLEANS and (remaining[0] if has_next_value else value).lower() in FALSE_WORDS:
+            if has_next_value:
+                remaining.popleft()
         else:
-            kept.append(word)
+            result.append(argument)
     # placed before the newer form, which takes precedence if both are given
-    at = next((place for place, word in enumerate(kept) if word.startswith("--")), len(kept))
-    return kept[:at] + _off(older) + kept[at:], said
+    insert_at = next((position for position, argument in enumerate(result) if argument.startswith("--")), len(result))
+    return result[:insert_at] + _only_off(replacements) + result[insert_at:], warnings
 
 
-def _off(older: list[str]) -> list[str]:
+def _only_off(replacements: list[str]) -> list[str]:
     """Drop the other levels if one is OFF: tracing is then off in Triton, and here OFF must stand alone."""
-    level = OLDER_WAYS["--trace-level"].format("")
-    off = [each for each in older if each.lower() == f"{level}off"]
-    return [each for each in older if not each.startswith(level)] + off[:1] if off else older
+    level = DEPRECATED_FLAGS["--trace-level"].format("")
+    off_flags = [each for each in replacements if each.lower() == f"{level}off"]
+    return [each for each in replacements if not each.startswith(level)] + off_flags[:1] if off_flags else replacements
 
 
-def foreign(word: str) -> str | None:
+def unsupported_reason(argument: str) -> str | None:
     """Say why a flag of Triton is not accepted, or what value it lacks. None for other arguments."""
-    flag = word.partition("=")[0]
-    if flag in OLDER_WAYS:
-        return f"{flag} needs a value, as in {OLDER_WAYS[flag].format('VALUE')}"
-    return f"{flag} is a Triton flag that Penstock does not support: {FOREIGN[flag]}" if flag in FOREIGN else None
+    flag = argument.partition("=")[0]
+    if flag in DEPRECATED_FLAGS:
+        return f"{flag} needs a value, as in {DEPRECATED_FLAGS[flag].format('VALUE')}"
+    return (
+        f"{flag} is a Triton flag that Penstock does not support: {UNSUPPORTED_FLAGS[flag]}"
+        if flag in UNSUPPORTED_FLAGS
+        else None
+    )

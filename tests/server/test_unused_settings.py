@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.server import cli
-from penstock.server.options.idle import idle
+from penstock.server.options.unused_settings import unused_settings
 from penstock.server.settings import Settings
 
 CERTIFICATE: dict[str, Any] = {"grpc_server_cert": "c", "grpc_server_key": "k", "grpc_root_cert": "r"}
@@ -43,7 +43,7 @@ CERTIFICATE: dict[str, Any] = {"grpc_server_cert": "c", "grpc_server_key": "k", 
     ],
 )
 def test_what_lacks_another_setting_is_told(said: dict[str, Any], told: list[str]) -> None:
-    assert list(idle(Settings(**said))) == told
+    assert list(unused_settings(Settings(**said))) == told
 
 
 def test_it_is_told_at_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

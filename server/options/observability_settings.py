@@ -1,4 +1,4 @@
-"""ObservingSettings: the settings of metrics, tracing, logs and access restrictions.
+"""ObservabilitySettings: the settings of metrics, tracing, logs and access restrictions.
 
 Settings inherits them; the composition root reads them. Names are Triton's where it has the setting.
 """
@@ -11,7 +11,7 @@ from .setting import PORTS, setting
 
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
-class ObservingSettings:
+class ObservabilitySettings:
     """What a server reports about its work, and to whom."""
 
     http_restricted_api: tuple[str, ...] = setting(

@@ -1,4 +1,4 @@
-"""Notes: what reading a ModelConfig has found so far. Filled by the modules beside it."""
+"""ParseContext: what reading a ModelConfig has found so far. Filled by the modules beside it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 _QUOTED = re.compile(r"'([^']+)'")
 
 
-class Notes:
+class ParseContext:
     """The settings in one ModelConfig, and every mistake in it.
 
     `folder` is the model's, `path` the configuration's, `name` the folder's. `gpus`: the GPUs present. `values` and
-    `places` are those of a Statement.
+    `locations` are those of a ParsedConfig.
     """
 
     def __init__(
@@ -31,34 +31,32 @@ class Notes:
         self.gpus = gpus
         self.name: str = config.name
         self.values: dict[str, Any] = {}
-        self.places: dict[str, tuple[Path, int]] = {}
+        self.locations: dict[str, tuple[Path, int]] = {}
         self.findings: list[Finding] = []
         self._lines = lines
 
-    def mistake(self, field: str, message: str) -> None:
+    def add_mistake(self, field: str, message: str) -> None:
         """Record a mistake in a field or a part of it. If the message quotes one of several, its line is used."""
-        self._note(field, message, mistake=True)
+        self._add_finding(field, message, mistake=True)
 
-    def warn(self, field: str, message: str) -> None:
+    def add_warning(self, field: str, message: str) -> None:
         """Record a warning about a field, with its line found likewise. It prevents nothing from being served."""
-        self._note(field, message, mistake=False)
+        self._add_finding(field, message, mistake=False)
 
-    def say(self, name: str, value: Any, field: str) -> None:
+    def set_value(self, name: str, value: Any, field: str) -> None:
         """Record the value of a field, by its name in penstock.toml if it has one."""
         self.values[name] = value
-        self.places[name] = (self.path, self._line(field))
+        self.locations[name] = (self.path, self._line(field))
 
-    def _note(self, field: str, message: str, *, mistake: bool) -> None:
-        line = self._named(field, message) or self._line(field)
+    def _add_finding(self, field: str, message: str, *, mistake: bool) -> None:
+        line = self._quoted_line(field, message) or self._line(field)
         self.findings.append(Finding(self.path, message, line, mistake))
 
-    def _named(self, field: str, message: str) -> int:
+    def _quoted_line(self, field: str, message: str) -> int:
         root = field.partition(".")[0]
         named = [name for name in _QUOTED.findall(message) if name != self.name]
-        places = [
-            (place.partition("=")[2], line) for place, line in self._lines.items() if place.startswith(f"{root}.")
-        ]
-        return next((line for name in named for said, line in places if said == name), 0)
+        locations = [(key.partition("=")[2], line) for key, line in self._lines.items() if key.startswith(f"{root}.")]
+        return next((line for name in named for value, line in locations if value == name), 0)
 
     def _line(self, field: str) -> int:
         while field and field not in self._lines:

@@ -1,4 +1,4 @@
-"""Observing: tracing, logging settings and restricted APIs of one server, made from its settings.
+"""Observability: tracing, logging settings and restricted APIs of one server, made from its settings.
 
 Made by the composition root, which serves its endpoints over both transports and stops it last.
 """
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from penstock.server.gpus.device_times import DeviceTimes
 from penstock.server.options.metrics_config import parse as parse_metrics
-from penstock.server.restricted import GRPC_PREFIX, Restricted
+from penstock.server.restricted import GRPC_PREFIX, RestrictedApis
 from penstock.server.settings import Settings
 from penstock.server.tracing.config import OPENTELEMETRY, TraceConfig
 from penstock.server.tracing.config import parse as parse_tracing
@@ -40,7 +40,7 @@ class ObservedPort(Protocol):
     def connections(self) -> int: ...
 
 
-class Observing:
+class Observability:
     """A server's observability, and its access restrictions. One per server."""
 
     def __init__(self, settings: Settings, engine: Engine) -> None:
@@ -52,8 +52,8 @@ class Observing:
         self.context_for = self._tracer.context_for
         self.traces = TraceSettings(config, self._tracer, engine)
         self.logging = LogSettings(settings)
-        self.http_restricted = Restricted.parse(settings.http_restricted_api)
-        self.grpc_restricted = Restricted.parse(settings.grpc_restricted_protocol, GRPC_PREFIX)
+        self.http_restricted = RestrictedApis.parse(settings.http_restricted_api)
+        self.grpc_restricted = RestrictedApis.parse(settings.grpc_restricted_protocol, GRPC_PREFIX)
 
     def routes(self) -> tuple[Route, ...]:
         """Return the endpoints."""
@@ -64,7 +64,7 @@ class Observing:
         await asyncio.to_thread(self._tracer.stop)
 
 
-def made_metrics(
+def make_metrics(
     settings: Settings, engine: Engine, ports: Callable[[], Iterable[ObservedPort | None]],
     counts: Mapping[str, Callable[[], int]] = MappingProxyType({}),
 ) -> Metrics:  # fmt: skip
@@ -72,7 +72,7 @@ def made_metrics(
 
     `counts` are additional numbers without labels, by metric name.
     """
-    watch = SamplingPlan(settings.metrics_interval_ms / 1000, settings.allow_cpu_metrics, settings.allow_gpu_metrics)
+    plan = SamplingPlan(settings.metrics_interval_ms / 1000, settings.allow_cpu_metrics, settings.allow_gpu_metrics)
 
     def count(position: int) -> int:
         port = tuple(ports())[position]
@@ -80,9 +80,11 @@ def made_metrics(
 
     names = ("penstock_connections", "penstock_grpc_connections")
     connections = {name: partial(count, position) for position, name in enumerate(names)}
-    shown = connections | dict(counts)
-    used = DeviceTimes(engine.models, labels_of).read
-    return Metrics(engine, Hardware(watch=watch, used=used), parse_metrics(settings.metrics_config), shown)
+    all_counts = connections | dict(counts)
+    device_usage = DeviceTimes(engine.models, labels_of).read
+    return Metrics(
+        engine, Hardware(plan=plan, device_usage=device_usage), parse_metrics(settings.metrics_config), all_counts
+    )
 
 
 def open_sink(config: TraceConfig) -> TraceSink:

@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 
 from penstock.server import cli
-from penstock.server.options.foreign_flags import (
-    FOREIGN,
-    OLDER_NAMES,
-    OLDER_WAYS,
-    SWITCHES,
-    WITHOUT_EFFECT,
-    foreign,
-    renamed,
-    sifted,
+from penstock.server.options.triton_flags import (
+    DEPRECATED_FLAGS,
+    IGNORED_FLAGS,
+    OLD_NAMES,
+    UNSUPPORTED_BOOLEANS,
+    UNSUPPORTED_FLAGS,
+    rename_flag,
+    translate_flags,
+    unsupported_reason,
 )
 from penstock.server.settings import known_settings
 
@@ -42,37 +42,40 @@ host-policy allow-client-shm
 def test_every_flag_of_triton_s_is_a_setting_or_is_answered_with_the_reason_why_not(name: str) -> None:
     known = {item.flag for item in known_settings()}
 
-    assert renamed(f"--{name}") in known | FOREIGN.keys() | WITHOUT_EFFECT.keys() | OLDER_WAYS.keys()
+    assert rename_flag(f"--{name}") in known | UNSUPPORTED_FLAGS.keys() | IGNORED_FLAGS.keys() | DEPRECATED_FLAGS.keys()
 
 
-@pytest.mark.parametrize("flag", FOREIGN)
+@pytest.mark.parametrize("flag", UNSUPPORTED_FLAGS)
 def test_a_flag_of_triton_s_is_refused_with_its_reason(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["serve", "a", f"{flag}=1"])
 
     assert ended.value.code == 2
     assert capsys.readouterr().err == (
-        f"penstock: {flag} is a Triton flag that Penstock does not support: {FOREIGN[flag]}\n"
+        f"penstock: {flag} is a Triton flag that Penstock does not support: {UNSUPPORTED_FLAGS[flag]}\n"
     )
 
 
-@pytest.mark.parametrize("flag", WITHOUT_EFFECT)
+@pytest.mark.parametrize("flag", IGNORED_FLAGS)
 @pytest.mark.parametrize("words", [["{}=true"], ["{}", "true"]], ids=["one word", "two words"])
 def test_a_flag_that_changes_no_answer_is_told_of_and_goes_with_its_value(flag: str, words: list[str]) -> None:
     asked = ["serve", *(word.format(flag) for word in words), "models", "--http-port=1"]
 
-    assert sifted(asked) == (["serve", "models", "--http-port=1"], [f"{flag} has no effect: {WITHOUT_EFFECT[flag]}"])
+    assert translate_flags(asked) == (
+        ["serve", "models", "--http-port=1"],
+        [f"{flag} has no effect: {IGNORED_FLAGS[flag]}"],
+    )
 
 
-@pytest.mark.parametrize("flag", [*WITHOUT_EFFECT, *SWITCHES])
+@pytest.mark.parametrize("flag", [*IGNORED_FLAGS, *UNSUPPORTED_BOOLEANS])
 def test_one_that_stands_alone_takes_no_flag_with_it(flag: str) -> None:
-    kept, _ = sifted(["serve", flag, "--http-port=1"])
+    kept, _ = translate_flags(["serve", flag, "--http-port=1"])
 
     assert kept[-1] == "--http-port=1"
 
 
 def test_what_may_stand_alone_takes_no_path_with_it() -> None:
-    assert sifted(["serve", "--enable-peer-access", "models"])[0] == ["serve", "models"]
+    assert translate_flags(["serve", "--enable-peer-access", "models"])[0] == ["serve", "models"]
 
 
 def test_a_command_line_of_triton_s_serves_and_says_what_has_no_effect(
@@ -88,13 +91,13 @@ def test_a_command_line_of_triton_s_serves_and_says_what_has_no_effect(
     ]
 
 
-@pytest.mark.parametrize("flag", OLDER_WAYS)
+@pytest.mark.parametrize("flag", DEPRECATED_FLAGS)
 @pytest.mark.parametrize("words", [["{}=7"], ["{}", "7"]], ids=["one word", "two words"])
 def test_an_older_way_of_triton_s_is_the_newer_one(flag: str, words: list[str]) -> None:
-    newer = OLDER_WAYS[flag].format(7)
+    newer = DEPRECATED_FLAGS[flag].format(7)
     asked = ["serve", *(word.format(flag) for word in words), "models"]
 
-    assert sifted(asked) == (
+    assert translate_flags(asked) == (
         ["serve", "models", newer], [f"{flag} is deprecated in Triton and treated as {newer}: use that instead"],
     )  # fmt: skip
 
@@ -115,12 +118,12 @@ def test_the_newer_way_to_trace_counts_where_both_are_said_and_off_is_off() -> N
     # source: Triton server, command_line_parser.cc: SetGlobalTraceArgs, explicit_disable_trace
     words = "serve m --trace-config=rate=200 --trace-rate=100 --trace-level=MAX --trace-level OFF --http-port=1"
 
-    assert " ".join(sifted(words.split())[0]) == (
+    assert " ".join(translate_flags(words.split())[0]) == (
         "serve m --trace-config=rate=100 --trace-config=level=OFF --trace-config=rate=200 --http-port=1"
     )
 
 
-@pytest.mark.parametrize("flag", OLDER_WAYS)
+@pytest.mark.parametrize("flag", DEPRECATED_FLAGS)
 @pytest.mark.parametrize("behind", [[], ["--http-port=1"]])
 def test_an_older_way_without_a_value_is_told_with_the_newer_one(
     flag: str, behind: list[str], capsys: pytest.CaptureFixture[str]
@@ -129,27 +132,29 @@ def test_an_older_way_without_a_value_is_told_with_the_newer_one(
         cli.main(["serve", "models", flag, *behind])
 
     assert ended.value.code == 2
-    assert capsys.readouterr().err == f"penstock: {flag} needs a value, as in {OLDER_WAYS[flag].format('VALUE')}\n"
+    assert (
+        capsys.readouterr().err == f"penstock: {flag} needs a value, as in {DEPRECATED_FLAGS[flag].format('VALUE')}\n"
+    )
 
 
 def test_a_cache_of_no_bytes_is_none() -> None:
-    assert sifted(["serve", "--response-cache-byte-size=0", "models"]) == (["serve", "models"], [])
+    assert translate_flags(["serve", "--response-cache-byte-size=0", "models"]) == (["serve", "models"], [])
 
 
-@pytest.mark.parametrize("flag", SWITCHES)
+@pytest.mark.parametrize("flag", UNSUPPORTED_BOOLEANS)
 def test_what_is_off_in_any_case_may_be_said_to_be_off(flag: str) -> None:
     for said in ([f"{flag}=False"], [f"{flag}=off"], [flag, "0"], [flag, "false"]):
-        assert sifted(["serve", *said, "models"]) == (["serve", "models"], [])
+        assert translate_flags(["serve", *said, "models"]) == (["serve", "models"], [])
     for said in ([f"{flag}=true"], [flag, "true"], [flag]):
-        assert sifted(["serve", *said]) == (["serve", *said], [])
+        assert translate_flags(["serve", *said]) == (["serve", *said], [])
 
 
-@pytest.mark.parametrize("older", OLDER_NAMES)
+@pytest.mark.parametrize("older", OLD_NAMES)
 def test_an_older_name_of_triton_s_is_as_good_as_the_newer(older: str, capsys: pytest.CaptureFixture[str]) -> None:
-    newer = OLDER_NAMES[older]
+    newer = OLD_NAMES[older]
 
-    assert renamed(older) == newer
-    assert renamed(f"{older}=a=b") == f"{newer}=a=b"
+    assert rename_flag(older) == newer
+    assert rename_flag(f"{older}=a=b") == f"{newer}=a=b"
     assert cli.main(["check", "--strict-model-config", "true", "--model-store=/there/is/none"]) == 1
     assert "/there/is/none" in capsys.readouterr().out
 
@@ -157,15 +162,21 @@ def test_an_older_name_of_triton_s_is_as_good_as_the_newer(older: str, capsys: p
 def test_no_flag_is_both_known_and_foreign() -> None:
     known = {item.flag for item in known_settings()}
 
-    assert known & (FOREIGN.keys() | WITHOUT_EFFECT.keys()) == FOREIGN.keys() & WITHOUT_EFFECT.keys() == set()
+    assert (
+        known & (UNSUPPORTED_FLAGS.keys() | IGNORED_FLAGS.keys())
+        == UNSUPPORTED_FLAGS.keys() & IGNORED_FLAGS.keys()
+        == set()
+    )
 
 
 def test_a_flag_that_a_reason_names_is_there() -> None:
     known = {item.flag for item in known_settings()}
-    named = {word.strip(",:;.") for text in FOREIGN.values() for word in text.split() if word.startswith("--")}
+    named = {
+        word.strip(",:;.") for text in UNSUPPORTED_FLAGS.values() for word in text.split() if word.startswith("--")
+    }
 
     assert named <= known
 
 
 def test_others_are_left_to_the_nearest_name() -> None:
-    assert foreign("--http-prt=3") is None
+    assert unsupported_reason("--http-prt=3") is None

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from penstock.server.doctor.asking import AskError, ProbeProcess, answer
+from penstock.server.doctor.probes import ProbeError, ProbeProcess, read_answer
 
 
 def _shell(script: str, limit_s: float = 20.0) -> ProbeProcess:
@@ -12,7 +12,7 @@ def _shell(script: str, limit_s: float = 20.0) -> ProbeProcess:
 
 
 def test_what_a_probe_writes_is_its_answer() -> None:
-    assert answer(ProbeProcess(["/bin/cat"], 20.0, b'{"a": 1}')) == {"a": 1}
+    assert read_answer(ProbeProcess(["/bin/cat"], 20.0, b'{"a": 1}')) == {"a": 1}
 
 
 @pytest.mark.parametrize(
@@ -25,25 +25,25 @@ def test_what_a_probe_writes_is_its_answer() -> None:
     ],
 )
 def test_a_probe_that_fails_says_why(script: str, why: str) -> None:
-    with pytest.raises(AskError) as failed:
-        answer(_shell(script))
+    with pytest.raises(ProbeError) as failed:
+        read_answer(_shell(script))
 
     assert str(failed.value) == why
 
 
 def test_a_probe_that_hangs_is_left() -> None:
-    with pytest.raises(AskError, match=r"no answer within 0\.05 s"):
-        _shell("trap '' TERM; exec sleep 60", limit_s=0.05).text()
+    with pytest.raises(ProbeError, match=r"no answer within 0\.05 s"):
+        _shell("trap '' TERM; exec sleep 60", limit_s=0.05).wait_output()
 
 
 def test_one_that_hangs_takes_no_time_from_the_others() -> None:
     hangs, answers = _shell("exec sleep 60", limit_s=0.5), _shell("echo '{}'", limit_s=0.5)
 
-    with pytest.raises(AskError):
-        hangs.text()
-    assert answer(answers) == {}
+    with pytest.raises(ProbeError):
+        hangs.wait_output()
+    assert read_answer(answers) == {}
 
 
 def test_a_program_that_is_not_there_is_a_failure() -> None:
-    with pytest.raises(AskError, match="No such file"):
-        ProbeProcess([f"{sys.executable}-of-nobody"], 1.0).text()
+    with pytest.raises(ProbeError, match="No such file"):
+        ProbeProcess([f"{sys.executable}-of-nobody"], 1.0).wait_output()

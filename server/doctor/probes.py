@@ -13,28 +13,28 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_LAST = 300
+_MAX_TEXT_CHARS = 300
 
 
-class AskError(Exception):
+class ProbeError(Exception):
     """Why a probe gave no answer."""
 
 
 class ProbeProcess:
-    """One process, which receives `words` on its standard input, and has `limit_s` from now on to answer."""
+    """One process, which receives `stdin` on its standard input, and has `limit_s` from now on to answer."""
 
-    def __init__(self, command: Sequence[str], limit_s: float, words: bytes = b"") -> None:
-        self._command, self._limit_s, self._words = command, limit_s, words
+    def __init__(self, command: Sequence[str], limit_s: float, stdin: bytes = b"") -> None:
+        self._command, self._limit_s, self._stdin = command, limit_s, stdin
         self._text = ""
         self._failure = ""
         self._thread = threading.Thread(target=self._run, name="doctor", daemon=True)
         self._thread.start()
 
-    def text(self) -> str:
-        """Wait for its answer. Raises: AskError."""
+    def wait_output(self) -> str:
+        """Wait for its answer. Raises: ProbeError."""
         self._thread.join()
         if self._failure:
-            raise AskError(self._failure)
+            raise ProbeError(self._failure)
         return self._text
 
     def _run(self) -> None:
@@ -47,17 +47,17 @@ class ProbeProcess:
             self._failure = str(error)
             return
         try:
-            out, err = process.communicate(self._words, timeout=self._limit_s)
+            out, err = process.communicate(self._stdin, timeout=self._limit_s)
         except subprocess.TimeoutExpired:
             self._failure = f"no answer within {self._limit_s:g} s"
-            _leave(process)
+            _abandon(process)
             return
         if process.returncode:
-            self._failure = _ended(process.returncode, err.decode("utf-8", "replace"))
+            self._failure = _describe_exit(process.returncode, err.decode("utf-8", "replace"))
         self._text = out.decode("utf-8", "replace")
 
 
-def _leave(process: subprocess.Popen[bytes]) -> None:
+def _abandon(process: subprocess.Popen[bytes]) -> None:
     """Kill it without waiting: a process that waits for a driver does not end."""
     process.kill()
     for pipe in (process.stdin, process.stdout, process.stderr):
@@ -67,24 +67,24 @@ def _leave(process: subprocess.Popen[bytes]) -> None:
     threading.Thread(target=process.wait, name="doctor left", daemon=True).start()
 
 
-def child(word: str, limit_s: float, words: bytes = b"") -> ProbeProcess:
-    """Start one of the probes of `child`."""
-    return ProbeProcess([sys.executable, "-m", "penstock.server.doctor.child", word], limit_s, words)
+def start(name: str, limit_s: float, stdin: bytes = b"") -> ProbeProcess:
+    """Start one of the probes of child.py."""
+    return ProbeProcess([sys.executable, "-m", "penstock.server.doctor.child", name], limit_s, stdin)
 
 
-def answer(asked: ProbeProcess) -> Mapping[str, Any]:
-    """Return a child's answer. Raises: AskError."""
-    text = asked.text()
+def read_answer(process: ProbeProcess) -> Mapping[str, Any]:
+    """Return a child's answer. Raises: ProbeError."""
+    text = process.wait_output()
     try:
-        found = json.loads(text)
+        parsed = json.loads(text)
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise AskError(f"the answer cannot be parsed: {text[-_LAST:]!r}")
-    return found
+        parsed = None
+    if not isinstance(parsed, dict):
+        raise ProbeError(f"the answer cannot be parsed: {text[-_MAX_TEXT_CHARS:]!r}")
+    return parsed
 
 
-def _ended(status: int, text: str) -> str:
+def _describe_exit(status: int, text: str) -> str:
     lines = text.strip().splitlines()
-    how = f"ended by signal {-status}" if status < 0 else f"ended with status {status}"
-    return f"{how}: {lines[-1][-_LAST:]}" if lines else how
+    outcome = f"ended by signal {-status}" if status < 0 else f"ended with status {status}"
+    return f"{outcome}: {lines[-1][-_MAX_TEXT_CHARS:]}" if lines else outcome

@@ -34,9 +34,11 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Settings], bool], str], ...] = (
 """Settings, the condition under which they count, and what is missing otherwise."""
 
 
-def idle(settings: Settings) -> Iterator[str]:
+def unused_settings(settings: Settings) -> Iterator[str]:
     """Say which settings have no effect, and why."""
-    said = {each.name for each in fields(settings) if getattr(settings, each.name) != each.default}
-    for names, counts, lacking in _RULES:
-        if not counts(settings):
-            yield from (f"--{name.replace('_', '-')} has no effect without {lacking}" for name in names if name in said)
+    changed = {field.name for field in fields(settings) if getattr(settings, field.name) != field.default}
+    for names, applies, missing in _RULES:
+        if not applies(settings):
+            yield from (
+                f"--{name.replace('_', '-')} has no effect without {missing}" for name in names if name in changed
+            )

@@ -1,4 +1,4 @@
-"""Statement: the settings of one model from one file, and how Statements are merged and made into ModelSpecs.
+"""ParsedConfig: the settings of one model from one file, and how two are merged and made into a ModelSpec.
 
 Made by model_config.py and penstock_toml.py. Used by scan.py.
 """
@@ -13,7 +13,7 @@ from typing import Any
 from penstock.batching.spec import FIRST_RESPONSE_BOUNDS_MS, BatchPolicy, HookSpec, InstanceGroup, ModelSpec, WorkerSpec
 
 from .defaults import Defaults
-from .fields.batching import HELD
+from .fields.batching import HAS_SCHEDULER
 from .fields.identity import BACKEND
 from .findings import Finding
 
@@ -58,104 +58,107 @@ OPTIONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Statement:
+class ParsedConfig:
     """The settings in one file. `values` has one entry per setting, by its name in penstock.toml (`batching.cap`).
 
     Units: those of ModelSpec, so that `batching.latency_target_ms` holds microseconds.
-    `places` has the file and line of each, line 0 if unknown. Settings that are omitted have no entry.
+    `locations` has the file and line of each, line 0 if unknown. Settings that are omitted have no entry.
     """
 
     path: Path
     values: Mapping[str, Any] = field(default_factory=dict)
-    places: Mapping[str, tuple[Path, int]] = field(default_factory=dict)
+    locations: Mapping[str, tuple[Path, int]] = field(default_factory=dict)
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return the setting `name`, or the default."""
         return self.values.get(name, default)
 
-    def mistake(self, name: str, message: str) -> Finding:
+    def make_mistake(self, name: str, message: str) -> Finding:
         """Make a mistake about the setting `name`."""
-        path, line = self.places.get(name, (self.path, 0))
+        path, line = self.locations.get(name, (self.path, 0))
         return Finding(path, message, line)
 
 
-def merge(first: Statement, second: Statement) -> tuple[Statement, list[Finding]]:
-    """Merge two Statements. A setting with different values in both is a mistake."""
+def merge(first: ParsedConfig, second: ParsedConfig) -> tuple[ParsedConfig, list[Finding]]:
+    """Merge two ParsedConfigs. A setting with different values in both is a mistake."""
     findings = [
-        second.mistake(name, f"{name} is {shown(value)} here and {shown(first.values[name])} in {_place(first, name)}")
+        second.make_mistake(
+            name,
+            f"{name} is {format_value(value)} here and {format_value(first.values[name])} in {_location(first, name)}",
+        )
         for name, value in second.values.items()
         if name in first.values and first.values[name] != value
     ]
-    merged = Statement(first.path, {**second.values, **first.values}, {**second.places, **first.places})
+    merged = ParsedConfig(first.path, {**second.values, **first.values}, {**second.locations, **first.locations})
     return merged, findings
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Format a value as a user would write it."""
     if isinstance(value, tuple):
-        return f"[{', '.join(shown(item) for item in value)}]"
+        return f"[{', '.join(format_value(item) for item in value)}]"
     if isinstance(value, InstanceGroup):
         return f"{value.count or 'auto'} on {', '.join(value.devices)}{', passive' if value.passive else ''}"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _place(statement: Statement, name: str) -> str:
-    path, line = statement.places.get(name, (statement.path, 0))
+def _location(parsed: ParsedConfig, name: str) -> str:
+    path, line = parsed.locations.get(name, (parsed.path, 0))
     return f"{path.name}:{line}" if line else path.name
 
 
-def spec(name: str, path: Path, statement: Statement, defaults: Defaults) -> ModelSpec:
+def make_spec(name: str, path: Path, parsed: ParsedConfig, defaults: Defaults) -> ModelSpec:
     """Make the ModelSpec that all versions share. `path` is the model's folder, or the file that is the model."""
-    sequence = statement.get("sequence")
+    sequence = parsed.get("sequence")
     return ModelSpec(
         name,
         0,
         path,
-        backend=statement.get("model.backend", BACKEND),
-        inputs=statement.get("inputs", ()),
-        outputs=statement.get("outputs", ()),
-        policy=policy(statement, defaults.max_batch_rows, defaults.hold_requests),
-        memory_budget_bytes=statement.get("instances.memory_budget_mb", 0),
-        padding=statement.get("padding", ()),
-        hooks=hooks(statement),
-        options=options(statement),
-        labels=statement.get("labels", {}),
-        metric_tags=statement.get("metrics.tags", ()),
-        first_response_ms=statement.get("metrics.first_response_ms", FIRST_RESPONSE_BOUNDS_MS),
+        backend=parsed.get("model.backend", BACKEND),
+        inputs=parsed.get("inputs", ()),
+        outputs=parsed.get("outputs", ()),
+        policy=make_policy(parsed, defaults.max_batch_rows, defaults.hold_requests),
+        memory_budget_bytes=parsed.get("instances.memory_budget_mb", 0),
+        padding=parsed.get("padding", ()),
+        hooks=make_hooks(parsed),
+        options=runtime_options(parsed),
+        labels=parsed.get("labels", {}),
+        metric_tags=parsed.get("metrics.tags", ()),
+        first_response_ms=parsed.get("metrics.first_response_ms", FIRST_RESPONSE_BOUNDS_MS),
         sequence=sequence and replace(sequence, hold_backlog=defaults.hold_backlog),
-        ensemble=statement.get("ensemble"),
-        batch_inputs=statement.get("batch_inputs", ()),
-        batch_outputs=statement.get("batch_outputs", ()),
-        samples=statement.get("samples", ()),
-        cached=statement.get("cached", False),
-        decoupled=statement.get("decoupled", False),
-        device_priority=statement.get("device_priority", 1.0),
+        ensemble=parsed.get("ensemble"),
+        batch_inputs=parsed.get("batch_inputs", ()),
+        batch_outputs=parsed.get("batch_outputs", ()),
+        samples=parsed.get("samples", ()),
+        cached=parsed.get("cached", False),
+        decoupled=parsed.get("decoupled", False),
+        device_priority=parsed.get("device_priority", 1.0),
         auto_complete=defaults.auto_complete,
     )
 
 
-def policy(statement: Statement, default_max_batch_rows: int, hold_requests: int = 0) -> BatchPolicy:
+def make_policy(parsed: ParsedConfig, default_max_batch_rows: int, hold_requests: int = 0) -> BatchPolicy:
     """Make the configured batch policy. `hold_requests` applies only if Triton would have a scheduler."""
-    said = {attribute: statement.values[name] for name, attribute in POLICY_FIELDS.items() if name in statement.values}
-    held = hold_requests if statement.get(HELD) else 0
-    return BatchPolicy(default_max_batch_rows=default_max_batch_rows, hold_requests=held, **said)
+    fields = {attribute: parsed.values[name] for name, attribute in POLICY_FIELDS.items() if name in parsed.values}
+    held = hold_requests if parsed.get(HAS_SCHEDULER) else 0
+    return BatchPolicy(default_max_batch_rows=default_max_batch_rows, hold_requests=held, **fields)
 
 
-def options(statement: Statement) -> dict[str, str]:
+def runtime_options(parsed: ParsedConfig) -> dict[str, str]:
     """Return the configured options of the runtime, except for those about GPUs (placing.py)."""
-    said = {option: statement.values[name] for name, option in OPTIONS.items() if name in statement.values}
-    return {**said, **statement.get("runtime.entries", {})}
+    configured = {option: parsed.values[name] for name, option in OPTIONS.items() if name in parsed.values}
+    return {**configured, **parsed.get("runtime.entries", {})}
 
 
-def hooks(statement: Statement) -> HookSpec | None:
+def make_hooks(parsed: ParsedConfig) -> HookSpec | None:
     """Return the configured hooks."""
-    path = statement.get("hooks.file")
+    path = parsed.get("hooks.file")
     if path is None:
         return None
     names = ("replicas", "timeout_s", "metadata", "workers")
-    said = {name: statement.values[f"hooks.{name}"] for name in names if f"hooks.{name}" in statement.values}
+    fields = {name: parsed.values[f"hooks.{name}"] for name in names if f"hooks.{name}" in parsed.values}
     worker = WorkerSpec(
-        interpreter=statement.get("hooks.interpreter", ""), requirements=statement.get("hooks.requirements"),
-        memory_bytes=statement.get("hooks.worker_memory_mb", 0),
+        interpreter=parsed.get("hooks.interpreter", ""), requirements=parsed.get("hooks.requirements"),
+        memory_bytes=parsed.get("hooks.worker_memory_mb", 0),
     )  # fmt: skip
-    return HookSpec(path, worker=worker, **said)
+    return HookSpec(path, worker=worker, **fields)
