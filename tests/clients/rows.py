@@ -11,7 +11,7 @@ Row = dict[str, tuple[str, ...]]
 
 _LIFE = "test_lifecycle"
 _REFUSED = f"{_LIFE}::test_an_unsupported_configuration_is_rejected_with_the_name_of_the_field"
-_FLAGS = "server/test_foreign_flags::test_a_flag_of_triton_s_is_refused_with_its_reason"
+_FLAGS = "server/test_triton_flags::test_a_flag_of_triton_s_is_refused_with_its_reason"
 _DYNAMIC = "test_dynamic_batching"
 _FORMS = "test_tensor_forms"
 _SEQUENCES = "test_sequences"

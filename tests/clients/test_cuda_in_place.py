@@ -94,7 +94,7 @@ def live(tmp_path_factory: pytest.TempPathFactory, device: Device) -> Iterator[L
         models.write(root, name, [node("Add", ["x", "x"], ["y"])], tensors)
         (root / name / "penstock.toml").write_text(f'[instances]\ndevices = ["cuda:0"]\n[batching]\n{batching}\n')
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mirrors, "Gpus", lambda *_: Gpus.told((0, 1)))
+        patch.setattr(mirrors, "Gpus", lambda *_: Gpus.from_numbers((0, 1)))
         loaders = {"onnxruntime": fake_cuda_loader(FakeGround(device))}
         with live_server(root, loaders=loaders, allow_client_shm=True) as server:
             server.server.shared_memory.cuda._runtime = device

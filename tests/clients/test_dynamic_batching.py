@@ -434,7 +434,7 @@ class TestTimeouts:
 
 async def refused_late(live: Live) -> int:
     """Count those that were refused at the door since they would have been late."""
-    return live.server.engine.model("m").events.get("late_refusals", 0)
+    return live.server.engine.model("m").event_counts.get("late_refusals", 0)
 
 
 def failed_ns(live: Live) -> int:

@@ -152,7 +152,7 @@ def test_large_regions_are_pinned_and_copied_by_the_gpu(tmp_path: Path, triton: 
     device = FakeRuntime()
     models.write_identity(tmp_path, "m", "max_batch_size: 3 instance_group { kind: KIND_GPU gpus: [ 0 ] }")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mirrors, "Gpus", lambda *_: Gpus.told((0,)))
+        patch.setattr(mirrors, "Gpus", lambda *_: Gpus.from_numbers((0,)))
         patch.setattr(onnx_cuda_binding, "PINNED_BYTES", NBYTES)
         loaders = {"onnxruntime": fake_cuda_loader(FakeGround(device))}
         with (

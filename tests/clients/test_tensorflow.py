@@ -330,7 +330,7 @@ class Clients:
 
 def test_a_killed_worker_fails_only_the_requests_it_was_running(live: Live, triton: Any) -> None:
     async def pid() -> int:
-        return int(live.server.engine.model("mlp").places[0].backend.pid)  # type: ignore[attr-defined]
+        return int(live.server.engine.model("mlp").placements[0].backend.pid)  # type: ignore[attr-defined]
 
     clients = Clients(live, triton)
     try:
@@ -379,7 +379,7 @@ def test_each_instance_keeps_the_state_of_its_own_sequences_in_its_variables(liv
 
 def test_a_sequence_whose_worker_has_ended_must_be_restarted(live: Live, triton: Any) -> None:
     async def pids() -> list[int]:
-        return [int(each.backend.pid) for each in live.server.engine.model("remembers").places]  # type: ignore[attr-defined]
+        return [int(each.backend.pid) for each in live.server.engine.model("remembers").placements]  # type: ignore[attr-defined]
 
     before = live.call(pids())
     assert len(set(before)) == 2

@@ -59,7 +59,7 @@ class FakeEngine:
 class FakeRepository:
     rows: list[dict[str, Any]]
     strict: bool = True
-    loaded: bool = True
+    startup_finished: bool = True
 
     def config_json(self, model: Model) -> Mapping[str, Any]:
         return {"name": model.name, "max_batch_size": 8}
@@ -68,7 +68,7 @@ class FakeRepository:
         return [row for row in self.rows if not ready or row["state"] == "READY"]
 
     def ready(self, strict: bool = True) -> bool:
-        return self.loaded and (self.strict or not strict)
+        return self.startup_finished and (self.strict or not strict)
 
 
 @dataclass
@@ -158,7 +158,7 @@ def test_health_is_200_and_empty(server: Server, path: str) -> None:
 
 
 def test_readiness_is_400_and_liveness_200_while_models_are_loading(server: Server) -> None:
-    server.repository.loaded = False
+    server.repository.startup_finished = False
 
     response = server.get("/v2/health/ready")
 
@@ -169,7 +169,7 @@ def test_readiness_is_400_and_liveness_200_while_models_are_loading(server: Serv
 def test_an_unknown_model_is_reported_as_not_ready_until_all_models_are_loaded(server: Server) -> None:
     assert server.get("/v2/models/later/ready").status_code == 404
 
-    server.repository.loaded = False
+    server.repository.startup_finished = False
 
     assert _error(server.get("/v2/models/later/ready")) == (400, "Model version not ready")
 
@@ -184,7 +184,7 @@ def test_one_broken_model_makes_the_server_unready_only_if_readiness_is_strict(s
 
 def test_a_server_that_has_lost_a_device_permanently_is_not_live(server: Server) -> None:
     server.repository.strict = True
-    server.health.spent = True
+    server.health.device_lost = True
     answer = server.get("/v2/health/live")
 
     assert _error(answer) == (503, "A GPU is lost for this process, which must be restarted")
@@ -322,7 +322,7 @@ def test_model_config_comes_from_the_repository(server: Server) -> None:
 def _serve(model: Model, rows: int) -> None:
     now_ns = time.monotonic_ns()
     request = InferRequest(model, [], rows, (), (0,), None)  # type: ignore[arg-type]
-    request.start_ns = request.queue_ns = now_ns - 100_000
+    request.start_ns = request.enqueued_ns = now_ns - 100_000
     batch = Batch([request], rows, (), now_ns - 90_000)
     batch.compute_start_ns, batch.compute_end_ns, batch.exec_end_ns = now_ns - 80_000, now_ns - 20_000, now_ns - 10_000
     model.statistics.record_batch(batch, now_ns)

@@ -104,7 +104,7 @@ class TestValidRequests:
         [array] = request.inputs
         assert array is not None
         assert array.tolist() == [[1.5, 2, 3, 4]]
-        assert (request.rows, request.key, request.wanted, request.id) == (1, ((4,),), (0,), "")
+        assert (request.rows, request.key, request.output_positions, request.id) == (1, ((4,),), (0,), "")
         assert options == Options()
 
     @given(st.data())
@@ -290,7 +290,7 @@ class TestValidRequests:
         for number in range(600):
             read(made, {"inputs": [entry("f", "FP64", (number, 0, 2), data=[])]})
 
-        assert len(made.admitted) <= 256
+        assert len(made.admitted_shapes) <= 256
 
     @pytest.mark.parametrize(
         ("more", "wanted", "plan"),
@@ -313,7 +313,7 @@ class TestValidRequests:
         ]
         request, options = read(model(MANY), {"inputs": entries, **more}, b"abcd")
 
-        assert (request.wanted, options.plan) == (wanted, plan)
+        assert (request.output_positions, options.plan) == (wanted, plan)
 
     @pytest.mark.parametrize(
         ("parameters", "timeout_us", "hooks"),
@@ -352,7 +352,7 @@ class TestHostileDocuments:
         for padding in (0, pad):
             try:
                 request, options = read(model(), text, pad=padding)
-                found.append((request.id, str(request.inputs), request.wanted, options))
+                found.append((request.id, str(request.inputs), request.output_positions, options))
             except InferError as error:
                 found.append((error.code, error.message))
 

@@ -190,7 +190,7 @@ def test_an_answer_whose_outputs_are_all_in_shared_memory_equals_the_general_for
             elif stored:
                 answers.append((grpc.store_and_encode(request, plan, rpc.encode_id_and_mark(request_id)), 0))
             else:
-                finished = finish_all(model, request.wanted, plan, request.outputs)
+                finished = finish_all(model, request.output_positions, plan, request.outputs)
                 answers.append((grpc.encode_finished(finished, rpc.encode_id_and_mark(request_id)), 0))
             assert (tmp_path / "key").read_bytes()[:16] == b"".join(
                 [np.float32(number).tobytes(), bytes(4), np.full(2, number, "i4").tobytes()]

@@ -129,11 +129,11 @@ def test_no_model_is_held_while_a_request_body_is_being_received(verb: str) -> N
     (model,) = engine.loaded
 
     async def receive() -> Any:
-        held.append(model.holds)
+        held.append(model.hold_count)
         return {"type": "http.request", "body": b'{"x":[1,2,3,4]}', "more_body": False}
 
     def hooks_of(model: Model) -> Any:
-        held.append(model.holds)
+        held.append(model.hold_count)
         raise InferError(Code.NOT_READY, "so far")
 
     request = Request({"type": "http", "path_params": {"model": "m"}, "headers": []}, receive)
@@ -176,7 +176,7 @@ class Told:
         generate = Generate(cast(Any, engine), Limits(), lambda _: cast(Any, self))
         answer = await generate.generate_stream(Request(scope, receive))
         await answer(scope, receive, send)
-        assert engine.loaded[0].holds == 0
+        assert engine.loaded[0].hold_count == 0
         return self.writes
 
 

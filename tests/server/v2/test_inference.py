@@ -58,12 +58,12 @@ class HeldEngine:
         self.cancelled.append(request)
 
     def hold(self, model: Model) -> None:
-        model.holds += 1
+        model.hold_count += 1
 
     def release(self, model: Model) -> None:
-        model.holds -= 1
+        model.hold_count -= 1
 
-    def turn_away(self, model: Model) -> InferError | None:
+    def early_rejection(self, model: Model) -> InferError | None:
         return self.refusal
 
     def let_go(self, values: Any = ((1, 2, 3, 4),)) -> None:

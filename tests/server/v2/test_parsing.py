@@ -304,7 +304,7 @@ class TestManyValues:
 
     @pytest.fixture(autouse=True)
     def _few(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(parsing, "MOST_VALUES", self.MOST)
+        monkeypatch.setattr(parsing, "MAX_VALUES", self.MOST)
         for name in ("has_more_values", "may_have_more_values"):
             monkeypatch.setattr(parsing, name, partial(getattr(json_text, name), most=self.MOST))
 

@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.server.restricted import Restricted
+from penstock.server.restricted import RestrictedApis
 from penstock.server.v2 import plane
 from penstock.server.v2.plane import is_served, make_app
 from penstock.server.v2.routes import Route
@@ -80,7 +80,7 @@ def test_the_openapi_pages_list_all_routes_and_are_rendered_once_on_a_thread(
 
 
 def test_restricted_endpoints_are_forbidden_without_their_key(app: Starlette) -> None:
-    app.state.restricted = Restricted.parse(["metadata,model-repository:key=value"])
+    app.state.restricted = RestrictedApis.parse(["metadata,model-repository:key=value"])
 
     answers = ask(app, ("GET", "/v2"), ("POST", "/v2/repository/models/iris/load"))
 

@@ -32,7 +32,7 @@ class Predicting(Lane):
     @classmethod
     async def made(cls) -> Predicting:
         engine = HeldEngine()
-        engine.loaded.request_rows = 8
+        engine.loaded.max_request_rows = 8
         return cls(engine, await Hooks.load(cast(Any, engine), engine.loaded))
 
     async def closed(self) -> bool:

@@ -166,9 +166,9 @@ def test_a_repeated_request_reads_its_shared_memory_again(shared: Shared, kind: 
     assert lane.in_full == 1
     assert values(first) == [bytes(range(16)), bytes(range(16, 32))]
     assert values(second) == [b"another value 16", bytes(range(16, 32))]
-    assert (second.rows, second.key, second.wanted) == (first.rows, first.key, first.wanted)
+    assert (second.rows, second.key, second.output_positions) == (first.rows, first.key, first.output_positions)
     assert first.nbytes == second.nbytes == lane.sent + 32
-    finish_all(lane.model, second.wanted, options.plan, [np.arange(4, dtype=np.float32)[np.newaxis]])
+    finish_all(lane.model, second.output_positions, options.plan, [np.arange(4, dtype=np.float32)[np.newaxis]])
     assert shared.at(32) == np.arange(4, dtype=np.float32).tobytes()
 
 
@@ -278,7 +278,7 @@ def test_a_cached_request_template_keeps_no_region_open(shared: Shared, kind: ty
     # a request under way writes where it was to, and the last one lets go
     for request, options in held[:2]:
         assert type(options.plan) is PerOutputPlan
-        finish_all(lane.model, request.wanted, options.plan, [np.ones((1, 4), np.float32)])
+        finish_all(lane.model, request.output_positions, options.plan, [np.ones((1, 4), np.float32)])
     assert shared.at(32) == np.ones(4, np.float32).tobytes()
     assert descriptors() == before
     del held, request, options

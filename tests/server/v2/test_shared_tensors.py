@@ -69,7 +69,7 @@ def model_of(
     signature = Signature((x,), outputs or (TensorSpec("y", "FP32", x.shape),), batched=batched)
     spec = ModelSpec("m", 1, Path("model"), signature=signature, policy=BatchPolicy(max_batch_rows=8, **policy))
     model = Model(spec, [FakeBackend(signature, list)], lambda *_: None)
-    model.in_place = frozenset({0})
+    model.in_place_devices = frozenset({0})
     return model
 
 
@@ -130,7 +130,7 @@ class TestDeviceInputs:
     ) -> None:
         model, rows, byte_size, offset = model_of(why if why.startswith("B") else "INT32"), 1, 16, 0
         if why == "no model":
-            model.in_place = frozenset()
+            model.in_place_devices = frozenset()
         elif why == "no rows":
             rows = byte_size = 0
         elif why == "BOOL":
@@ -197,7 +197,7 @@ def test_a_cached_layout_refers_to_the_device_memory_of_each_request(device: Dev
         batched=True,
     )  # fmt: skip
     model = fake_model(signature=both)
-    model.in_place = frozenset({0})
+    model.in_place_devices = frozenset({0})
     document = json.loads(body_of([1, 4], place("here", 16), "INT32", {"y": place("here", 16, 32)}))
     binary = {"name": "w", "datatype": "INT32", "shape": [1, 1], "parameters": {"binary_data_size": 4}}
     document["inputs"].append(binary)
@@ -206,7 +206,7 @@ def test_a_cached_layout_refers_to_the_device_memory_of_each_request(device: Dev
     for _ in range(2):
         request, options = decode_remembered(model, text + bytes(4), len(text), 100, SINK, layouts)
         array: Any = request.inputs[0]
-        target = request.targets[0]
+        target = request.output_targets[0]
         assert type(array) is DeviceArray
         assert (array.pointer, target.pointer) == (device.pointers[0], device.pointers[0] + 32)
         assert type(options.plan) is PerOutputPlan
@@ -260,7 +260,7 @@ class TestHostInputs:
 
     def model(self, *, reads_late: bool = True, **policy: Any) -> Model:
         model = model_of(max_queue_rows=4096, split=True, **policy)
-        model.reads_late = reads_late
+        model.reads_at_gather = reads_late
         return model
 
     def test_a_large_input_stays_in_shared_memory_until_its_batch_is_gathered(
@@ -282,7 +282,7 @@ class TestHostInputs:
         rows, model = (8 if why == "little" else 2048), self.model(reads_late=why != "looked at")
         if why == "BOOL":
             model = model_of("BOOL", max_queue_rows=8192, split=True)
-            model.reads_late, rows = True, 8192
+            model.reads_at_gather, rows = True, 8192
         request, _ = read(transport, model, shared.regions, [rows, 4], place("r", min(rows * 16, 32768)))
 
         assert type(request.inputs[0]) is np.ndarray
@@ -317,7 +317,7 @@ def test_an_input_of_a_cached_layout_is_read_late_and_its_region_is_checked_agai
     shared, values = SharedArrays(tmp_path), np.arange(8192, dtype=np.int32).reshape(2048, 4)
     shared.hold("r", values)
     model, layouts = model_of(max_queue_rows=4096, split=True), Layouts(InlineRegions(shared.regions))
-    model.reads_late = True
+    model.reads_at_gather = True
     body = body_of([2048, 4], place("r", 32768), "INT32", {})
     for _ in range(2):
         request, _ = decode_remembered(model, body, -1, 100, SINK, layouts)
@@ -345,24 +345,24 @@ class TestDeviceOutputs:
         request, options = read(transport, model, device.regions, [2, 4], place("here", 32), **wanted)
 
         assert type(options.plan) is PerOutputPlan
-        assert sorted(request.targets) == [0, 5]
-        assert [(each.shape, each.pointer) for each in request.targets.values()] == [
+        assert sorted(request.output_targets) == [0, 5]
+        assert [(each.shape, each.pointer) for each in request.output_targets.values()] == [
             ((2, 4), device.pointers[0] + 8)
         ] * 2
-        assert request.targets[5].dtype == np.dtype(np.bool_)
+        assert request.output_targets[5].dtype == np.dtype(np.bool_)
 
     def test_outputs_of_a_model_on_another_device_are_not_written_directly(
         self, device: Device, transport: str
     ) -> None:
         model = model_of()
-        model.in_place = frozenset({3})
+        model.in_place_devices = frozenset({3})
         request, _ = read(transport, model, device.regions, [2, 4], place("here", 32), y=place("here", 32))
-        assert not hasattr(request, "targets")
+        assert not hasattr(request, "output_targets")
 
     def test_an_output_already_written_on_the_device_is_not_copied_again(self, device: Device, transport: str) -> None:
         model = model_of(batched=False)
         request, options = read(transport, model, device.regions, [4], place("here", 16), y=place("here", 64, 8))
-        finished = finish_all(model, request.wanted, options.plan, [request.targets[0]])
+        finished = finish_all(model, request.output_positions, options.plan, [request.output_targets[0]])
 
         assert finished == [("y", "FP32", (4,), None, False)]
         assert device.copies == 0
@@ -373,20 +373,20 @@ class TestDeviceOutputs:
         model, y = model_of(), place("here", 32, 8)
         request, options = read(transport, model, device.regions, [2, 4], place("here", 32), y=y)
         values = np.arange(8, dtype=np.float32).reshape(2, 4)
-        finish_all(model, request.wanted, options.plan, [values])
-        assert np.asarray(request.targets[0]).tolist() == values.tolist()
+        finish_all(model, request.output_positions, options.plan, [values])
+        assert np.asarray(request.output_targets[0]).tolist() == values.tolist()
 
         request, options = read(transport, model, device.regions, [2, 4], place("here", 32), y=place("here", 31))
         copies = device.copies
         with pytest.raises(InferError, match="at least 32 bytes to hold the results"):
-            finish_all(model, request.wanted, options.plan, [values])
+            finish_all(model, request.output_positions, options.plan, [values])
         assert device.copies == copies
 
 
 def test_a_trace_includes_only_the_tensors_that_can_be_read(device: Device) -> None:
     model = model_of()
     request, _ = read("http", model, device.regions, [2, 4], place("here", 32), y=place("here", 32, 64))
-    request.outputs = [request.targets[0]]
+    request.outputs = [request.output_targets[0]]
     device.runtime.fail("cudaMemcpy", 1, after=1)
     (found,) = tensors_of(model, request, ("TENSORS",))
 

@@ -11,7 +11,7 @@ import pytest
 from penstock.backends.errors import Code, InferError
 from penstock.server.grpc.method import Status
 from penstock.server.protobuf import service_pb2
-from penstock.server.restricted import GRPC_PREFIX, Restricted
+from penstock.server.restricted import GRPC_PREFIX, RestrictedApis
 from tests.fakes import fake_model
 from tests.server.v2.rpc.calls import PREFIX, FakeCall, Services, pb, request, settled
 
@@ -119,7 +119,7 @@ def test_health_and_metadata_are_answered() -> None:
 
 def test_a_server_that_has_lost_a_device_permanently_is_not_live() -> None:
     services = Services()
-    services.health.spent = True
+    services.health.device_lost = True
 
     assert not services.ask("ServerLive", pb.ServerLiveRequest()).live
     assert services.ask("ServerReady", pb.ServerReadyRequest()).ready
@@ -307,7 +307,7 @@ def test_a_message_that_cannot_be_parsed_is_rejected() -> None:
 
 
 def test_restricted_methods_require_their_header() -> None:
-    services = Services(restricted=Restricted.parse(["inference:key=secret"], GRPC_PREFIX))
+    services = Services(restricted=RestrictedApis.parse(["inference:key=secret"], GRPC_PREFIX))
     closed = services.call("ModelInfer", request())
     call, reader = services.open()
     reader.on_message(request().SerializeToString())

@@ -168,7 +168,7 @@ def test_parameters_and_outputs_become_options() -> None:
     )  # fmt: skip
     found, options = decode(fake_model(), message, NoSink(), None)
 
-    assert (found.id, found.wanted, found.rows) == ("i", (0,), 1)
+    assert (found.id, found.output_positions, found.rows) == ("i", (0,), 1)
     assert (options.timeout_us, options.hooks, options.parameters) == (7, False, {"mine": 0.5})
     assert decode(fake_model(), request(), NoSink(), None)[1] is DEFAULT_OPTIONS
 

@@ -132,7 +132,7 @@ def test_a_request_with_a_cached_layout_is_decoded_without_protobuf(monkeypatch:
     assert (first.id, second.id) == ("1", "another")
     assert second.inputs[0] is not None
     assert second.inputs[0].tolist() == [[5, 6, 7, 8]]
-    assert (second.rows, second.key, second.wanted) == (first.rows, first.key, first.wanted)
+    assert (second.rows, second.key, second.output_positions) == (first.rows, first.key, first.output_positions)
     assert second.nbytes == len(request(id="another").SerializeToString())
 
 
@@ -275,7 +275,7 @@ def test_a_large_message_is_decoded_on_a_thread_and_its_layout_is_cached() -> No
         await settled()
         services.call("ModelInfer", request(large))
         assert len(services.engine.held) == 2
-        assert services.engine.loaded[0].holds == 0
+        assert services.engine.loaded[0].hold_count == 0
         services.engine.let_go(large)
         assert answer(call).raw_output_contents[0] == large.tobytes()
 
@@ -325,12 +325,12 @@ def test_a_model_is_held_until_its_hooks_have_run(lost: bool) -> None:
         call = services.call("ModelInfer", request())
         stream, reader = services.open()
         reader.on_message(request().SerializeToString())
-        assert model.holds == 2
+        assert model.hold_count == 2
         if lost:
             call.lose()
             stream.lose()
         await settled()
-        assert model.holds == 0
+        assert model.hold_count == 0
         reader.on_half_close()
 
     asyncio.run(main())

@@ -51,7 +51,7 @@ def found(layouts: RpcLayouts, model: Model, message: bytes) -> tuple[InferReque
 
 def facts(request: InferRequest, options: Options) -> Any:
     arrays = [None if each is None else (each.dtype, each.shape, repr(each.tolist())) for each in request.inputs]
-    return request.id, arrays, request.rows, request.key, request.wanted, options
+    return request.id, arrays, request.rows, request.key, request.output_positions, options
 
 
 def tensors(draw: Any, rows: int) -> list[tuple[str, str, tuple[int, ...], bytes]]:

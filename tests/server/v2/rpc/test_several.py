@@ -192,10 +192,10 @@ def test_a_model_is_held_for_a_request_that_waits_until_the_client_reads(pad: in
         while scene.call.reads.is_set():
             await turns(1)
         await turns()
-        assert (model.holds, scene.hooks.begun) == (1, 0)
+        assert (model.hold_count, scene.hooks.begun) == (1, 0)
         scene.call.lose()
         await settled()
-        assert model.holds == 0
+        assert model.hold_count == 0
 
     run(main)
 
@@ -260,7 +260,7 @@ def test_a_stream_that_is_lost_closes_its_generators() -> None:
         scene.call.lose()
         await settled()
         assert scene.hooks.closed == 1
-        assert all(not model.holds for model in scene.services.engine.loaded)
+        assert all(not model.hold_count for model in scene.services.engine.loaded)
 
     run(main)
 
@@ -322,7 +322,7 @@ def test_a_draining_server_does_not_end_a_stream_that_still_has_answers(monkeypa
         monkeypatch.setattr(ticker, "INTERVAL_S", 0)
         scene = Scene()
         scene.ask("a")
-        scene.services.health.leaving = True
+        scene.services.health.disconnecting = True
         await turns()
         assert not scene.call.ended
         scene.hooks.put(row(1), None)

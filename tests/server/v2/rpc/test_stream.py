@@ -197,7 +197,7 @@ def test_idle_streams_end_and_busy_streams_take_no_more_requests_when_the_server
         services.health.draining = True
         await turns()
         assert not idle.ended
-        services.health.leaving = True
+        services.health.disconnecting = True
         await turns()
         assert idle.status is Status.UNAVAILABLE
         assert not busy.ended
