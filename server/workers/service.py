@@ -192,7 +192,7 @@ class CallQueue:
             queue = self._listener_queue = SimpleQueue()
             while self._pending:  # those read together with OPEN
                 queue.put(self._pending.popleft())
-            threading.Thread(target=self._listen, args=(queue,), name="ear", daemon=True).start()
+            threading.Thread(target=self._listen, args=(queue,), name="listener", daemon=True).start()
         return service.opened()
 
     # -- incoming messages; None: the server has gone --------------------------------------------------------------

@@ -171,7 +171,7 @@ def test_of_a_model_that_has_one_answer_the_first_stands(ask: Ask) -> None:
 
 
 def test_a_request_that_the_model_forgets_is_answered(ask: Ask) -> None:
-    with pytest.raises(InferenceServerException, match="has let go of the request"):
+    with pytest.raises(InferenceServerException, match="dropped the request"):
         ask("sender", {}, parameters={"do": "forget"})
 
 
@@ -187,7 +187,7 @@ def test_a_decoupled_model_that_fails_says_so(live: Live) -> None:
     (forgotten,) = streamed(live, "square", {"IN": ints(-1)})
 
     assert "ValueError: too many" in text
-    assert "has let go of the request" in forgotten
+    assert "dropped the request" in forgotten
 
 
 @pytest.mark.parametrize("do", ["exec", "threads"])

@@ -19,7 +19,7 @@ from penstock.backends.errors import InferError
 from penstock.server.ipc.channel import Channel
 from penstock.server.ipc.errors import read_error, write_error
 from penstock.server.python_models.inside.service import open_service
-from penstock.server.python_models.messages import ANSWER, CALL, CALLED, CANCEL, CONTROL, CONTROLLED, EXECUTE
+from penstock.server.python_models.messages import ANSWER, CALL, CALL_ANSWER, CANCEL, CONTROL, CONTROL_RESULT, EXECUTE
 from penstock.server.workers.kinds import CLOSE, ERROR, FIRST_MESSAGE, OPEN, REPLY
 
 MODELS = Path(__file__).parent / "models"
@@ -146,9 +146,9 @@ class Stage:
         if kind == CALL:
             self.called.append((said, arrays))
             for answered, tensors in self.models(said, arrays):
-                self.here.send(CALLED, number, json.dumps(answered).encode(), tensors)
+                self.here.send(CALL_ANSWER, number, json.dumps(answered).encode(), tensors)
         elif kind == CONTROL:
-            self.here.send(CONTROLLED, number, json.dumps(self.controls(said, arrays)).encode())
+            self.here.send(CONTROL_RESULT, number, json.dumps(self.controls(said, arrays)).encode())
         else:
             self.told.append((kind, number, said, arrays))
 

@@ -21,7 +21,7 @@ def execute(stage: Stage, number: int, value: int, **said: Any) -> Any:
 
 
 def test_a_request_that_leaves_to_come_back_is_named(opened: Open) -> None:
-    assert execute(opened("rescheduling", ITERATIVE), 3, 1) == {"answers": [None], "again": [3]}
+    assert execute(opened("rescheduling", ITERATIVE), 3, 1) == {"answers": [None], "rescheduled": [3]}
 
 
 def test_one_of_a_model_that_is_not_iterative_fails_in_triton_s_words(opened: Open) -> None:
@@ -35,7 +35,7 @@ def test_one_of_a_model_that_is_not_iterative_fails_in_triton_s_words(opened: Op
 def test_it_is_answered_by_the_sender_of_any_execution(opened: Open, parameters: dict[str, Any]) -> None:
     stage = opened("iterating", DECOUPLED)
 
-    said = [execute(stage, 4, 3, parameters=parameters).get("again", []) for _ in range(3)]
+    said = [execute(stage, 4, 3, parameters=parameters).get("rescheduled", []) for _ in range(3)]
 
     assert said == [[4], [4], []]
     answers = stage.answers_to(4)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.server.python_models.messages import EXECUTE, LEAVE, LOG, METRIC
+from penstock.server.python_models.messages import CANCEL_CALL, EXECUTE, LOG, METRIC
 from tests.server.python_models.inside_stage import Open, answer, floats
 
 
@@ -63,7 +63,7 @@ def test_answers_that_nobody_takes_any_more_are_left(opened: Open) -> None:
 
     _, arrays = stage.ask({"IN": floats(7)}, parameters={"do": "first_only", "model": "m"})
     gc.collect()
-    stage.until(lambda: bool(stage.of(LEAVE)))
+    stage.until(lambda: bool(stage.of(CANCEL_CALL)))
 
     assert arrays[0].tolist() == [7]
 
@@ -82,7 +82,7 @@ def test_what_is_awaited_no_longer_is_left(opened: Open) -> None:
     stage.models = lambda said, arrays: []
 
     number = stage.begin(EXECUTE, {"requests": [stage.request(parameters={"do": "given_up", "model": "m"})]})
-    stage.until(lambda: bool(stage.of(LEAVE)))
+    stage.until(lambda: bool(stage.of(CANCEL_CALL)))
 
     assert stage.reply(number)[0]["answers"][0]["error"]["message"] == "given up"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.server.python_models.inside.errors import failure_text, line_in, traceback_text
+from penstock.server.python_models.inside.errors import failure_text, line_of_error, traceback_text
 from penstock.server.python_models.messages import LOG
 from penstock.server.python_models.upcalls import Upcalls
 
@@ -44,7 +44,7 @@ def test_a_syntax_error_is_one_line(tmp_path: Path) -> None:
     error = failure(file)
 
     assert failure_text(error) == traceback_text(error) == "SyntaxError: invalid syntax (model.py, line 1)"
-    assert line_in(str(file), error) == 1
+    assert line_of_error(str(file), error) == 1
 
 
 def test_a_traceback_stands_in_the_log_as_those_of_the_server(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -53,7 +53,7 @@ def test_a_traceback_stands_in_the_log_as_those_of_the_server(tmp_path: Path, ca
     said = {"level": "error", "file": str(file), "line": 1, "message": traceback_text(failure(file))}
     nobody: Any = None
 
-    Upcalls(nobody, nobody, {"model": "m"}).take(LOG, 0, json.dumps(said).encode(), [])
+    Upcalls(nobody, nobody, {"model": "m"}).on_message(LOG, 0, json.dumps(said).encode(), [])
 
     (record,) = caplog.records
     assert record.getMessage() == f"{file}:1: RuntimeError: none found"

@@ -20,7 +20,7 @@ import penstock.server
 from penstock.server.ipc.channel import Channel
 from penstock.server.python_models.inside.model_config import ModelConfig
 from penstock.server.python_models.inside.module import make_module
-from penstock.server.python_models.inside.outside import ServerProxy
+from penstock.server.python_models.inside.server_proxy import ServerProxy
 
 
 @pytest.fixture
@@ -145,10 +145,10 @@ def test_what_lies_on_a_gpu_is_refused(pb_utils: Any) -> None:
 
 
 def test_bf16_goes_by_dlpack(pb_utils: Any) -> None:
-    from penstock.server.python_models.inside.tensors import BF16, arrived
+    from penstock.server.python_models.inside.tensors import BF16, received_tensor
 
     bits = np.array([0x3F80, 0x4000], np.uint16)
-    back = pb_utils.Tensor.from_dlpack("y", arrived("x", bits, BF16).to_dlpack())
+    back = pb_utils.Tensor.from_dlpack("y", received_tensor("x", bits, BF16).to_dlpack())
 
     assert back.triton_dtype() == BF16
     assert back.outgoing.tolist() == bits.tolist()
@@ -192,9 +192,9 @@ def test_a_response_that_cannot_be_is_refused(pb_utils: Any) -> None:
 
 @pytest.mark.parametrize("number", [1 << 63, -(1 << 63) - 1, 1 << 64])
 def test_a_parameter_has_64_bits(pb_utils: Any, number: int) -> None:
-    with pytest.raises(pb_utils.TritonModelException, match="int to have 64 bits, 'big' has more"):
+    with pytest.raises(pb_utils.TritonModelException, match="int to fit 64 bits, 'big' does not"):
         pb_utils.InferenceResponse(parameters={"big": number})
-    with pytest.raises(pb_utils.TritonModelException, match="int to have 64 bits, 'big' has more"):
+    with pytest.raises(pb_utils.TritonModelException, match="int to fit 64 bits, 'big' does not"):
         pb_utils.InferenceRequest(model_name="m", requested_output_names=[], inputs=[], parameters={"big": number})
 
     kept = {"most": (1 << 63) - 1, "least": -(1 << 63), "yes": True}
@@ -206,7 +206,7 @@ def test_a_parameter_has_64_bits(pb_utils: Any, number: int) -> None:
     [("correlation_id", 1 << 64, 64), ("correlation_id", -1, 64), ("timeout", 1 << 64, 64), ("flags", 1 << 32, 32)],
 )
 def test_a_number_of_a_request_that_cannot_travel_is_refused(pb_utils: Any, name: str, number: int, bits: int) -> None:
-    with pytest.raises(TypeError, match=f"{name} is no unsigned number of {bits} bits"):
+    with pytest.raises(TypeError, match=f"{name} is not an unsigned {bits}-bit number"):
         pb_utils.InferenceRequest(model_name="m", requested_output_names=[], inputs=[], **{name: number})
 
 
@@ -292,13 +292,13 @@ def test_metrics_refuse_what_their_kind_cannot_do(pb_utils: Any) -> None:
         histogram.Metric(buckets=[1, 2]).value()
     with pytest.raises(wrong, match="KIND_GAUGE does not support Observe"):
         gauge.Metric().observe(1)
-    with pytest.raises(wrong, match="a histogram has buckets"):
+    with pytest.raises(wrong, match="a histogram requires buckets"):
         histogram.Metric()
     with pytest.raises(wrong, match="ascending"):
         histogram.Metric(labels={"a": "b"}, buckets=[2, 1])
-    with pytest.raises(wrong, match="no label"):
+    with pytest.raises(wrong, match="invalid label"):
         gauge.Metric({"a": 1})
-    with pytest.raises(wrong, match="no metric can be named 'a b'"):
+    with pytest.raises(wrong, match="invalid metric name 'a b'"):
         pb_utils.MetricFamily("a b", "", pb_utils.MetricFamily.GAUGE)
     histogram.Metric({"empty": ""}, buckets=[])
     assert gauge.Metric({"a": "1"}) is gauge.Metric({"a": "1"})
@@ -312,7 +312,7 @@ def test_families_of_one_name_are_one_until_the_last_of_them(pb_utils: Any) -> N
     metric.increment(7.5)
 
     assert second.Metric({"a": "b"}).value() == 7.5
-    with pytest.raises(pb_utils.TritonModelException, match="'same' is a counter already, and no gauge"):
+    with pytest.raises(pb_utils.TritonModelException, match="'same' already exists as a counter, not as a gauge"):
         pb_utils.MetricFamily("same", "one", pb_utils.MetricFamily.GAUGE)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.server.python_models.messages import CANCEL, GO_ON, HOLD, LOG
+from penstock.server.python_models.messages import CANCEL, LOG, PAUSE, RESUME
 from tests.server.python_models.inside_stage import Open
 
 DECOUPLED = {"model_transaction_policy": {"decoupled": True}}
@@ -30,10 +30,10 @@ def test_a_decoupled_model_answers_from_its_own_thread_until_the_last_mark(opene
     assert [said["outputs"] for said, _ in stage.answers_to(6)] == [None]
 
 
-@pytest.mark.parametrize("kind", [GO_ON, CANCEL])
+@pytest.mark.parametrize("kind", [RESUME, CANCEL])
 def test_a_request_that_is_held_waits_with_its_answers_and_no_other_does(opened: Open, kind: int) -> None:
     stage = opened("repeat", DECOUPLED)
-    stage.here.send(HOLD, 5)
+    stage.here.send(PAUSE, 5)
 
     stage.execute([stage.request(5, ["IN"]), stage.request(6, ["IN"])], [ints(4, 2), ints(3, 1)])
 
@@ -91,7 +91,7 @@ def test_a_request_that_is_let_go_of_is_answered_with_an_error(opened: Open) -> 
     gc.collect()
 
     ((said, _),) = stage.answers_to(1)
-    assert said["error"]["message"] == "The model has let go of the request without a final response."
+    assert said["error"]["message"] == "The model dropped the request without sending a final response."
 
 
 def test_a_decoupled_model_may_return_nothing_only(opened: Open) -> None:

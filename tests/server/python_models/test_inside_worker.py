@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from penstock.backends.errors import InferError
-from penstock.server.python_models.messages import ANSWER, CALL, CALLED, EXECUTE
+from penstock.server.python_models.messages import ANSWER, CALL, CALL_ANSWER, EXECUTE
 from penstock.server.workers.kinds import PING
 from penstock.server.workers.order import Order
 from penstock.server.workers.worker import Worker
@@ -46,7 +46,7 @@ def test_a_model_calls_another_while_its_own_call_runs() -> None:
     async def scene() -> None:
         def said(kind: int, number: int, body: bytes, arrays: list[Any]) -> None:
             if kind == CALL:
-                worker.send_message(CALLED, number, json.dumps(answer(["OUT"])).encode(), [arrays[0] * 2])
+                worker.send_message(CALL_ANSWER, number, json.dumps(answer(["OUT"])).encode(), [arrays[0] * 2])
 
         worker = Worker(order("caller"), on_message=said)
         await worker.ready

@@ -98,7 +98,7 @@ async def _server_ready(live: Live) -> bool:
 
 
 def test_a_model_is_asked_beside_what_it_executes(ready: Ready, live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readiness, "WITHIN_S", 0.0)
+    monkeypatch.setattr(readiness, "ANSWER_LIMIT_S", 0.0)
 
     assert not ready("waits")
     assert infer(live, "waits") == [1, 1]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.python_models.loading import _instances, _order
+from penstock.server.python_models.loading import _make_order, _named_instances
 from penstock.server.repository.gpus import Gpus
 from penstock.server.repository.scan import Defaults, read_folder
 from tests.server.repository.folders import make
@@ -32,7 +32,7 @@ def test_each_instance_is_told_its_kind_and_its_gpu(
     entry = read_folder(tmp_path / "m", Defaults(gpus=Gpus.from_numbers(gpus)))
     assert entry is not None
     (spec,) = entry.specs
-    orders = [_order(spec, "", instance, None, group) for group, instance in _instances(spec)]
+    orders = [_make_order(spec, "", instance, None, group) for group, instance in _named_instances(spec)]
     args = [order.settings["args"] for order in orders]
 
     assert [

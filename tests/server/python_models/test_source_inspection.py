@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.python_models.completing import may_complete
+from penstock.server.python_models.source_inspection import may_complete
 from tests.live import live_server
 from tests.server.python_models.repositories import ONE, write_model
 
