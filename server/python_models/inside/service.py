@@ -39,7 +39,7 @@ RESCHEDULE_UNSUPPORTED = (
 
 
 def open_service(settings: dict[str, Any], channel: Channel) -> PythonModel:
-    """Create the service; `opened` loads the model, once the worker listens."""
+    """Create the service; `on_open` loads the model, once the worker listens."""
     return PythonModel(settings, channel)
 
 
@@ -67,7 +67,7 @@ class PythonModel:
         self._model: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def opened(self) -> Reply:
+    def on_open(self) -> Reply:
         """Load the model and initialize it, or have it complete its configuration. Raises: InferError."""
         try:
             model_class = load_class(self._file, self._module)

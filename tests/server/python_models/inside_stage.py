@@ -83,7 +83,7 @@ class Work:
 
     def _done(self, kind: int, number: int, body: bytes, arrays: list[Any]) -> Any:
         if kind == OPEN:
-            return self.service.opened()
+            return self.service.on_open()
         if kind == CLOSE:
             self.service.close()
             return b"", None

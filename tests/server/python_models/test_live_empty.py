@@ -76,21 +76,21 @@ def streamed(live: Live, model: str, *wanted: str) -> list[tuple[list[str], str,
     return found
 
 
-def test_an_answer_without_outputs_is_one(live: Live) -> None:
+def test_an_answer_without_outputs_is_streamed(live: Live) -> None:
     assert streamed(live, "sends") == [([], '["y", "z"]', False), (["y"], "", False), ([], "", True)]
 
 
-def test_outputs_that_were_not_asked_for_are_left_out_and_the_model_knows(live: Live) -> None:
+def test_unrequested_outputs_are_omitted_and_the_model_sees_the_requested_ones(live: Live) -> None:
     assert streamed(live, "sends", "z") == [([], '["z"]', False), ([], "", False), ([], "", True)]
     assert streamed(live, "sends", "y") == [([], '["y"]', False), (["y"], "", False), ([], "", True)]
 
 
-def test_it_is_an_event_too(live: Live) -> None:
+def test_an_answer_without_outputs_is_sent_as_an_event(live: Live) -> None:
     answer = httpx.post(f"{live.url}/v2/models/sends/generate_stream", json={"x": 1})
 
     told = {"asked": '["y", "z"]'} | BARE
     assert [json.loads(line[6:]) for line in answer.text.split("\n\n")[:-1]] == [told, {"y": 5} | BARE, BARE]
 
 
-def test_in_an_ensemble_it_goes_no_further(live: Live) -> None:
+def test_an_answer_without_outputs_ends_at_its_ensemble_step(live: Live) -> None:
     assert streamed(live, "whole") == [(["y"], "", False), ([], "", True)]

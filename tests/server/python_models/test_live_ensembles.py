@@ -122,13 +122,13 @@ def told(live: Live, transport: str, model: str) -> Any:
 
 @pytest.mark.parametrize("transport", [HTTP, GRPC])
 @pytest.mark.parametrize(("model", "more"), [("tells", {}), ("over", {}), ("over_over", {}), ("hooked", {"more": 2})])
-def test_a_step_is_told_the_parameters_and_the_forwarded_headers(
+def test_a_step_receives_the_parameters_and_the_forwarded_headers(
     live: Live, transport: str, model: str, more: dict[str, int]
 ) -> None:
     assert told(live, transport, model) == {"mine": "a", "x-mine": "b", **more}
 
 
-def test_a_step_is_told_what_generate_does_not_take_for_inputs(live: Live) -> None:
+def test_a_step_receives_the_parameters_of_a_generate_request(live: Live) -> None:
     answer = httpx.post(f"{live.url}/v2/models/over/generate", json={"x": 1, "mine": "a"}).json()
 
     assert json.loads(answer["y"]) == {"mine": "a"}
@@ -147,13 +147,13 @@ def sent(live: Live, inputs: Sequence[str], wanted: Sequence[str], model: str = 
 
 
 @pytest.mark.parametrize("names", ["a", "b", "ab"])
-def test_what_a_step_does_not_give_is_an_optional_input_that_the_next_does_not_get(live: Live, names: str) -> None:
+def test_an_output_missing_from_a_step_is_a_missing_optional_input_of_the_next(live: Live, names: str) -> None:
     wanted = [f"{name}_out" for name in names]
 
     assert sent(live, list(names), wanted) == dict.fromkeys(wanted, 1)
 
 
-def test_what_is_wanted_and_not_given_is_left_out(live: Live) -> None:
+def test_a_requested_output_missing_from_a_step_is_omitted(live: Live) -> None:
     """As qa/L0_simple_ensemble has it."""
     assert sent(live, ["a"], ["a_out", "b_out"]) == {"a_out": 1}
     assert sent(live, ["a"], ["b_out"]) == {}
@@ -161,7 +161,7 @@ def test_what_is_wanted_and_not_given_is_left_out(live: Live) -> None:
     assert sent(live, ["b"], ["a_out", "b_out"], "shaped") == {"b_out": 1}
 
 
-def test_a_hook_behind_an_ensemble_is_given_every_output_or_is_not_called(live: Live) -> None:
+def test_a_post_inference_hook_of_an_ensemble_runs_only_with_every_output(live: Live) -> None:
     given = [{"name": name, "datatype": "BYTES", "shape": [1, 1], "data": ["t"]} for name in "ab"]
     url = f"{live.url}/v2/models/posted/infer"
     whole = httpx.post(url, json={"inputs": given})
@@ -174,9 +174,7 @@ def test_a_hook_behind_an_ensemble_is_given_every_output_or_is_not_called(live: 
 
 
 @pytest.mark.parametrize(("model", "identity"), [("over", 7), ("over_over", "seven"), ("hooked", 8)])
-def test_the_answer_of_an_ensemble_says_which_request_of_a_sequence_it_is_to(
-    live: Live, model: str, identity: int | str
-) -> None:
+def test_the_answer_of_an_ensemble_has_the_sequence_parameters(live: Live, model: str, identity: int | str) -> None:
     """As qa/L0_simple_ensemble has it."""
     terms: dict[str, Any] = {"sequence_id": identity, "sequence_start": True}
     given = {"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1]}

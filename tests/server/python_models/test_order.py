@@ -25,7 +25,7 @@ from tests.server.repository.folders import make
         ),
     ],
 )
-def test_each_instance_is_told_its_kind_and_its_gpu(
+def test_each_instance_receives_its_kind_and_its_gpu(
     tmp_path: Path, config: str, gpus: tuple[int, ...], told: list[tuple[str, str, str]]
 ) -> None:
     make(tmp_path, "m/1/model.py", m=config)

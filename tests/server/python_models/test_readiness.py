@@ -26,7 +26,7 @@ def asked() -> tuple[ModelReadiness, Any]:
     return made, FakeWorker()
 
 
-def test_a_model_without_a_say_is_ready_while_it_has_a_worker() -> None:
+def test_a_model_without_is_ready_is_ready_while_it_has_a_worker() -> None:
     async def scene() -> None:
         assert await ModelReadiness().check(FakeWorker())  # type: ignore[arg-type]
         assert not await ModelReadiness().check(None)
@@ -35,7 +35,7 @@ def test_a_model_without_a_say_is_ready_while_it_has_a_worker() -> None:
 
 
 @pytest.mark.parametrize("ready", [True, False])
-def test_who_asks_meanwhile_gets_the_same_answer(ready: bool) -> None:
+def test_concurrent_checks_share_one_answer(ready: bool) -> None:
     async def scene() -> None:
         saying, worker = asked()
         both = asyncio.gather(saying.check(worker), saying.check(worker))
@@ -48,7 +48,7 @@ def test_who_asks_meanwhile_gets_the_same_answer(ready: bool) -> None:
     asyncio.run(scene())
 
 
-def test_who_asks_after_one_that_did_not_wait_gets_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_after_a_timed_out_check_gets_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene() -> None:
         saying, worker = asked()
         with monkeypatch.context() as hurried:
@@ -64,7 +64,7 @@ def test_who_asks_after_one_that_did_not_wait_gets_its_answer(monkeypatch: pytes
     asyncio.run(scene())
 
 
-def test_each_question_after_an_answer_is_a_new_one() -> None:
+def test_a_check_after_an_answer_asks_the_worker_again() -> None:
     async def scene() -> None:
         saying, worker = asked()
         for ready in (True, False):
