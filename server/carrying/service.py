@@ -105,7 +105,7 @@ class CarryingService:
         if claim.lookup is None:
             return None
         try:
-            return self.engine.turn_away(claim.lookup.find())
+            return self.engine.early_rejection(claim.lookup.find())
         except InferError as error:
             return error
 

@@ -13,7 +13,7 @@ import orjson
 
 from penstock.backends.datatypes import BY_DTYPE
 from penstock.backends.errors import Code, InferError
-from penstock.batching.running.own_outputs import OwnOutputs
+from penstock.batching.running.custom_outputs import CustomOutputs
 from penstock.batching.scheduling.request_checks import format_shape
 from penstock.batching.shapes.forms import Forms, forms_of, row_spans
 
@@ -40,7 +40,7 @@ class BatchCodec:
         signature = spec.signature
         if signature is None:
             raise ValueError("the spec must be completed first")
-        bound = spec.bound or signature
+        bound = spec.binding_signature or signature
         self.model = spec.name
         self.batched = signature.batched
         self.inputs = [each.name for each in signature.inputs]
@@ -78,8 +78,8 @@ class BatchCodec:
 
     def _encode_request(self, request: InferRequest, number: int, names: list[str]) -> dict[str, Any]:
         positions, outputs = self._default_outputs
-        if request.wanted != positions:
-            outputs = tuple([self.outputs[position] for position in request.wanted])
+        if request.output_positions != positions:
+            outputs = tuple([self.outputs[position] for position in request.output_positions])
         sequence = request.sequence
         encoded = {
             "id": request.id,
@@ -100,8 +100,8 @@ class BatchCodec:
     def _make_derived(forms: Forms, batch: Batch) -> dict[str, Array]:
         """Make the sequence inputs that the server derives, for all rows of the Batch."""
         rows = batch.rows
-        if batch.places is not None:
-            rows = max(batch.span_rows, batch.places[-1] + batch.requests[-1].rows)
+        if batch.row_positions is not None:
+            rows = max(batch.span_rows, batch.row_positions[-1] + batch.requests[-1].rows)
         arrays = {}
         for form in forms.derived:
             buffer = np.empty(form.shape(batch, rows), form.spec.type.dtype)
@@ -143,15 +143,15 @@ class BatchCodec:
         `parameters` are the parameters of the answer, `contradiction` is how it contradicts the configuration.
         """
         outputs, is_missing = [], False
-        for position in request.wanted:
+        for position in request.output_positions:
             array = outputs_by_name.get(self.outputs[position])
             outputs.append(array)
             if array is None and not contradiction:
                 contradiction, is_missing = f"the answer lacks the requested output '{self.outputs[position]}'", True
         if not contradiction and not parameters:
             return outputs
-        return OwnOutputs(
-            outputs, parameters, contradiction and f"model '{self.model}': {contradiction}", lacking=is_missing
+        return CustomOutputs(
+            outputs, parameters, contradiction and f"model '{self.model}': {contradiction}", incomplete=is_missing
         )
 
     def _contradiction(self, name: str, array: Array) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from penstock.backends.errors import Code, InferError, without_traceback
-from penstock.batching.stream import NOT_ONE, StreamedAnswer
+from penstock.batching.stream import NOT_SINGLE_MESSAGE, StreamedAnswer
 from penstock.server.workers.order import NotStartedError, Order
 from penstock.server.workers.restarting import RestartingWorker
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from penstock.backends.backend import Array
     from penstock.batching.request import InferRequest, Key
     from penstock.batching.running.batch import Batch
-    from penstock.batching.running.outside import Takes
+    from penstock.batching.running.external import ExecutorCallbacks
     from penstock.server.workers.worker import Worker
 
     from .upcalls import Upcalls
@@ -55,7 +55,7 @@ class PythonModelHost:
         self._make_upcalls = make_upcalls
         self._limit_s = limit_s
         self._loop = asyncio.get_running_loop()
-        self._instance: Takes | None = None
+        self._instance: ExecutorCallbacks | None = None
         self._upcalls: Upcalls | None = None
         self._last_number = 0
         self._open_requests: dict[int, OpenRequest] = {}
@@ -73,14 +73,14 @@ class PythonModelHost:
         body, _ = await self._restarting_worker.start()
         self._readiness.has_is_ready = orjson.loads(body)["has_is_ready"]
 
-    async def says_ready(self) -> bool:
+    async def check_ready(self) -> bool:
         """Ask the model whether it is ready, if it defines that."""
         return await self._readiness.check(self._restarting_worker.worker)
 
-    def attach(self, instance: Takes) -> None:
+    def attach(self, instance: ExecutorCallbacks) -> None:
         """Set the receiver of results."""
         self._instance = instance
-        self._restarting_worker.set_event_counter(instance.count)
+        self._restarting_worker.set_event_counter(instance.count_event)
 
     async def close(self) -> None:
         """Have the worker finalize the model and end."""
@@ -121,7 +121,7 @@ class PythonModelHost:
         entry.start_run(batch)
         return entry
 
-    def most_ns(self, key: Key) -> int:
+    def max_batch_ns(self, key: Key) -> int:
         """Return 0: no limit."""
         return 0
 
@@ -194,15 +194,15 @@ class PythonModelHost:
                 self._finish_request(entry, failure)
         for entry in entries:
             entry.batch_returned = not entry.ended
-        batch.again = [entry.request for entry in entries if entry.rescheduled]
+        batch.rerun_requests = [entry.request for entry in entries if entry.rescheduled]
         batch.exec_end_ns = time.monotonic_ns()
         if self._instance is not None:
-            self._instance.freed(batch, [entry.request for entry in entries if entry.ended])
+            self._instance.on_free(batch, [entry.request for entry in entries if entry.ended])
 
     def _return_unstarted(self) -> None:
         batch, self._unstarted = self._unstarted, None
         if batch is not None and self._instance is not None:
-            self._instance.unrun(batch)
+            self._instance.on_not_run(batch)
 
     # -- answers -----------------------------------------------------------------------------------------------
 
@@ -240,20 +240,20 @@ class PythonModelHost:
         except InferError as invalid:
             error = without_traceback(invalid)
         entry.answer_count += 1
-        answers = getattr(request, "answers", None)
+        answers = getattr(request, "answer_sink", None)
         if answers is None:
             if entry.answer_count == 1:  # the only answer counts, whatever follows, also in Triton's stream
                 request.error = error
                 entry.answer = outputs, answer.get("parameters") or {}, contradiction
             elif request.error is None and request.model.spec.decoupled:
-                request.error = InferError(Code.INTERNAL, NOT_ONE)
+                request.error = InferError(Code.INTERNAL, NOT_SINGLE_MESSAGE)
             return
         now_ns = time.monotonic_ns()
         infer_ns, parameters = now_ns - entry.last_answer_ns, answer.get("parameters") or None
         streamed = StreamedAnswer(outputs, error, answer["final"], parameters, infer_ns, contradiction)
         entry.last_answer_ns = now_ns
         try:
-            on_room = answers.tell(streamed)
+            on_room = answers.send(streamed)
         except InferError as overflow:
             request.error = without_traceback(overflow)
             self.abandon(request)
@@ -281,15 +281,15 @@ class PythonModelHost:
         elif request.error is None:
             self._set_outputs(entry, request)
         if entry.batch_returned and self._instance is not None:
-            self._instance.late(entry.batch, [request])
+            self._instance.on_answered(entry.batch, [request])
 
     def _set_outputs(self, entry: OpenRequest, request: InferRequest) -> None:
-        if getattr(request, "answers", None) is not None:
+        if getattr(request, "answer_sink", None) is not None:
             request.outputs = []
             return
         try:
             if not entry.answer_count:
-                raise InferError(Code.INTERNAL, NOT_ONE)
+                raise InferError(Code.INTERNAL, NOT_SINGLE_MESSAGE)
             request.outputs = self._codec.select_outputs(request, *entry.answer)
         except InferError as invalid:
             request.error = without_traceback(invalid)
@@ -318,7 +318,7 @@ class PythonModelHost:
     def on_worker_lost(self, failure: InferError) -> None:
         """Leave waiting requests to other Instances, and fail those in flight."""
         if self._instance is not None and not self._restarting_worker.closing:
-            self._instance.down(failure, hopeless=False)
+            self._instance.on_down(failure, hopeless=False)
         self._return_unstarted()
         for entry in list(self._open_requests.values()):
             if entry.rescheduled:
@@ -329,12 +329,12 @@ class PythonModelHost:
     def on_restart_failed(self, failure: InferError) -> None:
         """Fail the waiting requests if no other Instance can run them."""
         if self._instance is not None:
-            self._instance.down(failure, hopeless=True)
+            self._instance.on_down(failure, hopeless=True)
 
     def on_worker_restarted(self) -> None:
         """Accept Batches again."""
         if self._instance is not None:
-            self._instance.up()
+            self._instance.on_up()
 
 
 def _count_mismatch(requests: int, answers: int) -> str:

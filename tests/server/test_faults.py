@@ -169,13 +169,13 @@ def test_a_late_request_that_is_taken_back_never_comes() -> None:
         async with late_engine() as (engine, model):
             asking = asyncio.ensure_future(engine.infer(model, [ONE]))
             await asyncio.sleep(0)
-            assert model.holds == 1
+            assert model.hold_count == 1
 
             asking.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await asking
 
-            assert model.holds == 0
+            assert model.hold_count == 0
 
     asyncio.run(main())
 

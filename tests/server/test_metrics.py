@@ -73,7 +73,7 @@ def _serve(model: Model, *rows: int, end_ns: int = 1_500 * US) -> None:
     start_ns = end_ns - 500 * US
     for count in rows:
         request = InferRequest(model, [], count, (), (0,), None)  # type: ignore[arg-type]
-        request.start_ns = request.queue_ns = start_ns
+        request.start_ns = request.enqueued_ns = start_ns
         requests.append(request)
     batch = Batch(requests, sum(rows), (), start_ns + 40 * US)
     batch.compute_start_ns = start_ns + 50 * US
@@ -160,8 +160,8 @@ EVENTS = {
 def test_what_is_out_of_the_ordinary_is_counted_from_zero(event: str, name: str) -> None:
     model = fake_model("iris")
     before = _page(model)
-    model.count(event)
-    model.count(event, 4)
+    model.count_event(event)
+    model.count_event(event, 4)
     labels = '{model="iris",version="1"}'
 
     assert _values(before, name) == {labels: "0"}
@@ -172,8 +172,8 @@ def test_what_is_out_of_the_ordinary_is_counted_from_zero(event: str, name: str)
 
 def test_elements_of_padded_inputs_are_real_or_padding() -> None:
     model = fake_model("iris")
-    model.count("elements_real", 30)
-    model.count("elements_padded", 10)
+    model.count_event("elements_real", 30)
+    model.count_event("elements_padded", 10)
 
     assert _values(_page(model), "penstock_padding_elements_total") == {
         '{model="iris",version="1",kind="real"}': "30",
@@ -196,7 +196,7 @@ def test_time_on_devices_is_shown_of_models_that_have_run_on_one() -> None:
 
 def test_a_model_on_the_cpu_that_asked_for_a_gpu_is_shown() -> None:
     model = fake_model("iris")
-    model.spec = replace(model.spec, fallback="no NVIDIA driver was found")
+    model.spec = replace(model.spec, fallback_reason="no NVIDIA driver was found")
 
     assert _values(_page(model, fake_model("other")), "penstock_model_cpu_fallback") == {
         '{model="iris",version="1"}': "1"
@@ -205,7 +205,7 @@ def test_a_model_on_the_cpu_that_asked_for_a_gpu_is_shown() -> None:
 
 def test_every_event_that_is_counted_has_its_metric() -> None:
     sources = (path.read_text("utf-8") for path in (DOCS.parents[1] / "batching").rglob("*.py"))
-    counted = {event for source in sources for event in re.findall(r'\bmodel\.count\(\s*"(\w+)"', source)}
+    counted = {event for source in sources for event in re.findall(r'\bmodel\.count_event\(\s*"(\w+)"', source)}
 
     assert counted
     assert counted <= {*EVENTS, "elements_real", "elements_padded"}

@@ -70,7 +70,7 @@ def batch_of(*requests: InferRequest) -> Batch:
     batch = Batch(list(requests), sum(request.rows for request in requests), requests[0].key, 1_030)
     batch.compute_start_ns, batch.compute_end_ns, batch.exec_end_ns = 1_040, 1_050, 1_060
     for request in requests:
-        request.start_ns, request.queue_ns, request.outputs = 1_010, 1_020, []
+        request.start_ns, request.enqueued_ns, request.outputs = 1_010, 1_020, []
     return batch
 
 

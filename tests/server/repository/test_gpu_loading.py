@@ -85,7 +85,7 @@ def test_it_is_served_on_the_cpu_where_it_may(tmp_path: Path, caplog: pytest.Log
     entry = read(tmp_path, "instance_group { kind: KIND_GPU count: 2 }", "[runtime]\ncpu_fallback = true")
     with opened(entry, FakeGround(FakeRuntime(), starts=False)) as model:
         (group,) = reported(entry, model)
-        fallback = model.spec.fallback
+        fallback = model.spec.fallback_reason
 
     assert fallback.startswith("device 'cuda:0' cannot be used")
     assert (group["kind"], group["count"], group["gpus"]) == ("KIND_CPU", 1, [])
@@ -105,7 +105,7 @@ class TestOfAModelThatLeavesItOpen:
         with opened(entry, FakeGround(FakeRuntime(), starts=False)) as model:
             (group,) = reported(entry, model)
 
-        assert model.spec.fallback
+        assert model.spec.fallback_reason
         assert (group["kind"], group["count"], group["gpus"]) == ("KIND_CPU", 1, [])
 
     @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching.caching import remembering
+from penstock.batching.caching import model_cache
 from penstock.batching.caching.cache import ENTRY_BYTES, Cache
 from penstock.batching.engine import Engine
 from penstock.batching.model import Model
@@ -110,11 +110,11 @@ async def test_the_hits_of_a_loop_turn_are_handed_out_together() -> None:
         await asyncio.sleep(0)
 
         assert (in_this_turn, told) == ([], [2])
-        assert s.model.holds == 0
+        assert s.model.hold_count == 0
 
 
 async def test_where_order_is_kept_large_ones_are_looked_up_in_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remembering, "HERE_BYTES", 0)
+    monkeypatch.setattr(model_cache, "INLINE_HASH_BYTES", 0)
     async with serving(replace(THREAD, preserve_ordering=True)) as s:
         await s.serve(1)
 
@@ -161,7 +161,7 @@ async def test_a_hit_passes_a_full_queue_and_a_miss_does_not() -> None:
         await s.gate.entered()
         s.submit(3)
 
-        assert s.engine.turn_away(s.model) is None
+        assert s.engine.early_rejection(s.model) is None
         assert s.submit(1).outputs is not None
         with pytest.raises(InferError, match="Exceeds maximum queue size"):
             s.submit(4)
@@ -191,25 +191,25 @@ async def test_order_is_kept_where_it_is_to_be() -> None:
 
 
 async def test_a_large_request_is_hashed_on_a_thread_and_served_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remembering, "HERE_BYTES", 0)
+    monkeypatch.setattr(model_cache, "INLINE_HASH_BYTES", 0)
     async with serving() as s:
         first = await s.serve(1)
         again = s.submit(1)
         assert again.outputs is None
-        assert s.model.holds == 1
+        assert s.model.hold_count == 1
         _, found = await s.sink.holds(2)
 
         assert found is again
         assert found.outputs is not None
         assert first.outputs[0].tolist() == found.outputs[0].tolist()
         assert s.counts() == (2, 1, 1)
-        assert s.model.holds == 0
+        assert s.model.hold_count == 0
 
 
 async def test_a_large_request_that_is_taken_back_before_it_is_found_or_not_never_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(remembering, "HERE_BYTES", 0)
+    monkeypatch.setattr(model_cache, "INLINE_HASH_BYTES", 0)
     async with serving() as s:
         gone = s.submit(1)
         s.engine.cancel(gone)
@@ -220,11 +220,11 @@ async def test_a_large_request_that_is_taken_back_before_it_is_found_or_not_neve
         assert s.sink.requests == [found]
         assert s.model.statistics.snapshot().failures[CANCELED] == 1
         assert (s.counts(), s.engine.inflight) == ((1, 0, 1), 0)
-        await s.engine.unheld(s.model)
+        await s.engine.wait_released(s.model)
 
 
 async def test_a_large_request_that_the_queue_refuses_is_answered_with_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remembering, "HERE_BYTES", 0)
+    monkeypatch.setattr(model_cache, "INLINE_HASH_BYTES", 0)
     async with serving(BatchPolicy(max_batch_rows=1, executor="thread", max_queue_requests=1)) as s:
         s.gate.close()
         s.submit(1)
@@ -244,14 +244,14 @@ async def test_a_large_request_that_has_no_key_is_answered_all_the_same(
     def no_key(*_: Any) -> bytes:
         raise UnicodeError("no text")
 
-    monkeypatch.setattr(remembering, "HERE_BYTES", 0)
+    monkeypatch.setattr(model_cache, "INLINE_HASH_BYTES", 0)
     async with serving() as s:
         assert s.model.cache is not None
-        monkeypatch.setattr(s.model.cache._keys, "of", no_key)
+        monkeypatch.setattr(s.model.cache._keys, "key_for", no_key)
         request = await s.serve(1)
 
         assert request.error.code is Code.INTERNAL
-        assert s.model.holds == 0
+        assert s.model.hold_count == 0
     assert "could not be computed" in caplog.text
 
 
@@ -265,14 +265,14 @@ async def test_nothing_is_answered_when_the_engine_stops() -> None:
 
 
 async def test_a_model_that_goes_takes_its_answers_along(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remembering, "_A_TURN", 2)
+    monkeypatch.setattr(model_cache, "_REMOVED_PER_TURN", 2)
     async with serving() as s:
         for value in range(5):
             await s.serve(value)
         assert len(s.cache) == 5
         await s.engine.unload("m", 1)
 
-        assert (len(s.cache), s.cache.held_bytes) == (0, 0)
+        assert (len(s.cache), s.cache.used_bytes) == (0, 0)
 
 
 async def test_another_load_of_the_same_version_finds_nothing() -> None:
@@ -302,7 +302,7 @@ async def test_without_memory_for_a_copy_it_is_not_kept(monkeypatch: pytest.Monk
         raise MemoryError
 
     async with serving() as s:
-        monkeypatch.setattr(s.cache, "keep", no_memory)
+        monkeypatch.setattr(s.cache, "insert", no_memory)
         assert (await s.serve(1)).outputs is not None
         assert s.counts() == (1, 0, 1)
 
@@ -390,6 +390,6 @@ async def test_a_model_that_does_not_ask_or_has_no_cache_keeps_nothing(caplog: p
                 await s.serve(1)
 
             assert s.model.cache is None
-            assert not s.model.detours
+            assert not s.model.intercepts
             assert s.counts() == (2, 0, 0)
             assert ("the server has none" in caplog.text) == cached

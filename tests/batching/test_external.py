@@ -15,17 +15,17 @@ import pytest
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import TensorSpec
 from penstock.batching.devices.placement import Devices
-from penstock.batching.devices.rates import RateLimiter
+from penstock.batching.devices.rate_limiter import RateLimiter
 from penstock.batching.engine import Engine
 from penstock.batching.model import Model
-from penstock.batching.request import InferRequest, InSequence, Key, Terms
-from penstock.batching.running import outside as running
-from penstock.batching.running.batch import Batch, parted
-from penstock.batching.running.outside import Outside, Takes
-from penstock.batching.running.outsides import OpenedVersion, complete_outside
+from penstock.batching.request import InferRequest, InSequence, Key, RequestOptions
+from penstock.batching.running import external as running
+from penstock.batching.running.batch import Batch, split_by_result
+from penstock.batching.running.external import ExecutorCallbacks, ExternalExecutor
+from penstock.batching.running.external_models import OpenedVersion, complete_external
 from penstock.batching.scheduling.request_checks import make_request
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec, Resource, SequenceSpec
-from penstock.batching.stream import StreamedAnswer, stream
+from penstock.batching.stream import StreamedAnswer, open_stream
 
 GUARD_S = 20.0
 
@@ -38,7 +38,7 @@ class Elsewhere:
     """
 
     def __init__(self, plan: Callable[[], str], hopeless: bool = False, turns: int = 3) -> None:
-        self.takes: Takes | None = None
+        self.takes: ExecutorCallbacks | None = None
         self.begun: list[list[str]] = []
         self.abandoned: list[str] = []
         self.seen = asyncio.Event()
@@ -49,7 +49,7 @@ class Elsewhere:
         self._turns = turns
         self._running = 0
 
-    def attach(self, instance: Takes) -> None:
+    def attach(self, instance: ExecutorCallbacks) -> None:
         self.takes = instance
 
     def begin(self, batch: Batch) -> None:
@@ -60,13 +60,13 @@ class Elsewhere:
         batch.compute_start_ns = time.monotonic_ns()
         self._soon(self._turns, lambda: self._end(batch, self._plan()))
 
-    def most_ns(self, key: Key) -> int:
+    def max_batch_ns(self, key: Key) -> int:
         return 0
 
     def abandon(self, request: InferRequest) -> None:
         self.abandoned.append(request.id)
 
-    async def says_ready(self) -> bool:
+    async def check_ready(self) -> bool:
         return True
 
     async def close(self) -> None:
@@ -83,42 +83,42 @@ class Elsewhere:
         batch.compute_end_ns = batch.exec_end_ns = time.monotonic_ns()
         if what == "unbegun":
             self._down()
-            takes.unrun(batch)
+            takes.on_not_run(batch)
         elif what == "die":
             self._down()
             for request in batch.requests:
                 request.error = InferError(Code.NOT_READY, "died")
-            takes.freed(batch, batch.requests)
+            takes.on_free(batch, batch.requests)
         elif what == "again":
-            batch.again, answered = batch.requests[::2], batch.requests[1::2]
+            batch.rerun_requests, answered = batch.requests[::2], batch.requests[1::2]
             for request in answered:
                 _settle(request, fails=False)
-            takes.freed(batch, answered)
+            takes.on_free(batch, answered)
         elif what == "late":
-            takes.freed(batch, [])
+            takes.on_free(batch, [])
             for request in batch.requests:
                 self._soon(2, lambda request=request: self._late(batch, request))  # type: ignore[misc]
         else:
             for request in batch.requests:
                 _settle(request, fails=what == "fail")
-            takes.freed(batch, batch.requests)
+            takes.on_free(batch, batch.requests)
 
     def _late(self, batch: Batch, request: InferRequest) -> None:
         assert self.takes is not None
-        answers = getattr(request, "answers", None)
+        answers = getattr(request, "answer_sink", None)
         if answers is not None:
-            answers.tell(StreamedAnswer({"y": request.inputs[0]}))
+            answers.send(StreamedAnswer({"y": request.inputs[0]}))
         _settle(request, fails=False)
-        self.takes.late(batch, [request])
+        self.takes.on_answered(batch, [request])
 
     def _down(self) -> None:
         assert self.takes is not None
         takes = self.takes
-        takes.down(InferError(Code.NOT_READY, "gone"), hopeless=False)
+        takes.on_down(InferError(Code.NOT_READY, "gone"), hopeless=False)
         if self._hopeless:
-            self._soon(2, lambda: takes.down(InferError(Code.NOT_READY, "will not come back"), hopeless=True))
+            self._soon(2, lambda: takes.on_down(InferError(Code.NOT_READY, "will not come back"), hopeless=True))
         else:
-            self._soon(5, takes.up)
+            self._soon(5, takes.on_up)
 
 
 class Remembers(Elsewhere):
@@ -156,14 +156,14 @@ class Loads:
         self._outsides = list(outsides)
 
     async def open(self, spec: ModelSpec) -> OpenedVersion:
-        outsides: list[Outside] = list(self._outsides)
-        return OpenedVersion(complete_outside(spec), outsides, "elsewhere")
+        outsides: list[ExternalExecutor] = list(self._outsides)
+        return OpenedVersion(complete_external(spec), outsides, "elsewhere")
 
 
 def spec_of(count: int = 1, **more: object) -> ModelSpec:
     policy = BatchPolicy(max_batch_rows=4, cap_rows=4)
     tensors = {"inputs": (TensorSpec("x", "FP32", (1,)),), "outputs": (TensorSpec("y", "FP32", (1,)),)}
-    terms = {"policy": policy, "instances": (InstanceGroup(count),), "declared": "{}", **tensors, **more}
+    terms = {"policy": policy, "instances": (InstanceGroup(count),), "declared_config": "{}", **tensors, **more}
     return ModelSpec("m", 1, Path(), backend="elsewhere", **terms)  # type: ignore[arg-type]
 
 
@@ -172,7 +172,7 @@ def run(outsides: Sequence[Elsewhere], scene: Callable[[Engine, Model], Awaitabl
         async with asyncio.timeout(GUARD_S):
             engine = Engine(asyncio.get_running_loop(), {})
             engine.devices = Devices(RateLimiter())
-            engine.outsides["elsewhere"] = Loads(outsides)
+            engine.external_loaders["elsewhere"] = Loads(outsides)
             model = await engine.load(spec_of(len(outsides), **more))
             await scene(engine, model)
             assert model.inflight == 0
@@ -277,7 +277,7 @@ def test_each_request_is_delivered_once_whatever_happens(seed: int) -> None:
 def test_a_fault_of_the_servers_own_leaves_nobody_waiting_and_the_next_is_served(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "FAULT_S", 0.0)
+    monkeypatch.setattr(running, "FAULT_RETRY_S", 0.0)
 
     async def scene(engine: Engine, model: Model) -> None:
         original: Callable[..., Any] = getattr(model.scheduler, what)
@@ -303,7 +303,7 @@ def test_a_sequence_stays_where_it_began(direct: bool, rows: int) -> None:
 
     async def scene(engine: Engine, model: Model) -> None:
         async def ask(number: int, *, start: bool = False) -> None:
-            await engine.infer(model, x(number), terms=Terms(sequence=InSequence(number, start)))
+            await engine.infer(model, x(number), options=RequestOptions(sequence=InSequence(number, start)))
 
         await asyncio.gather(ask(1, start=True), ask(2, start=True))
         for number in (2, 1, 2):
@@ -419,7 +419,7 @@ def test_no_sequence_begins_with_one_that_never_comes_back() -> None:
         assert len(ends) == 40
         assert ends.count("right") >= 20
         for number in range(20, 24):  # more than the other has rows for, had the first one its own
-            await engine.infer(model, x(number), terms=Terms(sequence=InSequence(number, start=True)))
+            await engine.infer(model, x(number), options=RequestOptions(sequence=InSequence(number, start=True)))
 
     run([first, second], scene, sequence=SequenceSpec())
 
@@ -486,7 +486,7 @@ def test_several_answers_come_after_the_batch_and_count_until_the_last() -> None
 
     async def scene(engine: Engine, model: Model) -> None:
         request = make_request(model, x(5))
-        with stream(engine, request) as answers:
+        with open_stream(engine, request) as answers:
             found = [await answers.next(), await answers.next()]
         assert [float(told.outputs["y"][0, 0]) for told in found if told is not None] == [5]
         assert model.inflight == 0
@@ -500,7 +500,7 @@ def test_who_takes_no_more_answers_is_told_of() -> None:
     async def scene(engine: Engine, model: Model) -> None:
         request = make_request(model, x(5))
         request.id = "gone"
-        with stream(engine, request) as answers:
+        with open_stream(engine, request) as answers:
             asked = asyncio.ensure_future(answers.next())
             await outside.seen.wait()
             asked.cancel()
@@ -551,7 +551,7 @@ def test_of_two_that_share_a_resource_one_of_priority_2_runs_half_as_often() -> 
 
 def test_an_executor_is_given_no_more_than_it_says() -> None:
     class Brief(Elsewhere):
-        def most_ns(self, key: Key) -> int:
+        def max_batch_ns(self, key: Key) -> int:
             return 1
 
     outside = Brief(lambda: "answer")
@@ -571,5 +571,5 @@ def test_those_that_went_well_are_delivered_together() -> None:
     requests[1].error = InferError(Code.INTERNAL, "failed")
     batch = Batch(requests, 4, (), 5)
 
-    assert [part.requests for part in parted(batch, requests)] == [[requests[0], *requests[2:]], [requests[1]]]
-    assert [part.requests for part in parted(batch, requests[2:])] == [requests[2:]]
+    assert [part.requests for part in split_by_result(batch, requests)] == [[requests[0], *requests[2:]], [requests[1]]]
+    assert [part.requests for part in split_by_result(batch, requests[2:])] == [requests[2:]]

@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from penstock.batching import awake
-from penstock.batching.awake import AWAKE_NS, LONE_TURNS, MOST_SKIPPED, Awake
+from penstock.batching import busy_poller
+from penstock.batching.busy_poller import MAX_SKIPPED, MIN_SINGLES, POLL_NS, BusyPoller
+from penstock.batching.dispatcher import Dispatcher
 from penstock.batching.running.batch import Batch
-from penstock.batching.turns import Turns
 
 
 class Loop:
@@ -44,70 +44,70 @@ class Loop:
 @pytest.fixture
 def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
     loop = Loop()
-    monkeypatch.setattr(awake, "time", loop)
-    monkeypatch.setattr(awake, "usable_cpus", lambda: 2)
+    monkeypatch.setattr(busy_poller, "time", loop)
+    monkeypatch.setattr(busy_poller, "usable_cpus", lambda: 2)
     return loop
 
 
-def looks_in_vain(one: Awake, loop: Loop, requests: int) -> list[int]:
+def looks_in_vain(one: BusyPoller, loop: Loop, requests: int) -> list[int]:
     """Answer so many lone requests after which nobody comes; tell after which of them the loop looked."""
     looked = []
     for number in range(requests):
-        one.stay()
-        if one.looking:
+        one.start()
+        if one.polling:
             looked.append(number)
         loop.turns_until_it_sleeps()
     return looked
 
 
 def test_it_looks_for_a_moment_and_then_the_loop_sleeps(loop: Loop) -> None:
-    one = Awake(cast(Any, loop))
-    one.stay()
+    one = BusyPoller(cast(Any, loop))
+    one.start()
 
-    assert one.looking
-    assert loop.turns_until_it_sleeps() == AWAKE_NS // 10_000
-    assert not one.looking
+    assert one.polling
+    assert loop.turns_until_it_sleeps() == POLL_NS // 10_000
+    assert not one.polling
 
 
 def test_after_looks_in_vain_it_looks_half_as_often_each_time_but_never_gives_up(loop: Loop) -> None:
-    looked = looks_in_vain(Awake(cast(Any, loop)), loop, 400)
+    looked = looks_in_vain(BusyPoller(cast(Any, loop)), loop, 400)
 
     pauses = [after - before - 1 for before, after in pairwise(looked)]
     assert pauses[:6] == [1, 2, 4, 8, 16, 32]
-    assert set(pauses[6:]) == {MOST_SKIPPED}
+    assert set(pauses[6:]) == {MAX_SKIPPED}
 
 
 def test_once_somebody_has_come_in_time_it_looks_each_time_again(loop: Loop) -> None:
-    one = Awake(cast(Any, loop))
+    one = BusyPoller(cast(Any, loop))
     looks_in_vain(one, loop, 4)  # after the first and the third; the next two go by
-    one.stay()
-    one.stay()
-    assert one.looking
-    one.came()
+    one.start()
+    one.start()
+    assert one.polling
+    one.on_arrival()
     assert loop.turns_until_it_sleeps() == 1
 
     for _ in range(3):
-        one.stay()
-        assert one.looking
-        one.came()
+        one.start()
+        assert one.polling
+        one.on_arrival()
         loop.turns_until_it_sleeps()
 
 
 def test_one_look_follows_another_without_a_second_chain_of_calls(loop: Loop) -> None:
-    one = Awake(cast(Any, loop))
+    one = BusyPoller(cast(Any, loop))
     for _ in range(5):
-        one.stay()
+        one.start()
         loop.turn()
-        one.came()
+        one.on_arrival()
 
         assert len(loop.soon) <= 1
-    assert not one.looking or loop.soon
+    assert not one.polling or loop.soon
 
 
 def test_where_there_is_one_cpu_it_never_looks(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(awake, "usable_cpus", lambda: 1)
+    monkeypatch.setattr(busy_poller, "usable_cpus", lambda: 1)
 
-    assert looks_in_vain(Awake(cast(Any, loop)), loop, 10) == []
+    assert looks_in_vain(BusyPoller(cast(Any, loop)), loop, 10) == []
 
 
 class Served:
@@ -115,8 +115,8 @@ class Served:
 
     def __init__(self, *batches: int) -> None:
         self.batches = list(batches)
-        self.dirty = self.looped = self.gathers = self.held = False
-        self.choosy = self.detours = self.closing = False
+        self.scheduled = self.ran_on_loop = self.collects_arrivals = self.held = False
+        self.admits_singly = self.intercepts = self.closing = False
         self.scheduler = cast(Any, type("None", (), {"expired": (), "live": 0}))
 
     def dispatch(self, _now_ns: int) -> tuple[list[Batch], bool]:
@@ -126,17 +126,17 @@ class Served:
 
 @pytest.mark.parametrize(
     ("batches", "looks"),
-    [([1] * LONE_TURNS, True), ([1] * (LONE_TURNS - 1), False), ([1, 1, 1, 2, 1, 1, 1, 1, 1, 1, 1], False)],
+    [([1] * MIN_SINGLES, True), ([1] * (MIN_SINGLES - 1), False), ([1, 1, 1, 2, 1, 1, 1, 1, 1, 1, 1], False)],
     ids=["one by one", "too few to tell", "two together"],
 )
 def test_it_begins_when_requests_have_come_one_by_one(
     loop: Loop, monkeypatch: pytest.MonkeyPatch, batches: list[int], looks: bool
 ) -> None:
-    turns, model = Turns(cast(Any, loop), lambda *_: None), cast(Any, Served(*batches))
-    monkeypatch.setattr(Turns, "deliver", lambda *_: None)
+    turns, model = Dispatcher(cast(Any, loop), lambda *_: None), cast(Any, Served(*batches))
+    monkeypatch.setattr(Dispatcher, "deliver", lambda *_: None)
     for _ in batches:
-        assert not turns._awake.looking
-        turns.mark(model)
+        assert not turns._busy_poller.polling
+        turns.schedule(model)
         loop.turn()
 
-    assert turns._awake.looking is looks
+    assert turns._busy_poller.polling is looks

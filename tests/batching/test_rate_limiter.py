@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.backends.errors import Code, InferError
-from penstock.batching.devices.rates import OWED, Claim, RateLimiter, device_number
+from penstock.batching.devices.rate_limiter import MAX_OWED_RUNS, Claim, RateLimiter, device_number
 from penstock.batching.spec import Resource
 
 
@@ -36,15 +36,15 @@ def joins(limiter: RateLimiter, priority: int = 1, device: str = "cpu", **counts
 
 def asks(limiter: RateLimiter, claim: Claim) -> Puppet:
     puppet = Puppet()
-    limiter.ask(claim, puppet)
+    limiter.request_turn(claim, puppet)
     return puppet
 
 
 def runs(limiter: RateLimiter, claim: Claim) -> None:
     """Let it run once, on resources that are free."""
     assert asks(limiter, claim).turns == 1
-    limiter.begin(claim, 0)
-    limiter.end(claim, 0, 0, more=False)
+    limiter.begin_batch(claim, 0)
+    limiter.end_turn(claim, 0, 0, more=False)
 
 
 def order(limiter: RateLimiter, claims: Mapping[str, Claim], count: int) -> str:
@@ -55,11 +55,11 @@ def order(limiter: RateLimiter, claims: Mapping[str, Claim], count: int) -> str:
         (name,) = (name for name, puppet in puppets.items() if puppet.turns)
         ran += name
         puppets[name].turns = 0
-        limiter.begin(claims[name], 0)
-        if limiter.end(claims[name], 0, 0, more=True):
+        limiter.begin_batch(claims[name], 0)
+        if limiter.end_turn(claims[name], 0, 0, more=True):
             puppets[name].turns = 1
         else:
-            limiter.ask(claims[name], puppets[name])
+            limiter.request_turn(claims[name], puppets[name])
     return ran
 
 
@@ -77,7 +77,7 @@ class TestResources:
         holder, both, other = joins(limiter, R1=1), joins(limiter, R1=1, R2=1), joins(limiter, R2=1)
         asks(limiter, holder)
         waits = asks(limiter, both)
-        limiter.withdraw(both, waits)
+        limiter.cancel_request(both, waits)
 
         assert waits.turns == 0
         assert asks(limiter, other).turns == 1
@@ -203,7 +203,7 @@ class TestTheOrder:
             runs(limiter, often)
         asks(limiter, holder)
         waits = {claim: asks(limiter, claim) for claim in (often, seldom)}
-        limiter.end(holder, 0, 0, more=False)
+        limiter.end_turn(holder, 0, 0, more=False)
 
         assert [waits[claim].turns for claim in (often, seldom)] == [0, 1]
 
@@ -213,9 +213,9 @@ class TestTheOrder:
         runs(limiter, low)
         asks(limiter, high)
         waits = asks(limiter, low)
-        limiter.begin(high, 0)
+        limiter.begin_batch(high, 0)
 
-        goes_on = limiter.end(high, 0, 0, more=True)
+        goes_on = limiter.end_turn(high, 0, 0, more=True)
 
         assert (goes_on, waits.turns) == (True, 0)
 
@@ -224,10 +224,10 @@ class TestTheOrder:
         first, second = joins(limiter, R1=1), joins(limiter, R1=1)
         asks(limiter, first)
         asks(limiter, second)
-        limiter.begin(first, 0)
-        assert not limiter.end(first, 0, 0, more=True)
-        limiter.begin(second, 0)
-        assert not limiter.end(second, 0, 0, more=True)
+        limiter.begin_batch(first, 0)
+        assert not limiter.end_turn(first, 0, 0, more=True)
+        limiter.begin_batch(second, 0)
+        assert not limiter.end_turn(second, 0, 0, more=True)
 
         assert asks(limiter, first).turns == 1
 
@@ -236,14 +236,14 @@ class TestTheOrder:
         first, second, third = (joins(limiter, R1=1) for _ in range(3))
         asks(limiter, first)
         waits = [asks(limiter, claim) for claim in (second, third)]
-        limiter.begin(first, 0)
-        limiter.end(first, 0, 0, more=True)
+        limiter.begin_batch(first, 0)
+        limiter.end_turn(first, 0, 0, more=True)
         for claim in (second, third):
-            limiter.begin(claim, 0)
-            limiter.end(claim, 0, 0, more=False)
+            limiter.begin_batch(claim, 0)
+            limiter.end_turn(claim, 0, 0, more=False)
         last = asks(limiter, second)
         before = last.turns
-        limiter.forget(first)
+        limiter.release_reservation(first)
 
         assert [puppet.turns for puppet in waits] == [1, 1]
         assert (before, last.turns) == (0, 1)
@@ -273,18 +273,18 @@ class TestTheOrder:
         granted = asks(limiter, holder)
         gone, waits = asks(limiter, big), asks(limiter, small)
 
-        assert limiter.withdraw(big, gone)
-        assert not limiter.withdraw(holder, granted)
+        assert limiter.cancel_request(big, gone)
+        assert not limiter.cancel_request(holder, granted)
         assert (gone.turns, waits.turns) == (0, 1)
 
     def test_a_turn_that_found_nothing_counts_for_nothing(self) -> None:
         limiter = RateLimiter()
         first, second, holder = (joins(limiter, R1=1) for _ in range(3))
         asks(limiter, first)
-        limiter.end(first, 0, 0, more=False)
+        limiter.end_turn(first, 0, 0, more=False)
         asks(limiter, holder)
         waits = [asks(limiter, claim) for claim in (first, second)]
-        limiter.end(holder, 0, 0, more=False)
+        limiter.end_turn(holder, 0, 0, more=False)
 
         assert [puppet.turns for puppet in waits] == [1, 0]
 
@@ -294,7 +294,7 @@ class TestTheOrder:
         for _ in range(1000):
             runs(limiter, busy)
 
-        assert 0 < order(limiter, {"b": busy, "r": rested}, 100)[1:].index("b") <= OWED + 1
+        assert 0 < order(limiter, {"b": busy, "r": rested}, 100)[1:].index("b") <= MAX_OWED_RUNS + 1
 
     def test_one_that_comes_new_is_owed_nothing(self) -> None:
         limiter = RateLimiter()
@@ -329,22 +329,22 @@ class Instance:
 
     def ask(self) -> None:
         self.state = "waits"
-        self._limiter.ask(self._claim, self._puppet)
+        self._limiter.request_turn(self._claim, self._puppet)
 
     def leave(self) -> None:
         self._limiter.leave(self._claim)
 
     def withdraw(self) -> None:
-        self.state = "away" if self._limiter.withdraw(self._claim, self._puppet) else "runs"
+        self.state = "away" if self._limiter.cancel_request(self._claim, self._puppet) else "runs"
 
     def forget(self) -> None:
-        self._limiter.forget(self._claim)
+        self._limiter.release_reservation(self._claim)
         self.state = "away"
 
     def end(self, *, ran: bool, more: bool) -> None:
         if ran:
-            self._limiter.begin(self._claim, 0)
-        goes_on = self._limiter.end(self._claim, 0, 0, more)
+            self._limiter.begin_batch(self._claim, 0)
+        goes_on = self._limiter.end_turn(self._claim, 0, 0, more)
         self.state = "runs" if goes_on else "coming" if more else "away"
 
     def step(self, *, one: bool, other: bool) -> None:
@@ -408,23 +408,23 @@ class TestAlways:
                 puppets[running].turns = 0
                 for number in range(len(claims)):
                     waited[number][running] += number != running and number not in rests
-                limiter.begin(claims[running], 0)
+                limiter.begin_batch(claims[running], 0)
                 waited[running].clear()
                 rest = kinds[running][1]
-                if limiter.end(claims[running], 0, 0, more=not rest):
+                if limiter.end_turn(claims[running], 0, 0, more=not rest):
                     puppets[running].turns = 1
                 elif rest:
                     rests[running] = rest
                 else:
-                    limiter.ask(claims[running], puppets[running])
+                    limiter.request_turn(claims[running], puppets[running])
             for number in list(rests):
                 rests[number] -= 1
                 if rests[number] <= 0:
                     del rests[number]
-                    limiter.ask(claims[number], puppets[number])
+                    limiter.request_turn(claims[number], puppets[number])
             for number, others in enumerate(waited):
                 for other, count in others.items():
-                    assert count <= 2 * kinds[number][0] / kinds[other][0] + OWED + 2
+                    assert count <= 2 * kinds[number][0] / kinds[other][0] + MAX_OWED_RUNS + 2
 
     @given(st.lists(st.integers(1, 5), min_size=2, max_size=5))
     def test_hot_instances_run_as_often_as_their_priorities_say(self, priorities: list[int]) -> None:
