@@ -33,7 +33,7 @@ could be neither taken back nor expired. A worker that does 30,000 calls/s gets 
 
 
 class WorkerSlot:
-    """An Outside. Invariant: each request that it has taken is answered once, or handed back not begun.
+    """An ExternalExecutor. Invariant: each request that it has taken is answered once, or returned unstarted.
 
     `_in_flight` is the number of calls in flight. Answers are reported once per wake-up of the loop.
     Threads: the event loop's.

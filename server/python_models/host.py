@@ -41,7 +41,7 @@ MakeUpcalls = Callable[["Worker", Callable[[int], "InferRequest | None"]], "Upca
 
 
 class PythonModelHost:
-    """An Outside. It has one worker at a time, restarted when it ends: at once, then with growing delays.
+    """An ExternalExecutor. It has one worker at a time, restarted when it ends: at once, then with growing delays.
 
     `make_upcalls` makes the Upcalls of each worker. Units: `limit_s`, the limit of a Batch in seconds, 0 for none.
     Invariant: the end of each accepted request is reported once: with its Batch, after it, or when the worker has
@@ -253,14 +253,14 @@ class PythonModelHost:
         streamed = StreamedAnswer(outputs, error, answer["final"], parameters, infer_ns, contradiction)
         entry.last_answer_ns = now_ns
         try:
-            on_room = answers.send(streamed)
+            register_resume = answers.send(streamed)
         except InferError as overflow:
             request.error = without_traceback(overflow)
             self.abandon(request)
             return
-        if on_room is not None and not entry.paused:
+        if register_resume is not None and not entry.paused:
             self._set_paused(entry, PAUSE)
-            on_room(partial(self._set_paused, entry, RESUME))
+            register_resume(partial(self._set_paused, entry, RESUME))
 
     def _set_paused(self, entry: OpenRequest, kind: int) -> None:
         """Have the model wait before the next answer of a request, or resume."""

@@ -52,7 +52,7 @@ class PythonModels:
 
     async def open(self, spec: ModelSpec) -> OpenedVersion:
         """Complete a version's configuration, and start a worker for each Instance. Raises: InferError."""
-        interpreter = await self._interpreter(spec)
+        interpreter = await self._find_interpreter(spec)
         if spec.auto_complete and await asyncio.to_thread(may_complete, spec.path):
             spec = await self._complete_config(spec, interpreter)
         spec = complete_external(spec)
@@ -61,7 +61,7 @@ class PythonModels:
 
     async def open_more(self, served: ModelSpec, spec: ModelSpec, indexes: Sequence[int]) -> OpenedVersion:
         """Start workers for some additional Instances of a spec. Raises: InferError."""
-        interpreter = await self._interpreter(spec)
+        interpreter = await self._find_interpreter(spec)
         config = parse_json(served.declared_config)
         config.ClearField("instance_group")
         config.instance_group.extend(parse_json(spec.declared_config).instance_group)
@@ -70,7 +70,7 @@ class PythonModels:
         instances = list(_named_instances(spec))
         return await self._start_hosts(spec, interpreter, [instances[index] for index in indexes])
 
-    async def _interpreter(self, spec: ModelSpec) -> str:
+    async def _find_interpreter(self, spec: ModelSpec) -> str:
         label = f"model '{spec.name}'"
         return await asyncio.to_thread(
             self._environments.interpreter, spec.worker, label, REQUIRED_PACKAGES, MIN_PYTHON
@@ -129,9 +129,9 @@ def _reread_spec(spec: ModelSpec, config: Any, defaults: Defaults) -> ModelSpec:
         mistakes = [
             finding for finding in entry.findings if finding.is_mistake and finding.version in {0, spec.version}
         ]
-        found = next((each for each in entry.specs if each.version == spec.version), None)
-        if found is not None and not mistakes:
-            return replace(found, name=spec.name)
+        matching = next((each for each in entry.specs if each.version == spec.version), None)
+        if matching is not None and not mistakes:
+            return replace(matching, name=spec.name)
         text = "; ".join(finding.message for finding in mistakes)
         raise InferError(Code.INVALID, f"after auto_complete_config, model '{spec.name}': {text}")
     raise InferError(Code.INVALID, f"model '{spec.name}' was removed")

@@ -36,9 +36,9 @@ class _Metric:
 class _Family:
     """The metrics of one name. `owners` are the workers that created it; it is deleted with the last of them."""
 
-    def __init__(self, kind: str, text: str) -> None:
+    def __init__(self, kind: str, help_text: str) -> None:
         self.kind = kind
-        self.text = text
+        self.help_text = help_text
         self.owners: set[object] = set()
         self.metrics: dict[Labels, _Metric] = {}
 
@@ -85,8 +85,8 @@ class CustomMetrics:
         for name, family in sorted(self._families.items()):
             if not family.metrics:
                 continue
-            text = family.text.replace("\\", "\\\\").replace("\n", "\\n")
-            yield f"# HELP {name} {text}"
+            escaped = family.help_text.replace("\\", "\\\\").replace("\n", "\\n")
+            yield f"# HELP {name} {escaped}"
             yield f"# TYPE {name} {family.kind}"
             for labels, metric in family.metrics.items():
                 yield from _render_metric(name, family.kind, labels, metric)

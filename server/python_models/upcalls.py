@@ -103,11 +103,11 @@ class Upcalls:
             return
         message = orjson.loads(body)
         if kind == CALL:
-            task = self._start_task(self._infer(number, message, arrays))
+            task = self._start_task(self._handle_call(number, message, arrays))
             self._call_tasks[number] = task
             task.add_done_callback(lambda _: self._call_tasks.pop(number, None))
         elif kind == CONTROL:
-            self._start_task(self._control(number, message, arrays))
+            self._start_task(self._handle_control(number, message, arrays))
         elif kind == METRIC:
             self._server.metrics.apply(self, message)
         elif kind == LOG:
@@ -119,15 +119,15 @@ class Upcalls:
         for task in list(self._tasks):
             task.cancel()
 
-    def _start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
+    def _start_task(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     # -- other models ------------------------------------------------------------------------------------------
 
-    async def _infer(self, number: int, message: Mapping[str, Any], arrays: Sequence[Array | None]) -> None:
+    async def _handle_call(self, number: int, message: Mapping[str, Any], arrays: Sequence[Array | None]) -> None:
         """Send a request to another model as a dialect does, and return its answers."""
         try:
             await self._run_inference(number, message, arrays)
@@ -140,7 +140,7 @@ class Upcalls:
 
     async def _run_inference(self, number: int, message: Mapping[str, Any], arrays: Sequence[Array | None]) -> None:
         engine, hooks_of = self._server.engine, self._server.hooks_of
-        model = self._model(message["model"], message["version"])
+        model = self._find_model(message["model"], message["version"])
         if hooks_of is None:
             raise InferError(Code.NOT_READY, "the server is not ready to serve requests yet")
         if model.spec.decoupled and not message["decoupled"]:
@@ -148,7 +148,7 @@ class Upcalls:
         engine.hold(model)
         try:
             hooks, request = hooks_of(model), message["request"]
-            inputs = _check_inputs(model, request["inputs"], arrays, hooked=hooks.has_pre)
+            inputs = _check_inputs(model, request["inputs"], arrays, has_pre_hook=hooks.has_pre)
             terms = _make_terms(model, request)._replace(caller=self._find_request(message["trace"]))
             call = inputs, request["id"], terms, request["parameters"] or None
             requested = frozenset(request["outputs"])
@@ -172,7 +172,7 @@ class Upcalls:
         finally:
             engine.release(model)
 
-    def _model(self, name: str, version: str) -> Model:
+    def _find_model(self, name: str, version: str) -> Model:
         """Find the called model. Raises: InferError (INTERNAL)."""
         try:
             return self._server.engine.model(name, version)
@@ -192,7 +192,7 @@ class Upcalls:
 
     # -- the repository ----------------------------------------------------------------------------------------
 
-    async def _control(self, number: int, message: Mapping[str, Any], arrays: Sequence[Array | None]) -> None:
+    async def _handle_control(self, number: int, message: Mapping[str, Any], arrays: Sequence[Array | None]) -> None:
         failure: InferError | None = None
         result = True
         try:
@@ -225,11 +225,11 @@ class Upcalls:
 
 
 def _check_inputs(
-    model: Model, names: Sequence[str], arrays: Sequence[Array | None], *, hooked: bool
+    model: Model, names: Sequence[str], arrays: Sequence[Array | None], *, has_pre_hook: bool
 ) -> dict[str, Array]:
     """Check a request's inputs against its model, and return them by name. Raises: InferError (INVALID)."""
     inputs = {name: array for name, array in zip(names, arrays, strict=True) if array is not None}
-    if hooked:
+    if has_pre_hook:
         return inputs
     signature = model.signature
     specs = signature.input

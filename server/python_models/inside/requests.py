@@ -175,12 +175,12 @@ class InferenceRequest:
                 raise TritonModelException(str(error)) from error
             answers.wait_for_next()
             return answers
-        arrivals: queue.SimpleQueue[tuple[dict[str, Any], list[Array | None]]] = queue.SimpleQueue()
+        answers_queue: queue.SimpleQueue[tuple[dict[str, Any], list[Array | None]]] = queue.SimpleQueue()
         try:
-            self._server.call(message, arrays, lambda answer, tensors: arrivals.put((answer, tensors)))
+            self._server.call(message, arrays, lambda answer, tensors: answers_queue.put((answer, tensors)))
         except (TypeError, ValueError) as error:
             return failed_response(str(error))
-        return decode_response(*arrivals.get())
+        return decode_response(*answers_queue.get())
 
     def async_exec(self, decoupled: bool = False) -> asyncio.Future[Any]:
         """Call the model. Returns: an awaitable on the running loop, for the result of `exec`."""
@@ -213,10 +213,10 @@ class InferenceRequest:
 class ReceivedRequest(InferenceRequest):
     """A request passed to the model. Its tensors are created on demand.
 
-    `ended`: the last answer has been sent, or is returned with its batch. `rescheduled`: it will be executed again.
+    `answered`: the last answer has been sent, or is returned with its batch. `rescheduled`: it will be executed again.
     """
 
-    __slots__ = ("_arrays", "_first_array", "ended", "rescheduled", "sender")
+    __slots__ = ("_arrays", "_first_array", "answered", "rescheduled", "sender")
     _datatypes: ClassVar[dict[str, int]]
     _outputs: ClassVar[frozenset[str]]
     _decoupled: ClassVar[bool]
@@ -227,7 +227,7 @@ class ReceivedRequest(InferenceRequest):
         self._first_array = first_array
         self._inputs = self._trace = None
         self.sender: ResponseSender | None = None
-        self.ended = self.rescheduled = False
+        self.answered = self.rescheduled = False
 
     # the model may call exec() on its own request, which has no target
     _model = ""
@@ -271,7 +271,7 @@ class ReceivedRequest(InferenceRequest):
                 self.sender = ResponseSender(
                     self._server, self.number, self.requested_outputs, decoupled=self._decoupled
                 )
-                self.sender.closed = self.ended
+                self.sender.closed = self.answered
             return self.sender
 
     def set_release_flags(self, flags: int) -> None:

@@ -40,15 +40,15 @@ def check_parameters(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
     return parameters
 
 
-def check_tensors(tensors: Sequence[Tensor], missing: str) -> list[Tensor]:
+def check_tensors(tensors: Sequence[Tensor], missing_message: str) -> list[Tensor]:
     """Return tensors as a list. Raises: TritonModelException if one is None; TypeError if one is not a Tensor."""
-    listed = list(tensors)
-    for tensor in listed:
+    tensor_list = list(tensors)
+    for tensor in tensor_list:
         if tensor is None:
-            raise TritonModelException(missing)
+            raise TritonModelException(missing_message)
         if not isinstance(tensor, Tensor):
             raise TypeError(f"expected pb_utils.Tensor objects, got {type(tensor)}")
-    return listed
+    return tensor_list
 
 
 class InferenceResponse:

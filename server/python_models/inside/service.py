@@ -279,7 +279,7 @@ def _collect_responses(
             )
         if request.sender is not None:
             request.sender.record_returned()
-        request.ended = True
+        request.answered = True
         accepted[request.number] = response
     answers.update(accepted)
 
@@ -287,6 +287,6 @@ def _collect_responses(
 def _close_request(request: ReceivedRequest) -> bool:
     """Close a request. Returns: whether its last answer was still to be sent."""
     if request.sender is not None:
-        return request.sender.close() or request.ended
-    request.ended = True
+        return request.sender.close() or request.answered
+    request.answered = True
     return True

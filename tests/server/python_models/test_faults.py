@@ -1,4 +1,4 @@
-"""Python models that are killed, hang, crash or take too much: who fails, who does not, and what is left behind."""
+"""Python models that are killed, hang, crash or use too much memory: which requests fail, and what is left behind."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def ask(client: triton_http.InferenceServerClient, model: str, value: float) -> 
 
 
 def until(met: Callable[[], bool]) -> None:
-    """Wait for what another process or the server does."""
+    """Wait for an effect in another process or in the server."""
     end = time.monotonic() + GUARD_S
     while not met():
         assert time.monotonic() < end
@@ -109,7 +109,7 @@ def until(met: Callable[[], bool]) -> None:
 
 
 class Clients:
-    """Clients that ask all the time, and a ledger of how each request ended."""
+    """Clients that send requests continuously, and a ledger of how each request ended."""
 
     def __init__(self, live: Live, count: int = 8) -> None:
         self.ledger: dict[int, list[str]] = {}

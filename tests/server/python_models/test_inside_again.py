@@ -1,4 +1,4 @@
-"""Requests that a Python model has executed again, in its worker."""
+"""Rescheduled requests of a Python model, in its worker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DECOUPLED = {**ITERATIVE, "model_transaction_policy": {"decoupled": True}}
 
 
 def execute(stage: Stage, number: int, value: int, **said: Any) -> Any:
-    """Execute one request. Returns: what the reply says."""
+    """Execute one request. Returns: the reply."""
     request = stage.request(number, ["IN"], correlation=1, **said)
     return stage.reply(stage.begin(EXECUTE, {"requests": [request]}, [np.array([value])]))[0]
 

@@ -13,7 +13,7 @@ from tests.server.python_models.inside_stage import Open, answer, floats
 
 
 def streaming(said: dict[str, Any], arrays: list[Any]) -> Any:
-    """Answer a decoupled call with each element, and the last mark alone; another one at once."""
+    """Answer a decoupled call with each element and then the final mark alone; answer any other call at once."""
     if not said["decoupled"]:
         return [(answer(["OUT"]), arrays)]
     each = [(answer(["OUT"], final=False), [array[None]]) for array in arrays[0]]

@@ -1,4 +1,4 @@
-"""What is said of a model.py that cannot be loaded: what its author can mend, and nothing of how it was imported."""
+"""The errors of a model.py that cannot be loaded: they show its own code, and nothing of how it was imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model.py in its worker: what it sees of a request, what of its answers is sent, and what its errors become."""
+"""A model.py in its worker: what it sees of a request, which answers are sent, and how its errors are reported."""
 
 from __future__ import annotations
 

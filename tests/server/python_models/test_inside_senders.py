@@ -1,4 +1,4 @@
-"""Answers that are told: by decoupled models, and by others that use a request's sender."""
+"""Answers sent through a ResponseSender, by decoupled models and others."""
 
 from __future__ import annotations
 

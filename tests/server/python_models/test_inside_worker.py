@@ -1,4 +1,4 @@
-"""A Python model in a process of its own, as the server starts it."""
+"""A Python model in a worker process, as the server starts it."""
 
 from __future__ import annotations
 

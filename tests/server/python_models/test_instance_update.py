@@ -1,6 +1,6 @@
-"""Python models that are loaded again with other instance groups: who is initialized, who is finalized, who is not.
+"""Python models that are reloaded with other instance groups: which instances are initialized and finalized.
 
-What is checked is what Triton's own L0_model_update checks.
+The cases are those of Triton's own L0_model_update.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Stage:
 
 
 def until(met: Callable[[], bool]) -> None:
-    """Wait for what another process does."""
+    """Wait for an effect in another process."""
     end = time.monotonic() + GUARD_S
     while not met():
         assert time.monotonic() < end

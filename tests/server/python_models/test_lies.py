@@ -1,4 +1,4 @@
-"""Python models whose worker answers what cannot be read: the requests of that Batch have their end, others go on."""
+"""Python models whose worker sends unreadable answers: the requests of that Batch fail, and others continue."""
 
 from __future__ import annotations
 

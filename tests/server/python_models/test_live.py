@@ -1,4 +1,4 @@
-"""Python models as clients meet them: a live server, tritonclient, and model.py files in workers."""
+"""Python models as seen by clients: a live server, tritonclient, and model.py files in workers."""
 
 from __future__ import annotations
 

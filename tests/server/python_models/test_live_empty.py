@@ -1,4 +1,4 @@
-"""Answers of a decoupled Python model that have no outputs, or other outputs than were asked for."""
+"""Answers of a decoupled Python model that have no outputs, or other outputs than were requested."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 
 def streamed(live: Live, model: str, *wanted: str) -> list[tuple[list[str], str, bool]]:
-    """Give the answers: names of outputs, what the model was asked for where it says so, whether it is the last."""
+    """Return the answers: the output names, which outputs the model saw as requested, and whether it is the last."""
     came: queue.Queue[Any] = queue.Queue()
     found: list[tuple[list[str], str, bool]] = []
     x = triton.InferInput("x", [1], "INT32").set_data_from_numpy(np.ones(1, np.int32))

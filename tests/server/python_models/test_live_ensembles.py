@@ -1,4 +1,4 @@
-"""Python models as steps of ensembles: what they are told, over every transport and in any process; what they lack."""
+"""Python models as steps of ensembles: what they receive over each transport and in any process; missing outputs."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def live(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def told(live: Live, transport: str, model: str) -> Any:
-    """Give the parameters that the step says it was given."""
+    """Return the parameters that the step reports."""
     library: Any = triton_http if transport == HTTP else triton_grpc
     given = library.InferInput("x", [1, 1], "FP32")
     given.set_data_from_numpy(np.zeros((1, 1), np.float32))
@@ -135,7 +135,7 @@ def test_a_step_receives_the_parameters_of_a_generate_request(live: Live) -> Non
 
 
 def sent(live: Live, inputs: Sequence[str], wanted: Sequence[str], model: str = "twice") -> dict[str, float]:
-    """Send ones through both steps. Returns: what comes of them."""
+    """Send ones through both steps. Returns: the outputs."""
     given = [triton_http.InferInput(name, [1, 1], "FP32") for name in inputs]
     for each in given:
         each.set_data_from_numpy(np.ones((1, 1), np.float32))
@@ -154,7 +154,7 @@ def test_an_output_missing_from_a_step_is_a_missing_optional_input_of_the_next(l
 
 
 def test_a_requested_output_missing_from_a_step_is_omitted(live: Live) -> None:
-    """As qa/L0_simple_ensemble has it."""
+    """As in qa/L0_simple_ensemble."""
     assert sent(live, ["a"], ["a_out", "b_out"]) == {"a_out": 1}
     assert sent(live, ["a"], ["b_out"]) == {}
     assert sent(live, ["a"], ["a_out", "b_out"], "shaped") == {"a_out": 1}
@@ -175,7 +175,7 @@ def test_a_post_inference_hook_of_an_ensemble_runs_only_with_every_output(live: 
 
 @pytest.mark.parametrize(("model", "identity"), [("over", 7), ("over_over", "seven"), ("hooked", 8)])
 def test_the_answer_of_an_ensemble_has_the_sequence_parameters(live: Live, model: str, identity: int | str) -> None:
-    """As qa/L0_simple_ensemble has it."""
+    """As in qa/L0_simple_ensemble."""
     terms: dict[str, Any] = {"sequence_id": identity, "sequence_start": True}
     given = {"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1]}
     whole = httpx.post(f"{live.url}/v2/models/{model}/infer", json={"inputs": [given], "parameters": terms}).json()

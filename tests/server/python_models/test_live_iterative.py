@@ -1,4 +1,4 @@
-"""Iterative sequences as clients meet them: requests that a Python model has executed again until it is done."""
+"""Iterative sequences as seen by clients: a Python model reschedules a request until it is done."""
 
 from __future__ import annotations
 

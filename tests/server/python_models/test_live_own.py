@@ -1,4 +1,4 @@
-"""What model.py answers reaches clients as it is, and the processes that it starts work."""
+"""Responses of model.py reach clients unchanged, and processes that it starts work."""
 
 from __future__ import annotations
 

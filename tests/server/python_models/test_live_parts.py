@@ -176,7 +176,7 @@ def ask(client: Any, model: str, value: float, **terms: Any) -> float:
 
 
 def until(met: Callable[[], bool]) -> None:
-    """Wait for what happens on the server."""
+    """Wait for an effect in the server."""
     end = time.monotonic() + GUARD_S
     while not met():
         assert time.monotonic() < end

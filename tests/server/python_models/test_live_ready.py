@@ -1,4 +1,4 @@
-"""A Python model that says itself whether it is ready, as qa/L0_backend_python/model_readiness expects of it."""
+"""Python models that define `is_ready`, as tested by qa/L0_backend_python/model_readiness."""
 
 from __future__ import annotations
 
@@ -88,9 +88,9 @@ def infer(live: Live, model: str) -> list[float]:
 )  # fmt: skip
 def test_readiness_follows_the_is_ready_method(ready: Ready, live: Live, model: str, says: bool) -> None:
     assert [ready(model) for _ in range(3)] == [says] * 3
-    assert live.call(_server_ready(live))  # of that it has no say
+    assert live.call(_server_ready(live))  # not affected by the model
     if model != "asker":
-        assert infer(live, model) == [1, 1]  # nor of what it is given
+        assert infer(live, model) == [1, 1]  # nor are requests
 
 
 async def _server_ready(live: Live) -> bool:

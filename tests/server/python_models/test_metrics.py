@@ -1,4 +1,4 @@
-"""Custom metrics: several workers' numbers on one page, by kind."""
+"""Custom metrics: the values of several workers on one page, by kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Python model's code is told of the Instance that it is."""
+"""The arguments about its Instance that a Python model receives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model that is asked whether it is ready: one question at a time, for a while, of a worker that is there."""
+"""ModelReadiness: one pending check at a time, with a time limit."""
 
 from __future__ import annotations
 

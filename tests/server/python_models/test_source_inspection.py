@@ -1,4 +1,4 @@
-"""Whether a model.py may have an auto_complete_config, read without running it."""
+"""Whether a model.py may define auto_complete_config, as read without running it."""
 
 from __future__ import annotations
 
