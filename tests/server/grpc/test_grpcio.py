@@ -292,7 +292,9 @@ def test_tls_is_served_with_alpn(keys: dict[str, tuple[str, str]]) -> None:
 
 
 @pytest.mark.slow
-def test_clients_stalled_in_the_tls_handshake_count_toward_the_connection_limit(keys: dict[str, tuple[str, str]]) -> None:
+def test_clients_stalled_in_the_tls_handshake_count_toward_the_connection_limit(
+    keys: dict[str, tuple[str, str]],
+) -> None:
     server = keys["server"]
     settings = Settings(grpc_use_ssl=True, grpc_server_cert=server[0], grpc_server_key=server[1])
     limits = GrpcLimits(http2=Http2Limits(max_connections=2))

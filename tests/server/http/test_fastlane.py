@@ -151,7 +151,7 @@ class TestFraming:
         run(main)
 
 
-class TestRefusals:
+class TestRejections:
     @pytest.mark.parametrize(
         ("raw", "status"),
         [
@@ -176,7 +176,9 @@ class TestRefusals:
             (b"POST /app HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", 400),
         ],
     )
-    def test_an_invalid_request_is_answered_with_an_error_and_closes_the_connection(self, raw: bytes, status: int) -> None:
+    def test_an_invalid_request_is_answered_with_an_error_and_closes_the_connection(
+        self, raw: bytes, status: int
+    ) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)
             answers = await lane.fed(raw + request("/own", b"smuggled"))
@@ -291,7 +293,9 @@ class TestConnections:
             (request("/app", b"", version="1.0"), True, "close"),
         ],
     )
-    def test_a_connection_is_kept_open_or_closed_as_the_client_requests(self, raw: bytes, closes: bool, says: str | None) -> None:
+    def test_a_connection_is_kept_open_or_closed_as_the_client_requests(
+        self, raw: bytes, closes: bool, says: str | None
+    ) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)
             [answer] = await lane.fed(raw)
@@ -336,7 +340,9 @@ class TestConnections:
 
         run(main)
 
-    def test_a_large_answer_is_written_without_being_copied_behind_its_head(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_large_answer_is_written_without_being_copied_behind_its_head(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         async def main() -> None:
             lane = Lane(LIMITS, Own(hold=True))
             written: list[bytes] = []
@@ -653,7 +659,7 @@ class TestFullQueue:
         run(main)
 
 
-class TestTime:
+class TestTimeouts:
     @pytest.mark.parametrize(
         "raw",
         [
@@ -958,7 +964,9 @@ class TestDraining:
 
         run(main)
 
-    def test_a_connection_is_closed_if_no_request_follows_an_answer_that_had_begun(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_connection_is_closed_if_no_request_follows_an_answer_that_had_begun(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)
             lane.app.parts = (b"first", b"last")
@@ -1133,7 +1141,7 @@ class TestMemory:
         check()
 
 
-class TestOwnWords:
+class TestDialectAnswers:
     def test_an_invalid_request_is_answered_in_the_error_format_of_the_dialect(self) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)

@@ -53,9 +53,7 @@ class TestFraming:
         st.lists(st.one_of(st.integers(0, 4_000_000), st.integers(0, 400)), max_size=12),
     )
     @settings(max_examples=60, deadline=None)
-    def test_requests_of_all_sizes_are_answered_in_order_for_any_split(
-        self, kinds: list[int], cuts: list[int]
-    ) -> None:
+    def test_requests_of_all_sizes_are_answered_in_order_for_any_split(self, kinds: list[int], cuts: list[int]) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)
             await in_pieces(lane, b"".join(KINDS[kind][2] for kind in kinds), cuts)
@@ -130,7 +128,7 @@ class TestFraming:
         run(main)
 
 
-class TestEndings:
+class TestInterruptedBodies:
     def test_the_rest_of_a_timed_out_body_is_discarded(self) -> None:
         async def main() -> None:
             lane, raw = Lane(LIMITS), request("/own/a", LARGE)
@@ -210,7 +208,9 @@ class TestEndings:
 
 
 @pytest.mark.parametrize("new_loop", [uvloop.new_event_loop, asyncio.new_event_loop])
-def test_real_transports_receive_large_and_small_requests_in_any_order(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+def test_real_transports_receive_large_and_small_requests_in_any_order(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
     async def main() -> None:
         own, config = Own(), make_config(App(), "httptools", idle_s=5, access_log=False)
         connection = type("Connection", (FastLane,), {"shared": HttpShared(own, LIMITS)})
