@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from penstock.server.options.backend_config import parse, rows_of, tensorflow_options, without_effect
+from penstock.server.options.backend_config import default_rows, ineffective_rules, parse, tensorflow_options
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from penstock.server.options.backend_config import parse, rows_of, tensorflow_op
 def test_the_default_batch_size_is_set_for_all_backends_or_for_one(
     rules: tuple[str, ...], rows: int, of_tensorflow: int
 ) -> None:
-    assert (rows_of(rules, "onnxruntime", 64), rows_of(rules, "tensorflow", 64)) == (rows, of_tensorflow)
+    assert (default_rows(rules, "onnxruntime", 64), default_rows(rules, "tensorflow", 64)) == (rows, of_tensorflow)
 
 
 def test_other_tensorflow_settings_are_passed_to_its_loader() -> None:
@@ -72,7 +72,7 @@ def test_an_unknown_or_invalid_backend_setting_is_an_error_that_names_the_settin
 )
 def test_settings_of_triton_internals_change_nothing_and_are_reported(rule: str, why: str) -> None:
     assert parse((rule,)) == parse(())
-    assert [why in text for text in without_effect(("default-max-batch-size=3", rule))] == [True]
+    assert [why in text for text in ineffective_rules(("default-max-batch-size=3", rule))] == [True]
 
 
 def test_a_backend_setting_with_two_different_values_is_an_error() -> None:

@@ -103,7 +103,7 @@ def test_a_process_is_killed_or_stopped_when_its_fault_is_due(fault: str, number
                 how = os.WSTOPPED | os.WEXITED | os.WNOWAIT
                 await asyncio.to_thread(os.waitid, os.P_PID, victim.pid, how)
                 making.cancel()
-                return chaos.made[fault]
+                return chaos.counts[fault]
 
             assert asyncio.run(main()) >= 1
             assert stopped(victim.pid) if number == signal.SIGSTOP else victim.wait(10) == -signal.SIGKILL
@@ -130,7 +130,7 @@ def test_a_fault_without_a_process_or_with_an_ended_process_is_skipped() -> None
         await enough.wait()
         assert not making.done()
         making.cancel()
-        assert chaos.made == {}
+        assert chaos.counts == {}
 
     asyncio.run(main())
 
@@ -169,13 +169,13 @@ def test_a_delayed_request_that_is_cancelled_is_never_submitted() -> None:
         async with late_engine() as (engine, model):
             asking = asyncio.ensure_future(engine.infer(model, [ONE]))
             await asyncio.sleep(0)
-            assert model.holds == 1
+            assert model.hold_count == 1
 
             asking.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await asking
 
-            assert model.holds == 0
+            assert model.hold_count == 0
 
     asyncio.run(main())
 

@@ -173,7 +173,7 @@ def test_energy_counts_from_the_first_sample_and_model_use_is_read_for_every_sam
         nvml.energy_mj += 2_500
         clock.now_s += 1.0
 
-    first, second = _samples(Hardware(proc, lambda: nvml, clock, used=used), spend)
+    first, second = _samples(Hardware(proc, lambda: nvml, clock, device_usage=used), spend)
 
     energy = [sample.gpus["nv_energy_consumption"] for sample in (first, second)]
     assert energy == [[f'nv_energy_consumption{{gpu_uuid="GPU-1"}} {value}'] for value in ("0", "2.5")]
@@ -215,7 +215,7 @@ def test_a_hanging_driver_delays_neither_the_page_nor_the_other_metrics(proc: Pa
 
 
 def test_a_driver_that_has_hung_for_long_is_reported_as_nvml_down(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(hardware, "_MAX_WAIT_S", 0.0)
     clock, released = FakeClock(), threading.Event()
 
     def hang() -> Any:
@@ -286,7 +286,7 @@ def test_a_sample_is_complete_again_once_a_thread_can_be_started(proc: Path, mon
 
 def test_disabled_machine_and_gpu_sampling_still_samples_the_process(proc: Path) -> None:
     nvml = FakeNvml()
-    (sample,) = _samples(Hardware(proc, lambda: nvml, watch=SamplingPlan(machine=False, gpus=False)))
+    (sample,) = _samples(Hardware(proc, lambda: nvml, plan=SamplingPlan(machine=False, gpus=False)))
 
     assert (sample.gpus, nvml.asked) == ({}, 0)
     assert set(sample.machine) == {

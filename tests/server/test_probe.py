@@ -74,7 +74,7 @@ def test_the_command_line_of_the_first_process_gives_the_port_to_probe(
 ) -> None:
     told = tmp_path / "cmdline"
     told.write_text("".join(f"{word}\0" for word in [*command.split(), str(port)]))
-    monkeypatch.setattr(probing, "_FIRST", told)
+    monkeypatch.setattr(probing, "_INIT_CMDLINE", told)
 
     assert cli.main(["probe"]) == 0
     assert capsys.readouterr().out == "ready\n"
@@ -89,8 +89,8 @@ def test_a_first_process_that_does_not_serve_gives_no_probe_arguments(
     told.write_text("".join(f"{word}\0" for word in command.split()))
 
     for file in (told, tmp_path / "none"):
-        monkeypatch.setattr(probing, "_FIRST", file)
-        assert probing.words_of_container() == []
+        monkeypatch.setattr(probing, "_INIT_CMDLINE", file)
+        assert probing.container_arguments() == []
 
 
 def test_a_port_without_a_listener_is_unhealthy() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.options.sharing import devices_of, parse_host_policies, parse_resources
+from penstock.server.options.sharing import make_devices, parse_host_policies, parse_resources
 from penstock.server.settings import SettingError, Settings, resolve
 
 
@@ -78,7 +78,7 @@ class TestHostPolicies:
 
 class TestDevices:
     def test_devices_have_a_rate_limiter_only_if_enabled(self) -> None:
-        off, on = (devices_of(Settings(rate_limit=mode)) for mode in ("off", "execution_count"))
+        off, on = (make_devices(Settings(rate_limit=mode)) for mode in ("off", "execution_count"))
 
         assert off.limiter is None
         assert on.limiter is not None
