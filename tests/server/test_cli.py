@@ -94,7 +94,7 @@ def test_a_path_may_follow_a_boolean_flag(
     assert [settings.model_repository for settings in served] == [(path,) for path in paths]
 
 
-def test_paths_on_the_command_line_replace_those_of_the_environment(
+def test_paths_on_the_command_line_replace_the_paths_of_the_environment(
     served: list[Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_MODEL_REPOSITORY", "from-environment")
