@@ -1,4 +1,4 @@
-"""A model on a device, through the Engine: its sessions, its preparation before it is ready, and that no request is lost."""
+"""A model on a device, through the Engine: its sessions, its preparation, and that no request is lost."""
 
 from __future__ import annotations
 

@@ -281,7 +281,7 @@ class TestTwoBatchesInFlight:
 
             assert house.model.device_ns == {"cuda:0": 4_000}
 
-    def test_where_the_memory_holds_one_binding_batches_follow_one_another(
+    def test_batches_run_one_after_another_if_memory_holds_only_one_binding(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         with opened(Tight(ROWS, list)) as house:

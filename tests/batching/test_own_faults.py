@@ -1,4 +1,4 @@
-"""Faults in the server's own code: no request waits forever, no other request is harmed, and the model continues to serve."""
+"""Faults in the server's own code: no request waits forever, no other is harmed, and the model serves on."""
 
 from __future__ import annotations
 
