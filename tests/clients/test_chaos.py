@@ -362,7 +362,7 @@ async def counts(live: Live) -> dict[str, tuple[int, int, int]]:
     return {name: (each.success.count, each.fail.count, each.cache_hit.count) for name, each in snapshots.items()}
 
 
-def test_whatever_clients_do_all_answers_are_right_and_nothing_is_left(tmp_path: Path) -> None:
+def test_all_answers_are_correct_and_all_resources_are_freed_whatever_clients_do(tmp_path: Path) -> None:
     root = tmp_path / "models"
     root.mkdir()
     write(root)

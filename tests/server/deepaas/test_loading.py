@@ -158,7 +158,7 @@ def test_a_model_that_cannot_be_opened_leaves_no_process_and_says_why(target: st
         models = DeepaasModels(Environments(), settings_for())
         with pytest.raises(InferError, match="no_such"):
             await models.open(spec_of(target, count=2))
-        with pytest.raises(InferError, match="not there"):
+        with pytest.raises(InferError, match="not available"):
             models.desk_of("m")
         await models.close()
 
@@ -340,7 +340,7 @@ def test_unloading_a_model_ends_its_trainings_and_another_in_its_place_does_not(
         await asyncio.gather(*(outside.close() for outside in second.executors))
         record = await ended(models, uuid)
         assert record["message"] == "model 'm' was unloaded while the training ran"
-        with pytest.raises(InferError, match="not there"):
+        with pytest.raises(InferError, match="not available"):
             models.desk_of("m")
         await models.close()
 
