@@ -318,7 +318,7 @@ def test_a_changed_graph_is_used_only_after_its_new_nodes_have_loaded() -> None:
     assert graph.deployment is new
 
 
-def test_a_change_of_weights_only_takes_effect_at_once() -> None:
+def test_a_change_of_only_weights_takes_effect_at_once() -> None:
     graph, _ = graph_of(BLUE)
     for weight in (1, 2, 3):
         graph._repository.deployment = Deployment(Path("g.yaml"), "dep", "", (Predictor("p", node("b"), weight),))

@@ -40,7 +40,7 @@ def test_a_reply_is_decoded_into_its_status_metrics_headers_and_body(recorded: l
 
 @pytest.mark.parametrize("lines", [b"", LINES], ids=["no lines", "lines"])
 @pytest.mark.parametrize(("codec", "status"), [(JsonCodec(), 203), (ProtoCodec(), 2)], ids=["json", "proto"])
-def test_a_node_that_answers_with_an_error_status_fails_and_its_metrics_are_counted(
+def test_a_node_that_answers_with_a_status_other_than_ok_fails_with_metrics_counted(
     codec: MessageCodec, status: int, lines: bytes
 ) -> None:
     counted = []

@@ -78,13 +78,13 @@ def test_several_requests_run_in_one_call_and_each_gets_its_own_rows() -> None:
 @pytest.mark.parametrize(
     "predict", [lambda rows, _: rows[:1], lambda rows, _: 1 / 0, lambda rows, _: {"a": 1}, lambda rows, _: sys.exit(3)]
 )
-def test_a_failed_batch_is_to_be_run_apart(predict: Any) -> None:
+def test_a_failed_batch_reports_that_its_requests_must_run_apart(predict: Any) -> None:
     outcome, _, sent = asked(component(predict), [np.ones((1, 2)), np.ones((1, 2))], rows=(1, 1))
 
     assert (outcome, sent) == (APART, [])
 
 
-def test_a_batch_whose_result_has_tags_is_never_batched_again() -> None:
+def test_a_component_that_returns_tags_for_a_batch_is_never_batched_again() -> None:
     from seldon_core.user_model import SeldonResponse
 
     user = component(lambda rows, _: SeldonResponse(rows, tags={"a": 1}))

@@ -176,7 +176,7 @@ def test_a_process_ended_by_a_signal_is_not_counted_as_a_failure() -> None:
     assert world.log == ["start front-0"] * 8
 
 
-def test_an_engine_with_a_signal_drains_without_waiting_for_serving_front_ends() -> None:
+def test_an_engine_ended_by_a_signal_waits_a_limited_time_for_serving_front_ends() -> None:
     world = ready()
     world.fleet.on_signal(world.one(ENGINE).number, world.now)
     world.passes(0.9 * ENGINE_WAIT_S)
@@ -190,7 +190,7 @@ def test_an_engine_with_a_signal_drains_without_waiting_for_serving_front_ends()
 
 
 @pytest.mark.parametrize("all_end", [True, False])
-def test_an_engine_with_a_signal_waits_for_draining_or_replaced_front_ends(
+def test_an_engine_ended_by_a_signal_waits_for_draining_or_replaced_front_ends(
     all_end: bool,
 ) -> None:
     world = ready()
@@ -257,7 +257,7 @@ def test_a_drain_ends_the_front_ends_before_the_engine() -> None:
     assert world.fleet.members == {}
 
 
-def test_a_drain_kills_a_front_end_that_is_not_ready() -> None:
+def test_a_drain_kills_a_front_end_that_does_not_listen_yet() -> None:
     world = World(1)
     world.fleet.drain()
     world.settle()
