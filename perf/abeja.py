@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from . import beside
-from .load import HOST, READY_WITHIN_S, Call, Load, Process, drive, free_port
+from .load import HOST, READY_LIMIT_S, Call, Load, Process, drive, free_port
 
 CONNECTIONS = 32
 TIMES = 10
@@ -113,7 +113,7 @@ def runtime(program: str, folder: Path) -> Iterator[socket.socket]:
     path = folder / "socket"
     with subprocess.Popen([program], env=os.environ | {"ABEJA_IPC_PATH": str(path)}) as child:
         try:
-            end = time.monotonic() + READY_WITHIN_S
+            end = time.monotonic() + READY_LIMIT_S
             while not path.exists() and child.poll() is None and time.monotonic() < end:
                 time.sleep(0.02)
             with socket.socket(socket.AF_UNIX) as wire:

@@ -28,7 +28,7 @@ from penstock.batching.spec import BatchPolicy
 from . import models
 from .load import Process, penstock
 from .numbers import above_zero, at_least_one, not_negative
-from .policies import OURS, TWO_SHAPES, Cell, Comparison, cells, compare_simulated, static_grid, table
+from .policies import DEFAULT_POLICY, TWO_SHAPES, Cell, Comparison, cells, compare_simulated, static_grid, table
 from .reality import MODEL, calibrate
 from .simulator.arrivals import Arrivals, Kind
 from .simulator.frontend import simulate_server
@@ -40,12 +40,12 @@ from .verdicts import verdict
 KNEE_GUESS_PER_S = 4000.0
 TWIN = "the default again"
 FIRST_GUESS = "cap 64, 0 ms"
-STATICS = 3
+STATIC_COUNT = 3
 """The number of static settings measured for real in each cell, besides the first guess."""
 WITHOUT_RANKING = ("cap 8, 0 ms", "cap 16, 0 ms", "cap 32, 0 ms", "cap 32, 1 ms")
 
 
-def promising(simulated: Comparison | None, count: int = STATICS) -> list[str]:
+def promising_settings(simulated: Comparison | None, count: int = STATIC_COUNT) -> list[str]:
     """Name the static settings to measure for real: the best of each cap, and of those the best few.
 
     Good settings of the same cap hardly differ, so the overall best few would all have the same cap.
@@ -53,7 +53,7 @@ def promising(simulated: Comparison | None, count: int = STATICS) -> list[str]:
     if simulated is None:
         return [*WITHOUT_RANKING[:count], FIRST_GUESS]
     most = max(figures.goodput_per_s for figures in simulated.static.values())
-    grid = static_grid(simulated.cell.most_rows)
+    grid = static_grid(simulated.cell.max_rows)
     ranked = sorted(
         simulated.static, key=lambda name: (simulated.static[name].goodput_per_s < 0.95 * most, _p99(simulated, name))
     )
@@ -69,7 +69,7 @@ def _p99(simulated: Comparison, name: str) -> float:
 
 
 @dataclass(slots=True)
-class Field:
+class CellRounds:
     """One cell in reality: its variants by name (the default is ""), which take part in rounds, and the results."""
 
     cell: Cell
@@ -78,7 +78,7 @@ class Field:
     knee_per_s: float = 0.0
     runs: dict[str, list[Run]] = field(default_factory=dict)
 
-    def choose(self) -> None:
+    def keep_best(self) -> None:
         """Keep the default, twice, and the best static settings, and drop the rounds that chose them."""
         chosen = self.comparison()
         self.names = list(dict.fromkeys(("", TWIN, chosen.best_p99, chosen.best_goodput)))
@@ -98,18 +98,18 @@ class Field:
         return statistics.median(each.seen.cpu_us for each in self.runs[name])
 
 
-class Fields:
+class Trial:
     """All cells in reality, and the repository that serves them."""
 
     def __init__(self, settings: Mapping[Cell, Sequence[str]]) -> None:
         self._policies: dict[Variant, BatchPolicy] = {}
-        self.fields = []
+        self.cells = []
         for cell, names in settings.items():
-            grid = {"": OURS, TWIN: OURS} | {name: static_grid()[name] for name in names}
+            grid = {"": DEFAULT_POLICY, TWIN: DEFAULT_POLICY} | {name: static_grid()[name] for name in names}
             model = "ragged" if cell.kinds is TWO_SHAPES else MODEL
             variants = {name: Variant(model, _model_name(model, name)) for name in grid}
             self._policies |= {variants[name]: policy for name, policy in grid.items()}
-            self.fields.append(Field(cell, variants, ["", *names]))
+            self.cells.append(CellRounds(cell, variants, ["", *names]))
 
     def write(self, folder: Path) -> None:
         """Write every variant into a model repository."""
@@ -119,7 +119,7 @@ class Fields:
     def find_knees(self, server: Process, guess_per_s: float, end: float) -> None:
         """Measure the knee of each kind of load: the most that the default, best static or first guess answers."""
         known: dict[tuple[Kind, ...], float] = {}
-        for each in self.fields:
+        for each in self.cells:
             kinds = each.cell.kinds
             if kinds not in known:
                 _, _, best, *_ = names = list(each.variants)
@@ -129,7 +129,7 @@ class Fields:
 
     def round(self, server: Process, number: int, seconds: float, end: float) -> None:
         """Send the variants of each cell the same arrivals, in an order that rotates from round to round."""
-        for each in self.fields:
+        for each in self.cells:
             arrivals = each.cell.arrivals(each.knee_per_s, seconds, number)
             start = number % len(each.names)
             for name in each.names[start:] + each.names[:start]:
@@ -145,16 +145,16 @@ def verdicts(comparisons: Sequence[Comparison]) -> Iterator[str]:
     for each in comparisons:
         words = f"goodput {each.goodput_ratio:.3f} of the best static, at least 0.95"
         words += f"; p99 {each.p99_ratio:.2f} times the best, at most 1.1"
-        yield verdict(f"{each.cell.name}: {words}", each.holds)
+        yield verdict(f"{each.cell.name}: {words}", each.passes)
 
 
-def costs(fields: Sequence[Field]) -> Iterator[str]:
+def cost_lines(fields: Sequence[CellRounds]) -> Iterator[str]:
     """Report for each cell the cost of its requests, and how much the default differs from itself."""
     for each in fields:
         best = each.comparison().best_p99
         words = f"server CPU {each.cpu_us(''):.0f} us a request, {each.cpu_us(best):.0f} with {best}"
         load_us = statistics.median(run.seen.load_cpu_us for run in each.runs[""])
-        late_ms = statistics.median(run.seen.late_ms(0.99) for run in each.runs[""])
+        late_ms = statistics.median(run.seen.lateness_ms(0.99) for run in each.runs[""])
         others = max(run.others for runs in each.runs.values() for run in runs)
         words += f"; the load {load_us:.0f}, late by {late_ms:.2f} ms (p99); others had {others:.2f} cores at most"
         failed = sum(run.seen.unexpected(200) + run.seen.skipped for runs in each.runs.values() for run in runs)
@@ -162,9 +162,9 @@ def costs(fields: Sequence[Field]) -> Iterator[str]:
         yield f"{each.cell.name}: {words}" + (f"; {failed} not served" if failed else "")
 
 
-def real(settings: Mapping[Cell, Sequence[str]], guess_per_s: float, asked: argparse.Namespace) -> list[Field]:
+def run_real(settings: Mapping[Cell, Sequence[str]], guess_per_s: float, asked: argparse.Namespace) -> list[CellRounds]:
     """Serve every setting and send each its cell's load, round after round."""
-    tried = Fields(settings)
+    tried = Trial(settings)
     end = time.monotonic() + 60 * asked.minutes
     with tempfile.TemporaryDirectory() as name:
         tried.write(Path(name))
@@ -172,17 +172,17 @@ def real(settings: Mapping[Cell, Sequence[str]], guess_per_s: float, asked: argp
             tried.find_knees(server, guess_per_s, end)
             for number in range(rounds := asked.choosing + asked.rounds):
                 if number == asked.choosing:
-                    for each in tried.fields:
-                        each.choose()
+                    for each in tried.cells:
+                        each.keep_best()
                 tried.round(server, number, asked.seconds, end)
                 print(f"round {number + 1} of {rounds} done", flush=True)
-    return tried.fields
+    return tried.cells
 
 
-def simulated(requests: int, minutes: float) -> tuple[list[Comparison], float]:
+def run_simulated(requests: int, minutes: float) -> tuple[list[Comparison], float]:
     """Simulate the whole grid with the measured behavior of a server on this machine. Also returns its knee."""
     with tempfile.TemporaryDirectory() as name:
-        write(Path(name), Variant(MODEL, MODEL), OURS)
+        write(Path(name), Variant(MODEL, MODEL), DEFAULT_POLICY)
         with penstock(Path(name)) as server:
             given = calibrate(server, time.monotonic() + 60 * minutes)
 
@@ -203,7 +203,9 @@ def main() -> None:
     parser.add_argument("--choosing", type=at_least_one, default=2, help="rounds that choose the best static for real")
     parser.add_argument("--rounds", type=at_least_one, default=5, help="that compare it with the default")
     parser.add_argument("--seconds", type=above_zero, default=2, help="of load per cell, setting and round")
-    parser.add_argument("--statics", type=at_least_one, default=STATICS, help="settings tried beside the first guess")
+    parser.add_argument(
+        "--statics", type=at_least_one, default=STATIC_COUNT, help="settings tried beside the first guess"
+    )
     parser.add_argument("--requests", type=at_least_one, default=6000, help="simulated per cell and setting")
     parser.add_argument(
         "--minutes", type=not_negative, default=5, help="for how long to measure anew what was not calm"
@@ -216,15 +218,15 @@ def main() -> None:
     models.make(models.DEFAULT_FOLDER)
     knee, ranked = KNEE_GUESS_PER_S, dict[Cell, Comparison]()
     if not asked.real_only:
-        found, knee = simulated(asked.requests, asked.minutes / 4)
+        found, knee = run_simulated(asked.requests, asked.minutes / 4)
         ranked = {each.cell: each for each in found}
         show(f"simulated, {knee:,.0f} rows/s at most", found)
     if not asked.simulated_only:
-        settings = {cell: promising(ranked.get(cell), asked.statics) for cell in cells()}
-        fields = real(settings, knee, asked)
+        settings = {cell: promising_settings(ranked.get(cell), asked.statics) for cell in cells()}
+        fields = run_real(settings, knee, asked)
         knees = ", ".join(f"{each.cell.name} {each.knee_per_s:,.0f}" for each in fields)
         show(f"real, rows/s at most: {knees}", [each.comparison() for each in fields])
-        print(*costs(fields), sep="\n")
+        print(*cost_lines(fields), sep="\n")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from .verdicts import verdict
 ECHO = "echo"
 WARM_UP_S = 1
 COLUMNS = f"{'p50 ms':>8} {'p99 ms':>8} {'CPU us':>8} {'rows/batch':>10} {'of offline':>10}"
-PROTOTYPES = {"iris": "loop", "mlp": "thread"}
+PROTOTYPE_MODES = {"iris": "loop", "mlp": "thread"}
 """Where the prototype runs a model."""
 HEAD = f"{'case':<20} {'c':>4} {'req/s':>9} {COLUMNS}"
 
@@ -44,7 +44,7 @@ class Case:
 
 
 @dataclass(slots=True)
-class Line(Rounds):
+class CaseRounds(Rounds):
     """The rounds of one case, with its batch sizes."""
 
     rows_per_batch: list[float] = field(default_factory=list)
@@ -75,25 +75,25 @@ CASES = (IRIS_1, ECHO_64, IRIS_64, MLP_32, MLP_128, MLP_JSON, CNN_8, HALF, ALONE
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class FigureTarget:
     """The target of issue 2 for one figure of Load, and the prototype's figure on the same machine."""
 
     figure: str
     bound: float
     prototype: float
-    least: bool = False
+    is_minimum: bool = False
 
 
-ASKED = {
-    IRIS_1: Asked("p50_ms", 0.05, 0.03),
-    IRIS_64: Asked("cpu_us", 12, 8.3),
-    MLP_32: Asked("requests_per_s", 14_000, 14_000, least=True),
-    MLP_128: Asked("requests_per_s", 18_000, 17_500, least=True),
-    MLP_JSON: Asked("requests_per_s", 9_000, 9_500, least=True),
+TARGETS = {
+    IRIS_1: FigureTarget("p50_ms", 0.05, 0.03),
+    IRIS_64: FigureTarget("cpu_us", 12, 8.3),
+    MLP_32: FigureTarget("requests_per_s", 14_000, 14_000, is_minimum=True),
+    MLP_128: FigureTarget("requests_per_s", 18_000, 17_500, is_minimum=True),
+    MLP_JSON: FigureTarget("requests_per_s", 9_000, 9_500, is_minimum=True),
 }
 
 
-def call(case: Case) -> Call:
+def make_call(case: Case) -> Call:
     """Make the case's request, in JSON or as a JSON header with a raw tensor."""
     path = f"/v2/models/{case.model}/infer"
     tensors = [np.random.default_rng(5).random(shape, dtype=np.float32) for shape in case.shapes]
@@ -124,40 +124,40 @@ class Bench:
     """The servers under load and the figures so far."""
 
     def __init__(self, cases: list[Case], servers: Mapping[str, Process], folder: Path) -> None:
-        self.lines = {case: Line() for case in cases}
-        self.prototype = {case: Rounds() for case in cases if case in ASKED}
+        self.results = {case: CaseRounds() for case in cases}
+        self.prototype = {case: Rounds() for case in cases if case in TARGETS}
         self.offline: dict[str, list[float]] = {case.model: [] for case in cases if case.model != ECHO}
         self._servers = servers
         self._folder = folder
 
     def check(self) -> None:
         """Send every case once, so that no error is measured for speed."""
-        for case in self.lines:
-            sent = call(case)
+        for case in self.results:
+            sent = make_call(case)
             for body in sent.bodies:
                 self._server(case).request("POST", sent.path, body, sent.headers)
         for case in self.prototype:
-            sent = call(case)
+            sent = make_call(case)
             self._servers[case.model].request("POST", sent.path, sent.bodies[0], sent.headers)
 
     def round(self, seconds: int) -> None:
         """Measure everything once, one after the other."""
-        for case, line in self.lines.items():
+        for case, line in self.results.items():
             server = self._server(case)
             if case in self.prototype:
                 peer = self._servers[case.model]
-                self.prototype[case].loads.append(drive(peer, call(case), case.connections, seconds))
+                self.prototype[case].loads.append(drive(peer, make_call(case), case.connections, seconds))
             if case.model == ECHO:
-                line.loads.append(drive(server, call(case), case.connections, seconds))
+                line.loads.append(drive(server, make_call(case), case.connections, seconds))
             else:
-                line.drive(server, case.model, call(case), case.connections, seconds)
+                line.drive(server, case.model, make_call(case), case.connections, seconds)
         for model, rates in self.offline.items():
             rates.append(offline.best_rows_per_s(self._folder / model / "1" / "model.onnx")["best"])
 
-    def forget(self) -> None:
+    def discard_warm_up(self) -> None:
         """Drop the results of the warm-up."""
-        for case in self.lines:
-            self.lines[case] = Line()
+        for case in self.results:
+            self.results[case] = CaseRounds()
         for case in self.prototype:
             self.prototype[case] = Rounds()
         for rates in self.offline.values():
@@ -169,7 +169,7 @@ class Bench:
     def table(self) -> str:
         """Format the medians."""
         rows = [HEAD]
-        for case, line in self.lines.items():
+        for case, line in self.results.items():
             rate = line.median("requests_per_s")
             row = f"{case.name:<20} {case.connections:>4} {rate:>9,.0f} {line.median('p50_ms'):>8.3f}"
             row += f" {line.median('p99_ms'):>8.3f} {line.median('cpu_us'):>8.1f}"
@@ -196,20 +196,20 @@ class Bench:
             said = f"{case.name} at {case.connections}: {what} {got:,.3f}, {limit}"
             words.append(verdict(said, got >= bound if least else got <= bound))
 
-        for case, line in self.lines.items():
-            if case in ASKED:
-                asked = ASKED[case]
-                say(case, asked.figure, line.median(asked.figure), asked.bound, least=asked.least)
-                times = line.times(self.prototype[case], asked.figure)
+        for case, line in self.results.items():
+            if case in TARGETS:
+                asked = TARGETS[case]
+                say(case, asked.figure, line.median(asked.figure), asked.bound, least=asked.is_minimum)
+                times = line.ratio_to(self.prototype[case], asked.figure)
                 most = asked.bound / asked.prototype
-                say(case, f"{asked.figure}, times the prototype's", times, most, least=asked.least)
-            if case == IRIS_64 and ECHO_64 in self.lines:
-                times = line.times(self.lines[ECHO_64], "requests_per_s")
+                say(case, f"{asked.figure}, times the prototype's", times, most, least=asked.is_minimum)
+            if case == IRIS_64 and ECHO_64 in self.results:
+                times = line.ratio_to(self.results[ECHO_64], "requests_per_s")
                 say(case, "times bare uvicorn's requests/s", times, 1.5, least=True)
             elif case == MIXED:
                 for one in (ALONE, HALF):
                     what = f"of the rows/batch of one shape with {one.connections}"
-                    say(case, what, line.rows / self.lines[one].rows, 0.8, least=True)
+                    say(case, what, line.rows / self.results[one].rows, 0.8, least=True)
         return words
 
 
@@ -230,12 +230,12 @@ def main() -> None:
             servers[ECHO] = stack.enter_context(bare_uvicorn())
         if set(args.models) - {ECHO}:
             servers["penstock"] = stack.enter_context(penstock(folder))
-        for model in {case.model for case in cases if case in ASKED}:
-            servers[model] = stack.enter_context(prototype(PROTOTYPES[model], folder / model / "1" / "model.onnx"))
+        for model in {case.model for case in cases if case in TARGETS}:
+            servers[model] = stack.enter_context(prototype(PROTOTYPE_MODES[model], folder / model / "1" / "model.onnx"))
         bench = Bench(cases, servers, folder)
         bench.check()
         bench.round(WARM_UP_S)
-        bench.forget()
+        bench.discard_warm_up()
         for number in range(args.rounds):
             bench.round(args.seconds)
             print(f"round {number + 1} of {args.rounds} done", flush=True)

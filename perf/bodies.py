@@ -24,7 +24,7 @@ from penstock.server.protobuf import service_pb2
 from . import h2load, processes
 from .generator.fleet import fleet
 from .generator.orders import INFER, GrpcCall, Load, Target
-from .load import HOST, Call, Process, drive, penstock_over_grpc, prefixed
+from .load import HOST, Call, Process, drive, encode_grpc_message, penstock_over_grpc
 from .models import Graph, make
 from .payloads.repeated import Repeated
 
@@ -60,7 +60,7 @@ def _message(numbers: int) -> bytes:
     message = service_pb2().ModelInferRequest(model_name=f"slice{numbers}")
     message.inputs.add(name="input", datatype="FP32", shape=[1, numbers])
     message.raw_input_contents.append(np.arange(numbers, dtype=np.float32).tobytes())
-    return prefixed(message.SerializeToString())
+    return encode_grpc_message(message.SerializeToString())
 
 
 def in_small_frames(process: Process, port: int, numbers: int, seconds: int) -> float:
@@ -72,7 +72,7 @@ def in_large_frames(process: Process, port: int, numbers: int, seconds: int) -> 
     """Drive with the generator."""
     target = Target(HOST, port, grpc=GrpcCall(INFER))
     with fleet(target, Repeated((_message(numbers),)), 1) as running:
-        running.go(Load(concurrency=_UNDER_WAY))
+        running.start_load(Load(concurrency=_UNDER_WAY))
         running.wait(seconds)
         running.halt()
         return len(running.take().ends_ns)

@@ -156,7 +156,9 @@ def main() -> None:
         asyncio.run(print_bare(folder / "iris" / "1" / "model.onnx"))
         if "bare" in sys.argv:
             return
-        cases = [("iris", _small(), connections) for connections in CONNECTIONS] + [("600 kB", bench.call(LARGE_8), 8)]
+        cases = [("iris", _small(), connections) for connections in CONNECTIONS] + [
+            ("600 kB", bench.make_call(LARGE_8), 8)
+        ]
         print("model    connections  topology            requests/s  p50 ms  p99 ms   CPU us", flush=True)
         for model, call, connections in cases:
             costs = []

@@ -19,10 +19,20 @@ import grpc
 import numpy as np
 
 from . import h2load, models
-from .bench import PROTOTYPES
+from .bench import PROTOTYPE_MODES
 from .generator.orders import INFER
 from .h2load import Posts
-from .load import HOST, Load, Process, Rounds, needs, penstock_over_grpc, prefixed, prototype, running
+from .load import (
+    HOST,
+    Load,
+    Process,
+    Rounds,
+    encode_grpc_message,
+    penstock_over_grpc,
+    prototype,
+    require_programs,
+    running,
+)
 from .verdicts import verdict
 
 WARM_UP_S = 1
@@ -61,7 +71,7 @@ def message(case: Case) -> bytes:
 
 def drive(process: Process, port: int, case: Case, seconds: int) -> Load:
     """Keep every stream busy for `seconds`. Latencies are taken only for a single stream, which is slow enough."""
-    posts = Posts(port, INFER, prefixed(message(case)), case.connections, case.streams)
+    posts = Posts(port, INFER, encode_grpc_message(message(case)), case.connections, case.streams)
     return h2load.drive(process, posts, seconds, timed=case.connections * case.streams == 1)
 
 
@@ -101,7 +111,8 @@ def measure(cases: Sequence[Case], rounds: int, seconds: int) -> dict[tuple[str,
             for name in {case.model for case in cases}
         }
         prototypes = {
-            name: stack.enter_context(prototype(PROTOTYPES[name], folder / name / "1" / "model.onnx")) for name in peers
+            name: stack.enter_context(prototype(PROTOTYPE_MODES[name], folder / name / "1" / "model.onnx"))
+            for name in peers
         }
         for number in range(rounds + 1):
             for case in cases:
@@ -134,7 +145,7 @@ def report(lines: dict[tuple[str, Case], Rounds]) -> str:
         ours, theirs = lines["penstock", MANY], lines["grpc.aio", MANY]
         ratio = ours.median("requests_per_s") / theirs.median("requests_per_s")
         cpu_us, p50_ms = ours.median("cpu_us"), lines["penstock", ONE].median("p50_ms")
-        bare, most = ours.times(lines["prototype", MANY], "cpu_us"), CPU_US / PROTOTYPE_US
+        bare, most = ours.ratio_to(lines["prototype", MANY], "cpu_us"), CPU_US / PROTOTYPE_US
         for what, got, holds in (
             (f"CPU us per request, at most {CPU_US}", cpu_us, cpu_us <= CPU_US),
             (f"times the prototype's CPU per request, at most {most:g}", bare, bare <= most),
@@ -151,7 +162,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=int, default=3, help="of load per case and round")
     args = parser.parse_args()
-    needs("h2load")
+    require_programs("h2load")
     print(report(measure(CASES, args.rounds, args.seconds)))
 
 

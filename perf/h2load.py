@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .load import HOST, Load, Process, needs
+from .load import HOST, Load, Process, require_programs
 
 GRPC = ("-H", "content-type: application/grpc", "-H", "te: trailers")
 JSON = ("--h1", "-H", "content-type: application/json")
@@ -41,7 +41,7 @@ class Seen(Load):
 
 def drive(process: Process, posts: Posts, seconds: int, *, timed: bool = False) -> Seen:
     """Keep every stream busy for `seconds`. Latencies are 0 unless `timed`, which costs a log line per request."""
-    needs("h2load")
+    require_programs("h2load")
     with tempfile.TemporaryDirectory() as folder:
         body, log = Path(folder, "body"), Path(folder, "log")
         body.write_bytes(posts.body)

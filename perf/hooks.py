@@ -20,7 +20,7 @@ import numpy as np
 
 from . import models
 from .beside import Family
-from .load import Call, Load, Process, drive, flood, needs, penstock
+from .load import Call, Load, Process, drive, flood, penstock, require_programs
 
 HEAVY = """
 import time
@@ -90,7 +90,7 @@ def beside(seconds: int, rounds: int) -> Iterator[str]:
                     flooded = flood(server, [INFER], at_ns, connections=64, opened=16)
                     if connections:
                         loading.join()
-                    kept.setdefault(words, []).append((flooded.sent_ms(0.5), flooded.sent_ms(0.99)))
+                    kept.setdefault(words, []).append((flooded.server_latency_ms(0.5), flooded.server_latency_ms(0.99)))
     alone = statistics.median(p99 for _, p99 in kept["alone"])
     for words, seen in kept.items():
         p50, p99 = (statistics.median(column) for column in zip(*seen, strict=True))
@@ -119,7 +119,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     asked = parser.parse_args()
-    needs("wrk")
+    require_programs("wrk")
     print(f"{os.cpu_count()} CPUs")
     for table in (several, beside, cost):
         for line in table(asked.seconds, asked.rounds):

@@ -34,7 +34,7 @@ Times = np.ndarray[tuple[int], np.dtype[np.int64]]
 Records = np.ndarray[tuple[int], np.dtype[np.void]]
 
 HOST = "127.0.0.1"
-READY_WITHIN_S = 60.0
+READY_LIMIT_S = 60.0
 _PACKAGES = {"wrk": "wrk", "h2load": "nghttp2-client"}
 _SERVE = (sys.executable, "-m", "penstock.server.cli", "serve", "--allow-metrics=false")
 
@@ -75,17 +75,17 @@ class Call:
 
     def request(self) -> bytes:
         """Encode the request with the first body."""
-        return posted(self.path, self.headers, self.bodies[0])
+        return encode_post(self.path, self.headers, self.bodies[0])
 
 
-def posted(path: str, headers: Mapping[str, str], body: bytes) -> bytes:
+def encode_post(path: str, headers: Mapping[str, str], body: bytes) -> bytes:
     """Encode a POST request of HTTP/1.1, head and body."""
     said = {"Host": HOST, **headers, "Content-Length": str(len(body))}
     lines = "".join(f"{name}: {value}\r\n" for name, value in said.items())
     return f"POST {path} HTTP/1.1\r\n{lines}\r\n".encode() + body
 
 
-def prefixed(message: bytes) -> bytes:
+def encode_grpc_message(message: bytes) -> bytes:
     """Encode a gRPC message with its five-byte prefix."""
     return PREFIX.pack(0, len(message)) + message
 
@@ -115,14 +115,14 @@ class Rounds:
         """Return the median of one figure of Load."""
         return float(statistics.median(getattr(load, name) for load in self.loads))
 
-    def times(self, others: Rounds, name: str) -> float:
+    def ratio_to(self, others: Rounds, name: str) -> float:
         """Return the median ratio of one figure to another case's, round by round, since the machine's speed drifts."""
         pairs = zip(self.loads, others.loads, strict=True)
         return float(statistics.median(getattr(ours, name) / getattr(theirs, name) for ours, theirs in pairs))
 
 
 @dataclass(frozen=True, slots=True)
-class Flooded:
+class FloodResult:
     """The results of one flood: a RECORD for each request (perf/flood.py), and their cost.
 
     Units: CPU microseconds per request sent, of the server and of the load itself.
@@ -137,18 +137,18 @@ class Flooded:
         """Return the RECORDs of the requests answered with one status."""
         return np.extract(self.records["status"] == status, self.records)
 
-    def ms(self, quantile: float, status: int = 200) -> float:
+    def latency_ms(self, quantile: float, status: int = 200) -> float:
         """Return a quantile (0 to 1) of the times from due to answered with one status; 0 if there are none."""
         took_ns = self.answered(status)["took_ns"]
         return float(np.quantile(took_ns, quantile)) / 1e6 if len(took_ns) else 0.0
 
-    def sent_ms(self, quantile: float, status: int = 200) -> float:
+    def server_latency_ms(self, quantile: float, status: int = 200) -> float:
         """Return the same from sent to answered: the server's part, without the load's lateness."""
         answered = self.answered(status)
         took_ns = answered["took_ns"] - answered["late_ns"]
         return float(np.quantile(took_ns, quantile)) / 1e6 if len(took_ns) else 0.0
 
-    def late_ms(self, quantile: float) -> float:
+    def lateness_ms(self, quantile: float) -> float:
         """Return a quantile of the load's lateness in sending."""
         late_ns = self.records["late_ns"][self.records["status"] != SKIPPED]
         return float(np.quantile(late_ns, quantile)) / 1e6 if len(late_ns) else 0.0
@@ -180,7 +180,7 @@ class Process:
 
     def request(self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> bytes:
         """Make one call. Raises: RuntimeError with the answer if its status is not 200."""
-        connection = http.client.HTTPConnection(HOST, self.port, timeout=READY_WITHIN_S)
+        connection = http.client.HTTPConnection(HOST, self.port, timeout=READY_LIMIT_S)
         with contextlib.closing(connection):
             connection.request(method, path, body, dict(headers or {}))
             answer = connection.getresponse()
@@ -250,7 +250,7 @@ def http_ready(path: str) -> Callable[[Process], object]:
 
 def await_ready(process: Process, child: subprocess.Popen[bytes], ask: Callable[[Process], object]) -> None:
     """Wait until `ask` succeeds. Raises: RuntimeError if the server exits or is not ready in time."""
-    end = time.monotonic() + READY_WITHIN_S
+    end = time.monotonic() + READY_LIMIT_S
     while True:
         try:
             ask(process)
@@ -262,7 +262,7 @@ def await_ready(process: Process, child: subprocess.Popen[bytes], ask: Callable[
             return
 
 
-def needs(*programs: str) -> None:
+def require_programs(*programs: str) -> None:
     """Check that the load programs are installed. Raises: SystemExit."""
     for program in programs:
         if not shutil.which(program):
@@ -271,7 +271,7 @@ def needs(*programs: str) -> None:
 
 def drive(process: Process, call: Call, connections: int, seconds: int) -> Load:
     """Keep `connections` busy for `seconds`, each sending as soon as it has its answer."""
-    needs("wrk")
+    require_programs("wrk")
     with tempfile.TemporaryDirectory() as folder:
         bodies, lengths, script = (Path(folder, name) for name in ("bodies", "lengths", "call.lua"))
         bodies.write_bytes(b"".join(call.bodies))
@@ -303,7 +303,7 @@ def flood(
     *,
     connections: int = 2048,
     opened: int = OPENED,
-) -> Flooded:
+) -> FloodResult:
     """Send request i at `at_ns[i]` from the start, whether or not earlier ones were answered.
 
     `which[i]` is the index in `calls` of request i; by default all are the first. Only a call's first body is sent. Of
@@ -330,4 +330,4 @@ def flood(
         cpu_s = process.cpu_s() - before_s
         seen, found = json.loads(ended.stdout), np.load(records)
     sent = max(int((found["status"] != SKIPPED).sum()), 1)
-    return Flooded(found, seen["connections"], cpu_s / sent * 1e6, seen["cpu_s"] / sent * 1e6)
+    return FloodResult(found, seen["connections"], cpu_s / sent * 1e6, seen["cpu_s"] / sent * 1e6)

@@ -18,9 +18,9 @@ from penstock.backends.cpus import usable_cpus
 from penstock.batching.spec import BatchPolicy
 
 from . import models
-from .bench import CNN, MLP, Case, Line, call
+from .bench import CNN, MLP, Case, CaseRounds, make_call
 from .load import Process, penstock
-from .policies import OURS
+from .policies import DEFAULT_POLICY
 from .variants import Variant, write
 from .verdicts import verdict
 
@@ -29,7 +29,7 @@ DELAYS_US = (0, 4000)
 SHAPES = {"mlp": MLP, "cnn": CNN}
 DEFAULT, TWIN = "default", "the default again"
 RATE = "requests_per_s"
-LEAST = 0.95
+MIN_RATIO = 0.95
 """The least ratio of the default's requests per second to the best static setting's."""
 
 
@@ -55,30 +55,30 @@ class Lockstep:
     def __init__(self, model: str, clients: list[int], threads: int) -> None:
         self.model = model
         self._threads = threads
-        self.cells: dict[int, dict[str, Line]] = {}
+        self.cells: dict[int, dict[str, CaseRounds]] = {}
         for count in sorted(set(clients)):
-            self.cells[count] = {name: Line() for name in [DEFAULT, *settings(count), TWIN]}
+            self.cells[count] = {name: CaseRounds() for name in [DEFAULT, *settings(count), TWIN]}
 
     def write(self, folder: Path) -> None:
         """Write the model into a repository once for each setting and number of clients."""
         for count in self.cells:
-            policies = {DEFAULT: OURS, TWIN: OURS} | settings(count)
+            policies = {DEFAULT: DEFAULT_POLICY, TWIN: DEFAULT_POLICY} | settings(count)
             for name, policy in policies.items():
                 write(folder, variant(self.model, count, name), policy, self._threads)
 
     def measure(self, server: Process, seconds: int) -> None:
         """Measure every setting once, in turn."""
         for count, lines in self.cells.items():
-            sent = call(Case(self.model, "binary", count, SHAPES[self.model]))
+            sent = make_call(Case(self.model, "binary", count, SHAPES[self.model]))
             for name, line in lines.items():
                 of = variant(self.model, count, name).name
                 line.drive(server, of, replace(sent, path=f"/v2/models/{of}/infer"), count, seconds)
 
-    def forget(self) -> None:
+    def discard_warm_up(self) -> None:
         """Drop the results of the warm-up."""
         for lines in self.cells.values():
             for name in lines:
-                lines[name] = Line()
+                lines[name] = CaseRounds()
 
     def table(self) -> str:
         """Format the medians: the default, the best static setting, and the default's target."""
@@ -93,8 +93,8 @@ class Lockstep:
                 failed = sum(load.refused + load.broken for load in line.loads)
                 written.append(row + (f"  {failed} FAILED" if failed else ""))
             best = max(settings(count), key=lambda name: lines[name].median(RATE))
-            times, itself = (lines[DEFAULT].times(lines[name], RATE) for name in (best, TWIN))
-            said = verdict(f"{times:.2f} times '{best}', at least {LEAST}", times >= LEAST)
+            times, itself = (lines[DEFAULT].ratio_to(lines[name], RATE) for name in (best, TWIN))
+            said = verdict(f"{times:.2f} times '{best}', at least {MIN_RATIO}", times >= MIN_RATIO)
             verdicts.append(f"{count} clients: {said} ({itself:.2f} times itself)")
         return "\n".join([*written, *verdicts])
 
@@ -114,7 +114,7 @@ def main() -> None:
         lockstep.write(Path(folder))
         with penstock(Path(folder)) as server:
             lockstep.measure(server, 1)
-            lockstep.forget()
+            lockstep.discard_warm_up()
             for number in range(args.rounds):
                 lockstep.measure(server, args.seconds)
                 print(f"round {number + 1} of {args.rounds} done", flush=True)

@@ -28,8 +28,8 @@ import numpy as np
 from penstock.batching.scheduling.queue_limits import MIN_ROWS
 
 from . import models
-from .bench import IRIS_64, MLP_32, Case, call
-from .load import Flooded, Load, Process, drive, flood, penstock
+from .bench import IRIS_64, MLP_32, Case, make_call
+from .load import FloodResult, Load, Process, drive, flood, penstock
 from .simulator.arrivals import constant
 from .verdicts import verdict
 
@@ -72,7 +72,7 @@ class Overload:
 
     wanted_per_s: float
     seconds: int
-    seen: Flooded
+    seen: FloodResult
     samples: list[Sample]
     empty_after_s: float
 
@@ -139,7 +139,7 @@ class Round:
 
 def calm(server: Process) -> Calm:
     """Measure the server undisturbed."""
-    sent = call(DEEP)
+    sent = make_call(DEEP)
     server.request("POST", sent.path, sent.bodies[0], sent.headers)
     alone = drive(server, sent, 1, CALM_S // 2)
     loads = [drive(server, sent, connections, CALM_S) for connections in CONNECTIONS]
@@ -150,7 +150,7 @@ def overload(server: Process, rate_per_s: float, seconds: int) -> Overload:
     """Flood the server, and sample it until its queue is empty again."""
     with ThreadPoolExecutor(1) as pool:
         times = constant(rate_per_s, seconds).at_ns
-        flooding = pool.submit(flood, server, [call(DEEP)], times, connections=MOST_CONNECTIONS)
+        flooding = pool.submit(flood, server, [make_call(DEEP)], times, connections=MOST_CONNECTIONS)
         start, samples = time.monotonic(), []
         while (passed_s := time.monotonic() - start) < seconds:
             samples.append(_sample(server))
@@ -179,7 +179,7 @@ def report(rounds: Sequence[Round]) -> str:
         during, seen = each.during, each.during.seen
         row = f"round {number}: offered {during.offered_per_s:,.0f}/s for {during.seconds} s over {seen.connections}"
         rows.append(f"{row} connections; goodput {each.share:.1%} of the peak, after it {each.again:.1%} of before")
-        p50_ms, p99_ms, most_ms = (seen.sent_ms(quantile, 503) for quantile in (0.5, 0.99, 1))
+        p50_ms, p99_ms, most_ms = (seen.server_latency_ms(quantile, 503) for quantile in (0.5, 0.99, 1))
         rows.append(f"  refusals: p50 {p50_ms:.3f} ms, p99 {p99_ms:.3f} ms, most {most_ms:.1f} ms")
         server, load = during.cores
         row = f"  cores in use: server {server:.2f}, load {load:.2f}"
@@ -195,7 +195,7 @@ def _calm_row(name: str, state: Calm) -> str:
 def _flood_row(during: Overload) -> str:
     seen = during.seen
     row = f"{'overload':<10} {during.good_per_s:>8,.0f} {len(seen.answered(503)) / during.seconds:>8,.0f}"
-    row += f" {seen.ms(0.5):>9.2f} {seen.ms(0.99):>9.2f} {'':>9}"
+    row += f" {seen.latency_ms(0.5):>9.2f} {seen.latency_ms(0.99):>9.2f} {'':>9}"
     return f"{row} {max(each.rss_mib for each in during.samples):>8.0f}"
 
 
@@ -204,7 +204,7 @@ def _verdicts(rounds: Sequence[Round]) -> list[str]:
     times = statistics.median(each.times for each in rounds)
     share = statistics.median(each.share for each in rounds)
     again = statistics.median(each.again for each in rounds)
-    refused_ms = statistics.median(each.seen.sent_ms(0.99, 503) for each in floods)
+    refused_ms = statistics.median(each.seen.server_latency_ms(0.99, 503) for each in floods)
     rows = max(each.waiting_rows for each in floods)
     unexpected = sum(each.seen.unexpected(200, 503) for each in floods)
     growth_mib = max(each.growth_mib for each in floods)
@@ -225,7 +225,7 @@ def _verdicts(rounds: Sequence[Round]) -> list[str]:
 def soak(server: Process, case: Case, seconds: int) -> str:
     """Load the server steadily, and report its memory growth: a line fitted to all but the first quarter."""
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(drive, server, call(case), case.connections, seconds)
+        running = pool.submit(drive, server, make_call(case), case.connections, seconds)
         start, points = time.monotonic(), []
         while not running.done():
             points.append((time.monotonic() - start, server.rss_mib()))

@@ -75,7 +75,7 @@ def masked(width: int = 96, hidden: int = 384, vocabulary: int = VOCABULARY) -> 
 
 
 @dataclass(slots=True, kw_only=True)
-class Line(bench.Line):
+class Line(bench.CaseRounds):
     """One line of the table. `buckets`: () for the default, None for no padding, where the client sends the mask."""
 
     name: str
@@ -93,7 +93,7 @@ class Line(bench.Line):
 
     def share_of(self, other: Line) -> float:
         """Return the median ratio of its tokens to another line's in the same round, since machines drift."""
-        return self.times(other, "requests_per_s") * self.tokens / other.tokens
+        return self.ratio_to(other, "requests_per_s") * self.tokens / other.tokens
 
 
 def lines() -> list[Line]:

@@ -21,9 +21,9 @@ from .verdicts import FAILS
 
 CAPS = (1, 2, 4, 8, 16, 32, 64)
 DELAYS_US = (0, 200, 1000, 5000)
-LEAST_GOODPUT, MOST_P99 = 0.95, 1.1
+MIN_GOODPUT, MAX_P99 = 0.95, 1.1
 """The least ratio of the default's goodput, and the highest of its p99, to the best static policy's."""
-OURS = BatchPolicy(max_batch_rows=DEFAULT_MAX_BATCH_ROWS)
+DEFAULT_POLICY = BatchPolicy(max_batch_rows=DEFAULT_MAX_BATCH_ROWS)
 TWO_SHAPES = (Kind(key=((256,),)), Kind(key=((384,),)))
 FOUR_SIZES = (Kind(1, share=8), Kind(2, share=4), Kind(4, share=2), Kind(8, share=1))
 
@@ -34,12 +34,12 @@ class Cell:
 
     name: str
     share: float
-    come: Callable[[float, float, Sequence[Kind], int], Arrivals]
+    make_arrivals: Callable[[float, float, Sequence[Kind], int], Arrivals]
     kinds: tuple[Kind, ...] = ONE_ROW
 
     def arrivals(self, knee_per_s: float, seconds: float, seed: int) -> Arrivals:
         """Draw the requests for a device of `knee_per_s` rows per second."""
-        return self.come(self._rate_per_s(knee_per_s), seconds, self.kinds, seed)
+        return self.make_arrivals(self._rate_per_s(knee_per_s), seconds, self.kinds, seed)
 
     def seconds(self, knee_per_s: float, requests: int) -> float:
         """Return the time in which `requests` requests arrive."""
@@ -50,7 +50,7 @@ class Cell:
         return self.share * knee_per_s / float(rows)
 
     @property
-    def most_rows(self) -> int:
+    def max_rows(self) -> int:
         """The size of the largest request."""
         return max(kind.rows for kind in self.kinds)
 
@@ -70,7 +70,7 @@ class Comparison:
     """One cell: the default, and every static policy by name."""
 
     cell: Cell
-    ours: Figures
+    default: Figures
     static: dict[str, Figures]
 
     @property
@@ -83,7 +83,7 @@ class Comparison:
     def best_p99(self) -> str:
         """Name the static policy with the lowest p99 among those whose goodput would pass for the default."""
         most = max(figures.goodput_per_s for figures in self.static.values())
-        return self._fastest(LEAST_GOODPUT * most)
+        return self._fastest(MIN_GOODPUT * most)
 
     def _fastest(self, least_per_s: float) -> str:
         enough = [name for name, figures in self.static.items() if figures.goodput_per_s >= least_per_s]
@@ -91,15 +91,15 @@ class Comparison:
 
     @property
     def goodput_ratio(self) -> float:
-        return self.ours.goodput_per_s / self.static[self.best_goodput].goodput_per_s
+        return self.default.goodput_per_s / self.static[self.best_goodput].goodput_per_s
 
     @property
     def p99_ratio(self) -> float:
-        return self.ours.p99_ms / self.static[self.best_p99].p99_ms
+        return self.default.p99_ms / self.static[self.best_p99].p99_ms
 
     @property
-    def holds(self) -> bool:
-        return self.goodput_ratio >= LEAST_GOODPUT and self.p99_ratio <= MOST_P99
+    def passes(self) -> bool:
+        return self.goodput_ratio >= MIN_GOODPUT and self.p99_ratio <= MAX_P99
 
 
 def cells() -> tuple[Cell, ...]:
@@ -153,7 +153,7 @@ def compare_simulated(
         load = cell.arrivals(knee_per_s, cell.seconds(knee_per_s, requests), 0)
         made = {
             name: figures(run(load, policy, truth))
-            for name, policy in {"": OURS, **static_grid(cell.most_rows)}.items()
+            for name, policy in {"": DEFAULT_POLICY, **static_grid(cell.max_rows)}.items()
         }
         found.append(Comparison(cell, made.pop(""), made))
     return found
@@ -164,11 +164,11 @@ def table(comparisons: Sequence[Comparison]) -> str:
     head = f"{'cell':<15} {'rows/s':>8} {'p50 ms':>7} {'p99 ms':>7} {'rows/batch':>10} {'of best rows/s':>14}"
     lines = [f"{head} {'of best p99':>11}  the best static one"]
     for each in comparisons:
-        ours, best = each.ours, each.best_p99
+        ours, best = each.default, each.best_p99
         line = f"{each.cell.name:<15} {ours.goodput_per_s:>8,.0f} {ours.p50_ms:>7.2f} {ours.p99_ms:>7.2f}"
         line += f" {ours.rows_per_batch:>10.1f} {each.goodput_ratio:>14.3f} {each.p99_ratio:>11.2f}"
         line += f"  {best} ({each.static[best].p99_ms:.2f} ms)"
         if each.best_goodput != best:
             line += f"; most rows/s: {each.best_goodput}"
-        lines.append(line + ("" if each.holds else f"  {FAILS}"))
+        lines.append(line + ("" if each.passes else f"  {FAILS}"))
     return "\n".join(lines)

@@ -28,9 +28,9 @@ import numpy as np
 from penstock.batching.spec import DEFAULT_MAX_BATCH_ROWS, BatchPolicy
 
 from . import models
-from .bench import Case, call
+from .bench import Case, make_call
 from .calm import in_calm
-from .load import HOST, Call, Flooded, Process, flood, penstock
+from .load import HOST, Call, FloodResult, Process, flood, penstock
 from .processes import loop_ns
 from .simulator.arrivals import SHAPELESS, Arrivals, poisson, recorded
 from .simulator.frontend import WIRE_NS, FrontCosts, simulate_server
@@ -112,7 +112,7 @@ def _loaded(server: Process, load: Arrivals) -> tuple[float, float]:
     return (loop_ns(server.pid) - before_ns) / len(load), len(load) / batches
 
 
-def _flooded(server: Process, load: Arrivals) -> tuple[Flooded, int]:
+def _flooded(server: Process, load: Arrivals) -> tuple[FloodResult, int]:
     """Send a load. Returns: its results, and the number of batches."""
     before = _runs(server)
     seen = flood(server, [_call(1)], load.at_ns)
@@ -128,7 +128,7 @@ def _front(alone_ns: float, loaded_ns: float, rows_per_batch: float, beside_ns: 
 
 
 def _call(rows: int) -> Call:
-    return call(Case(MODEL, "binary", 1, ((rows, 512),)))
+    return make_call(Case(MODEL, "binary", 1, ((rows, 512),)))
 
 
 def _runs(server: Process) -> dict[int, tuple[int, int]]:
@@ -187,10 +187,10 @@ def compare(server: Process, given: Calibration, share: float, seconds: float, s
     result = simulate_server(_sent(seen), POLICY, given.truth, given.costs, seed=seed)
     p50, p99 = result.quantile_ms(0.5, 0.99)
     rows = len(seen.answered()) / max(batches, 1), result.rows_per_batch
-    return Point(load.rows_per_s, cores, (seen.sent_ms(0.5), seen.sent_ms(0.99)), (p50, p99), rows)
+    return Point(load.rows_per_s, cores, (seen.server_latency_ms(0.5), seen.server_latency_ms(0.99)), (p50, p99), rows)
 
 
-def _sent(seen: Flooded) -> Arrivals:
+def _sent(seen: FloodResult) -> Arrivals:
     """Return when requests were really sent."""
     return recorded((seen.records["due_ns"] + seen.records["late_ns"]) / 1e9)
 

@@ -23,7 +23,7 @@ import grpc
 
 from . import beside, h2load
 from .h2load import Posts
-from .load import HOST, Call, Load, Process, drive, free_port, needs, prefixed
+from .load import HOST, Call, Load, Process, drive, encode_grpc_message, free_port, require_programs
 
 JSON = {"Content-Type": "application/json"}
 PREDICT, METHOD = "/api/v1.0/predictions", "/seldon.protos.Model/Predict"
@@ -111,7 +111,7 @@ def drive_grpc(family: Family, seconds: int) -> Load:
     h2load does not read `grpc-status`: failures are recognized by their answers, which have no message.
     """
     nbytes = _called(family) + 5  # as a gRPC message is framed
-    posts = Posts(family.grpc_port, METHOD, prefixed(message()), GRPC_CONNECTIONS, STREAMS)
+    posts = Posts(family.grpc_port, METHOD, encode_grpc_message(message()), GRPC_CONNECTIONS, STREAMS)
     seen, times = h2load.drive(family, posts, seconds), h2load.drive(family, posts, 1, timed=True)
     refused = max(0, seen.answered - seen.nbytes // nbytes)
     return replace(seen, p50_ms=times.p50_ms, p99_ms=times.p99_ms, refused=refused)
@@ -137,7 +137,7 @@ def main() -> None:
     parser.add_argument("--original", default=os.environ.get("SELDON_ORIGINAL", ""), metavar="PYTHON")
     parser.add_argument("--batching", action="store_true", help="what batches are worth, instead of the original")
     asked = beside.arguments(parser)
-    needs("wrk", "h2load")
+    require_programs("wrk", "h2load")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "Linear.py").write_text(LINEAR)

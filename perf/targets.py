@@ -24,9 +24,9 @@ from pathlib import Path
 
 from . import models
 from .load import Process, penstock
-from .policies import OURS
+from .policies import DEFAULT_POLICY
 from .simulator.arrivals import poisson
-from .variants import MANY, Run, Variant, knee_per_s, run, write
+from .variants import MANY_CONNECTIONS, Run, Variant, knee_per_s, run, write
 from .verdicts import verdict
 
 CALM, TOO_MUCH = 0.8, 2.0
@@ -82,12 +82,12 @@ def hit(found: Run, seconds: float, target_ms: float) -> Hit:
         late=len(good) - in_time,
         refused_per_s=len(seen.answered(503)) / seconds,
         unexpected=seen.unexpected(200, 503) + seen.skipped,
-        p50_ms=seen.ms(0.5),
-        p99_ms=seen.ms(0.99),
-        refused_p99_ms=seen.sent_ms(0.99, 503),
+        p50_ms=seen.latency_ms(0.5),
+        p99_ms=seen.latency_ms(0.99),
+        refused_p99_ms=seen.server_latency_ms(0.99, 503),
         cpu_us=seen.cpu_us,
         load_cpu_us=seen.load_cpu_us,
-        late_p99_ms=seen.late_ms(0.99),
+        late_p99_ms=seen.lateness_ms(0.99),
         others=found.others,
     )
 
@@ -148,12 +148,12 @@ def aimed(server: Process, aim: Aim, rounds: int, seconds: float, end: float) ->
     kinds = poisson(1, 1).kinds
     knee = knee_per_s(server, plain, kinds, aim.guess_per_s, end)
     # before it has been under load, a server has learned run times only from its warm-up
-    run(server, targeted, poisson(CALM * knee, WARM_UP_S), MANY)
+    run(server, targeted, poisson(CALM * knee, WARM_UP_S), MANY_CONNECTIONS)
     hits: dict[float, list[Hit]] = {CALM: [], TOO_MUCH: []}
     for number in range(rounds):
         for share, each in hits.items():
             arrivals = poisson(share * knee, seconds, seed=number)
-            each.append(hit(run(server, targeted, arrivals, MANY, end), seconds, aim.target_ms))
+            each.append(hit(run(server, targeted, arrivals, MANY_CONNECTIONS, end), seconds, aim.target_ms))
         print(f"{aim.model}: round {number + 1} of {rounds} done", flush=True)
     return Report(aim, knee, median(hits[CALM]), median(hits[TOO_MUCH]))
 
@@ -179,8 +179,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         for aim in aims:
             plain, targeted = variants(aim)
-            write(Path(name), plain, OURS)
-            write(Path(name), targeted, replace(OURS, latency_target_us=round(aim.target_ms * 1000)))
+            write(Path(name), plain, DEFAULT_POLICY)
+            write(Path(name), targeted, replace(DEFAULT_POLICY, latency_target_us=round(aim.target_ms * 1000)))
         with penstock(Path(name)) as server:
             end = time.monotonic() + 60 * asked.minutes
             reports = [aimed(server, aim, asked.rounds, asked.seconds, end) for aim in aims]

@@ -19,19 +19,19 @@ import numpy as np
 from penstock.batching.spec import BatchPolicy
 
 from . import models
-from .bench import Case, call
+from .bench import Case, make_call
 from .calm import CALM_CORES, Others, in_calm
 from .flood import OPENED
-from .load import Call, Flooded, Process, flood
+from .load import Call, FloodResult, Process, flood
 from .policies import Figures
 from .simulator.arrivals import Arrivals, Kind, poisson
 
-TOO_MUCH = 1.4
+OVERLOAD_FACTOR = 1.4
 """The load for finding the knee, as a multiple of the guess: what is then answered is the capacity."""
-ALL_OF_IT, FAR_TOO_MUCH = 0.9, 0.4
+HIGH_SHARE, LOW_SHARE = 0.9, 0.4
 """Above the first fraction answered, the capacity is higher; below the second, the load itself hinders the server."""
 KNEE_S, TRIES = 2.0, 6
-MANY = 1024
+MANY_CONNECTIONS = 1024
 """Connections that are open from the start under overload."""
 LENGTHS: Mapping[str, int] = {"mlp": 512, "deep": 64}
 """Numbers in a row, if the model fixes them; otherwise the Kind does."""
@@ -46,7 +46,7 @@ class Variant:
 
     def calls(self, kinds: Sequence[Kind]) -> list[Call]:
         """Make a request of each kind."""
-        written = [call(Case(self.model, "binary", 1, (self._shape(kind),))) for kind in kinds]
+        written = [make_call(Case(self.model, "binary", 1, (self._shape(kind),))) for kind in kinds]
         return [replace(each, path=f"/v2/models/{self.name}/infer") for each in written]
 
     def _shape(self, kind: Kind) -> tuple[int, ...]:
@@ -59,7 +59,7 @@ class Run:
     """One load on one variant. `others`: the cores that others used meanwhile."""
 
     figures: Figures
-    seen: Flooded
+    seen: FloodResult
     others: float
 
 
@@ -91,7 +91,7 @@ def run(server: Process, variant: Variant, arrivals: Arrivals, opened: int = OPE
     """
     calls = variant.calls(arrivals.kinds)
 
-    def measure() -> tuple[Flooded, float]:
+    def measure() -> tuple[FloodResult, float]:
         rows, batches = server.counts(variant.name)
         seen = flood(server, calls, arrivals.at_ns, arrivals.which, opened=opened)
         rows_after, batches_after = server.counts(variant.name)
@@ -106,8 +106,8 @@ def run(server: Process, variant: Variant, arrivals: Arrivals, opened: int = OPE
     span_s = max(arrivals.seconds, float((good["due_ns"] + good["took_ns"]).max(initial=0)) / 1e9)
     figures = Figures(
         goodput_per_s=float(sizes[good["which"]].sum()) / span_s,
-        p50_ms=seen.ms(0.5),
-        p99_ms=seen.ms(0.99),
+        p50_ms=seen.latency_ms(0.5),
+        p99_ms=seen.latency_ms(0.99),
         rows_per_batch=rows_per_batch,
     )
     return Run(figures, seen, others)
@@ -122,16 +122,16 @@ def knee_per_s(server: Process, variant: Variant, kinds: Sequence[Kind], guess_p
     mean_rows = float(np.average(sizes, weights=[kind.share for kind in kinds]))
     found = 0.0
     for _ in range(TRIES):
-        arrivals = poisson(TOO_MUCH * guess_per_s / mean_rows, KNEE_S, kinds)
-        good = run(server, variant, arrivals, MANY, end).seen.answered()
+        arrivals = poisson(OVERLOAD_FACTOR * guess_per_s / mean_rows, KNEE_S, kinds)
+        good = run(server, variant, arrivals, MANY_CONNECTIONS, end).seen.answered()
         at_s = (good["due_ns"] + good["took_ns"]) / 1e9
         counted = (at_s >= KNEE_S / 2) & (at_s < KNEE_S)
         answered_per_s = float(sizes[good["which"][counted]].sum()) / (KNEE_S / 2)
         found = max(found, answered_per_s)
-        share = answered_per_s / (TOO_MUCH * guess_per_s)
-        if FAR_TOO_MUCH < share < ALL_OF_IT:
+        share = answered_per_s / (OVERLOAD_FACTOR * guess_per_s)
+        if LOW_SHARE < share < HIGH_SHARE:
             break
-        guess_per_s = found if share <= FAR_TOO_MUCH else 2 * found
+        guess_per_s = found if share <= LOW_SHARE else 2 * found
     return found
 
 

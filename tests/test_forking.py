@@ -123,7 +123,7 @@ import json, os, signal, sys
 
 
 class Says:
-    listens = False
+    concurrent_messages = False
 
     def opened(self):
         return b"", None
@@ -142,7 +142,7 @@ class Says:
             os.kill(os.getpid(), signal.SIGSEGV)
         return json.dumps(said).encode(), [array + 1 for array in arrays]
 
-    def told(self, kind, number, body, arrays):
+    def on_message(self, kind, number, body, arrays):
         pass
 
     def close(self):

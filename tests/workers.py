@@ -11,7 +11,7 @@ import os
 import subprocess
 from typing import Any, cast
 
-from penstock.server.workers.process import _CHILD, Process, _kill_group, _programs
+from penstock.server.workers.process import _CHILD, Process, _kill_group, _path_variable
 from tests.forking import TENSORFLOW, one_forker
 
 _READ_AT_START = ("PYTHON", "LD_", "LANG", "LC_", "OMP_", "OPENBLAS_", "MALLOC_")
@@ -21,21 +21,21 @@ _READ_AT_START = ("PYTHON", "LD_", "LANG", "LC_", "OMP_", "OPENBLAS_", "MALLOC_"
 class ForkedProcess(Process):
     """The replacement for a started process."""
 
-    def _spawned(self) -> subprocess.Popen[bytes]:
+    def _spawn(self) -> subprocess.Popen[bytes]:
         order = self._order
         if order.interpreter or order.mounts or any(name.startswith(_READ_AT_START) for name in order.environment):
-            return super()._spawned()
+            return super()._spawn()
         sock, begun, output = self._descriptors
         runtime = (TENSORFLOW,) if order.settings.get("loader", "").endswith("load_tensorflow") else ()
         forked = one_forker(*runtime).start(
             ["python", str(_CHILD), str(sock), str(begun), "", "{}"], pass_fds=(sock, begun), stdout=output,
-            stderr=output, cwd=order.folder, env={**os.environ, **_programs(order), **order.environment},
+            stderr=output, cwd=order.folder, env={**os.environ, **_path_variable(order), **order.environment},
         )  # fmt: skip
         return cast("subprocess.Popen[bytes]", forked)
 
-    def _outlived(self, process: Any) -> int:
+    def _wait(self, process: Any) -> int:
         if isinstance(process, subprocess.Popen):
-            return super()._outlived(process)
+            return super()._wait(process)
         for descriptor in self._descriptors:
             os.close(descriptor)
         self._descriptors: Any = ()

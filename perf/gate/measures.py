@@ -183,7 +183,7 @@ def _simulated() -> float:
     for cell in policies.cells():
         _, knee_per_s = truth.best(cell.kinds[0].key, MANY // 2)
         arrivals = cell.arrivals(knee_per_s, cell.seconds(knee_per_s, _SIMULATED), 0)
-        tried = (policies.OURS, policies.static_grid()["cap 64, 0 ms"])
+        tried = (policies.DEFAULT_POLICY, policies.static_grid()["cap 64, 0 ms"])
         ours, guess = (policies.figures(simulate(arrivals, policy, truth)) for policy in tried)
         ratios.append(ours.p99_ms / guess.p99_ms)
     return statistics.fmean(ratios)

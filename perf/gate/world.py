@@ -56,7 +56,7 @@ class World:
         """Load a server. Returns: the Window, and the server's CPU seconds. Raises: RuntimeError on errors."""
         process, _ = self.server(name)
         running = self.fleet(name, call)
-        running.go(Load(concurrency=concurrency))
+        running.start_load(Load(concurrency=concurrency))
         running.wait(WARM_UP_S)
         running.take()
         before_s = process.cpu_s()
@@ -95,9 +95,9 @@ class _Message(bytes):
 
 CALLS: Mapping[str, Callable[[], bytes]] = MappingProxyType(
     {
-        "JSON": lambda: bench.call(bench.IRIS_64).request(),
-        "binary": lambda: bench.call(bench.MLP_128).request(),
-        "gRPC": lambda: _Message(load.prefixed(grpc.message(grpc.MANY))),
+        "JSON": lambda: bench.make_call(bench.IRIS_64).request(),
+        "binary": lambda: bench.make_call(bench.MLP_128).request(),
+        "gRPC": lambda: _Message(load.encode_grpc_message(grpc.message(grpc.MANY))),
     }
 )
 """What is sent."""

@@ -9,7 +9,7 @@ from functools import partial
 from .carriers import Carrier
 from .lines import Lines
 from .orders import Load, Part
-from .pacing import HALT_WITHIN_S, UNANSWERED, Ending, Means, Quiet
+from .pacing import HALT_LIMIT_S, UNANSWERED, EndingSlot, IdleEvent, LoadContext
 
 _NOTHING: Callable[[], bytes] = iter(()).__next__
 
@@ -22,7 +22,7 @@ class _Slot:
 
     __slots__ = ("_idle", "_recorder", "_sent_ns", "carrier", "draw", "number", "stream", "working")
 
-    def __init__(self, number: int, means: Means, idle: Callable[[_Slot], None]) -> None:
+    def __init__(self, number: int, means: LoadContext, idle: Callable[[_Slot], None]) -> None:
         self.number = number
         self.carrier: Carrier
         self.stream = means.payloads.stream(number)
@@ -37,7 +37,7 @@ class _Slot:
 
     def answered(self, now_ns: int, error: str) -> None:
         recorder = self._recorder
-        recorder.heard_ns = now_ns
+        recorder.last_answer_ns = now_ns
         if error:
             recorder.fail(error)
         else:
@@ -63,12 +63,12 @@ class _Slot:
 class ClosedLoop:
     """Keeps `load.concurrency` requests in flight. Connections, slots and their streams are kept from load to load."""
 
-    def __init__(self, means: Means) -> None:
+    def __init__(self, means: LoadContext) -> None:
         self._means = means
-        self._quiet = Quiet()
+        self._idle_event = IdleEvent()
         self._lines = Lines(means.openings)
         self._slots: dict[int, _Slot] = {}
-        self._wanted: dict[int, Callable[[], bytes]] = {}
+        self._draws: dict[int, Callable[[], bytes]] = {}
         self._working = 0
 
     async def ready(self, load: Load) -> None:
@@ -82,12 +82,12 @@ class ClosedLoop:
         await self._lines.ready()
         share = Part(part.number, min(part.of, load.concurrency)).share(load.requests)
         budget = iter(range(share)) if load.requests else None
-        self._wanted = {number: _limited(self._slots[number].stream, budget) for number in numbers}
+        self._draws = {number: _limited(self._slots[number].stream, budget) for number in numbers}
 
     def start(self, start_ns: int) -> None:
         for number, slot in self._slots.items():
-            slot.draw = self._wanted.get(number, _NOTHING)
-        for number in self._wanted:
+            slot.draw = self._draws.get(number, _NOTHING)
+        for number in self._draws:
             if not self._slots[number].working:
                 self._begin(self._slots[number])
 
@@ -97,8 +97,8 @@ class ClosedLoop:
 
     async def halt(self) -> None:
         self.stop()
-        if not await self._quiet.wait(self.under_way, HALT_WITHIN_S):
-            self._forsake()
+        if not await self._idle_event.wait(self.under_way, HALT_LIMIT_S):
+            self._abandon()
 
     def under_way(self) -> int:
         return self._working
@@ -116,19 +116,19 @@ class ClosedLoop:
 
     def _idle(self, slot: _Slot) -> None:
         """Send the request that ends what the slot leaves open. After that, another load may use the slot."""
-        request = None if self._means.recorder.lost else self._means.payloads.ending(slot.number)
+        request = None if self._means.recorder.failure else self._means.payloads.ending(slot.number)
         if request is None:
             self._ended(slot)
         else:
-            slot.carrier.send(request, Ending(partial(self._ended, slot)))
+            slot.carrier.send(request, EndingSlot(partial(self._ended, slot)))
 
     def _ended(self, slot: _Slot) -> None:
         slot.working = False
         self._working -= 1
         if not self._working:
-            self._quiet.reached()
+            self._idle_event.set()
 
-    def _forsake(self) -> None:
+    def _abandon(self) -> None:
         self._lines.close()
         for slot in self._slots.values():
             if slot.working:

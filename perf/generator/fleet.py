@@ -24,7 +24,7 @@ from .orders import ARRAYS, Load, Part, Payloads, Target, Window
 
 _LEAD_NS = 5_000_000
 _POLL_S = 0.05
-_END_WITHIN_S = 5.0
+_END_LIMIT_S = 5.0
 _CHILD = "from penstock.perf.generator.process import main; main({}, {})"
 
 
@@ -49,24 +49,24 @@ class Fleet:
     def __init__(self, children: list[_Child]) -> None:
         self._children = children
         self._serial = 0
-        self._over = False
+        self._ended = False
 
-    def go(self, load: Load) -> None:
+    def start_load(self, load: Load) -> None:
         """Begin a load, or change to another. Raises: ConnectionError if the server cannot be reached, FleetError."""
-        self._hear(0)
-        self._over = False
-        self._ask(process.READY, load)
-        self._ask(process.START, time.monotonic_ns() + _LEAD_NS)
+        self._wait_for_news(0)
+        self._ended = False
+        self._send_order(process.READY, load)
+        self._send_order(process.START, time.monotonic_ns() + _LEAD_NS)
 
     def take(self) -> Window:
         """Return what ended since the last call. Raises: FleetError."""
-        with _undisturbed():
-            windows: list[Window] = self._ask(process.TAKE)
-        return reduce(Window.joined, windows)
+        with _deferring_interrupts():
+            windows: list[Window] = self._send_order(process.TAKE)
+        return reduce(Window.merge, windows)
 
     def count(self) -> int:
         """Return how many have ended since the last `take`, successfully or not. Raises: FleetError."""
-        return sum(self._ask(process.COUNT))
+        return sum(self._send_order(process.COUNT))
 
     def wait(self, seconds: float, requests: int = 0) -> bool:
         """Wait. Returns: whether the wait ended early.
@@ -74,35 +74,35 @@ class Fleet:
         It does so if the load cannot continue (`take` says why, or raises), or once `requests` requests have ended.
         """
         end_s = time.monotonic() + seconds
-        while not self._over:
+        while not self._ended:
             if requests and self.count() >= requests:
                 return True
             left_s = end_s - time.monotonic()
             if left_s <= 0:
                 return False
-            self._hear(min(left_s, _POLL_S) if requests else left_s)
+            self._wait_for_news(min(left_s, _POLL_S) if requests else left_s)
         return True
 
     def halt(self) -> None:
         """Stop sending and wait for requests in flight, at most 10 s; then they count as errors."""
-        self._ask(process.HALT)
+        self._send_order(process.HALT)
 
-    def _hear(self, seconds: float) -> None:
+    def _wait_for_news(self, seconds: float) -> None:
         all_news = [child.news for child in self._children]
         for news in multiprocessing.connection.wait(all_news, seconds):
             with contextlib.suppress(EOFError, OSError):
                 all_news[all_news.index(news)].recv()  # type: ignore[arg-type]
-            self._over = True
+            self._ended = True
 
-    def _ask(self, *order: Any) -> list[Any]:
+    def _send_order(self, *order: Any) -> list[Any]:
         self._serial += 1
         try:
-            with _undisturbed():
+            with _deferring_interrupts():
                 for child in self._children:
                     child.orders.send((self._serial, *order))
             answers = [self._answer(child) for child in self._children]
         except (EOFError, OSError) as error:
-            self._over = True
+            self._ended = True
             raise FleetError("a process of the generator has died") from error
         for fine, answer in answers:
             if not fine:
@@ -113,7 +113,7 @@ class Fleet:
     def _answer(self, child: _Child) -> tuple[bool, Any]:
         while True:
             multiprocessing.connection.wait([child.orders])
-            with _undisturbed():
+            with _deferring_interrupts():
                 serial, fine, answer = child.orders.recv()
                 if isinstance(answer, Window):
                     for name in ARRAYS:
@@ -123,7 +123,7 @@ class Fleet:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def _deferring_interrupts() -> Iterator[None]:
     """Defer a Ctrl-C, so that no partial message stays in a pipe."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -158,7 +158,7 @@ def fleet(target: Target, payloads: Payloads, processes: int = 1) -> Iterator[Fl
             child.news.close()
         for child in children:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                child.process.wait(_END_WITHIN_S)
+                child.process.wait(_END_LIMIT_S)
             child.process.kill()
             child.process.wait()
 

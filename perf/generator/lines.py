@@ -7,7 +7,7 @@ import time
 from typing import Protocol
 
 from .carriers import Carrier, Slot
-from .reopening import Openings
+from .reopening import Reconnector
 
 
 class LineSlot(Slot, Protocol):
@@ -19,7 +19,7 @@ class LineSlot(Slot, Protocol):
 class Line:
     """One connection and its slots. While it is down, it is itself their carrier: it queues requests and connects."""
 
-    def __init__(self, openings: Openings) -> None:
+    def __init__(self, openings: Reconnector) -> None:
         self.slots: list[LineSlot] = []
         self._openings = openings
         self._carrier: Carrier | None = None
@@ -29,7 +29,7 @@ class Line:
     async def ready(self) -> None:
         """Connect unless connected. Raises: OSError."""
         if self._carrier is None and self._again is None:
-            self._up(await self._openings.first(self._lost))
+            self._up(await self._openings.connect(self._lost))
 
     def add(self, slot: LineSlot) -> None:
         """Add a slot."""
@@ -57,10 +57,10 @@ class Line:
         self._carrier = None
         self._point(self)
         if why:
-            self._openings.trouble(why)
+            self._openings.on_failure(why)
 
     async def _open(self) -> None:
-        carrier = await self._openings.again(self._lost)
+        carrier = await self._openings.reconnect(self._lost)
         self._again = None
         if carrier is not None:
             self._up(carrier)
@@ -84,7 +84,7 @@ class Line:
 class Lines:
     """As many lines as a process's slots need."""
 
-    def __init__(self, openings: Openings) -> None:
+    def __init__(self, openings: Reconnector) -> None:
         self._openings = openings
         self._lines: list[Line] = []
 

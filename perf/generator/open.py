@@ -14,28 +14,28 @@ from collections.abc import Iterator
 from .alarm import alarm
 from .carriers import Carrier
 from .orders import Load
-from .pacing import HALT_WITHIN_S, NEVER_NS, UNANSWERED, Due, Means, Quiet
+from .pacing import HALT_LIMIT_S, NEVER_NS, UNANSWERED, IdleEvent, LoadContext, TimedSlot
 from .schedule import due_ns
 
-MOST_CONNECTIONS = 2048
+MAX_CONNECTIONS = 2048
 """The most connections if the load does not set a limit."""
-_BEFOREHAND = 16
-_SPARE = 8
+_INITIAL_CONNECTIONS = 16
+_MIN_FREE = 8
 """How many places are kept free, so that a burst does not wait for connections."""
 
 
-class _Place(Due):
+class _OpenSlot(TimedSlot):
     """Room for one request on one connection."""
 
-    __slots__ = ("gone",)
+    __slots__ = ("closed",)
 
     def __init__(self, loop: OpenLoop, carrier: Carrier) -> None:
-        super().__init__(loop.recorder, loop.freed)
+        super().__init__(loop.recorder, loop.on_slot_free)
         self.carrier = carrier
-        self.gone = False
+        self.closed = False
 
     def lost(self, now_ns: int, why: str) -> None:
-        self.gone = True
+        self.closed = True
         super().lost(now_ns, why)
 
 
@@ -44,45 +44,45 @@ class _Connection:
 
     def __init__(self, loop: OpenLoop) -> None:
         self._loop = loop
-        self.places: list[_Place] = []
-        self.gone = False
+        self.slots: list[_OpenSlot] = []
+        self.closed = False
 
-    def up(self, carrier: Carrier, count: int) -> None:
-        self.places = [_Place(self._loop, carrier) for _ in range(count)]
+    def add_slots(self, carrier: Carrier, count: int) -> None:
+        self.slots = [_OpenSlot(self._loop, carrier) for _ in range(count)]
 
     def lost(self, why: str) -> None:
-        self.gone = True
-        for place in self.places:
-            place.gone = True
-        self._loop.ended(self, why)
+        self.closed = True
+        for place in self.slots:
+            place.closed = True
+        self._loop.on_connection_end(self, why)
 
 
 class OpenLoop:
     """Follows a schedule. Free places are used last in, first out, so that those in use stay few and warm."""
 
-    def __init__(self, means: Means) -> None:
+    def __init__(self, means: LoadContext) -> None:
         self.recorder = means.recorder
         self._means = means
         self._alarm = alarm(self._wake)
-        self._quiet = Quiet()
+        self._idle_event = IdleEvent()
         self._connections: set[_Connection] = set()
-        self._free: list[_Place] = []
+        self._free: list[_OpenSlot] = []
         self._opening: set[asyncio.Task[None]] = set()
-        self._most = 1
+        self._max_connections = 1
         self._draw = means.payloads.stream(means.part.number).__next__
         self._next: Iterator[int] = iter(())
         self._times: Iterator[int] = iter(())
         self._due_ns = NEVER_NS
-        self._busy = 0
+        self._in_flight = 0
         self._starved = False
 
     async def ready(self, load: Load) -> None:
         part = self._means.part
         self._next = due_ns(load, part)
-        self._most = max(part.share(load.connections or MOST_CONNECTIONS), 1)
-        for _ in range(min(self._most, _BEFOREHAND) - len(self._connections)):
+        self._max_connections = max(part.share(load.connections or MAX_CONNECTIONS), 1)
+        for _ in range(min(self._max_connections, _INITIAL_CONNECTIONS) - len(self._connections)):
             connection = _Connection(self)
-            self._up(connection, await self._means.openings.first(connection.lost))
+            self._add_connection(connection, await self._means.openings.connect(connection.lost))
 
     def start(self, start_ns: int) -> None:
         self._times = (start_ns + at_ns for at_ns in self._next)
@@ -90,17 +90,17 @@ class OpenLoop:
         self._wake()
 
     def stop(self) -> None:
-        self._alarm.silence()
+        self._alarm.disarm()
         self._due_ns = NEVER_NS
         self._starved = False
 
     async def halt(self) -> None:
         self.stop()
-        if not await self._quiet.wait(self.under_way, HALT_WITHIN_S):
-            self._forsake()
+        if not await self._idle_event.wait(self.under_way, HALT_LIMIT_S):
+            self._abandon()
 
     def under_way(self) -> int:
-        return self._busy
+        return self._in_flight
 
     def behind_ns(self) -> int:
         return max(time.monotonic_ns() - self._due_ns, 0)
@@ -110,72 +110,72 @@ class OpenLoop:
         self._alarm.close()
         for task in self._opening:
             task.cancel()
-        self._hang_up()
+        self._close_connections()
 
-    def freed(self, place: _Place) -> None:
+    def on_slot_free(self, place: _OpenSlot) -> None:
         """Handle the end of a place's request."""
-        self._busy -= 1
-        if not place.gone:
+        self._in_flight -= 1
+        if not place.closed:
             self._free.append(place)
         if self._starved:
             self._wake()
-        if not self._busy:
-            self._quiet.reached()
+        if not self._in_flight:
+            self._idle_event.set()
 
-    def ended(self, connection: _Connection, why: str) -> None:
+    def on_connection_end(self, connection: _Connection, why: str) -> None:
         """Handle the end of a connection."""
         self._connections.discard(connection)
         if why:
-            self._means.openings.trouble(why)
+            self._means.openings.on_failure(why)
 
     def _wake(self) -> None:
         """Send what is due."""
         free, draw, now_ns, at_ns = self._free, self._draw, time.monotonic_ns(), self._due_ns
         while at_ns <= now_ns and free:
             place = free.pop()
-            if place.gone:
+            if place.closed:
                 continue
-            self._busy += 1
+            self._in_flight += 1
             self.recorder.waited += self._starved
             place.send(draw(), at_ns)
             at_ns = next(self._times, NEVER_NS)
         self._due_ns = at_ns
         self._starved = at_ns <= now_ns
         if self._starved or at_ns == NEVER_NS:
-            self._alarm.silence()
+            self._alarm.disarm()
         else:
             self._alarm.set(at_ns)
-        if len(free) < _SPARE:
+        if len(free) < _MIN_FREE:
             self._open_more()
 
     def _open_more(self) -> None:
-        wanted = -(-(_SPARE - len(self._free)) // self._means.openings.slots_each) - len(self._opening)
-        room = self._most - len(self._connections) - len(self._opening)
+        wanted = -(-(_MIN_FREE - len(self._free)) // self._means.openings.slots_each) - len(self._opening)
+        room = self._max_connections - len(self._connections) - len(self._opening)
         for _ in range(min(wanted, room)):
             self._opening.add(asyncio.ensure_future(self._open()))
 
     async def _open(self) -> None:
         connection = _Connection(self)
-        carrier = await self._means.openings.again(connection.lost)
+        carrier = await self._means.openings.reconnect(connection.lost)
         self._opening.discard(asyncio.current_task())
-        if carrier is not None and not connection.gone:
-            self._up(connection, carrier)
+        if carrier is not None and not connection.closed:
+            self._add_connection(connection, carrier)
             if self._starved:
                 self._wake()
 
-    def _up(self, connection: _Connection, carrier: Carrier) -> None:
-        connection.up(carrier, self._means.openings.slots_each)
+    def _add_connection(self, connection: _Connection, carrier: Carrier) -> None:
+        connection.add_slots(carrier, self._means.openings.slots_each)
         self._connections.add(connection)
-        self._free.extend(connection.places)
+        self._free.extend(connection.slots)
 
-    def _forsake(self) -> None:
-        for _ in range(self._busy):
+    def _abandon(self) -> None:
+        for _ in range(self._in_flight):
             self.recorder.fail(UNANSWERED)
-        self._busy = 0
-        self._hang_up()
+        self._in_flight = 0
+        self._close_connections()
 
-    def _hang_up(self) -> None:
-        for place in [place for connection in self._connections for place in connection.places[:1]]:
+    def _close_connections(self) -> None:
+        for place in [place for connection in self._connections for place in connection.slots[:1]]:
             place.carrier.close()
         self._connections.clear()
         self._free.clear()

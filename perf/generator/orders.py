@@ -163,7 +163,7 @@ class Window:
         """Return the time that each took, from when it was due or sent."""
         return self.ends_ns - self.starts_ns
 
-    def joined(self, other: Window) -> Window:
+    def merge(self, other: Window) -> Window:
         """Return both joined: of two processes in parallel, or of consecutive windows."""
         return Window(
             begin_ns=min(self.begin_ns, other.begin_ns),

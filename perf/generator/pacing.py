@@ -11,19 +11,19 @@ from typing import Any, Protocol
 from .carriers import Carrier
 from .orders import Load, Part, Payloads
 from .recording import Recorder
-from .reopening import Openings
+from .reopening import Reconnector
 
-HALT_WITHIN_S = 10.0
+HALT_LIMIT_S = 10.0
 """The longest wait for requests in flight when a load halts."""
-UNANSWERED = f"no answer within {HALT_WITHIN_S:.0f} s of the load's end"
+UNANSWERED = f"no answer within {HALT_LIMIT_S:.0f} s of the load's end"
 NEVER_NS = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
+class LoadContext:
     """What a process uses to drive any load."""
 
-    openings: Openings
+    openings: Reconnector
     payloads: Payloads
     recorder: Recorder
     part: Part
@@ -56,7 +56,7 @@ class Pacing(Protocol):
         """Close all connections."""
 
 
-class Due:
+class TimedSlot:
     """A slot of an open loop: its request is timed from when it was due. `ended` is called at each end."""
 
     __slots__ = ("_due_ns", "_ended", "_late_ns", "_recorder", "carrier")
@@ -77,7 +77,7 @@ class Due:
 
     def answered(self, now_ns: int, error: str) -> None:
         recorder = self._recorder
-        recorder.heard_ns = now_ns
+        recorder.last_answer_ns = now_ns
         if error:
             recorder.fail(error)
         else:
@@ -91,7 +91,7 @@ class Due:
         self._ended(self)
 
 
-class Ending:
+class EndingSlot:
     """A slot for the request that ends a sequence; it records nothing."""
 
     def __init__(self, ended: Callable[[], None]) -> None:
@@ -107,13 +107,13 @@ class Ending:
         self._ended()
 
 
-class Quiet:
+class IdleEvent:
     """Waits until nothing is in flight."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
 
-    def reached(self) -> None:
+    def set(self) -> None:
         self._event.set()
 
     async def wait(self, under_way: Callable[[], int], seconds: float) -> bool:

@@ -20,9 +20,9 @@ from .closed import ClosedLoop
 from .http import HttpOpener
 from .open import OpenLoop
 from .orders import ARRAYS, NO_TIMES, Load, Part, Payloads, Target, Window
-from .pacing import Means, Pacing
+from .pacing import LoadContext, Pacing
 from .recording import Recorder
-from .reopening import Openings
+from .reopening import Reconnector
 from .serial import SerialLoop
 
 READY, START, TAKE, COUNT, HALT = "ready", "start", "take", "count", "halt"
@@ -36,29 +36,29 @@ class _Process:
         target, payloads, part = words
         self._orders = orders
         self._news = news
-        self._recorder = Recorder(self._lost)
-        self._means = Means(Openings(opener(target), self._recorder), payloads, self._recorder, part)
+        self._recorder = Recorder(self._on_failure)
+        self._means = LoadContext(Reconnector(opener(target), self._recorder), payloads, self._recorder, part)
         self._pacing: Pacing = ClosedLoop(self._means)
         self._writer = ThreadPoolExecutor(1)  # sends a large window while the loop runs on
         self._tasks: set[asyncio.Task[None]] = set()
         self.ended = asyncio.Event()
 
-    def told(self) -> None:
+    def on_order(self) -> None:
         try:
             serial, word, *words = self._orders.recv()
         except (EOFError, OSError):  # the parent has ended or was killed
             self.ended.set()
             return
-        task = asyncio.ensure_future(self._do(serial, word, *words))
+        task = asyncio.ensure_future(self._carry_out(serial, word, *words))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    def on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Handle an exception in the loop: a load that may have stopped must not be measured."""
         loop.default_exception_handler(context)
-        self._recorder.give_up(f"the generator failed: {context.get('exception') or context.get('message')}")
+        self._recorder.abort(f"the generator failed: {context.get('exception') or context.get('message')}")
 
-    async def _do(self, serial: int, word: str, *words: Any) -> None:
+    async def _carry_out(self, serial: int, word: str, *words: Any) -> None:
         try:
             fine, answer = True, await getattr(self, f"_{word}")(*words)
         except Exception as error:  # noqa: BLE001 (it is the parent that raises it)
@@ -84,7 +84,7 @@ class _Process:
             await self._pacing.halt()
             self._pacing.close()
             self._pacing = wanted(self._means)
-        self._recorder.renew()
+        self._recorder.reset()
         await self._pacing.ready(load)
 
     async def _start(self, start_ns: int) -> None:
@@ -100,7 +100,7 @@ class _Process:
         await self._pacing.halt()
         gc.collect()
 
-    def _lost(self, why: str) -> None:
+    def _on_failure(self, why: str) -> None:
         self._pacing.stop()
         with contextlib.suppress(OSError):
             self._news.send(why)
@@ -130,8 +130,8 @@ async def _serve(orders: Connection, news: Connection) -> None:
     sys.path[:] = orders.recv()
     process = _Process(orders, news, orders.recv())
     loop = asyncio.get_running_loop()
-    loop.set_exception_handler(process.failed)
-    loop.add_reader(orders.fileno(), process.told)
+    loop.set_exception_handler(process.on_loop_error)
+    loop.add_reader(orders.fileno(), process.on_order)
     os.set_blocking(orders.fileno(), True)  # uvloop has just changed that
     await process.ended.wait()
     os._exit(0)  # skip an orderly end of connections, threads and streams

@@ -11,7 +11,7 @@ import numpy as np
 
 from .orders import Times, Window
 
-_KINDS = 100
+_MAX_KINDS = 100
 _OTHERS = "other errors"
 
 
@@ -31,10 +31,10 @@ class Recorder:
         self.responses = 0
         self.errors: Counter[str] = Counter()
         self.waited = 0
-        self.heard_ns = 0
-        self.lost = ""
-        self._lost_ns = 0
-        self.when_lost = when_lost
+        self.last_answer_ns = 0
+        self.failure = ""
+        self._failed_ns = 0
+        self.on_failure = when_lost
         self._begin_ns = time.monotonic_ns()
         self._cpu_s = time.process_time()
 
@@ -46,18 +46,18 @@ class Recorder:
 
     def fail(self, error: str) -> None:
         """Count a failed request. Kinds of errors beyond the first hundred are counted as one."""
-        known = error in self.errors or len(self.errors) < _KINDS
+        known = error in self.errors or len(self.errors) < _MAX_KINDS
         self.errors[error if known else _OTHERS] += 1
 
-    def give_up(self, why: str) -> None:
+    def abort(self, why: str) -> None:
         """Record that the load cannot continue."""
-        if not self.lost:
-            self.lost, self._lost_ns = why, time.monotonic_ns()
-            self.when_lost(why)
+        if not self.failure:
+            self.failure, self._failed_ns = why, time.monotonic_ns()
+            self.on_failure(why)
 
-    def renew(self) -> None:
+    def reset(self) -> None:
         """Reset `lost` for another load."""
-        self.lost, self._lost_ns = "", 0
+        self.failure, self._failed_ns = "", 0
 
     @property
     def ended(self) -> int:
@@ -74,10 +74,10 @@ class Recorder:
             ends_ns=_times(self.ends),
             late_ns=_times(self.late),
             errors=self.errors,
-            lost=self.lost,
+            lost=self.failure,
             cpu_s=cpu_s - self._cpu_s,
             in_flight=in_flight,
-            lost_ns=self._lost_ns,
+            lost_ns=self._failed_ns,
             waited=self.waited,
             behind_ns=behind_ns,
             responses=self.responses,

@@ -11,50 +11,50 @@ from .recording import Recorder
 
 DEAD_AFTER_S = 3.0
 """A server that has answered nothing for this long since the first connection failed is considered dead."""
-_CONNECT_WITHIN_S = 3.0
+_CONNECT_LIMIT_S = 3.0
 _PAUSE_S = 0.05
-_AT_ONCE = 32
+_MAX_CONNECTING = 32
 
 
-class Openings:
+class Reconnector:
     """Makes all connections of a process. Threads: its loop's."""
 
     def __init__(self, opener: Opener, recorder: Recorder, dead_after_s: float = DEAD_AFTER_S) -> None:
         self._opener = opener
         self._recorder = recorder
         self._dead_after_s = dead_after_s
-        self._gate = asyncio.Semaphore(_AT_ONCE)
-        self._troubled_ns = 0
+        self._gate = asyncio.Semaphore(_MAX_CONNECTING)
+        self._failing_since_ns = 0
 
     @property
     def slots_each(self) -> int:
         return self._opener.slots_each
 
-    async def first(self, lost: Callable[[str], None]) -> Carrier:
+    async def connect(self, lost: Callable[[str], None]) -> Carrier:
         """Connect once. Raises: OSError."""
         try:
-            return await asyncio.wait_for(self._opener.open(lost), _CONNECT_WITHIN_S)
+            return await asyncio.wait_for(self._opener.open(lost), _CONNECT_LIMIT_S)
         except TimeoutError:
-            raise ConnectionError(f"no connection within {_CONNECT_WITHIN_S:.0f} s") from None
+            raise ConnectionError(f"no connection within {_CONNECT_LIMIT_S:.0f} s") from None
 
-    async def again(self, lost: Callable[[str], None]) -> Carrier | None:
+    async def reconnect(self, lost: Callable[[str], None]) -> Carrier | None:
         """Connect, with any number of attempts. Returns: None once the load cannot continue."""
         async with self._gate:
             # pause only once trouble lasts: it would add to the latencies of a server that merely ends connections
-            if self._recorder.heard_ns < self._troubled_ns < time.monotonic_ns() - _PAUSE_S * 1e9:
+            if self._recorder.last_answer_ns < self._failing_since_ns < time.monotonic_ns() - _PAUSE_S * 1e9:
                 await asyncio.sleep(_PAUSE_S)
-            while not self._recorder.lost:
+            while not self._recorder.failure:
                 try:
-                    return await self.first(lost)
+                    return await self.connect(lost)
                 except OSError as error:
-                    self.trouble(str(error))
+                    self.on_failure(str(error))
                 await asyncio.sleep(_PAUSE_S)
         return None
 
-    def trouble(self, why: str) -> None:
+    def on_failure(self, why: str) -> None:
         """Handle the failure of a connection, on opening or later."""
         now_ns = time.monotonic_ns()
-        if self._recorder.heard_ns >= self._troubled_ns:
-            self._troubled_ns = now_ns
-        elif now_ns - self._troubled_ns > self._dead_after_s * 1e9:
-            self._recorder.give_up(why)
+        if self._recorder.last_answer_ns >= self._failing_since_ns:
+            self._failing_since_ns = now_ns
+        elif now_ns - self._failing_since_ns > self._dead_after_s * 1e9:
+            self._recorder.abort(why)

@@ -11,11 +11,11 @@ from itertools import cycle
 from .alarm import alarm
 from .lines import Lines
 from .orders import Load
-from .pacing import HALT_WITHIN_S, NEVER_NS, UNANSWERED, Due, Ending, Means, Quiet
+from .pacing import HALT_LIMIT_S, NEVER_NS, UNANSWERED, EndingSlot, IdleEvent, LoadContext, TimedSlot
 from .schedule import due_ns
 
 
-class _Sequence(Due):
+class _Sequence(TimedSlot):
     """One sequence, whose requests wait for each other; the wait is part of their time."""
 
     def __init__(self, number: int, stream: Iterator[bytes], loop: SerialLoop) -> None:
@@ -33,11 +33,11 @@ class _Sequence(Due):
 class SerialLoop:
     """Follows a schedule, dealt to the sequences in turn. Each sequence has its own room on a connection."""
 
-    def __init__(self, means: Means) -> None:
+    def __init__(self, means: LoadContext) -> None:
         self.recorder = means.recorder
         self._means = means
         self._alarm = alarm(self._wake)
-        self._quiet = Quiet()
+        self._quiet = IdleEvent()
         self._lines = Lines(means.openings)
         self._sequences: dict[int, _Sequence] = {}
         self._turn: Iterator[_Sequence] = iter(())
@@ -62,18 +62,18 @@ class SerialLoop:
         self._wake()
 
     def stop(self) -> None:
-        self._alarm.silence()
+        self._alarm.disarm()
         self._due_ns = NEVER_NS
         for sequence in self._sequences.values():
             sequence.waiting.clear()
 
     async def halt(self) -> None:
         self.stop()
-        if not await self._quiet.wait(self.under_way, HALT_WITHIN_S):
+        if not await self._quiet.wait(self.under_way, HALT_LIMIT_S):
             self._forsake()
-        if not self.recorder.lost:
+        if not self.recorder.failure:
             self._end_sequences()
-            await self._quiet.wait(self.under_way, HALT_WITHIN_S)
+            await self._quiet.wait(self.under_way, HALT_LIMIT_S)
 
     def under_way(self) -> int:
         return self._busy
@@ -99,7 +99,7 @@ class SerialLoop:
         sequence.busy = False
         self._busy -= 1
         if not self._busy:
-            self._quiet.reached()
+            self._quiet.set()
 
     def _wake(self) -> None:
         now_ns, at_ns = time.monotonic_ns(), self._due_ns
@@ -113,7 +113,7 @@ class SerialLoop:
             at_ns = next(self._times, NEVER_NS)
         self._due_ns = at_ns
         if at_ns == NEVER_NS:
-            self._alarm.silence()
+            self._alarm.disarm()
         else:
             self._alarm.set(at_ns)
 
@@ -130,4 +130,4 @@ class SerialLoop:
             if request is not None:
                 sequence.busy = True
                 self._busy += 1
-                sequence.carrier.send(request, Ending(partial(self._idle, sequence)))
+                sequence.carrier.send(request, EndingSlot(partial(self._idle, sequence)))

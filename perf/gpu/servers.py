@@ -161,7 +161,7 @@ def loaded(running: Fleet, load: Load, seconds: float) -> Window:
 
     Raises: RuntimeError without an answer.
     """
-    running.go(load)
+    running.start_load(load)
     try:
         running.wait(seconds / 3)
         running.take()

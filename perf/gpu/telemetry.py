@@ -71,7 +71,7 @@ def _metrics(world: World) -> Iterator[Row]:
         world.file(variant)
         server.control.load(variant.name, config_of(world, variant.name, rows))
         with driving(world, server, variant, WAYS[0], rows=1, slots=4 * rows) as running:
-            running.go(Load(concurrency=4 * rows))
+            running.start_load(Load(concurrency=4 * rows))
             server.process.request("GET", "/metrics")  # NVML may take longer to start than the page waits for it
             running.wait(world.seconds(1.5))
             first, begin = _page(server.process.request("GET", "/metrics")), time.monotonic()

@@ -196,13 +196,13 @@ def _load(plan: Plan, seat: _Seat, server: Server, wire: Wire, *, counted: bool)
 
 
 def _warm_up(loaders: Fleet, concurrency: int) -> None:
-    loaders.go(Load(concurrency=concurrency))
+    loaders.start_load(Load(concurrency=concurrency))
     loaders.wait(WARM_UP_S)
     loaders.halt()
 
 
 def _look(server: Server, loaders: Fleet, concurrency: int, seconds: float) -> tuple[Sample | None, str]:
-    loaders.go(Load(concurrency=concurrency))
+    loaders.start_load(Load(concurrency=concurrency))
     _wait(loaders, SETTLE_S, concurrency)
     loaders.take()
     before_s, both = server.tree.cpu_s(), _Both(server.tree)

@@ -9,7 +9,7 @@ import numpy as np
 import orjson
 
 from penstock.perf.generator.orders import INFER, GrpcCall
-from penstock.perf.load import posted, prefixed
+from penstock.perf.load import encode_grpc_message, encode_post
 from penstock.server.protobuf import service_pb2
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
@@ -49,8 +49,8 @@ class Wire:
         """Encode what the generator sends: a whole HTTP request, or a message with its five-byte prefix."""
         asked = self.ask(model, row)
         if self.kind == GRPC:
-            return prefixed(asked.body)
-        return posted(asked.path, asked.headers, asked.body)
+            return encode_grpc_message(asked.body)
+        return encode_post(asked.path, asked.headers, asked.body)
 
 
 def _v2_json(model: str, row: Array) -> Asked:

@@ -36,7 +36,7 @@ _QUANTILES = {"p50": 50.0, "p75": 75.0, "p90": 90.0, "p95": 95.0, "p99": 99.0, "
 class Generator(Protocol):
     """The methods of a fleet that are needed."""
 
-    def go(self, load: Load) -> None:
+    def start_load(self, load: Load) -> None:
         """Begin a load."""
 
     def take(self) -> Window:
@@ -104,16 +104,16 @@ class _Measuring:
     def _begin(self) -> None:
         if self._rule.warmup_requests:
             self._fleet.take()
-            self._fleet.go(replace(self._load, requests=self._rule.warmup_requests))
+            self._fleet.start_load(replace(self._load, requests=self._rule.warmup_requests))
             self._wait(self._rule.warmup_requests)
             self._fleet.halt()
         self._watching.began()
         if self._load.requests:  # none of them may be missed
             self._fleet.take()
             self._watching.marked()
-            self._fleet.go(self._load)
+            self._fleet.start_load(self._load)
         else:
-            self._fleet.go(self._load)
+            self._fleet.start_load(self._load)
             self._fleet.take()
             self._watching.marked()
 
@@ -181,7 +181,7 @@ class _Measuring:
         last = self._windows[-settled:] if settled else self._windows[self._last_alive() :]
         whole = last[0]
         for window in last[1:]:
-            whole = whole.joined(window)
+            whole = whole.merge(window)
         steady = not ended and bool(self._load.requests or stability.stable(self._passed, self._rule.percentage))
         return Level(
             offered(self._load),

@@ -19,7 +19,7 @@ from penstock.perf import h2load
 from penstock.perf.generator import orders
 from penstock.perf.generator.fleet import Fleet, fleet
 from penstock.perf.h2load import Posts
-from penstock.perf.load import Load, Process, drive, needs
+from penstock.perf.load import Load, Process, drive, require_programs
 from penstock.perf.verdicts import verdict
 
 from .server import CALL, PATH, PROTOCOLS, bare, message, payloads, target
@@ -90,7 +90,7 @@ def over_http(server: Process, concurrency: int, seconds: int) -> Seen:
 def ours(server: Process, concurrency: int, seconds: int, *, protocol: str) -> Seen:
     """Drive with one process of our generator."""
     with fleet(target(server, protocol), payloads(protocol)) as running:
-        running.go(orders.Load(concurrency=concurrency))
+        running.start_load(orders.Load(concurrency=concurrency))
         time.sleep(WARM_UP_S)
         running.take()
         return _window(running, server, seconds)
@@ -132,7 +132,7 @@ def _rounds(kept: Kept, protocol: str, rounds: int, seconds: int) -> dict[str, S
 
 def clients(rounds: int, seconds: int) -> Iterator[str]:
     """Measure what must agree, then each client's speed, and yield the lines as they come."""
-    needs("wrk", "h2load")
+    require_programs("wrk", "h2load")
     yield f"Requests/s of a closed loop, medians of {rounds} rounds of {seconds} s in turns"
     for kept in (*HELD, FREE):
         for protocol in PROTOCOLS:
@@ -158,7 +158,7 @@ def speed(windows: int, seconds: float) -> Iterator[str]:
     yield f"One process of the generator against a bare server, medians of {windows} windows of {seconds:g} s"
     for protocol in PROTOCOLS:
         with bare() as server, fleet(target(server, protocol), payloads(protocol)) as running:
-            running.go(orders.Load(concurrency=FAST_CONCURRENCY))
+            running.start_load(orders.Load(concurrency=FAST_CONCURRENCY))
             time.sleep(WARM_UP_S)
             running.take()
             seen = [_window(running, server, seconds) for _ in range(windows)]

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 
 from penstock.perf.generator.orders import INFER, GrpcCall, Target
-from penstock.perf.load import HOST, Call, Process, prefixed, running
+from penstock.perf.load import HOST, Call, Process, encode_grpc_message, running
 from penstock.perf.payloads.repeated import Repeated
 from penstock.server.protobuf import service_pb2
 
@@ -28,7 +28,7 @@ def message() -> bytes:
     request.inputs.add(**_TENSOR)
     request.raw_input_contents.append(bytes(16))
     content: bytes = request.SerializeToString()
-    return prefixed(content)
+    return encode_grpc_message(content)
 
 
 def payloads(protocol: str) -> Repeated:

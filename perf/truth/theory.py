@@ -131,7 +131,7 @@ def report(protocols: Sequence[str], seconds: float) -> Iterator[str]:
     with ExitStack() as stack:
         fleets = [stack.enter_context(_ready(*cell)) for cell in cells]
         for (draw, _), ours in zip(cells, fleets, strict=True):
-            ours.go(draw.offered)
+            ours.start_load(draw.offered)
         end = time.monotonic() + seconds + _LINGER_S
         for (draw, protocol), ours in zip(cells, fleets, strict=True):
             ours.wait(end - time.monotonic(), draw.count)

@@ -33,41 +33,41 @@ between two Batches is then negligible, while a Batch waiting at one worker cann
 class Crew:
     """All workers of one model, and their shared state. Units: `limit_s` of a call, seconds, 0 for none.
 
-    `told` is called with each worker's answer to OPEN. `slow`: calls take long. `most_calls` returns how many calls a
-    worker may serve, 0 for any number.
+    `on_opened` is called with each worker's answer to OPEN. `slow`: calls take long. `max_calls` returns how many
+    calls a worker may serve, 0 for any number.
     """
 
     limit_s: float
-    told: Callable[[bytes], None] = lambda _: None
+    on_opened: Callable[[bytes], None] = lambda _: None
     hosts: list[CarryingHost] = field(default_factory=list)
     slow: bool = False
-    most_calls: Callable[[], int] = lambda: 0
+    max_calls: Callable[[], int] = lambda: 0
 
     @property
-    def shares(self) -> bool:
+    def shares_batches(self) -> bool:
         """Whether calls share batches."""
         return False
 
-    def slot(self, host: CarryingHost) -> WorkerSlot:
+    def make_slot(self, host: CarryingHost) -> WorkerSlot:
         """Make a WorkerSlot of a CarryingHost."""
         return WorkerSlot(host)
 
-    def done(self, requests: Sequence[InferRequest]) -> None:
+    def on_answered(self, requests: Sequence[InferRequest]) -> None:
         """Handle answered requests."""
 
-    async def left(self) -> None:
+    async def on_host_closed(self) -> None:
         """Handle the end of a CarryingHost."""
 
-    def hopeless(self) -> None:
+    def on_restart_failed(self) -> None:
         """Handle that waiting requests fail, since no worker can run them."""
 
-    def pace(self, ns: float) -> None:
+    def update_call_time(self, ns: float) -> None:
         """Update the measured time of a call; if it is long, limit each worker to one Batch at a time if that helps."""
-        slow = ns > SLOW_NS and (len(self.hosts) > 1 or self.shares)
+        slow = ns > SLOW_NS and (len(self.hosts) > 1 or self.shares_batches)
         if slow is not self.slow:
             self.slow = slow
             for host in self.hosts:
-                host.rest(rests=slow)
+                host.set_suspended(suspended=slow)
 
     def slots(self) -> list[WorkerSlot]:
         """List the WorkerSlots, alternating between workers, so calls are spread before they queue."""
@@ -80,7 +80,7 @@ class Crew:
 
 
 class CarryingHost:
-    """One worker, in `kept`, and its WorkerSlots. `free_ns` is when it had last answered all its calls.
+    """One worker, in `restarting_worker`, and its WorkerSlots. `free_ns` is when it had last answered all its calls.
 
     Threads: the event loop's.
     """
@@ -89,76 +89,76 @@ class CarryingHost:
         self.order = order
         self.crew = crew
         self.free_ns = 0
-        self._may_serve = 0
-        self.kept = RestartingWorker(order, self)
-        self.slots = [crew.slot(self) for _ in range(SLOTS)]
-        self._open = SLOTS
+        self._remaining_calls = 0
+        self.restarting_worker = RestartingWorker(order, self)
+        self.slots = [crew.make_slot(self) for _ in range(SLOTS)]
+        self._open_slots = SLOTS
 
     async def start(self) -> bytes:
         """Start the worker. Returns: its answer to OPEN. Raises: InferError."""
-        body, _ = await self.kept.start()
+        body, _ = await self.restarting_worker.start()
         return body
 
-    def served(self, calls: int) -> None:
+    def count_served(self, calls: int) -> None:
         """Count served calls. When the maximum is reached, replace the worker."""
-        if self._may_serve:
-            self._may_serve -= calls
-            if self._may_serve <= 0:
-                self._may_serve = 0
-                self.kept.renew()
+        if self._remaining_calls:
+            self._remaining_calls -= calls
+            if self._remaining_calls <= 0:
+                self._remaining_calls = 0
+                self.restarting_worker.replace_worker()
 
-    async def left(self) -> None:
+    async def on_slot_closed(self) -> None:
         """Count a closed WorkerSlot; with the last one, the worker ends."""
-        self._open -= 1
-        if not self._open:
+        self._open_slots -= 1
+        if not self._open_slots:
             await self.close()
 
     async def close(self) -> None:
         """End the worker."""
-        await self.kept.close(kill=any(slot.busy for slot in self.slots))
-        await self.crew.left()
+        await self.restarting_worker.close(kill=any(slot.busy for slot in self.slots))
+        await self.crew.on_host_closed()
 
-    def rest(self, *, rests: bool) -> None:
+    def set_suspended(self, *, suspended: bool) -> None:
         """Suspend all WorkerSlots but the first, or resume them."""
         for slot in self.slots[1:]:
-            if slot.takes is None:
+            if slot.instance is None:
                 continue
-            if rests:
-                slot.takes.down(InferError(Code.NOT_READY, f"{self.order.label} is saturated"), hopeless=False)
-            elif self.kept.worker is not None:
-                slot.takes.up()
+            if suspended:
+                slot.instance.on_down(InferError(Code.NOT_READY, f"{self.order.label} is saturated"), hopeless=False)
+            elif self.restarting_worker.worker is not None:
+                slot.instance.on_up()
 
     # -- the Tenant of the RestartingWorker -----------------------------------------------------------------------
 
-    def moved_in(self, worker: Worker) -> None:
+    def on_worker_starting(self, worker: Worker) -> None:
         """Wait for the answer to OPEN, which describes the model: a later worker may see other files."""
-        self._may_serve = self.crew.most_calls()
-        worker.ready.add_done_callback(self._described)
+        self._remaining_calls = self.crew.max_calls()
+        worker.ready.add_done_callback(self._on_opened)
 
-    def _described(self, ready: asyncio.Future[tuple[bytes, list[Array | None]]]) -> None:
+    def _on_opened(self, ready: asyncio.Future[tuple[bytes, list[Array | None]]]) -> None:
         if not ready.cancelled() and ready.exception() is None:
-            self.crew.told(ready.result()[0])
+            self.crew.on_opened(ready.result()[0])
 
-    def moved_out(self) -> None:
+    def on_worker_gone(self) -> None:
         """Do nothing: only calls are kept for a worker, and they fail by themselves."""
 
-    def said(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
+    def on_message(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
         """Ignore the message: such a worker sends none."""
 
-    def lost(self, failure: InferError) -> None:
+    def on_worker_lost(self, failure: InferError) -> None:
         """Suspend the slots, and leave waiting requests to other workers."""
         for slot in self.slots:
-            slot.leave(failure)
+            slot.suspend(failure)
 
-    def hopeless(self, failure: InferError) -> None:
+    def on_restart_failed(self, failure: InferError) -> None:
         """Fail the waiting requests if no other worker can run them."""
-        self.crew.hopeless()
+        self.crew.on_restart_failed()
         for slot in self.slots:
-            if slot.takes is not None:
-                slot.takes.down(failure, hopeless=True)
+            if slot.instance is not None:
+                slot.instance.on_down(failure, hopeless=True)
 
-    def back(self) -> None:
+    def on_worker_restarted(self) -> None:
         """Resume the slots."""
         for slot in self.slots[:1] if self.crew.slow else self.slots:
-            if slot.takes is not None:
-                slot.takes.up()
+            if slot.instance is not None:
+                slot.instance.on_up()

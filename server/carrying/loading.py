@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.signature import Signature
-from penstock.batching.running.outsides import OpenedVersion
+from penstock.batching.running.external_models import OpenedVersion
 from penstock.server.workers.order import Order
 
 from .hosts import SLOTS, CarryingHost, Crew
@@ -16,10 +16,10 @@ from .hosts import SLOTS, CarryingHost, Crew
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from penstock.batching.running.outside import Outside
+    from penstock.batching.running.external import ExternalExecutor
     from penstock.batching.spec import ModelSpec
 
-AT_ONCE = 32
+CALLS_PER_SLOT = 32
 """How many calls each WorkerSlot may have in flight."""
 NO_TENSORS = Signature((), (), batched=False)
 _OPEN_LIMIT_S = 3600.0
@@ -34,7 +34,7 @@ def order_of(
     return Order(
         service, settings, label, about, interpreter=interpreter, folder=Path(spec.path), path=spec.worker.path,
         environment=spec.worker.environment, memory_bytes=spec.worker.memory_bytes, open_limit_s=_OPEN_LIMIT_S,
-        heard=True,
+        always_logged=True,
     )  # fmt: skip
 
 
@@ -46,11 +46,11 @@ async def open_carried(spec: ModelSpec, orders: Iterable[Order], crew: Crew, pla
     """
     crew.hosts += [CarryingHost(order, crew) for order in orders]
     await crew.start()
-    slots: list[Outside] = list(crew.slots())
+    slots: list[ExternalExecutor] = list(crew.slots())
     return OpenedVersion(as_carried(spec), slots, platform)
 
 
-def as_carried(spec: ModelSpec, signature: Signature = NO_TENSORS, rows: int = AT_ONCE) -> ModelSpec:
+def as_carried(spec: ModelSpec, signature: Signature = NO_TENSORS, rows: int = CALLS_PER_SLOT) -> ModelSpec:
     """Complete the spec of a model whose calls are carried. Units: `rows`, which are calls, per Batch."""
     policy = replace(spec.policy, max_batch_rows=rows, executor="thread")
     group = spec.instances[0]
@@ -58,6 +58,6 @@ def as_carried(spec: ModelSpec, signature: Signature = NO_TENSORS, rows: int = A
     declared = {"name": spec.name, "instance_group": [{"count": group.count, "kind": "KIND_CPU"}]}
     instances = (replace(group, count=group.count * SLOTS),)
     return replace(
-        spec, signature=signature, bound=signature, inputs=signature.inputs, outputs=signature.outputs,
-        policy=policy, instances=instances, declared=json.dumps(declared),
+        spec, signature=signature, binding_signature=signature, inputs=signature.inputs, outputs=signature.outputs,
+        policy=policy, instances=instances, declared_config=json.dumps(declared),
     )  # fmt: skip

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.backends.errors import Code, InferError
-from penstock.server.workers.order import NotBegunError, WorkerLost
+from penstock.server.workers.order import NotStartedError, WorkerLost
 
 from .calls import RawCall
 from .messages import CALL
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from penstock.backends.backend import Array
     from penstock.batching.request import InferRequest, Key
     from penstock.batching.running.batch import Batch
-    from penstock.batching.running.outside import Takes
+    from penstock.batching.running.external import ExecutorCallbacks
 
     from .hosts import CarryingHost
 
-MOST_NS = 1_000_000
+MAX_BATCH_NS = 1_000_000
 """The maximum predicted time of a Batch's calls: further calls would wait at one worker while another is idle, and
 could be neither taken back nor expired. A worker that does 30,000 calls/s gets 30 of them."""
 
@@ -35,91 +35,93 @@ could be neither taken back nor expired. A worker that does 30,000 calls/s gets 
 class WorkerSlot:
     """An Outside. Invariant: each request that it has taken is answered once, or handed back not begun.
 
-    `_asked` is the number of calls in flight. Answers are reported once per wake-up of the loop.
+    `_in_flight` is the number of calls in flight. Answers are reported once per wake-up of the loop.
     Threads: the event loop's.
     """
 
     def __init__(self, host: CarryingHost) -> None:
-        self.takes: Takes | None = None
+        self.instance: ExecutorCallbacks | None = None
         self._host = host
         self._loop = asyncio.get_running_loop()
         self._batch: Batch | None = None
-        self._fresh = False
-        self._began_ns = 0
-        self._asked = 0
+        self._awaiting_first_answer = False
+        self._started_ns = 0
+        self._in_flight = 0
         self._answered: list[InferRequest] = []
-        self._unbegun: list[InferRequest] = []
-        self._telling = False
+        self._unstarted: list[InferRequest] = []
+        self._report_scheduled = False
 
     @property
     def busy(self) -> bool:
         """Whether it has a Batch."""
         return self._batch is not None
 
-    def attach(self, instance: Takes) -> None:
+    def attach(self, instance: ExecutorCallbacks) -> None:
         """Set the receiver of results."""
-        self.takes = instance
-        self._host.kept.count_with(instance.count)
+        self.instance = instance
+        self._host.restarting_worker.set_event_counter(instance.count_event)
 
-    def most_ns(self, key: Key) -> int:
+    def max_batch_ns(self, key: Key) -> int:
         """Limit the predicted time: calls run one after another."""
-        return MOST_NS
+        return MAX_BATCH_NS
 
     def abandon(self, request: InferRequest) -> None:
         """Do nothing: a call that has begun in user code cannot be taken back."""
 
-    async def says_ready(self) -> bool:
+    async def check_ready(self) -> bool:
         """Return True: readiness of the code is checked elsewhere."""
         return True
 
     async def close(self) -> None:
         """Detach from the worker, which ends with its last WorkerSlot."""
-        await self._host.left()
+        await self._host.on_slot_closed()
 
     # -- to the worker -----------------------------------------------------------------------------------------
 
     def begin(self, batch: Batch) -> None:
         """Send the requests of a Batch."""
-        self._batch, self._fresh = batch, True
-        alone = self._those_alone(batch)
-        batch.runs = max(1, self._asked + len(alone))  # 1 if none could be sent
-        for request in alone:
+        self._batch, self._awaiting_first_answer = batch, True
+        calls = self._separate_calls(batch)
+        batch.run_count = max(1, self._in_flight + len(calls))  # 1 if none could be sent
+        for request in calls:
             self._send(request)
 
-    def _those_alone(self, batch: Batch) -> Sequence[InferRequest]:
+    def _separate_calls(self, batch: Batch) -> Sequence[InferRequest]:
         """Return the requests of a Batch that are sent as separate calls."""
         return batch.requests
 
     def _send(self, request: InferRequest) -> None:
         """Send a request as a separate call."""
-        self._asked += 1
+        self._in_flight += 1
         try:
-            worker = self._host.kept.worker
+            worker = self._host.restarting_worker.worker
             if worker is None:
-                raise NotBegunError
+                raise NotStartedError
             if not isinstance(request, RawCall):
                 raise InferError(Code.UNSUPPORTED, f"{self._host.order.label} does not take tensors")
             body = request.body
-            worker.ask(partial(self._take, request), CALL, body, None, self._host.crew.limit_s)
+            worker.send_call(partial(self._on_reply, request), CALL, body, None, self._host.crew.limit_s)
         except Exception as error:  # noqa: BLE001 - any error in sending fails only this call
-            self._take(request, b"", [], error)
+            self._on_reply(request, b"", [], error)
 
     # -- from the worker ---------------------------------------------------------------------------------------
 
-    def _take(self, request: InferRequest, body: bytes, arrays: list[Array | None], error: Exception | None) -> None:
+    def _on_reply(
+        self, request: InferRequest, body: bytes, arrays: list[Array | None], error: Exception | None
+    ) -> None:
         """Handle the end of a call."""
-        self._asked -= 1
+        self._in_flight -= 1
         if error is None:
             request.reply = body  # type: ignore[attr-defined]
             request.outputs = []
             self._answered.append(request)
         else:
             self._fail(request, error)
-        self._tell_soon()
+        self._schedule_report()
 
     def _fail(self, request: InferRequest, error: Exception) -> None:
-        if isinstance(error, NotBegunError):
-            self._unbegun.append(request)
+        if isinstance(error, NotStartedError):
+            self._unstarted.append(request)
             return
         if isinstance(error, WorkerLost):
             request.error = WorkerLost(error.message, error.code)
@@ -132,69 +134,69 @@ class WorkerSlot:
 
     # -- to its Instance ---------------------------------------------------------------------------------------
 
-    def leave(self, failure: InferError) -> None:
+    def suspend(self, failure: InferError) -> None:
         """Suspend: there is no worker."""
-        if self.takes is not None and not self._host.kept.closing:
-            self.takes.down(failure, hopeless=False)
-        self._tell()
+        if self.instance is not None and not self._host.restarting_worker.closing:
+            self.instance.on_down(failure, hopeless=False)
+        self._report()
 
-    def _tell_soon(self) -> None:
-        if not self._telling:
-            self._telling = True
-            self._loop.call_soon(self._tell_now)
+    def _schedule_report(self) -> None:
+        if not self._report_scheduled:
+            self._report_scheduled = True
+            self._loop.call_soon(self._report_now)
 
-    def _tell_now(self) -> None:
-        self._telling = False
-        self._tell()
+    def _report_now(self) -> None:
+        self._report_scheduled = False
+        self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         """Report what has arrived since the last report."""
-        batch, takes = self._batch, self.takes
+        batch, takes = self._batch, self.instance
         if batch is None or takes is None:
             return
         answered, self._answered = self._answered, []
         if answered:
             self._stamp(batch)
             if answered[0].error is None:
-                self._host.kept.proved()  # if a later call ends the worker, the restart is immediate
-            self._host.crew.done(answered)
-        if self._asked or self._unbegun:
+                self._host.restarting_worker.reset_backoff()  # if a later call ends it, the restart is immediate
+            self._host.crew.on_answered(answered)
+        if self._in_flight or self._unstarted:
             if answered:
-                takes.late(batch, answered)
+                takes.on_answered(batch, answered)
                 batch.exec_start_ns = batch.compute_start_ns = batch.exec_end_ns  # when the others have begun
-            if not self._asked:
-                self._give_back(batch, takes)
+            if not self._in_flight:
+                self._return_unstarted(batch, takes)
             return
         self._batch = None
         self._host.free_ns = batch.exec_end_ns
-        self._host.crew.pace((batch.exec_end_ns - self._began_ns) / batch.runs)
-        if batch.exec_start_ns > self._began_ns:  # it was reported in parts, and these are the last
-            takes.late(batch, answered)
-            answered, batch.exec_start_ns = [], self._began_ns
-        takes.freed(batch, answered)
-        self._host.served(len(batch.requests))
+        self._host.crew.update_call_time((batch.exec_end_ns - self._started_ns) / batch.run_count)
+        if batch.exec_start_ns > self._started_ns:  # it was reported in parts, and these are the last
+            takes.on_answered(batch, answered)
+            answered, batch.exec_start_ns = [], self._started_ns
+        takes.on_free(batch, answered)
+        self._host.count_served(len(batch.requests))
 
     def _stamp(self, batch: Batch) -> None:
         """Set a Batch's run times. It starts no earlier than the end of the worker's previous calls."""
-        if self._fresh:
-            self._fresh = False
-            self._began_ns = max(batch.exec_start_ns, self._host.free_ns)
-            batch.exec_start_ns = batch.compute_start_ns = self._began_ns
+        if self._awaiting_first_answer:
+            self._awaiting_first_answer = False
+            self._started_ns = max(batch.exec_start_ns, self._host.free_ns)
+            batch.exec_start_ns = batch.compute_start_ns = self._started_ns
         batch.compute_end_ns = batch.exec_end_ns = time.monotonic_ns()
 
-    def _give_back(self, batch: Batch, takes: Takes) -> None:
+    def _return_unstarted(self, batch: Batch, takes: ExecutorCallbacks) -> None:
         """Give back the calls that the worker has not begun. It has ended, or is about to."""
-        unbegun, self._unbegun, self._batch = self._unbegun, [], None
-        if self._host.kept.closing:
+        unbegun, self._unstarted, self._batch = self._unstarted, [], None
+        if self._host.restarting_worker.closing:
             for request in unbegun:
                 request.error = InferError(
                     Code.NOT_READY, f"{self._host.order.label} is stopped: the server is stopping"
                 )
-            self._host.crew.done(unbegun)
-            takes.freed(batch, unbegun)
+            self._host.crew.on_answered(unbegun)
+            takes.on_free(batch, unbegun)
             return
-        worker = self._host.kept.worker
+        worker = self._host.restarting_worker.worker
         if worker is not None:  # its end has not been noticed yet
-            takes.down(InferError(Code.NOT_READY, f"{self._host.order.label} has ended"), hopeless=False)
+            takes.on_down(InferError(Code.NOT_READY, f"{self._host.order.label} has ended"), hopeless=False)
         batch.requests, batch.rows = unbegun, sum(request.rows for request in unbegun)
-        takes.unrun(batch)
+        takes.on_not_run(batch)

@@ -74,9 +74,9 @@ class TensorValues:
 
     def __init__(self, description: ModelDescription) -> None:
         # a copy, since a handler may modify it
-        signatures = copy.deepcopy(dict(description.described["signature_def"]))
+        signatures = copy.deepcopy(dict(description.runtime_metadata["signature_def"]))
         self.signatures: tuple[Any, Any] = (signatures, signatures)
-        signature_def = description.described["signature_def"][description.described["signature_key"]]
+        signature_def = description.runtime_metadata["signature_def"][description.runtime_metadata["signature_key"]]
         signature = description.signature
         self._batched = signature.batched
         self._inputs = {

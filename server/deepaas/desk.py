@@ -10,7 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from penstock.backends.errors import Code, InferError
-from penstock.server.workers.order import NotBegunError
+from penstock.server.workers.order import NotStartedError
 from penstock.server.workers.restarting import RestartingWorker
 
 from .messages import ModelDescription
@@ -61,13 +61,13 @@ class Desk:
             raise InferError(Code.NOT_READY, f"{self.order.label} is being restarted") from None
         try:
             answer, _ = await worker.call(kind, body, limit_s=LIMIT_S)
-        except NotBegunError:
+        except NotStartedError:
             raise InferError(Code.NOT_READY, f"{self.order.label} is being restarted") from None
-        self._restarting.proved()
+        self._restarting.reset_backoff()
         return answer
 
     async def _worker(self) -> Worker:
-        while (worker := self._restarting.worker) is None or not worker.serves:
+        while (worker := self._restarting.worker) is None or not worker.serving:
             if self._restarting.closing:
                 raise InferError(Code.NOT_READY, f"{self.order.label} is stopped")
             self._available.clear()
@@ -78,11 +78,11 @@ class Desk:
         """Stop the worker."""
         self._available.set()  # waiting callers get their error once `_restarting` is closing
         worker = self._restarting.worker
-        await self._restarting.close(kill=worker is not None and worker.waiting > 0)
+        await self._restarting.close(kill=worker is not None and worker.in_flight_count > 0)
 
     # -- callbacks of RestartingWorker -------------------------------------------------------------------------
 
-    def moved_in(self, worker: Worker) -> None:
+    def on_worker_starting(self, worker: Worker) -> None:
         """Take its description of the model: another worker may see other files."""
         worker.ready.add_done_callback(self._on_ready)
 
@@ -90,18 +90,18 @@ class Desk:
         if not ready.cancelled() and ready.exception() is None:
             self.description = ModelDescription.read(ready.result()[0])
 
-    def moved_out(self) -> None:
+    def on_worker_gone(self) -> None:
         """Do nothing: there is no state for each worker."""
 
-    def lost(self, failure: InferError) -> None:
+    def on_worker_lost(self, failure: InferError) -> None:
         """Do nothing: callers wait for a while."""
 
-    def hopeless(self, failure: InferError) -> None:
+    def on_restart_failed(self, failure: InferError) -> None:
         """Do nothing: callers wait for a while."""
 
-    def back(self) -> None:
+    def on_worker_restarted(self) -> None:
         """Resume."""
         self._available.set()
 
-    def said(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
+    def on_message(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
         """Ignore it."""

@@ -22,7 +22,7 @@ from .trainer import Trainer
 from .trainings import Trainings
 
 if TYPE_CHECKING:
-    from penstock.batching.running.outsides import OpenedVersion
+    from penstock.batching.running.external_models import OpenedVersion
     from penstock.batching.spec import ModelSpec
     from penstock.server.environments.environments import Environments
     from penstock.server.settings import Settings
@@ -38,9 +38,9 @@ class DeepaasCrew(Crew):
     desk: Desk | None = None
     on_empty: Callable[[Desk], None] = lambda _: None
 
-    async def left(self) -> None:
+    async def on_host_closed(self) -> None:
         """Stop the Desk after the last worker."""
-        if self.desk is not None and all(host.kept.closing for host in self.hosts):
+        if self.desk is not None and all(host.restarting_worker.closing for host in self.hosts):
             await self.desk.close()
             self.on_empty(self.desk)
             await asyncio.to_thread(remove_stale_folders)  # uploads of killed workers
@@ -106,8 +106,8 @@ class DeepaasModels:
         order = self._trainer_orders.get(name)
         if order is None:
             raise InferError(Code.NOT_READY, f"model '{name}' is no longer available")
-        about = {**order.about, "training": uuid}
-        return Trainer(replace(order, label=f"training {uuid} of {order.label}", about=about, line=line))
+        about = {**order.log_fields, "training": uuid}
+        return Trainer(replace(order, label=f"training {uuid} of {order.label}", log_fields=about, on_line=line))
 
 
 def _order(spec: ModelSpec, interpreter: str, role: WorkerRole, number: str = "") -> Order:

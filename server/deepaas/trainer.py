@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from penstock.server.workers.order import NotBegunError, WorkerLost
+from penstock.server.workers.order import NotStartedError, WorkerLost
 from penstock.server.workers.worker import Worker
 
 from .inside.files import remove_stale_folders
@@ -35,11 +35,11 @@ class Trainer:
         """
         if self._kill_reason:
             raise WorkerLost(self._kill_reason)
-        worker = self._worker = Worker(self._order, said=self._on_message)
+        worker = self._worker = Worker(self._order, on_message=self._on_message)
         try:
             return await self._answer(worker, request)
         finally:
-            if worker.serves:
+            if worker.serving:
                 worker.stop()
             else:
                 worker.kill(f"{self._order.label} cannot continue")
@@ -50,8 +50,8 @@ class Trainer:
         try:
             await worker.ready
             answer, _ = await worker.call(TRAIN, request)
-        except NotBegunError:
-            raise WorkerLost(worker.why or f"{self._order.label} has ended") from None
+        except NotStartedError:
+            raise WorkerLost(worker.end_message or f"{self._order.label} has ended") from None
         except WorkerLost as lost:
             if worker.killed_externally:
                 raise WorkerLost(f"{lost.message}: by somebody, or for want of memory") from None

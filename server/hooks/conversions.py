@@ -28,13 +28,13 @@ class ModelDescription:
     """What is known of a model where its hooks run.
 
     `inputs` and `outputs` are Nodes, or, for a dialect's hooks in the server, the runtime's `onnxruntime.NodeArg`;
-    `described` is `Backend.runtime_metadata`, `settings` is `HookSpec.dialect_settings`.
+    `runtime_metadata` is the Backend's, `settings` is `HookSpec.dialect_settings`.
     """
 
     signature: Signature
     inputs: Sequence[Any]
     outputs: Sequence[Any]
-    described: Mapping[str, Any]
+    runtime_metadata: Mapping[str, Any]
     settings: Mapping[str, Any]
 
 
@@ -78,4 +78,6 @@ def conversions_for(model: Model, *, for_hooks: bool) -> Conversions:
         inputs, outputs = (
             list(map(Node.from_runtime, side)) if dialect or for_hooks else [] for side in (inputs, outputs)
         )
-    return make_conversions(dialect, ModelDescription(model.signature, inputs, outputs, model.described, settings))
+    return make_conversions(
+        dialect, ModelDescription(model.signature, inputs, outputs, model.runtime_description, settings)
+    )

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from penstock.server.workers.watch import Doubt
+from penstock.server.workers.watch import LimitExtension
 
 from .call import HookCall
 
@@ -31,7 +31,7 @@ class PoolThread:
     def __init__(self, run: Callable[[PoolThread], None], name: str) -> None:
         self.is_idle = self.has_ended = self.is_slow = False
         self.wake_queue: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self.doubt = Doubt()
+        self.doubt = LimitExtension()
         self.abandoned_replica: Replica | None = None
         self.lock = threading.Lock()
         self.wake_loop: Callable[[], Any] | None = None
@@ -41,7 +41,7 @@ class PoolThread:
     def record_check(self, delay_s: float) -> None:
         """Record that a check came this late."""
         running = self.running_call
-        self.doubt.looked(0 if running is None else running.limit_start_ns, delay_s)
+        self.doubt.record_check(0 if running is None else running.limit_start_ns, delay_s)
 
     def try_interrupt(self) -> bool:
         """End the hook of an abandoned thread if it spins, which would hold the GIL half of the time.

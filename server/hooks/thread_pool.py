@@ -208,7 +208,7 @@ class HookThreadPool:
         limit_ns, limit_start_ns = running.replica.limit_of(running), running.limit_start_ns
         remaining_ns: int = limit_start_ns + limit_ns - now_ns
         if remaining_ns <= 0:
-            remaining_ns = math.ceil(thread.doubt.more_s(limit_start_ns, -remaining_ns / 1e9, limit_ns / 1e9) * 1e9)
+            remaining_ns = math.ceil(thread.doubt.extra_s(limit_start_ns, -remaining_ns / 1e9, limit_ns / 1e9) * 1e9)
         if remaining_ns > 0:
             if shared and now_ns - limit_start_ns > SLOW_NS:
                 self._mark_slow(thread)

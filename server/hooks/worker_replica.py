@@ -14,8 +14,8 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
 from penstock.batching.spec import HookSpec
 from penstock.server.ipc.errors import read_error
-from penstock.server.workers.order import NotBegunError, Order
-from penstock.server.workers.watch import Doubt
+from penstock.server.workers.order import NotStartedError, Order
+from penstock.server.workers.watch import LimitExtension
 from penstock.server.workers.worker import Worker
 
 from .call import (
@@ -77,7 +77,7 @@ class WorkerReplica:
         self.free_slots = self._max_sent = 2
         self._timer: asyncio.TimerHandle | None = None
         self._release_when_idle = self._stopping = False
-        self._doubt = Doubt(0.001)
+        self._doubt = LimitExtension(0.001)
         self._check_due_ns = 0
         self._accepts_parameters: tuple[bool, ...] = (False, False)
         self.has_pre = self.has_post = self.yields = self.keeps_parameters = False
@@ -101,7 +101,7 @@ class WorkerReplica:
     @property
     def is_serving(self) -> bool:
         """Whether a call given to it will run."""
-        return self._worker.serves and not self._stopping
+        return self._worker.serving and not self._stopping
 
     def has_generator(self, generator_call: WorkerGeneratorCall) -> bool:
         """Return whether the generator is active in the process."""
@@ -131,7 +131,7 @@ class WorkerReplica:
 
     def notify(self, kind: int, number: int) -> None:
         """Send the worker a notification."""
-        self._worker.tell(kind, number)
+        self._worker.send_message(kind, number)
 
     def release(self) -> None:
         """Give the replica back to its owner, once none of its hooks is running."""
@@ -165,7 +165,7 @@ class WorkerReplica:
         if remaining_ns > 0:
             return remaining_ns
         limit_s = self._limit_ns / 1e9
-        if more_s := self._doubt.more_s(running.limit_start_ns, -remaining_ns / 1e9, limit_s):
+        if more_s := self._doubt.extra_s(running.limit_start_ns, -remaining_ns / 1e9, limit_s):
             return int(more_s * 1e9)
         text = f"{running.hook} of model '{self._model.name}' took longer than its limit of {limit_s:g} s"
         log_warning(text, log_context(self._model, running))
@@ -188,7 +188,7 @@ class WorkerReplica:
         else:
             try:
                 self._transmit(call, now_ns)
-            except NotBegunError:
+            except NotStartedError:
                 error = ReplicaGoneError()
             except Exception as unsendable:  # noqa: BLE001 - cannot be encoded, or is nested too deeply
                 error = InferError(Code.INTERNAL, str(unsendable))
@@ -207,7 +207,7 @@ class WorkerReplica:
             generator_call.turn = self._last_turn
             generator_call.max_steps = MAX_AHEAD if self.pending_calls == 1 else 1
         kind, body, arrays = call.encode(self._accepts_parameters)
-        self._worker.ask(self._on_answer, kind, body, arrays)
+        self._worker.send_call(self._on_answer, kind, body, arrays)
         if generator_call is not None:
             self._turns_in_flight += 1
             self._generators[generator_call.request_number] = generator_call
@@ -258,7 +258,7 @@ class WorkerReplica:
                 logger.exception("%s", text)
                 error = InferError(Code.INTERNAL, f"{text}: {problem!r}")
                 self._worker.kill(text)
-        elif isinstance(error, NotBegunError):
+        elif isinstance(error, NotStartedError):
             error = ReplicaGoneError()
         if error is not None and not call.future.done():
             call.future.set_exception(error)
@@ -337,7 +337,7 @@ class WorkerReplica:
         self._timer = None
         now_ns = time.monotonic_ns()
         if self._sent:
-            self._doubt.looked(self._sent[0].limit_start_ns, (now_ns - self._check_due_ns) / 1e9)
+            self._doubt.record_check(self._sent[0].limit_start_ns, (now_ns - self._check_due_ns) / 1e9)
         remaining_ns = self.enforce_limits(now_ns)
         if remaining_ns:
             self._schedule_check(remaining_ns)

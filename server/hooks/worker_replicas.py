@@ -47,7 +47,7 @@ def order_of(model: Model, spec: HookSpec, interpreter: str) -> Order:
         "model": model.name,
         "dialect": spec.dialect,
         "dialect_settings": dict(spec.dialect_settings),
-        "described": dict(model.described),
+        "runtime_metadata": dict(model.runtime_description),
         "signature": write_signature(model.signature),
         "inputs": [Node.from_runtime(node).to_json() for node in model.node_inputs],
         "outputs": [Node.from_runtime(node).to_json() for node in model.node_outputs],
@@ -56,7 +56,7 @@ def order_of(model: Model, spec: HookSpec, interpreter: str) -> Order:
     return Order(
         "penstock.server.hooks.worker_service", settings, f"the hooks of model '{model.name}'", {"model": model.name},
         interpreter=interpreter, path=worker.path, environment=worker.environment, memory_bytes=worker.memory_bytes,
-        open_limit_s=LOAD_LIMIT_S, count=model.count, mounts=spec.mounts,
+        open_limit_s=LOAD_LIMIT_S, on_event=model.count_event, mounts=spec.mounts,
         folder=spec.roots[0] if spec.roots else None,
     )  # fmt: skip
 
@@ -107,9 +107,9 @@ class WorkerReplicas(Replicas):
 
     def _put_in_service(self, replica: WorkerReplica) -> None:
         if replica.is_serving:
-            self._backoffs[replica].serves(self._loop.time())
+            self._backoffs[replica].record_serving(self._loop.time())
             self._load_error = None
-            self._model.hinder(self, hindered=False)
+            self._model.set_blocked(self, blocked=False)
             self._live.append(replica)
             self.on_released(replica)
             self.dispatch_queued()
@@ -188,9 +188,9 @@ class WorkerReplicas(Replicas):
             if replica in collection:
                 collection.remove(replica)
         if replica.has_answered:
-            backoff.forget()  # a single call has ended it, and others should not wait because of that
+            backoff.reset()  # a single call has ended it, and others should not wait because of that
         if not self._closing:
-            after_s = max(backoff.ended(self._loop.time()), 0.001)  # uvloop does not make a timer for 0
+            after_s = max(backoff.next_delay_s(self._loop.time()), 0.001)  # uvloop does not make a timer for 0
             self._timers.add(self._loop.call_later(after_s, self._restart, backoff))
 
     def _restart(self, backoff: Backoff) -> None:
@@ -202,7 +202,7 @@ class WorkerReplicas(Replicas):
             replica = self._start_replica(backoff)
         except InferError as error:
             self._on_load_failed(error)
-            self._timers.add(self._loop.call_later(backoff.ended(now_s), self._restart, backoff))
+            self._timers.add(self._loop.call_later(backoff.next_delay_s(now_s), self._restart, backoff))
             return
         replica.ready.add_done_callback(lambda ready: self._on_restarted(replica, ready))
 
@@ -223,7 +223,7 @@ class WorkerReplicas(Replicas):
         self._load_error = error = self._without_paths(error)
         if self._live:
             return
-        self._model.hinder(self, hindered=True)
+        self._model.set_blocked(self, blocked=True)
         self._reject_waiters(error)
         queue, self._queue = self._queue, deque()
         for call in queue:

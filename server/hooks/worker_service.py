@@ -89,10 +89,10 @@ class HookService:
 
     `_retained_parameters` are the parameters of requests whose pre_inference has run here and whose post_inference
     will: user code may have added objects to them that cannot be sent between processes.
-    Threads: hooks run on the main one. `told` may be called on another, and only records.
+    Threads: hooks run on the main one. `on_message` may be called on another, and only records.
     """
 
-    awaits = False
+    is_async = False
 
     def __init__(self, module: HookModule, on_path: FolderOnPath, settings: dict[str, Any], channel: Channel) -> None:
         self._module = module
@@ -100,7 +100,9 @@ class HookService:
         self._channel = channel
         signature = read_signature(settings["signature"])
         inputs, outputs = (list(map(Node.from_json, settings[side])) for side in ("inputs", "outputs"))
-        description = ModelDescription(signature, inputs, outputs, settings["described"], settings["dialect_settings"])
+        description = ModelDescription(
+            signature, inputs, outputs, settings["runtime_metadata"], settings["dialect_settings"]
+        )
         conversions = make_conversions(settings["dialect"], description)
         self._bound = bind(module, conversions, signature, unpack(settings["metadata"]))
         self._hooks, self._converters = (
@@ -117,7 +119,7 @@ class HookService:
         self._preempted_turn = 0
         self._last_traceback_ns = 0
         self._exhausted_ns = -1
-        self.listens = module.yields and not self.awaits
+        self.concurrent_messages = module.yields and not self.is_async
 
     def opened(self) -> Reply:
         """Describe the hooks in the file."""
@@ -259,7 +261,7 @@ class HookService:
 
     # -- notifications -----------------------------------------------------------------------------------------
 
-    def told(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
+    def on_message(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
         """Record a notification that arrives while a hook runs."""
         if kind == PREEMPT:
             self._preempted_turn = number
@@ -282,7 +284,7 @@ class HookService:
 class AsyncHookService(HookService):
     """One for a file with an `async` hook: its tasks survive between calls, on the loop that awaits `call`."""
 
-    awaits = True
+    is_async = True
 
     async def call(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> Reply:
         """Run a hook, or some steps of a generator; between steps the loop receives notifications."""

@@ -119,7 +119,7 @@ class IsolatedBackend:
         return binding
 
     async def _send_bind(self, number: int, body: bytes, descriptor: int) -> None:
-        self._worker.tell(BIND, number, body, None, (descriptor,))
+        self._worker.send_message(BIND, number, body, None, (descriptor,))
 
     def _await_ready(self, channel: ZeroCopyChannel) -> None:
         """Wait until a Binding is ready. Raises: InferError."""
@@ -137,7 +137,7 @@ class IsolatedBackend:
 
     def check_serving(self) -> None:
         """Check that the worker serves. Raises: DeviceLost."""
-        if self._killed or self._exited.is_set() or not self._worker.serves:
+        if self._killed or self._exited.is_set() or not self._worker.serving:
             raise DeviceLost(Code.NOT_READY, self.end_message())
 
     def end_message(self) -> str:
@@ -145,7 +145,7 @@ class IsolatedBackend:
         if not self._exited.wait(END_MESSAGE_LIMIT_S):
             self.kill("it cannot be reached")
             self._exited.wait(END_MESSAGE_LIMIT_S)
-        return self._worker.why or f"{self.label} has ended"
+        return self._worker.end_message or f"{self.label} has ended"
 
     def kill(self, reason: str) -> None:
         """Kill the worker as soon as its loop runs; from now on, nothing runs there."""
@@ -162,7 +162,7 @@ class IsolatedBackend:
 
     def stop_run(self, number: int, run: int) -> None:
         """Ask the worker to stop a run of one of its Bindings."""
-        self.call_soon(self._worker.tell, STOP, number, NUMBER.pack(run))
+        self.call_soon(self._worker.send_message, STOP, number, NUMBER.pack(run))
 
     def close(self) -> None:
         """End the worker, and wait until it is gone."""

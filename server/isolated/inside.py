@@ -43,9 +43,9 @@ def _loader(name: str) -> Loader:
 
 
 class IsolatedService:
-    """One Backend. Threads: `told` and `told_with` run on the thread that listens."""
+    """One Backend. Threads: `on_message` and `on_descriptors` run on the thread that listens."""
 
-    listens = True
+    concurrent_messages = True
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -59,13 +59,13 @@ class IsolatedService:
         """Reject: runs use the Bindings' own sockets."""
         raise InferError(Code.INTERNAL, f"no call is of kind {kind}")
 
-    def told(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
+    def on_message(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
         """Stop a run."""
         binding = self._bindings.get(number)
         if binding is not None:
             binding.stop(NUMBER.unpack(body)[0])
 
-    def told_with(self, number: int, body: bytes, descriptors: Sequence[int]) -> None:
+    def on_descriptors(self, number: int, body: bytes, descriptors: Sequence[int]) -> None:
         """Make a Binding."""
         binding = self._bindings[number] = BindingThread(self._backend, body, socket.socket(fileno=descriptors[0]))
         binding.start(lambda: self._bindings.pop(number, None))

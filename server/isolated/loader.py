@@ -16,7 +16,7 @@ from penstock.backends.backend import Backend, Loader
 from penstock.backends.errors import Code, InferError
 from penstock.backends.loading import HARMLESS_LINES, ISOLATED, LOADERS
 from penstock.batching.spec import WorkerSpec
-from penstock.server.workers.order import NotBegunError, Order
+from penstock.server.workers.order import NotStartedError, Order
 from penstock.server.workers.worker import Worker
 
 from .backend import IsolatedBackend
@@ -95,7 +95,7 @@ class IsolatedLoader:
         }  # fmt: skip
         order = Order(
             SERVICE, settings, label, {"path": str(path)}, interpreter=self._interpreters(worker_spec, label),
-            path=self._path, memory_bytes=worker_spec.memory_bytes, noise=HARMLESS_LINES,
+            path=self._path, memory_bytes=worker_spec.memory_bytes, harmless_lines=HARMLESS_LINES,
         )  # fmt: skip
         self._loop_thread.acquire()
         try:
@@ -114,8 +114,8 @@ async def _open_backend(order: Order, loop_thread: LoopThread, limit_s: float) -
     except BaseException as error:
         worker.kill(f"{order.label} is no longer needed")
         await worker.ended
-        if isinstance(error, NotBegunError):
-            raise InferError(Code.NOT_READY, worker.why) from error
+        if isinstance(error, NotStartedError):
+            raise InferError(Code.NOT_READY, worker.end_message) from error
         raise
     return backend
 

@@ -33,7 +33,7 @@ class ModelReadiness:
             return worker is not None
         if self._answer is None:
             self._answer = asyncio.get_running_loop().create_future()
-            worker.tell(ASK_READY, 0)
+            worker.send_message(ASK_READY, 0)
         answer = self._answer
         await asyncio.wait((answer,), timeout=WITHIN_S)
         return answer.done() and answer.result()

@@ -16,7 +16,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.server.carrying.calls import RAW
 from penstock.server.carrying.hosts import Crew
 from penstock.server.carrying.worker_slots import WorkerSlot
-from penstock.server.workers.order import NotBegunError, WorkerLost
+from penstock.server.workers.order import NotStartedError, WorkerLost
 
 from .calls import SeldonCall
 from .messages import APART, ROWS, TENSORS, Endpoint
@@ -50,16 +50,16 @@ class SeldonCrew(Crew):
         """Whether calls share batches."""
         return self.sharing is not None and self.sharing.allowed
 
-    def slot(self, host: CarryingHost) -> WorkerSlot:
+    def make_slot(self, host: CarryingHost) -> WorkerSlot:
         """Make a WorkerSlot of a CarryingHost."""
         return SeldonSlot(host, self)
 
-    def done(self, requests: Sequence[InferRequest]) -> None:
+    def on_answered(self, requests: Sequence[InferRequest]) -> None:
         """Forget which of these were to run alone."""
         if self.run_alone:
             self.run_alone.difference_update(requests)
 
-    def hopeless(self) -> None:
+    def on_restart_failed(self) -> None:
         """Forget all that were to run alone: requests answered this way do not come back here."""
         self.run_alone.clear()
 
@@ -71,11 +71,11 @@ class SeldonSlot(WorkerSlot):
         super().__init__(host)
         self._crew = crew
 
-    def most_ns(self, key: Key) -> int:
+    def max_batch_ns(self, key: Key) -> int:
         """Limit calls that run one after another; those that share a batch are one call, and have no limit."""
-        return 0 if key != RAW and self._crew.shares_batches else super().most_ns(key)
+        return 0 if key != RAW and self._crew.shares_batches else super().max_batch_ns(key)
 
-    def _those_alone(self, batch: Batch) -> Sequence[InferRequest]:
+    def _separate_calls(self, batch: Batch) -> Sequence[InferRequest]:
         """Send those that share the Batch as one call. Returns: the others."""
         requests, crew = batch.requests, self._crew
         if len(requests) > 1 and requests[0].inputs and crew.shares_batches:
@@ -95,16 +95,16 @@ class SeldonSlot(WorkerSlot):
 
     def _send_batch(self, requests: Sequence[InferRequest]) -> None:
         """Send requests as one call."""
-        self._asked += 1
+        self._in_flight += 1
         try:
-            worker = self._host.kept.worker
+            worker = self._host.restarting_worker.worker
             if worker is None:
-                raise NotBegunError
+                raise NotStartedError
             if type(requests[0]) is SeldonCall:
                 kind, (body, arrays) = ROWS, self._sharing.pack(requests)  # type: ignore[arg-type]
             else:
                 kind, (body, arrays) = TENSORS, self._tensors.pack(requests)
-            worker.ask(partial(self._end_batch, requests), kind, body, arrays, self._host.crew.limit_s)
+            worker.send_call(partial(self._end_batch, requests), kind, body, arrays, self._host.crew.limit_s)
         except Exception as error:  # noqa: BLE001 - as above
             self._end_batch(requests, b"", [], error)
 
@@ -124,7 +124,7 @@ class SeldonSlot(WorkerSlot):
         self, requests: Sequence[Any], body: bytes, arrays: list[Array | None], error: Exception | None
     ) -> None:
         """Handle the end of a call of ROWS or TENSORS, of one request or several."""
-        self._asked -= 1
+        self._in_flight -= 1
         ran_together = False
         if error is None:
             try:
@@ -138,7 +138,7 @@ class SeldonSlot(WorkerSlot):
             self._answered += requests
         else:
             self._run_separately(requests, error)
-        self._tell_soon()
+        self._schedule_report()
 
     def _distribute(self, requests: Sequence[Any], body: bytes, arrays: list[Array | None]) -> None:
         """Distribute the results of requests that ran together. Raises: any exception that decoding them causes."""
@@ -155,15 +155,15 @@ class SeldonSlot(WorkerSlot):
         """Run the requests of a failed batch alone; a request that was alone has failed."""
         if len(requests) == 1 and error is not None:
             self._fail(requests[0], error)
-        elif isinstance(error, NotBegunError):
-            self._unbegun += requests
+        elif isinstance(error, NotStartedError):
+            self._unstarted += requests
         else:
             self._crew.run_alone.update(requests)
             if isinstance(error, WorkerLost):
                 self._sharing.record_outcome(APART)
-                self._unbegun += requests
+                self._unstarted += requests
                 return
             if self._batch is not None:
-                self._batch.runs += len(requests) - 1  # the shared call does not count as a run
+                self._batch.run_count += len(requests) - 1  # the shared call does not count as a run
             for request in requests:
                 self._send(request)

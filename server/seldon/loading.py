@@ -11,9 +11,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from penstock.batching.running.outsides import OpenedVersion
+from penstock.batching.running.external_models import OpenedVersion
 from penstock.server.carrying.hosts import CarryingHost
-from penstock.server.carrying.loading import AT_ONCE, as_carried, order_of
+from penstock.server.carrying.loading import CALLS_PER_SLOT, as_carried, order_of
 
 from .batching import Sharing
 from .components import SELDON
@@ -22,7 +22,7 @@ from .messages import ComponentDescription, Endpoint
 from .tensors import TensorCodec, signature_of
 
 if TYPE_CHECKING:
-    from penstock.batching.running.outside import Outside
+    from penstock.batching.running.external import ExternalExecutor
     from penstock.batching.spec import ModelSpec
     from penstock.server.environments.environments import Environments
     from penstock.server.workers.order import Order
@@ -57,7 +57,7 @@ class SeldonModels:
                 crew.sharing.allowed = False
 
         crew = SeldonCrew(
-            spec.worker.timeout_s, on_opened, most_calls=partial(_max_calls, spec), count_metrics=self.count_metrics
+            spec.worker.timeout_s, on_opened, max_calls=partial(_max_calls, spec), count_metrics=self.count_metrics
         )
         count = spec.instances[0].count
         crew.hosts += [CarryingHost(_order(spec, interpreter, label, at + 1), crew) for at in range(count)]
@@ -71,7 +71,7 @@ class SeldonModels:
         if batches:
             strict, rows = spec.options.get("strict", "true") == "true", spec.policy.max_batch_rows or 1
             crew.sharing = self.sharing[spec.name] = Sharing(description, rows, strict=strict)
-        slots: list[Outside] = list(crew.slots())
+        slots: list[ExternalExecutor] = list(crew.slots())
         return OpenedVersion(spec, slots, SELDON)
 
 
@@ -81,7 +81,7 @@ def _completed(spec: ModelSpec, description: ComponentDescription, *, batches: b
     A component that does not share batches has no axis for rows as such a model. Its calls are still sent to the worker
     several at a time, and a Batch holds that number.
     """
-    rows = (spec.policy.max_batch_rows or spec.policy.default_max_batch_rows) if batches else AT_ONCE
+    rows = (spec.policy.max_batch_rows or spec.policy.default_max_batch_rows) if batches else CALLS_PER_SLOT
     return as_carried(spec, signature_of(description.metadata, batched=batches), rows)
 
 

@@ -117,7 +117,7 @@ class Fleet:
             return
         member.state = state
         if state == READY:
-            self._backoff(member).serves(now_s)
+            self._backoff(member).record_serving(now_s)
             self._advance_replacement()
 
     def on_exit(self, number: int, now_s: float) -> None:
@@ -131,9 +131,9 @@ class Fleet:
             self._abort_replacement()
         elif member.generation in {self.generation, self.next_generation}:
             backoff = self._backoff(member)
-            delay_s = backoff.ended(now_s)
+            delay_s = backoff.next_delay_s(now_s)
             if member.signaled:
-                backoff.forget()
+                backoff.reset()
                 delay_s = 0.0
             self._pending_starts.append(_PendingStart(now_s + delay_s, member.role, member.index, member.generation))
             self.tick(now_s)

@@ -17,5 +17,5 @@ ERROR = 20
 """Body: an InferError (ipc/errors.py)."""
 FIRST_CALL = 32
 """The services' own calls, below FIRST_TOLD."""
-FIRST_TOLD = 64
+FIRST_MESSAGE = 64
 """Messages without an answer, in either direction."""

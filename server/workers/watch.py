@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-LOOK_S = 0.25
+CHECK_INTERVAL_S = 0.25
 """The interval between checks of a worker that has calls."""
 STOPPED_S = 1.0
 SILENT_S = 5.0
@@ -27,7 +27,7 @@ class ProcessState:
     own_bytes: int = 0
 
 
-def see(pid: int, *, memory: bool) -> ProcessState | None:
+def read_process_state(pid: int, *, memory: bool) -> ProcessState | None:
     """Read the state of a process; None if it is gone. `memory` includes its memory, which doubles the cost.
 
     Source: proc(5).
@@ -54,26 +54,26 @@ class WorkerWatch:
 
     def __init__(self, memory_bytes: int) -> None:
         self._memory_bytes = memory_bytes
-        self._looked_s = 0.0
+        self._last_check_s = 0.0
         self._cpu_s = 0.0
         self._stopped_s = -1.0
         self._silent_s = -1.0
 
-    def look(self, now_s: float, seen: ProcessState, *, pinged: bool) -> tuple[str, str] | None:
+    def check(self, now_s: float, process: ProcessState, *, pinged: bool) -> tuple[str, str] | None:
         """Check the process. `pinged`: a ping is unanswered.
 
         Returns: the reason as a metrics label and as text; None if nothing is wrong.
         """
         # this process may itself have been delayed, with the answer waiting to be read
-        passed_s = min(now_s - self._looked_s, 2 * LOOK_S)
-        had_s = min(seen.cpu_s - self._cpu_s, passed_s) if seen.state in "RD" else passed_s
+        elapsed_s = min(now_s - self._last_check_s, 2 * CHECK_INTERVAL_S)
+        usable_s = min(process.cpu_s - self._cpu_s, elapsed_s) if process.state in "RD" else elapsed_s
         # a process that used CPU time since was not stopped throughout: limiters such as cpulimit stop and continue it
-        stopped = seen.state == "T" and (seen.cpu_s == self._cpu_s or self._stopped_s < 0.0)
-        self._looked_s, self._cpu_s = now_s, seen.cpu_s
-        self._stopped_s = _longer(self._stopped_s, passed_s, so=stopped)
-        self._silent_s = _longer(self._silent_s, had_s, so=pinged)
-        if self._memory_bytes and seen.own_bytes > self._memory_bytes:
-            limit, own = self._memory_bytes >> 20, seen.own_bytes >> 20
+        stopped = process.state == "T" and (process.cpu_s == self._cpu_s or self._stopped_s < 0.0)
+        self._last_check_s, self._cpu_s = now_s, process.cpu_s
+        self._stopped_s = _held_for_s(self._stopped_s, elapsed_s, holds=stopped)
+        self._silent_s = _held_for_s(self._silent_s, usable_s, holds=pinged)
+        if self._memory_bytes and process.own_bytes > self._memory_bytes:
+            limit, own = self._memory_bytes >> 20, process.own_bytes >> 20
             return "memory", f"used {own} MiB of memory, more than its limit of {limit} MiB"
         if self._stopped_s > STOPPED_S:
             return "stopped", f"was stopped for more than {STOPPED_S:g} s"
@@ -82,8 +82,8 @@ class WorkerWatch:
         return None
 
 
-class Doubt:
-    """Grants a call past its limit more time, once: as much as checks on it were late, and at least `least_s`.
+class LimitExtension:
+    """Grants a call past its limit more time, once: as much as checks on it were late, and at least `min_s`.
 
     The loop may have been delayed while the answer was waiting to be read, or the whole machine may have stood still.
     The extension never exceeds the limit, since the call itself may be what delays the checks. `call` is a number that
@@ -91,28 +91,28 @@ class Doubt:
     own.
     """
 
-    def __init__(self, least_s: float = 0.0) -> None:
-        self._least_s = least_s
+    def __init__(self, min_s: float = 0.0) -> None:
+        self._min_s = min_s
         self._call = -1
         self._late_s = 0.0
         self._until_s: float | None = None
 
-    def looked(self, call: int, late_s: float) -> None:
+    def record_check(self, call: int, late_s: float) -> None:
         """Record that a check on a call was late by `late_s`."""
         if call != self._call:
             self._call, self._late_s, self._until_s = call, 0.0, None
         self._late_s += max(late_s, 0.0)
 
-    def more_s(self, call: int, past_s: float, limit_s: float) -> float:
+    def extra_s(self, call: int, past_s: float, limit_s: float) -> float:
         """Return how much longer a call may run that is past its limit by `past_s`; 0 for no longer."""
-        self.looked(call, 0.0)
+        self.record_check(call, 0.0)
         if self._until_s is None:
-            self._until_s = past_s + max(min(self._late_s, limit_s), self._least_s)
+            self._until_s = past_s + max(min(self._late_s, limit_s), self._min_s)
         return max(self._until_s - past_s, 0.0)
 
 
-def _longer(for_s: float, more_s: float, *, so: bool) -> float:
+def _held_for_s(held_s: float, elapsed_s: float, *, holds: bool) -> float:
     """Return how long a condition has held: 0 when first seen, negative while it does not hold."""
-    if not so:
+    if not holds:
         return -1.0
-    return for_s + more_s if for_s >= 0.0 else 0.0
+    return held_s + elapsed_s if held_s >= 0.0 else 0.0

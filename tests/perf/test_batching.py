@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from penstock.perf import batching, variants
-from penstock.perf.batching import FIRST_GUESS, TWIN, Field, Fields, costs, promising, verdicts
+from penstock.perf.batching import FIRST_GUESS, TWIN, CellRounds, Trial, cost_lines, promising_settings, verdicts
 from penstock.perf.flood import RECORD, SKIPPED
-from penstock.perf.load import Flooded
-from penstock.perf.policies import FOUR_SIZES, OURS, TWO_SHAPES, Comparison, Figures, cells, static_grid
+from penstock.perf.load import FloodResult
+from penstock.perf.policies import DEFAULT_POLICY, FOUR_SIZES, TWO_SHAPES, Comparison, Figures, cells, static_grid
 from penstock.perf.simulator.arrivals import Arrivals, Kind
 from penstock.perf.variants import Run, Variant, knee_per_s, median, toml
 from penstock.server.repository.penstock_toml import read_toml
@@ -24,7 +24,7 @@ def made(p99_ms: float, goodput_per_s: float = 1000, cpu_us: float = 200, others
     """A run with these figures, of three requests, one of which could not be sent."""
     records = np.zeros(3, RECORD)
     records["status"] = 200, 200, SKIPPED
-    seen = Flooded(records, connections=32, cpu_us=cpu_us, load_cpu_us=40)
+    seen = FloodResult(records, connections=32, cpu_us=cpu_us, load_cpu_us=40)
     return Run(Figures(goodput_per_s, 1, p99_ms, 8), seen, others)
 
 
@@ -36,7 +36,7 @@ def compared(**static: tuple[float, float]) -> Comparison:
 
 
 class TestVariants:
-    @pytest.mark.parametrize("policy", [OURS, *static_grid().values()], ids=["the default", *static_grid()])
+    @pytest.mark.parametrize("policy", [DEFAULT_POLICY, *static_grid().values()], ids=["the default", *static_grid()])
     def test_the_server_takes_every_setting(self, policy: Any, tmp_path: Path) -> None:
         path = tmp_path / "penstock.toml"
         path.write_text(toml(policy), "utf-8")
@@ -52,7 +52,7 @@ class TestVariants:
             "[batching]", "max_batch_size = 16", "cap = 16", "max_queue_delay_us = 1000", "preferred = [8, 16]",
             "", "[runtime]", "intra_op_threads = 1",
         ]  # fmt: skip
-        assert toml(OURS).splitlines()[1:3] == ["max_batch_size = 64", ""]
+        assert toml(DEFAULT_POLICY).splitlines()[1:3] == ["max_batch_size = 64", ""]
 
     def test_a_request_is_sent_to_the_variant_with_the_rows_and_shape_of_its_kind(self) -> None:
         (short, long), (one, *_, eight) = (
@@ -82,7 +82,7 @@ class TestKnee:
             done_ns = np.maximum(np.cumsum(arrivals.rows) * 1_000_000, arrivals.at_ns)
             records["took_ns"] = done_ns - arrivals.at_ns
             records["status"] = 200
-            return Run(Figures(0, 0, 0, 0), Flooded(records, 1, 0, 0), 0.0)
+            return Run(Figures(0, 0, 0, 0), FloodResult(records, 1, 0, 0), 0.0)
 
         monkeypatch.setattr(variants, "run", answer_1000_rows_per_s)
 
@@ -98,20 +98,20 @@ class TestPromising:
             }
         )  # fmt: skip
 
-        assert promising(ranked, 2) == ["cap 16, 1 ms", "cap 8, 0 ms", FIRST_GUESS]
+        assert promising_settings(ranked, 2) == ["cap 16, 1 ms", "cap 8, 0 ms", FIRST_GUESS]
 
     def test_what_serves_too_little_comes_last_however_quick_it_is(self) -> None:
         ranked = compared(**{"cap 1, 0 ms": (900, 1), "cap 8, 0 ms": (1000, 6), "cap 64, 0 ms": (1000, 8)})
 
-        assert promising(ranked, 2) == ["cap 8, 0 ms", FIRST_GUESS]
+        assert promising_settings(ranked, 2) == ["cap 8, 0 ms", FIRST_GUESS]
 
     def test_without_a_ranking_there_is_something_to_try(self) -> None:
-        assert set(promising(None)) <= set(static_grid(8))
+        assert set(promising_settings(None)) <= set(static_grid(8))
 
 
 class TestFields:
     def test_every_setting_of_a_cell_is_a_model_of_its_own_and_cells_share_them(self) -> None:
-        fields = Fields({cell: [FIRST_GUESS] for cell in cells()}).fields
+        fields = Trial({cell: [FIRST_GUESS] for cell in cells()}).cells
 
         assert {variant.name for each in fields for variant in each.variants.values()} == {
             "mlp", "mlp_the_default_again", "mlp_cap_64_0_ms",
@@ -121,12 +121,12 @@ class TestFields:
 
     def test_a_comparison_leaves_the_twin_out_and_the_noise_is_of_the_twin(self) -> None:
         variant = Variant("mlp", "mlp")
-        tried = Field(CELL, {"": variant, TWIN: variant, FIRST_GUESS: variant}, ["", FIRST_GUESS])
+        tried = CellRounds(CELL, {"": variant, TWIN: variant, FIRST_GUESS: variant}, ["", FIRST_GUESS])
         tried.runs = {"": [made(10)], TWIN: [made(12)], FIRST_GUESS: [made(8, cpu_us=150)]}
 
         assert list(tried.comparison().static) == [FIRST_GUESS]
         assert tried.noise() == 1.2
-        assert "".join(costs([tried])) == (
+        assert "".join(cost_lines([tried])) == (
             "Poisson 30%: server CPU 200 us a request, 150 with cap 64, 0 ms; the load 40, late by 0.00 ms (p99); "
             "others had 0.10 cores at most; p99 of the default again 1.20 times; 3 not served"
         )
@@ -139,17 +139,17 @@ class TestFields:
             return made(5 if variant.name == "mlp_cap_8_0_ms" and len(asked) <= 3 else 10)
 
         monkeypatch.setattr(batching, "run", note)
-        tried = Fields({CELL: ["cap 8, 0 ms", FIRST_GUESS]})
-        tried.fields[0].knee_per_s = 1000
+        tried = Trial({CELL: ["cap 8, 0 ms", FIRST_GUESS]})
+        tried.cells[0].knee_per_s = 1000
 
         tried.round(None, 0, 1.0, 0.0)  # type: ignore[arg-type]
-        tried.fields[0].choose()
+        tried.cells[0].keep_best()
         tried.round(None, 1, 1.0, 0.0)  # type: ignore[arg-type]
 
         assert [name for name, _ in asked[:3]] == ["mlp", "mlp_cap_8_0_ms", "mlp_cap_64_0_ms"]
         assert {name for name, _ in asked[3:]} == {"mlp", "mlp_the_default_again", "mlp_cap_8_0_ms"}
         assert asked[0][1].at_ns[0] != asked[3][1].at_ns[0]
-        assert tried.fields[0].comparison().p99_ratio == 1.0
+        assert tried.cells[0].comparison().p99_ratio == 1.0
 
 
 @pytest.mark.parametrize(

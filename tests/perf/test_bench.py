@@ -10,11 +10,11 @@ import onnxruntime
 import pytest
 
 from penstock.perf import models
-from penstock.perf.bench import ALONE, CASES, HALF, MIXED, Bench, Case, call
+from penstock.perf.bench import ALONE, CASES, HALF, MIXED, Bench, Case, make_call
 
 
 def test_a_json_call_holds_the_tensor_in_its_body() -> None:
-    sent = call(Case("iris", "JSON", 1, ((1, 4),)))
+    sent = make_call(Case("iris", "JSON", 1, ((1, 4),)))
     (tensor,) = json.loads(sent.bodies[0])["inputs"]
 
     assert sent.path == "/v2/models/iris/infer"
@@ -22,7 +22,7 @@ def test_a_json_call_holds_the_tensor_in_its_body() -> None:
 
 
 def test_a_binary_call_holds_the_tensor_behind_its_header() -> None:
-    sent = call(Case("mlp", "binary", 1, ((1, 512),)))
+    sent = make_call(Case("mlp", "binary", 1, ((1, 512),)))
     length = int(sent.headers["Inference-Header-Content-Length"])
     (tensor,) = json.loads(sent.bodies[0][:length])["inputs"]
 
@@ -32,18 +32,18 @@ def test_a_binary_call_holds_the_tensor_behind_its_header() -> None:
 
 def test_bodies_in_turn_share_their_headers() -> None:
     with pytest.raises(ValueError, match="heads must be as long"):
-        call(Case("ragged", "binary", 1, ((1, 4), (1, 400))))
+        make_call(Case("ragged", "binary", 1, ((1, 4), (1, 400))))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.name} {case.connections}")
 def test_every_case_can_be_written(case: Case) -> None:
-    assert len(call(case).bodies) == len(case.shapes)
+    assert len(make_call(case).bodies) == len(case.shapes)
 
 
 def test_two_shapes_are_held_against_one_shape_of_all_clients_and_of_its_own_half(tmp_path: Path) -> None:
     bench = Bench([HALF, ALONE, MIXED], {}, tmp_path)
     for case, rows in ((HALF, 32.0), (ALONE, 64.0), (MIXED, 30.0)):
-        bench.lines[case].rows_per_batch.append(rows)
+        bench.results[case].rows_per_batch.append(rows)
 
     assert [said for said in bench.verdicts() if "rows/batch" in said] == [
         "ragged two shapes at 64: of the rows/batch of one shape with 64 0.469, at least 0.8: DOES NOT HOLD",

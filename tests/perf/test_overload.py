@@ -16,7 +16,7 @@ import pytest
 
 from penstock.perf import flood, models
 from penstock.perf.flood import BROKEN, RECORD, SKIPPED, Flood
-from penstock.perf.load import Flooded, Load
+from penstock.perf.load import FloodResult, Load
 from penstock.perf.overload import Calm, Overload, Round, Sample, report
 
 REQUEST = b"POST / HTTP/1.1\r\nContent-Length: 4\r\n\r\nbody"
@@ -124,8 +124,8 @@ class TestFlood:
         assert list(seen["status"]) == [BROKEN, BROKEN]
 
 
-def flooded(**answers: Any) -> Flooded:
-    return Flooded(records(**answers), connections=1100, cpu_us=9.0, load_cpu_us=30.0)
+def flooded(**answers: Any) -> FloodResult:
+    return FloodResult(records(**answers), connections=1100, cpu_us=9.0, load_cpu_us=30.0)
 
 
 class TestFlooded:
@@ -133,12 +133,12 @@ class TestFlooded:
         seen = flooded(s200=(100, 7))
         seen.records["late_ns"] = 2e6
 
-        assert (seen.ms(0.5), seen.sent_ms(0.5), seen.late_ms(0.5)) == (7, 5, 2)
+        assert (seen.latency_ms(0.5), seen.server_latency_ms(0.5), seen.lateness_ms(0.5)) == (7, 5, 2)
 
     def test_times_are_told_by_status(self) -> None:
         seen = flooded(s200=(100, 7), s503=(100, 1))
 
-        assert (seen.ms(0.99), seen.ms(0.99, 503), seen.ms(0.99, 500)) == (7, 1, 0)
+        assert (seen.latency_ms(0.99), seen.latency_ms(0.99, 503), seen.latency_ms(0.99, 500)) == (7, 1, 0)
 
     def test_what_was_not_sent_is_skipped_and_what_was_not_answered_unexpected(self) -> None:
         seen = flooded(**{"s200": (5, 1), "s500": (4, 1), f"s{BROKEN}": (3, 0), f"s{SKIPPED}": (2, 0)})
@@ -148,7 +148,7 @@ class TestFlooded:
     def test_a_flood_of_nothing_has_no_times(self) -> None:
         seen = flooded(s200=(0, 1))
 
-        assert (seen.ms(0.5), seen.sent_ms(0.5), seen.late_ms(0.5)) == (0, 0, 0)
+        assert (seen.latency_ms(0.5), seen.server_latency_ms(0.5), seen.lateness_ms(0.5)) == (0, 0, 0)
 
 
 def calm(per_s: float) -> Calm:

@@ -264,8 +264,8 @@ class TestTheGrid:
 
         assert (found.best_goodput, found.best_p99) == ("most", "good")
         assert found.p99_ratio == pytest.approx(1.05)
-        assert found.holds
-        assert not Comparison(cells()[0], Figures(960, 1, 4.5, 1), static).holds
+        assert found.passes
+        assert not Comparison(cells()[0], Figures(960, 1, 4.5, 1), static).passes
 
     @pytest.mark.slow
     def test_all_cells_are_simulated_with_the_whole_grid(self) -> None:
@@ -273,4 +273,4 @@ class TestTheGrid:
 
         assert [each.cell for each in found] == list(cells())
         assert [len(each.static) for each in found[:2]] == [67, 67]
-        assert all(each.ours.goodput_per_s > 0 for each in found)
+        assert all(each.default.goodput_per_s > 0 for each in found)

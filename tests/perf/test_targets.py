@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from penstock.perf.flood import BROKEN, RECORD, SKIPPED
-from penstock.perf.load import Flooded
+from penstock.perf.load import FloodResult
 from penstock.perf.policies import Figures
 from penstock.perf.targets import Aim, Hit, Report, hit, median
 from penstock.perf.variants import Run
@@ -26,7 +26,7 @@ def held(seconds: float, *answers: tuple[int, float]) -> Hit:
     records = np.zeros(len(answers), RECORD)
     records["status"] = [status for status, _ in answers]
     records["took_ns"] = [ms * 1e6 for _, ms in answers]
-    return hit(Run(Figures(0, 0, 0, 0), Flooded(records, 1, 2500, 100), 0.1), seconds, AIM.target_ms)
+    return hit(Run(Figures(0, 0, 0, 0), FloodResult(records, 1, 2500, 100), 0.1), seconds, AIM.target_ms)
 
 
 class TestHit:

@@ -63,7 +63,7 @@ def _import_handler(handler: str, label: str) -> Handler:
 class AbejaInside:
     """One handler. `context` is passed to every call. Threads: the main one."""
 
-    listens = False
+    concurrent_messages = False
 
     def __init__(self, handler: Handler, context: Any, *, strict: bool) -> None:
         self._handler = handler
@@ -112,7 +112,7 @@ class AbejaInside:
             self._runner = asyncio.Runner()
         return self._runner.run(result)
 
-    def told(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
+    def on_message(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
         """Ignore it: the server sends no notifications."""
 
     def close(self) -> None:

@@ -57,7 +57,7 @@ def open_service(settings: dict[str, Any], channel: Channel) -> DeepaasInside:
 class DeepaasInside:
     """One model. Threads: the main one."""
 
-    listens = False
+    concurrent_messages = False
 
     def __init__(self, model: WrappedModel, settings: dict[str, Any], channel: Channel) -> None:
         self._model = model
@@ -102,7 +102,7 @@ class DeepaasInside:
             return self._answer(self._metadata, body), None
         raise InferError(Code.INTERNAL, f"unknown call kind {kind}")
 
-    def told(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
+    def on_message(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
         """Ignore it: the server sends no notifications."""
 
     def close(self) -> None:

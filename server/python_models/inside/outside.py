@@ -1,6 +1,6 @@
 """ServerProxy: how a Python model's worker sends messages to its server, other than replies to calls.
 
-Called by the objects that model.py uses. Threads: any; `told` is called on the worker's ear thread.
+Called by the objects that model.py uses. Threads: any; `on_message` is called on the worker's ear thread.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class ServerProxy:
             raise
         return number
 
-    def told(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
+    def on_message(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
         """Handle a message from the server."""
         if kind == HOLD:
             self._held[number] = threading.Event()

@@ -47,11 +47,11 @@ class PythonModel:
     """One instance of a model.
 
     Invariant: each request of an EXECUTE gets one last answer: in the call's reply, or in an ANSWER message.
-    Threads: the worker's for calls, its ear thread for `told`, and any threads of model.py for the objects passed to
-    it.
+    Threads: the worker's for calls, its ear thread for `on_message`, and any threads of model.py for the objects passed
+    to it.
     """
 
-    listens = True
+    concurrent_messages = True
 
     def __init__(self, settings: dict[str, Any], channel: Channel) -> None:
         self._file = Path(settings["file"])
@@ -94,11 +94,11 @@ class PythonModel:
             )
         return config.as_dict()
 
-    def told(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
+    def on_message(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
         if kind == ASK_READY:  # on a thread: it may take long, and the ear must hear other messages
             threading.Thread(target=self._tell_ready, name="ready", daemon=True).start()
         else:
-            self._outside.told(kind, number, body, arrays)
+            self._outside.on_message(kind, number, body, arrays)
 
     def _tell_ready(self) -> None:
         """Report whether the model is ready; an exception means that it is not."""

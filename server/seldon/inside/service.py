@@ -22,7 +22,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.server.ipc.channel import Channel
 from penstock.server.seldon import parameters
 from penstock.server.seldon.messages import CALL, ComponentDescription, Endpoint, PayloadKind
-from penstock.server.workers.child import die_with
+from penstock.server.workers.child import die_with_parent
 
 if TYPE_CHECKING:
     from .endpoints import Rest
@@ -69,7 +69,7 @@ def _construct(settings: dict[str, Any]) -> Any:
 class SeldonInside:
     """One component, which serves REST and gRPC. Threads: the main one."""
 
-    listens = False
+    concurrent_messages = False
 
     def __init__(self, user: Any, settings: dict[str, Any], channel: Channel | None = None) -> None:
         from .component import Component
@@ -109,7 +109,7 @@ class SeldonInside:
         reply: Reply = self._rows.call(kind, body, arrays)
         return reply
 
-    def told(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
+    def on_message(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
         """Ignore it: the server sends no notifications."""
 
     def close(self) -> None:
@@ -165,7 +165,7 @@ def _run_in_process(custom: Callable[[], Any], channel: Channel | None) -> None:
     descriptor = channel.fileno() if channel is not None else -1
 
     def run(parent: int) -> None:
-        die_with(parent)
+        die_with_parent(parent)
         if descriptor >= 0:
             os.close(descriptor)  # so that the server notices the end of this worker while the service still runs
         custom()

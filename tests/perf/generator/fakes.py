@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 
 from penstock.perf.generator.carriers import Slot
 from penstock.perf.generator.orders import Part
-from penstock.perf.generator.pacing import Means
+from penstock.perf.generator.pacing import LoadContext
 from penstock.perf.generator.recording import Recorder
-from penstock.perf.generator.reopening import Openings
+from penstock.perf.generator.reopening import Reconnector
 
 
 class Wire:
@@ -71,7 +71,7 @@ class Bell:
     def set(self, at_ns: int) -> None:
         self.said.append(f"set {at_ns}")
 
-    def silence(self) -> None:
+    def disarm(self) -> None:
         self.said.append("silent")
 
     def close(self) -> None:
@@ -93,7 +93,12 @@ class Numbered:
         return b"%d.end" % slot if self._sequences else None
 
 
-def means(wires: Wires, payloads: Numbered | None = None, part: Part = Part(), dead_after_s: float = 5.0) -> Means:  # noqa: B008
+def means(
+    wires: Wires,
+    payloads: Numbered | None = None,
+    part: Part = Part(),  # noqa: B008
+    dead_after_s: float = 5.0,
+) -> LoadContext:
     """Give what a pacing works with."""
     recorder = Recorder()
-    return Means(Openings(wires, recorder, dead_after_s), payloads or Numbered(), recorder, part)
+    return LoadContext(Reconnector(wires, recorder, dead_after_s), payloads or Numbered(), recorder, part)

@@ -121,7 +121,7 @@ def test_halting_waits_for_what_is_under_way() -> None:
 
 
 def test_halting_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(closed, "HALT_WITHIN_S", 0)
+    monkeypatch.setattr(closed, "HALT_LIMIT_S", 0)
 
     async def case(wires: Wires) -> None:
         given = means(wires)
@@ -171,7 +171,7 @@ def test_a_lost_request_is_an_error_and_its_slot_goes_on_over_a_new_connection()
         await going(ClosedLoop(given), Load(concurrency=1))
         wires.opened[0].answer(1)
         wires.opened[0].end("reset by peer")
-        given.recorder.heard_ns = 1 << 62  # answers came since: no pause
+        given.recorder.last_answer_ns = 1 << 62  # answers came since: no pause
         await turns()
 
         assert wires.sent == [(0, b"0.0"), (0, b"0.1"), (1, b"0.2")]
@@ -202,7 +202,7 @@ def test_a_server_that_does_not_come_back_is_said_to_be_lost_and_nothing_hangs(
     async def case(wires: Wires) -> None:
         given = means(wires, dead_after_s=0)
         loop = ClosedLoop(given)
-        given.recorder.when_lost = lambda why: loop.stop()
+        given.recorder.on_failure = lambda why: loop.stop()
         await going(loop, Load(concurrency=2))
         wires.refusing = True
         for wire in wires.opened:

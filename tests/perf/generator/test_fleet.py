@@ -59,7 +59,7 @@ def running(port: int) -> Iterator[Fleet]:
 
 def counted(running: Fleet, load: Load) -> Window:
     """Send a load of COUNT requests and give them all."""
-    running.go(load)
+    running.start_load(load)
     while not running.wait(10, COUNT):
         pass
     running.halt()
@@ -100,7 +100,7 @@ def test_what_was_taken_is_not_counted_again(running: Fleet) -> None:
 
 def test_a_load_that_makes_no_sense_is_said_and_the_next_one_runs(running: Fleet) -> None:
     with pytest.raises(ConnectionError, match="rate above 0"):
-        running.go(Load(rate_per_s=-1))
+        running.start_load(Load(rate_per_s=-1))
 
     assert len(counted(running, Load(concurrency=1, requests=COUNT)).ends_ns) == COUNT
 
@@ -132,7 +132,7 @@ def test_a_ctrl_c_at_the_pipe_waits_until_the_message_is_through() -> None:
     through = []
 
     def message() -> None:
-        with fleets._undisturbed():
+        with fleets._deferring_interrupts():
             signal.raise_signal(signal.SIGINT)
             through.append("whole")
 
@@ -214,7 +214,7 @@ def _gives_up(orders: Any, news: Any) -> None:
 
     async def one() -> None:
         child = process._Process(orders, news, (Target("127.0.0.1", 1), Repeated((REQUEST,)), Part()))
-        child._recorder.give_up("gone")
+        child._recorder.abort("gone")
         child._writer.shutdown()
 
     uvloop.run(one())
@@ -227,7 +227,7 @@ from penstock.perf.generator.orders import Load, Target
 from penstock.perf.payloads.repeated import Repeated
 
 with fleet(Target("127.0.0.1", int(sys.argv[1])), Repeated((sys.argv[2].encode(),))) as running:
-    running.go(Load(concurrency=1))
+    running.start_load(Load(concurrency=1))
     print(running._children[0].process.pid, flush=True)
     sys.stdin.read()
 """

@@ -16,9 +16,9 @@ import uvloop
 from penstock.perf.generator.closed import ClosedLoop
 from penstock.perf.generator.http import HttpConnection, HttpOpener
 from penstock.perf.generator.orders import Load, Part, Target, Tls
-from penstock.perf.generator.pacing import Means
+from penstock.perf.generator.pacing import LoadContext
 from penstock.perf.generator.recording import Recorder
-from penstock.perf.generator.reopening import Openings
+from penstock.perf.generator.reopening import Reconnector
 from penstock.perf.generator.tls import pem_key
 from penstock.perf.payloads.repeated import Repeated
 from tests.perf.generator.certificates import Certificates, made
@@ -221,11 +221,13 @@ def test_a_load_goes_on_over_as_many_connections_as_the_server_ends() -> None:
     async def case(server: Server, port: int) -> None:
         recorder = Recorder()
         loop = ClosedLoop(
-            Means(Openings(HttpOpener(Target("127.0.0.1", port)), recorder), Repeated((b"x",)), recorder, Part())
+            LoadContext(
+                Reconnector(HttpOpener(Target("127.0.0.1", port)), recorder), Repeated((b"x",)), recorder, Part()
+            )
         )
         await loop.ready(Load(concurrency=1, requests=5))
         loop.start(0)
-        assert await loop._quiet.wait(loop.under_way, 60)
+        assert await loop._idle_event.wait(loop.under_way, 60)
 
         window = recorder.take()
         assert (len(window.ends_ns), window.errors, window.lost, server.connections) == (5, {}, "", 5)

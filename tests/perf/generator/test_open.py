@@ -10,7 +10,7 @@ from penstock.perf.generator import open as open_loop
 from penstock.perf.generator import reopening
 from penstock.perf.generator.open import OpenLoop
 from penstock.perf.generator.orders import Load
-from penstock.perf.generator.pacing import Means
+from penstock.perf.generator.pacing import LoadContext
 from tests.perf.generator.fakes import Bell, Wires, means
 
 Case = Callable[[Wires], Awaitable[None]]
@@ -27,7 +27,7 @@ async def turns(count: int = 8) -> None:
         await asyncio.sleep(0)
 
 
-async def begun(given: Means, load: Load) -> OpenLoop:
+async def begun(given: LoadContext, load: Load) -> OpenLoop:
     """Begin a schedule of long ago: all of it is due at once, on a clock that began then."""
     loop = OpenLoop(given)
     await loop.ready(load)
@@ -123,7 +123,7 @@ def test_a_lost_connection_is_not_used_again_and_another_is_opened() -> None:
     async def case(wires: Wires) -> None:
         given = means(wires)
         loop = await begun(given, Load(rate_per_s=RATE, requests=3, connections=1))
-        given.recorder.heard_ns = 1 << 62  # answers came since: no pause
+        given.recorder.last_answer_ns = 1 << 62  # answers came since: no pause
         wires.opened[0].end("reset by peer")
         await turns()
 
@@ -156,7 +156,7 @@ def test_a_server_that_does_not_come_back_is_said_to_be_lost(monkeypatch: pytest
     async def case(wires: Wires) -> None:
         given = means(wires, dead_after_s=0)
         lost = asyncio.Event()
-        given.recorder.when_lost = lambda why: lost.set()
+        given.recorder.on_failure = lambda why: lost.set()
         loop = await begun(given, Load(rate_per_s=RATE, requests=9, connections=1))
         wires.refusing = True
         wires.opened[0].end("reset by peer")
@@ -225,7 +225,7 @@ def test_the_alarm_is_silent_while_nothing_can_be_sent_and_once_all_is(monkeypat
 
 
 def test_halting_sends_nothing_more_and_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_loop, "HALT_WITHIN_S", 0)
+    monkeypatch.setattr(open_loop, "HALT_LIMIT_S", 0)
 
     async def case(wires: Wires) -> None:
         given = means(wires)

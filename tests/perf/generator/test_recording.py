@@ -30,7 +30,7 @@ def test_what_answers_were_made_of_is_kept_request_by_request() -> None:
 
     assert (first.responses, first.earlier.tolist(), first.earlier_ns.tolist()) == (3, [2, 0], [3, 4])
     assert (second.responses, len(second.earlier), len(second.earlier_ns)) == (0, 0, 0)
-    both = first.joined(first)
+    both = first.merge(first)
     assert (both.responses, both.earlier.tolist(), both.earlier_ns.tolist()) == (6, [2, 0, 2, 0], [3, 4, 3, 4])
 
 
@@ -49,10 +49,10 @@ def test_only_the_first_reason_why_a_load_cannot_go_on_counts_until_another_begi
     told: list[str] = []
     recorder = Recorder(told.append)
 
-    recorder.give_up("refused")
-    recorder.give_up("refused again")
+    recorder.abort("refused")
+    recorder.abort("refused again")
     first = recorder.take()
-    recorder.renew()
+    recorder.reset()
 
     assert (told, first.lost, first.lost_ns > 0) == (["refused"], "refused", True)
     assert (recorder.take().lost, recorder.take().lost_ns) == ("", 0)
@@ -62,8 +62,8 @@ def test_windows_of_several_processes_are_one() -> None:
     one = Window(10, 20, lost="refused", lost_ns=18, waited=1, behind_ns=5, in_flight=2, cpu_s=1.0)
     other = Window(12, 22, lost="reset", lost_ns=15, waited=2, behind_ns=3, in_flight=1, cpu_s=0.5)
 
-    both = one.joined(other)
+    both = one.merge(other)
 
     assert (both.begin_ns, both.end_ns, both.lost, both.lost_ns) == (10, 22, "refused", 15)
     assert (both.waited, both.behind_ns, both.in_flight, both.cpu_s) == (3, 5, 3, 1.5)
-    assert one.joined(Window(12, 22)).lost_ns == 18
+    assert one.merge(Window(12, 22)).lost_ns == 18

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.perf.generator import reopening
 from penstock.perf.generator.recording import Recorder
-from penstock.perf.generator.reopening import Openings
+from penstock.perf.generator.reopening import Reconnector
 from tests.perf.generator.fakes import Wires
 
 
@@ -27,16 +27,16 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_server_that_is_away_for_a_moment_is_not_dead(clock: list[int]) -> None:
     async def case() -> None:
         wires, recorder = Wires(), Recorder()
-        openings = Openings(wires, recorder, dead_after_s=3)
+        openings = Reconnector(wires, recorder, dead_after_s=3)
         wires.refusing = True
-        opening = asyncio.ensure_future(openings.again(lambda why: None))
+        opening = asyncio.ensure_future(openings.reconnect(lambda why: None))
         for clock[0] in (1, 2, 3):
             for _ in range(10):
                 await asyncio.sleep(0)
         wires.refusing = False
 
         assert await opening is wires.opened[0]
-        assert recorder.lost == ""
+        assert recorder.failure == ""
 
     asyncio.run(case())
 
@@ -44,41 +44,41 @@ def test_a_server_that_is_away_for_a_moment_is_not_dead(clock: list[int]) -> Non
 def test_a_server_that_stays_away_is_dead(clock: list[int]) -> None:
     async def case() -> None:
         wires, recorder = Wires(), Recorder()
-        openings = Openings(wires, recorder, dead_after_s=3)
+        openings = Reconnector(wires, recorder, dead_after_s=3)
         wires.refusing = True
-        opening = asyncio.ensure_future(openings.again(lambda why: None))
+        opening = asyncio.ensure_future(openings.reconnect(lambda why: None))
         for _ in range(10):
             await asyncio.sleep(0)
         clock[0] = 5
 
         assert await opening is None
-        assert recorder.lost == "nobody listens"
+        assert recorder.failure == "nobody listens"
 
     asyncio.run(case())
 
 
 def test_a_server_that_takes_connections_and_ends_them_unanswered_is_dead(clock: list[int]) -> None:
     recorder = Recorder()
-    openings = Openings(Wires(), recorder, dead_after_s=3)
+    openings = Reconnector(Wires(), recorder, dead_after_s=3)
 
     for clock[0] in (1, 2, 3, 4):
-        openings.trouble("reset by peer")
-        assert recorder.lost == ""
+        openings.on_failure("reset by peer")
+        assert recorder.failure == ""
     clock[0] = 5
-    openings.trouble("reset by peer")
+    openings.on_failure("reset by peer")
 
-    assert recorder.lost == "reset by peer"
+    assert recorder.failure == "reset by peer"
 
 
 def test_a_server_that_still_answers_others_is_not_dead(clock: list[int]) -> None:
     recorder = Recorder()
-    openings = Openings(Wires(), recorder, dead_after_s=3)
+    openings = Reconnector(Wires(), recorder, dead_after_s=3)
 
     for clock[0] in range(1, 30):
-        openings.trouble("reset by peer")
-        recorder.heard_ns = clock[0] * 1_000_000_000
+        openings.on_failure("reset by peer")
+        recorder.last_answer_ns = clock[0] * 1_000_000_000
 
-    assert recorder.lost == ""
+    assert recorder.failure == ""
 
 
 def test_where_trouble_lasts_the_next_connection_waits_a_little(
@@ -91,17 +91,17 @@ def test_where_trouble_lasts_the_next_connection_waits_a_little(
 
     monkeypatch.setattr(asyncio, "sleep", pause)
     recorder = Recorder()
-    openings = Openings(Wires(), recorder, dead_after_s=3)
-    openings.trouble("reset by peer")
-    asyncio.run(openings.again(lambda why: None))
+    openings = Reconnector(Wires(), recorder, dead_after_s=3)
+    openings.on_failure("reset by peer")
+    asyncio.run(openings.reconnect(lambda why: None))
     assert not pauses
 
     clock[0] += 1
-    asyncio.run(openings.again(lambda why: None))
+    asyncio.run(openings.reconnect(lambda why: None))
     assert len(pauses) == 1
 
-    recorder.heard_ns = clock[0] * 1_000_000_000
-    asyncio.run(openings.again(lambda why: None))
+    recorder.last_answer_ns = clock[0] * 1_000_000_000
+    asyncio.run(openings.reconnect(lambda why: None))
     assert len(pauses) == 1
 
 
@@ -116,19 +116,19 @@ def test_connections_are_made_without_a_pause_until_trouble_lasts(
 
         monkeypatch.setattr(reopening, "_PAUSE_S", 0.5)
         monkeypatch.setattr(asyncio, "sleep", slept)
-        openings = Openings(Wires(), Recorder())
-        openings.trouble("the server closed the connection")
-        await openings.again(lambda why: None)
+        openings = Reconnector(Wires(), Recorder())
+        openings.on_failure("the server closed the connection")
+        await openings.reconnect(lambda why: None)
         assert pauses == []
         clock[0] = 2
-        await openings.again(lambda why: None)
+        await openings.reconnect(lambda why: None)
         assert pauses == [0.5]
 
     asyncio.run(case())
 
 
 def test_a_connection_that_takes_for_ever_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reopening, "_CONNECT_WITHIN_S", 0)
+    monkeypatch.setattr(reopening, "_CONNECT_LIMIT_S", 0)
 
     class Silent(Wires):
         async def open(self, lost: Any) -> Any:
@@ -136,6 +136,6 @@ def test_a_connection_that_takes_for_ever_is_given_up(monkeypatch: pytest.Monkey
 
     async def case() -> None:
         with pytest.raises(ConnectionError, match="no connection within 0 s"):
-            await Openings(Silent(), Recorder()).first(lambda why: None)
+            await Reconnector(Silent(), Recorder()).connect(lambda why: None)
 
     asyncio.run(case())

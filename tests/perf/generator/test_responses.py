@@ -10,7 +10,7 @@ from penstock.perf.generator import open as opening
 from penstock.perf.generator import serial
 from penstock.perf.generator.closed import ClosedLoop
 from penstock.perf.generator.orders import Load
-from penstock.perf.generator.pacing import Ending, Means, Pacing
+from penstock.perf.generator.pacing import EndingSlot, LoadContext, Pacing
 from penstock.perf.generator.serial import SerialLoop
 from tests.perf.generator.fakes import Bell, Wires, means
 
@@ -29,7 +29,7 @@ def test_responses_come_with_their_request(
     monkeypatch.setattr(opening, "alarm", lambda ring: Bell())
     monkeypatch.setattr(serial, "alarm", lambda ring: Bell())
 
-    async def case(given: Means, wires: Wires) -> None:
+    async def case(given: LoadContext, wires: Wires) -> None:
         loop: Pacing = pacing(given)
         await loop.ready(load)
         loop.start(0)
@@ -48,7 +48,7 @@ def test_responses_come_with_their_request(
 
 def test_responses_to_what_ends_a_sequence_are_not_recorded() -> None:
     ended: list[bool] = []
-    slot = Ending(lambda: ended.append(True))
+    slot = EndingSlot(lambda: ended.append(True))
     slot.responded([1], 2)
     slot.answered(3, "")
 

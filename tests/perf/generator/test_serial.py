@@ -7,7 +7,7 @@ import pytest
 
 from penstock.perf.generator import serial
 from penstock.perf.generator.orders import Load
-from penstock.perf.generator.pacing import Means
+from penstock.perf.generator.pacing import LoadContext
 from penstock.perf.generator.serial import SerialLoop
 from tests.perf.generator.fakes import Bell, Numbered, Wires, means
 
@@ -18,7 +18,7 @@ def run(case: Callable[[Wires], Awaitable[None]]) -> None:
     asyncio.run(case(Wires()))  # type: ignore[arg-type]
 
 
-async def begun(given: Means, load: Load) -> SerialLoop:
+async def begun(given: LoadContext, load: Load) -> SerialLoop:
     """Begin a schedule of long ago: all of it is due at once."""
     loop = SerialLoop(given)
     await loop.ready(load)
@@ -52,7 +52,7 @@ def test_a_lost_request_is_an_error_and_the_sequence_goes_on() -> None:
     async def case(wires: Wires) -> None:
         given = means(wires)
         loop = await begun(given, load(3))
-        given.recorder.heard_ns = 1 << 62  # answers came since: no pause
+        given.recorder.last_answer_ns = 1 << 62  # answers came since: no pause
         wires.opened[0].end("reset by peer")
         for _ in range(8):
             await asyncio.sleep(0)
@@ -112,7 +112,7 @@ def test_halting_drops_what_waits_and_ends_the_sequences() -> None:
 
 
 def test_halting_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serial, "HALT_WITHIN_S", 0)
+    monkeypatch.setattr(serial, "HALT_LIMIT_S", 0)
 
     async def case(wires: Wires) -> None:
         given = means(wires)

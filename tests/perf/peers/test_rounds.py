@@ -130,7 +130,7 @@ class Stage:
         self._name = target
         yield self
 
-    def go(self, load: Load) -> None:
+    def start_load(self, load: Load) -> None:
         self.seen.append(f"{self._name} {load.concurrency}")
 
     def take(self) -> Window:
@@ -245,14 +245,14 @@ def test_one_that_does_not_start_is_told_and_the_others_go_on(stage: Stage) -> N
 
 
 def test_one_that_dies_on_the_way_has_the_error_and_no_average(stage: Stage) -> None:
-    real = stage.go
+    real = stage.start_load
 
     def go(load: Load) -> None:
         if len(stage.seen) > 8:
             raise FleetError("the server closed the connection")
         real(load)
 
-    stage.go = go  # type: ignore[method-assign]
+    stage.start_load = go  # type: ignore[method-assign]
     found = measured("penstock")
 
     assert {(cell.error, cell.measured) for cell in found.cells} == {("the server closed the connection", False)}

@@ -34,7 +34,7 @@ class Scripted:
         self._after = after
         self.told: list[str | Load] = []
 
-    def go(self, load: Load) -> None:
+    def start_load(self, load: Load) -> None:
         self.told.append(load)
 
     def take(self) -> Window:

@@ -48,7 +48,7 @@ class Machine:
         self.loaded.append(setting)
 
     # what is asked of a fleet
-    def go(self, load: Load) -> None:
+    def start_load(self, load: Load) -> None:
         self._load = load
 
     def take(self) -> Window:

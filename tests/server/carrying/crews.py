@@ -18,14 +18,14 @@ from penstock.backends.errors import Code
 from penstock.batching.engine import Engine
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
-from penstock.batching.running.outsides import OpenedVersion
+from penstock.batching.running.external_models import OpenedVersion
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec
 from penstock.server.carrying.calls import RawCall
 from penstock.server.carrying.hosts import Crew
 from penstock.server.carrying.loading import open_carried
 from penstock.server.carrying.messages import CALL
 from penstock.server.workers import restarting
-from penstock.server.workers.order import NotBegunError, Order, WorkerLost
+from penstock.server.workers.order import NotStartedError, Order, WorkerLost
 
 GUARD_S = 30.0
 NAME = "Staged"
@@ -53,21 +53,21 @@ class Staged:
         self.loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[Any] = self.loop.create_future()
         self.ended: asyncio.Future[None] = self.loop.create_future()
-        self.serves, self.pid = True, 1
+        self.serving, self.pid = True, 1
         self.most = self.served = 0
         self._calls: deque[Any] = deque()
         self._due = self._stopping = False
         stage.workers.append(self)
         if stage.fails_to_start():
-            self.serves = False
+            self.serving = False
             self.ready.set_exception(WorkerLost("does not start"))
             self.ended.set_result(None)
         else:
             self.ready.set_result((stage.opened(), []))
 
-    def ask(self, answered: Any, kind: int, body: bytes, arrays: Any = None, limit_s: float = 0.0) -> None:
-        if not self.serves:
-            raise NotBegunError
+    def send_call(self, answered: Any, kind: int, body: bytes, arrays: Any = None, limit_s: float = 0.0) -> None:
+        if not self.serving:
+            raise NotStartedError
         if not self.stage.travels(body):
             raise ValueError("too long")
         self._calls.append((answered, kind, body, arrays))
@@ -100,10 +100,10 @@ class Staged:
 
     def end(self, *, began: bool) -> None:
         """End, with the first call under way if it has begun."""
-        self.serves = False
+        self.serving = False
         calls, self._calls = self._calls, deque()
         for at, (answered, *_) in enumerate(calls):
-            answered(b"", [], WorkerLost("ended", Code.NOT_READY) if began and not at else NotBegunError())
+            answered(b"", [], WorkerLost("ended", Code.NOT_READY) if began and not at else NotStartedError())
         if not self.ended.done():
             self.ended.set_result(None)
             if not self._stopping:
@@ -168,7 +168,7 @@ class Stage:
         async def whole() -> None:
             async with asyncio.timeout(GUARD_S):
                 engine = Engine(asyncio.get_running_loop(), {})
-                engine.outsides[self.backend] = self.outsides()
+                engine.external_loaders[self.backend] = self.outsides()
                 model = await engine.load(spec)
                 await scene(engine, model)
                 await engine.stop(1.0)
@@ -181,12 +181,12 @@ class NoBackoff:
 
     forgotten = 0
 
-    def serves(self, _now_s: float) -> None: ...
+    def record_serving(self, _now_s: float) -> None: ...
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         NoBackoff.forgotten += 1
 
-    def ended(self, _now_s: float) -> float:
+    def next_delay_s(self, _now_s: float) -> float:
         return 0.0
 
 

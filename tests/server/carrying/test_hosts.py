@@ -336,7 +336,7 @@ def test_of_workers_that_do_not_all_start_none_stays(
     with pytest.raises(InferError, match="does not start"):
         stage.run(monkeypatch, scene, workers=3)
 
-    assert [worker.serves for worker in stage.workers] == [False] * 3
+    assert [worker.serving for worker in stage.workers] == [False] * 3
 
 
 def test_of_workers_whose_start_nobody_waits_for_any_more_none_stays(
@@ -362,13 +362,13 @@ def test_of_workers_whose_start_nobody_waits_for_any_more_none_stays(
     monkeypatch.setattr(restarting, "Worker", made)
     asyncio.run(scene())
 
-    assert [worker.serves for worker in stage.workers] == [False] * 2
+    assert [worker.serving for worker in stage.workers] == [False] * 2
 
 
 def test_a_worker_serves_as_many_calls_as_it_may_and_another_goes_on(
     echo: Echo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stage = Stage(echo, crew=partial(Crew, most_calls=lambda: 3))
+    stage = Stage(echo, crew=partial(Crew, max_calls=lambda: 3))
     ledger = Ledger()
     there = []
 
@@ -391,10 +391,10 @@ def test_a_worker_ends_with_the_last_of_its_seats(staged: Stages, echo: Echo, mo
 
     async def scene(engine: Engine, model: Model) -> None:
         opened = await stage.outsides().open(replace(model.spec, instances=(InstanceGroup(1),)))
-        for outside in opened.outsides:
-            serves.append(stage.workers[-1].serves)
+        for outside in opened.executors:
+            serves.append(stage.workers[-1].serving)
             await outside.close()
-        serves.append(stage.workers[-1].serves)
+        serves.append(stage.workers[-1].serving)
 
     stage.run(monkeypatch, scene)
 

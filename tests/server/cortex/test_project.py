@@ -280,7 +280,7 @@ class TestWarnings:
     def test_tags_of_0_9_mean_nothing(self, tmp_path: Path) -> None:
         project = read(tmp_path, OLD + "  tags: {team: x}\n")
 
-        assert [finding.mistake for finding in project.findings] == [False]
+        assert [finding.is_mistake for finding in project.findings] == [False]
 
 
 def test_the_example_of_the_docs_is_right(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.server.deepaas.desk import Desk
 from penstock.server.deepaas.messages import METADATA, ModelDescription
 from penstock.server.workers import restarting
-from penstock.server.workers.order import NotBegunError, Order
+from penstock.server.workers.order import NotStartedError, Order
 from tests.server.carrying.crews import NoBackoff
 
 from .trainings import done, turns
@@ -23,7 +23,7 @@ class FakeWorker:
 
     def __init__(self, desk: FakeDesk, lost: Callable[[Any], None]) -> None:
         self.desk, self._lost = desk, lost
-        self.serves, self.killed, self.pid, self.waiting = True, False, 1, 0
+        self.serving, self.killed, self.pid, self.in_flight_count = True, False, 1, 0
         self.ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.ready.set_result((ModelDescription(trains=False).write(), []))
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -33,15 +33,15 @@ class FakeWorker:
     async def call(self, kind: int, body: bytes = b"", *, limit_s: float) -> tuple[bytes, list[Any]]:
         if not self.desk.holds:
             return b"%d" % len(self.desk.workers), []
-        self.waiting += 1
+        self.in_flight_count += 1
         return await self.held, []
 
     def end(self) -> None:
         """End, as a process does."""
-        self.serves = False
+        self.serving = False
         if not self.ended.done():
             if not self.held.done():
-                self.held.set_exception(NotBegunError())
+                self.held.set_exception(NotStartedError())
                 self.held.exception()
             self.ended.set_result(None)
             self._lost(self)
@@ -136,7 +136,7 @@ def test_who_waits_for_a_worker_that_will_not_come_is_told_at_once(fake: FakeDes
     async def work() -> None:
         desk = made()
         await desk.start()
-        fake.workers[0].serves = False  # its end is not noticed yet
+        fake.workers[0].serving = False  # its end is not noticed yet
         asking = asyncio.ensure_future(desk.call(METADATA))
         await turns()
         await desk.close()

@@ -48,7 +48,7 @@ _LISTENING = re.compile(rf"HTTP on http://{HOST}:(\d+)")
 
 @dataclass
 class Serving:
-    """A server of the model `m`, which stops in the middle of its next prediction if the file `told` is there."""
+    """A server of the model `m`, which stops in the middle of its next prediction if the file `on_message` is there."""
 
     process: subprocess.Popen[bytes]
     port: int

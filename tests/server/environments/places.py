@@ -18,7 +18,7 @@ esac
 
 
 class FakePython:
-    """A Python of a few lines of shell: `told` are the words of each of its runs.
+    """A Python of a few lines of shell: `on_message` are the words of each of its runs.
 
     `pip` is what it does as pip, `missing` the file with what it says that it lacks, as JSON.
     """

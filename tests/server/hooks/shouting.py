@@ -17,7 +17,7 @@ class Shouting:
     """`signatures` are dicts; what cannot be converted says so in the dialect's words."""
 
     def __init__(self, description: ModelDescription) -> None:
-        self.signatures: tuple[Any, Any] = ({"side": "in", **description.described}, {"side": "out"})
+        self.signatures: tuple[Any, Any] = ({"side": "in", **description.runtime_metadata}, {"side": "out"})
         self._loudness = description.settings["loudness"]
 
     def to_inputs(self, value: Any, parameters: Mapping[str, Any]) -> list[Array | None]:

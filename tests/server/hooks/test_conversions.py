@@ -249,7 +249,7 @@ class TestInAWorker:
         model = fake_model(signature=ONE)
         settings = {
             "path": str(path), "roots": [], "mounts": {}, "decoupled": True, "dialect": "shouting", "model": "m",
-            "dialect_settings": {"loudness": 10}, "described": {"key": "k"}, "inputs": [], "outputs": [],
+            "dialect_settings": {"loudness": 10}, "runtime_metadata": {"key": "k"}, "inputs": [], "outputs": [],
             "signature": write_signature(model.signature), "metadata": {"map": []},
         }  # fmt: skip
         nobody: Any = None

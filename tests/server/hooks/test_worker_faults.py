@@ -245,7 +245,7 @@ def test_every_worker_killed_again_and_again_harms_only_what_ran(act: Callable[[
 def test_a_client_that_ends_the_worker_again_and_again_keeps_nobody_waiting(
     act: Callable[[Scene], None], replicas: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    never = functools.partial(Backoff, first_s=10 * GUARD_S, most_s=10 * GUARD_S)
+    never = functools.partial(Backoff, first_s=10 * GUARD_S, max_s=10 * GUARD_S)
     monkeypatch.setattr(worker_replicas, "Backoff", never)  # once it does not start again at once
 
     async def scene(stage: Stage) -> None:
@@ -295,7 +295,7 @@ def test_what_pre_left_in_globals_is_not_looked_for_in_another_worker(act: Calla
         while serving(hooks):  # noqa: ASYNC110 - by the death of a process
             await asyncio.sleep(0.005)
         engine.run()
-        with pytest.raises(InferError, match="ended, and the state that this request had left there with them") as why:
+        with pytest.raises(InferError, match="ended, and the state that this request had left there is lost") as why:
             await asked
         assert why.value.code is Code.NOT_READY
 
@@ -322,12 +322,12 @@ def test_a_file_that_cannot_be_loaded_again_is_told_and_tried_again(
         os.kill(worker_pids(hooks)[0], signal.SIGKILL)
         while "nothing_of_that_name" not in (await refusal(hooks.predict(1)))[1]:
             pass  # the call that ran there, or was about to
-        assert stage.model.hindered
+        assert stage.model.blockers
         reason = "cannot be loaded: ModuleNotFoundError: No module named 'nothing_of_that_name'"
         assert await refusal(hooks.predict(1)) == (Code.NOT_READY, f"hooks file hooks.py {reason}")
         path.write_text("def pre_inference(sample, metadata): return [5] * 4")
         await is_whole(hooks, 1)
-        assert not stage.model.hindered
+        assert not stage.model.blockers
         assert await hooks.predict(1) == b"[[[5.0,5.0,5.0,5.0]]]"
         assert any(f"hooks file {path} {reason}" in message for message in caplog.messages)  # the whole place
 

@@ -286,7 +286,7 @@ def test_it_has_eight_bytes(flags: int, size: int) -> None:
 def test_it_is_a_frame_that_asks_for_nothing() -> None:
     watched = Watched(calls=False, max_idle_frames=1, max_ping_strikes=0)
     watched.ping()
-    with pytest.raises(Http2Error, match="ask for nothing"):
+    with pytest.raises(Http2Error, match="request nothing"):
         watched.ping()
 
 

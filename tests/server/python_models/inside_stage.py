@@ -20,7 +20,7 @@ from penstock.server.ipc.channel import Channel
 from penstock.server.ipc.errors import read_error, write_error
 from penstock.server.python_models.inside.service import open_service
 from penstock.server.python_models.messages import ANSWER, CALL, CALLED, CANCEL, CONTROL, CONTROLLED, EXECUTE
-from penstock.server.workers.kinds import CLOSE, ERROR, FIRST_TOLD, OPEN, REPLY
+from penstock.server.workers.kinds import CLOSE, ERROR, FIRST_MESSAGE, OPEN, REPLY
 
 MODELS = Path(__file__).parent / "models"
 GUARD_S = 30.0
@@ -65,10 +65,10 @@ class Work:
         with contextlib.suppress(EOFError):
             while True:
                 for kind, number, body, arrays, _ in self._channel.receive():
-                    if kind < FIRST_TOLD:
+                    if kind < FIRST_MESSAGE:
                         self._heard.put((kind, number, body, arrays))
                     else:
-                        self.service.told(kind, number, body, arrays)
+                        self.service.on_message(kind, number, body, arrays)
         self._heard.put(None)
 
     def _serve(self) -> None:
@@ -96,7 +96,7 @@ class Work:
 
 
 class Stage:
-    """The server's end. `told` is what the worker has told that nothing here has taken."""
+    """The server's end. `on_message` is what the worker has told that nothing here has taken."""
 
     def __init__(
         self, name: str, config: Said | None = None, file: Path | None = None, first: Control = lambda *_: READY,

@@ -248,7 +248,7 @@ def test_a_server_ends_though_a_model_does_not(tmp_path: Path) -> None:
 def test_a_client_that_ends_the_worker_again_and_again_keeps_nobody_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    never = functools.partial(Backoff, first_s=10 * GUARD_S, most_s=10 * GUARD_S)
+    never = functools.partial(Backoff, first_s=10 * GUARD_S, max_s=10 * GUARD_S)
     monkeypatch.setattr(restarting, "Backoff", never)  # once it does not start again at once
     write_model(tmp_path, "triple", TRIPLE, ONE)
     with live_server(tmp_path) as live, triton_http.InferenceServerClient(live.address) as client:

@@ -46,9 +46,9 @@ def test_a_model_calls_another_while_its_own_call_runs() -> None:
     async def scene() -> None:
         def said(kind: int, number: int, body: bytes, arrays: list[Any]) -> None:
             if kind == CALL:
-                worker.tell(CALLED, number, json.dumps(answer(["OUT"])).encode(), [arrays[0] * 2])
+                worker.send_message(CALLED, number, json.dumps(answer(["OUT"])).encode(), [arrays[0] * 2])
 
-        worker = Worker(order("caller"), said=said)
+        worker = Worker(order("caller"), on_message=said)
         await worker.ready
         asked = request(1, parameters={"do": "exec", "model": "m"})
 
@@ -72,7 +72,7 @@ def test_a_decoupled_model_answers_after_its_call() -> None:
             if kind == ANSWER and json.loads(body)["final"]:
                 whole.set_result(values)
 
-        worker = Worker(order("repeat", model_transaction_policy={"decoupled": True}), said=said)
+        worker = Worker(order("repeat", model_transaction_policy={"decoupled": True}), on_message=said)
         await worker.ready
 
         replied, _ = await worker.call(EXECUTE, body(request(1)), [floats(*range(100))])

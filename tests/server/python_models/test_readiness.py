@@ -16,7 +16,7 @@ class FakeWorker:
     def __init__(self) -> None:
         self.told: list[int] = []
 
-    def tell(self, kind: int, number: int) -> None:
+    def send_message(self, kind: int, number: int) -> None:
         self.told.append(kind)
 
 

@@ -186,7 +186,7 @@ def test_a_custom_service_runs_in_a_separate_process(monkeypatch: pytest.MonkeyP
         def custom_service(self) -> None:
             theirs.send(multiprocessing.current_process().pid)
 
-    monkeypatch.setattr(opening, "die_with", lambda parent: None)
+    monkeypatch.setattr(opening, "die_with_parent", lambda parent: None)
     SeldonInside(Serves(), {})
     assert ours.poll(30)
     assert ours.recv() != multiprocessing.current_process().pid

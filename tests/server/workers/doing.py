@@ -24,7 +24,7 @@ class Doing:
     """Calls are words; those of `ACTS` do something, others are echoed with their tensors."""
 
     def __init__(self, settings: dict[str, Any], channel: Any) -> None:
-        self.listens = settings.get("listens", False)
+        self.concurrent_messages = settings.get("listens", False)
         self.channel = channel
         self.heard: list[bytes] = []
         self.hearing = threading.Event()
@@ -40,7 +40,7 @@ class Doing:
             return str(act(rest)).encode(), None
         return body, arrays
 
-    def told(self, kind: int, number: int, body: bytes, arrays: list[Any]) -> None:
+    def on_message(self, kind: int, number: int, body: bytes, arrays: list[Any]) -> None:
         self.heard.append(body)
         self.hearing.set()
 
@@ -195,7 +195,7 @@ class Doing:
 class DoingOnLoop(Doing):
     """Likewise, on a loop."""
 
-    awaits = True
+    is_async = True
 
     def __init__(self, settings: dict[str, Any], channel: Any) -> None:
         super().__init__(settings, channel)
@@ -218,8 +218,8 @@ class DoingOnLoop(Doing):
     async def tick(self) -> None:
         await asyncio.sleep(0.01)
 
-    def told(self, kind: int, number: int, body: bytes, arrays: list[Any]) -> None:
-        super().told(kind, number, body, arrays)
+    def on_message(self, kind: int, number: int, body: bytes, arrays: list[Any]) -> None:
+        super().on_message(kind, number, body, arrays)
         self.told_something.set()
 
 

@@ -29,7 +29,7 @@ class UnspeakableError(Exception):
 class Lying:
     """Calls are words, the names of its methods; others are echoed."""
 
-    listens = False
+    concurrent_messages = False
 
     def __init__(self, channel: Any) -> None:
         self.channel = channel
@@ -43,7 +43,7 @@ class Lying:
         act = getattr(self, body.decode(), None)
         return (str(act()).encode(), None) if act else (body, arrays)
 
-    def told(self, kind: int, number: int, body: bytes, arrays: list[Any]) -> None:
+    def on_message(self, kind: int, number: int, body: bytes, arrays: list[Any]) -> None:
         """Hear nothing."""
 
     def close(self) -> None:

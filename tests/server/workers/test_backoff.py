@@ -11,44 +11,44 @@ from penstock.server.workers.backoff import Backoff
 def test_at_once_then_ever_later_while_it_keeps_failing() -> None:
     backoff = Backoff()
 
-    assert [backoff.ended(0.0) for _ in range(9)] == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
+    assert [backoff.next_delay_s(0.0) for _ in range(9)] == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
     assert backoff.failures == 9
 
 
 def test_one_that_has_served_for_a_while_is_started_at_once() -> None:
     backoff = Backoff()
-    backoff.ended(0.0)
-    backoff.ended(0.0)
-    backoff.serves(10.0)
+    backoff.next_delay_s(0.0)
+    backoff.next_delay_s(0.0)
+    backoff.record_serving(10.0)
 
-    assert backoff.ended(15.0) == 0.0
+    assert backoff.next_delay_s(15.0) == 0.0
 
 
 def test_one_that_has_done_what_it_is_there_for_is_started_at_once() -> None:
     backoff = Backoff()
-    backoff.ended(0.0)
-    backoff.ended(0.0)
-    backoff.serves(10.0)
-    backoff.forget()
+    backoff.next_delay_s(0.0)
+    backoff.next_delay_s(0.0)
+    backoff.record_serving(10.0)
+    backoff.reset()
 
-    assert backoff.ended(10.1) == 0.0
-    assert backoff.ended(10.2) == 1.0
+    assert backoff.next_delay_s(10.1) == 0.0
+    assert backoff.next_delay_s(10.2) == 1.0
 
 
 def test_one_that_served_for_a_moment_has_failed() -> None:
     backoff = Backoff()
-    backoff.ended(0.0)
-    backoff.serves(10.0)
+    backoff.next_delay_s(0.0)
+    backoff.record_serving(10.0)
 
-    assert backoff.ended(14.9) == 1.0
+    assert backoff.next_delay_s(14.9) == 1.0
 
 
 def test_one_that_took_long_and_never_served_has_failed() -> None:
     backoff = Backoff()
-    backoff.serves(0.0)
-    backoff.ended(10.0)
+    backoff.record_serving(0.0)
+    backoff.next_delay_s(10.0)
 
-    assert backoff.ended(500.0) == 1.0
+    assert backoff.next_delay_s(500.0) == 1.0
 
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0.0, 100.0))))
@@ -59,9 +59,9 @@ def test_no_wait_is_above_the_most_nor_shorter_than_the_last_but_for_one_that_se
     for ready, lived_s in starts:
         begun_s = now_s
         if ready:
-            backoff.serves(now_s)
+            backoff.record_serving(now_s)
         now_s += lived_s
-        wait_s = backoff.ended(now_s)
+        wait_s = backoff.next_delay_s(now_s)
 
         assert 0.0 <= wait_s <= 60.0
         if ready and now_s - begun_s >= 5.0:

@@ -14,8 +14,8 @@ import pytest
 
 from penstock.backends.errors import Code
 from penstock.server.workers import worker as worker_module
-from penstock.server.workers.order import NotBegunError, WorkerLost
-from penstock.server.workers.process import ending_of
+from penstock.server.workers.order import NotStartedError, WorkerLost
+from penstock.server.workers.process import describe_end
 from penstock.server.workers.worker import Worker
 from tests.processes import lives
 from tests.server.workers.scene import CALL, ended, gone_within, group_members, order, scene
@@ -35,13 +35,13 @@ async def ends(body: bytes, *, limit_s: float = 0.0, **said: Any) -> tuple[Worke
     assert (await before)[0] == b"echo"
     with pytest.raises(WorkerLost) as caught:
         await fatal
-    with pytest.raises(NotBegunError):
+    with pytest.raises(NotStartedError):
         await after
     await worker.ended
     assert lost == [worker]
-    assert worker.gone
-    assert not worker.serves
-    with pytest.raises(NotBegunError):
+    assert worker.exited
+    assert not worker.serving
+    with pytest.raises(NotStartedError):
         worker.call(CALL)
     return worker, caught.value
 
@@ -59,7 +59,7 @@ def test_a_process_that_ends_takes_only_the_call_that_ran_with_it(body: bytes, r
     async def work() -> None:
         worker, error = await ends(body)
         assert error.message == f"the test's worker ended: {text}".replace("\\", "")
-        assert (error.code, worker.reason) == (Code.NOT_READY, reason)
+        assert (error.code, worker.end_reason) == (Code.NOT_READY, reason)
 
     scene(work())
 
@@ -71,7 +71,7 @@ def test_who_waits_is_told_at_once() -> None:
         calls = [worker.call(CALL, b"sleep 60"), *[worker.call(CALL, b"echo") for _ in range(50)]]
         os.kill(worker.pid, signal.SIGKILL)
         told = await asyncio.gather(*calls, return_exceptions=True)
-        assert [type(error) for error in told[1:]] == [NotBegunError] * 50
+        assert [type(error) for error in told[1:]] == [NotStartedError] * 50
         await worker.ended
 
     scene(work())  # whose patience is shorter than the minute that the first call takes
@@ -82,7 +82,7 @@ def test_a_call_past_its_limit_ends_the_worker(body: bytes) -> None:
     async def work() -> None:
         worker, error = await ends(body, limit_s=0.1)
         assert error.message == "the test's worker: a call took longer than its limit of 0.1 s"
-        assert (error.code, worker.reason) == (Code.EXPIRED, "time")
+        assert (error.code, worker.end_reason) == (Code.EXPIRED, "time")
 
     scene(work())
 
@@ -106,7 +106,7 @@ def test_a_cancelled_call_that_runs_too_long_ends_the_worker_too() -> None:
         await asyncio.sleep(0)
         call.cancel()
         await worker.ended
-        assert worker.reason == "time"
+        assert worker.end_reason == "time"
 
     scene(work())
 
@@ -118,7 +118,7 @@ def test_an_answer_that_waits_to_be_read_is_not_late() -> None:
         call = worker.call(CALL, b"echo", limit_s=0.5)
         await asyncio.sleep(0)
         time.sleep(0.8)  # noqa: ASYNC251 - something holds the loop
-        worker._look()  # the timer's turn may come before the socket's
+        worker._check()  # the timer's turn may come before the socket's
         assert (await call)[0] == b"echo"
         await ended(worker)
 
@@ -131,9 +131,9 @@ def test_a_call_that_stood_still_with_the_server_is_given_time_to_end() -> None:
         await worker.ready
         call = worker.call(CALL, b"sleep 0.3", limit_s=30.0)
         await asyncio.sleep(0)
-        worker._since_s -= 60.0
-        worker._due_s -= 60.0
-        worker._look()
+        worker._line_since_s -= 60.0
+        worker._next_check_s -= 60.0
+        worker._check()
         assert (await call)[0] == b"None"
         await ended(worker)
 
@@ -144,7 +144,7 @@ def test_memory_past_the_limit_ends_the_worker() -> None:
     async def work() -> None:
         worker, error = await ends(b"grow 300", memory_bytes=200 << 20)
         assert "MiB of memory, more than its limit of 200 MiB" in error.message
-        assert worker.reason == "memory"
+        assert worker.end_reason == "memory"
 
     scene(work())
 
@@ -156,10 +156,10 @@ def test_one_that_was_stopped_while_it_was_idle_is_found_by_the_first_call(monke
         worker = Worker(order())
         await worker.call(CALL, b"echo")
         os.kill(worker.pid, signal.SIGSTOP)
-        with pytest.raises(NotBegunError):
+        with pytest.raises(NotStartedError):
             await worker.call(CALL, b"echo")
         await worker.ended
-        assert worker.reason == "stopped"
+        assert worker.end_reason == "stopped"
 
     scene(work())
 
@@ -168,7 +168,7 @@ def test_a_worker_that_is_stopped_is_killed() -> None:
     async def work() -> None:
         worker, error = await ends(b"freeze")
         assert error.message == "the test's worker was stopped for more than 1 s"
-        assert worker.reason == "stopped"
+        assert worker.end_reason == "stopped"
 
     scene(work())
 
@@ -180,14 +180,14 @@ def test_an_idle_worker_is_pinged_and_goes_on(monkeypatch: pytest.MonkeyPatch, m
         await worker.ready
         monkeypatch.setattr(worker_module, "IDLE_S", 0.01)
         await worker.call(CALL, b"echo")
-        before = worker._last
+        before = worker._last_number
         pinged = asyncio.Event()
 
         def answered(_: asyncio.Future[Any]) -> None:
-            if worker._last > before + 2:
+            if worker._last_number > before + 2:
                 pinged.set()
 
-        monkeypatch.setattr(worker_module, "_ignore", lambda ping: ping.add_done_callback(answered))
+        monkeypatch.setattr(worker_module, "_ignore_result", lambda ping: ping.add_done_callback(answered))
         await pinged.wait()
         await ended(worker)
 
@@ -203,7 +203,7 @@ def test_an_idle_worker_that_does_not_answer_is_killed(monkeypatch: pytest.Monke
         await worker.ready
         await worker.call(CALL, b"hold_later")
         await worker.ended
-        assert worker.reason == "silent"
+        assert worker.end_reason == "silent"
 
     scene(work())
 
@@ -222,7 +222,7 @@ def test_a_worker_that_closes_its_socket_is_killed() -> None:
     async def work() -> None:
         worker, error = await ends(b"cut")
         assert error.message.startswith("the test's worker cannot be reached")
-        assert worker.reason == "silent"
+        assert worker.end_reason == "silent"
 
     scene(work())
 
@@ -230,18 +230,18 @@ def test_a_worker_that_closes_its_socket_is_killed() -> None:
 def test_one_that_has_closed_and_takes_long_to_end_is_no_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(worker_module, "END_S", 0.0)
+    monkeypatch.setattr(worker_module, "EXIT_GRACE_S", 0.0)
     os.mkfifo(pipe := tmp_path / "pipe")
     end = os.open(pipe, os.O_RDWR)
 
     async def work() -> None:
-        unlinked, noticed = asyncio.Event(), Worker._unlinked
+        unlinked, noticed = asyncio.Event(), Worker._on_disconnect
 
         def notice(worker: Worker, why: str) -> None:
             noticed(worker, why)
             unlinked.set()
 
-        monkeypatch.setattr(Worker, "_unlinked", notice)
+        monkeypatch.setattr(Worker, "_on_disconnect", notice)
         worker = Worker(order())
         await worker.call(CALL, f"linger {pipe}".encode())
         worker.stop()
@@ -355,7 +355,7 @@ def test_a_service_that_does_not_close_is_killed(monkeypatch: pytest.MonkeyPatch
         worker = Worker(order())
         await worker.call(CALL, b"close_slowly")
         await ended(worker)
-        assert worker.reason == "time"
+        assert worker.end_reason == "time"
 
     scene(work())
 
@@ -370,7 +370,7 @@ def test_a_worker_whose_server_is_not_there_any_more_ends(settings: dict[str, An
         await asyncio.sleep(0)
         worker._link.close()
         await worker.ended
-        assert worker.reason == "exit"
+        assert worker.end_reason == "exit"
 
     scene(work())
 
@@ -384,7 +384,7 @@ def test_who_stops_a_worker_is_not_told_of_its_end() -> None:
         worker.stop()
         await worker.ended
         assert not lost
-        worker.tell(64, 0, b"nobody")
+        worker.send_message(64, 0, b"nobody")
 
     scene(work())
 
@@ -394,7 +394,7 @@ def test_an_opening_that_fails_ends_the_worker_when_nobody_waits_for_it_too() ->
         worker = Worker(order(settings={"breaks": "x"}))
         worker.ready.cancel()
         await worker.ended
-        assert worker.reason == "open"
+        assert worker.end_reason == "open"
 
     scene(work())
 
@@ -408,7 +408,7 @@ def test_settings_that_cannot_be_written_leave_nothing_behind() -> None:
 
 
 def test_a_crash_while_it_is_opened_is_told_by_its_signal() -> None:
-    told = ending_of(order(), -signal.SIGSEGV, "Extension modules: numpy.linalg._umath_linalg (total: 1)")
+    told = describe_end(order(), -signal.SIGSEGV, "Extension modules: numpy.linalg._umath_linalg (total: 1)")
 
     assert told[1] == "the test's worker ended while it was starting: signal 11 (SIGSEGV)"
 
@@ -440,7 +440,7 @@ def test_kill_before_it_is_there() -> None:
         with pytest.raises(WorkerLost, match="nobody wants it"):
             await worker.ready
         await worker.ended
-        assert worker.reason == "killed"
+        assert worker.end_reason == "killed"
 
     scene(work())
 

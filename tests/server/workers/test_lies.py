@@ -32,7 +32,7 @@ def unfit(kind: int, number: int, body: bytes, arrays: list[Any]) -> None:
 )
 def test_a_worker_that_lies_is_ended_and_whoever_waited_is_told(lie: bytes) -> None:
     async def work() -> None:
-        worker = Worker(lying(), said=unfit)
+        worker = Worker(lying(), on_message=unfit)
         await worker.ready
         call = worker.call(CALL, lie)
         with pytest.raises(WorkerLost):
@@ -44,7 +44,7 @@ def test_a_worker_that_lies_is_ended_and_whoever_waited_is_told(lie: bytes) -> N
 
 def test_descriptors_that_nobody_has_asked_for_are_closed() -> None:
     async def work() -> None:
-        worker = Worker(lying(), said=lambda *_: None)
+        worker = Worker(lying(), on_message=lambda *_: None)
         await worker.ready
         before = len(descriptors())
         assert (await worker.call(CALL, b"descriptors"))[0] == b"sent"
@@ -71,7 +71,7 @@ def test_memory_that_the_server_reads_cannot_be_taken_from_under_it() -> None:
 
 def test_a_child_that_goes_on_writing_for_a_dead_worker_does_not_hold_the_loop() -> None:
     async def work() -> float:
-        worker = Worker(lying(), said=lambda *_: None)
+        worker = Worker(lying(), on_message=lambda *_: None)
         await worker.ready
         loop, slowest = asyncio.get_running_loop(), 0.0
         call = worker.call(CALL, b"orphan")

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.server.workers.lines import LAST_LINES, LINE_BYTES, LINES_PER_S, Lines, Output
+from penstock.server.workers.lines import LAST_LINES, LINE_BYTES, LINES_PER_S, LineSplitter, Output
 from penstock.server.workers.order import WorkerLost
 from penstock.server.workers.worker import Worker
 from tests.server.workers.scene import CALL, ended, order, scene
@@ -27,34 +27,34 @@ def pieces(text: bytes, cuts: list[int]) -> list[bytes]:
 
 @given(st.lists(st.text("ab é", max_size=8), max_size=8), CUTS)
 def test_lines_come_out_as_they_were_written_in_whatever_pieces(written: list[str], cuts: list[int]) -> None:
-    lines = Lines()
+    lines = LineSplitter()
     text = "".join(f"{line}\n" for line in written).encode()
 
     assert [line for piece in pieces(text, cuts) for line in lines.feed(piece, 0.0)] == [
         line for line in written if line
     ]
-    assert lines.rest() == []
+    assert lines.flush() == []
 
 
 def test_one_without_an_end_comes_at_the_end() -> None:
-    lines = Lines()
+    lines = LineSplitter()
 
     assert lines.feed(b"one\ntwo", 0.0) == ["one"]
-    assert lines.rest() == ["two"]
-    assert lines.rest() == []
+    assert lines.flush() == ["two"]
+    assert lines.flush() == []
 
 
 def test_a_progress_bar_is_lines() -> None:
-    assert Lines().feed(b"10%\r20%\r\n30%\n", 0.0) == ["10%", "20%", "30%"]
+    assert LineSplitter().feed(b"10%\r20%\r\n30%\n", 0.0) == ["10%", "20%", "30%"]
 
 
 def test_bytes_that_are_no_text_are_escaped() -> None:
-    assert Lines().feed(b"\xff ok\n", 0.0) == ["\\xff ok"]
+    assert LineSplitter().feed(b"\xff ok\n", 0.0) == ["\\xff ok"]
 
 
 @pytest.mark.parametrize("step", [1000, LINE_BYTES, 3 * LINE_BYTES])
 def test_a_long_line_is_cut_once(step: int) -> None:
-    lines = Lines()
+    lines = LineSplitter()
     text = b"x" * (3 * LINE_BYTES) + b"\nnext\n"
     said = [line for start in range(0, len(text), step) for line in lines.feed(text[start : start + step], 0.0)]
 
@@ -64,13 +64,13 @@ def test_a_long_line_is_cut_once(step: int) -> None:
 @settings(max_examples=40)
 @given(st.integers(LINES_PER_S - 50, LINES_PER_S + 150), st.integers(20, 900))
 def test_every_line_is_given_or_counted(count: int, step: int) -> None:
-    lines = Lines()
+    lines = LineSplitter()
     text = b"".join(b"%d\n" % number for number in range(count))
     said = [line for start in range(0, len(text), step) for line in lines.feed(text[start : start + step], 0.0)]
 
     assert said == [str(number) for number in range(min(count, LINES_PER_S))]
 
-    rest = lines.rest()
+    rest = lines.flush()
     dropped = 0
     if rest and (found := re.fullmatch(r"(\d+) lines dropped", rest[0])):
         dropped = int(found[1])
@@ -81,7 +81,7 @@ def test_every_line_is_given_or_counted(count: int, step: int) -> None:
 
 
 def test_what_was_dropped_is_said_once_a_second() -> None:
-    lines = Lines()
+    lines = LineSplitter()
     lines.feed(b"x\n" * (LINES_PER_S + 1000), 10.0)
 
     assert lines.report(10.9) == []
@@ -104,7 +104,7 @@ def test_what_was_dropped_in_the_last_second_is_told_though_nothing_more_is_writ
 
     async def write() -> None:
         read, written = os.pipe()
-        output = Output(read, "component 'C'", {}, line=told.append)
+        output = Output(read, "component 'C'", {}, on_line=told.append)
         for text, hundredths in ((b"x\n", 50), (b"x\n" * 600, 60), (b"x\n" * 700, 150)):
             os.write(written, text)
             for _ in range(hundredths):
@@ -129,7 +129,7 @@ class TestOutput:
         caplog.set_level(logging.INFO)
 
         async def work() -> None:
-            worker = Worker(order(about={"model": "iris"}))
+            worker = Worker(order(log_fields={"model": "iris"}))
             await worker.call(CALL, b"print hello\nyou")
             await ended(worker)
 
@@ -144,7 +144,7 @@ class TestOutput:
         caplog.set_level(logging.DEBUG, "penstock.workers")
 
         async def work() -> None:
-            worker = Worker(order(noise=("is on", "is off")))
+            worker = Worker(order(harmless_lines=("is on", "is off")))
             await worker.call(CALL, b"print a: oneDNN is on.\nan error")
             await ended(worker)
 
@@ -216,7 +216,7 @@ def test_a_line_that_is_heard_is_logged_as_the_least_that_is_logged(
         read, written = os.pipe()
         os.write(written, b"said\n")
         os.close(written)
-        Output(read, "component 'C'", {}, heard=heard).close()
+        Output(read, "component 'C'", {}, always_logged=heard).close()
 
     with caplog.at_level(least, "penstock.workers"):
         asyncio.run(write())

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from penstock.backends.errors import Code, InferError
-from penstock.server.workers.order import NotBegunError, WorkerLost
+from penstock.server.workers.order import NotStartedError, WorkerLost
 from penstock.server.workers.worker import Worker
 from tests.server.workers.scene import CALL, HERE, ended, order, scene
 
@@ -121,7 +121,7 @@ def test_a_cancelled_call_runs_and_its_answer_is_let_go_of() -> None:
             del reply
         gc.collect()
         await worker.call(CALL, b"echo")
-        assert worker.waiting == 0
+        assert worker.in_flight_count == 0
         await worker.call(CALL, b"echo")
         assert worker._link.arena.leases == 0
         await ended(worker)
@@ -134,7 +134,7 @@ def test_what_is_told_during_a_call_is_heard_by_a_service_that_listens() -> None
         worker = Worker(order(settings={"listens": True}))
         hearing = worker.call(CALL, b"hear")
         await worker.ready
-        worker.tell(64, 0, b"now")
+        worker.send_message(64, 0, b"now")
         reply = await hearing
         await ended(worker)
         return reply[0]
@@ -145,7 +145,7 @@ def test_what_is_told_during_a_call_is_heard_by_a_service_that_listens() -> None
 def test_what_is_told_before_it_is_open_is_heard_when_it_is() -> None:
     async def work() -> bytes:
         worker = Worker(order())
-        worker.tell(64, 0, b"early")
+        worker.send_message(64, 0, b"early")
         reply = await worker.call(CALL, b"hear")
         await ended(worker)
         return reply[0]
@@ -156,7 +156,7 @@ def test_what_is_told_before_it_is_open_is_heard_when_it_is() -> None:
 def test_what_the_service_says_arrives_before_its_reply() -> None:
     async def work() -> list[Any]:
         said: list[Any] = []
-        worker = Worker(order(), said=lambda kind, number, body, arrays: said.append((kind, number, body)))
+        worker = Worker(order(), on_message=lambda kind, number, body, arrays: said.append((kind, number, body)))
         await worker.call(CALL, b"say hello")
         await ended(worker)
         return said
@@ -170,13 +170,13 @@ def test_a_service_on_a_loop_keeps_its_tasks_between_calls() -> None:
         await worker.call(CALL, b"tick")
         assert (await worker.call(CALL, b"ticked"))[0] == b"ticked"
         hearing = worker.call(CALL, b"heard")
-        worker.tell(64, 0, b"told")
+        worker.send_message(64, 0, b"told")
         assert (await hearing)[0] == b"told"
         with pytest.raises(InferError, match="ValueError: badly"):
             await worker.call(CALL, b"fail badly")
         assert (await worker.call(CALL, b"echo"))[0] == b"echo"
         await ended(worker)
-        assert worker.reason == "exit"
+        assert worker.end_reason == "exit"
 
     scene(work())
 
@@ -187,7 +187,7 @@ def test_stop_lets_the_calls_on_their_way_end() -> None:
         worker = Worker(order(), lost.append)
         calls = [worker.call(CALL, b"echo") for _ in range(3)]
         worker.stop()
-        with pytest.raises(NotBegunError):
+        with pytest.raises(NotStartedError):
             worker.call(CALL)
         assert [body for body, _ in await asyncio.gather(*calls)] == [b"echo"] * 3
         await worker.ended
@@ -206,12 +206,12 @@ class TestOpening:
             later = worker.call(CALL, b"echo")
             with pytest.raises(InferError) as caught:
                 await worker.ready
-            with pytest.raises(NotBegunError):
+            with pytest.raises(NotStartedError):
                 await later
             await worker.ended
             assert lost == [worker]
-            assert worker.reason == "open"
-            assert not worker.serves
+            assert worker.end_reason == "open"
+            assert not worker.serving
             assert caught.value.code is code
             return caught.value.message
 
@@ -261,7 +261,7 @@ class TestOpening:
                 await worker.ready
             assert caught.value.code is Code.EXPIRED
             await worker.ended
-            assert worker.reason == "time"
+            assert worker.end_reason == "time"
 
         scene(work())
 
@@ -298,15 +298,15 @@ def test_whoever_asks_without_a_future_is_told_once_and_in_order_however_it_ends
             told.append((body, type(error).__name__))
 
         for word in (b"echo 1", b"refuse too much", b"echo 2", b"kill", b"echo 3"):
-            worker.ask(answered, CALL, word)
+            worker.send_call(answered, CALL, word)
         assert not told  # never in the turn in which it is asked
         await worker.ended
-        with pytest.raises(NotBegunError):
-            worker.ask(answered, CALL, b"echo 4")
+        with pytest.raises(NotStartedError):
+            worker.send_call(answered, CALL, b"echo 4")
         return told
 
     ends = scene(work())
     assert ends == [
         (b"echo 1", "NoneType"), (b"", "InferError"), (b"echo 2", "NoneType"), (b"", "WorkerLost"),
-        (b"", "NotBegunError"),
+        (b"", "NotStartedError"),
     ]  # fmt: skip
