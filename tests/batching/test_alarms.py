@@ -25,7 +25,7 @@ class Model:
 
 
 class Clock:
-    """Stands in for the timer and for the module `time`: it is told the time, and rings what is due."""
+    """A fake timer and `time` module: the test sets the time, and due alarms ring."""
 
     def __init__(self) -> None:
         self.now_ns = SECOND_NS
@@ -150,7 +150,7 @@ def test_after_a_stall_the_loop_reads_its_sockets_before_an_alarm_rings(clock: C
     late.set(model, 2 * SECOND_NS)
     clock.goes_to(9 * SECOND_NS)
     before = list(rung)
-    late.set(model, 2 * SECOND_NS)  # as what is read then may ask for, which puts it off no further
+    late.set(model, 2 * SECOND_NS)  # setting it again does not postpone it further
     clock.goes_to(9 * SECOND_NS + STALL_NS)
 
     assert (before, rung) == ([], [model])
@@ -211,4 +211,4 @@ def test_a_batch_held_open_for_less_than_a_millisecond_does_not_keep_the_loop_bu
             await house.sink.holds(2)
             return looked
 
-    assert uvloop.run(case()) == 2  # when it came, and when it was due
+    assert uvloop.run(case()) == 2  # on its arrival, and when it was due

@@ -301,7 +301,7 @@ class TestFailedBatch:
 
 
 def no_more_than(rows: int) -> Function:
-    """A model that has memory for so many rows."""
+    """A model that has memory for this number of rows."""
 
     def function(inputs: list[Any]) -> list[Any]:
         if len(inputs[0]) > rows:
@@ -565,7 +565,7 @@ class TestInterruptions:
 
 
 def test_a_model_that_always_returns_one_row_serves_each_request_alone() -> None:
-    """It gives one row however many it gets: wrong for a batch, right for each request alone."""
+    """It always returns one row: wrong for a batch, and correct for each request alone."""
 
     def function(inputs: list[Any]) -> list[Any]:
         first = inputs[0][:1]

@@ -158,7 +158,7 @@ class TestTimeouts:
 
 
 class Slow(CostModel):
-    """A device that takes a millisecond for a batch of up to eight rows."""
+    """A device that needs a millisecond for a batch of up to eight rows."""
 
     def __init__(self) -> None:
         super().__init__()

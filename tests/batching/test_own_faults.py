@@ -44,13 +44,13 @@ def goes_on_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Panic(BaseException):
-    """What no Exception is, and does not end the process either."""
+    """A BaseException that does not end the process."""
 
 
 def fails_once(
     of: Any, name: str, monkeypatch: pytest.MonkeyPatch, with_what: type[BaseException] = ZeroDivisionError
 ) -> None:
-    """Have a function fail when it is called next, and never again."""
+    """Have a function fail on its next call only."""
     original: Callable[..., Any] = getattr(of, name)
 
     def fail(*_: Any, **__: Any) -> Any:

@@ -50,7 +50,7 @@ def take(scheduler: Scheduler, now_ns: int = 1) -> Batch:
 
 
 def run(scheduler: Scheduler, now_ns: int = 1) -> list[int | str]:
-    """Run a batch, and give the sequences it was for."""
+    """Run a batch. Returns: the sequences of its requests."""
     batch = take(scheduler, now_ns)
     scheduler.record_ended(batch, now_ns)
     return [request.sequence.id for request in batch.requests if request.sequence]

@@ -93,7 +93,7 @@ async def served(
 
 
 async def come(each: asyncio.Task[float]) -> None:
-    """Let a request come as far as it can."""
+    """Let a request proceed as far as it can."""
     await asyncio.sleep(0)
     assert not each.done()
 

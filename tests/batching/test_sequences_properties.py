@@ -178,7 +178,7 @@ class SequencesMachine(RuleBasedStateMachine):
     # -- what follows ------------------------------------------------------------------------------------------
 
     def _pass(self, passed_ns: int) -> None:
-        """Let time pass, and ring when it was asked for."""
+        """Let time pass, and ring the alarm when it is due."""
         until_ns = self.now_ns + passed_ns
         while 0 < (due_ns := self.scheduler.nearest_deadline_ns()) <= until_ns:
             self.now_ns = max(self.now_ns, due_ns)
@@ -255,7 +255,7 @@ class SequencesMachine(RuleBasedStateMachine):
             assert len(here) == self.slots
 
     def teardown(self) -> None:
-        """Whatever was going on, nothing is left once all have run, were cancelled or have gone silent."""
+        """Nothing is left once all requests have run, were canceled or have become idle."""
         if not hasattr(self, "scheduler"):
             return
         while self.running:

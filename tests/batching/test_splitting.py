@@ -61,7 +61,7 @@ class House:
         return request
 
     async def busy(self) -> InferRequest:
-        """Close the gate and have a request stand before it."""
+        """Close the gate and submit a request that waits at it."""
         self.gate.close()
         request = self.submit(1, 1000.0)
         await self.gate.entered()
@@ -278,7 +278,7 @@ class TestServing:
             whole = place.submit(9)
             await place.gate.entered()
             place.engine.cancel(whole)
-            assert whole.parts is None  # so that no part that runs brings it back
+            assert whole.parts is None  # so that no running part delivers it
             last = place.submit(1, 5.0)
             place.gate.open()
 

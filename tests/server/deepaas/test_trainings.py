@@ -1,4 +1,4 @@
-"""Trainings wait, run and end: one after another, each once, whatever is asked of them meanwhile."""
+"""Trainings wait, run and end: one after another, each once, whatever requests arrive meanwhile."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def message(run: Any) -> Any:
     return json.loads(run.record.document).get("message")
 
 
-def test_a_large_request_waits_on_the_disk_and_comes_whole() -> None:
+def test_a_large_request_waits_on_disk_and_is_passed_on_complete() -> None:
     async def work() -> None:
         bench, large = Bench(), bytes(range(256)) * (LARGE_BYTES // 256)
         await bench.add()
@@ -156,7 +156,7 @@ def test_a_large_request_waits_on_the_disk_and_comes_whole() -> None:
     done(work())
 
 
-def test_a_disk_that_is_full_refuses_what_would_have_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_rejects_a_training_that_would_have_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     def full() -> Any:
         raise OSError(28, "No space left on device")
 
@@ -173,7 +173,7 @@ def test_a_disk_that_is_full_refuses_what_would_have_to_wait(monkeypatch: pytest
     done(work())
 
 
-def test_no_more_wait_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_waiting_trainings_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         bench = Bench()
         for _ in range(3):
@@ -186,7 +186,7 @@ def test_no_more_wait_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
     done(work())
 
 
-def test_the_oldest_that_have_ended_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_ended_trainings_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         bench = Bench(at_once=9)
         uuids = [await bench.add() for _ in range(5)]
@@ -200,7 +200,7 @@ def test_the_oldest_that_have_ended_are_forgotten(monkeypatch: pytest.MonkeyPatc
     done(work())
 
 
-def test_the_servers_end_is_in_the_records_and_later_servers_have_them(tmp_path: Path) -> None:
+def test_trainings_interrupted_by_the_servers_end_are_in_the_records_of_later_servers(tmp_path: Path) -> None:
     async def work() -> None:
         bench = Bench(file=tmp_path / "jobs")
         await bench.runs.open()
@@ -220,7 +220,7 @@ def test_the_servers_end_is_in_the_records_and_later_servers_have_them(tmp_path:
     done(work())
 
 
-def test_a_server_that_was_killed_left_none_running(tmp_path: Path) -> None:
+def test_a_killed_server_leaves_no_training_recorded_as_running(tmp_path: Path) -> None:
     async def work() -> None:
         killed = Bench(file=tmp_path / "jobs")
         await killed.runs.open()
@@ -241,7 +241,7 @@ def test_a_server_that_was_killed_left_none_running(tmp_path: Path) -> None:
     done(work())
 
 
-def test_an_unloaded_models_trainings_end_with_it() -> None:
+def test_unloading_a_model_ends_its_trainings() -> None:
     async def work() -> None:
         bench = Bench()
         await bench.add("m")
@@ -259,7 +259,7 @@ def test_an_unloaded_models_trainings_end_with_it() -> None:
     done(work())
 
 
-def test_what_the_system_takes_long_to_end_is_cancelled_to_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_that_takes_long_to_kill_is_reported_as_canceled(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         bench = Bench()
         uuid = await bench.add()
@@ -276,7 +276,7 @@ def test_what_the_system_takes_long_to_end_is_cancelled_to_its_client(monkeypatc
     done(work())
 
 
-def test_a_record_that_cannot_be_read_keeps_no_other_from_being_read(tmp_path: Path) -> None:
+def test_an_unreadable_record_does_not_prevent_others_from_being_read(tmp_path: Path) -> None:
     async def work() -> None:
         earlier = Store(tmp_path / "jobs")
         await earlier.open()
@@ -298,7 +298,7 @@ async def run_until(holds: Any) -> None:
         await asyncio.sleep(0)
 
 
-def test_a_training_that_is_removed_before_its_process_is_there_never_runs() -> None:
+def test_a_training_removed_before_its_process_exists_never_runs() -> None:
     async def work() -> None:
         bench = Bench()
         run = await bench.runs.add("m", {}, b"asked")
@@ -309,7 +309,7 @@ def test_a_training_that_is_removed_before_its_process_is_there_never_runs() -> 
     done(work())
 
 
-def test_what_ended_a_training_first_is_what_its_record_says() -> None:
+def test_the_first_reason_for_a_trainings_end_is_recorded() -> None:
     async def work() -> None:
         bench = Bench()
         uuid = await bench.add()
@@ -324,7 +324,7 @@ def test_what_ended_a_training_first_is_what_its_record_says() -> None:
     done(work())
 
 
-def test_a_training_that_was_removed_while_it_ran_is_kept_nowhere(tmp_path: Path) -> None:
+def test_a_training_removed_while_running_leaves_no_record(tmp_path: Path) -> None:
     async def work() -> None:
         bench = Bench(file=tmp_path / "jobs")
         await bench.runs.open()
