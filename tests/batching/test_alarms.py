@@ -92,7 +92,7 @@ def test_of_several_times_set_for_a_model_the_earliest_counts(clock: Clock) -> N
     assert clock.times_set == 2
 
 
-def test_an_alarm_rings_for_each_model_when_it_is_due_and_for_models_due_together_at_once(clock: Clock) -> None:
+def test_an_alarm_rings_for_each_model_when_due_and_once_for_models_due_together(clock: Clock) -> None:
     rung: list[Any] = []
     first, second, third = (cast(Any, Model()) for _ in range(3))
     all_of_them = watched(clock, rung.append)

@@ -107,7 +107,7 @@ def test_requests_are_not_enqueued_together_if_the_policy_considers_each_one_sep
 @pytest.mark.parametrize(
     "said", [{"deadline_ns": 9}, {"target_ns": 9}, {"key": ((5,),)}], ids=lambda said: next(iter(said))
 )
-def test_requests_are_not_enqueued_together_if_one_has_a_deadline_target_or_key_of_its_own(
+def test_requests_with_different_deadlines_targets_or_keys_are_not_enqueued_together(
     said: dict[str, Any],
 ) -> None:
     model = model_of()

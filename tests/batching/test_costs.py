@@ -302,7 +302,7 @@ class TestRunTimes:
 
 
 @given(st.dictionaries(st.integers(1, 8), st.integers(100, 10_000), min_size=1), st.integers(1, 100))
-def test_best_rows_is_about_as_fast_per_row_as_all_waiting_rows_or_any_smaller_size(
+def test_best_rows_is_about_the_most_efficient_size_up_to_all_waiting_rows(
     points: dict[int, int], waiting: int
 ) -> None:
     costs = CostModel()

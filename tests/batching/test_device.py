@@ -359,8 +359,8 @@ class TestWidths:
 class Simulated:
     """A Model with a number of Instances of one width, loaded from `comes` to `goes`.
 
-    `costs`: what its batches are predicted to take, and what they take, round and round. `rest`: how long it has
-    nothing to do after each, 0 for a hot one.
+    `costs`: the predicted and actual times of its batches, in rotation. `rest`: how long it is idle after each, 0 for
+    a busy one.
     """
 
     instances: int
@@ -390,7 +390,7 @@ class Runner:
 
 
 class House:
-    """A Device under a virtual clock. `waits`: how long each wait of a Model was, and among how many others."""
+    """A Device under a virtual clock. `waits`: the length of each wait of a Model, and the number of other Models."""
 
     def __init__(self, room: int, models: list[Simulated]) -> None:
         self.device = Device(room)

@@ -592,7 +592,7 @@ class TestExecutors:
         assert threading.get_ident() not in ran_on
 
     @pytest.mark.parametrize(("count", "on_loop"), [(1, True), (2, False)])
-    async def test_a_model_with_runs_of_200_us_runs_on_the_loop_unless_it_has_several_instances(
+    async def test_a_model_with_short_runs_runs_on_the_loop_unless_it_has_several_instances(
         self, count: int, *, on_loop: bool
     ) -> None:
         ran_on: set[int] = set()
@@ -693,7 +693,7 @@ class TestAdmission:
         assert house.sink.requests == [running, waiting]
 
 
-class TestCancelling:
+class TestCanceling:
     async def test_a_waiting_request_that_is_canceled_is_never_delivered(self) -> None:
         async with serving() as house:
             running = await house.busy()
@@ -935,7 +935,7 @@ class TestStopping:
 
     @pytest.mark.parametrize("ends", ["stop", "unload"])
     @pytest.mark.parametrize("policy", [{"max_queue_delay_us": HOUR_US}, {"hold_requests": 9}])
-    async def test_a_batch_held_open_runs_at_once_when_the_engine_stops_or_the_model_is_unloaded(
+    async def test_a_held_batch_runs_at_once_when_the_engine_stops_or_its_model_is_unloaded(
         self, executor: str, policy: dict[str, Any], ends: str
     ) -> None:
         async with serving(executor=executor, **policy) as house:

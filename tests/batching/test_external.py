@@ -33,8 +33,8 @@ GUARD_S = 20.0
 class Elsewhere:
     """An executor that follows a plan for each Batch: `answer`, `late`, `fail`, `die`, `unbegun` or `again`.
 
-    The last of these answers every second request, and has the others run again. It needs some loop `turns` for each,
-    and some to come back.
+    `again` answers every second request, and repeats the others. A Batch takes a number of loop `turns`, and so does
+    the return after a death.
     """
 
     def __init__(self, plan: Callable[[], str], hopeless: bool = False, turns: int = 3) -> None:
@@ -483,7 +483,7 @@ def test_a_model_is_unhealthy_while_none_of_its_executors_runs() -> None:
     run([outside], scene)
 
 
-def test_answers_of_a_decoupled_model_come_after_its_batch_and_count_as_in_flight_until_the_last() -> None:
+def test_a_decoupled_request_counts_as_in_flight_until_its_last_answer() -> None:
     outside = Elsewhere(lambda: "late")
 
     async def scene(engine: Engine, model: Model) -> None:

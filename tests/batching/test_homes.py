@@ -212,7 +212,7 @@ async def test_a_sequence_whose_instance_was_lost_must_start_again() -> None:
     assert said == [1, 2, text.format(1), text.format(2), 4, 9, 6]
 
 
-async def test_the_first_request_of_a_sequence_is_retried_at_its_row_after_a_device_is_lost() -> None:
+async def test_a_sequences_first_request_is_retried_at_its_row_after_a_device_is_lost() -> None:
     fates = iter([DeviceLost(Code.NOT_READY, "lost")])
     loads = Loads(lambda values: next(fates, None) if 7 in values else None, direct=True)
     async with served(loads, replace(SPEC, instances=(InstanceGroup(1),))) as it:

@@ -192,7 +192,7 @@ class TestLoopInstance:
             assert ran == ([[second]] if stays else [])
             assert stays or finished.get(timeout=PATIENCE_S).requests == [second]
 
-    def test_a_model_that_holds_the_loop_with_several_long_batches_moves_to_threads_for_a_while(
+    def test_a_model_that_often_holds_the_loop_with_long_batches_moves_to_threads(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         held_ns = MAX_DEBT_NS * 3 // 5

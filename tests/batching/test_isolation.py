@@ -203,7 +203,7 @@ class TestExecute:
 
         assert [request.outputs for request in requests] == [[[{0: 1.0}]], [[{0: 2.0}]]]
 
-    def test_a_model_without_rows_gets_and_gives_whole_tensors(self) -> None:
+    def test_a_model_without_rows_receives_and_returns_whole_tensors(self) -> None:
         whole = Signature((TensorSpec("x", "FP32", (2, -1)),), (TensorSpec("y", "FP32", (1,)),))
         model, backend = model_of(total, whole)
         request = fake_request(model, key=())

@@ -191,7 +191,7 @@ class PolicyMachine(RuleBasedStateMachine):
         self.ended.add(request)
 
     @invariant()
-    def it_counts_what_waits(self) -> None:
+    def counters_match_the_waiting_requests(self) -> None:
         assert self.scheduler.rows == sum(request.rows for request in self.waiting)
         assert self.scheduler.request_count == len(self.waiting)
         assert all(request.waiting for request in self.waiting)
@@ -209,7 +209,7 @@ class PolicyMachine(RuleBasedStateMachine):
         assert not deadlines or 0 < self.scheduler.nearest_deadline_ns() <= min(deadlines)
 
     @invariant()
-    def what_is_held_open_is_looked_at_in_time(self) -> None:
+    def held_batches_are_due_in_time(self) -> None:
         if not self.policy.max_queue_delay_us or self.hold:
             return
         for key in (A, B):

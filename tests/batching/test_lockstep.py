@@ -39,9 +39,9 @@ def even(rows: int) -> float:
 class World:
     """Clients, one Instance, and a front end that answers and reads one request after another, in virtual time.
 
-    `think_ns`: what a client takes before it asks `again`. `wanted`: a time of each request that is 10 s away, if any.
-    `swept`: the sizes that ran before the first client came. `batches`: the rows of each. `held_ns`: how long the
-    Instance had nothing to do though somebody waited, and `longest_ns` the longest of those times.
+    `think_ns`: the time before a client sends its next request. `wanted`: which time of each request is set, 10 s away.
+    `swept`: the sizes that ran before the first client arrived. `batches`: the rows of each. `held_ns`: how long the
+    Instance was idle while requests waited, and `longest_ns` the longest of those times.
     """
 
     run_ns: RunNs
@@ -145,7 +145,7 @@ def by_halves(world: World) -> World:
 
 
 @pytest.mark.parametrize("clients", [2, 3, 4, 5, 7, 16, 32, 64])
-def test_clients_in_lock_step_share_one_batch_if_it_is_hardly_slower_than_half_of_it(clients: int) -> None:
+def test_clients_in_lock_step_share_a_batch_if_doubling_it_hardly_takes_longer(clients: int) -> None:
     world = World(from_memory, clients)
     world.go_on(1000)
     together = world.go_on(1000)

@@ -85,7 +85,7 @@ class TestLoopGuard:
 
         assert away == [5, 5, 5]
 
-    def test_one_very_long_batch_moves_a_model_to_threads_for_long_and_a_second_for_good(self) -> None:
+    def test_a_second_very_long_batch_moves_a_model_to_threads_for_good(self) -> None:
         loop = Loop()
 
         said = loop.batch(NOW, MAX_HOLD_NS + 1, MAX_HOLD_NS + 1)

@@ -142,7 +142,7 @@ class TestSessions:
 
         assert backend_groups(groups) == [*groups[:2], *[InstanceGroup(1, ("cuda:0",))] * 2]
 
-    async def test_a_session_that_does_not_fit_on_the_device_fails_the_load_and_closes_the_others(self) -> None:
+    async def test_a_session_that_does_not_fit_fails_the_load_and_closes_the_other_sessions(self) -> None:
         loads = Loads()
         loads.errors = [None, InferError(Code.OVERLOADED, "it does not fit the device")]
         engine = Engine(asyncio.get_running_loop(), {"fake": loads})

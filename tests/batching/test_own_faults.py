@@ -134,7 +134,7 @@ async def test_a_callback_that_fails_before_dispatch_does_not_affect_requests(ca
         assert "no beginning" in caplog.text
 
 
-def test_an_error_while_the_next_batch_is_chosen_does_not_affect_the_batch_on_the_device(
+def test_an_error_while_choosing_the_next_batch_does_not_affect_the_running_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stream = Stream(ROWS, list, held=True)

@@ -57,7 +57,7 @@ def test_a_model_whose_output_length_depends_on_values_is_unbatched() -> None:
     assert rows_of(found) == 0
 
 
-def test_a_model_with_an_output_that_is_not_a_tensor_is_probed_by_its_other_outputs() -> None:
+def test_a_model_with_an_output_that_is_not_a_tensor_is_probed_by_its_tensors() -> None:
     maps = TensorSpec("maps", "seq(map(int64,tensor(float)))", ())
 
     assert rows_of(lambda inputs: [[{}], *inputs], outputs=(maps, y(-1, 4))) == 64

@@ -897,7 +897,7 @@ class TestHoldingOpenUnderATarget:
 
         assert scheduler.due_ns(1) == 1_000_001
 
-    def test_a_batch_of_a_key_that_has_never_run_is_not_held_if_it_has_a_target(self) -> None:
+    def test_a_batch_with_a_target_is_not_held_if_its_key_has_never_run(self) -> None:
         scheduler = scheduler_of(max_queue_delay_us=1_000, latency_target_us=5_000)
         target_of(scheduler, 5_000_000)
 

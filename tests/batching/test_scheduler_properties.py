@@ -205,13 +205,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.ends[request] = how
 
     @invariant()
-    def it_counts_what_waits(self) -> None:
+    def counters_match_the_waiting_requests(self) -> None:
         assert self.scheduler.rows == sum(request.rows for request in self.waiting)
         assert self.scheduler.request_count == len(self.waiting)
         assert self.scheduler.nbytes == sum(request.nbytes for request in self.waiting)
 
     @invariant()
-    def those_and_only_those_are_waiting(self) -> None:
+    def exactly_the_queued_requests_are_waiting(self) -> None:
         assert all(request.waiting for request in self.waiting)
         assert not any(request.waiting for batch in self.running for request in batch.requests)
 
@@ -221,7 +221,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not deadlines or 0 < self.scheduler.nearest_deadline_ns() <= min(deadlines)
 
     @invariant()
-    def no_work_is_promised_for_where_nobody_waits(self) -> None:
+    def the_backlog_is_zero_if_no_request_waits(self) -> None:
         assert self.scheduler.promises.backlog_ns >= -1e-3
         assert self.waiting or abs(self.scheduler.promises.backlog_ns) < 1e-3
 

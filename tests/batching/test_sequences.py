@@ -341,7 +341,7 @@ class TestBacklog:
     @pytest.mark.parametrize(
         ("remembers", "runs"), [(True, [[1, 2], [1, 2], [1], [1]]), (False, [[1, 1, 1, 2], [1, 2]])]
     )
-    def test_a_restarted_sequence_waits_for_the_end_of_the_previous_one_if_the_model_keeps_state(
+    def test_a_restarted_sequence_waits_for_its_previous_run_if_the_model_keeps_state(
         self, direct: bool, remembers: bool, runs: list[list[int]]
     ) -> None:
         sequences = Sequences("m", SequenceSpec(direct=direct), 4, 1, model_keeps_state=remembers)

@@ -171,7 +171,7 @@ class TestJoining:
 @pytest.mark.anyio
 class TestServing:
     @pytest.mark.parametrize("executor", ["thread", "loop"])
-    async def test_a_request_of_many_rows_returns_whole_and_in_order(self, executor: str) -> None:
+    async def test_a_request_of_many_rows_is_returned_whole_and_in_order(self, executor: str) -> None:
         async with house(executor=executor) as place:
             requests = [place.submit(11, 0.0), place.submit(2, 50.0), place.submit(4, 80.0)]
             delivered = await place.sink.holds(3)

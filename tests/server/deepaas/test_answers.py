@@ -198,7 +198,7 @@ class TestErrors:
 
 
 def raised_by(do: Callable[[], Any]) -> Exception:
-    """Give what it raises. aiohttp of the versions that took any reason gives what it was to make."""
+    """Return the exception that `do` raises, or its result, as with versions of aiohttp that take any reason."""
     try:
         made: Exception = do()
     except Exception as error:  # noqa: BLE001 - whichever it is

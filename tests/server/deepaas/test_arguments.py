@@ -27,7 +27,7 @@ Inner = marshmallow.Schema.from_dict({"x": fields.Int(required=True)})
 
 
 def read(declared: dict[str, Any], **said: Any) -> Any:
-    """Read the arguments of a request. Returns: them, or what the client is told of wrong ones."""
+    """Read the arguments of a request. Returns: the arguments, or the errors that the client receives."""
     value = said.pop("value", None)
     if value is not None:
         said |= {"body": json.dumps(value).encode(), "content_type": JSON}
@@ -40,7 +40,7 @@ def read(declared: dict[str, Any], **said: Any) -> Any:
 
 
 def old(kind: Any, *inner: Any, **said: Any) -> Any:
-    """Make a field as users of marshmallow 3 write it, with what is no argument of it."""
+    """Make a field as written for marshmallow 3, with keywords that later versions do not take."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return kind(*inner, **said)

@@ -82,7 +82,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def said(capsys: pytest.CaptureFixture[str]) -> Any:
-    """Give what a command line says: the texts of its lines."""
+    """Return the lines that a command line prints."""
 
     def of(*words: str, status: int = 0) -> list[str]:
         assert main(["deepaas-cli", *words]) == status

@@ -43,14 +43,14 @@ class Read(HTMLParser):
 
 
 def shown(*parameters: dict[str, Any], trainings: Any = (), **said: Any) -> str:
-    """Write the page of a server with one model."""
+    """Render the page of a server with one model."""
     description = ModelDescription(predict_args={"parameters": list(parameters)}, **said)
     models = [ModelState("m", description, {"description": "D"}, trainings)]
     return console.page("/base", models, predict=True, train=True).decode()
 
 
 def entered(**parameter: Any) -> dict[str, str | None]:
-    """Give where an argument is entered."""
+    """Return the attributes of an argument's input element."""
     page = Read(shown({"name": "a", "in": "query", **parameter}))
     [found] = [each for _, each in page.found if "data-in" in each]
     return found

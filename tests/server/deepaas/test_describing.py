@@ -15,14 +15,14 @@ from penstock.server.deepaas.inside.describing import Describer
 
 
 class Inner(marshmallow.Schema):
-    """A schema that is nested."""
+    """A nested schema."""
 
     x = fields.Int(required=True)
     y = fields.Str(load_default="why")
 
 
 class TreeSchema(marshmallow.Schema):
-    """A schema that holds itself."""
+    """A schema that contains itself."""
 
     class Meta:
         title = "A tree"

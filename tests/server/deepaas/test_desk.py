@@ -19,7 +19,7 @@ from .trainings import done, turns
 
 
 class FakeWorker:
-    """A worker that answers each call with its number, unless it is to hold them. `killed`: it was."""
+    """A worker that answers each call with its number, unless calls are held. `killed`: whether it was killed."""
 
     def __init__(self, desk: FakeDesk, lost: Callable[[Any], None]) -> None:
         self.desk, self._lost = desk, lost

@@ -29,7 +29,7 @@ def targets(found: Entries) -> dict[str, str]:
 
 @pytest.fixture
 def there(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """Give what is installed: nothing, until a test adds to it."""
+    """Return the list of installed models: empty until a test adds to it."""
     found: list[tuple[str, str]] = []
     monkeypatch.setattr(entries, "installed_in", lambda _: Installed(found, "3.26.2"))
     return found

@@ -21,7 +21,7 @@ from penstock.server.deepaas.inside.service import IMPORTABLE
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Have temporary files in a folder of their own, as TMPDIR says."""
+    """Have temporary files in a folder of their own, set by TMPDIR."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.syspath_prepend(IMPORTABLE)
@@ -34,7 +34,7 @@ def upload(content: bytes = b"content") -> Upload:
 
 
 def full(*_: Any, **__: Any) -> Any:
-    """Be a disk without room for a file."""
+    """Fail like a disk without room for a file."""
     raise OSError(errno.ENOSPC, "No space left on device")
 
 

@@ -29,7 +29,7 @@ CHOICES = validate.OneOf(["application/zip", "application/json"])
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Have uploads in a folder of their own, and the path as it was afterwards."""
+    """Have uploads in a folder of their own, and restore sys.path afterwards."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(sys, "path", list(sys.path))
     return tmp_path
@@ -45,7 +45,7 @@ def raising(error: BaseException) -> Any:
 
 
 def trained(service: DeepaasInside, call: bytes = b"") -> Any:
-    """Have a trainer train."""
+    """Run a training in a trainer."""
     return json.loads(service.call(TRAIN, 1, call or call_of(), [])[0])
 
 

@@ -18,7 +18,7 @@ REQUEST = b'{"method": "POST", "query": "", "headers": []}\n'
 
 
 class FakeDesk:
-    """A Desk that finds arguments good, unless the test says otherwise."""
+    """A Desk that accepts arguments, unless the test sets another answer."""
 
     def __init__(self) -> None:
         self.answer = pack_answer(200, b"application/json; charset=utf-8", b'{"sleep": 0.0, "data": null}')

@@ -39,7 +39,7 @@ UPLOAD = (
 
 
 def request(kind: str = "", body: bytes = b"", arguments: Mapping[str, str] = NONE) -> bytes:
-    """Write a request as a worker gets it."""
+    """Encode a request as a worker receives it."""
     headers = f'[["content-type", "{kind}"], ["content-length", "{len(body)}"]]' if kind else "[]"
     return f'{{"method": "POST", "query": "{urlencode(arguments)}", "headers": {headers}}}\n'.encode() + body
 
@@ -51,7 +51,7 @@ def spec_of(target: str, count: int = 1, folder: Path = HERE) -> ModelSpec:
 
 @contextlib.asynccontextmanager
 async def opened(target: str = "waits", **settings: Any) -> AsyncIterator[tuple[DeepaasModels, Any]]:
-    """Give the models with one of them open, and its Outsides; then close all."""
+    """Yield the models with one of them open, and its executors; then close all."""
     models = DeepaasModels(Environments(), settings_for(**settings))
     found = await models.open(spec_of(target))
     try:
@@ -62,7 +62,7 @@ async def opened(target: str = "waits", **settings: Any) -> AsyncIterator[tuple[
 
 
 class Pipe:
-    """A named pipe over which user code tells its process ids."""
+    """A named pipe through which user code reports its process ids."""
 
     def __init__(self, folder: Path) -> None:
         self.path = str(folder / "told")
@@ -122,7 +122,7 @@ def test_a_desk_that_dies_is_restarted_while_calls_wait() -> None:
 
 
 async def answered(ask: Callable[[], Any]) -> bytes:
-    """Ask until the end of the process has come to be known; the first answer may be of what was under way."""
+    """Repeat a call until the process's end is known; the first one may fail because it was in flight."""
     while True:
         with contextlib.suppress(InferError):
             return await ask()  # type: ignore[no-any-return]
@@ -166,7 +166,7 @@ def test_a_model_that_cannot_be_opened_leaves_no_process_and_has_an_error(target
 
 
 def test_no_process_is_left_if_one_of_them_cannot_be_opened(tmp_path: Path) -> None:
-    # the other one would be open for ever: it waits in its import until it is ended
+    # the other process would never open: it waits in its import until it is killed
     (tmp_path / "one.py").write_text(
         "import os, signal\n"
         f"first = not os.path.exists({str(tmp_path / 'taken')!r})\n"

@@ -39,7 +39,7 @@ class Static:
         return cls
 
     def other(self) -> None:
-        """Be no method of a model."""
+        """Have no role in a model."""
 
 
 class Mixed(Ordinary):
@@ -49,7 +49,7 @@ class Mixed(Ordinary):
 
 
 def model_of(monkeypatch: pytest.MonkeyPatch, found: Any, target: str = NAME) -> WrappedModel:
-    """Load a model from what stands where its module would."""
+    """Load a model from an object in place of its module."""
     monkeypatch.setitem(sys.modules, NAME, found)
     return WrappedModel("m", target)
 
@@ -110,7 +110,9 @@ def test_unimplemented_arguments_and_metadata_have_defaults(
 ) -> None:
     model = model_of(monkeypatch, SimpleNamespace(get_predict_args=raising(error), get_metadata=raising(error)))
     assert model.arguments("get_predict_args") == {}
-    assert ("AttributeError: x" in capsys.readouterr().err) == isinstance(error, AttributeError)  # it may be a mistake
+    assert ("AttributeError: x" in capsys.readouterr().err) == isinstance(
+        error, AttributeError
+    )  # an AttributeError may be a mistake
     assert model.arguments("get_train_args") == {}
     assert metadata(model) == {
         "id": "0", "name": "m", "links": [{"rel": "self", "href": "/here"}],

@@ -31,13 +31,13 @@ def made(**said: Any) -> dict[str, Any]:
 
 
 def predict(**said: Any) -> dict[str, Any]:
-    """Give what it says of predictions."""
+    """Return the description of predictions."""
     operation: dict[str, Any] = made(**said)["paths"]["/base/v2/models/m/predict/"]["post"]
     return operation
 
 
 def parameter(name: str) -> dict[str, Any]:
-    """Give what it says of an argument that is no part of a body."""
+    """Return the description of an argument outside the body."""
     [found] = [each for each in predict()["parameters"] if each["name"] == name]
     return dict(found)
 

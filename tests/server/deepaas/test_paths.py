@@ -20,12 +20,12 @@ _OTHERWISE = ("/docs", "/openapi.json", "/metrics", "/v2/health/ready", "/static
 
 
 def asked(target: str, method: str = "GET", paths: DeepaasPaths = PATHS, query: str = "") -> DeepaasRoute:
-    """Find what becomes of a request."""
+    """Return the route of a request."""
     return paths.find(method.encode(), target.encode(), query.encode())
 
 
 def recorded() -> Iterator[Any]:
-    """Give what the original answered to paths and methods that need no model for their answer."""
+    """Return the original's recorded answers to paths and methods that need no model."""
     for group in ("methods", "slashes", "slashes-posted"):
         for case in ORIGINAL.read(group)["cases"]:
             answer, path = case["answer"], case["path"]

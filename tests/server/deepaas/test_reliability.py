@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def pipe(tmp_path: Path) -> str:
-    """Make a pipe for a call to tell its process ids over."""
+    """Make a pipe through which a call reports its process ids."""
     os.mkfifo(tmp_path / "told")
     return str(tmp_path / "told")
 

@@ -22,7 +22,7 @@ PAIRS = st.lists(st.tuples(st.text(), st.text()), max_size=5)
 
 
 def refused(request: Any, part: str) -> tuple[int, bytes, bytes]:
-    """Read a part of a request that is not to be read. Returns: status, content type and body of the answer."""
+    """Read a part of a request that must be rejected. Returns: status, content type and body of the answer."""
     with pytest.raises(Refusal) as refusal:
         getattr(request, part)
     status, content_type, _, body = read_answer(refusal.value.answer)

@@ -19,7 +19,7 @@ NAMES = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=8)
 
 
 def read(body: bytes, kind: str = FORM) -> Form:
-    """Read a form that begins after a few bytes of something else."""
+    """Read a form that begins after a few other bytes."""
     return read_multipart(b"else\n" + body, 5, kind)
 
 
@@ -30,7 +30,7 @@ def part(headers: str, content: bytes = b"x") -> bytes:
 
 
 def disposed(said: str) -> Upload:
-    """Read the file whose Content-Disposition goes on with this."""
+    """Read a file whose Content-Disposition continues with this text."""
     found = read(part(f'Content-Disposition: form-data; name="a"; {said}'))["a"][0]
     assert isinstance(found, Upload)
     return found

@@ -56,7 +56,7 @@ class DeepaasEngine(HeldEngine):
 
 @dataclass
 class Desk:
-    """Answers what it is asked with the name of its model."""
+    """Answers each call with the name of its model."""
 
     name: str
     description: ModelDescription = field(default_factory=ModelDescription)
@@ -71,7 +71,7 @@ class Desk:
 
 @dataclass
 class Jobs:
-    """Notes what it is asked."""
+    """Records its calls."""
 
     asked: list[tuple[Any, ...]] = field(default_factory=list)
     failure: Exception | None = None
@@ -87,7 +87,7 @@ class Jobs:
 
 
 class Both(Own):
-    """Penstock's own: it answers all it is given."""
+    """Penstock's own protocol: it answers every request."""
 
     restricted = RestrictedApis()
 
@@ -113,7 +113,7 @@ class Served(Lane):
         super().__init__(shared=cast(HttpShared, cast(Any, listener)._config.http_protocol_class.shared))
 
     async def one(self, raw: bytes, *replies: bytes | Exception) -> Answer:
-        """Feed one request, have the worker answer it if it is asked, and read the answer."""
+        """Feed one request, have the worker answer it if it is called, and read the answer."""
         self.transport.written.clear()
         await self.fed(raw)
         for call, reply in zip(list(self.engine.held), replies or (PREDICTED,), strict=False):
@@ -142,7 +142,7 @@ def answered(raw: bytes, *replies: bytes | Exception, **said: Any) -> Answer:
 
 
 def shown(answer: Answer) -> tuple[int, str, bytes]:
-    """Give what counts of an answer."""
+    """Return the status, content type and body of an answer."""
     return answer.status, answer.headers.get("content-type", ""), answer.body
 
 

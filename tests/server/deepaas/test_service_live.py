@@ -56,7 +56,7 @@ class Serving:
 
     @property
     def peak_bytes(self) -> int:
-        """The most memory that it has had so far."""
+        """Its peak memory so far."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) << 10
 

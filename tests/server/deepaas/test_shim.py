@@ -17,7 +17,7 @@ from .calling import NAME
 
 @pytest.fixture
 def shim(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Have it importable, and forgotten afterwards."""
+    """Make the bundled package importable, and remove it from sys.modules afterwards."""
     monkeypatch.setattr(sys, "path", [*sys.path, IMPORTABLE])
     before = {name: module for name, module in sys.modules.items() if name.split(".")[0] == "deepaas"}
     for name in before:

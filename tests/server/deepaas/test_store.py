@@ -22,7 +22,7 @@ RECORD = TrainingRecord("a" * 32, "m", TrainingStatus.DONE, '{"date": "x"}', 1.5
 
 
 async def kept(file: Path | None, *records: TrainingRecord, without: str = "") -> list[TrainingRecord]:
-    """Keep records, and read what a later Store has."""
+    """Save records, and read them with a later Store."""
     store = Store(file)
     await store.open()
     for record in records:

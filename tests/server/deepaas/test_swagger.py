@@ -17,7 +17,7 @@ OUTER = {"type": "object", "properties": {"inner": {"$ref": "#/definitions/Inner
 
 
 def recorded() -> Iterator[Any]:
-    """Give the documents of the original, each of another server."""
+    """Return the original's documents, each of a different server."""
     for group in ORIGINAL.names():
         for case in ORIGINAL.read(group)["cases"]:
             if case["path"].endswith("/swagger.json") and case["answer"]["status"] == 200 and "body" in case["answer"]:
@@ -25,7 +25,7 @@ def recorded() -> Iterator[Any]:
 
 
 def described(wanted: dict[str, Any], path: str) -> ModelDescription:
-    """Read from the original's document what the desk of one of its models gives us."""
+    """Extract the description of one model from the original's document."""
     predict = wanted["paths"].get(path + "predict/", {}).get("post", {})
     train = wanted["paths"].get(path + "train/", {}).get("post", {})
     own = {name: each for name, each in wanted["definitions"].items() if DEFINITIONS.get(name) != each}
@@ -57,7 +57,7 @@ def one(*definitions: tuple[str, Any], refers: str) -> ModelDescription:
 
 
 def argument_of(made: dict[str, Any], name: str) -> str:
-    """Give what the argument of a model refers to."""
+    """Return the definition that a model's argument refers to."""
     reference: str = made["paths"][f"/v2/models/{name}/predict/"]["post"]["parameters"][0]["$ref"]
     return reference.removeprefix("#/definitions/")
 

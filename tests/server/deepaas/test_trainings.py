@@ -26,7 +26,7 @@ AT_ONCE = 2
 
 
 class Trainings(RuleBasedStateMachine):
-    """Any order of what may happen to the trainings of two models."""
+    """Any order of events in the trainings of two models."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Trainings(RuleBasedStateMachine):
 
     @precondition(lambda self: self.alive)
     @rule(at=st.integers(0, 9), how=st.sampled_from(["give", "raise_", "fail"]))
-    def one_ends(self, at: int, how: str) -> None:
+    def a_training_ends(self, at: int, how: str) -> None:
         trainer = self.alive[at % len(self.alive)]
         getattr(trainer, how)("words")
         self.do(turns())
@@ -91,7 +91,7 @@ class Trainings(RuleBasedStateMachine):
         assert all(run.ended.is_set() for run in self.bench.runs.trainings_of(name))
 
     @invariant()
-    def never_too_many_run_and_none_waits_for_nothing(self) -> None:
+    def running_trainings_are_limited_and_none_waits_needlessly(self) -> None:
         for name in self.added:
             running = [trainer for trainer in self.alive if trainer.name == name]
             waiting = [run for run in self.bench.runs.trainings_of(name) if run.phase == "waiting"]
@@ -99,7 +99,7 @@ class Trainings(RuleBasedStateMachine):
             assert not waiting or len(running) == AT_ONCE
 
     @invariant()
-    def they_begin_in_order_and_once(self) -> None:
+    def trainings_begin_in_order_and_once(self) -> None:
         for name, added in self.added.items():
             begun = [trainer.uuid for trainer in self.bench.made if trainer.name == name]
             assert begun == [uuid for uuid in added if uuid in set(begun)]
@@ -108,13 +108,13 @@ class Trainings(RuleBasedStateMachine):
             assert self.never.isdisjoint(begun)
 
     @invariant()
-    def the_list_is_what_was_added_and_not_removed(self) -> None:
+    def the_list_has_the_trainings_that_were_added_and_not_removed(self) -> None:
         for name, added in self.added.items():
             listed = [run.record.uuid for run in self.bench.runs.trainings_of(name)]
             assert listed == [uuid for uuid in added if uuid not in self.removed]
 
     @invariant()
-    def what_has_ended_stays_as_it_is(self) -> None:
+    def ended_trainings_do_not_change(self) -> None:
         for name in self.added:
             for run in self.bench.runs.trainings_of(name):
                 ended = run.record.status is not TrainingStatus.RUNNING
@@ -227,7 +227,7 @@ def test_a_killed_server_leaves_no_training_recorded_as_running(tmp_path: Path) 
         uuid = await killed.add()
         killed.made[0].line("a line")
         killed.runs._save(killed.runs.find("m", uuid))  # type: ignore[arg-type]  # as SAVE_S later
-        await killed.runs.store.close()  # and never another word
+        await killed.runs.store.close()  # nothing is saved afterwards
 
         later = Bench(file=tmp_path / "jobs")
         await later.runs.open()
@@ -293,7 +293,7 @@ def test_an_unreadable_record_does_not_prevent_others_from_being_read(tmp_path: 
 
 
 async def run_until(holds: Any) -> None:
-    """Let the loop and its threads go on; `done` guards it."""
+    """Let the loop and its threads run; `done` limits the time."""
     while not holds():  # noqa: ASYNC110 - nobody else tells
         await asyncio.sleep(0)
 

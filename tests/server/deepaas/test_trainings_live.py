@@ -34,7 +34,7 @@ def live() -> Iterator[Live]:
 
 @pytest.fixture(autouse=True)
 def _nothing_runs_on(live: Live) -> Iterator[None]:
-    """Leave no training to the next test: it would wait for it."""
+    """Cancel all trainings after a test, since the next one would wait for them."""
     yield
     for record in ask(live.http_port, "GET", TRAIN).json:
         ask(live.http_port, "DELETE", TRAIN + record["uuid"])
@@ -42,7 +42,7 @@ def _nothing_runs_on(live: Live) -> Iterator[None]:
 
 @pytest.fixture
 def pipe(tmp_path: Path) -> str:
-    """Make a pipe for a call to tell its process ids over."""
+    """Make a pipe through which a call reports its process ids."""
     os.mkfifo(tmp_path / "told")
     return str(tmp_path / "told")
 

@@ -21,7 +21,7 @@ TRAINED = "2026-01-01"
 
 
 def catalogue_model() -> Any:
-    """Make a model as those of the DEEP catalogue that classify.
+    """Make a model like the classifiers of the DEEP catalogue.
 
     Its arguments are of what was trained. What a training had saved of the configuration has no choice yet, and is
     checked as any other when it is loaded.
