@@ -134,7 +134,7 @@ async def inside(folder: Path, count: int) -> Mapping[str, float]:
     """Return the p50 of one request to the chain, and of ten to the step, one after another. Units: ms."""
     engine = Engine(asyncio.get_running_loop(), LOADERS)
     entries, _ = scan([folder], Defaults())
-    for entry in sorted(entries, key=lambda entry: bool(entry.needs)):
+    for entry in sorted(entries, key=lambda entry: bool(entry.dependencies)):
         await engine.load(entry.specs[0])
     row = [np.ones((1, WIDTH), np.float32)]
     chain, step = engine.model(CHAIN), engine.model(FIRST)

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from penstock.backends.errors import Code, InferError
 
 from .http.coding import MIN_BYTES, compress, decompress, decompress_small
-from .threads import Threads, begin
+from .threads import ThreadPool, run_in_pool
 
 if TYPE_CHECKING:
     from penstock.batching.model import Model
 
-    from .engines import Serves
+    from .engines import ServingEngine
     from .http.fastlane import FastLane
     from .http.limits import Limits
     from .listening.mapped_buffer import Body
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 LARGE_BYTES = 256 << 10
 """JSON of at least this size is decoded on a thread, and bodies of at least this size are compressed on one."""
 
-_ALONE_BYTES = 1 << 20
+_DEDICATED_BYTES = 1 << 20
 
 logger = logging.getLogger("penstock.server")
 T = TypeVar("T")
@@ -41,23 +41,23 @@ async def off_loop(size: int, function: Callable[..., T], *args: Any) -> T:
     return await asyncio.get_running_loop().run_in_executor(None, function, *args)
 
 
-class LargeTexts:
+class LargeJsonReader:
     """Reads large JSON texts one at a time, because each takes many times its size as Python objects.
 
     Threads: one of its own, which takes the next text only after it has finished with the previous one.
     """
 
     def __init__(self) -> None:
-        self._thread = Threads(1, "penstock-json")
+        self._thread = ThreadPool(1, "penstock-json")
 
     async def read(self, size: int | None, function: Callable[..., T], *args: Any) -> T:
         """Call on a thread: the dedicated one if `size` is large or None (not known yet), a pool thread otherwise."""
-        executor = self._thread if size is None or size >= _ALONE_BYTES else None
-        return await begin(executor, function, *args)
+        executor = self._thread if size is None or size >= _DEDICATED_BYTES else None
+        return await run_in_pool(executor, function, *args)
 
 
-async def unpacked(
-    body: bytes, coding: bytes, limits: Limits, read: Callable[[bytes], T], texts: LargeTexts | None = None
+async def read_compressed(
+    body: bytes, coding: bytes, limits: Limits, read: Callable[[bytes], T], texts: LargeJsonReader | None = None
 ) -> T:
     """Decompress a body and read it: inline if it is small, on a thread if that would block the event loop.
 
@@ -65,22 +65,22 @@ async def unpacked(
     time; with `texts`, only one in all.
     Raises: HttpError, and whatever `read` raises.
     """
-    plain = decompress_small(body, coding, limits, LARGE_BYTES - 1)
-    if plain is not None:
-        return read(plain)
+    decompressed = decompress_small(body, coding, limits, LARGE_BYTES - 1)
+    if decompressed is not None:
+        return read(decompressed)
     if texts is not None:
         return await texts.read(None, lambda: read(decompress(body, coding, limits)))
     return await asyncio.get_running_loop().run_in_executor(None, lambda: read(decompress(body, coding, limits)))
 
 
-def on_task(connection: FastLane, engine: Serves, model: Model, work: Coroutine[Any, Any, None]) -> None:
+def start_task(connection: FastLane, engine: ServingEngine, model: Model, work: Coroutine[Any, Any, None]) -> None:
     """Start work that takes more than one step; a version that is replaced meanwhile stays loaded until it ends."""
     engine.hold(model)
     connection.task = task = connection.loop.create_task(work)
     task.add_done_callback(lambda _: engine.release(model))
 
 
-def off_task(connection: FastLane) -> None:
+def clear_task(connection: FastLane) -> None:
     """Record that the current task has answered; the answer may already have begun the connection's next request."""
     if connection.task is asyncio.current_task(connection.loop):
         connection.task = None
@@ -89,19 +89,19 @@ def off_task(connection: FastLane) -> None:
 class Promise:
     """The future-like object through which a HookedRequest answers one request of a connection.
 
-    `answer` and `fail` are called with the connection, the arguments in `said`, and the result or the error. If
+    `answer` and `fail` are called with the connection, the arguments in `args`, and the result or the error. If
     `answer` raises, `fail` is called as well.
     """
 
-    __slots__ = ("_answer", "_connection", "_fail", "_said")
+    __slots__ = ("_answer", "_args", "_connection", "_fail")
 
     def __init__(
-        self, answer: Callable[..., None], fail: Callable[..., None], connection: FastLane, *said: Any
+        self, answer: Callable[..., None], fail: Callable[..., None], connection: FastLane, *args: Any
     ) -> None:
         self._answer = answer
         self._fail = fail
         self._connection = connection
-        self._said = said
+        self._args = args
 
     def done(self) -> bool:
         """Return whether the client has gone, which would cancel the HookedRequest; here always False."""
@@ -111,17 +111,17 @@ class Promise:
         """Answer with the result of the hooks."""
         self._connection.task = None  # first: the answer may begin the connection's next request
         try:
-            self._answer(self._connection, *self._said, result)
+            self._answer(self._connection, *self._args, result)
         except Exception as error:  # noqa: BLE001 - the client always gets an answer
-            self._fail(self._connection, *self._said, error)
+            self._fail(self._connection, *self._args, error)
 
     def set_exception(self, error: BaseException, /) -> None:
         """Answer with the error."""
         self._connection.task = None
-        self._fail(self._connection, *self._said, error)
+        self._fail(self._connection, *self._args, error)
 
 
-def answer_coded(connection: FastLane, body: Body, content_type: bytes, extra: bytes, coding: bytes) -> None:
+def answer_compressed(connection: FastLane, body: Body, content_type: bytes, extra: bytes, coding: bytes) -> None:
     """Answer 200, compressed if a coding is given and the body is large enough to benefit."""
     if not coding or len(body) < MIN_BYTES:
         connection.answer(200, body, content_type, extra)
@@ -129,10 +129,10 @@ def answer_coded(connection: FastLane, body: Body, content_type: bytes, extra: b
     if len(body) < LARGE_BYTES:
         connection.answer(200, compress(body, coding), content_type, extra + b"content-encoding: %b\r\n" % coding)
         return
-    CodedAnswer(connection, body, content_type, extra, coding).begin()
+    CompressedAnswer(connection, body, content_type, extra, coding).begin()
 
 
-class CodedAnswer:
+class CompressedAnswer:
     """A large answer that is being compressed on a thread.
 
     Invariants: `_body` is set, and counted in `shared.unread`, until the answer is sent.
@@ -152,41 +152,41 @@ class CodedAnswer:
         """Start compression; send the body uncompressed if no thread is available."""
         body = self._body
         try:
-            packed = asyncio.get_running_loop().run_in_executor(None, self._compress)
+            future = asyncio.get_running_loop().run_in_executor(None, self._compress)
         except RuntimeError:
             self.shed()
             return
-        packed.add_done_callback(self._packed)
+        future.add_done_callback(self._on_compressed)
         if body is not None:
             self._connection.shared.unread.grow(self, len(body))
 
     def shed(self) -> None:
         """Send the body uncompressed: too much is waiting, and it then counts as waiting for the client."""
-        body = self._let_go()
+        body = self._take_body()
         if body is not None:
             self._connection.answer(200, body, self._content_type, self._extra)
 
-    def _let_go(self) -> Body | None:
+    def _take_body(self) -> Body | None:
         body, self._body = self._body, None
         self._connection.shared.unread.shrink(self)
         return body
 
-    def _packed(self, packed: asyncio.Future[bytes]) -> None:
-        error = None if packed.cancelled() else packed.exception()
+    def _on_compressed(self, future: asyncio.Future[bytes]) -> None:
+        error = None if future.cancelled() else future.exception()
         if error is not None:
             logger.error("an answer could not be compressed", exc_info=error)
-        if error is not None or packed.cancelled():
+        if error is not None or future.cancelled():
             self.shed()
-        elif self._let_go() is not None:
+        elif self._take_body() is not None:
             extra = self._extra + b"content-encoding: %b\r\n" % self._coding
-            self._connection.answer(200, packed.result(), self._content_type, extra)
+            self._connection.answer(200, future.result(), self._content_type, extra)
 
     def _compress(self) -> bytes:
         body = self._body
         return b"" if body is None else compress(body, self._coding)
 
 
-def internal(error: BaseException, model: str, request_id: str) -> InferError:
+def internal_error(error: BaseException, model: str, request_id: str) -> InferError:
     """Log the error under an id, and give the client only the id."""
     request_id = request_id or uuid.uuid4().hex
     logger.error("request failed", exc_info=error, extra={"request_id": request_id, "model": model})

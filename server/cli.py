@@ -16,10 +16,10 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
-from .options.backend_config import without_effect
-from .options.foreign_flags import foreign, lengthened, renamed, sifted
-from .options.idle import idle
+from .options.backend_config import ineffective_rules
 from .options.setting import FALSE_WORDS, TRUE_WORDS, Setting, shown
+from .options.triton_flags import complete_flag, rename_flag, translate_flags, unsupported_reason
+from .options.unused_settings import unused_settings
 from .settings import SettingError, Settings, known_settings, nearest, resolve
 
 USAGE_STATUS = 2
@@ -36,7 +36,7 @@ _PROGRAMS = {
     "tritonserver": ("cli:run_as_triton", "serve, for command lines written for Triton"),
 }
 """Commands of other servers that are accepted here: what runs each, and its help text."""
-_NO_SETTINGS = {"command", "paths", "invariance", "json"}
+_NOT_SETTINGS = {"command", "paths", "invariance", "json"}
 _ABOUT = (
     "An inference server for ONNX models, TensorFlow SavedModels, Python models, and Cortex, Seldon Core, DEEPaaS and "
     "ABEJA projects."
@@ -53,7 +53,7 @@ _PATH = (
 )
 _JSON = "print the findings as JSON"
 _INVARIANCE = "also run each model, to report whether its answers depend on the other requests in the batch"
-_ABOVE = {
+_UPPER_COMMANDS = {
     "plan": "predict latency, throughput and the number of devices for a target from measured run times",
     "perf": "load-test any v2 server and report the results, tune it, or compare it with others (docs/perf.md)",
 }
@@ -61,22 +61,23 @@ _ABOVE = {
 _SERVER_COMMANDS = {"serve": "serve models", "check": _CHECK, "doctor": _DOCTOR, "probe": _PROBE}
 _VERSION = {"version": "print the version"}
 _USAGES = {"check": "[--invariance] PATH...", "doctor": "[--json] [PATH...]", "probe": "[PATH...]"}
-_PAGES = "Every flag is also an environment variable (--http-port: PENSTOCK_HTTP_PORT) and a key of the settings file."
+_EPILOG = "Every flag is also an environment variable (--http-port: PENSTOCK_HTTP_PORT) and a key of the settings file."
 
 
 class _Parser(argparse.ArgumentParser):
     """argparse, except that paths may appear between flags, and an unknown flag is reported with the nearest one."""
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: object = None) -> argparse.Namespace:  # type: ignore[override]
-        found, surplus = self.parse_known_args(args)
-        paths = [word for word in surplus if not word.startswith("-")]
-        if len(paths) == len(surplus) and hasattr(found, "paths"):
-            found.paths += paths
-        elif surplus:
+        parsed, remaining = self.parse_known_args(args)
+        paths = [argument for argument in remaining if not argument.startswith("-")]
+        if len(paths) == len(remaining) and hasattr(parsed, "paths"):
+            parsed.paths += paths
+        elif remaining:
             flags = [item.flag for item in known_settings()] + ["--config", "--help"]
-            word = next(word for word in surplus if word not in paths or not hasattr(found, "paths"))
-            self.error(foreign(word) or f"unknown argument {word}{nearest(word.partition('=')[0], flags)}")
-        return found
+            argument = next(argument for argument in remaining if argument not in paths or not hasattr(parsed, "paths"))
+            hint = nearest(argument.partition("=")[0], flags)
+            self.error(unsupported_reason(argument) or f"unknown argument {argument}{hint}")
+        return parsed
 
     def error(self, message: str) -> NoReturn:
         self.exit(USAGE_STATUS, f"penstock: {message}\n")
@@ -107,23 +108,23 @@ def _open_closed_streams() -> None:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    words = list(map(renamed, sys.argv[1:] if argv is None else argv))
-    called = os.path.basename(sys.argv[0])  # noqa: PTH119 - pathlib is 5 ms
-    if argv is None and called in _PROGRAMS:  # started through a link
-        words.insert(0, called)
-    program = os.path.basename(words[0]) if words else ""  # noqa: PTH119 - a container's command may have a path
+    arguments = list(map(rename_flag, sys.argv[1:] if argv is None else argv))
+    program_name = os.path.basename(sys.argv[0])  # noqa: PTH119 - pathlib is 5 ms
+    if argv is None and program_name in _PROGRAMS:  # started through a link
+        arguments.insert(0, program_name)
+    program = os.path.basename(arguments[0]) if arguments else ""  # noqa: PTH119 - a container's command may have a path
     if program in _PROGRAMS:
-        return _program(program, words[1:])
-    if words and words[0] in _ABOVE:
-        return _installed(words[0], words[1:])
-    if words == ["probe"]:
-        from .probe import words_of_container
+        return _run_program(program, arguments[1:])
+    if arguments and arguments[0] in _UPPER_COMMANDS:
+        return _run_upper_command(arguments[0], arguments[1:])
+    if arguments == ["probe"]:
+        from .probe import container_arguments
 
-        words += _lengthened(list(map(renamed, words_of_container())))
-    parser = _parser()
-    words, ignored = sifted(words)
-    _require_command(words, parser)
-    args = parser.parse_args(["version"] if words == ["--version"] else _completed(words, parser))
+        arguments += _complete_flags(list(map(rename_flag, container_arguments())))
+    parser = _make_parser()
+    arguments, ignored = translate_flags(arguments)
+    _require_command(arguments, parser)
+    args = parser.parse_args(["version"] if arguments == ["--version"] else _check_booleans(arguments, parser))
     if args.command is None:
         parser.print_help()
         return USAGE_STATUS
@@ -133,16 +134,16 @@ def _run(argv: Sequence[str] | None) -> int:
         print(f"penstock {version('penstock')}")
         return 0
     try:
-        settings = _settings(args)
+        settings = _read_settings(args)
     except SettingError as error:
         print(f"penstock: {error}", file=sys.stderr)
         return USAGE_STATUS
-    for text in (*ignored, *without_effect(settings.backend_config), *idle(settings)):
+    for text in (*ignored, *ineffective_rules(settings.backend_config), *unused_settings(settings)):
         print(f"penstock: warning: {text}", file=sys.stderr)
-    return _answer(args, settings)
+    return _run_command(args, settings)
 
 
-def _answer(args: argparse.Namespace, settings: Settings) -> int:
+def _run_command(args: argparse.Namespace, settings: Settings) -> int:
     """Run a command that takes settings."""
     if args.command == "serve":
         return _serve(settings)
@@ -150,70 +151,70 @@ def _answer(args: argparse.Namespace, settings: Settings) -> int:
         return _probe(settings)
     if args.command == "doctor":
         return _doctor(settings, args.json)
-    with _told_once():
+    with _without_worker_warnings():
         return _check(settings, args.invariance)
 
 
-def _program(word: str, words: Sequence[str]) -> int:
+def _run_program(name: str, arguments: Sequence[str]) -> int:
     """Run a command of another server."""
-    module, _, name = _PROGRAMS[word][0].partition(":")
-    return int(getattr(importlib.import_module(f".{module}", __package__), name)(words, _serve))
+    module, _, function = _PROGRAMS[name][0].partition(":")
+    return int(getattr(importlib.import_module(f".{module}", __package__), function)(arguments, _serve))
 
 
-def run_as_triton(words: Sequence[str], _: object) -> int:
+def run_as_triton(arguments: Sequence[str], _: object) -> int:
     """Run `serve` with a Triton command line, in which flags may be abbreviated.
 
     Source: Triton server, deploy/: container arguments there, and in KServe's runtime, begin with `tritonserver`.
     """
-    return _run(["serve", *_lengthened(words)])
+    return _run(["serve", *_complete_flags(arguments)])
 
 
-def _lengthened(words: Sequence[str]) -> list[str]:
-    known = [item.flag for item in known_settings()]
-    return [lengthened(word, known) for word in words]
+def _complete_flags(arguments: Sequence[str]) -> list[str]:
+    known_flags = [item.flag for item in known_settings()]
+    return [complete_flag(argument, known_flags) for argument in arguments]
 
 
-def _installed(word: str, words: Sequence[str]) -> int:
+def _run_upper_command(name: str, arguments: Sequence[str]) -> int:
     """Run a command of the layer above the server, which the server must not import."""
     from importlib.metadata import entry_points
 
-    for found in entry_points(group="penstock.commands", name=word):
-        return int(found.load()(words))
-    print(f"penstock: the command {word} is not installed: reinstall penstock", file=sys.stderr)
+    for entry_point in entry_points(group="penstock.commands", name=name):
+        return int(entry_point.load()(arguments))
+    print(f"penstock: the command {name} is not installed: reinstall penstock", file=sys.stderr)
     return USAGE_STATUS
 
 
-def _parser() -> argparse.ArgumentParser:
+def _make_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="penstock", description=_ABOUT, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
-    for word, text in _SERVER_COMMANDS.items():
+    for name, text in _SERVER_COMMANDS.items():
         command = commands.add_parser(
-            word, help=text, usage=f"penstock {word} {_USAGES.get(word, 'PATH...')} [--FLAG VALUE ...]", epilog=_PAGES,
+            name, help=text, usage=f"penstock {name} {_USAGES.get(name, 'PATH...')} [--FLAG VALUE ...]", epilog=_EPILOG,
             allow_abbrev=False, formatter_class=functools.partial(argparse.HelpFormatter, max_help_position=36),
         )  # fmt: skip
         command.add_argument("paths", nargs="*", metavar="PATH", help=_PATH)
         command.add_argument("--config", metavar="FILE", help="a TOML file of settings")
-        if word == "check":
+        if name == "check":
             command.add_argument("--invariance", action="store_true", help=_INVARIANCE)
-        if word == "doctor":
+        if name == "doctor":
             command.add_argument("--json", action="store_true", help=_JSON)
         groups: dict[str, argparse._ArgumentGroup] = {}
         for item in known_settings():
             if item.group not in groups:
                 groups[item.group] = command.add_argument_group(item.group)
             add_flag(groups[item.group], item)
-    for word, (_, text) in _PROGRAMS.items():
-        commands.add_parser(word, help=text, add_help=False)
-    for word, text in _ABOVE.items():
-        commands.add_parser(word, help=text, add_help=False)
-    for word, text in _VERSION.items():
-        commands.add_parser(word, help=text)
+    for name, (_, text) in _PROGRAMS.items():
+        commands.add_parser(name, help=text, add_help=False)
+    for name, text in _UPPER_COMMANDS.items():
+        commands.add_parser(name, help=text, add_help=False)
+    for name, text in _VERSION.items():
+        commands.add_parser(name, help=text)
     return parser
 
 
 def _require_command(words: Sequence[str], parser: argparse.ArgumentParser) -> None:
     """Reject a first word that is no command. Suggest the one that was probably meant."""
-    known = (*_SERVER_COMMANDS, *_PROGRAMS, *_ABOVE, *_VERSION)
+    known = (*_SERVER_COMMANDS, *_PROGRAMS, *_UPPER_COMMANDS, *_VERSION)
     if not words or words[0].startswith("-") or words[0] in known:
         return
     meant = nearest(words[0], known)
@@ -237,32 +238,32 @@ def add_flag(group: argparse._ActionsContainer, item: Setting) -> None:
     )  # fmt: skip
 
 
-def with_values(words: Sequence[str]) -> list[str]:
+def with_boolean_values(arguments: Sequence[str]) -> list[str]:
     """Complete `--access-log` to `--access-log=true`, so that the next word is not taken for its value."""
     return [
-        word + "=true" if word in _booleans() and after.lower() not in TRUE_WORDS + FALSE_WORDS else word
-        for word, after in itertools.zip_longest(words, words[1:], fillvalue="")
+        flag + "=true" if flag in _boolean_flags() and value.lower() not in TRUE_WORDS + FALSE_WORDS else flag
+        for flag, value in itertools.zip_longest(arguments, arguments[1:], fillvalue="")
     ]
 
 
-def _completed(words: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
+def _check_booleans(arguments: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
     """Complete boolean flags. Reject a word after one that is neither a value of it nor a possible PATH."""
-    for flag, word in itertools.pairwise(words):
-        if flag not in _booleans() or word.lower() in TRUE_WORDS + FALSE_WORDS:
+    for flag, argument in itertools.pairwise(arguments):
+        if flag not in _boolean_flags() or argument.lower() in TRUE_WORDS + FALSE_WORDS:
             continue
-        bare = not word.startswith("-") and not set(word) & set("/=:")
-        if bare and not os.path.exists(word):  # noqa: PTH110 - as above
-            parser.error(f"{flag} must be true or false, not {word!r}, and there is no PATH of that name")
-    return with_values(words)
+        is_plain_word = not argument.startswith("-") and not set(argument) & set("/=:")
+        if is_plain_word and not os.path.exists(argument):  # noqa: PTH110 - as above
+            parser.error(f"{flag} must be true or false, not {argument!r}, and there is no PATH of that name")
+    return with_boolean_values(arguments)
 
 
 @functools.cache
-def _booleans() -> frozenset[str]:
+def _boolean_flags() -> frozenset[str]:
     return frozenset(item.flag for item in known_settings() if isinstance(item.default, bool))
 
 
-def _settings(args: argparse.Namespace) -> Settings:
-    flags = {name: value for name, value in vars(args).items() if name not in _NO_SETTINGS and value is not None}
+def _read_settings(args: argparse.Namespace) -> Settings:
+    flags = {name: value for name, value in vars(args).items() if name not in _NOT_SETTINGS and value is not None}
     paths = [*args.paths, *flags.pop("model_repository", ())]
     if paths:
         flags["model_repository"] = paths
@@ -270,28 +271,28 @@ def _settings(args: argparse.Namespace) -> Settings:
     if args.command in _NEED_PATHS and not settings.model_repository:
         from .dialects import dialect_of
 
-        if nothing := dialect_of(settings).nothing:
-            raise SettingError(nothing)
+        if message := dialect_of(settings).no_paths_message:
+            raise SettingError(message)
     return settings
 
 
 @contextlib.contextmanager
-def _told_once() -> Iterator[None]:
+def _without_worker_warnings() -> Iterator[None]:
     """Keep the reason a worker could not be opened, which the report contains, from also being logged."""
     import logging
 
     logger = logging.getLogger("penstock.workers")
-    before = logger.level
+    previous_level = logger.level
     logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        logger.setLevel(before)
+        logger.setLevel(previous_level)
 
 
 def _check(settings: Settings, invariance: bool) -> int:
     from .dialects import dialect_of
-    from .options.starting import obstacles
+    from .options.start_checks import start_problems
     from .repository.remote import RemoteError
 
     try:
@@ -299,18 +300,18 @@ def _check(settings: Settings, invariance: bool) -> int:
     except RemoteError as error:
         print(f"penstock: {error}", file=sys.stderr)
         return 1
-    found = [f"the server would not start: {text}" for text in obstacles(settings)]
-    return _told("\n".join([report, *found]), 1 if found else status)
+    problems = [f"the server would not start: {text}" for text in start_problems(settings)]
+    return _print_report("\n".join([report, *problems]), 1 if problems else status)
 
 
 def _doctor(settings: Settings, as_json: bool) -> int:
     from .doctor.command import examine
 
     report = examine(settings)
-    return _told(report.json() if as_json else str(report), report.status)
+    return _print_report(report.json() if as_json else str(report), report.status)
 
 
-def _told(text: str, status: int) -> int:
+def _print_report(text: str, status: int) -> int:
     """Print a report, which a reader such as `head` may close early. Returns: the exit status."""
     try:
         print(text, flush=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from .errors import error_body
 from .options.dialect_settings import DIALECTS
-from .repository.mirrors import Mirrors, defaults_of
+from .repository.mirrors import Mirrors, make_defaults
 
 if TYPE_CHECKING:
     from penstock.batching.engine import Engine
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .repository.findings import Finding
     from .repository.repository import Repository
     from .repository.scan import Defaults
-    from .restricted import Restricted
+    from .restricted import RestrictedApis
     from .settings import Settings
     from .telemetry.page import ASGIApp
     from .v2.inference import Inference
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 class Sources(Protocol):
     """The PATHs: model repositories and their local copies (Mirrors), or projects."""
 
-    def wrong(self) -> Finding | None:
+    def invalid_path(self) -> Finding | None:
         """Return a Finding for a path that is not valid; None if all are."""
 
     def repository(self, defaults: Defaults) -> Repository:
@@ -68,27 +68,27 @@ class DialectParts:
 class Dialect:
     """The Dialect of model repositories, and the base class of the others, which override what differs.
 
-    `nothing` is the error for a command line without PATHs, "" if none are needed. `alone` names what is served, for
-    formats whose original container exits if it cannot serve it; the server then exits too if none can be served.
-    `late` opens the ports only after everything is loaded, for probes that take an open port for a ready server. `loud`
-    makes answers name the server's software and the date.
+    `no_paths_message` is the error for a command line without PATHs, "" if none are needed. `required_kind` names what
+    is served, for formats whose original container exits if it cannot serve it; the server then exits too if none can
+    be served. `opens_late` opens the ports only after everything is loaded, for probes that take an open port for a
+    ready server. `names_server` makes answers name the server's software and the date.
     """
 
-    nothing = (
+    no_paths_message = (
         "nothing to serve: pass the PATH of a model repository, an .onnx file or a SavedModel; "
         "with --dialect cortex, a project's folder"
     )
-    alone = ""
-    late = False
-    loud = False
-    metrics_type = ""
+    required_kind = ""
+    opens_late = False
+    names_server = False
+    metrics_content_type = ""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
 
     def sources(self) -> Sources:
         """Return the PATHs."""
-        return Mirrors.of(self.settings.model_repository)
+        return Mirrors.from_paths(self.settings.model_repository)
 
     def check(self, *, invariance: bool) -> tuple[str, int]:
         """Report what would be served, and every mistake. Blocks.
@@ -101,43 +101,43 @@ class Dialect:
         from .isolated.loader import with_isolated
         from .repository.check import check
 
-        settings, mirrors = self.settings, Mirrors.of(self.settings.model_repository)
+        settings, mirrors = self.settings, Mirrors.from_paths(self.settings.model_repository)
         try:
             mirrors.open()
-            failures, stray = mirrors.refresh_all()
-            loaders = with_isolated(LOADERS, Environments.of(settings).interpreter)
-            report = check(mirrors.paths, loaders, defaults_of(settings), invariance=invariance)
-            hint = mirrors.project()
-            report.findings += [*failures.values(), *stray, *([hint] if hint else ())]
-            return mirrors.spelled(str(report)), report.status
+            failures, general = mirrors.refresh_all()
+            loaders = with_isolated(LOADERS, Environments.from_settings(settings).interpreter)
+            report = check(mirrors.paths, loaders, make_defaults(settings), invariance=invariance)
+            hint = mirrors.foreign_project()
+            report.findings += [*failures.values(), *general, *([hint] if hint else ())]
+            return mirrors.with_urls(str(report)), report.exit_status
         finally:
             mirrors.close()
 
-    def failure(self, text: str) -> bytes:
+    def error_body(self, text: str) -> bytes:
         """Return the error body for input rejected before it is a request."""
         return error_body(text)
 
-    def refusal(self, error: HttpError) -> tuple[int, bytes, bytes]:
+    def error_response(self, error: HttpError) -> tuple[int, bytes, bytes]:
         """Return the status, content type and body for input rejected before it is a request."""
-        return error.status, b"application/json", self.failure(error.text)
+        return error.status, b"application/json", self.error_body(error.text)
 
     def service(self, parts: DialectParts) -> Service:
         """Return the Service that answers HTTP requests, made from the server's parts. Called first, and only once."""
         return parts.inference
 
-    def grpc_methods(self, restricted: Restricted) -> Mapping[str, Method]:
+    def grpc_methods(self, restricted: RestrictedApis) -> Mapping[str, Method]:
         """Return additional RPCs by path."""
         return {}
 
-    def grpc_files(self) -> tuple[Any, ...]:
+    def grpc_descriptors(self) -> tuple[Any, ...]:
         """Return the FileDescriptorProtos of those RPCs, for reflection."""
         return ()
 
-    def ports(self, app: ASGIApp) -> Iterable[Port]:
+    def extra_ports(self, app: ASGIApp) -> Iterable[Port]:
         """Return additional ports. `app` answers Penstock's own HTTP requests."""
         return ()
 
-    def render(self) -> Iterable[str]:
+    def metrics_lines(self) -> Iterable[str]:
         """Return additional lines for the metrics page."""
         return ()
 
@@ -150,5 +150,5 @@ def dialect_of(settings: Settings) -> Dialect:
     if settings.dialect == DIALECTS[0]:
         return Dialect(settings)
     module = importlib.import_module(f"{__package__}.{settings.dialect}.dialect")
-    made: Dialect = module.DIALECT(settings)
-    return made
+    dialect: Dialect = module.DIALECT(settings)
+    return dialect

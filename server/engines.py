@@ -1,11 +1,11 @@
-"""Serves: the part of an Engine that dialects use. The Engine may be in another process (remote_engine.py)."""
+"""ServingEngine: the part of an Engine that dialects use. The Engine may be in another process (remote_engine.py)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
 from penstock.backends.errors import Code, InferError
-from penstock.batching.request import SubmitsSoon
+from penstock.batching.request import SoonSubmitter
 
 if TYPE_CHECKING:
     from penstock.batching.model import Model
@@ -17,26 +17,26 @@ class ListsModels(Protocol):
     def models(self) -> list[Model]: ...
 
 
-class KnowsModels(ListsModels, Protocol):
+class FindsModels(ListsModels, Protocol):
     """An Engine, for callers that also look models up by name."""
 
     def model(self, name: str, version: str = "") -> Model: ...
 
 
-class Serves(KnowsModels, SubmitsSoon, Protocol):
+class ServingEngine(FindsModels, SoonSubmitter, Protocol):
     """An Engine or its stand-in. `generation` changes whenever the result of `model` may change."""
 
     generation: int
 
     def hold(self, model: Model) -> None: ...
     def release(self, model: Model) -> None: ...
-    def turn_away(self, model: Model) -> InferError | None: ...
+    def early_rejection(self, model: Model) -> InferError | None: ...
 
 
-def served(engine: Serves, name: str, said: str) -> Model:
-    """Return the model of a dialect; `said` names it in error texts. Raises: InferError (NOT_READY)."""
+def get_model(engine: ServingEngine, name: str, description: str) -> Model:
+    """Return the model of a dialect; `description` names it in error texts. Raises: InferError (NOT_READY)."""
     try:
         return engine.model(name)
     except InferError:
-        text = f"{said} is not ready: it is being loaded, or it failed to load (see the log)"
+        text = f"{description} is not ready: it is being loaded, or it failed to load (see the log)"
         raise InferError(Code.NOT_READY, text) from None

@@ -38,7 +38,7 @@ GRPC_STATUS: dict[Code, Status] = {
 """Source: Triton's gRPC front end."""
 
 
-_FOR_NOW = frozenset((Code.NOT_READY, Code.OVERLOADED))
+_TRANSIENT = frozenset((Code.NOT_READY, Code.OVERLOADED))
 """Errors that are likely to pass soon, even if the delay is unknown. An expired request may expire again."""
 
 
@@ -48,7 +48,7 @@ def retry_after_s(error: InferError) -> int:
     Source: RFC 9110 10.2.3. If the delay is unknown, 1 stands for "soon".
     """
     after_ns = error.retry_after_ns
-    return -(-after_ns // 1_000_000_000) if after_ns > 0 else int(after_ns == 0 and error.code in _FOR_NOW)
+    return -(-after_ns // 1_000_000_000) if after_ns > 0 else int(after_ns == 0 and error.code in _TRANSIENT)
 
 
 def retry_after_line(error: InferError) -> bytes:

@@ -1,8 +1,8 @@
 """Health: whether the server is live and ready, used by every protocol that has a health check.
 
-Made by the composition root, which sets `draining` when shutdown begins, `leaving` when --drain-delay-secs has passed
-and clients are to disconnect, and `spent` when the process has lost a device for good: only another process can use
-that device again, so the supervisor or orchestrator must restart this one.
+Made by the composition root, which sets `draining` when shutdown begins, `disconnecting` when --drain-delay-secs has
+passed and clients are to disconnect, and `device_lost` when the process has lost a device for good: only another
+process can use that device again, so the supervisor or orchestrator must restart this one.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class Health:
         self._engine = engine
         self._strict = strict
         self.draining = False
-        self.leaving = False
-        self.spent = False
+        self.disconnecting = False
+        self.device_lost = False
 
     def live(self) -> bool:
         """Whether the server is running, not shutting down, and does not need a restart."""
-        return not self.draining and not self.spent
+        return not self.draining and not self.device_lost
 
     def ready(self) -> bool:
         """Whether inference requests can be sent. Never true while draining."""

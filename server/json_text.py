@@ -10,16 +10,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
-MOST_VALUES = 1 << 22
+MAX_VALUES = 1 << 22
 """A 2-byte value takes up to 120 bytes as a Python object; 64 MiB of them, which 62 KiB of gzip can hold, take
 seconds."""
-TOO_MANY_VALUES = f"JSON has more than {MOST_VALUES} values, send tensors as binary data"
+TOO_MANY_VALUES = f"JSON has more than {MAX_VALUES} values, send tensors as binary data"
 _PIECE_BYTES = 1 << 20
 _SHORT_BYTES = 4096
 """Up to this size `bytes.count` is as fast as numpy. It takes 1 ns per byte, seven times as long, and holds the GIL."""
 _QUOTE = b'"'[0]
-_BUT_BRACKETS = bytes(set(range(256)) - set(b'"[]{}'))
-_BUT_BEGINNINGS = bytes(set(range(256)) - set(b'",[{'))
+_NOT_BRACKETS = bytes(set(range(256)) - set(b'"[]{}'))
+_NOT_BEGINNINGS = bytes(set(range(256)) - set(b'",[{'))
 """The bytes to delete from a text: all but quotes and the bytes that are counted."""
 _DIGITS = bytes(b"0"[0] if 0x30 <= byte <= 0x39 else b"."[0] if byte == 0x2E else b" "[0] for byte in range(256))
 _LONG, _FRACTION = b"0" * 19, b"." + b"0" * 19
@@ -29,9 +29,9 @@ _LONG, _FRACTION = b"0" * 19, b"." + b"0" * 19
 def depth_of(text: bytes) -> int:
     """Return the nesting depth of a JSON text in UTF-8."""
     depth = deepest = 0
-    for left in _outside_strings(text, _BUT_BRACKETS):
+    for remaining in _outside_strings(text, _NOT_BRACKETS):
         # '[' and '{' have bit 2 clear, ']' and '}' have it set
-        depths = np.where(np.frombuffer(left, np.uint8) & 4, -1, 1).cumsum()
+        depths = np.where(np.frombuffer(remaining, np.uint8) & 4, -1, 1).cumsum()
         deepest = max(deepest, depth + int(depths.max()))
         depth += int(depths[-1])
     return deepest
@@ -47,27 +47,27 @@ def may_have_long_integers(text: bytes) -> bool:
     return _LONG in digits and digits.count(_LONG) != digits.count(_FRACTION)
 
 
-def has_more_values(text: bytes, most: int = MOST_VALUES) -> bool:
-    """Return whether a JSON text has more than `most` values."""
-    return may_have_more_values(text, most) and values_in(text, most) > most
+def has_more_values(text: bytes, max_values: int = MAX_VALUES) -> bool:
+    """Return whether a JSON text has more than `max_values` values."""
+    return may_have_more_values(text, max_values) and values_in(text, max_values) > max_values
 
 
-def values_in(text: bytes, most: int = MOST_VALUES) -> int:
-    """Count the commas and opening brackets outside strings, stopping once there are more than `most`.
+def values_in(text: bytes, max_values: int = MAX_VALUES) -> int:
+    """Count the commas and opening brackets outside strings, stopping once there are more than `max_values`.
 
     This is about the number of values, not counting the names of object members.
     """
     count = 0
-    for left in _outside_strings(text, _BUT_BEGINNINGS):
-        count += len(left)
-        if count > most:
+    for remaining in _outside_strings(text, _NOT_BEGINNINGS):
+        count += len(remaining)
+        if count > max_values:
             break
     return count
 
 
-def may_have_more_values(text: bytes, most: int = MOST_VALUES) -> bool:
+def may_have_more_values(text: bytes, max_values: int = MAX_VALUES) -> bool:
     """Return the same without excluding strings, which is faster and may overcount."""
-    return len(text) > most and _count(text, b",[{") > most
+    return len(text) > max_values and _count(text, b",[{") > max_values
 
 
 def brackets_in(text: bytes) -> int:
@@ -75,39 +75,39 @@ def brackets_in(text: bytes) -> int:
     return text.count(b"[") + text.count(b"{") if len(text) <= _SHORT_BYTES else _count(text, b"[{")
 
 
-def has_more_names(text: bytes, name: bytes, most: int) -> bool:
-    """Return whether a name, given with its quotes, occurs more than `most` times in a JSON text."""
+def has_more_names(text: bytes, name: bytes, max_count: int) -> bool:
+    """Return whether a name, given with its quotes, occurs more than `max_count` times in a JSON text."""
     # finding words takes 0.6 ns per byte, counting quotes, of which numbers have none, 0.1 ns
-    if len(text) > 4 * _SHORT_BYTES and _count(text, b'"') <= 2 * most:
+    if len(text) > 4 * _SHORT_BYTES and _count(text, b'"') <= 2 * max_count:
         return False
-    return text.count(name) > most
+    return text.count(name) > max_count
 
 
-def _count(text: bytes, looked_for: bytes) -> int:
-    letters, count = np.frombuffer(text, np.uint8), 0
-    for at in range(0, len(text), _PIECE_BYTES):
-        piece = letters[at : at + _PIECE_BYTES]
-        count += sum([int(np.count_nonzero(piece == letter)) for letter in looked_for])
+def _count(text: bytes, letters: bytes) -> int:
+    characters, count = np.frombuffer(text, np.uint8), 0
+    for start in range(0, len(text), _PIECE_BYTES):
+        piece = characters[start : start + _PIECE_BYTES]
+        count += sum([int(np.count_nonzero(piece == letter)) for letter in letters])
     return count
 
 
-def _outside_strings(text: bytes, others: bytes) -> Iterator[bytes]:
-    """Yield the parts of a JSON text outside its strings, without the bytes in `others`, in non-empty pieces."""
-    at = inside = 0
-    while at < len(text):
-        piece = text[at : at + _PIECE_BYTES]
-        if piece.endswith(b"\\") and (len(piece) - len(piece.rstrip(b"\\"))) % 2 and at + len(piece) < len(text):
+def _outside_strings(text: bytes, ignored: bytes) -> Iterator[bytes]:
+    """Yield the parts of a JSON text outside its strings, without the bytes in `ignored`, in non-empty pieces."""
+    position = inside = 0
+    while position < len(text):
+        piece = text[position : position + _PIECE_BYTES]
+        if piece.endswith(b"\\") and (len(piece) - len(piece.rstrip(b"\\"))) % 2 and position + len(piece) < len(text):
             piece = piece[:-1]  # the backslash escapes the next byte
-        at += len(piece)
+        position += len(piece)
         if b"\\" in piece:
             piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
-        piece = piece.translate(None, others)
+        piece = piece.translate(None, ignored)
         # empty strings are pairs of quotes, removed from the left; other strings leave quotes behind
-        left = b'"' if inside else piece.replace(b'""', b"")
-        if b'"' in left and piece:
+        remaining = b'"' if inside else piece.replace(b'""', b"")
+        if b'"' in remaining and piece:
             letters = np.frombuffer(piece, np.uint8)
             within = np.bitwise_xor.accumulate((letters == _QUOTE).view(np.uint8)) ^ inside
             inside = int(within[-1])
-            left = letters[(within == 0) & (letters != _QUOTE)].tobytes()
-        if left and piece:
-            yield left
+            remaining = letters[(within == 0) & (letters != _QUOTE)].tobytes()
+        if remaining and piece:
+            yield remaining

@@ -8,41 +8,41 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 
-def names_of(path: Path) -> set[str]:
+def module_names(path: Path) -> set[str]:
     """Return the names a module defines: classes, functions, imports and assignments; "*" for a star import.
 
     Raises: OSError, SyntaxError, ValueError.
     """
-    return made_in(parsed(path))
+    return defined_names(parse_file(path))
 
 
-def made_in(tree: ast.AST) -> set[str]:
+def defined_names(tree: ast.AST) -> set[str]:
     """Return the names defined at or below a node."""
-    found: set[str] = set()
+    names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            found.add(node.name)
+            names.add(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):
-            found |= {alias.asname or alias.name for alias in node.names}
+            names |= {alias.asname or alias.name for alias in node.names}
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
-    return found
+            names.add(node.id)
+    return names
 
 
-def parsed(path: Path) -> ast.Module:
-    """Read and parse a file. Raises: as `names_of`."""
+def parse_file(path: Path) -> ast.Module:
+    """Read and parse a file. Raises: as `module_names`."""
     return ast.parse(path.read_bytes(), path)
 
 
-def file_of(module: str, places: Iterable[str]) -> Path | None:
+def find_module_file(module: str, search_paths: Iterable[str]) -> Path | None:
     """Find a module's file without importing it; None if it has no file. Raises: ModuleNotFoundError."""
-    within = list(places)
-    so_far: list[str] = []
+    paths = list(search_paths)
+    parents: list[str] = []
     spec = None
     for name in module.split("."):
-        so_far.append(name)
-        spec = PathFinder.find_spec(".".join(so_far), within)
+        parents.append(name)
+        spec = PathFinder.find_spec(".".join(parents), paths)
         if spec is None:
-            raise ModuleNotFoundError(name=".".join(so_far))
-        within = list(spec.submodule_search_locations or ())
+            raise ModuleNotFoundError(name=".".join(parents))
+        paths = list(spec.submodule_search_locations or ())
     return Path(spec.origin) if spec is not None and spec.origin and spec.has_location else None

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from .listening.sockets import StartError
 from .options.dialect_settings import DIALECTS
 from .settings import Settings
-from .signals import listen
+from .signals import on_signal
 from .telemetry.log_file import LogFileError
 from .telemetry.logs import Logs
 from .threads import new_loop
@@ -50,7 +50,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _LARGEST_MMAP_THRESHOLD = 32 << 20
 
 
-def keep_freed_memory() -> None:
+def retain_freed_memory() -> None:
     """Make glibc keep the memory that large requests free, for later requests.
 
     By default glibc may return the memory of a body to the system after each request, depending on what lies above it
@@ -69,11 +69,11 @@ class Servable(Protocol):
     """What a process runs: a Server or a Supervisor."""
 
     @property
-    def places(self) -> dict[str, str] | None:
+    def urls(self) -> dict[str, str] | None:
         """The URLs it listens on, by name; None if it starts listening only once loaded."""
 
     @property
-    def serves(self) -> str:
+    def status_line(self) -> str:
         """What it serves, in words, once loaded: "ready, serving m/1"."""
 
     async def open(self) -> None:
@@ -82,7 +82,7 @@ class Servable(Protocol):
     async def load(self) -> list[str]:
         """Load the models. Returns: the reasons for what is not served."""
 
-    def hang_up(self) -> None:
+    def handle_hangup(self) -> None:
         """Handle SIGHUP."""
 
     async def drain(self) -> int:
@@ -101,21 +101,21 @@ def prepare() -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # otherwise the exit status of children is lost
     gc.set_threshold(*GC_THRESHOLD)  # otherwise collections would take a sixth of the import time
     sys.setswitchinterval(SWITCH_S)
-    allow_open_files()
-    keep_freed_memory()
+    raise_open_file_limit()
+    retain_freed_memory()
 
 
-def allow_open_files() -> None:
+def raise_open_file_limit() -> None:
     """Raise the limit of open files to the hard limit, at most OPEN_FILES.
 
     Shells and systemd default to 1024 for the sake of select(); beyond the limit libuv drops connections silently.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
-    wanted = OPEN_FILES if hard == unlimited else min(OPEN_FILES, hard)
-    if soft != unlimited and soft < wanted:
+    limit = OPEN_FILES if hard == unlimited else min(OPEN_FILES, hard)
+    if soft != unlimited and soft < limit:
         with contextlib.suppress(OSError, ValueError):  # the system may allow less than it reports
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def run(settings: Settings) -> int:
@@ -151,26 +151,26 @@ class _Process:
     def __init__(self, settings: Settings, logs: Logs) -> None:
         self._settings = settings
         self._logs = logs
-        self._asked = asyncio.Event()
-        self._asked_s = 0.0
+        self._stop_requested = asyncio.Event()
+        self._stop_requested_s = 0.0
         self._forced = asyncio.Event()
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
         for number in STOP_SIGNALS:
             # not the loop's own handlers, which would be removed before the process exits
-            listen(number, lambda number: loop.call_soon_threadsafe(self._signalled, number))
-        server = self._made()
+            on_signal(number, lambda number: loop.call_soon_threadsafe(self._on_signal, number))
+        server = self._make_server()
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup has it ignored
-            listen(signal.SIGHUP, lambda _: loop.call_soon_threadsafe(server.hang_up))
+            on_signal(signal.SIGHUP, lambda _: loop.call_soon_threadsafe(server.handle_hangup))
         serving = asyncio.ensure_future(self._serve(server))
-        if await first(serving, self._forced.wait()):
+        if await finished_first(serving, self._forced.wait()):
             return serving.result()
         logger.critical("forced to stop: requests in flight are lost")
         server.force()
         return 1
 
-    def _made(self) -> Servable:
+    def _make_server(self) -> Servable:
         if self._settings.http_workers:
             from .supervisor.supervisor import Supervisor
 
@@ -178,22 +178,22 @@ class _Process:
         from .serve import Server  # takes a second, which a supervisor does not need
 
         server = Server(self._settings)
-        server.observing.logging.apply = self._logs.apply
+        server.observability.logging.apply = self._logs.apply
         return server
 
-    def _signalled(self, number: int) -> None:
+    def _on_signal(self, number: int) -> None:
         now = time.monotonic()
-        if self._asked.is_set():
-            if now - self._asked_s > FORCE_AFTER_S:
+        if self._stop_requested.is_set():
+            if now - self._stop_requested_s > FORCE_AFTER_S:
                 self._forced.set()
             return
-        self._asked_s = now
+        self._stop_requested_s = now
         logger.info("%s: finishing the accepted requests; repeat the signal to force", signal.Signals(number).name)
-        self._asked.set()
+        self._stop_requested.set()
 
     async def _serve(self, server: Servable) -> int:
         try:
-            failed = await self._until_asked(server)
+            failed = await self._serve_until_stopped(server)
         except StartError as error:
             for line in str(error).splitlines():
                 logger.critical("%s", line)
@@ -204,42 +204,42 @@ class _Process:
         if dropped:
             logger.critical("exit timeout: %d unfinished requests or connections are dropped", dropped)
         status = 1 if dropped or failed else 0
-        left = f"{dropped} requests or connections dropped" if dropped else "all accepted requests are finished"
-        logger.info("stopped: %s, exit status %d", left, status)
+        outcome = f"{dropped} requests or connections dropped" if dropped else "all accepted requests are finished"
+        logger.info("stopped: %s, exit status %d", outcome, status)
         return status
 
-    async def _until_asked(self, server: Servable) -> bool:
+    async def _serve_until_stopped(self, server: Servable) -> bool:
         """Serve until a signal arrives. Returns: whether it stops early because loading failed."""
         await server.open()
-        listens = self._tell_places(server)
+        is_listening = self._log_urls(server)
         loading = asyncio.ensure_future(server.load())
-        if not await first(loading, self._asked.wait()):
+        if not await finished_first(loading, self._stop_requested.wait()):
             return False
         reasons = loading.result()
-        settle_memory()
-        if not listens:
-            self._tell_places(server)
-        logger.info("%s", server.serves)
+        collect_and_freeze()
+        if not is_listening:
+            self._log_urls(server)
+        logger.info("%s", server.status_line)
         if self._settings.exit_on_error and reasons:
             logger.critical("stopping because of --exit-on-error: %s", "; ".join(reasons))
             return True
         if self._settings.dialect == DIALECTS[0]:
-            for line in as_triton_says(server.places or {}):
+            for line in triton_log_lines(server.urls or {}):
                 logger.info("%s", line)
-        await self._asked.wait()
+        await self._stop_requested.wait()
         return False
 
     @staticmethod
-    def _tell_places(server: Servable) -> bool:
+    def _log_urls(server: Servable) -> bool:
         """Log the URLs it listens on, if any. Returns: whether it is listening."""
-        if server.places is None:
+        if server.urls is None:
             return False
-        places = ", ".join(f"{name} on {url}" for name, url in server.places.items()) or "nowhere"
-        logger.info("penstock %s: %s", importlib.metadata.version("penstock"), places)
+        urls = ", ".join(f"{name} on {url}" for name, url in server.urls.items()) or "nowhere"
+        logger.info("penstock %s: %s", importlib.metadata.version("penstock"), urls)
         return True
 
 
-def as_triton_says(urls: Mapping[str, str]) -> Iterator[str]:
+def triton_log_lines(urls: Mapping[str, str]) -> Iterator[str]:
     """Yield Triton's log lines for the listening services, which scripts and container wait strategies look for.
 
     Source: Triton server, grpc_server.cc and http_server.cc, which log them once models are loaded.
@@ -249,7 +249,7 @@ def as_triton_says(urls: Mapping[str, str]) -> Iterator[str]:
             yield f"Started {service} at {urlsplit(urls[name]).netloc}"
 
 
-def settle_memory() -> None:
+def collect_and_freeze() -> None:
     """Exclude objects that live as long as the process from garbage collection.
 
     A full collection would otherwise walk every module for tens of milliseconds.
@@ -258,7 +258,7 @@ def settle_memory() -> None:
     gc.freeze()
 
 
-async def first(work: asyncio.Future[Any], signal_given: Coroutine[Any, Any, Any]) -> bool:
+async def finished_first(work: asyncio.Future[Any], signal_given: Coroutine[Any, Any, Any]) -> bool:
     """Wait for the work or the signal, cancel the other, and return whether the work ended."""
     waiting = asyncio.ensure_future(signal_given)
     await asyncio.wait((work, waiting), return_when=asyncio.FIRST_COMPLETED)

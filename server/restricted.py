@@ -66,7 +66,7 @@ GRPC_CATEGORIES: Mapping[str, str] = {
 HeaderOf = Callable[[str], str | None]
 
 
-class Restricted:
+class RestrictedApis:
     """The rules of one protocol: by category, the required header and its value."""
 
     def __init__(self, rules: Mapping[str, tuple[str, str]] | None = None) -> None:
@@ -77,7 +77,7 @@ class Restricted:
         return bool(self._rules)
 
     @classmethod
-    def parse(cls, entries: Iterable[str], prefix: str = "") -> Restricted:
+    def parse(cls, entries: Iterable[str], prefix: str = "") -> RestrictedApis:
         """Parse the flags. `prefix` is prepended to each header name.
 
         Raises: ValueError; its text never includes a value, which is a secret.
@@ -85,8 +85,8 @@ class Restricted:
         rules: dict[str, tuple[str, str]] = {}
         kind = "protocol" if prefix else "api"
         for entry in entries:
-            names, colon, rest = entry.partition(":")
-            key, equals, value = rest.partition("=")
+            names, colon, header_rule = entry.partition(":")
+            key, equals, value = header_rule.partition("=")
             key, value = key.strip().lower(), value.strip()
             if not (colon and equals and key and value):
                 raise ValueError(f"'{names}:{key}...' must have the form {_FORM}")
@@ -117,12 +117,12 @@ class Restricted:
             return None
         return name
 
-    def demand(self, category: str, fields: Mapping[bytes, bytes]) -> None:
+    def require(self, category: str, fields: Mapping[bytes, bytes]) -> None:
         """Check a request of the fast lane by its header fields. Raises: HttpError (403)."""
         if category in self._rules:
             header = self.check(category, lambda name: fields.get(name.encode(), b"").decode("latin-1"))
             if header is not None:
-                raise HttpError(403, http_text(header))
+                raise HttpError(403, restriction_text(header))
 
 
 def category_of(path: str) -> str | None:
@@ -133,12 +133,14 @@ def category_of(path: str) -> str | None:
     return None
 
 
-def http_text(header: str) -> str:
+def restriction_text(header: str) -> str:
     """Return the text of a 403 answer."""
     return f"This API is restricted, expecting header '{header}'"
 
 
-def guarded(path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+def with_access_check(
+    path: str, endpoint: Callable[[Request], Awaitable[Response]]
+) -> Callable[[Request], Awaitable[Response]]:
     """Wrap a control plane endpoint with the check. `path` is its route's pattern.
 
     The check uses the route's pattern, so no spelling of a request path can avoid it. The rules are the application's
@@ -158,7 +160,7 @@ def guarded(path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> Ca
         restricted = getattr(request.app.state, "restricted", None)
         header = restricted.check(category, request.headers.get) if restricted else None
         if header is not None:
-            return Response(error_body(http_text(header)), 403, media_type="application/json")
+            return Response(error_body(restriction_text(header)), 403, media_type="application/json")
         return await endpoint(request)
 
     # read by FastAPI: annotations, resolved by name in this module, and the name and description for the page
@@ -168,12 +170,12 @@ def guarded(path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> Ca
 
 
 def restricted_methods(
-    methods: Mapping[str, Method], restricted: Restricted, categories: Mapping[str, str] = GRPC_CATEGORIES
+    methods: Mapping[str, Method], restricted: RestrictedApis, categories: Mapping[str, str] = GRPC_CATEGORIES
 ) -> dict[str, Method]:
     """Wrap every method that has a category with the check; return the methods unchanged if nothing is restricted."""
     if not restricted:
         return dict(methods)
-    return {path: _checked(method, restricted, categories.get(path)) for path, method in methods.items()}
+    return {path: _with_check(method, restricted, categories.get(path)) for path, method in methods.items()}
 
 
 class _Gate:
@@ -181,12 +183,12 @@ class _Gate:
 
     __slots__ = ("_category", "_passed", "_restricted")
 
-    def __init__(self, category: str, restricted: Restricted) -> None:
+    def __init__(self, category: str, restricted: RestrictedApis) -> None:
         self._category = category
         self._restricted = restricted
         self._passed: Any = None
 
-    def closed(self, call: Call) -> bool:
+    def rejects(self, call: Call) -> bool:
         """Refuse a call that must not pass; return whether it was refused."""
         metadata = call.metadata
         if metadata is self._passed:
@@ -199,7 +201,7 @@ class _Gate:
         return True
 
 
-class _Deaf:
+class _DiscardingReader:
     """The Reader of a refused stream."""
 
     def on_message(self, message: bytes) -> None:
@@ -209,7 +211,7 @@ class _Deaf:
         """Do nothing."""
 
 
-def _checked(method: Method, restricted: Restricted, category: str | None) -> Method:
+def _with_check(method: Method, restricted: RestrictedApis, category: str | None) -> Method:
     if category is None or restricted.check(category, lambda name: None) is None:
         return method
     gate = _Gate(category, restricted)
@@ -217,7 +219,7 @@ def _checked(method: Method, restricted: Restricted, category: str | None) -> Me
     if unary is not None:
 
         def checked_unary(call: Call, message: bytes) -> None:
-            if not gate.closed(call):
+            if not gate.rejects(call):
                 unary(call, message)
 
         return Method(method.path, unary=checked_unary)
@@ -225,6 +227,6 @@ def _checked(method: Method, restricted: Restricted, category: str | None) -> Me
         raise ValueError(f"{method.path}: neither unary nor streaming")
 
     def checked_streaming(call: Call) -> Reader:
-        return _Deaf() if gate.closed(call) else streaming(call)
+        return _DiscardingReader() if gate.rejects(call) else streaming(call)
 
     return Method(method.path, streaming=checked_streaming)

@@ -32,23 +32,23 @@ from .listening.listener import Port
 from .listening.ports import make_grpc_port, make_http_port, make_metrics_port, share_totals, share_unread_limit
 from .listening.sockets import StartError
 from .options.cache_config import parse as parse_cache
-from .options.sharing import devices_of
-from .options.starting import obstacles
+from .options.sharing import make_devices
+from .options.start_checks import start_problems
 from .python_models.loading import PythonModels
 from .python_models.metrics import CustomMetrics
 from .python_models.upcalls import ServerSide
-from .repository.choices import Choices
 from .repository.control import ModelControl
+from .repository.control_options import ControlOptions
 from .repository.fields.batching import hold_requests
 from .repository.fields.identity import PYTHON
-from .repository.fields.sequences import HOLD_BACKLOG
+from .repository.fields.sequences import HOLD_BACKLOG_VARIABLE
 from .repository.findings import MistakesError
-from .repository.mirrors import defaults_of
+from .repository.mirrors import make_defaults
 from .repository.remote import RemoteError
-from .repository.transitions import Opens
+from .repository.transitions import OpensModels
 from .settings import Settings
-from .telemetry.observing import Observing, made_metrics
-from .telemetry.page import create_metrics_app
+from .telemetry.observability import Observability, make_metrics
+from .telemetry.page import make_metrics_app
 from .v2.control import EXTENSIONS, control_routes
 from .v2.forwarding import Forwarding
 from .v2.generate import Generate
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from .hooks.runner import Hooks
     from .http.service import Service
     from .listening.listener import Listener
-    from .telemetry.observing import ObservedPort
+    from .telemetry.observability import ObservedPort
 
 logger = logging.getLogger("penstock.serve")
 
@@ -77,7 +77,7 @@ METRICS_GRACE_S = 1.0
 """How long the metrics port may take to finish a scrape after everything else has ended."""
 
 
-class HookedModels(Opens, Protocol):
+class HookedModels(OpensModels, Protocol):
     """What opens and publishes models, and provides their Hooks."""
 
     def hooks_of(self, model: Model) -> Hooks: ...
@@ -89,7 +89,7 @@ class Server:
 
     Invariants: it answers from `open` on, or from the end of `load`, and is ready once `load` has succeeded. From the
     start of `drain` it is not ready: requests on accepted connections are still answered, and later ones get an error.
-    `spent` is called when the whole process loses a device; from then on the server is not live.
+    `on_device_lost` is called when the whole process loses a device; from then on the server is not live.
     """
 
     def __init__(
@@ -99,55 +99,55 @@ class Server:
         self.clouds = Clouds(settings)
         self._settings = settings = self.clouds.settings
         self._loop = asyncio.get_running_loop()
-        self._stopped = False
-        self._listens = False
+        self._stopped = self._is_listening = False
         self.faults = Faults(settings, {"worker": own_workers})
-        self.environments = Environments.of(settings)
+        self.environments = Environments.from_settings(settings)
         self.engine = self.faults.engine(self._loop, with_isolated(loaders, self.environments.interpreter))
-        self.engine.devices = devices = devices_of(settings)
-        devices.tell_lost = self._lost
+        self.engine.devices = devices = make_devices(settings)
+        devices.on_lost = self._on_device_lost
         if cache_bytes := parse_cache(settings.cache_config):
             self.engine.cache = Cache(cache_bytes)
         self._models = models(self.engine, self.environments)
         self._dialect = dialect_of(settings)
         self._sources = self._dialect.sources()
-        held, backlog = hold_requests(os.environ), hold_requests(os.environ, HOLD_BACKLOG)
-        defaults = replace(defaults_of(settings), hold_requests=held, hold_backlog=backlog, linked=self.clouds.linked)
+        hold_count, backlog = hold_requests(os.environ), hold_requests(os.environ, HOLD_BACKLOG_VARIABLE)
+        defaults = replace(make_defaults(settings), hold_requests=hold_count, hold_backlog=backlog)
+        defaults = replace(defaults, links_folder=self.clouds.links_folder)
         self.repository = self._sources.repository(defaults)
-        self.control = ModelControl(self.repository, self._models, Choices.of(settings))
+        self.control = ModelControl(self.repository, self._models, ControlOptions.from_settings(settings))
         self.health = Health(self.repository, self.engine, strict=settings.strict_readiness)
-        self.observing = Observing(settings, self.engine)
+        self.observability = Observability(settings, self.engine)
         self.shared_memory = SharedMemory(allowed=settings.allow_client_shm)
         self._http: Listener | None = None
         self._grpc: GrpcListener | None = None
         self._metrics: Listener | None = None
         self.elsewhere: tuple[ObservedPort, ObservedPort] | None = None
-        self.spent: Callable[[], None] = lambda: None
-        self.metrics = made_metrics(settings, self.engine, self._connected, self.faults.counts())
+        self.on_device_lost: Callable[[], None] = lambda: None
+        self.metrics = make_metrics(settings, self.engine, self._connection_ports, self.faults.counts())
         custom = CustomMetrics()
-        beside = ServerSide(self.engine, custom, self._models.hooks_of, self.control, self.observing.context_for)
-        self.engine.outsides[PYTHON] = PythonModels(beside, self.environments, defaults)
+        upcalls = ServerSide(self.engine, custom, self._models.hooks_of, self.control, self.observability.context_for)
+        self.engine.external_loaders[PYTHON] = PythonModels(upcalls, self.environments, defaults)
         service = self._service()
         self.metrics.readiness = self.repository.readiness
-        self.metrics.content_type = self._dialect.metrics_type or self.metrics.content_type
-        self.metrics.more = lambda: (*custom.render(), *self._dialect.render())
+        self.metrics.content_type = self._dialect.metrics_content_type or self.metrics.content_type
+        self.metrics.extra_lines = lambda: (*custom.render(), *self._dialect.metrics_lines())
         app = self.app()
         if settings.allow_http:
             self._http = make_http_port(settings, app, service, self._dialect)
         if settings.allow_grpc:
             self._grpc = make_grpc_port(settings, self.grpc_methods(), self._loop)
         if settings.allow_metrics:
-            self._metrics = make_metrics_port(settings, create_metrics_app(self.metrics, settings.metrics_path))
+            self._metrics = make_metrics_port(settings, make_metrics_app(self.metrics, settings.metrics_path))
         parts = CloudParts(self.app, self.engine, self.repository, self.control, self._inference)
-        self._more = [*self._dialect.ports(app), *self.clouds.ports(parts)]
+        self._extra_ports = [*self._dialect.extra_ports(app), *self.clouds.ports(parts)]
         share_unread_limit(settings, self._ports)
-        share_totals(self.metrics.totals, self._serving)
+        share_totals(self.metrics.totals, self._request_ports)
 
     def _inference(self, kind: type[Inference] = Inference, forwarded: str = "") -> Inference:
         """Return the inference Service for HTTP; `forwarded` is the pattern of header fields that become parameters."""
         regions, limits = self.shared_memory.regions, self._settings.limits()
         inference = kind(self.engine, limits, self._models.hooks_of, regions, Forwarding.of(forwarded))
-        inference.restricted = self.observing.http_restricted
+        inference.restricted = self.observability.http_restricted
         return inference
 
     def _service(self) -> Service:
@@ -159,16 +159,16 @@ class Server:
             )
         )
 
-    def _lost(self) -> None:
+    def _on_device_lost(self) -> None:
         with suppress(RuntimeError):  # the loop has already ended
-            self._loop.call_soon_threadsafe(self._spend)
+            self._loop.call_soon_threadsafe(self._mark_device_lost)
 
-    def _spend(self) -> None:
+    def _mark_device_lost(self) -> None:
         """Report that only another process can use the devices again, and keep running what does not need them."""
-        self.health.spent = True
-        self.spent()
+        self.health.device_lost = True
+        self.on_device_lost()
 
-    def _connected(self) -> Iterable[ObservedPort | None]:
+    def _connection_ports(self) -> Iterable[ObservedPort | None]:
         """Return the holders of HTTP and gRPC connections: `elsewhere` if those belong to other processes."""
         return self.elsewhere or (self._http, self._grpc)
 
@@ -177,9 +177,9 @@ class Server:
         repository = RepositoryEndpoints(self.control, self._settings.http_max_input_size)
         generate = Generate(self.engine, self._settings.limits(), self._models.hooks_of)
         control = control_routes(self.engine, self.repository, self.metrics, self.health, name=self._settings.id)
-        extensions = (repository, self.observing, self.shared_memory, generate)
+        extensions = (repository, self.observability, self.shared_memory, generate)
         app = make_app((*(route for each in extensions for route in each.routes()), *control), pages=True)
-        app.state.restricted = self.observing.http_restricted
+        app.state.restricted = self.observability.http_restricted
         return app
 
     def grpc_methods(self) -> dict[str, Method]:
@@ -193,17 +193,17 @@ class Server:
                 name=self._settings.id,
                 extensions=EXTENSIONS,
                 control=self.control,
-                traces=self.observing.traces,
-                logs=self.observing.logging,
-                restricted=self.observing.grpc_restricted,
+                traces=self.observability.traces,
+                logs=self.observability.logging,
+                restricted=self.observability.grpc_restricted,
                 regions=self.shared_memory.regions,
                 system=self.shared_memory.system,
                 cuda=self.shared_memory.cuda,
                 forwarding=Forwarding.of(self._settings.grpc_header_forward_pattern),
-                files=self._dialect.grpc_files(),
+                files=self._dialect.grpc_descriptors(),
             )
         )
-        return {**own, **self._dialect.grpc_methods(self.observing.grpc_restricted)}
+        return {**own, **self._dialect.grpc_methods(self.observability.grpc_restricted)}
 
     @property
     def http_port(self) -> int:
@@ -221,28 +221,28 @@ class Server:
         return self._metrics.port if self._metrics else 0
 
     @property
-    def places(self) -> dict[str, str] | None:
+    def urls(self) -> dict[str, str] | None:
         """The URLs it listens on, by name; None if it is not listening."""
-        return {each.name: each.url for each in self._ports} if self._listens else None
+        return {each.name: each.url for each in self._ports} if self._is_listening else None
 
     @property
     def _ports(self) -> list[Port]:
-        return [*self._serving, *([self._metrics] if self._metrics else ())]
+        return [*self._request_ports, *([self._metrics] if self._metrics else ())]
 
     @property
-    def _serving(self) -> list[Port]:
-        return [port for port in (self._http, self._grpc, *self._more) if port]
+    def _request_ports(self) -> list[Port]:
+        return [port for port in (self._http, self._grpc, *self._extra_ports) if port]
 
     @property
-    def serves(self) -> str:
+    def status_line(self) -> str:
         """What it serves, in words, and what keeps it from being ready."""
         names = ", ".join(f"{model.name}/{model.version}" for model in self.engine.models()) or "nothing"
         if self.repository.ready(self._settings.strict_readiness):
             return f"ready, serving {names}"
-        lacking = [f"{name}/{version}".rstrip("/") for name, version, ready in self.repository.readiness() if not ready]
-        return f"not ready, serving {names}" + (f"; unavailable: {', '.join(lacking)}" if lacking else "")
+        missing = [f"{name}/{version}".rstrip("/") for name, version, ready in self.repository.readiness() if not ready]
+        return f"not ready, serving {names}" + (f"; unavailable: {', '.join(missing)}" if missing else "")
 
-    def hang_up(self) -> None:
+    def handle_hangup(self) -> None:
         """Log that a single process cannot be replaced without downtime."""
         logger.warning("SIGHUP ignored: only a server with --http-workers replaces its processes")
 
@@ -260,17 +260,17 @@ class Server:
         # numpy's error state is part of the context that connections inherit: a number that float32 cannot hold becomes
         # infinity, which is not worth a warning per request
         np.seterr(all="ignore")
-        if wrong := self._sources.wrong():
-            raise StartError(str(wrong))
-        if found := obstacles(self._settings):
-            raise StartError("\n".join(found))
+        if invalid := self._sources.invalid_path():
+            raise StartError(str(invalid))
+        if problems := start_problems(self._settings):
+            raise StartError("\n".join(problems))
         try:
             await asyncio.to_thread(self._sources.open)
             if self._grpc:
                 self._grpc.tls = context_for(self._settings)
         except (TlsError, RemoteError, MistakesError) as error:
             raise StartError(str(error)) from error
-        self.engine.await_more(coming=True)
+        self.engine.set_loading(loading=True)
         await self._listen(late=False)
 
     async def _listen(self, *, late: bool) -> None:
@@ -280,12 +280,12 @@ class Server:
                 await port.open()
             elif not late:
                 await port.bind()  # so a port in use is reported before everything is loaded
-        self._listens = late or not any(map(self._is_late, self._ports))
+        self._is_listening = late or not any(map(self._is_late, self._ports))
 
     def _is_late(self, port: Port) -> bool:
         """Whether a port opens only after loading: until then, processes that share it receive its connections."""
         shared = self._settings.reuse_http_port, self._settings.reuse_grpc_port
-        return self._dialect.late or (port is self._http and shared[0]) or (port is self._grpc and shared[1])
+        return self._dialect.opens_late or (port is self._http and shared[0]) or (port is self._grpc and shared[1])
 
     async def load(self) -> list[str]:
         """Read the repository and load its models.
@@ -293,14 +293,14 @@ class Server:
         Returns: the reason for each version that is not served. Raises: StartError if a required one is not.
         """
         failures = await self.control.start()
-        self.engine.await_more(coming=False)
-        if lacking := self.clouds.lacks(self.engine):
-            raise StartError("\n".join([lacking, *failures]))
-        if failures and self._dialect.alone and not self.engine.models():
-            raise StartError("\n".join([f"no {self._dialect.alone} can be served:", *failures]))
+        self.engine.set_loading(loading=False)
+        if problem := self.clouds.default_model_problem(self.engine):
+            raise StartError("\n".join([problem, *failures]))
+        if failures and self._dialect.required_kind and not self.engine.models():
+            raise StartError("\n".join([f"no {self._dialect.required_kind} can be served:", *failures]))
         if not (failures and self._settings.exit_on_error):  # the server exits at once, and must not take requests
             await self._listen(late=True)
-        self.faults.begin()
+        self.faults.start()
         return failures
 
     async def drain(self) -> int:
@@ -310,26 +310,26 @@ class Server:
         Returns: how many were dropped: requests, or connections with unfinished requests.
         """
         self.health.draining = True
-        self.faults.end()
+        self.faults.stop()
         await asyncio.sleep(self._settings.drain_delay_secs)
-        self.health.leaving = True
+        self.health.disconnecting = True
         deadline = self._loop.time() + self._settings.exit_timeout_secs
         for model in self.engine.models():
             if model.inflight:
                 logger.info(
                     "Model '%s' (version %s) has %d in-flight inferences", model.name, model.version, model.inflight
                 )
-        self.engine.hurry()  # otherwise connections would wait for batches that wait for more requests
-        for port in self._serving:
+        self.engine.flush()  # otherwise connections would wait for batches that wait for more requests
+        for port in self._request_ports:
             if port.reuse_port:  # processes that share the port take new connections
                 await port.stop_accepting()
-        unfinished = sum(await asyncio.gather(*(port.drain(deadline) for port in self._serving)))
+        unfinished = sum(await asyncio.gather(*(port.drain(deadline) for port in self._request_ports)))
         self._stopped = True
         await self._dialect.close()
         self.environments.close()  # otherwise the drain would wait for a load that is making an environment
         await self.control.stop()
         dropped = await self._models.stop(max(0.0, deadline - self._loop.time()))
-        await asyncio.gather(*(port.close_gracefully() for port in self._serving))
+        await asyncio.gather(*(port.close_gracefully() for port in self._request_ports))
         if self._metrics:
             await self._metrics.stop_accepting()
             await self._metrics.drain(self._loop.time() + METRICS_GRACE_S)
@@ -338,7 +338,7 @@ class Server:
     async def close(self) -> None:
         """End whatever is left at once."""
         self.environments.close()
-        self.faults.end()
+        self.faults.stop()
         await asyncio.gather(*(port.close() for port in self._ports))
         if not self._stopped:
             self._stopped = True
@@ -347,4 +347,4 @@ class Server:
             await self._models.stop(0.0)
         await asyncio.to_thread(self._sources.close)
         self.clouds.close()
-        await self.observing.stop()
+        await self.observability.stop()

@@ -19,22 +19,22 @@ from typing import Any
 from . import chaos
 from .abeja.settings import AbejaSettings
 from .deepaas.settings import DeepaasSettings
-from .options.backend_config import ONNX, rows_of
+from .options.backend_config import ONNX, default_rows
 from .options.backend_config import parse as parse_backend
 from .options.cache_config import parse as parse_cache
-from .options.cloud_settings import CLOUD_RULES, CloudSettings, said_by_clouds
-from .options.dialect_settings import DialectSettings, lacks
+from .options.cloud_settings import CLOUD_RULES, CloudSettings, settings_from_cloud
+from .options.dialect_settings import DialectSettings, dialect_conflict
 from .options.gpu_settings import GPU_RULES, GpuSettings
 from .options.grpc_settings import GrpcSettings
 from .options.http_settings import HttpSettings
 from .options.metrics_config import parse as parse_metrics
 from .options.model_settings import ModelSettings
-from .options.observing_settings import ObservingSettings
+from .options.observability_settings import ObservabilitySettings
 from .options.process_settings import ProcessSettings
 from .options.running_settings import RunningSettings
 from .options.setting import FALSE_WORDS, PREFIX, TRUE_WORDS, Setting, shown
 from .options.sharing import parse_host_policies, parse_resources
-from .restricted import GRPC_PREFIX, Restricted
+from .restricted import GRPC_PREFIX, RestrictedApis
 from .tracing.config import parse as parse_tracing
 from .v2.forwarding import Forwarding
 
@@ -50,10 +50,10 @@ class SettingError(ValueError):
 
 
 # Parsers of the settings that hold rules. Settings keeps the text, which is parsed again where it is used.
-_RULES: dict[str, Callable[[Any], object]] = {
+_RULE_PARSERS: dict[str, Callable[[Any], object]] = {
     "trace_config": parse_tracing,
-    "http_restricted_api": Restricted.parse,
-    "grpc_restricted_protocol": partial(Restricted.parse, prefix=GRPC_PREFIX),
+    "http_restricted_api": RestrictedApis.parse,
+    "grpc_restricted_protocol": partial(RestrictedApis.parse, prefix=GRPC_PREFIX),
     "metrics_config": parse_metrics,
     "rate_limit_resource": parse_resources,
     "host_policy": parse_host_policies,
@@ -74,7 +74,7 @@ class Settings(
     DialectSettings,
     AbejaSettings,
     DeepaasSettings,
-    ObservingSettings,
+    ObservabilitySettings,
     GrpcSettings,
     HttpSettings,
     GpuSettings,
@@ -89,20 +89,24 @@ class Settings(
 
     def __post_init__(self) -> None:
         """Parse the rules now, so that an invalid one prevents startup."""
-        for name, read in _RULES.items():
+        for name, parse in _RULE_PARSERS.items():
             try:
-                read(getattr(self, name))
+                parse(getattr(self, name))
             except ValueError as error:
                 raise SettingError(f"--{name.replace('_', '-')}: {error}") from None
         fronts = self.http_workers > 0
-        lacking = chaos.lacks(self.chaos, allowed=self.allow_chaos, fronts=fronts)
-        if lacking := lacking or lacks(self.dialect, fronts=fronts) or self.clouds_lack(self.dialect, fronts=fronts):
-            raise SettingError(lacking)
+        conflict = chaos.conflict(self.chaos, allowed=self.allow_chaos, fronts=fronts)
+        if (
+            conflict := conflict
+            or dialect_conflict(self.dialect, fronts=fronts)
+            or self.clouds_conflict(self.dialect, fronts=fronts)
+        ):
+            raise SettingError(conflict)
 
     @property
     def completed_max_batch_size(self) -> int:
         """The max_batch_size of a model whose configuration omits it and whose graph has a batch dimension."""
-        return rows_of(self.backend_config, ONNX, self.default_max_batch_size)
+        return default_rows(self.backend_config, ONNX, self.default_max_batch_size)
 
 
 def known_settings() -> Iterator[Setting]:
@@ -118,36 +122,40 @@ def resolve(flags: Mapping[str, str | Sequence[str]], environ: Mapping[str, str]
     `flags` holds the texts from the command line by field name; "config" names the file.
     Raises: SettingError.
     """
-    known = {item.name: item for item in known_settings()}
-    given = _from_environment(known, environ)
-    config = flags.get("config", given.pop("config", None))
-    values = _from_file(known, Path(str(config))) if config else {}
-    values.update({name: _parsed(known[name], text, known[name].environment) for name, text in given.items()})
+    settings = {item.name: item for item in known_settings()}
+    texts = _from_environment(settings, environ)
+    config = flags.get("config", texts.pop("config", None))
+    values = _from_file(settings, Path(str(config))) if config else {}
+    values.update({name: _parse_text(settings[name], text, settings[name].environment) for name, text in texts.items()})
     for name, text in flags.items():
         if name != "config":
-            values[name] = _parsed(known[name], text, known[name].flag)
-    said = said_by_clouds(environ, values.get("dialect", known["dialect"].default))
-    below = {name: _parsed(known[name], text, where) for name, (text, where) in said.items() if name not in values}
-    return Settings(**below, **values)
+            values[name] = _parse_text(settings[name], text, settings[name].flag)
+    cloud_texts = settings_from_cloud(environ, values.get("dialect", settings["dialect"].default))
+    cloud_values = {
+        name: _parse_text(settings[name], text, variable)
+        for name, (text, variable) in cloud_texts.items()
+        if name not in values
+    }
+    return Settings(**cloud_values, **values)
 
 
-def _from_environment(known: Mapping[str, Setting], environ: Mapping[str, str]) -> dict[str, str]:
-    given = {}
+def _from_environment(settings: Mapping[str, Setting], environ: Mapping[str, str]) -> dict[str, str]:
+    texts = {}
     for name, text in environ.items():
         if not name.startswith(PREFIX) or _SERVICE_LINK.search(name):
             continue
         key = name.removeprefix(PREFIX).lower()
         if name.endswith("_PORT") and _SERVICE_VALUE.match(text):
             continue
-        if name != CONFIG_NAME and (key not in known or name != known[key].environment):
+        if name != CONFIG_NAME and (key not in settings or name != settings[key].environment):
             raise SettingError(
-                f"{name}: no such setting{nearest(name.upper(), [i.environment for i in known.values()])}"
+                f"{name}: no such setting{nearest(name.upper(), [i.environment for i in settings.values()])}"
             )
-        given[key] = text
-    return given
+        texts[key] = text
+    return texts
 
 
-def _from_file(known: Mapping[str, Setting], path: Path) -> dict[str, Any]:
+def _from_file(settings: Mapping[str, Setting], path: Path) -> dict[str, Any]:
     import tomllib  # imported only if a file is given: takes 10 ms
 
     try:
@@ -158,41 +166,41 @@ def _from_file(known: Mapping[str, Setting], path: Path) -> dict[str, Any]:
         raise SettingError(f"{path}: {error}") from error
     values = {}
     for name, value in table.items():
-        if name not in known:
-            raise SettingError(f"{path}: no such setting '{name}'{nearest(name, known)}")
-        values[name] = _checked(known[name], value, f"{path}: {name}")
+        if name not in settings:
+            raise SettingError(f"{path}: no such setting '{name}'{nearest(name, settings)}")
+        values[name] = _check_value(settings[name], value, f"{path}: {name}")
     if "model_repository" in values:
-        given = values["model_repository"]
-        values["model_repository"] = tuple(each if "://" in each else str(path.parent / each) for each in given)
+        paths = values["model_repository"]
+        values["model_repository"] = tuple(each if "://" in each else str(path.parent / each) for each in paths)
     return values
 
 
-def _parsed(known: Setting, text: str | Sequence[str], where: str) -> Any:
+def _parse_text(setting: Setting, text: str | Sequence[str], source: str) -> Any:
     """Convert the text of a flag or an environment variable to a value."""
-    if isinstance(known.default, tuple):
+    if isinstance(setting.default, tuple):
         # rules may contain colons, and URLs do
-        separator = "\n" if known.unit == "RULE" or "://" in text else os.pathsep
+        separator = "\n" if setting.unit == "RULE" or "://" in text else os.pathsep
         parts = text.split(separator) if isinstance(text, str) else text
         return tuple(part for part in parts if part)
     word = str(text).strip()
     value: Any = word
     try:
-        if isinstance(known.default, bool):
+        if isinstance(setting.default, bool):
             value = {**dict.fromkeys(TRUE_WORDS, True), **dict.fromkeys(FALSE_WORDS, False)}[word.lower()]
-        elif known.unit == "level":
+        elif setting.unit == "level":
             value = int({"true": "1", "false": "0"}.get(word.lower(), word))  # Triton's --log-verbose accepts either
-        elif isinstance(known.default, (int, float)):
-            value = type(known.default)(word)
-        elif known.choices:
-            value = next((choice for choice in known.choices if choice.lower() == word.lower()), word)
+        elif isinstance(setting.default, (int, float)):
+            value = type(setting.default)(word)
+        elif setting.choices:
+            value = next((choice for choice in setting.choices if choice.lower() == word.lower()), word)
     except (KeyError, ValueError):
-        raise _refused(known, text, where) from None
-    return _checked(known, value, where)
+        raise _invalid(setting, text, source) from None
+    return _check_value(setting, value, source)
 
 
-def _checked(known: Setting, value: Any, where: str) -> Any:
+def _check_value(setting: Setting, value: Any, source: str) -> Any:
     """Check type and bounds. An integer is accepted for a float, and a single path for a list."""
-    kind = type(known.default)
+    kind = type(setting.default)
     if kind is float and type(value) is int:
         with suppress(OverflowError):
             value = float(value)
@@ -200,21 +208,23 @@ def _checked(known: Setting, value: Any, where: str) -> Any:
         value = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
         if isinstance(value, tuple) and all(isinstance(entry, str) for entry in value):
             return value
-    good = type(value) is kind and kind is not tuple
-    if good and known.choices:
-        good = value in known.choices
-    if good and known.bounds:
-        good = known.bounds[0] <= value <= known.bounds[1]  # false for nan and infinity
-    if not good:
-        raise _refused(known, value, where)
+    is_valid = type(value) is kind and kind is not tuple
+    if is_valid and setting.choices:
+        is_valid = value in setting.choices
+    if is_valid and setting.bounds:
+        is_valid = setting.bounds[0] <= value <= setting.bounds[1]  # false for nan and infinity
+    if not is_valid:
+        raise _invalid(setting, value, source)
     return value
 
 
-def _refused(known: Setting, value: object, where: str) -> SettingError:
-    given = "a number of thousands of digits"  # repr fails for such an integer, which a file may contain in hexadecimal
+def _invalid(setting: Setting, value: object, source: str) -> SettingError:
+    value_text = (
+        "a number of thousands of digits"  # repr fails for such an integer, which a file may contain in hexadecimal
+    )
     with suppress(ValueError):
-        given = repr(value)
-    return SettingError(f"{where} must be {known.wanted}, not {given}")
+        value_text = repr(value)
+    return SettingError(f"{source} must be {setting.expected}, not {value_text}")
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
@@ -254,7 +264,7 @@ def page() -> str:
         if item.group != group:
             group = item.group
             lines += ["", f"## {group}", "", *_TABLE_HEAD]
-        value = item.wanted + (f", {item.unit}" if item.unit else "")
+        value = item.expected + (f", {item.unit}" if item.unit else "")
         lines.append(
             f"| `{item.flag}` | `{item.environment}` | {shown(item.default) or 'none'} | {value} | {item.text} |"
         )

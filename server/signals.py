@@ -10,8 +10,8 @@ import signal
 from collections.abc import Callable
 
 
-def listen(number: int, told: Callable[[int], object]) -> None:
-    """Call `told` with the signal number when this process receives the signal.
+def on_signal(number: int, callback: Callable[[int], object]) -> None:
+    """Call `callback` with the signal number when this process receives the signal.
 
     A fork of it (by multiprocessing in a hook) inherits the handler, but no loop that would react. In the fork the
     signal has its default action; otherwise `Process.terminate` and the end of a Pool would wait forever.
@@ -19,11 +19,11 @@ def listen(number: int, told: Callable[[int], object]) -> None:
     """
     owner = os.getpid()
 
-    def heard(number: int, _frame: object) -> None:
+    def on_signal(number: int, _frame: object) -> None:
         if os.getpid() == owner:
-            told(number)
+            callback(number)
             return
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
-    signal.signal(number, heard)
+    signal.signal(number, on_signal)

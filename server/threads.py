@@ -17,7 +17,7 @@ import uvloop
 T = TypeVar("T")
 
 
-class Threads(ThreadPoolExecutor):
+class ThreadPool(ThreadPoolExecutor):
     """A pool whose work waits for existing threads if no new thread can be started.
 
     `submit` raises RuntimeError only if there is no thread at all; the work is then not done.
@@ -41,7 +41,7 @@ class StripedLocks:
     def __init__(self) -> None:
         self._locks = tuple(threading.Lock() for _ in range(64))
 
-    def of(self, name: str) -> threading.Lock:
+    def lock_for(self, name: str) -> threading.Lock:
         """Return the lock for a name."""
         return self._locks[hash(name) % len(self._locks)]
 
@@ -51,14 +51,14 @@ def new_loop() -> asyncio.AbstractEventLoop:
 
     Raises: RuntimeError.
     """
-    threads = Threads(thread_name_prefix="penstock")
+    threads = ThreadPool(thread_name_prefix="penstock")
     threads.submit(int)
     loop = uvloop.new_event_loop()
     loop.set_default_executor(threads)
     return loop
 
 
-def begin(pool: Executor | None, function: Callable[..., T], *args: object) -> asyncio.Future[T]:
+def run_in_pool(pool: Executor | None, function: Callable[..., T], *args: object) -> asyncio.Future[T]:
     """Run a function on a pool; on the running loop's own threads if there is no pool or it cannot start a thread."""
     loop = asyncio.get_running_loop()
     try:

@@ -18,7 +18,7 @@ from penstock.backends.errors import InferError
 from penstock.batching.spec import ModelSpec
 from penstock.server.carrying.checking import described, unreadable
 from penstock.server.environments.recipe import read_recipe
-from penstock.server.modules import file_of, made_in, parsed
+from penstock.server.modules import defined_names, find_module_file, parse_file
 from penstock.server.repository.check import CheckReport
 from penstock.server.repository.findings import Finding
 from penstock.server.settings import Settings
@@ -32,14 +32,14 @@ ARGUMENT_COUNT = 2
 def check_handler(settings: Settings) -> CheckReport:
     """Check the folder of a command line; blocks."""
     folder = AbejaFolder(settings)
-    if problem := folder.wrong():
+    if problem := folder.invalid_path():
         return CheckReport(findings=[problem])
     spec = folder.spec()
     findings = [*_settings_mistakes(spec, settings), *_requirements_mistakes(spec), *_handler_mistakes(spec)]
-    if any(finding.mistake for finding in findings):
+    if any(finding.is_mistake for finding in findings):
         return CheckReport(findings=findings)
     notes = {spec.name: described(spec, "handler", spec.options["handler"])}
-    return CheckReport(specs=[replace(spec, options={})], findings=findings, notes=notes)
+    return CheckReport(specs=[replace(spec, options={})], findings=findings, extra_lines=notes)
 
 
 def _settings_mistakes(spec: ModelSpec, settings: Settings) -> Iterator[Finding]:
@@ -72,15 +72,15 @@ def _handler_mistakes(spec: ModelSpec) -> Iterator[Finding]:
     # its requirements are not installed yet
     is_own_python = not spec.worker.interpreter and spec.worker.requirements is None
     try:
-        path = file_of(module, [str(spec.path), *(sys.path if is_own_python else ())])
+        path = find_module_file(module, [str(spec.path), *(sys.path if is_own_python else ())])
     except ModuleNotFoundError as error:
         text = f"handler '{handler}': there is no module '{error.name}'"
-        yield Finding(spec.path, text, mistake=is_own_python or "." not in module)
+        yield Finding(spec.path, text, is_mistake=is_own_python or "." not in module)
         return
     if path is None or path.suffix != ".py":
         return
     try:
-        tree = parsed(path)
+        tree = parse_file(path)
     except (OSError, SyntaxError, ValueError) as error:
         yield unreadable(path, error)
     else:
@@ -88,7 +88,7 @@ def _handler_mistakes(spec: ModelSpec) -> Iterator[Finding]:
 
 
 def _definition_mistakes(tree: ast.Module, name: str, path: Path) -> Iterator[Finding]:
-    names = made_in(tree)
+    names = defined_names(tree)
     if name not in names and not names & {"*", "__getattr__"}:
         yield Finding(path, f"has no '{name}'")
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)

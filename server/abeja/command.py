@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from penstock.server.options.own_flags import own_flags
+from penstock.server.options.own_flags import parse_own_flags
 from penstock.server.options.setting import PREFIX
 from penstock.server.settings import SettingError, Settings, resolve
 
@@ -50,7 +50,7 @@ def parse_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
     parser.add_argument("--port", help="port of requests (default: PORT, or 5000)")
     parser.add_argument("--health-port", help="port of /health_check (default: HEALTHCHECK_PORT, or 5001)")
     own_options = {option for action in parser._actions for option in action.option_strings}  # noqa: SLF001
-    serve_flags, arguments = own_flags(NAME, argv, own_options)
+    serve_flags, arguments = parse_own_flags(NAME, argv, own_options)
     namespace = parser.parse_args(arguments)
     defaults = {
         PREFIX + "HTTP_ADDRESS": ALL_ADDRESSES,

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class Abeja(Dialect):
     """One server's parts."""
 
-    nothing = ""
-    alone = "handler"
+    no_paths_message = ""
+    required_kind = "handler"
     _parts: DialectParts
 
     def sources(self) -> AbejaFolder:
@@ -37,21 +37,21 @@ class Abeja(Dialect):
         from .check import check_handler
 
         report = check_handler(self.settings)
-        return str(report), report.status
+        return str(report), report.exit_status
 
-    def refusal(self, error: HttpError) -> tuple[int, bytes, bytes]:
+    def error_response(self, error: HttpError) -> tuple[int, bytes, bytes]:
         """Return the answer to a malformed request."""
         return 413 if isinstance(error, TooLargeError) else error.status, JSON, status_body(error.text)
 
     def service(self, parts: DialectParts) -> AbejaService:
         """Make the Service of the HTTP port."""
         self._parts = parts
-        parts.engine.outsides[ABEJA] = Handlers(parts.environments)
+        parts.engine.external_loaders[ABEJA] = Handlers(parts.environments)
         service = AbejaService(parts.engine, parts.inference, parts.ready, self.settings.abeja_strip_headers)
         service.restricted = parts.inference.restricted
         return service
 
-    def ports(self, app: ASGIApp) -> Iterable[Port]:
+    def extra_ports(self, app: ASGIApp) -> Iterable[Port]:
         """Make the port for the handler's health and Penstock's own paths."""
         # the command line imports this module, and must not wait for uvicorn
         from penstock.server.listening.ports import make_listener, make_shared

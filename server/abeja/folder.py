@@ -41,7 +41,7 @@ class AbejaFolder:
         """Return the Repository of the handler."""
         return AbejaRepository(self, defaults)
 
-    def wrong(self) -> Finding | None:
+    def invalid_path(self) -> Finding | None:
         """Return the finding for an invalid path, None if it is valid."""
         if self.settings.model_repository and is_remote(self.settings.model_repository[0]):
             return Finding(Path(self.settings.model_repository[0]), "a handler must be in a local folder")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from penstock.backends.errors import InferError
-    from penstock.server.engines import Serves
+    from penstock.server.engines import ServingEngine
     from penstock.server.http.fastlane import FastLane
     from penstock.server.http.head import Head
     from penstock.server.http.service import Service
@@ -60,7 +60,7 @@ class AbejaService(CarryingService):
     claims = AbejaClaim
 
     def __init__(
-        self, engine: Serves, others: Service, ready: Callable[[], bool], hidden_headers: Sequence[str]
+        self, engine: ServingEngine, others: Service, ready: Callable[[], bool], hidden_headers: Sequence[str]
     ) -> None:
         super().__init__(engine, others)
         self._ready = ready
@@ -70,9 +70,9 @@ class AbejaService(CarryingService):
     def claim(self, head: Head) -> AbejaClaim:
         """Claim every path: all but one are the handler's."""
         if head.path == HEALTH:
-            self.restricted.demand("health", head.header)
+            self.restricted.require("health", head.header)
             return AbejaClaim(None)
-        self.restricted.demand("inference", head.header)
+        self.restricted.require("inference", head.header)
         raw_content_type = next((value for name, value in head.fields if name == b"content-type"), b"").strip(b" \t")
         content_type = text_of(raw_content_type)
         headers = self._headers(head)

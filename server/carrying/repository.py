@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.server.repository.findings import Finding
 from penstock.server.repository.pbtxt import model_config_pb2
 from penstock.server.repository.repository import Repository
-from penstock.server.repository.scan import Defaults, Entry
+from penstock.server.repository.scan import Defaults, ModelEntry
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +36,7 @@ class CarriedRepository(Repository):
         """Return the spec of a model; blocks."""
         raise NotImplementedError
 
-    def scan(self) -> tuple[list[Entry], list[Finding], dict[str, bytes]]:
+    def scan(self) -> tuple[list[ModelEntry], list[Finding], dict[str, bytes]]:
         """Read all models; blocks."""
         prints = self.fingerprints()
         return [self._entry(name) for name in prints], [], prints
@@ -49,15 +49,15 @@ class CarriedRepository(Repository):
         """Return a model's fingerprint, b"" if there is no such model; blocks."""
         return b"-" if name in self.names() else b""
 
-    def read(self, name: str, config: Any = None) -> tuple[Entry | None, bytes]:
+    def read(self, name: str, config: Any = None) -> tuple[ModelEntry | None, bytes]:
         """Read one model; blocks."""
         if name not in self.names():
             return None, b""
         print_ = self.fingerprint(name)
         if config is not None:
             finding = Finding(self._path, f"takes no configuration: {self.unconfigurable}", model=name)
-            return Entry(name, self._path, findings=(finding,)), print_
+            return ModelEntry(name, self._path, findings=(finding,)), print_
         return self._entry(name), print_
 
-    def _entry(self, name: str) -> Entry:
-        return Entry(name, self._path, (self.spec(name),), model_config_pb2().ModelConfig(name=name))
+    def _entry(self, name: str) -> ModelEntry:
+        return ModelEntry(name, self._path, (self.spec(name),), model_config_pb2().ModelConfig(name=name))

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import InferError
-from penstock.server.answering import internal
-from penstock.server.engines import Serves, served
-from penstock.server.restricted import Restricted
+from penstock.server.answering import internal_error
+from penstock.server.engines import ServingEngine, get_model
+from penstock.server.restricted import RestrictedApis
 
 from .calls import RawCall
 from .messages import read_answer
@@ -32,7 +32,7 @@ class ModelLookup:
 
     __slots__ = ("_engine", "_generation", "_model", "name")
 
-    def __init__(self, engine: Serves, name: str) -> None:
+    def __init__(self, engine: ServingEngine, name: str) -> None:
         self._engine = engine
         self._model: Model | None = None
         self._generation = -1
@@ -44,7 +44,7 @@ class ModelLookup:
         if model is None or self._generation != self._engine.generation:
             generation = self._engine.generation
             self._model = None
-            model = self._model = served(self._engine, self.name, f"'{self.name}'")
+            model = self._model = get_model(self._engine, self.name, f"'{self.name}'")
             self._generation = generation
         return model
 
@@ -59,10 +59,10 @@ class CarryingService:
     claims: type[Any]
     """The type of the dialect's own claims."""
 
-    def __init__(self, engine: Serves, others: Service) -> None:
+    def __init__(self, engine: ServingEngine, others: Service) -> None:
         self.engine = engine
         self.others = others
-        self.restricted = Restricted()
+        self.restricted = RestrictedApis()
 
     # -- defined by a dialect ------------------------------------------------------------------------------------
 
@@ -87,7 +87,7 @@ class CarryingService:
 
     def trouble(self, claim: Any, error: Exception) -> InferError:
         """Log a failure of the server's own, and return the error for the client."""
-        return internal(error, claim.found.name if claim.found is not None else "", "")
+        return internal_error(error, claim.found.name if claim.found is not None else "", "")
 
     @staticmethod
     def answer_reply(connection: FastLane, reply: bytes) -> None:
@@ -105,7 +105,7 @@ class CarryingService:
         if claim.found is None:
             return None
         try:
-            return self.engine.turn_away(claim.found.find())
+            return self.engine.early_rejection(claim.found.find())
         except InferError as error:
             return error
 

@@ -37,8 +37,8 @@ class LoadsByName(Protocol):
 class Archive:
     """One archive: its repository folder, the name its model is served by, and the folders of its models."""
 
-    place: Path
-    target: str
+    folder: Path
+    served_name: str
     models: Mapping[str, Path]
 
 
@@ -59,12 +59,12 @@ class Archives:
         self._control = control
         self._names = names
         self._ready = ready
-        self._held: dict[Path, Archive] = {}
+        self._reserved: dict[Path, Archive] = {}
         self.loaded: dict[str, Archive] = {}
 
-    def serves(self, archive: Archive) -> bool:
+    def is_ready(self, archive: Archive) -> bool:
         """Return whether an archive's model is ready."""
-        return self._ready(archive.target)
+        return self._ready(archive.served_name)
 
     async def load(self, name: str, url: str, target: str) -> bool:
         """Load the archive unpacked at `url`; its model is served under the name of `target`.
@@ -72,44 +72,47 @@ class Archives:
         Returns: False, without any effect, for a system path. Raises: InferError (ALREADY_EXISTS: it is loaded;
         INVALID: a wrong name, or there is no model, or it does not load).
         """
-        check_name(served_name(target))
+        check_name(escape_target(target))
         # abspath() keeps two leading slashes
-        place = Path("/", os.path.abspath(url).lstrip("/"))  # noqa: PTH100 - resolve() follows links
-        if f"{place}/".startswith(_SYSTEM):
+        folder = Path("/", os.path.abspath(url).lstrip("/"))  # noqa: PTH100 - resolve() follows links
+        if f"{folder}/".startswith(_SYSTEM):
             return False
-        archive = await asyncio.to_thread(find, place, served_name(target))
-        there = set(await asyncio.to_thread(self._names))
-        self._hold(archive, there)
+        archive = await asyncio.to_thread(find_archive, folder, escape_target(target))
+        existing = set(await asyncio.to_thread(self._names))
+        self._reserve(archive, existing)
         try:
             await asyncio.to_thread(self._link, archive)
-            await self._control.load(archive.target)
+            await self._control.load(archive.served_name)
         except BaseException:
-            await self._forget(archive)
+            await self._discard(archive)
             raise
         self.loaded[name] = archive
         return True
 
-    async def _forget(self, archive: Archive) -> None:
+    async def _discard(self, archive: Archive) -> None:
         """Remove an archive that does not load: SageMaker makes room, and tries again."""
         for name in archive.models:
             with contextlib.suppress(InferError):
                 # it would keep the server from being ready, and the models of its steps are still loaded
                 await self._control.unload(name)
-        await self._let_go(archive)
+        await self._release(archive)
 
-    def _hold(self, archive: Archive, there: set[str]) -> None:
+    def _reserve(self, archive: Archive, existing: set[str]) -> None:
         """Reserve the folder and the names of an archive. Raises: InferError."""
-        if archive.place in self._held:
-            text = f"model repository '{archive.place}' has already been registered"
+        if archive.folder in self._reserved:
+            text = f"model repository '{archive.folder}' has already been registered"
             raise InferError(Code.ALREADY_EXISTS, text)
-        held = there.union(*(other.models for other in self._held.values()))
-        if archive.target in held:
-            text = f"failed to register '{archive.target}', there is a conflicting mapping for '{archive.target}'"
+        reserved = existing.union(*(other.models for other in self._reserved.values()))
+        if archive.served_name in reserved:
+            name = archive.served_name
+            text = f"failed to register '{name}', there is a conflicting mapping for '{name}'"
             raise InferError(Code.ALREADY_EXISTS, text)
-        if twice := held & archive.models.keys():
-            text = f"failed to register '{archive.place}', its model '{min(twice)}' has the name of one that is there"
+        if conflicts := reserved & archive.models.keys():
+            text = (
+                f"failed to register '{archive.folder}', its model '{min(conflicts)}' has the name of an existing model"
+            )
             raise InferError(Code.INVALID, text)
-        self._held[archive.place] = archive
+        self._reserved[archive.folder] = archive
 
     async def unload(self, name: str) -> bool:
         """Unload an archive's model, and those that were loaded for it. Returns: whether there was one of that name.
@@ -120,23 +123,23 @@ class Archives:
         if archive is None:
             return False
         try:
-            await self._control.unload(archive.target, dependents=True)
+            await self._control.unload(archive.served_name, dependents=True)
         except BaseException:
             self.loaded[name] = archive
             raise
-        await self._let_go(archive)
+        await self._release(archive)
         return True
 
-    async def _let_go(self, archive: Archive) -> None:
+    async def _release(self, archive: Archive) -> None:
         await asyncio.to_thread(self._unlink, archive)
-        self._held.pop(archive.place, None)
+        self._reserved.pop(archive.folder, None)
 
     def _link(self, archive: Archive) -> None:
         try:
             for name, folder in archive.models.items():
                 (self._root / name).symlink_to(folder, target_is_directory=True)
         except OSError as error:
-            text = f"failed to register '{archive.place}': {error.strerror}"
+            text = f"failed to register '{archive.folder}': {error.strerror}"
             raise InferError(Code.INVALID, text) from None
 
     def _unlink(self, archive: Archive) -> None:
@@ -144,37 +147,37 @@ class Archives:
             (self._root / name).unlink(missing_ok=True)
 
 
-def served_name(target: str) -> str:
+def escape_target(target: str) -> str:
     """Return the name under which a target is served: a target may be a path, but a name is a folder's."""
     return target.replace("/", "%2F")
 
 
-def find(place: Path, target: str) -> Archive:
+def find_archive(folder: Path, target: str) -> Archive:
     """Inspect the folder of an unpacked archive; blocks.
 
     The folder is a model, or it contains one, or an ensemble beside the models of its steps.
     Raises: InferError (INVALID).
     """
     try:
-        if (place / CONFIG_FILE).is_file():
-            return Archive(place.parent, target, {target: place})
-        folders = sorted(each for each in place.iterdir() if each.is_dir() and not each.name.startswith("."))
-        ensembles = [folder for folder in folders if _is_ensemble(folder / CONFIG_FILE)]
+        if (folder / CONFIG_FILE).is_file():
+            return Archive(folder.parent, target, {target: folder})
+        subfolders = sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
+        ensembles = [subfolder for subfolder in subfolders if _is_ensemble(subfolder / CONFIG_FILE)]
     except (OSError, ValueError):  # a path with a NUL byte
-        text = f"failed to register '{place}', repository not found"
+        text = f"failed to register '{folder}', repository not found"
         raise InferError(Code.INVALID, text) from None
-    if not folders:
+    if not subfolders:
         raise InferError(Code.INVALID, f"failed to load '{target}', failed to poll from model repository")
-    chosen = (ensembles or folders)[-1]
-    others = {folder.name: folder for folder in folders if folder is not chosen}
-    return Archive(place, target, {**others, target: chosen})
+    model_folder = (ensembles or subfolders)[-1]
+    others = {subfolder.name: subfolder for subfolder in subfolders if subfolder is not model_folder}
+    return Archive(folder, target, {**others, target: model_folder})
 
 
 def _is_ensemble(config: Path) -> bool:
     return config.is_file() and _ENSEMBLE.search(config.read_text("utf-8", "replace")) is not None
 
 
-class Shelf:
+class LinksFolder:
     """The folder of links, new for each server. Its contents belong to the archives."""
 
     def __init__(self) -> None:

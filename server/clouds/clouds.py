@@ -11,9 +11,9 @@ from penstock.server.http.service import HttpShared
 from penstock.server.listening.ports import make_listener
 from penstock.server.v2.inference import Inference
 
-from .archives import Archives, Shelf
+from .archives import Archives, LinksFolder
 from .sagemaker import SageMakerApp, SageMakerInference, SageMakerPaths, SageMakerService
-from .vertex_ai import Predicting, VertexApp, VertexService
+from .vertex_ai import PredictRoutes, VertexApp, VertexService
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,21 +44,21 @@ class Clouds:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._shelf = Shelf() if settings.allow_sagemaker and settings.model_control_mode == "explicit" else None
+        self._links = LinksFolder() if settings.allow_sagemaker and settings.model_control_mode == "explicit" else None
         self.settings = settings
-        if self._shelf is not None:
-            repositories = (*settings.model_repository, str(self._shelf.root))
+        if self._links is not None:
+            repositories = (*settings.model_repository, str(self._links.root))
             self.settings = replace(settings, model_repository=repositories)
-        self._predicting = Predicting(
+        self._routes = PredictRoutes(
             settings.vertex_ai_health_route, settings.vertex_ai_predict_route, settings.vertex_ai_default_model
         )
         self.sagemaker: Listener | None = None
         self.vertex_ai: Listener | None = None
 
     @property
-    def linked(self) -> Path | None:
+    def links_folder(self) -> Path | None:
         """The folder of the archives' links, if there is one."""
-        return None if self._shelf is None else self._shelf.root
+        return None if self._links is None else self._links.root
 
     def ports(self, parts: CloudParts) -> Iterator[Listener]:
         """Create the ports."""
@@ -71,12 +71,12 @@ class Clouds:
 
     def _vertex_ai(self, parts: CloudParts) -> Listener:
         settings = self.settings
-        shared = HttpShared(VertexService(parts.inference(Inference), self._predicting), settings.limits())
-        app = VertexApp(parts.app(), self._predicting)
+        shared = HttpShared(VertexService(parts.inference(Inference), self._routes), settings.limits())
+        app = VertexApp(parts.app(), self._routes)
         return make_listener(settings, "Vertex AI", (settings.vertex_ai_address, settings.vertex_ai_port), app, shared)
 
     def _sagemaker(self, parts: CloudParts) -> Listener:
-        settings, ways = self.settings, SageMakerPaths.of(self.settings)
+        settings, paths = self.settings, SageMakerPaths.from_settings(self.settings)
 
         def ready(name: str) -> bool:
             try:
@@ -84,22 +84,22 @@ class Clouds:
             except InferError:
                 return False
 
-        linked, archives = self.linked, None
-        if linked is not None:
-            archives = Archives(linked, parts.control, parts.repository.names, ready)
+        links_folder, archives = self.links_folder, None
+        if links_folder is not None:
+            archives = Archives(links_folder, parts.control, parts.repository.names, ready)
         inference = parts.inference(SageMakerInference)
-        shared = HttpShared(SageMakerService(inference, ways, archives), settings.limits())
-        app = SageMakerApp(parts.app(), ways, archives, inference.restricted)
+        shared = HttpShared(SageMakerService(inference, paths, archives), settings.limits())
+        app = SageMakerApp(parts.app(), paths, archives, inference.restricted)
         return make_listener(settings, "SageMaker", (settings.sagemaker_address, settings.sagemaker_port), app, shared)
 
-    def lacks(self, engine: Engine) -> str:
+    def default_model_problem(self, engine: Engine) -> str:
         """Return why there is no default model, once all are loaded; "" if there is one, or none is needed."""
         if not self.settings.allow_vertex_ai:
             return ""
-        why = self._predicting.choose(model.name for model in engine.models())
-        return f"failed to start Vertex AI service: {why}" if why else ""
+        problem = self._routes.choose(model.name for model in engine.models())
+        return f"failed to start Vertex AI service: {problem}" if problem else ""
 
     def close(self) -> None:
         """Remove the folder created on disk."""
-        if self._shelf is not None:
-            self._shelf.close()
+        if self._links is not None:
+            self._links.close()

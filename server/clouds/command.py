@@ -11,10 +11,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from penstock.server.options.backend_config import without_effect
-from penstock.server.options.foreign_flags import foreign, renamed, sifted
-from penstock.server.options.own_flags import own_flags
+from penstock.server.options.backend_config import ineffective_rules
+from penstock.server.options.own_flags import parse_own_flags
 from penstock.server.options.setting import PREFIX
+from penstock.server.options.triton_flags import rename_flag, translate_flags, unsupported_reason
 from penstock.server.repository.scan import CONFIG_FILE
 from penstock.server.settings import SettingError, Settings, resolve
 
@@ -22,7 +22,7 @@ NAME = "penstock sagemaker"
 MODELS = Path("/opt/ml/model")
 """Where SageMaker unpacks the archive of an endpoint with one model."""
 DEFAULT = "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"
-MORE = "SAGEMAKER_TRITON_ADDITIONAL_ARGS"
+EXTRA_ARGS = "SAGEMAKER_TRITON_ADDITIONAL_ARGS"
 USAGE_STATUS = 2
 _FIXED = {
     "allow_sagemaker": "true", "allow_http": "false", "allow_grpc": "false", "allow_metrics": "false",
@@ -43,12 +43,12 @@ _VARIABLES = {
 }
 _VERBOSE = "SAGEMAKER_TRITON_LOG_VERBOSE"
 _LEVELS = {"true": "1", "false": "0"}
-_ADDED = ("model_repository", "load_model")
+_REPEATABLE = ("model_repository", "load_model")
 """Settings that flags extend: in Triton's `serve` the script's own value is a flag, and these may be repeated."""
-_EVERY = "*"
+_ALL_MODELS = "*"
 
 
-def _gpus() -> int:
+def _count_gpus() -> int:
     """Count the GPUs of this machine; 0 if NVML does not answer, as on a machine without a driver."""
     from penstock.server.gpus.nvml import Nvml  # only if a limit is set
 
@@ -64,62 +64,65 @@ def _gpus() -> int:
 def run(argv: Sequence[str], serve: Callable[[Settings], int]) -> int:
     """Run a command line. Returns: the exit status."""
     try:
-        settings = ask(argv, os.environ)
+        settings = parse_settings(argv, os.environ)
     except SettingError as error:
         sys.stderr.write(f"{NAME}: {error}\n")
         return USAGE_STATUS
     return serve(settings)
 
 
-def ask(
-    argv: Sequence[str], environ: Mapping[str, str], models: Path = MODELS, gpus: Callable[[], int] = _gpus
+def parse_settings(
+    argv: Sequence[str], environ: Mapping[str, str], models: Path = MODELS, gpus: Callable[[], int] = _count_gpus
 ) -> Settings:
     """Parse a command line. Its flags override PENSTOCK_ variables, and those override SageMaker's.
 
     Raises: SettingError.
     """
     try:
-        more = shlex.split(environ.get(MORE, ""))
+        extra_arguments = shlex.split(environ.get(EXTRA_ARGS, ""))
     except ValueError as error:
-        raise SettingError(f"{MORE}: {error}") from None
-    words = [*_behind(environ), *more, *(argv[1:] if list(argv[:1]) == ["serve"] else argv)]
-    words, ignored = sifted(map(renamed, words))
-    flags, others = own_flags(NAME, words, ())
-    if others:
-        text = f"unknown argument {others[0]}: it takes flags of `penstock serve`, and no PATH"
-        raise SettingError(foreign(others[0]) or text)
-    below = _said(environ, gpus)
+        raise SettingError(f"{EXTRA_ARGS}: {error}") from None
+    arguments = [*_trailing_flags(environ), *extra_arguments, *(argv[1:] if list(argv[:1]) == ["serve"] else argv)]
+    arguments, ignored = translate_flags(map(rename_flag, arguments))
+    flags, remaining = parse_own_flags(NAME, arguments, ())
+    if remaining:
+        text = f"unknown argument {remaining[0]}: it takes flags of `penstock serve`, and no PATH"
+        raise SettingError(unsupported_reason(remaining[0]) or text)
+    defaults = _from_environment(environ, gpus)
     if environ.get("SAGEMAKER_MULTI_MODEL") != "true":
-        name = _model(models, environ.get(DEFAULT, ""))
-        below |= {"model_repository": str(models), "load_model": name, "sagemaker_default_model": name}
-        flags |= {each: [below[each], *flags[each]] for each in _ADDED if each in flags and _EVERY not in flags[each]}
-    stated = {PREFIX + name.upper(): text for name, text in below.items()}
-    settings = resolve(flags, {**stated, **environ})
-    for text in (*ignored, *without_effect(settings.backend_config)):
+        model = _find_model(models, environ.get(DEFAULT, ""))
+        defaults |= {"model_repository": str(models), "load_model": model, "sagemaker_default_model": model}
+        repeated = [name for name in _REPEATABLE if name in flags and _ALL_MODELS not in flags[name]]
+        flags |= {name: [defaults[name], *flags[name]] for name in repeated}
+    environment_defaults = {PREFIX + name.upper(): text for name, text in defaults.items()}
+    settings = resolve(flags, {**environment_defaults, **environ})
+    for text in (*ignored, *ineffective_rules(settings.backend_config)):
         sys.stderr.write(f"{NAME}: warning: {text}\n")
     return settings
 
 
-def _behind(environ: Mapping[str, str]) -> list[str]:
+def _trailing_flags(environ: Mapping[str, str]) -> list[str]:
     """Return the flags after a variable's value, as in `false --load-model=vae`: the script does not quote values."""
-    return [word for where in (*_VARIABLES.values(), _VERBOSE) for word in environ.get(where, "").split()[1:]]
+    return [
+        argument for variable in (*_VARIABLES.values(), _VERBOSE) for argument in environ.get(variable, "").split()[1:]
+    ]
 
 
-def _said(environ: Mapping[str, str], gpus: Callable[[], int]) -> dict[str, str]:
+def _from_environment(environ: Mapping[str, str], gpus: Callable[[], int]) -> dict[str, str]:
     """Return the settings in the environment, except the models."""
     # a multi-model endpoint survives the failure of one of its models
     ping = "live" if environ.get("SAGEMAKER_MULTI_MODEL") == "true" else "ready"
-    below = {**_FIXED, "sagemaker_ping_mode": ping}
-    values = {name: environ.get(where, "").split()[:1] for name, where in _VARIABLES.items()}
-    below |= {name: value for name, found in values.items() for value in found}
+    values = {**_FIXED, "sagemaker_ping_mode": ping}
+    arguments = {name: environ.get(variable, "").split()[:1] for name, variable in _VARIABLES.items()}
+    values |= {name: value for name, given in arguments.items() for value in given}
     for verbose in environ.get(_VERBOSE, "").split()[:1]:
-        below["log_verbose"] = _LEVELS.get(verbose.lower(), verbose)
+        values["log_verbose"] = _LEVELS.get(verbose.lower(), verbose)
     if limit := environ.get("SAGEMAKER_TRITON_MODEL_LOAD_GPU_LIMIT"):
-        below["model_load_gpu_limit"] = "\n".join(f"{number}:{limit}" for number in range(gpus()))
-    return below
+        values["model_load_gpu_limit"] = "\n".join(f"{number}:{limit}" for number in range(gpus()))
+    return values
 
 
-def _model(models: Path, name: str) -> str:
+def _find_model(models: Path, name: str) -> str:
     """Return the name of the model that a single-model endpoint serves. Raises: SettingError."""
     if (models / CONFIG_FILE).exists():
         raise SettingError(f"{models} is the folder of one model: the archive must have the model's folder at its top")

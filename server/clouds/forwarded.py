@@ -1,4 +1,4 @@
-"""Forwarded: passes a request to a cloud's path on to the v2 protocol's Inference or its application.
+"""ForwardingService: passes a request to a cloud's path on to the v2 protocol's Inference or its application.
 
 Called by sagemaker.py and vertex_ai.py. Source: Triton server, sagemaker_server.cc and vertex_ai_server.cc.
 """
@@ -28,7 +28,7 @@ CODINGS = (b"accept-encoding", b"content-encoding")
 _NUMBER = re.compile(rb"\s*([+-]?\d+)")
 
 
-class Forwarded:
+class ForwardingService:
     """The part of a cloud's Service that passes claimed requests to Inference.
 
     `mime` is the content type of a JSON followed by tensors, up to its length: it replaces the header field that states
@@ -43,25 +43,25 @@ class Forwarded:
 
     def claim_path(self, head: Head, path: str) -> InferenceClaim | None:
         """Return the claim of a request as if sent to this path of the HTTP port. Raises: HttpError (403)."""
-        inner = Head()
-        inner.method, inner.path = b"POST", path.encode()
-        inner.header = {name: value for name, value in head.header.items() if name not in self._ignored}
+        forwarded_head = Head()
+        forwarded_head.method, forwarded_head.path = b"POST", path.encode()
+        forwarded_head.header = {name: value for name, value in head.header.items() if name not in self._ignored}
         content_type = head.header.get(b"content-type", b"")
-        at = content_type.find(self._mime)
-        length = json_bytes(content_type[len(self._mime) :]) if not at else 0
-        if not at:
-            inner.header[JSON_BYTES] = b"%d" % length
-        claim = self._inference.claim(inner)
-        if claim is not None and (at > 0 or length < 0):
-            claim.is_simple, claim.error = False, self._wrong(content_type, head.length, misplaced=at > 0)
+        mime_at = content_type.find(self._mime)
+        length = json_bytes(content_type[len(self._mime) :]) if not mime_at else 0
+        if not mime_at:
+            forwarded_head.header[JSON_BYTES] = b"%d" % length
+        claim = self._inference.claim(forwarded_head)
+        if claim is not None and (mime_at > 0 or length < 0):
+            claim.is_simple, claim.error = False, self._header_error(content_type, head.length, misplaced=mime_at > 0)
         return claim
 
-    def _wrong(self, content_type: bytes, body_bytes: int, *, misplaced: bool) -> InferError:
-        given, mime = content_type.decode("latin-1"), self._mime.decode()
+    def _header_error(self, content_type: bytes, body_bytes: int, *, misplaced: bool) -> InferError:
+        content_type_text, mime = content_type.decode("latin-1"), self._mime.decode()
         if misplaced:
-            text = f"expect MIME type for binary data starts with '{mime}', got: {given}"
+            text = f"expect MIME type for binary data starts with '{mime}', got: {content_type_text}"
         else:
-            got = given.removeprefix(mime)
+            got = content_type_text.removeprefix(mime)
             text = f"inference header size should be in range (0, {max(0, body_bytes)}), got: {got}"
         return InferError(Code.INVALID, text)
 

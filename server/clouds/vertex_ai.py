@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from penstock.server.errors import error_body
 
-from .forwarded import Forwarded, answer, forward, infer_path
+from .forwarded import ForwardingService, answer, forward, infer_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,16 +32,16 @@ _INFER = re.compile("v2/models/[^/]+(?:/versions/[0-9]+)?/infer")
 _MODEL = "v2/models/[^/]+(?:/versions/[0-9]+)?"
 _REGION = "v2/(?:system|cuda)sharedmemory(?:/region/[^/]+)?"
 _REPOSITORY = "v2/repository(?:/[^/]+)?"
-_ASKED = re.compile(
+_GET_PATHS = re.compile(
     f"metrics|v2|v2/health/(?:live|ready)|v2/models/stats|{_MODEL}(?:/(?:ready|config|stats))?|{_REGION}/status"
 )
 """Paths of the HTTP port that take GET."""
-_DONE = re.compile(f"{_REGION}/(?:un)?register|{_REPOSITORY}/index|{_REPOSITORY}/models/[^/]+/(?:un)?load")
+_POST_PATHS = re.compile(f"{_REGION}/(?:un)?register|{_REPOSITORY}/index|{_REPOSITORY}/models/[^/]+/(?:un)?load")
 """Paths of the HTTP port that take POST."""
 
 
 @dataclass(slots=True)
-class Predicting:
+class PredictRoutes:
     """The two routes, and the model for predictions that name none: "" until it is known."""
 
     health: str
@@ -59,21 +59,21 @@ class Predicting:
         return ""
 
 
-class VertexService(Forwarded):
+class VertexService(ForwardingService):
     """The Service of the port."""
 
-    def __init__(self, inference: Inference, predicting: Predicting) -> None:
+    def __init__(self, inference: Inference, routes: PredictRoutes) -> None:
         super().__init__(inference, MIME)
-        self._predicting = predicting
+        self._routes = routes
 
     def claim(self, head: Head) -> InferenceClaim | None:
         """Claim inference: of the default model, or as a header says."""
-        predicting = self._predicting
-        if head.method != b"POST" or unquote(head.path.decode("latin-1")) != predicting.route:
+        routes = self._routes
+        if head.method != b"POST" or unquote(head.path.decode("latin-1")) != routes.route:
             return None
         redirect = head.header.get(_REDIRECT)
         if redirect is None:
-            return self.claim_path(head, infer_path(predicting.model)) if predicting.model else None
+            return self.claim_path(head, infer_path(routes.model)) if routes.model else None
         path = redirect.decode("latin-1")
         return self.claim_path(head, f"/{path}") if _INFER.fullmatch(path) else None
 
@@ -81,29 +81,29 @@ class VertexService(Forwarded):
 class VertexApp:
     """The application of the port, for everything except inference. Penstock's `app` answers the requests."""
 
-    def __init__(self, app: ASGIApp, predicting: Predicting) -> None:
+    def __init__(self, app: ASGIApp, routes: PredictRoutes) -> None:
         self._app = app
-        self._predicting = predicting
+        self._routes = routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request (called by uvicorn)."""
-        path, method, predicting = scope["path"], scope["method"], self._predicting
+        path, method, routes = scope["path"], scope["method"], self._routes
         redirect = next((value for name, value in scope["headers"] if name == _REDIRECT), None)
-        if path == predicting.health:
+        if path == routes.health:
             await forward(self._app, scope, method, "/v2/health/ready", (receive, send))
-        elif path != predicting.route:
+        elif path != routes.route:
             await answer(send, 400)
         elif method != "POST":
             await answer(send, 405)
         elif redirect is None:
             await answer(send, 503, error_body(LOADING))
         else:
-            await self._redirected(scope, receive, send, unquote(redirect.decode("latin-1")))
+            await self._redirect(scope, receive, send, unquote(redirect.decode("latin-1")))
 
-    async def _redirected(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
-        if _ASKED.fullmatch(path):
+    async def _redirect(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
+        if _GET_PATHS.fullmatch(path):
             await forward(self._app, scope, "GET", f"/{path}", (receive, send))
-        elif _DONE.fullmatch(path):
+        elif _POST_PATHS.fullmatch(path):
             await forward(self._app, scope, "POST", f"/{path}", (receive, send))
         else:
             await answer(send, 400)

@@ -51,7 +51,7 @@ def is_json(content_type: bytes) -> bool:
 def parse_sample(body: bytes, max_depth: int) -> Any:
     """Parse a body as Python's json does: with the last of equal keys, NaN, infinities, integers of any size.
 
-    Raises: MalformedError if it is not JSON, is nested deeper than `max_depth`, or has more than MOST_VALUES.
+    Raises: MalformedError if it is not JSON, is nested deeper than `max_depth`, or has more than MAX_VALUES.
     """
     if has_more_values(body):
         raise MalformedError(TOO_MANY_VALUES)

@@ -8,7 +8,7 @@ from penstock.server.environments.environments import Environments
 from penstock.server.isolated.loader import with_isolated
 from penstock.server.repository.check import CheckReport, check_entries
 from penstock.server.repository.findings import Finding
-from penstock.server.repository.mirrors import defaults_of
+from penstock.server.repository.mirrors import make_defaults
 from penstock.server.settings import Settings
 
 from .api import Api
@@ -24,18 +24,18 @@ def check_projects(settings: Settings, *, invariance: bool = False) -> CheckRepo
     """
     projects = Projects(settings.model_repository, settings.s3_root)
     mistakes: list[Finding] = []
-    repository = projects.repository(defaults_of(settings), mistakes.extend)
-    if problem := projects.wrong():
+    repository = projects.repository(make_defaults(settings), mistakes.extend)
+    if problem := projects.invalid_path():
         return CheckReport(findings=[problem])
     try:
         entries, findings, _ = repository.scan()
-        loaders = with_isolated(LOADERS, Environments.of(settings).interpreter)
+        loaders = with_isolated(LOADERS, Environments.from_settings(settings).interpreter)
         report = check_entries(entries, [*mistakes, *findings], loaders, invariance=invariance)
     finally:
         projects.close()
     report.findings = [_relocate(found, repository.apis.get(found.model)) for found in report.findings]
     hooks = {entry.name: spec.hooks for entry in entries for spec in entry.specs}
-    report.notes = {name: _describe(api, hooks.get(name)) for name, api in repository.apis.items()}
+    report.extra_lines = {name: _describe(api, hooks.get(name)) for name, api in repository.apis.items()}
     return report
 
 

@@ -15,9 +15,9 @@ from .service import CortexService
 class Cortex(Dialect):
     """One server's parts."""
 
-    nothing = "nothing to serve: pass the PATH of a project, the folder with its cortex.yaml"
-    alone = "API"
-    loud = True
+    no_paths_message = "nothing to serve: pass the PATH of a project, the folder with its cortex.yaml"
+    required_kind = "API"
+    names_server = True
     _service: CortexService
 
     def sources(self) -> Projects:
@@ -27,7 +27,7 @@ class Cortex(Dialect):
     def check(self, *, invariance: bool) -> tuple[str, int]:
         """Report what would be served."""
         report = check_projects(self.settings, invariance=invariance)
-        return str(report), report.status
+        return str(report), report.exit_status
 
     def service(self, parts: DialectParts) -> CortexService:
         """Make the Service of the HTTP port."""
@@ -39,7 +39,7 @@ class Cortex(Dialect):
         self._service.restricted = parts.inference.restricted
         return self._service
 
-    def render(self) -> Iterable[str]:
+    def metrics_lines(self) -> Iterable[str]:
         """Return the lines for the metrics page."""
         return self._service.prediction_metrics.render()
 

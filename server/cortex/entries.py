@@ -12,11 +12,11 @@ from penstock.backends.errors import InferError
 from penstock.batching.spec import BatchPolicy, HookSpec, InstanceGroup, ModelSpec
 from penstock.server.hooks.plan import LIGHT_REPLICAS
 from penstock.server.hooks.writes import HOOK_NAMES, PICKLE_SUFFIXES
-from penstock.server.repository.findings import Finding, inside
+from penstock.server.repository.findings import Finding, resolve_inside
+from penstock.server.repository.parsed_config import ParsedConfig
 from penstock.server.repository.pbtxt import model_config_pb2
-from penstock.server.repository.placing import place
-from penstock.server.repository.scan import Defaults, Entry
-from penstock.server.repository.statement import Statement
+from penstock.server.repository.placing import place_model
+from penstock.server.repository.scan import Defaults, ModelEntry
 
 from .api import Api
 from .environment import needs_of, roots_of
@@ -28,7 +28,7 @@ HOOK_TIMEOUT_S = 600.0
 _GPU = "cuda:0"
 
 
-def entry_of(api: Api, models: ModelFinder, defaults: Defaults) -> Entry:
+def entry_of(api: Api, models: ModelFinder, defaults: Defaults) -> ModelEntry:
     """Locate the files of an API, and make its ModelSpec; blocks.
 
     A missing file prevents this API from being served, and no other.
@@ -39,14 +39,14 @@ def entry_of(api: Api, models: ModelFinder, defaults: Defaults) -> Entry:
     specs: tuple[ModelSpec, ...] = ()
     if location is not None and hooks is not None:
         specs = (_spec(api, location, hooks, defaults, findings),)
-    return Entry(api.name, api.project, specs, config, tuple(findings))
+    return ModelEntry(api.name, api.project, specs, config, tuple(findings))
 
 
 def finding(api: Api, key: str, message: str, *, mistake: bool = True) -> Finding:
     """Make a finding about a key of an API's model."""
     part = api.kind if api.generation == "0.10" else ""
     text = ": ".join(word for word in ("api", api.name, part, key, message) if word)
-    return Finding(api.project / CONFIG, text, api.lines.get(key, api.line), mistake=mistake, model=api.name)
+    return Finding(api.project / CONFIG, text, api.lines.get(key, api.line), is_mistake=mistake, model=api.name)
 
 
 def _locate_model(api: Api, models: ModelFinder, findings: list[Finding]) -> ModelLocation | None:
@@ -62,7 +62,7 @@ def _hook_spec(api: Api, findings: list[Finding]) -> HookSpec | None:
     settings = {**api.settings, "project": str(api.project)}
     if not api.handler:
         return HookSpec(Path(), dialect="cortex", dialect_settings=settings)
-    path = inside(api.project, api.handler)
+    path = resolve_inside(api.project, api.handler)
     if path is None or Path(api.handler).is_absolute() or not path.is_file():
         findings.append(finding(api, "request_handler", f"{api.handler}: implementation file does not exist"))
         return None
@@ -100,7 +100,7 @@ def _may_define_hooks(path: Path) -> bool:
 def _spec(api: Api, location: ModelLocation, hooks: HookSpec, defaults: Defaults, findings: list[Finding]) -> ModelSpec:
     rows, options = defaults.max_batch_rows, dict[str, str]()
     if api.kind == "tensorflow":
-        rows, tensorflow_options = defaults.of_tensorflow
+        rows, tensorflow_options = defaults.for_tensorflow
         options |= tensorflow_options
         options |= {"TF_SIGNATURE_DEF": api.signature_key} if api.signature_key else {"cortex_signature": "1"}
         options["worker.name"] = api.name
@@ -117,7 +117,9 @@ def _place_on_gpu(api: Api, spec: ModelSpec, defaults: Defaults, findings: list[
     device = next((f"cuda:{number}" for number in defaults.gpus.numbers or ()), _GPU)
     file = api.project / CONFIG
     values = {"instances": (InstanceGroup(devices=(device,)),), "runtime.cpu_fallback": "1"}
-    spec, place_findings = place(spec, Statement(file, values, {"instances": (file, api.lines["compute"])}), defaults)
+    spec, place_findings = place_model(
+        spec, ParsedConfig(file, values, {"instances": (file, api.lines["compute"])}), defaults
+    )
     findings += [
         replace(each, message=f"api: {api.name}: compute: gpu: {each.message}", model=api.name)
         for each in place_findings

@@ -55,7 +55,7 @@ class Project:
     @property
     def mistakes(self) -> list[Finding]:
         """The findings that prevent it from being deployed."""
-        return [finding for finding in self.findings if finding.mistake]
+        return [finding for finding in self.findings if finding.is_mistake]
 
 
 def project_file(path: Path) -> Path:

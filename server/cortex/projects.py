@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from penstock.server.repository.address import is_remote
-from penstock.server.repository.findings import Finding, MistakesError, log_all
+from penstock.server.repository.findings import Finding, MistakesError, log_findings
 from penstock.server.repository.scan import Defaults
 
 from .models import ModelFinder
@@ -24,11 +24,13 @@ class Projects:
         self.local = tuple({project_file(path).resolve(): path for path in local}.values())
         self.models = ModelFinder(s3_root)
 
-    def repository(self, defaults: Defaults, report: Callable[[Iterable[Finding]], None] = log_all) -> CortexRepository:
+    def repository(
+        self, defaults: Defaults, report: Callable[[Iterable[Finding]], None] = log_findings
+    ) -> CortexRepository:
         """Return the Repository of their APIs. `report` is called once with the findings of an invalid project."""
         return CortexRepository(self.local, defaults, self.models, report)
 
-    def wrong(self) -> Finding | None:
+    def invalid_path(self) -> Finding | None:
         """Return the finding for a PATH that is not a project, None if all are."""
         for url in self._remote:
             return Finding(Path(url), "a Cortex project must be a local folder")

@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from penstock.server.repository.changes import fingerprint
-from penstock.server.repository.findings import Finding, log_all
+from penstock.server.repository.changes import fingerprint_files
+from penstock.server.repository.findings import Finding, log_findings
 from penstock.server.repository.pbtxt import model_config_pb2
 from penstock.server.repository.repository import Repository
-from penstock.server.repository.scan import Defaults, Entry
+from penstock.server.repository.scan import Defaults, ModelEntry
 
 from .api import Api
 from .entries import entry_of
@@ -38,7 +38,7 @@ class CortexRepository(Repository):
 
     def __init__(
         self, paths: Iterable[Path], defaults: Defaults, models: ModelFinder,
-        report: Callable[[Iterable[Finding]], None] = log_all,
+        report: Callable[[Iterable[Finding]], None] = log_findings,
     ) -> None:  # fmt: skip
         """`report` is called once with the findings of an invalid project."""
         super().__init__(paths, defaults)
@@ -50,7 +50,7 @@ class CortexRepository(Repository):
         self._lock = threading.Lock()
         self.apis: Mapping[str, Api] = {}
 
-    def scan(self) -> tuple[list[Entry], list[Finding], dict[str, bytes]]:
+    def scan(self) -> tuple[list[ModelEntry], list[Finding], dict[str, bytes]]:
         """Read everything, and fetch remote models; blocks."""
         projects, apis = self._projects()
         fingerprints = {name: self._fingerprint(api) for name, api in apis.items()}
@@ -70,7 +70,7 @@ class CortexRepository(Repository):
         api = self._projects()[1].get(name)
         return b"" if api is None else self._fingerprint(api)
 
-    def read(self, name: str, config: Any = None) -> tuple[Entry | None, bytes]:
+    def read(self, name: str, config: Any = None) -> tuple[ModelEntry | None, bytes]:
         """Read one API, and fetch its model if it is remote and has changed; blocks."""
         projects, apis = self._projects()
         api = apis.get(name)
@@ -81,7 +81,7 @@ class CortexRepository(Repository):
             finding = Finding(
                 api.project / CONFIG, "takes no configuration: it is in the project", api.line, model=name
             )
-            return Entry(name, api.project, findings=(finding,)), digest
+            return ModelEntry(name, api.project, findings=(finding,)), digest
         return self._entry(name, projects), digest
 
     def names(self) -> list[str]:
@@ -108,7 +108,7 @@ class CortexRepository(Repository):
 
     def _read(self, path: Path) -> None:
         """Read one file, unless it is unchanged."""
-        digest = fingerprint([project_file(path)])
+        digest = fingerprint_files([project_file(path)])
         if digest and self._fingerprints.get(path) == digest:
             return
         project = read_project(path)
@@ -122,16 +122,16 @@ class CortexRepository(Repository):
             self._reported_findings[path] = project.findings
             self._report(project.findings)
 
-    def _entry(self, name: str, projects: list[Project]) -> Entry:
+    def _entry(self, name: str, projects: list[Project]) -> ModelEntry:
         matches = [api for project in projects for api in project.apis if api.name == name]
         own_findings = [finding for project in projects for finding in project.findings if finding.model == name]
         if len(matches) > 1:
             paths = " and ".join(f"{api.project.name}/{CONFIG}" for api in matches)
             text = f'api: {name}: name "{name}" must be unique across apis (defined in {paths})'
             duplicates = [Finding(api.project / CONFIG, text, api.line, model=name) for api in matches]
-            return Entry(name, matches[0].project, findings=(*own_findings, *duplicates))
+            return ModelEntry(name, matches[0].project, findings=(*own_findings, *duplicates))
         if conflict := self._endpoint_conflict(matches[0], projects):
-            return Entry(name, matches[0].project, findings=(*own_findings, conflict))
+            return ModelEntry(name, matches[0].project, findings=(*own_findings, conflict))
         entry = entry_of(matches[0], self._models, self._defaults)
         return replace(entry, findings=(*own_findings, *entry.findings))
 
@@ -161,4 +161,4 @@ class CortexRepository(Repository):
         if model is not None and not model.is_relative_to(api.project):
             paths.append(model)
         stamp = f"{api.endpoint} {self._models.stamp(api)}".encode("utf-8", "surrogateescape")
-        return hashlib.blake2b(fingerprint(paths) + stamp, digest_size=16).digest()
+        return hashlib.blake2b(fingerprint_files(paths) + stamp, digest_size=16).digest()

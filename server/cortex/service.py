@@ -15,19 +15,19 @@ from urllib.parse import unquote_to_bytes
 from penstock.backends.errors import Code, InferError, without_traceback
 from penstock.server.answering import (
     LARGE_BYTES,
-    LargeTexts,
+    LargeJsonReader,
     Promise,
-    answer_coded,
-    internal,
-    off_task,
-    on_task,
-    unpacked,
+    answer_compressed,
+    clear_task,
+    internal_error,
+    read_compressed,
+    start_task,
 )
-from penstock.server.engines import Serves, served
+from penstock.server.engines import ServingEngine, get_model
 from penstock.server.errors import retry_after_line
 from penstock.server.http.head import HttpError
 from penstock.server.http.target import path_in
-from penstock.server.restricted import Restricted
+from penstock.server.restricted import RestrictedApis
 from penstock.server.v2.call_parameters import DEFAULT_OPTIONS
 
 from . import debugging, pages
@@ -38,7 +38,7 @@ from .prediction_metrics import PredictionMetrics
 
 if TYPE_CHECKING:
     from penstock.batching.model import Model
-    from penstock.batching.request import Terms
+    from penstock.batching.request import RequestOptions
     from penstock.server.hooks.runner import Hooks
     from penstock.server.http.connection import Connection
     from penstock.server.http.fastlane import FastLane
@@ -66,7 +66,7 @@ class CortexService:
     """
 
     def __init__(
-        self, engine: Serves, repository: ApiSource, hooks_of: Callable[[Model], Hooks], limits: Limits,
+        self, engine: ServingEngine, repository: ApiSource, hooks_of: Callable[[Model], Hooks], limits: Limits,
         others: Service, ready: Callable[[], bool],
     ) -> None:  # fmt: skip
         self._engine = engine
@@ -75,11 +75,11 @@ class CortexService:
         self._limits = limits
         self._others = others
         self._ready = ready
-        self._texts = LargeTexts()
+        self._texts = LargeJsonReader()
         self._paths = CortexPaths({})
         self._served_apis: dict[str, ServedApi] = {}
         self.prediction_metrics = PredictionMetrics()
-        self.restricted = Restricted()
+        self.restricted = RestrictedApis()
 
     # -- the Service -------------------------------------------------------------------------------------------
 
@@ -89,7 +89,7 @@ class CortexService:
         if is_penstock_path(path) and self._current_paths().find(path) is None:
             return self._others.claim(head)
         if path != HEALTH_PATH:
-            self.restricted.demand("inference", head.header)
+            self.restricted.require("inference", head.header)
         return CortexClaim(head, path)
 
     def early_rejection(self, head: Head) -> Any:
@@ -101,7 +101,7 @@ class CortexService:
         served_api = claim.served_api
         if served_api is None or served_api.generation != self._engine.generation:
             return None  # it would be the queue of another model
-        return self._engine.turn_away(served_api.model)  # type: ignore[arg-type]
+        return self._engine.early_rejection(served_api.model)  # type: ignore[arg-type]
 
     def answer_error(self, connection: FastLane, error: Any) -> None:
         """Answer with an error."""
@@ -150,7 +150,7 @@ class CortexService:
 
     def _find_model(self, api: Api) -> Model:
         """Return the model of an API. Raises: InferError (NOT_READY)."""
-        return served(self._engine, api.name, f"API '{api.name}'")
+        return get_model(self._engine, api.name, f"API '{api.name}'")
 
     # -- predictions -------------------------------------------------------------------------------------------
 
@@ -163,12 +163,12 @@ class CortexService:
             model: Model = served_api.model  # type: ignore[assignment]  # it has been found
             scheduler = model.scheduler
             if scheduler.is_full() or scheduler.target_ns:
-                refusal = self._engine.turn_away(model)
+                refusal = self._engine.early_rejection(model)
                 if refusal is not None:
                     raise refusal
             hooks = self._hooks_of(model)
             if hooks.yields or (claim.json and (claim.coding or len(body) >= LARGE_BYTES)):
-                on_task(
+                start_task(
                     connection, self._engine, model, self._run(connection, claim, served_api, model, body, start_ns)
                 )
                 return
@@ -188,7 +188,7 @@ class CortexService:
             sample, depth = None, self._limits.max_json_depth
             if claim.json and claim.coding:
                 read = partial(parse_sample, max_depth=depth)
-                sample = await unpacked(body, claim.coding, self._limits, read, self._texts)
+                sample = await read_compressed(body, claim.coding, self._limits, read, self._texts)
             elif claim.json and len(body) >= LARGE_BYTES:
                 sample = await self._texts.read(len(body), parse_sample, body, depth)
             elif claim.json:
@@ -198,7 +198,7 @@ class CortexService:
         except Exception as error:  # noqa: BLE001 - as in _predict
             self._fail(connection, claim, served_api, start_ns, error)
         finally:
-            off_task(connection)
+            clear_task(connection)
 
     @staticmethod
     def _answer(connection: FastLane, claim: CortexClaim, served_api: ServedApi, start_ns: int, answer: bytes) -> None:
@@ -207,7 +207,7 @@ class CortexService:
             line, _, answer = answer.partition(b"\n")
             served_api.metrics.record_prediction(line)
         served_api.metrics.record(200, time.monotonic_ns() - start_ns)
-        answer_coded(connection, answer, pages.JSON, _HEADER_LINES, claim.accept)
+        answer_compressed(connection, answer, pages.JSON, _HEADER_LINES, claim.accept)
 
     def _fail(
         self, connection: FastLane, claim: CortexClaim, served_api: ServedApi, start_ns: int, error: BaseException
@@ -261,7 +261,7 @@ class CortexService:
 
 def _hook_arguments(
     claim: CortexClaim, served_api: ServedApi, model: Model, sample: Any
-) -> tuple[Any, str, Terms, Mapping[str, Any]]:
+) -> tuple[Any, str, RequestOptions, Mapping[str, Any]]:
     """Return the arguments of hooks for a request: its sample, id, terms and parameters."""
     parameters: Mapping[str, Any] = served_api.parameters
     if claim.parameters:
@@ -272,7 +272,7 @@ def _hook_arguments(
 
 def _signature(api: Api, model: Model) -> pages.Document:
     return (
-        pages.tensorflow_signature(model.described)
+        pages.tensorflow_signature(model.runtime_description)
         if api.kind == "tensorflow"
         else pages.onnx_signature(model.node_inputs)
     )
@@ -280,4 +280,4 @@ def _signature(api: Api, model: Model) -> pages.Document:
 
 def _internal_error(error: BaseException, api: Api, claim: CortexClaim) -> InferError:
     """Log the server's own fault. Returns: the error for a failure outside the prediction."""
-    return InferError(Code.UNKNOWN, internal(error, api.name, claim.request_id).message)
+    return InferError(Code.UNKNOWN, internal_error(error, api.name, claim.request_id).message)

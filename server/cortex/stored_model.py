@@ -11,7 +11,7 @@ from penstock.server.repository.address import Address
 from penstock.server.repository.credentials import CredentialError
 from penstock.server.repository.depot import Depot
 from penstock.server.repository.overrides import is_component
-from penstock.server.repository.remote import INSTALL, RemoteError, reason_of, stamp_of
+from penstock.server.repository.remote import INSTALL, RemoteError, error_reason, stamp_of
 
 
 class StoredModel:
@@ -26,8 +26,8 @@ class StoredModel:
         with self._converted_errors():
             self._files = {}
             self._connect()
-            top = self._depot.top
-            for name, entry in self._depot.asked(lambda: self._depot.files.find(top, detail=True)).items():
+            top = self._depot.root_path
+            for name, entry in self._depot.call(lambda: self._depot.filesystem.find(top, detail=True)).items():
                 relative_path = str(name).strip("/").removeprefix(top.strip("/")).strip("/")
                 if entry["type"] == "file" and _is_inside(relative_path):
                     self._files[relative_path] = entry
@@ -44,11 +44,11 @@ class StoredModel:
             target = into / (name or "model")
             target.parent.mkdir(parents=True, exist_ok=True)
             with self._converted_errors():
-                self._depot.files.get_file(self._files[name]["name"], str(target))
+                self._depot.filesystem.get_file(self._files[name]["name"], str(target))
 
     def _connect(self) -> None:
         try:
-            self._depot.renew()
+            self._depot.reconnect()
         except CredentialError as error:
             raise RemoteError(f"{self._address}: {error}") from None
         except ImportError as error:
@@ -56,7 +56,7 @@ class StoredModel:
             if str(self._address).startswith("s3:"):
                 text += " s3fs; or give --s3-root DIR, for files that are here"
             raise RemoteError(text) from None
-        self._depot.files.invalidate_cache()
+        self._depot.filesystem.invalidate_cache()
 
     @property
     def _address(self) -> Address:
@@ -73,7 +73,7 @@ class StoredModel:
             self._files = {}
             raise RemoteError(f"{self._address}: not found or insufficient permissions") from None
         except Exception as error:  # noqa: BLE001 - every store raises errors of its own
-            raise RemoteError(f"{self._address}: {self._address.clean(reason_of(error))}") from None
+            raise RemoteError(f"{self._address}: {self._address.redact(error_reason(error))}") from None
 
 
 def _is_inside(name: str) -> bool:

@@ -80,7 +80,7 @@ class YamlMapping:
 
     def _record(self, key: str, message: str, line: int, *, mistake: bool) -> None:
         text = ": ".join((*self.location, *((key,) if key else ()), message))
-        self._findings.append(Finding(self._file, text, line, mistake=mistake, model=self.api))
+        self._findings.append(Finding(self._file, text, line, is_mistake=mistake, model=self.api))
 
     # -- values ------------------------------------------------------------------------------------------------
 

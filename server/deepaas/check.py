@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from penstock.batching.spec import ModelSpec
 from penstock.server.carrying.checking import described, unreadable
-from penstock.server.modules import file_of, names_of
+from penstock.server.modules import find_module_file, module_names
 from penstock.server.repository.check import CheckReport
 from penstock.server.repository.findings import Finding, MistakesError
 from penstock.server.settings import Settings
@@ -25,7 +25,7 @@ _METHODS = ("predict", "train")
 def check_entries(settings: Settings) -> CheckReport:
     """Check the models of a command line; blocks."""
     entries = Entries(settings)
-    if wrong := entries.wrong():
+    if wrong := entries.invalid_path():
         return CheckReport(findings=[wrong])
     try:
         entries.open()
@@ -38,9 +38,9 @@ def check_entries(settings: Settings) -> CheckReport:
         spec = entries.spec(target)
         findings = [] if target == BUILT_IN else list(_mistakes(spec))
         report.findings += findings
-        if not any(each.mistake for each in findings):
+        if not any(each.is_mistake for each in findings):
             report.specs.append(replace(spec, options={}))
-            report.notes[spec.name] = described(spec, "module", spec.options["target"])
+            report.extra_lines[spec.name] = described(spec, "module", spec.options["target"])
     return report
 
 
@@ -50,14 +50,14 @@ def _mistakes(spec: ModelSpec) -> Iterator[Finding]:
     own = not spec.worker.interpreter and spec.worker.requirements is None
     places = [str(spec.path), *(sys.path if own else ())]
     try:
-        path = file_of(module, places)
+        path = find_module_file(module, places)
     except ModuleNotFoundError as error:
-        yield Finding(spec.path, f"model '{spec.name}': there is no module {error.name}", mistake=own)
+        yield Finding(spec.path, f"model '{spec.name}': there is no module {error.name}", is_mistake=own)
         return
     if path is None or path.suffix != ".py":
         return
     try:
-        names = names_of(path)
+        names = module_names(path)
     except (OSError, SyntaxError, ValueError) as error:
         yield unreadable(path, error)
         return
@@ -67,4 +67,4 @@ def _mistakes(spec: ModelSpec) -> Iterator[Finding]:
     if first and first not in names:
         yield Finding(path, f"has no {first}")
     if not attribute and not names & set(_METHODS):
-        yield Finding(path, f"has neither {' nor '.join(_METHODS)}: both are answered 501", mistake=False)
+        yield Finding(path, f"has neither {' nor '.join(_METHODS)}: both are answered 501", is_mistake=False)

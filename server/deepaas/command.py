@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock.server.options.own_flags import own_flags
+from penstock.server.options.own_flags import parse_own_flags
 from penstock.server.options.setting import PREFIX
 from penstock.server.settings import SettingError, Settings, resolve
 
@@ -70,7 +70,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> DeepaasCommand:
     """
     parser = make_parser()
     original_flags = {option for action in parser._actions for option in action.option_strings}  # noqa: SLF001
-    ours, rest = own_flags(NAME, argv, original_flags)
+    ours, rest = parse_own_flags(NAME, argv, original_flags)
     parsed = parser.parse_intermixed_args(rest)
     values = OptionValues(parsed.options, environ)
     flags: dict[str, Any] = {}

@@ -15,9 +15,9 @@ from .service import DeepaasService
 class Deepaas(Dialect):
     """One server's parts."""
 
-    nothing = ""
-    alone = "model"
-    late = True
+    no_paths_message = ""
+    required_kind = "model"
+    opens_late = True
 
     _models: DeepaasModels | None = None
     _service: DeepaasService | None = None
@@ -29,15 +29,17 @@ class Deepaas(Dialect):
     def check(self, *, invariance: bool) -> tuple[str, int]:
         """Report what would be served."""
         report = check_entries(self.settings)
-        return str(report), report.status
+        return str(report), report.exit_status
 
     def service(self, parts: DialectParts) -> DeepaasService:
         """Make the Service of the HTTP port."""
-        models = self._models = parts.engine.outsides[DEEPAAS] = DeepaasModels(parts.environments, self.settings)
+        models = self._models = parts.engine.external_loaders[DEEPAAS] = DeepaasModels(
+            parts.environments, self.settings
+        )
         self._service = DeepaasService(parts, models, self.settings)
         return self._service
 
-    def refusal(self, error: HttpError) -> tuple[int, bytes, bytes]:
+    def error_response(self, error: HttpError) -> tuple[int, bytes, bytes]:
         """Return the answer to a malformed request."""
         return pages.malformed_answer(error, self.settings.http_max_input_size)
 

@@ -65,13 +65,13 @@ class Entries:
         self.settings = settings
         self.targets: dict[str, Target] = {}
         self._selected = settings.deepaas_model or environ.get(MODEL_VARIABLE, "")
-        self._environments = Environments.of(settings)
+        self._environments = Environments.from_settings(settings)
 
     def repository(self, defaults: Defaults) -> EntryRepository:
         """Return the Repository of the models."""
         return EntryRepository(self, defaults)
 
-    def wrong(self) -> Finding | None:
+    def invalid_path(self) -> Finding | None:
         """Return the finding for a PATH or base path that is invalid, None if all are valid."""
         seen: set[str] = set()
         for path in self.settings.model_repository:

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import InferError
-from penstock.server.answering import internal, off_task, unpacked
+from penstock.server.answering import clear_task, internal_error, read_compressed
 from penstock.server.carrying.messages import pack_answer, read_answer
 from penstock.server.carrying.service import CarryingService, ModelLookup
 from penstock.server.errors import retry_after_line
@@ -111,7 +111,7 @@ class DeepaasService(CarryingService):
         route = self._paths.find(head.method, head.path, head.query)
         if route.purpose is Purpose.PENSTOCK:
             return self.others.claim(head)
-        self.restricted.demand(_CATEGORIES.get(route.purpose, ""), head.header)
+        self.restricted.require(_CATEGORIES.get(route.purpose, ""), head.header)
         return DeepaasClaim(head, route, self._lookups[route.name] if route.purpose is Purpose.PREDICT else None)
 
     def answer(self, connection: FastLane, claim: Any, body: bytes) -> None:
@@ -132,7 +132,7 @@ class DeepaasService(CarryingService):
 
     def trouble(self, claim: Any, error: Exception) -> InferError:
         """Log a failure under the client's request id, if it sent one."""
-        return internal(error, claim.route.name, claim.request_id)
+        return internal_error(error, claim.route.name, claim.request_id)
 
     # -- answers of the server's own ---------------------------------------------------------------------------
 
@@ -161,7 +161,7 @@ class DeepaasService(CarryingService):
     async def _answer_later(self, connection: FastLane, claim: DeepaasClaim, body: bytes) -> None:
         try:
             if not claim.uncompressed and body:
-                body = await unpacked(body, claim.coding, self._limits, bytes)
+                body = await read_compressed(body, claim.coding, self._limits, bytes)
             if claim.found is not None:
                 self.ask(connection, claim.found, claim.prefix + body)
             else:
@@ -173,7 +173,7 @@ class DeepaasService(CarryingService):
         except Exception as error:  # noqa: BLE001 - as in begin
             self.fail(connection, claim, error)
         finally:
-            off_task(connection)
+            clear_task(connection)
 
     async def _metadata(self, claim: DeepaasClaim, body: bytes) -> bytes:
         return await self._metadata_of(claim.route.name)

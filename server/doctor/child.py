@@ -34,17 +34,17 @@ def driver() -> Mapping[str, Any]:
         cuda = ctypes.CDLL(DRIVER)
     except OSError as error:
         return {"error": str(error)}
-    found: dict[str, Any] = {"loaded": True}
+    answer: dict[str, Any] = {"loaded": True}
     try:
         version, count = ctypes.c_int(), ctypes.c_int()
         _call(cuda, "cuDriverGetVersion", ctypes.byref(version))
-        found["cuda"] = version.value // 1000, version.value % 1000 // 10
+        answer["cuda"] = version.value // 1000, version.value % 1000 // 10
         _call(cuda, "cuInit", 0)
         _call(cuda, "cuDeviceGetCount", ctypes.byref(count))
-        found["devices"] = [_device(cuda, number) for number in range(count.value)]
+        answer["devices"] = [_device(cuda, number) for number in range(count.value)]
     except (_CudaError, AttributeError) as error:
-        found["error"] = str(error)
-    return found
+        answer["error"] = str(error)
+    return answer
 
 
 def _device(cuda: Any, number: int) -> Mapping[str, Any]:
@@ -72,10 +72,10 @@ def nvml() -> Mapping[str, Any]:
     """Query NVML for the driver's version and its GPUs."""
     from penstock.server.gpus.nvml import Nvml
 
-    asked = Nvml()
+    nvml_reader = Nvml()
     try:
-        gpus = asked.read()
-        version = asked.driver()
+        gpus = nvml_reader.read()
+        version = nvml_reader.driver()
     except Exception as error:  # noqa: BLE001 - an NVMLError has a subclass for each reason
         return {"error": f"{type(error).__name__}: {error}"}
     found = [
@@ -95,18 +95,18 @@ def runtime() -> Mapping[str, Any]:
     except Exception as error:  # noqa: BLE001 - an incompatible library may raise anything
         return {"error": f"{type(error).__name__}: {error}"}
     folder = Path(onnxruntime.__file__).parent / "capi"
-    found = {
+    answer = {
         "version": getattr(onnxruntime, "__version__", ""), "path": str(folder.parent),
         "providers": list(getattr(onnxruntime, "get_available_providers", list)()),
     }  # fmt: skip
     if (folder / "libonnxruntime_providers_cuda.so").is_file():
         with suppress(Exception):  # older versions lack it; the next line reports what does not load
             onnxruntime.preload_dlls()
-        found["provider_error"] = _loads(folder)
-    return found
+        answer["provider_error"] = _load_error(folder)
+    return answer
 
 
-def _loads(folder: Path) -> str:
+def _load_error(folder: Path) -> str:
     """Return why the CUDA provider's library does not load; "" if it does."""
     try:
         ctypes.CDLL(str(folder / "libonnxruntime_providers_shared.so"), ctypes.RTLD_GLOBAL)
@@ -130,28 +130,32 @@ def models() -> Mapping[str, Any]:
     from penstock.server.environments.environments import Environments
     from penstock.server.isolated.loader import with_isolated
     from penstock.server.repository.check import check_entries
-    from penstock.server.repository.mirrors import Mirrors, defaults_of
+    from penstock.server.repository.mirrors import Mirrors, make_defaults
     from penstock.server.repository.remote import RemoteError
     from penstock.server.repository.scan import scan
 
-    mirrors = Mirrors.of(settings.model_repository)
+    mirrors = Mirrors.from_paths(settings.model_repository)
     try:
         mirrors.open()
         mirrors.refresh_all()
-        entries, findings = scan(mirrors.paths, defaults_of(settings))
-        report = check_entries(entries, findings, with_isolated(LOADERS, Environments.of(settings).interpreter))
-        asked: dict[str, set[str]] = {}
-        served = {(spec.name, spec.version): spec for spec in report.specs}
-        for spec in (served.get((spec.name, spec.version), spec) for entry in entries for spec in entry.specs):
+        entries, findings = scan(mirrors.paths, make_defaults(settings))
+        report = check_entries(
+            entries, findings, with_isolated(LOADERS, Environments.from_settings(settings).interpreter)
+        )
+        models_by_device: dict[str, set[str]] = {}
+        completed = {(spec.name, spec.version): spec for spec in report.specs}
+        for spec in (completed.get((spec.name, spec.version), spec) for entry in entries for spec in entry.specs):
             for device in (device for group in spec.instances for device in group.devices):
-                asked.setdefault(device, set()).add(spec.name)
+                models_by_device.setdefault(device, set()).add(spec.name)
         return {
             "versions": len(report.specs),
-            "mistakes": [mirrors.spelled(str(each)) for each in report.findings if each.mistake],
+            "mistakes": [mirrors.with_urls(str(finding)) for finding in report.findings if finding.is_mistake],
             "warnings": [
-                mirrors.spelled(str(replace(each, mistake=True))) for each in report.findings if not each.mistake
+                mirrors.with_urls(str(replace(finding, is_mistake=True)))
+                for finding in report.findings
+                if not finding.is_mistake
             ],
-            "devices": {device: sorted(names) for device, names in sorted(asked.items())},
+            "devices": {device: sorted(names) for device, names in sorted(models_by_device.items())},
         }
     except RemoteError as error:
         return {"mistakes": [str(error)]}
@@ -164,13 +168,13 @@ PROBES: Mapping[str, Callable[[], Mapping[str, Any]]] = {
 }  # fmt: skip
 
 
-def main(word: str) -> None:
+def main(name: str) -> None:
     """Run a probe. Anything a library prints goes to standard error."""
-    answers = os.dup(1)
+    output = os.dup(1)
     os.dup2(2, 1)
-    found = PROBES[word]()
-    with os.fdopen(answers, "w", encoding="utf-8") as file:
-        json.dump(found, file)
+    answer = PROBES[name]()
+    with os.fdopen(output, "w", encoding="utf-8") as file:
+        json.dump(answer, file)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-LOADED = ("driver", "nvml", "runtime")
+LIBRARY_PROBES = ("driver", "nvml", "runtime")
 """Readings that load libraries that may hang or crash."""
 AT_LOAD, CUDNN, LATER, TENSORRT = "at load", "cuDNN", "later", "TensorRT"
 
@@ -47,14 +47,14 @@ class Machine:
 class Library:
     """A shared library by the name under which it is loaded. `found_by` is "loader", "pip" or "" if not found.
 
-    `wanted`: AT_LOAD, the CUDA provider does not load without it; CUDNN and LATER, it is opened when first needed, and
-    Penstock verifies cuDNN before it loads a model; TENSORRT, the TensorRT provider does not load without it.
+    `needed_when`: AT_LOAD, the CUDA provider does not load without it; CUDNN and LATER, it is opened when first needed,
+    and Penstock verifies cuDNN before it loads a model; TENSORRT, the TensorRT provider does not load without it.
     """
 
     name: str
     path: str = ""
     found_by: str = ""
-    wanted: str = AT_LOAD
+    needed_when: str = AT_LOAD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +112,7 @@ class NvmlFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedPort:
-    """A port that `serve` with the same arguments would listen on; `taken`: why it could not.
+    """A port that `serve` with the same arguments would listen on; `bind_error`: why it could not.
 
     `shared`: other processes listen on it and share it, as these arguments do.
     """
@@ -120,7 +120,7 @@ class CheckedPort:
     name: str
     address: str
     port: int
-    taken: str = ""
+    bind_error: str = ""
     shared: bool = False
 
 

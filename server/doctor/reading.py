@@ -11,10 +11,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from . import asking, packages
-from .asking import AskError, ProbeProcess
+from . import packages, probes
 from .facts import (
-    LOADED,
+    LIBRARY_PROBES,
     CheckedModels,
     CheckedPort,
     CudaDevice,
@@ -27,6 +26,7 @@ from .facts import (
     OnnxRuntime,
 )
 from .machine import read_machine
+from .probes import ProbeError, ProbeProcess
 
 if TYPE_CHECKING:
     from penstock.server.settings import Settings
@@ -41,54 +41,60 @@ def read_facts(settings: Settings) -> Facts:
     """Read all facts."""
     failures: dict[str, str] = {}
 
-    def tried(name: str, read: Callable[[], _T], otherwise: _T) -> _T:
+    def attempt(name: str, read: Callable[[], _T], default: _T) -> _T:
         try:
             return read()
-        except AskError as error:
+        except ProbeError as error:
             failures[name] = str(error)
         except Exception as error:  # noqa: BLE001 - whatever is wrong with a machine, the rest is reported
             failures[name] = f"{type(error).__name__}: {error}"
-        return otherwise
+        return default
 
-    asked = {word: asking.child(word, _LIMITS_S[word]) for word in LOADED}
-    if settings.model_repository:
-        asked["models"] = asking.child("models", _LIMITS_S["models"], pickle.dumps(settings))
+    processes = {name: probes.start(name, _LIMITS_S[name]) for name in LIBRARY_PROBES}
+    if with_models := bool(settings.model_repository):
+        processes["models"] = probes.start("models", _LIMITS_S["models"], pickle.dumps(settings))
     return Facts(
-        machine=tried("machine", read_machine, Machine()),
-        packages=tried("packages", packages.read_packages, {}),
-        libraries=tried("libraries", _libraries, ()),
-        cuda_major=tried("libraries", _cuda_major, 0),
-        device_files=tried("device files", lambda: tuple(sorted(map(str, Path("/dev").glob("nvidia*")))), ()),
+        machine=attempt("machine", read_machine, Machine()),
+        packages=attempt("packages", packages.read_packages, {}),
+        libraries=attempt("libraries", _read_libraries, ()),
+        cuda_major=attempt("libraries", _read_cuda_major, 0),
+        device_files=attempt("device files", lambda: tuple(sorted(map(str, Path("/dev").glob("nvidia*")))), ()),
         environment={name: os.environ[name] for name in _NAMES if os.environ.get(name)},
-        ports=tried("ports", lambda: read_ports(settings), ()),
-        driver=tried("driver", lambda: driver_of(asking.answer(asked["driver"])), None),
-        nvml=tried("nvml", lambda: nvml_of(asking.answer(asked["nvml"])), None),
-        runtime=tried("runtime", lambda: _made(OnnxRuntime, asking.answer(asked["runtime"])), None),
-        models=tried("models", lambda: models_of(asking.answer(asked["models"])), None) if "models" in asked else None,
+        ports=attempt("ports", lambda: read_ports(settings), ()),
+        driver=attempt("driver", lambda: driver_of(probes.read_answer(processes["driver"])), None),
+        nvml=attempt("nvml", lambda: nvml_of(probes.read_answer(processes["nvml"])), None),
+        runtime=attempt("runtime", lambda: _from_answer(OnnxRuntime, probes.read_answer(processes["runtime"])), None),
+        models=attempt("models", lambda: models_of(probes.read_answer(processes["models"])), None)
+        if with_models
+        else None,
         failures=failures,
     )
 
 
 def driver_of(answer: Mapping[str, Any]) -> Driver:
     """Make a Driver from the child's answer."""
-    return _made(Driver, {**answer, "devices": tuple(_made(CudaDevice, each) for each in answer.get("devices", ()))})
+    return _from_answer(
+        Driver, {**answer, "devices": tuple(_from_answer(CudaDevice, each) for each in answer.get("devices", ()))}
+    )
 
 
 def nvml_of(answer: Mapping[str, Any]) -> NvmlFacts:
     """Make NvmlFacts from the child's answer."""
-    return _made(NvmlFacts, {**answer, "gpus": tuple(_made(NvmlGpu, each) for each in answer.get("gpus", ()))})
+    return _from_answer(
+        NvmlFacts, {**answer, "gpus": tuple(_from_answer(NvmlGpu, each) for each in answer.get("gpus", ()))}
+    )
 
 
 def models_of(answer: Mapping[str, Any]) -> CheckedModels:
     """Make CheckedModels from the child's answer."""
-    return _made(
+    return _from_answer(
         CheckedModels, {**answer, "devices": {name: tuple(of) for name, of in answer.get("devices", {}).items()}}
     )
 
 
 def read_ports(settings: Settings) -> tuple[CheckedPort, ...]:
     """Try the ports that a server with these settings would listen on."""
-    wanted = [
+    ports = [
         ("HTTP", settings.allow_http, settings.http_address, settings.http_port, settings.reuse_http_port),
         ("gRPC", settings.allow_grpc, settings.grpc_address, settings.grpc_port, settings.reuse_grpc_port),
         (
@@ -97,56 +103,58 @@ def read_ports(settings: Settings) -> tuple[CheckedPort, ...]:
         ),
     ]  # fmt: skip
     return tuple(
-        _port(name, address, port, shares) for name, allowed, address, port, shares in wanted if allowed and port
+        _check_port(name, address, port, shares) for name, allowed, address, port, shares in ports if allowed and port
     )
 
 
-def _port(name: str, address: str, port: int, shares: bool) -> CheckedPort:
-    taken = _taken(address, port)
-    shared = bool(taken) and shares and not _taken(address, port, shares=True)
-    return CheckedPort(name=name, address=address, port=port, taken="" if shared else taken, shared=shared)
+def _check_port(name: str, address: str, port: int, shares: bool) -> CheckedPort:
+    error = _bind_error(address, port)
+    shared = bool(error) and shares and not _bind_error(address, port, shares=True)
+    return CheckedPort(name=name, address=address, port=port, bind_error="" if shared else error, shared=shared)
 
 
-def _taken(address: str, port: int, *, shares: bool = False) -> str:
+def _bind_error(address: str, port: int, *, shares: bool = False) -> str:
     """Return why a port cannot be bound, "" if it can; `shares`: together with others that share it."""
     try:
-        family, kind, _, _, place = socket.getaddrinfo(address or None, port, type=socket.SOCK_STREAM, flags=1)[0]
-        with socket.socket(family, kind) as tried:
-            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        family, kind, _, _, socket_address = socket.getaddrinfo(
+            address or None, port, type=socket.SOCK_STREAM, flags=1
+        )[0]
+        with socket.socket(family, kind) as probe_socket:
+            probe_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if shares:
-                tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            tried.bind(place)
+                probe_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            probe_socket.bind(socket_address)
     except OSError as error:
         return error.strerror or str(error)
     return ""
 
 
-def _cuda_major() -> int:
+def _read_cuda_major() -> int:
     folder = packages.runtime_folder()
     return 0 if folder is None else packages.cuda_major(folder)
 
 
-def _libraries() -> tuple[Library, ...]:
+def _read_libraries() -> tuple[Library, ...]:
     """Locate the driver's library, and those that the GPU providers need."""
     folder = packages.runtime_folder()
-    wanted = [] if folder is None else packages.wanted(folder)
-    wanted = [Library(name=packages.DRIVER)] + [each for each in wanted if each.name != packages.DRIVER]
-    loader = _cache() | packages.on_path(each.name for each in wanted)
+    libraries = [] if folder is None else packages.find_needed(folder)
+    libraries = [Library(name=packages.DRIVER)] + [library for library in libraries if library.name != packages.DRIVER]
+    loader = _read_loader_cache() | packages.search_library_path(library.name for library in libraries)
     folders = packages.pip_folders()
-    return tuple(packages.found(each, loader, folders) for each in wanted)
+    return tuple(packages.locate(library, loader, folders) for library in libraries)
 
 
-def _cache() -> dict[str, str]:
+def _read_loader_cache() -> dict[str, str]:
     """Read the loader's cache; if that fails, libraries are searched for only elsewhere."""
     command = shutil.which("ldconfig") or "/sbin/ldconfig"
     try:
-        return packages.parse_cache(ProbeProcess([command, "-p"], _LIMITS_S["ldconfig"]).text())
-    except AskError:
+        return packages.parse_cache(ProbeProcess([command, "-p"], _LIMITS_S["ldconfig"]).wait_output())
+    except ProbeError:
         return {}
 
 
-def _made(kind: type[_T], answer: Mapping[str, Any]) -> _T:
+def _from_answer(fact_type: type[_T], answer: Mapping[str, Any]) -> _T:
     """Make one of the Facts from a child's answer; unknown names are dropped."""
-    known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
-    plain = {name: tuple(value) if isinstance(value, list) else value for name, value in answer.items()}
-    return kind(**{name: value for name, value in plain.items() if name in known})
+    field_names = {field.name for field in fields(fact_type)}  # type: ignore[arg-type]
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in answer.items()}
+    return fact_type(**{name: value for name, value in values.items() if name in field_names})

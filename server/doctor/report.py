@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 OK, NOTE, WARNING, ERROR = "ok", "note", "warning", "error"
-_LEVEL_COLUMNS, _LEAST_COLUMNS, _MOST_COLUMNS = 9, 60, 120
+_LEVEL_COLUMNS, _MIN_COLUMNS, _MAX_COLUMNS = 9, 60, 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +40,15 @@ class Report:
 
     def __str__(self) -> str:
         """Format the report as text: a part's name precedes its first line."""
-        columns = min(max(shutil.get_terminal_size((100, 24)).columns, _LEAST_COLUMNS), _MOST_COLUMNS)
+        columns = min(max(shutil.get_terminal_size((100, 24)).columns, _MIN_COLUMNS), _MAX_COLUMNS)
         widest = max((len(each.part) for each in self.diagnoses), default=0)
         lines, part = [], ""
         for each in self.diagnoses:
-            lines += _lines(each, "" if each.part == part else each.part, widest + 2, columns)
+            lines += _format_lines(each, "" if each.part == part else each.part, widest + 2, columns)
             part = each.part
         counts = {level: sum(each.level == level for each in self.diagnoses) for level in (ERROR, WARNING)}
-        told = [f"{count} {level}{'' if count == 1 else 's'}" for level, count in counts.items()]
-        return "\n".join([*lines, "", ", ".join(told)])
+        counts_text = [f"{count} {level}{'' if count == 1 else 's'}" for level, count in counts.items()]
+        return "\n".join([*lines, "", ", ".join(counts_text)])
 
 
 def size(count: int) -> str:
@@ -59,14 +59,14 @@ def size(count: int) -> str:
     return f"{count} bytes"
 
 
-def _lines(diagnosis: Diagnosis, part: str, indent: int, columns: int) -> list[str]:
-    before = f"{part:<{indent}}{diagnosis.level:<{_LEVEL_COLUMNS}}"
-    after = " " * len(before)
+def _format_lines(diagnosis: Diagnosis, part: str, indent: int, columns: int) -> list[str]:
+    prefix = f"{part:<{indent}}{diagnosis.level:<{_LEVEL_COLUMNS}}"
+    indent_text = " " * len(prefix)
     texts = [diagnosis.text] + ([f"-> {diagnosis.remedy}"] if diagnosis.remedy else [])
     lines: list[str] = []
     for text in texts:
         lines += textwrap.wrap(
-            text, columns, initial_indent=after if lines else before,
-            subsequent_indent=after + ("   " if lines else ""), break_long_words=False, break_on_hyphens=False,
-        ) or [before]  # fmt: skip
+            text, columns, initial_indent=indent_text if lines else prefix,
+            subsequent_indent=indent_text + ("   " if lines else ""), break_long_words=False, break_on_hyphens=False,
+        ) or [prefix]  # fmt: skip
     return lines

@@ -1,4 +1,4 @@
-"""Lock: lets one process at a time build an environment. Used by `environments.py`."""
+"""FileLock: lets one process at a time build an environment. Used by `environments.py`."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from penstock.backends.errors import Code, InferError
 
 logger = logging.getLogger("penstock.environments")
 
-ASK_AGAIN_S = 0.1
+POLL_INTERVAL_S = 0.1
 """The polling interval: a blocking flock could not be cancelled from another thread."""
 
 
-class Lock:
+class FileLock:
     """A lock on a file, held for the duration of the block, and by every child that inherits `fileno`.
 
     If the server is killed while pip runs on, the lock stays held, and nothing else works in the same folder.
-    Raises: InferError (NOT_READY) if `ended` is set meanwhile; OSError.
+    Raises: InferError (NOT_READY) if `stopping` is set meanwhile; OSError.
     """
 
-    def __init__(self, path: Path, ended: threading.Event, label: str) -> None:
+    def __init__(self, path: Path, stopping: threading.Event, label: str) -> None:
         self._path = path
-        self._ended = ended
+        self._ended = stopping
         self._label = label
         self._descriptor = -1
 
@@ -51,7 +51,7 @@ class Lock:
         os.close(self._descriptor)
 
     def _acquire(self) -> None:
-        told = False
+        logged = False
         while True:
             try:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -60,8 +60,8 @@ class Lock:
                     raise
             else:
                 return
-            if not told:
+            if not logged:
                 logger.info("%s: waiting for another process that is creating its environment", self._label)
-                told = True
-            if self._ended.wait(ASK_AGAIN_S):
+                logged = True
+            if self._ended.wait(POLL_INTERVAL_S):
                 raise InferError(Code.NOT_READY, "Server is stopping")

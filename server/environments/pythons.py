@@ -14,11 +14,11 @@ from pathlib import Path
 
 from penstock.backends.errors import Code, InferError
 
-OLDEST = (3, 11)
+MIN_PYTHON = (3, 11)
 """The oldest Python for code in a worker unless specified otherwise: the same as for the server."""
-ASK_WITHIN_S = 120.0
+INSPECT_TIMEOUT_S = 120.0
 """Importing numpy from a cold network disk is slow."""
-_ASK = """
+_SCRIPT = """
 import json, sys, sysconfig
 missing = {}
 for name in sys.argv[1:]:
@@ -46,48 +46,53 @@ class Python:
     missing: Mapping[str, str]
 
     @classmethod
-    def own(cls) -> Python:
+    def current(cls) -> Python:
         """Return the server's own, which has everything needed."""
         version = (sys.version_info.major, sys.version_info.minor, sys.version_info.micro)
         return cls(sys.executable, version, sys.version, sysconfig.get_platform(), sys.base_prefix, {})
 
     @property
-    def spelled(self) -> str:
+    def version_text(self) -> str:
         """Its version in dotted form."""
         return ".".join(map(str, self.version))
 
 
-def ask(
-    path: str, needs: Sequence[str], environment: Mapping[str, str], label: str, oldest: tuple[int, int] = OLDEST
+def inspect_python(
+    path: str,
+    modules: Sequence[str],
+    environment: Mapping[str, str],
+    label: str,
+    min_version: tuple[int, int] = MIN_PYTHON,
 ) -> Python:
     """Run an interpreter to describe itself and import the needed packages.
 
     Raises: InferError (INVALID) if it does not run, or is too old. Threads: blocks until it has answered.
     """
-    found = shutil.which(path)
-    if found is None:
-        what = "is not an executable program" if Path(path).exists() else "no such file"
-        raise InferError(Code.INVALID, f"{label}: interpreter {path}: {what}")
-    command = [found, "-c", _ASK, *needs]
+    executable = shutil.which(path)
+    if executable is None:
+        problem = "is not an executable program" if Path(path).exists() else "no such file"
+        raise InferError(Code.INVALID, f"{label}: interpreter {path}: {problem}")
+    command = [executable, "-c", _SCRIPT, *modules]
     try:
-        ended = subprocess.run(  # noqa: S603 - the user's own Python
+        completed = subprocess.run(  # noqa: S603 - the user's own Python
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-            timeout=ASK_WITHIN_S, check=False, cwd="/", env={**os.environ, **environment},
+            timeout=INSPECT_TIMEOUT_S, check=False, cwd="/", env={**os.environ, **environment},
         )  # fmt: skip
-        version, build, platform, prefix, missing = json.loads(ended.stdout.rpartition("\n")[2])
+        version, build, platform, prefix, missing = json.loads(completed.stdout.rpartition("\n")[2])
     except subprocess.TimeoutExpired:
-        text = f"{label}: interpreter {path}: did not answer within {ASK_WITHIN_S:g} s"
+        text = f"{label}: interpreter {path}: did not answer within {INSPECT_TIMEOUT_S:g} s"
         raise InferError(Code.INVALID, text) from None
     except OSError as error:
         raise InferError(Code.INVALID, f"{label}: interpreter {path}: {error.strerror}") from error
     except ValueError:
-        said = (ended.stderr.strip() or ended.stdout.strip()).splitlines()
-        text = f"exit status {ended.returncode}{': ' + said[-1] if said else ''}"
+        output = (completed.stderr.strip() or completed.stdout.strip()).splitlines()
+        text = f"exit status {completed.returncode}{': ' + output[-1] if output else ''}"
         raise InferError(Code.INVALID, f"{label}: interpreter {path} does not run as Python: {text}") from None
-    python = Python(found, tuple(version), build, platform, prefix, missing)
-    if python.version < oldest:
-        wanted = ".".join(map(str, oldest))
+    python = Python(executable, tuple(version), build, platform, prefix, missing)
+    if python.version < min_version:
+        required = ".".join(map(str, min_version))
         raise InferError(
-            Code.INVALID, f"{label}: interpreter {path} is Python {python.spelled}; workers need {wanted} or newer"
+            Code.INVALID,
+            f"{label}: interpreter {path} is Python {python.version_text}; workers need {required} or newer",
         )
     return python

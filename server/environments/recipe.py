@@ -11,7 +11,7 @@ from penstock.backends.errors import Code, InferError
 
 PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar")
 # Folders left by builds, which are not part of a project.
-_NOT_PART = frozenset(("__pycache__", "build", "node_modules"))
+_IGNORED_NAMES = frozenset(("__pycache__", "build", "node_modules"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,9 @@ class Digest:
     def __init__(self) -> None:
         self._hash = sha256()
 
-    def add(self, what: str | bytes) -> None:
+    def add(self, value: str | bytes) -> None:
         """Add a text together with its length."""
-        content = what.encode("utf-8", "surrogateescape") if isinstance(what, str) else what
+        content = value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value
         self._hash.update(len(content).to_bytes(8, "little") + content)
 
     def add_path(self, path: Path) -> None:
@@ -57,7 +57,7 @@ class Digest:
             self.add(b"")
             return
         for child in sorted(path.iterdir()):
-            if not (child.name in _NOT_PART or child.name.startswith(".") or child.name.endswith(".egg-info")):
+            if not (child.name in _IGNORED_NAMES or child.name.startswith(".") or child.name.endswith(".egg-info")):
                 self.add(child.name)
                 self.add_path(child)
 
@@ -65,7 +65,7 @@ class Digest:
         return self._hash.hexdigest()
 
 
-def recipe_of(path: Path | None, packages: Sequence[str], label: str) -> Recipe:
+def make_recipe(path: Path | None, packages: Sequence[str], label: str) -> Recipe:
     """Read the Recipe of a file, and add packages to it; without a file, the Recipe is the packages alone.
 
     A packed environment stays unchanged. Raises: InferError (INVALID).
@@ -103,5 +103,5 @@ def read_recipe(path: Path, label: str) -> Recipe:
 
 def _packed(path: Path) -> Recipe:
     # it has gigabytes and every starting process reads it: path, size and time must suffice
-    about = path.stat()
-    return Recipe(path, f"{path} {about.st_size} {about.st_mtime_ns}", packed=True)
+    stat = path.stat()
+    return Recipe(path, f"{path} {stat.st_size} {stat.st_mtime_ns}", packed=True)

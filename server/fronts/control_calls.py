@@ -30,7 +30,7 @@ from penstock.server.errors import HTTP_STATUS, error_body, retry_after_s
 from penstock.server.grpc.method import Call, Method, Status
 from penstock.server.grpc.request import SHUTTING_DOWN
 from penstock.server.health import EXITING
-from penstock.server.restricted import GRPC_CATEGORIES, Restricted, category_of, http_text
+from penstock.server.restricted import GRPC_CATEGORIES, RestrictedApis, category_of, restriction_text
 from penstock.server.v2.routes import wait_disconnect
 
 from .message_kinds import ABANDON, CALL, END, PART, PART_CONFIRMED
@@ -179,7 +179,7 @@ class _HttpCall:
 class ControlApp:
     """The ASGI application of a front end. `restricted` guards the paths that are answered without the engine."""
 
-    def __init__(self, calls: ControlCalls, max_body_bytes: int, restricted: Restricted | None = None) -> None:
+    def __init__(self, calls: ControlCalls, max_body_bytes: int, restricted: RestrictedApis | None = None) -> None:
         self._calls = calls
         self._max_body_bytes = max_body_bytes
         self._restricted = restricted
@@ -203,7 +203,7 @@ class ControlApp:
             headers = dict(scope["headers"])
             header = self._restricted.check(category_of(path) or "", lambda name: _latin1(headers.get(name.encode())))
             if header is not None:
-                await _send_response(send, 403, [_JSON], error_body(http_text(header)))
+                await _send_response(send, 403, [_JSON], error_body(restriction_text(header)))
                 return True
         if self._calls.exiting:
             raise InferError(Code.NOT_READY, EXITING)

@@ -66,9 +66,9 @@ class EngineServer:
         engine_settings = replace(settings, allow_http=False, allow_grpc=False, drain_delay_secs=0.0)
         self.server = Server(engine_settings, loaders, self._make_published_engine)
         self.server.elsewhere = _ConnectionCounts(self._fronts, 0), _ConnectionCounts(self._fronts, 1)
-        self.server.observing.logging.apply = apply_log_levels
+        self.server.observability.logging.apply = apply_log_levels
         self.engine: Engine = self.server.engine
-        self.state = SharedState(self.server.shared_memory, self.server.observing.logging)
+        self.state = SharedState(self.server.shared_memory, self.server.observability.logging)
         self.app: Starlette = self.server.app()
         self.methods: dict[str, Method] = self.server.grpc_methods()
 

@@ -28,7 +28,7 @@ from penstock.server.ipc.link import Link
 from penstock.server.listening.listener import Port
 from penstock.server.listening.ports import make_grpc_port, make_http_port, share_totals, share_unread_limit
 from penstock.server.listening.sockets import StartError
-from penstock.server.restricted import GRPC_PREFIX, Restricted
+from penstock.server.restricted import GRPC_PREFIX, RestrictedApis
 from penstock.server.tracing.config import OPENTELEMETRY
 from penstock.server.tracing.config import parse as parse_tracing
 from penstock.server.v2.forwarding import Forwarding
@@ -100,7 +100,7 @@ class FrontServer:
         self.health = Health(_FrontRepository(self), self.engine)
         self.control = ControlCalls()
         self.shared_memory = SharedMemory(allowed=settings.allow_client_shm)
-        self._environments = Environments.of(settings)
+        self._environments = Environments.from_settings(settings)
         self._faults = Faults(settings, {"worker": own_workers}, str(os.getpid()))
         self._state = StateCopy(self.shared_memory, apply_log_levels)
         self._http = None
@@ -122,12 +122,12 @@ class FrontServer:
             self.engine, settings.limits(), self._hooks_of, self.shared_memory.regions,
             Forwarding.of(settings.http_header_forward_pattern),
         )  # fmt: skip
-        inference.restricted = Restricted.parse(settings.http_restricted_api)
+        inference.restricted = RestrictedApis.parse(settings.http_restricted_api)
         return inference
 
     def _app(self) -> FrontApp:
         settings = self._settings
-        restricted = Restricted.parse(settings.http_restricted_api)
+        restricted = RestrictedApis.parse(settings.http_restricted_api)
         generate = make_app(Generate(self.engine, settings.limits(), self._hooks_of).routes())
         generate.state.restricted = restricted
         return FrontApp(ControlApp(self.control, settings.http_max_input_size, restricted), generate)
@@ -140,7 +140,7 @@ class FrontServer:
                 hooks_of=self._hooks_of,
                 regions=self.shared_memory.regions,
                 forwarding=Forwarding.of(self._settings.grpc_header_forward_pattern),
-                restricted=Restricted.parse(self._settings.grpc_restricted_protocol, GRPC_PREFIX),
+                restricted=RestrictedApis.parse(self._settings.grpc_restricted_protocol, GRPC_PREFIX),
             )
         )
         return {**control_methods(self.control), **inference}
@@ -190,7 +190,7 @@ class FrontServer:
         """Wait until it is `ready`, at most `timeout_s`. Returns: whether it is."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._models_ready.wait(), timeout_s)
-            self._faults.begin()
+            self._faults.start()
         return self.ready
 
     # -- the engine comes and goes -----------------------------------------------------------------------------
@@ -269,11 +269,11 @@ class FrontServer:
         Returns: how much was dropped: requests, or connections with unfinished requests.
         """
         self.health.draining = True
-        self._faults.end()
+        self._faults.stop()
         self.control.drain(server_stopping=server_stopping)
         if server_stopping:
             await asyncio.sleep(self._settings.drain_delay_secs)
-        self.health.leaving = True
+        self.health.disconnecting = True
         deadline = self._loop.time() + self._settings.exit_timeout_secs
         if self._spread is not None:
             self._spread.stop_accepting()
@@ -298,7 +298,7 @@ class FrontServer:
         """End immediately, dropping everything."""
         if self._report_timer is not None:
             self._report_timer.cancel()
-        self._faults.end()
+        self._faults.stop()
         self._environments.close()
         if self._spread is not None:
             self._spread.close()

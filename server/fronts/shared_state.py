@@ -3,8 +3,8 @@
 It is changed in the engine, which has the only control plane (`control_service.py`), and copied to the front ends,
 where inference reads and writes regions. Wired by `engine_server.py` and `front.py`:
 
-    state = SharedState(server.shared_memory, server.observing.logging)  # engine; after `logging.apply` has been set
-    state.attach(link)                  # before anything else is sent to a new front end: sends all state, in order
+    state = SharedState(server.shared_memory, server.observability.logging)  # engine; after `logging.apply` has been
+    set state.attach(link)                  # before anything else is sent to a new front end: sends all state, in order
     state.receive(link, number, body)   # a STATE_APPLIED
     state.detach(link)
 

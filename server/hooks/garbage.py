@@ -12,7 +12,7 @@ async def collect_garbage(model: Model) -> None:
     """Free the objects of a model's hook modules, once the hooks are closed and no longer referenced.
 
     Functions and their module globals form cycles, which may include tables and encoders of any size, and a server
-    collects garbage rarely (`settle_memory`): without this, repeated reloads would keep all of them.
+    collects garbage rarely (`collect_and_freeze`): without this, repeated reloads would keep all of them.
     Done on a thread, because user finalizers may wait.
     """
     spec = model.spec.hooks

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from penstock.server.threads import Threads, begin
+from penstock.server.threads import ThreadPool, run_in_pool
 
 LARGE_BYTES = 2 << 20
 """The most the event loop itself may assemble: half a millisecond."""
@@ -92,15 +92,15 @@ class LargeAnswerEncoder:
     """
 
     def __init__(self) -> None:
-        self._threads = Threads(2, "penstock-answer")
-        self._json_thread = Threads(1, "penstock-json-answer")
+        self._threads = ThreadPool(2, "penstock-answer")
+        self._json_thread = ThreadPool(1, "penstock-json-answer")
 
     async def encode(self, json_bytes: int, function: Callable[..., T], *args: Any) -> T:
         """Run a function on a thread that encodes an answer with about `json_bytes` of JSON."""
         executor = self._json_thread if json_bytes >= _LONG_JSON_BYTES else self._threads
         abandoned = threading.Event()
         try:
-            return await begin(executor, _call, abandoned, function, args)
+            return await run_in_pool(executor, _call, abandoned, function, args)
         except asyncio.CancelledError:
             abandoned.set()  # the next one need not wait for an answer that nobody wants
             raise

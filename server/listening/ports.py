@@ -91,8 +91,8 @@ def share_totals(totals: Counter[str], ports: Iterable[Port]) -> None:
 
 def make_shared(settings: Settings, service: Service, dialect: Dialect) -> HttpShared:
     """Make the shared state of the connections to a dialect's Service."""
-    shared = HttpShared(service, settings.limits(), uppercase=dialect.loud)
-    shared.format_error = dialect.refusal
+    shared = HttpShared(service, settings.limits(), uppercase=dialect.names_server)
+    shared.format_error = dialect.error_response
     return shared
 
 

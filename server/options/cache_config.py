@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 LOCAL = "local"
-LEAST_BYTES, MOST_BYTES = 1, 1 << 50
+MIN_BYTES, MAX_BYTES = 1, 1 << 50
 
 
 def parse(entries: Iterable[str]) -> int:
@@ -34,7 +34,7 @@ def parse(entries: Iterable[str]) -> int:
             raise ValueError(f"'{entry}': unknown setting '{key}' of cache '{LOCAL}', known: size")
         if size_bytes:
             raise ValueError(f"'{entry}': the size is set twice")
-        if not value.isascii() or not value.isdigit() or not LEAST_BYTES <= int(value) <= MOST_BYTES:
-            raise ValueError(f"'{entry}': the size must be from {LEAST_BYTES} to {MOST_BYTES} bytes")
+        if not value.isascii() or not value.isdigit() or not MIN_BYTES <= int(value) <= MAX_BYTES:
+            raise ValueError(f"'{entry}': the size must be from {MIN_BYTES} to {MAX_BYTES} bytes")
         size_bytes = int(value)
     return size_bytes

@@ -16,7 +16,7 @@ from .dialect_settings import DIALECTS
 from .setting import PORTS, setting
 
 GROUP = "Clouds"
-_EVERYWHERE = "0.0.0.0"  # noqa: S104 - what a container listens on
+_ALL_ADDRESSES = "0.0.0.0"  # noqa: S104 - what a container listens on
 _RANGE = re.compile(r"\s*(\d{1,5})\s*-\s*(\d{1,5})\s*", re.ASCII)
 _THREADS = "Accepted for compatibility with Triton; has no effect, because the port is served on the event loop."
 _VARIABLES: Mapping[str, str] = MappingProxyType({
@@ -39,8 +39,8 @@ class CloudSettings:
         False, GROUP, "Serve Amazon SageMaker's container contract on a separate port (docs/clouds.md)."
     )
     sagemaker_address: str = setting(
-        _EVERYWHERE, GROUP, "Address of the SageMaker port. All addresses by default, as in Triton, which has no flag "
-        "for it: SageMaker connects from outside the container.", unit="address",
+        _ALL_ADDRESSES, GROUP, "Address of the SageMaker port. All addresses by default, as in Triton, which has no "
+        "flag for it: SageMaker connects from outside the container.", unit="address",
     )  # fmt: skip
     sagemaker_port: int = setting(8080, GROUP, "Port for SageMaker's requests.", unit="TCP port", bounds=PORTS)
     sagemaker_safe_port_range: str = setting(
@@ -65,7 +65,10 @@ class CloudSettings:
         "AIP_MODE=PREDICTION is in the environment, this defaults to true, and --allow-http and --allow-grpc to false.",
     )  # fmt: skip
     vertex_ai_address: str = setting(
-        _EVERYWHERE, GROUP, "Address of the Vertex AI port. All addresses by default, as for SageMaker.", unit="address"
+        _ALL_ADDRESSES,
+        GROUP,
+        "Address of the Vertex AI port. All addresses by default, as for SageMaker.",
+        unit="address",
     )
     vertex_ai_port: int = setting(
         8080, GROUP, "Port for Vertex AI's requests. Overrides AIP_HTTP_PORT.", unit="TCP port", bounds=PORTS
@@ -79,7 +82,7 @@ class CloudSettings:
     )
     vertex_ai_predict_route: str = setting("", GROUP, "Path of predictions. Overrides AIP_PREDICT_ROUTE.", unit="path")
 
-    def clouds_lack(self, dialect: str, *, fronts: bool) -> str:
+    def clouds_conflict(self, dialect: str, *, fronts: bool) -> str:
         """Say what the cloud ports do not support of what was requested, or "". `fronts`: --http-workers."""
         if not (self.allow_sagemaker or self.allow_vertex_ai):
             return ""
@@ -91,18 +94,18 @@ class CloudSettings:
         return ""
 
 
-def said_by_clouds(environ: Mapping[str, str], dialect: str) -> dict[str, tuple[str, str]]:
+def settings_from_cloud(environ: Mapping[str, str], dialect: str) -> dict[str, tuple[str, str]]:
     """Read settings from a cloud's environment. Returns: by setting, the text and the variable it comes from.
 
     Empty for dialects other than triton, which serve their own routes in any container.
     """
     if dialect != DIALECTS[0]:
         return {}
-    said = {name: (environ[where], where) for name, where in _VARIABLES.items() if environ.get(where)}
+    values = {name: (environ[variable], variable) for name, variable in _VARIABLES.items() if environ.get(variable)}
     if environ.get("AIP_MODE") == "PREDICTION":
         allowed = {"allow_vertex_ai": "true", "allow_http": "false", "allow_grpc": "false"}
-        said |= {name: (text, "AIP_MODE") for name, text in allowed.items()}
-    return said
+        values |= {name: (text, "AIP_MODE") for name, text in allowed.items()}
+    return values
 
 
 def parse_range(text: str) -> tuple[int, int] | None:
@@ -110,10 +113,10 @@ def parse_range(text: str) -> tuple[int, int] | None:
 
     Raises: ValueError.
     """
-    found = _RANGE.fullmatch(text)
-    if found is None and text:
+    match = _RANGE.fullmatch(text)
+    if match is None and text:
         raise ValueError(f"must be the first and the last port, such as 8081-9000, not {text!r}")
-    return (int(found[1]), int(found[2])) if found else None
+    return (int(match[1]), int(match[2])) if match else None
 
 
 CLOUD_RULES: Mapping[str, Callable[[Any], object]] = MappingProxyType({"sagemaker_safe_port_range": parse_range})

@@ -67,7 +67,7 @@ class DialectSettings:
     )
 
 
-def lacks(dialect: str, *, fronts: bool) -> str:
+def dialect_conflict(dialect: str, *, fronts: bool) -> str:
     """Say what a dialect does not support of what was requested, or "". `fronts`: --http-workers was given."""
     if dialect == "cortex" and fronts:
         return "--http-workers cannot be used with --dialect cortex: Cortex projects are served by one process"

@@ -43,12 +43,12 @@ class GpuSettings:
 
 def parse_devices(text: str) -> tuple[str, ...]:
     """Read --default-device. Returns: the devices; empty for `auto`. Raises: ValueError."""
-    words = tuple(word.strip() for word in text.split(","))
-    if words == (AUTO,):
+    devices = tuple(device.strip() for device in text.split(","))
+    if devices == (AUTO,):
         return ()
-    if len(set(words)) < len(words) or not all(_DEVICE.fullmatch(word) for word in words):
+    if len(set(devices)) < len(devices) or not all(_DEVICE.fullmatch(device) for device in devices):
         raise ValueError(f"must be auto, cpu, or distinct devices such as cuda:0,cuda:1, not {text!r}")
-    return words
+    return devices
 
 
 def parse_limits(entries: Iterable[str]) -> dict[int, float]:
@@ -59,10 +59,10 @@ def parse_limits(entries: Iterable[str]) -> dict[int, float]:
     """
     limits: dict[int, float] = {}
     for entry in entries:
-        found = _LIMIT.fullmatch(entry)
-        if found is None or not 0 <= float(found[2]) <= 1:
+        match = _LIMIT.fullmatch(entry)
+        if match is None or not 0 <= float(match[2]) <= 1:
             raise ValueError(f"--model-load-gpu-limit option format is '<device id>:<fraction>'. Got {entry}")
-        limits[int(found[1])] = float(found[2])
+        limits[int(match[1])] = float(match[2])
     return limits
 
 

@@ -19,10 +19,10 @@ DEFAULT_QUANTILES: tuple[tuple[str, float], ...] = (
 )
 """Source: Triton core, metrics.h."""
 
-LEAST_ERROR = 0.0001
+MIN_ERROR = 0.0001
 """A smaller error is raised to this one."""
 _NUMBER = re.compile(r"\d*\.?\d+(e[+-]?\d+)?", re.IGNORECASE)
-_WORDS = {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}
+_BOOLEANS = {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}
 _SWITCHES = ("counter_latencies", "summary_latencies", "histogram_latencies")
 
 
@@ -51,33 +51,33 @@ def parse(entries: Iterable[str]) -> MetricsConfig:
     for entry in entries:
         name, equals, text = (part.strip() for part in entry.partition("="))
         if name == "summary_quantiles" and equals:
-            quantiles = _quantiles(text)
-        elif name in _SWITCHES and text.lower() in _WORDS:
-            switches[name] = _WORDS[text.lower()]
+            quantiles = _parse_quantiles(text)
+        elif name in _SWITCHES and text.lower() in _BOOLEANS:
+            switches[name] = _BOOLEANS[text.lower()]
         else:
             wanted = f"{'|'.join(_SWITCHES)}=true|false or summary_quantiles=QUANTILE:ERROR,..."
             raise ValueError(f"'{entry}' must have the form {wanted}")
     return MetricsConfig(**switches, quantiles=quantiles)
 
 
-def _quantiles(text: str) -> tuple[tuple[str, float], ...]:
+def _parse_quantiles(text: str) -> tuple[tuple[str, float], ...]:
     quantiles: dict[str, float] = {}
     for pair in text.strip("\"'").split(","):
         quantile, _, error = (part.strip() for part in pair.partition(":"))
         try:
-            allowed = _error(error)
-            good = 0 <= float(quantile) <= 1 and allowed <= 1
+            allowed = _parse_error(error)
+            is_valid = 0 <= float(quantile) <= 1 and allowed <= 1
         except ValueError:
-            good = False
-        if not good or quantile in quantiles:
+            is_valid = False
+        if not is_valid or quantile in quantiles:
             raise ValueError(f"summary_quantiles must look like 0.5:0.05, not '{pair}'")
         quantiles[quantile] = allowed
     return tuple(quantiles.items())
 
 
-def _error(text: str) -> float:
+def _parse_error(text: str) -> float:
     """Read the leading number of an error, as Triton does: its qa/L0_metrics has 0.0.1. Raises: ValueError."""
-    found = _NUMBER.match(text)
-    if found is None:
+    match = _NUMBER.match(text)
+    if match is None:
         raise ValueError(text)
-    return max(float(found[0]), LEAST_ERROR)
+    return max(float(match[0]), MIN_ERROR)

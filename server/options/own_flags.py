@@ -7,16 +7,16 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from penstock.server.cli import add_flag, with_values
+from penstock.server.cli import add_flag, with_boolean_values
 from penstock.server.settings import known_settings
 
 _NONE: Mapping[str, str] = MappingProxyType({})
 
 
-def own_flags(
-    prog: str, words: Sequence[str], theirs: Collection[str], aliases: Mapping[str, str] = _NONE
+def parse_own_flags(
+    prog: str, arguments: Sequence[str], reserved: Collection[str], aliases: Mapping[str, str] = _NONE
 ) -> tuple[dict[str, Any], list[str]]:
-    """Take the flags of `penstock serve` out of a command line. `theirs` are flags with another meaning there.
+    """Take the flags of `penstock serve` out of a command line. `reserved` are flags with another meaning there.
 
     `aliases` maps other names to our flags. Returns: the values by setting, and the remaining words.
     Raises: SystemExit (2) for a flag without its value.
@@ -24,11 +24,11 @@ def own_flags(
     parser = argparse.ArgumentParser(prog=prog, add_help=False, allow_abbrev=False)
     parser.add_argument("--config", default=argparse.SUPPRESS)
     for item in known_settings():
-        if item.flag not in theirs:
+        if item.flag not in reserved:
             add_flag(parser, item)
-    spelled = []
-    for word in words:
-        flag, equals, value = word.partition("=")
-        spelled.append(aliases.get(flag, flag) + equals + value)
-    taken, others = parser.parse_known_args(with_values(spelled))
-    return vars(taken), others
+    renamed = []
+    for argument in arguments:
+        flag, equals, value = argument.partition("=")
+        renamed.append(aliases.get(flag, flag) + equals + value)
+    parsed, remaining = parser.parse_known_args(with_boolean_values(renamed))
+    return vars(parsed), remaining

@@ -49,7 +49,7 @@ class Setting:
         return PREFIX + self.name.upper()
 
     @property
-    def wanted(self) -> str:
+    def expected(self) -> str:
         """A description of valid values."""
         if self.choices:
             return "one of " + ", ".join(self.choices)

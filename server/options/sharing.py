@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
     from .running_settings import RunningSettings
 
-MOST_CPUS = 4096
+MAX_CPUS = 4096
 NODES = Path("/sys/devices/system/node")
 """Where Linux lists the CPUs of each NUMA node."""
 _RANGE = "host policy setting 'cpu-cores' format is '<lower_cpu_core_id>-<upper_cpu_core_id>'. Got "
 
 
-def devices_of(settings: RunningSettings) -> Devices:
+def make_devices(settings: RunningSettings) -> Devices:
     """Make what the Engine's models share."""
     # imported here because batching imports numpy, which would slow down the command line
     from penstock.batching.devices.placement import Devices
-    from penstock.batching.devices.rates import RateLimiter
+    from penstock.batching.devices.rate_limiter import RateLimiter
 
     limited = settings.rate_limit == "execution_count"
     limiter = RateLimiter(parse_resources(settings.rate_limit_resource)) if limited else None
@@ -39,7 +39,7 @@ def parse_resources(entries: Iterable[str]) -> dict[tuple[str, int | None], int]
     Returns: the amount of each resource, by name and device number; the number is None for every device. If a resource
     is given twice, the smaller amount counts, as in Triton. Raises: ValueError.
     """
-    stated: dict[tuple[str, int | None], int] = {}
+    amounts: dict[tuple[str, int | None], int] = {}
     for entry in entries:
         name, *numbers = (part.strip() for part in entry.split(":"))
         if not name or len(numbers) not in {1, 2} or not all(_is_number(number) for number in numbers):
@@ -48,8 +48,8 @@ def parse_resources(entries: Iterable[str]) -> dict[tuple[str, int | None], int]
                 f"'<resource_name>:<count>'. Got {entry}"
             )
         pool = (name, int(numbers[1]) if len(numbers) > 1 else None)
-        stated[pool] = min(int(numbers[0]), stated.get(pool, int(numbers[0])))
-    return stated
+        amounts[pool] = min(int(numbers[0]), amounts.get(pool, int(numbers[0])))
+    return amounts
 
 
 def parse_host_policies(entries: Iterable[str], nodes: Path = NODES) -> dict[str, frozenset[int]]:
@@ -58,7 +58,7 @@ def parse_host_policies(entries: Iterable[str], nodes: Path = NODES) -> dict[str
     `numa-node` means the CPUs of that node unless `cpu-cores` is given too: memory is allocated on the node of the
     thread that first writes it. Returns: the CPUs of each policy. Raises: ValueError.
     """
-    near: dict[str, frozenset[int]] = {}
+    node_policies: dict[str, frozenset[int]] = {}
     policies: dict[str, frozenset[int]] = {}
     for entry in entries:
         name, comma, setting = (part.strip() for part in entry.partition(","))
@@ -70,28 +70,28 @@ def parse_host_policies(entries: Iterable[str], nodes: Path = NODES) -> dict[str
         if not hasattr(os, "sched_setaffinity"):
             raise ValueError(f"'{entry}': this system cannot bind threads to CPUs")
         if key == "cpu-cores":
-            policies[name] = frozenset(_cpus(value))
+            policies[name] = frozenset(_parse_cpus(value))
         else:
-            near[name] = _of_node(value, nodes)
-    return near | policies
+            node_policies[name] = _node_cpus(value, nodes)
+    return node_policies | policies
 
 
-def _of_node(value: str, nodes: Path) -> frozenset[int]:
+def _node_cpus(value: str, nodes: Path) -> frozenset[int]:
     """Return the CPUs of a NUMA node. A node with memory only has none, which sets no bound."""
     try:
-        told = (nodes / f"node{int(value)}" / "cpulist").read_text("ascii") if _is_number(value) else None
+        cpu_list = (nodes / f"node{int(value)}" / "cpulist").read_text("ascii") if _is_number(value) else None
     except OSError:
-        told = None
-    if told is None:
+        cpu_list = None
+    if cpu_list is None:
         raise ValueError(f"the NUMA node '{value}' does not exist in {nodes}")
-    parts = [part if "-" in part else f"{part}-{part}" for part in told.strip().split(",") if part]
-    return frozenset(_cpus(",".join(parts))) if parts else frozenset()
+    parts = [part if "-" in part else f"{part}-{part}" for part in cpu_list.strip().split(",") if part]
+    return frozenset(_parse_cpus(",".join(parts))) if parts else frozenset()
 
 
-def _cpus(value: str) -> Iterable[int]:
+def _parse_cpus(value: str) -> Iterable[int]:
     for part in value.split(","):
         low, dash, high = (bound.strip() for bound in part.partition("-"))
-        if not dash or not _is_number(low) or not _is_number(high) or not int(low) <= int(high) < MOST_CPUS:
+        if not dash or not _is_number(low) or not _is_number(high) or not int(low) <= int(high) < MAX_CPUS:
             raise ValueError(f"{_RANGE}{part}")
         yield from range(int(low), int(high) + 1)
 

@@ -13,14 +13,14 @@ from typing import Any
 
 from penstock.backends.backend import Backend, Loader
 from penstock.backends.errors import Code, InferError
-from penstock.batching.devices.fallback import falls_back, moved
+from penstock.batching.devices.fallback import can_fall_back, moved_to_cpu
 from penstock.batching.ensembles.steps import link_steps
 from penstock.batching.loading.completion import complete, unbatched_reason
 from penstock.batching.loading.invariance import ProbeResult, probe
 from penstock.batching.loading.opening import complete_ensemble
 from penstock.batching.loading.samples import check_samples
 from penstock.batching.model import Model
-from penstock.batching.running.outsides import complete_outside
+from penstock.batching.running.external_models import complete_external
 from penstock.batching.spec import ModelSpec
 from penstock.server.hooks.loading import check_file
 from penstock.server.python_models.completing import lacks_class, may_complete
@@ -28,11 +28,11 @@ from penstock.server.python_models.completing import lacks_class, may_complete
 from .fields.identity import PYTHON
 from .findings import Finding, read_text
 from .libraries import LIBRARIES, OPTION
-from .order import put_in_order
-from .pbtxt import mentioned
-from .scan import Defaults, Entry, scan
-from .statement import OPTIONS
-from .version_report import count, described
+from .load_order import sort_by_dependency
+from .parsed_config import OPTIONS
+from .pbtxt import find_mention
+from .scan import Defaults, ModelEntry, scan
+from .version_report import count, describe_version
 
 _NAMES = re.compile(r"'([^']+)'|\b(?:input|model|output|tensor) ([\w.-]+)")
 """Matches the names in a message: quoted, or unquoted as in some of Triton's texts."""
@@ -42,28 +42,28 @@ _NAMES = re.compile(r"'([^']+)'|\b(?:input|model|output|tensor) ([\w.-]+)")
 class CheckReport:
     """The completed specs of what would be served, and every finding.
 
-    `unbatched`: why a model that could have rows has none. `notes`: more lines about a model.
+    `unbatched_reasons`: why a model that could have rows has none. `extra_lines`: more lines about a model.
     """
 
     specs: list[ModelSpec] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     invariance: dict[Path, str] = field(default_factory=dict)
-    unbatched: dict[Path, str] = field(default_factory=dict)
-    notes: dict[str, list[str]] = field(default_factory=dict)
+    unbatched_reasons: dict[Path, str] = field(default_factory=dict)
+    extra_lines: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def mistakes(self) -> list[Finding]:
         """The findings that prevent something from being served."""
-        return [finding for finding in self.findings if finding.mistake]
+        return [finding for finding in self.findings if finding.is_mistake]
 
     @property
-    def status(self) -> int:
+    def exit_status(self) -> int:
         """The exit status: 1 if there is any mistake."""
         return 1 if self.mistakes else 0
 
     def __str__(self) -> str:
         """Format the report for a person."""
-        parts = ["\n".join([self._described(spec), *self.notes.get(spec.name, ())]) for spec in self.specs]
+        parts = ["\n".join([self._describe(spec), *self.extra_lines.get(spec.name, ())]) for spec in self.specs]
         if self.findings:
             parts.append("\n".join(str(finding) for finding in self.findings))
         warnings = len(self.findings) - len(self.mistakes)
@@ -71,8 +71,8 @@ class CheckReport:
         parts.append(", ".join([*counts, count(warnings, "warning")] if warnings else counts))
         return "\n\n".join(parts)
 
-    def _described(self, spec: ModelSpec) -> str:
-        return described(spec, self.invariance.get(spec.path, ""), self.unbatched.get(spec.path, ""))
+    def _describe(self, spec: ModelSpec) -> str:
+        return describe_version(spec, self.invariance.get(spec.path, ""), self.unbatched_reasons.get(spec.path, ""))
 
 
 def check(
@@ -86,36 +86,40 @@ def check(
 
 
 def check_entries(
-    entries: Sequence[Entry], findings: Sequence[Finding], loaders: Mapping[str, Loader], *, invariance: bool = False
+    entries: Sequence[ModelEntry],
+    findings: Sequence[Finding],
+    loaders: Mapping[str, Loader],
+    *,
+    invariance: bool = False,
 ) -> CheckReport:
     """Do the same as `check` for entries that were already read."""
     report = CheckReport(findings=list(findings))
-    order, circles = put_in_order({entry.name: entry.needs for entry in entries})
+    order, cycles = sort_by_dependency({entry.name: entry.dependencies for entry in entries})
     for entry in sorted(entries, key=lambda entry: order.index(entry.name)):
         report.findings += entry.findings
         for spec in entry.specs:
             try:
-                _find_interpreter(spec)
-                if entry.name in circles:
-                    raise InferError(Code.INVALID, circles[entry.name])
+                _check_interpreter(spec)
+                if entry.name in cycles:
+                    raise InferError(Code.INVALID, cycles[entry.name])
                 if spec.ensemble is not None:
-                    done = _linked(spec, report.specs)
+                    completed = _link_ensemble(spec, report.specs)
                 else:
-                    done, report.invariance[spec.path], report.unbatched[spec.path] = _completed(
+                    completed, report.invariance[spec.path], report.unbatched_reasons[spec.path] = _complete_spec(
                         spec, loaders, invariance
                     )
             except InferError as error:
-                path, line = _place(entry, spec.path, error.message)
+                path, line = _locate(entry, spec.path, error.message)
                 report.findings.append(Finding(path, error.message, line, model=spec.name, version=spec.version))
                 continue
-            if done.fallback and not spec.fallback:  # otherwise reading has already reported it
-                path, line = _place(entry, spec.path, done.fallback)
-                text = f"is served on the CPU: {done.fallback}"
+            if completed.fallback_reason and not spec.fallback_reason:  # otherwise reading has already reported it
+                path, line = _locate(entry, spec.path, completed.fallback_reason)
+                text = f"is served on the CPU: {completed.fallback_reason}"
                 report.findings.append(Finding(path, text, line, False, spec.name, spec.version))
-            found = [_placed(done, problem) for problem in _hook_problems(spec)]
-            report.findings += [finding for finding in found if finding not in report.findings]
-            if not found:
-                report.specs.append(done)
+            problems = [_to_finding(completed, problem) for problem in _hook_problems(spec)]
+            report.findings += [finding for finding in problems if finding not in report.findings]
+            if not problems:
+                report.specs.append(completed)
     return report
 
 
@@ -127,9 +131,9 @@ def _hook_problems(spec: ModelSpec) -> list[str]:
     return check_file(hooks.path, decoupled=spec.decoupled, dialect=hooks.dialect)
 
 
-def _linked(spec: ModelSpec, others: list[ModelSpec]) -> ModelSpec:
+def _link_ensemble(spec: ModelSpec, others: list[ModelSpec]) -> ModelSpec:
     """Complete an ensemble whose models are among those already completed. Raises: InferError."""
-    done = complete_ensemble(spec)
+    completed = complete_ensemble(spec)
 
     def find(name: str, version: str) -> Any:
         found = [other for other in others if other.name == name and version in {"", str(other.version)}]
@@ -138,55 +142,62 @@ def _linked(spec: ModelSpec, others: list[ModelSpec]) -> ModelSpec:
         last = max(found, key=lambda other: other.version)
         return SimpleNamespace(spec=last, signature=last.signature)
 
-    known = {other.name for other in others if other.signature is None}
-    steps = () if done.ensemble is None else done.ensemble.steps
+    unreported = {other.name for other in others if other.signature is None}
+    steps = () if completed.ensemble is None else completed.ensemble.steps
     # the tensors that a Python model would report are unknown here
-    if done.signature is not None and not any(step.model in known for step in steps):
-        done = replace(done, decoupled=link_steps(done, done.bound or done.signature, find).decoupled)
-    return done
+    if completed.signature is not None and not any(step.model in unreported for step in steps):
+        completed = replace(
+            completed,
+            decoupled=link_steps(completed, completed.binding_signature or completed.signature, find).decoupled,
+        )
+    return completed
 
 
-def _place(entry: Entry, path: Path, message: str) -> tuple[Path, int]:
+def _locate(entry: ModelEntry, path: Path, message: str) -> tuple[Path, int]:
     """Return the file and line of what a message names, or the model's `path`.
 
     A message names a key (`, padding.input_ids.axis: ...`), a Loader's option (`option 'enable_mem_arena'`), a tensor
     or model (`input 'x'`) or a device, or concerns a whole ensemble.
     """
     options = {**OPTIONS, LIBRARIES: OPTION}
-    named = [name for name in entry.places if f", {name}:" in message or f", {name}." in message]
-    named += [name for name in entry.places if name in options and f"option '{options[name]}'" in message]
+    named = [name for name in entry.locations if f", {name}:" in message or f", {name}." in message]
+    named += [name for name in entry.locations if name in options and f"option '{options[name]}'" in message]
     if named:
-        return entry.places[max(named, key=len)]
-    files = {place for place, _ in entry.places.values() if place.suffix in {".pbtxt", ".toml"} and place.is_file()}
-    for config in sorted(files, key=lambda place: (place.suffix != ".pbtxt", place)):
-        words = [quoted or bare for quoted, bare in _NAMES.findall(message)]
-        if line := mentioned(read_text(config, "replace"), [word for word in words if word != entry.name]):
+        return entry.locations[max(named, key=len)]
+    files = {file for file, _ in entry.locations.values() if file.suffix in {".pbtxt", ".toml"} and file.is_file()}
+    for config in sorted(files, key=lambda file: (file.suffix != ".pbtxt", file)):
+        names = [quoted or bare for quoted, bare in _NAMES.findall(message)]
+        if line := find_mention(read_text(config, "replace"), [name for name in names if name != entry.name]):
             return config, line
-    return entry.places.get("instances" if message.startswith("device '") else "ensemble", (path, 0))
+    return entry.locations.get("instances" if message.startswith("device '") else "ensemble", (path, 0))
 
 
-def _completed(spec: ModelSpec, loaders: Mapping[str, Loader], invariance: bool) -> tuple[ModelSpec, str, str]:
+def _complete_spec(spec: ModelSpec, loaders: Mapping[str, Loader], invariance: bool) -> tuple[ModelSpec, str, str]:
     """Complete a spec. Also return whether its rows affect each other, if requested, and why it is not batched."""
     if spec.backend == PYTHON:
-        return _said(spec), "", ""
+        return _complete_python(spec), "", ""
     loader = loaders.get(spec.backend)
     if loader is None:
         known = ", ".join(sorted(loaders))
         raise InferError(Code.INVALID, f"unknown backend '{spec.backend}' for model '{spec.name}', known: {known}")
-    spec, backend = _loaded(spec, loader)
+    spec, backend = _load(spec, loader)
     try:
-        done = complete(spec, backend.graph)
-        check_samples(Model(done, [backend], lambda *_: None))
-        why = "" if done.policy.max_batch_rows else unbatched_reason(spec, backend.graph)
-        return done, _invariance(done, backend, probe(done, backend) if invariance else None), why
+        completed = complete(spec, backend.graph)
+        check_samples(Model(completed, [backend], lambda *_: None))
+        why = "" if completed.policy.max_batch_rows else unbatched_reason(spec, backend.graph)
+        return (
+            completed,
+            _describe_invariance(completed, backend, probe(completed, backend) if invariance else None),
+            why,
+        )
     finally:
         backend.close()
 
 
-def _invariance(done: ModelSpec, backend: Backend, probed: ProbeResult | None) -> str:
+def _describe_invariance(spec: ModelSpec, backend: Backend, probed: ProbeResult | None) -> str:
     """Describe how rows of a batch affect each other: as probed, or as known without a run."""
     operator = getattr(backend, "shared_scale", "")
-    shared = operator and not done.policy.invariant and (done.policy.max_batch_rows or 0) > 1
+    shared = operator and not spec.policy.invariant and (spec.policy.max_batch_rows or 0) > 1
     if shared and (probed is None or probed.reason):
         return (
             f"not invariant: {operator} takes its scale from all rows of a batch; max_batch_size = 1 keeps "
@@ -195,29 +206,29 @@ def _invariance(done: ModelSpec, backend: Backend, probed: ProbeResult | None) -
     return "" if probed is None else str(probed)
 
 
-def _loaded(spec: ModelSpec, loader: Loader) -> tuple[ModelSpec, Backend]:
+def _load(spec: ModelSpec, loader: Loader) -> tuple[ModelSpec, Backend]:
     """Load a model on the first of its devices, or on the CPU if that fails and fallback is allowed."""
     try:
         return spec, loader(spec.path, spec.instances[0].devices[0], spec.options)
     except InferError as error:
-        if not falls_back(spec, error):
+        if not can_fall_back(spec, error):
             raise
-        spec = moved(spec, error.message)
+        spec = moved_to_cpu(spec, error.message)
     return spec, loader(spec.path, spec.instances[0].devices[0], spec.options)
 
 
-def _said(spec: ModelSpec) -> ModelSpec:
+def _complete_python(spec: ModelSpec) -> ModelSpec:
     """Complete a Python model's spec without running its code, which may define what the configuration omits."""
     if not spec.worker.interpreter and spec.worker.requirements is None:  # another Python may have another syntax
-        _parse(spec.path)
+        _check_syntax(spec.path)
     if spec.auto_complete and not (spec.inputs and spec.outputs) and may_complete(spec.path):
         return spec
-    done = complete_outside(spec)
-    check_samples(Model(done, (), lambda *_: None))
-    return done
+    completed = complete_external(spec)
+    check_samples(Model(completed, (), lambda *_: None))
+    return completed
 
 
-def _parse(path: Path) -> None:
+def _check_syntax(path: Path) -> None:
     try:
         tree = ast.parse(path.read_bytes(), path)
     except (SyntaxError, ValueError) as error:
@@ -227,7 +238,7 @@ def _parse(path: Path) -> None:
         raise InferError(Code.INVALID, "has no class TritonPythonModel")
 
 
-def _find_interpreter(spec: ModelSpec) -> None:
+def _check_interpreter(spec: ModelSpec) -> None:
     """Look for the Python of a model's workers. Raises: InferError (INVALID) if it does not exist."""
     tables = {"worker": spec.worker} | ({"hooks": spec.hooks.worker} if spec.hooks is not None else {})
     for table, worker in tables.items():
@@ -238,10 +249,10 @@ def _find_interpreter(spec: ModelSpec) -> None:
             raise InferError(Code.INVALID, text)
 
 
-def _placed(spec: ModelSpec, problem: str) -> Finding:
+def _to_finding(spec: ModelSpec, problem: str) -> Finding:
     """Split `path:line: message` into a Finding."""
     path = spec.hooks.path if spec.hooks is not None else spec.path
-    found = re.match(r"(?::(\d+))?: (.*)", problem.removeprefix(str(path)), re.DOTALL)
-    if found is None:
+    match = re.match(r"(?::(\d+))?: (.*)", problem.removeprefix(str(path)), re.DOTALL)
+    if match is None:
         return Finding(path, problem, model=spec.name)
-    return Finding(path, found[2], int(found[1] or 0), model=spec.name)
+    return Finding(path, match[2], int(match[1] or 0), model=spec.name)

@@ -12,13 +12,13 @@ from .fields import sequences
 from .fields.identity import BACKEND, PYTHON, TENSORFLOW
 from .fields.instances import group_name
 from .fields.optimization import PARAMETERS, TENSORFLOW_PARAMETERS
+from .parsed_config import OPTIONS
 from .pbtxt import model_config_pb2
-from .statement import OPTIONS
 
 _GRAPH_LEVELS = {"basic": -1, "all": 0, "extended": 1, "disabled": 2}
 
 
-def completed(declared: Any, spec: ModelSpec, platform: str) -> Any:
+def complete_config(declared: Any, spec: ModelSpec, platform: str) -> Any:
     """Build the ModelConfig of a loaded version: the declared configuration and everything that was completed.
 
     `spec` is that of the loaded version; its instances are those that run, whether measured or configured.
@@ -33,10 +33,10 @@ def completed(declared: Any, spec: ModelSpec, platform: str) -> Any:
     # calls of user code share batches even if no tensor has an axis for rows
     config.max_batch_size = (spec.policy.max_batch_rows or 0) if signature is None or signature.batched else 0
     if signature is not None:
-        _tensors(config.input, signature.inputs, signature.batched)
-        _tensors(config.output, signature.outputs, signature.batched)
-    _batching(config, spec)
-    _instances(config, spec)
+        _complete_tensors(config.input, signature.inputs, signature.batched)
+        _complete_tensors(config.output, signature.outputs, signature.batched)
+    _complete_batching(config, spec)
+    _complete_instances(config, spec)
     if spec.ensemble is not None:
         # Source: ValidateEnsembleConfig of Triton's core, which overwrites the declared value
         if spec.decoupled or config.HasField("model_transaction_policy"):
@@ -44,70 +44,70 @@ def completed(declared: Any, spec: ModelSpec, platform: str) -> Any:
     else:
         # Source: NormalizeModelConfig of Triton's core
         for side in ("input_pinned_memory", "output_pinned_memory"):
-            memory, said = getattr(config.optimization, side), config.optimization.HasField(side)
-            memory.enable = (memory.enable or not said) and spec.options.get("penstock.pinned") != "0"
+            memory, is_set = getattr(config.optimization, side), config.optimization.HasField(side)
+            memory.enable = (memory.enable or not is_set) and spec.options.get("penstock.pinned") != "0"
     parameters = TENSORFLOW_PARAMETERS if config.backend == TENSORFLOW else PARAMETERS
     for name, (key, _) in parameters.items():
         value = spec.options.get(OPTIONS[key])
         if value is not None:
             config.parameters[name].string_value = value
-    if spec.fallback:
+    if spec.fallback_reason:
         config.parameters[CPU_FALLBACK].string_value = "true"
     if "graph_optimization_level" in spec.options:
         config.optimization.graph.level = _GRAPH_LEVELS[spec.options["graph_optimization_level"]]
     return config
 
 
-def _instances(config: Any, spec: ModelSpec) -> None:
+def _complete_instances(config: Any, spec: ModelSpec) -> None:
     """Complete the groups: names, counts, the kind chosen for KIND_AUTO, and GPUs.
 
     If no group is declared, all that run are added. A group declared for GPUs that runs on the CPU is reported as such.
     """
     if not config.instance_group:
-        for kind, count, gpus in _runs(spec):
+        for kind, count, gpus in _running_groups(spec):
             config.instance_group.add(kind=kind, count=count, gpus=gpus)
-    elif spec.fallback:
-        _without_gpus(config, spec)
+    elif spec.fallback_reason:
+        _move_to_cpu(config, spec)
     else:
-        for number, said in enumerate(config.instance_group):
-            devices = [device for group in spec.instances if group.number == number for device in group.devices]
-            gpus = _numbers(devices)
-            if said.kind == said.KIND_AUTO:
-                said.kind = said.KIND_GPU if gpus else said.KIND_CPU
-            said.gpus[:] = gpus
-    for number, said in enumerate(config.instance_group):
-        said.name = group_name(spec.name, number, said)
-        said.count = said.count or 1
+        for number, group in enumerate(config.instance_group):
+            devices = [device for running in spec.instances if running.number == number for device in running.devices]
+            gpus = _gpu_numbers(devices)
+            if group.kind == group.KIND_AUTO:
+                group.kind = group.KIND_GPU if gpus else group.KIND_CPU
+            group.gpus[:] = gpus
+    for number, group in enumerate(config.instance_group):
+        group.name = group_name(spec.name, number, group)
+        group.count = group.count or 1
 
 
-def _runs(spec: ModelSpec) -> list[tuple[str, int, list[int]]]:
+def _running_groups(spec: ModelSpec) -> list[tuple[str, int, list[int]]]:
     """Return what runs as groups of kind, count and GPUs; GPUs with the same count share a group."""
-    found: dict[tuple[str, int], list[int]] = {}
+    gpus_by_group: dict[tuple[str, int], list[int]] = {}
     for group in spec.instances:
         for device in group.devices:
             kind = "KIND_CPU" if device == "cpu" else "KIND_GPU"
-            found.setdefault((kind, group.count), []).extend(_numbers([device]))
-    return [(kind, count, gpus) for (kind, count), gpus in found.items()]
+            gpus_by_group.setdefault((kind, group.count), []).extend(_gpu_numbers([device]))
+    return [(kind, count, gpus) for (kind, count), gpus in gpus_by_group.items()]
 
 
-def _without_gpus(config: Any, spec: ModelSpec) -> None:
+def _move_to_cpu(config: Any, spec: ModelSpec) -> None:
     """Keep only the declared groups that run, all of which are on the CPU."""
     declared = list(config.instance_group)
     del config.instance_group[:]
     for group in spec.instances:
-        said = config.instance_group.add()
+        reported = config.instance_group.add()
         if group.number < len(declared):
-            said.CopyFrom(declared[group.number])
-        said.kind, said.count = said.KIND_CPU, group.count
-        del said.gpus[:]
+            reported.CopyFrom(declared[group.number])
+        reported.kind, reported.count = reported.KIND_CPU, group.count
+        del reported.gpus[:]
 
 
-def _numbers(devices: list[str]) -> list[int]:
+def _gpu_numbers(devices: list[str]) -> list[int]:
     """Return the numbers of the GPUs among `devices`, without duplicates."""
     return list(dict.fromkeys(int(device.partition(":")[2]) for device in devices if device != "cpu"))
 
 
-def _tensors(field: Any, tensors: tuple[TensorSpec, ...], batched: bool) -> None:
+def _complete_tensors(field: Any, tensors: tuple[TensorSpec, ...], batched: bool) -> None:
     """Rewrite `input` or `output` in the signature's order, keeping the declared fields other than the shape."""
     declared = {tensor.name: type(tensor).FromString(tensor.SerializeToString()) for tensor in field}
     del field[:]
@@ -124,7 +124,7 @@ def _tensors(field: Any, tensors: tuple[TensorSpec, ...], batched: bool) -> None
             entry.optional = True
 
 
-def _batching(config: Any, spec: ModelSpec) -> None:
+def _complete_batching(config: Any, spec: ModelSpec) -> None:
     """Report dynamic batching if requests are batched, declared or not: perf_analyzer tests for its presence.
 
     A model whose requests run alone has it only if it was declared. Levels and policies are reported as declared.
@@ -132,7 +132,7 @@ def _batching(config: Any, spec: ModelSpec) -> None:
     policy, kind = spec.policy, config.WhichOneof("scheduling_choice")
     rows = config.max_batch_size
     if kind == "sequence_batching":
-        sequences.report(config, rows)
+        sequences.complete(config, rows)
     if kind not in {None, "dynamic_batching"}:
         return
     if kind is None and (rows < 2 or spec.backend == PYTHON):
@@ -160,15 +160,15 @@ def to_json(message: Any) -> dict[str, Any]:
         value = getattr(message, field.name)
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
             entry = field.message_type.fields_by_name["value"]
-            result[field.name] = {str(key): _plain(entry, value[key]) for key in sorted(value)}
+            result[field.name] = {str(key): _json_value(entry, value[key]) for key in sorted(value)}
         elif field.is_repeated:
-            result[field.name] = [_plain(field, element) for element in value]
+            result[field.name] = [_json_value(field, element) for element in value]
         else:
-            result[field.name] = _plain(field, value)
+            result[field.name] = _json_value(field, value)
     return result
 
 
-def _plain(field: Any, value: Any) -> Any:
+def _json_value(field: Any, value: Any) -> Any:
     if field.message_type is not None:
         return to_json(value)
     if field.enum_type is not None:

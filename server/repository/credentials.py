@@ -17,22 +17,22 @@ from typing import Any
 from .address import Address
 from .findings import MistakeError, read_text
 
-FILE = "TRITON_CLOUD_CREDENTIAL_PATH"
-MOUNTS = {
+FILE_VARIABLE = "TRITON_CLOUD_CREDENTIAL_PATH"
+MOUNT_VARIABLES = {
     "s3": "TRITON_AWS_MOUNT_DIRECTORY", "gs": "TRITON_GCS_MOUNT_DIRECTORY", "as": "TRITON_AZURE_MOUNT_DIRECTORY",
 }  # fmt: skip
 """The variables that name the folder for local copies, by URL scheme."""
-_KEYS: Mapping[str, tuple[str, ...]] = {
+_ENTRY_KEYS: Mapping[str, tuple[str, ...]] = {
     "s3": ("secret_key", "key_id", "region", "session_token", "profile"),
     "as": ("account_str", "auth_type", "account_key", "client_id"),
     "gs": (),
 }
 """The keys allowed in an entry of each section. An entry of `gs` is the path of Google's file, not an object."""
-_AZURE_NAMES = {
+_AZURE_VARIABLES = {
     "account_str": "AZURE_STORAGE_ACCOUNT", "auth_type": "AZURE_STORAGE_AUTH_TYPE",
     "account_key": "AZURE_STORAGE_KEY", "client_id": "AZURE_STORAGE_CLIENT_ID",
 }  # fmt: skip
-_SECRETS = ("secret_key", "session_token", "account_key")
+_SECRET_KEYS = ("secret_key", "session_token", "account_key")
 _PATH, _CONTENT = "path", "content"
 """Of Google's file. The content is kept as a digest, so that a file rewritten at the same path is noticed."""
 _GOOGLE_TYPES = ("service_account", "authorized_user")
@@ -46,41 +46,41 @@ class CredentialError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """The credentials of one store. `filed`: from the file. `unknown`: unrecognized names in its entry."""
+    """The credentials of one store. `from_file`: from the file. `unknown_keys`: unrecognized names in its entry."""
 
-    said: Mapping[str, str] = field(repr=False, default_factory=dict)
-    filed: bool = False
-    unknown: tuple[str, ...] = ()
+    values: Mapping[str, str] = field(repr=False, default_factory=dict)
+    from_file: bool = False
+    unknown_keys: tuple[str, ...] = ()
 
 
-def credentials_of(address: Address, environ: Mapping[str, str] = os.environ) -> Credentials:
+def find_credentials(address: Address, environ: Mapping[str, str] = os.environ) -> Credentials:
     """Return the credentials of a store, only from the file if one is named. Raises: CredentialError."""
-    scheme = address.given.partition("://")[0]
-    file = environ.get(FILE)
-    if scheme not in _KEYS or (not file and scheme != "as"):
+    scheme = address.original.partition("://")[0]
+    file = environ.get(FILE_VARIABLE)
+    if scheme not in _ENTRY_KEYS or (not file and scheme != "as"):
         return Credentials()
     if file:
-        return _filed(Path(file), scheme, address.given)
-    said = {key: environ.get(name, "") for key, name in _AZURE_NAMES.items()}
-    if said["auth_type"] not in _AUTH_TYPES:
-        raise CredentialError(f"{_AZURE_NAMES['auth_type']}: {_unknown_type()}")
-    return Credentials(said)
+        return _from_file(Path(file), scheme, address.original)
+    values = {key: environ.get(name, "") for key, name in _AZURE_VARIABLES.items()}
+    if values["auth_type"] not in _AUTH_TYPES:
+        raise CredentialError(f"{_AZURE_VARIABLES['auth_type']}: {_auth_type_expected()}")
+    return Credentials(values)
 
 
-def credentialed(address: Address, credentials: Credentials) -> Address:
+def with_credentials(address: Address, credentials: Credentials) -> Address:
     """Return the Address with the options by which the store's package takes these credentials."""
-    said = credentials.said
-    if not said:
+    values = credentials.values
+    if not values:
         return address
-    options = _OPTIONS[address.given.partition("://")[0]](address.options, credentials)
-    secrets = {*address.secrets, *(said.get(key, "") for key in _SECRETS)} - {""}
+    options = _OPTIONS_BY_SCHEME[address.original.partition("://")[0]](address.options, credentials)
+    secrets = {*address.secrets, *(values.get(key, "") for key in _SECRET_KEYS)} - {""}
     return replace(address, options=options, secrets=tuple(sorted(secrets, key=len, reverse=True)))
 
 
 # -- the file ------------------------------------------------------------------------------------------------------
 
 
-def _section(file: Path, scheme: str) -> dict[str, Any]:
+def _read_section(file: Path, scheme: str) -> dict[str, Any]:
     """Return the entries for URLs of a scheme, by URL prefix."""
     try:
         content = json.loads(read_text(file))
@@ -91,64 +91,70 @@ def _section(file: Path, scheme: str) -> dict[str, Any]:
     section = content.get(scheme, {}) if isinstance(content, dict) else None
     if not isinstance(section, dict):
         raise CredentialError(f"{file}: {scheme if isinstance(content, dict) else 'it'} must be an object")
-    if found := [text for name, entry in section.items() for text in _mistakes(scheme, name, entry)]:
-        raise CredentialError("\n".join(f"{file}: {text}" for text in found))
+    if mistakes := [text for name, entry in section.items() for text in _entry_mistakes(scheme, name, entry)]:
+        raise CredentialError("\n".join(f"{file}: {text}" for text in mistakes))
     return section
 
 
-def _mistakes(scheme: str, name: str, entry: Any) -> list[str]:
+def _entry_mistakes(scheme: str, name: str, entry: Any) -> list[str]:
     """Describe the mistakes in an entry without quoting from it."""
-    place = _place(scheme, name)
+    name_shown = _entry_title(scheme, name)
     if scheme == "gs":
-        return [] if isinstance(entry, str) else [f"{place}: must be a string, the path of a Google credentials file"]
+        return (
+            [] if isinstance(entry, str) else [f"{name_shown}: must be a string, the path of a Google credentials file"]
+        )
     if not isinstance(entry, dict):
-        return [f"{place}: must be an object with {', '.join(_KEYS[scheme])}"]
-    found = [f"{place}, {key}: must be a string" for key in _KEYS[scheme] if not isinstance(entry.get(key) or "", str)]
-    if not found and (entry.get("auth_type") or "") not in _AUTH_TYPES and scheme == "as":
-        found.append(f"{place}, auth_type: {_unknown_type()}")
-    if not found and scheme == "s3" and bool(entry.get("key_id")) != bool(entry.get("secret_key")):
-        found.append(f"{place}: key_id and secret_key must be set together")
-    return found
+        return [f"{name_shown}: must be an object with {', '.join(_ENTRY_KEYS[scheme])}"]
+    mistakes = [
+        f"{name_shown}, {key}: must be a string"
+        for key in _ENTRY_KEYS[scheme]
+        if not isinstance(entry.get(key) or "", str)
+    ]
+    if not mistakes and (entry.get("auth_type") or "") not in _AUTH_TYPES and scheme == "as":
+        mistakes.append(f"{name_shown}, auth_type: {_auth_type_expected()}")
+    if not mistakes and scheme == "s3" and bool(entry.get("key_id")) != bool(entry.get("secret_key")):
+        mistakes.append(f"{name_shown}: key_id and secret_key must be set together")
+    return mistakes
 
 
-def _place(scheme: str, name: str) -> str:
+def _entry_title(scheme: str, name: str) -> str:
     """Name an entry. The URL in its name may contain a password, as any URL may."""
-    return f"{scheme}, {json.dumps(Address.of(name).shown)}"
+    return f"{scheme}, {json.dumps(Address.parse(name).redacted)}"
 
 
-def _unknown_type() -> str:
+def _auth_type_expected() -> str:
     return f"must be {', '.join(_AUTH_TYPES[1:-1])} or {_AUTH_TYPES[-1]}"
 
 
-def _filed(file: Path, scheme: str, url: str) -> Credentials:
+def _from_file(file: Path, scheme: str, url: str) -> Credentials:
     """Return the entry with the longest name that is a prefix of the URL."""
-    section = _section(file, scheme)
-    name = longest(section, url)
+    section = _read_section(file, scheme)
+    name = longest_prefix(section, url)
     if name is None:
         raise CredentialError(f'{file}: {scheme}: has no entry that is a prefix of this URL, and none named ""')
     entry = section[name]
     if scheme == "gs":
-        content = _googles(entry) if entry else b""
+        content = _read_google_file(entry) if entry else b""
         if content is None:
             text = "must be empty or the path of a Google credentials file of a service account or a user"
-            raise CredentialError(f"{file}: {_place(scheme, name)}: {text}")
-        return Credentials({_PATH: entry, _CONTENT: hashlib.sha256(content).hexdigest()}, filed=True)
-    said = {key: entry.get(key) or "" for key in _KEYS[scheme]}
-    unknown = tuple(f"{_place(scheme, name)}, {key}" for key in entry if key not in said)
-    return Credentials(said, filed=True, unknown=unknown)
+            raise CredentialError(f"{file}: {_entry_title(scheme, name)}: {text}")
+        return Credentials({_PATH: entry, _CONTENT: hashlib.sha256(content).hexdigest()}, from_file=True)
+    values = {key: entry.get(key) or "" for key in _ENTRY_KEYS[scheme]}
+    unknown = tuple(f"{_entry_title(scheme, name)}, {key}" for key in entry if key not in values)
+    return Credentials(values, from_file=True, unknown_keys=unknown)
 
 
-def _googles(path: str) -> bytes | None:
+def _read_google_file(path: str) -> bytes | None:
     """Return the content of Google's file, or None if it is not one, for example if the path is the key itself."""
     try:
         content = Path(path).read_bytes()
-        said = json.loads(content)
+        parsed = json.loads(content)
     except (OSError, ValueError, RecursionError):
         return None
-    return content if isinstance(said, dict) and said.get("type") in _GOOGLE_TYPES else None
+    return content if isinstance(parsed, dict) and parsed.get("type") in _GOOGLE_TYPES else None
 
 
-def longest(names: Mapping[str, Any], url: str) -> str | None:
+def longest_prefix(names: Mapping[str, Any], url: str) -> str | None:
     """Return the longest of the names that is a prefix of the URL, or None."""
     return max((name for name in names if url.startswith(name)), key=len, default=None)
 
@@ -156,46 +162,46 @@ def longest(names: Mapping[str, Any], url: str) -> str | None:
 # -- what the packages take ----------------------------------------------------------------------------------------
 
 
-def _s3(options: Mapping[str, Any], credentials: Credentials) -> dict[str, Any]:
+def _s3_options(options: Mapping[str, Any], credentials: Credentials) -> dict[str, Any]:
     """Use the key pair, or else the profile, or else what the package finds.
 
     None stops the package from reading the environment, whose token would otherwise be combined with these keys.
     """
-    said, made = credentials.said, dict(options)
-    if said["key_id"]:
-        made |= {"key": said["key_id"], "secret": said["secret_key"], "token": said["session_token"] or None}
-        made["anon"] = False
-    elif said["profile"]:
-        made |= {"profile": said["profile"], "key": None, "secret": None, "token": None, "anon": False}
-    if said["region"]:
-        made["client_kwargs"] = {**made.get("client_kwargs", {}), "region_name": said["region"]}
-    return made
+    values, result = credentials.values, dict(options)
+    if values["key_id"]:
+        result |= {"key": values["key_id"], "secret": values["secret_key"], "token": values["session_token"] or None}
+        result["anon"] = False
+    elif values["profile"]:
+        result |= {"profile": values["profile"], "key": None, "secret": None, "token": None, "anon": False}
+    if values["region"]:
+        result["client_kwargs"] = {**result.get("client_kwargs", {}), "region_name": values["region"]}
+    return result
 
 
-def _gs(options: Mapping[str, Any], credentials: Credentials) -> dict[str, Any]:
+def _gs_options(options: Mapping[str, Any], credentials: Credentials) -> dict[str, Any]:
     """Use the file, or else what the package finds: the attached service account, and finally anonymous access."""
-    path = credentials.said[_PATH]
+    path = credentials.values[_PATH]
     return {**options, "token": path} if path else dict(options)
 
 
-def _azure(options: Mapping[str, Any], credentials: Credentials) -> dict[str, Any]:
+def _azure_options(options: Mapping[str, Any], credentials: Credentials) -> dict[str, Any]:
     """Use the identity, or else the key. With neither, a file means anonymous; without a file the package searches."""
-    said, made = credentials.said, dict(options)
-    made["account_name"] = said["account_str"] or made.get("account_name")
-    if said["auth_type"] in {"managed_identity", "default"}:
+    values, result = credentials.values, dict(options)
+    result["account_name"] = values["account_str"] or result.get("account_name")
+    if values["auth_type"] in {"managed_identity", "default"}:
         from azure.identity import aio
 
-        if said["auth_type"] == "default":
-            made["credential"] = aio.DefaultAzureCredential()
+        if values["auth_type"] == "default":
+            result["credential"] = aio.DefaultAzureCredential()
         else:
-            made["credential"] = aio.ManagedIdentityCredential(client_id=said["client_id"] or None)
-    elif said["account_key"]:
-        made["account_key"] = said["account_key"]
-    elif credentials.filed:
-        made["anon"] = True
-    return made
+            result["credential"] = aio.ManagedIdentityCredential(client_id=values["client_id"] or None)
+    elif values["account_key"]:
+        result["account_key"] = values["account_key"]
+    elif credentials.from_file:
+        result["anon"] = True
+    return result
 
 
-_OPTIONS: Mapping[str, Callable[[Mapping[str, Any], Credentials], dict[str, Any]]] = {
-    "s3": _s3, "gs": _gs, "as": _azure,
+_OPTIONS_BY_SCHEME: Mapping[str, Callable[[Mapping[str, Any], Credentials], dict[str, Any]]] = {
+    "s3": _s3_options, "gs": _gs_options, "as": _azure_options,
 }  # fmt: skip

@@ -9,7 +9,7 @@ from pathlib import Path
 
 logger = logging.getLogger("penstock.repository")
 
-TWICE = "model appears in two or more repositories"
+DUPLICATE = "model appears in two or more repositories"
 """The mistake at each location of a duplicate name. Source: Triton core, model_repository_manager.cc."""
 NO_VERSION = "at least one version must be available under the version policy of model"
 """The mistake of a model without versions; its name follows. Source: Triton core, model_lifecycle.cc."""
@@ -19,24 +19,24 @@ NO_VERSION = "at least one version must be available under the version policy of
 class Finding:
     """One mistake or warning about one file or folder.
 
-    `line` is 0 if unknown. A `mistake` prevents `version` of `model` from being served, or all versions if `version` is
-    0; other findings are warnings. `whole`: a given PATH is not a repository.
+    `line` is 0 if unknown. A mistake (`is_mistake`) prevents `version` of `model` from being served, or all versions if
+    `version` is 0; other findings are warnings. `unusable_path`: a given PATH is not a repository.
     """
 
     path: Path
     message: str
     line: int = 0
-    mistake: bool = True
+    is_mistake: bool = True
     model: str = ""
     version: int = 0
-    whole: bool = False
+    unusable_path: bool = False
 
     def __str__(self) -> str:
         """`path:line: message`, as compilers print it."""
-        place = f"{self.path}:{self.line}" if self.line else str(self.path)
-        return f"{place}: {'' if self.mistake else 'warning: '}{self.message}"
+        location = f"{self.path}:{self.line}" if self.line else str(self.path)
+        return f"{location}: {'' if self.is_mistake else 'warning: '}{self.message}"
 
-    def about(self, model: str) -> Finding:
+    def with_model(self, model: str) -> Finding:
         """Return the same finding with the model it concerns."""
         return replace(self, model=model)
 
@@ -71,7 +71,7 @@ def read_text(path: Path, errors: str = "strict") -> str:
         raise MistakeError(Finding(path, f"is not UTF-8 (byte {error.start})")) from error
 
 
-def inside(folder: Path, name: str) -> Path | None:
+def resolve_inside(folder: Path, name: str) -> Path | None:
     """Resolve a file named by a configuration. None if it lies outside the model's folder or the name is impossible."""
     if "\0" in name:
         return None
@@ -79,7 +79,7 @@ def inside(folder: Path, name: str) -> Path | None:
     return path if path.is_relative_to(folder.resolve()) else None
 
 
-def is_there(path: Path) -> bool:
+def path_exists(path: Path) -> bool:
     """Return whether a file or folder named by a configuration exists. A name that is too long does not."""
     try:
         return path.exists()
@@ -87,9 +87,9 @@ def is_there(path: Path) -> bool:
         return False
 
 
-def log_all(findings: Iterable[Finding]) -> None:
+def log_findings(findings: Iterable[Finding]) -> None:
     """Log the findings."""
     for finding in findings:
-        about = {"model": finding.model, "version": str(finding.version or "")}
-        about = {name: said for name, said in about.items() if said}
-        logger.log(logging.ERROR if finding.mistake else logging.WARNING, "%s", finding, extra=about)
+        extra = {"model": finding.model, "version": str(finding.version or "")}
+        extra = {name: value for name, value in extra.items() if value}
+        logger.log(logging.ERROR if finding.is_mistake else logging.WARNING, "%s", finding, extra=extra)

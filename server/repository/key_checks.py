@@ -1,6 +1,6 @@
 """Key checks: checks for the values in penstock.toml, one function per kind. Used by penstock_toml.py.
 
-Each is a Check: it takes a value from the file and returns it in the form that a Statement holds. It raises
+Each is a Check: it takes a value from the file and returns it in the form that a ParsedConfig holds. It raises
 ValueError with a description of the accepted values.
 """
 
@@ -20,7 +20,7 @@ NAME_MAX_BYTES = 255
 _DAY_MS = 86_400_000
 
 Check = Callable[[Any], Any]
-"""Converts a value from the file to its form in a Statement. Raises ValueError with the accepted values."""
+"""Converts a value from the file to its form in a ParsedConfig. Raises ValueError with the accepted values."""
 
 
 def integer(low: int, high: int = _INT64) -> Check:
@@ -57,11 +57,11 @@ def megabytes(value: Any) -> int:
 
 def size(value: Any) -> int:
     """Accept a size, in bytes or with a unit: "4 GiB" is 2^32, "4 GB" is 4 * 10^9. Returns: bytes."""
-    found = _SIZE.fullmatch(value) if type(value) is str else None
-    if found is not None:
-        unit = (found[2] or "").lower()
-        each = (1024 if unit.endswith("i") else 1000) ** _UNITS.index(unit.removesuffix("i"))
-        value = int(Decimal(found[1]) * each)
+    match = _SIZE.fullmatch(value) if type(value) is str else None
+    if match is not None:
+        unit = (match[2] or "").lower()
+        multiplier = (1024 if unit.endswith("i") else 1000) ** _UNITS.index(unit.removesuffix("i"))
+        value = int(Decimal(match[1]) * multiplier)
     if type(value) is not int or not 0 < value <= _INT64:
         raise ValueError('a number of bytes above 0, or a size such as "4 GiB" or "500 MB"')
     return value
@@ -77,14 +77,14 @@ def number(value: Any) -> float:
         raise ValueError("a number that a double can hold") from None
 
 
-def word(value: Any) -> str:
+def string(value: Any) -> str:
     """Accept a string."""
     if type(value) is not str or not value:
         raise ValueError("a string")
     return value
 
 
-def words(value: Any) -> tuple[str, ...]:
+def strings(value: Any) -> tuple[str, ...]:
     """Accept a list of strings."""
     if type(value) is not list or not value or not all(type(each) is str and each for each in value):
         raise ValueError("a list of strings")
@@ -214,7 +214,7 @@ def replicas(value: Any) -> int | str:
     return value
 
 
-def anything(value: Any) -> Any:
+def table(value: Any) -> Any:
     """Accept any table."""
     if type(value) is not dict:
         raise ValueError("a table")

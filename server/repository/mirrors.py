@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.server.options.backend_config import TENSORFLOW, rows_of, tensorflow_options
+from penstock.server.options.backend_config import TENSORFLOW, default_rows, tensorflow_options
 from penstock.server.options.gpu_settings import parse_devices, parse_limits
 from penstock.server.settings import Settings
 from penstock.server.threads import StripedLocks
@@ -20,7 +20,7 @@ from .findings import Finding
 from .gpus import Gpus
 from .remote import Remote, RemoteError
 from .repository import Repository
-from .scan import Defaults, Entry, list_names, locate, scan
+from .scan import Defaults, ModelEntry, list_names, locate, scan
 
 logger = logging.getLogger("penstock.repository")
 
@@ -35,11 +35,11 @@ _NOT_COPIED = b"not copied"
 """The fingerprint of a model that was never copied: while it stays so, polling finds nothing new to load."""
 
 
-def defaults_of(settings: Settings) -> Defaults:
+def make_defaults(settings: Settings) -> Defaults:
     """Take from the settings the values for what configurations omit."""
     return Defaults(
         max_batch_rows=settings.completed_max_batch_size,
-        tensorflow_rows=rows_of(settings.backend_config, TENSORFLOW, settings.default_max_batch_size),
+        tensorflow_rows=default_rows(settings.backend_config, TENSORFLOW, settings.default_max_batch_size),
         tensorflow_options=tensorflow_options(settings.backend_config),
         config_name=settings.model_config_name,
         auto_complete=not settings.disable_auto_complete_config,
@@ -61,11 +61,12 @@ class Mirrors:
         self.remotes = tuple(remotes)
 
     @classmethod
-    def of(cls, paths: Iterable[str]) -> Mirrors:
+    def from_paths(cls, paths: Iterable[str]) -> Mirrors:
         """Separate paths from URLs. Duplicates are dropped."""
-        given = list(dict.fromkeys(paths))
+        unique_paths = list(dict.fromkeys(paths))
         return cls(
-            [Path(path) for path in given if not is_remote(path)], [Remote(path) for path in given if is_remote(path)]
+            [Path(path) for path in unique_paths if not is_remote(path)],
+            [Remote(path) for path in unique_paths if is_remote(path)],
         )
 
     @property
@@ -73,7 +74,7 @@ class Mirrors:
         """All paths to scan."""
         return [*self.local, *(remote.root for remote in self.remotes)]
 
-    def wrong(self) -> Finding | None:
+    def invalid_path(self) -> Finding | None:
         """Report a path that cannot be a model repository; None if all can."""
         for path in self.local:
             if not path.exists():
@@ -81,9 +82,9 @@ class Mirrors:
             if not path.is_dir() and path.suffix != ".onnx" and path.name != CORTEX_FILE:
                 hint = "; for a Seldon Core graph, set --dialect seldon" if path.suffix in _SELDON_FILES else ""
                 return Finding(path, f"neither a model repository nor an .onnx file{hint}")
-        return self.project()
+        return self.foreign_project()
 
-    def project(self) -> Finding | None:
+    def foreign_project(self) -> Finding | None:
         """Report a path that is a project of another dialect; None if none is."""
         for path in self.local:
             if path.name == CORTEX_FILE or ((path / CORTEX_FILE).is_file() and not list_names([path])):
@@ -113,15 +114,15 @@ class Mirrors:
     def refresh_all(self) -> tuple[dict[str, Finding], list[Finding]]:
         """Bring all copies up to date. Returns: what failed, for models by name, and for whole repositories."""
         failures: dict[str, Finding] = {}
-        stray: list[Finding] = []
+        general: list[Finding] = []
         for remote in self.remotes:
             try:
                 reasons = remote.refresh_all()
             except RemoteError as error:
-                stray.append(Finding(remote.root, f"could not be synchronized: {error}", whole=True))
+                general.append(Finding(remote.root, f"could not be synchronized: {error}", unusable_path=True))
             else:
-                failures |= {name: _failure(remote, name, reason) for name, reason in reasons.items()}
-        return failures, stray
+                failures |= {name: _copy_failure(remote, name, reason) for name, reason in reasons.items()}
+        return failures, general
 
     def refresh(self, name: str) -> Finding | None:
         """Bring the copies of one model up to date. Returns: why it cannot be read, if so."""
@@ -134,7 +135,7 @@ class Mirrors:
         found = locate(self.paths, name)
         for remote, reason in failed.items():
             if not found or remote.root / name in found:
-                return _failure(remote, name, reason)
+                return _copy_failure(remote, name, reason)
             # it is elsewhere; whether it is here too is unknown
             logger.warning("%s", reason)
         return None
@@ -150,7 +151,7 @@ class Mirrors:
                 names += list_names([remote.root])
         return sorted(names)
 
-    def spelled(self, text: str) -> str:
+    def with_urls(self, text: str) -> str:
         """Replace the paths of copies in a text by the URLs of their repositories."""
         for remote in self.remotes:
             text = text.replace(str(remote.root), str(remote.address))
@@ -167,53 +168,57 @@ class MirroredRepository(Repository):
     def __init__(self, mirrors: Mirrors, defaults: Defaults) -> None:
         super().__init__(mirrors.paths, defaults)
         self._mirrors = mirrors
-        self._turns = StripedLocks()
+        self._locks = StripedLocks()
         self._failures: Mapping[str, Finding] = {}
-        self._stray: Sequence[Finding] = ()
+        self._general_findings: Sequence[Finding] = ()
 
-    def scan(self) -> tuple[list[Entry], list[Finding], dict[str, bytes]]:
+    def scan(self) -> tuple[list[ModelEntry], list[Finding], dict[str, bytes]]:
         """Read everything, as it is in the stores now. Blocks."""
-        prints = self._prints()
+        fingerprints = self._refresh_fingerprints()
         entries, findings = scan(self._paths, self._defaults)
-        kept = [entry for entry in entries if entry.name not in self._failures]
-        failed = [_unread(name, finding) for name, finding in self._failures.items()]
-        return sorted([*kept, *failed], key=lambda entry: entry.name), [*findings, *self._stray], prints
+        readable = [entry for entry in entries if entry.name not in self._failures]
+        failed = [_unreadable(name, finding) for name, finding in self._failures.items()]
+        return (
+            sorted([*readable, *failed], key=lambda entry: entry.name),
+            [*findings, *self._general_findings],
+            fingerprints,
+        )
 
-    def _stray_now(self) -> list[Finding]:
-        return [*super()._stray_now(), *self._mirrors.refresh_all()[1]]
+    def _current_findings(self) -> list[Finding]:
+        return [*super()._current_findings(), *self._mirrors.refresh_all()[1]]
 
     def fingerprints(self) -> dict[str, bytes]:
         """Bring all copies up to date and return the fingerprints of the models. Blocks."""
-        before = {str(finding) for finding in (*self._failures.values(), *self._stray)}
-        prints = self._prints()
-        for finding in (*self._failures.values(), *self._stray):
-            if str(finding) not in before:
+        reported = {str(finding) for finding in (*self._failures.values(), *self._general_findings)}
+        fingerprints = self._refresh_fingerprints()
+        for finding in (*self._failures.values(), *self._general_findings):
+            if str(finding) not in reported:
                 logger.warning("%s", finding)
-        return prints
+        return fingerprints
 
-    def _prints(self) -> dict[str, bytes]:
+    def _refresh_fingerprints(self) -> dict[str, bytes]:
         """Do the same as `fingerprints` without logging."""
-        self._failures, self._stray = self._mirrors.refresh_all()
-        prints = super().fingerprints()
-        return dict.fromkeys(self._failures, _NOT_COPIED) | prints
+        self._failures, self._general_findings = self._mirrors.refresh_all()
+        fingerprints = super().fingerprints()
+        return dict.fromkeys(self._failures, _NOT_COPIED) | fingerprints
 
-    def read(self, name: str, config: Any = None) -> tuple[Entry | None, bytes]:
+    def read(self, name: str, config: Any = None) -> tuple[ModelEntry | None, bytes]:
         """Copy one model again if it has changed, and read it. Blocks."""
         # one at a time, so that nothing is replaced while it is read
-        with self._turns.of(name):
+        with self._locks.lock_for(name):
             finding = self._mirrors.refresh(name)
             if finding is None:
                 return super().read(name, config)
-        return _unread(name, finding), b"" if locate(self._mirrors.paths, name) else _NOT_COPIED
+        return _unreadable(name, finding), b"" if locate(self._mirrors.paths, name) else _NOT_COPIED
 
     def names(self) -> list[str]:
         """List the names of the models in the stores and on disk. Blocks."""
         return self._mirrors.names()
 
 
-def _failure(remote: Remote, name: str, reason: str) -> Finding:
+def _copy_failure(remote: Remote, name: str, reason: str) -> Finding:
     return Finding(remote.root / name, f"could not be copied: {reason}", model=name)
 
 
-def _unread(name: str, finding: Finding) -> Entry:
-    return Entry(name, finding.path, findings=(finding,))
+def _unreadable(name: str, finding: Finding) -> ModelEntry:
+    return ModelEntry(name, finding.path, findings=(finding,))

@@ -16,14 +16,14 @@ from typing import Any
 from penstock.backends.errors import Code, InferError
 from penstock.server.json_text import TOO_MANY_VALUES, has_more_values
 
+from .inapplicable import NATIVE_FILE
 from .key_checks import NAME_MAX_BYTES, is_file_name
-from .misfits import NATIVE_FILE
 from .pbtxt import model_config_pb2
 from .scan import CONFIG_FILE
 
 PATH_PARTS = 8
 _TEXT_CHARS = 500
-_LOOSE = re.compile(r"""("(?:[^"\\]|\\.)*"?)|'((?:[^'\\]|\\.)*)'?|([A-Za-z_]\w*)(\s*:)?""", re.DOTALL)
+_LENIENT_TOKEN = re.compile(r"""("(?:[^"\\]|\\.)*"?)|'((?:[^'\\]|\\.)*)'?|([A-Za-z_]\w*)(\s*:)?""", re.DOTALL)
 """A string in JSON or single quotes, or an unquoted name. The pattern never backtracks, so it takes linear time."""
 
 
@@ -47,18 +47,20 @@ def check_files(model: str, files: Mapping[str, bytes]) -> None:
     for name in files:
         parts = name.split("/")
         if len(parts) > PATH_PARTS or not all(map(is_component, parts)) or any(part.startswith(".") for part in parts):
-            raise _wrong_file(model, name, "must be a path inside the model's folder, such as 1/model.onnx")
+            raise _file_error(model, name, "must be a path inside the model's folder, such as 1/model.onnx")
         if name in folders:
-            raise _wrong_file(model, name, "is also the name of a folder in another file's path")
+            raise _file_error(model, name, "is also the name of a folder in another file's path")
         if name == CONFIG_FILE or parts[0] == "configs":
-            raise _wrong_file(model, name, "must be passed as the parameter 'config'")
+            raise _file_error(model, name, "must be passed as the parameter 'config'")
         if name == NATIVE_FILE:
             # its hooks would run in the server itself, while a model.py runs in its own process, as in Triton
-            raise _wrong_file(model, name, "cannot be given with a request")
+            raise _file_error(model, name, "cannot be given with a request")
 
 
-def _wrong_file(model: str, name: str, what: str) -> InferError:
-    return InferError(Code.INVALID, f"failed to load '{model}': load parameter {'file:' + name[:_TEXT_CHARS]!a} {what}")
+def _file_error(model: str, name: str, problem: str) -> InferError:
+    return InferError(
+        Code.INVALID, f"failed to load '{model}': load parameter {'file:' + name[:_TEXT_CHARS]!a} {problem}"
+    )
 
 
 def read_config(model: str, text: str) -> Any:
@@ -67,20 +69,20 @@ def read_config(model: str, text: str) -> Any:
 
     config = model_config_pb2().ModelConfig()
     try:
-        document = _parsed(text)
+        document = _parse_json(text)
         if not isinstance(document, dict):
             raise TypeError("it must be an object")
-        json_format.ParseDict(_listed(document, config.DESCRIPTOR), config)
+        json_format.ParseDict(_wrap_repeated(document, config.DESCRIPTOR), config)
     except (json_format.ParseError, ValueError, TypeError, AttributeError, RecursionError) as error:
         # protobuf lists the available fields, by names that no configuration uses
-        said = " ".join(str(error).partition(" Available Fields")[0].split())[:_TEXT_CHARS]
+        reason = " ".join(str(error).partition(" Available Fields")[0].split())[:_TEXT_CHARS]
         # one of Triton's example clients looks for "failed to load"
-        wrong = f"failed to load '{model}': load parameter 'config' is not a ModelConfig in JSON: {said}"
-        raise InferError(Code.INVALID, wrong) from error
+        message = f"failed to load '{model}': load parameter 'config' is not a ModelConfig in JSON: {reason}"
+        raise InferError(Code.INVALID, message) from error
     return config
 
 
-def _parsed(text: str) -> Any:
+def _parse_json(text: str) -> Any:
     """Parse JSON, also accepting unquoted names and single quotes. Raises: ValueError.
 
     Source: protobuf's C++ JSON parser, which Triton uses. Triton's own tests rely on this.
@@ -91,34 +93,34 @@ def _parsed(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         try:
-            return json.loads(_LOOSE.sub(_quoted, text))
+            return json.loads(_LENIENT_TOKEN.sub(_requote, text))
         except ValueError:
             pass
         raise
 
 
-def _quoted(found: re.Match[str]) -> str:
-    strict, single, bare, colon = found.groups()
+def _requote(match: re.Match[str]) -> str:
+    double, single, bare, colon = match.groups()
     if single is not None:
         return '"' + single.replace("\\'", "'").replace('"', '\\"') + '"'
-    return found[0] if strict is not None or colon is None else f'"{bare}"{colon}'
+    return match[0] if double is not None or colon is None else f'"{bare}"{colon}'
 
 
-def _listed(document: Any, message: Any) -> Any:
+def _wrap_repeated(document: Any, message: Any) -> Any:
     """Wrap single values of repeated fields in lists: Triton's parser accepts them unwrapped, Python's does not."""
     if isinstance(document, list):
-        return [_listed(each, message) for each in document]
+        return [_wrap_repeated(each, message) for each in document]
     if not isinstance(document, dict) or message is None:
         return document
     fields = {name: field for field in message.fields for name in (field.name, field.json_name)}
     listed = {}
-    for name, said in document.items():
+    for name, value in document.items():
         field = fields.get(name)
         if field is None or _is_map(field):
-            listed[name] = said
+            listed[name] = value
             continue
-        inner = _listed(said, field.message_type)
-        listed[name] = [inner] if field.is_repeated and not isinstance(said, list | None) else inner
+        inner = _wrap_repeated(value, field.message_type)
+        listed[name] = [inner] if field.is_repeated and not isinstance(value, list | None) else inner
     return listed
 
 
@@ -126,10 +128,10 @@ def _is_map(field: Any) -> bool:
     return field.message_type is not None and field.message_type.GetOptions().map_entry
 
 
-def write(name: str, files: Mapping[str, bytes]) -> Path:
+def write_files(name: str, files: Mapping[str, bytes]) -> Path:
     """Write files, which were checked, as a model's folder.
 
-    Returns: that folder, inside a private folder. The caller owns it and removes it with `remove`.
+    Returns: that folder, inside a private folder. The caller owns it and removes it with `remove_folder`.
     """
     root = Path(tempfile.mkdtemp(prefix="penstock-"))
     try:
@@ -143,6 +145,6 @@ def write(name: str, files: Mapping[str, bytes]) -> Path:
     return root / name
 
 
-def remove(folder: Path) -> None:
-    """Remove what `write` wrote."""
+def remove_folder(folder: Path) -> None:
+    """Remove what `write_files` wrote."""
     shutil.rmtree(folder.parent, ignore_errors=True)

@@ -15,7 +15,7 @@ from penstock.server.protobuf import model_config_pb2
 
 from .findings import Finding, MistakeError, read_text
 
-__all__ = ["field_lines", "mentioned", "message_of", "model_config_pb2", "parse"]
+__all__ = ["field_lines", "find_mention", "model_config_pb2", "parse", "parse_json"]
 _TOKEN = re.compile(r"#[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'|[A-Za-z_]\w*|[{}<>\[\]]|\n")
 _QUOTED_ENUM = re.compile(r"has no value named (\"\w+\"|'\w+')\.$")
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")
@@ -31,7 +31,7 @@ def parse(path: Path) -> tuple[Any, dict[str, int]]:
     """
     from google.protobuf import text_format
 
-    text = _text(path)
+    text = _read_text(path)
     config = model_config_pb2().ModelConfig()
     try:
         text_format.Parse(text, config)
@@ -51,14 +51,14 @@ def _drop_empty(config: Any) -> None:
 
     Triton prints a model's configuration as such JSON. Triton too accepts it pasted, with the entry, to no effect.
     """
-    chosen = config.optimization.execution_accelerators
-    every = [*chosen.gpu_execution_accelerator, *chosen.cpu_execution_accelerator]
-    for entries in (*(getattr(config, name) for name in _MAPS), *(each.parameters for each in every)):
+    configured = config.optimization.execution_accelerators
+    accelerators = [*configured.gpu_execution_accelerator, *configured.cpu_execution_accelerator]
+    for entries in (*(getattr(config, name) for name in _MAPS), *(each.parameters for each in accelerators)):
         if "" in entries and not str(entries[""]):
             del entries[""]
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     """Read a config.pbtxt. Its comments may be in any encoding, since Triton's parser skips them.
 
     Raises: MistakeError if the file cannot be read, or, with the line, if anything but comments is not UTF-8.
@@ -66,13 +66,13 @@ def _text(path: Path) -> str:
     text = read_text(path, errors="surrogateescape")
     if _NOT_UTF8.search(text):
         text = _TOKEN.sub(lambda piece: _NOT_UTF8.sub("?", piece[0]) if piece[0][0] == "#" else piece[0], text)
-    if wrong := _NOT_UTF8.search(text):
-        line = text.count("\n", 0, wrong.start()) + 1
+    if match := _NOT_UTF8.search(text):
+        line = text.count("\n", 0, match.start()) + 1
         raise MistakeError(Finding(path, "is not UTF-8: only comments may use another encoding", line))
     return text
 
 
-def message_of(text: str | bytes) -> Any:
+def parse_json(text: str | bytes) -> Any:
     """Parse a ModelConfig from its JSON. Raises: InferError (INVALID)."""
     from google.protobuf import json_format
 
@@ -84,7 +84,7 @@ def message_of(text: str | bytes) -> Any:
     return config
 
 
-def mentioned(text: str, names: Sequence[str]) -> int:
+def find_mention(text: str, names: Sequence[str]) -> int:
     """Return the first line of a protobuf text that has one of these names in quotes, the rarest; 0 if none."""
     lines: dict[str, list[int]] = {name: [] for name in names}
     line = 1
@@ -102,21 +102,21 @@ def field_lines(text: str) -> dict[str, int]:
     String values have entries of their own: `parameters.key=threads` distinguishes one `parameters.key` from others.
     """
     lines: dict[str, int] = {}
-    opened: list[tuple[str, str]] = []
+    open_brackets: list[tuple[str, str]] = []
     name, line = "", 1
     for piece in _TOKEN.findall(text):
         if piece == "\n":
             line += 1
         elif piece in {"{", "<", "["}:
-            opened.append((piece, name or (opened[-1][1] if opened else "")))
+            open_brackets.append((piece, name or (open_brackets[-1][1] if open_brackets else "")))
             name = ""
         elif piece in {"}", ">", "]"}:
-            if opened:
-                opened.pop()
+            if open_brackets:
+                open_brackets.pop()
             name = ""
         elif piece[0] != "#":
-            said = piece[0] in "\"'"
-            name = name if said else piece
-            dotted = ".".join([*(field for bracket, field in opened if bracket != "["), name])
-            lines.setdefault(f"{dotted}={piece[1:-1]}" if said else dotted, line)
+            is_string = piece[0] in "\"'"
+            name = name if is_string else piece
+            dotted = ".".join([*(field for bracket, field in open_brackets if bracket != "["), name])
+            lines.setdefault(f"{dotted}={piece[1:-1]}" if is_string else dotted, line)
     return lines

@@ -13,24 +13,24 @@ from penstock.batching.spec import InstanceGroup, PaddedAxis
 
 from . import key_checks
 from .fields.accelerators import OPTIONS
-from .fields.instances import ASKED
-from .findings import Finding, MistakeError, inside, is_there, read_text
+from .fields.instances import DEVICES_CONFIGURED
+from .findings import Finding, MistakeError, path_exists, read_text, resolve_inside
+from .parsed_config import ParsedConfig
 from .placing import ANY_DEVICE
-from .statement import Statement
 
 _PART = r"""(?:"[^"\n]*"|'[^'\n]*'|[\w-]+)"""
 _NAME = rf"({_PART}(?:\s*\.\s*{_PART})*)"
 _WORD_LINE = re.compile(rf"\s*{_NAME}\s*=")
 _TABLE_LINE = re.compile(rf"\s*\[\s*{_NAME}\s*\]")
 
-_ELSEWHERE = frozenset({"enable_cuda_graph"})
+_OWN_KEYS = frozenset({"enable_cuda_graph"})
 """Provider options that have a key of their own: gpu_graphs."""
 
 PADDING = "padding.<input>"
 """The name in messages for the table of one input's padded axis, for example `[padding.input_ids]`."""
 
 KEYS: dict[str, dict[str, key_checks.Check]] = {
-    "model": {"backend": key_checks.word, "file": key_checks.file_name, "versions": key_checks.versions},
+    "model": {"backend": key_checks.string, "file": key_checks.file_name, "versions": key_checks.versions},
     "batching": {
         "max_batch_size": key_checks.integer(0, 2**31 - 1),
         "cap": key_checks.integer(1),
@@ -53,23 +53,23 @@ KEYS: dict[str, dict[str, key_checks.Check]] = {
         "axis": key_checks.integer(0),
         "buckets": key_checks.buckets,
         "value": key_checks.number,
-        "mask": key_checks.word,
+        "mask": key_checks.string,
         "outputs": key_checks.axes,
     },
     "worker": {
-        "interpreter": key_checks.word,
-        "requirements": key_checks.word,
+        "interpreter": key_checks.string,
+        "requirements": key_checks.string,
         "timeout_s": key_checks.seconds,
         "memory_mb": key_checks.megabytes,
     },
     "hooks": {
-        "file": key_checks.word,
+        "file": key_checks.string,
         "replicas": key_checks.replicas,
         "timeout_s": key_checks.seconds,
-        "metadata": key_checks.anything,
+        "metadata": key_checks.table,
         "workers": key_checks.integer(0, 256),
-        "interpreter": key_checks.word,
-        "requirements": key_checks.word,
+        "interpreter": key_checks.string,
+        "requirements": key_checks.string,
         "worker_memory_mb": key_checks.megabytes,
     },
     "runtime": {
@@ -79,10 +79,10 @@ KEYS: dict[str, dict[str, key_checks.Check]] = {
         "mem_arena": key_checks.flag,
         "mem_pattern": key_checks.flag,
         "graph_level": key_checks.choice(all="all", extended="extended", basic="basic", disabled="disabled"),
-        "custom_op_libraries": key_checks.words,
+        "custom_op_libraries": key_checks.strings,
         "isolated": key_checks.flag,
-        "signature": key_checks.word,
-        "graph_tag": key_checks.word,
+        "signature": key_checks.string,
+        "graph_tag": key_checks.string,
         "gpu_memory_fraction": key_checks.fraction,
         "cpu_fallback": key_checks.flag,
         "gpu_graphs": key_checks.graphs,
@@ -94,13 +94,13 @@ KEYS: dict[str, dict[str, key_checks.Check]] = {
 
 
 PROVIDERS: dict[str, dict[str, key_checks.Check]] = {
-    f"runtime.{provider}": {name: key_checks.option(check) for name, check in options.items() if name not in _ELSEWHERE}
+    f"runtime.{provider}": {name: key_checks.option(check) for name, check in options.items() if name not in _OWN_KEYS}
     for provider, options in OPTIONS.items()
 }
 """The tables of ONNX Runtime's providers, in the same form."""
 
 
-def read_toml(path: Path) -> tuple[Statement, list[Finding]]:
+def read_toml(path: Path) -> tuple[ParsedConfig, list[Finding]]:
     """Read a penstock.toml, collecting every mistake.
 
     Raises: MistakeError if it is not TOML.
@@ -109,18 +109,18 @@ def read_toml(path: Path) -> tuple[Statement, list[Finding]]:
     try:
         document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also raised for an integer with thousands of digits
-        place = re.search(r"\(at line (\d+), column \d+\)", str(error))
-        raise MistakeError(Finding(path, f"is not valid TOML: {error}", int(place[1]) if place else 0)) from error
+        match = re.search(r"\(at line (\d+), column \d+\)", str(error))
+        raise MistakeError(Finding(path, f"is not valid TOML: {error}", int(match[1]) if match else 0)) from error
     lines = key_lines(text)
     values: dict[str, Any] = {}
     findings: list[Finding] = []
-    for name, value, problem in _entries(document):
+    for name, value, problem in _check_entries(document):
         if problem:
             findings.append(Finding(path, problem, _line(lines, name)))
         else:
             values[name] = value
     places = {name: (path, line) for name, line in lines.items()}
-    return _composed(Statement(path, values, places), findings), findings
+    return _combine_keys(ParsedConfig(path, values, places), findings), findings
 
 
 def _line(lines: Mapping[str, int], name: str) -> int:
@@ -130,77 +130,81 @@ def _line(lines: Mapping[str, int], name: str) -> int:
     return lines.get(name, 0)
 
 
-def _entries(document: dict[str, Any]) -> Iterator[tuple[str, Any, str]]:
+def _check_entries(document: dict[str, Any]) -> Iterator[tuple[str, Any, str]]:
     for table, content in document.items():
         if table == "padding":
-            yield from _padding_entries(content)
+            yield from _check_padding(content)
         elif table not in KEYS:
-            yield table, None, _unknown("", table)
+            yield table, None, _describe_unknown("", table)
         elif not isinstance(content, dict):
-            yield table, None, f"{table} must be a table, [{table}], not {_given(content)}"
+            yield table, None, f"{table} must be a table, [{table}], not {_format_value(content)}"
         else:
-            yield from _table_entries(table, table, content)
+            yield from _check_table(table, table, content)
 
 
-def _padding_entries(content: Any) -> Iterator[tuple[str, Any, str]]:
+def _check_padding(content: Any) -> Iterator[tuple[str, Any, str]]:
     tables = content if isinstance(content, dict) else {"": content}
     for tensor, keys in tables.items():
         name = f"padding.{tensor}" if tensor else "padding"
         if not isinstance(keys, dict):
-            yield name, None, f"{name} must be a table per input, [{PADDING}], not {_given(keys)}"
+            yield name, None, f"{name} must be a table per input, [{PADDING}], not {_format_value(keys)}"
         else:
-            yield from _table_entries(PADDING, name, keys)
+            yield from _check_table(PADDING, name, keys)
             if "axis" not in keys:
                 yield name, None, f"[{name}] must set axis"
 
 
-def _table_entries(table: str, place: str, content: dict[str, Any]) -> Iterator[tuple[str, Any, str]]:
-    """Check the keys of a table of KEYS. `place` is its name in the file."""
+def _check_table(table: str, table_name: str, content: dict[str, Any]) -> Iterator[tuple[str, Any, str]]:
+    """Check the keys of a table of KEYS. `table_name` is its name in the file."""
     for key, value in content.items():
-        name = f"{place}.{key}"
+        name = f"{table_name}.{key}"
         if name in PROVIDERS:
-            yield from _provider_entries(name, value)
+            yield from _check_provider(name, value)
             continue
-        check = _keys(table).get(key)
+        check = _keys_of(table).get(key)
         if check is None:
-            yield name, None, _unknown(table, key, name)
+            yield name, None, _describe_unknown(table, key, name)
             continue
         try:
             yield name, check(value), ""
         except ValueError as error:
-            yield name, None, f"{name} must be {error}, not {_given(value)}"
+            yield name, None, f"{name} must be {error}, not {_format_value(value)}"
 
 
-def _provider_entries(name: str, content: Any) -> Iterator[tuple[str, Any, str]]:
+def _check_provider(name: str, content: Any) -> Iterator[tuple[str, Any, str]]:
     """Check the table of a provider. Its presence alone enables the provider."""
     if not isinstance(content, dict):
-        yield name, None, f"{name} must be a table, [{name}], not {_given(content)}"
+        yield name, None, f"{name} must be a table, [{name}], not {_format_value(content)}"
         return
     yield name, True, ""
-    yield from _table_entries(name, name, content)
+    yield from _check_table(name, name, content)
 
 
-def _keys(table: str) -> Mapping[str, key_checks.Check]:
+def _keys_of(table: str) -> Mapping[str, key_checks.Check]:
     return KEYS.get(table) or PROVIDERS.get(table, {})
 
 
-def _unknown(table: str, word: str, name: str = "") -> str:
+def _describe_unknown(table: str, key: str, name: str = "") -> str:
     """Describe an unknown key of `table`, or an unknown table, and suggest a similar known one."""
-    every = {known: f"{owner}.{known}" for owner, keys in [*PROVIDERS.items(), *KEYS.items()] for known in keys}
-    tables = {known.partition(".")[0]: known for known in KEYS}
-    here = {known: f"{table}.{known}" for known in _keys(table)} if table else tables
-    unknown = f"unknown key {name}" if table else f"unknown table {word}"
-    inside = [f"{table}.{known}" for known in _keys(table) if known.endswith(f"_{word}")]
-    if inside:
-        return f"{unknown}, the nearest known is {inside[0]}"
-    for known, likeness in ((every, 1.0), (here, 0.6), (every, 0.6)):
-        near = difflib.get_close_matches(word, known, 1, likeness)
-        if near:
-            return f"{unknown}, the nearest known is {known[near[0]]}"
-    return f"{unknown}, known here: {', '.join(here)}"
+    everywhere = {
+        name_known: f"{owner}.{name_known}"
+        for owner, keys in [*PROVIDERS.items(), *KEYS.items()]
+        for name_known in keys
+    }
+    tables = {name_known.partition(".")[0]: name_known for name_known in KEYS}
+    in_table = {name_known: f"{table}.{name_known}" for name_known in _keys_of(table)} if table else tables
+    unknown = f"unknown key {name}" if table else f"unknown table {key}"
+    suffixed = [f"{table}.{name_known}" for name_known in _keys_of(table) if name_known.endswith(f"_{key}")]
+    if suffixed:
+        return f"{unknown}, the nearest known is {suffixed[0]}"
+    for name_known, cutoff in ((everywhere, 1.0), (in_table, 0.6), (everywhere, 0.6)):
+        similar = difflib.get_close_matches(key, name_known, 1, cutoff)
+        if similar:
+            return f"{unknown}, the nearest known is {name_known[similar[0]]}"
+    return f"{unknown}, known here: {', '.join(in_table)}"
 
 
-def _given(value: Any) -> str:
+def _format_value(value: Any) -> str:
     kinds = {bool: "boolean", int: "integer", float: "number", str: "string", list: "list", dict: "table"}
     try:
         text = f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
@@ -209,62 +213,62 @@ def _given(value: Any) -> str:
     return f"{text[:60]}{'...' if len(text) > 60 else ''} ({kinds.get(type(value), 'date or time')})"
 
 
-def _composed(statement: Statement, findings: list[Finding]) -> Statement:
+def _combine_keys(parsed: ParsedConfig, findings: list[Finding]) -> ParsedConfig:
     """Combine keys that belong together, and locate the hooks' file."""
-    values = dict(statement.values)
+    values = dict(parsed.values)
     count, devices = values.pop("instances.count", None), values.pop("instances.devices", None)
     if count is not None or devices:
         count = 1 if count is None else count
         values["instances"] = tuple(InstanceGroup(count, (device,)) for device in devices or (ANY_DEVICE,))
-        values |= {ASKED: True} if devices else {}
+        values |= {DEVICES_CONFIGURED: True} if devices else {}
     if "instances.memory_budget_mb" in values and count != 0:
         text = 'instances.memory_budget_mb requires instances.count = "auto"'
-        findings.append(statement.mistake("instances.memory_budget_mb", text))
-    if padding := _padding(values):
+        findings.append(parsed.make_mistake("instances.memory_budget_mb", text))
+    if padding := _take_padding(values):
         values["padding"] = padding
     if "worker.requirements" in values:
         name = values["worker.requirements"]
-        values["worker.requirements"] = found = statement.path.parent / name
-        if not is_there(found):
-            findings.append(statement.mistake("worker.requirements", f"worker.requirements: '{name}' does not exist"))
+        values["worker.requirements"] = path = parsed.path.parent / name
+        if not path_exists(path):
+            findings.append(parsed.make_mistake("worker.requirements", f"worker.requirements: '{name}' does not exist"))
     if "hooks.file" in values:
         name = values.pop("hooks.file")
-        path = inside(statement.path.parent, name)
-        if path is None or not is_there(path) or not path.is_file():
+        path = resolve_inside(parsed.path.parent, name)
+        if path is None or not path_exists(path) or not path.is_file():
             where = "is outside the model's folder" if path is None else "does not exist"
-            findings.append(statement.mistake("hooks.file", f"hooks.file: '{name}' {where}"))
+            findings.append(parsed.make_mistake("hooks.file", f"hooks.file: '{name}' {where}"))
         else:
             values["hooks.file"] = path
     elif any(name.startswith("hooks.") for name in values) and not findings:
-        findings.append(statement.mistake("hooks", "[hooks] must set file"))
-    findings += _workers(statement, values)
-    return Statement(statement.path, values, statement.places)
+        findings.append(parsed.make_mistake("hooks", "[hooks] must set file"))
+    findings += _check_workers(parsed, values)
+    return ParsedConfig(parsed.path, values, parsed.locations)
 
 
-def _workers(statement: Statement, values: dict[str, Any]) -> Iterator[Finding]:
+def _check_workers(parsed: ParsedConfig, values: dict[str, Any]) -> Iterator[Finding]:
     """Find mistakes about the hooks' worker processes, and resolve the path of their requirements."""
     workers, replicas = values.get("hooks.workers"), values.get("hooks.replicas", "shared")
     for key in ("interpreter", "requirements", "worker_memory_mb"):
         if f"hooks.{key}" in values and not workers:
-            yield statement.mistake(f"hooks.{key}", f"hooks.{key} requires hooks.workers of at least 1")
+            yield parsed.make_mistake(f"hooks.{key}", f"hooks.{key} requires hooks.workers of at least 1")
     if workers and replicas not in {"shared", workers}:
         text = (
             f"hooks.replicas is {replicas}, but each of the {workers} hooks.workers is a replica: remove one of the two"
         )
-        yield statement.mistake("hooks.replicas", text)
+        yield parsed.make_mistake("hooks.replicas", text)
     if (name := values.get("hooks.requirements")) is not None:
-        values["hooks.requirements"] = path = statement.path.parent / name
-        if not is_there(path):
-            yield statement.mistake("hooks.requirements", f"hooks.requirements: '{name}' does not exist")
+        values["hooks.requirements"] = path = parsed.path.parent / name
+        if not path_exists(path):
+            yield parsed.make_mistake("hooks.requirements", f"hooks.requirements: '{name}' does not exist")
 
 
-def _padding(values: dict[str, Any]) -> tuple[PaddedAxis, ...]:
+def _take_padding(values: dict[str, Any]) -> tuple[PaddedAxis, ...]:
     """Remove the padding entries from `values` and return them as PaddedAxis objects."""
     axes: dict[str, dict[str, Any]] = {}
     for name in [name for name in values if name.startswith("padding.")]:
         tensor, _, key = name.removeprefix("padding.").rpartition(".")
         axes.setdefault(tensor, {})[key] = values.pop(name)
-    return tuple(PaddedAxis(tensor, **said) for tensor, said in axes.items() if "axis" in said)
+    return tuple(PaddedAxis(tensor, **keys) for tensor, keys in axes.items() if "axis" in keys)
 
 
 def key_lines(text: str) -> dict[str, int]:
@@ -273,16 +277,16 @@ def key_lines(text: str) -> dict[str, int]:
     table = ""
     for number, line in enumerate(text.splitlines(), 1):
         if heading := _TABLE_LINE.match(line):
-            table = name = _plain(heading[1])
+            table = name = _unquote_key(heading[1])
             while name:
                 lines.setdefault(name, number)
                 name = name.rpartition(".")[0]
         elif word := _WORD_LINE.match(line):
-            name = _plain(word[1])
+            name = _unquote_key(word[1])
             lines.setdefault(f"{table}.{name}" if table else name, number)
     return lines
 
 
-def _plain(name: str) -> str:
+def _unquote_key(name: str) -> str:
     """Return a dotted key without quotes."""
     return ".".join(part.strip("\"'") for part in re.findall(_PART, name))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .scan import Entry
+    from .scan import ModelEntry
 
 UNLOADED = "unloaded"
 
@@ -24,7 +24,7 @@ class ModelState(enum.StrEnum):
 
 
 @dataclass(slots=True, frozen=True, eq=False)
-class VersionState:
+class VersionStatus:
     """One version's state, and why it is not ready, or why it could not be replaced while it serves.
 
     `version` 0 stands for a model without versions.
@@ -36,7 +36,7 @@ class VersionState:
     reason: str = ""
 
     @property
-    def wanted(self) -> bool:
+    def should_serve(self) -> bool:
         """Whether it is ready or should be. A version that was unloaded does not affect readiness."""
         unloaded = self.reason == UNLOADED or self.reason.startswith(f"{UNLOADED}: ")
         return self.state is not ModelState.UNLOADING and not (self.state is ModelState.UNAVAILABLE and unloaded)
@@ -48,85 +48,89 @@ class ModelRecord:
 
     Invariant: a version that serves is READY, even if attempts to replace it fail.
     `config` is the declared ModelConfig of what is served. `fingerprint` is that of its files when last read, empty if
-    it came from elsewhere. `folder` holds the files of what is served if a request sent them.
-    `asked`: it was loaded by name or at start, not because an ensemble needs it. `ensemble` is the Entry of an ensemble
-    that serves, or that waits for models it needs. `served` is the Entry of what serves, and `contents` the fingerprint
-    of its contents (changes.py).
+    it came from elsewhere. `upload_folder` holds the files of what is served if a request sent them.
+    `requested`: it was loaded by name or at start, not because an ensemble needs it. `ensemble_entry` is the ModelEntry
+    of an ensemble that serves, or that waits for models it needs. `served_entry` is the ModelEntry of what serves, and
+    `content_fingerprint` the fingerprint of its contents (changes.py).
     """
 
     name: str
-    versions: dict[int, VersionState] = field(default_factory=dict)
+    versions: dict[int, VersionStatus] = field(default_factory=dict)
     config: Any = None
     fingerprint: bytes = b""
-    folder: Path | None = None
-    asked: bool = False
-    ensemble: Entry | None = None
-    served: Entry | None = None
-    contents: bytes = b""
+    upload_folder: Path | None = None
+    requested: bool = False
+    ensemble_entry: ModelEntry | None = None
+    served_entry: ModelEntry | None = None
+    content_fingerprint: bytes = b""
 
-    def listed(self) -> list[VersionState]:
+    def statuses(self) -> list[VersionStatus]:
         """Return the versions in order."""
         return [self.versions[version] for version in sorted(self.versions)]
 
     @property
-    def ready(self) -> list[int]:
+    def ready_versions(self) -> list[int]:
         """The versions that serve."""
-        return [held.version for held in self.listed() if held.state is ModelState.READY]
+        return [status.version for status in self.statuses() if status.state is ModelState.READY]
 
     @property
-    def settled(self) -> bool:
+    def all_ready(self) -> bool:
         """Whether something serves, and every version that should serve does."""
-        return bool(self.ready) and all(held.state is ModelState.READY for held in self.listed() if held.wanted)
+        return bool(self.ready_versions) and all(
+            status.state is ModelState.READY for status in self.statuses() if status.should_serve
+        )
 
-    def begin(self, versions: Iterable[int]) -> None:
+    def begin_load(self, versions: Iterable[int]) -> None:
         """Start loading versions. Earlier failures are dropped."""
-        self.versions = {number: held for number, held in self.versions.items() if not held.wanted} | {
-            version: VersionState(version, ModelState.READY) for version in self.ready
+        self.versions = {version: status for version, status in self.versions.items() if not status.should_serve} | {
+            version: VersionStatus(version, ModelState.READY) for version in self.ready_versions
         }
         for version in versions:
-            if version not in self.ready:
+            if version not in self.ready_versions:
                 self._set(version, ModelState.LOADING)
 
-    def fail(self, version: int, reason: str) -> None:
+    def record_failure(self, version: int, reason: str) -> None:
         """Record why a version, or the model (version 0), failed to load. What serves continues, with the reason."""
-        ready = self.ready
-        for each in ready if ready and not version else (version,):
-            self._set(each, ModelState.READY if each in ready else ModelState.UNAVAILABLE, reason)
+        ready = self.ready_versions
+        for affected in ready if ready and not version else (version,):
+            self._set(affected, ModelState.READY if affected in ready else ModelState.UNAVAILABLE, reason)
 
-    def give_up(self) -> None:
+    def abort_load(self) -> None:
         """End a failed load: versions that did load are not served."""
-        for held in self.listed():
-            if held.state is ModelState.LOADING:
-                self._set(held.version, ModelState.UNAVAILABLE, UNLOADED)
+        for status in self.statuses():
+            if status.state is ModelState.LOADING:
+                self._set(status.version, ModelState.UNAVAILABLE, UNLOADED)
 
-    def serve(self, versions: Iterable[int]) -> list[VersionState]:
+    def serve(self, versions: Iterable[int]) -> list[VersionStatus]:
         """Make these versions, and no others, serve. Returns: those that served before and are now UNLOADING."""
-        chosen = set(versions)
-        leaving = [self._set(version, ModelState.UNLOADING) for version in self.ready if version not in chosen]
-        for version in chosen:
+        wanted = set(versions)
+        unloading = [
+            self._set(version, ModelState.UNLOADING) for version in self.ready_versions if version not in wanted
+        ]
+        for version in wanted:
             self._set(version, ModelState.READY)
-        return leaving
+        return unloading
 
     @property
-    def needs(self) -> frozenset[str]:
+    def dependencies(self) -> frozenset[str]:
         """The models without which it does not serve."""
-        return self.ensemble.needs if self.ensemble is not None else frozenset()
+        return self.ensemble_entry.dependencies if self.ensemble_entry is not None else frozenset()
 
-    def unload(self) -> list[VersionState]:
+    def unload(self) -> list[VersionStatus]:
         """Stop serving all versions. Returns: those that served before and are now UNLOADING."""
-        leaving = self.serve(())
-        for held in self.listed():
-            if held.wanted:
-                self._set(held.version, ModelState.UNAVAILABLE, UNLOADED)
+        unloading = self.serve(())
+        for status in self.statuses():
+            if status.should_serve:
+                self._set(status.version, ModelState.UNAVAILABLE, UNLOADED)
         self.versions.pop(0, None)
-        return leaving
+        return unloading
 
-    def gone(self, leaving: Iterable[VersionState], reason: str = UNLOADED) -> None:
+    def mark_unloaded(self, unloading: Iterable[VersionStatus], reason: str = UNLOADED) -> None:
         """Mark versions as unloaded, with the reason, except those that have been loaded again since."""
-        for held in leaving:
-            if self.versions.get(held.version) is held:
-                self._set(held.version, ModelState.UNAVAILABLE, reason)
+        for status in unloading:
+            if self.versions.get(status.version) is status:
+                self._set(status.version, ModelState.UNAVAILABLE, reason)
 
-    def _set(self, version: int, state: ModelState, reason: str = "") -> VersionState:
-        held = self.versions[version] = VersionState(version, state, reason)
-        return held
+    def _set(self, version: int, state: ModelState, reason: str = "") -> VersionStatus:
+        status = self.versions[version] = VersionStatus(version, state, reason)
+        return status

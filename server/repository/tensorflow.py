@@ -17,16 +17,16 @@ from .fields.ensembles import PLATFORM as ENSEMBLE
 from .fields.identity import GRAPHDEF, PYTHON, SAVED_MODEL, TENSORFLOW
 from .findings import Finding
 from .libraries import LIBRARIES
-from .statement import Statement
-from .versions import VERSION, lacking
+from .parsed_config import ParsedConfig
+from .versions import VERSION, missing_file
 
 SAVED_MODEL_FILE, GRAPHDEF_FILE = "model.savedmodel", "model.graphdef"
 GRAPH_FILES = ("saved_model.pb", "saved_model.pbtxt")
 """A folder that holds one of these is a SavedModel."""
 
-ONLY_HERE = ("runtime.signature", "runtime.graph_tag", "runtime.session_threads", "runtime.gpu_memory_fraction")
+TENSORFLOW_ONLY = ("runtime.signature", "runtime.graph_tag", "runtime.session_threads", "runtime.gpu_memory_fraction")
 """Settings that apply to no other runtime."""
-_FOREIGN = (
+_ONNX_ONLY = (
     "runtime.execution_mode", "runtime.mem_arena", "runtime.mem_pattern", "runtime.graph_level", "runtime.gpu_graphs",
     "runtime.gpu_memory", "runtime.pinned", "runtime.cuda", "runtime.tensorrt",
     isolated.ISOLATED, LIBRARIES,
@@ -38,7 +38,7 @@ def is_saved_model(folder: Path) -> bool:
     return any((folder / name).is_file() for name in GRAPH_FILES)
 
 
-def lacking_platform(config: Any, folder: Path) -> str:
+def undeclared_platform(config: Any, folder: Path) -> str:
     """Return the platform that a configuration omits; "" if it does not, or if no version has TensorFlow's files.
 
     Source: AutoCompleteBackendFields of Triton's core, and the layout of TensorFlow Serving, where a version's folder
@@ -49,12 +49,12 @@ def lacking_platform(config: Any, folder: Path) -> str:
     if config.default_model_filename:
         known = {SAVED_MODEL_FILE: SAVED_MODEL, GRAPHDEF_FILE: GRAPHDEF}
         return known.get(config.default_model_filename, SAVED_MODEL if config.backend else "")
-    places = [place for place in folder.iterdir() if VERSION.fullmatch(place.name)]
-    if any((place / python.ONNX_FILE).exists() for place in places) and not config.backend:
+    versions = [version for version in folder.iterdir() if VERSION.fullmatch(version.name)]
+    if any((version / python.ONNX_FILE).exists() for version in versions) and not config.backend:
         return ""
-    if any(_saved_model(place) is not None or (place / SAVED_MODEL_FILE).is_dir() for place in places):
+    if any(_find_saved_model(version) is not None or (version / SAVED_MODEL_FILE).is_dir() for version in versions):
         return SAVED_MODEL
-    if any((place / GRAPHDEF_FILE).is_file() for place in places):
+    if any((version / GRAPHDEF_FILE).is_file() for version in versions):
         return GRAPHDEF
     return SAVED_MODEL if config.backend else ""
 
@@ -69,72 +69,80 @@ def complete_platform(config: Any, folder: Path) -> bool:
         if any((place / name).is_file() for place in folder.iterdir()):
             config.platform = ""
         return False
-    config.platform = (platform := lacking_platform(config, folder)) or config.platform
+    config.platform = (platform := undeclared_platform(config, folder)) or config.platform
     return bool(platform)
 
 
 def file_name(folder: Path) -> str:
     """Return the default name of the model's file, by the layout of its versions."""
-    places = [place for place in folder.iterdir() if VERSION.fullmatch(place.name)]
-    bare = any(is_saved_model(place) for place in places)
-    named = any((place / SAVED_MODEL_FILE).exists() for place in places)
-    return GRAPH_FILES[0] if bare and not named else SAVED_MODEL_FILE
+    versions = [version for version in folder.iterdir() if VERSION.fullmatch(version.name)]
+    is_version = any(is_saved_model(version) for version in versions)
+    in_subfolder = any((version / SAVED_MODEL_FILE).exists() for version in versions)
+    return GRAPH_FILES[0] if is_version and not in_subfolder else SAVED_MODEL_FILE
 
 
-def located(folder: Path, version: int, filename: str, findings: list[Finding]) -> Path | None:
+def locate_version(folder: Path, version: int, filename: str, findings: list[Finding]) -> Path | None:
     """Locate the SavedModel of a version."""
-    place = folder / str(version)
-    if (found := _saved_model(place, filename)) is not None:
+    version_folder = folder / str(version)
+    if (found := _find_saved_model(version_folder, filename)) is not None:
         return found
-    inside = place / filename
-    if inside.is_dir():
-        text = f"{filename} is not a SavedModel: there is no {GRAPH_FILES[0]} in it ({_listed(inside)} is there)"
+    path = version_folder / filename
+    if path.is_dir():
+        text = f"{filename} is not a SavedModel: there is no {GRAPH_FILES[0]} in it (found {_contents(path)})"
     else:
-        text = f"there is no SavedModel: neither {SAVED_MODEL_FILE} nor {GRAPH_FILES[0]} ({_listed(place)} is there)"
+        contents = _contents(version_folder)
+        text = f"there is no SavedModel: neither {SAVED_MODEL_FILE} nor {GRAPH_FILES[0]} (found {contents})"
         if filename not in {SAVED_MODEL_FILE, *GRAPH_FILES}:
-            text = f"there is no {filename}, which the configuration names ({_listed(place)} is there)"
-    findings.append(lacking(place, version, text))
+            text = f"there is no {filename}, which the configuration names (found {contents})"
+    findings.append(missing_file(version_folder, version, text))
     return None
 
 
-def _saved_model(place: Path, filename: str = SAVED_MODEL_FILE) -> Path | None:
+def _find_saved_model(version_folder: Path, filename: str = SAVED_MODEL_FILE) -> Path | None:
     """Return the SavedModel in a version's folder: the subfolder of that name, or else the folder itself."""
-    if is_saved_model(place / filename):
-        return place / filename
-    plain = filename in {SAVED_MODEL_FILE, *GRAPH_FILES}
-    return place if plain and is_saved_model(place) else None
+    if is_saved_model(version_folder / filename):
+        return version_folder / filename
+    is_default_name = filename in {SAVED_MODEL_FILE, *GRAPH_FILES}
+    return version_folder if is_default_name and is_saved_model(version_folder) else None
 
 
-def _listed(place: Path) -> str:
-    return ", ".join(sorted(other.name for other in place.iterdir())[:8]) or "nothing"
+def _contents(folder: Path) -> str:
+    return ", ".join(sorted(child.name for child in folder.iterdir())[:8]) or "nothing"
 
 
-def mistakes(stated: Statement) -> list[Finding]:
+def find_mistakes(parsed: ParsedConfig) -> list[Finding]:
     """Find settings that have no effect on a TensorFlow model."""
-    return [stated.mistake(name, f"{name} does not apply to a TensorFlow model: {why}") for name, why in _wrong(stated)]
+    return [
+        parsed.make_mistake(name, f"{name} does not apply to a TensorFlow model: {why}")
+        for name, why in _ineffective(parsed)
+    ]
 
 
-def _wrong(stated: Statement) -> Iterator[tuple[str, str]]:
-    for name in stated.values:
-        if name in _FOREIGN:
+def _ineffective(parsed: ParsedConfig) -> Iterator[tuple[str, str]]:
+    for name in parsed.values:
+        if name in _ONNX_ONLY:
             yield name, "it is for ONNX Runtime"
-    if stated.get("batching.executor") == "loop":
+    if parsed.get("batching.executor") == "loop":
         yield "batching.executor", "it runs in its own process, which the event loop cannot wait for"
 
 
-def foreign_runtime(stated: Statement) -> list[Finding]:
+def find_foreign_settings(parsed: ParsedConfig) -> list[Finding]:
     """Find TensorFlow settings of a model of another runtime."""
-    return [stated.mistake(name, f"{name} is for TensorFlow models") for name in stated.values if name in ONLY_HERE]
+    return [
+        parsed.make_mistake(name, f"{name} is for TensorFlow models")
+        for name in parsed.values
+        if name in TENSORFLOW_ONLY
+    ]
 
 
-def as_tensorflow(spec: ModelSpec, stated: Statement, rows: int, options: Mapping[str, str]) -> ModelSpec:
+def as_tensorflow(spec: ModelSpec, parsed: ParsedConfig, rows: int, options: Mapping[str, str]) -> ModelSpec:
     """Complete the spec of a TensorFlow model.
 
     `rows` and `options` are the server's defaults for all of them. The options also determine where its process runs.
     """
-    said = {**options, **spec.options}
-    if float(said.get("gpu_memory_fraction", "0")):
-        said["allow_growth"] = "0"  # as in Triton: a reserved fraction does not grow
-    said |= isolated.worker_options(stated)
+    merged = {**options, **spec.options}
+    if float(merged.get("gpu_memory_fraction", "0")):
+        merged["allow_growth"] = "0"  # as in Triton: a reserved fraction does not grow
+    merged |= isolated.worker_options(parsed)
     policy = replace(spec.policy, default_max_batch_rows=rows)
-    return replace(spec, policy=policy, options=said, worker=python.worker(stated), backend=TENSORFLOW)
+    return replace(spec, policy=policy, options=merged, worker=python.worker_spec(parsed), backend=TENSORFLOW)

@@ -11,26 +11,26 @@ from penstock.server.hooks.loading import hook_names_in
 from penstock.server.hooks.plan import plan_replicas
 
 from .fields.identity import PYTHON, TENSORFLOW
-from .statement import shown
+from .parsed_config import format_value
 
-_UNSAID = ("worker.", "cortex_signature", CPU_FALLBACK)
+_HIDDEN_OPTIONS = ("worker.", "cortex_signature", CPU_FALLBACK)
 """Prefixes of options that a user cannot set, or that are printed elsewhere."""
 
 
-def described(spec: ModelSpec, invariance: str, unbatched: str) -> str:
+def describe_version(spec: ModelSpec, invariance: str, unbatched: str) -> str:
     """Describe a version that would be served: its configuration and what was completed."""
     kind = "ensemble" if spec.ensemble is not None else spec.backend
     lines = [f"{spec.name} version {spec.version}, {kind}, {spec.path}"]
     if spec.signature is not None:
-        lines += _columns("inputs", [_tensor(tensor) for tensor in spec.signature.inputs])
-        lines += _columns("outputs", [_tensor(tensor) for tensor in spec.signature.outputs])
-        lines += _columns("batching", [_batching(spec, unbatched)])
+        lines += _columns("inputs", [_describe_tensor(tensor) for tensor in spec.signature.inputs])
+        lines += _columns("outputs", [_describe_tensor(tensor) for tensor in spec.signature.outputs])
+        lines += _columns("batching", [_describe_batching(spec, unbatched)])
     elif spec.backend == PYTHON:
         lines += _columns("inputs", ["set by its auto_complete_config, which is not run here;"])
         lines += _columns("", ["so are outputs and batching"])
-    lines += [line for axis in spec.padding for line in _columns("padding", [_padding(axis)])]
+    lines += [line for axis in spec.padding for line in _columns("padding", [_describe_padding(axis)])]
     if spec.sequence is not None:
-        lines += _columns("sequences", [_sequences(spec.sequence)])
+        lines += _columns("sequences", [_describe_sequences(spec.sequence)])
     if spec.cached or spec.decoupled:
         lines += _columns("answers", ["cached, with --cache-config" if spec.cached else "any number per request"])
     if invariance:
@@ -38,32 +38,36 @@ def described(spec: ModelSpec, invariance: str, unbatched: str) -> str:
     if spec.ensemble is not None:
         lines += _columns("steps", [f"{step.model} {step.version or 'latest'}" for step in spec.ensemble.steps])
         return "\n".join(lines)
-    groups = "; ".join(shown(group) for group in spec.instances)
+    groups = "; ".join(format_value(group) for group in spec.instances)
     budget = f", at most {spec.memory_budget_bytes >> 20} MB" if spec.memory_budget_bytes else ""
     lines += _columns("instances", [groups + budget])
-    if spec.fallback:
-        lines += _columns("fallback", [f"on the CPU: {spec.fallback}"])
-    if said := [f"{name} {value}" for name, value in sorted(spec.options.items()) if not name.startswith(_UNSAID)]:
-        lines += _columns("runtime", [", ".join(said)])
-    return "\n".join([*lines, *_user_code(spec)])
+    if spec.fallback_reason:
+        lines += _columns("fallback", [f"on the CPU: {spec.fallback_reason}"])
+    if options := [
+        f"{name} {value}" for name, value in sorted(spec.options.items()) if not name.startswith(_HIDDEN_OPTIONS)
+    ]:
+        lines += _columns("runtime", [", ".join(options)])
+    return "\n".join([*lines, *_describe_user_code(spec)])
 
 
-def _user_code(spec: ModelSpec) -> list[str]:
+def _describe_user_code(spec: ModelSpec) -> list[str]:
     hooks = spec.hooks
-    lines = _columns("worker", [_worker(spec.worker)]) if _has_worker(spec) else []
+    lines = _columns("worker", [_describe_worker(spec.worker)]) if _has_worker(spec) else []
     if hooks is None or not hooks.has_file:
         return lines
-    named = f" ({', '.join(found)})" if (found := hook_names_in(hooks.path)) else ""
-    said = f"{hooks.path}{named}, timeout: {hooks.timeout_s:g} s"
-    lines += _columns("hooks", [said, f"replicas: {plan_replicas(hooks).reason}"])
-    return lines + (_columns("workers", [f"{hooks.workers}, {_worker(hooks.worker)}"]) if hooks.workers else [])
+    suffix = f" ({', '.join(names)})" if (names := hook_names_in(hooks.path)) else ""
+    summary = f"{hooks.path}{suffix}, timeout: {hooks.timeout_s:g} s"
+    lines += _columns("hooks", [summary, f"replicas: {plan_replicas(hooks).reason}"])
+    return lines + (
+        _columns("workers", [f"{hooks.workers}, {_describe_worker(hooks.worker)}"]) if hooks.workers else []
+    )
 
 
 def _has_worker(spec: ModelSpec) -> bool:
     return spec.backend in {PYTHON, TENSORFLOW} or spec.options.get("isolated") == "1"
 
 
-def _worker(worker: WorkerSpec) -> str:
+def _describe_worker(worker: WorkerSpec) -> str:
     """Describe the Python and the limits of the processes that run user code."""
     parts = [f"Python: {worker.interpreter or 'that of the server'}"]
     if worker.requirements is not None:
@@ -79,14 +83,14 @@ def _columns(title: str, texts: list[str]) -> list[str]:
     return [f"  {title if number == 0 else '':<11}{text}" for number, text in enumerate(texts)]
 
 
-def _tensor(tensor: TensorSpec) -> str:
+def _describe_tensor(tensor: TensorSpec) -> str:
     if not tensor.is_tensor:
         advice = f"; {tensor.advice}" if tensor.advice else ""
         return f"{tensor.name}: {tensor.datatype}, for hooks only{advice}"
     return f"{tensor.name}: {tensor.datatype} {list(tensor.shape)}{', optional' if tensor.optional else ''}"
 
 
-def _batching(spec: ModelSpec, unbatched: str) -> str:
+def _describe_batching(spec: ModelSpec, unbatched: str) -> str:
     policy = spec.policy
     if not policy.max_batch_rows:
         if spec.ensemble is not None or spec.backend == PYTHON:
@@ -101,11 +105,11 @@ def _batching(spec: ModelSpec, unbatched: str) -> str:
         parts.append(f"waits up to {policy.max_queue_delay_us} us")
     parts.append(f"capped at {policy.cap_rows}" if policy.cap_rows else "cap learned")
     if policy.allowed_rows:
-        parts.append(f"only of {shown(policy.allowed_rows)} rows")
-    return ", ".join([*parts, *_terms(policy), f"queue of {queue_rows(policy)} rows"])
+        parts.append(f"only of {format_value(policy.allowed_rows)} rows")
+    return ", ".join([*parts, *_describe_policy(policy), f"queue of {queue_rows(policy)} rows"])
 
 
-def _terms(policy: BatchPolicy) -> list[str]:
+def _describe_policy(policy: BatchPolicy) -> list[str]:
     parts = []
     if policy.priority_levels:
         parts.append(f"{count(policy.priority_levels, 'level')}, {policy.default_priority} by default")
@@ -122,19 +126,19 @@ def _terms(policy: BatchPolicy) -> list[str]:
     return parts
 
 
-def _sequences(said: SequenceSpec) -> str:
-    parts = ["direct" if said.direct else "oldest", f"forgotten after {said.idle_us / 1e6:g} s"]
-    if said.iterative:
-        parts.append("one request each, run until the model is done with it")
-    if said.controls:
-        parts.append(f"told {', '.join(control.name for control in said.controls)}")
-    if said.states:
-        parts.append(f"remembers {', '.join(state.input for state in said.states)}")
+def _describe_sequences(spec: SequenceSpec) -> str:
+    parts = ["direct" if spec.direct else "oldest", f"expire after {spec.idle_us / 1e6:g} s"]
+    if spec.iterative:
+        parts.append("one request each, run until the model finishes it")
+    if spec.controls:
+        parts.append(f"controls {', '.join(control.name for control in spec.controls)}")
+    if spec.states:
+        parts.append(f"states {', '.join(state.input for state in spec.states)}")
     return ", ".join(parts)
 
 
-def _padding(padded: PaddedAxis) -> str:
-    buckets = shown(padded.buckets) if padded.buckets else "16, 32, 48, ..."
+def _describe_padding(padded: PaddedAxis) -> str:
+    buckets = format_value(padded.buckets) if padded.buckets else "16, 32, 48, ..."
     mask = f", mask {padded.mask}" if padded.mask else ""
     return f"{padded.input}: axis {padded.axis} to {buckets} with {padded.value:g}{mask}"
 

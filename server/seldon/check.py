@@ -11,7 +11,7 @@ from pathlib import Path
 
 from penstock.batching.spec import ModelSpec
 from penstock.server.carrying import checking
-from penstock.server.modules import names_of
+from penstock.server.modules import module_names
 from penstock.server.repository.check import CheckReport
 from penstock.server.repository.findings import Finding
 from penstock.server.settings import Settings
@@ -24,7 +24,7 @@ from .modules import lacks_methods
 def check_components(settings: Settings) -> CheckReport:
     """Check the PATH."""
     components = Components(settings)
-    if path_finding := components.wrong():
+    if path_finding := components.invalid_path():
         return CheckReport(findings=[path_finding])
     if components.graph:
         from .graph.check import check_graph
@@ -34,9 +34,9 @@ def check_components(settings: Settings) -> CheckReport:
         return CheckReport(findings=mistakes)
     spec = components.spec()
     findings = mistakes_of(spec)
-    if any(finding.mistake for finding in findings):
+    if any(finding.is_mistake for finding in findings):
         return CheckReport(findings=findings)
-    return CheckReport(specs=[replace(spec, options={})], findings=findings, notes={spec.name: describe(spec)})
+    return CheckReport(specs=[replace(spec, options={})], findings=findings, extra_lines={spec.name: describe(spec)})
 
 
 def mistakes_of(spec: ModelSpec) -> list[Finding]:
@@ -56,16 +56,16 @@ def _module_mistakes(folder: Path, component: str) -> list[Finding]:
     module = next((path for path in (base / "__init__.py", base.with_suffix(".py")) if path.is_file()), None)
     if module is None:
         text = f"no module {'.'.join(parts or [name])} here: if it is not installed, '{component}' cannot be imported"
-        return [Finding(folder, text, mistake=not parts)]
+        return [Finding(folder, text, is_mistake=not parts)]
     try:
-        names = names_of(module)
+        names = module_names(module)
     except (OSError, SyntaxError, ValueError) as error:
         return [checking.unreadable(module, error)]
     if name not in names and not names & {"*", "__getattr__"}:
         return [Finding(module, f"has no class {name}")]
     if lacks_methods(module, name):
         text = f"{name} has none of a component's methods: calls of predict are answered with an empty array"
-        return [Finding(module, text, mistake=False)]
+        return [Finding(module, text, is_mistake=False)]
     return []
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from penstock.server.options.own_flags import own_flags
+from penstock.server.options.own_flags import parse_own_flags
 from penstock.server.options.setting import PREFIX
 from penstock.server.settings import SettingError, Settings, resolve
 
@@ -97,7 +97,7 @@ def parse_command(
     variables = _Environment(environ)
     parser = _parser(variables)
     actions = parser._actions  # noqa: SLF001
-    penstock_flags, arguments = own_flags(
+    penstock_flags, arguments = parse_own_flags(
         NAME, argv, {option for action in actions for option in action.option_strings}, _ALIASES
     )
     given, unknown = parser.parse_known_args(arguments)

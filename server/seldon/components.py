@@ -13,7 +13,7 @@ from pathlib import Path
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec, WorkerSpec
 from penstock.server.carrying.repository import CarriedRepository
 from penstock.server.repository.address import is_remote
-from penstock.server.repository.changes import fingerprint
+from penstock.server.repository.changes import fingerprint_files
 from penstock.server.repository.findings import Finding, MistakesError
 from penstock.server.repository.repository import Repository
 from penstock.server.repository.scan import Defaults
@@ -82,7 +82,7 @@ class Components:
             return GraphRepository(self.settings, self.path, defaults, self._environ)
         return ComponentRepository(self, defaults)
 
-    def wrong(self) -> Finding | None:
+    def invalid_path(self) -> Finding | None:
         """Return the finding for a PATH that cannot be served, None if it is valid."""
         first, *others = self.settings.model_repository
         if is_remote(first):
@@ -129,7 +129,7 @@ class Components:
         if self.settings.model_control_mode == "none":
             return b"-"  # the files are not polled, and a folder may be large
         paths = [self.path, self.folder / S2I] if self.path.is_dir() else sorted(self.folder.glob("*.py"))
-        return fingerprint(path for path in paths if path.exists())
+        return fingerprint_files(path for path in paths if path.exists())
 
     def _image_variables(self) -> dict[str, str]:
         return variables_of(self.folder / S2I) if self.path.is_dir() else {}

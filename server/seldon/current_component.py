@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.server.engines import served
+from penstock.server.engines import get_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.batching.model import Model
-    from penstock.server.engines import Serves
+    from penstock.server.engines import ServingEngine
 
     from .batching import Sharing
     from .loading import SeldonModels
@@ -27,7 +27,7 @@ class CurrentComponent:
 
     __slots__ = ("_engine", "_generation", "_model", "_models", "name", "reads_request", "sharing")
 
-    def __init__(self, engine: Serves, name: Callable[[], str], models: SeldonModels) -> None:
+    def __init__(self, engine: ServingEngine, name: Callable[[], str], models: SeldonModels) -> None:
         self._engine = engine
         self._models = models
         self._model: Model | None = None
@@ -51,7 +51,7 @@ class CurrentComponent:
     def _look_up(self) -> Model:
         self._model = self.sharing = None
         generation, name = self._engine.generation, self.name()
-        model = served(self._engine, name, "the component")
+        model = get_model(self._engine, name, "the component")
         self._generation, self.sharing = generation, self._models.sharing.get(name)
         description = self._models.descriptions.get(name)
         self.reads_request = self.sharing is None and description is not None and description.reads_request

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from penstock.server.dialects import Dialect, DialectParts
-from penstock.server.restricted import Restricted, restricted_methods
+from penstock.server.restricted import RestrictedApis, restricted_methods
 
 from . import pages, protos
 from .check import check_components
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 class Seldon(Dialect):
     """One server's parts. `models` opens the components, `exposition` holds their metrics."""
 
-    nothing = "nothing to serve: pass the PATH of a component, its folder or its Name.py, or of a graph"
-    alone = "component"
-    late = loud = True
-    metrics_type = "text/plain; version=0.0.4; charset=utf-8"
+    no_paths_message = "nothing to serve: pass the PATH of a component, its folder or its Name.py, or of a graph"
+    required_kind = "component"
+    opens_late = names_server = True
+    metrics_content_type = "text/plain; version=0.0.4; charset=utf-8"
     models: SeldonModels
     _parts: DialectParts
 
@@ -48,16 +48,16 @@ class Seldon(Dialect):
     def check(self, *, invariance: bool) -> tuple[str, int]:
         """Report what would be served."""
         report = check_components(self.settings)
-        return str(report), report.status
+        return str(report), report.exit_status
 
-    def failure(self, text: str) -> bytes:
+    def error_body(self, text: str) -> bytes:
         """Encode the body of the answer to a malformed request."""
         return pages.failure(text)
 
     def service(self, parts: DialectParts) -> SeldonService | GraphService:
         """Make the Service of the HTTP port."""
         self._parts = parts
-        self.models = parts.engine.outsides[SELDON] = SeldonModels(parts.environments)
+        self.models = parts.engine.external_loaders[SELDON] = SeldonModels(parts.environments)
         self.models.count_metrics = self.exposition.add
         if isinstance(parts.repository, GraphRepository):
             self._graph = Graph(parts.engine, parts.repository, self.models, self.exposition)
@@ -68,7 +68,7 @@ class Seldon(Dialect):
         service.restricted = parts.inference.restricted
         return service
 
-    def grpc_methods(self, restricted: Restricted) -> dict[str, Method]:
+    def grpc_methods(self, restricted: RestrictedApis) -> dict[str, Method]:
         """Make the RPCs of the gRPC port, by path."""
         if self._graph is not None:
             methods = GraphRpcs(self._graph).methods()
@@ -76,11 +76,11 @@ class Seldon(Dialect):
             methods = SeldonRpcs(self._parts.engine, self._current(), self.exposition).methods()
         return restricted_methods(methods, restricted, CATEGORIES)
 
-    def grpc_files(self) -> tuple[Any, ...]:
+    def grpc_descriptors(self) -> tuple[Any, ...]:
         """Return the FileDescriptorProtos that reflection offers."""
         return protos.files()
 
-    def render(self) -> Iterable[str]:
+    def metrics_lines(self) -> Iterable[str]:
         """Return the lines for the metrics page."""
         return (*self.exposition.render(), *(self._graph.metrics.render() if self._graph is not None else ()))
 

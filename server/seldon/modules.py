@@ -6,7 +6,7 @@ import ast
 from collections.abc import Mapping
 from pathlib import Path
 
-from penstock.server.modules import made_in, parsed
+from penstock.server.modules import defined_names, parse_file
 
 S2I = Path(".s2i", "environment")
 """The file that s2i reads to build an image: `NAME=VALUE` lines, which become variables of the container."""
@@ -40,7 +40,7 @@ def syntax_errors(folder: Path) -> dict[Path, SyntaxError]:
     errors = {}
     for path in sorted(folder.glob("*.py")):
         try:
-            parsed(path)
+            parse_file(path)
         except SyntaxError as error:
             errors[path] = error
         except (OSError, ValueError):
@@ -50,7 +50,7 @@ def syntax_errors(folder: Path) -> dict[Path, SyntaxError]:
 
 def _classes_of(path: Path) -> set[str]:
     try:
-        return {node.name for node in parsed(path).body if isinstance(node, ast.ClassDef)}
+        return {node.name for node in parse_file(path).body if isinstance(node, ast.ClassDef)}
     except (OSError, SyntaxError, ValueError):
         return set()
 
@@ -58,10 +58,10 @@ def _classes_of(path: Path) -> set[str]:
 def lacks_methods(path: Path, name: str) -> bool:
     """Return whether a class defined in a module has no method that Seldon calls, and no base that could have one.
 
-    Raises: as `names_of`.
+    Raises: as `module_names`.
     """
-    for node in parsed(path).body:
+    for node in parse_file(path).body:
         if isinstance(node, ast.ClassDef) and node.name == name and not node.decorator_list:
             inherits = any(ast.unparse(base) != "object" for base in node.bases) or node.keywords
-            return not inherits and not any(member.startswith(METHODS) for member in made_in(node))
+            return not inherits and not any(member.startswith(METHODS) for member in defined_names(node))
     return False

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from penstock.batching.model import Model
     from penstock.batching.request import InferRequest
-    from penstock.server.engines import Serves
+    from penstock.server.engines import ServingEngine
     from penstock.server.grpc.method import Call, Unary
 
     from .batching import Sharing
@@ -67,7 +67,7 @@ class SeldonRpcs:
     Threads: the event loop's.
     """
 
-    def __init__(self, engine: Serves, current: CurrentComponent, exposition: Exposition) -> None:
+    def __init__(self, engine: ServingEngine, current: CurrentComponent, exposition: Exposition) -> None:
         self._engine = engine
         self._current = current
         self._exposition = exposition
@@ -87,7 +87,7 @@ class SeldonRpcs:
             self._submit(call, SeldonCall(model, endpoint, PayloadKind.PROTO, message, self))
             return
         # the message is parsed here, so first reject a call that would be rejected whatever it contains
-        refusal = self._engine.turn_away(model)
+        refusal = self._engine.early_rejection(model)
         if refusal is not None:
             self._abort(call, refusal)
         elif len(message) < LARGE_BYTES:

@@ -9,7 +9,14 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import Code, InferError
-from penstock.server.answering import LARGE_BYTES, answer_coded, internal, off_loop, off_task, unpacked
+from penstock.server.answering import (
+    LARGE_BYTES,
+    answer_compressed,
+    clear_task,
+    internal_error,
+    off_loop,
+    read_compressed,
+)
 from penstock.server.carrying.service import CarryingService
 from penstock.server.errors import retry_after_line
 from penstock.server.http.coding import choose_coding
@@ -33,7 +40,7 @@ from .paths import (
 )
 
 if TYPE_CHECKING:
-    from penstock.server.engines import Serves
+    from penstock.server.engines import ServingEngine
     from penstock.server.http.fastlane import FastLane
     from penstock.server.http.head import Head
     from penstock.server.http.service import Service
@@ -91,7 +98,12 @@ class SeldonService(CarryingService):
     claims = SeldonClaim
 
     def __init__(
-        self, engine: Serves, current: CurrentComponent, exposition: Exposition, others: Service, settings: Settings
+        self,
+        engine: ServingEngine,
+        current: CurrentComponent,
+        exposition: Exposition,
+        others: Service,
+        settings: Settings,
     ) -> None:
         super().__init__(engine, others)
         self._current = current
@@ -107,7 +119,7 @@ class SeldonService(CarryingService):
         if is_penstock_path(claim.path):
             return self.others.claim(head)
         category = _CATEGORIES.get(claim.purpose) or ("inference" if claim.found is not None else "")
-        self.restricted.demand(category, head.header)
+        self.restricted.require(category, head.header)
         return claim
 
     def answer(self, connection: FastLane, claim: Any, body: bytes) -> None:
@@ -126,7 +138,7 @@ class SeldonService(CarryingService):
 
     def trouble(self, claim: Any, error: Exception) -> InferError:
         """Log a failure under the client's request id, if it sent one."""
-        return internal(error, self._current.name(), claim.request_id)
+        return internal_error(error, self._current.name(), claim.request_id)
 
     # -- calls of the component --------------------------------------------------------------------------------
 
@@ -152,7 +164,7 @@ class SeldonService(CarryingService):
         endpoint: Endpoint = claim.purpose  # type: ignore[assignment]
         try:
             if claim.coding and body.startswith(_MAGIC[claim.coding]):
-                body = await unpacked(body, claim.coding, self._limits, bytes)
+                body = await read_compressed(body, claim.coding, self._limits, bytes)
             model, sharing = self._current.find(), self._current.sharing
             if sharing is not None and claim.is_plain_json and len(body) >= LARGE_BYTES:
                 self.engine.hold(model)
@@ -168,7 +180,7 @@ class SeldonService(CarryingService):
         except Exception as error:  # noqa: BLE001 - as in begin
             self.fail(connection, claim, error)
         finally:
-            off_task(connection)
+            clear_task(connection)
 
     def answer_call(self, connection: FastLane, claim: Any, call: SeldonCall) -> None:
         """Send the component's answer, and count the metrics it reported."""
@@ -180,7 +192,7 @@ class SeldonService(CarryingService):
             content_type, _, other_lines = own_lines.partition(b"\r\n")
             extra = pages.join_lines(other_lines, extra)
         if claim.accept and status == 200:
-            answer_coded(connection, body, content_type, extra, claim.accept)
+            answer_compressed(connection, body, content_type, extra, claim.accept)
         else:
             connection.answer(status, body, content_type, extra)
 
@@ -190,7 +202,7 @@ class SeldonService(CarryingService):
             if call.error is None and (metrics := read_answer(call.reply)[1]):
                 self._exposition.add(call.endpoint, metrics)
         except Exception as error:  # noqa: BLE001 - it must not lose the others' answers
-            internal(error, call.model.name, "")
+            internal_error(error, call.model.name, "")
 
     # -- everything else ---------------------------------------------------------------------------------------
 
@@ -203,7 +215,7 @@ class SeldonService(CarryingService):
         elif purpose == METADATA:
             self._answer_metadata(connection, claim)
         elif purpose == OPENAPI:
-            answer_coded(connection, openapi.page(), JSON, lines + _DISPOSITION, claim.accept)
+            answer_compressed(connection, openapi.page(), JSON, lines + _DISPOSITION, claim.accept)
         elif purpose == OPTIONS:
             connection.answer(200, b"", TEXT, b"allow: %b\r\n%b" % (self._methods(claim), lines))
         elif purpose == NOT_ALLOWED:

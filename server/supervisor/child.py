@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.server.ipc.link import Link
 from penstock.server.listening.sockets import StartError
-from penstock.server.signals import listen
+from penstock.server.signals import on_signal
 from penstock.server.threads import new_loop
 
 from .fleet import LISTENING, READY
@@ -103,7 +103,7 @@ class _Process:
         self._early_sockets: list[tuple[int, int, socket.socket]] = []
         self._link = Link(sock, self._receive, self._on_disconnect)
         for number in _STOP_SIGNALS:
-            listen(number, lambda _: self._loop.call_soon_threadsafe(self._on_signal))
+            on_signal(number, lambda _: self._loop.call_soon_threadsafe(self._on_signal))
 
     def _on_signal(self) -> None:
         if not self._ending.is_set():
@@ -198,14 +198,14 @@ class _Process:
                 await role.listen()
                 supervisor.report_state(LISTENING)
             loading = asyncio.ensure_future(role.load())
-            if await process.first(loading, self._ending.wait()):
+            if await process.finished_first(loading, self._ending.wait()):
                 if not early:
                     # reported, and sent, before anything can connect: a process that has not reported this is killed,
                     # not drained
                     supervisor.report_state(LISTENING)
                     await asyncio.sleep(0)
                     await role.listen()
-                process.settle_memory()
+                process.collect_and_freeze()
                 supervisor.report_state(READY, **loading.result())
                 await self._ending.wait()
             dropped = await role.drain(last=self._all_end)

@@ -21,7 +21,7 @@ logger = logging.getLogger("penstock.supervisor")
 
 def prepare() -> None:
     """Import what either role needs: most of a start's second."""
-    from penstock.server.process import GC_THRESHOLD, settle_memory
+    from penstock.server.process import GC_THRESHOLD, collect_and_freeze
 
     gc.set_threshold(*GC_THRESHOLD)
     import penstock.backends.onnx
@@ -29,7 +29,8 @@ def prepare() -> None:
     import penstock.server.fronts.front
     import penstock.server.supervisor.saved_state  # noqa: F401
 
-    settle_memory()  # otherwise the collector would traverse all of it once models are served: 0.1 s without an answer
+    # otherwise the collector would traverse all of it once models are served: 0.1 s without an answer
+    collect_and_freeze()
 
 
 class Role(Protocol):
@@ -136,7 +137,7 @@ class EngineProcess:
             apply_log_levels=self._saved_state.saving_logs(supervisor.logs.apply),
         )
         self._saved_state.watch(self._server)
-        self._server.server.spent = supervisor.request_end
+        self._server.server.on_device_lost = supervisor.request_end
         self._loaded = False
         self._late_restores: list[asyncio.Future[None]] = []
 
@@ -152,7 +153,7 @@ class EngineProcess:
     async def load(self) -> dict[str, Any]:
         reasons = await self._server.load(partial(self._saved_state.restore, self._server))
         self._loaded = True
-        return {"reasons": reasons, "serves": self._server.server.serves}
+        return {"reasons": reasons, "serves": self._server.server.status_line}
 
     def attach(self, sock: socket.socket) -> None:
         self._fronts.add(self._server.attach(sock))
@@ -173,11 +174,11 @@ class EngineProcess:
             self._late_restores.append(asyncio.ensure_future(self._saved_state.restore_key(self._server, key)))
 
     def flush(self) -> None:
-        self._server.engine.hurry()
+        self._server.engine.flush()
 
     async def drain(self, *, last: bool) -> int:
         self.flush()
-        if self._server.server.health.spent:
+        if self._server.server.health.device_lost:
             return await self._server.drain()
         # if a signal has reached this process only, the front ends stay: the supervisor then sends DRAIN
         either = [asyncio.ensure_future(each.wait()) for each in (self._no_fronts, self._supervisor.drain_ordered)]

@@ -42,7 +42,7 @@ class SavedState:
 
     def watch(self, server: EngineServer) -> None:
         """Save changes from now on."""
-        regions, traces = server.server.shared_memory.regions, server.server.observing.traces
+        regions, traces = server.server.shared_memory.regions, server.server.observability.traces
         added, dropped = regions.on_add, regions.on_drop
 
         def add(region: Region) -> None:
@@ -55,7 +55,7 @@ class SavedState:
 
         regions.on_add, regions.on_drop = add, drop
         traces.on_change = self._save_trace
-        server.server.control.asked = self._save_model
+        server.server.control.on_request = self._save_model
 
     def saving_logs(self, apply: Callable[[LogLevels], None]) -> Callable[[LogLevels], None]:
         """Return a function that applies log settings, and saves them."""
@@ -121,9 +121,9 @@ class SavedState:
             elif key.startswith(_TRACE):
                 model = key.removeprefix(_TRACE)
                 self._traces[model] = dict(value)
-                server.server.observing.traces.update(model, value)
+                server.server.observability.traces.update(model, value)
             elif key == _LOGS:
-                server.server.observing.logging.update(value)
+                server.server.observability.logging.update(value)
             else:
                 self._restore_region(server, key.removeprefix(_REGION), value, descriptors)
         except (InferError, OSError) as error:

@@ -76,12 +76,12 @@ class Supervisor:
     # -- the interface of a Server -----------------------------------------------------------------------------
 
     @property
-    def places(self) -> dict[str, str]:
+    def urls(self) -> dict[str, str]:
         """The URLs at which it listens, by name."""
         return port_urls(self._settings)
 
     @property
-    def serves(self) -> str:
+    def status_line(self) -> str:
         """What it serves, in words."""
         return str(self._engine_report.get("serves", ""))
 
@@ -110,9 +110,9 @@ class Supervisor:
             return [self._children[number].pid for number in numbers if number in self._children]
 
         self._faults = Faults(self._settings, {role: partial(pids, role) for role in (FRONT, ENGINE)}, "supervisor")
-        self._faults.begin()
+        self._faults.start()
 
-    def hang_up(self) -> None:
+    def handle_hangup(self) -> None:
         """Replace every process without interrupting service."""
         if not self._loaded or not self.fleet.replace():
             logger.warning("SIGHUP ignored: processes are starting or ending")
@@ -122,7 +122,7 @@ class Supervisor:
     async def drain(self) -> int:
         """End every process in order. Returns: how many have dropped anything."""
         if self._faults is not None:
-            self._faults.end()
+            self._faults.stop()
         self.fleet.drain()
         for child in self._spares():
             child.kill()

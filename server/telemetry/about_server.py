@@ -24,11 +24,11 @@ def build_info() -> str:
     return f"penstock_build_info{{{labels}}} 1"
 
 
-def model_ready(standing: Iterable[tuple[str, str, bool]]) -> list[str]:
+def model_ready(readiness: Iterable[tuple[str, str, bool]]) -> list[str]:
     """Return a line for each name, version and readiness."""
     return [
         f'penstock_model_ready{{model="{label_value(name)}",version="{version}"}} {int(ready)}'
-        for name, version, ready in standing
+        for name, version, ready in readiness
     ]
 
 

@@ -23,15 +23,15 @@ def number(value: float) -> str:
 
 def decimal(value: int, digits: int) -> str:
     """Return `value` divided by ten to the power `digits`, exactly and never in exponent form."""
-    whole, part = divmod(value, 10**digits)
-    return f"{whole}.{part:0{digits}d}".rstrip("0").rstrip(".") if part else str(whole)
+    integer_part, fraction = divmod(value, 10**digits)
+    return f"{integer_part}.{fraction:0{digits}d}".rstrip("0").rstrip(".") if fraction else str(integer_part)
 
 
 def histogram_lines(name: str, labels: str, edges: Sequence[str], counts: Sequence[int], total: str) -> Iterator[str]:
     """Yield the lines of a histogram. `counts` are not cumulative; there is one more than edges, for larger values."""
-    below = 0
+    cumulative = 0
     for edge, count in zip((*edges, "+Inf"), counts, strict=True):
-        below += count
-        yield f'{name}_bucket{{{labels},le="{edge}"}} {below}'
+        cumulative += count
+        yield f'{name}_bucket{{{labels},le="{edge}"}} {cumulative}'
     yield f"{name}_sum{{{labels}}} {total}"
-    yield f"{name}_count{{{labels}}} {below}"
+    yield f"{name}_count{{{labels}}} {cumulative}"

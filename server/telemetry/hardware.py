@@ -26,9 +26,9 @@ from penstock.server.gpus.nvml import Nvml
 from penstock.server.gpus.reader import GpuReader
 
 _STALE_S = 10.0
-_PATIENCE_S = 0.25
+_MAX_WAIT_S = 0.25
 
-_HANGS: Lines = {"penstock_nvml_up": ["penstock_nvml_up 0"]}
+_HUNG_LINES: Lines = {"penstock_nvml_up": ["penstock_nvml_up 0"]}
 
 Values = Mapping[str, str]
 _Read = Callable[[], Mapping[str, Any]]
@@ -54,8 +54,9 @@ class SamplingPlan:
 class Hardware:
     """Keeps the latest HardwareSample, read from `proc` and from the NVML module that `nvml` imports and starts.
 
-    `used` returns the models' device usage since its last call. Values of the process itself are always included.
-    Threads: `sample` is called on the event loop, and calls `used` there.
+    `device_usage` returns the models' device usage since its last call. Values of the process itself are always
+    included.
+    Threads: `sample` is called on the event loop, and calls `device_usage` there.
     """
 
     def __init__(
@@ -63,21 +64,21 @@ class Hardware:
         proc: Path = Path("/proc"),
         nvml: Callable[[], Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
-        watch: SamplingPlan = SamplingPlan(),
-        used: Callable[[], Used] = dict,
+        plan: SamplingPlan = SamplingPlan(),
+        device_usage: Callable[[], Used] = dict,
     ) -> None:
         cpu = _CpuTime(proc)
 
         def machine() -> Values:
-            return {**cpu.read(), **_memory(proc), **_process(proc)} if watch.machine else _process(proc)
+            return {**cpu.read(), **_memory(proc), **_process(proc)} if plan.machine else _process(proc)
 
         gpus = GpuReader(Nvml(nvml), clock, proc)
 
         def gpu_lines() -> _Read:
-            return partial(gpus.read, used()) if watch.gpus else dict
+            return partial(gpus.read, device_usage()) if plan.gpus else dict
 
-        self._machine = _Reading(lambda: machine, clock, watch.interval_s)
-        self._gpus = _Reading(gpu_lines, clock, watch.interval_s, _HANGS)
+        self._machine = _CachedReader(lambda: machine, clock, plan.interval_s)
+        self._gpus = _CachedReader(gpu_lines, clock, plan.interval_s, _HUNG_LINES)
 
     async def sample(self) -> HardwareSample:
         """Return values not older than the interval or, if reading takes too long, the previous ones."""
@@ -85,39 +86,44 @@ class Hardware:
         return HardwareSample(machine, gpus)
 
 
-class _Reading:
-    """The latest result of a reader that runs on a daemon thread, one at a time; `begin`, called on the loop, gives it.
+class _CachedReader:
+    """The latest result of a reader that runs on a daemon thread, one at a time.
 
-    A result that is too old is replaced by nothing, or by `hangs` if the current read has taken that long.
+    `start_read`, called on the loop, returns the function that reads.
+    A result that is too old is replaced by nothing, or by `hung_value` if the current read has taken that long.
     """
 
     def __init__(
-        self, begin: Callable[[], _Read], clock: Callable[[], float], interval_s: float, hangs: Mapping[str, Any] = {}
+        self,
+        start_read: Callable[[], _Read],
+        clock: Callable[[], float],
+        interval_s: float,
+        hung_value: Mapping[str, Any] = {},
     ) -> None:
         self._interval_s = interval_s
         self._stale_s = max(_STALE_S, 2 * interval_s)
-        self._begin = begin
+        self._start_read = start_read
         self._clock = clock
-        self._hangs = hangs
+        self._hung_value = hung_value
         self._values: Mapping[str, Any] = {}
         self._read_s = -math.inf
-        self._begun_s = math.inf
+        self._started_s = math.inf
         self._pending: asyncio.Future[None] | None = None
 
     async def latest(self) -> Mapping[str, Any]:
         if self._clock() - self._read_s >= self._interval_s:
             pending = self._start() if self._pending is None else self._pending
-            await asyncio.wait((pending,), timeout=_PATIENCE_S)
+            await asyncio.wait((pending,), timeout=_MAX_WAIT_S)
         now_s = self._clock()
         if now_s - self._read_s < self._stale_s:
             return self._values
-        return self._hangs if self._pending is not None and now_s - self._begun_s >= self._stale_s else {}
+        return self._hung_value if self._pending is not None and now_s - self._started_s >= self._stale_s else {}
 
     def _start(self) -> asyncio.Future[None]:
         loop = asyncio.get_running_loop()
         pending: asyncio.Future[None] = loop.create_future()
-        self._begun_s = self._clock()
-        read = self._begin()
+        self._started_s = self._clock()
+        read = self._start_read()
         self._pending = pending
 
         def finish(values: Mapping[str, Any]) -> None:
@@ -155,9 +161,9 @@ class _CpuTime:
             return {}
         # user nice system idle iowait irq softirq steal; guest time is already in user
         idle, total = sum(ticks[3:5]), sum(ticks)
-        spent, waited = total - self._total, idle - self._idle
+        elapsed, idle_elapsed = total - self._total, idle - self._idle
         self._idle, self._total = idle, total
-        rate = 1 - waited / spent if spent > 0 else 0.0
+        rate = 1 - idle_elapsed / elapsed if elapsed > 0 else 0.0
         return {"nv_cpu_utilization": f"{min(max(rate, 0.0), 1.0):.6f}"}
 
 
@@ -174,14 +180,14 @@ def _process(proc: Path) -> Values:
         "process_cpu_seconds_total": f"{time.process_time():.6f}",
         "process_max_fds": str(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
     }
-    own = proc / "self"
+    folder = proc / "self"
     if resident := resident_bytes(proc):
         values["process_resident_memory_bytes"] = str(resident)
     with suppress(OSError):
-        values["process_open_fds"] = str(sum(1 for _ in (own / "fd").iterdir()))
+        values["process_open_fds"] = str(sum(1 for _ in (folder / "fd").iterdir()))
     with suppress(OSError, ValueError, IndexError, StopIteration):
         booted = next(line for line in (proc / "stat").read_text("ascii").splitlines() if line.startswith("btime "))
         # proc(5): the 22nd field; the second, a name in parentheses, may contain anything
-        ticks = int((own / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()[19])
+        ticks = int((folder / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()[19])
         values["process_start_time_seconds"] = f"{int(booted.split()[1]) + ticks / os.sysconf('SC_CLK_TCK'):.2f}"
     return values

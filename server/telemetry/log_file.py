@@ -21,7 +21,7 @@ class LogFile:
     def __init__(self, path: str) -> None:
         """Open the file. Raises: LogFileError."""
         self.path = path
-        self._rest = b""
+        self._unwritten = b""
         try:
             self._file = FileIO(path, "a")
         except OSError as error:
@@ -29,15 +29,15 @@ class LogFile:
 
     def write(self, text: str) -> None:
         """Write lines. Raises: OSError if there is no space, and then nothing of them is kept."""
-        self._finish()
+        self._write_unwritten()
         lines = text.encode("utf-8", "backslashreplace")
-        self._rest = lines[self._file.write(lines) :]
+        self._unwritten = lines[self._file.write(lines) :]
         with suppress(OSError):
-            self._finish()
+            self._write_unwritten()
 
-    def _finish(self) -> None:
-        while self._rest:
-            self._rest = self._rest[self._file.write(self._rest) :]
+    def _write_unwritten(self) -> None:
+        while self._unwritten:
+            self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
 
     def flush(self) -> None:
         """Do nothing: writes are not buffered."""

@@ -45,12 +45,12 @@ class LogLevels:
     format: str = "default"
 
     @classmethod
-    def of(cls, settings: Settings) -> LogLevels:
+    def from_settings(cls, settings: Settings) -> LogLevels:
         """Return the levels in the settings."""
         form = "ISO8601" if settings.log_format == "ISO8601" else "default"
         return cls(settings.log_info, settings.log_warning, settings.log_error, settings.log_verbose, form)
 
-    def pass_on(self, level: int) -> bool:
+    def allows(self, level: int) -> bool:
         """Return whether records of a level are written; critical ones always are."""
         if level >= logging.CRITICAL:
             return True
@@ -64,7 +64,7 @@ class LogLevels:
     def lowest(self) -> int:
         """The lowest level that is written."""
         levels = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR)
-        return next((level for level in levels if self.pass_on(level)), logging.CRITICAL)
+        return next((level for level in levels if self.allows(level)), logging.CRITICAL)
 
 
 def escaped(text: str) -> str:
@@ -110,12 +110,12 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def _traceback(raised: Any) -> str:
+def _traceback(exc_info: Any) -> str:
     """Format a traceback. Python 3.11 parses source for it, and raises SystemError if two threads do so at once."""
     for _ in range(3):
         with contextlib.suppress(SystemError):
-            return logging.Formatter().formatException(raised)
-    return repr(raised[1])
+            return logging.Formatter().formatException(exc_info)
+    return repr(exc_info[1])
 
 
 def _loggers(levels: LogLevels) -> dict[str, int]:
@@ -124,7 +124,7 @@ def _loggers(levels: LogLevels) -> dict[str, int]:
     return {"": max(lowest, logging.INFO), "penstock": lowest, "uvicorn.error": max(lowest, logging.WARNING)}
 
 
-class _Enqueue(logging.Handler):
+class _RecordQueue(logging.Handler):
     """Puts records into the queue without waiting: what does not fit is dropped and counted.
 
     Repeated records are not rendered (repeats.py). Threads: any; `emit` is called with its lock held.
@@ -135,35 +135,35 @@ class _Enqueue(logging.Handler):
         self.records = records
         self.dropped = 0
         self.repeats = Repeats()
-        self._named = {"process_name": process} if process else {}
+        self._context = {"process_name": process} if process else {}
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             now_s = time.monotonic()
-            for over in self.repeats.over(now_s):
-                self._put(over)
-            if self.repeats.passes(record, now_s):
+            for summary in self.repeats.pop_expired(now_s):
+                self._put(summary)
+            if self.repeats.allows(record, now_s):
                 self._put(record)
         except Exception:  # noqa: BLE001 - a format error must not reach the caller
             self.handleError(record)
 
-    def tell_repeats(self, now_s: float) -> None:
+    def flush_repeats(self, now_s: float) -> None:
         """Put summaries of repeats whose window has ended when nothing else is logged."""
         with self.lock:  # type: ignore[union-attr]
-            for over in self.repeats.over(now_s):
-                self._put(over)
+            for summary in self.repeats.pop_expired(now_s):
+                self._put(summary)
 
     def _put(self, record: logging.LogRecord) -> None:
         # Rendered here: arguments may change, and a traceback would keep its frames alive.
-        kept = copy.copy(record)
-        kept.msg = record.getMessage()
-        kept.args = None
-        vars(kept).update(self._named)
+        rendered = copy.copy(record)
+        rendered.msg = record.getMessage()
+        rendered.args = None
+        vars(rendered).update(self._context)
         if record.exc_info:
-            kept.exc_text = record.exc_text or _traceback(record.exc_info)
-            kept.exc_info = None
+            rendered.exc_text = record.exc_text or _traceback(record.exc_info)
+            rendered.exc_info = None
         try:
-            self.records.put_nowait(kept)
+            self.records.put_nowait(rendered)
         except queue.Full:
             self.dropped += 1
 
@@ -177,61 +177,61 @@ class Logs:
 
     def __init__(self, settings: Settings, stream: TextIO, process: str = "") -> None:
         """Open the log file, if configured; otherwise the log goes to `stream`. Raises: LogFileError."""
-        self._beside = stream
+        self._fallback = stream
         self._file = LogFile(settings.log_file) if settings.log_file else None
         self._stream: LogFile | TextIO = self._file or stream
-        self._lost = 0
+        self._lost_count = 0
         text = settings.log_format == "text" or (settings.log_format != "json" and self._stream.isatty())
-        self._chosen = TextFormatter() if text else JsonFormatter()
-        self._formatter: logging.Formatter = self._chosen
-        self._levels = LogLevels.of(settings)
+        self._default_formatter = TextFormatter() if text else JsonFormatter()
+        self._formatter: logging.Formatter = self._default_formatter
+        self._levels = LogLevels.from_settings(settings)
         self._records: queue.Queue[logging.LogRecord | None] = queue.Queue(QUEUE_RECORDS)
-        self._door = _Enqueue(self._records, process)
-        self._door.addFilter(lambda record: self._levels.pass_on(record.levelno))
+        self._record_queue = _RecordQueue(self._records, process)
+        self._record_queue.addFilter(lambda record: self._levels.allows(record.levelno))
         self._writer = threading.Thread(target=self._write_all, name="penstock-logs", daemon=True)
-        self._before: list[tuple[logging.Logger, int]] = []
+        self._previous_levels: list[tuple[logging.Logger, int]] = []
 
     @property
     def dropped(self) -> int:
         """Records that were not written."""
-        return self._door.dropped
+        return self._record_queue.dropped
 
     def start(self) -> None:
         """Take over the root logger and those of verbose libraries."""
         for name in _loggers(self._levels):
             logger = logging.getLogger(name)
-            self._before.append((logger, logger.level))
+            self._previous_levels.append((logger, logger.level))
         self.apply(self._levels)
-        logging.getLogger().addHandler(self._door)
+        logging.getLogger().addHandler(self._record_queue)
         logging.captureWarnings(capture=True)
         self._writer.start()
 
     def apply(self, levels: LogLevels) -> None:
         """Apply new levels. Call it after `start`."""
         self._levels = levels
-        self._formatter = TextFormatter() if levels.format == "ISO8601" else self._chosen
+        self._formatter = TextFormatter() if levels.format == "ISO8601" else self._default_formatter
         for name, level in _loggers(levels).items():
             logging.getLogger(name).setLevel(level)
 
     def stop(self) -> None:
         """Write what is queued and restore logging; waits at most STOP_TIMEOUT_S for a stuck stream."""
         logging.captureWarnings(capture=False)
-        logging.getLogger().removeHandler(self._door)
-        for logger, level in self._before:
+        logging.getLogger().removeHandler(self._record_queue)
+        for logger, level in self._previous_levels:
             logger.setLevel(level)
-        self._door.tell_repeats(math.inf)
+        self._record_queue.flush_repeats(math.inf)
         with contextlib.suppress(queue.Full):
             self._records.put(None, timeout=STOP_TIMEOUT_S)
         self._writer.join(STOP_TIMEOUT_S)
 
     def _write_all(self) -> None:
-        told = 0
+        reported = 0
         while (record := self._next()) is not None:
             self._write(record)
-            if (dropped := self.dropped) > told:
-                message = f"{dropped - told} log records dropped: they could not be written fast enough"
+            if (dropped := self.dropped) > reported:
+                message = f"{dropped - reported} log records dropped: they could not be written fast enough"
                 self._write(logging.makeLogRecord({"name": "penstock.logs", "levelname": "WARNING", "msg": message}))
-                told = dropped
+                reported = dropped
         if self._file is not None:
             with contextlib.suppress(OSError):
                 self._file.close()
@@ -239,8 +239,8 @@ class Logs:
     def _next(self) -> logging.LogRecord | None:
         while True:
             with contextlib.suppress(queue.Empty):
-                return self._records.get(timeout=WINDOW_S if self._door.repeats else None)
-            self._door.tell_repeats(time.monotonic())
+                return self._records.get(timeout=WINDOW_S if self._record_queue.repeats else None)
+            self._record_queue.flush_repeats(time.monotonic())
 
     def _write(self, record: logging.LogRecord) -> None:
         # A closed or full stream, or a record that cannot be written, must not end the writer.
@@ -250,12 +250,12 @@ class Logs:
             if self._records.empty():
                 self._stream.flush()
         except (OSError, ValueError) as error:
-            self._lost += 1
-            if self._lost == 1:
-                self._tell_lost(error)
+            self._lost_count += 1
+            if self._lost_count == 1:
+                self._report_loss(error)
             return
-        if self._lost:
-            lost, self._lost = self._lost, 0
+        if self._lost_count:
+            lost, self._lost_count = self._lost_count, 0
             message = f"{lost} log records are lost: the log could not be written"
             self._write(logging.makeLogRecord({"name": "penstock.logs", "levelname": "WARNING", "msg": message}))
 
@@ -264,14 +264,16 @@ class Logs:
         try:
             return self._formatter.format(record)
         except Exception as error:  # noqa: BLE001 - __str__ may be user code
-            kept = {name: value for name, value in vars(record).items() if name in _STANDARD or isinstance(value, str)}
-            kept["msg"] = f"{record.msg} (the details cannot be formatted: {type(error).__name__})"
-            return self._formatter.format(logging.makeLogRecord(kept))
+            safe_values = {
+                name: value for name, value in vars(record).items() if name in _STANDARD or isinstance(value, str)
+            }
+            safe_values["msg"] = f"{record.msg} (the details cannot be formatted: {type(error).__name__})"
+            return self._formatter.format(logging.makeLogRecord(safe_values))
 
-    def _tell_lost(self, error: OSError | ValueError) -> None:
+    def _report_loss(self, error: OSError | ValueError) -> None:
         """Report on the stream why the file cannot be written; a failure of the stream itself cannot be reported."""
         if self._file is not None and isinstance(error, OSError):
             text = f"penstock: --log-file {self._file.path}: {error.strerror}; log records are lost until this is fixed"
             with contextlib.suppress(OSError, ValueError):
-                self._beside.write(f"{text}\n")
-                self._beside.flush()
+                self._fallback.write(f"{text}\n")
+                self._fallback.flush()

@@ -34,7 +34,7 @@ from .hardware import Hardware, HardwareSample
 
 CONTENT_TYPE = "text/plain; charset=utf-8"
 
-SHOWN_KEYS = 8
+MAX_SHOWN_KEYS = 8
 """The number of shapes per model whose run times are shown: those that ran most while the model has been loaded."""
 
 # The events of Model.events by name: their metric and additional labels.
@@ -58,7 +58,7 @@ _WORKER_EVENTS = {STARTED: ("penstock_workers_started_total", "")} | {
 class Metrics:
     """Renders the page. One per server. `connections` maps a metric's name to the number of open connections.
 
-    `more` returns lines of other metrics, which user-code models may define (python_models/metrics.py).
+    `extra_lines` returns lines of other metrics, which user-code models may define (python_models/metrics.py).
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Metrics:
         Model."""
         self.totals: Counter[str] = Counter()
         """The counts of ports, by metric and labels (listening/tally.py)."""
-        self.more: Callable[[], Iterable[str]] = tuple
+        self.extra_lines: Callable[[], Iterable[str]] = tuple
         self.content_type = CONTENT_TYPE
         """The content type of the page on its own port."""
 
@@ -105,40 +105,40 @@ class Metrics:
             if lines[family.name]:
                 parts.append(f"# HELP {family.name} {family.text}\n# TYPE {family.name} {family.kind}")
                 parts += lines[family.name]
-        parts += self.more()
+        parts += self.extra_lines()
         return ("\n".join(parts) + "\n").encode()
 
     def _add_model(self, lines: Mapping[str, list[str]], model: Model) -> None:
-        counted, config = model.statistics.snapshot(), self._config
+        snapshot, config = model.statistics.snapshot(), self._config
         labels = labels_of(model)
-        shown = [*_counters(counted)]
+        samples = [*_counters(snapshot)]
         if config.counter_latencies:
-            shown += _latencies(counted)
+            samples += _latencies(snapshot)
             if model.cache is not None:  # hits and misses too, as in Triton
-                shown += _cache_counters(counted)
-        for name, value in shown:
+                samples += _cache_counters(snapshot)
+        for name, value in samples:
             lines[name].append(f"{name}{{{labels}}} {value}")
         if config.summary_latencies:
-            self._add_summaries(lines, model, labels, counted)
+            self._add_summaries(lines, model, labels, snapshot)
         if config.histogram_latencies and model.spec.decoupled:
-            _add_first_response(lines, model, labels, counted.first_response_histogram)
-        _add_state(lines, model, labels, counted)
+            _add_first_response(lines, model, labels, snapshot.first_response_histogram)
+        _add_state(lines, model, labels, snapshot)
         _add_events(lines, model, labels)
         _add_run_times(lines, model, labels)
         _add_devices(lines, model, labels)
 
     def _add_summaries(
-        self, lines: Mapping[str, list[str]], model: Model, labels: str, counted: StatisticsSnapshot
+        self, lines: Mapping[str, list[str]], model: Model, labels: str, snapshot: StatisticsSnapshot
     ) -> None:
         names = [quantile for quantile, _ in self._config.quantiles]
-        shares = [float(name) for name in names]
-        found = model.statistics.summaries(shares, self._config.capacity, time.monotonic_ns())
-        for name, latency, summed in _summarised(counted, cached=model.cache is not None):
-            for quantile, value in zip(names, found[latency], strict=True):
+        quantiles = [float(name) for name in names]
+        values_by_latency = model.statistics.summaries(quantiles, self._config.capacity, time.monotonic_ns())
+        for name, latency, duration in _summary_durations(snapshot, cached=model.cache is not None):
+            for quantile, value in zip(names, values_by_latency[latency], strict=True):
                 text = "NaN" if value is None else decimal(value, 3)
                 lines[name].append(f'{name}{{{labels},quantile="{quantile}"}} {text}')
-            lines[name].append(f"{name}_sum{{{labels}}} {decimal(summed.ns, 3)}")
-            lines[name].append(f"{name}_count{{{labels}}} {summed.count}")
+            lines[name].append(f"{name}_sum{{{labels}}} {decimal(duration.ns, 3)}")
+            lines[name].append(f"{name}_count{{{labels}}} {duration.count}")
 
 
 _LATENCY_EDGES = tuple(decimal(bound, 9) for bound in LATENCY_BOUNDS_NS)
@@ -155,8 +155,8 @@ def labels_of(model: Model, **more: str) -> str:
     return ",".join(f'{name}="{label_value(value)}"' for name, value in sorted(labels.items()))
 
 
-def _add_state(lines: Mapping[str, list[str]], model: Model, labels: str, counted: StatisticsSnapshot) -> None:
-    for reason, count in counted.failures.items():
+def _add_state(lines: Mapping[str, list[str]], model: Model, labels: str, snapshot: StatisticsSnapshot) -> None:
+    for reason, count in snapshot.failures.items():
         name = "nv_inference_request_failure"
         lines[name].append(f"{name}{{{labels_of(model, reason=reason)}}} {count}")
     for name, value in (
@@ -167,15 +167,15 @@ def _add_state(lines: Mapping[str, list[str]], model: Model, labels: str, counte
     ):
         lines[name].append(f"{name}{{{labels}}} {value}")
     for name, histogram in (
-        ("penstock_queue_seconds", counted.queue_histogram),
-        ("penstock_compute_seconds", counted.compute_histogram),
-        ("penstock_total_seconds", counted.total_histogram),
+        ("penstock_queue_seconds", snapshot.queue_histogram),
+        ("penstock_compute_seconds", snapshot.compute_histogram),
+        ("penstock_total_seconds", snapshot.total_histogram),
     ):
         lines[name] += _histogram(name, labels, _LATENCY_EDGES, histogram, 9)
-    lines["penstock_batch_rows"] += _histogram("penstock_batch_rows", labels, _ROWS_EDGES, counted.rows_histogram, 0)
+    lines["penstock_batch_rows"] += _histogram("penstock_batch_rows", labels, _ROWS_EDGES, snapshot.rows_histogram, 0)
     if model.spec.hooks is not None:
         name = "penstock_hook_seconds"
-        for hook, histogram in counted.hook_histograms.items():
+        for hook, histogram in snapshot.hook_histograms.items():
             lines[name] += _histogram(name, f'{labels},hook="{hook}"', _LATENCY_EDGES, histogram, 9)
 
 
@@ -190,7 +190,7 @@ def _add_first_response(
 
 def _add_events(lines: Mapping[str, list[str]], model: Model, labels: str) -> None:
     with model.lock:
-        events = dict(model.events)
+        events = dict(model.event_counts)
     for event, (name, more) in (_EVENTS | _WORKER_EVENTS if STARTED in events else _EVENTS).items():
         lines[name].append(f"{name}{{{labels}{more}}} {events.get(event, 0)}")
 
@@ -198,21 +198,21 @@ def _add_events(lines: Mapping[str, list[str]], model: Model, labels: str) -> No
 def _add_run_times(lines: Mapping[str, list[str]], model: Model, labels: str) -> None:
     name = "penstock_run_seconds"
     with model.lock:
-        run_times = model.costs.stable_run_times(SHOWN_KEYS)
-    for known in run_times:
-        size = f'{labels},shapes="{_shapes(known.key)}",rows="{known.rows}"'
-        for quantile, ns in (("0.5", known.mean_ns), ("0.95", known.p95_ns)):
+        run_times = model.costs.stable_run_times(MAX_SHOWN_KEYS)
+    for run_time in run_times:
+        size = f'{labels},shapes="{_shapes(run_time.key)}",rows="{run_time.rows}"'
+        for quantile, ns in (("0.5", run_time.mean_ns), ("0.95", run_time.p95_ns)):
             lines[name].append(f'{name}{{{size},quantile="{quantile}"}} {decimal(ns, 9)}')
 
 
 def _add_devices(lines: Mapping[str, list[str]], model: Model, labels: str) -> None:
-    if model.spec.fallback:
+    if model.spec.fallback_reason:
         lines["penstock_model_cpu_fallback"].append(f"penstock_model_cpu_fallback{{{labels}}} 1")
     if model.device_ns:
         name = "penstock_device_seconds_total"
         with model.lock:
-            used = dict(model.device_ns)
-        for device, ns in used.items():
+            device_ns = dict(model.device_ns)
+        for device, ns in device_ns.items():
             lines[name].append(f'{name}{{{labels},device="{label_value(device)}"}} {decimal(ns, 9)}')
 
 
@@ -222,26 +222,26 @@ def _shapes(key: Key) -> str:
     return f"[{','.join(shapes)}]"
 
 
-def _counters(counted: StatisticsSnapshot) -> tuple[tuple[str, int], ...]:
+def _counters(snapshot: StatisticsSnapshot) -> tuple[tuple[str, int], ...]:
     return (
-        ("nv_inference_request_success", counted.success.count),
-        ("nv_inference_count", counted.inference_count),
-        ("nv_inference_exec_count", counted.execution_count),
+        ("nv_inference_request_success", snapshot.success.count),
+        ("nv_inference_count", snapshot.inference_count),
+        ("nv_inference_exec_count", snapshot.execution_count),
     )
 
 
-def _latencies(counted: StatisticsSnapshot) -> tuple[tuple[str, int], ...]:
+def _latencies(snapshot: StatisticsSnapshot) -> tuple[tuple[str, int], ...]:
     return (
-        ("nv_inference_request_duration_us", counted.success.ns // 1000),
-        ("nv_inference_queue_duration_us", counted.queue.ns // 1000),
-        ("nv_inference_compute_input_duration_us", counted.compute_input.ns // 1000),
-        ("nv_inference_compute_infer_duration_us", counted.compute_infer.ns // 1000),
-        ("nv_inference_compute_output_duration_us", counted.compute_output.ns // 1000),
+        ("nv_inference_request_duration_us", snapshot.success.ns // 1000),
+        ("nv_inference_queue_duration_us", snapshot.queue.ns // 1000),
+        ("nv_inference_compute_input_duration_us", snapshot.compute_input.ns // 1000),
+        ("nv_inference_compute_infer_duration_us", snapshot.compute_infer.ns // 1000),
+        ("nv_inference_compute_output_duration_us", snapshot.compute_output.ns // 1000),
     )
 
 
-def _cache_counters(counted: StatisticsSnapshot) -> tuple[tuple[str, int], ...]:
-    hit, miss = counted.cache_hit, counted.cache_miss
+def _cache_counters(snapshot: StatisticsSnapshot) -> tuple[tuple[str, int], ...]:
+    hit, miss = snapshot.cache_hit, snapshot.cache_miss
     return (
         ("nv_cache_num_hits_per_model", hit.count),
         ("nv_cache_num_misses_per_model", miss.count),
@@ -250,15 +250,21 @@ def _cache_counters(counted: StatisticsSnapshot) -> tuple[tuple[str, int], ...]:
     )
 
 
-def _summarised(counted: StatisticsSnapshot, *, cached: bool) -> Iterator[tuple[str, str, Duration]]:
+def _summary_durations(snapshot: StatisticsSnapshot, *, cached: bool) -> Iterator[tuple[str, str, Duration]]:
     """Yield each summary's name, latency and duration. With a cache, the request summary is off, as in Triton."""
-    sums = (counted.success, counted.queue, counted.compute_input, counted.compute_infer, counted.compute_output)
-    for latency, summed in zip(LATENCIES, sums, strict=True):
+    durations = (
+        snapshot.success,
+        snapshot.queue,
+        snapshot.compute_input,
+        snapshot.compute_infer,
+        snapshot.compute_output,
+    )
+    for latency, duration in zip(LATENCIES, durations, strict=True):
         if latency != "request" or not cached:
-            yield f"nv_inference_{latency}_summary_us", latency, summed
+            yield f"nv_inference_{latency}_summary_us", latency, duration
     if cached:
-        for latency, summed in zip(CACHE_LATENCIES, (counted.cache_hit, counted.cache_miss), strict=True):
-            yield f"nv_{latency}_summary_us", latency, summed
+        for latency, duration in zip(CACHE_LATENCIES, (snapshot.cache_hit, snapshot.cache_miss), strict=True):
+            yield f"nv_{latency}_summary_us", latency, duration
 
 
 def _histogram(name: str, labels: str, edges: Sequence[str], histogram: HistogramSnapshot, digits: int) -> list[str]:
@@ -268,5 +274,5 @@ def _histogram(name: str, labels: str, edges: Sequence[str], histogram: Histogra
 def _add_sample(lines: Mapping[str, list[str]], sample: HardwareSample) -> None:
     for name, value in sample.machine.items():
         lines[name].append(f"{name} {value}")
-    for name, written in sample.gpus.items():
-        lines[name] += written
+    for name, gpu_lines in sample.gpus.items():
+        lines[name] += gpu_lines

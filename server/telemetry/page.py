@@ -24,7 +24,7 @@ _THREAD_BYTES = 64 << 10
 """A page of at least this size is compressed on a thread: 2 MB take 8 ms."""
 
 
-async def coded(page: bytes, accept: bytes) -> tuple[bytes, dict[bytes, bytes]]:
+async def encode_page(page: bytes, accept: bytes) -> tuple[bytes, dict[bytes, bytes]]:
     """Return the page encoded for a client's Accept-Encoding, and the corresponding headers."""
     headers = {b"vary": b"accept-encoding"}
     coding = choose_coding(accept) if len(page) >= MIN_BYTES else b""
@@ -36,28 +36,28 @@ async def coded(page: bytes, accept: bytes) -> tuple[bytes, dict[bytes, bytes]]:
     return await asyncio.to_thread(compress, page, coding), headers
 
 
-def create_metrics_app(metrics: Metrics, path: str = "/metrics") -> ASGIApp:
+def make_metrics_app(metrics: Metrics, path: str = "/metrics") -> ASGIApp:
     """Make the ASGI application of the metrics port: GET of one path and nothing else."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await _live(receive, send)
+            await _run_lifespan(receive, send)
             return
         if scope["type"] != "http":
             raise ValueError(f"the metrics port speaks HTTP, not {scope['type']}")
         if scope["path"] != path:
-            await _answer(send, 404, "application/json", error_body("Not Found"))
+            await _send_response(send, 404, "application/json", error_body("Not Found"))
         elif scope["method"] != "GET":
-            await _answer(send, 405, "application/json", error_body("Method Not Allowed"))
+            await _send_response(send, 405, "application/json", error_body("Method Not Allowed"))
         else:
             accept = b",".join(value for name, value in scope["headers"] if name == b"accept-encoding")
-            body, headers = await coded(await metrics.render(), accept)
-            await _answer(send, 200, metrics.content_type, body, headers)
+            body, headers = await encode_page(await metrics.render(), accept)
+            await _send_response(send, 200, metrics.content_type, body, headers)
 
     return app
 
 
-async def _live(receive: Receive, send: Send) -> None:
+async def _run_lifespan(receive: Receive, send: Send) -> None:
     while True:
         message = await receive()
         await send({"type": message["type"] + ".complete"})
@@ -65,10 +65,10 @@ async def _live(receive: Receive, send: Send) -> None:
             return
 
 
-async def _answer(
-    send: Send, status: int, content_type: str, body: bytes, more: Mapping[bytes, bytes] = MappingProxyType({})
+async def _send_response(
+    send: Send, status: int, content_type: str, body: bytes, extra_headers: Mapping[bytes, bytes] = MappingProxyType({})
 ) -> None:
     length = str(len(body)).encode()
-    headers = [(b"content-type", content_type.encode()), (b"content-length", length), *more.items()]
+    headers = [(b"content-type", content_type.encode()), (b"content-length", length), *extra_headers.items()]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -11,34 +11,34 @@ import re
 from collections.abc import Hashable
 from typing import Any
 
-USERS = ".user."
+USER_SUFFIX = ".user."
 """How the logger names of user code end."""
 WINDOW_S = 1.0
-MOST = 20
+MAX_PER_WINDOW = 20
 """The number of records of one kind written per window; further ones are counted."""
-KINDS = 256
+MAX_KINDS = 256
 """The most kinds distinguished at a time; beyond that, records are only distinguished by place and model."""
 _NUMBER = re.compile(r"\d+")
-_TOLD = ("name", "levelno", "levelname", "model")
+_COPIED_FIELDS = ("name", "levelno", "levelname", "model")
 
 
 def kind_of(record: logging.LogRecord) -> Hashable | None:
     """Return a record's kind: place, model, text without numbers, error type. None if it is not limited."""
     name = f"{record.name}."
-    if record.levelno < logging.WARNING or not name.startswith("penstock.") or name.endswith(USERS):
+    if record.levelno < logging.WARNING or not name.startswith("penstock.") or name.endswith(USER_SUFFIX):
         return None
     raised = record.exc_info[0] if record.exc_info else None
-    return (*_place_of(record), _NUMBER.sub("", record.getMessage()), raised)
+    return (*_location_of(record), _NUMBER.sub("", record.getMessage()), raised)
 
 
-def _place_of(record: logging.LogRecord) -> tuple[Hashable, ...]:
+def _location_of(record: logging.LogRecord) -> tuple[Hashable, ...]:
     return record.name, record.lineno, str(getattr(record, "model", ""))
 
 
 class Repeats:
     """Counts each kind of record within its window.
 
-    Pure: the time is passed in, in seconds. Invariant: a record passes, or is counted in what `over` returns.
+    Pure: the time is passed in, in seconds. Invariant: a record passes, or is counted in what `pop_expired` returns.
     """
 
     def __init__(self) -> None:
@@ -46,31 +46,31 @@ class Repeats:
         self._counts: dict[Hashable, int] = {}
 
     def __bool__(self) -> bool:
-        """Whether anything is counted, so that `over` must be called."""
+        """Whether anything is counted, so that `pop_expired` must be called."""
         return bool(self._windows)
 
-    def passes(self, record: logging.LogRecord, now_s: float) -> bool:
+    def allows(self, record: logging.LogRecord, now_s: float) -> bool:
         """Return whether to write a record."""
         kind = kind_of(record)
         if kind is None:
             return True
-        if kind not in self._windows and len(self._windows) >= KINDS:
-            kind = _place_of(record)
+        if kind not in self._windows and len(self._windows) >= MAX_KINDS:
+            kind = _location_of(record)
         if kind not in self._windows:
             # not the record itself: its traceback holds frames, which hold a request
-            first = {name: getattr(record, name) for name in _TOLD if hasattr(record, name)}
-            self._windows[kind] = now_s + WINDOW_S, first | {"msg": record.getMessage()}
+            copied = {name: getattr(record, name) for name in _COPIED_FIELDS if hasattr(record, name)}
+            self._windows[kind] = now_s + WINDOW_S, copied | {"msg": record.getMessage()}
         self._counts[kind] = count = self._counts.get(kind, 0) + 1
-        return count <= MOST
+        return count <= MAX_PER_WINDOW
 
-    def over(self, now_s: float) -> list[logging.LogRecord]:
+    def pop_expired(self, now_s: float) -> list[logging.LogRecord]:
         """Return a summary for each kind whose window has ended and of which some records were not written."""
-        told = []
+        summaries = []
         # all windows have the same length, so the first to begin ends first
         while self._windows and self._windows[kind := next(iter(self._windows))][0] <= now_s:
             _, first = self._windows.pop(kind)
-            left = self._counts.pop(kind) - MOST
-            if left > 0:
-                first["msg"] = f"{left} more like this in a second: {first['msg']}"
-                told.append(logging.makeLogRecord(first))
-        return told
+            suppressed = self._counts.pop(kind) - MAX_PER_WINDOW
+            if suppressed > 0:
+                first["msg"] = f"{suppressed} more like this in a second: {first['msg']}"
+                summaries.append(logging.makeLogRecord(first))
+        return summaries

@@ -19,12 +19,12 @@ from starlette.responses import Response
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
-from penstock.batching.running.outsides import says_ready
-from penstock.server.engines import KnowsModels
+from penstock.batching.running.external_models import check_ready
+from penstock.server.engines import FindsModels
 from penstock.server.health import EXITING, Health
 from penstock.server.telemetry.metrics import CONTENT_TYPE as METRICS_TYPE
 from penstock.server.telemetry.metrics import Metrics
-from penstock.server.telemetry.page import coded
+from penstock.server.telemetry.page import encode_page
 
 from . import openapi
 from .metadata import model_metadata, model_statistics, requested_models, run_times
@@ -44,13 +44,13 @@ class ReadsRepository(Protocol):
     """The part of the Repository used here."""
 
     @property
-    def loaded(self) -> bool: ...
+    def startup_finished(self) -> bool: ...
     def config_json(self, model: Model) -> Mapping[str, Any]: ...
     def index(self, ready: bool) -> list[dict[str, Any]]: ...
 
 
 def control_routes(
-    engine: KnowsModels, repository: ReadsRepository, metrics: Metrics, health: Health, *, name: str = "triton"
+    engine: FindsModels, repository: ReadsRepository, metrics: Metrics, health: Health, *, name: str = "triton"
 ) -> tuple[Route, ...]:
     """Return the endpoints."""
     control = _Control(engine, repository, metrics, health)
@@ -62,7 +62,7 @@ def control_routes(
 class _Control:
     """The endpoints."""
 
-    def __init__(self, engine: KnowsModels, repository: ReadsRepository, metrics: Metrics, health: Health) -> None:
+    def __init__(self, engine: FindsModels, repository: ReadsRepository, metrics: Metrics, health: Health) -> None:
         self._engine = engine
         self._repository = repository
         self._metrics = metrics
@@ -132,13 +132,13 @@ class _Control:
         try:
             model = self._engine.model(name, version)
         except InferError:
-            if not self._repository.loaded or any(
+            if not self._repository.startup_finished or any(
                 entry["name"] == name and version in {"", str(entry.get("version", version))}
                 for entry in self._repository.index(False)
             ):
                 raise InferError(Code.INVALID, "Model version not ready") from None
             raise
-        if not await says_ready(model):
+        if not await check_ready(model):
             raise InferError(Code.INVALID, "Model version not ready")
         return Response()
 
@@ -157,7 +157,7 @@ class _Control:
 
     async def metrics(self, request: Request) -> Response:
         accept = ",".join(request.headers.getlist("accept-encoding"))
-        body, headers = await coded(await self._metrics.render(), accept.encode("latin-1"))
+        body, headers = await encode_page(await self._metrics.render(), accept.encode("latin-1"))
         encoding_headers = {name.decode(): value.decode() for name, value in headers.items()}
         return Response(body, headers=encoding_headers | {"content-type": METRICS_TYPE})
 

@@ -24,7 +24,7 @@ from starlette.responses import Response
 from penstock.backends.errors import Code, InferError, without_traceback
 from penstock.batching.model import Model
 from penstock.batching.scheduling.request_checks import check_shapes
-from penstock.server.answering import LargeTexts
+from penstock.server.answering import LargeJsonReader
 from penstock.server.errors import HTTP_STATUS, error_body
 from penstock.server.http.parts import PARTS
 
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
     from penstock.backends.backend import Array
     from penstock.backends.signature import TensorSpec
-    from penstock.batching.request import Terms
-    from penstock.server.engines import Serves
+    from penstock.batching.request import RequestOptions
+    from penstock.server.engines import ServingEngine
     from penstock.server.hooks.runner import Hooks
     from penstock.server.http.limits import Limits
     from penstock.server.http.parts import BodyParts
@@ -64,7 +64,7 @@ class GenerateRequest(NamedTuple):
 
     inputs: dict[str, Array]
     request_id: str
-    terms: Terms
+    terms: RequestOptions
     parameters: Mapping[str, Any] | None
 
 
@@ -78,11 +78,11 @@ class Events(NamedTuple):
 class Generate:
     """The endpoints."""
 
-    def __init__(self, engine: Serves, limits: Limits, hooks_of: Callable[[Model], Hooks]) -> None:
+    def __init__(self, engine: ServingEngine, limits: Limits, hooks_of: Callable[[Model], Hooks]) -> None:
         self._engine = engine
         self._limits = limits
         self._hooks_of = hooks_of
-        self._texts = LargeTexts()
+        self._texts = LargeJsonReader()
 
     def routes(self) -> tuple[Route, ...]:
         """Return the endpoints."""
@@ -152,7 +152,7 @@ class Generate:
         if not self._hooks_of(model).has_pre:
             signature = model.signature
             shapes = [inputs[name].shape if name in inputs else None for name in signature.input]
-            check_shapes(model.name, signature, model.request_rows, shapes, model.padding)
+            check_shapes(model.name, signature, model.max_request_rows, shapes, model.padding)
         terms = call_parameters.make_options(parameters, None).terms(time.monotonic_ns(), model.spec.policy)
         return GenerateRequest(inputs, request_id, terms, parameters.custom)
 

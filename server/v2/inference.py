@@ -16,21 +16,21 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
 from penstock.backends.errors import Code, InferError, without_traceback
-from penstock.batching.running.own_outputs import OwnOutputs
+from penstock.batching.running.custom_outputs import CustomOutputs
 from penstock.server.answering import (
     LARGE_BYTES,
-    LargeTexts,
-    answer_coded,
-    internal,
+    LargeJsonReader,
+    answer_compressed,
+    clear_task,
+    internal_error,
     off_loop,
-    off_task,
-    on_task,
+    start_task,
 )
 from penstock.server.errors import HTTP_STATUS, error_body, retry_after_line
 from penstock.server.http.coding import decompress, decompress_small
 from penstock.server.http.head import HttpError
 from penstock.server.listening.mapped_buffer import LargeAnswerEncoder
-from penstock.server.restricted import Restricted
+from penstock.server.restricted import RestrictedApis
 
 from .call_parameters import Options, PerOutputPlan
 from .claims import (
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
     from penstock.batching.model import Model
     from penstock.batching.request import InferRequest
-    from penstock.server.engines import Serves
+    from penstock.server.engines import ServingEngine
     from penstock.server.hooks.runner import Hooks
     from penstock.server.http.connection import Connection
     from penstock.server.http.fastlane import FastLane
@@ -80,7 +80,7 @@ class Inference:
     """
 
     def __init__(
-        self, engine: Serves, limits: Limits, hooks_of: Callable[[Model], Hooks], regions: Regions | None = None,
+        self, engine: ServingEngine, limits: Limits, hooks_of: Callable[[Model], Hooks], regions: Regions | None = None,
         forwarding: Forwarding | None = None,
     ) -> None:  # fmt: skip
         self._engine = engine
@@ -88,10 +88,10 @@ class Inference:
         self._hooks_of = hooks_of
         self._regions = Regions() if regions is None else regions
         self._forwarding = forwarding
-        self._texts, self._answers = LargeTexts(), LargeAnswerEncoder()
+        self._texts, self._answers = LargeJsonReader(), LargeAnswerEncoder()
         self._predictions = Predictions(limits, hooks_of, self._texts, self._answer_body, self.answer_error)
         self._routes: dict[tuple[str, str], ModelRoute] = {}
-        self.restricted = Restricted()
+        self.restricted = RestrictedApis()
 
     # -- the Service -------------------------------------------------------------------------------------------
 
@@ -100,7 +100,7 @@ class Inference:
         match = _PATH.match(head.path) if head.method == b"POST" else None
         if match is None:
             return None
-        self.restricted.demand("inference", head.header)
+        self.restricted.require("inference", head.header)
         name = unquote_to_bytes(match[1]).decode("utf-8", "replace")
         version = path_version(match[2])
         route = self._routes.get((name, version)) or ModelRoute(name, version)
@@ -111,7 +111,7 @@ class Inference:
         route = head.route.route
         # another model may have the name by now, and its queue is the one that matters
         model = route.model if route.generation == self._engine.generation else None
-        return None if model is None else self._engine.turn_away(model)
+        return None if model is None else self._engine.early_rejection(model)
 
     def begin(self, connection: FastLane, head: Head, body: bytes) -> None:
         """Decode and submit one request, or answer with its error."""
@@ -121,8 +121,8 @@ class Inference:
             if route.generation != self._engine.generation:
                 self._resolve(route)
             model: Model = route.model  # type: ignore[assignment]  # set by _resolve
-            if not model.gathers and (model.scheduler.is_full() or model.scheduler.target_ns):
-                rejection = self._engine.turn_away(model)
+            if not model.collects_arrivals and (model.scheduler.is_full() or model.scheduler.target_ns):
+                rejection = self._engine.early_rejection(model)
                 if rejection is not None:
                     raise rejection
             if not claim.is_simple or route.needs_task or (len(body) >= LARGE_BYTES and is_slow_to_read(claim, body)):
@@ -141,7 +141,7 @@ class Inference:
         except InferError as error:
             self.answer_error(connection, error)
         except Exception as error:  # noqa: BLE001 - as in _run
-            self.answer_error(connection, internal(error, route.name, claim.request_id))
+            self.answer_error(connection, internal_error(error, route.name, claim.request_id))
 
     def abandon(self, connection: Connection) -> None:
         """Cancel the request of a disconnected client, and release its shared memory."""
@@ -172,13 +172,15 @@ class Inference:
                 # the route may lead to another version by now than the one that ran
                 encoder = (route.encoder if route.model is request.model else None) or self._encoder(request.model)
                 if connection.plan is None and not claim.answer_coding and not claim.route.may_answer_large:
-                    connection.answer_ok(encoder.encode_json(request.id, request.wanted, request.outputs or []))
+                    connection.answer_ok(
+                        encoder.encode_json(request.id, request.output_positions, request.outputs or [])
+                    )
                 else:
                     self._answer_outputs(connection, claim, encoder, request)
             except InferError as failed:
                 self.answer_error(connection, failed)
             except Exception as failed:  # noqa: BLE001 - one answer's failure must not take its batch mates' answers
-                self.answer_error(connection, internal(failed, request.model.name, request.id))
+                self.answer_error(connection, internal_error(failed, request.model.name, request.id))
 
     # -- steps -------------------------------------------------------------------------------------------------
 
@@ -203,7 +205,7 @@ class Inference:
         return Encoder(model.name, model.version, outputs)
 
     def _submit(self, connection: FastLane, request: InferRequest, options: Options) -> None:
-        if options.affects_request or request.model.timed:
+        if options.affects_request or request.model.has_default_timeout:
             options.apply_to(request)
         request.context = connection
         connection.plan = options.plan
@@ -222,14 +224,16 @@ class Inference:
         if (claim.route.may_answer_large or type(plan) is PerOutputPlan) and is_large(plan, outputs):
             work = self._answer_on_thread(connection, claim, encoder, request, plan)
             connection.task = asyncio.get_running_loop().create_task(work)
-        elif type(outputs) is OwnOutputs:
+        elif type(outputs) is CustomOutputs:
             self._answer_body(connection, claim, *encode_own_outputs(encoder, request, plan))
         elif type(plan) is PerOutputPlan:
             self._answer_body(connection, claim, *encode_by_mode(encoder, request, plan))
         elif plan is None and not claim.answer_coding:
-            connection.answer_ok(encoder.encode_json(request.id, request.wanted, outputs))
+            connection.answer_ok(encoder.encode_json(request.id, request.output_positions, outputs))
         else:
-            self._answer_body(connection, claim, *encoder.encode_mixed(request.id, request.wanted, plan, outputs))
+            self._answer_body(
+                connection, claim, *encoder.encode_mixed(request.id, request.output_positions, plan, outputs)
+            )
 
     async def _answer_on_thread(
         self, connection: FastLane, claim: InferenceClaim, encoder: Encoder, request: InferRequest, plan: Plan
@@ -242,9 +246,9 @@ class Inference:
         except InferError as error:
             self.answer_error(connection, error)
         except Exception as error:  # noqa: BLE001 - as in _run
-            self.answer_error(connection, internal(error, request.model.name, request.id))
+            self.answer_error(connection, internal_error(error, request.model.name, request.id))
         finally:
-            off_task(connection)
+            clear_task(connection)
 
     def _answer_body(self, connection: FastLane, claim: InferenceClaim, body: Body, json_bytes: int) -> None:
         if not claim.answer_coding:
@@ -252,7 +256,7 @@ class Inference:
             return
         content_type = b"application/octet-stream" if json_bytes else b"application/json"
         extra = b"inference-header-content-length: %d\r\n" % json_bytes if json_bytes else b""
-        answer_coded(connection, body, content_type, extra, claim.answer_coding)
+        answer_compressed(connection, body, content_type, extra, claim.answer_coding)
 
     @staticmethod
     def answer_error(connection: FastLane, error: InferError) -> None:
@@ -264,7 +268,7 @@ class Inference:
 
     def _begin_task(self, connection: FastLane, claim: InferenceClaim, model: Model, body: bytes) -> None:
         if not claim.is_predict or not self._predictions.begin(connection, claim, model, body):
-            on_task(connection, self._engine, model, self._run(connection, claim, model, body))
+            start_task(connection, self._engine, model, self._run(connection, claim, model, body))
 
     async def _run(self, connection: FastLane, claim: InferenceClaim, model: Model, body: bytes) -> None:
         request_id = claim.request_id
@@ -288,9 +292,9 @@ class Inference:
         except InferError as error:
             self.answer_error(connection, error)
         except Exception as error:  # noqa: BLE001 - logged under an id, and the client always gets an answer
-            self.answer_error(connection, internal(error, model.name, request_id))
+            self.answer_error(connection, internal_error(error, model.name, request_id))
         finally:
-            off_task(connection)
+            clear_task(connection)
 
     async def _decode(self, claim: InferenceClaim, model: Model, body: bytes) -> tuple[InferRequest, Options]:
         """Decode inline, or on a thread if that would block the event loop."""

@@ -47,7 +47,7 @@ class LogSettings:
 
     def __init__(self, settings: Settings, apply: Callable[[LogLevels], None] | None = None) -> None:
         self._file = settings.log_file
-        self._levels = LogLevels.of(settings)
+        self._levels = LogLevels.from_settings(settings)
         self.apply = apply or apply_without_logs
 
     def read(self) -> dict[str, bool | int | str]:

@@ -10,14 +10,14 @@ from penstock.backends.signature import TensorSpec
 from penstock.batching.model import Model
 from penstock.batching.scheduling.costs import RunTime
 from penstock.batching.statistics import BatchSizeStatistics, Duration
-from penstock.server.engines import KnowsModels
+from penstock.server.engines import FindsModels
 
 MAX_REPORTED_KEYS = 32
 """The number of shapes per model whose run times are reported: those that ran most."""
 _MS = 1_000_000
 
 
-def model_metadata(engine: KnowsModels, model: Model, version: str) -> dict[str, Any]:
+def model_metadata(engine: FindsModels, model: Model, version: str) -> dict[str, Any]:
     """Describe a model; without a requested version, `versions` lists all that are served.
 
     Outputs that are not tensors reach only hooks and are omitted.
@@ -62,7 +62,7 @@ def model_statistics(model: Model, epoch_offset_ns: int) -> dict[str, Any]:
     }
 
 
-def requested_models(engine: KnowsModels, name: str, version: str = "") -> list[Model]:
+def requested_models(engine: FindsModels, name: str, version: str = "") -> list[Model]:
     """Return the models whose statistics are requested: all models without a name, all versions without a version.
 
     Raises: InferError (INVALID; NOT_READY while the server loads its models). Source of the texts: Triton core.

@@ -13,7 +13,7 @@ import orjson
 
 from penstock.backends.errors import Code, InferError
 from penstock.server.json_text import (
-    MOST_VALUES,
+    MAX_VALUES,
     TOO_MANY_VALUES,
     brackets_in,
     depth_of,
@@ -62,7 +62,7 @@ def parse(text: bytes, max_depth: int, *, simd: bool = True) -> Any:
     or uint64); without it, everything is plain Python. A leading BOM and trailing NUL bytes are ignored: .NET's writers
     emit the BOM, and clients that send a C string as it is in memory include the NULs.
     Source: rapidjson, with which Triton parses requests.
-    Raises: InferError (INVALID) if it is not JSON, is nested deeper than `max_depth`, or has more than MOST_VALUES
+    Raises: InferError (INVALID) if it is not JSON, is nested deeper than `max_depth`, or has more than MAX_VALUES
     values besides such numbers.
     """
     text = text.removeprefix(_BOM)
@@ -126,7 +126,7 @@ def _simdjson() -> Any:
 def parse_simd(text: bytes) -> Any:
     """Parse with simdjson; None if it fails or is not installed, in which case orjson reports the error.
 
-    Raises: InferError (INVALID) for more than MOST_VALUES values besides the numbers.
+    Raises: InferError (INVALID) for more than MAX_VALUES values besides the numbers.
     """
     simdjson = _simdjson()
     if simdjson is None or text.startswith(_BOM):
@@ -169,7 +169,7 @@ def _to_python(value: Any) -> Any:
     """Convert what simdjson has parsed to plain Python.
 
     simdjson counts array elements in 24 bits and sizes its list by that count; more elements would be written past its
-    end. That never happens, because MOST_VALUES is smaller.
+    end. That never happens, because MAX_VALUES is smaller.
     """
     if hasattr(value, "as_dict"):
         return value.as_dict()
@@ -177,10 +177,10 @@ def _to_python(value: Any) -> Any:
 
 
 class _LimitedConverter:
-    """Converts several values of one text, as long as they hold at most MOST_VALUES values together."""
+    """Converts several values of one text, as long as they hold at most MAX_VALUES values together."""
 
     def __init__(self) -> None:
-        self._remaining_values = MOST_VALUES
+        self._remaining_values = MAX_VALUES
 
     def __call__(self, value: Any) -> Any:
         if hasattr(value, "as_dict") or hasattr(value, "as_list"):  # looking up `mini` would compute it

@@ -22,7 +22,7 @@ from starlette.routing import Route as StarletteRoute
 
 from penstock.backends.errors import InferError, without_traceback
 from penstock.server.errors import HTTP_STATUS, error_body, retry_after_s
-from penstock.server.restricted import guarded
+from penstock.server.restricted import with_access_check
 
 from . import openapi
 from .routes import JSON, STATUS_DESCRIPTIONS, Route
@@ -34,7 +34,7 @@ def make_app(routes: Iterable[Route], *, pages: bool = False) -> Starlette:
     """Make an application from routes. `pages`: also serve their documentation, /docs and /openapi.json."""
     routes = tuple(routes)
     served = [
-        StarletteRoute(path, guarded(path, route.endpoint), methods=[route.method])
+        StarletteRoute(path, with_access_check(path, route.endpoint), methods=[route.method])
         for route in routes
         for path in route.paths
     ]

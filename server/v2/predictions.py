@@ -11,8 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.backends.errors import InferError
-from penstock.batching.request import NO_TERMS, Terms
-from penstock.server.answering import LARGE_BYTES, LargeTexts, Promise, internal, unpacked
+from penstock.batching.request import DEFAULT_REQUEST_OPTIONS, RequestOptions
+from penstock.server.answering import LARGE_BYTES, LargeJsonReader, Promise, internal_error, read_compressed
 
 from .call_parameters import DEFAULT_OPTIONS
 from .parsing import parse
@@ -37,7 +37,7 @@ class Predictions:
         self,
         limits: Limits,
         hooks_of: Callable[[Model], Hooks],
-        texts: LargeTexts,
+        texts: LargeJsonReader,
         write: WriteAnswer,
         answer_error: WriteError,
     ) -> None:
@@ -66,7 +66,7 @@ class Predictions:
         """Answer a prediction. Raises: InferError, HttpError."""
         read = partial(parse, max_depth=self._limits.max_json_depth, simd=False)
         if claim.coding:
-            sample = await unpacked(body, claim.coding, self._limits, read, self._texts)
+            sample = await read_compressed(body, claim.coding, self._limits, read, self._texts)
         elif len(body) < LARGE_BYTES:
             sample = read(body)
         else:
@@ -79,9 +79,11 @@ class Predictions:
 
     def _fail(self, connection: FastLane, claim: InferenceClaim, error: BaseException) -> None:
         if not isinstance(error, InferError):  # logged under an id, and the client always gets an answer
-            error = internal(error, claim.route.name, claim.request_id)
+            error = internal_error(error, claim.route.name, claim.request_id)
         self._answer_error(connection, error)
 
 
-def _terms(model: Model) -> Terms:
-    return DEFAULT_OPTIONS.terms(time.monotonic_ns(), model.spec.policy) if model.timed else NO_TERMS
+def _terms(model: Model) -> RequestOptions:
+    if not model.has_default_timeout:
+        return DEFAULT_REQUEST_OPTIONS
+    return DEFAULT_OPTIONS.terms(time.monotonic_ns(), model.spec.policy)

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.backends.errors import Code, InferError
-from penstock.server.answering import LargeTexts
+from penstock.server.answering import LargeJsonReader
 
 from . import openapi
 from .parsing import parse
@@ -39,7 +39,7 @@ class RepositoryEndpoints:
     def __init__(self, control: LoadsModels, max_bytes: int) -> None:
         self._control = control
         self._max_bytes = max_bytes
-        self._texts = LargeTexts()
+        self._texts = LargeJsonReader()
 
     def routes(self) -> tuple[Route, ...]:
         """Return the endpoints as Routes."""

@@ -100,7 +100,7 @@ def serving(*words: str, folder: Path = HANDLERS, **more: str) -> Iterator[Serve
     with _environment_of(environment(more)):
         asked = parse_settings([*PORTS, "--allow-grpc=false", "--allow-metrics=false", *words, str(folder)], os.environ)
         with live_server(**{field.name: getattr(asked, field.name) for field in fields(asked)}) as live:
-            (health,) = live.server._more
+            (health,) = live.server._extra_ports
             yield Served({"": live.http_port, "health": health.port})
 
 

@@ -10,7 +10,7 @@ import pytest
 import uvloop
 
 from penstock.batching import alarms
-from penstock.batching.alarms import LATE_NS, Alarms
+from penstock.batching.alarms import STALL_NS, Alarms
 from tests.batching.arriving import housed
 
 SECOND_NS = 1_000_000_000
@@ -45,11 +45,11 @@ class Clock:
         self.at_ns = at_ns
         self.times_set += 1
 
-    def silence(self) -> None:
+    def disarm(self) -> None:
         self.at_ns = None
 
     def close(self) -> None:
-        self.silence()
+        self.disarm()
         self.closed = True
 
     def goes_to(self, now_ns: float) -> None:
@@ -75,7 +75,7 @@ def test_it_rings_in_time_and_once(clock: Clock) -> None:
     watched(clock, rung.append).set(model, 2 * SECOND_NS)
     clock.goes_to(2 * SECOND_NS - 1)
     before = list(rung)
-    clock.goes_to(2 * SECOND_NS + LATE_NS / 2)
+    clock.goes_to(2 * SECOND_NS + STALL_NS / 2)
 
     assert (before, rung) == ([], [model])
     assert clock.at_ns is None
@@ -151,7 +151,7 @@ def test_where_the_loop_stood_still_it_reads_what_has_come_before_it_rings(clock
     clock.goes_to(9 * SECOND_NS)
     before = list(rung)
     late.set(model, 2 * SECOND_NS)  # as what is read then may ask for, which puts it off no further
-    clock.goes_to(9 * SECOND_NS + LATE_NS)
+    clock.goes_to(9 * SECOND_NS + STALL_NS)
 
     assert (before, rung) == ([], [model])
     assert clock.at_ns is None
@@ -187,7 +187,7 @@ def test_once_cleared_nothing_rings_and_nothing_is_set(clock: Clock) -> None:
     rung: list[Any] = []
     made = watched(clock, rung.append)
     made.set(cast(Any, Model()), 2 * SECOND_NS)
-    made.clear()
+    made.close()
     made.set(cast(Any, Model()), 2 * SECOND_NS)
     clock.goes_to(2 * SECOND_NS)
 

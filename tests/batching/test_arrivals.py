@@ -95,7 +95,7 @@ async def test_each_goes_to_its_queue_at_once_where_its_model_looks_at_each(poli
 
         came = [house.come(model), house.come(model)]
 
-        assert [request.waiting or request.queue_ns > 0 for request in came] == [True, True]
+        assert [request.waiting or request.enqueued_ns > 0 for request in came] == [True, True]
         assert model.inflight == 2
         await house.sink.holds(4)
 

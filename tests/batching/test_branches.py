@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 
 from penstock.backends.errors import Code, InferError
-from penstock.batching.answers import AnswerStatistics
+from penstock.batching.answer_statistics import AnswerStatistics
 from penstock.batching.ensembles import branches
 from penstock.batching.ensembles.branches import Branches
 from penstock.batching.request import InferRequest, InSequence, Key
 from penstock.batching.running.batch import Batch
-from penstock.batching.running.outside import Takes
-from penstock.batching.running.outsides import OpenedVersion, complete_outside
+from penstock.batching.running.external import ExecutorCallbacks
+from penstock.batching.running.external_models import OpenedVersion, complete_external
 from penstock.batching.spec import BatchPolicy, EnsembleSpec, ModelSpec
 from penstock.batching.statistics import BACKEND, CANCELED
-from penstock.batching.stream import NOT_ONE, StreamedAnswer, size_of, stream
+from penstock.batching.stream import NOT_SINGLE_MESSAGE, StreamedAnswer, answer_bytes, open_stream
 from tests.batching.ensembles import ROWS, House, ensemble_spec, house, step, tensors
 from tests.fakes import Gate
 
@@ -55,12 +55,12 @@ class Teller:
         self.abandoned: list[InferRequest] = []
         self._came = asyncio.Event()
         self._batches: dict[InferRequest, Batch] = {}
-        self._takes: Takes | None = None
+        self._takes: ExecutorCallbacks | None = None
 
-    def attach(self, instance: Takes) -> None:
+    def attach(self, instance: ExecutorCallbacks) -> None:
         self._takes = instance
 
-    def most_ns(self, key: Key) -> int:
+    def max_batch_ns(self, key: Key) -> int:
         return 0
 
     def begin(self, batch: Batch) -> None:
@@ -70,12 +70,12 @@ class Teller:
         self._batches.update(dict.fromkeys(batch.requests, batch))
         self._came.set()
         assert self._takes is not None
-        asyncio.get_running_loop().call_soon(self._takes.freed, batch, [])
+        asyncio.get_running_loop().call_soon(self._takes.on_free, batch, [])
 
     def abandon(self, request: InferRequest) -> None:
         self.abandoned.append(request)
 
-    async def says_ready(self) -> bool:
+    async def check_ready(self) -> bool:
         return True
 
     async def close(self) -> None:
@@ -91,13 +91,13 @@ class Teller:
     def tell(self, request: InferRequest, *values: float) -> None:
         """Give an answer of one row for each value."""
         for value in values:
-            request.answers.tell(StreamedAnswer({"y": np.full((1, 4), value, np.float32)}))
+            request.answer_sink.send(StreamedAnswer({"y": np.full((1, 4), value, np.float32)}))
 
     def end(self, request: InferRequest, error: InferError | None = None) -> None:
         """End a request."""
         request.outputs, request.error = [], error
         assert self._takes is not None
-        self._takes.late(self._batches[request], [request])
+        self._takes.on_answered(self._batches[request], [request])
 
 
 class TellerLoader:
@@ -108,13 +108,13 @@ class TellerLoader:
 
     async def open(self, spec: ModelSpec) -> OpenedVersion:
         teller = self.tellers[spec.name] = Teller()
-        return OpenedVersion(complete_outside(spec), [teller], "told")
+        return OpenedVersion(complete_external(spec), [teller], "told")
 
 
 def told_spec(name: str, **said: Any) -> ModelSpec:
     return ModelSpec(
         name, 1, Path(name), inputs=tensors("x"), outputs=tensors("y"), policy=BatchPolicy(max_batch_rows=ROWS),
-        backend="told", decoupled=True, declared="{}", **said,
+        backend="told", decoupled=True, declared_config="{}", **said,
     )  # fmt: skip
 
 
@@ -135,7 +135,7 @@ def both(inputs: list[Any]) -> list[Any]:
 @asynccontextmanager
 async def served(*specs: ModelSpec) -> AsyncIterator[tuple[House, Teller]]:
     async with house() as kept:
-        loader = kept.engine.outsides["told"] = TellerLoader()
+        loader = kept.engine.external_loaders["told"] = TellerLoader()
         await kept.engine.load(told_spec("many"))
         await kept.engine.load(told_spec("more"))
         await kept.serve("plus", plus_one)
@@ -155,7 +155,7 @@ async def served(*specs: ModelSpec) -> AsyncIterator[tuple[House, Teller]]:
 async def overtaken() -> AsyncIterator[tuple[House, Teller, Gate]]:
     """Serve `spread` with a second step that two Instances run: a row of SLOW is run when its Gate is opened."""
     async with house() as kept:
-        loader = kept.engine.outsides["told"] = TellerLoader()
+        loader = kept.engine.external_loaders["told"] = TellerLoader()
         await kept.engine.load(told_spec("many"))
         await kept.serve("plus", plus_one, count=2, cap_rows=1)
         await kept.engine.load(SPREAD)
@@ -183,7 +183,7 @@ class Client:
         self.task = asyncio.create_task(self._take(kept))
 
     async def _take(self, kept: House) -> list[float]:
-        with stream(kept.engine, self.request) as answers:
+        with open_stream(kept.engine, self.request) as answers:
             while (told := await answers.next()) is not None:
                 self.came.append(float(told.outputs[self._output].flat[0]))
                 self.finals.append(told.final)
@@ -290,7 +290,7 @@ async def test_each_answer_says_which_request_of_a_sequence_it_is_to() -> None:
     async with served(SPREAD) as (kept, many):
         request = kept.request("spread", 1)
         request.sequence = InSequence((1 << 64) - 1, end=True)
-        with stream(kept.engine, request) as answers:
+        with open_stream(kept.engine, request) as answers:
             (asked,) = await many.holds(1)
             many.tell(asked, 10, 20)
             came = [await answers.next() for _ in range(2)]
@@ -349,7 +349,7 @@ async def test_an_answer_that_is_an_error_ends_the_request_and_the_step_is_told(
         (asked,) = await many.holds(1)
         many.tell(asked, 10)
         await client.holds(1)
-        asked.answers.tell(StreamedAnswer({}, InferError(Code.INVALID, "not this")))
+        asked.answer_sink.send(StreamedAnswer({}, InferError(Code.INVALID, "not this")))
 
         with pytest.raises(InferError, match=r"^in ensemble 'spread', not this$"):
             await client.task
@@ -376,8 +376,10 @@ async def test_an_answer_that_the_next_step_cannot_take_ends_the_request() -> No
     async with served(SPREAD) as (kept, many):
         wrong, lacking = Client(kept, "spread", 1), Client(kept, "spread", 2)
         first, second = await many.holds(2)
-        first.answers.tell(StreamedAnswer({"y": np.zeros((1, 4), np.float64)}, wrong="unexpected datatype TYPE_FP64"))
-        second.answers.tell(StreamedAnswer({"z": np.zeros((1, 4), np.float32)}))
+        first.answer_sink.send(
+            StreamedAnswer({"y": np.zeros((1, 4), np.float64)}, mismatch="unexpected datatype TYPE_FP64")
+        )
+        second.answer_sink.send(StreamedAnswer({"z": np.zeros((1, 4), np.float32)}))
 
         with pytest.raises(InferError, match=r"^in ensemble 'spread', model 'many': unexpected datatype TYPE_FP64$"):
             await wrong.task
@@ -387,7 +389,7 @@ async def test_an_answer_that_the_next_step_cannot_take_ends_the_request() -> No
         many.end(second)
 
 
-@pytest.mark.parametrize(("of", "name"), [(Branches, "add"), (Branches, "backpressure"), (branches, "size_of")])
+@pytest.mark.parametrize(("of", "name"), [(Branches, "add"), (Branches, "backpressure"), (branches, "answer_bytes")])
 async def test_an_answer_that_could_not_be_carried_on_ends_its_request_and_no_other(
     of: Any, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -463,13 +465,13 @@ async def test_a_step_whose_answers_wait_is_to_wait_until_half_of_them_are_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # whoever looks at the client sees all that has come
-    monkeypatch.setattr("penstock.batching.stream.TAKEN_AT_ONCE", 1 << 30)
+    monkeypatch.setattr("penstock.batching.stream.MAX_TAKEN_PER_TURN", 1 << 30)
     async with served(SPREAD) as (kept, many):
         kept.gates["plus"].close()
         client = Client(kept, "spread", 1)
         (asked,) = await many.holds(1)
         went_on = asyncio.Event()
-        rooms = [asked.answers.tell(StreamedAnswer({"y": np.ones((1, 4), np.float32)})) for _ in range(2 * MOST)]
+        rooms = [asked.answer_sink.send(StreamedAnswer({"y": np.ones((1, 4), np.float32)})) for _ in range(2 * MOST)]
         assert [each is None for each in rooms] == [True] * (2 * MOST - 1) + [False]
         (room,) = (each for each in rooms if each is not None)
         room(went_on.set)
@@ -483,12 +485,12 @@ async def test_a_step_whose_answers_wait_is_to_wait_until_half_of_them_are_gone(
 
 
 async def test_few_large_answers_are_enough_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(branches, "PAUSE_BYTES", size_of(StreamedAnswer({"y": np.ones((1, 4), np.float32)})) + 1)
+    monkeypatch.setattr(branches, "PAUSE_BYTES", answer_bytes(StreamedAnswer({"y": np.ones((1, 4), np.float32)})) + 1)
     async with served(SPREAD) as (kept, many):
         kept.gates["plus"].close()
         client = Client(kept, "spread", 1)
         (asked,) = await many.holds(1)
-        rooms = [asked.answers.tell(StreamedAnswer({"y": np.ones((1, 4), np.float32)})) for _ in range(2)]
+        rooms = [asked.answer_sink.send(StreamedAnswer({"y": np.ones((1, 4), np.float32)})) for _ in range(2)]
         assert [each is None for each in rooms] == [True, False]
         many.end(asked)
         kept.gates["plus"].open()
@@ -505,7 +507,7 @@ async def test_a_step_of_a_nested_ensemble_waits_for_the_outer_one() -> None:
         went_on = asyncio.Event()
         count = 0
         while room is None:
-            room = asked.answers.tell(StreamedAnswer({"y": np.ones((1, 4), np.float32)}))
+            room = asked.answer_sink.send(StreamedAnswer({"y": np.ones((1, 4), np.float32)}))
             count += 1
             await asyncio.sleep(0)
         room(went_on.set)
@@ -532,7 +534,7 @@ async def test_who_overtakes_keeps_its_place_until_it_is_handed_out() -> None:
 
 
 async def test_answers_that_nobody_can_keep_end_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(branches, "MOST_BYTES", 100)
+    monkeypatch.setattr(branches, "MAX_UNREAD_BYTES", 100)
     async with served(SPREAD) as (kept, many):
         kept.gates["plus"].close()
         client = Client(kept, "spread", 1)
@@ -559,7 +561,7 @@ async def test_who_wants_one_answer_gets_it_where_there_is_one(values: tuple[flo
         else:
             with pytest.raises(InferError) as refused:
                 await asking
-            assert refused.value.message == f"in ensemble 'spread', {NOT_ONE}"
+            assert refused.value.message == f"in ensemble 'spread', {NOT_SINGLE_MESSAGE}"
 
 
 async def test_the_one_answer_may_lack_what_was_wanted() -> None:
@@ -576,7 +578,7 @@ async def test_the_one_answer_may_lack_what_was_wanted() -> None:
 
     made, lacking = outputs
     assert (float(made.flat[0]), lacking) == (10, None)
-    assert outputs.wrong == "in ensemble 'pair', the answer lacks the requested output 'more'"
+    assert outputs.mismatch == "in ensemble 'pair', the answer lacks the requested output 'more'"
 
 
 async def test_each_answer_has_the_whole_time_of_its_request_again() -> None:
@@ -586,7 +588,7 @@ async def test_each_answer_has_the_whole_time_of_its_request_again() -> None:
         began_ns = time.monotonic_ns()
         client = Client(kept, "spread", 1, deadline_ns=began_ns + hour_ns, target_ns=began_ns + hour_ns)
         (asked,) = await many.holds(1)
-        client.request.queue_ns -= 1000 * hour_ns
+        client.request.enqueued_ns -= 1000 * hour_ns
         many.tell(asked, 10, 20)
         many.end(asked)
         (behind,) = (each for each in kept.engine.model("plus").scheduler._lanes.values())

@@ -60,13 +60,13 @@ def test_all_wait_in_their_order_as_those_that_came_one_by_one() -> None:
     together, alone = model_of(), model_of()
     come = requests_of(together, 2, 1, 3)
     for request in requests_of(alone, 2, 1, 3):
-        request.queue_ns = NOW_NS
+        request.enqueued_ns = NOW_NS
         alone.scheduler.add(request)
 
     assert enqueue_all(together, come, NOW_NS)
 
     assert waiting(together) == waiting(alone) == (3, 6, 96)
-    assert [(each.waiting, each.queue_ns, each.start_ns) for each in come] == [(True, NOW_NS, NOW_NS)] * 3
+    assert [(each.waiting, each.enqueued_ns, each.start_ns) for each in come] == [(True, NOW_NS, NOW_NS)] * 3
     batch = together.scheduler.take(NOW_NS)
     assert batch is not None
     assert batch.requests == come
@@ -224,7 +224,7 @@ class TestThroughAnEnsemble:
             assert [each.outputs and values_of([each]) for each in sent] == [[2], [4], [6]]
             assert len(answered) == 3
             assert [each.context.parent for each in come] == sent
-            assert [(each.start_ns, each.queue_ns) for each in come] == [(each.queue_ns,) * 2 for each in sent]
+            assert [(each.start_ns, each.enqueued_ns) for each in come] == [(each.enqueued_ns,) * 2 for each in sent]
 
     async def test_sums_are_each_request_s_own_where_they_meet_on_different_ways(self) -> None:
         async with house() as kept:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from penstock.backends.backend import Array
 from penstock.backends.datatypes import DATATYPES
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching.caching.cache import ARRAY_BYTES, ENTRY_BYTES, Cache, Keys, size_of
+from penstock.batching.caching.cache import ARRAY_BYTES, ENTRY_BYTES, Cache, Keys, array_bytes
 from tests.clients.tensors import VALUES
 
 ONE = ENTRY_BYTES + ARRAY_BYTES + 4
@@ -41,11 +41,11 @@ def signature(*datatypes: str, names: str = "abcdef") -> Signature:
 
 
 def keys(*datatypes: str) -> Keys:
-    return Cache(1).keys_of("m", "1", signature(*datatypes))
+    return Cache(1).make_keys("m", "1", signature(*datatypes))
 
 
 def of(made: Keys, *arrays: Array | None, wanted: tuple[int, ...] = (0,)) -> bytes:
-    return made.of(list(arrays), wanted)
+    return made.key_for(list(arrays), wanted)
 
 
 def carried(datatype: str) -> Array:
@@ -63,20 +63,20 @@ def carried(datatype: str) -> Array:
 class TestBudget:
     def test_what_is_kept_is_found_again(self) -> None:
         cache = Cache(ONE)
-        assert cache.keep(key(1), number(1.5), set())
+        assert cache.insert(key(1), number(1.5), set())
 
         answer = cache.find(key(1))
 
         assert answer is not None
         assert [array.tolist() for array in answer] == [[1.5]]
-        assert cache.held_bytes == ONE
+        assert cache.used_bytes == ONE
 
     def test_the_least_recently_used_goes_first(self) -> None:
         cache, owner = Cache(3 * ONE), set[bytes]()
         for value in (1, 2, 3):
-            cache.keep(key(value), number(value), owner)
+            cache.insert(key(value), number(value), owner)
         cache.find(key(1))
-        cache.keep(key(4), number(4), owner)
+        cache.insert(key(4), number(4), owner)
 
         assert [found(cache, value) for value in (1, 2, 3, 4)] == [True, False, True, True]
         assert owner == {key(1), key(3), key(4)}
@@ -84,16 +84,16 @@ class TestBudget:
     def test_as_many_go_as_it_takes(self) -> None:
         cache, owner = Cache(4 * ONE), set[bytes]()
         for value in (1, 2, 3, 4):
-            cache.keep(key(value), number(value), owner)
-        cache.keep(key(5), [np.zeros(ONE + 5, np.uint8)], owner)
+            cache.insert(key(value), number(value), owner)
+        cache.insert(key(5), [np.zeros(ONE + 5, np.uint8)], owner)
 
         assert [found(cache, value) for value in (1, 2, 3, 4, 5)] == [False, False, False, True, True]
 
     def test_what_does_not_fit_drops_nothing(self) -> None:
         cache, owner = Cache(2 * ONE), set[bytes]()
-        cache.keep(key(1), number(1), owner)
+        cache.insert(key(1), number(1), owner)
 
-        assert not cache.keep(key(2), [np.zeros(2 * ONE, np.uint8)], owner)
+        assert not cache.insert(key(2), [np.zeros(2 * ONE, np.uint8)], owner)
         assert found(cache, 1)
         assert owner == {key(1)}
 
@@ -101,32 +101,32 @@ class TestBudget:
     def test_what_is_no_tensor_is_not_kept(self, output: Any) -> None:
         cache = Cache(1 << 20)
 
-        assert not cache.keep(key(1), [output], set())
-        assert cache.held_bytes == 0
+        assert not cache.insert(key(1), [output], set())
+        assert cache.used_bytes == 0
 
     def test_the_same_key_again_takes_the_place_of_the_first(self) -> None:
         cache, owner = Cache(10 * ONE), set[bytes]()
-        cache.keep(key(1), number(1), owner)
-        cache.keep(key(1), number(2), owner)
+        cache.insert(key(1), number(1), owner)
+        cache.insert(key(1), number(2), owner)
 
         answer = cache.find(key(1))
 
         assert answer is not None
         assert answer[0].tolist() == [2]
-        assert (len(cache), cache.held_bytes, len(owner)) == (1, ONE, 1)
+        assert (len(cache), cache.used_bytes, len(owner)) == (1, ONE, 1)
 
     def test_what_one_model_has_is_forgotten_bit_by_bit(self) -> None:
         cache, gone, other = Cache(100 * ONE), set[bytes](), set[bytes]()
         for value in range(10):
-            cache.keep(key(value), number(value), gone)
-        cache.keep(key(99), number(99), other)
+            cache.insert(key(value), number(value), gone)
+        cache.insert(key(99), number(99), other)
 
         turns = 1
-        while cache.forget(gone, 4):
+        while cache.remove_some(gone, 4):
             turns += 1
 
         assert turns == 3
-        assert (len(cache), cache.held_bytes) == (1, ONE)
+        assert (len(cache), cache.used_bytes) == (1, ONE)
         assert found(cache, 99)
 
     @settings(deadline=None)
@@ -142,7 +142,7 @@ class TestBudget:
         for what, value, nbytes in steps:
             if what == "keep":
                 entry = ENTRY_BYTES + ARRAY_BYTES + nbytes
-                kept = cache.keep(key(value), [np.zeros(nbytes, np.uint8)], owners[value % 2])
+                kept = cache.insert(key(value), [np.zeros(nbytes, np.uint8)], owners[value % 2])
                 assert kept == (entry <= size)
                 if kept:
                     model.pop(value, None)
@@ -155,9 +155,9 @@ class TestBudget:
                 if value in model:
                     model[value] = model.pop(value)
             else:
-                cache.forget(owners[value % 2], 100)
+                cache.remove_some(owners[value % 2], 100)
                 model = {each: entry for each, entry in model.items() if each % 2 != value % 2}
-            assert cache.held_bytes == sum(each for each, _ in model.values()) <= size
+            assert cache.used_bytes == sum(each for each, _ in model.values()) <= size
             assert owners[0] | owners[1] == {key(each) for each in model}
             assert len(cache) == len(model)
 
@@ -172,20 +172,20 @@ class TestBudget:
                 answer = [np.full(5, value, np.float32) for _ in range(outputs)]
                 if text:
                     answer = [np.array([b"%d" % value] * 5 + [b"%d more" % value], np.object_) for _ in range(outputs)]
-                cache.keep(key(value), answer, owner)
+                cache.insert(key(value), answer, owner)
                 del answer
             taken, _ = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
 
-        assert taken <= cache.held_bytes
-        assert cache.held_bytes <= 2.5 * taken  # and not wildly more
+        assert taken <= cache.used_bytes
+        assert cache.used_bytes <= 2.5 * taken  # and not wildly more
 
 
 class TestOwnership:
     def test_what_was_kept_does_not_change_with_what_it_was_made_from(self) -> None:
         cache, batch = Cache(1 << 20), np.arange(8, dtype=np.float32)
-        cache.keep(key(1), [batch[2:4]], set())
+        cache.insert(key(1), [batch[2:4]], set())
         batch[:] = -1
 
         answer = cache.find(key(1))
@@ -195,7 +195,7 @@ class TestOwnership:
 
     def test_who_writes_into_an_answer_changes_no_other(self) -> None:
         cache = Cache(1 << 20)
-        cache.keep(key(1), [np.array([b"a"], np.object_), np.zeros(1)], set())
+        cache.insert(key(1), [np.array([b"a"], np.object_), np.zeros(1)], set())
         first = cache.find(key(1))
         assert first is not None
         first[0][0], first[1][0] = b"b", 9
@@ -207,9 +207,9 @@ class TestOwnership:
 
     def test_a_slice_does_not_keep_the_batch(self) -> None:
         cache = Cache(1 << 20)
-        cache.keep(key(1), [np.zeros((1000, 10))[3:4]], set())
+        cache.insert(key(1), [np.zeros((1000, 10))[3:4]], set())
 
-        assert cache.held_bytes == ENTRY_BYTES + ARRAY_BYTES + 80
+        assert cache.used_bytes == ENTRY_BYTES + ARRAY_BYTES + 80
         kept = next(iter(cache._entries.values())).outputs[0]
         assert kept.base is None
 
@@ -292,12 +292,12 @@ class TestKeys:
     def test_name_version_load_and_signature_count(self) -> None:
         cache, one = Cache(1), np.zeros((1, 1), np.float32)
         seen = {
-            made.of([one], (0,))
+            made.key_for([one], (0,))
             for made in (
-                cache.keys_of("m", "1", signature("FP32")), cache.keys_of("m", "1", signature("FP32")),
-                cache.keys_of("m", "2", signature("FP32")), cache.keys_of("m1", "", signature("FP32")),
-                cache.keys_of("m", "1", signature("INT32")), cache.keys_of("m", "1", signature("FP32", names="x")),
-                Cache(1).keys_of("m", "1", signature("FP32")),
+                cache.make_keys("m", "1", signature("FP32")), cache.make_keys("m", "1", signature("FP32")),
+                cache.make_keys("m", "2", signature("FP32")), cache.make_keys("m1", "", signature("FP32")),
+                cache.make_keys("m", "1", signature("INT32")), cache.make_keys("m", "1", signature("FP32", names="x")),
+                Cache(1).make_keys("m", "1", signature("FP32")),
             )
         }  # fmt: skip
 
@@ -305,9 +305,9 @@ class TestKeys:
 
     def test_a_version_and_a_load_do_not_slip_into_each_other(self) -> None:
         cache, x = Cache(1), np.zeros((1, 1), np.float32)
-        made = [cache.keys_of("m", "11" if load == 1 else "1", signature("FP32")) for load in range(12)]
+        made = [cache.make_keys("m", "11" if load == 1 else "1", signature("FP32")) for load in range(12)]
 
-        assert made[1].of([x], (0,)) != made[11].of([x], (0,))
+        assert made[1].key_for([x], (0,)) != made[11].key_for([x], (0,))
 
     @pytest.mark.parametrize("columns", [4, 400])
     def test_how_an_array_lies_in_memory_does_not_count(self, columns: int) -> None:
@@ -328,5 +328,5 @@ class TestKeys:
 
 
 def test_the_size_of_strings_is_that_of_the_strings() -> None:
-    assert size_of(np.array([b"x" * 10_000], np.object_)) > 10_000 + ARRAY_BYTES
-    assert size_of(np.zeros((), np.float32)) == ARRAY_BYTES + 4
+    assert array_bytes(np.array([b"x" * 10_000], np.object_)) > 10_000 + ARRAY_BYTES
+    assert array_bytes(np.zeros((), np.float32)) == ARRAY_BYTES + 4

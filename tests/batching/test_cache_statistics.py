@@ -15,7 +15,7 @@ US = 1_000
 
 def asked(start_us: int = 0, queue_us: int = 0) -> InferRequest:
     request = fake_request(fake_model())
-    request.start_ns, request.queue_ns = start_us * US, queue_us * US
+    request.start_ns, request.enqueued_ns = start_us * US, queue_us * US
     return request
 
 

@@ -33,10 +33,10 @@ def batch_of(*said: InSequence, places: list[int] | None = None) -> Batch:
     for sequence in said:
         request = fake_request(MODEL)
         request.sequence = sequence
-        request.under_way = ActiveSequence(sequence.id)
+        request.active_sequence = ActiveSequence(sequence.id)
         requests.append(request)
     batch = Batch(requests, len(requests), ((4,),), 1)
-    batch.places = places
+    batch.row_positions = places
     return batch
 
 
@@ -85,7 +85,7 @@ class TestControls:
 
 
 def states_of(batch: Batch) -> list[object]:
-    return [request.under_way.states["out"].tolist() for request in batch.requests]
+    return [request.active_sequence.states["out"].tolist() for request in batch.requests]
 
 
 def fill(made: StateInput, batch: Batch, rows: int) -> object:
@@ -108,16 +108,16 @@ class TestStates:
 
     def test_a_sequence_that_begins_has_none(self) -> None:
         batch = batch_of(InSequence(1, True))
-        batch.requests[0].under_way.states["out"] = np.ones(2, np.float32)
+        batch.requests[0].active_sequence.states["out"] = np.ones(2, np.float32)
 
         assert fill(StateInput(MEMORY, ROWS_OF_TWO), batch, 1) == [[0, 0]]
-        assert not batch.requests[0].under_way.states
+        assert not batch.requests[0].active_sequence.states
 
     def test_a_sequence_keeps_its_row_alone_alive(self) -> None:
         batch = batch_of(InSequence(1), InSequence(2))
         StateOutputs((MEMORY,), (ROWS_OF_TWO,)).store(batch, [np.zeros((2, 2), np.float32)])
 
-        assert all(request.under_way.states["out"].base is None for request in batch.requests)
+        assert all(request.active_sequence.states["out"].base is None for request in batch.requests)
 
     @pytest.mark.parametrize("dims", [(1, 2), (2,)])
     def test_what_a_hook_writes_in_its_prediction_is_no_state(self, dims: tuple[int, ...]) -> None:
@@ -134,7 +134,7 @@ class TestStates:
         with pytest.raises(InferError, match="state 'out' has 1 rows for a batch of 2") as caught:
             StateOutputs((MEMORY,), (ROWS_OF_TWO,)).store(batch, [np.zeros((1, 2), np.float32)])
         assert caught.value.code is Code.INTERNAL
-        assert not batch.requests[0].under_way.states
+        assert not batch.requests[0].active_sequence.states
 
     def test_a_model_without_rows_has_one_state(self) -> None:
         batch = batch_of(InSequence(1))

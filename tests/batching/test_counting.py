@@ -26,7 +26,7 @@ from penstock.batching.loading.counting import (
     run_concurrently,
 )
 from penstock.batching.running.instance import ThreadInstance
-from penstock.batching.spec import THREADS, BatchPolicy, InstanceGroup, ModelSpec
+from penstock.batching.spec import THREADS_OPTION, BatchPolicy, InstanceGroup, ModelSpec
 from tests.fakes import FakeBackend, Function
 
 MB = 1 << 20
@@ -65,7 +65,12 @@ class TestWhatIsTried:
 
     def test_threads_that_the_user_has_said_are_kept(self) -> None:
         assert candidate_splits("cpu", 4, 2) == [Split(1, 2), Split(2, 2), Split(4, 2)]
-        for options, said in (({THREADS: "2"}, 2), ({THREADS: "0"}, 0), ({}, 0), ({"TF_NUM_INTRA_THREADS": "3"}, 3)):
+        for options, said in (
+            ({THREADS_OPTION: "2"}, 2),
+            ({THREADS_OPTION: "0"}, 0),
+            ({}, 0),
+            ({"TF_NUM_INTRA_THREADS": "3"}, 3),
+        ):
             assert replace(SPEC, options=options).threads == said
 
     def test_a_gpu_is_tried_with_a_few(self) -> None:
@@ -321,7 +326,7 @@ class TestOpening:
         try:
             assert model.spec.instances == (InstanceGroup(2, ("cpu",)),)
             assert dict(model.spec.options) == {"intra_op_thread_count": "3"}
-            assert [*model.counted] == [(1, 100), (2, 190), (4, 191)]
+            assert [*model.instance_trials] == [(1, 100), (2, 190), (4, 191)]
             assert len(model.instances) == 2
             assert asked == [("cpu", threads) for threads in ("4", "3", "1", "3")]
         finally:
@@ -342,7 +347,7 @@ class TestOpening:
                 (2, ("cpu",)), (2, ("cuda:0",)), (3, ("cuda:1",)),
             ]  # fmt: skip
             assert asked == [("cpu", ""), *[("cuda:0", "")] * 2, *[("cuda:1", "")] * 3]
-            assert len({id(place.backend) for place in model.places}) == 6
+            assert len({id(place.backend) for place in model.placements}) == 6
         finally:
             model.close()
 
@@ -357,7 +362,7 @@ class TestOpening:
         try:
             instance = model.instances[0]
             assert isinstance(instance, ThreadInstance)
-            instance.place.replace([instance.binding], model.signature, model.max_rows)
+            instance.placement.rebind([instance.binding], model.signature, model.max_rows)
 
             assert asked[-1] == ("cpu", "3")
         finally:

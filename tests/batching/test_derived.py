@@ -63,7 +63,7 @@ def batch_of(model: Model, places: dict[int, float], rows: int = 1) -> Batch:
     for number, request in enumerate(requests, 1):
         request.sequence = InSequence(number)
     batch = Batch(requests, rows * len(requests), ((4,),), 1)
-    batch.places = list(places)
+    batch.row_positions = list(places)
     return batch
 
 
@@ -72,7 +72,7 @@ class TestCompletion:
         done = complete(spec_of(), GRAPH)
 
         assert done.signature == Signature((X,), (Y,), batched=True)
-        assert done.bound == Signature((X, READY, BEFORE), (Y, AFTER), batched=True)
+        assert done.binding_signature == Signature((X, READY, BEFORE), (Y, AFTER), batched=True)
 
     def test_they_are_counted_among_the_inputs_that_the_model_has(self) -> None:
         x, y = replace(X, shape=(4,)), replace(Y, shape=(4,))
@@ -88,8 +88,8 @@ class TestCompletion:
         done = complete(spec_of(outputs=(after,)), GRAPH)
 
         assert done.signature is not None
-        assert done.bound is not None
-        assert done.signature.outputs == done.bound.outputs == (AFTER,)
+        assert done.binding_signature is not None
+        assert done.signature.outputs == done.binding_signature.outputs == (AFTER,)
 
     def test_their_order_is_controls_then_states_then_batch_inputs(self) -> None:
         told = BatchTensor("told", "BATCH_ELEMENT_COUNT", "INT32", ("x",))
@@ -108,7 +108,7 @@ class TestPlaces:
         model, backend = placing()
         batch = batch_of(model, {1: 5, 4: 7})
 
-        run_batch(model, backend.bind(model.bound, 8), batch)
+        run_batch(model, backend.bind(model.binding_signature, 8), batch)
 
         x, ready = backend.runs[0].inputs
         assert x is not None
@@ -126,7 +126,7 @@ class TestPlaces:
         batch.requests[0].inputs = [np.array([[b"word"]], object)]
         batch.key = ((1,),)
 
-        run_batch(model, backend.bind(model.bound, 8), batch)
+        run_batch(model, backend.bind(model.binding_signature, 8), batch)
 
         (x, _) = backend.runs[0].inputs
         assert x is not None
@@ -140,7 +140,7 @@ class TestPlaces:
         model, backend = placing()
         batch = batch_of(model, places)
 
-        run_batch(model, backend.bind(model.bound, 8), batch)
+        run_batch(model, backend.bind(model.binding_signature, 8), batch)
 
         assert backend.runs[0].rows == max(places) + 1
         for request, value in zip(batch.requests, places.values(), strict=True):
@@ -156,12 +156,12 @@ class TestPlaces:
         model, backend = placing(picky)
         batch = batch_of(model, {0: 10, 2: 13, 3: 20, 6: 30})
 
-        parts = execute(model, backend.bind(model.bound, 8), batch)
+        parts = execute(model, backend.bind(model.binding_signature, 8), batch)
 
         guilty = batch.requests[1]
         assert guilty.error is not None
         assert [each.outputs[0][0, 0] for each in batch.requests if each.outputs] == [10, 23, 36]
-        assert [place for part in parts for place in part.places or ()] == [0, 2, 3, 6]
+        assert [place for part in parts for place in part.row_positions or ()] == [0, 2, 3, 6]
 
 
 class Keeping:
@@ -189,7 +189,7 @@ def keeping(function: Function = counting, outputs: tuple[TensorSpec, ...] = ())
     backend = FakeBackend(graph, function)
     spec = ModelSpec(
         "m", 1, Path("m"), policy=BatchPolicy(max_batch_rows=8, executor="thread"), sequence=SequenceSpec(),
-        signature=Signature((X,), (Y, *outputs), batched=True), bound=graph,
+        signature=Signature((X,), (Y, *outputs), batched=True), binding_signature=graph,
     )  # fmt: skip
     model, kept = Model(spec, [backend], lambda *_: None), Keeping()
     assert model.forms is not None
@@ -202,7 +202,7 @@ class TestKeptOutputs:
         model, backend, kept = keeping()
         request = fake_request(model, value=3)
 
-        run_batch(model, backend.bind(model.bound, 8), Batch([request], 1, request.key, 1))
+        run_batch(model, backend.bind(model.binding_signature, 8), Batch([request], 1, request.key, 1))
 
         assert backend.runs[0].wanted == (0, 1)
         assert kept.kept == [([request], [[[3, 3]]])]
@@ -211,9 +211,9 @@ class TestKeptOutputs:
     def test_one_that_clients_get_too_runs_once(self) -> None:
         model, backend, kept = keeping(outputs=(AFTER,))
         request = fake_request(model, value=3)
-        request.wanted = (1,)
+        request.output_positions = (1,)
 
-        run_batch(model, backend.bind(model.bound, 8), Batch([request], 1, request.key, 1))
+        run_batch(model, backend.bind(model.binding_signature, 8), Batch([request], 1, request.key, 1))
 
         assert backend.runs[0].wanted == (1,)
         assert [output.tolist() for output in request.outputs or []] == [[[3, 3]]]
@@ -223,7 +223,7 @@ class TestKeptOutputs:
         model, backend, kept = keeping()
         requests = [fake_request(model, value=value) for value in (1, 13, 2)]
 
-        execute(model, backend.bind(model.bound, 8), Batch(requests, 3, requests[0].key, 1))
+        execute(model, backend.bind(model.binding_signature, 8), Batch(requests, 3, requests[0].key, 1))
 
         assert [request for each, _ in kept.kept for request in each] == [requests[0], requests[2]]
         assert [row for _, (rows,) in kept.kept for row in rows] == [[1, 1], [2, 2]]
@@ -239,7 +239,7 @@ class TestKeptOutputs:
         model, backend, kept = keeping(lambda _: outputs)
         requests = [fake_request(model), fake_request(model)]
         with pytest.raises(InferError) as caught:
-            run_batch(model, backend.bind(model.bound, 8), Batch(requests, 2, requests[0].key, 1))
+            run_batch(model, backend.bind(model.binding_signature, 8), Batch(requests, 2, requests[0].key, 1))
 
         assert (caught.value.code, caught.value.message) == (Code.INTERNAL, f"model 'm': {text}")
         assert (kept.kept, [request.outputs for request in requests]) == ([], [None, None])
@@ -248,9 +248,9 @@ class TestKeptOutputs:
 class TestRehearsals:
     def test_without_requests_sequences_have_zeros(self) -> None:
         spec = complete(spec_of(), GRAPH)
-        assert spec.bound is not None
-        backend = FakeBackend(spec.bound, lambda inputs: [inputs[0], inputs[2]])
-        binding = backend.bind(spec.bound, 8)
+        assert spec.binding_signature is not None
+        backend = FakeBackend(spec.binding_signature, lambda inputs: [inputs[0], inputs[2]])
+        binding = backend.bind(spec.binding_signature, 8)
 
         dummy_fill(spec, binding, 3, smallest_row_shapes(spec))()
         binding.run((0, 1))
@@ -265,9 +265,9 @@ class TestRehearsals:
         said = ModelSpec("m", 1, Path("m"), policy=policy, inputs=(ragged,), outputs=(y,), batch_inputs=(told,))
         graph = Signature((TensorSpec("x", "FP32", (-1,)), TensorSpec("told", "INT32", (-1,))), (Y,))
         spec = complete(said, graph)
-        assert spec.bound is not None
-        backend = FakeBackend(spec.bound, lambda inputs: inputs[:1])
-        binding = backend.bind(spec.bound, 8)
+        assert spec.binding_signature is not None
+        backend = FakeBackend(spec.binding_signature, lambda inputs: inputs[:1])
+        binding = backend.bind(spec.binding_signature, 8)
 
         dummy_fill(spec, binding, 3, [(5,)])()
         binding.run(())
@@ -301,7 +301,7 @@ class TestWhatRunsAModelBeforeThereAreRequests:
         said, graph = ragged_spec()
         backend = FakeBackend(graph, strict)
         model = Model(complete(said, graph), [backend], lambda *_: None)
-        model.loop_binding = backend.bind(model.bound, 4)
+        model.loop_binding = backend.bind(model.binding_signature, 4)
 
         sweep(model)
 

@@ -24,7 +24,7 @@ from penstock.batching import engine as engine_module
 from penstock.batching.engine import Engine
 from penstock.batching.loading import opening, warmup
 from penstock.batching.model import Model
-from penstock.batching.request import InferRequest, Terms
+from penstock.batching.request import InferRequest, RequestOptions
 from penstock.batching.running import instance as instance_module
 from penstock.batching.running.instance import ThreadInstance
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec
@@ -503,7 +503,7 @@ class TestServing:
             wants = [(1,), (0, 1), (1, 0), ()]
             requests = [house.request(value=1) for _ in wants]
             for request, wanted in zip(requests, wants, strict=True):
-                request.wanted = wanted
+                request.output_positions = wanted
                 house.engine.submit(request)
             await house.sink.holds(4)
 
@@ -978,7 +978,7 @@ class TestInfer:
         async with serving(executor=executor) as house:
             inputs: list[Array | None] = [np.ones((2, 4), np.float32)]
             every = await house.engine.infer(house.model, inputs)
-            one = await house.engine.infer(house.model, inputs, wanted=(1,))
+            one = await house.engine.infer(house.model, inputs, output_positions=(1,))
 
             assert [each.tolist() for each in every] == [[[1] * 4] * 2, [4, 4]]
             assert [each.tolist() for each in one] == [[4, 4]]
@@ -1006,4 +1006,6 @@ class TestInfer:
             with pytest.raises(InferError, match="a guilty row"):
                 await house.engine.infer(house.model, [np.full((1, 4), GUILTY, np.float32)])
             with pytest.raises(InferError, match="Request timeout expired"):
-                await house.engine.infer(house.model, [np.zeros((1, 4), np.float32)], terms=Terms(deadline_ns=1))
+                await house.engine.infer(
+                    house.model, [np.zeros((1, 4), np.float32)], options=RequestOptions(deadline_ns=1)
+                )

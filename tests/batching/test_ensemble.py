@@ -15,7 +15,7 @@ import pytest
 
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching import turns
+from penstock.batching import dispatcher
 from penstock.batching.caching.cache import Cache
 from penstock.batching.ensembles.steps import check_dataflow
 from penstock.batching.model import Model
@@ -102,7 +102,7 @@ async def told(house: House, name: str = "chain", *values: float) -> InferError:
 
 class TestTurnsOfTheLoop:
     async def test_small_steps_follow_one_another_in_one_turn(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(turns, "GOES_ON_NS", HOUR_NS)
+        monkeypatch.setattr(dispatcher, "TURN_BUDGET_NS", HOUR_NS)
         async with served(executor="loop") as kept:
             kept.submit("chain", 3)
             await asyncio.sleep(0)
@@ -112,7 +112,7 @@ class TestTurnsOfTheLoop:
     async def test_a_turn_that_has_taken_long_leaves_the_next_step_to_the_next(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(turns, "GOES_ON_NS", -1)
+        monkeypatch.setattr(dispatcher, "TURN_BUDGET_NS", -1)
         async with served(executor="loop") as kept:
             kept.submit("chain", 3)
             await asyncio.sleep(0)
@@ -123,7 +123,7 @@ class TestTurnsOfTheLoop:
     async def test_a_model_that_has_more_to_run_runs_once_a_turn_whatever_its_answers_bring(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(turns, "GOES_ON_NS", HOUR_NS)
+        monkeypatch.setattr(dispatcher, "TURN_BUDGET_NS", HOUR_NS)
         twice = ensemble_spec("twice", "in", "out", step("double", "x=in", "y=mid"), step("double", "x=mid", "y=out"))
         async with served(twice, executor="loop", cap_rows=1) as kept:
             kept.submit("twice", 1)
@@ -612,13 +612,13 @@ class TestComingAndGoing:
 
             assert values_of(await kept.sink.holds(1)) == [11]
             await asyncio.gather(*going)
-            assert kept.engine.model("double").holds == 0
+            assert kept.engine.model("double").hold_count == 0
 
     async def test_an_idle_ensemble_keeps_no_step_from_going(self) -> None:
         async with served() as kept:
             kept.submit("chain", 1)
             await kept.sink.holds(1)
-            assert kept.engine.model("plus").holds == 1
+            assert kept.engine.model("plus").hold_count == 1
             async with asyncio.timeout(5):
                 await kept.engine.unload("plus", 1)
 
@@ -681,7 +681,7 @@ class TestComingAndGoing:
 
             assert values_of(await kept.sink.holds(1)) == [3]
             await unloading
-            assert [kept.engine.model(name).holds for name in ("double", "plus")] == [0, 0]
+            assert [kept.engine.model(name).hold_count for name in ("double", "plus")] == [0, 0]
 
     async def test_stopping_finishes_those_under_way_and_takes_no_more(self) -> None:
         outer = ensemble_spec(

@@ -14,7 +14,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
-from penstock.batching.running.batch import HANDLING_NS, Batch
+from penstock.batching.running.batch import MAX_HANDLING_NS, Batch
 from penstock.batching.running.execution import device_ns, run_batch
 from penstock.batching.shapes.padding import smallest_fit
 from penstock.batching.spec import BatchPolicy, ModelSpec
@@ -61,7 +61,7 @@ class TestAllowedSizes:
         assert inputs is not None
         assert (backend.runs[0].rows, inputs[:, 0].tolist()) == (16, [2, 2] + [3] * 14)
         assert [request.outputs[1].tolist() for request in requests if request.outputs] == [[8, 8], [12, 12, 12]]
-        assert model.events == {"rows_padded": 11}
+        assert model.event_counts == {"rows_padded": 11}
 
     def test_an_allowed_size_runs_as_it_is(self) -> None:
         model, backend = model_of(allowed_rows=(4, 16))
@@ -69,7 +69,7 @@ class TestAllowedSizes:
         run(model, backend, fake_request(model, 4))
 
         assert backend.runs[0].rows == 4
-        assert model.events == {}
+        assert model.event_counts == {}
 
     @pytest.mark.parametrize(("datatype", "zero"), [("FP32", 0.0), ("BYTES", b"")])
     def test_where_there_is_no_row_to_copy_there_are_zeros(self, datatype: str, zero: object) -> None:
@@ -137,7 +137,7 @@ class TestWrongOutputs:
     def test_an_output_that_nobody_wants_may_be_as_it_likes(self) -> None:
         model, backend = model_of(lambda inputs: [inputs[0], np.float32(1)])
         request = fake_request(model, 2)
-        request.wanted = (0,)
+        request.output_positions = (0,)
 
         run(model, backend, request)
 
@@ -155,7 +155,7 @@ class TestWhatWasTakenOfADevice:
         batches = []
         for start_ns, end_ns, free_ns in spans:
             batch = Batch([fake_request(model)], 1, ((4,),), start_ns)
-            batch.compute_start_ns, batch.compute_end_ns, batch.free_ns = start_ns, end_ns, free_ns
+            batch.compute_start_ns, batch.compute_end_ns, batch.device_free_ns = start_ns, end_ns, free_ns
             batch.requests[0].error = InferError(Code.INTERNAL, "failed") if error else None
             batches.append(batch)
         return batches
@@ -182,7 +182,7 @@ class TestWhatWasTakenOfADevice:
 
 @pytest.mark.parametrize(
     ("requests", "before_ns", "after_ns", "handling_ns"),
-    [(1, 1_000, 2_000, 3_000), (1, 1_000_000, 2_000_000, HANDLING_NS), (9, 1_000_000, 0, 9 * HANDLING_NS)],
+    [(1, 1_000, 2_000, 3_000), (1, 1_000_000, 2_000_000, MAX_HANDLING_NS), (9, 1_000_000, 0, 9 * MAX_HANDLING_NS)],
     ids=["both sides of the run", "large tensors are none of it", "for each request"],
 )
 def test_what_requests_take_beside_the_run_is_told(

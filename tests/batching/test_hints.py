@@ -13,7 +13,7 @@ from penstock.backends.errors import Code, DeviceLost, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.request import InferRequest
 from penstock.batching.running.batch import Batch
-from penstock.batching.running.hints import HINTS, MOST_VALUES, pointed_at
+from penstock.batching.running.hints import MAX_HINTS, MAX_VALUES, named_in_error
 from penstock.batching.running.isolation import LostBatch, execute
 from tests.batching.test_isolation import model_of, outputs_of, rows_run
 from tests.fakes import fake_request
@@ -47,7 +47,7 @@ class TestARun:
         model, backend = model_of(look_up, TABLE)
         requests = requests_of(model, *values)
         execute(model, backend.bind(model.signature, 64), batch_of(requests))
-        return requests, rows_run(backend), model.events.get("batch_retries", 0)
+        return requests, rows_run(backend), model.event_counts.get("batch_retries", 0)
 
     def test_who_has_the_number_that_the_words_name_runs_apart_and_the_others_as_one(self) -> None:
         requests, rows, retries = self.run(*range(10), 4711, *range(20, 25))
@@ -65,7 +65,7 @@ class TestARun:
     def test_where_many_are_guilty_the_words_are_asked_no_more(self) -> None:
         requests, rows, _ = self.run(*range(PLACES, PLACES + 30))
 
-        assert rows[: 2 * HINTS + 1] == [30, 1, 29, 1, 28, 1, 27]
+        assert rows[: 2 * MAX_HINTS + 1] == [30, 1, 29, 1, 28, 1, 27]
         assert len(rows) < 2 * 30
         assert all(request.error is not None for request in requests)
 
@@ -94,8 +94,8 @@ class TestARun:
         with pytest.raises(LostBatch) as lost:
             execute(model, backend.bind(model.signature, 64), batch_of(requests))
 
-        assert not lost.value.ran
-        assert lost.value.rest.requests == [requests[1], requests[0], requests[2]]
+        assert not lost.value.finished
+        assert lost.value.remaining.requests == [requests[1], requests[0], requests[2]]
 
 
 class TestWords:
@@ -104,7 +104,7 @@ class TestWords:
         requests = requests_of(model, *[0] * len(inputs))
         for request, values in zip(requests, inputs, strict=True):
             request.inputs = [np.asarray(values)]
-        return [requests.index(each) for each in pointed_at(words, requests)]
+        return [requests.index(each) for each in named_in_error(words, requests)]
 
     @pytest.mark.parametrize("words", [ONNX.format(1000), TENSORFLOW.format(1000, row=3)])
     def test_of_both_runtimes(self, words: str) -> None:
@@ -134,7 +134,7 @@ class TestWords:
 
     def test_texts_and_what_is_very_large_are_not_looked_through(self) -> None:
         words = [np.array([[word]], object) for word in (b"9", b"8")]
-        large = [np.zeros((1, MOST_VALUES)), np.full((1, MOST_VALUES), 9.0)]
+        large = [np.zeros((1, MAX_VALUES)), np.full((1, MAX_VALUES), 9.0)]
 
         assert self.pointed("9", *words) == []
         assert self.pointed("9", *large) == []

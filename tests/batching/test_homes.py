@@ -19,7 +19,7 @@ from penstock.backends.errors import Code, DeviceLost, InferError, RunStopped
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.engine import Engine
 from penstock.batching.model import Model
-from penstock.batching.request import InSequence, Terms
+from penstock.batching.request import InSequence, RequestOptions
 from penstock.batching.spec import BatchPolicy, Control, InstanceGroup, ModelSpec, SequenceSpec
 from tests.fakes import PATIENCE_S, FakeBackend
 
@@ -96,9 +96,9 @@ async def served(loads: Loads, spec: ModelSpec) -> AsyncIterator[tuple[Engine, M
 
 async def ask(it: tuple[Engine, Model], value: float, identity: int, flags: str = "") -> float | str:
     engine, model = it
-    terms = Terms(sequence=InSequence(identity, "s" in flags, "e" in flags))
+    terms = RequestOptions(sequence=InSequence(identity, "s" in flags, "e" in flags))
     try:
-        (answer,) = await engine.infer(model, [np.full((1, 1), value, np.float32)], terms=terms)
+        (answer,) = await engine.infer(model, [np.full((1, 1), value, np.float32)], options=terms)
     except InferError as error:
         return error.message
     return float(answer.item())
@@ -175,9 +175,9 @@ async def test_instances_that_come_and_go_forget_no_sequence(seed: int, instance
         found = await asyncio.gather(*(follow(it, identity, "s....s....e") for identity in range(1, 25)))
         asking = False
         assert await changing
-        await asyncio.gather(*it[1].leaving)
+        await asyncio.gather(*it[1].shutdown_tasks)
 
-        assert len(it[1].instances) == len(it[1].places)
+        assert len(it[1].instances) == len(it[1].placements)
         assert len(it[1].instances) == sum(group.count for group in it[1].spec.instances)
     assert len(loads.devices) > 2
     assert all(answer == wanted for each in found for wanted, answer in each)
@@ -192,7 +192,7 @@ async def test_a_model_is_closed_though_a_sequence_keeps_an_instance_that_is_to_
 
         await it[0].unload("m", 1)
 
-        assert not it[1].leaving
+        assert not it[1].shutdown_tasks
 
 
 async def test_a_sequence_whose_instance_was_lost_is_told_to_begin_again() -> None:

@@ -107,7 +107,7 @@ def model_of(**policy: Any) -> tuple[Model, PlacingBinding, FakeBackend]:
     made = BatchPolicy(max_batch_rows=8, executor="thread", **policy)
     model = Model(ModelSpec("m", 1, Path("m"), policy=made, signature=DOUBLED), [backend], lambda *_: None)
     binding = PlacingBinding(backend, DOUBLED, 8)
-    model.in_place = devices_of(model, [binding])
+    model.in_place_devices = devices_of(model, [binding])
     return model, binding, backend
 
 
@@ -148,7 +148,7 @@ def test_outputs_are_written_where_they_are_wanted_and_others_come_to_the_host()
     model, binding, _ = model_of()
     region, requests = Region(), [request_of(model, value) for value in (1, 2, 3)]
     target = region.array()
-    requests[1].targets = {0: target}
+    requests[1].output_targets = {0: target}
     run(model, binding, *requests)
 
     assert requests[1].outputs is not None
@@ -161,7 +161,7 @@ def test_what_a_binding_cannot_write_there_comes_to_the_host() -> None:
     model, binding, _ = model_of()
     binding.aims = (1,)
     region, request = Region(), request_of(model, 1)
-    request.targets = {0: region.array()}
+    request.output_targets = {0: region.array()}
     run(model, binding, request)
 
     assert region.content.tolist() == [0] * 16
@@ -172,8 +172,8 @@ def test_only_wanted_outputs_are_written() -> None:
     model, binding, _ = model_of()
     regions = Region(), Region()
     requests = [request_of(model, value) for value in (1, 2)]
-    requests[0].wanted, requests[0].targets = (1,), {1: regions[0].array(tail=())}
-    requests[1].wanted, requests[1].targets = (1, 0), {0: regions[1].array()}
+    requests[0].output_positions, requests[0].output_targets = (1,), {1: regions[0].array(tail=())}
+    requests[1].output_positions, requests[1].output_targets = (1, 0), {0: regions[1].array()}
     run(model, binding, *requests)
 
     assert regions[0].content[:2].tolist() == [4, 0]
@@ -186,7 +186,7 @@ def test_a_region_that_fails_is_its_own_requests_alone() -> None:
     regions = [Region() for _ in range(3)]
     requests = [request_of(model, number + 1, region) for number, region in enumerate(regions)]
     for request, region in zip(requests, regions, strict=True):
-        request.targets = {0: region.array()}
+        request.output_targets = {0: region.array()}
     regions[1].broken = True
     run(model, binding, *requests)
 
@@ -218,7 +218,7 @@ def test_a_binding_of_another_kind_copies_what_it_reads() -> None:
     model, _, backend = model_of()
     region, other = Region(), Region()
     requests = [request_of(model, 1), request_of(model, 2, region)]
-    requests[1].targets = {0: other.array()}
+    requests[1].output_targets = {0: other.array()}
     for batch in (requests, requests[1:]):
         run(model, FakeBinding(backend, DOUBLED, 8), *batch)
 
@@ -256,7 +256,7 @@ def test_what_clients_share_of_the_hosts_memory_is_gathered_beside_others(tmp_pa
 
 def test_a_binding_of_a_device_is_not_to_read_the_hosts_memory_itself(tmp_path: Path) -> None:
     model, binding, _, requests = wide(SharedArrays(tmp_path), 2, PlacingBinding)
-    model.in_place = frozenset({0})
+    model.in_place_devices = frozenset({0})
     run(model, binding, *requests)
 
     assert [values(request) for request in requests] == [[[0]], [[1]]]
@@ -295,14 +295,14 @@ def test_a_region_is_held_until_its_request_has_gone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("why", ["cached", "hooks", "nothing"])
 def test_only_what_nobody_looks_at_is_read_late(why: str) -> None:
     model, _, _ = model_of()
-    assert not model.reads_late
+    assert not model.reads_at_gather
     if why == "cached":
         model.spec = replace(model.spec, cached=True)
     elif why == "hooks":
         model.spec = replace(model.spec, hooks=HookSpec(path=Path("hooks.py")))
     model.open()
     try:
-        assert model.reads_late == (why == "nothing")
+        assert model.reads_at_gather == (why == "nothing")
     finally:
         model.close()
 

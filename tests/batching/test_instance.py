@@ -17,7 +17,7 @@ from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
 from penstock.batching.running.batch import Batch
-from penstock.batching.running.stay import HELD_NS, OWED_NS
+from penstock.batching.running.loop_guard import MAX_DEBT_NS, MAX_HOLD_NS
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec
 from tests.fakes import PATIENCE_S, FakeBackend, Function, fake_request
 
@@ -166,7 +166,7 @@ class TestTheLoopAsAnInstance:
             assert [batch.requests for batch in ran] == [[fast]]
             assert finished.get(timeout=PATIENCE_S).requests == [slow]
 
-    @pytest.mark.parametrize(("used_ns", "stays"), [(HELD_NS + 1, False), (40_000, True)])
+    @pytest.mark.parametrize(("used_ns", "stays"), [(MAX_HOLD_NS + 1, False), (40_000, True)])
     def test_a_model_that_has_held_the_loop_for_long_runs_on_threads_unless_it_was_the_machine_that_stood_still(
         self, monkeypatch: pytest.MonkeyPatch, used_ns: int, stays: bool
     ) -> None:
@@ -178,7 +178,7 @@ class TestTheLoopAsAnInstance:
             (first,) = add(model, 1)
 
             def slow(model: Model, binding: Any, batch: Batch) -> list[Batch]:
-                batch.exec_end_ns = batch.exec_start_ns + HELD_NS + 1
+                batch.exec_end_ns = batch.exec_start_ns + MAX_HOLD_NS + 1
                 return [batch]
 
             with monkeypatch.context() as patched:
@@ -195,7 +195,7 @@ class TestTheLoopAsAnInstance:
     def test_one_that_holds_the_loop_with_several_long_batches_runs_on_threads_for_a_while(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        held_ns = OWED_NS * 3 // 5
+        held_ns = MAX_DEBT_NS * 3 // 5
         cpu = iter(range(1, 1 << 60, held_ns))
         # each look, before a batch and after it, finds that so much has gone by
         monkeypatch.setattr("penstock.batching.model.time", SimpleNamespace(thread_time_ns=lambda: next(cpu)))
@@ -217,7 +217,7 @@ class TestTheLoopAsAnInstance:
             assert ran == [True, True, False]
             assert finished.get(timeout=PATIENCE_S).requests == requests
             requests = add(model, 1)
-            assert [batch.requests for batch in model.dispatch(model.stay.away_until_ns)[0]] == [requests]
+            assert [batch.requests for batch in model.dispatch(model.loop_guard.off_loop_until_ns)[0]] == [requests]
 
     def test_a_failed_run_teaches_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with opened(same_and_sum, executor="loop", cap_rows=8) as (model, _, _):

@@ -20,7 +20,7 @@ from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
 from penstock.batching.running.batch import Batch
-from penstock.batching.running.isolation import LostBatch, cut, execute, execute_alone, refuse
+from penstock.batching.running.isolation import LostBatch, execute, execute_singly, fail_requests, slice_batch
 from penstock.batching.spec import BatchPolicy, ModelSpec
 from tests.fakes import FakeBackend, Function, fake_request
 
@@ -140,7 +140,7 @@ class TestExecute:
     def test_only_what_is_wanted_is_asked_of_the_model(self) -> None:
         model, backend = model_of()
         request = fake_request(model)
-        request.wanted = (1,)
+        request.output_positions = (1,)
 
         run(model, backend, request)
 
@@ -152,7 +152,7 @@ class TestExecute:
         wants = [(1,), (0, 1), (1, 0), (0,), (), (1, 1)]
         requests = [fake_request(model, value=value) for value in range(len(wants))]
         for request, wanted in zip(requests, wants, strict=True):
-            request.wanted = wanted
+            request.output_positions = wanted
 
         run(model, backend, *requests)
 
@@ -197,7 +197,7 @@ class TestExecute:
         model, backend = model_of(zipmap, graph)
         requests = [fake_request(model, value=value) for value in (1, 2)]
         for request in requests:
-            request.wanted = (0,)
+            request.output_positions = (0,)
 
         run(model, backend, *requests)
 
@@ -223,7 +223,7 @@ class TestABatchThatFails:
 
         assert rows_run(backend) == [18, 6, 2, 1, 1, 1, 1, 12]
         assert [batch.rows for batch in ran] == [2, 1, 1, 1, 1, 12]
-        assert model.events == {"batch_retries": 7}
+        assert model.event_counts == {"batch_retries": 7}
         assert error_of(requests[5]) == (Code.INVALID, "a guilty row")
         assert all(request.error is None for request in requests if request is not requests[5])
 
@@ -317,7 +317,7 @@ class TestABatchThatDoesNotFitTheMemory:
         assert all(served(requests))
         assert rows_run(backend) == [10, 5, 2, 2, 2, 2, 2]
         assert [request for batch in ran for request in batch.requests] == requests
-        assert model.events == {"batch_retries": 6, "out_of_memory": 2}
+        assert model.event_counts == {"batch_retries": 6, "out_of_memory": 2}
 
     def test_makes_those_to_come_smaller(self) -> None:
         model, backend = model_of(no_more_than(3), cap_rows=8)
@@ -390,7 +390,7 @@ class TestABatchThatDoesNotFitTheMemory:
         assert request.error is not None
         assert request.error.retry_after_ns == 1
         assert rows_run(backend) == [1, 1]
-        assert model.events == {"batch_retries": 1, "out_of_memory": 2}
+        assert model.event_counts == {"batch_retries": 1, "out_of_memory": 2}
         assert model.scheduler.memory_cap.rows == 0
 
     def test_in_python_already_is_no_other_matter(self) -> None:
@@ -404,7 +404,7 @@ class TestABatchThatDoesNotFitTheMemory:
         run(model, backend, *requests)
 
         assert all(served(requests))
-        assert model.events["out_of_memory"] == 1
+        assert model.event_counts["out_of_memory"] == 1
 
 
 class TestADeviceThatIsLost:
@@ -415,9 +415,9 @@ class TestADeviceThatIsLost:
         with pytest.raises(LostBatch) as caught:
             run(model, backend, *requests)
 
-        assert caught.value.ran == []
-        assert caught.value.rest.requests == requests
-        assert caught.value.rest.rows == 3
+        assert caught.value.finished == []
+        assert caught.value.remaining.requests == requests
+        assert caught.value.remaining.rows == 3
         assert [(request.error, request.outputs) for request in requests] == [(None, None)] * 3
 
     def test_says_whether_it_was_lost_under_what_is_left_or_before(self) -> None:
@@ -435,7 +435,7 @@ class TestADeviceThatIsLost:
             model, backend = model_of()
             with pytest.raises(LostBatch) as caught:
                 run(model, kind(ROWS, backend.function), *requests_for(model, 0, BROKEN))
-            begun.append(caught.value.begun)
+            begun.append(caught.value.started)
 
         assert begun == [True, False]
 
@@ -443,17 +443,17 @@ class TestADeviceThatIsLost:
         model, backend = model_of()
         requests = requests_for(model, 0, GUILTY, BROKEN, 3, 4)
         batch = Batch(list(requests), len(requests), requests[0].key, 1)
-        batch.places = [0, 2, 3, 5, 6]
+        batch.row_positions = [0, 2, 3, 5, 6]
         with pytest.raises(LostBatch) as caught:
-            execute_alone(model, backend.bind(model.signature, 64), batch)
+            execute_singly(model, backend.bind(model.signature, 64), batch)
 
-        assert [each.requests for each in caught.value.ran] == [requests[:1], requests[1:2]]
+        assert [each.requests for each in caught.value.finished] == [requests[:1], requests[1:2]]
         assert served(requests[:2]) == [True, False]
-        assert caught.value.rest.requests == requests[2:]
-        assert caught.value.rest.places == [3, 5, 6]
-        assert caught.value.begun
-        assert cut(batch, 1, 3).places == [2, 3]
-        assert cut(batch, 1, 3).span_rows == 4
+        assert caught.value.remaining.requests == requests[2:]
+        assert caught.value.remaining.row_positions == [3, 5, 6]
+        assert caught.value.started
+        assert slice_batch(batch, 1, 3).row_positions == [2, 3]
+        assert slice_batch(batch, 1, 3).span_rows == 4
 
     def test_leaves_what_was_settled_before_as_it_is(self) -> None:
         attempts: list[int] = []
@@ -469,9 +469,9 @@ class TestADeviceThatIsLost:
         with pytest.raises(LostBatch) as caught:
             run(model, backend, *requests)
 
-        assert [batch.requests for batch in caught.value.ran] == [requests[:1], requests[1:2]]
+        assert [batch.requests for batch in caught.value.finished] == [requests[:1], requests[1:2]]
         assert served(requests[:2]) == [True, False]
-        assert caught.value.rest.requests == requests[2:]
+        assert caught.value.remaining.requests == requests[2:]
         assert caught.value.error.message == "CUDA failure 700"
 
     def test_is_what_the_rest_is_told_where_there_is_no_other(self) -> None:
@@ -480,7 +480,7 @@ class TestADeviceThatIsLost:
         with pytest.raises(LostBatch) as caught:
             run(model, backend, *requests)
 
-        ran = refuse(caught.value.rest, caught.value.error)
+        ran = fail_requests(caught.value.remaining, caught.value.error)
 
         assert [batch.requests for batch in ran] == [[request] for request in requests]
         assert [error_of(request) for request in requests] == [(Code.NOT_READY, "CUDA failure 700")] * 2
@@ -504,7 +504,7 @@ class TestABatchThatIsStopped:
 
         assert served(requests) == [position != 11 for position in range(32)]
         assert error_of(requests[11]) == (Code.EXPIRED, "model 'm': run exceeded its limit of 500 ms")
-        assert model.events["runs_stopped"] == 4
+        assert model.event_counts["runs_stopped"] == 4
 
     def test_tells_the_guilty_not_to_come_back_and_says_nothing_of_it_to_those_who_share_their_fate(self) -> None:
         model, backend = model_of(stopped, run_limit_us=1000)
@@ -523,7 +523,7 @@ class TestABatchThatIsStopped:
         ran = run(model, backend, *requests)
 
         assert [request for batch in ran for request in batch.requests] == requests
-        assert model.events.get("runs_stopped", 0) <= (len(guilt) - 1).bit_length() + 2
+        assert model.event_counts.get("runs_stopped", 0) <= (len(guilt) - 1).bit_length() + 2
         assert all((request.error is None) != (request.outputs is None) for request in requests)
         if sum(guilt) <= 1:
             assert served(requests) == [not guilty for guilty in guilt]

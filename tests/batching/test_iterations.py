@@ -31,7 +31,7 @@ def scheduler_of(spec: SequenceSpec, rows: int = 2, instances: int = 1, *, remem
 
 def add(scheduler: Scheduler, sequence: InSequence | None = None, now_ns: int = 1) -> InferRequest:
     request = fake_request(MODEL, 1, A)
-    request.queue_ns = request.start_ns = now_ns
+    request.enqueued_ns = request.start_ns = now_ns
     request.sequence = sequence
     scheduler.add(request)
     return request
@@ -41,7 +41,7 @@ def run(scheduler: Scheduler, *again: InferRequest, now_ns: int = 1, own: tuple[
     """Run a batch, of which some are to run again."""
     batch = scheduler.take(now_ns, pin=own)
     assert batch is not None
-    batch.again = again
+    batch.rerun_requests = again
     scheduler.record_ended(batch, now_ns)
     return batch
 
@@ -63,7 +63,7 @@ def test_it_runs_again_neither_as_the_first_nor_as_the_last(spec: SequenceSpec) 
 
     run(scheduler, request, now_ns=5)
 
-    assert (request.sequence, request.queue_ns, request.waiting) == (InSequence(7), 5, True)
+    assert (request.sequence, request.enqueued_ns, request.waiting) == (InSequence(7), 5, True)
     assert (scheduler.request_count, scheduler.rows) == (1, 1)
     assert run(scheduler).requests == [request]
     assert (scheduler.request_count, scheduler.rows, len(scheduler.sequences or "")) == (0, 0, 0)
@@ -134,7 +134,7 @@ def test_one_that_is_taken_back_between_two_runs_leaves_its_place(spec: Sequence
 def test_a_timeout_counts_until_it_runs_for_the_first_time(spec: SequenceSpec) -> None:
     scheduler = scheduler_of(spec, rows=1)
     request = fake_request(MODEL, 1, A)
-    request.queue_ns, request.deadline_ns = 1, 10
+    request.enqueued_ns, request.deadline_ns = 1, 10
     scheduler.add(request)
     run(scheduler, request)
 

@@ -113,7 +113,7 @@ def test_the_last_take_leaves_no_removed_request_behind() -> None:
 def lane_with_targets(*targets_ns: int) -> tuple[Lane, list[InferRequest]]:
     lane, requests = lane_of(*[1] * len(targets_ns))
     for request, target_ns in zip(requests, targets_ns, strict=True):
-        request.queue_ns, request.target_ns = 1, target_ns
+        request.enqueued_ns, request.target_ns = 1, target_ns
     return lane, requests
 
 
@@ -152,7 +152,7 @@ def test_a_lane_is_as_urgent_as_its_head_or_as_who_stepped_aside() -> None:
     lane, (late, first, second) = lane_with_targets(50, 500, 2 * PATIENCE_NS)
     seen = [lane.urgency_ns()]
     lane.take(1, 100, 10)
-    late.queue_ns = 1 - PATIENCE_NS // 2
+    late.enqueued_ns = 1 - PATIENCE_NS // 2
     seen.append(lane.urgency_ns())
     lane.remove(late)
     seen.append(lane.urgency_ns())
@@ -203,7 +203,7 @@ def test_whoever_steps_aside_none_is_lost_nor_doubled(rounds: list[tuple[list[bo
     for now_ns, (lates, removed, limit) in enumerate(rounds, start=1):
         for late in lates:
             request = fake_request(MODEL)
-            request.queue_ns, request.target_ns = now_ns, now_ns if late else now_ns + 100
+            request.enqueued_ns, request.target_ns = now_ns, now_ns if late else now_ns + 100
             waiting.append(request)
             lane.add(request)
         for request in waiting[len(waiting) - removed :]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.batching.running.lead import MOST_RUNS, WAKE_NS, Lead, ended_ns
+from penstock.batching.running.lead import MAX_RUNS, WAKE_LATENCY_NS, Lead, estimate_end_ns
 
 NS = st.integers(0, 1 << 50)
 MS = 1_000_000
@@ -19,7 +19,7 @@ class TestWhenTheNextIsTaken:
     ) -> None:
         lead = Lead()
         for gather_ns in gathers:
-            lead.learn(gather_ns)
+            lead.learn_gather(gather_ns)
 
         assert start_ns - 1 <= lead.take_ns(start_ns + cost_ns, cost_ns) <= start_ns + cost_ns
 
@@ -29,28 +29,28 @@ class TestWhenTheNextIsTaken:
     ) -> None:
         lead = Lead()
         for _ in range(times):
-            lead.learn(gather_ns)
+            lead.learn_gather(gather_ns)
 
-        assert lead.take_ns(1000 * MS, cost_ns) == 1000 * MS - WAKE_NS - 2 * gather_ns
+        assert lead.take_ns(1000 * MS, cost_ns) == 1000 * MS - WAKE_LATENCY_NS - 2 * gather_ns
 
     @given(st.lists(st.integers(0, 10 * MS), min_size=1, max_size=5))
     def test_what_gathers_take_is_between_those_that_were_seen(self, gathers: list[int]) -> None:
         lead = Lead()
         for gather_ns in gathers:
-            lead.learn(gather_ns)
-        learned_ns = (1000 * MS - WAKE_NS - lead.take_ns(1000 * MS, 500 * MS)) / 2
+            lead.learn_gather(gather_ns)
+        learned_ns = (1000 * MS - WAKE_LATENCY_NS - lead.take_ns(1000 * MS, 500 * MS)) / 2
 
         assert min(gathers) - 1 <= learned_ns <= max(gathers) + 1
 
     def test_a_long_gather_is_forgotten_in_time(self) -> None:
         lead = Lead()
-        lead.learn(100 * MS)
+        lead.learn_gather(100 * MS)
         before = lead.take_ns(1000 * MS, 400 * MS)
         for _ in range(200):
-            lead.learn(MS)
+            lead.learn_gather(MS)
 
-        assert before < lead.take_ns(1000 * MS, 400 * MS) <= 1000 * MS - WAKE_NS - 2 * MS
-        assert lead.take_ns(1000 * MS, 400 * MS) > 1000 * MS - WAKE_NS - 2.1 * MS
+        assert before < lead.take_ns(1000 * MS, 400 * MS) <= 1000 * MS - WAKE_LATENCY_NS - 2 * MS
+        assert lead.take_ns(1000 * MS, 400 * MS) > 1000 * MS - WAKE_LATENCY_NS - 2.1 * MS
 
 
 class TestWhatTheDeviceTakes:
@@ -85,17 +85,17 @@ class TestWhatTheDeviceTakes:
 
     def test_shapes_without_end_take_no_memory_without_end(self) -> None:
         lead = Lead()
-        for length in range(3 * MOST_RUNS):
+        for length in range(3 * MAX_RUNS):
             lead.learn_run(((length,),), 8, MS)
 
-        assert len(lead._runs) <= MOST_RUNS
+        assert len(lead._runs) <= MAX_RUNS
 
 
 class TestWhenARunHasEnded:
     @given(NS, NS, NS, st.booleans())
     def test_what_is_certain_bounds_it(self, predicted_ns: int, asked_ns: int, waited_ns: int, over: bool) -> None:
         told_ns = asked_ns + waited_ns
-        ended = ended_ns(predicted_ns, asked_ns, told_ns, over=over)
+        ended = estimate_end_ns(predicted_ns, asked_ns, told_ns, ended=over)
 
         if over:
             assert ended <= asked_ns
@@ -103,5 +103,5 @@ class TestWhenARunHasEnded:
             assert asked_ns <= ended <= told_ns
 
     def test_between_these_bounds_the_prediction_stands(self) -> None:
-        assert ended_ns(7, 5, 9, over=False) == 7
-        assert ended_ns(3, 5, 9, over=True) == 3
+        assert estimate_end_ns(7, 5, 9, ended=False) == 7
+        assert estimate_end_ns(3, 5, 9, ended=True) == 3

@@ -29,7 +29,7 @@ def add(
     scheduler: Scheduler, priority: int = 0, rows: int = 1, key: Key = A, *, now_ns: int = 1, deadline_ns: int = 0
 ) -> InferRequest:
     request = fake_request(MODEL, rows, key)
-    request.start_ns = request.queue_ns = now_ns
+    request.start_ns = request.enqueued_ns = now_ns
     request.priority, request.deadline_ns = priority, deadline_ns
     scheduler.add(request)
     return request
@@ -136,7 +136,7 @@ class TestTimeouts:
         assert [taken(scheduler, 10), taken(scheduler, 10)] == [[other], [delayed]]
 
     def test_levels_delay_and_reject_as_each_says(self) -> None:
-        scheduler = scheduler_of(level_policies={1: QueuePolicy(delays=True)})
+        scheduler = scheduler_of(level_policies={1: QueuePolicy(delays_on_timeout=True)})
         delayed, rejected = add(scheduler, 1, deadline_ns=10), add(scheduler, 3, deadline_ns=10)
 
         assert taken(scheduler, 10) == [delayed]
@@ -218,7 +218,7 @@ class TestAtTheDoor:
         requests = []
         for priority, target_ns in ((2, 2_000_000), (2, 90_000_000), (3, 90_000_000)):
             request = fake_request(MODEL)
-            request.start_ns = request.queue_ns = 1
+            request.start_ns = request.enqueued_ns = 1
             request.priority, request.target_ns = priority, target_ns
             scheduler.add(request)
             requests.append(request)

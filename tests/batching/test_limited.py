@@ -15,8 +15,8 @@ import pytest
 from penstock.backends.errors import Code, DeviceLost, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.devices.device import Device, Share, Waiter
-from penstock.batching.devices.placement import Devices, spread
-from penstock.batching.devices.rates import Claim, RateLimiter
+from penstock.batching.devices.placement import Devices, backend_groups
+from penstock.batching.devices.rate_limiter import Claim, RateLimiter
 from penstock.batching.engine import Engine
 from penstock.batching.loading.opening import open_model
 from penstock.batching.model import Model
@@ -33,7 +33,7 @@ def opened(
     function: Function, devices: Devices, *groups: InstanceGroup,
     reopen: Callable[[int], FakeBackend] | None = None, max_batch_rows: int = 1,
 ) -> AbstractContextManager[House]:  # fmt: skip
-    backends = [FakeBackend(ROWS, function) for _ in spread(groups)]
+    backends = [FakeBackend(ROWS, function) for _ in backend_groups(groups)]
     policy = BatchPolicy(max_batch_rows=max_batch_rows)
     spec = ModelSpec("m", 1, Path("model"), policy=policy, instances=groups, signature=ROWS)
     return housed(spec, backends, devices, reopen)
@@ -46,8 +46,8 @@ class Watched(RateLimiter):
         super().__init__()
         self.asked = threading.Semaphore(0)
 
-    def ask(self, claim: Claim, waiter: Waiter) -> None:
-        super().ask(claim, waiter)
+    def request_turn(self, claim: Claim, waiter: Waiter) -> None:
+        super().request_turn(claim, waiter)
         self.asked.release()
 
 
@@ -312,16 +312,16 @@ class TestLoading:
             open_model(spec, {"onnxruntime": fake_loader(backend)}, lambda *_: None, devices)
 
         assert backend.closed
-        assert not devices["cpu"].crowded
+        assert not devices["cpu"].contended
 
     def test_groups_of_one_model_on_one_device_are_its_own_and_always_fit(self) -> None:
         devices = Devices()
         groups = (InstanceGroup(2), InstanceGroup(3), InstanceGroup(9, passive=True))
         with opened(list, devices, *groups), opened(list, devices, InstanceGroup(1, ("cuda:0",))):
-            alone = devices["cpu"].crowded
+            alone = devices["cpu"].contended
             with opened(list, devices, *groups):
-                crowded = devices["cpu"].crowded
-            left = devices["cpu"].crowded
+                crowded = devices["cpu"].contended
+            left = devices["cpu"].contended
 
         assert (alone, crowded, left) == (False, True, False)
 
@@ -388,7 +388,7 @@ class TestPassive:
         devices = limited({("R1", None): 1})
         passive = InstanceGroup(8, resources=(Resource("R1", 4),), passive=True)
         with opened(list, devices, passive), opened(list, devices, InstanceGroup(2)):
-            assert not devices["cpu"].crowded
+            assert not devices["cpu"].contended
 
     @pytest.mark.anyio
     async def test_a_model_with_no_other_instances_is_ready_and_refuses(self) -> None:

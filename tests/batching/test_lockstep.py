@@ -78,9 +78,9 @@ class World:
         """Make a client's next request."""
         key = self.keys[self._number % len(self.keys)]
         request = InferRequest(cast(Any, None), [], self.rows, key, (), cast(Any, None))
-        request.context, request.queue_ns = client, int(self.now_ns)
+        request.context, request.enqueued_ns = client, int(self.now_ns)
         if self.wanted:
-            setattr(request, self.wanted, request.queue_ns + 10_000 * MS)
+            setattr(request, self.wanted, request.enqueued_ns + 10_000 * MS)
         return request
 
     def leave(self, clients: int) -> None:
@@ -130,7 +130,7 @@ class World:
                 assert due_ns > self.now_ns
                 self.come(due_ns, None)
             return
-        held_ns = self.now_ns - max(int(self._idle_ns), min(request.queue_ns for request in batch.requests))
+        held_ns = self.now_ns - max(int(self._idle_ns), min(request.enqueued_ns for request in batch.requests))
         self.held_ns += held_ns
         self.longest_ns = max(self.longest_ns, held_ns)
         self._running = batch

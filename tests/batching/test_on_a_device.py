@@ -18,13 +18,13 @@ from penstock.backends.backend import Backend
 from penstock.backends.errors import Code, DeviceLost, InferError, OutOfMemory
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.devices import fallback
-from penstock.batching.devices.placement import spread
+from penstock.batching.devices.placement import backend_groups
 from penstock.batching.engine import Engine
 from penstock.batching.loading import counting, opening
 from penstock.batching.loading.counting import GPU_MEMORY, Split, Trials, count_instances
 from penstock.batching.loading.run_sizes import SIZES_OPTION
 from penstock.batching.model import Model
-from penstock.batching.request import InSequence, Terms
+from penstock.batching.request import InSequence, RequestOptions
 from penstock.batching.running import instance
 from penstock.batching.spec import (
     BatchPolicy,
@@ -133,14 +133,14 @@ class TestSessions:
                 (3, ("cuda:0",)), (2, ("cuda:0",)), (2, ("cuda:1",)),
             ]  # fmt: skip
             assert [len(stream.bindings) for stream in loads.streams] == [2] * 7
-            assert len({id(thread.place.backend) for thread in model.threads}) == 7
+            assert len({id(thread.placement.backend) for thread in model.thread_instances}) == 7
             assert await asked(engine, model, [1, 2, 3]) == [2, 3, 4]
         assert all(backend.closed for backend in loads.backends)
 
     async def test_on_a_cpu_and_for_a_passive_group_there_is_one(self) -> None:
         groups = [InstanceGroup(3), InstanceGroup(2, ("cuda:0",), passive=True), InstanceGroup(2, ("cuda:0",))]
 
-        assert spread(groups) == [*groups[:2], *[InstanceGroup(1, ("cuda:0",))] * 2]
+        assert backend_groups(groups) == [*groups[:2], *[InstanceGroup(1, ("cuda:0",))] * 2]
 
     async def test_one_that_does_not_fit_refuses_the_load_and_leaves_nothing(self) -> None:
         loads = Loads()
@@ -292,7 +292,7 @@ class TestFallback:
         loads.errors = [None, self.REASON]
         groups = (InstanceGroup(2, ("cuda:0", "cuda:1"), number=1), InstanceGroup(3, number=2))
         async with served(loads, replace(self.MAY, instances=groups)) as (engine, model):
-            assert model.spec.fallback == "no driver"
+            assert model.spec.fallback_reason == "no driver"
             assert [(each.count, each.devices, each.number) for each in model.spec.instances] == [
                 (1, ("cpu",), 1), (3, ("cpu",), 2),
             ]  # fmt: skip
@@ -367,7 +367,7 @@ class TestServing:
 
             assert ends == ["model 'm': run exceeded its limit of 1 ms"] * 2
             assert await asked(engine, model, [3]) == [4]
-            assert model.events["runs_stopped"] == 2
+            assert model.event_counts["runs_stopped"] == 2
 
     async def test_what_a_batch_waited_for_the_one_before_it_is_in_its_time_on_the_device(self) -> None:
         loads = Loads()
@@ -449,8 +449,10 @@ class TestSequences:
         async with served(loads, spec) as (engine, model):
 
             async def ask(value: float, of: int, flags: str) -> float:
-                terms = Terms(sequence=InSequence(of, "s" in flags, "e" in flags))
-                (answer,) = await engine.infer(model, [np.full((1, 1), value, np.float32)], terms=terms, wanted=(0,))
+                terms = RequestOptions(sequence=InSequence(of, "s" in flags, "e" in flags))
+                (answer,) = await engine.infer(
+                    model, [np.full((1, 1), value, np.float32)], options=terms, output_positions=(0,)
+                )
                 return float(answer.item())
 
             flags = ("s", "", "", "e")

@@ -17,7 +17,7 @@ from penstock.batching.devices.placement import Devices
 from penstock.batching.engine import Engine
 from penstock.batching.loading.opening import close_model, open_model
 from penstock.batching.model import Model
-from penstock.batching.running import attempts
+from penstock.batching.running import reload_backoff
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec
 from tests.backends.fake_cuda import FakeRuntime
 from tests.backends.fake_session import fake_cuda_loader
@@ -89,7 +89,7 @@ async def test_each_of_several_instances_has_its_session_and_nothing_stays(doubl
     runtime = FakeRuntime()
     async with served(runtime, doubling, count=3) as (engine, model):
         assert all(await asked(engine, model, 40))
-        assert len({id(thread.place.backend) for thread in model.threads}) == 3
+        assert len({id(thread.placement.backend) for thread in model.thread_instances}) == 3
     assert not any(runtime.alive.values())
 
 
@@ -99,7 +99,7 @@ async def test_each_of_several_instances_has_its_session_and_nothing_stays(doubl
 async def test_a_sticky_error_anywhere_answers_every_request_and_is_known_for_the_whole_process(
     doubling: Path, monkeypatch: pytest.MonkeyPatch, call: str, after: int
 ) -> None:
-    monkeypatch.setattr(attempts, "FIRST_RETRY_NS", 0)
+    monkeypatch.setattr(reload_backoff, "MIN_RETRY_NS", 0)
     runtime = FakeRuntime()
     async with served(runtime, doubling) as (engine, model):
         devices: Any = engine.devices
@@ -113,7 +113,7 @@ async def test_a_sticky_error_anywhere_answers_every_request_and_is_known_for_th
         assert later[-1] == [False]
         assert runtime.calls["cudaGetDeviceCount"] == 2  # it was loaded once, and once again
         assert not model.healthy
-        assert "CUDA error 700" in devices.lost
+        assert "CUDA error 700" in devices.lost_reason
         assert model.inflight == 0
 
 

@@ -19,11 +19,11 @@ from penstock.backends.errors import Code, DeviceLost, InferError, OutOfMemory, 
 from penstock.backends.signature import Signature
 from penstock.batching.devices.device import Device
 from penstock.batching.devices.placement import Devices
-from penstock.batching.devices.rates import RateLimiter
+from penstock.batching.devices.rate_limiter import RateLimiter
 from penstock.batching.request import InferRequest, Key
-from penstock.batching.running import attempts
+from penstock.batching.running import reload_backoff
 from penstock.batching.running.lead import Lead
-from penstock.batching.running.overlap import NextAction, next_step
+from penstock.batching.running.overlap import NextAction, next_action
 from penstock.batching.running.watchdog import Watchdog
 from penstock.batching.scheduling.costs import CostModel
 from penstock.batching.scheduling.scheduler import Scheduler
@@ -41,7 +41,7 @@ class TestWhenTheNextIsTaken:
     def test_the_step_follows_from_what_is_there(
         self, now_ns: int, take_ns: int, over: bool, waiting: bool, full: bool
     ) -> None:
-        step = next_step(now_ns, take_ns, over=over, waiting=waiting, full=full)
+        step = next_action(now_ns, take_ns, ended=over, waiting=waiting, full=full)
 
         if over:
             assert step is NextAction.END  # its answers go first
@@ -59,7 +59,7 @@ class TestWhenTheNextIsTaken:
         lead = Lead()
         take_ns = lead.take_ns(now_ns + cost_ns, cost_ns)
 
-        assert next_step(now_ns + cost_ns, take_ns, over=False, waiting=waiting, full=full) is not NextAction.WAIT
+        assert next_action(now_ns + cost_ns, take_ns, ended=False, waiting=waiting, full=full) is not NextAction.WAIT
 
 
 class Exact(CostModel):
@@ -92,7 +92,7 @@ class Simulated:
         self.arrivals = sorted(arrivals)
         self.cost_ns, self.gather_ns = cost_ns, gather_ns
         self.lead = Lead()
-        self.lead.learn(gather_ns)
+        self.lead.learn_gather(gather_ns)
         self.ran: list[Ran] = []
         self._came = 0
 
@@ -110,7 +110,7 @@ class Simulated:
     def _come(self, now_ns: int) -> None:
         while self._came < len(self.arrivals) and self.arrivals[self._came] <= now_ns:
             request = fake_request(MODEL)
-            request.queue_ns = self.arrivals[self._came]
+            request.enqueued_ns = self.arrivals[self._came]
             self.scheduler.add(request)
             self._came += 1
 
@@ -120,7 +120,7 @@ class Simulated:
             return None
         there = now_ns + 2 * self.gather_ns
         begun = max(there, self.ran[-1].ended if self.ran else 0)
-        self.ran.append(Ran(now_ns, there, begun, begun + self.cost_ns, [each.queue_ns for each in batch.requests]))
+        self.ran.append(Ran(now_ns, there, begun, begun + self.cost_ns, [each.enqueued_ns for each in batch.requests]))
         return self.ran[-1]
 
     def _take_late(self, now_ns: int, running: Ran) -> Ran | None:
@@ -131,7 +131,7 @@ class Simulated:
             self._come(look_ns)
             full = self.scheduler.free_batch_rows(look_ns) <= 0
             over = look_ns >= running.ended
-            step = next_step(look_ns, take_ns, over=over, waiting=self.scheduler.request_count > 0, full=full)
+            step = next_action(look_ns, take_ns, ended=over, waiting=self.scheduler.request_count > 0, full=full)
             if step is NextAction.TAKE:
                 return self._take(look_ns, running.ended)
             if step is NextAction.END:
@@ -186,12 +186,12 @@ class Waited(Device):
         self.asked = threading.Semaphore(0)
         self.charged = 0
 
-    def begin(self, share: Any, cost_ns: float) -> None:
-        super().begin(share, cost_ns)
+    def begin_batch(self, share: Any, cost_ns: float) -> None:
+        super().begin_batch(share, cost_ns)
         self.charged += 1
 
-    def ask(self, share: Any, waiter: Any) -> None:
-        super().ask(share, waiter)
+    def request_turn(self, share: Any, waiter: Any) -> None:
+        super().request_turn(share, waiter)
         self.asked.release()
 
 
@@ -271,7 +271,7 @@ class TestTwoOnTheDevice:
             before, after = house.next(), house.next()
 
             assert (before.requests, after.requests) == (first, second)
-            assert after.exec_start_ns < before.exec_end_ns == after.free_ns
+            assert after.exec_start_ns < before.exec_end_ns == after.device_free_ns
             assert learned == [before.exec_end_ns - before.exec_start_ns, after.exec_end_ns - before.exec_end_ns]
 
     def test_what_the_device_took_is_counted_by_its_name(self) -> None:
@@ -303,7 +303,7 @@ class TestTwoOnTheDevice:
     def test_where_turns_are_needed_and_nobody_waits_for_one_both_are_in_the_same(self) -> None:
         device = Waited(1)
         with opened(Stream(ROWS, list), device=device) as house, opened(Stream(ROWS, list), device=device) as other:
-            assert device.crowded
+            assert device.contended
             for _ in range(2):
                 first, second = house.put_two([1], [2])
                 house.ended(first, second)
@@ -340,16 +340,16 @@ class TestTwoOnTheDevice:
     def test_what_it_is_told_while_it_waits_for_a_turn_is_not_forgotten_though_nothing_is_to_run(self) -> None:
         device = Waited(1)
         share = device.join(1, 1)
-        device.ask(share, Mock())
+        device.request_turn(share, Mock())
         with opened(Stream(ROWS, list), device=device) as house:
-            (waiting,) = house.model.threads
-            done = [waiting.perform(lambda: 1)]
+            (waiting,) = house.model.thread_instances
+            done = [waiting.run_on_thread(lambda: 1)]
             assert all(device.asked.acquire(timeout=PATIENCE_S) for _ in range(2))  # the test has, and now it does
-            asking = threading.Thread(target=lambda: done.append(waiting.perform(lambda: 2)))
+            asking = threading.Thread(target=lambda: done.append(waiting.run_on_thread(lambda: 2)))
             asking.start()
-            while waiting._errand is None or waiting.alarm._value:
+            while waiting._pending_call is None or waiting.wakeup._value:
                 time.sleep(0)
-            device.end(share, 0, 0, more=False)
+            device.end_turn(share, 0, 0, more=False)
             asking.join(PATIENCE_S)
 
             assert done == [1, 2]
@@ -449,7 +449,7 @@ class TestFaults:
 
             assert ends([*first, *second]) == ["1", "2"]
             assert names(house)[:3] == [("begin", 0), ("begin", 1), ("end", 0)]
-            assert [batch.free_ns for batch in house.batches] == [0, 0]  # both had the device for themselves
+            assert [batch.device_free_ns for batch in house.batches] == [0, 0]  # both had the device for themselves
 
     def test_what_does_not_fit_the_memory_is_halved_and_later_batches_are(self) -> None:
         def fits(inputs: list[Any]) -> list[Any]:
@@ -498,8 +498,8 @@ class TestFaults:
     def test_a_device_that_is_gone_for_good_answers_both_and_one_that_comes_back_serves(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(attempts, "FIRST_RETRY_NS", 0)
-        monkeypatch.setattr(attempts, "LAST_RETRY_NS", 0)
+        monkeypatch.setattr(reload_backoff, "MIN_RETRY_NS", 0)
+        monkeypatch.setattr(reload_backoff, "MAX_RETRY_NS", 0)
         stream = Stream(ROWS, faulty)
         reopen = Reopening(stream, failures=2)
         with opened(stream, reopen) as house:
@@ -519,12 +519,12 @@ class TestFaults:
     def test_a_device_that_is_lost_for_the_process_is_said_to_be_once_and_not_tried_again(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        monkeypatch.setattr(attempts, "FIRST_RETRY_NS", 0)
-        monkeypatch.setattr(attempts, "LAST_RETRY_NS", 0)
+        monkeypatch.setattr(reload_backoff, "MIN_RETRY_NS", 0)
+        monkeypatch.setattr(reload_backoff, "MAX_RETRY_NS", 0)
         stream = Stream(ROWS, faulty)
         reopen = Reopening(stream, failures=99, error=ProcessLost(Code.NOT_READY, "CUDA failure 700 at load"))
         devices, told = Devices(), threading.Semaphore(0)
-        devices.tell_lost = told.release
+        devices.on_lost = told.release
         with opened(stream, reopen, devices) as house:
             first, second = house.put_two([1, BROKEN], [3])
             house.ended(first, second)
@@ -537,7 +537,7 @@ class TestFaults:
             assert {request.error.code for request in refused if request.error} == {Code.NOT_READY}
             assert not house.model.healthy
             assert reopen.asked == 1
-            assert devices.lost == "model 'm' lost its device: CUDA failure 700 at load"
+            assert devices.lost_reason == "model 'm' lost its device: CUDA failure 700 at load"
         assert not told.acquire(blocking=False)
         assert [record.levelname for record in caplog.records].count("CRITICAL") == 1
 
@@ -549,7 +549,7 @@ class TestFaults:
             lost = house.put(BROKEN)
             house.ended(lost)
 
-            assert not devices.lost
+            assert not devices.lost_reason
 
     def test_closing_ends_both_and_delivers_them(self) -> None:
         stream = Stream(ROWS, faulty, held=True)
@@ -617,7 +617,7 @@ class TestLimits:
             house.ended(first, second)
 
             assert ends([*first, *second]) == ["model 'm': run exceeded its limit of 1 ms", "2"]
-            assert house.model.events["runs_stopped"] == 1
+            assert house.model.event_counts["runs_stopped"] == 1
             assert limits.over == {}
 
     def test_of_a_batch_that_was_stopped_the_others_are_served(self) -> None:

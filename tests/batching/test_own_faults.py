@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from penstock.backends.errors import Code, InferError
-from penstock.batching import turns
+from penstock.batching import dispatcher
 from penstock.batching.engine import Engine
 from penstock.batching.ensembles.ensemble import Ensemble
 from penstock.batching.ensembles.ensembles import Ensembles
 from penstock.batching.ensembles.passage import Passage
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
-from penstock.batching.running import instance, outside
-from penstock.batching.running.attempts import Attempts
+from penstock.batching.running import external, instance
 from penstock.batching.running.batch import Batch
+from penstock.batching.running.reload_backoff import ReloadBackoff
 from penstock.batching.scheduling import arrivals
 from penstock.batching.sequences import homes
 from penstock.batching.statistics import ModelStatistics
@@ -39,8 +39,8 @@ def anyio_backend() -> str:
 
 @pytest.fixture(autouse=True)
 def goes_on_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(instance, "FAULT_S", 0.0)
-    monkeypatch.setattr(outside, "FAULT_S", 0.0)
+    monkeypatch.setattr(instance, "FAULT_RETRY_S", 0.0)
+    monkeypatch.setattr(external, "FAULT_RETRY_S", 0.0)
 
 
 class Panic(BaseException):
@@ -128,7 +128,7 @@ async def test_what_cannot_begin_in_a_turn_takes_nothing_else_along(caplog: pyte
         def fail() -> None:
             raise ZeroDivisionError("no beginning")
 
-        house.engine._turns.begin(fail)
+        house.engine._dispatcher.call_before_dispatch(fail)
 
         assert await served(house, model)
         assert "no beginning" in caplog.text
@@ -163,7 +163,7 @@ def test_a_batch_that_could_not_be_begun_beside_another_is_run_after_it(monkeypa
 
         def come() -> None:
             following.extend(house.put(2))
-            fails_once(house.model.quarantine, "among", monkeypatch)
+            fails_once(house.model.quarantine, "find_known", monkeypatch)
 
         stream.begins = come
         running = house.put(1)
@@ -174,7 +174,9 @@ def test_a_batch_that_could_not_be_begun_beside_another_is_run_after_it(monkeypa
         assert [request.error for request in (*running, *following)] == [None, None]
 
 
-@pytest.mark.parametrize(("of", "name"), [(Attempts, "went_well"), (Model, "charge"), (instance, "device_ns")])
+@pytest.mark.parametrize(
+    ("of", "name"), [(ReloadBackoff, "record_success"), (Model, "add_device_time"), (instance, "device_ns")]
+)
 def test_what_of_a_batch_that_has_run_could_not_be_noted_costs_no_answer(
     of: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,7 +239,7 @@ async def test_a_batch_whose_turn_could_not_be_ended_is_told_and_the_next_is_ser
 ) -> None:
     async with housed() as house:
         model = await house.load(executor="thread")
-        fails_once(Attempts, "went_well", monkeypatch)
+        fails_once(ReloadBackoff, "record_success", monkeypatch)
 
         assert await served(house, model), "it had run by then"
         fails_once(homes, "execute_at_home", monkeypatch)
@@ -259,7 +261,7 @@ async def test_a_batch_that_could_not_be_searched_is_told_and_the_next_is_served
     async with housed() as house:
         model = await house.load(executor=executor)
         model.quarantine.known[0] = 0
-        fails_once(model.quarantine, "among", monkeypatch)
+        fails_once(model.quarantine, "find_known", monkeypatch)
         before = len(house.sink.requests)
         taken = house.come(model)
         await house.sink.holds(before + 1)
@@ -290,7 +292,7 @@ async def test_what_could_not_be_put_in_its_order_is_answered_all_the_same(
 ) -> None:
     async with housed() as house:
         model = await house.load(executor=executor)
-        fails_once(turns, "hand_out", monkeypatch)
+        fails_once(dispatcher, "deliver_requests", monkeypatch)
 
         assert await served(house, model)
         assert await served(house, model)
@@ -306,9 +308,9 @@ async def test_what_could_not_be_delivered_keeps_nobody_behind_it_from_being_del
         request = fake_request(model, value=1, sink=house.sink)
         request.outputs = []
         model.inflight += 1
-        fails_once(engine._turns, "deliver", monkeypatch)
-        engine._turns.finished_on_loop(model, [])
-        engine._turns.finished_on_loop(model, [Batch([request], 1, request.key, 0)])
+        fails_once(engine._dispatcher, "deliver", monkeypatch)
+        engine._dispatcher.deliver_soon(model, [])
+        engine._dispatcher.deliver_soon(model, [Batch([request], 1, request.key, 0)])
 
         assert (await house.sink.holds(2))[1] is request
         assert "could not be delivered" in caplog.text
@@ -405,7 +407,7 @@ async def test_a_step_that_could_not_be_followed_ends_its_own_request_and_no_oth
 
 
 @pytest.mark.parametrize(
-    ("of", "name"), [(Passage, "stamps"), (ModelStatistics, "record_alone"), (Ensemble, "release_links")]
+    ("of", "name"), [(Passage, "stamps"), (ModelStatistics, "record_single"), (Ensemble, "release_links")]
 )
 async def test_a_request_of_an_ensemble_that_could_not_be_counted_is_answered_all_the_same(
     of: type, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

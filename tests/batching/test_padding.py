@@ -73,7 +73,7 @@ def model_of(
 
 def request_of(model: Model, *inputs: Array | None) -> InferRequest:
     shapes = [None if array is None else array.shape for array in inputs]
-    rows, key = check_shapes(model.name, model.signature, model.request_rows, shapes, model.padding)
+    rows, key = check_shapes(model.name, model.signature, model.max_request_rows, shapes, model.padding)
     return InferRequest(model, list(inputs), rows, key, model.all_outputs, NoSink())
 
 
@@ -182,14 +182,14 @@ class TestRuns:
         ((same, total),) = run(model, backend, request_of(model, ones(1, 9), None))
 
         assert (same.shape, total.tolist()) == ((1, 9), [9])
-        assert model.events.get("elements_padded", 0) == 0
+        assert model.event_counts.get("elements_padded", 0) == 0
 
     def test_real_and_added_elements_are_counted_without_masks(self) -> None:
         model, backend = model_of(PADDED)
 
         run(model, backend, request_of(model, ones(1, 1), None), request_of(model, ones(2, 3), None))
 
-        assert model.events == {"elements_real": 7, "elements_padded": 5}
+        assert model.event_counts == {"elements_real": 7, "elements_padded": 5}
 
     def test_outputs_are_cut_as_said_instead_of_by_name(self) -> None:
         said = replace(PADDED, outputs={})

@@ -10,8 +10,8 @@ import pytest
 from penstock.backends.backend import Binding
 from penstock.backends.errors import Code, DeviceLost, InferError
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching.devices.placement import Devices, Placement, place
-from penstock.batching.devices.rates import RateLimiter
+from penstock.batching.devices.placement import Devices, Placement, make_placements
+from penstock.batching.devices.rate_limiter import RateLimiter
 from penstock.batching.spec import InstanceGroup, ModelSpec, Resource
 from tests.fakes import FakeBackend
 
@@ -32,7 +32,7 @@ def placed(reopened: list[FakeBackend]) -> tuple[Placement, FakeBackend]:
         return reopened.pop(0)
 
     backend = fake()
-    (made,) = place(SPEC, [backend], Devices(), reopen)
+    (made,) = make_placements(SPEC, [backend], Devices(), reopen)
     return made, backend
 
 
@@ -42,7 +42,7 @@ def test_a_run_is_as_wide_as_the_threads_that_its_session_was_told_to_have(
 ) -> None:
     monkeypatch.setattr("penstock.batching.devices.device.usable_cpus", lambda: 8)
 
-    (at,) = place(replace(SPEC, options={option: "2"}), [fake()], Devices(), lambda _: fake())
+    (at,) = make_placements(replace(SPEC, options={option: "2"}), [fake()], Devices(), lambda _: fake())
 
     assert at.share.width == 2
 
@@ -52,9 +52,9 @@ def test_a_backend_that_was_replaced_is_closed_when_the_last_of_its_bindings_is_
     at, old = placed([new])
     first, second = at.bind(GRAPH, 8), at.bind(GRAPH, 8)
 
-    at.replace([first], GRAPH, 8)
+    at.rebind([first], GRAPH, 8)
     assert (at.backend, old.closed, new.closed) == (new, False, False)
-    at.replace([second], GRAPH, 8)
+    at.rebind([second], GRAPH, 8)
     assert (at.backend, old.closed, new.closed) == (new, True, False)
     at.close()
     assert new.closed
@@ -64,7 +64,7 @@ def test_what_was_replaced_and_not_given_back_is_closed_at_the_end() -> None:
     new = fake()
     at, old = placed([new])
     first, _ = at.bind(GRAPH, 8), at.bind(GRAPH, 8)
-    at.replace([first], GRAPH, 8)
+    at.rebind([first], GRAPH, 8)
 
     at.close()
 
@@ -75,7 +75,7 @@ def test_what_was_replaced_and_not_given_back_is_closed_at_the_end() -> None:
 def test_a_binding_is_known_for_as_long_as_its_backend_is_there() -> None:
     at, old = placed([fake()])
     first, second = at.bind(GRAPH, 8), at.bind(GRAPH, 8)
-    (third,) = at.replace([first], GRAPH, 8)
+    (third,) = at.rebind([first], GRAPH, 8)
 
     assert at.is_bound(old, second)
     assert at.is_bound(at.backend, third)
@@ -88,7 +88,7 @@ def test_one_that_cannot_be_loaded_again_keeps_what_it_has() -> None:
     lost = at.bind(GRAPH, 8)
 
     with pytest.raises(DeviceLost):
-        at.replace([lost], GRAPH, 8)
+        at.rebind([lost], GRAPH, 8)
 
     assert at.backend is old
     assert at.is_bound(old, lost)
@@ -107,13 +107,13 @@ class TestOnOtherDevicesThanACpu:
             closed.append(old.closed)
             return new
 
-        (at,) = place(ON_GPU, [old], Devices(), reopen)
+        (at,) = make_placements(ON_GPU, [old], Devices(), reopen)
         lost = [at.bind(GRAPH, 8), at.bind(GRAPH, 8)]
-        made = at.replace(lost, GRAPH, 8)
+        made = at.rebind(lost, GRAPH, 8)
 
         assert closed == [True]
         assert at.backend is new
-        assert at.bound == made == new.bindings
+        assert at.bindings == made == new.bindings
 
     def test_one_that_does_not_fit_leaves_nothing_and_is_loaded_when_it_does(self) -> None:
         new = [fake()]
@@ -125,13 +125,13 @@ class TestOnOtherDevicesThanACpu:
                 raise error
             return new[0]
 
-        (at,) = place(ON_GPU, [fake()], Devices(), reopen)
+        (at,) = make_placements(ON_GPU, [fake()], Devices(), reopen)
         lost = [at.bind(GRAPH, 8)]
         with pytest.raises(InferError, match="does not fit"):
-            at.replace(lost, GRAPH, 8)
-        assert not at.bound
+            at.rebind(lost, GRAPH, 8)
+        assert not at.bindings
 
-        assert at.replace(lost, GRAPH, 8) == new[0].bindings
+        assert at.rebind(lost, GRAPH, 8) == new[0].bindings
         assert at.backend is new[0]
 
     def test_a_second_binding_that_does_not_fit_leaves_no_first(self) -> None:
@@ -144,14 +144,14 @@ class TestOnOtherDevicesThanACpu:
                 return super().bind(signature, capacity_rows)
 
         small = Small(GRAPH, lambda inputs: inputs)
-        (at,) = place(ON_GPU, [fake()], Devices(), lambda _: small)
+        (at,) = make_placements(ON_GPU, [fake()], Devices(), lambda _: small)
         lost = [at.bind(GRAPH, 8), at.bind(GRAPH, 8)]
         with pytest.raises(InferError, match="does not fit"):
-            at.replace(lost, GRAPH, 8)
-        assert not at.bound
+            at.rebind(lost, GRAPH, 8)
+        assert not at.bindings
 
         small.most = 3
-        assert at.replace(lost, GRAPH, 8) == small.bindings[1:]
+        assert at.rebind(lost, GRAPH, 8) == small.bindings[1:]
 
 
 def test_it_leaves_the_limiter_also_where_a_later_one_can_never_run() -> None:
@@ -159,10 +159,10 @@ def test_it_leaves_the_limiter_also_where_a_later_one_can_never_run() -> None:
     groups = [InstanceGroup(2, resources=(Resource("gpu", needed),)) for needed in (1, 9)]
 
     with pytest.raises(InferError):
-        place(replace(SPEC, instances=tuple(groups)), [fake(), fake()], devices, lambda _: fake())
+        make_placements(replace(SPEC, instances=tuple(groups)), [fake(), fake()], devices, lambda _: fake())
     assert not limiter._claims
 
-    (at,) = place(replace(SPEC, instances=(groups[0],)), [fake()], devices, lambda _: fake())
+    (at,) = make_placements(replace(SPEC, instances=(groups[0],)), [fake()], devices, lambda _: fake())
     assert limiter._claims == at.claims
     at.close()
     assert not limiter._claims
@@ -171,9 +171,9 @@ def test_it_leaves_the_limiter_also_where_a_later_one_can_never_run() -> None:
 def test_a_device_that_is_lost_for_the_process_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
     told: list[str] = []
     devices = Devices()
-    devices.tell_lost = lambda: told.append(devices.lost)
-    devices.lose("model 'a' lost its device")
-    devices.lose("model 'b' lost its device")
+    devices.on_lost = lambda: told.append(devices.lost_reason)
+    devices.mark_lost("model 'a' lost its device")
+    devices.mark_lost("model 'b' lost its device")
 
     assert told == ["model 'a' lost its device"]
     assert [record.levelname for record in caplog.records] == ["CRITICAL"]

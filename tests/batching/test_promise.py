@@ -35,7 +35,7 @@ def promises_of(instances: int = 1) -> tuple[Promises, Lane]:
 def promised_ns(promises: Promises, lane: Lane, now_ns: int = 0) -> int:
     """What one more request would be promised, in nanoseconds from now."""
     request = fake_request(MODEL)
-    request.queue_ns = request.start_ns = now_ns
+    request.enqueued_ns = request.start_ns = now_ns
     request.target_ns = 1 << 60
     promises.check(request, lane)
     return request.promised_ns - now_ns
@@ -196,7 +196,7 @@ def test_an_idle_server_tries_once_in_a_while() -> None:
     tried = []
     for now_ns in range(0, 3 * PROBE_NS, PROBE_NS // 10):
         request = fake_request(MODEL)
-        request.queue_ns = request.start_ns = now_ns
+        request.enqueued_ns = request.start_ns = now_ns
         request.target_ns = now_ns + MS // 2
         try:
             promises.check(request, lane)
@@ -212,7 +212,7 @@ class TestOverlapping:
         promises, lane = promises_of()
         promises.record_taken(batch_of(0), 0)
         following = batch_of(MS // 2)
-        following.free_ns = MS
+        following.device_free_ns = MS
         promises.record_taken(following, MS // 2)
 
         assert [promised_ns(promises, lane, now_ns) for now_ns in (MS // 2, MS, 3 * MS // 2)] == [
@@ -223,7 +223,7 @@ class TestOverlapping:
         promises, _ = promises_of()
         promises.gap_ns = MS
         first, second = batch_of(0), batch_of(MS // 2)
-        second.free_ns = MS
+        second.device_free_ns = MS
         promises.record_taken(first, 0)
         promises.record_taken(second, MS // 2)
         promises.record_ended(first, MS, False)

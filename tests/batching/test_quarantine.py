@@ -18,7 +18,7 @@ from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
 from penstock.batching.running.batch import Batch
 from penstock.batching.running.isolation import LostBatch, execute
-from penstock.batching.running.quarantine import KEPT_NS, MOST, SAMPLED, look_of
+from penstock.batching.running.quarantine import MAX_FINGERPRINTS, RETENTION_NS, SAMPLED_VALUES, fingerprint
 from tests.batching.overlapping import Stream, opened
 from tests.batching.test_isolation import BROKEN, GUILTY, model_of, outputs_of, requests_for, rows_run, same_and_sum
 from tests.fakes import FakeBackend, fake_request
@@ -77,8 +77,8 @@ class TestWhoFailsAgain:
 
         assert len(first) == len(second) > 2
         assert third == [3, 1]
-        assert model.events["quarantined"] == 1
-        assert model.events["batch_retries"] == len(first) + len(second) - 2
+        assert model.event_counts["quarantined"] == 1
+        assert model.event_counts["batch_retries"] == len(first) + len(second) - 2
 
     def test_all_of_its_batch_are_answered_and_it_fails_as_before(self) -> None:
         model, backend = model_of()
@@ -124,11 +124,11 @@ class TestWhoFailsAgain:
     def test_a_minute_after_it_failed_last_it_is_no_longer_known(self, clock: Clock) -> None:
         model, backend = model_of()
         guilty_of(model, backend, GUILTY)
-        clock.ahead_ns += KEPT_NS - 1_000_000_000
+        clock.ahead_ns += RETENTION_NS - 1_000_000_000
         assert runs_of(model, backend, 1, GUILTY) == [1, 1]
-        clock.ahead_ns += KEPT_NS - 1_000_000_000
+        clock.ahead_ns += RETENTION_NS - 1_000_000_000
         assert runs_of(model, backend, 1, GUILTY) == [1, 1]
-        clock.ahead_ns += KEPT_NS
+        clock.ahead_ns += RETENTION_NS
 
         assert runs_of(model, backend, 1, GUILTY)[0] == 2
         assert not model.quarantine.known
@@ -136,26 +136,26 @@ class TestWhoFailsAgain:
     def test_twice_in_more_than_a_minute_is_not_again(self, clock: Clock) -> None:
         model, backend = model_of()
         run(model, backend, *requests_for(model, GUILTY))
-        clock.ahead_ns += KEPT_NS
+        clock.ahead_ns += RETENTION_NS
         run(model, backend, *requests_for(model, GUILTY))
 
         assert not model.quarantine.known
 
     def test_who_fails_once_costs_the_others_nothing(self) -> None:
         model, backend = model_of(lambda inputs: [inputs[0], *sum_unless_guilty(inputs)])
-        for value in range(10 * MOST):
+        for value in range(10 * MAX_FINGERPRINTS):
             run(model, backend, *requests_for(model, OTHER - value))
 
         assert not model.quarantine.known
-        assert len(model.quarantine._once) == MOST
+        assert len(model.quarantine._failed_once) == MAX_FINGERPRINTS
 
     def test_the_earliest_are_forgotten_for_the_latest(self) -> None:
         model, backend = model_of(lambda inputs: [inputs[0], *sum_unless_guilty(inputs)])
-        guilty = [OTHER - value for value in range(MOST + 1)]
+        guilty = [OTHER - value for value in range(MAX_FINGERPRINTS + 1)]
         for value in guilty:
             guilty_of(model, backend, value)
 
-        assert len(model.quarantine.known) == MOST
+        assert len(model.quarantine.known) == MAX_FINGERPRINTS
         assert runs_of(model, backend, 1, guilty[1]) == [1, 1]
         assert runs_of(model, backend, 1, guilty[0])[0] == 2
 
@@ -168,8 +168,8 @@ class TestWhoFailsAgain:
             run(model, backend, *requests)
 
         assert isinstance(lost.value.error, DeviceLost)
-        assert not lost.value.ran
-        assert lost.value.rest.requests == [requests[0], requests[2], requests[4], requests[1], requests[3]]
+        assert not lost.value.finished
+        assert lost.value.remaining.requests == [requests[0], requests[2], requests[4], requests[1], requests[3]]
 
     def test_who_is_stopped_is_searched_for_each_time_so_that_few_runs_take_the_whole_limit(self) -> None:
         def hang(inputs: list[Any]) -> list[Any]:
@@ -180,11 +180,11 @@ class TestWhoFailsAgain:
         model, backend = model_of(hang, run_limit_us=1)
         for _ in range(3):
             requests = requests_for(model, *[GUILTY] * 32)
-            model.events.clear()
+            model.event_counts.clear()
             run(model, backend, *requests)
 
             assert all(request.error is not None for request in requests)
-            assert model.events["runs_stopped"] <= 8
+            assert model.event_counts["runs_stopped"] <= 8
 
     @settings(max_examples=50, deadline=None)
     @given(st.lists(st.lists(st.tuples(st.sampled_from([GUILTY, OTHER, 1, 2, 3]), st.integers(1, 3)), min_size=1)))
@@ -225,7 +225,7 @@ class TestLooks:
         for array in arrays:
             request = fake_request(model)
             request.inputs = [array]
-            looks.append(look_of(request))
+            looks.append(fingerprint(request))
         return looks
 
     def test_requests_of_the_same_inputs_look_the_same(self) -> None:
@@ -244,10 +244,10 @@ class TestLooks:
         model, _ = model_of()
         requests = [fake_request(model, key=key) for key in (((4,),), ((2, 2),))]
 
-        assert len(set(map(look_of, requests))) == 2
+        assert len(set(map(fingerprint, requests))) == 2
 
     def test_of_a_large_input_a_part_is_looked_at_from_its_start_to_its_end(self) -> None:
-        values = np.zeros((100, 3 * SAMPLED), np.float32)
+        values = np.zeros((100, 3 * SAMPLED_VALUES), np.float32)
         ends = values.copy()
         ends[-1] = 1
 
@@ -257,4 +257,4 @@ class TestLooks:
         request = fake_request(model_of()[0])
         request.inputs = [DeviceArray.__new__(DeviceArray)]  # type: ignore[list-item]
 
-        assert look_of(request) is None
+        assert fingerprint(request) is None

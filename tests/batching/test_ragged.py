@@ -56,13 +56,13 @@ def model_of(spec: ModelSpec, graph: Signature, function: Function) -> tuple[Mod
 
 def ragged_request(model: Model, *shape: int, start: float = 0) -> InferRequest:
     array = np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape) + np.float32(start)
-    rows, key = check_shapes(model.name, model.signature, model.request_rows, [shape])
+    rows, key = check_shapes(model.name, model.signature, model.max_request_rows, [shape])
     return InferRequest(model, [array], rows, key, model.all_outputs, NoSink())
 
 
 def run(model: Model, backend: FakeBackend, *requests: InferRequest) -> list[Array | None]:
     rows = sum(request.rows for request in requests)
-    run_batch(model, backend.bind(model.bound, 16), Batch(list(requests), rows, requests[0].key, 1))
+    run_batch(model, backend.bind(model.binding_signature, 16), Batch(list(requests), rows, requests[0].key, 1))
     return backend.runs[-1].inputs
 
 
@@ -123,9 +123,9 @@ class TestWhatTheModelIsTold:
         done = complete(spec_of(told("BATCH_ELEMENT_COUNT")), graph_of(told_input("BATCH_ELEMENT_COUNT")))
 
         assert done.signature is not None
-        assert done.bound is not None
+        assert done.binding_signature is not None
         assert [(each.name, each.shape) for each in done.signature.inputs] == [("r", (-1, -1))]
-        assert [(each.name, each.shape) for each in done.bound.inputs] == [("r", (-1,)), ("told", (-1,))]
+        assert [(each.name, each.shape) for each in done.binding_signature.inputs] == [("r", (-1,)), ("told", (-1,))]
 
 
 class TestWhatSharesABatch:
@@ -149,7 +149,7 @@ class TestWhatSharesABatch:
         model, backend = model_of(spec_of(told("BATCH_ELEMENT_COUNT")), graph, picky)
         requests = [ragged_request(model, 1, size, start=-1 if size == 2 else 1) for size in (3, 1, 2, 4)]
 
-        execute(model, backend.bind(model.bound, 16), Batch(requests, 4, requests[0].key, 1))
+        execute(model, backend.bind(model.binding_signature, 16), Batch(requests, 4, requests[0].key, 1))
 
         assert [request.error is None for request in requests] == [True, True, False, True]
 

@@ -37,7 +37,7 @@ def completed(dims: Dims, reshape: Dims, graph: Dims, rows: int = 8, **more: Any
 
 
 def model_of(spec: ModelSpec, function: Function = list) -> tuple[Model, FakeBackend]:
-    bound = spec.bound
+    bound = spec.binding_signature
     assert bound is not None
     backend = FakeBackend(bound, function)
     return Model(spec, [backend], lambda *_: None), backend
@@ -97,15 +97,17 @@ class TestSignatures:
         done = completed((2, 3), (6,), (-1, 6))
 
         assert done.signature is not None
-        assert done.bound is not None
+        assert done.binding_signature is not None
         assert [each.shape for each in (*done.signature.inputs, *done.signature.outputs)] == [(-1, 2, 3)] * 2
-        assert [each.shape for each in (*done.bound.inputs, *done.bound.outputs)] == [(-1, 6)] * 2
+        assert [each.shape for each in (*done.binding_signature.inputs, *done.binding_signature.outputs)] == [
+            (-1, 6)
+        ] * 2
 
     def test_without_a_reshape_nothing_is_bound_otherwise(self) -> None:
         x = TensorSpec("x", "FP32", (-1, 4))
         done = complete(ModelSpec("m", 1, Path("m")), Signature((x,), (replace(x, name="y"),)))
 
-        assert done.bound is None
+        assert done.binding_signature is None
 
     @pytest.mark.parametrize("dims", [(1,), (1, 1)])
     def test_a_scalar_may_have_any_dims_of_one(self, dims: Dims) -> None:
@@ -118,7 +120,7 @@ class TestSignatures:
         request = fake_request(model, key=(dims,))
         request.inputs = [np.full(dims, 3, np.float32)]
 
-        run_batch(model, FakeBackend(graph, list).bind(model.bound, 1), Batch([request], 1, (dims,), 1))
+        run_batch(model, FakeBackend(graph, list).bind(model.binding_signature, 1), Batch([request], 1, (dims,), 1))
 
         assert [output.tolist() for output in request.outputs or []] == [np.full(dims, 3).tolist()]
         assert [output.shape for output in request.outputs or []] == [dims]
@@ -141,7 +143,7 @@ class TestRuns:
         model, backend = model_of(completed((2, 3), (6,), (-1, 6)))
         requests = [fake_request(model, rows, ((2, 3),), value=rows) for rows in (1, 2)]
 
-        run_batch(model, backend.bind(model.bound, 8), Batch(requests, 3, ((2, 3),), 1))
+        run_batch(model, backend.bind(model.binding_signature, 8), Batch(requests, 3, ((2, 3),), 1))
 
         (ran,) = backend.runs[0].inputs
         assert ran is not None
@@ -153,7 +155,7 @@ class TestRuns:
         model, backend = model_of(completed((2, 3), (6,), (-1, 6)), lambda _: [whole])
         request = fake_request(model, key=((2, 3),))
 
-        run_batch(model, backend.bind(model.bound, 8), Batch([request], 1, request.key, 1))
+        run_batch(model, backend.bind(model.binding_signature, 8), Batch([request], 1, request.key, 1))
 
         assert request.outputs is not None
         assert np.shares_memory(request.outputs[0], whole)
@@ -164,7 +166,7 @@ class TestRuns:
         request = fake_request(model, key=((2, 3),))
 
         with pytest.raises(InferError, match=r"output 'y' has shape .* cannot be reshaped") as caught:
-            run_batch(model, backend.bind(model.bound, 8), Batch([request], 1, request.key, 1))
+            run_batch(model, backend.bind(model.binding_signature, 8), Batch([request], 1, request.key, 1))
         assert caught.value.code is Code.INTERNAL
         assert request.outputs is None
 
@@ -218,7 +220,7 @@ def test_everyone_gets_their_own_elements_back(pair: tuple[Dims, Dims], rows: li
         elements = np.arange(request.rows * np.prod(sent, dtype=int), dtype=np.float32) + 100 * number
         request.inputs = [elements.reshape(request.rows, *sent)]
 
-    run_batch(model, backend.bind(model.bound, 16), Batch(requests, sum(rows), (sent,), 1))
+    run_batch(model, backend.bind(model.binding_signature, 16), Batch(requests, sum(rows), (sent,), 1))
 
     for request in requests:
         assert request.outputs is not None

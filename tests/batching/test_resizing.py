@@ -19,17 +19,17 @@ from penstock.backends.backend import Backend, Binding
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature
 from penstock.batching.devices.placement import Devices
-from penstock.batching.devices.rates import Claim, RateLimiter
+from penstock.batching.devices.rate_limiter import Claim, RateLimiter
 from penstock.batching.engine import Engine
 from penstock.batching.loading import resizing
 from penstock.batching.loading.resizing import match_groups
 from penstock.batching.model import Model
-from penstock.batching.request import InSequence, Terms
-from penstock.batching.running.outside import Outside
-from penstock.batching.running.outsides import OpenedVersion, close_outsides, complete_outside, singles
+from penstock.batching.request import InSequence, RequestOptions
+from penstock.batching.running.external import ExternalExecutor
+from penstock.batching.running.external_models import OpenedVersion, close_executors, complete_external, single_groups
 from penstock.batching.spec import InstanceGroup, ModelSpec, Resource, SequenceSpec
-from tests.batching import test_engine, test_outside
-from tests.batching.test_outside import Elsewhere, Ledger, Remembers, x
+from tests.batching import test_engine, test_external
+from tests.batching.test_external import Elsewhere, Ledger, Remembers, x
 from tests.fakes import PATIENCE_S, FakeBackend, Gate, ListSink, fake_request
 
 pytestmark = pytest.mark.anyio
@@ -135,7 +135,7 @@ class TestOnThreads:
             await made.gate.entered()
 
             assert len(made.loaded) == 1
-            assert len(made.model.threads) == 2
+            assert len(made.model.thread_instances) == 2
             assert made.model.spec.instances == (of(2),)
 
     async def test_what_waits_is_taken_by_the_one_that_comes(self) -> None:
@@ -161,9 +161,9 @@ class TestOnThreads:
             assert made.sink.requests == []
             made.gate.open()
             assert len(await made.sink.holds(6)) == 6
-            await asyncio.gather(*made.model.leaving)
-            assert len(made.model.threads) == 1
-            assert len(made.loaded[0].bindings) - len(made.model.places[0].bound) == 2
+            await asyncio.gather(*made.model.shutdown_tasks)
+            assert len(made.model.thread_instances) == 1
+            assert len(made.loaded[0].bindings) - len(made.model.placements[0].bindings) == 2
 
     async def test_what_is_counted_and_learned_stays(self) -> None:
         async with house(of(2)) as made:
@@ -185,11 +185,11 @@ class TestOnThreads:
             await made.resize(of(2, CPU), of(2, GPU))
 
             assert [each.closed for each in made.loaded] == [False, False, False, True]
-            assert [each.group for each in made.model.threads].count(GPU) == 2
+            assert [each.group for each in made.model.thread_instances].count(GPU) == 2
 
     async def test_the_device_is_told_how_many_there_are(self) -> None:
         async with house(of(1)) as made:
-            share = made.model.places[0].share
+            share = made.model.placements[0].share
 
             await made.resize(of(4))
 
@@ -197,14 +197,14 @@ class TestOnThreads:
 
     async def test_the_share_of_the_device_is_left_by_the_last(self) -> None:
         async with house(of(1, GPU), replace(GPU, host_policy="x"), run_limit_us=60_000_000) as made:
-            share = made.model.places[0].share
+            share = made.model.placements[0].share
 
             await made.resize(replace(GPU, host_policy="x"), run_limit_us=60_000_000)
 
             assert made.loaded[0].closed
-            assert [at.joined for at in made.model.places] == [True]
+            assert [at.owns_share for at in made.model.placements] == [True]
             assert made.model.node_inputs is made.loaded[1].node_inputs
-            assert made.model.places[0].share is share
+            assert made.model.placements[0].share is share
 
     async def test_the_loop_goes_on_running_what_is_fast(self) -> None:
         async with house(of(1), executor="loop") as made:
@@ -221,8 +221,8 @@ class TestOnThreads:
             with pytest.raises(InferError, match="no memory"):
                 await made.engine.change(made.model, made.spec(of(4)))
 
-            assert len(made.model.threads) == 2
-            assert len(made.model.places[0].bound) == 3
+            assert len(made.model.thread_instances) == 2
+            assert len(made.model.placements[0].bindings) == 3
             made.submit(4)
             await made.sink.holds(4)
 
@@ -248,7 +248,7 @@ class TestOnThreads:
             await change.abandon()
 
             assert [each.closed for each in made.loaded] == [False, False, True]
-            assert len(made.model.threads) == 2
+            assert len(made.model.thread_instances) == 2
 
     async def test_one_whose_making_is_cancelled_ends_before_its_model_is_closed(
         self, monkeypatch: pytest.MonkeyPatch
@@ -267,7 +267,7 @@ class TestOnThreads:
             change.cancel()
             await asyncio.wait([change])
             unload = asyncio.ensure_future(it.engine.unload(it.model.name, 1))
-            (ending,) = it.model.leaving
+            (ending,) = it.model.shutdown_tasks
             making.open()
             await unload
 
@@ -304,7 +304,11 @@ class TestOnThreads:
         async with house(of(1)) as it:
             broken = await it.engine.load(replace(it.spec(of(1)), name="broken"))
             slow = await it.engine.load(replace(it.spec(of(1)), name="slow"))
-            failed, end, end_slow = threading.Event(), broken.places[0].backend.close, slow.places[0].backend.close
+            failed, end, end_slow = (
+                threading.Event(),
+                broken.placements[0].backend.close,
+                slow.placements[0].backend.close,
+            )
             loop = asyncio.get_running_loop()
 
             def fail() -> None:
@@ -319,8 +323,8 @@ class TestOnThreads:
                 end_slow()
 
             with (
-                patch.object(broken.places[0].backend, "close", fail),
-                patch.object(slow.places[0].backend, "close", wait),
+                patch.object(broken.placements[0].backend, "close", fail),
+                patch.object(slow.placements[0].backend, "close", wait),
             ):
                 assert await it.engine.stop(5.0) == 0
 
@@ -340,7 +344,7 @@ class TestOnThreads:
             ended.append("other")
 
         outsides = [SimpleNamespace(close=fail), SimpleNamespace(close=end)]
-        await close_outsides(cast(Model, SimpleNamespace(name="m", outsides=outsides)))
+        await close_executors(cast(Model, SimpleNamespace(name="m", executors=outsides)))
 
         assert ended == ["other"]
         assert "its worker is gone" in caplog.text
@@ -354,7 +358,7 @@ class TestOnThreads:
             made.submit(9)
             await made.sink.holds(9)
             await made.resize(of(2, needs))
-            await asyncio.gather(*made.model.leaving)
+            await asyncio.gather(*made.model.shutdown_tasks)
 
             assert len(claims_of(made.engine)) == 2
 
@@ -379,7 +383,7 @@ class TestOnThreads:
             requests = made.sink.requests
             assert len(requests) == len(set(map(id, requests)))
             assert all(request.error is None for request in requests)
-            await asyncio.gather(*made.model.leaving)
+            await asyncio.gather(*made.model.shutdown_tasks)
             assert len(made.model.instances) == made.model.spec.instances[0].count
 
 
@@ -391,15 +395,15 @@ class More:
         self._plan = plan
         self._kind = kind
 
-    def _some(self, count: int) -> list[Outside]:
+    def _some(self, count: int) -> list[ExternalExecutor]:
         made = [self._kind(self._plan) for _ in range(count)]
         self.opened += made
         return list(made)
 
     async def open(self, spec: ModelSpec) -> OpenedVersion:
-        return OpenedVersion(complete_outside(spec), self._some(len(singles(spec))), "elsewhere")
+        return OpenedVersion(complete_external(spec), self._some(len(single_groups(spec))), "elsewhere")
 
-    async def more(self, served: ModelSpec, spec: ModelSpec, places: Sequence[int]) -> OpenedVersion:
+    async def open_more(self, served: ModelSpec, spec: ModelSpec, places: Sequence[int]) -> OpenedVersion:
         return OpenedVersion(replace(served, instances=spec.instances), self._some(len(places)), "elsewhere")
 
 
@@ -409,9 +413,9 @@ async def elsewhere(
 ) -> AsyncIterator[tuple[Engine, Model]]:
     engine = Engine(asyncio.get_running_loop(), {})
     engine.devices = Devices(RateLimiter())
-    engine.outsides["elsewhere"] = more
-    model = await engine.load(replace(test_outside.spec_of(), instances=(of(count),), sequence=sequence))
-    async with asyncio.timeout(test_outside.GUARD_S):
+    engine.external_loaders["elsewhere"] = more
+    model = await engine.load(replace(test_external.spec_of(), instances=(of(count),), sequence=sequence))
+    async with asyncio.timeout(test_external.GUARD_S):
         yield engine, model
         assert await engine.stop(5.0) == 0
     assert all(each.closed for each in more.opened)
@@ -433,7 +437,7 @@ class TestElsewhere:
             assert [each.closed for each in more.opened] == [False, False, False, True]
             await resize(engine, model, 4)
             assert len(more.opened) == 5
-            assert len(model.outsides) == len(model.instances) == 4
+            assert len(model.executors) == len(model.instances) == 4
 
     async def test_what_one_that_goes_has_begun_it_answers_before_it_is_closed(self) -> None:
         plans = iter(["late"])
@@ -447,7 +451,7 @@ class TestElsewhere:
             assert not more.opened[0].closed
             assert more.opened[1].closed
             assert (await busy)[0].tolist() == [[3]]
-            await asyncio.gather(*model.leaving)
+            await asyncio.gather(*model.shutdown_tasks)
             assert [each.closed for each in more.opened] == [True, True, False]
 
     async def test_what_one_that_goes_could_not_begin_another_runs(self) -> None:
@@ -488,12 +492,12 @@ class TestElsewhere:
                     await resize(engine, model, chance.randint(1, 4), group)
 
             changing = asyncio.ensure_future(come_and_go())
-            await test_outside.submit_all(engine, model, 100, ledger)
+            await test_external.submit_all(engine, model, 100, ledger)
             await changing
-            await asyncio.gather(*model.leaving)
+            await asyncio.gather(*model.shutdown_tasks)
 
-            assert len(model.instances) == len(model.outsides) == sum(group.count for group in model.spec.instances)
-            assert len([each for each in more.opened if not each.closed]) == len(model.outsides)
+            assert len(model.instances) == len(model.executors) == sum(group.count for group in model.spec.instances)
+            assert len([each for each in more.opened if not each.closed]) == len(model.executors)
 
         assert len(ledger.ends) == 100
         assert {end for (end,) in ledger.ends.values()} <= {"right", "failed", "died"}
@@ -510,8 +514,8 @@ class Session:
     async def ask(self, number: int, *, start: bool = False, end: bool = False) -> int:
         """Ask for one step of a sequence. Returns: which executor has run it."""
         before = [len(each.begun) for each in self._more.opened]
-        terms = Terms(sequence=InSequence(number, start, end))
-        (output,) = await self._engine.infer(self._model, x(number), terms=terms)
+        terms = RequestOptions(sequence=InSequence(number, start, end))
+        (output,) = await self._engine.infer(self._model, x(number), options=terms)
         assert output.tolist() == [[number]]
         return next(
             at for at, each in enumerate(self._more.opened) if at >= len(before) or len(each.begun) > before[at]
@@ -533,7 +537,7 @@ class TestSequences:
             assert [await session.ask(number) for number in (3, 2, 1)] == [2, 1, 0]
             assert await session.ask(4, start=True) in {0, 1}
             assert await session.ask(3, end=True) == 2
-            await asyncio.gather(*model.leaving)
+            await asyncio.gather(*model.shutdown_tasks)
             assert [each.closed for each in more.opened] == [False, False, True]
             assert [await session.ask(number, end=True) for number in (1, 2)] == [0, 1]
 
@@ -574,7 +578,7 @@ class TestSequences:
             assert [await session.ask(number) for number in (1, 2, 1, 2)] == [0, 1, 0, 1]
             assert await session.ask(3, start=True) == 2
             assert await session.ask(2, end=True) == 1
-            await asyncio.gather(*model.leaving)
+            await asyncio.gather(*model.shutdown_tasks)
             assert [each.closed for each in more.opened] == [False, True, False]
             assert await session.ask(3, end=True) == 2
 
@@ -592,10 +596,10 @@ class TestSequences:
                     await resize(engine, model, chance.randint(1, 4))
 
             changing = asyncio.ensure_future(come_and_go())
-            await test_outside.submit_sequences(engine, model, ledger)
+            await test_external.submit_sequences(engine, model, ledger)
             await changing
-            await asyncio.gather(*model.leaving)
-            assert len([each for each in more.opened if not each.closed]) == len(model.outsides)
+            await asyncio.gather(*model.shutdown_tasks)
+            assert len([each for each in more.opened if not each.closed]) == len(model.executors)
 
         assert len(ledger.ends) == 40
         assert {end for (end,) in ledger.ends.values()} <= {"right", "failed"}
@@ -617,10 +621,10 @@ async def test_requests_that_run_again_keep_their_instance_until_they_are_done(s
                 await resize(engine, model, chance.randint(1, 4))
 
         changing = asyncio.ensure_future(come_and_go())
-        await test_outside.submit_all(engine, model, 60, ledger)
+        await test_external.submit_all(engine, model, 60, ledger)
         await changing
-        await asyncio.gather(*model.leaving)
-        assert len([each for each in more.opened if not each.closed]) == len(model.outsides)
+        await asyncio.gather(*model.shutdown_tasks)
+        assert len([each for each in more.opened if not each.closed]) == len(model.executors)
 
     assert len(ledger.ends) == 60
     assert {end for (end,) in ledger.ends.values()} <= {"right", "failed"}

@@ -30,7 +30,7 @@ def scheduler_of(**policy: Any) -> Scheduler:
 
 def add(scheduler: Scheduler, rows: int = 1, key: Key = A, now_ns: int = 1, deadline_ns: int = 0) -> InferRequest:
     request = fake_request(MODEL, rows, key)
-    request.queue_ns, request.deadline_ns = now_ns, deadline_ns
+    request.enqueued_ns, request.deadline_ns = now_ns, deadline_ns
     scheduler.add(request)
     return request
 
@@ -123,7 +123,7 @@ class TestGrowing:
         add(scheduler)
 
         assert (batch := scheduler.take(5, 0, 77)) is not None
-        assert (batch.exec_start_ns, batch.free_ns) == (5, 77)
+        assert (batch.exec_start_ns, batch.device_free_ns) == (5, 77)
 
 
 class TestTaking:
@@ -562,7 +562,7 @@ class TestMemory:
 
 def target_of(scheduler: Scheduler, target_ns: int, now_ns: int = 1, key: Key = A) -> InferRequest:
     request = fake_request(MODEL, 1, key)
-    request.start_ns = request.queue_ns = now_ns
+    request.start_ns = request.enqueued_ns = now_ns
     request.target_ns = now_ns + target_ns
     scheduler.add(request)
     return request
@@ -654,7 +654,7 @@ class TestMissedTargets:
         flat(scheduler)
         cancelled = target_of(scheduler, 5_000)
         expiring = fake_request(MODEL)
-        expiring.start_ns = expiring.queue_ns = 1
+        expiring.start_ns = expiring.enqueued_ns = 1
         expiring.target_ns, expiring.deadline_ns = 5_000, 20_000
         scheduler.add(expiring)
         for _ in range(2):
@@ -815,7 +815,7 @@ class TestAtTheDoor:
         flat(scheduler)
         target_of(scheduler, 2_000_000)
         request = fake_request(MODEL)
-        request.start_ns, request.target_ns, request.queue_ns = 1, 2_000_001, 3_000_000
+        request.start_ns, request.target_ns, request.enqueued_ns = 1, 2_000_001, 3_000_000
 
         with pytest.raises(InferError, match="Exceeds latency target"):
             scheduler.add(request)
@@ -923,7 +923,7 @@ class TestFastLanes:
             scheduler.add(fake_request(MODEL, 1, key))
         lanes = [scheduler._lanes[key] for key in (B, C)]
         for now_ns, lane in zip((3, 2), lanes, strict=True):
-            lane.waiting_requests()[0].queue_ns = now_ns
+            lane.waiting_requests()[0].enqueued_ns = now_ns
 
         assert alone is None
         assert scheduler.next_lane(2000, fast_only=True) is lanes[1]

@@ -26,7 +26,7 @@ RUN_NS = 20_000
 def request_of(now_ns: int, rows: int = 1, key: Key = A, *, target_ns: int = 0, deadline_ns: int = 0) -> InferRequest:
     """A request that comes now; its target and deadline are counted from now, 0 for none."""
     request = fake_request(MODEL, rows, key)
-    request.start_ns = request.queue_ns = now_ns
+    request.start_ns = request.enqueued_ns = now_ns
     request.target_ns = now_ns + target_ns if target_ns else 0
     request.deadline_ns = now_ns + deadline_ns if deadline_ns else 0
     return request
@@ -278,7 +278,7 @@ def test_nobody_waits_for_ever_however_urgent_those_are_who_keep_coming(
         arrive(arrivals)
         scheduler.take(now_ns)
         now_ns += step_ns
-    now_ns = max(now_ns, victim.queue_ns + PATIENCE_NS)
+    now_ns = max(now_ns, victim.enqueued_ns + PATIENCE_NS)
     takes_left = scheduler.request_count
     while victim.waiting:
         assert takes_left > 0

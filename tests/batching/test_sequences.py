@@ -30,7 +30,7 @@ def scheduler_of(spec: SequenceSpec, rows: int = 4, instances: int = 1, **policy
 def request_of(identity: int | str, flags: str = "", key: Key = A, now_ns: int = 1, **members: Any) -> InferRequest:
     """A request of a sequence; `flags`: "s" for its first, "e" for its last."""
     request = fake_request(MODEL, 1, key)
-    request.queue_ns = request.start_ns = now_ns
+    request.enqueued_ns = request.start_ns = now_ns
     request.sequence = InSequence(identity, "s" in flags, "e" in flags)
     for name, value in members.items():
         setattr(request, name, value)
@@ -82,15 +82,15 @@ class TestDirect:
         add(scheduler, 2)
         batch = take(scheduler)
 
-        assert [request.under_way.id for request in batch.requests] == [2, 4]
-        assert (batch.places, batch.rows) == ([1, 3], 2)
+        assert [request.active_sequence.id for request in batch.requests] == [2, 4]
+        assert (batch.row_positions, batch.rows) == ([1, 3], 2)
 
     def test_rows_that_follow_one_another_have_no_places_of_their_own(self) -> None:
         scheduler = scheduler_of(SequenceSpec())
         add(scheduler, 1, "s")
         add(scheduler, 2, "s")
 
-        assert take(scheduler).places is None
+        assert take(scheduler).row_positions is None
 
     def test_a_row_that_is_free_again_is_the_next_to_be_given(self) -> None:
         scheduler = scheduler_of(SequenceSpec())
@@ -98,11 +98,11 @@ class TestDirect:
             add(scheduler, identity, flags)
         run(scheduler)
 
-        assert add(scheduler, 4, "s").under_way.row == 1
+        assert add(scheduler, 4, "s").active_sequence.row == 1
 
     def test_sequences_are_spread_over_instances(self) -> None:
         scheduler = scheduler_of(SequenceSpec(), rows=2, instances=2)
-        places = [add(scheduler, identity, "s").under_way for identity in (1, 2, 3, 4)]
+        places = [add(scheduler, identity, "s").active_sequence for identity in (1, 2, 3, 4)]
 
         assert [(place.row, place.instance) for place in places] == [(0, 0), (0, 1), (1, 0), (1, 1)]
         assert [run(scheduler), run(scheduler)] == [[1, 3], [2, 4]]
@@ -135,7 +135,7 @@ class TestDirect:
 
         batch = take(scheduler)
 
-        assert (batch.key, batch.places, batch.span_rows) == (A, [0, 2], 3)
+        assert (batch.key, batch.row_positions, batch.span_rows) == (A, [0, 2], 3)
 
     def test_rows_of_other_shapes_are_part_of_the_run(self) -> None:
         scheduler = scheduler_of(SequenceSpec())
@@ -144,7 +144,7 @@ class TestDirect:
 
         batch = take(scheduler)
 
-        assert (batch.key, batch.places, batch.span_rows, batch.rows) == (A, [0, 1], 3, 2)
+        assert (batch.key, batch.row_positions, batch.span_rows, batch.rows) == (A, [0, 1], 3, 2)
 
     def test_a_batch_is_held_until_enough_rows_are_there(self) -> None:
         scheduler = scheduler_of(SequenceSpec(max_delay_us=5, min_utilization=0.5))
@@ -201,7 +201,7 @@ class TestOldest:
     def test_without_a_number_of_candidates_there_are_as_many_as_rows(self) -> None:
         scheduler = scheduler_of(SequenceSpec(direct=False), rows=3)
 
-        places = [add(scheduler, identity, "s").under_way.row for identity in (1, 2, 3, 4)]
+        places = [add(scheduler, identity, "s").active_sequence.row for identity in (1, 2, 3, 4)]
 
         assert places == [0, 1, 2, -1]
 
@@ -212,7 +212,7 @@ class TestOldest:
             add(scheduler, identity, "s")
         batch = take(scheduler)
         for length, request in zip((2, 3, 2), batch.requests, strict=True):
-            request.under_way.states["o"] = fake_request(MODEL, length).inputs[0]  # type: ignore[assignment]
+            request.active_sequence.states["o"] = fake_request(MODEL, length).inputs[0]  # type: ignore[assignment]
         scheduler.record_ended(batch, 1)
         for identity, flags in ((1, ""), (2, ""), (3, ""), (4, "s")):
             add(scheduler, identity, flags)
@@ -223,7 +223,7 @@ class TestOldest:
         scheduler = scheduler_of(replace(OLDEST, states=(State("i", "o", "FP32", (-1,)),)))
         first = add(scheduler, 1, "s")
         run(scheduler)
-        first.under_way.states["o"] = fake_request(MODEL, 3).inputs[0]  # type: ignore[assignment]
+        first.active_sequence.states["o"] = fake_request(MODEL, 3).inputs[0]  # type: ignore[assignment]
         add(scheduler, 1, "s")
         add(scheduler, 2, "s")
 
@@ -234,7 +234,7 @@ class TestComing:
     def test_ids_are_different_if_their_types_are(self) -> None:
         scheduler = scheduler_of(OLDEST)
 
-        assert add(scheduler, 1, "s").under_way is not add(scheduler, "1", "s").under_way
+        assert add(scheduler, 1, "s").active_sequence is not add(scheduler, "1", "s").active_sequence
 
     @pytest.mark.parametrize("identity", [0, ""])
     def test_a_request_needs_an_id(self, identity: int | str) -> None:
@@ -261,12 +261,12 @@ class TestComing:
             InferError, match="inference request for sequence 1 to model 'm' must specify the START flag"
         ):
             add(scheduler, 1)
-        assert add(scheduler, 1, "s").under_way.row == 1
+        assert add(scheduler, 1, "s").active_sequence.row == 1
 
     def test_who_begins_again_goes_on_in_the_same_place(self, caplog: pytest.LogCaptureFixture) -> None:
         scheduler = scheduler_of(OLDEST)
 
-        assert add(scheduler, 1, "s").under_way is add(scheduler, 1, "s").under_way
+        assert add(scheduler, 1, "s").active_sequence is add(scheduler, 1, "s").active_sequence
         assert "The previous sequence did not end before this sequence start" in caplog.text
 
     def test_a_backlog_does_not_keep_out_what_its_end_depends_on(self) -> None:
@@ -420,7 +420,7 @@ class TestLeaving:
 
         expired = scheduler.expire(5)
 
-        assert [request.under_way.id for request in expired] == [2, 2]
+        assert [request.active_sequence.id for request in expired] == [2, 2]
         assert [run(scheduler, 6), run(scheduler, 6)] == [[1], [1]]
 
     def test_all_can_be_taken_out(self) -> None:

@@ -17,7 +17,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.engine import Engine
 from penstock.batching.model import Model
-from penstock.batching.request import InferRequest, InSequence, Terms
+from penstock.batching.request import InferRequest, InSequence, RequestOptions
 from penstock.batching.spec import BatchPolicy, Control, InstanceGroup, ModelSpec, SequenceSpec, State
 from penstock.batching.statistics import CANCELED, REJECTED
 from tests.fakes import PATIENCE_S, FakeBackend, Gate, ListSink, fake_loader, fake_request
@@ -60,8 +60,8 @@ class Served:
     gate: Gate
 
     async def infer(self, value: float, identity: int | str, flags: str = "", deadline_ns: int = 0) -> float:
-        terms = Terms(deadline_ns, 0, InSequence(identity, "s" in flags, "e" in flags))
-        (answer,) = await self.engine.infer(self.model, [np.full((1, 1), value, np.float32)], terms=terms)
+        terms = RequestOptions(deadline_ns, 0, InSequence(identity, "s" in flags, "e" in flags))
+        (answer,) = await self.engine.infer(self.model, [np.full((1, 1), value, np.float32)], options=terms)
         return float(answer.item())
 
     def ask(self, value: float, identity: int | str, flags: str = "") -> asyncio.Task[float]:

@@ -21,7 +21,7 @@ from penstock.batching.devices.placement import Placement
 from penstock.batching.engine import Engine
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
-from penstock.batching.running import attempts
+from penstock.batching.running import reload_backoff
 from penstock.batching.running.batch import Batch
 from penstock.batching.running.instance import ThreadInstance
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec
@@ -55,7 +55,7 @@ def opened(
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     """Room for one run at a time."""
-    monkeypatch.setattr("penstock.batching.devices.placement.width_of", lambda name, instances, threads: 1)
+    monkeypatch.setattr("penstock.batching.devices.placement.run_width", lambda name, instances, threads: 1)
     return Device(1)
 
 
@@ -121,7 +121,7 @@ class TestTurns:
             doors.let_out()
             one.next()
 
-            assert not device.crowded
+            assert not device.contended
             one.add()
             doors.let_out()
             one.next()
@@ -158,7 +158,7 @@ class TestTurns:
         cpu = Device(1, preemptive=True)
         doors = Doors()
         with opened(doors, cpu) as one, opened(list, cpu) as other:
-            place_of(other.model).share.brief = True
+            place_of(other.model).share.exempt = True
             one.add()
             doors.wait_in()
             other.ended(other.add())
@@ -200,7 +200,7 @@ class TestTurns:
                 house.ended(requests)
 
         assert all(request.error is None and request.outputs is not None for each in sent for request in each)
-        assert not device.crowded
+        assert not device.contended
 
 
 @dataclass
@@ -247,7 +247,7 @@ class TestALostDevice:
             house.ended(requests)
 
             assert [request.error for request in requests] == [None] * 3
-            assert house.model.events["instances_replaced"] == 1
+            assert house.model.event_counts["instances_replaced"] == 1
             assert house.model.healthy
             assert not house.backends[0].closed  # the loop still holds it
 
@@ -265,7 +265,7 @@ class TestALostDevice:
 
             assert [request.error for request in requests] == [None, None]
             assert reopen.asked == 1
-            assert house.model.events["instances_replaced"] == 2
+            assert house.model.event_counts["instances_replaced"] == 2
 
     def test_who_is_lost_twice_is_answered_with_the_loss_and_takes_nobody_along(self, device: Device) -> None:
         losing = Losing(2)
@@ -321,7 +321,7 @@ class TestALostDevice:
             house.ended(requests)
 
             assert all(request.error is not None for request in requests)
-            assert reopen.asked == attempts.MOST_LOSSES - 1
+            assert reopen.asked == reload_backoff.MAX_LOSSES - 1
             assert not house.model.healthy
 
     def test_while_it_cannot_be_loaded_the_model_is_not_healthy_and_says_so_to_what_comes(self, device: Device) -> None:
@@ -340,8 +340,8 @@ class TestALostDevice:
         ]
 
     def test_it_is_tried_again_until_it_goes_well(self, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(attempts, "FIRST_RETRY_NS", 0)
-        monkeypatch.setattr(attempts, "LAST_RETRY_NS", 0)
+        monkeypatch.setattr(reload_backoff, "MIN_RETRY_NS", 0)
+        monkeypatch.setattr(reload_backoff, "MAX_RETRY_NS", 0)
         reopen = Reopening(list, failures=3)
         with opened(Losing(1), device, reopen=reopen) as house:
             house.ended(house.add())
@@ -377,7 +377,7 @@ class TestALostDevice:
             (backend,) = house.backends
             assert isinstance(backend, Telling)
             counted = threading.Semaphore(0)
-            monkeypatch.setattr(house.model, "count", lambda _: counted.release())
+            monkeypatch.setattr(house.model, "count_event", lambda _: counted.release())
             backend.told()
             assert all(counted.acquire(timeout=PATIENCE_S) for _ in range(2))
             backend.told()  # of what is not theirs any more
@@ -407,8 +407,8 @@ class TestALostDevice:
             doors.wait_in()
             one.add()  # for which it would keep its turn
             with one.model.lock:
-                one.model.loop_lost = one.model.loop_binding
-                one.model.instances[0].mend_loop()
+                one.model.lost_loop_binding = one.model.loop_binding
+                one.model.instances[0].request_loop_restore()
             doors.let_out()
             served = other.add()
             other.ended(served)
@@ -460,8 +460,8 @@ class TestALostDevice:
             house.ended(house.add())
             held = house.backends[0].closed
             with house.model.lock:
-                house.model.loop_lost = house.model.loop_binding
-            house.model.mend_loop()
+                house.model.lost_loop_binding = house.model.loop_binding
+            house.model.restore_loop_binding()
 
             assert (held, house.backends[0].closed) == (False, True)
             assert reopen.asked == 1
@@ -472,7 +472,7 @@ def place_of(model: Model) -> Placement:
     """Give where the first instance of a model is."""
     instance = model.instances[0]
     assert isinstance(instance, ThreadInstance)
-    return instance.place
+    return instance.placement
 
 
 @pytest.mark.anyio

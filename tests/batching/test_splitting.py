@@ -108,7 +108,7 @@ def test_parts_are_views_that_hold_every_row_once_in_order(rows: int, most: int)
     whole = fake_request(fake_model(), rows)
     array = np.arange(rows * 4, dtype=np.float32).reshape(rows, 4)
     whole.inputs, whole.nbytes = [array, None], array.nbytes
-    whole.deadline_ns, whole.target_ns, whole.start_ns, whole.queue_ns, whole.id = 5, 6, 1, 2, "r"
+    whole.deadline_ns, whole.target_ns, whole.start_ns, whole.enqueued_ns, whole.id = 5, 6, 1, 2, "r"
     parts = split(whole, most, lambda _: None)
 
     inputs = [part.inputs[0] for part in parts]
@@ -117,7 +117,7 @@ def test_parts_are_views_that_hold_every_row_once_in_order(rows: int, most: int)
     assert np.concatenate([each for each in inputs if each is not None]).tolist() == array.tolist()
     assert [part.rows for part in parts] == [len(each) for each in inputs if each is not None]
     assert all(part.inputs[1] is None for part in parts)
-    assert {(p.deadline_ns, p.target_ns, p.start_ns, p.queue_ns, p.id, p.key) for p in parts} == {
+    assert {(p.deadline_ns, p.target_ns, p.start_ns, p.enqueued_ns, p.id, p.key) for p in parts} == {
         (5, 6, 1, 2, "r", whole.key)
     }
     assert sum(part.nbytes for part in parts) <= whole.nbytes

@@ -52,7 +52,7 @@ class Stamps:
         requests = []
         for rows, start_ns, queue_ns in self.requests:
             request = InferRequest(model, [], rows, (), (0,), sink)
-            request.start_ns, request.queue_ns = start_ns, queue_ns
+            request.start_ns, request.enqueued_ns = start_ns, queue_ns
             requests.append(request)
         batch = Batch(requests, sum(rows for rows, _, _ in self.requests), (), self.exec_ns)
         batch.compute_start_ns = self.exec_ns + self.input_ns
@@ -107,7 +107,7 @@ def test_requests_that_ran_one_after_another_are_executions_of_their_own() -> No
     statistics = ModelStatistics()
     stamps = Stamps(((1, 0, 0), (1, 0, 0), (1, 0, 0)), 10 * US, 0, 90 * US, 0, 0)
     batch = stamps.batch()
-    batch.runs = 3
+    batch.run_count = 3
     statistics.record_batch(batch, stamps.end_ns)
 
     counted = statistics.snapshot()

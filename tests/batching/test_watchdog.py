@@ -20,7 +20,7 @@ from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.engine import Engine
 from penstock.batching.request import InferRequest
 from penstock.batching.running import watchdog as watchdog_module
-from penstock.batching.running.watchdog import AGAIN_NS, Runs, Watchdog
+from penstock.batching.running.watchdog import RESTOP_NS, Runs, Watchdog
 from penstock.batching.spec import BatchPolicy, ModelSpec
 from tests.backends.contract import ENDLESS
 from tests.backends.onnx_models import contract_model
@@ -58,7 +58,7 @@ class TestRuns:
     def test_nothing_is_due_while_nothing_runs(self) -> None:
         runs = Runs()
 
-        assert runs.nearest_ns() == 0
+        assert runs.next_deadline_ns() == 0
         assert runs.overdue(LONG_NS) == []
 
     def test_what_is_over_its_limit_is_stopped_and_again_if_it_goes_on(self) -> None:
@@ -66,12 +66,12 @@ class TestRuns:
         runs.begin(slow, 100)
         runs.begin(quick, 200)
 
-        assert runs.nearest_ns() == 100
+        assert runs.next_deadline_ns() == 100
         assert runs.overdue(99) == []
         assert runs.overdue(100) == [slow]
         assert runs.overdue(150) == []
-        assert runs.nearest_ns() == 200
-        assert runs.overdue(100 + AGAIN_NS) == [slow, quick]
+        assert runs.next_deadline_ns() == 200
+        assert runs.overdue(100 + RESTOP_NS) == [slow, quick]
 
     def test_what_has_ended_is_not_stopped(self) -> None:
         runs, binding = Runs(), puppet()
@@ -79,14 +79,14 @@ class TestRuns:
         runs.end(binding)
 
         assert runs.overdue(100) == []
-        assert runs.nearest_ns() == 0
+        assert runs.next_deadline_ns() == 0
 
     def test_what_the_process_stood_still_is_no_time_of_a_run(self) -> None:
         runs, binding = Runs(), puppet()
         later = puppet()
         runs.begin(binding, 100, 0)
         runs.begin(later, 1050, 950)
-        runs.stood_still(1000, 10)
+        runs.extend(1000, 10)
 
         assert runs.overdue(1099) == [later]
         assert runs.overdue(1100) == [binding]
@@ -101,7 +101,7 @@ class TestRuns:
         assert runs.overdue(now_ns) == [
             each for each, over_ns in zip(bindings, limits, strict=True) if over_ns <= now_ns
         ]
-        assert runs.nearest_ns() > now_ns
+        assert runs.next_deadline_ns() > now_ns
 
 
 class TestWatchdog:
@@ -119,7 +119,7 @@ class TestWatchdog:
         watchdog.stop()
 
     def test_hears_of_a_shorter_limit_while_it_sleeps_for_a_longer_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(watchdog_module, "AGAIN_NS", 3_600_000_000_000)
+        monkeypatch.setattr(watchdog_module, "RESTOP_NS", 3_600_000_000_000)
         watchdog = Watchdog()
         first, second = puppet(), puppet()
         watchdog.begin(first, 1, 0)
@@ -142,7 +142,7 @@ class TestWatchdog:
         monkeypatch.setattr(Runs, "overdue", look)
         clocks = SimpleNamespace(monotonic_ns=lambda: now[0], process_time_ns=lambda: used[0])
         monkeypatch.setattr(watchdog_module, "time", clocks)
-        monkeypatch.setattr(watchdog_module, "LOOK_NS", 1_000_000)
+        monkeypatch.setattr(watchdog_module, "POLL_NS", 1_000_000)
         watchdog, binding = Watchdog(), puppet()
         watchdog.begin(binding, 10_000_000_000, now[0])
         assert looked.acquire(timeout=PATIENCE_S)
@@ -152,7 +152,7 @@ class TestWatchdog:
         for _ in range(2):
             assert looked.acquire(timeout=PATIENCE_S)
         with watchdog._changed:
-            assert watchdog._runs.nearest_ns() > now[0]
+            assert watchdog._runs.next_deadline_ns() > now[0]
 
         assert binding.stopped.is_set() == (used_ns > 0)
         watchdog.stop()
@@ -183,7 +183,7 @@ class TestWatchdog:
                 stops.release()
                 raise OSError("its process is gone")
 
-        monkeypatch.setattr(watchdog_module, "AGAIN_NS", 1_000_000)
+        monkeypatch.setattr(watchdog_module, "RESTOP_NS", 1_000_000)
         watchdog, broken = Watchdog(), cast(Binding, Broken())
         for run in (1, 2):
             watchdog.begin(broken, 1, 0)
@@ -259,7 +259,7 @@ async def test_a_run_beyond_its_limit_ends_and_those_who_shared_its_batch_are_se
     error = requests[1].error
     assert error is not None
     assert (error.code, error.message) == (Code.EXPIRED, "model 'm': run exceeded its limit of 150 ms")
-    assert requests[1].model.events["runs_stopped"] >= 1
+    assert requests[1].model.event_counts["runs_stopped"] >= 1
 
 
 async def test_a_loop_in_an_onnx_model_that_never_ends_is_ended(tmp_path: Path) -> None:

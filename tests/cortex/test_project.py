@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from penstock.server.environments.environments import NEEDS
+from penstock.server.environments.environments import REQUIRED_MODULES
 from penstock.server.listening.sockets import StartError
 from tests.cortex.projects import FLOWER, SAMPLE, Project, ask, post, write_iris
 from tests.live import Live, live_server
@@ -173,7 +173,7 @@ class TestRequirements:
     ) -> None:
         wheels = tmp_path / "wheels"
         write_wheel(wheels, "tiny", "1.0", "VALUE = 'installed'\n")
-        for name in NEEDS:
+        for name in REQUIRED_MODULES:
             repack(wheels, name)
         for name in [name for name in os.environ if name.startswith("PIP_")]:
             monkeypatch.delenv(name)

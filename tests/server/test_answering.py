@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from penstock.server import answering
-from penstock.server.answering import LARGE_BYTES, LargeTexts, answer_coded, unpacked
+from penstock.server.answering import LARGE_BYTES, LargeJsonReader, answer_compressed, read_compressed
 from penstock.server.http.coding import compress
 from penstock.server.http.head import HttpError
 from penstock.server.http.limits import Limits
@@ -23,7 +23,7 @@ BOMB = compress(bytes(1 << 20), b"gzip")
 def test_a_little_body_that_would_be_large_is_unpacked_and_read_on_a_thread() -> None:
     assert len(BOMB) < LARGE_BYTES
     threads = [
-        asyncio.run(unpacked(body, b"gzip", LIMITS, lambda plain: threading.current_thread()))
+        asyncio.run(read_compressed(body, b"gzip", LIMITS, lambda plain: threading.current_thread()))
         for body in (compress(b"small", b"gzip"), BOMB)
     ]
 
@@ -40,7 +40,9 @@ def test_a_body_that_waits_for_a_thread_waits_packed(monkeypatch: pytest.MonkeyP
     async def main() -> None:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
         monkeypatch.setattr(answering, "decompress", decompress)
-        await asyncio.gather(*(unpacked(BOMB, b"gzip", LIMITS, lambda plain: steps.append("read")) for _ in range(3)))
+        await asyncio.gather(
+            *(read_compressed(BOMB, b"gzip", LIMITS, lambda plain: steps.append("read")) for _ in range(3))
+        )
 
     asyncio.run(main())
     assert steps == ["unpacked", "read"] * 3
@@ -48,7 +50,7 @@ def test_a_body_that_waits_for_a_thread_waits_packed(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(("size", "at_once"), [(1 << 20, 1), (None, 1), (LARGE_BYTES, 3)])
 def test_large_texts_are_read_one_after_another(size: int | None, at_once: int) -> None:
-    texts, reading, most, all_there = LargeTexts(), [0], [0], threading.Barrier(at_once)
+    texts, reading, most, all_there = LargeJsonReader(), [0], [0], threading.Barrier(at_once)
     lock = threading.Lock()
 
     def read() -> None:
@@ -68,10 +70,10 @@ def test_large_texts_are_read_one_after_another(size: int | None, at_once: int) 
 
 
 def test_bodies_that_become_large_texts_are_read_one_after_another() -> None:
-    texts = LargeTexts()
+    texts = LargeJsonReader()
 
     async def main() -> set[threading.Thread]:
-        calls = (unpacked(BOMB, b"gzip", LIMITS, lambda _: threading.current_thread(), texts) for _ in range(5))
+        calls = (read_compressed(BOMB, b"gzip", LIMITS, lambda _: threading.current_thread(), texts) for _ in range(5))
         return set(await asyncio.gather(*calls))
 
     assert [thread.name for thread in asyncio.run(main())] == ["penstock-json_0"]
@@ -82,7 +84,7 @@ def test_bodies_that_become_large_texts_are_read_one_after_another() -> None:
 )
 def test_what_is_no_compressed_body_or_too_large_is_refused(body: bytes) -> None:
     with pytest.raises(HttpError) as caught:
-        asyncio.run(unpacked(body, b"gzip", LIMITS, bytes))
+        asyncio.run(read_compressed(body, b"gzip", LIMITS, bytes))
     assert caught.value.status == 400
 
 
@@ -93,7 +95,7 @@ class TestLargeAnswers:
         """Give a connection whose answer of so many bytes waits for a thread."""
         lane = Lane(shared=shared)
         lane.feed(request("/own"))
-        answer_coded(lane.protocol, bytes(size), b"text/plain", b"x-a: b\r\n", b"gzip")
+        answer_compressed(lane.protocol, bytes(size), b"text/plain", b"x-a: b\r\n", b"gzip")
         return lane
 
     def test_are_counted_while_they_wait_and_go_as_they_are_where_too_much_waits(self) -> None:

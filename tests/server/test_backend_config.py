@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from penstock.server.options.backend_config import parse, rows_of, tensorflow_options, without_effect
+from penstock.server.options.backend_config import default_rows, ineffective_rules, parse, tensorflow_options
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from penstock.server.options.backend_config import parse, rows_of, tensorflow_op
     ],
 )
 def test_a_batch_size_is_set_for_all_or_for_the_backend(rules: tuple[str, ...], rows: int, of_tensorflow: int) -> None:
-    assert (rows_of(rules, "onnxruntime", 64), rows_of(rules, "tensorflow", 64)) == (rows, of_tensorflow)
+    assert (default_rows(rules, "onnxruntime", 64), default_rows(rules, "tensorflow", 64)) == (rows, of_tensorflow)
 
 
 def test_what_tensorflow_is_told_besides_goes_to_its_loader() -> None:
@@ -70,7 +70,7 @@ def test_anything_else_is_refused_by_its_name(rule: str, message: str) -> None:
 )
 def test_what_is_of_how_triton_goes_about_it_changes_nothing_and_is_told_of(rule: str, why: str) -> None:
     assert parse((rule,)) == parse(())
-    assert [why in text for text in without_effect(("default-max-batch-size=3", rule))] == [True]
+    assert [why in text for text in ineffective_rules(("default-max-batch-size=3", rule))] == [True]
 
 
 def test_the_same_thing_said_differently_is_refused() -> None:

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.server.chaos import DUE, Chaos, Rates, parse
+from penstock.server.chaos import PROCESS_FAULTS, Chaos, Rates, parse
 from penstock.server.settings import SettingError, Settings
 
 S = 1_000_000_000
 ALL = ("worker", "front", "engine")
-RATES = st.dictionaries(st.sampled_from(DUE), st.floats(0.01, 50.0), min_size=1)
+RATES = st.dictionaries(st.sampled_from(PROCESS_FAULTS), st.floats(0.01, 50.0), min_size=1)
 
 
 def test_rules_are_read() -> None:
@@ -52,14 +52,14 @@ def test_without_rates_nothing_is_ever_due() -> None:
     chaos = Chaos(Rates(), ALL, 5)
 
     assert chaos.next_ns == math.inf
-    assert chaos.due(10**18) == []
-    assert {chaos.spoil() for _ in range(100)} == {(False, 0.0)}
+    assert chaos.pop_due(10**18) == []
+    assert {chaos.draw_request_fault() for _ in range(100)} == {(False, 0.0)}
 
 
 def test_it_makes_only_what_it_can_reach() -> None:
-    chaos = Chaos(parse([f"{fault}=10" for fault in DUE]), ("worker",), 0)
+    chaos = Chaos(parse([f"{fault}=10" for fault in PROCESS_FAULTS]), ("worker",), 0)
 
-    assert set(chaos.due(10 * S)) == {"kill-worker", "stop-worker"}
+    assert set(chaos.pop_due(10 * S)) == {"kill-worker", "stop-worker"}
 
 
 @hypothesis.settings(max_examples=30)
@@ -67,29 +67,29 @@ def test_it_makes_only_what_it_can_reach() -> None:
 def test_what_is_due_does_not_hang_on_how_often_one_looks(rates: dict[str, float], seed: int, cuts: list[int]) -> None:
     often, once = (Chaos(Rates(rates, seed=seed), ALL, 0) for _ in range(2))
 
-    seen = [fault for now_ns in (*sorted(cuts), 20 * S) for fault in often.due(now_ns)]
+    seen = [fault for now_ns in (*sorted(cuts), 20 * S) for fault in often.pop_due(now_ns)]
 
-    assert seen == once.due(20 * S)
+    assert seen == once.pop_due(20 * S)
     assert often.next_ns == once.next_ns > 20 * S
 
 
 @given(rates=RATES, seed=st.integers(), start=st.integers(0, 10**15))
 def test_nothing_is_due_before_its_time(rates: dict[str, float], seed: int, start: int) -> None:
     chaos = Chaos(Rates(rates, seed=seed), ALL, 0)
-    chaos.begin(start)
+    chaos.restart(start)
 
     next_ns = chaos.next_ns
 
     assert next_ns > start
-    assert chaos.due(math.ceil(next_ns) - 1) == []
-    assert len(chaos.due(math.ceil(next_ns))) >= 1
+    assert chaos.pop_due(math.ceil(next_ns) - 1) == []
+    assert len(chaos.pop_due(math.ceil(next_ns))) >= 1
 
 
 @hypothesis.settings(max_examples=20)
 @given(rate=st.floats(1.0, 20.0), seed=st.integers(0, 1000))
 def test_faults_come_at_their_rate(rate: float, seed: int) -> None:
     seconds = 200
-    count = len(Chaos(Rates({"kill-worker": rate}, seed=seed), ALL, 0).due(seconds * S))
+    count = len(Chaos(Rates({"kill-worker": rate}, seed=seed), ALL, 0).pop_due(seconds * S))
 
     assert abs(count - rate * seconds) < 7 * math.sqrt(rate * seconds)
 
@@ -99,7 +99,11 @@ def test_a_run_of_chance_is_the_same_again_and_another_for_another_seed_and_proc
         chaos = Chaos(
             parse(("kill-worker=3", "stop-worker=3", "fail=0.3", "slow=0.3:10", f"seed={seed}")), ALL, 0, salt
         )
-        return [*chaos.due(10 * S), *(chaos.spoil() for _ in range(50)), chaos.choose(range(1000))]
+        return [
+            *chaos.pop_due(10 * S),
+            *(chaos.draw_request_fault() for _ in range(50)),
+            chaos.choose_victim(range(1000)),
+        ]
 
     assert run(1) == run(1)
     assert run(1) != run(2)
@@ -109,7 +113,7 @@ def test_a_run_of_chance_is_the_same_again_and_another_for_another_seed_and_proc
 def test_requests_are_spoiled_in_their_shares() -> None:
     chaos = Chaos(parse(("fail=0.25", "slow=0.5:20")), (), 0)
 
-    found = [chaos.spoil() for _ in range(4000)]
+    found = [chaos.draw_request_fault() for _ in range(4000)]
 
     failed, late = sum(fails for fails, _ in found), sum(late_s > 0 for _, late_s in found)
     assert abs(failed - 1000) < 200

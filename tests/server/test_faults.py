@@ -103,7 +103,7 @@ def test_a_process_is_hit_when_it_is_due(fault: str, number: signal.Signals) -> 
                 how = os.WSTOPPED | os.WEXITED | os.WNOWAIT
                 await asyncio.to_thread(os.waitid, os.P_PID, victim.pid, how)
                 making.cancel()
-                return chaos.made[fault]
+                return chaos.counts[fault]
 
             assert asyncio.run(main()) >= 1
             assert stopped(victim.pid) if number == signal.SIGSTOP else victim.wait(10) == -signal.SIGKILL
@@ -130,7 +130,7 @@ def test_nobody_to_hit_and_one_that_has_gone_are_no_mistake() -> None:
         await enough.wait()
         assert not making.done()
         making.cancel()
-        assert chaos.made == {}
+        assert chaos.counts == {}
 
     asyncio.run(main())
 
@@ -169,13 +169,13 @@ def test_a_late_request_that_is_taken_back_never_comes() -> None:
         async with late_engine() as (engine, model):
             asking = asyncio.ensure_future(engine.infer(model, [ONE]))
             await asyncio.sleep(0)
-            assert model.holds == 1
+            assert model.hold_count == 1
 
             asking.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await asking
 
-            assert model.holds == 0
+            assert model.hold_count == 0
 
     asyncio.run(main())
 

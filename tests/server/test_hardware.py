@@ -173,7 +173,7 @@ def test_energy_is_counted_from_the_first_sample_and_what_models_used_is_asked_e
         nvml.energy_mj += 2_500
         clock.now_s += 1.0
 
-    first, second = _samples(Hardware(proc, lambda: nvml, clock, used=used), spend)
+    first, second = _samples(Hardware(proc, lambda: nvml, clock, device_usage=used), spend)
 
     energy = [sample.gpus["nv_energy_consumption"] for sample in (first, second)]
     assert energy == [[f'nv_energy_consumption{{gpu_uuid="GPU-1"}} {value}'] for value in ("0", "2.5")]
@@ -215,7 +215,7 @@ def test_a_driver_that_hangs_holds_up_neither_the_page_nor_the_other_lines(proc:
 
 
 def test_a_driver_that_has_hung_for_long_is_told(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(hardware, "_MAX_WAIT_S", 0.0)
     clock, released = FakeClock(), threading.Event()
 
     def hang() -> Any:
@@ -286,7 +286,7 @@ def test_once_there_is_a_thread_again_the_page_has_all(proc: Path, monkeypatch: 
 
 def test_what_is_not_to_be_watched_is_not_asked_and_the_process_still_is(proc: Path) -> None:
     nvml = FakeNvml()
-    (sample,) = _samples(Hardware(proc, lambda: nvml, watch=SamplingPlan(machine=False, gpus=False)))
+    (sample,) = _samples(Hardware(proc, lambda: nvml, plan=SamplingPlan(machine=False, gpus=False)))
 
     assert (sample.gpus, nvml.asked) == ({}, 0)
     assert set(sample.machine) == {

@@ -1,6 +1,6 @@
 """What a refused request has brought is let go of at once, by whatever way it came, and not when the collector comes.
 
-It comes seldom in a server (`settle_memory`), and a body may have many megabytes.
+It comes seldom in a server (`collect_and_freeze`), and a body may have many megabytes.
 """
 
 from __future__ import annotations

@@ -291,7 +291,7 @@ logs = Logs(Settings(log_format="text", log_file=path), sys.stderr)
 logs.start()
 for number in range(9):
     logging.getLogger("penstock.test").info("%d %s", number, 150 * "x")
-while logs._lost < 3:
+while logs._lost_count < 3:
     pass
 resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
 logging.getLogger("penstock.test").info("again")

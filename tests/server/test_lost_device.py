@@ -35,7 +35,7 @@ def runtime() -> FakeRuntime:
 
 @pytest.fixture
 def live(tmp_path: Path, runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch) -> Iterator[Live]:
-    monkeypatch.setattr(mirrors, "Gpus", lambda *_: Gpus.told((0, 1)))
+    monkeypatch.setattr(mirrors, "Gpus", lambda *_: Gpus.from_numbers((0, 1)))
     tensors: tuple[models.Tensors, models.Tensors] = ({"x": (1, ["N", 4])}, {"y": (1, ["N", 4])})
     for name, kind in KINDS.items():
         config = f"max_batch_size: 4 instance_group {{ kind: {kind} }}"
@@ -58,7 +58,7 @@ def asked(live: Live, method: str, path: str, body: bytes | None = None) -> tupl
 @pytest.mark.slow
 def test_it_is_not_live_and_what_needs_no_gpu_goes_on(live: Live, runtime: FakeRuntime) -> None:
     spent = threading.Event()
-    live.server.spent = spent.set
+    live.server.on_device_lost = spent.set
     before = asked(live, "GET", "/v2/health/live")[0]
     runtime.fail("cudaEventSynchronize", STICKY)
     first = asked(live, "POST", "/v2/models/gpu/infer", ASKED)

@@ -30,8 +30,8 @@ from penstock.server.telemetry import page
 from penstock.server.telemetry.exposition import decimal, label_value
 from penstock.server.telemetry.families import FAMILIES
 from penstock.server.telemetry.hardware import Hardware
-from penstock.server.telemetry.metrics import SHOWN_KEYS, Metrics
-from penstock.server.telemetry.page import create_metrics_app
+from penstock.server.telemetry.metrics import MAX_SHOWN_KEYS, Metrics
+from penstock.server.telemetry.page import make_metrics_app
 from tests.fakes import fake_model
 from tests.live import live_server
 from tests.server.fronts.living import live_front
@@ -73,7 +73,7 @@ def _serve(model: Model, *rows: int, end_ns: int = 1_500 * US) -> None:
     start_ns = end_ns - 500 * US
     for count in rows:
         request = InferRequest(model, [], count, (), (0,), None)  # type: ignore[arg-type]
-        request.start_ns = request.queue_ns = start_ns
+        request.start_ns = request.enqueued_ns = start_ns
         requests.append(request)
     batch = Batch(requests, sum(rows), (), start_ns + 40 * US)
     batch.compute_start_ns = start_ns + 50 * US
@@ -160,8 +160,8 @@ EVENTS = {
 def test_what_is_out_of_the_ordinary_is_counted_from_zero(event: str, name: str) -> None:
     model = fake_model("iris")
     before = _page(model)
-    model.count(event)
-    model.count(event, 4)
+    model.count_event(event)
+    model.count_event(event, 4)
     labels = '{model="iris",version="1"}'
 
     assert _values(before, name) == {labels: "0"}
@@ -172,8 +172,8 @@ def test_what_is_out_of_the_ordinary_is_counted_from_zero(event: str, name: str)
 
 def test_elements_of_padded_inputs_are_real_or_padding() -> None:
     model = fake_model("iris")
-    model.count("elements_real", 30)
-    model.count("elements_padded", 10)
+    model.count_event("elements_real", 30)
+    model.count_event("elements_padded", 10)
 
     assert _values(_page(model), "penstock_padding_elements_total") == {
         '{model="iris",version="1",kind="real"}': "30",
@@ -196,7 +196,7 @@ def test_time_on_devices_is_shown_of_models_that_have_run_on_one() -> None:
 
 def test_a_model_on_the_cpu_that_asked_for_a_gpu_is_shown() -> None:
     model = fake_model("iris")
-    model.spec = replace(model.spec, fallback="no NVIDIA driver was found")
+    model.spec = replace(model.spec, fallback_reason="no NVIDIA driver was found")
 
     assert _values(_page(model, fake_model("other")), "penstock_model_cpu_fallback") == {
         '{model="iris",version="1"}': "1"
@@ -205,7 +205,7 @@ def test_a_model_on_the_cpu_that_asked_for_a_gpu_is_shown() -> None:
 
 def test_every_event_that_is_counted_has_its_metric() -> None:
     sources = (path.read_text("utf-8") for path in (DOCS.parents[1] / "batching").rglob("*.py"))
-    counted = {event for source in sources for event in re.findall(r'\bmodel\.count\(\s*"(\w+)"', source)}
+    counted = {event for source in sources for event in re.findall(r'\bmodel\.count_event\(\s*"(\w+)"', source)}
 
     assert counted
     assert counted <= {*EVENTS, "elements_real", "elements_padded"}
@@ -238,12 +238,12 @@ def test_run_times_are_shown_of_the_shapes_that_ran_most() -> None:
         _learn(model, ((width,),), 1, US, runs=width)
 
     shown = re.findall(r'shapes="\[\[(\d+)\]\]",rows="1",quantile="0.5"', _page(model))
-    assert shown == [str(width) for width in range(39, 39 - SHOWN_KEYS, -1)]
+    assert shown == [str(width) for width in range(39, 39 - MAX_SHOWN_KEYS, -1)]
 
 
 def test_shapes_and_sizes_that_clients_choose_add_no_series_to_those_that_were_shown() -> None:
     model = fake_model("iris")
-    for width in range(1, SHOWN_KEYS):
+    for width in range(1, MAX_SHOWN_KEYS):
         _learn(model, ((width,),), 9, US)
     first = _values(_page(model), "penstock_run_seconds").keys()
     for width in range(100, 150):
@@ -252,7 +252,7 @@ def test_shapes_and_sizes_that_clients_choose_add_no_series_to_those_that_were_s
     later = _values(_page(model), "penstock_run_seconds").keys()
 
     assert first <= {line for line in later if 'rows="10"' in line}
-    assert len({re.sub(",rows.*", "", line) for line in later}) == SHOWN_KEYS
+    assert len({re.sub(",rows.*", "", line) for line in later}) == MAX_SHOWN_KEYS
     _learn(model, ((999,),), 1, US, runs=999)
     assert _values(_page(model), "penstock_run_seconds").keys() == later
 
@@ -456,7 +456,7 @@ def test_the_pinned_pool_that_is_not_there_is_empty() -> None:
 
 def _call(method: str, path: str, served: str = "/metrics", accept: str = "identity") -> httpx.Response:
     async def main() -> httpx.Response:
-        transport = httpx.ASGITransport(create_metrics_app(_metrics(fake_model("iris")), served))
+        transport = httpx.ASGITransport(make_metrics_app(_metrics(fake_model("iris")), served))
         async with httpx.AsyncClient(transport=transport, base_url="http://penstock") as client:
             return await client.request(method, path, headers={"accept-encoding": accept})
 
@@ -488,8 +488,8 @@ def test_a_large_page_is_compressed_on_a_thread(monkeypatch: pytest.MonkeyPatch)
         return body
 
     monkeypatch.setattr(page, "compress", compressed)
-    asyncio.run(page.coded(b"x" * 1000, b"gzip"))
-    asyncio.run(page.coded(b"x" * 100_000, b"gzip"))
+    asyncio.run(page.encode_page(b"x" * 1000, b"gzip"))
+    asyncio.run(page.encode_page(b"x" * 100_000, b"gzip"))
 
     assert [thread == threading.get_ident() for thread in threads] == [True, False]
 
@@ -530,7 +530,7 @@ def test_the_metrics_port_starts_and_stops_with_its_server() -> None:
         async def send(message: Any) -> None:
             sent.append(message["type"])
 
-        await create_metrics_app(_metrics())({"type": "lifespan"}, receive, send)
+        await make_metrics_app(_metrics())({"type": "lifespan"}, receive, send)
 
     asyncio.run(main())
 

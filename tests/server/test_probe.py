@@ -74,7 +74,7 @@ def test_in_a_container_the_first_process_was_told_where_to_ask(
 ) -> None:
     told = tmp_path / "cmdline"
     told.write_text("".join(f"{word}\0" for word in [*command.split(), str(port)]))
-    monkeypatch.setattr(probing, "_FIRST", told)
+    monkeypatch.setattr(probing, "_INIT_CMDLINE", told)
 
     assert cli.main(["probe"]) == 0
     assert capsys.readouterr().out == "ready\n"
@@ -89,8 +89,8 @@ def test_where_the_first_process_does_not_serve_it_says_nothing(
     told.write_text("".join(f"{word}\0" for word in command.split()))
 
     for file in (told, tmp_path / "none"):
-        monkeypatch.setattr(probing, "_FIRST", file)
-        assert probing.words_of_container() == []
+        monkeypatch.setattr(probing, "_INIT_CMDLINE", file)
+        assert probing.container_arguments() == []
 
 
 def test_where_nobody_listens_nothing_is_healthy() -> None:

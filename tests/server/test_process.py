@@ -14,9 +14,9 @@ from penstock.server.settings import Settings
 
 FAULTS = """
 import resource, sys
-from penstock.server.process import keep_freed_memory
+from penstock.server.process import retain_freed_memory
 if sys.argv[1] == "kept":
-    keep_freed_memory()
+    retain_freed_memory()
 for turn in range(102):
     if turn == 2:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -58,8 +58,8 @@ def test_standard_streams_that_are_closed_are_nobodys_sockets_later() -> None:
 
 LIMITS = """
 import resource
-from penstock.server.process import allow_open_files
-allow_open_files()
+from penstock.server.process import raise_open_file_limit
+raise_open_file_limit()
 print(*resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 

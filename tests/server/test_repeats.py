@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from penstock.server.settings import Settings
 from penstock.server.telemetry import repeats
 from penstock.server.telemetry.logs import Logs
-from penstock.server.telemetry.repeats import KINDS, MOST, WINDOW_S, Repeats
+from penstock.server.telemetry.repeats import MAX_KINDS, MAX_PER_WINDOW, WINDOW_S, Repeats
 
 logger = logging.getLogger("penstock.test")
 
@@ -32,17 +32,17 @@ def record(
 
 
 def passed(counted: Repeats, *records: logging.LogRecord, now_s: float = 0.0) -> int:
-    return sum(counted.passes(each, now_s) for each in records)
+    return sum(counted.allows(each, now_s) for each in records)
 
 
 def told(counted: Repeats, now_s: float) -> list[str]:
-    return [each.getMessage() for each in counted.over(now_s)]
+    return [each.getMessage() for each in counted.pop_expired(now_s)]
 
 
 def test_of_what_comes_again_and_again_some_are_written_and_the_others_counted() -> None:
     counted = Repeats()
 
-    assert passed(counted, *[record() for _ in range(MOST + 5)]) == MOST
+    assert passed(counted, *[record() for _ in range(MAX_PER_WINDOW + 5)]) == MAX_PER_WINDOW
     assert told(counted, WINDOW_S - 0.01) == []
     assert told(counted, WINDOW_S) == ["5 more like this in a second: a hook has failed"]
     assert told(counted, WINDOW_S) == []
@@ -51,15 +51,15 @@ def test_of_what_comes_again_and_again_some_are_written_and_the_others_counted()
 
 def test_in_the_next_second_as_many_are_written_again() -> None:
     counted = Repeats()
-    passed(counted, *[record() for _ in range(2 * MOST)])
-    counted.over(WINDOW_S)
+    passed(counted, *[record() for _ in range(2 * MAX_PER_WINDOW)])
+    counted.pop_expired(WINDOW_S)
 
-    assert passed(counted, *[record() for _ in range(2 * MOST)], now_s=WINDOW_S) == MOST
+    assert passed(counted, *[record() for _ in range(2 * MAX_PER_WINDOW)], now_s=WINDOW_S) == MAX_PER_WINDOW
 
 
 def test_what_few_have_logged_is_told_no_more_of() -> None:
     counted = Repeats()
-    passed(counted, *[record() for _ in range(MOST)])
+    passed(counted, *[record() for _ in range(MAX_PER_WINDOW)])
 
     assert told(counted, WINDOW_S) == []
     assert not counted
@@ -72,9 +72,9 @@ def test_what_few_have_logged_is_told_no_more_of() -> None:
 )
 def test_what_differs_is_no_repeat(other: logging.LogRecord) -> None:
     counted = Repeats()
-    passed(counted, *[record() for _ in range(2 * MOST)])
+    passed(counted, *[record() for _ in range(2 * MAX_PER_WINDOW)])
 
-    assert counted.passes(other, 0.0)
+    assert counted.allows(other, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -88,9 +88,9 @@ def test_what_only_informs_and_what_users_log_is_all_written(free: logging.LogRe
 
 def test_beyond_so_many_kinds_only_places_and_models_are_told_apart() -> None:
     counted = Repeats()
-    passed(counted, *[record(f"{number * 'x'}") for number in range(KINDS)])
+    passed(counted, *[record(f"{number * 'x'}") for number in range(MAX_KINDS)])
 
-    assert passed(counted, *[record(f"{number * 'y'}") for number in range(1, 101)]) == MOST
+    assert passed(counted, *[record(f"{number * 'y'}") for number in range(1, 101)]) == MAX_PER_WINDOW
     assert passed(counted, record(line=2), record(model="n")) == 2
 
 
@@ -98,7 +98,7 @@ def test_different_words_of_one_place_are_different_kinds_and_numbers_make_no_di
     counted = Repeats()
 
     assert passed(counted, *[record(f"{'abcdefgh'[number % 8]} has failed") for number in range(100)]) == 100
-    assert passed(counted, *[record(f"request {number} has failed") for number in range(100)]) == MOST
+    assert passed(counted, *[record(f"request {number} has failed") for number in range(100)]) == MAX_PER_WINDOW
 
 
 @pytest.mark.parametrize("odd", [["a"], {"a": 1}, None, 7])
@@ -106,14 +106,14 @@ def test_what_is_odd_is_no_error_for_who_logs_it(odd: object) -> None:
     strange = record()
     strange.msg, strange.model = odd, odd
 
-    assert Repeats().passes(strange, 0.0)
+    assert Repeats().allows(strange, 0.0)
 
 
 def test_what_is_told_says_which_model_and_holds_no_traceback() -> None:
     counted = Repeats()
-    passed(counted, *[record(error=ValueError("x")) for _ in range(MOST + 1)])
+    passed(counted, *[record(error=ValueError("x")) for _ in range(MAX_PER_WINDOW + 1)])
 
-    (over,) = counted.over(WINDOW_S)
+    (over,) = counted.pop_expired(WINDOW_S)
 
     assert (over.name, over.levelname, over.model) == ("penstock.hooks", "WARNING", "m")  # type: ignore[attr-defined]
     assert over.exc_info is None
@@ -126,14 +126,14 @@ def test_each_is_written_or_counted(logged: list[tuple[int, float]]) -> None:
     left: Counter[str] = Counter()
 
     def tell(at_s: float) -> None:
-        for each in counted.over(at_s):
+        for each in counted.pop_expired(at_s):
             number, text = each.getMessage().split(" more like this in a second: ")
             left[text] += int(number)
 
     for line, later_s in logged:
         now_s += later_s
         tell(now_s)
-        if counted.passes(record(str(line), line=line), now_s):
+        if counted.allows(record(str(line), line=line), now_s):
             written[str(line)] += 1
     tell(now_s + WINDOW_S)
 
@@ -158,10 +158,12 @@ class TestInTheLog:
         stream = io.StringIO()
         logs = self.log(stream)
         logs.start()
-        self.fail(MOST + 3)
+        self.fail(MAX_PER_WINDOW + 3)
         logs.stop()
 
-        assert self.lines(stream) == ["it has failed"] * MOST + ["3 more like this in a second: it has failed"]
+        assert self.lines(stream) == ["it has failed"] * MAX_PER_WINDOW + [
+            "3 more like this in a second: it has failed"
+        ]
 
     def test_it_is_told_though_nothing_else_is_logged(self, monkeypatch: pytest.MonkeyPatch) -> None:
         told = Told()
@@ -169,7 +171,7 @@ class TestInTheLog:
         monkeypatch.setattr(sys.modules["penstock.server.telemetry.logs"], "WINDOW_S", 0.05)
         logs = self.log(told)
         logs.start()
-        self.fail(MOST + 3)
+        self.fail(MAX_PER_WINDOW + 3)
         told.wait()
         logs.stop()
 

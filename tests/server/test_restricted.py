@@ -16,10 +16,10 @@ from penstock.server.restricted import (
     CATEGORIES,
     GRPC_CATEGORIES,
     GRPC_PREFIX,
-    Restricted,
+    RestrictedApis,
     category_of,
-    http_text,
     restricted_methods,
+    restriction_text,
 )
 from penstock.server.settings import SettingError, Settings
 from tests.clients import models
@@ -78,7 +78,7 @@ def of(fields: Mapping[str, str]) -> Callable[[str], str | None]:
 
 
 def test_a_rule_names_categories_a_header_and_its_value() -> None:
-    restricted = Restricted.parse(["health,trace:Admin-Key=a=b", "logging:other=x"])
+    restricted = RestrictedApis.parse(["health,trace:Admin-Key=a=b", "logging:other=x"])
 
     assert restricted.check("health", of({"admin-key": "a=b"})) is None
     assert restricted.check("trace", of({"admin-key": "a"})) == "admin-key"
@@ -87,7 +87,7 @@ def test_a_rule_names_categories_a_header_and_its_value() -> None:
 
 
 def test_nothing_is_restricted_without_a_rule() -> None:
-    restricted = Restricted.parse([])
+    restricted = RestrictedApis.parse([])
 
     assert not restricted
     assert {restricted.check(category, of({})) for category in CATEGORIES} == {None}
@@ -110,13 +110,13 @@ def test_what_a_rule_cannot_mean_stops_the_start(entries: list[str]) -> None:
 
 def test_a_mistake_quotes_no_secret() -> None:
     with pytest.raises(ValueError, match="unknown restricted api 'everything'") as raised:
-        Restricted.parse(["everything:key=hunter2"])
+        RestrictedApis.parse(["everything:key=hunter2"])
 
     assert "hunter2" not in str(raised.value)
     with pytest.raises(ValueError, match="unknown restricted protocol 'everything'"):
-        Restricted.parse(["everything:key=hunter2"], GRPC_PREFIX)
+        RestrictedApis.parse(["everything:key=hunter2"], GRPC_PREFIX)
     with pytest.raises(ValueError, match="api 'health' can not be specified in multiple config groups"):
-        Restricted.parse(["trace,health:a=v", "health:b=w"])
+        RestrictedApis.parse(["trace,health:a=v", "health:b=w"])
 
 
 # -- the check -------------------------------------------------------------------------------------------------
@@ -124,16 +124,16 @@ def test_a_mistake_quotes_no_secret() -> None:
 
 @pytest.mark.parametrize("given", [None, "", "secre", "secrets", "Secret", "secr\u00e9t", "\ud800"])
 def test_only_the_very_value_passes(given: str | None) -> None:
-    assert Restricted.parse(["health:key=secret"]).check("health", lambda name: given) == "key"
+    assert RestrictedApis.parse(["health:key=secret"]).check("health", lambda name: given) == "key"
 
 
 def test_the_fast_lane_s_fields_are_read_as_bytes() -> None:
-    restricted = Restricted.parse(["inference:key=secret"])
-    restricted.demand("inference", {b"key": b"secret"})
-    restricted.demand("health", {})
+    restricted = RestrictedApis.parse(["inference:key=secret"])
+    restricted.require("inference", {b"key": b"secret"})
+    restricted.require("health", {})
 
     with pytest.raises(HttpError) as raised:
-        restricted.demand("inference", {b"key": b"\xff"})
+        restricted.require("inference", {b"key": b"\xff"})
     assert (raised.value.status, raised.value.text) == (403, "This API is restricted, expecting header 'key'")
 
 
@@ -182,7 +182,7 @@ def methods(taken: list[str]) -> dict[str, Method]:
 
 def test_a_restricted_method_refuses_before_anything_is_read() -> None:
     taken: list[str] = []
-    restricted = Restricted.parse(["inference:key=secret"], GRPC_PREFIX)
+    restricted = RestrictedApis.parse(["inference:key=secret"], GRPC_PREFIX)
     made = restricted_methods(methods(taken), restricted)
     one, other = FakeCall({}), FakeCall({"key": "secret"})
     unary, streaming = (made["/inference.GRPCInferenceService/" + name] for name in ("ModelInfer", "ModelStreamInfer"))
@@ -201,7 +201,7 @@ def test_a_restricted_method_refuses_before_anything_is_read() -> None:
 
 def test_a_call_with_the_header_passes_and_a_later_one_without_it_does_not() -> None:
     taken: list[str] = []
-    restricted = Restricted.parse(["inference:key=secret"], GRPC_PREFIX)
+    restricted = RestrictedApis.parse(["inference:key=secret"], GRPC_PREFIX)
     unary = restricted_methods(methods(taken), restricted)["/inference.GRPCInferenceService/ModelInfer"].unary
     metadata = {GRPC_PREFIX + "key": "secret"}
 
@@ -216,8 +216,8 @@ def test_methods_that_are_not_restricted_stay_as_they_are() -> None:
     made = methods([])
     path = "/inference.GRPCInferenceService/ServerLive"
 
-    assert restricted_methods(made, Restricted.parse(["inference:k=v"]))[path] is made[path]
-    assert restricted_methods(made, Restricted()) == made
+    assert restricted_methods(made, RestrictedApis.parse(["inference:k=v"]))[path] is made[path]
+    assert restricted_methods(made, RestrictedApis()) == made
 
 
 # -- a server --------------------------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ def test_no_endpoint_answers_without_the_header(live: Live, path: str, method: s
 
     assert answer.status_code in {403, 404, 405, 501}
     if answer.status_code == 403 and method != "HEAD":
-        assert answer.json() == {"error": http_text("key")}
+        assert answer.json() == {"error": restriction_text("key")}
 
 
 @pytest.mark.parametrize("path", ["/v2/health/live", "/v2", "/v2/models/free", "/v2/models/free/stats", "/v2/logging"])
@@ -257,7 +257,7 @@ def test_with_the_header_everything_is_as_it_was(live: Live) -> None:
     body = document(np.ones((1, 1, 1), np.float32))
     for wrong in (None, {"key": "no"}):
         refused = httpx.post(live.url + "/v2/models/free/infer", json=body, headers=wrong)
-        assert (refused.status_code, refused.json()) == (403, {"error": http_text("key")})
+        assert (refused.status_code, refused.json()) == (403, {"error": restriction_text("key")})
     for _ in range(2):
         assert httpx.post(live.url + "/v2/models/free/infer", json=body, headers=headers).status_code == 200
 

@@ -26,7 +26,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.server.listening.listener import Listener, Port
 from penstock.server.listening.sockets import StartError
-from penstock.server.process import as_triton_says
+from penstock.server.process import triton_log_lines
 from penstock.server.serve import Server
 from tests.fakes import FakeBackend, fake_loader
 from tests.forking import the_forker
@@ -166,7 +166,7 @@ def test_a_broken_model_does_not_stop_the_others(tmp_path: Path) -> None:
         assert ask(live.http_port, "GET", "/v2/health/ready")[0] == 400
         index = json.loads(ask(live.http_port, "POST", "/v2/repository/index")[1])
         assert {"name": "broken", "version": "1", "state": "UNAVAILABLE", "reason": "no good"} in index
-        assert live.server.serves == "not ready, serving fine/1; unavailable: broken/1"
+        assert live.server.status_line == "not ready, serving fine/1; unavailable: broken/1"
     with live_server(root, loaders={"onnxruntime": load}, strict_readiness=False) as live:
         assert ask(live.http_port, "GET", "/v2/health/ready")[0] == 200
 
@@ -466,12 +466,12 @@ def test_triton_s_words_for_what_listens_are_in_the_log_once_all_is_loaded() -> 
 def test_triton_s_words_have_a_name_for_each_of_its_services() -> None:
     urls = {"HTTP": "http://[::1]:1", "gRPC": "grpcs://h:2", "SageMaker": "http://h:4", "metrics": "http://h:3"}
 
-    assert list(as_triton_says(urls)) == [
+    assert list(triton_log_lines(urls)) == [
         "Started GRPCInferenceService at h:2",
         "Started HTTPService at [::1]:1",
         "Started Metrics Service at h:3",
     ]
-    assert list(as_triton_says({})) == []
+    assert list(triton_log_lines({})) == []
 
 
 @pytest.mark.slow
@@ -580,13 +580,13 @@ def test_a_port_that_others_share_is_listened_on_once_all_is_loaded(name: str, t
             await server.open()
             with pytest.raises(ConnectionRefusedError):
                 await asyncio.open_connection("127.0.0.1", port)
-            assert server.places is None
+            assert server.urls is None
             # the others answer meanwhile
             place = server.grpc_port if name == "http" else server.http_port
             (await asyncio.open_connection("127.0.0.1", place))[1].close()
             await server.load()
             (await asyncio.open_connection("127.0.0.1", port))[1].close()
-            assert server.places is not None
+            assert server.urls is not None
         finally:
             await server.close()
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.batching.spec import DEFAULT_MAX_BATCH_ROWS
-from penstock.server.cli import with_values
+from penstock.server.cli import with_boolean_values
 from penstock.server.http.limits import Limits
 from penstock.server.options.setting import Setting, shown
 from penstock.server.settings import SettingError, Settings, known_settings, page, resolve
@@ -85,7 +85,7 @@ def test_the_names_kubernetes_injects_for_a_service_called_penstock_are_not_sett
 @pytest.mark.parametrize(("word", "meant"), [("ON", True), ("True", True), ("1", True), ("off", False), ("0", False)])
 def test_a_boolean_has_triton_s_words_in_any_case(word: str, meant: bool) -> None:
     assert resolve({"exit_on_error": word}, {}).exit_on_error is meant
-    assert with_values(["--exit-on-error", word]) == ["--exit-on-error", word]
+    assert with_boolean_values(["--exit-on-error", word]) == ["--exit-on-error", word]
 
 
 def test_a_choice_is_taken_in_any_case() -> None:

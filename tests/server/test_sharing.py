@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.options.sharing import devices_of, parse_host_policies, parse_resources
+from penstock.server.options.sharing import make_devices, parse_host_policies, parse_resources
 from penstock.server.settings import SettingError, Settings, resolve
 
 
@@ -74,7 +74,7 @@ class TestHostPolicies:
 
 class TestDevices:
     def test_there_is_a_rate_limiter_where_it_was_asked_for(self) -> None:
-        off, on = (devices_of(Settings(rate_limit=mode)) for mode in ("off", "execution_count"))
+        off, on = (make_devices(Settings(rate_limit=mode)) for mode in ("off", "execution_count"))
 
         assert off.limiter is None
         assert on.limiter is not None

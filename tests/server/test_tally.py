@@ -80,7 +80,7 @@ def test_answers_that_are_errors_are_counted_by_protocol_and_code(models: Path) 
 
 
 def test_those_of_all_front_ends_are_counted_together(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.server.fronts.front.COUNT_S", 0.01)
+    monkeypatch.setattr("penstock.server.fronts.front.REPORT_INTERVAL_S", 0.01)
     with live_front(models, loaders=LOADERS, count=2) as live:
         err(live)
         assert httpx.post(live.url_of(1) + INFER, json=WRONG).status_code == 400

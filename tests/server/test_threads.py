@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.answering import LargeTexts
+from penstock.server.answering import LargeJsonReader
 from penstock.server.listening.mapped_buffer import LargeAnswerEncoder
 from penstock.server.process import run
 from penstock.server.serve import Server
 from penstock.server.settings import Settings
-from penstock.server.threads import StripedLocks, Threads, new_loop
+from penstock.server.threads import StripedLocks, ThreadPool, new_loop
 from tests.fakes import PATIENCE_S, no_more_threads
 from tests.live import settings_for
 
 
 def test_work_waits_for_a_thread_that_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads, gate = Threads(4), threading.Event()
+    threads, gate = ThreadPool(4), threading.Event()
     with monkeypatch.context() as patch:
         no_more_threads(patch)
         with pytest.raises(RuntimeError):
@@ -35,7 +35,7 @@ def test_work_waits_for_a_thread_that_there_is(monkeypatch: pytest.MonkeyPatch) 
 
 def test_large_texts_and_answers_are_read_and_written_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> list[str]:
-        texts, answers = LargeTexts(), LargeAnswerEncoder()
+        texts, answers = LargeJsonReader(), LargeAnswerEncoder()
         no_more_threads(monkeypatch)
         return [await texts.read(None, str, 1), await answers.encode(0, str, 2), await answers.encode(9 << 20, str, 3)]
 
@@ -78,5 +78,5 @@ def test_one_that_gets_not_even_one_says_so_and_ends(
 def test_locks_by_name_are_the_same_few_whatever_names_there_are() -> None:
     locks = StripedLocks()
 
-    assert locks.of("model") is locks.of("model")
-    assert len({id(locks.of(f"made up {number}")) for number in range(10_000)}) == 64
+    assert locks.lock_for("model") is locks.lock_for("model")
+    assert len({id(locks.lock_for(f"made up {number}")) for number in range(10_000)}) == 64

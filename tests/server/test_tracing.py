@@ -22,9 +22,9 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
 from penstock.batching.running.batch import Batch
-from penstock.server.options.starting import obstacles
+from penstock.server.options.start_checks import start_problems
 from penstock.server.settings import SettingError, Settings, resolve
-from penstock.server.telemetry.observing import open_sink
+from penstock.server.telemetry.observability import open_sink
 from penstock.server.tracing import tracer as tracing
 from penstock.server.tracing.config import Sampling, TraceConfig, parse
 from penstock.server.tracing.file import TraceFile
@@ -70,7 +70,7 @@ def batch_of(*requests: InferRequest) -> Batch:
     batch = Batch(list(requests), sum(request.rows for request in requests), requests[0].key, 1_030)
     batch.compute_start_ns, batch.compute_end_ns, batch.exec_end_ns = 1_040, 1_050, 1_060
     for request in requests:
-        request.start_ns, request.queue_ns, request.outputs = 1_010, 1_020, []
+        request.start_ns, request.enqueued_ns, request.outputs = 1_010, 1_020, []
     return batch
 
 
@@ -338,12 +338,12 @@ def test_who_does_not_take_traces_is_told_of_at_the_end_and_not_waited_for_longe
 
 def test_a_file_that_cannot_be_written_stops_the_start(tmp_path: Path) -> None:
     def told(file: Path) -> list[str]:
-        return [text.partition(": ")[2] for text in obstacles(Settings(trace_config=(f"triton,file={file}",)))]
+        return [text.partition(": ")[2] for text in start_problems(Settings(trace_config=(f"triton,file={file}",)))]
 
     (tmp_path / "file").touch()
     failed = "failed to open trace file: "
     assert told(tmp_path / ("x" * 300)) == [failed + "File name too long"]
-    assert obstacles(Settings(trace_config=("triton,file=/no/such/x.json",))) == [
+    assert start_problems(Settings(trace_config=("triton,file=/no/such/x.json",))) == [
         f"--trace-config file=/no/such/x.json: {failed}No such file or directory"
     ]
     assert told(tmp_path) == [f"{failed}Is a directory"]

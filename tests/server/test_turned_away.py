@@ -17,7 +17,7 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from penstock.batching.loaded import STOPPING
+from penstock.batching.registry import STOPPING_MESSAGE
 from penstock.server.grpc.request import SHUTTING_DOWN
 from penstock.server.health import EXITING
 from tests.live import Live, live_server
@@ -73,7 +73,7 @@ def refused(port: int) -> bool:
 
 
 def test_http_clients_are_told_why_and_to_come_again(draining: Draining) -> None:
-    texts = {INFER: STOPPING, "/v2/repository/models/a/load": EXITING, "/v2/models/a/generate": EXITING}
+    texts = {INFER: STOPPING_MESSAGE, "/v2/repository/models/a/load": EXITING, "/v2/models/a/generate": EXITING}
     for path, text in texts.items():
         answer = httpx.post(draining.live.url + path, content=BODY)
 

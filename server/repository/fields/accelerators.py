@@ -27,7 +27,7 @@ def flag(value: str) -> str:
     return "1" if value.lower() in _TRUE else "0"
 
 
-def whole(low: int, high: int) -> Check:
+def integer(low: int, high: int) -> Check:
     """Accept an integer."""
 
     def check(value: str) -> str:
@@ -38,12 +38,12 @@ def whole(low: int, high: int) -> Check:
     return check
 
 
-def one_of(*words: str) -> Check:
+def one_of(*values: str) -> Check:
     """Accept one of some words."""
 
     def check(value: str) -> str:
-        if value not in words:
-            raise ValueError(f"one of {', '.join(words)}")
+        if value not in values:
+            raise ValueError(f"one of {', '.join(values)}")
         return value
 
     return check
@@ -55,7 +55,7 @@ def _text(value: str) -> str:
     return value
 
 
-def _in_turn(value: str) -> str:
+def _same_stream(value: str) -> str:
     if flag(value) == "0":
         # Source: onnxruntime issue 4829
         raise ValueError("true: copies on a separate stream would race with the computation")
@@ -68,7 +68,7 @@ def _shapes(value: str) -> str:
     return value
 
 
-_SIZE, _COUNT = whole(0, 2**64 - 1), whole(0, 2**31 - 1)
+_SIZE, _COUNT = integer(0, 2**64 - 1), integer(0, 2**31 - 1)
 
 CUDA_OPTIONS: Mapping[str, Check] = MappingProxyType({
     "gpu_mem_limit": _SIZE,
@@ -76,7 +76,7 @@ CUDA_OPTIONS: Mapping[str, Check] = MappingProxyType({
     "cudnn_conv_algo_search": one_of("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
     "cudnn_conv_use_max_workspace": flag,
     "cudnn_conv1d_pad_to_nc1d": flag,
-    "do_copy_in_default_stream": _in_turn,
+    "do_copy_in_default_stream": _same_stream,
     "enable_cuda_graph": flag,
     "enable_cudnn": flag,
     "enable_skip_layer_norm_strict_mode": flag,
@@ -92,10 +92,10 @@ CUDA_OPTIONS: Mapping[str, Check] = MappingProxyType({
 """`enable_cuda_graph` is passed to the Binding, which has a graph for each number of rows."""
 
 TENSORRT_OPTIONS: Mapping[str, Check] = MappingProxyType({
-    "trt_auxiliary_streams": whole(-1, 2**31 - 1),
+    "trt_auxiliary_streams": integer(-1, 2**31 - 1),
     "trt_bf16_enable": flag,
     "trt_build_heuristics_enable": flag,
-    "trt_builder_optimization_level": whole(0, 5),
+    "trt_builder_optimization_level": integer(0, 5),
     "trt_context_memory_sharing_enable": flag,
     "trt_cuda_graph_enable": flag,
     "trt_detailed_build_log": flag,
@@ -109,7 +109,7 @@ TENSORRT_OPTIONS: Mapping[str, Check] = MappingProxyType({
     "trt_engine_decryption_enable": flag,
     "trt_engine_decryption_lib_path": _text,
     "trt_engine_hw_compatible": flag,
-    "trt_ep_context_embed_mode": whole(0, 1),
+    "trt_ep_context_embed_mode": integer(0, 1),
     "trt_ep_context_file_path": _text,
     "trt_extra_plugin_lib_paths": _text,
     "trt_force_sequential_engine_build": flag,
@@ -120,9 +120,9 @@ TENSORRT_OPTIONS: Mapping[str, Check] = MappingProxyType({
     "trt_int8_use_native_calibration_table": flag,
     "trt_layer_norm_fp32_fallback": flag,
     "trt_load_user_initializer": flag,
-    "trt_max_partition_iterations": whole(1, 2**31 - 1),
+    "trt_max_partition_iterations": integer(1, 2**31 - 1),
     "trt_max_workspace_size": _SIZE,
-    "trt_min_subgraph_size": whole(1, 2**31 - 1),
+    "trt_min_subgraph_size": integer(1, 2**31 - 1),
     "trt_op_types_to_exclude": _text,
     "trt_preview_features": _text,
     "trt_profile_max_shapes": _shapes,
@@ -148,7 +148,7 @@ TRITON_NAMES: Mapping[str, str] = MappingProxyType({
     "int8_use_native_calibration_table": "trt_int8_use_native_calibration_table",
 })  # fmt: skip
 """Triton's alternative names for TensorRT options."""
-PLACES = frozenset({
+PATH_OPTIONS = frozenset({
     "trt_engine_cache_path", "trt_engine_decryption_lib_path", "trt_ep_context_file_path", "trt_extra_plugin_lib_paths",
     "trt_int8_calibration_table_name", "trt_timing_cache_path",
 })  # fmt: skip
@@ -156,7 +156,7 @@ PLACES = frozenset({
 
 _STREAM = "the server manages the streams"
 _ALLOCATOR = "an address has no meaning in a file"
-_OURS = {
+_NOT_SETTABLE = {
     "device_id": "instance_group selects the GPUs", "has_user_compute_stream": _STREAM, "user_compute_stream": _STREAM,
     "gpu_external_alloc": _ALLOCATOR, "gpu_external_free": _ALLOCATOR, "gpu_external_empty_cache": _ALLOCATOR,
     "trt_onnx_bytestream": _ALLOCATOR, "trt_onnx_bytestream_size": _ALLOCATOR,
@@ -166,13 +166,13 @@ _OURS = {
 """Provider options that a user cannot set, and why."""
 
 
-def read(provider: str, said: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+def read(provider: str, parameters: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
     """Read the parameters of a provider.
 
     Yields: for each, the option's name, its value, and what is wrong with it ("" if nothing is). Values without effect,
     such as FP32, are left out.
     """
-    for name, value in sorted(said.items()):
+    for name, value in sorted(parameters.items()):
         if provider == TENSORRT and name == PRECISION:
             if value not in PRECISIONS:
                 yield name, value, f"unsupported precision mode '{value}' is requested"
@@ -182,7 +182,7 @@ def read(provider: str, said: Mapping[str, str]) -> Iterator[tuple[str, str, str
         option = TRITON_NAMES.get(name, name) if provider == TENSORRT else name
         check = OPTIONS[provider].get(option)
         if check is None:
-            yield name, value, unknown(provider, name)
+            yield name, value, describe_unknown(provider, name)
             continue
         try:
             yield option, check(value), ""
@@ -190,11 +190,11 @@ def read(provider: str, said: Mapping[str, str]) -> Iterator[tuple[str, str, str
             yield option, value, f"parameter '{name}' must be {error}, not '{value}'"
 
 
-def unknown(provider: str, name: str) -> str:
+def describe_unknown(provider: str, name: str) -> str:
     """Report that a provider has no such parameter, or that it cannot be set. Source: Triton's onnxruntime_backend."""
     text = f"unknown parameter '{name}' is provided for {TITLES[provider]} Execution Accelerator"
-    if name in _OURS:
-        return f"parameter '{name}' cannot be set for {TITLES[provider]} Execution Accelerator: {_OURS[name]}"
+    if name in _NOT_SETTABLE:
+        return f"parameter '{name}' cannot be set for {TITLES[provider]} Execution Accelerator: {_NOT_SETTABLE[name]}"
     known = [*OPTIONS[provider], *((PRECISION, *TRITON_NAMES) if provider == TENSORRT else ())]
-    near = difflib.get_close_matches(name, known, 1, 0.6)
-    return f"{text}, the nearest known is '{near[0]}'" if near else f"{text}, known: {', '.join(known)}"
+    similar = difflib.get_close_matches(name, known, 1, 0.6)
+    return f"{text}, the nearest known is '{similar[0]}'" if similar else f"{text}, known: {', '.join(known)}"

@@ -11,7 +11,7 @@ from penstock.backends.errors import InferError
 from penstock.batching.ensembles.steps import check_dataflow
 from penstock.batching.spec import EnsembleSpec, Step
 
-from .notes import Notes
+from .parse_context import ParseContext
 
 HONOURED = (
     "ensemble_scheduling.step.model_name", "ensemble_scheduling.step.model_version",
@@ -21,7 +21,7 @@ HONOURED = (
 REFUSED = ("ensemble_scheduling.step.model_namespace",)
 
 PLATFORM = "ensemble"
-_NOT_ITS_OWN = {
+_INAPPLICABLE = {
     "instance_group": "instance group should not be specified for ensemble '{}'",
     "optimization": "optimization should not be specified for ensemble '{}'",
     "model_warmup": "model_warmup can not be specified for ensemble '{}'",
@@ -32,58 +32,60 @@ _NOT_ITS_OWN = {
     "batch_output": "batch_output should not be specified for ensemble '{}'",
 }
 """Fields that do not apply to a model that runs nothing itself. The first four are Triton's, which ignores the rest."""
-_SAID = frozenset(
+_APPLICABLE_KEYS = frozenset(
     ("inputs", "outputs", "labels", "ensemble", "cached", "batching.max_batch_size", "model.versions", "metrics.tags")
 )
 
 
-def read(notes: Notes) -> None:
+def read(context: ParseContext) -> None:
     """Read the fields of this module."""
-    config, name = notes.config, notes.name
-    field, is_one = "ensemble_scheduling", config.HasField("ensemble_scheduling")
-    if is_one and config.platform != PLATFORM:
-        notes.mistake(field, f"ensemble scheduling cannot be set for model '{name}' whose platform is not {PLATFORM}")
-    elif is_one:
-        _read_ensemble(notes, field)
+    config, name = context.config, context.name
+    field, is_ensemble = "ensemble_scheduling", config.HasField("ensemble_scheduling")
+    if is_ensemble and config.platform != PLATFORM:
+        context.add_mistake(
+            field, f"ensemble scheduling cannot be set for model '{name}' whose platform is not {PLATFORM}"
+        )
+    elif is_ensemble:
+        _read_ensemble(context, field)
     elif config.platform == PLATFORM:
         text = f"ensemble scheduling must be set for ensemble {name} whose platform is {PLATFORM}"
-        notes.mistake("platform", text)
+        context.add_mistake("platform", text)
 
 
-def _read_ensemble(notes: Notes, field: str) -> None:
-    config, name = notes.config, notes.name
-    _check_others(notes)
-    steps = tuple(_step(notes, number, step) for number, step in enumerate(config.ensemble_scheduling.step))
+def _read_ensemble(context: ParseContext, field: str) -> None:
+    config, name = context.config, context.name
+    _check_others(context)
+    steps = tuple(_read_step(context, number, step) for number, step in enumerate(config.ensemble_scheduling.step))
     try:
         check_dataflow(name, [each.name for each in config.input], [each.name for each in config.output], steps)
     except InferError as error:
-        notes.mistake(field, error.message)
-    notes.say("ensemble", EnsembleSpec(steps, config.ensemble_scheduling.max_inflight_requests), field)
+        context.add_mistake(field, error.message)
+    context.set_value("ensemble", EnsembleSpec(steps, config.ensemble_scheduling.max_inflight_requests), field)
 
 
-def _check_others(notes: Notes) -> None:
+def _check_others(context: ParseContext) -> None:
     """Reject what an ensemble cannot have, since it runs nothing itself."""
-    config, name = notes.config, notes.name
-    for other, text in _NOT_ITS_OWN.items():
+    config, name = context.config, context.name
+    for other, text in _INAPPLICABLE.items():
         present = config.DESCRIPTOR.fields_by_name[other].has_presence
         if config.HasField(other) if present else getattr(config, other):
-            notes.mistake(other, text.format(name))
+            context.add_mistake(other, text.format(name))
     for kind, tensors in (("input", config.input), ("output", config.output)):
         for tensor in tensors:
             if tensor.is_shape_tensor:
                 text = f"{kind} '{tensor.name}' of ensemble '{name}' cannot be a shape tensor"
-                notes.mistake(f"{kind}.is_shape_tensor", text)
+                context.add_mistake(f"{kind}.is_shape_tensor", text)
 
 
-def _step(notes: Notes, number: int, step: Any) -> Step:
+def _read_step(context: ParseContext, number: int, step: Any) -> Step:
     version = step.model_version
     if version != -1 and version < 1:
-        text = f"step {number} of ensemble '{notes.name}': model_version must be -1, for the latest, or above 0"
-        notes.mistake("ensemble_scheduling.step.model_version", text)
-    said = "" if version == -1 else str(version)
-    return Step(step.model_name, said, dict(step.input_map), dict(step.output_map))
+        text = f"step {number} of ensemble '{context.name}': model_version must be -1, for the latest, or above 0"
+        context.add_mistake("ensemble_scheduling.step.model_version", text)
+    wanted_version = "" if version == -1 else str(version)
+    return Step(step.model_name, wanted_version, dict(step.input_map), dict(step.output_map))
 
 
-def is_foreign(name: str) -> bool:
+def is_inapplicable(name: str) -> bool:
     """Return whether a key of penstock.toml has no effect on an ensemble."""
-    return name not in _SAID and not name.startswith("hooks.")
+    return name not in _APPLICABLE_KEYS and not name.startswith("hooks.")

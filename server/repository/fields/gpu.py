@@ -11,7 +11,7 @@ from penstock.batching.devices.fallback import CPU_FALLBACK
 from . import accelerators
 from .accelerators import CUDA, CUDA_OPTIONS, TENSORRT, TITLES, flag
 from .identity import PYTHON, TENSORFLOW
-from .notes import Notes
+from .parse_context import ParseContext
 
 _ACCELERATOR = "optimization.execution_accelerators.gpu_execution_accelerator"
 HONOURED = (
@@ -30,124 +30,124 @@ HINTS = {
 }
 
 
-def _numbered(*words: str) -> Callable[[str], str]:
+def _choice_by_number(*names: str) -> Callable[[str], str]:
     """Accept the number of one of some words."""
 
     def check(value: str) -> str:
-        if value not in map(str, range(len(words))):
-            raise ValueError("one of " + ", ".join(f"{number} ({word})" for number, word in enumerate(words)))
-        return words[int(value)]
+        if value not in map(str, range(len(names))):
+            raise ValueError("one of " + ", ".join(f"{number} ({name})" for number, name in enumerate(names)))
+        return names[int(value)]
 
     return check
 
 
 PARAMETERS: Mapping[str, Callable[[str], str]] = MappingProxyType({
-    "arena_extend_strategy": _numbered("kNextPowerOfTwo", "kSameAsRequested"),
-    "cudnn_conv_algo_search": _numbered("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
+    "arena_extend_strategy": _choice_by_number("kNextPowerOfTwo", "kSameAsRequested"),
+    "cudnn_conv_algo_search": _choice_by_number("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
     "do_copy_in_default_stream": CUDA_OPTIONS["do_copy_in_default_stream"],
     "gpu_mem_limit": CUDA_OPTIONS["gpu_mem_limit"],
 })  # fmt: skip
 """The `parameters` for CUDA that Triton still accepts, with their checks. The values are passed to the provider."""
 
 
-def read(notes: Notes) -> None:
+def read(context: ParseContext) -> None:
     """Read the fields of this module. What runs the model must have been read before."""
-    backend = notes.values.get("model.backend")
+    backend = context.values.get("model.backend")
     if backend == PYTHON:
         return
-    _pinned(notes)
+    _read_pinned(context)
     if backend == TENSORFLOW:
-        _of_tensorflow(notes)
-        if notes.config.optimization.HasField("cuda"):
-            notes.warn("optimization.cuda", "field 'optimization.cuda' has no effect on a TensorFlow model")
+        _read_tensorflow(context)
+        if context.config.optimization.HasField("cuda"):
+            context.add_warning("optimization.cuda", "field 'optimization.cuda' has no effect on a TensorFlow model")
         return
-    for accelerator in notes.config.optimization.execution_accelerators.gpu_execution_accelerator:
-        _accelerator(notes, accelerator)
-    if notes.config.optimization.HasField("cuda"):
-        _graphs(notes)
+    for accelerator in context.config.optimization.execution_accelerators.gpu_execution_accelerator:
+        _read_accelerator(context, accelerator)
+    if context.config.optimization.HasField("cuda"):
+        _read_graphs(context)
 
 
-def parameter(notes: Notes, name: str, text: str) -> bool:
+def read_parameter(context: ParseContext, name: str, text: str) -> bool:
     """Read one of the `parameters` if it is about GPUs. Returns: whether it is."""
     if name not in {CPU_FALLBACK, *PARAMETERS}:
         return False
     try:
         if name == CPU_FALLBACK:
-            notes.say("runtime.cpu_fallback", flag(text), "parameters")
+            context.set_value("runtime.cpu_fallback", flag(text), "parameters")
         else:
-            _option(notes, CUDA, name, PARAMETERS[name](text), "parameters")
+            _set_option(context, CUDA, name, PARAMETERS[name](text), "parameters")
     except ValueError as error:
-        notes.mistake("parameters", f"parameter '{name}' must be {error}, not '{text}'")
+        context.add_mistake("parameters", f"parameter '{name}' must be {error}, not '{text}'")
     return True
 
 
-def _pinned(notes: Notes) -> None:
+def _read_pinned(context: ParseContext) -> None:
     """Read whether host memory may be pinned: no if either side says no, since a permission need not be used."""
     for side in ("input_pinned_memory", "output_pinned_memory"):
-        if not notes.config.optimization.HasField(side) or getattr(notes.config.optimization, side).enable:
+        if not context.config.optimization.HasField(side) or getattr(context.config.optimization, side).enable:
             continue
         field = f"optimization.{side}"
-        if notes.values.get("model.backend") == TENSORFLOW:
-            notes.warn(field, f"field '{field}' has no effect on a TensorFlow model")
+        if context.values.get("model.backend") == TENSORFLOW:
+            context.add_warning(field, f"field '{field}' has no effect on a TensorFlow model")
         else:
-            notes.say("runtime.pinned", "0", field)
+            context.set_value("runtime.pinned", "0", field)
 
 
-def _accelerator(notes: Notes, accelerator: Any) -> None:
+def _read_accelerator(context: ParseContext, accelerator: Any) -> None:
     """Read an accelerator of ONNX Runtime. Source of the text: Triton's onnxruntime_backend, onnxruntime.cc."""
     name = accelerator.name
     if name not in TITLES:
         text = f"unknown Execution Accelerator '{name}' is requested, known: {', '.join(TITLES)}"
-        notes.mistake(f"{_ACCELERATOR}.name", text)
+        context.add_mistake(f"{_ACCELERATOR}.name", text)
         return
-    notes.say(f"runtime.{name}", True, _ACCELERATOR)
-    for option, value, wrong in accelerators.read(name, accelerator.parameters):
-        if wrong:
-            notes.mistake(f"{_ACCELERATOR}.parameters", wrong)
+    context.set_value(f"runtime.{name}", True, _ACCELERATOR)
+    for option, value, problem in accelerators.read(name, accelerator.parameters):
+        if problem:
+            context.add_mistake(f"{_ACCELERATOR}.parameters", problem)
         elif option == "enable_cuda_graph":
-            _say(notes, "runtime.gpu_graphs", value, _ACCELERATOR)
+            _set_once(context, "runtime.gpu_graphs", value, _ACCELERATOR)
         else:
-            _option(notes, name, option, value, _ACCELERATOR)
+            _set_option(context, name, option, value, _ACCELERATOR)
 
 
-def _option(notes: Notes, provider: str, option: str, value: str, field: str) -> None:
-    _say(notes, f"runtime.{provider}.{option}", value, field)
+def _set_option(context: ParseContext, provider: str, option: str, value: str, field: str) -> None:
+    _set_once(context, f"runtime.{provider}.{option}", value, field)
 
 
-def _say(notes: Notes, name: str, value: str, field: str) -> None:
+def _set_once(context: ParseContext, name: str, value: str, field: str) -> None:
     """Record a value that may be set in two places of one configuration."""
-    if notes.values.get(name, value) != value:
-        notes.mistake(field, f"{name} is set twice with different values: {notes.values[name]} and {value}")
+    if context.values.get(name, value) != value:
+        context.add_mistake(field, f"{name} is set twice with different values: {context.values[name]} and {value}")
         return
-    notes.say(name, value, field)
+    context.set_value(name, value, field)
 
 
-def _graphs(notes: Notes) -> None:
+def _read_graphs(context: ParseContext) -> None:
     """Read `optimization.cuda`. Outputs are always copied on their own stream, requested or not."""
-    cuda, field = notes.config.optimization.cuda, "optimization.cuda.graph_spec"
-    _say(notes, "runtime.gpu_graphs", "1" if cuda.graphs else "0", "optimization.cuda.graphs")
+    cuda, field = context.config.optimization.cuda, "optimization.cuda.graph_spec"
+    _set_once(context, "runtime.gpu_graphs", "1" if cuda.graphs else "0", "optimization.cuda.graphs")
     if cuda.graph_spec and not cuda.graphs:
-        notes.warn(field, f"{field} has no effect without optimization.cuda.graphs: true")
+        context.add_warning(field, f"{field} has no effect without optimization.cuda.graphs: true")
     for spec in cuda.graph_spec:
-        for part in ("input", "graph_lower_bound"):
-            if spec.input if part == "input" else spec.HasField(part):
+        for name in ("input", "graph_lower_bound"):
+            if spec.input if name == "input" else spec.HasField(name):
                 text = "there is one graph per number of rows, for the shapes that the model is warmed up with"
-                notes.warn(field, f"{field}.{part} has no effect: {text}")
-        most = notes.config.max_batch_size
-        if not 0 <= spec.batch_size <= max(most, 1):
-            text = f"has no effect: it must be from 0 to the max batch size, {most}"
-            notes.warn(field, f"{field}.batch_size {spec.batch_size} {text}")
-    sizes = tuple(sorted({spec.batch_size for spec in cuda.graph_spec if 0 < spec.batch_size <= max(most, 1)}))
+                context.add_warning(field, f"{field}.{name} has no effect: {text}")
+        max_rows = context.config.max_batch_size
+        if not 0 <= spec.batch_size <= max(max_rows, 1):
+            text = f"has no effect: it must be from 0 to the max batch size, {max_rows}"
+            context.add_warning(field, f"{field}.batch_size {spec.batch_size} {text}")
+    sizes = tuple(sorted({spec.batch_size for spec in cuda.graph_spec if 0 < spec.batch_size <= max(max_rows, 1)}))
     if sizes and cuda.graphs:
-        notes.say("runtime.gpu_rows", sizes, field)
+        context.set_value("runtime.gpu_rows", sizes, field)
 
 
-def _of_tensorflow(notes: Notes) -> None:
+def _read_tensorflow(context: ParseContext) -> None:
     """Read a TensorFlow model's accelerators. `gpu_io` is a permission: where tensors are kept changes no answer."""
-    for accelerator in notes.config.optimization.execution_accelerators.gpu_execution_accelerator:
+    for accelerator in context.config.optimization.execution_accelerators.gpu_execution_accelerator:
         if accelerator.name in {TENSORRT, "auto_mixed_precision"}:
             text = f"execution accelerator '{accelerator.name}' is not supported for TensorFlow models"
-            notes.mistake(f"{_ACCELERATOR}.name", f"{text}: apply it to the graph before saving it")
+            context.add_mistake(f"{_ACCELERATOR}.name", f"{text}: apply it to the graph before saving it")
         elif accelerator.name != "gpu_io":
             text = f"unknown Execution Accelerator '{accelerator.name}' is requested"
-            notes.mistake(f"{_ACCELERATOR}.name", text)
+            context.add_mistake(f"{_ACCELERATOR}.name", text)

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from penstock.batching.devices.fallback import CPU_FALLBACK
-from penstock.server.repository.findings import is_there
+from penstock.server.repository.findings import path_exists
 from penstock.server.repository.libraries import LIBRARIES
 
 from . import gpu
 from .accelerators import flag
 from .ensembles import PLATFORM as ENSEMBLE
 from .identity import PYTHON, TENSORFLOW
-from .notes import Notes, enum_name
+from .parse_context import ParseContext, enum_name
 
 HONOURED = ("optimization.graph.level", "optimization.priority", "parameters", "model_operations.op_library_filename")
 HINTS = {
@@ -26,7 +26,7 @@ _NO_LIBRARIES = {TENSORFLOW: "it is supported for ONNX models only", PYTHON: "th
 _PRIORITIES = {"PRIORITY_DEFAULT": 1.0, "PRIORITY_MAX": 4.0, "PRIORITY_MIN": 0.25}
 """A model's weight in its device's turns: its share of time relative to a default model that is as busy."""
 _GRAPH_LEVELS = {-1: "basic", 0: "all", 1: "extended", 2: "disabled"}
-_ON, _OFF = frozenset({"true", "1", "on", "yes"}), frozenset({"false", "0", "off", "no"})
+_TRUE, _FALSE = frozenset({"true", "1", "on", "yes"}), frozenset({"false", "0", "off", "no"})
 
 
 def _thread_count(value: str) -> str | None:
@@ -51,11 +51,11 @@ PARAMETERS: dict[str, tuple[str, Callable[[str], str | None]]] = {
 """The `parameters` that are honored, each with its setting and its check."""
 
 
-def _switch(value: str) -> str:
+def _boolean(value: str) -> str:
     """Accept what Triton accepts as a boolean, and the "yes" of its own example."""
-    if value.lower() not in _ON | _OFF:
+    if value.lower() not in _TRUE | _FALSE:
         raise ValueError("true or false")
-    return "1" if value.lower() in _ON else "0"
+    return "1" if value.lower() in _TRUE else "0"
 
 
 def _name(value: str) -> str | None:
@@ -67,7 +67,7 @@ TENSORFLOW_PARAMETERS: dict[str, tuple[str, Callable[[str], str | None]]] = {
     "TF_GRAPH_TAG": ("runtime.graph_tag", _name),
     "TF_NUM_INTRA_THREADS": ("runtime.intra_op_threads", _thread_count),
     "TF_NUM_INTER_THREADS": ("runtime.inter_op_threads", _thread_count),
-    "TF_USE_PER_SESSION_THREADS": ("runtime.session_threads", _switch),
+    "TF_USE_PER_SESSION_THREADS": ("runtime.session_threads", _boolean),
 }
 """The `parameters` of a TensorFlow model that are honored. Source: tensorflow_backend's README."""
 SHARE_COUNT, INIT_OPS = "MAX_SESSION_SHARE_COUNT", "TF_INIT_OPS_FILE"
@@ -76,141 +76,143 @@ ENVIRONMENT = "EXECUTION_ENV_PATH"
 """The parameter of a Python model that names its packed environment."""
 MODEL_FOLDER = "$$TRITON_MODEL_DIRECTORY"
 """A placeholder for the model's folder in that parameter. Source: python_backend's README."""
-ENTRIES = ("session.use_device_allocator_for_initializers", "memory.enable_memory_arena_shrinkage")
+SESSION_ENTRIES = ("session.use_device_allocator_for_initializers", "memory.enable_memory_arena_shrinkage")
 """The `parameters` that are passed to ONNX Runtime unchanged."""
 _RESERVED = ("penstock.", "TRITON_")
 """Prefixes of our own names and Triton's: those have a meaning, such as TRITON_BATCH_STRATEGY_PATH."""
-_LIKENESS = 0.8
+_MIN_SIMILARITY = 0.8
 """From this similarity, a name is taken for a misspelled known one, not for one of the user's own."""
 
 
-def read(notes: Notes) -> None:
+def read(context: ParseContext) -> None:
     """Read the fields of this module."""
-    optimization, backend = notes.config.optimization, notes.values.get("model.backend")
-    if notes.config.platform == ENSEMBLE:
-        for name in sorted(notes.config.parameters):
-            _note_own(notes, name)
+    optimization, backend = context.config.optimization, context.values.get("model.backend")
+    if context.config.platform == ENSEMBLE:
+        for name in sorted(context.config.parameters):
+            _warn_unused(context, name)
         return
     if backend == PYTHON:
-        if notes.config.HasField("optimization"):
-            notes.warn("optimization", "field 'optimization' has no effect on a Python model, as in Triton")
-        _libraries(notes)
-        _environment(notes)
+        if context.config.HasField("optimization"):
+            context.add_warning("optimization", "field 'optimization' has no effect on a Python model, as in Triton")
+        _read_libraries(context)
+        _read_environment(context)
         return
     if optimization.HasField("graph") and backend == TENSORFLOW:
-        _xla(notes)
+        _check_xla(context)
     elif optimization.HasField("graph"):
         level = _GRAPH_LEVELS.get(optimization.graph.level)
         if level is None:
             text = f"optimization.graph.level {optimization.graph.level} is unknown, known: -1, 0, 1, 2"
-            notes.mistake("optimization.graph.level", text)
-        notes.say("runtime.graph_level", level or "all", "optimization.graph.level")
-    _priority(notes)
-    _libraries(notes)
+            context.add_mistake("optimization.graph.level", text)
+        context.set_value("runtime.graph_level", level or "all", "optimization.graph.level")
+    _read_priority(context)
+    _read_libraries(context)
     if backend == TENSORFLOW:
-        _tensorflow_parameters(notes)
+        _read_tensorflow_parameters(context)
     else:
-        _parameters(notes)
+        _read_parameters(context)
 
 
-def _priority(notes: Notes) -> None:
-    optimization, field = notes.config.optimization, "optimization.priority"
+def _read_priority(context: ParseContext) -> None:
+    optimization, field = context.config.optimization, "optimization.priority"
     weight = _PRIORITIES.get(enum_name(optimization, "priority"))
     if weight is None:
         text = f"{field} {optimization.priority} is unknown, known: {', '.join(_PRIORITIES)}"
-        notes.mistake(field, text)
+        context.add_mistake(field, text)
     elif optimization.priority:
-        notes.say("device_priority", weight, field)
+        context.set_value("device_priority", weight, field)
 
 
-def _libraries(notes: Notes) -> None:
+def _read_libraries(context: ParseContext) -> None:
     """Read the libraries of custom operators. They are located later, for each version (libraries.py)."""
-    backend, said = notes.values.get("model.backend", ""), notes.config.model_operations.op_library_filename
-    if said and backend in _NO_LIBRARIES:
+    backend, names = context.values.get("model.backend", ""), context.config.model_operations.op_library_filename
+    if names and backend in _NO_LIBRARIES:
         kind = {TENSORFLOW: "TensorFlow", PYTHON: "Python"}[backend]
         text = f"field 'model_operations' is not supported for {kind} models: {_NO_LIBRARIES[backend]}"
-        notes.mistake("model_operations", text)
-    elif said:
-        notes.say(LIBRARIES, tuple(said), "model_operations.op_library_filename")
+        context.add_mistake("model_operations", text)
+    elif names:
+        context.set_value(LIBRARIES, tuple(names), "model_operations.op_library_filename")
 
 
-def _xla(notes: Notes) -> None:
+def _check_xla(context: ParseContext) -> None:
     """Read a TensorFlow model's level, which is XLA's: -1 is off, 0 is TensorFlow's default (off), above 0 is on."""
-    level, field = notes.config.optimization.graph.level, "optimization.graph.level"
+    level, field = context.config.optimization.graph.level, "optimization.graph.level"
     if level not in {-1, 0}:
         text = "XLA would recompile the graph for each number of rows"
-        notes.warn(field, f"{field} {level} has no effect on a TensorFlow model: {text}")
+        context.add_warning(field, f"{field} {level} has no effect on a TensorFlow model: {text}")
 
 
-def _environment(notes: Notes) -> None:
+def _read_environment(context: ParseContext) -> None:
     """Read the parameters of a Python model that are meant for the server. The others are the model's own."""
-    if CPU_FALLBACK in notes.config.parameters:
-        gpu.parameter(notes, CPU_FALLBACK, notes.config.parameters[CPU_FALLBACK].string_value)
-    name = notes.config.parameters[ENVIRONMENT].string_value if ENVIRONMENT in notes.config.parameters else ""
+    if CPU_FALLBACK in context.config.parameters:
+        gpu.read_parameter(context, CPU_FALLBACK, context.config.parameters[CPU_FALLBACK].string_value)
+    name = context.config.parameters[ENVIRONMENT].string_value if ENVIRONMENT in context.config.parameters else ""
     if not name:
         return
-    path = Path(name.replace(MODEL_FOLDER, str(notes.folder)))
+    path = Path(name.replace(MODEL_FOLDER, str(context.folder)))
     if not path.is_absolute():  # in Triton, relative to where the server was started
-        path = notes.folder / path if is_there(notes.folder / path) else path.absolute()
-    if not is_there(path):
-        notes.mistake("parameters", f"parameter '{ENVIRONMENT}': '{name}' does not exist")
-    notes.say("worker.requirements", path, "parameters")
+        path = context.folder / path if path_exists(context.folder / path) else path.absolute()
+    if not path_exists(path):
+        context.add_mistake("parameters", f"parameter '{ENVIRONMENT}': '{name}' does not exist")
+    context.set_value("worker.requirements", path, "parameters")
 
 
-def _tensorflow_parameters(notes: Notes) -> None:
-    for name, parameter in sorted(notes.config.parameters.items()):
+def _read_tensorflow_parameters(context: ParseContext) -> None:
+    for name, parameter in sorted(context.config.parameters.items()):
         value = parameter.string_value
         if name == CPU_FALLBACK:
-            gpu.parameter(notes, name, value)
+            gpu.read_parameter(context, name, value)
         elif name in TENSORFLOW_PARAMETERS:
-            _parameter(notes, name, value, TENSORFLOW_PARAMETERS)
+            _read_parameter(context, name, value, TENSORFLOW_PARAMETERS)
         elif name == SHARE_COUNT:
             if not value.isascii() or not value.isdigit() or not int(value):
                 # Source: ParseParameters of tensorflow_backend
-                text = f"parameter '{name}' must be positive number for TensorFlow model '{notes.name}'"
-                notes.mistake("parameters", text)
+                text = f"parameter '{name}' must be positive number for TensorFlow model '{context.name}'"
+                context.add_mistake("parameters", text)
         elif name == INIT_OPS:
             text = "is for GraphDefs: a SavedModel names its own initialization"
-            notes.mistake("parameters", f"parameter '{name}' {text}")
+            context.add_mistake("parameters", f"parameter '{name}' {text}")
         else:
-            _own(notes, name, " for TensorFlow models", (*TENSORFLOW_PARAMETERS, SHARE_COUNT, CPU_FALLBACK))
+            _accept_unused(context, name, " for TensorFlow models", (*TENSORFLOW_PARAMETERS, SHARE_COUNT, CPU_FALLBACK))
 
 
-def _parameter(notes: Notes, name: str, text: str, known: dict[str, tuple[str, Callable[[str], str | None]]]) -> None:
-    said, check = known[name]
+def _read_parameter(
+    context: ParseContext, name: str, text: str, known: dict[str, tuple[str, Callable[[str], str | None]]]
+) -> None:
+    setting, check = known[name]
     try:
         value = check(text)
     except ValueError as error:
-        notes.mistake("parameters", f"parameter '{name}' must be {error}, not '{text}'")
+        context.add_mistake("parameters", f"parameter '{name}' must be {error}, not '{text}'")
         return
     if value is not None:
-        notes.say(said, value, "parameters")
+        context.set_value(setting, value, "parameters")
 
 
-def _parameters(notes: Notes) -> None:
-    for name, parameter in sorted(notes.config.parameters.items()):
-        if name in ENTRIES:
-            entries = {**notes.values.get("runtime.entries", {}), name: parameter.string_value}
-            notes.say("runtime.entries", entries, "parameters")
+def _read_parameters(context: ParseContext) -> None:
+    for name, parameter in sorted(context.config.parameters.items()):
+        if name in SESSION_ENTRIES:
+            entries = {**context.values.get("runtime.entries", {}), name: parameter.string_value}
+            context.set_value("runtime.entries", entries, "parameters")
             continue
-        if gpu.parameter(notes, name, parameter.string_value):
+        if gpu.read_parameter(context, name, parameter.string_value):
             continue
         if name not in PARAMETERS:
-            _own(notes, name, "", (*PARAMETERS, *ENTRIES, *gpu.PARAMETERS, CPU_FALLBACK))
+            _accept_unused(context, name, "", (*PARAMETERS, *SESSION_ENTRIES, *gpu.PARAMETERS, CPU_FALLBACK))
             continue
-        _parameter(notes, name, parameter.string_value, PARAMETERS)
+        _read_parameter(context, name, parameter.string_value, PARAMETERS)
 
 
-def _own(notes: Notes, name: str, whose: str, known: tuple[str, ...]) -> None:
+def _accept_unused(context: ParseContext, name: str, qualifier: str, known: tuple[str, ...]) -> None:
     """Accept a parameter that nothing here reads, since clients may read it (Ultralytics' `metadata`)."""
-    every = (*known, *PARAMETERS, *TENSORFLOW_PARAMETERS, INIT_OPS, ENVIRONMENT)
-    like = difflib.get_close_matches(name.lower(), map(str.lower, every), 1, _LIKENESS)
-    if like or name.startswith(_RESERVED):
-        notes.mistake("parameters", f"parameter '{name}' is not supported{whose}, known: {', '.join(known)}")
+    known_names = (*known, *PARAMETERS, *TENSORFLOW_PARAMETERS, INIT_OPS, ENVIRONMENT)
+    similar = difflib.get_close_matches(name.lower(), map(str.lower, known_names), 1, _MIN_SIMILARITY)
+    if similar or name.startswith(_RESERVED):
+        context.add_mistake("parameters", f"parameter '{name}' is not supported{qualifier}, known: {', '.join(known)}")
     else:
-        _note_own(notes, name)
+        _warn_unused(context, name)
 
 
-def _note_own(notes: Notes, name: str) -> None:
+def _warn_unused(context: ParseContext, name: str) -> None:
     text = "is informational: it changes nothing here"
-    notes.warn("parameters", f"parameter '{name}' {text}")
+    context.add_warning("parameters", f"parameter '{name}' {text}")

@@ -11,10 +11,10 @@ from penstock.backends.signature import TensorSpec
 from penstock.batching.shapes.ragged import KINDS as BATCH_INPUTS
 from penstock.batching.shapes.ragged import SCATTER
 from penstock.batching.spec import BatchTensor
-from penstock.server.repository.findings import MistakeError, inside, read_text
+from penstock.server.repository.findings import MistakeError, read_text, resolve_inside
 
 from .identity import TENSORFLOW
-from .notes import Notes, enum_name
+from .parse_context import ParseContext, enum_name
 
 HONOURED = (
     "input.name", "input.data_type", "input.dims", "input.optional", "input.reshape", "input.is_shape_tensor",
@@ -25,50 +25,56 @@ REFUSED = ("input.is_non_linear_format_io", "output.is_shape_tensor", "output.is
 DOCUMENTATION = ("input.format",)
 
 
-def read(notes: Notes) -> None:
+def read(context: ParseContext) -> None:
     """Read the fields of this module."""
-    for kind, tensors in (("input", notes.config.input), ("output", notes.config.output)):
-        specs = [spec for tensor in tensors if (spec := _tensor(notes, kind, tensor))]
-        twice = [name for name, times in Counter(spec.name for spec in specs).items() if times > 1]
-        for name in sorted(twice):
-            notes.mistake(kind, f"{kind} '{name}' is declared more than once")
+    for kind, tensors in (("input", context.config.input), ("output", context.config.output)):
+        specs = [spec for tensor in tensors if (spec := _read_tensor(context, kind, tensor))]
+        duplicates = [name for name, count in Counter(spec.name for spec in specs).items() if count > 1]
+        for name in sorted(duplicates):
+            context.add_mistake(kind, f"{kind} '{name}' is declared more than once")
         if specs:
-            notes.say(f"{kind}s", tuple(specs), kind)
-    if notes.config.HasField("ensemble_scheduling"):
-        _check_ensemble(notes)
+            context.set_value(f"{kind}s", tuple(specs), kind)
+    if context.config.HasField("ensemble_scheduling"):
+        _check_ensemble(context)
     for field, kinds in (("batch_input", BATCH_INPUTS), ("batch_output", (SCATTER,))):
-        about = [each for said in getattr(notes.config, field) for each in _batch_tensors(notes, field, said, kinds)]
-        if about:
-            notes.say(f"{field}s", tuple(about), field)
-    labels = {output.name: output.label_filename for output in notes.config.output if output.label_filename}
+        batch_tensors = [
+            each
+            for declared in getattr(context.config, field)
+            for each in _read_batch_tensors(context, field, declared, kinds)
+        ]
+        if batch_tensors:
+            context.set_value(f"{field}s", tuple(batch_tensors), field)
+    labels = {output.name: output.label_filename for output in context.config.output if output.label_filename}
     if labels:
-        notes.say("labels", {name: _labels(notes, file) for name, file in labels.items()}, "output.label_filename")
+        context.set_value(
+            "labels", {name: _read_labels(context, file) for name, file in labels.items()}, "output.label_filename"
+        )
 
 
-def _check_ensemble(notes: Notes) -> None:
+def _check_ensemble(context: ParseContext) -> None:
     """Reject what only applies to a model that runs, since an ensemble passes requests to its steps unchanged."""
-    config = notes.config
-    given = {"input.allow_ragged_batch": any(tensor.allow_ragged_batch for tensor in config.input)}
-    given |= {field: bool(getattr(config, field)) for field in ("batch_input", "batch_output")}
-    for field in (field for field, there in given.items() if there):
-        notes.mistake(field, f"ensemble '{notes.name}' cannot have {field}: set it on its models")
+    config = context.config
+    set_fields = {"input.allow_ragged_batch": any(tensor.allow_ragged_batch for tensor in config.input)}
+    set_fields |= {field: bool(getattr(config, field)) for field in ("batch_input", "batch_output")}
+    for field in (field for field, is_set in set_fields.items() if is_set):
+        context.add_mistake(field, f"ensemble '{context.name}' cannot have {field}: set it on its models")
 
 
-def _tensor(notes: Notes, kind: str, tensor: Any) -> TensorSpec | None:
+def _read_tensor(context: ParseContext, kind: str, tensor: Any) -> TensorSpec | None:
     if not tensor.name:
-        notes.mistake(f"{kind}.name", f"model {kind} must specify 'name' for {notes.name}")
+        context.add_mistake(f"{kind}.name", f"model {kind} must specify 'name' for {context.name}")
         return None
     datatype = BY_CONFIG_NAME.get(enum_name(tensor, "data_type"))
     # a TensorFlow model's tensors are completed (batching/loading/autofill.py)
-    completed = notes.values.get("model.backend") == TENSORFLOW
+    completed = context.values.get("model.backend") == TENSORFLOW
     if datatype is None and (tensor.data_type or not completed):
-        notes.mistake(kind, f"model {kind} '{tensor.name}' must specify 'data_type' for {notes.name}")
+        context.add_mistake(kind, f"model {kind} '{tensor.name}' must specify 'data_type' for {context.name}")
         return None
     if any(dim < 1 and dim != -1 for dim in tensor.dims):
         text = "dimension must be integer >= 1, or -1 to indicate a variable-size dimension"
-        notes.mistake(f"{kind}.dims", f"model {kind} '{tensor.name}' {text} for {notes.name}")
+        context.add_mistake(f"{kind}.dims", f"model {kind} '{tensor.name}' {text} for {context.name}")
     if kind == "input" and tensor.format and len(tensor.dims) != 3 and (tensor.dims or not completed):
-        notes.mistake("input.format", f"model input NHWC/NCHW require 3 dims for {notes.name}")
+        context.add_mistake("input.format", f"model input NHWC/NCHW require 3 dims for {context.name}")
     reshape = tuple(tensor.reshape.shape) if tensor.HasField("reshape") else None
     spec = TensorSpec(tensor.name, datatype.name if datatype else "", tuple(tensor.dims), reshape=reshape)
     if kind == "output":
@@ -77,37 +83,37 @@ def _tensor(notes: Notes, kind: str, tensor: Any) -> TensorSpec | None:
     return replace(spec, optional=tensor.optional, ragged=ragged, is_shape=is_shape)
 
 
-def _batch_tensors(notes: Notes, field: str, said: Any, kinds: tuple[str, ...]) -> list[BatchTensor]:
+def _read_batch_tensors(context: ParseContext, field: str, declared: Any, kinds: tuple[str, ...]) -> list[BatchTensor]:
     """Read one batch_input or batch_output: one tensor for each target. Source: ValidateBatchIO of Triton's core."""
-    words, kind = field.replace("_", " "), enum_name(said, "kind")
+    title, kind = field.replace("_", " "), enum_name(declared, "kind")
     if kind not in kinds:
-        notes.mistake(f"{field}.kind", f"unknown {words} kind '{kind or said.kind}'")
+        context.add_mistake(f"{field}.kind", f"unknown {title} kind '{kind or declared.kind}'")
         return []
-    if len(said.source_input) != 1:
-        text = f"{words} kind '{kind}' expects 1 source input, got {len(said.source_input)}"
-        notes.mistake(f"{field}.source_input", text)
+    if len(declared.source_input) != 1:
+        text = f"{title} kind '{kind}' expects 1 source input, got {len(declared.source_input)}"
+        context.add_mistake(f"{field}.source_input", text)
         return []
     datatype = ""
     if field == "batch_input":
-        datatype = enum_name(said, "data_type").removeprefix("TYPE_")
+        datatype = enum_name(declared, "data_type").removeprefix("TYPE_")
         if datatype not in ("INT32", "FP32"):
-            notes.mistake(f"{field}.data_type", "batch input data type must be TYPE_INT32 or TYPE_FP32")
+            context.add_mistake(f"{field}.data_type", "batch input data type must be TYPE_INT32 or TYPE_FP32")
             return []
-    if not said.target_name:
-        notes.mistake(f"{field}.target_name", f"{words} kind '{kind}' expects a target_name")
-    return [BatchTensor(name, kind, datatype, tuple(said.source_input)) for name in said.target_name]
+    if not declared.target_name:
+        context.add_mistake(f"{field}.target_name", f"{title} kind '{kind}' expects a target_name")
+    return [BatchTensor(name, kind, datatype, tuple(declared.source_input)) for name in declared.target_name]
 
 
-def _labels(notes: Notes, name: str) -> tuple[str, ...]:
-    path = inside(notes.folder, name)
+def _read_labels(context: ParseContext, name: str) -> tuple[str, ...]:
+    path = resolve_inside(context.folder, name)
     if path is None:
-        notes.mistake("output.label_filename", f"'{name}' is outside the model's folder")
+        context.add_mistake("output.label_filename", f"'{name}' is outside the model's folder")
         return ()
     try:
         return tuple(line.rstrip() for line in read_text(path).splitlines())
     except MistakeError as error:
         if isinstance(error.__cause__, FileNotFoundError):
-            notes.mistake("output.label_filename", f"'{name}' does not exist")
+            context.add_mistake("output.label_filename", f"'{name}' does not exist")
             return ()
-        notes.findings.append(error.finding)
+        context.findings.append(error.finding)
         return ()

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from penstock.server.repository.check import CheckReport
-from penstock.server.repository.mirrors import defaults_of
+from penstock.server.repository.mirrors import make_defaults
 from penstock.server.seldon.check import describe, mistakes_of
 from penstock.server.settings import Settings
 
@@ -25,15 +25,15 @@ def check_graph(settings: Settings) -> CheckReport:
     deployment = read(file)
     if deployment.mistakes:
         return CheckReport(findings=[*deployment.findings])
-    entries, findings, _ = GraphRepository(settings, file, defaults_of(settings)).scan()
+    entries, findings, _ = GraphRepository(settings, file, make_defaults(settings)).scan()
     report = CheckReport(findings=findings)
     for entry in entries:
         for spec in entry.specs:
             report.specs.append(replace(spec, options={}))  # the notes below describe them
             report.findings += mistakes_of(spec)
-            report.notes[spec.name] = describe(spec)
+            report.extra_lines[spec.name] = describe(spec)
     if report.specs:
-        report.notes[report.specs[-1].name] += ["", *_draw(deployment)]
+        report.extra_lines[report.specs[-1].name] += ["", *_draw(deployment)]
     return report
 
 

@@ -16,7 +16,7 @@ from .metrics import GraphMetrics
 from .walk import Walk, WalkContext, model_of
 
 if TYPE_CHECKING:
-    from penstock.server.engines import Serves
+    from penstock.server.engines import ServingEngine
     from penstock.server.seldon.exposition import Exposition
     from penstock.server.seldon.loading import SeldonModels
     from penstock.server.seldon.messages import ComponentDescription, Endpoint
@@ -36,7 +36,7 @@ class Graph:
     """
 
     def __init__(
-        self, engine: Serves, repository: GraphRepository, models: SeldonModels, exposition: Exposition,
+        self, engine: ServingEngine, repository: GraphRepository, models: SeldonModels, exposition: Exposition,
         rng: random.Random | None = None,
     ) -> None:  # fmt: skip
         self._repository = repository

@@ -42,7 +42,9 @@ class GraphMapping:
     def _add_finding(self, text: str, key: str, *, mistake: bool) -> None:
         found = self.values.get(key)
         line = (found.key_line or found.line) if found is not None else self.line
-        self.findings.append(Finding(self.file, f"{self.label}: {text}" if self.label else text, line, mistake=mistake))
+        self.findings.append(
+            Finding(self.file, f"{self.label}: {text}" if self.label else text, line, is_mistake=mistake)
+        )
 
     def text(self, key: str, default: str = "") -> str:
         """Return a text. A number or boolean counts as one, in its JSON form."""

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.server.repository.names import bad_name
+from penstock.server.repository.names import name_problem
 from penstock.server.seldon.parameters import BadParameterError
 from penstock.server.seldon.parameters import read as check_parameters
 
@@ -47,7 +47,7 @@ class NodeReader:
     def read(self, mapping: GraphMapping, prefix: str, depth: int = 1) -> GraphNode | None:
         """Read a node and all below it; None if its name is invalid or it is too deep. `prefix` is the model names'."""
         name = mapping.text("name")
-        problem = bad_name(name) if name else "it has no name"
+        problem = name_problem(name) if name else "it has no name"
         if problem or depth > MAX_DEPTH:
             mapping.mistake(problem or f"the graph is more than {MAX_DEPTH} nodes deep")
             return None

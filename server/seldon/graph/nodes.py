@@ -125,7 +125,7 @@ class Deployment:
     @property
     def mistakes(self) -> list[Finding]:
         """The findings that prevent it from being served."""
-        return [finding for finding in self.findings if finding.mistake]
+        return [finding for finding in self.findings if finding.is_mistake]
 
     def find(self, name: str) -> GraphNode | None:
         """Return the node of a name, from the first predictor that has one."""

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.server.repository.changes import fingerprint
-from penstock.server.repository.findings import Finding, log_all
+from penstock.server.repository.changes import fingerprint_files
+from penstock.server.repository.findings import Finding, log_findings
 from penstock.server.repository.pbtxt import model_config_pb2
 from penstock.server.repository.repository import Repository
-from penstock.server.repository.scan import Defaults, Entry
+from penstock.server.repository.scan import Defaults, ModelEntry
 from penstock.server.seldon.components import spec_of
 from penstock.server.seldon.modules import S2I, image_variables
 from penstock.server.settings import Settings
@@ -41,11 +41,11 @@ class GraphRepository(Repository):
         self._lock = threading.Lock()
         self.deployment = self.served = read(file)
 
-    def scan(self) -> tuple[list[Entry], list[Finding], dict[str, bytes]]:
+    def scan(self) -> tuple[list[ModelEntry], list[Finding], dict[str, bytes]]:
         """Read the file; blocks."""
         nodes = self._nodes()
         fingerprints = {node.model: self._fingerprint(node) for node in nodes}
-        warnings = [finding for finding in self.deployment.findings if not finding.mistake]
+        warnings = [finding for finding in self.deployment.findings if not finding.is_mistake]
         return [self._entry(node) for node in nodes], warnings, fingerprints
 
     def fingerprints(self) -> dict[str, bytes]:
@@ -57,14 +57,14 @@ class GraphRepository(Repository):
         node = self._find(name)
         return b"" if node is None else self._fingerprint(node)
 
-    def read(self, name: str, config: Any = None) -> tuple[Entry | None, bytes]:
+    def read(self, name: str, config: Any = None) -> tuple[ModelEntry | None, bytes]:
         """Read one node; blocks."""
         node = self._find(name)
         if node is None:
             return None, b""
         if config is not None:
             finding = Finding(self._file, "takes no configuration: it is in the graph file", node.line, model=name)
-            return Entry(name, self._file, findings=(finding,)), self._fingerprint(node)
+            return ModelEntry(name, self._file, findings=(finding,)), self._fingerprint(node)
         return self._entry(node), self._fingerprint(node)
 
     def names(self) -> list[str]:
@@ -74,14 +74,14 @@ class GraphRepository(Repository):
     def _nodes(self) -> list[GraphNode]:
         """Read the file again if it has changed; if it is now invalid, keep the last valid content."""
         with self._lock:
-            latest = fingerprint([self._file])
+            latest = fingerprint_files([self._file])
             if latest != self._last_fingerprint:
                 self._last_fingerprint = latest
                 deployment = read(self._file)
                 if not deployment.mistakes:
                     self.deployment = deployment
                 else:
-                    log_all(deployment.findings)
+                    log_findings(deployment.findings)
             served = {node.model: node for node in self.served.nodes}
             return list((served | {node.model: node for node in self.deployment.nodes}).values())
 
@@ -94,12 +94,12 @@ class GraphRepository(Repository):
             return b"-"
         content = json.dumps([node.code.component, [*node.parameters], {**node.environment}], sort_keys=True)
         paths = [*sorted(node.code.folder.rglob("*.py")), node.code.folder / S2I]
-        return fingerprint(path for path in paths if path.exists()) + content.encode("utf-8", "surrogateescape")
+        return fingerprint_files(path for path in paths if path.exists()) + content.encode("utf-8", "surrogateescape")
 
-    def _entry(self, node: GraphNode) -> Entry:
+    def _entry(self, node: GraphNode) -> ModelEntry:
         settings, code = self._settings, node.code
         if code is None:
             raise ValueError(f"node '{node.name}' has no code")
         environment = image_variables(code.folder, self._environ) | {**node.environment}
         spec = spec_of(settings, node.model, code, json.dumps([*node.parameters]), environment)
-        return Entry(node.model, self._file, (spec,), model_config_pb2().ModelConfig(name=node.model))
+        return ModelEntry(node.model, self._file, (spec,), model_config_pb2().ModelConfig(name=node.model))

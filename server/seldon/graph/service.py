@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import Code, InferError
-from penstock.server.answering import internal, off_task, unpacked
+from penstock.server.answering import clear_task, internal_error, read_compressed
 from penstock.server.carrying.service import CarryingService
 from penstock.server.errors import HTTP_STATUS, retry_after_line
 from penstock.server.http.head import HttpError
@@ -104,7 +104,7 @@ class GraphService(CarryingService):
         claim = GraphClaim(head, path)
         claim.resolve(self._graph.deployment)
         purpose = claim.route.purpose if claim.route is not None else ""
-        self.restricted.demand(_CATEGORIES.get(purpose, "inference"), head.header)
+        self.restricted.require(_CATEGORIES.get(purpose, "inference"), head.header)
         return claim
 
     def answer(self, connection: FastLane, claim: Any, body: bytes) -> None:
@@ -129,7 +129,7 @@ class GraphService(CarryingService):
 
     def trouble(self, claim: Any, error: Exception) -> InferError:
         """Log a failure under the client's request id, if it sent one."""
-        return internal(error, "graph", claim.request_id)
+        return internal_error(error, "graph", claim.request_id)
 
     # -- walks -------------------------------------------------------------------------------------------------
 
@@ -149,13 +149,13 @@ class GraphService(CarryingService):
         except Exception as error:  # noqa: BLE001 - the client gets an answer whatever it is
             is_expected = isinstance(error, GraphError | NoMetadataError | InferError | HttpError)
             status, answer, retry_line = _error_answer(error if is_expected else self.trouble(claim, error))
-        off_task(connection)
+        clear_task(connection)
         _send_answer(connection, claim, puid, status, answer, retry_line)
         method, duration_ns = claim.method.decode("latin-1").lower(), time.monotonic_ns() - started_ns
         self._graph.metrics.count_request(predictor, route.purpose, method, str(status), duration_ns)
 
     async def _decompress(self, claim: GraphClaim, body: bytes) -> bytes:
-        return await unpacked(body, claim.coding, self._limits, bytes) if claim.coding else body
+        return await read_compressed(body, claim.coding, self._limits, bytes) if claim.coding else body
 
     async def _answer_message(self, walk: Walk, route: routes.GraphRoute, message: Message, puid: str) -> Message:
         if route.purpose == routes.PREDICTIONS:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from penstock.batching.sinks import FUTURES
 from penstock.server.answering import off_loop
-from penstock.server.engines import Serves, served
+from penstock.server.engines import ServingEngine, get_model
 from penstock.server.seldon.calls import SeldonCall
 from penstock.server.seldon.environ import UNSET_IMAGE
 from penstock.server.seldon.messages import Endpoint, read_answer
@@ -54,7 +54,7 @@ class WalkContext:
     `sharing` makes calls that may share batches, and `descriptions` has what a worker reported about its node.
     """
 
-    engine: Serves
+    engine: ServingEngine
     report_metrics: Callable[[str, Endpoint, bytes], None] = lambda model, endpoint, metrics: None
     count_call: Callable[[Predictor, GraphNode, Endpoint, int, int], None] = lambda *of_a_call: None
     sharing: Mapping[str, Sharing] = field(default_factory=dict)
@@ -227,6 +227,6 @@ async def _gather(calls: Sequence[object]) -> list[Message]:
     return answers  # type: ignore[no-any-return]
 
 
-def model_of(engine: Serves, node: GraphNode) -> Model:
+def model_of(engine: ServingEngine, node: GraphNode) -> Model:
     """Return a node's model. Raises: InferError (NOT_READY)."""
-    return served(engine, node.model, f"node '{node.name}'")
+    return get_model(engine, node.model, f"node '{node.name}'")

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
-from penstock.batching.running.outsides import says_ready
-from penstock.server.engines import KnowsModels
+from penstock.batching.running.external_models import check_ready
+from penstock.server.engines import FindsModels
 from penstock.server.grpc.method import Method
 from penstock.server.health import Health
 from penstock.server.protobuf import service_pb2
@@ -39,7 +39,7 @@ class Configurations(Protocol):
 class ServerRpcs:
     """The read-only RPCs."""
 
-    def __init__(self, models: KnowsModels, repository: Configurations, health: Health, name: str) -> None:
+    def __init__(self, models: FindsModels, repository: Configurations, health: Health, name: str) -> None:
         self._models = models
         self._repository = repository
         self._health = health
@@ -73,7 +73,7 @@ class ServerRpcs:
             if error.code not in {Code.NOT_FOUND, Code.NOT_READY}:
                 raise
             return self._pb.ModelReadyResponse(ready=False)
-        return self._pb.ModelReadyResponse(ready=await says_ready(model) and not self._health.draining)
+        return self._pb.ModelReadyResponse(ready=await check_ready(model) and not self._health.draining)
 
     def model_metadata(self, request: Any) -> Any:
         version = parse_version(request.version)

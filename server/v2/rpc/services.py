@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.server.grpc.method import Method
-from penstock.server.restricted import Restricted, restricted_methods
+from penstock.server.restricted import RestrictedApis, restricted_methods
 
 from .calls import Tasks
 from .control import SERVICE, RepositoryRpcs, ServerRpcs
@@ -24,7 +24,7 @@ from .ticker import Ticker
 
 if TYPE_CHECKING:
     from penstock.batching.model import Model
-    from penstock.server.engines import Serves
+    from penstock.server.engines import ServingEngine
     from penstock.server.health import Health
     from penstock.server.hooks.runner import Hooks
     from penstock.server.v2.cuda_regions import CudaRegions
@@ -42,12 +42,12 @@ if TYPE_CHECKING:
 class InferenceDependencies:
     """The dependencies of inference."""
 
-    engine: Serves
+    engine: ServingEngine
     health: Health
     hooks_of: Callable[[Model], Hooks]
     regions: Regions | None = None
     forwarding: Forwarding | None = None
-    restricted: Restricted | None = None
+    restricted: RestrictedApis | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,14 +80,14 @@ def methods(parts: RpcDependencies) -> dict[str, Method]:
         *HealthRpcs(parts.health, ticker).methods(),
         *Reflection(parts.health, ticker, parts.files).methods(),
     )
-    return restricted_methods({method.path: method for method in served}, parts.restricted or Restricted())
+    return restricted_methods({method.path: method for method in served}, parts.restricted or RestrictedApis())
 
 
 def inference_methods(parts: InferenceDependencies) -> dict[str, Method]:
     """Return the methods that a front end answers itself, by path: inference and reflection."""
     ticker = Ticker()
     served = (*_inference(parts, ticker, Tasks()), *Reflection(parts.health, ticker).methods())
-    return restricted_methods({method.path: method for method in served}, parts.restricted or Restricted())
+    return restricted_methods({method.path: method for method in served}, parts.restricted or RestrictedApis())
 
 
 def _inference(parts: InferenceDependencies, ticker: Ticker, tasks: Tasks) -> tuple[Method, Method]:

@@ -165,7 +165,7 @@ class InferStream:
         self._slots.append(slot)
         self._nbytes += slot.nbytes
         try:
-            if self._owner.health.leaving:
+            if self._owner.health.disconnecting:
                 # nothing else notifies the stream: GOAWAY only concerns new streams
                 raise InferError(Code.NOT_READY, SHUTTING_DOWN)
             count = len(self._slots) + len(self._unordered)
@@ -315,7 +315,7 @@ class InferStream:
     def _check_health(self) -> None:
         """End an idle stream when the server shuts down, since its client will not."""
         health = self._owner.health
-        if not self._slots and not self._unordered and (health.leaving or health.spent):
+        if not self._slots and not self._unordered and (health.disconnecting or health.device_lost):
             self._close(Status.UNAVAILABLE, SHUTTING_DOWN)
 
     def _close(self, status: Status, text: str) -> None:

@@ -33,7 +33,7 @@ def test_a_handler_that_would_be_served_is_described(folder: Path) -> None:
     (folder / "requirements.txt").write_text("numpy\n")
     report = checked(folder)
 
-    assert (report.status, said(report)) == (0, [])
+    assert (report.exit_status, said(report)) == (0, [])
     assert "handler    main:handler" in str(report)
     assert f"environment: {folder / 'requirements.txt'}" in str(report)
     assert "1 version would be served" in str(report)
@@ -86,7 +86,7 @@ def test_what_could_never_be_answered_is_a_mistake(folder: Path, code: str, line
     (folder / "main.py").write_text(code + "\n")
     (found,) = checked(folder).findings
 
-    assert (found.mistake, found.line) == (True, line)
+    assert (found.is_mistake, found.line) == (True, line)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_one_mistake_does_not_hide_another(folder: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("CONTEXT", "{")
     report = checked(folder, abeja_health_port=8000, abeja_interpreter="no-such-python")
 
-    assert report.status == 1
+    assert report.exit_status == 1
     assert [each.path.name for each in report.findings[1:2]] == ["no-such-python"]
     assert said(report)[0] == "both ports are 8000: they must be different"
     assert said(report)[2].startswith("CONTEXT in the environment is not JSON")

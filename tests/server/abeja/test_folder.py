@@ -87,6 +87,6 @@ def test_the_root_is_the_argument_or_the_environment_s_or_here(tmp_path: Path, m
 
 
 def test_a_folder_that_is_not_there_is_said_so(tmp_path: Path) -> None:
-    assert "no such folder" in str(folder(tmp_path / "missing").wrong())
-    assert "must be in a local folder" in str(folder(None, Settings(model_repository=("s3://a/b",))).wrong())
-    assert folder(tmp_path).wrong() is None
+    assert "no such folder" in str(folder(tmp_path / "missing").invalid_path())
+    assert "must be in a local folder" in str(folder(None, Settings(model_repository=("s3://a/b",))).invalid_path())
+    assert folder(tmp_path).invalid_path() is None

@@ -71,7 +71,7 @@ def ask(port: int, query: str = "", path: str = "/", method: str = "GET") -> tup
 
 
 def health_port(live: Live) -> int:
-    (port,) = live.server._more
+    (port,) = live.server._extra_ports
     return port.port
 
 
@@ -283,7 +283,7 @@ def test_a_server_whose_requirements_cannot_be_met_ends(tmp_path: Path) -> None:
     (tmp_path / "main.py").write_text("def handler(r, c): return {}")
     (tmp_path / "requirements.txt").write_text("--no-index\nno-such-package-as-this\n")
     with Started(tmp_path, f"--environments={tmp_path / 'kept'}", "--offline") as server:
-        server.line("--offline says that nothing is fetched")
+        server.line("--offline forbids downloads")
 
         assert server.status() == 1
     with Started(tmp_path, "--abeja-install=false") as server:

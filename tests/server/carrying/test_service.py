@@ -18,7 +18,7 @@ from penstock.server.deepaas.service import DeepaasService
 from penstock.server.dialects import dialect_of
 from penstock.server.http.service import HttpShared
 from penstock.server.listening.ports import make_http_port
-from penstock.server.restricted import Restricted
+from penstock.server.restricted import RestrictedApis
 from penstock.server.seldon.current_component import CurrentComponent
 from penstock.server.seldon.messages import ANSWER
 from penstock.server.seldon.service import SeldonService
@@ -50,7 +50,7 @@ class OneModel(HeldEngine):
 class Others(Own):
     """Penstock's own, below /v2/repository."""
 
-    restricted = Restricted()
+    restricted = RestrictedApis()
 
     def claim(self, head: Any) -> Any:
         return "own" if head.path.startswith(b"/v2/repository") else None
@@ -261,7 +261,7 @@ def test_restricted_calls_want_their_header(kind: Kind) -> None:
         allowed = kind.asked().replace(b"host: x", b"host: x\r\nx-key: secret")
         for raw, status in ((kind.asked(), 403), (allowed, 200)):
             served = Served(kind)
-            served.service.restricted = Restricted.parse(["inference:x-key=secret"])
+            served.service.restricted = RestrictedApis.parse(["inference:x-key=secret"])
             assert (await served.one(raw=raw)).status == status
 
     run(main)

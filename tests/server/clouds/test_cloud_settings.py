@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.server.options.cloud_settings import parse_range
-from penstock.server.options.starting import obstacles
+from penstock.server.options.start_checks import start_problems
 from penstock.server.settings import SettingError, Settings, resolve
 
 VERTEX = {
@@ -100,8 +100,8 @@ def test_other_ports_must_be_in_the_range_that_sagemaker_says() -> None:
     told = "The server cannot listen to {} requests at port {}, allowed port range is [8081, 9000]"
     settings = Settings(allow_sagemaker=True, sagemaker_safe_port_range="8081-9000", metrics_port=8082)
 
-    assert obstacles(settings) == [told.format("HTTP", 8000), told.format("GRPC", 8001)]
-    assert obstacles(Settings(sagemaker_safe_port_range="8081-9000")) == []
+    assert start_problems(settings) == [told.format("HTTP", 8000), told.format("GRPC", 8001)]
+    assert start_problems(Settings(sagemaker_safe_port_range="8081-9000")) == []
 
 
 def test_the_clouds_ports_are_among_those_that_must_differ() -> None:
@@ -109,7 +109,7 @@ def test_the_clouds_ports_are_among_those_that_must_differ() -> None:
         allow_sagemaker=True, allow_vertex_ai=True, vertex_ai_health_route="/h", vertex_ai_predict_route="/p"
     )
 
-    assert obstacles(both) == ["SageMaker and Vertex AI cannot both be served on port 8080"]
-    assert obstacles(Settings(allow_sagemaker=True, sagemaker_port=8000)) == [
+    assert start_problems(both) == ["SageMaker and Vertex AI cannot both be served on port 8080"]
+    assert start_problems(Settings(allow_sagemaker=True, sagemaker_port=8000)) == [
         "HTTP and SageMaker cannot both be served on port 8000"
     ]

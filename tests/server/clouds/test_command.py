@@ -8,7 +8,7 @@ from typing import NoReturn
 import pytest
 
 from penstock.server import cli
-from penstock.server.clouds.command import ask
+from penstock.server.clouds.command import parse_settings
 from penstock.server.gpus.nvml import Nvml
 from penstock.server.settings import SettingError
 
@@ -22,7 +22,7 @@ def models(tmp_path: Path) -> Path:
 
 
 def test_one_model_is_served_on_sagemaker_s_port_alone(models: Path) -> None:
-    settings = ask(["serve"], {}, models)
+    settings = parse_settings(["serve"], {}, models)
 
     assert settings.allow_sagemaker
     assert not any((settings.allow_http, settings.allow_grpc, settings.allow_metrics, settings.allow_vertex_ai))
@@ -32,7 +32,7 @@ def test_one_model_is_served_on_sagemaker_s_port_alone(models: Path) -> None:
 
 
 def test_many_models_come_later(models: Path) -> None:
-    settings = ask([], MULTI, models / "not there")
+    settings = parse_settings([], MULTI, models / "not there")
 
     assert settings.allow_sagemaker
     assert (settings.model_control_mode, settings.load_model, settings.model_repository) == ("explicit", (), ())
@@ -45,7 +45,7 @@ def test_sagemaker_says_ports_and_levels() -> None:
         "SAGEMAKER_TRITON_LOG_VERBOSE": "true", "SAGEMAKER_TRITON_ALLOW_METRICS": "true",
         "SAGEMAKER_TRITON_METRICS_PORT": "23000", "SAGEMAKER_TRITON_ADDITIONAL_ARGS": "--id 'my server'",
     }  # fmt: skip
-    settings = ask([], environ)
+    settings = parse_settings([], environ)
 
     assert (settings.sagemaker_port, settings.sagemaker_safe_port_range) == (8010, "23000-23999")
     assert (settings.sagemaker_thread_count, settings.log_info, settings.log_verbose) == (4, False, 1)
@@ -54,16 +54,16 @@ def test_sagemaker_says_ports_and_levels() -> None:
 
 
 def test_an_endpoint_of_many_models_is_asked_whether_it_lives(models: Path) -> None:
-    assert ask([], {}, models).sagemaker_ping_mode == "ready"
-    assert ask([], MULTI).sagemaker_ping_mode == "live"
-    assert ask([], {**MULTI, "SAGEMAKER_TRITON_OVERRIDE_PING_MODE": "ready"}).sagemaker_ping_mode == "ready"
+    assert parse_settings([], {}, models).sagemaker_ping_mode == "ready"
+    assert parse_settings([], MULTI).sagemaker_ping_mode == "live"
+    assert parse_settings([], {**MULTI, "SAGEMAKER_TRITON_OVERRIDE_PING_MODE": "ready"}).sagemaker_ping_mode == "ready"
 
 
 def test_a_limit_of_memory_is_for_every_gpu() -> None:
     environ = {**MULTI, "SAGEMAKER_TRITON_MODEL_LOAD_GPU_LIMIT": "0.8"}
 
-    assert ask([], environ, gpus=lambda: 2).model_load_gpu_limit == ("0:0.8", "1:0.8")
-    assert ask([], environ, gpus=lambda: 0).model_load_gpu_limit == ()
+    assert parse_settings([], environ, gpus=lambda: 2).model_load_gpu_limit == ("0:0.8", "1:0.8")
+    assert parse_settings([], environ, gpus=lambda: 0).model_load_gpu_limit == ()
 
 
 def test_a_limit_on_a_machine_without_nvml_is_for_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,14 +72,14 @@ def test_a_limit_on_a_machine_without_nvml_is_for_no_gpu(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(Nvml, "read", fail)
 
-    assert ask([], {**MULTI, "SAGEMAKER_TRITON_MODEL_LOAD_GPU_LIMIT": "0.8"}).model_load_gpu_limit == ()
+    assert parse_settings([], {**MULTI, "SAGEMAKER_TRITON_MODEL_LOAD_GPU_LIMIT": "0.8"}).model_load_gpu_limit == ()
 
 
 def test_flags_go_before_our_variables_and_those_before_sagemaker_s() -> None:
     environ = {**MULTI, "SAGEMAKER_BIND_TO_PORT": "8010", "PENSTOCK_SAGEMAKER_PORT": "8020"}
 
-    assert ask([], environ).sagemaker_port == 8020
-    assert ask(["serve", "--sagemaker-port=8030", "--allow-metrics"], environ).sagemaker_port == 8030
+    assert parse_settings([], environ).sagemaker_port == 8020
+    assert parse_settings(["serve", "--sagemaker-port=8030", "--allow-metrics"], environ).sagemaker_port == 8030
 
 
 @pytest.mark.parametrize(
@@ -93,19 +93,19 @@ def test_which_model_must_be_clear(tmp_path: Path, folders: tuple[str, ...], nam
     for name in folders:
         (tmp_path / name).mkdir()
     with pytest.raises(SettingError, match=told):
-        ask([], {"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": named}, tmp_path)
+        parse_settings([], {"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": named}, tmp_path)
 
 
 def test_an_archive_has_the_model_s_folder_at_its_top(models: Path) -> None:
     (models / "config.pbtxt").touch()
     with pytest.raises(SettingError, match="must have the model's folder at its top"):
-        ask([], {}, models)
+        parse_settings([], {}, models)
 
 
 def test_of_several_models_the_named_one_is_served(models: Path) -> None:
     (models / "other").mkdir()
 
-    assert ask([], {"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": "other"}, models).load_model == ("other",)
+    assert parse_settings([], {"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": "other"}, models).load_model == ("other",)
 
 
 @pytest.mark.parametrize(
@@ -117,14 +117,14 @@ def test_of_several_models_the_named_one_is_served(models: Path) -> None:
     ],
 )
 def test_models_that_flags_name_are_loaded_beside_the_default(models: Path, more: str, loaded: tuple[str, ...]) -> None:
-    settings = ask([], {"SAGEMAKER_TRITON_ADDITIONAL_ARGS": more}, models)
+    settings = parse_settings([], {"SAGEMAKER_TRITON_ADDITIONAL_ARGS": more}, models)
 
     assert tuple(dict.fromkeys(settings.load_model)) == loaded
     assert settings.sagemaker_default_model == "m"
 
 
 def test_a_repository_that_a_flag_names_is_beside_sagemaker_s(models: Path) -> None:
-    settings = ask(["--model-repository=/more"], {}, models)
+    settings = parse_settings(["--model-repository=/more"], {}, models)
 
     assert settings.model_repository == (str(models), "/more")
 
@@ -132,7 +132,7 @@ def test_a_repository_that_a_flag_names_is_beside_sagemaker_s(models: Path) -> N
 def test_flags_may_stand_behind_a_variable_s_value(models: Path) -> None:
     """As deployments of Stable Diffusion have it, of a time when there was no variable for them."""
     environ = {"SAGEMAKER_TRITON_LOG_INFO": "false --load-model=text_encoder --load-model=vae"}
-    settings = ask([], {**environ, "SAGEMAKER_TRITON_LOG_VERBOSE": "true --id=x"}, models)
+    settings = parse_settings([], {**environ, "SAGEMAKER_TRITON_LOG_VERBOSE": "true --id=x"}, models)
 
     assert (settings.log_info, settings.log_verbose, settings.id) == (False, 1, "x")
     assert settings.load_model == ("m", "text_encoder", "vae")
@@ -140,19 +140,19 @@ def test_flags_may_stand_behind_a_variable_s_value(models: Path) -> None:
 
 def test_a_quote_that_is_never_closed_is_a_mistake() -> None:
     with pytest.raises(SettingError, match="SAGEMAKER_TRITON_ADDITIONAL_ARGS: No closing quotation"):
-        ask([], {**MULTI, "SAGEMAKER_TRITON_ADDITIONAL_ARGS": "--id 'x"})
+        parse_settings([], {**MULTI, "SAGEMAKER_TRITON_ADDITIONAL_ARGS": "--id 'x"})
 
 
 def test_flags_of_triton_s_that_have_no_effect_are_told_of(capsys: pytest.CaptureFixture[str]) -> None:
     more = "--http-thread-count 8 --backend-config=python,shm-default-byte-size=1 --reuse-http-port=false"
-    ask([], {**MULTI, "SAGEMAKER_TRITON_ADDITIONAL_ARGS": more})
+    parse_settings([], {**MULTI, "SAGEMAKER_TRITON_ADDITIONAL_ARGS": more})
 
     assert [line.partition(" has no effect: ")[0] for line in capsys.readouterr().err.splitlines()] == [
         "penstock sagemaker: warning: --http-thread-count",
         "penstock sagemaker: warning: --backend-config python,shm-default-byte-size",
     ]
     with pytest.raises(SettingError, match="--model-namespacing is a Triton flag that Penstock does not support"):
-        ask([], {**MULTI, "SAGEMAKER_TRITON_ADDITIONAL_ARGS": "--model-namespacing=1"})
+        parse_settings([], {**MULTI, "SAGEMAKER_TRITON_ADDITIONAL_ARGS": "--model-namespacing=1"})
 
 
 def test_a_path_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.backends.backend import Backend
 from penstock.backends.errors import Code, InferError
-from penstock.server.clouds.archives import find, served_name
+from penstock.server.clouds.archives import escape_target, find_archive
 from tests.backends.onnx_models import floats
 from tests.clients.ensembles import CHAIN, write_ensemble, write_plus
 from tests.clients.tensors import document
@@ -100,7 +100,7 @@ def test_a_model_is_served_by_the_name_of_its_target(client: httpx.Client, tmp_p
     headers = JSON | {TARGET: "team/m.tar.gz"}
     response = client.post("/models/0a1b/invoke", content=body()[0], headers=headers)
 
-    assert response.json()["model_name"] == served_name("team/m.tar.gz") == "team%2Fm.tar.gz"
+    assert response.json()["model_name"] == escape_target("team/m.tar.gz") == "team%2Fm.tar.gz"
     assert client.get("/models").json()["models"][0]["modelName"] == "0a1b"
     assert client.delete("/models/0a1b", headers=headers).status_code == 200
 
@@ -142,7 +142,7 @@ def test_two_archives_cannot_bring_models_of_one_name(client: httpx.Client, tmp_
     assert load(client, "a", str(tmp_path / "a")).status_code == 200
     refused = load(client, "b", str(tmp_path / "b"))
     assert refused.status_code == 400
-    assert "its model 'double' has the name of one that is there" in refused.json()["error"]
+    assert "its model 'double' has the name of an existing model" in refused.json()["error"]
 
 
 @pytest.mark.parametrize("url", ["/dev/shm", "/proc/self", "/opt/../sys/kernel", "/dev", "//dev/shm"])
@@ -216,7 +216,7 @@ def test_a_name_of_the_server_s_own_models_is_not_taken(tmp_path: Path) -> None:
 
 def test_the_folder_of_links_goes_with_the_server(tmp_path: Path) -> None:
     with sagemaker(model_control_mode="explicit") as (live, client):
-        linked = live.server.clouds.linked
+        linked = live.server.clouds.links_folder
         assert linked is not None
         assert load(client, "m1", unpack(tmp_path, "1")).status_code == 200
         assert [path.name for path in linked.iterdir()] == ["m1"]
@@ -228,5 +228,5 @@ def test_the_folder_of_links_goes_with_the_server(tmp_path: Path) -> None:
 def test_an_archive_without_a_model_is_told_so(tmp_path: Path) -> None:
     for place in (tmp_path / "none", tmp_path):
         with pytest.raises(InferError) as refused:
-            find(place, "m")
+            find_archive(place, "m")
         assert refused.value.code is Code.INVALID

@@ -14,7 +14,7 @@ import pytest
 from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
 from penstock.server.clouds.archives import NOT_EXPLICIT
-from penstock.server.clouds.sagemaker import UNSPECIFIED, lacks_memory
+from penstock.server.clouds.sagemaker import UNSPECIFIED, is_out_of_memory
 from tests.backends.onnx_models import FLOAT, node
 from tests.clients.models import write
 from tests.fakes import FakeBackend, fake_loader
@@ -247,5 +247,5 @@ def test_what_fails_while_it_runs_is_400_and_want_of_memory_507(
     "text", ["CUDA out of memory. Tried", "MemoryError: ", "Failed to allocate memory for requested buffer of size 4"]
 )
 def test_want_of_memory_is_told_by_its_text(text: str) -> None:
-    assert lacks_memory(InferError(Code.INTERNAL, text))
-    assert not lacks_memory(InferError(Code.INTERNAL, "internal error"))
+    assert is_out_of_memory(InferError(Code.INTERNAL, text))
+    assert not is_out_of_memory(InferError(Code.INTERNAL, "internal error"))

@@ -10,7 +10,7 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from penstock.server.clouds.vertex_ai import Predicting, VertexApp
+from penstock.server.clouds.vertex_ai import PredictRoutes, VertexApp
 from penstock.server.listening.sockets import StartError
 from tests.live import Live
 from tests.server.clouds.asking import VERTEX_MIME, are_right, body, outputs_of, vertex_ai, write_simple
@@ -197,7 +197,7 @@ def test_a_prediction_that_comes_before_the_models_is_told_so() -> None:
         sent.append(dict(message))
 
     async def main() -> None:
-        app = VertexApp(cast(Any, None), Predicting("/health", "/predict", ""))
+        app = VertexApp(cast(Any, None), PredictRoutes("/health", "/predict", ""))
         await app({"type": "http", "path": "/predict", "method": "POST", "headers": []}, cast(Any, None), send)
 
     asyncio.run(main())

@@ -339,7 +339,7 @@ class TestReplicas:
 def test_a_model_kind_that_cortex_does_not_know_is_rejected(act: Act, tmp_path: Path) -> None:
     async def scene(stage: Stage) -> None:
         hooks = HookSpec(Path(), dialect="cortex", dialect_settings={"kind": "predictor"})
-        with pytest.raises(InferError, match="Cortex knows models of ONNX and TensorFlow"):
+        with pytest.raises(InferError, match="Cortex serves ONNX and TensorFlow models"):
             await stage.load_spec(hooks, M, node_inputs=[NODE])
 
     act(scene)

@@ -288,7 +288,7 @@ class TestWarnings:
     def test_tags_of_cortex_0_9_are_ignored_with_a_warning(self, tmp_path: Path) -> None:
         project = read(tmp_path, OLD + "  tags: {team: x}\n")
 
-        assert [finding.mistake for finding in project.findings] == [False]
+        assert [finding.is_mistake for finding in project.findings] == [False]
 
 
 def test_the_example_in_the_docs_is_read_without_findings(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ import pytest
 from penstock.batching.spec import HookSpec, ModelSpec
 from penstock.server.cortex.models import ModelFinder
 from penstock.server.cortex.repository import CortexRepository
-from penstock.server.repository.choices import Choices
 from penstock.server.repository.control import ModelControl
+from penstock.server.repository.control_options import ControlOptions
 from penstock.server.repository.gpus import Gpus
-from penstock.server.repository.scan import Defaults, Entry
+from penstock.server.repository.scan import Defaults, ModelEntry
 from tests.cortex.projects import Project
 from tests.server.repository.folders import FakeEngine, look_twice
 
@@ -63,9 +63,9 @@ def test_a_scan_is_consistent_while_another_thread_rereads_the_project(models: M
     assert [entry.name for entry in entries] == [*prints] == ["classifier"]
 
 
-def spec_of(entry: Entry | None) -> ModelSpec:
+def spec_of(entry: ModelEntry | None) -> ModelSpec:
     assert entry is not None
-    assert [finding for finding in entry.findings if finding.mistake] == []
+    assert [finding for finding in entry.findings if finding.is_mistake] == []
     (spec,) = entry.specs
     return spec
 
@@ -75,7 +75,7 @@ def hooks_of(spec: ModelSpec) -> HookSpec:
     return spec.hooks
 
 
-def said(entry: Entry | None) -> list[str]:
+def said(entry: ModelEntry | None) -> list[str]:
     assert entry is not None
     return [str(finding).replace(f"{finding.path.parent}/", "") for finding in entry.findings]
 
@@ -153,7 +153,7 @@ class TestApiSpecs:
     ) -> None:
         project.api("g", "models/m.onnx", compute={"gpu": 1})
 
-        entry = repository(models, project, gpus=Gpus.told(gpus)).read("g")[0]
+        entry = repository(models, project, gpus=Gpus.from_numbers(gpus)).read("g")[0]
 
         assert said(entry) == []
         assert spec_of(entry).instances[0].devices == (device,)
@@ -164,12 +164,12 @@ class TestApiSpecs:
     ) -> None:
         project.api("g", "models/m.onnx", compute={"gpu": 1})
 
-        entry = repository(models, project, gpus=Gpus.told(())).read("g")[0]
+        entry = repository(models, project, gpus=Gpus.from_numbers(())).read("g")[0]
 
         assert spec_of(entry).instances[0].devices == ("cpu",)
-        assert spec_of(entry).fallback == "device 'cuda:0' does not exist: there is no GPU"
+        assert spec_of(entry).fallback_reason == "device 'cuda:0' does not exist: there is no GPU"
         assert said(entry) == [
-            f"cortex.yaml:12: warning: api: g: compute: gpu: is served on the CPU: {spec_of(entry).fallback}"
+            f"cortex.yaml:12: warning: api: g: compute: gpu: is served on the CPU: {spec_of(entry).fallback_reason}"
         ]
 
 
@@ -352,7 +352,7 @@ class TestChanges:
     def test_an_api_added_to_the_project_is_loaded_in_poll_mode(self, project: Project, models: ModelFinder) -> None:
         async def run() -> None:
             engine, found = FakeEngine(), repository(models, project)
-            control = ModelControl(found, engine, Choices("poll", poll_s=3600))
+            control = ModelControl(found, engine, ControlOptions("poll", poll_interval_s=3600))
             assert await control.start() == []
             assert set(engine.served) == {"classifier"}
 
@@ -391,7 +391,7 @@ class TestControl:
         async def run() -> None:
             project.api("b", "models/m.onnx")
             engine, found = FakeEngine(), repository(models, project)
-            control = ModelControl(found, engine, Choices("explicit", names=("b",)))
+            control = ModelControl(found, engine, ControlOptions("explicit", startup_models=("b",)))
             await control.start()
             assert set(engine.served) == {"b"}
             await control.load("classifier")

@@ -23,7 +23,7 @@ from penstock.server.cortex.service import CortexService
 from penstock.server.hooks.runner import Hooks
 from penstock.server.http.limits import Limits
 from penstock.server.http.service import HttpShared
-from penstock.server.restricted import Restricted
+from penstock.server.restricted import RestrictedApis
 from tests.fakes import fake_model
 from tests.server.http.lane import Lane, Own, in_chunks, run, turns
 from tests.server.v2.test_inference import HeldEngine
@@ -274,7 +274,7 @@ class TestPredictions:
             await served.one(asked("/iris/m", b"1", JSON))
             gone, served.engine.loaded = served.engine.loaded, fake_model()
             served.engine.generation += 1
-            served.engine.turn_away = lambda model: InferError(Code.NOT_READY, "gone") if model is gone else None  # type: ignore[method-assign]
+            served.engine.early_rejection = lambda model: InferError(Code.NOT_READY, "gone") if model is gone else None  # type: ignore[method-assign]
 
             assert (await served.one(asked("/iris/m", b"1" + b" " * 100_000, JSON)))[0] == 200
 
@@ -287,7 +287,7 @@ class TestPredictions:
             served.transport.lose(None)
             await turns()
 
-            assert served.engine.loaded.holds == 0
+            assert served.engine.loaded.hold_count == 0
             assert served.beside.abandoned == 1
             assert served.counted == [0, 0, 0]
 
@@ -340,7 +340,7 @@ class TestSmallPredictions:
     @staticmethod
     async def served() -> Served:
         served = Served()
-        served.engine.loaded.request_rows = 8
+        served.engine.loaded.max_request_rows = 8
         served.hooks = cast(Any, await Hooks.load(cast(Any, served.engine), served.engine.loaded))
         return served
 
@@ -553,7 +553,7 @@ class TestOtherPaths:
     def test_restricted_inference_requires_the_key_except_for_healthz(self) -> None:
         async def main() -> None:
             served = Served()
-            served.service.restricted = Restricted.parse(("inference:key=secret",))
+            served.service.restricted = RestrictedApis.parse(("inference:key=secret",))
             assert (await served.one(asked("/healthz", method="GET")))[0] == 200
             assert (await served.one(asked("/iris/m", b"1", JSON, "key: secret")))[0] == 200
             served.transport.written.clear()

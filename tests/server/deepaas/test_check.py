@@ -29,7 +29,7 @@ def test_a_model_that_would_be_served_is_described(folder: Path) -> None:
     (folder / "mod.py").write_text("raise SystemExit('this is never run')\ndef predict(**arguments): ...\n")
     report = checked("m=mod")
 
-    assert (report.status, said(report)) == (0, [])
+    assert (report.exit_status, said(report)) == (0, [])
     assert "module     mod" in str(report)
     assert "1 version would be served" in str(report)
 
@@ -50,7 +50,7 @@ def test_one_mistake_does_not_hide_another_nor_what_is_well(folder: Path) -> Non
     report = checked("a=good", "b=broken", "c=no_such_module_at_all")
 
     assert [spec.name for spec in report.specs] == ["a"]
-    assert report.status == 1
+    assert report.exit_status == 1
     assert [each.line for each in report.findings] == [1, 0]
 
 
@@ -58,11 +58,11 @@ def test_a_module_with_no_method_is_told_of(folder: Path) -> None:
     (folder / "empty.py").write_text("x = 1\n")
     report = checked("m=empty")
 
-    assert (report.status, said(report)) == (0, ["has neither predict nor train: both are answered 501"])
+    assert (report.exit_status, said(report)) == (0, ["has neither predict nor train: both are answered 501"])
 
 
 def test_what_is_no_path_to_a_model_is_a_mistake(folder: Path) -> None:
     report = checked(str(folder))
 
-    assert report.status == 1
+    assert report.exit_status == 1
     assert "expected NAME=package.module" in str(report)

@@ -18,7 +18,7 @@ from penstock.server.settings import Settings
 
 def opened(*paths: str, environ: dict[str, str] | None = None, **others: Any) -> Entries:
     found = Entries(Settings(dialect="deepaas", model_repository=paths, **others), environ or {})
-    assert found.wrong() is None
+    assert found.invalid_path() is None
     found.open()
     return found
 
@@ -56,21 +56,21 @@ def test_a_path_is_a_name_and_where_its_code_is(path: str, target: str) -> None:
 
 @pytest.mark.parametrize("path", ["mod", "m=", "=mod", "m=a b", "m=mod:", "m=mod.py:", "a/b=mod", "m=../mod"])
 def test_what_is_no_such_path_is_told(path: str) -> None:
-    finding = Entries(Settings(dialect="deepaas", model_repository=(path,)), {}).wrong()
+    finding = Entries(Settings(dialect="deepaas", model_repository=(path,)), {}).invalid_path()
 
     assert finding is not None
     assert "expected NAME=package.module" in finding.message
 
 
 def test_a_name_may_not_stand_twice_on_the_command_line() -> None:
-    finding = Entries(Settings(dialect="deepaas", model_repository=("m=a", "m=b")), {}).wrong()
+    finding = Entries(Settings(dialect="deepaas", model_repository=("m=a", "m=b")), {}).invalid_path()
 
     assert finding is not None
     assert finding.message == "there are two models 'm'"
 
 
 def test_a_base_path_begins_with_a_slash() -> None:
-    finding = Entries(Settings(dialect="deepaas", deepaas_base_path="x"), {}).wrong()
+    finding = Entries(Settings(dialect="deepaas", deepaas_base_path="x"), {}).invalid_path()
 
     assert finding is not None
     assert finding.message == "--deepaas-base-path has to begin with /"

@@ -19,7 +19,7 @@ from penstock.server.deepaas.messages import METADATA, ModelDescription
 from penstock.server.deepaas.service import DeepaasService
 from penstock.server.http.service import HttpShared
 from penstock.server.listening.ports import make_http_port
-from penstock.server.restricted import Restricted
+from penstock.server.restricted import RestrictedApis
 from penstock.server.settings import Settings
 from penstock.server.workers.order import WorkerLost
 from tests.server.http.lane import Answer, Lane, Own, run, turns
@@ -89,7 +89,7 @@ class Jobs:
 class Both(Own):
     """Penstock's own: it answers all it is given."""
 
-    restricted = Restricted()
+    restricted = RestrictedApis()
 
     def claim(self, head: Any) -> Any:
         return "own"
@@ -98,10 +98,12 @@ class Both(Own):
 class Served(Lane):
     """A connection whose Service is DeepaasService, for the models `m` and `n`."""
 
-    def __init__(self, restricted: Restricted | None = None, names: tuple[str, ...] = ("m", "n"), **said: Any) -> None:
+    def __init__(
+        self, restricted: RestrictedApis | None = None, names: tuple[str, ...] = ("m", "n"), **said: Any
+    ) -> None:
         settings = Settings(dialect="deepaas", **said)
         self.engine, self.jobs, self.others = DeepaasEngine(), Jobs(), Both()
-        self.others.restricted = restricted or Restricted()
+        self.others.restricted = restricted or RestrictedApis()
         self.desks = {name: Desk(name) for name in names}
         models = SimpleNamespace(desk_of=self.desks.__getitem__, jobs=self.jobs)
         repository = SimpleNamespace(names=lambda: list(names))
@@ -315,7 +317,7 @@ class TestWhatTheServerAnswers:
         assert answered(asked("/a/ui"), **said).headers["location"] == "/a/api"
 
     def test_restricted_endpoints_ask_for_their_header(self) -> None:
-        restricted = Restricted.parse(["inference,metadata:key=secret"])
+        restricted = RestrictedApis.parse(["inference,metadata:key=secret"])
 
         assert answered(posted(PREDICT), restricted=restricted).status == 403
         assert answered(asked("/swagger.json"), restricted=restricted).status == 403

@@ -111,7 +111,7 @@ def test_a_model_is_told_where_it_would_run_and_not_where_it_was_to(
 
     onnx = loading.LOADERS["onnxruntime"]
     monkeypatch.setattr(loading, "LOADERS", {"onnxruntime": no_gpu})
-    monkeypatch.setattr(mirrors, "Gpus", lambda *_: Gpus.told((0,)))
+    monkeypatch.setattr(mirrors, "Gpus", lambda *_: Gpus.from_numbers((0,)))
     contract_model("rows", tmp_path / "m.onnx")
 
     found = models(monkeypatch, str(tmp_path / "m.onnx"))

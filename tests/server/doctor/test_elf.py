@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.server.doctor.elf import needed
+from penstock.server.doctor.elf import needed_libraries
 from tests.server.doctor.elves import library
 
 NAMES = st.lists(st.text("abc.+-_ü0123456789", min_size=1, max_size=20), max_size=5)
@@ -18,7 +18,7 @@ NAMES = st.lists(st.text("abc.+-_ü0123456789", min_size=1, max_size=20), max_si
 @given(NAMES)
 @settings(max_examples=30)
 def test_what_a_library_asks_for_is_read_in_its_order(names: list[str]) -> None:
-    assert needed(io.BytesIO(library(names))) == tuple(names)
+    assert needed_libraries(io.BytesIO(library(names))) == tuple(names)
 
 
 @given(st.data())
@@ -30,15 +30,15 @@ def test_a_broken_file_is_refused_or_read_and_nothing_else(data: st.DataObject) 
     cut = whole[: data.draw(st.integers(0, len(whole)))]
 
     with contextlib.suppress(ValueError):
-        needed(io.BytesIO(cut))
+        needed_libraries(io.BytesIO(cut))
 
 
 def test_what_is_no_library_is_refused() -> None:
     with pytest.raises(ValueError, match="is not a 64-bit ELF file"):
-        needed(io.BytesIO(b"#!/bin/sh\n" * 20))
+        needed_libraries(io.BytesIO(b"#!/bin/sh\n" * 20))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="another kind of file")
 def test_a_real_program_asks_for_its_c_library() -> None:
     with Path(sys.executable).open("rb") as file:
-        assert any(name.startswith("libc.") for name in needed(file))
+        assert any(name.startswith("libc.") for name in needed_libraries(file))

@@ -25,14 +25,14 @@ def runtime(tmp_path: Path) -> Path:
 
 def test_what_the_provider_names_is_wanted_at_once_and_the_rest_later(runtime: Path) -> None:
     assert packages.cuda_major(runtime) == 13
-    assert [(each.name, each.wanted) for each in packages.wanted(runtime)] == [
+    assert [(each.name, each.needed_when) for each in packages.find_needed(runtime)] == [
         ("libcublas.so.13", AT_LOAD), ("libcudart.so.13", AT_LOAD), ("libcuda.so.1", AT_LOAD),
         ("libcudnn.so.9", CUDNN), ("libcufft.so.12", LATER), ("libnvinfer.so.10", TENSORRT),
     ]  # fmt: skip
 
 
 def test_without_a_provider_nothing_is_wanted(tmp_path: Path) -> None:
-    assert packages.wanted(tmp_path) == []
+    assert packages.find_needed(tmp_path) == []
     assert packages.cuda_major(tmp_path) == 0
 
 
@@ -44,7 +44,7 @@ def test_a_library_is_found_by_the_loader_first_then_where_pip_puts_it(tmp_path:
     folders = packages.pip_folders([str(tmp_path / "site"), "", str(tmp_path / "none")])
 
     by = [
-        packages.found(Library(name=name), {"libcudart.so.13": "/usr/lib/libcudart.so.13"}, folders)
+        packages.locate(Library(name=name), {"libcudart.so.13": "/usr/lib/libcudart.so.13"}, folders)
         for name in ("libcudart.so.13", "libcublas.so.13", "libcudnn.so.9")
     ]
 
@@ -58,7 +58,7 @@ def test_the_loaders_own_path_is_looked_at(tmp_path: Path) -> None:
     (tmp_path / "liba.so").touch()
     environment = {"LD_LIBRARY_PATH": f":/none:{tmp_path}"}
 
-    assert packages.on_path(["liba.so", "libb.so"], environment) == {"liba.so": str(tmp_path / "liba.so")}
+    assert packages.search_library_path(["liba.so", "libb.so"], environment) == {"liba.so": str(tmp_path / "liba.so")}
 
 
 def test_the_loaders_cache_is_read() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from penstock.server import cli
-from penstock.server.doctor import asking, reading
-from penstock.server.doctor.asking import ProbeProcess
+from penstock.server.doctor import probes, reading
+from penstock.server.doctor.probes import ProbeProcess
 from penstock.server.doctor.reading import read_facts, read_ports
 from penstock.server.settings import Settings
 
@@ -21,8 +21,8 @@ def test_a_port_is_free_or_taken() -> None:
         taken = held.getsockname()[1]
         ports = read_ports(Settings(http_port=taken, allow_grpc=False, metrics_port=0))
 
-    assert [(port.name, port.taken) for port in ports] == [("HTTP", "Address already in use")]
-    assert [port.taken for port in read_ports(Settings(http_port=taken, allow_grpc=False, metrics_port=0))] == [""]
+    assert [(port.name, port.bind_error) for port in ports] == [("HTTP", "Address already in use")]
+    assert [port.bind_error for port in read_ports(Settings(http_port=taken, allow_grpc=False, metrics_port=0))] == [""]
 
 
 @pytest.mark.parametrize("name", ["http", "grpc"])
@@ -31,7 +31,7 @@ def test_a_port_that_is_shared_is_not_taken(name: str) -> None:
 
     def read(port: int, *, shares: bool) -> list[tuple[str, bool]]:
         settings = Settings(**others | {f"{name}_port": port, f"reuse_{name}_port": shares})
-        return [(found.taken, found.shared) for found in read_ports(settings)]
+        return [(found.bind_error, found.shared) for found in read_ports(settings)]
 
     with socket.create_server(("127.0.0.1", 0), reuse_port=True) as held:
         port = held.getsockname()[1]
@@ -46,9 +46,9 @@ def test_no_reading_that_fails_keeps_the_others_back(monkeypatch: pytest.MonkeyP
     def fail(*_: object) -> None:
         raise RuntimeError("broken")
 
-    for name in ("read_machine", "read_ports", "_libraries", "_cuda_major"):
+    for name in ("read_machine", "read_ports", "_read_libraries", "_read_cuda_major"):
         monkeypatch.setattr(reading, name, fail)
-    monkeypatch.setattr(asking, "child", lambda *_: ProbeProcess(["/bin/false"], 20.0))
+    monkeypatch.setattr(probes, "start", lambda *_: ProbeProcess(["/bin/false"], 20.0))
 
     facts = read_facts(Settings(model_repository=("nowhere",)))
 

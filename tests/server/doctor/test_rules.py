@@ -73,15 +73,15 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
         "ONNX Runtime: " + BOTH,
     ),
     "libraries that are not there": (
-        GPU | {"libraries": (Library(name="libcublas.so.13"), Library(name="libcudnn.so.9", wanted=CUDNN))}, ERROR,
+        GPU | {"libraries": (Library(name="libcublas.so.13"), Library(name="libcudnn.so.9", needed_when=CUDNN))}, ERROR,
         "CUDA: missing: libcublas.so.13; without them the CUDA provider does not load",
     ),
     "no cuDNN": (
-        GPU | {"libraries": (Library(name="libcudnn.so.9", wanted=CUDNN),)}, ERROR,
+        GPU | {"libraries": (Library(name="libcudnn.so.9", needed_when=CUDNN),)}, ERROR,
         f"CUDA: missing: libcudnn.so.9; {WITHOUT_CUDNN}",
     ),
     "no cuFFT": (
-        GPU | {"libraries": (Library(name="libcufft.so.12", wanted=LATER),)}, WARNING,
+        GPU | {"libraries": (Library(name="libcufft.so.12", needed_when=LATER),)}, WARNING,
         "CUDA: missing: libcufft.so.12; without it models that need it (Fourier transforms) fail",
     ),
     "a provider that does not load": (
@@ -98,7 +98,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "a model that asks for more than there is": (
         GPU | {"models": CheckedModels(versions=1, devices={"cuda:1": ("cnn",), "cpu": ("iris",)})}, ERROR,
-        "models: cnn: asks for cuda:1, and the last one here is cuda:0",
+        "models: cnn: requests cuda:1, but the last one here is cuda:0",
     ),
     "a model that asks for a GPU of a runtime without": (
         CPU | {"models": CheckedModels(devices={"cuda:0": ("cnn",)})}, ERROR,
@@ -106,7 +106,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "a Python that pyenv has compiled": (
         CPU | {"machine": Machine(python="3.11.7", slow_python=True, **ROOM)}, NOTE,
-        "software: this Python was compiled without optimizations: requests take a tenth more CPU, or more",
+        "software: this Python was compiled without optimizations: requests take at least 10% more CPU",
     ),
     "a mistake in a model": (
         CPU | {"models": CheckedModels(mistakes=("m/config.pbtxt:3: x",))}, ERROR, "models: m/config.pbtxt:3: x",
@@ -124,7 +124,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
         WARNING, "limits: 1024 open files, which many connections exhaust",
     ),
     "a port that is taken": (
-        CPU | {"ports": (CheckedPort(name="HTTP", address="0.0.0.0", port=8000, taken="Address already in use"),)},
+        CPU | {"ports": (CheckedPort(name="HTTP", address="0.0.0.0", port=8000, bind_error="Address already in use"),)},
         WARNING, "ports: HTTP port 0.0.0.0:8000 cannot be used: Address already in use",
     ),
     "shared memory that others have filled": (
@@ -205,7 +205,7 @@ def test_a_provider_that_lacks_the_driver_alone_needs_nothing_of_pip() -> None:
 
 
 def test_the_pip_line_names_the_version_and_what_it_brings() -> None:
-    missing = Library(name="libcublasLt.so.13"), Library(name="libcudnn.so.9", wanted=CUDNN)
+    missing = Library(name="libcublasLt.so.13"), Library(name="libcudnn.so.9", needed_when=CUDNN)
     remedies = [each.remedy for each in judge(Facts(**GPU | {"libraries": missing})).diagnoses if each.part == "CUDA"]
 
     line = "pip install 'onnxruntime-gpu[cuda,cudnn]==1.31.1', which brings"

@@ -15,7 +15,7 @@ import pytest
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.spec import WorkerSpec
-from penstock.server.environments.environments import WHOLE, Environments, default_folder
+from penstock.server.environments.environments import MARKER_FILE, Environments, default_folder
 from penstock.server.python_models.loading import MUST, OLDEST
 from tests.server.environments.places import FakePython
 
@@ -123,7 +123,7 @@ def test_a_file_where_environments_are_to_be_kept_is_told_of_once(
 ) -> None:
     (tmp_path / "file").write_text("")
 
-    with pytest.raises(InferError, match=r"cannot be kept in .*/file \(--environments\)"):
+    with pytest.raises(InferError, match=r"cannot be stored in .*/file \(--environments\)"):
         Environments(tmp_path / "file").interpreter(spec, LABEL)
     assert caplog.records == []
 
@@ -167,7 +167,7 @@ def test_where_no_library_can_be_mapped_it_is_said_that_environments_go_elsewher
 ) -> None:
     python.write(missing='{"numpy": "ImportError: n.so: failed to map segment from shared object"}')
 
-    with pytest.raises(InferError, match=r"from shared object; .* noexec: keep them elsewhere \(--environments\)$"):
+    with pytest.raises(InferError, match=r"from shared object; .* noexec: store them elsewhere \(--environments\)$"):
         Environments(kept).interpreter(spec, LABEL)
 
 
@@ -175,7 +175,7 @@ def test_another_requirement_another_need_and_another_python_are_other_environme
     kept: Path, spec: WorkerSpec, python: FakePython
 ) -> None:
     Environments(kept).interpreter(spec, LABEL)
-    Environments(kept, needs=("numpy",)).interpreter(spec, LABEL)
+    Environments(kept, required_modules=("numpy",)).interpreter(spec, LABEL)
     python.write(prefix="/elsewhere")
     Environments(kept).interpreter(spec, LABEL)
     assert spec.requirements is not None
@@ -200,8 +200,8 @@ def test_one_that_another_process_makes_is_waited_for(
 ) -> None:
     Environments(kept).interpreter(spec, LABEL)
     folder = kept / made(kept)[0]
-    whole = (folder / WHOLE).read_bytes()
-    (folder / WHOLE).unlink()
+    whole = (folder / MARKER_FILE).read_bytes()
+    (folder / MARKER_FILE).unlink()
     waiting = threading.Event()
 
     class CountingAccessLogger(logging.Handler):
@@ -217,7 +217,7 @@ def test_one_that_another_process_makes_is_waited_for(
         with caplog.at_level(logging.INFO, "penstock"), ThreadPoolExecutor(1) as thread:
             asked = thread.submit(Environments(kept).interpreter, spec, LABEL)
             assert waiting.wait(10)
-            (folder / WHOLE).write_bytes(whole)
+            (folder / MARKER_FILE).write_bytes(whole)
             fcntl.flock(lock, fcntl.LOCK_UN)
             assert asked.result(10) == str(folder / "bin" / "python")
     finally:
@@ -233,11 +233,11 @@ def test_one_that_is_not_whole_is_never_used(kept: Path, spec: WorkerSpec, pytho
     folder = kept / made(kept)[0]
     (folder / "stale").write_text("")
     if half == "broken mark":
-        (folder / WHOLE).write_text("{")
+        (folder / MARKER_FILE).write_text("{")
     elif half == "no python":
         (folder / "bin" / "python").unlink()
     else:
-        (folder / WHOLE).unlink()
+        (folder / MARKER_FILE).unlink()
     if half == "nothing":
         (folder / "bin" / "python").unlink()
 
@@ -293,7 +293,7 @@ def test_after_a_failure_the_next_one_tries_again(kept: Path, spec: WorkerSpec, 
 def test_offline_one_that_is_kept_serves_and_another_one_is_a_mistake(
     kept: Path, spec: WorkerSpec, python: FakePython
 ) -> None:
-    with pytest.raises(InferError, match=f"is not kept in {kept}, and --offline says that nothing is fetched"):
+    with pytest.raises(InferError, match=f"is not stored in {kept}, and --offline forbids downloads"):
         Environments(kept, offline=True).interpreter(spec, LABEL)
     assert python.runs("-m venv") == 0
 
@@ -311,13 +311,13 @@ def test_a_python_of_another_version_than_the_pipfile_asks_for_is_warned_of(
         path = Environments(kept).interpreter(WorkerSpec(str(python.path), tmp_path / "Pipfile"), LABEL)
 
     assert Path(path).exists()
-    assert "asks for Python 3.6, and its interpreter is" in caplog.text
+    assert "requires Python 3.6, but its interpreter is" in caplog.text
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, spec: WorkerSpec) -> None:
     (tmp_path / "file").write_text("")
 
-    with pytest.raises(InferError, match=r"cannot be kept in .*file/kept \(--environments\)"):
+    with pytest.raises(InferError, match=r"cannot be stored in .*file/kept \(--environments\)"):
         Environments(tmp_path / "file" / "kept").interpreter(spec, LABEL)
 
 
@@ -335,7 +335,7 @@ def test_a_user_without_a_home_folder_is_told_so_where_an_environment_has_to_be_
     with pytest.raises(InferError) as refused:
         homeless.interpreter(spec, LABEL)
     assert refused.value.message == (
-        f"{LABEL}: its environment cannot be kept: the user has no home folder; set --environments"
+        f"{LABEL}: its environment cannot be stored: the user has no home folder; set --environments"
     )
     assert Path(Environments(kept).interpreter(spec, LABEL)).exists()
 
@@ -382,7 +382,7 @@ def test_a_packed_environment_is_unpacked_once_and_corrected(tmp_path: Path, kep
 
     assert first == second == str(kept / made(kept)[0] / "bin" / "python")
     assert python.runs(str(Path(first).parent / "conda-unpack")) == 1
-    assert json.loads((kept / made(kept)[0] / WHOLE).read_text())["made_of"] == str(packed)
+    assert json.loads((kept / made(kept)[0] / MARKER_FILE).read_text())["made_of"] == str(packed)
 
 
 def test_one_that_is_packed_anew_is_another_one(tmp_path: Path, kept: Path, python: FakePython) -> None:
@@ -470,6 +470,6 @@ def test_other_packages_are_another_environment(kept: Path, spec: WorkerSpec) ->
 def test_packages_are_not_fetched_offline(kept: Path, python: FakePython) -> None:
     spec = WorkerSpec(str(python.path), packages=("boto3",))
 
-    with pytest.raises(InferError, match=r"environment of boto3 is not kept in .*, and --offline says"):
+    with pytest.raises(InferError, match=r"environment of boto3 is not stored in .*, and --offline forbids"):
         Environments(kept, offline=True).interpreter(spec, LABEL)
     assert _installs(python) == []

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.backends.errors import InferError
-from penstock.server.environments.pipfile import _hash, _parsed
+from penstock.server.environments.pipfile import _hash, _parse_toml
 from penstock.server.environments.recipe import Recipe, read_recipe
 
 
@@ -71,7 +71,7 @@ def test_the_lock_beside_it_counts_with_its_hashes_and_nothing_more_is_resolved(
     pipfile = '[packages]\nsix = "*"\n'
     (tmp_path / "Pipfile").write_text(pipfile)
     lock = {
-        "_meta": {"hash": {"sha256": _hash(_parsed(tmp_path / "Pipfile"))}, "requires": {"python_version": "3.11"}},
+        "_meta": {"hash": {"sha256": _hash(_parse_toml(tmp_path / "Pipfile"))}, "requires": {"python_version": "3.11"}},
         "default": {
             "six": {"version": "==1.16.0", "hashes": ["sha256:aa", "sha256:bb"], "index": "pypi"},
             "tool": {"git": "https://x/tool.git", "ref": "abc"},
@@ -103,7 +103,7 @@ def test_a_lock_that_is_older_than_the_pipfile_counts_and_is_warned_of(
 
 @pytest.mark.parametrize(("text", "says"), [
     ('[packages]\nsix = {versoin = "*"}\n', "six: no such key 'versoin'"),
-    ('[packages]\nsix = "1.2"\n', r"six: version '1.2': wanted '\*' or a comparison"),
+    ('[packages]\nsix = "1.2"\n', r"six: version '1.2': expected '\*' or a comparison"),
     ('[packages]\nsix = {path = "./nowhere"}\n', "six: path './nowhere': no such file"),
     ("[packages\n", "Pipfile: Expected"),
     ('[[source]]\nname = "x"\n[packages]\nsix = "*"\n', "a source without a url"),

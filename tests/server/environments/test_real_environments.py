@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.batching.spec import WorkerSpec
-from penstock.server.environments.environments import NEEDS, Environments
+from penstock.server.environments.environments import REQUIRED_MODULES, Environments
 from penstock.server.workers.kinds import FIRST_CALL
 from penstock.server.workers.order import Order
 from penstock.server.workers.worker import Worker
@@ -74,7 +74,7 @@ def test_requirements_are_pips_own_and_packages_go_beside_them_or_alone(tmp_path
     write_wheel(wheels, "beside", "1.0", "from tiny import VALUE\n")
     (tmp_path / "requirements.txt").write_text("tiny\n-c constraints.txt\n")
     (tmp_path / "constraints.txt").write_text("tiny<2\n")
-    environments = Environments(tmp_path / "kept", needs=())
+    environments = Environments(tmp_path / "kept", required_modules=())
     command = ["-c", "import beside, tiny; print(beside.VALUE)"]
 
     both = environments.interpreter(
@@ -102,14 +102,16 @@ def test_a_locked_pipfile_with_a_project_beside_it(tmp_path: Path, wheels: Path)
     }
     (tmp_path / "Pipfile.lock").write_text(json.dumps(lock))
 
-    python = Environments(tmp_path / "kept", needs=()).interpreter(WorkerSpec(requirements=tmp_path / "Pipfile"), LABEL)
+    python = Environments(tmp_path / "kept", required_modules=()).interpreter(
+        WorkerSpec(requirements=tmp_path / "Pipfile"), LABEL
+    )
 
     assert value(python) == "1.0"
     assert subprocess.run([python, "-c", "import mine"], check=True).returncode == 0
 
 
 def test_a_worker_runs_in_an_environment_of_its_own_packed_or_made(tmp_path: Path, wheels: Path) -> None:
-    for name in NEEDS:
+    for name in REQUIRED_MODULES:
         repack(wheels, name)
     (tmp_path / "requirements.txt").write_text("tiny==1.0\n")
     (tmp_path / "says.py").write_text(SERVICE)

@@ -18,7 +18,7 @@ from penstock.server.fronts.shared_state import SharedState, StateCopy
 from penstock.server.grpc.method import Method
 from penstock.server.ipc.link import Link
 from penstock.server.ipc.wire import Message
-from penstock.server.restricted import Restricted
+from penstock.server.restricted import RestrictedApis
 from penstock.server.serve import Server
 from penstock.server.settings import Settings
 from penstock.server.telemetry.logs import LogLevels
@@ -51,7 +51,7 @@ class FrontEnd:
 
     def __init__(
         self, app: Any, methods: Mapping[str, Method], state: SharedState | None = None,
-        most_body_bytes: int = 1 << 20, restricted: Restricted | None = None,
+        most_body_bytes: int = 1 << 20, restricted: RestrictedApis | None = None,
     ) -> None:  # fmt: skip
         mine, other = socket.socketpair()
         self.control = ControlCalls()

@@ -16,7 +16,7 @@ from penstock.server.fronts.remote_engine import NO_ENGINE
 from penstock.server.grpc.method import Call, Method, Status
 from penstock.server.grpc.request import SHUTTING_DOWN
 from penstock.server.protobuf import service_pb2
-from penstock.server.restricted import Restricted
+from penstock.server.restricted import RestrictedApis
 from tests.server.fronts.asked import Client, FrontEnd, engine_of, turns
 from tests.server.v2.rpc.calls import FakeCall
 
@@ -343,7 +343,7 @@ def test_a_front_end_that_gives_way_says_what_its_engine_says() -> None:
 
 def test_what_is_restricted_is_so_without_an_engine() -> None:
     async def main() -> None:
-        app = ControlApp(ControlCalls(), 1000, Restricted.parse(["health:key=secret"]))
+        app = ControlApp(ControlCalls(), 1000, RestrictedApis.parse(["health:key=secret"]))
         client = await Client(path="/v2/health/live").ask(app)
         assert client.status == 403
         client = await Client(path="/v2/health/live", headers=[(b"key", b"secret")]).ask(app)

@@ -20,7 +20,7 @@ import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException
 
 from penstock.server.fronts.remote_engine import NO_ENGINE
-from penstock.server.json_text import MOST_VALUES
+from penstock.server.json_text import MAX_VALUES
 from tests.clients import models, sequence_models
 from tests.live import Live, live_server
 
@@ -108,7 +108,7 @@ def test_a_front_end_answers_as_one_process_does(fronts: LiveFronts, alone: Live
     ("body", "refused"),
     [
         ('{"x":' + "[" * 101 + "]" * 101 + "}", "JSON nesting depth exceeds maximum allowed limit (100)"),
-        ('{"x":[' + "{}," * MOST_VALUES + "{}]}", f"JSON has more than {MOST_VALUES} values"),
+        ('{"x":[' + "{}," * MAX_VALUES + "{}]}", f"JSON has more than {MAX_VALUES} values"),
         ("0" * ((64 << 20) + 1), "request JSON size of 67108865 bytes exceeds the maximum allowed input size"),
     ],
     ids=["deep", "many", "large"],

@@ -37,7 +37,7 @@ def key() -> Iterator[str]:
 
 
 def fronts_of(server: Server, count: int, patience_s: float = 10.0) -> tuple[SharedState, list[FrontEnd]]:
-    state = SharedState(server.shared_memory, server.observing.logging, patience_s)
+    state = SharedState(server.shared_memory, server.observability.logging, patience_s)
     app, methods = server.app(), server.grpc_methods()
     return state, [FrontEnd(app, methods, state) for _ in range(count)]
 
@@ -130,7 +130,7 @@ def test_what_is_logged_is_the_same_everywhere_before_the_change_is_answered(tmp
             await turns(lambda: call.ended)
             assert call.status is Status.OK
             assert [[levels.verbose for levels in front.levels] for front in fronts] == [[3], [3]]
-            assert server.observing.logging.read()["log_verbose_level"] == 3
+            assert server.observability.logging.read()["log_verbose_level"] == 3
             for front in fronts:
                 front.close()
 

@@ -11,7 +11,7 @@ import pytest
 from penstock.batching.model import Model
 from penstock.server.settings import Settings
 from penstock.server.telemetry import hardware
-from penstock.server.telemetry.observing import made_metrics
+from penstock.server.telemetry.observability import make_metrics
 from tests.fakes import fake_model
 from tests.server.gpus.stub import H200, L4, Stub
 
@@ -32,7 +32,7 @@ def test_the_energy_of_a_model_is_on_the_page_and_stays_when_it_is_unloaded(
     model = fake_model("iris", 3)
     model.spec = replace(model.spec, metric_tags=(("team", "a"),))
     engine: Any = FakeEngine(model)
-    metrics = made_metrics(Settings(metrics_interval_ms=1), engine, lambda: (None, None))
+    metrics = make_metrics(Settings(metrics_interval_ms=1), engine, lambda: (None, None))
 
     async def page() -> str:
         """Give one of what was read after this."""

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.batching.loaded import STOPPING
+from penstock.batching.registry import STOPPING_MESSAGE
 from penstock.server.health import EXITING
 from penstock.server.http.connection import DRAIN_LINGER_S, REJECTED_LINGER_S
 from penstock.server.http.limits import Limits
@@ -1045,8 +1045,8 @@ class TestDraining:
     @pytest.mark.parametrize(
         ("raw", "text"),
         [
-            (request("/own", b"body"), STOPPING), (in_chunks("/own", b"body"), STOPPING),
-            (b"GET /own HTTP/1.1\r\nhost: x\r\n\r\n", STOPPING), (request("/app", b"body"), EXITING),
+            (request("/own", b"body"), STOPPING_MESSAGE), (in_chunks("/own", b"body"), STOPPING_MESSAGE),
+            (b"GET /own HTTP/1.1\r\nhost: x\r\n\r\n", STOPPING_MESSAGE), (request("/app", b"body"), EXITING),
         ],
     )  # fmt: skip
     def test_no_work_is_begun_for_who_comes_meanwhile(self, raw: bytes, text: str) -> None:

@@ -29,7 +29,7 @@ def test_each_instance_is_told_its_kind_and_its_gpu(
     tmp_path: Path, config: str, gpus: tuple[int, ...], told: list[tuple[str, str, str]]
 ) -> None:
     make(tmp_path, "m/1/model.py", m=config)
-    entry = read_folder(tmp_path / "m", Defaults(gpus=Gpus.told(gpus)))
+    entry = read_folder(tmp_path / "m", Defaults(gpus=Gpus.from_numbers(gpus)))
     assert entry is not None
     (spec,) = entry.specs
     orders = [_order(spec, "", instance, None, group) for group, instance in _instances(spec)]

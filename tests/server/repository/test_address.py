@@ -30,17 +30,20 @@ class TestTriton:
         ],
     )
     def test_an_endpoint_may_stand_in_an_s3_path(self, text: str, url: str, endpoint: str) -> None:
-        address = Address.of(text)
+        address = Address.parse(text)
 
         assert address.url == url
         assert address.options == {"client_kwargs": {"endpoint_url": endpoint}}
         assert str(address) == text.rstrip("/")
 
     def test_a_plain_bucket_is_left_as_it_is(self) -> None:
-        assert (Address.of("s3://bucket/a/b").url, Address.of("s3://bucket/a/b").options) == ("s3://bucket/a/b", {})
+        assert (Address.parse("s3://bucket/a/b").url, Address.parse("s3://bucket/a/b").options) == (
+            "s3://bucket/a/b",
+            {},
+        )
 
     def test_an_azure_path_names_the_account_and_the_container(self) -> None:
-        address = Address.of("as://acct.blob.core.windows.net/container/models")
+        address = Address.parse("as://acct.blob.core.windows.net/container/models")
 
         assert address.url == "abfs://container/models"
         assert address.options == {"account_name": "acct"}
@@ -60,7 +63,7 @@ class TestCredentials:
         ],
     )
     def test_what_is_shown_has_none(self, url: str, shown: str) -> None:
-        address = Address.of(url)
+        address = Address.parse(url)
 
         assert str(address) == shown
         assert "hun" not in repr(address)
@@ -75,10 +78,10 @@ class TestCredentials:
         ],
     )
     def test_no_error_text_has_any(self, said: str) -> None:
-        assert "hunter2" not in Address.of("https://bob:hunter2@host/models").clean(said)
+        assert "hunter2" not in Address.parse("https://bob:hunter2@host/models").redact(said)
 
     def test_a_quoted_password_is_known_unquoted_too(self) -> None:
-        cleaned = Address.of("https://bob:hunter%202@host/x").clean("hunter 2, hunter%202")
+        cleaned = Address.parse("https://bob:hunter%202@host/x").redact("hunter 2, hunter%202")
 
         assert cleaned == "***, ***"
 
@@ -87,7 +90,7 @@ class TestCredentials:
         st.sampled_from(["sftp", "https", "s3", "abfs"]),
     )
     def test_a_password_of_any_letters_is_kept(self, password: str, scheme: str) -> None:
-        address = Address.of(f"{scheme}://user:Zz{password}@host/models")
+        address = Address.parse(f"{scheme}://user:Zz{password}@host/models")
 
         assert f"Zz{password}" not in str(address)
-        assert f"Zz{password}" not in address.clean(f"refused {scheme}://user:Zz{password}@host: Zz{password}")
+        assert f"Zz{password}" not in address.redact(f"refused {scheme}://user:Zz{password}@host: Zz{password}")

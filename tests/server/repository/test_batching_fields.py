@@ -9,22 +9,22 @@ from google.protobuf import text_format
 
 from penstock.batching.scheduling.queue_limits import queue_rows
 from penstock.batching.spec import BatchPolicy, QueuePolicy
-from penstock.server.repository.fields.batching import HOLD, hold_requests
+from penstock.server.repository.fields.batching import HOLD_VARIABLE, hold_requests
 from penstock.server.repository.gpus import Gpus
 from penstock.server.repository.model_config import read
+from penstock.server.repository.parsed_config import ParsedConfig, make_policy
 from penstock.server.repository.pbtxt import field_lines, model_config_pb2
-from penstock.server.repository.statement import Statement, policy
 
 
-def stated(text: str) -> Statement:
+def stated(text: str) -> ParsedConfig:
     config = text_format.Parse(text, model_config_pb2().ModelConfig())
-    statement, findings = read(Path("m"), Path("m/config.pbtxt"), config, field_lines(text), Gpus.told(()))
+    statement, findings = read(Path("m"), Path("m/config.pbtxt"), config, field_lines(text), Gpus.from_numbers(()))
     assert findings == []
     return statement
 
 
 def policy_of(text: str) -> BatchPolicy:
-    return policy(stated(text), 64)
+    return make_policy(stated(text), 64)
 
 
 def test_levels_and_their_policies_are_read() -> None:
@@ -39,7 +39,7 @@ def test_levels_and_their_policies_are_read() -> None:
 
     assert (found.priority_levels, found.default_priority) == (3, 2)
     assert found.level_policies == {
-        1: QueuePolicy(0, allow_timeout_override=False, max_requests=5, delays=True),
+        1: QueuePolicy(0, allow_timeout_override=False, max_requests=5, delays_on_timeout=True),
         3: QueuePolicy(9, allow_timeout_override=True),
     }
     assert (found.default_timeout_us, found.max_queue_requests) == (7, 4)
@@ -75,9 +75,9 @@ def test_the_bound_in_rows_leaves_room_for_the_requests_that_are_said_to_fit(bat
 
 
 def test_a_bound_in_rows_that_is_stated_stands() -> None:
-    said = Statement(Path("m"), {"batching.max_queue_requests": 5000, "batching.max_queue_rows": 7})
+    said = ParsedConfig(Path("m"), {"batching.max_queue_requests": 5000, "batching.max_queue_rows": 7})
 
-    assert queue_rows(policy(said, 64)) == 7
+    assert queue_rows(make_policy(said, 64)) == 7
 
 
 @pytest.mark.parametrize(
@@ -105,14 +105,14 @@ def test_a_policy_can_be_remembered_by() -> None:
 )
 def test_requests_are_held_where_triton_has_a_scheduler_that_holds_them(text: str, held: int) -> None:
     config = text_format.Parse(text, model_config_pb2().ModelConfig())
-    statement, _ = read(Path("m"), Path("m/config.pbtxt"), config, field_lines(text), Gpus.told(()))
+    statement, _ = read(Path("m"), Path("m/config.pbtxt"), config, field_lines(text), Gpus.from_numbers(()))
 
-    assert policy(statement, 64, 5).hold_requests == held
-    assert policy(statement, 64).hold_requests == 0
+    assert make_policy(statement, 64, 5).hold_requests == held
+    assert make_policy(statement, 64).hold_requests == 0
 
 
 @pytest.mark.parametrize(
     ("text", "count"), [(None, 0), ("", 0), ("12", 12), (" 3 ", 3), ("-1", 0), ("x", 0), ("²", 0), ("0", 0)]
 )
 def test_what_is_no_number_holds_nothing(text: str | None, count: int) -> None:
-    assert hold_requests({} if text is None else {HOLD: text}) == count
+    assert hold_requests({} if text is None else {HOLD_VARIABLE: text}) == count

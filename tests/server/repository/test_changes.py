@@ -3,13 +3,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from penstock.server.repository.changes import fingerprint
+from penstock.server.repository.changes import fingerprint_files
 from penstock.server.repository.repository import Repository
 from tests.server.repository.folders import make
 
 
 def print_of(root: Path) -> bytes:
-    return fingerprint([root])
+    return fingerprint_files([root])
 
 
 class TestFingerprint:
@@ -64,7 +64,7 @@ class TestFingerprint:
         assert print_of(tmp_path / "m") != before
 
     def test_nothing_has_none(self, tmp_path: Path) -> None:
-        assert fingerprint([]) == b""
+        assert fingerprint_files([]) == b""
 
 
 class TestOfModels:

@@ -67,7 +67,7 @@ def test_prints_what_would_be_served(tmp_path: Path) -> None:
         "\n"
         "1 version would be served, 0 mistakes"
     )
-    assert report.status == 0
+    assert report.exit_status == 0
     assert all(backend.closed for backend in loads.backends)
 
 
@@ -132,7 +132,7 @@ def test_every_mistake_is_found_with_its_place(tmp_path: Path) -> None:
     assert any(line.startswith(f"{tmp_path}/bad_hook/handler.py:2: ") for line in lines)
     assert any(line.startswith(f"{tmp_path}/notes: warning: is not a model") for line in lines)
     assert lines[-1] == "0 versions would be served, 4 mistakes, 1 warning"
-    assert report.status == 1
+    assert report.exit_status == 1
 
 
 def test_the_python_of_a_hook_is_not_run(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_an_unknown_backend_is_a_mistake(tmp_path: Path) -> None:
     make(tmp_path, "m/1/model.onnx")
     native(tmp_path, "m", '[model]\nbackend = "other"\n')
 
-    assert check([tmp_path], {"onnxruntime": Loads()}).status == 1
+    assert check([tmp_path], {"onnxruntime": Loads()}).exit_status == 1
 
 
 def test_a_mistake_that_only_the_model_shows_has_its_line_too(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_prints_what_kind_of_model_would_be_served(tmp_path: Path) -> None:
     assert "up to 64 rows, cap learned, 3 levels, 2 by default, queue of 4096 rows\n" in printed
     assert "  answers    cached, with --cache-config\n  instances  1 on cpu, passive\n" in printed
     assert "  batching   up to 4 rows\n  steps      fine latest\n" in printed
-    assert "  sequences  direct, forgotten after 1 s, told z\n" in printed
+    assert "  sequences  direct, expire after 1 s, controls z\n" in printed
 
 
 DECLARED = (
@@ -347,7 +347,7 @@ class NoGpu(Loads):
 class TestGpus:
     def checked(self, root: Path, **defaults: Any) -> str:
         make(root, "m/1/model.onnx", m="instance_group { kind: KIND_GPU count: 2 }\n")
-        return str(check([root], {"onnxruntime": NoGpu()}, Defaults(gpus=Gpus.told((0, 1)), **defaults)))
+        return str(check([root], {"onnxruntime": NoGpu()}, Defaults(gpus=Gpus.from_numbers((0, 1)), **defaults)))
 
     def test_one_that_does_not_work_is_a_mistake_with_its_place(self, tmp_path: Path) -> None:
         report = self.checked(tmp_path)
@@ -366,7 +366,7 @@ class TestGpus:
     def test_what_works_is_told_with_its_devices_and_options(self, tmp_path: Path) -> None:
         make(tmp_path, "m/1/model.onnx")
         native(tmp_path, "m", '[runtime]\ngpu_memory = "2 GiB"\n')
-        report = str(check([tmp_path], {"onnxruntime": Loads()}, Defaults(gpus=Gpus.told((0, 1)))))
+        report = str(check([tmp_path], {"onnxruntime": Loads()}, Defaults(gpus=Gpus.from_numbers((0, 1)))))
 
         assert "  instances  1 on cuda:0; 1 on cuda:1\n" in report
         assert "  runtime    penstock.gpu_graphs auto, penstock.gpu_memory_bytes 2147483648\n" in report

@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 
 from penstock.backends.errors import Code, InferError
-from penstock.server.repository.choices import Choices
 from penstock.server.repository.control import NOT_ALLOWED, ModelControl
-from penstock.server.repository.looks import RESTLESS_LOOKS
-from penstock.server.repository.repository import RESTLESS, Repository
+from penstock.server.repository.control_options import ControlOptions
+from penstock.server.repository.poll_history import UNSTABLE_POLLS
+from penstock.server.repository.repository import UNSTABLE, Repository
 from tests.server.repository.folders import FakeEngine, look_twice, make
 
 pytestmark = pytest.mark.anyio
-EXPLICIT = Choices(mode="explicit")
+EXPLICIT = ControlOptions(mode="explicit")
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ class House:
 
 
 @asynccontextmanager
-async def house(root: Path, choices: Choices = EXPLICIT, *, start: bool = True) -> AsyncIterator[House]:
+async def house(root: Path, choices: ControlOptions = EXPLICIT, *, start: bool = True) -> AsyncIterator[House]:
     repository, engine = Repository([root]), FakeEngine()
     control = ModelControl(repository, engine, choices)
     if start:
@@ -226,7 +226,7 @@ class TestLoading:
     ) -> None:
         caplog.set_level(logging.INFO)
         make(tmp_path, "a/1/model.onnx", "b/2/model.onnx")
-        async with house(tmp_path, Choices(mode="none"), start=False) as it:
+        async with house(tmp_path, ControlOptions(mode="none"), start=False) as it:
             it.engine.failures["a"] = failure
             await it.control.start()
 
@@ -240,7 +240,7 @@ class TestLoading:
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         make(tmp_path, "a/1/model.onnx", a="max_batch_sice: 1")
-        async with house(tmp_path, Choices(mode="none")):
+        async with house(tmp_path, ControlOptions(mode="none")):
             pass
 
         assert len([message for message in caplog.messages if "max_batch_sice" in message]) == 1
@@ -249,7 +249,7 @@ class TestLoading:
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         make(tmp_path, "a/1/model.onnx")
-        async with house(tmp_path, Choices(mode="explicit", retries=2)) as it:
+        async with house(tmp_path, ControlOptions(mode="explicit", max_retries=2)) as it:
             it.engine.failures["a"] = InferError(Code.INTERNAL, "no good")
             await refusal(it.control.load("a"))
             assert len(it.engine.opened) == 3
@@ -264,8 +264,8 @@ class TestLoading:
 
     @pytest.mark.parametrize("mode", ["none", "poll"])
     async def test_only_the_explicit_mode_lets_it(self, tmp_path: Path, mode: str) -> None:
-        async with house(tmp_path, Choices(mode=mode)) as it:
-            assert not it.control.allowed
+        async with house(tmp_path, ControlOptions(mode=mode)) as it:
+            assert not it.control.is_explicit
             assert await refusal(it.control.load("..")) == (Code.NOT_READY, NOT_ALLOWED)
             assert await refusal(it.control.unload("a")) == (Code.NOT_READY, NOT_ALLOWED)
 
@@ -344,7 +344,7 @@ class TestUnloading:
 class TestAtOnce:
     async def test_loads_of_one_model_come_one_after_another_and_of_others_at_once(self, tmp_path: Path) -> None:
         make(tmp_path, *(f"m{number}/1/model.onnx" for number in range(8)))
-        async with house(tmp_path, Choices(mode="explicit", threads=3)) as it:
+        async with house(tmp_path, ControlOptions(mode="explicit", max_concurrent_loads=3)) as it:
             it.engine.gate = asyncio.Event()
             same = [asyncio.ensure_future(it.control.load("m0", "{}")) for _ in range(4)]
             await it.turns(lambda: it.engine.opened)
@@ -444,18 +444,18 @@ class TestBrought:
 class TestStarting:
     async def test_only_the_named_are_loaded(self, tmp_path: Path) -> None:
         make(tmp_path, "a/1/model.onnx", "b/1/model.onnx", "c/1/model.onnx")
-        async with house(tmp_path, Choices("explicit", ("c", "a", "a")), start=False) as it:
+        async with house(tmp_path, ControlOptions("explicit", ("c", "a", "a")), start=False) as it:
             assert await it.control.start() == []
             assert it.rows() == ["a 1 READY", "b", "c 1 READY"]
 
     async def test_a_name_that_is_not_there_is_among_the_reasons(self, tmp_path: Path) -> None:
-        async with house(tmp_path, Choices("explicit", ("a",)), start=False) as it:
+        async with house(tmp_path, ControlOptions("explicit", ("a",)), start=False) as it:
             assert await it.control.start() == ["failed to load 'a', failed to poll from model repository"]
             assert it.repository.ready()
 
     async def test_a_star_means_all(self, tmp_path: Path) -> None:
         make(tmp_path, "a/1/model.onnx", "b/1/model.onnx")
-        async with house(tmp_path, Choices("explicit", ("*",))) as it:
+        async with house(tmp_path, ControlOptions("explicit", ("*",))) as it:
             assert it.rows() == ["a 1 READY", "b 1 READY"]
 
     async def test_what_comes_later_is_listed_when_somebody_asks(self, tmp_path: Path) -> None:
@@ -485,7 +485,7 @@ class TestStarting:
         make(tmp_path, "a/1/model.onnx")
         async with house(tmp_path) as it:
             await it.control.load("a")
-            monkeypatch.setattr("penstock.server.repository.overrides.write", write)
+            monkeypatch.setattr("penstock.server.repository.overrides.write_files", write)
             why = "the files could not be written: No space left on device"
             text = f"failed to load 'a', failed to poll from model repository: {why}"
             assert await refusal(it.control.load("a", "{}", {"1/model.onnx": b"x"})) == (Code.INTERNAL, text)
@@ -616,7 +616,7 @@ class TestOtherInstances:
 
     async def test_polling_does_likewise(self, tmp_path: Path) -> None:
         make(tmp_path, "a/1/model.onnx", a=of(1))
-        async with house(tmp_path, Choices("poll", poll_s=3600)) as it:
+        async with house(tmp_path, ControlOptions("poll", poll_interval_s=3600)) as it:
             it.engine.changes = True
             make(tmp_path, a=of(2))
             await look_twice(it.control)
@@ -629,7 +629,7 @@ class TestOtherInstances:
 class TestPolling:
     async def test_it_loads_what_changed_and_nothing_else(self, tmp_path: Path) -> None:
         make(tmp_path, "a/1/model.onnx", "b/1/model.onnx")
-        async with house(tmp_path, Choices("poll", poll_s=3600)) as it:
+        async with house(tmp_path, ControlOptions("poll", poll_interval_s=3600)) as it:
             await look_twice(it.control)
             assert len(it.engine.opened) == 2
             (tmp_path / "a" / "penstock.toml").write_text("[batching]\nmax_batch_size = 3\n")
@@ -640,7 +640,7 @@ class TestPolling:
 
     async def test_what_is_gone_is_unloaded_and_forgotten_at_once(self, tmp_path: Path) -> None:
         make(tmp_path, "a/1/model.onnx", "b/1/model.onnx")
-        async with house(tmp_path, Choices("poll", poll_s=3600)) as it:
+        async with house(tmp_path, ControlOptions("poll", poll_interval_s=3600)) as it:
             shutil.rmtree(tmp_path / "a")
             await it.control.poll()
             assert list(it.engine.served) == ["b"]
@@ -649,7 +649,7 @@ class TestPolling:
 
     async def test_what_does_not_load_is_tried_again_when_it_changes(self, tmp_path: Path) -> None:
         make(tmp_path, "a/1/model.onnx")
-        async with house(tmp_path, Choices("poll", poll_s=3600)) as it:
+        async with house(tmp_path, ControlOptions("poll", poll_interval_s=3600)) as it:
             it.engine.failures["a"] = InferError(Code.INVALID, "no good")
             (tmp_path / "a" / "1" / "model.onnx").write_bytes(b"half")
             await look_twice(it.control)
@@ -663,7 +663,7 @@ class TestPolling:
 
     async def test_a_version_that_goes_gives_way_to_the_one_before(self, tmp_path: Path) -> None:
         make(tmp_path, "a/1/model.onnx", "a/2/model.onnx")
-        async with house(tmp_path, Choices("poll", poll_s=3600)) as it:
+        async with house(tmp_path, ControlOptions("poll", poll_interval_s=3600)) as it:
             shutil.rmtree(tmp_path / "a" / "2")
             await look_twice(it.control)
             assert it.rows() == ["a 1 READY", "a 2 UNAVAILABLE unloaded"]
@@ -672,7 +672,7 @@ class TestPolling:
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         root = make(tmp_path / "models", "a/1/model.onnx")
-        async with house(root, Choices("poll", poll_s=3600)) as it:
+        async with house(root, ControlOptions("poll", poll_interval_s=3600)) as it:
             root.rename(tmp_path / "away")
             await look_twice(it.control)
             await look_twice(it.control)
@@ -689,7 +689,7 @@ class TestPolling:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         make(tmp_path, "a/1/model.onnx", "b/1/model.onnx", "c/1/model.onnx", "lost+found/x")
-        async with house(tmp_path, Choices("poll", poll_s=3600)) as it:
+        async with house(tmp_path, ControlOptions("poll", poll_interval_s=3600)) as it:
             refuse(monkeypatch, tmp_path / "a", tmp_path / "lost+found")
             (tmp_path / "b" / "penstock.toml").write_text("[batching]\nmax_batch_size = 3\n")
             shutil.rmtree(tmp_path / "c")
@@ -702,7 +702,7 @@ class TestPolling:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         make(tmp_path, "a/1/model.onnx", "b/1/model.onnx")
-        async with house(tmp_path, Choices("poll", poll_s=3600)) as it:
+        async with house(tmp_path, ControlOptions("poll", poll_interval_s=3600)) as it:
             refuse(monkeypatch, tmp_path, tmp_path / "a", tmp_path / "b")
             await look_twice(it.control)
             assert it.rows() == ["a 1 READY", "b 1 READY"]
@@ -711,7 +711,7 @@ class TestPolling:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         make(tmp_path, "a/1/model.onnx", "b/1/model.onnx")
-        async with house(tmp_path, Choices("poll", poll_s=3600)) as it:
+        async with house(tmp_path, ControlOptions("poll", poll_interval_s=3600)) as it:
             make(tmp_path, "a/2/model.onnx", "b/2/model.onnx")
             with monkeypatch.context() as patch:
                 # where the versions of a model are listed; whether it is one is seen by its configuration
@@ -727,7 +727,7 @@ class TestPolling:
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         make(tmp_path, "a/1/model.onnx")
-        async with house(tmp_path, Choices("poll", poll_s=3600)) as it:
+        async with house(tmp_path, ControlOptions("poll", poll_interval_s=3600)) as it:
             begun = len(it.engine.opened)
             for folder in (tmp_path / "a" / "2", tmp_path / "new" / "1"):
                 folder.mkdir(parents=True)
@@ -747,7 +747,7 @@ class TestPolling:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         file = make(tmp_path, "a/1/model.onnx") / "a" / "1" / "model.onnx"
-        async with house(tmp_path, Choices("poll", poll_s=3600)) as it:
+        async with house(tmp_path, ControlOptions("poll", poll_interval_s=3600)) as it:
             begun = len(it.engine.opened)
             file.write_bytes(b"half")
             await it.control.poll()
@@ -764,14 +764,14 @@ class TestPolling:
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         make(tmp_path, "a/1/model.onnx")
-        async with house(tmp_path, Choices("poll", poll_s=3600)) as it:
+        async with house(tmp_path, ControlOptions("poll", poll_interval_s=3600)) as it:
             file = make(tmp_path, "new/1/model.onnx") / "new" / "1" / "model.onnx"
             said = []
-            for length in range(RESTLESS_LOOKS + 2):
+            for length in range(UNSTABLE_POLLS + 2):
                 file.write_bytes(b"x" * length)
                 await it.control.poll()
                 said.append(it.rows()[1])
-            assert said == ["new"] * (RESTLESS_LOOKS - 1) + [f"new UNAVAILABLE {RESTLESS}"] * 3
+            assert said == ["new"] * (UNSTABLE_POLLS - 1) + [f"new UNAVAILABLE {UNSTABLE}"] * 3
             await it.control.poll()
 
             assert it.rows() == ["a 1 READY", "new 1 READY"]
@@ -783,7 +783,7 @@ class TestPolling:
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         root = make(tmp_path / "models", "a/1/model.onnx", "b/1/model.onnx")
-        async with house(root, Choices("poll", poll_s=3600)) as it:
+        async with house(root, ControlOptions("poll", poll_interval_s=3600)) as it:
             root.rename(tmp_path / "share")
             root.mkdir()
             await it.control.poll()

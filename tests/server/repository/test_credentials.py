@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.server.repository.address import Address
-from penstock.server.repository.credentials import CredentialError, credentialed, credentials_of, longest
+from penstock.server.repository.credentials import CredentialError, find_credentials, longest_prefix, with_credentials
 
 NAMES = ["", "s3://", "s3://b", "s3://bu", "s3://bu/models", "s3://c", "s3://bu/models/deep"]
 
@@ -27,8 +27,8 @@ def environ(folder: Path, content: Any, **more: str) -> dict[str, str]:
 
 
 def complete(url: str, variables: dict[str, str]) -> Address:
-    address = Address.of(url)
-    return credentialed(address, credentials_of(address, variables))
+    address = Address.parse(url)
+    return with_credentials(address, find_credentials(address, variables))
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ class TestChoice:
         st.lists(st.sampled_from(NAMES), unique=True), st.sampled_from(["s3://bucket", "s3://bu/models/m", "s3://x"])
     )
     def test_the_longest_name_that_the_url_begins_with_is_taken(self, names: list[str], url: str) -> None:
-        chosen = longest(dict.fromkeys(names), url)
+        chosen = longest_prefix(dict.fromkeys(names), url)
 
         fitting = [name for name in names if url[: len(name)] == name]
         assert (chosen is None) == (not fitting)
@@ -209,18 +209,20 @@ class TestMistakes:
             complete("s3://b/m", {"TRITON_CLOUD_CREDENTIAL_PATH": str(tmp_path / name)})
 
     def test_names_that_mean_nothing_are_known(self, tmp_path: Path) -> None:
-        found = credentials_of(Address.of("s3://b/m"), environ(tmp_path, {"s3": {"s3://b": {"access_key": "hunter2"}}}))
+        found = find_credentials(
+            Address.parse("s3://b/m"), environ(tmp_path, {"s3": {"s3://b": {"access_key": "hunter2"}}})
+        )
 
-        assert found.unknown == ('s3, "s3://b", access_key',)
+        assert found.unknown_keys == ('s3, "s3://b", access_key',)
 
 
 def test_the_repr_of_what_was_found_has_no_secret(tmp_path: Path) -> None:
     said = {"key_id": "k", "secret_key": "hunter2", "session_token": "hunter3"}
-    address = Address.of("s3://b/m")
-    credentials = credentials_of(address, environ(tmp_path, {"s3": {"": said}}))
+    address = Address.parse("s3://b/m")
+    credentials = find_credentials(address, environ(tmp_path, {"s3": {"": said}}))
 
-    assert "hunter" not in f"{credentials!r} {credentialed(address, credentials)!r}"
-    assert credentialed(address, credentials).clean("hunter2, hunter3") == "***, ***"
+    assert "hunter" not in f"{credentials!r} {with_credentials(address, credentials)!r}"
+    assert with_credentials(address, credentials).redact("hunter2, hunter3") == "***, ***"
 
 
 SECRETS = st.recursive(
@@ -236,14 +238,14 @@ SECRETS = st.recursive(
 def test_no_text_has_what_the_file_says(content: Any, scheme: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         variables = environ(Path(folder), {scheme: content})
-        address = Address.of(f"{scheme}://b/m")
+        address = Address.parse(f"{scheme}://b/m")
         try:
-            credentials = credentials_of(address, variables)
+            credentials = find_credentials(address, variables)
         except CredentialError as error:
             assert "hunter2" not in str(error)  # noqa: PT017 - some of these files have no mistake
             return
     assert "hunter2" not in repr(credentials)
-    done = credentialed(address, credentials)
+    done = with_credentials(address, credentials)
     assert "hunter2" not in f"{done!r} {done}"
-    if {"hunter2"} & {credentials.said.get(key) for key in ("secret_key", "session_token", "account_key")}:
-        assert done.clean("denied to hunter2") == "denied to ***"
+    if {"hunter2"} & {credentials.values.get(key) for key in ("secret_key", "session_token", "account_key")}:
+        assert done.redact("denied to hunter2") == "denied to ***"

@@ -69,7 +69,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 class TestKeys:
     def test_each_repository_is_opened_with_its_own(self, bucket: type[Guarded], keys: Keys) -> None:
         keys.say(one="k1", two="k2")
-        mirrors = Mirrors.of([ONE, TWO])
+        mirrors = Mirrors.from_paths([ONE, TWO])
         mirrors.open()
         try:
             assert mirrors.refresh_all() == ({}, [])
@@ -84,7 +84,7 @@ class TestKeys:
 
     def test_no_client_is_kept_for_others_with_a_key(self, bucket: type[Guarded], keys: Keys, remote: Remote) -> None:
         assert bucket.made[-1] == {"key": "k1", "secret": "hunter2", "token": None, "anon": False}
-        assert fsspec.filesystem("s3", **bucket.made[-1]) is not remote._depot.files
+        assert fsspec.filesystem("s3", **bucket.made[-1]) is not remote._depot.filesystem
 
     def test_an_error_of_the_store_does_not_tell_them(self, bucket: type[Guarded], remote: Remote) -> None:
         bucket.fails["/one/models"] = RuntimeError("bad signature of hunter2")
@@ -140,7 +140,7 @@ class TestTelling:
     def test_a_mistake_in_the_file_stops_the_start(self, bucket: type[Guarded], keys: Keys) -> None:
         keys.say(two="k2")
         with pytest.raises(RemoteError) as caught:
-            Mirrors.of([ONE]).open()
+            Mirrors.from_paths([ONE]).open()
 
         assert (
             str(caught.value) == f'{ONE}: {keys.path}: s3: has no entry that is a prefix of this URL, and none named ""'
@@ -260,7 +260,7 @@ def test_googles_file_that_is_written_anew_where_it_was_is_another(
     depot = Depot("gs://one/models")
     for key in ("a", "a", "b"):
         google.write_text(json.dumps({"type": "service_account", "private_key": key}))
-        depot.renew()
+        depot.reconnect()
 
     assert bucket.made.count({"token": str(google)}) == 2
 

@@ -20,10 +20,10 @@ from penstock.batching.engine import Engine
 from penstock.batching.model import Model
 from penstock.batching.spec import ModelSpec
 from penstock.server.hooks.engine import HookedEngine
-from penstock.server.repository.choices import Choices
 from penstock.server.repository.control import ModelControl
+from penstock.server.repository.control_options import ControlOptions
 from penstock.server.repository.repository import Repository
-from penstock.server.repository.scan import Entry
+from penstock.server.repository.scan import ModelEntry
 from tests.clients.ensembles import config, step, write_ensemble
 from tests.fakes import PATIENCE_S, FakeBackend
 from tests.server.repository.folders import look_twice
@@ -59,7 +59,7 @@ class SlowRepository(Repository):
         super().__init__(paths)
         self.has_read, self.go = threading.Event(), threading.Event()
 
-    def read(self, name: str, config: Any = None) -> tuple[Entry | None, bytes]:
+    def read(self, name: str, config: Any = None) -> tuple[ModelEntry | None, bytes]:
         found = super().read(name, config)
         if name == self.held:
             self.held = ""
@@ -73,7 +73,7 @@ class House:
         self.repository = SlowRepository([root])
         self.engine = Engine(asyncio.get_running_loop(), {"onnxruntime": load})
         self.models = HookedEngine(self.engine)
-        self.control = ModelControl(self.repository, self.models, Choices(mode="explicit"))
+        self.control = ModelControl(self.repository, self.models, ControlOptions(mode="explicit"))
 
     async def do(self, word: str, name: str) -> None:
         try:

@@ -12,11 +12,11 @@ from penstock.batching.spec import EnsembleSpec, Step
 from penstock.server.repository.check import check
 from penstock.server.repository.findings import Finding
 from penstock.server.repository.gpus import Gpus
+from penstock.server.repository.load_order import sort_by_dependency
 from penstock.server.repository.model_config import read as read_config
-from penstock.server.repository.order import put_in_order
+from penstock.server.repository.parsed_config import ParsedConfig
 from penstock.server.repository.pbtxt import field_lines, model_config_pb2
 from penstock.server.repository.scan import Defaults, read_folder
-from penstock.server.repository.statement import Statement
 from penstock.server.repository.states import ModelRecord, ModelState
 from tests.clients.ensembles import CHAIN, config, step, write_ensemble, write_models
 
@@ -24,9 +24,9 @@ ONE = step("m", [("x", "in")], [("y", "out")])
 PLAIN = config("m", ["in"], ["out"], [ONE])
 
 
-def read(text: str) -> tuple[Statement, list[Finding]]:
+def read(text: str) -> tuple[ParsedConfig, list[Finding]]:
     parsed = text_format.Parse(text, model_config_pb2().ModelConfig())
-    return read_config(Path("m"), Path("m/config.pbtxt"), parsed, field_lines(text), Gpus.told(()))
+    return read_config(Path("m"), Path("m/config.pbtxt"), parsed, field_lines(text), Gpus.from_numbers(()))
 
 
 class TestConfiguration:
@@ -84,7 +84,7 @@ class TestConfiguration:
         said, findings = read(PLAIN + "".join(f'parameters {{ key: "{name}" value {{ string_value: "x" }} }}'
                               for name in ("chunk_size", "execution_mode")))  # fmt: skip
 
-        assert [(finding.mistake, finding.message.partition(":")[0]) for finding in findings] == [
+        assert [(finding.is_mistake, finding.message.partition(":")[0]) for finding in findings] == [
             (False, "parameter 'chunk_size' is informational"),
             (False, "parameter 'execution_mode' is informational"),
         ]
@@ -96,7 +96,7 @@ class TestConfiguration:
 
         assert entry is not None
         assert ([spec.version for spec in entry.specs], entry.findings) == ([3], ())
-        assert entry.needs == {"double", "plus"}
+        assert entry.dependencies == {"double", "plus"}
         assert entry.config.default_model_filename == ""
 
     def test_what_means_nothing_for_it_is_refused(self, tmp_path: Path) -> None:
@@ -110,12 +110,12 @@ class TestConfiguration:
 
 class TestOrder:
     def test_each_comes_after_those_it_needs(self) -> None:
-        order, circles = put_in_order({"a": ["b", "c"], "b": ["c"], "c": ["elsewhere"], "d": []})
+        order, circles = sort_by_dependency({"a": ["b", "c"], "b": ["c"], "c": ["elsewhere"], "d": []})
 
         assert (order, circles) == (["c", "d", "b", "a"], {})
 
     def test_a_circle_is_told_to_those_in_it(self) -> None:
-        order, circles = put_in_order({"a": ["b"], "b": ["a"], "c": ["a"], "d": []})
+        order, circles = sort_by_dependency({"a": ["b"], "b": ["a"], "c": ["a"], "d": []})
 
         assert (order[0], set(order)) == ("d", {"a", "b", "c", "d"})
         assert circles == {
@@ -145,9 +145,9 @@ class TestCheck:
 
 def test_what_went_with_a_model_that_was_unloaded_keeps_nobody_from_being_ready() -> None:
     record = ModelRecord("e")
-    record.begin([1])
+    record.begin_load([1])
     record.serve([1])
-    record.gone(record.unload(), "unloaded: ensemble 'e' depends on 'x' which has no loaded version")
+    record.mark_unloaded(record.unload(), "unloaded: ensemble 'e' depends on 'x' which has no loaded version")
 
-    (held,) = record.listed()
-    assert (held.state, held.wanted) == (ModelState.UNAVAILABLE, False)
+    (held,) = record.statuses()
+    assert (held.state, held.should_serve) == (ModelState.UNAVAILABLE, False)

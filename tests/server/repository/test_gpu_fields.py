@@ -19,7 +19,7 @@ from penstock.server.repository.pbtxt import model_config_pb2
 
 def read(text: str) -> tuple[dict[str, Any], list[str]]:
     config = text_format.Parse(text, model_config_pb2().ModelConfig())
-    stated, findings = read_config(Path("m"), Path("m/config.pbtxt"), config, {}, Gpus.told((0, 1)))
+    stated, findings = read_config(Path("m"), Path("m/config.pbtxt"), config, {}, Gpus.from_numbers((0, 1)))
     return dict(stated.values), [finding.message for finding in findings]
 
 

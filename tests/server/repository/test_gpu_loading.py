@@ -12,27 +12,27 @@ import pytest
 from penstock.backends.errors import Code, InferError
 from penstock.batching.loading.opening import close_model, open_model
 from penstock.batching.model import Model
-from penstock.server.repository.completed_config import completed, to_json
-from penstock.server.repository.gpus import GpuMachine, Gpus
-from penstock.server.repository.scan import Defaults, Entry, read_folder
+from penstock.server.repository.completed_config import complete_config, to_json
+from penstock.server.repository.gpus import Gpus, GpuSources
+from penstock.server.repository.scan import Defaults, ModelEntry, read_folder
 from tests.backends.fake_cuda import FakeRuntime
 from tests.backends.fake_session import FakeGround, fake_cuda_loader
 from tests.backends.onnx_models import contract_model
 from tests.server.repository.folders import make, native
 
 
-def read(root: Path, config: str = "", toml: str = "", **defaults: Any) -> Entry:
+def read(root: Path, config: str = "", toml: str = "", **defaults: Any) -> ModelEntry:
     make(root, "m/1/model.onnx", m=config)
     contract_model("rows", root / "m" / "1" / "model.onnx")
     native(root, "m", toml)
-    entry = read_folder(root / "m", Defaults(gpus=Gpus.told((0, 1)), **defaults))
+    entry = read_folder(root / "m", Defaults(gpus=Gpus.from_numbers((0, 1)), **defaults))
     assert entry is not None
     assert entry.findings == ()
     return entry
 
 
 @contextmanager
-def opened(entry: Entry, ground: FakeGround) -> Iterator[Model]:
+def opened(entry: ModelEntry, ground: FakeGround) -> Iterator[Model]:
     model = open_model(entry.specs[0], {"onnxruntime": fake_cuda_loader(ground)}, lambda *_: None)
     try:
         yield model
@@ -40,8 +40,8 @@ def opened(entry: Entry, ground: FakeGround) -> Iterator[Model]:
         close_model(model)
 
 
-def reported(entry: Entry, model: Model) -> Any:
-    return to_json(completed(entry.config, model.spec, model.platform))["instance_group"]
+def reported(entry: ModelEntry, model: Model) -> Any:
+    return to_json(complete_config(entry.config, model.spec, model.platform))["instance_group"]
 
 
 def test_what_is_said_of_cuda_reaches_its_provider(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_it_is_served_on_the_cpu_where_it_may(tmp_path: Path, caplog: pytest.Log
     entry = read(tmp_path, "instance_group { kind: KIND_GPU count: 2 }", "[runtime]\ncpu_fallback = true")
     with opened(entry, FakeGround(FakeRuntime(), starts=False)) as model:
         (group,) = reported(entry, model)
-        fallback = model.spec.fallback
+        fallback = model.spec.fallback_reason
 
     assert fallback.startswith("device 'cuda:0' cannot be used")
     assert (group["kind"], group["count"], group["gpus"]) == ("KIND_CPU", 1, [])
@@ -105,7 +105,7 @@ class TestOfAModelThatLeavesItOpen:
         with opened(entry, FakeGround(FakeRuntime(), starts=False)) as model:
             (group,) = reported(entry, model)
 
-        assert model.spec.fallback
+        assert model.spec.fallback_reason
         assert (group["kind"], group["count"], group["gpus"]) == ("KIND_CPU", 1, [])
 
     @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ class TestOfAModelThatLeavesItOpen:
 
     def test_nor_is_any_where_the_command_line_says_which_gpu(self, tmp_path: Path) -> None:
         make(tmp_path, "m/1/model.onnx")
-        gpus = Gpus(("cuda:0",), machine=GpuMachine(FakeRuntime, str, lambda: True, lambda: True))
+        gpus = Gpus(("cuda:0",), sources=GpuSources(FakeRuntime, str, lambda: True, lambda: True))
         entry = read_folder(tmp_path / "m", Defaults(gpus=gpus))
 
         assert entry is not None
@@ -136,7 +136,7 @@ class TestOfAModelThatLeavesItOpen:
     def test_where_its_gpu_works_its_configuration_says_only_that(self, tmp_path: Path) -> None:
         entry = read(tmp_path)
         with opened(entry, FakeGround(FakeRuntime())) as model:
-            config = to_json(completed(entry.config, model.spec, model.platform))
+            config = to_json(complete_config(entry.config, model.spec, model.platform))
 
         assert [(each["kind"], each["gpus"]) for each in config["instance_group"]] == [("KIND_GPU", [0, 1])]
         assert config["parameters"] == {}

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from penstock.backends.cuda import CudaError, Runtime
 from penstock.server.options.gpu_settings import parse_devices, parse_limits
-from penstock.server.repository.gpus import GpuMachine, Gpus
+from penstock.server.repository.gpus import Gpus, GpuSources
 
 
 def runtime(*capabilities: str, error: Exception | None = None) -> Runtime:
@@ -28,34 +28,34 @@ def runtime(*capabilities: str, error: Exception | None = None) -> Runtime:
     return cast(Runtime, SimpleNamespace(count=count, capability=lambda number: capabilities[number]))
 
 
-def machine(found: Runtime | None, *, cuda: bool = True, shown: bool = True, why: str = "no driver") -> GpuMachine:
-    return GpuMachine(lambda: found, lambda: why, lambda: cuda, lambda: shown)
+def machine(found: Runtime | None, *, cuda: bool = True, shown: bool = True, why: str = "no driver") -> GpuSources:
+    return GpuSources(lambda: found, lambda: why, lambda: cuda, lambda: shown)
 
 
 class TestNumbers:
     def test_all_that_are_new_enough_may_be_used(self, caplog: pytest.LogCaptureFixture) -> None:
-        gpus = Gpus(least=8.0, machine=machine(runtime("7.5", "9.0", "10.0", "8.0")))
+        gpus = Gpus(min_capability=8.0, sources=machine(runtime("7.5", "9.0", "10.0", "8.0")))
 
         assert gpus.numbers == (1, 2, 3)
-        assert gpus.why == "GPU 0 has compute capability 7.5, below the minimum of 8"
-        assert [record.getMessage() for record in caplog.records] == [gpus.why]
+        assert gpus.reason == "GPU 0 has compute capability 7.5, below the minimum of 8"
+        assert [record.getMessage() for record in caplog.records] == [gpus.reason]
 
     def test_without_a_driver_there_are_none(self) -> None:
-        gpus = Gpus(machine=machine(None, shown=False))
+        gpus = Gpus(sources=machine(None, shown=False))
 
-        assert (gpus.numbers, gpus.why) == ((), "no driver")
+        assert (gpus.numbers, gpus.reason) == ((), "no driver")
 
     def test_without_a_runtime_nobody_can_tell_where_the_kernel_shows_some(self) -> None:
-        assert Gpus(machine=machine(None)).numbers is None
+        assert Gpus(sources=machine(None)).numbers is None
 
     @pytest.mark.parametrize(
         "error", [CudaError(35, "cudaGetDeviceCount", "too old"), AttributeError("too old")], ids=["CUDA", "library"]
     )
     def test_a_driver_that_fails_leaves_none_and_says_why(self, error: Exception) -> None:
-        gpus = Gpus(machine=machine(runtime(error=error)))
+        gpus = Gpus(sources=machine(runtime(error=error)))
 
         assert gpus.numbers == ()
-        assert "too old" in gpus.why
+        assert "too old" in gpus.reason
 
     def test_one_that_does_not_answer_leaves_the_others(self, caplog: pytest.LogCaptureFixture) -> None:
         def capability(number: int) -> str:
@@ -64,7 +64,7 @@ class TestNumbers:
             return "9.0"
 
         counted = cast(Runtime, SimpleNamespace(count=lambda: 3, capability=capability))
-        gpus = Gpus(machine=machine(counted))
+        gpus = Gpus(sources=machine(counted))
 
         assert gpus.numbers == (0, 2)
         assert "GPU 1 does not respond: cudaDeviceGetAttribute" in caplog.text
@@ -72,10 +72,10 @@ class TestNumbers:
     def test_a_driver_that_hangs_is_not_waited_for(self, caplog: pytest.LogCaptureFixture) -> None:
         answer = threading.Event()
         hanging = SimpleNamespace(count=lambda: 0 if answer.wait() else 1)
-        gpus = Gpus(machine=machine(cast(Runtime, hanging)), patience_s=0.001)
+        gpus = Gpus(sources=machine(cast(Runtime, hanging)), timeout_s=0.001)
 
         assert gpus.numbers == ()
-        assert gpus.why == "the NVIDIA driver has not responded for 0.001 s"
+        assert gpus.reason == "the NVIDIA driver has not responded for 0.001 s"
         assert "no GPU is used until the server is restarted" in caplog.text
         answer.set()
 
@@ -87,7 +87,7 @@ class TestNumbers:
             return 1
 
         counting = SimpleNamespace(count=count, capability=lambda number: "9.0")
-        gpus = Gpus(machine=machine(cast(Runtime, counting)))
+        gpus = Gpus(sources=machine(cast(Runtime, counting)))
         before = list(asked)
         found = [gpus.numbers, gpus.numbers]
 
@@ -100,12 +100,12 @@ class TestDefault:
         [("onnxruntime", ("cuda:0", "cuda:1")), ("python", ("cuda:0", "cuda:1")), ("tensorflow", ("cpu",))],
     )
     def test_it_is_every_gpu_that_the_runtime_can_use(self, backend: str, devices: tuple[str, ...]) -> None:
-        assert Gpus(machine=machine(runtime("9.0", "9.0"))).default(backend) == devices
+        assert Gpus(sources=machine(runtime("9.0", "9.0"))).default(backend) == devices
 
     def test_it_is_the_cpu_where_there_is_none_though_all_is_installed_for_one(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
-        gpus = Gpus(machine=machine(None, shown=False))
+        gpus = Gpus(sources=machine(None, shown=False))
         found = [gpus.default("onnxruntime"), gpus.default("onnxruntime"), gpus.default("python")]
 
         assert found == [("cpu",)] * 3
@@ -113,7 +113,7 @@ class TestDefault:
         assert "none can be used: no driver. Models that do not name a GPU run on the CPU" in caplog.text
 
     def test_what_is_said_is_taken(self) -> None:
-        assert Gpus(("cuda:1",), machine=machine(None)).default("tensorflow") == ("cuda:1",)
+        assert Gpus(("cuda:1",), sources=machine(None)).default("tensorflow") == ("cuda:1",)
 
     def test_an_onnx_runtime_without_cuda_is_told_of_once_and_no_driver_is_asked(
         self, caplog: pytest.LogCaptureFixture
@@ -121,7 +121,7 @@ class TestDefault:
         def never() -> Any:
             raise AssertionError("the driver was asked")
 
-        gpus = Gpus(machine=GpuMachine(never, str, lambda: False, lambda: True))
+        gpus = Gpus(sources=GpuSources(never, str, lambda: False, lambda: True))
         found = [gpus.default("onnxruntime"), gpus.default("onnxruntime")]
 
         assert found == [("cpu",), ("cpu",)]
@@ -129,7 +129,7 @@ class TestDefault:
         assert "pip install 'penstock[gpu]'" in caplog.text
 
     def test_nothing_is_said_where_there_is_no_gpu(self, caplog: pytest.LogCaptureFixture) -> None:
-        assert Gpus(machine=machine(None, cuda=False, shown=False)).default("onnxruntime") == ("cpu",)
+        assert Gpus(sources=machine(None, cuda=False, shown=False)).default("onnxruntime") == ("cpu",)
         assert caplog.records == []
 
 

@@ -9,8 +9,8 @@ import pytest
 from google.protobuf import text_format
 
 from penstock.batching.spec import InstanceGroup, ModelSpec, Resource
-from penstock.server.repository.completed_config import completed, to_json
-from penstock.server.repository.fields.instances import LACKING
+from penstock.server.repository.completed_config import complete_config, to_json
+from penstock.server.repository.fields.instances import MISSING_GPU
 from penstock.server.repository.gpus import Gpus
 from penstock.server.repository.model_config import read as read_config
 from penstock.server.repository.pbtxt import model_config_pb2
@@ -18,7 +18,7 @@ from penstock.server.repository.pbtxt import model_config_pb2
 
 def read(text: str, gpus: tuple[int, ...] | None = ()) -> tuple[dict[str, Any], list[str]]:
     config = text_format.Parse(text, model_config_pb2().ModelConfig())
-    stated, findings = read_config(Path("m"), Path("m/config.pbtxt"), config, {}, Gpus.told(gpus))
+    stated, findings = read_config(Path("m"), Path("m/config.pbtxt"), config, {}, Gpus.from_numbers(gpus))
     return dict(stated.values), [finding.message for finding in findings]
 
 
@@ -91,7 +91,7 @@ class TestGroups:
         values, messages = read(f"instance_group {{ {text} }}", gpus)
 
         assert messages == []
-        assert values[LACKING] == f"instance group {message}"
+        assert values[MISSING_GPU] == f"instance group {message}"
         assert all(device.startswith("cuda:") for group in values["instances"] for device in group.devices)
 
 
@@ -99,7 +99,7 @@ class TestWhatIsReported:
     def report(self, text: str, gpus: tuple[int, ...]) -> list[dict[str, Any]]:
         declared = text_format.Parse(text, model_config_pb2().ModelConfig())
         spec = ModelSpec("m", 1, Path("m"), instances=groups(text, gpus))
-        found: list[dict[str, Any]] = to_json(completed(declared, spec, "onnxruntime_onnx"))["instance_group"]
+        found: list[dict[str, Any]] = to_json(complete_config(declared, spec, "onnxruntime_onnx"))["instance_group"]
         return found
 
     def test_kinds_names_counts_and_gpus_are_completed(self) -> None:
@@ -137,7 +137,7 @@ class TestPriority:
     def test_one_that_is_not_known_is_refused(self) -> None:
         config = model_config_pb2().ModelConfig()
         config.optimization.priority = 9
-        _, findings = read_config(Path("m"), Path("m/config.pbtxt"), config, {}, Gpus.told(()))
+        _, findings = read_config(Path("m"), Path("m/config.pbtxt"), config, {}, Gpus.from_numbers(()))
 
         assert [finding.message for finding in findings] == [
             "optimization.priority 9 is unknown, known: PRIORITY_DEFAULT, PRIORITY_MAX, PRIORITY_MIN"

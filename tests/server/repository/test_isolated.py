@@ -11,14 +11,14 @@ from penstock.batching.spec import ModelSpec
 from penstock.server.environments.environments import Environments
 from penstock.server.isolated.loader import with_isolated
 from penstock.server.repository.check import check
-from penstock.server.repository.scan import Defaults, Entry, read_folder, scan
+from penstock.server.repository.scan import Defaults, ModelEntry, read_folder, scan
 from tests.backends.onnx_models import contract_model
 
 ISOLATED = "[runtime]\nisolated = true\n"
 LIMITS = "[worker]\nmemory_mb = 900\ntimeout_s = 2.5\n"
 
 
-def entry(root: Path, toml: str, name: str = "model.onnx") -> Entry:
+def entry(root: Path, toml: str, name: str = "model.onnx") -> ModelEntry:
     folder = root / "m"
     (folder / "1").mkdir(parents=True)
     (folder / "1" / name).write_bytes(b"")
@@ -70,7 +70,7 @@ def test_what_means_nothing_is_a_mistake(tmp_path: Path, toml: str, name: str, t
     model = f"[model]\nbackend = '{backends[name]}'\n" if name in backends else ""
     findings = entry(tmp_path, toml + model, name).findings
 
-    assert any(text in finding.message for finding in findings if finding.mistake), findings
+    assert any(text in finding.message for finding in findings if finding.is_mistake), findings
 
 
 def test_check_loads_it_in_a_process_and_says_so(tmp_path: Path) -> None:

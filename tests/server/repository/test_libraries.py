@@ -11,25 +11,25 @@ from penstock.backends.loading import LOADERS
 from penstock.backends.onnx_providers import options_with_prefix
 from penstock.server.repository.check import check
 from penstock.server.repository.pbtxt import model_config_pb2
-from penstock.server.repository.scan import Defaults, Entry, read_folder, scan
+from penstock.server.repository.scan import Defaults, ModelEntry, read_folder, scan
 from tests.backends.onnx_models import contract_model
 from tests.server.repository.folders import make, native
 
 TOML = '[model]\nversions = "all"\n[runtime]\ncustom_op_libraries = ["a.so", "ops/b.so"]\n'
 
 
-def read(root: Path, given: str | None = None) -> Entry:
+def read(root: Path, given: str | None = None) -> ModelEntry:
     config = None if given is None else text_format.Parse(given, model_config_pb2().ModelConfig())
     entry = read_folder(root / "m", Defaults(), config)
     assert entry is not None
     return entry
 
 
-def mistakes(entry: Entry) -> list[tuple[int, int, str]]:
-    return [(finding.version, finding.line, finding.message) for finding in entry.findings if finding.mistake]
+def mistakes(entry: ModelEntry) -> list[tuple[int, int, str]]:
+    return [(finding.version, finding.line, finding.message) for finding in entry.findings if finding.is_mistake]
 
 
-def places(entry: Entry) -> list[list[str]]:
+def places(entry: ModelEntry) -> list[list[str]]:
     return [list(options_with_prefix(spec.options, "custom_op_library.").values()) for spec in entry.specs]
 
 

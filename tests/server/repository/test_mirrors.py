@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from penstock.backends.errors import Code, InferError
-from penstock.server.repository.choices import Choices
 from penstock.server.repository.control import ModelControl
-from penstock.server.repository.mirrors import MirroredRepository, Mirrors, defaults_of
+from penstock.server.repository.control_options import ControlOptions
+from penstock.server.repository.mirrors import MirroredRepository, Mirrors, make_defaults
 from penstock.server.repository.repository import Repository
 from penstock.server.repository.scan import Defaults
 from penstock.server.settings import Settings
@@ -36,11 +36,11 @@ def store() -> Iterator[type[Store]]:
 @asynccontextmanager
 async def house(*paths: object, mode: str = "none", names: tuple[str, ...] = ()) -> AsyncIterator[ModelControl]:
     """A ModelControl over paths and URLs."""
-    mirrors = Mirrors.of(map(str, paths))
+    mirrors = Mirrors.from_paths(map(str, paths))
     mirrors.open()
     repository = mirrors.repository(Defaults())
     # 3600: what a test polls, it polls itself
-    control = ModelControl(repository, FakeEngine(), Choices(mode, names, poll_s=3600))
+    control = ModelControl(repository, FakeEngine(), ControlOptions(mode, names, poll_interval_s=3600))
     try:
         await control.start()
         yield control
@@ -75,7 +75,7 @@ class TestStart:
             assert await rows(control) == [f"a UNAVAILABLE {reason}", "b 1 READY"]
 
     async def test_a_store_that_breaks_after_it_was_opened_is_among_the_reasons(self, store: type[Store]) -> None:
-        mirrors = Mirrors.of([URL])
+        mirrors = Mirrors.from_paths([URL])
         mirrors.open()
         store.fails["/bucket/models"] = ConnectionError("down")
         control = ModelControl(mirrors.repository(Defaults()), FakeEngine())
@@ -86,7 +86,7 @@ class TestStart:
             mirrors.close()
         text = f"{mirrors.paths[0]}: could not be synchronized: {URL}: ConnectionError: down"
         assert reasons == [text]
-        assert mirrors.spelled(text) == f"{URL}: could not be synchronized: {URL}: ConnectionError: down"
+        assert mirrors.with_urls(text) == f"{URL}: could not be synchronized: {URL}: ConnectionError: down"
 
 
 class TestPolling:
@@ -176,14 +176,14 @@ class TestExplicit:
 
 
 def test_without_a_url_there_is_nothing_of_this(tmp_path: Path) -> None:
-    mirrors = Mirrors.of([str(tmp_path)])
+    mirrors = Mirrors.from_paths([str(tmp_path)])
 
     assert type(mirrors.repository(Defaults())) is Repository
     assert mirrors.paths == [tmp_path]
 
 
 def test_with_one_there_is(store: type[Store]) -> None:
-    mirrors = Mirrors.of([URL])
+    mirrors = Mirrors.from_paths([URL])
 
     assert isinstance(mirrors.repository(Defaults()), MirroredRepository)
     mirrors.close()
@@ -197,9 +197,9 @@ def test_the_settings_say_what_is_completed() -> None:
         ),
     )  # fmt: skip
 
-    assert defaults_of(settings) == Defaults(
+    assert make_defaults(settings) == Defaults(
         max_batch_rows=3, tensorflow_rows=9, tensorflow_options={"gpu_memory_fraction": "0.25"}, config_name="c",
         auto_complete=False,
     )  # fmt: skip
-    assert defaults_of(Settings(default_max_batch_size=7)).max_batch_rows == 7
-    assert defaults_of(Settings(backend_config=("tensorflow,default-max-batch-size=0",))).of_tensorflow == (0, {})
+    assert make_defaults(Settings(default_max_batch_size=7)).max_batch_rows == 7
+    assert make_defaults(Settings(backend_config=("tensorflow,default-max-batch-size=0",))).for_tensorflow == (0, {})

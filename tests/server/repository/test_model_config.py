@@ -12,20 +12,20 @@ from penstock.backends.signature import TensorSpec
 from penstock.batching.devices.fallback import CPU_FALLBACK
 from penstock.batching.spec import InstanceGroup
 from penstock.server.repository.fields import gpu
-from penstock.server.repository.fields.optimization import ENTRIES, PARAMETERS
+from penstock.server.repository.fields.optimization import PARAMETERS, SESSION_ENTRIES
 from penstock.server.repository.findings import Finding
 from penstock.server.repository.gpus import Gpus
 from penstock.server.repository.model_config import DOCUMENTATION, HINTS, HONOURED, REFUSED
 from penstock.server.repository.model_config import read as read_config
+from penstock.server.repository.parsed_config import ParsedConfig
 from penstock.server.repository.pbtxt import field_lines, model_config_pb2
-from penstock.server.repository.statement import Statement
 
 DOCS = Path(__file__).parents[3] / "docs" / "compatibility-triton.md"
 
 
-def read(text: str, gpus: tuple[int, ...] | None = (), folder: Path = Path("m")) -> tuple[Statement, list[Finding]]:
+def read(text: str, gpus: tuple[int, ...] | None = (), folder: Path = Path("m")) -> tuple[ParsedConfig, list[Finding]]:
     config = text_format.Parse(text, model_config_pb2().ModelConfig())
-    return read_config(folder, folder / "config.pbtxt", config, field_lines(text), Gpus.told(gpus))
+    return read_config(folder, folder / "config.pbtxt", config, field_lines(text), Gpus.from_numbers(gpus))
 
 
 def messages(text: str, gpus: tuple[int, ...] | None = ()) -> list[str]:
@@ -65,7 +65,7 @@ def test_a_mistake_in_one_of_many_has_the_line_of_that_one(text: str, line: int)
 
 
 @pytest.mark.parametrize(
-    "name", [*REFUSED, *DOCUMENTATION, *HINTS, *HONOURED, *PARAMETERS, *ENTRIES, *gpu.PARAMETERS, CPU_FALLBACK]
+    "name", [*REFUSED, *DOCUMENTATION, *HINTS, *HONOURED, *PARAMETERS, *SESSION_ENTRIES, *gpu.PARAMETERS, CPU_FALLBACK]
 )
 def test_every_field_and_parameter_is_in_the_docs(name: str) -> None:
     assert f"| `{name}` |" in DOCS.read_text("utf-8")
@@ -105,7 +105,7 @@ def test_what_is_not_supported_is_refused_by_name_and_line(field: str, text: str
 def test_a_hint_that_changes_no_answer_keeps_nothing_from_being_served_and_is_told_of(field: str, text: str) -> None:
     _, (finding,) = read("\n\n" + text)
 
-    assert (finding.line, finding.mistake) == (3, False)
+    assert (finding.line, finding.is_mistake) == (3, False)
     assert finding.message.startswith(f"field '{field}' has no effect: ")
 
 
@@ -136,7 +136,7 @@ def test_a_metric_control_is_whole(control: str, text: str) -> None:
     """The texts are those of qa/L0_model_config/model_metrics."""
     _, (finding,) = read(f"model_metrics {{ metric_control {{ {control} }} }}")
 
-    assert finding.mistake
+    assert finding.is_mistake
     assert text in finding.message
 
 
@@ -144,14 +144,14 @@ def test_a_metric_control_is_whole(control: str, text: str) -> None:
 def test_bounds_ascend(said: str) -> None:
     statement, [finding] = read("\n" + METRIC % (FIRST_RESPONSE, said))
 
-    assert (finding.line, finding.mistake, "each above the one before it" in finding.message) == (2, True, True)
+    assert (finding.line, finding.is_mistake, "each above the one before it" in finding.message) == (2, True, True)
     assert statement.get("metrics.first_response_ms") is None
 
 
 def test_a_metric_that_is_not_customizable_is_told_as_a_warning() -> None:
     _, [finding] = read("\n" + METRIC % ("nv_inference_count", "1"))
 
-    assert (finding.line, finding.mistake) == (2, False)
+    assert (finding.line, finding.is_mistake) == (2, False)
     text = "Metric family 'nv_inference_count' in 'metric_identifier' is not a customizable metric in Triton core."
     assert text in finding.message
 
@@ -162,7 +162,7 @@ def test_what_is_said_of_levels_that_there_are_not_is_told_as_a_warning(said: st
 
     name = said.partition(":")[0].partition(" ")[0]
     text = f"field 'dynamic_batching.{name}' has no effect without 'priority_levels' for m"
-    assert (finding.message, finding.mistake) == (text, False)
+    assert (finding.message, finding.is_mistake) == (text, False)
     assert not {"batching.default_priority", "batching.level_policies"} & stated.values.keys()
 
 
@@ -307,7 +307,7 @@ def test_a_parameter_that_is_like_a_known_one_is_refused(name: str) -> None:
 def test_a_parameter_of_ones_own_is_a_warning_for_clients_read_it_from_the_configuration(name: str) -> None:
     _, [finding] = read(f'max_batch_size: 8\nparameters {{ key: "{name}" value {{ string_value: "1" }} }}')
 
-    assert not finding.mistake
+    assert not finding.is_mistake
     assert finding.line == 2
     assert finding.message == f"parameter '{name}' is informational: it changes nothing here"
 

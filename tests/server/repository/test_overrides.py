@@ -69,27 +69,27 @@ class TestFiles:
             overrides.check_files("m", {name: b"x"})
         except InferError:
             return
-        folder = overrides.write("m", {name: b"x"})
+        folder = overrides.write_files("m", {name: b"x"})
         try:
             written = [path for path in folder.parent.rglob("*") if path.is_file()]
             assert written == [folder / name]
             assert written[0].resolve().is_relative_to(folder.resolve())
         finally:
-            overrides.remove(folder)
+            overrides.remove_folder(folder)
         assert not folder.parent.exists()
 
     def test_nobody_else_may_read_what_a_request_brought(self) -> None:
-        folder = overrides.write("m", {"1/model.onnx": b"x"})
+        folder = overrides.write_files("m", {"1/model.onnx": b"x"})
         try:
             assert folder.name == "m"
             assert folder.parent.stat().st_mode & 0o077 == 0
         finally:
-            overrides.remove(folder)
+            overrides.remove_folder(folder)
 
     def test_what_cannot_be_written_is_removed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         with pytest.raises(TypeError):
-            overrides.write("m", {"1/a": b"", "1/b": "no bytes"})  # type: ignore[dict-item]
+            overrides.write_files("m", {"1/a": b"", "1/b": "no bytes"})  # type: ignore[dict-item]
 
         assert list(tmp_path.iterdir()) == []
 

@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 
 from penstock.batching.spec import InstanceGroup, PaddedAxis
 from penstock.server.repository.findings import Finding, MistakeError
+from penstock.server.repository.parsed_config import ParsedConfig
 from penstock.server.repository.penstock_toml import KEYS, PADDING, PROVIDERS, key_lines, read_toml
 from penstock.server.repository.placing import ANY_DEVICE
-from penstock.server.repository.statement import Statement
 
 NO_SIZE = 'runtime.gpu_memory must be a number of bytes above 0, or a size such as "4 GiB"'
 NO_SIZE += ' or "500 MB", not "4 gib" (string)'
 DOCS = Path(__file__).parents[3] / "docs" / "repository.md"
 
 
-def read(folder: Path, text: str) -> tuple[Statement, list[Finding]]:
+def read(folder: Path, text: str) -> tuple[ParsedConfig, list[Finding]]:
     path = folder / "penstock.toml"
     path.write_text(text, encoding="utf-8")
     return read_toml(path)

@@ -12,19 +12,19 @@ from hypothesis import strategies as st
 
 from penstock.backends.cuda_budget import Budget
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec
-from penstock.server.repository.completed_config import completed, to_json
+from penstock.server.repository.completed_config import complete_config, to_json
 from penstock.server.repository.defaults import Defaults
-from penstock.server.repository.fields.accelerators import PLACES
-from penstock.server.repository.gpus import GpuMachine, Gpus
-from penstock.server.repository.mirrors import defaults_of
-from penstock.server.repository.placing import ANY_DEVICE, place
-from penstock.server.repository.scan import Entry, read_folder, scan
-from penstock.server.repository.statement import Statement
+from penstock.server.repository.fields.accelerators import PATH_OPTIONS
+from penstock.server.repository.gpus import Gpus, GpuSources
+from penstock.server.repository.mirrors import make_defaults
+from penstock.server.repository.parsed_config import ParsedConfig
+from penstock.server.repository.placing import ANY_DEVICE, place_model
+from penstock.server.repository.scan import ModelEntry, read_folder, scan
 from penstock.server.settings import Settings
 from tests.server.repository.folders import make, native
 
-NONE, TWO, UNTOLD = Gpus.told(()), Gpus.told((0, 1)), Gpus.told(None)
-NO_DRIVER = Gpus(machine=GpuMachine(lambda: None, lambda: "no NVIDIA driver", lambda: True, lambda: False))
+NONE, TWO, UNTOLD = Gpus.from_numbers(()), Gpus.from_numbers((0, 1)), Gpus.from_numbers(None)
+NO_DRIVER = Gpus(sources=GpuSources(lambda: None, lambda: "no NVIDIA driver", lambda: True, lambda: False))
 KIND_GPU = "instance_group { kind: KIND_GPU }"
 KIND_CPU = "instance_group { kind: KIND_CPU }"
 WAY_OUT = "; set --cpu-fallback=true to serve it on the CPU"
@@ -32,7 +32,7 @@ CUDA = 'optimization { execution_accelerators { gpu_execution_accelerator { name
 TENSORRT = 'optimization { execution_accelerators { gpu_execution_accelerator { name: "tensorrt" } } }'
 
 
-def read(root: Path, config: str | None = None, toml: str = "", gpus: Gpus = TWO, **defaults: Any) -> Entry:
+def read(root: Path, config: str | None = None, toml: str = "", gpus: Gpus = TWO, **defaults: Any) -> ModelEntry:
     make(root, "m/1/model.onnx", **({} if config is None else {"m": config}))
     if toml:
         native(root, "m", toml)
@@ -41,17 +41,17 @@ def read(root: Path, config: str | None = None, toml: str = "", gpus: Gpus = TWO
     return entry
 
 
-def spec_of(entry: Entry) -> ModelSpec:
-    assert [str(finding) for finding in entry.findings if finding.mistake] == []
+def spec_of(entry: ModelEntry) -> ModelSpec:
+    assert [str(finding) for finding in entry.findings if finding.is_mistake] == []
     return entry.specs[0]
 
 
-def devices(entry: Entry) -> list[tuple[int, str]]:
+def devices(entry: ModelEntry) -> list[tuple[int, str]]:
     return [(group.count, device) for group in spec_of(entry).instances for device in group.devices]
 
 
-def instance_groups(entry: Entry, spec: ModelSpec) -> list[tuple[str, int, list[int]]]:
-    config = to_json(completed(entry.config, spec, "onnxruntime_onnx"))
+def instance_groups(entry: ModelEntry, spec: ModelSpec) -> list[tuple[str, int, list[int]]]:
+    config = to_json(complete_config(entry.config, spec, "onnxruntime_onnx"))
     return [(each["kind"], each["count"], each["gpus"]) for each in config["instance_group"]]
 
 
@@ -80,7 +80,7 @@ class TestDefaults:
 
         assert devices(entry) == [(1, "cpu")]
         assert spec_of(entry).options == {}
-        assert spec_of(entry).fallback == ""
+        assert spec_of(entry).fallback_reason == ""
 
     def test_a_single_file_is_a_model_like_any_other(self, tmp_path: Path) -> None:
         (tmp_path / "net.onnx").touch()
@@ -92,7 +92,7 @@ class TestDefaults:
         assert devices(read(tmp_path, gpus=Gpus(("cpu",)))) == [(1, "cpu")]
 
     def test_one_of_the_command_line_that_is_not_there_keeps_the_model_from_being_served(self, tmp_path: Path) -> None:
-        entry = read(tmp_path, gpus=Gpus(("cuda:3",), machine=NO_DRIVER._machine))
+        entry = read(tmp_path, gpus=Gpus(("cuda:3",), sources=NO_DRIVER._sources))
 
         assert entry.specs == ()
         assert "device 'cuda:3' does not exist: there is no GPU: no NVIDIA driver" in str(entry.findings[0])
@@ -103,7 +103,7 @@ class TestDefaults:
     def test_nor_is_one_that_says_how_many_it_wants_of_them(
         self, tmp_path: Path, config: str | None, toml: str
     ) -> None:
-        entry = read(tmp_path, config, toml, Gpus(("cuda:3",), machine=NO_DRIVER._machine))
+        entry = read(tmp_path, config, toml, Gpus(("cuda:3",), sources=NO_DRIVER._sources))
 
         assert [finding.message.partition(": ")[0] for finding in entry.findings] == ["device 'cuda:3' does not exist"]
 
@@ -111,12 +111,12 @@ class TestDefaults:
         def never() -> Any:
             raise AssertionError("the driver was asked")
 
-        gpus = Gpus(machine=GpuMachine(never, str, lambda: True, lambda: False))
+        gpus = Gpus(sources=GpuSources(never, str, lambda: True, lambda: False))
 
         assert devices(read(tmp_path, "instance_group { kind: KIND_CPU }", gpus=gpus)) == [(1, "cpu")]
 
     def test_the_settings_say_what_is_decided(self) -> None:
-        found = defaults_of(Settings(default_device="cuda:1", cpu_fallback=True, model_load_gpu_limit=("1:0.5",)))
+        found = make_defaults(Settings(default_device="cuda:1", cpu_fallback=True, model_load_gpu_limit=("1:0.5",)))
 
         assert found.gpus.default("onnxruntime") == ("cuda:1",)
         assert found.cpu_fallback
@@ -152,7 +152,7 @@ class TestFailsClosed:
         (finding,) = entry.findings
 
         assert entry.specs == ()
-        assert (finding.mistake, finding.message.removesuffix(WAY_OUT), finding.line > 0) == (True, reason, True)
+        assert (finding.is_mistake, finding.message.removesuffix(WAY_OUT), finding.line > 0) == (True, reason, True)
 
     @pytest.mark.parametrize(
         ("toml", "gpus", "told"),
@@ -173,7 +173,7 @@ class TestFailsClosed:
     def test_another_gpu_than_those_that_are_there_is_not_to_be_the_cpu(self, tmp_path: Path) -> None:
         (finding,) = read(tmp_path, None, '[instances]\ndevices = ["cuda:2"]', TWO, cpu_fallback=True).findings
 
-        assert (finding.mistake, WAY_OUT in finding.message) == (True, False)
+        assert (finding.is_mistake, WAY_OUT in finding.message) == (True, False)
 
     @pytest.mark.parametrize("says", ["configuration", "penstock.toml", "command line"])
     def test_it_is_served_on_the_cpu_where_that_is_allowed(self, tmp_path: Path, says: str) -> None:
@@ -189,10 +189,10 @@ class TestFailsClosed:
         reason = "instance group m_0 of model m has kind KIND_GPU but no GPUs are available: no NVIDIA driver"
 
         assert devices(entry) == [(1, "cpu")]
-        assert spec.fallback == reason
+        assert spec.fallback_reason == reason
         assert str(finding).endswith(f"warning: is served on the CPU: {reason}")
         assert instance_groups(entry, spec) == [("KIND_CPU", 1, [])]
-        assert to_json(completed(entry.config, spec, ""))["parameters"]["penstock.cpu_fallback"] == {
+        assert to_json(complete_config(entry.config, spec, ""))["parameters"]["penstock.cpu_fallback"] == {
             "string_value": "true"
         }
 
@@ -205,7 +205,7 @@ class TestFailsClosed:
         spec = spec_of(read(tmp_path, CUDA, gpus=NONE, cpu_fallback=True))
 
         assert spec.instances == (InstanceGroup(),)
-        assert spec.fallback == "execution accelerator 'cuda' requires an instance_group with a GPU"
+        assert spec.fallback_reason == "execution accelerator 'cuda' requires an instance_group with a GPU"
 
     def test_graphs_where_they_can_be_had_ask_for_no_gpu(self, tmp_path: Path) -> None:
         entry = read(tmp_path, None, '[runtime]\ngpu_graphs = "auto"', NONE)
@@ -220,7 +220,7 @@ class TestFailsClosed:
         (finding,) = entry.findings
 
         assert devices(entry) == [(1, "cpu")]
-        assert spec_of(entry).fallback == ""
+        assert spec_of(entry).fallback_reason == ""
         assert str(finding).endswith("warning: optimization.cuda.graphs has no effect: the model runs on the CPU")
 
     @pytest.mark.parametrize("gpus", [TWO, NO_DRIVER])
@@ -232,7 +232,7 @@ class TestFailsClosed:
         (finding,) = entry.findings
 
         assert devices(entry) == [(1, "cpu")]
-        assert (spec_of(entry).fallback, spec_of(entry).options) == ("", {})
+        assert (spec_of(entry).fallback_reason, spec_of(entry).options) == ("", {})
         assert str(finding).endswith(
             f"config.pbtxt:1: warning: execution accelerator '{name}' has no effect: the model runs on the CPU"
         )
@@ -332,8 +332,8 @@ class TestOptions:
     @given(st.integers(0, 2**20), st.booleans())
     def test_rows_ascend_to_the_most_a_batch_may_have(self, most: int, said: bool) -> None:
         policy = BatchPolicy(max_batch_rows=most) if said else BatchPolicy(default_max_batch_rows=max(1, most))
-        stated = Statement(Path("m"), {"runtime.tensorrt": True})
-        spec, findings = place(ModelSpec("m", 1, Path("m"), policy=policy), stated, Defaults(gpus=TWO))
+        stated = ParsedConfig(Path("m"), {"runtime.tensorrt": True})
+        spec, findings = place_model(ModelSpec("m", 1, Path("m"), policy=policy), stated, Defaults(gpus=TWO))
         rows = [int(word) for word in spec.options.get("penstock.rows", "").split(",") if word]
 
         assert findings == []
@@ -342,7 +342,7 @@ class TestOptions:
 
 
 class TestRequests:
-    @pytest.mark.parametrize("name", sorted(PLACES))
+    @pytest.mark.parametrize("name", sorted(PATH_OPTIONS))
     def test_a_configuration_that_comes_with_one_names_no_files(self, tmp_path: Path, name: str) -> None:
         text = TENSORRT.replace("} } }", f'parameters {{ key: "{name}" value: "/etc/x" }} }} }} }}')
         entry = read(tmp_path, text)
@@ -370,7 +370,7 @@ class TestWhatIsReported:
 
     def test_what_a_load_fell_back_to_is_on_the_cpu(self, tmp_path: Path) -> None:
         entry = read(tmp_path, KIND_GPU, cpu_fallback=True)
-        spec = replace(spec_of(entry), instances=(InstanceGroup(),), fallback="no cuDNN")
+        spec = replace(spec_of(entry), instances=(InstanceGroup(),), fallback_reason="no cuDNN")
 
         assert instance_groups(entry, spec) == [("KIND_CPU", 1, [])]
 
@@ -379,7 +379,7 @@ class TestWhatIsReported:
     )])  # fmt: skip
     def test_pinned_memory_is_told(self, tmp_path: Path, config: str, pinned: tuple[bool, bool]) -> None:
         entry = read(tmp_path, config)
-        said = to_json(completed(entry.config, spec_of(entry), ""))["optimization"]
+        said = to_json(complete_config(entry.config, spec_of(entry), ""))["optimization"]
 
         assert (said["input_pinned_memory"]["enable"], said["output_pinned_memory"]["enable"]) == pinned
 
@@ -394,18 +394,20 @@ class TestWhatIsReported:
 def test_a_model_is_on_devices_that_are_there_or_it_is_a_mistake(
     gpus: tuple[int, ...] | None, said: list[tuple[int, str]], asked: dict[str, Any], allowed: bool
 ) -> None:
-    from penstock.server.repository.placing import resolve
+    from penstock.server.repository.placing import resolve_devices
 
     groups = tuple(InstanceGroup(count, (device,)) for count, device in said)
     values = {**asked, **({"instances": groups} if groups else {})}
-    stated = resolve(Statement(Path("m"), values), "onnxruntime", Gpus.told(gpus))
-    spec, findings = place(ModelSpec("m", 1, Path("m")), stated, Defaults(gpus=Gpus.told(gpus), cpu_fallback=allowed))
+    stated = resolve_devices(ParsedConfig(Path("m"), values), "onnxruntime", Gpus.from_numbers(gpus))
+    spec, findings = place_model(
+        ModelSpec("m", 1, Path("m")), stated, Defaults(gpus=Gpus.from_numbers(gpus), cpu_fallback=allowed)
+    )
     used = {device for group in spec.instances for device in group.devices}
 
     assert ANY_DEVICE not in used
-    assert any(finding.mistake for finding in findings) <= (not allowed or bool(said and gpus))
+    assert any(finding.is_mistake for finding in findings) <= (not allowed or bool(said and gpus))
     if not findings:
         assert gpus is None or used <= {"cpu", *(f"cuda:{number}" for number in gpus)}
         assert "runtime.cuda" not in asked or used != {"cpu"}
-    if spec.fallback:
+    if spec.fallback_reason:
         assert used == {"cpu"}

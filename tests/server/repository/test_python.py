@@ -9,7 +9,7 @@ import pytest
 
 from penstock.backends.loading import LOADERS
 from penstock.server.repository.check import check
-from penstock.server.repository.scan import Defaults, Entry, read_folder
+from penstock.server.repository.scan import Defaults, ModelEntry, read_folder
 
 CONFIG = """
 backend: "python"
@@ -33,14 +33,14 @@ def written(root: Path, config: str | None = CONFIG, toml: str = "", *, name: st
     return folder
 
 
-def read(folder: Path) -> Entry:
+def read(folder: Path) -> ModelEntry:
     entry = read_folder(folder, Defaults())
     assert entry is not None
     return entry
 
 
-def mistakes(entry: Entry) -> list[str]:
-    return [finding.message for finding in entry.findings if finding.mistake]
+def mistakes(entry: ModelEntry) -> list[str]:
+    return [finding.message for finding in entry.findings if finding.is_mistake]
 
 
 @pytest.mark.parametrize("config", [CONFIG, None, 'name: "coded"', "max_batch_size: 4"])
@@ -91,7 +91,7 @@ def test_the_file_may_have_another_name(tmp_path: Path) -> None:
 def test_the_model_is_given_its_configuration(tmp_path: Path) -> None:
     (spec,) = read(written(tmp_path, CONFIG + 'parameters { key: "mine" value: { string_value: "7" } }')).specs
 
-    declared = json.loads(spec.declared)
+    declared = json.loads(spec.declared_config)
     assert declared["name"] == "coded"
     assert declared["parameters"] == {"mine": {"string_value": "7"}}
     assert declared["input"][0]["dims"] == [2]
@@ -214,7 +214,7 @@ def test_check_runs_none_of_its_code(tmp_path: Path, config: str | None) -> None
 
     report = check([tmp_path], LOADERS)
 
-    assert report.status == 0
+    assert report.exit_status == 0
     assert "coded version 1, python" in str(report)
 
 

@@ -15,8 +15,8 @@ from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.loading.completion import complete
 from penstock.batching.spec import InstanceGroup, ModelSpec
-from penstock.server.repository.choices import Choices
 from penstock.server.repository.control import ModelControl
+from penstock.server.repository.control_options import ControlOptions
 from penstock.server.repository.pbtxt import model_config_pb2
 from penstock.server.repository.repository import Repository
 from tests.server.repository.folders import FakeEngine, make, native
@@ -61,7 +61,7 @@ class TestStates:
         self, tmp_path: Path, path: str, mode: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         repository = Repository([make(tmp_path, "m/1/model.onnx", "m/config.pbtxt") / path])
-        control = ModelControl(repository, FakeEngine(GRAPH), Choices(mode, poll_s=0))
+        control = ModelControl(repository, FakeEngine(GRAPH), ControlOptions(mode, poll_interval_s=0))
         (reason,) = asyncio.run(control.start())
 
         assert reason.endswith(f": {tmp_path}")  # the path that was meant
@@ -93,13 +93,13 @@ class TestStates:
 
         monkeypatch.setattr(Path, "iterdir", refused)
         repository = Repository([tmp_path])
-        asyncio.run(ModelControl(repository, FakeEngine(GRAPH), Choices(mode, poll_s=0)).start())
+        asyncio.run(ModelControl(repository, FakeEngine(GRAPH), ControlOptions(mode, poll_interval_s=0)).start())
 
         assert repository.ready()
 
     def test_while_a_new_model_waits_for_its_second_look_the_index_has_its_name(self, tmp_path: Path) -> None:
         repository = Repository([make(tmp_path, "m/1/model.onnx")])
-        control = ModelControl(repository, FakeEngine(GRAPH), Choices("poll", poll_s=0))
+        control = ModelControl(repository, FakeEngine(GRAPH), ControlOptions("poll", poll_interval_s=0))
 
         async def look() -> None:
             await control.start()
@@ -116,7 +116,7 @@ class TestStates:
     def test_a_path_that_is_mended_keeps_nobody_from_being_ready(self, tmp_path: Path, mode: str) -> None:
         root = make(tmp_path / "models", "1/model.onnx", "config.pbtxt")
         repository = Repository([root])
-        control = ModelControl(repository, FakeEngine(GRAPH), Choices(mode, poll_s=0))
+        control = ModelControl(repository, FakeEngine(GRAPH), ControlOptions(mode, poll_interval_s=0))
 
         async def mend() -> None:
             await control.start()
@@ -186,7 +186,9 @@ class TestStates:
 
         async def start() -> None:
             engine.gate = asyncio.Event()
-            starting = asyncio.create_task(ModelControl(repository, engine, Choices(threads=3)).start())
+            starting = asyncio.create_task(
+                ModelControl(repository, engine, ControlOptions(max_concurrent_loads=3)).start()
+            )
             async with asyncio.timeout(10):
                 while engine.now < 3:
                     await asyncio.to_thread(lambda: None)

@@ -5,25 +5,25 @@ from pathlib import Path
 import pytest
 
 from penstock.batching.spec import BatchPolicy, InstanceGroup, PaddedAxis
-from penstock.server.repository.scan import Defaults, Entry, locate, scan
+from penstock.server.repository.scan import Defaults, ModelEntry, locate, scan
 from tests.server.repository.folders import make, native
 
 
-def entries(root: Path, *more: Path) -> dict[str, Entry]:
+def entries(root: Path, *more: Path) -> dict[str, ModelEntry]:
     found, _ = scan([root, *more], Defaults())
     return {entry.name: entry for entry in found}
 
 
-def versions(entry: Entry) -> list[int]:
+def versions(entry: ModelEntry) -> list[int]:
     return [spec.version for spec in entry.specs]
 
 
-def mistakes(entry: Entry) -> list[str]:
-    return [finding.message for finding in entry.findings if finding.mistake]
+def mistakes(entry: ModelEntry) -> list[str]:
+    return [finding.message for finding in entry.findings if finding.is_mistake]
 
 
-def warnings(entry: Entry) -> list[str]:
-    return [f"{finding.path.name} {finding.message}" for finding in entry.findings if not finding.mistake]
+def warnings(entry: ModelEntry) -> list[str]:
+    return [f"{finding.path.name} {finding.message}" for finding in entry.findings if not finding.is_mistake]
 
 
 class TestVersions:
@@ -64,7 +64,7 @@ class TestVersions:
         entry = entries(make(tmp_path, *self.files, m=text))["m"]
 
         assert versions(entry) == there
-        assert [(f.version, f.line, f.mistake, f.message) for f in entry.findings] == [
+        assert [(f.version, f.line, f.is_mistake, f.message) for f in entry.findings] == [
             (2, 2, mistake, "version 2 of model 'm' does not exist")
         ]
 
@@ -222,7 +222,7 @@ class TestFolders:
         found, findings = scan([tmp_path], Defaults())
 
         assert [entry.name for entry in found] == ["m"]
-        assert [(finding.path.name, finding.mistake) for finding in findings] == [
+        assert [(finding.path.name, finding.is_mistake) for finding in findings] == [
             ("notes", False),
             ("stray.onnx", False),
         ]
@@ -234,7 +234,7 @@ class TestFolders:
         found, findings = scan([root], Defaults())
 
         assert versions(found[0]) == [1]
-        assert [(each.path.name, each.message, each.mistake) for each in [*findings, *found[0].findings]] == [
+        assert [(each.path.name, each.message, each.is_mistake) for each in [*findings, *found[0].findings]] == [
             ("gone", "is a broken link to /unmounted/gone", False),
             ("2", "is ignored: a broken link to /unmounted/2", False),
         ]
@@ -281,13 +281,13 @@ class TestFolders:
 
         assert found == []
         assert len(findings) == 1
-        assert findings[0].mistake
+        assert findings[0].is_mistake
         assert findings[0].message.startswith(message)
 
     def test_an_empty_repository_is_a_warning(self, tmp_path: Path) -> None:
         _, findings = scan([tmp_path], Defaults())
 
-        assert [(finding.message, finding.mistake) for finding in findings] == [("contains no models", False)]
+        assert [(finding.message, finding.is_mistake) for finding in findings] == [("contains no models", False)]
 
     def test_a_model_may_be_named_by_a_number(self, tmp_path: Path) -> None:
         assert versions(entries(make(tmp_path, "7/1/model.onnx"))["7"]) == [1]

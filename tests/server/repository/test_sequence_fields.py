@@ -22,7 +22,7 @@ STATE = 'state { input_name: "i" output_name: "o" data_type: TYPE_FP32 dims: 2 %
 def read(inside: str, folder: Path = Path("m")) -> tuple[dict[str, Any], list[str]]:
     text = f"sequence_batching {{ {inside} }}"
     config = text_format.Parse(text, model_config_pb2().ModelConfig())
-    statement, findings = read_config(folder, folder / "config.pbtxt", config, field_lines(text), Gpus.told(()))
+    statement, findings = read_config(folder, folder / "config.pbtxt", config, field_lines(text), Gpus.from_numbers(()))
     return dict(statement.values), [finding.message for finding in findings]
 
 
@@ -131,7 +131,7 @@ def test_a_file_that_is_too_short_is_said(tmp_path: Path) -> None:
 def test_what_was_left_out_is_reported() -> None:
     config = text_format.Parse("sequence_batching { oldest { } }", model_config_pb2().ModelConfig())
 
-    sequences.report(config, 8)
+    sequences.complete(config, 8)
 
     assert config.sequence_batching.max_sequence_idle_microseconds == 1_000_000
     assert list(config.sequence_batching.oldest.preferred_batch_size) == [8]

@@ -22,7 +22,7 @@ INPUT = 'inputs {{ key: "x" value {{ {} }} }}'
 def read(text: str, folder: Path = Path("m")) -> tuple[dict[str, Any], list[tuple[int, str]]]:
     """Give what is said, and each mistake with its line."""
     config = text_format.Parse(text, model_config_pb2().ModelConfig())
-    stated, findings = read_config(folder, folder / "config.pbtxt", config, field_lines(text), Gpus.told(()))
+    stated, findings = read_config(folder, folder / "config.pbtxt", config, field_lines(text), Gpus.from_numbers(()))
     return dict(stated.values), [(finding.line, finding.message) for finding in findings]
 
 

@@ -7,38 +7,38 @@ from penstock.server.repository.states import UNLOADED, ModelRecord, ModelState
 
 
 def states(record: ModelRecord) -> dict[int, tuple[str, str]]:
-    return {held.version: (held.state.value, held.reason) for held in record.listed()}
+    return {held.version: (held.state.value, held.reason) for held in record.statuses()}
 
 
 class TestRecord:
     def test_a_version_is_loading_and_then_ready(self) -> None:
         record = ModelRecord("m")
-        record.begin([2])
+        record.begin_load([2])
         assert states(record) == {2: ("LOADING", "")}
         assert record.serve([2]) == []
         assert states(record) == {2: ("READY", "")}
 
     def test_a_version_that_fails_has_its_reason_until_the_next_attempt(self) -> None:
         record = ModelRecord("m")
-        record.begin([1])
-        record.fail(1, "no good")
+        record.begin_load([1])
+        record.record_failure(1, "no good")
         assert states(record) == {1: ("UNAVAILABLE", "no good")}
-        record.begin([2])
+        record.begin_load([2])
         assert states(record) == {2: ("LOADING", "")}
 
     def test_what_serves_is_ready_while_another_load_of_it_fails(self) -> None:
         record = ModelRecord("m")
-        record.begin([1])
+        record.begin_load([1])
         record.serve([1])
-        record.begin([1, 2])
-        record.fail(1, "no good")
+        record.begin_load([1, 2])
+        record.record_failure(1, "no good")
         assert states(record) == {1: ("READY", "no good"), 2: ("LOADING", "")}
-        record.fail(0, "nothing is any good")
-        record.give_up()
+        record.record_failure(0, "nothing is any good")
+        record.abort_load()
 
         assert states(record) == {1: ("READY", "nothing is any good"), 2: ("UNAVAILABLE", UNLOADED)}
-        assert record.settled
-        record.begin([1])
+        assert record.all_ready
+        record.begin_load([1])
         assert states(record)[1] == ("READY", "")
 
     def test_a_version_that_gives_way_is_unloading_and_then_unloaded(self) -> None:
@@ -46,28 +46,28 @@ class TestRecord:
         record.serve([1])
         leaving = record.serve([2])
         assert states(record) == {1: ("UNLOADING", ""), 2: ("READY", "")}
-        record.gone(leaving)
+        record.mark_unloaded(leaving)
         assert states(record) == {1: ("UNAVAILABLE", UNLOADED), 2: ("READY", "")}
 
     def test_the_end_of_an_old_load_says_nothing_about_a_newer_one(self) -> None:
         record = ModelRecord("m")
         record.serve([1])
         leaving = record.unload()
-        record.begin([1])
+        record.begin_load([1])
         record.serve([1])
-        record.gone(leaving)
+        record.mark_unloaded(leaving)
 
         assert states(record) == {1: ("READY", "")}
 
     def test_unloading_forgets_failures(self) -> None:
         record = ModelRecord("m")
-        record.fail(0, "no good")
+        record.record_failure(0, "no good")
         assert record.unload() == []
         assert states(record) == {}
-        record.fail(3, "no good")
+        record.record_failure(3, "no good")
         assert record.unload() == []
         assert states(record) == {3: ("UNAVAILABLE", UNLOADED)}
-        assert not any(held.wanted for held in record.listed())
+        assert not any(held.should_serve for held in record.statuses())
 
     @given(
         st.lists(
@@ -82,10 +82,10 @@ class TestRecord:
         for step, versions in steps:
             chosen = versions - {0}
             if step == "begin":
-                record.begin(chosen)
+                record.begin_load(chosen)
             elif step == "fail":
                 for version in versions:
-                    record.fail(version, "no good")
+                    record.record_failure(version, "no good")
             elif step == "serve":
                 leaving += record.serve(chosen)
                 serving = chosen
@@ -93,13 +93,13 @@ class TestRecord:
                 leaving += record.unload()
                 serving = set()
             elif step == "gone":
-                record.gone(leaving)
+                record.mark_unloaded(leaving)
                 leaving = []
             else:
-                record.give_up()
+                record.abort_load()
 
-            assert set(record.ready) == serving
+            assert set(record.ready_versions) == serving
             assert not (serving and 0 in record.versions and record.versions[0].state is ModelState.READY)
-        record.give_up()
-        record.gone(leaving)
-        assert {held.state for held in record.listed()} <= {ModelState.READY, ModelState.UNAVAILABLE}
+        record.abort_load()
+        record.mark_unloaded(leaving)
+        assert {held.state for held in record.statuses()} <= {ModelState.READY, ModelState.UNAVAILABLE}

@@ -11,13 +11,13 @@ from penstock.backends.signature import TensorSpec
 from penstock.batching.shapes.ragged import KINDS
 from penstock.batching.spec import BatchTensor
 from penstock.server.repository.model_config import read
+from penstock.server.repository.parsed_config import ParsedConfig
 from penstock.server.repository.pbtxt import field_lines, model_config_pb2
-from penstock.server.repository.statement import Statement
 
 INPUT = 'name: "x" data_type: TYPE_FP32 dims: [ -1 ]'
 
 
-def stated(text: str) -> tuple[Statement, list[str]]:
+def stated(text: str) -> tuple[ParsedConfig, list[str]]:
     """Read a configuration; give what it says, and what is wrong with it."""
     config = text_format.Parse(text, model_config_pb2().ModelConfig())
     statement, findings = read(Path("m"), Path("config.pbtxt"), config, field_lines(text))

@@ -14,12 +14,12 @@ from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.devices.fallback import CPU_FALLBACK
 from penstock.batching.loading.completion import complete
 from penstock.batching.spec import ModelSpec
-from penstock.server.repository.changes import fingerprint
+from penstock.server.repository.changes import fingerprint_files
 from penstock.server.repository.check import check
-from penstock.server.repository.completed_config import completed, to_json
+from penstock.server.repository.completed_config import complete_config, to_json
 from penstock.server.repository.fields.optimization import SHARE_COUNT, TENSORFLOW_PARAMETERS
 from penstock.server.repository.repository import Repository
-from penstock.server.repository.scan import Defaults, Entry, list_names, locate, read_folder, scan
+from penstock.server.repository.scan import Defaults, ModelEntry, list_names, locate, read_folder, scan
 from tests.fakes import FakeBackend
 from tests.server.repository.folders import make, native
 
@@ -29,17 +29,17 @@ GRAPH = Signature((TensorSpec("x", "FP32", (-1, 4)),), (TensorSpec("y", "FP32", 
 KNOWN_PARAMETERS = ", ".join((*TENSORFLOW_PARAMETERS, SHARE_COUNT, CPU_FALLBACK))
 
 
-def read(root: Path, name: str = "m", defaults: Defaults | None = None) -> Entry:
+def read(root: Path, name: str = "m", defaults: Defaults | None = None) -> ModelEntry:
     entry = read_folder(root / name, defaults or Defaults())
     assert entry is not None
     return entry
 
 
-def mistakes(entry: Entry) -> list[tuple[int, str]]:
-    return [(finding.line, finding.message) for finding in entry.findings if finding.mistake]
+def mistakes(entry: ModelEntry) -> list[tuple[int, str]]:
+    return [(finding.line, finding.message) for finding in entry.findings if finding.is_mistake]
 
 
-def only(entry: Entry) -> ModelSpec:
+def only(entry: ModelEntry) -> ModelSpec:
     assert mistakes(entry) == []
     (spec,) = entry.specs
     return spec
@@ -134,13 +134,13 @@ class TestWhatAFolderIs:
     def test_a_named_folder_that_is_not_there_is_told_with_what_is(self, tmp_path: Path) -> None:
         (said,) = mistakes(read(make(tmp_path, SAVED, m=f'{SAID} default_model_filename: "mine"')))
 
-        assert said[1] == "there is no mine, which the configuration names (model.savedmodel is there)"
+        assert said[1] == "there is no mine, which the configuration names (found model.savedmodel)"
 
     @pytest.mark.parametrize(
         ("file", "text"),
         [
             ("m/1/model.savedmodel/other.pb", "model.savedmodel is not a SavedModel: there is no saved_model.pb in it"),
-            ("m/1/frozen.pb", "there is no SavedModel: neither model.savedmodel nor saved_model.pb (frozen.pb is"),
+            ("m/1/frozen.pb", "there is no SavedModel: neither model.savedmodel nor saved_model.pb (found frozen.pb"),
         ],
     )
     def test_what_is_not_there_is_told_with_what_is(self, tmp_path: Path, file: str, text: str) -> None:
@@ -206,10 +206,10 @@ class TestPaths:
 @pytest.mark.parametrize("file", ["variables/variables.index", "assets/words.txt", "assets.extra/deep/er/x", PB])
 def test_polling_notices_what_changes_within_a_savedmodel(tmp_path: Path, file: str) -> None:
     place = make(tmp_path, SAVED, f"m/1/model.savedmodel/{file}") / "m"
-    before = fingerprint([place])
+    before = fingerprint_files([place])
     (place / "1" / "model.savedmodel" / file).write_text("other")
 
-    assert fingerprint([place]) != before
+    assert fingerprint_files([place]) != before
 
 
 class TestParameters:
@@ -376,7 +376,7 @@ class TestWhatIsReported:
     def report(self, root: Path) -> dict[str, Any]:
         entry = read(root)
         spec = complete(only(entry), GRAPH)
-        return to_json(completed(entry.config, spec, "tensorflow_savedmodel"))
+        return to_json(complete_config(entry.config, spec, "tensorflow_savedmodel"))
 
     def test_it_is_as_tritons(self, tmp_path: Path) -> None:
         told = self.report(make(tmp_path, SAVED, m=SAID + parameters(TF_NUM_INTRA_THREADS="2", TF_SIGNATURE_DEF="p")))
@@ -396,7 +396,7 @@ class TestWhatIsReported:
         make(tmp_path, SAVED, m=f"{SAID}\n{tensors}")
         graph = Signature((TensorSpec("x", "FP16", (-1, -1, -1, -1)),), GRAPH.outputs)
         entry = read(tmp_path)
-        told = to_json(completed(entry.config, complete(only(entry), graph), "tensorflow_savedmodel"))
+        told = to_json(complete_config(entry.config, complete(only(entry), graph), "tensorflow_savedmodel"))
 
         (x,), (y,) = told["input"], told["output"]
         assert (x["data_type"], x["dims"], x["format"]) == ("TYPE_FP16", [4, 5, 6], "FORMAT_NCHW")

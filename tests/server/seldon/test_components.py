@@ -77,7 +77,7 @@ def test_a_file_is_the_component_of_its_name(folder: Path) -> None:
     built(folder, "MODEL_NAME=Built\n")
     components = components_of(folder / "Ident.py")
 
-    assert (components.component, components.folder, components.wrong()) == ("Ident", folder, None)
+    assert (components.component, components.folder, components.invalid_path()) == ("Ident", folder, None)
 
 
 def test_of_two_components_neither_is_chosen(folder: Path) -> None:
@@ -98,7 +98,7 @@ def test_a_folder_without_a_component_says_what_to_do(tmp_path: Path) -> None:
 
 
 def test_a_good_folder_has_no_mistakes(folder: Path) -> None:
-    assert components_of(folder).wrong() is None
+    assert components_of(folder).invalid_path() is None
     assert mistakes_of(components_of(folder)) == []
 
 
@@ -112,20 +112,20 @@ def test_a_good_folder_has_no_mistakes(folder: Path) -> None:
 def test_a_path_that_is_no_component_is_told(folder: Path, name: str, text: str) -> None:
     (folder / "notes.txt").touch()
 
-    wrong = components_of(folder / name).wrong()
+    wrong = components_of(folder / name).invalid_path()
 
     assert wrong is not None
     assert (wrong.path, wrong.message) == (folder / name, text)
 
 
 def test_there_is_one_path(folder: Path) -> None:
-    wrong = Components(Settings(model_repository=(str(folder), "other"), dialect="seldon"), {}).wrong()
+    wrong = Components(Settings(model_repository=(str(folder), "other"), dialect="seldon"), {}).invalid_path()
 
     assert str(wrong) == "other: a component has a single PATH; to serve several components, use a graph"
 
 
 def test_a_component_is_not_elsewhere() -> None:
-    wrong = Components(Settings(model_repository=("s3://bucket/folder",), dialect="seldon"), {}).wrong()
+    wrong = Components(Settings(model_repository=("s3://bucket/folder",), dialect="seldon"), {}).invalid_path()
 
     assert wrong is not None
     assert wrong.message == "a component is served from a folder on this machine"
@@ -316,7 +316,7 @@ def test_check_says_what_would_be_served_and_runs_none_of_it(folder: Path) -> No
 
     report = check_components(settings_of(folder, seldon_parameters=said, seldon_batching=True))
 
-    assert report.status == 0
+    assert report.exit_status == 0
     assert str(report) == (
         f"Ident version 1, seldon, {folder}\n"
         "  instances  1 on cpu\n"

@@ -153,14 +153,14 @@ def test_ports_are_open_when_the_component_is(folder: Path) -> None:
                     await asyncio.open_connection(*place)
             with pytest.raises(ConnectionRefusedError):
                 await asyncio.open_connection(*place)
-            assert (server.places, server.serves) == (None, "not ready, serving nothing; unavailable: Adds/1")
+            assert (server.urls, server.status_line) == (None, "not ready, serving nothing; unavailable: Adds/1")
             opened = await asyncio.get_running_loop().run_in_executor(None, pipe.open, "w")
             opened.close()
             await loading
             _, writer = await asyncio.open_connection(*place)
             writer.close()
-            assert server.places is not None
-            assert server.places["HTTP"] == f"http://127.0.0.1:{place[1]}"
+            assert server.urls is not None
+            assert server.urls["HTTP"] == f"http://127.0.0.1:{place[1]}"
         finally:
             await server.close()
 

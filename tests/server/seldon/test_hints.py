@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def wrong(path: Path) -> str:
-    found = Mirrors.of([str(path)]).wrong()
+    found = Mirrors.from_paths([str(path)]).invalid_path()
     return "" if found is None else found.message
 
 

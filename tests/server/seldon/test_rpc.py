@@ -12,7 +12,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool
 from penstock.backends.errors import Code, InferError
 from penstock.server.answering import LARGE_BYTES
 from penstock.server.grpc.method import Status
-from penstock.server.restricted import Restricted, restricted_methods
+from penstock.server.restricted import RestrictedApis, restricted_methods
 from penstock.server.seldon import protos
 from penstock.server.seldon.calls import SeldonCall
 from penstock.server.seldon.current_component import CurrentComponent
@@ -192,7 +192,7 @@ def test_large_ones_are_read_on_a_thread() -> None:
         sharing = served.models.sharing["m"] = FakeSharing()
         call = served.call(PREDICT, bytes(LARGE_BYTES))
         assert served.engine.held == []
-        assert served.engine.loaded[0].holds == 1
+        assert served.engine.loaded[0].hold_count == 1
         await settled()
         assert (sharing.made, len(served.engine.held)) == (1, 1)
         served.reply(b"x")
@@ -200,7 +200,7 @@ def test_large_ones_are_read_on_a_thread() -> None:
         served.call(PREDICT, bytes(LARGE_BYTES)).lose()
         await settled()
         assert served.engine.held == []
-        assert served.engine.loaded[0].holds == 0
+        assert served.engine.loaded[0].hold_count == 0
 
     asyncio.run(main())
 
@@ -263,7 +263,7 @@ def test_reflection_tells_of_the_services_beside_ours() -> None:
 
 
 def test_the_rpcs_can_be_restricted() -> None:
-    restricted = Restricted.parse(["inference:key=secret"], "triton-grpc-protocol-")
+    restricted = RestrictedApis.parse(["inference:key=secret"], "triton-grpc-protocol-")
     methods = restricted_methods(Served(metadata={}).methods, restricted, CATEGORIES)
     closed, open_to_all = FakeCall(), FakeCall()
     for path, call in ((PREDICT, closed), (PACKAGE + "Model/Metadata", open_to_all)):

@@ -17,7 +17,7 @@ from penstock.server.answering import LARGE_BYTES
 from penstock.server.http.service import HttpShared
 from penstock.server.listening.listener import Listener
 from penstock.server.listening.ports import make_http_port
-from penstock.server.restricted import Restricted
+from penstock.server.restricted import RestrictedApis
 from penstock.server.seldon import openapi, pages
 from penstock.server.seldon.batching import Sharing
 from penstock.server.seldon.current_component import CurrentComponent
@@ -86,14 +86,14 @@ class OwnV2(Own):
 class Served(Lane):
     """A connection whose Service is SeldonService, beside one that answers paths below /v2/own."""
 
-    def __init__(self, *, strict: bool = True, restricted: Restricted | None = None) -> None:
+    def __init__(self, *, strict: bool = True, restricted: RestrictedApis | None = None) -> None:
         self.engine, self.counted = SeldonEngine(), Counted()
         self.descriptions = {"m": ComponentDescription(METADATA, '{"meta":{},"strData":"healthy"}\n', page="{...}\n")}
         self.models = SimpleNamespace(descriptions=self.descriptions, sharing={})
         settings = Settings(model_repository=("x",), dialect="seldon", seldon_strict=strict)
         current = CurrentComponent(cast(Any, self.engine), lambda: "m", cast(Any, self.models))
         self.service = SeldonService(cast(Any, self.engine), current, cast(Any, self.counted), OwnV2(), settings)
-        self.service.restricted = restricted or Restricted()
+        self.service.restricted = restricted or RestrictedApis()
         super().__init__(shared=make_shared(make_http_port(settings, cast(Any, None), self.service, Seldon(settings))))
 
     async def one(self, raw: bytes, *answers: bytes) -> Answer:
@@ -389,7 +389,7 @@ class TestRefusals:
 
     def test_restricted_groups_want_their_header(self) -> None:
         async def main() -> None:
-            restricted = Restricted.parse(["inference,metadata:key=secret"])
+            restricted = RestrictedApis.parse(["inference,metadata:key=secret"])
             served = Served(restricted=restricted)
             assert (await served.one(asked("/health/ping", method="GET"))).status == 200
             assert (await served.one(asked("/predict", BODY, JSON, "key: secret"))).status == 200

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.server.listening.sockets import ListenError, bind_one
-from penstock.server.options.starting import obstacles
+from penstock.server.options.start_checks import start_problems
 from penstock.server.settings import Settings
 from penstock.server.supervisor.reserved_ports import ReservedPorts
 
@@ -128,7 +128,7 @@ def test_localhost_is_held_on_every_address_of_that_name() -> None:
 def test_ports_that_are_held_are_not_for_other_servers_too(flag: str) -> None:
     said: dict[str, Any] = {flag: True}
 
-    assert obstacles(Settings(http_workers=2, **said)) == [
+    assert start_problems(Settings(http_workers=2, **said)) == [
         "--http-workers cannot be combined with --reuse-http-port or --reuse-grpc-port: its processes own their ports"
     ]
-    assert obstacles(Settings(**said)) == []
+    assert start_problems(Settings(**said)) == []

@@ -71,7 +71,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def port_of(supervisor: Supervisor) -> int:
-    return int(supervisor.places["HTTP"].rpartition(":")[2])
+    return int(supervisor.urls["HTTP"].rpartition(":")[2])
 
 
 def pids(supervisor: Supervisor, role: str) -> list[int]:
@@ -130,7 +130,7 @@ def test_connections_reach_every_front_end_and_one_engine() -> None:
 
             assert {answer[0] for answer in answers} == set(map(str, pids(supervisor, FRONT)))
             assert {answer[1] for answer in answers} == set(map(str, pids(supervisor, ENGINE)))
-            assert supervisor.serves == "ready, start 1"
+            assert supervisor.status_line == "ready, start 1"
             assert await supervisor.drain() == 0
 
     run(main)
@@ -180,7 +180,7 @@ def test_an_engine_that_dies_is_503_at_once_and_a_new_one_has_what_the_old_one_k
 
             assert ledger["wrong"] == ledger["lost"] == 0
             assert ledger["503"] > 0
-            assert supervisor.serves == "ready, start 2"
+            assert supervisor.status_line == "ready, start 2"
             assert len(set(pids(supervisor, FRONT))) == 2
 
     run(main)
@@ -204,7 +204,7 @@ def test_all_processes_are_replaced_without_a_lost_request() -> None:
         async with supervised() as supervisor, load_on(port_of(supervisor)) as ledger:
             before = set(pids(supervisor, FRONT) + pids(supervisor, ENGINE))
             await until(lambda: ledger["good"] > 100)
-            supervisor.hang_up()
+            supervisor.handle_hangup()
             await until(lambda: supervisor.fleet.next_generation is None and len(supervisor.fleet.members) == 3)
 
             assert not before & set(pids(supervisor, FRONT) + pids(supervisor, ENGINE))

@@ -33,8 +33,8 @@ def test_a_worker_counts_its_start_and_an_end_that_nobody_asked_for() -> None:
 
 def test_the_page_has_them_for_models_with_workers_only() -> None:
     model = fake_model("iris", 3)
-    model.count(STARTED, 3)
-    model.count(ENDED + "memory", 2)
+    model.count_event(STARTED, 3)
+    model.count_event(ENDED + "memory", 2)
 
     class Models:
         def models(self) -> list[object]:
@@ -55,7 +55,7 @@ def test_what_is_counted_in_a_front_end_is_counted_in_the_engine() -> None:
     add_statistics(model, there.flush({STARTED: 2, ENDED + "exit": 1}), None)
     add_statistics(model, there.flush({STARTED: 1}), None)
 
-    assert model.events == {STARTED: 3, ENDED + "exit": 1}
+    assert model.event_counts == {STARTED: 3, ENDED + "exit": 1}
 
 
 def test_a_model_is_ready_while_the_hooks_of_no_front_end_hinder_it() -> None:

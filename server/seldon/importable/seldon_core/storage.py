@@ -52,7 +52,7 @@ def _copied(uri: str, out_dir: str | None) -> str:
         raise RuntimeError(f"{wanted}; with `pip install fsspec`, remote addresses are.") from None
     logging.getLogger(__name__).info("Copying contents of %s to local", address)
     try:
-        depot.reach()
+        depot.connect()
     except CredentialError as error:
         raise RuntimeError(f"{address}: {error}") from None
     target = out_dir or tempfile.mkdtemp()
@@ -60,8 +60,8 @@ def _copied(uri: str, out_dir: str | None) -> str:
 
     def copy() -> None:
         # the contents of a folder, as for a local one; a file itself
-        path = f"{depot.top}/" if depot.files.isdir(depot.top) else depot.top
-        depot.files.get(path, target.rstrip("/") + "/", recursive=True)
+        path = f"{depot.root_path}/" if depot.filesystem.isdir(depot.root_path) else depot.root_path
+        depot.filesystem.get(path, target.rstrip("/") + "/", recursive=True)
 
-    depot.asked(copy)
+    depot.call(copy)
     return target
