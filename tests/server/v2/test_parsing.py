@@ -306,7 +306,7 @@ class TestManyValues:
     def _few(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(parsing, "MAX_VALUES", self.MOST)
         for name in ("has_more_values", "may_have_more_values"):
-            monkeypatch.setattr(parsing, name, partial(getattr(json_text, name), most=self.MOST))
+            monkeypatch.setattr(parsing, name, partial(getattr(json_text, name), max_values=self.MOST))
 
     @pytest.mark.parametrize("simd", [True, False])
     @pytest.mark.parametrize(
