@@ -1,4 +1,4 @@
-"""Bound: whatever is declared is refused, or runs in shapes that the model's graph has."""
+"""Bound: every declaration is either refused or runs in shapes that the model's graph accepts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def fits(shape: tuple[int, ...], graph: tuple[int, ...]) -> bool:
 
 @settings(max_examples=400, deadline=None)
 @given(declared(), st.sampled_from([0, 4, 4, 4]), TOLD, st.sampled_from([(-1,), (-1,), (-1, -1)]), st.data())
-def test_what_is_not_refused_runs_in_the_models_own_shapes(
+def test_an_accepted_configuration_runs_in_shapes_of_the_models_graph(
     x: TensorSpec, rows: int, told: BatchTensor | None, told_dims: tuple[int, ...], data: st.DataObject
 ) -> None:
     first = 1 if rows else 0
@@ -94,7 +94,7 @@ def test_what_is_not_refused_runs_in_the_models_own_shapes(
 
 @settings(max_examples=100, deadline=None)
 @given(DIMS, DIMS, st.data())
-def test_an_ensemble_hands_on_what_a_model_of_these_shapes_would_get(
+def test_an_ensemble_reshapes_tensors_between_steps_as_a_model_would(
     dims: tuple[int, ...], reshape: tuple[int, ...], data: st.DataObject
 ) -> None:
     x, y = TensorSpec("x", "FP32", dims, reshape=reshape), TensorSpec("y", "FP32", dims, reshape=reshape)

@@ -1,4 +1,4 @@
-"""What holds of levels, policies, sizes and delays whatever happens, against a plain list of what waits."""
+"""Properties of levels, policies, sizes and delays under any events, checked against a list of waiting requests."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ TestWhateverHappens.settings = settings(max_examples=80, stateful_step_count=30,
     max_rows=st.integers(1, 4),
     delays=st.booleans(),
 )
-def test_nobody_starves_however_many_of_a_higher_level_keep_coming(
+def test_no_request_starves_however_many_of_a_higher_level_keep_arriving(
     before: list[tuple[Key, int]], coming: list[list[tuple[Key, int]]], max_rows: int, delays: bool
 ) -> None:
     """When its patience ends, only those that have waited as long go before it, one batch for each at worst."""

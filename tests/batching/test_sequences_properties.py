@@ -1,4 +1,4 @@
-"""What holds of sequences whatever happens: a fake clock, puppet Instances, and no sleep."""
+"""Properties of sequences under any events: a fake clock, fake Instances, and no sleep."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ def test_only_the_first_answer_of_a_model_that_is_not_decoupled_is_returned(ask:
 
 
 def test_a_request_that_the_model_drops_is_answered_with_an_error(ask: Ask) -> None:
-    with pytest.raises(InferenceServerException, match="has let go of the request"):
+    with pytest.raises(InferenceServerException, match="dropped the request"):
         ask("sender", {}, parameters={"do": "forget"})
 
 
@@ -187,7 +187,7 @@ def test_an_error_of_a_decoupled_model_is_returned(live: Live) -> None:
     (forgotten,) = streamed(live, "square", {"IN": ints(-1)})
 
     assert "ValueError: too many" in text
-    assert "has let go of the request" in forgotten
+    assert "dropped the request" in forgotten
 
 
 @pytest.mark.parametrize("do", ["exec", "threads"])
