@@ -53,7 +53,7 @@ def given(client: Any, tensors: dict[str, Any]) -> list[Any]:
 
 @pytest.fixture(params=["http", "grpc"])
 def ask(request: pytest.FixtureRequest, live: Live) -> Iterator[Ask]:
-    """Ask a model one thing: `ask(model, {"IN": array}, **terms)`."""
+    """Infer once: `ask(model, {"IN": array}, **terms)`."""
     module = triton_http if request.param == "http" else triton_grpc
     address = live.address if request.param == "http" else live.grpc_address
     with module.InferenceServerClient(address) as client:
@@ -69,7 +69,7 @@ def ints(*values: int) -> Any:
 
 
 def streamed(live: Live, model: str, tensors: dict[str, Any]) -> list[Any]:
-    """Give the answers of a decoupled model, each an output's values or an error's text, until the last."""
+    """Return all answers of a decoupled model, each an output's values or an error's text."""
     came: queue.Queue[Any] = queue.Queue()
     answers: list[Any] = []
     with triton_grpc.InferenceServerClient(live.grpc_address) as client:
