@@ -58,7 +58,7 @@ _READ_BYTES = 65536
 
 
 class _Connection:
-    """One connection. `request_number`: the request that it carries, -1 while idle; `unsent`: what is yet to be sent."""
+    """One connection. `request_number`: the request it carries, -1 while idle; `unsent`: what is yet to be sent."""
 
     __slots__ = ("received", "request_number", "sock", "unsent")
 
