@@ -64,7 +64,7 @@ class Arrivals:
 
 @dataclass(frozen=True, slots=True)
 class Bursts:
-    """The states of `bursty`: `rate_factor` times the mean rate for `time_fraction` of the time, `mean_s` on average."""
+    """The states of `bursty`: `rate_factor` times the mean rate `time_fraction` of the time, `mean_s` on average."""
 
     rate_factor: float = 2.5
     time_fraction: float = 0.25
