@@ -37,7 +37,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Duel over one round: whatever wins it."""
     monkeypatch.setattr(bench, "WARM_UP_MS", 5)
-    monkeypatch.setattr(duels, "ENOUGH", (1, 1))
+    monkeypatch.setattr(duels, "ROUNDS_TO_WIN", (1, 1))
 
 
 def served(live: Live) -> dict[str, Any]:
