@@ -1,4 +1,4 @@
-"""Repositories on disk for the tests of this folder, and the Engine they are loaded with. The model files are empty."""
+"""Repositories on disk for the tests in this folder, and the fake Engine that loads them. The model files are empty."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A remote store for the tests of this folder: fsspec's memory, which a test can make fail, and which counts."""
+"""A remote store for the tests in this folder: fsspec's memory store, with injected failures and counted calls."""
 
 from __future__ import annotations
 
