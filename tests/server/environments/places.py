@@ -1,4 +1,4 @@
-"""What tests of environments stand on: wheels made by hand, and a Python that does nothing but say what it was told."""
+"""Fixtures for the tests of environments: wheels made by hand, and a fake Python that records its arguments."""
 
 from __future__ import annotations
 
