@@ -1,4 +1,4 @@
-"""Shared libraries as short as they can be, written by hand: what they need, and nothing else."""
+"""Minimal shared libraries written by hand: only the names of the libraries they need."""
 
 from __future__ import annotations
 
