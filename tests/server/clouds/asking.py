@@ -1,4 +1,4 @@
-"""What the tests of the clouds' ports share: servers with one, on loopback, and requests as tritonclient has them."""
+"""Helpers for the tests of the cloud ports: servers with such a port on loopback, and requests made by tritonclient."""
 
 from __future__ import annotations
 
