@@ -1,4 +1,4 @@
-"""A stub of NVML for the real pynvml, and two GPUs in it."""
+"""A stub NVML library with two GPUs, for the real pynvml."""
 
 from __future__ import annotations
 

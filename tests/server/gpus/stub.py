@@ -1,4 +1,4 @@
-"""What the stub of NVML says, for tests to change."""
+"""The answers of the stub NVML library, which tests can change."""
 
 from __future__ import annotations
 
