@@ -1,7 +1,7 @@
-"""Crews for tests: the Engine, Hosts and WorkerSlots as they are, with workers that are no processes.
+"""Crews for tests: the real Engine, Hosts and WorkerSlots, with workers that are not processes.
 
-A Staged worker does its calls on the loop, one a turn, as its `plan` says; what it has opened is a service object like
-that of a worker (inside/service.py). A body begins with two bytes, which stand where Seldon's calls say what they are.
+A Staged worker runs its calls on the loop, one per turn, as its `plan` says; it has opened a service object like that of
+a worker (inside/service.py). A body starts with two bytes, where Seldon's calls have their kind.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Two ends of a wire in one process, and what a process holds: descriptors and mappings."""
+"""Both ends of a wire in one process, and counts of the process's descriptors and mappings."""
 
 from __future__ import annotations
 

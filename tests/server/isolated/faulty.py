@@ -1,7 +1,7 @@
-"""A Backend for tests that does what its input says. Loaded in worker processes: y = 2 x, unless x holds a Fault.
+"""A Backend for tests, loaded in worker processes: y = 2 x, unless x holds a Fault.
 
-Options: `load` is a Fault that happens while it is loaded; `on` "1" has Bindings with `run_on`, which give back what
-they were given; `width` is that of a row, -1 by default; `mark` is a file that is made when a Fault begins.
+Options: `load` is a Fault that happens during the load; `on` "1" makes Bindings with `run_on`, which return what
+they were given; `width` is the width of a row, -1 by default; `mark` is a file that is made when a Fault begins.
 """
 
 from __future__ import annotations

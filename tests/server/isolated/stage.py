@@ -1,4 +1,4 @@
-"""What the tests of isolated Backends share: Loaders, and a look at what they leave behind."""
+"""Helpers for the tests of isolated Backends: Loaders, and checks that nothing is left behind."""
 
 from __future__ import annotations
 

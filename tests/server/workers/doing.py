@@ -1,4 +1,4 @@
-"""A service for tests: it does what the body of a call says. Opened in worker processes."""
+"""A service for tests, opened in worker processes: it does what the body of a call says."""
 
 from __future__ import annotations
 

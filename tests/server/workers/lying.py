@@ -1,4 +1,4 @@
-"""A service for tests whose worker lies to its server, and harms its own process. Opened in worker processes."""
+"""A service for tests, opened in worker processes, that sends invalid messages and harms its own process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of workers share: orders for the service `doing.py`, and a look at what is left behind."""
+"""Helpers for the tests of workers: orders for the service `doing.py`, and checks that nothing is left behind."""
 
 from __future__ import annotations
 
