@@ -1,7 +1,7 @@
-"""A CUDA device that is none: its memory is the host's, filled with garbage, and its streams are lazy.
+"""A fake CUDA device: its memory is host memory filled with garbage, and its streams are lazy.
 
-What is queued is done when somebody waits for it, and no sooner: a wait that is missing, a buffer that is read or
-written too early, or an address that was freed gives wrong bytes or an error, every time.
+Queued work is done only when something waits for it: a missing wait, a buffer that is read or
+written too early, or a freed address always gives wrong bytes or an error.
 """
 
 from __future__ import annotations

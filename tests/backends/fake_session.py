@@ -1,6 +1,6 @@
-"""ONNX Runtime on a fake device: a real session on the CPU, whose work is done when the device's stream gets there.
+"""ONNX Runtime on a fake device: a real session on the CPU that runs when the device's stream reaches it.
 
-`fake_cuda_loader` gives a Loader for the Engine: "cuda:0" and "cuda:1" are the fake's, "cpu" is real.
+`fake_cuda_loader` returns a Loader for the Engine: "cuda:0" and "cuda:1" are fake, "cpu" is real.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether a call lets go of the GIL: while it holds it no other thread takes a step, since Python does not switch."""
+"""Whether a call releases the GIL: while the call holds it, no other thread advances, since Python does not switch."""
 
 from __future__ import annotations
 
