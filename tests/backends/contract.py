@@ -72,7 +72,7 @@ def float_rows(count: int, first: float = 0.0) -> Array:
 
 
 class BackendContract:
-    """Cases over `make(name)`, which loads the model MODELS[name]."""
+    """Tests over `make(name)`, which loads the model MODELS[name]."""
 
     def make(self, name: str) -> Backend:
         raise NotImplementedError

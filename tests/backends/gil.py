@@ -11,7 +11,7 @@ TRIES = 20
 
 
 def is_left_by(run: Callable[[], object]) -> bool:
-    """Tell whether another thread takes a step between the beginning of a call and its end, in any of some tries."""
+    """Return whether another thread advances during a call, in any of several tries."""
     with _no_switches():
         return any(_another_thread_steps_during(run) for _ in range(TRIES))
 

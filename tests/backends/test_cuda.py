@@ -208,7 +208,7 @@ class TestFinding:
         assert find_runtime() is None
         assert unavailable_reason().startswith("no CUDA runtime library could be loaded (libnothing.so: ")
 
-    def test_loaded_runtime_libraries_come_first_and_those_of_pip_last(
+    def test_loaded_runtime_libraries_come_first_and_pip_libraries_last(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         maps, folder = tmp_path / "maps", tmp_path / "nvidia" / "cu13" / "lib"

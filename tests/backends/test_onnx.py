@@ -154,7 +154,7 @@ class TestOutputs:
 
         assert 6.0 == x.sum() == y.sum()
 
-    def test_an_output_that_is_an_input_is_copied_when_onnx_runtime_returns_the_fed_array(
+    def test_an_output_that_is_an_input_is_copied_when_the_runtime_returns_the_fed_array(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         # versions up to 1.25 do so: the next batch's rows would overwrite this batch's answers

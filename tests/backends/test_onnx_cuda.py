@@ -128,7 +128,7 @@ class TestRun:
         assert infer(binding, [np.ones((2, 40_000), np.float32)])[0].sum() == 80_000
         assert runtime.copies["d2h"] == 1
 
-    def test_tensors_that_onnx_runtime_wants_on_the_host_are_bound_there(
+    def test_tensors_that_onnx_runtime_wants_on_the_host_are_bound_on_the_host(
         self, runtime: FakeRuntime, tmp_path: Path
     ) -> None:
         """If bound on the device, it would be copied to the host at binding, and never again."""
@@ -376,9 +376,7 @@ class TestFaults:
                 infer(binding, [large])
         assert infer(binding, [small])[0].tolist() == [10, 10]
 
-    def test_a_run_that_the_device_has_begun_finishes_in_spite_of_a_stop(
-        self, runtime: FakeRuntime, path: Path
-    ) -> None:
+    def test_a_run_that_the_device_has_begun_finishes_despite_a_stop(self, runtime: FakeRuntime, path: Path) -> None:
         binding = bound(load_on_gpu(path, 0, {}, FakeGround(runtime)))
         fill(binding, float_rows(2))
         binding.begin((0,))

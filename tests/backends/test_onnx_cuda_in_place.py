@@ -44,7 +44,7 @@ def bound(path: Path, ground: FakeGround, rows: int = 8) -> CudaBinding:
 
 
 def shared(runtime: FakeRuntime, array: Array, device: int = 0) -> DeviceArray:
-    """Return an array in device memory, as a client shares it."""
+    """Return an array in device memory, as shared by a client."""
     return DeviceArray(FakeMemory.holding(runtime, array, device), 0, array.shape, array.dtype)
 
 
@@ -97,7 +97,7 @@ def test_parts_of_all_kinds_are_concatenated_and_padded_with_the_last_row(
     np.testing.assert_array_equal(np.repeat(third[-1:], 3, axis=0) * 2, result[5:])
 
 
-def test_a_shared_input_wanted_on_the_host_is_read_there(runtime: FakeRuntime, tmp_path: Path) -> None:
+def test_a_shared_input_wanted_on_the_host_is_read_on_the_host(runtime: FakeRuntime, tmp_path: Path) -> None:
     path = contract_model("rows", tmp_path / "model.onnx")
     binding = bound(path, FakeGround(runtime, on_host={"x"}))
     x = float_rows(2, 3.0)
@@ -120,7 +120,7 @@ def test_a_target_for_the_whole_output_is_written_in_place(runtime: FakeRuntime,
     assert not runtime.copies
 
 
-def test_rows_with_targets_are_written_there_and_other_rows_to_the_host(
+def test_rows_with_targets_are_written_in_place_and_other_rows_to_the_host(
     runtime: FakeRuntime, binding: CudaBinding
 ) -> None:
     x, first, last = float_rows(6), room(runtime, (2, 4), offset=4), room(runtime, (1, 4))

@@ -40,7 +40,7 @@ class OneModel(HeldEngine):
         return self.loaded
 
     def answer(self, *replies: bytes) -> None:
-        """Answer all that was submitted, as one delivery."""
+        """Answer all submitted calls in one delivery."""
         batch, self.held = self.held, []
         for call, reply in zip(batch, replies, strict=True):
             cast(Any, call).reply, call.outputs = reply, []

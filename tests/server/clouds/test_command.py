@@ -75,7 +75,7 @@ def test_the_gpu_memory_limit_is_ignored_without_nvml(monkeypatch: pytest.Monkey
     assert parse_settings([], {**MULTI, "SAGEMAKER_TRITON_MODEL_LOAD_GPU_LIMIT": "0.8"}).model_load_gpu_limit == ()
 
 
-def test_flags_take_precedence_over_penstock_variables_and_those_over_sagemakers() -> None:
+def test_settings_come_from_flags_then_penstock_variables_then_sagemaker_variables() -> None:
     environ = {**MULTI, "SAGEMAKER_BIND_TO_PORT": "8010", "PENSTOCK_SAGEMAKER_PORT": "8020"}
 
     assert parse_settings([], environ).sagemaker_port == 8020

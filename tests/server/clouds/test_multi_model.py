@@ -57,9 +57,7 @@ def test_models_are_loaded_listed_described_invoked_and_unloaded(client: httpx.C
     assert client.post("/models/m1/invoke", content=body()[0], headers=JSON).status_code == 404
 
 
-def test_the_url_of_a_model_in_a_folder_of_its_archive_is_that_of_the_archive(
-    client: httpx.Client, tmp_path: Path
-) -> None:
+def test_a_model_in_a_folder_of_its_archive_has_the_url_of_the_archive(client: httpx.Client, tmp_path: Path) -> None:
     url = unpack(tmp_path, "1234", "inner")
 
     assert load(client, "m1", url).status_code == 200
@@ -184,7 +182,7 @@ def test_a_failed_load_leaves_no_model_and_the_server_ready(client: httpx.Client
     assert load(client, "m1", url).status_code == 200
 
 
-def test_a_load_that_runs_out_of_memory_is_507_so_that_sagemaker_evicts_a_model(tmp_path: Path) -> None:
+def test_a_load_that_runs_out_of_memory_is_507(tmp_path: Path) -> None:
     def full(path: Path, device: str, options: Mapping[str, str]) -> Backend:
         raise InferError(Code.INTERNAL, "Failed to allocate memory for requested buffer of size 4096")
 

@@ -36,7 +36,7 @@ def test_without_a_cuda_provider_no_libraries_are_needed(tmp_path: Path) -> None
     assert packages.cuda_major(tmp_path) == 0
 
 
-def test_a_library_is_found_by_the_loader_first_then_where_pip_puts_it(tmp_path: Path) -> None:
+def test_a_library_is_found_by_the_loader_first_then_in_the_folders_of_pip(tmp_path: Path) -> None:
     lib = tmp_path / "site" / "nvidia" / "cu13" / "lib"
     lib.mkdir(parents=True)
     for name in ("libcudart.so.13", "libcublas.so.13"):

@@ -42,7 +42,7 @@ def test_a_shared_port_is_not_reported_as_in_use(name: str) -> None:
         assert read(held.getsockname()[1], shares=True) == [("Address already in use", False)]
 
 
-def test_a_failed_examination_does_not_prevent_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_examination_does_not_prevent_other_examinations(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("broken")
 

@@ -118,7 +118,7 @@ def test_an_unpacked_environment_is_used_as_is(kept: Path, python: FakePython) -
     assert Environments(kept).interpreter(WorkerSpec(requirements=python.path.parent), LABEL) == str(path)
 
 
-def test_a_file_in_place_of_the_environments_folder_is_an_error_and_is_not_logged(
+def test_a_file_in_place_of_the_environments_folder_is_an_error_and_not_logged(
     tmp_path: Path, spec: WorkerSpec, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -474,7 +474,7 @@ def test_an_environment_can_be_created_from_packages_without_requirements(
     assert f"{LABEL}: creating the environment of boto3, dill in" in caplog.text
 
 
-def test_other_packages_are_another_environment(kept: Path, spec: WorkerSpec) -> None:
+def test_different_packages_make_different_environments(kept: Path, spec: WorkerSpec) -> None:
     for packages in ((), ("boto3",), ("boto3", "dill")):
         Environments(kept).interpreter(replace(spec, packages=packages), LABEL)
 

@@ -191,7 +191,7 @@ def test_a_tensor_is_read_correctly_after_any_other_tensors(forms: list[tuple[in
             arrays.clear()
 
 
-def test_a_tensor_is_copied_when_it_is_put() -> None:
+def test_a_tensor_is_copied_when_put_on_a_wire() -> None:
     for size in (4, 100_000):
         array = np.ones(size, np.float32)
         with pair() as both:

@@ -169,7 +169,7 @@ class TestFailures:
             (Fault.COMPLEX, InferError, Code.INTERNAL, "inference failed: TypeError", 0),
         ],
     )
-    def test_an_error_of_a_run_is_raised_with_its_type_and_the_next_run_succeeds(
+    def test_a_failed_run_raises_its_error_type_and_the_next_run_succeeds(
         self, backend: IsolatedBackend, fault: Fault, kind: type, code: Code, message: str, retry_after_ns: int
     ) -> None:
         binding = bound(backend)
@@ -298,7 +298,7 @@ class TestStopping:
         assert raised(binding.run, (0,)).message == "the run was stopped"
         assert ask(binding, row(1))[0].tolist() == [[2]]
 
-    def test_a_run_that_does_not_stop_is_killed_with_its_process_at_the_second_stop(self, tmp_path: Path) -> None:
+    def test_a_run_that_ignores_a_stop_is_killed_at_the_second_stop(self, tmp_path: Path) -> None:
         begun = tmp_path / "begun"
         with nothing_left(), faulty(mark=begun) as backend:
             binding = bound(backend)

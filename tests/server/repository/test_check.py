@@ -150,7 +150,7 @@ def test_an_unknown_backend_is_a_mistake(tmp_path: Path) -> None:
     assert check([tmp_path], {"onnxruntime": Loads()}).exit_status == 1
 
 
-def test_a_mistake_found_after_loading_the_model_has_its_line(tmp_path: Path) -> None:
+def test_a_mistake_found_after_loading_has_the_line_of_its_key(tmp_path: Path) -> None:
     make(tmp_path, "m/1/model.onnx")
     native(tmp_path, "m", "[batching]\nsplit = true\n\n[padding.x]\naxis = 0\n")
     free = Signature((TensorSpec("x", "FP32", (-1, -1)), TensorSpec("x.y", "FP32", (-1, 2))), GRAPH.outputs[:1])
@@ -166,7 +166,7 @@ def test_a_mistake_found_after_loading_the_model_has_its_line(tmp_path: Path) ->
     assert [str(finding) for finding in other.mistakes] == [f"{file}:4: {text}"]
 
 
-def test_a_mistake_found_after_loading_the_model_has_the_line_of_the_field_it_names(tmp_path: Path) -> None:
+def test_a_mistake_found_after_loading_has_the_line_of_the_named_field(tmp_path: Path) -> None:
     tensors = "input { name: 'x' data_type: TYPE_FP32 dims: 4 }\noutput { name: 'y' data_type: TYPE_FP32 dims: 3 }\n"
     control = "name: 'STRAT' control { kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 1 ] }"
     told = f"max_batch_size: 4\n{tensors}sequence_batching {{\n control_input {{ {control} }} }}"
@@ -304,7 +304,7 @@ def test_check_names_the_tensor_that_leaves_a_model_without_a_batch_axis(
 def test_a_dynamically_quantized_model_is_reported_as_not_invariant_when_batched(
     tmp_path: Path, toml: str, told: bool
 ) -> None:
-    # `--invariance` does not test models with free axes, such as text encoders
+    # `--invariance` cannot test models with free axes, such as text encoders
     make(tmp_path, "m/1/model.onnx")
     native(tmp_path, "m", toml)
 

@@ -33,7 +33,7 @@ def complete(url: str, variables: dict[str, str]) -> Address:
 
 @pytest.fixture
 def identities(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stand in for azure.identity.aio: each credential is what it was made with."""
+    """Stand in for azure.identity.aio: each credential is its constructor's arguments."""
     aio = SimpleNamespace(
         DefaultAzureCredential=lambda: "default", ManagedIdentityCredential=lambda client_id: ("managed", client_id)
     )

@@ -190,7 +190,7 @@ class TestChangesDuringLoads:
         assert house.versions("a") == ["7"]
         assert house.ready() == {"a", "b", "ab"}
 
-    async def test_an_ensemble_that_waited_for_its_step_is_read_again_when_another_needs_it(
+    async def test_an_ensemble_that_waited_for_its_step_is_read_again_for_a_dependent_ensemble(
         self, house: House, tmp_path: Path
     ) -> None:
         (tmp_path / "a").rename(tmp_path / ".a")

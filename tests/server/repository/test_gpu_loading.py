@@ -81,7 +81,7 @@ def test_a_model_is_not_served_when_its_cuda_provider_does_not_start(tmp_path: P
     assert caught.value.code is Code.UNSUPPORTED
 
 
-def test_a_model_with_cpu_fallback_is_served_on_the_cpu_when_cuda_does_not_start(
+def test_a_model_with_cpu_fallback_runs_on_the_cpu_when_cuda_does_not_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     entry = read(tmp_path, "instance_group { kind: KIND_GPU count: 2 }", "[runtime]\ncpu_fallback = true")
@@ -102,7 +102,7 @@ class TestImplicitFallback:
         [("", ""), ("instance_group { count: 2 }", ""), ("", "[instances]\ncount = 2")],
         ids=["nothing said", "KIND_AUTO", "penstock.toml"],
     )
-    def test_a_model_that_names_no_gpu_runs_on_the_cpu_when_cuda_does_not_start(
+    def test_a_model_without_a_named_gpu_runs_on_the_cpu_when_cuda_does_not_start(
         self, tmp_path: Path, config: str, toml: str
     ) -> None:
         entry = read(tmp_path, config, toml)
@@ -149,7 +149,7 @@ class TestImplicitFallback:
 
 
 @pytest.mark.parametrize("toml", ["[runtime]\ngpu_memory = 16\n", "[batching]\nmax_batch_size = 4\n"])
-def test_a_model_that_does_not_fit_in_gpu_memory_does_not_fall_back_to_the_cpu(tmp_path: Path, toml: str) -> None:
+def test_a_model_too_large_for_gpu_memory_does_not_fall_back_to_the_cpu(tmp_path: Path, toml: str) -> None:
     entry = read(tmp_path, "instance_group { kind: KIND_GPU gpus: 0 }", toml, cpu_fallback=True, gpu_limits={0: 0.0})
     with pytest.raises(InferError) as caught, opened(entry, FakeGround(FakeRuntime())):
         pass

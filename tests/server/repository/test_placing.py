@@ -69,13 +69,13 @@ class TestDefaults:
             (None, '[instances]\ndevices = ["cpu"]', [(1, "cpu")]),
         ],
     )
-    def test_a_model_that_names_no_device_is_on_every_gpu(
+    def test_a_model_without_a_device_is_on_every_gpu(
         self, tmp_path: Path, config: str | None, toml: str, found: list[tuple[int, str]]
     ) -> None:
         assert devices(read(tmp_path, config, toml)) == found
 
     @pytest.mark.parametrize("config", [None, "", "instance_group { count: 1 }"])
-    def test_a_model_that_names_no_device_is_on_the_cpu_when_there_is_no_gpu(
+    def test_a_model_without_a_device_is_on_the_cpu_when_there_is_no_gpu(
         self, tmp_path: Path, config: str | None
     ) -> None:
         entry = read(tmp_path, config, gpus=NONE)
@@ -147,7 +147,7 @@ class TestMissingGpu:
             (None, "[runtime]\ngpu_graphs = true", NONE, "CUDA graphs requires an instance_group with a GPU"),
         ],
     )  # fmt: skip
-    def test_a_missing_gpu_that_a_model_requests_is_a_mistake_with_its_reason_and_line(
+    def test_a_missing_requested_gpu_is_a_mistake_with_its_reason_and_line(
         self, tmp_path: Path, config: str | None, toml: str, gpus: Gpus, reason: str
     ) -> None:
         entry = read(tmp_path, config, toml, gpus)
@@ -172,7 +172,7 @@ class TestMissingGpu:
 
         assert finding.message.endswith(WAY_OUT) is told
 
-    def test_a_wrong_gpu_number_is_a_mistake_in_spite_of_cpu_fallback(self, tmp_path: Path) -> None:
+    def test_a_wrong_gpu_number_is_a_mistake_despite_cpu_fallback(self, tmp_path: Path) -> None:
         (finding,) = read(tmp_path, None, '[instances]\ndevices = ["cuda:2"]', TWO, cpu_fallback=True).findings
 
         assert (finding.is_mistake, WAY_OUT in finding.message) == (True, False)
@@ -237,7 +237,7 @@ class TestMissingGpu:
             f"config.pbtxt:1: warning: execution accelerator '{name}' has no effect: the model runs on the CPU"
         )
 
-    def test_a_list_of_gpus_with_a_wrong_number_is_a_mistake_in_spite_of_cpu_fallback(self, tmp_path: Path) -> None:
+    def test_a_list_of_gpus_with_a_wrong_number_is_a_mistake_despite_cpu_fallback(self, tmp_path: Path) -> None:
         entry = read(tmp_path, None, '[instances]\ndevices = ["cuda:0", "cuda:2"]', TWO, cpu_fallback=True)
 
         assert entry.specs == ()

@@ -77,7 +77,9 @@ class TestRecord:
             max_size=30,
         )
     )
-    def test_the_ready_versions_are_those_served_last_after_any_steps(self, steps: list[tuple[str, set[int]]]) -> None:
+    def test_the_ready_versions_are_the_versions_served_last_after_any_steps(
+        self, steps: list[tuple[str, set[int]]]
+    ) -> None:
         record, serving, leaving = ModelRecord("m"), set[int](), []
         for step, versions in steps:
             chosen = versions - {0}
