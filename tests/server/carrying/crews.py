@@ -1,7 +1,7 @@
 """Crews for tests: the real Engine, Hosts and WorkerSlots, with workers that are not processes.
 
-A Staged worker runs its calls on the loop, one per turn, as its `plan` says; what it opens is a service object like that
-of a worker (inside/service.py). A body starts with two bytes, where Seldon's calls have their kind.
+A Staged worker runs its calls on the loop, one per turn, as its `plan` says; what it opens is a service object like
+that of a worker (inside/service.py). A body starts with two bytes, where Seldon's calls have their kind.
 """
 
 from __future__ import annotations
