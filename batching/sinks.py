@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from .request import InferRequest, SubmitsSoon
+from .request import InferRequest, SoonSubmitter
 
 if TYPE_CHECKING:
     from .model import Model
@@ -34,7 +34,7 @@ class FutureSink:
 FUTURES = FutureSink()
 
 
-async def answered(engine: SubmitsSoon, request: InferRequest) -> list[Any]:
+async def submit_and_wait(engine: SoonSubmitter, request: InferRequest) -> list[Any]:
     """Submit a request that has no sink yet and await its outputs; cancelling the awaiting task cancels it.
 
     Raises: InferError. Threads: the event loop's.
@@ -49,7 +49,7 @@ async def answered(engine: SubmitsSoon, request: InferRequest) -> list[Any]:
         raise
 
 
-def hand_out(requests: list[InferRequest]) -> None:
+def deliver_requests(requests: list[InferRequest]) -> None:
     """Give each request of a model to its sink; in one call if they share one, which is nearly always so.
 
     If the model preserves order, requests that still have an unfinished one before them are kept back.
@@ -57,54 +57,54 @@ def hand_out(requests: list[InferRequest]) -> None:
     ordering = requests[0].model.scheduler.ordering
     if ordering is not None:
         with requests[0].model.lock:  # requests of sequences enter the Ordering from an Instance's thread
-            ended = ordering.record_ended(requests)
-        _in_order(ended)
+            ready = ordering.record_ended(requests)
+        _deliver_in_order(ready)
         return
-    to_sinks(requests)
+    deliver_unordered(requests)
 
 
-def to_sinks(requests: list[InferRequest]) -> None:
+def deliver_unordered(requests: list[InferRequest]) -> None:
     """Give each request to its sink, of whatever model; in one call if they share one, which is nearly always so."""
     sink = requests[0].sink
     for request in requests:
         if request.sink is not sink:
             break
     else:
-        _give(requests)
+        _deliver_to_sink(requests)
         return
     by_sink: dict[int, list[InferRequest]] = {}
     for request in requests:
         by_sink.setdefault(id(request.sink), []).append(request)
     for group in by_sink.values():
-        _give(group)
+        _deliver_to_sink(group)
 
 
-def _give(requests: Sequence[InferRequest]) -> None:
+def _deliver_to_sink(requests: Sequence[InferRequest]) -> None:
     try:
         requests[0].sink.deliver(requests)
     except Exception:  # a violation of its contract; the other sinks of this turn must still be called
         logger.exception("model %s: answers could not be delivered", requests[0].model.name)
 
 
-def withdraw(request: InferRequest) -> None:
+def remove_from_ordering(request: InferRequest) -> None:
     """Hand out the requests that were only waiting behind this one, which was withdrawn and gets no answer."""
     ordering = request.model.scheduler.ordering
     if ordering is not None:
         with request.model.lock:
-            ended = ordering.discard(request)
-        _in_order(ended)
+            ready = ordering.discard(request)
+        _deliver_in_order(ready)
 
 
-def let_go(model: Model) -> None:
+def flush_ordering(model: Model) -> None:
     """Hand out everything that has ended, regardless of order, because the server is stopping."""
     ordering = model.scheduler.ordering
     if ordering is not None:
         with model.lock:
-            ended = ordering.stop()
-        _in_order(ended)
+            ready = ordering.stop()
+        _deliver_in_order(ready)
 
 
-def _in_order(requests: list[InferRequest]) -> None:
+def _deliver_in_order(requests: list[InferRequest]) -> None:
     """Give requests to their sinks without changing their order."""
     for _, group in groupby(requests, key=lambda request: id(request.sink)):
-        _give(list(group))
+        _deliver_to_sink(list(group))

@@ -13,9 +13,9 @@ from typing import Any
 from penstock.backends.signature import Signature, TensorSpec
 
 DEFAULT_MAX_BATCH_ROWS = 64
-THREADS = "intra_op_thread_count"
+THREADS_OPTION = "intra_op_thread_count"
 """The Loader option for the number of threads per operation."""
-_SAY_THREADS = "TF_NUM_INTRA_THREADS", THREADS  # as backends/tensorflow.py reads them
+_THREAD_OPTIONS = "TF_NUM_INTRA_THREADS", THREADS_OPTION  # as backends/tensorflow.py reads them
 FIRST_RESPONSE_BOUNDS_MS = (100.0, 500.0, 2000.0, 5000.0)
 """Source: Triton core, first_response_histogram's default buckets."""
 
@@ -24,15 +24,15 @@ FIRST_RESPONSE_BOUNDS_MS = (100.0, 500.0, 2000.0, 5000.0)
 class QueuePolicy:
     """How requests of one priority level wait. Source: Triton's ModelQueuePolicy.
 
-    Units: microseconds. `default_timeout_us` and `max_requests`: 0 means no limit. `delays`: a request that times out
-    stays queued behind all of its level that have not; otherwise it fails. `allow_timeout_override` is None if unset;
-    timeouts.py defines what applies then.
+    Units: microseconds. `default_timeout_us` and `max_requests`: 0 means no limit. `delays_on_timeout`: a request that
+    times out stays queued behind all of its level that have not; otherwise it fails. `allow_timeout_override` is None
+    if unset; timeouts.py defines what applies then.
     """
 
     default_timeout_us: int = 0
     allow_timeout_override: bool | None = None
     max_requests: int = 0
-    delays: bool = False
+    delays_on_timeout: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ class State:
     initial_shape: tuple[int, ...] | None = None
 
     @property
-    def begin(self) -> tuple[int, ...]:
+    def first_shape(self) -> tuple[int, ...]:
         """The shape of the first value."""
         return tuple(map(abs, self.shape)) if self.initial_shape is None else self.initial_shape
 
@@ -280,15 +280,15 @@ class ModelSpec:
     """One version of one model.
 
     `inputs` and `outputs` are what the configuration declares, empty if it declares nothing; as in config.pbtxt, their
-    shapes omit the row axis. `signature` is None until completed. `bound` is what a Binding takes and returns, if that
-    differs: the model's own shapes, with derived inputs and kept outputs after the clients'.
+    shapes omit the row axis. `signature` is None until completed. `binding_signature` is what a Binding takes and
+    returns, if that differs: the model's own shapes, with derived inputs and kept outputs after the clients'.
     `samples` run before the model is ready. `cached`: answers are cached. `decoupled`: a request has any number of
     answers. `device_priority`: its weight when models take turns on a device. `auto_complete`: whether inputs and
     outputs that are not declared are taken from the model. `worker` is where a model that is Python code runs, and
-    `declared` the ModelConfig, as JSON, passed to that code. `frees_rows`: if the graph fixes the first axis of every
-    tensor to 1, that axis becomes the row axis, provided that running the model shows unchanged answers (freeing.py).
-    `fallback`: why a model configured for a GPU runs on the CPU, if its configuration allows that; "" if it does not.
-    `first_response_ms`: the bounds of its first-response histogram.
+    `declared_config` the ModelConfig, as JSON, passed to that code. `frees_rows`: if the graph fixes the first axis of
+    every tensor to 1, that axis becomes the row axis, provided that running the model shows unchanged answers
+    (freeing.py). `fallback_reason`: why a model configured for a GPU runs on the CPU, if its configuration allows that;
+    "" if it does not. `first_response_ms`: the bounds of its first-response histogram.
     """
 
     name: str
@@ -307,7 +307,7 @@ class ModelSpec:
     metric_tags: tuple[tuple[str, str], ...] = ()
     first_response_ms: tuple[float, ...] = FIRST_RESPONSE_BOUNDS_MS
     signature: Signature | None = None
-    bound: Signature | None = None
+    binding_signature: Signature | None = None
     sequence: SequenceSpec | None = None
     ensemble: EnsembleSpec | None = None
     batch_inputs: tuple[BatchTensor, ...] = ()
@@ -318,28 +318,28 @@ class ModelSpec:
     device_priority: float = 1.0
     auto_complete: bool = True
     worker: WorkerSpec = field(default_factory=WorkerSpec)
-    declared: str = ""
+    declared_config: str = ""
     frees_rows: bool = False
-    fallback: str = ""
+    fallback_reason: str = ""
 
     @property
     def threads(self) -> int:
         """The configured number of threads per session; 0 if unset, which leaves it to the runtime."""
-        said = (self.options.get(option, "") for option in _SAY_THREADS)
-        return next((int(each) for each in said if each.isdecimal() and int(each)), 0)
+        values = (self.options.get(option, "") for option in _THREAD_OPTIONS)
+        return next((int(each) for each in values if each.isdecimal() and int(each)), 0)
 
     @property
-    def takes_parameters(self) -> bool:
+    def reads_parameters(self) -> bool:
         """Whether the parameters of its requests are read: by its own code or by that of a step it may have."""
-        return bool(self.declared or self.ensemble)
+        return bool(self.declared_config or self.ensemble)
 
     @property
-    def streams(self) -> bool:
+    def is_streaming(self) -> bool:
         """Whether a request may get any number of answers: it is user code, or one of its steps is."""
-        return self.decoupled and self.takes_parameters
+        return self.decoupled and self.reads_parameters
 
     @property
-    def too_preferred(self) -> str:
+    def preferred_size_error(self) -> str:
         """The error text for a preferred size larger than a batch may be. Source: Triton core's own checks."""
         size = "dynamic batching preferred size" if self.sequence is None else "sequence batching preferred batch size"
         return f"{size} must be <= max batch size for {self.name}"

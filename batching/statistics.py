@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .answers import AnswerStatistics
+from .answer_statistics import AnswerStatistics
 from .histogram import Histogram, HistogramSnapshot
 from .request import InferRequest
 from .running.batch import Batch, Stamps
@@ -42,14 +42,14 @@ LATENCY_BOUNDS_NS: tuple[int, ...] = tuple(
 ROWS_BOUNDS: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 # Bounds what is not yet counted; counting this many requests takes the loop about 0.25 ms.
-_PENDING = 1024
+_MAX_PENDING = 1024
 # A model may see any number of batch sizes; past this many, a new one is rounded up to a power of two.
-_BATCH_SIZES = 512
+_MAX_BATCH_SIZES = 512
 _STAMPS_PER_BATCH = 8
 _STAMPS_PER_HIT = 4
 _STAMPS_PER_MISS = 3
 
-_Ints = np.ndarray[Any, np.dtype[np.int64]]
+_IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +144,11 @@ class ModelStatistics:
         if len(requests) == 1:
             request = requests[0]
             self._starts.append(request.start_ns)
-            self._queued.append(request.queue_ns)
+            self._queued.append(request.enqueued_ns)
             empty = 0 if request.rows else 1
         else:
             self._starts += [request.start_ns for request in requests]
-            self._queued += [request.queue_ns for request in requests]
+            self._queued += [request.enqueued_ns for request in requests]
             empty = [request.rows for request in requests].count(0)
         unused = batch.span_rows - batch.rows  # unused rows count for the batch but not as inferences, as in Triton
         self._unused_rows += unused
@@ -160,29 +160,29 @@ class ModelStatistics:
             batch.compute_end_ns,
             batch.exec_end_ns,
             end_ns,
-            batch.runs,
+            batch.run_count,
         )
-        if len(self._starts) >= _PENDING:
+        if len(self._starts) >= _MAX_PENDING:
             self._count_batches()
 
-    def record_alone(self, request: InferRequest, stamps: Stamps, end_ns: int) -> None:
+    def record_single(self, request: InferRequest, stamps: Stamps, end_ns: int) -> None:
         """Count a request that succeeded in its own batch and was delivered at `end_ns`."""
         self._starts.append(request.start_ns)
-        self._queued.append(request.queue_ns)
+        self._queued.append(request.enqueued_ns)
         self._batches += (1, request.rows or 1, *stamps, end_ns, 1)
-        if len(self._starts) >= _PENDING:
+        if len(self._starts) >= _MAX_PENDING:
             self._count_batches()
 
     def record_hit(self, request: InferRequest, start_ns: int, end_ns: int) -> None:
         """Count a request answered from the cache, whose lookup took from `start_ns` to `end_ns`."""
-        self._hits += (request.start_ns, request.queue_ns, start_ns, end_ns)
-        if len(self._hits) >= _PENDING * _STAMPS_PER_HIT:
+        self._hits += (request.start_ns, request.enqueued_ns, start_ns, end_ns)
+        if len(self._hits) >= _MAX_PENDING * _STAMPS_PER_HIT:
             self._count_hits()
 
     def record_miss(self, lookup_ns: int, insertion_ns: int, end_ns: int) -> None:
         """Count a cache miss, once the answer has been inserted at `end_ns`."""
         self._misses += (lookup_ns, insertion_ns, end_ns)
-        if len(self._misses) >= _PENDING * _STAMPS_PER_MISS:
+        if len(self._misses) >= _MAX_PENDING * _STAMPS_PER_MISS:
             self._count_misses()
 
     def record_failure(self, reason: str, start_ns: int, end_ns: int) -> None:
@@ -191,14 +191,14 @@ class ModelStatistics:
         self._fail_ns += max(end_ns - start_ns, 0)
 
     def record_first_response(self, ns: int) -> None:
-        """Count the first answer of a request that has `answers`, which does not come with its batch."""
+        """Count the first answer of a request that has `answer_sink`, which does not come with its batch."""
         self._first_response.add(np.array([ns], np.int64))
 
     def record_hook(self, hook: str, ns: int) -> None:
         """Count one call of a hook, "pre" or "post"."""
         pending = self._hook_ns[hook]
         pending.append(ns)
-        if len(pending) >= _PENDING:
+        if len(pending) >= _MAX_PENDING:
             self._count_hook(hook)
 
     def snapshot(self) -> StatisticsSnapshot:
@@ -239,7 +239,7 @@ class ModelStatistics:
         self._count_all()
         if not self._quantiles:
             self._quantiles = {name: Quantiles(capacity) for name in (*LATENCIES, *CACHE_LATENCIES)}
-        return {name: found.at(quantiles, now_ns) for name, found in self._quantiles.items()}
+        return {name: estimator.at(quantiles, now_ns) for name, estimator in self._quantiles.items()}
 
     def _count_all(self) -> None:
         self._count_batches()
@@ -249,8 +249,8 @@ class ModelStatistics:
     def _count_batches(self) -> None:
         if not self._starts:
             return
-        batches = _ints(self._batches).reshape(-1, _STAMPS_PER_BATCH)
-        starts, queued = _ints(self._starts), _ints(self._queued)
+        batches = _to_array(self._batches).reshape(-1, _STAMPS_PER_BATCH)
+        starts, queued = _to_array(self._starts), _to_array(self._queued)
         self._starts, self._queued, self._batches = [], [], []
         sizes, rows, stamps, ends, runs = batches[:, 0], batches[:, 1], batches[:, 2:6], batches[:, 6], batches[:, 7]
         # Stamps come from two threads and a loop turn may share one: clamp differences just below 0.
@@ -278,28 +278,30 @@ class ModelStatistics:
     def _count_hits(self) -> None:
         if not self._hits:
             return
-        stamps = _ints(self._hits).reshape(-1, _STAMPS_PER_HIT)
+        stamps = _to_array(self._hits).reshape(-1, _STAMPS_PER_HIT)
         self._hits = []
-        starts, queued, asked, ends = stamps.T
-        total, queue, found = (np.maximum(each, 0) for each in (ends - starts, asked - queued, ends - asked))
+        starts, queued, lookup_starts, ends = stamps.T
+        total, queue, lookups = (
+            np.maximum(each, 0) for each in (ends - starts, lookup_starts - queued, ends - lookup_starts)
+        )
         self._success_count += len(stamps)
         self._hit_count += len(stamps)
         self._success_ns += int(total.sum())
         self._queue_ns += int(queue.sum())
-        self._hit_ns += int(found.sum())
+        self._hit_ns += int(lookups.sum())
         self._total.add(total)
         if self.answers is None:
             self._first_response.add(total)
         self._queue.add(queue)
         if self._quantiles:
             windows = ends // WINDOW_NS
-            for name, values in zip(("request", "queue", "cache_hit"), (total, queue, found), strict=True):
+            for name, values in zip(("request", "queue", "cache_hit"), (total, queue, lookups), strict=True):
                 self._quantiles[name].add(values, windows)
 
     def _count_misses(self) -> None:
         if not self._misses:
             return
-        stamps = _ints(self._misses).reshape(-1, _STAMPS_PER_MISS)
+        stamps = _to_array(self._misses).reshape(-1, _STAMPS_PER_MISS)
         self._misses = []
         lookups, insertions, ends = stamps.T
         self._miss_count += len(stamps)
@@ -307,14 +309,14 @@ class ModelStatistics:
         if self._quantiles:
             self._quantiles["cache_miss"].add(lookups + insertions, ends // WINDOW_NS)
 
-    def _count_runs(self, rows: _Ints, parts: _Ints) -> None:
+    def _count_runs(self, rows: _IntArray, parts: _IntArray) -> None:
         self._compute.add(parts.sum(axis=1))
         self._rows.add(rows)
         order = np.argsort(rows, kind="stable")
         sizes, first, counts = np.unique(rows[order], return_index=True, return_counts=True)
         sums = np.add.reduceat(parts[order], first, axis=0)
         for size, count, more in zip(sizes.tolist(), counts.tolist(), sums.tolist(), strict=True):
-            known = size in self._by_rows or len(self._by_rows) < _BATCH_SIZES
+            known = size in self._by_rows or len(self._by_rows) < _MAX_BATCH_SIZES
             entry = self._by_rows.setdefault(size if known else 1 << (size - 1).bit_length(), [0, 0, 0, 0])
             entry[:] = [before + value for before, value in zip(entry, (count, *more), strict=True)]
 
@@ -322,9 +324,9 @@ class ModelStatistics:
         pending = self._hook_ns[hook]
         if pending:
             self._hook_ns[hook] = []
-            self._hooks[hook].add(np.maximum(_ints(pending), 0))
+            self._hooks[hook].add(np.maximum(_to_array(pending), 0))
 
 
-def _ints(numbers: list[int]) -> _Ints:
+def _to_array(numbers: list[int]) -> _IntArray:
     # a third of the time that np.array takes
     return np.fromiter(numbers, np.int64, len(numbers))

@@ -11,26 +11,26 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from penstock.backends.errors import Code, InferError
 
-from .caching.cache import size_of as array_bytes
+from .caching.cache import array_bytes
 
 if TYPE_CHECKING:
     from .model import Model
-    from .request import InferRequest, Submits
+    from .request import InferRequest, Submitter
 
-MOST_BYTES = 256 << 20
+MAX_UNREAD_BYTES = 256 << 20
 """The most that may wait for a client that does not take its answers; beyond it the request fails."""
-MOST_OF_ALL_BYTES = 2 << 30
+MAX_MODEL_UNREAD_BYTES = 2 << 30
 """The same for all requests of a model together. Beyond it, the requests with the most waiting fail and their answers
 are dropped; a client that takes its answers as they come has next to nothing waiting and is unaffected."""
-_SPARED = 8
+_HEADROOM_DIVISOR = 8
 """When that limit is exceeded, usage is brought below it by one part in this many, which makes the pass over all
 requests worth its cost."""
-TOLD_BYTES = 704
+ANSWER_OVERHEAD_BYTES = 704
 """What an answer takes in addition to its arrays: a million answers of four bytes take at most 800 MB."""
-TAKEN_AT_ONCE = 16
+MAX_TAKEN_PER_TURN = 16
 """After this many answers that were ready without waiting, the event loop gets a turn: encoding and sending one takes
 40 to 60 us, and a model may produce thousands faster than they are taken."""
-NOT_ONE = (
+NOT_SINGLE_MESSAGE = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates various number "
     "of responses"
 )
@@ -40,7 +40,7 @@ NOT_ONE = (
 class StreamedAnswer(NamedTuple):
     """One answer: its outputs by name, or an error. More may follow unless it is `final`.
 
-    `parameters` are the model's own. `wrong` says how an output deviates from the Signature, "" if none does.
+    `parameters` are the model's own. `mismatch` says how an output deviates from the Signature, "" if none does.
     Units: `infer_ns` since the previous answer, or since the request was taken up.
     """
 
@@ -49,18 +49,18 @@ class StreamedAnswer(NamedTuple):
     final: bool = False
     parameters: Mapping[str, Any] | None = None
     infer_ns: int = 0
-    wrong: str = ""
+    mismatch: str = ""
 
 
-GoOn = Callable[[], None]
-Room = Callable[[GoOn], None]
+Resume = Callable[[], None]
+Backpressure = Callable[[Resume], None]
 """Takes a callback to call once there is room for more answers."""
 
 
 class AnswerSink(Protocol):
     """Receives the answers of one request as they come."""
 
-    def tell(self, told: StreamedAnswer) -> Room | None:
+    def send(self, answer: StreamedAnswer) -> Backpressure | None:
         """Take an answer. Returns: what to wait for before sending the next; None for nothing. Not waiting is allowed.
 
         Raises: InferError, which ends the request.
@@ -70,16 +70,16 @@ class AnswerSink(Protocol):
 class AnswerStream:
     """The answers of one request that were not taken yet; also the sink of the request.
 
-    Whoever runs the request calls `tell` for each answer and `deliver` at the end. `left`: nobody takes answers any
+    Whoever runs the request calls `send` for each answer and `deliver` at the end. `closed`: nobody takes answers any
     more, so those that still come are dropped, since a model may go on for as long as it likes. If `model` is given,
     waiting answers count toward its limit, and this stream is in its `streams` until it is left. Threads: the event
     loop's.
     """
 
     def __init__(self, model: Model | None = None) -> None:
-        self.left = False
+        self.closed = False
         self._model = model
-        self._waiting: deque[tuple[StreamedAnswer, int]] = deque()
+        self._unread: deque[tuple[StreamedAnswer, int]] = deque()
         self.nbytes = self._taken = 0
         self._changed = asyncio.Event()
         self._error: InferError | None = None
@@ -88,42 +88,42 @@ class AnswerStream:
         if model is not None:
             model.streams.add(self)
 
-    def tell(self, told: StreamedAnswer) -> None:
+    def send(self, answer: StreamedAnswer) -> None:
         """Queue an answer. Raises: InferError (OVERLOADED) if too much is already waiting."""
-        if self.left:
+        if self.closed:
             return
-        if self._dropped or self.nbytes > MOST_BYTES:
-            raise _not_read()
-        nbytes = size_of(told)
-        self._count(nbytes)
-        self._waiting.append((told, nbytes))
+        if self._dropped or self.nbytes > MAX_UNREAD_BYTES:
+            raise _unread_error()
+        nbytes = answer_bytes(answer)
+        self._add_bytes(nbytes)
+        self._unread.append((answer, nbytes))
         self._changed.set()
-        if self._model is not None and self._model.told_bytes > MOST_OF_ALL_BYTES:
-            _make_room(self._model, self if len(self._waiting) == 1 else None)
+        if self._model is not None and self._model.unread_bytes > MAX_MODEL_UNREAD_BYTES:
+            _drop_largest(self._model, self if len(self._unread) == 1 else None)
             if self._dropped:
-                raise _not_read()
+                raise _unread_error()
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """Discard the answers that wait and those still to come."""
-        self.left = True
-        self._clear()
+        self.closed = True
+        self._discard_unread()
         if self._model is not None:
             self._model.streams.discard(self)
 
     def drop(self) -> None:
         """Discard the answers that wait because there is no room for them; the request fails."""
         self._dropped = True
-        self._clear()
+        self._discard_unread()
         self._changed.set()
 
-    def _clear(self) -> None:
-        self._waiting.clear()
-        self._count(-self.nbytes)
+    def _discard_unread(self) -> None:
+        self._unread.clear()
+        self._add_bytes(-self.nbytes)
 
-    def _count(self, nbytes: int) -> None:
+    def _add_bytes(self, nbytes: int) -> None:
         self.nbytes += nbytes
         if self._model is not None:
-            self._model.told_bytes += nbytes
+            self._model.unread_bytes += nbytes
 
     def deliver(self, requests: Sequence[InferRequest]) -> None:
         """Take the end of the request."""
@@ -132,61 +132,61 @@ class AnswerStream:
         self._changed.set()
 
     @property
-    def more(self) -> bool:
+    def has_next(self) -> bool:
         """Whether `next` can return an answer without waiting and without yielding to the event loop."""
-        return bool(self._waiting) and (self._taken + 1) % TAKEN_AT_ONCE != 0
+        return bool(self._unread) and (self._taken + 1) % MAX_TAKEN_PER_TURN != 0
 
     async def next(self) -> StreamedAnswer | None:
         """Return the next answer, None after the last. Raises: InferError, after the answers that preceded it."""
         self._taken += 1
-        if self._taken % TAKEN_AT_ONCE == 0:
+        if self._taken % MAX_TAKEN_PER_TURN == 0:
             await asyncio.sleep(0)
-        while not self._waiting:
+        while not self._unread:
             if self._dropped:
-                raise _not_read()
+                raise _unread_error()
             if self.ended:
                 if self._error is not None:
                     raise self._error
                 return None
             self._changed.clear()
             await self._changed.wait()
-        told, nbytes = self._waiting.popleft()
-        self._count(-nbytes)
-        return told
+        answer, nbytes = self._unread.popleft()
+        self._add_bytes(-nbytes)
+        return answer
 
 
-def _not_read() -> InferError:
+def _unread_error() -> InferError:
     return InferError(Code.OVERLOADED, "the answers of a request wait for a client that does not read them")
 
 
-def _make_room(model: Model, spared: AnswerStream | None) -> None:
-    """Drop what waits for the requests with the most waiting, except `spared`, for which nothing waited before."""
-    keeping: list[AnswerStream] = [each for each in model.streams if each.nbytes and each is not spared]
-    for each in sorted(keeping, key=attrgetter("nbytes"), reverse=True):
-        if model.told_bytes <= MOST_OF_ALL_BYTES - MOST_OF_ALL_BYTES // _SPARED:
+def _drop_largest(model: Model, exempt: AnswerStream | None) -> None:
+    """Drop what waits for the requests with the most waiting, except `exempt`, for which nothing waited before."""
+    streams: list[AnswerStream] = [each for each in model.streams if each.nbytes and each is not exempt]
+    for each in sorted(streams, key=attrgetter("nbytes"), reverse=True):
+        if model.unread_bytes <= MAX_MODEL_UNREAD_BYTES - MAX_MODEL_UNREAD_BYTES // _HEADROOM_DIVISOR:
             break
         each.drop()
 
 
-def size_of(told: StreamedAnswer) -> int:
+def answer_bytes(answer: StreamedAnswer) -> int:
     """Count the bytes of an answer, including its strings and its own overhead."""
-    return TOLD_BYTES + sum(map(array_bytes, told.outputs.values()))
+    return ANSWER_OVERHEAD_BYTES + sum(map(array_bytes, answer.outputs.values()))
 
 
 @contextmanager
-def stream(engine: Submits, request: InferRequest) -> Iterator[AnswerStream]:
+def open_stream(engine: Submitter, request: InferRequest) -> Iterator[AnswerStream]:
     """Submit a request and yield the stream of its answers; leaving early cancels it. Raises: InferError."""
     answers = AnswerStream(request.model)
-    request.answers = answers
+    request.answer_sink = answers
     request.sink = answers
     try:
         engine.submit(request)
     except BaseException:
-        answers.leave()
+        answers.close()
         raise
     try:
         yield answers
     finally:
-        answers.leave()
+        answers.close()
         if not answers.ended:
             engine.cancel(request)

@@ -18,7 +18,7 @@ from typing import Protocol
 _CLOCK_MONOTONIC = 1  # Linux, linux/time.h
 _TFD_TIMER_ABSTIME = 1  # Linux, linux/timerfd.h
 _TFD_FLAGS = os.O_NONBLOCK | os.O_CLOEXEC
-_SOONEST_NS = 1  # a time of 0 would disarm the timer
+_MIN_NS = 1  # a time of 0 would disarm the timer
 
 
 class Timer(Protocol):
@@ -30,19 +30,19 @@ class Timer(Protocol):
     def set(self, at_ns: int) -> None:
         """Ring at this time, or at once if it has passed. Replaces the time set before."""
 
-    def silence(self) -> None:
+    def disarm(self) -> None:
         """Stop ringing until set again."""
 
     def close(self) -> None:
         """Stop ringing for good."""
 
 
-def timer(loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> Timer:
+def make_timer(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> Timer:
     """Make a kernel timer, or a loop timer if the system has none."""
     try:
-        return KernelTimer(loop, ring)
+        return KernelTimer(loop, callback)
     except (AttributeError, OSError):
-        return LoopTimer(loop, ring)
+        return LoopTimer(loop, callback)
 
 
 class _Timespec(ctypes.Structure):
@@ -60,50 +60,50 @@ class KernelTimer:
     Raises: AttributeError, OSError if the system has none.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
         libc = ctypes.PyDLL(None, use_errno=True)  # none of these calls blocks, so the GIL is kept
         self._loop = loop
         self._file = libc.timerfd_create(_CLOCK_MONOTONIC, _TFD_FLAGS)
         if self._file < 0:
             raise OSError(ctypes.get_errno(), "no timer was created")
-        self._end = weakref.finalize(self, os.close, self._file)
-        self._when = _Itimerspec()
-        self._value = self._when.value
+        self._finalizer = weakref.finalize(self, os.close, self._file)
+        self._itimerspec = _Itimerspec()
+        self._value = self._itimerspec.value
         self._settime = libc.timerfd_settime
-        self._arguments = (self._file, _TFD_TIMER_ABSTIME, ctypes.byref(self._when), None)
-        loop.add_reader(self._file, ring)
+        self._arguments = (self._file, _TFD_TIMER_ABSTIME, ctypes.byref(self._itimerspec), None)
+        loop.add_reader(self._file, callback)
 
     def set(self, at_ns: int) -> None:
-        self._value.tv_sec, self._value.tv_nsec = divmod(max(at_ns, _SOONEST_NS), 1_000_000_000)
+        self._value.tv_sec, self._value.tv_nsec = divmod(max(at_ns, _MIN_NS), 1_000_000_000)
         self._settime(*self._arguments)
 
-    def silence(self) -> None:
+    def disarm(self) -> None:
         self._value.tv_sec = self._value.tv_nsec = 0
         self._settime(*self._arguments)
 
     def close(self) -> None:
-        if self._end.alive:
+        if self._finalizer.alive:
             self._loop.remove_reader(self._file)
-            self._end()
+            self._finalizer()
 
 
 class LoopTimer:
     """The loop's own timer, at most a millisecond late; it rings once."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
         self._loop = loop
-        self._ring = ring
-        self._next: asyncio.Handle | None = None
+        self._callback = callback
+        self._handle: asyncio.Handle | None = None
 
     def set(self, at_ns: int) -> None:
-        self.silence()
+        self.disarm()
         # uvloop rounds, down as well as up
-        self._next = self._loop.call_later(ceil((at_ns - time.monotonic_ns()) / 1e6) / 1e3, self._ring)
+        self._handle = self._loop.call_later(ceil((at_ns - time.monotonic_ns()) / 1e6) / 1e3, self._callback)
 
-    def silence(self) -> None:
-        if self._next is not None:
-            self._next.cancel()
-            self._next = None
+    def disarm(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
 
     def close(self) -> None:
-        self.silence()
+        self.disarm()

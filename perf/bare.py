@@ -109,7 +109,7 @@ class Held:
             due.popleft()
             connection.answer(key)
             connection.flush()
-        self._alarm.silence()
+        self._alarm.disarm()
 
 
 class Delayed(Held):

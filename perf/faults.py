@@ -21,7 +21,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from penstock.batching.running.quarantine import MOST as MOST_KNOWN
+from penstock.batching.running.quarantine import MAX_FINGERPRINTS as MOST_KNOWN
 
 from .load import Call, Process, Rounds, drive, penstock
 from .models import Graph, make

@@ -260,10 +260,10 @@ def running(model: Model, service: Inference) -> None:
 def remembering(model: Model) -> None:
     """Print the response cache's cost for a request that hits it."""
     cache = Cache(1 << 20)
-    keys, row = cache.keys_of(model.name, model.version, model.signature), np.zeros((1, 4), np.float32)
-    key = keys.of([row], (0,))
-    cache.keep(key, [np.zeros((1, 3), np.float32)], set())
-    say("make the key of a row", fastest_us(lambda: keys.of([row], (0,))))
+    keys, row = cache.make_keys(model.name, model.version, model.signature), np.zeros((1, 4), np.float32)
+    key = keys.key_for([row], (0,))
+    cache.insert(key, [np.zeros((1, 3), np.float32)], set())
+    say("make the key of a row", fastest_us(lambda: keys.key_for([row], (0,))))
     say("find an answer by it", fastest_us(lambda: cache.find(key)))
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from penstock.backends.loading import LOADERS
-from penstock.batching.devices.device import Device, device_of
+from penstock.batching.devices.device import Device, make_device
 from penstock.batching.engine import Engine
 from penstock.batching.model import Model
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec
@@ -119,7 +119,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=models.DEFAULT_FOLDER)
     args = parser.parse_args()
     models.make(args.folder, BUILDERS)
-    rooms = (*args.room, device_of("cpu").room, NO_LIMIT)
+    rooms = (*args.room, make_device("cpu").room, NO_LIMIT)
     for text in args.mix:
         parts = [word.partition(":") for word in text.split(",")]
         asyncio.run(compare(args.folder, [(name, int(count or 1)) for name, _, count in parts], rooms, args))

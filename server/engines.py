@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from penstock.backends.errors import Code, InferError
-from penstock.batching.request import SubmitsSoon
+from penstock.batching.request import SoonSubmitter
 
 if TYPE_CHECKING:
     from penstock.batching.model import Model
@@ -23,14 +23,14 @@ class FindsModels(ListsModels, Protocol):
     def model(self, name: str, version: str = "") -> Model: ...
 
 
-class ServingEngine(FindsModels, SubmitsSoon, Protocol):
+class ServingEngine(FindsModels, SoonSubmitter, Protocol):
     """An Engine or its stand-in. `generation` changes whenever the result of `model` may change."""
 
     generation: int
 
     def hold(self, model: Model) -> None: ...
     def release(self, model: Model) -> None: ...
-    def turn_away(self, model: Model) -> InferError | None: ...
+    def early_rejection(self, model: Model) -> InferError | None: ...
 
 
 def get_model(engine: ServingEngine, name: str, description: str) -> Model:

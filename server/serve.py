@@ -104,7 +104,7 @@ class Server:
         self.environments = Environments.from_settings(settings)
         self.engine = self.faults.engine(self._loop, with_isolated(loaders, self.environments.interpreter))
         self.engine.devices = devices = make_devices(settings)
-        devices.tell_lost = self._on_device_lost
+        devices.on_lost = self._on_device_lost
         if cache_bytes := parse_cache(settings.cache_config):
             self.engine.cache = Cache(cache_bytes)
         self._models = models(self.engine, self.environments)
@@ -126,7 +126,7 @@ class Server:
         self.metrics = make_metrics(settings, self.engine, self._connection_ports, self.faults.counts())
         custom = CustomMetrics()
         upcalls = ServerSide(self.engine, custom, self._models.hooks_of, self.control, self.observability.context_for)
-        self.engine.outsides[PYTHON] = PythonModels(upcalls, self.environments, defaults)
+        self.engine.external_loaders[PYTHON] = PythonModels(upcalls, self.environments, defaults)
         service = self._service()
         self.metrics.readiness = self.repository.readiness
         self.metrics.content_type = self._dialect.metrics_content_type or self.metrics.content_type
@@ -270,7 +270,7 @@ class Server:
                 self._grpc.tls = context_for(self._settings)
         except (TlsError, RemoteError, MistakesError) as error:
             raise StartError(str(error)) from error
-        self.engine.await_more(coming=True)
+        self.engine.set_loading(loading=True)
         await self._listen(late=False)
 
     async def _listen(self, *, late: bool) -> None:
@@ -293,7 +293,7 @@ class Server:
         Returns: the reason for each version that is not served. Raises: StartError if a required one is not.
         """
         failures = await self.control.start()
-        self.engine.await_more(coming=False)
+        self.engine.set_loading(loading=False)
         if problem := self.clouds.default_model_problem(self.engine):
             raise StartError("\n".join([problem, *failures]))
         if failures and self._dialect.required_kind and not self.engine.models():
@@ -319,7 +319,7 @@ class Server:
                 logger.info(
                     "Model '%s' (version %s) has %d in-flight inferences", model.name, model.version, model.inflight
                 )
-        self.engine.hurry()  # otherwise connections would wait for batches that wait for more requests
+        self.engine.flush()  # otherwise connections would wait for batches that wait for more requests
         for port in self._request_ports:
             if port.reuse_port:  # processes that share the port take new connections
                 await port.stop_accepting()

@@ -21,21 +21,21 @@ CPU_FALLBACK = "penstock.cpu_fallback"
 """The option that allows it if set to "1"."""
 
 
-def falls_back(spec: ModelSpec, error: InferError) -> bool:
+def can_fall_back(spec: ModelSpec, error: InferError) -> bool:
     """Whether to load a model on the CPU after a failure: no GPU is usable, and the option is set."""
     on_gpu = any(device != "cpu" for group in spec.instances for device in group.devices)
     return on_gpu and error.code is Code.UNSUPPORTED and spec.options.get(CPU_FALLBACK) == "1"
 
 
-def on_cpu(spec: ModelSpec, reason: str) -> ModelSpec:
+def move_to_cpu(spec: ModelSpec, reason: str) -> ModelSpec:
     """Move a model configured for a GPU to the CPU, and log why."""
     logger.warning("model '%s' falls back to the CPU: %s", spec.name, reason)
-    return moved(spec, reason)
+    return moved_to_cpu(spec, reason)
 
 
-def moved(spec: ModelSpec, reason: str) -> ModelSpec:
+def moved_to_cpu(spec: ModelSpec, reason: str) -> ModelSpec:
     """Return the spec with its GPU groups replaced by one Instance on the CPU; its groups on the CPU stay."""
-    asked = next(group for group in spec.instances if group.devices != ("cpu",))
-    said = [replace(group, devices=("cpu",)) for group in spec.instances if "cpu" in group.devices]
-    groups = (InstanceGroup(1, number=asked.number), *said)
-    return replace(spec, instances=groups, fallback=reason)
+    gpu_group = next(group for group in spec.instances if group.devices != ("cpu",))
+    cpu_groups = [replace(group, devices=("cpu",)) for group in spec.instances if "cpu" in group.devices]
+    groups = (InstanceGroup(1, number=gpu_group.number), *cpu_groups)
+    return replace(spec, instances=groups, fallback_reason=reason)

@@ -20,7 +20,7 @@ _NO_LIMIT = 1 << 60
 """Version 1 of cgroups says "no limit" by a number next to 2^63."""
 
 
-def give_back() -> None:
+def trim_heap() -> None:
     """Return free pages to the system, if the C library can; takes some milliseconds.
 
     glibc keeps the memory that a model's weights were read into, and that of the weights themselves when it is closed:
@@ -52,9 +52,9 @@ def usable_bytes(proc: Path = Path("/proc"), cgroup: Path = CGROUP_ROOT) -> int:
 def meminfo(name: str, proc: Path = Path("/proc")) -> int | None:
     """Return one of the figures of proc_meminfo(5) in bytes; None if unknown."""
     for line in _text(proc / "meminfo").splitlines():
-        said, _, after = line.partition(":")
+        key, _, after = line.partition(":")
         kib = after.split()[:1]
-        if said == name and kib and kib[0].isdecimal():
+        if key == name and kib and kib[0].isdecimal():
             return int(kib[0]) * 1024
     return None
 
@@ -85,12 +85,15 @@ def _limits(cgroup: Path, membership: str) -> Iterator[tuple[int, int]]:
             continue
         top, (limit, used, files) = (cgroup / "memory", _VERSION_1) if controllers else (cgroup, _VERSION_2)
         for folder in lineage(top, path):
-            said, has = _text(folder / limit).strip(), _text(folder / used).strip()
-            if said.isdecimal() and int(said) < _NO_LIMIT:
-                yield int(said), (int(has) if has.isdecimal() else 0) - _of_files(folder, files)
+            limit_text, used_text = _text(folder / limit).strip(), _text(folder / used).strip()
+            if limit_text.isdecimal() and int(limit_text) < _NO_LIMIT:
+                yield (
+                    int(limit_text),
+                    (int(used_text) if used_text.isdecimal() else 0) - _file_cache_bytes(folder, files),
+                )
 
 
-def _of_files(folder: Path, name: str) -> int:
+def _file_cache_bytes(folder: Path, name: str) -> int:
     lines = map(str.split, _text(folder / "memory.stat").splitlines())
     return next((int(words[1]) for words in lines if words[0] == name and words[1].isdecimal()), 0)
 

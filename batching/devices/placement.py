@@ -18,8 +18,8 @@ from penstock.backends.backend import needs_thread, on_loss
 from penstock.backends.errors import Code, DeviceLost, InferError
 from penstock.batching.spec import InstanceGroup
 
-from .device import Device, Share, TurnGiver, device_of, width_of
-from .rates import Claim, RateLimiter
+from .device import Device, Share, TurnArbiter, make_device, run_width
+from .rate_limiter import Claim, RateLimiter
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Backend, Binding
@@ -35,8 +35,8 @@ Reopen = Callable[[int], "Backend"]
 class Devices(dict[str, Device]):
     """The Devices of one Engine by name, its RateLimiter, and the CPUs of host policies.
 
-    `lost`: why nothing can run on one of them until the process restarts (`ProcessLost`), "" normally. `tell_lost` is
-    called when it is set, on whichever thread found out.
+    `lost_reason`: why nothing can run on one of them until the process restarts (`ProcessLost`), "" normally. `on_lost`
+    is called when it is set, on whichever thread found out.
     """
 
     def __init__(
@@ -44,19 +44,19 @@ class Devices(dict[str, Device]):
     ) -> None:
         super().__init__()
         self.limiter = limiter
-        self.lost = ""
-        self.tell_lost: Callable[[], None] | None = None
+        self.lost_reason = ""
+        self.on_lost: Callable[[], None] | None = None
         self._host_policies = dict(host_policies or {})
         self._lock = threading.Lock()
 
-    def lose(self, why: str) -> None:
+    def mark_lost(self, reason: str) -> None:
         """Record, once, that a device is lost for this process: only another process can serve there again."""
         with self._lock:
-            first, self.lost = not self.lost, self.lost or why
+            first, self.lost_reason = not self.lost_reason, self.lost_reason or reason
         if first:
-            logger.critical("%s; this process cannot use the device again and must be restarted", why)
-            if self.tell_lost is not None:
-                self.tell_lost()
+            logger.critical("%s; this process cannot use the device again and must be restarted", reason)
+            if self.on_lost is not None:
+                self.on_lost()
 
     def cpus(self, group: InstanceGroup, device: str) -> frozenset[int]:
         """Return the CPUs that the threads of a group are pinned to; empty means all."""
@@ -66,12 +66,12 @@ class Devices(dict[str, Device]):
 class Placement:
     """The Instances of a Model that belong to one group and one device, whose `name` is "cpu", "cuda:0", ...
 
-    `joined`: it is the first of its Model there, and leaves the Device for all of them. `group` is that of its
+    `owns_share`: it is the first of its Model there, and leaves the Device for all of them. `group` is that of its
     Instances.
     Invariant: a replaced Backend is closed when the last of its Bindings has been given back, since another Instance
     may still be finishing a run. On devices other than a CPU, where each Instance has its own, it is closed before the
     next one is loaded, which may need the memory.
-    Threads: `bind` and `replace` may be called on any; `replace` blocks while the model is loaded.
+    Threads: `bind` and `rebind` may be called on any; `rebind` blocks while the model is loaded.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Placement:
         self.name = name
         self.device = device
         self.share = share
-        self.joined = True
+        self.owns_share = True
         self.backend = backend
         self.group = InstanceGroup(0, (name,))
         self.limiter: RateLimiter | None = None
@@ -88,20 +88,20 @@ class Placement:
         self.cpus: frozenset[int] = frozenset()
         self.devices = Devices()
         self._reopen = reopen
-        self.bound: list[Binding] = []
-        self._closed = False
+        self.bindings: list[Binding] = []
+        self._backend_closed = False
         self._replaced: list[tuple[Backend, list[Binding]]] = []
         self._lock = threading.Lock()
-        self._told: Callable[[Backend], None] | None = None
-        self.trial = threading.Lock()
+        self._on_lost: Callable[[Backend], None] | None = None
+        self.rerun_lock = threading.Lock()
         """Held by the Instance that reruns requests after a device loss, so that only one does."""
 
     @property
-    def single(self) -> InstanceGroup:
+    def single_group(self) -> InstanceGroup:
         """The group as one of a single Instance."""
         return replace(self.group, count=1)
 
-    def furnish(self, group: InstanceGroup, devices: Devices) -> None:
+    def set_group(self, group: InstanceGroup, devices: Devices) -> None:
         """Set the group of its Instances. Raises: InferError if the RateLimiter would never let one run."""
         self.group, self.devices = group, devices
         self.cpus = devices.cpus(group, self.name)
@@ -118,14 +118,14 @@ class Placement:
     def release(self, bindings: Sequence[Binding], share: Any) -> None:
         """Release what an ended Instance had here: its Bindings, and its `share` of the giver of its turns."""
         with self._lock:
-            self.bound[:] = [each for each in self.bound if not _is_in(each, bindings)]
+            self.bindings[:] = [each for each in self.bindings if not _contains(each, bindings)]
         for binding in bindings:
-            self.give_back(binding)
+            self.release_binding(binding)
         if self.limiter is not None:
             self.claims.remove(share)
             self.limiter.leave(share)
 
-    def seat(self, number: int) -> tuple[TurnGiver, Any]:
+    def turn_source(self, number: int) -> tuple[TurnArbiter, Any]:
         """Return what gives this Instance its turns, and the Instance's share there."""
         return (self.device, self.share) if self.limiter is None else (self.limiter, self.claims[number])
 
@@ -134,49 +134,49 @@ class Placement:
         with self._lock:
             return self._bind(signature, capacity_rows)
 
-    def watch(self, told: Callable[[Backend], None]) -> None:
-        """Call `told` when this Backend, or a later one here, is lost while nothing runs."""
+    def watch_loss(self, on_lost: Callable[[Backend], None]) -> None:
+        """Call `on_lost` when this Backend, or a later one here, is lost while nothing runs."""
         with self._lock:
-            self._told = told
-            on_loss(self.backend, partial(told, self.backend))
+            self._on_lost = on_lost
+            on_loss(self.backend, partial(on_lost, self.backend))
 
     def is_bound(self, backend: Backend, binding: Binding) -> bool:
         """Whether a Binding belongs to a Backend that is or was here."""
         with self._lock:
-            held = [(self.backend, self.bound), *self._replaced]
-            return any(_is_in(binding, bound) for at, bound in held if at is backend)
+            owners = [(self.backend, self.bindings), *self._replaced]
+            return any(_contains(binding, bound) for owner, bound in owners if owner is backend)
 
-    def replace(self, lost: Sequence[Binding], signature: Signature, capacity_rows: int) -> list[Binding]:
+    def rebind(self, lost: Sequence[Binding], signature: Signature, capacity_rows: int) -> list[Binding]:
         """Return new Bindings for an Instance whose Backend is lost, reloading the model unless that has been done.
 
         Raises: whatever loading and binding raise; the lost Bindings can then be passed again.
         """
         with self._lock:
-            if self._closed or any(_is_in(binding, self.bound) for binding in lost):
-                self._renew()
+            if self._backend_closed or any(_contains(binding, self.bindings) for binding in lost):
+                self._reload()
             try:
                 bindings = self._bind_all(len(lost), signature, capacity_rows)
             except DeviceLost:  # lost again before all of its Instances were back
-                self._renew()
+                self._reload()
                 bindings = self._bind_all(len(lost), signature, capacity_rows)
         for binding in lost:
-            self.give_back(binding)
+            self.release_binding(binding)
         return bindings
 
-    def _renew(self) -> None:
+    def _reload(self) -> None:
         if self.name != "cpu":
-            self._closed, self.bound = True, []
+            self._backend_closed, self.bindings = True, []
             self.backend.close()
         backend = self._reopen()
-        if self._closed:
-            self._closed = False
+        if self._backend_closed:
+            self._backend_closed = False
         else:
-            self._replaced.append((self.backend, self.bound))
-        self.backend, self.bound = backend, []
-        if self._told is not None:
-            on_loss(backend, partial(self._told, backend))
+            self._replaced.append((self.backend, self.bindings))
+        self.backend, self.bindings = backend, []
+        if self._on_lost is not None:
+            on_loss(backend, partial(self._on_lost, backend))
 
-    def give_back(self, lost: Binding) -> None:
+    def release_binding(self, lost: Binding) -> None:
         """Record that a Binding of a lost Backend is no longer used."""
         with self._lock:
             ended = []
@@ -191,7 +191,7 @@ class Placement:
 
     def leave(self) -> None:
         """Stop its Instances from taking turns."""
-        if self.joined:
+        if self.owns_share:
             self.device.leave(self.share)
         if self.limiter is not None:
             for claim in self.claims:
@@ -203,28 +203,28 @@ class Placement:
         self.leave()
         for backend in (self.backend, *(backend for backend, _ in self._replaced)):
             backend.close()
-        self.bound.clear()
+        self.bindings.clear()
         self._replaced.clear()
 
     def _bind(self, signature: Signature, capacity_rows: int) -> Binding:
         binding = self.backend.bind(signature, capacity_rows)
-        self.bound.append(binding)
+        self.bindings.append(binding)
         return binding
 
     def _bind_all(self, count: int, signature: Signature, capacity_rows: int) -> list[Binding]:
-        before = len(self.bound)
+        before = len(self.bindings)
         try:
             return [self._bind(signature, capacity_rows) for _ in range(count)]
         except BaseException:
-            del self.bound[before:]
+            del self.bindings[before:]
             raise
 
 
-def _is_in(binding: Binding, bindings: Sequence[Binding]) -> bool:
+def _contains(binding: Binding, bindings: Sequence[Binding]) -> bool:
     return any(each is binding for each in bindings)
 
 
-def spread(groups: Sequence[InstanceGroup]) -> list[InstanceGroup]:
+def backend_groups(groups: Sequence[InstanceGroup]) -> list[InstanceGroup]:
     """Return the group of each Backend of a Model whose groups are on one device each.
 
     On a CPU, all Instances of a group share a Backend. On any other device each has its own session and stream, so none
@@ -232,10 +232,12 @@ def spread(groups: Sequence[InstanceGroup]) -> list[InstanceGroup]:
     """
     shared = [group.passive or group.devices == ("cpu",) for group in groups]
     each = zip(groups, shared, strict=True)
-    return [one for group, whole in each for one in ([group] if whole else [replace(group, count=1)] * group.count)]
+    return [
+        one for group, is_shared in each for one in ([group] if is_shared else [replace(group, count=1)] * group.count)
+    ]
 
 
-def place(spec: ModelSpec, backends: Sequence[Backend], devices: Devices, reopen: Reopen) -> list[Placement]:
+def make_placements(spec: ModelSpec, backends: Sequence[Backend], devices: Devices, reopen: Reopen) -> list[Placement]:
     """Make a Placement for each Backend, and the Model's Share of each Device, which is created if needed.
 
     Raises: InferError if the RateLimiter would never let an Instance run, leaving nothing behind.
@@ -243,40 +245,40 @@ def place(spec: ModelSpec, backends: Sequence[Backend], devices: Devices, reopen
     shares: dict[str, Share] = {}
     placements: list[Placement] = []
     try:
-        for position, (backend, group) in enumerate(zip(backends, spread(spec.instances), strict=True)):
+        for position, (backend, group) in enumerate(zip(backends, backend_groups(spec.instances), strict=True)):
             (name,) = group.devices
-            device = devices.setdefault(name, device_of(name))
-            joins = name not in shares
-            if joins:
+            device = devices.setdefault(name, make_device(name))
+            is_first = name not in shares
+            if is_first:
                 shares[name] = _join(spec, device, name, devices)
-            at = Placement(name, backend, device, shares[name], partial(reopen, position))
-            placements.append(at)
-            at.joined = joins
-            at.furnish(group, devices)
+            placement = Placement(name, backend, device, shares[name], partial(reopen, position))
+            placements.append(placement)
+            placement.owns_share = is_first
+            placement.set_group(group, devices)
     except BaseException:
-        for at in placements:
-            at.leave()
+        for placement in placements:
+            placement.leave()
         raise
     return placements
 
 
 def _join(spec: ModelSpec, device: Device, name: str, shared: Devices) -> Share:
     """Join a Device. Instances under the RateLimiter take no turns there, and passive ones never run."""
-    return device.join(*_part_of(spec, name, shared), spec.device_priority)
+    return device.join(*_turn_demand(spec, name, shared), spec.device_priority)
 
 
-def _part_of(spec: ModelSpec, name: str, shared: Devices) -> tuple[int, int]:
+def _turn_demand(spec: ModelSpec, name: str, shared: Devices) -> tuple[int, int]:
     """Return how many Instances take turns on a Device, and the width of a run there."""
     here = [group for group in spec.instances if group.devices == (name,)]
     in_turn = sum(group.count for group in here if not group.passive and limiter_of(group, shared) is None)
-    return in_turn, max(width_of(name, group.count, spec.threads) for group in here)
+    return in_turn, max(run_width(name, group.count, spec.threads) for group in here)
 
 
 def resize_shares(spec: ModelSpec, placements: Sequence[Placement]) -> None:
     """Update a Model's Shares to its number of Instances. Devices that it no longer uses are left elsewhere."""
     for name in {device for group in spec.instances for device in group.devices}:
-        at = next(each for each in placements if each.name == name)
-        at.device.resize(at.share, *_part_of(spec, name, at.devices))
+        placement = next(each for each in placements if each.name == name)
+        placement.device.resize(placement.share, *_turn_demand(spec, name, placement.devices))
 
 
 def limiter_of(group: InstanceGroup, shared: Devices) -> RateLimiter | None:
@@ -289,14 +291,14 @@ def needs_threads(spec: ModelSpec, devices: Devices, backends: Sequence[Backend]
     if any(map(needs_thread, backends)):
         return True
     for group in spec.instances:
-        kept = any(devices.cpus(group, device) for device in group.devices)
-        if limiter_of(group, devices) is not None or (kept and not group.passive):
+        pinned = any(devices.cpus(group, device) for device in group.devices)
+        if limiter_of(group, devices) is not None or (pinned and not group.passive):
             return True
     return False
 
 
 @contextmanager
-def on_cpus(devices: Devices, group: InstanceGroup, device: str) -> Iterator[None]:
+def pinned_to_cpus(devices: Devices, group: InstanceGroup, device: str) -> Iterator[None]:
     """Pin this thread, and any threads started meanwhile, to the CPUs of a group for the duration.
 
     Raises: InferError (INVALID: none of them is there).
@@ -306,14 +308,14 @@ def on_cpus(devices: Devices, group: InstanceGroup, device: str) -> Iterator[Non
         yield
         return
     before = os.sched_getaffinity(0)
-    keep_to(cpus)
+    pin_thread(cpus)
     try:
         yield
     finally:
         os.sched_setaffinity(0, before)
 
 
-def keep_to(cpus: frozenset[int]) -> None:
+def pin_thread(cpus: frozenset[int]) -> None:
     """Pin this thread to some CPUs; if empty, do nothing. Raises: InferError (INVALID: none of them is there)."""
     if not cpus:
         return
@@ -324,9 +326,9 @@ def keep_to(cpus: frozenset[int]) -> None:
         raise InferError(Code.INVALID, text) from error
 
 
-def keep_if_there(cpus: frozenset[int]) -> None:
+def try_pin_thread(cpus: frozenset[int]) -> None:
     """Pin this thread to some CPUs; if none of them is there any more, log that and do nothing."""
     try:
-        keep_to(cpus)
+        pin_thread(cpus)
     except InferError as error:
         logger.warning("%s", error.message)

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import Code, InferError
-from penstock.batching.running.own_outputs import OwnOutputs
-from penstock.batching.stream import MOST_BYTES, NOT_ONE, StreamedAnswer, size_of
+from penstock.batching.running.custom_outputs import CustomOutputs
+from penstock.batching.stream import MAX_UNREAD_BYTES, NOT_SINGLE_MESSAGE, StreamedAnswer, answer_bytes
 
 from .passage import Passage, sequence_parameters
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.batching.request import InferRequest
-    from penstock.batching.stream import AnswerSink, GoOn, Room
+    from penstock.batching.stream import AnswerSink, Backpressure, Resume
 
     from .course import Course, CourseStep
 
 MAX_ACTIVE = 64
 """The most answers of one request on their way through the same steps if `max_inflight_requests` is unset: further ones
 wait, so that one request does not fill all queues."""
-PAUSE_BYTES = MOST_BYTES // 4
+PAUSE_BYTES = MAX_UNREAD_BYTES // 4
 """Bytes of answers on their way through the same steps above which the step before is told to wait."""
 
 
@@ -45,7 +45,7 @@ class _Segment:
         self.active_count = 0
         self.nbytes = 0
         self.waiting: deque[Passage] = deque()
-        self.resume_callbacks: list[GoOn] = []
+        self.resume_callbacks: list[Resume] = []
 
 
 class Branches:
@@ -64,7 +64,7 @@ class Branches:
         self._ordered: deque[Passage] = deque()
         self._nbytes: dict[Passage, int] = {}
         self._collected: list[StreamedAnswer] = []
-        self._sink: AnswerSink | None = getattr(root.parent, "answers", None)
+        self._sink: AnswerSink | None = getattr(root.parent, "answer_sink", None)
         self._sink_paused = False
 
     @property
@@ -77,7 +77,7 @@ class Branches:
 
         Raises: InferError (INTERNAL: it does not match the model's configuration; OVERLOADED: too much waits).
         """
-        if sum(segment.nbytes for segment in self._segments.values()) > MOST_BYTES:
+        if sum(segment.nbytes for segment in self._segments.values()) > MAX_UNREAD_BYTES:
             raise InferError(Code.OVERLOADED, "too many answers of a request wait for the steps that consume them")
         root = self.root
         passage = Passage(root.ensemble, root.parent, root.links, course, _used_tensors(step, answer))
@@ -85,7 +85,7 @@ class Branches:
         passage.branches = self
         self.active.add(passage)
         segment = self._segments.setdefault(course, _Segment())
-        self._nbytes[passage] = size_of(answer)
+        self._nbytes[passage] = answer_bytes(answer)
         segment.nbytes += self._nbytes[passage]
         if course.outputs:
             self._ordered.append(passage)
@@ -95,7 +95,7 @@ class Branches:
         segment.waiting.append(passage)
         return None
 
-    def backpressure(self, course: Course) -> Room | None:
+    def backpressure(self, course: Course) -> Backpressure | None:
         """Tell the step before a Course whether to continue, as `AnswerSink.tell` does."""
         segment = self._segments.get(course)
         if segment is None or not self._is_full(course, segment, 1):
@@ -138,7 +138,7 @@ class Branches:
             if len(self._collected) < 2:
                 self._collected.append(answer)
             return
-        room = self._sink.tell(answer)
+        room = self._sink.send(answer)
         if room is not None and not self._sink_paused:
             self._sink_paused = True
             room(self._on_sink_resumed)
@@ -172,14 +172,14 @@ class Branches:
         if self._sink is not None:
             return []
         if len(self._collected) != 1:
-            raise InferError(Code.INTERNAL, NOT_ONE)
-        named, mismatch = self._collected[0].outputs, self._collected[0].wrong
+            raise InferError(Code.INTERNAL, NOT_SINGLE_MESSAGE)
+        named, mismatch = self._collected[0].outputs, self._collected[0].mismatch
         outputs, model = [], self.root.parent.model.name
         for name in _output_names(self.root.parent):
             if name not in named:
                 mismatch = mismatch or f"in ensemble '{model}', the answer lacks the requested output '{name}'"
             outputs.append(named.get(name))
-        return OwnOutputs(outputs, {}, mismatch) if mismatch else outputs
+        return CustomOutputs(outputs, {}, mismatch) if mismatch else outputs
 
 
 class AnswerForwarder:
@@ -189,14 +189,14 @@ class AnswerForwarder:
         self,
         passage: Passage,
         request: InferRequest,
-        on_answer: Callable[[Passage, CourseStep, StreamedAnswer], Room | None],
+        on_answer: Callable[[Passage, CourseStep, StreamedAnswer], Backpressure | None],
     ) -> None:
         self._passage = passage
         self._request = request
         self._on_answer = on_answer
         self._is_first = True
 
-    def tell(self, answer: StreamedAnswer) -> Room | None:
+    def send(self, answer: StreamedAnswer) -> Backpressure | None:
         """Take an answer. The first one is counted here, as the code that hands out answers does for outside requests.
 
         One without tensors for the steps after it is dropped. Source: Triton core, ensemble_scheduler.cc.
@@ -218,7 +218,7 @@ def _used_tensors(step: CourseStep, answer: StreamedAnswer) -> list[Any]:
 
 def _check_answer(passage: Passage, step: CourseStep, answer: StreamedAnswer) -> None:
     """Check that what the following steps need is there and acceptable to them. Raises: InferError."""
-    mismatch, outputs = answer.wrong, step.model.signature.outputs
+    mismatch, outputs = answer.mismatch, step.model.signature.outputs
     missing = {number for number, position in enumerate(step.used_outputs) if passage.tensors[number] is None}
     if missing and not mismatch and not passage.tolerates_missing(missing):
         names = [outputs[step.used_outputs[number]].name for number in sorted(missing)]
@@ -230,11 +230,11 @@ def _check_answer(passage: Passage, step: CourseStep, answer: StreamedAnswer) ->
 
 def _output_names(request: InferRequest) -> list[str]:
     outputs = request.model.signature.outputs
-    return [outputs[position].name for position in request.wanted]
+    return [outputs[position].name for position in request.output_positions]
 
 
 def _make_answer(passage: Passage) -> StreamedAnswer:
     """Make an answer of the ensemble. Raises: InferError."""
     pairs = zip(_output_names(passage.parent), passage.outputs(), strict=True)
     named: Mapping[str, Any] = {name: output for name, output in pairs if output is not None}
-    return StreamedAnswer(named, parameters=sequence_parameters(passage.parent), wrong=passage.mismatch)
+    return StreamedAnswer(named, parameters=sequence_parameters(passage.parent), mismatch=passage.mismatch)

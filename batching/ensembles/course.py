@@ -154,7 +154,7 @@ class Links:
         sources: dict[str, int | None] = dict.fromkeys(self.signature.input)
         for number in self._topological_order():
             step = self.steps[number]
-            source = number if step.model.spec.streams else self._source_of(step, sources)
+            source = number if step.model.spec.is_streaming else self._source_of(step, sources)
             sources.update((tensor, source) for _, tensor in step.outputs)
         self._single_source(self.spec.name, {sources[tensor] for tensor in self.signature.output})
         return sources
@@ -192,7 +192,11 @@ def _make_course(
 ) -> Course:  # fmt: skip
     """Compute the way from `given_tensors` to `outputs`, or to a step whose answers continue with `next_course`."""
     produced = [
-        tensor for step in linked_steps if not step.model.spec.streams for _, tensor in step.outputs if tensor in needed
+        tensor
+        for step in linked_steps
+        if not step.model.spec.is_streaming
+        for _, tensor in step.outputs
+        if tensor in needed
     ]
     numbers = {tensor: number for number, tensor in enumerate([*given_tensors, *produced])}
     output_numbers = tuple(numbers[tensor] for tensor in outputs)
@@ -231,7 +235,7 @@ def _make_step(
     sole_reads = tuple(each for each in inputs if reads[each] == 1)
     shared_reads = tuple(each for each in inputs if reads[each] > 1)
     row_modes, used_outputs = step.row_modes if any(step.row_modes) else None, tuple(position for position, _ in used)
-    needs_terms, streams = model.timed or model.spec.takes_parameters, model.spec.streams
+    needs_terms, streams = model.has_default_timeout or model.spec.reads_parameters, model.spec.is_streaming
     output_tensors = () if streams else tuple(numbers[tensor] for _, tensor in used)
     return CourseStep(
         number,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from penstock.backends.errors import Code, InferError
-from penstock.batching.request import InferRequest, Submits
+from penstock.batching.request import InferRequest, Submitter
 from penstock.batching.sequences.sequels import Sequels
 
 from .steps import link_steps
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .passage import Passage
 
 
-class EnsembleEngine(Submits, Protocol):
+class EnsembleEngine(Submitter, Protocol):
     """The part of the Engine that is used here."""
 
     stopping: bool
@@ -50,7 +50,7 @@ class Ensemble:
     def check(self) -> None:
         """Check that the models being served can be its steps. Raises: InferError."""
         if self._links is None:
-            links = link_steps(self.model.spec, self.model.bound, self._engine.model)
+            links = link_steps(self.model.spec, self.model.binding_signature, self._engine.model)
             if links.decoupled != self.model.spec.decoupled:
                 text = f"ensemble '{self.model.name}' must be reloaded: one of its steps"
                 change = "has become decoupled" if links.decoupled else "is no longer decoupled"
@@ -60,7 +60,7 @@ class Ensemble:
         """Return the steps as they are served now. Raises: InferError."""
         links = self._links
         if links is None:
-            links = link_steps(self.model.spec, self.model.bound, self._engine.model)
+            links = link_steps(self.model.spec, self.model.binding_signature, self._engine.model)
             links.nested = {model: model.ensemble.links() for model in links.models if model.ensemble is not None}
             for nested in links.nested.values():
                 nested.user_count += 1

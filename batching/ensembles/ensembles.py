@@ -15,11 +15,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import Code, InferError
-from penstock.batching.loaded import STOPPING
-from penstock.batching.request import InferRequest, bytes_of
-from penstock.batching.running.own_outputs import OwnOutputs
+from penstock.batching.registry import STOPPING_MESSAGE
+from penstock.batching.request import InferRequest, input_bytes
+from penstock.batching.running.custom_outputs import CustomOutputs
 from penstock.batching.scheduling.request_checks import check_shapes_cached
-from penstock.batching.sinks import to_sinks
+from penstock.batching.sinks import deliver_unordered
 from penstock.batching.statistics import BACKEND, CANCELED, OTHER, REJECTED
 
 from .branches import AnswerForwarder, Branches
@@ -30,7 +30,7 @@ from .steps import labels_of, link_steps
 if TYPE_CHECKING:
     from penstock.backends.backend import Array
     from penstock.batching.model import Model
-    from penstock.batching.stream import Room, StreamedAnswer
+    from penstock.batching.stream import Backpressure, StreamedAnswer
 
     from .course import CourseStep
 
@@ -62,10 +62,10 @@ class Ensembles:
 
     def register(self, model: Model) -> None:
         """Set up an ensemble that is being opened. Raises: InferError if its steps are not served or do not fit."""
-        links = link_steps(model.spec, model.bound, self._engine.model)
+        links = link_steps(model.spec, model.binding_signature, self._engine.model)
         model.spec = replace(model.spec, labels=labels_of(links), decoupled=links.decoupled)
         ensemble = Ensemble(model, self._engine)
-        model.ensemble, model.detours = ensemble, True
+        model.ensemble, model.intercepts = ensemble, True
         self._registered.add(ensemble)
 
     def unregister(self, model: Model) -> None:
@@ -93,13 +93,13 @@ class Ensembles:
         try:
             # the steps of an accepted request are finished even then
             if (self._engine.stopping or model.closing) and not is_step(parent):
-                raise InferError(Code.NOT_READY, f"in ensemble '{model.name}', {STOPPING}")
+                raise InferError(Code.NOT_READY, f"in ensemble '{model.name}', {STOPPING_MESSAGE}")
             links = links_for(parent, ensemble)
         except InferError:
             model.statistics.record_failure(REJECTED, parent.start_ns, time.monotonic_ns())
             raise
         inputs = parent.inputs if model.forms is None else model.forms.to_model(parent.inputs)
-        passage = Passage(ensemble, parent, links, links.course(parent.wanted), inputs)
+        passage = Passage(ensemble, parent, links, links.course(parent.output_positions), inputs)
         if model.spec.decoupled and model.spec.ensemble is not None:
             passage.branches = Branches(passage, model.spec.ensemble.max_inflight)
         links.user_count += 1
@@ -183,19 +183,19 @@ class Ensembles:
     def _create_step(self, passage: Passage, step: CourseStep, inputs: list[Array | None]) -> None:
         model = step.model
         shapes = tuple([None if array is None else array.shape for array in inputs])
-        rows, key = model.admitted.get(shapes) or check_shapes_cached(model, shapes)
+        rows, key = model.admitted_shapes.get(shapes) or check_shapes_cached(model, shapes)
         request = InferRequest(model, inputs, rows, key, step.used_outputs, self)
         request.step = step
         request.context = passage
         request.id = passage.parent.id
-        request.nbytes = bytes_of(inputs)
+        request.nbytes = input_bytes(inputs)
         if passage.has_terms or step.needs_terms:
             apply_terms(passage, step, request)
         if step.next_course is not None:
-            request.answers = AnswerForwarder(passage, request, self._on_streamed_answer)
+            request.answer_sink = AnswerForwarder(passage, request, self._on_streamed_answer)
         if passage.submitting:
             # it has waited since then, like a direct request to the step's model
-            request.start_ns = request.queue_ns = passage.parent.queue_ns
+            request.start_ns = request.enqueued_ns = passage.parent.enqueued_ns
         passage.pending.append(request)
         self._new_steps[model].append(request)
 
@@ -216,7 +216,7 @@ class Ensembles:
                         self._submit(request)
             if self._ended:
                 ended, self._ended = self._ended, []
-                to_sinks(ended)
+                deliver_unordered(ended)
 
     def _submit(self, request: InferRequest) -> None:
         model, passage = request.model, request.context
@@ -233,13 +233,13 @@ class Ensembles:
             if not passage.ended:
                 self._fail(passage, error, REJECTED)
 
-    def _on_streamed_answer(self, passage: Passage, step: CourseStep, answer: StreamedAnswer) -> Room | None:
+    def _on_streamed_answer(self, passage: Passage, step: CourseStep, answer: StreamedAnswer) -> Backpressure | None:
         """Begin the way of one answer of a step. Returns: as `AnswerSink.tell`."""
         backpressure = self._start_branch(passage, step, answer)
         self._flush()
         return backpressure
 
-    def _start_branch(self, passage: Passage, step: CourseStep, answer: StreamedAnswer) -> Room | None:
+    def _start_branch(self, passage: Passage, step: CourseStep, answer: StreamedAnswer) -> Backpressure | None:
         branches, course = passage.branches, step.next_course
         if passage.ended or branches is None or course is None:
             return None
@@ -284,7 +284,7 @@ class Ensembles:
     def _complete(self, passage: Passage, outputs: list[Any]) -> None:
         parent = passage.parent
         if parent.sequence is not None:
-            own_outputs = outputs if type(outputs) is OwnOutputs else OwnOutputs(outputs, {})
+            own_outputs = outputs if type(outputs) is CustomOutputs else CustomOutputs(outputs, {})
             own_outputs.parameters |= sequence_parameters(parent)
             outputs = own_outputs
         parent.outputs = outputs
@@ -318,7 +318,7 @@ class Ensembles:
             if reason:
                 parent.model.statistics.record_failure(reason, parent.start_ns, now_ns)
             else:
-                parent.model.statistics.record_alone(parent, passage.stamps(), now_ns)
+                parent.model.statistics.record_single(parent, passage.stamps(), now_ns)
             trace = self._engine.trace
             if (trace is not None or is_step(parent)) and not is_raised:
                 batch = passage.batch()

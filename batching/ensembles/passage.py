@@ -1,7 +1,7 @@
 """Passage: one request on its way through an ensemble: its tensors, what is missing, and the time of its steps.
 
-Nothing runs here: ensembles.py carries it from step to step, and turns.py counts the steps' batches. If a step gives
-any number of answers, each has its own Passage; branches.py holds those of one request together.
+Nothing runs here: ensembles.py carries it from step to step, and dispatcher.py counts the steps' batches. If a step
+gives any number of answers, each has its own Passage; branches.py holds those of one request together.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.backends.errors import Code, InferError
 from penstock.batching.request import InferRequest
 from penstock.batching.running.batch import Batch, Stamps
-from penstock.batching.running.own_outputs import OwnOutputs, regular
+from penstock.batching.running.custom_outputs import CustomOutputs, require_matching
 from penstock.batching.scheduling.timeouts import queue_deadline_ns
 
 from .course import ADD_ROWS, AS_IS, Course, CourseStep, Links
@@ -88,7 +88,7 @@ class Passage:
     def stamps(self) -> Stamps:
         """Return the stamps of the batch that its model would have run, computed from the sums."""
         input_ns, infer_ns, output_ns = self.times_ns
-        start_ns = self.parent.queue_ns + self.queue_ns
+        start_ns = self.parent.enqueued_ns + self.queue_ns
         gathered_ns = start_ns + input_ns
         run_ns = gathered_ns + infer_ns
         return start_ns, gathered_ns, run_ns, run_ns + output_ns
@@ -102,10 +102,12 @@ class Passage:
 
     def store_outputs(self, step: CourseStep, outputs: list[Any]) -> None:
         """Store what a step has made; adds to `ready` what can follow. Raises: InferError (INTERNAL)."""
-        if type(outputs) is OwnOutputs and outputs.wrong:
-            is_tolerated = outputs.lacking and self.tolerates_missing(_missing_tensors(step, outputs), outputs.wrong)
-            if not is_tolerated and not self.tolerates_mismatch(step, step.output_tensors, outputs, outputs.wrong):
-                regular(outputs)
+        if type(outputs) is CustomOutputs and outputs.mismatch:
+            is_tolerated = outputs.incomplete and self.tolerates_missing(
+                _missing_tensors(step, outputs), outputs.mismatch
+            )
+            if not is_tolerated and not self.tolerates_mismatch(step, step.output_tensors, outputs, outputs.mismatch):
+                require_matching(outputs)
         tensors, course, number = self.tensors, self.course, step.number
         for tensor, output in zip(step.output_tensors, outputs, strict=True):
             tensors[tensor] = output
@@ -146,7 +148,7 @@ class Passage:
         if not all(spec.optional for number, spec in reads if number in missing):
             return False
         model = self.ensemble.model
-        for number, position in zip(self.course.outputs, self.parent.wanted, strict=False):
+        for number, position in zip(self.course.outputs, self.parent.output_positions, strict=False):
             if number in missing:
                 name = model.signature.outputs[position].name
                 logger.debug("ensemble %s: Composing models did not output tensor %s", model.name, name)
@@ -174,9 +176,9 @@ class Passage:
             ]
         model = self.ensemble.model
         if model.forms is not None:
-            outputs = model.forms.to_client(model.name, self.parent.wanted, outputs)
+            outputs = model.forms.to_client(model.name, self.parent.output_positions, outputs)
         if self.mismatch or self.missing_text:
-            return OwnOutputs(outputs, {}, self.mismatch or self.missing_text, lacking=not self.mismatch)
+            return CustomOutputs(outputs, {}, self.mismatch or self.missing_text, incomplete=not self.mismatch)
         return outputs
 
 
@@ -200,12 +202,12 @@ def _convert_rows(array: Array | None, row_mode: int) -> Any:
 def apply_terms(passage: Passage, step: CourseStep, request: InferRequest) -> None:
     """Apply the request's queueing terms to a step, and pass on its parameters if the step's model takes any."""
     model, parent = step.model, passage.parent
-    if parent.deadline_ns or model.timed:
+    if parent.deadline_ns or model.has_default_timeout:
         request.deadline_ns = _deadline_ns(passage, model)
     request.priority, request.sequence = parent.priority, parent.sequence
     if parent.target_ns and passage.root is passage:
         request.target_ns = parent.target_ns
-    if model.spec.takes_parameters and (parameters := getattr(parent, "parameters", None)):
+    if model.spec.reads_parameters and (parameters := getattr(parent, "parameters", None)):
         request.parameters = parameters
 
 
@@ -215,7 +217,7 @@ def _deadline_ns(passage: Passage, model: Model) -> int:
     A Passage of one answer of many has the request's whole time again.
     """
     now_ns, parent = time.monotonic_ns(), passage.parent
-    since_ns = now_ns if passage.root is passage else parent.queue_ns
+    since_ns = now_ns if passage.root is passage else parent.enqueued_ns
     remaining_us = max((parent.deadline_ns - since_ns) // 1000, 1) if parent.deadline_ns else 0
     return queue_deadline_ns(now_ns, remaining_us, model.spec.policy, priority=parent.priority, min_honored_us=0)
 
@@ -268,7 +270,7 @@ def add_step_times(batch: Batch) -> None:
                 previous = passage.times_ns
                 total = _sum(previous, batch_times)
             passage.times_ns = total
-            queue_ns = start_ns - request.queue_ns
+            queue_ns = start_ns - request.enqueued_ns
             if queue_ns > 0:
                 passage.queue_ns += queue_ns
 

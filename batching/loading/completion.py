@@ -26,19 +26,19 @@ UNSET_ROWS_REASON = "max_batch_size is unset or 0"
 
 
 def complete(spec: ModelSpec, graph: Signature) -> ModelSpec:
-    """Complete `spec` from `graph`: its `signature`, `bound`, and `policy.max_batch_rows`.
+    """Complete `spec` from `graph`: its `signature`, `binding_signature`, and `policy.max_batch_rows`.
 
     For a TensorFlow model, declared tensors are completed too.
     Shapes: those of the signature are complete, with -1 for rows in front when batched. A scalar becomes `[1]`. Inputs
     that the graph does not require are left out unless the configuration names them. Derived inputs and kept outputs
-    are in `bound` only.
+    are in `binding_signature` only.
     Raises: InferError (INVALID) if configuration and model contradict each other.
     Source: AutoCompleteConfig, ValidateInputs and ValidateOutputs of Triton's onnxruntime_backend.
     """
     rows = _allowed_rows(spec, _max_batch_rows(spec, graph))
     batched = rows > 0
     if any(size > rows for size in spec.policy.preferred_rows):
-        raise _invalid(spec.too_preferred)
+        raise _invalid(spec.preferred_size_error)
     spec = replace(spec, policy=replace(spec.policy, max_batch_rows=rows))
     if spec.backend == TENSORFLOW:
         spec = autofill.complete_tensors(spec, graph, batched=batched)
@@ -50,7 +50,7 @@ def complete(spec: ModelSpec, graph: Signature) -> ModelSpec:
     bound = bound_signature(spec, signature, graph)
     if spec.padding:
         signature = check_padding(spec, signature)
-    return replace(spec, signature=signature, bound=bound)
+    return replace(spec, signature=signature, binding_signature=bound)
 
 
 def _max_batch_rows(spec: ModelSpec, graph: Signature) -> int:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from penstock.backends.backend import supports_overlap
 from penstock.backends.cpus import usable_cpus
-from penstock.batching.devices.memory import free_bytes, give_back, resident_bytes
+from penstock.batching.devices.memory import free_bytes, resident_bytes, trim_heap
 from penstock.batching.scheduling.costs import CostModel
 
 from .completion import complete
@@ -137,7 +137,7 @@ class Trials:
             raise
         self._spec = completed
         self._signature: Signature = completed.signature  # type: ignore[assignment]
-        self._bound = completed.bound or self._signature
+        self._bound = completed.binding_signature or self._signature
         self._policy = completed.policy
 
     def __call__(self, split: Split) -> Trial | None:
@@ -196,7 +196,7 @@ class Trials:
         self._bindings.clear()
         while self._backends:
             self._backends.pop().close()
-            give_back()
+            trim_heap()
 
     def _runner(self, binding: Binding, rows: int = 0) -> Callable[[], None]:
         """Make a function that runs a batch of zeros once, gathered and scattered like a batch. Free axes are 1."""

@@ -111,7 +111,7 @@ def probe(spec: ModelSpec, backend: Backend, *, with_natural: bool = True) -> Pr
     `with_natural`: also compare batches of every size with rows that run alone. Never raises; the result for a model
     that cannot run on random rows has a reason.
     """
-    signature, max_rows = spec.bound or spec.signature, spec.policy.max_batch_rows or 1
+    signature, max_rows = spec.binding_signature or spec.signature, spec.policy.max_batch_rows or 1
     max_rows = min(max_rows, spec.policy.cap_rows or max_rows)
     reason = _obstacle(spec, signature) if max_rows > 1 else "no two rows share a batch"
     if reason or signature is None:

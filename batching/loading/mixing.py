@@ -56,8 +56,8 @@ def find_mixing(model: Model) -> str:
         return ""
     if model.loop_binding is not None:
         return _examine(model, model.loop_binding)
-    first = model.threads[0]
-    reason: str = first.perform(partial(_examine, model, first.binding))
+    first = model.thread_instances[0]
+    reason: str = first.run_on_thread(partial(_examine, model, first.binding))
     return reason
 
 

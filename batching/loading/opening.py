@@ -11,13 +11,13 @@ from itertools import accumulate
 
 from penstock.backends.backend import Backend, Loader, is_stateful
 from penstock.backends.errors import Code, InferError
-from penstock.batching.devices.fallback import falls_back, on_cpu
-from penstock.batching.devices.memory import give_back
-from penstock.batching.devices.placement import Devices, on_cpus, spread
+from penstock.batching.devices.fallback import can_fall_back, move_to_cpu
+from penstock.batching.devices.memory import trim_heap
+from penstock.batching.devices.placement import Devices, backend_groups, pinned_to_cpus
 from penstock.batching.model import Model
 from penstock.batching.running.batch import Batch
 from penstock.batching.shapes.bound import configured_signature, reshaped_signature
-from penstock.batching.spec import THREADS, InstanceGroup, ModelSpec
+from penstock.batching.spec import THREADS_OPTION, InstanceGroup, ModelSpec
 
 from . import warmup
 from .completion import complete
@@ -54,12 +54,12 @@ def open_model(
         spec, trials = _load_or_fall_back(spec, loader, backends, devices)
         spec = set_invariant_size(spec, _one_per_group(spec, backends))
         model = Model(spec, backends, on_finished, devices, partial(_reload, spec, loader))
-        model.counted = tuple((trial.split.count, trial.rows_per_s) for trial in trials)
+        model.instance_trials = tuple((trial.split.count, trial.rows_per_s) for trial in trials)
         model.open()
     except BaseException:
         for backend in backends:
             backend.close()
-        give_back()
+        trim_heap()
         raise
     try:
         warmup.prepare_all(model)
@@ -96,13 +96,15 @@ def complete_ensemble(spec: ModelSpec) -> ModelSpec:
         raise InferError(Code.INVALID, f"ensemble '{spec.name}' must declare its inputs and outputs")
     signature = configured_signature(spec)
     policy = replace(spec.policy, max_batch_rows=spec.policy.max_batch_rows or 0)
-    return replace(spec, signature=signature, bound=reshaped_signature(signature), policy=policy, instances=())
+    return replace(
+        spec, signature=signature, binding_signature=reshaped_signature(signature), policy=policy, instances=()
+    )
 
 
 def close_model(model: Model) -> None:
     """Stop a model and free all it has. Blocks until its current runs have ended."""
     model.close()
-    give_back()
+    trim_heap()
 
 
 def _load_or_fall_back(
@@ -112,11 +114,11 @@ def _load_or_fall_back(
     try:
         return _load_on_devices(spec, loader, backends, devices)
     except InferError as error:
-        if not falls_back(spec, error):
+        if not can_fall_back(spec, error):
             raise
         while backends:
             backends.pop().close()
-        return _load_on_devices(on_cpu(spec, error.message), loader, backends, devices)
+        return _load_on_devices(move_to_cpu(spec, error.message), loader, backends, devices)
 
 
 def _load_on_devices(
@@ -136,7 +138,7 @@ def _load_on_devices(
     for group in spec.instances:
         for device in group.devices:
             count = group.count
-            with on_cpus(devices, group, device):
+            with pinned_to_cpus(devices, group, device):
                 if not count:
                     load = partial(_load, spec, loader, device)
                     split, loaded, device_trials = count_instances(spec, device, load, threads)
@@ -152,7 +154,7 @@ def _load_on_devices(
                 keeps_state = spec.sequence is not None and is_stateful(first) and not group.passive
                 groups += [replace(device_group, count=1)] * count if keeps_state else [device_group]
                 backends += loaded[1:] if first is loaded[0] else _close_all(loaded[1:])
-                for _ in range(len(backends), len(spread(groups))):
+                for _ in range(len(backends), len(backend_groups(groups))):
                     backends.append(loader(spec.path, device, session_options(spec, device)))
     return with_run_sizes(replace(complete(spec, backends[0].graph), instances=tuple(groups))), trials
 
@@ -163,7 +165,7 @@ def _load(spec: ModelSpec, loader: Loader, device: str, threads: int) -> Backend
 
 def _reload(spec: ModelSpec, loader: Loader, position: int) -> Backend:
     """Load a completed model again on one of its devices."""
-    (device,) = spread(spec.instances)[position].devices
+    (device,) = backend_groups(spec.instances)[position].devices
     return loader(spec.path, device, session_options(spec, device))
 
 
@@ -180,7 +182,7 @@ def session_options(spec: ModelSpec, device: str) -> Mapping[str, str]:
 
 def _one_per_group(spec: ModelSpec, backends: Sequence[Backend]) -> list[Backend]:
     """Return the first Backend of each group; the others are copies."""
-    firsts = accumulate((len(spread([group])) for group in spec.instances[:-1]), initial=0)
+    firsts = accumulate((len(backend_groups([group])) for group in spec.instances[:-1]), initial=0)
     return [backends[position] for position in firsts]
 
 
@@ -191,4 +193,4 @@ def _close_all(backends: Sequence[Backend]) -> list[Backend]:
 
 
 def _with_threads(spec: ModelSpec, threads: int) -> ModelSpec:
-    return replace(spec, options={**spec.options, THREADS: str(threads)}) if threads else spec
+    return replace(spec, options={**spec.options, THREADS_OPTION: str(threads)}) if threads else spec

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature
-from penstock.batching.devices.memory import give_back
+from penstock.batching.devices.memory import trim_heap
 from penstock.batching.shapes.padding import bucket, tied_axes
 
 from .dummy_inputs import RowShapes, dummy_fill
@@ -64,7 +64,7 @@ def release_caches(model: Model, bindings: Sequence[Any]) -> None:
             binding.trim_memory()
         except Exception as error:  # noqa: BLE001 - if something is wrong there, the next run finds it
             logger.warning("model %s: the memory that its device caches could not be released: %s", model.name, error)
-    give_back()
+    trim_heap()
 
 
 class _ShapeRecorder:

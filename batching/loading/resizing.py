@@ -1,8 +1,7 @@
 """Resizing: a serving Model gets other Instances, while those that stay continue undisturbed.
 
 Called by the Engine. First, missing Instances are made beside the serving ones. Then, on the event loop, they join and
-the superfluous ones take nothing more (`Change.commit`); those end when they have delivered what they had taken. What
-the Model has counted and learned stays.
+the superfluous ones take no more (`Change.commit`) and end once they have delivered. Counts and learned times stay.
 Source of which Instances stay: Triton core, backend_model.cc: those whose group is the same, except for name and count.
 """
 
@@ -18,12 +17,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.backends.backend import Loader
-from penstock.batching.devices.placement import Devices, Placement, needs_threads, on_cpus, resize_shares
+from penstock.batching.devices.placement import Devices, Placement, needs_threads, pinned_to_cpus, resize_shares
 from penstock.batching.model import Model
+from penstock.batching.running.external import ExternalInstance
+from penstock.batching.running.external_models import close_executors, make_instances, run_samples, single_groups
 from penstock.batching.running.in_place import devices_of
 from penstock.batching.running.instance import ThreadInstance
-from penstock.batching.running.outside import OutsideInstance
-from penstock.batching.running.outsides import OutsideLoader, close_outsides, instances_of, run_samples, singles
 from penstock.batching.scheduling.sizing import fast_ns
 
 from .closing import end_with_timeout
@@ -33,12 +32,13 @@ from .preparing import prepare
 from .samples import run_samples_on
 
 if TYPE_CHECKING:
-    from penstock.batching.devices.rates import Claim, RateLimiter
+    from penstock.batching.devices.rate_limiter import Claim, RateLimiter
+    from penstock.batching.running.external_models import ExternalLoader
     from penstock.batching.spec import InstanceGroup, ModelSpec
 
 logger = logging.getLogger("penstock.batching")
 
-Instance = ThreadInstance | OutsideInstance
+Instance = ThreadInstance | ExternalInstance
 
 
 @dataclass(slots=True)
@@ -57,21 +57,21 @@ class Change:
         """Apply the change. Returns: the shutdown tasks of idle Instances; the others may end later."""
         model, idle = self.model, [instance for instance in self.ended if instance.idle]
         for instance in self.ended:
-            instance.leaving = True
-        staying = [instance for instance in model.instances if not instance.leaving]
+            instance.retiring = True
+        staying = [instance for instance in model.instances if not instance.retiring]
         with model.lock:
             self._assign_seats(model)
             model.spec = self.spec
             # the first repairs the loop's device, and those that leave are woken last
-            model.instances = [*staying, *self.added, *(each for each in model.instances if each.leaving)]
+            model.instances = [*staying, *self.added, *(each for each in model.instances if each.retiring)]
             self._move_sequences(model, staying)
             ends = [(instance, _stop_or_wait(model, instance)) for instance in self.ended]
-            model.outsides = [instance.outside for instance in model.instances if isinstance(instance, OutsideInstance)]
+            model.executors = [each.executor for each in model.instances if isinstance(each, ExternalInstance)]
             count = len(staying) + len(self.added)
             model.scheduler.resize(count, fast_ns(model.spec.policy.executor, count))
-            if model.loop_lost is not None:
-                staying[0].mend_loop()
-            if model.places:
+            if model.lost_loop_binding is not None:
+                staying[0].request_loop_restore()
+            if model.placements:
                 self._update_placements(model)
             if model.scheduler.request_count:
                 model.wake_one()  # an Instance that was woken for waiting requests may be one that ends
@@ -79,8 +79,8 @@ class Change:
         logger.info(text, model.name, model.version, len(staying), len(self.added), len(self.ended))
         tasks = [asyncio.ensure_future(_end(model, instance, vacated)) for instance, vacated in ends]
         for task in tasks:
-            model.leaving.add(task)
-            task.add_done_callback(model.leaving.discard)
+            model.shutdown_tasks.add(task)
+            task.add_done_callback(model.shutdown_tasks.discard)
         pairs = zip(tasks, ends, strict=True)
         return [task for task, (instance, vacated) in pairs if instance in idle and vacated is None]
 
@@ -98,14 +98,14 @@ class Change:
             seats = [instance.seat for instance in current] if sequences.model_keeps_state else range(len(current))
             sequences.set_instances(seats, now_ns)
             scheduler.expired += scheduler.expire(now_ns)
-            model.leave_held()
+            model.notify_loop()
 
     def _update_placements(self, model: Model) -> None:
-        threads = model.threads
-        model.places += {id(each.place): each.place for each in threads if each.place not in model.places}.values()
-        model.overlaps = any(instance.overlaps for instance in threads)
-        model.in_place = devices_of(model, [each for placement in model.places for each in placement.bound])
-        resize_shares(model.spec, model.places)
+        used = [instance.placement for instance in model.thread_instances]
+        model.placements += {id(at): at for at in used if at not in model.placements}.values()
+        model.overlaps = any(instance.overlaps for instance in model.thread_instances)
+        model.in_place_devices = devices_of(model, [each for at in model.placements for each in at.bindings])
+        resize_shares(model.spec, model.placements)
 
     async def abandon(self) -> None:
         """End the Instances made for it."""
@@ -116,7 +116,7 @@ class Change:
 
 
 async def make_change(
-    model: Model, spec: ModelSpec, loaders: Mapping[str, Loader], outsides: Mapping[str, OutsideLoader],
+    model: Model, spec: ModelSpec, loaders: Mapping[str, Loader], outsides: Mapping[str, ExternalLoader],
     devices: Devices,
 ) -> Change | None:  # fmt: skip
     """Make the Instances that a Model lacks of a spec that is otherwise equal to the Model's.
@@ -132,8 +132,8 @@ async def make_change(
         return await asyncio.shield(change_task)
     except asyncio.CancelledError:
         task = asyncio.ensure_future(_abandon_when_made(change_task))
-        model.leaving.add(task)
-        task.add_done_callback(model.leaving.discard)
+        model.shutdown_tasks.add(task)
+        task.add_done_callback(model.shutdown_tasks.discard)
         raise
 
 
@@ -161,7 +161,7 @@ def match_groups(old: Sequence[InstanceGroup], new: Sequence[InstanceGroup]) -> 
 
 def _thread_change(model: Model, spec: ModelSpec, loader: Loader) -> Change | None:
     """Make the Change of a model that runs in this process. It blocks while a device loads."""
-    new_groups, old = singles(spec), [instance for instance in model.threads if not instance.leaving]
+    new_groups, old = single_groups(spec), [instance for instance in model.thread_instances if not instance.retiring]
     matches = match_groups([instance.group for instance in old], new_groups)
     staying = [instance for index, instance in enumerate(old) if index in matches]
     missing = [group for group, index in zip(new_groups, matches, strict=True) if index is None]
@@ -188,16 +188,16 @@ def _can_resize(
     model: Model, spec: ModelSpec, staying: Sequence[ThreadInstance], missing: Sequence[InstanceGroup]
 ) -> bool:
     """Whether everything that a Model has besides its Instances suits the new ones as well."""
-    devices = {instance.place.name for instance in staying}
-    uses_loop = model.loop_binding is not None or model.loop_lost is not None
+    devices = {instance.placement.name for instance in staying}
+    uses_loop = model.loop_binding is not None or model.lost_loop_binding is not None
     if not devices or not devices.issuperset(group.devices[0] for group in missing):
         return False
-    places = [instance.place for instance in staying]
-    if uses_loop and (model.loop_place not in places or needs_threads(spec, places[0].devices)):
+    places = [instance.placement for instance in staying]
+    if uses_loop and (model.loop_placement not in places or needs_threads(spec, places[0].devices)):
         return False
     passive = any(group.passive for each in (model.spec, spec) for group in each.instances)
     # GPU memory per Instance depends on their number; after a CPU fallback the groups that run are not the spec's
-    return not (passive or GPU_MEMORY in spec.options or model.spec.fallback)
+    return not (passive or GPU_MEMORY in spec.options or model.spec.fallback_reason)
 
 
 def _add_instance(
@@ -206,7 +206,7 @@ def _add_instance(
     """Make an Instance and get it ready, sharing a loaded model with its equals if they share. Raises: InferError."""
     device = group.devices[0]
     may_share = device == "cpu" and not _model_keeps_state(model)
-    shareable = [each.place for each in others if each.group == group] if may_share else []
+    shareable = [each.placement for each in others if each.group == group] if may_share else []
     placement = shareable[0] if shareable else _load_placement(model, group, others, loader)
     number = placement.add_claim() if shareable else 0
     name = f"{model.name}/{model.version}#{len(model.instances) + len(others)}"
@@ -220,7 +220,7 @@ def _add_instance(
             placement.close()
         raise
     try:
-        instance.perform(partial(_prepare_instance, model, instance))
+        instance.run_on_thread(partial(_prepare_instance, model, instance))
     except BaseException:
         with model.lock:
             instance.stop()
@@ -236,38 +236,38 @@ def _prepare_instance(model: Model, instance: ThreadInstance) -> None:
 
 def _load_placement(model: Model, group: InstanceGroup, others: Sequence[ThreadInstance], loader: Loader) -> Placement:
     """Load the model again on a device that it is on."""
-    existing = next(each.place for each in others if each.place.name == group.devices[0])
+    existing = next(each.placement for each in others if each.placement.name == group.devices[0])
     load = partial(loader, model.spec.path, existing.name, session_options(model.spec, existing.name))
-    with on_cpus(existing.devices, group, existing.name):
+    with pinned_to_cpus(existing.devices, group, existing.name):
         backend = load()
     placement = Placement(existing.name, backend, existing.device, existing.share, load)
-    placement.joined = False
+    placement.owns_share = False
     try:
-        placement.furnish(group, existing.devices)
+        placement.set_group(group, existing.devices)
     except BaseException:
         placement.close()
         raise
-    placement.watch(partial(model.doubt, placement))
+    placement.watch_loss(partial(model.on_backend_lost, placement))
     return placement
 
 
 def _end_thread(model: Model, instance: ThreadInstance) -> None:
     """Wait for a stopped Instance, and release everything that only it uses."""
-    placement = instance.place
+    placement = instance.placement
     instance.join()
     with model.lock:
         model.instances = [each for each in model.instances if each is not instance]
         if model.scheduler.request_count:
             model.wake_one()  # its last run may have released other sequences
-        in_use = any(each.place is placement for each in model.threads)
+        in_use = any(each.placement is placement for each in model.thread_instances)
         if not in_use:
-            model.places = [each for each in model.places if each is not placement]
-            successor = next((each for each in model.places if each.share is placement.share), None)
-            if successor is not None and placement.joined:
-                successor.joined, placement.joined = True, False
-            if model.places:
+            model.placements = [each for each in model.placements if each is not placement]
+            successor = next((each for each in model.placements if each.share is placement.share), None)
+            if successor is not None and placement.owns_share:
+                successor.owns_share, placement.owns_share = True, False
+            if model.placements:
                 # the descriptions hold the session
-                first = model.loop_place.backend
+                first = model.loop_placement.backend
                 model.node_inputs, model.node_outputs = first.node_inputs, first.node_outputs
     placement.release(instance.bindings, instance.share)
     instance.bindings = []
@@ -278,24 +278,24 @@ def _end_thread(model: Model, instance: ThreadInstance) -> None:
 # -- Instances in other processes ------------------------------------------------------------------------------------
 
 
-async def _outside_change(model: Model, spec: ModelSpec, loader: OutsideLoader, devices: Devices) -> Change | None:
+async def _outside_change(model: Model, spec: ModelSpec, loader: ExternalLoader, devices: Devices) -> Change | None:
     """Make the Change of a model whose Batches run in other processes."""
-    open_more = getattr(loader, "more", None)
+    open_more = getattr(loader, "open_more", None)
     if open_more is None:
         return None
-    groups, old = singles(spec), [instance for instance in model.instances if not instance.leaving]
+    groups, old = single_groups(spec), [instance for instance in model.instances if not instance.retiring]
     matches = match_groups([instance.group for instance in old], groups)
     missing = [index for index, match in enumerate(matches) if match is None]
     opened = await open_more(model.spec, spec, missing)
     claims: list[tuple[RateLimiter, Claim]] = []
-    pairs = list(zip([groups[index] for index in missing], opened.outsides, strict=True))
+    pairs = list(zip([groups[index] for index in missing], opened.executors, strict=True))
     try:
-        await run_samples(model, opened.outsides)
-        added = instances_of(model, pairs, devices, claims)
+        await run_samples(model, opened.executors)
+        added = make_instances(model, pairs, devices, claims)
     except BaseException:
         for limiter, claim in claims:
             limiter.leave(claim)
-        await asyncio.gather(*(each.close() for each in opened.outsides))
+        await asyncio.gather(*(each.close() for each in opened.executors))
         raise
     return Change(model, opened.spec, [each for index, each in enumerate(old) if index not in matches], [*added])
 
@@ -329,14 +329,14 @@ async def _end(model: Model, instance: Instance, vacated: asyncio.Event | None =
             model.wake_one()
     if isinstance(instance, ThreadInstance):
         end = partial(_end_thread, model, instance)
-        await asyncio.to_thread(end_with_timeout, model.name, [instance.place.name], end)
+        await asyncio.to_thread(end_with_timeout, model.name, [instance.placement.name], end)
         return
-    await instance.quiet()
+    await instance.wait_drained()
     instance.join()
     with model.lock:
         model.instances = [each for each in model.instances if each is not instance]
-    model.outsides = [each for each in model.outsides if each is not instance.outside]
-    await instance.outside.close()
+    model.executors = [each for each in model.executors if each is not instance.executor]
+    await instance.executor.close()
 
 
 async def close(model: Model) -> None:
@@ -344,7 +344,7 @@ async def close(model: Model) -> None:
     sequences = model.scheduler.sequences
     for callback in () if sequences is None else [*sequences.on_vacated.values()]:
         callback()
-    for error in filter(None, await asyncio.gather(*model.leaving, return_exceptions=True)):
+    for error in filter(None, await asyncio.gather(*model.shutdown_tasks, return_exceptions=True)):
         logger.error("model %s: an instance could not be removed", model.name, exc_info=error)
     await asyncio.to_thread(close_model, model)
-    await close_outsides(model)
+    await close_executors(model)

@@ -52,11 +52,11 @@ def run_samples(model: Model) -> None:
     if not model.spec.samples:
         return
     prepared = [prepare_sample(model, sample) for sample in model.spec.samples]
-    for number, instance in enumerate(model.threads):
+    for number, instance in enumerate(model.thread_instances):
         for binding in instance.bindings:
             for each in prepared:
                 run = partial(each.run, str(number), binding)
-                run() if model.loop_binding is not None else instance.perform(run)
+                run() if model.loop_binding is not None else instance.run_on_thread(run)
     if model.loop_binding is not None:
         for each in prepared:
             each.run("loop", model.loop_binding)
@@ -111,7 +111,7 @@ class _PreparedSample:
         _, self._key = check_shapes(model.name, signature, max_rows, shapes, model.padding)
         self._derived = {
             position: values[spec.name]
-            for position, spec in enumerate(model.bound.inputs)
+            for position, spec in enumerate(model.binding_signature.inputs)
             if spec.name in values and spec.name not in signature.input
         }
 
@@ -147,7 +147,7 @@ class _PreparedSample:
             for number, request in enumerate(requests, 1):
                 # whole sequences of one request that nothing else refers to
                 name = str(number) if has_text_ids else number
-                request.sequence, request.under_way = InSequence(name, start=True, end=True), ActiveSequence(name)
+                request.sequence, request.active_sequence = InSequence(name, start=True, end=True), ActiveSequence(name)
         return requests
 
 
@@ -184,7 +184,7 @@ class _OverridingBinding:
 
 
 def _check_datatype(model: Model, name: str, datatype: str) -> None:
-    spec = model.signature.input.get(name) or model.bound.input.get(name)
+    spec = model.signature.input.get(name) or model.binding_signature.input.get(name)
     if spec is None:
         raise InferError(Code.INVALID, f"unexpected inference input '{name}' for model '{model.name}'")
     if spec.datatype != datatype:

@@ -41,15 +41,15 @@ def sweep(model: Model) -> str:
         return _sweep(model, model.loop_binding)
     if not model.instances:
         raise ValueError("the model is not open")
-    first = model.threads[0]
-    reason: str = first.perform(lambda: _sweep(model, first.binding))
+    first = model.thread_instances[0]
+    reason: str = first.run_on_thread(lambda: _sweep(model, first.binding))
     return reason
 
 
 def prepare_all(model: Model) -> None:
     """Prepare the Bindings of all Instances, one after another. Raises: InferError."""
-    for instance in model.threads:
-        instance.perform(partial(prepare, model, instance.bindings))
+    for instance in model.thread_instances:
+        instance.run_on_thread(partial(prepare, model, instance.bindings))
 
 
 def _sweep(model: Model, binding: Binding) -> str:

@@ -18,42 +18,42 @@ from penstock.backends.backend import Array
 if TYPE_CHECKING:
     from penstock.batching.request import InferRequest
 
-HINTS = 3
+MAX_HINTS = 3
 """How many times error texts are consulted for one batch. After that, many requests are guilty."""
-FEW = 8
+REQUESTS_PER_HOLDER = 8
 """A number that more than one in this many requests hold points at none of them."""
-MOST_VALUES = 1 << 16
+MAX_VALUES = 1 << 16
 """Larger inputs are not searched: it would take longer than a run of some models."""
-MOST_WORDS = 1000
+MAX_TEXT_CHARS = 1000
 """Characters; numbers that appear later in the text are ignored."""
 _NUMBER = re.compile(r"(?<!error )(?<![\w.])-?\d{1,15}(?![\w.])")
 """Excludes the runtime's error codes and parts of names."""
 
 
-def pointed_at(words: str, requests: Sequence[InferRequest]) -> list[InferRequest]:
+def named_in_error(text: str, requests: Sequence[InferRequest]) -> list[InferRequest]:
     """Return the requests that hold a number which the text names and few others hold; [] if all of them do."""
-    found_in = _NUMBER.findall(words[:MOST_WORDS]) if len(requests) > 1 else []
-    numbers = [int(number) for number in dict.fromkeys(found_in)]
+    matches = _NUMBER.findall(text[:MAX_TEXT_CHARS]) if len(requests) > 1 else []
+    numbers = [int(number) for number in dict.fromkeys(matches)]
     found: set[int] = set()
     for position in range(len(requests[0].inputs)) if numbers else ():
-        parts = [request.inputs[position] for request in requests]
-        if set(map(type, parts)) == {np.ndarray}:
-            found |= _holders(parts, numbers)  # type: ignore[arg-type]
+        arrays = [request.inputs[position] for request in requests]
+        if set(map(type, arrays)) == {np.ndarray}:
+            found |= _containing(arrays, numbers)  # type: ignore[arg-type]
     return [requests[at] for at in sorted(found)] if len(found) < len(requests) else []
 
 
-def _holders(parts: Sequence[Array], numbers: Sequence[int]) -> set[int]:
-    sizes = [part.size for part in parts]
+def _containing(arrays: Sequence[Array], numbers: Sequence[int]) -> set[int]:
+    sizes = [array.size for array in arrays]
     found: set[int] = set()
-    if parts[0].dtype.kind not in "iuf" or sum(sizes) > MOST_VALUES:
+    if arrays[0].dtype.kind not in "iuf" or sum(sizes) > MAX_VALUES:
         return found
-    values = np.concatenate([part.ravel() for part in parts])
+    values = np.concatenate([array.ravel() for array in arrays])
     if values.dtype.kind == "f":
         values = values.astype(np.float64)  # comparing with a number that a smaller type cannot hold warns
     for number in numbers:
-        places = np.flatnonzero(values == number)
-        if places.size:
-            holders = set(np.searchsorted(np.cumsum(sizes), places, side="right").tolist())
-            if len(holders) <= max(1, len(parts) // FEW):
+        indices = np.flatnonzero(values == number)
+        if indices.size:
+            holders = set(np.searchsorted(np.cumsum(sizes), indices, side="right").tolist())
+            if len(holders) <= max(1, len(arrays) // REQUESTS_PER_HOLDER):
                 found |= holders
     return found

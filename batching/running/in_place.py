@@ -1,7 +1,7 @@
 """In place: tensors on a device that a Binding reads and writes where they are. Used by execution.py and model.py.
 
-A request's input may be a DeviceArray, and its `targets` may place its outputs on a device. The Binding copies rows
-from and to there on the device, or copies nothing if the request runs alone. A tensor in a client's host memory is
+A request's input may be a DeviceArray, and its `output_targets` may place its outputs on a device. The Binding copies
+rows from and to there on the device, or copies nothing if the request runs alone. A tensor in a client's host memory is
 gathered like any other (gathering.py), unless the device copies it itself.
 """
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from penstock.batching.model import Model
     from penstock.batching.request import InferRequest
 
-Aimed = list[tuple[int, "InferRequest"]]
+DirectOutputs = list[tuple[int, "InferRequest"]]
 """Outputs that a run writes directly to their targets: the position of each, and its request."""
 
 
-def unread(model: Model) -> bool:
+def has_unread_values(model: Model) -> bool:
     """Whether nothing reads the values of a model's tensors before a Binding does.
 
     Padding, sequence states, caching and hooks read them, on the host.
     """
-    looked_at = model.spec.cached or (model.spec.hooks is not None and model.spec.hooks.has_file)
+    reads_values = model.spec.cached or (model.spec.hooks is not None and model.spec.hooks.has_file)
     return not (
-        looked_at or model.padding is not None or model.forms is not None or model.scheduler.sequences is not None
+        reads_values or model.padding is not None or model.forms is not None or model.scheduler.sequences is not None
     )
 
 
@@ -36,12 +36,12 @@ def devices_of(model: Model, bindings: Iterable[Binding]) -> frozenset[int]:
     """Return the devices on which a model reads and writes in place; none if anything else reads its tensors."""
     return (
         frozenset(binding.device for binding in bindings if supports_in_place(binding))
-        if unread(model)
+        if has_unread_values(model)
         else frozenset()
     )
 
 
-def placed(binding: Binding, position: int, requests: Sequence[InferRequest]) -> bool:
+def read_in_place(binding: Binding, position: int, requests: Sequence[InferRequest]) -> bool:
     """Have a run read an input in place, after `acquire_buffers`, if its device can reach it. Returns: whether it does.
 
     The Binding fills rows that the requests do not. Raises: InferError; PartUnreadable.
@@ -55,27 +55,29 @@ def placed(binding: Binding, position: int, requests: Sequence[InferRequest]) ->
     return True
 
 
-def aim(binding: Binding, requests: Sequence[InferRequest], wanted: Sequence[int]) -> Aimed:
+def write_in_place(
+    binding: Binding, requests: Sequence[InferRequest], output_positions: Sequence[int]
+) -> DirectOutputs:
     """Have a run write outputs to the requests' device targets, as far as it can. Raises: InferError."""
-    aimed: Aimed = []
-    if not supports_in_place(binding) or not any(hasattr(request, "targets") for request in requests):
-        return aimed
-    for position in wanted:
-        first, targets, whose = 0, [], []
+    direct_outputs: DirectOutputs = []
+    if not supports_in_place(binding) or not any(hasattr(request, "output_targets") for request in requests):
+        return direct_outputs
+    for position in output_positions:
+        first, targets, written = 0, [], []
         for request in requests:
-            target = getattr(request, "targets", {}).get(position)
+            target = getattr(request, "output_targets", {}).get(position)
             if target is not None:
                 targets.append((first, target))
-                whose.append((position, request))
+                written.append((position, request))
             first += request.rows
         if targets and binding.set_output_targets(position, targets):
-            aimed += whose
-    return aimed
+            direct_outputs += written
+    return direct_outputs
 
 
-def take(aimed: Aimed) -> None:
+def collect_in_place(direct_outputs: DirectOutputs) -> None:
     """Put the outputs written in place among the requests' outputs, after a successful run."""
-    for position, request in aimed:
+    for position, request in direct_outputs:
         outputs = request.outputs
         if outputs is not None:
-            outputs[request.wanted.index(position)] = request.targets[position]
+            outputs[request.output_positions.index(position)] = request.output_targets[position]

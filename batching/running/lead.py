@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from penstock.batching.request import Key
 
-WAKE_NS = 100_000
+WAKE_LATENCY_NS = 100_000
 """How late a sleeping thread may wake."""
-KEPT = 8
+AVERAGED_RUNS = 8
 """Gather and run times are averaged over about this many of the latest."""
-MOST_RUNS = 1024
+MAX_RUNS = 1024
 """Device times are kept for this many combinations of Key and size; then they are learned anew."""
 
 
@@ -31,18 +31,18 @@ class Lead:
         self._gather_ns = 0.0
         self._runs: dict[tuple[Key, int], float] = {}
 
-    def learn(self, gather_ns: int) -> None:
+    def learn_gather(self, gather_ns: int) -> None:
         """Learn the time from when a Batch was taken until its rows were gathered."""
         before = self._gather_ns or gather_ns
-        self._gather_ns = before + (gather_ns - before) / KEPT
+        self._gather_ns = before + (gather_ns - before) / AVERAGED_RUNS
 
     def learn_run(self, key: Key, rows: int, device_ns: int) -> None:
         """Learn the device time of a run of this many rows; 0 means not reported."""
         if device_ns:
             before = self._runs.get((key, rows))
-            if before is None and len(self._runs) >= MOST_RUNS:
+            if before is None and len(self._runs) >= MAX_RUNS:
                 self._runs.clear()
-            self._runs[key, rows] = device_ns if before is None else before + (device_ns - before) / KEPT
+            self._runs[key, rows] = device_ns if before is None else before + (device_ns - before) / AVERAGED_RUNS
 
     def run_ns(self, key: Key, rows: int, cost_ns: float) -> float:
         """Return the device time of a run of this many rows, or the Batch's cost if unknown."""
@@ -50,12 +50,12 @@ class Lead:
 
     def take_ns(self, free_ns: float, run_ns: float) -> float:
         """Return when to take the next Batch while one runs that takes `run_ns` and should end at `free_ns`."""
-        return free_ns - min(WAKE_NS + 2 * self._gather_ns, run_ns)
+        return free_ns - min(WAKE_LATENCY_NS + 2 * self._gather_ns, run_ns)
 
 
-def ended_ns(predicted_ns: float, asked_ns: int, told_ns: int, *, over: bool) -> float:
-    """Return when a run ended that was polled at `asked_ns` and returned at `told_ns`. `over`: ended when polled.
+def estimate_end_ns(predicted_ns: float, polled_ns: int, returned_ns: int, *, ended: bool) -> float:
+    """Return when a run ended that was polled at `polled_ns` and returned at `returned_ns`. `ended`: ended when polled.
 
     The host learns of the end late, and an error in one prediction would carry over to the next: known times bound it.
     """
-    return min(predicted_ns, asked_ns) if over else min(max(predicted_ns, asked_ns), told_ns)
+    return min(predicted_ns, polled_ns) if ended else min(max(predicted_ns, polled_ns), returned_ns)

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from penstock.backends.device_array import DeviceArray
     from penstock.batching.request import InferRequest
 
-KEPT_NS = 60_000_000_000
+RETENTION_NS = 60_000_000_000
 """How long a request stays known after it last failed."""
-MOST = 256
+MAX_FINGERPRINTS = 256
 """How many are kept, both of the known ones and of those that failed once; the latest."""
-SAMPLED = 512
+SAMPLED_VALUES = 512
 """Of an input with more than twice this many values, about this many are sampled, spread over all of it."""
 
 
@@ -38,54 +38,54 @@ class Quarantine:
     def __init__(self) -> None:
         self.known: dict[int, int] = {}
         """The fingerprints to run apart, with when each last failed, earliest first."""
-        self._once: dict[int, int] = {}
+        self._failed_once: dict[int, int] = {}
         self._lock = threading.Lock()
 
-    def note(self, request: InferRequest) -> None:
+    def record_failure(self, request: InferRequest) -> None:
         """Record that a request failed alone."""
-        look, now_ns = look_of(request), time.monotonic_ns()
-        if look is None:
+        key, now_ns = fingerprint(request), time.monotonic_ns()
+        if key is None:
             return
         with self._lock:
-            again = self._once.pop(look, None) or self.known.pop(look, None)
-            seen = self._once if again is None or again < now_ns - KEPT_NS else self.known
-            seen[look] = now_ns
-            if len(seen) > MOST:
-                del seen[next(iter(seen))]
+            previous_ns = self._failed_once.pop(key, None) or self.known.pop(key, None)
+            entries = self._failed_once if previous_ns is None or previous_ns < now_ns - RETENTION_NS else self.known
+            entries[key] = now_ns
+            if len(entries) > MAX_FINGERPRINTS:
+                del entries[next(iter(entries))]
 
-    def among(self, requests: Sequence[InferRequest]) -> list[InferRequest]:
+    def find_known(self, requests: Sequence[InferRequest]) -> list[InferRequest]:
         """Return the requests that are known, if they share a batch with others."""
         known = self.known
         if not known or len(requests) < 2:
             return []
-        self._forget(time.monotonic_ns() - KEPT_NS)
-        return [request for request in requests if look_of(request) in known]
+        self._expire(time.monotonic_ns() - RETENTION_NS)
+        return [request for request in requests if fingerprint(request) in known]
 
-    def acquit(self, requests: Iterable[InferRequest]) -> None:
+    def discard_served(self, requests: Iterable[InferRequest]) -> None:
         """Forget those that were served after all."""
         for request in requests:
-            look = look_of(request)
-            if request.error is None and look is not None:
+            key = fingerprint(request)
+            if request.error is None and key is not None:
                 with self._lock:
-                    self.known.pop(look, None)
+                    self.known.pop(key, None)
 
-    def _forget(self, before_ns: int) -> None:
+    def _expire(self, before_ns: int) -> None:
         with self._lock:
             while self.known and self.known[first := next(iter(self.known))] < before_ns:
                 del self.known[first]
 
 
-def look_of(request: InferRequest) -> int | None:
+def fingerprint(request: InferRequest) -> int | None:
     """Return a fingerprint, equal for requests with equal inputs. None: an input is on a device."""
-    looks: list[object] = [request.key]
+    parts: list[object] = [request.key]
     inputs: Sequence[Array | DeviceArray | None] = request.inputs
     for array in inputs:
         if array is not None and not isinstance(array, np.ndarray):
             return None
-        looks.append(None if array is None else _look_at(array))
-    return hash(tuple(looks))
+        parts.append(None if array is None else _array_fingerprint(array))
+    return hash(tuple(parts))
 
 
-def _look_at(array: Array) -> object:
-    values = array if array.size <= 2 * SAMPLED else array.flat[:: array.size // SAMPLED]
+def _array_fingerprint(array: Array) -> object:
+    values = array if array.size <= 2 * SAMPLED_VALUES else array.flat[:: array.size // SAMPLED_VALUES]
     return tuple(values.ravel().tolist()) if array.dtype.hasobject else values.tobytes()

@@ -14,9 +14,9 @@ from penstock.backends.backend import Binding
 
 logger = logging.getLogger("penstock.batching")
 
-LOOK_NS = 250_000_000
+POLL_NS = 250_000_000
 """The polling interval while anything runs. A poll that is later than this shows that the whole process stood still."""
-AGAIN_NS = 100_000_000
+RESTOP_NS = 100_000_000
 """A stopped run that continues is stopped again after this long: runtimes check between two operators."""
 
 
@@ -24,35 +24,35 @@ class Runs:
     """The current runs that have a limit, and when each exceeds it. Pure: told the time."""
 
     def __init__(self) -> None:
-        self._over_ns: dict[Binding, int] = {}
-        self._began_ns: dict[Binding, int] = {}
+        self._deadlines_ns: dict[Binding, int] = {}
+        self._started_ns: dict[Binding, int] = {}
 
-    def begin(self, binding: Binding, over_ns: int, now_ns: int = 0) -> None:
-        """Record that a Binding runs, until `over_ns` at most."""
-        self._over_ns[binding] = over_ns
-        self._began_ns[binding] = now_ns
+    def begin(self, binding: Binding, deadline_ns: int, now_ns: int = 0) -> None:
+        """Record that a Binding runs, until `deadline_ns` at most."""
+        self._deadlines_ns[binding] = deadline_ns
+        self._started_ns[binding] = now_ns
 
     def end(self, binding: Binding) -> None:
         """Record that a Binding no longer runs, if it did."""
-        self._over_ns.pop(binding, None)
-        self._began_ns.pop(binding, None)
+        self._deadlines_ns.pop(binding, None)
+        self._started_ns.pop(binding, None)
 
     def overdue(self, now_ns: int) -> list[Binding]:
         """Return the Bindings to stop now; each is due again later in case it does not stop."""
-        overdue = [binding for binding, over_ns in self._over_ns.items() if over_ns <= now_ns]
+        overdue = [binding for binding, deadline_ns in self._deadlines_ns.items() if deadline_ns <= now_ns]
         for binding in overdue:
-            self._over_ns[binding] = now_ns + AGAIN_NS
+            self._deadlines_ns[binding] = now_ns + RESTOP_NS
         return overdue
 
-    def stood_still(self, ns: int, since_ns: int) -> None:
+    def extend(self, ns: int, since_ns: int) -> None:
         """Extend the limits by a time in which nothing ran."""
-        for binding in self._over_ns:
-            if self._began_ns[binding] <= since_ns:
-                self._over_ns[binding] += ns
+        for binding in self._deadlines_ns:
+            if self._started_ns[binding] <= since_ns:
+                self._deadlines_ns[binding] += ns
 
-    def nearest_ns(self) -> int:
+    def next_deadline_ns(self) -> int:
         """When the next run is overdue; 0 if nothing runs."""
-        return min(self._over_ns.values(), default=0)
+        return min(self._deadlines_ns.values(), default=0)
 
 
 class Watchdog:
@@ -64,22 +64,22 @@ class Watchdog:
 
     def __init__(self) -> None:
         self._runs = Runs()
-        self._told: set[Binding] = set()
+        self._logged: set[Binding] = set()
         self._changed = threading.Condition()
-        self._wakes_ns = 0
+        self._wake_ns = 0
         self._stopping = False
         self._thread: threading.Thread | None = None
 
     def begin(self, binding: Binding, limit_ns: int, now_ns: int) -> None:
         """Record that a Binding runs from now on, for `limit_ns` at most."""
-        over_ns = now_ns + limit_ns
+        deadline_ns = now_ns + limit_ns
         with self._changed:
-            self._runs.begin(binding, over_ns, now_ns)
-            if not self._wakes_ns or over_ns < self._wakes_ns:
-                self._wakes_ns = over_ns
+            self._runs.begin(binding, deadline_ns, now_ns)
+            if not self._wake_ns or deadline_ns < self._wake_ns:
+                self._wake_ns = deadline_ns
                 self._changed.notify()
             if self._thread is None:
-                thread = threading.Thread(target=self._main, name="watchdog", daemon=True)
+                thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
                 with suppress(RuntimeError):  # no thread can be started now: a later run tries again
                     thread.start()
                     self._thread = thread
@@ -88,8 +88,8 @@ class Watchdog:
         """Record that its run has ended."""
         with self._changed:
             self._runs.end(binding)
-            if self._told:
-                self._told.discard(binding)
+            if self._logged:
+                self._logged.discard(binding)
 
     def stop(self) -> None:
         """End the thread."""
@@ -99,25 +99,25 @@ class Watchdog:
         if self._thread is not None:
             self._thread.join()
 
-    def _stop(self, binding: Binding) -> None:
+    def _stop_run(self, binding: Binding) -> None:
         try:
             binding.stop()
         except Exception:  # other runs, current and future, have limits too
-            if binding not in self._told:
-                self._told.add(binding)
+            if binding not in self._logged:
+                self._logged.add(binding)
                 logger.exception("a run that exceeded its limit could not be stopped, trying again")
 
-    def _main(self) -> None:
+    def _run(self) -> None:
         with self._changed:
             while not self._stopping:
                 now_ns = time.monotonic_ns()
                 for binding in self._runs.overdue(now_ns):
-                    self._stop(binding)
+                    self._stop_run(binding)
                 now_ns = time.monotonic_ns()  # a stop may have taken long
-                due_ns = self._wakes_ns = min(self._runs.nearest_ns(), now_ns + LOOK_NS)
+                due_ns = self._wake_ns = min(self._runs.next_deadline_ns(), now_ns + POLL_NS)
                 cpu_ns = time.process_time_ns()
                 self._changed.wait((due_ns - now_ns) / 1e9 if due_ns else None)
                 late_ns = time.monotonic_ns() - max(due_ns, now_ns)
                 # if the process used its CPUs meanwhile, only this thread was kept from the GIL
-                if due_ns and late_ns > max(LOOK_NS, 2 * (time.process_time_ns() - cpu_ns)):
-                    self._runs.stood_still(late_ns, due_ns)
+                if due_ns and late_ns > max(POLL_NS, 2 * (time.process_time_ns() - cpu_ns)):
+                    self._runs.extend(late_ns, due_ns)

@@ -9,9 +9,9 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.statistics import REJECTED
 
 if TYPE_CHECKING:
+    from penstock.batching.dispatcher import Dispatcher
     from penstock.batching.model import Model
     from penstock.batching.request import InferRequest
-    from penstock.batching.turns import Turns
 
 LATE_EVENT = "late_refusals"
 """The event counted when a request is rejected on arrival because it would be late."""
@@ -20,13 +20,13 @@ LATE_EVENT = "late_refusals"
 class AdmissionControl:
     """Checks queues for arriving requests. Threads: the event loop's."""
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, turns: Dispatcher) -> None:
         self._turns = turns
         self._making_room = False
 
     def set_target(self, request: InferRequest, target_ns: int, now_ns: int) -> None:
         """Apply the model's latency target to a request, counted from when the request may have arrived."""
-        request.arrived_ns = min(request.start_ns, self._turns.arrived_ns(now_ns))
+        request.arrived_ns = min(request.start_ns, self._turns.earliest_arrival_ns(now_ns))
         if not 0 < request.target_ns < request.arrived_ns + target_ns:
             request.target_ns = request.arrived_ns + target_ns
 
@@ -48,11 +48,11 @@ class AdmissionControl:
             return None
         now_ns = time.monotonic_ns()
         with model.lock:
-            late_error = scheduler.late_error(now_ns, self._turns.arrived_ns(now_ns))
+            late_error = scheduler.late_error(now_ns, self._turns.earliest_arrival_ns(now_ns))
         if late_error is None:
             return None
         model.statistics.record_failure(REJECTED, now_ns, now_ns)
-        model.count(LATE_EVENT)
+        model.count_event(LATE_EVENT)
         # the error is shared: each raise would add its frames to the earlier ones, and frames hold bodies
         return late_error.with_traceback(None)
 

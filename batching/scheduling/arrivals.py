@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from penstock.backends.errors import Code, InferError
-from penstock.batching.sinks import to_sinks
+from penstock.batching.sinks import deliver_unordered
 from penstock.batching.statistics import CANCELED
 
 from .bulk_enqueue import enqueue_all
@@ -63,12 +63,12 @@ class Arrivals:
         Raises: as `Engine.submit`, which takes the first request of a turn and those that need individual decisions.
         """
         model, engine = request.model, self._engine
-        if not model.gathers or request.deadline_ns or request.nbytes >= LARGE_BYTES or engine.stopping:
+        if not model.collects_arrivals or request.deadline_ns or request.nbytes >= LARGE_BYTES or engine.stopping:
             engine.submit(request)
             return
-        request.start_ns = request.queue_ns = time.monotonic_ns()
+        request.start_ns = request.enqueued_ns = time.monotonic_ns()
         model.inflight += 1
-        arrivals = model.came
+        arrivals = model.arrivals
         arrivals.append(request)
         if len(arrivals) == 1:
             if not self._models:
@@ -80,9 +80,9 @@ class Arrivals:
     def withdraw(self, request: InferRequest) -> bool:
         """Withdraw a request that is not yet in a queue. Returns: False for any other."""
         model = request.model
-        if request not in model.came:
+        if request not in model.arrivals:
             return False
-        model.came.remove(request)
+        model.arrivals.remove(request)
         self._on_removed(model, 1)
         model.statistics.record_failure(CANCELED, request.start_ns, time.monotonic_ns())
         return True
@@ -94,9 +94,9 @@ class Arrivals:
             self._flush_model(model)
 
     def _flush_model(self, model: Model) -> None:
-        requests, model.came = model.came, []
+        requests, model.arrivals = model.arrivals, []
         try:
-            enqueued = not requests or enqueue_all(model, requests, requests[0].queue_ns)
+            enqueued = not requests or enqueue_all(model, requests, requests[0].enqueued_ns)
         except Exception:  # each is submitted alone instead, and gets its own error if it fails
             logger.exception("model %s: a group of requests could not be queued", model.name)
             enqueued = False
@@ -119,4 +119,4 @@ class Arrivals:
             # `add` already counted it as accepted
             self._on_removed(model, 1)
             if request.error is not None:
-                to_sinks([request])
+                deliver_unordered([request])

@@ -20,14 +20,14 @@ def enqueue_all(model: Model, requests: Sequence[InferRequest], now_ns: int) -> 
 
     Returns: False if any needs its own checks, or there is no room for all.
     """
-    if not requests or model.detours or model.request_rows != model.max_rows:
+    if not requests or model.intercepts or model.max_request_rows != model.max_rows:
         return False
     key, rows, nbytes = requests[0].key, 0, 0
     for request in requests:
         if request.deadline_ns or request.target_ns or (request.key is not key and request.key != key):
             return False
         if not request.start_ns:
-            request.start_ns = request.queue_ns = now_ns
+            request.start_ns = request.enqueued_ns = now_ns
         rows += request.rows
         nbytes += request.nbytes
     with model.lock:

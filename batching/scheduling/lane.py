@@ -19,7 +19,7 @@ HANDLING_SAMPLES = 8
 
 def urgency_ns(request: InferRequest) -> int:
     """When a request should be done: its target or its deadline, and at the latest when patience ends."""
-    urgent_ns = request.queue_ns + PATIENCE_NS
+    urgent_ns = request.enqueued_ns + PATIENCE_NS
     if request.target_ns and request.target_ns < urgent_ns:
         urgent_ns = request.target_ns
     if request.deadline_ns and request.deadline_ns < urgent_ns:
@@ -99,7 +99,7 @@ class Lane:
     def urgency_ns(self) -> int:
         """When its most urgent head should be done; for requests that stepped aside only patience counts."""
         head, deferred = _first_waiting(self._waiting), _first_waiting(self._deferred)
-        patience_ns = deferred.queue_ns + PATIENCE_NS if deferred is not None else 0
+        patience_ns = deferred.enqueued_ns + PATIENCE_NS if deferred is not None else 0
         if head is None:
             return patience_ns
         urgent_ns = urgency_ns(head)
@@ -196,7 +196,7 @@ def _move_fitting(
     skipped: list[InferRequest] = []
     while queue and (rows < max_rows or not taken):
         request = queue[0]
-        if request.queue_ns > queued_until_ns:
+        if request.enqueued_ns > queued_until_ns:
             break
         queue.popleft()
         if not request.waiting:

@@ -196,7 +196,7 @@ class LevelLane(Lane):
 
     def delay(self, request: InferRequest) -> bool:
         """Put a request that timed out behind the others of its level. Returns: False if it must fail instead."""
-        if not self._levels.policy(request.priority).delays:
+        if not self._levels.policy(request.priority).delays_on_timeout:
             return False
         request.deadline_ns = 0
         self._queues[request.priority].defer(request)
@@ -211,7 +211,7 @@ class LevelLane(Lane):
 
         A starved request ranks above the highest level.
         """
-        oldest_ns = next(iter(self._by_arrival)).queue_ns
+        oldest_ns = next(iter(self._by_arrival)).enqueued_ns
         if now_ns - oldest_ns >= STARVATION_NS:
             return STARVED_LEVEL, oldest_ns
         level = self._sorted_levels[0]
@@ -248,7 +248,7 @@ class LevelLane(Lane):
     def ordered_requests(self, now_ns: int) -> Iterator[InferRequest]:
         """Iterate over the waiting requests, in the order in which they are served if all fit."""
         oldest = self.head()
-        starved = oldest if oldest is not None and now_ns - oldest.queue_ns >= STARVATION_NS else None
+        starved = oldest if oldest is not None and now_ns - oldest.enqueued_ns >= STARVATION_NS else None
         if starved is not None:
             yield starved
         for level in self._sorted_levels:
@@ -267,7 +267,7 @@ class LevelLane(Lane):
 
     def expiry_ns(self, request: InferRequest) -> int:
         """Return when a request fails if it is still queued; 0 for never, as when a timeout only delays."""
-        return 0 if self._levels.policy(request.priority).delays else request.deadline_ns
+        return 0 if self._levels.policy(request.priority).delays_on_timeout else request.deadline_ns
 
     def _defer_late(self, max_rows: int, end_ns: float) -> None:
         """Defer the requests that can no longer meet their target, as far in as a batch reaches."""

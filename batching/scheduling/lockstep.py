@@ -208,10 +208,10 @@ class LockStep:
     def record_slack(self, request: InferRequest) -> None:
         """Learn, on arrival, of a request with a deadline or a target; the earlier of the two counts."""
         target_ns, deadline_ns = request.target_ns, request.deadline_ns
-        slack_ns = min(target_ns or deadline_ns, deadline_ns or target_ns) - request.queue_ns
+        slack_ns = min(target_ns or deadline_ns, deadline_ns or target_ns) - request.enqueued_ns
         if slack_ns > self._min_slack_ns:
             return
-        self._min_slack_ns, self._min_slack_seen_ns = slack_ns, request.queue_ns
+        self._min_slack_ns, self._min_slack_seen_ns = slack_ns, request.enqueued_ns
         if (self.together or self._in_trial) and MIN_SLACK_RUNS * self._max_wait_ns >= slack_ns:
             self.reset()
 

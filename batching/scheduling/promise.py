@@ -77,9 +77,9 @@ class Promises:
     def record_taken(self, batch: Batch, now_ns: int) -> None:
         """Record that a Batch was taken, with its `cost_ns`; if its Instance is running another, it follows at once."""
         self._late_error = None
-        start_ns = max(now_ns, batch.free_ns)
+        start_ns = max(now_ns, batch.device_free_ns)
         self._running[batch] = start_ns, start_ns + batch.cost_ns
-        if batch.free_ns:
+        if batch.device_free_ns:
             self.gap_ns -= self.gap_ns / _SMOOTHING
             self._freed_ns = 0
         elif self._freed_ns:
@@ -114,7 +114,7 @@ class Promises:
         late.
         Raises: InferError (OVERLOADED: it would miss its target; EXPIRED: it would miss its deadline).
         """
-        now_ns, target_ns, deadline_ns = request.queue_ns, request.target_ns, request.deadline_ns
+        now_ns, target_ns, deadline_ns = request.enqueued_ns, request.target_ns, request.deadline_ns
         rows = lane.rows + request.rows
         if self._has_levels:
             rows, deadline_ns = lane.rows_ahead(request) + request.rows, lane.expiry_ns(request)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching.request import NO_TERMS, InferRequest, Key, Terms, bytes_of
+from penstock.batching.request import DEFAULT_REQUEST_OPTIONS, InferRequest, Key, RequestOptions, input_bytes
 from penstock.batching.shapes.ragged import RAGGED
 from penstock.batching.sinks import FutureSink
 
@@ -74,24 +74,24 @@ def check_input_shape(model: Model, spec: TensorSpec, shape: Shape) -> None:
     batched = model.signature.batched and not spec.is_shape
     if not (_matches(shape[1:], spec.shape[1:]) if batched else spec.is_shape or _matches(shape, spec.shape)):
         raise _shape_error(model.name, spec, shape, batched=batched)
-    if batched and shape and shape[0] > model.request_rows:
-        raise _too_many_rows(model.name, model.request_rows)
+    if batched and shape and shape[0] > model.max_request_rows:
+        raise _too_many_rows(model.name, model.max_request_rows)
 
 
 def check_shapes_cached(model: Model, shapes: tuple[Shape | None, ...]) -> tuple[int, Key]:
     """Check a request's shapes, as `check_shapes` does; caches shapes that passed. Raises: InferError (INVALID)."""
-    checked = model.admitted.get(shapes)
+    checked = model.admitted_shapes.get(shapes)
     if checked is None:
-        checked = check_shapes(model.name, model.signature, model.request_rows, shapes, model.padding)
-        if len(model.admitted) >= _MAX_CACHED_SHAPES:
-            model.admitted.clear()
-        model.admitted[shapes] = checked
+        checked = check_shapes(model.name, model.signature, model.max_request_rows, shapes, model.padding)
+        if len(model.admitted_shapes) >= _MAX_CACHED_SHAPES:
+            model.admitted_shapes.clear()
+        model.admitted_shapes[shapes] = checked
     return checked
 
 
 def make_request(
-    model: Model, inputs: list[Array | None], requested_outputs: tuple[int, ...] | None = None, terms: Terms = NO_TERMS,
-    parameters: Mapping[str, Any] | None = None,
+    model: Model, inputs: list[Array | None], requested_outputs: tuple[int, ...] | None = None,
+    terms: RequestOptions = DEFAULT_REQUEST_OPTIONS, parameters: Mapping[str, Any] | None = None,
 ) -> InferRequest:  # fmt: skip
     """Make a checked request that no dialect has decoded; the caller sets its sink.
 
@@ -100,13 +100,13 @@ def make_request(
     rows, key = check_shapes_cached(model, tuple([None if array is None else array.shape for array in inputs]))
     positions = tuple(range(len(model.signature.outputs))) if requested_outputs is None else requested_outputs
     request = InferRequest(model, inputs, rows, key, positions, _NO_SINK)
-    if terms is not NO_TERMS:
+    if terms is not DEFAULT_REQUEST_OPTIONS:
         request.deadline_ns, request.priority, request.sequence, caller, timeout_us = terms
         if caller is not None:
             request.caller = caller
         if timeout_us:
             request.timeout_us = timeout_us
-    request.nbytes = bytes_of(inputs)
+    request.nbytes = input_bytes(inputs)
     if parameters:
         request.parameters = parameters
     return request

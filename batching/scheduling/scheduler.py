@@ -117,7 +117,7 @@ class Scheduler:
         request.waiting = True
         request.target_ns = 0
         self._adjust_counts(request)
-        self._enqueue(sequences.admit(request, request.queue_ns))
+        self._enqueue(sequences.admit(request, request.enqueued_ns))
         if request.deadline_ns and sequences.can_expire(request):
             self._deadlines.add(request, self.request_count)
 
@@ -177,7 +177,7 @@ class Scheduler:
         self.request_count -= len(requests)
         self.nbytes -= sum([request.nbytes for request in requests])
         batch = Batch(requests, rows, lane.key, now_ns)
-        batch.free_ns = free_ns
+        batch.device_free_ns = free_ns
         if self.sequences is not None:
             self.sequences.assign_rows(batch)
         batch.cost_ns = self._costs.predict_ns(lane.key, rows) or 0.0
@@ -200,7 +200,7 @@ class Scheduler:
         `next_running`: its Instance is already running the next one.
         """
         if self.sequences is not None:
-            for request in batch.again:
+            for request in batch.rerun_requests:
                 self._adjust_counts(request)
             self._enqueue(self.sequences.record_ended(batch, now_ns))
         if self._uses_promises:
@@ -234,7 +234,7 @@ class Scheduler:
         for lane in self._lanes.values():
             head = lane.head()
             if head is not None and (lane.fast or not fast_only) and (pin is None or lane.key[-1] == pin):
-                urgent_ns = lane.urgency_ns() if self._uses_promises else head.queue_ns
+                urgent_ns = lane.urgency_ns() if self._uses_promises else head.enqueued_ns
                 if (first is None or urgent_ns < first_ns) and self._is_due(lane, head, now_ns):
                     first, first_ns = lane, urgent_ns
         return first

@@ -195,7 +195,7 @@ class Sizing:
         return 0 if prefix.preferred_rows or prefix.complete else hold_until_ns
 
     def _hold_until_ns(self, lane: Lane, head: InferRequest) -> int:
-        due_ns = head.queue_ns + self.delay_ns
+        due_ns = head.enqueued_ns + self.delay_ns
         if not head.target_ns:
             return due_ns
         run_ns = self._costs.p95_ns(lane.key, lane.rows + 1)

@@ -46,7 +46,7 @@ class ControlInput:
         if len(buffer) != len(batch.requests):
             buffer[...] = self._empty_value(buffer)
         rows = buffer.reshape(len(buffer))
-        positions = batch.places or range(len(batch.requests))
+        positions = batch.row_positions or range(len(batch.requests))
         for position, request in zip(positions, batch.requests, strict=True):
             rows[position] = self._value_for(request.sequence or NO_SEQUENCE, rows)
 

@@ -15,7 +15,7 @@ from penstock.backends.backend import is_stateful
 from penstock.backends.errors import Code, InferError, RunStopped
 from penstock.batching.request import NO_SEQUENCE
 from penstock.batching.running.batch import Batch
-from penstock.batching.running.isolation import LostBatch, refuse
+from penstock.batching.running.isolation import LostBatch, fail_requests
 
 from .sequence_slots import pin
 from .sequences import Sequences
@@ -106,18 +106,18 @@ def split_by_home(model: Model, instance: StatefulInstance, batch: Batch) -> tup
     misplaced: list[InferRequest] = []
     for request in batch.requests:
         if (request.sequence or NO_SEQUENCE).start:
-            request.under_way.home = instance.home
-        elif request.under_way.home is not instance.home:
+            request.active_sequence.home = instance.home
+        elif request.active_sequence.home is not instance.home:
             misplaced.append(request)
     if not misplaced:
         return batch, []
     rejected: list[Batch] = []
     for request in misplaced:
         single = Batch([request], request.rows, batch.key, batch.exec_start_ns)
-        error = InferError(Code.INVALID, LOST_STATE_TEXT.format(request.under_way.id, model.name))
+        error = InferError(Code.INVALID, LOST_STATE_TEXT.format(request.active_sequence.id, model.name))
         if sequences.generated_ids is not None:
             error = InferError(Code.NOT_READY, LOST_INSTANCE_TEXT.format(model.name))
-        rejected += refuse(single, error)
+        rejected += fail_requests(single, error)
     return _without(batch, misplaced), rejected
 
 
@@ -142,7 +142,7 @@ def execute_at_home(
     try:
         batches = run(model, instance.binding, runnable, *errors)
     except LostBatch as lost:
-        lost.ran[:0] = rejected
+        lost.finished[:0] = rejected
         raise
     if any(isinstance(request.error, RunStopped) for each in batches for request in each.requests):
         instance.home = object()
@@ -161,7 +161,7 @@ def _without(batch: Batch, excluded: list[InferRequest]) -> Batch | None:
     requests = [batch.requests[position] for position in positions]
     remaining = Batch(requests, sum([request.rows for request in requests]), batch.key, batch.exec_start_ns)
     remaining.cost_ns = batch.cost_ns
-    if batch.places is not None:
-        remaining.places = [batch.places[position] for position in positions]
-        remaining.span_rows = remaining.places[-1] + 1
+    if batch.row_positions is not None:
+        remaining.row_positions = [batch.row_positions[position] for position in positions]
+        remaining.span_rows = remaining.row_positions[-1] + 1
     return remaining

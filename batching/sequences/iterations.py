@@ -41,9 +41,9 @@ def requeue(request: InferRequest, now_ns: int, *, is_pinned: bool) -> None:
 
     `is_pinned`: its Key ends with a Pin, which will be added again.
     """
-    request.sequence = InSequence(request.under_way.id)
-    request.queue_ns = now_ns
+    request.sequence = InSequence(request.active_sequence.id)
+    request.enqueued_ns = now_ns
     request.waiting = True
     if is_pinned:
         request.key = request.key[:-1]
-    request.under_way.waiting.appendleft(request)
+    request.active_sequence.waiting.appendleft(request)

@@ -34,7 +34,7 @@ _CONFLICT_TEXT = (
     "sequence %s for model '%s' has a conflict. The previous sequence did not end before this sequence start. Previous "
     "sequence will be terminated early."
 )
-_row_of = attrgetter("under_way.row")
+_row_of = attrgetter("active_sequence.row")
 
 
 class Sequences:
@@ -56,7 +56,7 @@ class Sequences:
         self._delay_ns = spec.max_delay_us * 1000 if spec.min_utilization else 0
         self._min_heads = math.ceil(spec.min_utilization * rows - 1e-6)
         self._corrid_control = next((control for control in spec.controls if control.kind == "corrid"), None)
-        self._free_state_shapes = {state.output: state.begin for state in spec.states if -1 in state.shape}
+        self._free_state_shapes = {state.output: state.first_shape for state in spec.states if -1 in state.shape}
         instances = max(instances, 1)
         self.model_keeps_state = model_keeps_state
         self._placed_ids: set[int | str] = set()
@@ -117,7 +117,7 @@ class Sequences:
         self._idle_since.pop(sequence, None)
         if in_sequence.end:
             self._close(sequence)
-        request.under_way = sequence
+        request.active_sequence = sequence
         sequence.waiting.append(request)
         if sequence.row < 0:
             self.backlog_requests += 1
@@ -127,7 +127,7 @@ class Sequences:
 
     def holds(self, request: InferRequest) -> bool:
         """Whether a request waits here, not in a Lane."""
-        return request.under_way.current is not request
+        return request.active_sequence.current is not request
 
     def has_enough(self, waiting_count: int, hold_count: int) -> bool:
         """Whether, of `waiting_count` waiting requests, more than `hold_count` have a slot and enough wait for one."""
@@ -135,7 +135,7 @@ class Sequences:
 
     def can_expire(self, request: InferRequest) -> bool:
         """Whether a request's timeout counts: only until its sequence has a slot, as in Triton."""
-        return request.under_way.row < 0
+        return request.active_sequence.row < 0
 
     def held_requests(self) -> list[InferRequest]:
         """List the requests that wait here."""
@@ -159,38 +159,38 @@ class Sequences:
 
     def _shapes_of(self, request: InferRequest) -> tuple[object, ...]:
         """Return what must be equal in a batch besides the Key: the Instance, and the shapes of free states."""
-        sequence = request.under_way
+        sequence = request.active_sequence
         states = {} if (request.sequence or NO_SEQUENCE).start else sequence.states
         shapes = [states[name].shape if name in states else begin for name, begin in self._free_state_shapes.items()]
         return (sequence.instance, *shapes)
 
     def assign_rows(self, batch: Batch) -> None:
-        """Assign rows to the requests of a closed batch (`batch.positions`), if each sequence has its own row."""
+        """Assign rows to the requests of a closed batch (`batch.row_positions`), if each sequence has its own row."""
         if self._instance_rows is None:
             return
         batch.requests.sort(key=_row_of)
-        rows = self._instance_rows[batch.requests[0].under_way.instance]
+        rows = self._instance_rows[batch.requests[0].active_sequence.instance]
         rows.queued -= len(batch.requests)
         rows.running += len(batch.requests)
         positions = list(map(_row_of, batch.requests))
         last = positions[-1]
         if rows.queued:
             # requests of other shapes: their rows are part of the run all the same, as in Triton
-            instance = batch.requests[0].under_way.instance
+            instance = batch.requests[0].active_sequence.instance
             last = max(each.row for each in self._active if each.current is not None and each.instance == instance)
         # a model that remembers by row must find each part of a batch at its own rows
         if last >= len(positions) or self.model_keeps_state:
-            batch.places, batch.span_rows = positions, last + 1
+            batch.row_positions, batch.span_rows = positions, last + 1
 
     def record_ended(self, batch: Batch, now_ns: int) -> list[InferRequest]:
         """Record which requests have run or failed, and which run again. Returns: what may go to its Lane now."""
         ready: list[InferRequest] = []
         for request in batch.requests:
-            sequence = request.under_way
+            sequence = request.active_sequence
             sequence.current = None
             if self._instance_rows is not None:
                 self._instance_rows[sequence.instance].running -= 1
-            if request in batch.again:
+            if request in batch.rerun_requests:
                 requeue(request, now_ns, is_pinned=self.model_keeps_state)
             elif self.generated_ids is not None and not sequence.waiting:
                 self._close(sequence)
@@ -205,7 +205,7 @@ class Sequences:
         Returns: the requests behind it, which must not run either, and what may go to its Lane now.
         Source: Triton; a sequence that lacks one of its requests would have a different state.
         """
-        sequence = request.under_way
+        sequence = request.active_sequence
         first = sequence.waiting.index(request) if sequence.row >= 0 and sequence.current is not request else 0
         followers = [sequence.waiting.pop() for _ in range(len(sequence.waiting) - first)]
         followers.reverse()
@@ -330,7 +330,7 @@ class Sequences:
         if rows.running or not rows.heads:
             return []
         if self._delay_ns and not rows.queued and len(rows.heads) < self._min_heads:
-            due_ns = min(sequence.waiting[0].queue_ns for sequence in rows.heads) + self._delay_ns
+            due_ns = min(sequence.waiting[0].enqueued_ns for sequence in rows.heads) + self._delay_ns
             if now_ns < due_ns:
                 self._schedule_reap(due_ns)
                 return []

@@ -30,7 +30,7 @@ def initial_value(state: State) -> Array:
 
     Raises: InferError (INVALID) if the file has too few bytes.
     """
-    shape, datatype = state.begin, DATATYPES[state.datatype]
+    shape, datatype = state.first_shape, DATATYPES[state.datatype]
     if state.initial is None:
         return np.full(shape, b"", object) if not datatype.size_bytes else np.zeros(shape, datatype.dtype)
     content, count = state.initial.read_bytes(), prod(shape)
@@ -68,14 +68,14 @@ class StateInput:
         if not self._batched:
             buffer[...] = self._state_of(batch.requests[0])
             return
-        positions = batch.places or range(len(batch.requests))
+        positions = batch.row_positions or range(len(batch.requests))
         if len(buffer) != len(batch.requests):
             buffer[...] = self._initial_value if self._initial_value.shape == buffer.shape[1:] else zero(buffer)
         for position, request in zip(positions, batch.requests, strict=True):
             buffer[position] = self._state_of(request)
 
     def _state_of(self, request: InferRequest) -> Array:
-        states = request.under_way.states
+        states = request.active_sequence.states
         if (request.sequence or NO_SEQUENCE).start:
             # whatever comes of this request, the sequence before it is over
             states.clear()
@@ -99,7 +99,7 @@ class StateOutputs:
 
     def store(self, batch: Batch, outputs: list[Any]) -> None:
         """Give each sequence its row. Raises: InferError (INTERNAL) if an output has too few."""
-        positions = batch.places or range(len(batch.requests))
+        positions = batch.row_positions or range(len(batch.requests))
         for (name, batched), output in zip(self._outputs, outputs, strict=True):
             if batched and len(output) <= positions[-1]:
                 text = f"state '{name}' has {len(output)} rows for a batch of {positions[-1] + 1}"
@@ -108,4 +108,4 @@ class StateOutputs:
             must_copy = name in self._client_outputs or (batched and len(output) > 1)
             for position, request in zip(positions, batch.requests, strict=True):
                 row = output[position, ...] if batched else output
-                request.under_way.states[name] = row.copy() if must_copy else row
+                request.active_sequence.states[name] = row.copy() if must_copy else row

@@ -75,8 +75,8 @@ def stored_names(spec: ModelSpec) -> tuple[str, ...]:
 
 
 def make_derived(spec: ModelSpec) -> tuple[tuple[DerivedInput, ...], OutputStore | None]:
-    """Make what derives the inputs of a completed spec, in the order of `spec.bound`, and what keeps its outputs."""
-    bound, sequence = spec.bound, spec.sequence
+    """Make what derives the inputs of a completed spec, in its `binding_signature`, and what keeps its outputs."""
+    bound, sequence = spec.binding_signature, spec.sequence
     if bound is None:
         return (), None
     inputs: list[DerivedInput] = []

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 def forms_of(spec: ModelSpec) -> Forms | None:
     """Return the Forms of a completed spec; None if its tensors are plain concatenated rows."""
-    return None if spec.bound is None and spec.sequence is None else Forms(spec)
+    return None if spec.binding_signature is None and spec.sequence is None else Forms(spec)
 
 
 def row_count(output: Any) -> int:
@@ -61,7 +61,7 @@ def row_spans(batch: Batch) -> Iterator[tuple[int, int]]:
     """Yield the rows of the run that each request has, as start and stop."""
     stop = 0
     for number, request in enumerate(batch.requests):
-        start = stop if batch.places is None else batch.places[number]
+        start = stop if batch.row_positions is None else batch.row_positions[number]
         stop = start + request.rows
         yield start, stop
 
@@ -93,7 +93,7 @@ class RowsForm:
             buffer = buffer.reshape((ran_rows, *dims) if self._batched else dims)
         if not self._batched:
             np.copyto(buffer, _input_arrays(batch, position)[0])
-        elif batch.places is None:
+        elif batch.row_positions is None:
             gather(_input_arrays(batch, position), buffer[: batch.rows])
             fill_padding_rows(buffer, batch.rows)
         else:
@@ -163,7 +163,7 @@ class Forms:
         signature = spec.signature
         if signature is None:
             raise ValueError("the spec must be completed first")
-        bound = spec.bound or signature
+        bound = spec.binding_signature or signature
         self.derived: tuple[DerivedInput, ...]
         self.output_store: OutputStore | None
         self.derived, self.output_store = make_derived(spec)
@@ -234,12 +234,12 @@ class Forms:
                 is_scattered = position < len(self._outputs) and isinstance(self._outputs[position], ScatterForm)
                 if not is_scattered and row_count(output) != ran_rows:
                     raise row_count_error(model, self._names[position], output, ran_rows)
-        requested = {position for request in batch.requests for position in request.wanted}
+        requested = {position for request in batch.requests for position in request.output_positions}
         parts = {position: self._outputs[position].split(model, outputs[position], batch) for position in requested}
         if self.output_store is not None:
             self.output_store.store(batch, [outputs[stored] for stored in self.stored_positions])
         for number, request in enumerate(batch.requests):
-            request.outputs = [parts[position][number] for position in request.wanted]
+            request.outputs = [parts[position][number] for position in request.output_positions]
 
 
 def _input_form(spec: TensorSpec, *, batched: bool) -> RowsForm | FlatForm | ShapeValuesForm:

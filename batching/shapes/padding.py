@@ -169,7 +169,7 @@ class Padding:
         """Trim the outputs of each request to its own lengths. Ownership: trimmed outputs are copies."""
         for request in requests:
             outputs = request.outputs or []
-            for index, position in enumerate(request.wanted):
+            for index, position in enumerate(request.output_positions):
                 for axis, source, source_axis in self._trims.get(position, ()):
                     length = request.inputs[source].shape[source_axis]  # type: ignore[union-attr]
                     if length != outputs[index].shape[axis]:

@@ -73,7 +73,7 @@ class BatchInput:
     """An input that describes its source's elements in each request: a Derived."""
 
     def __init__(self, batch_tensor: BatchTensor, spec: ModelSpec) -> None:
-        signature, bound = spec.signature, spec.bound
+        signature, bound = spec.signature, spec.binding_signature
         if signature is None or bound is None:
             raise ValueError("the spec must be completed first")
         self.spec: TensorSpec = bound.input[batch_tensor.name]

@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.request import InferRequest
-from penstock.batching.sinks import hand_out, withdraw
+from penstock.batching.sinks import deliver_requests, remove_from_ordering
 
 if TYPE_CHECKING:
     from penstock.batching.model import Model
@@ -35,7 +35,7 @@ def add_parts(model: Model, original: InferRequest, cancel: Callable[[InferReque
     except InferError:
         original.parts = None
         for part in parts:
-            withdraw(part)
+            remove_from_ordering(part)
         raise
     original.promised_ns = max(part.promised_ns for part in parts)
     return len(parts)
@@ -61,9 +61,9 @@ def split(original: InferRequest, max_rows: int, cancel: Callable[[InferRequest]
     for start in range(0, original.rows, max_rows):
         rows = min(max_rows, original.rows - start)
         inputs = [None if array is None else array[start : start + rows] for array in original.inputs]
-        part = InferRequest(original.model, inputs, rows, original.key, original.wanted, sink)
+        part = InferRequest(original.model, inputs, rows, original.key, original.output_positions, sink)
         part.id, part.context = original.id, original.context
-        part.start_ns, part.queue_ns = original.start_ns, original.queue_ns
+        part.start_ns, part.enqueued_ns = original.start_ns, original.enqueued_ns
         part.deadline_ns, part.target_ns, part.priority = original.deadline_ns, original.target_ns, original.priority
         part.nbytes = original.nbytes * rows // original.rows
         parts.append(part)
@@ -96,7 +96,7 @@ class _PartsSink:
         original.parts = None
         if original.error is None:
             _join_outputs(original, all_parts)
-        hand_out([original])
+        deliver_requests([original])
         if original.error is not None:
             # afterwards: cancelling may hand out requests that were kept behind these parts
             for part in all_parts:

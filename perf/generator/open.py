@@ -90,7 +90,7 @@ class OpenLoop:
         self._wake()
 
     def stop(self) -> None:
-        self._alarm.silence()
+        self._alarm.disarm()
         self._due_ns = NEVER_NS
         self._starved = False
 
@@ -142,7 +142,7 @@ class OpenLoop:
         self._due_ns = at_ns
         self._starved = at_ns <= now_ns
         if self._starved or at_ns == NEVER_NS:
-            self._alarm.silence()
+            self._alarm.disarm()
         else:
             self._alarm.set(at_ns)
         if len(free) < _MIN_FREE:

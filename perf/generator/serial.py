@@ -62,7 +62,7 @@ class SerialLoop:
         self._wake()
 
     def stop(self) -> None:
-        self._alarm.silence()
+        self._alarm.disarm()
         self._due_ns = NEVER_NS
         for sequence in self._sequences.values():
             sequence.waiting.clear()
@@ -113,7 +113,7 @@ class SerialLoop:
             at_ns = next(self._times, NEVER_NS)
         self._due_ns = at_ns
         if at_ns == NEVER_NS:
-            self._alarm.silence()
+            self._alarm.disarm()
         else:
             self._alarm.set(at_ns)
 

@@ -69,7 +69,7 @@ def _checked(world: World, variant: Variant, name: str, options: Mapping[str, st
 def bound(world: World, variant: Variant, backend: Any, rows: int) -> Any:
     """Bind this many rows, as an Engine would."""
     spec = complete(spec_of(world, variant, How(rows)), backend.graph)
-    return backend.bind(spec.bound or spec.signature, rows)
+    return backend.bind(spec.binding_signature or spec.signature, rows)
 
 
 def drawn_for(backend: Any, variant: Variant, rows: int) -> list[Array]:

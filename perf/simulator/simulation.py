@@ -147,7 +147,7 @@ class World:
             return
         request = InferRequest(_NOBODY, [], kind.rows, kind.key, (), _NO_SINK)
         request.context = number
-        request.start_ns = request.queue_ns = now_ns
+        request.start_ns = request.enqueued_ns = now_ns
         if kind.target_ns:
             request.target_ns = now_ns + kind.target_ns
         if scheduler.target_ns and not 0 < kind.target_ns < scheduler.target_ns:

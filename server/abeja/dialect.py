@@ -46,7 +46,7 @@ class Abeja(Dialect):
     def service(self, parts: DialectParts) -> AbejaService:
         """Make the Service of the HTTP port."""
         self._parts = parts
-        parts.engine.outsides[ABEJA] = Handlers(parts.environments)
+        parts.engine.external_loaders[ABEJA] = Handlers(parts.environments)
         service = AbejaService(parts.engine, parts.inference, parts.ready, self.settings.abeja_strip_headers)
         service.restricted = parts.inference.restricted
         return service

@@ -12,7 +12,7 @@ from penstock.server.carrying.loading import open_carried, order_of
 from .folder import ABEJA
 
 if TYPE_CHECKING:
-    from penstock.batching.running.outsides import OpenedVersion
+    from penstock.batching.running.external_models import OpenedVersion
     from penstock.batching.spec import ModelSpec, WorkerSpec
     from penstock.server.environments.environments import Environments
 

@@ -124,9 +124,9 @@ class CarryingHost:
             if slot.instance is None:
                 continue
             if suspended:
-                slot.instance.down(InferError(Code.NOT_READY, f"{self.order.label} is saturated"), hopeless=False)
+                slot.instance.on_down(InferError(Code.NOT_READY, f"{self.order.label} is saturated"), hopeless=False)
             elif self.restarting_worker.worker is not None:
-                slot.instance.up()
+                slot.instance.on_up()
 
     # -- the Tenant of the RestartingWorker -----------------------------------------------------------------------
 
@@ -155,10 +155,10 @@ class CarryingHost:
         self.crew.on_restart_failed()
         for slot in self.slots:
             if slot.instance is not None:
-                slot.instance.down(failure, hopeless=True)
+                slot.instance.on_down(failure, hopeless=True)
 
     def on_worker_restarted(self) -> None:
         """Resume the slots."""
         for slot in self.slots[:1] if self.crew.slow else self.slots:
             if slot.instance is not None:
-                slot.instance.up()
+                slot.instance.on_up()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.signature import Signature
-from penstock.batching.running.outsides import OpenedVersion
+from penstock.batching.running.external_models import OpenedVersion
 from penstock.server.workers.order import Order
 
 from .hosts import SLOTS, CarryingHost, Crew
@@ -16,7 +16,7 @@ from .hosts import SLOTS, CarryingHost, Crew
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from penstock.batching.running.outside import Outside
+    from penstock.batching.running.external import ExternalExecutor
     from penstock.batching.spec import ModelSpec
 
 CALLS_PER_SLOT = 32
@@ -46,7 +46,7 @@ async def open_carried(spec: ModelSpec, orders: Iterable[Order], crew: Crew, pla
     """
     crew.hosts += [CarryingHost(order, crew) for order in orders]
     await crew.start()
-    slots: list[Outside] = list(crew.slots())
+    slots: list[ExternalExecutor] = list(crew.slots())
     return OpenedVersion(as_carried(spec), slots, platform)
 
 
@@ -58,6 +58,6 @@ def as_carried(spec: ModelSpec, signature: Signature = NO_TENSORS, rows: int = C
     declared = {"name": spec.name, "instance_group": [{"count": group.count, "kind": "KIND_CPU"}]}
     instances = (replace(group, count=group.count * SLOTS),)
     return replace(
-        spec, signature=signature, bound=signature, inputs=signature.inputs, outputs=signature.outputs,
-        policy=policy, instances=instances, declared=json.dumps(declared),
+        spec, signature=signature, binding_signature=signature, inputs=signature.inputs, outputs=signature.outputs,
+        policy=policy, instances=instances, declared_config=json.dumps(declared),
     )  # fmt: skip

@@ -105,7 +105,7 @@ class CarryingService:
         if claim.found is None:
             return None
         try:
-            return self.engine.turn_away(claim.found.find())
+            return self.engine.early_rejection(claim.found.find())
         except InferError as error:
             return error
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from penstock.backends.backend import Array
     from penstock.batching.request import InferRequest, Key
     from penstock.batching.running.batch import Batch
-    from penstock.batching.running.outside import Takes
+    from penstock.batching.running.external import ExecutorCallbacks
 
     from .hosts import CarryingHost
 
@@ -40,7 +40,7 @@ class WorkerSlot:
     """
 
     def __init__(self, host: CarryingHost) -> None:
-        self.instance: Takes | None = None
+        self.instance: ExecutorCallbacks | None = None
         self._host = host
         self._loop = asyncio.get_running_loop()
         self._batch: Batch | None = None
@@ -56,19 +56,19 @@ class WorkerSlot:
         """Whether it has a Batch."""
         return self._batch is not None
 
-    def attach(self, instance: Takes) -> None:
+    def attach(self, instance: ExecutorCallbacks) -> None:
         """Set the receiver of results."""
         self.instance = instance
-        self._host.restarting_worker.set_event_counter(instance.count)
+        self._host.restarting_worker.set_event_counter(instance.count_event)
 
-    def most_ns(self, key: Key) -> int:
+    def max_batch_ns(self, key: Key) -> int:
         """Limit the predicted time: calls run one after another."""
         return MAX_BATCH_NS
 
     def abandon(self, request: InferRequest) -> None:
         """Do nothing: a call that has begun in user code cannot be taken back."""
 
-    async def says_ready(self) -> bool:
+    async def check_ready(self) -> bool:
         """Return True: readiness of the code is checked elsewhere."""
         return True
 
@@ -82,7 +82,7 @@ class WorkerSlot:
         """Send the requests of a Batch."""
         self._batch, self._awaiting_first_answer = batch, True
         calls = self._separate_calls(batch)
-        batch.runs = max(1, self._in_flight + len(calls))  # 1 if none could be sent
+        batch.run_count = max(1, self._in_flight + len(calls))  # 1 if none could be sent
         for request in calls:
             self._send(request)
 
@@ -137,7 +137,7 @@ class WorkerSlot:
     def suspend(self, failure: InferError) -> None:
         """Suspend: there is no worker."""
         if self.instance is not None and not self._host.restarting_worker.closing:
-            self.instance.down(failure, hopeless=False)
+            self.instance.on_down(failure, hopeless=False)
         self._report()
 
     def _schedule_report(self) -> None:
@@ -162,18 +162,18 @@ class WorkerSlot:
             self._host.crew.on_answered(answered)
         if self._in_flight or self._unstarted:
             if answered:
-                takes.late(batch, answered)
+                takes.on_answered(batch, answered)
                 batch.exec_start_ns = batch.compute_start_ns = batch.exec_end_ns  # when the others have begun
             if not self._in_flight:
                 self._return_unstarted(batch, takes)
             return
         self._batch = None
         self._host.free_ns = batch.exec_end_ns
-        self._host.crew.update_call_time((batch.exec_end_ns - self._started_ns) / batch.runs)
+        self._host.crew.update_call_time((batch.exec_end_ns - self._started_ns) / batch.run_count)
         if batch.exec_start_ns > self._started_ns:  # it was reported in parts, and these are the last
-            takes.late(batch, answered)
+            takes.on_answered(batch, answered)
             answered, batch.exec_start_ns = [], self._started_ns
-        takes.freed(batch, answered)
+        takes.on_free(batch, answered)
         self._host.count_served(len(batch.requests))
 
     def _stamp(self, batch: Batch) -> None:
@@ -184,7 +184,7 @@ class WorkerSlot:
             batch.exec_start_ns = batch.compute_start_ns = self._started_ns
         batch.compute_end_ns = batch.exec_end_ns = time.monotonic_ns()
 
-    def _return_unstarted(self, batch: Batch, takes: Takes) -> None:
+    def _return_unstarted(self, batch: Batch, takes: ExecutorCallbacks) -> None:
         """Give back the calls that the worker has not begun. It has ended, or is about to."""
         unbegun, self._unstarted, self._batch = self._unstarted, [], None
         if self._host.restarting_worker.closing:
@@ -193,10 +193,10 @@ class WorkerSlot:
                     Code.NOT_READY, f"{self._host.order.label} is stopped: the server is stopping"
                 )
             self._host.crew.on_answered(unbegun)
-            takes.freed(batch, unbegun)
+            takes.on_free(batch, unbegun)
             return
         worker = self._host.restarting_worker.worker
         if worker is not None:  # its end has not been noticed yet
-            takes.down(InferError(Code.NOT_READY, f"{self._host.order.label} has ended"), hopeless=False)
+            takes.on_down(InferError(Code.NOT_READY, f"{self._host.order.label} has ended"), hopeless=False)
         batch.requests, batch.rows = unbegun, sum(request.rows for request in unbegun)
-        takes.unrun(batch)
+        takes.on_not_run(batch)

@@ -38,7 +38,7 @@ from .prediction_metrics import PredictionMetrics
 
 if TYPE_CHECKING:
     from penstock.batching.model import Model
-    from penstock.batching.request import Terms
+    from penstock.batching.request import RequestOptions
     from penstock.server.hooks.runner import Hooks
     from penstock.server.http.connection import Connection
     from penstock.server.http.fastlane import FastLane
@@ -101,7 +101,7 @@ class CortexService:
         served_api = claim.served_api
         if served_api is None or served_api.generation != self._engine.generation:
             return None  # it would be the queue of another model
-        return self._engine.turn_away(served_api.model)  # type: ignore[arg-type]
+        return self._engine.early_rejection(served_api.model)  # type: ignore[arg-type]
 
     def answer_error(self, connection: FastLane, error: Any) -> None:
         """Answer with an error."""
@@ -163,7 +163,7 @@ class CortexService:
             model: Model = served_api.model  # type: ignore[assignment]  # it has been found
             scheduler = model.scheduler
             if scheduler.is_full() or scheduler.target_ns:
-                refusal = self._engine.turn_away(model)
+                refusal = self._engine.early_rejection(model)
                 if refusal is not None:
                     raise refusal
             hooks = self._hooks_of(model)
@@ -261,7 +261,7 @@ class CortexService:
 
 def _hook_arguments(
     claim: CortexClaim, served_api: ServedApi, model: Model, sample: Any
-) -> tuple[Any, str, Terms, Mapping[str, Any]]:
+) -> tuple[Any, str, RequestOptions, Mapping[str, Any]]:
     """Return the arguments of hooks for a request: its sample, id, terms and parameters."""
     parameters: Mapping[str, Any] = served_api.parameters
     if claim.parameters:
@@ -272,7 +272,7 @@ def _hook_arguments(
 
 def _signature(api: Api, model: Model) -> pages.Document:
     return (
-        pages.tensorflow_signature(model.described)
+        pages.tensorflow_signature(model.runtime_description)
         if api.kind == "tensorflow"
         else pages.onnx_signature(model.node_inputs)
     )

@@ -33,7 +33,9 @@ class Deepaas(Dialect):
 
     def service(self, parts: DialectParts) -> DeepaasService:
         """Make the Service of the HTTP port."""
-        models = self._models = parts.engine.outsides[DEEPAAS] = DeepaasModels(parts.environments, self.settings)
+        models = self._models = parts.engine.external_loaders[DEEPAAS] = DeepaasModels(
+            parts.environments, self.settings
+        )
         self._service = DeepaasService(parts, models, self.settings)
         return self._service
 

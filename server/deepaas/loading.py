@@ -22,7 +22,7 @@ from .trainer import Trainer
 from .trainings import Trainings
 
 if TYPE_CHECKING:
-    from penstock.batching.running.outsides import OpenedVersion
+    from penstock.batching.running.external_models import OpenedVersion
     from penstock.batching.spec import ModelSpec
     from penstock.server.environments.environments import Environments
     from penstock.server.settings import Settings

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from penstock.backends.errors import Code, InferError
-from penstock.batching.loaded import COMING
+from penstock.batching.registry import LOADING_MESSAGE
 from penstock.server.errors import GRPC_STATUS, HTTP_STATUS, error_body, pushback_ms, retry_after_s
 from penstock.server.grpc.method import Method, Status, Unary
 from penstock.server.v2.rpc.calls import client_error
@@ -216,7 +216,7 @@ class _HttpCall:
         try:
             await self._service.wait_applied(self._changes)
             if status == HTTP_STATUS[Code.NOT_FOUND] and self._service.loading():
-                raise InferError(Code.NOT_READY, COMING, RETRY_NS)
+                raise InferError(Code.NOT_READY, LOADING_MESSAGE, RETRY_NS)
         except InferError as error:
             self._rejected = self._complete = True
             body = error_body(error.message)
@@ -302,7 +302,7 @@ class _RpcCall:
 
     def abort(self, status: Status, text: str, pushback_ms: int = 0) -> None:
         if status == Status.NOT_FOUND and self._service.loading():
-            self._send_error(InferError(Code.NOT_READY, COMING, RETRY_NS))
+            self._send_error(InferError(Code.NOT_READY, LOADING_MESSAGE, RETRY_NS))
         else:
             self._send_end(status, text, pushback_ms)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.request import InferRequest
-from penstock.batching.running.own_outputs import OwnOutputs
+from penstock.batching.running.custom_outputs import CustomOutputs
 from penstock.server.ipc.errors import write_error
 
 from .message_kinds import ANSWER, CANCEL, DONE, FAILED, STATISTICS, SUBMIT, TEMPLATE
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from penstock.backends.backend import Array
     from penstock.batching.engine import Engine
     from penstock.batching.model import Model
-    from penstock.batching.stream import Room, StreamedAnswer
+    from penstock.batching.stream import Backpressure, StreamedAnswer
     from penstock.server.ipc.link import Link
     from penstock.server.ipc.wire import Message
 
@@ -51,7 +51,7 @@ class RemoteAnswers:
         self._link = link
         self._number = number
 
-    def tell(self, answer: StreamedAnswer) -> Room | None:
+    def send(self, answer: StreamedAnswer) -> Backpressure | None:
         """Send an answer. Returns and raises as Tells defines (OVERLOADED if too much is unsent)."""
         if self.cancelled:
             return None
@@ -113,13 +113,13 @@ class EngineService:
             model, template = entry
             scheduler = model.scheduler
             if scheduler.is_full() or scheduler.target_ns:
-                refusal = engine.turn_away(model)
+                refusal = engine.early_rejection(model)
                 if refusal is not None:
                     raise refusal
             request = InferRequest(model, arrays, template.rows, template.key, template.wanted, self)
             if read_submit(request, body):
-                request.answers = RemoteAnswers(self._link, number)
-            request.number = number
+                request.answer_sink = RemoteAnswers(self._link, number)
+            request.remote_id = number
             # before submitting, since a cached answer may be delivered at once
             self._inflight[number] = request
             engine.submit_soon(request)
@@ -142,7 +142,7 @@ class EngineService:
     def _cancel(self, number: int, _body: bytes) -> None:
         request = self._inflight.pop(number, None)
         if request is not None:
-            answers = getattr(request, "answers", None)
+            answers = getattr(request, "answer_sink", None)
             if answers is not None:
                 answers.cancelled = True
             self._engine.cancel(request)
@@ -163,7 +163,7 @@ class EngineService:
         """Send the answers of one batch."""
         link, inflight = self._link, self._inflight
         for request in requests:
-            number = request.number
+            number = request.remote_id
             if inflight.pop(number, None) is None:
                 continue  # it was cancelled
             if request.error is not None:
@@ -171,7 +171,7 @@ class EngineService:
                 continue
             outputs = request.outputs or []
             try:
-                link.send(DONE, number, write_own_outputs(outputs) if type(outputs) is OwnOutputs else b"", outputs)
+                link.send(DONE, number, write_own_outputs(outputs) if type(outputs) is CustomOutputs else b"", outputs)
             except Exception:  # noqa: BLE001 - an output that is not a tensor has no datatype or shape
                 self._send_packed(number, request)
 
@@ -190,6 +190,6 @@ class EngineService:
         self._templates.clear()
         self._receivers.clear()  # they refer to this object, and the garbage collector runs seldom
         for model in self._models.values():
-            model.hinder(self, hindered=False)
+            model.set_blocked(self, blocked=False)
         for request in requests:
             self._engine.cancel(request)

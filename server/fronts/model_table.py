@@ -41,7 +41,7 @@ def write_model(model: Model) -> dict[str, Any]:
         "platform": model.platform,
         "inputs": [Node.from_runtime(node).to_json() for node in model.node_inputs],
         "outputs": [Node.from_runtime(node).to_json() for node in model.node_outputs],
-        "described": dict(model.described),
+        "described": dict(model.runtime_description),
     }
 
 
@@ -51,7 +51,7 @@ def read_model(document: Mapping[str, Any]) -> Model:
     model.platform = document["platform"]
     model.node_inputs = [Node.from_json(node) for node in document["inputs"]]
     model.node_outputs = [Node.from_json(node) for node in document["outputs"]]
-    model.described = document["described"]
+    model.runtime_description = document["described"]
     return model
 
 
@@ -135,7 +135,7 @@ class FrontModelTable:
             self._link.send(MODELS_APPLIED, 0, json.dumps({key: ["INTERNAL", str(error), 0]}).encode())
             return
         statistics = model.statistics = PendingStatistics(partial(self._on_count, key))
-        model.tell_hindered = lambda: statistics.record_hindered(hindered=bool(model.hindered))
+        model.on_blockers_changed = lambda: statistics.record_hindered(hindered=bool(model.blockers))
         self._models[key] = model
         self._engine.numbers[model] = key
         if model.spec.hooks is None:
@@ -165,7 +165,7 @@ class FrontModelTable:
         loading = self._loading.get(key)
         if loading is not None:
             await asyncio.wait((loading,))
-        await self._engine.wait_unheld(model)
+        await self._engine.wait_released(model)
         hooks = self._hooks.get(model)
         if hooks is not None:
             await hooks.close()
@@ -212,9 +212,9 @@ class FrontModelTable:
 
     def _send_statistics(self, model: Model, key: int) -> None:
         statistics = model.statistics
-        if isinstance(statistics, PendingStatistics) and (statistics.has_pending or model.events):
+        if isinstance(statistics, PendingStatistics) and (statistics.has_pending or model.event_counts):
             # the workers' events, which are sent with the model's next count
-            events, model.events = model.events, {}
+            events, model.event_counts = model.event_counts, {}
             self._link.send(STATISTICS, key, statistics.flush(events))
 
     # -- the end -----------------------------------------------------------------------------------------------
@@ -230,6 +230,6 @@ class FrontModelTable:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for model in self._models.values():
             # hooks refer to a Model until the collector runs, but not to this
-            model.statistics, model.tell_hindered = ModelStatistics(), None
+            model.statistics, model.on_blockers_changed = ModelStatistics(), None
         self._models.clear()
         return unfinished

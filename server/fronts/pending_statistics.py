@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from penstock.batching.answers import AnswerStatistics
+from penstock.batching.answer_statistics import AnswerStatistics
 from penstock.batching.model import Model
 from penstock.batching.statistics import FAILURE_REASONS, HOOKS, ModelStatistics
 
@@ -35,7 +35,7 @@ class PendingStatistics(ModelStatistics):
     def answers(self, answers: AnswerStatistics | None) -> None:
         self._answers = answers
         if answers is not None:
-            answers.told = self._record_answer
+            answers.forward = self._record_answer
             self._add(["several"])
 
     def record_failure(self, reason: str, start_ns: int, end_ns: int) -> None:
@@ -83,9 +83,9 @@ def add_statistics(model: Model, body: bytes, front_end: Any) -> None:
         elif kind == "failure":
             statistics.record_failure(FAILURE_REASONS[FAILURE_REASONS.index(values[0])], int(values[1]), int(values[2]))
         elif kind == "event":
-            model.count(str(values[0]), int(values[1]))
+            model.count_event(str(values[0]), int(values[1]))
         elif kind == "hindered":
-            model.hinder(front_end, hindered=bool(values[0]))
+            model.set_blocked(front_end, blocked=bool(values[0]))
         elif kind == "first":
             statistics.record_first_response(int(values[0]))
         else:

@@ -189,7 +189,7 @@ class PublishedEngine:
         Returns: a task that ends when this is in place in every front end, and the replaced Models are retired.
         """
         replaced = self._engine.publish(name, models, absent)
-        published, absent = self._engine.named(name)
+        published, absent = self._engine.versions_of(name)
         keys = [self._numbers[model] for model in published if model in self._numbers]
         self._names[name] = keys, absent
         return self._start_retirement(replaced, name, keys)
@@ -218,7 +218,7 @@ class PublishedEngine:
 
     async def _retire_one(self, model: Model) -> None:
         key = self._numbers.get(model, 0)
-        self._engine.hurry(model)  # otherwise front ends would wait for a batch that is held open for more requests
+        self._engine.flush(model)  # otherwise front ends would wait for a batch that is held open for more requests
         await self._wait_until(lambda: not any(key in front.models for front in self._fronts.values()))
         await self._engine.retire(model)
         self.models.pop(key, None)

@@ -11,10 +11,10 @@ import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock.backends.errors import Code, InferError, without_traceback
-from penstock.batching.loaded import COMING, STOPPING, Leaving, Loaded
-from penstock.batching.request import NO_TERMS, Terms
+from penstock.batching.registry import LOADING_MESSAGE, STOPPING_MESSAGE, CompletionWaiters, ModelRegistry
+from penstock.batching.request import DEFAULT_REQUEST_OPTIONS, RequestOptions
 from penstock.batching.scheduling.request_checks import make_request
-from penstock.batching.sinks import answered
+from penstock.batching.sinks import submit_and_wait
 from penstock.batching.statistics import REJECTED
 from penstock.server.ipc.errors import read_error
 
@@ -55,13 +55,13 @@ class RemoteEngine:
 
     def __init__(self) -> None:
         self._link: Link | None = None
-        self._loaded = Loaded()
+        self._loaded = ModelRegistry()
         self._templates: dict[tuple[Model, int, Key, tuple[int, ...]], tuple[int, bool]] = {}
         self._last_template = 0
         self._inflight: dict[int, InferRequest] = {}
         self._last_number = 0
-        self._hold_waiters = Leaving(lambda model: not model.holds)
-        self._finish_waiters = Leaving(lambda model: not model.inflight)
+        self._hold_waiters = CompletionWaiters(lambda model: not model.hold_count)
+        self._finish_waiters = CompletionWaiters(lambda model: not model.inflight)
         self.numbers: dict[Model, int] = {}
         self.trace_context_of: Callable[[Any], Mapping[str, str] | None] | None = None
         self.generation = 0
@@ -104,7 +104,7 @@ class RemoteEngine:
         except InferError:
             if self.load_complete:
                 raise
-            raise InferError(Code.NOT_READY, COMING, RETRY_NS) from None
+            raise InferError(Code.NOT_READY, LOADING_MESSAGE, RETRY_NS) from None
 
     def models(self) -> list[Model]:
         """List every published version, by name and version."""
@@ -112,14 +112,14 @@ class RemoteEngine:
 
     def hold(self, model: Model) -> None:
         """Prevent a Model from being retired while a request for it is being decoded. Must be followed by `release`."""
-        model.holds += 1
+        model.hold_count += 1
 
     def release(self, model: Model) -> None:
         """End a `hold`."""
-        model.holds -= 1
-        self._hold_waiters.look(model)
+        model.hold_count -= 1
+        self._hold_waiters.check(model)
 
-    async def wait_unheld(self, model: Model) -> None:
+    async def wait_released(self, model: Model) -> None:
         """Wait until nothing holds a Model."""
         await self._hold_waiters.wait(model)
 
@@ -144,7 +144,7 @@ class RemoteEngine:
         """
         model = request.model
         template, takes_parameters = self._templates.get(
-            (model, request.rows, request.key, request.wanted)
+            (model, request.rows, request.key, request.output_positions)
         ) or self._send_template(request)
         link = self._link
         if link is None or link.unsent_bytes > MAX_UNSENT_BYTES:
@@ -160,7 +160,7 @@ class RemoteEngine:
             link.send(SUBMIT, number, write_submit(request, template, extra), request.inputs)
         except (TypeError, ValueError) as error:
             self._reject(request, InferError(Code.INVALID, str(error)))
-        request.number = number
+        request.remote_id = number
         self._inflight[number] = request
         model.inflight += 1
 
@@ -173,16 +173,18 @@ class RemoteEngine:
         """
         number = self.numbers.get(request.model)
         if self._link is None or number is None or self.stopping:
-            text = STOPPING if self.stopping else NO_ENGINE
+            text = STOPPING_MESSAGE if self.stopping else NO_ENGINE
             self._reject(request, InferError(Code.NOT_READY, text, 0 if self.stopping else RETRY_NS))
         if self._last_template >= _MAX_TEMPLATES:
             self._templates.clear()  # numbers start over, and replace those that the engine knows
             self._last_template = 0
         self._last_template += 1
-        template = self._last_template, request.model.spec.takes_parameters
-        self._templates[request.model, request.rows, request.key, request.wanted] = template
+        template = self._last_template, request.model.spec.reads_parameters
+        self._templates[request.model, request.rows, request.key, request.output_positions] = template
         self._link.send(
-            TEMPLATE, template[0], write_template(RequestTemplate(number, request.rows, request.key, request.wanted))
+            TEMPLATE,
+            template[0],
+            write_template(RequestTemplate(number, request.rows, request.key, request.output_positions)),
         )
         return template
 
@@ -192,7 +194,7 @@ class RemoteEngine:
         request.model.statistics.record_failure(REJECTED, request.start_ns or now_ns, now_ns)
         raise error
 
-    def turn_away(self, model: Model) -> InferError | None:
+    def early_rejection(self, model: Model) -> InferError | None:
         """Return the error of a request that would be rejected whatever it contains, before it is decoded, or None."""
         if model in self.numbers:
             return None
@@ -200,7 +202,7 @@ class RemoteEngine:
 
     def cancel(self, request: InferRequest) -> None:
         """Cancel a request: its sink is no longer called, unless its answer is being delivered."""
-        number = getattr(request, "number", 0)
+        number = getattr(request, "remote_id", 0)
         if self._inflight.get(number) is request:
             del self._inflight[number]
             self._end_request(request.model)
@@ -210,7 +212,7 @@ class RemoteEngine:
     def _end_request(self, model: Model) -> None:
         model.inflight -= 1
         if not model.inflight and self._finish_waiters:
-            self._finish_waiters.look(model)
+            self._finish_waiters.check(model)
 
     async def infer(
         self,
@@ -218,14 +220,14 @@ class RemoteEngine:
         inputs: list[Array | None],
         *,
         wanted: tuple[int, ...] | None = None,
-        terms: Terms = NO_TERMS,
+        terms: RequestOptions = DEFAULT_REQUEST_OPTIONS,
         id: str = "",  # noqa: A002 - the protocol's word
         parameters: Mapping[str, Any] | None = None,
     ) -> list[Any]:
         """Check, submit and await one request; as `Engine.infer`. Raises: InferError."""
         request = make_request(model, inputs, wanted, terms, parameters)
         request.id = id
-        return await answered(self, request)
+        return await submit_and_wait(self, request)
 
     # -- answers -----------------------------------------------------------------------------------------------
 
@@ -266,7 +268,7 @@ class RemoteEngine:
         if request is None:
             return None
         try:
-            request.answers.tell(read_answer(body, arrays))
+            request.answer_sink.send(read_answer(body, arrays))
         except InferError as error:
             request.error = without_traceback(error)
         except Exception as error:  # noqa: BLE001 - as in `receive`
@@ -299,7 +301,7 @@ class RemoteEngine:
         requests = list(self._inflight.values())
         for request in requests:
             self.cancel(request)
-            request.error = InferError(Code.NOT_READY, STOPPING)
+            request.error = InferError(Code.NOT_READY, STOPPING_MESSAGE)
         for request in requests:
             request.sink.deliver([request])
         return len(requests)

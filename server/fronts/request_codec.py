@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.batching.request import InSequence
-from penstock.batching.running.own_outputs import OwnOutputs
+from penstock.batching.running.custom_outputs import CustomOutputs
 from penstock.batching.stream import StreamedAnswer
 from penstock.server.hooks.packing import pack, unpack
 from penstock.server.ipc.errors import error_from_json, error_to_json
@@ -82,7 +82,7 @@ def extra_properties(
             extra["parameters"] = parameters
         if timeout_us := getattr(request, "timeout_us", 0):
             extra["timeout_us"] = timeout_us
-        if hasattr(request, "answers"):
+        if hasattr(request, "answer_sink"):
             extra["several"] = True
     return {**extra, "id": request.id} if extra else None
 
@@ -163,14 +163,14 @@ def pack_outputs(outputs: Sequence[Any]) -> tuple[bytes, list[Array | None]]:
     return json.dumps(pack(outputs, arrays)).encode(), arrays
 
 
-def write_own_outputs(outputs: OwnOutputs) -> bytes:
+def write_own_outputs(outputs: CustomOutputs) -> bytes:
     """Return the body of a DONE whose outputs are user code's own; they are sent as its tensors."""
-    return json.dumps({"parameters": outputs.parameters, "wrong": outputs.wrong}).encode()
+    return json.dumps({"parameters": outputs.parameters, "wrong": outputs.mismatch}).encode()
 
 
 def unpack_outputs(body: bytes, arrays: Sequence[Array | None]) -> list[Any]:
     """Decode the result of `pack_outputs` or `write_own_outputs`."""
     document = json.loads(body)
     if isinstance(document, dict):
-        return OwnOutputs(arrays, document["parameters"], document["wrong"])
+        return CustomOutputs(arrays, document["parameters"], document["wrong"])
     return [unpack(value, arrays) for value in document]

@@ -78,4 +78,6 @@ def conversions_for(model: Model, *, for_hooks: bool) -> Conversions:
         inputs, outputs = (
             list(map(Node.from_runtime, side)) if dialect or for_hooks else [] for side in (inputs, outputs)
         )
-    return make_conversions(dialect, ModelDescription(model.signature, inputs, outputs, model.described, settings))
+    return make_conversions(
+        dialect, ModelDescription(model.signature, inputs, outputs, model.runtime_description, settings)
+    )

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.backends.backend import Array
 from penstock.backends.errors import InferError
-from penstock.batching.request import NO_TERMS, Terms
+from penstock.batching.request import DEFAULT_REQUEST_OPTIONS, RequestOptions
 from penstock.batching.scheduling.request_checks import make_request
-from penstock.batching.stream import stream
+from penstock.batching.stream import open_stream
 
 from .convert import to_inputs
 from .generator_call import Answer
 
 if TYPE_CHECKING:
-    from penstock.batching.answers import AnswerStatistics
+    from penstock.batching.answer_statistics import AnswerStatistics
     from penstock.batching.model import Model
 
 
@@ -26,7 +26,7 @@ class DecoupledRequest(NamedTuple):
 
     inputs: Mapping[str, Array]
     id: str = ""
-    terms: Terms = NO_TERMS
+    terms: RequestOptions = DEFAULT_REQUEST_OPTIONS
     parameters: Mapping[str, Any] | None = None
     requested_outputs: tuple[int, ...] | None = None
 
@@ -44,7 +44,7 @@ async def stream_answers(
     start_ns = since_ns = time.monotonic_ns()
     number = 0
     try:
-        with stream(engine, request) as answers:
+        with open_stream(engine, request) as answers:
             while (each := await answers.next()) is not None:
                 if not number:
                     model.statistics.record_first_response(time.monotonic_ns() - start_ns)
@@ -52,9 +52,9 @@ async def stream_answers(
                 number += 1
                 since_ns = time.monotonic_ns()
                 yield Answer(
-                    each.outputs, each.error, each.final, each.infer_ns, 0, 0, each.parameters, answers.more
+                    each.outputs, each.error, each.final, each.infer_ns, 0, 0, each.parameters, answers.has_next
                 )  # fmt: skip
-        statistics.record_none(number, time.monotonic_ns() - since_ns)
+        statistics.record_empty(number, time.monotonic_ns() - since_ns)
     except InferError:
         statistics.record(number, time.monotonic_ns() - since_ns, 0, failed=True)
         raise

@@ -66,7 +66,7 @@ class HookedEngine:
         await asyncio.gather(*map(self._retire_one, models))
 
     async def _retire_one(self, model: Model) -> None:
-        await self._engine.unheld(model)
+        await self._engine.wait_released(model)
         hooks = self._hooks.get(model)
         if hooks is not None:
             await hooks.close()

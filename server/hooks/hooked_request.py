@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.backends.errors import Code, InferError
-from penstock.batching.request import InferRequest, Terms
-from penstock.batching.running.own_outputs import lack_of
+from penstock.batching.request import InferRequest, RequestOptions
+from penstock.batching.running.custom_outputs import missing_output_error
 from penstock.batching.scheduling.request_checks import make_request
 from penstock.batching.statistics import OTHER
 
@@ -77,7 +77,7 @@ class HookedRequest:
         self,
         sample: Any,
         request_id: str,
-        terms: Terms,
+        terms: RequestOptions,
         parameters: Mapping[str, Any] | None,
         *,
         is_small: bool = False,
@@ -146,7 +146,7 @@ class HookedRequest:
         if self._ended:
             return
         outputs = request.outputs or []
-        failure = request.error or (lack_of(outputs) if self._hooks.has_post else None)
+        failure = request.error or (missing_output_error(outputs) if self._hooks.has_post else None)
         if failure is not None:
             self._fail(failure)
             return

@@ -10,10 +10,10 @@ from typing import Any
 
 from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
-from penstock.batching.answers import AnswerStatistics
+from penstock.batching.answer_statistics import AnswerStatistics
 from penstock.batching.model import Model
-from penstock.batching.request import NO_TERMS, SubmitsSoon, Terms
-from penstock.batching.running.own_outputs import OwnAnswer, OwnOutputs, regular
+from penstock.batching.request import DEFAULT_REQUEST_OPTIONS, RequestOptions, SoonSubmitter
+from penstock.batching.running.custom_outputs import CustomAnswer, CustomOutputs, require_matching
 
 from .call import AnswerFormat, FutureLike
 from .conversions import conversions_for
@@ -47,10 +47,10 @@ class Hooks:
     Threads: the event loop's; hooks run on their replicas' threads, except inline ones.
     """
 
-    def __init__(self, engine: SubmitsSoon, model: Model) -> None:
+    def __init__(self, engine: SoonSubmitter, model: Model) -> None:
         self.engine = engine
         self.model = model
-        self.takes_parameters = model.spec.takes_parameters
+        self.takes_parameters = model.spec.reads_parameters
         self.all_output_indices = tuple(range(len(model.signature.outputs)))
         self._placement: HookPlacement | None = None
         names = [spec.name for spec in model.signature.outputs]
@@ -60,7 +60,7 @@ class Hooks:
             JSON,
             conversions.to_inputs,
             lambda outputs, parameters: conversions.encode_answer(
-                conversions.to_prediction(regular(outputs), parameters), parameters
+                conversions.to_prediction(require_matching(outputs), parameters), parameters
             ),
             None,
         )
@@ -78,13 +78,13 @@ class Hooks:
         self.has_pre = False
         self.has_post = False
         self.yields = False
-        self.streams = model.spec.streams
+        self.streams = model.spec.is_streaming
         if self.streams:
             model.statistics.answers = self._answer_statistics
 
     @classmethod
     async def load(
-        cls, engine: SubmitsSoon, model: Model, interpreters: Interpreters = configured_interpreter
+        cls, engine: SoonSubmitter, model: Model, interpreters: Interpreters = configured_interpreter
     ) -> Hooks:
         """Load the hooks in the model's spec; errors in the file are raised here.
 
@@ -97,7 +97,7 @@ class Hooks:
             first = await placement.open()
             hooks._placement = placement
             hooks.has_pre, hooks.has_post, hooks.yields = first.has_pre, first.has_post, first.yields
-            model.names_own = hooks.has_post
+            model.hooks_name_outputs = hooks.has_post
             if hooks.yields:
                 model.statistics.answers = hooks._answer_statistics
         return hooks
@@ -126,8 +126,8 @@ class Hooks:
             self._placement.enforce_limits(now_ns)
 
     def start(
-        self, promise: FutureLike, sample: Any, request_id: str, terms: Terms = NO_TERMS, parameters: Parameters = None,
-        *, nbytes: int,
+        self, promise: FutureLike, sample: Any, request_id: str, terms: RequestOptions = DEFAULT_REQUEST_OPTIONS,
+        parameters: Parameters = None, *, nbytes: int,
     ) -> HookedRequest:  # fmt: skip
         """Do the same as `predict` without a task, and complete a promise unless it is cancelled. Not if it `yields`.
 
@@ -139,7 +139,11 @@ class Hooks:
         return request
 
     def predict(
-        self, sample: Any, request_id: str = "", terms: Terms = NO_TERMS, parameters: Parameters = None
+        self,
+        sample: Any,
+        request_id: str = "",
+        terms: RequestOptions = DEFAULT_REQUEST_OPTIONS,
+        parameters: Parameters = None,
     ) -> Coroutine[Any, Any, bytes]:
         """Take any JSON value; return the result of post_inference, or without it the list of outputs, as JSON.
 
@@ -148,7 +152,11 @@ class Hooks:
         return self._run(self._json_format, sample, request_id, terms, parameters)
 
     def infer(
-        self, inputs: Mapping[str, Array], request_id: str = "", terms: Terms = NO_TERMS, parameters: Parameters = None
+        self,
+        inputs: Mapping[str, Array],
+        request_id: str = "",
+        terms: RequestOptions = DEFAULT_REQUEST_OPTIONS,
+        parameters: Parameters = None,
     ) -> Coroutine[Any, Any, dict[str, Array]]:
         """Take tensors by name; return the result of post_inference as tensors by name, or without it the outputs.
 
@@ -158,8 +166,8 @@ class Hooks:
         return self._run(self._tensor_format, dict(inputs), request_id, terms, parameters)
 
     async def stream(
-        self, inputs: Mapping[str, Array], request_id: str = "", terms: Terms = NO_TERMS, parameters: Parameters = None,
-        requested_outputs: tuple[int, ...] | None = None,
+        self, inputs: Mapping[str, Array], request_id: str = "", terms: RequestOptions = DEFAULT_REQUEST_OPTIONS,
+        parameters: Parameters = None, requested_outputs: tuple[int, ...] | None = None,
     ) -> AsyncGenerator[Answer, None]:  # fmt: skip
         """Take tensors by name; yield each answer as it comes: those that post_inference yields, or the single one.
 
@@ -216,7 +224,7 @@ class Hooks:
                 number += 1
                 step_start_ns = time.monotonic_ns()
                 yield answer
-            statistics.record_none(number, generator.exhausted_ns)
+            statistics.record_empty(number, generator.exhausted_ns)
         except InferError:
             statistics.record(number, time.monotonic_ns() - step_start_ns, 0, failed=True)
             raise
@@ -271,9 +279,9 @@ class Hooks:
 def _outputs_by_name(names: list[str], outputs: list[Any]) -> dict[str, Any]:
     """Return outputs by name; for user code only those present, with its parameters."""
     named_outputs = zip(names, outputs, strict=True)
-    if type(outputs) is not OwnOutputs:
+    if type(outputs) is not CustomOutputs:
         return dict(named_outputs)
-    return OwnAnswer([(name, output) for name, output in named_outputs if output is not None], outputs.parameters)
+    return CustomAnswer([(name, output) for name, output in named_outputs if output is not None], outputs.parameters)
 
 
 async def _await_result(promise: asyncio.Future[Any], request: HookedRequest, *arguments: Any) -> Any:

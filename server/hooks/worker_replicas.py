@@ -47,7 +47,7 @@ def order_of(model: Model, spec: HookSpec, interpreter: str) -> Order:
         "model": model.name,
         "dialect": spec.dialect,
         "dialect_settings": dict(spec.dialect_settings),
-        "runtime_metadata": dict(model.described),
+        "runtime_metadata": dict(model.runtime_description),
         "signature": write_signature(model.signature),
         "inputs": [Node.from_runtime(node).to_json() for node in model.node_inputs],
         "outputs": [Node.from_runtime(node).to_json() for node in model.node_outputs],
@@ -56,7 +56,7 @@ def order_of(model: Model, spec: HookSpec, interpreter: str) -> Order:
     return Order(
         "penstock.server.hooks.worker_service", settings, f"the hooks of model '{model.name}'", {"model": model.name},
         interpreter=interpreter, path=worker.path, environment=worker.environment, memory_bytes=worker.memory_bytes,
-        open_limit_s=LOAD_LIMIT_S, on_event=model.count, mounts=spec.mounts,
+        open_limit_s=LOAD_LIMIT_S, on_event=model.count_event, mounts=spec.mounts,
         folder=spec.roots[0] if spec.roots else None,
     )  # fmt: skip
 
@@ -109,7 +109,7 @@ class WorkerReplicas(Replicas):
         if replica.is_serving:
             self._backoffs[replica].record_serving(self._loop.time())
             self._load_error = None
-            self._model.hinder(self, hindered=False)
+            self._model.set_blocked(self, blocked=False)
             self._live.append(replica)
             self.on_released(replica)
             self.dispatch_queued()
@@ -223,7 +223,7 @@ class WorkerReplicas(Replicas):
         self._load_error = error = self._without_paths(error)
         if self._live:
             return
-        self._model.hinder(self, hindered=True)
+        self._model.set_blocked(self, blocked=True)
         self._reject_waiters(error)
         queue, self._queue = self._queue, deque()
         for call in queue:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from penstock.batching.loaded import STOPPING
+from penstock.batching.registry import STOPPING_MESSAGE
 from penstock.server.health import EXITING
 
 from .head import HttpError
@@ -288,4 +288,4 @@ class Connection(HttpToolsProtocol):
 def require_safe(head: Head) -> None:
     """Accept only unclaimed safe requests on a connection accepted while draining. Raises: HttpError (503)."""
     if head.route is not None or head.method not in _SAFE_METHODS:
-        raise HttpError(503, STOPPING if head.route is not None else EXITING)
+        raise HttpError(503, STOPPING_MESSAGE if head.route is not None else EXITING)

@@ -26,7 +26,7 @@ def make_devices(settings: RunningSettings) -> Devices:
     """Make what the Engine's models share."""
     # imported here because batching imports numpy, which would slow down the command line
     from penstock.batching.devices.placement import Devices
-    from penstock.batching.devices.rates import RateLimiter
+    from penstock.batching.devices.rate_limiter import RateLimiter
 
     limited = settings.rate_limit == "execution_count"
     limiter = RateLimiter(parse_resources(settings.rate_limit_resource)) if limited else None

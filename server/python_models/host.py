@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from penstock.backends.errors import Code, InferError, without_traceback
-from penstock.batching.stream import NOT_ONE, StreamedAnswer
+from penstock.batching.stream import NOT_SINGLE_MESSAGE, StreamedAnswer
 from penstock.server.workers.order import NotStartedError, Order
 from penstock.server.workers.restarting import RestartingWorker
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from penstock.backends.backend import Array
     from penstock.batching.request import InferRequest, Key
     from penstock.batching.running.batch import Batch
-    from penstock.batching.running.outside import Takes
+    from penstock.batching.running.external import ExecutorCallbacks
     from penstock.server.workers.worker import Worker
 
     from .upcalls import Upcalls
@@ -55,7 +55,7 @@ class PythonModelHost:
         self._upcalls_of = upcalls_of
         self._limit_s = limit_s
         self._loop = asyncio.get_running_loop()
-        self._takes: Takes | None = None
+        self._takes: ExecutorCallbacks | None = None
         self._upcalls: Upcalls | None = None
         self._last = 0
         self._open: dict[int, OpenRequest] = {}
@@ -73,14 +73,14 @@ class PythonModelHost:
         body, _ = await self._kept.start()
         self._readiness.asked = orjson.loads(body)["asked"]
 
-    async def says_ready(self) -> bool:
+    async def check_ready(self) -> bool:
         """Ask the model whether it is ready, if it defines that."""
         return await self._readiness.ask(self._kept.worker)
 
-    def attach(self, instance: Takes) -> None:
+    def attach(self, instance: ExecutorCallbacks) -> None:
         """Set the receiver of results."""
         self._takes = instance
-        self._kept.set_event_counter(instance.count)
+        self._kept.set_event_counter(instance.count_event)
 
     async def close(self) -> None:
         """Have the worker finalize the model and end."""
@@ -120,7 +120,7 @@ class PythonModelHost:
         each.runs_in(batch)
         return each
 
-    def most_ns(self, key: Key) -> int:
+    def max_batch_ns(self, key: Key) -> int:
         """Return 0: no limit."""
         return 0
 
@@ -193,15 +193,15 @@ class PythonModelHost:
                 self._end(each, failure)
         for each in opened:
             each.later = not each.ended
-        batch.again = [each.request for each in opened if each.waits]
+        batch.rerun_requests = [each.request for each in opened if each.waits]
         batch.exec_end_ns = time.monotonic_ns()
         if self._takes is not None:
-            self._takes.freed(batch, [each.request for each in opened if each.ended])
+            self._takes.on_free(batch, [each.request for each in opened if each.ended])
 
     def _hand_back(self) -> None:
         batch, self._unbegun = self._unbegun, None
         if batch is not None and self._takes is not None:
-            self._takes.unrun(batch)
+            self._takes.on_not_run(batch)
 
     # -- answers -----------------------------------------------------------------------------------------------
 
@@ -239,13 +239,13 @@ class PythonModelHost:
         except InferError as failed:
             error = without_traceback(failed)
         each.count += 1
-        answers = getattr(request, "answers", None)
+        answers = getattr(request, "answer_sink", None)
         if answers is None:
             if each.count == 1:  # the only answer counts, whatever follows, also in Triton's stream
                 request.error = error
                 each.answer = found, said.get("parameters") or {}, wrong
             elif request.error is None and request.model.spec.decoupled:
-                request.error = InferError(Code.INTERNAL, NOT_ONE)
+                request.error = InferError(Code.INTERNAL, NOT_SINGLE_MESSAGE)
             return
         now_ns = time.monotonic_ns()
         told = StreamedAnswer(
@@ -253,7 +253,7 @@ class PythonModelHost:
         )
         each.since_ns = now_ns
         try:
-            room = answers.tell(told)
+            room = answers.send(told)
         except InferError as full:
             request.error = without_traceback(full)
             self.abandon(request)
@@ -281,15 +281,15 @@ class PythonModelHost:
         elif request.error is None:
             self._complete(each, request)
         if each.later and self._takes is not None:
-            self._takes.late(each.batch, [request])
+            self._takes.on_answered(each.batch, [request])
 
     def _complete(self, each: OpenRequest, request: InferRequest) -> None:
-        if getattr(request, "answers", None) is not None:
+        if getattr(request, "answer_sink", None) is not None:
             request.outputs = []
             return
         try:
             if not each.count:
-                raise InferError(Code.INTERNAL, NOT_ONE)
+                raise InferError(Code.INTERNAL, NOT_SINGLE_MESSAGE)
             request.outputs = self._names.in_order(request, *each.answer)
         except InferError as wrong:
             request.error = without_traceback(wrong)
@@ -318,7 +318,7 @@ class PythonModelHost:
     def on_worker_lost(self, failure: InferError) -> None:
         """Leave waiting requests to other Instances, and fail those in flight."""
         if self._takes is not None and not self._kept.closing:
-            self._takes.down(failure, hopeless=False)
+            self._takes.on_down(failure, hopeless=False)
         self._hand_back()
         for each in list(self._open.values()):
             if each.waits:
@@ -329,12 +329,12 @@ class PythonModelHost:
     def on_restart_failed(self, failure: InferError) -> None:
         """Fail the waiting requests if no other Instance can run them."""
         if self._takes is not None:
-            self._takes.down(failure, hopeless=True)
+            self._takes.on_down(failure, hopeless=True)
 
     def on_worker_restarted(self) -> None:
         """Accept Batches again."""
         if self._takes is not None:
-            self._takes.up()
+            self._takes.on_up()
 
 
 def _wrong_count(requests: int, answers: int) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from penstock.backends.errors import Code, InferError
-from penstock.batching.running.outsides import OpenedVersion, active, complete_outside
+from penstock.batching.running.external_models import OpenedVersion, active_groups, complete_external
 from penstock.server.repository.completed_config import complete_config, to_json
 from penstock.server.repository.fields.identity import PYTHON
 from penstock.server.repository.pbtxt import parse_json
@@ -55,18 +55,18 @@ class PythonModels:
         interpreter = await self._interpreter(spec)
         if spec.auto_complete and await asyncio.to_thread(may_complete, spec.path):
             spec = await self._completed(spec, interpreter)
-        spec = complete_outside(spec)
-        spec = replace(spec, declared=_json(complete_config(parse_json(spec.declared), spec, PYTHON)))
+        spec = complete_external(spec)
+        spec = replace(spec, declared_config=_json(complete_config(parse_json(spec.declared_config), spec, PYTHON)))
         return await self._started(spec, interpreter, _instances(spec))
 
-    async def more(self, served: ModelSpec, spec: ModelSpec, places: Sequence[int]) -> OpenedVersion:
+    async def open_more(self, served: ModelSpec, spec: ModelSpec, places: Sequence[int]) -> OpenedVersion:
         """Start workers for some additional Instances of a spec. Raises: InferError."""
         interpreter = await self._interpreter(spec)
-        config = parse_json(served.declared)
+        config = parse_json(served.declared_config)
         config.ClearField("instance_group")
-        config.instance_group.extend(parse_json(spec.declared).instance_group)
+        config.instance_group.extend(parse_json(spec.declared_config).instance_group)
         spec = replace(served, instances=spec.instances)
-        spec = replace(spec, declared=_json(complete_config(config, spec, PYTHON)))
+        spec = replace(spec, declared_config=_json(complete_config(config, spec, PYTHON)))
         seats = list(_instances(spec))
         return await self._started(spec, interpreter, [seats[at] for at in places])
 
@@ -90,7 +90,7 @@ class PythonModels:
     async def _completed(self, spec: ModelSpec, interpreter: str) -> ModelSpec:
         """Run the model's code to complete its configuration, and read the spec from the result. Raises: InferError."""
         (group, instance), *_ = [*_instances(spec), (spec.instances[0], spec.name)]
-        order = _order(spec, interpreter, instance, orjson.loads(spec.declared), group)
+        order = _order(spec, interpreter, instance, orjson.loads(spec.declared_config), group)
 
         def hear(kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
             upcalls.take(kind, number, body, arrays)
@@ -111,7 +111,7 @@ class PythonModels:
         said = orjson.loads(body)["config"]
         if said is None:
             return spec
-        config = parse_json(spec.declared)
+        config = parse_json(spec.declared_config)
         told = parse_json(orjson.dumps(said))
         for field in _COMPLETES:
             config.ClearField(field)
@@ -153,7 +153,7 @@ def _copy(config: Any, told: Any, field: str) -> None:
 def _instances(spec: ModelSpec) -> Iterator[tuple[InstanceGroup, str]]:
     """Yield each Instance's group and its name, in Triton's format."""
     counted: Counter[int] = Counter()
-    for group in active(spec):
+    for group in active_groups(spec):
         for _ in range(group.count):
             yield group, f"{spec.name}_{group.number}_{counted[group.number]}"
             counted[group.number] += 1
@@ -165,7 +165,7 @@ def _order(
     """Return the Order of a worker: one that serves, or one that completes a configuration."""
     folder, device = spec.path.parents[1], group.devices[0]
     args = {
-        "model_config": spec.declared,
+        "model_config": spec.declared_config,
         "model_instance_kind": _kind(spec, group),
         "model_instance_name": instance,
         "model_instance_device_id": device.partition(":")[2] or "0",
@@ -187,7 +187,7 @@ def _order(
 
 def _kind(spec: ModelSpec, group: InstanceGroup) -> str:
     """Return a group's kind as Triton reports it. With KIND_MODEL the code decides where it runs."""
-    declared = orjson.loads(spec.declared).get("instance_group", [])
+    declared = orjson.loads(spec.declared_config).get("instance_group", [])
     if group.number < len(declared) and declared[group.number]["kind"] == "KIND_MODEL":
         return "MODEL"
     return "CPU" if group.devices[0] == "cpu" else "GPU"

@@ -13,7 +13,7 @@ import orjson
 
 from penstock.backends.datatypes import BY_DTYPE
 from penstock.backends.errors import Code, InferError
-from penstock.batching.running.own_outputs import OwnOutputs
+from penstock.batching.running.custom_outputs import CustomOutputs
 from penstock.batching.scheduling.request_checks import format_shape
 from penstock.batching.shapes.forms import Forms, forms_of, row_spans
 
@@ -40,7 +40,7 @@ class Names:
         signature = spec.signature
         if signature is None:
             raise ValueError("the spec must be completed first")
-        bound = spec.bound or signature
+        bound = spec.binding_signature or signature
         self.model = spec.name
         self.batched = signature.batched
         self.inputs = [each.name for each in signature.inputs]
@@ -78,8 +78,8 @@ class Names:
 
     def _request(self, request: InferRequest, number: int, names: list[str]) -> dict[str, Any]:
         positions, outputs = self._all
-        if request.wanted != positions:
-            outputs = tuple([self.outputs[position] for position in request.wanted])
+        if request.output_positions != positions:
+            outputs = tuple([self.outputs[position] for position in request.output_positions])
         sequence = request.sequence
         said = {
             "id": request.id,
@@ -100,8 +100,8 @@ class Names:
     def _derived(forms: Forms, batch: Batch) -> dict[str, Array]:
         """Make the sequence inputs that the server derives, for all rows of the Batch."""
         rows = batch.rows
-        if batch.places is not None:
-            rows = max(batch.span_rows, batch.places[-1] + batch.requests[-1].rows)
+        if batch.row_positions is not None:
+            rows = max(batch.span_rows, batch.row_positions[-1] + batch.requests[-1].rows)
         made = {}
         for each in forms.derived:
             buffer = np.empty(each.shape(batch, rows), each.spec.type.dtype)
@@ -137,14 +137,14 @@ class Names:
         `said` are the parameters of the answer, `wrong` is how it contradicts the configuration.
         """
         outputs, lacking = [], False
-        for position in request.wanted:
+        for position in request.output_positions:
             array = found.get(self.outputs[position])
             outputs.append(array)
             if array is None and not wrong:
                 wrong, lacking = f"the answer lacks the requested output '{self.outputs[position]}'", True
         if not wrong and not said:
             return outputs
-        return OwnOutputs(outputs, said, wrong and f"model '{self.model}': {wrong}", lacking=lacking)
+        return CustomOutputs(outputs, said, wrong and f"model '{self.model}': {wrong}", incomplete=lacking)
 
     def _differs(self, name: str, array: Array) -> str:
         """Describe how an output contradicts the configuration; "" if it does not."""

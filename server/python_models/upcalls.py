@@ -19,8 +19,8 @@ import orjson
 
 from penstock.backends.datatypes import DATATYPES
 from penstock.backends.errors import Code, InferError
-from penstock.batching.request import InSequence, Terms
-from penstock.batching.running.outsides import says_ready
+from penstock.batching.request import InSequence, RequestOptions
+from penstock.batching.running.external_models import check_ready
 from penstock.batching.scheduling.request_checks import check_shapes
 from penstock.batching.scheduling.timeouts import queue_deadline_ns
 from penstock.batching.stream import StreamedAnswer
@@ -209,7 +209,7 @@ class Upcalls:
         name, control = said["model"], self._beside.control
         if said["do"] == "ready":
             with contextlib.suppress(InferError):
-                return await says_ready(self._beside.engine.model(name, said["version"]))
+                return await check_ready(self._beside.engine.model(name, said["version"]))
             return False
         if control is None:
             raise InferError(Code.NOT_READY, "the server does not serve yet")
@@ -237,17 +237,17 @@ def _checked(model: Model, names: Sequence[str], arrays: Sequence[Array | None],
         if array.dtype != known[name].type.dtype:
             raise datatype_mismatch(model, known[name], _DATATYPES.get(array.dtype, str(array.dtype)))
     shapes = [inputs[name].shape if name in inputs else None for name in known]
-    check_shapes(model.name, signature, model.request_rows, shapes, model.padding)
+    check_shapes(model.name, signature, model.max_request_rows, shapes, model.padding)
     return inputs
 
 
-def _terms(model: Model, asked: Mapping[str, Any]) -> Terms:
+def _terms(model: Model, asked: Mapping[str, Any]) -> RequestOptions:
     priority, flags = asked["priority"], asked["flags"]
     deadline_ns = queue_deadline_ns(time.monotonic_ns(), asked["timeout_us"], model.spec.policy, 0, priority)
     sequence = None
     if asked["correlation"] or flags:
         sequence = InSequence(asked["correlation"], bool(flags & START), bool(flags & END))
-    return Terms(deadline_ns, priority, sequence, None, asked["timeout_us"])
+    return RequestOptions(deadline_ns, priority, sequence, None, asked["timeout_us"])
 
 
 def _is_bf16(model: Model, name: str, array: Array) -> bool:

@@ -37,7 +37,7 @@ def only_instances_differ(old: ModelEntry, new: ModelEntry) -> bool:
     The number of Instances must be configured: where it is measured, so are the threads that go with it.
     """
     all_counted = all(group.count for entry in (old, new) for spec in entry.specs for group in spec.instances)
-    specs = [[replace(spec, instances=(), declared="") for spec in entry.specs] for entry in (old, new)]
+    specs = [[replace(spec, instances=(), declared_config="") for spec in entry.specs] for entry in (old, new)]
     both_configured = old.config is not None and new.config is not None
     return (
         all_counted

@@ -13,14 +13,14 @@ from typing import Any
 
 from penstock.backends.backend import Backend, Loader
 from penstock.backends.errors import Code, InferError
-from penstock.batching.devices.fallback import falls_back, moved
+from penstock.batching.devices.fallback import can_fall_back, moved_to_cpu
 from penstock.batching.ensembles.steps import link_steps
 from penstock.batching.loading.completion import complete, unbatched_reason
 from penstock.batching.loading.invariance import ProbeResult, probe
 from penstock.batching.loading.opening import complete_ensemble
 from penstock.batching.loading.samples import check_samples
 from penstock.batching.model import Model
-from penstock.batching.running.outsides import complete_outside
+from penstock.batching.running.external_models import complete_external
 from penstock.batching.spec import ModelSpec
 from penstock.server.hooks.loading import check_file
 from penstock.server.python_models.completing import lacks_class, may_complete
@@ -112,9 +112,9 @@ def check_entries(
                 path, line = _locate(entry, spec.path, error.message)
                 report.findings.append(Finding(path, error.message, line, model=spec.name, version=spec.version))
                 continue
-            if completed.fallback and not spec.fallback:  # otherwise reading has already reported it
-                path, line = _locate(entry, spec.path, completed.fallback)
-                text = f"is served on the CPU: {completed.fallback}"
+            if completed.fallback_reason and not spec.fallback_reason:  # otherwise reading has already reported it
+                path, line = _locate(entry, spec.path, completed.fallback_reason)
+                text = f"is served on the CPU: {completed.fallback_reason}"
                 report.findings.append(Finding(path, text, line, False, spec.name, spec.version))
             problems = [_to_finding(completed, problem) for problem in _hook_problems(spec)]
             report.findings += [finding for finding in problems if finding not in report.findings]
@@ -147,7 +147,8 @@ def _link_ensemble(spec: ModelSpec, others: list[ModelSpec]) -> ModelSpec:
     # the tensors that a Python model would report are unknown here
     if completed.signature is not None and not any(step.model in unreported for step in steps):
         completed = replace(
-            completed, decoupled=link_steps(completed, completed.bound or completed.signature, find).decoupled
+            completed,
+            decoupled=link_steps(completed, completed.binding_signature or completed.signature, find).decoupled,
         )
     return completed
 
@@ -210,9 +211,9 @@ def _load(spec: ModelSpec, loader: Loader) -> tuple[ModelSpec, Backend]:
     try:
         return spec, loader(spec.path, spec.instances[0].devices[0], spec.options)
     except InferError as error:
-        if not falls_back(spec, error):
+        if not can_fall_back(spec, error):
             raise
-        spec = moved(spec, error.message)
+        spec = moved_to_cpu(spec, error.message)
     return spec, loader(spec.path, spec.instances[0].devices[0], spec.options)
 
 
@@ -222,7 +223,7 @@ def _complete_python(spec: ModelSpec) -> ModelSpec:
         _check_syntax(spec.path)
     if spec.auto_complete and not (spec.inputs and spec.outputs) and may_complete(spec.path):
         return spec
-    completed = complete_outside(spec)
+    completed = complete_external(spec)
     check_samples(Model(completed, (), lambda *_: None))
     return completed
 

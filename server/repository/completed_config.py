@@ -51,7 +51,7 @@ def complete_config(declared: Any, spec: ModelSpec, platform: str) -> Any:
         value = spec.options.get(OPTIONS[key])
         if value is not None:
             config.parameters[name].string_value = value
-    if spec.fallback:
+    if spec.fallback_reason:
         config.parameters[CPU_FALLBACK].string_value = "true"
     if "graph_optimization_level" in spec.options:
         config.optimization.graph.level = _GRAPH_LEVELS[spec.options["graph_optimization_level"]]
@@ -66,7 +66,7 @@ def _complete_instances(config: Any, spec: ModelSpec) -> None:
     if not config.instance_group:
         for kind, count, gpus in _running_groups(spec):
             config.instance_group.add(kind=kind, count=count, gpus=gpus)
-    elif spec.fallback:
+    elif spec.fallback_reason:
         _move_to_cpu(config, spec)
     else:
         for number, group in enumerate(config.instance_group):

@@ -46,5 +46,5 @@ def find_oversized(spec: ModelSpec, parsed: ParsedConfig) -> list[Finding]:
     excess = f"exceeds the max batch size of {max_rows}"
     texts = {name: f"{name}: {size} {excess}" for name, size in sizes.items() if size > max_rows}
     if max(spec.policy.preferred_rows, default=0) > max_rows:
-        texts["batching.preferred"] = spec.too_preferred
+        texts["batching.preferred"] = spec.preferred_size_error
     return [parsed.make_mistake(name, text) for name, text in texts.items()]

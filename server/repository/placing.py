@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from penstock.batching.devices.fallback import CPU_FALLBACK, moved
+from penstock.batching.devices.fallback import CPU_FALLBACK, moved_to_cpu
 from penstock.batching.loading.run_sizes import run_sizes
 from penstock.batching.spec import InstanceGroup, ModelSpec
 
@@ -120,7 +120,7 @@ def place_model(spec: ModelSpec, parsed: ParsedConfig, defaults: Defaults) -> tu
     if not may_fall_back or (groups is parsed.get("instances") and gpus.numbers):  # what would work can be named
         fallback_unset = gpus.numbers == () and "runtime.cpu_fallback" not in parsed.values
         return spec, [replace(mistake, message=missing + _FALLBACK_HINT) if fallback_unset else mistake]
-    spec = moved(spec, missing) if on_gpu else replace(spec, fallback=missing)
+    spec = moved_to_cpu(spec, missing) if on_gpu else replace(spec, fallback_reason=missing)
     return spec, [replace(mistake, message=f"is served on the CPU: {missing}", is_mistake=False)]
 
 

@@ -89,7 +89,7 @@ def as_python(spec: ModelSpec, parsed: ParsedConfig, config: Any) -> ModelSpec:
         # all that continue are queued by now; a learned size would leave room for those being answered
         policy = replace(policy, cap_rows=policy.max_batch_rows)
     declared = orjson.dumps(to_json(config)).decode()
-    return replace(spec, policy=policy, declared=declared, worker=worker_spec(parsed), backend=PYTHON)
+    return replace(spec, policy=policy, declared_config=declared, worker=worker_spec(parsed), backend=PYTHON)
 
 
 def worker_spec(parsed: ParsedConfig) -> WorkerSpec:

@@ -209,9 +209,9 @@ class Repository:
         declared = (
             record.config if record is not None and record.config is not None else model_config_pb2().ModelConfig()
         )
-        if model.spec.declared:
+        if model.spec.declared_config:
             # that of a Python model, which may have completed it
-            declared = parse_json(model.spec.declared)
+            declared = parse_json(model.spec.declared_config)
         return complete_config(declared, model.spec, model.platform)
 
     def restore_declared(self, override: Any, serving: Iterable[Model]) -> Any:

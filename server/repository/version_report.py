@@ -41,8 +41,8 @@ def describe_version(spec: ModelSpec, invariance: str, unbatched: str) -> str:
     groups = "; ".join(format_value(group) for group in spec.instances)
     budget = f", at most {spec.memory_budget_bytes >> 20} MB" if spec.memory_budget_bytes else ""
     lines += _columns("instances", [groups + budget])
-    if spec.fallback:
-        lines += _columns("fallback", [f"on the CPU: {spec.fallback}"])
+    if spec.fallback_reason:
+        lines += _columns("fallback", [f"on the CPU: {spec.fallback_reason}"])
     if options := [
         f"{name} {value}" for name, value in sorted(spec.options.items()) if not name.startswith(_HIDDEN_OPTIONS)
     ]:

@@ -71,9 +71,9 @@ class SeldonSlot(WorkerSlot):
         super().__init__(host)
         self._crew = crew
 
-    def most_ns(self, key: Key) -> int:
+    def max_batch_ns(self, key: Key) -> int:
         """Limit calls that run one after another; those that share a batch are one call, and have no limit."""
-        return 0 if key != RAW and self._crew.shares_batches else super().most_ns(key)
+        return 0 if key != RAW and self._crew.shares_batches else super().max_batch_ns(key)
 
     def _separate_calls(self, batch: Batch) -> Sequence[InferRequest]:
         """Send those that share the Batch as one call. Returns: the others."""
@@ -164,6 +164,6 @@ class SeldonSlot(WorkerSlot):
                 self._unstarted += requests
                 return
             if self._batch is not None:
-                self._batch.runs += len(requests) - 1  # the shared call does not count as a run
+                self._batch.run_count += len(requests) - 1  # the shared call does not count as a run
             for request in requests:
                 self._send(request)

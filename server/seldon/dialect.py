@@ -57,7 +57,7 @@ class Seldon(Dialect):
     def service(self, parts: DialectParts) -> SeldonService | GraphService:
         """Make the Service of the HTTP port."""
         self._parts = parts
-        self.models = parts.engine.outsides[SELDON] = SeldonModels(parts.environments)
+        self.models = parts.engine.external_loaders[SELDON] = SeldonModels(parts.environments)
         self.models.count_metrics = self.exposition.add
         if isinstance(parts.repository, GraphRepository):
             self._graph = Graph(parts.engine, parts.repository, self.models, self.exposition)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from penstock.batching.running.outsides import OpenedVersion
+from penstock.batching.running.external_models import OpenedVersion
 from penstock.server.carrying.hosts import CarryingHost
 from penstock.server.carrying.loading import CALLS_PER_SLOT, as_carried, order_of
 
@@ -22,7 +22,7 @@ from .messages import ComponentDescription, Endpoint
 from .tensors import TensorCodec, signature_of
 
 if TYPE_CHECKING:
-    from penstock.batching.running.outside import Outside
+    from penstock.batching.running.external import ExternalExecutor
     from penstock.batching.spec import ModelSpec
     from penstock.server.environments.environments import Environments
     from penstock.server.workers.order import Order
@@ -71,7 +71,7 @@ class SeldonModels:
         if batches:
             strict, rows = spec.options.get("strict", "true") == "true", spec.policy.max_batch_rows or 1
             crew.sharing = self.sharing[spec.name] = Sharing(description, rows, strict=strict)
-        slots: list[Outside] = list(crew.slots())
+        slots: list[ExternalExecutor] = list(crew.slots())
         return OpenedVersion(spec, slots, SELDON)
 
 

@@ -87,7 +87,7 @@ class SeldonRpcs:
             self._submit(call, SeldonCall(model, endpoint, PayloadKind.PROTO, message, self))
             return
         # the message is parsed here, so first reject a call that would be rejected whatever it contains
-        refusal = self._engine.turn_away(model)
+        refusal = self._engine.early_rejection(model)
         if refusal is not None:
             self._abort(call, refusal)
         elif len(message) < LARGE_BYTES:

@@ -18,7 +18,7 @@ import orjson
 from penstock.backends.datatypes import DATATYPES
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching.running.own_outputs import OwnOutputs
+from penstock.batching.running.custom_outputs import CustomOutputs
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Array
@@ -90,9 +90,9 @@ class TensorCodec:
         return metrics
 
     def _wanted_outputs(self, request: InferRequest, found: Mapping[int, Any], parameters: Any) -> list[Any]:
-        """Return a request's wanted outputs; as OwnOutputs if something differs from what was declared."""
+        """Return a request's wanted outputs; as CustomOutputs if something differs from what was declared."""
         outputs, problem = [], ""
-        for position in request.wanted:
+        for position in request.output_positions:
             array, spec = found.get(position), self._outputs[position]
             outputs.append(array)
             if array is None:
@@ -100,5 +100,5 @@ class TensorCodec:
             elif array.dtype != spec.type.dtype:
                 problem = problem or f"output '{spec.name}' has other values than {spec.datatype}"
         if problem or parameters:
-            return OwnOutputs(outputs, parameters or {}, problem and f"model '{self._model}': {problem}")
+            return CustomOutputs(outputs, parameters or {}, problem and f"model '{self._model}': {problem}")
         return outputs

@@ -174,7 +174,7 @@ class EngineProcess:
             self._late_restores.append(asyncio.ensure_future(self._saved_state.restore_key(self._server, key)))
 
     def flush(self) -> None:
-        self._server.engine.hurry()
+        self._server.engine.flush()
 
     async def drain(self, *, last: bool) -> int:
         self.flush()

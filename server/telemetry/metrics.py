@@ -190,7 +190,7 @@ def _add_first_response(
 
 def _add_events(lines: Mapping[str, list[str]], model: Model, labels: str) -> None:
     with model.lock:
-        events = dict(model.events)
+        events = dict(model.event_counts)
     for event, (name, more) in (_EVENTS | _WORKER_EVENTS if STARTED in events else _EVENTS).items():
         lines[name].append(f"{name}{{{labels}{more}}} {events.get(event, 0)}")
 
@@ -206,7 +206,7 @@ def _add_run_times(lines: Mapping[str, list[str]], model: Model, labels: str) ->
 
 
 def _add_devices(lines: Mapping[str, list[str]], model: Model, labels: str) -> None:
-    if model.spec.fallback:
+    if model.spec.fallback_reason:
         lines["penstock_model_cpu_fallback"].append(f"penstock_model_cpu_fallback{{{labels}}} 1")
     if model.device_ns:
         name = "penstock_device_seconds_total"

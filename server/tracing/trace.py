@@ -85,7 +85,7 @@ class TraceSink(Protocol):
 
 def stamps_of(batch: Batch, request: InferRequest, end_ns: int) -> tuple[tuple[str, int], ...]:
     """Return a request's stamps, under Triton's names."""
-    start = (("REQUEST_START", request.start_ns), ("QUEUE_START", request.queue_ns))
+    start = (("REQUEST_START", request.start_ns), ("QUEUE_START", request.enqueued_ns))
     if request.error is not None or request.model.ensemble is not None or not batch.exec_end_ns:
         # an ensemble runs nothing itself, its steps do; and a cache hit does not run
         return (*start, ("REQUEST_END", end_ns))
@@ -134,7 +134,9 @@ def tensors_of(model: Model, request: InferRequest, level: Sequence[str]) -> tup
         return ()
     inputs = zip(model.signature.inputs, request.inputs, strict=True)
     outputs: Iterator[tuple[TensorSpec, Any]] = zip(
-        [model.signature.outputs[position] for position in request.wanted], request.outputs or (), strict=False
+        [model.signature.outputs[position] for position in request.output_positions],
+        request.outputs or (),
+        strict=False,
     )
     tensors = []
     for activity, pairs in ((QUEUE_INPUT, inputs), (BACKEND_OUTPUT, outputs)):

@@ -117,7 +117,7 @@ class Tracer:
 
         Returns: its `traceparent` and `tracestate`, "" if it has none: in mode triton, and for a warm-up sample.
         """
-        if not self._propagates or self._engine.trace is None or not request.queue_ns:
+        if not self._propagates or self._engine.trace is None or not request.enqueued_ns:
             return "", ""
         sampled = self._sampled_for(root_of(request))
         return ("", "") if sampled is None else child_context(sampled, node_of(request))
@@ -125,13 +125,13 @@ class Tracer:
     def record(self, model: Model, batch: Batch, end_ns: int) -> None:
         """Queue the traces of a batch that is being delivered at `end_ns`."""
         requests: Sequence[InferRequest] = batch.requests
-        if model.holds:
+        if model.hold_count:
             # an ensemble holds the models of its steps, and user code those that it calls
             requests = self._collect_steps(model, batch, end_ns)
         decided: Sequence[InferRequest] = ()
         if model.ensemble is not None:
             requests, decided = (), requests
-        elif model.outsides:
+        elif model.executors:
             decided = [request for request in requests if hasattr(request, "traced")]
             requests = [request for request in requests if not hasattr(request, "traced")]
         for request, sampled in self._sample(model, requests):

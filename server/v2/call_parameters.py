@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 from penstock.backends.errors import Code, InferError
-from penstock.batching.request import InSequence, Terms
+from penstock.batching.request import InSequence, RequestOptions
 from penstock.batching.scheduling.timeouts import queue_deadline_ns
 
 from .regions import DISABLED_TEXT, Lease
@@ -134,10 +134,10 @@ class Options:
             self.empty_final,
         )  # fmt: skip
 
-    def terms(self, now_ns: int, policy: BatchPolicy) -> Terms:
+    def terms(self, now_ns: int, policy: BatchPolicy) -> RequestOptions:
         """Return the queueing terms of a request that passes hooks: its target can only be applied to the queue."""
         deadline_ns = queue_deadline_ns(now_ns, self.timeout_us, policy, self.target_us, self.priority)
-        return Terms(deadline_ns, self.priority, self.sequence, None, self.timeout_us)
+        return RequestOptions(deadline_ns, self.priority, self.sequence, None, self.timeout_us)
 
     def apply_to(self, request: InferRequest) -> None:
         """Apply the options to a request. To be called if `affects_request`, or if its model has a default timeout."""

@@ -100,13 +100,13 @@ class InferenceClaim:
 
 def may_answer_large(model: Model) -> bool:
     """Return whether a model's answers may be large according to its signature, or have outputs unknown to it."""
-    if model.spec.takes_parameters:
+    if model.spec.reads_parameters:
         return True
     size = 0
     for position in model.all_outputs:
         spec = model.signature.outputs[position]
         dims = spec.shape[1:] if model.signature.batched else spec.shape
-        size += math.prod(dims) * model.request_rows
+        size += math.prod(dims) * model.max_request_rows
         if spec.datatype == "BYTES" or -1 in dims or size >= LARGE_ELEMENTS:
             return True
     return False

@@ -19,7 +19,7 @@ from starlette.responses import Response
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
-from penstock.batching.running.outsides import says_ready
+from penstock.batching.running.external_models import check_ready
 from penstock.server.engines import FindsModels
 from penstock.server.health import EXITING, Health
 from penstock.server.telemetry.metrics import CONTENT_TYPE as METRICS_TYPE
@@ -138,7 +138,7 @@ class _Control:
             ):
                 raise InferError(Code.INVALID, "Model version not ready") from None
             raise
-        if not await says_ready(model):
+        if not await check_ready(model):
             raise InferError(Code.INVALID, "Model version not ready")
         return Response()
 

@@ -92,7 +92,7 @@ def decode(
     request = InferRequest(model, inputs, rows, key, wanted, sink)
     request.id = request_id
     request.nbytes = len(body)
-    if model.in_place and type(options.plan) is PerOutputPlan:
+    if model.in_place_devices and type(options.plan) is PerOutputPlan:
         set_output_targets(request, options.plan)
     if regions:
         request.nbytes += copied_bytes(request, _shared_input_names(document["inputs"]))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from penstock.batching.running.own_outputs import OwnOutputs
+from penstock.batching.running.custom_outputs import CustomOutputs
 from penstock.server.hooks.convert import datatype_of
 from penstock.server.listening.mapped_buffer import MappedBuffer
 
@@ -184,10 +184,10 @@ class Encoder:
     def store_and_encode(self, request: InferRequest, plan: PerOutputPlan) -> bytes:
         """Write all outputs into shared memory, and encode their description. Raises: as `encode_mixed`."""
         shapes = store_all(request, plan)
-        key = (request.wanted, shapes)
+        key = (request.output_positions, shapes)
         text = self._binaries.get(key)
         if text is None:
-            names = [self._outputs[position] for position in request.wanted]
+            names = [self._outputs[position] for position in request.output_positions]
             finished = [Finished(*each, shape, None, BINARY) for each, shape in zip(names, shapes, strict=True)]
             text, _ = self.encode_finished("", finished)
             self._cache(key, text)
@@ -218,26 +218,28 @@ def encode_by_mode(encoder: Encoder, request: InferRequest, plan: PerOutputPlan)
     """Encode outputs, some as classes or into shared memory. Returns, and raises: as `encode_mixed`."""
     if plan.all_shared:
         return encoder.store_and_encode(request, plan), 0
-    return encoder.encode_finished(request.id, finish_all(request.model, request.wanted, plan, request.outputs or []))
+    return encoder.encode_finished(
+        request.id, finish_all(request.model, request.output_positions, plan, request.outputs or [])
+    )
 
 
 def encode_large(encoder: Encoder, request: InferRequest, plan: Plan) -> tuple[Body, int]:
     """Encode any outputs, on a thread, into mapped memory. Returns, and raises: as `encode_mixed`."""
     outputs: Any = request.outputs or []
-    if type(outputs) is OwnOutputs:
+    if type(outputs) is CustomOutputs:
         return encoder.encode_mapped(
-            request.id, finish_own_outputs(request.model, request.wanted, plan, outputs), outputs.parameters
+            request.id, finish_own_outputs(request.model, request.output_positions, plan, outputs), outputs.parameters
         )
     if type(plan) is PerOutputPlan and plan.all_shared:
         return encoder.store_and_encode(request, plan), 0
-    return encoder.encode_mapped(request.id, finish_all(request.model, request.wanted, plan, outputs))
+    return encoder.encode_mapped(request.id, finish_all(request.model, request.output_positions, plan, outputs))
 
 
 def encode_own_outputs(encoder: Encoder, request: InferRequest, plan: Plan) -> tuple[bytes, int]:
     """Encode an answer of user code that differs from its signature. Returns, and raises: as `encode_mixed`."""
     outputs: Any = request.outputs
     return encoder.encode_finished(
-        request.id, finish_own_outputs(request.model, request.wanted, plan, outputs), outputs.parameters
+        request.id, finish_own_outputs(request.model, request.output_positions, plan, outputs), outputs.parameters
     )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock.backends.device_array import DeviceArray
 from penstock.backends.errors import Code, InferError
-from penstock.batching.running.own_outputs import own_datatype
+from penstock.batching.running.custom_outputs import actual_datatype
 from penstock.server.listening.mapped_buffer import raise_if_abandoned
 
 from .call_parameters import BINARY, JSON, MAX_CLASSES, Classes, PerOutputPlan
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from penstock.backends.backend import Array
     from penstock.batching.model import Model
     from penstock.batching.request import InferRequest
-    from penstock.batching.running.own_outputs import OwnOutputs
+    from penstock.batching.running.custom_outputs import CustomOutputs
 
     from .call_parameters import OutputMode, Plan
 
@@ -74,7 +74,7 @@ def store_all(request: InferRequest, plan: PerOutputPlan) -> tuple[tuple[int, ..
     """Finish outputs that all go into shared memory, release it, and return their shapes. Raises: as `finish_all`."""
     specs, outputs = request.model.signature.outputs, request.outputs or []
     try:
-        for position, lease, array in zip(request.wanted, plan.modes, outputs, strict=True):
+        for position, lease, array in zip(request.output_positions, plan.modes, outputs, strict=True):
             if type(lease) is Lease and (type(array) is not DeviceArray or not lease.is_same_memory(array)):
                 spec = specs[position]
                 store(spec.name, spec.datatype, array, lease)
@@ -83,12 +83,12 @@ def store_all(request: InferRequest, plan: PerOutputPlan) -> tuple[tuple[int, ..
     return tuple([array.shape for array in outputs])
 
 
-def finish_own_outputs(model: Model, wanted: Sequence[int], plan: Plan, outputs: OwnOutputs) -> list[Finished]:
+def finish_own_outputs(model: Model, wanted: Sequence[int], plan: Plan, outputs: CustomOutputs) -> list[Finished]:
     """Finish the outputs that user code returned, as `finish_all` does; each keeps its own datatype."""
     try:
         specs = [model.signature.outputs[position] for position in wanted]
         return [
-            finish(model, (spec.name, own_datatype(spec.datatype, array)), mode, array)
+            finish(model, (spec.name, actual_datatype(spec.datatype, array)), mode, array)
             for spec, mode, array in zip(specs, modes_of(plan, len(specs)), outputs, strict=True)
             if array is not None
         ]

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from penstock.backends.backend import Array
     from penstock.backends.signature import TensorSpec
-    from penstock.batching.request import Terms
+    from penstock.batching.request import RequestOptions
     from penstock.server.engines import ServingEngine
     from penstock.server.hooks.runner import Hooks
     from penstock.server.http.limits import Limits
@@ -64,7 +64,7 @@ class GenerateRequest(NamedTuple):
 
     inputs: dict[str, Array]
     request_id: str
-    terms: Terms
+    terms: RequestOptions
     parameters: Mapping[str, Any] | None
 
 
@@ -152,7 +152,7 @@ class Generate:
         if not self._hooks_of(model).has_pre:
             signature = model.signature
             shapes = [inputs[name].shape if name in inputs else None for name in signature.input]
-            check_shapes(model.name, signature, model.request_rows, shapes, model.padding)
+            check_shapes(model.name, signature, model.max_request_rows, shapes, model.padding)
         terms = call_parameters.make_options(parameters, None).terms(time.monotonic_ns(), model.spec.policy)
         return GenerateRequest(inputs, request_id, terms, parameters.custom)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from penstock.backends.datatypes import BY_DTYPE
-from penstock.batching.running.own_outputs import own_datatype
+from penstock.batching.running.custom_outputs import actual_datatype
 
 from .tensors import json_writer
 
@@ -66,7 +66,7 @@ class GenerateEncoder:
         spec = self._model.signature.output.get(name)
         if spec is None or not spec.is_tensor:
             return BY_DTYPE[array.dtype].name
-        return own_datatype(spec.datatype, array)
+        return actual_datatype(spec.datatype, array)
 
 
 class _Member:

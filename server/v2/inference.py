@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
 from penstock.backends.errors import Code, InferError, without_traceback
-from penstock.batching.running.own_outputs import OwnOutputs
+from penstock.batching.running.custom_outputs import CustomOutputs
 from penstock.server.answering import (
     LARGE_BYTES,
     LargeJsonReader,
@@ -111,7 +111,7 @@ class Inference:
         route = head.route.route
         # another model may have the name by now, and its queue is the one that matters
         model = route.model if route.generation == self._engine.generation else None
-        return None if model is None else self._engine.turn_away(model)
+        return None if model is None else self._engine.early_rejection(model)
 
     def begin(self, connection: FastLane, head: Head, body: bytes) -> None:
         """Decode and submit one request, or answer with its error."""
@@ -121,8 +121,8 @@ class Inference:
             if route.generation != self._engine.generation:
                 self._resolve(route)
             model: Model = route.model  # type: ignore[assignment]  # set by _resolve
-            if not model.gathers and (model.scheduler.is_full() or model.scheduler.target_ns):
-                rejection = self._engine.turn_away(model)
+            if not model.collects_arrivals and (model.scheduler.is_full() or model.scheduler.target_ns):
+                rejection = self._engine.early_rejection(model)
                 if rejection is not None:
                     raise rejection
             if not claim.is_simple or route.needs_task or (len(body) >= LARGE_BYTES and is_slow_to_read(claim, body)):
@@ -172,7 +172,9 @@ class Inference:
                 # the route may lead to another version by now than the one that ran
                 encoder = (route.encoder if route.model is request.model else None) or self._encoder(request.model)
                 if connection.plan is None and not claim.answer_coding and not claim.route.may_answer_large:
-                    connection.answer_ok(encoder.encode_json(request.id, request.wanted, request.outputs or []))
+                    connection.answer_ok(
+                        encoder.encode_json(request.id, request.output_positions, request.outputs or [])
+                    )
                 else:
                     self._answer_outputs(connection, claim, encoder, request)
             except InferError as failed:
@@ -203,7 +205,7 @@ class Inference:
         return Encoder(model.name, model.version, outputs)
 
     def _submit(self, connection: FastLane, request: InferRequest, options: Options) -> None:
-        if options.affects_request or request.model.timed:
+        if options.affects_request or request.model.has_default_timeout:
             options.apply_to(request)
         request.context = connection
         connection.plan = options.plan
@@ -222,14 +224,16 @@ class Inference:
         if (claim.route.may_answer_large or type(plan) is PerOutputPlan) and is_large(plan, outputs):
             work = self._answer_on_thread(connection, claim, encoder, request, plan)
             connection.task = asyncio.get_running_loop().create_task(work)
-        elif type(outputs) is OwnOutputs:
+        elif type(outputs) is CustomOutputs:
             self._answer_body(connection, claim, *encode_own_outputs(encoder, request, plan))
         elif type(plan) is PerOutputPlan:
             self._answer_body(connection, claim, *encode_by_mode(encoder, request, plan))
         elif plan is None and not claim.answer_coding:
-            connection.answer_ok(encoder.encode_json(request.id, request.wanted, outputs))
+            connection.answer_ok(encoder.encode_json(request.id, request.output_positions, outputs))
         else:
-            self._answer_body(connection, claim, *encoder.encode_mixed(request.id, request.wanted, plan, outputs))
+            self._answer_body(
+                connection, claim, *encoder.encode_mixed(request.id, request.output_positions, plan, outputs)
+            )
 
     async def _answer_on_thread(
         self, connection: FastLane, claim: InferenceClaim, encoder: Encoder, request: InferRequest, plan: Plan

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.backends.errors import InferError
-from penstock.batching.request import NO_TERMS, Terms
+from penstock.batching.request import DEFAULT_REQUEST_OPTIONS, RequestOptions
 from penstock.server.answering import LARGE_BYTES, LargeJsonReader, Promise, internal_error, read_compressed
 
 from .call_parameters import DEFAULT_OPTIONS
@@ -83,5 +83,7 @@ class Predictions:
         self._answer_error(connection, error)
 
 
-def _terms(model: Model) -> Terms:
-    return DEFAULT_OPTIONS.terms(time.monotonic_ns(), model.spec.policy) if model.timed else NO_TERMS
+def _terms(model: Model) -> RequestOptions:
+    if not model.has_default_timeout:
+        return DEFAULT_REQUEST_OPTIONS
+    return DEFAULT_OPTIONS.terms(time.monotonic_ns(), model.spec.policy)

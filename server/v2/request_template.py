@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.batching.request import InferRequest, bytes_of
+from penstock.batching.request import InferRequest, input_bytes
 
 from .call_parameters import PerOutputPlan
 from .regions import Lease
@@ -44,7 +44,7 @@ class RequestTemplate:
         """`regions` are those the request may name; `locations` gives the location of each input."""
         self.key = request.key
         self.rows = request.rows
-        self.wanted = request.wanted
+        self.wanted = request.output_positions
         self.shared_positions = [
             position for position, location in enumerate(locations) if isinstance(location, SharedInput)
         ]
@@ -66,7 +66,7 @@ class RequestTemplate:
         request.id = request_id
         request.nbytes = nbytes
         if self.shared_positions:
-            request.nbytes += bytes_of(map(inputs.__getitem__, self.shared_positions))
+            request.nbytes += input_bytes(map(inputs.__getitem__, self.shared_positions))
         return request, self.options if self.modes is None else self._with_leases(request, self.modes)
 
     def _with_leases(self, request: InferRequest, modes: Sequence[OutputMode | Location]) -> Options:
@@ -77,6 +77,6 @@ class RequestTemplate:
             self.all_shared,
             self.hook_outputs,
         )
-        if request.model.in_place:
+        if request.model.in_place_devices:
             set_output_targets(request, plan)
         return self.options.with_plan(plan)

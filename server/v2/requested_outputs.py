@@ -75,7 +75,7 @@ def is_hook_output(model: Model, name: str, *, hooks: bool = True) -> bool:
     spec = model.signature.output.get(name)
     if spec is not None and spec.is_tensor:
         return False
-    if not (hooks and model.names_own):
+    if not (hooks and model.hooks_name_outputs):
         raise unexpected_output(model, name)
     return True
 
@@ -130,10 +130,10 @@ def select_outputs(request: InferRequest, plan: Plan, outputs: Mapping[str, Arra
         require_hook_outputs(model, hook_outputs, outputs)
     except InferError as error:
         raise prefix_with_id(request.id, error) from None
-    modes = modes_of(plan, len(request.wanted))
+    modes = modes_of(plan, len(request.output_positions))
     # without named outputs, `wanted` is the model's own tuple; an equal tuple names each output, unless it is empty
-    if hook_outputs or request.wanted is not model.all_outputs:
-        names = [model.signature.outputs[position].name for position in request.wanted]
+    if hook_outputs or request.output_positions is not model.all_outputs:
+        names = [model.signature.outputs[position].name for position in request.output_positions]
         requested = {**dict(zip(names, modes, strict=True)), **hook_outputs}
         selected = {name: requested[name] for name in outputs if name in requested}
         if selected or hook_outputs:

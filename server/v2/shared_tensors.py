@@ -2,7 +2,7 @@
 
 The rules are the same over HTTP and gRPC, whose decoding calls this. Shared device memory is used in place if the
 model's Bindings can (`Model.in_place`). Shared host memory stays in place until the input is gathered, if nothing reads
-it earlier (`Model.reads_late`). Anything else is copied when the request is decoded, and when it is answered
+it earlier (`Model.reads_at_gather`). Anything else is copied when the request is decoded, and when it is answered
 (`finish.py`). Texts are Triton's.
 """
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 
 from penstock.backends.device_array import HOST, DeviceArray
-from penstock.batching.request import bytes_of
+from penstock.batching.request import input_bytes
 
 from .call_parameters import invalid, parse_location, require_regions
 from .regions import LargeRead, Lease
@@ -54,12 +54,12 @@ class SharedInput(NamedTuple):
         """Return a copy, or the memory itself if the model reads it in place. Raises: InferError; LargeRead."""
         name, offset, byte_size, spec, shape, is_direct = self
         region = regions.find(name, offset, byte_size)
-        if is_direct and model.in_place and region.device in model.in_place:
+        if is_direct and model.in_place_devices and region.device in model.in_place_devices:
             return cast("Array", DeviceArray(region, offset, shape, spec.type.dtype))
         if byte_size > (max_bytes := model.scheduler.limits.nbytes_ceiling):
             text = f"input '{spec.name}' for model '{model.name}' has {byte_size} bytes, its queue accepts {max_bytes}"
             raise invalid(text)
-        if is_direct and byte_size >= MIN_LATE_READ_BYTES and model.reads_late and region.device == HOST:
+        if is_direct and byte_size >= MIN_LATE_READ_BYTES and model.reads_at_gather and region.device == HOST:
             region.check(offset + byte_size)
             return cast("Array", DeviceArray(region, offset, shape, spec.type.dtype))
         if byte_size > regions.max_copy_bytes:
@@ -109,7 +109,7 @@ def copied_bytes(request: InferRequest, names: Iterable[str]) -> int:
     """Count the bytes that the server holds or will hold for a request's shared inputs of these names: copies."""
     inputs = zip(request.model.signature.inputs, request.inputs, strict=True)
     shared_names = set(names)
-    return bytes_of(array for spec, array in inputs if spec.name in shared_names)
+    return input_bytes(array for spec, array in inputs if spec.name in shared_names)
 
 
 def set_output_targets(request: InferRequest, plan: PerOutputPlan) -> None:
@@ -118,8 +118,8 @@ def set_output_targets(request: InferRequest, plan: PerOutputPlan) -> None:
     Only if they are known to fit; others go through the host, where their size is checked first.
     """
     model, targets = request.model, {}
-    for position, mode in zip(request.wanted, plan.modes, strict=True):
-        if type(mode) is not Lease or mode.device not in model.in_place:
+    for position, mode in zip(request.output_positions, plan.modes, strict=True):
+        if type(mode) is not Lease or mode.device not in model.in_place_devices:
             continue
         spec = model.signature.outputs[position]
         shape = (request.rows, *spec.shape[1:]) if model.signature.batched else spec.shape
@@ -127,4 +127,4 @@ def set_output_targets(request: InferRequest, plan: PerOutputPlan) -> None:
         if min(shape, default=0) >= 0 and 0 < nbytes <= mode.byte_size:
             targets[position] = mode.array(shape, spec.type.dtype)
     if targets:
-        request.targets = targets
+        request.output_targets = targets

@@ -1,4 +1,4 @@
-"""Bound: whatever is declared is refused, or runs in shapes that the model's graph has."""
+"""Bound: every declaration is either refused or runs in shapes that the model's graph accepts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def fits(shape: tuple[int, ...], graph: tuple[int, ...]) -> bool:
 
 @settings(max_examples=400, deadline=None)
 @given(declared(), st.sampled_from([0, 4, 4, 4]), TOLD, st.sampled_from([(-1,), (-1,), (-1, -1)]), st.data())
-def test_what_is_not_refused_runs_in_the_models_own_shapes(
+def test_an_accepted_configuration_runs_in_shapes_of_the_models_graph(
     x: TensorSpec, rows: int, told: BatchTensor | None, told_dims: tuple[int, ...], data: st.DataObject
 ) -> None:
     first = 1 if rows else 0
@@ -79,7 +79,7 @@ def test_what_is_not_refused_runs_in_the_models_own_shapes(
         return
     forms = [word for word in ("ragged", "is_shape", "reshape") if getattr(x, word) not in (None, False)]
     event(f"{rows} rows, {forms}")
-    bound = spec.bound or spec.signature
+    bound = spec.binding_signature or spec.signature
     assert bound is not None
     backend = FakeBackend(bound, list)
     binding = backend.bind(bound, 4)
@@ -94,7 +94,7 @@ def test_what_is_not_refused_runs_in_the_models_own_shapes(
 
 @settings(max_examples=100, deadline=None)
 @given(DIMS, DIMS, st.data())
-def test_an_ensemble_hands_on_what_a_model_of_these_shapes_would_get(
+def test_an_ensemble_reshapes_tensors_between_steps_as_a_model_would(
     dims: tuple[int, ...], reshape: tuple[int, ...], data: st.DataObject
 ) -> None:
     x, y = TensorSpec("x", "FP32", dims, reshape=reshape), TensorSpec("y", "FP32", dims, reshape=reshape)
@@ -106,16 +106,16 @@ def test_an_ensemble_hands_on_what_a_model_of_these_shapes_would_get(
     except InferError:
         return
     assert spec.signature is not None
-    assume(spec.bound is not None)
+    assume(spec.binding_signature is not None)
     sent = (2, *(data.draw(st.integers(1, 3)) if dim < 0 else dim for dim in dims))
     array = np.arange(np.prod(sent), dtype=np.float32).reshape(sent)
     backend = FakeBackend(graph, list)
     model = Model(spec, [backend], lambda *_: None)
     request = InferRequest(model, [array], 2, (sent[1:],), (0,), NoSink())
 
-    run_batch(model, backend.bind(model.bound, 4), Batch([request], 2, request.key, 1))
+    run_batch(model, backend.bind(model.binding_signature, 4), Batch([request], 2, request.key, 1))
 
-    assert reshaped_signature(spec.signature) == spec.bound
+    assert reshaped_signature(spec.signature) == spec.binding_signature
     assert model.forms is not None
     (handed,) = model.forms.to_model([array])
     (ran,) = backend.runs[0].inputs

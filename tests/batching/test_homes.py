@@ -1,4 +1,4 @@
-"""Models that remember sequences for themselves, several Instances of them, and Instances that are lost."""
+"""Models that keep the state of sequences themselves: several Instances, and Instances that are lost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock.backends.errors import Code, DeviceLost, InferError, RunStopped
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.engine import Engine
 from penstock.batching.model import Model
-from penstock.batching.request import InSequence, Terms
+from penstock.batching.request import InSequence, RequestOptions
 from penstock.batching.spec import BatchPolicy, Control, InstanceGroup, ModelSpec, SequenceSpec
 from tests.fakes import PATIENCE_S, FakeBackend
 
@@ -96,9 +96,9 @@ async def served(loads: Loads, spec: ModelSpec) -> AsyncIterator[tuple[Engine, M
 
 async def ask(it: tuple[Engine, Model], value: float, identity: int, flags: str = "") -> float | str:
     engine, model = it
-    terms = Terms(sequence=InSequence(identity, "s" in flags, "e" in flags))
+    terms = RequestOptions(sequence=InSequence(identity, "s" in flags, "e" in flags))
     try:
-        (answer,) = await engine.infer(model, [np.full((1, 1), value, np.float32)], terms=terms)
+        (answer,) = await engine.infer(model, [np.full((1, 1), value, np.float32)], options=terms)
     except InferError as error:
         return error.message
     return float(answer.item())
@@ -124,7 +124,7 @@ def spec_of(*, direct: bool, instances: tuple[InstanceGroup, ...] = SPEC.instanc
 
 @pytest.mark.parametrize("direct", [True, False])
 @pytest.mark.parametrize("instances", [SPEC.instances, TWO_DEVICES], ids=["one CPU", "two devices"])
-async def test_each_instance_has_a_memory_of_its_own(instances: tuple[InstanceGroup, ...], direct: bool) -> None:
+async def test_each_instance_keeps_its_own_sequence_state(instances: tuple[InstanceGroup, ...], direct: bool) -> None:
     loads = Loads(direct=direct)
     async with served(loads, spec_of(direct=direct, instances=instances)) as it:
         found = await asyncio.gather(*(follow(it, identity, "s......e") for identity in range(1, 13)))
@@ -136,7 +136,7 @@ async def test_each_instance_has_a_memory_of_its_own(instances: tuple[InstanceGr
 
 @pytest.mark.parametrize("instances", [(InstanceGroup(1),), SPEC.instances, TWO_DEVICES])
 @pytest.mark.parametrize("seed", range(12))
-async def test_no_answer_is_wrong_whatever_befalls_the_instances(
+async def test_no_answer_of_a_sequence_is_wrong_whatever_happens_to_the_instances(
     seed: int, instances: tuple[InstanceGroup, ...]
 ) -> None:
     chance = random.Random(seed)
@@ -156,7 +156,9 @@ async def test_no_answer_is_wrong_whatever_befalls_the_instances(
 
 @pytest.mark.parametrize("instances", [SPEC.instances, TWO_DEVICES], ids=["one CPU", "two devices"])
 @pytest.mark.parametrize("seed", range(6))
-async def test_instances_that_come_and_go_forget_no_sequence(seed: int, instances: tuple[InstanceGroup, ...]) -> None:
+async def test_no_sequence_is_lost_when_instances_are_added_and_removed(
+    seed: int, instances: tuple[InstanceGroup, ...]
+) -> None:
     chance, loads, asking = random.Random(seed), Loads(direct=bool(seed % 2)), True
     spec = spec_of(direct=bool(seed % 2), instances=instances)
     async with served(loads, spec) as it:
@@ -175,15 +177,15 @@ async def test_instances_that_come_and_go_forget_no_sequence(seed: int, instance
         found = await asyncio.gather(*(follow(it, identity, "s....s....e") for identity in range(1, 25)))
         asking = False
         assert await changing
-        await asyncio.gather(*it[1].leaving)
+        await asyncio.gather(*it[1].shutdown_tasks)
 
-        assert len(it[1].instances) == len(it[1].places)
+        assert len(it[1].instances) == len(it[1].placements)
         assert len(it[1].instances) == sum(group.count for group in it[1].spec.instances)
     assert len(loads.devices) > 2
     assert all(answer == wanted for each in found for wanted, answer in each)
 
 
-async def test_a_model_is_closed_though_a_sequence_keeps_an_instance_that_is_to_end() -> None:
+async def test_a_model_is_closed_even_if_a_sequence_keeps_an_ending_instance_alive() -> None:
     async with served(Loads(direct=True), SPEC) as it:
         assert [await ask(it, 1, 1, "s"), await ask(it, 1, 2, "s")] == [1, 1]
         change = await it[0].change(it[1], replace(SPEC, instances=(InstanceGroup(1),)))
@@ -192,10 +194,10 @@ async def test_a_model_is_closed_though_a_sequence_keeps_an_instance_that_is_to_
 
         await it[0].unload("m", 1)
 
-        assert not it[1].leaving
+        assert not it[1].shutdown_tasks
 
 
-async def test_a_sequence_whose_instance_was_lost_is_told_to_begin_again() -> None:
+async def test_a_sequence_whose_instance_was_lost_must_start_again() -> None:
     fates = iter([DeviceLost(Code.NOT_READY, "lost")])
     loads = Loads(lambda values: next(fates, None) if 7 in values else None, direct=True)
     async with served(loads, replace(SPEC, instances=(InstanceGroup(1),))) as it:
@@ -210,14 +212,14 @@ async def test_a_sequence_whose_instance_was_lost_is_told_to_begin_again() -> No
     assert said == [1, 2, text.format(1), text.format(2), 4, 9, 6]
 
 
-async def test_a_request_that_begins_a_sequence_runs_again_at_its_row() -> None:
+async def test_the_first_request_of_a_sequence_is_retried_at_its_row_after_a_device_is_lost() -> None:
     fates = iter([DeviceLost(Code.NOT_READY, "lost")])
     loads = Loads(lambda values: next(fates, None) if 7 in values else None, direct=True)
     async with served(loads, replace(SPEC, instances=(InstanceGroup(1),))) as it:
         assert [await ask(it, 1, 1, "s"), await ask(it, 7, 2, "s"), await ask(it, 1, 2)] == [1, 7, 8]
 
 
-async def test_what_a_batch_has_failed_with_is_not_taken_in_twice() -> None:
+async def test_requests_of_a_failed_batch_change_sequence_state_only_once() -> None:
     loads = Loads(lambda values: InferError(Code.INVALID, "guilty") if 7 in values else None, direct=False)
     async with served(loads, replace(spec_of(direct=False), instances=(InstanceGroup(1),))) as it:
         await asyncio.gather(*(ask(it, 1, identity, "s") for identity in (1, 2)))
@@ -228,7 +230,7 @@ async def test_what_a_batch_has_failed_with_is_not_taken_in_twice() -> None:
     assert after == [7, 9]
 
 
-async def test_what_belongs_to_an_instance_that_cannot_run_is_refused_and_new_sequences_begin_elsewhere() -> None:
+async def test_sequences_of_an_unusable_instance_fail_and_new_sequences_start_on_another() -> None:
     fates = iter([DeviceLost(Code.NOT_READY, "lost")])
     loads = Loads(lambda values: next(fates, None) if 7 in values else None, direct=True)
     async with served(loads, SPEC) as it:
@@ -239,7 +241,7 @@ async def test_what_belongs_to_an_instance_that_cannot_run_is_refused_and_new_se
         assert said == ["model 'm' lost its device: it does not load", 1, 2, 2]
 
 
-async def test_one_that_may_begin_where_nothing_runs_is_not_left_waiting() -> None:
+async def test_a_sequence_that_may_start_on_an_idle_instance_is_not_left_waiting() -> None:
     ends = threading.Event()
 
     def befalls(values: list[float]) -> None:

@@ -1,4 +1,4 @@
-"""Sequences that are one request, which runs until its model is done with it, in a Scheduler. No clock, no threads."""
+"""Iterative requests, each a sequence that runs until its model is done, in a Scheduler. No clock, no threads."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def scheduler_of(spec: SequenceSpec, rows: int = 2, instances: int = 1, *, remem
 
 def add(scheduler: Scheduler, sequence: InSequence | None = None, now_ns: int = 1) -> InferRequest:
     request = fake_request(MODEL, 1, A)
-    request.queue_ns = request.start_ns = now_ns
+    request.enqueued_ns = request.start_ns = now_ns
     request.sequence = sequence
     scheduler.add(request)
     return request
@@ -41,13 +41,13 @@ def run(scheduler: Scheduler, *again: InferRequest, now_ns: int = 1, own: tuple[
     """Run a batch, of which some are to run again."""
     batch = scheduler.take(now_ns, pin=own)
     assert batch is not None
-    batch.again = again
+    batch.rerun_requests = again
     scheduler.record_ended(batch, now_ns)
     return batch
 
 
 @both
-def test_a_request_that_says_no_sequence_is_one(spec: SequenceSpec) -> None:
+def test_a_request_without_a_sequence_becomes_one_of_its_own(spec: SequenceSpec) -> None:
     scheduler = scheduler_of(spec)
 
     requests = [add(scheduler), add(scheduler)]
@@ -57,20 +57,20 @@ def test_a_request_that_says_no_sequence_is_one(spec: SequenceSpec) -> None:
 
 
 @both
-def test_it_runs_again_neither_as_the_first_nor_as_the_last(spec: SequenceSpec) -> None:
+def test_a_repeated_request_is_neither_the_start_nor_the_end_of_its_sequence(spec: SequenceSpec) -> None:
     scheduler = scheduler_of(spec)
     request = add(scheduler, InSequence(7, start=True, end=True))
 
     run(scheduler, request, now_ns=5)
 
-    assert (request.sequence, request.queue_ns, request.waiting) == (InSequence(7), 5, True)
+    assert (request.sequence, request.enqueued_ns, request.waiting) == (InSequence(7), 5, True)
     assert (scheduler.request_count, scheduler.rows) == (1, 1)
     assert run(scheduler).requests == [request]
     assert (scheduler.request_count, scheduler.rows, len(scheduler.sequences or "")) == (0, 0, 0)
 
 
 @both
-def test_a_run_has_those_that_go_on_and_those_that_are_new(spec: SequenceSpec) -> None:
+def test_a_batch_combines_repeated_and_new_requests(spec: SequenceSpec) -> None:
     scheduler = scheduler_of(spec)
     first = add(scheduler)
     run(scheduler, first)
@@ -83,7 +83,7 @@ def test_a_run_has_those_that_go_on_and_those_that_are_new(spec: SequenceSpec) -
 
 
 @both
-def test_its_place_is_another_s_once_it_is_done(spec: SequenceSpec) -> None:
+def test_a_finished_requests_slot_is_given_to_a_waiting_request(spec: SequenceSpec) -> None:
     scheduler = scheduler_of(spec, rows=1)
     first, second = add(scheduler), add(scheduler)
     run(scheduler, first)
@@ -94,7 +94,7 @@ def test_its_place_is_another_s_once_it_is_done(spec: SequenceSpec) -> None:
 
 
 @both
-def test_it_stays_with_the_instance_that_remembers_it(spec: SequenceSpec) -> None:
+def test_a_repeated_request_stays_on_the_instance_that_keeps_its_state(spec: SequenceSpec) -> None:
     scheduler = scheduler_of(spec, rows=1, instances=2, remembers=True)
     here, there = add(scheduler), add(scheduler)
 
@@ -106,7 +106,7 @@ def test_it_stays_with_the_instance_that_remembers_it(spec: SequenceSpec) -> Non
 
 
 @both
-def test_it_is_never_idle_and_is_forgotten_when_it_is_done(spec: SequenceSpec) -> None:
+def test_an_iterative_request_never_becomes_idle_and_is_forgotten_when_finished(spec: SequenceSpec) -> None:
     scheduler = scheduler_of(spec)
     request = add(scheduler)
     run(scheduler, request)
@@ -119,7 +119,7 @@ def test_it_is_never_idle_and_is_forgotten_when_it_is_done(spec: SequenceSpec) -
 
 
 @both
-def test_one_that_is_taken_back_between_two_runs_leaves_its_place(spec: SequenceSpec) -> None:
+def test_a_request_canceled_between_two_runs_frees_its_slot(spec: SequenceSpec) -> None:
     scheduler = scheduler_of(spec, rows=1)
     first, second = add(scheduler), add(scheduler)
     run(scheduler, first)
@@ -131,10 +131,10 @@ def test_one_that_is_taken_back_between_two_runs_leaves_its_place(spec: Sequence
 
 
 @both
-def test_a_timeout_counts_until_it_runs_for_the_first_time(spec: SequenceSpec) -> None:
+def test_a_timeout_applies_only_until_a_requests_first_run(spec: SequenceSpec) -> None:
     scheduler = scheduler_of(spec, rows=1)
     request = fake_request(MODEL, 1, A)
-    request.queue_ns, request.deadline_ns = 1, 10
+    request.enqueued_ns, request.deadline_ns = 1, 10
     scheduler.add(request)
     run(scheduler, request)
 
@@ -142,7 +142,7 @@ def test_a_timeout_counts_until_it_runs_for_the_first_time(spec: SequenceSpec) -
     assert run(scheduler, now_ns=20).requests == [request]
 
 
-def test_answers_in_order_wait_for_one_that_goes_on() -> None:
+def test_ordered_answers_wait_for_a_request_that_is_repeated() -> None:
     sequences = Sequences("m", OLDEST, 2, 1)
     scheduler = Scheduler(BatchPolicy(max_batch_rows=2, preserve_ordering=True), CostModel(), 0, 1, sequences)
     first, second = add(scheduler), add(scheduler)
@@ -155,7 +155,7 @@ def test_answers_in_order_wait_for_one_that_goes_on() -> None:
     assert scheduler.ordering.record_ended([first]) == [first, second]
 
 
-def test_ids_are_none_of_those_under_way_and_text_where_the_model_takes_text() -> None:
+def test_generated_sequence_ids_avoid_active_ids_and_are_strings_if_the_model_takes_strings() -> None:
     assert [
         SequenceIds({2}, as_text=False).begin_sequence().id,
         SequenceIds({"1"}, as_text=True).begin_sequence().id,

@@ -1,4 +1,4 @@
-"""What holds of levels, policies, sizes and delays whatever happens, against a plain list of what waits."""
+"""Properties of levels, policies, sizes and delays under any events, checked against a list of waiting requests."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class PolicyMachine(RuleBasedStateMachine):
             default_timeout_us=default.default_timeout_us,
             allow_timeout_override=default.allow_timeout_override,
             max_queue_requests=default.max_requests,
-            timeout_delays=default.delays,
+            timeout_delays=default.delays_on_timeout,
             priority_levels=levels,
             default_priority=min(levels, 2),
             level_policies={level: each for level, each in own.items() if level <= levels},
@@ -77,7 +77,7 @@ class PolicyMachine(RuleBasedStateMachine):
         self.now_ns += passed_ns
         self._expire()
         request = fake_request(MODEL, min(rows, self.policy.max_batch_rows or 1), key)
-        request.start_ns = request.queue_ns = self.now_ns
+        request.start_ns = request.enqueued_ns = self.now_ns
         request.priority = priority
         request.deadline_ns = queue_deadline_ns(self.now_ns, timeout_us, self.policy, 0, priority)
         level = level_of(self.policy, priority)
@@ -137,7 +137,7 @@ class PolicyMachine(RuleBasedStateMachine):
             self.policy.max_batch_rows or 1,
         )
         delay_ns = self.policy.max_queue_delay_us * 1000
-        over = self.now_ns - min(request.queue_ns for request in line) >= delay_ns
+        over = self.now_ns - min(request.enqueued_ns for request in line) >= delay_ns
         if seen.preferred_rows and not (over and delay_ns):
             return seen.preferred_rows
         return seen.fitting_rows if over or seen.complete else 0
@@ -176,12 +176,12 @@ class PolicyMachine(RuleBasedStateMachine):
             self.scheduler.expired += self.scheduler.expire(self.now_ns)
         late = [request for request in self.waiting if 0 < self.deadlines[request] <= self.now_ns]
         for request in sorted(late, key=lambda request: self.deadlines[request]):
-            if self._own(request.priority).delays:
+            if self._own(request.priority).delays_on_timeout:
                 self.deadlines[request] = 0
                 self.put_off.append(request)
         failed, self.scheduler.expired = (self.scheduler.expired, []) if run else ([], self.scheduler.expired)
         if run:
-            assert {*failed} == {request for request in late if not self._own(request.priority).delays}
+            assert {*failed} == {request for request in late if not self._own(request.priority).delays_on_timeout}
             for request in failed:
                 self.waiting.remove(request)
                 self._end(request)
@@ -215,7 +215,7 @@ class PolicyMachine(RuleBasedStateMachine):
         for key in (A, B):
             line = self._line(key)
             if line and not self._goes(key):
-                due = min(request.queue_ns for request in line) + self.policy.max_queue_delay_us * 1000
+                due = min(request.enqueued_ns for request in line) + self.policy.max_queue_delay_us * 1000
                 assert 0 < self.scheduler.due_ns(self.now_ns) <= due
 
     def teardown(self) -> None:
@@ -235,7 +235,7 @@ TestWhateverHappens.settings = settings(max_examples=80, stateful_step_count=30,
     max_rows=st.integers(1, 4),
     delays=st.booleans(),
 )
-def test_nobody_starves_however_many_of_a_higher_level_keep_coming(
+def test_no_request_starves_however_many_of_a_higher_level_keep_arriving(
     before: list[tuple[Key, int]], coming: list[list[tuple[Key, int]]], max_rows: int, delays: bool
 ) -> None:
     """When its patience ends, only those that have waited as long go before it, one batch for each at worst."""
@@ -249,7 +249,7 @@ def test_nobody_starves_however_many_of_a_higher_level_keep_coming(
 
     def arrive(key: Key, priority: int) -> InferRequest:
         request = fake_request(MODEL, 1, key)
-        request.start_ns = request.queue_ns = now_ns
+        request.start_ns = request.enqueued_ns = now_ns
         request.priority = priority
         request.deadline_ns = now_ns + 5 if delays else 0
         scheduler.add(request)

@@ -1,4 +1,4 @@
-"""The CUDA Binding on a fake device, run by Instances that overlap: the whole way from the Engine to the streams."""
+"""The CUDA Binding on a fake device, run by overlapping Instances, from the Engine to the streams."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.batching.devices.placement import Devices
 from penstock.batching.engine import Engine
 from penstock.batching.loading.opening import close_model, open_model
 from penstock.batching.model import Model
-from penstock.batching.running import attempts
+from penstock.batching.running import reload_backoff
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec
 from tests.backends.fake_cuda import FakeRuntime
 from tests.backends.fake_session import fake_cuda_loader
@@ -68,7 +68,7 @@ async def asked(engine: Engine, model: Model, count: int) -> list[bool]:
 
 
 @pytest.mark.anyio
-async def test_two_batches_are_on_the_device_at_once_and_every_answer_is_its_own(doubling: Path) -> None:
+async def test_two_batches_are_on_the_device_at_once_and_every_answer_is_correct(doubling: Path) -> None:
     runtime = FakeRuntime()
     async with served(runtime, doubling, rows=1) as (engine, model):
         before = runtime.copies["h2d"]
@@ -85,21 +85,21 @@ async def test_two_batches_are_on_the_device_at_once_and_every_answer_is_its_own
 
 
 @pytest.mark.anyio
-async def test_each_of_several_instances_has_its_session_and_nothing_stays(doubling: Path) -> None:
+async def test_each_of_several_instances_has_its_session_and_all_are_freed(doubling: Path) -> None:
     runtime = FakeRuntime()
     async with served(runtime, doubling, count=3) as (engine, model):
         assert all(await asked(engine, model, 40))
-        assert len({id(thread.place.backend) for thread in model.threads}) == 3
+        assert len({id(thread.placement.backend) for thread in model.thread_instances}) == 3
     assert not any(runtime.alive.values())
 
 
 @pytest.mark.parametrize("after", [0, 3, 8])
 @pytest.mark.parametrize("call", ["cudaMemcpyAsync", "cudaEventRecord", "cudaEventSynchronize"])
 @pytest.mark.anyio
-async def test_a_sticky_error_anywhere_answers_every_request_and_is_known_for_the_whole_process(
+async def test_a_sticky_cuda_error_fails_every_request_and_marks_the_device_lost_for_the_process(
     doubling: Path, monkeypatch: pytest.MonkeyPatch, call: str, after: int
 ) -> None:
-    monkeypatch.setattr(attempts, "FIRST_RETRY_NS", 0)
+    monkeypatch.setattr(reload_backoff, "MIN_RETRY_NS", 0)
     runtime = FakeRuntime()
     async with served(runtime, doubling) as (engine, model):
         devices: Any = engine.devices
@@ -113,11 +113,11 @@ async def test_a_sticky_error_anywhere_answers_every_request_and_is_known_for_th
         assert later[-1] == [False]
         assert runtime.calls["cudaGetDeviceCount"] == 2  # it was loaded once, and once again
         assert not model.healthy
-        assert "CUDA error 700" in devices.lost
+        assert "CUDA error 700" in devices.lost_reason
         assert model.inflight == 0
 
 
-def test_a_second_session_that_does_not_fit_refuses_the_load_and_nothing_stays(doubling: Path) -> None:
+def test_a_second_session_that_does_not_fit_fails_the_load_and_frees_everything(doubling: Path) -> None:
     runtime = FakeRuntime()
     model = open_model(spec_of(doubling), {"onnxruntime": fake_cuda_loader(runtime)}, lambda *_: None)
     one = runtime.alive["bytes"]

@@ -1,4 +1,4 @@
-"""Placement: what it has loaded is closed when nobody can be using it any more, and it leaves nothing behind."""
+"""Placement: its backends are closed once no binding can use them, and it leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from penstock.backends.backend import Binding
 from penstock.backends.errors import Code, DeviceLost, InferError
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching.devices.placement import Devices, Placement, place
-from penstock.batching.devices.rates import RateLimiter
+from penstock.batching.devices.placement import Devices, Placement, make_placements
+from penstock.batching.devices.rate_limiter import RateLimiter
 from penstock.batching.spec import InstanceGroup, ModelSpec, Resource
 from tests.fakes import FakeBackend
 
@@ -32,39 +32,39 @@ def placed(reopened: list[FakeBackend]) -> tuple[Placement, FakeBackend]:
         return reopened.pop(0)
 
     backend = fake()
-    (made,) = place(SPEC, [backend], Devices(), reopen)
+    (made,) = make_placements(SPEC, [backend], Devices(), reopen)
     return made, backend
 
 
 @pytest.mark.parametrize("option", ["intra_op_thread_count", "TF_NUM_INTRA_THREADS"])
-def test_a_run_is_as_wide_as_the_threads_that_its_session_was_told_to_have(
+def test_the_width_of_a_run_is_the_configured_thread_count_of_its_session(
     option: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.batching.devices.device.usable_cpus", lambda: 8)
 
-    (at,) = place(replace(SPEC, options={option: "2"}), [fake()], Devices(), lambda _: fake())
+    (at,) = make_placements(replace(SPEC, options={option: "2"}), [fake()], Devices(), lambda _: fake())
 
     assert at.share.width == 2
 
 
-def test_a_backend_that_was_replaced_is_closed_when_the_last_of_its_bindings_is_back() -> None:
+def test_a_replaced_backend_is_closed_when_its_last_binding_is_returned() -> None:
     new = fake()
     at, old = placed([new])
     first, second = at.bind(GRAPH, 8), at.bind(GRAPH, 8)
 
-    at.replace([first], GRAPH, 8)
+    at.rebind([first], GRAPH, 8)
     assert (at.backend, old.closed, new.closed) == (new, False, False)
-    at.replace([second], GRAPH, 8)
+    at.rebind([second], GRAPH, 8)
     assert (at.backend, old.closed, new.closed) == (new, True, False)
     at.close()
     assert new.closed
 
 
-def test_what_was_replaced_and_not_given_back_is_closed_at_the_end() -> None:
+def test_a_replaced_backend_with_outstanding_bindings_is_closed_with_the_placement() -> None:
     new = fake()
     at, old = placed([new])
     first, _ = at.bind(GRAPH, 8), at.bind(GRAPH, 8)
-    at.replace([first], GRAPH, 8)
+    at.rebind([first], GRAPH, 8)
 
     at.close()
 
@@ -72,10 +72,10 @@ def test_what_was_replaced_and_not_given_back_is_closed_at_the_end() -> None:
     assert new.closed
 
 
-def test_a_binding_is_known_for_as_long_as_its_backend_is_there() -> None:
+def test_a_binding_is_bound_for_as_long_as_its_backend_is_open() -> None:
     at, old = placed([fake()])
     first, second = at.bind(GRAPH, 8), at.bind(GRAPH, 8)
-    (third,) = at.replace([first], GRAPH, 8)
+    (third,) = at.rebind([first], GRAPH, 8)
 
     assert at.is_bound(old, second)
     assert at.is_bound(at.backend, third)
@@ -83,12 +83,12 @@ def test_a_binding_is_known_for_as_long_as_its_backend_is_there() -> None:
     assert not at.is_bound(old, first)
 
 
-def test_one_that_cannot_be_loaded_again_keeps_what_it_has() -> None:
+def test_a_backend_that_cannot_be_reloaded_is_kept() -> None:
     at, old = placed([])
     lost = at.bind(GRAPH, 8)
 
     with pytest.raises(DeviceLost):
-        at.replace([lost], GRAPH, 8)
+        at.rebind([lost], GRAPH, 8)
 
     assert at.backend is old
     assert at.is_bound(old, lost)
@@ -98,8 +98,8 @@ def test_one_that_cannot_be_loaded_again_keeps_what_it_has() -> None:
 ON_GPU = replace(SPEC, instances=(InstanceGroup(1, ("cuda:0",)),))
 
 
-class TestOnOtherDevicesThanACpu:
-    def test_what_is_lost_is_closed_before_it_is_loaded_again_which_may_need_the_room(self) -> None:
+class TestGpuPlacement:
+    def test_a_lost_backend_is_closed_before_it_is_reloaded(self) -> None:
         old, new = fake(), fake()
         closed: list[bool] = []
 
@@ -107,15 +107,15 @@ class TestOnOtherDevicesThanACpu:
             closed.append(old.closed)
             return new
 
-        (at,) = place(ON_GPU, [old], Devices(), reopen)
+        (at,) = make_placements(ON_GPU, [old], Devices(), reopen)
         lost = [at.bind(GRAPH, 8), at.bind(GRAPH, 8)]
-        made = at.replace(lost, GRAPH, 8)
+        made = at.rebind(lost, GRAPH, 8)
 
         assert closed == [True]
         assert at.backend is new
-        assert at.bound == made == new.bindings
+        assert at.bindings == made == new.bindings
 
-    def test_one_that_does_not_fit_leaves_nothing_and_is_loaded_when_it_does(self) -> None:
+    def test_a_reload_that_does_not_fit_leaves_no_binding_and_a_later_one_succeeds(self) -> None:
         new = [fake()]
         answers = [InferError(Code.OVERLOADED, "it does not fit"), None]
 
@@ -125,16 +125,16 @@ class TestOnOtherDevicesThanACpu:
                 raise error
             return new[0]
 
-        (at,) = place(ON_GPU, [fake()], Devices(), reopen)
+        (at,) = make_placements(ON_GPU, [fake()], Devices(), reopen)
         lost = [at.bind(GRAPH, 8)]
         with pytest.raises(InferError, match="does not fit"):
-            at.replace(lost, GRAPH, 8)
-        assert not at.bound
+            at.rebind(lost, GRAPH, 8)
+        assert not at.bindings
 
-        assert at.replace(lost, GRAPH, 8) == new[0].bindings
+        assert at.rebind(lost, GRAPH, 8) == new[0].bindings
         assert at.backend is new[0]
 
-    def test_a_second_binding_that_does_not_fit_leaves_no_first(self) -> None:
+    def test_a_reload_whose_second_binding_does_not_fit_leaves_no_binding(self) -> None:
         class Small(FakeBackend):
             most = 1
 
@@ -144,36 +144,36 @@ class TestOnOtherDevicesThanACpu:
                 return super().bind(signature, capacity_rows)
 
         small = Small(GRAPH, lambda inputs: inputs)
-        (at,) = place(ON_GPU, [fake()], Devices(), lambda _: small)
+        (at,) = make_placements(ON_GPU, [fake()], Devices(), lambda _: small)
         lost = [at.bind(GRAPH, 8), at.bind(GRAPH, 8)]
         with pytest.raises(InferError, match="does not fit"):
-            at.replace(lost, GRAPH, 8)
-        assert not at.bound
+            at.rebind(lost, GRAPH, 8)
+        assert not at.bindings
 
         small.most = 3
-        assert at.replace(lost, GRAPH, 8) == small.bindings[1:]
+        assert at.rebind(lost, GRAPH, 8) == small.bindings[1:]
 
 
-def test_it_leaves_the_limiter_also_where_a_later_one_can_never_run() -> None:
+def test_a_placement_leaves_the_rate_limiter_on_close_and_on_a_failed_load() -> None:
     devices = Devices(limiter := RateLimiter({("gpu", None): 4}))
     groups = [InstanceGroup(2, resources=(Resource("gpu", needed),)) for needed in (1, 9)]
 
     with pytest.raises(InferError):
-        place(replace(SPEC, instances=tuple(groups)), [fake(), fake()], devices, lambda _: fake())
+        make_placements(replace(SPEC, instances=tuple(groups)), [fake(), fake()], devices, lambda _: fake())
     assert not limiter._claims
 
-    (at,) = place(replace(SPEC, instances=(groups[0],)), [fake()], devices, lambda _: fake())
+    (at,) = make_placements(replace(SPEC, instances=(groups[0],)), [fake()], devices, lambda _: fake())
     assert limiter._claims == at.claims
     at.close()
     assert not limiter._claims
 
 
-def test_a_device_that_is_lost_for_the_process_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_device_lost_for_the_process_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     told: list[str] = []
     devices = Devices()
-    devices.tell_lost = lambda: told.append(devices.lost)
-    devices.lose("model 'a' lost its device")
-    devices.lose("model 'b' lost its device")
+    devices.on_lost = lambda: told.append(devices.lost_reason)
+    devices.mark_lost("model 'a' lost its device")
+    devices.mark_lost("model 'b' lost its device")
 
     assert told == ["model 'a' lost its device"]
     assert [record.levelname for record in caplog.records] == ["CRITICAL"]

@@ -1,4 +1,4 @@
-"""What holds of the Scheduler whatever happens: a fake clock, puppet Instances, and no sleep."""
+"""Properties of the Scheduler under any events: a fake clock, fake Instances, and no sleep."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RUN_NS = 20_000
 def request_of(now_ns: int, rows: int = 1, key: Key = A, *, target_ns: int = 0, deadline_ns: int = 0) -> InferRequest:
     """A request that comes now; its target and deadline are counted from now, 0 for none."""
     request = fake_request(MODEL, rows, key)
-    request.start_ns = request.queue_ns = now_ns
+    request.start_ns = request.enqueued_ns = now_ns
     request.target_ns = now_ns + target_ns if target_ns else 0
     request.deadline_ns = now_ns + deadline_ns if deadline_ns else 0
     return request
@@ -248,7 +248,7 @@ ARRIVAL = st.tuples(st.sampled_from(KEYS), TIMES_US, TIMES_US)
     st.sampled_from((0, 1, 1, 50)),
     st.integers(1, 4),
 )
-def test_nobody_waits_for_ever_however_urgent_those_are_who_keep_coming(
+def test_no_request_waits_forever_however_urgent_later_requests_are(
     before: list[tuple[Key, int, int]],
     while_it_waits: list[list[tuple[Key, int, int]]],
     victims_target_us: int,
@@ -278,7 +278,7 @@ def test_nobody_waits_for_ever_however_urgent_those_are_who_keep_coming(
         arrive(arrivals)
         scheduler.take(now_ns)
         now_ns += step_ns
-    now_ns = max(now_ns, victim.queue_ns + PATIENCE_NS)
+    now_ns = max(now_ns, victim.enqueued_ns + PATIENCE_NS)
     takes_left = scheduler.request_count
     while victim.waiting:
         assert takes_left > 0
@@ -296,7 +296,7 @@ def test_nobody_waits_for_ever_however_urgent_those_are_who_keep_coming(
     row_ns=st.integers(50, 1_000),
     target_us=st.integers(9, 60),
 )
-def test_where_the_device_does_what_is_predicted_the_door_is_honest(
+def test_admission_is_exact_if_the_device_takes_the_predicted_time(
     gaps: list[int], keys: int, first_ns: int, row_ns: int, target_us: int
 ) -> None:
     """Whoever is let in is answered in time; whoever is refused could not have been, but for one batch a Lane."""
@@ -345,7 +345,7 @@ def test_where_the_device_does_what_is_predicted_the_door_is_honest(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 60), st.booleans()), min_size=1, max_size=60))
-def test_cancelling_at_any_point_leaves_the_others_their_order(steps: list[tuple[int, int, bool]]) -> None:
+def test_canceling_at_any_point_keeps_the_order_of_other_requests(steps: list[tuple[int, int, bool]]) -> None:
     scheduler = Scheduler(BatchPolicy(max_batch_rows=4, latency_target_us=1_000_000), ExactCosts(10, 1))
     waiting: list[InferRequest] = []
     left: list[InferRequest] = []

@@ -1,4 +1,4 @@
-"""What holds of sequences whatever happens: a fake clock, puppet Instances, and no sleep."""
+"""Properties of sequences under any events: a fake clock, fake Instances, and no sleep."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class SequencesMachine(RuleBasedStateMachine):
     def arrive(self, identity: int | str, start: bool, end: int, key: Key, timeout_ns: int) -> None:
         self._pass(1)
         request = fake_request(MODEL, 1, key)
-        request.queue_ns = request.start_ns = self.now_ns
+        request.enqueued_ns = request.start_ns = self.now_ns
         request.deadline_ns = self.now_ns + timeout_ns if timeout_ns else 0
         request.sequence = InSequence(identity, start, not end)
         one = next((one for one in self.told if one.open and one.id == identity), None)
@@ -136,12 +136,12 @@ class SequencesMachine(RuleBasedStateMachine):
             assert one.waiting.pop(0) is request
             one.running = request
         if self.direct:
-            at = [request.under_way.row for request in batch.requests]
+            at = [request.active_sequence.row for request in batch.requests]
             assert at == sorted(set(at))
-            assert at == (batch.places or list(range(len(at))))
-            (instance,) = {request.under_way.instance for request in batch.requests}
+            assert at == (batch.row_positions or list(range(len(at))))
+            (instance,) = {request.active_sequence.instance for request in batch.requests}
             others = [each for each in self.running[:-1] if each.key == batch.key]
-            assert all(each.requests[0].under_way.instance != instance for each in others)
+            assert all(each.requests[0].active_sequence.instance != instance for each in others)
 
     @precondition(lambda self: self.running)
     @rule(passed_ns=st.integers(0, 500), which=st.integers(0, 1))
@@ -189,7 +189,7 @@ class SequencesMachine(RuleBasedStateMachine):
 
     def _fail(self, expired: list[InferRequest]) -> None:
         for request in expired:
-            assert request.under_way.row < 0
+            assert request.active_sequence.row < 0
         self._end(expired)
 
     def _end(self, requests: list[InferRequest]) -> None:
@@ -218,7 +218,7 @@ class SequencesMachine(RuleBasedStateMachine):
 
     def _real(self, one: Told) -> int:
         request = one.running or (one.waiting[0] if one.waiting else None)
-        return 0 if request is None else request.under_way.row
+        return 0 if request is None else request.active_sequence.row
 
     @invariant()
     def it_holds_what_it_was_told(self) -> None:
@@ -226,14 +226,17 @@ class SequencesMachine(RuleBasedStateMachine):
         assert self.scheduler.request_count == self.scheduler.rows == len(waiting)
         assert self.scheduler.nbytes == sum(request.nbytes for request in waiting)
         assert len(self.sequences) == len(self.told)
-        backlog = [request for request in waiting if request.under_way.row < 0]
+        backlog = [request for request in waiting if request.active_sequence.row < 0]
         assert self.sequences.backlog_requests == len(backlog)
         assert self.sequences.backlog_bytes == sum(request.nbytes for request in backlog)
 
     @invariant()
     def places_are_never_shared_and_given_in_turn(self) -> None:
         busy = [
-            request.under_way for one in self.told for request in (one.running, *one.waiting) if request is not None
+            request.active_sequence
+            for one in self.told
+            for request in (one.running, *one.waiting)
+            if request is not None
         ]
         placed = {each for each in busy if each.row >= 0}
         assert len({(each.row, each.instance) for each in placed}) == len(placed)

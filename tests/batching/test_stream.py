@@ -1,4 +1,4 @@
-"""AnswerStream: what has come of a request that may have several, and was not taken yet."""
+"""AnswerStream: the answers of one request that were received but not yet read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching import stream
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
-from penstock.batching.stream import TAKEN_AT_ONCE, AnswerStream, StreamedAnswer, size_of
+from penstock.batching.stream import MAX_TAKEN_PER_TURN, AnswerStream, StreamedAnswer, answer_bytes
 
 
 def told(value: float, count: int = 1) -> StreamedAnswer:
@@ -25,7 +25,7 @@ class Counted(Model):
     """As much of a model as is counted with."""
 
     def __init__(self) -> None:
-        self.told_bytes = 0
+        self.unread_bytes = 0
         self.streams = set[AnswerStream]()
 
 
@@ -35,11 +35,11 @@ def ended(error: InferError | None = None) -> list[InferRequest]:
     return [request]
 
 
-def test_answers_are_taken_in_their_order_and_then_there_is_none() -> None:
+def test_answers_are_read_in_order_and_then_the_stream_ends() -> None:
     async def scene() -> None:
         answers = AnswerStream()
         for value in (1, 2):
-            answers.tell(told(value))
+            answers.send(told(value))
         answers.deliver(ended())
         found = [await answers.next() for _ in range(3)]
         assert [float(each.outputs["y"][0]) for each in found if each is not None] == [1, 2]
@@ -48,12 +48,12 @@ def test_answers_are_taken_in_their_order_and_then_there_is_none() -> None:
     asyncio.run(scene())
 
 
-def test_whoever_waits_is_woken() -> None:
+def test_a_waiting_reader_is_woken_by_an_answer() -> None:
     async def scene() -> None:
         answers = AnswerStream()
         waiting = asyncio.ensure_future(answers.next())
         await asyncio.sleep(0)
-        answers.tell(told(3))
+        answers.send(told(3))
         found = await waiting
         assert found is not None
         assert found.outputs["y"].tolist() == [3]
@@ -61,10 +61,10 @@ def test_whoever_waits_is_woken() -> None:
     asyncio.run(scene())
 
 
-def test_an_error_comes_after_the_answers_before_it() -> None:
+def test_an_error_is_raised_after_the_answers_before_it_were_read() -> None:
     async def scene() -> None:
         answers = AnswerStream()
-        answers.tell(told(1))
+        answers.send(told(1))
         answers.deliver(ended(InferError(Code.NOT_READY, "died")))
         assert await answers.next() is not None
         with pytest.raises(InferError, match="died"):
@@ -73,11 +73,11 @@ def test_an_error_comes_after_the_answers_before_it() -> None:
     asyncio.run(scene())
 
 
-def test_many_answers_that_are_there_already_leave_the_loop_its_turns() -> None:
+def test_reading_many_available_answers_yields_to_the_event_loop() -> None:
     async def scene() -> int:
         answers, turns = AnswerStream(), 0
         for value in range(1000):
-            answers.tell(told(value))
+            answers.send(told(value))
         answers.deliver(ended())
 
         async def take_all() -> None:
@@ -90,37 +90,37 @@ def test_many_answers_that_are_there_already_leave_the_loop_its_turns() -> None:
             await asyncio.sleep(0)
         return turns
 
-    assert asyncio.run(scene()) > 1000 // TAKEN_AT_ONCE
+    assert asyncio.run(scene()) > 1000 // MAX_TAKEN_PER_TURN
 
 
-def test_more_is_said_of_what_comes_without_a_turn_of_the_loop() -> None:
+def test_has_next_reports_whether_an_answer_is_available_without_a_loop_turn() -> None:
     async def scene() -> None:
         answers, said = AnswerStream(), []
-        for value in range(TAKEN_AT_ONCE + 2):
-            answers.tell(told(value))
-        for _ in range(TAKEN_AT_ONCE + 2):
+        for value in range(MAX_TAKEN_PER_TURN + 2):
+            answers.send(told(value))
+        for _ in range(MAX_TAKEN_PER_TURN + 2):
             await answers.next()
-            said.append(answers.more)
-        assert said == [*[True] * (TAKEN_AT_ONCE - 2), False, True, True, False]
+            said.append(answers.has_next)
+        assert said == [*[True] * (MAX_TAKEN_PER_TURN - 2), False, True, True, False]
 
     asyncio.run(scene())
 
 
-def test_answers_that_nobody_takes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "MOST_BYTES", 100)
+def test_unread_answers_are_limited_by_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "MAX_UNREAD_BYTES", 100)
 
     async def scene() -> None:
         answers = AnswerStream()
-        answers.tell(told(1, 50))
+        answers.send(told(1, 50))
         with pytest.raises(InferError, match="does not read them"):
-            answers.tell(told(1))
+            answers.send(told(1))
         await answers.next()
-        answers.tell(told(1))
+        answers.send(told(1))
 
     asyncio.run(scene())
 
 
-def test_the_size_of_an_answer_is_what_it_takes_of_memory() -> None:
+def test_the_size_of_an_answer_is_the_memory_it_takes() -> None:
     def small() -> StreamedAnswer:
         return StreamedAnswer(
             {"y": np.frombuffer(bytearray(4), np.float32)}, parameters=None, infer_ns=time.monotonic_ns()
@@ -135,52 +135,52 @@ def test_the_size_of_an_answer_is_what_it_takes_of_memory() -> None:
     finally:
         tracemalloc.stop()
 
-    assert taken <= sum(map(size_of, kept)) <= 1.5 * taken
+    assert taken <= sum(map(answer_bytes, kept)) <= 1.5 * taken
 
 
-def test_the_size_of_an_answer_has_that_of_its_strings() -> None:
+def test_the_size_of_an_answer_includes_its_strings() -> None:
     texts = StreamedAnswer({"y": np.array([b"x" * 100_000, b"y" * 50_000], np.object_)})
 
-    assert 150_000 < size_of(texts) < 152_000
+    assert 150_000 < answer_bytes(texts) < 152_000
 
 
-def test_answers_that_come_when_their_request_was_left_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "MOST_BYTES", 1)
+def test_answers_received_after_the_stream_was_closed_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "MAX_UNREAD_BYTES", 1)
 
     async def scene() -> None:
         answers = AnswerStream()
-        answers.tell(told(1))
-        answers.leave()
+        answers.send(told(1))
+        answers.close()
         for _ in range(3):
-            answers.tell(told(2))
+            answers.send(told(2))
         answers.deliver(ended())
         assert await answers.next() is None
 
     asyncio.run(scene())
 
 
-def test_who_leaves_a_stream_leaves_nothing_of_it_with_the_model() -> None:
+def test_leaving_a_stream_releases_its_unread_answers() -> None:
     class Engine:
         def submit(self, request: InferRequest) -> None:
             for value in range(5):
-                request.answers.tell(told(value))
+                request.answer_sink.send(told(value))
 
         def cancel(self, request: InferRequest) -> None:
-            request.answers.tell(told(5))
+            request.answer_sink.send(told(5))
 
     async def scene() -> None:
         request = InferRequest.__new__(InferRequest)
         model = request.model = Counted()
-        with stream.stream(Engine(), request) as answers:
+        with stream.open_stream(Engine(), request) as answers:
             await answers.next()
-            assert model.told_bytes == 4 * size_of(told(0))
-        assert model.told_bytes == 0
+            assert model.unread_bytes == 4 * answer_bytes(told(0))
+        assert model.unread_bytes == 0
         assert not model.streams
 
     asyncio.run(scene())
 
 
-def test_who_is_refused_leaves_nothing_with_the_model() -> None:
+def test_a_rejected_request_leaves_no_stream_on_the_model() -> None:
     class Full:
         def submit(self, request: InferRequest) -> None:
             raise InferError(Code.OVERLOADED, "full")
@@ -191,31 +191,31 @@ def test_who_is_refused_leaves_nothing_with_the_model() -> None:
     async def scene() -> None:
         request = InferRequest.__new__(InferRequest)
         model = request.model = Counted()
-        with pytest.raises(InferError, match="full"), stream.stream(Full(), request):
+        with pytest.raises(InferError, match="full"), stream.open_stream(Full(), request):
             pass
         assert not model.streams
 
     asyncio.run(scene())
 
 
-def test_who_has_nothing_waiting_gets_an_answer_however_much_others_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "MOST_OF_ALL_BYTES", size_of(told(0, 1000)))
+def test_a_stream_without_unread_answers_accepts_one_however_much_others_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "MAX_MODEL_UNREAD_BYTES", answer_bytes(told(0, 1000)))
 
     async def scene() -> None:
         model = Counted()
         slow, prompt = AnswerStream(model), AnswerStream(model)
-        slow.tell(told(1, 2000))  # more than all may, in one
+        slow.send(told(1, 2000))  # more than all may, in one
         with pytest.raises(InferError):
-            slow.tell(told(2))
+            slow.send(told(2))
         for value in range(3):
-            prompt.tell(told(value, 2000))
+            prompt.send(told(value, 2000))
             assert await prompt.next() is not None
 
     asyncio.run(scene())
 
 
-def test_who_takes_answers_as_they_come_does_not_fail_for_who_takes_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "MOST_OF_ALL_BYTES", 100 * size_of(told(0)))
+def test_a_stream_that_is_read_promptly_does_not_fail_because_of_unread_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "MAX_MODEL_UNREAD_BYTES", 100 * answer_bytes(told(0)))
 
     async def scene() -> None:
         model = Counted()
@@ -224,31 +224,33 @@ def test_who_takes_answers_as_they_come_does_not_fail_for_who_takes_none(monkeyp
         for value in range(100):
             for each in slow:
                 try:
-                    each.tell(told(value))
+                    each.send(told(value))
                 except InferError:
                     failed.add(each)
             for _ in range(3):
-                prompt.tell(told(value))
+                prompt.send(told(value))
             assert [await prompt.next() is not None for _ in range(3)] == [True] * 3
-            assert model.told_bytes <= 100 * size_of(told(0))
+            assert model.unread_bytes <= 100 * answer_bytes(told(0))
         assert failed == set(slow)
 
     asyncio.run(scene())
 
 
-def test_of_all_that_wait_those_fail_for_whom_most_waits_and_it_is_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "MOST_OF_ALL_BYTES", 10 * size_of(told(0)))
+def test_the_stream_with_the_most_unread_answers_fails_and_its_answers_are_released(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stream, "MAX_MODEL_UNREAD_BYTES", 10 * answer_bytes(told(0)))
 
     async def scene() -> None:
         model = Counted()
         slow, others = AnswerStream(model), AnswerStream(model)
         for _ in range(6):
-            slow.tell(told(1))
+            slow.send(told(1))
         for _ in range(5):
-            others.tell(told(2))
-        assert model.told_bytes == 5 * size_of(told(0))
+            others.send(told(2))
+        assert model.unread_bytes == 5 * answer_bytes(told(0))
         with pytest.raises(InferError, match="does not read them"):
-            slow.tell(told(1))
+            slow.send(told(1))
         with pytest.raises(InferError, match="does not read them"):
             await slow.next()
         assert await others.next() is not None
@@ -256,7 +258,7 @@ def test_of_all_that_wait_those_fail_for_whom_most_waits_and_it_is_let_go_of(mon
     asyncio.run(scene())
 
 
-def test_one_who_waits_is_told_that_what_waits_was_let_go_of() -> None:
+def test_a_waiting_reader_gets_an_error_when_its_stream_is_dropped() -> None:
     async def scene() -> None:
         answers = AnswerStream(Counted())
         waiting = asyncio.ensure_future(answers.next())

@@ -1,4 +1,4 @@
-"""Targets at the Engine's door: who gets one, who is refused for it, and what is learned from the answers."""
+"""Latency targets in the Engine: which requests get one, which are rejected, and what is learned from the answers."""
 
 from __future__ import annotations
 
@@ -77,16 +77,16 @@ async def test_a_request_has_the_models_target_unless_its_own_is_earlier(asked_n
         assert request.target_ns == request.start_ns + given_ns
 
 
-async def test_the_wait_in_a_socket_counts_for_the_target_and_not_for_the_duration(
+async def test_time_in_the_socket_counts_toward_the_target_but_not_toward_the_duration(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with serving() as (engine, model, _):
-        monkeypatch.setattr(engine._turns, "arrived_ns", lambda now_ns: now_ns - 1_000_000_000)
+        monkeypatch.setattr(engine._dispatcher, "earliest_arrival_ns", lambda now_ns: now_ns - 1_000_000_000)
         request = fake_request(model, sink=ListSink())
         engine.submit(request)
 
-        assert request.target_ns == request.queue_ns - 1_000_000_000 + TARGET_NS
-        assert request.start_ns == request.queue_ns
+        assert request.target_ns == request.enqueued_ns - 1_000_000_000 + TARGET_NS
+        assert request.start_ns == request.enqueued_ns
 
 
 async def test_a_request_for_a_model_without_a_target_has_none() -> None:
@@ -94,10 +94,10 @@ async def test_a_request_for_a_model_without_a_target_has_none() -> None:
         request = fake_request(model, sink=ListSink())
         engine.submit(request)
 
-        assert (request.target_ns, engine.turn_away(model)) == (0, None)
+        assert (request.target_ns, engine.early_rejection(model)) == (0, None)
 
 
-async def test_who_would_be_late_is_refused_and_counted() -> None:
+async def test_a_request_that_would_be_late_is_rejected_and_counted() -> None:
     async with backlog() as (engine, model, sink):
         with pytest.raises(
             InferError, match=r"Exceeds latency target: would be answered in \d+ ms, the target"
@@ -106,24 +106,24 @@ async def test_who_would_be_late_is_refused_and_counted() -> None:
 
         assert late.value.code is Code.OVERLOADED
         assert late.value.retry_after_ns > 0
-        assert (model.events, rejected(model), model.inflight) == ({"late_refusals": 1}, 1, 8 // 4)
+        assert (model.event_counts, rejected(model), model.inflight) == ({"late_refusals": 1}, 1, 8 // 4)
 
 
-async def test_who_would_be_late_is_turned_away_before_its_body_is_decoded() -> None:
+async def test_a_request_that_would_be_late_is_rejected_before_its_body_is_decoded() -> None:
     async with backlog() as (engine, model, _):
-        error = engine.turn_away(model)
+        error = engine.early_rejection(model)
 
         assert error is not None
         assert error.message.startswith("Exceeds latency target")
-        assert (model.events, rejected(model)) == ({"late_refusals": 1}, 1)
+        assert (model.event_counts, rejected(model)) == ({"late_refusals": 1}, 1)
 
 
-async def test_a_refusal_that_many_share_holds_no_frames_of_those_before(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_shared_rejection_error_does_not_accumulate_traceback_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     async with backlog() as (engine, model, _):
-        monkeypatch.setattr(engine._turns, "arrived_ns", lambda now_ns: now_ns // TARGET_NS * TARGET_NS)
+        monkeypatch.setattr(engine._dispatcher, "earliest_arrival_ns", lambda now_ns: now_ns // TARGET_NS * TARGET_NS)
         depths = []
         for _ in range(3):
-            error = engine.turn_away(model)
+            error = engine.early_rejection(model)
             assert error is not None
             with pytest.raises(InferError) as raised:
                 raise error
@@ -132,23 +132,23 @@ async def test_a_refusal_that_many_share_holds_no_frames_of_those_before(monkeyp
         assert depths == [1, 1, 1]
 
 
-async def test_a_full_queue_turns_away_without_being_late() -> None:
+async def test_a_full_queue_rejects_early_without_counting_the_request_as_late() -> None:
     async with serving(target_us=0, queue_rows=4) as (engine, model, gate):
         gate.close()
         sink = ListSink()
         engine.submit(fake_request(model, 4, sink=sink))
         await gate.entered()
-        before = engine.turn_away(model)
+        before = engine.early_rejection(model)
         engine.submit(fake_request(model, 4, sink=sink))
-        error = engine.turn_away(model)
+        error = engine.early_rejection(model)
 
         assert before is None
         assert error is not None
         assert error.message == "Exceeds maximum queue size"
-        assert (model.events, rejected(model)) == ({}, 1)
+        assert (model.event_counts, rejected(model)) == ({}, 1)
 
 
-async def test_the_margin_learns_from_what_is_answered_later_than_promised() -> None:
+async def test_the_margin_learns_from_answers_later_than_promised() -> None:
     async with serving() as (engine, model, gate):
         gate.close()
         sink = ListSink()

@@ -337,7 +337,7 @@ def left(live: Live) -> dict[str, Any]:
             "inflight": model.inflight, "waiting": scheduler.request_count, "rows": scheduler.rows,
             "nbytes": scheduler.nbytes, "expired": scheduler.expired, "orphaned": scheduler.orphaned,
             "sequences": len(scheduler.sequences or ()),
-            "queue": ordering._queue if ordering is not None else (), "holds": model.holds - links[model],
+            "queue": ordering._queue if ordering is not None else (), "holds": model.hold_count - links[model],
             "states": ordering._states if ordering is not None else (),
             "passages": model.ensemble.passages if model.ensemble is not None else (),
             "levels": scheduler.levels._totals if scheduler.levels is not None else (),
@@ -362,7 +362,7 @@ async def counts(live: Live) -> dict[str, tuple[int, int, int]]:
     return {name: (each.success.count, each.fail.count, each.cache_hit.count) for name, each in snapshots.items()}
 
 
-def test_whatever_clients_do_all_answers_are_right_and_nothing_is_left(tmp_path: Path) -> None:
+def test_all_answers_are_correct_and_all_resources_are_freed_whatever_clients_do(tmp_path: Path) -> None:
     root = tmp_path / "models"
     root.mkdir()
     write(root)
@@ -374,8 +374,8 @@ def test_whatever_clients_do_all_answers_are_right_and_nothing_is_left(tmp_path:
         cache, counted = live.server.engine.cache, live.call(counts(live))
 
     assert cache is not None
-    assert cache.held_bytes == sum(entry.nbytes for entry in cache._entries.values())
-    assert 0 < cache.held_bytes <= CACHE_BYTES
+    assert cache.used_bytes == sum(entry.nbytes for entry in cache._entries.values())
+    assert 0 < cache.used_bytes <= CACHE_BYTES
     assert sum(hits for _, _, hits in counted.values()) > 0
     for name in {*MORE, "direct", "oldest"} - {"swapped", "split", "ordered"}:
         succeeded, failed, _ = counted[name]

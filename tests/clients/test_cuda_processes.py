@@ -53,7 +53,7 @@ def served(root: Path, environment: dict[str, str], *words: str) -> Iterator[tup
             process.communicate(timeout=20)
 
 
-def test_a_client_and_a_server_share_what_the_client_has_allocated(
+def test_a_client_and_a_server_process_share_memory_allocated_by_the_client(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environment = build(tmp_path)

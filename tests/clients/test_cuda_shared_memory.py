@@ -126,7 +126,7 @@ def test_nvidias_example(client: Client, device: FakeRuntime) -> None:
     assert opened == closed
 
 
-def test_what_triton_refuses(client: Client) -> None:
+def test_invalid_registrations_and_undersized_regions_are_rejected_as_by_triton(client: Client) -> None:
     client.client.unregister_cuda_shared_memory("output0_data")
     text = refused(lambda: client.create("input0_data", registered=SIZE + 1))
     assert text == "failed to register shared memory region 'input0_data': invalid args"
@@ -152,7 +152,7 @@ def test_what_triton_refuses(client: Client) -> None:
     assert "simple" in str(client.infer().get_response())
 
 
-def test_one_allocation_under_two_names_and_inputs_of_other_kinds(client: Client) -> None:
+def test_an_allocation_under_two_names_can_be_used_with_inline_inputs(client: Client) -> None:
     client.create("both", size=2 * SIZE, registered=2 * SIZE)
     handle = client.handles["both"]
     client.client.register_cuda_shared_memory("again", client.cudashm.get_raw_handle(handle), 0, SIZE)

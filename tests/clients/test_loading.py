@@ -72,8 +72,8 @@ class Slow:
                 self._under_way -= 1
 
 
-class TestSeveral:
-    def test_as_many_models_load_at_once_as_there_are_threads(self, tmp_path: Path) -> None:
+class TestLoadThreads:
+    def test_as_many_models_load_in_parallel_as_there_are_load_threads(self, tmp_path: Path) -> None:
         for number in range(6):
             models.write_identity(tmp_path, f"m{number}", "max_batch_size: 4")
         slow = Slow(together=3)
@@ -83,7 +83,7 @@ class TestSeveral:
         assert (slow.loads, slow.most) == (6, 3)
 
     @pytest.mark.parametrize(("retries", "loads"), [(0, 1), (1, 2), (2, 3), (5, 3)])
-    def test_a_load_that_fails_is_tried_so_often_again(
+    def test_a_failed_load_is_retried_the_configured_number_of_times(
         self, tmp_path: Path, triton: Any, retries: int, loads: int
     ) -> None:
         models.write_identity(tmp_path, "m", "max_batch_size: 4")
@@ -102,7 +102,9 @@ class TestSeveral:
         assert slow.loads == loads
 
     @pytest.mark.parametrize("mode", ["none", "poll"])
-    def test_only_mode_explicit_takes_them(self, tmp_path: Path, triton: Any, mode: str) -> None:
+    def test_load_and_unload_are_rejected_unless_the_control_mode_is_explicit(
+        self, tmp_path: Path, triton: Any, mode: str
+    ) -> None:
         models.write_identity(tmp_path, "m", "max_batch_size: 4")
         status = "StatusCode.UNAVAILABLE" if triton is tritonclient.grpc else "503"
         with live_server(tmp_path, model_control_mode=mode) as live, client_of(live, triton) as client:
@@ -159,7 +161,7 @@ class Load:
         return asked
 
 
-class TestAnotherConfiguration:
+class TestReconfiguration:
     @pytest.fixture
     def live(self, tmp_path: Path) -> Iterator[Live]:
         described: models.Tensors = {"x": (FLOAT, ["N", 4])}
@@ -169,7 +171,7 @@ class TestAnotherConfiguration:
         with live_server(tmp_path, load_model=("m",), **EXPLICIT, **settings) as server:
             yield server
 
-    def test_a_load_may_change_the_kind_of_scheduling_while_requests_come(self, live: Live) -> None:
+    def test_a_load_can_change_the_scheduler_while_requests_arrive(self, live: Live) -> None:
         load = Load(live)
         with ThreadPoolExecutor(4) as pool, tritonclient.http.InferenceServerClient(live.address) as client:
             asked = [pool.submit(load.ask, number) for number in range(4)]
@@ -186,7 +188,7 @@ class TestAnotherConfiguration:
         assert min(counts) > 0
         assert live.call(inflight(live)) == 0
 
-    def test_a_python_model_may_have_several_answers_by_it(self, tmp_path: Path) -> None:
+    def test_a_load_can_make_a_python_model_decoupled(self, tmp_path: Path) -> None:
         write_model(tmp_path, "m", SENDER, ONE)
         array = np.ones((1, 1), np.float32)
         with (

@@ -69,7 +69,7 @@ class TestBatches:
     """Held until so many wait, by the environment name that Triton's own tests use."""
 
     @pytest.mark.parametrize(("strategy", "size"), [("direct { }", 3), ("oldest { }", 1)])
-    def test_those_that_wait_together_run_together_and_one_by_itself_at_its_row(
+    def test_queued_sequences_share_a_batch_and_a_single_sequence_keeps_its_slot(
         self, tmp_path: Path, triton: Any, monkeypatch: pytest.MonkeyPatch, strategy: str, size: int
     ) -> None:
         monkeypatch.setenv("TRITONSERVER_DELAY_SCHEDULER", "3")
@@ -82,7 +82,7 @@ class TestBatches:
             assert values([asking.one(3, 4, "e")]) == [7]
             assert asking.counts() == ({3: 2} if size == 3 else {1: 1, 3: 1}, 2, 4)
 
-    def test_two_requests_of_one_sequence_never_share_a_run(
+    def test_two_requests_of_one_sequence_never_share_a_batch(
         self, tmp_path: Path, triton: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("TRITONSERVER_DELAY_SCHEDULER", "4")
@@ -92,7 +92,9 @@ class TestBatches:
             assert values(sent) == [1, 2, 2, 3]
             assert asking.counts() == ({2: 1, 1: 2}, 3, 4)
 
-    def test_a_preferred_size_goes_at_once_and_less_waits_for_the_delay(self, tmp_path: Path, triton: Any) -> None:
+    def test_a_preferred_size_runs_immediately_and_a_smaller_batch_waits_for_the_delay(
+        self, tmp_path: Path, triton: Any
+    ) -> None:
         strategy = f"oldest {{ max_candidate_sequences: 2 preferred_batch_size: [ 2 ] {DELAY} }}"
         with served(tmp_path, triton, strategy) as asking:
             first = asking.line(1, flags="se")
@@ -108,10 +110,10 @@ def idle(asking: Sequenced) -> list[Any]:
     return asking.line(2, 3, flags="s")
 
 
-class TestEnding:
+class TestShutdown:
     """Nobody goes on with a sequence of a model that has gone: nothing waits for that."""
 
-    def test_what_is_held_open_is_answered_at_once_when_its_model_is_unloaded(
+    def test_a_delayed_batch_is_answered_immediately_when_its_model_is_unloaded(
         self, tmp_path: Path, triton: Any
     ) -> None:
         with served(tmp_path, triton, f"direct {{ minimum_slot_utilization: 0.5 {DELAY} }}", **LOADED) as asking:
@@ -121,14 +123,14 @@ class TestEnding:
 
             assert values(sent) == [1]
 
-    def test_what_is_held_open_is_answered_at_once_when_the_server_stops(self, tmp_path: Path, triton: Any) -> None:
+    def test_a_delayed_batch_is_answered_immediately_when_the_server_stops(self, tmp_path: Path, triton: Any) -> None:
         with served(tmp_path, triton, f"direct {{ minimum_slot_utilization: 0.5 {DELAY} }}") as asking:
             sent = asking.line(1, flags="s")
             asking.live.call(asking.live.server.drain())
 
             assert values(sent) == [1]
 
-    def test_who_waits_behind_a_silent_sequence_is_answered_when_its_model_is_unloaded(
+    def test_a_request_that_waits_for_a_silent_sequence_is_answered_when_its_model_is_unloaded(
         self, tmp_path: Path, triton: Any
     ) -> None:
         with served(tmp_path, triton, f"oldest {{ }} {IDLE}", rows=1, **LOADED) as asking:
@@ -138,7 +140,7 @@ class TestEnding:
 
             assert values(sent) == [2, 3]
 
-    def test_a_model_that_gives_way_finishes_who_waits_and_the_new_one_knows_no_sequence(
+    def test_a_replaced_model_finishes_its_queue_and_its_successor_knows_no_sequences(
         self, tmp_path: Path, triton: Any
     ) -> None:
         with served(tmp_path, triton, f"direct {{ }} {IDLE}", rows=1, **LOADED) as asking:

@@ -16,13 +16,13 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2
 
-from penstock.batching.loaded import STOPPING
+from penstock.batching.registry import STOPPING_MESSAGE
 from penstock.server.grpc.request import SHUTTING_DOWN
 
 IRIS = Path(__file__).parents[2] / "examples" / "iris"
 ROUNDS = int(os.environ.get("DRAIN_ROUNDS", "2"))
 CLIENTS = 48
-TURNED_AWAY = {"HTTP": STOPPING, "gRPC": SHUTTING_DOWN}
+TURNED_AWAY = {"HTTP": STOPPING_MESSAGE, "gRPC": SHUTTING_DOWN}
 TENSOR = {"name": "input", "datatype": "FP32", "shape": [1, 4], "data": [5.1, 3.5, 1.4, 0.2]}
 SAMPLE = {"sepal_length": 5.1, "sepal_width": 3.5, "petal_length": 1.4, "petal_width": 0.2}
 
@@ -160,7 +160,7 @@ async def terminate_under_load(protocol: str, delay_s: float) -> tuple[int, Coun
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", OVER)
 @pytest.mark.parametrize("number", range(ROUNDS))
-def test_sigterm_under_load_loses_no_request_that_a_connection_had_taken(number: int, protocol: str) -> None:
+def test_sigterm_under_load_loses_no_accepted_request(number: int, protocol: str) -> None:
     status, counted = asyncio.run(terminate_under_load(protocol, 0.2 + 0.013 * (number % 10)))
 
     assert status == 0

@@ -56,7 +56,7 @@ def hold_requests(environ: Mapping[str, str], name: str = HOLD_VARIABLE) -> int:
 def _read_default_policy(context: ParseContext, queue: Any) -> None:
     field = "dynamic_batching.default_queue_policy"
     policy = _read_policy(context, queue, field)
-    if policy.delays:
+    if policy.delays_on_timeout:
         context.set_value("batching.timeout_delays", value=True, field=f"{field}.timeout_action")
     if policy.default_timeout_us:
         text = f"{field}.default_timeout_microseconds"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
-from penstock.batching.running.outsides import says_ready
+from penstock.batching.running.external_models import check_ready
 from penstock.server.engines import FindsModels
 from penstock.server.grpc.method import Method
 from penstock.server.health import Health
@@ -73,7 +73,7 @@ class ServerRpcs:
             if error.code not in {Code.NOT_FOUND, Code.NOT_READY}:
                 raise
             return self._pb.ModelReadyResponse(ready=False)
-        return self._pb.ModelReadyResponse(ready=await says_ready(model) and not self._health.draining)
+        return self._pb.ModelReadyResponse(ready=await check_ready(model) and not self._health.draining)
 
     def model_metadata(self, request: Any) -> Any:
         version = parse_version(request.version)

@@ -79,7 +79,7 @@ def decode(model: Model, message: Any, sink: Sink, regions: Regions | None) -> t
         options = call_parameters.make_options(parsed, plan)
     request = InferRequest(model, inputs, rows, key, wanted, sink)
     request.id = message.id
-    if model.in_place and type(options.plan) is PerOutputPlan:
+    if model.in_place_devices and type(options.plan) is PerOutputPlan:
         set_output_targets(request, options.plan)
     if regions:
         shared_names = (tensor.name for tensor in message.inputs if "shared_memory_region" in tensor.parameters)

@@ -110,10 +110,10 @@ class RpcEncoder:
     def store_and_encode(self, request: InferRequest, plan: PerOutputPlan, id_and_mark: bytes) -> bytes:
         """Write all outputs into shared memory, and encode their description. Raises: as `finish_all`."""
         shapes = store_all(request, plan)
-        key = (request.wanted, shapes)
+        key = (request.output_positions, shapes)
         description = self._descriptions.get(key)
         if description is None:
-            named = zip(request.wanted, shapes, strict=True)
+            named = zip(request.output_positions, shapes, strict=True)
             description = b"".join([self.describe(*self._outputs[position], shape) for position, shape in named])
             description += field_head(_RAW, 0) * len(shapes)
             _cache(self._descriptions, key, description)
@@ -204,7 +204,7 @@ def encode_parameters(parameters: Mapping[str, Any] | None) -> bytes:
 def encode_own_outputs(encoder: RpcEncoder, plan: Plan, request: InferRequest, id_and_mark: bytes) -> Body:
     """Encode the answer of user code that differs from its signature. Raises: InferError (INVALID)."""
     outputs: Any = request.outputs
-    finished = finish_own_outputs(request.model, request.wanted, plan, outputs)
+    finished = finish_own_outputs(request.model, request.output_positions, plan, outputs)
     return encoder.encode_finished(finished, id_and_mark + encode_parameters(outputs.parameters))
 
 

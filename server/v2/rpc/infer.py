@@ -89,7 +89,7 @@ class ModelInfer:
                     continue
                 encoding = call.context
                 if type(encoding) is RpcEncoder and not (request.id or encoding.has_own_outputs):
-                    call.answer(encoding.encode_plain(request.wanted, request.outputs or []))
+                    call.answer(encoding.encode_plain(request.output_positions, request.outputs or []))
                 elif not call.ended:  # a client whose call has timed out may be reusing its shared memory
                     call.answer(self._inference.encode(encoding, request, b""))
             except LargeAnswer as large:

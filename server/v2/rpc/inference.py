@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import Code, InferError
-from penstock.batching.running.own_outputs import OwnOutputs
+from penstock.batching.running.custom_outputs import CustomOutputs
 from penstock.server.listening.mapped_buffer import LargeAnswerEncoder
 from penstock.server.protobuf import service_pb2
 from penstock.server.v2.call_parameters import Options, PerOutputPlan, parse_version
@@ -42,7 +42,7 @@ from .outputs import OutputEncoder, is_large
 if TYPE_CHECKING:
     from penstock.backends.backend import Array
     from penstock.batching.model import Model
-    from penstock.batching.request import InferRequest, Sink, Terms
+    from penstock.batching.request import InferRequest, RequestOptions, Sink
     from penstock.server.engines import ServingEngine
     from penstock.server.hooks.runner import Hooks
     from penstock.server.listening.mapped_buffer import Body
@@ -94,7 +94,7 @@ class RpcInference:
         if route is None:
             return None
         model = route.model
-        if (not model.gathers and model.scheduler.is_full()) or model.scheduler.target_ns:
+        if (not model.collects_arrivals and model.scheduler.is_full()) or model.scheduler.target_ns:
             self._check_admission(model)
         found = route.layouts.find(model, message, start, request_id, sink)
         return None if found is None else (route, found[0], found[1])
@@ -186,7 +186,7 @@ class RpcInference:
 
     def _check_admission(self, model: Model) -> None:
         """Reject a request that need not be decoded at all. Raises: InferError (OVERLOADED)."""
-        error = self.engine.turn_away(model)
+        error = self.engine.early_rejection(model)
         if error is not None:
             raise error
 
@@ -215,7 +215,7 @@ class RpcInference:
 
     def submit(self, request: InferRequest, options: Options, context: Any) -> None:
         """Put a request in its queue; it is delivered to its sink with its context. Raises: InferError."""
-        if options.affects_request or request.model.timed:
+        if options.affects_request or request.model.has_default_timeout:
             options.apply_to(request)
         request.context = context
         submit = self.engine.submit_soon  # as a direct call it would first be looked up as a method
@@ -246,7 +246,9 @@ class RpcInference:
         """
         request, final, output_encoder = decoded.request, False, self._output_encoder(decoded)
         try:
-            stream = self._hooks_of(request.model).stream(*self._hook_arguments(decoded, metadata), request.wanted)
+            stream = self._hooks_of(request.model).stream(
+                *self._hook_arguments(decoded, metadata), request.output_positions
+            )
             async with aclosing(stream) as answers:
                 async for answer in answers:
                     final, mark = answer.final, FINAL if answer.final else MORE
@@ -263,7 +265,7 @@ class RpcInference:
 
     def _hook_arguments(
         self, decoded: DecodedRequest, metadata: Mapping[str, str]
-    ) -> tuple[dict[str, Array], str, Terms, Mapping[str, Any] | None]:
+    ) -> tuple[dict[str, Array], str, RequestOptions, Mapping[str, Any] | None]:
         """Return the arguments for hooks: tensors by name, id, queueing terms and parameters."""
         request, options, model = decoded.request, decoded.options, decoded.request.model
         names = [spec.name for spec in model.signature.inputs]
@@ -297,12 +299,12 @@ class RpcInference:
         outputs = request.outputs or []
         id_and_mark = encode_id_and_mark(request.id, mark)
         encoder, plan = (encoding.encoder, encoding.plan) if isinstance(encoding, PlannedEncoding) else (encoding, None)
-        if type(outputs) is OwnOutputs:
+        if type(outputs) is CustomOutputs:
             encode = partial(encode_own_outputs, encoder, plan, request, id_and_mark)
         elif plan is not None:
             encode = partial(_encode_planned, encoder, plan, request, id_and_mark)
         else:
-            return encoder.encode_plain(request.wanted, outputs, id_and_mark)
+            return encoder.encode_plain(request.output_positions, outputs, id_and_mark)
         if is_large(plan, outputs):
             raise LargeAnswer(encode)
         return encode()
@@ -311,7 +313,9 @@ class RpcInference:
 def _encode_planned(encoder: RpcEncoder, plan: PerOutputPlan, request: InferRequest, id_and_mark: bytes) -> Body:
     if plan.all_shared:
         return encoder.store_and_encode(request, plan, id_and_mark)
-    return encoder.encode_finished(finish_all(request.model, request.wanted, plan, request.outputs or []), id_and_mark)
+    return encoder.encode_finished(
+        finish_all(request.model, request.output_positions, plan, request.outputs or []), id_and_mark
+    )
 
 
 def _release_leases(options: Options) -> None:

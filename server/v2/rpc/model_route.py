@@ -27,12 +27,12 @@ class RpcModelRoute:
     def __init__(self, model: Model, regions: InlineRegions, *, hooked: bool, forwards: bool) -> None:
         self.model = model
         self.encoder = RpcEncoder(
-            model.name, model.version, model.signature, has_own_outputs=model.spec.takes_parameters
+            model.name, model.version, model.signature, has_own_outputs=model.spec.reads_parameters
         )
         self.layouts = RpcLayouts(regions)
         self.hooked = hooked
-        self.uses_stream = model.spec.streams
-        self.forwards_headers = forwards and model.spec.takes_parameters
+        self.uses_stream = model.spec.is_streaming
+        self.forwards_headers = forwards and model.spec.reads_parameters
         self.direct = not (hooked or model.spec.decoupled or self.forwards_headers)
         self.regions = regions
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.batching.running.own_outputs import own_datatype
+from penstock.batching.running.custom_outputs import actual_datatype
 from penstock.server.hooks.convert import datatype_of
 from penstock.server.listening.mapped_buffer import LARGE_BYTES
 from penstock.server.v2.call_parameters import Classes, PerOutputPlan
@@ -73,8 +73,8 @@ class OutputEncoder:
 
     def _datatype(self, name: str, array: Array) -> str:
         """Return an output's datatype; for user code the signature says whether UINT16 holds BF16 bit patterns."""
-        spec = self._model.signature.output.get(name) if self._model.spec.declared else None
-        return datatype_of(array) if spec is None else own_datatype(spec.datatype, array)
+        spec = self._model.signature.output.get(name) if self._model.spec.declared_config else None
+        return datatype_of(array) if spec is None else actual_datatype(spec.datatype, array)
 
 
 def is_large(plan: Any, outputs: list[Any]) -> bool:

@@ -71,7 +71,7 @@ class Bell:
     def set(self, at_ns: int) -> None:
         self.said.append(f"set {at_ns}")
 
-    def silence(self) -> None:
+    def disarm(self) -> None:
         self.said.append("silent")
 
     def close(self) -> None:

@@ -32,7 +32,7 @@ def test_an_alarm_rings_when_it_is_due_and_not_before(made: Callable[[Callable[[
                 alarm.set(at_ns)
                 return
             rung.append(now_ns)
-            alarm.silence()
+            alarm.disarm()
             done.set()
 
         alarm = made(ring)
@@ -53,7 +53,7 @@ def test_an_alarm_for_what_has_passed_rings_at_once(made: Callable[[Callable[[],
         done = asyncio.Event()
 
         def ring() -> None:
-            alarm.silence()
+            alarm.disarm()
             done.set()
 
         alarm = made(ring)
@@ -70,7 +70,7 @@ def test_a_silenced_alarm_does_not_ring(made: Callable[[Callable[[], None]], Any
         rung: list[str] = []
         alarm = made(lambda: rung.append("rung"))
         alarm.set(time.monotonic_ns())
-        alarm.silence()
+        alarm.disarm()
         for _ in range(20):
             await asyncio.sleep(0)
         alarm.close()

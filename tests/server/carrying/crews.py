@@ -18,7 +18,7 @@ from penstock.backends.errors import Code
 from penstock.batching.engine import Engine
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
-from penstock.batching.running.outsides import OpenedVersion
+from penstock.batching.running.external_models import OpenedVersion
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec
 from penstock.server.carrying.calls import RawCall
 from penstock.server.carrying.hosts import Crew
@@ -168,7 +168,7 @@ class Stage:
         async def whole() -> None:
             async with asyncio.timeout(GUARD_S):
                 engine = Engine(asyncio.get_running_loop(), {})
-                engine.outsides[self.backend] = self.outsides()
+                engine.external_loaders[self.backend] = self.outsides()
                 model = await engine.load(spec)
                 await scene(engine, model)
                 await engine.stop(1.0)

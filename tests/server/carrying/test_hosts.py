@@ -391,7 +391,7 @@ def test_a_worker_ends_when_its_last_slot_is_closed(
 
     async def scene(engine: Engine, model: Model) -> None:
         opened = await stage.outsides().open(replace(model.spec, instances=(InstanceGroup(1),)))
-        for outside in opened.outsides:
+        for outside in opened.executors:
             serves.append(stage.workers[-1].serving)
             await outside.close()
         serves.append(stage.workers[-1].serving)

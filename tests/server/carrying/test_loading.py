@@ -28,7 +28,7 @@ def test_a_worker_has_several_slots_but_only_workers_are_declared() -> None:
     spec = as_carried(ModelSpec("m", 1, Path(), "carried", instances=(InstanceGroup(3),)))
 
     assert [group.count for group in spec.instances] == [3 * SLOTS]
-    assert json.loads(spec.declared) == {"name": "m", "instance_group": [{"count": 3, "kind": "KIND_CPU"}]}
+    assert json.loads(spec.declared_config) == {"name": "m", "instance_group": [{"count": 3, "kind": "KIND_CPU"}]}
 
 
 @given(st.integers(0, 65535), LINES, st.lists(LINES), st.binary())

@@ -163,9 +163,9 @@ class TestAnApi:
         entry = repository(models, project, gpus=Gpus.from_numbers(())).read("g")[0]
 
         assert spec_of(entry).instances[0].devices == ("cpu",)
-        assert spec_of(entry).fallback == "device 'cuda:0' does not exist: there is no GPU"
+        assert spec_of(entry).fallback_reason == "device 'cuda:0' does not exist: there is no GPU"
         assert said(entry) == [
-            f"cortex.yaml:12: warning: api: g: compute: gpu: is served on the CPU: {spec_of(entry).fallback}"
+            f"cortex.yaml:12: warning: api: g: compute: gpu: is served on the CPU: {spec_of(entry).fallback_reason}"
         ]
 
 

@@ -272,7 +272,7 @@ class TestPredictions:
             await served.one(asked("/iris/m", b"1", JSON))
             gone, served.engine.loaded = served.engine.loaded, fake_model()
             served.engine.generation += 1
-            served.engine.turn_away = lambda model: InferError(Code.NOT_READY, "gone") if model is gone else None  # type: ignore[method-assign]
+            served.engine.early_rejection = lambda model: InferError(Code.NOT_READY, "gone") if model is gone else None  # type: ignore[method-assign]
 
             assert (await served.one(asked("/iris/m", b"1" + b" " * 100_000, JSON)))[0] == 200
 
@@ -285,7 +285,7 @@ class TestPredictions:
             served.transport.lose(None)
             await turns()
 
-            assert served.engine.loaded.holds == 0
+            assert served.engine.loaded.hold_count == 0
             assert served.beside.abandoned == 1
             assert served.counted == [0, 0, 0]
 
@@ -338,7 +338,7 @@ class TestTrips:
     @staticmethod
     async def served() -> Served:
         served = Served()
-        served.engine.loaded.request_rows = 8
+        served.engine.loaded.max_request_rows = 8
         served.hooks = cast(Any, await Hooks.load(cast(Any, served.engine), served.engine.loaded))
         return served
 

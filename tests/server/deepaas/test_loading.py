@@ -55,10 +55,10 @@ async def opened(target: str = "waits", **settings: Any) -> AsyncIterator[tuple[
     models = DeepaasModels(Environments(), settings_for(**settings))
     found = await models.open(spec_of(target))
     try:
-        yield models, found.outsides
+        yield models, found.executors
     finally:
         await models.close()
-        await asyncio.gather(*(outside.close() for outside in found.outsides))
+        await asyncio.gather(*(outside.close() for outside in found.executors))
 
 
 class Pipe:
@@ -158,7 +158,7 @@ def test_a_model_that_cannot_be_opened_leaves_no_process_and_says_why(target: st
         models = DeepaasModels(Environments(), settings_for())
         with pytest.raises(InferError, match="no_such"):
             await models.open(spec_of(target, count=2))
-        with pytest.raises(InferError, match="not there"):
+        with pytest.raises(InferError, match="not available"):
             models.desk_of("m")
         await models.close()
 
@@ -219,7 +219,7 @@ def test_those_that_predict_and_train_are_warmed_and_the_desk_is_not(tmp_path: P
         assert f"warm-{models.desk_of('m').pid}" not in predicting
         assert {path.name for path in tmp_path.glob("warm-*")} == {*predicting, f"warm-{pid}"}
         await models.close()
-        await asyncio.gather(*(outside.close() for outside in found.outsides))
+        await asyncio.gather(*(outside.close() for outside in found.executors))
 
     scene(work())
 
@@ -333,14 +333,14 @@ def test_unloading_a_model_ends_its_trainings_and_another_in_its_place_does_not(
         await pipe.pids()
 
         second = await models.open(spec_of("waits"))
-        await asyncio.gather(*(outside.close() for outside in first.outsides))
+        await asyncio.gather(*(outside.close() for outside in first.executors))
         assert shown(await models.jobs.get("m", uuid))["status"] == "running"
         assert shown(await models.desk_of("m").call(METADATA))["author"] == "A"
 
-        await asyncio.gather(*(outside.close() for outside in second.outsides))
+        await asyncio.gather(*(outside.close() for outside in second.executors))
         record = await ended(models, uuid)
         assert record["message"] == "model 'm' was unloaded while the training ran"
-        with pytest.raises(InferError, match="not there"):
+        with pytest.raises(InferError, match="not available"):
             models.desk_of("m")
         await models.close()
 

@@ -55,7 +55,7 @@ async def running_fronts(
         for front in fronts:
             assert await front.wait_ready(10)
         yield fronts, engine
-        engine.engine.hurry()  # as the supervisor has it
+        engine.engine.flush()  # as the supervisor has it
         for front in fronts:
             await front.drain()
         await engine.drain()

@@ -16,7 +16,7 @@ import httpx
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from penstock.batching.loaded import COMING
+from penstock.batching.registry import LOADING_MESSAGE
 from penstock.server.faults import own_workers
 from penstock.server.fronts.engine_server import EngineServer
 from penstock.server.fronts.front import FrontServer
@@ -83,7 +83,7 @@ async def _asked_for(front: FrontServer, name: str) -> tuple[tuple[int, str | No
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await stub.ModelMetadata(service_pb2.ModelMetadataRequest(name=name))
         said = page.json()["error"], refused.value.details()
-        assert all((text == COMING) == (page.status_code == 503) for text in said)
+        assert all((text == LOADING_MESSAGE) == (page.status_code == 503) for text in said)
         return (page.status_code, page.headers.get("retry-after")), refused.value.code()
 
 

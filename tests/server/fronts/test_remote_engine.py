@@ -21,7 +21,7 @@ from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
 from penstock.batching import stream
 from penstock.batching.request import InferRequest, InSequence
-from penstock.batching.running.own_outputs import OwnOutputs
+from penstock.batching.running.custom_outputs import CustomOutputs
 from penstock.batching.spec import BatchPolicy, HookSpec
 from penstock.batching.stream import AnswerStream, StreamedAnswer
 from penstock.server.fronts.message_kinds import ANSWER, DONE, FAILED
@@ -209,7 +209,7 @@ async def test_what_a_request_says_reaches_the_engine() -> None:
         (there,) = seen
         assert (there.id, there.priority, there.sequence) == (made.id, 1 << 40, InSequence("s", start=True))
         assert (there.deadline_ns, there.target_ns, there.start_ns) == ((1 << 64) - 1, (1 << 63) + 1, 5)
-        assert (there.rows, there.key, there.wanted) == (2, ((4,),), (0,))
+        assert (there.rows, there.key, there.output_positions) == (2, ((4,),), (0,))
 
 
 @on_a_loop
@@ -261,8 +261,8 @@ async def test_an_answer_that_cannot_be_read_ends_its_own_request_and_no_other(k
         spoiled, sound = request(model, 1, sink), request(model, 2, sink)
         for each in (spoiled, sound):
             front.engine.submit(each)
-        unreadable: Message = (kind, spoiled.number, body, [], [])
-        readable: Message = (DONE, sound.number, b"", list(sound.inputs), [])
+        unreadable: Message = (kind, spoiled.remote_id, body, [], [])
+        readable: Message = (DONE, sound.remote_id, b"", list(sound.inputs), [])
 
         assert front.engine.receive([unreadable, readable]) == []
 
@@ -273,16 +273,16 @@ async def test_an_answer_that_cannot_be_read_ends_its_own_request_and_no_other(k
 
 @on_a_loop
 async def test_answers_that_a_client_did_not_read_are_gone_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "MOST_BYTES", 1)
+    monkeypatch.setattr(stream, "MAX_UNREAD_BYTES", 1)
     gc.collect()
     gc.disable()  # it comes seldom, and until then the answers would keep the engine's shared memory
     try:
         async with pair() as (_, front):
             asked, sink = request(front.engine.model("m"), 1, ListSink()), ref(answers := AnswerStream())
-            asked.answers = asked.sink = answers
+            asked.answer_sink = asked.sink = answers
             front.engine.submit(asked)
             said, arrays = write_answer(StreamedAnswer({"y": np.ones(3, np.float32)}))
-            assert front.engine.receive([(ANSWER, asked.number, said, arrays, []) for _ in range(2)]) == []
+            assert front.engine.receive([(ANSWER, asked.remote_id, said, arrays, []) for _ in range(2)]) == []
             assert asked.error is not None
             assert asked.error.code is Code.OVERLOADED
 
@@ -305,7 +305,7 @@ async def test_without_an_engine_a_request_is_refused_at_once_and_said_to_be_wor
                 refused()
             assert caught.value.code is Code.NOT_READY
             assert caught.value.retry_after_ns > 0
-        assert front.engine.turn_away(model) is not None
+        assert front.engine.early_rejection(model) is not None
         assert front.engine.generation > generation
 
 
@@ -406,12 +406,12 @@ async def test_what_a_client_has_said_comes_to_user_code() -> None:
 
 
 def test_what_user_code_says_with_its_outputs_comes_with_them() -> None:
-    outputs = OwnOutputs([np.ones(2), None], {"number": 3, "yes": True}, "lacks one")
+    outputs = CustomOutputs([np.ones(2), None], {"number": 3, "yes": True}, "lacks one")
 
     there = unpack_outputs(write_own_outputs(outputs), list(outputs))
 
-    assert isinstance(there, OwnOutputs)
-    assert (there[1], there.parameters, there.wrong) == (None, {"number": 3, "yes": True}, "lacks one")
+    assert isinstance(there, CustomOutputs)
+    assert (there[1], there.parameters, there.mismatch) == (None, {"number": 3, "yes": True}, "lacks one")
 
 
 def test_outputs_that_are_no_tensors_come_as_they_were() -> None:

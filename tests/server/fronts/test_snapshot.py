@@ -43,7 +43,7 @@ KINDS = {
     "plain": ModelSpec("m", 1, Path("m.onnx")),
     "batched": ModelSpec(
         "m", 2, Path("/a/b"), inputs=(X,), outputs=(Y,), signature=Signature((X,), (Y,), batched=True),
-        bound=Signature((X,), (Y,)),
+        binding_signature=Signature((X,), (Y,)),
         policy=BatchPolicy(
             8, (2, 4), 100, cap_rows=3, allowed_rows=(1, 8), level_policies={1: QueuePolicy(3, False, 2, True)}
         ),
@@ -80,7 +80,7 @@ KINDS = {
         ),
     ),
     "replicas": ModelSpec("m", 1, Path("m"), hooks=HookSpec(Path("handler.py"), 3)),
-    "python": ModelSpec("m", 1, Path("m"), "python", declared='{"name": "m"}', worker=WorkerSpec(timeout_s=1)),
+    "python": ModelSpec("m", 1, Path("m"), "python", declared_config='{"name": "m"}', worker=WorkerSpec(timeout_s=1)),
 }  # fmt: skip
 
 

@@ -44,9 +44,9 @@ def test_a_request_of_several_answers_waits_while_its_front_end_is_behind() -> N
         one, other = RemoteAnswers(front.link, 1), RemoteAnswers(front.link, 2)
         went_on: list[int] = []
 
-        assert one.tell(LARGE) is None
+        assert one.send(LARGE) is None
         await asyncio.sleep(0)  # it is written at the end of its turn
-        room = other.tell(LARGE)
+        room = other.send(LARGE)
         assert room is not None
         room(lambda: went_on.append(2))
         await asyncio.sleep(0)
@@ -55,7 +55,7 @@ def test_a_request_of_several_answers_waits_while_its_front_end_is_behind() -> N
         await front.reads(2)
         assert went_on == [2]
         assert [message[:2] for message in front.taken] == [(ANSWER, 1), (ANSWER, 2)]
-        assert other.tell(LARGE) is None
+        assert other.send(LARGE) is None
         front.close()
 
     asyncio.run(scene())
@@ -67,12 +67,12 @@ def test_answers_that_a_front_end_does_not_take_are_bounded(monkeypatch: pytest.
     async def scene() -> None:
         front = Front()
         answers = RemoteAnswers(front.link, 1)
-        answers.tell(LARGE)
+        answers.send(LARGE)
         await asyncio.sleep(0)
         with pytest.raises(InferError, match="does not read them"):
-            answers.tell(LARGE)
+            answers.send(LARGE)
         answers.cancelled = True
-        assert answers.tell(LARGE) is None
+        assert answers.send(LARGE) is None
         front.close()
 
     asyncio.run(scene())

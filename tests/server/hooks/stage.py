@@ -17,7 +17,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.backends.node import Node
 from penstock.backends.signature import Signature
 from penstock.batching.request import InferRequest
-from penstock.batching.sinks import to_sinks
+from penstock.batching.sinks import deliver_unordered
 from penstock.batching.spec import BatchPolicy, HookSpec
 from penstock.server.hooks.runner import Hooks
 from tests.fakes import fake_model
@@ -64,7 +64,7 @@ class PuppetEngine:
         for request in batch:
             request.outputs, request.error = self._function(request.inputs), self.failure
         if batch:
-            to_sinks(batch)
+            deliver_unordered(batch)
 
 
 class Stage:
@@ -99,8 +99,8 @@ class Stage:
         nodes = [Node(each.name, each.datatype, list(each.shape)) for each in self.model.signature.outputs]
         self.model.node_outputs = nodes
         self.model.node_inputs = inputs or self.model.node_inputs
-        self.model.described = described
-        self.model.request_rows = 1 << 20
+        self.model.runtime_description = described
+        self.model.max_request_rows = 1 << 20
         self.model.spec = replace(self.model.spec, **said)
         self._open.append(await Hooks.load(engine or PuppetEngine(at_once=True), self.model))
         return self._open[-1]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from penstock.backends.errors import Code, InferError
-from penstock.batching.answers import AnswerStatistics
+from penstock.batching.answer_statistics import AnswerStatistics
 from penstock.server.hooks import generator_call
 from penstock.server.hooks.generator_call import MAX_AHEAD, Answer
 from penstock.server.hooks.runner import Hooks

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from penstock.backends.errors import Code, InferError
-from penstock.batching.request import InSequence, Terms
+from penstock.batching.request import InSequence, RequestOptions
 from penstock.batching.spec import SequenceSpec
 from penstock.server.hooks.runner import Hooks
 from tests.server.hooks.stage import GUARD_S, Act, PuppetEngine, Stage, is_set
@@ -162,7 +162,7 @@ def test_a_turn_is_passed_on_once_where_the_answer_is_there_at_once(act: Act) ->
         asyncio.get_running_loop().set_exception_handler(lambda _, context: wrong.append(context))
         hooks = await stage.load(None, PuppetEngine(at_once=True))
         object.__setattr__(stage.model.spec, "sequence", SequenceSpec())
-        terms = Terms(sequence=InSequence(7))
+        terms = RequestOptions(sequence=InSequence(7))
         inputs = {"x": np.zeros((1, 4), "<f4")}
         async with asyncio.timeout(GUARD_S):
             answers = await asyncio.gather(*(hooks.infer(inputs, "", terms) for _ in range(3)))

@@ -15,7 +15,7 @@ import pytest
 
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching.request import Terms
+from penstock.batching.request import RequestOptions
 from penstock.server.hooks.plan import DEFAULT_REPLICAS
 from penstock.server.hooks.replicas import MAX_HANGING
 from tests.server.hooks.stage import GUARD_S, Act, PuppetEngine, Stage, is_set, refusal
@@ -698,7 +698,7 @@ class TestQueue:
             first, late = stage.sample(), stage.sample()
             call = asyncio.create_task(hooks.predict(first))
             await is_set(first["began"])
-            expired = asyncio.create_task(hooks.predict(late, "", Terms(deadline_ns=time.monotonic_ns())))
+            expired = asyncio.create_task(hooks.predict(late, "", RequestOptions(deadline_ns=time.monotonic_ns())))
             if replicas == "shared":
                 first["gate"].set()
 

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.batching.request import InSequence, Terms
+from penstock.batching.request import InSequence, RequestOptions
 from penstock.batching.spec import SequenceSpec
 from penstock.server.hooks.sequence_turns import SequenceTurns
 from tests.server.hooks.stage import Act, PuppetEngine, Stage, is_set
@@ -77,7 +77,7 @@ def test_a_slow_pre_inference_holds_back_those_after_it_in_its_sequence_only(act
         asked = [(1, 7), (2, 7), (-1, 7), (4, 8)]
         tasks = []
         for (x, identity), own in zip(asked, parameters, strict=True):
-            terms = Terms(sequence=InSequence(identity))
+            terms = RequestOptions(sequence=InSequence(identity))
             tasks.append(asyncio.create_task(hooks.predict({"x": x}, terms=terms, parameters=own)))
             await is_set(own["began"])
         await tasks[3]

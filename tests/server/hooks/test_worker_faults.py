@@ -322,12 +322,12 @@ def test_a_file_that_cannot_be_loaded_again_is_told_and_tried_again(
         os.kill(worker_pids(hooks)[0], signal.SIGKILL)
         while "nothing_of_that_name" not in (await refusal(hooks.predict(1)))[1]:
             pass  # the call that ran there, or was about to
-        assert stage.model.hindered
+        assert stage.model.blockers
         reason = "cannot be loaded: ModuleNotFoundError: No module named 'nothing_of_that_name'"
         assert await refusal(hooks.predict(1)) == (Code.NOT_READY, f"hooks file hooks.py {reason}")
         path.write_text("def pre_inference(sample, metadata): return [5] * 4")
         await is_whole(hooks, 1)
-        assert not stage.model.hindered
+        assert not stage.model.blockers
         assert await hooks.predict(1) == b"[[[5.0,5.0,5.0,5.0]]]"
         assert any(f"hooks file {path} {reason}" in message for message in caplog.messages)  # the whole place
 

@@ -18,7 +18,7 @@ import uvloop
 from penstock.backends.errors import InferError
 from penstock.batching.engine import Engine
 from penstock.batching.model import Model
-from penstock.batching.running import attempts
+from penstock.batching.running import reload_backoff
 from penstock.batching.running.instance import ThreadInstance
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec
 from penstock.server.faults import own_workers
@@ -44,7 +44,7 @@ class House:
     def backend(self) -> IsolatedBackend:
         instance = self.model.instances[0]
         assert isinstance(instance, ThreadInstance)
-        backend = instance.place.backend
+        backend = instance.placement.backend
         assert isinstance(backend, IsolatedBackend)
         return backend
 
@@ -117,7 +117,7 @@ def test_no_request_fails_when_workers_are_killed_under_load(instances: int) -> 
         await asyncio.gather(*callers)
 
         assert house.ends == {"right": house.begun}
-        assert house.model.events["instances_replaced"] == 3 * instances
+        assert house.model.event_counts["instances_replaced"] == 3 * instances
         assert len(own_workers()) == 1
 
     play(scene, instances=instances)
@@ -129,7 +129,7 @@ def test_a_request_that_ends_the_worker_fails_alone() -> None:
         assert await house.ask_together(Fault.DIE) == ["NOT_READY"]
         assert await house.ask_together(5, 6) == ["right", "right"]
         assert house.model.healthy
-        assert house.model.events["instances_replaced"] == 4
+        assert house.model.event_counts["instances_replaced"] == 4
 
     play(scene)
 
@@ -186,12 +186,12 @@ def test_a_worker_killed_while_idle_is_replaced_before_the_next_request(instance
         for times in (1, 2):
             before = house.backend
             os.kill(before.pid, signal.SIGKILL)
-            await come(lambda: house.model.events.get("instances_replaced", 0) == times * instances)  # noqa: B023
+            await come(lambda: house.model.event_counts.get("instances_replaced", 0) == times * instances)  # noqa: B023
 
             assert house.backend is not before
             assert len(own_workers()) == 1
         assert await house.ask_together(1, 2) == ["right", "right"]
-        assert house.model.events["instances_replaced"] == 2 * instances
+        assert house.model.event_counts["instances_replaced"] == 2 * instances
 
     play(scene, instances=instances)
 
@@ -214,7 +214,7 @@ def test_requests_wait_and_the_model_stays_ready_while_it_is_reloaded() -> None:
 
 
 def test_a_model_whose_reload_fails_is_not_ready_until_a_reload_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempts, "FIRST_RETRY_NS", 100_000_000)
+    monkeypatch.setattr(reload_backoff, "MIN_RETRY_NS", 100_000_000)
 
     async def scene(house: House) -> None:
         options: Any = house.model.spec.options

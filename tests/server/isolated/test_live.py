@@ -69,7 +69,7 @@ def _data(said: dict[str, Any], name: str) -> Any:
 
 def backend_of(live: Live) -> IsolatedBackend:
     instance: Any = live.server.engine.model("m").instances[0]
-    backend = instance.place.backend
+    backend = instance.placement.backend
     assert isinstance(backend, IsolatedBackend)
     return backend
 

@@ -39,7 +39,7 @@ def test_priority_levels_and_their_queue_policies_are_read() -> None:
 
     assert (found.priority_levels, found.default_priority) == (3, 2)
     assert found.level_policies == {
-        1: QueuePolicy(0, allow_timeout_override=False, max_requests=5, delays=True),
+        1: QueuePolicy(0, allow_timeout_override=False, max_requests=5, delays_on_timeout=True),
         3: QueuePolicy(9, allow_timeout_override=True),
     }
     assert (found.default_timeout_us, found.max_queue_requests) == (7, 4)

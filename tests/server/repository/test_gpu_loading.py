@@ -87,7 +87,7 @@ def test_a_model_with_cpu_fallback_runs_on_the_cpu_when_cuda_does_not_start(
     entry = read(tmp_path, "instance_group { kind: KIND_GPU count: 2 }", "[runtime]\ncpu_fallback = true")
     with opened(entry, FakeGround(FakeRuntime(), starts=False)) as model:
         (group,) = reported(entry, model)
-        fallback = model.spec.fallback
+        fallback = model.spec.fallback_reason
 
     assert fallback.startswith("device 'cuda:0' cannot be used")
     assert (group["kind"], group["count"], group["gpus"]) == ("KIND_CPU", 1, [])
@@ -109,7 +109,7 @@ class TestImplicitFallback:
         with opened(entry, FakeGround(FakeRuntime(), starts=False)) as model:
             (group,) = reported(entry, model)
 
-        assert model.spec.fallback
+        assert model.spec.fallback_reason
         assert (group["kind"], group["count"], group["gpus"]) == ("KIND_CPU", 1, [])
 
     @pytest.mark.parametrize(

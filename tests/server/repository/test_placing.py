@@ -82,7 +82,7 @@ class TestDefaults:
 
         assert devices(entry) == [(1, "cpu")]
         assert spec_of(entry).options == {}
-        assert spec_of(entry).fallback == ""
+        assert spec_of(entry).fallback_reason == ""
 
     def test_a_single_file_model_is_on_every_gpu(self, tmp_path: Path) -> None:
         (tmp_path / "net.onnx").touch()
@@ -191,7 +191,7 @@ class TestMissingGpu:
         reason = "instance group m_0 of model m has kind KIND_GPU but no GPUs are available: no NVIDIA driver"
 
         assert devices(entry) == [(1, "cpu")]
-        assert spec.fallback == reason
+        assert spec.fallback_reason == reason
         assert str(finding).endswith(f"warning: is served on the CPU: {reason}")
         assert instance_groups(entry, spec) == [("KIND_CPU", 1, [])]
         assert to_json(complete_config(entry.config, spec, ""))["parameters"]["penstock.cpu_fallback"] == {
@@ -207,7 +207,7 @@ class TestMissingGpu:
         spec = spec_of(read(tmp_path, CUDA, gpus=NONE, cpu_fallback=True))
 
         assert spec.instances == (InstanceGroup(),)
-        assert spec.fallback == "execution accelerator 'cuda' requires an instance_group with a GPU"
+        assert spec.fallback_reason == "execution accelerator 'cuda' requires an instance_group with a GPU"
 
     def test_automatic_graphs_do_not_require_a_gpu(self, tmp_path: Path) -> None:
         entry = read(tmp_path, None, '[runtime]\ngpu_graphs = "auto"', NONE)
@@ -220,7 +220,7 @@ class TestMissingGpu:
         (finding,) = entry.findings
 
         assert devices(entry) == [(1, "cpu")]
-        assert spec_of(entry).fallback == ""
+        assert spec_of(entry).fallback_reason == ""
         assert str(finding).endswith("warning: optimization.cuda.graphs has no effect: the model runs on the CPU")
 
     @pytest.mark.parametrize("gpus", [TWO, NO_DRIVER])
@@ -232,7 +232,7 @@ class TestMissingGpu:
         (finding,) = entry.findings
 
         assert devices(entry) == [(1, "cpu")]
-        assert (spec_of(entry).fallback, spec_of(entry).options) == ("", {})
+        assert (spec_of(entry).fallback_reason, spec_of(entry).options) == ("", {})
         assert str(finding).endswith(
             f"config.pbtxt:1: warning: execution accelerator '{name}' has no effect: the model runs on the CPU"
         )
@@ -370,7 +370,7 @@ class TestReportedConfiguration:
 
     def test_a_fallback_during_the_load_is_reported_as_a_cpu_group(self, tmp_path: Path) -> None:
         entry = read(tmp_path, KIND_GPU, cpu_fallback=True)
-        spec = replace(spec_of(entry), instances=(InstanceGroup(),), fallback="no cuDNN")
+        spec = replace(spec_of(entry), instances=(InstanceGroup(),), fallback_reason="no cuDNN")
 
         assert instance_groups(entry, spec) == [("KIND_CPU", 1, [])]
 
@@ -409,5 +409,5 @@ def test_any_model_is_placed_on_existing_devices_or_is_a_mistake(
     if not findings:
         assert gpus is None or used <= {"cpu", *(f"cuda:{number}" for number in gpus)}
         assert "runtime.cuda" not in asked or used != {"cpu"}
-    if spec.fallback:
+    if spec.fallback_reason:
         assert used == {"cpu"}

@@ -91,7 +91,7 @@ def test_the_file_of_a_python_model_may_have_another_name(tmp_path: Path) -> Non
 def test_a_python_model_gets_its_declared_configuration(tmp_path: Path) -> None:
     (spec,) = read(written(tmp_path, CONFIG + 'parameters { key: "mine" value: { string_value: "7" } }')).specs
 
-    declared = json.loads(spec.declared)
+    declared = json.loads(spec.declared_config)
     assert declared["name"] == "coded"
     assert declared["parameters"] == {"mine": {"string_value": "7"}}
     assert declared["input"][0]["dims"] == [2]

@@ -192,7 +192,7 @@ def test_large_ones_are_read_on_a_thread() -> None:
         sharing = served.models.sharing["m"] = FakeSharing()
         call = served.call(PREDICT, bytes(LARGE_BYTES))
         assert served.engine.held == []
-        assert served.engine.loaded[0].holds == 1
+        assert served.engine.loaded[0].hold_count == 1
         await settled()
         assert (sharing.made, len(served.engine.held)) == (1, 1)
         served.reply(b"x")
@@ -200,7 +200,7 @@ def test_large_ones_are_read_on_a_thread() -> None:
         served.call(PREDICT, bytes(LARGE_BYTES)).lose()
         await settled()
         assert served.engine.held == []
-        assert served.engine.loaded[0].holds == 0
+        assert served.engine.loaded[0].hold_count == 0
 
     asyncio.run(main())
 

@@ -23,7 +23,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2
 
-from penstock.batching.loaded import STOPPING
+from penstock.batching.registry import STOPPING_MESSAGE
 from penstock.server.grpc.request import SHUTTING_DOWN
 from tests.clients import models
 from tests.processes import children, lives
@@ -171,7 +171,7 @@ async def http_client(port: int, number: int, ledger: Ledger) -> None:
                 ledger.write("lost", begun)
                 break
             status = head.split()[1]
-            if STOPPING.encode() in answer:
+            if STOPPING_MESSAGE.encode() in answer:
                 ledger.write(AWAY, begun)
                 writer.close()
                 return

@@ -33,8 +33,8 @@ def test_starts_and_unexpected_ends_of_workers_are_counted() -> None:
 
 def test_the_metrics_page_has_worker_counts_only_for_models_with_workers() -> None:
     model = fake_model("iris", 3)
-    model.count(STARTED, 3)
-    model.count(ENDED + "memory", 2)
+    model.count_event(STARTED, 3)
+    model.count_event(ENDED + "memory", 2)
 
     class Models:
         def models(self) -> list[object]:
@@ -55,7 +55,7 @@ def test_worker_counts_of_front_ends_are_added_in_the_engine() -> None:
     add_statistics(model, there.flush({STARTED: 2, ENDED + "exit": 1}), None)
     add_statistics(model, there.flush({STARTED: 1}), None)
 
-    assert model.events == {STARTED: 3, ENDED + "exit": 1}
+    assert model.event_counts == {STARTED: 3, ENDED + "exit": 1}
 
 
 def test_a_model_is_not_ready_while_any_front_end_reports_failing_hooks() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
-from penstock.batching.request import InferRequest, Terms
+from penstock.batching.request import InferRequest, RequestOptions
 from penstock.server.errors import GRPC_STATUS, pushback_ms
 from penstock.server.grpc.method import Method, Reader, Status
 from penstock.server.health import Health
@@ -109,23 +109,23 @@ class HeldEngine:
 
     submit_soon = submit
 
-    def turn_away(self, model: Model) -> InferError | None:
+    def early_rejection(self, model: Model) -> InferError | None:
         return self.refusal
 
     def cancel(self, request: InferRequest) -> None:
         self.cancelled.append(request)
 
     def hold(self, model: Model) -> None:
-        model.holds += 1
+        model.hold_count += 1
 
     def release(self, model: Model) -> None:
-        model.holds -= 1
+        model.hold_count -= 1
 
     def let_go(self, values: Array = ROW, *, count: int | None = None) -> None:
         """Answer what was submitted, as one batch; every output has these values."""
         batch, self.held = self.held[:count], self.held[len(self.held[:count]) :]
         for each in batch:
-            each.outputs = [values for _ in each.wanted]
+            each.outputs = [values for _ in each.output_positions]
         batch[0].sink.deliver(batch)
 
     def fail(self, error: InferError) -> None:
@@ -160,7 +160,7 @@ class FakeHooks:
         self._function = function
 
     async def stream(
-        self, inputs: Mapping[str, Array], request_id: str, terms: Terms, parameters: Mapping[str, Any] | None,
+        self, inputs: Mapping[str, Array], request_id: str, terms: RequestOptions, parameters: Mapping[str, Any] | None,
         wanted: tuple[int, ...],
     ) -> AsyncGenerator[Answer, None]:  # fmt: skip
         assert self.decoupled is not None

@@ -1,4 +1,4 @@
-"""RateLimiter: who runs next by resources and by how often each has run. No threads but where it says so, no clock."""
+"""RateLimiter: which Instance runs next, by resources and by past runs. No threads unless noted, no clock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.backends.errors import Code, InferError
-from penstock.batching.devices.rates import OWED, Claim, RateLimiter, device_number
+from penstock.batching.devices.rate_limiter import MAX_OWED_RUNS, Claim, RateLimiter, device_number
 from penstock.batching.spec import Resource
 
 
@@ -36,15 +36,15 @@ def joins(limiter: RateLimiter, priority: int = 1, device: str = "cpu", **counts
 
 def asks(limiter: RateLimiter, claim: Claim) -> Puppet:
     puppet = Puppet()
-    limiter.ask(claim, puppet)
+    limiter.request_turn(claim, puppet)
     return puppet
 
 
 def runs(limiter: RateLimiter, claim: Claim) -> None:
     """Let it run once, on resources that are free."""
     assert asks(limiter, claim).turns == 1
-    limiter.begin(claim, 0)
-    limiter.end(claim, 0, 0, more=False)
+    limiter.begin_batch(claim, 0)
+    limiter.end_turn(claim, 0, 0, more=False)
 
 
 def order(limiter: RateLimiter, claims: Mapping[str, Claim], count: int) -> str:
@@ -55,16 +55,16 @@ def order(limiter: RateLimiter, claims: Mapping[str, Claim], count: int) -> str:
         (name,) = (name for name, puppet in puppets.items() if puppet.turns)
         ran += name
         puppets[name].turns = 0
-        limiter.begin(claims[name], 0)
-        if limiter.end(claims[name], 0, 0, more=True):
+        limiter.begin_batch(claims[name], 0)
+        if limiter.end_turn(claims[name], 0, 0, more=True):
             puppets[name].turns = 1
         else:
-            limiter.ask(claims[name], puppets[name])
+            limiter.request_turn(claims[name], puppets[name])
     return ran
 
 
 class TestResources:
-    def test_without_being_stated_there_is_as_much_as_the_instance_that_needs_most(self) -> None:
+    def test_a_resource_without_a_limit_has_as_many_units_as_the_largest_need(self) -> None:
         limiter = RateLimiter()
         big, *small = (joins(limiter, R1=count) for count in (4, 2, 2, 1))
         turns = [asks(limiter, claim).turns for claim in small]
@@ -72,30 +72,30 @@ class TestResources:
         assert turns == [1, 1, 0]
         assert asks(limiter, big).turns == 0
 
-    def test_an_instance_holds_all_that_it_needs_or_nothing(self) -> None:
+    def test_an_instance_holds_all_of_its_resources_or_none(self) -> None:
         limiter = RateLimiter()
         holder, both, other = joins(limiter, R1=1), joins(limiter, R1=1, R2=1), joins(limiter, R2=1)
         asks(limiter, holder)
         waits = asks(limiter, both)
-        limiter.withdraw(both, waits)
+        limiter.cancel_request(both, waits)
 
         assert waits.turns == 0
         assert asks(limiter, other).turns == 1
 
-    def test_each_device_has_its_own(self) -> None:
+    def test_each_device_has_its_own_resources(self) -> None:
         limiter = RateLimiter()
         turns = [asks(limiter, joins(limiter, device=device, R1=1)).turns for device in ("cuda:0", "cuda:1", "cuda:1")]
 
         assert turns == [1, 1, 0]
 
-    def test_a_global_one_is_the_same_on_every_device(self) -> None:
+    def test_a_global_resource_is_shared_by_all_devices(self) -> None:
         limiter = RateLimiter()
         shared = (Resource("R1", 1, shared=True),)
         turns = [asks(limiter, limiter.join(device, shared, 1)).turns for device in ("cuda:0", "cuda:1")]
 
         assert turns == [1, 0]
 
-    def test_the_cpu_has_the_number_of_the_first_gpu(self) -> None:
+    def test_the_cpu_has_the_device_number_of_the_first_gpu(self) -> None:
         assert [device_number(device) for device in ("cpu", "cuda:0", "cuda:12")] == [0, 0, 12]
 
     @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ class TestResources:
             ({("R1", 0): 2, ("R1", None): 1}, 2),
         ],
     )
-    def test_too_little_is_refused_in_tritons_words(
+    def test_a_resource_limit_below_an_instances_need_is_refused_in_tritons_words(
         self, stated: dict[tuple[str, int | None], int], limit: int
     ) -> None:
         limiter = RateLimiter(stated)
@@ -120,20 +120,20 @@ class TestResources:
 
         assert refused.value.code is Code.INVALID
 
-    def test_what_is_stated_for_a_device_goes_before_what_is_stated_for_all_if_it_is_more(self) -> None:
+    def test_a_device_specific_limit_overrides_a_general_one_if_it_is_larger(self) -> None:
         limiter = RateLimiter({("R1", None): 1, ("R1", 1): 2})
         turns = [asks(limiter, joins(limiter, device=device, R1=1)).turns for device in ["cuda:0"] * 2 + ["cuda:1"] * 3]
 
         assert turns == [1, 0, 1, 1, 0]
 
-    def test_of_a_global_one_there_is_what_is_stated_whatever_the_device(self) -> None:
+    def test_a_global_resource_has_its_configured_limit_on_every_device(self) -> None:
         limiter = RateLimiter({("R1", 7): 2})
         shared = (Resource("R1", 1, shared=True),)
 
         assert [asks(limiter, limiter.join("cpu", shared, 1)).turns for _ in range(3)] == [1, 1, 0]
 
     @pytest.mark.parametrize("first_shared", [True, False])
-    def test_a_resource_is_global_or_not_for_everybody(self, first_shared: bool) -> None:
+    def test_a_resource_is_either_global_or_device_specific_for_all_models(self, first_shared: bool) -> None:
         limiter = RateLimiter()
         first = limiter.join("cpu", (Resource("R2", 1, first_shared),), 1)
         text = 'Resource "R2" is present as both global and device-specific resource in the model configuration.'
@@ -143,25 +143,25 @@ class TestResources:
 
         limiter.join("cpu", (Resource("R2", 1, not first_shared),), 1)
 
-    def test_one_instance_cannot_have_it_both_ways(self) -> None:
+    def test_one_instance_cannot_need_a_resource_both_globally_and_per_device(self) -> None:
         with pytest.raises(InferError, match="both global and device-specific"):
             RateLimiter().join("cpu", (Resource("R", 1), Resource("R", 1, shared=True)), 1)
 
-    def test_one_that_is_refused_leaves_nothing_behind(self) -> None:
+    def test_a_refused_instance_leaves_nothing_behind(self) -> None:
         limiter = RateLimiter({("R1", None): 2})
         with pytest.raises(InferError, match="limited to 2"):
             joins(limiter, R1=4)
 
         assert [asks(limiter, joins(limiter, R1=1)).turns for _ in range(3)] == [1, 1, 0]
 
-    def test_with_the_one_that_needs_most_goes_what_only_it_has_brought(self) -> None:
+    def test_resources_added_by_the_largest_need_are_removed_with_its_instance(self) -> None:
         limiter = RateLimiter()
         big, *small = (joins(limiter, R1=count) for count in (4, 2, 2, 2))
         limiter.leave(big)
 
         assert [asks(limiter, claim).turns for claim in small] == [1, 0, 0]
 
-    def test_what_the_one_that_needs_most_brings_goes_to_those_that_wait(self) -> None:
+    def test_resources_added_by_a_larger_need_go_to_waiting_instances(self) -> None:
         limiter = RateLimiter()
         small = [joins(limiter, R1=1) for _ in range(3)]
         puppets = [asks(limiter, claim) for claim in small]
@@ -171,7 +171,7 @@ class TestResources:
         assert before == [1, 0, 0]
         assert [puppet.turns for puppet in puppets] == [1, 1, 0]
 
-    def test_what_needs_nothing_never_waits(self) -> None:
+    def test_an_instance_without_resources_never_waits(self) -> None:
         limiter = RateLimiter()
         holder = joins(limiter, R1=1)
         asks(limiter, holder)
@@ -180,7 +180,7 @@ class TestResources:
         assert asks(limiter, joins(limiter)).turns == 1
 
 
-class TestTheOrder:
+class TestTurnOrder:
     @pytest.mark.parametrize(
         ("priorities", "expected"),
         [
@@ -196,59 +196,59 @@ class TestTheOrder:
 
         assert order(limiter, claims, 12) == expected
 
-    def test_who_has_run_least_goes_first_whoever_asked_first(self) -> None:
+    def test_the_instance_with_the_fewest_runs_goes_first(self) -> None:
         limiter = RateLimiter()
         often, seldom, holder = (joins(limiter, R1=1) for _ in range(3))
         for _ in range(3):
             runs(limiter, often)
         asks(limiter, holder)
         waits = {claim: asks(limiter, claim) for claim in (often, seldom)}
-        limiter.end(holder, 0, 0, more=False)
+        limiter.end_turn(holder, 0, 0, more=False)
 
         assert [waits[claim].turns for claim in (often, seldom)] == [0, 1]
 
-    def test_who_comes_straight_back_stands_in_line_before_its_thread_has_come_round(self) -> None:
+    def test_an_instance_with_more_work_is_considered_before_its_thread_asks_again(self) -> None:
         limiter = RateLimiter()
         high, low = joins(limiter, R1=1), joins(limiter, 10, R1=1)
         runs(limiter, low)
         asks(limiter, high)
         waits = asks(limiter, low)
-        limiter.begin(high, 0)
+        limiter.begin_batch(high, 0)
 
-        goes_on = limiter.end(high, 0, 0, more=True)
+        goes_on = limiter.end_turn(high, 0, 0, more=True)
 
         assert (goes_on, waits.turns) == (True, 0)
 
-    def test_what_comes_free_is_kept_for_one_that_comes_straight_back(self) -> None:
+    def test_a_freed_resource_is_reserved_for_an_instance_with_more_work(self) -> None:
         limiter = RateLimiter()
         first, second = joins(limiter, R1=1), joins(limiter, R1=1)
         asks(limiter, first)
         asks(limiter, second)
-        limiter.begin(first, 0)
-        assert not limiter.end(first, 0, 0, more=True)
-        limiter.begin(second, 0)
-        assert not limiter.end(second, 0, 0, more=True)
+        limiter.begin_batch(first, 0)
+        assert not limiter.end_turn(first, 0, 0, more=True)
+        limiter.begin_batch(second, 0)
+        assert not limiter.end_turn(second, 0, 0, more=True)
 
         assert asks(limiter, first).turns == 1
 
-    def test_one_that_does_not_come_back_after_all_leaves_it_to_others(self) -> None:
+    def test_a_released_reservation_goes_to_a_waiting_instance(self) -> None:
         limiter = RateLimiter()
         first, second, third = (joins(limiter, R1=1) for _ in range(3))
         asks(limiter, first)
         waits = [asks(limiter, claim) for claim in (second, third)]
-        limiter.begin(first, 0)
-        limiter.end(first, 0, 0, more=True)
+        limiter.begin_batch(first, 0)
+        limiter.end_turn(first, 0, 0, more=True)
         for claim in (second, third):
-            limiter.begin(claim, 0)
-            limiter.end(claim, 0, 0, more=False)
+            limiter.begin_batch(claim, 0)
+            limiter.end_turn(claim, 0, 0, more=False)
         last = asks(limiter, second)
         before = last.turns
-        limiter.forget(first)
+        limiter.release_reservation(first)
 
         assert [puppet.turns for puppet in waits] == [1, 1]
         assert (before, last.turns) == (0, 1)
 
-    def test_who_needs_much_is_not_passed_by_those_that_need_little(self) -> None:
+    def test_an_instance_that_needs_many_resources_is_not_overtaken_by_smaller_ones(self) -> None:
         limiter = RateLimiter()
         holder, big, small = joins(limiter, R1=1), joins(limiter, R1=2), joins(limiter, 2, R1=1)
         runs(limiter, small)
@@ -257,7 +257,7 @@ class TestTheOrder:
 
         assert asks(limiter, small).turns == 0
 
-    def test_who_needs_nothing_that_is_waited_for_may_go_past(self) -> None:
+    def test_an_instance_that_needs_other_resources_may_overtake(self) -> None:
         limiter = RateLimiter()
         holder, first, other = joins(limiter, R1=1), joins(limiter, R1=1), joins(limiter, 5, R2=1)
         runs(limiter, other)
@@ -266,37 +266,37 @@ class TestTheOrder:
 
         assert asks(limiter, other).turns == 1
 
-    def test_one_that_withdraws_lets_the_next_go(self) -> None:
+    def test_a_canceled_request_for_a_turn_lets_the_next_instance_run(self) -> None:
         limiter = RateLimiter()
         holder, big, small = joins(limiter, R1=1), joins(limiter, R1=2), joins(limiter, 2, R1=1)
         runs(limiter, small)
         granted = asks(limiter, holder)
         gone, waits = asks(limiter, big), asks(limiter, small)
 
-        assert limiter.withdraw(big, gone)
-        assert not limiter.withdraw(holder, granted)
+        assert limiter.cancel_request(big, gone)
+        assert not limiter.cancel_request(holder, granted)
         assert (gone.turns, waits.turns) == (0, 1)
 
-    def test_a_turn_that_found_nothing_counts_for_nothing(self) -> None:
+    def test_a_turn_without_work_does_not_count_as_a_run(self) -> None:
         limiter = RateLimiter()
         first, second, holder = (joins(limiter, R1=1) for _ in range(3))
         asks(limiter, first)
-        limiter.end(first, 0, 0, more=False)
+        limiter.end_turn(first, 0, 0, more=False)
         asks(limiter, holder)
         waits = [asks(limiter, claim) for claim in (first, second)]
-        limiter.end(holder, 0, 0, more=False)
+        limiter.end_turn(holder, 0, 0, more=False)
 
         assert [puppet.turns for puppet in waits] == [1, 0]
 
-    def test_one_that_rested_is_owed_some_runs_and_no_more(self) -> None:
+    def test_an_instance_that_was_idle_is_owed_a_bounded_number_of_runs(self) -> None:
         limiter = RateLimiter()
         busy, rested = joins(limiter, R1=1), joins(limiter, 2, R1=1)
         for _ in range(1000):
             runs(limiter, busy)
 
-        assert 0 < order(limiter, {"b": busy, "r": rested}, 100)[1:].index("b") <= OWED + 1
+        assert 0 < order(limiter, {"b": busy, "r": rested}, 100)[1:].index("b") <= MAX_OWED_RUNS + 1
 
-    def test_one_that_comes_new_is_owed_nothing(self) -> None:
+    def test_a_new_instance_is_owed_no_runs(self) -> None:
         limiter = RateLimiter()
         busy = joins(limiter, R1=1)
         for _ in range(1000):
@@ -329,22 +329,22 @@ class Instance:
 
     def ask(self) -> None:
         self.state = "waits"
-        self._limiter.ask(self._claim, self._puppet)
+        self._limiter.request_turn(self._claim, self._puppet)
 
     def leave(self) -> None:
         self._limiter.leave(self._claim)
 
     def withdraw(self) -> None:
-        self.state = "away" if self._limiter.withdraw(self._claim, self._puppet) else "runs"
+        self.state = "away" if self._limiter.cancel_request(self._claim, self._puppet) else "runs"
 
     def forget(self) -> None:
-        self._limiter.forget(self._claim)
+        self._limiter.release_reservation(self._claim)
         self.state = "away"
 
     def end(self, *, ran: bool, more: bool) -> None:
         if ran:
-            self._limiter.begin(self._claim, 0)
-        goes_on = self._limiter.end(self._claim, 0, 0, more)
+            self._limiter.begin_batch(self._claim, 0)
+        goes_on = self._limiter.end_turn(self._claim, 0, 0, more)
         self.state = "runs" if goes_on else "coming" if more else "away"
 
     def step(self, *, one: bool, other: bool) -> None:
@@ -359,9 +359,9 @@ class Instance:
             self.forget()
 
 
-class TestAlways:
+class TestInvariants:
     @given(st.lists(GROUPS, min_size=1, max_size=6), st.data())
-    def test_nothing_is_held_beyond_what_there_is_and_all_get_their_turn(
+    def test_resources_are_never_exceeded_and_every_instance_gets_its_turn(
         self, groups: list[Group], data: st.DataObject
     ) -> None:
         limiter = RateLimiter({(name, None): THERE for name in NAMES})
@@ -395,7 +395,7 @@ class TestAlways:
         assert {each.state for each in everyone} == {"away"}
 
     @given(st.lists(st.tuples(st.integers(1, 9), st.sampled_from([0, 0, 0, 1, 5, 60])), min_size=2, max_size=6))
-    def test_nobody_waits_for_more_runs_than_the_bound(self, kinds: list[tuple[int, int]]) -> None:
+    def test_no_instance_waits_for_more_runs_than_the_bound(self, kinds: list[tuple[int, int]]) -> None:
         """One runs at a time; after each run it rests for so many steps, 0 for one that never does."""
         limiter = RateLimiter()
         claims = [joins(limiter, priority, R1=1) for priority, _ in kinds]
@@ -408,26 +408,26 @@ class TestAlways:
                 puppets[running].turns = 0
                 for number in range(len(claims)):
                     waited[number][running] += number != running and number not in rests
-                limiter.begin(claims[running], 0)
+                limiter.begin_batch(claims[running], 0)
                 waited[running].clear()
                 rest = kinds[running][1]
-                if limiter.end(claims[running], 0, 0, more=not rest):
+                if limiter.end_turn(claims[running], 0, 0, more=not rest):
                     puppets[running].turns = 1
                 elif rest:
                     rests[running] = rest
                 else:
-                    limiter.ask(claims[running], puppets[running])
+                    limiter.request_turn(claims[running], puppets[running])
             for number in list(rests):
                 rests[number] -= 1
                 if rests[number] <= 0:
                     del rests[number]
-                    limiter.ask(claims[number], puppets[number])
+                    limiter.request_turn(claims[number], puppets[number])
             for number, others in enumerate(waited):
                 for other, count in others.items():
-                    assert count <= 2 * kinds[number][0] / kinds[other][0] + OWED + 2
+                    assert count <= 2 * kinds[number][0] / kinds[other][0] + MAX_OWED_RUNS + 2
 
     @given(st.lists(st.integers(1, 5), min_size=2, max_size=5))
-    def test_hot_instances_run_as_often_as_their_priorities_say(self, priorities: list[int]) -> None:
+    def test_busy_instances_run_in_proportion_to_their_priorities(self, priorities: list[int]) -> None:
         limiter = RateLimiter()
         claims = {str(number): joins(limiter, priority, R1=1) for number, priority in enumerate(priorities)}
         ran = Counter(order(limiter, claims, 200))

@@ -1,4 +1,4 @@
-"""OutsideInstance: Batches that run elsewhere, with executors that end, come back, answer late or not at all."""
+"""ExternalInstance: Batches that run in another process, on executors that die, return, answer late or never."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ import pytest
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import TensorSpec
 from penstock.batching.devices.placement import Devices
-from penstock.batching.devices.rates import RateLimiter
+from penstock.batching.devices.rate_limiter import RateLimiter
 from penstock.batching.engine import Engine
 from penstock.batching.model import Model
-from penstock.batching.request import InferRequest, InSequence, Key, Terms
-from penstock.batching.running import outside as running
-from penstock.batching.running.batch import Batch, parted
-from penstock.batching.running.outside import Outside, Takes
-from penstock.batching.running.outsides import OpenedVersion, complete_outside
+from penstock.batching.request import InferRequest, InSequence, Key, RequestOptions
+from penstock.batching.running import external as running
+from penstock.batching.running.batch import Batch, split_by_result
+from penstock.batching.running.external import ExecutorCallbacks, ExternalExecutor
+from penstock.batching.running.external_models import OpenedVersion, complete_external
 from penstock.batching.scheduling.request_checks import make_request
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec, Resource, SequenceSpec
-from penstock.batching.stream import StreamedAnswer, stream
+from penstock.batching.stream import StreamedAnswer, open_stream
 
 GUARD_S = 20.0
 
 
 class Elsewhere:
-    """An executor that does what it is told with each Batch: `answer`, `late`, `fail`, `die`, `unbegun` or `again`.
+    """An executor that follows a plan for each Batch: `answer`, `late`, `fail`, `die`, `unbegun` or `again`.
 
     The last of these answers every second request, and has the others run again. It needs some loop `turns` for each,
     and some to come back.
     """
 
     def __init__(self, plan: Callable[[], str], hopeless: bool = False, turns: int = 3) -> None:
-        self.takes: Takes | None = None
+        self.takes: ExecutorCallbacks | None = None
         self.begun: list[list[str]] = []
         self.abandoned: list[str] = []
         self.seen = asyncio.Event()
@@ -49,7 +49,7 @@ class Elsewhere:
         self._turns = turns
         self._running = 0
 
-    def attach(self, instance: Takes) -> None:
+    def attach(self, instance: ExecutorCallbacks) -> None:
         self.takes = instance
 
     def begin(self, batch: Batch) -> None:
@@ -60,13 +60,13 @@ class Elsewhere:
         batch.compute_start_ns = time.monotonic_ns()
         self._soon(self._turns, lambda: self._end(batch, self._plan()))
 
-    def most_ns(self, key: Key) -> int:
+    def max_batch_ns(self, key: Key) -> int:
         return 0
 
     def abandon(self, request: InferRequest) -> None:
         self.abandoned.append(request.id)
 
-    async def says_ready(self) -> bool:
+    async def check_ready(self) -> bool:
         return True
 
     async def close(self) -> None:
@@ -83,46 +83,46 @@ class Elsewhere:
         batch.compute_end_ns = batch.exec_end_ns = time.monotonic_ns()
         if what == "unbegun":
             self._down()
-            takes.unrun(batch)
+            takes.on_not_run(batch)
         elif what == "die":
             self._down()
             for request in batch.requests:
                 request.error = InferError(Code.NOT_READY, "died")
-            takes.freed(batch, batch.requests)
+            takes.on_free(batch, batch.requests)
         elif what == "again":
-            batch.again, answered = batch.requests[::2], batch.requests[1::2]
+            batch.rerun_requests, answered = batch.requests[::2], batch.requests[1::2]
             for request in answered:
                 _settle(request, fails=False)
-            takes.freed(batch, answered)
+            takes.on_free(batch, answered)
         elif what == "late":
-            takes.freed(batch, [])
+            takes.on_free(batch, [])
             for request in batch.requests:
                 self._soon(2, lambda request=request: self._late(batch, request))  # type: ignore[misc]
         else:
             for request in batch.requests:
                 _settle(request, fails=what == "fail")
-            takes.freed(batch, batch.requests)
+            takes.on_free(batch, batch.requests)
 
     def _late(self, batch: Batch, request: InferRequest) -> None:
         assert self.takes is not None
-        answers = getattr(request, "answers", None)
+        answers = getattr(request, "answer_sink", None)
         if answers is not None:
-            answers.tell(StreamedAnswer({"y": request.inputs[0]}))
+            answers.send(StreamedAnswer({"y": request.inputs[0]}))
         _settle(request, fails=False)
-        self.takes.late(batch, [request])
+        self.takes.on_answered(batch, [request])
 
     def _down(self) -> None:
         assert self.takes is not None
         takes = self.takes
-        takes.down(InferError(Code.NOT_READY, "gone"), hopeless=False)
+        takes.on_down(InferError(Code.NOT_READY, "gone"), hopeless=False)
         if self._hopeless:
-            self._soon(2, lambda: takes.down(InferError(Code.NOT_READY, "will not come back"), hopeless=True))
+            self._soon(2, lambda: takes.on_down(InferError(Code.NOT_READY, "will not come back"), hopeless=True))
         else:
-            self._soon(5, takes.up)
+            self._soon(5, takes.on_up)
 
 
 class Remembers(Elsewhere):
-    """One that notes what it is given of sequences that it has not begun, or has forgotten since, with its process."""
+    """An executor that records requests of sequences that it has not begun, or lost with its process."""
 
     def __init__(self, plan: Callable[[], str]) -> None:
         super().__init__(plan)
@@ -156,14 +156,14 @@ class Loads:
         self._outsides = list(outsides)
 
     async def open(self, spec: ModelSpec) -> OpenedVersion:
-        outsides: list[Outside] = list(self._outsides)
-        return OpenedVersion(complete_outside(spec), outsides, "elsewhere")
+        outsides: list[ExternalExecutor] = list(self._outsides)
+        return OpenedVersion(complete_external(spec), outsides, "elsewhere")
 
 
 def spec_of(count: int = 1, **more: object) -> ModelSpec:
     policy = BatchPolicy(max_batch_rows=4, cap_rows=4)
     tensors = {"inputs": (TensorSpec("x", "FP32", (1,)),), "outputs": (TensorSpec("y", "FP32", (1,)),)}
-    terms = {"policy": policy, "instances": (InstanceGroup(count),), "declared": "{}", **tensors, **more}
+    terms = {"policy": policy, "instances": (InstanceGroup(count),), "declared_config": "{}", **tensors, **more}
     return ModelSpec("m", 1, Path(), backend="elsewhere", **terms)  # type: ignore[arg-type]
 
 
@@ -172,7 +172,7 @@ def run(outsides: Sequence[Elsewhere], scene: Callable[[Engine, Model], Awaitabl
         async with asyncio.timeout(GUARD_S):
             engine = Engine(asyncio.get_running_loop(), {})
             engine.devices = Devices(RateLimiter())
-            engine.outsides["elsewhere"] = Loads(outsides)
+            engine.external_loaders["elsewhere"] = Loads(outsides)
             model = await engine.load(spec_of(len(outsides), **more))
             await scene(engine, model)
             assert model.inflight == 0
@@ -228,7 +228,7 @@ async def submit_sequences(engine: Engine, model: Model, ledger: Ledger) -> None
     await ledger.done.wait()
 
 
-def test_requests_that_wait_run_together() -> None:
+def test_waiting_requests_run_together_in_a_batch() -> None:
     outside = Elsewhere(lambda: "answer")
 
     async def scene(engine: Engine, model: Model) -> None:
@@ -240,7 +240,7 @@ def test_requests_that_wait_run_together() -> None:
     assert [len(ids) for ids in outside.begun] == [4, 2]
 
 
-def test_one_batch_runs_at_a_time_on_each() -> None:
+def test_each_executor_runs_one_batch_at_a_time() -> None:
     outsides = [Elsewhere(lambda: "answer") for _ in range(2)]
 
     async def scene(engine: Engine, model: Model) -> None:
@@ -253,7 +253,7 @@ def test_one_batch_runs_at_a_time_on_each() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_each_request_is_delivered_once_whatever_happens(seed: int) -> None:
+def test_every_request_is_delivered_once_whatever_its_executor_does(seed: int) -> None:
     chance = random.Random(seed)
     outsides = [
         Elsewhere(lambda: chance.choice(["answer", "answer", "late", "fail", "die", "unbegun"]))
@@ -274,10 +274,10 @@ def test_each_request_is_delivered_once_whatever_happens(seed: int) -> None:
 
 
 @pytest.mark.parametrize("what", ["take_from", "learn"])
-def test_a_fault_of_the_servers_own_leaves_nobody_waiting_and_the_next_is_served(
+def test_an_internal_scheduling_error_fails_only_the_current_request_and_later_ones_are_served(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "FAULT_S", 0.0)
+    monkeypatch.setattr(running, "FAULT_RETRY_S", 0.0)
 
     async def scene(engine: Engine, model: Model) -> None:
         original: Callable[..., Any] = getattr(model.scheduler, what)
@@ -298,12 +298,12 @@ def test_a_fault_of_the_servers_own_leaves_nobody_waiting_and_the_next_is_served
 
 
 @pytest.mark.parametrize(("direct", "rows"), [(True, 1), (True, 2), (False, 4)])
-def test_a_sequence_stays_where_it_began(direct: bool, rows: int) -> None:
+def test_a_sequence_stays_on_the_executor_where_it_began(direct: bool, rows: int) -> None:
     first, second = Elsewhere(lambda: "answer"), Elsewhere(lambda: "answer")
 
     async def scene(engine: Engine, model: Model) -> None:
         async def ask(number: int, *, start: bool = False) -> None:
-            await engine.infer(model, x(number), terms=Terms(sequence=InSequence(number, start)))
+            await engine.infer(model, x(number), options=RequestOptions(sequence=InSequence(number, start)))
 
         await asyncio.gather(ask(1, start=True), ask(2, start=True))
         for number in (2, 1, 2):
@@ -316,7 +316,7 @@ def test_a_sequence_stays_where_it_began(direct: bool, rows: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_sequences_are_answered_whatever_happens_to_who_runs_them(seed: int) -> None:
+def test_every_request_of_a_sequence_is_answered_whatever_its_executor_does(seed: int) -> None:
     chance = random.Random(seed)
     outsides = [Remembers(lambda: chance.choice(["answer", "late", "fail", "die", "unbegun"])) for _ in range(2)]
     ledger = Ledger()
@@ -333,7 +333,7 @@ def test_sequences_are_answered_whatever_happens_to_who_runs_them(seed: int) -> 
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_requests_that_run_again_are_answered_whatever_happens_to_who_runs_them(seed: int) -> None:
+def test_every_iterative_request_is_answered_whatever_its_executor_does(seed: int) -> None:
     chance = random.Random(seed)
     plans = ["again", "again", "again", "answer", "late", "fail", "die", "unbegun"]
     outsides = [Remembers(lambda: chance.choice(plans)) for _ in range(chance.randint(1, 2))]
@@ -353,7 +353,9 @@ def test_requests_that_run_again_are_answered_whatever_happens_to_who_runs_them(
 
 
 @pytest.mark.parametrize(("direct", "sizes"), [(True, [(1, 2), (3, 1), (4, 1)]), (False, [(1, 2), (2, 1), (4, 1)])])
-def test_each_run_of_a_request_counts_and_a_batch_counts_once(direct: bool, sizes: list[tuple[int, int]]) -> None:
+def test_each_iteration_of_a_request_counts_and_each_batch_counts_once(
+    direct: bool, sizes: list[tuple[int, int]]
+) -> None:
     plans = iter(["again", "again", "again"])
     outside = Elsewhere(lambda: next(plans, "answer"))
     before = time.monotonic_ns()
@@ -370,7 +372,7 @@ def test_each_run_of_a_request_counts_and_a_batch_counts_once(direct: bool, size
     run([outside], scene, sequence=SequenceSpec(direct=direct, iterative=True))
 
 
-def test_one_that_is_to_run_again_and_is_held_open_runs_when_that_is_over() -> None:
+def test_an_iterative_request_in_a_held_batch_runs_when_the_delay_is_over() -> None:
     plans = iter(["again", "again", "answer"])
     outside = Elsewhere(lambda: next(plans))
 
@@ -382,7 +384,7 @@ def test_one_that_is_to_run_again_and_is_held_open_runs_when_that_is_over() -> N
     assert len(outside.begun) == 3
 
 
-def test_one_that_is_to_run_again_may_be_taken_back() -> None:
+def test_an_iterative_request_may_be_canceled_between_iterations() -> None:
     plans = iter(["again"] * 4)
     outside = Elsewhere(lambda: next(plans, "answer"))
     ledger = Ledger()
@@ -407,7 +409,7 @@ def test_one_that_is_to_run_again_may_be_taken_back() -> None:
     assert (outside.abandoned, ledger.ends) == (["1"], {"0": ["right"]})
 
 
-def test_no_sequence_begins_with_one_that_never_comes_back() -> None:
+def test_no_sequence_begins_on_an_executor_that_never_returns() -> None:
     first = Elsewhere(lambda: "die", hopeless=True)
     second = Elsewhere(lambda: "answer")
     ledger = Ledger()
@@ -419,14 +421,14 @@ def test_no_sequence_begins_with_one_that_never_comes_back() -> None:
         assert len(ends) == 40
         assert ends.count("right") >= 20
         for number in range(20, 24):  # more than the other has rows for, had the first one its own
-            await engine.infer(model, x(number), terms=Terms(sequence=InSequence(number, start=True)))
+            await engine.infer(model, x(number), options=RequestOptions(sequence=InSequence(number, start=True)))
 
     run([first, second], scene, sequence=SequenceSpec())
 
     assert len(first.begun) == 1
 
 
-def test_what_was_not_begun_runs_on_another() -> None:
+def test_a_request_that_was_not_begun_runs_on_another_executor() -> None:
     plans = iter(["unbegun"])
     first, second = Elsewhere(lambda: next(plans, "answer")), Elsewhere(lambda: "answer")
 
@@ -439,7 +441,7 @@ def test_what_was_not_begun_runs_on_another() -> None:
     assert (len(first.begun), len(second.begun)) == (1, 1)
 
 
-def test_what_one_keeps_that_never_comes_back_is_run_by_another_that_was_busy() -> None:
+def test_requests_returned_by_a_dead_executor_run_on_another_that_was_busy() -> None:
     plans = iter(["unbegun"])
     first, second = Elsewhere(lambda: next(plans, "answer"), hopeless=True), Elsewhere(lambda: "answer")
 
@@ -452,7 +454,7 @@ def test_what_one_keeps_that_never_comes_back_is_run_by_another_that_was_busy() 
     assert (len(first.begun), len(second.begun)) == (1, 2)
 
 
-def test_what_waits_is_answered_when_nothing_will_come_back() -> None:
+def test_waiting_requests_fail_when_no_executor_will_return() -> None:
     plans = iter(["die"])
     outside = Elsewhere(lambda: next(plans, "answer"), hopeless=True)
 
@@ -467,7 +469,7 @@ def test_what_waits_is_answered_when_nothing_will_come_back() -> None:
     run([outside], scene)
 
 
-def test_a_model_is_not_healthy_while_nothing_of_it_runs() -> None:
+def test_a_model_is_unhealthy_while_none_of_its_executors_runs() -> None:
     plans = iter(["die"])
     outside = Elsewhere(lambda: next(plans, "answer"))
 
@@ -481,12 +483,12 @@ def test_a_model_is_not_healthy_while_nothing_of_it_runs() -> None:
     run([outside], scene)
 
 
-def test_several_answers_come_after_the_batch_and_count_until_the_last() -> None:
+def test_answers_of_a_decoupled_model_come_after_its_batch_and_count_as_in_flight_until_the_last() -> None:
     outside = Elsewhere(lambda: "late")
 
     async def scene(engine: Engine, model: Model) -> None:
         request = make_request(model, x(5))
-        with stream(engine, request) as answers:
+        with open_stream(engine, request) as answers:
             found = [await answers.next(), await answers.next()]
         assert [float(told.outputs["y"][0, 0]) for told in found if told is not None] == [5]
         assert model.inflight == 0
@@ -494,13 +496,13 @@ def test_several_answers_come_after_the_batch_and_count_until_the_last() -> None
     run([outside], scene, decoupled=True)
 
 
-def test_who_takes_no_more_answers_is_told_of() -> None:
+def test_a_client_that_stops_reading_answers_is_reported_to_the_executor() -> None:
     outside = Elsewhere(lambda: "late")
 
     async def scene(engine: Engine, model: Model) -> None:
         request = make_request(model, x(5))
         request.id = "gone"
-        with stream(engine, request) as answers:
+        with open_stream(engine, request) as answers:
             asked = asyncio.ensure_future(answers.next())
             await outside.seen.wait()
             asked.cancel()
@@ -537,7 +539,7 @@ def test_instances_that_share_a_resource_run_one_after_another() -> None:
     assert all(each.begun for each in outsides)
 
 
-def test_of_two_that_share_a_resource_one_of_priority_2_runs_half_as_often() -> None:
+def test_of_two_instances_sharing_a_resource_the_one_of_priority_2_runs_half_as_often() -> None:
     outsides = [Elsewhere(lambda: "answer") for _ in range(2)]
     groups = tuple(InstanceGroup(1, resources=(Resource("r", 1),), rate_priority=priority) for priority in (1, 2))
 
@@ -549,9 +551,9 @@ def test_of_two_that_share_a_resource_one_of_priority_2_runs_half_as_often() -> 
     assert [len(each.begun) for each in outsides] == [20, 10]
 
 
-def test_an_executor_is_given_no_more_than_it_says() -> None:
+def test_an_executor_gets_no_batch_longer_than_its_limit() -> None:
     class Brief(Elsewhere):
-        def most_ns(self, key: Key) -> int:
+        def max_batch_ns(self, key: Key) -> int:
             return 1
 
     outside = Brief(lambda: "answer")
@@ -564,12 +566,12 @@ def test_an_executor_is_given_no_more_than_it_says() -> None:
     assert [len(ids) for ids in outside.begun] == [1] * 20  # nor the first, of which nothing is predicted
 
 
-def test_those_that_went_well_are_delivered_together() -> None:
+def test_successful_requests_of_a_batch_are_delivered_together() -> None:
     requests = [InferRequest.__new__(InferRequest) for _ in range(4)]
     for request in requests:
         request.rows, request.error = 1, None
     requests[1].error = InferError(Code.INTERNAL, "failed")
     batch = Batch(requests, 4, (), 5)
 
-    assert [part.requests for part in parted(batch, requests)] == [[requests[0], *requests[2:]], [requests[1]]]
-    assert [part.requests for part in parted(batch, requests[2:])] == [requests[2:]]
+    assert [part.requests for part in split_by_result(batch, requests)] == [[requests[0], *requests[2:]], [requests[1]]]
+    assert [part.requests for part in split_by_result(batch, requests[2:])] == [requests[2:]]

@@ -1,4 +1,4 @@
-"""Turns: since when a request may have waited in its socket, and how much a model runs in one."""
+"""Dispatcher: the earliest time a request may have arrived, and how much a model runs in one turn of the loop."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from penstock.batching import turns
-from penstock.batching.turns import GOES_ON_NS, Turns
+from penstock.batching import dispatcher
+from penstock.batching.dispatcher import TURN_BUDGET_NS, Dispatcher
 from tests.batching.arriving import housed, right
 
 HOUR_NS = 3_600_000_000_000
@@ -44,82 +44,82 @@ class Loop:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(turns, "time", clock)
+    monkeypatch.setattr(dispatcher, "time", clock)
     return clock
 
 
-def turn(watched: Turns, clock: Clock, at_ns: int) -> None:
+def turn(watched: Dispatcher, clock: Clock, at_ns: int) -> None:
     """Let a turn of the loop end."""
     clock.now_ns = at_ns
-    watched._turn()
+    watched._run_turn()
 
 
-def test_what_wakes_a_loop_that_had_nothing_to_read_has_just_come(clock: Clock) -> None:
+def test_a_request_that_wakes_an_idle_loop_has_just_arrived(clock: Clock) -> None:
     loop = Loop()
-    watched = Turns(cast(Any, loop), lambda *_: None)
+    watched = Dispatcher(cast(Any, loop), lambda *_: None)
     for clock.now_ns in range(10_000_000, 30_000_000, 1_000_000):
-        assert watched.arrived_ns(clock.now_ns) == clock.now_ns
-        assert watched.arrived_ns(clock.now_ns + 1000) == clock.now_ns
+        assert watched.earliest_arrival_ns(clock.now_ns) == clock.now_ns
+        assert watched.earliest_arrival_ns(clock.now_ns + 1000) == clock.now_ns
         loop.end_turn()
         loop.end_turn()
 
 
-def test_a_loop_that_has_more_to_run_does_not_rest(clock: Clock) -> None:
+def test_a_loop_with_more_callbacks_to_run_is_not_idle(clock: Clock) -> None:
     loop = Loop()
-    watched = Turns(cast(Any, loop), lambda *_: None)
-    watched.arrived_ns(10_000_000)
+    watched = Dispatcher(cast(Any, loop), lambda *_: None)
+    watched.earliest_arrival_ns(10_000_000)
     for clock.now_ns in range(10_000_000, 15_000_000, 1_000_000):
         loop.end_turn()
-        watched._look()
+        watched._schedule_turn()
 
-    assert watched.arrived_ns(15_000_000) == 13_000_000
+    assert watched.earliest_arrival_ns(15_000_000) == 13_000_000
 
 
-def test_what_a_loop_reads_that_is_never_idle_may_have_come_since_the_turn_before(clock: Clock) -> None:
-    watched = Turns(cast(Any, Loop()), lambda *_: None)
+def test_a_request_read_by_a_busy_loop_may_have_arrived_since_the_previous_turn(clock: Clock) -> None:
+    watched = Dispatcher(cast(Any, Loop()), lambda *_: None)
     for now_ns in range(10_000_000, 16_000_000, 1_000_000):
-        watched.arrived_ns(now_ns)
+        watched.earliest_arrival_ns(now_ns)
     turn(watched, clock, 16_000_000)
-    assert watched.arrived_ns(17_000_000) == 10_000_000
+    assert watched.earliest_arrival_ns(17_000_000) == 10_000_000
 
     turn(watched, clock, 18_000_000)
-    assert watched.arrived_ns(19_000_000) == 16_000_000
-    assert watched.arrived_ns(20_000_000) == 16_000_000
+    assert watched.earliest_arrival_ns(19_000_000) == 16_000_000
+    assert watched.earliest_arrival_ns(20_000_000) == 16_000_000
 
 
-def test_a_turn_in_which_all_are_refused_is_a_turn_all_the_same(clock: Clock) -> None:
+def test_a_turn_in_which_every_request_is_rejected_is_still_counted(clock: Clock) -> None:
     loop = Loop()
-    watched = Turns(cast(Any, loop), lambda *_: None)
+    watched = Dispatcher(cast(Any, loop), lambda *_: None)
     for clock.now_ns in range(10_000_000, 30_000_000, 1_000_000):
-        watched.arrived_ns(clock.now_ns)
-        watched.arrived_ns(clock.now_ns)
+        watched.earliest_arrival_ns(clock.now_ns)
+        watched.earliest_arrival_ns(clock.now_ns)
         loop.end_turn()
 
-    assert watched.arrived_ns(30_000_000) == 28_000_000
-    assert loop.soon.count(watched._turn) == 1
+    assert watched.earliest_arrival_ns(30_000_000) == 28_000_000
+    assert loop.soon.count(watched._run_turn) == 1
 
 
-def test_a_run_that_ends_when_the_loop_is_closed_ends_quietly() -> None:
+def test_a_run_that_ends_after_the_loop_is_closed_raises_nothing() -> None:
     loop = asyncio.new_event_loop()
     loop.close()
 
-    Turns(loop, lambda *_: None).finished_on_thread(cast(Any, None), [])
+    Dispatcher(loop, lambda *_: None).deliver_from_thread(cast(Any, None), [])
 
 
-def test_a_turn_writes_large_answers_for_as_long_as_it_may_and_the_next_goes_on(
+def test_a_turn_delivers_large_answers_within_its_time_budget_and_the_next_turn_continues(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop = Loop()
-    watched = Turns(cast(Any, loop), lambda *_: None)
+    watched = Dispatcher(cast(Any, loop), lambda *_: None)
     given: list[Any] = []
 
     def deliver(_model: Any, ran: Any) -> None:
         given.append(ran)
-        clock.now_ns += GOES_ON_NS + 1
+        clock.now_ns += TURN_BUDGET_NS + 1
 
     monkeypatch.setattr(watched, "deliver", deliver)
     for batch in range(3):
-        watched.finished_on_loop(cast(Any, None), [cast(Any, batch)])
+        watched.deliver_soon(cast(Any, None), [cast(Any, batch)])
     after = []
     while loop.soon:
         loop.end_turn()
@@ -133,10 +133,10 @@ def test_a_turn_writes_large_answers_for_as_long_as_it_may_and_the_next_goes_on(
 @pytest.mark.parametrize(
     ("rows", "goes_on_ns", "most"), [(1, HOUR_NS, 20), (1, -1, 1), (2, HOUR_NS, 2)], ids=["one", "a long turn", "two"]
 )
-async def test_a_model_that_runs_a_row_at_a_time_goes_on_in_the_turn_unless_that_has_taken_long(
+async def test_a_model_that_runs_one_row_at_a_time_continues_within_the_turns_time_budget(
     rows: int, goes_on_ns: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "GOES_ON_NS", goes_on_ns)
+    monkeypatch.setattr(dispatcher, "TURN_BUDGET_NS", goes_on_ns)
     async with housed() as house:
         model = await house.load(max_batch_rows=rows, cap_rows=rows)
         came = [house.come(model) for _ in range(20)]
@@ -157,16 +157,16 @@ class Ticking:
         self.now_ns = 1
 
     def monotonic_ns(self) -> int:
-        self.now_ns += GOES_ON_NS // 20
+        self.now_ns += TURN_BUDGET_NS // 20
         return self.now_ns
 
 
 @pytest.mark.anyio
-async def test_models_that_run_a_row_at_a_time_have_a_share_each_of_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_models_that_run_one_row_at_a_time_share_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     async with housed() as house:
         models = [await house.load(name, max_batch_rows=1, cap_rows=1) for name in "ab"]
         came = [[house.come(model) for _ in range(40)] for model in models]
-        monkeypatch.setattr(turns, "time", Ticking())
+        monkeypatch.setattr(dispatcher, "time", Ticking())
         seen = [0, 0]
         while min(seen) < 40:
             await asyncio.sleep(0)

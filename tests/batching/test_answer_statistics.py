@@ -1,11 +1,11 @@
-"""AnswerStatistics: what a model with several answers has given, by position."""
+"""AnswerStatistics: statistics of a decoupled model's answers, by position."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.batching.answers import KEPT_POSITIONS, MEMBERS, AnswerStatistics
+from penstock.batching.answer_statistics import MAX_POSITIONS, MEMBERS, AnswerStatistics
 
 NOTHING = {member: {"count": 0, "ns": 0} for member in MEMBERS}
 
@@ -15,7 +15,7 @@ def test_an_answer_is_counted_with_its_two_durations_and_their_sum() -> None:
     answers.record(0, 5, 2)
     answers.record(0, 1, 1)
     answers.record(1, 3, 4, failed=True)
-    answers.record_none(2, 6)
+    answers.record_empty(2, 6)
     answers.record_cancelled(2, 7)
 
     assert answers.snapshot() == {
@@ -34,14 +34,14 @@ def test_an_answer_is_counted_with_its_two_durations_and_their_sum() -> None:
     }  # fmt: skip
 
 
-@given(st.lists(st.integers(0, 2 * KEPT_POSITIONS), max_size=50))
-def test_what_is_kept_is_bounded_and_complete_within_the_bound(positions: list[int]) -> None:
+@given(st.lists(st.integers(0, 2 * MAX_POSITIONS), max_size=50))
+def test_positions_are_bounded_and_counts_are_complete_within_the_bound(positions: list[int]) -> None:
     answers = AnswerStatistics()
     for position in positions:
         answers.record(position, 1, 1)
 
     counted = {position: each["success"]["count"] for position, each in answers.snapshot().items()}
-    assert len(counted) <= KEPT_POSITIONS
-    kept = [position for position in positions if position < KEPT_POSITIONS]
+    assert len(counted) <= MAX_POSITIONS
+    kept = [position for position in positions if position < MAX_POSITIONS]
     assert {position for position, count in counted.items() if count} == set(map(str, kept))
     assert sum(counted.values()) == len(kept)

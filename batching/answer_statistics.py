@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-KEPT_POSITIONS = 256
+MAX_POSITIONS = 256
 """How many answers of a request are counted; a generator may give any number, and later ones are ignored."""
 MEMBERS = ("compute_infer", "compute_output", "success", "fail", "empty_response", "cancel")
 
@@ -16,22 +16,22 @@ MEMBERS = ("compute_infer", "compute_output", "success", "fail", "empty_response
 class AnswerStatistics:
     """Counts and durations by position, 0 for a request's first answer. Invariant: at most KEPT_POSITIONS of them.
 
-    If `told` is set, it receives each position and its durations by member, and nothing is kept here.
+    If `forward` is set, it receives each position and its durations by member, and nothing is kept here.
     Units: nanoseconds; `infer_ns` is the time to compute an answer, `output_ns` the time to convert it to tensors.
     Threads: the event loop's only.
     """
 
     def __init__(self) -> None:
         self._by_position: list[dict[str, list[int]]] = []
-        self.told: Callable[[int, Mapping[str, int]], None] | None = None
+        self.forward: Callable[[int, Mapping[str, int]], None] | None = None
 
     def record(self, position: int, infer_ns: int, output_ns: int, *, failed: bool = False) -> None:
         """Count an answer."""
-        if position < KEPT_POSITIONS:
+        if position < MAX_POSITIONS:
             member = "fail" if failed else "success"
             self.add(position, {"compute_infer": infer_ns, "compute_output": output_ns, member: infer_ns + output_ns})
 
-    def record_none(self, position: int, infer_ns: int) -> None:
+    def record_empty(self, position: int, infer_ns: int) -> None:
         """Count a request that ended where another answer might have come."""
         self.add(position, {"compute_infer": infer_ns, "empty_response": infer_ns})
 
@@ -48,10 +48,10 @@ class AnswerStatistics:
 
     def add(self, position: int, parts: Mapping[str, int]) -> None:
         """Count one of each of `parts`, with its duration."""
-        if position >= KEPT_POSITIONS:
+        if position >= MAX_POSITIONS:
             return
-        if self.told is not None:
-            self.told(position, parts)
+        if self.forward is not None:
+            self.forward(position, parts)
             return
         while len(self._by_position) <= position:
             self._by_position.append({member: [0, 0] for member in MEMBERS})
