@@ -128,7 +128,7 @@ def test_health_is_told_to_any_method(method: str, ready: bool, answer: tuple[in
     service(ready=ready).answer(connection, claimed(method, "/health_check?x"), b"")  # type: ignore[arg-type]
 
     assert connection.answers == [(*answer, b"application/json")]
-    assert claimed("GET", "/health_check/").found is not None
+    assert claimed("GET", "/health_check/").lookup is not None
 
 
 @pytest.mark.parametrize(

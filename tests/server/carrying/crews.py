@@ -63,7 +63,7 @@ class Staged:
             self.ready.set_exception(WorkerLost("does not start"))
             self.ended.set_result(None)
         else:
-            self.ready.set_result((stage.opened(), []))
+            self.ready.set_result((stage.on_open(), []))
 
     def send_call(self, answered: Any, kind: int, body: bytes, arrays: Any = None, limit_s: float = 0.0) -> None:
         if not self.serving:
@@ -132,7 +132,7 @@ class Stage:
         self.travels: Callable[[bytes], bool] = lambda _: True
         self._crew = crew
 
-    def opened(self) -> bytes:
+    def on_open(self) -> bytes:
         """Return a worker's answer to its opening."""
         return b""
 

@@ -221,12 +221,12 @@ class TestOpening:
             predict=lambda **_: 1, get_predict_args=lambda: {"accept": fields.Str(validate=CHOICES)},
             schema={"a": fields.Bool()},
         )  # fmt: skip
-        said = ModelDescription.read(opened(monkeypatch, model, "desk").opened()[0])
+        said = ModelDescription.read(opened(monkeypatch, model, "desk").on_open()[0])
         assert (said.predicts, said.trains) == (True, False)
         assert said.predict_args["produces"] == ["application/zip", "application/json", "*/*"]
         assert said.train_args == {"parameters": [], "definitions": {}}
         assert said.schema["name"] == "ModelPredictionResponse"
-        assert opened(monkeypatch, model).opened()[0] == b""
+        assert opened(monkeypatch, model).on_open()[0] == b""
 
     def test_goes_well_though_a_model_cannot_be_described(self, monkeypatch: pytest.MonkeyPatch) -> None:
         class Odd(fields.Raw):
@@ -239,7 +239,7 @@ class TestOpening:
                 """Forget them."""
 
         desk = opened(monkeypatch, SimpleNamespace(train=print, get_train_args=lambda: {"a": Odd()}), "desk")
-        assert ModelDescription.read(desk.opened()[0]) == ModelDescription(predicts=False, trains=True)
+        assert ModelDescription.read(desk.on_open()[0]) == ModelDescription(predicts=False, trains=True)
 
 
 class TestDesks:

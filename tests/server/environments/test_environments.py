@@ -16,7 +16,7 @@ import pytest
 from penstock.backends.errors import Code, InferError
 from penstock.batching.spec import WorkerSpec
 from penstock.server.environments.environments import MARKER_FILE, Environments, default_folder
-from penstock.server.python_models.loading import MUST, OLDEST
+from penstock.server.python_models.loading import MIN_PYTHON, REQUIRED_PACKAGES
 from tests.server.environments.places import FakePython
 
 LABEL = "the hooks of model 'm'"
@@ -95,11 +95,11 @@ def test_python_models_accept_an_older_python_than_other_workers(
     with pytest.raises(InferError, match=r"is Python 3\.10\.7; workers need 3\.11 or newer"):
         Environments(kept).interpreter(asked, LABEL)
 
-    assert Environments(kept).interpreter(asked, LABEL, MUST, OLDEST).endswith("python")
+    assert Environments(kept).interpreter(asked, LABEL, REQUIRED_PACKAGES, MIN_PYTHON).endswith("python")
 
     python.write(minor=9)
     with pytest.raises(InferError, match=r"is Python 3\.9\.7; workers need 3\.10 or newer"):
-        Environments(kept).interpreter(asked, LABEL, MUST, OLDEST)
+        Environments(kept).interpreter(asked, LABEL, REQUIRED_PACKAGES, MIN_PYTHON)
 
 
 def test_a_missing_or_non_executable_interpreter_is_rejected(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ import tiny
 class Says:
     concurrent_messages = False
 
-    def opened(self):
+    def on_open(self):
         return b"", None
 
     def call(self, kind, number, body, arrays):

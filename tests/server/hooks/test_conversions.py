@@ -277,7 +277,7 @@ class TestInAWorker:
         )
         service = self.opened(tmp_path, source)
         try:
-            has = json.loads(service.opened()[0])
+            has = json.loads(service.on_open()[0])
             assert (has["takes"], has["keeps"]) == ([True, True], False)
             outcome, _, (made,) = self.called(service, 0, INPUTS, b"4", more=5)
             assert (outcome, made.tolist()) == (DONE, [[65]])

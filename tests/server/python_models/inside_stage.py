@@ -1,4 +1,4 @@
-"""A Python model's worker without its process: the service on a thread, and its server in the test's hands."""
+"""A Python model's worker without its process: the service runs on a thread, and the test plays the server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock.backends.errors import InferError
 from penstock.server.ipc.channel import Channel
 from penstock.server.ipc.errors import read_error, write_error
 from penstock.server.python_models.inside.service import open_service
-from penstock.server.python_models.messages import ANSWER, CALL, CALLED, CANCEL, CONTROL, CONTROLLED, EXECUTE
+from penstock.server.python_models.messages import ANSWER, CALL, CALL_ANSWER, CANCEL, CONTROL, CONTROL_RESULT, EXECUTE
 from penstock.server.workers.kinds import CLOSE, ERROR, FIRST_MESSAGE, OPEN, REPLY
 
 MODELS = Path(__file__).parent / "models"
@@ -51,7 +51,7 @@ def answer(outputs: Sequence[str] = (), *, final: bool = True, error: Said | Non
 
 
 class Work:
-    """What the worker's loop does (server/workers/service.py), but that the process goes on when it has ended."""
+    """Does what the worker's loop does (server/workers/service.py), but the process continues when it ends."""
 
     def __init__(self, settings: Said, channel: Channel) -> None:
         self.service = open_service(settings, channel)
@@ -83,7 +83,7 @@ class Work:
 
     def _done(self, kind: int, number: int, body: bytes, arrays: list[Any]) -> Any:
         if kind == OPEN:
-            return self.service.opened()
+            return self.service.on_open()
         if kind == CLOSE:
             self.service.close()
             return b"", None
@@ -96,7 +96,7 @@ class Work:
 
 
 class Stage:
-    """The server's end. `on_message` is what the worker has told that nothing here has taken."""
+    """The server's end. `told` has the messages from the worker that are not handled here."""
 
     def __init__(
         self, name: str, config: Said | None = None, file: Path | None = None, first: Control = lambda *_: READY,
@@ -146,9 +146,9 @@ class Stage:
         if kind == CALL:
             self.called.append((said, arrays))
             for answered, tensors in self.models(said, arrays):
-                self.here.send(CALLED, number, json.dumps(answered).encode(), tensors)
+                self.here.send(CALL_ANSWER, number, json.dumps(answered).encode(), tensors)
         elif kind == CONTROL:
-            self.here.send(CONTROLLED, number, json.dumps(self.controls(said, arrays)).encode())
+            self.here.send(CONTROL_RESULT, number, json.dumps(self.controls(said, arrays)).encode())
         else:
             self.told.append((kind, number, said, arrays))
 
@@ -163,7 +163,7 @@ class Stage:
         return said["answers"], given
 
     def ask(self, tensors: dict[str, Any] | None = None, **said: Any) -> tuple[Any, list[Any]]:
-        """Execute one request, and give its answer."""
+        """Execute one request, and return its answer."""
         tensors = tensors or {}
         answers, arrays = self.execute([self.request(1, list(tensors), **said)], list(tensors.values()))
         return answers[0], arrays
@@ -172,7 +172,7 @@ class Stage:
         self.here.send(CANCEL, number)
 
     def answers_to(self, number: int) -> list[tuple[Said, list[Any]]]:
-        """Wait for the last answer to a request that is told, and give all of them."""
+        """Wait for the last answer that is sent to a request, and return all of them."""
 
         def mine() -> list[tuple[Said, list[Any]]]:
             return [(said, arrays) for kind, whose, said, arrays in self.told if kind == ANSWER and whose == number]

@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.server.python_models.messages import EXECUTE, LEAVE, LOG, METRIC
+from penstock.server.python_models.messages import CANCEL_CALL, EXECUTE, LOG, METRIC
 from tests.server.python_models.inside_stage import Open, answer, floats
 
 
 def streaming(said: dict[str, Any], arrays: list[Any]) -> Any:
-    """Answer a decoupled call with each element, and the last mark alone; another one at once."""
+    """Answer a decoupled call with each element and then the final mark alone; answer any other call at once."""
     if not said["decoupled"]:
         return [(answer(["OUT"]), arrays)]
     each = [(answer(["OUT"], final=False), [array[None]]) for array in arrays[0]]
     return [*each, (answer(), [])]
 
 
-def test_a_model_asks_another_and_waits(opened: Open) -> None:
+def test_a_model_calls_another_model_synchronously(opened: Open) -> None:
     stage = opened("caller")
     stage.models = streaming
 
@@ -39,7 +39,7 @@ def test_a_model_asks_another_and_waits(opened: Open) -> None:
     }  # fmt: skip
 
 
-def test_threads_of_a_model_ask_at_once(opened: Open) -> None:
+def test_threads_of_a_model_call_another_model_in_parallel(opened: Open) -> None:
     stage = opened("caller")
 
     _, arrays = stage.ask({"IN": floats(1)}, parameters={"do": "threads", "model": "m"})
@@ -48,7 +48,7 @@ def test_threads_of_a_model_ask_at_once(opened: Open) -> None:
     assert len(stage.called) == 3
 
 
-def test_the_answers_of_a_decoupled_model_come_one_by_one_and_again(opened: Open) -> None:
+def test_answers_of_a_decoupled_call_can_be_iterated_twice(opened: Open) -> None:
     stage = opened("caller")
     stage.models = streaming
 
@@ -57,18 +57,18 @@ def test_the_answers_of_a_decoupled_model_come_one_by_one_and_again(opened: Open
     assert arrays[0].tolist() == [1, 2, 3]
 
 
-def test_answers_that_nobody_takes_any_more_are_left(opened: Open) -> None:
+def test_dropping_the_response_iterator_cancels_the_call(opened: Open) -> None:
     stage = opened("caller")
     stage.models = lambda said, arrays: [(answer(["OUT"], final=False), arrays)]
 
     _, arrays = stage.ask({"IN": floats(7)}, parameters={"do": "first_only", "model": "m"})
     gc.collect()
-    stage.until(lambda: bool(stage.of(LEAVE)))
+    stage.until(lambda: bool(stage.of(CANCEL_CALL)))
 
     assert arrays[0].tolist() == [7]
 
 
-def test_several_models_are_awaited_together(opened: Open) -> None:
+def test_several_calls_can_be_awaited_together(opened: Open) -> None:
     stage = opened("caller")
     stage.models = streaming
 
@@ -77,17 +77,17 @@ def test_several_models_are_awaited_together(opened: Open) -> None:
     assert arrays[0].tolist() == [1, 2, 1, 2]
 
 
-def test_what_is_awaited_no_longer_is_left(opened: Open) -> None:
+def test_cancelling_an_awaited_call_cancels_it_at_the_server(opened: Open) -> None:
     stage = opened("caller")
     stage.models = lambda said, arrays: []
 
     number = stage.begin(EXECUTE, {"requests": [stage.request(parameters={"do": "given_up", "model": "m"})]})
-    stage.until(lambda: bool(stage.of(LEAVE)))
+    stage.until(lambda: bool(stage.of(CANCEL_CALL)))
 
     assert stage.reply(number)[0]["answers"][0]["error"]["message"] == "given up"
 
 
-def test_a_coroutine_may_await_models(opened: Open) -> None:
+def test_an_execute_coroutine_can_await_calls(opened: Open) -> None:
     stage = opened("async_caller")
 
     answers, arrays = stage.execute([stage.request(1, ["IN"]), stage.request(2, ["IN"])], [floats(1), floats(5)])
@@ -97,7 +97,7 @@ def test_a_coroutine_may_await_models(opened: Open) -> None:
 
 
 @pytest.mark.parametrize("do", ["exec", "streamed", "gathered"])
-def test_the_error_of_a_called_model_is_seen_with_its_code(opened: Open, do: str) -> None:
+def test_the_caller_receives_the_error_and_code_of_a_called_model(opened: Open, do: str) -> None:
     stage = opened("caller")
     stage.models = lambda said, arrays: [(answer(error={"code": "NOT_FOUND", "message": "no model 'm'"}), [])]
 
@@ -106,13 +106,13 @@ def test_the_error_of_a_called_model_is_seen_with_its_code(opened: Open, do: str
     assert said["error"] == {"code": "NOT_FOUND", "message": "called: no model 'm'"}
 
 
-def test_no_model_is_asked_before_the_first_execute(opened: Open) -> None:
+def test_a_call_in_initialize_is_rejected(opened: Open) -> None:
     said, _ = opened("caller").ask(parameters={"do": "early", "model": "m"})
 
     assert said["error"]["message"] == "BLS is only supported during the 'execute' function."
 
 
-def test_models_are_loaded_and_unloaded_and_asked_after(opened: Open) -> None:
+def test_a_model_can_load_unload_and_query_other_models(opened: Open) -> None:
     asked: list[tuple[dict[str, Any], list[Any]]] = []
 
     def control(said: dict[str, Any], arrays: list[Any]) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def test_models_are_loaded_and_unloaded_and_asked_after(opened: Open) -> None:
     ]
 
 
-def test_a_model_that_cannot_be_loaded_raises_the_servers_text(opened: Open) -> None:
+def test_a_failed_load_raises_the_servers_message(opened: Open) -> None:
     stage = opened("loader")
     stage.controls = lambda said, arrays: {"error": {"code": "NOT_FOUND", "message": "no such model"}, "result": False}
 
@@ -144,7 +144,7 @@ def test_a_model_that_cannot_be_loaded_raises_the_servers_text(opened: Open) -> 
     assert "TritonModelException: no such model\n\nAt:\n" in said["error"]["message"]
 
 
-def test_metrics_are_told_and_known(opened: Open) -> None:
+def test_metric_changes_are_sent_and_their_values_can_be_read(opened: Open) -> None:
     stage = opened("counting")
 
     _, arrays = stage.ask({"IN": floats(1, 2, 3)})
@@ -162,7 +162,7 @@ def test_metrics_are_told_and_known(opened: Open) -> None:
     assert stage.of(METRIC)[1]["buckets"] == [1, 10]
 
 
-def test_lines_of_the_log_say_how_much_they_matter_and_where_they_are_from(opened: Open) -> None:
+def test_log_lines_have_their_level_file_and_line_number(opened: Open) -> None:
     stage = opened("counting")
 
     stage.ask({"IN": floats(1)})
@@ -175,7 +175,7 @@ def test_lines_of_the_log_say_how_much_they_matter_and_where_they_are_from(opene
     assert [line["line"] - lines[0]["line"] for line in lines] == [0, 1, 2, 3]
 
 
-def test_strings_are_sent_on(opened: Open) -> None:
+def test_string_tensors_are_forwarded_to_a_called_model(opened: Open) -> None:
     stage = opened("caller")
 
     _, arrays = stage.ask({"IN": np.array([b"a", b"b"], np.object_)}, parameters={"do": "exec", "model": "m"})

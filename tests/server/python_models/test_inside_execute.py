@@ -1,4 +1,4 @@
-"""A model.py in its worker: what it sees of a request, what of its answers is sent, and what its errors become."""
+"""A model.py in its worker: what it sees of a request, which answers are sent, and how its errors are reported."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_batch_is_answered_in_order(opened: Open) -> None:
     assert [array.tolist() for array in arrays] == [[4, 6], [-2, -2], [11], [-1]]
 
 
-def test_only_the_outputs_that_were_asked_for_are_sent(opened: Open) -> None:
+def test_only_requested_outputs_are_sent(opened: Open) -> None:
     stage = opened("add_sub", {"output": [out("OUTPUT0"), out("OUTPUT1")]})
 
     said, arrays = stage.ask({"INPUT0": floats(1), "INPUT1": floats(3)}, outputs=["OUTPUT1"])
@@ -67,7 +67,7 @@ def test_only_the_outputs_that_were_asked_for_are_sent(opened: Open) -> None:
     ],
     ids=["bool", "int8", "no dimension", "no element", "in the arena", "strings", "no string"],
 )
-def test_tensors_come_back_as_they_were(opened: Open, array: Any) -> None:
+def test_tensors_are_returned_unchanged(opened: Open, array: Any) -> None:
     _, arrays = opened("identity").ask({"IN": array})
 
     assert arrays[0].dtype == array.dtype
@@ -75,7 +75,7 @@ def test_tensors_come_back_as_they_were(opened: Open, array: Any) -> None:
     assert arrays[0].tolist() == array.tolist()
 
 
-def test_a_request_says_what_it_is(opened: Open) -> None:
+def test_the_model_can_read_all_properties_of_a_request(opened: Open) -> None:
     stage = opened("telling", {"output": [out("SEEN"), out("OTHER")]})
 
     said, arrays = stage.ask(
@@ -96,7 +96,7 @@ def test_a_request_says_what_it_is(opened: Open) -> None:
     }  # fmt: skip
 
 
-def test_a_cancelled_request_says_so_even_before_it_runs(opened: Open) -> None:
+def test_a_request_cancelled_before_it_runs_reports_is_cancelled(opened: Open) -> None:
     stage = opened("telling")
     stage.cancel(1)
 
@@ -129,7 +129,7 @@ def test_a_cancelled_request_says_so_even_before_it_runs(opened: Open) -> None:
         ),
     ],
 )
-def test_what_goes_wrong_is_the_answer_to_all_of_the_batch_in_tritons_words(opened: Open, do: str, text: str) -> None:
+def test_an_error_in_execute_answers_the_whole_batch_with_tritons_text(opened: Open, do: str, text: str) -> None:
     stage = opened("wrong")
 
     answers, _ = stage.execute([stage.request(number, parameters={"do": do}) for number in (1, 2)])
@@ -141,7 +141,7 @@ def test_what_goes_wrong_is_the_answer_to_all_of_the_batch_in_tritons_words(open
     assert "Failed to process" in stage.of(LOG)[0]["message"]
 
 
-def test_an_error_is_one_requests_own_with_its_code(opened: Open) -> None:
+def test_an_error_response_has_its_own_code_and_affects_one_request(opened: Open) -> None:
     stage = opened("wrong")
     codes = {
         "UNKNOWN": Code.UNKNOWN, "INTERNAL": Code.INTERNAL, "NOT_FOUND": Code.NOT_FOUND, "INVALID_ARG": Code.INVALID,
@@ -157,7 +157,7 @@ def test_an_error_is_one_requests_own_with_its_code(opened: Open) -> None:
     assert answers[2]["error"]["message"] == "no NOT_FOUND"
 
 
-def test_a_model_that_cannot_initialize_does_not_open(opened: Open) -> None:
+def test_an_exception_in_initialize_fails_opening(opened: Open) -> None:
     with pytest.raises(InferError) as refused:
         Stage("wrong", args={**terms_of("wrong")["args"], "model_name": "initialize"})
 
@@ -174,7 +174,7 @@ def test_a_model_that_cannot_initialize_does_not_open(opened: Open) -> None:
         ("x = 1\n", "AttributeError: module '1.model' has no attribute 'TritonPythonModel'"),
     ],
 )
-def test_a_file_that_cannot_be_imported_does_not_open(tmp_path: Path, source: str, text: str) -> None:
+def test_an_import_error_fails_opening(tmp_path: Path, source: str, text: str) -> None:
     file = tmp_path / "1" / "model.py"
     file.parent.mkdir()
     file.write_text(source)
@@ -194,7 +194,7 @@ def test_a_model_without_execute_is_not_loaded(opened: Open, tmp_path: Path) -> 
         opened("idle", file=file)
 
 
-def test_what_finalize_raises_is_logged(opened: Open) -> None:
+def test_an_exception_in_finalize_is_logged(opened: Open) -> None:
     stage = opened("wrong")
 
     stage.finalize()
@@ -210,7 +210,7 @@ def test_files_beside_the_model_can_be_imported(opened: Open) -> None:
     assert arrays[0].tolist() == [42]
 
 
-def test_the_versions_folder_is_a_package_whose_init_runs(opened: Open, tmp_path: Path) -> None:
+def test_the_version_folder_is_imported_as_a_package_with_its_init(opened: Open, tmp_path: Path) -> None:
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "__init__.py").write_text("ANSWER = 40\n")
     (tmp_path / "1" / "more.txt").write_text("2")
@@ -221,7 +221,7 @@ def test_the_versions_folder_is_a_package_whose_init_runs(opened: Open, tmp_path
     assert arrays[0].tolist() == [42]
 
 
-def test_a_folder_that_is_a_package_by_its_name_alone_has_its_files(opened: Open, tmp_path: Path) -> None:
+def test_a_version_folder_without_init_is_a_package_with_resources(opened: Open, tmp_path: Path) -> None:
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "more.txt").write_text("2")
     (tmp_path / "1" / "model.py").write_text(PACKAGED.replace("from . import ANSWER", "ANSWER = 40"))
@@ -231,7 +231,7 @@ def test_a_folder_that_is_a_package_by_its_name_alone_has_its_files(opened: Open
     assert arrays[0].tolist() == [42]
 
 
-def test_a_configuration_is_completed(opened: Open) -> None:
+def test_auto_complete_config_completes_the_configuration(opened: Open) -> None:
     known = {"name": "completing", "max_batch_size": 0, "input": [], "output": []}
 
     stage = opened("completing", complete=known)
@@ -246,14 +246,14 @@ def test_a_configuration_is_completed(opened: Open) -> None:
     }  # fmt: skip
 
 
-def test_a_completion_that_contradicts_the_configuration_is_refused() -> None:
+def test_a_completion_that_contradicts_the_configuration_is_rejected() -> None:
     known = {"name": "completing", "input": [{"name": "IN", "data_type": "TYPE_INT32", "dims": [4]}]}
 
     with pytest.raises(InferError, match="configuration expects datatype TYPE_INT32 for input 'IN', model provides"):
         Stage("completing", complete=known)
 
 
-def test_a_bf16_input_goes_by_dlpack_only(opened: Open) -> None:
+def test_a_bf16_input_cannot_be_read_as_numpy(opened: Open) -> None:
     stage = opened("identity", {"input": [{"name": "IN", "data_type": "TYPE_BF16", "dims": [2]}]})
 
     said, _ = stage.ask({"IN": np.array([0x3F80, 0], np.uint16)})

@@ -33,7 +33,7 @@ class SeldonStage(Stage):
         self.models = SeldonModels(self)  # type: ignore[arg-type]
         self.models.count_metrics = lambda endpoint, metrics: self.counted.append((endpoint, metrics))
 
-    def opened(self) -> bytes:
+    def on_open(self) -> bytes:
         """Give what the service says of itself."""
         described: bytes = self.service.description.write()
         return described

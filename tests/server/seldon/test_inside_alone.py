@@ -29,7 +29,7 @@ class Double:
         return X * 2
 
 service = SeldonInside(Double(), {})
-service.opened()
+service.on_open()
 reply, _ = service.call(CALL, 1, bytes(2) + b'{"data": {"ndarray": [[1]]}}', [])
 print(read_answer(reply)[3].decode(), end="")
 """

@@ -161,7 +161,7 @@ def test_a_description_travels_with_its_metadata() -> None:
         def init_metadata(self) -> Any:
             return {"name": "m", "inputs": [{"messagetype": "jsonData", "schema": {"b": 1, "a": 2}}]}
 
-    body, _ = inside(Described()).opened()
+    body, _ = inside(Described()).on_open()
     description = ComponentDescription.read(body)
     assert description.metadata is not None
     assert description.metadata["name"] == "m"

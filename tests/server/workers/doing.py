@@ -30,7 +30,7 @@ class Doing:
         self.hearing = threading.Event()
         self.kept: list[Any] = []
 
-    def opened(self) -> tuple[bytes, Any]:
+    def on_open(self) -> tuple[bytes, Any]:
         return b"open", None
 
     def call(self, kind: int, number: int, body: bytes, arrays: list[Any]) -> tuple[bytes, Any]:

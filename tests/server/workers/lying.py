@@ -35,7 +35,7 @@ class Lying:
         self.channel = channel
         self.number = 0
 
-    def opened(self) -> tuple[bytes, Any]:
+    def on_open(self) -> tuple[bytes, Any]:
         return b"", None
 
     def call(self, kind: int, number: int, body: bytes, arrays: list[Any]) -> tuple[bytes, Any]:
