@@ -57,7 +57,9 @@ def done_by(start: Any, words: list[str], folder: Path) -> tuple[int, list[str]]
 
 @pytest.mark.parametrize("marker", ["", "leave"], ids=["to its end", "left"])
 @pytest.mark.parametrize("module", [False, True], ids=["the command", "the module"])
-def test_what_is_forked_is_as_what_is_started(module: bool, marker: str, forker: Forker, tmp_path: Path) -> None:
+def test_a_forked_command_behaves_like_a_started_command(
+    module: bool, marker: str, forker: Forker, tmp_path: Path
+) -> None:
     (tmp_path / "said.py").write_text(MODEL)
     if marker:
         (tmp_path / marker).touch()
@@ -70,7 +72,7 @@ def test_what_is_forked_is_as_what_is_started(module: bool, marker: str, forker:
     assert "session True" in forked[1][1]
 
 
-def test_it_is_killed_as_another(forker: Forker, tmp_path: Path) -> None:
+def test_a_forked_command_can_be_terminated(forker: Forker, tmp_path: Path) -> None:
     (tmp_path / "said.py").write_text(MODEL)
     (tmp_path / "wait").touch()
     with (tmp_path / "out").open("w+b") as out:
@@ -89,7 +91,7 @@ def test_it_is_killed_as_another(forker: Forker, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [False, True], ids=["bytes", "text"])
-def test_its_outputs_may_be_pipes(text: bool, forker: Forker, tmp_path: Path) -> None:
+def test_a_forked_command_may_write_to_pipes(text: bool, forker: Forker, tmp_path: Path) -> None:
     (tmp_path / "said.py").write_text("import sys\nprint('said', flush=True)\nprint('aside', file=sys.stderr)")
     words = [PENSTOCK, "deepaas-cli", "m=said", "warm"]
     there: dict[str, Any] = {"cwd": tmp_path, "env": {"PYTHONPATH": str(tmp_path)}, "text": text}
@@ -105,7 +107,7 @@ def test_its_outputs_may_be_pipes(text: bool, forker: Forker, tmp_path: Path) ->
     assert {said, "aside\n" if text else b"aside\n"} <= both
 
 
-def test_what_it_writes_and_its_status_are_given_as_those_of_another(forker: Forker, tmp_path: Path) -> None:
+def test_run_returns_the_output_and_status_of_a_forked_command(forker: Forker, tmp_path: Path) -> None:
     (tmp_path / "said.py").write_text(MODEL)
     (tmp_path / "leave").touch()
     words = [PENSTOCK, "deepaas-cli", "m=said", "warm"]
@@ -125,7 +127,7 @@ import json, os, signal, sys
 class Says:
     concurrent_messages = False
 
-    def opened(self):
+    def on_open(self):
         return b"", None
 
     def call(self, kind, number, body, arrays):
@@ -180,7 +182,7 @@ def worked(kind: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any
     return found
 
 
-def test_a_worker_that_is_forked_is_as_one_that_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_worker_behaves_like_a_started_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started, forked = worked(Process, tmp_path, monkeypatch), worked(ForkedProcess, tmp_path, monkeypatch)
 
     assert forked == started

@@ -69,20 +69,20 @@ def _too_big() -> dict[str, str]:
     return found
 
 
-def test_modules_and_functions_stay_small_or_say_why() -> None:
+def test_modules_and_functions_stay_small_or_are_listed_as_exceptions() -> None:
     assert {name: size for name, size in _too_big().items() if name not in EXCEPTIONS} == {}
 
 
-def test_no_exception_outlives_its_reason() -> None:
+def test_every_listed_size_exception_is_still_needed() -> None:
     assert EXCEPTIONS.keys() - _too_big().keys() == set()
 
 
 # One test of a rule for all modules: thousands of tests would cost more than what they look at.
-def test_every_module_says_what_it_holds() -> None:
+def test_every_module_has_a_docstring() -> None:
     assert [name for name, tree in _trees().items() if not ast.get_docstring(tree)] == []
 
 
-def test_no_module_or_class_has_a_name_that_says_nothing() -> None:
+def test_no_module_or_class_has_a_generic_name() -> None:
     found = {}
     for name, tree in _trees().items():
         words = set(re.split(r"[/_.]", name)) - (BANNED if name in NAMED_BY_OTHERS else set())
@@ -104,7 +104,7 @@ def test_input_is_not_checked_by_assert() -> None:
     ] == []
 
 
-def test_time_is_monotonic() -> None:
+def test_code_below_the_server_uses_only_the_monotonic_clock() -> None:
     wrong = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.datetime.now"}
     last = {word.rpartition(".")[2] for word in wrong}
 
@@ -143,7 +143,7 @@ def _documents() -> dict[str, str]:
     return {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in found}
 
 
-def test_every_file_of_ours_that_the_docs_name_is_there() -> None:
+def test_every_source_file_named_in_the_docs_exists() -> None:
     ours = re.compile(r"(?<![\w/.])(?:server|batching|backends|perf|tests)/[\w/*]+\.py\b")
 
     assert [
@@ -154,7 +154,7 @@ def test_every_file_of_ours_that_the_docs_name_is_there() -> None:
     ] == []
 
 
-def test_what_tells_of_the_code_names_no_module_that_is_gone() -> None:
+def test_every_module_named_in_the_architecture_docs_exists() -> None:
     """Elsewhere in the docs a name without a folder may be a file of a user's."""
     ours = [*MODULES, *(path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("*.py"))]
 
@@ -167,7 +167,7 @@ def test_what_tells_of_the_code_names_no_module_that_is_gone() -> None:
     ] == []
 
 
-def test_every_dotted_name_of_ours_in_the_docs_can_be_imported() -> None:
+def test_every_dotted_penstock_name_in_the_docs_can_be_imported() -> None:
     dotted = re.compile(r"\bpenstock\.((?:server|batching|backends|perf)(?:\.\w+)+)")
 
     assert [

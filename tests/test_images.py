@@ -47,7 +47,7 @@ def _locked(kind: str) -> list[tuple[Requirement, int]]:
     return [(Requirement(line.partition(" --hash")[0]), line.count("--hash=sha256:")) for line in lines]
 
 
-def test_the_manifest_waits_for_load_balancers_and_then_for_what_was_accepted() -> None:
+def test_the_manifest_grace_period_covers_the_drain_delay_and_the_exit_timeout() -> None:
     manifest = yaml.safe_load((ROOT / "docs" / "images.md").read_text().split("```yaml\n")[1].split("```")[0])
     (container,) = manifest["containers"]
     (delay,) = [each["value"] for each in container["env"] if each["name"] == "PENSTOCK_DRAIN_DELAY_SECS"]
@@ -58,13 +58,13 @@ def test_the_manifest_waits_for_load_balancers_and_then_for_what_was_accepted() 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_line_is_an_instruction(kind: str) -> None:
+def test_every_dockerfile_line_is_a_known_instruction(kind: str) -> None:
     assert {word for word, _ in _dockerfile(kind)} <= INSTRUCTIONS
     assert (ROOT / f"Dockerfile.{kind}").read_text().startswith("# syntax=docker/dockerfile:1\n")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_name_that_is_put_in_is_declared_before(kind: str) -> None:
+def test_every_build_argument_is_declared_before_its_use(kind: str) -> None:
     declared = {"PATH"}
     for word, rest in _dockerfile(kind):
         used = set(re.findall(r"\$\{?(\w+)", rest)) if word != "RUN" else set()
@@ -75,7 +75,7 @@ def test_every_name_that_is_put_in_is_declared_before(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_both_stages_stand_on_the_base_that_was_given(kind: str) -> None:
+def test_the_build_stage_and_the_last_stage_use_the_given_base(kind: str) -> None:
     found = _dockerfile(kind)
 
     assert [rest for word, rest in found if word == "FROM"] == ["${BASE} AS build", "${BASE}"]
@@ -83,7 +83,7 @@ def test_both_stages_stand_on_the_base_that_was_given(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_root_and_no_shell_runs_the_server(kind: str) -> None:
+def test_the_server_runs_without_root_and_without_a_shell(kind: str) -> None:
     last = dict(_last_stage(kind))
 
     assert last["USER"] == "1000:1000"
@@ -95,7 +95,7 @@ def test_no_root_and_no_shell_runs_the_server(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_that_builds_is_in_the_last_stage(kind: str) -> None:
+def test_the_last_stage_contains_no_build_tools(kind: str) -> None:
     last = _last_stage(kind)
 
     assert {rest for word, rest in last if word == "COPY"} == {
@@ -109,14 +109,14 @@ def test_nothing_that_builds_is_in_the_last_stage(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_triton_s_program_is_found_by_its_name_and_where_its_images_have_it(kind: str) -> None:
+def test_tritonserver_is_on_the_path_and_at_its_location_in_triton_images(kind: str) -> None:
     (linking,) = [rest for word, rest in _dockerfile(kind) if word == "RUN" and "ln -s" in rest]
 
     assert "ln -s penstock /opt/penstock/bin/tritonserver" in linking
     assert "ln -s /opt/penstock/bin/penstock /opt/tritonserver/bin/tritonserver" in linking
 
 
-def test_what_apt_keeps_for_itself_is_not_in_the_last_stage() -> None:
+def test_the_last_stage_contains_no_apt_lists_or_caches() -> None:
     """Lists, and what it makes of them: 78 MB, unless the base has told apt to keep neither."""
     (installing,) = [rest for word, rest in _last_stage("gpu") if word == "RUN" and "apt-get" in rest]
 
@@ -124,7 +124,7 @@ def test_what_apt_keeps_for_itself_is_not_in_the_last_stage() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_home_is_where_any_user_may_write_under_a_root_that_none_may(kind: str) -> None:
+def test_home_is_a_folder_that_any_user_may_write_to(kind: str) -> None:
     last = _last_stage(kind)
 
     assert "HOME=/tmp" in dict(last)["ENV"].split()
@@ -133,7 +133,7 @@ def test_home_is_where_any_user_may_write_under_a_root_that_none_may(kind: str) 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_program_of_the_image_lends_the_rights_of_its_owner(kind: str) -> None:
+def test_no_program_in_the_image_is_setuid_or_setgid(kind: str) -> None:
     last = _last_stage(kind)
     (at,) = [at for at, (_, rest) in enumerate(last) if "find / -xdev -type f -perm /6000 -exec chmod a-s {} +" in rest]
 
@@ -141,7 +141,7 @@ def test_no_program_of_the_image_lends_the_rights_of_its_owner(kind: str) -> Non
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_compiled_goes_by_no_times(kind: str) -> None:
+def test_compiled_modules_do_not_depend_on_timestamps(kind: str) -> None:
     """Layers may have whole seconds, by which half of what is compiled is older than its source, forever."""
     commands = [command for word, rest in _dockerfile(kind) if word == "RUN" for command in rest.split("&&")]
     installing = [command for command in commands if "--python /opt/penstock/bin/python install" in command]
@@ -153,18 +153,18 @@ def test_what_is_compiled_goes_by_no_times(kind: str) -> None:
     assert commands.index(compiling) > max(commands.index(command) for command in installing)
 
 
-def test_the_python_that_comes_without_compiled_modules_gets_them() -> None:
+def test_the_standard_library_of_the_cpu_base_image_is_compiled() -> None:
     """docker.io/library/python has none, and the user of the image may write none."""
     (compiling,) = [rest for word, rest in _last_stage("cpu") if word == "RUN" and "compileall" in rest]
 
     assert 'get_path("stdlib")' in compiling
 
 
-def test_environments_of_workers_can_be_made_where_the_base_has_no_python() -> None:
+def test_the_gpu_image_installs_venv_for_the_environments_of_workers() -> None:
     assert [rest for word, rest in _last_stage("gpu") if word == "RUN" and " python3-venv " in rest]
 
 
-def test_what_kubernetes_is_told_is_what_the_images_have() -> None:
+def test_the_kubernetes_manifest_matches_the_images() -> None:
     page = (ROOT / "docs" / "images.md").read_text()
     spec = yaml.safe_load(page.partition("```yaml\n")[2].partition("```")[0])
     (container,) = spec["containers"]
@@ -180,7 +180,7 @@ def test_what_kubernetes_is_told_is_what_the_images_have() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_locale_is_made_that_onnx_runtime_lowers_texts_by(kind: str) -> None:
+def test_the_locale_that_onnx_runtime_needs_to_lowercase_text_is_built(kind: str) -> None:
     (made,) = [rest for word, rest in _dockerfile(kind) if word == "RUN" and "localedef" in rest]
 
     assert " locales " in made
@@ -188,7 +188,7 @@ def test_the_locale_is_made_that_onnx_runtime_lowers_texts_by(kind: str) -> None
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_fetched_has_its_hash(kind: str) -> None:
+def test_every_downloaded_package_is_checked_by_hash(kind: str) -> None:
     fetching = [
         command
         for word, rest in _dockerfile(kind)
@@ -202,7 +202,7 @@ def test_what_is_fetched_has_its_hash(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", LOCKS)
-def test_a_lock_pins_all_with_hashes(kind: str) -> None:
+def test_a_lock_pins_every_requirement_with_hashes(kind: str) -> None:
     locked = _locked(kind)
 
     assert locked
@@ -213,7 +213,7 @@ def test_a_lock_pins_all_with_hashes(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
-def test_a_lock_has_what_the_project_needs(kind: str, python: str) -> None:
+def test_a_lock_contains_every_dependency_of_the_project(kind: str, python: str) -> None:
     environment = {"python_version": python, "python_full_version": f"{python}.0", "sys_platform": "linux"}
     versions = {
         canonicalize_name(each.name): next(iter(each.specifier)).version
@@ -228,7 +228,7 @@ def test_a_lock_has_what_the_project_needs(kind: str, python: str) -> None:
         assert wanted.specifier.contains(found), f"{line}: locked is {found}"
 
 
-def test_the_lock_of_the_build_has_what_builds_the_wheel() -> None:
+def test_the_build_lock_contains_every_build_requirement() -> None:
     versions = {each.name: next(iter(each.specifier)).version for each, _ in _locked("build")}
 
     for line in PROJECT["build-system"]["requires"]:
@@ -243,7 +243,7 @@ def test_a_lock_names_no_index_and_no_file(kind: str) -> None:
     assert not re.search(r"://|--(extra-)?index|--find-links|file:|/home|/tmp", text)
 
 
-def test_only_what_the_images_are_made_of_goes_to_the_builder() -> None:
+def test_the_build_context_contains_only_the_files_of_the_images() -> None:
     kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
 
     folders = set(PROJECT["tool"]["setuptools"]["package-dir"].values())
@@ -255,7 +255,7 @@ def test_only_what_the_images_are_made_of_goes_to_the_builder() -> None:
     ("works", "chosen"),
     [({"podman", "buildah"}, "podman"), ({"buildah"}, "buildah"), ({"docker"}, "docker"), (set(), "")],
 )
-def test_the_first_builder_that_works_builds(works: set[str], chosen: str, tmp_path: Path) -> None:
+def test_the_image_script_uses_the_first_builder_that_works(works: set[str], chosen: str, tmp_path: Path) -> None:
     for name in ("docker", "podman", "buildah"):
         program = tmp_path / name
         program.write_text(f'#!/bin/sh\n[ "$1" != info ] || exit {0 if name in works else 1}\necho {name} "$@"\n')

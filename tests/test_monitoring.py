@@ -46,7 +46,7 @@ QUERIES = [*dashboard(), *alerts()]
 
 
 @pytest.mark.parametrize("query", QUERIES)
-def test_every_query_asks_for_metrics_and_labels_that_there_are(query: str) -> None:
+def test_every_query_uses_only_existing_metrics_and_labels(query: str) -> None:
     known = documented()
     asked = [(name, set(re.findall(r"(\w+)[=!]~?\"", labels))) for name, labels in _SERIES.findall(query)]
     grouped = {label for words in re.findall(r"\bby \(([^)]*)\)", query) for label in words.split(", ")}
@@ -57,7 +57,7 @@ def test_every_query_asks_for_metrics_and_labels_that_there_are(query: str) -> N
 
 
 @pytest.mark.parametrize("query", QUERIES)
-def test_what_only_grows_is_asked_for_its_rate_and_nothing_else_is(query: str) -> None:
+def test_queries_take_the_rate_of_counters_and_of_no_other_metrics(query: str) -> None:
     known = documented()
     rated = re.findall(r"\b(?:rate|increase)\((\w+)", query)
 

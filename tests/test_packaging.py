@@ -22,7 +22,7 @@ def _modules(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*.py") if "__pycache__" not in path.parts]
 
 
-def test_every_folder_with_code_is_listed_and_no_other() -> None:
+def test_the_listed_packages_are_exactly_the_folders_with_code() -> None:
     assert set(PROJECT["tool"]["setuptools"]["packages"]) == _folders_with_code()
 
 
@@ -36,16 +36,16 @@ def test_the_four_folders_are_mapped_under_penstock() -> None:
 
 
 @pytest.mark.parametrize("root", ROOTS)
-def test_type_checkers_are_told_and_led_there(root: str) -> None:
+def test_every_top_level_package_is_marked_typed_and_linked_for_type_checkers(root: str) -> None:
     assert (ROOT / root / "py.typed").is_file()
     assert (ROOT / ".typing" / "penstock" / root).readlink() == Path(f"../../{root}")
 
 
-def test_typing_holds_the_four_links_and_nothing_else() -> None:
+def test_the_typing_folder_holds_exactly_the_four_links() -> None:
     assert {path.name for path in (ROOT / ".typing" / "penstock").iterdir()} == set(ROOTS)
 
 
-def test_every_file_beside_the_code_is_packaged() -> None:
+def test_every_file_besides_python_modules_is_packaged() -> None:
     patterns = PROJECT["tool"]["setuptools"]["package-data"]["*"]
     for root in ROOTS:
         for path in (ROOT / root).rglob("*"):
@@ -54,7 +54,7 @@ def test_every_file_beside_the_code_is_packaged() -> None:
                 assert any(path.match(pattern) for pattern in patterns), path
 
 
-def test_the_core_needs_no_runtime() -> None:
+def test_the_core_dependencies_include_no_model_runtime() -> None:
     names = " ".join(PROJECT["project"]["dependencies"])
 
     assert "onnxruntime" not in names

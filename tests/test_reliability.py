@@ -42,12 +42,12 @@ def there_is(path: str, names: list[str]) -> bool:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_every_fault_has_its_row(fault: str) -> None:
+def test_every_fault_has_a_row_in_the_table(fault: str) -> None:
     assert fault in ROWS
 
 
 @pytest.mark.parametrize("fault", ROWS)
-def test_every_row_names_tests_that_there_are(fault: str) -> None:
+def test_every_row_names_only_existing_tests(fault: str) -> None:
     named = TEST.findall(ROWS[fault])
 
     assert named

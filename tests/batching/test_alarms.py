@@ -1,4 +1,4 @@
-"""Alarms: when models are rung for, and what goes before that where the loop stood still."""
+"""Alarms: when an alarm rings for a model, and what the loop reads first after it has stalled."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Model:
 
 
 class Clock:
-    """Stands in for the timer and for the module `time`: it is told the time, and rings what is due."""
+    """A fake timer and `time` module: the test sets the time, and due alarms ring."""
 
     def __init__(self) -> None:
         self.now_ns = SECOND_NS
@@ -69,7 +69,7 @@ def watched(clock: Clock, rung: Callable[[Any], None]) -> Alarms:
     return Alarms(cast(Any, None), rung, clock.make)
 
 
-def test_it_rings_in_time_and_once(clock: Clock) -> None:
+def test_an_alarm_rings_once_within_its_tolerance(clock: Clock) -> None:
     rung: list[Any] = []
     model: Any = Model(object())
     watched(clock, rung.append).set(model, 2 * SECOND_NS)
@@ -81,7 +81,7 @@ def test_it_rings_in_time_and_once(clock: Clock) -> None:
     assert clock.at_ns is None
 
 
-def test_of_two_times_the_earlier_counts(clock: Clock) -> None:
+def test_of_several_times_set_for_a_model_the_earliest_counts(clock: Clock) -> None:
     rung: list[Any] = []
     model: Any = Model()
     both = watched(clock, rung.append)
@@ -92,7 +92,7 @@ def test_of_two_times_the_earlier_counts(clock: Clock) -> None:
     assert clock.times_set == 2
 
 
-def test_each_model_is_rung_for_when_it_is_due_and_what_is_due_together_at_once(clock: Clock) -> None:
+def test_an_alarm_rings_for_each_model_when_due_and_once_for_models_due_together(clock: Clock) -> None:
     rung: list[Any] = []
     first, second, third = (cast(Any, Model()) for _ in range(3))
     all_of_them = watched(clock, rung.append)
@@ -105,7 +105,7 @@ def test_each_model_is_rung_for_when_it_is_due_and_what_is_due_together_at_once(
     assert (before, rung) == ([second, third], [second, third, first])
 
 
-def test_a_ring_that_sets_the_alarm_again_has_it_ring_again(clock: Clock) -> None:
+def test_an_alarm_set_again_by_its_own_callback_rings_again(clock: Clock) -> None:
     model, other = cast(Any, Model()), cast(Any, Model())
     rung: list[int] = []
 
@@ -124,7 +124,7 @@ def test_a_ring_that_sets_the_alarm_again_has_it_ring_again(clock: Clock) -> Non
     assert clock.at_ns == 9 * SECOND_NS
 
 
-def test_a_ring_that_fails_leaves_the_others_theirs(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_alarm_callback_does_not_prevent_other_alarms(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     rung: list[Any] = []
     first, second, later = (cast(Any, Model()) for _ in range(3))
 
@@ -143,21 +143,21 @@ def test_a_ring_that_fails_leaves_the_others_theirs(clock: Clock, caplog: pytest
     assert "a scheduled callback failed" in caplog.text
 
 
-def test_where_the_loop_stood_still_it_reads_what_has_come_before_it_rings(clock: Clock) -> None:
+def test_after_a_stall_the_loop_reads_its_sockets_before_an_alarm_rings(clock: Clock) -> None:
     rung: list[Any] = []
     model: Any = Model(object())
     late = watched(clock, rung.append)
     late.set(model, 2 * SECOND_NS)
     clock.goes_to(9 * SECOND_NS)
     before = list(rung)
-    late.set(model, 2 * SECOND_NS)  # as what is read then may ask for, which puts it off no further
+    late.set(model, 2 * SECOND_NS)  # setting it again does not postpone it further
     clock.goes_to(9 * SECOND_NS + STALL_NS)
 
     assert (before, rung) == ([], [model])
     assert clock.at_ns is None
 
 
-def test_a_model_without_sequences_waits_for_nothing_in_a_loop_that_is_always_late(clock: Clock) -> None:
+def test_a_model_without_sequences_is_not_delayed_in_a_loop_that_is_always_late(clock: Clock) -> None:
     rung: list[Any] = []
     model: Any = Model()
     watched(clock, rung.append).set(model, 2 * SECOND_NS)
@@ -166,7 +166,7 @@ def test_a_model_without_sequences_waits_for_nothing_in_a_loop_that_is_always_la
     assert rung == [model]
 
 
-def test_who_was_cancelled_is_not_rung_for_be_it_by_the_ring_before(clock: Clock) -> None:
+def test_an_alarm_does_not_ring_for_a_model_canceled_before_or_during_the_ring(clock: Clock) -> None:
     rung: list[Any] = []
     first, second, third = (cast(Any, Model()) for _ in range(3))
 
@@ -183,7 +183,7 @@ def test_who_was_cancelled_is_not_rung_for_be_it_by_the_ring_before(clock: Clock
     assert rung == [first]
 
 
-def test_once_cleared_nothing_rings_and_nothing_is_set(clock: Clock) -> None:
+def test_after_alarms_are_closed_none_rings_and_none_is_set(clock: Clock) -> None:
     rung: list[Any] = []
     made = watched(clock, rung.append)
     made.set(cast(Any, Model()), 2 * SECOND_NS)
@@ -195,7 +195,7 @@ def test_once_cleared_nothing_rings_and_nothing_is_set(clock: Clock) -> None:
     assert clock.closed
 
 
-def test_a_batch_that_is_held_open_for_less_than_a_millisecond_does_not_keep_the_loop_busy() -> None:
+def test_a_batch_held_open_for_less_than_a_millisecond_does_not_keep_the_loop_busy() -> None:
     async def case() -> int:
         async with housed() as house:
             model = await house.load(max_batch_rows=2, max_queue_delay_us=400)
@@ -211,4 +211,4 @@ def test_a_batch_that_is_held_open_for_less_than_a_millisecond_does_not_keep_the
             await house.sink.holds(2)
             return looked
 
-    assert uvloop.run(case()) == 2  # when it came, and when it was due
+    assert uvloop.run(case()) == 2  # on its arrival, and when it was due

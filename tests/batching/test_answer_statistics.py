@@ -1,4 +1,4 @@
-"""AnswerStatistics: what a model with several answers has given, by position."""
+"""AnswerStatistics: statistics of a decoupled model's answers, by position."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_an_answer_is_counted_with_its_two_durations_and_their_sum() -> None:
 
 
 @given(st.lists(st.integers(0, 2 * MAX_POSITIONS), max_size=50))
-def test_what_is_kept_is_bounded_and_complete_within_the_bound(positions: list[int]) -> None:
+def test_positions_are_bounded_and_counts_are_complete_within_the_bound(positions: list[int]) -> None:
     answers = AnswerStatistics()
     for position in positions:
         answers.record(position, 1, 1)

@@ -1,4 +1,4 @@
-"""Arrivals: what comes in one turn of the loop is in its queue at the end of the turn, or its sink knows why not."""
+"""Arrivals: requests of one turn of the loop are queued at the end of the turn, or their sinks receive an error."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-async def test_all_that_comes_in_a_turn_runs_in_one_batch() -> None:
+async def test_requests_that_arrive_in_one_turn_run_in_one_batch() -> None:
     async with housed() as house:
         model = await house.load()
         came = [house.come(model, rows) for rows in (1, 2, 1, 3)]
@@ -40,7 +40,7 @@ async def test_all_that_comes_in_a_turn_runs_in_one_batch() -> None:
         assert model.inflight == 0
 
 
-async def test_those_that_are_awaited_come_together_too() -> None:
+async def test_awaited_infer_calls_of_one_turn_run_in_one_batch() -> None:
     async with housed() as house:
         model = await house.load()
         awaited = [asyncio.ensure_future(house.engine.infer(model, [np.full((1, 4), at, "<f4")])) for at in range(3)]
@@ -54,7 +54,7 @@ async def test_those_that_are_awaited_come_together_too() -> None:
         assert [output[0, 0] for (output,) in answers] == [1, 2, 3]
 
 
-async def test_a_queue_learns_of_no_more_than_so_many_at_once() -> None:
+async def test_arrivals_are_enqueued_early_once_their_maximum_number_is_reached() -> None:
     async with housed() as house:
         model = await house.load()
         for _ in range(1 + MAX_ARRIVALS - 1):
@@ -67,7 +67,7 @@ async def test_a_queue_learns_of_no_more_than_so_many_at_once() -> None:
 
 
 @pytest.mark.parametrize("said", [{"deadline_ns": 1 << 62}, {"nbytes": LARGE_BYTES}], ids=lambda said: next(iter(said)))
-async def test_one_of_which_more_is_to_be_decided_goes_to_its_queue_at_once(said: dict[str, int]) -> None:
+async def test_a_request_with_a_deadline_or_a_large_body_is_enqueued_at_once(said: dict[str, int]) -> None:
     async with housed() as house:
         model = await house.load()
         house.come(model)
@@ -87,7 +87,9 @@ async def test_one_of_which_more_is_to_be_decided_goes_to_its_queue_at_once(said
     ],
     ids=lambda policy: next(iter(policy)),
 )
-async def test_each_goes_to_its_queue_at_once_where_its_model_looks_at_each(policy: dict[str, Any]) -> None:
+async def test_requests_are_enqueued_at_once_if_the_policy_considers_each_one_separately(
+    policy: dict[str, Any],
+) -> None:
     async with housed() as house:
         model = await house.load(**policy)
         house.come(model)
@@ -100,7 +102,7 @@ async def test_each_goes_to_its_queue_at_once_where_its_model_looks_at_each(poli
         await house.sink.holds(4)
 
 
-async def test_what_a_full_queue_refuses_is_told_its_sink_and_the_others_are_served() -> None:
+async def test_requests_that_do_not_fit_the_queue_together_are_still_served_one_by_one() -> None:
     async with housed() as house:
         model = await house.load(max_queue_requests=2, max_batch_rows=1, cap_rows=1)
         came = [house.come(model, 1) for _ in range(3)]
@@ -112,7 +114,7 @@ async def test_what_a_full_queue_refuses_is_told_its_sink_and_the_others_are_ser
         assert model.inflight == 0
 
 
-async def test_what_finds_no_room_and_makes_none_is_refused() -> None:
+async def test_a_request_that_does_not_fit_the_queue_is_rejected_after_the_turn() -> None:
     async with housed() as house:
         model = await house.load(max_queue_bytes=100)
         fits = house.come(model, 1, nbytes=60)
@@ -128,7 +130,7 @@ async def test_what_finds_no_room_and_makes_none_is_refused() -> None:
         assert model.inflight == 0
 
 
-async def test_one_that_is_taken_back_in_its_turn_is_not_run() -> None:
+async def test_a_request_canceled_in_the_turn_of_its_arrival_is_not_run() -> None:
     async with housed() as house:
         model = await house.load()
         first, second, third = (house.come(model) for _ in range(3))
@@ -142,7 +144,7 @@ async def test_one_that_is_taken_back_in_its_turn_is_not_run() -> None:
         assert model.inflight == 0
 
 
-async def test_one_that_would_be_refused_and_is_taken_back_before_is_told_nothing() -> None:
+async def test_a_request_canceled_before_its_rejection_is_not_delivered() -> None:
     async with housed() as house:
         model = await house.load(max_queue_bytes=100)
         first, second, third = (house.come(model, 1, nbytes=60) for _ in range(3))
@@ -155,7 +157,7 @@ async def test_one_that_would_be_refused_and_is_taken_back_before_is_told_nothin
         assert model.inflight == 0
 
 
-async def test_what_came_before_its_model_is_unloaded_is_served() -> None:
+async def test_requests_that_arrive_just_before_their_model_is_unloaded_are_served() -> None:
     async with housed() as house:
         model = await house.load()
         came = [house.come(model) for _ in range(3)]
@@ -166,7 +168,7 @@ async def test_what_came_before_its_model_is_unloaded_is_served() -> None:
         assert house.sink.requests[1:] == came
 
 
-async def test_what_comes_when_its_model_is_closing_or_the_server_stops_is_refused() -> None:
+async def test_requests_to_a_closing_model_or_a_stopping_server_are_rejected() -> None:
     async with housed() as house:
         model = await house.load()
         other = await house.load("other")
@@ -185,7 +187,7 @@ async def test_what_comes_when_its_model_is_closing_or_the_server_stops_is_refus
         assert house.sink.requests[2:] == came
 
 
-async def test_what_came_before_the_server_is_told_to_stop_is_served() -> None:
+async def test_requests_that_arrive_just_before_the_server_stops_are_served() -> None:
     async with housed() as house:
         model = await house.load()
         came = [house.come(model) for _ in range(3)]
@@ -196,7 +198,7 @@ async def test_what_came_before_the_server_is_told_to_stop_is_served() -> None:
         assert all(request.error is None for request in came)
 
 
-async def test_one_s_failure_is_its_own() -> None:
+async def test_a_failing_request_does_not_fail_other_requests_of_its_turn() -> None:
     def picky(inputs: list[Any]) -> list[Any]:
         if (inputs[0] == 3).any():
             raise InferError(Code.INVALID, "a guilty row")
@@ -219,7 +221,7 @@ STEPS = st.lists(
 
 
 @given(STEPS, st.sampled_from([0, 7, 40]))
-def test_each_has_one_end_whatever_comes_with_it(steps: list[Step], room: int) -> None:
+def test_every_arriving_request_ends_exactly_once(steps: list[Step], room: int) -> None:
     async def run() -> None:
         async with housed() as house:
             limit = {"max_queue_rows": room} if room else {}

@@ -1,4 +1,4 @@
-"""What Triton's TensorFlow backend concludes of a SavedModel's signature, and of dims."""
+"""What Triton's TensorFlow backend concludes from a SavedModel's signature and from dims."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ def refusal(said: ModelSpec, graph: Signature) -> str:
 GRAPH = Signature((X,), (Y,))
 
 
-def test_free_first_axes_mean_rows() -> None:
+def test_inputs_and_outputs_with_free_first_axes_make_a_model_batched() -> None:
     assert rows_of(spec(), GRAPH) == DEFAULT
     assert rows_of(spec(rows=3), GRAPH) == 3
     assert rows_of(spec(rows=0), GRAPH) == 0
 
 
-def test_dims_that_leave_the_rows_out_mean_rows_even_where_all_is_declared() -> None:
+def test_dims_without_the_row_axis_make_a_fully_declared_model_batched() -> None:
     said = spec((replace(X, shape=(4,)),), (replace(Y, shape=(1,), reshape=()),))
 
     assert rows_of(said, GRAPH) == DEFAULT
 
 
-def test_dims_that_have_every_axis_mean_none() -> None:
+def test_dims_with_every_axis_make_a_model_unbatched() -> None:
     assert rows_of(spec((X,), (Y,)), GRAPH) == 0
     assert rows_of(spec((X,)), GRAPH) == 0
 
@@ -68,7 +68,7 @@ def test_dims_that_contradict_each_other_are_refused_in_tritons_words() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 4), ()])
-def test_a_batch_size_that_the_signature_has_no_rows_for_is_refused_in_tritons_words(shape: tuple[int, ...]) -> None:
+def test_a_batch_size_for_a_signature_without_rows_is_refused_in_tritons_words(shape: tuple[int, ...]) -> None:
     graph = Signature((replace(X, shape=shape),), (Y,))
 
     assert refusal(spec(rows=8), graph) == (
@@ -78,7 +78,7 @@ def test_a_batch_size_that_the_signature_has_no_rows_for_is_refused_in_tritons_w
 
 
 @pytest.mark.parametrize(("rows", "front"), [(8, (-1,)), (0, ())])
-def test_what_has_no_known_rank_is_as_it_is_declared(rows: int, front: tuple[int, ...]) -> None:
+def test_a_tensor_of_unknown_rank_has_its_declared_shape(rows: int, front: tuple[int, ...]) -> None:
     graph = Signature((replace(X, shape=()),), (replace(Y, shape=()),))
     done = complete(spec((replace(X, shape=(4,)),), (replace(Y, shape=(5, 2)),), rows=rows), graph)
 
@@ -87,11 +87,11 @@ def test_what_has_no_known_rank_is_as_it_is_declared(rows: int, front: tuple[int
     assert done.signature.outputs[0].shape == (*front, 5, 2)
 
 
-def test_where_no_rank_is_known_nothing_said_of_rows_means_none() -> None:
+def test_a_model_without_known_ranks_is_unbatched_unless_the_configuration_sets_rows() -> None:
     graph = Signature((replace(X, shape=()),), (replace(Y, shape=()),))
 
     assert rows_of(spec((replace(X, shape=(1,)),), (replace(Y, shape=(1,)),)), graph) == 0
-    # one that is known decides for the others
+    # a known rank decides for the other tensors
     assert (
         rows_of(spec((replace(X, shape=(4,)),), (replace(Y, shape=(5,)),)), Signature((X,), graph.outputs)) == DEFAULT
     )
@@ -109,8 +109,8 @@ PAIR = Signature(
 )
 
 
-class TestTensorsInPart:
-    def test_what_is_not_said_of_a_tensor_is_the_models(self) -> None:
+class TestPartlyDeclaredTensors:
+    def test_missing_datatypes_and_dims_are_taken_from_the_model(self) -> None:
         said = spec((TensorSpec("a", "INT32", ()), TensorSpec("b", "", (5, 3))), (TensorSpec("q", "", ()),))
 
         assert signature_of(said, PAIR) == (
@@ -118,23 +118,23 @@ class TestTensorsInPart:
         )  # fmt: skip
         assert rows_of(said, PAIR) == DEFAULT
 
-    def test_dims_of_one_tensor_say_whether_the_others_have_rows(self) -> None:
+    def test_dims_of_one_tensor_decide_whether_the_other_tensors_have_rows(self) -> None:
         said = spec(outputs=(TensorSpec("p", "INT8", ()), TensorSpec("q", "", (-1,))))
 
         assert rows_of(said, PAIR) == 0
         assert signature_of(said, PAIR)[1] == [("p", "INT8", (-1, 16)), ("q", "FP32", (-1,))]
 
     @pytest.mark.parametrize("rows", [None, 0, 2])
-    def test_inputs_that_are_left_out_are_the_models(self, rows: int | None) -> None:
+    def test_undeclared_inputs_are_taken_from_the_model(self, rows: int | None) -> None:
         shape = (-1, 7, 3) if rows == 0 else (7, 3)
         said = spec((TensorSpec("b", "INT64", shape),), rows=rows)
 
         assert signature_of(said, PAIR)[0] == [("a", "INT32", (-1, 16)), ("b", "INT64", (-1, 7, 3))]
 
-    def test_outputs_that_are_left_out_are_not_served(self) -> None:
+    def test_undeclared_outputs_are_not_served(self) -> None:
         assert signature_of(spec(outputs=(TensorSpec("p", "", ()),)), PAIR)[1] == [("p", "INT8", (-1, 16))]
 
-    def test_what_comes_from_elsewhere_is_not_declared(self) -> None:
+    def test_a_batch_input_is_not_added_to_the_declared_inputs(self) -> None:
         said = spec((TensorSpec("a", "", ()),))
         said = replace(said, batch_inputs=(BatchTensor("n", "BATCH_ELEMENT_COUNT", "INT32", ("a",)),))
         graph = Signature((X, TensorSpec("a", "FP32", (-1, 2)), TensorSpec("n", "INT32", (-1,))), (Y,))
@@ -146,7 +146,7 @@ class TestTensorsInPart:
 
         assert signature_of(spec((TensorSpec("x", "", ()),)), graph)[0] == [("x", "FP32", (1,))]
 
-    def test_what_has_no_known_rank_has_rows_only_where_its_dims_are_said(self) -> None:
+    def test_a_tensor_of_unknown_rank_has_rows_only_if_its_dims_are_declared(self) -> None:
         graph = Signature((replace(X, shape=()),), (Y,))
 
         assert "does not support batching" in refusal(spec((TensorSpec("x", "FP32", ()),), rows=8), graph)
@@ -158,7 +158,7 @@ class TestTensorsInPart:
         assert "configuration expects 3 inputs, model provides 2" in refusal(said, PAIR)
 
     @pytest.mark.parametrize("side", ["inputs", "outputs"])
-    def test_another_datatype_than_the_models_is_refused(self, side: str) -> None:
+    def test_a_datatype_other_than_the_models_is_refused(self, side: str) -> None:
         name = {"inputs": "a", "outputs": "p"}[side]
         text = f"configuration expects datatype TYPE_FP16 for {side[:-1]} '{name}', model provides TYPE_INT"
 
@@ -167,22 +167,22 @@ class TestTensorsInPart:
         assert text in refusal(spec(**said), PAIR)
 
     @pytest.mark.parametrize("side", ["inputs", "outputs"])
-    def test_without_completion_a_datatype_must_be_said(self, side: str) -> None:
+    def test_without_auto_complete_a_missing_datatype_is_an_error(self, side: str) -> None:
         in_part: Any = {side: (TensorSpec("x", "", (-1, 4)),)}
         said = replace(spec((X,), (Y,)), auto_complete=False, **in_part)
 
         assert refusal(said, GRAPH) == f"model {side[:-1]} 'x' must specify 'data_type' for m"
 
 
-def test_without_completion_what_is_said_is_all_there_is() -> None:
+def test_without_auto_complete_dims_are_used_as_declared() -> None:
     said = replace(spec((replace(X, shape=(4,)),), (replace(Y, shape=(1,), reshape=()),)), auto_complete=False)
 
-    assert "explicit tensor shape" not in refusal(said, GRAPH)  # no rows, so that the dims lack an axis
+    assert "explicit tensor shape" not in refusal(said, GRAPH)  # without rows, the dims would lack an axis
     assert rows_of(replace(said, policy=BatchPolicy(max_batch_rows=2)), GRAPH) == 2
 
 
 @given(st.integers(1, 4), st.booleans())
-def test_a_declaration_copied_from_what_was_completed_completes_to_the_same(rank: int, batched: bool) -> None:
+def test_a_declaration_copied_from_a_completed_configuration_completes_to_the_same(rank: int, batched: bool) -> None:
     shape = (-1, *range(2, rank + 1))
     graph = Signature((replace(X, shape=shape),), (replace(Y, shape=shape),))
     first = complete(spec(rows=None if batched else 0), graph)
@@ -191,5 +191,5 @@ def test_a_declaration_copied_from_what_was_completed_completes_to_the_same(rank
     reshape = () if batched and rank == 1 else None
     said = spec((replace(X, shape=dims, reshape=reshape),), (replace(Y, shape=dims, reshape=reshape),))
 
-    # dims of [1] with an empty reshape say nothing of rows, as in Triton
+    # dims of [1] with an empty reshape do not tell whether there are rows, as in Triton
     assert rows_of(said, graph) == (DEFAULT if batched else 0)

@@ -1,4 +1,4 @@
-"""Bound: whatever is declared is refused, or runs in shapes that the model's graph has."""
+"""Bound: every declaration is either refused or runs in shapes that the model's graph accepts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DIMS = st.lists(DIM, max_size=3).map(tuple)
 
 @st.composite
 def declared(draw: st.DrawFn) -> TensorSpec:
-    """Draw an input, mostly of one form that may be: a reshape over as many elements, ragged, or a list of values."""
+    """Draw an input, mostly valid: a reshape of as many elements, ragged, or a list of values."""
     dims = draw(DIMS)
     reshape = draw(st.sampled_from([None, None, (1, *dims), (*dims, 1)]) | DIMS)
     x = TensorSpec("x", "FP32", dims, reshape=reshape)
@@ -44,14 +44,14 @@ TOLD = st.sampled_from([*[None] * 6, *(BatchTensor("told", kind, "INT32", ("x",)
 
 
 def fits(shape: tuple[int, ...], graph: tuple[int, ...]) -> bool:
-    """Tell whether ONNX Runtime takes such a shape; a scalar is lent as one element."""
+    """Tell whether ONNX Runtime takes such a shape; a scalar is bound as one element."""
     wanted = graph or (1,)
     return len(shape) == len(wanted) and all(want in (-1, dim) for dim, want in zip(shape, wanted, strict=True))
 
 
 @settings(max_examples=400, deadline=None)
 @given(declared(), st.sampled_from([0, 4, 4, 4]), TOLD, st.sampled_from([(-1,), (-1,), (-1, -1)]), st.data())
-def test_what_is_not_refused_runs_in_the_models_own_shapes(
+def test_an_accepted_configuration_runs_in_shapes_of_the_models_graph(
     x: TensorSpec, rows: int, told: BatchTensor | None, told_dims: tuple[int, ...], data: st.DataObject
 ) -> None:
     first = 1 if rows else 0
@@ -94,7 +94,7 @@ def test_what_is_not_refused_runs_in_the_models_own_shapes(
 
 @settings(max_examples=100, deadline=None)
 @given(DIMS, DIMS, st.data())
-def test_an_ensemble_hands_on_what_a_model_of_these_shapes_would_get(
+def test_an_ensemble_reshapes_tensors_between_steps_as_a_model_would(
     dims: tuple[int, ...], reshape: tuple[int, ...], data: st.DataObject
 ) -> None:
     x, y = TensorSpec("x", "FP32", dims, reshape=reshape), TensorSpec("y", "FP32", dims, reshape=reshape)

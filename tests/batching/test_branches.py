@@ -1,4 +1,4 @@
-"""Branches: ensembles with steps that give any number of answers, told one by one by the test."""
+"""Branches: ensembles with decoupled steps, whose answers the test sends one by one."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]
 
 
 class Teller:
-    """An executor of a decoupled model: the test says what it answers, and when a request ends."""
+    """An executor of a decoupled model: the test sends its answers and ends its requests."""
 
     def __init__(self) -> None:
         self.requests: list[InferRequest] = []
@@ -82,7 +82,7 @@ class Teller:
         pass
 
     async def holds(self, count: int) -> list[InferRequest]:
-        """Wait until it has been given so many requests."""
+        """Wait until it has received `count` requests."""
         while len(self.requests) < count:
             self._came.clear()
             await self._came.wait()
@@ -101,7 +101,7 @@ class Teller:
 
 
 class TellerLoader:
-    """Opens Tellers, by the model's name."""
+    """Opens a Teller for each model name."""
 
     def __init__(self) -> None:
         self.tellers: dict[str, Teller] = {}
@@ -153,7 +153,7 @@ async def served(*specs: ModelSpec) -> AsyncIterator[tuple[House, Teller]]:
 
 @asynccontextmanager
 async def overtaken() -> AsyncIterator[tuple[House, Teller, Gate]]:
-    """Serve `spread` with a second step that two Instances run: a row of SLOW is run when its Gate is opened."""
+    """Serve `spread` whose second step has two Instances; a row of SLOW waits for its Gate."""
     async with house() as kept:
         loader = kept.engine.external_loaders["told"] = TellerLoader()
         await kept.engine.load(told_spec("many"))
@@ -170,7 +170,7 @@ async def overtaken() -> AsyncIterator[tuple[House, Teller, Gate]]:
 
 
 class Client:
-    """Takes the answers of one request as they come."""
+    """Receives the answers of one request as they arrive."""
 
     def __init__(self, kept: House, name: str, value: float, output: str = "out", **terms: int) -> None:
         self.request = kept.request(name, value)
@@ -191,14 +191,14 @@ class Client:
         return self.came
 
     async def holds(self, count: int) -> list[float]:
-        """Wait until so many answers came."""
+        """Wait until `count` answers have arrived."""
         while len(self.came) < count:
             self._more.clear()
             await self._more.wait()
         return self.came
 
 
-async def test_each_answer_goes_on_alone_and_before_the_step_ends() -> None:
+async def test_each_answer_of_a_decoupled_step_is_forwarded_before_the_step_ends() -> None:
     async with served(SPREAD) as (kept, many):
         client = Client(kept, "spread", 1)
         (asked,) = await many.holds(1)
@@ -213,10 +213,10 @@ async def test_each_answer_goes_on_alone_and_before_the_step_ends() -> None:
         assert kept.engine.model("spread").statistics.snapshot().success.count == 1
 
 
-async def test_the_first_answer_of_each_request_is_counted_at_the_step_s_model() -> None:
+async def test_the_first_answer_of_each_request_is_counted_by_the_steps_model() -> None:
     async with served(SPREAD) as (kept, many):
         counted = kept.engine.model("many").statistics
-        counted.answers = AnswerStatistics()  # as whoever hands out the answers of its own requests has it
+        counted.answers = AnswerStatistics()  # as for a model whose own requests receive answers
         clients = [Client(kept, "spread", 1) for _ in range(2)]
         for asked in await many.holds(2):
             many.tell(asked, 10, 20)
@@ -227,7 +227,7 @@ async def test_the_first_answer_of_each_request_is_counted_at_the_step_s_model()
     assert sum(counted.snapshot().first_response_histogram.counts) == 2
 
 
-async def test_a_request_may_have_no_answer() -> None:
+async def test_a_request_to_a_decoupled_ensemble_may_have_no_answer() -> None:
     async with served(SPREAD) as (kept, many):
         client = Client(kept, "spread", 1)
         (asked,) = await many.holds(1)
@@ -236,7 +236,7 @@ async def test_a_request_may_have_no_answer() -> None:
         assert await client.task == []
 
 
-async def test_the_last_answer_says_so_if_the_step_has_ended_before_it() -> None:
+async def test_the_last_answer_is_final_if_the_step_has_already_ended() -> None:
     async with served(SPREAD) as (kept, many):
         kept.gates["plus"].close()
         client = Client(kept, "spread", 1)
@@ -250,7 +250,7 @@ async def test_the_last_answer_says_so_if_the_step_has_ended_before_it() -> None
         assert client.finals == [False, True]
 
 
-async def test_answers_come_in_the_order_of_the_step_whatever_overtakes() -> None:
+async def test_answers_come_in_the_order_of_the_step_even_if_a_later_one_finishes_first() -> None:
     async with overtaken() as (kept, many, first):
         client = Client(kept, "spread", 1)
         (asked,) = await many.holds(1)
@@ -266,7 +266,7 @@ async def test_answers_come_in_the_order_of_the_step_whatever_overtakes() -> Non
         assert await client.task == [SLOW + 1, 21, 31]
 
 
-async def test_answers_may_be_outputs_as_they_are() -> None:
+async def test_answers_of_a_decoupled_step_may_be_outputs_of_the_ensemble() -> None:
     async with served(BARE) as (kept, many):
         client = Client(kept, "bare", 1)
         (asked,) = await many.holds(1)
@@ -276,7 +276,7 @@ async def test_answers_may_be_outputs_as_they_are() -> None:
         assert await client.task == [10, 20]
 
 
-async def test_a_tensor_of_an_answer_may_go_to_several_steps() -> None:
+async def test_one_tensor_of_an_answer_may_feed_several_steps() -> None:
     async with served(FAN) as (kept, many):
         client = Client(kept, "fan", 1, "difference")
         (asked,) = await many.holds(1)
@@ -286,7 +286,7 @@ async def test_a_tensor_of_an_answer_may_go_to_several_steps() -> None:
         assert await client.task == [-10, -20, -30]
 
 
-async def test_each_answer_says_which_request_of_a_sequence_it_is_to() -> None:
+async def test_each_answer_carries_the_sequence_parameters_of_its_request() -> None:
     async with served(SPREAD) as (kept, many):
         request = kept.request("spread", 1)
         request.sequence = InSequence((1 << 64) - 1, end=True)
@@ -301,7 +301,7 @@ async def test_each_answer_says_which_request_of_a_sequence_it_is_to() -> None:
     assert [told.parameters for told in came if told is not None] == [said, said]
 
 
-async def test_a_step_may_be_an_ensemble_of_such_steps() -> None:
+async def test_a_step_of_an_ensemble_may_be_a_decoupled_ensemble() -> None:
     async with served(SPREAD, NESTED) as (kept, many):
         client = Client(kept, "nested", 1)
         (asked,) = await many.holds(1)
@@ -311,7 +311,7 @@ async def test_a_step_may_be_an_ensemble_of_such_steps() -> None:
         assert await client.task == [22, 42]
 
 
-async def test_answers_of_answers_come_in_their_order() -> None:
+async def test_answers_of_a_second_decoupled_step_come_in_the_order_of_the_first_steps_answers() -> None:
     async with served(TWICE) as (kept, many):
         more: Teller = kept.tellers["more"]  # type: ignore[attr-defined]
         client = Client(kept, "twice", 1)
@@ -329,7 +329,7 @@ async def test_answers_of_answers_come_in_their_order() -> None:
         assert await client.task == [11, 21, 12]
 
 
-async def test_an_error_of_the_step_ends_the_request_and_what_its_answers_began() -> None:
+async def test_an_error_of_a_decoupled_step_fails_the_request_and_cancels_steps_already_started() -> None:
     async with served(SPREAD) as (kept, many):
         kept.gates["plus"].close()
         client = Client(kept, "spread", 1)
@@ -343,7 +343,7 @@ async def test_an_error_of_the_step_ends_the_request_and_what_its_answers_began(
         assert kept.engine.model("plus").waiting_requests == 0
 
 
-async def test_an_answer_that_is_an_error_ends_the_request_and_the_step_is_told() -> None:
+async def test_an_error_answer_fails_the_request_and_abandons_the_decoupled_step() -> None:
     async with served(SPREAD) as (kept, many):
         client = Client(kept, "spread", 1)
         (asked,) = await many.holds(1)
@@ -358,7 +358,7 @@ async def test_an_answer_that_is_an_error_ends_the_request_and_the_step_is_told(
         many.end(asked)
 
 
-async def test_an_error_behind_the_step_ends_the_request() -> None:
+async def test_an_error_of_a_later_step_fails_the_request_and_abandons_the_decoupled_step() -> None:
     async with served(SPREAD) as (kept, many):
         client = Client(kept, "spread", 1)
         (asked,) = await many.holds(1)
@@ -372,7 +372,7 @@ async def test_an_error_behind_the_step_ends_the_request() -> None:
         many.end(asked)
 
 
-async def test_an_answer_that_the_next_step_cannot_take_ends_the_request() -> None:
+async def test_an_answer_that_does_not_match_the_next_step_fails_the_request() -> None:
     async with served(SPREAD) as (kept, many):
         wrong, lacking = Client(kept, "spread", 1), Client(kept, "spread", 2)
         first, second = await many.holds(2)
@@ -390,7 +390,7 @@ async def test_an_answer_that_the_next_step_cannot_take_ends_the_request() -> No
 
 
 @pytest.mark.parametrize(("of", "name"), [(Branches, "add"), (Branches, "backpressure"), (branches, "answer_bytes")])
-async def test_an_answer_that_could_not_be_carried_on_ends_its_request_and_no_other(
+async def test_an_answer_that_cannot_be_forwarded_fails_only_its_own_request(
     of: Any, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with served(SPREAD) as (kept, many):
@@ -414,7 +414,7 @@ async def test_an_answer_that_could_not_be_carried_on_ends_its_request_and_no_ot
         assert "the next one goes well" in caplog.text
 
 
-async def test_a_client_that_goes_takes_all_of_it_along() -> None:
+async def test_a_disconnected_client_cancels_every_step_of_its_request() -> None:
     async with served(SPREAD) as (kept, many):
         kept.gates["plus"].close()
         client = Client(kept, "spread", 1)
@@ -430,7 +430,7 @@ async def test_a_client_that_goes_takes_all_of_it_along() -> None:
         many.end(asked)
 
 
-async def test_no_more_answers_than_are_allowed_are_under_way_at_a_step() -> None:
+async def test_answers_in_flight_at_a_step_are_limited_by_the_ensembles_maximum() -> None:
     limited = ModelSpec(
         "limited", 1, Path("limited"), inputs=SPREAD.inputs, outputs=SPREAD.outputs, policy=SPREAD.policy,
         ensemble=EnsembleSpec(SPREAD.ensemble.steps if SPREAD.ensemble else (), 2),
@@ -447,7 +447,7 @@ async def test_no_more_answers_than_are_allowed_are_under_way_at_a_step() -> Non
         assert await client.task == [11, 21, 31, 41, 51]
 
 
-async def test_thousands_of_answers_wait_for_their_turn_and_refuse_nobody() -> None:
+async def test_thousands_of_answers_wait_for_their_turn_and_none_is_rejected() -> None:
     async with served(SPREAD, BARE) as (kept, many):
         client, bare = Client(kept, "spread", 1), Client(kept, "bare", 1)
         asked, plain = await many.holds(2)
@@ -461,10 +461,10 @@ async def test_thousands_of_answers_wait_for_their_turn_and_refuse_nobody() -> N
         assert await bare.task == list(range(3000))
 
 
-async def test_a_step_whose_answers_wait_is_to_wait_until_half_of_them_are_gone(
+async def test_a_decoupled_step_pauses_until_half_of_its_unread_answers_are_consumed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # whoever looks at the client sees all that has come
+    # the client has received every answer by now
     monkeypatch.setattr("penstock.batching.stream.MAX_TAKEN_PER_TURN", 1 << 30)
     async with served(SPREAD) as (kept, many):
         kept.gates["plus"].close()
@@ -484,7 +484,9 @@ async def test_a_step_whose_answers_wait_is_to_wait_until_half_of_them_are_gone(
         assert len(await client.task) == 2 * MOST
 
 
-async def test_few_large_answers_are_enough_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_decoupled_step_pauses_after_few_answers_if_the_answers_are_large(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(branches, "PAUSE_BYTES", answer_bytes(StreamedAnswer({"y": np.ones((1, 4), np.float32)})) + 1)
     async with served(SPREAD) as (kept, many):
         kept.gates["plus"].close()
@@ -498,7 +500,7 @@ async def test_few_large_answers_are_enough_to_wait_for(monkeypatch: pytest.Monk
         assert await client.task == [2, 2]
 
 
-async def test_a_step_of_a_nested_ensemble_waits_for_the_outer_one() -> None:
+async def test_a_decoupled_step_of_a_nested_ensemble_pauses_for_the_outer_ensemble() -> None:
     async with served(SPREAD, NESTED) as (kept, many):
         kept.gates["double"].close()
         client = Client(kept, "nested", 1)
@@ -519,7 +521,7 @@ async def test_a_step_of_a_nested_ensemble_waits_for_the_outer_one() -> None:
         assert await client.task == [4] * count
 
 
-async def test_who_overtakes_keeps_its_place_until_it_is_handed_out() -> None:
+async def test_answers_that_finish_out_of_order_count_toward_the_limit_until_delivered() -> None:
     async with overtaken() as (kept, many, first):
         client = Client(kept, "spread", 1)
         (asked,) = await many.holds(1)
@@ -533,7 +535,7 @@ async def test_who_overtakes_keeps_its_place_until_it_is_handed_out() -> None:
         assert await client.task == [SLOW + 1, *range(21, 21 + 2 * MOST)]
 
 
-async def test_answers_that_nobody_can_keep_end_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unread_answers_beyond_the_memory_limit_fail_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(branches, "MAX_UNREAD_BYTES", 100)
     async with served(SPREAD) as (kept, many):
         kept.gates["plus"].close()
@@ -548,7 +550,7 @@ async def test_answers_that_nobody_can_keep_end_the_request(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("values", [(), (10,), (10, 20)])
-async def test_who_wants_one_answer_gets_it_where_there_is_one(values: tuple[float, ...]) -> None:
+async def test_infer_returns_the_answer_if_there_is_exactly_one_and_fails_otherwise(values: tuple[float, ...]) -> None:
     async with served(SPREAD) as (kept, many):
         model = kept.engine.model("spread")
         asking = asyncio.create_task(kept.engine.infer(model, [np.ones((1, 4), np.float32)]))
@@ -564,7 +566,7 @@ async def test_who_wants_one_answer_gets_it_where_there_is_one(values: tuple[flo
             assert refused.value.message == f"in ensemble 'spread', {NOT_SINGLE_MESSAGE}"
 
 
-async def test_the_one_answer_may_lack_what_was_wanted() -> None:
+async def test_infer_marks_requested_outputs_that_the_only_answer_lacks() -> None:
     pair = ensemble_spec("pair", "in", "out more", step("pairs", "x=in", "y=out z=more"))
     async with served() as (kept, _):
         await kept.engine.load(replace(told_spec("pairs"), outputs=tensors("y", "z")))
@@ -581,7 +583,7 @@ async def test_the_one_answer_may_lack_what_was_wanted() -> None:
     assert outputs.mismatch == "in ensemble 'pair', the answer lacks the requested output 'more'"
 
 
-async def test_each_answer_has_the_whole_time_of_its_request_again() -> None:
+async def test_each_answer_starts_a_new_timeout_of_the_requests_full_length() -> None:
     hour_ns = 3_600_000_000_000
     async with served(SPREAD) as (kept, many):
         kept.gates["plus"].close()
@@ -621,7 +623,9 @@ async def test_each_answer_has_the_whole_time_of_its_request_again() -> None:
     ],
     ids=["the answer's and the request's", "answers of two steps", "in the ensemble's outputs"],
 )  # fmt: skip
-async def test_tensors_of_different_answers_never_meet(spec: ModelSpec, taker: str) -> None:
+async def test_a_step_that_combines_answers_of_different_decoupled_steps_is_rejected(
+    spec: ModelSpec, taker: str
+) -> None:
     async with served() as (kept, _):
         with pytest.raises(InferError) as refused:
             await kept.engine.load(spec)
@@ -631,13 +635,13 @@ async def test_tensors_of_different_answers_never_meet(spec: ModelSpec, taker: s
     assert refused.value.code is Code.INVALID
 
 
-async def test_it_says_that_it_gives_any_number_of_answers() -> None:
+async def test_an_ensemble_is_decoupled_if_any_of_its_steps_is_decoupled() -> None:
     plain = ensemble_spec("plain", "in", "out", step("plus", "x=in", "y=out"), decoupled=True)
     async with served(SPREAD, NESTED, plain) as (kept, _):
         assert [kept.engine.model(name).spec.decoupled for name in ("spread", "nested", "plain")] == [True, True, False]
 
 
-async def test_it_does_not_go_on_when_a_step_begins_to_give_any_number_of_answers() -> None:
+async def test_an_ensemble_must_be_reloaded_after_one_of_its_steps_becomes_decoupled() -> None:
     async with served(ensemble_spec("plain", "in", "out", step("plus", "x=in", "y=out"))) as (kept, _):
         ensemble = kept.engine.model("plain").ensemble
         assert ensemble is not None

@@ -1,4 +1,4 @@
-"""Together: what came out of one batch comes to the next step's model at once, or each for itself."""
+"""Bulk enqueue: requests that leave one batch enter the next step's queue together, or one by one."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def waiting(model: Model) -> tuple[int, int, int]:
     return model.scheduler.request_count, model.scheduler.rows, model.scheduler.nbytes
 
 
-def test_all_wait_in_their_order_as_those_that_came_one_by_one() -> None:
+def test_requests_enqueued_together_wait_in_the_same_order_as_requests_added_one_by_one() -> None:
     together, alone = model_of(), model_of()
     come = requests_of(together, 2, 1, 3)
     for request in requests_of(alone, 2, 1, 3):
@@ -74,7 +74,7 @@ def test_all_wait_in_their_order_as_those_that_came_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("room", [{"max_queue_rows": 5}, {"max_queue_requests": 2}, {"max_queue_bytes": 95}])
-def test_none_waits_where_there_is_no_room_for_all(room: dict[str, int]) -> None:
+def test_no_request_is_enqueued_if_the_queue_has_no_room_for_all(room: dict[str, int]) -> None:
     model = model_of(**room)
     come = requests_of(model, 2, 1, 3)
 
@@ -97,7 +97,7 @@ SAYS = [{"deadline_ns": 9}, {"target_ns": 9}, {"key": ((5,),)}]
 
 
 @pytest.mark.parametrize("policy", LOOKS, ids=_first)
-def test_each_comes_for_itself_where_the_model_looks_at_each(policy: dict[str, Any]) -> None:
+def test_requests_are_not_enqueued_together_if_the_policy_considers_each_one_separately(policy: dict[str, Any]) -> None:
     model = model_of(**policy)
 
     assert not enqueue_all(model, requests_of(model, 1, 1), NOW_NS)
@@ -107,7 +107,9 @@ def test_each_comes_for_itself_where_the_model_looks_at_each(policy: dict[str, A
 @pytest.mark.parametrize(
     "said", [{"deadline_ns": 9}, {"target_ns": 9}, {"key": ((5,),)}], ids=lambda said: next(iter(said))
 )
-def test_each_comes_for_itself_where_one_says_more_than_the_others(said: dict[str, Any]) -> None:
+def test_requests_with_different_deadlines_targets_or_keys_are_not_enqueued_together(
+    said: dict[str, Any],
+) -> None:
     model = model_of()
     come = requests_of(model, 1, 1, 1)
     for name, value in said.items():
@@ -117,7 +119,7 @@ def test_each_comes_for_itself_where_one_says_more_than_the_others(said: dict[st
     assert waiting(model) == (0, 0, 0)
 
 
-def test_one_alone_waits_like_many_and_none_at_all_does_not() -> None:
+def test_a_single_request_is_enqueued_and_an_empty_list_is_not() -> None:
     model = model_of()
 
     assert enqueue_all(model, requests_of(model, 1), NOW_NS)
@@ -126,7 +128,7 @@ def test_one_alone_waits_like_many_and_none_at_all_does_not() -> None:
 
 
 @given(st.lists(st.lists(st.integers(1, 4), min_size=2, max_size=6), max_size=8), st.integers(8, 40))
-def test_what_waits_never_passes_the_queue_s_room(groups: list[list[int]], room: int) -> None:
+def test_requests_enqueued_together_never_exceed_the_queues_limit(groups: list[list[int]], room: int) -> None:
     model = model_of(max_queue_rows=room)
     entered = 0
     for rows in groups:
@@ -139,7 +141,7 @@ def test_what_waits_never_passes_the_queue_s_room(groups: list[list[int]], room:
 
 @pytest.mark.anyio
 class TestThroughAnEnsemble:
-    """What the Engine and Ensembles make of it."""
+    """Bulk enqueue as used by the Engine and Ensembles."""
 
     async def _served(self, kept: House, **policy: Any) -> None:
         await kept.serve("first", up_by_one)
@@ -149,16 +151,16 @@ class TestThroughAnEnsemble:
         )
 
     async def _send_six(self, kept: House, name: str) -> None:
-        """Submit one alone, and five that leave the first step in one batch."""
+        """Submit one request alone, and five that leave the first step in one batch."""
         kept.gates["first"].close()
         kept.submit(name, 0)
         await kept.gates["first"].entered()
         for value in range(1, 6):
             kept.submit(name, value)
-        await asyncio.sleep(0)  # what has come in a turn goes to the first step at its end
+        await asyncio.sleep(0)  # requests of a turn go to the first step at its end
         kept.gates["first"].open()
 
-    async def test_the_second_step_of_a_batch_is_a_batch_too(self) -> None:
+    async def test_requests_that_leave_the_first_step_in_a_batch_form_a_batch_at_the_second(self) -> None:
         async with house() as kept:
             await self._served(kept)
             await self._send_six(kept, "pair")
@@ -169,7 +171,7 @@ class TestThroughAnEnsemble:
             assert (kept.runs("first"), kept.runs("second")) in (([1, 5], [1, 5]), ([1, 5], [6]))
             assert kept.at_rest()
 
-    async def test_where_the_queue_is_too_small_for_all_those_that_fit_are_served(self) -> None:
+    async def test_requests_that_fit_are_served_if_the_queue_is_too_small_for_all(self) -> None:
         async with house() as kept:
             await self._served(kept, max_queue_requests=3)
             await self._send_six(kept, "pair")
@@ -181,7 +183,7 @@ class TestThroughAnEnsemble:
             assert len(values_of(answered)) >= 3
             assert kept.at_rest()
 
-    async def test_a_request_that_one_model_has_refused_does_not_come_to_another(self) -> None:
+    async def test_a_request_that_one_step_rejected_is_not_run_by_another(self) -> None:
         async with house() as kept:
             await kept.serve("first", up_by_one_and_two, outputs="y z")
             await kept.serve("narrow", list, max_queue_requests=1)
@@ -205,7 +207,7 @@ class TestThroughAnEnsemble:
                 assert np.array_equal(low + 1, high)
             assert kept.at_rest()
 
-    async def test_what_came_in_one_turn_goes_to_the_first_step_together_and_has_waited_since_it_came(
+    async def test_requests_of_one_turn_enter_the_first_step_together_with_their_arrival_times(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         async with house() as kept:
@@ -226,7 +228,7 @@ class TestThroughAnEnsemble:
             assert [each.context.parent for each in come] == sent
             assert [(each.start_ns, each.enqueued_ns) for each in come] == [(each.enqueued_ns,) * 2 for each in sent]
 
-    async def test_sums_are_each_request_s_own_where_they_meet_on_different_ways(self) -> None:
+    async def test_statistics_of_requests_that_meet_in_a_batch_are_attributed_to_their_own_ensembles(self) -> None:
         async with house() as kept:
             await self._served(kept)
             await kept.engine.load(ensemble_spec("lone", "in", "out", step("second", "x=in", "y=out")))

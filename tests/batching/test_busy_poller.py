@@ -1,4 +1,4 @@
-"""Awake: when the loop looks for the next request before it sleeps, and for how long."""
+"""BusyPoller: when the loop polls for the next request before it sleeps, and for how long."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.batching.running.batch import Batch
 
 
 class Loop:
-    """Stands in for the event loop, and for the clock: each of its turns takes 10 us."""
+    """A fake event loop and clock: each turn takes 10 us."""
 
     def __init__(self) -> None:
         self.now_ns = 0
@@ -50,7 +50,7 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
 
 
 def looks_in_vain(one: BusyPoller, loop: Loop, requests: int) -> list[int]:
-    """Answer so many lone requests after which nobody comes; tell after which of them the loop looked."""
+    """Answer requests that no other follows. Returns: after which of them the loop polled."""
     looked = []
     for number in range(requests):
         one.start()
@@ -60,7 +60,7 @@ def looks_in_vain(one: BusyPoller, loop: Loop, requests: int) -> list[int]:
     return looked
 
 
-def test_it_looks_for_a_moment_and_then_the_loop_sleeps(loop: Loop) -> None:
+def test_the_loop_polls_for_a_moment_and_then_sleeps(loop: Loop) -> None:
     one = BusyPoller(cast(Any, loop))
     one.start()
 
@@ -69,7 +69,7 @@ def test_it_looks_for_a_moment_and_then_the_loop_sleeps(loop: Loop) -> None:
     assert not one.polling
 
 
-def test_after_looks_in_vain_it_looks_half_as_often_each_time_but_never_gives_up(loop: Loop) -> None:
+def test_after_each_unsuccessful_poll_the_loop_polls_half_as_often_down_to_a_minimum(loop: Loop) -> None:
     looked = looks_in_vain(BusyPoller(cast(Any, loop)), loop, 400)
 
     pauses = [after - before - 1 for before, after in pairwise(looked)]
@@ -77,9 +77,9 @@ def test_after_looks_in_vain_it_looks_half_as_often_each_time_but_never_gives_up
     assert set(pauses[6:]) == {MAX_SKIPPED}
 
 
-def test_once_somebody_has_come_in_time_it_looks_each_time_again(loop: Loop) -> None:
+def test_after_a_request_arrives_in_time_the_loop_polls_after_every_request_again(loop: Loop) -> None:
     one = BusyPoller(cast(Any, loop))
-    looks_in_vain(one, loop, 4)  # after the first and the third; the next two go by
+    looks_in_vain(one, loop, 4)  # it polls after the first and the third, and skips the next two
     one.start()
     one.start()
     assert one.polling
@@ -93,7 +93,7 @@ def test_once_somebody_has_come_in_time_it_looks_each_time_again(loop: Loop) -> 
         loop.turns_until_it_sleeps()
 
 
-def test_one_look_follows_another_without_a_second_chain_of_calls(loop: Loop) -> None:
+def test_consecutive_polls_do_not_start_a_second_chain_of_callbacks(loop: Loop) -> None:
     one = BusyPoller(cast(Any, loop))
     for _ in range(5):
         one.start()
@@ -104,14 +104,14 @@ def test_one_look_follows_another_without_a_second_chain_of_calls(loop: Loop) ->
     assert not one.polling or loop.soon
 
 
-def test_where_there_is_one_cpu_it_never_looks(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loop_never_polls_on_a_single_cpu(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(busy_poller, "usable_cpus", lambda: 1)
 
     assert looks_in_vain(BusyPoller(cast(Any, loop)), loop, 10) == []
 
 
 class Served:
-    """Stands in for a Model whose next batches hold so many requests."""
+    """A fake Model whose next batches have these numbers of requests."""
 
     def __init__(self, *batches: int) -> None:
         self.batches = list(batches)
@@ -129,7 +129,7 @@ class Served:
     [([1] * MIN_SINGLES, True), ([1] * (MIN_SINGLES - 1), False), ([1, 1, 1, 2, 1, 1, 1, 1, 1, 1, 1], False)],
     ids=["one by one", "too few to tell", "two together"],
 )
-def test_it_begins_when_requests_have_come_one_by_one(
+def test_polling_begins_after_enough_requests_have_arrived_one_by_one(
     loop: Loop, monkeypatch: pytest.MonkeyPatch, batches: list[int], looks: bool
 ) -> None:
     turns, model = Dispatcher(cast(Any, loop), lambda *_: None), cast(Any, Served(*batches))

@@ -1,4 +1,4 @@
-"""Cache and Keys: the budget, who is dropped first, and that no two requests share a key."""
+"""Cache and Keys: the budget, the eviction order, and that different requests have different keys."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def of(made: Keys, *arrays: Array | None, wanted: tuple[int, ...] = (0,)) -> byt
 
 
 def carried(datatype: str) -> Array:
-    """Two rows of three, as they are carried here: BF16 as its bits, and strings as bytes."""
+    """Two rows of three values in the internal representation: BF16 as its bits, and strings as bytes."""
     values = VALUES[datatype]
     if datatype == "BF16":
         return values.astype(ml_dtypes.bfloat16).view(np.uint16)
@@ -61,7 +61,7 @@ def carried(datatype: str) -> Array:
 
 
 class TestBudget:
-    def test_what_is_kept_is_found_again(self) -> None:
+    def test_an_inserted_answer_is_found_again(self) -> None:
         cache = Cache(ONE)
         assert cache.insert(key(1), number(1.5), set())
 
@@ -71,7 +71,7 @@ class TestBudget:
         assert [array.tolist() for array in answer] == [[1.5]]
         assert cache.used_bytes == ONE
 
-    def test_the_least_recently_used_goes_first(self) -> None:
+    def test_the_least_recently_used_entry_is_evicted_first(self) -> None:
         cache, owner = Cache(3 * ONE), set[bytes]()
         for value in (1, 2, 3):
             cache.insert(key(value), number(value), owner)
@@ -81,7 +81,7 @@ class TestBudget:
         assert [found(cache, value) for value in (1, 2, 3, 4)] == [True, False, True, True]
         assert owner == {key(1), key(3), key(4)}
 
-    def test_as_many_go_as_it_takes(self) -> None:
+    def test_as_many_entries_are_evicted_as_a_new_entry_needs(self) -> None:
         cache, owner = Cache(4 * ONE), set[bytes]()
         for value in (1, 2, 3, 4):
             cache.insert(key(value), number(value), owner)
@@ -89,7 +89,7 @@ class TestBudget:
 
         assert [found(cache, value) for value in (1, 2, 3, 4, 5)] == [False, False, False, True, True]
 
-    def test_what_does_not_fit_drops_nothing(self) -> None:
+    def test_an_answer_larger_than_the_cache_evicts_nothing(self) -> None:
         cache, owner = Cache(2 * ONE), set[bytes]()
         cache.insert(key(1), number(1), owner)
 
@@ -98,13 +98,13 @@ class TestBudget:
         assert owner == {key(1)}
 
     @pytest.mark.parametrize("output", [[{0: 1.0}], "text", None])
-    def test_what_is_no_tensor_is_not_kept(self, output: Any) -> None:
+    def test_an_output_that_is_not_a_tensor_is_not_cached(self, output: Any) -> None:
         cache = Cache(1 << 20)
 
         assert not cache.insert(key(1), [output], set())
         assert cache.used_bytes == 0
 
-    def test_the_same_key_again_takes_the_place_of_the_first(self) -> None:
+    def test_inserting_an_existing_key_replaces_its_entry(self) -> None:
         cache, owner = Cache(10 * ONE), set[bytes]()
         cache.insert(key(1), number(1), owner)
         cache.insert(key(1), number(2), owner)
@@ -115,7 +115,7 @@ class TestBudget:
         assert answer[0].tolist() == [2]
         assert (len(cache), cache.used_bytes, len(owner)) == (1, ONE, 1)
 
-    def test_what_one_model_has_is_forgotten_bit_by_bit(self) -> None:
+    def test_entries_of_one_model_are_removed_in_several_passes(self) -> None:
         cache, gone, other = Cache(100 * ONE), set[bytes](), set[bytes]()
         for value in range(10):
             cache.insert(key(value), number(value), gone)
@@ -136,7 +136,7 @@ class TestBudget:
             st.tuples(st.sampled_from(["keep", "find", "forget"]), st.integers(0, 12), st.integers(0, 3000))
         ),
     )
-    def test_the_bytes_never_exceed_the_budget(self, size: int, steps: list[tuple[str, int, int]]) -> None:
+    def test_cached_bytes_never_exceed_the_budget(self, size: int, steps: list[tuple[str, int, int]]) -> None:
         cache, owners = Cache(size), (set[bytes](), set[bytes]())
         model: dict[int, tuple[int, int]] = {}
         for what, value, nbytes in steps:
@@ -163,7 +163,7 @@ class TestBudget:
 
     @pytest.mark.parametrize("outputs", [1, 3])
     @pytest.mark.parametrize("text", [False, True])
-    def test_an_entry_is_counted_with_all_it_takes(self, outputs: int, *, text: bool) -> None:
+    def test_an_entry_is_charged_for_all_memory_that_it_takes(self, outputs: int, *, text: bool) -> None:
         count, cache, owner = 3000, Cache(1 << 40), set[bytes]()
         gc.collect()
         tracemalloc.start()
@@ -179,11 +179,11 @@ class TestBudget:
             tracemalloc.stop()
 
         assert taken <= cache.used_bytes
-        assert cache.used_bytes <= 2.5 * taken  # and not wildly more
+        assert cache.used_bytes <= 2.5 * taken  # and not much more
 
 
 class TestOwnership:
-    def test_what_was_kept_does_not_change_with_what_it_was_made_from(self) -> None:
+    def test_a_cached_answer_does_not_change_with_the_batch_it_was_copied_from(self) -> None:
         cache, batch = Cache(1 << 20), np.arange(8, dtype=np.float32)
         cache.insert(key(1), [batch[2:4]], set())
         batch[:] = -1
@@ -193,7 +193,7 @@ class TestOwnership:
         assert answer is not None
         assert answer[0].tolist() == [2, 3]
 
-    def test_who_writes_into_an_answer_changes_no_other(self) -> None:
+    def test_writing_into_a_returned_answer_does_not_change_the_cached_one(self) -> None:
         cache = Cache(1 << 20)
         cache.insert(key(1), [np.array([b"a"], np.object_), np.zeros(1)], set())
         first = cache.find(key(1))
@@ -205,7 +205,7 @@ class TestOwnership:
         assert again is not None
         assert (again[0].tolist(), again[1].tolist()) == ([b"a"], [0])
 
-    def test_a_slice_does_not_keep_the_batch(self) -> None:
+    def test_caching_a_slice_does_not_keep_the_whole_batch_in_memory(self) -> None:
         cache = Cache(1 << 20)
         cache.insert(key(1), [np.zeros((1000, 10))[3:4]], set())
 
@@ -223,21 +223,21 @@ class TestKeys:
         assert len(of(made, array)) == 32
 
     @pytest.mark.parametrize("datatype", NUMBERS)
-    def test_one_bit_makes_another_key(self, datatype: str) -> None:
+    def test_a_single_flipped_bit_changes_the_key(self, datatype: str) -> None:
         made, array = keys(datatype), np.ascontiguousarray(carried(datatype))
         seen = {of(made, array)}
         raw = np.frombuffer(array.tobytes(), np.uint8)
         bits = raw.size * 8 if datatype != "BOOL" else raw.size
         for bit in range(bits):
             flipped = raw.copy()
-            # of a BOOL one bit counts
+            # only one bit of a BOOL counts
             where, mask = (bit, 1) if datatype == "BOOL" else (bit // 8, 1 << bit % 8)
             flipped[where] ^= mask
             seen.add(of(made, flipped.view(array.dtype).reshape(array.shape)))
 
         assert len(seen) == bits + 1
 
-    def test_what_only_looks_equal_has_keys_of_its_own(self) -> None:
+    def test_values_that_compare_equal_but_differ_in_bits_have_different_keys(self) -> None:
         made = keys("FP32")
         nans = np.array([0x7FC00000, 0x7FC00001, 0xFFC00000], np.uint32).view(np.float32)
 
@@ -259,19 +259,19 @@ class TestKeys:
 
         assert (of(made, arrays[0]) == of(made, arrays[1])) == (first == second)
 
-    def test_a_text_and_its_bytes_are_the_same_string(self) -> None:
+    def test_a_string_and_its_utf8_bytes_have_the_same_key(self) -> None:
         made = keys("BYTES")
 
         assert of(made, np.array([["ä"]], np.object_)) == of(made, np.array([["ä".encode()]], np.object_))
 
-    def test_bytes_do_not_slip_from_one_input_to_the_next(self) -> None:
+    def test_bytes_moved_from_one_input_to_the_next_change_the_key(self) -> None:
         made = keys("BYTES", "BYTES")
         a, b = (np.array([[text]], np.object_) for text in (b"ab", b"c"))
         c, d = (np.array([[text]], np.object_) for text in (b"a", b"bc"))
 
         assert of(made, a, b) != of(made, c, d)
 
-    def test_shape_rows_and_absence_count(self) -> None:
+    def test_shape_rows_and_absent_inputs_are_part_of_the_key(self) -> None:
         made, six = keys("FP32", "FP32"), np.zeros(6, np.float32)
         seen = {
             of(made, *arrays)
@@ -284,12 +284,12 @@ class TestKeys:
 
         assert len(seen) == 7
 
-    def test_the_wanted_outputs_and_their_order_count(self) -> None:
+    def test_the_requested_outputs_and_their_order_are_part_of_the_key(self) -> None:
         made, one = keys("FP32"), np.zeros((1, 1), np.float32)
 
         assert len({of(made, one, wanted=wanted) for wanted in ((0,), (1,), (0, 1), (1, 0))}) == 4
 
-    def test_name_version_load_and_signature_count(self) -> None:
+    def test_model_name_version_load_and_signature_are_part_of_the_key(self) -> None:
         cache, one = Cache(1), np.zeros((1, 1), np.float32)
         seen = {
             made.key_for([one], (0,))
@@ -303,21 +303,21 @@ class TestKeys:
 
         assert len(seen) == 7
 
-    def test_a_version_and_a_load_do_not_slip_into_each_other(self) -> None:
+    def test_version_11_of_load_1_and_version_1_of_load_11_have_different_keys(self) -> None:
         cache, x = Cache(1), np.zeros((1, 1), np.float32)
         made = [cache.make_keys("m", "11" if load == 1 else "1", signature("FP32")) for load in range(12)]
 
         assert made[1].key_for([x], (0,)) != made[11].key_for([x], (0,))
 
     @pytest.mark.parametrize("columns", [4, 400])
-    def test_how_an_array_lies_in_memory_does_not_count(self, columns: int) -> None:
+    def test_the_memory_layout_of_an_array_does_not_change_its_key(self, columns: int) -> None:
         made, array = keys("FP32"), np.arange(3 * columns, dtype=np.float32).reshape(3, columns)
 
         assert of(made, array) == of(made, np.asfortranarray(array))
         assert of(made, array[:, ::2]) == of(made, array[:, ::2].copy())
         assert of(made, array) != of(made, np.ascontiguousarray(array[::-1]))
 
-    def test_heads_that_are_remembered_are_bounded_and_change_nothing(self) -> None:
+    def test_remembered_key_prefixes_are_bounded_and_do_not_change_keys(self) -> None:
         made = keys("UINT8")
         first = of(made, np.zeros((1, 0), np.uint8))
         for size in range(1, 600):
@@ -327,6 +327,6 @@ class TestKeys:
         assert of(made, np.zeros((1, 0), np.uint8)) == first
 
 
-def test_the_size_of_strings_is_that_of_the_strings() -> None:
+def test_array_bytes_of_strings_includes_the_contents_of_the_strings() -> None:
     assert array_bytes(np.array([b"x" * 10_000], np.object_)) > 10_000 + ARRAY_BYTES
     assert array_bytes(np.zeros((), np.float32)) == ARRAY_BYTES + 4

@@ -19,7 +19,7 @@ def asked(start_us: int = 0, queue_us: int = 0) -> InferRequest:
     return request
 
 
-def test_a_hit_succeeds_and_was_queued_and_has_run_nowhere() -> None:
+def test_a_cache_hit_counts_as_success_with_queue_time_and_without_execution() -> None:
     statistics = ModelStatistics()
     statistics.record_hit(asked(10, 20), 25 * US, 40 * US)
     counted = statistics.snapshot()
@@ -35,7 +35,7 @@ def test_a_hit_succeeds_and_was_queued_and_has_run_nowhere() -> None:
     assert (counted.total_histogram.count, counted.queue_histogram.count) == (1, 1)
 
 
-def test_a_miss_is_its_lookup_and_its_insertion_and_no_success_of_its_own() -> None:
+def test_a_cache_miss_counts_its_lookup_and_insertion_and_no_success() -> None:
     statistics = ModelStatistics()
     statistics.record_miss(3 * US, 4 * US, 100 * US)
     counted = statistics.snapshot()
@@ -45,7 +45,7 @@ def test_a_miss_is_its_lookup_and_its_insertion_and_no_success_of_its_own() -> N
 
 
 @given(hits=st.integers(0, 2500), misses=st.integers(0, 2500))
-def test_what_ran_is_what_succeeded_less_what_was_found(hits: int, misses: int) -> None:
+def test_executions_equal_successes_minus_cache_hits(hits: int, misses: int) -> None:
     statistics = ModelStatistics()
     request = asked(1, 2)
     for _ in range(hits):
@@ -65,7 +65,7 @@ def _ran(request: InferRequest) -> Batch:
     return Batch([request], 1, request.key, 5 * US)
 
 
-def test_summaries_have_hits_and_misses_of_their_own() -> None:
+def test_latency_summaries_include_cache_hits_and_misses() -> None:
     statistics = ModelStatistics()
     found = statistics.summaries([0.5], 1024, 0)
     assert found == {name: [None] for name in (*LATENCIES, *CACHE_LATENCIES)}

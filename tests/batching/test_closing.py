@@ -1,4 +1,4 @@
-"""Closing: a model whose device hangs is given up in time, and freed when the device answers after all."""
+"""Closing: closing a model whose device hangs times out, and the model is freed when the device responds after all."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def same(inputs: list[Any]) -> list[Any]:
     return inputs
 
 
-def test_a_kernel_that_hangs_holds_up_nobody_who_closes_the_model(caplog: pytest.LogCaptureFixture) -> None:
+def test_closing_a_model_does_not_block_on_a_kernel_that_hangs(caplog: pytest.LogCaptureFixture) -> None:
     stream = Stream(ROWS, same, held=True)
     with opened(stream) as house:
         house.put(1)
@@ -39,7 +39,7 @@ def test_a_kernel_that_hangs_holds_up_nobody_who_closes_the_model(caplog: pytest
         assert stream.closed
 
 
-def test_a_device_that_does_not_take_its_memory_back_holds_up_nobody_either() -> None:
+def test_closing_a_model_does_not_block_on_a_device_that_hangs_while_freeing_memory() -> None:
     answers = threading.Event()
 
     class Hanging(Stream):
@@ -55,7 +55,7 @@ def test_a_device_that_does_not_take_its_memory_back_holds_up_nobody_either() ->
         answers.set()
 
 
-def test_a_device_is_waited_for_here_where_no_thread_is_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_free_thread_closing_waits_for_a_gpu_on_the_calling_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     where: list[str] = []
     no_more_threads(monkeypatch)
     closing.end_with_timeout("m", ["cuda:0"], lambda: where.append(threading.current_thread().name))
@@ -63,7 +63,7 @@ def test_a_device_is_waited_for_here_where_no_thread_is_to_be_had(monkeypatch: p
     assert where == [threading.current_thread().name]
 
 
-def test_a_cpu_is_waited_for_on_the_thread_that_closes() -> None:
+def test_a_cpu_is_closed_on_the_calling_thread_and_a_gpu_on_its_own_thread() -> None:
     where: list[str] = []
     for devices in ([], ["cpu", "cpu"], ["cpu", "cuda:0"]):
         closing.end_with_timeout("m", devices, lambda: where.append(threading.current_thread().name))

@@ -47,26 +47,26 @@ class TestWithoutDeclaration:
         assert done.signature == Signature((X,), (Y,), batched=True)
         assert done.policy.max_batch_rows == DEFAULT_MAX_BATCH_ROWS
 
-    def test_the_default_is_the_servers(self) -> None:
+    def test_the_default_batch_size_is_the_servers(self) -> None:
         assert complete(spec(default_max_batch_rows=7), Signature((X,), (Y,))).policy.max_batch_rows == 7
 
-    def test_a_stated_size_is_kept(self) -> None:
+    def test_a_configured_batch_size_is_kept(self) -> None:
         assert complete(spec(rows=5), Signature((X,), (Y,))).policy.max_batch_rows == 5
 
     @pytest.mark.parametrize("shape", [(1, 3), (3,), ()])
-    def test_one_output_with_a_fixed_first_axis_makes_a_model_without_rows(self, shape: tuple[int, ...]) -> None:
+    def test_one_output_with_a_fixed_first_axis_makes_a_model_unbatched(self, shape: tuple[int, ...]) -> None:
         done = complete(spec(), Signature((X,), (replace(Y, shape=shape),)))
 
         assert done.signature is not None
         assert not done.signature.batched
         assert done.policy.max_batch_rows == 0
 
-    def test_zero_switches_batching_off(self) -> None:
+    def test_a_batch_size_of_zero_disables_batching(self) -> None:
         done = complete(spec(rows=0), Signature((X,), (Y,)))
 
         assert done.signature == Signature((X,), (Y,), batched=False)
 
-    def test_a_scalar_becomes_one_element(self) -> None:
+    def test_a_scalar_input_becomes_one_element(self) -> None:
         done = complete(spec(), Signature((replace(X, shape=()),), (Y,)))
 
         assert done.signature is not None
@@ -75,29 +75,29 @@ class TestWithoutDeclaration:
     def test_a_model_without_inputs_has_no_rows(self) -> None:
         assert complete(spec(), Signature((), (Y,))).policy.max_batch_rows == 0
 
-    def test_a_zipmap_output_stays_for_hooks_and_is_cut_by_rows(self) -> None:
+    def test_a_zipmap_output_is_kept_for_hooks_and_split_by_rows(self) -> None:
         done = complete(spec(), Signature((X,), (Y, ZIPMAP)))
 
         assert done.signature == Signature((X,), (Y, ZIPMAP), batched=True)
 
-    def test_a_sequence_of_tensors_cannot_be_cut_by_rows(self) -> None:
+    def test_a_model_with_a_sequence_of_tensors_as_output_is_unbatched(self) -> None:
         sequence = TensorSpec("s", "seq(tensor(float))", ())
 
         assert complete(spec(), Signature((X,), (Y, sequence))).policy.max_batch_rows == 0
 
-    def test_an_input_the_graph_can_do_without_is_left_out(self) -> None:
+    def test_an_optional_input_of_the_graph_is_left_out(self) -> None:
         weight = TensorSpec("w", "FP32", (4, 3), optional=True)
 
         assert complete(spec(), Signature((X, weight), (Y,))).signature == Signature((X,), (Y,), batched=True)
 
-    def test_a_stated_size_on_a_model_without_rows_is_refused(self) -> None:
+    def test_a_batch_size_for_a_model_without_rows_is_refused(self) -> None:
         text = "autofill failed for model 'm': model does not support batching while non-zero max_batch_size"
 
         assert refusal(spec(rows=8), Signature((X,), (replace(Y, shape=(1, 3)),))) == (
             f"{text} is specified: 'y' is FP32 [1,3]"
         )
 
-    def test_a_preferred_size_above_the_largest_is_refused(self) -> None:
+    def test_a_preferred_size_above_the_maximum_batch_size_is_refused(self) -> None:
         said = spec(rows=4, preferred_rows=(2, 8))
 
         assert refusal(said, Signature((X,), (Y,))) == "dynamic batching preferred size must be <= max batch size for m"
@@ -106,12 +106,12 @@ class TestWithoutDeclaration:
 class TestWithDeclaration:
     graph = Signature((X,), (Y,))
 
-    def test_dims_leave_the_row_axis_out_when_a_size_is_stated(self) -> None:
+    def test_dims_leave_out_the_row_axis_when_a_batch_size_is_configured(self) -> None:
         done = complete(spec((replace(X, shape=(4,)),), (replace(Y, shape=(3,)),), 8), self.graph)
 
         assert done.signature == Signature((X,), (Y,), batched=True)
 
-    def test_dims_hold_every_axis_when_none_is_stated(self) -> None:
+    def test_dims_include_every_axis_when_no_batch_size_is_configured(self) -> None:
         done = complete(spec((X,), (Y,)), self.graph)
 
         assert done.signature == Signature((X,), (Y,), batched=False)
@@ -122,28 +122,28 @@ class TestWithDeclaration:
 
         assert done.signature == Signature((X,), (Y,), batched=True)
 
-    def test_inputs_alone_are_merged_with_the_models_outputs(self) -> None:
+    def test_declared_inputs_are_completed_with_the_models_outputs(self) -> None:
         done = complete(spec((replace(X, shape=(4,)),)), self.graph)
 
         assert done.signature == Signature((X,), (Y,), batched=True)
         assert done.policy.max_batch_rows == DEFAULT_MAX_BATCH_ROWS
 
-    def test_inputs_alone_with_the_row_axis_written_out_are_not_batched(self) -> None:
+    def test_declared_inputs_that_include_the_row_axis_make_a_model_unbatched(self) -> None:
         assert complete(spec((X,)), self.graph).signature == Signature((X,), (Y,), batched=False)
 
-    def test_outputs_alone_choose_what_is_served(self) -> None:
+    def test_declared_outputs_select_which_outputs_are_served(self) -> None:
         graph = Signature((X,), (Y, replace(Y, name="z"), ZIPMAP))
         done = complete(spec(outputs=(replace(Y, name="z", shape=(3,)),)), graph)
 
         assert done.signature == Signature((X,), (replace(Y, name="z"), ZIPMAP), batched=True)
 
-    def test_the_models_order_is_kept(self) -> None:
+    def test_the_models_order_of_tensors_is_kept(self) -> None:
         second = replace(X, name="a")
         graph = Signature((X, second), (Y,))
 
         assert complete(spec((second, X), (Y,)), graph).signature == Signature((X, second), (Y,))
 
-    def test_an_output_of_unknown_rank_is_as_declared(self) -> None:
+    def test_an_output_of_unknown_rank_has_its_declared_shape(self) -> None:
         graph = Signature((X,), (replace(Y, shape=()),))
         done = complete(spec((replace(X, shape=(4,)),), (replace(Y, shape=(3,)),), 8), graph)
 
@@ -231,7 +231,7 @@ class TestWithDeclaration:
             said, Signature((X, weight), (Y,))
         )
 
-    def test_an_output_that_is_no_tensor_cannot_be_declared(self) -> None:
+    def test_an_output_that_is_not_a_tensor_cannot_be_declared(self) -> None:
         said = spec((X,), (replace(Y, name="p"),))
 
         assert "remove it from the configuration" in refusal(said, Signature((X,), (Y, ZIPMAP)))
@@ -269,7 +269,7 @@ def test_every_graph_is_completed_and_declaring_the_result_changes_nothing(graph
 
 @settings(max_examples=60, deadline=None)
 @given(GRAPHS, TENSORS, TENSORS, st.sampled_from([None, 0, 1, 8]))
-def test_any_declaration_is_completed_or_refused_and_what_is_completed_fits_the_graph(
+def test_a_declaration_is_refused_or_completed_to_a_signature_that_fits_the_graph(
     graph: Signature, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], rows: int | None
 ) -> None:
     try:
@@ -287,7 +287,7 @@ def test_any_declaration_is_completed_or_refused_and_what_is_completed_fits_the_
 class TestAllowedSizes:
     GRAPH = Signature((X,), (Y,))
 
-    def test_the_largest_is_the_most_rows_of_a_batch(self) -> None:
+    def test_the_largest_allowed_size_is_the_maximum_batch_size(self) -> None:
         assert complete(spec(allowed_rows=(1, 4, 48)), self.GRAPH).policy.max_batch_rows == 48
         assert complete(spec(allowed_rows=(1, 4, 200)), self.GRAPH).policy.max_batch_rows == 200
         assert complete(spec(rows=64, allowed_rows=(8, 32)), self.GRAPH).policy.max_batch_rows == 32
@@ -301,19 +301,21 @@ class TestAllowedSizes:
             ((0, 4), "[0,4] must be positive and ascending"),
         ],
     )
-    def test_nonsense_is_refused(self, allowed: tuple[int, ...], text: str) -> None:
+    def test_allowed_sizes_too_large_or_not_positive_and_ascending_are_refused(
+        self, allowed: tuple[int, ...], text: str
+    ) -> None:
         assert refusal(spec(rows=8, allowed_rows=allowed), self.GRAPH) == f"model 'm', batching.allowed_sizes: {text}"
 
-    def test_a_model_without_rows_has_no_sizes(self) -> None:
+    def test_allowed_sizes_are_refused_for_a_model_without_rows(self) -> None:
         text = "model 'm', batching.allowed_sizes: the model has no batch axis"
         assert refusal(spec(rows=0, allowed_rows=(1,)), self.GRAPH) == text
 
-    def test_a_preferred_size_must_be_possible_still(self) -> None:
+    def test_a_preferred_size_above_the_largest_allowed_size_is_refused(self) -> None:
         text = "dynamic batching preferred size must be <= max batch size for m"
         assert refusal(spec(rows=64, preferred_rows=(16,), allowed_rows=(1, 8)), self.GRAPH) == text
 
 
-def test_names_of_axes_survive_what_a_configuration_declares() -> None:
+def test_axis_names_of_the_graph_survive_declared_dims() -> None:
     named = TensorSpec("x", "FP32", (-1, -1), axes=("N", "L"))
     said = spec(inputs=(TensorSpec("x", "FP32", (-1,)),), outputs=(TensorSpec("y", "FP32", (3,)),), rows=4)
 

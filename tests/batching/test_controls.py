@@ -1,4 +1,4 @@
-"""Controls and states: what a run is given of its sequences, and what it leaves with them."""
+"""Controls and states: the inputs that tell a run about its sequences, and the states that it leaves."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def batch_of(*said: InSequence, places: list[int] | None = None) -> Batch:
 
 
 def filled(control: Control, batch: Batch, rows: int, dtype: object = np.int32) -> list[object]:
-    """Fill a buffer of garbage, of one column."""
+    """Fill a buffer of one column that holds garbage."""
     made = ControlInput(control, TensorSpec(control.name, control.datatype, (-1, 1)))
     buffer: Array = np.full(made.shape(batch, rows), 99, dtype)
     made.fill(buffer, batch)
@@ -51,13 +51,15 @@ def filled(control: Control, batch: Batch, rows: int, dtype: object = np.int32) 
 
 class TestControls:
     @pytest.mark.parametrize(("control", "wanted"), [(START, [7, -1, -1]), (END, [-1, -1, 7]), (READY, [7, 7, 7])])
-    def test_a_row_is_told_what_its_request_is(self, control: Control, wanted: list[int]) -> None:
+    def test_start_end_and_ready_controls_are_set_per_row_from_its_request(
+        self, control: Control, wanted: list[int]
+    ) -> None:
         batch = batch_of(InSequence(1, True), InSequence(2), InSequence(3, False, True))
 
         assert filled(control, batch, 3) == wanted
 
     @pytest.mark.parametrize(("control", "wanted"), [(START, [-1, 7, -1, 7]), (READY, [-1, 7, -1, 7])])
-    def test_a_row_between_is_not_ready(self, control: Control, wanted: list[int]) -> None:
+    def test_a_row_between_used_slots_is_not_ready(self, control: Control, wanted: list[int]) -> None:
         batch = batch_of(InSequence(1, True), InSequence(2, True), places=[1, 3])
 
         assert filled(control, batch, 4) == wanted
@@ -72,7 +74,7 @@ class TestControls:
             ("BYTES", object, "é", "é".encode()),
         ],
     )
-    def test_an_id_is_told_as_the_model_takes_it(
+    def test_the_correlation_id_control_is_converted_to_the_models_datatype(
         self, datatype: str, dtype: object, identity: int | str, told: object
     ) -> None:
         batch = batch_of(InSequence(identity), places=[1])
@@ -80,7 +82,9 @@ class TestControls:
         assert filled(Control("c", "corrid", datatype), batch, 2, dtype) == [b"" if dtype is object else 0, told]
 
     @pytest.mark.parametrize(("shape", "wanted"), [((-1,), (3,)), ((-1, 1), (3, 1)), ((1,), (1,))])
-    def test_a_control_has_the_models_shape(self, shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+    def test_a_control_has_the_shape_that_the_model_declares(
+        self, shape: tuple[int, ...], wanted: tuple[int, ...]
+    ) -> None:
         assert ControlInput(START, TensorSpec("s", "INT32", shape)).shape(batch_of(InSequence(1)), 3) == wanted
 
 
@@ -96,7 +100,7 @@ def fill(made: StateInput, batch: Batch, rows: int) -> object:
 
 
 class TestStates:
-    def test_what_came_out_goes_in(self) -> None:
+    def test_the_state_output_by_one_run_is_the_input_of_the_next(self) -> None:
         batch = batch_of(InSequence(1), InSequence(2), places=[0, 2])
         made, kept = StateInput(MEMORY, ROWS_OF_TWO), StateOutputs((MEMORY,), (ROWS_OF_TWO,))
         assert fill(made, batch, 3) == [[0, 0]] * 3
@@ -106,21 +110,21 @@ class TestStates:
         assert states_of(batch) == [[1, 2], [5, 6]]
         assert fill(made, batch, 3) == [[1, 2], [0, 0], [5, 6]]
 
-    def test_a_sequence_that_begins_has_none(self) -> None:
+    def test_a_starting_sequence_has_no_previous_state(self) -> None:
         batch = batch_of(InSequence(1, True))
         batch.requests[0].active_sequence.states["out"] = np.ones(2, np.float32)
 
         assert fill(StateInput(MEMORY, ROWS_OF_TWO), batch, 1) == [[0, 0]]
         assert not batch.requests[0].active_sequence.states
 
-    def test_a_sequence_keeps_its_row_alone_alive(self) -> None:
+    def test_a_stored_state_does_not_keep_the_whole_batch_in_memory(self) -> None:
         batch = batch_of(InSequence(1), InSequence(2))
         StateOutputs((MEMORY,), (ROWS_OF_TWO,)).store(batch, [np.zeros((2, 2), np.float32)])
 
         assert all(request.active_sequence.states["out"].base is None for request in batch.requests)
 
     @pytest.mark.parametrize("dims", [(1, 2), (2,)])
-    def test_what_a_hook_writes_in_its_prediction_is_no_state(self, dims: tuple[int, ...]) -> None:
+    def test_writing_into_an_output_does_not_change_the_stored_state(self, dims: tuple[int, ...]) -> None:
         batch, output = batch_of(InSequence(1)), np.zeros(dims, np.float32)
         spec = TensorSpec("in", "FP32", (-1, 2) if len(dims) == 2 else dims)
         StateOutputs((MEMORY,), (spec,), {"out"}).store(batch, [output])
@@ -128,7 +132,7 @@ class TestStates:
 
         assert states_of(batch) == [[0, 0]]
 
-    def test_too_few_rows_are_an_error_and_change_nothing(self) -> None:
+    def test_too_few_state_rows_are_an_error_and_store_nothing(self) -> None:
         batch = batch_of(InSequence(1), InSequence(2))
 
         with pytest.raises(InferError, match="state 'out' has 1 rows for a batch of 2") as caught:
@@ -136,21 +140,21 @@ class TestStates:
         assert caught.value.code is Code.INTERNAL
         assert not batch.requests[0].active_sequence.states
 
-    def test_a_model_without_rows_has_one_state(self) -> None:
+    def test_a_model_without_rows_has_a_single_state(self) -> None:
         batch = batch_of(InSequence(1))
         spec = TensorSpec("in", "FP32", (2,))
         StateOutputs((MEMORY,), (spec,)).store(batch, [np.array([1, 2], np.float32)])
 
         assert fill(StateInput(MEMORY, spec), batch, 1) == [1, 2]
 
-    def test_a_free_axis_begins_as_one_unless_it_is_said(self) -> None:
+    def test_a_free_axis_of_an_initial_state_is_one_unless_configured(self) -> None:
         free, spec = replace(MEMORY, shape=(-1,)), TensorSpec("in", "FP32", (-1, -1))
         batch = batch_of(InSequence(1))
 
         assert fill(StateInput(free, spec), batch, 1) == [[0]]
         assert fill(StateInput(replace(free, initial_shape=(3,)), spec), batch, 1) == [[0, 0, 0]]
 
-    def test_a_file_says_how_it_begins(self, tmp_path: Path) -> None:
+    def test_an_initial_state_is_read_from_its_file(self, tmp_path: Path) -> None:
         (tmp_path / "f").write_bytes(np.array([4, 5, 6], np.float32).tobytes())
         begun = replace(MEMORY, initial=tmp_path / "f", initial_shape=(2,))
 
@@ -158,7 +162,7 @@ class TestStates:
         with pytest.raises(InferError, match=r"initial_state setting expects 16 bytes, .* from f only has 12 bytes\."):
             StateInput(replace(begun, shape=(4,), initial_shape=(4,)), ROWS_OF_TWO)
 
-    def test_whatever_byte_of_a_file_is_not_0_is_true(self, tmp_path: Path) -> None:
+    def test_any_nonzero_byte_of_an_initial_state_file_is_true(self, tmp_path: Path) -> None:
         (tmp_path / "f").write_bytes(b"\x02\x00")
         begun = replace(MEMORY, datatype="BOOL", initial=tmp_path / "f")
         state = StateInput(begun, TensorSpec("in", "BOOL", (-1, 2)))
@@ -167,7 +171,7 @@ class TestStates:
 
         assert buffer.view(np.uint8).tolist() == [[1, 0]]
 
-    def test_strings_begin_empty_or_as_their_file_says(self, tmp_path: Path) -> None:
+    def test_initial_string_states_are_empty_or_read_from_their_file(self, tmp_path: Path) -> None:
         text, spec = replace(MEMORY, datatype="BYTES"), TensorSpec("in", "BYTES", (-1, 2))
         batch = batch_of(InSequence(1))
         assert fill(StateInput(text, spec), batch, 1) == [[b"", b""]]
@@ -197,7 +201,7 @@ def check(
 
 
 class TestChecks:
-    def test_what_fits_passes(self) -> None:
+    def test_controls_and_states_that_match_the_model_are_accepted(self) -> None:
         check((START,), (MEMORY,))
         check((), (replace(MEMORY, shape=(-1,)),))
         whole = Signature((TensorSpec("start", "INT32", (1,)),), ())
@@ -222,7 +226,7 @@ class TestChecks:
             ((), (replace(MEMORY, shape=(3,)),), r"\[-1,2\] but the model configuration specifies shape \[-1,3\]"),
         ],
     )  # fmt: skip
-    def test_what_the_model_has_not_is_refused(
+    def test_controls_and_states_that_do_not_match_the_model_are_refused(
         self, controls: tuple[Control, ...], states: tuple[State, ...], text: str
     ) -> None:
         with pytest.raises(InferError, match=text) as caught:
@@ -249,6 +253,8 @@ class TestChecks:
             ),
         ],
     )
-    def test_what_does_not_go_with_sequences_is_refused(self, members: dict[str, object], text: str) -> None:
+    def test_options_that_cannot_be_combined_with_sequences_are_refused(
+        self, members: dict[str, object], text: str
+    ) -> None:
         with pytest.raises(InferError, match=text):
             check((START,), **members)  # type: ignore[arg-type]

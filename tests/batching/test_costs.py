@@ -14,7 +14,7 @@ from penstock.batching.scheduling.curve import MAX_REVIEW_RUNS, REVIEW_NS, TIE_F
 KEY: Key = ((4,),)
 OTHER: Key = ((5,),)
 
-# As long for 16 rows as for one; from there on, nothing is gained by more.
+# 16 rows take as long as one; larger batches gain nothing.
 MEASURED = {1: 1000, 2: 1000, 4: 1000, 8: 1000, 16: 1000, 32: 2000, 64: 4000}
 
 
@@ -26,7 +26,7 @@ def measured(points: dict[int, int], key: Key = KEY) -> CostModel:
     return costs
 
 
-def test_of_a_key_that_never_ran_nothing_is_known() -> None:
+def test_a_key_that_never_ran_has_no_prediction_and_no_knee() -> None:
     costs = measured(MEASURED)
 
     assert costs.predict_ns(OTHER, 1) is None
@@ -37,21 +37,21 @@ def test_the_knee_is_where_time_per_row_stops_falling() -> None:
     assert measured(MEASURED).knee_rows(KEY) == 16
 
 
-def test_where_time_per_row_never_falls_the_knee_is_one_row() -> None:
+def test_the_knee_is_one_row_if_time_per_row_never_falls() -> None:
     assert measured({1: 100, 2: 200, 4: 400}).knee_rows(KEY) == 1
 
 
-def test_where_time_per_row_always_falls_the_knee_is_the_biggest_batch() -> None:
+def test_the_knee_is_the_largest_batch_if_time_per_row_always_falls() -> None:
     assert measured(dict.fromkeys((1, 2, 4, 8), 100)).knee_rows(KEY) == 8
 
 
-def test_the_most_is_where_time_per_row_begins_to_rise() -> None:
+def test_efficient_rows_is_where_time_per_row_begins_to_rise() -> None:
     costs = measured({1: 100, 2: 150, 4: 300, 8: 600, 16: 1300, 32: 2800})
 
     assert (costs.knee_rows(KEY), costs.efficient_rows(KEY)) == (1, 16)
 
 
-def test_half_of_what_runs_is_untried_until_a_size_near_it_has_run_often_enough() -> None:
+def test_half_the_current_size_is_untried_until_a_nearby_size_has_run_often_enough() -> None:
     costs = measured({64: 100})
     assert [costs.untried_rows(KEY, rows) for rows in (1, 2, 64)] == [0, 1, 32]
     for run in range(TRUSTED_AFTER_RUNS):
@@ -61,7 +61,7 @@ def test_half_of_what_runs_is_untried_until_a_size_near_it_has_run_often_enough(
     assert costs.untried_rows(OTHER, 64) == 0
 
 
-def test_a_size_that_was_tried_is_not_untried_again_when_the_pace_of_the_device_changes() -> None:
+def test_a_tried_size_stays_tried_when_the_devices_pace_changes() -> None:
     costs = measured({16: 30, 64: 100})
     for run in range(40):
         costs.observe(KEY, 64, 100 if run < 20 else 500, (run + 1) * REVIEW_NS)
@@ -70,7 +70,7 @@ def test_a_size_that_was_tried_is_not_untried_again_when_the_pace_of_the_device_
     assert costs.untried_rows(KEY, 32) == 0
 
 
-def test_no_size_is_untried_that_is_not_allowed() -> None:
+def test_only_allowed_sizes_are_untried() -> None:
     costs = CostModel(allowed_rows=(4, 16, 64))
     for _ in range(TRUSTED_AFTER_RUNS):
         costs.observe(KEY, 64, 100, 1)
@@ -78,11 +78,11 @@ def test_no_size_is_untried_that_is_not_allowed() -> None:
 
 
 @pytest.mark.parametrize("points", [{}, {1: 100}, {1: 100, 2: 200, 4: 410}, MEASURED])
-def test_where_time_per_row_has_not_been_seen_to_rise_there_is_no_most(points: dict[int, int]) -> None:
+def test_efficient_rows_is_zero_while_time_per_row_has_not_been_seen_to_rise(points: dict[int, int]) -> None:
     assert measured(points).efficient_rows(KEY) == 0
 
 
-def test_what_is_predicted_changes_in_a_review_and_the_caller_is_told() -> None:
+def test_predictions_change_only_in_a_review_and_observe_returns_whether_one_took_place() -> None:
     costs = CostModel()
     predicted = []
     reviewed = []
@@ -97,13 +97,13 @@ def test_what_is_predicted_changes_in_a_review_and_the_caller_is_told() -> None:
     assert costs.observe(KEY, 2, 100, 1), "a size that has never run is reviewed at once"
 
 
-def test_a_device_whose_runs_are_long_is_reviewed_at_every_run() -> None:
+def test_run_times_of_a_device_with_long_runs_are_reviewed_after_every_run() -> None:
     costs = CostModel()
 
     assert all(costs.observe(KEY, 1, REVIEW_NS, run * REVIEW_NS) for run in range(3 * MAX_REVIEW_RUNS))
 
 
-def test_a_batch_without_rows_counts_as_one_row() -> None:
+def test_a_batch_without_rows_costs_as_much_as_one_row() -> None:
     costs = measured({0: 100})
 
     assert costs.predict_ns(KEY, 0) == costs.predict_ns(KEY, 1) == 100
@@ -119,7 +119,7 @@ CURVES = st.dictionaries(SIZES, st.integers(1, 10**9), min_size=1).map(_rising)
 
 @settings(deadline=None, max_examples=50)
 @given(CURVES)
-def test_what_was_measured_is_what_is_predicted(points: dict[int, int]) -> None:
+def test_predictions_equal_the_measured_run_times(points: dict[int, int]) -> None:
     costs = measured(points)
 
     assert {rows: costs.predict_ns(KEY, rows) for rows in points} == points
@@ -127,7 +127,7 @@ def test_what_was_measured_is_what_is_predicted(points: dict[int, int]) -> None:
 
 @settings(deadline=None, max_examples=50)
 @given(CURVES)
-def test_between_two_measured_sizes_predictions_go_straight_from_one_to_the_other(points: dict[int, int]) -> None:
+def test_predictions_between_two_measured_sizes_are_interpolated_linearly(points: dict[int, int]) -> None:
     costs, sizes = measured(points), sorted(points)
     for low, high in pairwise(sizes):
         predicted = [costs.predict_ns(KEY, rows) or 0.0 for rows in range(low, high + 1)]
@@ -139,7 +139,7 @@ def test_between_two_measured_sizes_predictions_go_straight_from_one_to_the_othe
 
 @settings(deadline=None, max_examples=50)
 @given(CURVES)
-def test_outside_of_what_was_measured_a_small_batch_takes_as_long_and_a_big_one_in_proportion(
+def test_predictions_are_constant_below_the_measured_sizes_and_proportional_above(
     points: dict[int, int],
 ) -> None:
     costs, low, high = measured(points), min(points), max(points)
@@ -148,7 +148,7 @@ def test_outside_of_what_was_measured_a_small_batch_takes_as_long_and_a_big_one_
     assert costs.predict_ns(KEY, 3 * high) == pytest.approx(3 * points[high])
 
 
-def test_a_size_that_has_hardly_run_takes_no_more_per_row_than_the_one_below_it() -> None:
+def test_a_rarely_run_size_is_predicted_no_slower_per_row_than_the_size_below() -> None:
     costs, predicted = measured({1: 100, 4: 200}), []
     for run in range(TRUSTED_AFTER_RUNS):
         costs.observe(KEY, 8, 10**9, 1 + run * REVIEW_NS)
@@ -169,7 +169,7 @@ def test_an_outlier_moves_neither_the_prediction_nor_the_knee(rows: int, outlier
     assert costs.knee_rows(KEY) == 16
 
 
-def test_a_knee_moves_when_the_device_does() -> None:
+def test_the_knee_moves_when_the_devices_run_times_change() -> None:
     costs = measured({1: 100, 2: 100})
     for _ in range(32):
         costs.observe(KEY, 2, 300, 1)
@@ -179,7 +179,7 @@ def test_a_knee_moves_when_the_device_does() -> None:
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 100), st.integers(1, 10**9)), min_size=1, max_size=60))
-def test_whatever_was_measured_the_knee_is_a_size_near_one_that_ran_and_predictions_are_finite(
+def test_the_knee_is_near_a_size_that_ran_and_predictions_are_finite(
     runs: list[tuple[int, int]],
 ) -> None:
     costs = CostModel()
@@ -197,7 +197,7 @@ def test_keys_do_not_learn_from_each_other() -> None:
     assert (costs.predict_ns(KEY, 1), costs.predict_ns(OTHER, 1)) == (1000, 7)
 
 
-def test_any_number_of_keys_is_bounded_and_the_latest_are_known() -> None:
+def test_the_number_of_known_keys_is_bounded_and_the_latest_keys_are_kept() -> None:
     costs, keys = CostModel(), [((width,),) for width in range(5 * MAX_KEYS)]
     for key in keys:
         costs.observe(key, 1, 100, 1)
@@ -205,7 +205,7 @@ def test_any_number_of_keys_is_bounded_and_the_latest_are_known() -> None:
     assert [key for key in keys if costs.predict_ns(key, 1) is not None] == keys[-MAX_KEYS:]
 
 
-def test_a_key_that_is_still_used_outlives_those_that_are_not() -> None:
+def test_a_key_in_use_outlives_unused_keys() -> None:
     costs = CostModel()
     costs.observe(KEY, 1, 100, 1)
     for width in range(3 * MAX_KEYS):
@@ -218,7 +218,7 @@ def test_a_key_that_is_still_used_outlives_those_that_are_not() -> None:
 class TestAllowedSizes:
     ALLOWED = (1, 4, 16, 64)
 
-    def test_a_batch_costs_what_the_size_that_runs_costs(self) -> None:
+    def test_a_batch_costs_as_much_as_the_allowed_size_it_is_padded_to(self) -> None:
         costs = CostModel(self.ALLOWED)
         for rows, ns in ((1, 100), (4, 130), (16, 200)):
             costs.observe(KEY, rows, ns, 1)
@@ -226,7 +226,7 @@ class TestAllowedSizes:
         assert [costs.predict_ns(KEY, rows) for rows in (1, 2, 4, 5, 15, 16)] == [100, 130, 130, 200, 200, 200]
         assert costs.predict_ns(KEY, 17) == 800
 
-    def test_what_ran_with_rows_added_teaches_the_size_that_ran(self) -> None:
+    def test_a_padded_run_is_recorded_under_the_size_that_ran(self) -> None:
         costs = CostModel(self.ALLOWED)
         costs.observe(KEY, 5, 200, 1)
 
@@ -234,7 +234,7 @@ class TestAllowedSizes:
         assert costs.predict_ns(KEY, 16) == 200
 
     @given(st.dictionaries(st.sampled_from(ALLOWED), st.integers(1, 10**6), min_size=1), st.integers(1, 10**7))
-    def test_what_fits_a_time_is_an_allowed_size(self, points: dict[int, int], ns: int) -> None:
+    def test_rows_within_a_time_limit_is_an_allowed_size(self, points: dict[int, int], ns: int) -> None:
         costs = CostModel(self.ALLOWED)
         for rows, measured_ns in points.items():
             costs.observe(KEY, rows, measured_ns, 1)
@@ -256,7 +256,7 @@ class TestAllowedSizes:
     st.lists(st.tuples(st.integers(1, 200), st.integers(1, 10**6)), min_size=1, max_size=40),
     st.integers(1, 10**7),
 )
-def test_what_fits_a_time_is_the_most_that_is_predicted_to(runs: list[tuple[int, int]], ns: int) -> None:
+def test_rows_within_a_time_limit_is_the_largest_size_predicted_to_fit(runs: list[tuple[int, int]], ns: int) -> None:
     costs = CostModel()
     for rows, measured_ns in runs:
         costs.observe(KEY, rows, measured_ns, 1)
@@ -267,7 +267,7 @@ def test_what_fits_a_time_is_the_most_that_is_predicted_to(runs: list[tuple[int,
 
 
 class TestRunTimes:
-    def test_they_are_what_is_predicted_and_the_most_used_key_comes_first(self) -> None:
+    def test_run_times_equal_the_predictions_and_list_the_most_used_key_first(self) -> None:
         costs = measured({1: 100, 32: 500})
         for _ in range(3 * TRUSTED_AFTER_RUNS):
             costs.observe(OTHER, 2, 70, 1)
@@ -286,12 +286,12 @@ class TestRunTimes:
 
         assert sum(known.runs for known in costs.run_times()) == 1000
 
-    def test_of_a_model_that_never_ran_there_are_none(self) -> None:
+    def test_a_model_that_never_ran_has_no_run_times(self) -> None:
         assert CostModel().run_times() == []
 
     @settings(deadline=None, max_examples=50)
     @given(st.lists(st.tuples(st.integers(1, 8), st.integers(1, 10**9)), min_size=1, max_size=200))
-    def test_every_size_that_is_not_rounded_has_what_is_predicted_for_it(self, runs: list[tuple[int, int]]) -> None:
+    def test_every_exact_size_has_the_run_time_predicted_for_it(self, runs: list[tuple[int, int]]) -> None:
         costs = CostModel()
         for rows, ns in runs:
             costs.observe(KEY, rows, ns, 1)
@@ -302,7 +302,9 @@ class TestRunTimes:
 
 
 @given(st.dictionaries(st.integers(1, 8), st.integers(100, 10_000), min_size=1), st.integers(1, 100))
-def test_what_goes_is_as_good_as_all_that_waits_and_as_each_smaller_size(points: dict[int, int], waiting: int) -> None:
+def test_best_rows_is_about_the_most_efficient_size_up_to_all_waiting_rows(
+    points: dict[int, int], waiting: int
+) -> None:
     costs = CostModel()
     for number in range(TRUSTED_AFTER_RUNS + 1):
         for rows, ns in points.items():
@@ -318,11 +320,11 @@ def test_what_goes_is_as_good_as_all_that_waits_and_as_each_smaller_size(points:
         assert per_row(best) <= TIE_FACTOR * per_row(rows) + 1e-6
 
 
-def test_all_that_waits_goes_of_a_key_that_never_ran() -> None:
+def test_best_rows_of_a_key_that_never_ran_is_all_waiting_rows() -> None:
     assert measured(MEASURED).best_rows(OTHER, 48) == 48
 
 
-def test_a_batch_of_no_rows_is_as_good_as_it_gets() -> None:
+def test_best_rows_of_a_batch_without_rows_is_zero() -> None:
     costs = CostModel()
     for number in range(TRUSTED_AFTER_RUNS + 1):
         for rows, ns in {1: 100, 2: 900, 8: 9_000}.items():  # time per row rises, so that less than all may go

@@ -1,4 +1,4 @@
-"""Counting: how many Instances are kept, by measurements that the test makes up, and by the runs of a fake model."""
+"""Counting: how many Instances are kept, with invented measurements and with runs of a fake model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SPEC = ModelSpec("m", 1, Path("model"), "fake", policy=BatchPolicy(max_batch_row
 
 
 class Measured:
-    """A machine on which so many Instances do so many rows/s together, and take so much memory each."""
+    """A machine with a given throughput for each number of Instances, and a given memory for each Instance."""
 
     def __init__(self, rows_per_s: Mapping[int, float], each_bytes: int = MB) -> None:
         self._rows_per_s = rows_per_s
@@ -50,7 +50,7 @@ def counts(tried: list[Trial]) -> list[int]:
     return [trial.split.count for trial in tried]
 
 
-class TestWhatIsTried:
+class TestCandidateSplits:
     @pytest.mark.parametrize(
         ("cpus", "expected"),
         [
@@ -63,7 +63,7 @@ class TestWhatIsTried:
     def test_threads_are_divided_among_the_instances_of_a_cpu(self, cpus: int, expected: list[tuple[int, int]]) -> None:
         assert candidate_splits("cpu", cpus, None) == [Split(*each) for each in expected]
 
-    def test_threads_that_the_user_has_said_are_kept(self) -> None:
+    def test_configured_thread_counts_are_kept(self) -> None:
         assert candidate_splits("cpu", 4, 2) == [Split(1, 2), Split(2, 2), Split(4, 2)]
         for options, said in (
             ({THREADS_OPTION: "2"}, 2),
@@ -73,11 +73,11 @@ class TestWhatIsTried:
         ):
             assert replace(SPEC, options=options).threads == said
 
-    def test_a_gpu_is_tried_with_a_few(self) -> None:
+    def test_a_gpu_is_tried_with_one_to_four_instances(self) -> None:
         assert candidate_splits("cuda:0", 64, None) == [Split(1), Split(2), Split(3), Split(4)]
 
 
-class TestWhatIsKept:
+class TestChooseSplit:
     @pytest.mark.parametrize(
         ("rows_per_s", "kept", "tried"),
         [
@@ -88,39 +88,43 @@ class TestWhatIsKept:
             ({1: 100, 2: 60}, 1, [1, 2]),
         ],
     )
-    def test_more_are_kept_while_they_are_worth_it(
+    def test_more_instances_are_kept_while_each_step_raises_throughput_enough(
         self, rows_per_s: dict[int, float], kept: int, tried: list[int]
     ) -> None:
         split, trials = choose_split(candidate_splits("cpu", 8, 1), Measured(rows_per_s), 1 << 40)
 
         assert (split.count, counts(trials)) == (kept, tried)
 
-    def test_what_was_seen_not_to_fit_is_not_kept(self) -> None:
+    def test_an_instance_count_measured_to_exceed_the_memory_budget_is_not_kept(self) -> None:
         split, trials = choose_split(
             candidate_splits("cpu", 8, 1), Measured({1: 1, 2: 2, 4: 4, 8: 8}, 100 * MB), 200 * MB
         )
 
         assert (split.count, counts(trials)) == (1, [1, 2])
 
-    def test_what_cannot_fit_is_not_even_tried(self) -> None:
+    def test_an_instance_count_that_cannot_fit_the_memory_budget_is_not_tried(self) -> None:
         split, trials = choose_split(
             candidate_splits("cpu", 8, 1), Measured({1: 1, 2: 2, 4: 4, 8: 8}, 100 * MB), 300 * MB
         )
 
         assert (split.count, counts(trials)) == (2, [1, 2])
 
-    def test_one_is_kept_even_beyond_the_budget(self) -> None:
+    def test_one_instance_is_kept_even_beyond_the_memory_budget(self) -> None:
         split, _ = choose_split(candidate_splits("cpu", 8, 1), Measured({1: 1, 2: 9}, 100 * MB), MB)
 
         assert split.count == 1
 
     @pytest.mark.parametrize(("rows_per_s", "kept"), [({}, 1), ({1: 100}, 1), ({1: 100, 2: 200}, 2)])
-    def test_what_cannot_be_measured_is_not_kept(self, rows_per_s: dict[int, float], kept: int) -> None:
+    def test_an_instance_count_that_cannot_be_measured_is_not_kept(
+        self, rows_per_s: dict[int, float], kept: int
+    ) -> None:
         split, _ = choose_split(candidate_splits("cpu", 8, 1), Measured(rows_per_s), 1 << 40)
 
         assert split.count == kept
 
-    def test_the_budget_is_what_the_user_said_or_half_of_what_is_free(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_memory_budget_is_the_configured_one_or_half_of_the_free_memory(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(counting, "free_bytes", lambda: 100 * MB)
 
         assert counting.budget_bytes(ModelSpec("m", 1, Path("model"), memory_budget_bytes=7)) == 7
@@ -128,7 +132,7 @@ class TestWhatIsKept:
 
 
 class Loads:
-    """A `load`, with the threads of each session that it opened."""
+    """A `load` that records the threads of each session that it opened."""
 
     def __init__(self, function: Function = list, most: int = 99) -> None:
         self.threads: list[int] = []
@@ -151,7 +155,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class TestTrials:
-    def test_as_many_instances_run_at_once_as_are_tried(self) -> None:
+    def test_a_trial_runs_all_of_its_instances_in_parallel(self) -> None:
         meeting = threading.Barrier(3)
 
         def meet(inputs: list[Any]) -> list[Any]:
@@ -165,7 +169,7 @@ class TestTrials:
         assert trial is not None
         assert trial.rows_per_s > 0
 
-    def test_batches_are_of_the_size_that_the_model_mostly_runs_in(self) -> None:
+    def test_trials_run_batches_of_the_size_that_the_model_mostly_runs_in(self) -> None:
         loads = Loads()
         trials = Trials(SPEC, loads, 1)
         trials(Split(2, 1))
@@ -173,14 +177,14 @@ class TestTrials:
         assert trials.rows in {1, 2, 4, 8}
         assert loads.backends[0].runs[-1].rows == trials.rows
 
-    def test_only_allowed_sizes_run(self) -> None:
+    def test_trials_run_only_allowed_sizes(self) -> None:
         loads = Loads()
         spec = ModelSpec("m", 1, Path("model"), policy=BatchPolicy(max_batch_rows=8, allowed_rows=(3, 8)))
         Trials(spec, loads, 1)(Split(1, 1))
 
         assert {run.rows for run in loads.backends[0].runs} <= {3, 8}
 
-    def test_a_session_is_kept_while_its_threads_are_the_same(self) -> None:
+    def test_a_session_is_reused_while_its_thread_count_is_the_same(self) -> None:
         loads = Loads()
         trials = Trials(SPEC, loads, 4)
         for split in (Split(1, 4), Split(2, 4), Split(4, 1)):
@@ -196,12 +200,12 @@ class TestTrials:
 
         assert Trials(SPEC, Loads(fails), 1)(Split(1, 1)) is None
 
-    def test_nothing_more_is_tried_when_the_time_is_spent(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_no_further_trial_runs_after_the_time_budget_is_spent(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(counting, "BUDGET_NS", -1)
 
         assert Trials(SPEC, Loads(), 1)(Split(1, 1)) is None
 
-    def test_a_spec_that_does_not_fit_the_model_is_refused_and_nothing_is_left_open(self) -> None:
+    def test_a_spec_that_does_not_fit_the_model_is_refused_and_its_backend_is_closed(self) -> None:
         loads = Loads()
         wrong = ModelSpec("m", 1, Path("model"), inputs=(TensorSpec("z", "FP32", (4,)),), outputs=GRAPH.outputs)
         with pytest.raises(InferError, match="'z'"):
@@ -209,14 +213,14 @@ class TestTrials:
 
         assert loads.backends[0].closed
 
-    def test_an_error_on_one_thread_ends_the_others_and_is_raised(self) -> None:
+    def test_an_error_on_one_thread_ends_the_other_threads_and_is_raised(self) -> None:
         def fails() -> None:
             raise InferError(Code.INTERNAL, "out of memory")
 
         with pytest.raises(InferError, match="out of memory"):
             run_concurrently([lambda: None, fails, lambda: None])
 
-    def test_where_threads_lack_none_is_left_that_waits_for_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_if_a_thread_cannot_start_no_started_thread_is_left_waiting(self, monkeypatch: pytest.MonkeyPatch) -> None:
         begun: list[threading.Thread] = []
         start = threading.Thread.start
 
@@ -233,7 +237,7 @@ class TestTrials:
         assert [thread.is_alive() for thread in begun] == [False]
 
     @pytest.mark.parametrize("stands_still_ns", [0, 100_000_000, 20_000_000_000])
-    def test_a_machine_that_stands_still_for_a_moment_changes_no_rate(
+    def test_a_momentary_stall_of_the_machine_does_not_change_the_measured_rate(
         self, monkeypatch: pytest.MonkeyPatch, stands_still_ns: int
     ) -> None:
         now, runs = [1], [0]
@@ -247,7 +251,7 @@ class TestTrials:
 
         assert run_concurrently([run]) == [pytest.approx(100.0)]
 
-    def test_each_runs_at_least_once_after_all_are_ready(self) -> None:
+    def test_every_function_runs_at_least_once_after_all_threads_are_ready(self) -> None:
         runs: list[int] = []
         rates = run_concurrently([lambda: runs.append(1), lambda: runs.append(2)])
 
@@ -266,7 +270,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, rows_per_s: Mapping[int, float]) -
 
 
 class TestCountInstances:
-    def test_the_session_of_what_was_chosen_is_given_and_no_other_left_open(
+    def test_count_instances_returns_the_chosen_session_and_closes_all_others(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         measured(monkeypatch, {1: 100, 2: 190, 4: 191})
@@ -278,7 +282,7 @@ class TestCountInstances:
         assert [each.closed for each in loads.backends] == [True, True, True, False]
         assert backends == loads.backends[-1:]
 
-    def test_the_evidence_is_one_line_of_the_log(
+    def test_the_measurements_are_logged_in_one_line(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         measured(monkeypatch, {1: 100, 2: 190, 4: 191})
@@ -289,7 +293,7 @@ class TestCountInstances:
         line += "2 instances x 3 threads 190 rows/s, 4 instances x 1 thread 191 rows/s, in batches of 16"
         assert caplog.messages == [line]
 
-    def test_when_nothing_can_be_measured_there_is_one(
+    def test_one_instance_is_chosen_when_throughput_cannot_be_measured(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         measured(monkeypatch, {})
@@ -299,9 +303,7 @@ class TestCountInstances:
         assert (split, tried) == (Split(1, 4), [])
         assert "throughput could not be measured" in caplog.text
 
-    def test_a_session_that_cannot_be_opened_again_is_the_callers_to_know(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_an_error_from_reopening_the_chosen_session_is_raised(self, monkeypatch: pytest.MonkeyPatch) -> None:
         measured(monkeypatch, {1: 100, 2: 50})
         loads = Loads(most=2)
         with pytest.raises(InferError, match="no memory"):
@@ -315,7 +317,7 @@ class TestOpening:
     def _measured(self, monkeypatch: pytest.MonkeyPatch) -> None:
         measured(monkeypatch, {1: 100, 2: 190, 4: 191})
 
-    def test_the_model_has_what_was_chosen_in_its_spec_and_how_it_was_found(self) -> None:
+    def test_an_opened_model_has_the_chosen_instances_in_its_spec_and_the_trials_behind_them(self) -> None:
         asked: list[tuple[str, str]] = []
 
         def load(path: Path, device: str, options: Mapping[str, str]) -> FakeBackend:
@@ -332,7 +334,7 @@ class TestOpening:
         finally:
             model.close()
 
-    def test_each_device_is_counted_by_itself_and_threads_are_not_divided(self) -> None:
+    def test_instances_are_counted_per_device_without_dividing_threads_among_several_devices(self) -> None:
         asked: list[tuple[str, str]] = []
 
         def load(path: Path, device: str, options: Mapping[str, str]) -> FakeBackend:
@@ -351,7 +353,7 @@ class TestOpening:
         finally:
             model.close()
 
-    def test_a_lost_device_is_loaded_again_as_it_was(self) -> None:
+    def test_a_lost_device_is_reloaded_with_the_chosen_thread_count(self) -> None:
         asked: list[tuple[str, str]] = []
 
         def load(path: Path, device: str, options: Mapping[str, str]) -> FakeBackend:
@@ -370,7 +372,7 @@ class TestOpening:
 
 
 class TestMemory:
-    def test_the_least_of_the_machine_and_the_container_is_free(self, tmp_path: Path) -> None:
+    def test_free_memory_is_the_smaller_of_the_machines_and_the_containers(self, tmp_path: Path) -> None:
         proc, cgroup = tmp_path / "proc", tmp_path / "cgroup"
         proc.mkdir()
         cgroup.mkdir()
@@ -394,7 +396,7 @@ class TestMemory:
         ],
         ids=["version 2", "version 1"],
     )  # fmt: skip
-    def test_a_limit_of_any_cgroup_above_leaves_less_but_for_files_that_can_be_read_again(
+    def test_a_limit_of_a_parent_cgroup_reduces_free_memory_except_for_reclaimable_page_cache(
         self, membership: str, limit: str, used: str, files: str, tmp_path: Path
     ) -> None:
         proc, cgroup = tmp_path / "proc", tmp_path / "cgroup"
@@ -409,9 +411,9 @@ class TestMemory:
 
         assert (said, memory.free_bytes(proc, cgroup)) == (2_000_000, 2_700_000)
 
-    def test_where_the_system_says_nothing_nothing_is_known(self, tmp_path: Path) -> None:
+    def test_without_system_information_free_memory_is_unknown(self, tmp_path: Path) -> None:
         assert memory.free_bytes(tmp_path, tmp_path) is None
         assert memory.resident_bytes(tmp_path) == 0
 
-    def test_this_process_holds_something(self) -> None:
+    def test_resident_memory_of_the_test_process_is_reported(self) -> None:
         assert memory.resident_bytes() > MB

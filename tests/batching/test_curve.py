@@ -1,4 +1,4 @@
-"""One Key's curve: what it does with noise, outliers, steps, and a device that changes its pace."""
+"""One Key's curve: its predictions under noise, outliers and steps, and when a device changes its pace."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def serve(
     curve: Curve, sizes: Sequence[int], runs: int, *, start_ns: int = 0, gap_ns: int = 20 * MS, factor: float = 1.0,
     spread: float = 0.1, seed: int = 1,
 ) -> int:  # fmt: skip
-    """Observe runs of random sizes on a device that is `factor` as slow; give the time of the last."""
+    """Observe runs of random sizes on a device slowed by `factor`. Returns: the time of the last run."""
     chance, now_ns = random.Random(seed), start_ns
     for _ in range(runs):
         rows = chance.choice(sizes)
@@ -42,28 +42,28 @@ def error(curve: Curve, rows: int, factor: float = 1.0) -> float:
 
 class TestSizes:
     @given(st.integers(1, 1 << 20))
-    def test_a_size_is_the_biggest_of_those_that_share_it_and_a_fifth_more_at_most(self, rows: int) -> None:
+    def test_a_size_is_the_largest_of_its_group_and_at_most_a_quarter_more(self, rows: int) -> None:
         curve = Curve()
         size = curve.size_of(rows)
 
         assert rows <= size <= max(rows, 1.25 * (rows - 1))
         assert curve.size_of(size) == size
 
-    def test_small_sizes_are_exact_and_others_four_to_a_doubling(self) -> None:
+    def test_small_sizes_are_exact_and_larger_ones_come_four_to_a_doubling(self) -> None:
         curve = Curve()
 
         assert [size for size in range(1, 65) if curve.size_of(size) == size] == [
             *range(1, 9), 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64,
         ]  # fmt: skip
 
-    def test_a_step_between_two_sizes_is_seen_where_it_is(self) -> None:
+    def test_a_step_between_two_sizes_is_learned_where_it_is(self) -> None:
         curve = Curve()
         serve(curve, range(1, 33), 2000, spread=0.05)
 
         assert all(abs(error(curve, rows)) < 0.08 for rows in (1, 5, 8, 10, 12, 14, 16, 20, 24, 28, 32))
 
     @given(st.lists(st.integers(1, 10**9), min_size=1, max_size=100))
-    def test_any_sizes_need_few_points(self, rows: list[int]) -> None:
+    def test_any_set_of_sizes_needs_few_points(self, rows: list[int]) -> None:
         curve = Curve()
         for each in rows:
             curve.observe(each, 1000, 1)
@@ -71,7 +71,7 @@ class TestSizes:
         assert len(curve.points) <= 8 + 4 * 30
 
 
-def test_memory_does_not_grow_with_runs_or_questions() -> None:
+def test_memory_does_not_grow_with_runs_or_predictions() -> None:
     curve = Curve()
     serve(curve, range(1, 65), 5000, gap_ns=1000)
     for rows in range(1, 5000):
@@ -85,9 +85,7 @@ def test_memory_does_not_grow_with_runs_or_questions() -> None:
 class TestNoise:
     @settings(deadline=None, max_examples=30)
     @given(st.lists(st.tuples(st.sampled_from(SIZES), st.integers(1, 10**9)), min_size=1, max_size=200))
-    def test_a_prediction_lies_between_the_fastest_and_the_slowest_that_was_seen_lately(
-        self, runs: list[tuple[int, int]]
-    ) -> None:
+    def test_a_prediction_lies_between_the_fastest_and_slowest_recent_runs(self, runs: list[tuple[int, int]]) -> None:
         curve = Curve()
         for rows, ns in runs:
             curve.observe(rows, ns, 1)
@@ -102,7 +100,7 @@ class TestNoise:
             assert min(seen) * (1 - 1e-9) <= centre_ns <= tail_ns * (1 + 1e-9) <= max(seen) * (1 + 1e-9)
 
     @pytest.mark.parametrize("spread", [0.05, 0.2, 0.3])
-    def test_the_centre_of_a_steady_device_is_steady(self, spread: float) -> None:
+    def test_the_predicted_center_of_a_steady_device_is_steady(self, spread: float) -> None:
         curve = Curve()
         now_ns = serve(curve, SIZES, 400, spread=spread)
         errors = []
@@ -114,7 +112,7 @@ class TestNoise:
 
     @settings(deadline=None, max_examples=40)
     @given(st.integers(0, 10**6), st.integers(KNOWN_AFTER_RUNS, 200), st.sampled_from([0.01, 100.0]))
-    def test_one_run_a_hundred_times_off_moves_the_centre_by_a_few_percent(
+    def test_one_run_a_hundred_times_off_moves_the_center_by_a_few_percent(
         self, seed: int, runs: int, factor: float
     ) -> None:
         curve = Curve()
@@ -126,7 +124,7 @@ class TestNoise:
 
     @settings(deadline=None, max_examples=40)
     @given(st.integers(0, 10**6), st.integers(2, 200))
-    def test_one_hiccup_at_most_doubles_the_tail_and_two_in_thirty_are_told(self, seed: int, runs: int) -> None:
+    def test_one_slow_run_at_most_doubles_the_tail_and_two_in_thirty_raise_it(self, seed: int, runs: int) -> None:
         curve = Curve()
         now_ns = serve(curve, [4], runs, spread=0.05, seed=seed)
         before_ns = curve.predict(4)[1]
@@ -139,7 +137,7 @@ class TestNoise:
 
     @settings(deadline=None, max_examples=20)
     @given(st.integers(0, 10**6), st.floats(0.02, 0.6))
-    def test_the_tail_covers_nine_of_ten_runs(self, seed: int, spread: float) -> None:
+    def test_the_predicted_tail_covers_nine_of_ten_runs(self, seed: int, spread: float) -> None:
         chance, curve, covered = random.Random(seed), Curve(), 0
         now_ns = serve(curve, [4], 100, spread=spread, seed=seed)
         for run in range(1, 1001):
@@ -149,7 +147,7 @@ class TestNoise:
 
         assert 900 <= covered <= 985
 
-    def test_a_first_run_of_a_size_that_is_slow_does_not_spoil_its_neighbours(self) -> None:
+    def test_a_slow_first_run_of_a_size_does_not_change_predictions_of_neighboring_sizes(self) -> None:
         curve = Curve()
         now_ns = serve(curve, SIZES, 300)
         curve.observe(6, int(100 * true_ns(6)), now_ns + MS)
@@ -168,12 +166,14 @@ class TestNoise:
             assert one[1] <= more[1] * (1 + 1e-9)
 
 
-class TestAChangeOfPace:
+class TestPaceChange:
     @settings(deadline=None, max_examples=60)
     @given(st.floats(0.2, 5.0), st.sampled_from(SIZES), st.integers(0, 1000))
     @example(factor=0.2, rows=8, seed=1)
     @example(factor=5.0, rows=32, seed=1)
-    def test_is_followed_within_two_seconds_at_fifty_runs_a_second(self, factor: float, rows: int, seed: int) -> None:
+    def test_a_pace_change_is_learned_within_two_seconds_at_fifty_runs_per_second(
+        self, factor: float, rows: int, seed: int
+    ) -> None:
         curve = Curve()
         now_ns = serve(curve, SIZES, 500, seed=seed)
         end_ns = serve(curve, [rows], 99, start_ns=now_ns, factor=factor, seed=seed + 1)
@@ -183,7 +183,9 @@ class TestAChangeOfPace:
 
     @pytest.mark.parametrize("factor", [0.2, 0.5, 2.0, 5.0])
     @pytest.mark.parametrize("gap_ns", [MS, 20 * MS, 500 * MS])
-    def test_is_known_at_all_sizes_after_a_few_runs_of_one(self, factor: float, gap_ns: int) -> None:
+    def test_a_pace_change_is_learned_for_all_sizes_after_a_few_runs_of_one_size(
+        self, factor: float, gap_ns: int
+    ) -> None:
         curve = Curve()
         now_ns = serve(curve, SIZES, 500, gap_ns=gap_ns)
         serve(curve, [8], PACE_RUNS + 20 * MS // gap_ns, start_ns=now_ns, gap_ns=gap_ns, factor=factor, seed=2)
@@ -191,7 +193,7 @@ class TestAChangeOfPace:
         assert all(abs(error(curve, rows, factor)) < 0.2 for rows in SIZES)
 
     @pytest.mark.parametrize("factor", [0.5, 2.0])
-    def test_is_followed_back(self, factor: float) -> None:
+    def test_a_return_to_the_previous_pace_is_learned(self, factor: float) -> None:
         curve = Curve()
         now_ns = serve(curve, SIZES, 500)
         now_ns = serve(curve, [8], 200, start_ns=now_ns, factor=factor)
@@ -199,7 +201,7 @@ class TestAChangeOfPace:
 
         assert all(abs(error(curve, rows)) < 0.2 for rows in SIZES)
 
-    def test_that_comes_slowly_is_followed_at_all_sizes_too(self) -> None:
+    def test_a_gradual_pace_change_is_learned_for_all_sizes(self) -> None:
         curve = Curve()
         now_ns = serve(curve, SIZES, 500)
         for step in range(70):
@@ -207,7 +209,7 @@ class TestAChangeOfPace:
 
         assert all(abs(error(curve, rows, 1.01**69)) < 0.25 for rows in SIZES)
 
-    def test_where_all_runs_come_at_the_same_time_is_still_followed(self) -> None:
+    def test_a_pace_change_is_learned_even_if_all_runs_have_the_same_time_stamp(self) -> None:
         curve = Curve()
         serve(curve, [8], 100, gap_ns=0)
         serve(curve, [8], 100, gap_ns=0, factor=3.0)
@@ -215,19 +217,19 @@ class TestAChangeOfPace:
         assert abs(error(curve, 8, 3.0)) < 0.1
 
     @pytest.mark.parametrize("seed", range(3))
-    def test_is_never_carried_to_other_sizes_more_than_eightfold(self, seed: int) -> None:
+    def test_a_pace_change_is_never_carried_over_to_other_sizes_more_than_eightfold(self, seed: int) -> None:
         curve, chance = Curve(), random.Random(seed)
         now_ns = serve(curve, SIZES, 100)
         seen_ns = curve.predict(32)[0]
         for _ in range(2000):
-            # a busy host, on which runs are thirty times as slow for a moment, again and again
+            # a busy host on which runs are repeatedly thirty times as slow for a moment
             runs, factor = chance.choice(((100, 1.0), (10, 30.0)))
             now_ns = serve(curve, SIZES[:3], runs, start_ns=now_ns, gap_ns=MS, factor=factor, seed=runs)
 
         now_ns = serve(curve, SIZES[:3], 500, start_ns=now_ns)
         assert curve.predict(32)[0] < 10 * seen_ns
 
-    def test_of_one_size_alone_is_no_change_of_the_others(self) -> None:
+    def test_a_slowdown_of_one_size_does_not_change_predictions_of_other_sizes(self) -> None:
         curve = Curve()
         now_ns = serve(curve, SIZES, 500)
         for step in range(200):
@@ -237,7 +239,7 @@ class TestAChangeOfPace:
         assert all(abs(error(curve, rows)) < 0.1 for rows in SIZES[:-1])
         assert abs(error(curve, 32, 3.0)) < 0.15
 
-    def test_old_runs_give_way_to_few_new_ones(self) -> None:
+    def test_a_few_new_runs_replace_old_ones(self) -> None:
         curve = Curve()
         now_ns = serve(curve, [4], 100, spread=0.01)
         now_ns += 2 * FRESH_NS

@@ -22,7 +22,7 @@ def waiting(deadline_ns: int) -> InferRequest:
 
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.sampled_from(("add", "leave", "look"))), max_size=60))
-def test_those_and_only_those_that_wait_and_have_passed_are_given_the_earliest_first(
+def test_expired_requests_still_waiting_are_popped_in_deadline_order(
     steps: list[tuple[int, str]],
 ) -> None:
     deadlines = Deadlines()
@@ -42,7 +42,7 @@ def test_those_and_only_those_that_wait_and_have_passed_are_given_the_earliest_f
         assert not nearest_ns or 0 < deadlines.nearest_ns <= nearest_ns
 
 
-def test_the_tensors_of_those_that_left_are_let_go_before_their_deadline() -> None:
+def test_tensors_of_requests_that_left_the_queue_are_freed_before_their_deadline() -> None:
     deadlines = Deadlines()
     kept = []
     for _ in range(20 * MAX_STALE):
@@ -56,7 +56,7 @@ def test_the_tensors_of_those_that_left_are_let_go_before_their_deadline() -> No
     assert sum(reference() is not None for reference in kept) <= MAX_STALE + 3
 
 
-def test_nothing_is_kept_when_nobody_waits() -> None:
+def test_clearing_deadlines_frees_every_request() -> None:
     deadlines = Deadlines()
     request = waiting(99)
     tensor = weakref.ref(request.inputs[0])

@@ -1,4 +1,4 @@
-"""Derived inputs and kept outputs: what stands between clients and a Binding, rows with places, and failed runs."""
+"""Derived inputs and kept outputs: inputs and outputs hidden from clients, rows at fixed positions, and failed runs."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def spec_of(sequence: SequenceSpec = SEQUENCE, **more: Any) -> ModelSpec:
 
 
 def echo(inputs: list[Any]) -> list[Any]:
-    """A model that takes READY and X and gives X."""
+    """A model that takes READY and X and returns X."""
     return [inputs[1]]
 
 
 def placing(function: Function = echo) -> tuple[Model, FakeBackend]:
-    """Make a model with one control, whose requests have rows of their own."""
-    # a fake gives its inputs in the graph's order, and a Binding lends in that of what is bound
+    """Make a model with one control, whose requests have row positions."""
+    # a fake passes its inputs in the graph's order, and a Binding lends buffers in the order of its signature
     graph = Signature((X, READY), (Y,))
     backend = FakeBackend(graph, lambda inputs: function([inputs[1], inputs[0]]))
     return Model(complete(spec_of(ROWS_ONLY), graph), [backend], lambda *_: None), backend
@@ -68,13 +68,13 @@ def batch_of(model: Model, places: dict[int, float], rows: int = 1) -> Batch:
 
 
 class TestCompletion:
-    def test_clients_neither_send_nor_get_what_is_derived_and_kept(self) -> None:
+    def test_derived_inputs_and_stored_outputs_are_not_in_the_clients_signature(self) -> None:
         done = complete(spec_of(), GRAPH)
 
         assert done.signature == Signature((X,), (Y,), batched=True)
         assert done.binding_signature == Signature((X, READY, BEFORE), (Y, AFTER), batched=True)
 
-    def test_they_are_counted_among_the_inputs_that_the_model_has(self) -> None:
+    def test_derived_inputs_count_toward_the_number_of_the_models_inputs(self) -> None:
         x, y = replace(X, shape=(4,)), replace(Y, shape=(4,))
 
         assert complete(spec_of(inputs=(x,), outputs=(y,)), GRAPH).signature == Signature((X,), (Y,), batched=True)
@@ -83,7 +83,7 @@ class TestCompletion:
         text = "unable to load model 'm', configuration expects 2 inputs, model provides 3"
         assert caught.value.message.startswith(text)
 
-    def test_a_state_that_is_declared_as_an_output_is_both(self) -> None:
+    def test_a_state_declared_as_an_output_is_both_stored_and_returned(self) -> None:
         after = replace(AFTER, shape=(2,))
         done = complete(spec_of(outputs=(after,)), GRAPH)
 
@@ -91,20 +91,20 @@ class TestCompletion:
         assert done.binding_signature is not None
         assert done.signature.outputs == done.binding_signature.outputs == (AFTER,)
 
-    def test_their_order_is_controls_then_states_then_batch_inputs(self) -> None:
+    def test_derived_inputs_are_ordered_controls_then_states_then_batch_inputs(self) -> None:
         told = BatchTensor("told", "BATCH_ELEMENT_COUNT", "INT32", ("x",))
         spec = spec_of(batch_inputs=(told,))
 
         assert derived_names(spec) == ("ready", "before", "told")
         assert stored_names(spec) == ("after",)
 
-    def test_a_model_that_nobody_sends_anything_has_no_rows(self) -> None:
+    def test_a_model_with_only_derived_inputs_is_refused_for_lack_of_rows(self) -> None:
         with pytest.raises(InferError, match="no input has rows"):
             complete(spec_of(ROWS_ONLY), Signature((READY,), (Y,)))
 
 
-class TestPlaces:
-    def test_rows_stand_at_their_places_and_zeros_between(self) -> None:
+class TestRowPositions:
+    def test_rows_are_gathered_at_their_positions_with_zeros_between(self) -> None:
         model, backend = placing()
         batch = batch_of(model, {1: 5, 4: 7})
 
@@ -117,7 +117,7 @@ class TestPlaces:
         assert ready.tolist() == [[0], [1], [0], [0], [1]]
         assert [request.outputs[0].tolist() for request in batch.requests if request.outputs] == [[[5] * 4], [[7] * 4]]
 
-    def test_strings_have_empty_ones_between(self) -> None:
+    def test_string_inputs_have_empty_strings_between_positions(self) -> None:
         text = TensorSpec("x", "BYTES", (-1, 1))
         graph = Signature((text, READY), (replace(text, name="y"),))
         backend = FakeBackend(graph, lambda inputs: inputs[:1])
@@ -136,7 +136,7 @@ class TestPlaces:
     @given(
         st.dictionaries(st.integers(0, 7), st.integers(1, 100), min_size=1).map(lambda each: dict(sorted(each.items())))
     )
-    def test_everyone_gets_their_own_row_wherever_it_stands(self, places: dict[int, float]) -> None:
+    def test_every_request_gets_its_own_row_at_any_position(self, places: dict[int, float]) -> None:
         model, backend = placing()
         batch = batch_of(model, places)
 
@@ -147,7 +147,7 @@ class TestPlaces:
             assert request.outputs is not None
             assert request.outputs[0].tolist() == [[value] * 4]
 
-    def test_a_part_of_a_failed_batch_keeps_its_rows(self) -> None:
+    def test_retried_parts_of_a_failed_batch_keep_their_row_positions(self) -> None:
         def picky(inputs: list[Any]) -> list[Any]:
             if (inputs[1] == 13).any():
                 raise InferError(Code.INVALID, "unlucky")
@@ -165,7 +165,7 @@ class TestPlaces:
 
 
 class Keeping:
-    """A Kept that notes what it is given."""
+    """A Kept that records what it is given."""
 
     specs: tuple[TensorSpec, ...] = (AFTER,)
 
@@ -177,7 +177,7 @@ class Keeping:
 
 
 def counting(inputs: list[Any]) -> list[Any]:
-    """A model of X that gives Y, and AFTER with each row's first value; a row of 13 makes it fail."""
+    """A model of X that returns Y, and AFTER with each row's first value; a row of 13 makes it fail."""
     if (inputs[0] == 13).any():
         raise InferError(Code.INVALID, "unlucky")
     return [inputs[0], inputs[0][:, :2]]
@@ -197,8 +197,8 @@ def keeping(function: Function = counting, outputs: tuple[TensorSpec, ...] = ())
     return model, backend, kept
 
 
-class TestKeptOutputs:
-    def test_they_are_run_for_and_kept_and_nobody_gets_them(self) -> None:
+class TestStoredOutputs:
+    def test_stored_outputs_are_run_and_stored_but_not_returned(self) -> None:
         model, backend, kept = keeping()
         request = fake_request(model, value=3)
 
@@ -208,7 +208,7 @@ class TestKeptOutputs:
         assert kept.kept == [([request], [[[3, 3]]])]
         assert len(request.outputs or []) == 1
 
-    def test_one_that_clients_get_too_runs_once(self) -> None:
+    def test_an_output_both_stored_and_returned_is_run_once(self) -> None:
         model, backend, kept = keeping(outputs=(AFTER,))
         request = fake_request(model, value=3)
         request.output_positions = (1,)
@@ -219,7 +219,7 @@ class TestKeptOutputs:
         assert [output.tolist() for output in request.outputs or []] == [[[3, 3]]]
         assert kept.kept[0][1] == [[[3, 3]]]
 
-    def test_only_the_run_that_succeeded_is_kept(self) -> None:
+    def test_only_outputs_of_successful_runs_are_stored(self) -> None:
         model, backend, kept = keeping()
         requests = [fake_request(model, value=value) for value in (1, 13, 2)]
 
@@ -235,7 +235,7 @@ class TestKeptOutputs:
             ([np.zeros((2, 4)), np.zeros((3, 2))], "output 'after' has 3 rows for a batch of 2"),
         ],
     )
-    def test_nothing_is_kept_or_given_of_a_run_with_wrong_rows(self, outputs: list[Any], text: str) -> None:
+    def test_outputs_with_wrong_row_counts_are_neither_stored_nor_returned(self, outputs: list[Any], text: str) -> None:
         model, backend, kept = keeping(lambda _: outputs)
         requests = [fake_request(model), fake_request(model)]
         with pytest.raises(InferError) as caught:
@@ -245,8 +245,8 @@ class TestKeptOutputs:
         assert (kept.kept, [request.outputs for request in requests]) == ([], [None, None])
 
 
-class TestRehearsals:
-    def test_without_requests_sequences_have_zeros(self) -> None:
+class TestDummyRuns:
+    def test_dummy_runs_fill_controls_and_states_with_zeros(self) -> None:
         spec = complete(spec_of(), GRAPH)
         assert spec.binding_signature is not None
         backend = FakeBackend(spec.binding_signature, lambda inputs: [inputs[0], inputs[2]])
@@ -258,7 +258,7 @@ class TestRehearsals:
         shapes = [(array.shape, bool(array.any())) for array in backend.runs[0].inputs if array is not None]
         assert shapes == [((3, 4), False), ((3, 1), False), ((3, 2), False)]
 
-    def test_what_is_told_of_a_ragged_batch_fits_its_zeros(self) -> None:
+    def test_batch_inputs_of_a_dummy_run_describe_its_ragged_rows(self) -> None:
         told = BatchTensor("told", "BATCH_ACCUMULATED_ELEMENT_COUNT", "INT32", ("x",))
         ragged, y = TensorSpec("x", "FP32", (-1,), ragged=True), replace(Y, shape=(4,))
         policy = BatchPolicy(max_batch_rows=8)
@@ -289,15 +289,15 @@ def ragged_spec(**policy: Any) -> tuple[ModelSpec, Signature]:
 
 
 def strict(inputs: list[Any]) -> list[Any]:
-    """A model that does not run unless what it is told fits what it gets."""
+    """A model that fails unless its batch inputs match its rows."""
     x, offsets = inputs
     if offsets[0] != 0 or offsets[-1] != len(x):
         raise InferError(Code.INVALID, "offsets do not fit")
     return [np.zeros((len(offsets) - 1, 4), np.float32)]
 
 
-class TestWhatRunsAModelBeforeThereAreRequests:
-    def test_the_sweep_teaches_what_a_ragged_batch_takes(self) -> None:
+class TestRunsDuringLoading:
+    def test_the_sweep_measures_ragged_batches(self) -> None:
         said, graph = ragged_spec()
         backend = FakeBackend(graph, strict)
         model = Model(complete(said, graph), [backend], lambda *_: None)
@@ -309,14 +309,14 @@ class TestWhatRunsAModelBeforeThereAreRequests:
             (((-1,),), rows) for rows in (1, 2, 4)
         }
 
-    def test_instances_are_counted_with_it(self) -> None:
+    def test_instance_counting_runs_a_model_with_ragged_inputs(self) -> None:
         said, graph = ragged_spec()
         trials = Trials(said, lambda _: FakeBackend(graph, strict), 1)
 
         assert trials(Split(1, 1)) is not None
         trials.close()
 
-    def test_no_size_is_proved_invariant_for_it(self) -> None:
+    def test_a_model_with_inputs_that_describe_the_batch_has_no_invariant_size(self) -> None:
         said, graph = ragged_spec(invariant=True)
         spec = complete(said, graph)
         backend = FakeBackend(graph, strict)
@@ -324,7 +324,7 @@ class TestWhatRunsAModelBeforeThereAreRequests:
         assert "it has inputs that describe the batch" in probe(spec, backend).reason
         assert set_invariant_size(spec, [backend]).policy.cap_rows == 1
 
-    def test_a_reshaped_model_is_proved_in_its_own_shape(self) -> None:
+    def test_invariance_of_a_reshaped_model_is_probed_in_the_models_own_shape(self) -> None:
         policy = BatchPolicy(max_batch_rows=4, executor="thread", invariant=True)
         x = TensorSpec("x", "FP32", (2, 2), reshape=(4,))
         said = ModelSpec("m", 1, Path("m"), policy=policy, inputs=(x,), outputs=(replace(x, name="y"),))

@@ -1,4 +1,4 @@
-"""Device: turns go by what runs have cost, and whoever asks waits for a bounded time. No clock, no threads."""
+"""Device: turns go by the cost of past runs, and every model waits for a bounded time. No clock, no threads."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MS = 1_000_000
 
 @dataclass(eq=False)
 class Puppet:
-    """A Waiter that only notes that it has its turn."""
+    """A Waiter that only counts its turns."""
 
     turns: int = 0
 
@@ -44,14 +44,16 @@ def asks(device: Device, share: Share) -> Puppet:
 
 
 def served(device: Device, share: Share, cost_ns: int) -> None:
-    """Let a Model have one turn, on a device that is free."""
+    """Give a Model one turn on a free device."""
     assert asks(device, share).turns == 1
     device.end_turn(share, 0, cost_ns, more=False)
 
 
 class TestResizing:
     @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4), st.integers(1, 3)), max_size=40))
-    def test_as_much_room_is_free_as_nobody_takes(self, steps: list[tuple[int, int, int]]) -> None:
+    def test_used_room_is_the_total_width_of_running_turns_even_after_a_resize(
+        self, steps: list[tuple[int, int, int]]
+    ) -> None:
         device = Device(4)
         shares = [device.join(2, 2), device.join(2, 1)]
         held: list[tuple[Share, Puppet]] = []
@@ -72,7 +74,7 @@ class TestResizing:
             device.end_turn(each[0], 0, MS, more=False)
         assert (device._used_room, held) == (0, [])
 
-    def test_what_a_run_costs_goes_with_how_wide_it_is_and_the_weight_stays(self) -> None:
+    def test_resizing_a_share_changes_its_cost_by_width_and_keeps_its_weight(self) -> None:
         device = Device(4)
         share = device.join(1, 4, 2.0)
 
@@ -81,8 +83,8 @@ class TestResizing:
         assert (share.cost_per_ns, share.instances) == (1.0, 3)
 
 
-class TestWhoGoesNext:
-    def test_nobody_is_asked_while_all_fit(self) -> None:
+class TestTurnOrder:
+    def test_a_device_is_contended_only_while_its_models_do_not_all_fit(self) -> None:
         device = Device(2)
         first = device.join(1, 1)
         device.join(1, 1)
@@ -94,7 +96,7 @@ class TestWhoGoesNext:
         assert (fits, crowded, device.contended) == (False, True, False)
         device.leave(first)
 
-    def test_a_users_own_number_of_instances_is_honoured(self) -> None:
+    def test_a_models_configured_instances_all_run_even_if_a_second_model_has_to_wait(self) -> None:
         device = Device(2)
         many = device.join(5, 1)
 
@@ -106,7 +108,7 @@ class TestWhoGoesNext:
         assert (alone, device.contended) == (False, True)
         assert [puppet.turns for puppet in (*puppets, waits)] == [1, 1, 1, 1, 1, 0]
 
-    def test_wide_runs_take_more_of_the_room(self) -> None:
+    def test_wide_runs_take_more_room_on_the_device(self) -> None:
         device = Device(4)
         wide, narrow, other = device.join(1, 3), device.join(1, 1), device.join(1, 3)
 
@@ -114,7 +116,7 @@ class TestWhoGoesNext:
 
         assert turns == [1, 1, 0]
 
-    def test_the_one_that_has_cost_least_goes_first(self) -> None:
+    def test_the_model_with_the_lowest_cost_so_far_goes_first(self) -> None:
         device = Device(1)
         holder, dear, cheap, third = (device.join(1, 1) for _ in range(4))
         for share in (holder, dear, cheap, third):
@@ -139,7 +141,7 @@ class TestWhoGoesNext:
         assert [puppet.turns for puppet in siblings] == [0, 0, 0]
         assert waits.turns == 1
 
-    def test_whoever_has_spent_less_than_all_that_wait_goes_on(self) -> None:
+    def test_a_model_with_lower_cost_than_all_waiting_models_keeps_its_turn(self) -> None:
         device = Device(1)
         cheap, dear = device.join(1, 1), device.join(1, 1)
         device.request_turn(dear, Puppet())
@@ -153,7 +155,7 @@ class TestWhoGoesNext:
         assert went_on == [True, True, False]
         assert second.turns == 1
 
-    def test_one_that_was_away_has_saved_nothing(self) -> None:
+    def test_an_idle_model_accumulates_no_credit(self) -> None:
         device = Device(1)
         busy, away = device.join(1, 1), device.join(1, 1)
         for _ in range(100):
@@ -164,7 +166,7 @@ class TestWhoGoesNext:
         assert device.end_turn(away, 0, MS, more=True) is False
         assert waits.turns == 1
 
-    def test_one_that_comes_to_a_device_that_is_never_free_has_saved_nothing(self) -> None:
+    def test_a_model_that_joins_a_busy_device_starts_without_credit(self) -> None:
         device = Device(1)
         hot, other, late = (device.join(1, 1) for _ in range(3))
         waits = {share: asks(device, share) for share in (hot, other)}
@@ -179,7 +181,7 @@ class TestWhoGoesNext:
 
         assert 3 <= order.count(late) <= 4
 
-    def test_one_that_had_the_device_to_itself_owes_nothing(self) -> None:
+    def test_a_model_that_had_the_device_to_itself_owes_nothing(self) -> None:
         device = Device(1)
         alone = device.join(1, 1)
         served(device, alone, 3600 * 1000 * MS)
@@ -190,7 +192,7 @@ class TestWhoGoesNext:
 
         assert waits.turns == 1
 
-    def test_what_was_predicted_counts_until_what_it_took_is_known(self) -> None:
+    def test_the_predicted_cost_of_a_run_counts_until_its_measured_cost_is_known(self) -> None:
         device = Device(2)
         liar, honest = device.join(2, 1), device.join(2, 1)
         for share in (liar, honest):
@@ -203,7 +205,7 @@ class TestWhoGoesNext:
         assert turns == [0, 1]
 
     @pytest.mark.parametrize(("long_ones", "least", "most"), [(1, 150, 200), (400, 2, 2)])
-    def test_who_ran_while_the_machine_stood_still_does_not_wait_for_as_long_unless_it_goes_on(
+    def test_a_model_that_ran_during_a_machine_stall_is_not_charged_unless_stalls_continue(
         self, long_ones: int, least: int, most: int
     ) -> None:
         device = Device(1)
@@ -220,7 +222,7 @@ class TestWhoGoesNext:
 
         assert least <= turns.count(stood) <= most
 
-    def test_one_that_is_very_slow_now_and_then_is_charged_for_it(self) -> None:
+    def test_a_model_with_occasional_very_slow_runs_is_charged_for_them(self) -> None:
         device = Device(1)
         uneven, other = device.join(1, 1), device.join(1, 1)
         device.request_turn(uneven, Puppet())
@@ -236,7 +238,7 @@ class TestWhoGoesNext:
 
         assert 0.4 < took[id(other)] / sum(took.values()) < 0.6
 
-    def test_a_turn_that_found_nothing_is_handed_on(self) -> None:
+    def test_a_turn_without_work_passes_to_the_next_model(self) -> None:
         device = Device(1)
         empty, other = device.join(1, 1), device.join(1, 1)
         device.request_turn(empty, Puppet())
@@ -245,7 +247,7 @@ class TestWhoGoesNext:
 
         assert waits.turns == 1
 
-    def test_one_that_withdraws_is_passed_over_unless_it_has_its_turn(self) -> None:
+    def test_a_canceled_request_for_a_turn_is_skipped_unless_already_granted(self) -> None:
         device = Device(1)
         holder, stopped, other = (device.join(1, 1) for _ in range(3))
         granted = asks(device, holder)
@@ -256,7 +258,7 @@ class TestWhoGoesNext:
         device.end_turn(holder, 0, MS, more=False)
         assert (gone.turns, waits.turns) == (0, 1)
 
-    def test_when_a_wide_one_withdraws_a_narrow_one_behind_it_goes(self) -> None:
+    def test_a_narrow_request_is_granted_when_a_wide_one_ahead_of_it_is_canceled(self) -> None:
         device = Device(4)
         holder, wide, narrow = device.join(1, 2), device.join(1, 3), device.join(1, 2)
         device.request_turn(holder, Puppet())
@@ -266,7 +268,7 @@ class TestWhoGoesNext:
 
         assert (before, waits.turns) == (0, 1)
 
-    def test_all_that_wait_go_when_the_device_is_crowded_no_more(self) -> None:
+    def test_all_waiting_requests_are_granted_when_the_device_is_no_longer_contended(self) -> None:
         device = Device(2)
         shares = [device.join(1, 1) for _ in range(3)]
         for share in shares[:2]:
@@ -283,8 +285,8 @@ class TestWhoGoesNext:
         assert not device.end_turn(shares[0], 0, MS, more=True)
 
 
-class TestHowLongABatchMayBe:
-    def test_as_long_as_it_likes_while_nobody_waits(self) -> None:
+class TestBatchLimit:
+    def test_a_batch_is_unlimited_while_no_other_model_waits(self) -> None:
         device = Device(1)
         share = device.join(1, 1)
         device.request_turn(share, Puppet())
@@ -292,7 +294,7 @@ class TestHowLongABatchMayBe:
         assert device.max_batch_ns(share) == 0
 
     @pytest.mark.parametrize(("took", "most"), [(MS, MIN_BATCH_LIMIT_NS), (100 * MS, BATCH_LIMIT_FACTOR * 100 * MS)])
-    def test_some_runs_of_the_shortest_that_waits(self, took: int, most: int) -> None:
+    def test_a_batch_is_limited_to_a_multiple_of_the_shortest_waiting_models_run(self, took: int, most: int) -> None:
         device = Device(1)
         holder, *others = (device.join(1, 1) for _ in range(3))
         for share, ns in zip(others, (took, 5000 * MS), strict=True):
@@ -303,7 +305,7 @@ class TestHowLongABatchMayBe:
 
         assert device.max_batch_ns(holder) == most
 
-    def test_its_own_siblings_do_not_shorten_it(self) -> None:
+    def test_waiting_instances_of_the_same_model_do_not_limit_a_batch(self) -> None:
         device = Device(1)
         share = device.join(1, 1)
         for _ in range(2):
@@ -313,7 +315,7 @@ class TestHowLongABatchMayBe:
 
 
 class TestBriefRuns:
-    def test_take_no_turns_where_the_system_interrupts_long_ones(self) -> None:
+    def test_brief_runs_are_exempt_from_turns_on_a_preemptive_device(self) -> None:
         device = Device(1, preemptive=True)
         share = device.join(1, 1)
         at_first = share.exempt
@@ -323,7 +325,7 @@ class TestBriefRuns:
 
         assert (at_first, after_a_brief_one, share.exempt) == (False, True, False)
 
-    def test_take_turns_where_nothing_does(self) -> None:
+    def test_brief_runs_take_turns_on_a_device_without_preemption(self) -> None:
         device = Device(1)
         share = device.join(1, 1)
         served(device, share, 1)
@@ -332,7 +334,7 @@ class TestBriefRuns:
 
 
 class TestWidths:
-    def test_a_run_on_a_cpu_takes_its_sessions_threads(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_width_of_a_cpu_run_is_its_sessions_thread_count(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("penstock.batching.devices.device.usable_cpus", lambda: 8)
 
         widths = [
@@ -355,10 +357,10 @@ class TestWidths:
 
 @dataclass(eq=False)
 class Simulated:
-    """A Model with so many Instances of a width, there from `comes` to `goes`.
+    """A Model with a number of Instances of one width, loaded from `comes` to `goes`.
 
-    `costs`: what its batches are predicted to take, and what they take, round and round. `rest`: how long it has
-    nothing to do after each, 0 for a hot one.
+    `costs`: the predicted and actual times of its batches, in rotation. `rest`: how long it is idle after each, 0 for
+    a busy one.
     """
 
     instances: int
@@ -376,7 +378,7 @@ class Simulated:
 
 @dataclass(eq=False)
 class Runner:
-    """One of its Instances: asks, runs what is next, and asks again."""
+    """One of its Instances: requests a turn, runs the next batch, and requests a turn again."""
 
     house: House
     model: Simulated
@@ -388,7 +390,7 @@ class Runner:
 
 
 class House:
-    """A Device under a virtual clock. `waits`: how long each wait of a Model was, and among how many others."""
+    """A Device under a virtual clock. `waits`: the length of each wait of a Model, and the number of other Models."""
 
     def __init__(self, room: int, models: list[Simulated]) -> None:
         self.device = Device(room)
@@ -463,7 +465,7 @@ COSTS = st.lists(st.tuples(st.integers(0, B), st.integers(10, B)), min_size=1, m
 
 @st.composite
 def crowds(draw: st.DrawFn) -> tuple[int, list[Simulated]]:
-    """How wide the device is, and Models of all kinds."""
+    """Draw the width of the device, and Models of all kinds."""
     whole = draw(st.integers(1, 4))
     models = []
     for _ in range(draw(st.integers(2, 6))):
@@ -474,9 +476,9 @@ def crowds(draw: st.DrawFn) -> tuple[int, list[Simulated]]:
     return whole, models
 
 
-class TestNobodyStarves:
+class TestFairness:
     @given(crowds())
-    def test_whoever_asks_gets_a_turn_within_the_bound(self, crowd: tuple[int, list[Simulated]]) -> None:
+    def test_every_request_for_a_turn_is_granted_within_the_bound(self, crowd: tuple[int, list[Simulated]]) -> None:
         whole, models = crowd
         room = MAX_CONCURRENT_RUNS * whole
         house = House(room, models)
@@ -489,7 +491,7 @@ class TestNobodyStarves:
             assert waited <= 2 * B + 2 * (3 * most + 1) * others * B * wide / room
 
     @given(st.lists(COSTS, min_size=2, max_size=6), st.integers(1, 3), st.integers(1, 3))
-    def test_the_bound_is_about_half_as_long_where_all_are_equally_wide(
+    def test_the_bound_is_about_half_as_long_if_all_models_are_equally_wide(
         self, costs: list[list[tuple[int, int]]], room: int, instances: int
     ) -> None:
         house = House(room, [Simulated(instances, 1, each) for each in costs])
@@ -499,7 +501,7 @@ class TestNobodyStarves:
             assert waited <= B + (3 * instances + 1) * others * B / room
 
     @given(st.lists(COSTS, min_size=2, max_size=6), st.integers(1, 3))
-    def test_hot_models_get_equal_time_whatever_their_batches_cost_and_however_wrong_the_predictions(
+    def test_hot_models_get_equal_time_for_any_batch_costs_and_wrong_predictions(
         self, costs: list[list[tuple[int, int]]], room: int
     ) -> None:
         house = House(room, [Simulated(1, 1, each) for each in costs])
@@ -510,7 +512,9 @@ class TestNobodyStarves:
             assert max(used) - min(used) <= 4 * B
 
     @given(st.lists(st.tuples(COSTS, st.sampled_from(WEIGHTS)), min_size=2, max_size=5))
-    def test_hot_models_get_time_by_their_weights(self, models: list[tuple[list[tuple[int, int]], float]]) -> None:
+    def test_hot_models_get_time_in_proportion_to_their_weights(
+        self, models: list[tuple[list[tuple[int, int]], float]]
+    ) -> None:
         house = House(1, [Simulated(1, 1, costs, weight=weight) for costs, weight in models])
         house.run(20_000)
         used = [model.time_used / model.weight for model in house.models]
@@ -518,7 +522,7 @@ class TestNobodyStarves:
         assert max(used) - min(used) <= 4 * B / min(WEIGHTS)
 
     @given(st.lists(st.tuples(COSTS, st.sampled_from(WEIGHTS)), min_size=1, max_size=4), st.integers(1, 3))
-    def test_the_light_one_waits_longer_and_not_for_ever(
+    def test_a_model_with_low_weight_waits_longer_but_for_a_bounded_time(
         self, others: list[tuple[list[tuple[int, int]], float]], instances: int
     ) -> None:
         light = Simulated(instances, 1, [(50, B)], weight=min(WEIGHTS))
@@ -531,7 +535,7 @@ class TestNobodyStarves:
             assert waited <= 2 * B + 2 * B * (sum(each) + 3 * instances + 1) / room
 
     @given(st.integers(10, B), st.integers(10, B), st.integers(2, 4))
-    def test_more_instances_bring_no_more_time(self, price: int, other_price: int, instances: int) -> None:
+    def test_more_instances_do_not_get_a_model_more_time(self, price: int, other_price: int, instances: int) -> None:
         hot = Simulated(instances, 1, [(price, price)])
         others = [Simulated(1, 1, [(other_price, other_price)]) for _ in range(instances)]
         house = House(1, [hot, *others])

@@ -1,4 +1,4 @@
-"""Turns: since when a request may have waited in its socket, and how much a model runs in one."""
+"""Dispatcher: the earliest time a request may have arrived, and how much a model runs in one turn of the loop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HOUR_NS = 3_600_000_000_000
 
 
 class Clock:
-    """Stands in for the module `time`."""
+    """A fake `time` module."""
 
     def __init__(self) -> None:
         self.now_ns = 0
@@ -27,7 +27,7 @@ class Clock:
 
 
 class Loop:
-    """Stands in for the event loop: remembers what is to be called at the end of its turn."""
+    """A fake event loop that remembers the callbacks for the end of its turn."""
 
     def __init__(self) -> None:
         self.soon: list[Callable[[], None]] = []
@@ -54,7 +54,7 @@ def turn(watched: Dispatcher, clock: Clock, at_ns: int) -> None:
     watched._run_turn()
 
 
-def test_what_wakes_a_loop_that_had_nothing_to_read_has_just_come(clock: Clock) -> None:
+def test_a_request_that_wakes_an_idle_loop_has_just_arrived(clock: Clock) -> None:
     loop = Loop()
     watched = Dispatcher(cast(Any, loop), lambda *_: None)
     for clock.now_ns in range(10_000_000, 30_000_000, 1_000_000):
@@ -64,7 +64,7 @@ def test_what_wakes_a_loop_that_had_nothing_to_read_has_just_come(clock: Clock) 
         loop.end_turn()
 
 
-def test_a_loop_that_has_more_to_run_does_not_rest(clock: Clock) -> None:
+def test_a_loop_with_more_callbacks_to_run_is_not_idle(clock: Clock) -> None:
     loop = Loop()
     watched = Dispatcher(cast(Any, loop), lambda *_: None)
     watched.earliest_arrival_ns(10_000_000)
@@ -75,7 +75,7 @@ def test_a_loop_that_has_more_to_run_does_not_rest(clock: Clock) -> None:
     assert watched.earliest_arrival_ns(15_000_000) == 13_000_000
 
 
-def test_what_a_loop_reads_that_is_never_idle_may_have_come_since_the_turn_before(clock: Clock) -> None:
+def test_a_request_read_by_a_busy_loop_may_have_arrived_since_the_previous_turn(clock: Clock) -> None:
     watched = Dispatcher(cast(Any, Loop()), lambda *_: None)
     for now_ns in range(10_000_000, 16_000_000, 1_000_000):
         watched.earliest_arrival_ns(now_ns)
@@ -87,7 +87,7 @@ def test_what_a_loop_reads_that_is_never_idle_may_have_come_since_the_turn_befor
     assert watched.earliest_arrival_ns(20_000_000) == 16_000_000
 
 
-def test_a_turn_in_which_all_are_refused_is_a_turn_all_the_same(clock: Clock) -> None:
+def test_a_turn_in_which_every_request_is_rejected_is_still_counted(clock: Clock) -> None:
     loop = Loop()
     watched = Dispatcher(cast(Any, loop), lambda *_: None)
     for clock.now_ns in range(10_000_000, 30_000_000, 1_000_000):
@@ -99,14 +99,14 @@ def test_a_turn_in_which_all_are_refused_is_a_turn_all_the_same(clock: Clock) ->
     assert loop.soon.count(watched._run_turn) == 1
 
 
-def test_a_run_that_ends_when_the_loop_is_closed_ends_quietly() -> None:
+def test_a_run_that_ends_after_the_loop_is_closed_raises_nothing() -> None:
     loop = asyncio.new_event_loop()
     loop.close()
 
     Dispatcher(loop, lambda *_: None).deliver_from_thread(cast(Any, None), [])
 
 
-def test_a_turn_writes_large_answers_for_as_long_as_it_may_and_the_next_goes_on(
+def test_a_turn_delivers_large_answers_within_its_time_budget_and_the_next_turn_continues(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop = Loop()
@@ -133,7 +133,7 @@ def test_a_turn_writes_large_answers_for_as_long_as_it_may_and_the_next_goes_on(
 @pytest.mark.parametrize(
     ("rows", "goes_on_ns", "most"), [(1, HOUR_NS, 20), (1, -1, 1), (2, HOUR_NS, 2)], ids=["one", "a long turn", "two"]
 )
-async def test_a_model_that_runs_a_row_at_a_time_goes_on_in_the_turn_unless_that_has_taken_long(
+async def test_a_model_that_runs_one_row_at_a_time_continues_within_the_turns_time_budget(
     rows: int, goes_on_ns: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatcher, "TURN_BUDGET_NS", goes_on_ns)
@@ -151,7 +151,7 @@ async def test_a_model_that_runs_a_row_at_a_time_goes_on_in_the_turn_unless_that
 
 
 class Ticking:
-    """Stands in for the module `time`: each look at it takes a twentieth of what a turn may go on for."""
+    """A fake `time` module: each reading takes a twentieth of a turn's time budget."""
 
     def __init__(self) -> None:
         self.now_ns = 1
@@ -162,7 +162,7 @@ class Ticking:
 
 
 @pytest.mark.anyio
-async def test_models_that_run_a_row_at_a_time_have_a_share_each_of_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_models_that_run_one_row_at_a_time_share_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     async with housed() as house:
         models = [await house.load(name, max_batch_rows=1, cap_rows=1) for name in "ab"]
         came = [[house.come(model) for _ in range(40)] for model in models]

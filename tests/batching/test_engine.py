@@ -111,7 +111,7 @@ def spec_of(name: str = "m", version: int = 1, *, count: int = 1, **policy: Any)
 
 
 def engine_of(*backends: Backend) -> Engine:
-    """An Engine whose loader gives the backends one after another, the last one from then on."""
+    """An Engine whose loader returns the backends one after another, and then the last one repeatedly."""
     left = list(backends)
 
     def load(path: Path, device: str, options: Mapping[str, str]) -> Backend:
@@ -128,7 +128,7 @@ async def serving(
     backend = FakeBackend(graph, gate)
     engine = Engine(asyncio.get_running_loop(), {"fake": fake_loader(backend)})
     model = await engine.load(spec_of(**wanted))
-    backend.runs.clear()  # the warm-up's
+    backend.runs.clear()  # runs of the warm-up
     try:
         async with asyncio.timeout(2 * PATIENCE_S):
             yield Serving(engine, model, backend, gate, ListSink())
@@ -163,7 +163,7 @@ class TestLoading:
             assert house.engine.models() == [house.model]
             assert house.model.signature == replace(SAME_AND_SUM, batched=True)
 
-    async def test_no_version_means_the_highest_number(self) -> None:
+    async def test_a_request_without_a_version_gets_the_highest_version(self) -> None:
         engine = engine_of(FakeBackend(SAME_AND_SUM, same_and_sum))
         models = {version: await engine.load(spec_of(version=version)) for version in (9, 10, 2)}
 
@@ -181,7 +181,7 @@ class TestLoading:
         assert [model.name for model in engine.models()] == ["a", "b"]
         await engine.stop(0)
 
-    async def test_what_is_not_loaded_is_not_found(self) -> None:
+    async def test_a_model_that_is_not_loaded_is_not_found(self) -> None:
         async with serving() as house:
             expected = Code.NOT_FOUND, "Request for unknown model: 'n' is not found"
             assert refused(lambda: house.engine.model("n")) == expected
@@ -190,12 +190,12 @@ class TestLoading:
             with pytest.raises(InferError, match="is not found"):
                 await house.engine.unload("m", 2)
 
-    async def test_an_unknown_backend_is_told_beside_those_known(self) -> None:
+    async def test_an_unknown_backend_is_reported_with_the_known_backends(self) -> None:
         async with serving() as house:
             with pytest.raises(InferError, match="unknown backend 'caffe' for model 'm', known: fake"):
                 await house.engine.load(replace(spec_of(), backend="caffe"))
 
-    async def test_what_model_answers_changes_only_with_the_generation(self) -> None:
+    async def test_the_generation_changes_with_every_load_and_unload(self) -> None:
         engine = engine_of(FakeBackend(SAME_AND_SUM, same_and_sum))
         seen = [engine.generation]
         for version in (1, 2, 1):
@@ -216,7 +216,7 @@ class TestLoading:
         assert backend.closed
         assert engine.models() == []
 
-    async def test_devices_already_loaded_are_closed_when_another_fails(self) -> None:
+    async def test_backends_already_loaded_are_closed_when_another_device_fails(self) -> None:
         first = FakeBackend(SAME_AND_SUM, same_and_sum)
 
         def load(path: Path, device: str, options: Mapping[str, str]) -> Backend:
@@ -242,7 +242,7 @@ class TestLoading:
 
         assert backend.closed
 
-    async def test_a_model_that_breaks_on_zeros_is_served_all_the_same(self) -> None:
+    async def test_a_model_that_fails_on_zeros_is_served(self) -> None:
         def function(inputs: list[Any]) -> list[Any]:
             if not inputs[0].all():
                 raise ZeroDivisionError
@@ -251,7 +251,7 @@ class TestLoading:
         async with serving(function) as house:
             assert len(await house.engine.infer(house.model, [np.ones((1, 4), np.float32)])) == 2
 
-    async def test_every_device_gets_its_instances(self) -> None:
+    async def test_every_device_gets_the_configured_number_of_instances(self) -> None:
         backends = [FakeBackend(SAME_AND_SUM, same_and_sum) for _ in range(2)]
         engine = engine_of(*backends)
         model = await engine.load(replace(spec_of(), instances=(InstanceGroup(2, ("cpu", "cuda:0")),)))
@@ -263,7 +263,7 @@ class TestLoading:
 
 
 class TestReplacing:
-    async def test_the_older_load_finishes_what_it_accepted_and_is_closed(self) -> None:
+    async def test_a_replaced_model_finishes_its_accepted_requests_and_is_closed(self) -> None:
         gate = Gate(same_and_sum)
         old, new = FakeBackend(SAME_AND_SUM, gate), FakeBackend(SAME_AND_SUM, same_and_sum)
         engine, sink = engine_of(old, new), ListSink()
@@ -279,7 +279,7 @@ class TestReplacing:
             while engine.model("m") is first:  # noqa: ASYNC110 - publishing is told to nobody
                 await asyncio.sleep(0)
 
-        # the new one serves while the old one is still at work
+        # the new model serves while the old one still runs
         await engine.infer(engine.model("m"), [np.zeros((1, 4), np.float32)])
         assert not old.closed
         assert refused(lambda: engine.submit(fake_request(first, sink=sink)))[0] is Code.NOT_READY
@@ -291,7 +291,7 @@ class TestReplacing:
         assert (old.closed, new.closed) == (True, False)
         await engine.stop(0)
 
-    async def test_unloading_finishes_what_was_accepted_first(self) -> None:
+    async def test_an_unloaded_model_first_finishes_its_accepted_requests(self) -> None:
         async with serving() as house:
             await house.busy()
             house.submit()
@@ -307,7 +307,7 @@ class TestReplacing:
             assert [code_of(request) for request in house.sink.requests] == [None, None]
             assert house.backend.closed
 
-    async def test_a_version_is_unloaded_once(self) -> None:
+    async def test_a_version_can_be_unloaded_only_once(self) -> None:
         async with serving() as house:
             await house.engine.unload("m", 1)
             with pytest.raises(InferError, match="version 1 is not found"):
@@ -315,7 +315,7 @@ class TestReplacing:
 
 
 class TestSwapping:
-    async def test_nobody_finds_a_model_before_it_is_published(self) -> None:
+    async def test_a_model_is_not_found_before_it_is_published(self) -> None:
         engine = engine_of(FakeBackend(SAME_AND_SUM, same_and_sum))
         model = await engine.open(spec_of())
         generation = engine.generation
@@ -341,7 +341,7 @@ class TestSwapping:
             await engine.retire(model)
         await engine.stop(0)
 
-    async def test_what_was_there_or_should_be_is_told_from_what_never_was(self) -> None:
+    async def test_an_unloaded_or_failed_version_is_not_ready_and_an_unknown_version_is_not_found(self) -> None:
         engine = engine_of(FakeBackend(SAME_AND_SUM, same_and_sum))
         one, two = [await engine.open(spec_of(version=version)) for version in (1, 2)]
         engine.publish("m", [one], ["2"])
@@ -360,7 +360,7 @@ class TestSwapping:
             await engine.retire(model)
         await engine.stop(0)
 
-    async def test_a_model_that_is_held_goes_on_serving_until_it_is_released(self) -> None:
+    async def test_a_held_model_continues_serving_until_it_is_released(self) -> None:
         async with serving() as house:
             house.engine.hold(house.model)
             house.engine.publish("m", [])
@@ -376,7 +376,7 @@ class TestSwapping:
             assert house.backend.closed
             assert refused(house.submit)[0] is Code.NOT_READY
 
-    async def test_a_model_that_is_retired_finishes_what_it_accepted_and_is_told_of_it(self, executor: str) -> None:
+    async def test_a_retired_model_finishes_its_accepted_requests_and_is_closed(self, executor: str) -> None:
         async with serving(executor=executor, max_queue_delay_us=20_000) as house:
             accepted = [house.submit(), house.submit()]
             house.engine.publish("m", [])
@@ -388,7 +388,7 @@ class TestSwapping:
             assert house.model.instances == []
             assert house.engine.inflight == 0
 
-    async def test_cancelling_what_a_retiring_model_waits_for_ends_the_waiting(self) -> None:
+    async def test_canceling_the_last_request_of_a_retiring_model_completes_the_retirement(self) -> None:
         async with serving(max_queue_delay_us=HOUR_US) as house:
             request = house.submit()
             house.engine.publish("m", [])
@@ -401,11 +401,13 @@ class TestSwapping:
 
             assert house.backend.closed
 
-    async def test_a_load_says_how_long_it_took(self) -> None:
+    async def test_a_loaded_model_has_its_load_time(self) -> None:
         async with serving() as house:
             assert house.model.load_s > 0
 
-    async def test_when_threads_run_out_none_is_left(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_no_thread_is_left_when_starting_instance_threads_fails(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         start = ThreadInstance.start
 
         def only_two(instance: ThreadInstance) -> None:
@@ -422,7 +424,7 @@ class TestSwapping:
         assert backend.closed
         assert threading.active_count() == before
 
-    async def test_a_model_that_fails_while_it_is_warmed_up_is_closed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_a_model_that_fails_during_warmup_is_closed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def interrupted(model: Model) -> None:
             raise KeyboardInterrupt
 
@@ -437,7 +439,7 @@ class TestSwapping:
 
 
 class TestServing:
-    async def test_everyone_gets_their_own_rows_exactly_once(self, executor: str) -> None:
+    async def test_every_request_gets_its_own_rows_exactly_once(self, executor: str) -> None:
         dice = random.Random(7)
         async with serving(executor=executor) as house:
             submitted = []
@@ -463,7 +465,7 @@ class TestServing:
             assert rows_run(house.backend) == [6]
             assert house.sink.deliveries == [submitted]
 
-    async def test_each_sink_gets_its_own_of_a_batch(self, executor: str) -> None:
+    async def test_each_sink_receives_only_its_own_requests_of_a_batch(self, executor: str) -> None:
         async with serving(executor=executor) as house:
             other = ListSink()
             requests = [house.request() for _ in range(4)]
@@ -488,7 +490,7 @@ class TestServing:
 
             assert rows_run(house.backend) == [1, 10]
 
-    async def test_shapes_do_not_share_a_batch(self, executor: str) -> None:
+    async def test_requests_of_different_shapes_do_not_share_a_batch(self, executor: str) -> None:
         async with serving(list, FREE, executor=executor) as house:
             requests = [house.request(value=width, key=((width,),)) for width in (2, 3, 2, 3)]
             for request in requests:
@@ -498,7 +500,7 @@ class TestServing:
             assert sorted(rows_run(house.backend)) == [2, 2]
             assert [outputs_of(request) for request in requests] == [[[[width] * width]] for width in (2, 3, 2, 3)]
 
-    async def test_only_wanted_outputs_are_delivered(self, executor: str) -> None:
+    async def test_only_requested_outputs_are_delivered(self, executor: str) -> None:
         async with serving(executor=executor) as house:
             wants = [(1,), (0, 1), (1, 0), ()]
             requests = [house.request(value=1) for _ in wants]
@@ -510,7 +512,7 @@ class TestServing:
             whole = [[[1] * 4], [4]]
             assert [outputs_of(each) for each in requests] == [[whole[place] for place in want] for want in wants]
 
-    async def test_no_rows_at_all_are_served(self, executor: str) -> None:
+    async def test_requests_without_rows_are_served(self, executor: str) -> None:
         async with serving(executor=executor) as house:
             alone = house.submit(0)
             await house.sink.holds(1)
@@ -529,7 +531,7 @@ class TestServing:
             assert [answer[0].tolist() for answer in answers] == [[0], [6], [12], [18]]
             assert len(house.backend.runs) == 4
 
-    async def test_idle_instances_share_what_arrives_together(self) -> None:
+    async def test_idle_instances_run_requests_that_arrive_together_in_parallel(self) -> None:
         together = threading.Barrier(2)
         meet = threading.Event()
 
@@ -545,7 +547,7 @@ class TestServing:
 
             assert [code_of(request) for request in await house.sink.holds(2)] == [None, None]
 
-    async def test_engines_of_one_process_know_nothing_of_each_other(self, executor: str) -> None:
+    async def test_engines_in_one_process_are_independent(self, executor: str) -> None:
         async with serving(executor=executor) as one, serving(plus_one) as two:
             one.submit()
             two.submit()
@@ -560,7 +562,7 @@ class TestServing:
 
 
 class TestExecutors:
-    async def test_pinned_to_the_loop_nothing_runs_elsewhere(self) -> None:
+    async def test_a_model_with_the_loop_executor_runs_only_on_the_loop(self) -> None:
         ran_on: set[int] = set()
 
         def function(inputs: list[Any]) -> list[Any]:
@@ -568,14 +570,14 @@ class TestExecutors:
             return list(inputs)
 
         async with serving(function, FREE, executor="loop") as house:
-            ran_on.clear()  # the warm-up's
+            ran_on.clear()  # runs of the warm-up
             for width in (1, 2, 3):
                 house.engine.submit(house.request(key=((width,),)))
                 await house.sink.holds(width)
 
         assert ran_on == {threading.get_ident()}
 
-    async def test_pinned_to_a_thread_nothing_runs_on_the_loop(self) -> None:
+    async def test_a_model_with_the_thread_executor_never_runs_on_the_loop(self) -> None:
         ran_on: set[int] = set()
 
         def function(inputs: list[Any]) -> list[Any]:
@@ -590,7 +592,7 @@ class TestExecutors:
         assert threading.get_ident() not in ran_on
 
     @pytest.mark.parametrize(("count", "on_loop"), [(1, True), (2, False)])
-    async def test_the_loop_runs_what_takes_200_us_unless_several_instances_could(
+    async def test_a_model_with_short_runs_runs_on_the_loop_unless_it_has_several_instances(
         self, count: int, *, on_loop: bool
     ) -> None:
         ran_on: set[int] = set()
@@ -600,7 +602,7 @@ class TestExecutors:
             return list(inputs)
 
         async with serving(function, FREE, executor="auto", count=count) as house:
-            ran_on.clear()  # the warm-up's
+            ran_on.clear()  # runs of the warm-up
             costs = house.model.costs
             costs.predict_ns = lambda key, rows: 200_000  # type: ignore[method-assign]
             house.engine.submit(house.request(key=((7,),)))
@@ -608,7 +610,7 @@ class TestExecutors:
 
         assert (threading.get_ident() in ran_on) is on_loop
 
-    async def test_the_loop_does_other_things_between_two_batches(self) -> None:
+    async def test_the_loop_turns_between_two_batches(self) -> None:
         async with serving(executor="loop", cap_rows=1, max_batch_rows=2) as house:
             turns: list[int] = []
             for _ in range(3):
@@ -621,7 +623,7 @@ class TestExecutors:
 
 
 class TestFailures:
-    async def test_only_the_guilty_request_of_a_batch_fails(self, executor: str) -> None:
+    async def test_only_the_invalid_request_of_a_batch_fails(self, executor: str) -> None:
         async with serving(executor=executor) as house:
             submitted = [house.submit(value=GUILTY if position == 3 else position) for position in range(8)]
             delivered = await house.sink.holds(8)
@@ -632,7 +634,7 @@ class TestFailures:
             assert house.failures == {BACKEND: 1}
             assert house.model.statistics.snapshot().success.count == 7
 
-    async def test_a_wrong_number_of_output_rows_is_the_models_error(self, executor: str) -> None:
+    async def test_a_wrong_number_of_output_rows_is_an_internal_error_of_the_model(self, executor: str) -> None:
         async with serving(lambda inputs: [inputs[0], np.zeros(9, np.float32)], executor=executor) as house:
             house.submit()
             house.submit()
@@ -641,7 +643,7 @@ class TestFailures:
             assert [code_of(request) for request in delivered] == [Code.INTERNAL] * 2
             assert "output 'sum' has 9 rows for a batch of 1" in str(delivered[0].error)
 
-    async def test_the_model_serves_on_after_an_error(self, executor: str) -> None:
+    async def test_the_model_continues_serving_after_an_error(self, executor: str) -> None:
         async with serving(executor=executor) as house:
             house.submit(value=GUILTY)
             await house.sink.holds(1)
@@ -650,8 +652,8 @@ class TestFailures:
             assert [code_of(request) for request in await house.sink.holds(2)] == [Code.INVALID, None]
 
 
-class TestTheDoor:
-    async def test_strings_take_as_many_bytes_as_they_have(self) -> None:
+class TestAdmission:
+    async def test_string_inputs_count_toward_the_queue_limit_by_their_length(self) -> None:
         graph = Signature((TensorSpec("x", "BYTES", (-1, 1)),), (TensorSpec("y", "BYTES", (-1, 1)),))
         text = np.array([[b"x" * 1000]], np.object_)
         async with serving(list, graph, max_queue_bytes=2500) as house:
@@ -665,7 +667,7 @@ class TestTheDoor:
 
         assert [type(each) for each in found] == [list, list, list, InferError]
 
-    async def test_a_full_queue_refuses_and_takes_again_when_it_has_room(self) -> None:
+    async def test_a_full_queue_rejects_requests_and_accepts_them_again_when_it_has_room(self) -> None:
         async with serving(max_queue_rows=4) as house:
             await house.busy()
             for _ in range(2):
@@ -680,7 +682,7 @@ class TestTheDoor:
             house.submit()
             await house.sink.holds(4)
 
-    async def test_a_refused_request_is_not_delivered(self) -> None:
+    async def test_a_rejected_request_is_not_delivered(self) -> None:
         async with serving(max_queue_requests=1) as house:
             running = await house.busy()
             waiting = house.submit()
@@ -691,8 +693,8 @@ class TestTheDoor:
         assert house.sink.requests == [running, waiting]
 
 
-class TestCancelling:
-    async def test_one_that_waits_is_taken_back_and_never_delivered(self) -> None:
+class TestCanceling:
+    async def test_a_waiting_request_that_is_canceled_is_never_delivered(self) -> None:
         async with serving() as house:
             running = await house.busy()
             waiting = [house.submit() for _ in range(3)]
@@ -705,7 +707,7 @@ class TestCancelling:
             assert house.failures == {CANCELED: 1}
         assert house.sink.requests == [running, waiting[0], waiting[2]]
 
-    async def test_one_that_runs_is_finished_and_delivered(self) -> None:
+    async def test_a_running_request_that_is_canceled_is_finished_and_delivered(self) -> None:
         async with serving() as house:
             running = await house.busy()
             house.engine.cancel(running)
@@ -714,7 +716,7 @@ class TestCancelling:
             assert await house.sink.holds(1) == [running]
             assert house.failures == {}
 
-    async def test_before_the_loop_has_turned_nothing_runs(self, executor: str) -> None:
+    async def test_a_request_canceled_before_the_loop_turns_is_not_run(self, executor: str) -> None:
         async with serving(executor=executor) as house:
             house.engine.cancel(house.submit())
             await asyncio.sleep(0)
@@ -723,7 +725,7 @@ class TestCancelling:
 
             assert rows_run(house.backend) == [2]
 
-    async def test_after_delivery_it_changes_nothing(self, executor: str) -> None:
+    async def test_canceling_a_delivered_request_changes_nothing(self, executor: str) -> None:
         async with serving(executor=executor) as house:
             request = house.submit()
             await house.sink.holds(1)
@@ -731,7 +733,7 @@ class TestCancelling:
 
             assert (house.model.inflight, house.failures) == (0, {})
 
-    async def test_a_task_that_is_cancelled_takes_its_request_back(self) -> None:
+    async def test_a_canceled_task_cancels_its_waiting_request(self) -> None:
         async with serving() as house:
             await house.busy()
             task = asyncio.ensure_future(house.engine.infer(house.model, [np.zeros((1, 4), np.float32)]))
@@ -743,7 +745,7 @@ class TestCancelling:
 
             assert (house.model.waiting_requests, house.failures) == (0, {CANCELED: 1})
 
-    async def test_a_task_may_be_cancelled_while_its_request_runs(self) -> None:
+    async def test_canceling_a_task_while_its_request_runs_leaves_the_model_serving(self) -> None:
         async with serving() as house:
             house.gate.close()
             task = asyncio.ensure_future(house.engine.infer(house.model, [np.zeros((1, 4), np.float32)]))
@@ -757,7 +759,7 @@ class TestCancelling:
 
             assert house.model.inflight == 0
 
-    async def test_one_taken_back_lets_go_who_makes_a_preferred_size_without_it(self, executor: str) -> None:
+    async def test_canceling_a_request_releases_a_batch_that_now_has_a_preferred_size(self, executor: str) -> None:
         async with serving(
             executor=executor, max_batch_rows=8, preferred_rows=(4, 8), max_queue_delay_us=HOUR_US
         ) as house:
@@ -771,7 +773,7 @@ class TestCancelling:
 
 
 class TestDeadlines:
-    async def test_one_that_waits_past_its_deadline_is_told_so_while_the_instance_is_busy(self) -> None:
+    async def test_a_waiting_request_expires_at_its_deadline_while_the_instance_is_busy(self) -> None:
         async with serving() as house:
             running = await house.busy()
             late, patient = house.submit(timeout_ns=MS), house.submit()
@@ -797,7 +799,7 @@ class TestDeadlines:
             assert house.sink.requests == near
             assert far.waiting
 
-    async def test_deadlines_already_past_are_told_so_and_do_not_run(self, executor: str) -> None:
+    async def test_requests_submitted_after_their_deadline_are_rejected_without_running(self, executor: str) -> None:
         async with serving(executor=executor) as house:
             requests = [house.request() for _ in range(3)]
             for request in requests:
@@ -809,13 +811,13 @@ class TestDeadlines:
             assert house.model.inflight == 0
             assert house.failures == {REJECTED: 3}
 
-    async def test_a_deadline_that_is_kept_changes_nothing(self, executor: str) -> None:
+    async def test_a_request_finished_before_its_deadline_succeeds(self, executor: str) -> None:
         async with serving(executor=executor) as house:
             house.submit(timeout_ns=HOUR_US * 1000)
 
             assert [code_of(request) for request in await house.sink.holds(1)] == [None]
 
-    async def test_a_cancelled_request_does_not_expire(self) -> None:
+    async def test_a_canceled_request_does_not_expire(self) -> None:
         async with serving() as house:
             await house.busy()
             house.engine.cancel(house.submit(timeout_ns=MS))
@@ -827,7 +829,7 @@ class TestDeadlines:
 
 
 class TestHoldingOpen:
-    async def test_a_batch_that_is_not_full_is_held_and_then_goes(self, executor: str) -> None:
+    async def test_a_partial_batch_is_held_for_the_queue_delay_and_then_runs(self, executor: str) -> None:
         async with serving(executor=executor, max_queue_delay_us=2_000) as house:
             first = house.submit()
             await asyncio.sleep(0)
@@ -838,7 +840,7 @@ class TestHoldingOpen:
             assert delivered == [first, second]
             assert house.backend.runs[0].rows >= 1
 
-    async def test_a_batch_that_becomes_due_while_it_is_looked_at_goes_too(
+    async def test_a_batch_that_becomes_due_while_it_is_examined_runs(
         self, executor: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         real = time.monotonic_ns
@@ -854,7 +856,7 @@ class TestHoldingOpen:
 
             assert await house.sink.holds(1) == [request]
 
-    async def test_what_a_full_batch_leaves_is_held_and_then_goes(self, executor: str) -> None:
+    async def test_requests_left_over_by_a_full_batch_are_held_and_then_run(self, executor: str) -> None:
         async with serving(executor=executor, max_queue_delay_us=20_000) as house:
             for _ in range(ROWS + 2):
                 house.submit()
@@ -862,7 +864,7 @@ class TestHoldingOpen:
 
             assert rows_run(house.backend) == [ROWS, 2]
 
-    async def test_a_full_batch_goes_at_once(self, executor: str) -> None:
+    async def test_a_full_batch_runs_at_once(self, executor: str) -> None:
         async with serving(executor=executor, max_queue_delay_us=HOUR_US) as house:
             for _ in range(ROWS):
                 house.submit()
@@ -871,7 +873,7 @@ class TestHoldingOpen:
 
             assert rows_run(house.backend) == [ROWS]
 
-    async def test_a_preferred_size_goes_at_once(self, executor: str) -> None:
+    async def test_a_batch_of_a_preferred_size_runs_at_once(self, executor: str) -> None:
         async with serving(executor=executor, max_queue_delay_us=HOUR_US, preferred_rows=(4,)) as house:
             for _ in range(9):
                 house.submit()
@@ -882,7 +884,7 @@ class TestHoldingOpen:
             house.submit(3)
             await house.sink.holds(10)
 
-    async def test_a_deadline_ends_the_waiting_of_one_that_is_held(self, executor: str) -> None:
+    async def test_a_request_in_a_held_batch_expires_at_its_deadline(self, executor: str) -> None:
         async with serving(executor=executor, max_queue_delay_us=HOUR_US) as house:
             held, late = house.submit(), house.submit(timeout_ns=MS)
             await house.sink.holds(1)
@@ -891,7 +893,9 @@ class TestHoldingOpen:
             assert held.waiting
             house.engine.cancel(held)
 
-    async def test_a_hold_that_comes_after_a_far_deadline_is_kept(self, executor: str) -> None:
+    async def test_a_batch_is_held_only_for_the_queue_delay_if_its_requests_deadline_is_far(
+        self, executor: str
+    ) -> None:
         async with serving(executor=executor, max_queue_delay_us=1_000) as house:
             house.submit(timeout_ns=HOUR_US * 1000)
 
@@ -899,7 +903,7 @@ class TestHoldingOpen:
 
 
 class TestStopping:
-    async def test_what_was_accepted_is_finished_and_the_rest_refused(self) -> None:
+    async def test_a_stopping_engine_finishes_accepted_requests_and_rejects_new_ones(self) -> None:
         async with serving() as house:
             await house.busy()
             house.submit()
@@ -913,11 +917,11 @@ class TestStopping:
             assert house.backend.closed
             assert house.engine.models() == []
 
-    async def test_with_nothing_to_do_it_stops_at_once_and_twice(self, executor: str) -> None:
+    async def test_an_idle_engine_stops_at_once_and_may_be_stopped_twice(self, executor: str) -> None:
         async with serving(executor=executor) as house:
             assert [await house.engine.stop(0), await house.engine.stop(0)] == [0, 0]
 
-    async def test_when_its_time_is_up_it_says_how_many_are_dropped(self) -> None:
+    async def test_stop_returns_the_number_of_dropped_requests_when_its_time_is_up(self) -> None:
         async with serving() as house:
             running = await house.busy()
             waiting = [house.submit(), house.submit()]
@@ -931,7 +935,7 @@ class TestStopping:
 
     @pytest.mark.parametrize("ends", ["stop", "unload"])
     @pytest.mark.parametrize("policy", [{"max_queue_delay_us": HOUR_US}, {"hold_requests": 9}])
-    async def test_what_is_held_open_runs_at_once_since_nobody_else_comes(
+    async def test_a_held_batch_runs_at_once_when_the_engine_stops_or_its_model_is_unloaded(
         self, executor: str, policy: dict[str, Any], ends: str
     ) -> None:
         async with serving(executor=executor, **policy) as house:
@@ -944,7 +948,7 @@ class TestStopping:
                 await asyncio.wait_for(house.engine.unload("m", 1), PATIENCE_S)
             assert len(await held) == 2
 
-    async def test_what_waits_in_a_model_that_gave_way_and_is_held_is_dropped_too(self) -> None:
+    async def test_requests_waiting_in_a_held_model_being_unloaded_are_dropped_on_stop(self) -> None:
         async with serving() as house:
             await house.busy()
             waiting = house.submit()
@@ -958,7 +962,7 @@ class TestStopping:
             house.gate.open()
             await retiring
 
-    async def test_a_model_that_is_being_unloaded_is_waited_for(self) -> None:
+    async def test_a_stopping_engine_waits_for_models_being_unloaded(self) -> None:
         async with serving() as house:
             await house.busy()
             unloading = asyncio.ensure_future(house.engine.unload("m", 1))
@@ -974,7 +978,7 @@ class TestStopping:
 
 
 class TestInfer:
-    async def test_it_gives_all_outputs_or_those_wanted(self, executor: str) -> None:
+    async def test_infer_returns_all_outputs_or_the_requested_ones(self, executor: str) -> None:
         async with serving(executor=executor) as house:
             inputs: list[Array | None] = [np.ones((2, 4), np.float32)]
             every = await house.engine.infer(house.model, inputs)
@@ -983,7 +987,7 @@ class TestInfer:
             assert [each.tolist() for each in every] == [[[1] * 4] * 2, [4, 4]]
             assert [each.tolist() for each in one] == [[4, 4]]
 
-    async def test_outputs_that_are_no_tensors_are_given_too(self) -> None:
+    async def test_infer_returns_outputs_that_are_not_tensors(self) -> None:
         graph = Signature((X,), (TensorSpec("p", "seq(map(int64,tensor(float)))", ()),))
         async with serving(zipmap, graph) as house:
             answers = await asyncio.gather(
@@ -993,7 +997,7 @@ class TestInfer:
             assert answers == [[[{0: 1.0}]], [[{0: 2.0}]]]
 
     @pytest.mark.parametrize("shape", [(1, 5), (ROWS + 1, 4), ()])
-    async def test_shapes_are_checked_before_anything_waits(self, shape: tuple[int, ...]) -> None:
+    async def test_infer_checks_shapes_before_it_enqueues_the_request(self, shape: tuple[int, ...]) -> None:
         async with serving() as house:
             with pytest.raises(InferError) as caught:
                 await house.engine.infer(house.model, [np.zeros(shape, np.float32)])
@@ -1001,7 +1005,7 @@ class TestInfer:
             assert caught.value.code is Code.INVALID
             assert house.engine.inflight == 0
 
-    async def test_it_raises_what_went_wrong(self, executor: str) -> None:
+    async def test_infer_raises_the_requests_error(self, executor: str) -> None:
         async with serving(executor=executor) as house:
             with pytest.raises(InferError, match="a guilty row"):
                 await house.engine.infer(house.model, [np.full((1, 4), GUILTY, np.float32)])

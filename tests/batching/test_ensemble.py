@@ -100,8 +100,8 @@ async def told(house: House, name: str = "chain", *values: float) -> InferError:
     return request.error
 
 
-class TestTurnsOfTheLoop:
-    async def test_small_steps_follow_one_another_in_one_turn(self, monkeypatch: pytest.MonkeyPatch) -> None:
+class TestLoopTurns:
+    async def test_short_steps_of_a_request_run_in_one_turn_of_the_loop(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(dispatcher, "TURN_BUDGET_NS", HOUR_NS)
         async with served(executor="loop") as kept:
             kept.submit("chain", 3)
@@ -109,7 +109,7 @@ class TestTurnsOfTheLoop:
 
             assert values_of(kept.sink.requests) == [7]
 
-    async def test_a_turn_that_has_taken_long_leaves_the_next_step_to_the_next(
+    async def test_a_turn_that_has_exceeded_its_budget_leaves_the_next_step_to_the_next_turn(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(dispatcher, "TURN_BUDGET_NS", -1)
@@ -120,7 +120,7 @@ class TestTurnsOfTheLoop:
             assert (kept.runs("double"), kept.runs("plus")) == ([1], [])
             assert values_of(await kept.sink.holds(1)) == [7]
 
-    async def test_a_model_that_has_more_to_run_runs_once_a_turn_whatever_its_answers_bring(
+    async def test_a_model_with_more_batches_runs_one_per_turn_even_if_its_answers_trigger_more(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(dispatcher, "TURN_BUDGET_NS", HOUR_NS)
@@ -134,8 +134,8 @@ class TestTurnsOfTheLoop:
             assert sorted(values_of(await kept.sink.holds(2))) == [4, 8]
 
 
-class TestTheWay:
-    async def test_each_step_takes_what_the_one_before_has_made(self) -> None:
+class TestDataFlow:
+    async def test_each_step_receives_the_output_of_the_previous_step(self) -> None:
         async with served() as kept:
             kept.submit("chain", 3, rows=2)
 
@@ -144,7 +144,7 @@ class TestTheWay:
             assert (request.outputs[0] == np.full((2, 4), 7)).all()
             assert (kept.runs("double"), kept.runs("plus"), kept.at_rest()) == ([2], [2], True)
 
-    async def test_branches_are_under_way_at_once_and_their_join_waits_for_both(self) -> None:
+    async def test_parallel_branches_run_at_once_and_the_joining_step_waits_for_both(self) -> None:
         async with served() as kept:
             kept.gates["double"].close()
             kept.gates["plus"].close()
@@ -158,14 +158,14 @@ class TestTheWay:
             assert [output[0, 0] for output in request.outputs or []] == [16, 4]
             assert kept.runs("both") == [1]
 
-    async def test_outputs_come_in_the_order_in_which_they_are_wanted(self) -> None:
+    async def test_outputs_are_returned_in_the_requested_order(self) -> None:
         async with served() as kept:
             kept.submit("diamond", 5, wanted=(1, 0))
 
             (request,) = await kept.sink.holds(1)
             assert [output[0, 0] for output in request.outputs or []] == [4, 16]
 
-    async def test_only_what_is_wanted_is_worked_out(self) -> None:
+    async def test_only_steps_needed_for_the_requested_outputs_run(self) -> None:
         fork = ensemble_spec("fork", "in", "one two", step("double", "x=in", "y=one"), step("plus", "x=one", "y=two"))
         async with served(fork) as kept:
             kept.submit("fork", 5, wanted=(0,))
@@ -176,7 +176,7 @@ class TestTheWay:
             assert values_of(await kept.sink.holds(2)) == [10, 11]
             assert kept.backends["double"].runs[-1].wanted == (0,)
 
-    async def test_an_output_that_is_an_input_comes_back(self) -> None:
+    async def test_an_output_that_is_also_an_input_is_returned_unchanged(self) -> None:
         async with served(ensemble_spec("echo", "in", "in out", step("plus", "x=in", "y=out"))) as kept:
             kept.submit("echo", 5, wanted=(0,))
             await kept.sink.holds(1)
@@ -185,7 +185,7 @@ class TestTheWay:
             assert values_of(await kept.sink.holds(2)) == [5, 6]
             assert (kept.runs("plus"), kept.at_rest()) == ([1], True)
 
-    async def test_steps_of_different_requests_share_batches_with_others(self) -> None:
+    async def test_steps_of_different_requests_share_batches_with_direct_requests(self) -> None:
         async with served() as kept:
             kept.gates["double"].close()
             kept.submit("double", 0)
@@ -199,7 +199,7 @@ class TestTheWay:
             await kept.sink.holds(5)
             assert (kept.runs("double"), sum(kept.runs("plus"))) == ([1, 4], 3)
 
-    async def test_tensors_are_handed_on_without_a_copy(self) -> None:
+    async def test_tensors_are_passed_between_steps_without_a_copy(self) -> None:
         async with served(ensemble_spec("one", "in", "in2", step("double", "x=in", "y=in2"))) as kept:
             made: list[Any] = []
 
@@ -213,7 +213,7 @@ class TestTheWay:
             (request,) = await kept.sink.holds(1)
             assert np.shares_memory((request.outputs or [])[0], made[-1])
 
-    async def test_any_number_of_steps_may_be_answered_at_once(self) -> None:
+    async def test_hundreds_of_cached_steps_are_answered_without_recursion(self) -> None:
         count = 300
         steps = [step("same", f"x=t{number}", f"y=t{number + 1}") for number in range(count)]
         async with house() as kept:
@@ -225,10 +225,10 @@ class TestTheWay:
                 kept.submit("long", 5)
                 assert values_of(await kept.sink.holds(number)) == [5] * number
 
-            # the second step asks before what the first has made is kept
+            # the second step is looked up before the first one's answer is cached
             assert kept.runs("same") == [1, 1]
 
-    async def test_no_tensor_is_kept_that_nobody_will_read(self) -> None:
+    async def test_a_tensor_is_released_when_no_later_step_reads_it(self) -> None:
         async with served() as kept:
             kept.gates["plus"].close()
             kept.submit("chain", 3)
@@ -250,7 +250,7 @@ class TestTheWay:
             counted = {model.name: model.statistics.snapshot().success.count for model in kept.engine.models()}
             assert (counted["outer"], counted["chain"], counted["double"]) == (1, 2, 2)
 
-    async def test_an_output_has_the_labels_of_the_model_that_makes_it_unless_it_has_its_own(self) -> None:
+    async def test_an_output_has_the_labels_of_the_model_that_computes_it_unless_overridden(self) -> None:
         inner = ensemble_spec("inner", "in", "out", step("double", "x=in", "y=mid"), step("named", "x=mid", "y=out"))
         outer = ensemble_spec("outer", "in", "out", step("inner", "in=in", "out=out"))
         own = ensemble_spec("own", "in", "out", step("inner", "in=in", "out=out"), labels={"out": ("mine",)})
@@ -263,7 +263,7 @@ class TestTheWay:
             given = {"out": ("cat", "dog")}
             assert labels == {"inner": given, "outer": given, "own": {"out": ("mine",)}, "chain": {}}
 
-    async def test_one_tensor_may_go_to_many_inputs_and_a_model_may_be_many_steps(self) -> None:
+    async def test_one_tensor_may_feed_several_inputs_and_one_model_may_be_several_steps(self) -> None:
         twice = ensemble_spec(
             "twice", "in", "sum",
             step("both", "a=in b=in", "sum=mid"), step("both", "a=mid b=in", "sum=sum"),
@@ -273,7 +273,7 @@ class TestTheWay:
 
             assert values_of(await kept.sink.holds(1)) == [9]
 
-    async def test_a_pinned_version_is_the_one_that_runs(self) -> None:
+    async def test_a_step_with_a_pinned_version_runs_that_version(self) -> None:
         pinned = ensemble_spec("pinned", "in", "out", step("plus", "x=in", "y=out", "1"))
         latest = ensemble_spec("latest", "in", "out", step("plus", "x=in", "y=out"))
         async with served(pinned, latest) as kept:
@@ -285,7 +285,7 @@ class TestTheWay:
             assert [request.model.name for request in await kept.sink.holds(2)] == ["pinned", "latest"]
             assert values_of(kept.sink.requests) == [2, 1001]
 
-    async def test_what_a_request_says_goes_on_to_its_steps(self) -> None:
+    async def test_id_priority_sequence_and_deadline_are_passed_to_the_steps(self) -> None:
         async with served() as kept:
             seen: list[InferRequest] = []
             scheduler = kept.engine.model("plus").scheduler
@@ -311,7 +311,7 @@ class TestRows:
     WHOLE = Signature((TensorSpec("x", "FP32", (-1, 4)),), (TensorSpec("y", "FP32", (-1, 4)),))
     ROW = Signature((TensorSpec("x", "FP32", (4,)),), (TensorSpec("y", "FP32", (4,)),))
 
-    async def test_one_without_rows_has_batched_steps_when_the_whole_shapes_agree(self) -> None:
+    async def test_an_unbatched_ensemble_may_have_batched_steps_if_the_full_shapes_agree(self) -> None:
         plain = ensemble_spec("plain", "in", "out", *CHAIN.ensemble.steps if CHAIN.ensemble else (), rows=0)
         plain = replace(plain, inputs=tensors("in", shape=(-1, 4)), outputs=tensors("out", shape=(-1, 4)))
         async with served(plain) as kept:
@@ -322,7 +322,7 @@ class TestRows:
             assert [output.shape for output in (await kept.sink.holds(1))[0].outputs or []] == [(2, 4)]
             assert kept.runs("plus") == [2]
 
-    async def test_a_step_without_rows_gets_the_only_row_of_a_request_and_gives_one(self) -> None:
+    async def test_an_unbatched_step_gets_the_only_row_of_a_request_and_returns_one(self) -> None:
         lone = ensemble_spec("lone", "in", "out", step("row", "x=in", "y=mid"), step("plus", "x=mid", "y=out"))
         async with served() as kept:
             await kept.serve("row", double, graph=self.ROW, max_batch_rows=0)
@@ -333,7 +333,7 @@ class TestRows:
             assert [output.shape for output in request.outputs or []] == [(1, 4)]
             assert values_of([request]) == [7]
 
-    async def test_a_step_without_rows_refuses_several(self) -> None:
+    async def test_an_unbatched_step_rejects_requests_of_several_rows(self) -> None:
         lone = ensemble_spec("lone", "in", "out", step("row", "x=in", "y=out"))
         async with served() as kept:
             await kept.serve("row", double, graph=self.ROW, max_batch_rows=0)
@@ -345,7 +345,7 @@ class TestRows:
 
             assert (refused.value.code, kept.at_rest()) == (Code.INVALID, True)
 
-    async def test_shapes_that_do_not_meet_are_told_when_they_do(self) -> None:
+    async def test_a_shape_that_the_next_step_rejects_is_an_error_of_the_request(self) -> None:
         free = Signature((TensorSpec("x", "FP32", (-1, -1)),), (TensorSpec("y", "FP32", (-1, -1)),))
         async with served() as kept:
             await kept.serve("half", halved, graph=free)
@@ -362,7 +362,7 @@ class TestRows:
 
 
 class TestErrors:
-    async def test_an_error_names_the_ensemble_and_comes_once(self) -> None:
+    async def test_an_error_names_the_ensemble_and_is_delivered_once(self) -> None:
         async with served() as kept:
             kept.submit("chain", GUILTY / 2)
 
@@ -371,7 +371,7 @@ class TestErrors:
             assert (request.error.code, request.error.message) == (Code.INVALID, "in ensemble 'chain', a guilty row")
             assert (failures(kept.engine.model("chain")), kept.at_rest()) == ({BACKEND: 1}, True)
 
-    async def test_the_first_error_takes_back_the_steps_that_wait(self) -> None:
+    async def test_the_first_error_cancels_the_waiting_steps_of_its_request(self) -> None:
         async with served() as kept:
             kept.gates["double"].close()
             kept.submit("double", 0)
@@ -385,7 +385,7 @@ class TestErrors:
             await kept.sink.holds(2)
             assert (kept.runs("double"), kept.runs("both"), kept.at_rest()) == ([1], [], True)
 
-    async def test_a_step_that_runs_when_another_fails_is_let_go(self) -> None:
+    async def test_the_result_of_a_step_still_running_after_an_error_is_discarded(self) -> None:
         async with served() as kept:
             kept.gates["double"].close()
             kept.gates["plus"].close()
@@ -399,7 +399,7 @@ class TestErrors:
 
             assert (len(kept.sink.requests), kept.runs("both"), kept.at_rest()) == (2, [], True)
 
-    async def test_what_is_refused_at_the_door_of_its_first_step_is_told_why(self) -> None:
+    async def test_a_rejection_by_the_first_step_is_raised_by_submit(self) -> None:
         async with served(max_queue_requests=1) as kept:
             kept.gates["double"].close()
             kept.submit("double", 0)
@@ -411,7 +411,7 @@ class TestErrors:
             assert failures(kept.engine.model("chain")) == {REJECTED: 1}
             assert (kept.engine.model("chain").inflight, len(kept.sink.requests)) == (0, 1)
 
-    async def test_what_is_refused_at_the_door_of_a_later_step_is_delivered(self) -> None:
+    async def test_a_rejection_by_a_later_step_is_delivered_as_the_requests_error(self) -> None:
         async with served(max_queue_requests=1) as kept:
             kept.gates["plus"].close()
             kept.submit("plus", 0)
@@ -424,7 +424,7 @@ class TestErrors:
             assert request.error is not None
             assert request.error.code is Code.OVERLOADED
 
-    async def test_when_to_try_again_is_kept(self) -> None:
+    async def test_the_retry_delay_of_a_steps_rejection_is_kept(self) -> None:
         async with served() as kept:
             late = InferError(Code.OVERLOADED, "too late", 5_000)
 
@@ -434,7 +434,7 @@ class TestErrors:
             kept.engine.model("double").scheduler.add = refuse  # type: ignore[method-assign]
             assert (await told(kept)).retry_after_ns == 5_000
 
-    async def test_a_branch_that_is_refused_takes_back_its_siblings(self) -> None:
+    async def test_a_rejected_branch_cancels_the_other_branches_of_its_request(self) -> None:
         async with served(max_queue_requests=1) as kept:
             for name in ("double", "plus"):
                 kept.gates[name].close()
@@ -445,7 +445,7 @@ class TestErrors:
             await told(kept, "diamond")
             assert [kept.engine.model(name).waiting_requests for name in ("double", "plus")] == [1, 0]
 
-    async def test_a_step_that_fails_while_room_is_made_for_its_sibling_ends_the_request_once(self) -> None:
+    async def test_a_step_that_fails_while_room_is_made_for_another_ends_the_request_once(self) -> None:
         spec = ensemble_spec("twins", "a b", "c d", step("plus", "x=a", "y=c"), step("plus", "x=b", "y=d"))
         async with served(spec, executor="loop", max_queue_requests=2) as kept:
 
@@ -466,7 +466,7 @@ class TestErrors:
             assert sorted(values_of([each for each in kept.sink.requests if each is not twins])) == [3, 4]
             assert kept.at_rest()
 
-    async def test_a_full_queue_keeps_out_no_step_that_is_remembered(self) -> None:
+    async def test_a_cached_step_is_answered_even_if_its_queue_is_full(self) -> None:
         async with house() as kept:
             kept.engine.cache = Cache(1 << 20)
             await kept.engine.load(replace(kept.spec("plus", plus_one, max_queue_requests=1), cached=True))
@@ -482,7 +482,7 @@ class TestErrors:
 
             assert values_of((await kept.sink.holds(3))[::2]) == [2, 2]
 
-    async def test_a_step_is_not_begun_whose_sibling_fails_while_room_is_made_for_it(self) -> None:
+    async def test_a_step_is_not_started_if_another_fails_while_room_is_made_for_it(self) -> None:
         spec = ensemble_spec("twins", "a b", "c d", step("plus", "x=a", "y=c"), step("plus", "x=b", "y=d"))
         async with served(spec, executor="loop", max_queue_requests=1) as kept:
             error = await told(kept, "twins", GUILTY, 4)
@@ -490,7 +490,7 @@ class TestErrors:
             assert error.message == "in ensemble 'twins', a guilty row"
             assert kept.at_rest()
 
-    async def test_a_deadline_that_passes_in_a_step_s_queue_ends_the_request(self) -> None:
+    async def test_a_deadline_that_passes_in_a_steps_queue_fails_the_request(self) -> None:
         async with served() as kept:
             kept.gates["double"].close()
             kept.submit("double", 0)
@@ -504,7 +504,7 @@ class TestErrors:
             )  # fmt: skip
             assert failures(kept.engine.model("chain")) == {OTHER: 1}
 
-    async def test_an_error_in_an_ensemble_in_an_ensemble_names_both(self) -> None:
+    async def test_an_error_in_a_nested_ensemble_names_both_ensembles(self) -> None:
         outer = ensemble_spec("outer", "in", "out", step("chain", "in=in", "out=out"))
         async with served(CHAIN, outer) as kept:
             kept.submit("outer", GUILTY / 2)
@@ -516,7 +516,7 @@ class TestErrors:
 
 
 class TestCancellation:
-    async def test_one_that_is_taken_back_leaves_the_queue_and_goes_no_further(self) -> None:
+    async def test_a_canceled_request_leaves_the_queue_and_starts_no_further_step(self) -> None:
         async with served() as kept:
             kept.gates["double"].close()
             kept.submit("double", 0)
@@ -531,7 +531,7 @@ class TestCancellation:
             await kept.sink.holds(1)
             assert (kept.runs("plus"), request in kept.sink.requests, kept.at_rest()) == ([], False, True)
 
-    async def test_one_whose_step_runs_goes_no_further(self) -> None:
+    async def test_a_request_canceled_while_a_step_runs_starts_no_further_step(self) -> None:
         async with served() as kept:
             kept.gates["double"].close()
             request = kept.submit("chain", 0)
@@ -543,7 +543,7 @@ class TestCancellation:
 
             assert (kept.runs("plus"), request in kept.sink.requests, kept.at_rest()) == ([], False, True)
 
-    async def test_an_ensemble_in_an_ensemble_is_taken_back_with_it(self) -> None:
+    async def test_a_nested_ensembles_request_is_canceled_with_the_outer_request(self) -> None:
         outer = ensemble_spec("outer", "in", "out", step("chain", "in=in", "out=out"))
         async with served(CHAIN, outer) as kept:
             kept.gates["double"].close()
@@ -556,7 +556,7 @@ class TestCancellation:
             assert kept.engine.inflight == 1
             assert failures(kept.engine.model("chain")) == {CANCELED: 1}
 
-    async def test_whoever_awaits_one_and_gives_up_takes_it_back(self) -> None:
+    async def test_canceling_an_awaiting_task_cancels_its_request(self) -> None:
         async with served() as kept:
             kept.gates["double"].close()
             task = asyncio.ensure_future(kept.engine.infer(kept.engine.model("chain"), [np.zeros((1, 4), np.float32)]))
@@ -568,8 +568,8 @@ class TestCancellation:
             assert kept.engine.model("chain").inflight == 0
 
 
-class TestComingAndGoing:
-    async def test_a_step_that_is_swapped_fails_nothing(self) -> None:
+class TestLoadingAndUnloading:
+    async def test_replacing_a_steps_model_fails_no_request(self) -> None:
         async with served() as kept:
             kept.gates["double"].close()
             kept.submit("chain", 1)
@@ -584,7 +584,7 @@ class TestComingAndGoing:
 
             assert values_of(await kept.sink.holds(2)) == [3, 1002]
 
-    async def test_a_step_that_is_unloaded_stays_for_those_that_need_it(self) -> None:
+    async def test_a_model_being_unloaded_stays_for_requests_that_still_need_it_as_a_step(self) -> None:
         async with served() as kept:
             kept.gates["double"].close()
             kept.submit("chain", 1)
@@ -598,7 +598,7 @@ class TestComingAndGoing:
             assert values_of(await kept.sink.holds(1)) == [3]
             await unloading
 
-    async def test_the_steps_of_a_step_stay_too_for_those_that_have_not_come_to_it(self) -> None:
+    async def test_nested_ensembles_and_their_steps_stay_for_requests_that_still_need_them(self) -> None:
         steps = [step("double", "x=in", "y=first"), step("chain", "in=first", "out=mid")]
         steps.append(step("chain", "in=mid", "out=out"))
         async with served(CHAIN, ensemble_spec("outer", "in", "out", *steps)) as kept:
@@ -614,7 +614,7 @@ class TestComingAndGoing:
             await asyncio.gather(*going)
             assert kept.engine.model("double").hold_count == 0
 
-    async def test_an_idle_ensemble_keeps_no_step_from_going(self) -> None:
+    async def test_an_idle_ensemble_does_not_delay_the_unloading_of_a_step(self) -> None:
         async with served() as kept:
             kept.submit("chain", 1)
             await kept.sink.holds(1)
@@ -624,14 +624,14 @@ class TestComingAndGoing:
 
             assert not kept.engine.model("chain").healthy
 
-    async def test_it_is_healthy_again_when_its_step_is(self) -> None:
+    async def test_an_ensemble_becomes_healthy_again_when_its_step_is_reloaded(self) -> None:
         async with served() as kept:
             await kept.engine.unload("plus", 1)
             await kept.serve("plus", plus_one)
 
             assert kept.engine.model("chain").healthy
 
-    async def test_a_step_that_no_longer_fits_is_told(self) -> None:
+    async def test_a_reloaded_step_that_no_longer_fits_is_reported_on_each_request(self) -> None:
         wide = Signature((TensorSpec("x", "FP32", (-1, 5)),), (TensorSpec("y", "FP32", (-1, 5)),))
         async with served() as kept:
             await kept.serve("plus", plus_one, graph=wide)
@@ -639,7 +639,7 @@ class TestComingAndGoing:
             assert "ensemble tensor mid: inconsistent shape: [-1,4]" in refusal(kept).message
             assert failures(kept.engine.model("chain")) == {REJECTED: 1}
 
-    async def test_what_it_remembers_is_not_an_answer_of_models_that_have_gone(self) -> None:
+    async def test_cached_answers_of_an_ensemble_are_not_used_after_a_step_is_replaced(self) -> None:
         async with served() as kept:
             kept.engine.cache = Cache(1 << 20)
             await kept.engine.load(replace(CHAIN, name="cached", cached=True))
@@ -653,7 +653,7 @@ class TestComingAndGoing:
 
             assert values_of(await kept.sink.holds(3)) == [3, 3, 1002]
 
-    async def test_nothing_is_remembered_of_what_a_sequence_says_however_deep(self) -> None:
+    async def test_answers_are_not_cached_if_a_nested_step_is_a_sequence_model(self) -> None:
         async with house() as kept:
             kept.engine.cache = Cache(1 << 20)
             await kept.engine.load(replace(kept.spec("same", list), sequence=SequenceSpec(direct=False)))
@@ -669,7 +669,7 @@ class TestComingAndGoing:
 
             assert kept.runs("same") == [1, 1]
 
-    async def test_an_ensemble_that_is_unloaded_finishes_what_it_had(self) -> None:
+    async def test_an_ensemble_being_unloaded_finishes_its_requests(self) -> None:
         async with served() as kept:
             kept.gates["double"].close()
             kept.submit("chain", 1)
@@ -683,7 +683,7 @@ class TestComingAndGoing:
             await unloading
             assert [kept.engine.model(name).hold_count for name in ("double", "plus")] == [0, 0]
 
-    async def test_stopping_finishes_those_under_way_and_takes_no_more(self) -> None:
+    async def test_a_stopping_engine_finishes_ensemble_requests_and_rejects_new_ones(self) -> None:
         outer = ensemble_spec(
             "outer", "in", "out", step("chain", "in=in", "out=mid"), step("chain", "in=mid", "out=out")
         )
@@ -700,7 +700,7 @@ class TestComingAndGoing:
             assert values_of(await kept.sink.holds(1)) == [7]
             assert await stopping == 0
 
-    async def test_what_is_not_through_when_the_grace_is_over_is_failed_once(self) -> None:
+    async def test_a_request_unfinished_when_the_grace_period_ends_fails_once(self) -> None:
         async with served() as kept:
             kept.gates["double"].close()
             kept.submit("double", 0)
@@ -714,7 +714,7 @@ class TestComingAndGoing:
 
 
 class TestStatistics:
-    async def test_durations_are_the_sums_of_the_steps_and_executions_are_requests(self) -> None:
+    async def test_durations_are_sums_over_steps_and_each_request_counts_as_one_execution(self) -> None:
         async with served() as kept:
             for _ in range(3):
                 kept.submit("chain", 1, rows=2)
@@ -727,7 +727,7 @@ class TestStatistics:
                 assert getattr(chain, part).ns == sum(getattr(each, part).ns for each in steps)
             assert [each.inference_count for each in steps] == [6, 6]
 
-    async def test_an_ensemble_in_an_ensemble_counts_in_the_sums(self) -> None:
+    async def test_a_nested_ensembles_durations_count_in_the_outer_ensembles_sums(self) -> None:
         outer = ensemble_spec("outer", "in", "out", step("chain", "in=in", "out=mid"), step("plus", "x=mid", "y=out"))
         async with served(CHAIN, outer) as kept:
             kept.submit("outer", 1)
@@ -738,7 +738,7 @@ class TestStatistics:
             )
             assert outer_.compute_infer.ns == double_.compute_infer.ns + plus.compute_infer.ns
 
-    async def test_it_is_traced_like_any_request(self) -> None:
+    async def test_an_ensemble_request_is_traced_after_its_steps(self) -> None:
         async with served() as kept:
             traced: list[str] = []
             kept.engine.trace = lambda model, batch, end_ns: traced.append(model.name)
@@ -747,7 +747,7 @@ class TestStatistics:
 
             assert traced == ["double", "plus", "chain"]
 
-    async def test_it_says_what_it_is(self) -> None:
+    async def test_an_ensemble_reports_its_platform_and_signature_and_no_instances(self) -> None:
         async with served() as kept:
             chain = kept.engine.model("chain")
 
@@ -776,7 +776,7 @@ UNWRITTEN = (
 )
 
 
-class TestWhatDoesNotFit:
+class TestRefusedConfigurations:
     @pytest.mark.parametrize(
         ("steps", "text"),
         [
@@ -811,7 +811,7 @@ class TestWhatDoesNotFit:
             ),
         ],
     )  # fmt: skip
-    async def test_models_that_are_not_there_or_do_not_fit_are_refused(self, steps: list[Step], text: str) -> None:
+    async def test_steps_with_missing_or_mismatched_models_are_refused(self, steps: list[Step], text: str) -> None:
         async with served() as kept:
             await kept.serve("wide", plus_one, graph=WIDE)
             await kept.serve("whole", double, graph=WHOLE_NUMBERS)
@@ -830,13 +830,13 @@ class TestWhatDoesNotFit:
 
             assert refused.value.message == "circular dependency between ensembles: chain -> ... -> outer -> chain"
 
-    async def test_a_step_with_hooks_is_refused_by_name(self) -> None:
+    async def test_a_step_whose_model_has_hooks_is_refused_by_name(self) -> None:
         async with served() as kept:
             await kept.serve("hooked", double, hooks=HookSpec(Path("hooks.py")))
             with pytest.raises(InferError, match="in ensemble e, model hooked has hooks"):
                 await kept.engine.load(ensemble_spec("e", "in", "out", step("hooked", "x=in", "y=out")))
 
-    async def test_an_optional_input_goes_to_optional_ones_only(self) -> None:
+    async def test_an_optional_ensemble_input_may_feed_only_optional_inputs(self) -> None:
         takes = (*tensors("in"), TensorSpec("more", "FP32", (4,), optional=True))
         async with served() as kept:
             with pytest.raises(InferError, match="input b in model both is not optional, but ensemble input more is"):
@@ -844,7 +844,7 @@ class TestWhatDoesNotFit:
                     ensemble_spec("e", "", "out", step("both", "a=in b=more", "sum=out"), takes=takes)
                 )
 
-    async def test_an_optional_input_that_is_not_given_stays_out(self) -> None:
+    async def test_an_optional_input_that_is_absent_stays_absent_in_the_step(self) -> None:
         takes = (*tensors("in"), TensorSpec("more", "FP32", (4,), optional=True))
         declared = (*tensors("a"), TensorSpec("b", "FP32", (4,), optional=True))
         graph = Signature(declared, tensors("y"))
@@ -900,7 +900,7 @@ class TestWhatDoesNotFit:
             ),
         ],
     )  # fmt: skip
-    def test_tensors_that_go_nowhere_or_come_from_nowhere_are_refused(
+    def test_unused_and_unwritten_ensemble_tensors_are_refused(
         self, inputs: list[str], outputs: list[str], steps: list[Step], text: str
     ) -> None:
         with pytest.raises(InferError) as refused:

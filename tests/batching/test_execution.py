@@ -46,12 +46,12 @@ def run(model: Model, backend: FakeBackend, *requests: InferRequest) -> None:
     run_batch(model, backend.bind(model.signature, 16), Batch(list(requests), rows, requests[0].key, 1))
 
 
-def test_the_smallest_allowed_size_that_fits_runs() -> None:
+def test_the_smallest_allowed_size_that_fits_is_chosen() -> None:
     assert [smallest_fit(rows, (1, 4, 16)) for rows in (0, 1, 2, 4, 5, 16, 17)] == [1, 1, 4, 4, 16, 16, 17]
 
 
 class TestAllowedSizes:
-    def test_rows_are_added_as_copies_of_the_last_and_nobody_gets_them(self) -> None:
+    def test_padding_rows_are_copies_of_the_last_row_and_are_not_returned(self) -> None:
         model, backend = model_of(allowed_rows=(4, 16))
         requests = [fake_request(model, rows, value=rows) for rows in (2, 3)]
 
@@ -63,7 +63,7 @@ class TestAllowedSizes:
         assert [request.outputs[1].tolist() for request in requests if request.outputs] == [[8, 8], [12, 12, 12]]
         assert model.event_counts == {"rows_padded": 11}
 
-    def test_an_allowed_size_runs_as_it_is(self) -> None:
+    def test_a_batch_of_an_allowed_size_runs_without_padding(self) -> None:
         model, backend = model_of(allowed_rows=(4, 16))
 
         run(model, backend, fake_request(model, 4))
@@ -72,7 +72,7 @@ class TestAllowedSizes:
         assert model.event_counts == {}
 
     @pytest.mark.parametrize(("datatype", "zero"), [("FP32", 0.0), ("BYTES", b"")])
-    def test_where_there_is_no_row_to_copy_there_are_zeros(self, datatype: str, zero: object) -> None:
+    def test_padding_rows_are_zeros_if_there_is_no_row_to_copy(self, datatype: str, zero: object) -> None:
         signature = Signature(
             (TensorSpec("x", datatype, (-1, 2)),), (TensorSpec("y", datatype, (-1, 2)),), batched=True
         )
@@ -90,7 +90,7 @@ class TestAllowedSizes:
 
     @settings(max_examples=60, deadline=None)
     @given(st.lists(st.integers(0, 5), min_size=1, max_size=4), st.sets(st.integers(1, 16), max_size=4))
-    def test_everyone_gets_their_own_rows_at_whatever_size_runs(self, rows: list[int], allowed: set[int]) -> None:
+    def test_every_request_gets_its_own_rows_whatever_size_runs(self, rows: list[int], allowed: set[int]) -> None:
         model, backend = model_of(allowed_rows=tuple(sorted(allowed | {16})) if sum(rows) <= 16 else ())
         requests = [fake_request(model, count, value=number) for number, count in enumerate(rows)]
         binding = backend.bind(model.signature, 20)
@@ -115,7 +115,7 @@ class TestWrongOutputs:
         ],
     )
     @pytest.mark.parametrize("allowed", [(), (2, 16)])
-    def test_are_the_models_error_and_nobody_gets_a_slice(
+    def test_a_wrong_row_count_is_an_internal_error_and_no_request_gets_a_slice(
         self, output: Any, has: str, allowed: tuple[int, ...]
     ) -> None:
         model, backend = model_of(lambda inputs: [inputs[0], output], allowed_rows=allowed)
@@ -127,14 +127,14 @@ class TestWrongOutputs:
         assert (caught.value.code, caught.value.message) == (Code.INTERNAL, text)
         assert [request.outputs for request in requests] == [None, None]
 
-    def test_as_many_rows_as_were_asked_for_but_fewer_than_ran_is_wrong_too(self) -> None:
+    def test_an_output_with_the_batchs_rows_but_fewer_than_the_padded_run_is_an_error(self) -> None:
         model, backend = model_of(too_few, allowed_rows=(4,))
         with pytest.raises(InferError) as caught:
             run(model, backend, fake_request(model, 3))
 
         assert caught.value.message == "model 'm': output 'sum' has 3 rows for a batch of 4"
 
-    def test_an_output_that_nobody_wants_may_be_as_it_likes(self) -> None:
+    def test_an_output_that_no_request_wants_may_have_any_shape(self) -> None:
         model, backend = model_of(lambda inputs: [inputs[0], np.float32(1)])
         request = fake_request(model, 2)
         request.output_positions = (0,)
@@ -144,13 +144,13 @@ class TestWrongOutputs:
         assert [output.shape for output in request.outputs or []] == [(2, 4)]
 
 
-class TestWhatWasTakenOfADevice:
+class TestDeviceTime:
     class Told:
         device_ns = 5
 
     @staticmethod
     def ran(*spans: tuple[int, int, int], error: bool = False) -> list[Batch]:
-        """Batches that were there from one time to another, where the device was free at a third."""
+        """Batches with their start and end, and the time at which the device became free."""
         model, _ = model_of()
         batches = []
         for start_ns, end_ns, free_ns in spans:
@@ -165,14 +165,14 @@ class TestWhatWasTakenOfADevice:
         [
             (ran((10, 30, 0)), True, 5),
             (ran((10, 30, 0)), False, 20),
-            (ran((10, 30, 25)), False, 5),  # the rest of it was another's
-            (ran((10, 30, 0), (30, 34, 0)), True, 24),  # what the Binding tells is of the last run only
+            (ran((10, 30, 25)), False, 5),  # the rest of the time belongs to another batch
+            (ran((10, 30, 0), (30, 34, 0)), True, 24),  # the Binding reports only the last run
             (ran((10, 30, 0), error=True), True, 20),
             (ran((10, 9, 0)), False, 0),
         ],
         ids=["told", "not told", "behind another", "in parts", "failed", "never begun"],
     )
-    def test_it_is_what_the_binding_tells_of_one_run_or_the_time_it_was_there(
+    def test_device_time_is_reported_by_the_binding_or_estimated_from_the_run(
         self, batches: list[Batch], told: bool, wanted: int
     ) -> None:
         binding: Any = self.Told() if told else object()
@@ -185,7 +185,7 @@ class TestWhatWasTakenOfADevice:
     [(1, 1_000, 2_000, 3_000), (1, 1_000_000, 2_000_000, MAX_HANDLING_NS), (9, 1_000_000, 0, 9 * MAX_HANDLING_NS)],
     ids=["both sides of the run", "large tensors are none of it", "for each request"],
 )
-def test_what_requests_take_beside_the_run_is_told(
+def test_handling_time_per_request_excludes_the_run_and_is_capped(
     requests: int, before_ns: int, after_ns: int, handling_ns: int
 ) -> None:
     model, _ = model_of()

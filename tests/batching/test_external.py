@@ -1,4 +1,4 @@
-"""OutsideInstance: Batches that run elsewhere, with executors that end, come back, answer late or not at all."""
+"""ExternalInstance: Batches that run in another process, on executors that die, return, answer late or never."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ GUARD_S = 20.0
 
 
 class Elsewhere:
-    """An executor that does what it is told with each Batch: `answer`, `late`, `fail`, `die`, `unbegun` or `again`.
+    """An executor that follows a plan for each Batch: `answer`, `late`, `fail`, `die`, `unbegun` or `again`.
 
-    The last of these answers every second request, and has the others run again. It needs some loop `turns` for each,
-    and some to come back.
+    `again` answers every second request, and repeats the others. A Batch takes a number of loop `turns`, and so does
+    the return after a death.
     """
 
     def __init__(self, plan: Callable[[], str], hopeless: bool = False, turns: int = 3) -> None:
@@ -122,7 +122,7 @@ class Elsewhere:
 
 
 class Remembers(Elsewhere):
-    """One that notes what it is given of sequences that it has not begun, or has forgotten since, with its process."""
+    """An executor that records requests of sequences that it has not begun, or lost with its process."""
 
     def __init__(self, plan: Callable[[], str]) -> None:
         super().__init__(plan)
@@ -187,7 +187,7 @@ def x(value: float) -> list[np.ndarray | None]:
 
 
 class Ledger:
-    """A sink that notes how often each request comes back, and how."""
+    """A sink that records how often each request is delivered, and with what result."""
 
     def __init__(self) -> None:
         self.ends: dict[str, list[str]] = {}
@@ -215,7 +215,7 @@ async def submit_all(engine: Engine, model: Model, count: int, ledger: Ledger) -
 
 
 async def submit_sequences(engine: Engine, model: Model, ledger: Ledger) -> None:
-    """Submit eight sequences of five requests each, by turns, there and back; an id's last digit is its place."""
+    """Submit eight sequences of five requests in turn, forward and back; an id's last digit is its position."""
     ledger.expected = 40
     for step in range(5):
         for sequence in range(1, 9) if step % 2 == 0 else range(8, 0, -1):
@@ -228,7 +228,7 @@ async def submit_sequences(engine: Engine, model: Model, ledger: Ledger) -> None
     await ledger.done.wait()
 
 
-def test_requests_that_wait_run_together() -> None:
+def test_waiting_requests_run_together_in_a_batch() -> None:
     outside = Elsewhere(lambda: "answer")
 
     async def scene(engine: Engine, model: Model) -> None:
@@ -240,7 +240,7 @@ def test_requests_that_wait_run_together() -> None:
     assert [len(ids) for ids in outside.begun] == [4, 2]
 
 
-def test_one_batch_runs_at_a_time_on_each() -> None:
+def test_each_executor_runs_one_batch_at_a_time() -> None:
     outsides = [Elsewhere(lambda: "answer") for _ in range(2)]
 
     async def scene(engine: Engine, model: Model) -> None:
@@ -253,7 +253,7 @@ def test_one_batch_runs_at_a_time_on_each() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_each_request_is_delivered_once_whatever_happens(seed: int) -> None:
+def test_every_request_is_delivered_once_whatever_its_executor_does(seed: int) -> None:
     chance = random.Random(seed)
     outsides = [
         Elsewhere(lambda: chance.choice(["answer", "answer", "late", "fail", "die", "unbegun"]))
@@ -274,7 +274,7 @@ def test_each_request_is_delivered_once_whatever_happens(seed: int) -> None:
 
 
 @pytest.mark.parametrize("what", ["take_from", "learn"])
-def test_a_fault_of_the_servers_own_leaves_nobody_waiting_and_the_next_is_served(
+def test_an_internal_scheduling_error_fails_only_the_current_request_and_later_ones_are_served(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(running, "FAULT_RETRY_S", 0.0)
@@ -298,7 +298,7 @@ def test_a_fault_of_the_servers_own_leaves_nobody_waiting_and_the_next_is_served
 
 
 @pytest.mark.parametrize(("direct", "rows"), [(True, 1), (True, 2), (False, 4)])
-def test_a_sequence_stays_where_it_began(direct: bool, rows: int) -> None:
+def test_a_sequence_stays_on_the_executor_where_it_began(direct: bool, rows: int) -> None:
     first, second = Elsewhere(lambda: "answer"), Elsewhere(lambda: "answer")
 
     async def scene(engine: Engine, model: Model) -> None:
@@ -316,7 +316,7 @@ def test_a_sequence_stays_where_it_began(direct: bool, rows: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_sequences_are_answered_whatever_happens_to_who_runs_them(seed: int) -> None:
+def test_every_request_of_a_sequence_is_answered_whatever_its_executor_does(seed: int) -> None:
     chance = random.Random(seed)
     outsides = [Remembers(lambda: chance.choice(["answer", "late", "fail", "die", "unbegun"])) for _ in range(2)]
     ledger = Ledger()
@@ -333,7 +333,7 @@ def test_sequences_are_answered_whatever_happens_to_who_runs_them(seed: int) -> 
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_requests_that_run_again_are_answered_whatever_happens_to_who_runs_them(seed: int) -> None:
+def test_every_iterative_request_is_answered_whatever_its_executor_does(seed: int) -> None:
     chance = random.Random(seed)
     plans = ["again", "again", "again", "answer", "late", "fail", "die", "unbegun"]
     outsides = [Remembers(lambda: chance.choice(plans)) for _ in range(chance.randint(1, 2))]
@@ -353,7 +353,9 @@ def test_requests_that_run_again_are_answered_whatever_happens_to_who_runs_them(
 
 
 @pytest.mark.parametrize(("direct", "sizes"), [(True, [(1, 2), (3, 1), (4, 1)]), (False, [(1, 2), (2, 1), (4, 1)])])
-def test_each_run_of_a_request_counts_and_a_batch_counts_once(direct: bool, sizes: list[tuple[int, int]]) -> None:
+def test_each_iteration_of_a_request_counts_and_each_batch_counts_once(
+    direct: bool, sizes: list[tuple[int, int]]
+) -> None:
     plans = iter(["again", "again", "again"])
     outside = Elsewhere(lambda: next(plans, "answer"))
     before = time.monotonic_ns()
@@ -370,7 +372,7 @@ def test_each_run_of_a_request_counts_and_a_batch_counts_once(direct: bool, size
     run([outside], scene, sequence=SequenceSpec(direct=direct, iterative=True))
 
 
-def test_one_that_is_to_run_again_and_is_held_open_runs_when_that_is_over() -> None:
+def test_an_iterative_request_in_a_held_batch_runs_when_the_delay_is_over() -> None:
     plans = iter(["again", "again", "answer"])
     outside = Elsewhere(lambda: next(plans))
 
@@ -382,7 +384,7 @@ def test_one_that_is_to_run_again_and_is_held_open_runs_when_that_is_over() -> N
     assert len(outside.begun) == 3
 
 
-def test_one_that_is_to_run_again_may_be_taken_back() -> None:
+def test_an_iterative_request_may_be_canceled_between_iterations() -> None:
     plans = iter(["again"] * 4)
     outside = Elsewhere(lambda: next(plans, "answer"))
     ledger = Ledger()
@@ -393,7 +395,7 @@ def test_one_that_is_to_run_again_may_be_taken_back() -> None:
         for number, request in enumerate(requests):
             request.id, request.sink = str(number), ledger
             engine.submit(request)
-        for _ in range(3):  # they take turns: the second has run, and waits while the first runs again
+        for _ in range(3):  # they alternate: the second has run, and waits while the first runs again
             await outside.seen.wait()
             outside.seen.clear()
         engine.cancel(requests[1])
@@ -407,7 +409,7 @@ def test_one_that_is_to_run_again_may_be_taken_back() -> None:
     assert (outside.abandoned, ledger.ends) == (["1"], {"0": ["right"]})
 
 
-def test_no_sequence_begins_with_one_that_never_comes_back() -> None:
+def test_no_sequence_begins_on_an_executor_that_never_returns() -> None:
     first = Elsewhere(lambda: "die", hopeless=True)
     second = Elsewhere(lambda: "answer")
     ledger = Ledger()
@@ -418,7 +420,7 @@ def test_no_sequence_begins_with_one_that_never_comes_back() -> None:
         ends = [end for (end,) in ledger.ends.values()]
         assert len(ends) == 40
         assert ends.count("right") >= 20
-        for number in range(20, 24):  # more than the other has rows for, had the first one its own
+        for number in range(20, 24):  # more than the second one has rows for, if the first had kept its sequences
             await engine.infer(model, x(number), options=RequestOptions(sequence=InSequence(number, start=True)))
 
     run([first, second], scene, sequence=SequenceSpec())
@@ -426,7 +428,7 @@ def test_no_sequence_begins_with_one_that_never_comes_back() -> None:
     assert len(first.begun) == 1
 
 
-def test_what_was_not_begun_runs_on_another() -> None:
+def test_a_request_that_was_not_begun_runs_on_another_executor() -> None:
     plans = iter(["unbegun"])
     first, second = Elsewhere(lambda: next(plans, "answer")), Elsewhere(lambda: "answer")
 
@@ -439,7 +441,7 @@ def test_what_was_not_begun_runs_on_another() -> None:
     assert (len(first.begun), len(second.begun)) == (1, 1)
 
 
-def test_what_one_keeps_that_never_comes_back_is_run_by_another_that_was_busy() -> None:
+def test_requests_returned_by_a_dead_executor_run_on_another_that_was_busy() -> None:
     plans = iter(["unbegun"])
     first, second = Elsewhere(lambda: next(plans, "answer"), hopeless=True), Elsewhere(lambda: "answer")
 
@@ -452,7 +454,7 @@ def test_what_one_keeps_that_never_comes_back_is_run_by_another_that_was_busy() 
     assert (len(first.begun), len(second.begun)) == (1, 2)
 
 
-def test_what_waits_is_answered_when_nothing_will_come_back() -> None:
+def test_waiting_requests_fail_when_no_executor_will_return() -> None:
     plans = iter(["die"])
     outside = Elsewhere(lambda: next(plans, "answer"), hopeless=True)
 
@@ -467,7 +469,7 @@ def test_what_waits_is_answered_when_nothing_will_come_back() -> None:
     run([outside], scene)
 
 
-def test_a_model_is_not_healthy_while_nothing_of_it_runs() -> None:
+def test_a_model_is_unhealthy_while_none_of_its_executors_runs() -> None:
     plans = iter(["die"])
     outside = Elsewhere(lambda: next(plans, "answer"))
 
@@ -481,7 +483,7 @@ def test_a_model_is_not_healthy_while_nothing_of_it_runs() -> None:
     run([outside], scene)
 
 
-def test_several_answers_come_after_the_batch_and_count_until_the_last() -> None:
+def test_a_decoupled_request_counts_as_in_flight_until_its_last_answer() -> None:
     outside = Elsewhere(lambda: "late")
 
     async def scene(engine: Engine, model: Model) -> None:
@@ -494,7 +496,7 @@ def test_several_answers_come_after_the_batch_and_count_until_the_last() -> None
     run([outside], scene, decoupled=True)
 
 
-def test_who_takes_no_more_answers_is_told_of() -> None:
+def test_a_client_that_stops_reading_answers_is_reported_to_the_executor() -> None:
     outside = Elsewhere(lambda: "late")
 
     async def scene(engine: Engine, model: Model) -> None:
@@ -537,7 +539,7 @@ def test_instances_that_share_a_resource_run_one_after_another() -> None:
     assert all(each.begun for each in outsides)
 
 
-def test_of_two_that_share_a_resource_one_of_priority_2_runs_half_as_often() -> None:
+def test_of_two_instances_sharing_a_resource_the_one_of_priority_2_runs_half_as_often() -> None:
     outsides = [Elsewhere(lambda: "answer") for _ in range(2)]
     groups = tuple(InstanceGroup(1, resources=(Resource("r", 1),), rate_priority=priority) for priority in (1, 2))
 
@@ -549,7 +551,7 @@ def test_of_two_that_share_a_resource_one_of_priority_2_runs_half_as_often() -> 
     assert [len(each.begun) for each in outsides] == [20, 10]
 
 
-def test_an_executor_is_given_no_more_than_it_says() -> None:
+def test_an_executor_gets_no_batch_longer_than_its_limit() -> None:
     class Brief(Elsewhere):
         def max_batch_ns(self, key: Key) -> int:
             return 1
@@ -561,10 +563,10 @@ def test_an_executor_is_given_no_more_than_it_says() -> None:
 
     run([outside], scene)
 
-    assert [len(ids) for ids in outside.begun] == [1] * 20  # nor the first, of which nothing is predicted
+    assert [len(ids) for ids in outside.begun] == [1] * 20  # including the first, for which there is no prediction
 
 
-def test_those_that_went_well_are_delivered_together() -> None:
+def test_successful_requests_of_a_batch_are_delivered_together() -> None:
     requests = [InferRequest.__new__(InferRequest) for _ in range(4)]
     for request in requests:
         request.rows, request.error = 1, None

@@ -52,7 +52,7 @@ def is_freed(path: Path) -> bool:
 
 
 class Closing:
-    """A Backend whose end is noted, under what it was loaded as."""
+    """A Backend that records its name when it is closed."""
 
     def __init__(self, backend: Any, name: str, closed: list[str]) -> None:
         self._backend, self._name, self._closed = backend, name, closed
@@ -66,7 +66,7 @@ class Closing:
 
 
 @pytest.mark.parametrize(("axis", "closes"), [(1, "as it is"), (0, "freed")])
-def test_of_the_two_that_were_loaded_the_one_that_is_not_kept_is_closed(axis: int, closes: str, tmp_path: Path) -> None:
+def test_of_two_loaded_backends_the_one_that_is_not_kept_is_closed(axis: int, closes: str, tmp_path: Path) -> None:
     node = helper.make_node("Softmax", ["x"], ["y"], axis=axis)
     path = model(tmp_path / "m.onnx", [node], {"x": (FLOAT, [1, 4])}, {"y": (FLOAT, [1, 4])})
     closed: list[str] = []
@@ -80,7 +80,7 @@ def test_of_the_two_that_were_loaded_the_one_that_is_not_kept_is_closed(axis: in
     kept.close()
 
 
-def test_a_comparison_that_is_broken_off_closes_what_it_has_loaded(
+def test_an_interrupted_comparison_closes_the_backend_it_has_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed: list[str] = []
@@ -100,7 +100,7 @@ def test_a_comparison_that_is_broken_off_closes_what_it_has_loaded(
     assert closed == ["freed"]
 
 
-def test_a_classifier_of_one_row_takes_many(tmp_path: Path) -> None:
+def test_a_classifier_with_a_fixed_first_axis_of_one_is_batched(tmp_path: Path) -> None:
     path = iris(tmp_path / "m.onnx")
     opened = open_model(ModelSpec("m", 1, path, frees_rows=True), LOADERS, lambda *_: None)
     try:
@@ -112,7 +112,7 @@ def test_a_classifier_of_one_row_takes_many(tmp_path: Path) -> None:
         close_model(opened)
 
 
-def test_nothing_is_freed_unless_it_is_asked_for(tmp_path: Path) -> None:
+def test_rows_are_freed_only_if_the_spec_requests_it(tmp_path: Path) -> None:
     opened = open_model(ModelSpec("m", 1, iris(tmp_path / "m.onnx")), LOADERS, lambda *_: None)
     try:
         assert not opened.signature.batched
@@ -120,7 +120,7 @@ def test_nothing_is_freed_unless_it_is_asked_for(tmp_path: Path) -> None:
         close_model(opened)
 
 
-def test_a_model_with_rows_of_its_own_is_left_as_it_is(tmp_path: Path) -> None:
+def test_a_model_that_already_has_rows_is_left_unchanged(tmp_path: Path) -> None:
     def load(path: Path, device: str, options: Mapping[str, str]) -> Any:
         raise AssertionError("it need not be loaded once more")
 
@@ -140,27 +140,27 @@ def test_a_model_with_rows_of_its_own_is_left_as_it_is(tmp_path: Path) -> None:
         (helper.make_node("LpNormalization", ["x"], ["y"], axis=0), "a norm over rows"),
     ],
 )
-def test_a_graph_whose_answers_depend_on_company_runs_one_by_one(node: Any, why: str, tmp_path: Path) -> None:
+def test_a_graph_whose_answers_depend_on_other_rows_stays_unbatched(node: Any, why: str, tmp_path: Path) -> None:
     tensors = {"x": (FLOAT, [1, 4])}, {"y": (FLOAT, [1, 4])}
     constants: dict[str, Any] = {"zero": np.int64(0), "shape": np.array([1, 4])}
     used = {name: value for name, value in constants.items() if name in node.input}
     assert not is_freed(model(tmp_path / "m.onnx", [node], *tensors, **used)), why
 
 
-def test_text_cannot_be_drawn_so_it_runs_one_by_one(tmp_path: Path) -> None:
+def test_a_model_with_string_inputs_stays_unbatched(tmp_path: Path) -> None:
     node = helper.make_node("Identity", ["x"], ["y"])
     path = model(tmp_path / "m.onnx", [node], {"x": (STRING, [1, 2])}, {"y": (STRING, [1, 2])})
     assert not is_freed(path)
 
 
-def test_free_axes_beside_the_rows_are_tried_too(tmp_path: Path) -> None:
+def test_a_model_with_a_free_axis_besides_the_rows_is_batched(tmp_path: Path) -> None:
     node = helper.make_node("Relu", ["x"], ["y"])
     path = model(tmp_path / "m.onnx", [node], {"x": (FLOAT, [1, "n"])}, {"y": (FLOAT, [1, "n"])})
     assert is_freed(path)
 
 
-def test_free_axes_beside_the_rows_are_tried_longer_than_one(tmp_path: Path) -> None:
-    """Turned and put into its shape again, what is 1 wide stays as it is, whatever its rows, and all else is mixed."""
+def test_free_axes_besides_the_rows_are_tested_with_lengths_above_one(tmp_path: Path) -> None:
+    """Transposing and reshaping back leaves rows of width 1 unchanged, and mixes all wider ones."""
     nodes = [
         helper.make_node("Shape", ["x"], ["shape"]),
         helper.make_node("Transpose", ["x"], ["turned"]),
@@ -171,7 +171,7 @@ def test_free_axes_beside_the_rows_are_tried_longer_than_one(tmp_path: Path) -> 
         assert is_freed(path) is free
 
 
-def test_indices_that_must_be_small_are_drawn_small(tmp_path: Path) -> None:
+def test_indices_that_must_be_small_are_tested_with_small_values(tmp_path: Path) -> None:
     node = helper.make_node("Gather", ["table", "x"], ["y"])
     table = np.arange(6, dtype=np.float32).reshape(2, 3)
     path = model(tmp_path / "m.onnx", [node], {"x": (INT64, [1])}, {"y": (FLOAT, [1, 3])}, table=table)
@@ -179,7 +179,7 @@ def test_indices_that_must_be_small_are_drawn_small(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("axis", [1, 0])
-def test_maps_of_a_classifier_are_compared_by_their_entries(tmp_path: Path, axis: int) -> None:
+def test_maps_returned_by_a_classifier_are_compared_by_their_entries(tmp_path: Path, axis: int) -> None:
     nodes = [
         helper.make_node("Softmax", ["x"], ["p"], axis=axis),
         helper.make_node("ZipMap", ["p"], ["maps"], domain="ai.onnx.ml", classlabels_int64s=[0, 1, 2]),

@@ -1,4 +1,4 @@
-"""Hints: whom the words of a failure point at runs apart, and the others without him."""
+"""Hints: the request that an error message points at runs alone, and the other requests run without it."""
 
 from __future__ import annotations
 
@@ -42,27 +42,27 @@ def batch_of(requests: list[InferRequest]) -> Batch:
     return Batch(requests, sum(request.rows for request in requests), requests[0].key, 1)
 
 
-class TestARun:
+class TestRunWithHints:
     def run(self, *values: float) -> tuple[list[InferRequest], list[int], int]:
         model, backend = model_of(look_up, TABLE)
         requests = requests_of(model, *values)
         execute(model, backend.bind(model.signature, 64), batch_of(requests))
         return requests, rows_run(backend), model.event_counts.get("batch_retries", 0)
 
-    def test_who_has_the_number_that_the_words_name_runs_apart_and_the_others_as_one(self) -> None:
+    def test_a_request_whose_value_the_error_names_runs_alone_and_the_rest_in_one_batch(self) -> None:
         requests, rows, retries = self.run(*range(10), 4711, *range(20, 25))
 
         assert rows == [16, 1, 15]
         assert retries == 2
         assert [request.error is None for request in requests] == [True] * 10 + [False] + [True] * 5
 
-    def test_each_of_several_is_found_by_his_own_number(self) -> None:
+    def test_each_of_several_invalid_requests_is_found_by_its_own_value(self) -> None:
         requests, rows, _ = self.run(*range(10), 4711, *range(20, 25), 4712)
 
         assert rows == [17, 1, 16, 1, 15]
         assert sum(request.error is not None for request in requests) == 2
 
-    def test_where_many_are_guilty_the_words_are_asked_no_more(self) -> None:
+    def test_error_messages_are_no_longer_consulted_after_several_hints(self) -> None:
         requests, rows, _ = self.run(*range(PLACES, PLACES + 30))
 
         assert rows[: 2 * MAX_HINTS + 1] == [30, 1, 29, 1, 28, 1, 27]
@@ -71,7 +71,7 @@ class TestARun:
 
     @settings(max_examples=50, deadline=None)
     @given(st.lists(st.tuples(st.sampled_from([0, 1, 7, 999, 1000, 4711, 4712]), st.integers(1, 3)), min_size=1))
-    def test_whoever_is_pointed_at_only_the_guilty_fail(self, each: list[tuple[int, int]]) -> None:
+    def test_only_invalid_requests_fail_whichever_ones_the_error_points_at(self, each: list[tuple[int, int]]) -> None:
         model, backend = model_of(look_up, TABLE)
         requests = [fake_request(model, rows, value=value) for value, rows in each]
 
@@ -82,7 +82,7 @@ class TestARun:
             assert (request.error is None) == (value < PLACES)
             assert request.error is not None or outputs_of(request) == [[[value] * 4] * rows]
 
-    def test_a_device_that_is_lost_by_one_who_is_pointed_at_leaves_the_others_unanswered(self) -> None:
+    def test_a_device_lost_by_a_hinted_request_leaves_the_other_requests_unanswered(self) -> None:
         def break_down(inputs: list[Any]) -> list[Any]:
             if (inputs[0] >= PLACES).all():
                 raise DeviceLost(Code.NOT_READY, "CUDA failure 700")
@@ -98,7 +98,7 @@ class TestARun:
         assert lost.value.remaining.requests == [requests[1], requests[0], requests[2]]
 
 
-class TestWords:
+class TestErrorMessages:
     def pointed(self, words: str, *inputs: Any) -> list[int]:
         model, _ = model_of(look_up, TABLE)
         requests = requests_of(model, *[0] * len(inputs))
@@ -107,32 +107,32 @@ class TestWords:
         return [requests.index(each) for each in named_in_error(words, requests)]
 
     @pytest.mark.parametrize("words", [ONNX.format(1000), TENSORFLOW.format(1000, row=3)])
-    def test_of_both_runtimes(self, words: str) -> None:
+    def test_error_messages_of_onnx_runtime_and_tensorflow_point_at_a_request(self, words: str) -> None:
         rows = [[[number, 17, 23, 5]] for number in range(40, 60)]
         rows[11][0][2] = 1000
 
         assert 11 in self.pointed(words, *rows)
         assert len(self.pointed(words, *rows)) <= 2
 
-    def test_a_number_that_many_have_points_at_nobody(self) -> None:
+    def test_a_number_that_many_requests_have_points_at_no_request(self) -> None:
         assert self.pointed(ONNX.format(1000), *[[[999, number]] for number in range(10, 30)]) == []
 
-    def test_nor_is_everybody_pointed_at(self) -> None:
+    def test_an_error_that_points_at_every_request_gives_no_hint(self) -> None:
         assert self.pointed("5 is wrong, and 6", [[5]], [[6]]) == []
 
-    def test_numbers_in_names_and_fractions_are_none(self) -> None:
+    def test_numbers_in_names_and_fractions_give_no_hint(self) -> None:
         assert self.pointed("node gather_7 of v1.5", [[7]], [[1]], [[5]]) == []
 
     @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int64, np.float16, np.float64])
-    def test_of_any_type(self, dtype: Any) -> None:
+    def test_numbers_are_found_in_inputs_of_any_type(self, dtype: Any) -> None:
         rows = [np.array([[number]], dtype) for number in (1, 2, 3)]
 
         assert self.pointed("3 or 1000000 or -7", *rows) == [2]
 
-    def test_rows_of_different_numbers_are_told_apart(self) -> None:
+    def test_a_number_in_one_of_a_requests_rows_points_at_that_request(self) -> None:
         assert self.pointed("9", [[1], [2]], [[3]], [[4], [5], [9]], [[6]]) == [2]
 
-    def test_texts_and_what_is_very_large_are_not_looked_through(self) -> None:
+    def test_strings_and_very_large_inputs_are_not_searched(self) -> None:
         words = [np.array([[word]], object) for word in (b"9", b"8")]
         large = [np.zeros((1, MAX_VALUES)), np.full((1, MAX_VALUES), 9.0)]
 

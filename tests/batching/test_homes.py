@@ -1,4 +1,4 @@
-"""Models that remember sequences for themselves, several Instances of them, and Instances that are lost."""
+"""Models that keep the state of sequences themselves: several Instances, and Instances that are lost."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def anyio_backend() -> str:
 
 
 class Loads:
-    """Loads models with a memory of their own: sums by row of a direct sequence, else by its id.
+    """Loads models that keep state: sums by row for direct sequences, else by sequence id.
 
     `befalls` says what happens to a run once it has taken in what it was given.
     """
@@ -105,7 +105,7 @@ async def ask(it: tuple[Engine, Model], value: float, identity: int, flags: str 
 
 
 async def follow(it: tuple[Engine, Model], identity: int, flags: str) -> list[tuple[float, float | str]]:
-    """Send a sequence's requests, one for each flag ("." for none). Returns: of each the sum wanted, and the answer."""
+    """Send a sequence's requests, one per flag ("." for none). Returns: the expected sum and the answer of each."""
     found, total = [], 0.0
     for step, flag in enumerate(flags):
         value = 100.0 * identity + step
@@ -124,7 +124,7 @@ def spec_of(*, direct: bool, instances: tuple[InstanceGroup, ...] = SPEC.instanc
 
 @pytest.mark.parametrize("direct", [True, False])
 @pytest.mark.parametrize("instances", [SPEC.instances, TWO_DEVICES], ids=["one CPU", "two devices"])
-async def test_each_instance_has_a_memory_of_its_own(instances: tuple[InstanceGroup, ...], direct: bool) -> None:
+async def test_each_instance_keeps_its_own_sequence_state(instances: tuple[InstanceGroup, ...], direct: bool) -> None:
     loads = Loads(direct=direct)
     async with served(loads, spec_of(direct=direct, instances=instances)) as it:
         found = await asyncio.gather(*(follow(it, identity, "s......e") for identity in range(1, 13)))
@@ -136,7 +136,7 @@ async def test_each_instance_has_a_memory_of_its_own(instances: tuple[InstanceGr
 
 @pytest.mark.parametrize("instances", [(InstanceGroup(1),), SPEC.instances, TWO_DEVICES])
 @pytest.mark.parametrize("seed", range(12))
-async def test_no_answer_is_wrong_whatever_befalls_the_instances(
+async def test_no_answer_of_a_sequence_is_wrong_whatever_happens_to_the_instances(
     seed: int, instances: tuple[InstanceGroup, ...]
 ) -> None:
     chance = random.Random(seed)
@@ -156,7 +156,9 @@ async def test_no_answer_is_wrong_whatever_befalls_the_instances(
 
 @pytest.mark.parametrize("instances", [SPEC.instances, TWO_DEVICES], ids=["one CPU", "two devices"])
 @pytest.mark.parametrize("seed", range(6))
-async def test_instances_that_come_and_go_forget_no_sequence(seed: int, instances: tuple[InstanceGroup, ...]) -> None:
+async def test_no_sequence_is_lost_when_instances_are_added_and_removed(
+    seed: int, instances: tuple[InstanceGroup, ...]
+) -> None:
     chance, loads, asking = random.Random(seed), Loads(direct=bool(seed % 2)), True
     spec = spec_of(direct=bool(seed % 2), instances=instances)
     async with served(loads, spec) as it:
@@ -183,7 +185,7 @@ async def test_instances_that_come_and_go_forget_no_sequence(seed: int, instance
     assert all(answer == wanted for each in found for wanted, answer in each)
 
 
-async def test_a_model_is_closed_though_a_sequence_keeps_an_instance_that_is_to_end() -> None:
+async def test_a_model_is_closed_even_if_a_sequence_keeps_an_ending_instance_alive() -> None:
     async with served(Loads(direct=True), SPEC) as it:
         assert [await ask(it, 1, 1, "s"), await ask(it, 1, 2, "s")] == [1, 1]
         change = await it[0].change(it[1], replace(SPEC, instances=(InstanceGroup(1),)))
@@ -195,7 +197,7 @@ async def test_a_model_is_closed_though_a_sequence_keeps_an_instance_that_is_to_
         assert not it[1].shutdown_tasks
 
 
-async def test_a_sequence_whose_instance_was_lost_is_told_to_begin_again() -> None:
+async def test_a_sequence_whose_instance_was_lost_must_start_again() -> None:
     fates = iter([DeviceLost(Code.NOT_READY, "lost")])
     loads = Loads(lambda values: next(fates, None) if 7 in values else None, direct=True)
     async with served(loads, replace(SPEC, instances=(InstanceGroup(1),))) as it:
@@ -210,14 +212,14 @@ async def test_a_sequence_whose_instance_was_lost_is_told_to_begin_again() -> No
     assert said == [1, 2, text.format(1), text.format(2), 4, 9, 6]
 
 
-async def test_a_request_that_begins_a_sequence_runs_again_at_its_row() -> None:
+async def test_a_sequences_first_request_is_retried_at_its_row_after_a_device_is_lost() -> None:
     fates = iter([DeviceLost(Code.NOT_READY, "lost")])
     loads = Loads(lambda values: next(fates, None) if 7 in values else None, direct=True)
     async with served(loads, replace(SPEC, instances=(InstanceGroup(1),))) as it:
         assert [await ask(it, 1, 1, "s"), await ask(it, 7, 2, "s"), await ask(it, 1, 2)] == [1, 7, 8]
 
 
-async def test_what_a_batch_has_failed_with_is_not_taken_in_twice() -> None:
+async def test_requests_of_a_failed_batch_change_sequence_state_only_once() -> None:
     loads = Loads(lambda values: InferError(Code.INVALID, "guilty") if 7 in values else None, direct=False)
     async with served(loads, replace(spec_of(direct=False), instances=(InstanceGroup(1),))) as it:
         await asyncio.gather(*(ask(it, 1, identity, "s") for identity in (1, 2)))
@@ -228,7 +230,7 @@ async def test_what_a_batch_has_failed_with_is_not_taken_in_twice() -> None:
     assert after == [7, 9]
 
 
-async def test_what_belongs_to_an_instance_that_cannot_run_is_refused_and_new_sequences_begin_elsewhere() -> None:
+async def test_sequences_of_an_unusable_instance_fail_and_new_sequences_start_on_another() -> None:
     fates = iter([DeviceLost(Code.NOT_READY, "lost")])
     loads = Loads(lambda values: next(fates, None) if 7 in values else None, direct=True)
     async with served(loads, SPEC) as it:
@@ -239,7 +241,7 @@ async def test_what_belongs_to_an_instance_that_cannot_run_is_refused_and_new_se
         assert said == ["model 'm' lost its device: it does not load", 1, 2, 2]
 
 
-async def test_one_that_may_begin_where_nothing_runs_is_not_left_waiting() -> None:
+async def test_a_sequence_that_may_start_on_an_idle_instance_is_not_left_waiting() -> None:
     ends = threading.Event()
 
     def befalls(values: list[float]) -> None:
@@ -252,7 +254,7 @@ async def test_one_that_may_begin_where_nothing_runs_is_not_left_waiting() -> No
         late = asyncio.create_task(ask(it, LATE, 2, "se"))
         while it[1].instances[1].idle:  # noqa: ASYNC110 - an Instance that goes to work has no event
             await asyncio.sleep(0)
-        # of one id one sequence runs at a time: this one waits for the other, and may begin at the first Instance then
+        # only one sequence of an id runs at a time: this one waits for the other, and may then use the first Instance
         after = asyncio.create_task(ask(it, 3, 2, "s"))
         assert await ask(it, 1, 1, "e") == 2
         while not it[1].instances[0].idle:  # noqa: ASYNC110 - nor has one that goes to sleep

@@ -1,4 +1,4 @@
-"""Tensors that are read and written where they lie, against a device whose memory is bytes."""
+"""Tensors that are read and written in place, on a device whose memory is simulated by bytes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Region:
 
 
 class PlacingBinding(FakeBinding):
-    """One of device 0, that copies rows there without asking them of their memory; `aims` says of which outputs."""
+    """A Binding of device 0 that copies rows in place; `aims` lists the outputs it can write in place."""
 
     device = 0
     aims: Sequence[int] = (0, 1)
@@ -112,7 +112,7 @@ def model_of(**policy: Any) -> tuple[Model, PlacingBinding, FakeBackend]:
 
 
 def request_of(model: Model, value: float, region: Region | None = None, rows: int = 1) -> InferRequest:
-    """One whose input lies in a region, if there is one."""
+    """Make a request whose input is in a region, if there is one."""
     request = fake_request(model, rows, value=value)
     if region is not None:
         region.content[: 4 * rows] = value
@@ -131,7 +131,7 @@ def values(request: InferRequest) -> list[Any]:
     return [np.asarray(output).ravel().tolist() for output in request.outputs]
 
 
-def test_inputs_are_read_where_they_lie_beside_others_and_rows_are_added_there() -> None:
+def test_inputs_in_shared_memory_are_read_in_place_and_padded() -> None:
     model, binding, backend = model_of(allowed_rows=(4, 8))
     region = Region()
     requests = [request_of(model, 1), request_of(model, 2, region, rows=2)]
@@ -144,7 +144,7 @@ def test_inputs_are_read_where_they_lie_beside_others_and_rows_are_added_there()
     assert [values(request)[1] for request in requests] == [[4], [8, 8]]
 
 
-def test_outputs_are_written_where_they_are_wanted_and_others_come_to_the_host() -> None:
+def test_outputs_are_written_into_requested_regions_and_others_to_the_host() -> None:
     model, binding, _ = model_of()
     region, requests = Region(), [request_of(model, value) for value in (1, 2, 3)]
     target = region.array()
@@ -157,7 +157,7 @@ def test_outputs_are_written_where_they_are_wanted_and_others_come_to_the_host()
     assert [values(request) for request in requests] == [[[2] * 4, [4]], [[4] * 4, [8]], [[6] * 4, [12]]]
 
 
-def test_what_a_binding_cannot_write_there_comes_to_the_host() -> None:
+def test_an_output_that_the_binding_cannot_write_in_place_is_returned_on_the_host() -> None:
     model, binding, _ = model_of()
     binding.aims = (1,)
     region, request = Region(), request_of(model, 1)
@@ -168,7 +168,7 @@ def test_what_a_binding_cannot_write_there_comes_to_the_host() -> None:
     assert values(request) == [[2] * 4, [4]]
 
 
-def test_only_wanted_outputs_are_written() -> None:
+def test_only_requested_outputs_are_written_into_regions() -> None:
     model, binding, _ = model_of()
     regions = Region(), Region()
     requests = [request_of(model, value) for value in (1, 2)]
@@ -181,7 +181,7 @@ def test_only_wanted_outputs_are_written() -> None:
     assert [values(request) for request in requests] == [[[4]], [[8], [4] * 4]]
 
 
-def test_a_region_that_fails_is_its_own_requests_alone() -> None:
+def test_an_unreadable_region_fails_only_its_own_request() -> None:
     model, binding, _ = model_of()
     regions = [Region() for _ in range(3)]
     requests = [request_of(model, number + 1, region) for number, region in enumerate(regions)]
@@ -197,7 +197,7 @@ def test_a_region_that_fails_is_its_own_requests_alone() -> None:
     assert [values(requests[number])[1] for number in (0, 2)] == [[4], [12]]
 
 
-def test_a_region_that_has_failed_is_let_go_when_its_request_is() -> None:
+def test_a_failed_region_is_released_with_its_request() -> None:
     model, binding, _ = model_of()
     gc.disable()
     try:
@@ -214,7 +214,7 @@ def test_a_region_that_has_failed_is_let_go_when_its_request_is() -> None:
         gc.enable()
 
 
-def test_a_binding_of_another_kind_copies_what_it_reads() -> None:
+def test_a_binding_without_in_place_access_copies_its_inputs() -> None:
     model, _, backend = model_of()
     region, other = Region(), Region()
     requests = [request_of(model, 1), request_of(model, 2, region)]
@@ -235,7 +235,7 @@ def _first_of_rows(x: Any) -> Any:
 
 
 def wide(shared: SharedArrays, count: int, binding: type[FakeBinding] = FakeBinding) -> tuple[Any, ...]:
-    """A model that gives the first of each row, and requests of 0, 1, 2..., every second in the client's memory."""
+    """A model that returns the first value of each row, and requests 0, 1, 2..., every second in shared memory."""
     backend = FakeBackend(WIDE, lambda inputs: [_first_of_rows(inputs[0])])
     policy = BatchPolicy(max_batch_rows=64, executor="thread")
     model = Model(ModelSpec("m", 1, Path("m"), policy=policy, signature=WIDE), [backend], lambda *_: None)
@@ -247,14 +247,14 @@ def wide(shared: SharedArrays, count: int, binding: type[FakeBinding] = FakeBind
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_what_clients_share_of_the_hosts_memory_is_gathered_beside_others(tmp_path: Path, count: int) -> None:
+def test_host_shared_memory_is_gathered_with_other_inputs(tmp_path: Path, count: int) -> None:
     model, binding, _, requests = wide(SharedArrays(tmp_path), count)
     run(model, binding, *requests)
 
     assert [values(request) for request in requests] == [[[number]] for number in range(count)]
 
 
-def test_a_binding_of_a_device_is_not_to_read_the_hosts_memory_itself(tmp_path: Path) -> None:
+def test_a_device_binding_does_not_read_host_shared_memory_itself(tmp_path: Path) -> None:
     model, binding, _, requests = wide(SharedArrays(tmp_path), 2, PlacingBinding)
     model.in_place_devices = frozenset({0})
     run(model, binding, *requests)
@@ -263,7 +263,7 @@ def test_a_binding_of_a_device_is_not_to_read_the_hosts_memory_itself(tmp_path: 
 
 
 @pytest.mark.parametrize(("gone", "runs"), [([3], [3, 4]), ([1], [1, 6]), ([7], [7]), ([1, 5], [1, 3, 2])])
-def test_memory_that_is_taken_away_before_it_is_gathered_is_its_own_requests_alone(
+def test_a_region_that_shrinks_before_it_is_gathered_fails_only_its_own_request(
     tmp_path: Path, gone: list[int], runs: list[int]
 ) -> None:
     shared = SharedArrays(tmp_path)
@@ -282,7 +282,7 @@ def test_memory_that_is_taken_away_before_it_is_gathered_is_its_own_requests_alo
     assert [len(cast("Array", each.inputs[0])) for each in backend.runs] == runs
 
 
-def test_a_region_is_held_until_its_request_has_gone(tmp_path: Path) -> None:
+def test_a_region_is_held_until_its_request_has_finished(tmp_path: Path) -> None:
     shared = SharedArrays(tmp_path)
     model, binding, _, requests = wide(shared, 2)
     shared.system.unregister("1")
@@ -293,7 +293,7 @@ def test_a_region_is_held_until_its_request_has_gone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("why", ["cached", "hooks", "nothing"])
-def test_only_what_nobody_looks_at_is_read_late(why: str) -> None:
+def test_inputs_are_read_late_only_if_neither_cache_nor_hooks_read_them(why: str) -> None:
     model, _, _ = model_of()
     assert not model.reads_at_gather
     if why == "cached":
@@ -308,7 +308,7 @@ def test_only_what_nobody_looks_at_is_read_late(why: str) -> None:
 
 
 @pytest.mark.parametrize("why", ["cached", "hooks", "nothing"])
-def test_values_that_are_looked_at_are_not_left_on_the_device(why: str) -> None:
+def test_values_read_by_a_cache_or_hooks_are_not_left_on_the_device(why: str) -> None:
     model, binding, _ = model_of()
     if why == "cached":
         model.spec = replace(model.spec, cached=True)

@@ -52,7 +52,7 @@ def model_of(
 
 @contextmanager
 def opened(function: Function, **wanted: Any) -> Iterator[tuple[Model, FakeBackend, queue.Queue[Batch]]]:
-    """A Model with its Instances running, and the queue where what ran arrives."""
+    """A Model with its Instances running, and the queue of its finished batches."""
     finished: queue.Queue[Batch] = queue.Queue()
 
     def finish(model: Model, ran: list[Batch]) -> None:
@@ -76,7 +76,7 @@ def add(model: Model, count: int = 1) -> list[InferRequest]:
 
 
 class TestThreadInstance:
-    def test_it_takes_nothing_before_it_is_woken(self) -> None:
+    def test_an_instance_takes_no_batch_before_it_is_woken(self) -> None:
         with opened(same_and_sum) as (model, _, finished):
             (request,) = add(model)
             assert request.waiting
@@ -84,7 +84,7 @@ class TestThreadInstance:
 
             assert finished.get(timeout=PATIENCE_S).requests == [request]
 
-    def test_it_runs_off_the_thread_that_dispatches(self) -> None:
+    def test_a_thread_instance_does_not_run_on_the_dispatching_thread(self) -> None:
         ran_on: list[int] = []
 
         def function(inputs: list[Any]) -> list[Any]:
@@ -98,14 +98,14 @@ class TestThreadInstance:
 
         assert threading.get_ident() not in ran_on
 
-    def test_it_goes_on_while_anything_waits(self) -> None:
+    def test_an_instance_continues_while_requests_wait(self) -> None:
         with opened(same_and_sum, cap_rows=1, max_batch_rows=1) as (model, _, finished):
             requests = add(model, 5)
             model.dispatch(1)
 
             assert [finished.get(timeout=PATIENCE_S).requests for _ in requests] == [[each] for each in requests]
 
-    def test_what_one_leaves_wakes_another(self) -> None:
+    def test_requests_left_by_one_instance_wake_another(self) -> None:
         together = threading.Barrier(3)
 
         def function(inputs: list[Any]) -> list[Any]:
@@ -120,7 +120,7 @@ class TestThreadInstance:
 
         assert [request.error for request in requests] == [None] * 3
 
-    def test_closing_ends_what_runs_and_frees_the_model(self) -> None:
+    def test_closing_a_model_waits_for_its_run_and_frees_the_backend(self) -> None:
         entered, leave = threading.Event(), threading.Event()
 
         def function(inputs: list[Any]) -> list[Any]:
@@ -142,8 +142,8 @@ class TestThreadInstance:
             assert finished.get_nowait().requests == [request]
 
 
-class TestTheLoopAsAnInstance:
-    def test_a_batch_runs_where_it_is_dispatched(self) -> None:
+class TestLoopInstance:
+    def test_a_batch_runs_on_the_dispatching_thread(self) -> None:
         with opened(same_and_sum, executor="loop", cap_rows=2) as (model, _, finished):
             requests = add(model, 3)
             first, more = model.dispatch(1)
@@ -153,7 +153,7 @@ class TestTheLoopAsAnInstance:
             assert (more, rest) == (True, False)
             assert finished.empty()
 
-    def test_what_is_fast_does_not_stand_behind_what_waits_for_a_thread(self) -> None:
+    def test_a_fast_batch_is_not_queued_behind_a_slow_one_that_runs_on_a_thread(self) -> None:
         with opened(list, signature=FREE, executor="auto") as (model, _, finished):
             slow, fast = (fake_request(model, key=((width,),)) for width in (9, 4))
             with model.lock:
@@ -167,7 +167,7 @@ class TestTheLoopAsAnInstance:
             assert finished.get(timeout=PATIENCE_S).requests == [slow]
 
     @pytest.mark.parametrize(("used_ns", "stays"), [(MAX_HOLD_NS + 1, False), (40_000, True)])
-    def test_a_model_that_has_held_the_loop_for_long_runs_on_threads_unless_it_was_the_machine_that_stood_still(
+    def test_a_model_that_holds_the_loop_too_long_moves_to_threads_unless_the_machine_stalled(
         self, monkeypatch: pytest.MonkeyPatch, used_ns: int, stays: bool
     ) -> None:
         cpu = iter(range(1, 1 << 60, used_ns))
@@ -192,12 +192,12 @@ class TestTheLoopAsAnInstance:
             assert ran == ([[second]] if stays else [])
             assert stays or finished.get(timeout=PATIENCE_S).requests == [second]
 
-    def test_one_that_holds_the_loop_with_several_long_batches_runs_on_threads_for_a_while(
+    def test_a_model_that_often_holds_the_loop_with_long_batches_moves_to_threads(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         held_ns = MAX_DEBT_NS * 3 // 5
         cpu = iter(range(1, 1 << 60, held_ns))
-        # each look, before a batch and after it, finds that so much has gone by
+        # each reading, before and after a batch, finds that this much time has passed
         monkeypatch.setattr("penstock.batching.model.time", SimpleNamespace(thread_time_ns=lambda: next(cpu)))
         with opened(same_and_sum, executor="auto") as (model, _, finished):
 
@@ -219,7 +219,7 @@ class TestTheLoopAsAnInstance:
             requests = add(model, 1)
             assert [batch.requests for batch in model.dispatch(model.loop_guard.off_loop_until_ns)[0]] == [requests]
 
-    def test_a_failed_run_teaches_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_cost_model_learns_nothing_from_a_failed_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with opened(same_and_sum, executor="loop", cap_rows=8) as (model, _, _):
             taught: list[int] = []
             monkeypatch.setattr(model.scheduler, "learn", lambda key, rows, ns, now_ns, _: taught.append(rows))

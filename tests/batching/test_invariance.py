@@ -1,4 +1,4 @@
-"""Invariance: what probing finds of real models, and that it holds in whatever batches are made."""
+"""Invariance: what probing finds out about real models, and that it holds for any batch."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ MODELS: Models = {
     "centred": (
         [node("ReduceMean", ["x"], ["m"], axes=[0], keepdims=1), node("Sub", ["x", "m"], ["y"])], [X], [Y], {},
     ),
-    "placed": (  # adds to each row how many rows stand before it
+    "placed": (  # adds to each row the number of rows before it
         [
             node("ReduceSum", ["x", "last"], ["sums"], keepdims=1), node("Mul", ["sums", "zero"], ["nothing"]),
             node("Add", ["nothing", "one"], ["ones"]), node("CumSum", ["ones", "first"], ["place"]),
@@ -81,7 +81,7 @@ def open_settled(folder: Path, name: str, **policy: Any) -> tuple[Model, Backend
 
 
 def answers(model: Model, backend: Backend, arrays: Sequence[Array]) -> list[bytes]:
-    """Run requests as one batch; give each one's bytes."""
+    """Run requests as one batch. Returns: the bytes of each answer."""
     requests = []
     for array in arrays:
         request = fake_request(model, len(array), (array.shape[1:],))
@@ -94,14 +94,16 @@ def answers(model: Model, backend: Backend, arrays: Sequence[Array]) -> list[byt
 
 
 @pytest.mark.parametrize("name", ["matmul", "embedding"])
-def test_a_model_whose_rows_do_not_meet_holds_at_a_fixed_size(name: str, tmp_path: Path) -> None:
+def test_a_model_with_independent_rows_is_invariant_at_a_fixed_size(name: str, tmp_path: Path) -> None:
     spec, backend = load(tmp_path, name)
 
     assert 16 in probe(spec, backend, with_natural=False).fixed_sizes
 
 
 @pytest.mark.parametrize("name", ["quantized", "centred", "placed"])
-def test_a_model_whose_rows_depend_on_their_company_or_place_holds_nowhere(name: str, tmp_path: Path) -> None:
+def test_a_model_whose_rows_depend_on_each_other_or_their_position_is_never_invariant(
+    name: str, tmp_path: Path
+) -> None:
     spec, backend = load(tmp_path, name)
     found = probe(spec, backend)
 
@@ -117,14 +119,16 @@ def test_a_model_whose_rows_depend_on_their_company_or_place_holds_nowhere(name:
         ("free", "input 'x' has a free axis, and a result for one length does not hold for another"),
     ],
 )
-def test_what_cannot_be_probed_says_why_and_runs_alone(name: str, reason: str, tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_probed_has_a_reason_and_runs_requests_alone(
+    name: str, reason: str, tmp_path: Path
+) -> None:
     spec, backend = load(tmp_path, name)
 
     assert probe(spec, backend) == ProbeResult({}, reason=reason)
     assert set_invariant_size(spec, [backend]).policy.cap_rows == 1
 
 
-def test_a_model_that_no_drawn_row_suits_says_so() -> None:
+def test_a_model_that_fails_on_random_rows_has_that_as_its_reason() -> None:
     def picky(inputs: list[Any]) -> list[Any]:
         raise ValueError("never")
 
@@ -134,7 +138,7 @@ def test_a_model_that_no_drawn_row_suits_says_so() -> None:
     assert probe(spec, FakeBackend(signature, picky)).reason == "it does not run on random rows: never"
 
 
-def test_a_model_too_slow_to_be_tried_often_enough_holds_nowhere(
+def test_a_model_too_slow_for_enough_trials_is_not_considered_invariant(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec, backend = load(tmp_path, "matmul")
@@ -143,13 +147,13 @@ def test_a_model_too_slow_to_be_tried_often_enough_holds_nowhere(
     assert probe(spec, backend, with_natural=False).fixed_sizes == {}
 
 
-def test_one_row_at_a_time_needs_no_proof(tmp_path: Path) -> None:
+def test_a_model_with_one_row_per_batch_needs_no_probe(tmp_path: Path) -> None:
     spec, backend = load(tmp_path, "matmul", max_batch_rows=1)
 
     assert probe(spec, backend).reason == "no two rows share a batch"
 
 
-def test_a_size_that_the_model_does_not_run_does_not_hold() -> None:
+def test_a_size_that_the_model_cannot_run_is_not_invariant() -> None:
     def pairs_only(inputs: list[Any]) -> list[Any]:
         if len(inputs[0]) != 2:
             raise ValueError("not two rows")
@@ -162,7 +166,7 @@ def test_a_size_that_the_model_does_not_run_does_not_hold() -> None:
     assert (list(found.fixed_sizes), found.natural_sizes) == ([2], ())
 
 
-def test_a_fixed_size_becomes_the_only_one_and_larger_requests_are_split(tmp_path: Path) -> None:
+def test_an_invariant_size_becomes_the_only_size_and_larger_requests_are_split(tmp_path: Path) -> None:
     spec, backend = load(tmp_path, "matmul", preferred_rows=(3,))
     policy = set_invariant_size(spec, [backend]).policy
     size = policy.max_batch_rows
@@ -171,27 +175,27 @@ def test_a_fixed_size_becomes_the_only_one_and_larger_requests_are_split(tmp_pat
     assert (policy.allowed_rows, policy.cap_rows, policy.preferred_rows, policy.split) == ((size,), size, (), True)
 
 
-def test_only_allowed_sizes_are_considered(tmp_path: Path) -> None:
+def test_only_allowed_sizes_are_probed(tmp_path: Path) -> None:
     spec, backend = load(tmp_path, "matmul", allowed_rows=(3, 5))
 
     assert set(probe(spec, backend, with_natural=False).fixed_sizes) <= {3, 5}
     assert set_invariant_size(spec, [backend]).policy.max_batch_rows in {3, 5}
 
 
-def test_a_batch_is_no_larger_than_its_cap(tmp_path: Path) -> None:
+def test_no_size_above_the_cap_is_probed(tmp_path: Path) -> None:
     spec, backend = load(tmp_path, "matmul", cap_rows=3)
 
     assert set(probe(spec, backend, with_natural=False).fixed_sizes) <= {2, 3}
     assert set_invariant_size(spec, [backend]).policy.max_batch_rows in {2, 3}
 
 
-def test_who_does_not_ask_for_it_is_left_as_it_is(tmp_path: Path) -> None:
+def test_a_spec_that_does_not_request_invariance_is_left_unchanged(tmp_path: Path) -> None:
     spec, backend = load(tmp_path, "matmul", invariant=False)
 
     assert set_invariant_size(spec, [backend]) is spec
 
 
-def test_what_was_settled_is_one_line_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_chosen_invariant_size_is_logged_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "penstock.batching")
     for name in ("matmul", "quantized"):
         spec, backend = load(tmp_path, name)
@@ -206,7 +210,7 @@ def test_what_was_settled_is_one_line_in_the_log(tmp_path: Path, caplog: pytest.
     assert alone.startswith(text)
 
 
-def test_a_settled_policy_is_completed_to_itself(tmp_path: Path) -> None:
+def test_a_policy_with_an_invariant_size_is_completed_to_itself(tmp_path: Path) -> None:
     spec, backend = load(tmp_path, "matmul")
     settled = set_invariant_size(spec, [backend])
 
@@ -223,7 +227,7 @@ def matmul(tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, Backend]:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=16), st.integers(0, 48), st.floats(-6, 6))
-def test_bytes_are_the_same_alone_and_in_whatever_batch(
+def test_an_answers_bytes_are_the_same_alone_and_in_any_batch(
     matmul: tuple[Model, Backend], sizes: list[int], first: int, magnitude: float
 ) -> None:
     model, backend = matmul
@@ -244,12 +248,12 @@ def test_bytes_are_the_same_alone_and_in_whatever_batch(
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("name", ["matmul", "quantized", "centred"])
-async def test_served_together_and_alone_all_have_the_same_bytes(name: str, tmp_path: Path) -> None:
+async def test_answers_served_in_batches_and_alone_have_the_same_bytes(name: str, tmp_path: Path) -> None:
     spec, backend = load(tmp_path, name)
     engine = Engine(asyncio.get_running_loop(), LOADERS)
     model = await engine.load(set_invariant_size(spec, [backend]))
     sent = [ROWS[start : start + rows] for start, rows in ((0, 1), (1, 3), (4, 30), (34, 1), (35, 2), (37, 16))]
-    if name != "matmul":  # what runs alone is not split either
+    if name != "matmul":  # requests that run alone are not split
         sent = [rows[:16] for rows in sent]
 
     alone = [(await engine.infer(model, [rows]))[0].tobytes() for rows in sent]
@@ -267,7 +271,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-def test_what_was_found_is_said_in_a_line() -> None:
+def test_a_probe_result_is_described_in_one_line() -> None:
     every = tuple(range(2, 9))
     for found, text in (
         (
@@ -287,7 +291,9 @@ def test_what_was_found_is_said_in_a_line() -> None:
         assert str(found) == text
 
 
-def test_check_says_what_holds_of_each_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_check_command_reports_the_invariance_of_each_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in ("matmul", "quantized"):
         (tmp_path / name / "1").mkdir(parents=True)
         nodes, inputs, outputs, initializers = MODELS[name]
@@ -306,7 +312,7 @@ def test_check_says_what_holds_of_each_model(tmp_path: Path, capsys: pytest.Capt
     assert known.startswith("invariance not invariant: DynamicQuantizeLinear takes its scale from all rows of a batch")
 
 
-def test_a_policy_of_another_kind_is_kept(tmp_path: Path) -> None:
+def test_a_policys_other_settings_are_kept_when_requests_run_alone(tmp_path: Path) -> None:
     spec, backend = load(tmp_path, "quantized", allowed_rows=(4, 16))
     policy = set_invariant_size(spec, [backend]).policy
 

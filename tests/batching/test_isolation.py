@@ -1,4 +1,4 @@
-"""Isolation: what `execute` makes of a Batch, and who is answered how when it fails."""
+"""Isolation: how `execute` runs a Batch, and how each request is answered when it fails."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def error_of(request: InferRequest) -> tuple[Code, str]:
     return request.error.code, request.error.message
 
 
-class TestWhatAnErrorHolds:
-    def test_one_that_was_answered_keeps_nothing_of_its_batch(self) -> None:
+class TestErrorReferences:
+    def test_the_error_of_an_answered_request_keeps_no_tensors_of_its_batch_alive(self) -> None:
         model, backend = model_of()
         guilty, innocent = requests_for(model, GUILTY, 1)
         inputs = [weakref.ref(request.inputs[0]) for request in (guilty, innocent)]
@@ -119,7 +119,7 @@ class TestExecute:
 
     @settings(max_examples=50, deadline=None)
     @given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=1, max_size=10))
-    def test_whatever_shares_a_batch_rows_are_not_crossed_and_only_the_guilty_fail(
+    def test_rows_stay_with_their_requests_and_only_invalid_requests_fail(
         self, rows_and_guilt: list[tuple[int, bool]]
     ) -> None:
         model, backend = model_of()
@@ -137,7 +137,7 @@ class TestExecute:
             else:
                 assert outputs_of(request) == [[[value] * 4] * rows, [4 * value] * rows]
 
-    def test_only_what_is_wanted_is_asked_of_the_model(self) -> None:
+    def test_only_requested_outputs_are_requested_from_the_model(self) -> None:
         model, backend = model_of()
         request = fake_request(model)
         request.output_positions = (1,)
@@ -147,7 +147,7 @@ class TestExecute:
         assert backend.runs[0].wanted == (1,)
         assert outputs_of(request) == [[0]]
 
-    def test_requests_that_want_different_outputs_share_a_run_and_each_gets_its_own_in_its_order(self) -> None:
+    def test_requests_for_different_outputs_share_a_run_and_get_them_in_their_own_order(self) -> None:
         model, backend = model_of()
         wants = [(1,), (0, 1), (1, 0), (0,), (), (1, 1)]
         requests = [fake_request(model, value=value) for value in range(len(wants))]
@@ -162,7 +162,7 @@ class TestExecute:
             [whole[value][position] for position in wanted] for value, wanted in enumerate(wants)
         ]
 
-    def test_stamps_are_in_order(self) -> None:
+    def test_time_stamps_of_a_batch_are_in_order(self) -> None:
         model, backend = model_of()
 
         (batch,) = run(model, backend, fake_request(model))
@@ -181,7 +181,7 @@ class TestExecute:
         assert backend.runs[0].inputs[1] is None
         assert outputs_of(requests[1]) == [[[0] * 4]]
 
-    def test_bytes_are_gathered_like_any_rows(self) -> None:
+    def test_string_inputs_are_gathered_by_rows(self) -> None:
         strings = Signature((TensorSpec("s", "BYTES", (-1,)),), (TensorSpec("t", "BYTES", (-1,)),), batched=True)
         model, backend = model_of(list, strings)
         requests = [fake_request(model, key=((),)) for _ in range(2)]
@@ -192,7 +192,7 @@ class TestExecute:
 
         assert [outputs_of(request) for request in requests] == [[[b"a"]], [[b"long" * 9]]]
 
-    def test_outputs_that_are_no_tensors_are_cut_by_rows_too(self) -> None:
+    def test_outputs_that_are_not_tensors_are_split_by_rows(self) -> None:
         graph = Signature((X,), (TensorSpec("p", "seq(map(int64,tensor(float)))", ()),), batched=True)
         model, backend = model_of(zipmap, graph)
         requests = [fake_request(model, value=value) for value in (1, 2)]
@@ -203,7 +203,7 @@ class TestExecute:
 
         assert [request.outputs for request in requests] == [[[{0: 1.0}]], [[{0: 2.0}]]]
 
-    def test_a_model_without_rows_gets_and_gives_whole_tensors(self) -> None:
+    def test_a_model_without_rows_receives_and_returns_whole_tensors(self) -> None:
         whole = Signature((TensorSpec("x", "FP32", (2, -1)),), (TensorSpec("y", "FP32", (1,)),))
         model, backend = model_of(total, whole)
         request = fake_request(model, key=())
@@ -214,8 +214,8 @@ class TestExecute:
         assert outputs_of(request) == [[6]]
 
 
-class TestABatchThatFails:
-    def test_is_run_in_parts_until_the_guilty_request_is_alone_and_the_rest_as_one(self) -> None:
+class TestFailedBatch:
+    def test_a_failed_batch_is_run_in_parts_until_the_invalid_request_is_alone(self) -> None:
         model, backend = model_of()
         requests = requests_for(model, *(GUILTY if position == 5 else position for position in range(18)))
 
@@ -227,7 +227,7 @@ class TestABatchThatFails:
         assert error_of(requests[5]) == (Code.INVALID, "a guilty row")
         assert all(request.error is None for request in requests if request is not requests[5])
 
-    def test_that_fails_at_once_is_run_in_larger_parts(self) -> None:
+    def test_a_batch_that_fails_at_once_is_run_in_larger_parts(self) -> None:
         model, backend = model_of()
         requests = requests_for(model, *(GUILTY if position == 5 else position for position in range(18)))
         batch = Batch(requests, 18, requests[0].key, time.monotonic_ns())
@@ -237,7 +237,9 @@ class TestABatchThatFails:
 
         assert rows_run(backend) == [18, 12, 8, 5, 2, 1, 12]
 
-    def test_what_a_runtime_lets_slip_is_internal_and_stays_in_the_log(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_an_unexpected_exception_is_an_internal_error_whose_text_appears_only_in_the_log(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
         def function(inputs: list[Any]) -> list[Any]:
             raise ZeroDivisionError("/secret/path")
 
@@ -253,7 +255,7 @@ class TestABatchThatFails:
 
     @pytest.mark.parametrize(("code", "told"), [(Code.INTERNAL, ["model m failed: onnx runtime error 6"]),
                                                 (Code.INVALID, [])])  # fmt: skip
-    def test_what_the_runtime_blames_on_itself_is_in_the_log_and_on_the_request_is_not(
+    def test_internal_errors_of_the_runtime_are_logged_and_invalid_requests_are_not(
         self, caplog: pytest.LogCaptureFixture, code: Code, told: list[str]
     ) -> None:
         def function(inputs: list[Any]) -> list[Any]:
@@ -270,7 +272,7 @@ class TestABatchThatFails:
         assert about == [("ERROR", "r1", "m")] * len(told)
 
     @pytest.mark.parametrize("rows", [0, 1, 3])
-    def test_a_wrong_number_of_output_rows_is_the_models_error(self, rows: int) -> None:
+    def test_a_wrong_number_of_output_rows_is_an_internal_error(self, rows: int) -> None:
         model, backend = model_of(lambda inputs: [inputs[0], np.zeros(rows, np.float32)])
         request = fake_request(model, 2)
 
@@ -279,7 +281,9 @@ class TestABatchThatFails:
         text = f"model 'm': output 'sum' has {rows} rows for a batch of 2"
         assert error_of(request) == (Code.INTERNAL, text)
 
-    def test_an_output_without_rows_is_an_error_of_each_request(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_an_output_without_rows_is_an_internal_error_of_each_request(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
         model, backend = model_of(lambda inputs: [inputs[0], np.float32(1)])
         requests = [fake_request(model) for _ in range(2)]
 
@@ -287,7 +291,7 @@ class TestABatchThatFails:
 
         assert [error_of(request)[0] for request in requests] == [Code.INTERNAL] * 2
 
-    def test_an_error_of_one_request_is_not_shared_with_another(self) -> None:
+    def test_each_failed_request_gets_its_own_error_object(self) -> None:
         model, backend = model_of()
         requests = [fake_request(model, value=GUILTY) for _ in range(2)]
 
@@ -297,7 +301,7 @@ class TestABatchThatFails:
 
 
 def no_more_than(rows: int) -> Function:
-    """A model that has memory for so many rows."""
+    """A model that has memory for this number of rows."""
 
     def function(inputs: list[Any]) -> list[Any]:
         if len(inputs[0]) > rows:
@@ -307,8 +311,8 @@ def no_more_than(rows: int) -> Function:
     return function
 
 
-class TestABatchThatDoesNotFitTheMemory:
-    def test_is_halved_and_nobody_is_to_blame(self) -> None:
+class TestOutOfMemory:
+    def test_a_batch_that_does_not_fit_in_memory_is_halved_and_every_request_succeeds(self) -> None:
         model, backend = model_of(no_more_than(3))
         requests = requests_for(model, *range(10))
 
@@ -319,7 +323,7 @@ class TestABatchThatDoesNotFitTheMemory:
         assert [request for batch in ran for request in batch.requests] == requests
         assert model.event_counts == {"batch_retries": 6, "out_of_memory": 2}
 
-    def test_makes_those_to_come_smaller(self) -> None:
+    def test_a_batch_that_does_not_fit_in_memory_reduces_later_batch_sizes(self) -> None:
         model, backend = model_of(no_more_than(3), cap_rows=8)
         run(model, backend, *requests_for(model, *range(8)))
         for request in requests_for(model, *range(8)):
@@ -329,7 +333,7 @@ class TestABatchThatDoesNotFitTheMemory:
         assert batch is not None
         assert batch.rows == 2
 
-    def test_with_a_guilty_request_in_it_serves_the_others(self) -> None:
+    def test_an_invalid_request_in_a_batch_that_does_not_fit_in_memory_fails_alone(self) -> None:
         model, backend = model_of(no_more_than(3))
         requests = requests_for(model, 0, 1, 2, 3, GUILTY, 5, 6, 7)
 
@@ -337,7 +341,7 @@ class TestABatchThatDoesNotFitTheMemory:
 
         assert served(requests) == [True] * 4 + [False] + [True] * 3
 
-    def test_because_of_one_request_alone_leaves_those_to_come_as_they_are(self) -> None:
+    def test_one_request_that_exhausts_memory_alone_does_not_reduce_later_batch_sizes(self) -> None:
         def function(inputs: list[Any]) -> list[Any]:
             if GUILTY in inputs[0]:
                 raise OutOfMemory(Code.OVERLOADED, "Failed to allocate memory", 1)
@@ -351,7 +355,7 @@ class TestABatchThatDoesNotFitTheMemory:
         assert rows_run(backend) == [8, 4, 2, 2, 1, 1, 5]
         assert model.scheduler.memory_cap.rows == 0
 
-    def test_because_of_one_and_of_its_size_makes_those_to_come_smaller_all_the_same(self) -> None:
+    def test_later_batch_sizes_are_reduced_if_both_a_request_and_its_batch_exhaust_memory(self) -> None:
         def function(inputs: list[Any]) -> list[Any]:
             if GUILTY in inputs[0] or len(inputs[0]) > 3:
                 raise OutOfMemory(Code.OVERLOADED, "Failed to allocate memory", 1)
@@ -364,7 +368,7 @@ class TestABatchThatDoesNotFitTheMemory:
         assert served(requests) == [False] + [True] * 7
         assert model.scheduler.memory_cap.rows == 3
 
-    def test_alone_is_tried_once_more_for_others_may_have_ended(self) -> None:
+    def test_a_single_request_that_does_not_fit_in_memory_is_retried_once(self) -> None:
         attempts: list[int] = []
 
         def function(inputs: list[Any]) -> list[Any]:
@@ -380,7 +384,7 @@ class TestABatchThatDoesNotFitTheMemory:
         assert served([request]) == [True]
         assert attempts == [1, 1]
 
-    def test_alone_is_told_to_come_back_later(self) -> None:
+    def test_a_single_request_that_never_fits_in_memory_is_rejected_with_a_retry_delay(self) -> None:
         model, backend = model_of(no_more_than(0))
         (request,) = requests_for(model, 1)
 
@@ -393,7 +397,7 @@ class TestABatchThatDoesNotFitTheMemory:
         assert model.event_counts == {"batch_retries": 1, "out_of_memory": 2}
         assert model.scheduler.memory_cap.rows == 0
 
-    def test_in_python_already_is_no_other_matter(self) -> None:
+    def test_a_python_memory_error_is_handled_as_out_of_memory(self) -> None:
         def function(inputs: list[Any]) -> list[Any]:
             if len(inputs[0]) > 1:
                 raise MemoryError
@@ -407,8 +411,8 @@ class TestABatchThatDoesNotFitTheMemory:
         assert model.event_counts["out_of_memory"] == 1
 
 
-class TestADeviceThatIsLost:
-    def test_ends_the_batch_and_leaves_it_unanswered(self) -> None:
+class TestLostDevice:
+    def test_a_lost_device_ends_the_batch_and_leaves_its_requests_unanswered(self) -> None:
         model, backend = model_of()
         requests = requests_for(model, 0, BROKEN, 2)
 
@@ -420,7 +424,7 @@ class TestADeviceThatIsLost:
         assert caught.value.remaining.rows == 3
         assert [(request.error, request.outputs) for request in requests] == [(None, None)] * 3
 
-    def test_says_whether_it_was_lost_under_what_is_left_or_before(self) -> None:
+    def test_a_lost_batch_records_whether_its_run_had_started(self) -> None:
         class LostBefore(FakeBackend):
             def bind(self, signature: Signature, capacity_rows: int) -> Binding:
                 binding = super().bind(signature, capacity_rows)
@@ -439,7 +443,7 @@ class TestADeviceThatIsLost:
 
         assert begun == [True, False]
 
-    def test_of_requests_that_run_alone_leaves_those_from_the_lost_one_on(self) -> None:
+    def test_a_device_lost_while_requests_run_alone_leaves_the_remaining_requests(self) -> None:
         model, backend = model_of()
         requests = requests_for(model, 0, GUILTY, BROKEN, 3, 4)
         batch = Batch(list(requests), len(requests), requests[0].key, 1)
@@ -455,7 +459,7 @@ class TestADeviceThatIsLost:
         assert slice_batch(batch, 1, 3).row_positions == [2, 3]
         assert slice_batch(batch, 1, 3).span_rows == 4
 
-    def test_leaves_what_was_settled_before_as_it_is(self) -> None:
+    def test_requests_settled_before_a_device_is_lost_keep_their_results(self) -> None:
         attempts: list[int] = []
 
         def function(inputs: list[Any]) -> list[Any]:
@@ -474,7 +478,7 @@ class TestADeviceThatIsLost:
         assert caught.value.remaining.requests == requests[2:]
         assert caught.value.error.message == "CUDA failure 700"
 
-    def test_is_what_the_rest_is_told_where_there_is_no_other(self) -> None:
+    def test_remaining_requests_fail_with_the_device_error_if_there_is_no_other_device(self) -> None:
         model, backend = model_of()
         requests = requests_for(model, 0, BROKEN)
         with pytest.raises(LostBatch) as caught:
@@ -495,8 +499,8 @@ def stopped(inputs: list[Array | None]) -> list[Any]:
     return same_and_sum(inputs)
 
 
-class TestABatchThatIsStopped:
-    def test_serves_all_but_the_one_that_never_ends(self) -> None:
+class TestStoppedBatch:
+    def test_every_request_is_served_except_the_one_whose_run_never_ends(self) -> None:
         model, backend = model_of(stopped, run_limit_us=500_000)
         requests = requests_for(model, *(GUILTY if position == 11 else position for position in range(32)))
 
@@ -506,7 +510,7 @@ class TestABatchThatIsStopped:
         assert error_of(requests[11]) == (Code.EXPIRED, "model 'm': run exceeded its limit of 500 ms")
         assert model.event_counts["runs_stopped"] == 4
 
-    def test_tells_the_guilty_not_to_come_back_and_says_nothing_of_it_to_those_who_share_their_fate(self) -> None:
+    def test_only_the_request_that_exceeded_the_limit_is_marked_as_not_retryable(self) -> None:
         model, backend = model_of(stopped, run_limit_us=1000)
         requests = requests_for(model, GUILTY, GUILTY, 1, 1)
         run(model, backend, *requests)
@@ -516,7 +520,7 @@ class TestABatchThatIsStopped:
 
     @settings(max_examples=60, deadline=None)
     @given(st.lists(st.booleans(), min_size=1, max_size=40))
-    def test_takes_no_more_limits_than_one_guilty_request_needs(self, guilt: list[bool]) -> None:
+    def test_isolating_one_endless_request_stops_a_logarithmic_number_of_runs(self, guilt: list[bool]) -> None:
         model, backend = model_of(stopped, run_limit_us=1000)
         requests = requests_for(model, *(GUILTY if guilty else 1 for guilty in guilt))
 
@@ -528,7 +532,7 @@ class TestABatchThatIsStopped:
         if sum(guilt) <= 1:
             assert served(requests) == [not guilty for guilty in guilt]
 
-    def test_by_a_limit_of_its_backends_own_says_that_limit(self) -> None:
+    def test_a_run_stopped_by_the_backends_own_limit_reports_the_backends_message(self) -> None:
         model, backend = model_of(stopped)
         requests = requests_for(model, 1, GUILTY, 3)
         run(model, backend, *requests)
@@ -536,7 +540,7 @@ class TestABatchThatIsStopped:
         assert served(requests) == [True, False, True]
         assert error_of(requests[1]) == (Code.EXPIRED, "Exiting due to terminate flag being set to true")
 
-    def test_because_it_is_large_serves_all(self) -> None:
+    def test_a_batch_stopped_because_of_its_size_is_served_in_parts(self) -> None:
         def function(inputs: list[Any]) -> list[Any]:
             if len(inputs[0]) > 8:
                 raise RunStopped(Code.EXPIRED, "Exiting due to terminate flag being set to true")
@@ -549,9 +553,9 @@ class TestABatchThatIsStopped:
         assert all(served(requests))
 
 
-class TestWhatIsNoErrorOfARun:
+class TestInterruptions:
     @pytest.mark.parametrize("leaving", [KeyboardInterrupt, SystemExit])
-    def test_goes_through(self, leaving: type[BaseException]) -> None:
+    def test_keyboard_interrupt_and_system_exit_propagate(self, leaving: type[BaseException]) -> None:
         def function(inputs: list[Any]) -> list[Any]:
             raise leaving
 
@@ -560,8 +564,8 @@ class TestWhatIsNoErrorOfARun:
             run(model, backend, *requests_for(model, 1, 2))
 
 
-def test_a_model_that_takes_one_row_at_a_time_serves_all_the_same() -> None:
-    """It gives one row however many it gets: wrong for a batch, right for each request alone."""
+def test_a_model_that_always_returns_one_row_serves_each_request_alone() -> None:
+    """It always returns one row: wrong for a batch, and correct for each request alone."""
 
     def function(inputs: list[Any]) -> list[Any]:
         first = inputs[0][:1]

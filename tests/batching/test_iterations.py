@@ -1,4 +1,4 @@
-"""Sequences that are one request, which runs until its model is done with it, in a Scheduler. No clock, no threads."""
+"""Iterative requests, each a sequence that runs until its model is done, in a Scheduler. No clock, no threads."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def add(scheduler: Scheduler, sequence: InSequence | None = None, now_ns: int = 
 
 
 def run(scheduler: Scheduler, *again: InferRequest, now_ns: int = 1, own: tuple[int] | None = None) -> Batch:
-    """Run a batch, of which some are to run again."""
+    """Run a batch, and queue some of its requests again."""
     batch = scheduler.take(now_ns, pin=own)
     assert batch is not None
     batch.rerun_requests = again
@@ -47,7 +47,7 @@ def run(scheduler: Scheduler, *again: InferRequest, now_ns: int = 1, own: tuple[
 
 
 @both
-def test_a_request_that_says_no_sequence_is_one(spec: SequenceSpec) -> None:
+def test_a_request_without_a_sequence_becomes_one_of_its_own(spec: SequenceSpec) -> None:
     scheduler = scheduler_of(spec)
 
     requests = [add(scheduler), add(scheduler)]
@@ -57,7 +57,7 @@ def test_a_request_that_says_no_sequence_is_one(spec: SequenceSpec) -> None:
 
 
 @both
-def test_it_runs_again_neither_as_the_first_nor_as_the_last(spec: SequenceSpec) -> None:
+def test_a_repeated_request_is_neither_the_start_nor_the_end_of_its_sequence(spec: SequenceSpec) -> None:
     scheduler = scheduler_of(spec)
     request = add(scheduler, InSequence(7, start=True, end=True))
 
@@ -70,7 +70,7 @@ def test_it_runs_again_neither_as_the_first_nor_as_the_last(spec: SequenceSpec) 
 
 
 @both
-def test_a_run_has_those_that_go_on_and_those_that_are_new(spec: SequenceSpec) -> None:
+def test_a_batch_combines_repeated_and_new_requests(spec: SequenceSpec) -> None:
     scheduler = scheduler_of(spec)
     first = add(scheduler)
     run(scheduler, first)
@@ -83,7 +83,7 @@ def test_a_run_has_those_that_go_on_and_those_that_are_new(spec: SequenceSpec) -
 
 
 @both
-def test_its_place_is_another_s_once_it_is_done(spec: SequenceSpec) -> None:
+def test_a_finished_requests_slot_is_given_to_a_waiting_request(spec: SequenceSpec) -> None:
     scheduler = scheduler_of(spec, rows=1)
     first, second = add(scheduler), add(scheduler)
     run(scheduler, first)
@@ -94,7 +94,7 @@ def test_its_place_is_another_s_once_it_is_done(spec: SequenceSpec) -> None:
 
 
 @both
-def test_it_stays_with_the_instance_that_remembers_it(spec: SequenceSpec) -> None:
+def test_a_repeated_request_stays_on_the_instance_that_keeps_its_state(spec: SequenceSpec) -> None:
     scheduler = scheduler_of(spec, rows=1, instances=2, remembers=True)
     here, there = add(scheduler), add(scheduler)
 
@@ -106,7 +106,7 @@ def test_it_stays_with_the_instance_that_remembers_it(spec: SequenceSpec) -> Non
 
 
 @both
-def test_it_is_never_idle_and_is_forgotten_when_it_is_done(spec: SequenceSpec) -> None:
+def test_an_iterative_request_never_becomes_idle_and_is_forgotten_when_finished(spec: SequenceSpec) -> None:
     scheduler = scheduler_of(spec)
     request = add(scheduler)
     run(scheduler, request)
@@ -119,7 +119,7 @@ def test_it_is_never_idle_and_is_forgotten_when_it_is_done(spec: SequenceSpec) -
 
 
 @both
-def test_one_that_is_taken_back_between_two_runs_leaves_its_place(spec: SequenceSpec) -> None:
+def test_a_request_canceled_between_two_runs_frees_its_slot(spec: SequenceSpec) -> None:
     scheduler = scheduler_of(spec, rows=1)
     first, second = add(scheduler), add(scheduler)
     run(scheduler, first)
@@ -131,7 +131,7 @@ def test_one_that_is_taken_back_between_two_runs_leaves_its_place(spec: Sequence
 
 
 @both
-def test_a_timeout_counts_until_it_runs_for_the_first_time(spec: SequenceSpec) -> None:
+def test_a_timeout_applies_only_until_a_requests_first_run(spec: SequenceSpec) -> None:
     scheduler = scheduler_of(spec, rows=1)
     request = fake_request(MODEL, 1, A)
     request.enqueued_ns, request.deadline_ns = 1, 10
@@ -142,7 +142,7 @@ def test_a_timeout_counts_until_it_runs_for_the_first_time(spec: SequenceSpec) -
     assert run(scheduler, now_ns=20).requests == [request]
 
 
-def test_answers_in_order_wait_for_one_that_goes_on() -> None:
+def test_ordered_answers_wait_for_a_request_that_is_repeated() -> None:
     sequences = Sequences("m", OLDEST, 2, 1)
     scheduler = Scheduler(BatchPolicy(max_batch_rows=2, preserve_ordering=True), CostModel(), 0, 1, sequences)
     first, second = add(scheduler), add(scheduler)
@@ -155,7 +155,7 @@ def test_answers_in_order_wait_for_one_that_goes_on() -> None:
     assert scheduler.ordering.record_ended([first]) == [first, second]
 
 
-def test_ids_are_none_of_those_under_way_and_text_where_the_model_takes_text() -> None:
+def test_generated_sequence_ids_avoid_active_ids_and_are_strings_if_the_model_takes_strings() -> None:
     assert [
         SequenceIds({2}, as_text=False).begin_sequence().id,
         SequenceIds({"1"}, as_text=True).begin_sequence().id,

@@ -27,14 +27,14 @@ def rows_of(requests: list[InferRequest]) -> list[int]:
     return [request.rows for request in requests]
 
 
-def test_all_that_fits_is_taken_in_order() -> None:
+def test_all_requests_that_fit_are_taken_in_order() -> None:
     lane, requests = lane_of(1, 2, 3)
 
     assert lane.take(6) == (requests, 6)
     assert lane.head() is None
 
 
-def test_what_does_not_fit_is_looked_past_and_goes_next() -> None:
+def test_a_request_that_does_not_fit_is_skipped_and_goes_next() -> None:
     lane, _ = lane_of(2, 7, 1)
 
     assert rows_of(lane.take(8)[0]) == [2, 1]
@@ -48,26 +48,26 @@ def test_the_head_is_taken_even_if_it_is_bigger_than_the_limit() -> None:
     assert rows_of(lane.take(4)[0]) == [1]
 
 
-def test_a_limit_of_nothing_takes_one_request_at_a_time() -> None:
+def test_a_row_limit_of_zero_takes_one_request_at_a_time() -> None:
     lane, _ = lane_of(1, 1, 1)
 
     assert [rows_of(lane.take(0)[0]) for _ in range(3)] == [[1], [1], [1]]
 
 
-def test_looking_ahead_ends_after_so_many_that_do_not_fit() -> None:
+def test_take_stops_looking_after_a_maximum_number_of_skipped_requests() -> None:
     lane, _ = lane_of(2, *[3] * MAX_SKIPPED, 1)
 
     assert rows_of(lane.take(4)[0]) == [2]
     assert lane.request_count == MAX_SKIPPED + 1
 
 
-def test_requests_without_rows_ride_along() -> None:
+def test_requests_without_rows_are_taken_with_any_batch() -> None:
     lane, requests = lane_of(0, 4, 0)
 
     assert lane.take(4) == (requests, 4)
 
 
-def test_a_removed_head_gives_way_to_the_next() -> None:
+def test_the_next_request_becomes_the_head_when_the_head_is_removed() -> None:
     lane, requests = lane_of(1, 2)
     lane.remove(requests[0])
 
@@ -75,7 +75,7 @@ def test_a_removed_head_gives_way_to_the_next() -> None:
     assert lane.take(8) == ([requests[1]], 2)
 
 
-def test_only_what_stands_in_the_lane_is_waiting() -> None:
+def test_only_requests_in_the_lane_are_marked_as_waiting() -> None:
     lane, requests = lane_of(1, 1, 1)
     lane.remove(requests[0])
     lane.take(1)
@@ -84,7 +84,7 @@ def test_only_what_stands_in_the_lane_is_waiting() -> None:
     assert lane.waiting_requests() == requests[2:]
 
 
-def test_the_tensors_of_removed_requests_are_let_go_while_the_head_stays() -> None:
+def test_tensors_of_removed_requests_are_freed_while_the_head_stays() -> None:
     lane, _ = lane_of(1)
     kept: list[weakref.ref[object]] = []
     for _ in range(10 * MAX_SKIPPED):
@@ -99,7 +99,7 @@ def test_the_tensors_of_removed_requests_are_let_go_while_the_head_stays() -> No
     assert sum(reference() is not None for reference in kept) <= MAX_SKIPPED + 3
 
 
-def test_the_last_take_leaves_no_removed_request_behind() -> None:
+def test_the_last_take_leaves_no_removed_request_in_the_lane() -> None:
     lane, requests = lane_of(2, 1)
     tensor = weakref.ref(requests[1].inputs[0])
     lane.remove(requests[1])
@@ -117,7 +117,7 @@ def lane_with_targets(*targets_ns: int) -> tuple[Lane, list[InferRequest]]:
     return lane, requests
 
 
-def test_who_can_no_longer_make_it_steps_aside_and_goes_when_there_is_room() -> None:
+def test_a_request_that_will_miss_its_target_is_deferred_until_there_is_room() -> None:
     lane, (late, first, also_late, second) = lane_with_targets(50, 500, 60, 500)
 
     assert lane.take(2, 100, 10)[0] == [first, second]
@@ -126,19 +126,19 @@ def test_who_can_no_longer_make_it_steps_aside_and_goes_when_there_is_room() -> 
     assert lane.take(2, 100, 10) == ([late, also_late], 2)
 
 
-def test_nobody_steps_aside_where_all_fit() -> None:
+def test_no_request_is_deferred_if_all_requests_fit() -> None:
     lane, requests = lane_with_targets(50, 500)
 
     assert lane.take(2, 100, 10)[0] == requests
 
 
-def test_nobody_steps_aside_whose_patience_has_ended() -> None:
+def test_a_request_that_has_waited_for_the_patience_limit_is_not_deferred() -> None:
     lane, (late, _, _) = lane_with_targets(50, 1 << 60, 1 << 60)
 
     assert lane.take(1, 100 + PATIENCE_NS, 1 + PATIENCE_NS)[0] == [late]
 
 
-def test_who_stepped_aside_is_not_lost_when_another_is_taken_back() -> None:
+def test_a_deferred_request_is_not_lost_when_another_is_canceled() -> None:
     lane, (late, first, second, third) = lane_with_targets(50, 500, 500, 500)
     assert lane.take(1, 100, 10)[0] == [first]
 
@@ -148,7 +148,7 @@ def test_who_stepped_aside_is_not_lost_when_another_is_taken_back() -> None:
     assert (lane.request_count, lane.rows) == (0, 0)
 
 
-def test_a_lane_is_as_urgent_as_its_head_or_as_who_stepped_aside() -> None:
+def test_a_lane_is_as_urgent_as_its_head_or_its_deferred_requests() -> None:
     lane, (late, first, second) = lane_with_targets(50, 500, 2 * PATIENCE_NS)
     seen = [lane.urgency_ns()]
     lane.take(1, 100, 10)
@@ -168,7 +168,7 @@ STEPS = st.lists(REMOVE | st.tuples(st.just("take"), TAKE) | st.tuples(st.just("
 
 @settings(max_examples=100, deadline=None)
 @given(STEPS)
-def test_whatever_happens_rows_are_neither_lost_nor_doubled_and_keep_their_order(steps: list[tuple[str, int]]) -> None:
+def test_requests_are_never_lost_or_duplicated_and_keep_their_order(steps: list[tuple[str, int]]) -> None:
     lane = Lane(KEY)
     waiting: list[InferRequest] = []
     for step, number in steps:
@@ -196,8 +196,8 @@ ROUNDS = st.lists(st.tuples(st.lists(st.booleans(), max_size=4), st.integers(0, 
 
 @settings(max_examples=200, deadline=None)
 @given(ROUNDS)
-def test_whoever_steps_aside_none_is_lost_nor_doubled(rounds: list[tuple[list[bool], int, int]]) -> None:
-    """In each round some come, late or not, so many of the last are taken back, and a batch of so many is taken."""
+def test_no_deferred_request_is_lost_or_duplicated(rounds: list[tuple[list[bool], int, int]]) -> None:
+    """In each round some requests arrive, late or not, some of the last are canceled, and a batch is taken."""
     lane = Lane(KEY)
     waiting: list[InferRequest] = []
     for now_ns, (lates, removed, limit) in enumerate(rounds, start=1):

@@ -1,4 +1,4 @@
-"""Lead: when the next Batch is taken, by what the device itself takes."""
+"""Lead: when the next Batch is taken, given the time that the device needs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ MS = 1_000_000
 KEY = ((4,),)
 
 
-class TestWhenTheNextIsTaken:
+class TestTakeTime:
     @given(st.lists(NS, max_size=5), NS, NS)
-    def test_never_before_the_run_began_nor_after_the_device_is_free(
+    def test_the_next_batch_is_taken_between_the_runs_start_and_the_devices_release(
         self, gathers: list[int], start_ns: int, cost_ns: int
     ) -> None:
         lead = Lead()
@@ -24,7 +24,7 @@ class TestWhenTheNextIsTaken:
         assert start_ns - 1 <= lead.take_ns(start_ns + cost_ns, cost_ns) <= start_ns + cost_ns
 
     @given(st.integers(0, 10 * MS), st.integers(1, 20), st.integers(100 * MS, 500 * MS))
-    def test_so_early_that_its_rows_are_there_when_the_device_is_free_and_no_earlier(
+    def test_the_next_batch_is_taken_just_in_time_to_be_gathered_when_the_device_is_free(
         self, gather_ns: int, times: int, cost_ns: int
     ) -> None:
         lead = Lead()
@@ -34,7 +34,7 @@ class TestWhenTheNextIsTaken:
         assert lead.take_ns(1000 * MS, cost_ns) == 1000 * MS - WAKE_LATENCY_NS - 2 * gather_ns
 
     @given(st.lists(st.integers(0, 10 * MS), min_size=1, max_size=5))
-    def test_what_gathers_take_is_between_those_that_were_seen(self, gathers: list[int]) -> None:
+    def test_the_learned_gather_time_lies_between_observed_gather_times(self, gathers: list[int]) -> None:
         lead = Lead()
         for gather_ns in gathers:
             lead.learn_gather(gather_ns)
@@ -42,7 +42,7 @@ class TestWhenTheNextIsTaken:
 
         assert min(gathers) - 1 <= learned_ns <= max(gathers) + 1
 
-    def test_a_long_gather_is_forgotten_in_time(self) -> None:
+    def test_a_long_gather_is_forgotten_after_many_short_ones(self) -> None:
         lead = Lead()
         lead.learn_gather(100 * MS)
         before = lead.take_ns(1000 * MS, 400 * MS)
@@ -53,14 +53,14 @@ class TestWhenTheNextIsTaken:
         assert lead.take_ns(1000 * MS, 400 * MS) > 1000 * MS - WAKE_LATENCY_NS - 2.1 * MS
 
 
-class TestWhatTheDeviceTakes:
-    def test_what_a_batch_costs_stands_in_until_the_device_has_told(self) -> None:
+class TestDeviceRunTime:
+    def test_the_batchs_predicted_cost_is_used_until_the_device_has_reported_a_run_time(self) -> None:
         lead = Lead()
         lead.learn_run(KEY, 8, 0)
 
         assert lead.run_ns(KEY, 8, 5 * MS) == 5 * MS
 
-    def test_it_is_learned_by_key_and_by_rows(self) -> None:
+    def test_device_time_is_learned_by_key_and_by_rows(self) -> None:
         lead = Lead()
         lead.learn_run(KEY, 8, 3 * MS)
 
@@ -69,21 +69,21 @@ class TestWhatTheDeviceTakes:
         assert lead.run_ns(((5,),), 8, 5 * MS) == 5 * MS
 
     @given(st.lists(st.integers(1, 10 * MS), min_size=1, max_size=30))
-    def test_it_is_between_the_runs_that_were_seen(self, runs: list[int]) -> None:
+    def test_the_learned_device_time_lies_between_observed_runs(self, runs: list[int]) -> None:
         lead = Lead()
         for run_ns in runs:
             lead.learn_run(KEY, 8, run_ns)
 
         assert min(runs) - 1 <= lead.run_ns(KEY, 8, 0) <= max(runs) + 1
 
-    def test_a_device_that_has_become_slower_is_known_for_it_after_some_runs(self) -> None:
+    def test_a_slower_device_is_learned_after_some_runs(self) -> None:
         lead = Lead()
         for run_ns in [MS] * 5 + [2 * MS] * 40:
             lead.learn_run(KEY, 8, run_ns)
 
         assert 1.95 * MS <= lead.run_ns(KEY, 8, 0) <= 2 * MS
 
-    def test_shapes_without_end_take_no_memory_without_end(self) -> None:
+    def test_the_number_of_remembered_shapes_is_bounded(self) -> None:
         lead = Lead()
         for length in range(3 * MAX_RUNS):
             lead.learn_run(((length,),), 8, MS)
@@ -91,9 +91,11 @@ class TestWhatTheDeviceTakes:
         assert len(lead._runs) <= MAX_RUNS
 
 
-class TestWhenARunHasEnded:
+class TestEstimatedEnd:
     @given(NS, NS, NS, st.booleans())
-    def test_what_is_certain_bounds_it(self, predicted_ns: int, asked_ns: int, waited_ns: int, over: bool) -> None:
+    def test_the_estimated_end_of_a_run_lies_within_known_bounds(
+        self, predicted_ns: int, asked_ns: int, waited_ns: int, over: bool
+    ) -> None:
         told_ns = asked_ns + waited_ns
         ended = estimate_end_ns(predicted_ns, asked_ns, told_ns, ended=over)
 
@@ -102,6 +104,6 @@ class TestWhenARunHasEnded:
         else:
             assert asked_ns <= ended <= told_ns
 
-    def test_between_these_bounds_the_prediction_stands(self) -> None:
+    def test_the_predicted_end_is_used_within_known_bounds(self) -> None:
         assert estimate_end_ns(7, 5, 9, ended=False) == 7
         assert estimate_end_ns(3, 5, 9, ended=True) == 3

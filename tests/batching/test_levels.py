@@ -41,26 +41,26 @@ def taken(scheduler: Scheduler, now_ns: int = 1) -> list[InferRequest]:
 
 
 class TestOrder:
-    def test_the_highest_level_first_then_the_oldest(self) -> None:
+    def test_the_highest_level_goes_first_then_the_oldest_request(self) -> None:
         scheduler = scheduler_of()
         requests = [add(scheduler, priority) for priority in (3, 0, 1, 2, 7, 1)]
 
         assert taken(scheduler) == [requests[at] for at in (2, 5, 1, 3, 4, 0)]
 
-    def test_a_lower_level_fills_what_the_higher_one_leaves(self) -> None:
+    def test_a_lower_level_fills_the_room_left_by_a_higher_one(self) -> None:
         scheduler = scheduler_of(max_batch_rows=4)
         low, high, big = add(scheduler, 3, 1), add(scheduler, 1, 3), add(scheduler, 2, 2)
 
         assert [taken(scheduler), taken(scheduler)] == [[high, low], [big]]
 
-    def test_the_lane_with_the_highest_level_first_then_the_most_urgent(self) -> None:
+    def test_the_lane_with_the_highest_level_goes_first_then_the_most_urgent_lane(self) -> None:
         scheduler = scheduler_of()
         low, other = add(scheduler, 3, key=A, now_ns=1), add(scheduler, 2, key=B, now_ns=2)
         later = add(scheduler, 2, key=A, now_ns=3)
 
         assert [taken(scheduler), taken(scheduler)] == [[other], [later, low]]
 
-    def test_a_lane_that_is_held_open_does_not_stop_a_lower_one_that_is_full(self) -> None:
+    def test_a_held_lane_does_not_block_a_full_lane_of_a_lower_level(self) -> None:
         scheduler = scheduler_of(max_queue_delay_us=100)
         high, low = add(scheduler, 1, key=A), add(scheduler, 3, 8, key=B)
 
@@ -74,14 +74,14 @@ class TestOrder:
         assert [taken(scheduler), taken(scheduler)] == [[high, middle], []]
         assert taken(scheduler, 100_001) == [low]
 
-    def test_the_delay_is_that_of_the_oldest_whatever_its_level(self) -> None:
+    def test_the_queue_delay_counts_from_the_oldest_request_of_any_level(self) -> None:
         scheduler = scheduler_of(max_queue_delay_us=100)
         low, high = add(scheduler, 3, now_ns=1_000), add(scheduler, 1, now_ns=50_000)
 
         assert scheduler.due_ns(60_000) == 101_000
         assert taken(scheduler, 101_000) == [high, low]
 
-    def test_a_batch_looks_past_so_many_that_do_not_fit(self) -> None:
+    def test_a_batch_skips_a_limited_number_of_requests_that_do_not_fit(self) -> None:
         scheduler = scheduler_of()
         first, *_ = [add(scheduler, 2, rows) for rows in (2, *[7] * (MAX_SKIPPED - 1))]
         fits = add(scheduler, 3)
@@ -94,15 +94,15 @@ class TestOrder:
 
         assert taken(scheduler) == [first]
 
-    def test_one_row_at_a_time_without_an_axis_for_rows(self) -> None:
+    def test_a_model_without_rows_runs_one_request_at_a_time_in_level_order(self) -> None:
         scheduler = scheduler_of(max_batch_rows=0)
         low, high = add(scheduler, 3), add(scheduler, 1)
 
         assert [taken(scheduler), taken(scheduler), taken(scheduler)] == [[high], [low], []]
 
 
-class TestNobodyStarves:
-    def test_who_has_waited_long_goes_first_and_takes_one_place_of_a_batch(self) -> None:
+class TestStarvation:
+    def test_a_starving_request_goes_first_and_takes_one_place_in_the_batch(self) -> None:
         scheduler = scheduler_of(max_batch_rows=2)
         starved = [add(scheduler, 3, now_ns=at) for at in (1, 2)]
         high = [add(scheduler, 1, now_ns=STARVATION_NS) for _ in range(4)]
@@ -110,7 +110,7 @@ class TestNobodyStarves:
         assert [taken(scheduler, STARVATION_NS) for _ in range(1)] == [high[:2]]
         assert [taken(scheduler, STARVATION_NS + 5) for _ in range(2)] == [[starved[0], high[2]], [starved[1], high[3]]]
 
-    def test_its_lane_goes_first(self) -> None:
+    def test_the_lane_of_a_starving_request_goes_first(self) -> None:
         scheduler = scheduler_of()
         starved, high = add(scheduler, 3, key=A, now_ns=1), add(scheduler, 1, key=B, now_ns=2)
 
@@ -118,7 +118,7 @@ class TestNobodyStarves:
 
 
 class TestTimeouts:
-    def test_one_that_is_delayed_goes_behind_its_level_and_before_the_next(self) -> None:
+    def test_a_delayed_request_goes_behind_its_own_level_and_before_the_next(self) -> None:
         scheduler = scheduler_of(timeout_delays=True)
         delayed = [add(scheduler, 2, deadline_ns=20), add(scheduler, 2, deadline_ns=10)]
         others = [add(scheduler, 3), add(scheduler, 2), add(scheduler, 1)]
@@ -129,26 +129,26 @@ class TestTimeouts:
         assert taken(scheduler, 30) == [others[2], others[1], late, delayed[1], delayed[0], others[0]]
         assert scheduler.expired == []
 
-    def test_one_that_is_delayed_is_as_urgent_as_any_that_has_no_timeout(self) -> None:
+    def test_a_delayed_request_is_as_urgent_as_one_without_a_timeout(self) -> None:
         scheduler = scheduler_of(timeout_delays=True)
         other, delayed = add(scheduler, key=B, now_ns=1), add(scheduler, key=A, now_ns=2, deadline_ns=10)
 
         assert [taken(scheduler, 10), taken(scheduler, 10)] == [[other], [delayed]]
 
-    def test_levels_delay_and_reject_as_each_says(self) -> None:
+    def test_each_level_delays_or_rejects_expired_requests_by_its_own_policy(self) -> None:
         scheduler = scheduler_of(level_policies={1: QueuePolicy(delays_on_timeout=True)})
         delayed, rejected = add(scheduler, 1, deadline_ns=10), add(scheduler, 3, deadline_ns=10)
 
         assert taken(scheduler, 10) == [delayed]
         assert scheduler.expired == [rejected]
 
-    def test_without_levels_too(self) -> None:
+    def test_expired_requests_are_delayed_without_priority_levels(self) -> None:
         scheduler = scheduler_of(priority_levels=0, default_priority=0, timeout_delays=True)
         delayed, other = add(scheduler, deadline_ns=10), add(scheduler, 9)
 
         assert taken(scheduler, 10) == [other, delayed]
 
-    def test_one_that_was_delayed_can_be_taken_back(self) -> None:
+    def test_a_delayed_request_can_be_canceled(self) -> None:
         scheduler = scheduler_of(timeout_delays=True)
         delayed = add(scheduler, deadline_ns=10)
         scheduler.expire(10)
@@ -158,7 +158,7 @@ class TestTimeouts:
 
 
 class Slow(CostModel):
-    """A device that takes a millisecond for a batch of up to eight rows."""
+    """A device that needs a millisecond for a batch of up to eight rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,8 +167,8 @@ class Slow(CostModel):
             self.observe(B, rows, 1_000_000, 1)
 
 
-class TestAtTheDoor:
-    def test_only_what_goes_before_it_counts_against_a_deadline(self) -> None:
+class TestAdmission:
+    def test_only_requests_ahead_in_the_lane_count_against_a_deadline(self) -> None:
         scheduler = scheduler_of(Slow())
         for _ in range(32):
             add(scheduler, 2)
@@ -180,7 +180,7 @@ class TestAtTheDoor:
             add(scheduler, 3, deadline_ns=500_000)
         assert caught.value.code is Code.EXPIRED
 
-    def test_what_waits_in_another_lane_counts_if_all_of_it_is_of_a_higher_level(self) -> None:
+    def test_another_lane_counts_against_a_deadline_if_all_of_it_has_a_higher_level(self) -> None:
         scheduler = scheduler_of(Slow())
         for _ in range(32):
             add(scheduler, 2, key=B)
@@ -190,28 +190,28 @@ class TestAtTheDoor:
         with pytest.raises(InferError):
             add(scheduler, 3, deadline_ns=500_000)
 
-    def test_a_lane_of_which_some_is_of_a_lower_level_does_not_count(self) -> None:
+    def test_a_lane_with_some_requests_of_a_lower_level_does_not_count_against_a_deadline(self) -> None:
         scheduler = scheduler_of(Slow())
         for priority in (2, 3) * 16:
             add(scheduler, priority, key=B)
 
         assert add(scheduler, 3, deadline_ns=500_000).waiting
 
-    def test_nobody_is_refused_whose_timeout_delays(self) -> None:
+    def test_a_request_whose_timeout_only_delays_is_never_rejected_as_late(self) -> None:
         scheduler = scheduler_of(Slow(), timeout_delays=True)
         for _ in range(64):
             add(scheduler)
 
         assert add(scheduler, 3, deadline_ns=2).waiting
 
-    def test_before_a_body_is_decoded_nobody_is_late_since_the_level_is_not_known(self) -> None:
+    def test_no_request_is_rejected_as_late_before_its_body_is_decoded(self) -> None:
         scheduler = scheduler_of(Slow(), latency_target_us=1_000)
         for _ in range(64):
             add(scheduler, 3)
 
         assert scheduler.late_error(1, 1) is None
 
-    def test_one_that_can_no_longer_make_its_target_gives_way_in_its_level(self) -> None:
+    def test_a_request_that_will_miss_its_target_gives_way_within_its_level(self) -> None:
         scheduler = scheduler_of(max_batch_rows=1)
         for rows in (1, 2):
             scheduler.learn(A, rows, 1_000_000, 1)
@@ -226,8 +226,8 @@ class TestAtTheDoor:
         assert [taken(scheduler, 5_000_000)[0] for _ in range(3)] == [requests[at] for at in (1, 0, 2)]
 
 
-class TestPlaces:
-    def test_each_level_is_full_by_itself(self) -> None:
+class TestQueueLimits:
+    def test_each_level_has_its_own_queue_limit(self) -> None:
         scheduler = scheduler_of(max_queue_requests=2, level_policies={1: QueuePolicy(max_requests=1)})
         for priority in (1, 2, 2, 3, 3):
             add(scheduler, priority)
@@ -239,7 +239,7 @@ class TestPlaces:
         assert not scheduler.is_full()
 
     @pytest.mark.parametrize("levels", [0, 1])
-    def test_with_one_level_it_is_known_before_decoding_that_it_is_full(self, levels: int) -> None:
+    def test_a_full_queue_is_known_before_decoding_only_with_a_single_level(self, levels: int) -> None:
         scheduler = scheduler_of(
             priority_levels=levels, default_priority=levels, timeout_delays=True, max_queue_requests=2
         )
@@ -251,7 +251,7 @@ class TestPlaces:
         assert seen == [False, False, True]
 
     @pytest.mark.parametrize("bound", [{"max_queue_rows": 4}, {"max_queue_bytes": 4 * 16}])
-    def test_who_waits_below_keeps_nobody_out_above(self, bound: dict[str, Any]) -> None:
+    def test_requests_of_a_lower_level_do_not_fill_the_queue_of_a_higher_one(self, bound: dict[str, Any]) -> None:
         scheduler = scheduler_of(**bound)
         for priority in (3, 2, 1):
             for _ in range(4 if priority == 3 else 2):
@@ -267,7 +267,7 @@ class TestPlaces:
         assert [request.priority for request in taken(scheduler)] == [1] * 4 + [2] * 2 + [3] * 2
 
     @pytest.mark.parametrize("bound", [{"max_queue_rows": 4}, {"max_queue_bytes": 4 * 16}])
-    def test_all_levels_together_hold_four_times_as_much_whoever_comes_highest(self, bound: dict[str, Any]) -> None:
+    def test_all_levels_together_hold_at_most_four_times_the_queue_limit(self, bound: dict[str, Any]) -> None:
         scheduler = scheduler_of(priority_levels=1000, default_priority=1000, **bound)
         for priority in range(1000, 984, -1):
             add(scheduler, priority)
@@ -278,7 +278,7 @@ class TestPlaces:
         taken(scheduler)
         add(scheduler, 984)
 
-    def test_a_request_bigger_than_the_queue_is_taken_in_where_nobody_waits_in_its_level_or_above(self) -> None:
+    def test_a_request_larger_than_the_queue_is_accepted_if_no_equal_or_higher_level_waits(self) -> None:
         scheduler = scheduler_of(max_queue_rows=2)
         add(scheduler, 3)
 
@@ -287,7 +287,7 @@ class TestPlaces:
             add(scheduler, 2)
 
     @pytest.mark.parametrize("leaves", ["take", "remove", "expire", "drain"])
-    def test_who_has_left_makes_room(self, leaves: str) -> None:
+    def test_a_request_that_leaves_the_queue_makes_room(self, leaves: str) -> None:
         scheduler = scheduler_of(level_policies={1: QueuePolicy(max_requests=1)})
         for _ in range(3):
             request = add(scheduler, 1, deadline_ns=5)
@@ -300,7 +300,7 @@ class TestPlaces:
             else:
                 assert scheduler.drain() == [request]
 
-    def test_one_that_was_refused_takes_no_place(self) -> None:
+    def test_a_rejected_request_takes_no_room(self) -> None:
         scheduler = scheduler_of(Slow(), level_policies={3: QueuePolicy(max_requests=1)})
         for _ in range(64):
             add(scheduler, 2)
@@ -310,7 +310,7 @@ class TestPlaces:
         assert add(scheduler, 3).waiting
 
 
-def test_a_lane_keeps_a_line_only_where_somebody_waits() -> None:
+def test_a_lane_keeps_queues_only_for_levels_with_waiting_requests() -> None:
     policy = BatchPolicy(priority_levels=2**64 - 1, default_priority=1)
     levels = Levels(policy, QueueLimits(policy))
     lane = LevelLane(A, levels)
@@ -324,7 +324,7 @@ def test_a_lane_keeps_a_line_only_where_somebody_waits() -> None:
 
 
 class TestHolding:
-    def test_nothing_goes_until_so_many_wait_and_then_all_is_as_ever(self) -> None:
+    def test_no_batch_is_taken_until_the_configured_number_of_requests_has_arrived(self) -> None:
         scheduler = scheduler_of(hold_requests=3, priority_levels=0, default_priority=0)
         first = [add(scheduler, rows=8), add(scheduler)]
         assert taken(scheduler) == []
@@ -334,7 +334,7 @@ class TestHolding:
         again = add(scheduler)
         assert taken(scheduler) == [again]
 
-    def test_who_expires_or_leaves_meanwhile_does_not_count(self) -> None:
+    def test_expired_and_canceled_requests_do_not_count_toward_the_number_held(self) -> None:
         scheduler = scheduler_of(hold_requests=2, priority_levels=0, default_priority=0)
         late, gone = add(scheduler, deadline_ns=5), None
         assert taken(scheduler, 6) == []

@@ -1,4 +1,4 @@
-"""Instances under the RateLimiter, with their threads: when they run, what they give back, and who never runs."""
+"""Instances under the RateLimiter, with their threads: when they run, what they release, and which never run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def opened(
 
 
 class Watched(RateLimiter):
-    """One that lets the test wait until somebody has asked."""
+    """A RateLimiter that lets the test wait until a turn was requested."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ def group(
 
 
 class TestResources:
-    def test_an_instance_waits_for_what_another_model_holds(self) -> None:
+    def test_an_instance_waits_for_resources_held_by_another_model(self) -> None:
         devices, first, second = limited(), Doors(), Doors()
         with opened(first, devices, group()) as one, opened(second, devices, group()) as other:
             one.add()
@@ -77,7 +77,7 @@ class TestResources:
 
         assert waits
 
-    def test_instances_run_at_once_where_there_is_enough(self) -> None:
+    def test_instances_run_in_parallel_while_resources_suffice(self) -> None:
         devices, doors = limited({("R1", None): 3}), Doors()
         with opened(doors, devices, group(4)) as house:
             house.add(4)
@@ -101,7 +101,7 @@ class TestResources:
 
             assert other.next().rows == 3
 
-    def test_one_that_waits_lets_another_of_its_model_go_that_needs_less(self) -> None:
+    def test_an_instance_waiting_for_resources_lets_another_that_needs_fewer_run(self) -> None:
         devices, first, second = limited(), Doors(), Doors()
         groups = (group(), group(resources=(Resource("R2", 1),)))
         with opened(first, devices, group()) as one, opened(second, devices, *groups) as other:
@@ -113,7 +113,7 @@ class TestResources:
             other.next()
             first.let_out()
 
-    def test_without_the_limiter_resources_are_idle(self) -> None:
+    def test_resources_are_ignored_without_the_rate_limiter(self) -> None:
         devices, doors = Devices(), Doors()
         with opened(doors, devices, group(2)) as house:
             house.add(2)
@@ -121,7 +121,7 @@ class TestResources:
             doors.wait_in()
             doors.let_out(2)
 
-    def test_a_model_that_needs_none_runs_on_the_event_loop_as_ever(self) -> None:
+    def test_a_model_that_needs_no_resources_runs_on_the_event_loop(self) -> None:
         devices = limited()
         with opened(list, devices, InstanceGroup()) as free, opened(list, devices, group()) as bound:
             for house in (free, bound):
@@ -134,7 +134,7 @@ class TestResources:
         assert ran == [1, 0]
 
     @pytest.mark.parametrize(("priorities", "ratio"), [((1, 1), 1), ((1, 2), 2), ((0, 3), 3)])
-    def test_hot_models_run_as_often_as_their_priorities_say(self, priorities: tuple[int, int], ratio: int) -> None:
+    def test_busy_models_run_in_proportion_to_their_priorities(self, priorities: tuple[int, int], ratio: int) -> None:
         limiter, ran = Watched(), [0, 0]
         devices, holder = Devices(limiter), Doors()
         counts: list[int] = []
@@ -168,8 +168,8 @@ class TestResources:
         assert abs(counts[0] - ratio * counts[1]) <= ratio
 
 
-class TestGivingBack:
-    def test_a_failed_run_gives_back_what_it_held(self) -> None:
+class TestReleasingResources:
+    def test_a_failed_run_releases_its_resources(self) -> None:
         def fails(inputs: list[Any]) -> list[Any]:
             raise InferError(Code.INVALID, "no")
 
@@ -182,7 +182,7 @@ class TestGivingBack:
 
         assert request.error is not None
 
-    def test_closing_one_that_waits_leaves_its_place(self) -> None:
+    def test_closing_a_waiting_instance_withdraws_its_request_for_resources(self) -> None:
         devices, first, third = limited(), Doors(), Doors()
         with opened(first, devices, group()) as one, opened(third, devices, group()) as last:
             with opened(list, devices, group()) as waiting:
@@ -195,7 +195,7 @@ class TestGivingBack:
             third.let_out()
             last.next()
 
-    def test_a_model_that_is_unloaded_gives_back_what_only_it_needed(self) -> None:
+    def test_unloading_a_model_removes_resources_that_only_it_needed(self) -> None:
         devices, doors = limited(), Doors()
         with opened(doors, devices, group(2)) as small:
             with opened(list, devices, group(resources=(Resource("R1", 2),))):
@@ -214,7 +214,9 @@ class TestGivingBack:
 
         assert alone
 
-    def test_a_lost_device_gives_back_while_the_model_is_loaded_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_resources_are_released_while_a_model_is_reloaded_after_a_lost_device(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(instance_module.logger, "warning", lambda *_: None)
         devices, loading, go_on = limited(), threading.Event(), threading.Event()
         ran_with: list[str] = []
@@ -246,7 +248,7 @@ class TestGivingBack:
 
         assert (request.error, ran_with) == (None, ["again"])
 
-    def test_what_a_lost_device_left_waits_for_its_resources_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_requests_left_by_a_lost_device_wait_for_resources_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(instance_module.logger, "warning", lambda *_: None)
         limiter, doors, again = Watched(), Doors(), threading.Event()
         devices = Devices(limiter)
@@ -276,7 +278,7 @@ class TestGivingBack:
         assert waits
         assert request.error is None
 
-    def test_models_that_come_and_go_at_random_lose_nothing(self) -> None:
+    def test_models_loaded_and_unloaded_at_random_lose_no_request(self) -> None:
         devices = limited({("A", None): 2, ("B", None): 1})
         kinds = ((Resource("A", 1),), (Resource("A", 2), Resource("B", 1)), (Resource("B", 1),), ())
         failures: list[BaseException] = []
@@ -304,7 +306,7 @@ class TestGivingBack:
 
 
 class TestLoading:
-    def test_a_model_that_could_never_run_is_refused_and_leaves_nothing(self) -> None:
+    def test_a_model_that_needs_more_resources_than_exist_is_refused_and_closed(self) -> None:
         devices = limited({("R1", None): 2})
         spec = ModelSpec("m", 1, Path("m"), instances=(group(), group(resources=(Resource("R1", 4),))))
         backend = FakeBackend(Signature(ROWS.inputs, ROWS.outputs), list)
@@ -314,7 +316,7 @@ class TestLoading:
         assert backend.closed
         assert not devices["cpu"].contended
 
-    def test_groups_of_one_model_on_one_device_are_its_own_and_always_fit(self) -> None:
+    def test_instance_groups_of_one_model_on_one_device_do_not_contend(self) -> None:
         devices = Devices()
         groups = (InstanceGroup(2), InstanceGroup(3), InstanceGroup(9, passive=True))
         with opened(list, devices, *groups), opened(list, devices, InstanceGroup(1, ("cuda:0",))):
@@ -325,7 +327,7 @@ class TestLoading:
 
         assert (alone, crowded, left) == (False, True, False)
 
-    def test_several_groups_have_instances_on_each_of_their_devices(self) -> None:
+    def test_several_groups_run_instances_on_each_of_their_devices(self) -> None:
         together = threading.Barrier(4)
 
         def function(inputs: list[Any]) -> list[Any]:
@@ -342,7 +344,7 @@ class TestLoading:
 
 
 class TestPriority:
-    def test_it_is_the_models_weight_on_each_of_its_devices(self) -> None:
+    def test_the_device_priority_is_the_models_weight_on_each_of_its_devices(self) -> None:
         class Noting(Device):
             def join(self, instances: int, width: int, weight: float = 1.0) -> Share:
                 weights.append(weight)
@@ -361,7 +363,7 @@ class TestPriority:
 
 
 class TestPassive:
-    def test_it_is_loaded_and_bound_and_never_runs(self) -> None:
+    def test_a_passive_group_is_loaded_and_bound_but_never_runs(self) -> None:
         groups = (InstanceGroup(2, ("cuda:0",), passive=True), InstanceGroup(1))
         with opened(list, Devices(), *groups) as house:
             house.add(5)
@@ -373,7 +375,7 @@ class TestPassive:
 
         assert (bound, len(passive.runs), len(active.runs), instances) == (2, 0, 5, 1)
 
-    def test_the_event_loop_runs_where_the_instances_that_run_are(self) -> None:
+    def test_the_event_loop_runs_on_the_device_of_the_active_instances(self) -> None:
         groups = (InstanceGroup(1, ("cuda:0",), passive=True), InstanceGroup(1))
         with opened(list, Devices(), *groups) as house:
             with house.model.lock:
@@ -384,14 +386,14 @@ class TestPassive:
         assert len(ran) == 1
         assert [len(backend.runs) for backend in house.backends] == [0, 1]
 
-    def test_it_takes_no_resources_and_no_room(self) -> None:
+    def test_a_passive_group_takes_no_resources_and_no_device_room(self) -> None:
         devices = limited({("R1", None): 1})
         passive = InstanceGroup(8, resources=(Resource("R1", 4),), passive=True)
         with opened(list, devices, passive), opened(list, devices, InstanceGroup(2)):
             assert not devices["cpu"].contended
 
     @pytest.mark.anyio
-    async def test_a_model_with_no_other_instances_is_ready_and_refuses(self) -> None:
+    async def test_a_model_with_only_passive_instances_is_ready_and_rejects_requests(self) -> None:
         backend = FakeBackend(Signature(ROWS.inputs, ROWS.outputs), list)
         engine = Engine(asyncio.get_running_loop(), {"onnxruntime": fake_loader(backend)})
         spec = ModelSpec("m", 1, Path("m"), instances=(InstanceGroup(1, passive=True),))
@@ -407,7 +409,7 @@ class TestPassive:
 
 
 class TestHostPolicies:
-    def test_threads_are_kept_to_the_cpus_of_their_policy(self) -> None:
+    def test_threads_are_pinned_to_the_cpus_of_their_host_policy(self) -> None:
         before = os.sched_getaffinity(0)
         cpus = frozenset(sorted(before)[:1])
         devices = Devices(host_policies={"few": cpus})
@@ -434,7 +436,7 @@ class TestHostPolicies:
         assert (loaded_on, ran_on) == ([set(cpus)], [set(cpus)])
         assert os.sched_getaffinity(0) == before
 
-    def test_cpus_that_have_gone_since_the_load_keep_no_instance_from_its_work(
+    def test_instances_run_even_if_their_cpus_became_unavailable_after_the_load(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         keep = os.sched_setaffinity
@@ -459,13 +461,13 @@ class TestHostPolicies:
         assert "cannot run on any of its CPUs" in caplog.text
 
     @pytest.mark.parametrize(("device", "policy"), [("cpu", "cpu"), ("cuda:1", "gpu_1")])
-    def test_a_group_that_names_none_has_that_of_its_device(self, device: str, policy: str) -> None:
+    def test_a_group_without_a_host_policy_has_that_of_its_device(self, device: str, policy: str) -> None:
         devices = Devices(host_policies={policy: frozenset({0})})
 
         assert devices.cpus(InstanceGroup(1, (device,)), device) == {0}
         assert devices.cpus(InstanceGroup(1, (device,), host_policy="other"), device) == frozenset()
 
-    def test_cpus_that_are_not_there_fail_the_load(self) -> None:
+    def test_a_host_policy_with_unavailable_cpus_fails_the_load(self) -> None:
         devices = Devices(host_policies={"cpu": frozenset({4000})})
         backend = FakeBackend(Signature(ROWS.inputs, ROWS.outputs), list)
         with pytest.raises(InferError, match="host policy: this process cannot run on any of its CPUs"):

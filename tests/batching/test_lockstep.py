@@ -1,4 +1,4 @@
-"""Clients that ask again when they are answered: in two batches by turns, or all in one, whichever does more."""
+"""Closed-loop clients in two alternating batches, or all in one batch, whichever has the higher throughput."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ RunNs = Callable[[int], float]
 
 
 def from_memory(rows: int) -> float:
-    """Tell what a model takes that reads its weights from memory, measured: 32 rows hardly more than 16."""
+    """Measured run time of a memory-bound model: 32 rows take hardly more than 16."""
     return (2.4 + 0.065 * rows) * MS
 
 
 def even(rows: int) -> float:
-    """Tell what a model takes that is busy with each row."""
+    """Run time of a model in proportion to its rows."""
     return (0.2 + 0.2 * rows) * MS
 
 
@@ -39,9 +39,9 @@ def even(rows: int) -> float:
 class World:
     """Clients, one Instance, and a front end that answers and reads one request after another, in virtual time.
 
-    `think_ns`: what a client takes before it asks `again`. `wanted`: a time of each request that is 10 s away, if any.
-    `swept`: the sizes that ran before the first client came. `batches`: the rows of each. `held_ns`: how long the
-    Instance had nothing to do though somebody waited, and `longest_ns` the longest of those times.
+    `think_ns`: the time before a client sends its next request. `wanted`: which time of each request is set, 10 s away.
+    `swept`: the sizes that ran before the first client arrived. `batches`: the rows of each. `held_ns`: how long the
+    Instance was idle while requests waited, and `longest_ns` the longest of those times.
     """
 
     run_ns: RunNs
@@ -84,11 +84,11 @@ class World:
         return request
 
     def leave(self, clients: int) -> None:
-        """Let so many clients ask no more."""
+        """Have a number of clients send no further requests."""
         self._gone = set(range(clients))
 
     def go_on(self, ms: float) -> float:
-        """Let time pass. Returns: the requests that were answered per second of it."""
+        """Let time pass. Returns: the requests answered per second."""
         until_ns, before = self.now_ns + ms * MS, self.served
         while self._events and self._events[0][0] <= until_ns:
             at_ns, _, what = heapq.heappop(self._events)
@@ -116,7 +116,7 @@ class World:
         self.come(self._front_free_ns + self.think_ns(client), client)
 
     def come(self, at_ns: float, what: Any) -> None:
-        """Have a client ask, a Batch end, or, for None, nothing but the time come."""
+        """Schedule a client's request, the end of a Batch, or, for None, only a look at the queue."""
         self._number += 1
         heapq.heappush(self._events, (at_ns, self._number, what))
 
@@ -139,13 +139,13 @@ class World:
 
 
 def by_halves(world: World) -> World:
-    """Have a World in which nobody is ever waited for, all else being alike."""
+    """Make the same World without waiting for clients."""
     world.scheduler.sizing.lockstep.disable()
     return world
 
 
 @pytest.mark.parametrize("clients", [2, 3, 4, 5, 7, 16, 32, 64])
-def test_clients_in_lock_step_share_one_batch_where_it_takes_hardly_longer_than_one_of_half(clients: int) -> None:
+def test_clients_in_lock_step_share_a_batch_if_doubling_it_hardly_takes_longer(clients: int) -> None:
     world = World(from_memory, clients)
     world.go_on(1000)
     together = world.go_on(1000)
@@ -154,19 +154,19 @@ def test_clients_in_lock_step_share_one_batch_where_it_takes_hardly_longer_than_
 
 
 @pytest.mark.parametrize("clients", [2, 3])
-def test_a_few_clients_share_one_batch_though_none_as_large_has_ever_run(clients: int) -> None:
+def test_a_few_clients_share_one_batch_even_if_no_batch_of_that_size_has_run(clients: int) -> None:
     world = World(from_memory, clients, swept=())
     world.go_on(1000)
     assert world.batches[-1] == clients
 
 
-def test_nobody_is_waited_for_where_twice_the_rows_take_twice_as_long() -> None:
+def test_no_client_is_waited_for_if_twice_the_rows_take_twice_as_long() -> None:
     world = World(even, 32)
     world.go_on(2000)
     assert world.held_ns == 0
 
 
-def test_together_is_given_up_where_the_front_end_takes_longer_than_the_batch_saves() -> None:
+def test_a_shared_batch_is_abandoned_if_the_front_end_takes_longer_than_the_batch_saves() -> None:
     world, plain = World(from_memory, 32, front_ns=90_000), by_halves(World(from_memory, 32, front_ns=90_000))
     world.go_on(1000)
     assert world.go_on(4000) > 0.97 * plain.go_on(4000)
@@ -175,7 +175,7 @@ def test_together_is_given_up_where_the_front_end_takes_longer_than_the_batch_sa
     assert world.held_ns < 200 * MS
 
 
-def test_who_does_not_come_back_is_waited_for_once() -> None:
+def test_a_client_that_does_not_return_is_waited_for_only_once() -> None:
     world = World(from_memory, 32)
     world.go_on(1000)
     world.leave(4)
@@ -185,7 +185,7 @@ def test_who_does_not_come_back_is_waited_for_once() -> None:
     assert world.longest_ns <= from_memory(16)
 
 
-def test_when_twice_as_many_clients_come_all_of_them_share_a_batch() -> None:
+def test_clients_share_one_batch_again_after_their_number_doubles() -> None:
     world = World(from_memory, 16)
     world.go_on(1000)
     for client in range(16, 32):
@@ -194,19 +194,19 @@ def test_when_twice_as_many_clients_come_all_of_them_share_a_batch() -> None:
     assert world.batches[-1] == 32
 
 
-def test_two_shapes_are_waited_for_once_at_most() -> None:
+def test_clients_with_two_shapes_are_waited_for_at_most_once() -> None:
     world = World(from_memory, 32, keys=(KEY, OTHER))
     world.go_on(1000)
     assert world.held_ns < 5 * MS
 
 
-def test_with_two_instances_nobody_is_waited_for() -> None:
+def test_no_client_is_waited_for_with_two_instances() -> None:
     world = World(from_memory, 32, instances=2)
     world.go_on(1000)
     assert world.held_ns == 0
 
 
-def test_one_client_alone_is_never_made_to_wait() -> None:
+def test_a_single_client_never_has_to_wait() -> None:
     world = World(from_memory, 1, rows=8)
     world.go_on(2000)
     assert world.held_ns == 0
@@ -218,14 +218,14 @@ def test_more_clients_than_a_batch_holds_are_not_waited_for() -> None:
     assert world.held_ns == 0
 
 
-def test_clients_that_take_their_time_are_not_waited_for() -> None:
+def test_clients_with_long_think_times_are_not_waited_for() -> None:
     world = World(from_memory, 4, think_ns=lambda client: 20.0 * MS)
     world.go_on(3000)
     assert world.held_ns == 0
 
 
 @pytest.mark.parametrize("wanted", ["deadline_ns", "target_ns"])
-def test_a_request_that_has_little_time_ends_all_waiting(wanted: str) -> None:
+def test_a_request_with_little_time_left_ends_all_waiting(wanted: str) -> None:
     world = World(from_memory, 16)
     world.go_on(1000)
     request = world.request(99)
@@ -237,13 +237,13 @@ def test_a_request_that_has_little_time_ends_all_waiting(wanted: str) -> None:
 
 
 @pytest.mark.parametrize("wanted", ["deadline_ns", "target_ns"])
-def test_clients_whose_timeout_is_far_away_share_one_batch_too(wanted: str) -> None:
+def test_clients_with_distant_timeouts_share_one_batch(wanted: str) -> None:
     world = World(from_memory, 16, wanted=wanted)
     world.go_on(1000)
     assert set(world.batches[-20:]) == {16}
 
 
-def test_a_server_that_stops_waits_for_nobody() -> None:
+def test_a_stopping_server_waits_for_no_client() -> None:
     world = World(from_memory, 16)
     world.go_on(1000)
     assert world.scheduler.sizing.may_hold
@@ -253,7 +253,7 @@ def test_a_server_that_stops_waits_for_nobody() -> None:
     assert world.held_ns == 0
 
 
-def test_one_slow_client_among_many_does_not_make_them_slower_than_by_halves() -> None:
+def test_one_slow_client_does_not_make_the_others_slower_than_alternating_batches() -> None:
     def think_ns(client: int) -> float:
         return 12.0 * MS if client == 0 else 0.0
 
@@ -265,7 +265,7 @@ def test_one_slow_client_among_many_does_not_make_them_slower_than_by_halves() -
 
 @pytest.mark.parametrize("share", [0.5, 0.8, 0.95])
 @pytest.mark.parametrize("run_ns", [from_memory, even])
-def test_requests_that_come_by_themselves_hardly_ever_wait_for_others(run_ns: RunNs, share: float) -> None:
+def test_open_loop_requests_are_hardly_ever_delayed(run_ns: RunNs, share: float) -> None:
     luck, world = random.Random(3), World(run_ns, 0, again=False)
     at_ns, mean_ns = float(START_NS), run_ns(64) / 64 / share
     for _ in range(6000):
@@ -281,7 +281,7 @@ def test_requests_that_come_by_themselves_hardly_ever_wait_for_others(run_ns: Ru
     slope=st.floats(0.01, 0.5), thinks=st.lists(st.integers(0, 20), min_size=1, max_size=5), keys=st.integers(1, 2),
     wanted=st.sampled_from(["", "deadline_ns", "target_ns"]),
 )  # fmt: skip
-def test_whoever_the_clients_are_waiting_costs_next_to_nothing_and_each_is_answered(
+def test_waiting_costs_almost_no_throughput_for_any_clients_and_each_is_answered(
     clients: int, rows: int, front_us: int, base: float, slope: float, thinks: list[int], keys: int, wanted: str
 ) -> None:
     def run_ns(count: int) -> float:
@@ -299,7 +299,7 @@ def test_whoever_the_clients_are_waiting_costs_next_to_nothing_and_each_is_answe
     assert with_step.longest_ns <= 2.6 * run_ns(64) + clients * front_us * 1000
 
 
-def test_who_comes_while_all_others_run_is_not_taken_before_they_are_back() -> None:
+def test_a_client_that_arrives_during_a_shared_run_waits_for_the_others_to_return() -> None:
     world = World(from_memory, 16)
     world.go_on(1000)
     scheduler = world.scheduler
@@ -311,7 +311,7 @@ def test_who_comes_while_all_others_run_is_not_taken_before_they_are_back() -> N
 
 
 @pytest.mark.parametrize("pattern", [[0], [0, 0, 1], [0, 0, 0, 0, 0, 0, 0, 1]])
-def test_requests_without_rows_are_taken_one_after_another(pattern: list[int]) -> None:
+def test_requests_without_rows_are_taken_one_after_another_without_error(pattern: list[int]) -> None:
     world = World(from_memory, 0)
     scheduler = world.scheduler
     for number in range(400):
@@ -324,7 +324,7 @@ def test_requests_without_rows_are_taken_one_after_another(pattern: list[int]) -
         scheduler.record_ended(batch, world.now_ns)
 
 
-def test_nobody_is_waited_for_who_finds_no_room_in_the_batch() -> None:
+def test_a_client_whose_request_would_not_fit_in_the_batch_is_not_waited_for() -> None:
     world = World(from_memory, 60)
     world.go_on(1000)
     assert world.scheduler.sizing.lockstep.together
@@ -337,7 +337,7 @@ def test_nobody_is_waited_for_who_finds_no_room_in_the_batch() -> None:
     assert world.longest_ns < 64 * 20_000
 
 
-def test_a_model_that_the_loop_runs_by_now_waits_for_nobody() -> None:
+def test_a_model_that_now_runs_on_the_loop_waits_for_no_client() -> None:
     world = World(from_memory, 16)
     world.go_on(1000)
     assert world.scheduler.sizing.lockstep.together
@@ -346,7 +346,7 @@ def test_a_model_that_the_loop_runs_by_now_waits_for_nobody() -> None:
     assert not world.scheduler.sizing.lockstep.together
 
 
-def test_a_trial_in_vain_is_not_made_again_and_again() -> None:
+def test_an_unsuccessful_trial_is_not_repeated_constantly() -> None:
     def run_ns(rows: int) -> float:
         return (1.59 + 0.093 * rows) * MS
 
@@ -356,14 +356,14 @@ def test_a_trial_in_vain_is_not_made_again_and_again() -> None:
     assert world.go_on(1000) > 0.97 * plain.go_on(1000)
 
 
-def test_clients_in_lock_step_whose_requests_have_a_timeout_go_by_halves() -> None:
+def test_clients_in_lock_step_with_a_timeout_alternate_in_two_batches() -> None:
     world = World(even, 32, wanted="deadline_ns")
     world.go_on(500)
     assert set(world.batches[-20:]) == {16}
 
 
 @pytest.mark.parametrize("wanted", ["deadline_ns", "target_ns"])
-def test_who_has_little_time_is_not_waited_with_after_a_trial_of_halves(wanted: str) -> None:
+def test_requests_with_little_time_are_not_held_after_a_trial_of_alternating_batches(wanted: str) -> None:
     world = World(from_memory, 16)
     step = world.scheduler.sizing.lockstep
     world.go_on(1000)
@@ -378,7 +378,7 @@ def test_who_has_little_time_is_not_waited_with_after_a_trial_of_halves(wanted: 
     assert world.held_ns == 0
 
 
-def test_who_had_little_time_is_forgotten_later() -> None:
+def test_a_request_with_little_time_stops_preventing_shared_batches_later() -> None:
     world = World(from_memory, 16)
     request = world.request(99)
     request.deadline_ns = world.now_ns + 30 * MS

@@ -1,4 +1,4 @@
-"""Stay: which models stay on the event loop, and for how long the others are away."""
+"""LoopGuard: which models stay on the event loop, and for how long other models run on threads."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ class Loop:
         self.used_ns = 7 * S
 
     def batch(self, now_ns: int, ns: int, cpu_ns: int) -> str:
-        """What a batch says that ends now, as Model.dispatch has it: only a long one is told."""
+        """Report a batch that ends now, as Model.dispatch does: only long ones are recorded."""
         if now_ns - ns >= self.stay.next_sample_ns:
             self.stay.sample_cpu(self.used_ns, now_ns - ns)
         self.used_ns += cpu_ns
         return self.stay.record_long_batch(ns, self.used_ns, now_ns) if ns > LONG_BATCH_NS else ""
 
 
-class TestStay:
-    def test_several_long_batches_send_a_model_to_threads_for_a_while(self) -> None:
+class TestLoopGuard:
+    def test_several_long_batches_move_a_model_to_threads_for_a_while(self) -> None:
         loop = Loop()
 
         said = [loop.batch(NOW + i * 200 * MS, 25 * MS, 25 * MS) for i in range(3)]
@@ -48,7 +48,7 @@ class TestStay:
         assert said == ["", "", text]
         assert loop.stay.off_loop_until_ns == NOW + 400 * MS + MIN_OFF_LOOP_NS
 
-    def test_what_waited_for_the_cpu_is_not_held_against_it(self) -> None:
+    def test_time_spent_waiting_for_the_cpu_does_not_count_as_holding_the_loop(self) -> None:
         loop = Loop()
 
         said = [loop.batch(NOW + i * 200 * MS, 100 * MS, 40_000) for i in range(1000)]
@@ -56,7 +56,7 @@ class TestStay:
         assert not any(said)
         assert not loop.stay.off_loop_until_ns
 
-    def test_a_long_batch_now_and_then_is_forgiven(self) -> None:
+    def test_an_occasional_long_batch_does_not_move_a_model_to_threads(self) -> None:
         loop = Loop()
 
         # 25 ms of CPU time, twice, are paid back in a second
@@ -65,7 +65,7 @@ class TestStay:
         assert not any(said)
         assert not loop.stay.off_loop_until_ns
 
-    def test_who_does_it_again_is_away_for_twice_as_long(self) -> None:
+    def test_each_repeated_offense_doubles_the_time_on_threads(self) -> None:
         loop, now_ns, away = Loop(), NOW, []
         for _ in range(9):
             while not loop.batch(now_ns, 25 * MS, 25 * MS):
@@ -75,7 +75,7 @@ class TestStay:
 
         assert away == [5, 10, 20, 40, 80, 160, 320, MAX_OFF_LOOP_NS // S, MAX_OFF_LOOP_NS // S]
 
-    def test_who_has_behaved_for_as_long_begins_again(self) -> None:
+    def test_the_time_on_threads_starts_over_after_an_equally_long_time_without_offense(self) -> None:
         loop, now_ns, away = Loop(), NOW, []
         for _ in range(3):
             while not loop.batch(now_ns, 25 * MS, 25 * MS):
@@ -85,7 +85,7 @@ class TestStay:
 
         assert away == [5, 5, 5]
 
-    def test_one_very_long_batch_sends_it_away_for_long_and_another_for_good(self) -> None:
+    def test_a_second_very_long_batch_moves_a_model_to_threads_for_good(self) -> None:
         loop = Loop()
 
         said = loop.batch(NOW, MAX_HOLD_NS + 1, MAX_HOLD_NS + 1)
@@ -96,18 +96,18 @@ class TestStay:
         assert loop.stay.off_loop_until_ns == FOREVER_NS
 
     @pytest.mark.parametrize(("used_ns", "away_ns"), [(40_000, 0), (2 * MAX_HOLD_NS, MAX_OFF_LOOP_NS)])
-    def test_of_one_that_nobody_has_watched_it_is_known_whether_it_was_the_machine_that_stood_still(
+    def test_a_machine_stall_is_told_from_a_long_batch_even_without_a_recent_cpu_sample(
         self, used_ns: int, away_ns: int
     ) -> None:
         loop = Loop()
         loop.batch(NOW, 40_000, 40_000)
-        loop.used_ns += SAMPLE_INTERVAL_NS - MS  # the loop has had enough to do, since
+        loop.used_ns += SAMPLE_INTERVAL_NS - MS  # the loop has been busy since then
         ends_ns = NOW + SAMPLE_INTERVAL_NS - MS + 2 * MAX_HOLD_NS
         loop.batch(ends_ns, 2 * MAX_HOLD_NS, used_ns)
 
         assert loop.stay.off_loop_until_ns == (ends_ns + away_ns if away_ns else 0)
 
-    def test_a_machine_that_stands_still_again_and_again_sends_nobody_away(self) -> None:
+    def test_a_machine_that_stalls_repeatedly_moves_no_model_to_threads(self) -> None:
         loop = Loop()
 
         said = [loop.batch(NOW + i * 60 * S, 4 * MAX_HOLD_NS, 40_000) for i in range(9)]
@@ -115,7 +115,7 @@ class TestStay:
         assert not any(said)
         assert not loop.stay.off_loop_until_ns
 
-    def test_a_clock_of_cpu_time_that_jumps_now_and_then_sends_nobody_away_for_good(self) -> None:
+    def test_a_cpu_clock_that_jumps_occasionally_moves_no_model_to_threads_for_good(self) -> None:
         loop, now_ns, away = Loop(), NOW, []
         for _ in range(9):
             loop.batch(now_ns, 2 * LONG_BATCH_NS, 0)
@@ -126,7 +126,7 @@ class TestStay:
         assert away == [MAX_OFF_LOOP_NS // S] * 9
 
     @given(st.lists(st.tuples(st.integers(0, 500), st.integers(6, 250)), min_size=1, max_size=200))
-    def test_the_loop_is_held_by_long_batches_for_little_of_the_time(self, batches: list[tuple[int, int]]) -> None:
+    def test_long_batches_hold_the_loop_for_a_small_share_of_the_time(self, batches: list[tuple[int, int]]) -> None:
         loop, now_ns, held_ns = Loop(), NOW, 0
         for pause_ms, ms in batches:
             now_ns = max(now_ns + pause_ms * MS, loop.stay.off_loop_until_ns) + ms * MS

@@ -1,4 +1,4 @@
-"""Engine.make_room: what becomes of a full queue when one more request is at the door."""
+"""Engine.make_room: what happens to a full queue when one more request arrives."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def anyio_backend() -> str:
 
 
 class TwiceSink(ListSink):
-    """A Sink whose clients send two requests for each answer, before the next is answered, as pipelining ones may."""
+    """A Sink whose clients send two requests per answer, before the next answer, as pipelining clients may."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ def rejected(model: Model) -> int:
     return model.statistics.snapshot().failures[REJECTED]
 
 
-async def test_a_batch_that_the_loop_runs_makes_room_at_once() -> None:
+async def test_a_batch_that_runs_on_the_loop_makes_room_at_once() -> None:
     async with full_queue("loop") as (engine, model, sink):
         engine.make_room(model)
 
@@ -87,7 +87,7 @@ async def test_a_batch_that_the_loop_runs_makes_room_at_once() -> None:
         assert len(await sink.holds(QUEUE_ROWS + 1)) == QUEUE_ROWS + 1
 
 
-async def test_a_queue_that_waits_for_a_thread_is_full() -> None:
+async def test_a_full_queue_of_a_model_on_threads_rejects_the_request() -> None:
     async with full_queue("thread") as (engine, model, sink):
         with pytest.raises(InferError) as caught:
             engine.make_room(model)
@@ -96,12 +96,12 @@ async def test_a_queue_that_waits_for_a_thread_is_full() -> None:
         assert (model.waiting_rows, rejected(model), sink.requests) == (QUEUE_ROWS, 1, [])
 
 
-async def test_room_is_not_made_while_room_is_being_made() -> None:
+async def test_make_room_called_while_room_is_being_made_rejects_the_request() -> None:
     async with full_queue("loop") as (engine, model, sink):
         sink.engine = engine
         with pytest.raises(InferError):
             engine.make_room(model)
 
         assert len(sink.requests) == BATCH_ROWS
-        # eight came for the four places that the batch had left, and then the one that was at the door
+        # eight requests arrived for the four places that the batch had freed, and then the one that needed room
         assert (sink.refused, rejected(model), model.waiting_rows) == (4, 5, QUEUE_ROWS)

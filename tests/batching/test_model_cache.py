@@ -1,4 +1,4 @@
-"""Remembering: an Engine whose model's answers are kept, over models that wait for the test."""
+"""ModelCache: an Engine whose model's answers are cached, with models that wait for the test."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ async def serving(policy: BatchPolicy = THREAD, size_bytes: int = 1 << 20) -> As
         await engine.stop(1)
 
 
-async def test_what_has_run_is_answered_at_once() -> None:
+async def test_a_repeated_request_is_answered_from_the_cache_at_once() -> None:
     async with serving() as s:
         await s.serve(1)
         again = s.submit(1)
@@ -99,7 +99,7 @@ async def test_what_has_run_is_answered_at_once() -> None:
         assert s.engine.inflight == 0
 
 
-async def test_the_hits_of_a_loop_turn_are_handed_out_together() -> None:
+async def test_cache_hits_of_one_loop_turn_are_delivered_together() -> None:
     async with serving() as s:
         await s.serve(1)
         told: list[int] = []
@@ -113,7 +113,9 @@ async def test_the_hits_of_a_loop_turn_are_handed_out_together() -> None:
         assert s.model.hold_count == 0
 
 
-async def test_where_order_is_kept_large_ones_are_looked_up_in_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_with_preserved_ordering_large_requests_are_looked_up_synchronously(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(model_cache, "INLINE_HASH_BYTES", 0)
     async with serving(replace(THREAD, preserve_ordering=True)) as s:
         await s.serve(1)
@@ -121,7 +123,7 @@ async def test_where_order_is_kept_large_ones_are_looked_up_in_their_turn(monkey
         assert s.submit(1).outputs is not None  # before the loop has turned
 
 
-async def test_two_at_once_both_run_and_one_of_them_is_a_miss() -> None:
+async def test_two_equal_requests_at_once_both_run_and_count_as_one_miss() -> None:
     async with serving() as s:
         s.gate.close()
         s.submit(1)
@@ -134,7 +136,7 @@ async def test_two_at_once_both_run_and_one_of_them_is_a_miss() -> None:
         assert len(s.cache) == 1
 
 
-async def test_a_hit_is_traced_as_one_that_ran_nowhere() -> None:
+async def test_a_cache_hit_is_traced_without_an_execution() -> None:
     async with serving() as s:
         await s.serve(1)
         traced: list[tuple[Any, Any, int]] = []
@@ -144,7 +146,7 @@ async def test_a_hit_is_traced_as_one_that_ran_nowhere() -> None:
         assert traced == [(again, s.model, 0)]
 
 
-async def test_a_failure_is_not_remembered() -> None:
+async def test_a_failed_request_is_not_cached() -> None:
     async with serving() as s:
         for _ in range(2):
             assert (await s.serve(GUILTY)).error is not None
@@ -153,7 +155,7 @@ async def test_a_failure_is_not_remembered() -> None:
         assert s.counts() == (0, 0, 0)
 
 
-async def test_a_hit_passes_a_full_queue_and_a_miss_does_not() -> None:
+async def test_a_cache_hit_is_served_despite_a_full_queue_and_a_miss_is_rejected() -> None:
     async with serving(BatchPolicy(max_batch_rows=1, executor="thread", max_queue_requests=1)) as s:
         await s.serve(1)
         s.gate.close()
@@ -167,7 +169,7 @@ async def test_a_hit_passes_a_full_queue_and_a_miss_does_not() -> None:
             s.submit(4)
 
 
-async def test_who_finds_nothing_in_a_full_queue_may_find_room_by_a_run_on_the_loop() -> None:
+async def test_a_cache_miss_on_a_full_queue_is_served_after_a_run_on_the_loop() -> None:
     async with serving(BatchPolicy(max_batch_rows=1, executor="loop", max_queue_requests=1)) as s:
         for value in (1, 2, 3):
             s.submit(value)
@@ -176,7 +178,7 @@ async def test_who_finds_nothing_in_a_full_queue_may_find_room_by_a_run_on_the_l
         assert s.counts() == (3, 0, 3)
 
 
-async def test_order_is_kept_where_it_is_to_be() -> None:
+async def test_cache_hits_are_delivered_in_order_if_ordering_is_preserved() -> None:
     policy = BatchPolicy(max_batch_rows=1, executor="thread", preserve_ordering=True)
     async with serving(policy) as s:
         await s.serve(1)
@@ -190,7 +192,7 @@ async def test_order_is_kept_where_it_is_to_be() -> None:
         assert (await s.sink.holds(3))[1:] == [slow, found]
 
 
-async def test_a_large_request_is_hashed_on_a_thread_and_served_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_large_request_is_hashed_on_a_thread_and_served(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_cache, "INLINE_HASH_BYTES", 0)
     async with serving() as s:
         first = await s.serve(1)
@@ -206,7 +208,7 @@ async def test_a_large_request_is_hashed_on_a_thread_and_served_all_the_same(mon
         assert s.model.hold_count == 0
 
 
-async def test_a_large_request_that_is_taken_back_before_it_is_found_or_not_never_runs(
+async def test_a_large_request_canceled_during_its_lookup_never_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(model_cache, "INLINE_HASH_BYTES", 0)
@@ -223,7 +225,7 @@ async def test_a_large_request_that_is_taken_back_before_it_is_found_or_not_neve
         await s.engine.wait_released(s.model)
 
 
-async def test_a_large_request_that_the_queue_refuses_is_answered_with_that(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_large_request_rejected_by_the_queue_receives_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_cache, "INLINE_HASH_BYTES", 0)
     async with serving(BatchPolicy(max_batch_rows=1, executor="thread", max_queue_requests=1)) as s:
         s.gate.close()
@@ -238,7 +240,7 @@ async def test_a_large_request_that_the_queue_refuses_is_answered_with_that(monk
         assert s.model.waiting_requests == 1
 
 
-async def test_a_large_request_that_has_no_key_is_answered_all_the_same(
+async def test_a_large_request_whose_key_cannot_be_computed_receives_an_internal_error(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def no_key(*_: Any) -> bytes:
@@ -255,7 +257,7 @@ async def test_a_large_request_that_has_no_key_is_answered_all_the_same(
     assert "could not be computed" in caplog.text
 
 
-async def test_nothing_is_answered_when_the_engine_stops() -> None:
+async def test_cached_answers_are_not_served_by_a_stopped_engine() -> None:
     async with serving() as s:
         await s.serve(1)
         await s.engine.stop(1)
@@ -264,7 +266,7 @@ async def test_nothing_is_answered_when_the_engine_stops() -> None:
             s.submit(1)
 
 
-async def test_a_model_that_goes_takes_its_answers_along(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unloading_a_model_removes_its_cached_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_cache, "_REMOVED_PER_TURN", 2)
     async with serving() as s:
         for value in range(5):
@@ -275,7 +277,7 @@ async def test_a_model_that_goes_takes_its_answers_along(monkeypatch: pytest.Mon
         assert (len(s.cache), s.cache.used_bytes) == (0, 0)
 
 
-async def test_another_load_of_the_same_version_finds_nothing() -> None:
+async def test_a_reload_of_the_same_version_finds_no_cached_answers() -> None:
     async with serving() as s:
         await s.serve(1)
         old = s.model
@@ -286,7 +288,7 @@ async def test_another_load_of_the_same_version_finds_nothing() -> None:
         assert old is not s.model
 
 
-async def test_what_does_not_fit_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_answer_that_does_not_fit_the_cache_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     async with serving(size_bytes=ENTRY_BYTES) as s:
         for _ in range(3):
             await s.serve(1)
@@ -297,7 +299,7 @@ async def test_what_does_not_fit_is_logged_once(caplog: pytest.LogCaptureFixture
     assert logged[0].startswith("model m: ")
 
 
-async def test_without_memory_for_a_copy_it_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_is_not_cached_if_there_is_no_memory_for_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_memory(*_: Any) -> bool:
         raise MemoryError
 
@@ -307,7 +309,7 @@ async def test_without_memory_for_a_copy_it_is_not_kept(monkeypatch: pytest.Monk
         assert s.counts() == (1, 0, 1)
 
 
-async def test_who_awaits_gets_an_answer_of_its_own() -> None:
+async def test_infer_returns_its_own_copy_of_a_cached_answer() -> None:
     async with serving() as s:
         inputs: list[Any] = [np.ones((1, 4), np.float32)]
         first = await s.engine.infer(s.model, inputs)
@@ -319,7 +321,7 @@ async def test_who_awaits_gets_an_answer_of_its_own() -> None:
         assert s.counts() == (3, 2, 1)
 
 
-async def test_an_ensemble_finds_nothing_that_was_made_by_steps_that_have_gone() -> None:
+async def test_an_ensemble_does_not_use_cached_answers_of_steps_that_were_replaced() -> None:
     async with serving() as s:
         step = s.model
         for name, made_of in (("inner", "m"), ("whole", "inner")):
@@ -344,7 +346,7 @@ async def test_an_ensemble_finds_nothing_that_was_made_by_steps_that_have_gone()
         assert s.counts() == (5, 3, 2)
 
 
-async def test_who_asks_after_a_swap_finds_nothing_of_a_request_that_goes_the_old_way() -> None:
+async def test_after_a_swap_a_request_finds_no_cached_answer_of_the_replaced_steps() -> None:
     async with house() as h:
         h.engine.cache = Cache(1 << 20)
         await h.serve("first", plus_one)
@@ -363,7 +365,7 @@ async def test_who_asks_after_a_swap_finds_nothing_of_a_request_that_goes_the_ol
         assert values_of(await h.sink.holds(2)) == [3, 20]
 
 
-async def test_an_ensemble_whose_steps_have_gone_answers_nothing() -> None:
+async def test_an_ensemble_with_an_unloaded_step_serves_no_cached_answers() -> None:
     async with serving() as s:
         spec = ModelSpec(
             "whole", 1, Path("whole"),
@@ -380,7 +382,9 @@ async def test_an_ensemble_whose_steps_have_gone_answers_nothing() -> None:
         assert caught.value.code is Code.NOT_READY
 
 
-async def test_a_model_that_does_not_ask_or_has_no_cache_keeps_nothing(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_model_caches_nothing_without_its_own_setting_or_a_server_cache(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with serving() as s:
         for cached, cache in ((False, s.cache), (True, None)):
             s.engine.cache = cache

@@ -1,4 +1,4 @@
-"""A model on a device, through the Engine: its sessions, what is done before it is ready, and that nothing is lost."""
+"""A model on a device, through the Engine: its sessions, its preparation, and that no request is lost."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def faulty(inputs: list[Any]) -> list[Any]:
 
 
 class PreparableBinding(StreamBinding):
-    """Notes what it is prepared for, on what it holds then; and rests."""
+    """Records the shapes it is prepared for, and releases memory when idle."""
 
     refuses: Exception | None = None
     can_trim = True
@@ -81,7 +81,7 @@ class PreparableBinding(StreamBinding):
 
 
 class Loads:
-    """Loads a Stream for each session on a GPU, and what is no device elsewhere. `errors` are raised, one a load."""
+    """Loads a Stream for each session on a GPU, and a FakeBackend elsewhere. `errors` are raised, one per load."""
 
     def __init__(
         self, function: Any = faulty, graph: Signature = FREE, kind: type[StreamBinding] = StreamBinding
@@ -117,14 +117,14 @@ async def served(loads: Loads, spec: ModelSpec = SPEC) -> AsyncIterator[tuple[En
 
 
 async def asked(engine: Engine, model: Model, values: list[float]) -> list[float | str]:
-    """Ask for each by itself, all at once. Returns: the answers, or the errors' words."""
+    """Send one request for each value, all at once. Returns: the answers or error messages."""
     inputs = [np.full((1, 4), value, np.float32) for value in values]
     ends = await asyncio.gather(*(engine.infer(model, [each]) for each in inputs), return_exceptions=True)
     return [end.message if isinstance(end, InferError) else float(end[0][0, 0]) for end in ends]  # type: ignore[index]
 
 
 class TestSessions:
-    async def test_each_instance_has_its_own_and_the_configuration_is_as_it_was_said(self) -> None:
+    async def test_each_instance_on_a_gpu_has_its_own_session_and_the_configuration_is_kept(self) -> None:
         loads = Loads()
         groups = (InstanceGroup(3, ("cuda:0",)), InstanceGroup(2, ("cuda:0", "cuda:1"), number=1))
         async with served(loads, replace(SPEC, instances=groups)) as (engine, model):
@@ -137,12 +137,12 @@ class TestSessions:
             assert await asked(engine, model, [1, 2, 3]) == [2, 3, 4]
         assert all(backend.closed for backend in loads.backends)
 
-    async def test_on_a_cpu_and_for_a_passive_group_there_is_one(self) -> None:
+    async def test_a_cpu_group_and_a_passive_group_have_one_session_each(self) -> None:
         groups = [InstanceGroup(3), InstanceGroup(2, ("cuda:0",), passive=True), InstanceGroup(2, ("cuda:0",))]
 
         assert backend_groups(groups) == [*groups[:2], *[InstanceGroup(1, ("cuda:0",))] * 2]
 
-    async def test_one_that_does_not_fit_refuses_the_load_and_leaves_nothing(self) -> None:
+    async def test_a_session_that_does_not_fit_fails_the_load_and_closes_the_other_sessions(self) -> None:
         loads = Loads()
         loads.errors = [None, InferError(Code.OVERLOADED, "it does not fit the device")]
         engine = Engine(asyncio.get_running_loop(), {"fake": loads})
@@ -151,14 +151,16 @@ class TestSessions:
 
         assert [backend.closed for backend in loads.backends] == [True]
 
-    async def test_what_a_model_may_take_of_a_gpu_is_divided_among_them(self) -> None:
+    async def test_the_gpu_memory_limit_of_a_model_is_divided_among_its_sessions(self) -> None:
         spec = replace(SPEC, options={GPU_MEMORY: "900"}, instances=(InstanceGroup(3, ("cuda:0",)), *GPU[:0]))
 
         assert opening.session_options(spec, "cuda:0") == {GPU_MEMORY: "300"}
         assert opening.session_options(replace(spec, instances=GPU), "cuda:0") == {GPU_MEMORY: "900"}
         assert opening.session_options(SPEC, "cuda:0") == {}
 
-    async def test_what_is_measured_to_choose_their_number_has_as_many(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_instance_counting_opens_one_session_per_instance_on_a_gpu(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         rates = iter([100.0, 190.0, 191.0])
         monkeypatch.setattr(counting, "run_concurrently", lambda runs: [run() for run in runs] and [next(rates)])
         loads = Loads()
@@ -171,7 +173,9 @@ class TestSessions:
         assert [backend.closed for backend in loads.backends] == [False, False, True]
         assert all(binding.under_way is None for stream in loads.streams for binding in stream.bindings)  # type: ignore[attr-defined]
 
-    async def test_one_more_that_does_not_fit_is_not_chosen(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_an_instance_count_whose_session_does_not_fit_is_not_chosen(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         loads = Loads()
         loads.errors = [None, InferError(Code.OVERLOADED, "it does not fit the device")]
         monkeypatch.setattr(counting.run_concurrently, "__defaults__", (0,))
@@ -179,7 +183,7 @@ class TestSessions:
 
         assert (split, len(backends)) == (Split(1), 1)
 
-    async def test_memory_is_the_devices_where_a_session_says_what_it_takes(self) -> None:
+    async def test_memory_growth_of_trials_is_the_device_memory_reported_by_sessions(self) -> None:
         loads = Loads()
         trials = Trials(SPEC, lambda _: loads(SPEC.path, "cuda:0", {}), 0, own_sessions=True)
         for stream in loads.streams:
@@ -189,7 +193,7 @@ class TestSessions:
         trials.close()
 
 
-class TestBeforeItIsReady:
+class TestPreparation:
     async def test_each_binding_is_prepared_for_each_size_on_its_instances_thread(self) -> None:
         loads = Loads(kind=PreparableBinding)
         async with served(loads, replace(SPEC, instances=(InstanceGroup(2, ("cuda:0",)),))):
@@ -205,7 +209,7 @@ class TestBeforeItIsReady:
             (BatchPolicy(max_batch_rows=6), {SIZES_OPTION: "1,5,6,8"}, [6, 5, 1]),
         ],
     )
-    async def test_the_sizes_are_those_that_were_said(
+    async def test_bindings_are_prepared_for_the_configured_sizes(
         self, policy: BatchPolicy, options: dict[str, str], sizes: list[int]
     ) -> None:
         loads = Loads(kind=PreparableBinding)
@@ -215,7 +219,7 @@ class TestBeforeItIsReady:
     @pytest.mark.parametrize(
         "error", [InferError(Code.OVERLOADED, "no room for its graphs"), ValueError("no room for")]
     )
-    async def test_what_cannot_be_prepared_is_not_loaded(
+    async def test_a_model_whose_bindings_cannot_be_prepared_is_not_loaded(
         self, error: Exception, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(PreparableBinding, "refuses", error)
@@ -226,13 +230,13 @@ class TestBeforeItIsReady:
 
         assert loads.backends[0].closed
 
-    async def test_where_requests_choose_the_shape_there_is_nothing_to_prepare_for(self) -> None:
+    async def test_bindings_are_not_prepared_for_shapes_that_requests_choose(self) -> None:
         graph = Signature((TensorSpec("x", "FP32", (-1, -1)),), ROWS.outputs)
         loads = Loads(lambda inputs: [inputs[0] + 1], graph, kind=PreparableBinding)
         async with served(loads):
             assert [binding.prepared for binding in loads.streams[0].bindings] == [[], []]  # type: ignore[attr-defined]
 
-    async def test_of_a_padded_axis_each_length_is_prepared(self) -> None:
+    async def test_bindings_are_prepared_for_each_bucket_of_a_padded_axis(self) -> None:
         graph = Signature((TensorSpec("x", "FP32", (-1, -1)),), (TensorSpec("y", "FP32", (-1, -1)),))
         loads = Loads(lambda inputs: [inputs[0] + 1], graph, kind=PreparableBinding)
         spec = replace(
@@ -244,7 +248,7 @@ class TestBeforeItIsReady:
 
             assert sorted(shapes for _, shapes in prepared) == wanted
 
-    async def test_after_the_device_was_lost_it_is_prepared_again(self) -> None:
+    async def test_bindings_are_prepared_again_after_a_device_is_lost(self) -> None:
         loads = Loads(kind=PreparableBinding)
         async with served(loads) as (engine, model):
             assert await asked(engine, model, [BROKEN]) == ["CUDA failure 700"]
@@ -254,13 +258,13 @@ class TestBeforeItIsReady:
             assert all(len(binding.prepared) == 4 for binding in new.bindings)  # type: ignore[attr-defined]
             assert new.threads == {"m/1#0"}
 
-    async def test_its_run_times_are_learned_on_the_instances_thread(self) -> None:
+    async def test_run_times_are_learned_on_the_instances_thread(self) -> None:
         loads = Loads()
         async with served(loads) as (_, model):
             assert [known.rows for known in model.costs.run_times()] == [1, 2, 3, 4]
             assert loads.streams[0].threads == {"m/1#0"}
 
-    async def test_samples_run_on_both_bindings_of_the_instances_thread(self) -> None:
+    async def test_samples_run_on_both_bindings_on_the_instances_thread(self) -> None:
         ran: list[tuple[str, int]] = []
 
         def function(inputs: list[Any]) -> list[Any]:
@@ -272,7 +276,7 @@ class TestBeforeItIsReady:
         async with served(Loads(function), replace(SPEC, samples=(sample,))):
             assert ran == [("m/1#0", 2)] * 2
 
-    async def test_it_rests_when_nothing_comes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_idle_bindings_release_their_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(instance, "IDLE_RELEASE_S", 0.0)
         loads = Loads(kind=PreparableBinding)
         async with served(loads):
@@ -287,7 +291,9 @@ class TestFallback:
     REASON = InferError(Code.UNSUPPORTED, "no driver")
     MAY = replace(SPEC, options={fallback.CPU_FALLBACK: "1"})
 
-    async def test_one_that_may_runs_on_the_cpu_and_says_why(self, caplog: pytest.LogCaptureFixture) -> None:
+    async def test_a_model_with_fallback_runs_on_the_cpu_and_logs_the_reason(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
         loads = Loads()
         loads.errors = [None, self.REASON]
         groups = (InstanceGroup(2, ("cuda:0", "cuda:1"), number=1), InstanceGroup(3, number=2))
@@ -305,7 +311,9 @@ class TestFallback:
         [(SPEC, REASON), (MAY, InferError(Code.OVERLOADED, "it does not fit")),
          (replace(MAY, instances=(InstanceGroup(),)), REASON)],
     )  # fmt: skip
-    async def test_otherwise_it_is_not_loaded(self, spec: ModelSpec, error: InferError) -> None:
+    async def test_a_model_that_cannot_fall_back_to_the_cpu_is_not_loaded(
+        self, spec: ModelSpec, error: InferError
+    ) -> None:
         loads = Loads()
         loads.errors = [error]
         engine = Engine(asyncio.get_running_loop(), {"fake": loads})
@@ -314,7 +322,7 @@ class TestFallback:
 
 
 class TestServing:
-    async def test_under_faults_every_request_has_its_one_end(self) -> None:
+    async def test_every_request_ends_exactly_once_under_faults(self) -> None:
         def fits(inputs: list[Any]) -> list[Any]:
             if len(inputs[0]) > 2:
                 raise OutOfMemory(Code.OVERLOADED, "CUDA failure 2", 1)
@@ -337,7 +345,7 @@ class TestServing:
             assert model.device_ns["cuda:0"] > 0
         assert all(backend.closed for backend in loads.backends)
 
-    async def test_one_that_is_cancelled_while_it_is_on_the_device_takes_nobody_along(self) -> None:
+    async def test_canceling_a_request_on_the_device_does_not_affect_other_requests(self) -> None:
         loads = Loads()
         async with served(loads) as (engine, model):
             (stream,) = loads.streams
@@ -356,7 +364,7 @@ class TestServing:
             assert await later == [4]
         assert model.inflight == 0
 
-    async def test_a_run_that_hangs_is_stopped_at_its_limit_and_others_are_served(self) -> None:
+    async def test_a_run_that_hangs_is_stopped_at_its_limit_and_later_requests_are_served(self) -> None:
         loads = Loads()
         spec = replace(SPEC, policy=BatchPolicy(max_batch_rows=1, run_limit_us=1000))
         async with served(loads, spec) as (engine, model):
@@ -369,7 +377,7 @@ class TestServing:
             assert await asked(engine, model, [3]) == [4]
             assert model.event_counts["runs_stopped"] == 2
 
-    async def test_what_a_batch_waited_for_the_one_before_it_is_in_its_time_on_the_device(self) -> None:
+    async def test_time_that_a_batch_waits_for_the_previous_one_counts_as_device_time(self) -> None:
         loads = Loads()
         async with served(loads, replace(SPEC, policy=BatchPolicy(max_batch_rows=1))) as (engine, model):
             seen: list[Any] = []
@@ -382,7 +390,7 @@ class TestServing:
                 assert before.exec_end_ns <= after.compute_end_ns
             assert model.statistics.snapshot().compute_infer.count == 4
 
-    async def test_answers_keep_the_order_of_their_requests_where_that_is_wanted(self) -> None:
+    async def test_answers_keep_the_order_of_their_requests_if_ordering_is_preserved(self) -> None:
         order: list[float] = []
         policy = BatchPolicy(max_batch_rows=1, preserve_ordering=True)
         async with served(Loads(), replace(SPEC, policy=policy)) as (engine, model):
@@ -397,7 +405,7 @@ class TestServing:
 
 
 class TestRaggedBatches:
-    async def test_each_request_gets_the_sum_of_its_own_elements_whichever_batch_it_is_in(self) -> None:
+    async def test_each_request_gets_the_sum_of_its_own_elements_in_any_batch(self) -> None:
         def sums(inputs: list[Any]) -> list[Any]:
             flat, counts = inputs
             return [np.array([[part.sum()] for part in np.split(flat, np.cumsum(counts)[:-1])], np.float32)]
@@ -419,7 +427,7 @@ class TestRaggedBatches:
 
 
 class TestEnsembles:
-    async def test_each_step_overlaps_by_itself_and_every_answer_has_gone_through_both(self) -> None:
+    async def test_overlapping_steps_of_an_ensemble_return_correct_answers(self) -> None:
         loads = Loads()
         steps = (step("m", "x=x", "y=z"), step("n", "x=z", "y=y"))
         one_row = BatchPolicy(max_batch_rows=1)
@@ -440,7 +448,7 @@ SUMS = Signature(
 
 class TestSequences:
     @pytest.mark.parametrize(("direct", "rows"), [(True, 2), (False, 1), (False, 2)])
-    async def test_a_sequences_next_request_never_overlaps_the_one_before_it(self, direct: bool, rows: int) -> None:
+    async def test_a_sequences_next_request_never_overlaps_the_previous_one(self, direct: bool, rows: int) -> None:
         loads = Loads(lambda inputs: [inputs[0] + inputs[1]] * 2, SUMS)
         sequence = SequenceSpec(
             direct, idle_us=60_000_000, states=(State("in", "out", "FP32", (1,)),), max_candidates=8
@@ -464,4 +472,4 @@ class TestSequences:
             assert model.inflight == 0
         begun = [what for what, _, _ in loads.streams[0].events if what != "acquire"]
         together = any(pair == ("begin", "begin") for pair in pairwise(begun))
-        assert together is not direct  # all rows of a direct batch must have ended before any of them goes on
+        assert together is not direct  # all rows of a direct batch must end before any of them continues

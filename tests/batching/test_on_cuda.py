@@ -1,4 +1,4 @@
-"""The CUDA Binding on a fake device, run by Instances that overlap: the whole way from the Engine to the streams."""
+"""The CUDA Binding on a fake device, run by overlapping Instances, from the Engine to the streams."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def served(
 
 
 async def asked(engine: Engine, model: Model, count: int) -> list[bool]:
-    """Ask for so many, all at once. Returns: which were answered, and rightly; the others have errors of their own."""
+    """Send `count` requests at once. Returns: whether each answer is correct; each failed one has its own error."""
     inputs = [np.full((1, 4), number, np.float32) for number in range(count)]
     ends = await asyncio.gather(*(engine.infer(model, [each]) for each in inputs), return_exceptions=True)
     for number, end in enumerate(ends):
@@ -68,7 +68,7 @@ async def asked(engine: Engine, model: Model, count: int) -> list[bool]:
 
 
 @pytest.mark.anyio
-async def test_two_batches_are_on_the_device_at_once_and_every_answer_is_its_own(doubling: Path) -> None:
+async def test_two_batches_are_on_the_device_at_once_and_every_answer_is_correct(doubling: Path) -> None:
     runtime = FakeRuntime()
     async with served(runtime, doubling, rows=1) as (engine, model):
         before = runtime.copies["h2d"]
@@ -85,7 +85,7 @@ async def test_two_batches_are_on_the_device_at_once_and_every_answer_is_its_own
 
 
 @pytest.mark.anyio
-async def test_each_of_several_instances_has_its_session_and_nothing_stays(doubling: Path) -> None:
+async def test_each_of_several_instances_has_its_session_and_all_are_freed(doubling: Path) -> None:
     runtime = FakeRuntime()
     async with served(runtime, doubling, count=3) as (engine, model):
         assert all(await asked(engine, model, 40))
@@ -96,7 +96,7 @@ async def test_each_of_several_instances_has_its_session_and_nothing_stays(doubl
 @pytest.mark.parametrize("after", [0, 3, 8])
 @pytest.mark.parametrize("call", ["cudaMemcpyAsync", "cudaEventRecord", "cudaEventSynchronize"])
 @pytest.mark.anyio
-async def test_a_sticky_error_anywhere_answers_every_request_and_is_known_for_the_whole_process(
+async def test_a_sticky_cuda_error_fails_every_request_and_marks_the_device_lost_for_the_process(
     doubling: Path, monkeypatch: pytest.MonkeyPatch, call: str, after: int
 ) -> None:
     monkeypatch.setattr(reload_backoff, "MIN_RETRY_NS", 0)
@@ -111,13 +111,13 @@ async def test_a_sticky_error_anywhere_answers_every_request_and_is_known_for_th
         assert len(answered) == 24
         assert not any(refused)
         assert later[-1] == [False]
-        assert runtime.calls["cudaGetDeviceCount"] == 2  # it was loaded once, and once again
+        assert runtime.calls["cudaGetDeviceCount"] == 2  # it was loaded once, and reloaded once
         assert not model.healthy
         assert "CUDA error 700" in devices.lost_reason
         assert model.inflight == 0
 
 
-def test_a_second_session_that_does_not_fit_refuses_the_load_and_nothing_stays(doubling: Path) -> None:
+def test_a_second_session_that_does_not_fit_fails_the_load_and_frees_everything(doubling: Path) -> None:
     runtime = FakeRuntime()
     model = open_model(spec_of(doubling), {"onnxruntime": fake_cuda_loader(runtime)}, lambda *_: None)
     one = runtime.alive["bytes"]

@@ -1,4 +1,4 @@
-"""Ordering: answers leave in the order in which their requests came."""
+"""Ordering: answers are delivered in the order in which their requests arrived."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MODEL = fake_model()
 @given(
     st.lists(st.tuples(st.sampled_from(("enter", "end", "drop", "stray")), st.lists(st.integers(0, 50))), max_size=60)
 )
-def test_whatever_ends_or_goes_when_those_left_are_a_prefix_of_those_that_came(
+def test_delivered_requests_are_always_a_prefix_of_those_that_arrived(
     steps: list[tuple[str, list[int]]],
 ) -> None:
     ordering = Ordering()
@@ -72,7 +72,7 @@ def anyio_backend() -> str:
 
 
 class Released:
-    """A model's function whose runs end when the test says so: by the number in their first row."""
+    """A model's function whose runs the test ends, by the number in their first row."""
 
     def __init__(self) -> None:
         self.gates = {number: Gate(list) for number in range(1, 10)}
@@ -120,14 +120,14 @@ def submit(engine: Engine, model: Model, sink: ListSink, values: Sequence[float]
 
 
 async def deliveries(model: Model, left: int) -> None:
-    """Let the loop take in what has ended, until so many are under way."""
+    """Let the loop process finished runs until `left` requests are in flight."""
     async with asyncio.timeout(10):
         while model.inflight != left:  # noqa: ASYNC110 - nobody is told of what is kept back
             await asyncio.sleep(0)
 
 
 @pytest.mark.anyio
-async def test_three_instances_that_end_the_wrong_way_round() -> None:
+async def test_answers_of_three_instances_that_finish_in_reverse_order_are_delivered_in_order() -> None:
     async with serving() as (engine, model, released):
         sink = ListSink()
         requests = submit(engine, model, sink, [1, 2, 3])
@@ -142,7 +142,7 @@ async def test_three_instances_that_end_the_wrong_way_round() -> None:
 
 
 def submit_until(engine: Engine, model: Model, sink: ListSink, wait_ns: int) -> InferRequest:
-    """Submit a request that must leave the queue in so short a time."""
+    """Submit a request with a short queue timeout."""
     request = fake_request(model, sink=sink)
     request.deadline_ns = time.monotonic_ns() + wait_ns
     engine.submit(request)
@@ -150,7 +150,7 @@ def submit_until(engine: Engine, model: Model, sink: ListSink, wait_ns: int) -> 
 
 
 @pytest.mark.anyio
-async def test_failed_and_expired_ones_wait_their_turn_and_cancelled_ones_hold_up_nobody() -> None:
+async def test_failed_and_expired_requests_wait_their_turn_and_canceled_ones_block_no_request() -> None:
     async with serving() as (engine, model, released):
         sink = ListSink()
         running = submit(engine, model, sink, [1, 2, 3])
@@ -171,7 +171,7 @@ async def test_failed_and_expired_ones_wait_their_turn_and_cancelled_ones_hold_u
 
 
 @pytest.mark.anyio
-async def test_who_was_kept_back_by_one_that_is_cancelled_goes_at_once() -> None:
+async def test_a_request_blocked_by_a_canceled_one_is_delivered_at_once() -> None:
     async with serving(max_batch_rows=8, max_queue_delay_us=60_000_000) as (engine, model, _):
         sink = ListSink()
         (first,) = submit(engine, model, sink, [20])
@@ -185,7 +185,7 @@ async def test_who_was_kept_back_by_one_that_is_cancelled_goes_at_once() -> None
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("fails", [False, True])
-async def test_a_request_in_parts_keeps_its_place_whole(fails: bool) -> None:
+async def test_a_split_request_keeps_its_place_in_the_order(fails: bool) -> None:
     async with serving(split=True) as (engine, model, released):
         sink = ListSink()
         first = submit(engine, model, sink, [1])
@@ -201,7 +201,7 @@ async def test_a_request_in_parts_keeps_its_place_whole(fails: bool) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_request_of_which_a_part_finds_no_room_takes_back_the_others() -> None:
+async def test_a_split_request_whose_part_is_rejected_cancels_its_other_parts() -> None:
     async with serving(split=True, max_queue_rows=3) as (engine, model, released):
         sink = ListSink()
         first = submit(engine, model, sink, [1, 2, 3])
@@ -217,7 +217,7 @@ async def test_a_request_of_which_a_part_finds_no_room_takes_back_the_others() -
 
 
 @pytest.mark.anyio
-async def test_a_server_that_stops_keeps_back_nobody() -> None:
+async def test_a_stopping_server_delivers_answers_out_of_order() -> None:
     async with serving() as (engine, model, released):
         sink = ListSink()
         first, second, third = submit(engine, model, sink, [1, 2, 3])
@@ -237,7 +237,7 @@ async def test_a_server_that_stops_keeps_back_nobody() -> None:
 
 
 @pytest.mark.anyio
-async def test_different_sinks_are_served_in_turn() -> None:
+async def test_requests_of_different_sinks_are_delivered_in_order() -> None:
     order: list[tuple[str, int]] = []
 
     class Named(ListSink):

@@ -1,4 +1,4 @@
-"""Overlap: when the next Batch is taken, and what two of them on one device come to."""
+"""Overlap: when the next Batch is taken, and how two Batches on one device end."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ MS = 1_000_000
 MODEL = fake_model()
 
 
-class TestWhenTheNextIsTaken:
+class TestNextAction:
     @given(NS, NS, st.booleans(), st.booleans(), st.booleans())
-    def test_the_step_follows_from_what_is_there(
+    def test_the_next_action_follows_from_time_waiting_requests_and_the_end_of_the_run(
         self, now_ns: int, take_ns: int, over: bool, waiting: bool, full: bool
     ) -> None:
         step = next_action(now_ns, take_ns, ended=over, waiting=waiting, full=full)
@@ -53,7 +53,7 @@ class TestWhenTheNextIsTaken:
             assert step is (NextAction.TAKE if waiting else NextAction.END)
 
     @given(NS, st.integers(1, 1 << 40), st.booleans(), st.booleans())
-    def test_whoever_looks_often_enough_takes_or_ends_in_bounded_time(
+    def test_a_batch_is_taken_or_ended_in_bounded_time(
         self, now_ns: int, cost_ns: int, waiting: bool, full: bool
     ) -> None:
         lead = Lead()
@@ -63,7 +63,7 @@ class TestWhenTheNextIsTaken:
 
 
 class Exact(CostModel):
-    """Knows what a batch takes: the same for any number of rows."""
+    """A cost model that predicts the same time for any number of rows."""
 
     def __init__(self, ns: int) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Ran:
 
 
 class Simulated:
-    """One Instance under a virtual clock, with the Scheduler's own choices: what comes when, and what became of it."""
+    """One Instance under a virtual clock, with a real Scheduler: the arrivals, and the batches that ran."""
 
     def __init__(self, arrivals: list[int], cost_ns: int, gather_ns: int, most: int) -> None:
         self.scheduler = Scheduler(BatchPolicy(max_batch_rows=most), Exact(cost_ns))
@@ -124,7 +124,7 @@ class Simulated:
         return self.ran[-1]
 
     def _take_late(self, now_ns: int, running: Ran) -> Ran | None:
-        """Take what follows, looking when something comes and when it is time; None: nothing had come by its end."""
+        """Take the next batch on an arrival or when it is time; None if nothing arrived before the run ended."""
         take_ns = int(self.lead.take_ns(running.ended, self.cost_ns))
         looks = [now_ns, *(each for each in self.arrivals if now_ns < each < take_ns), max(take_ns, now_ns)]
         for look_ns in looks:
@@ -148,7 +148,7 @@ class TestInVirtualTime:
         st.integers(0, MS // 8),
         st.integers(1, 8),
     )
-    def test_the_device_does_not_wait_for_what_is_there_and_batches_are_as_full_as_can_be(
+    def test_the_device_never_idles_while_requests_wait_and_batches_are_as_full_as_possible(
         self, arrivals: list[int], cost_ns: int, gather_ns: int, most: int
     ) -> None:
         simulated = Simulated(arrivals, cost_ns, gather_ns, most)
@@ -170,7 +170,7 @@ class TestInVirtualTime:
 
 
 def names(house: House) -> list[tuple[str, int]]:
-    """What was done on which Binding, filling left out."""
+    """The actions on each Binding, without filling."""
     return [(what, number) for what, number, _ in house.stream.events if what != "acquire"]
 
 
@@ -179,7 +179,7 @@ def answers(requests: list[InferRequest]) -> list[float]:
 
 
 class Waited(Device):
-    """A Device that says when somebody has asked for a turn, and how many batches were charged."""
+    """A Device that reports requests for turns, and counts the batches that were charged."""
 
     def __init__(self, room: int) -> None:
         super().__init__(room)
@@ -204,8 +204,8 @@ class Tight(Stream):
         return super().bind(signature, capacity_rows)
 
 
-class TestTwoOnTheDevice:
-    def test_the_next_is_begun_before_the_one_on_the_device_ends(self) -> None:
+class TestTwoBatchesInFlight:
+    def test_the_next_batch_begins_before_the_current_one_ends(self) -> None:
         with opened(Stream(ROWS, list)) as house:
             first, second = house.put_two([1, 2], [3])
             house.ended(first, second)
@@ -213,7 +213,7 @@ class TestTwoOnTheDevice:
             assert names(house) == [("begin", 0), ("begin", 1), ("end", 0), ("end", 1)]
             assert answers([*first, *second]) == [1, 2, 3]
 
-    def test_when_to_take_the_next_is_told_by_what_the_device_took_and_not_by_what_a_batch_costs(self) -> None:
+    def test_the_next_batch_is_timed_by_device_time_and_not_by_batch_cost(self) -> None:
         stream = Stream(ROWS, list, held=True)
         with opened(stream, predicted_ns=LONG_NS) as house:
             alone = house.put(1)
@@ -226,7 +226,7 @@ class TestTwoOnTheDevice:
             stream.let_end(2)
             house.ended(first, second)
 
-    def test_bindings_take_turns_for_as_long_as_something_comes(self) -> None:
+    def test_bindings_alternate_while_requests_arrive(self) -> None:
         stream = Stream(ROWS, list)
         with opened(stream, max_batch_rows=1) as house:
             requests, then = house.put_two([1, 2, 3], [4, 5, 6])
@@ -239,7 +239,7 @@ class TestTwoOnTheDevice:
             ]
             assert answers([*requests, *then]) == [1, 2, 3, 4, 5, 6]
 
-    def test_a_lone_request_is_begun_at_once_and_its_answer_waits_for_nobody(self) -> None:
+    def test_a_single_request_begins_at_once_and_its_answer_is_not_delayed(self) -> None:
         with opened(Stream(ROWS, list)) as house:
             for value in (1, 2):
                 request = house.put(value)
@@ -247,7 +247,7 @@ class TestTwoOnTheDevice:
 
             assert names(house) == [("begin", 0), ("end", 0), ("begin", 0), ("end", 0)]
 
-    def test_while_one_runs_the_next_grows_and_is_taken_when_it_is_full(self) -> None:
+    def test_the_next_batch_grows_during_a_run_and_is_taken_when_it_is_full(self) -> None:
         stream = Stream(ROWS, list, held=True)
         with opened(stream, predicted_ns=LONG_NS, max_batch_rows=4) as house:
             first = house.put(0)
@@ -262,7 +262,7 @@ class TestTwoOnTheDevice:
             stream.let_end()
             house.ended(first)
 
-    def test_it_is_learned_what_a_batch_kept_the_device_busy_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_cost_model_learns_how_long_a_batch_kept_the_device_busy(self, monkeypatch: pytest.MonkeyPatch) -> None:
         stream = Stream(ROWS, list)
         with opened(stream) as house:
             learned: list[int] = []
@@ -274,14 +274,14 @@ class TestTwoOnTheDevice:
             assert after.exec_start_ns < before.exec_end_ns == after.device_free_ns
             assert learned == [before.exec_end_ns - before.exec_start_ns, after.exec_end_ns - before.exec_end_ns]
 
-    def test_what_the_device_took_is_counted_by_its_name(self) -> None:
+    def test_device_time_is_counted_by_device_name(self) -> None:
         with opened(Stream(ROWS, list)) as house:
             first, second = house.put_two([1, 2, 3], [4])
             house.ended(first, second)
 
             assert house.model.device_ns == {"cuda:0": 4_000}
 
-    def test_where_the_memory_holds_one_binding_batches_follow_one_another(
+    def test_batches_run_one_after_another_if_memory_holds_only_one_binding(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         with opened(Tight(ROWS, list)) as house:
@@ -292,7 +292,7 @@ class TestTwoOnTheDevice:
             assert answers([*first, *second]) == [1, 2, 3]
         assert "model m: not enough memory for two batches in flight" in caplog.text
 
-    def test_all_is_done_on_one_thread(self) -> None:
+    def test_both_batches_are_run_on_one_thread(self) -> None:
         with opened(Stream(ROWS, list)) as house:
             first, second = house.put_two([1], [2])
             house.ended(first, second)
@@ -300,7 +300,7 @@ class TestTwoOnTheDevice:
             assert house.stream.threads == {"m/1#0"}
             assert house.model.loop_binding is None
 
-    def test_where_turns_are_needed_and_nobody_waits_for_one_both_are_in_the_same(self) -> None:
+    def test_both_batches_share_a_turn_if_no_other_model_waits(self) -> None:
         device = Waited(1)
         with opened(Stream(ROWS, list), device=device) as house, opened(Stream(ROWS, list), device=device) as other:
             assert device.contended
@@ -312,7 +312,7 @@ class TestTwoOnTheDevice:
             assert names(house) == [("begin", 0), ("begin", 1), ("end", 0), ("end", 1)] * 2
             assert device.charged == 6  # each batch, in a turn of its own or not
 
-    def test_where_the_rate_limiter_counts_runs_there_is_one_at_a_time(self) -> None:
+    def test_a_model_under_the_rate_limiter_has_one_batch_at_a_time(self) -> None:
         group = InstanceGroup(1, ("cuda:0",), resources=(Resource("R", 1),))
         devices = Devices(RateLimiter({("R", None): 1}))
         with opened(Stream(ROWS, list), None, devices, group=group) as house:
@@ -321,7 +321,9 @@ class TestTwoOnTheDevice:
 
             assert len(house.stream.bindings) == 1
 
-    def test_what_it_leaves_when_it_takes_the_next_wakes_another(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_requests_left_when_the_next_batch_is_taken_wake_another_instance(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         with opened(Stream(ROWS, list), max_batch_rows=1) as house:
             woken: list[int] = []
             wake_one = house.model.wake_one
@@ -337,7 +339,7 @@ class TestTwoOnTheDevice:
 
             assert woken == [2, 1]  # as they come, while the first is begun, and as one of them is taken
 
-    def test_what_it_is_told_while_it_waits_for_a_turn_is_not_forgotten_though_nothing_is_to_run(self) -> None:
+    def test_a_call_passed_to_a_thread_waiting_for_a_turn_runs_even_without_a_batch(self) -> None:
         device = Waited(1)
         share = device.join(1, 1)
         device.request_turn(share, Mock())
@@ -354,7 +356,7 @@ class TestTwoOnTheDevice:
 
             assert done == [1, 2]
 
-    def test_where_somebody_waits_for_a_turn_the_next_is_not_taken_before(self) -> None:
+    def test_the_next_batch_is_not_taken_while_another_model_waits_for_a_turn(self) -> None:
         device = Waited(1)
         with opened(Stream(ROWS, list), device=device) as house, opened(Stream(ROWS, list), device=device) as other:
             second: list[InferRequest] = []
@@ -385,7 +387,7 @@ def faulty(inputs: list[Any]) -> list[Any]:
 
 
 class Reopening:
-    """Loads the model again, after so many failures. `before` tells whether what was there was closed by then."""
+    """Reloads the model after a number of failures. `before`: whether the old backend was closed by then."""
 
     def __init__(self, first: Stream, failures: int = 0, error: InferError | None = None) -> None:
         self.streams = [first]
@@ -404,7 +406,7 @@ class Reopening:
 
 
 def ends(requests: list[InferRequest]) -> list[str]:
-    """How each has ended: its answer or its error."""
+    """The result of each request: its answer or its error."""
     assert all((request.error is None) != (request.outputs is None) for request in requests)
     return [request.error.message if request.error else f"{answers([request])[0]:g}" for request in requests]
 
@@ -414,7 +416,7 @@ class TestFaults:
         ("first", "second"),
         [([GUILTY, 2, 3], [4, 5]), ([1, 2], [3, GUILTY, 5]), ([1, GUILTY], [GUILTY, 4]), ([GUILTY], [GUILTY])],
     )
-    def test_the_guilty_one_is_found_whichever_batch_it_is_in(self, first: list[float], second: list[float]) -> None:
+    def test_the_invalid_request_is_found_in_either_batch(self, first: list[float], second: list[float]) -> None:
         with opened(Stream(ROWS, faulty)) as house:
             requests, then = house.put_two(first, second)
             house.ended(requests, then)
@@ -422,7 +424,7 @@ class TestFaults:
             wanted = ["a guilty row" if value == GUILTY else f"{value:g}" for value in (*first, *second)]
             assert ends([*requests, *then]) == wanted
 
-    def test_when_one_fails_the_other_is_ended_and_delivered_first(self) -> None:
+    def test_when_one_batch_fails_the_other_is_ended_and_delivered_first(self) -> None:
         with opened(Stream(ROWS, faulty)) as house:
             first, second = house.put_two([1, GUILTY], [3])
             delivered = house.next()
@@ -432,7 +434,7 @@ class TestFaults:
             assert names(house)[:4] == [("begin", 0), ("begin", 1), ("end", 0), ("end", 1)]
 
     @pytest.mark.parametrize("error", [InferError(Code.INTERNAL, "refused"), MemoryError(), ValueError("a bug")])
-    def test_a_run_that_cannot_be_begun_beside_another_is_run_by_itself(self, error: Exception) -> None:
+    def test_a_batch_that_cannot_begin_beside_another_is_run_by_itself(self, error: Exception) -> None:
         with opened(Stream(ROWS, faulty)) as house:
             second: list[InferRequest] = []
 
@@ -451,7 +453,7 @@ class TestFaults:
             assert names(house)[:3] == [("begin", 0), ("begin", 1), ("end", 0)]
             assert [batch.device_free_ns for batch in house.batches] == [0, 0]  # both had the device for themselves
 
-    def test_what_does_not_fit_the_memory_is_halved_and_later_batches_are(self) -> None:
+    def test_a_batch_that_does_not_fit_in_memory_is_halved_and_later_batches_are_smaller(self) -> None:
         def fits(inputs: list[Any]) -> list[Any]:
             if len(inputs[0]) > 2:
                 raise OutOfMemory(Code.OVERLOADED, "CUDA failure 2", 1)
@@ -467,9 +469,11 @@ class TestFaults:
 
             assert ends([*first, *second, *alone, *then]) == [str(value) for value in range(1, 10)]
             assert cap in (1, 2)
-            assert names(house)[-4:] == [("begin", 0), ("end", 0)] * 2  # two at a time may be what took the memory
+            assert (
+                names(house)[-4:] == [("begin", 0), ("end", 0)] * 2
+            )  # two batches at a time may have exhausted the memory
 
-    def test_of_a_lost_device_both_are_run_again_where_it_was_loaded_again(self) -> None:
+    def test_both_batches_of_a_lost_device_are_retried_after_a_reload(self) -> None:
         stream = Stream(ROWS, faulty)
         reopen = Reopening(stream)
         with opened(stream, reopen) as house:
@@ -484,7 +488,7 @@ class TestFaults:
             assert [rows for what, _, rows in reopen.streams[2].events if what == "begin"] == [2]
             assert len(new.bindings) == 2
 
-    def test_who_breaks_the_device_is_answered_with_that_and_takes_nobody_along(self) -> None:
+    def test_a_request_that_breaks_the_device_fails_alone(self) -> None:
         stream = Stream(ROWS, faulty)
         reopen = Reopening(stream)
         with opened(stream, reopen) as house:
@@ -495,7 +499,7 @@ class TestFaults:
             assert all(reopen.before)
             assert house.model.healthy
 
-    def test_a_device_that_is_gone_for_good_answers_both_and_one_that_comes_back_serves(
+    def test_both_batches_fail_if_the_device_is_gone_and_later_ones_run_once_it_returns(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(reload_backoff, "MIN_RETRY_NS", 0)
@@ -516,7 +520,7 @@ class TestFaults:
             assert house.model.healthy
             assert reopen.before == [True] * 3
 
-    def test_a_device_that_is_lost_for_the_process_is_said_to_be_once_and_not_tried_again(
+    def test_a_device_lost_for_the_process_is_logged_once_and_not_retried(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         monkeypatch.setattr(reload_backoff, "MIN_RETRY_NS", 0)
@@ -541,7 +545,7 @@ class TestFaults:
         assert not told.acquire(blocking=False)
         assert [record.levelname for record in caplog.records].count("CRITICAL") == 1
 
-    def test_a_device_of_another_process_that_is_lost_again_is_not_lost_for_this_one(self) -> None:
+    def test_a_device_lost_again_in_a_worker_process_is_not_lost_for_the_server(self) -> None:
         stream = Stream(ROWS, faulty)
         reopen = Reopening(stream, failures=1, error=DeviceLost(Code.NOT_READY, "its process has ended"))
         devices = Devices()
@@ -551,7 +555,7 @@ class TestFaults:
 
             assert not devices.lost_reason
 
-    def test_closing_ends_both_and_delivers_them(self) -> None:
+    def test_closing_a_model_ends_and_delivers_both_batches(self) -> None:
         stream = Stream(ROWS, faulty, held=True)
         with opened(stream) as house:
             first, second = house.put_two([1], [2])
@@ -566,7 +570,7 @@ class TestFaults:
             assert ends([*first, *second]) == ["1", "2"]
             assert stream.closed
 
-    def test_closing_does_not_wait_for_more_to_come(self) -> None:
+    def test_closing_a_model_does_not_wait_for_further_requests(self) -> None:
         stream = Stream(ROWS, faulty, held=True)
         with opened(stream, predicted_ns=LONG_NS) as house:
             first = house.put(1)
@@ -578,7 +582,7 @@ class TestFaults:
 
 
 class Limits(Watchdog):
-    """A Watchdog that notes what it is told, and stops what the test wants stopped."""
+    """A Watchdog that records its calls, and whose runs the test can stop."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -597,7 +601,7 @@ class Limits(Watchdog):
 
 
 class TestLimits:
-    def test_a_limit_begins_when_the_device_is_a_runs_own(self) -> None:
+    def test_a_runs_time_limit_starts_when_the_device_begins_it(self) -> None:
         with opened(Stream(ROWS, faulty), run_limit_us=1000) as house:
             house.model.watchdog = limits = Limits()
             first, second = house.put_two([1], [2])
@@ -605,7 +609,7 @@ class TestLimits:
 
             assert limits.told == [(0, 1), (1, 2), (0, 0), (1, 1), (1, 0)]
 
-    def test_a_run_that_hangs_is_stopped_and_the_one_behind_it_is_served(self) -> None:
+    def test_a_run_that_hangs_is_stopped_and_the_next_batch_is_served(self) -> None:
         stream = Stream(ROWS, faulty, held=True)
         with opened(stream, run_limit_us=1000) as house:
             house.model.watchdog = limits = Limits()
@@ -620,7 +624,7 @@ class TestLimits:
             assert house.model.event_counts["runs_stopped"] == 1
             assert limits.over == {}
 
-    def test_of_a_batch_that_was_stopped_the_others_are_served(self) -> None:
+    def test_other_requests_of_a_stopped_batch_are_served(self) -> None:
         stream = Stream(ROWS, faulty, held=True)
         with opened(stream, run_limit_us=1000) as house:
             house.model.watchdog = Limits()
@@ -639,7 +643,7 @@ class TestLimits:
 class TestLedger:
     @settings(max_examples=20, deadline=None)
     @given(st.lists(st.sampled_from([1.0, 2.0, 3.0, GUILTY, BROKEN]), min_size=1, max_size=24), st.integers(1, 4))
-    def test_whatever_comes_each_request_has_its_own_end_and_one(self, values: list[float], rows: int) -> None:
+    def test_every_request_ends_exactly_once_with_its_own_result(self, values: list[float], rows: int) -> None:
         stream = Stream(ROWS, faulty)
         with opened(stream, Reopening(stream), max_batch_rows=rows) as house:
             half = len(values) // 2

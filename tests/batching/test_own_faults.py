@@ -1,4 +1,4 @@
-"""Faults of the server's own code: nobody waits for ever, nobody else is harmed, and the model goes on."""
+"""Faults in the server's own code: no request waits forever, no other is harmed, and the model serves on."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def goes_on_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Panic(BaseException):
-    """What no Exception is, and does not end the process either."""
+    """A BaseException that does not end the process."""
 
 
 def fails_once(
     of: Any, name: str, monkeypatch: pytest.MonkeyPatch, with_what: type[BaseException] = ZeroDivisionError
 ) -> None:
-    """Have a function fail when it is called next, and never again."""
+    """Have a function fail on its next call only."""
     original: Callable[..., Any] = getattr(of, name)
 
     def fail(*_: Any, **__: Any) -> Any:
@@ -71,7 +71,7 @@ async def served(house: House, model: Model) -> bool:
 
 
 @EXECUTORS
-async def test_where_choosing_a_batch_fails_what_waits_is_told_and_the_next_is_served(
+async def test_an_error_while_a_batch_is_chosen_fails_its_requests_and_later_ones_are_served(
     executor: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with housed() as house:
@@ -91,7 +91,7 @@ async def test_where_choosing_a_batch_fails_what_waits_is_told_and_the_next_is_s
 
 
 @EXECUTORS
-async def test_what_has_run_is_answered_though_nothing_could_be_learned_from_it(
+async def test_a_finished_run_is_answered_even_if_its_run_time_cannot_be_learned(
     executor: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with housed() as house:
@@ -103,7 +103,7 @@ async def test_what_has_run_is_answered_though_nothing_could_be_learned_from_it(
         assert "could not be learned" in caplog.text
 
 
-async def test_who_cannot_be_put_in_the_queue_is_told_and_those_behind_it_are_served(
+async def test_a_request_that_cannot_be_queued_fails_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with housed() as house:
@@ -121,7 +121,7 @@ async def test_who_cannot_be_put_in_the_queue_is_told_and_those_behind_it_are_se
         assert "could not be queued" in caplog.text
 
 
-async def test_what_cannot_begin_in_a_turn_takes_nothing_else_along(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_callback_that_fails_before_dispatch_does_not_affect_requests(caplog: pytest.LogCaptureFixture) -> None:
     async with housed() as house:
         model = await house.load()
 
@@ -134,7 +134,7 @@ async def test_what_cannot_begin_in_a_turn_takes_nothing_else_along(caplog: pyte
         assert "no beginning" in caplog.text
 
 
-def test_where_choosing_the_batch_that_follows_fails_the_one_on_the_device_is_delivered(
+def test_an_error_while_choosing_the_next_batch_does_not_affect_the_running_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stream = Stream(ROWS, list, held=True)
@@ -156,7 +156,7 @@ def test_where_choosing_the_batch_that_follows_fails_the_one_on_the_device_is_de
         assert after.error is None
 
 
-def test_a_batch_that_could_not_be_begun_beside_another_is_run_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_could_not_begin_beside_another_is_run_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Stream(ROWS, list)
     with opened(stream) as house:
         following: list[InferRequest] = []
@@ -177,9 +177,7 @@ def test_a_batch_that_could_not_be_begun_beside_another_is_run_after_it(monkeypa
 @pytest.mark.parametrize(
     ("of", "name"), [(ReloadBackoff, "record_success"), (Model, "add_device_time"), (instance, "device_ns")]
 )
-def test_what_of_a_batch_that_has_run_could_not_be_noted_costs_no_answer(
-    of: Any, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_errors_in_bookkeeping_after_a_run_cost_no_answer(of: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Stream(ROWS, list)
     with opened(stream) as house:
         fails_once(of, name, monkeypatch)
@@ -195,7 +193,7 @@ def test_what_of_a_batch_that_has_run_could_not_be_noted_costs_no_answer(
     ("of", "name", "failure"),
     [(StreamBinding, "begin", Panic), (Stream, "compute", Panic), (StreamBinding, "is_done", ZeroDivisionError)],
 )
-def test_a_run_on_a_device_that_raises_whatever_it_is_costs_nobody_the_answer(
+def test_any_exception_of_a_run_on_a_device_costs_no_answer(
     of: type, name: str, failure: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = Stream(ROWS, list)
@@ -210,7 +208,7 @@ def test_a_run_on_a_device_that_raises_whatever_it_is_costs_nobody_the_answer(
         house.ended(house.put(3))
 
 
-def test_a_run_whose_time_limit_could_not_be_set_anew_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_whose_time_limit_could_not_be_restarted_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Stream(ROWS, list)
     with opened(stream) as house:
         begun: list[int] = []
@@ -234,7 +232,7 @@ def test_a_run_whose_time_limit_could_not_be_set_anew_goes_on(monkeypatch: pytes
         assert [request.error for request in (*running, *following)] == [None, None]
 
 
-async def test_a_batch_whose_turn_could_not_be_ended_is_told_and_the_next_is_served(
+async def test_a_batch_whose_turn_could_not_be_completed_fails_and_the_next_one_is_served(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with housed() as house:
@@ -255,7 +253,7 @@ async def test_a_batch_whose_turn_could_not_be_ended_is_told_and_the_next_is_ser
 
 
 @EXECUTORS
-async def test_a_batch_that_could_not_be_searched_is_told_and_the_next_is_served(
+async def test_a_batch_that_quarantine_could_not_search_fails_and_the_next_one_is_served(
     executor: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with housed() as house:
@@ -274,7 +272,7 @@ async def test_a_batch_that_could_not_be_searched_is_told_and_the_next_is_served
 
 
 @EXECUTORS
-async def test_what_could_not_be_counted_is_answered_all_the_same(
+async def test_requests_are_answered_even_if_their_statistics_cannot_be_recorded(
     executor: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with housed() as house:
@@ -287,7 +285,7 @@ async def test_what_could_not_be_counted_is_answered_all_the_same(
 
 
 @EXECUTORS
-async def test_what_could_not_be_put_in_its_order_is_answered_all_the_same(
+async def test_requests_are_answered_even_if_they_cannot_be_ordered(
     executor: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with housed() as house:
@@ -300,7 +298,7 @@ async def test_what_could_not_be_put_in_its_order_is_answered_all_the_same(
         assert "could not be delivered in order" in caplog.text
 
 
-async def test_what_could_not_be_delivered_keeps_nobody_behind_it_from_being_delivered(
+async def test_a_delivery_that_fails_does_not_block_later_deliveries(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with housed() as house:
@@ -317,7 +315,7 @@ async def test_what_could_not_be_delivered_keeps_nobody_behind_it_from_being_del
 
 
 @EXECUTORS
-async def test_a_run_that_raises_what_is_no_exception_fails_as_any_other(
+async def test_a_base_exception_raised_by_a_run_is_handled_as_a_failed_run(
     executor: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     guilty = 100
@@ -341,7 +339,7 @@ async def test_a_run_that_raises_what_is_no_exception_fails_as_any_other(
         assert await served(house, other)
 
 
-async def test_a_turn_that_is_ended_by_what_is_no_exception_goes_on_with_the_models_that_are_left(
+async def test_after_a_base_exception_in_a_turn_the_remaining_models_are_served(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with housed() as house:
@@ -357,7 +355,7 @@ async def test_a_turn_that_is_ended_by_what_is_no_exception_goes_on_with_the_mod
         await house.sink.holds(before + 4)
 
 
-async def test_a_sink_that_fails_takes_no_other_along(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failing_sink_does_not_affect_other_sinks(caplog: pytest.LogCaptureFixture) -> None:
     class Fails(ListSink):
         def deliver(self, requests: Sequence[InferRequest]) -> None:
             raise ZeroDivisionError("a sink")
@@ -384,7 +382,7 @@ async def two_steps() -> AsyncIterator[tuple[ensembles.House, Model]]:
 @pytest.mark.parametrize(
     ("of", "name", "others"), [(Passage, "store_outputs", 1), (Passage, "take_inputs", 1), (Engine, "submit", 0)]
 )
-async def test_a_step_that_could_not_be_followed_ends_its_own_request_and_no_other(
+async def test_a_step_whose_result_cannot_be_processed_fails_only_its_own_request(
     of: type, name: str, others: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with two_steps() as (house, model):
@@ -409,7 +407,7 @@ async def test_a_step_that_could_not_be_followed_ends_its_own_request_and_no_oth
 @pytest.mark.parametrize(
     ("of", "name"), [(Passage, "stamps"), (ModelStatistics, "record_single"), (Ensemble, "release_links")]
 )
-async def test_a_request_of_an_ensemble_that_could_not_be_counted_is_answered_all_the_same(
+async def test_an_ensemble_request_is_answered_even_if_it_cannot_be_counted(
     of: type, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with two_steps() as (house, model):
@@ -426,7 +424,7 @@ async def test_a_request_of_an_ensemble_that_could_not_be_counted_is_answered_al
         assert "the next one goes well" in caplog.text
 
 
-async def test_a_request_of_an_ensemble_whose_failure_could_not_be_counted_is_told_and_so_is_the_other(
+async def test_a_failed_ensemble_request_is_answered_even_if_its_failure_cannot_be_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with two_steps() as (house, model):
@@ -443,7 +441,7 @@ async def test_a_request_of_an_ensemble_whose_failure_could_not_be_counted_is_to
         assert (model.inflight, house.at_rest()) == (0, True)
 
 
-async def test_steps_that_could_not_be_put_in_a_queue_together_come_one_by_one(
+async def test_steps_that_cannot_be_enqueued_together_are_enqueued_one_by_one(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with two_steps() as (house, _):
@@ -456,7 +454,7 @@ async def test_steps_that_could_not_be_put_in_a_queue_together_come_one_by_one(
         assert "could not be queued together" in caplog.text
 
 
-async def test_a_request_of_an_ensemble_that_could_not_be_begun_is_refused_and_leaves_nothing(
+async def test_an_ensemble_request_that_cannot_begin_is_rejected_and_leaves_no_state(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with two_steps() as (house, model):

@@ -1,4 +1,4 @@
-"""Padding: keys, buckets, fill and trim; and that a masked model answers as it does without."""
+"""Padding: keys, buckets, filling and trimming; and that a masked model gives the same answers as without padding."""
 
 from __future__ import annotations
 
@@ -96,17 +96,17 @@ def refusal(*padding: PaddedAxis, graph: Signature = GRAPH, **policy: Any) -> st
 
 
 class TestBuckets:
-    def test_a_length_runs_at_the_next_bucket_and_beyond_the_last_as_it_is(self) -> None:
+    def test_a_length_is_rounded_up_to_the_next_bucket_and_kept_beyond_the_last(self) -> None:
         assert [bucket(length, (4, 8)) for length in (0, 1, 4, 5, 8, 9, 100)] == [4, 4, 4, 8, 8, 9, 100]
 
-    def test_silent_buckets_are_multiples_of_16_and_then_four_to_a_doubling(self) -> None:
+    def test_default_buckets_are_multiples_of_16_and_then_four_to_a_doubling(self) -> None:
         found = sorted({bucket(length, ()) for length in range(1, 257)})
 
         assert found == [16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256]
         assert bucket(0, ()) == 0
 
     @given(st.integers(1, 1 << 40))
-    def test_silent_buckets_add_little_and_are_buckets_themselves(self, length: int) -> None:
+    def test_default_buckets_add_little_and_are_buckets_themselves(self, length: int) -> None:
         found = bucket(length, ())
 
         assert length <= found <= max(length * 5 / 4, length + 15)
@@ -114,7 +114,7 @@ class TestBuckets:
 
 
 class TestKeys:
-    def test_lengths_of_one_bucket_share_a_key_with_and_without_their_mask(self) -> None:
+    def test_lengths_in_one_bucket_share_a_key_with_and_without_their_mask(self) -> None:
         model, _ = model_of(PADDED)
         keys = {
             request_of(model, ones(1, 5), None).key,
@@ -124,12 +124,12 @@ class TestKeys:
 
         assert keys == {((8,), (8,))}
 
-    def test_beyond_the_last_bucket_a_length_has_its_own_key(self) -> None:
+    def test_a_length_beyond_the_last_bucket_has_its_own_key(self) -> None:
         model, _ = model_of(PADDED)
 
         assert request_of(model, ones(1, 9), None).key == ((9,), (9,))
 
-    def test_lengths_that_must_be_equal_and_are_not_are_refused(self) -> None:
+    def test_unequal_lengths_that_must_be_equal_are_rejected(self) -> None:
         model, _ = model_of(PADDED)
         with pytest.raises(InferError) as caught:
             request_of(model, ones(1, 5), ones(1, 6))
@@ -137,12 +137,12 @@ class TestKeys:
         text = "input 'ids' has 5 on axis 1 and input 'mask' has 6 on axis 1, but model 'm' requires equal lengths"
         assert (caught.value.code, caught.value.message) == (Code.INVALID, text)
 
-    def test_only_the_mask_may_be_left_out(self) -> None:
+    def test_only_the_mask_is_an_optional_input(self) -> None:
         model, _ = model_of(PADDED)
 
         assert [spec.optional for spec in model.signature.inputs] == [False, True]
 
-    def test_a_mask_of_another_rank_is_keyed_by_its_own_axes(self) -> None:
+    def test_a_mask_of_another_rank_has_its_own_axes_in_the_key(self) -> None:
         wide = TensorSpec("mask", "FP32", (-1, 1, 1, -1))
         model, _ = model_of(PADDED, graph=replace(GRAPH, inputs=(IDS, wide)))
 
@@ -150,7 +150,7 @@ class TestKeys:
 
 
 class TestRuns:
-    def test_each_row_is_filled_up_and_masked_and_each_answer_cut_back(self) -> None:
+    def test_each_row_is_padded_and_masked_and_each_answer_is_trimmed(self) -> None:
         model, backend = model_of(PADDED)
         short, long = ones(1, 1) * 3, ones(2, 3) * 5
 
@@ -166,7 +166,7 @@ class TestRuns:
         ]  # fmt: skip
         assert all(output.flags.c_contiguous for each in answers for output in each)
 
-    def test_a_mask_that_is_sent_is_kept_and_filled_up_with_zeros(self) -> None:
+    def test_a_mask_sent_by_the_client_is_kept_and_padded_with_zeros(self) -> None:
         model, backend = model_of(PADDED)
         sent = np.array([[1, 0]], np.int32)
 
@@ -176,7 +176,7 @@ class TestRuns:
         assert mask is not None
         assert mask.tolist() == [[1, 0, 0, 0], [1, 1, 1, 0]]
 
-    def test_beyond_the_buckets_nothing_is_added_but_the_mask(self) -> None:
+    def test_no_padding_except_the_mask_is_added_beyond_the_last_bucket(self) -> None:
         model, backend = model_of(PADDED)
 
         ((same, total),) = run(model, backend, request_of(model, ones(1, 9), None))
@@ -184,14 +184,14 @@ class TestRuns:
         assert (same.shape, total.tolist()) == ((1, 9), [9])
         assert model.event_counts.get("elements_padded", 0) == 0
 
-    def test_real_and_added_elements_are_counted_without_masks(self) -> None:
+    def test_real_and_padding_elements_are_counted_without_masks(self) -> None:
         model, backend = model_of(PADDED)
 
         run(model, backend, request_of(model, ones(1, 1), None), request_of(model, ones(2, 3), None))
 
         assert model.event_counts == {"elements_real": 7, "elements_padded": 5}
 
-    def test_outputs_are_cut_as_said_instead_of_by_name(self) -> None:
+    def test_outputs_are_trimmed_as_configured_instead_of_by_axis_name(self) -> None:
         said = replace(PADDED, outputs={})
         model, backend = model_of(said)
 
@@ -199,7 +199,7 @@ class TestRuns:
 
         assert same.shape == (1, 4)
 
-    def test_an_output_not_as_long_as_what_ran_is_the_models_error(self) -> None:
+    def test_an_output_of_another_length_than_the_run_is_an_internal_error(self) -> None:
         model, backend = model_of(PADDED, function=too_short)
         request = request_of(model, ones(1, 2), None)
         with pytest.raises(InferError) as caught:
@@ -209,7 +209,7 @@ class TestRuns:
         assert (caught.value.code, caught.value.message) == (Code.INTERNAL, text)
         assert request.outputs is None
 
-    def test_strings_are_filled_up_with_empty_ones(self) -> None:
+    def test_string_inputs_are_padded_with_empty_strings(self) -> None:
         graph = Signature(
             (TensorSpec("s", "BYTES", (-1, -1), axes=NAMES),), (TensorSpec("t", "BYTES", (-1, -1), axes=NAMES),)
         )
@@ -222,7 +222,7 @@ class TestRuns:
         assert filled is not None
         assert (filled.tolist(), answer.tolist()) == ([[b"a", b"b", b""]], [[b"a", b"b"]])
 
-    def test_two_axes_of_one_input_are_padded_and_cut_each(self) -> None:
+    def test_two_axes_of_one_input_are_padded_and_trimmed_separately(self) -> None:
         image = TensorSpec("image", "FP32", (-1, -1, -1), axes=("N", "H", "W"))
         graph = Signature((image,), (replace(image, name="out"),))
         axes = (PaddedAxis("image", 0, (4,)), PaddedAxis("image", 1, (6,)))
@@ -235,7 +235,7 @@ class TestRuns:
         assert backend.runs[0].inputs[0].shape == (3, 4, 6)
         assert [each[0].tolist() for each in answers] == [picture.tolist() for picture in pictures]
 
-    def test_two_inputs_of_one_length_are_padded_alike_and_the_output_is_cut_once(self) -> None:
+    def test_two_inputs_of_one_length_are_padded_alike_and_the_output_is_trimmed_once(self) -> None:
         graph = replace(GRAPH, inputs=(IDS, KIND, MASK))
         axes = (PADDED, replace(PADDED, input="kind", mask=""))
         model, backend = model_of(*axes, graph=graph, function=kind_and_length)
@@ -246,9 +246,7 @@ class TestRuns:
 
     @settings(max_examples=60, deadline=None)
     @given(st.lists(st.tuples(st.integers(0, 3), st.integers(5, 8), st.booleans()), min_size=1, max_size=5))
-    def test_whatever_shares_a_batch_everyone_gets_their_own_rows_and_length(
-        self, sizes: list[tuple[int, int, bool]]
-    ) -> None:
+    def test_every_request_gets_its_own_rows_and_length_in_any_batch(self, sizes: list[tuple[int, int, bool]]) -> None:
         model, backend = model_of(PADDED)
         rng = np.random.default_rng(1)
         sent = [rng.integers(0, 99, (rows, length)) for rows, length, _ in sizes]
@@ -261,7 +259,7 @@ class TestRuns:
             assert total.tolist() == array.sum(axis=1).tolist()
 
 
-class TestWhatIsRefusedAtLoad:
+class TestRefusedConfigurations:
     @pytest.mark.parametrize(
         ("padded", "text"),
         [
@@ -285,16 +283,16 @@ class TestWhatIsRefusedAtLoad:
             ),
         ],
     )
-    def test_the_field_is_named(self, padded: PaddedAxis, text: str) -> None:
+    def test_a_refused_padding_configuration_names_the_invalid_field(self, padded: PaddedAxis, text: str) -> None:
         assert refusal(padded) == f"model 'm', {text}"
 
-    def test_a_fixed_axis(self) -> None:
+    def test_padding_of_a_fixed_axis_is_refused(self) -> None:
         fixed = replace(GRAPH, inputs=(replace(IDS, shape=(-1, 4)), MASK))
 
         text = "model 'm', padding.ids.axis: axis 0 is fixed at 4, and only a free axis can be padded"
         assert refusal(PADDED, graph=fixed) == text
 
-    def test_a_mask_that_cannot_be_one(self) -> None:
+    def test_a_mask_with_a_wrong_datatype_or_shape_is_refused(self) -> None:
         for mask, text in (
             (replace(MASK, datatype="BYTES"), "'mask' is BYTES, expected one of INT64, INT32, BOOL, FP32, FP16"),
             (replace(MASK, shape=(-1, -1, -1)), "'mask' has shape [-1, -1, -1], expected one free axis after the rows"),
@@ -302,28 +300,28 @@ class TestWhatIsRefusedAtLoad:
             graph = replace(GRAPH, inputs=(IDS, mask))
             assert refusal(PADDED, graph=graph) == f"model 'm', padding.ids.mask: {text}"
 
-    def test_a_mask_of_two_axes(self) -> None:
+    def test_a_mask_shared_by_two_different_axes_is_refused(self) -> None:
         graph = replace(GRAPH, inputs=(IDS, TensorSpec("other", "INT64", (-1, -1), axes=("N", "M")), MASK))
         text = "padding.ids.mask: 'mask' is also the mask of 'other', whose axis does not have the same name"
 
         assert refusal(PADDED, replace(PADDED, input="other"), graph=graph) == f"model 'm', {text}"
 
-    def test_an_axis_twice(self) -> None:
+    def test_padding_one_axis_twice_is_refused(self) -> None:
         assert refusal(PADDED, PADDED) == "model 'm', padding.ids.axis: axis 0 is declared twice"
 
-    def test_buckets_that_differ_where_lengths_may_not(self) -> None:
+    def test_different_buckets_for_lengths_that_must_be_equal_are_refused(self) -> None:
         graph = replace(GRAPH, inputs=(IDS, KIND, MASK))
         other = PaddedAxis("kind", 0, buckets=(16,))
 
         text = "model 'm', padding.ids.buckets: [4, 8] must equal those of 'kind', which must have the same length"
         assert refusal(PADDED, other, graph=graph) == text
 
-    def test_a_model_without_rows(self) -> None:
+    def test_padding_of_a_model_without_rows_is_refused(self) -> None:
         text = "model 'm', padding.ids: the model has no batch axis, so requests never share a batch"
 
         assert refusal(PADDED, max_batch_rows=0) == text
 
-    def test_two_axes_of_one_input_that_must_be_as_long(self) -> None:
+    def test_padding_one_of_two_axes_that_must_be_equal_is_refused(self) -> None:
         square = Signature((TensorSpec("x", "FP32", (-1, -1, -1), axes=("N", "S", "S")),), (GRAPH.outputs[1],))
 
         text = (
@@ -332,7 +330,7 @@ class TestWhatIsRefusedAtLoad:
         )
         assert refusal(PaddedAxis("x", 0), graph=square) == f"model 'm', {text}"
 
-    def test_an_output_whose_free_axis_no_input_has_must_be_spoken_of(self) -> None:
+    def test_an_output_with_an_unrelated_free_axis_must_be_configured(self) -> None:
         graph = Signature(GRAPH.inputs, (replace(SAME, axes=("N", "Castsame_dim_1")), GRAPH.outputs[1]))
 
         text = "same: has a free axis of no input; name it if it is as long as a padded axis, or set {}"
@@ -340,7 +338,7 @@ class TestWhatIsRefusedAtLoad:
         for outputs in ({"same": 0}, {}):
             assert spec_of(replace(PADDED, outputs=outputs), graph=graph).signature is not None
 
-    def test_an_axis_without_a_name_must_say_what_is_cut_back(self) -> None:
+    def test_outputs_to_trim_must_be_configured_if_the_padded_axis_has_no_name(self) -> None:
         nameless = Signature((replace(IDS, axes=()),), (replace(SAME, axes=()),))
         padded = PaddedAxis("ids", 0)
 
@@ -349,7 +347,7 @@ class TestWhatIsRefusedAtLoad:
         assert spec_of(replace(padded, outputs={"same": 0}), graph=nameless).signature is not None
 
 
-class TestAMaskedModel:
+class TestMaskedModel:
     """One layer of masked attention, mean pooling and an output per token, in ONNX Runtime."""
 
     @pytest.fixture
@@ -358,7 +356,7 @@ class TestAMaskedModel:
         onnx.save(masked(width=16, hidden=32, vocabulary=50), path)
         return path
 
-    def test_its_axes_have_their_names(self, path: Path) -> None:
+    def test_axes_of_the_model_have_the_names_in_its_graph(self, path: Path) -> None:
         graph = onnx_backend.load(path, "cpu", {}).graph
 
         assert [spec.axes for spec in (*graph.inputs, *graph.outputs)] == [
@@ -366,7 +364,7 @@ class TestAMaskedModel:
         ]  # fmt: skip
 
     @pytest.mark.anyio
-    async def test_everyone_gets_what_they_get_alone_and_unpadded(self, path: Path) -> None:
+    async def test_padded_batches_give_the_same_answers_as_unpadded_single_requests(self, path: Path) -> None:
         rng = np.random.default_rng(5)
         sent = [rng.integers(0, 50, (rows, length)) for rows, length in ((1, 1), (2, 7), (1, 8), (3, 3), (1, 16))]
         plain = ModelSpec("plain", 1, path, policy=BatchPolicy(max_batch_rows=8, executor="thread"))
@@ -387,7 +385,7 @@ class TestAMaskedModel:
             np.testing.assert_allclose(padded_pooled, pooled, rtol=1e-4, atol=1e-5)
 
 
-def test_a_request_over_the_wire_may_leave_its_mask_out_and_is_remembered_so() -> None:
+def test_a_request_without_its_mask_is_decoded_with_a_remembered_layout() -> None:
     model, backend = model_of(PADDED)
     head = b'{"inputs":[{"name":"ids","shape":[1,3],"datatype":"INT64","parameters":{"binary_data_size":24}}]}'
     layouts = Layouts()
@@ -401,7 +399,7 @@ def test_a_request_over_the_wire_may_leave_its_mask_out_and_is_remembered_so() -
     assert [same.tolist() for same, _ in answers] == [[[number] * 3] for number in range(3)]
 
 
-def test_without_padding_a_model_has_none() -> None:
+def test_a_model_has_padding_only_if_it_is_configured() -> None:
     model, _ = model_of()
 
     assert model.padding is None

@@ -1,4 +1,4 @@
-"""Placement: what it has loaded is closed when nobody can be using it any more, and it leaves nothing behind."""
+"""Placement: its backends are closed once no binding can use them, and it leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def fake() -> FakeBackend:
 
 
 def placed(reopened: list[FakeBackend]) -> tuple[Placement, FakeBackend]:
-    """Give a Placement that loads again what is first in the list, or else says that it is lost."""
+    """Make a Placement that reloads the first backend of the list, or raises DeviceLost if there is none."""
 
     def reopen(_: int) -> FakeBackend:
         if not reopened:
@@ -37,7 +37,7 @@ def placed(reopened: list[FakeBackend]) -> tuple[Placement, FakeBackend]:
 
 
 @pytest.mark.parametrize("option", ["intra_op_thread_count", "TF_NUM_INTRA_THREADS"])
-def test_a_run_is_as_wide_as_the_threads_that_its_session_was_told_to_have(
+def test_the_width_of_a_run_is_the_configured_thread_count_of_its_session(
     option: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.batching.devices.device.usable_cpus", lambda: 8)
@@ -47,7 +47,7 @@ def test_a_run_is_as_wide_as_the_threads_that_its_session_was_told_to_have(
     assert at.share.width == 2
 
 
-def test_a_backend_that_was_replaced_is_closed_when_the_last_of_its_bindings_is_back() -> None:
+def test_a_replaced_backend_is_closed_when_its_last_binding_is_returned() -> None:
     new = fake()
     at, old = placed([new])
     first, second = at.bind(GRAPH, 8), at.bind(GRAPH, 8)
@@ -60,7 +60,7 @@ def test_a_backend_that_was_replaced_is_closed_when_the_last_of_its_bindings_is_
     assert new.closed
 
 
-def test_what_was_replaced_and_not_given_back_is_closed_at_the_end() -> None:
+def test_a_replaced_backend_with_outstanding_bindings_is_closed_with_the_placement() -> None:
     new = fake()
     at, old = placed([new])
     first, _ = at.bind(GRAPH, 8), at.bind(GRAPH, 8)
@@ -72,7 +72,7 @@ def test_what_was_replaced_and_not_given_back_is_closed_at_the_end() -> None:
     assert new.closed
 
 
-def test_a_binding_is_known_for_as_long_as_its_backend_is_there() -> None:
+def test_a_binding_is_bound_for_as_long_as_its_backend_is_open() -> None:
     at, old = placed([fake()])
     first, second = at.bind(GRAPH, 8), at.bind(GRAPH, 8)
     (third,) = at.rebind([first], GRAPH, 8)
@@ -83,7 +83,7 @@ def test_a_binding_is_known_for_as_long_as_its_backend_is_there() -> None:
     assert not at.is_bound(old, first)
 
 
-def test_one_that_cannot_be_loaded_again_keeps_what_it_has() -> None:
+def test_a_backend_that_cannot_be_reloaded_is_kept() -> None:
     at, old = placed([])
     lost = at.bind(GRAPH, 8)
 
@@ -98,8 +98,8 @@ def test_one_that_cannot_be_loaded_again_keeps_what_it_has() -> None:
 ON_GPU = replace(SPEC, instances=(InstanceGroup(1, ("cuda:0",)),))
 
 
-class TestOnOtherDevicesThanACpu:
-    def test_what_is_lost_is_closed_before_it_is_loaded_again_which_may_need_the_room(self) -> None:
+class TestGpuPlacement:
+    def test_a_lost_backend_is_closed_before_it_is_reloaded(self) -> None:
         old, new = fake(), fake()
         closed: list[bool] = []
 
@@ -115,7 +115,7 @@ class TestOnOtherDevicesThanACpu:
         assert at.backend is new
         assert at.bindings == made == new.bindings
 
-    def test_one_that_does_not_fit_leaves_nothing_and_is_loaded_when_it_does(self) -> None:
+    def test_a_reload_that_does_not_fit_leaves_no_binding_and_a_later_one_succeeds(self) -> None:
         new = [fake()]
         answers = [InferError(Code.OVERLOADED, "it does not fit"), None]
 
@@ -134,7 +134,7 @@ class TestOnOtherDevicesThanACpu:
         assert at.rebind(lost, GRAPH, 8) == new[0].bindings
         assert at.backend is new[0]
 
-    def test_a_second_binding_that_does_not_fit_leaves_no_first(self) -> None:
+    def test_a_reload_whose_second_binding_does_not_fit_leaves_no_binding(self) -> None:
         class Small(FakeBackend):
             most = 1
 
@@ -154,7 +154,7 @@ class TestOnOtherDevicesThanACpu:
         assert at.rebind(lost, GRAPH, 8) == small.bindings[1:]
 
 
-def test_it_leaves_the_limiter_also_where_a_later_one_can_never_run() -> None:
+def test_a_placement_leaves_the_rate_limiter_on_close_and_on_a_failed_load() -> None:
     devices = Devices(limiter := RateLimiter({("gpu", None): 4}))
     groups = [InstanceGroup(2, resources=(Resource("gpu", needed),)) for needed in (1, 9)]
 
@@ -168,7 +168,7 @@ def test_it_leaves_the_limiter_also_where_a_later_one_can_never_run() -> None:
     assert not limiter._claims
 
 
-def test_a_device_that_is_lost_for_the_process_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_device_lost_for_the_process_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     told: list[str] = []
     devices = Devices()
     devices.on_lost = lambda: told.append(devices.lost_reason)

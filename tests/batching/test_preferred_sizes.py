@@ -1,4 +1,4 @@
-"""Preferred sizes: how much of a line goes as one batch, against Triton's own loop."""
+"""Preferred sizes: how much of a queue runs as one batch, compared with Triton's own loop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.batching.scheduling.preferred_sizes import find_prefix
 
 
 def goes(rows: list[int], sizes: set[int], max_rows: int, *, over: bool = False) -> int:
-    """Give how many rows go now; 0 for none. `over`: the oldest has waited for the delay, which there is."""
+    """Return how many rows run now; 0 for none. `over`: the oldest request has waited for the queue delay."""
     seen = find_prefix(rows, sizes, max_rows)
     if seen.preferred_rows and not over:
         return seen.preferred_rows
@@ -25,23 +25,23 @@ def goes(rows: list[int], sizes: set[int], max_rows: int, *, over: bool = False)
         ([5, 3], 5), ([1, 2, 8], 3), ([], 0),
     ],
 )  # fmt: skip
-def test_two_and_six_of_at_most_eight(rows: list[int], now: int) -> None:
+def test_batches_with_preferred_sizes_2_and_6_and_a_maximum_of_8(rows: list[int], now: int) -> None:
     assert goes(rows, {2, 6}, 8) == now
 
 
 @pytest.mark.parametrize(
     ("rows", "now"), [([1], 1), ([3, 4], 7), ([1] * 7, 7), ([1] * 9, 8), ([3, 7], 3), ([5, 4], 5), ([7, 1, 1], 8)]
 )
-def test_when_the_delay_is_over_all_that_fits_goes(rows: list[int], now: int) -> None:
+def test_all_requests_that_fit_run_when_the_delay_is_over(rows: list[int], now: int) -> None:
     assert goes(rows, {2, 6}, 8, over=True) == now
 
 
-def test_a_request_without_rows_counts_for_one() -> None:
+def test_a_request_without_rows_counts_as_one_row() -> None:
     assert find_prefix([0] * 100, {4}, 8) == (4, 8, True)
 
 
 def tritons(rows: list[int], sizes: set[int], max_rows: int, *, delay: bool, over: bool) -> int:
-    """DynamicBatchScheduler::GetDynamicBatch, line by line: the rows that are sent, 0 where it waits."""
+    """DynamicBatchScheduler::GetDynamicBatch, line by line: the rows that run, 0 if it waits."""
     send_now = False
     best = pending = marked = 0
     cursor = 0
@@ -74,7 +74,7 @@ def tritons(rows: list[int], sizes: set[int], max_rows: int, *, delay: bool, ove
     ),
     st.booleans(),
 )
-def test_it_sends_what_triton_sends(case: tuple[int, list[int], set[int]], over: bool) -> None:
+def test_preferred_sizes_select_the_same_rows_as_triton(case: tuple[int, list[int], set[int]], over: bool) -> None:
     most, rows, sizes = case
 
     assert goes(rows, sizes, most, over=over) == tritons(rows, sizes, most, delay=True, over=over)

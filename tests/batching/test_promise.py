@@ -23,7 +23,7 @@ TARGET_NS = 20 * MS
 
 
 def promises_of(instances: int = 1) -> tuple[Promises, Lane]:
-    """Promises for one Lane whose batches of 8 rows take 1 ms."""
+    """Make Promises for one Lane whose batches of 8 rows take 1 ms."""
     lanes: dict[Key, Lane] = {KEY: Lane(KEY)}
     lane = lanes[KEY]
     lane.full_batch_rows, lane.full_batch_ns, lane.full_batch_p95_ns = 8, float(MS), float(MS)
@@ -33,7 +33,7 @@ def promises_of(instances: int = 1) -> tuple[Promises, Lane]:
 
 
 def promised_ns(promises: Promises, lane: Lane, now_ns: int = 0) -> int:
-    """What one more request would be promised, in nanoseconds from now."""
+    """The time that one more request would be promised, in nanoseconds from now."""
     request = fake_request(MODEL)
     request.enqueued_ns = request.start_ns = now_ns
     request.target_ns = 1 << 60
@@ -50,7 +50,7 @@ def batch_of(now_ns: int, cost_ns: float = MS) -> Batch:
 class TestMargin:
     @settings(max_examples=60, deadline=None)
     @given(st.lists(st.floats(-1e12, 1e12), max_size=200), st.integers(1, 10**10))
-    def test_it_stays_within_its_share_of_the_target_whatever_comes(self, late: list[float], target_ns: int) -> None:
+    def test_the_margin_stays_within_its_share_of_the_target(self, late: list[float], target_ns: int) -> None:
         margin = Margin()
         for each in late:
             margin.observe(each, target_ns)
@@ -59,7 +59,7 @@ class TestMargin:
 
     @settings(max_examples=20, deadline=None)
     @given(st.integers(0, 2**32), st.sampled_from((1_000, 100_000, 1_000_000)), st.booleans())
-    def test_nearly_all_are_answered_within_it(self, seed: int, scale_ns: int, early: bool) -> None:
+    def test_nearly_all_requests_are_answered_within_the_margin(self, seed: int, scale_ns: int, early: bool) -> None:
         margin, rng = Margin(), random.Random(seed)
         within = 0
         margins_ns = []
@@ -71,10 +71,10 @@ class TestMargin:
             margin.observe(late_ns, 100 * scale_ns)
 
         assert within / 4_000 >= QUANTILE - 0.015
-        # ln 100 is where 99 of 100 are below
+        # 99 of 100 values are below ln 100
         assert sum(margins_ns) / len(margins_ns) <= (3.0 if early else 5.5) * scale_ns
 
-    def test_one_answer_that_took_seconds_hardly_moves_it(self) -> None:
+    def test_one_very_late_answer_hardly_changes_the_margin(self) -> None:
         margin = Margin()
         for _ in range(100):
             margin.observe(100_000, TARGET_NS)
@@ -83,7 +83,7 @@ class TestMargin:
 
         assert margin.ns - before_ns < TARGET_NS / 50
 
-    def test_it_falls_again_when_answers_come_in_time(self) -> None:
+    def test_the_margin_decreases_when_answers_are_on_time(self) -> None:
         margin = Margin()
         for _ in range(200):
             margin.observe(4 * MS, TARGET_NS)
@@ -95,32 +95,32 @@ class TestMargin:
         assert margin.ns < 0.5 * MS
 
 
-class TestWhatWasPromised:
-    def test_an_idle_device_answers_when_a_batch_has_run(self) -> None:
+class TestPromise:
+    def test_an_idle_device_promises_an_answer_after_one_run(self) -> None:
         promises, lane = promises_of()
 
         assert promised_ns(promises, lane) == MS
 
-    def test_what_is_left_of_the_run_under_way_comes_first(self) -> None:
+    def test_the_remainder_of_the_current_run_is_added_to_the_promise(self) -> None:
         promises, lane = promises_of()
         promises.record_taken(batch_of(0), 0)
 
         assert [promised_ns(promises, lane, now_ns) for now_ns in (0, MS // 4, MS)] == [2 * MS, 7 * MS // 4, MS]
 
-    def test_a_run_that_is_late_is_taken_to_go_on_for_as_long_again(self) -> None:
+    def test_a_late_run_is_assumed_to_last_as_long_again(self) -> None:
         promises, lane = promises_of()
         promises.record_taken(batch_of(0), 0)
 
         assert promised_ns(promises, lane, 41 * MS) == 41 * MS
 
-    def test_one_late_run_holds_up_nobody_while_another_instance_is_in_time(self) -> None:
+    def test_one_late_run_does_not_delay_promises_while_another_instance_is_on_time(self) -> None:
         promises, lane = promises_of(instances=2)
         promises.record_taken(batch_of(0), 0)
         promises.record_taken(batch_of(40 * MS), 40 * MS)
 
         assert promised_ns(promises, lane, 41 * MS) == MS
 
-    def test_a_run_that_has_ended_does_not_count(self) -> None:
+    def test_a_finished_run_is_not_added_to_the_promise(self) -> None:
         promises, lane = promises_of()
         batch = batch_of(0, 50 * MS)
         promises.record_taken(batch, 0)
@@ -129,7 +129,7 @@ class TestWhatWasPromised:
         assert promised_ns(promises, lane, MS) == MS
 
     @pytest.mark.parametrize(("waiting", "batches"), [(0, 1), (7, 1), (8, 2), (15, 2), (16, 3)])
-    def test_a_request_runs_with_the_batch_that_it_fits(self, waiting: int, batches: int) -> None:
+    def test_a_request_is_promised_the_batch_that_it_fits(self, waiting: int, batches: int) -> None:
         promises, lane = promises_of()
         for _ in range(waiting):
             lane.add(fake_request(MODEL))
@@ -137,13 +137,13 @@ class TestWhatWasPromised:
 
         assert promised_ns(promises, lane) == batches * MS
 
-    def test_an_idle_instance_beside_a_busy_one_begins_at_once(self) -> None:
+    def test_an_idle_instance_beside_a_busy_one_starts_at_once(self) -> None:
         promises, lane = promises_of(instances=2)
         promises.record_taken(batch_of(0, 50 * MS), 0)
 
         assert promised_ns(promises, lane) == MS
 
-    def test_the_time_between_batches_is_learned_while_something_waits(self) -> None:
+    def test_the_time_between_batches_is_learned_while_requests_wait(self) -> None:
         promises, lane = promises_of()
         now_ns = 0
         for _ in range(200):
@@ -156,7 +156,7 @@ class TestWhatWasPromised:
         promises.record_taken(batch_of(now_ns), now_ns)
         assert promised_ns(promises, lane, now_ns) == pytest.approx(2.3 * MS, rel=0.01)
 
-    def test_the_time_that_nothing_waits_is_not_between_batches(self) -> None:
+    def test_time_without_waiting_requests_is_not_counted_as_time_between_batches(self) -> None:
         promises, _ = promises_of()
         for now_ns in range(0, 100 * MS, 10 * MS):
             batch = batch_of(now_ns)
@@ -165,7 +165,7 @@ class TestWhatWasPromised:
 
         assert promises.gap_ns == 0
 
-    def test_a_clock_read_before_the_end_of_a_batch_makes_no_time_negative(self) -> None:
+    def test_a_clock_read_before_the_end_of_a_batch_does_not_make_the_gap_negative(self) -> None:
         promises, _ = promises_of()
         for now_ns in range(0, 100 * MS, MS):
             batch = batch_of(now_ns)
@@ -175,7 +175,7 @@ class TestWhatWasPromised:
         assert promises.gap_ns == 0
 
     @given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=40))
-    def test_what_waits_is_the_sum_over_the_lanes(self, steps: list[tuple[int, bool]]) -> None:
+    def test_the_backlog_is_the_sum_over_all_lanes(self, steps: list[tuple[int, bool]]) -> None:
         promises, _ = promises_of()
         lanes = [Lane(((width,),)) for width in range(3)]
         for lane in lanes:
@@ -191,7 +191,7 @@ class TestWhatWasPromised:
         assert promises.backlog_ns == sum(-(-lane.rows // 4) * lane.full_batch_ns for lane in lanes)
 
 
-def test_an_idle_server_tries_once_in_a_while() -> None:
+def test_an_idle_server_periodically_accepts_a_request_that_it_would_reject_as_late() -> None:
     promises, lane = promises_of()
     tried = []
     for now_ns in range(0, 3 * PROBE_NS, PROBE_NS // 10):
@@ -208,7 +208,7 @@ def test_an_idle_server_tries_once_in_a_while() -> None:
 
 
 class TestOverlapping:
-    def test_what_was_taken_while_another_runs_is_behind_it_and_takes_nothing_of_its_time(self) -> None:
+    def test_a_batch_taken_during_a_run_is_promised_after_the_run_ends(self) -> None:
         promises, lane = promises_of()
         promises.record_taken(batch_of(0), 0)
         following = batch_of(MS // 2)
@@ -219,7 +219,7 @@ class TestOverlapping:
             5 * MS // 2, 2 * MS, 3 * MS // 2,
         ]  # fmt: skip
 
-    def test_between_two_of_them_nothing_passes(self) -> None:
+    def test_no_gap_is_measured_between_overlapping_batches(self) -> None:
         promises, _ = promises_of()
         promises.gap_ns = MS
         first, second = batch_of(0), batch_of(MS // 2)

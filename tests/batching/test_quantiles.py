@@ -13,7 +13,7 @@ QUANTILES = (0.0, 0.01, 0.5, 0.9, 0.99, 0.999, 1.0)
 
 
 def rank_errors(quantiles: Quantiles, values: np.ndarray[tuple[int], np.dtype[np.int64]], now_ns: int) -> list[float]:
-    """Give by how large a share of all values each quantile's rank is wrong."""
+    """Return the rank error of each quantile as a share of all values."""
     ordered = np.sort(values)
     errors = []
     for quantile, found in zip(QUANTILES, quantiles.at(QUANTILES, now_ns), strict=True):
@@ -25,7 +25,7 @@ def rank_errors(quantiles: Quantiles, values: np.ndarray[tuple[int], np.dtype[np
 
 
 @pytest.mark.parametrize("order", ["random", "rising", "falling", "alternating"])
-def test_ranks_are_as_right_as_is_promised(order: str) -> None:
+def test_rank_errors_stay_within_the_promised_bound(order: str) -> None:
     values = np.random.default_rng(1).integers(0, 10**9, 400_000)
     values = {
         "random": values,
@@ -41,7 +41,7 @@ def test_ranks_are_as_right_as_is_promised(order: str) -> None:
 
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=60))
-def test_few_values_are_exact(values: list[int]) -> None:
+def test_quantiles_of_few_values_are_exact(values: list[int]) -> None:
     quantiles = Quantiles(64)
     quantiles.add(np.array(values, np.int64), np.zeros(len(values), np.int64))
     ordered = sorted(values)
@@ -49,7 +49,7 @@ def test_few_values_are_exact(values: list[int]) -> None:
     assert quantiles.at((0.0, 0.5, 1.0), 0) == [ordered[0], ordered[-(-len(values) // 2) - 1], ordered[-1]]
 
 
-def test_no_level_holds_more_than_its_capacity() -> None:
+def test_no_level_of_a_sketch_holds_more_than_its_capacity() -> None:
     sketch = Sketch(16)
     for count in range(1, 200):
         sketch.add(np.arange(count))
@@ -60,7 +60,7 @@ def test_no_level_holds_more_than_its_capacity() -> None:
     assert len(values) <= 16 * 12
 
 
-def test_the_oldest_fifth_of_the_minute_is_forgotten_first() -> None:
+def test_the_oldest_fifth_of_the_minute_expires_first() -> None:
     quantiles = Quantiles(64)
     for window in range(WINDOWS):
         quantiles.add(np.array([window]), np.array([window]))
@@ -70,7 +70,7 @@ def test_the_oldest_fifth_of_the_minute_is_forgotten_first() -> None:
     assert quantiles.at((0.0,), 100 * WINDOW_NS) == [None]
 
 
-def test_values_of_several_fifths_may_come_together() -> None:
+def test_values_of_several_fifths_of_a_minute_may_be_added_together() -> None:
     quantiles = Quantiles(64)
     quantiles.add(np.array([1, 2, 3, 4]), np.array([0, 1, 0, 7]))
 

@@ -1,4 +1,4 @@
-"""Quarantine: who fails alone again and again runs apart, and harms no batch."""
+"""Quarantine: a request that fails alone repeatedly is run separately and harms no batch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NARROW = Signature((TensorSpec("x", "FP32", (-1, 4)),), (TensorSpec("y", "FP32",
 
 
 class Clock:
-    """The monotonic clock, which goes on by itself and may be put forward."""
+    """The monotonic clock, which the test may advance."""
 
     def __init__(self) -> None:
         self.ahead_ns = 0
@@ -51,7 +51,7 @@ def run(model: Model, backend: FakeBackend, *requests: InferRequest) -> list[Bat
 
 
 def runs_of(model: Model, backend: FakeBackend, *values: float) -> list[int]:
-    """Give the rows of the runs that a Batch of requests of one row and these values takes."""
+    """Return the rows of each run of a Batch of one-row requests with these values."""
     backend.runs.clear()
     run(model, backend, *requests_for(model, *values))
     return rows_run(backend)
@@ -69,8 +69,8 @@ def sum_unless_guilty(inputs: list[Any]) -> list[Any]:
     return [inputs[0].sum(axis=1)]
 
 
-class TestWhoFailsAgain:
-    def test_the_first_two_times_it_is_searched_for_and_then_it_runs_apart(self) -> None:
+class TestRepeatedFailures:
+    def test_a_failing_request_is_searched_for_twice_and_then_run_separately(self) -> None:
         model, backend = model_of()
 
         first, second, third = (runs_of(model, backend, 1, GUILTY, 2, 3) for _ in range(3))
@@ -80,7 +80,7 @@ class TestWhoFailsAgain:
         assert model.event_counts["quarantined"] == 1
         assert model.event_counts["batch_retries"] == len(first) + len(second) - 2
 
-    def test_all_of_its_batch_are_answered_and_it_fails_as_before(self) -> None:
+    def test_every_request_of_a_batch_with_a_quarantined_one_is_answered(self) -> None:
         model, backend = model_of()
         guilty_of(model, backend, GUILTY)
         requests = requests_for(model, 1, GUILTY, 2)
@@ -92,14 +92,14 @@ class TestWhoFailsAgain:
         assert requests[1].error is not None
         assert requests[1].error.message == "a guilty row"
 
-    def test_of_several_each_runs_by_itself(self) -> None:
+    def test_each_of_several_quarantined_requests_runs_by_itself(self) -> None:
         model, backend = model_of(lambda inputs: [inputs[0], *sum_unless_guilty(inputs)])
         guilty_of(model, backend, GUILTY, OTHER)
 
         assert runs_of(model, backend, GUILTY, 1, OTHER, GUILTY, 2) == [2, 1, 1, 1]
         assert runs_of(model, backend, OTHER, GUILTY) == [1, 1]
 
-    def test_one_that_fails_for_the_first_time_is_found_beside_it(self) -> None:
+    def test_a_newly_failing_request_is_found_beside_a_quarantined_one(self) -> None:
         model, backend = model_of(lambda inputs: [inputs[0], *sum_unless_guilty(inputs)])
         guilty_of(model, backend, GUILTY)
         requests = requests_for(model, 1, OTHER, GUILTY, 2)
@@ -108,7 +108,7 @@ class TestWhoFailsAgain:
 
         assert [request.error is None for request in requests] == [True, False, False, True]
 
-    def test_it_is_no_longer_known_once_it_is_served(self) -> None:
+    def test_a_quarantined_request_that_succeeds_leaves_quarantine(self) -> None:
         faulty = [True]
 
         def now_and_then(inputs: list[Any]) -> list[Any]:
@@ -121,7 +121,7 @@ class TestWhoFailsAgain:
         assert runs_of(model, backend, 1, GUILTY) == [1, 1]
         assert runs_of(model, backend, 1, GUILTY) == [2]
 
-    def test_a_minute_after_it_failed_last_it_is_no_longer_known(self, clock: Clock) -> None:
+    def test_a_request_leaves_quarantine_a_minute_after_its_last_failure(self, clock: Clock) -> None:
         model, backend = model_of()
         guilty_of(model, backend, GUILTY)
         clock.ahead_ns += RETENTION_NS - 1_000_000_000
@@ -133,7 +133,7 @@ class TestWhoFailsAgain:
         assert runs_of(model, backend, 1, GUILTY)[0] == 2
         assert not model.quarantine.known
 
-    def test_twice_in_more_than_a_minute_is_not_again(self, clock: Clock) -> None:
+    def test_two_failures_more_than_a_minute_apart_do_not_quarantine_a_request(self, clock: Clock) -> None:
         model, backend = model_of()
         run(model, backend, *requests_for(model, GUILTY))
         clock.ahead_ns += RETENTION_NS
@@ -141,7 +141,7 @@ class TestWhoFailsAgain:
 
         assert not model.quarantine.known
 
-    def test_who_fails_once_costs_the_others_nothing(self) -> None:
+    def test_requests_that_fail_once_are_not_quarantined(self) -> None:
         model, backend = model_of(lambda inputs: [inputs[0], *sum_unless_guilty(inputs)])
         for value in range(10 * MAX_FINGERPRINTS):
             run(model, backend, *requests_for(model, OTHER - value))
@@ -149,7 +149,7 @@ class TestWhoFailsAgain:
         assert not model.quarantine.known
         assert len(model.quarantine._failed_once) == MAX_FINGERPRINTS
 
-    def test_the_earliest_are_forgotten_for_the_latest(self) -> None:
+    def test_the_oldest_quarantined_requests_are_forgotten_first(self) -> None:
         model, backend = model_of(lambda inputs: [inputs[0], *sum_unless_guilty(inputs)])
         guilty = [OTHER - value for value in range(MAX_FINGERPRINTS + 1)]
         for value in guilty:
@@ -159,7 +159,7 @@ class TestWhoFailsAgain:
         assert runs_of(model, backend, 1, guilty[1]) == [1, 1]
         assert runs_of(model, backend, 1, guilty[0])[0] == 2
 
-    def test_a_lost_device_leaves_unanswered_who_has_not_run(self) -> None:
+    def test_a_lost_device_leaves_requests_that_have_not_run_unanswered(self) -> None:
         model, backend = model_of()
         guilty_of(model, backend, GUILTY)
         requests = requests_for(model, 1, GUILTY, BROKEN, GUILTY, 2)
@@ -171,7 +171,7 @@ class TestWhoFailsAgain:
         assert not lost.value.finished
         assert lost.value.remaining.requests == [requests[0], requests[2], requests[4], requests[1], requests[3]]
 
-    def test_who_is_stopped_is_searched_for_each_time_so_that_few_runs_take_the_whole_limit(self) -> None:
+    def test_stopped_requests_are_searched_for_each_time_to_limit_the_number_of_stopped_runs(self) -> None:
         def hang(inputs: list[Any]) -> list[Any]:
             if (inputs[0] == GUILTY).any():
                 raise RunStopped(Code.EXPIRED, "stopped")
@@ -188,7 +188,7 @@ class TestWhoFailsAgain:
 
     @settings(max_examples=50, deadline=None)
     @given(st.lists(st.lists(st.tuples(st.sampled_from([GUILTY, OTHER, 1, 2, 3]), st.integers(1, 3)), min_size=1)))
-    def test_whatever_comes_each_request_has_its_own_end_and_one(self, batches: list[list[tuple[float, int]]]) -> None:
+    def test_every_request_ends_exactly_once_with_its_own_result(self, batches: list[list[tuple[float, int]]]) -> None:
         model, backend = model_of(lambda inputs: [inputs[0], *sum_unless_guilty(inputs)])
         for batch in batches:
             requests = [fake_request(model, rows, value=value) for value, rows in batch]
@@ -201,8 +201,8 @@ class TestWhoFailsAgain:
                 assert request.error is not None or outputs_of(request) == [[[value] * 4] * rows, [4 * value] * rows]
 
 
-class TestWithTwoUnderWay:
-    def test_a_batch_with_one_that_is_known_runs_in_parts_when_the_other_has_ended(self) -> None:
+class TestTwoBatchesInFlight:
+    def test_a_batch_with_a_quarantined_request_runs_in_parts_after_the_current_batch_ends(self) -> None:
         def faulty(inputs: list[Any]) -> list[Any]:
             sum_unless_guilty(inputs)
             return [inputs[0]]
@@ -218,7 +218,7 @@ class TestWithTwoUnderWay:
             assert [rows for what, _, rows in house.stream.events if what == "begin"] == [1, 2, 1]
 
 
-class TestLooks:
+class TestFingerprints:
     def looks(self, *arrays: Array | None) -> list[int | None]:
         model, _ = model_of()
         looks = []
@@ -228,32 +228,32 @@ class TestLooks:
             looks.append(fingerprint(request))
         return looks
 
-    def test_requests_of_the_same_inputs_look_the_same(self) -> None:
+    def test_requests_with_equal_inputs_have_equal_fingerprints(self) -> None:
         values = np.arange(8, dtype=np.float32).reshape(2, 4)
         same, strided = values.copy(), np.repeat(values, 2, axis=1)[:, ::2]
 
         assert len(set(self.looks(values, same, strided))) == 1
 
-    def test_others_do_not(self) -> None:
+    def test_requests_with_different_inputs_have_different_fingerprints(self) -> None:
         words = [np.array([word], object) for word in (b"a", b"b", b"")]
         numbers = [np.array([number], np.int64) for number in (1, 2)]
 
         assert len(set(self.looks(*words, *numbers, None))) == 6
 
-    def test_nor_do_those_of_other_shapes(self) -> None:
+    def test_requests_with_different_shapes_have_different_fingerprints(self) -> None:
         model, _ = model_of()
         requests = [fake_request(model, key=key) for key in (((4,),), ((2, 2),))]
 
         assert len(set(map(fingerprint, requests))) == 2
 
-    def test_of_a_large_input_a_part_is_looked_at_from_its_start_to_its_end(self) -> None:
+    def test_a_large_input_is_sampled_from_its_start_to_its_end(self) -> None:
         values = np.zeros((100, 3 * SAMPLED_VALUES), np.float32)
         ends = values.copy()
         ends[-1] = 1
 
         assert len(set(self.looks(values, values.copy(), ends))) == 2
 
-    def test_what_lies_on_a_device_is_not_looked_at(self) -> None:
+    def test_an_input_on_a_device_has_no_fingerprint(self) -> None:
         request = fake_request(model_of()[0])
         request.inputs = [DeviceArray.__new__(DeviceArray)]  # type: ignore[list-item]
 

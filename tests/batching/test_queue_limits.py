@@ -1,4 +1,4 @@
-"""Room: how much a queue takes where nothing is said, and that what is said stands."""
+"""Queue limits: the defaults, and that configured limits apply."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def image(rows: int = 1, row_bytes: int = IMAGE) -> InferRequest:
 
 
 def taken_in(scheduler: Scheduler, most: int = 3000, **kind: int) -> int:
-    """How many requests of a kind wait when the next one is refused."""
+    """Return how many requests of a kind wait when the next one is rejected."""
     for count in range(most):
         try:
             scheduler.add(image(**kind))
@@ -51,31 +51,31 @@ def taken_in(scheduler: Scheduler, most: int = 3000, **kind: int) -> int:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=["a line", "levels"])
-class TestNothingSaid:
-    def test_images_of_four_full_batches_wait(self, kind: dict[str, Any]) -> None:
+class TestDefaultLimits:
+    def test_four_full_batches_of_images_fit_in_the_queue(self, kind: dict[str, Any]) -> None:
         assert taken_in(scheduler_of(**kind)) == 4 * 256
 
-    def test_large_batches_have_room_in_rows(self, kind: dict[str, Any]) -> None:
+    def test_the_row_limit_grows_with_the_maximum_batch_size(self, kind: dict[str, Any]) -> None:
         assert taken_in(scheduler_of(max_batch_rows=512, **kind), row_bytes=16) == 4 * 512
 
-    def test_64_clients_that_send_full_batches_each_are_no_overload(self, kind: dict[str, Any]) -> None:
+    def test_full_batches_of_64_clients_fit_in_the_queue(self, kind: dict[str, Any]) -> None:
         assert taken_in(scheduler_of(max_batch_rows=64, **kind), rows=64, row_bytes=16) == 64
 
-    def test_so_many_small_requests_are_one(self, kind: dict[str, Any]) -> None:
+    def test_small_requests_are_limited_to_the_minimum_row_limit(self, kind: dict[str, Any]) -> None:
         assert taken_in(scheduler_of(max_batch_rows=64, **kind), row_bytes=16) == MIN_ROWS
 
-    def test_one_model_takes_its_share_of_the_memory_and_no_more(self, kind: dict[str, Any]) -> None:
+    def test_one_models_queue_takes_at_most_its_share_of_memory(self, kind: dict[str, Any]) -> None:
         assert taken_in(scheduler_of(8 * GIB, **kind)) == 8 * GIB // MEMORY_FRACTION // IMAGE
 
     @pytest.mark.parametrize("memory_bytes", [0, GIB])
-    def test_little_memory_leaves_the_least(self, kind: dict[str, Any], memory_bytes: int) -> None:
+    def test_the_minimum_byte_limit_applies_if_memory_is_small(self, kind: dict[str, Any], memory_bytes: int) -> None:
         assert taken_in(scheduler_of(memory_bytes, **kind)) == MIN_BYTES // IMAGE
 
-    def test_small_batches_leave_the_least(self, kind: dict[str, Any]) -> None:
+    def test_the_minimum_limits_apply_if_batches_are_small(self, kind: dict[str, Any]) -> None:
         assert taken_in(scheduler_of(max_batch_rows=1, **kind)) == MIN_BYTES // IMAGE
         assert taken_in(scheduler_of(max_batch_rows=1, **kind), row_bytes=16) == MIN_ROWS
 
-    def test_rows_count_as_large_as_the_largest_that_have_come(self, kind: dict[str, Any]) -> None:
+    def test_rows_are_limited_by_count_after_large_rows_have_arrived(self, kind: dict[str, Any]) -> None:
         scheduler = scheduler_of(**kind)
         scheduler.add(image(256))
         large = taken_in(scheduler, 400)
@@ -83,7 +83,7 @@ class TestNothingSaid:
 
         assert (large, small) == (400, MIN_ROWS - 1 - 400)
 
-    def test_one_that_is_larger_than_the_least_leaves_room_for_others(self, kind: dict[str, Any]) -> None:
+    def test_a_request_larger_than_the_minimum_limit_leaves_room_for_more(self, kind: dict[str, Any]) -> None:
         scheduler = scheduler_of(max_batch_rows=2, **kind)
         scheduler.add(image(2, MIN_BYTES))
 
@@ -96,14 +96,16 @@ class TestNothingSaid:
     ("said", "waiting"),
     [({"max_queue_rows": 3}, 3), ({"max_queue_bytes": 5 * IMAGE}, 5), ({"max_queue_rows": 2000}, 2000)],
 )
-def test_what_is_said_stands(kind: dict[str, Any], said: dict[str, int], waiting: int) -> None:
+def test_configured_queue_limits_override_the_defaults(
+    kind: dict[str, Any], said: dict[str, int], waiting: int
+) -> None:
     scheduler = scheduler_of(**kind, **said)
     scheduler.limits.adapt_max_nbytes(image(1, GIB))
 
     assert taken_in(scheduler, row_bytes=IMAGE if "max_queue_bytes" in said else 16) == waiting
 
 
-def test_requests_without_rows_and_models_without_batches_have_room() -> None:
+def test_requests_without_rows_and_models_without_batches_have_default_limits() -> None:
     room = QueueLimits(BatchPolicy(max_batch_rows=0), 128 * GIB)
 
     assert (room.max_rows, room.adapt_max_nbytes(image(0))) == (MIN_ROWS, MIN_BYTES)
@@ -118,10 +120,10 @@ class TestMemory:
         (tmp_path / "proc/self/cgroup").write_text("0::/a/b\n")
         return tmp_path / "proc"
 
-    def test_is_the_machines_where_nothing_limits_it(self, proc: Path, tmp_path: Path) -> None:
+    def test_usable_memory_is_the_machines_if_no_cgroup_limits_it(self, proc: Path, tmp_path: Path) -> None:
         assert usable_bytes(proc, tmp_path / "none") == 4096 * 1024
 
-    def test_is_what_the_tightest_cgroup_allows(self, proc: Path, tmp_path: Path) -> None:
+    def test_usable_memory_is_what_the_tightest_cgroup_allows(self, proc: Path, tmp_path: Path) -> None:
         for folder, limit in (("", "max"), ("a", "1000"), ("a/b", "2000")):
             (tmp_path / "cgroup" / folder).mkdir(parents=True, exist_ok=True)
             (tmp_path / "cgroup" / folder / "memory.max").write_text(f"{limit}\n")
@@ -130,7 +132,9 @@ class TestMemory:
         assert limit_bytes(tmp_path / "cgroup", "0::/\n") is None
 
     @pytest.mark.parametrize("text", ["", "MemTotal: max kB\n", "MemTotal:\n"])
-    def test_is_not_known_where_nobody_says(self, proc: Path, tmp_path: Path, text: str) -> None:
+    def test_usable_memory_is_unknown_if_the_system_does_not_report_it(
+        self, proc: Path, tmp_path: Path, text: str
+    ) -> None:
         (proc / "meminfo").write_text(text)
 
         assert usable_bytes(proc, tmp_path / "none") == usable_bytes(tmp_path / "none", tmp_path / "none") == 0

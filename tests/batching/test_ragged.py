@@ -1,4 +1,4 @@
-"""Ragged batches: flat inputs, what the model is told about them, flat outputs, and shape tensors."""
+"""Ragged batches: flat inputs, batch inputs that describe them, flat outputs, and shape tensors."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def run(model: Model, backend: FakeBackend, *requests: InferRequest) -> list[Arr
 
 
 def told_of(kind: str, *shapes: tuple[int, ...], datatype: str = "INT32") -> Array:
-    """Run one batch and give what the model was told about it."""
+    """Run one batch. Returns: the batch input that the model received."""
     source = replace(RAGGED_INPUT, shape=(-1,) * (len(shapes[0]) - 1))
     rows = sum(shape[0] for shape in shapes)
     graph = graph_of(told_input(kind, datatype))
@@ -79,7 +79,7 @@ def told_of(kind: str, *shapes: tuple[int, ...], datatype: str = "INT32") -> Arr
     return array
 
 
-class TestWhatTheModelIsTold:
+class TestBatchInputs:
     SHAPES = ((1, 2), (1, 4), (1, 1), (1, 3))
 
     @pytest.mark.parametrize(
@@ -91,25 +91,25 @@ class TestWhatTheModelIsTold:
             ("BATCH_MAX_ELEMENT_COUNT_AS_SHAPE", [0, 0, 0, 0]),
         ],
     )
-    def test_counts_are_those_of_the_requests(self, kind: str, values: list[int]) -> None:
+    def test_batch_inputs_count_the_elements_of_each_request(self, kind: str, values: list[int]) -> None:
         assert told_of(kind, *self.SHAPES).tolist() == values
 
-    def test_shapes_are_those_of_the_items(self) -> None:
+    def test_batch_inputs_give_the_shape_of_each_item(self) -> None:
         shapes = ((2, 1, 2), (1, 1, 2), (1, 2, 2))
 
         assert told_of("BATCH_ITEM_SHAPE", *shapes).tolist() == [[1, 2], [1, 2], [1, 2], [2, 2]]
         assert told_of("BATCH_ITEM_SHAPE_FLATTEN", *shapes).tolist() == [1, 2, 1, 2, 1, 2, 2, 2]
 
     @pytest.mark.parametrize("datatype", ["INT32", "FP32"])
-    def test_they_have_the_datatype_that_is_declared(self, datatype: str) -> None:
+    def test_a_batch_input_has_its_declared_datatype(self, datatype: str) -> None:
         assert told_of("BATCH_ELEMENT_COUNT", (1, 2), datatype=datatype).dtype == np.dtype(
             {"INT32": "int32", "FP32": "float32"}[datatype]
         )
 
-    def test_the_rows_of_a_request_count_as_its_elements(self) -> None:
+    def test_the_rows_of_a_request_count_toward_its_elements(self) -> None:
         assert told_of("BATCH_ELEMENT_COUNT", (3, 2), (1, 5)).tolist() == [6, 5]
 
-    def test_shapes_are_those_after_a_reshape(self) -> None:
+    def test_item_shapes_are_those_after_a_reshape(self) -> None:
         source = TensorSpec("r", "FP32", (-1, 4), reshape=(-1, 2, 2), ragged=True)
         graph = graph_of(told_input("BATCH_ITEM_SHAPE"))
         model, backend = model_of(
@@ -119,7 +119,7 @@ class TestWhatTheModelIsTold:
         assert array is not None
         assert array.tolist() == [[3, 2, 2]]
 
-    def test_clients_need_not_send_it_and_do_not_see_it(self) -> None:
+    def test_a_batch_input_is_not_in_the_clients_signature(self) -> None:
         done = complete(spec_of(told("BATCH_ELEMENT_COUNT")), graph_of(told_input("BATCH_ELEMENT_COUNT")))
 
         assert done.signature is not None
@@ -128,18 +128,18 @@ class TestWhatTheModelIsTold:
         assert [(each.name, each.shape) for each in done.binding_signature.inputs] == [("r", (-1,)), ("told", (-1,))]
 
 
-class TestWhatSharesABatch:
-    def test_requests_of_any_shape_have_one_key(self) -> None:
+class TestSharedBatches:
+    def test_ragged_requests_of_any_shape_share_a_key(self) -> None:
         model, _ = model_of(spec_of(), graph_of(), list)
 
         assert ragged_request(model, 1, 3).key == ragged_request(model, 2, 7).key == (RAGGED,)
 
-    def test_the_shape_must_fit_the_dims_all_the_same(self) -> None:
+    def test_the_shape_of_a_ragged_input_must_match_its_dims(self) -> None:
         model, _ = model_of(spec_of(source=replace(RAGGED_INPUT, shape=(4,))), graph_of(), list)
         with pytest.raises(InferError, match=r"Expected \[-1,4\], got \[1,3\]"):
             ragged_request(model, 1, 3)
 
-    def test_one_guilty_request_fails_alone(self) -> None:
+    def test_one_invalid_request_of_a_ragged_batch_fails_alone(self) -> None:
         def picky(inputs: list[Any]) -> list[Any]:
             if (inputs[0] < 0).any():
                 raise InferError(Code.INVALID, "negative")
@@ -162,7 +162,7 @@ class TestFlatOutputs:
         said = spec_of(outputs=(output,), batch_outputs=(BatchTensor("y", SCATTER, "", ("r",)),))
         return model_of(said, Signature((FLAT,), (TensorSpec("y", "FP32", (-1,)),)), function)
 
-    def test_everyone_gets_what_stands_at_their_elements(self) -> None:
+    def test_each_request_gets_the_part_of_a_flat_output_at_its_own_elements(self) -> None:
         model, backend = self.scattering(lambda inputs: [inputs[0] * 2])
         requests = [ragged_request(model, 1, size, start=size) for size in (2, 4, 1)]
 
@@ -172,7 +172,7 @@ class TestFlatOutputs:
             [[4, 6]], [[8, 10, 12, 14]], [[2]],
         ]  # fmt: skip
 
-    def test_fixed_dims_are_the_outputs_own(self) -> None:
+    def test_fixed_dims_of_a_flat_output_are_kept(self) -> None:
         model, backend = self.scattering(lambda inputs: [np.repeat(inputs[0], 3)], (-1, 3))
         request = ragged_request(model, 2, 2)
 
@@ -180,7 +180,7 @@ class TestFlatOutputs:
 
         assert [output.shape for output in request.outputs or []] == [(2, 2, 3)]
 
-    def test_a_wrong_number_of_elements_is_the_models_error(self) -> None:
+    def test_a_wrong_number_of_output_elements_is_an_internal_error(self) -> None:
         model, backend = self.scattering(lambda inputs: [inputs[0][1:]])
         requests = [ragged_request(model, 1, 2), ragged_request(model, 1, 3)]
         with pytest.raises(InferError) as caught:
@@ -192,7 +192,7 @@ class TestFlatOutputs:
 
     @settings(max_examples=60, deadline=None)
     @given(st.lists(st.lists(st.integers(0, 4), min_size=2, max_size=2).map(tuple), min_size=1, max_size=5))
-    def test_a_shared_run_gives_what_each_would_get_alone(self, shapes: list[tuple[int, ...]]) -> None:
+    def test_a_ragged_batch_gives_each_request_the_same_answer_as_alone(self, shapes: list[tuple[int, ...]]) -> None:
         rows = sum(shape[0] for shape in shapes)
         if rows > 16:
             return
@@ -211,7 +211,7 @@ class TestFlatOutputs:
             assert one.outputs[0].shape == one.inputs[0].shape  # type: ignore[union-attr]
 
 
-class TestWhatIsRefused:
+class TestRefusedConfigurations:
     @pytest.mark.parametrize(
         ("spec", "graph", "text"),
         [
@@ -296,12 +296,12 @@ class TestWhatIsRefused:
             ),
         ],
     )
-    def test_it_is_refused_at_load(self, spec: ModelSpec, graph: Signature, text: str) -> None:
+    def test_invalid_ragged_configurations_are_refused(self, spec: ModelSpec, graph: Signature, text: str) -> None:
         with pytest.raises(InferError) as caught:
             complete(spec, graph)
         assert (caught.value.code, caught.value.message) == (Code.INVALID, text)
 
-    def test_every_kind_of_triton_is_known(self) -> None:
+    def test_every_kind_of_batch_input_of_triton_is_supported(self) -> None:
         assert len(KINDS) == 6
 
 
@@ -330,14 +330,14 @@ class TestShapeTensors:
         request.key = values_key(request)
         return request
 
-    def test_a_key_has_the_values_but_the_first(self) -> None:
+    def test_a_key_contains_the_values_of_a_shape_tensor_except_the_first(self) -> None:
         model, _ = self.model()
 
         assert self.request(model, 1, 1, 4, 6).key == self.request(model, 2, 2, 4, 6).key == ((4,), (4, 6))
         assert self.request(model, 1, 1, 4, 7).key == ((4,), (4, 7))
         assert self.request(model, 1, 1, 0, 7).key != self.request(model, 1, 1, 0, 8).key
 
-    def test_the_model_gets_them_once_with_the_rows_of_all(self) -> None:
+    def test_the_model_gets_a_shape_tensor_once_with_the_rows_of_the_whole_batch(self) -> None:
         model, backend = self.model()
 
         _, values = run(model, backend, self.request(model, 1, 1, 4, 6), self.request(model, 2, 2, 4, 6))
@@ -345,7 +345,7 @@ class TestShapeTensors:
         assert values is not None
         assert values.tolist() == [3, 4, 6]
 
-    def test_the_first_must_be_the_requests_own_rows(self) -> None:
+    def test_the_first_value_of_a_shape_tensor_must_be_the_requests_rows(self) -> None:
         model, _ = self.model()
         with pytest.raises(InferError) as caught:
             self.request(model, 2, 1, 4, 6)
@@ -355,12 +355,12 @@ class TestShapeTensors:
         )
 
     @pytest.mark.parametrize("values", [(1, 4), (1, 4, 6, 8), ()])
-    def test_their_number_is_checked(self, values: tuple[int, ...]) -> None:
+    def test_the_number_of_values_in_a_shape_tensor_is_checked(self, values: tuple[int, ...]) -> None:
         model, _ = self.model()
         with pytest.raises(InferError, match="unexpected shape for input 'v'"):
             self.request(model, 1, *values)
 
-    def test_without_rows_they_go_as_they_are(self) -> None:
+    def test_a_shape_tensor_of_a_model_without_rows_is_passed_unchanged(self) -> None:
         graph = Signature((TensorSpec("x", "FP32", (4,)), TensorSpec("v", "INT64", (2,))), (replace(X, name="y"),))
         model, _ = self.model(graph=graph, rows=0)
 
@@ -376,12 +376,12 @@ class TestShapeTensors:
             (VALUES, (3, 2), "it must be a list of values"),
         ],
     )
-    def test_what_cannot_be_is_refused_at_load(self, values: TensorSpec, shape: tuple[int, ...], text: str) -> None:
+    def test_invalid_shape_tensors_are_refused(self, values: TensorSpec, shape: tuple[int, ...], text: str) -> None:
         graph = Signature((self.GRAPH.inputs[0], TensorSpec("v", values.datatype, shape)), self.GRAPH.outputs)
         with pytest.raises(InferError, match=text):
             self.model(values, graph)
 
-    def test_a_batched_model_needs_rows_from_somewhere(self) -> None:
+    def test_a_batched_model_with_only_shape_tensors_is_refused(self) -> None:
         said = ModelSpec(
             "m", 1, Path("m"), inputs=(VALUES,), outputs=(replace(X, name="y"),), policy=BatchPolicy(max_batch_rows=8)
         )

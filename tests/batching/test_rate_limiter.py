@@ -1,4 +1,4 @@
-"""RateLimiter: who runs next by resources and by how often each has run. No threads but where it says so, no clock."""
+"""RateLimiter: which Instance runs next, by resources and by past runs. No threads unless noted, no clock."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.batching.spec import Resource
 
 @dataclass(eq=False)
 class Puppet:
-    """A Waiter that only notes that it has its turn."""
+    """A Waiter that only counts its turns."""
 
     turns: int = 0
 
@@ -41,14 +41,14 @@ def asks(limiter: RateLimiter, claim: Claim) -> Puppet:
 
 
 def runs(limiter: RateLimiter, claim: Claim) -> None:
-    """Let it run once, on resources that are free."""
+    """Run an Instance once, on free resources."""
     assert asks(limiter, claim).turns == 1
     limiter.begin_batch(claim, 0)
     limiter.end_turn(claim, 0, 0, more=False)
 
 
 def order(limiter: RateLimiter, claims: Mapping[str, Claim], count: int) -> str:
-    """Tell who runs in which order when all always have more to run, one at a time."""
+    """Return the order of runs, one at a time, when every Instance always has more work."""
     puppets = {name: asks(limiter, claim) for name, claim in claims.items()}
     ran = ""
     for _ in range(count):
@@ -64,7 +64,7 @@ def order(limiter: RateLimiter, claims: Mapping[str, Claim], count: int) -> str:
 
 
 class TestResources:
-    def test_without_being_stated_there_is_as_much_as_the_instance_that_needs_most(self) -> None:
+    def test_a_resource_without_a_limit_has_as_many_units_as_the_largest_need(self) -> None:
         limiter = RateLimiter()
         big, *small = (joins(limiter, R1=count) for count in (4, 2, 2, 1))
         turns = [asks(limiter, claim).turns for claim in small]
@@ -72,7 +72,7 @@ class TestResources:
         assert turns == [1, 1, 0]
         assert asks(limiter, big).turns == 0
 
-    def test_an_instance_holds_all_that_it_needs_or_nothing(self) -> None:
+    def test_an_instance_holds_all_of_its_resources_or_none(self) -> None:
         limiter = RateLimiter()
         holder, both, other = joins(limiter, R1=1), joins(limiter, R1=1, R2=1), joins(limiter, R2=1)
         asks(limiter, holder)
@@ -82,20 +82,20 @@ class TestResources:
         assert waits.turns == 0
         assert asks(limiter, other).turns == 1
 
-    def test_each_device_has_its_own(self) -> None:
+    def test_each_device_has_its_own_resources(self) -> None:
         limiter = RateLimiter()
         turns = [asks(limiter, joins(limiter, device=device, R1=1)).turns for device in ("cuda:0", "cuda:1", "cuda:1")]
 
         assert turns == [1, 1, 0]
 
-    def test_a_global_one_is_the_same_on_every_device(self) -> None:
+    def test_a_global_resource_is_shared_by_all_devices(self) -> None:
         limiter = RateLimiter()
         shared = (Resource("R1", 1, shared=True),)
         turns = [asks(limiter, limiter.join(device, shared, 1)).turns for device in ("cuda:0", "cuda:1")]
 
         assert turns == [1, 0]
 
-    def test_the_cpu_has_the_number_of_the_first_gpu(self) -> None:
+    def test_the_cpu_has_the_device_number_of_the_first_gpu(self) -> None:
         assert [device_number(device) for device in ("cpu", "cuda:0", "cuda:12")] == [0, 0, 12]
 
     @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ class TestResources:
             ({("R1", 0): 2, ("R1", None): 1}, 2),
         ],
     )
-    def test_too_little_is_refused_in_tritons_words(
+    def test_a_resource_limit_below_an_instances_need_is_refused_in_tritons_words(
         self, stated: dict[tuple[str, int | None], int], limit: int
     ) -> None:
         limiter = RateLimiter(stated)
@@ -120,20 +120,20 @@ class TestResources:
 
         assert refused.value.code is Code.INVALID
 
-    def test_what_is_stated_for_a_device_goes_before_what_is_stated_for_all_if_it_is_more(self) -> None:
+    def test_a_device_specific_limit_overrides_a_general_one_if_it_is_larger(self) -> None:
         limiter = RateLimiter({("R1", None): 1, ("R1", 1): 2})
         turns = [asks(limiter, joins(limiter, device=device, R1=1)).turns for device in ["cuda:0"] * 2 + ["cuda:1"] * 3]
 
         assert turns == [1, 0, 1, 1, 0]
 
-    def test_of_a_global_one_there_is_what_is_stated_whatever_the_device(self) -> None:
+    def test_a_global_resource_has_its_configured_limit_on_every_device(self) -> None:
         limiter = RateLimiter({("R1", 7): 2})
         shared = (Resource("R1", 1, shared=True),)
 
         assert [asks(limiter, limiter.join("cpu", shared, 1)).turns for _ in range(3)] == [1, 1, 0]
 
     @pytest.mark.parametrize("first_shared", [True, False])
-    def test_a_resource_is_global_or_not_for_everybody(self, first_shared: bool) -> None:
+    def test_a_resource_is_either_global_or_device_specific_for_all_models(self, first_shared: bool) -> None:
         limiter = RateLimiter()
         first = limiter.join("cpu", (Resource("R2", 1, first_shared),), 1)
         text = 'Resource "R2" is present as both global and device-specific resource in the model configuration.'
@@ -143,25 +143,25 @@ class TestResources:
 
         limiter.join("cpu", (Resource("R2", 1, not first_shared),), 1)
 
-    def test_one_instance_cannot_have_it_both_ways(self) -> None:
+    def test_one_instance_cannot_need_a_resource_both_globally_and_per_device(self) -> None:
         with pytest.raises(InferError, match="both global and device-specific"):
             RateLimiter().join("cpu", (Resource("R", 1), Resource("R", 1, shared=True)), 1)
 
-    def test_one_that_is_refused_leaves_nothing_behind(self) -> None:
+    def test_a_refused_instance_leaves_nothing_behind(self) -> None:
         limiter = RateLimiter({("R1", None): 2})
         with pytest.raises(InferError, match="limited to 2"):
             joins(limiter, R1=4)
 
         assert [asks(limiter, joins(limiter, R1=1)).turns for _ in range(3)] == [1, 1, 0]
 
-    def test_with_the_one_that_needs_most_goes_what_only_it_has_brought(self) -> None:
+    def test_resources_added_by_the_largest_need_are_removed_with_its_instance(self) -> None:
         limiter = RateLimiter()
         big, *small = (joins(limiter, R1=count) for count in (4, 2, 2, 2))
         limiter.leave(big)
 
         assert [asks(limiter, claim).turns for claim in small] == [1, 0, 0]
 
-    def test_what_the_one_that_needs_most_brings_goes_to_those_that_wait(self) -> None:
+    def test_resources_added_by_a_larger_need_go_to_waiting_instances(self) -> None:
         limiter = RateLimiter()
         small = [joins(limiter, R1=1) for _ in range(3)]
         puppets = [asks(limiter, claim) for claim in small]
@@ -171,7 +171,7 @@ class TestResources:
         assert before == [1, 0, 0]
         assert [puppet.turns for puppet in puppets] == [1, 1, 0]
 
-    def test_what_needs_nothing_never_waits(self) -> None:
+    def test_an_instance_without_resources_never_waits(self) -> None:
         limiter = RateLimiter()
         holder = joins(limiter, R1=1)
         asks(limiter, holder)
@@ -180,7 +180,7 @@ class TestResources:
         assert asks(limiter, joins(limiter)).turns == 1
 
 
-class TestTheOrder:
+class TestTurnOrder:
     @pytest.mark.parametrize(
         ("priorities", "expected"),
         [
@@ -196,7 +196,7 @@ class TestTheOrder:
 
         assert order(limiter, claims, 12) == expected
 
-    def test_who_has_run_least_goes_first_whoever_asked_first(self) -> None:
+    def test_the_instance_with_the_fewest_runs_goes_first(self) -> None:
         limiter = RateLimiter()
         often, seldom, holder = (joins(limiter, R1=1) for _ in range(3))
         for _ in range(3):
@@ -207,7 +207,7 @@ class TestTheOrder:
 
         assert [waits[claim].turns for claim in (often, seldom)] == [0, 1]
 
-    def test_who_comes_straight_back_stands_in_line_before_its_thread_has_come_round(self) -> None:
+    def test_an_instance_with_more_work_is_considered_before_its_thread_asks_again(self) -> None:
         limiter = RateLimiter()
         high, low = joins(limiter, R1=1), joins(limiter, 10, R1=1)
         runs(limiter, low)
@@ -219,7 +219,7 @@ class TestTheOrder:
 
         assert (goes_on, waits.turns) == (True, 0)
 
-    def test_what_comes_free_is_kept_for_one_that_comes_straight_back(self) -> None:
+    def test_a_freed_resource_is_reserved_for_an_instance_with_more_work(self) -> None:
         limiter = RateLimiter()
         first, second = joins(limiter, R1=1), joins(limiter, R1=1)
         asks(limiter, first)
@@ -231,7 +231,7 @@ class TestTheOrder:
 
         assert asks(limiter, first).turns == 1
 
-    def test_one_that_does_not_come_back_after_all_leaves_it_to_others(self) -> None:
+    def test_a_released_reservation_goes_to_a_waiting_instance(self) -> None:
         limiter = RateLimiter()
         first, second, third = (joins(limiter, R1=1) for _ in range(3))
         asks(limiter, first)
@@ -248,7 +248,7 @@ class TestTheOrder:
         assert [puppet.turns for puppet in waits] == [1, 1]
         assert (before, last.turns) == (0, 1)
 
-    def test_who_needs_much_is_not_passed_by_those_that_need_little(self) -> None:
+    def test_an_instance_that_needs_many_resources_is_not_overtaken_by_smaller_ones(self) -> None:
         limiter = RateLimiter()
         holder, big, small = joins(limiter, R1=1), joins(limiter, R1=2), joins(limiter, 2, R1=1)
         runs(limiter, small)
@@ -257,7 +257,7 @@ class TestTheOrder:
 
         assert asks(limiter, small).turns == 0
 
-    def test_who_needs_nothing_that_is_waited_for_may_go_past(self) -> None:
+    def test_an_instance_that_needs_other_resources_may_overtake(self) -> None:
         limiter = RateLimiter()
         holder, first, other = joins(limiter, R1=1), joins(limiter, R1=1), joins(limiter, 5, R2=1)
         runs(limiter, other)
@@ -266,7 +266,7 @@ class TestTheOrder:
 
         assert asks(limiter, other).turns == 1
 
-    def test_one_that_withdraws_lets_the_next_go(self) -> None:
+    def test_a_canceled_request_for_a_turn_lets_the_next_instance_run(self) -> None:
         limiter = RateLimiter()
         holder, big, small = joins(limiter, R1=1), joins(limiter, R1=2), joins(limiter, 2, R1=1)
         runs(limiter, small)
@@ -277,7 +277,7 @@ class TestTheOrder:
         assert not limiter.cancel_request(holder, granted)
         assert (gone.turns, waits.turns) == (0, 1)
 
-    def test_a_turn_that_found_nothing_counts_for_nothing(self) -> None:
+    def test_a_turn_without_work_does_not_count_as_a_run(self) -> None:
         limiter = RateLimiter()
         first, second, holder = (joins(limiter, R1=1) for _ in range(3))
         asks(limiter, first)
@@ -288,7 +288,7 @@ class TestTheOrder:
 
         assert [puppet.turns for puppet in waits] == [1, 0]
 
-    def test_one_that_rested_is_owed_some_runs_and_no_more(self) -> None:
+    def test_an_instance_that_was_idle_is_owed_a_bounded_number_of_runs(self) -> None:
         limiter = RateLimiter()
         busy, rested = joins(limiter, R1=1), joins(limiter, 2, R1=1)
         for _ in range(1000):
@@ -296,7 +296,7 @@ class TestTheOrder:
 
         assert 0 < order(limiter, {"b": busy, "r": rested}, 100)[1:].index("b") <= MAX_OWED_RUNS + 1
 
-    def test_one_that_comes_new_is_owed_nothing(self) -> None:
+    def test_a_new_instance_is_owed_no_runs(self) -> None:
         limiter = RateLimiter()
         busy = joins(limiter, R1=1)
         for _ in range(1000):
@@ -313,7 +313,7 @@ GROUPS = st.tuples(st.dictionaries(st.sampled_from(NAMES), st.integers(0, THERE)
 
 
 class Instance:
-    """One that does at random what an Instance does: asks, withdraws, runs, comes back or not, and is unloaded."""
+    """An Instance that acts at random: requests and cancels turns, runs, continues or not, and is unloaded."""
 
     def __init__(self, limiter: RateLimiter, group: Group) -> None:
         self.counts, priority = group
@@ -323,7 +323,7 @@ class Instance:
         self._puppet = Puppet()
 
     def look(self) -> None:
-        """Notice that it has been granted its turn."""
+        """Notice that a turn was granted."""
         if self._puppet.turns:
             self.state, self._puppet.turns = "runs", 0
 
@@ -348,7 +348,7 @@ class Instance:
         self.state = "runs" if goes_on else "coming" if more else "away"
 
     def step(self, *, one: bool, other: bool) -> None:
-        """Do something that can be done now."""
+        """Do something that is possible now."""
         if self.state == "runs":
             self.end(ran=one, more=other)
         elif self.state == "waits":
@@ -359,9 +359,9 @@ class Instance:
             self.forget()
 
 
-class TestAlways:
+class TestInvariants:
     @given(st.lists(GROUPS, min_size=1, max_size=6), st.data())
-    def test_nothing_is_held_beyond_what_there_is_and_all_get_their_turn(
+    def test_resources_are_never_exceeded_and_every_instance_gets_its_turn(
         self, groups: list[Group], data: st.DataObject
     ) -> None:
         limiter = RateLimiter({(name, None): THERE for name in NAMES})
@@ -382,7 +382,7 @@ class TestAlways:
 
     @staticmethod
     def _finish(everyone: list[Instance]) -> None:
-        """Let all that wait run, with nobody new: none may be left."""
+        """Let all waiting Instances run without new ones: none may be left."""
         for each in everyone:
             if each.state == "coming":
                 each.ask()
@@ -395,8 +395,8 @@ class TestAlways:
         assert {each.state for each in everyone} == {"away"}
 
     @given(st.lists(st.tuples(st.integers(1, 9), st.sampled_from([0, 0, 0, 1, 5, 60])), min_size=2, max_size=6))
-    def test_nobody_waits_for_more_runs_than_the_bound(self, kinds: list[tuple[int, int]]) -> None:
-        """One runs at a time; after each run it rests for so many steps, 0 for one that never does."""
+    def test_no_instance_waits_for_more_runs_than_the_bound(self, kinds: list[tuple[int, int]]) -> None:
+        """One Instance runs at a time, and is idle for a number of steps after each run, 0 for a busy one."""
         limiter = RateLimiter()
         claims = [joins(limiter, priority, R1=1) for priority, _ in kinds]
         puppets = [asks(limiter, claim) for claim in claims]
@@ -427,7 +427,7 @@ class TestAlways:
                     assert count <= 2 * kinds[number][0] / kinds[other][0] + MAX_OWED_RUNS + 2
 
     @given(st.lists(st.integers(1, 5), min_size=2, max_size=5))
-    def test_hot_instances_run_as_often_as_their_priorities_say(self, priorities: list[int]) -> None:
+    def test_busy_instances_run_in_proportion_to_their_priorities(self, priorities: list[int]) -> None:
         limiter = RateLimiter()
         claims = {str(number): joins(limiter, priority, R1=1) for number, priority in enumerate(priorities)}
         ran = Counter(order(limiter, claims, 200))

@@ -27,7 +27,7 @@ def refusal(signature: Signature, *shapes: Shape | None, max_rows: int = 8) -> s
     return caught.value.message
 
 
-def test_rows_are_told_from_the_rest() -> None:
+def test_rows_are_separated_from_the_rest_of_the_shape() -> None:
     assert check_shapes("m", PAIR, 8, [(2, 4), (2, 7, 3)]) == (2, ((4,), (7, 3)))
 
 
@@ -39,17 +39,17 @@ def test_a_model_without_rows_has_whole_shapes_for_a_key() -> None:
     assert check_shapes("m", WHOLE, 1, [(2, 9), (1,)]) == (1, ((2, 9), (1,)))
 
 
-def test_no_rows_at_all_are_admitted() -> None:
+def test_requests_without_rows_are_accepted() -> None:
     assert check_shapes("m", PAIR, 8, [(0, 4), (0, 0, 3)]) == (0, ((4,), (0, 3)))
 
 
-def test_as_many_rows_as_the_model_takes_are_admitted_and_no_more() -> None:
+def test_requests_of_up_to_the_maximum_batch_size_are_accepted() -> None:
     assert check_shapes("m", PAIR, 8, [(8, 4), None])[0] == 8
     assert refusal(PAIR, (9, 4), None) == "inference request batch-size must be <= 8 for 'm'"
 
 
 @pytest.mark.parametrize("shape", [(2, 5), (2,), (2, 4, 1)])
-def test_a_shape_that_does_not_fit_is_told_beside_the_one_that_would(shape: Shape) -> None:
+def test_a_mismatched_shape_is_reported_with_the_expected_one(shape: Shape) -> None:
     text = refusal(PAIR, shape, None)
 
     expected = (
@@ -58,7 +58,7 @@ def test_a_shape_that_does_not_fit_is_told_beside_the_one_that_would(shape: Shap
     assert text.startswith(expected)
 
 
-def test_only_a_batched_model_is_told_about_its_row_axis() -> None:
+def test_only_the_error_of_a_batched_model_mentions_the_row_axis() -> None:
     expected = "unexpected shape for input 'a' for model 'm'. Expected [2,-1], got [3,1]. "
     assert refusal(WHOLE, (3, 1), (1,)) == expected
 
@@ -68,11 +68,11 @@ def test_a_shape_without_a_row_axis_is_refused() -> None:
     assert refusal(PAIR, (), None) == expected
 
 
-def test_inputs_must_agree_on_their_rows() -> None:
+def test_inputs_with_different_row_counts_are_rejected() -> None:
     assert refusal(PAIR, (2, 4), (3, 7, 3)) == "input 'b' batch size does not match other inputs for 'm'"
 
 
-def test_dims_are_written_as_triton_writes_them() -> None:
+def test_shapes_in_errors_are_formatted_as_by_triton() -> None:
     assert format_shape((-1, 4)) == "[-1,4]"
     assert format_shape(()) == "[]"
 
@@ -83,7 +83,7 @@ SHAPES = st.lists(st.integers(0, 6), max_size=5).map(tuple)
 
 @settings(deadline=None, max_examples=50)
 @given(DIMS, st.data())
-def test_what_fits_is_admitted_whatever_it_puts_for_a_free_axis(dims: Shape, data: st.DataObject) -> None:
+def test_a_matching_shape_is_accepted_with_any_length_of_a_free_axis(dims: Shape, data: st.DataObject) -> None:
     signature = Signature((TensorSpec("x", "FP32", (-1, *dims)),), (), batched=True)
     tail = tuple(data.draw(st.integers(0, 6)) if dim == -1 else dim for dim in dims)
     rows = data.draw(st.integers(0, 8))
@@ -93,7 +93,7 @@ def test_what_fits_is_admitted_whatever_it_puts_for_a_free_axis(dims: Shape, dat
 
 @settings(deadline=None, max_examples=50)
 @given(DIMS, SHAPES)
-def test_what_does_not_fit_never_gets_a_key(dims: Shape, shape: Shape) -> None:
+def test_a_mismatched_shape_is_always_rejected(dims: Shape, shape: Shape) -> None:
     signature = Signature((TensorSpec("x", "FP32", (-1, *dims)),), (), batched=True)
     wanted = (-1, *dims)
     fits = len(shape) == len(wanted) and all(w in {-1, s} for s, w in zip(shape, wanted, strict=True))
@@ -105,13 +105,13 @@ def test_what_does_not_fit_never_gets_a_key(dims: Shape, shape: Shape) -> None:
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.integers(0, 5), min_size=2, max_size=2), st.lists(st.integers(0, 8), min_size=2, max_size=2))
-def test_requests_share_a_key_when_their_shapes_are_equal_but_for_rows(widths: list[int], rows: list[int]) -> None:
+def test_requests_share_a_key_if_their_shapes_differ_only_in_rows(widths: list[int], rows: list[int]) -> None:
     keys = [check_shapes("m", PAIR, 8, [(n, 4), (n, width, 3)])[1] for n, width in zip(rows, widths, strict=True)]
 
     assert (keys[0] == keys[1]) == (widths[0] == widths[1])
 
 
-def test_with_padding_the_key_has_the_lengths_that_run_and_the_rows_are_those_sent() -> None:
+def test_with_padding_the_key_has_the_padded_lengths_and_the_rows_sent() -> None:
     signature = Signature((TensorSpec("x", "FP32", (-1, -1, 3)),), (), batched=True)
     padded = (PaddedAxis("x", 0, buckets=(4, 8), outputs={}),)
     padding = Padding(ModelSpec("m", 1, Path("m"), padding=padded), signature)

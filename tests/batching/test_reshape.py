@@ -1,4 +1,4 @@
-"""Reshape: what may be declared, in Triton's words, and how clients' dims and the model's stand to one another."""
+"""Reshape: valid declarations, errors in Triton's words, and the mapping between the clients' dims and the model's."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def declared(dims: Dims, reshape: Dims) -> TensorSpec:
 
 
 def completed(dims: Dims, reshape: Dims, graph: Dims, rows: int = 8, **more: Any) -> ModelSpec:
-    """Complete a model whose input and output are both declared so."""
+    """Complete a model whose input and output both have these dims."""
     x = declared(dims, reshape)
     said = ModelSpec(
         "m", 1, Path("m"), inputs=(x,), outputs=(replace(x, name="y"),), policy=BatchPolicy(max_batch_rows=rows), **more
@@ -43,7 +43,7 @@ def model_of(spec: ModelSpec, function: Function = list) -> tuple[Model, FakeBac
     return Model(spec, [backend], lambda *_: None), backend
 
 
-class TestWhatMayBeDeclared:
+class TestDeclarations:
     @pytest.mark.parametrize(
         ("dims", "reshape"),
         [
@@ -56,7 +56,7 @@ class TestWhatMayBeDeclared:
             ((-1, -1), (-1, 1, -1)),
         ],
     )
-    def test_the_same_elements_in_the_same_order(self, dims: Dims, reshape: Dims) -> None:
+    def test_a_reshape_with_the_same_elements_in_the_same_order_is_accepted(self, dims: Dims, reshape: Dims) -> None:
         check_reshape(declared(dims, reshape), "input", "m", batched=True)
 
     @pytest.mark.parametrize(
@@ -71,29 +71,31 @@ class TestWhatMayBeDeclared:
             ((4,), (0, 4), "reshape dimensions must be integer >= 1, or -1 to indicate a variable-size dimension"),
         ],
     )
-    def test_anything_else_is_refused_in_tritons_words(self, dims: Dims, reshape: Dims, text: str) -> None:
+    def test_a_reshape_to_other_elements_is_refused_in_tritons_words(
+        self, dims: Dims, reshape: Dims, text: str
+    ) -> None:
         with pytest.raises(InferError) as caught:
             check_reshape(declared(dims, reshape), "output", "m", batched=True)
         assert (caught.value.code, caught.value.message) == (Code.INVALID, f"model output 'x' {text} for m")
 
-    def test_an_empty_one_needs_rows(self) -> None:
+    def test_an_empty_reshape_needs_a_batched_model(self) -> None:
         with pytest.raises(InferError) as caught:
             check_reshape(declared((1,), ()), "input", "m", batched=False)
         text = "cannot have empty reshape for non-batching model as scalar tensors are not supported"
         assert caught.value.message == f"model input 'x' {text} for m"
 
-    def test_the_reshape_is_what_the_model_must_have(self) -> None:
+    def test_the_reshape_must_match_the_models_shape(self) -> None:
         with pytest.raises(InferError, match=r"the model expects 3 dimensions \(shape \[-1,2,3\]\)"):
             completed((6,), (3, 2), (-1, 2, 3))
 
-    def test_padding_is_refused_beside_it(self) -> None:
+    def test_padding_cannot_be_combined_with_reshape(self) -> None:
         padding = (PaddedAxis("x", 0),)
         with pytest.raises(InferError, match="padding: cannot be combined with reshape"):
             completed((-1, 4), (-1, 2, 2), (-1, -1, 2, 2), padding=padding)
 
 
 class TestSignatures:
-    def test_clients_have_the_dims_and_the_binding_the_reshape(self) -> None:
+    def test_the_clients_signature_has_the_dims_and_the_bindings_has_the_reshape(self) -> None:
         done = completed((2, 3), (6,), (-1, 6))
 
         assert done.signature is not None
@@ -103,14 +105,14 @@ class TestSignatures:
             (-1, 6)
         ] * 2
 
-    def test_without_a_reshape_nothing_is_bound_otherwise(self) -> None:
+    def test_a_model_without_a_reshape_has_no_separate_binding_signature(self) -> None:
         x = TensorSpec("x", "FP32", (-1, 4))
         done = complete(ModelSpec("m", 1, Path("m")), Signature((x,), (replace(x, name="y"),)))
 
         assert done.binding_signature is None
 
     @pytest.mark.parametrize("dims", [(1,), (1, 1)])
-    def test_a_scalar_may_have_any_dims_of_one(self, dims: Dims) -> None:
+    def test_a_scalar_may_be_declared_with_any_dims_of_one_element(self, dims: Dims) -> None:
         x = TensorSpec("x", "FP32", dims)
         policy = BatchPolicy(max_batch_rows=0)
         said = ModelSpec("m", 1, Path("m"), inputs=(x,), outputs=(replace(x, name="y"),), policy=policy)
@@ -125,7 +127,7 @@ class TestSignatures:
         assert [output.tolist() for output in request.outputs or []] == [np.full(dims, 3).tolist()]
         assert [output.shape for output in request.outputs or []] == [dims]
 
-    def test_a_scalar_of_more_is_refused(self) -> None:
+    def test_a_scalar_declared_with_several_elements_is_refused(self) -> None:
         said = ModelSpec(
             "m", 1, Path("m"), inputs=(TensorSpec("x", "FP32", (1, 2)),), outputs=(TensorSpec("y", "FP32", (1,)),),
             policy=BatchPolicy(max_batch_rows=0),
@@ -139,7 +141,7 @@ class TestSignatures:
 
 
 class TestRuns:
-    def test_the_model_sees_its_own_shape_and_clients_theirs(self) -> None:
+    def test_the_model_receives_its_own_shape_and_clients_receive_theirs(self) -> None:
         model, backend = model_of(completed((2, 3), (6,), (-1, 6)))
         requests = [fake_request(model, rows, ((2, 3),), value=rows) for rows in (1, 2)]
 
@@ -150,7 +152,7 @@ class TestRuns:
         assert ran.tolist() == [[1.0] * 6, [2.0] * 6, [2.0] * 6]
         assert [each.outputs[0].shape for each in requests if each.outputs] == [(1, 2, 3), (2, 2, 3)]
 
-    def test_outputs_are_views(self) -> None:
+    def test_reshaped_outputs_are_views(self) -> None:
         whole = np.zeros((1, 6), np.float32)
         model, backend = model_of(completed((2, 3), (6,), (-1, 6)), lambda _: [whole])
         request = fake_request(model, key=((2, 3),))
@@ -161,7 +163,7 @@ class TestRuns:
         assert np.shares_memory(request.outputs[0], whole)
 
     @pytest.mark.parametrize("shape", [(1, 5), (1, 6, 1)])
-    def test_an_output_that_is_not_as_it_should_be_is_the_models_error(self, shape: Dims) -> None:
+    def test_an_output_that_cannot_be_reshaped_is_an_internal_error(self, shape: Dims) -> None:
         model, backend = model_of(completed((2, 3), (6,), (-1, 6)), lambda _: [np.zeros(shape, np.float32)])
         request = fake_request(model, key=((2, 3),))
 
@@ -194,7 +196,7 @@ def reshapes(draw: st.DrawFn) -> tuple[Dims, Dims]:
 
 @settings(max_examples=100, deadline=None)
 @given(reshapes(), st.data())
-def test_dims_go_in_and_come_out_again_over_the_same_elements(pair: tuple[Dims, Dims], data: st.DataObject) -> None:
+def test_mapping_dims_to_the_model_and_back_gives_the_same_dims(pair: tuple[Dims, Dims], data: st.DataObject) -> None:
     dims, reshape = pair
     check_reshape(declared(dims, reshape), "input", "m", batched=True)
     sent = tuple(data.draw(st.integers(0, 4)) if dim < 0 else dim for dim in dims)
@@ -209,7 +211,9 @@ def test_dims_go_in_and_come_out_again_over_the_same_elements(pair: tuple[Dims, 
 
 @settings(max_examples=40, deadline=None)
 @given(reshapes(), st.lists(st.integers(0, 3), min_size=1, max_size=4), st.data())
-def test_everyone_gets_their_own_elements_back(pair: tuple[Dims, Dims], rows: list[int], data: st.DataObject) -> None:
+def test_every_request_gets_its_own_elements_back(
+    pair: tuple[Dims, Dims], rows: list[int], data: st.DataObject
+) -> None:
     dims, reshape = pair
     sent = tuple(data.draw(st.integers(0, 3)) if dim < 0 else dim for dim in dims)
     if reshape == dims:

@@ -1,4 +1,4 @@
-"""Resizing: Instances that come and go while a Model serves. Each request is answered once, whatever happens."""
+"""Resizing: Instances added and removed while a Model serves. Each request is answered once, whatever happens."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]
 
 
 class House:
-    """An Engine with one Model on fakes, and what was loaded for it."""
+    """An Engine with one Model on fake backends, and the backends that were loaded."""
 
     def __init__(self, gate: Gate) -> None:
         self.gate = gate
@@ -103,16 +103,16 @@ def of(count: int, group: InstanceGroup = CPU) -> InstanceGroup:
 
 
 class TestMatching:
-    def test_those_that_say_the_same_stay_the_first_of_each(self) -> None:
+    def test_each_new_group_is_matched_with_the_first_equal_old_one(self) -> None:
         assert match_groups([CPU, CPU, GPU], [GPU, CPU]) == [2, 0]
 
-    def test_there_is_none_for_what_is_more_or_another(self) -> None:
+    def test_a_new_group_without_an_equal_old_one_is_unmatched(self) -> None:
         other = replace(CPU, rate_priority=2)
 
         assert match_groups([CPU], [CPU, CPU, other]) == [0, None, None]
 
     @pytest.mark.parametrize("seed", range(50))
-    def test_as_many_stay_as_can_and_none_stays_twice(self, seed: int) -> None:
+    def test_as_many_groups_as_possible_are_matched_and_none_twice(self, seed: int) -> None:
         chance = random.Random(seed)
         old, new = (chance.choices([CPU, GPU, replace(CPU, host_policy="x")], k=chance.randrange(8)) for _ in "ab")
 
@@ -123,8 +123,8 @@ class TestMatching:
         assert all(at is None or old[at] == group for at, group in zip(found, new, strict=True))
 
 
-class TestOnThreads:
-    async def test_one_more_runs_beside_the_one_that_is_busy(self) -> None:
+class TestThreadInstances:
+    async def test_an_added_instance_runs_beside_a_busy_one(self) -> None:
         async with house(of(1)) as made:
             made.gate.close()
             made.submit()
@@ -138,7 +138,7 @@ class TestOnThreads:
             assert len(made.model.thread_instances) == 2
             assert made.model.spec.instances == (of(2),)
 
-    async def test_what_waits_is_taken_by_the_one_that_comes(self) -> None:
+    async def test_a_waiting_request_is_taken_by_an_added_instance(self) -> None:
         async with house(of(1)) as made:
             made.gate.close()
             made.submit(2)
@@ -148,7 +148,7 @@ class TestOnThreads:
 
             await made.gate.entered()
 
-    async def test_those_that_go_finish_what_they_run_and_nobody_waits_for_it(self) -> None:
+    async def test_removed_instances_finish_their_runs_without_blocking_the_resize(self) -> None:
         async with house(of(3)) as made:
             made.gate.close()
             made.submit(3)
@@ -165,7 +165,7 @@ class TestOnThreads:
             assert len(made.model.thread_instances) == 1
             assert len(made.loaded[0].bindings) - len(made.model.placements[0].bindings) == 2
 
-    async def test_what_is_counted_and_learned_stays(self) -> None:
+    async def test_statistics_and_learned_costs_survive_a_resize(self) -> None:
         async with house(of(2)) as made:
             made.submit(5)
             await made.sink.holds(5)
@@ -176,7 +176,7 @@ class TestOnThreads:
             assert (made.model.statistics, made.model.costs, made.model.scheduler) == before
             assert made.engine.model("m") is made.model
 
-    async def test_each_on_a_gpu_loads_the_model_for_itself_and_frees_it(self) -> None:
+    async def test_each_added_instance_on_a_gpu_loads_the_model_and_frees_it_when_removed(self) -> None:
         async with house(of(2, CPU), of(1, GPU)) as made:
             await made.resize(of(3, GPU), of(1, CPU))
             assert len(made.loaded) == 4
@@ -187,7 +187,7 @@ class TestOnThreads:
             assert [each.closed for each in made.loaded] == [False, False, False, True]
             assert [each.group for each in made.model.thread_instances].count(GPU) == 2
 
-    async def test_the_device_is_told_how_many_there_are(self) -> None:
+    async def test_the_device_share_has_the_new_number_of_instances(self) -> None:
         async with house(of(1)) as made:
             share = made.model.placements[0].share
 
@@ -195,7 +195,7 @@ class TestOnThreads:
 
             assert share.instances == 4
 
-    async def test_the_share_of_the_device_is_left_by_the_last(self) -> None:
+    async def test_the_device_share_is_kept_by_a_remaining_instance(self) -> None:
         async with house(of(1, GPU), replace(GPU, host_policy="x"), run_limit_us=60_000_000) as made:
             share = made.model.placements[0].share
 
@@ -206,7 +206,7 @@ class TestOnThreads:
             assert made.model.node_inputs is made.loaded[1].node_inputs
             assert made.model.placements[0].share is share
 
-    async def test_the_loop_goes_on_running_what_is_fast(self) -> None:
+    async def test_the_loop_runs_fast_batches_after_a_resize(self) -> None:
         async with house(of(1), executor="loop") as made:
             await made.resize(of(2), executor="loop")
 
@@ -214,7 +214,7 @@ class TestOnThreads:
 
             assert len(await made.sink.holds(3)) == 3
 
-    async def test_where_one_cannot_be_made_all_stays_as_it_is(self) -> None:
+    async def test_a_resize_that_fails_leaves_the_instances_unchanged(self) -> None:
         async with house(of(2)) as made:
             made.most_bindings = 4
 
@@ -226,7 +226,7 @@ class TestOnThreads:
             made.submit(4)
             await made.sink.holds(4)
 
-    async def test_one_that_cannot_be_made_is_not_counted_by_the_rate_limiter(self) -> None:
+    async def test_an_instance_that_cannot_be_created_leaves_no_claim_at_the_rate_limiter(self) -> None:
         needs = replace(CPU, resources=(Resource("r", 1),))
         async with house(needs) as made:
             made.most_bindings = 1
@@ -236,11 +236,13 @@ class TestOnThreads:
             assert len(claims_of(made.engine)) == 1
 
     @pytest.mark.parametrize("groups", [[GPU], [CPU, GPU], [CPU, replace(CPU, passive=True)]])
-    async def test_what_needs_more_than_instances_is_made_anew(self, groups: Sequence[InstanceGroup]) -> None:
+    async def test_a_change_of_more_than_instance_counts_requires_a_reload(
+        self, groups: Sequence[InstanceGroup]
+    ) -> None:
         async with house(of(2)) as made:
             assert await made.engine.change(made.model, made.spec(*groups)) is None
 
-    async def test_a_change_that_is_given_up_leaves_nothing(self) -> None:
+    async def test_an_abandoned_change_closes_its_new_instances(self) -> None:
         async with house(of(1), of(1, GPU)) as made:
             change = await made.engine.change(made.model, made.spec(of(2), of(2, GPU)))
             assert change is not None
@@ -250,9 +252,7 @@ class TestOnThreads:
             assert [each.closed for each in made.loaded] == [False, False, True]
             assert len(made.model.thread_instances) == 2
 
-    async def test_one_whose_making_is_cancelled_ends_before_its_model_is_closed(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    async def test_a_canceled_resize_finishes_before_its_model_is_closed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         async with house(of(1)) as it:
             making, bind = Gate(list), it.loaded[0].bind
 
@@ -274,7 +274,7 @@ class TestOnThreads:
             assert ending.exception() is None
             assert it.model.instances == []
 
-    async def test_one_whose_end_fails_keeps_its_model_from_nothing(
+    async def test_an_instance_whose_removal_fails_does_not_prevent_unloading(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         ending = threading.Event()
@@ -300,7 +300,9 @@ class TestOnThreads:
             assert it.model.instances == []
             assert "the device does not answer" in caplog.text
 
-    async def test_a_model_that_cannot_be_closed_keeps_no_other_from_it(self, caplog: pytest.LogCaptureFixture) -> None:
+    async def test_a_model_that_fails_to_close_does_not_prevent_other_models_from_closing(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
         async with house(of(1)) as it:
             broken = await it.engine.load(replace(it.spec(of(1)), name="broken"))
             slow = await it.engine.load(replace(it.spec(of(1)), name="slow"))
@@ -331,7 +333,7 @@ class TestOnThreads:
             assert all(backend.closed for backend in it.loaded)
             assert "the device is gone" in caplog.text
 
-    async def test_what_runs_a_model_elsewhere_and_cannot_be_ended_keeps_no_other_from_it(
+    async def test_an_executor_that_fails_to_close_does_not_prevent_others_from_closing(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         ended: list[str] = []
@@ -349,7 +351,7 @@ class TestOnThreads:
         assert ended == ["other"]
         assert "its worker is gone" in caplog.text
 
-    async def test_the_rate_limiter_counts_those_that_are_there(self) -> None:
+    async def test_the_rate_limiter_has_a_claim_for_each_current_instance(self) -> None:
         needs = replace(CPU, resources=(Resource("r", 1),))
         async with house(needs) as made:
             await made.resize(of(3, needs))
@@ -388,7 +390,7 @@ class TestOnThreads:
 
 
 class More:
-    """Opens executors one after another, as many as are wanted."""
+    """Opens executors one after another, as many as requested."""
 
     def __init__(self, plan: Callable[[], str] = lambda: "answer", kind: type[Elsewhere] = Elsewhere) -> None:
         self.opened: list[Elsewhere] = []
@@ -427,8 +429,8 @@ async def resize(engine: Engine, model: Model, count: int, group: InstanceGroup 
     await asyncio.gather(*change.commit())
 
 
-class TestElsewhere:
-    async def test_only_what_is_missing_is_opened_and_only_what_is_superfluous_closed(self) -> None:
+class TestExternalExecutors:
+    async def test_only_missing_executors_are_opened_and_only_surplus_ones_are_closed(self) -> None:
         more = More()
         async with elsewhere(3, more) as (engine, model):
             await resize(engine, model, 4)
@@ -439,7 +441,7 @@ class TestElsewhere:
             assert len(more.opened) == 5
             assert len(model.executors) == len(model.instances) == 4
 
-    async def test_what_one_that_goes_has_begun_it_answers_before_it_is_closed(self) -> None:
+    async def test_a_removed_executor_answers_its_batch_before_it_is_closed(self) -> None:
         plans = iter(["late"])
         more = More(lambda: next(plans, "answer"))
         async with elsewhere(2, more) as (engine, model):
@@ -454,7 +456,7 @@ class TestElsewhere:
             await asyncio.gather(*model.shutdown_tasks)
             assert [each.closed for each in more.opened] == [True, True, False]
 
-    async def test_what_one_that_goes_could_not_begin_another_runs(self) -> None:
+    async def test_a_batch_that_a_removed_executor_did_not_begin_runs_on_another(self) -> None:
         plans = iter(["unbegun"])
         more = More(lambda: next(plans, "answer"))
         async with elsewhere(1, more) as (engine, model):
@@ -466,7 +468,7 @@ class TestElsewhere:
             assert (await busy)[0].tolist() == [[3]]
             assert (len(more.opened[0].begun), len(more.opened[1].begun)) == (1, 1)
 
-    async def test_a_resource_that_is_too_small_changes_nothing(self) -> None:
+    async def test_a_resize_that_needs_too_many_resources_changes_nothing(self) -> None:
         more = More()
         async with elsewhere(1, more) as (engine, model):
             engine.devices.limiter = RateLimiter({("r", None): 1})
@@ -504,7 +506,7 @@ class TestElsewhere:
 
 
 class Session:
-    """Clients of sequences on Instances that remember them."""
+    """Clients of sequences on Instances that keep their state."""
 
     def __init__(self, engine: Engine, model: Model, more: More) -> None:
         self._engine = engine
@@ -512,7 +514,7 @@ class Session:
         self._more = more
 
     async def ask(self, number: int, *, start: bool = False, end: bool = False) -> int:
-        """Ask for one step of a sequence. Returns: which executor has run it."""
+        """Send one request of a sequence. Returns: which executor ran it."""
         before = [len(each.begun) for each in self._more.opened]
         terms = RequestOptions(sequence=InSequence(number, start, end))
         (output,) = await self._engine.infer(self._model, x(number), options=terms)
@@ -524,7 +526,7 @@ class Session:
 
 @pytest.mark.parametrize("direct", [True, False])
 class TestSequences:
-    async def test_a_sequence_ends_where_it_began_and_the_instance_after_it(self, direct: bool) -> None:
+    async def test_a_sequence_ends_on_its_removed_instance_which_is_then_closed(self, direct: bool) -> None:
         more = More(kind=Remembers)
         async with elsewhere(3, more, SequenceSpec(direct=direct)) as (engine, model):
             session = Session(engine, model, more)
@@ -541,7 +543,7 @@ class TestSequences:
             assert [each.closed for each in more.opened] == [False, False, True]
             assert [await session.ask(number, end=True) for number in (1, 2)] == [0, 1]
 
-    async def test_one_without_sequences_is_ended_at_once(self, direct: bool) -> None:
+    async def test_a_removed_instance_without_sequences_is_closed_at_once(self, direct: bool) -> None:
         more = More(kind=Remembers)
         async with elsewhere(2, more, SequenceSpec(direct=direct)) as (engine, model):
             session = Session(engine, model, more)
@@ -552,7 +554,7 @@ class TestSequences:
             assert more.opened[1].closed
             assert await session.ask(1, end=True) == 0
 
-    async def test_what_waits_for_a_place_gets_one_where_there_is_more(self, direct: bool) -> None:
+    async def test_a_sequence_waiting_for_a_slot_gets_one_on_an_added_instance(self, direct: bool) -> None:
         more = More(kind=Remembers)
         async with elsewhere(1, more, SequenceSpec(direct=direct)) as (engine, model):
             session = Session(engine, model, more)
@@ -567,7 +569,7 @@ class TestSequences:
             assert await waits == 1
             assert [await session.ask(number, end=True) for number in (1, 5)] == [0, 1]
 
-    async def test_there_may_be_more_again_before_the_last_sequence_has_ended(self, direct: bool) -> None:
+    async def test_instances_may_be_added_again_before_a_removed_ones_last_sequence_ends(self, direct: bool) -> None:
         more = More(kind=Remembers)
         async with elsewhere(2, more, SequenceSpec(direct=direct)) as (engine, model):
             session = Session(engine, model, more)
@@ -583,7 +585,9 @@ class TestSequences:
             assert await session.ask(3, end=True) == 2
 
     @pytest.mark.parametrize("seed", range(10))
-    async def test_all_are_answered_once_and_where_they_began(self, direct: bool, seed: int) -> None:
+    async def test_every_request_is_answered_once_on_the_executor_of_its_sequence(
+        self, direct: bool, seed: int
+    ) -> None:
         chance = random.Random(seed)
         more = More(lambda: chance.choice(["answer", "answer", "late", "fail"]), Remembers)
         async with elsewhere(2, more, SequenceSpec(direct=direct)) as (engine, model):
@@ -607,7 +611,7 @@ class TestSequences:
 
 
 @pytest.mark.parametrize("seed", range(10))
-async def test_requests_that_run_again_keep_their_instance_until_they_are_done(seed: int) -> None:
+async def test_iterative_requests_keep_their_instance_until_they_are_done(seed: int) -> None:
     chance = random.Random(seed)
     more = More(lambda: chance.choice(["again", "again", "answer", "late", "fail"]))
     sequence = SequenceSpec(direct=bool(seed % 2), iterative=True)

@@ -31,7 +31,7 @@ def rows_of(
     function: Function, inputs: tuple[TensorSpec, ...] = (x(-1, 4),), outputs: tuple[TensorSpec, ...] = (y(-1, 4),),
     **said: Any,
 ) -> int:  # fmt: skip
-    """Open a model of which a configuration says no more than this, and tell how many rows a batch may have."""
+    """Open a model with only this configuration. Returns: its maximum batch size."""
     policy = BatchPolicy(executor="thread", **said)
     spec = ModelSpec("m", 1, Path("model"), backend="fake", policy=policy)
     model = _opened(spec, FakeBackend(Signature(inputs, outputs), function))
@@ -44,20 +44,20 @@ def _opened(spec: ModelSpec, backend: FakeBackend) -> Model:
 
 
 def found(inputs: list[Any]) -> list[Any]:
-    """Give what is above 0.5, of all rows together."""
+    """Return the values above 0.5 of all rows together."""
     (array,) = inputs
     return [array[array > 0.5].reshape(-1, 1).repeat(4, 1)]
 
 
-def test_a_model_that_makes_a_row_for_each_row_is_batched() -> None:
+def test_a_model_with_one_output_row_per_input_row_is_batched() -> None:
     assert rows_of(list) == 64
 
 
-def test_one_whose_output_is_as_long_as_what_it_finds_runs_its_requests_one_by_one() -> None:
+def test_a_model_whose_output_length_depends_on_values_is_unbatched() -> None:
     assert rows_of(found) == 0
 
 
-def test_one_with_an_output_that_is_no_tensor_is_looked_at_as_any() -> None:
+def test_a_model_with_an_output_that_is_not_a_tensor_is_probed_by_its_tensors() -> None:
     maps = TensorSpec("maps", "seq(map(int64,tensor(float)))", ())
 
     assert rows_of(lambda inputs: [[{}], *inputs], outputs=(maps, y(-1, 4))) == 64
@@ -65,21 +65,21 @@ def test_one_with_an_output_that_is_no_tensor_is_looked_at_as_any() -> None:
     assert rows_of(lambda inputs: [[{}], np.cumsum(np.asarray(inputs[0]), axis=0)], outputs=(maps, y(-1, 4))) == 0
 
 
-def test_one_that_puts_its_inputs_behind_each_other_does() -> None:
+def test_a_model_that_concatenates_its_inputs_is_unbatched() -> None:
     def function(inputs: list[Any]) -> list[Any]:
         return [np.concatenate(inputs)]
 
     assert rows_of(function, (x(-1, 4), TensorSpec("z", "FP32", (-1, 4)))) == 0
 
 
-def test_one_that_compares_all_with_all_does_though_it_has_a_row_for_each() -> None:
+def test_a_model_that_compares_all_rows_with_each_other_is_unbatched() -> None:
     def function(inputs: list[Any]) -> list[Any]:
         return [inputs[0] @ inputs[1].T]
 
     assert rows_of(function, (x(-1, 4), TensorSpec("z", "FP32", (-1, 4))), (y(-1, -1),)) == 0
 
 
-def test_one_that_runs_on_one_row_and_not_on_two_does() -> None:
+def test_a_model_that_runs_on_one_row_but_not_on_two_is_unbatched() -> None:
     def function(inputs: list[Any]) -> list[Any]:
         if len(inputs[0]) > 1:
             raise InferError(Code.INTERNAL, "cannot reshape {2,4} to {1,4}")
@@ -88,7 +88,7 @@ def test_one_that_runs_on_one_row_and_not_on_two_does() -> None:
     assert rows_of(function) == 0
 
 
-def test_what_zeros_or_a_lack_of_memory_provoke_says_nothing_of_rows() -> None:
+def test_errors_caused_by_zeros_or_a_lack_of_memory_do_not_make_a_model_unbatched() -> None:
     def no_zeros(inputs: list[Any]) -> list[Any]:
         raise InferError(Code.INTERNAL, "division by zero")
 
@@ -101,7 +101,7 @@ def test_what_zeros_or_a_lack_of_memory_provoke_says_nothing_of_rows() -> None:
     assert rows_of(little_memory) == 64
 
 
-def test_a_model_of_onnx_runtime_that_finds_things_does(tmp_path: Path) -> None:
+def test_an_onnx_model_with_a_nonzero_node_is_unbatched(tmp_path: Path) -> None:
     nodes = [node("NonZero", ["x"], ["places"]), node("Transpose", ["places"], ["y"])]
     ends = [value("x", TensorProto.FLOAT, ["batch", 4])], [value("y", TensorProto.INT64, ["found", 2])]
     spec = ModelSpec("m", 1, save(tmp_path / "model.onnx", nodes, *ends))
@@ -113,12 +113,12 @@ def test_a_model_of_onnx_runtime_that_finds_things_does(tmp_path: Path) -> None:
     assert [each.shape for each in model.signature.outputs] == [(-1, 2)]
 
 
-def test_what_a_configuration_says_of_rows_holds() -> None:
+def test_a_configured_batch_size_overrides_the_probe() -> None:
     assert rows_of(found, max_batch_rows=8) == 8
     assert rows_of(found, allowed_rows=(1, 4)) == 4
 
 
-def test_the_log_says_what_showed_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_reason_why_a_model_is_unbatched_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "penstock.batching"):
         rows_of(found)
 
@@ -130,16 +130,16 @@ def test_the_log_says_what_showed_it(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def mixed(change: Callable[[Any], Any], shape: tuple[int, ...] = (-1, 4)) -> int:
-    """Open a model that does this to what it gets, and tell how many rows a batch may have."""
+    """Open a model of this function over its rows. Returns: its maximum batch size."""
     return rows_of(lambda inputs: [change(inputs[0])], (x(*shape),), (y(*shape),))
 
 
-def test_one_that_goes_on_from_row_to_row_runs_its_requests_one_by_one() -> None:
+def test_a_model_that_accumulates_over_rows_is_unbatched() -> None:
     assert mixed(lambda rows: np.cumsum(rows, axis=0)) == 0
     assert mixed(lambda steps: np.cumsum(steps, axis=0), (-1, -1, 4)) == 0
 
 
-def test_one_that_normalises_over_all_rows_does() -> None:
+def test_a_model_that_normalizes_over_all_rows_is_unbatched() -> None:
     assert mixed(lambda rows: rows - rows.mean(axis=0)) == 0
     assert mixed(lambda rows: np.exp(rows) / np.exp(rows).sum(axis=0)) == 0
     assert mixed(lambda samples: samples / (samples.std() + 1e-5), (-1,)) == 0
@@ -147,11 +147,11 @@ def test_one_that_normalises_over_all_rows_does() -> None:
 
 
 def _normalised(images: Any) -> Any:
-    """Normalise over a batch, as an export in training mode does."""
+    """Normalize over a batch, as an export in training mode does."""
     return (images - images.mean((0, 2, 3), keepdims=True)) / (images.std((0, 2, 3), keepdims=True) + 1e-5)
 
 
-def test_one_whose_rows_are_as_long_as_the_longest_does() -> None:
+def test_a_model_whose_output_width_depends_on_the_longest_row_is_unbatched() -> None:
     def longest(inputs: list[Any]) -> list[Any]:
         (rows,) = inputs
         return [rows[:, : 1 + int((rows > 0.1).sum(axis=1).max())]]
@@ -159,7 +159,7 @@ def test_one_whose_rows_are_as_long_as_the_longest_does() -> None:
     assert rows_of(longest, (x(-1, 16),), (y(-1, -1),)) == 0
 
 
-def test_one_that_numbers_what_it_has_not_seen_before_does() -> None:
+def test_a_model_that_numbers_distinct_values_over_rows_is_unbatched() -> None:
     def function(inputs: list[Any]) -> list[Any]:
         seen: dict[int, int] = {}
         return [np.array([seen.setdefault(each, len(seen)) for each in inputs[0].tolist()])]
@@ -167,7 +167,7 @@ def test_one_that_numbers_what_it_has_not_seen_before_does() -> None:
     assert rows_of(function, (TensorSpec("x", "INT64", (-1,)),), (TensorSpec("y", "INT64", (-1,)),)) == 0
 
 
-def test_one_that_runs_on_no_row_alone_does() -> None:
+def test_a_model_that_does_not_run_on_a_single_row_is_unbatched_if_rows_mix() -> None:
     def change(rows: Any) -> Any:
         if len(rows) < 2:
             raise InferError(Code.INTERNAL, "kernel is larger than input")
@@ -176,7 +176,7 @@ def test_one_that_runs_on_no_row_alone_does() -> None:
     assert mixed(change) == 0
 
 
-def test_one_that_takes_only_images_whose_sides_are_multiples_of_32_does() -> None:
+def test_a_row_mixing_model_that_accepts_only_image_sides_divisible_by_32_is_unbatched() -> None:
     def change(images: Any) -> Any:
         if images.shape[2] % 32 or images.shape[3] % 32:
             raise InferError(Code.INTERNAL, "non concat axis dimensions must match")
@@ -185,7 +185,7 @@ def test_one_that_takes_only_images_whose_sides_are_multiples_of_32_does() -> No
     assert mixed(change, (-1, 3, -1, -1)) == 0
 
 
-def test_one_that_takes_only_sounds_of_a_frame_and_more_does() -> None:
+def test_a_row_mixing_model_that_accepts_only_long_sounds_is_unbatched() -> None:
     def change(channels: Any) -> Any:
         if channels.shape[1] < 512:
             raise InferError(Code.INTERNAL, "kernel is larger than input")
@@ -195,7 +195,7 @@ def test_one_that_takes_only_sounds_of_a_frame_and_more_does() -> None:
 
 
 @pytest.mark.parametrize("free", [2, 3])
-def test_no_length_is_tried_that_would_make_a_row_of_several_free_axes_huge(free: int) -> None:
+def test_no_length_that_would_make_rows_with_several_free_axes_huge_is_tried(free: int) -> None:
     seen = set()
 
     def change(rows: Any) -> Any:
@@ -206,7 +206,7 @@ def test_no_length_is_tried_that_would_make_a_row_of_several_free_axes_huge(free
     assert seen == {(length,) * free for length in (1, 4, 64)}
 
 
-def test_one_whose_integers_are_never_zero_does() -> None:
+def test_a_row_mixing_model_that_rejects_zero_integers_is_unbatched() -> None:
     def function(inputs: list[Any]) -> list[Any]:
         rows, lengths = inputs
         if not lengths.all():
@@ -217,7 +217,7 @@ def test_one_whose_integers_are_never_zero_does() -> None:
 
 
 def texts(change: Callable[[list[bytes]], list[Any]], *outputs: TensorSpec) -> int:
-    """Open a model that does this to texts, and tell how many rows a batch may have."""
+    """Open a model of this function over strings. Returns: its maximum batch size."""
 
     def function(inputs: list[Any]) -> list[Any]:
         return [np.array(change(inputs[0].tolist()), each.type.dtype) for each in outputs]
@@ -225,7 +225,7 @@ def texts(change: Callable[[list[bytes]], list[Any]], *outputs: TensorSpec) -> i
     return rows_of(function, (TensorSpec("x", "BYTES", (-1,)),), outputs)
 
 
-def test_one_that_takes_texts_is_looked_at_too() -> None:
+def test_a_model_with_string_inputs_is_probed_for_row_mixing() -> None:
     def numbers(rows: list[bytes]) -> list[float]:
         return [float(each) / sum(map(float, rows)) for each in rows]
 
@@ -240,16 +240,16 @@ def test_one_that_takes_texts_is_looked_at_too() -> None:
     assert texts(numbers, y(-1)) == 0
 
 
-def test_one_whose_scale_is_that_of_all_rows_is_batched_as_models_are_that_were_quantised_dynamically() -> None:
+def test_a_dynamically_quantized_model_is_batched_despite_its_shared_scale() -> None:
     assert mixed(lambda rows: np.rint(rows * 127 / np.abs(rows).max())) == 64
 
 
-def test_one_that_draws_numbers_of_its_own_is_batched() -> None:
+def test_a_model_that_draws_random_numbers_is_batched() -> None:
     rng = np.random.default_rng(1)
     assert mixed(lambda rows: rng.standard_normal(rows.shape)) == 64
 
 
-def test_one_that_sorts_a_near_tie_otherwise_in_a_larger_batch_is_batched() -> None:
+def test_a_model_with_a_small_batch_dependent_difference_in_one_column_is_batched() -> None:
     def change(rows: Any) -> Any:
         made = rows.copy()
         made[:, 0] += len(rows)
@@ -258,14 +258,14 @@ def test_one_that_sorts_a_near_tie_otherwise_in_a_larger_batch_is_batched() -> N
     assert mixed(change) == 64
 
 
-def test_one_that_has_a_row_for_each_step_of_all_runs_its_requests_one_by_one() -> None:
+def test_a_model_with_an_output_row_for_each_time_step_is_unbatched() -> None:
     def function(inputs: list[Any]) -> list[Any]:
         return [inputs[0].reshape(-1, 4)]
 
     assert rows_of(function, (x(-1, -1, 4),)) == 0
 
 
-def test_one_that_takes_no_drawn_numbers_is_batched() -> None:
+def test_a_model_that_fails_on_random_values_is_batched() -> None:
     def function(inputs: list[Any]) -> list[Any]:
         if inputs[0].any():
             raise InferError(Code.INTERNAL, "indices element out of data bounds")
@@ -274,7 +274,7 @@ def test_one_that_takes_no_drawn_numbers_is_batched() -> None:
     assert rows_of(function) == 64
 
 
-def test_one_of_two_rows_at_most_is_looked_at_too() -> None:
+def test_a_model_with_a_batch_size_of_two_is_probed() -> None:
     def function(inputs: list[Any]) -> list[Any]:
         return [np.cumsum(inputs[0], axis=0)]
 

@@ -24,13 +24,13 @@ def sizes_of(policy: BatchPolicy, **changed: Any) -> tuple[int, ...]:
     return with_run_sizes(replace(SPEC, policy=policy, **changed)).policy.allowed_rows
 
 
-def test_there_are_two_to_a_doubling() -> None:
+def test_there_are_two_run_sizes_to_a_doubling() -> None:
     assert run_sizes(32) == (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
     assert run_sizes(100)[-3:] == (64, 96, 100)
     assert run_sizes(1) == (1,)
 
 
-def test_the_largest_batch_that_can_be_said_has_a_few_sizes_too() -> None:
+def test_the_largest_possible_batch_size_has_few_run_sizes() -> None:
     most = 2**31 - 1
 
     assert run_sizes(most)[-3:] == (1 << 30, 3 << 29, most)
@@ -38,7 +38,7 @@ def test_the_largest_batch_that_can_be_said_has_a_few_sizes_too() -> None:
 
 
 @given(st.integers(1, 5000))
-def test_at_most_a_third_of_a_batch_is_filled_up(most: int) -> None:
+def test_at_most_a_third_of_a_batch_is_padding(most: int) -> None:
     sizes = run_sizes(most)
 
     assert sizes[0] == 1
@@ -46,31 +46,31 @@ def test_at_most_a_third_of_a_batch_is_filled_up(most: int) -> None:
     assert all(less < more <= max(less + 1, 1.5 * less) for less, more in pairwise(sizes))
 
 
-class TestAModel:
-    def test_on_a_gpu_has_them(self) -> None:
+class TestSizesOfModel:
+    def test_a_model_on_a_gpu_has_run_sizes(self) -> None:
         assert sizes_of(BatchPolicy(max_batch_rows=8)) == run_sizes(8)
         assert sizes_of(BatchPolicy(max_batch_rows=8), instances=(ON_CPU, ON_GPU)) == run_sizes(8)
 
-    def test_on_the_cpu_runs_with_any_number(self) -> None:
+    def test_a_model_only_on_the_cpu_has_no_run_sizes(self) -> None:
         assert sizes_of(BatchPolicy(max_batch_rows=8), instances=(ON_CPU,)) == ()
 
-    def test_has_those_that_were_said(self) -> None:
+    def test_configured_sizes_override_the_run_sizes(self) -> None:
         assert sizes_of(BatchPolicy(max_batch_rows=8, allowed_rows=(5, 8))) == (5, 8)
         assert sizes_of(BatchPolicy(max_batch_rows=8), options={SIZES_OPTION: "2,5,64"}) == (2, 5, 8)
 
-    def test_has_the_sizes_of_the_batches_that_it_asks_for(self) -> None:
+    def test_run_sizes_include_preferred_sizes_and_the_cap(self) -> None:
         assert sizes_of(BatchPolicy(max_batch_rows=8, preferred_rows=(5,), cap_rows=7)) == (1, 2, 3, 4, 5, 6, 7, 8)
 
     @pytest.mark.parametrize("rows", [0, 1])
-    def test_that_has_no_batches_has_none(self, rows: int) -> None:
+    def test_a_model_without_batches_has_no_run_sizes(self, rows: int) -> None:
         assert sizes_of(BatchPolicy(max_batch_rows=rows)) == ()
 
-    def test_whose_batches_are_more_than_rows_one_after_another_has_none(self) -> None:
+    def test_a_model_with_ragged_inputs_or_sequences_has_no_run_sizes(self) -> None:
         ragged = Signature((TensorSpec("x", "FP32", (-1, 4), ragged=True),), SIGNATURE.outputs)
         policy = BatchPolicy(max_batch_rows=8)
 
         assert sizes_of(policy, signature=ragged) == ()
         assert sizes_of(policy, sequence=SequenceSpec()) == ()
 
-    def test_that_is_to_be_invariant_has_none_for_the_one_that_holds_is_sought(self) -> None:
+    def test_a_model_with_invariance_has_no_run_sizes(self) -> None:
         assert sizes_of(BatchPolicy(max_batch_rows=8, invariant=True)) == ()

@@ -1,4 +1,4 @@
-"""Warm-up samples: what is run before a model is ready, by whom, with which values; and what is refused."""
+"""Warm-up samples: what each Instance runs before a model is ready, with which values, and what is refused."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def signature(datatype: str = "FP32", *, rows: bool = True, optional: bool = Fal
 def opened(
     *samples: Sample, graph: Signature | None = None, instances: int = 1, most: int = ROWS, function: Any = None
 ) -> tuple[Model, list[FakeRun]]:
-    """Open a model that gives `x` back, and close it. Returns: it, and what was run."""
+    """Open a model that returns `x`, and close it. Returns: the model and its runs."""
     backend = FakeBackend(graph or signature(), function or (lambda inputs: [inputs[0]]))
     policy = BatchPolicy(max_batch_rows=most)
     spec = ModelSpec(
@@ -57,7 +57,7 @@ def sample(rows: int = 1, count: int = 1, name: str = "s", **inputs: SampleInput
     return Sample(name, rows, count, inputs or {"x": ZERO})
 
 
-def test_a_shape_tensor_has_no_rows(tmp_path: Path) -> None:
+def test_a_shape_tensor_of_a_sample_has_no_rows(tmp_path: Path) -> None:
     (tmp_path / "v").write_bytes(np.array([1, 5], np.int64).tobytes())
     said = TensorSpec("x", "FP32", (3,)), TensorSpec("v", "INT64", (1,), is_shape=True)
     graph = Signature(
@@ -86,12 +86,12 @@ def one(run: FakeRun, position: int = 0) -> Any:
 
 
 class TestRunning:
-    def test_every_instance_and_the_loop_run_all_samples_in_their_order(self) -> None:
+    def test_every_instance_and_the_loop_run_all_samples_in_order(self) -> None:
         _, runs = opened(sample(2, name="first"), sample(3, 2, name="second"), instances=2)
 
         assert [run.rows for run in runs] == [2, 3, 3] * 3
 
-    def test_zeros_are_zeros_and_every_row_has_the_same(self) -> None:
+    def test_zero_inputs_are_zeros_and_all_rows_of_a_sample_are_equal(self) -> None:
         _, runs = opened(sample(2), sample(3, x=RANDOM))
 
         assert one(runs[0]) == [[0, 0, 0]] * 2
@@ -99,28 +99,28 @@ class TestRunning:
         assert others == [first] * 2
         assert 0 < first[0] < 1
 
-    def test_random_values_are_the_same_at_each_load(self) -> None:
+    def test_random_values_are_the_same_on_every_load(self) -> None:
         assert one(opened(sample(x=RANDOM))[1][0]) == one(opened(sample(x=RANDOM))[1][0])
 
-    def test_a_model_without_rows_runs_as_it_is(self) -> None:
+    def test_a_model_without_rows_runs_samples_without_a_row_axis(self) -> None:
         _, runs = opened(sample(), graph=signature(rows=False), most=0)
 
         assert one(runs[0]) == [0, 0, 0]
 
-    def test_an_optional_input_may_be_left_out(self) -> None:
+    def test_an_optional_input_may_be_missing_in_a_sample(self) -> None:
         left, given = sample(), sample(more=SampleInput("FP32", (3,), "random"), x=ZERO)
         _, runs = opened(left, given, graph=signature(rows=False, optional=True), most=0)
 
         assert runs[0].inputs[1] is None
         assert runs[1].inputs[1] is not None
 
-    def test_nothing_of_it_is_in_the_statistics(self) -> None:
+    def test_sample_runs_are_not_counted_in_the_statistics(self) -> None:
         model, runs = opened(sample(count=5))
 
         counted = model.statistics.snapshot()
         assert (len(runs), counted.execution_count, counted.inference_count, counted.success.count) == (10, 0, 0, 0)
 
-    def test_each_run_is_logged_for_those_who_debug(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_each_sample_run_is_logged_at_debug_level(self, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.DEBUG, "penstock.batching"):
             opened(sample(count=2, name="regular sample"))
 
@@ -134,7 +134,7 @@ class TestRunning:
 
 class TestFiles:
     @pytest.mark.parametrize("datatype", [name for name in DATATYPES if name != "BYTES"])
-    def test_values_are_read_as_they_travel(self, tmp_path: Path, datatype: str) -> None:
+    def test_values_of_a_sample_file_are_read_as_raw_tensor_bytes(self, tmp_path: Path, datatype: str) -> None:
         dtype = DATATYPES[datatype].dtype
         values = np.array([1, 0, 1], dtype)
         (tmp_path / "raw").write_bytes(values.tobytes() + b"more")
@@ -142,20 +142,20 @@ class TestFiles:
 
         assert one(runs[0]) == [values.tolist()]
 
-    def test_strings_have_their_lengths_before_them(self, tmp_path: Path) -> None:
+    def test_strings_of_a_sample_file_are_preceded_by_their_lengths(self, tmp_path: Path) -> None:
         (tmp_path / "raw").write_bytes(b"\3\0\0\x00233" + b"\0\0\0\0" + b"\1\0\0\0x")
         _, runs = opened(sample(2, x=SampleInput("BYTES", (3,), tmp_path / "raw")), graph=signature("BYTES"))
 
         assert one(runs[0]) == [[b"233", b"", b"x"]] * 2
 
     @pytest.mark.parametrize("raw", [b"", b"\1\0\0\0", b"\1\0\0\0x", b"\0\0\0\0" * 4, b"\0\0\0\0" * 3 + b"x"])
-    def test_strings_that_are_not_as_many_as_said_are_refused(self, tmp_path: Path, raw: bytes) -> None:
+    def test_a_sample_file_with_a_wrong_number_of_strings_is_refused(self, tmp_path: Path, raw: bytes) -> None:
         (tmp_path / "raw").write_bytes(raw)
         text = refusal(sample(x=SampleInput("BYTES", (3,), tmp_path / "raw")), graph=signature("BYTES"))
 
         assert text.startswith("failed to run warmup sample 's': warmup setting expects 3 strings for input 'x'")
 
-    def test_too_few_bytes_are_refused(self, tmp_path: Path) -> None:
+    def test_a_sample_file_with_too_few_bytes_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "raw").write_bytes(bytes(11))
 
         assert refusal(sample(x=SampleInput("FP32", (3,), tmp_path / "raw"))) == (
@@ -163,7 +163,7 @@ class TestFiles:
             "11 bytes"
         )
 
-    def test_a_file_that_is_not_there_is_refused(self, tmp_path: Path) -> None:
+    def test_a_missing_sample_file_is_refused(self, tmp_path: Path) -> None:
         text = refusal(sample(x=SampleInput("FP32", (3,), tmp_path / "raw")))
 
         place = tmp_path / "raw"
@@ -174,7 +174,7 @@ class TestFiles:
 
 class TestRandom:
     @pytest.mark.parametrize("datatype", DATATYPES)
-    def test_values_are_of_their_type(self, datatype: str) -> None:
+    def test_random_values_cover_the_range_of_their_datatype(self, datatype: str) -> None:
         array = _random(SampleInput(datatype, (200, 5), "random"), np.random.default_rng(0))
 
         assert array.shape == (200, 5)
@@ -203,31 +203,33 @@ class TestRefusals:
             ({"x": SampleInput("FP32", (1, 3), "zero")}, "unexpected shape for input 'x' for model 'm'"),
         ],
     )
-    def test_what_the_model_does_not_take_is_refused(self, inputs: Mapping[str, SampleInput], text: str) -> None:
+    def test_sample_inputs_that_do_not_match_the_model_are_refused(
+        self, inputs: Mapping[str, SampleInput], text: str
+    ) -> None:
         assert refusal(Sample("s", 1, 1, inputs)).startswith(f"failed to run warmup sample 's': {text}")
 
-    def test_an_input_that_is_missing_is_named(self) -> None:
+    def test_a_missing_sample_input_is_named_in_the_error(self) -> None:
         text = refusal(Sample("s", 1, 1, {}))
 
         assert text.endswith("got 0 inputs for model 'm', but missing required input(s) ['x']")
 
-    def test_more_rows_than_a_batch_are_refused(self) -> None:
+    def test_a_sample_with_more_rows_than_the_maximum_batch_size_is_refused(self) -> None:
         assert refusal(sample(5)).endswith("inference request batch-size must be <= 4 for 'm'")
 
     @pytest.mark.parametrize("source", ["zero", "random"])
     @pytest.mark.parametrize("length", [1 << 58, 1 << 62])
-    def test_more_values_than_there_is_room_for_are_refused(self, source: str, length: int) -> None:
+    def test_a_sample_too_large_for_memory_is_refused(self, source: str, length: int) -> None:
         text = refusal(sample(x=SampleInput("FP32", (length,), source)))
 
         assert text.startswith("failed to run warmup sample 's': ")
 
-    def test_rows_where_there_are_none_are_refused(self) -> None:
+    def test_a_sample_with_rows_for_a_model_without_rows_is_refused(self) -> None:
         text = refusal(sample(2), graph=signature(rows=False), most=0)
 
         assert text.endswith("inference request batch-size must be <= 1 for 'm'")
 
     @pytest.mark.parametrize("failure", [InferError, ValueError])
-    def test_a_run_that_fails_is_the_end_and_leaves_nothing_behind(self, failure: type[Exception]) -> None:
+    def test_a_failed_sample_run_fails_the_load_and_closes_the_backend(self, failure: type[Exception]) -> None:
         def fail(_: Any) -> Any:
             raise InferError(Code.INVALID, "no") if failure is InferError else ValueError("no")
 

@@ -1,4 +1,4 @@
-"""Sequels: a sequence's requests come to an ensemble's sequence model in their order, whatever the steps before do."""
+"""Sequels: requests of a sequence reach an ensemble's sequence model in order, whatever earlier steps do."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Pair:
 
     @property
     def came(self) -> list[float]:
-        """What the sequence model was given, in that order."""
+        """The values that the sequence model received, in order."""
         return [float(run.inputs[0].flat[0]) for run in self.there.backends["sums"].runs if run.inputs[0] is not None]
 
     @property
@@ -93,7 +93,7 @@ async def test_a_request_that_overtook_another_of_its_sequence_waits_for_it(nest
         assert there.at_rest()
 
 
-async def test_one_that_fails_before_it_comes_there_lets_the_others_go() -> None:
+async def test_a_request_that_fails_in_an_earlier_step_releases_the_requests_waiting_for_it() -> None:
     async with house() as there:
         pair = Pair(there)
         await pair.serve()
@@ -113,7 +113,7 @@ async def test_one_that_fails_before_it_comes_there_lets_the_others_go() -> None
         assert there.at_rest()
 
 
-async def test_one_that_is_taken_back_lets_the_others_go() -> None:
+async def test_a_canceled_request_releases_the_requests_waiting_for_it() -> None:
     async with house() as there:
         pair = Pair(there)
         await pair.serve()

@@ -1,4 +1,4 @@
-"""Sequences in a Scheduler: who runs when, and who waits for what. No clock, no threads."""
+"""Sequences in a Scheduler: which requests run when, and what the others wait for. No clock, no threads."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def take(scheduler: Scheduler, now_ns: int = 1) -> Batch:
 
 
 def run(scheduler: Scheduler, now_ns: int = 1) -> list[int | str]:
-    """Run a batch, and give the sequences it was for."""
+    """Run a batch. Returns: the sequences of its requests."""
     batch = take(scheduler, now_ns)
     scheduler.record_ended(batch, now_ns)
     return [request.sequence.id for request in batch.requests if request.sequence]
 
 
 @pytest.mark.parametrize("direct", [True, False])
-def test_no_sequence_begins_where_nothing_runs_and_who_has_waited_for_that_goes_on(direct: bool) -> None:
+def test_no_sequence_starts_on_an_unavailable_instance_and_waiting_ones_start_when_it_returns(direct: bool) -> None:
     sequences = Sequences("m", replace(OLDEST, direct=direct, max_candidates=2), 2, 2, model_keeps_state=True)
     sequences.set_available(1, 1, available=False)
     went = [request for identity in range(1, 5) for request in sequences.admit(request_of(identity, "s"), 1)]
@@ -85,14 +85,14 @@ class TestDirect:
         assert [request.active_sequence.id for request in batch.requests] == [2, 4]
         assert (batch.row_positions, batch.rows) == ([1, 3], 2)
 
-    def test_rows_that_follow_one_another_have_no_places_of_their_own(self) -> None:
+    def test_a_batch_of_consecutive_rows_has_no_row_positions(self) -> None:
         scheduler = scheduler_of(SequenceSpec())
         add(scheduler, 1, "s")
         add(scheduler, 2, "s")
 
         assert take(scheduler).row_positions is None
 
-    def test_a_row_that_is_free_again_is_the_next_to_be_given(self) -> None:
+    def test_the_next_sequence_gets_the_first_row_that_becomes_free(self) -> None:
         scheduler = scheduler_of(SequenceSpec())
         for identity, flags in ((1, "s"), (2, "se"), (3, "s")):
             add(scheduler, identity, flags)
@@ -119,7 +119,7 @@ class TestDirect:
 
         assert run(scheduler) == [1, 2]
 
-    def test_all_rows_run_together_however_many_would_be_fastest(self) -> None:
+    def test_all_rows_run_together_whatever_size_would_be_fastest(self) -> None:
         scheduler = scheduler_of(SequenceSpec())
         for rows, run_us in ((1, 10), (2, 20), (4, 40)):
             scheduler.learn(A, rows, run_us * US, 1)
@@ -128,7 +128,7 @@ class TestDirect:
 
         assert run(scheduler) == [1, 2, 3, 4]
 
-    def test_shapes_do_not_mix(self) -> None:
+    def test_requests_of_different_shapes_do_not_share_a_batch(self) -> None:
         scheduler = scheduler_of(SequenceSpec())
         for identity, key in ((1, A), (2, B), (3, A)):
             add(scheduler, identity, "s", key)
@@ -137,7 +137,7 @@ class TestDirect:
 
         assert (batch.key, batch.row_positions, batch.span_rows) == (A, [0, 2], 3)
 
-    def test_rows_of_other_shapes_are_part_of_the_run(self) -> None:
+    def test_rows_of_sequences_with_other_shapes_are_part_of_the_run(self) -> None:
         scheduler = scheduler_of(SequenceSpec())
         for identity, key in ((1, A), (2, A), (3, B)):
             add(scheduler, identity, "s", key)
@@ -146,7 +146,7 @@ class TestDirect:
 
         assert (batch.key, batch.row_positions, batch.span_rows, batch.rows) == (A, [0, 1], 3, 2)
 
-    def test_a_batch_is_held_until_enough_rows_are_there(self) -> None:
+    def test_a_batch_is_held_until_enough_rows_are_waiting(self) -> None:
         scheduler = scheduler_of(SequenceSpec(max_delay_us=5, min_utilization=0.5))
         add(scheduler, 1, "s")
         assert scheduler.take(1) is None
@@ -156,7 +156,7 @@ class TestDirect:
 
         assert run(scheduler) == [1, 2]
 
-    def test_a_batch_that_was_held_goes_when_its_delay_is_over(self) -> None:
+    def test_a_held_batch_runs_when_its_delay_is_over(self) -> None:
         scheduler = scheduler_of(SequenceSpec(max_delay_us=5, min_utilization=1.0))
         add(scheduler, 1, "s")
         add(scheduler, 2, "s", now_ns=4 * US)
@@ -167,7 +167,7 @@ class TestDirect:
 
         assert run(scheduler, 6 * US) == [1, 2]
 
-    def test_who_was_cancelled_does_not_count_for_a_batch_that_is_held(self) -> None:
+    def test_canceled_requests_do_not_count_toward_the_utilization_of_a_held_batch(self) -> None:
         scheduler = scheduler_of(SequenceSpec(max_delay_us=5, min_utilization=0.5))
         for request in [add(scheduler, identity, "s") for identity in (1, 2)]:
             scheduler.remove(request, 1)
@@ -177,7 +177,7 @@ class TestDirect:
 
 
 class TestOldest:
-    def test_sequences_share_batches_and_no_batch_has_one_twice(self) -> None:
+    def test_a_batch_has_several_sequences_but_only_one_request_of_each(self) -> None:
         scheduler = scheduler_of(OLDEST)
         for identity, flags in ((1, "s"), (1, ""), (2, "s"), (1, "e"), (2, "e")):
             add(scheduler, identity, flags)
@@ -185,7 +185,7 @@ class TestOldest:
         assert [run(scheduler), run(scheduler), run(scheduler)] == [[1, 2], [1, 2], [1]]
         assert not len(scheduler.sequences or ())
 
-    def test_a_sequence_waits_while_its_last_request_runs(self) -> None:
+    def test_a_sequence_waits_while_its_previous_request_runs(self) -> None:
         scheduler = scheduler_of(OLDEST)
         add(scheduler, 1, "s")
         batch = take(scheduler)
@@ -198,14 +198,14 @@ class TestOldest:
 
         assert run(scheduler) == [1]
 
-    def test_without_a_number_of_candidates_there_are_as_many_as_rows(self) -> None:
+    def test_the_default_number_of_candidates_is_the_maximum_batch_size(self) -> None:
         scheduler = scheduler_of(SequenceSpec(direct=False), rows=3)
 
         places = [add(scheduler, identity, "s").active_sequence.row for identity in (1, 2, 3, 4)]
 
         assert places == [0, 1, 2, -1]
 
-    def test_states_of_other_shapes_do_not_share_a_batch(self) -> None:
+    def test_sequences_with_states_of_different_shapes_do_not_share_a_batch(self) -> None:
         spec = replace(OLDEST, max_candidates=4, states=(State("i", "o", "FP32", (-1,)),))
         scheduler = scheduler_of(spec)
         for identity in (1, 2, 3):
@@ -219,7 +219,7 @@ class TestOldest:
 
         assert [run(scheduler), run(scheduler), run(scheduler)] == [[1, 3], [2], [4]]
 
-    def test_a_sequence_that_begins_anew_shares_a_batch_with_those_that_begin(self) -> None:
+    def test_a_restarted_sequence_shares_a_batch_with_new_sequences(self) -> None:
         scheduler = scheduler_of(replace(OLDEST, states=(State("i", "o", "FP32", (-1,)),)))
         first = add(scheduler, 1, "s")
         run(scheduler)
@@ -230,30 +230,30 @@ class TestOldest:
         assert run(scheduler) == [1, 2]
 
 
-class TestComing:
-    def test_ids_are_different_if_their_types_are(self) -> None:
+class TestAdmission:
+    def test_ids_of_different_types_are_different_sequences(self) -> None:
         scheduler = scheduler_of(OLDEST)
 
         assert add(scheduler, 1, "s").active_sequence is not add(scheduler, "1", "s").active_sequence
 
     @pytest.mark.parametrize("identity", [0, ""])
-    def test_a_request_needs_an_id(self, identity: int | str) -> None:
+    def test_a_request_with_an_empty_id_is_rejected(self, identity: int | str) -> None:
         with pytest.raises(InferError, match="must specify a non-zero or non-empty correlation ID") as caught:
             add(scheduler_of(OLDEST), identity, "s")
         assert caught.value.code is Code.INVALID
 
-    def test_a_request_that_says_nothing_of_sequences_needs_an_id(self) -> None:
+    def test_a_request_without_a_sequence_is_rejected(self) -> None:
         with pytest.raises(InferError, match="must specify a non-zero or non-empty correlation ID"):
             scheduler_of(OLDEST).add(request_of(0, sequence=None))
 
     @pytest.mark.parametrize(("datatype", "identity", "given"), [("BYTES", 1, "UINT64"), ("INT32", "a", "BYTES")])
-    def test_an_id_must_be_of_the_controls_kind(self, datatype: str, identity: int | str, given: str) -> None:
+    def test_an_id_must_have_the_datatype_of_the_control(self, datatype: str, identity: int | str, given: str) -> None:
         scheduler = scheduler_of(replace(OLDEST, controls=(Control("c", "corrid", datatype),)))
 
         with pytest.raises(InferError, match=f"control 'c' data-type is '{given}', but model 'm' expects '{datatype}'"):
             add(scheduler, identity, "s")
 
-    def test_a_sequence_is_over_for_clients_when_its_end_has_come(self) -> None:
+    def test_a_sequence_must_start_again_after_its_end_was_received(self) -> None:
         scheduler = scheduler_of(OLDEST)
         add(scheduler, 1, "se")
 
@@ -263,13 +263,13 @@ class TestComing:
             add(scheduler, 1)
         assert add(scheduler, 1, "s").active_sequence.row == 1
 
-    def test_who_begins_again_goes_on_in_the_same_place(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_sequence_started_again_keeps_its_slot(self, caplog: pytest.LogCaptureFixture) -> None:
         scheduler = scheduler_of(OLDEST)
 
         assert add(scheduler, 1, "s").active_sequence is add(scheduler, 1, "s").active_sequence
         assert "The previous sequence did not end before this sequence start" in caplog.text
 
-    def test_a_backlog_does_not_keep_out_what_its_end_depends_on(self) -> None:
+    def test_a_full_backlog_does_not_reject_requests_of_active_sequences(self) -> None:
         scheduler = scheduler_of(SequenceSpec(), rows=1, max_queue_rows=2)
         add(scheduler, 1, "s")
         for identity in (2, 3):
@@ -282,7 +282,7 @@ class TestComing:
 
         assert [run(scheduler) for _ in range(3)] == [[1], [1], [2]]
 
-    def test_a_start_that_is_refused_begins_nothing(self) -> None:
+    def test_a_rejected_start_request_begins_no_sequence(self) -> None:
         scheduler = scheduler_of(OLDEST, max_queue_requests=1)
         add(scheduler, 1, "s")
         with pytest.raises(InferError, match="Exceeds maximum queue size"):
@@ -292,7 +292,7 @@ class TestComing:
         with pytest.raises(InferError, match="must specify the START flag"):
             add(scheduler, 2)
 
-    def test_who_gets_a_place_that_is_free_again_is_no_backlog(self) -> None:
+    def test_a_sequence_that_gets_a_free_slot_does_not_count_as_backlog(self) -> None:
         scheduler = scheduler_of(OLDEST, max_queue_requests=2)
         add(scheduler, 1, "s")
         add(scheduler, 2, "se")
@@ -303,7 +303,7 @@ class TestComing:
         with pytest.raises(InferError, match="Exceeds maximum queue size"):
             add(scheduler, 3, "s")
 
-    def test_what_waits_is_bounded_by_its_bytes_and_by_its_number(self) -> None:
+    def test_waiting_requests_are_limited_by_bytes_rows_and_number(self) -> None:
         for bound in ({"max_queue_bytes": 2 * 16}, {"max_queue_rows": 2}, {"max_queue_requests": 2}):
             scheduler = scheduler_of(OLDEST, **bound)
             add(scheduler, 1, "s")
@@ -313,7 +313,7 @@ class TestComing:
             assert run(scheduler) == [1]
             add(scheduler, 1)
 
-    def test_a_target_does_not_let_a_batch_go_before_its_delay_is_over(self) -> None:
+    def test_a_latency_target_does_not_shorten_the_queue_delay(self) -> None:
         scheduler = scheduler_of(OLDEST, max_queue_delay_us=100)
         scheduler.learn(A, 1, 10 * US, 1)
         scheduler.add(request_of(1, "s", target_ns=30 * US))
@@ -322,7 +322,7 @@ class TestComing:
 
 
 class TestBacklog:
-    def test_sequences_begin_in_the_order_in_which_they_came(self) -> None:
+    def test_sequences_start_in_the_order_in_which_they_arrived(self) -> None:
         scheduler = scheduler_of(OLDEST, rows=1)
         for identity in (1, 2, 3, 4, 5):
             add(scheduler, identity, "se")
@@ -330,7 +330,7 @@ class TestBacklog:
         assert [run(scheduler) for _ in range(5)] == [[1], [2], [3], [4], [5]]
         assert scheduler.request_count == 0
 
-    def test_a_sequence_takes_what_has_come_of_it_along(self) -> None:
+    def test_a_starting_sequence_brings_all_of_its_waiting_requests(self) -> None:
         scheduler = scheduler_of(SequenceSpec(), rows=1)
         for identity, flags in ((1, "s"), (2, "s"), (2, ""), (2, "e"), (1, "e")):
             add(scheduler, identity, flags)
@@ -341,7 +341,7 @@ class TestBacklog:
     @pytest.mark.parametrize(
         ("remembers", "runs"), [(True, [[1, 2], [1, 2], [1], [1]]), (False, [[1, 1, 1, 2], [1, 2]])]
     )
-    def test_where_a_model_knows_them_by_their_id_one_waits_for_the_end_of_another_of_its_id(
+    def test_a_restarted_sequence_waits_for_its_previous_run_if_the_model_keeps_state(
         self, direct: bool, remembers: bool, runs: list[list[int]]
     ) -> None:
         sequences = Sequences("m", SequenceSpec(direct=direct), 4, 1, model_keeps_state=remembers)
@@ -360,7 +360,7 @@ class TestBacklog:
 
 
 @pytest.mark.parametrize("direct", [True, False])
-def test_requests_that_were_held_for_a_test_run_as_in_tritons(direct: bool) -> None:
+def test_requests_held_for_a_test_run_as_in_triton(direct: bool) -> None:
     scheduler = scheduler_of(SequenceSpec(direct), hold_requests=12)
     for flags in ("s", "", "e"):
         for identity in (1, 2, 3, 4):
@@ -371,7 +371,7 @@ def test_requests_that_were_held_for_a_test_run_as_in_tritons(direct: bool) -> N
     assert scheduler.request_count == 0
 
 
-def test_a_test_may_wait_for_a_backlog_too() -> None:
+def test_a_test_may_also_wait_for_a_backlog() -> None:
     scheduler = scheduler_of(SequenceSpec(hold_backlog=1), rows=2, hold_requests=2)
     for identity, flags in ((1, "se"), (2, "s")):
         add(scheduler, identity, flags)
@@ -382,7 +382,7 @@ def test_a_test_may_wait_for_a_backlog_too() -> None:
 
 
 class TestLeaving:
-    def test_what_was_cancelled_takes_along_those_behind_it(self) -> None:
+    def test_canceling_a_request_cancels_later_requests_of_its_sequence(self) -> None:
         scheduler = scheduler_of(OLDEST)
         requests = [add(scheduler, 1, flags) for flags in ("s", "", "", "e")]
 
@@ -393,7 +393,7 @@ class TestLeaving:
         assert not len(scheduler.sequences or ())
         assert (scheduler.request_count, scheduler.rows, scheduler.nbytes) == (0, 0, 0)
 
-    def test_what_waits_for_a_place_leaves_as_a_whole(self) -> None:
+    def test_canceling_a_request_of_a_waiting_sequence_cancels_the_whole_sequence(self) -> None:
         scheduler = scheduler_of(SequenceSpec(), rows=1)
         add(scheduler, 1, "s")
         waiting = [add(scheduler, 2, flags) for flags in ("s", "", "")]
@@ -404,7 +404,7 @@ class TestLeaving:
         with pytest.raises(InferError, match="must specify the START flag"):
             add(scheduler, 2)
 
-    def test_the_next_gets_the_place_of_a_sequence_that_was_cancelled(self) -> None:
+    def test_the_next_sequence_gets_the_slot_of_a_canceled_one(self) -> None:
         scheduler = scheduler_of(SequenceSpec(), rows=1)
         first = add(scheduler, 1, "s")
         add(scheduler, 2, "s")
@@ -413,7 +413,7 @@ class TestLeaving:
 
         assert run(scheduler) == [2]
 
-    def test_a_timeout_counts_only_until_there_is_a_place(self) -> None:
+    def test_a_timeout_applies_only_until_a_sequence_has_a_slot(self) -> None:
         scheduler = scheduler_of(SequenceSpec(), rows=1)
         for identity, flags in ((1, "s"), (1, ""), (2, "s"), (2, "")):
             scheduler.add(request_of(identity, flags, deadline_ns=5))
@@ -423,7 +423,7 @@ class TestLeaving:
         assert [request.active_sequence.id for request in expired] == [2, 2]
         assert [run(scheduler, 6), run(scheduler, 6)] == [[1], [1]]
 
-    def test_all_can_be_taken_out(self) -> None:
+    def test_draining_removes_all_sequences_and_their_requests(self) -> None:
         scheduler = scheduler_of(OLDEST)
         requests = [add(scheduler, identity, flags) for identity in (1, 2, 3) for flags in ("s", "")]
 
@@ -432,7 +432,7 @@ class TestLeaving:
 
 
 class TestIdleness:
-    def test_a_sequence_is_forgotten_when_it_was_idle_for_so_long(self) -> None:
+    def test_a_sequence_is_forgotten_after_its_idle_time(self) -> None:
         scheduler = scheduler_of(replace(OLDEST, idle_us=10))
         add(scheduler, 1, "s")
         assert scheduler.nearest_deadline_ns() == 0
@@ -445,7 +445,7 @@ class TestIdleness:
 
         assert len(scheduler.sequences or ()) == scheduler.nearest_deadline_ns() == 0
 
-    def test_its_place_goes_to_who_waits(self) -> None:
+    def test_the_slot_of_an_idle_sequence_goes_to_a_waiting_one(self) -> None:
         scheduler = scheduler_of(SequenceSpec(idle_us=10), rows=1)
         add(scheduler, 1, "s")
         run(scheduler, 1)
@@ -456,7 +456,7 @@ class TestIdleness:
 
         assert run(scheduler, 20 * US) == [2]
 
-    def test_what_waits_or_runs_is_not_idle(self) -> None:
+    def test_a_waiting_or_running_sequence_is_not_idle(self) -> None:
         scheduler = scheduler_of(SequenceSpec(idle_us=10), rows=1)
         add(scheduler, 1, "s")
         add(scheduler, 2, "s")
@@ -468,10 +468,10 @@ class TestIdleness:
         assert len(scheduler.sequences or ()) == 2
 
 
-class TestHurry:
-    """What is held for who may come, once nobody comes any more."""
+class TestExpediting:
+    """Batches and slots held for further requests, once no more will arrive."""
 
-    def test_rows_that_wait_for_more_sequences_run(self) -> None:
+    def test_rows_held_for_more_sequences_run_when_expedited(self) -> None:
         scheduler = scheduler_of(SequenceSpec(max_delay_us=10, min_utilization=0.5))
         add(scheduler, 1, "s")
         assert scheduler.take(1) is None
@@ -482,7 +482,7 @@ class TestHurry:
         assert run(scheduler, 2) == [1]
         assert len(scheduler.sequences or ()) == 1
 
-    def test_a_sequence_that_is_idle_gives_its_place_on(self) -> None:
+    def test_the_slot_of_an_idle_sequence_goes_to_a_waiting_one_when_expedited(self) -> None:
         scheduler = scheduler_of(SequenceSpec(), rows=1)
         add(scheduler, 1, "s")
         run(scheduler, 1)

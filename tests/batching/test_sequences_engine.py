@@ -93,7 +93,7 @@ async def served(
 
 
 async def come(each: asyncio.Task[float]) -> None:
-    """Let a request come as far as it can."""
+    """Let a request proceed as far as it can."""
     await asyncio.sleep(0)
     assert not each.done()
 
@@ -106,7 +106,7 @@ def executor(request: pytest.FixtureRequest) -> str:
 
 class TestRunning:
     @pytest.mark.parametrize("direct", [True, False])
-    async def test_sequences_add_up_each_for_itself(self, direct: bool, executor: str) -> None:
+    async def test_each_sequence_accumulates_its_own_state(self, direct: bool, executor: str) -> None:
         async with served(replace(SEQUENCE, direct=direct), executor=executor) as it:
             asked = [it.ask(10 * i + j, i, flags) for j, flags in enumerate(("s", "", "e")) for i in (1, 2, 3, 4)]
             answers = await asyncio.gather(*asked)
@@ -114,7 +114,7 @@ class TestRunning:
             assert answers == [10, 20, 30, 40, 21, 41, 61, 81, 33, 63, 93, 123]
             assert it.left == 0
 
-    async def test_what_sequences_remember_goes_with_their_model(self) -> None:
+    async def test_sequences_are_removed_when_their_model_is_unloaded(self) -> None:
         async with served() as it:
             await it.infer(1, 9, "s")
             assert it.left == 1
@@ -123,7 +123,7 @@ class TestRunning:
 
             assert it.left == 0
 
-    async def test_a_request_that_fails_leaves_the_state_as_it_was(self) -> None:
+    async def test_a_failed_request_leaves_the_state_of_its_sequence_unchanged(self) -> None:
         async with served() as it:
             it.gate.close()
             first = it.ask(1, 9, "s")
@@ -135,7 +135,7 @@ class TestRunning:
             assert [str(answer) for answer in answers] == ["1.0", "5.0", "a guilty row", "11.0", "8.0"]
             assert it.left == 0
 
-    async def test_a_batch_that_fails_is_tried_in_parts_at_the_same_rows(self) -> None:
+    async def test_a_failed_batch_is_retried_in_parts_at_the_same_rows(self) -> None:
         async with served(rows=3) as it:
             for identity in (1, 2, 3):
                 await it.infer(identity, identity, "s")
@@ -151,7 +151,7 @@ class TestRunning:
             (ready,) = [run.inputs[2].ravel().tolist() for run in it.backend.runs[-1:] if run.inputs[2] is not None]
             assert ready in ([0, 0, 1], [0, 1])
 
-    async def test_what_is_counted_is_requests(self) -> None:
+    async def test_statistics_count_requests_and_not_empty_rows(self) -> None:
         async with served(rows=4) as it:
             for identity in (1, 2, 3):
                 await it.infer(1, identity, "s")
@@ -165,7 +165,7 @@ class TestRunning:
 
 class TestLeaving:
     @pytest.mark.parametrize("direct", [True, False])
-    async def test_what_is_behind_a_request_that_was_cancelled_is_cancelled_too(self, direct: bool) -> None:
+    async def test_canceling_a_request_cancels_later_requests_of_its_sequence(self, direct: bool) -> None:
         async with served(replace(SEQUENCE, direct=direct)) as it:
             it.gate.close()
             first = it.ask(1, 1, "s")
@@ -185,7 +185,7 @@ class TestLeaving:
                 await it.infer(1, 1)
             assert it.left == 0
 
-    async def test_a_backlog_is_served_when_a_sequence_is_cancelled(self) -> None:
+    async def test_a_waiting_sequence_is_served_when_an_active_one_is_canceled(self) -> None:
         async with served(rows=1) as it:
             it.gate.close()
             first = it.ask(1, 1, "s")
@@ -199,7 +199,7 @@ class TestLeaving:
             assert [await first, await other] == [1, 5]
             assert it.left == 0
 
-    async def test_a_timeout_in_the_backlog_ends_the_whole_sequence(self) -> None:
+    async def test_a_timeout_of_a_waiting_sequence_ends_the_whole_sequence(self) -> None:
         async with served(rows=1) as it:
             await it.infer(1, 1, "s")
             forever = it.ask(5, 2, "s")
@@ -214,7 +214,7 @@ class TestLeaving:
             assert it.model.statistics.snapshot().failures[REJECTED] == 2
             assert it.left == 0
 
-    async def test_who_is_silent_is_forgotten_and_its_place_given_on(self, executor: str) -> None:
+    async def test_an_idle_sequence_is_forgotten_and_its_slot_is_reused(self, executor: str) -> None:
         async with served(replace(SEQUENCE, idle_us=20_000), rows=1, executor=executor) as it:
             loop = asyncio.get_running_loop()
             await it.infer(1, 1, "s")
@@ -224,7 +224,7 @@ class TestLeaving:
             assert loop.time() - before > 0.01
             assert it.left == 0
 
-    async def test_what_was_accepted_is_finished_when_the_engine_stops(self) -> None:
+    async def test_accepted_requests_are_finished_when_the_engine_stops(self) -> None:
         async with served() as it:
             it.gate.close()
             asked = [it.ask(1, 1, "s")]
@@ -238,7 +238,7 @@ class TestLeaving:
             assert [await each for each in asked] == [1, 3, 6]
             assert await stopping == 0
 
-    async def test_what_is_left_when_time_is_up_is_dropped(self) -> None:
+    async def test_requests_left_when_the_engines_time_is_up_are_dropped(self) -> None:
         async with served(rows=1) as it:
             it.gate.close()
             sink = ListSink()
@@ -261,7 +261,7 @@ def _request(model: Model, identity: int, flags: str, sink: ListSink) -> InferRe
     return request
 
 
-async def test_what_is_left_of_a_sequence_is_run_by_others_when_an_instance_ends() -> None:
+async def test_remaining_requests_of_a_sequence_run_on_other_instances_when_one_ends() -> None:
     first, second = threading.Event(), threading.Event()
 
     def asleep(instance: Any) -> bool:

@@ -33,7 +33,7 @@ GRAPH = Signature(ROWS.inputs, ROWS.outputs)
 
 
 class Waiting(FakeBackend):
-    """One whose runs wait for another process."""
+    """A Backend whose runs wait for another process."""
 
     threads_only = True
 
@@ -60,7 +60,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 
 
 class TestTurns:
-    def test_what_does_not_fit_waits_until_a_run_ends(self, device: Device) -> None:
+    def test_a_run_that_does_not_fit_on_the_device_waits_until_another_ends(self, device: Device) -> None:
         first, second = Doors(), Doors()
         with opened(first, device) as one, opened(second, device) as other:
             one.add()
@@ -75,7 +75,7 @@ class TestTurns:
 
         assert waits
 
-    def test_a_batch_grows_while_it_waits_for_its_turn(self, device: Device) -> None:
+    def test_a_batch_grows_while_its_instance_waits_for_a_turn(self, device: Device) -> None:
         doors = Doors()
         with opened(doors, device) as one, opened(list, device) as other:
             one.add()
@@ -85,7 +85,7 @@ class TestTurns:
 
             assert other.next().requests == requests
 
-    def test_an_instance_that_finds_nothing_hands_its_turn_on(self, device: Device) -> None:
+    def test_an_instance_without_work_passes_its_turn_on(self, device: Device) -> None:
         doors = Doors()
         with opened(doors, device) as one, opened(list, device, count=2) as other, opened(list, device) as third:
             one.add()
@@ -97,7 +97,7 @@ class TestTurns:
             other.ended(taken)
             third.ended(last)
 
-    def test_what_is_cancelled_while_it_waits_for_a_turn_leaves_the_turn_to_others(self, device: Device) -> None:
+    def test_a_turn_requested_for_a_canceled_request_passes_to_another_model(self, device: Device) -> None:
         doors = Doors()
         with opened(doors, device) as one, opened(list, device) as other, opened(list, device) as third:
             one.add()
@@ -126,7 +126,7 @@ class TestTurns:
             doors.let_out()
             one.next()
 
-    def test_a_model_that_is_closed_while_it_runs_leaves_its_turn_to_others(self, device: Device) -> None:
+    def test_a_model_closed_during_its_run_passes_its_turn_on(self, device: Device) -> None:
         doors = Doors()
         with opened(list, device) as other, opened(list, device):
             with opened(doors, device) as one:
@@ -136,7 +136,7 @@ class TestTurns:
                 doors.let_out()
             other.ended(requests)
 
-    def test_a_run_that_raises_leaves_its_turn_to_others(self, device: Device) -> None:
+    def test_a_failed_run_passes_its_turn_on(self, device: Device) -> None:
         def fails(inputs: list[Any]) -> list[Any]:
             raise InferError(Code.INTERNAL, "no")
 
@@ -144,7 +144,7 @@ class TestTurns:
             for house in (one, other, one, other):
                 house.ended(house.add())
 
-    def test_those_that_began_before_it_was_crowded_end_without_a_turn(self, device: Device) -> None:
+    def test_a_run_that_began_before_the_device_was_contended_ends_without_a_turn(self, device: Device) -> None:
         doors = Doors()
         with opened(doors, device) as one:
             one.add()
@@ -154,7 +154,7 @@ class TestTurns:
                 doors.let_out()
                 one.next()
 
-    def test_a_model_of_brief_runs_does_not_wait_on_a_cpu(self, device: Device) -> None:
+    def test_a_model_with_brief_runs_does_not_wait_for_a_turn_on_a_cpu(self, device: Device) -> None:
         cpu = Device(1, preemptive=True)
         doors = Doors()
         with opened(doors, cpu) as one, opened(list, cpu) as other:
@@ -165,7 +165,9 @@ class TestTurns:
             doors.let_out()
             one.next()
 
-    def test_while_others_wait_a_batch_is_bounded(self, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_batchs_run_time_is_limited_only_while_other_models_wait(
+        self, device: Device, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         asked: list[float] = []
         doors = Doors()
         with opened(doors, device) as one, opened(list, device) as other:
@@ -185,7 +187,7 @@ class TestTurns:
 
         assert asked[0] == 0
 
-    def test_whatever_many_threads_do_every_request_is_answered(self, device: Device) -> None:
+    def test_every_request_is_answered_under_many_threads(self, device: Device) -> None:
         dice = random.Random(4)
         with ExitStack() as houses:
             every = [houses.enter_context(opened(list, device, count=1 + n % 3, max_batch_rows=4)) for n in range(5)]
@@ -223,7 +225,7 @@ class Losing:
 
 @dataclass
 class Reopening:
-    """Loads again: how often it was asked, and how many attempts fail."""
+    """Reloads a backend: counts the attempts, of which a number fail."""
 
     function: Function
     failures: int = 0
@@ -239,8 +241,8 @@ class Reopening:
         return self.backends[-1]
 
 
-class TestALostDevice:
-    def test_the_model_is_loaded_again_and_the_batch_is_served_there(self, device: Device) -> None:
+class TestLostDevice:
+    def test_a_model_is_reloaded_after_a_lost_device_and_its_batch_is_retried(self, device: Device) -> None:
         reopen = Reopening(list)
         with opened(Losing(1), device, reopen=reopen) as house:
             requests = house.add(3)
@@ -251,7 +253,7 @@ class TestALostDevice:
             assert house.model.healthy
             assert not house.backends[0].closed  # the loop still holds it
 
-    def test_instances_of_one_session_load_it_again_once(self, device: Device) -> None:
+    def test_instances_of_one_session_reload_it_only_once(self, device: Device) -> None:
         together = threading.Barrier(2)
 
         def lost(inputs: list[Any]) -> list[Any]:
@@ -267,7 +269,7 @@ class TestALostDevice:
             assert reopen.asked == 1
             assert house.model.event_counts["instances_replaced"] == 2
 
-    def test_who_is_lost_twice_is_answered_with_the_loss_and_takes_nobody_along(self, device: Device) -> None:
+    def test_a_request_whose_run_loses_the_device_twice_fails_alone(self, device: Device) -> None:
         losing = Losing(2)
         reopen = Reopening(losing)
         with opened(losing, device, reopen=reopen) as house:
@@ -280,7 +282,7 @@ class TestALostDevice:
             assert reopen.asked == 2
             assert house.model.healthy
 
-    def test_who_ran_when_it_was_taken_from_outside_runs_once_more(self, device: Device) -> None:
+    def test_a_request_running_when_the_device_was_removed_is_retried_once_more(self, device: Device) -> None:
         losing = Losing(2, kind=DeviceRemoved)
         reopen = Reopening(losing)
         with opened(losing, device, reopen=reopen) as house:
@@ -290,7 +292,7 @@ class TestALostDevice:
             assert [request.error for request in requests] == [None] * 3
             assert reopen.asked == 2
 
-    def test_and_not_more_than_once(self, device: Device) -> None:
+    def test_a_request_running_when_the_device_was_removed_is_retried_at_most_once(self, device: Device) -> None:
         losing = Losing(3, kind=DeviceRemoved)
         with opened(losing, device, reopen=Reopening(losing)) as house:
             requests = house.add(3)
@@ -298,7 +300,7 @@ class TestALostDevice:
 
             assert [request.error is None for request in requests] == [False, True, True]
 
-    def test_who_ends_the_model_each_time_is_found_alone_and_the_others_are_served(self, device: Device) -> None:
+    def test_a_request_that_always_loses_the_device_fails_alone_and_the_others_are_served(self, device: Device) -> None:
         def function(inputs: list[Any]) -> list[Any]:
             if (inputs[0] == 13).any():
                 raise DeviceLost(Code.NOT_READY, "gone")
@@ -313,7 +315,7 @@ class TestALostDevice:
             assert [request.error is None for request in requests] == [True, True, False, True, True]
             assert reopen.asked == 2
 
-    def test_a_device_that_nothing_runs_on_is_left_alone_after_so_many_losses(self, device: Device) -> None:
+    def test_reloading_stops_after_a_maximum_number_of_consecutive_losses(self, device: Device) -> None:
         losing = Losing(1 << 30)
         reopen = Reopening(losing)
         with opened(losing, device, reopen=reopen) as house:
@@ -324,7 +326,9 @@ class TestALostDevice:
             assert reopen.asked == reload_backoff.MAX_LOSSES - 1
             assert not house.model.healthy
 
-    def test_while_it_cannot_be_loaded_the_model_is_not_healthy_and_says_so_to_what_comes(self, device: Device) -> None:
+    def test_a_model_that_cannot_be_reloaded_is_unhealthy_and_fails_requests_with_the_reason(
+        self, device: Device
+    ) -> None:
         reopen = Reopening(list, failures=1 << 30)
         with opened(Losing(1), device, reopen=reopen) as house:
             first = house.add()
@@ -339,7 +343,7 @@ class TestALostDevice:
             "model 'm' lost its device: no device",
         ]
 
-    def test_it_is_tried_again_until_it_goes_well(self, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_reloading_is_retried_until_it_succeeds(self, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(reload_backoff, "MIN_RETRY_NS", 0)
         monkeypatch.setattr(reload_backoff, "MAX_RETRY_NS", 0)
         reopen = Reopening(list, failures=3)
@@ -353,7 +357,7 @@ class TestALostDevice:
         assert last[0].error is None
         assert reopen.asked == 4
 
-    def test_one_that_is_lost_again_before_it_is_bound_to_is_loaded_once_more(self, device: Device) -> None:
+    def test_a_backend_lost_again_before_it_is_bound_is_reloaded_once_more(self, device: Device) -> None:
         class Brief(FakeBackend):
             def bind(self, signature: Signature, capacity_rows: int) -> Binding:
                 raise DeviceLost(Code.NOT_READY, "gone already")
@@ -365,7 +369,7 @@ class TestALostDevice:
 
             assert [request.error for request in requests] == [None, None]
 
-    def test_one_that_is_lost_while_nothing_runs_is_loaded_again_before_anything_comes(
+    def test_a_backend_lost_while_idle_is_reloaded_before_the_next_request(
         self, device: Device, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         class Telling(Waiting):
@@ -380,7 +384,7 @@ class TestALostDevice:
             monkeypatch.setattr(house.model, "count_event", lambda _: counted.release())
             backend.told()
             assert all(counted.acquire(timeout=PATIENCE_S) for _ in range(2))
-            backend.told()  # of what is not theirs any more
+            backend.told()  # about a backend that they no longer use
             requests = house.add(2)
             house.ended(requests)
 
@@ -388,7 +392,7 @@ class TestALostDevice:
             assert reopen.asked == 1
             assert backend.closed
 
-    def test_others_serve_while_one_is_down(self) -> None:
+    def test_the_other_instances_serve_while_one_cannot_be_reloaded(self) -> None:
         reopen = Reopening(list, failures=1 << 30)
         with opened(Losing(1), Device(2), count=2, reopen=reopen) as house:
             first = house.add()
@@ -400,7 +404,7 @@ class TestALostDevice:
             assert [request.error for request in later] == [None] * 20
             assert house.model.healthy
 
-    def test_a_model_that_is_down_holds_no_turn(self, device: Device) -> None:
+    def test_a_model_that_cannot_be_reloaded_holds_no_turn(self, device: Device) -> None:
         doors = Doors()
         with opened(doors, device, reopen=Reopening(list, failures=1 << 30)) as one, opened(list, device) as other:
             one.add()
@@ -415,26 +419,28 @@ class TestALostDevice:
 
             assert served[0].error is None
 
-    def test_a_model_that_is_down_can_be_closed(self, device: Device) -> None:
+    def test_a_model_that_cannot_be_reloaded_can_be_closed(self, device: Device) -> None:
         with opened(Losing(1), device, reopen=Reopening(list, failures=1 << 30)) as house:
             house.ended(house.add())
         assert not house.model.instances
 
-    def test_the_loop_answers_with_the_loss_and_goes_on_when_an_instance_has_loaded_it(self, device: Device) -> None:
+    def test_the_loop_fails_its_batch_with_the_loss_and_runs_again_after_an_instance_reloads(
+        self, device: Device
+    ) -> None:
         with opened(Losing(1), device, reopen=Reopening(list), executor="loop") as house:
             with house.model.lock:
                 request = fake_request(house.model)
                 house.model.scheduler.add(request)
             ran, _ = house.model.dispatch(1)
             answered = [each.error and each.error.message for batch in ran for each in batch.requests]
-            later = house.add()  # on an Instance, or on the loop if that has been mended by now
+            later = house.add()  # on an Instance, or on the loop if its binding has been restored by now
             if later[0].outputs is None:
                 house.ended(later)
 
             assert answered == ["CUDA failure 700"]
             assert later[0].error is None
 
-    def test_one_whose_runs_wait_elsewhere_is_never_run_by_the_loop(self, device: Device) -> None:
+    def test_a_backend_that_waits_for_another_process_never_runs_on_the_loop(self, device: Device) -> None:
         threads: set[str] = set()
 
         def function(inputs: list[Any]) -> list[Any]:
@@ -447,13 +453,13 @@ class TestALostDevice:
 
         assert threads == {"m/1#0"}
 
-    def test_of_one_that_the_loop_never_runs_nothing_is_kept_when_it_is_lost(self, device: Device) -> None:
+    def test_a_lost_backend_that_never_runs_on_the_loop_is_closed_at_once(self, device: Device) -> None:
         with opened(Losing(1), device, reopen=Reopening(list), kind=Waiting) as house:
             house.ended(house.add())
 
             assert house.backends[0].closed
 
-    def test_the_old_session_is_closed_when_its_last_binding_is_given_back(self, device: Device) -> None:
+    def test_the_old_session_is_closed_when_its_last_binding_is_returned(self, device: Device) -> None:
         losing = Losing(1)
         reopen = Reopening(list)
         with opened(losing, device, reopen=reopen) as house:
@@ -469,7 +475,7 @@ class TestALostDevice:
 
 
 def place_of(model: Model) -> Placement:
-    """Give where the first instance of a model is."""
+    """Return the Placement of a model's first Instance."""
     instance = model.instances[0]
     assert isinstance(instance, ThreadInstance)
     return instance.placement
@@ -477,7 +483,7 @@ def place_of(model: Model) -> Placement:
 
 @pytest.mark.anyio
 class TestEngines:
-    async def test_models_of_one_engine_share_a_device_and_two_engines_share_nothing(self) -> None:
+    async def test_models_of_one_engine_share_a_device_and_two_engines_share_none(self) -> None:
         loop = asyncio.get_running_loop()
         engines = [Engine(loop, {"fake": fake_loader(FakeBackend(GRAPH, list))}) for _ in range(2)]
         for engine in engines:

@@ -1,4 +1,4 @@
-"""Splitting: a request above what a batch may have runs in parts, and ends once, whole."""
+"""Splitting: a request with more rows than a batch may have runs in parts, and ends once."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class House:
         return request
 
     async def busy(self) -> InferRequest:
-        """Close the gate and have a request stand before it."""
+        """Close the gate and submit a request that waits at it."""
         self.gate.close()
         request = self.submit(1, 1000.0)
         await self.gate.entered()
@@ -130,7 +130,7 @@ class TestJoining:
         whole = fake_request(fake_model(), rows, sink=sink)
         return whole, split(whole, MOST // 2, cancelled.append), sink, cancelled
 
-    def test_the_whole_is_delivered_when_the_last_part_is_in_whatever_their_order(self) -> None:
+    def test_a_split_request_is_delivered_after_its_last_part_in_any_order_of_parts(self) -> None:
         whole, parts, sink, _ = self.parts()
         for number, part in enumerate(parts):
             part.outputs = [np.full((2, 4), number), [number, number]]
@@ -143,7 +143,7 @@ class TestJoining:
         assert whole.outputs is not None
         assert (numbers(whole), whole.outputs[1]) == ([0, 0, 1, 1, 2, 2], [0, 0, 1, 1, 2, 2])
 
-    def test_the_first_error_ends_the_whole_and_what_comes_after_changes_nothing(self) -> None:
+    def test_the_first_error_of_a_part_ends_the_request_and_later_parts_change_nothing(self) -> None:
         whole, parts, sink, cancelled = self.parts()
         for part, text in zip(parts[:2], ("first", "second"), strict=True):
             part.error = InferError(Code.INTERNAL, text)
@@ -156,7 +156,7 @@ class TestJoining:
         assert whole.outputs is None
         assert cancelled == parts
 
-    def test_outputs_that_do_not_fit_together_are_the_models_error(self) -> None:
+    def test_part_outputs_that_cannot_be_joined_are_an_internal_error(self) -> None:
         whole, parts, sink, _ = self.parts()
         for number, part in enumerate(parts):
             part.outputs = [np.zeros((2, number))]
@@ -171,7 +171,7 @@ class TestJoining:
 @pytest.mark.anyio
 class TestServing:
     @pytest.mark.parametrize("executor", ["thread", "loop"])
-    async def test_a_request_of_many_rows_returns_whole_and_in_order(self, executor: str) -> None:
+    async def test_a_request_of_many_rows_is_returned_whole_and_in_order(self, executor: str) -> None:
         async with house(executor=executor) as place:
             requests = [place.submit(11, 0.0), place.submit(2, 50.0), place.submit(4, 80.0)]
             delivered = await place.sink.holds(3)
@@ -183,7 +183,7 @@ class TestServing:
             assert max(place.ran) <= MOST
             assert place.engine.inflight == 0
 
-    async def test_what_infer_is_given_may_be_split_too(self) -> None:
+    async def test_infer_splits_large_requests(self) -> None:
         async with house() as place:
             (answer,) = await place.engine.infer(place.model, [np.ones((9, 4), np.float32)])
 
@@ -197,21 +197,21 @@ class TestServing:
             counted = place.model.statistics.snapshot()
             assert (counted.success.count, counted.inference_count) == (3, 9)
 
-    async def test_more_rows_than_the_queue_holds_are_refused_before_anything_runs(self) -> None:
+    async def test_a_request_with_more_rows_than_the_queue_holds_is_rejected_as_invalid(self) -> None:
         async with house(max_queue_rows=10) as place:
             with pytest.raises(InferError) as caught:
                 await place.engine.infer(place.model, [np.ones((11, 4), np.float32)])
 
             assert caught.value.message == "inference request batch-size must be <= 10 for 'm'"
 
-    async def test_so_are_more_parts_than_the_queue_takes_requests(self) -> None:
+    async def test_a_request_with_more_parts_than_the_queue_takes_is_rejected_as_invalid(self) -> None:
         async with house(max_queue_requests=2) as place:
             with pytest.raises(InferError) as caught:
                 await place.engine.infer(place.model, [np.ones((9, 4), np.float32)])
 
             assert caught.value.message == "inference request batch-size must be <= 8 for 'm'"
 
-    async def test_so_are_more_bytes_than_the_queue_holds(self) -> None:
+    async def test_a_request_with_more_bytes_than_the_queue_holds_is_rejected_as_invalid(self) -> None:
         async with house(max_queue_bytes=100) as place:
             with pytest.raises(InferError) as caught:
                 await place.engine.infer(place.model, [np.ones((9, 4), np.float32)])
@@ -219,7 +219,7 @@ class TestServing:
             assert caught.value.code is Code.INVALID
             assert caught.value.message == "request of 144 bytes for 'm' exceeds the 100 bytes that its queue may hold"
 
-    async def test_without_the_policy_the_bound_is_the_batch(self) -> None:
+    async def test_without_splitting_a_request_larger_than_a_batch_is_rejected(self) -> None:
         backend = FakeBackend(GRAPH, same)
         engine = Engine(asyncio.get_running_loop(), {"fake": fake_loader(backend)})
         said = BatchPolicy(max_batch_rows=MOST, executor="thread")
@@ -230,7 +230,7 @@ class TestServing:
 
         assert caught.value.message == "inference request batch-size must be <= 4 for 'm'"
 
-    async def test_a_queue_without_room_for_all_parts_takes_none(self) -> None:
+    async def test_no_part_is_enqueued_if_the_queue_has_no_room_for_all(self) -> None:
         async with house(max_queue_rows=10) as place:
             await place.busy()
             waiting = place.submit(2)
@@ -244,7 +244,7 @@ class TestServing:
             await place.sink.holds(2)
             assert numbers(waiting) == [0, 1]
 
-    async def test_a_part_that_fails_fails_the_whole_once_and_its_waiting_siblings_leave(self) -> None:
+    async def test_a_failed_part_fails_the_request_once_and_cancels_its_waiting_parts(self) -> None:
         async with house() as place:
             await place.busy()
             whole = place.submit(11, GUILTY)
@@ -259,7 +259,7 @@ class TestServing:
             assert place.engine.inflight == 0
             assert place.failures[BACKEND] == 1
 
-    async def test_cancelling_the_whole_cancels_its_parts_and_nothing_is_delivered(self) -> None:
+    async def test_canceling_a_split_request_cancels_its_parts_and_delivers_nothing(self) -> None:
         async with house() as place:
             first = await place.busy()
             whole = place.submit(9)
@@ -272,20 +272,20 @@ class TestServing:
             assert await place.sink.holds(1) == [first]
             assert place.engine.inflight == 0
 
-    async def test_cancelling_while_a_part_runs_delivers_nothing_and_forgets_nothing(self) -> None:
+    async def test_a_split_request_canceled_while_a_part_runs_is_not_delivered(self) -> None:
         async with house() as place:
             place.gate.close()
             whole = place.submit(9)
             await place.gate.entered()
             place.engine.cancel(whole)
-            assert whole.parts is None  # so that no part that runs brings it back
+            assert whole.parts is None  # so that no running part delivers it
             last = place.submit(1, 5.0)
             place.gate.open()
 
             assert await place.sink.holds(1) == [last]
             assert place.engine.inflight == 0
 
-    async def test_a_deadline_is_every_parts_and_ends_the_whole_once(self) -> None:
+    async def test_each_part_has_the_requests_deadline_and_expiry_ends_the_request_once(self) -> None:
         async with house() as place:
             await place.busy()
             now_ns = asyncio.get_running_loop().time() * 1e9
@@ -297,7 +297,7 @@ class TestServing:
             place.gate.open()
             assert len(await place.sink.holds(2)) == 2
 
-    async def test_a_server_that_stops_drops_the_whole_once(self) -> None:
+    async def test_a_stopping_server_drops_a_split_request_once(self) -> None:
         async with house() as place:
             await place.busy()
             whole = place.submit(9)
@@ -310,7 +310,7 @@ class TestServing:
 
 
 @pytest.mark.anyio
-async def test_whatever_mixture_comes_everyone_gets_their_own() -> None:
+async def test_every_request_of_any_size_gets_its_own_rows() -> None:
     rng = np.random.default_rng(2)
     async with house(max_queue_rows=4096) as place:
         sizes = rng.integers(0, 20, 60).tolist()
@@ -322,7 +322,7 @@ async def test_whatever_mixture_comes_everyone_gets_their_own() -> None:
         assert len(place.sink.requests) == len(set(map(id, place.sink.requests))) == len(sizes)
 
 
-def test_a_whole_that_was_cancelled_takes_no_more_parts() -> None:
+def test_a_canceled_split_request_ignores_the_results_of_its_parts() -> None:
     whole = fake_request(fake_model(), 4, sink=NoSink())
     parts = split(whole, 2, lambda _: None)
     whole.parts = None

@@ -80,7 +80,7 @@ def test_each_request_is_charged_the_whole_durations_of_its_batch() -> None:
     assert counted.compute_output == Duration(3, (2 * 20 + 3) * US)
 
 
-def test_queue_ends_where_execution_starts_and_success_ends_at_delivery() -> None:
+def test_queue_time_ends_where_execution_starts_and_success_ends_at_delivery() -> None:
     counted = _recorded(TWO, ONE).snapshot()
 
     assert counted.queue == Duration(3, (190 + 95 + 1) * US)
@@ -103,7 +103,7 @@ def test_batch_stats_are_per_execution_and_by_rows() -> None:
     )
 
 
-def test_requests_that_ran_one_after_another_are_executions_of_their_own() -> None:
+def test_requests_run_one_after_another_count_as_separate_executions() -> None:
     statistics = ModelStatistics()
     stamps = Stamps(((1, 0, 0), (1, 0, 0), (1, 0, 0)), 10 * US, 0, 90 * US, 0, 0)
     batch = stamps.batch()
@@ -124,13 +124,13 @@ def test_a_request_without_rows_counts_as_one_inference() -> None:
     assert _recorded(empty, alone).snapshot().inference_count == 4
 
 
-def test_queue_is_counted_even_when_nothing_waited() -> None:
+def test_queue_time_is_counted_even_if_no_request_waited() -> None:
     at_once = Stamps(((1, 5, 5),), 5, 0, 0, 0, 0)
 
     assert _recorded(at_once).snapshot().queue == Duration(1, 0)
 
 
-def test_a_stamp_of_the_loop_turn_before_its_request_counts_as_no_wait() -> None:
+def test_a_batch_stamped_before_its_requests_arrival_counts_as_no_wait() -> None:
     early = Stamps(((1, 1000, 1000),), 990, 5, 5, 5, 5)
 
     counted = _recorded(early).snapshot()
@@ -148,7 +148,7 @@ def test_histograms_count_requests_or_batches_by_inclusive_upper_bound() -> None
     assert counted.total_histogram.total == counted.success.ns
 
 
-def test_an_observation_on_a_bound_is_within_it_and_one_beyond_the_last_is_apart() -> None:
+def test_histogram_bounds_are_inclusive_and_larger_values_count_as_overflow() -> None:
     statistics = ModelStatistics()
     for ns in (50 * US, 50 * US + 1, 10_000 * MS, 10_000 * MS + 1):
         statistics.record_hook("pre", ns)
@@ -158,7 +158,7 @@ def test_an_observation_on_a_bound_is_within_it_and_one_beyond_the_last_is_apart
     assert (counts[0], counts[1], counts[-2], counts[-1]) == (1, 1, 1, 1)
 
 
-def test_hooks_are_told_apart() -> None:
+def test_hooks_have_separate_histograms() -> None:
     statistics = ModelStatistics()
     statistics.record_hook("pre", 60 * US)
     statistics.record_hook("post", 40 * US)
@@ -170,7 +170,7 @@ def test_hooks_are_told_apart() -> None:
     assert (histograms["post"].count, histograms["post"].total) == (2, 70 * US)
 
 
-def test_failures_are_counted_by_reason_and_are_no_successes() -> None:
+def test_failures_are_counted_by_reason_and_not_as_successes() -> None:
     statistics = ModelStatistics()
     statistics.record_failure(REJECTED, 10, 15)
     statistics.record_failure(REJECTED, 10, 17)
@@ -184,14 +184,14 @@ def test_failures_are_counted_by_reason_and_are_no_successes() -> None:
     assert counted.success == Duration(0, 0)
 
 
-def test_nothing_recorded_reads_as_zeros() -> None:
+def test_statistics_without_records_are_zero() -> None:
     counted = ModelStatistics().snapshot()
 
     assert (counted.inference_count, counted.last_inference_ns, counted.batch_stats) == (0, 0, ())
     assert counted.total_histogram == HistogramSnapshot(LATENCY_BOUNDS_NS, (0,) * (len(LATENCY_BOUNDS_NS) + 1), 0)
 
 
-def test_batch_sizes_without_end_are_rounded_up_once_there_are_many() -> None:
+def test_batch_sizes_are_rounded_up_once_there_are_many() -> None:
     statistics = ModelStatistics()
     for rows in range(1, 5001):
         statistics.record_batch(Stamps(((rows, 1, 1),), 2, 1, 1, 1, 1).batch(), 10)
@@ -208,7 +208,7 @@ _stamps = st.builds(Stamps, st.lists(_request, min_size=1, max_size=5).map(tuple
 
 
 @given(st.lists(_stamps, max_size=8), st.lists(st.booleans(), min_size=8, max_size=8), st.integers(1, 400))
-def test_every_sum_is_what_the_stamps_say_whenever_it_is_read(
+def test_every_sum_matches_the_recorded_stamps_whenever_it_is_read(
     batches: list[Stamps], read_between: list[bool], repeats: int
 ) -> None:
     statistics = ModelStatistics()
@@ -240,7 +240,7 @@ def test_every_sum_is_what_the_stamps_say_whenever_it_is_read(
 
 
 @given(st.lists(st.integers(1, 5000), max_size=20))
-def test_rows_fall_into_the_first_bound_that_holds_them(rows: list[int]) -> None:
+def test_row_counts_fall_into_the_first_bucket_that_holds_them(rows: list[int]) -> None:
     statistics = ModelStatistics()
     for count in rows:
         statistics.record_batch(Stamps(((count, 1, 1),), 1, 0, 0, 0, 0).batch(), 1)

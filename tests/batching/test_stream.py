@@ -1,4 +1,4 @@
-"""AnswerStream: what has come of a request that may have several, and was not taken yet."""
+"""AnswerStream: the answers of one request that were received but not yet read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def told(value: float, count: int = 1) -> StreamedAnswer:
 
 
 class Counted(Model):
-    """As much of a model as is counted with."""
+    """The counters of a model."""
 
     def __init__(self) -> None:
         self.unread_bytes = 0
@@ -35,7 +35,7 @@ def ended(error: InferError | None = None) -> list[InferRequest]:
     return [request]
 
 
-def test_answers_are_taken_in_their_order_and_then_there_is_none() -> None:
+def test_answers_are_read_in_order_and_then_the_stream_ends() -> None:
     async def scene() -> None:
         answers = AnswerStream()
         for value in (1, 2):
@@ -48,7 +48,7 @@ def test_answers_are_taken_in_their_order_and_then_there_is_none() -> None:
     asyncio.run(scene())
 
 
-def test_whoever_waits_is_woken() -> None:
+def test_a_waiting_reader_is_woken_by_an_answer() -> None:
     async def scene() -> None:
         answers = AnswerStream()
         waiting = asyncio.ensure_future(answers.next())
@@ -61,7 +61,7 @@ def test_whoever_waits_is_woken() -> None:
     asyncio.run(scene())
 
 
-def test_an_error_comes_after_the_answers_before_it() -> None:
+def test_an_error_is_raised_after_the_answers_before_it_were_read() -> None:
     async def scene() -> None:
         answers = AnswerStream()
         answers.send(told(1))
@@ -73,7 +73,7 @@ def test_an_error_comes_after_the_answers_before_it() -> None:
     asyncio.run(scene())
 
 
-def test_many_answers_that_are_there_already_leave_the_loop_its_turns() -> None:
+def test_reading_many_available_answers_yields_to_the_event_loop() -> None:
     async def scene() -> int:
         answers, turns = AnswerStream(), 0
         for value in range(1000):
@@ -93,7 +93,7 @@ def test_many_answers_that_are_there_already_leave_the_loop_its_turns() -> None:
     assert asyncio.run(scene()) > 1000 // MAX_TAKEN_PER_TURN
 
 
-def test_more_is_said_of_what_comes_without_a_turn_of_the_loop() -> None:
+def test_has_next_reports_whether_an_answer_is_available_without_a_loop_turn() -> None:
     async def scene() -> None:
         answers, said = AnswerStream(), []
         for value in range(MAX_TAKEN_PER_TURN + 2):
@@ -106,7 +106,7 @@ def test_more_is_said_of_what_comes_without_a_turn_of_the_loop() -> None:
     asyncio.run(scene())
 
 
-def test_answers_that_nobody_takes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unread_answers_are_limited_by_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "MAX_UNREAD_BYTES", 100)
 
     async def scene() -> None:
@@ -120,7 +120,7 @@ def test_answers_that_nobody_takes_are_bounded(monkeypatch: pytest.MonkeyPatch) 
     asyncio.run(scene())
 
 
-def test_the_size_of_an_answer_is_what_it_takes_of_memory() -> None:
+def test_the_size_of_an_answer_is_the_memory_it_takes() -> None:
     def small() -> StreamedAnswer:
         return StreamedAnswer(
             {"y": np.frombuffer(bytearray(4), np.float32)}, parameters=None, infer_ns=time.monotonic_ns()
@@ -138,13 +138,13 @@ def test_the_size_of_an_answer_is_what_it_takes_of_memory() -> None:
     assert taken <= sum(map(answer_bytes, kept)) <= 1.5 * taken
 
 
-def test_the_size_of_an_answer_has_that_of_its_strings() -> None:
+def test_the_size_of_an_answer_includes_its_strings() -> None:
     texts = StreamedAnswer({"y": np.array([b"x" * 100_000, b"y" * 50_000], np.object_)})
 
     assert 150_000 < answer_bytes(texts) < 152_000
 
 
-def test_answers_that_come_when_their_request_was_left_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_received_after_the_stream_was_closed_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "MAX_UNREAD_BYTES", 1)
 
     async def scene() -> None:
@@ -159,7 +159,7 @@ def test_answers_that_come_when_their_request_was_left_are_dropped(monkeypatch: 
     asyncio.run(scene())
 
 
-def test_who_leaves_a_stream_leaves_nothing_of_it_with_the_model() -> None:
+def test_leaving_a_stream_releases_its_unread_answers() -> None:
     class Engine:
         def submit(self, request: InferRequest) -> None:
             for value in range(5):
@@ -180,7 +180,7 @@ def test_who_leaves_a_stream_leaves_nothing_of_it_with_the_model() -> None:
     asyncio.run(scene())
 
 
-def test_who_is_refused_leaves_nothing_with_the_model() -> None:
+def test_a_rejected_request_leaves_no_stream_on_the_model() -> None:
     class Full:
         def submit(self, request: InferRequest) -> None:
             raise InferError(Code.OVERLOADED, "full")
@@ -198,7 +198,7 @@ def test_who_is_refused_leaves_nothing_with_the_model() -> None:
     asyncio.run(scene())
 
 
-def test_who_has_nothing_waiting_gets_an_answer_however_much_others_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_without_unread_answers_accepts_one_however_much_others_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "MAX_MODEL_UNREAD_BYTES", answer_bytes(told(0, 1000)))
 
     async def scene() -> None:
@@ -214,7 +214,7 @@ def test_who_has_nothing_waiting_gets_an_answer_however_much_others_hold(monkeyp
     asyncio.run(scene())
 
 
-def test_who_takes_answers_as_they_come_does_not_fail_for_who_takes_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_that_is_read_promptly_does_not_fail_because_of_unread_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "MAX_MODEL_UNREAD_BYTES", 100 * answer_bytes(told(0)))
 
     async def scene() -> None:
@@ -236,7 +236,9 @@ def test_who_takes_answers_as_they_come_does_not_fail_for_who_takes_none(monkeyp
     asyncio.run(scene())
 
 
-def test_of_all_that_wait_those_fail_for_whom_most_waits_and_it_is_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stream_with_the_most_unread_answers_fails_and_its_answers_are_released(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(stream, "MAX_MODEL_UNREAD_BYTES", 10 * answer_bytes(told(0)))
 
     async def scene() -> None:
@@ -256,7 +258,7 @@ def test_of_all_that_wait_those_fail_for_whom_most_waits_and_it_is_let_go_of(mon
     asyncio.run(scene())
 
 
-def test_one_who_waits_is_told_that_what_waits_was_let_go_of() -> None:
+def test_a_waiting_reader_gets_an_error_when_its_stream_is_dropped() -> None:
     async def scene() -> None:
         answers = AnswerStream(Counted())
         waiting = asyncio.ensure_future(answers.next())

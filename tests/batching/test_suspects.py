@@ -9,7 +9,7 @@ from penstock.batching.running.suspects import Suspects
 
 
 def settle(guilt: list[bool], *, cheap: bool = False) -> tuple[list[int], list[int]]:
-    """Settle a batch that has failed. Gives the sizes of the runs that passed, and of those that failed."""
+    """Settle a failed batch. Returns: the sizes of the runs that succeeded and of those that failed."""
     suspects = Suspects(len(guilt), cheap=cheap)
     passed: list[int] = []
     failed: list[int] = []
@@ -31,7 +31,7 @@ def settle(guilt: list[bool], *, cheap: bool = False) -> tuple[list[int], list[i
 
 
 @given(st.integers(2, 300), st.data())
-def test_one_guilty_request_is_found_in_few_runs(count: int, data: st.DataObject) -> None:
+def test_one_failing_request_is_found_in_few_runs(count: int, data: st.DataObject) -> None:
     guilty = data.draw(st.integers(0, count - 1))
 
     passed, failed = settle([position == guilty for position in range(count)])
@@ -43,7 +43,7 @@ def test_one_guilty_request_is_found_in_few_runs(count: int, data: st.DataObject
 
 
 @given(st.integers(2, 300), st.data())
-def test_where_failures_are_cheap_few_runs_pass(count: int, data: st.DataObject) -> None:
+def test_if_failures_are_cheap_few_runs_succeed(count: int, data: st.DataObject) -> None:
     guilty = data.draw(st.integers(0, count - 1))
 
     passed, failed = settle([position == guilty for position in range(count)], cheap=True)
@@ -55,7 +55,7 @@ def test_where_failures_are_cheap_few_runs_pass(count: int, data: st.DataObject)
 
 
 @given(st.lists(st.booleans(), min_size=2, max_size=120), st.booleans())
-def test_whoever_is_guilty_the_runs_per_request_are_few(guilt: list[bool], cheap: bool) -> None:
+def test_the_number_of_runs_per_request_is_bounded_for_any_failing_requests(guilt: list[bool], cheap: bool) -> None:
     passed, failed = settle(guilt, cheap=cheap)
 
     assert sum(passed) == guilt.count(False)
@@ -64,7 +64,7 @@ def test_whoever_is_guilty_the_runs_per_request_are_few(guilt: list[bool], cheap
 
 
 @given(st.lists(st.booleans(), min_size=2, max_size=120).filter(any))
-def test_who_is_named_is_found_at_once(guilt: list[bool]) -> None:
+def test_a_request_named_as_the_culprit_is_found_at_once(guilt: list[bool]) -> None:
     suspects, runs = Suspects(len(guilt)), 0
     suspects.record_culprit(guilt.index(True))
     while suspects.remaining:
@@ -81,7 +81,7 @@ def test_who_is_named_is_found_at_once(guilt: list[bool]) -> None:
     assert runs <= 3 * sum(guilt) + 2
 
 
-def test_who_stands_before_one_that_is_named_may_be_guilty_too() -> None:
+def test_a_request_before_the_named_culprit_may_also_fail() -> None:
     suspects = Suspects(8)
     suspects.record_culprit(5)
     assert suspects.next_count() == 5
@@ -89,14 +89,14 @@ def test_who_stands_before_one_that_is_named_may_be_guilty_too() -> None:
     assert suspects.next_count() < 5
 
 
-def test_when_all_are_guilty_they_soon_run_alone() -> None:
+def test_requests_soon_run_alone_when_all_of_them_fail() -> None:
     passed, failed = settle([True] * 64)
 
     assert passed == []
     assert len(failed) < 64 + 16
 
 
-def test_when_only_their_number_is_at_fault_no_run_is_as_large_again() -> None:
+def test_no_run_is_as_large_again_when_only_the_number_of_requests_is_at_fault() -> None:
     suspects = Suspects(64)
     sizes = []
     while suspects.remaining:
@@ -111,7 +111,7 @@ def test_when_only_their_number_is_at_fault_no_run_is_as_large_again() -> None:
     assert len([size for size in sizes if size > 16]) == 2
 
 
-def test_too_many_are_halved_until_they_fit() -> None:
+def test_a_batch_that_is_too_large_is_halved_until_it_fits() -> None:
     suspects = Suspects(64)
     suspects.record_too_many(64)
     assert suspects.next_count() == 32

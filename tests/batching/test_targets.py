@@ -1,4 +1,4 @@
-"""Targets at the Engine's door: who gets one, who is refused for it, and what is learned from the answers."""
+"""Latency targets in the Engine: which requests get one, which are rejected, and what is learned from the answers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def serving(target_us: int = TARGET_US, queue_rows: int = 1024) -> AsyncIt
 
 @asynccontextmanager
 async def backlog() -> AsyncIterator[tuple[Engine, Model, ListSink]]:
-    """A model whose batches are believed to take 25 s, of a target of 60: one runs, and one waits."""
+    """A model with a predicted run time of 25 s and a target of 60: one batch runs, and one waits."""
     sink = ListSink()
     async with serving() as (engine, model, gate):
         for rows in (1, 2, 4):
@@ -77,7 +77,7 @@ async def test_a_request_has_the_models_target_unless_its_own_is_earlier(asked_n
         assert request.target_ns == request.start_ns + given_ns
 
 
-async def test_the_wait_in_a_socket_counts_for_the_target_and_not_for_the_duration(
+async def test_time_in_the_socket_counts_toward_the_target_but_not_toward_the_duration(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with serving() as (engine, model, _):
@@ -97,7 +97,7 @@ async def test_a_request_for_a_model_without_a_target_has_none() -> None:
         assert (request.target_ns, engine.early_rejection(model)) == (0, None)
 
 
-async def test_who_would_be_late_is_refused_and_counted() -> None:
+async def test_a_request_that_would_be_late_is_rejected_and_counted() -> None:
     async with backlog() as (engine, model, sink):
         with pytest.raises(
             InferError, match=r"Exceeds latency target: would be answered in \d+ ms, the target"
@@ -109,7 +109,7 @@ async def test_who_would_be_late_is_refused_and_counted() -> None:
         assert (model.event_counts, rejected(model), model.inflight) == ({"late_refusals": 1}, 1, 8 // 4)
 
 
-async def test_who_would_be_late_is_turned_away_before_its_body_is_decoded() -> None:
+async def test_a_request_that_would_be_late_is_rejected_before_its_body_is_decoded() -> None:
     async with backlog() as (engine, model, _):
         error = engine.early_rejection(model)
 
@@ -118,7 +118,7 @@ async def test_who_would_be_late_is_turned_away_before_its_body_is_decoded() -> 
         assert (model.event_counts, rejected(model)) == ({"late_refusals": 1}, 1)
 
 
-async def test_a_refusal_that_many_share_holds_no_frames_of_those_before(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_shared_rejection_error_does_not_accumulate_traceback_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     async with backlog() as (engine, model, _):
         monkeypatch.setattr(engine._dispatcher, "earliest_arrival_ns", lambda now_ns: now_ns // TARGET_NS * TARGET_NS)
         depths = []
@@ -132,7 +132,7 @@ async def test_a_refusal_that_many_share_holds_no_frames_of_those_before(monkeyp
         assert depths == [1, 1, 1]
 
 
-async def test_a_full_queue_turns_away_without_being_late() -> None:
+async def test_a_full_queue_rejects_early_without_counting_the_request_as_late() -> None:
     async with serving(target_us=0, queue_rows=4) as (engine, model, gate):
         gate.close()
         sink = ListSink()
@@ -148,7 +148,7 @@ async def test_a_full_queue_turns_away_without_being_late() -> None:
         assert (model.event_counts, rejected(model)) == ({}, 1)
 
 
-async def test_the_margin_learns_from_what_is_answered_later_than_promised() -> None:
+async def test_the_margin_learns_from_answers_later_than_promised() -> None:
     async with serving() as (engine, model, gate):
         gate.close()
         sink = ListSink()

@@ -1,4 +1,4 @@
-"""Timeouts: when a request must have left the queue, by its model's policy, its level's and its own wish."""
+"""Timeouts: when a request must have left the queue, by the policy of its model and level and its own timeout."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ LEVELS = BatchPolicy(
         (LEVELS, 70_000, 0, 4, 70_000),
     ],
 )
-def test_a_request_may_shorten_what_its_level_says_where_that_allows_it(
+def test_a_request_may_shorten_the_timeout_of_its_level_if_the_policy_allows_it(
     policy: BatchPolicy, timeout_us: int, target_us: int, priority: int, wait_us: int
 ) -> None:
     due = queue_deadline_ns(1_000, timeout_us, policy, target_us, priority)
@@ -54,12 +54,12 @@ def test_a_request_may_shorten_what_its_level_says_where_that_allows_it(
     ("levels", "default", "said", "level"),
     [(0, 0, 0, 0), (0, 0, 5, 0), (3, 2, 0, 2), (3, 2, 1, 1), (3, 2, 3, 3), (3, 2, 4, 2), (3, 2, 2**64 - 1, 2)],
 )
-def test_a_level_that_there_is_not_is_the_default(levels: int, default: int, said: int, level: int) -> None:
+def test_a_nonexistent_level_is_replaced_by_the_default(levels: int, default: int, said: int, level: int) -> None:
     assert level_of(BatchPolicy(priority_levels=levels, default_priority=default), said) == level
 
 
 @pytest.mark.parametrize(
     ("policy", "timed"), [(FREE, False), (FIXED, True), (BatchPolicy(level_policies={1: QueuePolicy(1)}), True)]
 )
-def test_a_model_is_timed_where_any_level_is(policy: BatchPolicy, timed: bool) -> None:
+def test_a_model_has_a_default_timeout_if_any_of_its_levels_has_one(policy: BatchPolicy, timed: bool) -> None:
     assert has_default_timeout(policy) is timed

@@ -40,12 +40,12 @@ def opened(
 
 
 def lessons(model: Model, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, int]]:
-    """Sweep, and tell what the Scheduler was taught: keys and rows, each once."""
+    """Sweep. Returns: the keys and rows that the Scheduler learned, each once."""
     return list(dict.fromkeys((key, rows) for key, rows, _ in all_lessons(model, monkeypatch)))
 
 
 def all_lessons(model: Model, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, int, int]]:
-    """Sweep, and tell every run that the Scheduler was taught: key, rows, nanoseconds."""
+    """Sweep. Returns: every run that the Scheduler learned: key, rows, nanoseconds."""
     taught: list[tuple[Any, int, int]] = []
 
     def learn(key: Any, rows: int, ns: int, now_ns: int) -> None:
@@ -57,7 +57,7 @@ def all_lessons(model: Model, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any
     return taught
 
 
-def test_sizes_double_up_to_the_models_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measured_sizes_double_up_to_the_maximum_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(list) as (model, backend):
         taught = lessons(model, monkeypatch)
 
@@ -65,19 +65,19 @@ def test_sizes_double_up_to_the_models_own(monkeypatch: pytest.MonkeyPatch) -> N
     assert [run.rows for run in backend.runs] == [rows for rows in (1, 2, 4, 6) for _ in range(warmup.RUNS_PER_SIZE)]
 
 
-def test_allowed_sizes_are_the_only_ones_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_allowed_sizes_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(list, rows=16, allowed=(2, 5, 16)) as (model, _):
         assert [rows for _, rows in lessons(model, monkeypatch)] == [2, 5, 16]
 
 
-def test_an_output_that_is_no_tensor_keeps_nothing_from_being_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_with_an_output_that_is_not_a_tensor_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     maps = TensorSpec("maps", "seq(map(int64,tensor(float)))", ())
     with opened(lambda inputs: [[{0: 1.0}], *inputs], Signature((X,), (maps, Y), batched=True)) as (model, _):
         assert [rows for _, rows in lessons(model, monkeypatch)] == [1, 2, 4, 6]
 
 
 class Clock:
-    """The time, which moves by `taking` nanoseconds a run, one after the other, and by the last from then on."""
+    """A clock that advances by the next of `taking` nanoseconds in each run, and then by the last one."""
 
     def __init__(self, *taking: int) -> None:
         self.now_ns = 0
@@ -99,7 +99,7 @@ class Clock:
         ((10, 11, 10, 11, 10, 11), [11, 10, 11, 10, 11]),
     ],
 )
-def test_each_run_is_a_lesson_but_for_the_slow_first_ones(
+def test_every_run_except_slow_first_ones_is_learned(
     taking: tuple[int, ...], taught: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(*taking)
@@ -123,7 +123,7 @@ class TestPadding:
     MASK = TensorSpec("mask", "FP32", (-1, -1), axes=("rows", "length"))
     OTHER = TensorSpec("z", "FP32", (-1, -1, 3))
 
-    def test_padded_axes_are_taken_as_their_buckets_the_smallest_and_the_largest_first(
+    def test_padded_axes_are_measured_at_their_buckets_starting_with_the_smallest_and_largest(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         signature = Signature((self.FREE, self.OTHER), (Y,), batched=True)
@@ -134,7 +134,7 @@ class TestPadding:
         keys = [((length,), (1, 3)) for length in (8, 64, 16, 32)]
         assert taught == [(key, rows) for key in keys for rows in (1, 2)]
 
-    def test_a_mask_is_as_long_as_what_it_is_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_mask_is_as_long_as_its_padded_input(self, monkeypatch: pytest.MonkeyPatch) -> None:
         signature = Signature((self.FREE, self.MASK), (Y,), batched=True)
         padding = (PaddedAxis("x", 0, (8, 16), mask="mask", outputs={}),)
         with opened(lambda inputs: [inputs[0]], signature, rows=1, padding=padding) as (model, _):
@@ -142,7 +142,7 @@ class TestPadding:
 
         assert [key for key, _ in taught] == [((8,), (8,)), ((16,), (16,))]
 
-    def test_the_keys_are_those_that_requests_have(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_measured_keys_are_the_keys_of_real_requests(self, monkeypatch: pytest.MonkeyPatch) -> None:
         signature = Signature((self.FREE,), (Y,), batched=True)
         with opened(list, signature, rows=1, padding=(PaddedAxis("x", 0, outputs={}),)) as (model, _):
             taught = lessons(model, monkeypatch)
@@ -150,7 +150,9 @@ class TestPadding:
             assert [model.padding.key("m", key) for key, _ in taught] == [key for key, _ in taught]
         assert len(taught) == 2
 
-    def test_any_number_of_buckets_makes_a_bounded_number_of_shapes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_any_number_of_buckets_is_measured_at_a_bounded_number_of_shapes(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         signature = Signature((self.FREE,), (Y,), batched=True)
         padding = (PaddedAxis("x", 0, tuple(range(1, 100)), outputs={}),)
         with opened(list, signature, rows=1, padding=padding) as (model, _):
@@ -159,7 +161,7 @@ class TestPadding:
         assert len(taught) == preparing.MAX_SHAPES
         assert [key for key, _ in taught[:2]] == [((1,),), ((99,),)]
 
-    def test_a_shape_that_takes_more_than_its_share_leaves_the_last_its_own(
+    def test_a_slow_shape_leaves_the_last_shape_its_share_of_the_time_budget(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         clock = Clock(100)
@@ -173,7 +175,7 @@ class TestPadding:
         assert [key for key, _ in taught] == [((8,),), ((16,),)]
         assert clock.now_ns <= 1000
 
-    def test_one_shape_on_which_it_does_not_run_is_no_reason_to_leave_out_the_others(
+    def test_a_shape_that_fails_does_not_prevent_other_shapes_from_being_measured(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def function(inputs: list[Any]) -> list[Any]:
@@ -187,7 +189,7 @@ class TestPadding:
             assert [key for key, _ in lessons(model, monkeypatch)] == [((8,),), ((16,),)]
 
 
-def test_the_model_runs_on_zeros_with_free_axes_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sweep_runs_on_zeros_with_free_axes_of_length_one(monkeypatch: pytest.MonkeyPatch) -> None:
     signature = Signature((TensorSpec("x", "INT8", (-1, -1, 3)), TensorSpec("s", "BYTES", (-1,))), (Y,), batched=True)
     with opened(lambda inputs: [inputs[0]], signature, rows=2) as (model, backend):
         taught = lessons(model, monkeypatch)
@@ -198,7 +200,7 @@ def test_the_model_runs_on_zeros_with_free_axes_of_one(monkeypatch: pytest.Monke
     np.testing.assert_array_equal(strings, np.array([b"", b""], object))
 
 
-def test_a_model_without_rows_runs_in_its_own_shape_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_without_rows_is_measured_only_in_its_own_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     signature = Signature((TensorSpec("x", "FP32", (2, -1)),), (TensorSpec("y", "FP32", (2, -1)),))
     with opened(list, signature, rows=0) as (model, backend):
         taught = lessons(model, monkeypatch)
@@ -207,7 +209,7 @@ def test_a_model_without_rows_runs_in_its_own_shape_only(monkeypatch: pytest.Mon
     assert len(backend.runs) == warmup.RUNS_PER_SIZE
 
 
-def test_it_stops_when_its_budget_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sweep_stops_when_its_time_budget_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warmup, "BUDGET_NS", 0)
     with opened(list) as (model, backend):
         taught = lessons(model, monkeypatch)
@@ -217,9 +219,7 @@ def test_it_stops_when_its_budget_is_spent(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("error", [InferError(Code.INVALID, "no zeros"), ZeroDivisionError()])
-def test_a_model_that_does_not_run_on_zeros_is_left_to_learn_from_its_requests(
-    error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_fails_on_zeros_is_not_measured_further(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def function(inputs: list[Any]) -> list[Any]:
         raise error
 
@@ -230,7 +230,7 @@ def test_a_model_that_does_not_run_on_zeros_is_left_to_learn_from_its_requests(
     assert len(backend.runs) == 1
 
 
-def test_sizes_that_ran_before_one_that_fails_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_measured_before_one_fails_are_learned(monkeypatch: pytest.MonkeyPatch) -> None:
     def function(inputs: list[Any]) -> list[Any]:
         if len(inputs[0]) > 2:
             raise InferError(Code.INTERNAL, "out of memory")
@@ -242,12 +242,12 @@ def test_sizes_that_ran_before_one_that_fails_are_known(monkeypatch: pytest.Monk
     assert [rows for _, rows in taught] == [1, 2]
 
 
-def test_only_an_open_model_can_be_warmed_up() -> None:
+def test_sweeping_a_model_that_is_not_open_is_an_error() -> None:
     with pytest.raises(ValueError, match="not open"):
         warmup.sweep(fake_model())
 
 
-def test_what_timing_large_outputs_took_is_given_back_before_the_model_is_ready(tmp_path: Path) -> None:
+def test_memory_used_for_large_outputs_in_the_sweep_is_released_before_the_model_is_ready(tmp_path: Path) -> None:
     ends = [value("x", TensorProto.FLOAT, ["N", 1])], [value("y", TensorProto.FLOAT, ["N", 3_000_000])]
     nodes, shape = [node("Expand", ["x", "shape"], ["y"])], {"shape": ints([1, 3_000_000])}
     path = save(tmp_path / "model.onnx", nodes, *ends, shape)

@@ -55,13 +55,13 @@ def puppet() -> Any:
 
 
 class TestRuns:
-    def test_nothing_is_due_while_nothing_runs(self) -> None:
+    def test_no_run_is_overdue_while_none_is_active(self) -> None:
         runs = Runs()
 
         assert runs.next_deadline_ns() == 0
         assert runs.overdue(LONG_NS) == []
 
-    def test_what_is_over_its_limit_is_stopped_and_again_if_it_goes_on(self) -> None:
+    def test_an_overdue_run_is_stopped_and_stopped_again_if_it_continues(self) -> None:
         runs, slow, quick = Runs(), puppet(), puppet()
         runs.begin(slow, 100)
         runs.begin(quick, 200)
@@ -73,7 +73,7 @@ class TestRuns:
         assert runs.next_deadline_ns() == 200
         assert runs.overdue(100 + RESTOP_NS) == [slow, quick]
 
-    def test_what_has_ended_is_not_stopped(self) -> None:
+    def test_a_finished_run_is_not_stopped(self) -> None:
         runs, binding = Runs(), puppet()
         runs.begin(binding, 100)
         runs.end(binding)
@@ -81,7 +81,7 @@ class TestRuns:
         assert runs.overdue(100) == []
         assert runs.next_deadline_ns() == 0
 
-    def test_what_the_process_stood_still_is_no_time_of_a_run(self) -> None:
+    def test_time_in_which_the_process_stalled_does_not_count_toward_a_run(self) -> None:
         runs, binding = Runs(), puppet()
         later = puppet()
         runs.begin(binding, 100, 0)
@@ -92,7 +92,9 @@ class TestRuns:
         assert runs.overdue(1100) == [binding]
 
     @given(st.lists(st.integers(1, 1000), min_size=1, max_size=20), st.integers(0, 1100))
-    def test_the_nearest_is_never_later_than_what_is_due_next(self, limits: list[int], now_ns: int) -> None:
+    def test_the_next_deadline_is_never_later_than_that_of_the_next_overdue_run(
+        self, limits: list[int], now_ns: int
+    ) -> None:
         runs = Runs()
         bindings = [puppet() for _ in limits]
         for binding, over_ns in zip(bindings, limits, strict=True):
@@ -105,7 +107,7 @@ class TestRuns:
 
 
 class TestWatchdog:
-    def test_stops_what_is_overdue_and_nothing_else(self) -> None:
+    def test_the_watchdog_stops_only_overdue_runs(self) -> None:
         watchdog = Watchdog()
         ended, patient, overdue = puppet(), puppet(), puppet()
         watchdog.begin(ended, 0, LONG_NS)
@@ -118,19 +120,21 @@ class TestWatchdog:
         assert not patient.stopped.is_set()
         watchdog.stop()
 
-    def test_hears_of_a_shorter_limit_while_it_sleeps_for_a_longer_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_watchdog_notices_a_shorter_limit_while_it_waits_for_a_longer_one(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(watchdog_module, "RESTOP_NS", 3_600_000_000_000)
         watchdog = Watchdog()
         first, second = puppet(), puppet()
         watchdog.begin(first, 1, 0)
         assert first.stopped.wait(PATIENCE_S)
-        watchdog.begin(second, 1, 0)  # its lock is free once it sleeps, until the first is to be stopped again
+        watchdog.begin(second, 1, 0)  # its lock is free while it sleeps until the first one must be stopped again
 
         assert second.stopped.wait(PATIENCE_S)
         watchdog.stop()
 
     @pytest.mark.parametrize("used_ns", [0, 15_000_000_000])
-    def test_lets_go_on_what_stood_still_with_it_but_not_what_went_on(
+    def test_a_run_is_not_stopped_for_time_in_which_the_whole_process_stalled(
         self, monkeypatch: pytest.MonkeyPatch, used_ns: int
     ) -> None:
         now, used, looked, overdue = [1], [0], threading.Semaphore(0), Runs.overdue
@@ -157,7 +161,9 @@ class TestWatchdog:
         assert binding.stopped.is_set() == (used_ns > 0)
         watchdog.stop()
 
-    def test_one_that_cannot_be_stopped_takes_nobody_along(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_run_that_cannot_be_stopped_does_not_prevent_others_from_being_stopped(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
         class Broken(Puppet):
             def stop(self) -> None:
                 super().stop()
@@ -173,7 +179,7 @@ class TestWatchdog:
         assert "its process is gone" in caplog.text
         watchdog.stop()
 
-    def test_says_once_of_each_run_that_it_cannot_be_stopped(
+    def test_a_run_that_cannot_be_stopped_is_logged_once(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         stops = threading.Semaphore(0)
@@ -194,7 +200,9 @@ class TestWatchdog:
             assert len(caplog.records) == run
         watchdog.stop()
 
-    def test_tries_again_to_have_a_thread_and_ends_without_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_watchdog_retries_starting_its_thread_and_stops_without_one(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         watchdog, first, second = Watchdog(), puppet(), puppet()
         with monkeypatch.context() as patch:
             no_more_threads(patch)
@@ -209,7 +217,7 @@ class TestWatchdog:
         assert first.stopped.wait(PATIENCE_S)
         watchdog.stop()
 
-    def test_has_no_thread_before_anything_is_limited(self) -> None:
+    def test_the_watchdog_starts_no_thread_before_a_run_has_a_limit(self) -> None:
         before = threading.active_count()
         watchdog = Watchdog()
         watchdog.stop()
@@ -225,7 +233,7 @@ def request(model: Any, inputs: list[Array | None], sink: ListSink) -> InferRequ
 
 
 async def answers(engine: Engine, spec: ModelSpec, inputs: list[list[Array | None]]) -> list[InferRequest]:
-    """Load a model and submit requests in one loop turn; give them as they were answered."""
+    """Load a model and submit requests in one loop turn. Returns: the answered requests."""
     model = await engine.load(spec)
     sink = ListSink()
     requests = [request(model, each, sink) for each in inputs]
@@ -240,7 +248,7 @@ def refusals(requests: list[InferRequest]) -> list[InferError | None]:
     return [each.error for each in requests]
 
 
-async def test_a_run_beyond_its_limit_ends_and_those_who_shared_its_batch_are_served() -> None:
+async def test_a_run_beyond_its_limit_is_stopped_and_other_requests_of_its_batch_are_served() -> None:
     backend = FakeBackend(X, list)
 
     def wait(inputs: list[Array | None]) -> list[Any]:
@@ -262,7 +270,7 @@ async def test_a_run_beyond_its_limit_ends_and_those_who_shared_its_batch_are_se
     assert requests[1].model.event_counts["runs_stopped"] >= 1
 
 
-async def test_a_loop_in_an_onnx_model_that_never_ends_is_ended(tmp_path: Path) -> None:
+async def test_an_endless_loop_in_an_onnx_model_is_stopped(tmp_path: Path) -> None:
     spec = ModelSpec(
         "m", 1, contract_model("turns", tmp_path / "model.onnx"), policy=BatchPolicy(run_limit_us=LIMIT_US)
     )
@@ -279,7 +287,7 @@ async def test_a_loop_in_an_onnx_model_that_never_ends_is_ended(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("executor", ["auto", "loop"])
-async def test_what_has_a_limit_is_not_run_by_the_loop(executor: str) -> None:
+async def test_a_model_with_a_run_limit_does_not_run_on_the_loop(executor: str) -> None:
     ran_on: set[int] = set()
 
     def function(inputs: list[Array | None]) -> list[Any]:

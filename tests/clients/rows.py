@@ -1,7 +1,7 @@
-"""Triton's features about scheduling, models and lifecycle, row by row, and the tests that show each.
+"""Triton's features of scheduling, models and lifecycle, row by row, and the tests of each.
 
 A row is a line of the tables "Scheduling and batching" and "Models, config, lifecycle" that the project compares itself
-with; under it, by their exact names, stand the things that the line names. A test is `module::test` or
+with; its entries are the features that the line names, by their exact names. A test is `module::test` or
 `module::Class`, modules counted from tests/clients unless they begin with a folder's name.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 Row = dict[str, tuple[str, ...]]
 
 _LIFE = "test_lifecycle"
-_REFUSED = f"{_LIFE}::test_what_cannot_be_served_is_refused_by_name"
+_REFUSED = f"{_LIFE}::test_an_unsupported_configuration_is_rejected_with_the_name_of_the_field"
 _FLAGS = "server/test_triton_flags::test_a_flag_of_triton_s_is_refused_with_its_reason"
 _DYNAMIC = "test_dynamic_batching"
 _FORMS = "test_tensor_forms"
@@ -26,113 +26,124 @@ _CALLS = "test_python_calls"
 SCHEDULING: dict[str, Row] = {
     "max batch": {
         "max_batch_size": (
-            f"{_LIFE}::TestCompletion::test_a_batch_size_is_the_most_rows_of_a_request",
-            f"{_LIFE}::TestCompletion::test_the_axis_of_rows_is_in_the_metadata_whoever_said_it",
-            "test_tritonclient_http::TestShapes::test_more_rows_than_the_model_takes_are_refused",
+            f"{_LIFE}::TestAutoCompletion::test_max_batch_size_limits_the_rows_of_a_request",
+            f"{_LIFE}::TestAutoCompletion::test_metadata_has_the_batch_axis_whether_configured_or_completed",
+            "test_tritonclient_http::TestShapes::test_more_rows_than_the_models_batch_size_are_rejected",
         ),
-        "max_batch_size: 0": (f"{_LIFE}::TestCompletion::test_a_model_with_both_named_takes_any_number_of_rows",),
+        "max_batch_size: 0": (
+            f"{_LIFE}::TestAutoCompletion::test_a_model_with_batch_size_0_takes_any_number_of_rows_on_a_free_axis",
+        ),
     },
     "dynamic batcher": {
         "preferred_batch_size": (f"{_DYNAMIC}::TestPreferredSizes",),
         "max_queue_delay_microseconds": (
-            f"{_DYNAMIC}::TestPreferredSizes::test_one_request_of_another_size_waits_for_the_delay",
+            f"{_DYNAMIC}::TestPreferredSizes::test_a_request_of_another_size_waits_for_the_delay",
         ),
-        "preserve_ordering": (f"{_DYNAMIC}::TestPreservedOrder", f"{_TOGETHER}::TestOrder"),
-        "priority_levels": (f"{_DYNAMIC}::TestPriorities", f"{_TOGETHER}::TestLevels", _REFUSED),
+        "preserve_ordering": (f"{_DYNAMIC}::TestPreservedOrder", f"{_TOGETHER}::TestPreservedOrder"),
+        "priority_levels": (f"{_DYNAMIC}::TestPriorities", f"{_TOGETHER}::TestPriorityLevels", _REFUSED),
         "default_priority_level": (f"{_DYNAMIC}::TestPriorities",),
         "default_queue_policy": (f"{_DYNAMIC}::TestTimeouts",),
-        "priority_queue_policy": (f"{_DYNAMIC}::TestTimeouts::test_each_level_has_its_own_policy",),
+        "priority_queue_policy": (f"{_DYNAMIC}::TestTimeouts::test_each_priority_level_has_its_own_timeout_policy",),
     },
     "queue policy": {
         "timeout_action REJECT": (
-            f"{_DYNAMIC}::TestTimeouts::test_rejected_when_its_time_is_over_while_the_instance_is_busy",
+            f"{_DYNAMIC}::TestTimeouts::test_a_request_is_rejected_when_it_times_out_while_the_instance_is_busy",
         ),
         "timeout_action DELAY": (
-            f"{_DYNAMIC}::TestTimeouts::test_delayed_goes_behind_all_whose_time_is_not_over_and_never_fails",
+            f"{_DYNAMIC}::TestTimeouts::test_a_delayed_request_runs_after_all_that_have_not_timed_out_and_never_fails",
         ),
         "default_timeout_microseconds": (
-            f"{_DYNAMIC}::TestTimeouts::test_rejected_when_its_time_is_over_while_the_instance_is_busy",
+            f"{_DYNAMIC}::TestTimeouts::test_a_request_is_rejected_when_it_times_out_while_the_instance_is_busy",
         ),
         "allow_timeout_override": (
-            f"{_DYNAMIC}::TestTimeouts::test_without_leave_a_request_cannot_shorten_its_timeout",
+            f"{_DYNAMIC}::TestTimeouts::test_a_request_cannot_shorten_its_timeout_without_allow_timeout_override",
         ),
         "max_queue_size": (
             f"{_DYNAMIC}::TestQueueSize",
-            "test_qa::test_a_full_queue_is_answered_with_unavailable_and_what_waits_is_served",
+            "test_qa::test_a_full_queue_is_unavailable_and_the_queued_request_is_served",
         ),
     },
     "custom batching": {"TRITON_BATCH_STRATEGY_PATH": (_REFUSED,)},
     "ragged batching": {
         "input.allow_ragged_batch": (
-            f"{_FORMS}::TestRagged::test_all_requests_share_one_run_and_the_model_is_told_of_each",
+            f"{_FORMS}::TestRaggedBatching::test_ragged_requests_share_one_batch_and_the_model_receives_derived_inputs_for_each",
         ),
         "BATCH_ELEMENT_COUNT": (
-            f"{_FORMS}::TestRagged",
-            f"{_TOGETHER}::TestRagged::test_strings_of_other_lengths_share_a_run_and_are_remembered_apart",
+            f"{_FORMS}::TestRaggedBatching",
+            f"{_TOGETHER}::TestRaggedBatches::test_strings_of_different_lengths_share_a_batch_and_are_cached_separately",
         ),
-        "BATCH_ACCUMULATED_ELEMENT_COUNT": (f"{_FORMS}::TestRagged",),
-        "BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO": (f"{_FORMS}::TestRagged",),
+        "BATCH_ACCUMULATED_ELEMENT_COUNT": (f"{_FORMS}::TestRaggedBatching",),
+        "BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO": (f"{_FORMS}::TestRaggedBatching",),
         "BATCH_MAX_ELEMENT_COUNT_AS_SHAPE": (
-            f"{_FORMS}::TestRagged::test_a_ragged_input_is_flat_and_a_count_may_be_a_shape",
+            f"{_FORMS}::TestRaggedBatching::test_a_ragged_input_is_flat_and_a_count_may_be_given_as_a_shape",
         ),
         "BATCH_ITEM_SHAPE": (
-            f"{_FORMS}::TestRagged::test_item_shapes_are_told_row_by_row",
-            f"{_TOGETHER}::TestRagged::test_those_of_higher_levels_come_first_in_the_run_whatever_their_rows",
+            f"{_FORMS}::TestRaggedBatching::test_item_shapes_have_one_row_per_row_of_the_batch",
+            f"{_TOGETHER}::TestRaggedBatches::test_requests_of_higher_priority_come_first_in_a_ragged_batch",
         ),
-        "BATCH_ITEM_SHAPE_FLATTEN": (f"{_FORMS}::TestRagged::test_flat_item_shapes_are_those_of_all_items",),
+        "BATCH_ITEM_SHAPE_FLATTEN": (
+            f"{_FORMS}::TestRaggedBatching::test_flattened_item_shapes_cover_all_items_of_the_batch",
+        ),
         "BATCH_SCATTER_WITH_INPUT_SHAPE": (
-            f"{_FORMS}::TestRagged::test_a_flat_output_is_cut_by_the_shapes_that_were_sent",
+            f"{_FORMS}::TestRaggedBatching::test_a_flat_output_is_split_by_the_shapes_of_the_requests",
         ),
     },
     "shape tensor": {"input.is_shape_tensor": (f"{_FORMS}::TestShapeTensors",)},
-    "optional inputs": {"input.optional": (f"{_FORMS}::TestOptional", f"{_TOGETHER}::TestOptional")},
+    "optional inputs": {"input.optional": (f"{_FORMS}::TestOptionalInputs", f"{_TOGETHER}::TestOptionalInputs")},
     "reshape": {
         "input.reshape.shape": (f"{_FORMS}::TestReshape",),
         "output.reshape.shape": (f"{_FORMS}::TestReshape",),
     },
     "sequence batcher": {
-        "direct": (f"{_SEQUENCES}::TestAnswers", f"{_BATCHES}::TestBatches"),
-        "direct.minimum_slot_utilization": ("test_features::TestSlots",),
-        "oldest.max_candidate_sequences": (f"{_SEQUENCES}::TestAnswers", f"{_BATCHES}::TestBatches"),
-        "control_input START": (f"{_SEQUENCES}::TestAnswers::test_a_model_is_told_of_its_sequences",),
-        "control_input READY": (f"{_SEQUENCES}::TestAnswers::test_empty_rows_count_for_nothing",),
-        "control_input END": (f"{_SEQUENCES}::TestAnswers::test_a_model_is_told_of_its_sequences",),
+        "direct": (f"{_SEQUENCES}::TestState", f"{_BATCHES}::TestBatches"),
+        "direct.minimum_slot_utilization": ("test_features::TestSlotUtilization",),
+        "oldest.max_candidate_sequences": (f"{_SEQUENCES}::TestState", f"{_BATCHES}::TestBatches"),
+        "control_input START": (f"{_SEQUENCES}::TestState::test_a_model_receives_the_controls_of_its_sequences",),
+        "control_input READY": (f"{_SEQUENCES}::TestState::test_padding_rows_are_not_counted_in_the_statistics",),
+        "control_input END": (f"{_SEQUENCES}::TestState::test_a_model_receives_the_controls_of_its_sequences",),
         "control_input CORRID": (
-            f"{_SEQUENCES}::TestAnswers::test_a_model_may_take_ids_that_are_strings",
-            f"{_SEQUENCES}::TestAnswers::test_ids_may_be_numbers_of_another_type_and_flags_truths",
+            f"{_SEQUENCES}::TestState::test_a_model_may_receive_string_correlation_ids",
+            f"{_SEQUENCES}::TestState::test_correlation_ids_may_have_other_integer_types_and_flags_may_be_booleans",
         ),
-        "state": (f"{_SEQUENCES}::TestAnswers::test_a_state_goes_on_from_request_to_request",),
+        "state": (f"{_SEQUENCES}::TestState::test_state_is_kept_from_request_to_request",),
         "max_sequence_idle_microseconds": (
-            f"{_SEQUENCES}::TestRefusals::test_a_sequence_that_was_idle_for_too_long",
-            f"{_BATCHES}::TestEnding",
+            f"{_SEQUENCES}::TestRejections::test_a_request_of_a_sequence_that_was_idle_for_too_long_is_rejected",
+            f"{_BATCHES}::TestShutdown",
         ),
         "iterative_sequence": (_REFUSED, "server/python_models/test_live_iterative::TestAnswers"),
     },
     "decoupled": {
-        "model_transaction_policy.decoupled": (f"{_STREAM}::test_the_configuration_says_so",),
-        "ModelStreamInfer": (f"{_STREAM}::TestStream", f"{_STREAM}::TestErrors::test_one_answer_calls_are_refused"),
-        "triton_final_response": (f"{_STREAM}::TestStream::test_each_value_is_an_answer_and_the_end_is_told_if_asked",),
+        "model_transaction_policy.decoupled": (
+            f"{_STREAM}::test_the_model_configuration_reports_the_decoupled_policy",
+        ),
+        "ModelStreamInfer": (
+            f"{_STREAM}::TestStream",
+            f"{_STREAM}::TestErrors::test_unary_calls_to_a_decoupled_model_are_rejected",
+        ),
+        "triton_final_response": (
+            f"{_STREAM}::TestStream::test_each_value_is_an_answer_and_an_empty_final_answer_is_sent_if_requested",
+        ),
         "triton_enable_empty_final_response": (
-            f"{_STREAM}::TestStream::test_each_value_is_an_answer_and_the_end_is_told_if_asked",
+            f"{_STREAM}::TestStream::test_each_value_is_an_answer_and_an_empty_final_answer_is_sent_if_requested",
         ),
     },
     "ensemble": {
-        "platform ensemble": ("test_ensembles::TestAnswers", "test_ensembles::TestComingAndGoing"),
-        "step[]{model_name, input_map, output_map}": ("test_ensembles::TestAnswers::test_branches_and_a_join",),
-        "step[].model_version": ("test_ensembles::TestAnswers::test_a_pinned_version",),
+        "platform ensemble": ("test_ensembles::TestAnswers", "test_ensembles::TestLoading"),
+        "step[]{model_name, input_map, output_map}": ("test_ensembles::TestAnswers::test_two_branches_are_joined",),
+        "step[].model_version": ("test_ensembles::TestAnswers::test_a_step_can_pin_a_model_version",),
         "step[].model_namespace": (_REFUSED,),
-        "max_inflight_requests": ("test_features::test_an_ensemble_may_bound_what_is_under_way_at_a_step",),
+        "max_inflight_requests": ("test_features::test_an_ensemble_may_limit_the_requests_in_flight_at_a_step",),
     },
     "BLS": {
         "python backend": (_CALLS, "server/python_models/test_live"),
-        "pb_utils.InferenceRequest.exec": (_CALLS, "test_python_models::test_a_model_asks_another"),
-        "async_exec": ("test_python_models::test_a_coroutine_asks_three_at_once",),
+        "pb_utils.InferenceRequest.exec": (_CALLS, "test_python_models::test_a_model_can_call_another_model"),
+        "async_exec": ("test_python_models::test_a_coroutine_can_call_three_models_in_parallel",),
     },
     "instance groups": {
-        "count": (f"{_INSTANCES}::TestCounts",),
+        "count": (f"{_INSTANCES}::TestInstanceGroups",),
         "kind": (
-            f"{_INSTANCES}::TestKinds",
-            f"{_INSTANCES}::TestCounts::test_groups_are_reported_as_they_were_completed",
+            f"{_INSTANCES}::TestInstanceKinds",
+            f"{_INSTANCES}::TestInstanceGroups::test_completed_groups_are_reported_in_the_model_configuration",
             "server/repository/test_placing",
         ),
         "gpus": (
@@ -140,61 +151,63 @@ SCHEDULING: dict[str, Row] = {
             "server/repository/test_model_config::test_kind_auto_takes_the_gpus_that_are_there",
         ),
         "rate_limiter.resources": (
-            f"{_INSTANCES}::TestOneModelOfSeveralGroups",
-            f"{_TOGETHER}::TestLevels::test_who_runs_when_the_rate_limiter_lets_them_is_the_highest",
+            f"{_INSTANCES}::TestSeveralInstanceGroups",
+            f"{_TOGETHER}::TestPriorityLevels::test_the_rate_limiter_runs_the_highest_priority_request_first",
         ),
         "rate_limiter.priority": (f"{_INSTANCES}::TestCrossModelPriority",),
         "profile": (_REFUSED,),
-        "passive": (f"{_INSTANCES}::TestPassive",),
-        "host_policy": ("test_features::test_a_host_policy_keeps_its_instances_on_its_cpus",),
+        "passive": (f"{_INSTANCES}::TestPassiveInstances",),
+        "host_policy": ("test_features::test_a_host_policy_pins_its_instances_to_its_cpus",),
         "secondary_devices": (_REFUSED,),
     },
     "rate limiter": {
         "--rate-limit": (
             f"{_INSTANCES}::TestCrossModelPriority",
-            f"{_INSTANCES}::TestWhatCannotBeScheduled::test_with_the_limiter_off_all_of_it_is_accepted_and_idle",
+            f"{_INSTANCES}::TestInsufficientResources::test_excessive_resources_are_accepted_while_the_rate_limiter_is_off",
         ),
-        "--rate-limit-resource": (f"{_INSTANCES}::TestWhatCannotBeScheduled",),
+        "--rate-limit-resource": (f"{_INSTANCES}::TestInsufficientResources",),
     },
     "request cancellation": {
         "client cancel of gRPC": (
-            f"{_LIFE}::TestGivenUp::test_over_grpc",
-            "test_tritonclient_grpc::TestGivingUp",
-            "test_tritonclient_grpc_aio::TestGivingUp",
+            f"{_LIFE}::TestCancellation::test_requests_canceled_over_grpc_never_run",
+            "test_tritonclient_grpc::TestDeadlinesAndCancellation",
+            "test_tritonclient_grpc_aio::TestDeadlinesAndCancellation",
         ),
         "HTTP connection close": (
-            f"{_LIFE}::TestGivenUp::test_over_http",
+            f"{_LIFE}::TestCancellation::test_requests_of_closed_http_connections_never_run",
             "server/test_disconnect::test_what_a_gone_client_asked_for_leaves_the_queue_and_never_runs",
         ),
         "between ensemble steps": ("test_ensembles::TestCancellation",),
-        "not once it runs": (f"{_LIFE}::TestGivenUp::test_what_runs_is_finished_and_holds_up_nobody",),
+        "not once it runs": (
+            f"{_LIFE}::TestCancellation::test_a_running_request_finishes_after_its_cancellation_without_delaying_the_next",
+        ),
     },
     "response cache": {
-        "--cache-config": ("test_cache::TestSetting", "test_cache::TestHits"),
+        "--cache-config": ("test_cache::TestCacheConfig", "test_cache::TestHits"),
         "response_cache{enable}": (
-            "test_cache::TestModels::test_a_model_that_does_not_ask_for_it_is_not_cached",
-            "test_cache::TestModels::test_without_a_cache_the_configuration_changes_nothing",
+            "test_cache::TestModels::test_a_model_without_response_cache_is_not_cached",
+            "test_cache::TestModels::test_response_cache_has_no_effect_without_a_server_cache",
         ),
         "key": (
-            "test_cache::TestHits::test_one_bit_runs_again",
+            "test_cache::TestHits::test_an_input_that_differs_in_one_element_is_a_miss",
             "test_cache::TestModels",
-            f"{_TOGETHER}::TestOptional::test_ensembles_of_ensembles_remember_what_was_sent_and_what_was_not",
+            f"{_TOGETHER}::TestOptionalInputs::test_nested_ensembles_cache_requests_with_and_without_an_optional_input_separately",
         ),
     },
     "warmup": {
-        "model_warmup[]": ("test_warmup_samples::test_zeros_random_values_and_a_file_run_before_it_is_ready",),
+        "model_warmup[]": ("test_warmup_samples::test_zero_random_and_file_samples_run_before_the_model_is_ready",),
         "zero_data, random_data, input_data_file": (
-            "test_warmup_samples::test_zeros_random_values_and_a_file_run_before_it_is_ready",
-            "test_warmup_samples::test_strings_are_empty_random_or_read",
+            "test_warmup_samples::test_zero_random_and_file_samples_run_before_the_model_is_ready",
+            "test_warmup_samples::test_string_samples_are_empty_random_or_read_from_a_file",
         ),
         "failure fails the load": (
-            "test_warmup_samples::test_a_sample_that_does_not_fit_keeps_the_model_from_being_served",
-            "test_warmup_samples::test_a_sample_that_fails_in_the_model_is_named",
+            "test_warmup_samples::test_a_sample_that_does_not_fit_makes_the_model_unavailable",
+            "test_warmup_samples::test_a_sample_that_fails_in_the_model_is_in_the_error",
         ),
     },
     "model priority": {
         "optimization.priority": (
-            "test_features::test_models_of_any_priority_are_served_and_say_it",
+            "test_features::test_models_of_any_priority_are_served_and_report_their_priority",
             "batching/test_device",
         )
     },
@@ -204,16 +217,16 @@ SCHEDULING: dict[str, Row] = {
 LIFECYCLE: dict[str, Row] = {
     "repository layout": {
         "<repo>/<model>/<int version>/model.onnx": (
-            f"{_LIFE}::TestLayout::test_the_file_may_be_named_and_may_be_a_folder",
+            f"{_LIFE}::TestRepositoryLayout::test_the_model_file_may_be_named_and_may_be_a_folder",
         ),
-        "config.pbtxt": (f"{_LIFE}::TestCompletion",),
-        "labels file": ("test_tritonclient_grpc::TestInfer::test_classification",),
-        "warmup/": ("test_warmup_samples::test_zeros_random_values_and_a_file_run_before_it_is_ready",),
+        "config.pbtxt": (f"{_LIFE}::TestAutoCompletion",),
+        "labels file": ("test_tritonclient_grpc::TestInfer::test_classification_returns_the_top_classes",),
+        "warmup/": ("test_warmup_samples::test_zero_random_and_file_samples_run_before_the_model_is_ready",),
         "configs/<name>.pbtxt, --model-config-name": (
             f"{_CONTROL}::TestModes::test_a_configuration_by_name_stands_in",
         ),
         "leading zero, non-integer": (
-            f"{_LIFE}::TestLayout::test_only_whole_numbers_above_0_without_zeros_before_them_are_versions",
+            f"{_LIFE}::TestRepositoryLayout::test_only_positive_integers_without_leading_zeros_are_versions",
             "server/repository/test_scan::TestVersions::test_other_folders_are_ignored_with_a_warning",
         ),
         "S3/GCS/Azure": (
@@ -223,13 +236,13 @@ LIFECYCLE: dict[str, Row] = {
         ),
     },
     "version policy": {
-        "latest{num_versions=1}": (f"{_LIFE}::TestVersionPolicy::test_the_chosen_versions_are_served_and_no_other",),
+        "latest{num_versions=1}": (f"{_LIFE}::TestVersionPolicy::test_only_the_versions_of_the_policy_are_served",),
         "all": (
-            f"{_LIFE}::TestVersionPolicy::test_the_chosen_versions_are_served_and_no_other",
-            f"{_LIFE}::test_versions_come_and_go_with_their_folders",
+            f"{_LIFE}::TestVersionPolicy::test_only_the_versions_of_the_policy_are_served",
+            f"{_LIFE}::test_versions_are_loaded_and_unloaded_as_their_folders_appear_and_disappear",
         ),
         "specific{versions[]}": (
-            f"{_LIFE}::TestVersionPolicy::test_a_version_that_is_named_and_is_not_there_leaves_the_others",
+            f"{_LIFE}::TestVersionPolicy::test_a_missing_specific_version_does_not_affect_the_others",
         ),
     },
     "control modes": {
@@ -237,7 +250,7 @@ LIFECYCLE: dict[str, Row] = {
         "poll, --repository-poll-secs": (
             f"{_CONTROL}::TestModes::test_polling_finds_what_was_added_changed_and_removed",
             f"{_CONTROL}::TestModes::test_polling_happens_by_itself",
-            f"{_LIFE}::test_versions_come_and_go_with_their_folders",
+            f"{_LIFE}::test_versions_are_loaded_and_unloaded_as_their_folders_appear_and_disappear",
         ),
         "explicit": (
             f"{_CONTROL}::TestTritonclient",
@@ -250,13 +263,13 @@ LIFECYCLE: dict[str, Row] = {
         ),
         "load returns UNAVAILABLE (503)": (
             f"{_CONTROL}::TestModes::test_only_explicit_lets_models_be_loaded_by_name",
-            f"{_LOADING}::TestSeveral::test_only_mode_explicit_takes_them",
+            f"{_LOADING}::TestLoadThreads::test_load_and_unload_are_rejected_unless_the_control_mode_is_explicit",
         ),
     },
     "load-time override": {
         "config": (
             f"{_CONTROL}::TestTritonclient::test_a_configuration_is_taken_for_this_load_alone",
-            f"{_LOADING}::TestAnotherConfiguration",
+            f"{_LOADING}::TestReconfiguration",
         ),
         "file:<rel path>": (
             f"{_CONTROL}::TestTritonclient::test_files_are_a_model_of_their_own",
@@ -265,41 +278,41 @@ LIFECYCLE: dict[str, Row] = {
     },
     "parallel load": {
         "--model-load-thread-count": (
-            f"{_LOADING}::TestSeveral::test_as_many_models_load_at_once_as_there_are_threads",
+            f"{_LOADING}::TestLoadThreads::test_as_many_models_load_in_parallel_as_there_are_load_threads",
             "server/repository/test_repository::TestStates::test_few_models_load_at_the_same_time",
             "server/repository/test_control::TestAtOnce",
         ),
         "--model-load-retry-count": (
-            f"{_LOADING}::TestSeveral::test_a_load_that_fails_is_tried_so_often_again",
+            f"{_LOADING}::TestLoadThreads::test_a_failed_load_is_retried_the_configured_number_of_times",
             "server/repository/test_control::TestLoading::test_a_version_that_does_not_load_is_tried_again",
         ),
         "--model-load-gpu-limit": (
-            "test_gpu_instances::TestTheLimitOfLoads",
+            "test_gpu_instances::TestModelLoadGpuLimit",
             "server/repository/test_gpus::TestSettings",
             "server/repository/test_placing::TestOptions",
         ),
     },
     "auto-complete": {
-        "on by default": (f"{_LIFE}::TestCompletion::test_a_silent_configuration_is_completed_whole",),
+        "on by default": (f"{_LIFE}::TestAutoCompletion::test_an_empty_configuration_is_completed",),
         "--disable-auto-complete-config": (
-            f"{_LIFE}::TestCompletion::test_without_completion_a_model_must_declare_what_it_takes_and_gives",
+            f"{_LIFE}::TestAutoCompletion::test_a_model_must_configure_its_inputs_and_outputs_if_completion_is_disabled",
         ),
         "both inputs and outputs named, first dim -1, max_batch_size, dynamic_batching{}": (
-            f"{_LIFE}::TestCompletion::test_the_batch_size_follows_the_rules",
+            f"{_LIFE}::TestAutoCompletion::test_the_batch_size_is_completed_from_the_batch_axes_of_the_model",
         ),
         "--backend-config=onnxruntime,default-max-batch-size": (
-            f"{_LIFE}::TestCompletion::test_the_size_may_be_said_in_triton_s_way",
+            f"{_LIFE}::TestAutoCompletion::test_the_default_batch_size_can_be_set_with_backend_config",
             "server/test_backend_config",
         ),
-        "scalar": (f"{_LIFE}::TestCompletion::test_a_scalar_is_one_element",),
+        "scalar": (f"{_LIFE}::TestAutoCompletion::test_a_scalar_is_exposed_as_one_element",),
     },
     "namespacing": {"--model-namespacing": (_FLAGS,)},
     "repo agents": {"model_repository_agents": (_REFUSED,)},
-    "metric tags": {"metric_tags{k:v}": (f"{_LIFE}::test_tags_are_labels_of_the_model_s_metrics",)},
+    "metric tags": {"metric_tags{k:v}": (f"{_LIFE}::test_metric_tags_are_labels_of_the_models_metrics",)},
     "TensorFlow": {
         "platform tensorflow_savedmodel": (
             "test_tensorflow::TestTensors",
-            "test_tensorflow::TestRunning",
+            "test_tensorflow::TestInference",
             "test_tensorflow::TestLoading",
         ),
         "platform tensorflow_graphdef": (_REFUSED,),

@@ -1,4 +1,4 @@
-"""The response cache of a live server, through tritonclient: what is found, what is not, and how it is counted."""
+"""The response cache of a live server, through tritonclient: hits, misses, and how they are counted."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 
 def write_versions(root: Path, name: str, *versions: int, more: int = 0) -> None:
-    """Write a model whose versions add what they are called, and more."""
+    """Write a model whose versions add their number, plus `more`."""
     config = f"version_policy: {{ all {{}} }} {CACHED}"
     for version in versions:
         tensors: tuple[models.Tensors, models.Tensors] = {"x": (FLOAT, ["N", 1])}, {"y": (FLOAT, ["N", 1])}
@@ -85,7 +85,7 @@ def inputs(client: Any, *arrays: np.ndarray[Any, Any], names: tuple[str, ...] = 
 
 
 def counts(live: Live, model: str) -> dict[str, int]:
-    """What a model's statistics count, over HTTP and gRPC alike."""
+    """The counts of a model's statistics, the same over HTTP and gRPC."""
     with triton.InferenceServerClient(live.address) as made:
         (entry,) = made.get_inference_statistics(model)["model_stats"]
     with triton_grpc.InferenceServerClient(live.grpc_address) as other:
@@ -97,7 +97,7 @@ def counts(live: Live, model: str) -> dict[str, int]:
 
 @contextmanager
 def moves(live: Live, model: str, **wanted: int) -> Iterator[None]:
-    """Hold what the statistics count meanwhile against what is wanted: nothing else may move."""
+    """Check that exactly these counts of the statistics change within the block."""
     before = counts(live, model)
     yield
     after = counts(live, model)
@@ -105,12 +105,12 @@ def moves(live: Live, model: str, **wanted: int) -> Iterator[None]:
 
 
 def fresh(value: int) -> np.ndarray[Any, Any]:
-    """A tensor that no other test has sent."""
+    """Make a tensor that no other test has sent."""
     return np.full((1, 16), value, np.int32)
 
 
 class TestHits:
-    def test_the_first_runs_and_the_second_does_not(self, live: Live, client: Any) -> None:
+    def test_a_repeated_request_is_answered_from_the_cache(self, live: Live, client: Any) -> None:
         sent = inputs(client, A, fresh(1 if client.of is triton else 2))
         with moves(live, "simple", **RAN, inferences=1, executions=1):
             first = client.infer("simple", sent)
@@ -122,7 +122,7 @@ class TestHits:
         response = second.get_response()
         assert (response["id"] if client.of is triton else response.id) == "7"
 
-    def test_transports_and_forms_share_answers(self, live: Live) -> None:
+    def test_transports_and_tensor_encodings_share_cached_answers(self, live: Live) -> None:
         sent = [A, fresh(3)]
         with (
             triton.InferenceServerClient(live.address) as http,
@@ -136,7 +136,7 @@ class TestHits:
                 grpc.of = triton_grpc
                 grpc.infer("simple", inputs(grpc, *sent))
 
-    def test_one_bit_runs_again(self, live: Live, client: Any) -> None:
+    def test_an_input_that_differs_in_one_element_is_a_miss(self, live: Live, client: Any) -> None:
         one, other = (fresh(value + (0 if client.of is triton else 10)) for value in (100, 101))
         with moves(live, "simple", **{name: 2 * each for name, each in RAN.items()}, inferences=2, executions=2):
             first, second = (client.infer("simple", inputs(client, A, array)) for array in (one, other))
@@ -144,7 +144,7 @@ class TestHits:
         assert (first.as_numpy("OUTPUT0") + 1 == second.as_numpy("OUTPUT0")).all()
 
     @pytest.mark.parametrize("datatype", [name for name in VALUES if name != "BF16"])
-    def test_every_datatype_comes_back_as_it_was(self, live: Live, client: Any, datatype: str) -> None:
+    def test_every_datatype_is_returned_unchanged_from_the_cache(self, live: Live, client: Any, datatype: str) -> None:
         array = VALUES[datatype]
         if client.of is triton:
             array = array[::-1].copy()
@@ -157,7 +157,7 @@ class TestHits:
 
         assert same(datatype, found.as_numpy("y"), array)
 
-    def test_who_wants_other_outputs_is_answered_apart(self, live: Live, client: Any) -> None:
+    def test_a_request_for_other_outputs_is_cached_separately(self, live: Live, client: Any) -> None:
         sent = inputs(client, A, fresh(20 if client.of is triton else 21))
         with moves(live, "simple", **RAN, inferences=1, executions=1):
             client.infer("simple", sent)
@@ -170,7 +170,7 @@ class TestHits:
         assert found.as_numpy("OUTPUT0") is None
         assert (found.as_numpy("OUTPUT1") == A - fresh(20 if client.of is triton else 21)).all()
 
-    def test_classes_are_made_of_what_is_found(self, live: Live, client: Any) -> None:
+    def test_classes_are_computed_from_a_cached_answer(self, live: Live, client: Any) -> None:
         sent = inputs(client, A, fresh(30))
         client.infer("simple", sent, outputs=[client.of.InferRequestedOutput("OUTPUT0")])
         wanted = [client.of.InferRequestedOutput("OUTPUT0", class_count=2)]
@@ -179,7 +179,7 @@ class TestHits:
 
         assert found.as_numpy("OUTPUT0").ravel().tolist() == [b"45:15", b"44:14"]
 
-    def test_shared_memory_takes_what_is_found(self, live: Live, client: Any) -> None:
+    def test_a_cached_answer_is_written_into_shared_memory(self, live: Live, client: Any) -> None:
         sent = inputs(client, A, fresh(40))
         client.infer("simple", sent, outputs=[client.of.InferRequestedOutput("OUTPUT0")])
         region = shm.create_shared_memory_region("out", f"/cache_{live.http_port}", 64)
@@ -194,7 +194,7 @@ class TestHits:
             client.unregister_system_shared_memory("out")
             shm.destroy_shared_memory_region(region)
 
-    def test_a_stream_is_answered_too(self, live: Live) -> None:
+    def test_requests_on_a_stream_are_answered_from_the_cache(self, live: Live) -> None:
         answers: queue.Queue[Any] = queue.Queue()
         with triton_grpc.InferenceServerClient(live.grpc_address) as grpc:
             grpc.of = triton_grpc
@@ -211,7 +211,7 @@ class TestHits:
         assert [result.get_response().id for result, _ in found] == ["1", "2"]
         assert all((result.as_numpy("OUTPUT0") == A + 50).all() for result, _ in found)
 
-    def test_generate_is_answered_too(self, live: Live) -> None:
+    def test_generate_is_answered_from_the_cache(self, live: Live) -> None:
         body = {"INPUT0": A.ravel().tolist(), "INPUT1": fresh(60).ravel().tolist()}
         first = httpx.post(f"{live.url}/v2/models/simple/generate", json=body)
         with moves(live, "simple", **FOUND):
@@ -220,7 +220,7 @@ class TestHits:
         assert first.status_code == 200
         assert first.json() == second.json()
 
-    def test_what_runs_in_parts_is_kept_whole(self, live: Live, client: Any) -> None:
+    def test_the_answer_to_a_split_request_is_cached_as_a_whole(self, live: Live, client: Any) -> None:
         array = np.arange(15, dtype=np.float32).reshape(5, 3) + (0 if client.of is triton else 1)
         sent = inputs(client, array, names=("x",))
         first = client.infer("split", sent)
@@ -230,7 +230,7 @@ class TestHits:
         assert (first.as_numpy("y") == array).all()
         assert (second.as_numpy("y") == array).all()
 
-    def test_a_large_request_is_looked_up_too(self, live: Live, client: Any) -> None:
+    def test_a_large_request_is_answered_from_the_cache(self, live: Live, client: Any) -> None:
         array = np.full((1, 90_000), 1 if client.of is triton else 2, np.float32)
         sent = inputs(client, array, names=("x",))
         with moves(live, "identity_FP32", **RAN, inferences=1, executions=1):
@@ -240,7 +240,7 @@ class TestHits:
 
         assert found.as_numpy("y").tobytes() == array.tobytes()
 
-    def test_an_answer_that_does_not_fit_is_never_found(self, live: Live, client: Any) -> None:
+    def test_an_answer_too_large_for_the_cache_is_never_cached(self, live: Live, client: Any) -> None:
         array = np.full((1, SIZE // 4), 3, np.float32)
         sent = inputs(client, array, names=("x",))
         with moves(live, "identity_FP32", **{name: 2 * each for name, each in RAN.items()}, inferences=2, executions=2):
@@ -249,20 +249,20 @@ class TestHits:
 
 
 class TestModels:
-    def test_versions_answer_for_themselves(self, live: Live, client: Any) -> None:
+    def test_versions_of_a_model_are_cached_separately(self, live: Live, client: Any) -> None:
         sent = inputs(client, np.full((1, 1), 5 if client.of is triton else 6, np.float32), names=("x",))
         answers = [client.infer("versions", sent, version).as_numpy("y").item() for version in "1212"]
 
         assert answers[:2] == answers[2:]
         assert answers[0] + 1 == answers[1]
 
-    def test_a_model_that_does_not_ask_for_it_is_not_cached(self, live: Live, client: Any) -> None:
+    def test_a_model_without_response_cache_is_not_cached(self, live: Live, client: Any) -> None:
         with moves(live, "plain", success=2, queue=2, compute_input=2, compute_infer=2, compute_output=2,
                    inferences=2, executions=2):  # fmt: skip
             for _ in range(2):
                 client.infer("plain", inputs(client, A, A))
 
-    def test_one_that_was_loaded_again_answers_for_itself(self, tmp_path: Path) -> None:
+    def test_a_reloaded_model_does_not_use_the_answers_of_its_predecessor(self, tmp_path: Path) -> None:
         write_versions(tmp_path, "again", 1)
         sent = [given("x", np.zeros((1, 1), np.float32))]
         settings: dict[str, Any] = {
@@ -279,7 +279,7 @@ class TestModels:
 
         assert (before, after) == ([1, 1], [71, 71])
 
-    def test_without_a_cache_the_configuration_changes_nothing(self, tmp_path: Path) -> None:
+    def test_response_cache_has_no_effect_without_a_server_cache(self, tmp_path: Path) -> None:
         write_versions(tmp_path, "m", 1)
         sent = [given("x", np.zeros((1, 1), np.float32))]
         with live_server(tmp_path) as live, triton.InferenceServerClient(live.address) as client:
@@ -297,7 +297,9 @@ class TestModels:
             ("sequence_batching { }", "sequence batching scheduler"),
         ],
     )
-    def test_what_cannot_be_cached_is_refused_by_name(self, tmp_path: Path, config: str, why: str) -> None:
+    def test_a_model_that_cannot_be_cached_is_rejected_with_the_reason(
+        self, tmp_path: Path, config: str, why: str
+    ) -> None:
         models.write_identity(tmp_path, "m", f"{CACHED} {config}")
         with live_server(tmp_path, cache_config=("local,size=10000",)) as live:
             index = httpx.post(f"{live.url}/v2/repository/index").json()
@@ -308,7 +310,7 @@ class TestModels:
 
 
 class TestEnsembles:
-    """As qa/L0_response_cache/ensemble_cache_test.py has them."""
+    """The cases of qa/L0_response_cache/ensemble_cache_test.py."""
 
     @pytest.mark.parametrize(
         ("whole", "step", "moved", "step_moved"),
@@ -319,7 +321,7 @@ class TestEnsembles:
         ],
         ids=["the whole", "both", "the step"],
     )
-    def test_the_outermost_that_may_answers(
+    def test_the_outermost_cached_model_answers(
         self, tmp_path: Path, whole: str, step: str, moved: dict[str, int] | None, step_moved: dict[str, int]
     ) -> None:
         models.write_identity(tmp_path, "step", f"max_batch_size: 8 {step}")
@@ -344,7 +346,7 @@ class TestEnsembles:
             name: step_after[name] - step_before[name] for name in after if step_after[name] != step_before[name]
         } == (step_moved)
 
-    def test_a_step_that_was_loaded_again_is_asked_again(self, tmp_path: Path) -> None:
+    def test_a_reloaded_step_invalidates_the_answers_of_its_ensembles(self, tmp_path: Path) -> None:
         write_versions(tmp_path, "step", 1)
         write_ensemble(tmp_path, CACHED, "inner", "step")
         write_ensemble(tmp_path, CACHED, "whole", "inner", ("IN", "OUT"))
@@ -363,7 +365,9 @@ class TestEnsembles:
         assert (before, after) == ([1, 1], [2, 2])
         assert (counted["cache_hit"], counted["cache_miss"]) == (2, 2)
 
-    def test_what_does_not_fit_is_missed_each_time(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def test_an_answer_too_large_for_the_cache_is_a_miss_each_time(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
         models.write_identity(tmp_path, "step", "max_batch_size: 8")
         write_ensemble(tmp_path, CACHED)
         sent = [given("IN", np.ones((1, 3), np.float32))]
@@ -379,7 +383,9 @@ class TestEnsembles:
         assert "Failed to insert key" in caplog.text
 
     @pytest.mark.parametrize("decoupled", ["whole", "step"])
-    def test_none_that_is_decoupled_is_cached(self, tmp_path: Path, decoupled: str) -> None:
+    def test_an_ensemble_that_is_decoupled_or_has_a_decoupled_step_cannot_be_cached(
+        self, tmp_path: Path, decoupled: str
+    ) -> None:
         policy = {decoupled: "model_transaction_policy { decoupled: true }"}
         models.write_identity(tmp_path, "step", f"max_batch_size: 8 {policy.get('step', '')}")
         write_ensemble(tmp_path, f"{CACHED} {policy.get('whole', '')}")
@@ -390,7 +396,7 @@ class TestEnsembles:
         assert "response cache does not currently support" in index["whole"]["reason"].lower()
         assert "decoupled" in index["whole"]["reason"].lower()
 
-    def test_none_whose_step_has_sequences_is_cached(self, tmp_path: Path) -> None:
+    def test_an_ensemble_with_a_sequence_step_cannot_be_cached(self, tmp_path: Path) -> None:
         models.write_identity(tmp_path, "step", "max_batch_size: 8 sequence_batching { }")
         write_ensemble(tmp_path, CACHED)
         with live_server(tmp_path, cache_config=("local,size=10480",)) as live:
@@ -404,7 +410,7 @@ class TestEnsembles:
 def write_ensemble(
     root: Path, more: str, name: str = "whole", step: str = "step", tensors: tuple[str, str] = ("x", "y")
 ) -> None:
-    """Write an ensemble of one step, whose tensors are called so."""
+    """Write an ensemble of one step whose tensors have these names."""
     (root / name / "1").mkdir(parents=True)
     (root / name / "config.pbtxt").write_text(f"""
 platform: "ensemble" max_batch_size: 8
@@ -417,7 +423,7 @@ ensemble_scheduling {{ step {{ model_name: "{step}" model_version: -1
 
 
 class TestHooks:
-    def test_a_hook_that_writes_into_its_prediction_spoils_no_other(self, tmp_path: Path) -> None:
+    def test_a_hook_that_modifies_its_prediction_does_not_change_the_cached_answer(self, tmp_path: Path) -> None:
         models.write_identity(tmp_path, "m", CACHED)
         (tmp_path / "m" / "hooks.py").write_text(
             "def post_inference(prediction, metadata):\n    prediction[0] *= 2\n    return prediction\n"
@@ -436,7 +442,7 @@ class TestHooks:
 
 
 class TestMetrics:
-    def test_the_page_counts_as_the_statistics_do(self, live: Live, client: Any) -> None:
+    def test_the_metrics_page_counts_hits_and_misses_like_the_statistics(self, live: Live, client: Any) -> None:
         sent = inputs(client, A, fresh(70 if client.of is triton else 71))
         for _ in range(3):
             client.infer("simple", sent)
@@ -461,7 +467,7 @@ class TestMetrics:
         assert 'nv_cache_num_hits_per_model{model="plain"' not in page
 
 
-class TestSetting:
+class TestCacheConfig:
     @pytest.mark.parametrize(
         ("rules", "why"),
         [
@@ -477,14 +483,14 @@ class TestSetting:
             (("local,size=1024", "local,size=2048"), "the size is set twice"),
         ],
     )
-    def test_a_rule_that_means_nothing_stops_the_start(self, rules: tuple[str, ...], why: str) -> None:
+    def test_an_invalid_cache_config_is_rejected_at_startup(self, rules: tuple[str, ...], why: str) -> None:
         with pytest.raises(SettingError, match=f"--cache-config: .*{why}"):
             Settings(cache_config=rules)
 
 
 @pytest.mark.skipif(not PROGRAM.exists(), reason="perf_analyzer is not here: .ci/peers fetches it")
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_perf_analyzer_tells_hits_from_what_ran(live: Live, protocol: str) -> None:
+def test_perf_analyzer_reports_cache_hits(live: Live, protocol: str) -> None:
     report = analyze(live, f"-i {protocol} -m simple")
 
     hits = re.findall(r"Cache hit count: (\d+)", report)
@@ -492,7 +498,7 @@ def test_perf_analyzer_tells_hits_from_what_ran(live: Live, protocol: str) -> No
     assert int(hits[-1]) > 0
 
 
-def test_a_hit_is_traced_without_stamps_of_a_run(tmp_path: Path) -> None:
+def test_the_trace_of_a_cache_hit_has_no_compute_timestamps(tmp_path: Path) -> None:
     models.write_identity(tmp_path / "models", "m", CACHED)
     rules = f"triton,file={tmp_path}/trace.json", "level=TIMESTAMPS", "rate=1"
     sent = [given("x", np.ones((1, 3), np.float32))]

@@ -1,4 +1,4 @@
-"""Features of scheduling that meet in one model: each is as it is by itself, and what is counted is exact."""
+"""Combinations of scheduling features in one model: each works as it does alone, and all counts are exact."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def triton(request: pytest.FixtureRequest) -> Any:
 
 @contextmanager
 def served(root: Path, text: str, *, hooked: bool = False, **settings: Any) -> Iterator[tuple[Live, Gated]]:
-    """Serve the model `m`, which gives `x` [N,4] back as `y`, on threads; its runs are recorded from now on."""
+    """Serve the model `m`, which returns `x` [N,4] as `y`, on threads; its runs are recorded from now on."""
     row: models.Tensors = {"x": (FLOAT, ["N", 4])}
     models.write(root, "m", [node("Identity", ["x"], ["y"])], (row, {"y": (FLOAT, ["N", 4])}), config=text)
     hooks = '[hooks]\nfile = "hooks.py"\n' if hooked else ""
@@ -62,7 +62,7 @@ def given(triton: Any, name: str, array: Array) -> Any:
 
 
 def counted(live: Live, model: str) -> dict[str, int]:
-    """What a model's statistics count."""
+    """The counts of a model's statistics."""
     with tritonclient.http.InferenceServerClient(live.address) as client:
         (entry,) = client.get_inference_statistics(model)["model_stats"]
     moved = {name: each["count"] for name, each in entry["inference_stats"].items() if each["count"]}
@@ -76,12 +76,12 @@ def values(sent: list[Future[Answer]]) -> list[float]:
     return [each.value for each in found]
 
 
-class TestOrder:
+class TestPreservedOrder:
     """`preserve_ordering`, of a model with two Instances."""
 
     TEXT = f"max_batch_size: 1 {CACHED} dynamic_batching {{ preserve_ordering: true }} instance_group {{ count: 2 }}"
 
-    def test_what_is_remembered_waits_for_who_came_before(self, tmp_path: Path, triton: Any) -> None:
+    def test_a_cached_answer_waits_for_the_requests_before_it(self, tmp_path: Path, triton: Any) -> None:
         with (
             served(tmp_path, self.TEXT, cache_config=CACHE) as (live, gated),
             Asking(live, triton, "m") as asking,
@@ -98,7 +98,7 @@ class TestOrder:
             assert values([first, found]) == [1, 7]
             assert gated.runs == [[7], [1]]
 
-    def test_who_is_taken_back_keeps_nobody(self, tmp_path: Path) -> None:
+    def test_a_canceled_request_does_not_delay_the_answers_behind_it(self, tmp_path: Path) -> None:
         errors: queue.Queue[Any] = queue.Queue()
         with (
             served(tmp_path, self.TEXT) as (live, gated),
@@ -131,8 +131,8 @@ class TestOrder:
             }  # fmt: skip
 
 
-class TestLevels:
-    def test_what_is_remembered_is_answered_though_the_queue_is_full(self, tmp_path: Path, triton: Any) -> None:
+class TestPriorityLevels:
+    def test_a_cached_answer_is_returned_although_the_queue_is_full(self, tmp_path: Path, triton: Any) -> None:
         policy = "default_queue_policy { max_queue_size: 1 }"
         text = f"max_batch_size: 1 {CACHED} dynamic_batching {{ {LEVELS} {policy} }}"
         with served(tmp_path, text, cache_config=CACHE) as (live, gated), Asking(live, triton, "m") as asking:
@@ -153,7 +153,7 @@ class TestLevels:
                 "compute_infer": 4, "compute_output": 4, "inferences": 4, "executions": 4,
             }  # fmt: skip
 
-    def test_who_runs_when_the_rate_limiter_lets_them_is_the_highest(self, tmp_path: Path, triton: Any) -> None:
+    def test_the_rate_limiter_runs_the_highest_priority_request_first(self, tmp_path: Path, triton: Any) -> None:
         group = "instance_group { rate_limiter { resources { name: 'R' count: 4 } priority: %d } }"
         batching = f"dynamic_batching {{ preferred_batch_size: [ 2 ] {LEVELS} }}"
         text = f"max_batch_size: 2 {group % 1} {group % 2} {batching}"
@@ -172,7 +172,7 @@ class TestLevels:
             assert gated.runs == [[9], [3, 4], [5, 1], [2]]
             assert asking.counts() == ({1: 2, 2: 2}, 4, 6)
 
-    def test_a_step_of_an_ensemble_has_the_level_of_its_request(self, tmp_path: Path, triton: Any) -> None:
+    def test_a_step_of_an_ensemble_has_the_priority_of_its_request(self, tmp_path: Path, triton: Any) -> None:
         text = ensembles.config("all", ["x"], ["y"], [step("m", [("x", "x")], [("y", "y")])], rows=1)
         write_ensemble(tmp_path, "all", text)
         with (
@@ -203,15 +203,17 @@ dynamic_batching { preferred_batch_size: [ %(size)s ] %(more)s }
 
 
 def write_ragged(root: Path, text: str, code: int, axes: models.Axes) -> None:
-    """Write a model that gives `x` back, and what it is told of the batch."""
+    """Write a model that returns `x` and its derived inputs."""
     flat: models.Axes = ["R"]
     nodes = [node("Identity", ["x"], ["y"]), node("Identity", ["n"], ["told"])]
     tensors: models.Tensors = {"x": (code, flat), "n": (INT32, axes)}
     models.write(root, "ragged", nodes, (tensors, {"y": (code, flat), "told": (INT32, axes)}), config=text)
 
 
-class TestRagged:
-    def test_strings_of_other_lengths_share_a_run_and_are_remembered_apart(self, tmp_path: Path, triton: Any) -> None:
+class TestRaggedBatches:
+    def test_strings_of_different_lengths_share_a_batch_and_are_cached_separately(
+        self, tmp_path: Path, triton: Any
+    ) -> None:
         how = {"type": "TYPE_STRING", "kind": "BATCH_ELEMENT_COUNT", "dims": "1 reshape { shape: [ ] }"}
         write_ragged(tmp_path, RAGGED % {**how, "size": 3, "more": AN_HOUR} + CACHED, STRING, ["B"])
         sent = [np.full((1, width), b"ab", np.object_) for width in (1, 3, 2)]
@@ -225,9 +227,7 @@ class TestRagged:
             assert asking.counts() == ({3: 1}, 1, 3)
             assert counted(live, "ragged")["cache_hit"] == 3
 
-    def test_those_of_higher_levels_come_first_in_the_run_whatever_their_rows(
-        self, tmp_path: Path, triton: Any
-    ) -> None:
+    def test_requests_of_higher_priority_come_first_in_a_ragged_batch(self, tmp_path: Path, triton: Any) -> None:
         how = {"type": "TYPE_FP32", "kind": "BATCH_ITEM_SHAPE", "dims": "1", "size": 7}
         write_ragged(tmp_path, RAGGED % {**how, "more": f"{AN_HOUR} {LEVELS}"}, FLOAT, ["B", 1])
         sent = [np.full(shape, shape[1], np.float32) for shape in ((2, 3), (1, 5), (4, 2))]
@@ -242,7 +242,7 @@ class TestRagged:
 
 
 def together(asking: Asking, triton: Any, inputs: list[list[Any]], said: list[dict[str, Any]] | None = None) -> Any:
-    """Send requests that wait for one another, and give their answers."""
+    """Send requests that share a batch, and return their answers."""
 
     def ask(each: list[Any], terms: dict[str, Any]) -> Any:
         with asking.client() as client:
@@ -270,8 +270,8 @@ TENSORS = " ".join(
 )
 
 
-class TestOptional:
-    def test_requests_of_a_batched_model_share_a_run_with_those_of_the_same_inputs(
+class TestOptionalInputs:
+    def test_requests_share_a_batch_only_with_those_that_have_the_same_inputs(
         self, tmp_path: Path, triton: Any
     ) -> None:
         batching = f"dynamic_batching {{ preferred_batch_size: [ 3 ] {AN_HOUR} }}"
@@ -285,7 +285,9 @@ class TestOptional:
             assert [answer.as_numpy("y0").tolist() for answer in found] == [[[b"a"]]] * 6
             assert asking.counts() == ({3: 2}, 2, 6)
 
-    def test_ensembles_of_ensembles_remember_what_was_sent_and_what_was_not(self, tmp_path: Path, triton: Any) -> None:
+    def test_nested_ensembles_cache_requests_with_and_without_an_optional_input_separately(
+        self, tmp_path: Path, triton: Any
+    ) -> None:
         write_model(tmp_path, "forward", FORWARD, f'backend: "python" max_batch_size: 8 {CACHED} {TENSORS}')
         pairs = [(f"x{i}", f"x{i}") for i in (0, 1)], [(f"y{i}", f"y{i}") for i in (0, 1)]
         for name, inner in (("inner", "forward"), ("outer", "inner")):
@@ -309,14 +311,14 @@ class TestOptional:
                 assert ask(["y0", "y1"], x0=word) == ["é".encode(), None]
             found = {name: counted(live, name) for name in ("outer", "inner", "forward")}
 
-        # an answer without all outputs is not remembered
+        # an answer without all outputs is not cached
         ran = {"compute_input": 5, "compute_infer": 5, "compute_output": 5, "inferences": 5, "executions": 5}
         assert found["outer"] == {"success": 8, "queue": 8, "cache_hit": 3, "cache_miss": 5, **ran}
         assert found["inner"] == found["forward"] == {"success": 5, "queue": 5, "cache_miss": 5, **ran}
 
 
 class TestSharedMemory:
-    """Tensors that lie in a region, of models that do not take rows as they are."""
+    """Tensors in shared memory, of models whose batches are not simply stacked rows."""
 
     @pytest.fixture
     def region(self) -> Iterator[Any]:
@@ -324,7 +326,9 @@ class TestSharedMemory:
         yield made
         shm.destroy_shared_memory_region(made)
 
-    def test_they_are_ragged_and_summed_up_all_the_same(self, tmp_path: Path, triton: Any, region: Any) -> None:
+    def test_tensors_in_shared_memory_can_be_ragged_and_accumulated(
+        self, tmp_path: Path, triton: Any, region: Any
+    ) -> None:
         how = {"type": "TYPE_FP32", "kind": "BATCH_ELEMENT_COUNT", "dims": "1 reshape { shape: [ ] }", "size": 2}
         write_ragged(tmp_path, RAGGED % {**how, "more": AN_HOUR}, FLOAT, ["B"])
         write_accumulator(tmp_path, "sum", config(4, "direct { }" + CONTROLS + STATE % ""))
@@ -369,12 +373,12 @@ ALONE = "preferred_batch_size: [ 4 ] " + AN_HOUR
 EXPLICIT: dict[str, Any] = {"model_control_mode": "explicit", "load_model": ("*",)}
 
 
-class TestEnding:
-    """A model that goes holds no batch open, nor a place, for those who will not come: whoever waits keeps it."""
+class TestUnloading:
+    """A model that is unloaded does not wait for further requests to fill a batch or continue a sequence."""
 
     @pytest.mark.parametrize("around", ["hooks", "ensemble"])
     @pytest.mark.parametrize("action", ["unload", "load"])
-    def test_what_is_held_open_for_one_that_hooks_or_an_ensemble_wait_for_is_answered(
+    def test_a_delayed_batch_is_answered_when_its_model_is_unloaded_behind_hooks_or_an_ensemble(
         self, tmp_path: Path, triton: Any, around: str, action: str
     ) -> None:
         asked = "all" if around == "ensemble" else "m"
@@ -397,7 +401,7 @@ class TestEnding:
             assert [1] in gated.runs
 
     @pytest.mark.parametrize("action", ["unload", "load"])
-    def test_who_waits_for_the_place_of_a_silent_sequence_gets_it(
+    def test_a_request_that_waits_for_a_sequence_slot_runs_when_its_model_is_unloaded(
         self, tmp_path: Path, triton: Any, action: str
     ) -> None:
         idle = "oldest { } max_sequence_idle_microseconds: 3600000000"
@@ -423,7 +427,7 @@ class TestEnding:
 
 
 def write_around(root: Path, around: str) -> None:
-    """Write what stands around `m`: hooks, or an ensemble called `all`."""
+    """Write hooks for `m`, or an ensemble `all` around it."""
     if around == "ensemble":
         text = ensembles.config("all", ["x"], ["y"], [step("m", [("x", "x")], [("y", "y")])], rows=4)
         write_ensemble(root, "all", text)

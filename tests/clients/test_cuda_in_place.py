@@ -1,4 +1,4 @@
-"""CUDA shared memory of a model on the same device: what is copied, counted on a device that is none."""
+"""CUDA shared memory of a model on the same device: the copies, counted on a fake device."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class Client:
         return self.triton.InferInput("x", [1, 4], "FP32").set_data_from_numpy(np.full((1, 4), value, np.float32))
 
     def counted(self, *calls: Any) -> list[Any]:
-        """Make calls at once; give what they return, or raise."""
+        """Make calls in parallel; return their results or exceptions."""
         self.device.copied.clear()
         with ThreadPoolExecutor(len(calls)) as pool:
             futures = [pool.submit(call) for call in calls]
@@ -164,7 +164,7 @@ def client(request: pytest.FixtureRequest, live: Live, device: Device) -> Iterat
         ending.unregister_cuda_shared_memory()
 
 
-def test_a_request_that_runs_alone_copies_nothing(client: Client) -> None:
+def test_a_request_that_runs_alone_is_not_copied(client: Client) -> None:
     region = client.region("r", 3)
     client.counted(lambda: client.infer("alone", region))
 
@@ -172,7 +172,7 @@ def test_a_request_that_runs_alone_copies_nothing(client: Client) -> None:
     np.testing.assert_array_equal(region.read(), 2 * region.values)
 
 
-def test_several_are_gathered_and_given_back_on_the_device(client: Client) -> None:
+def test_requests_of_a_batch_are_gathered_and_scattered_on_the_device(client: Client) -> None:
     regions = [client.region(f"r{number}", number) for number in range(3)]
     client.counted(*[lambda region=region: client.infer("full", region) for region in regions])
 
@@ -181,7 +181,7 @@ def test_several_are_gathered_and_given_back_on_the_device(client: Client) -> No
         np.testing.assert_array_equal(region.read(), 2 * region.values)
 
 
-def test_others_in_the_batch_go_their_own_way(client: Client) -> None:
+def test_requests_with_inline_data_share_a_batch_with_shared_memory_requests(client: Client) -> None:
     region = client.region("r", 3)
     answers = client.counted(
         lambda: client.infer("full", region),
@@ -215,7 +215,7 @@ def test_others_in_the_batch_go_their_own_way(client: Client) -> None:
         "rows added",
     ],
 )
-def test_what_cannot_be_used_where_it_lies_is_copied(
+def test_a_tensor_that_cannot_be_used_in_place_is_copied(
     client: Client, model: str, at: int, out: int, copied: dict[str, int]
 ) -> None:
     region = client.region("r", 3, at)
@@ -225,7 +225,7 @@ def test_what_cannot_be_used_where_it_lies_is_copied(
     np.testing.assert_array_equal(region.read(out), 2 * region.values)
 
 
-def test_what_does_not_fit_is_refused_before_anything_is_written(client: Client) -> None:
+def test_an_output_that_does_not_fit_is_rejected_before_anything_is_written(client: Client) -> None:
     region = client.region("r", 3)
     before = region.read()
     (refused,) = client.counted(lambda: client.infer("alone", region, size=NBYTES - 1))
@@ -234,7 +234,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(client: Client)
     np.testing.assert_array_equal(region.read(), before)
 
 
-def test_a_region_whose_memory_is_gone_is_its_own_requests_alone(client: Client) -> None:
+def test_a_region_whose_memory_was_freed_fails_only_its_own_request(client: Client) -> None:
     regions = [client.region(f"r{number}", number, at=4) for number in range(3)]
     client.device.free(regions[1].pointer, 0)
     answers = client.counted(*[lambda region=region: client.infer("full", region) for region in regions])
@@ -245,7 +245,7 @@ def test_a_region_whose_memory_is_gone_is_its_own_requests_alone(client: Client)
         np.testing.assert_array_equal(regions[number].read(), 2 * regions[number].values)
 
 
-def test_what_is_in_use_stays_mapped_until_its_request_has_ended(client: Client) -> None:
+def test_a_region_in_use_stays_mapped_until_its_request_has_ended(client: Client) -> None:
     region = client.region("r", 3)
     client.device.begun.clear()
     client.device.unmapped.clear()
@@ -262,7 +262,7 @@ def test_what_is_in_use_stays_mapped_until_its_request_has_ended(client: Client)
     assert client.device.unmapped.wait(PATIENCE_S)
 
 
-def test_what_a_client_that_has_gone_asked_for_ends_and_lets_its_region_go(client: Client, live: Live) -> None:
+def test_a_region_is_unmapped_after_the_request_of_a_disconnected_client_has_ended(client: Client, live: Live) -> None:
     region = client.region("r", 3)
     place = {"shared_memory_region": "r", "shared_memory_byte_size": NBYTES}
     x = {"name": "x", "datatype": "FP32", "shape": [1, 4], "parameters": place}
@@ -284,7 +284,7 @@ def test_what_a_client_that_has_gone_asked_for_ends_and_lets_its_region_go(clien
     np.testing.assert_array_equal(region.read(), 2 * region.values)
 
 
-def test_what_is_not_bound_is_written_all_the_same(client: Client) -> None:
+def test_an_output_without_a_binding_is_written_into_shared_memory(client: Client) -> None:
     region = client.region("r", 3)
     given = client.triton.InferInput("x", [1, 4], "FP32").set_shared_memory("r", NBYTES)
     wanted, words = (client.triton.InferRequestedOutput(name) for name in ("y", "words"))
@@ -295,7 +295,7 @@ def test_what_is_not_bound_is_written_all_the_same(client: Client) -> None:
     np.testing.assert_array_equal(region.read(), 2 * region.values)
 
 
-def test_a_request_that_runs_in_parts_comes_back_whole(client: Client) -> None:
+def test_a_split_request_is_returned_whole_in_shared_memory(client: Client) -> None:
     region = client.region("r")
     values = np.arange(20, dtype=np.float32).reshape(5, 4)
     client.device.write(region.pointer, 0, values.tobytes())
@@ -310,7 +310,7 @@ def test_a_request_that_runs_in_parts_comes_back_whole(client: Client) -> None:
     np.testing.assert_array_equal(found, 2 * values)
 
 
-def test_requests_of_every_kind_at_once_get_what_is_theirs(client: Client) -> None:
+def test_parallel_requests_of_every_kind_receive_their_own_results(client: Client) -> None:
     regions = [client.region(f"r{number}", number, at=4 * (number % 3)) for number in range(6)]
 
     def ask(number: int) -> None:

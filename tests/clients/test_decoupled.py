@@ -1,4 +1,4 @@
-"""Models that give several answers to a request, asked by NVIDIA's clients and by plain HTTP."""
+"""Models that give several answers to a request, over NVIDIA's clients and plain HTTP."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def post_inference(prediction, signature, metadata):
 
 
 class Witness(ModuleType):
-    """What the hooks of `watched` say of themselves."""
+    """What the hooks of `watched` report about themselves."""
 
     def __init__(self) -> None:
         super().__init__("witness")
@@ -144,7 +144,7 @@ def watching(witness: Witness) -> Iterator[Witness]:
 
 
 class Streamed:
-    """One client's stream; what it answers comes out of `next`."""
+    """The stream of one client; `next` returns its answers."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -157,7 +157,7 @@ class Streamed:
         self._client.async_stream_infer(model, [given(*each) for each in inputs], **more)
 
     def next(self) -> tuple[str, bool, dict[str, Any], str]:
-        """Give the next answer: id, whether it is final, outputs, and the error's text."""
+        """Return the next answer: id, whether it is final, outputs, and the error's text."""
         result, error = self._answers.get(timeout=PATIENCE_S)
         if result is None:
             return "", True, {}, str(error.message())
@@ -200,19 +200,19 @@ def closed(witness: Witness) -> str:
 class TestStream:
     @pytest.mark.parametrize("values", [(), (7,), (4, 2, 0, 1), tuple(range(100))])
     @pytest.mark.parametrize("empty", [True, False])
-    def test_each_value_is_an_answer_and_the_end_is_told_if_asked(
+    def test_each_value_is_an_answer_and_an_empty_final_answer_is_sent_if_requested(
         self, live: Live, values: tuple[int, ...], empty: bool
     ) -> None:
         with streaming(live) as stream:
             stream.ask("repeat_int32", *repeat(*values), request_id="7", enable_empty_final_response=empty)
-            # answers of one that follows show that there are no others
+            # the answers to a later request show that there are no more
             for at, value in enumerate(values):
                 assert stream.next() == ("7", False, {"OUT": [value], "IDX": [at]}, "")
             if empty:
                 assert stream.next() == ("7", True, {}, "")
         assert stream.rest() == 0
 
-    def test_an_empty_answer_names_its_model(self, live: Live) -> None:
+    def test_an_empty_final_answer_has_the_name_of_its_model(self, live: Live) -> None:
         found: queue.Queue[Any] = queue.Queue()
         with streaming(live, lambda result, error: found.put(result.get_response())) as stream:
             stream.ask("square_int32", ("IN", ints(0)), request_id="x", enable_empty_final_response=True)
@@ -224,7 +224,9 @@ class TestStream:
 
     @pytest.mark.parametrize("model", ["plain", "one"])
     @pytest.mark.parametrize("empty", [True, False])
-    def test_a_model_with_one_answer_says_that_it_is_final(self, live: Live, model: str, empty: bool) -> None:
+    def test_the_answer_of_a_model_with_one_answer_is_marked_as_final(
+        self, live: Live, model: str, empty: bool
+    ) -> None:
         with streaming(live) as stream:
             for number in range(3):
                 stream.ask(model, ("IN", ints(number)), request_id=f"{number}", enable_empty_final_response=empty)
@@ -233,7 +235,7 @@ class TestStream:
         assert found == [(f"{number}", True, {"OUT": [number]}, "") for number in range(3)]
         assert stream.rest() == 0
 
-    def test_many_requests_are_answered_each_in_its_own_order(self, live: Live) -> None:
+    def test_answers_to_each_of_many_requests_arrive_in_order(self, live: Live) -> None:
         with streaming(live) as stream:
             for number in range(20):
                 stream.ask(
@@ -252,7 +254,7 @@ class TestStream:
 
         assert counts == {str(number): number for number in range(20)}
 
-    def test_plain_models_on_the_stream_keep_their_order_and_wait_for_no_generator(
+    def test_plain_models_on_a_stream_keep_their_order_and_do_not_wait_for_generators(
         self, live: Live, watching: Witness
     ) -> None:
         row = np.ones((1, 16), np.int32)
@@ -269,7 +271,7 @@ class TestStream:
             assert stream.next() == ("several", True, {}, "")
         closed(watching)
 
-    def test_over_asyncio(self, live: Live) -> None:
+    def test_decoupled_answers_arrive_over_the_asyncio_client(self, live: Live) -> None:
         async def main() -> list[tuple[int, bool]]:
             async def requests() -> Any:
                 yield {
@@ -289,7 +291,7 @@ class TestStream:
 
 
 class TestErrors:
-    def test_answers_before_one_stand_and_the_stream_goes_on(self, live: Live, watching: Witness) -> None:
+    def test_answers_before_an_error_are_kept_and_the_stream_continues(self, live: Live, watching: Witness) -> None:
         with streaming(live) as stream:
             stream.ask("watched", ("x", ints(5, 1)), request_id="bad")
             assert [stream.next()[2] for _ in range(2)] == [{"y": [0]}, {"y": [1]}]
@@ -299,7 +301,9 @@ class TestErrors:
         assert closed(watching).startswith("hooks-watched/1")
         closed(watching)
 
-    def test_on_demand_one_ends_the_stream_with_its_status(self, live: Live, watching: Witness) -> None:
+    def test_an_error_ends_the_stream_with_its_status_if_the_client_requests_grpc_errors(
+        self, live: Live, watching: Witness
+    ) -> None:
         with streaming(live, headers={"triton_grpc_error": "true"}) as stream:
             stream.ask("watched", ("x", ints(5, 1)))
             assert [stream.next()[2] for _ in range(2)] == [{"y": [0]}, {"y": [1]}]
@@ -307,13 +311,13 @@ class TestErrors:
             assert error.status() == "StatusCode.INTERNAL"
         closed(watching)
 
-    def test_what_is_wrong_with_a_request_is_its_one_answer(self, live: Live) -> None:
+    def test_an_invalid_request_is_answered_with_one_error(self, live: Live) -> None:
         with streaming(live) as stream:
             stream.ask("square_int32", ("x", ints(1)), enable_empty_final_response=True)
             assert "unexpected inference input 'x' for model 'square_int32'" in stream.next()[3]
         assert stream.rest() == 0
 
-    def test_one_answer_calls_are_refused(self, live: Live) -> None:
+    def test_unary_calls_to_a_decoupled_model_are_rejected(self, live: Live) -> None:
         with triton.InferenceServerClient(live.grpc_address) as client:
             for inputs in ([given("IN", ints(1))], []):
                 with pytest.raises(InferenceServerException) as caught:
@@ -329,8 +333,8 @@ class TestErrors:
                 assert caught.value.message() == f"HTTP end point {DECOUPLED_TEXT}"
 
 
-class TestLeaving:
-    def test_a_cancelled_stream_closes_its_generators(self, live: Live, watching: Witness) -> None:
+class TestDisconnection:
+    def test_a_canceled_stream_closes_its_generators(self, live: Live, watching: Witness) -> None:
         with triton.InferenceServerClient(live.grpc_address) as client:
             stream = Streamed(client)
             client.start_stream(stream.callback)
@@ -340,7 +344,7 @@ class TestLeaving:
             assert closed(watching).startswith("hooks-watched/1")
         assert watching.steps < 100_000
 
-    def test_a_connection_that_is_gone_does_so_too(self, live: Live, watching: Witness) -> None:
+    def test_a_closed_http_connection_closes_its_generator(self, live: Live, watching: Witness) -> None:
         asking = http.client.HTTPConnection("127.0.0.1", live.http_port, timeout=PATIENCE_S)
         asking.request("POST", "/v2/models/watched/generate_stream", json.dumps({"x": [1_000_000, 0]}))
         assert asking.getresponse().readline().startswith(b"data: ")
@@ -350,7 +354,7 @@ class TestLeaving:
         assert watching.steps < 1_000_000
 
     @pytest.mark.parametrize("protocol", ["grpc", "http"])
-    def test_one_that_does_not_read_makes_the_generator_wait(
+    def test_a_client_that_does_not_read_suspends_the_generator(
         self, live: Live, watching: Witness, protocol: str
     ) -> None:
         go_on = threading.Event()
@@ -378,7 +382,7 @@ class TestLeaving:
 
 
 def stands_still(witness: Witness) -> int:
-    """Wait until the generator has made no further step for a while; a claim about what does not happen takes time."""
+    """Wait until the generator has made no step for a while: only time can show that nothing happens."""
     seen, since = -1, time.monotonic()
     while time.monotonic() - since < 0.4 or not seen:
         if witness.steps != seen:
@@ -388,7 +392,7 @@ def stands_still(witness: Witness) -> int:
 
 
 class TestGenerate:
-    def test_an_event_for_each_answer_as_it_comes(self, live: Live, watching: Witness) -> None:
+    def test_generate_stream_sends_each_answer_as_an_event_immediately(self, live: Live, watching: Witness) -> None:
         with httpx.Client(base_url=live.url, timeout=PATIENCE_S) as client:
             asked = client.stream("POST", "/v2/models/watched/generate_stream", json={"x": [3, 2], "id": "7"})
             with asked as answer:
@@ -404,13 +408,13 @@ class TestGenerate:
         ]
         closed(watching)
 
-    def test_no_answer_is_an_answer_without_events(self, live: Live) -> None:
+    def test_generate_stream_without_answers_has_an_empty_body(self, live: Live) -> None:
         answer = httpx.post(f"{live.url}/v2/models/square_int32/generate_stream", json={"IN": 0})
 
         assert (answer.status_code, answer.content) == (200, b"")
         assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
 
-    def test_an_error_half_way_is_the_last_event(self, live: Live, watching: Witness) -> None:
+    def test_an_error_after_some_answers_is_the_last_event(self, live: Live, watching: Witness) -> None:
         answer = httpx.post(f"{live.url}/v2/models/watched/generate_stream", json={"x": [5, 1]})
 
         events = [json.loads(line[6:]) for line in answer.text.splitlines() if line]
@@ -418,7 +422,7 @@ class TestGenerate:
         assert events[-1]["error"].startswith("post_inference failed")
         closed(watching)
 
-    def test_an_error_that_comes_first_gives_the_status_and_one_later_does_not(self, live: Live) -> None:
+    def test_the_first_answer_sets_the_status_of_generate_stream(self, live: Live) -> None:
         found = [httpx.post(f"{live.url}/v2/models/refuses/generate_stream", json={"IN": number}) for number in (0, 1)]
 
         assert [answer.status_code for answer in found] == [503, 200]
@@ -427,7 +431,7 @@ class TestGenerate:
         assert {answer.headers["content-type"] for answer in found} == {"text/event-stream; charset=utf-8"}
 
     @pytest.mark.parametrize("n", [0, 2])
-    def test_generate_demands_one(self, live: Live, n: int) -> None:
+    def test_generate_requires_exactly_one_answer(self, live: Live, n: int) -> None:
         answer = httpx.post(f"{live.url}/v2/models/square_int32/generate", json={"IN": n})
         one = httpx.post(f"{live.url}/v2/models/square_int32/generate", json={"IN": 1})
 
@@ -437,14 +441,14 @@ class TestGenerate:
         assert one.json() == {"model_name": "square_int32", "model_version": "1", "OUT": 1}
 
     @pytest.mark.parametrize("model", ["plain", "one"])
-    def test_a_model_with_one_answer_serves_both(self, live: Live, model: str) -> None:
+    def test_a_model_with_one_answer_serves_generate_and_generate_stream(self, live: Live, model: str) -> None:
         with httpx.Client(base_url=f"{live.url}/v2/models/{model}/") as client:
             assert client.post("generate", json={"IN": 4}).json()["OUT"] == 4
             assert json.loads(client.post("generate_stream", json={"IN": 4}).text[6:])["OUT"] == 4
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
-def test_a_server_that_exits_finishes_what_it_has_begun(tmp_path: Path, watching: Witness, protocol: str) -> None:
+def test_a_server_that_exits_finishes_its_decoupled_requests(tmp_path: Path, watching: Witness, protocol: str) -> None:
     write(tmp_path, "watched", WATCHED, ({"x": (INT32, [2])}, {"y": (INT32, [2])}), DECOUPLED)
     with ExitStack() as until_exit:
         live = until_exit.enter_context(live_server(tmp_path))
@@ -472,7 +476,7 @@ def test_a_server_that_exits_finishes_what_it_has_begun(tmp_path: Path, watching
     closed(watching)
 
 
-def test_a_model_is_unloaded_when_its_generators_have_ended(tmp_path: Path, watching: Witness) -> None:
+def test_a_model_is_unloaded_after_its_generators_have_ended(tmp_path: Path, watching: Witness) -> None:
     write(tmp_path, "watched", WATCHED, ({"x": (INT32, [2])}, {"y": (INT32, [2])}), DECOUPLED)
     with (
         live_server(tmp_path, model_control_mode="explicit", load_model=("watched",)) as live,
@@ -498,7 +502,7 @@ def test_a_model_is_unloaded_when_its_generators_have_ended(tmp_path: Path, watc
 
 
 def leave(live: Live, leaving: threading.Thread, witness: Witness) -> None:
-    """Have the server exit, and the generator go on once it is on its way out."""
+    """Stop the server, and let the generator continue once the server is draining."""
     leaving.start()
     deadline = time.monotonic() + PATIENCE_S
     while not live.draining and time.monotonic() < deadline:
@@ -506,14 +510,14 @@ def leave(live: Live, leaving: threading.Thread, witness: Witness) -> None:
     witness.gate.set()
 
 
-def test_the_configuration_says_so(live: Live) -> None:
+def test_the_model_configuration_reports_the_decoupled_policy(live: Live) -> None:
     with triton.InferenceServerClient(live.grpc_address) as client:
         assert client.get_model_config("repeat_int32").config.model_transaction_policy.decoupled
     with triton_http.InferenceServerClient(live.address) as client:
         assert client.get_model_config("repeat_int32")["model_transaction_policy"] == {"decoupled": True}
 
 
-def test_statistics_are_kept_by_answer(tmp_path: Path) -> None:
+def test_statistics_are_kept_per_answer(tmp_path: Path) -> None:
     whole: tuple[models.Tensors, models.Tensors] = ({"IN": (INT32, [1])}, {"OUT": (INT32, [1])})
     write(tmp_path, "square_int32", SQUARE, whole, DECOUPLED)
     write(tmp_path, "plain", "", whole, DECOUPLED)

@@ -99,7 +99,7 @@ class Streamed:
         self._client.async_stream_infer(model, [given], request_id=request_id, enable_empty_final_response=True)
 
     def take(self, ends: int) -> dict[str, list[int]]:
-        """Wait until so many requests have ended."""
+        """Wait until this many requests have ended."""
         while len(self.finals) < ends:
             answer = self._came.get(timeout=30)
             if isinstance(answer, InferenceServerException):
@@ -115,7 +115,9 @@ class Streamed:
 @pytest.mark.parametrize("count", [0, 1, 5])
 @pytest.mark.parametrize("requests", [1, 5])
 @pytest.mark.parametrize("model", ["repeat", "simple_repeat", "sequence_repeat"])
-def test_each_answer_of_the_step_is_one_of_the_ensembles(live: Live, model: str, requests: int, count: int) -> None:
+def test_each_answer_of_a_decoupled_step_is_an_answer_of_the_ensemble(
+    live: Live, model: str, requests: int, count: int
+) -> None:
     values = list(range(100, 100 + count))
     with Streamed(live) as client:
         for number in range(requests):
@@ -125,7 +127,7 @@ def test_each_answer_of_the_step_is_one_of_the_ensembles(live: Live, model: str,
     assert came == ({str(number): values for number in range(requests)} if values else {})
 
 
-def test_a_tensor_of_an_answer_meets_what_was_made_of_it(live: Live) -> None:
+def test_a_step_joins_tensors_derived_from_the_same_decoupled_answer(live: Live) -> None:
     with Streamed(live) as client:
         client.ask("fan_repeat", range(100, 150))
 
@@ -133,7 +135,7 @@ def test_a_tensor_of_an_answer_meets_what_was_made_of_it(live: Live) -> None:
 
 
 @pytest.mark.parametrize("model", ["repeat_square", "nested_square"])
-def test_answers_of_answers_are_all_told(live: Live, model: str) -> None:
+def test_all_answers_of_nested_decoupled_steps_are_returned(live: Live, model: str) -> None:
     with Streamed(live) as client:
         client.ask(model, [4, 2, 0, 1])
         client.ask(model, [], "none")
@@ -143,7 +145,7 @@ def test_answers_of_answers_are_all_told(live: Live, model: str) -> None:
     assert "none" not in came
 
 
-def test_an_answer_that_a_step_refuses_ends_the_request_after_those_before_it(live: Live) -> None:
+def test_an_answer_rejected_by_a_later_step_ends_the_request_after_the_answers_before_it(live: Live) -> None:
     with Streamed(live) as client:
         client.ask("picky_repeat", [0, 2, 1])
         assert client.take(1) == {"0": [7, 9, 8]}
@@ -154,7 +156,7 @@ def test_an_answer_that_a_step_refuses_ends_the_request_after_those_before_it(li
 
 
 @pytest.mark.parametrize("library", [triton, triton_http], ids=["grpc", "http"])
-def test_it_is_asked_over_a_stream_only(live: Live, library: Any) -> None:
+def test_a_decoupled_ensemble_is_rejected_outside_a_stream(live: Live, library: Any) -> None:
     given = library.InferInput("IN", [1], "INT32")
     given.set_data_from_numpy(np.array([1], np.int32))
     address = live.grpc_address if library is triton else live.address
@@ -165,7 +167,7 @@ def test_it_is_asked_over_a_stream_only(live: Live, library: Any) -> None:
         client.infer("sequence_repeat", [given])
 
 
-def test_generate_takes_the_one_answer_there_is_and_generate_stream_all(live: Live) -> None:
+def test_generate_returns_a_single_answer_and_generate_stream_returns_all(live: Live) -> None:
     url = f"{live.url}/v2/models/sequence_repeat"
     one = httpx.post(f"{url}/generate", json={"IN": [7]}, timeout=20)
     two = httpx.post(f"{url}/generate", json={"IN": [7, 8]}, timeout=20)
@@ -178,7 +180,7 @@ def test_generate_takes_the_one_answer_there_is_and_generate_stream_all(live: Li
     assert [each["OUT"] for each in said] == [7, 8]
 
 
-def test_its_configuration_says_that_it_is_decoupled(live: Live) -> None:
+def test_the_configuration_of_an_ensemble_with_decoupled_steps_reports_the_decoupled_policy(live: Live) -> None:
     with triton.InferenceServerClient(live.grpc_address) as client:
         said = {name: client.get_model_config(name, as_json=True)["config"] for name in ("nested_square", "identity")}
 

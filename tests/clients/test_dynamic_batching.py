@@ -1,4 +1,4 @@
-"""Triton's `dynamic_batching` as its own tests (qa/L0_batcher, L0_model_queue) look at it, over HTTP and gRPC."""
+"""Triton's `dynamic_batching` as Triton's tests (qa/L0_batcher, L0_model_queue) check it, over HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def held(count: int) -> dict[str, str]:
 
 @contextmanager
 def busy(asking: Asking, gated: Gated) -> Iterator[None]:
-    """Keep the only Instance busy with a request of the value 0 for as long as the block lasts."""
+    """Keep the only Instance busy with a request of the value 0 during the block."""
     gated.gate.close()
     first = asking.ask(1, 0.0)
     asking.live.call(gated.gate.entered())
@@ -77,15 +77,15 @@ def busy(asking: Asking, gated: Gated) -> Iterator[None]:
 
 
 def values_run(gated: Gated) -> list[float]:
-    """Give what ran, row by row, but for what kept the Instance busy."""
+    """Return the values that ran, row by row, without the one that kept the Instance busy."""
     return [value for run in gated.runs for value in run if value]
 
 
 class TestPreferredSizes:
-    """max_batch_size 8, sizes 2 and 6, and a delay that nobody waits for: what is answered was not held."""
+    """max_batch_size 8, sizes 2 and 6, and a very long delay: an answer shows that its request was not delayed."""
 
     @pytest.mark.parametrize("rows", [2, 6, 7, 8])
-    def test_one_request_of_a_preferred_size_or_past_the_largest_goes_at_once(
+    def test_a_request_of_a_preferred_size_or_beyond_the_largest_runs_immediately(
         self, tmp_path: Path, triton: Any, rows: int
     ) -> None:
         with served(tmp_path, f"{PREFERRED} {FOREVER}") as (live, _), Asking(live, triton, "m") as asking:
@@ -93,7 +93,7 @@ class TestPreferredSizes:
             assert asking.counts() == ({rows: 1}, 1, rows)
 
     @pytest.mark.parametrize("rows", [1, 3, 5])
-    def test_one_request_of_another_size_waits_for_the_delay(self, tmp_path: Path, triton: Any, rows: int) -> None:
+    def test_a_request_of_another_size_waits_for_the_delay(self, tmp_path: Path, triton: Any, rows: int) -> None:
         with served(tmp_path, f"{PREFERRED} {SHORT}") as (live, _), Asking(live, triton, "m") as asking:
             (answer,) = answers([asking.ask(rows)])
 
@@ -105,7 +105,7 @@ class TestPreferredSizes:
         ("rows", "sizes"),
         [((1, 1), {2: 1}), ((4, 2), {6: 1}), ((3, 7), {3: 1, 7: 1}), ((2, 6), {2: 1, 6: 1}), ((1, 6), {1: 1, 6: 1})],
     )
-    def test_what_is_preferred_or_closed_by_what_follows_goes_at_once(
+    def test_requests_that_complete_a_preferred_size_or_overflow_a_batch_run_immediately(
         self, tmp_path: Path, triton: Any, rows: tuple[int, ...], sizes: dict[int, int]
     ) -> None:
         with served(tmp_path, f"{PREFERRED} {FOREVER}") as (live, _), Asking(live, triton, "m") as asking:
@@ -114,14 +114,14 @@ class TestPreferredSizes:
             assert [answer.error for answer in answers(sent)] == [""] * len(rows)
             assert asking.counts() == (sizes, len(sizes), sum(rows))
 
-    def test_one_and_three_wait_and_run_together(self, tmp_path: Path, triton: Any) -> None:
+    def test_requests_of_one_and_three_rows_wait_and_run_together(self, tmp_path: Path, triton: Any) -> None:
         with served(tmp_path, f"{PREFERRED} {SHORT}") as (live, _), Asking(live, triton, "m") as asking:
             first, _ = answers(asking.queue(1, 3))
 
             assert first.after_s >= SHORT_S
             assert asking.counts() == ({4: 1}, 1, 4)
 
-    def test_what_would_pass_the_largest_sends_what_is_there_and_waits_itself(
+    def test_a_request_that_would_exceed_the_largest_size_closes_the_batch_and_waits(
         self, tmp_path: Path, triton: Any
     ) -> None:
         with served(tmp_path, f"{PREFERRED} {SHORT}") as (live, _), Asking(live, triton, "m") as asking:
@@ -131,7 +131,9 @@ class TestPreferredSizes:
             assert four.after_s >= SHORT_S
             assert asking.counts() == ({3: 1, 4: 1}, 2, 7)
 
-    def test_when_the_delay_is_over_all_that_fits_goes_preferred_or_not(self, tmp_path: Path, triton: Any) -> None:
+    def test_all_requests_that_fit_run_when_the_delay_is_over_preferred_size_or_not(
+        self, tmp_path: Path, triton: Any
+    ) -> None:
         with (
             served(tmp_path, f"{PREFERRED} max_queue_delay_microseconds: 1000") as (live, gated),
             Asking(live, triton, "m") as asking,
@@ -143,7 +145,7 @@ class TestPreferredSizes:
 
             assert asking.counts() == ({1: 1, 7: 1, 2: 1}, 3, 10)
 
-    def test_shapes_wait_apart_and_close_no_batch_of_the_other(self, tmp_path: Path, triton: Any) -> None:
+    def test_requests_of_different_shapes_are_batched_separately(self, tmp_path: Path, triton: Any) -> None:
         with served(tmp_path, f"{PREFERRED} {FOREVER}") as (live, _), Asking(live, triton, "m") as asking:
             sent = []
             for width in (4, 5, 4, 5):
@@ -154,7 +156,7 @@ class TestPreferredSizes:
             assert [answer.error for answer in answers(sent)] == [""] * 4
             assert asking.counts() == ({2: 2}, 2, 4)
 
-    def test_without_a_delay_a_preferred_prefix_goes_and_then_the_rest(self, tmp_path: Path, triton: Any) -> None:
+    def test_a_preferred_size_runs_first_and_then_the_rest_without_a_delay(self, tmp_path: Path, triton: Any) -> None:
         with (
             served(tmp_path, PREFERRED) as (live, gated),
             Asking(live, triton, "m") as asking,
@@ -167,7 +169,7 @@ class TestPreferredSizes:
             assert [len(run) for run in gated.runs] == [1, 2, 2, 1]
 
 
-class TestOutputs:
+class TestRequestedOutputs:
     def test_requests_for_different_outputs_share_a_batch(self, tmp_path: Path, triton: Any) -> None:
         config = models.SIMPLE_CONFIG + f"dynamic_batching {{ {PREFERRED} {FOREVER} }}"
         models.write(
@@ -198,7 +200,7 @@ class TestOutputs:
 
 
 class TestDelayedScheduler:
-    """TRITONSERVER_DELAY_SCHEDULER, without which Triton's tests of batches could not be exact."""
+    """TRITONSERVER_DELAY_SCHEDULER, which makes Triton's tests of batches exact."""
 
     @pytest.mark.parametrize(
         ("batching", "rows", "sizes"),
@@ -215,7 +217,7 @@ class TestDelayedScheduler:
         ],
     )
     @pytest.mark.parametrize("executor", ["thread", "loop"])
-    def test_nothing_runs_until_so_many_wait(
+    def test_no_request_runs_until_the_configured_number_is_queued(
         self, tmp_path: Path, triton: Any, batching: str, rows: tuple[int, ...], sizes: dict[int, int], executor: str
     ) -> None:
         with (
@@ -230,14 +232,14 @@ class TestDelayedScheduler:
             assert [answer.error for answer in answers(sent)] == [""] * len(rows)
             assert asking.counts() == (sizes, sum(sizes.values()), sum(rows))
 
-    def test_it_holds_once(self, tmp_path: Path, triton: Any) -> None:
+    def test_the_scheduler_is_delayed_only_once(self, tmp_path: Path, triton: Any) -> None:
         with served(tmp_path, "", environ=held(2)) as (live, _), Asking(live, triton, "m") as asking:
             answers(asking.queue(1, 1))
 
             assert answers([asking.ask()])[0].error == ""
             assert asking.counts()[1:] == (2, 3)
 
-    def test_who_has_a_timeout_expires_meanwhile(self, tmp_path: Path, triton: Any) -> None:
+    def test_a_queued_request_times_out_while_the_scheduler_is_delayed(self, tmp_path: Path, triton: Any) -> None:
         policy = "default_queue_policy { default_timeout_microseconds: 300000 }"
         with served(tmp_path, policy, environ=held(2)) as (live, _), Asking(live, triton, "m") as asking:
             (answer,) = answers([asking.ask()])
@@ -245,7 +247,7 @@ class TestDelayedScheduler:
             assert EXPIRED in answer.error
             assert answer.after_s >= 0.3
 
-    def test_a_model_without_a_scheduler_is_not_held(self, tmp_path: Path, triton: Any) -> None:
+    def test_a_model_without_dynamic_batching_is_not_delayed(self, tmp_path: Path, triton: Any) -> None:
         models.write_identity(tmp_path, "plain", "max_batch_size: 4")
         with (
             served(tmp_path, "", environ=held(9)) as (live, _),
@@ -267,7 +269,7 @@ class TestPriorities:
             ((2**40, 1), [2, 1]),
         ],
     )
-    def test_the_highest_level_runs_first_and_within_it_the_oldest(
+    def test_the_highest_priority_runs_first_and_within_a_level_the_oldest(
         self, tmp_path: Path, triton: Any, said: tuple[int, ...], order: list[int]
     ) -> None:
         with (
@@ -283,7 +285,7 @@ class TestPriorities:
 
             assert values_run(gated) == order
 
-    def test_a_batch_goes_on_into_the_lower_levels(self, tmp_path: Path, triton: Any) -> None:
+    def test_a_batch_is_filled_from_lower_priority_levels(self, tmp_path: Path, triton: Any) -> None:
         with (
             served(tmp_path, f"{LEVELS} preferred_batch_size: [4]", rows=4) as (live, gated),
             Asking(live, triton, "m") as asking,
@@ -297,7 +299,7 @@ class TestPriorities:
 
             assert gated.runs[1:] == [[4, 5, 3, 1], [2]]
 
-    def test_the_lane_with_the_highest_level_goes_first(self, tmp_path: Path, triton: Any) -> None:
+    def test_the_shape_with_the_highest_priority_request_runs_first(self, tmp_path: Path, triton: Any) -> None:
         with (
             served(tmp_path, LEVELS) as (live, gated),
             Asking(live, triton, "m") as asking,
@@ -311,7 +313,7 @@ class TestPriorities:
 
             assert values_run(gated) == [3, 2, 1]
 
-    def test_there_may_be_as_many_levels_as_a_number_allows(self, tmp_path: Path, triton: Any) -> None:
+    def test_the_number_of_priority_levels_may_be_the_largest_64_bit_integer(self, tmp_path: Path, triton: Any) -> None:
         most = 2**64 - 1
         with (
             served(tmp_path, f"priority_levels: {most} default_priority_level: {most}", rows=1) as (live, gated),
@@ -332,7 +334,9 @@ def policy(**members: Any) -> str:
 
 
 class TestTimeouts:
-    def test_rejected_when_its_time_is_over_while_the_instance_is_busy(self, tmp_path: Path, triton: Any) -> None:
+    def test_a_request_is_rejected_when_it_times_out_while_the_instance_is_busy(
+        self, tmp_path: Path, triton: Any
+    ) -> None:
         queue = f"default_queue_policy {policy(default_timeout_microseconds=400_000, allow_timeout_override=True)}"
         with (
             served(tmp_path, queue) as (live, gated),
@@ -350,17 +354,19 @@ class TestTimeouts:
             assert asking.waiting() == 0
         assert values_run(gated) == []
 
-    def test_at_the_door_and_in_the_queue_the_text_is_triton_s_and_no_more(self, tmp_path: Path, triton: Any) -> None:
+    def test_a_timeout_at_admission_and_in_the_queue_has_exactly_tritons_message(
+        self, tmp_path: Path, triton: Any
+    ) -> None:
         status = "StatusCode.UNAVAILABLE" if triton is tritonclient.grpc else "503"
         with served(tmp_path, "") as (live, gated), Asking(live, triton, "m") as asking:
-            for timeout_us in (200_000, 10_000):  # by the second one it is known how long runs take
+            for timeout_us in (200_000, 10_000):  # by the second one the server has learned the run time
                 with busy(asking, gated):
                     (answer,) = answers([asking.ask(timeout=timeout_us)])
                 assert answer.error == f"[{status}] {EXPIRED}"
             assert live.call(refused_late(live)) == 1
 
-    def test_the_wait_of_one_that_expires_is_its_timeout_and_hardly_more(self, tmp_path: Path) -> None:
-        """By the server's own clock: what clients see has their own delays in it."""
+    def test_a_request_expires_little_later_than_its_timeout(self, tmp_path: Path) -> None:
+        """Measured by the server: clients add delays of their own."""
         waits_us = (50_000, 110_000, 170_000, 230_000, 290_000)
         with (
             served(tmp_path, "") as (live, gated),
@@ -373,9 +379,11 @@ class TestTimeouts:
                 assert EXPIRED in answers([asking.ask(timeout=wait_us)])[0].error
                 late_ns.append(failed_ns(live) - before_ns - wait_us * 1000)
 
-            assert -1_000_000 <= min(late_ns) < 2_000_000  # the others may have had to wait for this machine
+            assert -1_000_000 <= min(late_ns) < 2_000_000  # the machine may have delayed the others
 
-    def test_without_leave_a_request_cannot_shorten_its_timeout(self, tmp_path: Path, triton: Any) -> None:
+    def test_a_request_cannot_shorten_its_timeout_without_allow_timeout_override(
+        self, tmp_path: Path, triton: Any
+    ) -> None:
         queue = f"default_queue_policy {policy(default_timeout_microseconds=400_000)}"
         with (
             served(tmp_path, queue) as (live, gated),
@@ -387,14 +395,16 @@ class TestTimeouts:
             assert EXPIRED in answer.error
             assert answer.after_s >= 0.4
 
-    def test_delayed_goes_behind_all_whose_time_is_not_over_and_never_fails(self, tmp_path: Path, triton: Any) -> None:
+    def test_a_delayed_request_runs_after_all_that_have_not_timed_out_and_never_fails(
+        self, tmp_path: Path, triton: Any
+    ) -> None:
         members = policy(timeout_action="DELAY", default_timeout_microseconds=9_000_000, allow_timeout_override=True)
         with (
             served(tmp_path, f"default_queue_policy {members}", rows=1) as (live, gated),
             Asking(live, triton, "m") as asking,
             busy(asking, gated),
         ):
-            # far enough apart for the second to be there before the first's time is over
+            # far enough apart for the second to arrive before the first times out
             sent = asking.queue(1, value=1, timeout=2_000_000)
             sent += asking.queue(1, value=2, timeout=50_000)
             sent += asking.queue(1, value=3)
@@ -405,7 +415,7 @@ class TestTimeouts:
             assert [answer.error for answer in answers(sent)] == [""] * 4
             assert values_run(gated) == [3, 4, 2, 1]
 
-    def test_each_level_has_its_own_policy(self, tmp_path: Path, triton: Any) -> None:
+    def test_each_priority_level_has_its_own_timeout_policy(self, tmp_path: Path, triton: Any) -> None:
         reject = policy(default_timeout_microseconds=200_000)
         levels = f"{LEVELS} priority_queue_policy {{ key: 1 value {reject} }}"
         with (
@@ -423,12 +433,12 @@ class TestTimeouts:
 
 
 async def refused_late(live: Live) -> int:
-    """Count those that were refused at the door since they would have been late."""
+    """Count the requests rejected at admission because they would have been late."""
     return live.server.engine.model("m").event_counts.get("late_refusals", 0)
 
 
 def failed_ns(live: Live) -> int:
-    """Give how long requests were there that failed, all together."""
+    """Return the total time of the failed requests."""
 
     async def read() -> int:
         return live.server.engine.model("m").statistics.snapshot().fail.ns
@@ -437,7 +447,7 @@ def failed_ns(live: Live) -> int:
 
 
 def put_off(live: Live) -> int:
-    """Count those that wait and have no deadline any more."""
+    """Count the queued requests whose deadline was removed."""
 
     async def without() -> int:
         (lane,) = live.server.engine.model("m").scheduler._lanes.values()
@@ -447,7 +457,7 @@ def put_off(live: Live) -> int:
 
 
 class TestQueueSize:
-    def test_each_level_has_as_many_places_as_it_says(self, tmp_path: Path, triton: Any) -> None:
+    def test_each_priority_level_has_its_own_maximum_queue_size(self, tmp_path: Path, triton: Any) -> None:
         levels = (
             f"{LEVELS} default_queue_policy {policy(max_queue_size=2)}"
             f" priority_queue_policy {{ key: 1 value {policy(max_queue_size=1)} }}"
@@ -464,7 +474,7 @@ class TestQueueSize:
             assert all(FULL in answer.error for answer in refused)
             assert [answer.error for answer in answers(sent)] == [""] * 5
 
-    def test_who_has_expired_makes_room(self, tmp_path: Path, triton: Any) -> None:
+    def test_an_expired_request_frees_its_place_in_the_queue(self, tmp_path: Path, triton: Any) -> None:
         members = policy(max_queue_size=2, default_timeout_microseconds=60_000_000, allow_timeout_override=True)
         with (
             served(tmp_path, f"default_queue_policy {members}") as (live, gated),
@@ -482,7 +492,7 @@ class TestQueueSize:
 
 
 class TestPreservedOrder:
-    def test_whoever_is_done_waits_for_those_who_came_before(self, tmp_path: Path, triton: Any) -> None:
+    def test_answers_wait_for_the_answers_to_earlier_requests(self, tmp_path: Path, triton: Any) -> None:
         text = "preserve_ordering: true preferred_batch_size: [1]"
         with served(tmp_path, text, rows=1, instances=2) as (live, gated), Asking(live, triton, "m") as asking:
             gated.gate.close()
@@ -503,7 +513,9 @@ class TestPreservedOrder:
             assert (first.value, second.value) == (1, 2)
             assert EXPIRED in expired.error
 
-    def test_without_it_whoever_is_done_goes(self, tmp_path: Path, triton: Any) -> None:
+    def test_answers_do_not_wait_for_earlier_requests_without_preserve_ordering(
+        self, tmp_path: Path, triton: Any
+    ) -> None:
         with served(tmp_path, "", rows=1, instances=2) as (live, gated), Asking(live, triton, "m") as asking:
             gated.gate.close()
             gated.gate_of[2] = Gate(list)
@@ -516,10 +528,10 @@ class TestPreservedOrder:
             assert answers(first)[0].error == ""
 
 
-class TestEnding:
+class TestShutdown:
     @pytest.mark.parametrize(("batching", "environ"), [(FOREVER, None), ("", held(9))])
     @pytest.mark.parametrize("executor", ["thread", "loop"])
-    def test_what_is_held_open_is_answered_at_once_when_the_server_stops(
+    def test_a_delayed_batch_is_answered_immediately_when_the_server_stops(
         self, tmp_path: Path, triton: Any, batching: str, environ: dict[str, str] | None, executor: str
     ) -> None:
         with served(tmp_path, batching, environ=environ, executor=executor) as (live, gated):
@@ -531,7 +543,7 @@ class TestEnding:
             assert [answer.error for answer in answers(sent)] == ["", ""]
             assert len(gated.runs) == 1
 
-    def test_what_is_held_open_is_answered_at_once_when_its_model_is_unloaded(
+    def test_a_delayed_batch_is_answered_immediately_when_its_model_is_unloaded(
         self, tmp_path: Path, triton: Any
     ) -> None:
         with (
@@ -553,7 +565,7 @@ class TestConfiguration:
     """
 
     @pytest.mark.parametrize("rows", [1, 8])
-    def test_all_of_it_is_reported(self, tmp_path: Path, rows: int) -> None:
+    def test_every_field_of_dynamic_batching_is_reported_over_http(self, tmp_path: Path, rows: int) -> None:
         text = self.TEXT.replace(PREFERRED, "") if rows == 1 else self.TEXT
         with (
             served(tmp_path, text, rows=rows) as (live, _),
@@ -583,7 +595,7 @@ class TestConfiguration:
                 },
             }
 
-    def test_over_grpc_too(self, tmp_path: Path) -> None:
+    def test_dynamic_batching_is_reported_over_grpc(self, tmp_path: Path) -> None:
         with (
             served(tmp_path, "preserve_ordering: true") as (live, _),
             tritonclient.grpc.InferenceServerClient(live.grpc_address) as client,

@@ -53,7 +53,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 @pytest.fixture(params=["http", "grpc"])
 def infer(request: pytest.FixtureRequest, live: Live) -> Iterator[Infer]:
-    """Infer over one protocol: model, inputs by name, and which outputs."""
+    """Infer over one protocol, with inputs by name and the requested outputs."""
     module: Any = http if request.param == "http" else rpc
     address = live.address if request.param == "http" else live.grpc_address
     with module.InferenceServerClient(address) as client:
@@ -90,24 +90,24 @@ def numbers(live: Live, model: str) -> dict[str, Any]:
 
 
 class TestAnswers:
-    def test_two_steps(self, infer: Infer) -> None:
+    def test_two_steps_in_a_row_are_computed(self, infer: Infer) -> None:
         assert (infer("chain", in_=row(3, 2))["out"] == row(106, 2)).all()
 
-    def test_branches_and_a_join(self, infer: Infer) -> None:
+    def test_two_branches_are_joined(self, infer: Infer) -> None:
         answer = infer("diamond", in_=row(5))
 
         assert {name: array[0, 0] for name, array in answer.items()} == {"sum": 115, "difference": -95}
 
-    def test_only_what_is_asked_for_comes(self, infer: Infer) -> None:
+    def test_only_requested_outputs_are_returned(self, infer: Infer) -> None:
         assert list(infer("diamond", ("difference",), in_=row(5))) == ["difference"]
 
-    def test_an_ensemble_in_an_ensemble(self, infer: Infer) -> None:
+    def test_an_ensemble_can_contain_an_ensemble(self, infer: Infer) -> None:
         assert infer("outer", in_=row(1))["out"][0, 0] == 304
 
-    def test_a_pinned_version(self, infer: Infer) -> None:
+    def test_a_step_can_pin_a_model_version(self, infer: Infer) -> None:
         assert infer("pinned", in_=row(1))["out"][0, 0] == 2
 
-    def test_strings(self, infer: Infer) -> None:
+    def test_strings_pass_through_an_ensemble(self, infer: Infer) -> None:
         words = np.array([["1", "22", "333", "-4"]], np.object_)
 
         assert [each.decode() for each in infer("words", in_=words)["out"][0]] == ["1", "22", "333", "-4"]
@@ -119,11 +119,11 @@ class TestAnswers:
 
         assert "99" in raised.value.message()
 
-    def test_more_rows_than_the_ensemble_takes_are_refused(self, infer: Infer) -> None:
+    def test_more_rows_than_the_ensembles_batch_size_are_rejected(self, infer: Infer) -> None:
         with pytest.raises(InferenceServerException, match="inference request batch-size must be <= 8 for 'chain'"):
             infer("chain", in_=row(1, 9))
 
-    def test_many_at_once_are_all_answered(self, live: Live) -> None:
+    def test_many_parallel_requests_are_all_answered(self, live: Live) -> None:
         def ask(number: int) -> float:
             with http.InferenceServerClient(live.address) as client:
                 return float(infer_with(http, client, "diamond", in_=row(number))["sum"][0, 0])
@@ -132,8 +132,8 @@ class TestAnswers:
             assert list(pool.map(ask, range(64))) == [3 * number + 100 for number in range(64)]
 
 
-class TestWhatIsSaid:
-    def test_metadata_and_configuration_are_the_ensemble_s(self, live: Live) -> None:
+class TestReporting:
+    def test_metadata_and_configuration_are_those_of_the_ensemble(self, live: Live) -> None:
         with http.InferenceServerClient(live.address) as client:
             metadata, declared = client.get_model_metadata("chain"), client.get_model_config("chain")
 
@@ -148,7 +148,7 @@ class TestWhatIsSaid:
             assert (declared["instance_group"], "dynamic_batching" in declared) == ([], False)
             assert client.is_model_ready("chain")
 
-    def test_statistics_add_up_to_those_of_the_steps(self, live: Live, infer: Infer) -> None:
+    def test_statistics_of_an_ensemble_are_the_sums_of_its_steps(self, live: Live, infer: Infer) -> None:
         names = ("chain", "double", "plus")
         before = [numbers(live, name) for name in names]
         for _ in range(3):
@@ -163,7 +163,7 @@ class TestWhatIsSaid:
         for name in COUNTED:
             assert moved[0][name] == moved[1][name] + moved[2][name]
 
-    def test_it_is_among_the_metrics(self, live: Live) -> None:
+    def test_metrics_include_the_ensemble(self, live: Live) -> None:
         page = requests.get(f"http://127.0.0.1:{live.metrics_port}/metrics", timeout=10).text
 
         assert 'nv_inference_request_success{model="chain",version="1"}' in page
@@ -171,7 +171,7 @@ class TestWhatIsSaid:
 
 @contextmanager
 def gated(root: Path, **settings: Any) -> Iterator[tuple[Live, Gate]]:
-    """Serve the ensemble `waiting`, whose first step stands before a gate."""
+    """Serve the ensemble `waiting`, whose first step waits at a gate."""
     described = (TensorSpec("x", "FP32", (-1, 4)),), (TensorSpec("y", "FP32", (-1, 4)),)
     gate = Gate(lambda inputs: [inputs[0]])
 
@@ -201,11 +201,11 @@ def wait_for(live: Live, model: str, **wanted: int) -> None:
     while any(numbers(live, model)[name] != value for name, value in wanted.items()):
         if time.monotonic() > deadline:
             pytest.fail(f"{model}: {numbers(live, model)}")
-        time.sleep(0.002)  # the server needs the processor
+        time.sleep(0.002)  # leave the processor to the server
 
 
 class TestCancellation:
-    def test_a_call_that_is_cancelled_goes_no_further(self, tmp_path: Path) -> None:
+    def test_a_canceled_call_does_not_reach_the_next_step(self, tmp_path: Path) -> None:
         with gated(tmp_path) as (live, gate), rpc.InferenceServerClient(live.grpc_address) as client:
             gate.close()
             given = rpc.InferInput("in", [1, 4], "FP32").set_data_from_numpy(row(1))
@@ -227,7 +227,7 @@ class TestCancellation:
             assert "CANCELLED" in str(ended[0].status())
             assert numbers(live, "plus")["inference_count"] == 0
 
-    def test_a_connection_that_is_closed_takes_its_request_back(self, tmp_path: Path) -> None:
+    def test_a_request_is_canceled_when_its_connection_is_closed(self, tmp_path: Path) -> None:
         with gated(tmp_path) as (live, gate):
             gate.close()
             body: Any = {"inputs": [{"name": "in", "shape": [1, 4], "datatype": "FP32", "data": [1, 1, 1, 1]}]}
@@ -239,7 +239,7 @@ class TestCancellation:
 
             assert numbers(live, "plus")["inference_count"] == 0
 
-    def test_a_timeout_in_a_step_s_queue_is_the_ensemble_s(self, tmp_path: Path) -> None:
+    def test_a_timeout_in_the_queue_of_a_step_is_reported_by_the_ensemble(self, tmp_path: Path) -> None:
         first: queue.Queue[Any] = queue.Queue()
         with gated(tmp_path) as (live, gate), rpc.InferenceServerClient(live.grpc_address) as client:
             gate.close()
@@ -253,7 +253,7 @@ class TestCancellation:
             assert first.get(timeout=PATIENCE_S).as_numpy("out")[0, 0] == 2
 
 
-class TestComingAndGoing:
+class TestLoading:
     def test_an_ensemble_is_loaded_and_unloaded_with_its_steps(self, tmp_path: Path) -> None:
         ensembles.write_all(tmp_path)
         with (
@@ -272,7 +272,7 @@ class TestComingAndGoing:
                 "outer": "UNAVAILABLE", "chain": "UNAVAILABLE", "double": "UNAVAILABLE", "plus": "READY",
             }  # fmt: skip
 
-    def test_a_step_that_another_ensemble_needs_stays(self, tmp_path: Path) -> None:
+    def test_a_step_that_another_ensemble_needs_stays_loaded(self, tmp_path: Path) -> None:
         ensembles.write_all(tmp_path)
         with (
             live_server(tmp_path, model_control_mode="explicit", load_model=("chain", "diamond")) as live,
@@ -286,7 +286,9 @@ class TestComingAndGoing:
             }  # fmt: skip
             assert infer_with(http, client, "chain", in_=row(1))["out"][0, 0] == 3
 
-    def test_it_goes_with_a_step_and_comes_back_with_it(self, tmp_path: Path) -> None:
+    def test_an_ensemble_becomes_unavailable_with_its_step_and_ready_when_the_step_is_reloaded(
+        self, tmp_path: Path
+    ) -> None:
         ensembles.write_all(tmp_path)
         with (
             live_server(tmp_path, model_control_mode="explicit", load_model=("outer",)) as live,
@@ -304,7 +306,7 @@ class TestComingAndGoing:
             assert states(client) == dict.fromkeys(("outer", "chain", "double", "plus"), "READY")
             assert infer_with(http, client, "outer", in_=row(1))["out"][0, 0] == 7
 
-    def test_one_that_was_unloaded_by_name_does_not_come_back_with_its_step(self, tmp_path: Path) -> None:
+    def test_an_ensemble_unloaded_by_name_stays_unloaded_when_its_step_is_reloaded(self, tmp_path: Path) -> None:
         ensembles.write_all(tmp_path)
         with (
             live_server(tmp_path, model_control_mode="explicit", load_model=("chain",)) as live,
@@ -316,7 +318,7 @@ class TestComingAndGoing:
 
             assert states(client) == {"chain": "UNAVAILABLE", "double": "READY", "plus": "READY"}
 
-    def test_a_configuration_may_come_with_the_request(self, tmp_path: Path) -> None:
+    def test_the_load_request_of_an_ensemble_may_include_its_configuration(self, tmp_path: Path) -> None:
         ensembles.write_all(tmp_path)
         with (
             live_server(tmp_path, model_control_mode="explicit") as live,
@@ -330,7 +332,7 @@ class TestComingAndGoing:
             client.load_model("chain")
             assert infer_with(http, client, "chain", in_=row(3))["out"][0, 0] == 7
 
-    def test_a_missing_step_is_told(self, tmp_path: Path) -> None:
+    def test_a_missing_step_is_in_the_error(self, tmp_path: Path) -> None:
         ensembles.write_all(tmp_path)
         shutil.rmtree(tmp_path / "plus")
         with (
@@ -345,7 +347,7 @@ class TestComingAndGoing:
 
             assert states(client)["chain"] == "READY"
 
-    def test_ensembles_in_a_circle_are_refused_and_the_others_serve(self, tmp_path: Path) -> None:
+    def test_circular_ensembles_are_rejected_and_the_others_are_served(self, tmp_path: Path) -> None:
         ensembles.write_models(tmp_path)
         for name, other in (("one", "two"), ("two", "one")):
             write_ensemble(
@@ -357,7 +359,7 @@ class TestComingAndGoing:
             assert reasons["one"].endswith("circular dependency between ensembles: one -> ... -> two -> one")
             assert states(client)["plus"] == "READY"
 
-    def test_polling_goes_on_with_a_new_step_and_stops_for_one_that_does_not_fit(self, tmp_path: Path) -> None:
+    def test_polling_adopts_a_compatible_new_step_and_rejects_an_incompatible_one(self, tmp_path: Path) -> None:
         ensembles.write_all(tmp_path)
         with (
             live_server(tmp_path, model_control_mode="poll", repository_poll_secs=3600) as live,
@@ -375,7 +377,7 @@ class TestComingAndGoing:
             live.call(look_twice(live.server.control))
             assert infer_with(http, client, "chain", in_=row(1))["out"][0, 0] == 12
 
-    def test_steps_are_swapped_under_load_and_nothing_fails(self, tmp_path: Path) -> None:
+    def test_steps_are_replaced_under_load_without_failures(self, tmp_path: Path) -> None:
         ensembles.write_all(tmp_path)
         with live_server(tmp_path, model_control_mode="explicit", load_model=("outer",)) as live:
             over, failures, answers = threading.Event(), list[Exception](), set[float]()
@@ -402,7 +404,7 @@ class TestComingAndGoing:
             assert failures == []
             assert {7.0, 4 + 3 * 7.0} <= answers
 
-    def test_stopping_finishes_what_is_between_two_steps(self, tmp_path: Path) -> None:
+    def test_a_stopping_server_finishes_requests_between_two_steps(self, tmp_path: Path) -> None:
         asked: queue.Queue[Any] = queue.Queue()
         with gated(tmp_path) as (live, gate), rpc.InferenceServerClient(live.grpc_address) as client:
             gate.close()
@@ -418,7 +420,7 @@ class TestComingAndGoing:
             assert stopping.result(PATIENCE_S) == 0
 
 
-def test_a_step_may_remember_sequences(tmp_path: Path) -> None:
+def test_a_step_may_be_a_sequence_model(tmp_path: Path) -> None:
     control = sequence_models.CONTROLS + sequence_models.STATE % ""
     sequence_models.write_accumulator(tmp_path, "sum", sequence_models.config(4, "direct {}" + control))
     write_plus(tmp_path, "plus", 10, width=1)
@@ -450,7 +452,7 @@ class TritonPythonModel:
 
 @pytest.fixture(scope="module")
 def forwarding(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """Serve two of them in a row, and one before a step that cannot do without its input."""
+    """Serve two of these models in a row, and one before a step with a required input."""
     root = tmp_path_factory.mktemp("repository")
     sides = [f'{side} {{ name: "{name}{i}" data_type: TYPE_FP32 dims: [ {ensembles.WIDTH} ] %s }}'
              for side, name in (("input", "x"), ("output", "y")) for i in (0, 1)]  # fmt: skip
@@ -470,24 +472,26 @@ def forwarding(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 
 @pytest.mark.parametrize("module", [http, rpc], ids=["http", "grpc"])
-class TestOutputsThatAStepDoesNotGive:
-    """As qa/L0_optional_input has it: what a step has not made, a step that takes it if it is there does without."""
+class TestMissingOutputsOfSteps:
+    """As in qa/L0_optional_input: an optional input is omitted if the step before has not produced it."""
 
     def asked(self, live: Live, module: Any, model: str, *wanted: str, **inputs: Array) -> dict[str, float]:
         with module.InferenceServerClient(live.address if module is http else live.grpc_address) as client:
             answer = infer_with(module, client, model, wanted, **inputs)
         return {name: float(array[0, 0]) for name, array in answer.items()}
 
-    def test_a_step_that_may_does_without_it(self, forwarding: Live, module: Any) -> None:
+    def test_an_optional_input_of_a_later_step_is_omitted_if_an_earlier_step_did_not_produce_it(
+        self, forwarding: Live, module: Any
+    ) -> None:
         assert self.asked(forwarding, module, "may", "y", a=row(3)) == {"y": 3}
         assert self.asked(forwarding, module, "may", "z", b=row(4)) == {"z": 4}
         assert self.asked(forwarding, module, "may", a=row(3), b=row(4)) == {"y": 3, "z": 4}
 
-    def test_the_client_does_without_it(self, forwarding: Live, module: Any) -> None:
+    def test_an_output_that_no_step_produced_is_omitted_from_the_answer(self, forwarding: Live, module: Any) -> None:
         assert self.asked(forwarding, module, "may", a=row(3)) == {"y": 3}
         assert self.asked(forwarding, module, "may", "z", a=row(3)) == {}
 
-    def test_a_step_that_needs_it_gets_an_error(self, forwarding: Live, module: Any) -> None:
+    def test_a_required_input_that_no_step_produced_is_an_error(self, forwarding: Live, module: Any) -> None:
         with pytest.raises(InferenceServerException) as failed:
             self.asked(forwarding, module, "must", a=row(3))
         text = "in ensemble 'must', model 'forward': the answer lacks the requested output 'y1'"
@@ -516,7 +520,7 @@ def post_inference(prediction, metadata):
 
             assert (answer.status_code, answer.json()) == (200, {"answer": 11.0})
 
-    def test_a_step_may_not(self, tmp_path: Path) -> None:
+    def test_a_step_with_hooks_makes_the_ensemble_unavailable(self, tmp_path: Path) -> None:
         ensembles.write_all(tmp_path)
         (tmp_path / "plus" / "hooks.py").write_text("def pre_inference(sample, metadata):\n    return sample\n")
         (tmp_path / "plus" / "penstock.toml").write_text('[hooks]\nfile = "hooks.py"\n')
@@ -527,11 +531,11 @@ def post_inference(prediction, metadata):
 
 
 def states(client: Any) -> dict[str, str]:
-    """Give the state of each model that was ever loaded."""
+    """Return the state of each model that was ever loaded."""
     return {entry["name"]: entry["state"] for entry in client.get_model_repository_index() if "state" in entry}
 
 
-def test_a_configuration_is_read_as_it_is_written(tmp_path: Path) -> None:
+def test_an_instance_group_in_the_configuration_of_an_ensemble_is_rejected(tmp_path: Path) -> None:
     write_ensemble(tmp_path, "chain", CHAIN.replace("ensemble_scheduling", "instance_group { } ensemble_scheduling"))
     with live_server(tmp_path) as live, http.InferenceServerClient(live.address) as client:
         (entry,) = client.get_model_repository_index()

@@ -1,4 +1,4 @@
-"""Features that a configuration has one field for: what a live server makes of each."""
+"""Features with a single configuration field, on a live server."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def described(live: Live, model: str) -> Any:
         return client.get_model_config(model)
 
 
-class TestSlots:
-    """`direct { minimum_slot_utilization }`: a batch waits until so many of its slots have something to run."""
+class TestSlotUtilization:
+    """`direct { minimum_slot_utilization }`: a batch waits until this fraction of its slots has a request."""
 
     @pytest.fixture
     def live(self, tmp_path: Path) -> Iterator[Live]:
@@ -49,7 +49,7 @@ class TestSlots:
         with live_server(tmp_path) as server:
             yield server
 
-    def test_half_of_them_run_together_and_fewer_wait(self, live: Live) -> None:
+    def test_a_request_waits_until_the_minimum_slot_utilization_is_reached(self, live: Live) -> None:
         with ThreadPoolExecutor(2) as pool:
             first = pool.submit(infer, live, "m", 1, 1, sequence_id=1, sequence_start=True)
             second = pool.submit(infer, live, "m", 2, 1, sequence_id=2, sequence_start=True)
@@ -61,7 +61,7 @@ class TestSlots:
         assert described(live, "m")["sequence_batching"]["direct"]["minimum_slot_utilization"] == 0.5
 
 
-def test_models_of_any_priority_are_served_and_say_it(tmp_path: Path) -> None:
+def test_models_of_any_priority_are_served_and_report_their_priority(tmp_path: Path) -> None:
     for name in ("max", "min"):
         models.write_identity(tmp_path, name, f"optimization {{ priority: PRIORITY_{name.upper()} }}")
     with live_server(tmp_path) as live:
@@ -71,7 +71,7 @@ def test_models_of_any_priority_are_served_and_say_it(tmp_path: Path) -> None:
         ]  # fmt: skip
 
 
-def test_an_ensemble_may_bound_what_is_under_way_at_a_step(tmp_path: Path) -> None:
+def test_an_ensemble_may_limit_the_requests_in_flight_at_a_step(tmp_path: Path) -> None:
     models.write_identity(tmp_path, "one", "max_batch_size: 4")
     tensors = "{kind} [ {{ name: '{name}' data_type: TYPE_FP32 dims: [ -1 ] }} ]"
     said = " ".join(tensors.format(kind=kind, name=name) for kind, name in (("input", "x"), ("output", "y")))
@@ -89,7 +89,7 @@ def test_an_ensemble_may_bound_what_is_under_way_at_a_step(tmp_path: Path) -> No
         assert described(live, "all")["ensemble_scheduling"]["max_inflight_requests"] == 2
 
 
-def test_a_host_policy_keeps_its_instances_on_its_cpus(tmp_path: Path) -> None:
+def test_a_host_policy_pins_its_instances_to_its_cpus(tmp_path: Path) -> None:
     own = min(os.sched_getaffinity(0))
     seen: list[set[int]] = []
 
@@ -132,7 +132,7 @@ RAGGED = (
 )
 
 
-def test_a_configuration_that_is_reported_can_be_loaded_and_is_reported_again(tmp_path: Path) -> None:
+def test_a_reported_configuration_can_be_loaded_and_is_reported_unchanged(tmp_path: Path) -> None:
     for name, text in KINDS.items():
         models.write_identity(tmp_path, name, text)
     for name, strategy in (("direct", ""), ("oldest", "oldest { max_candidate_sequences: 4 }")):

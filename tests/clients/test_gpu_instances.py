@@ -1,6 +1,6 @@
 """`instance_group.gpus` and `--model-load-gpu-limit` against a live server, over HTTP and gRPC.
 
-The GPUs are pretended: what talks to CUDA is the server's own, the runtime beneath it computes on the CPU.
+The GPUs are fake: the server's own CUDA code runs, on a runtime that computes on the CPU.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def served(root: Path, **settings: Any) -> Iterator[tuple[Live, FakeGround]]:
 
 
 def sessions(ground: FakeGround) -> list[str]:
-    """Give the GPU of each session that was made, in order of their numbers."""
+    """Return the GPU of each session created, sorted by number."""
     return sorted(options["device_id"] for ((_, options), *_) in ground.providers)
 
 
@@ -58,7 +58,7 @@ def sessions(ground: FakeGround) -> list[str]:
         ("gpus: [ 1 ]", [1], ["1"]),
     ],
 )
-def test_a_group_is_on_the_gpus_it_names_or_on_all(
+def test_an_instance_group_runs_on_the_gpus_it_names_or_on_all(
     tmp_path: Path, triton: Any, said: str, gpus: list[int], where: list[str]
 ) -> None:
     models.write_identity(tmp_path, "m", f"max_batch_size: 1 instance_group {{ {said} }}")
@@ -72,7 +72,7 @@ def test_a_group_is_on_the_gpus_it_names_or_on_all(
         assert sessions(ground) == where
 
 
-def test_one_that_is_not_there_is_named_and_the_others_serve(tmp_path: Path, triton: Any) -> None:
+def test_a_missing_gpu_is_in_the_error_and_the_other_models_are_served(tmp_path: Path, triton: Any) -> None:
     models.write_identity(tmp_path, "far", "instance_group { kind: KIND_GPU gpus: [ 1, 7 ] }")
     models.write_identity(tmp_path, "near", "instance_group { kind: KIND_GPU gpus: [ 0 ] }")
     with served(tmp_path) as (live, ground), Asking(live, triton, "near") as asking:
@@ -84,8 +84,8 @@ def test_one_that_is_not_there_is_named_and_the_others_serve(tmp_path: Path, tri
         assert sessions(ground) == ["0"]
 
 
-class TestTheLimitOfLoads:
-    def test_a_gpu_that_is_full_by_its_limit_takes_no_model_and_another_does(self, tmp_path: Path, triton: Any) -> None:
+class TestModelLoadGpuLimit:
+    def test_a_gpu_at_its_memory_limit_takes_no_model_while_another_gpu_does(self, tmp_path: Path, triton: Any) -> None:
         for name, gpu in (("first", 0), ("second", 1)):
             models.write_identity(tmp_path, name, f"instance_group {{ kind: KIND_GPU gpus: [ {gpu} ] }}")
         with served(tmp_path, model_load_gpu_limit=("0:0.0", "1:0.9")) as (live, ground):

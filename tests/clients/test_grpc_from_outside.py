@@ -1,4 +1,4 @@
-"""gRPC as clients see it that are not Python: curl, nghttp and h2load, from Debian's curl and nghttp2-client."""
+"""gRPC over clients that are not Python: curl, nghttp and h2load, from Debian's curl and nghttp2-client."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def run(*words: str) -> bytes:
     return ended.stdout
 
 
-def test_curl_gets_a_message_and_its_trailers(live: Live, body: Path) -> None:
+def test_curl_receives_a_message_and_its_trailers(live: Live, body: Path) -> None:
     url = f"http://{live.grpc_address}{SERVICE}/ServerLive"
     answer = run("curl", "-si", "--http2-prior-knowledge", "--data-binary", f"@{body}", url)
 
@@ -61,9 +61,9 @@ def test_curl_gets_a_message_and_its_trailers(live: Live, body: Path) -> None:
     assert b"grpc-status: 0" in rest
 
 
-def test_curl_gets_an_error_as_trailers_only(live: Live) -> None:
+def test_curl_receives_an_error_in_a_trailers_only_response(live: Live) -> None:
     url = f"http://{live.grpc_address}{SERVICE}/Nothing"
-    # without a body: the answer need not wait for one, and curl calls it an error to be answered before it has sent it,
+    # without a body: the answer does not wait for it, and curl reports an error if it is answered before it was sent,
     # though the end of the stream says NO_ERROR, as RFC 9113 has it in 8.1
     answer = run("curl", "-si", "--http2-prior-knowledge", "--request", "POST", url)
 
@@ -80,7 +80,7 @@ def test_nghttp_ends_its_stream_and_its_connection_cleanly(live: Live, body: Pat
 
 
 @pytest.mark.parametrize(("connections", "streams"), [(1, 1), (1, 100), (8, 8)])
-def test_h2load_is_answered_every_time(live: Live, tmp_path: Path, connections: int, streams: int) -> None:
+def test_every_request_of_h2load_is_answered(live: Live, tmp_path: Path, connections: int, streams: int) -> None:
     path = framed(tmp_path, message(MANY))
     before = _served(live)
     words = ("-n2000", f"-c{connections}", f"-m{streams}", f"-d{path}", f"http://{live.grpc_address}{INFER}")

@@ -82,7 +82,7 @@ def mutated(draw: Any) -> bytes:
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(message=mutated())
-def test_no_message_fails_the_server(channel: grpc.Channel, message: bytes) -> None:
+def test_no_mutated_message_causes_an_internal_error(channel: grpc.Channel, message: bytes) -> None:
     call = channel.unary_unary(INFER).future(message, timeout=PATIENCE_S)
 
     assert call.code() not in NOT_OURS, call.details()
@@ -92,7 +92,7 @@ def test_no_message_fails_the_server(channel: grpc.Channel, message: bytes) -> N
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(messages=st.lists(mutated(), max_size=5))
-def test_a_stream_answers_each_message_whatever_it_is(channel: grpc.Channel, messages: list[bytes]) -> None:
+def test_a_stream_answers_every_mutated_message(channel: grpc.Channel, messages: list[bytes]) -> None:
     answers = list(channel.stream_stream(STREAM)(iter([*messages, GOOD[0]]), timeout=PATIENCE_S))
 
     assert len(answers) == len(messages) + 1
@@ -102,13 +102,13 @@ def test_a_stream_answers_each_message_whatever_it_is(channel: grpc.Channel, mes
     assert not answer.error_message
 
 
-def test_the_unchanged_messages_are_answered(channel: grpc.Channel) -> None:
+def test_the_original_messages_are_answered(channel: grpc.Channel) -> None:
     infer = channel.unary_unary(INFER)
     for message in GOOD[:2] * 2:
         assert pb.ModelInferResponse.FromString(infer(message)).raw_output_contents
 
 
-def test_health_check_and_watch(live: Live) -> None:
+def test_health_check_and_watch_report_the_server_as_serving(live: Live) -> None:
     request, answer = (message_class(f"grpc.health.v1.HealthCheck{kind}") for kind in ("Request", "Response"))
     with grpc.insecure_channel(live.grpc_address) as channel:
         check = channel.unary_unary("/grpc.health.v1.Health/Check", request.SerializeToString, answer.FromString)
@@ -123,7 +123,7 @@ def test_health_check_and_watch(live: Live) -> None:
         watched.cancel()
 
 
-def test_a_watcher_learns_of_the_end(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_watcher_is_notified_when_the_server_exits(tmp_path_factory: pytest.TempPathFactory) -> None:
     request, answer = (message_class(f"grpc.health.v1.HealthCheck{kind}") for kind in ("Request", "Response"))
     root = models.write_examples(tmp_path_factory.mktemp("repository"))
     said: list[Any] = []
@@ -148,7 +148,7 @@ def test_a_watcher_learns_of_the_end(tmp_path_factory: pytest.TempPathFactory) -
     assert said == [1, 2, grpc.StatusCode.UNAVAILABLE]
 
 
-def test_an_idle_stream_does_not_keep_a_server_from_ending(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_an_idle_stream_does_not_delay_the_exit_of_the_server(tmp_path_factory: pytest.TempPathFactory) -> None:
     root = models.write_examples(tmp_path_factory.mktemp("repository"))
     forever = threading.Event()
 

@@ -1,4 +1,4 @@
-"""What clients name of what hooks return: the model's outputs, and the hooks' own."""
+"""Requested outputs of models with hooks: outputs of the model, and outputs that the hooks add."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ADDING = """
 def post_inference(prediction, signature, metadata):
     return {"y": prediction[0], "note": "naïve"}
 """
-# the outputs are [`label`, `maps`], or `maps` alone; of either the last is a list of dicts
+# the outputs are [`label`, `maps`], or `maps` alone; `maps` is a list of dicts
 MAPPED = """
 import numpy as np
 
@@ -62,7 +62,7 @@ def post_inference(prediction, signature, metadata):
 
 
 def write_mapped(root: Path, name: str, *, label: bool) -> None:
-    """Write a model that gives `x` [N,2] as `maps`, a list of dicts, and with `label` which is highest."""
+    """Write a model that returns `x` [N,2] as `maps`, a list of dicts, and with `label` the index of the maximum."""
     nodes: list[Node] = [node("ZipMap", ["x"], ["maps"], domain="ai.onnx.ml", classlabels_int64s=[3, 4])]
     entry = helper.make_map_type_proto(INT64, helper.make_tensor_type_proto(FLOAT, []))
     outputs = [helper.make_value_info("maps", helper.make_sequence_type_proto(entry))]
@@ -96,7 +96,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 @pytest.fixture(params=["HTTP", "gRPC"])
 def over(request: pytest.FixtureRequest) -> str:
-    """The transport, of the tests that are about both."""
+    """The transport, for tests of both."""
     transport: str = request.param
     return transport
 
@@ -104,7 +104,7 @@ def over(request: pytest.FixtureRequest) -> str:
 def ask(
     live: Live, over: str, model: str, names: Sequence[str] = (), *, binary: bool = True, classes: int = 0, **more: Any
 ) -> dict[str, list[Any]]:
-    """Ask for outputs, for all where there are no names: give what comes, as plain lists."""
+    """Request these outputs, or all if there are no names; return the received ones as plain lists."""
     how: dict[str, Any] = {"binary_data": binary} if over == "HTTP" else {}
     made: Any = triton_http if over == "HTTP" else triton_grpc
     with made.InferenceServerClient(live.address if over == "HTTP" else live.grpc_address) as client:
@@ -126,14 +126,14 @@ def refused(live: Live, over: str, model: str, names: Sequence[str], **more: Any
     return str(caught.value.message())
 
 
-def test_what_a_hook_adds_may_be_named(live: Live, over: str) -> None:
+def test_an_output_added_by_a_hook_can_be_requested(live: Live, over: str) -> None:
     everything = {"y": [1.0, 1.0], "note": ["naïve"]}
-    for names in (["note"], ["note", "y"], ["y"], ["note"]):  # what is asked again is remembered
+    for names in (["note"], ["note", "y"], ["y"], ["note"]):  # the layout of a repeated request is cached
         assert ask(live, over, "adding", names) == {name: everything[name] for name in names}
 
 
 @pytest.mark.parametrize(("name", "hooks"), [("nte", True), ("note", False)])
-def test_a_name_that_neither_the_model_nor_its_hooks_have_is_refused(
+def test_an_output_of_neither_the_model_nor_its_hooks_is_rejected(
     live: Live, over: str, name: str, hooks: bool
 ) -> None:
     text = refused(live, over, "adding", [name, "y"], parameters={} if hooks else {"hooks": False})
@@ -141,7 +141,7 @@ def test_a_name_that_neither_the_model_nor_its_hooks_have_is_refused(
     assert f"unexpected inference output '{name}' for model 'adding'" in text
 
 
-def test_what_a_hook_adds_goes_into_no_shared_memory(live: Live) -> None:
+def test_an_output_added_by_a_hook_cannot_be_placed_in_shared_memory(live: Live) -> None:
     output = {"name": "note", "parameters": {"shared_memory_region": "r", "shared_memory_byte_size": 8}}
     answer = httpx.post(f"{live.url}/v2/models/adding/infer", json={**document(ROWS), "outputs": [output]})
 
@@ -149,34 +149,34 @@ def test_what_a_hook_adds_goes_into_no_shared_memory(live: Live) -> None:
     assert "unexpected inference output 'note' for model 'adding'" in answer.json()["error"]
 
 
-def test_an_output_that_is_no_tensor_may_be_named_where_a_hook_makes_it_one(live: Live, over: str) -> None:
+def test_an_output_that_is_not_a_tensor_can_be_requested_if_a_hook_converts_it(live: Live, over: str) -> None:
     assert ask(live, over, "mapped", ["maps"]) == {"maps": [1.0, 1.0]}
     assert ask(live, over, "mapped", ["maps", "label"]) == {"maps": [1.0, 1.0], "label": [0]}
 
 
-def test_an_output_that_is_no_tensor_is_refused_where_nobody_makes_it_one(live: Live, over: str) -> None:
+def test_an_output_that_is_not_a_tensor_is_rejected_if_no_hook_converts_it(live: Live, over: str) -> None:
     for model, parameters in (("only-maps", {}), ("mapped", {"hooks": False})):
         text = f"output 'maps' of model '{model}' is not a tensor, only hooks receive it. It is {ZIPMAP}"
         assert refused(live, over, model, ["maps"], parameters=parameters) == text
 
 
-def test_what_a_hook_adds_is_named_once(live: Live, over: str) -> None:
+def test_a_duplicate_hook_output_is_rejected(live: Live, over: str) -> None:
     text = "[request id: r7] Duplicate output name 'note' is not allowed in a request"
     assert refused(live, over, "adding", ["note", "y", "note"], request_id="r7") == text
 
 
-def test_a_refusal_after_the_hook_names_the_request_too(live: Live, over: str) -> None:
+def test_a_rejection_after_the_hook_has_the_request_id(live: Live, over: str) -> None:
     text = "unexpected inference output 'nte' for model 'adding'"
     assert refused(live, over, "adding", ["nte"], request_id="r7") == f"[request id: r7] {text}"
     assert refused(live, over, "adding", ["nte"]) == f"[request id: <id_unknown>] {text}"
 
 
-def test_what_is_named_is_all_that_comes_though_no_output_of_the_model_is_a_tensor(live: Live, over: str) -> None:
+def test_only_requested_hook_outputs_are_returned_if_the_model_has_no_tensor_outputs(live: Live, over: str) -> None:
     assert ask(live, over, "only-maps", ["top"]) == {"top": ["three"]}
     assert ask(live, over, "only-maps") == {"rows": [1.0, 1.0], "top": ["three"]}
 
 
-def test_what_is_named_without_a_word_on_its_form_comes_as_json(live: Live) -> None:
+def test_a_hook_output_requested_without_a_format_is_returned_as_json(live: Live) -> None:
     body = {**document(ROWS), "outputs": [{"name": "top"}]}
     outputs = httpx.post(f"{live.url}/v2/models/only-maps/infer", json=body).json()["outputs"]
 
@@ -191,7 +191,7 @@ def test_what_is_named_without_a_word_on_its_form_comes_as_json(live: Live) -> N
         (["finish", "nix"], [{}, {}, {"finish": "stop"}, {"finish": "end"}]),
     ],
 )
-def test_of_several_answers_each_has_of_what_is_named_what_it_has(
+def test_each_of_several_answers_has_the_requested_outputs_it_provides(
     live: Live, names: list[str], answers: list[dict[str, str]]
 ) -> None:
     came: queue.Queue[tuple[Any, Any]] = queue.Queue()
@@ -213,7 +213,7 @@ def test_of_several_answers_each_has_of_what_is_named_what_it_has(
 
 
 class Encoders:
-    """The threads that answers of hooks are encoded on, as long as a test has them watched."""
+    """Records the threads that encode the answers of hooks during a test."""
 
     def __init__(self, live: Live, watched: pytest.MonkeyPatch) -> None:
         self._loop = live.call(_thread())
@@ -252,7 +252,7 @@ async def _thread() -> int:
         ("gRPC", [], {}),
     ],
 )
-def test_what_takes_long_to_encode_does_not_hold_the_event_loop(
+def test_an_answer_that_is_slow_to_encode_does_not_block_the_event_loop(
     live: Live, monkeypatch: pytest.MonkeyPatch, over: str, names: list[str], more: dict[str, Any]
 ) -> None:
     encoders = Encoders(live, monkeypatch)
@@ -262,7 +262,7 @@ def test_what_takes_long_to_encode_does_not_hold_the_event_loop(
 
 
 @pytest.mark.parametrize(("names", "binary"), [(["y"], False), (["y"], True), (["numbers"], True)])
-def test_what_does_not_is_encoded_there_whatever_is_not_told(
+def test_an_answer_that_is_quick_to_encode_is_encoded_on_the_event_loop(
     live: Live, over: str, monkeypatch: pytest.MonkeyPatch, names: list[str], binary: bool
 ) -> None:
     encoders = Encoders(live, monkeypatch)
@@ -271,7 +271,7 @@ def test_what_does_not_is_encoded_there_whatever_is_not_told(
     assert encoders.on_loop()
 
 
-def test_what_is_refused_after_the_hook_is_counted_as_failed(live: Live, over: str) -> None:
+def test_a_request_rejected_after_its_hook_counts_as_failed(live: Live, over: str) -> None:
     def failed() -> int:
         with triton_http.InferenceServerClient(live.address) as client:
             (entry,) = client.get_inference_statistics("adding")["model_stats"]

@@ -1,4 +1,4 @@
-"""Priority, deadline and sequence of a request reach its model through hooks, over each way to ask."""
+"""Priority, deadline and sequence of a request reach its model through hooks, over every endpoint."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class TestPriority:
             yield live
             gated.gate.open()
 
-    def test_the_highest_level_runs_first(self, live: Live, gated: Gated) -> None:
+    def test_the_highest_priority_runs_first_over_every_endpoint(self, live: Live, gated: Gated) -> None:
         with ThreadPoolExecutor(8) as pool:
 
             def ask(way: Callable[[Live, float, int], None], value: float, priority: int) -> Future[None]:
@@ -110,7 +110,7 @@ class TestSequences:
     SUMS = (1.0, 3.0, 7.0)
 
     @pytest.mark.parametrize("module", [http, rpc])
-    def test_each_request_finds_the_state_of_its_own(self, accumulators: Live, module: Any) -> None:
+    def test_each_request_uses_the_state_of_its_own_sequence(self, accumulators: Live, module: Any) -> None:
         address = accumulators.address if module is http else accumulators.grpc_address
         with module.InferenceServerClient(address) as client:
             for at, (value, expected) in enumerate(zip(self.VALUES, self.SUMS, strict=True)):
@@ -121,7 +121,7 @@ class TestSequences:
                     )  # fmt: skip
                     assert answer.as_numpy("y").tolist() == [[expected * identity]]
 
-    def test_over_a_stream_with_several_answers_each(self, accumulators: Live) -> None:
+    def test_sequence_state_is_kept_over_a_stream_with_several_answers_per_request(self, accumulators: Live) -> None:
         answers: queue.Queue[Any] = queue.Queue()
         found: dict[str, list[float]] = {"0": [], "1": [], "2": []}
         with rpc.InferenceServerClient(accumulators.grpc_address) as client:
@@ -138,7 +138,7 @@ class TestSequences:
 
         assert found == {f"{at}": [expected] * 2 for at, expected in enumerate(self.SUMS)}
 
-    def test_over_generate_stream(self, accumulators: Live) -> None:
+    def test_sequence_state_is_kept_over_generate_stream(self, accumulators: Live) -> None:
         with httpx.Client(base_url=f"{accumulators.url}/v2/models/several/") as client:
             for at, (value, expected) in enumerate(zip(self.VALUES, self.SUMS, strict=True)):
                 said = {"x": [value], "sequence_id": 9, "sequence_start": not at, "sequence_end": at == 2}

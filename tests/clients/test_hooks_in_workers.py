@@ -1,4 +1,4 @@
-"""Hooks in worker processes, asked by clients over a socket."""
+"""Hooks in worker processes, used by clients over a socket."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def predict(client: httpx.Client, sample: Any) -> dict[str, Any]:
     return answer.json()  # type: ignore[no-any-return]
 
 
-def test_every_way_to_ask_is_answered_from_a_worker(live: Live, client: httpx.Client) -> None:
+def test_predict_http_and_grpc_requests_are_answered_by_a_worker(live: Live, client: httpx.Client) -> None:
     answer = predict(client, {"x": [[1.0, 2.0]]})
     assert answer["y"] == [[3, 6]]
     assert answer["pid"] in children()
@@ -115,7 +115,7 @@ def test_a_generator_in_a_worker_is_streamed(live: Live) -> None:
     assert got == [[number] for number in range(12)]
 
 
-def test_unloading_ends_the_processes_and_loading_brings_fresh_ones(
+def test_unloading_ends_the_workers_and_loading_starts_new_ones(
     live: Live, client: httpx.Client, repository: Path
 ) -> None:
     before = predict(client, {"x": [[1]]})["pid"]
@@ -132,7 +132,7 @@ def test_unloading_ends_the_processes_and_loading_brings_fresh_ones(
     assert predict(client, {"x": [[1]]})["y"] == [[5]]
 
 
-def test_workers_killed_under_load_harm_nobody_else(before: set[int], live: Live) -> None:
+def test_killed_workers_do_not_affect_other_models_under_load(before: set[int], live: Live) -> None:
     ledger: dict[str, list[tuple[int, Any]]] = {}
     victims = children() - before
 
@@ -170,13 +170,13 @@ def test_workers_killed_under_load_harm_nobody_else(before: set[int], live: Live
         else:
             failed[key] = ends[0]
 
-    assert len(victims) == 3  # that of the other model is one
+    assert len(victims) == 3  # the worker of the other model is one of them
     assert len(ledger) == 2400
     assert len(failed) <= 8  # one for each connection: what pre_inference leaves in the parameters goes with its worker
     assert all(key.startswith("hooked") and status == 503 for key, (status, _) in failed.items())
 
 
-def test_a_client_that_goes_away_while_its_hook_runs_harms_nobody(
+def test_a_client_that_disconnects_during_its_hook_does_not_affect_other_requests(
     live: Live, client: httpx.Client, tmp_path: Path
 ) -> None:
     pipe = tmp_path / "pipe"
@@ -185,7 +185,7 @@ def test_a_client_that_goes_away_while_its_hook_runs_harms_nobody(
     head = f"POST /v2/models/hooked/predict HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     with socket.create_connection(("127.0.0.1", live.http_port)) as gone:
         gone.sendall(head + body)
-        gate = os.open(pipe, os.O_WRONLY)  # waits until the hook has opened it for reading
+        gate = os.open(pipe, os.O_WRONLY)  # blocks until the hook has opened the pipe for reading
     for number in range(20):
         assert predict(client, {"x": [[number]]})["y"] == [[3 * number]]
     os.close(gate)

@@ -1,4 +1,4 @@
-"""HTTP itself, as http.client, httpx, aiohttp, curl and bare sockets speak it, on the fast lane and beside it."""
+"""HTTP from http.client, httpx, aiohttp, curl and plain sockets, on the fast lane and the control plane."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ANSWER = {
     "model_version": "1",
     "outputs": [{"name": "y", "datatype": "FP32", "shape": [1, 2], "data": [1.5, -2.0]}],
 }
-ENDPOINTS = {  # path: the verbs it takes
+ENDPOINTS = {  # path: its methods
     "/v2": {"GET", "HEAD"},
     "/v2/health/live": {"GET", "HEAD"},
     "/v2/health/ready": {"GET", "HEAD"},
@@ -68,7 +68,7 @@ def ask(connection: http.client.HTTPConnection, *request: Any, **options: Any) -
 
 
 def exchange(live: Live, *parts: bytes) -> bytes:
-    """Send parts on a socket of their own, then read until the server closes."""
+    """Send parts on a new socket, then read until the server closes it."""
     with socket.create_connection(("127.0.0.1", live.http_port), timeout=20) as plain:
         for part in parts:
             plain.sendall(part)
@@ -89,8 +89,10 @@ def request(path: str = PATH, body: bytes = BODY, *fields: str) -> bytes:
 CLOSE = "connection: close"
 
 
-class TestConnection:
-    def test_one_connection_carries_many_requests_of_both_kinds(self, connection: http.client.HTTPConnection) -> None:
+class TestConnections:
+    def test_one_connection_carries_inference_and_control_requests(
+        self, connection: http.client.HTTPConnection
+    ) -> None:
         for _ in range(5):
             assert json.loads(ask(connection, "POST", PATH, BODY)[1]) == ANSWER
             own = connection.sock
@@ -100,14 +102,14 @@ class TestConnection:
             assert ask(connection, "POST", PATH, b"{")[0] == 400
             assert connection.sock is own is not None
 
-    def test_it_is_closed_when_the_client_says_so(self, live: Live) -> None:
+    def test_a_connection_is_closed_when_the_client_sends_connection_close(self, live: Live) -> None:
         for asked in (request(PATH, BODY, CLOSE), head("GET", "/v2", CLOSE)):
             answer = exchange(live, asked)
 
             assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
             assert b"\r\nconnection: close\r\n" in answer.lower()
 
-    def test_http_1_0_is_answered_and_closed(self, live: Live) -> None:
+    def test_an_http_1_0_request_is_answered_and_its_connection_closed(self, live: Live) -> None:
         asked = request().replace(b"HTTP/1.1", b"HTTP/1.0")
 
         assert json.loads(exchange(live, asked).partition(b"\r\n\r\n")[2]) == ANSWER
@@ -131,7 +133,7 @@ class TestConnection:
 
         assert [json.loads(body) for _, body in answers] == [ANSWER, ANSWER]
 
-    def test_a_client_that_stops_sending_still_has_its_answer(self, live: Live) -> None:
+    def test_a_client_that_shuts_down_its_sending_side_receives_its_answer(self, live: Live) -> None:
         with socket.create_connection(("127.0.0.1", live.http_port), timeout=20) as plain:
             plain.sendall(request())
             plain.shutdown(socket.SHUT_WR)
@@ -143,7 +145,7 @@ class TestConnection:
 
 
 def _split(received: bytes) -> list[tuple[int, bytes]]:
-    """Take answers apart by their lengths."""
+    """Split answers by their lengths."""
     answers = []
     while received:
         first, _, received = received.partition(b"\r\n\r\n")
@@ -155,10 +157,10 @@ def _split(received: bytes) -> list[tuple[int, bytes]]:
     return answers
 
 
-class TestVerbs:
+class TestRouting:
     @pytest.mark.parametrize("path", ENDPOINTS)
     @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
-    def test_the_wrong_one_is_refused_and_head_is_get_without_a_body(
+    def test_a_wrong_method_is_rejected_and_head_is_get_without_a_body(
         self, connection: http.client.HTTPConnection, path: str, method: str
     ) -> None:
         status, body = ask(connection, method, path)
@@ -172,7 +174,7 @@ class TestVerbs:
 
     @pytest.mark.parametrize("target", ["/v2", "x:443"])
     @pytest.mark.parametrize("body", [b"", b"abc"])
-    def test_a_tunnel_is_refused_as_any_wrong_one_and_nothing_is_warned_of(
+    def test_connect_is_rejected_without_a_warning_in_the_log(
         self, live: Live, caplog: pytest.LogCaptureFixture, target: str, body: bytes
     ) -> None:
         answer = exchange(live, head("CONNECT", target, f"content-length: {len(body)}") + body)
@@ -181,7 +183,7 @@ class TestVerbs:
         assert answer.endswith(b'{"error":"Method Not Allowed"}')
         assert not caplog.records
 
-    def test_head_tells_the_length_of_the_body_it_leaves_out(self, connection: http.client.HTTPConnection) -> None:
+    def test_head_reports_the_length_of_the_omitted_body(self, connection: http.client.HTTPConnection) -> None:
         _, body = ask(connection, "GET", "/v2")
         connection.request("HEAD", "/v2")
         response = connection.getresponse()
@@ -194,20 +196,16 @@ class TestVerbs:
          "/v2/models/identity_FP32/versions//infer"],
     )  # fmt: skip
     @pytest.mark.parametrize("method", ["GET", "POST"])
-    def test_a_path_that_is_not_served_is_not_found(
-        self, connection: http.client.HTTPConnection, path: str, method: str
-    ) -> None:
+    def test_an_unknown_path_is_not_found(self, connection: http.client.HTTPConnection, path: str, method: str) -> None:
         assert ask(connection, method, path, BODY) == (404, b'{"error":"Not Found"}')
 
     @pytest.mark.parametrize(("path", "method"), [(path, min(verbs)) for path, verbs in ENDPOINTS.items()])
-    def test_a_query_string_changes_nothing(
-        self, connection: http.client.HTTPConnection, path: str, method: str
-    ) -> None:
+    def test_a_query_string_is_ignored(self, connection: http.client.HTTPConnection, path: str, method: str) -> None:
         body = BODY if path.endswith("infer") else b""
 
         assert ask(connection, method, f"{path}?test_1=1&test_2=%2F", body)[0] == ask(connection, method, path, body)[0]
 
-    def test_a_name_may_be_percent_encoded_and_a_version_have_zeros(
+    def test_a_model_name_may_be_percent_encoded_and_a_version_may_have_leading_zeros(
         self, connection: http.client.HTTPConnection
     ) -> None:
         for path in ("/v2/models/identity%5FFP32/infer", "/v2/models/identity_FP32/versions/001/infer"):
@@ -217,7 +215,7 @@ class TestVerbs:
 class TestBodies:
     @pytest.mark.parametrize("path", [PATH, "/v2/repository/index"])
     @pytest.mark.parametrize("size", [1, 10, 1000])
-    def test_chunks_are_put_together(self, connection: http.client.HTTPConnection, path: str, size: int) -> None:
+    def test_a_chunked_body_is_reassembled(self, connection: http.client.HTTPConnection, path: str, size: int) -> None:
         body = BODY if path == PATH else b'{"ready": true}'
         for _ in range(3):
             pieces = (body[at : at + size] for at in range(0, len(body), size))
@@ -235,7 +233,7 @@ class TestBodies:
         assert json.loads(answers[0][1]) == ANSWER
 
     @pytest.mark.parametrize("path", [PATH, "/v2/repository/index"])
-    def test_a_client_that_waits_to_go_on_is_told_to(self, live: Live, path: str) -> None:
+    def test_a_client_that_expects_100_continue_receives_it(self, live: Live, path: str) -> None:
         body = BODY if path == PATH else b'{"ready": true}'
         with socket.create_connection(("127.0.0.1", live.http_port), timeout=20) as plain:
             plain.sendall(head("POST", path, f"content-length: {len(body)}", "expect: 100-continue", CLOSE))
@@ -247,7 +245,7 @@ class TestBodies:
 
         assert received.startswith(b"HTTP/1.1 200 OK\r\n")
 
-    def test_nobody_is_told_to_send_what_is_too_large(self, live: Live) -> None:
+    def test_a_body_that_is_too_large_is_rejected_instead_of_100_continue(self, live: Live) -> None:
         fields = (f"content-length: {(64 << 20) + 1}", "expect: 100-continue")
         answer = exchange(live, head("POST", PATH, *fields))
 
@@ -255,12 +253,12 @@ class TestBodies:
         assert b"exceeds the maximum allowed input size of 67108864 bytes" in answer
 
     @pytest.mark.parametrize("fields", [{"Expect": ""}, {"Content-Type": "text/plain"}, {"Accept": "image/png"}])
-    def test_fields_of_odd_clients_change_nothing(
+    def test_unusual_header_fields_are_ignored(
         self, connection: http.client.HTTPConnection, fields: dict[str, str]
     ) -> None:
         assert json.loads(ask(connection, "POST", PATH, BODY, fields)[1]) == ANSWER
 
-    def test_the_length_of_the_json_may_be_given_when_nothing_follows(
+    def test_the_json_length_may_be_given_when_no_binary_data_follows(
         self, connection: http.client.HTTPConnection
     ) -> None:
         fields = {"Inference-Header-Content-Length": str(len(BODY)), "Expect": ""}
@@ -272,7 +270,7 @@ class TestBodies:
         [("gzip", "gzip"), ("deflate", "deflate"), ("gzip;q=0.5, deflate", "deflate"), ("br, zstd", None),
          ("gzip;q=0", None), ("*", "gzip"), ("identity", None)],
     )  # fmt: skip
-    def test_an_answer_is_compressed_as_the_client_likes_best(
+    def test_an_answer_is_compressed_with_the_clients_preferred_coding(
         self, live: Live, accept: str, coding: str | None
     ) -> None:
         body = json.dumps(document(np.ones((1, 500), np.float32)))
@@ -282,19 +280,19 @@ class TestBodies:
         assert response.json()["outputs"][0]["data"] == [1.0] * 500
 
 
-class TestClients:
-    def test_httpx(self, live: Live) -> None:
+class TestHttpClients:
+    def test_httpx_requests_are_answered(self, live: Live) -> None:
         with httpx.Client(base_url=live.url) as client:
             for _ in range(3):
                 assert client.post(PATH, json=document(ARRAY)).json() == ANSWER
             assert client.get("/v2/health/ready").status_code == 200
 
-    def test_httpx_streams_a_body(self, live: Live) -> None:
+    def test_a_body_streamed_by_httpx_is_received(self, live: Live) -> None:
         pieces = (BODY[at : at + 9] for at in range(0, len(BODY), 9))
 
         assert httpx.post(live.url + PATH, content=pieces).json() == ANSWER
 
-    def test_aiohttp_at_a_concurrency_of_64(self, live: Live) -> None:
+    def test_aiohttp_requests_are_answered_at_a_concurrency_of_64(self, live: Live) -> None:
         async def pieces(body: bytes) -> AsyncIterator[bytes]:
             for at in range(0, len(body), 50):
                 yield body[at : at + 50]
@@ -316,7 +314,7 @@ class TestClients:
     @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
     @pytest.mark.parametrize("options", [[], ["--http1.0"], ["--compressed"], ["-H", "Transfer-Encoding: chunked"]])
     @pytest.mark.parametrize("count", [2, 300_000])
-    def test_curl(self, live: Live, tmp_path: Path, options: list[str], count: int) -> None:
+    def test_curl_requests_are_answered(self, live: Live, tmp_path: Path, options: list[str], count: int) -> None:
         if "--http1.0" in options and count > 2:
             options = [*options, "-H", "Expect:"]
         body = tmp_path / "body"

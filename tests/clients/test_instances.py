@@ -1,6 +1,6 @@
-"""Instance groups and the rate limiter as Triton's own tests look at them (qa/L0_instance_group, L0_rate_limiter).
+"""Instance groups and the rate limiter as Triton's tests (qa/L0_instance_group, L0_rate_limiter) check them.
 
-Over HTTP and gRPC. Instead of models that take long, runs wait at a gate that the test holds.
+Over HTTP and gRPC. Instead of slow models, runs wait at a gate that the test controls.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def triton(request: pytest.FixtureRequest) -> Any:
 
 @contextmanager
 def served(root: Path, *resources: str, rate_limit: str = LIMITED, **settings: Any) -> Iterator[tuple[Live, Gated]]:
-    """Serve what is there; runs are recorded from now on."""
+    """Serve the models of the folder; their runs are recorded from now on."""
     gated = Gated()
     with live_server(
         root, loaders=gated.loaders, rate_limit=rate_limit, rate_limit_resource=resources, **settings
@@ -70,7 +70,7 @@ def client_of(live: Live, triton: Any) -> Any:
 
 
 def reasons(live: Live, triton: Any) -> dict[str, str]:
-    """Give why each model is not served, "" for those that are."""
+    """Return the reason why each model is unavailable, "" if it is ready."""
     with client_of(live, triton) as client:
         if triton is tritonclient.grpc:
             index = client.get_model_repository_index(as_json=True).get("models", [])
@@ -88,7 +88,7 @@ def config_of(live: Live, triton: Any, name: str) -> dict[str, Any]:
     return found
 
 
-class TestWhatCannotBeScheduled:
+class TestInsufficientResources:
     @pytest.mark.parametrize(
         ("resources", "first", "second"),
         [
@@ -100,7 +100,7 @@ class TestWhatCannotBeScheduled:
             ([], "", ""),
         ],
     )
-    def test_is_not_loaded_and_the_index_says_why(
+    def test_a_model_that_needs_too_many_resources_is_not_loaded_and_the_index_has_the_reason(
         self, tmp_path: Path, triton: Any, resources: list[str], first: str, second: str
     ) -> None:
         write(tmp_path, "first", group(FIRST))
@@ -113,12 +113,16 @@ class TestWhatCannotBeScheduled:
         assert bool(found["second"]) == bool(second)
         assert second in found["second"]
 
-    def test_a_group_that_needs_too_much_takes_the_whole_model_with_it(self, tmp_path: Path, triton: Any) -> None:
+    def test_one_group_that_needs_too_many_resources_makes_the_whole_model_unavailable(
+        self, tmp_path: Path, triton: Any
+    ) -> None:
         write(tmp_path, "m", group(SECOND) + group(FIRST))
         with served(tmp_path, "resource1:3", "resource2:2") as (live, _):
             assert short("resource1", 3, 4) in reasons(live, triton)["m"]
 
-    def test_a_resource_cannot_be_global_for_one_and_not_for_another(self, tmp_path: Path, triton: Any) -> None:
+    def test_a_resource_cannot_be_global_for_one_model_and_device_specific_for_another(
+        self, tmp_path: Path, triton: Any
+    ) -> None:
         write(tmp_path, "first", group(SECOND))
         write(tmp_path, "second", group(SECOND.replace("global: true", "global: false")))
         text = 'Resource "resource2" is present as both global and device-specific resource in the model configuration.'
@@ -135,7 +139,7 @@ class TestWhatCannotBeScheduled:
         assert text in found["second"]
         assert later["second"] == ""
 
-    def test_with_the_limiter_off_all_of_it_is_accepted_and_idle(self, tmp_path: Path, triton: Any) -> None:
+    def test_excessive_resources_are_accepted_while_the_rate_limiter_is_off(self, tmp_path: Path, triton: Any) -> None:
         write(tmp_path, "m", group(FIRST, count=2))
         with served(tmp_path, "resource1:1", rate_limit="off") as (live, gated), Asking(live, triton, "m") as asking:
             gated.gate.close()
@@ -149,7 +153,7 @@ class TestWhatCannotBeScheduled:
 
 class TestCrossModelPriority:
     @pytest.mark.parametrize("resources", [["resource1:4", "resource2:2"], []], ids=["explicit", "implicit"])
-    def test_where_one_runs_at_a_time_priority_2_has_half_the_executions(
+    def test_priority_2_gets_half_the_executions_if_one_instance_runs_at_a_time(
         self, tmp_path: Path, triton: Any, resources: list[str]
     ) -> None:
         write(tmp_path, "first", group(FIRST))
@@ -175,7 +179,7 @@ class TestCrossModelPriority:
             assert first.counts() == ({1: 17}, 17, 17)
             assert second.counts() == ({1: 8}, 8, 8)
 
-    def test_where_there_is_plenty_they_run_at_once(self, tmp_path: Path, triton: Any) -> None:
+    def test_two_models_run_in_parallel_if_resources_suffice(self, tmp_path: Path, triton: Any) -> None:
         write(tmp_path, "first", group(FIRST))
         write(tmp_path, "second", group(SECOND))
         with (
@@ -192,8 +196,8 @@ class TestCrossModelPriority:
             assert [answer.error for answer in answers(sent)] == ["", ""]
 
 
-class TestOneModelOfSeveralGroups:
-    def test_where_one_runs_at_a_time_batches_are_full(self, tmp_path: Path, triton: Any) -> None:
+class TestSeveralInstanceGroups:
+    def test_batches_are_full_if_one_instance_runs_at_a_time(self, tmp_path: Path, triton: Any) -> None:
         batching = "dynamic_batching { preferred_batch_size: [4] }"
         write(tmp_path, "m", group(FIRST) + group(SECOND) + batching, rows=4)
         with served(tmp_path) as (live, gated), Asking(live, triton, "m") as asking:
@@ -208,7 +212,7 @@ class TestOneModelOfSeveralGroups:
             assert (alone, errors) == (1, {""})
             assert asking.counts() == ({1: 1, 4: 2}, 3, 9)
 
-    def test_where_there_is_plenty_both_run_at_once(self, tmp_path: Path, triton: Any) -> None:
+    def test_two_groups_run_in_parallel_if_resources_suffice(self, tmp_path: Path, triton: Any) -> None:
         write(tmp_path, "m", group(FIRST) + group(SECOND))
         with served(tmp_path, "resource1:6", "resource2:2") as (live, gated), Asking(live, triton, "m") as asking:
             gated.gate.close()
@@ -219,7 +223,7 @@ class TestOneModelOfSeveralGroups:
 
             assert [answer.error for answer in answers(sent)] == ["", ""]
 
-    def test_a_model_without_resources_is_not_held_up_by_those_that_wait(self, tmp_path: Path, triton: Any) -> None:
+    def test_a_model_without_resources_does_not_wait_for_the_rate_limiter(self, tmp_path: Path, triton: Any) -> None:
         write(tmp_path, "m", group(FIRST, count=2))
         write(tmp_path, "free", group())
         with (
@@ -240,7 +244,9 @@ class TestOneModelOfSeveralGroups:
 
 class TestSequences:
     @pytest.mark.parametrize("strategy", ["direct { }", "oldest { max_candidate_sequences: 4 }"])
-    def test_a_sequence_keeps_its_state_among_groups_of_several_priorities(self, tmp_path: Path, strategy: str) -> None:
+    def test_a_sequence_keeps_its_state_across_groups_of_different_priorities(
+        self, tmp_path: Path, strategy: str
+    ) -> None:
         groups = group(FIRST) + group(SECOND) + group(SECOND.replace("priority: 2", "priority: 3"), 2)
         text = sequence_models.config(1, strategy + sequence_models.CONTROLS + sequence_models.STATE % "", groups)
         sequence_models.write_accumulator(tmp_path, "m", text)
@@ -259,8 +265,8 @@ class TestSequences:
         assert (entry.inference_count, entry.execution_count) == (9, 9)
 
 
-class TestCounts:
-    def test_as_many_run_at_once_as_there_are_instances_and_every_one_is_counted(
+class TestInstanceGroups:
+    def test_as_many_batches_run_in_parallel_as_there_are_instances_and_all_are_counted(
         self, tmp_path: Path, triton: Any
     ) -> None:
         write(tmp_path, "m", group(count=2) + group(count=1))
@@ -277,7 +283,7 @@ class TestCounts:
             assert running == 3
             assert asking.counts() == ({1: 5}, 5, 5)
 
-    def test_groups_are_reported_as_they_were_completed(self, tmp_path: Path, triton: Any) -> None:
+    def test_completed_groups_are_reported_in_the_model_configuration(self, tmp_path: Path, triton: Any) -> None:
         named = f'instance_group {{ name: "mine" kind: KIND_CPU count: 2 {SECOND} }}'
         write(tmp_path, "m", f"{named} instance_group {{ passive: true }} optimization {{ priority: PRIORITY_MAX }}")
         with served(tmp_path) as (live, _):
@@ -292,10 +298,10 @@ class TestCounts:
         assert config["optimization"]["priority"] == "PRIORITY_MAX"
 
 
-class TestKinds:
+class TestInstanceKinds:
     @pytest.fixture(autouse=True)
     def _no_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Find none, whatever the machine has."""
+        """Find no GPU, whatever the machine has."""
         monkeypatch.setattr(Gpus, "_look", lambda _: UsableGpus((), "no driver"))
 
     @pytest.mark.parametrize(
@@ -308,7 +314,7 @@ class TestKinds:
             ("instance_group { kind: KIND_MODEL }", "KIND_MODEL", 1),
         ],
     )
-    def test_without_a_gpu_a_model_that_asks_for_none_is_on_the_cpu(
+    def test_a_model_that_does_not_require_a_gpu_runs_on_the_cpu_without_one(
         self, tmp_path: Path, triton: Any, said: str, kind: str, count: int
     ) -> None:
         write(tmp_path, "m", said)
@@ -319,7 +325,7 @@ class TestKinds:
         assert (group["kind"], group["count"], group.get("gpus", [])) == (kind, count, [])
 
     @pytest.mark.parametrize("gpus", ["", "gpus: [ 0 ]"])
-    def test_without_a_gpu_a_model_that_asks_for_one_is_not_served(
+    def test_a_model_that_requires_a_gpu_is_unavailable_without_one(
         self, tmp_path: Path, triton: Any, gpus: str
     ) -> None:
         write(tmp_path, "m", f"instance_group {{ kind: KIND_GPU {gpus} }}")
@@ -331,7 +337,7 @@ class TestKinds:
 
 class TestHostPolicies:
     @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="every thread is kept to the only CPU")
-    def test_instances_and_the_runtimes_own_threads_are_kept_to_their_cpus(self, tmp_path: Path) -> None:
+    def test_instances_and_the_threads_of_their_runtime_are_pinned_to_the_policys_cpus(self, tmp_path: Path) -> None:
         (cpu, *_) = os.sched_getaffinity(0)
         threads = 'parameters { key: "intra_op_thread_count" value { string_value: "4" } }'
         models.write_identity(tmp_path, "m", f'instance_group {{ count: 2 host_policy: "few" }} {threads}')
@@ -343,14 +349,14 @@ class TestHostPolicies:
 
         assert len(kept) == 2 + 3
 
-    def test_a_policy_of_cpus_that_are_not_there_fails_the_load(self, tmp_path: Path, triton: Any) -> None:
+    def test_a_host_policy_with_unavailable_cpus_fails_the_load(self, tmp_path: Path, triton: Any) -> None:
         write(tmp_path, "m", group())
         with served(tmp_path, host_policy=("cpu,cpu-cores=4000-4001",)) as (live, _):
             assert "host policy: this process cannot run on any of its CPUs" in reasons(live, triton)["m"]
 
 
 def kept_to(cpu: int) -> set[str]:
-    """Give the threads of this process that may run on one CPU only, this one."""
+    """Return the threads of this process that are pinned to this one CPU."""
     found = set()
     for task in Path("/proc/self/task").iterdir():
         with suppress(OSError):
@@ -359,8 +365,10 @@ def kept_to(cpu: int) -> set[str]:
     return found
 
 
-class TestPassive:
-    def test_a_model_of_passive_instances_is_ready_and_its_requests_fail(self, tmp_path: Path, triton: Any) -> None:
+class TestPassiveInstances:
+    def test_a_model_with_only_passive_instances_is_ready_and_its_requests_fail(
+        self, tmp_path: Path, triton: Any
+    ) -> None:
         write(tmp_path, "m", "instance_group { passive: true }")
         with served(tmp_path) as (live, gated), Asking(live, triton, "m") as asking:
             with client_of(live, triton) as client:
@@ -372,7 +380,7 @@ class TestPassive:
         assert "Unable to find the payload queue for the model m" in answer.error
         assert runs == []
 
-    def test_beside_others_they_leave_the_work_to_them(self, tmp_path: Path, triton: Any) -> None:
+    def test_passive_instances_leave_all_work_to_the_active_ones(self, tmp_path: Path, triton: Any) -> None:
         write(tmp_path, "m", "instance_group { passive: true count: 3 } instance_group { }")
         with served(tmp_path) as (live, gated), Asking(live, triton, "m") as asking:
             gated.gate.close()

@@ -1,4 +1,4 @@
-"""What Triton's users expect of a model's files, configuration, versions and requests given up: on a live server."""
+"""Files, configuration, versions and canceled requests of models, as Triton's users expect them, on a live server."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def adds(root: Path, name: str, *versions: int, config: str = "", rows: Any = "N
 
 
 def answer(client: Any, name: str, version: str = "", rows: int = 1) -> float:
-    """What a version adds."""
+    """Return the number that a version adds."""
     x = httpclient.InferInput("x", [rows, 4], "FP32")
     x.set_data_from_numpy(np.zeros((rows, 4), np.float32))
     found = client.infer(name, [x], model_version=version).as_numpy("y")
@@ -60,7 +60,7 @@ def refusal(client: Any, *args: Any, **named: Any) -> str:
 
 
 def states(client: Any) -> dict[str, dict[str, str]]:
-    """The versions of each model that are READY or not, with the reason of those that are not."""
+    """The versions of each model: READY, or the reason why not."""
     found: dict[str, dict[str, str]] = {}
     for row in client.get_model_repository_index():
         held = found.setdefault(row["name"], {})
@@ -92,7 +92,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 
 def layout(root: Path) -> None:
-    """Write folders that are versions and folders that are none."""
+    """Write folders that are versions and folders that are not."""
     folder = adds(root, "folders", 1)
     for name in ("02", "three", "4x", "-5", "0", "7.0"):
         shutil.copytree(folder / "1", folder / name)
@@ -108,7 +108,7 @@ def layout(root: Path) -> None:
 
 
 def completion(root: Path) -> None:
-    """Write models that leave something for the model itself to say."""
+    """Write models whose configuration must be completed from the model file."""
     for name, config, rows in (
         ("silent", "", "N"),
         ("both_named", f"input [ {WHOLE_X} ] output [ {WHOLE_Y} ]", "N"),
@@ -138,16 +138,16 @@ def client(live: Live) -> Iterator[Any]:
 # -- the repository --------------------------------------------------------------------------------------------
 
 
-class TestLayout:
-    def test_only_whole_numbers_above_0_without_zeros_before_them_are_versions(self, client: Any) -> None:
+class TestRepositoryLayout:
+    def test_only_positive_integers_without_leading_zeros_are_versions(self, client: Any) -> None:
         assert states(client)["folders"] == {"1": "READY"}
         assert answer(client, "folders") == 1
 
     @pytest.mark.parametrize("name", ["named", "inner"])
-    def test_the_file_may_be_named_and_may_be_a_folder(self, client: Any, name: str) -> None:
+    def test_the_model_file_may_be_named_and_may_be_a_folder(self, client: Any, name: str) -> None:
         assert answer(client, name) == 1
 
-    def test_a_hidden_folder_is_no_model(self, client: Any) -> None:
+    def test_a_hidden_folder_is_not_a_model(self, client: Any) -> None:
         assert ".hidden" not in states(client)
 
 
@@ -155,7 +155,7 @@ class TestVersionPolicy:
     @pytest.mark.parametrize(
         ("name", "versions"), [("latest", "3"), ("latest_two", "23"), ("all", "123"), ("specific", "13")]
     )
-    def test_the_chosen_versions_are_served_and_no_other(self, client: Any, name: str, versions: str) -> None:
+    def test_only_the_versions_of_the_policy_are_served(self, client: Any, name: str, versions: str) -> None:
         assert states(client)[name] == dict.fromkeys(versions, "READY")
         assert client.get_model_metadata(name)["versions"] == list(versions)
         assert [answer(client, name, version) for version in versions] == [float(version) for version in versions]
@@ -164,7 +164,7 @@ class TestVersionPolicy:
             text = f"Request for unknown model: '{name}' version {other} is not found"
             assert refusal(client, name, other) == text
 
-    def test_the_policy_is_reported(self, client: Any) -> None:
+    def test_the_version_policy_is_reported(self, client: Any) -> None:
         policies = {name: client.get_model_config(name)["version_policy"] for name in ("latest", "all", "specific")}
 
         assert policies == {
@@ -173,14 +173,14 @@ class TestVersionPolicy:
             "specific": {"specific": {"versions": [1, 3]}},
         }
 
-    def test_a_version_that_is_named_and_is_not_there_leaves_the_others(self, client: Any) -> None:
+    def test_a_missing_specific_version_does_not_affect_the_others(self, client: Any) -> None:
         assert states(client)["absent"] == {"2": "READY"}
         assert answer(client, "absent") == 2
         assert refusal(client, "absent", "9") == "Request for unknown model: 'absent' version 9 is not found"
 
 
 @pytest.mark.parametrize("mode", ["poll", "explicit"])
-def test_versions_come_and_go_with_their_folders(tmp_path: Path, mode: str) -> None:
+def test_versions_are_loaded_and_unloaded_as_their_folders_appear_and_disappear(tmp_path: Path, mode: str) -> None:
     folder = adds(tmp_path, "m", 1, 2, config="version_policy { all {} }")
     elsewhere = adds(tmp_path.parent / f"{tmp_path.name}-made", "m", 3, 4)
     loaded = ("m",) if mode == "explicit" else ()
@@ -198,7 +198,7 @@ def test_versions_come_and_go_with_their_folders(tmp_path: Path, mode: str) -> N
         assert states(client) == {"m": {"1": "READY", "2": "READY"}}
         (elsewhere / "3").rename(folder / "3")
         shutil.rmtree(folder / "1")
-        assert answer(client, "m", "1") == 1  # nobody has looked yet
+        assert answer(client, "m", "1") == 1  # the repository has not been polled yet
         look()
         assert states(client) == {"m": {"1": "unloaded", "2": "READY", "3": "READY"}}
         assert (answer(client, "m"), answer(client, "m", "2")) == (3, 2)
@@ -218,8 +218,8 @@ def test_versions_come_and_go_with_their_folders(tmp_path: Path, mode: str) -> N
 # -- what is completed -----------------------------------------------------------------------------------------
 
 
-class TestCompletion:
-    def test_a_silent_configuration_is_completed_whole(self, client: Any) -> None:
+class TestAutoCompletion:
+    def test_an_empty_configuration_is_completed(self, client: Any) -> None:
         config = client.get_model_config("silent")
 
         assert (config["backend"], config["platform"]) == ("onnxruntime", "onnxruntime_onnx")
@@ -239,14 +239,16 @@ class TestCompletion:
             ("both_named_batched", 3, True),
             ("inputs_named", 64, True),
             ("fixed_rows", 0, False),
-            ("one_fixed", 0, False),  # every tensor's first axis must be free
+            ("one_fixed", 0, False),  # the first axis of every tensor must be free
             ("scalar", 0, False),
             ("own_size", 5, True),
             ("one_at_a_time", 1, False),
             ("delays", 64, True),
         ],
     )
-    def test_the_batch_size_follows_the_rules(self, client: Any, name: str, rows: int, batches: bool) -> None:
+    def test_the_batch_size_is_completed_from_the_batch_axes_of_the_model(
+        self, client: Any, name: str, rows: int, batches: bool
+    ) -> None:
         config = client.get_model_config(name)
 
         assert (config["max_batch_size"], "dynamic_batching" in config) == (rows, batches)
@@ -254,33 +256,35 @@ class TestCompletion:
     @pytest.mark.parametrize(
         ("name", "shape"), [("both_named", [-1, 4]), ("own_size", [-1, 4]), ("fixed_rows", [1, 4])]
     )
-    def test_the_axis_of_rows_is_in_the_metadata_whoever_said_it(
+    def test_metadata_has_the_batch_axis_whether_configured_or_completed(
         self, client: Any, name: str, shape: list[int]
     ) -> None:
         assert [each["shape"] for each in client.get_model_metadata(name)["inputs"]] == [shape]
 
-    def test_a_model_with_both_named_takes_any_number_of_rows(self, client: Any) -> None:
+    def test_a_model_with_batch_size_0_takes_any_number_of_rows_on_a_free_axis(self, client: Any) -> None:
         assert answer(client, "both_named", rows=100) == 1
 
-    def test_a_batch_size_is_the_most_rows_of_a_request(self, client: Any) -> None:
+    def test_max_batch_size_limits_the_rows_of_a_request(self, client: Any) -> None:
         assert answer(client, "own_size", rows=5) == 1
         assert "batch-size must be <= 5 for 'own_size'" in refusal(client, "own_size", rows=6)
 
-    def test_a_scalar_is_one_element(self, client: Any) -> None:
+    def test_a_scalar_is_exposed_as_one_element(self, client: Any) -> None:
         x = httpclient.InferInput("x", [1], "FP32")
         x.set_data_from_numpy(np.array([3], np.float32))
 
         assert client.infer("scalar", [x]).as_numpy("y").tolist() == [-3]
         assert client.get_model_metadata("scalar")["inputs"][0]["shape"] == [1]
 
-    def test_what_is_declared_must_be_there(self, client: Any) -> None:
+    def test_a_configured_input_that_the_model_lacks_is_an_error(self, client: Any) -> None:
         text = "unable to load model 'too_many_named', configuration expects 2 inputs, model provides 1: 'x'"
         assert states(client)["too_many_named"] == {"1": text}
 
     @pytest.mark.parametrize(
         "rules", [("onnxruntime,default-max-batch-size=4",), ("default-max-batch-size=4",)], ids=["backend", "all"]
     )
-    def test_the_size_may_be_said_in_triton_s_way(self, tmp_path: Path, rules: tuple[str, ...]) -> None:
+    def test_the_default_batch_size_can_be_set_with_backend_config(
+        self, tmp_path: Path, rules: tuple[str, ...]
+    ) -> None:
         adds(tmp_path, "m", 1)
         with (
             live_server(tmp_path, backend_config=rules) as live,
@@ -288,7 +292,7 @@ class TestCompletion:
         ):
             assert client.get_model_config("m")["max_batch_size"] == 4
 
-    def test_a_size_of_0_leaves_models_that_do_not_say_without_batches(self, tmp_path: Path) -> None:
+    def test_a_default_batch_size_of_0_disables_batching_for_models_without_a_batch_size(self, tmp_path: Path) -> None:
         adds(tmp_path, "m", 1)
         adds(tmp_path, "own_size", 1, config="max_batch_size: 5")
         with (
@@ -300,7 +304,7 @@ class TestCompletion:
             assert client.get_model_config("own_size")["max_batch_size"] == 5
             assert answer(client, "m", rows=3) == 1
 
-    def test_without_completion_a_model_must_declare_what_it_takes_and_gives(self, tmp_path: Path) -> None:
+    def test_a_model_must_configure_its_inputs_and_outputs_if_completion_is_disabled(self, tmp_path: Path) -> None:
         adds(tmp_path, "whole", 1, config=f"max_batch_size: 2 input [ {X} ] output [ {Y} ]")
         adds(tmp_path, "silent", 1)
         adds(tmp_path, "no_outputs", 1, config=f"max_batch_size: 2 input [ {X} ]")
@@ -381,7 +385,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_served_is_refused_by_name(client: Any, name: str) -> None:
+def test_an_unsupported_configuration_is_rejected_with_the_name_of_the_field(client: Any, name: str) -> None:
     (reason,) = states(client)[name].values()
 
     assert reason.startswith("config.pbtxt:1: ")
@@ -392,7 +396,7 @@ def test_what_cannot_be_served_is_refused_by_name(client: Any, name: str) -> Non
 # -- metrics ---------------------------------------------------------------------------------------------------
 
 
-def test_tags_are_labels_of_the_model_s_metrics(live: Live, client: Any) -> None:
+def test_metric_tags_are_labels_of_the_models_metrics(live: Live, client: Any) -> None:
     answer(client, "tagged")
     page = httpx.get(f"http://127.0.0.1:{live.metrics_port}/metrics").text
 
@@ -403,8 +407,8 @@ def test_tags_are_labels_of_the_model_s_metrics(live: Live, client: Any) -> None
 # -- requests given up -----------------------------------------------------------------------------------------
 
 
-class TestGivenUp:
-    """Requests that their client gives up while they wait: they count as CANCELED, and never run."""
+class TestCancellation:
+    """Requests canceled by their client: queued requests count as CANCELED and never run."""
 
     @pytest.fixture
     def gated(self) -> Iterator[Gated]:
@@ -422,7 +426,7 @@ class TestGivenUp:
             yield server
             gated.gate.open()
 
-    def test_over_grpc(self, live: Live, gated: Gated) -> None:
+    def test_requests_canceled_over_grpc_never_run(self, live: Live, gated: Gated) -> None:
         errors: queue.Queue[Any] = queue.Queue()
         with grpcclient.InferenceServerClient(live.grpc_address) as client, Asking(live, grpcclient, "m") as asking:
             (first,) = asking.queue(1, value=1)
@@ -442,7 +446,7 @@ class TestGivenUp:
         assert gated.runs == [[1], [4]]
         assert counted(live) == 2
 
-    def test_over_http(self, live: Live, gated: Gated) -> None:
+    def test_requests_of_closed_http_connections_never_run(self, live: Live, gated: Gated) -> None:
         with Asking(live, httpclient, "m") as asking:
             (first,) = asking.queue(1, value=1)
             live.call(gated.gate.entered())
@@ -458,7 +462,9 @@ class TestGivenUp:
         assert gated.runs == [[1], [4]]
         assert counted(live) == 2
 
-    def test_what_runs_is_finished_and_holds_up_nobody(self, live: Live, gated: Gated) -> None:
+    def test_a_running_request_finishes_after_its_cancellation_without_delaying_the_next(
+        self, live: Live, gated: Gated
+    ) -> None:
         errors: queue.Queue[Any] = queue.Queue()
         with grpcclient.InferenceServerClient(live.grpc_address) as client:
             call = client.async_infer("m", [grpc_row(1)], lambda result, error: errors.put(error))

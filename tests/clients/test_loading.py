@@ -1,4 +1,4 @@
-"""Loads of a live server: how many at once, how often one is tried, and what another configuration changes."""
+"""Loads of a live server: how many in parallel, how often one is retried, and what a new configuration changes."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def client_of(live: Live, triton: Any) -> Any:
 
 
 def index(live: Live) -> dict[str, str]:
-    """Give the state of each model that was ever loaded."""
+    """Return the state of each model that was ever loaded."""
     found = httpx.post(f"{live.url}/v2/repository/index").json()
     return {entry["name"]: entry["state"] for entry in found if "state" in entry}
 
 
 class Slow:
-    """Loads ONNX models, but for the first `failures` times; each load waits until `together` others are under way."""
+    """Loads ONNX models after `failures` failed attempts; each load waits until `together` of them are in progress."""
 
     def __init__(self, together: int = 1, failures: int = 0) -> None:
         self.loads = 0
@@ -72,8 +72,8 @@ class Slow:
                 self._under_way -= 1
 
 
-class TestSeveral:
-    def test_as_many_models_load_at_once_as_there_are_threads(self, tmp_path: Path) -> None:
+class TestLoadThreads:
+    def test_as_many_models_load_in_parallel_as_there_are_load_threads(self, tmp_path: Path) -> None:
         for number in range(6):
             models.write_identity(tmp_path, f"m{number}", "max_batch_size: 4")
         slow = Slow(together=3)
@@ -83,7 +83,7 @@ class TestSeveral:
         assert (slow.loads, slow.most) == (6, 3)
 
     @pytest.mark.parametrize(("retries", "loads"), [(0, 1), (1, 2), (2, 3), (5, 3)])
-    def test_a_load_that_fails_is_tried_so_often_again(
+    def test_a_failed_load_is_retried_the_configured_number_of_times(
         self, tmp_path: Path, triton: Any, retries: int, loads: int
     ) -> None:
         models.write_identity(tmp_path, "m", "max_batch_size: 4")
@@ -102,7 +102,9 @@ class TestSeveral:
         assert slow.loads == loads
 
     @pytest.mark.parametrize("mode", ["none", "poll"])
-    def test_only_mode_explicit_takes_them(self, tmp_path: Path, triton: Any, mode: str) -> None:
+    def test_load_and_unload_are_rejected_unless_the_control_mode_is_explicit(
+        self, tmp_path: Path, triton: Any, mode: str
+    ) -> None:
         models.write_identity(tmp_path, "m", "max_batch_size: 4")
         status = "StatusCode.UNAVAILABLE" if triton is tritonclient.grpc else "503"
         with live_server(tmp_path, model_control_mode=mode) as live, client_of(live, triton) as client:
@@ -132,7 +134,7 @@ UNSAID = "must specify a non-zero or non-empty correlation ID"
 
 
 class Load:
-    """Clients of `m` over both protocols, of sequences and of none, and what was wrong with their answers."""
+    """Clients of `m` over both protocols, with and without sequences, and the errors in their answers."""
 
     def __init__(self, live: Live) -> None:
         self._live = live
@@ -140,7 +142,7 @@ class Load:
         self.wrong: list[Any] = []
 
     def ask(self, number: int) -> int:
-        """Ask until it is over. Returns: how often."""
+        """Send requests until stopped. Returns: how many."""
         triton, asked = (tritonclient.grpc, tritonclient.http)[number % 2], 0
         said: dict[str, Any] = {"priority": number % 3}
         if number >= 2:
@@ -159,7 +161,7 @@ class Load:
         return asked
 
 
-class TestAnotherConfiguration:
+class TestReconfiguration:
     @pytest.fixture
     def live(self, tmp_path: Path) -> Iterator[Live]:
         described: models.Tensors = {"x": (FLOAT, ["N", 4])}
@@ -169,7 +171,7 @@ class TestAnotherConfiguration:
         with live_server(tmp_path, load_model=("m",), **EXPLICIT, **settings) as server:
             yield server
 
-    def test_a_load_may_change_the_kind_of_scheduling_while_requests_come(self, live: Live) -> None:
+    def test_a_load_can_change_the_scheduler_while_requests_arrive(self, live: Live) -> None:
         load = Load(live)
         with ThreadPoolExecutor(4) as pool, tritonclient.http.InferenceServerClient(live.address) as client:
             asked = [pool.submit(load.ask, number) for number in range(4)]
@@ -186,7 +188,7 @@ class TestAnotherConfiguration:
         assert min(counts) > 0
         assert live.call(inflight(live)) == 0
 
-    def test_a_python_model_may_have_several_answers_by_it(self, tmp_path: Path) -> None:
+    def test_a_load_can_make_a_python_model_decoupled(self, tmp_path: Path) -> None:
         write_model(tmp_path, "m", SENDER, ONE)
         array = np.ones((1, 1), np.float32)
         with (

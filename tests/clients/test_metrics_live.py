@@ -1,4 +1,4 @@
-"""The metrics page of a live server: scraped on both ports, parsed as Prometheus does, and held against the load."""
+"""The metrics page of a live server: scraped on both ports, parsed as Prometheus does, and compared with the load."""
 
 from __future__ import annotations
 
@@ -81,13 +81,13 @@ def infer(live: Live, model: str, array: Any, status: int = 200) -> None:
     assert httpx.post(f"{live.url}/v2/models/{model}/infer", json=document(array)).status_code == status
 
 
-def test_the_page_is_well_formed_and_the_same_on_both_ports(live: Live) -> None:
+def test_the_page_is_well_formed_and_has_the_same_metrics_on_both_ports(live: Live) -> None:
     one, other = parsed(scrape(live)), parsed(scrape(live, live.http_port))
 
     assert one.keys() == other.keys()
 
 
-def test_every_nv_name_of_a_model_is_there_with_tritons_labels(live: Live) -> None:
+def test_every_nv_metric_of_a_model_is_present_with_tritons_labels(live: Live) -> None:
     page = parsed(scrape(live))
     labels = 'model="free",version="1"'
 
@@ -129,7 +129,7 @@ def test_histograms_are_cumulative_and_agree_with_their_counts(live: Live) -> No
         assert buckets[-1] == page[f"{name}_count", labels] > 0
 
 
-def test_summaries_count_what_was_served(live: Live) -> None:
+def test_summaries_count_the_successful_requests(live: Live) -> None:
     scrape(live)
     infer(live, "versions", np.ones((1, 1), np.float32))
     page = parsed(scrape(live))
@@ -141,7 +141,7 @@ def test_summaries_count_what_was_served(live: Live) -> None:
         assert page[f"{name}_count", labels] == page["nv_inference_request_success", labels]
 
 
-def test_a_decoupled_model_has_a_histogram_of_whole_milliseconds_with_bounds_of_its_own(live: Live) -> None:
+def test_a_decoupled_model_has_a_first_response_histogram_with_its_configured_bounds(live: Live) -> None:
     assert httpx.post(f"{live.url}/v2/models/bounded/generate", json={"x": [1, 2]}).status_code == 200
     text = scrape(live)
     page = parsed(text)
@@ -155,23 +155,23 @@ def test_a_decoupled_model_has_a_histogram_of_whole_milliseconds_with_bounds_of_
     assert all('model="bounded"' in line and line.rpartition(" ")[2].isdigit() for line in shown)
 
 
-def test_connections_of_either_port_are_counted(live: Live) -> None:
+def test_connections_of_both_protocols_are_counted(live: Live) -> None:
     with grpc_client.InferenceServerClient(live.grpc_address) as client:
         assert client.is_server_live()
         until = time.monotonic() + PATIENCE_S
         page = parsed(scrape(live))
         while not page["penstock_grpc_connections", ""] and time.monotonic() < until:
-            page = parsed(scrape(live))  # a front end tells its engine once a second
+            page = parsed(scrape(live))  # a front end reports to its engine once a second
 
     assert page["penstock_grpc_connections", ""] == 1
     assert page["penstock_connections", ""] >= 0
 
 
-def test_how_long_each_model_took_to_load_is_there(live: Live) -> None:
+def test_the_load_duration_of_each_model_is_present(live: Live) -> None:
     assert parsed(scrape(live))["nv_model_load_duration_secs", 'model="free",version="1"'] > 0
 
 
-def test_a_name_with_quotes_is_escaped(live: Live) -> None:
+def test_quotes_in_a_model_name_are_escaped(live: Live) -> None:
     assert ("nv_inference_count", 'model="odd \\"name\\"\\\\",version="1"') in parsed(scrape(live))
 
 

@@ -1,6 +1,6 @@
 """NVIDIA's own perf_analyzer, a C++ client of both protocols, against a live server. `.ci/peers` fetches it.
 
-It eats the cores that it measures, so nothing here is about speed: it must run to its end and report what it ran.
+It uses the cores that it measures, so these tests ignore speed: it must finish and report its requests.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 
 def analyze(live: Live, words: str) -> str:
-    """Run it, and give its report; it must have ended well and have failed no request."""
+    """Run perf_analyzer and return its report; it must succeed without failed requests."""
     over = live.grpc_address if "-i grpc" in words else live.address
     ended = subprocess.run(
         [str(PROGRAM), "-u", over, *words.split(), *QUICK.split()],
@@ -76,7 +76,7 @@ def analyze(live: Live, words: str) -> str:
     ],
 )
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_it_measures_over_both_protocols(live: Live, protocol: str, words: str) -> None:
+def test_perf_analyzer_measures_over_both_protocols(live: Live, protocol: str, words: str) -> None:
     if protocol == "grpc" and "tensor-format" in words:
         pytest.skip("gRPC has no JSON tensors")
     report = analyze(live, f"-i {protocol} {words}")
@@ -84,13 +84,13 @@ def test_it_measures_over_both_protocols(live: Live, protocol: str, words: str) 
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_it_sends_at_the_times_that_a_file_says(live: Live, protocol: str, tmp_path: Path) -> None:
+def test_perf_analyzer_sends_requests_at_the_intervals_of_a_file(live: Live, protocol: str, tmp_path: Path) -> None:
     (tmp_path / "intervals").write_text("10000\n20000\n5000\n")
     analyze(live, f"-i {protocol} -m simple --request-intervals {tmp_path}/intervals")
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_answers_are_what_its_file_of_several_steps_expects(live: Live, protocol: str, tmp_path: Path) -> None:
+def test_perf_analyzer_validates_the_answers_to_several_steps(live: Live, protocol: str, tmp_path: Path) -> None:
     first, ones = list(range(16)), [1] * 16
     steps = [{"INPUT0": first, "INPUT1": ones}, {"INPUT0": {"content": first, "shape": [16]}, "INPUT1": first}]
     sums = [[value + 1 for value in first], [2 * value for value in first]]
@@ -105,17 +105,17 @@ def test_answers_are_what_its_file_of_several_steps_expects(live: Live, protocol
 
 
 @pytest.mark.parametrize("words", ["", "--concurrency-range 4", "--request-rate-range 50", "--shared-memory system"])
-def test_it_measures_a_grpc_stream(live: Live, words: str) -> None:
+def test_perf_analyzer_measures_a_grpc_stream(live: Live, words: str) -> None:
     analyze(live, f"-i grpc -m simple --streaming --async {words}")
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
-def test_it_measures_compressed_messages(live: Live, coding: str) -> None:
+def test_perf_analyzer_measures_compressed_messages(live: Live, coding: str) -> None:
     analyze(live, f"-i grpc -m simple --grpc-compression-algorithm {coding}")
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_its_table_has_the_server_s_side(live: Live, protocol: str, tmp_path: Path) -> None:
+def test_perf_analyzer_reports_the_servers_compute_time(live: Live, protocol: str, tmp_path: Path) -> None:
     analyze(live, f"-i {protocol} -m simple --concurrency-range 1:2 -f {tmp_path}/table.csv")
     with (tmp_path / "table.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -123,13 +123,13 @@ def test_its_table_has_the_server_s_side(live: Live, protocol: str, tmp_path: Pa
     assert all(float(row["Server Compute Infer"]) > 0 for row in rows)
 
 
-def test_it_reads_the_metrics_page(live: Live) -> None:
+def test_perf_analyzer_collects_the_metrics_page(live: Live) -> None:
     words = f"--collect-metrics --metrics-url 127.0.0.1:{live.metrics_port}/metrics --metrics-interval 100"
     analyze(live, f"-m simple {words}")
 
 
 @pytest.mark.parametrize("words", ["", "--streaming --async --concurrency-range 4"])
-def test_it_shows_its_certificate(tmp_path: Path, words: str) -> None:
+def test_perf_analyzer_connects_with_a_client_certificate(tmp_path: Path, words: str) -> None:
     models.write_examples(tmp_path / "models")
     keys = {name: certificate(tmp_path, name) for name in ("server", "client")}
     (chain, key), (client_chain, client_key) = keys["server"], keys["client"]

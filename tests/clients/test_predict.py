@@ -1,4 +1,4 @@
-"""predict and infer through hooks, on examples/iris and on a model whose hooks have other habits."""
+"""predict and infer through hooks, on examples/iris and on models with other hooks."""
 
 from __future__ import annotations
 
@@ -81,19 +81,19 @@ def tritonclient(live: Live) -> Iterator[Any]:
 
 
 def flowers() -> tuple[list[dict[str, float]], list[int]]:
-    """Read Fisher's flowers, and the class of each."""
+    """Read Fisher's iris flowers and the class of each."""
     with (IRIS / "iris.csv").open() as file:
         rows = [[float(each) for each in row] for row in csv.reader(file) if row[0][0].isdigit()]
     return [dict(zip(MEMBERS, row, strict=False)) for row in rows], [int(row[4]) for row in rows]
 
 
-class TestIris:
+class TestIrisExample:
     @pytest.mark.parametrize("path", [PREDICT, "/v2/models/iris/versions/1/predict"])
     @pytest.mark.parametrize(
         ("lengths", "name"),
         [((5.2, 3.6, 1.4, 0.3), NAMES[0]), ((5.7, 2.8, 4.1, 1.3), NAMES[1]), ((6.3, 3.3, 6.0, 2.5), NAMES[2])],
     )
-    def test_a_flower_is_answered_with_its_name(
+    def test_predict_returns_the_name_of_a_flower(
         self, client: httpx.Client, path: str, lengths: tuple[float, ...], name: str
     ) -> None:
         response = client.post(path, json=dict(zip(MEMBERS, lengths, strict=True)))
@@ -101,7 +101,9 @@ class TestIris:
         assert (response.status_code, response.json()) == (200, name)
         assert response.headers["content-type"] == "application/json"
 
-    def test_every_flower_is_answered_right_at_a_concurrency_of_64(self, live: Live, client: httpx.Client) -> None:
+    def test_predict_returns_every_flower_correctly_at_a_concurrency_of_64(
+        self, live: Live, client: httpx.Client
+    ) -> None:
         samples, _ = flowers()
         labels: list[int] = []
         for start in range(0, len(samples), 50):
@@ -122,7 +124,7 @@ class TestIris:
 
         assert asyncio.run(main()) == [NAMES[labels[number]] for number in order]
 
-    def test_the_network_knows_nearly_all_flowers(self, client: httpx.Client) -> None:
+    def test_the_iris_model_classifies_nearly_all_flowers_correctly(self, client: httpx.Client) -> None:
         samples, classes = flowers()
         right = [
             client.post(PREDICT, json=each).json() == NAMES[kind] for each, kind in zip(samples, classes, strict=True)
@@ -130,34 +132,34 @@ class TestIris:
 
         assert sum(right) >= 0.95 * len(samples)
 
-    def test_a_missing_key_is_an_error_of_the_request(self, client: httpx.Client) -> None:
+    def test_a_missing_key_is_a_bad_request(self, client: httpx.Client) -> None:
         response = client.post(PREDICT, json=dict.fromkeys(MEMBERS[1:], 1))
 
         assert response.status_code == 400
         assert "sepal_length" in response.json()["error"]
 
     @pytest.mark.parametrize("body", [b"", b"{", b"[1, 2", b"\xff"])
-    def test_what_is_no_json_is_an_error_of_the_request(self, client: httpx.Client, body: bytes) -> None:
+    def test_a_body_that_is_not_json_is_a_bad_request(self, client: httpx.Client, body: bytes) -> None:
         assert client.post(PREDICT, content=body).status_code == 400
 
     @pytest.mark.parametrize("body", [1, None, "x", [], [1, 2], {}, {**SETOSA, "petal_width": "wide"}])
-    def test_a_sample_of_another_kind_is_an_error_of_the_request(self, client: httpx.Client, body: object) -> None:
+    def test_a_sample_of_the_wrong_type_is_a_bad_request(self, client: httpx.Client, body: object) -> None:
         assert client.post(PREDICT, json=body).status_code == 400
         assert client.post(PREDICT, json=SETOSA).json() == NAMES[0]
 
-    def test_curl_sends_its_form_type_and_is_answered(self, client: httpx.Client) -> None:
+    def test_the_form_content_type_that_curl_sends_is_accepted(self, client: httpx.Client) -> None:
         fields = {"content-type": "application/x-www-form-urlencoded"}
 
         assert client.post(PREDICT, content=json.dumps(SETOSA), headers=fields).json() == NAMES[0]
 
     @pytest.mark.parametrize("coding", ["gzip", "deflate"])
-    def test_a_compressed_sample_is_taken(self, client: httpx.Client, coding: str) -> None:
+    def test_a_compressed_sample_is_accepted(self, client: httpx.Client, coding: str) -> None:
         plain = json.dumps(SETOSA).encode()
         body = gzip.compress(plain) if coding == "gzip" else zlib.compress(plain)
 
         assert client.post(PREDICT, content=body, headers={"content-encoding": coding}).json() == NAMES[0]
 
-    def test_infer_goes_straight_to_the_model_when_told_to(self, tritonclient: Any) -> None:
+    def test_infer_bypasses_the_hooks_if_requested(self, tritonclient: Any) -> None:
         rows = np.array([[5.2, 3.6, 1.4, 0.3], [6.3, 3.3, 6.0, 2.5]], np.float32)
         for binary in (True, False):
             result = tritonclient.infer(
@@ -168,7 +170,7 @@ class TestIris:
             assert result.as_numpy("label").tolist() == [0, 2]
             np.testing.assert_allclose(result.as_numpy("probabilities").sum(axis=1), [1, 1], rtol=1e-5)
 
-    def test_infer_hands_the_hook_arrays_which_are_no_flower(self, tritonclient: Any) -> None:
+    def test_infer_passes_arrays_to_a_hook_and_its_error_is_a_bad_request(self, tritonclient: Any) -> None:
         with pytest.raises(InferenceServerException, match="sepal_length") as caught:
             tritonclient.infer("iris", [given("input", np.ones((1, 4), np.float32))])
 
@@ -190,16 +192,16 @@ class TestIris:
             assert float(line.split()[-1]) > 0
 
 
-class TestOtherHooks:
+class TestHooks:
     def test_what_post_inference_returns_is_the_answer(self, client: httpx.Client) -> None:
         response = client.post("/v2/models/hooked/predict", json={"x": [1.5, 2]})
 
         assert response.json() == {"total": 3.5, "note": "naïve", "rows": [[1.5, 2.0]]}
 
-    def test_what_is_not_finite_is_written_as_python_reads_it(self, client: httpx.Client) -> None:
+    def test_nan_is_written_as_pythons_json_module_reads_it(self, client: httpx.Client) -> None:
         assert client.post("/v2/models/hooked/predict", json={"x": [-1]}).text == '{"total":NaN}'
 
-    def test_a_pre_hook_that_raises_harms_its_own_request_only(self, live: Live) -> None:
+    def test_an_error_in_pre_inference_fails_only_its_own_request(self, live: Live) -> None:
         url = f"{live.url}/v2/models/hooked/predict"
 
         async def one(session: aiohttp.ClientSession, number: int) -> int:
@@ -215,7 +217,7 @@ class TestOtherHooks:
 
         assert asyncio.run(main()).count(200) == 20
 
-    def test_a_post_hook_that_raises_tells_the_client_an_id_and_no_more(self, client: httpx.Client) -> None:
+    def test_an_error_in_post_inference_exposes_only_the_request_id(self, client: httpx.Client) -> None:
         fields = {"x-request-id": "abc-7"}
         response = client.post("/v2/models/hooked/predict", json={"x": [0]}, headers=fields)
 
@@ -223,7 +225,7 @@ class TestOtherHooks:
         assert "abc-7" in response.json()["error"]
         assert "zero" not in response.json()["error"]
 
-    def test_infer_hands_the_hooks_arrays_and_takes_tensors_back(self, tritonclient: Any) -> None:
+    def test_infer_passes_arrays_to_the_hooks_and_returns_their_tensors(self, tritonclient: Any) -> None:
         sent = np.array([[1, 2], [3, 4]], np.float32)
         result = tritonclient.infer("hooked", [given("x", sent)], request_id="9")
 
@@ -233,14 +235,16 @@ class TestOtherHooks:
         assert texts(result.as_numpy("note")) == ["naïve"]
         np.testing.assert_array_equal(result.as_numpy("rows"), sent * 10)
 
-    def test_infer_in_json_is_answered_in_json(self, client: httpx.Client) -> None:
+    def test_infer_with_json_inputs_returns_json_outputs(self, client: httpx.Client) -> None:
         response = client.post("/v2/models/hooked/infer", json=document(np.ones((1, 2), np.float32)))
 
         assert [(each["name"], each["data"]) for each in response.json()["outputs"]] == [
             ("total", [20.0]), ("note", ["naïve"]), ("rows", [10.0, 10.0]),
         ]  # fmt: skip
 
-    def test_what_a_hook_adds_to_the_models_outputs_is_told_to_who_names_none(self, client: httpx.Client) -> None:
+    def test_an_output_added_by_a_hook_is_returned_unless_outputs_are_requested_by_name(
+        self, client: httpx.Client
+    ) -> None:
         body = document(np.ones((1, 2), np.float32))
         for said, told in (({}, ["y", "note"]), ({"outputs": [{"name": "y"}]}, ["y"])):
             outputs = client.post("/v2/models/adding/infer", json={**body, **said}).json()["outputs"]
@@ -248,20 +252,20 @@ class TestOtherHooks:
             assert [each["name"] for each in outputs] == told
             assert outputs[0]["data"] == [1.0, 1.0]
 
-    def test_what_a_hook_adds_is_binary_where_all_is_to_be(self, tritonclient: Any) -> None:
+    def test_an_output_added_by_a_hook_is_binary_if_all_outputs_are(self, tritonclient: Any) -> None:
         result = tritonclient.infer("adding", [given("x", np.ones((1, 2), np.float32))])
 
         assert texts(result.as_numpy("note")) == ["naïve"]
         assert all("binary_data_size" in each["parameters"] for each in result.get_response()["outputs"])
 
-    def test_an_error_in_a_hook_of_infer_reaches_the_client(self, tritonclient: Any) -> None:
+    def test_an_error_in_a_hook_of_infer_reaches_the_client_with_the_request_id(self, tritonclient: Any) -> None:
         with pytest.raises(InferenceServerException) as caught:
             tritonclient.infer("hooked", [given("x", np.zeros((1, 2), np.float32))], request_id="id-5")
 
         assert caught.value.status() == "500"
         assert "id-5" in caught.value.message()
 
-    def test_a_model_without_hooks_predicts_what_it_is_given(self, client: httpx.Client) -> None:
+    def test_predict_without_hooks_passes_the_sample_to_the_model(self, client: httpx.Client) -> None:
         for sample in ({"x": [1, 2]}, [1, 2], {"x": [[1, 2], [3, 4]]}):
             response = client.post("/v2/models/plain/predict", json=sample)
 

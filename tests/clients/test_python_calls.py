@@ -1,4 +1,4 @@
-"""A Python model that asks others (BLS), whatever kind they are of: what it gets, and what they count for it."""
+"""A Python model that calls models of every kind (BLS): the answers it receives, and how the calls are counted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.server.python_models.repositories import ONE, write_model
 
 pytestmark = pytest.mark.slow
 
-# asks as its parameters say, and tells of each answer what came
+# makes the calls that its parameters describe, and returns the answers
 CALLER = """
 import json
 import numpy as np
@@ -91,14 +91,14 @@ def triton(request: pytest.FixtureRequest) -> Any:
 
 
 class Ask:
-    """Has the model ask, and looks at what others count."""
+    """Has the model make calls, and reads the counts of the called models."""
 
     def __init__(self, live: Live, triton: Any) -> None:
         self._live = live
         self._triton = triton
 
     def __call__(self, model: str, value: float, width: int = 1, **said: Any) -> list[Any]:
-        """Give what each answer told: its values, or an error's text."""
+        """Return the content of each answer: its values, or an error's text."""
         grpc = self._triton is tritonclient.grpc
         array = np.full((1, width), value, np.float32)
         given = self._triton.InferInput("x", [1, width], "FP32").set_data_from_numpy(array)
@@ -108,7 +108,7 @@ class Ask:
         return told
 
     def counts(self, model: str) -> tuple[int, int]:
-        """Give a model's inferences and executions."""
+        """Return a model's inferences and executions."""
         with tritonclient.http.InferenceServerClient(self._live.address) as client:
             (entry,) = client.get_inference_statistics(model)["model_stats"]
         return entry["inference_count"], entry["execution_count"]
@@ -119,7 +119,7 @@ def ask(live: Live, triton: Any) -> Ask:
     return Ask(live, triton)
 
 
-def test_each_call_is_an_inference_and_an_execution_of_the_model_that_is_asked(ask: Ask) -> None:
+def test_each_bls_call_counts_as_an_inference_and_an_execution_of_the_called_model(ask: Ask) -> None:
     before = ask.counts("limited"), ask.counts("caller")
     assert ask("limited", 4, times=3) == [[4]] * 3
 
@@ -127,7 +127,7 @@ def test_each_call_is_an_inference_and_an_execution_of_the_model_that_is_asked(a
     assert ask.counts("caller") == (before[1][0] + 1, before[1][1] + 1)
 
 
-def test_what_is_remembered_runs_once(ask: Ask, triton: Any) -> None:
+def test_repeated_bls_calls_of_a_cached_model_run_once(ask: Ask, triton: Any) -> None:
     before = ask.counts("cached")
     assert (
         ask("cached", 5 if triton is tritonclient.grpc else 6, times=3)
@@ -137,7 +137,7 @@ def test_what_is_remembered_runs_once(ask: Ask, triton: Any) -> None:
     assert ask.counts("cached") == (before[0] + 1, before[1] + 1)
 
 
-def test_a_sequence_goes_on_from_call_to_call_and_must_begin(ask: Ask) -> None:
+def test_bls_calls_of_a_sequence_share_its_state_and_must_begin_with_start(ask: Ask) -> None:
     start, end = 1, 2
     assert [ask("sum", value, correlation_id=9, flags=flags) for value, flags in ((3, start), (4, 0), (5, end))] == [
         [[3]], [[7]], [[12]],
@@ -146,7 +146,7 @@ def test_a_sequence_goes_on_from_call_to_call_and_must_begin(ask: Ask) -> None:
     assert "must specify a non-zero or non-empty correlation ID" in ask("sum", 1)[0]
 
 
-def test_an_ensemble_of_ensembles_is_asked_like_any_model(ask: Ask) -> None:
+def test_a_bls_call_can_run_a_nested_ensemble(ask: Ask) -> None:
     before = [ask.counts(model) for model in ("outer", "chain", "double")]
     assert ask("outer", 1, 4, takes="in", gives="out") == [[7]]
     after = [ask.counts(model) for model in ("outer", "chain", "double")]
@@ -157,7 +157,9 @@ def test_an_ensemble_of_ensembles_is_asked_like_any_model(ask: Ask) -> None:
 
 @pytest.mark.skipif(bool(os.environ.get("PENSTOCK_TEST_FRONTS")), reason="hooks run in front ends, not beside models")
 @pytest.mark.parametrize("decoupled", [False, True])
-def test_what_hooks_add_may_be_asked_for_and_what_nobody_gives_is_refused(ask: Ask, decoupled: bool) -> None:
+def test_a_bls_call_can_request_outputs_added_by_hooks_and_unknown_outputs_are_rejected(
+    ask: Ask, decoupled: bool
+) -> None:
     for names, told in (("double", [6]), ("y double", [3, 6]), ("y", [3]), ("", [3, 6])):
         assert ask("hooked", 3, gives=names, decoupled=decoupled) == [told]
     for names in ("triple", "y triple"):
@@ -166,18 +168,18 @@ def test_what_hooks_add_may_be_asked_for_and_what_nobody_gives_is_refused(ask: A
 
 
 @pytest.mark.parametrize("many", [0, 1, 3])
-def test_a_decoupled_model_gives_as_many_answers_as_it_likes_and_an_empty_one(ask: Ask, many: int) -> None:
+def test_a_decoupled_bls_call_returns_any_number_of_answers_and_a_final_empty_one(ask: Ask, many: int) -> None:
     assert ask("several", many, decoupled=True) == [[many + number] for number in range(many)] + [[]]
 
 
-def test_a_decoupled_model_is_asked_as_one(ask: Ask) -> None:
+def test_a_decoupled_model_must_be_called_with_decoupled_true(ask: Ask) -> None:
     (text,) = ask("several", 1)
 
     assert "Please use 'decoupled=True'" in text
     assert ask("limited", 2, decoupled=True) == [[2]]
 
 
-def test_what_is_not_there_is_told(ask: Ask) -> None:
+def test_a_bls_call_of_an_unknown_model_or_version_reports_it_as_not_ready(ask: Ask) -> None:
     text = "Failed for execute the inference request. Model '{}' is not ready."
 
     assert ask("nobody", 1) == [text.format("nobody")]

@@ -53,7 +53,7 @@ def given(client: Any, tensors: dict[str, Any]) -> list[Any]:
 
 @pytest.fixture(params=["http", "grpc"])
 def ask(request: pytest.FixtureRequest, live: Live) -> Iterator[Ask]:
-    """Ask a model one thing: `ask(model, {"IN": array}, **terms)`."""
+    """Infer once: `ask(model, {"IN": array}, **terms)`."""
     module = triton_http if request.param == "http" else triton_grpc
     address = live.address if request.param == "http" else live.grpc_address
     with module.InferenceServerClient(address) as client:
@@ -69,7 +69,7 @@ def ints(*values: int) -> Any:
 
 
 def streamed(live: Live, model: str, tensors: dict[str, Any]) -> list[Any]:
-    """Give the answers of a decoupled model, each an output's values or an error's text, until the last."""
+    """Return all answers of a decoupled model, each an output's values or an error's text."""
     came: queue.Queue[Any] = queue.Queue()
     answers: list[Any] = []
     with triton_grpc.InferenceServerClient(live.grpc_address) as client:
@@ -85,7 +85,7 @@ def streamed(live: Live, model: str, tensors: dict[str, Any]) -> list[Any]:
                 return answers
 
 
-def test_sums_and_differences(ask: Ask) -> None:
+def test_add_sub_returns_sums_and_differences(ask: Ask) -> None:
     result = ask("add_sub", {"INPUT0": floats(1, 2, 3, 4)[None], "INPUT1": floats(4, 3, 2, 1)[None]})
 
     assert result.as_numpy("OUTPUT0").tolist() == [[5, 5, 5, 5]]
@@ -93,19 +93,19 @@ def test_sums_and_differences(ask: Ask) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 3000, 200_000], ids=["none", "one", "inline", "in the arena"])
-def test_an_array_of_any_size_comes_back(ask: Ask, size: int) -> None:
+def test_an_array_of_any_size_is_returned_unchanged(ask: Ask, size: int) -> None:
     array = np.arange(size, dtype=np.float32)
 
     assert np.array_equal(ask("identity", {"IN": array}).as_numpy("OUT"), array)
 
 
-def test_strings_come_back_byte_by_byte(ask: Ask) -> None:
+def test_strings_are_returned_unchanged(ask: Ask) -> None:
     strings = np.array([[b"", "zwölf".encode(), b"\xff\x00", b"x" * 20_000]], np.object_)
 
     assert ask("strings", {"IN": strings}).as_numpy("OUT").tolist() == strings.tolist()
 
 
-def test_a_request_says_what_it_is(ask: Ask) -> None:
+def test_a_request_exposes_its_id_parameters_and_inputs(ask: Ask) -> None:
     result = ask(
         "telling", {"IN": floats(1)}, request_id="mine", parameters={"a": 1, "b": "x", "c": True}, timeout=3_000_000
     )
@@ -118,7 +118,7 @@ def test_a_request_says_what_it_is(ask: Ask) -> None:
 
 
 @pytest.mark.parametrize("correlation", [5, "five"])
-def test_a_request_says_its_sequence(ask: Ask, correlation: int | str) -> None:
+def test_a_request_exposes_its_sequence_id_and_flags(ask: Ask, correlation: int | str) -> None:
     result = ask("telling", {}, sequence_id=correlation, sequence_start=True, sequence_end=True)
     seen = json.loads(result.as_numpy("SEEN")[0])
 
@@ -138,7 +138,7 @@ def test_a_request_says_its_sequence(ask: Ask, correlation: int | str) -> None:
         ("NOT_FOUND", "no NOT_FOUND"),
     ],
 )
-def test_what_goes_wrong_is_said_in_tritons_words(ask: Ask, do: str, text: str) -> None:
+def test_an_error_of_the_model_is_reported_in_tritons_words(ask: Ask, do: str, text: str) -> None:
     with pytest.raises(InferenceServerException) as refused:
         ask("wrong", {}, parameters={"do": do})
 
@@ -154,7 +154,7 @@ def test_what_goes_wrong_is_said_in_tritons_words(ask: Ask, do: str, text: str) 
         ("ALREADY_EXISTS", "400", "ALREADY_EXISTS"), ("CANCELLED", "400", "CANCELLED"),
     ],
 )  # fmt: skip
-def test_an_error_has_its_code(ask: Ask, code: str, http: str, grpc: str) -> None:
+def test_a_model_error_code_becomes_the_status(ask: Ask, code: str, http: str, grpc: str) -> None:
     with pytest.raises(InferenceServerException) as refused:
         ask("wrong", {}, parameters={"do": code})
 
@@ -162,67 +162,67 @@ def test_an_error_has_its_code(ask: Ask, code: str, http: str, grpc: str) -> Non
 
 
 @pytest.mark.parametrize("do", ["send", "send in two", "return it"])
-def test_a_model_may_answer_by_its_sender(ask: Ask, do: str) -> None:
+def test_a_model_may_answer_through_its_response_sender(ask: Ask, do: str) -> None:
     assert ask("sender", {}, parameters={"do": do}).as_numpy("OUT").tolist() == [do.encode()]
 
 
-def test_of_a_model_that_has_one_answer_the_first_stands(ask: Ask) -> None:
+def test_only_the_first_answer_of_a_model_that_is_not_decoupled_is_returned(ask: Ask) -> None:
     assert ask("sender", {}, parameters={"do": "send twice"}).as_numpy("OUT").tolist() == [b"send twice"]
 
 
-def test_a_request_that_the_model_forgets_is_answered(ask: Ask) -> None:
-    with pytest.raises(InferenceServerException, match="has let go of the request"):
+def test_a_request_that_the_model_drops_is_answered_with_an_error(ask: Ask) -> None:
+    with pytest.raises(InferenceServerException, match="dropped the request"):
         ask("sender", {}, parameters={"do": "forget"})
 
 
-def test_a_decoupled_model_streams_until_its_last_mark(live: Live) -> None:
+def test_a_decoupled_model_streams_until_its_final_flag(live: Live) -> None:
     assert streamed(live, "repeat", {"IN": ints(4, 2, 0)}) == [[4], [2], [0]]
     assert streamed(live, "repeat", {"IN": ints()}) == []
     assert streamed(live, "square", {"IN": ints(3)}) == [[3], [3], [3]]
     assert streamed(live, "square", {"IN": ints(0)}) == []
 
 
-def test_a_decoupled_model_that_fails_says_so(live: Live) -> None:
+def test_an_error_of_a_decoupled_model_is_returned(live: Live) -> None:
     (text,) = streamed(live, "square", {"IN": ints(1001)})
     (forgotten,) = streamed(live, "square", {"IN": ints(-1)})
 
     assert "ValueError: too many" in text
-    assert "has let go of the request" in forgotten
+    assert "dropped the request" in forgotten
 
 
 @pytest.mark.parametrize("do", ["exec", "threads"])
-def test_a_model_asks_another(ask: Ask, do: str) -> None:
+def test_a_model_can_call_another_model(ask: Ask, do: str) -> None:
     result = ask("caller", {"IN": floats(1, 2)}, parameters={"do": do, "model": "identity"})
 
     assert result.as_numpy("OUT").tolist() == [1, 2] * (3 if do == "threads" else 1)
 
 
 @pytest.mark.parametrize("do", ["streamed", "gathered"])
-def test_a_model_takes_the_answers_of_another_one_by_one(ask: Ask, do: str) -> None:
+def test_a_model_can_iterate_over_the_answers_of_another_model(ask: Ask, do: str) -> None:
     result = ask("caller", {"IN": floats(1, 2)}, parameters={"do": do, "model": "identity"})
 
     assert result.as_numpy("OUT").tolist() == [1, 2] * (2 if do == "gathered" else 1)
 
 
-def test_a_coroutine_asks_three_at_once(ask: Ask) -> None:
+def test_a_coroutine_can_call_three_models_in_parallel(ask: Ask) -> None:
     assert ask("async_caller", {"IN": floats(2, 5)}).as_numpy("OUT").tolist() == [6, 15]
 
 
-def test_a_model_sees_the_error_of_one_it_asks(ask: Ask) -> None:
+def test_a_model_receives_the_error_of_a_model_that_it_calls(ask: Ask) -> None:
     with pytest.raises(InferenceServerException, match=r"called: .*nobody"):
         ask("caller", {"IN": floats(1)}, parameters={"do": "exec", "model": "nobody"})
 
 
-def test_a_call_that_takes_longer_than_it_may_is_an_error(ask: Ask) -> None:
+def test_a_call_that_exceeds_its_timeout_is_an_error(ask: Ask) -> None:
     with pytest.raises(InferenceServerException, match="called: Request timeout expired"):
         ask("caller", {"IN": floats(1)}, parameters={"do": "exec", "model": "identity", "within_us": 1})
 
 
-def test_a_model_asks_its_own_other_instances(ask: Ask) -> None:
+def test_a_model_can_call_its_own_other_instances(ask: Ask) -> None:
     assert ask("recursive", {"IN": ints(2)}).as_numpy("OUT").tolist() == [2]
 
 
-def test_a_model_sees_that_its_client_has_gone(live: Live) -> None:
+def test_a_model_can_detect_that_its_client_has_canceled(live: Live) -> None:
     came: queue.Queue[Any] = queue.Queue()
     with triton_grpc.InferenceServerClient(live.grpc_address) as client:
         client.start_stream(lambda result, error: came.put(error or result))
@@ -233,7 +233,7 @@ def test_a_model_sees_that_its_client_has_gone(live: Live) -> None:
     assert streamed(live, "cancelling", {"IN": ints(1)}) == [[1]]
 
 
-def test_a_models_own_metrics_are_on_the_page(ask: Ask, live: Live) -> None:
+def test_custom_metrics_of_a_model_are_on_the_metrics_page(ask: Ask, live: Live) -> None:
     before = int(ask("counting", {"IN": floats(1, 2)}).as_numpy("COUNTED")[0])
 
     after = ask("counting", {"IN": floats(1, 2)}).as_numpy("COUNTED").tolist()
@@ -246,11 +246,11 @@ def test_a_models_own_metrics_are_on_the_page(ask: Ask, live: Live) -> None:
     assert "latest_size 1" in text
 
 
-def test_a_model_of_several_files(ask: Ask) -> None:
+def test_a_model_can_import_its_other_files(ask: Ask) -> None:
     assert ask("several_files", {}).as_numpy("OUT").tolist() == [42]
 
 
-def test_bf16_goes_by_dlpack(ask: Ask) -> None:
+def test_bf16_is_passed_through_dlpack(ask: Ask) -> None:
     array = np.array([1.5, -2], ml_dtypes.bfloat16)
 
     result = ask("dlpack", {"IN": array})
@@ -258,13 +258,13 @@ def test_bf16_goes_by_dlpack(ask: Ask) -> None:
     assert result.as_numpy("OUT").tolist() == result.as_numpy("AGAIN").tolist() == [1.5, -2]
 
 
-def test_a_model_completes_its_own_configuration(ask: Ask) -> None:
+def test_a_model_can_complete_its_own_configuration(ask: Ask) -> None:
     result = ask("completing", {"IN": floats(1, 2, 3, 4)[None]})
 
     assert result.as_numpy("OUT").tolist() == [[1, 2, 3, 4]]
 
 
-def test_a_model_loads_and_unloads_others(tmp_path: Path) -> None:
+def test_a_model_can_load_and_unload_other_models(tmp_path: Path) -> None:
     for name in ("loader", "identity"):
         shutil.copytree(MODELS / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     with (

@@ -1,4 +1,4 @@
-"""What the tests of Triton's own repository (qa/L0_http, L0_input_validation, L0_nan_inf) expect of the wire."""
+"""The HTTP behavior that Triton's own tests (qa/L0_http, L0_input_validation, L0_nan_inf) expect."""
 
 from __future__ import annotations
 
@@ -47,18 +47,20 @@ def error(response: httpx.Response) -> str:
 
 
 def outputs(response: httpx.Response) -> list[dict[str, Any]]:
-    """Give the outputs' entries, from the JSON in front of any binary tensors."""
+    """Return the entries of the outputs, from the JSON before any binary tensors."""
     length = response.headers.get("inference-header-content-length")
     entries: list[dict[str, Any]] = json.loads(response.content[: int(length) if length else None])["outputs"]
     return entries
 
 
-class TestKindsOfOutput:
-    """Which outputs travel as binary: `binary_data_output` speaks for those that are not named."""
+class TestBinaryOutputs:
+    """Which outputs are binary: `binary_data_output` is the default for outputs without `binary_data`."""
 
     @pytest.mark.parametrize("default", [None, False, True])
     @pytest.mark.parametrize("named", [None, [], *itertools.product([None, False, True], repeat=2)])
-    def test_an_output_is_binary_when_asked_for(self, client: httpx.Client, default: bool | None, named: Any) -> None:
+    def test_an_output_is_binary_if_requested_by_name_or_by_default(
+        self, client: httpx.Client, default: bool | None, named: Any
+    ) -> None:
         body: dict[str, Any] = {"inputs": INPUTS}
         if default is not None:
             body["parameters"] = {"binary_data_output": default}
@@ -73,7 +75,7 @@ class TestKindsOfOutput:
 
         assert [entry["name"] for entry in found] == ["OUTPUT0", "OUTPUT1"]
         assert ["data" not in entry for entry in found] == binary
-        # the C++ client takes any parameters for those of a binary tensor
+        # the C++ client takes any output with parameters for a binary one
         assert ["parameters" in entry for entry in found] == binary
         assert ("inference-header-content-length" in response.headers) == any(binary)
         kind = "application/octet-stream" if any(binary) else "application/json"
@@ -85,7 +87,7 @@ class TestKindsOfOutput:
             values for values, way in zip((SUM, DIFFERENCE), binary, strict=True) if not way
         ]
 
-    def test_binary_outputs_without_bytes_have_no_header_and_are_json(self, client: httpx.Client) -> None:
+    def test_binary_outputs_without_bytes_have_no_length_header_and_are_json(self, client: httpx.Client) -> None:
         body = document(np.empty((0, 3), np.float32), parameters={"binary_data_output": True})
         response = infer(client, "identity_FP32", body)
 
@@ -95,16 +97,18 @@ class TestKindsOfOutput:
             {"name": "y", "datatype": "FP32", "shape": [0, 3], "parameters": {"binary_data_size": 0}}
         ]
 
-    def test_the_members_stand_in_tritons_order(self, client: httpx.Client) -> None:
+    def test_the_members_of_an_answer_are_in_tritons_order(self, client: httpx.Client) -> None:
         response = infer(client, "simple", {"id": "7", "inputs": INPUTS})
 
         assert list(response.json()) == ["id", "model_name", "model_version", "outputs"]
         assert list(response.json()["outputs"][0]) == ["name", "datatype", "shape", "data"]
 
 
-class TestData:
+class TestJsonData:
     @pytest.mark.parametrize("count", [15, 18])
-    def test_data_that_is_not_of_the_shape(self, client: httpx.Client, count: int) -> None:
+    def test_a_number_of_values_that_does_not_match_the_shape_is_rejected(
+        self, client: httpx.Client, count: int
+    ) -> None:
         entry = {**INPUTS[0], "data": list(range(count))}
         response = infer(client, "simple", {"inputs": [entry]})
 
@@ -118,7 +122,7 @@ class TestData:
 
     @pytest.mark.parametrize(("datatype", "value"), [("BYTES", "hello"), ("INT64", 123), ("FP32", 0.5)])
     @pytest.mark.parametrize(("depth", "status"), [(50, 200), (120, 400)])
-    def test_nesting_has_a_limit(
+    def test_the_nesting_depth_of_data_is_limited(
         self, client: httpx.Client, datatype: str, value: object, depth: int, status: int
     ) -> None:
         nested = json.loads("[" * depth + json.dumps(value) + "]" * depth)
@@ -143,7 +147,7 @@ class TestData:
             (None, "Unable to parse 'shape': attempt to access non-existing object member 'shape'"),
         ],
     )
-    def test_a_shape_that_is_none(self, client: httpx.Client, shape: object, text: str) -> None:
+    def test_an_invalid_shape_is_rejected(self, client: httpx.Client, shape: object, text: str) -> None:
         entry = {"name": "x", "datatype": "FP32", "shape": shape, "data": [1.0]}
         if shape is None:
             del entry["shape"]
@@ -154,9 +158,7 @@ class TestData:
 
     @pytest.mark.parametrize("datatype", [name for name in VALUES if name not in {"FP16", "BF16"}])
     @pytest.mark.parametrize("times", [1, 400])
-    def test_json_values_come_back_exactly_whether_few_or_many(
-        self, client: httpx.Client, datatype: str, times: int
-    ) -> None:
+    def test_json_values_are_returned_exactly(self, client: httpx.Client, datatype: str, times: int) -> None:
         sent = np.tile(VALUES[datatype], (1, times))
         entry = document(sent)["inputs"][0]
         entry = entry | {"datatype": datatype, "data": [[*row] for row in sent.tolist()]}
@@ -166,7 +168,7 @@ class TestData:
         assert found["data"] == sent.ravel().tolist()
 
     @pytest.mark.parametrize("times", [1, 400])
-    def test_what_fp32_cannot_hold_becomes_infinite(self, client: httpx.Client, times: int) -> None:
+    def test_values_beyond_the_range_of_fp32_become_infinite(self, client: httpx.Client, times: int) -> None:
         body = '{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, %d], "data": [%s]}]}'
         values = ", ".join(["1e300, -1e300, 1e-300"] * times)
         response = infer(client, "identity_FP32", (body % (3 * times, values)).encode())
@@ -174,11 +176,11 @@ class TestData:
         assert response.json()["outputs"][0]["data"] == [float("inf"), float("-inf"), 0.0] * times
 
 
-class TestNumbersInAnswers:
+class TestFloatFormatting:
     """L0_nan_inf, and how FP32 is printed."""
 
     @pytest.mark.parametrize("times", [1, 100])
-    def test_what_is_not_finite_is_written_as_python_reads_it(self, client: httpx.Client, times: int) -> None:
+    def test_nan_and_infinity_are_written_as_python_reads_them(self, client: httpx.Client, times: int) -> None:
         above, below = np.array([[1, -1, 0, 0.5] * times], np.float32), np.array([[0, 0, 0, 1] * times], np.float32)
         entries = [document(above, "a")["inputs"][0], document(below, "b")["inputs"][0]]
         response = infer(client, "quotient", {"inputs": entries})
@@ -188,7 +190,7 @@ class TestNumbersInAnswers:
         np.testing.assert_array_equal(response.json()["outputs"][0]["data"], [np.inf, -np.inf, np.nan, 0.5] * times)
 
     @pytest.mark.parametrize("times", [1, 100])
-    def test_fp32_is_printed_as_its_double(self, client: httpx.Client, times: int) -> None:
+    def test_fp32_is_written_with_the_digits_of_its_double(self, client: httpx.Client, times: int) -> None:
         sent = np.array([[0.1, 1e10, 1 / 3] * times], np.float32)
         response = infer(client, "identity_FP32", document(sent))
 
@@ -196,7 +198,7 @@ class TestNumbersInAnswers:
         assert response.json()["outputs"][0]["data"] == sent.astype(np.float64).ravel().tolist()
 
 
-class TestRefusals:
+class TestErrors:
     @pytest.mark.parametrize(
         ("body", "text"),
         [
@@ -232,7 +234,7 @@ class TestRefusals:
             ({"inputs": [{**INPUTS[0], "datatype": "INT3"}]}, "data-type is 'INT3'"),
         ],
     )
-    def test_a_wrong_body(self, client: httpx.Client, body: Any, text: str) -> None:
+    def test_a_malformed_body_is_a_bad_request(self, client: httpx.Client, body: Any, text: str) -> None:
         response = infer(client, "simple", body)
 
         assert response.status_code == 400
@@ -248,7 +250,9 @@ class TestRefusals:
             (0, 0, "input byte size mismatch for input 'x' for model 'identity_FP32'. Expected 8, got 0"),
         ],
     )
-    def test_bytes_that_do_not_fit(self, client: httpx.Client, size: int, sent: int, text: str | None) -> None:
+    def test_a_size_mismatch_of_binary_data_is_rejected(
+        self, client: httpx.Client, size: int, sent: int, text: str | None
+    ) -> None:
         entry = {"name": "x", "datatype": "FP32", "shape": [1, 2], "parameters": {"binary_data_size": size}}
         head = json.dumps({"inputs": [entry]}).encode()
         fields = {"inference-header-content-length": str(len(head))}
@@ -266,14 +270,16 @@ class TestRefusals:
             ("99999999999999999999999", 400, "got: 99999999999999999999999"),
         ],
     )
-    def test_a_wrong_length_of_the_json(self, client: httpx.Client, value: str, status: int, text: str) -> None:
+    def test_an_invalid_inference_header_content_length_is_rejected(
+        self, client: httpx.Client, value: str, status: int, text: str
+    ) -> None:
         fields = {"inference-header-content-length": value}
         response = infer(client, "simple", {"inputs": INPUTS}, **fields)
 
         assert response.status_code == status
         assert text in error(response)
 
-    def test_a_coding_that_is_not_known_names_those_that_are(self, client: httpx.Client) -> None:
+    def test_the_rejection_of_an_unknown_content_coding_lists_the_supported_ones(self, client: httpx.Client) -> None:
         response = infer(client, "simple", {"inputs": INPUTS}, **{"content-encoding": "br"})
 
         assert response.status_code == 501
@@ -281,23 +287,23 @@ class TestRefusals:
 
     @pytest.mark.parametrize("path", [f"/v2/models/x{end}" for end in ("", "/config", "/ready", "/infer")])
     @pytest.mark.parametrize(("version", "said"), [("", ""), ("/versions/9", " version 9")])
-    def test_an_unknown_model(self, client: httpx.Client, path: str, version: str, said: str) -> None:
+    def test_an_unknown_model_is_not_found(self, client: httpx.Client, path: str, version: str, said: str) -> None:
         path = path.replace("/x", f"/x{version}")
         response = client.post(path, content=b"{}") if path.endswith("infer") else client.get(path)
 
         assert response.status_code == 404
-        # where the model itself is unknown, Triton names its version too, if one was asked for
+        # if the model is unknown, Triton's message includes the requested version, too
         assert error(response).startswith("Request for unknown model: 'x'")
         assert error(response) in {
             "Request for unknown model: 'x' is not found", f"Request for unknown model: 'x'{said} is not found"
         }  # fmt: skip
 
-    def test_statistics_of_an_unknown_model(self, client: httpx.Client) -> None:
+    def test_statistics_of_an_unknown_model_are_a_bad_request(self, client: httpx.Client) -> None:
         response = client.get("/v2/models/x/stats")
 
         assert (response.status_code, error(response)) == (400, "requested model 'x' is not available")
 
-    def test_a_repository_by_name_is_not_supported(self, client: httpx.Client) -> None:
+    def test_a_named_repository_is_not_supported(self, client: httpx.Client) -> None:
         response = client.post("/v2/repository/r/models/simple/load")
 
         assert response.status_code == 501
@@ -332,7 +338,7 @@ async def waiting(live: Live, model: str) -> int:
     return live.server.engine.model(model).waiting_requests
 
 
-def test_a_full_queue_is_answered_with_unavailable_and_what_waits_is_served(held: Live) -> None:
+def test_a_full_queue_is_unavailable_and_the_queued_request_is_served(held: Live) -> None:
     url, body = f"{held.url}/v2/models/small/infer", document(np.ones((1, 2), np.float32))
     with httpx.Client(timeout=20) as client, ThreadPoolExecutor(1) as pool:
         first = pool.submit(httpx.post, url, json=body, timeout=20)
@@ -344,7 +350,7 @@ def test_a_full_queue_is_answered_with_unavailable_and_what_waits_is_served(held
     assert first.result().status_code == 200
 
 
-def test_a_request_that_waits_too_long_is_answered_with_unavailable(held: Live) -> None:
+def test_a_request_that_times_out_in_the_queue_is_unavailable(held: Live) -> None:
     body = document(np.ones((1, 2), np.float32))
     response = httpx.post(f"{held.url}/v2/models/late/infer", json=body, timeout=20)
 

@@ -1,4 +1,4 @@
-"""Every row of Triton's scheduling, models and lifecycle has tests that show it, and they are there."""
+"""Every row of Triton's scheduling, models and lifecycle names tests, and these tests exist."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMED = [
 
 @functools.cache
 def defined_in(module: str) -> frozenset[str]:
-    """Give the tests of a module, by function and by class; "" for the module itself."""
+    """Return the tests of a module, by function and by class; "" stands for the module itself."""
     path = TESTS / (f"{module}.py" if "/" in module else f"clients/{module}.py")
     if not path.is_file():
         return frozenset()
@@ -41,18 +41,18 @@ def _is_test(node: ast.stmt) -> bool:
 
 
 @pytest.mark.parametrize(("row", "name", "test"), NAMED)
-def test_what_shows_a_row_is_there(row: str, name: str, test: str) -> None:
+def test_every_test_named_in_the_table_exists(row: str, name: str, test: str) -> None:
     module, _, inner = test.partition("::")
 
     assert inner in defined_in(module), f"{row}, {name}: there is no {test}"
 
 
-def test_no_name_is_without_a_test() -> None:
+def test_every_feature_in_the_table_has_a_test() -> None:
     assert [name for table in (SCHEDULING, LIFECYCLE) for names in table.values() for name, tests in names.items()
             if not tests] == []  # fmt: skip
 
 
-def test_a_test_that_is_not_there_would_be_missed() -> None:
-    assert "TestGivenUp::test_over_grpc" in defined_in("test_lifecycle")
-    assert "test_over_grpc" not in defined_in("test_lifecycle")
+def test_a_missing_test_would_be_detected() -> None:
+    assert "TestCancellation::test_requests_canceled_over_grpc_never_run" in defined_in("test_lifecycle")
+    assert "test_requests_canceled_over_grpc_never_run" not in defined_in("test_lifecycle")
     assert defined_in("test_nothing_of_the_kind") == frozenset()

@@ -1,4 +1,4 @@
-"""A Seldon component as tritonclient meets it: a model of the v2 protocol, over HTTP and gRPC."""
+"""A Seldon component as a model of the v2 protocol, over HTTP and gRPC with tritonclient."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def infer(live: Live, module: Any, model: str, tensors: dict[str, Any], **terms:
         return client.infer(model, given(module, tensors), **terms)
 
 
-def test_a_component_that_says_nothing_takes_doubles_and_gives_what_it_gives(folder: Path, module: Any) -> None:
+def test_a_component_without_metadata_takes_and_returns_fp64(folder: Path, module: Any) -> None:
     with serving(folder, "Plain") as live:
         answer = infer(live, module, "Plain", {"input": np.array([[1.0, 2.0]])})
         assert answer.as_numpy("output").tolist() == [[2.0, 4.0]]
@@ -142,7 +142,7 @@ def test_a_component_that_says_nothing_takes_doubles_and_gives_what_it_gives(fol
         assert [group["count"] for group in config["instance_group"]] == [1]
 
 
-def test_its_metadata_is_that_of_the_model(said: Live, module: Any) -> None:
+def test_the_metadata_of_a_component_becomes_the_metadata_of_its_model(said: Live, module: Any) -> None:
     answer = infer(said, module, "Said", {"x": np.zeros((200, 3), np.float32)})
 
     assert answer.as_numpy("y").dtype == np.float32
@@ -151,7 +151,7 @@ def test_its_metadata_is_that_of_the_model(said: Live, module: Any) -> None:
     assert found["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 3]}]
 
 
-def test_what_user_code_raises_is_told_and_tags_come_along(said: Live, module: Any) -> None:
+def test_errors_of_user_code_and_wrong_inputs_are_reported_and_tags_are_returned(said: Live, module: Any) -> None:
     with pytest.raises(InferenceServerException, match="thirteen is not taken"):
         infer(said, module, "Said", {"x": np.full((1, 3), 13, np.float32)})
     with pytest.raises(InferenceServerException, match="expects 'FP32'"):
@@ -164,7 +164,7 @@ def test_what_user_code_raises_is_told_and_tags_come_along(said: Live, module: A
     assert tagged == "yes"
 
 
-def test_errors_have_an_honest_status_and_metrics_are_exposed(said: Live) -> None:
+def test_an_error_of_user_code_has_status_500_and_its_metrics_are_exposed(said: Live) -> None:
     entry = {"name": "x", "datatype": "FP32", "shape": [1, 3], "data": [13, 1, 1]}
     answer = httpx.post(f"{said.url}/v2/models/Said/infer", json={"inputs": [entry]})
 
@@ -173,13 +173,13 @@ def test_errors_have_an_honest_status_and_metrics_are_exposed(said: Live) -> Non
     assert "said_calls_total{" in httpx.get(f"http://127.0.0.1:{said.metrics_port}/metrics").text
 
 
-def test_the_same_copy_answers_the_original_s_protocol(said: Live) -> None:
+def test_the_same_instance_also_answers_seldons_own_protocol(said: Live) -> None:
     answer = httpx.post(f"{said.url}/predict", json={"data": {"ndarray": [[1.0, 2.0, 3.0]]}})
 
     assert answer.json()["data"]["ndarray"] == [[2.0, 3.0, 4.0]]
 
 
-def test_statistics_count_each_call_once(folder: Path) -> None:
+def test_calls_of_both_protocols_are_counted_once(folder: Path) -> None:
     with serving(folder, "Said") as live:
         for _ in range(3):
             infer(live, triton_http, "Said", {"x": np.zeros((2, 3), np.float32)})
@@ -189,7 +189,7 @@ def test_statistics_count_each_call_once(folder: Path) -> None:
         assert found["execution_count"] == 4
 
 
-def test_tensors_in_shared_memory(said: Live, module: Any) -> None:
+def test_tensors_in_shared_memory_are_read_and_written(said: Live, module: Any) -> None:
     rows = np.arange(6, dtype=np.float32).reshape(2, 3)
     name = f"seldon_{module.__name__.rpartition('.')[2]}"
     region = system_memory.create_shared_memory_region(name, f"/{name}", 2 * rows.nbytes)
@@ -209,7 +209,7 @@ def test_tensors_in_shared_memory(said: Live, module: Any) -> None:
         system_memory.destroy_shared_memory_region(region)
 
 
-def test_strings_and_several_tensors(folder: Path, module: Any) -> None:
+def test_strings_and_several_tensors_are_passed_to_the_component(folder: Path, module: Any) -> None:
     with serving(folder, "Words") as live:
         answer = infer(live, module, "Words", {"word": np.array([b"one", "zwölf".encode()], object)})
         assert answer.as_numpy("output").tolist() == [b"ONE", "ZWÖLF".encode()]
@@ -221,8 +221,8 @@ def test_strings_and_several_tensors(folder: Path, module: Any) -> None:
         assert answer.as_numpy("of_a") is None
 
 
-def test_with_batching_calls_of_both_protocols_share_batches(folder: Path) -> None:
-    """What takes as long for many rows as for one gains from it: it runs less often than it is asked."""
+def test_calls_of_both_protocols_share_batches_with_seldon_batching(folder: Path) -> None:
+    """A component whose run time is independent of the rows gains from batching: it runs less often than called."""
     with serving(folder, "Wide", seldon_batching=True) as live:
         config = httpx.get(f"{live.url}/v2/models/Wide/config").json()
         assert (config["max_batch_size"], config["input"][0]["dims"]) == (64, [-1])

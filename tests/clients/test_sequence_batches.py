@@ -1,4 +1,4 @@
-"""Which requests of sequences share a run, counted exactly, and what becomes of them when their model goes."""
+"""Which requests of sequences share a batch, counted exactly, and their fate when their model is unloaded."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Sequenced(Asking):
         return self.ask(1, value, 1, **said)
 
     def line(self, *identities: int, flags: str = "") -> list[Any]:
-        """Send a request of each, once the one before waits; its value is its sequence."""
+        """Send a request of each sequence once the previous one is queued; its value is its sequence."""
         sent = []
         for identity in identities:
             before = self.waiting()
@@ -46,12 +46,12 @@ class Sequenced(Asking):
         return sent
 
     def _check(self, sent: Any, found: Any) -> None:
-        """Take a sum."""
+        """Read a sum."""
 
 
 @contextmanager
 def served(root: Path, triton: Any, strategy: str, rows: int = 4, **settings: Any) -> Iterator[Sequenced]:
-    """Serve it with a `sequence_batching` of this text."""
+    """Serve the model with this `sequence_batching`."""
     write_accumulator(root, "m", config(rows, strategy + CONTROLS + STATE % ""))
     (root / "m" / "penstock.toml").write_text('[batching]\nexecutor = "thread"\n')
     with live_server(root, **settings) as live, Sequenced(live, triton, "m") as asking:
@@ -66,10 +66,10 @@ def values(sent: list[Any]) -> list[float]:
 
 
 class TestBatches:
-    """Held until so many wait, by the environment name that Triton's own tests use."""
+    """Delayed until enough requests are queued, with the environment variable of Triton's own tests."""
 
     @pytest.mark.parametrize(("strategy", "size"), [("direct { }", 3), ("oldest { }", 1)])
-    def test_those_that_wait_together_run_together_and_one_by_itself_at_its_row(
+    def test_queued_sequences_share_a_batch_and_a_single_sequence_keeps_its_slot(
         self, tmp_path: Path, triton: Any, monkeypatch: pytest.MonkeyPatch, strategy: str, size: int
     ) -> None:
         monkeypatch.setenv("TRITONSERVER_DELAY_SCHEDULER", "3")
@@ -82,7 +82,7 @@ class TestBatches:
             assert values([asking.one(3, 4, "e")]) == [7]
             assert asking.counts() == ({3: 2} if size == 3 else {1: 1, 3: 1}, 2, 4)
 
-    def test_two_requests_of_one_sequence_never_share_a_run(
+    def test_two_requests_of_one_sequence_never_share_a_batch(
         self, tmp_path: Path, triton: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("TRITONSERVER_DELAY_SCHEDULER", "4")
@@ -92,7 +92,9 @@ class TestBatches:
             assert values(sent) == [1, 2, 2, 3]
             assert asking.counts() == ({2: 1, 1: 2}, 3, 4)
 
-    def test_a_preferred_size_goes_at_once_and_less_waits_for_the_delay(self, tmp_path: Path, triton: Any) -> None:
+    def test_a_preferred_size_runs_immediately_and_a_smaller_batch_waits_for_the_delay(
+        self, tmp_path: Path, triton: Any
+    ) -> None:
         strategy = f"oldest {{ max_candidate_sequences: 2 preferred_batch_size: [ 2 ] {DELAY} }}"
         with served(tmp_path, triton, strategy) as asking:
             first = asking.line(1, flags="se")
@@ -103,15 +105,15 @@ class TestBatches:
 
 
 def idle(asking: Sequenced) -> list[Any]:
-    """Begin a sequence that has the only place and says no more, and two that wait for it."""
+    """Start a sequence that takes the only slot and then falls silent, and two that wait for it."""
     assert values([asking.one(1, 1, "s")]) == [1]
     return asking.line(2, 3, flags="s")
 
 
-class TestEnding:
-    """Nobody goes on with a sequence of a model that has gone: nothing waits for that."""
+class TestShutdown:
+    """A model that is unloaded does not wait for further requests of its sequences."""
 
-    def test_what_is_held_open_is_answered_at_once_when_its_model_is_unloaded(
+    def test_a_delayed_batch_is_answered_immediately_when_its_model_is_unloaded(
         self, tmp_path: Path, triton: Any
     ) -> None:
         with served(tmp_path, triton, f"direct {{ minimum_slot_utilization: 0.5 {DELAY} }}", **LOADED) as asking:
@@ -121,14 +123,14 @@ class TestEnding:
 
             assert values(sent) == [1]
 
-    def test_what_is_held_open_is_answered_at_once_when_the_server_stops(self, tmp_path: Path, triton: Any) -> None:
+    def test_a_delayed_batch_is_answered_immediately_when_the_server_stops(self, tmp_path: Path, triton: Any) -> None:
         with served(tmp_path, triton, f"direct {{ minimum_slot_utilization: 0.5 {DELAY} }}") as asking:
             sent = asking.line(1, flags="s")
             asking.live.call(asking.live.server.drain())
 
             assert values(sent) == [1]
 
-    def test_who_waits_behind_a_silent_sequence_is_answered_when_its_model_is_unloaded(
+    def test_a_request_that_waits_for_a_silent_sequence_is_answered_when_its_model_is_unloaded(
         self, tmp_path: Path, triton: Any
     ) -> None:
         with served(tmp_path, triton, f"oldest {{ }} {IDLE}", rows=1, **LOADED) as asking:
@@ -138,7 +140,7 @@ class TestEnding:
 
             assert values(sent) == [2, 3]
 
-    def test_a_model_that_gives_way_finishes_who_waits_and_the_new_one_knows_no_sequence(
+    def test_a_replaced_model_finishes_its_queue_and_its_successor_knows_no_sequences(
         self, tmp_path: Path, triton: Any
     ) -> None:
         with served(tmp_path, triton, f"direct {{ }} {IDLE}", rows=1, **LOADED) as asking:

@@ -1,4 +1,4 @@
-"""Sequences from outside: every answer right, whatever shares a batch, and no state left when clients die."""
+"""Sequences over the network: every answer is correct in any batch, and no state is left when clients die."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def ask(client: Any, model: str, value: float, identity: int | str, **said: Any)
 
 
 def sums(client: Any, model: str, identity: int | str, values: tuple[int, ...]) -> list[float]:
-    """Send a whole sequence, and give its answers."""
+    """Send a whole sequence, and return its answers."""
     last = len(values) - 1
     return [
         ask(client, model, value, identity, sequence_start=not i, sequence_end=i == last)
@@ -107,7 +107,7 @@ def sums(client: Any, model: str, identity: int | str, values: tuple[int, ...]) 
 
 
 def left_in(live: Live, model: str) -> int:
-    """Count the sequences that a model still has, once those that are idle have been forgotten."""
+    """Count the sequences that a model still has once the idle ones have been removed."""
 
     async def settle() -> int:
         scheduler = live.server.engine.model(model).scheduler
@@ -119,28 +119,28 @@ def left_in(live: Live, model: str) -> int:
     return live.call(settle())
 
 
-class TestAnswers:
+class TestState:
     @pytest.mark.parametrize("model", ["direct", "oldest", "threaded", "rowless", "growing", "shown"])
-    def test_a_state_goes_on_from_request_to_request(self, client: Any, model: str) -> None:
+    def test_state_is_kept_from_request_to_request(self, client: Any, model: str) -> None:
         assert sums(client, model, 7, (1, 2, 3, 4)) == [1, 3, 6, 10]
         assert sums(client, model, 7, (5,)) == [5]
 
-    def test_sequences_do_not_mix_whatever_their_ids_look_like(self, client: Any) -> None:
+    def test_sequences_with_similar_ids_do_not_share_state(self, client: Any) -> None:
         identities: tuple[int | str, ...] = (5, "5", (1 << 63) - 1)
         firsts = [ask(client, "direct", i, each, sequence_start=True) for i, each in enumerate(identities)]
         seconds = [ask(client, "direct", 10, each, sequence_end=True) for each in identities]
 
         assert (firsts, seconds) == ([0, 1, 2], [10, 11, 12])
 
-    def test_a_sequence_that_is_begun_again_begins_anew(self, client: Any) -> None:
+    def test_restarting_a_sequence_resets_its_state(self, client: Any) -> None:
         ask(client, "direct", 1, 8, sequence_start=True)
 
         assert sums(client, "direct", 8, (2, 3)) == [2, 5]
 
-    def test_it_begins_with_what_the_initial_states_file_says(self, client: Any) -> None:
+    def test_a_sequence_starts_with_the_state_of_the_initial_state_file(self, client: Any) -> None:
         assert sums(client, "begun", 9, (1, 2)) == [101, 103]
 
-    def test_a_state_can_be_shown_and_is_not_otherwise(self, client: Any) -> None:
+    def test_a_state_output_can_be_requested_only_if_the_model_declares_it(self, client: Any) -> None:
         result = client.infer("shown", number(client, 3), sequence_id=1, sequence_start=True, sequence_end=True)
         assert result.as_numpy("STATE_OUT").tolist() == [[3]]
 
@@ -149,7 +149,7 @@ class TestAnswers:
         with pytest.raises(InferenceServerException, match="unexpected inference output 'STATE_OUT'"):
             client.infer("direct", number(client, 3), outputs=wanted, sequence_id=1, sequence_start=True)
 
-    def test_a_model_is_told_of_its_sequences(self, client: Any) -> None:
+    def test_a_model_receives_the_controls_of_its_sequences(self, client: Any) -> None:
         told = []
         for flags in ({"sequence_start": True}, {}, {"sequence_end": True}):
             result = client.infer("teller", number(client, 0), sequence_id=1 << 40, **flags)
@@ -158,7 +158,9 @@ class TestAnswers:
         assert told == [(5, 1 << 40), (4, 1 << 40), (6, 1 << 40)]
 
     @pytest.mark.parametrize("kind", ["INT64", "UINT32", "INT32"])
-    def test_ids_may_be_numbers_of_another_type_and_flags_truths(self, client: Any, kind: str) -> None:
+    def test_correlation_ids_may_have_other_integer_types_and_flags_may_be_booleans(
+        self, client: Any, kind: str
+    ) -> None:
         identity, told = (1 << 40) + 9, []
         for flags in ({"sequence_start": True}, {}, {"sequence_end": True}):
             result = client.infer(f"teller_{kind}", number(client, 0), sequence_id=identity, **flags)
@@ -167,14 +169,14 @@ class TestAnswers:
         kept = identity if kind == "INT64" else 9  # an id that is too long loses its upper bits, as in Triton
         assert told == [[True, False, True, kept], [False, False, True, kept], [False, True, True, kept]]
 
-    def test_a_model_may_take_ids_that_are_strings(self, client: Any) -> None:
+    def test_a_model_may_receive_string_correlation_ids(self, client: Any) -> None:
         result = client.infer(
             "text_teller", number(client, 0), sequence_id="näme", sequence_start=True, sequence_end=True
         )
 
         assert result.as_numpy("id").item().decode() == "näme"
 
-    def test_who_waits_for_a_place_gets_it_when_a_sequence_ends(self, live: Live) -> None:
+    def test_a_waiting_sequence_gets_the_slot_of_a_sequence_that_ends(self, live: Live) -> None:
         with rpc.InferenceServerClient(live.grpc_address) as client:
             ask(client, "one_at_a_time", 1, 1, sequence_start=True)
             answers = Future[float](), Future[float]()
@@ -188,7 +190,7 @@ class TestAnswers:
         assert left_in(live, "one_at_a_time") == 0
 
     @pytest.mark.parametrize("order", [("inputs", "parameters"), ("parameters", "inputs")])
-    def test_requests_that_differ_in_their_sequence_alone_are_told_apart(
+    def test_requests_that_differ_only_in_their_sequence_are_not_confused(
         self, live: Live, order: tuple[str, str]
     ) -> None:
         identities: tuple[int | str, ...] = (5, 15, "5", "15", 1)
@@ -200,7 +202,7 @@ class TestAnswers:
 
         assert answers == [[1.0] * 5, [2.0] * 5, [3.0] * 5]
 
-    def test_clients_see_neither_controls_nor_states(self, live: Live) -> None:
+    def test_metadata_and_configuration_omit_controls_and_states(self, live: Live) -> None:
         with http.InferenceServerClient(live.address) as client:
             metadata, configuration = client.get_model_metadata("teller"), client.get_model_config("direct")
 
@@ -209,7 +211,7 @@ class TestAnswers:
         assert configuration["sequence_batching"]["max_sequence_idle_microseconds"] == 1_000_000
         assert "dynamic_batching" not in configuration
 
-    def test_empty_rows_count_for_nothing(self, live: Live) -> None:
+    def test_padding_rows_are_not_counted_in_the_statistics(self, live: Live) -> None:
         with http.InferenceServerClient(live.address) as client:
             before = client.get_inference_statistics("rowless")["model_stats"][0]
             sums(client, "rowless", 3, (1, 2, 3))
@@ -218,27 +220,27 @@ class TestAnswers:
         assert [after[name] - before[name] for name in ("inference_count", "execution_count")] == [3, 3]
 
 
-class TestRefusals:
+class TestRejections:
     @pytest.mark.parametrize("identity", [0, ""])
-    def test_a_request_without_a_sequence(self, client: Any, identity: int | str) -> None:
+    def test_a_request_without_a_correlation_id_is_rejected(self, client: Any, identity: int | str) -> None:
         text = "inference request to model 'direct' must specify a non-zero or non-empty correlation ID"
         with pytest.raises(InferenceServerException, match=text) as caught:
             client.infer("direct", number(client, 1), sequence_id=identity, sequence_start=True)
         assert caught.value.status() in ("400", "StatusCode.INVALID_ARGUMENT")
 
     @pytest.mark.parametrize("identity", [5, "five"])
-    def test_a_request_of_a_sequence_that_nobody_began(self, client: Any, identity: int | str) -> None:
+    def test_a_request_of_a_sequence_that_was_not_started_is_rejected(self, client: Any, identity: int | str) -> None:
         text = f"inference request for sequence {identity} to model 'oldest' must specify the START flag on the first"
         with pytest.raises(InferenceServerException, match=f"{text} request of the sequence") as caught:
             client.infer("oldest", number(client, 1), sequence_id=identity)
         assert caught.value.status() in ("400", "StatusCode.INVALID_ARGUMENT")
 
-    def test_more_than_one_row(self, client: Any) -> None:
+    def test_a_sequence_request_with_several_rows_is_rejected(self, client: Any) -> None:
         text = "inference request to model 'direct' must specify batch-size 1 due to requirements of sequence batcher"
         with pytest.raises(InferenceServerException, match=text):
             client.infer("direct", number(client, 1, (2, 1)), sequence_id=1, sequence_start=True)
 
-    def test_an_id_that_is_too_long(self, client: Any) -> None:
+    def test_a_correlation_id_that_is_too_long_is_rejected(self, client: Any) -> None:
         assert sums(client, "direct", "x" * 128, (1,)) == [1]
         with pytest.raises(InferenceServerException, match="128 characters"):
             ask(client, "direct", 1, "x" * 129, sequence_start=True)
@@ -247,14 +249,14 @@ class TestRefusals:
         ("model", "identity", "given", "wanted"),
         [("teller", "a", "BYTES", "UINT64"), ("text_teller", 1, "UINT64", "BYTES")],
     )
-    def test_an_id_that_the_model_cannot_be_told(
+    def test_a_correlation_id_of_a_type_that_the_model_does_not_take_is_rejected(
         self, client: Any, model: str, identity: int | str, given: str, wanted: str
     ) -> None:
         text = f"sequence batching control 'CORRID' data-type is '{given}', but model '{model}' expects '{wanted}'"
         with pytest.raises(InferenceServerException, match=text):
             ask(client, model, 1, identity, sequence_start=True)
 
-    def test_a_sequence_that_was_idle_for_too_long(self, live: Live, client: Any) -> None:
+    def test_a_request_of_a_sequence_that_was_idle_for_too_long_is_rejected(self, live: Live, client: Any) -> None:
         ask(client, "restless", 1, 1, sequence_start=True)
         assert left_in(live, "restless") == 0
 
@@ -263,8 +265,8 @@ class TestRefusals:
         assert sums(client, "restless", 2, (4, 5)) == [4, 9]
 
 
-class TestDeaths:
-    def test_a_client_that_is_gone_leaves_nothing_behind_its_place(self, live: Live) -> None:
+class TestDisconnection:
+    def test_a_client_that_disconnects_while_waiting_for_a_slot_leaves_no_state(self, live: Live) -> None:
         with http.InferenceServerClient(live.address) as client:
             ask(client, "one_at_a_time", 1, 1, sequence_start=True)
             gone = HTTPConnection(live.address)
@@ -277,7 +279,7 @@ class TestDeaths:
 
         assert left_in(live, "one_at_a_time") == 0
 
-    def test_a_request_that_is_cancelled_cancels_those_behind_it(self, live: Live) -> None:
+    def test_canceling_a_request_cancels_later_requests_of_its_sequence(self, live: Live) -> None:
         with rpc.InferenceServerClient(live.grpc_address) as client:
             ask(client, "one_at_a_time", 1, 1, sequence_start=True)
             first, second = Future[float](), Future[float]()
@@ -295,7 +297,7 @@ class TestDeaths:
 
 
 def waiting(live: Live, model: str, count: int) -> None:
-    """Wait until so many requests wait."""
+    """Wait until this many requests are queued."""
 
     async def settle() -> None:
         scheduler = live.server.engine.model(model).scheduler
@@ -321,7 +323,7 @@ def _post(connection: HTTPConnection, order: tuple[str, str], identity: int | st
 
 
 def _send(client: Any, identity: int, value: float, future: Future[float], **said: Any) -> Any:
-    """Send a request, and do not wait."""
+    """Send a request without waiting for its answer."""
 
     def answered(result: Any, error: Exception | None) -> None:
         if error is not None:
@@ -351,18 +353,18 @@ class Stream:
         return result
 
     async def close(self) -> None:
-        """Say that no more comes, and wait until the server has heard."""
+        """Half-close the stream, and wait until the server has noticed."""
         self._asked.put_nowait(None)
         async for _ in self._answers:
             raise AssertionError("nobody asked")
 
     def die(self) -> None:
-        """Go without a word."""
+        """Disconnect abruptly."""
         self._answers.cancel()
 
 
 class Life:
-    """One sequence with a random end: it ends as it should, falls silent, or is cut off within a request."""
+    """One sequence with a random end: it ends properly, falls silent, or is cut off within a request."""
 
     def __init__(self, seed: int, model: str) -> None:
         self.seed = seed
@@ -406,8 +408,8 @@ SOAKED = ("soak_direct", "soak_oldest", "soak_threaded", "soak_teller", "soak_te
 
 
 def write_soaked(root: Path) -> Path:
-    """Some have a place for every sequence, with others most of them wait."""
-    # longer than these clients, which share a core with the server, need for a round
+    """Some models have a slot for every sequence; at the others most sequences wait."""
+    # longer than a round of these clients takes, which share a core with the server
     idle = IDLE % (1_000_000 + 4_000 * SEQUENCES)
     oldest = "oldest {{ max_candidate_sequences: {} }} {}"
     write_accumulator(root, "soak_direct", config(256, f"direct {{}} {idle}" + WITH_STATE))
@@ -434,7 +436,7 @@ async def soak(live: Live) -> None:
         await each.close()
 
 
-def test_of_many_sequences_every_answer_is_right_and_no_state_is_left(tmp_path: Path) -> None:
+def test_answers_of_many_parallel_sequences_are_correct_and_no_state_is_left(tmp_path: Path) -> None:
     with live_server(write_soaked(tmp_path)) as live:
         asyncio.run(asyncio.wait_for(soak(live), 60))
         for model in SOAKED:

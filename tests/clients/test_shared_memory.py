@@ -1,4 +1,4 @@
-"""tritonclient's shared memory against a live server: both HTTP clients, and what clients do meanwhile."""
+"""tritonclient's shared memory against a live server: all clients, and clients that misbehave."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def placed(
 
 
 class TestTensors:
-    def test_go_in_and_out_as_nvidia_s_example_has_it(self, client: Any) -> None:
+    def test_inputs_and_outputs_use_shared_memory_as_in_nvidias_example(self, client: Any) -> None:
         with memory("input_data", 128) as inputs, memory("output_data", 128) as outputs:
             client.register_system_shared_memory("output_data", key(outputs), 128)
             shm.set_shared_memory_region(inputs, [A])
@@ -109,7 +109,7 @@ class TestTensors:
             assert [each["name"] for each in client.get_system_shared_memory_status("output_data")] == ["output_data"]
 
     @pytest.mark.parametrize("datatype", [name for name in DATATYPES if name != "BYTES"])
-    def test_of_every_datatype_come_back(self, client: Any, datatype: str) -> None:
+    def test_tensors_of_every_datatype_are_returned_unchanged(self, client: Any, datatype: str) -> None:
         values: Array = np.array([[0, 1, 1, 0]]).astype(DATATYPES[datatype].dtype)
         size = values.nbytes
         with memory("region", 2 * size) as region:
@@ -121,7 +121,7 @@ class TestTensors:
             found = shm.get_contents_as_numpy(region, values.dtype, [1, 4], size)
             np.testing.assert_array_equal(found, values)
 
-    def test_of_strings_come_back(self, client: Any) -> None:
+    def test_strings_are_returned_unchanged(self, client: Any) -> None:
         words = np.array([[b"one", b"", "drei ü".encode(), b"\0"]], np.object_)
         raw = serialize_byte_tensor(words)
         size = len(raw.item())
@@ -133,7 +133,7 @@ class TestTensors:
 
             assert shm.get_contents_as_numpy(region, np.object_, [1, 4], size).tolist() == words.tolist()
 
-    def test_in_shared_memory_mix_with_others(self, client: Any) -> None:
+    def test_shared_memory_tensors_mix_with_inline_tensors(self, client: Any) -> None:
         with memory("mixed", 128) as region:
             shm.set_shared_memory_region(region, [A])
             client.register_system_shared_memory("mixed", key(region), 64, offset=0)
@@ -144,13 +144,13 @@ class TestTensors:
             stored.set_shared_memory("mixed", 64)
 
             for _ in range(3):
-                # the output takes the input's place
+                # the output overwrites the input
                 result = client.infer("simple", [given, other], outputs=[stored, wanted])
                 np.testing.assert_array_equal(result.as_numpy("OUTPUT1"), A - B)
                 np.testing.assert_array_equal(shm.get_contents_as_numpy(region, np.int32, [1, 16]), A + B)
                 shm.set_shared_memory_region(region, [A])
 
-    def test_of_megabytes_are_copied_beside_the_loop(self, client: Any) -> None:
+    def test_tensors_of_several_megabytes_are_copied_on_a_thread(self, client: Any) -> None:
         values = np.random.default_rng(0).random((1, WIDE), dtype=np.float32)
         with memory("wide", 2 * values.nbytes) as region:
             shm.set_shared_memory_region(region, [values])
@@ -161,7 +161,7 @@ class TestTensors:
             found = shm.get_contents_as_numpy(region, np.float32, values.shape, values.nbytes)
             np.testing.assert_array_equal(found, values)
 
-    def test_go_over_the_asyncio_client_too(self, live: Live) -> None:
+    def test_the_asyncio_client_can_use_shared_memory(self, live: Live) -> None:
         async def main() -> None:
             async with triton_aio.InferenceServerClient(live.address) as aio:
                 with memory("aio", 32) as region:
@@ -176,7 +176,7 @@ class TestTensors:
 
         asyncio.run(main())
 
-    def test_go_over_grpc_too_and_both_transports_know_the_same_regions(self, client: Any, live: Live) -> None:
+    def test_http_and_grpc_use_the_same_regions(self, client: Any, live: Live) -> None:
         values = np.array([[1.5, 2, 3, 4]], np.float32)
         with memory("rpc", 32) as region, triton_grpc.InferenceServerClient(f"127.0.0.1:{live.grpc_port}") as rpc:
             shm.set_shared_memory_region(region, [values])
@@ -194,8 +194,8 @@ class TestTensors:
             assert client.get_system_shared_memory_status() == []
 
 
-class TestRefusals:
-    def test_of_registering(self, client: Any, live: Live) -> None:
+class TestRejections:
+    def test_invalid_registrations_are_rejected(self, client: Any, live: Live) -> None:
         with memory("dup", 64) as region:
             client.register_system_shared_memory("dup", key(region), 64)
 
@@ -220,7 +220,7 @@ class TestRefusals:
                 answer = httpx.post(f"{live.url}/v2/systemsharedmemory/region/b/register", json=body)
                 assert (answer.status_code, answer.json()) == (400, {"error": text})
 
-    def test_of_places_that_are_not_there(self, client: Any) -> None:
+    def test_places_outside_a_region_are_rejected(self, client: Any) -> None:
         with memory("small", 64) as region:
             client.register_system_shared_memory("small", key(region), 64)
 
@@ -241,7 +241,7 @@ class TestRefusals:
             assert status == "400"
             assert "for output 'y' (15 bytes) should be at least 16 bytes to hold the results" in text
 
-    def test_of_everything_where_it_is_off(self, tmp_path: Path) -> None:
+    def test_every_call_is_rejected_while_shared_memory_is_off(self, tmp_path: Path) -> None:
         models.write_identity(tmp_path, "rows", "")
         with live_server(tmp_path) as off, triton.InferenceServerClient(off.address) as client:
             given, wanted = placed("x", "FP32", (1, 4), ("r", 16, 0, 0))
@@ -252,7 +252,9 @@ class TestRefusals:
             ):  # fmt: skip
                 assert refused(call, *args) == ("501", DISABLED_TEXT)
 
-    def test_of_cuda_say_that_there_is_none_and_unregistering_does_not_mind(self, client: Any, live: Live) -> None:
+    def test_cuda_registration_without_cuda_is_rejected_and_unregistering_succeeds(
+        self, client: Any, live: Live
+    ) -> None:
         handle = {"raw_handle": {"b64": "aGg="}, "device_id": 0, "byte_size": 4}
         answer = httpx.post(f"{live.url}/v2/cudasharedmemory/region/c/register", json=handle)
 
@@ -263,8 +265,8 @@ class TestRefusals:
         assert client.get_cuda_shared_memory_status() == []
 
 
-class TestClientsThatMisbehave:
-    def test_unregistering_during_inference_lets_it_finish(self, client: Any) -> None:
+class TestMisbehavingClients:
+    def test_a_region_unregistered_during_inference_is_still_used(self, client: Any) -> None:
         values = np.random.default_rng(0).random((1, models.HEAVY_WIDTH), dtype=np.float32)
         with memory("busy", 2 * values.nbytes) as region:
             shm.set_shared_memory_region(region, [values])
@@ -278,7 +280,7 @@ class TestClientsThatMisbehave:
                     asked.get_result()
                 except InferenceServerException as error:
                     texts.add(error.message())
-            # where unregistering was faster than the request
+            # if unregistering was faster than the request
             assert texts <= {"Unable to find shared memory region: 'busy'"}
             client.register_system_shared_memory("busy", key(region), 2 * values.nbytes)
             client.infer("heavy", [given], outputs=[wanted])
@@ -286,7 +288,7 @@ class TestClientsThatMisbehave:
             found = shm.get_contents_as_numpy(region, np.float32, values.shape, values.nbytes)
             np.testing.assert_allclose(found, values)
 
-    def test_truncating_the_file_is_refused_and_the_server_lives(self, client: Any) -> None:
+    def test_a_truncated_file_is_rejected_and_the_server_survives(self, client: Any) -> None:
         with memory("cut", 8192) as region:
             client.register_system_shared_memory("cut", key(region), 8192)
             given, wanted = placed("x", "FP32", (1, 1024), ("cut", 4096, 0, 4096))
@@ -302,7 +304,7 @@ class TestClientsThatMisbehave:
 
             assert client.is_server_live()
 
-    def test_dying_hurts_nobody(self, client: Any, live: Live) -> None:
+    def test_a_client_that_dies_does_not_affect_later_requests(self, client: Any, live: Live) -> None:
         program = """
 import os, sys, tritonclient.http as triton, tritonclient.utils.shared_memory as shm
 handle = shm.create_shared_memory_region("dead", f"/dead_{sys.argv[2]}", 32)

@@ -1,4 +1,4 @@
-"""Statistics and configuration as perf_analyzer reads them: what is there, what must not be, and what moves."""
+"""Statistics and configuration as perf_analyzer reads them: present and absent members, and their changes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def statistics(client: Any, model: str, version: str = "") -> dict[str, Any]:
 
 
 def moved(client: Any, model: str, work: Any) -> tuple[dict[str, dict[str, int]], int, int]:
-    """Do some work; give how much each duration, inference_count and execution_count have moved."""
+    """Do some work; return the changes of each duration, inference_count and execution_count."""
     before = statistics(client, model)
     work()
     after = statistics(client, model)
@@ -72,7 +72,9 @@ def numbers(value: Any) -> Iterator[Any]:
 
 class TestStatistics:
     @pytest.mark.parametrize("model", ["simple", "heavy", "whole", "mixed"])
-    def test_every_member_is_there_from_the_start_and_every_number_is_whole(self, client: Any, model: str) -> None:
+    def test_every_member_is_present_from_the_start_and_every_number_is_an_integer(
+        self, client: Any, model: str
+    ) -> None:
         entry = statistics(client, model)
 
         assert {
@@ -92,7 +94,7 @@ class TestStatistics:
             (entry["name"], entry["version"]) for entry in ready
         ]
 
-    def test_versions_are_counted_apart(self, client: Any) -> None:
+    def test_versions_are_counted_separately(self, client: Any) -> None:
         before = [statistics(client, "versions", version)["inference_count"] for version in ("1", "2", "10")]
         client.infer("versions", [given("x", np.ones((3, 1), np.float32))], "2")
         after = [statistics(client, "versions", version)["inference_count"] for version in ("1", "2", "10")]
@@ -100,7 +102,7 @@ class TestStatistics:
         assert [each - old for each, old in zip(after, before, strict=True)] == [0, 3, 0]
 
     @pytest.mark.parametrize("model", ["heavy", "free"])
-    def test_one_request_moves_everything_by_one_queue_included(self, client: Any, model: str) -> None:
+    def test_one_request_increments_every_counter_by_one(self, client: Any, model: str) -> None:
         inputs = [given("x", ROW if model == "heavy" else ROW[np.newaxis])]
         durations, inferences, executions = moved(client, model, lambda: client.infer(model, inputs))
 
@@ -109,7 +111,7 @@ class TestStatistics:
         }
         assert (inferences, executions) == (1, 1)
 
-    def test_a_client_batch_is_one_execution_and_as_many_inferences_as_rows(self, client: Any) -> None:
+    def test_a_request_with_several_rows_is_one_execution_and_as_many_inferences(self, client: Any) -> None:
         work = lambda: client.infer("heavy", [given("x", np.tile(ROW, (5, 1)))])  # noqa: E731
         durations, inferences, executions = moved(client, "heavy", work)
 
@@ -118,14 +120,14 @@ class TestStatistics:
         assert 5 in sizes
         assert sizes == sorted(set(sizes))
 
-    def test_a_model_without_rows_counts_one_per_request(self, client: Any) -> None:
+    def test_a_model_without_a_batch_axis_counts_one_inference_per_request(self, client: Any) -> None:
         work = lambda: client.infer("whole", [given("x", np.ones((2, 3), np.float32))])  # noqa: E731
         _, inferences, executions = moved(client, "whole", work)
 
         assert (inferences, executions) == (1, 1)
         assert [entry["batch_size"] for entry in statistics(client, "whole")["batch_stats"]] == [1]
 
-    def test_the_parts_add_up_to_no_more_than_the_whole(self, client: Any) -> None:
+    def test_the_durations_of_the_phases_sum_to_at_most_the_total(self, client: Any) -> None:
         durations, _, _ = moved(client, "heavy", lambda: client.infer("heavy", [given("x", ROW)]))
 
         assert all(durations[each]["ns"] > 0 for each in ("success", "compute_infer"))
@@ -140,7 +142,7 @@ class TestStatistics:
         assert 0 < executions < requests / 2
         assert all(durations[each]["ns"] > 0 for each in ("success", "queue", *COMPUTE))
 
-    def test_batches_by_size_add_up_to_the_totals(self, client: Any, live: Live) -> None:
+    def test_batch_statistics_sum_to_the_totals(self, client: Any, live: Live) -> None:
         _load(live, 64, 16)
         entry = statistics(client, "heavy")
         batches = entry["batch_stats"]
@@ -151,7 +153,7 @@ class TestStatistics:
             assert each.keys() == {"batch_size", *COMPUTE}
             assert len({each[part]["count"] for part in COMPUTE}) == 1
 
-    def test_a_refused_request_moves_no_success(self, client: Any) -> None:
+    def test_a_rejected_request_does_not_increment_success(self, client: Any) -> None:
         def work() -> None:
             with pytest.raises(InferenceServerException):
                 client.infer("heavy", [given("x", ROW[:, :7])])
@@ -160,7 +162,7 @@ class TestStatistics:
 
         assert (durations["success"]["count"], inferences, executions) == (0, 0, 0)
 
-    def test_the_time_of_the_last_inference_is_in_milliseconds_of_the_epoch(self, client: Any) -> None:
+    def test_last_inference_is_in_milliseconds_since_the_epoch(self, client: Any) -> None:
         client.infer("heavy", [given("x", ROW)])
         first = statistics(client, "heavy")["last_inference"]
         client.infer("heavy", [given("x", ROW)])
@@ -170,7 +172,7 @@ class TestStatistics:
 
 
 def _load(live: Live, requests: int, clients: int) -> None:
-    """Send rows of their own at a concurrency, and check that each has its own answer."""
+    """Send distinct rows at a concurrency, and check that each gets its own answer."""
 
     async def one(session: aiohttp.ClientSession, number: int) -> None:
         url = f"{live.url}/v2/models/heavy/infer"
@@ -187,10 +189,10 @@ def _load(live: Live, requests: int, clients: int) -> None:
 
 
 class TestConfiguration:
-    """perf_analyzer tests for the presence of members, and wants each name of the config in the metadata."""
+    """perf_analyzer checks which members are present, and expects each name of the config in the metadata."""
 
     @pytest.mark.parametrize("model", ["simple", "simple_auto", "simple_string", "whole", "mixed", "versions", "free"])
-    def test_it_agrees_with_the_metadata(self, client: Any, model: str) -> None:
+    def test_the_configuration_agrees_with_the_metadata(self, client: Any, model: str) -> None:
         config, metadata = client.get_model_config(model), client.get_model_metadata(model)
         rows = 1 if config["max_batch_size"] else 0
 
@@ -204,7 +206,7 @@ class TestConfiguration:
             assert all(each["shape"][:rows] == [-1] * rows for each in metadata[described])
 
     @pytest.mark.parametrize("model", ["simple", "simple_auto", "whole", "mixed"])
-    def test_what_is_not_said_is_absent_and_never_null(self, client: Any, model: str) -> None:
+    def test_unset_members_are_absent_and_never_null(self, client: Any, model: str) -> None:
         config = client.get_model_config(model)
 
         assert None not in list(numbers(config))
@@ -218,7 +220,7 @@ class TestConfiguration:
                 assert all(type(dim) is int for dim in each["dims"])
         assert all(each["optional"] is False for each in config["input"])
 
-    def test_numbers_of_64_bits_are_numbers(self, client: Any) -> None:
+    def test_integers_of_64_bits_are_reported_as_numbers(self, client: Any) -> None:
         batching = client.get_model_config("simple")["dynamic_batching"]
 
         assert batching["max_queue_delay_microseconds"] == 0

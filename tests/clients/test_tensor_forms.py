@@ -1,4 +1,4 @@
-"""Tensors that are one thing to clients and another to the model, over both transports, in exactly counted runs.
+"""Tensors whose form differs between clients and the model, over both transports, in exactly counted runs.
 
 The ragged models are those of Triton's own qa, L0_batch_input.
 """
@@ -112,7 +112,7 @@ output { name: "y" data_type: TYPE_STRING dims: [ -1 ] }
 
 
 def write_models(root: Path) -> None:
-    """Write them all."""
+    """Write all models."""
     identity = [node("Identity", ["x"], ["y"])]
     for name, dims, kinds in (
         ("ragged_element_count_acc_zero", "-1", ("ELEMENT_COUNT", "ACCUMULATED_ELEMENT_COUNT_WITH_ZERO")),
@@ -149,7 +149,7 @@ def write_models(root: Path) -> None:
 
 
 def _write_batch_input(root: Path, name: str, config: str) -> None:
-    """Every row of an output is all of the input of the same name."""
+    """Write a model in which every row of an output is the whole input of the same name."""
     names = ("RAGGED", "BATCH_AND_SIZE", "BATCH")
     ones = [node("Div", ["BATCH_AND_SIZE_INPUT"] * 2, ["ones"]), node("Reshape", ["ones", "column"], ["rows"])]
     flat = [node("Reshape", [f"{each}_INPUT", "row"], [f"{each}_row"]) for each in names]
@@ -183,7 +183,7 @@ class Client:
         self.made = kind.InferenceServerClient(address, **({"concurrency": 4} if kind is triton_http else {}))
 
     def together(self, model: str, output: str, requests: Sequence[Mapping[str, tuple[str, Array]]]) -> list[Array]:
-        """Send requests that wait for one another; give the output of each."""
+        """Send requests that share a batch; return the output of each."""
         inputs = [[self.given(name, *sent) for name, sent in request.items()] for request in requests]
         outputs = [self.triton.InferRequestedOutput(output)]
         if self.triton is triton_http:
@@ -203,19 +203,19 @@ class Client:
         return self.triton.InferInput(name, list(array.shape), datatype).set_data_from_numpy(array)
 
     def counts(self, model: str) -> tuple[int, int, dict[int, int]]:
-        """Give the inferences and executions so far, and the executions of each batch size."""
+        """Return the inferences and executions so far, and the executions of each batch size."""
         answer = self.made.get_inference_statistics(model, **self.as_json())
         (entry,) = answer["model_stats"]
         sizes = {int(each["batch_size"]): int(each["compute_infer"]["count"]) for each in entry["batch_stats"]}
         return int(entry["inference_count"]), int(entry["execution_count"]), sizes
 
     def metadata(self, model: str) -> dict[str, list[int]]:
-        """Give the shape of each tensor."""
+        """Return the shape of each tensor."""
         answer = self.made.get_model_metadata(model, **self.as_json())
         return {each["name"]: [int(dim) for dim in each["shape"]] for each in (*answer["inputs"], *answer["outputs"])}
 
     def as_json(self) -> dict[str, bool]:
-        """Ask for plain objects."""
+        """Return plain objects."""
         return {} if self.triton is triton_http else {"as_json": True}
 
 
@@ -228,7 +228,7 @@ def client(request: pytest.FixtureRequest, live: Live) -> Iterator[Client]:
 
 
 class Runs:
-    """How far a model's counts have moved since the last look."""
+    """The changes of a model's counts since the last call."""
 
     def __init__(self, client: Client, model: str) -> None:
         self._client = client
@@ -248,7 +248,7 @@ def ragged(*shapes: tuple[int, ...], name: str = "RAGGED_INPUT") -> list[dict[st
     return [{name: ("FP32", np.full(shape, shape[-1], np.float32))} for shape in shapes]
 
 
-class TestRagged:
+class TestRaggedBatching:
     SHAPES = ((1, 2), (1, 4), (1, 1), (1, 3))
 
     @pytest.mark.parametrize(
@@ -260,25 +260,25 @@ class TestRagged:
             ("ragged_element_count_acc_zero", "BATCH_OUTPUT", np.diff),
         ],
     )
-    def test_all_requests_share_one_run_and_the_model_is_told_of_each(
+    def test_ragged_requests_share_one_batch_and_the_model_receives_derived_inputs_for_each(
         self, client: Client, model: str, output: str, counts: Callable[[Array], Iterable[float]]
     ) -> None:
         runs = Runs(client, model)
 
         found = client.together(model, output, ragged(*self.SHAPES))
 
-        # what is sent at once may come in any order
+        # requests sent in parallel may arrive in any order
         assert [sorted(counts(row)) for (row,) in found] == [[1, 2, 3, 4]] * 4
         assert runs.moved() == (4, 1, {4: 1})
 
-    def test_a_ragged_input_is_flat_and_a_count_may_be_a_shape(self, client: Client) -> None:
+    def test_a_ragged_input_is_flat_and_a_count_may_be_given_as_a_shape(self, client: Client) -> None:
         (row, *_), *_ = client.together("ragged_acc_shape", "RAGGED_OUTPUT", ragged(*self.SHAPES))
         assert sorted(row) == [1, 2, 2, 3, 3, 3, 4, 4, 4, 4]
 
         found = client.together("ragged_acc_shape", "BATCH_OUTPUT", ragged(*self.SHAPES))
         assert [each.shape for each in found] == [(1, 4)] * 4
 
-    def test_item_shapes_are_told_row_by_row(self, client: Client) -> None:
+    def test_item_shapes_have_one_row_per_row_of_the_batch(self, client: Client) -> None:
         runs = Runs(client, "batch_item")
 
         found = client.together("batch_item", "BATCH_OUTPUT", ragged((2, 1, 2), (1, 1, 2), (1, 2, 2)))
@@ -286,7 +286,7 @@ class TestRagged:
         assert [each.tolist() for each in found] == [[[1, 2], [1, 2]], [[1, 2]], [[2, 2]]]
         assert runs.moved() == (4, 1, {4: 1})
 
-    def test_flat_item_shapes_are_those_of_all_items(self, client: Client) -> None:
+    def test_flattened_item_shapes_cover_all_items_of_the_batch(self, client: Client) -> None:
         shapes = ((1, 4, 1), (1, 1, 2), (1, 1, 2), (1, 2, 2))
         runs = Runs(client, "batch_item_flatten")
 
@@ -296,7 +296,7 @@ class TestRagged:
         assert pairs == [[(1, 2), (1, 2), (2, 2), (4, 1)]] * 4
         assert runs.moved() == (4, 1, {4: 1})
 
-    def test_a_flat_output_is_cut_by_the_shapes_that_were_sent(self, client: Client) -> None:
+    def test_a_flat_output_is_split_by_the_shapes_of_the_requests(self, client: Client) -> None:
         requests = ragged(*self.SHAPES, name="INPUT0")
         runs = Runs(client, "ragged_io")
 
@@ -306,20 +306,20 @@ class TestRagged:
             np.testing.assert_array_equal(output, request["INPUT0"][1])
         assert runs.moved() == (4, 1, {4: 1})
 
-    def test_clients_see_the_source_and_nothing_of_what_is_derived(self, client: Client) -> None:
+    def test_metadata_shows_the_source_input_and_omits_derived_inputs(self, client: Client) -> None:
         assert client.metadata("ragged_acc_shape") == {
             "RAGGED_INPUT": [-1, -1], "RAGGED_OUTPUT": [-1, -1], "BATCH_AND_SIZE_OUTPUT": [-1, -1],
             "BATCH_OUTPUT": [-1, -1],
         }  # fmt: skip
 
-    def test_what_is_derived_cannot_be_sent(self, client: Client) -> None:
+    def test_a_derived_input_cannot_be_sent_by_a_client(self, client: Client) -> None:
         given = client.given("BATCH_INPUT", "FP32", np.ones((1, 1), np.float32))
         with pytest.raises(InferenceServerException, match="unexpected inference input 'BATCH_INPUT'"):
             client.made.infer("ragged_acc_shape", [given])
 
 
 class TestReshape:
-    def test_clients_and_model_have_their_own_shapes(self, client: Client) -> None:
+    def test_clients_and_the_model_use_their_own_shapes(self, client: Client) -> None:
         arrays = [np.arange(rows * 24, dtype=np.float32).reshape(rows, 2, 4, 3) for rows in (1, 3)]
         runs = Runs(client, "reshape")
 
@@ -329,21 +329,21 @@ class TestReshape:
             np.testing.assert_array_equal(output, -array)
         assert runs.moved() == (4, 1, {4: 1})
 
-    def test_an_empty_one_takes_an_axis_away(self, client: Client) -> None:
+    def test_an_empty_reshape_removes_an_axis(self, client: Client) -> None:
         arrays = [np.full((2, 1), number, np.float32) for number in (1, 2)]
 
         found = client.together("empty_reshape", "y", [{"x": ("FP32", array)} for array in arrays])
 
         assert [each.tolist() for each in found] == [[[1], [1]], [[2], [2]]]
 
-    def test_a_model_without_rows_has_them_too(self, client: Client) -> None:
+    def test_a_model_without_a_batch_axis_can_be_reshaped(self, client: Client) -> None:
         array = np.arange(6, dtype=np.float32).reshape(2, 3)
 
         (found,) = client.together("whole_reshape", "y", [{"x": ("FP32", array)}])
 
         assert found.tolist() == [[0, 1], [2, 3], [4, 5]]
 
-    def test_an_ensemble_has_its_own(self, client: Client) -> None:
+    def test_an_ensemble_can_be_reshaped(self, client: Client) -> None:
         array = np.arange(32, dtype=np.float32).reshape(2, 2, 2, 4)
 
         (found,) = client.together("squares", "out", [{"in": ("FP32", array)}])
@@ -352,7 +352,7 @@ class TestReshape:
         assert client.metadata("squares") == {"in": [-1, 2, 2, 4], "out": [-1, 8, 2]}
 
     @pytest.mark.parametrize(("model", "shape"), [("scalar_1dim", (1,)), ("scalar_2dim", (1, 1))])
-    def test_a_scalar_has_as_many_dims_of_one_as_are_declared(
+    def test_a_scalar_has_as_many_dims_of_1_as_are_configured(
         self, client: Client, model: str, shape: tuple[int, ...]
     ) -> None:
         array = np.full(shape, 7, np.float32)
@@ -361,7 +361,7 @@ class TestReshape:
 
         np.testing.assert_array_equal(found, array)
 
-    def test_metadata_has_the_dims_and_the_configuration_both(self, client: Client, live: Live) -> None:
+    def test_metadata_has_the_dims_and_the_configuration_has_dims_and_reshape(self, client: Client, live: Live) -> None:
         with triton_http.InferenceServerClient(live.address) as http:
             config = http.get_model_config("reshape")
 
@@ -369,7 +369,7 @@ class TestReshape:
         assert [each["dims"] for each in (*config["input"], *config["output"])] == [[2, -1, 3]] * 2
         assert config["input"][0]["reshape"] == {"shape": [1, 2, -1, 3, 1]}
 
-    def test_the_models_own_shape_is_not_taken(self, client: Client) -> None:
+    def test_an_input_in_the_models_own_shape_is_rejected(self, client: Client) -> None:
         given = client.given("x", "FP32", np.zeros((1, 1, 2, 4, 3, 1), np.float32))
         with pytest.raises(InferenceServerException, match=r"unexpected shape for input 'x' .* Expected \[-1,2,-1,3\]"):
             client.made.infer("reshape", [given])
@@ -380,7 +380,9 @@ class TestShapeTensors:
         x = np.arange(rows * 4, dtype=np.float32).reshape(rows, 4)
         return {"x": ("FP32", x), "v": ("INT64", np.array(values, np.int64))}
 
-    def test_equal_values_share_a_run_and_the_first_is_summed(self, client: Client) -> None:
+    def test_requests_with_equal_shape_values_share_a_batch_and_their_first_values_are_summed(
+        self, client: Client
+    ) -> None:
         runs = Runs(client, "shapes")
 
         found = client.together("shapes", "y", [self.request(1, 1, 2, 2), self.request(3, 3, 2, 2)])
@@ -388,7 +390,7 @@ class TestShapeTensors:
         assert [each.shape for each in found] == [(1, 2, 2), (3, 2, 2)]
         assert runs.moved() == (4, 1, {4: 1})
 
-    def test_other_values_run_by_themselves(self, client: Client) -> None:
+    def test_requests_with_different_shape_values_run_separately(self, client: Client) -> None:
         runs = Runs(client, "shapes")
 
         found = client.together("shapes", "y", [self.request(4, 4, 4, 1), self.request(4, 4, 1, 4)])
@@ -396,14 +398,14 @@ class TestShapeTensors:
         assert [each.shape for each in found] == [(4, 4, 1), (4, 1, 4)]
         assert runs.moved() == (8, 2, {4: 2})
 
-    def test_the_first_value_must_be_the_requests_rows(self, client: Client) -> None:
+    def test_the_first_shape_value_must_equal_the_rows_of_the_request(self, client: Client) -> None:
         inputs = [client.given(name, *sent) for name, sent in self.request(2, 1, 2, 2).items()]
         with pytest.raises(InferenceServerException, match="shape tensor 'v' for model 'shapes' begins with 1"):
             client.made.infer("shapes", inputs)
 
 
-class TestOptional:
-    def test_different_inputs_never_share_a_run(self, client: Client) -> None:
+class TestOptionalInputs:
+    def test_requests_with_different_optional_inputs_never_share_a_batch(self, client: Client) -> None:
         x, offset = ("FP32", np.ones((1, 2), np.float32)), ("FP32", np.full(2, 5, np.float32))
         runs = Runs(client, "optional")
 
@@ -416,7 +418,7 @@ class TestOptional:
 class TestStrings:
     WORDS = (["", "naïve"], ["日本", "🙂\n"], ["", ""], ["x" * 300, "a"])
 
-    def test_a_batch_of_them_goes_through_as_it_came(self, client: Client) -> None:
+    def test_a_batch_of_strings_is_returned_unchanged(self, client: Client) -> None:
         arrays = [np.array([[word.encode() for word in words]], np.object_) for words in self.WORDS]
         runs = Runs(client, "strings")
 

@@ -1,4 +1,4 @@
-"""SavedModels served to tritonclient over HTTP and gRPC, from processes of their own."""
+"""SavedModels served to tritonclient over HTTP and gRPC, from separate processes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def client(live: Live, triton: Any) -> Iterator[Any]:
 
 @pytest.fixture
 def ask(client: Any, triton: Any) -> Ask:
-    """Ask a model one thing: `ask(model, x=array, **terms)`."""
+    """Infer once: `ask(model, x=array, **terms)`."""
     return lambda model, version="", **tensors: client.infer(model, given(triton, tensors), version)
 
 
@@ -96,16 +96,16 @@ def index(client: Any) -> dict[tuple[str, str], tuple[str, str]]:
 
 
 def until(condition: Callable[[], Any]) -> None:
-    """Wait until something is so; the server tells nobody."""
+    """Poll until a condition holds; the server sends no notification."""
     end_s = time.monotonic() + PATIENCE_S
     while not condition():
         if time.monotonic() > end_s:
             raise TimeoutError("it never came to be so")
-        time.sleep(0.02)  # a process that is started needs the processor
+        time.sleep(0.02)  # leave the processor to a starting process
 
 
 class TestTensors:
-    def test_every_type_comes_back_as_it_went(self, client: Any, triton: Any) -> None:
+    def test_tensors_of_every_datatype_are_returned_unchanged(self, client: Any, triton: Any) -> None:
         random = np.random.default_rng(5)
         tensors: dict[str, Any] = {}
         for name, row in DATATYPES.items():
@@ -131,16 +131,16 @@ class TestTensors:
 
         assert np.array_equal(ask("right", x=x).as_numpy("y"), x + 2)
 
-    def test_text_goes_through_operations_on_text(self, ask: Ask) -> None:
+    def test_strings_are_processed_by_a_string_operation(self, ask: Ask) -> None:
         result = ask("upper", text=np.array([b"iris", b"", "größe".encode()], np.object_))
 
         assert result.as_numpy("upper").ravel().tolist() == [b"IRIS", b"", "GRößE".encode()]
         assert result.as_numpy("length") is None  # not declared, so not served
 
-    def test_what_a_model_leaves_open_is_as_it_is_declared(self, ask: Ask) -> None:
+    def test_an_unranked_input_has_the_configured_shape(self, ask: Ask) -> None:
         assert ask("unranked", x=floats([1, 2], [3, 4])).as_numpy("y").tolist() == [[2, 4], [6, 8]]
 
-    def test_what_is_declared_in_part_is_completed_from_the_model(self, live: Live, ask: Ask) -> None:
+    def test_a_partial_configuration_is_completed_from_the_model(self, live: Live, ask: Ask) -> None:
         row = np.arange(64, dtype=np.float32)[np.newaxis]
         config = httpx.get(f"{live.url}/v2/models/in_part/config").json()
         tensors = [(each["name"], each["data_type"], each["dims"]) for each in (*config["input"], *config["output"])]
@@ -148,15 +148,15 @@ class TestTensors:
         assert tensors == [("x", "TYPE_FP32", [64]), ("y", "TYPE_FP32", [10])]
         assert np.array_equal(ask("in_part", x=row).as_numpy("y"), ask("mlp", x=row).as_numpy("y"))
 
-    def test_what_does_not_fit_is_refused_by_name(self, ask: Ask) -> None:
+    def test_a_wrong_shape_or_datatype_is_rejected(self, ask: Ask) -> None:
         with pytest.raises(InferenceServerException, match=r"\[-1,2\].*\[1,3\]|\[1,3\].*\[-1,2\]"):
             ask("right", x=floats([1, 2, 3]))
         with pytest.raises(InferenceServerException, match="FP64"):
             ask("right", x=np.zeros((1, 2)))
 
 
-class TestWhatIsTold:
-    def test_metadata_and_configuration_are_as_tritons(self, live: Live) -> None:
+class TestReporting:
+    def test_metadata_and_configuration_match_tritons(self, live: Live) -> None:
         told = httpx.get(f"{live.url}/v2/models/mlp").json()
         config = httpx.get(f"{live.url}/v2/models/mlp/config").json()
 
@@ -167,7 +167,7 @@ class TestWhatIsTold:
         assert config["dynamic_batching"]["preferred_batch_size"] == [4, 8]
         assert config["instance_group"][0]["count"] == 2
 
-    def test_the_layout_of_tensorflow_serving_is_served(self, client: Any, triton: Any) -> None:
+    def test_a_repository_in_the_layout_of_tensorflow_serving_is_served(self, client: Any, triton: Any) -> None:
         lengths = {"sepal_length": 5.1, "sepal_width": 3.5, "petal_length": 1.4, "petal_width": 0.2}
         said = given(triton, {name: np.array([length]) for name, length in lengths.items()})
         shares = client.infer("flowers", said, "1700000000", parameters={"hooks": False}).as_numpy("probabilities")
@@ -175,7 +175,7 @@ class TestWhatIsTold:
         assert shares.shape == (1, 3)
         assert abs(float(shares.sum()) - 1) < 1e-5
 
-    def test_a_signature_is_served_by_its_key_and_without_one_by_the_rule(self, ask: Ask) -> None:
+    def test_a_configured_signature_is_served_and_otherwise_the_default_signature(self, ask: Ask) -> None:
         x = floats([1, 2])
 
         assert ask("right", x=x).as_numpy("y").tolist() == [[3, 4]]
@@ -183,7 +183,7 @@ class TestWhatIsTold:
         assert ask("versions", "2", x=x).as_numpy("y").tolist() == [[4, 5]]
         assert ask("versions", x=x).as_numpy("y").tolist() == [[4, 5]]
 
-    def test_what_is_broken_says_why_and_stops_nothing_else(self, client: Any) -> None:
+    def test_a_broken_model_is_unavailable_with_its_reason_and_the_others_are_served(self, client: Any) -> None:
         states = index(client)
 
         assert {name for (name, _), (state, _) in states.items() if state == "UNAVAILABLE"} == set(BROKEN)
@@ -197,8 +197,8 @@ class TestWhatIsTold:
         assert not client.is_model_ready("wrong_key")
 
 
-class TestRunning:
-    def test_requests_share_runs(self, live: Live, triton: Any) -> None:
+class TestInference:
+    def test_parallel_requests_share_batches(self, live: Live, triton: Any) -> None:
         before = counts(live)
 
         def many(number: int) -> None:
@@ -214,16 +214,16 @@ class TestRunning:
         assert inferences == 300
         assert executions < 200
 
-    def test_the_server_has_no_tensorflow(self, live: Live) -> None:
+    def test_the_server_process_does_not_import_tensorflow(self, live: Live) -> None:
         assert "tensorflow" not in sys.modules
         assert not has_tensorflow()
         assert len(workers()) >= 8
 
-    def test_onnx_and_tensorflow_make_an_ensemble(self, ask: Ask) -> None:
+    def test_an_ensemble_can_combine_onnx_and_tensorflow_models(self, ask: Ask) -> None:
         # right adds 2, plus 10, and the first version 1
         assert ask("chain", **{"in": floats([1, 2], [3, 4])}).as_numpy("out").tolist() == [[14, 15], [16, 17]]
 
-    def test_a_sequence_has_its_state(self, client: Any, triton: Any) -> None:
+    def test_a_sequence_keeps_its_state(self, client: Any, triton: Any) -> None:
         sums = []
         for number in (1, 2, 3):
             ends = {"sequence_start": number == 1, "sequence_end": number == 3}
@@ -241,7 +241,7 @@ class TestRunning:
         with ThreadPoolExecutor(8) as pool:
             assert list(pool.map(total, range(1, 25))) == list(range(1, 25))
 
-    def test_hooks_stand_around_a_savedmodel(self, live: Live) -> None:
+    def test_hooks_run_before_and_after_a_savedmodel(self, live: Live) -> None:
         flower = {"sepal_length": 5.2, "sepal_width": 3.6, "petal_length": 1.4, "petal_width": 0.3}
         answer = httpx.post(f"{live.url}/v2/models/flowers/predict", content=json.dumps(flower)).json()
 
@@ -257,7 +257,7 @@ def counts(live: Live) -> tuple[int, int]:
 
 class TestLoading:
     @pytest.mark.parametrize("triton", [triton_grpc])
-    def test_a_model_is_loaded_anew_and_unloaded(
+    def test_a_model_is_reloaded_and_unloaded(
         self, root: Path, savedmodels: Path, client: Any, ask: Ask, triton: Any
     ) -> None:
         install(savedmodels / "left_right", root / "changing" / "1")
@@ -274,7 +274,7 @@ class TestLoading:
         shutil.rmtree(root / "changing")
 
     @pytest.mark.parametrize("triton", [triton_http])
-    def test_a_wrong_load_leaves_what_serves(self, client: Any, ask: Ask) -> None:
+    def test_a_failed_load_leaves_the_loaded_model_in_service(self, client: Any, ask: Ask) -> None:
         text = {"platform": "tensorflow_savedmodel", "parameters": {"TF_SIGNATURE_DEF": {"string_value": "gone"}}}
         with pytest.raises(InferenceServerException, match="has no signature 'gone': it has 'left', 'right'"):
             client.load_model("right", config=json.dumps(text))
@@ -282,7 +282,7 @@ class TestLoading:
         assert ask("right", x=floats([1, 2])).as_numpy("y").tolist() == [[3, 4]]
 
     @pytest.mark.parametrize("triton", [triton_http])
-    def test_a_model_comes_over_the_network_file_by_file(
+    def test_a_model_can_be_sent_as_files_in_the_load_request(
         self, savedmodels: Path, client: Any, ask: Ask, triton: Any
     ) -> None:
         place = savedmodels / "left_right"
@@ -298,7 +298,7 @@ class TestLoading:
 
 
 class Clients:
-    """Clients of `mlp` that ask until they are stopped. `ledger`: how the requests of each ended."""
+    """Clients of `mlp` that send requests until stopped. `ledger`: how the requests of each ended."""
 
     def __init__(self, live: Live, triton: Any, count: int = 6) -> None:
         self.ledger: Counter[str] = Counter()
@@ -328,7 +328,7 @@ class Clients:
             thread.join()
 
 
-def test_a_killed_worker_costs_what_it_ran_at_most(live: Live, triton: Any) -> None:
+def test_a_killed_worker_fails_only_the_requests_it_was_running(live: Live, triton: Any) -> None:
     async def pid() -> int:
         return int(live.server.engine.model("mlp").placements[0].backend.pid)  # type: ignore[attr-defined]
 
@@ -338,7 +338,7 @@ def test_a_killed_worker_costs_what_it_ran_at_most(live: Live, triton: Any) -> N
         victim = live.call(pid())
         os.kill(victim, signal.SIGKILL)
         until(lambda: victim not in workers())
-        # others serve meanwhile
+        # other models are served meanwhile
         with triton.InferenceServerClient(address(live, triton)) as client:
             assert client.infer("right", given(triton, {"x": floats([1, 2])})).as_numpy("y").tolist() == [[3, 4]]
             assert client.is_server_live()
@@ -358,7 +358,7 @@ def test_a_killed_worker_costs_what_it_ran_at_most(live: Live, triton: Any) -> N
 
 
 def sums(live: Live, triton: Any, number: int, steps: int) -> list[float]:
-    """Send a sequence of 1, 2, 3, ... of which each is its number more; give the answers."""
+    """Send a sequence whose values increase by one, starting with its number; return the answers."""
     found = []
     with triton.InferenceServerClient(address(live, triton)) as client:
         for step in range(steps):
@@ -369,7 +369,7 @@ def sums(live: Live, triton: Any, number: int, steps: int) -> list[float]:
     return found
 
 
-def test_each_instance_remembers_its_own_sequences_in_its_variables(live: Live, triton: Any) -> None:
+def test_each_instance_keeps_the_state_of_its_own_sequences_in_its_variables(live: Live, triton: Any) -> None:
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda number: sums(live, triton, number, 20), range(1, 17)))
 
@@ -377,7 +377,7 @@ def test_each_instance_remembers_its_own_sequences_in_its_variables(live: Live, 
         assert answers == [sum(range(number, number + step + 1)) for step in range(20)]
 
 
-def test_a_sequence_whose_process_has_ended_must_begin_again(live: Live, triton: Any) -> None:
+def test_a_sequence_whose_worker_has_ended_must_be_restarted(live: Live, triton: Any) -> None:
     async def pids() -> list[int]:
         return [int(each.backend.pid) for each in live.server.engine.model("remembers").placements]  # type: ignore[attr-defined]
 
@@ -400,7 +400,7 @@ def test_a_sequence_whose_process_has_ended_must_begin_again(live: Live, triton:
         assert [ask(number, sequence_end=True) for number in (101, 102)] == [2, 2]
 
 
-def test_a_front_end_serves_those_of_a_store_as_well(
+def test_a_front_end_serves_savedmodels_from_a_store(
     savedmodels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(savedmodels / "left_right", tmp_path / "m" / "1")
@@ -411,7 +411,7 @@ def test_a_front_end_serves_those_of_a_store_as_well(
                 assert client.infer("m", given(triton, {"x": floats([1, 2])})).as_numpy("y").tolist() == [[2, 3]]
 
 
-def test_polling_notices_new_variables(savedmodels: Path, tmp_path: Path) -> None:
+def test_polling_detects_changed_variables(savedmodels: Path, tmp_path: Path) -> None:
     place = install(savedmodels / "left_right", tmp_path / "m" / "1")
     others = set(workers())
     with (
@@ -428,7 +428,7 @@ def test_polling_notices_new_variables(savedmodels: Path, tmp_path: Path) -> Non
         until(lambda: not before & set(workers()))
 
 
-def test_a_check_says_what_is_wrong_and_where(
+def test_penstock_check_reports_what_is_wrong_and_where(
     savedmodels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for word in ("PENSTOCK_TEST_SAVEDMODELS", "PENSTOCK_TEST_FRONTS"):

@@ -1,6 +1,6 @@
-"""Part of what the other files here ask of one process, asked through a front end: the answers must be the same.
+"""Some tests of the other modules here, run through a front end: the answers must be the same.
 
-`PENSTOCK_TEST_FRONTS=1 pytest tests/clients` is all of it.
+`PENSTOCK_TEST_FRONTS=1 pytest tests/clients` runs all of them that way.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ CHOSEN = (
     "test_tritonclient_grpc.py",
     "test_metrics_live.py",
     "test_predict.py",
-    "test_grpc_messages.py::test_a_watcher_learns_of_the_end",
-    "test_grpc_messages.py::test_an_idle_stream_does_not_keep_a_server_from_ending",
-    "test_dynamic_batching.py::TestEnding",
-    "test_sequence_batches.py::TestEnding",
-    "test_combinations.py::TestEnding",
-    "test_decoupled.py::test_a_server_that_exits_finishes_what_it_has_begun",
-    "test_decoupled.py::test_a_model_is_unloaded_when_its_generators_have_ended",
+    "test_grpc_messages.py::test_a_watcher_is_notified_when_the_server_exits",
+    "test_grpc_messages.py::test_an_idle_stream_does_not_delay_the_exit_of_the_server",
+    "test_dynamic_batching.py::TestShutdown",
+    "test_sequence_batches.py::TestShutdown",
+    "test_combinations.py::TestUnloading",
+    "test_decoupled.py::test_a_server_that_exits_finishes_its_decoupled_requests",
+    "test_decoupled.py::test_a_model_is_unloaded_after_its_generators_have_ended",
 )
 
 
 @pytest.mark.slow
-def test_clients_see_no_difference() -> None:
+def test_clients_of_a_front_end_receive_the_same_answers() -> None:
     words = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider"]
     chosen = [str(HERE / each) for each in CHOSEN]
     environ = os.environ | {"PENSTOCK_TEST_FRONTS": "1"}

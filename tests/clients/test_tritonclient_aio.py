@@ -1,4 +1,4 @@
-"""NVIDIA's asyncio HTTP client against a live server. It asks for compressed answers in every call, as aiohttp does."""
+"""NVIDIA's asyncio HTTP client against a live server. It accepts compressed answers in every call, as aiohttp does."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run(live: Live) -> Run[Any]:
     return runner
 
 
-def test_health_metadata_config_index_and_statistics(run: Run[None]) -> None:
+def test_health_metadata_config_index_and_statistics_are_answered(run: Run[None]) -> None:
     async def work(client: Any) -> None:
         query = {"test_1": 1, "test_2": 2}
         assert await client.is_server_live(query_params=query)
@@ -56,7 +56,7 @@ def test_health_metadata_config_index_and_statistics(run: Run[None]) -> None:
     run(work)
 
 
-def test_errors_carry_status_and_text(run: Run[None]) -> None:
+def test_errors_have_a_status_and_a_message(run: Run[None]) -> None:
     async def work(client: Any) -> None:
         unknown = ("404", "Request for unknown model: 'nope' is not found")
         inputs = pair(ASCENDING, MINUS_ONES)
@@ -98,7 +98,7 @@ def test_simple_adds_and_subtracts_alone_and_in_parallel(
 
 
 @pytest.mark.parametrize("times", [1, 200])
-def test_every_datatype_comes_back_in_any_mixture(run: Run[None], times: int) -> None:
+def test_every_datatype_is_returned_unchanged_in_any_mixture_of_encodings(run: Run[None], times: int) -> None:
     async def one(client: Any, datatype: str, ways: tuple[bool, bool | None]) -> None:
         sent = np.tile(VALUES[datatype], (1, times))
         outputs = None if ways[1] is None else [asked("y", binary=ways[1])]
@@ -120,7 +120,7 @@ def test_every_datatype_comes_back_in_any_mixture(run: Run[None], times: int) ->
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (2, 0)])
-def test_tensors_without_elements_come_back(run: Run[None], shape: tuple[int, int]) -> None:
+def test_empty_tensors_are_returned_unchanged(run: Run[None], shape: tuple[int, int]) -> None:
     async def work(client: Any) -> None:
         for datatype, values in VALUES.items():
             sent = np.empty(shape, values.dtype)
@@ -144,7 +144,7 @@ def test_strings_are_added_and_subtracted(run: Run[None]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")  # tritonclient does
-def test_large_tensors_travel_while_small_requests_go_on(run: Run[None]) -> None:
+def test_small_requests_are_answered_while_large_tensors_are_transferred(run: Run[None]) -> None:
     async def small(client: Any) -> None:
         for i in range(20):
             row = np.full((1, 16), i, np.int32)
@@ -165,7 +165,7 @@ def test_large_tensors_travel_while_small_requests_go_on(run: Run[None]) -> None
     run(work)
 
 
-def test_a_call_that_its_client_gives_up_harms_nobody(run: Run[None]) -> None:
+def test_a_canceled_call_does_not_affect_others(run: Run[None]) -> None:
     async def work(client: Any) -> None:
         inputs = pair(ASCENDING, MINUS_ONES)
         calls = [asyncio.ensure_future(client.infer("simple", inputs)) for _ in range(50)]

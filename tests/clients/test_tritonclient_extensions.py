@@ -1,4 +1,4 @@
-"""What is left of tritonclient's two HTTP clients: shared memory, trace and log settings, plugins, prepared bodies."""
+"""Other calls of tritonclient's two HTTP clients: shared memory, trace and log settings, plugins, prepared bodies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 
 class Waited:
-    """The asyncio client, called as the other one is: each call is awaited on a loop of its own."""
+    """The asyncio client with the interface of the sync one: each call is awaited on its own event loop."""
 
     def __init__(self, address: str) -> None:
         self._loop = asyncio.new_event_loop()
@@ -86,7 +86,7 @@ def test_system_shared_memory_is_registered_listed_and_unregistered(client: Any,
     assert client.get_system_shared_memory_status() == []
 
 
-def test_cuda_shared_memory_is_listed_and_unregistered_where_there_is_none(client: Any) -> None:
+def test_cuda_shared_memory_can_be_listed_and_unregistered_without_cuda(client: Any) -> None:
     assert client.get_cuda_shared_memory_status() == []
     client.unregister_cuda_shared_memory()
     client.unregister_cuda_shared_memory("nothing")
@@ -109,7 +109,7 @@ def test_log_settings_are_read_and_changed(client: Any) -> None:
     assert client.update_log_settings({"log_warning": before["log_warning"]}) == before
 
 
-def test_a_plugin_s_headers_are_taken(client: Any) -> None:
+def test_headers_added_by_a_plugin_are_accepted(client: Any) -> None:
     class Plugin(tritonclient.http.InferenceServerClientPlugin):  # type: ignore[misc]
         def __call__(self, request: Any) -> None:
             request.headers["x-who"] = "me"
@@ -121,7 +121,7 @@ def test_a_plugin_s_headers_are_taken(client: Any) -> None:
 
 
 @pytest.mark.parametrize("binary", [True, False])
-def test_a_body_prepared_by_the_client_is_what_is_served(live: Live, binary: bool) -> None:
+def test_a_request_body_generated_by_the_client_is_accepted(live: Live, binary: bool) -> None:
     made = tritonclient.http.InferenceServerClient
     inputs = []
     for name in ("INPUT0", "INPUT1"):

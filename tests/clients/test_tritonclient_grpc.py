@@ -64,8 +64,8 @@ def asked(name: str, classes: int = 0) -> Any:
     return triton.InferRequestedOutput(name, class_count=classes)
 
 
-class TestControl:
-    def test_health(self, client: Any) -> None:
+class TestControlCalls:
+    def test_health_calls_report_liveness_and_readiness(self, client: Any) -> None:
         assert client.is_server_live()
         assert client.is_server_ready(headers={"a": "b"}, client_timeout=PATIENCE_S)
         assert client.is_model_ready("simple")
@@ -73,18 +73,18 @@ class TestControl:
         assert not client.is_model_ready("wrong_model_name")
         assert not client.is_model_ready("simple", "7")
 
-    def test_metadata_of_the_server_and_of_a_model(self, client: Any) -> None:
+    def test_metadata_of_the_server_and_of_a_model_is_returned(self, client: Any) -> None:
         assert client.get_server_metadata().name == "triton"
         assert "statistics" in client.get_server_metadata(as_json=True)["extensions"]
         metadata = client.get_model_metadata("simple", as_json=True)
         assert metadata["inputs"][0] == {"name": "INPUT0", "datatype": "INT32", "shape": ["-1", "16"]}
         assert list(client.get_model_metadata("versions").versions) == ["1", "2", "10"]
 
-    def test_the_configuration(self, client: Any) -> None:
+    def test_the_model_configuration_is_returned(self, client: Any) -> None:
         config = client.get_model_config("simple").config
         assert (config.max_batch_size, config.input[0].name, list(config.input[0].dims)) == (8, "INPUT0", [16])
 
-    def test_statistics_and_index(self, client: Any) -> None:
+    def test_statistics_and_repository_index_are_returned(self, client: Any) -> None:
         client.infer("simple_auto", pair())
         (one,) = client.get_inference_statistics("simple_auto").model_stats
         assert one.inference_count == one.inference_stats.success.count == one.inference_stats.queue.count > 0
@@ -92,7 +92,7 @@ class TestControl:
         index = client.get_model_repository_index(as_json=True)["models"]
         assert {"name": "simple", "version": "1", "state": "READY"} in index
 
-    def test_errors_have_status_and_text(self, client: Any) -> None:
+    def test_errors_have_a_status_and_a_message(self, client: Any) -> None:
         unknown = ("StatusCode.NOT_FOUND", "Request for unknown model: 'nope' is not found")
         assert refused(client.get_model_metadata, "nope") == unknown
         assert refused(client.get_model_config, "nope") == unknown
@@ -103,12 +103,12 @@ class TestControl:
         assert refusal[0] == "StatusCode.INVALID_ARGUMENT"
         assert refusal[1].startswith("[request id: é] expected 2 inputs but got 1 inputs for model 'simple'.")
 
-    def test_loading_is_refused_where_models_stay_as_they_are(self, client: Any) -> None:
+    def test_load_and_unload_are_rejected_unless_model_control_is_explicit(self, client: Any) -> None:
         text = "explicit model load / unload is not allowed if polling is enabled"
         assert refused(client.load_model, "simple") == ("StatusCode.UNAVAILABLE", text)
         assert refused(client.unload_model, "simple", unload_dependents=True) == ("StatusCode.UNAVAILABLE", text)
 
-    def test_trace_and_log_settings(self, client: Any) -> None:
+    def test_trace_and_log_settings_are_read_and_changed(self, client: Any) -> None:
         assert list(client.get_trace_settings().settings["trace_rate"].value) == ["1000"]
         changed = client.update_trace_settings("simple", {"trace_rate": "7"}).settings
         assert list(changed["trace_rate"].value) == ["7"]
@@ -120,7 +120,7 @@ class TestControl:
         assert client.get_log_settings().settings["log_info"].bool_param
         assert refused(client.update_log_settings, {"log_file": "x"})[0] == "StatusCode.UNIMPLEMENTED"
 
-    def test_a_plugin_s_header_arrives(self, client: Any) -> None:
+    def test_a_plugins_authorization_header_is_accepted(self, client: Any) -> None:
         client.register_plugin(BasicAuth("user", "secret"))
         try:
             assert client.plugin() is not None
@@ -145,18 +145,18 @@ class TestInfer:
             assert result.get_output("OUTPUT0").datatype == "INT32"
 
     @pytest.mark.parametrize("datatype", VALUES)
-    def test_every_datatype_comes_back_as_it_was_sent(self, client: Any, datatype: str) -> None:
+    def test_every_datatype_is_returned_unchanged(self, client: Any, datatype: str) -> None:
         array = VALUES[datatype]
         for values in (array, array[::-1].copy(), array[:1], array[:, :0].copy()):
             result = client.infer(f"identity_{datatype}", [given("x", values, datatype)])
             assert same(datatype, result.as_numpy("y"), values)
 
-    def test_strings_are_numbers_in_simple_string(self, client: Any) -> None:
+    def test_simple_string_adds_and_subtracts_numbers_in_strings(self, client: Any) -> None:
         words = np.array([[str(each).encode() for each in range(16)]], np.object_)
         result = client.infer("simple_string", [given("INPUT0", words, "BYTES"), given("INPUT1", words, "BYTES")])
         assert texts(result.as_numpy("OUTPUT0")) == [str(2 * each) for each in range(16)]
 
-    def test_wrong_strings_are_refused_again_and_again(self, client: Any) -> None:
+    def test_malformed_strings_are_rejected_repeatedly(self, client: Any) -> None:
         words = np.array([[b"a", b"b"]], np.object_)
         right = given("x", words, "BYTES")
         for count in range(3):
@@ -167,32 +167,32 @@ class TestInfer:
             assert status == "StatusCode.INVALID_ARGUMENT"
             assert text.startswith(f"[request id: {count}] incomplete string data for inference input 'x'")
 
-    def test_large_tensors(self, client: Any) -> None:
+    def test_large_tensors_are_returned_unchanged(self, client: Any) -> None:
         large = np.arange(4 << 20, dtype=np.float32).reshape(1, -1)
         for _ in range(2):
             assert (client.infer("identity_FP32", [given("x", large)]).as_numpy("y") == large).all()
 
-    def test_classification(self, client: Any) -> None:
+    def test_classification_returns_the_top_classes(self, client: Any) -> None:
         result = client.infer("simple", pair(), outputs=[asked("OUTPUT0", classes=2), asked("OUTPUT1")])
         assert texts(result.as_numpy("OUTPUT0")) == ["16:15", "15:14"]
         assert (result.as_numpy("OUTPUT1") == ASCENDING - ONES).all()
 
-    def test_hooks_run(self, client: Any) -> None:
+    def test_hooks_run_unless_bypassed(self, client: Any) -> None:
         row = np.array([[1, 2, 3]], np.float32)
         result = client.infer("hooked", [given("x", row)], request_id="h")
         assert (result.as_numpy("total").tolist(), result.get_response().id) == ([6.0], "h")
         plain = client.infer("hooked", [given("x", row)], parameters={"hooks": False})
         assert plain.as_numpy("y").tolist() == row.tolist()
 
-    def test_a_forwarded_header_may_not_be_a_reserved_parameter(self, client: Any) -> None:
+    def test_a_forwarded_header_that_is_not_reserved_is_accepted(self, client: Any) -> None:
         assert client.infer("simple", pair(), headers={"my-name": "x"}).as_numpy("OUTPUT0") is not None
 
-    def test_a_sequence_is_no_obstacle(self, client: Any) -> None:
+    def test_a_model_without_sequences_ignores_sequence_parameters(self, client: Any) -> None:
         for sequence in (5, "five"):
             result = client.infer("simple", pair(), sequence_id=sequence, sequence_start=True, sequence_end=True)
             assert result.as_numpy("OUTPUT0") is not None
 
-    def test_async_infer_calls_back(self, client: Any) -> None:
+    def test_async_infer_calls_its_callback_with_each_result(self, client: Any) -> None:
         done: queue.Queue[Any] = queue.Queue()
         for number in range(20):
             client.async_infer(
@@ -208,7 +208,7 @@ class TestInfer:
 
 class TestStreams:
     @pytest.mark.parametrize("way", WAYS)
-    def test_answers_come_in_order_and_errors_leave_the_stream_open(self, client: Any, way: str | None) -> None:
+    def test_answers_arrive_in_order_and_errors_leave_the_stream_open(self, client: Any, way: str | None) -> None:
         done: queue.Queue[Any] = queue.Queue()
         client.start_stream(lambda result, error: done.put((result, error)), compression_algorithm=way)
         for number in range(30):
@@ -226,7 +226,7 @@ class TestStreams:
             assert response.id == str(number)
             assert response.parameters["triton_final_response"].bool_param
 
-    def test_on_demand_an_error_is_the_stream_s_status(self, client: Any) -> None:
+    def test_an_error_ends_the_stream_with_its_status_if_the_client_requests_grpc_errors(self, client: Any) -> None:
         done: queue.Queue[Any] = queue.Queue()
         client.start_stream(lambda result, error: done.put(error), headers={"triton_grpc_error": "true"})
         client.async_stream_infer("nope", pair())
@@ -234,7 +234,7 @@ class TestStreams:
         assert error.status() == "StatusCode.NOT_FOUND"
         client.stop_stream()
 
-    def test_a_stream_s_deadline(self, live: Live) -> None:
+    def test_a_stream_timeout_ends_the_stream_with_deadline_exceeded(self, live: Live) -> None:
         with triton.InferenceServerClient(live.grpc_address) as client:
             done: queue.Queue[Any] = queue.Queue()
             client.start_stream(lambda result, error: done.put(error), stream_timeout=0.2)
@@ -249,7 +249,7 @@ class TestSharedMemory:
         yield path
         path.unlink()
 
-    def test_tensors_travel_through_a_region(self, client: Any, region: Path) -> None:
+    def test_tensors_are_read_from_and_written_into_a_region(self, client: Any, region: Path) -> None:
         region.write_bytes(ASCENDING.tobytes() + ONES.tobytes() + bytes(128))
         client.register_system_shared_memory("r", "/" + region.name, 256)
         try:
@@ -280,7 +280,7 @@ class TestSharedMemory:
         assert refused(client.register_cuda_shared_memory, "g", b"x" * 64, 0, 64)[0] != "StatusCode.INTERNAL"
 
 
-def test_models_come_and_go_in_explicit_mode(tmp_path: Path) -> None:
+def test_models_are_loaded_and_unloaded_in_explicit_mode(tmp_path: Path) -> None:
     models.write_identity(tmp_path, "one", "")
     with (
         live_server(tmp_path, model_control_mode="explicit") as live,
@@ -302,7 +302,7 @@ def test_models_come_and_go_in_explicit_mode(tmp_path: Path) -> None:
         )  # fmt: skip
 
 
-def test_no_request_fails_while_versions_are_swapped(tmp_path: Path) -> None:
+def test_no_request_fails_while_versions_are_replaced(tmp_path: Path) -> None:
     models.write_identity(tmp_path, "one", "")
     over, failed, counts = threading.Event(), [], {"unary": 0, "stream": 0}
     row = np.ones((1, 3), np.float32)
@@ -341,8 +341,8 @@ def test_no_request_fails_while_versions_are_swapped(tmp_path: Path) -> None:
     assert min(counts.values()) > 0
 
 
-class TestGivingUp:
-    """Deadlines and cancellation, on a model that stands still."""
+class TestDeadlinesAndCancellation:
+    """Deadlines and cancellation, on a model that never finishes."""
 
     @pytest.fixture
     def gate(self) -> Gate:
@@ -356,12 +356,12 @@ class TestGivingUp:
     def row(self) -> list[Any]:
         return [given("x", np.ones((1, 2), np.float32))]
 
-    def test_a_deadline_passes(self, live: Live, row: list[Any]) -> None:
+    def test_a_call_past_its_deadline_fails_with_deadline_exceeded(self, live: Live, row: list[Any]) -> None:
         with triton.InferenceServerClient(live.grpc_address) as client:
             status, text = refused(client.infer, "m", row, client_timeout=0.2)
             assert (status, text) == ("StatusCode.DEADLINE_EXCEEDED", "Deadline Exceeded")
 
-    def test_what_is_cancelled_leaves_the_queue(self, live: Live, gate: Gate, row: list[Any]) -> None:
+    def test_a_canceled_request_leaves_the_queue(self, live: Live, gate: Gate, row: list[Any]) -> None:
         with triton.InferenceServerClient(live.grpc_address) as client:
             errors: queue.Queue[Any] = queue.Queue()
             first = client.async_infer("m", row, lambda result, error: errors.put(error))
@@ -376,7 +376,7 @@ class TestGivingUp:
             assert errors.get(timeout=PATIENCE_S) is None
             assert first is not None
 
-    def test_a_cancelled_stream_takes_its_requests_with_it(self, live: Live, gate: Gate, row: list[Any]) -> None:
+    def test_a_canceled_stream_cancels_its_queued_requests(self, live: Live, gate: Gate, row: list[Any]) -> None:
         with triton.InferenceServerClient(live.grpc_address) as client:
             seen = threading.Event()
             client.start_stream(lambda result, error: seen.set())
@@ -390,7 +390,7 @@ class TestGivingUp:
             assert live.call(cancelled(live)) == 3
 
 
-def test_the_client_s_own_serialisation_of_strings_is_understood(client: Any) -> None:
+def test_strings_serialized_by_the_client_library_are_decoded(client: Any) -> None:
     words = np.array([["a", "", "ü"]], np.object_)
     raw = triton.InferInput("x", [1, 3], "BYTES")
     raw._raw_content = serialize_byte_tensor(words).item()

@@ -64,7 +64,7 @@ def pair(second: Array = ONES) -> list[Any]:
     return [given("INPUT0", ASCENDING, "INT32"), given("INPUT1", second, "INT32")]
 
 
-def test_health_metadata_config_index_and_statistics(run: Run[None]) -> None:
+def test_health_metadata_config_index_and_statistics_are_answered(run: Run[None]) -> None:
     async def work(client: Any) -> None:
         assert await client.is_server_live()
         assert await client.is_server_ready()
@@ -80,7 +80,7 @@ def test_health_metadata_config_index_and_statistics(run: Run[None]) -> None:
     run(work)
 
 
-def test_errors_carry_status_and_text(run: Run[None]) -> None:
+def test_errors_have_a_status_and_a_message(run: Run[None]) -> None:
     async def work(client: Any) -> None:
         unknown = ("StatusCode.NOT_FOUND", "Request for unknown model: 'nope' is not found")
         assert await refused_later(client.get_model_metadata("nope")) == unknown
@@ -92,7 +92,7 @@ def test_errors_carry_status_and_text(run: Run[None]) -> None:
     run(work)
 
 
-def test_settings_regions_and_plugins(run: Run[None]) -> None:
+def test_settings_regions_and_plugins_are_supported(run: Run[None]) -> None:
     async def work(client: Any) -> None:
         client.register_plugin(BasicAuth("user", "secret"))
         assert client.plugin() is not None
@@ -121,7 +121,7 @@ def test_settings_regions_and_plugins(run: Run[None]) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_many_requests_at_once(run: Run[None], way: str | None) -> None:
+def test_many_parallel_requests_are_answered(run: Run[None], way: str | None) -> None:
     async def one(client: Any, number: int) -> None:
         result = await client.infer(
             "simple", pair(ONES * number), request_id=str(number), compression_algorithm=way, headers={"a": "b"},
@@ -136,7 +136,7 @@ def test_many_requests_at_once(run: Run[None], way: str | None) -> None:
     run(work)
 
 
-def test_every_datatype_comes_back_as_it_was_sent(run: Run[None]) -> None:
+def test_every_datatype_is_returned_unchanged(run: Run[None]) -> None:
     async def work(client: Any) -> None:
         for datatype, values in VALUES.items():
             for _ in range(2):
@@ -147,7 +147,7 @@ def test_every_datatype_comes_back_as_it_was_sent(run: Run[None]) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_stream_answers_in_order(run: Run[None], way: str | None) -> None:
+def test_a_stream_is_answered_in_order(run: Run[None], way: str | None) -> None:
     async def requests() -> AsyncIterator[dict[str, Any]]:
         for number in range(20):
             yield {
@@ -170,7 +170,7 @@ def test_a_stream_answers_in_order(run: Run[None], way: str | None) -> None:
     run(work)
 
 
-def test_strings(run: Run[None]) -> None:
+def test_strings_are_returned_unchanged(run: Run[None]) -> None:
     async def work(client: Any) -> None:
         words = np.array([[b"a", b"", b"\0\n"]], np.object_)
         found = (await client.infer("identity_BYTES", [given("x", words, "BYTES")])).as_numpy("y")
@@ -181,7 +181,7 @@ def test_strings(run: Run[None]) -> None:
     run(work)
 
 
-def test_models_come_and_go_in_explicit_mode(tmp_path: Path) -> None:
+def test_models_are_loaded_and_unloaded_in_explicit_mode(tmp_path: Path) -> None:
     models.write_identity(tmp_path, "one", "")
 
     async def work(client: Any) -> None:
@@ -195,7 +195,7 @@ def test_models_come_and_go_in_explicit_mode(tmp_path: Path) -> None:
         using(live, work)
 
 
-class TestGivingUp:
+class TestDeadlinesAndCancellation:
     @pytest.fixture
     def gate(self) -> Gate:
         return Gate(list)
@@ -204,7 +204,7 @@ class TestGivingUp:
     def live(self, tmp_path: Path, gate: Gate) -> Iterator[Live]:
         yield from at_a_gate(tmp_path, gate)
 
-    def test_deadlines_and_cancelled_tasks(self, live: Live, gate: Gate) -> None:
+    def test_deadlines_and_canceled_tasks_free_their_place_in_the_queue(self, live: Live, gate: Gate) -> None:
         row = [given("x", np.ones((1, 2), np.float32), "FP32")]
 
         async def work(client: Any) -> None:
@@ -222,7 +222,7 @@ class TestGivingUp:
 
         using(live, work)
 
-    def test_a_cancelled_stream(self, live: Live, gate: Gate) -> None:
+    def test_a_canceled_stream_cancels_its_requests(self, live: Live, gate: Gate) -> None:
         row = [given("x", np.ones((1, 2), np.float32), "FP32")]
 
         async def requests() -> AsyncIterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""NVIDIA's HTTP client, sync, against a live server: what its own examples do, and every way to carry a tensor."""
+"""NVIDIA's HTTP client, sync, against a live server: its examples, and every encoding of a tensor."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def client(live: Live) -> Iterator[Any]:
 
 
 class TestHealthAndMetadata:
-    def test_server_and_models_are_ready_whatever_the_query_string(self, client: Any) -> None:
+    def test_the_server_and_its_models_are_ready_whatever_the_query_string(self, client: Any) -> None:
         query = {"test_1": 1, "test_2": [2, 3]}
 
         assert client.is_server_live(query_params=query)
@@ -36,11 +36,11 @@ class TestHealthAndMetadata:
         assert client.is_model_ready("simple", query_params=query)
         assert client.is_model_ready("versions", "2")
 
-    def test_what_is_unknown_is_not_ready(self, client: Any) -> None:
+    def test_an_unknown_model_or_version_is_not_ready(self, client: Any) -> None:
         assert not client.is_model_ready("wrong_model_name")
         assert not client.is_model_ready("simple", "7")
 
-    def test_the_server_says_it_is_triton_and_what_it_can_do(self, client: Any) -> None:
+    def test_server_metadata_has_the_name_triton_and_the_supported_extensions(self, client: Any) -> None:
         metadata = client.get_server_metadata()
 
         assert metadata.keys() == {"name", "version", "extensions"}
@@ -49,7 +49,7 @@ class TestHealthAndMetadata:
             *metadata["extensions"]
         }
 
-    def test_a_model_is_described(self, client: Any) -> None:
+    def test_model_metadata_has_versions_inputs_and_outputs(self, client: Any) -> None:
         metadata = client.get_model_metadata("simple", query_params={"test_1": 1})
 
         assert metadata == {
@@ -60,18 +60,18 @@ class TestHealthAndMetadata:
             "outputs": [{"name": f"OUTPUT{i}", "datatype": "INT32", "shape": [-1, 16]} for i in (0, 1)],
         }
 
-    def test_metadata_lists_all_versions_or_the_one_that_was_named(self, client: Any) -> None:
+    def test_metadata_lists_all_versions_or_the_requested_one(self, client: Any) -> None:
         assert client.get_model_metadata("versions")["versions"] == ["1", "2", "10"]
         assert client.get_model_metadata("versions", "2")["versions"] == ["2"]
 
     @pytest.mark.parametrize("ask", ["get_model_metadata", "get_model_config"])
-    def test_an_unknown_model_and_version_are_named_in_the_error(self, client: Any, ask: str) -> None:
+    def test_an_unknown_model_or_version_is_in_the_error(self, client: Any, ask: str) -> None:
         call = getattr(client, ask)
 
         assert refused(call, "nope") == ("404", "Request for unknown model: 'nope' is not found")
         assert refused(call, "simple", "7") == ("404", "Request for unknown model: 'simple' version 7 is not found")
 
-    def test_the_configuration_is_what_was_written_and_what_was_completed(self, client: Any) -> None:
+    def test_the_configuration_has_the_written_and_the_completed_fields(self, client: Any) -> None:
         written, completed = client.get_model_config("simple"), client.get_model_config("simple_auto")
 
         assert written["max_batch_size"] == 8
@@ -90,20 +90,20 @@ class TestHealthAndMetadata:
         assert [entry["version"] for entry in index if entry["name"] == "versions"] == ["1", "2", "10"]
         assert len(index) == len({(entry["name"], entry["version"]) for entry in index})
 
-    def test_loading_and_unloading_are_refused_in_tritons_words(self, client: Any) -> None:
+    def test_load_and_unload_are_rejected_with_tritons_message(self, client: Any) -> None:
         text = "explicit model load / unload is not allowed if polling is enabled"
 
         assert refused(client.load_model, "simple") == ("503", text)
         assert refused(client.load_model, "simple", config='{"max_batch_size": 16}') == ("503", text)
         assert refused(client.unload_model, "simple") == ("503", text)
 
-    def test_a_base_path_that_is_not_served_is_not_found(self, live: Live) -> None:
+    def test_an_unknown_base_path_is_not_found(self, live: Live) -> None:
         with triton.InferenceServerClient(f"{live.address}/base_path") as client:
             assert refused(client.get_server_metadata) == ("404", "Not Found")
             assert refused(client.infer, "simple", pair(ASCENDING, MINUS_ONES)) == ("404", "Not Found")
 
 
-class TestExamples:
+class TestNvidiaExamples:
     """The sequences of calls in NVIDIA's examples, and what they assert."""
 
     @pytest.mark.parametrize(("request_way", "response_way"), [*itertools.product(WAYS, WAYS)])
@@ -125,25 +125,25 @@ class TestExamples:
         assert np.array_equal(result.as_numpy("OUTPUT1"), ASCENDING - MINUS_ONES)
         assert result.as_numpy("OUTPUT2") is None
 
-    def test_a_wrong_model_name_begins_with_the_words_that_clients_look_for(self, client: Any) -> None:
+    def test_the_error_for_an_unknown_model_starts_with_the_text_that_clients_expect(self, client: Any) -> None:
         status, text = refused(client.infer, "wrong_model_name", pair(ASCENDING, MINUS_ONES))
 
         assert status == "404"
         assert text.startswith("Request for unknown model")
 
-    def test_calls_may_be_under_way_together(self, client: Any) -> None:
+    def test_async_calls_can_run_in_parallel(self, client: Any) -> None:
         rows = [np.full((1, 16), i, np.int32) for i in range(12)]
         calls = [client.async_infer("simple", pair(row, ASCENDING), outputs=[asked("OUTPUT0")]) for row in rows]
 
         for row, call in zip(rows, calls, strict=True):
             assert np.array_equal(call.get_result().as_numpy("OUTPUT0"), row + ASCENDING)
 
-    def test_an_error_of_a_call_under_way_comes_with_its_result(self, client: Any) -> None:
+    def test_the_error_of_an_async_call_is_raised_with_its_result(self, client: Any) -> None:
         call = client.async_infer("nope", pair(ASCENDING, MINUS_ONES))
 
         assert refused(call.get_result) == ("404", "Request for unknown model: 'nope' is not found")
 
-    def test_inputs_and_outputs_may_be_used_again(self, client: Any) -> None:
+    def test_inputs_and_outputs_can_be_reused(self, client: Any) -> None:
         inputs, outputs = pair(ASCENDING, MINUS_ONES), [asked("OUTPUT0"), asked("OUTPUT1", binary=False)]
         for binary in (True, False, True):
             for i in range(3):
@@ -165,14 +165,14 @@ class TestExamples:
 
     @pytest.mark.parametrize("binary", [True, False])
     @pytest.mark.parametrize("word", [b"he\x00llo", b"\x00\x01\x02\x03"])
-    def test_strings_with_zero_bytes_come_back(self, client: Any, word: bytes, binary: bool) -> None:
+    def test_strings_with_zero_bytes_are_returned_unchanged(self, client: Any, word: bytes, binary: bool) -> None:
         for array in (np.array([[word] * 16], np.object_), np.array([[word] * 16], np.bytes_)):
             inputs = [given("INPUT0", array, binary=binary, datatype="BYTES")]
             result = client.infer("simple_identity", inputs, outputs=[asked("OUTPUT0", binary=binary)])
 
             assert texts(result.as_numpy("OUTPUT0")) == [word.decode()] * 16
 
-    def test_statistics_of_one_model_are_one_entry(self, client: Any) -> None:
+    def test_statistics_of_one_model_have_one_entry(self, client: Any) -> None:
         client.infer("simple", pair(ASCENDING, MINUS_ONES))
 
         assert [entry["name"] for entry in client.get_inference_statistics("simple")["model_stats"]] == ["simple"]
@@ -188,7 +188,7 @@ class TestDatatypes:
             if datatype not in ONLY_BINARY or False not in ways
         ],
     )
-    def test_every_value_comes_back_as_it_was_sent(
+    def test_every_value_is_returned_unchanged(
         self, client: Any, datatype: str, binary_in: bool, binary_out: bool | None
     ) -> None:
         sent = VALUES[datatype]
@@ -200,7 +200,7 @@ class TestDatatypes:
 
     @pytest.mark.parametrize("datatype", VALUES)
     @pytest.mark.parametrize("way", ["gzip", "deflate"])
-    def test_every_value_survives_compression(self, client: Any, datatype: str, way: str) -> None:
+    def test_every_value_is_returned_unchanged_with_compression(self, client: Any, datatype: str, way: str) -> None:
         sent = np.tile(VALUES[datatype], (1, 200))
         result = client.infer(
             f"identity_{datatype}", [given("x", sent)],
@@ -214,7 +214,7 @@ class TestDatatypes:
         [(datatype, way) for datatype in VALUES for way in (True, False) if way or datatype not in ONLY_BINARY],
     )
     @pytest.mark.parametrize("shape", [(0, 3), (2, 0), (0, 0)])
-    def test_tensors_without_elements_come_back(
+    def test_empty_tensors_are_returned_unchanged(
         self, client: Any, datatype: str, shape: tuple[int, int], binary: bool
     ) -> None:
         sent = np.empty(shape, VALUES[datatype].dtype)
@@ -224,7 +224,7 @@ class TestDatatypes:
 
         assert same(datatype, result.as_numpy("y"), sent)
 
-    def test_halves_are_refused_in_json_both_ways(self, client: Any) -> None:
+    def test_half_floats_are_rejected_as_json_in_both_directions(self, client: Any) -> None:
         sent = VALUES["FP16"]
         status, text = refused(client.infer, "identity_FP16", [given("x", sent, binary=False)])
         assert status == "400"
@@ -237,7 +237,7 @@ class TestDatatypes:
             assert f"sending {datatype} data via JSON is not supported. Please use the binary data format" in text
 
     @pytest.mark.parametrize("binary", [True, False])
-    def test_what_is_not_finite_comes_back(self, client: Any, binary: bool) -> None:
+    def test_nan_and_infinity_are_returned_in_both_encodings(self, client: Any, binary: bool) -> None:
         above = np.array([[1, -1, 0, 5]], np.float32)
         below = np.array([[0, 0, 0, 2]], np.float32)
         result = client.infer("quotient", [given("a", above), given("b", below)], outputs=[asked("y", binary=binary)])
@@ -246,14 +246,14 @@ class TestDatatypes:
 
     @pytest.mark.parametrize("count", [5, 500])
     @pytest.mark.parametrize("datatype", ["FP32", "FP64"])
-    def test_what_is_not_finite_may_be_sent_as_json(self, client: Any, datatype: str, count: int) -> None:
+    def test_nan_and_infinity_may_be_sent_as_json(self, client: Any, datatype: str, count: int) -> None:
         sent = np.array([[np.nan, np.inf, -np.inf, 0.1, 1e-45] * (count // 5)], VALUES[datatype].dtype)
         inputs = [given("x", sent, binary=False)]
         result = client.infer(f"identity_{datatype}", inputs, outputs=[asked("y", binary=False)])
 
         np.testing.assert_array_equal(result.as_numpy("y"), sent)
 
-    def test_strings_that_are_no_utf8_are_an_error_of_the_request(self, client: Any) -> None:
+    def test_strings_that_are_not_utf8_are_a_bad_request(self, client: Any) -> None:
         inputs = [given("x", np.array([[b"\xff\xfe"]], np.object_))]
 
         assert refused(client.infer, "identity_BYTES", inputs)[0] == "400"
@@ -265,20 +265,22 @@ class TestShapes:
         [("whole", (2, 3)), ("scalar", (1,)), ("fixed", (4, 2)), ("free", (1, 5, 2)), ("free", (3, 1, 7))],
     )
     @pytest.mark.parametrize("binary", [True, False])
-    def test_a_shape_that_fits_is_served(self, client: Any, model: str, shape: tuple[int, ...], binary: bool) -> None:
+    def test_a_shape_that_fits_the_model_is_accepted(
+        self, client: Any, model: str, shape: tuple[int, ...], binary: bool
+    ) -> None:
         sent = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
         result = client.infer(model, [given("x", sent, binary=binary)], outputs=[asked("y", binary=binary)])
 
         np.testing.assert_array_equal(result.as_numpy("y"), -sent)
 
-    def test_client_batches_keep_their_rows_in_order(self, client: Any) -> None:
+    def test_the_rows_of_a_client_batch_keep_their_order(self, client: Any) -> None:
         for rows in (1, 2, 7, 8):
             sent = np.arange(rows * 16, dtype=np.int32).reshape(rows, 16)
             result = client.infer("simple", pair(sent, sent[::-1].copy()))
 
             np.testing.assert_array_equal(result.as_numpy("OUTPUT1"), sent - sent[::-1])
 
-    def test_more_rows_than_the_model_takes_are_refused(self, client: Any) -> None:
+    def test_more_rows_than_the_models_batch_size_are_rejected(self, client: Any) -> None:
         sent = np.zeros((9, 16), np.int32)
 
         assert refused(client.infer, "simple", pair(sent, sent)) == (
@@ -287,7 +289,9 @@ class TestShapes:
         )
 
     @pytest.mark.parametrize("binary", list(itertools.product([True, False], repeat=3)))
-    def test_several_tensors_travel_in_any_mixture(self, client: Any, binary: tuple[bool, bool, bool]) -> None:
+    def test_several_tensors_are_returned_in_any_mixture_of_encodings(
+        self, client: Any, binary: tuple[bool, bool, bool]
+    ) -> None:
         a = np.array([[1, 2, 3], [4, 5, 6]], np.float32)
         words = np.array([["é", ""], ["x", "yz"]], np.object_)
         n = np.array([[1, 2], [3, 2**40]], np.int64)
@@ -305,7 +309,7 @@ class TestShapes:
                 np.testing.assert_array_equal(result.as_numpy("total"), [3, 2**40 + 3])
 
     @pytest.mark.parametrize("way", WAYS)
-    def test_large_tensors_travel(self, client: Any, way: str | None) -> None:
+    def test_large_tensors_are_returned_unchanged(self, client: Any, way: str | None) -> None:
         megabytes = 20 if way is None else 4
         sent = np.arange(megabytes << 18, dtype=np.float32).reshape(1, -1) % 1000
         result = client.infer(
@@ -315,7 +319,7 @@ class TestShapes:
 
         assert np.array_equal(result.as_numpy("y"), sent)
 
-    def test_large_tensors_travel_as_json(self, client: Any) -> None:
+    def test_large_json_tensors_are_returned_unchanged(self, client: Any) -> None:
         sent = np.random.default_rng(1).standard_normal((1, 150_000)).astype(np.float32)
         inputs = [given("x", sent, binary=False)]
         result = client.infer("identity_FP32", inputs, outputs=[asked("y", binary=False)])
@@ -324,7 +328,7 @@ class TestShapes:
 
 
 class TestRequests:
-    def test_an_id_is_sent_back_and_none_is_made_up(self, client: Any) -> None:
+    def test_the_id_is_returned_and_an_answer_without_one_has_none(self, client: Any) -> None:
         for request_id in ("42", 'q"uo\\té', "x" * 1000):
             for outputs in (None, [asked("OUTPUT0", binary=False)]):
                 result = client.infer("simple", pair(ASCENDING, ASCENDING), request_id=request_id, outputs=outputs)
@@ -332,27 +336,27 @@ class TestRequests:
 
         assert "id" not in client.infer("simple", pair(ASCENDING, ASCENDING)).get_response()
 
-    def test_an_error_names_the_id(self, client: Any) -> None:
+    def test_an_error_has_the_request_id(self, client: Any) -> None:
         status, text = refused(client.infer, "simple", pair(ASCENDING, ASCENDING)[:1], request_id="42")
 
         assert status == "400"
         assert text.startswith("[request id: 42] expected 2 inputs but got 1 inputs for model 'simple'. Got input(s)")
 
-    def test_parameters_of_the_callers_own_are_taken(self, client: Any) -> None:
+    def test_custom_parameters_are_accepted(self, client: Any) -> None:
         parameters = {"name": "value", "count": 3, "ratio": 0.5, "flag": True}
 
         client.infer("simple", pair(ASCENDING, ASCENDING), parameters=parameters, priority=1)
 
-    def test_sequences_are_not_in_the_way_of_a_model_that_has_none(self, client: Any) -> None:
+    def test_a_model_without_sequences_ignores_sequence_parameters(self, client: Any) -> None:
         client.infer("simple", pair(ASCENDING, ASCENDING), sequence_id=7, sequence_start=True, sequence_end=True)
         client.infer("simple", pair(ASCENDING, ASCENDING), sequence_id="seven", sequence_start=True)
 
-    def test_a_timeout_that_is_long_enough_changes_nothing(self, client: Any) -> None:
+    def test_a_sufficient_timeout_has_no_effect(self, client: Any) -> None:
         result = client.infer("simple", pair(ASCENDING, ASCENDING), timeout=10_000_000)
 
         assert np.array_equal(result.as_numpy("OUTPUT0"), 2 * ASCENDING)
 
-    def test_the_highest_version_answers_unless_one_is_named(self, client: Any) -> None:
+    def test_the_highest_version_answers_unless_another_is_requested(self, client: Any) -> None:
         sent = [given("x", np.array([[1]], np.float32))]
         for version, value, name in (("", 11, "10"), ("1", 1, "1"), ("2", 3, "2"), ("10", 11, "10")):
             result = client.infer("versions", sent, model_version=version)
@@ -364,37 +368,37 @@ class TestRequests:
         )
 
 
-class TestMistakes:
-    """Each is refused with Triton's words, and the connection goes on."""
+class TestInvalidRequests:
+    """Each is rejected with Triton's message, and the connection stays open."""
 
-    def test_a_shape_that_does_not_fit(self, client: Any) -> None:
+    def test_a_wrong_shape_is_rejected(self, client: Any) -> None:
         sent = np.zeros((1, 15), np.int32)
         status, text = refused(client.infer, "simple", pair(sent, sent))
 
         assert status == "400"
         assert "unexpected shape for input 'INPUT0' for model 'simple'. Expected [-1,16], got [1,15]. NOTE:" in text
 
-    def test_a_shape_that_does_not_fit_a_model_without_rows(self, client: Any) -> None:
+    def test_a_wrong_shape_for_a_model_without_a_batch_axis_is_rejected(self, client: Any) -> None:
         status, text = refused(client.infer, "fixed", [given("x", np.zeros((3, 2), np.float32))])
 
         assert status == "400"
         assert "unexpected shape for input 'x' for model 'fixed'. Expected [4,2], got [3,2]." in text
 
-    def test_rows_that_differ_between_inputs(self, client: Any) -> None:
+    def test_inputs_with_different_batch_sizes_are_rejected(self, client: Any) -> None:
         sent = [np.zeros((rows, 16), np.int32) for rows in (1, 2)]
 
         assert refused(client.infer, "simple", pair(*sent))[1].endswith(
             "input 'INPUT1' batch size does not match other inputs for 'simple'"
         )
 
-    def test_a_datatype_that_does_not_fit(self, client: Any) -> None:
+    def test_a_wrong_datatype_is_rejected(self, client: Any) -> None:
         sent = ASCENDING.astype(np.float32)
 
         assert refused(client.infer, "simple", [given("INPUT0", sent), given("INPUT1", sent)])[1].endswith(
             "inference input 'INPUT0' data-type is 'FP32', but model 'simple' expects 'INT32'"
         )
 
-    def test_an_input_and_an_output_that_are_unknown(self, client: Any) -> None:
+    def test_an_unknown_input_or_output_is_rejected(self, client: Any) -> None:
         inputs = pair(ASCENDING, ASCENDING)
 
         assert refused(client.infer, "simple", [inputs[0], given("INPUT2", ASCENDING)])[1].endswith(
@@ -404,7 +408,7 @@ class TestMistakes:
             "unexpected inference output 'OUTPUT2' for model 'simple'"
         )
 
-    def test_bytes_that_do_not_fit_the_shape(self, client: Any) -> None:
+    def test_a_byte_size_that_does_not_match_the_shape_is_rejected(self, client: Any) -> None:
         inputs = pair(ASCENDING, ASCENDING)
         inputs[0].set_shape([1, 15])
 
@@ -412,20 +416,20 @@ class TestMistakes:
             "input byte size mismatch for input 'INPUT0' for model 'simple'. Expected 60, got 64"
         )
 
-    def test_an_output_that_is_asked_for_twice(self, client: Any) -> None:
+    def test_a_duplicate_output_is_rejected(self, client: Any) -> None:
         outputs = [asked("OUTPUT0"), asked("OUTPUT0")]
 
         assert refused(client.infer, "simple", pair(ASCENDING, ASCENDING), outputs=outputs)[1].endswith(
             "Duplicate output name 'OUTPUT0' is not allowed in a request"
         )
 
-    def test_shared_memory_is_refused_as_not_supported(self, client: Any) -> None:
+    def test_shared_memory_is_rejected_as_unsupported(self, client: Any) -> None:
         inputs = pair(ASCENDING, ASCENDING)
         inputs[0].set_shared_memory("region", 64)
 
         assert refused(client.infer, "simple", inputs)[0] == "501"
 
-    def test_the_connection_is_good_for_the_next_call(self, client: Any) -> None:
+    def test_the_connection_stays_usable_after_an_error(self, client: Any) -> None:
         refused(client.infer, "simple", pair(ASCENDING, ASCENDING)[:1])
 
         assert np.array_equal(client.infer("simple", pair(ASCENDING, ASCENDING)).as_numpy("OUTPUT0"), 2 * ASCENDING)

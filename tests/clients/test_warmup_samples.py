@@ -1,4 +1,4 @@
-"""`model_warmup` of configurations, as a live server takes it: what runs, and what keeps a model from being served."""
+"""`model_warmup` of configurations on a live server: which samples run, and which make a model unavailable."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def write(root: Path, config: str, code: int = FLOAT) -> None:
 
 
 def write_sequence(root: Path, code: int, config: str) -> None:
-    """Write a model with the controls START and READY, whose answer is its input if they are both as they are told."""
+    """Write a model that returns its input if the controls START and READY are as expected."""
     tensors: models.Tensors = {"INPUT": (code, ["N", 1]), "START": (INT32, ["N", 1]), "READY": (INT32, ["N", 1])}
     nodes = [
         node("Add", ["START", "READY"], ["both"]), node("Identity", ["INPUT"], ["OUTPUT"]),
@@ -81,7 +81,7 @@ sequence_batching {{ {kinds} }}
 
 
 def ran(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Which samples have run, by which instance, as the log tells."""
+    """The samples that have run, and by which instance, according to the log."""
     told = [record.getMessage() for record in caplog.records if "is running warmup sample" in record.getMessage()]
     return [each.partition("instance ")[2].replace(" is running warmup sample", "") for each in told]
 
@@ -93,7 +93,7 @@ def refusal(root: Path) -> str:
     return str(entry["reason"])
 
 
-def test_zeros_random_values_and_a_file_run_before_it_is_ready(
+def test_zero_random_and_file_samples_run_before_the_model_is_ready(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     samples = (
@@ -119,7 +119,7 @@ def test_zeros_random_values_and_a_file_run_before_it_is_ready(
     assert [sample["name"] for sample in config["model_warmup"]] == ["regular sample", "four", "raw"]
 
 
-def test_strings_are_empty_random_or_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_string_samples_are_empty_random_or_read_from_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     samples = [warmup(data(kind, datatype="TYPE_STRING"), name=kind.split(":")[0]) for kind in (ZERO, RANDOM, FILE)]
     write(tmp_path, "max_batch_size: 4\n" + "".join(samples), STRING)
     (tmp_path / "m" / "warmup").mkdir()
@@ -129,7 +129,7 @@ def test_strings_are_empty_random_or_read(tmp_path: Path, caplog: pytest.LogCapt
 
 
 @pytest.mark.parametrize(("datatype", "code"), [("TYPE_INT32", INT32), ("TYPE_STRING", STRING)])
-def test_a_sequence_models_sample_may_say_its_controls_and_need_not(
+def test_the_sample_of_a_sequence_model_may_omit_the_controls(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, datatype: str, code: int
 ) -> None:
     said = [data(ZERO, name, "TYPE_INT32", "1") for name in ("START", "READY")]
@@ -152,7 +152,7 @@ def test_a_sequence_models_sample_may_say_its_controls_and_need_not(
 
 
 @pytest.mark.parametrize(("code", "more"), [(IDENTITY, ""), (SILENT, "model_transaction_policy { decoupled: true }")])
-def test_a_python_models_samples_run_on_each_instance_and_are_told_likewise(
+def test_the_samples_of_a_python_model_run_on_each_instance_and_are_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, code: str, more: str
 ) -> None:
     samples = "instance_group { count: 2 kind: KIND_CPU }\n" + warmup(data(ZERO), more="count: 2", rows=3)
@@ -163,7 +163,7 @@ def test_a_python_models_samples_run_on_each_instance_and_are_told_likewise(
     assert ran(caplog) == [f"{name} 'regular sample' for iteration {n}" for n in (1, 2) for name in ("0", "1")]
 
 
-def test_a_sample_of_no_rows_is_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_sample_without_rows_is_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write(tmp_path, warmup(data(ZERO, "unknown"), rows=0))
     with caplog.at_level(logging.DEBUG, "penstock.batching"), live_server(tmp_path) as live:
         assert ran(caplog) == []
@@ -187,7 +187,7 @@ def test_a_sample_of_no_rows_is_skipped(tmp_path: Path, caplog: pytest.LogCaptur
         (warmup(data('input_data_file: "/etc/hostname"')), "'/etc/hostname' is outside the model's folder warmup"),
     ],
 )  # fmt: skip
-def test_a_sample_that_does_not_fit_keeps_the_model_from_being_served(tmp_path: Path, sample: str, why: str) -> None:
+def test_a_sample_that_does_not_fit_makes_the_model_unavailable(tmp_path: Path, sample: str, why: str) -> None:
     write(tmp_path, sample)
     (tmp_path / "m" / "warmup").mkdir()
     (tmp_path / "m" / "warmup" / "raw").write_bytes(b"short")
@@ -195,7 +195,7 @@ def test_a_sample_that_does_not_fit_keeps_the_model_from_being_served(tmp_path: 
     assert why in refusal(tmp_path)
 
 
-def test_a_sample_that_fails_in_the_model_is_named(tmp_path: Path) -> None:
+def test_a_sample_that_fails_in_the_model_is_in_the_error(tmp_path: Path) -> None:
     described: models.Tensors = {"x": (INT64, ["N"])}
     nodes = [node("Gather", ["table", "x"], ["y"])]
     models.write(tmp_path, "m", nodes, (described, {"y": (FLOAT, ["N"])}), {"table": floats([1, 2])},
@@ -208,7 +208,7 @@ def test_a_sample_that_fails_in_the_model_is_named(tmp_path: Path) -> None:
     assert "indices element out of data bounds" in reason
 
 
-def test_ragged_and_reshaped_inputs_and_what_is_made_of_the_batch_are_as_for_requests(
+def test_samples_with_ragged_reshaped_or_derived_inputs_run_like_requests(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     flat: models.Tensors = {"x": (FLOAT, ["T"]), "counts": (FLOAT, ["N"])}
@@ -238,7 +238,7 @@ output { name: "y" data_type: TYPE_FP32 dims: [ 2, 3 ] }
 
 
 @pytest.mark.parametrize(("first", "why"), [(1, ""), (2, "failed to run warmup sample 'regular sample': shape tensor")])
-def test_a_shape_tensors_sample_begins_with_its_one_row(
+def test_the_sample_of_a_shape_tensor_must_begin_with_one_row(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, first: int, why: str
 ) -> None:
     shapes = """
@@ -260,7 +260,7 @@ output { name: "y" data_type: TYPE_FP32 dims: [ -1, -1 ] }
     assert len(ran(caplog)) == (1 if why else 2)
 
 
-def test_states_of_sequences_begin_anew_after_a_sample(tmp_path: Path) -> None:
+def test_sequence_states_are_reset_after_a_sample(tmp_path: Path) -> None:
     tensors: models.Tensors = {"INPUT": (INT32, ["N", 1]), "before": (INT32, ["N", 1])}
     nodes = [node("Add", ["INPUT", "before"], ["OUTPUT"]), node("Add", ["INPUT", "before"], ["after"])]
     state = """

@@ -47,7 +47,7 @@ def infer(request_id: str) -> Any:
 
 
 @pytest.mark.parametrize("form", ["json", "text"])
-def test_both_protocols_have_the_same_fields_in_either_form(form: str, models: Path) -> None:
+def test_http_and_grpc_answers_are_logged_with_the_same_fields_in_json_and_text(form: str, models: Path) -> None:
     text = io.StringIO()
     logs = Logs(Settings(log_format=form), text)
     logs.start()
@@ -71,7 +71,9 @@ def test_both_protocols_have_the_same_fields_in_either_form(form: str, models: P
     ]
 
 
-def test_what_fails_and_what_is_no_inference_is_told_likewise(models: Path, said: pytest.LogCaptureFixture) -> None:
+def test_failed_requests_and_requests_other_than_inference_are_logged(
+    models: Path, said: pytest.LogCaptureFixture
+) -> None:
     with live_server(models, loaders=LOADERS, access_log=True) as live:
         wrong = httpx.post(live.url + INFER, json=WRONG, headers={"x-request-id": "mine"}).content
         config = httpx.get(f"{live.url}/v2/models/a/config?x=1").content
@@ -99,7 +101,7 @@ def test_what_fails_and_what_is_no_inference_is_told_likewise(models: Path, said
     ]  # fmt: skip
 
 
-def test_what_can_be_no_request_has_a_line_and_what_nobody_takes_has_none(said: pytest.LogCaptureFixture) -> None:
+def test_an_invalid_request_is_logged_and_an_undelivered_answer_is_not(said: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         lane = Lane(kind=LoggedFastLane, own=Own(hold=True))
         await lane.fed(b"nonsense\r\n\r\n")
@@ -113,7 +115,7 @@ def test_what_can_be_no_request_has_a_line_and_what_nobody_takes_has_none(said: 
     assert said.messages[0].endswith(' - "-" 400')
 
 
-def test_a_stream_has_one_line_with_the_bytes_of_all_its_messages(said: pytest.LogCaptureFixture) -> None:
+def test_a_stream_is_logged_in_one_line_with_the_bytes_of_all_its_messages(said: pytest.LogCaptureFixture) -> None:
     wire = Wire()
     wire.shared.call_classes = LoggedCall, LoggedCompressingCall
     wire.connect()
@@ -124,7 +126,7 @@ def test_a_stream_has_one_line_with_the_bytes_of_all_its_messages(said: pytest.L
     assert about(said) == [("OK", 8, None, None), ("OK", 5, None, None)]
 
 
-def test_a_call_is_told_when_it_is_answered_and_only_then(said: pytest.LogCaptureFixture) -> None:
+def test_a_call_is_logged_only_when_it_is_answered(said: pytest.LogCaptureFixture) -> None:
     wire = Wire()
     wire.shared.call_classes = LoggedCall, LoggedCompressingCall
     wire.connect()
@@ -140,7 +142,7 @@ def test_a_call_is_told_when_it_is_answered_and_only_then(said: pytest.LogCaptur
     assert about(said) == [("INTERNAL", 0, None, None)]
 
 
-def test_a_stream_whose_client_goes_is_told_with_what_was_sent(said: pytest.LogCaptureFixture) -> None:
+def test_a_cancelled_stream_is_logged_with_the_bytes_that_were_sent(said: pytest.LogCaptureFixture) -> None:
     wire = Wire()
     wire.shared.call_classes = LoggedCall, LoggedCompressingCall
     wire.connect()
@@ -151,7 +153,7 @@ def test_a_stream_whose_client_goes_is_told_with_what_was_sent(said: pytest.LogC
     assert about(said) == [("CANCELLED", 3, None, None)]
 
 
-def test_a_client_does_not_say_how_long_a_line_is(models: Path, said: pytest.LogCaptureFixture) -> None:
+def test_a_long_request_id_is_truncated_in_the_access_log(models: Path, said: pytest.LogCaptureFixture) -> None:
     with live_server(models, loaders=LOADERS, access_log=True) as live:
         httpx.post(live.url + INFER, json={**GOOD, "id": "i" * 10_000})
         with grpc.insecure_channel(live.grpc_address) as channel:
@@ -161,7 +163,7 @@ def test_a_client_does_not_say_how_long_a_line_is(models: Path, said: pytest.Log
     assert [request_id for *_, request_id in about(said)] == ["i" * 128, "j" * 128]
 
 
-def test_a_client_that_has_gone_is_still_named(said: pytest.LogCaptureFixture) -> None:
+def test_the_address_of_a_disconnected_client_is_logged(said: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         lane = Lane(kind=LoggedFastLane)
         lane.protocol.client = "10.0.0.1", 4321

@@ -20,7 +20,7 @@ LIMITS = Limits(max_body_bytes=1 << 20)
 BOMB = compress(bytes(1 << 20), b"gzip")
 
 
-def test_a_little_body_that_would_be_large_is_unpacked_and_read_on_a_thread() -> None:
+def test_a_small_body_that_expands_to_a_large_one_is_decompressed_on_a_thread() -> None:
     assert len(BOMB) < LARGE_BYTES
     threads = [
         asyncio.run(read_compressed(body, b"gzip", LIMITS, lambda plain: threading.current_thread()))
@@ -30,7 +30,7 @@ def test_a_little_body_that_would_be_large_is_unpacked_and_read_on_a_thread() ->
     assert [thread is threading.main_thread() for thread in threads] == [True, False]
 
 
-def test_a_body_that_waits_for_a_thread_waits_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_stays_compressed_while_it_waits_for_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = []
 
     def decompress(body: bytes, coding: bytes, limits: Limits) -> bytes:
@@ -69,7 +69,7 @@ def test_large_texts_are_read_one_after_another(size: int | None, at_once: int) 
     assert most == [at_once]
 
 
-def test_bodies_that_become_large_texts_are_read_one_after_another() -> None:
+def test_compressed_bodies_that_expand_to_large_texts_are_read_one_after_another() -> None:
     texts = LargeJsonReader()
 
     async def main() -> set[threading.Thread]:
@@ -82,7 +82,7 @@ def test_bodies_that_become_large_texts_are_read_one_after_another() -> None:
 @pytest.mark.parametrize(
     "body", [b"junk", BOMB[:-9], compress(bytes(300), b"gzip")[:-1], compress(bytes((1 << 20) + 1), b"gzip")]
 )
-def test_what_is_no_compressed_body_or_too_large_is_refused(body: bytes) -> None:
+def test_a_corrupt_or_too_large_compressed_body_is_rejected(body: bytes) -> None:
     with pytest.raises(HttpError) as caught:
         asyncio.run(read_compressed(body, b"gzip", LIMITS, bytes))
     assert caught.value.status == 400
@@ -98,7 +98,7 @@ class TestLargeAnswers:
         answer_compressed(lane.protocol, bytes(size), b"text/plain", b"x-a: b\r\n", b"gzip")
         return lane
 
-    def test_are_counted_while_they_wait_and_go_as_they_are_where_too_much_waits(self) -> None:
+    def test_large_answers_are_counted_while_waiting_and_sent_uncompressed_over_the_limit(self) -> None:
         async def main() -> None:
             free, threads = threading.Event(), ThreadPoolExecutor(1)
             asyncio.get_running_loop().set_default_executor(threads)
@@ -128,7 +128,7 @@ class TestLargeAnswers:
 
         run(main)
 
-    def test_go_as_they_are_where_no_thread_is_to_be_had(self) -> None:
+    def test_large_answers_are_sent_uncompressed_when_no_thread_can_be_started(self) -> None:
         async def main() -> None:
             threads = ThreadPoolExecutor(1)
             asyncio.get_running_loop().set_default_executor(threads)

@@ -20,11 +20,13 @@ from penstock.server.options.backend_config import default_rows, ineffective_rul
         (("default-max-batch-size=6", "default-max-batch-size=6"), 6, 6),
     ],
 )
-def test_a_batch_size_is_set_for_all_or_for_the_backend(rules: tuple[str, ...], rows: int, of_tensorflow: int) -> None:
+def test_the_default_batch_size_is_set_for_all_backends_or_for_one(
+    rules: tuple[str, ...], rows: int, of_tensorflow: int
+) -> None:
     assert (default_rows(rules, "onnxruntime", 64), default_rows(rules, "tensorflow", 64)) == (rows, of_tensorflow)
 
 
-def test_what_tensorflow_is_told_besides_goes_to_its_loader() -> None:
+def test_other_tensorflow_settings_are_passed_to_its_loader() -> None:
     rules = ("tensorflow,gpu-memory-fraction=.5", "tensorflow,allow-soft-placement=true", "tensorflow,version=2")
 
     assert tensorflow_options(rules) == {"gpu_memory_fraction": "0.5"}
@@ -50,7 +52,7 @@ def test_what_tensorflow_is_told_besides_goes_to_its_loader() -> None:
         ("default-max-batch-size=-4", "must be a whole number from 0 to 1048576, not '-4'"),
     ],
 )
-def test_anything_else_is_refused_by_its_name(rule: str, message: str) -> None:
+def test_an_unknown_or_invalid_backend_setting_is_an_error_that_names_the_setting(rule: str, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         parse((rule,))
 
@@ -68,11 +70,11 @@ def test_anything_else_is_refused_by_its_name(rule: str, message: str) -> None:
         ("tensorrt,coalesce-request-input=true", "has no effect: backend tensorrt"),
     ],
 )
-def test_what_is_of_how_triton_goes_about_it_changes_nothing_and_is_told_of(rule: str, why: str) -> None:
+def test_settings_of_triton_internals_change_nothing_and_are_reported(rule: str, why: str) -> None:
     assert parse((rule,)) == parse(())
     assert [why in text for text in ineffective_rules(("default-max-batch-size=3", rule))] == [True]
 
 
-def test_the_same_thing_said_differently_is_refused() -> None:
+def test_a_backend_setting_with_two_different_values_is_an_error() -> None:
     with pytest.raises(ValueError, match="set twice with different values"):
         parse(("default-max-batch-size=1", "default-max-batch-size=2"))

@@ -11,9 +11,9 @@ from penstock.server.listening.body_buffer import BodyBuffer
 MIB = 1 << 20
 
 
-class TestLanding:
+class TestBodyBuffer:
     @given(st.integers(2, 3 * MIB), st.lists(st.tuples(st.booleans(), st.integers(1, MIB)), max_size=20))
-    def test_what_is_put_and_what_is_written_becomes_the_body(self, size: int, steps: list[tuple[bool, int]]) -> None:
+    def test_appended_and_directly_written_bytes_form_the_body(self, size: int, steps: list[tuple[bool, int]]) -> None:
         body = random.Random(size).randbytes(size)
         buffer = BodyBuffer(size)
         for put, most in [*steps, *[(False, size)] * 8]:
@@ -33,21 +33,21 @@ class TestLanding:
         assert type(buffer.finish()) is bytes
 
     @pytest.mark.parametrize("size", [300_000, MIB])
-    def test_a_body_of_a_mebibyte_is_read_where_it_stays(self, size: int) -> None:
+    def test_a_body_of_up_to_one_mebibyte_is_received_into_its_final_memory(self, size: int) -> None:
         buffer = BodyBuffer(size)
 
         assert len(buffer.free_space()) == size
         buffer.append(bytes(10))
         assert len(buffer.free_space()) == size - 10
 
-    def test_a_length_that_is_only_said_reserves_no_more_than_a_mebibyte(self) -> None:
+    def test_an_announced_length_reserves_at_most_one_mebibyte(self) -> None:
         buffer = BodyBuffer(1 << 50)
 
         assert len(buffer.free_space()) == MIB
         buffer.received_bytes = MIB
         assert len(buffer.free_space()) == MIB, "as much again as has come"
 
-    def test_what_has_come_stays_when_it_grows(self) -> None:
+    def test_received_bytes_are_kept_when_the_buffer_grows(self) -> None:
         body = random.Random(1).randbytes(5 * MIB + 3)
         buffer = BodyBuffer(len(body))
         for at in range(0, len(body), 99_999):
@@ -56,6 +56,6 @@ class TestLanding:
         assert buffer.finish() == body
 
     @pytest.mark.parametrize("size", [0, 1])
-    def test_bytes_that_are_shared_are_never_written_to(self, size: int) -> None:
+    def test_a_size_whose_bytes_object_python_shares_is_a_value_error(self, size: int) -> None:
         with pytest.raises(ValueError, match="are shared"):
             BodyBuffer(size)

@@ -15,7 +15,7 @@ ALL = ("worker", "front", "engine")
 RATES = st.dictionaries(st.sampled_from(PROCESS_FAULTS), st.floats(0.01, 50.0), min_size=1)
 
 
-def test_rules_are_read() -> None:
+def test_chaos_rules_are_parsed() -> None:
     rates = parse(("kill-worker=0.5", " stop-front = 2 ", "fail=0.1", "slow=0.2:30", "seed=7", "kill-engine=0"))
 
     assert rates == Rates({"kill-worker": 0.5, "stop-front": 2.0}, 0.1, 0.2, 30.0, 7)
@@ -26,12 +26,12 @@ def test_rules_are_read() -> None:
     "fail", "fail=", "fail=2", "fail=-1", "fail=nan", "slow=0.1:", "slow=0.1:-1", "kill-worker=x", "kill-worker=1e9",
     "kill-workers=1", "seed=x", "=1", "fail:1", "kill-front=0.1:5",
 ])  # fmt: skip
-def test_what_is_no_rule_is_refused_with_those_that_there_are(rule: str) -> None:
+def test_an_invalid_chaos_rule_is_an_error_that_lists_the_valid_rules(rule: str) -> None:
     with pytest.raises(ValueError, match=r"must be one of kill-worker, .*seed=NUMBER, not '.*'"):
         parse((rule,))
 
 
-def test_it_needs_to_be_allowed() -> None:
+def test_chaos_requires_allow_chaos() -> None:
     with pytest.raises(SettingError, match="it requires --allow-chaos"):
         Settings(chaos=("fail=0.1",))
     with pytest.raises(SettingError, match=r"--chaos: must be .*, not 'fail=3'"):
@@ -41,14 +41,14 @@ def test_it_needs_to_be_allowed() -> None:
 
 
 @pytest.mark.parametrize("rule", ["kill-front=1", "stop-engine=1"])
-def test_processes_that_there_are_not_cannot_be_harmed(rule: str) -> None:
+def test_faults_in_fronts_or_the_engine_require_http_workers(rule: str) -> None:
     with pytest.raises(SettingError, match=f"'{rule}' requires --http-workers"):
         Settings(chaos=(rule,), allow_chaos=True)
 
     assert Settings(chaos=(rule,), allow_chaos=True, http_workers=1).chaos == (rule,)
 
 
-def test_without_rates_nothing_is_ever_due() -> None:
+def test_no_fault_is_ever_due_without_rates() -> None:
     chaos = Chaos(Rates(), ALL, 5)
 
     assert chaos.next_ns == math.inf
@@ -56,7 +56,7 @@ def test_without_rates_nothing_is_ever_due() -> None:
     assert {chaos.draw_request_fault() for _ in range(100)} == {(False, 0.0)}
 
 
-def test_it_makes_only_what_it_can_reach() -> None:
+def test_only_faults_in_reachable_processes_are_due() -> None:
     chaos = Chaos(parse([f"{fault}=10" for fault in PROCESS_FAULTS]), ("worker",), 0)
 
     assert set(chaos.pop_due(10 * S)) == {"kill-worker", "stop-worker"}
@@ -64,7 +64,9 @@ def test_it_makes_only_what_it_can_reach() -> None:
 
 @hypothesis.settings(max_examples=30)
 @given(rates=RATES, seed=st.integers(), cuts=st.lists(st.integers(0, 20 * S), max_size=20))
-def test_what_is_due_does_not_hang_on_how_often_one_looks(rates: dict[str, float], seed: int, cuts: list[int]) -> None:
+def test_the_faults_due_do_not_depend_on_how_often_due_is_called(
+    rates: dict[str, float], seed: int, cuts: list[int]
+) -> None:
     often, once = (Chaos(Rates(rates, seed=seed), ALL, 0) for _ in range(2))
 
     seen = [fault for now_ns in (*sorted(cuts), 20 * S) for fault in often.pop_due(now_ns)]
@@ -74,7 +76,7 @@ def test_what_is_due_does_not_hang_on_how_often_one_looks(rates: dict[str, float
 
 
 @given(rates=RATES, seed=st.integers(), start=st.integers(0, 10**15))
-def test_nothing_is_due_before_its_time(rates: dict[str, float], seed: int, start: int) -> None:
+def test_no_fault_is_due_before_its_time(rates: dict[str, float], seed: int, start: int) -> None:
     chaos = Chaos(Rates(rates, seed=seed), ALL, 0)
     chaos.restart(start)
 
@@ -87,14 +89,14 @@ def test_nothing_is_due_before_its_time(rates: dict[str, float], seed: int, star
 
 @hypothesis.settings(max_examples=20)
 @given(rate=st.floats(1.0, 20.0), seed=st.integers(0, 1000))
-def test_faults_come_at_their_rate(rate: float, seed: int) -> None:
+def test_faults_are_due_at_their_rate(rate: float, seed: int) -> None:
     seconds = 200
     count = len(Chaos(Rates({"kill-worker": rate}, seed=seed), ALL, 0).pop_due(seconds * S))
 
     assert abs(count - rate * seconds) < 7 * math.sqrt(rate * seconds)
 
 
-def test_a_run_of_chance_is_the_same_again_and_another_for_another_seed_and_process() -> None:
+def test_faults_are_reproducible_for_one_seed_and_process_and_differ_for_others() -> None:
     def run(seed: int, salt: str = "") -> list[object]:
         chaos = Chaos(
             parse(("kill-worker=3", "stop-worker=3", "fail=0.3", "slow=0.3:10", f"seed={seed}")), ALL, 0, salt
@@ -110,7 +112,7 @@ def test_a_run_of_chance_is_the_same_again_and_another_for_another_seed_and_proc
     assert run(1, "front-0") != run(1, "front-1")
 
 
-def test_requests_are_spoiled_in_their_shares() -> None:
+def test_requests_fail_and_are_delayed_in_the_configured_proportions() -> None:
     chaos = Chaos(parse(("fail=0.25", "slow=0.5:20")), (), 0)
 
     found = [chaos.draw_request_fault() for _ in range(4000)]

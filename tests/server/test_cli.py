@@ -41,7 +41,7 @@ def test_serve_takes_paths_and_flags_in_any_order(served: list[Settings]) -> Non
     assert served == [Settings(model_repository=("a", "b", "c"), http_port=9000, exit_timeout_secs=5.0)]
 
 
-def test_the_arguments_of_triton_s_container_begin_with_its_name(
+def test_tritonserver_as_command_or_program_name_serves_with_triton_flags(
     served: list[Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["--model-store=/mnt/models", "--grpc-port=9000", "--http-port=8080", "--strict-model-config=False"]
@@ -57,7 +57,7 @@ def test_the_arguments_of_triton_s_container_begin_with_its_name(
     assert served == [wanted, wanted, wanted]
 
 
-def test_a_flag_on_triton_s_command_line_may_be_shortened_while_it_is_one_flag_only(
+def test_an_unambiguous_flag_may_be_abbreviated_on_the_tritonserver_command_line(
     served: list[Settings], capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--model-repo=/models", "--model-st", "/more", "--strict-r=0", "--backend-dir=/opt", "--grpc-use-ssl=0"]
@@ -70,7 +70,7 @@ def test_a_flag_on_triton_s_command_line_may_be_shortened_while_it_is_one_flag_o
     assert "unknown argument --grpc=1" in capsys.readouterr().err
 
 
-def test_a_boolean_flag_takes_a_word_or_stands_alone(served: list[Settings]) -> None:
+def test_a_boolean_flag_may_have_a_value_or_stand_alone(served: list[Settings]) -> None:
     cli.main(
         ["serve", "--access-log", "./a", "--exit-on-error", "true", "--strict-readiness=0", "--allow-metrics", "0"]
     )
@@ -81,7 +81,7 @@ def test_a_boolean_flag_takes_a_word_or_stands_alone(served: list[Settings]) -> 
     assert served == [wanted]
 
 
-def test_what_follows_a_boolean_flag_may_be_a_path(
+def test_a_path_may_follow_a_boolean_flag(
     served: list[Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "models").mkdir()
@@ -94,7 +94,7 @@ def test_what_follows_a_boolean_flag_may_be_a_path(
     assert [settings.model_repository for settings in served] == [(path,) for path in paths]
 
 
-def test_paths_on_the_command_line_replace_those_of_the_environment(
+def test_paths_on_the_command_line_replace_the_paths_of_the_environment(
     served: list[Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_MODEL_REPOSITORY", "from-environment")
@@ -126,7 +126,7 @@ def test_paths_on_the_command_line_replace_those_of_the_environment(
         ),
     ],
 )
-def test_wrong_usage_is_one_line_and_status_2(
+def test_wrong_usage_prints_one_line_and_exits_with_status_2(
     words: list[str], message: str, served: list[Settings], capsys: pytest.CaptureFixture[str]
 ) -> None:
     status: object
@@ -140,7 +140,7 @@ def test_wrong_usage_is_one_line_and_status_2(
     assert not served
 
 
-def test_a_flag_cannot_be_shortened(served: list[Settings]) -> None:
+def test_a_flag_of_penstock_serve_cannot_be_abbreviated(served: list[Settings]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["serve", "a", "--http-por", "1"])
 
@@ -154,12 +154,14 @@ def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert [item.flag for item in known_settings() if f"{item.flag} " not in text] == []
 
 
-def test_without_a_command_the_help_is_printed_and_the_status_is_2(capsys: pytest.CaptureFixture[str]) -> None:
+def test_penstock_without_a_command_prints_the_help_and_exits_with_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 2
     assert "serve models" in capsys.readouterr().out
 
 
-def test_check_says_what_serve_with_the_same_arguments_would_serve(capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_reports_the_models_that_serve_with_the_same_arguments_would_serve(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     iris = Path(__file__).parents[2] / "examples" / "iris"
 
     status = cli.main(["check", str(iris), "--http-port", "9000", "--default-max-batch-size", "16"])
@@ -170,7 +172,7 @@ def test_check_says_what_serve_with_the_same_arguments_would_serve(capsys: pytes
     assert "up to 16 rows" in text
 
 
-def test_check_of_what_is_not_there_is_a_mistake_and_status_1(
+def test_check_reports_a_missing_path_and_exits_with_status_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["check", str(tmp_path / "absent")]) == 1
@@ -194,7 +196,7 @@ NEEDS = "--grpc-use-ssl requires --grpc-server-cert and --grpc-server-key"
         (["--http-port=0", "--grpc-port=0"], []),
     ],
 )
-def test_check_says_what_the_server_would_not_start_with(
+def test_check_reports_settings_with_which_the_server_would_not_start(
     flags: list[str], told: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     iris = Path(__file__).parents[2] / "examples" / "iris"
@@ -223,7 +225,7 @@ def test_version_prints_the_installed_version(word: str, capsys: pytest.CaptureF
         ("probe", "[PATH...]"),
     ],
 )
-def test_the_usage_of_a_command_has_its_own_arguments(
+def test_the_usage_line_of_each_command_lists_its_arguments(
     word: str, usage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
@@ -233,7 +235,7 @@ def test_the_usage_of_a_command_has_its_own_arguments(
 
 
 @pytest.mark.parametrize("words", [["version"], ["perf", "--help"]])
-def test_output_that_nobody_reads_on_is_no_traceback(words: list[str]) -> None:
+def test_a_closed_pipe_on_standard_output_prints_no_traceback(words: list[str]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(
@@ -285,7 +287,7 @@ class Gone(io.StringIO):
     ],
     ids=["penstock check | head", "a full disk"],
 )
-def test_a_report_that_cannot_be_written_is_no_traceback(
+def test_a_report_that_cannot_be_written_prints_no_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     error: OSError, status: int, told: str,
 ) -> None:  # fmt: skip

@@ -40,7 +40,7 @@ async def cancelled(live: Live) -> int:
 
 
 @pytest.mark.parametrize("verb", BODIES)
-def test_what_a_gone_client_asked_for_leaves_the_queue_and_never_runs(tmp_path: Path, verb: str) -> None:
+def test_the_queued_request_of_a_disconnected_client_is_removed_and_never_runs(tmp_path: Path, verb: str) -> None:
     (tmp_path / "m" / "1").mkdir(parents=True)
     (tmp_path / "m" / "1" / "model.onnx").touch()
     (tmp_path / "m" / "penstock.toml").write_text('[batching]\nexecutor = "thread"\n')
@@ -63,7 +63,7 @@ def test_what_a_gone_client_asked_for_leaves_the_queue_and_never_runs(tmp_path: 
             assert [run.rows for run in backend.runs[warm_up:]] == [1]
 
 
-def test_a_stream_that_the_exit_timeout_cuts_off_is_no_error_of_the_servers(
+def test_a_stream_cut_off_by_the_exit_timeout_logs_no_server_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "m" / "1").mkdir(parents=True)

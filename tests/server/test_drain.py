@@ -160,7 +160,7 @@ async def terminate_under_load(protocol: str, delay_s: float) -> tuple[int, Coun
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", OVER)
 @pytest.mark.parametrize("number", range(ROUNDS))
-def test_sigterm_under_load_loses_no_request_that_a_connection_had_taken(number: int, protocol: str) -> None:
+def test_sigterm_under_load_loses_no_accepted_request(number: int, protocol: str) -> None:
     status, counted = asyncio.run(terminate_under_load(protocol, 0.2 + 0.013 * (number % 10)))
 
     assert status == 0

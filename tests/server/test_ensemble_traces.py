@@ -115,7 +115,7 @@ def spans_of(traces: Sequence[Trace]) -> Sequence[ReadableSpan]:
 # -- what is in one --------------------------------------------------------------------------------------------
 
 
-async def test_an_ensemble_s_trace_has_those_of_its_steps_and_of_ensembles_in_it() -> None:
+async def test_the_trace_of_an_ensemble_contains_its_steps_and_nested_ensembles() -> None:
     async with served(*FILED) as s:
         await s.ask("outer")
         (trace,) = s.written()
@@ -125,7 +125,7 @@ async def test_an_ensemble_s_trace_has_those_of_its_steps_and_of_ensembles_in_it
     assert [each.model for each in trace.steps] == ["inner", "same", "more"]
 
 
-async def test_only_what_runs_has_stamps_of_computing() -> None:
+async def test_only_steps_that_run_have_compute_stamps() -> None:
     async with served(*FILED) as s:
         await s.ask("outer")
         (trace,) = s.written()
@@ -148,7 +148,7 @@ def test_an_ensemble_comes_before_a_step_that_began_in_the_same_nanosecond() -> 
     assert [(each.model, each.number, each.parent_number) for each in found.steps] == [("inner", 5, 4), ("last", 6, 5)]
 
 
-async def test_the_file_says_of_each_step_whose_it_is(tmp_path: Path) -> None:
+async def test_the_trace_file_names_the_parent_of_each_step(tmp_path: Path) -> None:
     async with served(*FILED) as s:
         await s.ask("outer")
         await s.ask("same")
@@ -163,7 +163,7 @@ async def test_the_file_says_of_each_step_whose_it_is(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-async def test_with_a_log_frequency_a_request_and_its_steps_are_one_trace(tmp_path: Path) -> None:
+async def test_a_request_and_its_steps_count_as_one_trace_for_the_log_frequency(tmp_path: Path) -> None:
     async with served(*FILED, "triton,log-frequency=1") as s:
         await s.ask("inner")
         await s.ask("inner")
@@ -176,7 +176,7 @@ async def test_with_a_log_frequency_a_request_and_its_steps_are_one_trace(tmp_pa
     assert found == {"trace.json.0": {1, 2}, "trace.json.1": {3, 4}}
 
 
-async def test_tensors_of_steps_are_copied_as_those_of_the_ensemble_are() -> None:
+async def test_tensors_of_steps_are_traced_like_the_tensors_of_their_ensemble() -> None:
     async with served("level=TENSORS", "rate=1", "triton,file=x") as s:
         await s.ask("outer", 5)
         (trace,) = s.written()
@@ -186,7 +186,7 @@ async def test_tensors_of_steps_are_copied_as_those_of_the_ensemble_are() -> Non
     assert trace.nbytes == 4 * 2 * 4 * 4
 
 
-async def test_spans_of_steps_are_in_the_span_of_their_ensemble() -> None:
+async def test_spans_of_steps_are_children_of_the_span_of_their_ensemble() -> None:
     async with served(*COLLECTED) as s:
         await s.ask("outer", traceparent=PARENT)
         spans = spans_of(s.written())
@@ -205,7 +205,7 @@ async def test_spans_of_steps_are_in_the_span_of_their_ensemble() -> None:
 # -- which are traced ------------------------------------------------------------------------------------------
 
 
-async def test_steps_are_sampled_with_their_ensemble_and_counted_with_it() -> None:
+async def test_steps_are_sampled_and_counted_together_with_their_ensemble() -> None:
     async with served("level=TIMESTAMPS", "rate=2", "count=2", "triton,file=x") as s:
         for _ in range(3):
             await s.ask("outer")
@@ -218,7 +218,7 @@ async def test_steps_are_sampled_with_their_ensemble_and_counted_with_it() -> No
     assert left == 0
 
 
-async def test_a_step_is_traced_whatever_is_said_of_its_own_model() -> None:
+async def test_a_step_is_traced_regardless_of_the_trace_settings_of_its_model() -> None:
     async with served(*FILED) as s:
         s.tracer.set_sampling("same", Sampling())
         await s.ask("inner")
@@ -231,7 +231,7 @@ async def test_a_step_is_traced_whatever_is_said_of_its_own_model() -> None:
     assert [tree(trace) for trace in traces] == [{"inner": "", "same": "inner"}]
 
 
-async def test_steps_of_a_recorded_trace_are_traced_whatever_rate_and_count_say() -> None:
+async def test_steps_of_a_request_with_a_trace_parent_are_traced_regardless_of_rate_and_count() -> None:
     async with served("mode=opentelemetry", "level=TIMESTAMPS", "rate=0", "count=0") as s:
         await s.ask("outer")
         await s.ask("outer", traceparent=PARENT)
@@ -240,7 +240,7 @@ async def test_steps_of_a_recorded_trace_are_traced_whatever_rate_and_count_say(
     assert (trace.parent, len(trace.steps)) == (PARENT, 3)
 
 
-async def test_a_batch_of_steps_and_others_goes_to_the_trace_of_each() -> None:
+async def test_steps_and_requests_that_share_a_batch_are_each_in_their_own_trace() -> None:
     async with served(*FILED) as s:
         s.house.gates["same"].close()
         s.house.submit("same", 0)
@@ -258,7 +258,7 @@ async def test_a_batch_of_steps_and_others_goes_to_the_trace_of_each() -> None:
     ]  # fmt: skip
 
 
-async def test_while_nothing_is_traced_a_request_of_an_ensemble_has_nothing_more() -> None:
+async def test_a_request_to_an_ensemble_has_no_trace_data_while_tracing_is_off() -> None:
     async with served() as s:
         await s.ask("outer")
 
@@ -268,7 +268,7 @@ async def test_while_nothing_is_traced_a_request_of_an_ensemble_has_nothing_more
 # -- failures --------------------------------------------------------------------------------------------------
 
 
-async def test_a_step_that_fails_is_in_the_trace_of_the_ensemble_that_it_fails() -> None:
+async def test_a_failed_step_is_in_the_trace_of_its_failed_ensemble() -> None:
     async with served(*FILED) as s:
         await s.ask("outer", GUILTY)
         (trace,) = s.written()
@@ -278,7 +278,7 @@ async def test_a_step_that_fails_is_in_the_trace_of_the_ensemble_that_it_fails()
     ]  # fmt: skip
 
 
-async def test_a_step_that_runs_when_another_has_failed_is_in_no_trace() -> None:
+async def test_a_step_that_still_runs_when_another_step_has_failed_is_not_traced() -> None:
     async with served(*FILED) as s:
         s.house.gates["more"].close()
         await s.ask("fork", GUILTY)
@@ -289,7 +289,7 @@ async def test_a_step_that_runs_when_another_has_failed_is_in_no_trace() -> None
     assert [tree(trace) for trace in traces] == [{"fork": "", "same": "fork"}, {"more": ""}]
 
 
-async def test_steps_of_an_inner_ensemble_that_is_taken_back_belong_to_the_outer_one() -> None:
+async def test_steps_of_a_cancelled_nested_ensemble_are_traced_under_the_outer_ensemble() -> None:
     deep = ensemble_spec("deep", "in", "out", step("same", "x=in", "y=mid"), step("more", "x=mid", "y=out"))
     spec = ensemble_spec("both", "in other", "a b", step("deep", "in=in", "out=a"), step("last", "x=other", "y=b"))
 
@@ -309,7 +309,7 @@ async def test_steps_of_an_inner_ensemble_that_is_taken_back_belong_to_the_outer
     assert tree(trace) == {"both": "", "same": "both", "last": "both"}
 
 
-async def test_an_ensemble_that_is_cancelled_is_not_traced_and_takes_no_others_with_it() -> None:
+async def test_a_cancelled_ensemble_is_not_traced_and_later_requests_are() -> None:
     async with served(*FILED) as s:
         s.house.gates["more"].close()
         gone = s.house.submit("outer", 1)
@@ -322,7 +322,7 @@ async def test_an_ensemble_that_is_cancelled_is_not_traced_and_takes_no_others_w
     assert (trace.number, len(trace.steps)) == (1, 3)
 
 
-async def test_an_ensemble_whose_first_step_is_not_begun_is_traced_alone() -> None:
+async def test_an_ensemble_that_expires_before_its_first_step_runs_is_traced_without_steps() -> None:
     async with served(*FILED) as s:
         s.house.gates["same"].close()
         s.house.submit("same", 0)

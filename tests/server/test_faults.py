@@ -40,7 +40,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_requests_fail_as_it_says_and_the_metrics_tell(root: Path) -> None:
+def test_chaos_fails_requests_at_its_rate_and_counts_the_faults_in_the_metrics(root: Path) -> None:
     with live_server(root, chaos=("fail=1",), allow_chaos=True) as live:
         answer = httpx.post(f"{live.url}/v2/models/same/infer", json=document(ONE))
         page = httpx.get(f"{live.url}/metrics").text
@@ -50,7 +50,7 @@ def test_requests_fail_as_it_says_and_the_metrics_tell(root: Path) -> None:
 
 
 @pytest.mark.slow
-def test_late_requests_are_answered_all_the_same(root: Path) -> None:
+def test_requests_delayed_by_chaos_are_answered(root: Path) -> None:
     with live_server(root, chaos=("slow=1:30",), allow_chaos=True) as live:
         begin = time.monotonic()
         answer = httpx.post(f"{live.url}/v2/models/same/infer", json=document(ONE))
@@ -62,7 +62,7 @@ def test_late_requests_are_answered_all_the_same(root: Path) -> None:
 
 
 @pytest.mark.slow
-def test_workers_are_killed_and_the_server_lives(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_server_stays_live_while_chaos_kills_its_workers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     models.write_identity(tmp_path, "hooked", "")
     (tmp_path / "hooked" / "hooks.py").write_text("def pre_inference(sample, metadata):\n    return sample\n")
     (tmp_path / "hooked" / "penstock.toml").write_text('[hooks]\nfile = "hooks.py"\nworkers = 1\n')
@@ -82,7 +82,7 @@ def test_workers_are_killed_and_the_server_lives(tmp_path: Path, caplog: pytest.
 
 
 @pytest.mark.slow
-def test_without_it_nothing_is_there(root: Path) -> None:
+def test_a_server_without_chaos_has_a_plain_engine_and_no_chaos_metrics(root: Path) -> None:
     with live_server(root) as live:
         assert type(live.server.engine).__name__ == "Engine"
         assert "chaos" not in httpx.get(f"{live.url}/metrics").text
@@ -93,7 +93,7 @@ def stopped(pid: int) -> bool:
 
 
 @pytest.mark.parametrize(("fault", "number"), [("kill-worker", signal.SIGKILL), ("stop-worker", signal.SIGSTOP)])
-def test_a_process_is_hit_when_it_is_due(fault: str, number: signal.Signals) -> None:
+def test_a_process_is_killed_or_stopped_when_its_fault_is_due(fault: str, number: signal.Signals) -> None:
     with subprocess.Popen(["sleep", "1000"], start_new_session=True) as victim:
         try:
 
@@ -111,7 +111,7 @@ def test_a_process_is_hit_when_it_is_due(fault: str, number: signal.Signals) -> 
             victim.kill()
 
 
-def test_nobody_to_hit_and_one_that_has_gone_are_no_mistake() -> None:
+def test_a_fault_without_a_process_or_with_an_ended_process_is_skipped() -> None:
     with subprocess.Popen(["true"]) as gone:
         gone.wait(10)
     asked: list[int] = []
@@ -135,7 +135,7 @@ def test_nobody_to_hit_and_one_that_has_gone_are_no_mistake() -> None:
     asyncio.run(main())
 
 
-def test_the_workers_of_this_process_are_found_and_no_other_child() -> None:
+def test_own_workers_finds_the_workers_of_this_process_and_no_other_child() -> None:
     program = "import sys; print(flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", program]
     with (
@@ -164,7 +164,7 @@ async def late_engine() -> AsyncIterator[tuple[ChaoticEngine, Model]]:
     await engine.stop(0)
 
 
-def test_a_late_request_that_is_taken_back_never_comes() -> None:
+def test_a_delayed_request_that_is_cancelled_is_never_submitted() -> None:
     async def main() -> None:
         async with late_engine() as (engine, model):
             asking = asyncio.ensure_future(engine.infer(model, [ONE]))
@@ -180,7 +180,7 @@ def test_a_late_request_that_is_taken_back_never_comes() -> None:
     asyncio.run(main())
 
 
-def test_an_engine_that_stops_does_not_leave_a_late_request_waiting() -> None:
+def test_a_stopping_engine_submits_delayed_requests_at_once() -> None:
     async def main() -> None:
         async with late_engine() as (engine, model):
             asking = asyncio.ensure_future(engine.infer(model, [ONE]))
@@ -193,7 +193,7 @@ def test_an_engine_that_stops_does_not_leave_a_late_request_waiting() -> None:
     asyncio.run(main())
 
 
-def test_a_late_request_that_its_queue_refuses_ends_with_the_error() -> None:
+def test_a_delayed_request_rejected_by_its_queue_fails_with_the_error() -> None:
     async def main() -> None:
         async with late_engine() as (engine, model):
             asking = asyncio.ensure_future(engine.infer(model, [ONE]))

@@ -101,7 +101,7 @@ def _samples(hardware: Hardware, *between: Callable[[], None]) -> list[HardwareS
     return asyncio.run(main())
 
 
-def test_memory_in_use_is_what_is_not_available(proc: Path) -> None:
+def test_used_memory_is_total_minus_available_memory(proc: Path) -> None:
     (sample,) = _samples(Hardware(proc, _absent))
 
     assert sample.machine["nv_cpu_memory_total_bytes"] == str(1000 * 1024)
@@ -126,7 +126,7 @@ def test_a_machine_without_proc_still_has_its_cpu_time(tmp_path: Path) -> None:
     assert set(sample.machine) == {"process_cpu_seconds_total", "process_max_fds"}
 
 
-def test_without_a_gpu_there_are_no_gpu_lines_and_nvml_is_not_tried_again(proc: Path) -> None:
+def test_a_machine_without_nvml_has_no_gpu_lines_and_nvml_is_not_retried(proc: Path) -> None:
     clock = FakeClock()
     tried = []
 
@@ -154,14 +154,14 @@ def test_the_machine_is_sampled_at_most_once_a_second(proc: Path) -> None:
     assert nvml.asked == 2
 
 
-def test_a_value_that_a_gpu_does_not_tell_is_left_out(proc: Path) -> None:
+def test_a_value_that_a_gpu_does_not_report_is_left_out(proc: Path) -> None:
     (sample,) = _samples(Hardware(proc, FakeNvml))
 
     told = [name for name, lines in sample.gpus.items() if any('"GPU-2"' in line for line in lines)]
     assert told == ["penstock_gpu_up", "nv_gpu_memory_total_bytes", "nv_gpu_memory_used_bytes", "penstock_gpu_visible"]
 
 
-def test_energy_is_counted_from_the_first_sample_and_what_models_used_is_asked_each_time(proc: Path) -> None:
+def test_energy_counts_from_the_first_sample_and_model_use_is_read_for_every_sample(proc: Path) -> None:
     clock, nvml = FakeClock(), FakeNvml()
     asked: list[int] = []
 
@@ -198,7 +198,7 @@ def test_perf_analyzer_reads_the_four_gpu_lines(proc: Path) -> None:
     assert read["nv_gpu_memory_total_bytes"][0] == ("GPU-1", "150754820096")
 
 
-def test_a_driver_that_hangs_holds_up_neither_the_page_nor_the_other_lines(proc: Path) -> None:
+def test_a_hanging_driver_delays_neither_the_page_nor_the_other_metrics(proc: Path) -> None:
     released = threading.Event()
 
     def hang() -> Any:
@@ -214,7 +214,7 @@ def test_a_driver_that_hangs_holds_up_neither_the_page_nor_the_other_lines(proc:
     assert "nv_cpu_utilization" in sample.machine
 
 
-def test_a_driver_that_has_hung_for_long_is_told(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_has_hung_for_long_is_reported_as_nvml_down(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "_MAX_WAIT_S", 0.0)
     clock, released = FakeClock(), threading.Event()
 
@@ -258,14 +258,14 @@ def test_values_too_old_are_no_longer_shown(proc: Path) -> None:
     assert ["nv_gpu_utilization" in sample.gpus for sample in samples] == [True, True, False]
 
 
-def test_a_page_for_which_no_thread_is_to_be_had_goes_without_it(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_is_empty_when_no_thread_can_be_started(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     no_more_threads(monkeypatch)
     (sample,) = _samples(Hardware(proc, _absent))
 
     assert sample == HardwareSample({}, {})
 
 
-def test_once_there_is_a_thread_again_the_page_has_all(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_is_complete_again_once_a_thread_can_be_started(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = FakeClock()
 
     def later() -> None:
@@ -284,7 +284,7 @@ def test_once_there_is_a_thread_again_the_page_has_all(proc: Path, monkeypatch: 
 # -- what is watched -------------------------------------------------------------------------------------------
 
 
-def test_what_is_not_to_be_watched_is_not_asked_and_the_process_still_is(proc: Path) -> None:
+def test_disabled_machine_and_gpu_sampling_still_samples_the_process(proc: Path) -> None:
     nvml = FakeNvml()
     (sample,) = _samples(Hardware(proc, lambda: nvml, plan=SamplingPlan(machine=False, gpus=False)))
 
@@ -295,7 +295,7 @@ def test_what_is_not_to_be_watched_is_not_asked_and_the_process_still_is(proc: P
     }  # fmt: skip
 
 
-def test_the_process_is_told_of_as_prometheus_own_clients_do(proc: Path) -> None:
+def test_process_metrics_are_those_of_prometheus_clients(proc: Path) -> None:
     [sample] = _samples(Hardware(proc, _absent))
 
     assert sample.machine["process_open_fds"] == "3"
@@ -303,7 +303,7 @@ def test_the_process_is_told_of_as_prometheus_own_clients_do(proc: Path) -> None
     assert sample.machine["process_max_fds"] == str(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
-def test_values_are_kept_for_as_long_as_the_interval_says(proc: Path) -> None:
+def test_gpu_values_are_cached_for_the_sampling_interval(proc: Path) -> None:
     clock, nvml = FakeClock(), FakeNvml()
 
     def pass_on(seconds: float) -> Callable[[], None]:

@@ -212,7 +212,7 @@ class TestFraming:
             head("expect: a-miracle") + GET,
         ],
     )
-    def test_what_can_be_read_in_two_ways_is_refused_and_nothing_behind_it_is_answered(
+    def test_an_ambiguous_request_is_rejected_and_no_later_request_is_answered(
         self, server: Target, raw: bytes
     ) -> None:
         answers = server.talk(raw)
@@ -242,13 +242,15 @@ class TestFraming:
             (b"", []),
         ],
     )
-    def test_what_is_not_http_1_is_answered_or_closed(self, server: Target, raw: bytes, statuses: list[int]) -> None:
+    def test_a_request_that_is_not_http_1_is_answered_with_an_error_or_closed(
+        self, server: Target, raw: bytes, statuses: list[int]
+    ) -> None:
         answers = server.talk(raw)
 
         assert [answer.status for answer in answers] == statuses
 
     @pytest.mark.parametrize("raw", [b"\x16\x03\x01\x02\x00\x01", b"PRI * HTTP/2.0\r\n\r\n", b"\x00"])
-    def test_another_protocol_is_told(self, server: Target, raw: bytes) -> None:
+    def test_a_client_of_another_protocol_is_answered_in_http(self, server: Target, raw: bytes) -> None:
         with server.connect() as sock:
             sock.sendall(raw)
             assert read_all(sock).startswith(b"HTTP/1.1 ")
@@ -263,13 +265,13 @@ class TestFraming:
             head(*["x: y"] * 100_000),
         ],
     )
-    def test_heads_are_bounded(self, server: Target, raw: bytes) -> None:
+    def test_a_too_large_request_head_is_answered_431(self, server: Target, raw: bytes) -> None:
         answer = server.ask(raw + GET)
 
         assert answer.status == 431
         assert answer.closes
 
-    def test_half_a_request_is_given_up(self, server: Target) -> None:
+    def test_an_incomplete_request_is_answered_408(self, server: Target) -> None:
         index = "POST /v2/repository/index HTTP/1.1"
         stalled = [
             b"P",
@@ -291,7 +293,7 @@ class TestFraming:
         assert [[answer.status for answer in each] for each in answers] == [[408]] * len(stalled)
         assert {answer.body for [answer] in answers} == {b'{"error":"request was not received within 0.5 s"}'}
 
-    def test_a_request_that_drips_is_given_up(self, server: Target) -> None:
+    def test_a_request_sent_one_byte_at_a_time_is_answered_408(self, server: Target) -> None:
         with server.connect() as sock:
             sock.settimeout(0.05)
             start, got = time.monotonic(), b""
@@ -303,14 +305,16 @@ class TestFraming:
         assert got.startswith(b"HTTP/1.1 408 ")
 
     @pytest.mark.parametrize("method", ["CONNECT a:443", "TRACE /", "OPTIONS *", "DELETE /v2", f"GET {INFER}", "PRI *"])
-    def test_odd_methods_are_answered(self, server: Target, method: str) -> None:
+    def test_unusual_methods_are_answered_with_a_client_error(self, server: Target, method: str) -> None:
         answer = server.ask(head("connection: close", first=f"{method} HTTP/1.1"))
 
         assert 400 <= answer.status < 500
 
     @pytest.mark.parametrize("protocol", ["websocket", "h2c", "nonsense"])
     @pytest.mark.parametrize("path", [INFER, "/v2/health/live"])
-    def test_an_upgrade_is_not_made(self, server: Target, protocol: str, path: str) -> None:
+    def test_a_request_to_upgrade_the_protocol_is_answered_without_an_upgrade(
+        self, server: Target, protocol: str, path: str
+    ) -> None:
         lines = ("connection: upgrade", f"upgrade: {protocol}", "sec-websocket-key: x", "http2-settings: AAMAAABk")
         first = server.ask(request(path, BODY, *lines))
 
@@ -319,7 +323,7 @@ class TestFraming:
     @pytest.mark.parametrize(
         "path", ["%0d%0aset-cookie:a", "%00", "%ff%fe", "..%2f..%2fetc", "%", "a%2", "é", "x" * 9000]
     )
-    def test_no_name_gets_into_the_head_of_an_answer(self, server: Target, path: str) -> None:
+    def test_a_path_cannot_inject_fields_into_the_head_of_an_answer(self, server: Target, path: str) -> None:
         for end in ("infer", "ready", "versions/9/infer", f"versions/{'9' * 5000}/infer"):
             [answer] = server.talk(request(f"/v2/models/{path}/{end}", BODY))
 
@@ -335,7 +339,7 @@ class TestFraming:
             "expect", "connection", "host",
         ],
     )  # fmt: skip
-    def test_odd_header_fields_are_read_or_refused(self, server: Target, name: str, value: str) -> None:
+    def test_unusual_header_values_are_accepted_or_rejected(self, server: Target, name: str, value: str) -> None:
         field = value.encode("utf-8", "replace").decode("latin-1")
         for document in (BODY, b""):
             [answer] = server.talk(head(f"{name}: {field}", f"content-length: {len(document)}") + document)
@@ -347,12 +351,12 @@ class TestFraming:
          b"transfer-encoding: chunked", b"\r", b"\n", b":", b" ", b"\x00", b"{}", b"0\r\n\r\n"]), max_size=14,
     ).map(b"".join))  # fmt: skip
     @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-    def test_random_bytes_are_answered_or_closed(self, server: Target, raw: bytes) -> None:
+    def test_random_bytes_are_answered_with_an_error_or_closed(self, server: Target, raw: bytes) -> None:
         assert {answer.status for answer in server.talk(raw)} <= {400, 404, 405, 408, 417, 431, 505}
 
 
 class TestSizes:
-    def test_a_body_past_the_limit_is_refused_and_the_client_that_sends_it_reads_why(self, server: Target) -> None:
+    def test_a_client_that_sends_a_too_large_body_receives_the_reason(self, server: Target) -> None:
         size = MAX_BODY + 1
         for raw in (head(f"content-length: {size}"), head(f"content-length: {size}", "expect: 100-continue")):
             answer = server.ask(raw + bytes(size))
@@ -360,7 +364,7 @@ class TestSizes:
             assert answer.status == 400
             assert TOO_LARGE in json.loads(answer.body)["error"]
 
-    def test_a_body_of_100000_chunks_is_refused(self, server: Target) -> None:
+    def test_a_body_of_100000_chunks_is_rejected(self, server: Target) -> None:
         answer = server.ask(head("transfer-encoding: chunked") + b"1\r\n \r\n" * 100_000 + b"0\r\n\r\n")
 
         assert answer.status == 400
@@ -374,13 +378,13 @@ class TestSizes:
         assert server.ask(in_chunks(INFER, *[spaced[i : i + 1] for i in range(65536)])).status == 200
 
     @pytest.mark.parametrize("path", [INFER, "/v2/repository/index"])
-    def test_chunks_past_the_limit_are_refused(self, server: Target, path: str) -> None:
+    def test_a_chunked_body_over_the_size_limit_is_rejected(self, server: Target, path: str) -> None:
         answer = server.ask(in_chunks(path, *[bytes(MIB)] * 17))
 
         assert answer.status == 400
 
     @pytest.mark.parametrize("path", [INFER, "/v2/models/rows/predict"])
-    def test_a_gzip_bomb_of_a_gibibyte_is_stopped(self, server: Target, path: str) -> None:
+    def test_a_gzip_bomb_of_a_gibibyte_is_rejected_without_using_much_memory(self, server: Target, path: str) -> None:
         packer = zlib.compressobj(9, wbits=31)
         start = packer.compress(bytes(MIB)) + packer.flush(zlib.Z_FULL_FLUSH)
         block = packer.compress(bytes(MIB)) + packer.flush(zlib.Z_FULL_FLUSH)
@@ -410,14 +414,16 @@ class TestSizes:
             ("identity", BODY, 200),
         ],
     )
-    def test_a_coding_is_taken_off_or_refused(self, server: Target, coding: str, body: bytes, status: int) -> None:
+    def test_a_content_encoding_is_decoded_or_rejected(
+        self, server: Target, coding: str, body: bytes, status: int
+    ) -> None:
         answer = server.wait(request(INFER, body, f"content-encoding: {coding}", "connection: close"))
 
         assert answer.status == status
         if status == 501:
             assert answer.headers["accept-encoding"] == "gzip, deflate"
 
-    def test_what_is_quoted_of_a_request_is_cut(self, server: Target) -> None:
+    def test_text_quoted_from_a_request_in_an_error_is_truncated(self, server: Target) -> None:
         for document in (good(name="n" * MIB), good(datatype="d" * MIB), {**good(shape=[9]), "id": "i" * MIB}):
             body = json.dumps(document).encode()
             answer = server.wait(request(INFER, body, "connection: close"))
@@ -434,7 +440,7 @@ class TestSizes:
             400, {"error": "Unable to parse 'data': Shape does not match true shape of 'data' field"},
         )  # fmt: skip
 
-    def test_strings_of_no_length_are_counted_and_refused(self, server: Target) -> None:
+    def test_too_many_empty_strings_are_rejected(self, server: Target) -> None:
         raw = bytes(8 * MIB)
         said = entry(datatype="BYTES", shape=[1, 2], data=None, parameters={"binary_data_size": len(raw)})
         text = json.dumps({"inputs": [said]}).encode()
@@ -446,11 +452,11 @@ class TestSizes:
 
 class TestDocuments:
     @pytest.mark.parametrize("body", [b"[" * 250_000, b'{"a":' * 250_000, b'{"inputs":' + b"[" * 250_000])
-    def test_250000_levels(self, server: Target, body: bytes) -> None:
+    def test_json_nested_250000_levels_deep_is_rejected(self, server: Target, body: bytes) -> None:
         assert server.infer(body) == (400, {"error": "JSON nesting depth exceeds maximum allowed limit (100)"})
 
     @pytest.mark.parametrize("inside", [b'\\"', b'"a', b"\\\\"])
-    def test_a_string_that_does_not_end(self, server: Target, inside: bytes) -> None:
+    def test_json_with_an_unterminated_string_is_rejected_quickly(self, server: Target, inside: bytes) -> None:
         # matched again from every quote, it would be minutes, which nobody waits for here
         assert server.infer(b"[" * 101 + b'"' + inside * 100_000)[0] == 400
 
@@ -484,7 +490,7 @@ class TestDocuments:
             ({"parameters": {"binary_data_size": 2**63 - 1}, "data": None}, "additional bytes"),
         ],
     )
-    def test_of_a_wrong_input(self, server: Target, changes: Any, text: str) -> None:
+    def test_a_document_with_an_invalid_input_is_rejected(self, server: Target, changes: Any, text: str) -> None:
         status, answer = server.infer(good(**changes))
 
         assert status == 400
@@ -498,7 +504,7 @@ class TestDocuments:
             b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,4],"data":[NaN,1,1,' + b"9" * 5000 + b'"]}]}',
         ],
     )  # fmt: skip
-    def test_that_are_none(self, server: Target, body: bytes) -> None:
+    def test_a_body_that_is_not_a_valid_document_is_rejected(self, server: Target, body: bytes) -> None:
         status, answer = server.infer(body)
 
         assert status == 400
@@ -514,7 +520,9 @@ class TestDocuments:
             (2**62, bytes(16), "additional bytes for model 'rows'"),
         ],
     )
-    def test_with_binary_tensors_that_do_not_fit(self, server: Target, size: int, raw: bytes, text: str) -> None:
+    def test_a_binary_tensor_of_the_wrong_size_is_rejected(
+        self, server: Target, size: int, raw: bytes, text: str
+    ) -> None:
         body, line = binary(size, raw)
         status, answer = server.infer(body, "rows", line)
 
@@ -524,10 +532,12 @@ class TestDocuments:
     @pytest.mark.parametrize(
         ("value", "status"), [("0", 400), ("-1", 400), ("x", 400), ("9" * 18, 400), ("9" * 5000, 400), ("1", 400)]
     )
-    def test_with_a_length_of_the_json_that_is_none(self, server: Target, value: str, status: int) -> None:
+    def test_an_invalid_inference_header_content_length_is_rejected(
+        self, server: Target, value: str, status: int
+    ) -> None:
         assert server.infer(BODY, "rows", f"inference-header-content-length: {value}")[0] == status
 
-    def test_with_text_that_is_no_text(self, server: Target) -> None:
+    def test_a_string_tensor_that_is_not_utf_8_is_rejected(self, server: Target) -> None:
         raw = struct.pack("<I", 2) + b"\xff\xfe" + struct.pack("<I", 0)
         document = {"inputs": [entry(datatype="BYTES", shape=[1, 2], data=None, parameters={"binary_data_size": 10})]}
         text = json.dumps(document).encode()
@@ -536,18 +546,18 @@ class TestDocuments:
         assert status == 400
 
     @pytest.mark.parametrize("index", [3, -4, 2**63 - 1, -(2**63)])
-    def test_whose_values_the_model_cannot_take(self, server: Target, index: int) -> None:
+    def test_values_that_the_model_cannot_process_are_rejected(self, server: Target, index: int) -> None:
         document = {"inputs": [entry(datatype="INT64", shape=[1], data=[index])]}
 
         assert server.infer(document, "picky")[0] == 400
 
     @pytest.mark.parametrize("timeout", [1, 2**31, 2**53, 2**63, 2**64 - 1])
-    def test_with_any_timeout(self, server: Target, timeout: int) -> None:
+    def test_a_document_with_any_timeout_is_served_or_expires(self, server: Target, timeout: int) -> None:
         assert server.infer({**good(), "parameters": {"timeout": timeout}})[0] in {200, 503}
 
     @given(st.data())
     @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-    def test_that_are_good_but_for_something(self, server: Target, data: st.DataObject) -> None:
+    def test_mutated_documents_are_served_or_rejected(self, server: Target, data: st.DataObject) -> None:
         document = {**good(), "id": "1", "parameters": {"timeout": 10**9}}
         body = json.dumps(data.draw(mutated(document) | ANYTHING)).encode() + b" " * data.draw(
             st.sampled_from([0, 800])
@@ -557,7 +567,9 @@ class TestDocuments:
 
     @given(st.data())
     @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-    def test_of_any_bytes(self, server: Target, data: st.DataObject) -> None:
+    def test_binary_requests_with_mutated_bytes_are_served_or_rejected(
+        self, server: Target, data: st.DataObject
+    ) -> None:
         body, line = binary(16, bytes(16))
         at = data.draw(st.integers(0, len(body)))
         put = data.draw(st.binary(max_size=20))
@@ -568,7 +580,7 @@ class TestDocuments:
 
 
 class TestConnections:
-    def test_a_client_that_asks_and_never_reads_costs_little_and_loses_nothing(self, server: Target) -> None:
+    def test_a_client_that_reads_late_uses_little_memory_and_receives_every_answer(self, server: Target) -> None:
         raw = request(INFER, BODY)
         before, sent, got = server.rss_mib, 0, []
         with server.connect() as sock:
@@ -591,7 +603,7 @@ class TestConnections:
         assert len(answers) == -(-sent // len(raw))
         assert {answer.status for answer in answers} == {200}
 
-    def test_the_same_beside_the_fast_lane(self, server: Target) -> None:
+    def test_a_client_of_the_control_plane_that_never_reads_uses_little_memory(self, server: Target) -> None:
         raw = b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n"
         before = server.rss_mib
         with server.connect() as sock:
@@ -604,7 +616,7 @@ class TestConnections:
             assert sent < 64 * MIB
             assert server.rss_mib - before < 60
 
-    def test_clients_that_vanish_leave_nothing_behind(self, server: Target) -> None:
+    def test_clients_that_reset_their_connections_leave_no_open_files_behind(self, server: Target) -> None:
         before = server.open_files
         for number in range(200):
             with server.connect() as sock:
@@ -614,7 +626,7 @@ class TestConnections:
         assert server.infer(good())[0] == 200
         assert server.open_files - before < 20
 
-    def test_as_many_idle_connections_as_allowed_and_one_more(self, server: Target) -> None:
+    def test_one_connection_more_than_the_limit_is_answered_503(self, server: Target) -> None:
         with contextlib.ExitStack() as stack:
             idle = [stack.enter_context(server.connect()) for _ in range(500)]
             for sock in idle:
@@ -626,7 +638,7 @@ class TestConnections:
             for sock in idle:
                 assert read_all(sock).startswith(b"HTTP/1.1 408 ")
 
-    def test_a_name_that_is_never_the_same_is_not_remembered(self, server: Target) -> None:
+    def test_request_heads_with_ever_new_names_are_not_kept_in_memory(self, server: Target) -> None:
         before = server.rss_mib
         raw = b"".join(request(f"/v2/models/{'m' * 500}{number}/infer", BODY) for number in range(5000))
         answers = server.talk(raw)

@@ -43,7 +43,7 @@ def outside_strings(text: bytes) -> bytes | None:
 
 
 @given(st.lists(st.sampled_from(LETTERS), max_size=24).map(b"".join), PIECES)
-def test_strings_are_left_out_as_a_parser_would_read_them(text: bytes, piece: int) -> None:
+def test_brackets_and_commas_within_strings_are_not_counted(text: bytes, piece: int) -> None:
     depth = deepest = 0
     left = outside_strings(text)
     assume(left is not None)
@@ -57,7 +57,7 @@ def test_strings_are_left_out_as_a_parser_would_read_them(text: bytes, piece: in
 
 
 @given(ANYTHING, PIECES)
-def test_values_are_those_of_lists_and_objects(document: Any, piece: int) -> None:
+def test_has_more_values_counts_the_values_of_lists_and_objects(document: Any, piece: int) -> None:
     def count(value: Any) -> int:
         inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
         return 0 if inner is None else max(1, len(inner)) + sum(map(count, inner))
@@ -72,23 +72,23 @@ def test_values_are_those_of_lists_and_objects(document: Any, piece: int) -> Non
 @pytest.mark.parametrize(
     "text", [b'["%b"]' % (b"," * 5000), b'["%b"]' % (b'\\",[' * 5000), b'{"%b":1}' % (b"{" * 5000)]
 )
-def test_a_text_with_many_commas_is_one_value(text: bytes) -> None:
+def test_a_string_with_many_commas_or_brackets_counts_as_one_value(text: bytes) -> None:
     assert not has_more_values(text, 1)
 
 
-def test_no_more_is_looked_at_than_is_too_much() -> None:
+def test_counting_values_stops_soon_after_the_limit() -> None:
     with patch.object(json_text, "_PIECE_BYTES", 10):
         assert values_in(b"0," * 5000, 20) == 25
 
 
-def test_a_run_of_backslashes_is_parted_between_pairs() -> None:
+def test_a_run_of_backslashes_may_be_split_between_pieces() -> None:
     for piece in range(2, 9):
         with patch.object(json_text, "_PIECE_BYTES", piece):
             for count in range(12):
                 assert depth_of(b'["' + b"\\" * count + b'"[[["') == (1 if count % 2 else 4)
 
 
-def test_strings_without_brackets_are_left_out_without_a_look_at_each() -> None:
+def test_strings_without_brackets_are_skipped_without_matching_each_string() -> None:
     with patch.object(json_text, "_QUOTE", None):
         assert depth_of(b'{"a":["b","",{"c":[""]}],"":"d"}') == 4
 
@@ -116,7 +116,7 @@ def test_a_long_text_is_never_counted_as_a_whole() -> None:
 @given(
     st.lists(st.sampled_from([*LETTERS, b'"data"', b'"data":']), max_size=24).map(b"".join), PIECES, st.integers(0, 9)
 )
-def test_what_is_counted_does_not_depend_on_how_long_a_text_is(text: bytes, piece: int, most: int) -> None:
+def test_counts_do_not_depend_on_the_length_of_the_text(text: bytes, piece: int, most: int) -> None:
     for short in (0, 1 << 20):
         with patch.object(json_text, "_PIECE_BYTES", piece), patch.object(json_text, "_SHORT_BYTES", short):
             assert brackets_in(text) == text.count(b"[") + text.count(b"{")

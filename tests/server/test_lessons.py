@@ -137,7 +137,7 @@ def register(live: Live, name: str, key: str, offset: int = 0, byte_size: int = 
 
 
 @pytest.mark.parametrize("name", TRAVERSALS)
-def test_no_model_s_name_leads_out_of_the_repository(live: Live, name: str) -> None:
+def test_a_model_name_cannot_lead_out_of_the_repository(live: Live, name: str) -> None:
     for verb in ("load", "unload"):
         answer = post(live, f"/v2/repository/models/{quote(name, safe='')}/{verb}")
         refused(answer, 400, 404)
@@ -150,7 +150,7 @@ def test_no_model_s_name_leads_out_of_the_repository(live: Live, name: str) -> N
 @pytest.mark.parametrize(
     "name", [*TRAVERSALS[:8], "1/../../../escaped", "1/" + "b" * 256, "config.pbtxt", "1", "penstock.toml"]
 )
-def test_no_file_of_a_load_leads_out_of_its_folder(live: Live, root: Path, name: str) -> None:
+def test_an_uploaded_file_cannot_lead_out_of_the_model_folder(live: Live, root: Path, name: str) -> None:
     before = sorted(path for path in root.parent.rglob("*"))
     files = {"config": "{}", f"file:{name}": base64.b64encode(b"x").decode(), "file:1/model.onnx": "eA=="}
     refused(post(live, "/v2/repository/models/uploaded/load", {"parameters": files}))
@@ -161,14 +161,14 @@ def test_no_file_of_a_load_leads_out_of_its_folder(live: Live, root: Path, name:
 @pytest.mark.parametrize(
     "key", ["/../etc/passwd", "../../etc/passwd", "/etc/passwd", "a/b", "..", ".", "", "a\0b", "/" * 9]
 )
-def test_no_shared_memory_key_names_another_file(live: Live, key: str) -> None:
+def test_a_shared_memory_key_cannot_name_another_file(live: Live, key: str) -> None:
     refused(register(live, "region", key))
 
 
 @pytest.mark.parametrize(
     "path", ["/v2/models/..%2f..%2fetc%2fpasswd", "/v2/models/%2e%2e/config", "/v2/../../etc/passwd"]
 )
-def test_no_path_of_the_control_plane_reaches_a_file(live: Live, path: str) -> None:
+def test_a_path_on_the_control_plane_cannot_reach_a_file(live: Live, path: str) -> None:
     answer = talk(live, f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
 
     assert answer.split(b" ", 2)[1] in {b"400", b"404"}
@@ -182,7 +182,9 @@ def test_no_path_of_the_control_plane_reaches_a_file(live: Live, path: str) -> N
     ("path", "name"),
     [("/v2/logging", "log_file"), ("/v2/trace/setting", "trace_file"), ("/v2/models/free/trace/setting", "trace_file")],
 )
-def test_no_client_says_where_logs_and_traces_go(live: Live, tmp_path: Path, path: str, name: str) -> None:
+def test_a_client_cannot_change_the_log_file_or_the_trace_file(
+    live: Live, tmp_path: Path, path: str, name: str
+) -> None:
     answer = post(live, path, {name: str(tmp_path / "written")})
 
     assert answer.status_code == 501
@@ -214,7 +216,9 @@ def test_no_client_says_where_logs_and_traces_go(live: Live, tmp_path: Path, pat
         (0, 2**70),
     ],
 )
-def test_a_region_lies_inside_its_file(live: Live, shared: Path, offset: int, byte_size: int) -> None:
+def test_a_region_outside_its_shared_memory_file_is_rejected(
+    live: Live, shared: Path, offset: int, byte_size: int
+) -> None:
     refused(register(live, "region", shared.name, offset, byte_size))
 
 
@@ -222,7 +226,9 @@ def test_a_region_lies_inside_its_file(live: Live, shared: Path, offset: int, by
     ("offset", "byte_size"),
     [(64, 4), (61, 4), (0, 65), (-4, 4), (2**63 - 1, 4), (2**64 - 4, 8), (4, 2**64 - 4), (0, 2**63)],
 )
-def test_a_tensor_lies_inside_its_region(live: Live, shared: Path, offset: int, byte_size: int) -> None:
+def test_a_tensor_outside_its_shared_memory_region_is_rejected(
+    live: Live, shared: Path, offset: int, byte_size: int
+) -> None:
     assert register(live, "region", shared.name).status_code == 200
     try:
         where = {"shared_memory_region": "region", "shared_memory_offset": offset, "shared_memory_byte_size": byte_size}
@@ -233,7 +239,7 @@ def test_a_tensor_lies_inside_its_region(live: Live, shared: Path, offset: int, 
         post(live, "/v2/systemsharedmemory/unregister")
 
 
-def test_a_region_may_go_while_requests_use_it(live: Live, shared: Path) -> None:
+def test_a_region_may_be_unregistered_while_requests_use_it(live: Live, shared: Path) -> None:
     where = {"shared_memory_region": "region", "shared_memory_byte_size": 4}
     body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1, 1], "parameters": where}]}
 
@@ -251,7 +257,7 @@ def test_a_region_may_go_while_requests_use_it(live: Live, shared: Path) -> None
     assert statuses <= {200, 400, 404}
 
 
-def test_a_file_that_shrinks_under_its_region_costs_its_client_the_request_only(live: Live, shared: Path) -> None:
+def test_a_shared_memory_file_that_shrinks_fails_only_the_request(live: Live, shared: Path) -> None:
     assert register(live, "region", shared.name).status_code == 200
     os.truncate(shared, 2)
     where = {"shared_memory_region": "region", "shared_memory_byte_size": 4}
@@ -274,7 +280,7 @@ def test_a_file_that_shrinks_under_its_region_costs_its_client_the_request_only(
     "name", ["x\n2026-01-01T00:00:00.000Z ERROR serve: forged", "x\x1b[2J", "x\u2028y", "x\u202ey", "x\r\nforged"]
 )
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_nothing_that_a_client_names_makes_a_line_of_the_log(live: Live, name: str, form: str) -> None:
+def test_a_name_sent_by_a_client_cannot_forge_a_log_line(live: Live, name: str, form: str) -> None:
     stream = io.StringIO()
     logs = Logs(Settings(log_format=form, log_verbose=9), stream)
     logs.start()
@@ -293,7 +299,7 @@ def test_nothing_that_a_client_names_makes_a_line_of_the_log(live: Live, name: s
     assert not [line for line in lines if line.startswith("2026-01-01")]
 
 
-def test_a_header_of_an_answer_cannot_be_forged(live: Live) -> None:
+def test_a_name_sent_by_a_client_cannot_forge_a_response_header(live: Live) -> None:
     answer = talk(live, b"GET /v2/models/x%0d%0aset-cookie:%20a=b HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
 
     assert b"set-cookie" not in answer.split(b"\r\n\r\n")[0].lower()
@@ -302,14 +308,14 @@ def test_a_header_of_an_answer_cannot_be_forged(live: Live) -> None:
 # -- CVE-2024-53880: the size of a file to be loaded overflowed ------------------------------------------------
 
 
-def test_a_load_is_bounded_before_its_base64_is_decoded(live: Live) -> None:
+def test_the_size_of_a_load_request_is_limited_before_its_base64_is_decoded(live: Live) -> None:
     body = {"parameters": {"config": "{}", "file:1/model.onnx": "A" * (2 * MOST_BYTES)}}
 
     assert "exceeds the maximum" in refused(post(live, "/v2/repository/models/uploaded/load", body))
 
 
 @pytest.mark.parametrize("text", ["A", "A===", "????", "QUJD\n", "é", "QQ=" * 9])
-def test_what_is_no_base64_is_refused(live: Live, text: str) -> None:
+def test_an_uploaded_file_with_invalid_base64_is_rejected(live: Live, text: str) -> None:
     body = {"parameters": {"config": "{}", "file:1/model.onnx": text}}
 
     refused(post(live, "/v2/repository/models/uploaded/load", body))
@@ -328,7 +334,7 @@ def test_what_is_no_base64_is_refused(live: Live, text: str) -> None:
         "/v2/repository/models/free/load",
     ],
 )
-def test_the_number_of_chunks_is_bounded_at_every_endpoint(live: Live, path: str) -> None:
+def test_the_number_of_chunks_is_limited_at_every_endpoint(live: Live, path: str) -> None:
     head = f"POST {path} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".encode()
     answer = talk(live, head, b"1\r\n \r\n" * 70_000, b"0\r\n\r\n")
 
@@ -338,7 +344,7 @@ def test_the_number_of_chunks_is_bounded_at_every_endpoint(live: Live, path: str
 # -- CVE-2025-23319, 23320, 23334: an error told the name of an internal region, which could then be registered -
 
 
-def test_no_error_tells_of_the_inside(live: Live) -> None:
+def test_error_messages_contain_no_internal_details(live: Live) -> None:
     big = json.dumps(entry(data=[1.0] * (MOST_BYTES // 4))).encode()
     refused(infer(live, big))
     refused(infer(live, entry(), "quotient"))
@@ -349,12 +355,12 @@ def test_no_error_tells_of_the_inside(live: Live) -> None:
 
 
 @pytest.mark.parametrize("name", ["triton_python_backend_shm_region_1", "penstock_x", "sem.x"])
-def test_names_that_are_the_server_s_own_are_not_the_clients(live: Live, shared: Path, name: str) -> None:
+def test_reserved_region_names_and_keys_are_rejected(live: Live, shared: Path, name: str) -> None:
     refused(register(live, name, shared.name))
     refused(register(live, "region", "/" + name))
 
 
-def test_shared_memory_is_off_unless_it_is_allowed(root: Path, shared: Path) -> None:
+def test_shared_memory_is_off_by_default(root: Path, shared: Path) -> None:
     with live_server(root, model_control_mode="explicit") as plain:
         assert register(plain, "region", shared.name).status_code == 501
         answer = post(plain, "/v2/systemsharedmemory/region/region/unregister")
@@ -372,7 +378,7 @@ def test_shared_memory_is_off_unless_it_is_allowed(root: Path, shared: Path) -> 
 @pytest.mark.parametrize(
     "path", ["/v2/models/free/infer", "/v2/repository/index", "/v2/logging", "/v2/repository/models/free/load"]
 )
-def test_json_has_a_depth(live: Live, depth: int, path: str) -> None:
+def test_json_nested_too_deeply_is_rejected_at_every_endpoint(live: Live, depth: int, path: str) -> None:
     refused(post(live, path, b'{"inputs":' + b"[" * depth + b"]" * depth + b"}"))
 
 
@@ -381,19 +387,19 @@ def test_json_has_a_depth(live: Live, depth: int, path: str) -> None:
     [[2**31, 2**31, 4], [2**62, 2, 2], [2**32, 2**32, 0], [2**63, 1, 1], [10**30, 1, 1], [-1, 1, 1],
      [1, -1, -1], [1e9, 1, 1], [True, 1, 1], [1] * 100_000, [2**40, 1, 1]],
 )  # fmt: skip
-def test_a_shape_is_checked_before_anything_is_made_for_it(live: Live, shape: list[Any]) -> None:
+def test_an_overflowing_or_invalid_shape_is_rejected(live: Live, shape: list[Any]) -> None:
     refused(infer(live, entry(shape=shape)))
     assert infer(live, {"inputs": [{**entry(shape=shape)["inputs"][0], "data": []}]}).status_code == 400
 
 
 @pytest.mark.parametrize("shape", [[0, 1, 1], [1, 0, 1], [0, 0, 0]])
-def test_tensors_without_elements_divide_nothing(live: Live, shape: list[int]) -> None:
+def test_tensors_without_elements_cause_no_division_by_zero(live: Live, shape: list[int]) -> None:
     answer = infer(live, entry(shape=shape, data=[]))
 
     assert answer.status_code in {200, 400}
 
 
-def test_a_request_that_is_cancelled_is_gone_once(live: Live) -> None:
+def test_cancelled_requests_are_released_exactly_once(live: Live) -> None:
     with grpc.insecure_channel(live.grpc_address) as channel:
         call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
         tensor = grpc_client.InferInput("x", [1, 1, 1], "FP32")
@@ -420,7 +426,7 @@ def test_a_request_that_is_cancelled_is_gone_once(live: Live) -> None:
      '{"cc_model_filenames": {"a": "/etc/passwd"}}',
      '{"output": [{"name": "y", "label_filename": "../../../etc/passwd"}]}'],
 )  # fmt: skip
-def test_a_configuration_over_the_network_is_checked_like_one_on_disk(live: Live, config: str) -> None:
+def test_an_invalid_configuration_in_a_load_request_is_rejected(live: Live, config: str) -> None:
     answer = post(live, "/v2/repository/models/free/load", {"parameters": {"config": config}})
 
     assert answer.status_code in {400, 500}
@@ -432,7 +438,7 @@ def test_a_configuration_over_the_network_is_checked_like_one_on_disk(live: Live
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
 @pytest.mark.parametrize("path", ["/v2/models/free/infer", "/v2/models/free/predict"])
-def test_a_body_is_bounded_after_decompression_too(live: Live, coding: str, path: str) -> None:
+def test_the_size_limit_applies_to_the_decompressed_body(live: Live, coding: str, path: str) -> None:
     import zlib
 
     plain = b" " * (64 << 20)
@@ -442,19 +448,19 @@ def test_a_body_is_bounded_after_decompression_too(live: Live, coding: str, path
 
 
 @pytest.mark.parametrize("size", [-1, -(2**63), 3, 5, 2**31, 2**63, 2**64, 2**64 + 4, 1.5, "4", True, None])
-def test_a_quantity_is_what_it_says(live: Live, size: Any) -> None:
+def test_an_invalid_binary_data_size_is_rejected(live: Live, size: Any) -> None:
     text = json.dumps({"inputs": [{**entry()["inputs"][0], "data": None, "parameters": {"binary_data_size": size}}]})
     body = text.replace('"data": null, ', "").encode()
     refused(infer(live, body + bytes(4), **{"inference-header-content-length": str(len(body))}))
 
 
 @pytest.mark.parametrize("length", ["-1", "18446744073709551615", "99999999999999999999", "1e3", "0x10", "+5"])
-def test_a_header_s_length_is_what_it_says(live: Live, length: str) -> None:
+def test_an_invalid_inference_header_content_length_is_rejected(live: Live, length: str) -> None:
     refused(infer(live, document(ONE), **{"inference-header-content-length": length}))
 
 
 @pytest.mark.parametrize("words", [b"\xff\xff\xff\xff", b"\x00\x00\x00\x80abcd", b"\x05\x00\x00\x00abc", b"\x01", b""])
-def test_a_string_is_as_long_as_it_says(live: Live, words: bytes) -> None:
+def test_a_binary_string_of_another_length_than_its_prefix_is_rejected(live: Live, words: bytes) -> None:
     body = {
         "inputs": [{"name": "x", "datatype": "BYTES", "shape": [1, 1], "parameters": {"binary_data_size": len(words)}}]
     }
@@ -467,18 +473,18 @@ def test_a_string_is_as_long_as_it_says(live: Live, words: bytes) -> None:
 
 @pytest.mark.parametrize("value", [2**64, 2**200, -(2**63) - 1, 10**300])
 @pytest.mark.parametrize("name", ["timeout", "priority", "sequence_id"])
-def test_integers_of_parameters_have_64_bits(live: Live, name: str, value: int) -> None:
+def test_integer_parameters_beyond_64_bits_are_rejected(live: Live, name: str, value: int) -> None:
     refused(infer(live, {**document(ONE), "parameters": {name: value}}), 400, 501)
 
 
 @pytest.mark.parametrize("value", [2**63 - 1, 2**63, 2**64 - 1, -1, -(2**63)])
 @pytest.mark.parametrize("name", ["timeout", "priority", "sequence_id"])
-def test_the_largest_of_them_overflow_nothing(live: Live, name: str, value: int) -> None:
+def test_the_largest_and_smallest_integer_parameters_cause_no_internal_error(live: Live, name: str, value: int) -> None:
     assert infer(live, {**document(ONE), "parameters": {name: value}}).status_code in {200, 400, 501}
 
 
 @pytest.mark.parametrize("version", ["9223372036854775808", "99999999999999999999999", "0" * 5000 + "9"])
-def test_versions_are_bounded(live: Live, version: str) -> None:
+def test_a_version_number_that_is_too_large_is_rejected(live: Live, version: str) -> None:
     refused(httpx.get(f"{live.url}/v2/models/free/versions/{version}"), 400, 404)
 
 
@@ -492,7 +498,7 @@ def test_versions_are_bounded(live: Live, version: str) -> None:
         ({"name": "x" * 10**5}, [bytes(4)]),
     ],
 )  # fmt: skip
-def test_malformed_requests_over_grpc_are_refused_one_by_one(
+def test_a_malformed_grpc_request_is_an_invalid_argument_with_a_short_message(
     live: Live, changes: dict[str, Any], raw: list[bytes]
 ) -> None:
     tensor = {"name": "x", "datatype": "FP32", "shape": [1, 1, 1], **changes}
@@ -507,7 +513,7 @@ def test_malformed_requests_over_grpc_are_refused_one_by_one(
     assert not [word for word in INTERNAL if word in raised.value.details()]
 
 
-def test_messages_that_are_none_are_refused_at_every_rpc(live: Live) -> None:
+def test_bytes_that_are_not_a_protobuf_message_are_rejected_at_every_rpc(live: Live) -> None:
     with grpc.insecure_channel(live.grpc_address) as channel:
         for path in GRPC_CATEGORIES:
             if path.endswith(("ModelStreamInfer", "Watch")):
@@ -521,7 +527,7 @@ def test_messages_that_are_none_are_refused_at_every_rpc(live: Live) -> None:
 # -- CVE-2026-24207: authentication bypass ---------------------------------------------------------------------
 
 
-def test_a_restricted_rpc_wants_the_very_header(root: Path) -> None:
+def test_a_restricted_rpc_requires_the_exact_header_and_value(root: Path) -> None:
     with (
         live_server(root, grpc_restricted_protocol=("inference,health,model-repository:key=secret",)) as guarded,
         grpc_client.InferenceServerClient(guarded.grpc_address) as client,
@@ -543,7 +549,7 @@ def test_a_restricted_rpc_wants_the_very_header(root: Path) -> None:
 # -- the commits after them ------------------------------------------------------------------------------------
 
 
-def test_classification_is_bounded_and_wants_numbers(live: Live) -> None:
+def test_classification_rejects_invalid_class_counts_and_string_outputs(live: Live) -> None:
     for classes in (10**6 + 1, 2**63, -1, "3"):
         parameters = {"classification": classes}
         answer = infer(live, {**entry(), "outputs": [{"name": "y", "parameters": parameters}]})
@@ -552,38 +558,38 @@ def test_classification_is_bounded_and_wants_numbers(live: Live) -> None:
     refused(infer(live, {**words, "outputs": [{"name": "y", "parameters": {"classification": 1}}]}, "words"))
 
 
-def test_an_output_is_asked_for_once(live: Live) -> None:
+def test_a_request_that_names_an_output_twice_is_rejected(live: Live) -> None:
     answer = infer(live, {**entry(), "outputs": [{"name": "y"}, {"name": "y"}]})
 
     assert refused(answer).endswith("Duplicate output name 'y' is not allowed in a request")
 
 
 @pytest.mark.parametrize("name", ["triton_anything", "triton_final_response"])
-def test_parameters_that_are_the_server_s_own_are_refused(live: Live, name: str) -> None:
+def test_reserved_request_parameters_are_rejected(live: Live, name: str) -> None:
     refused(infer(live, {**document(ONE), "parameters": {name: True}}))
 
 
-def test_a_client_that_has_gone_sends_no_signal(live: Live) -> None:
+def test_sigpipe_is_ignored_when_a_client_disconnects(live: Live) -> None:
     assert signal.getsignal(signal.SIGPIPE) == signal.SIG_IGN
     for _ in range(20):
         with socket.create_connection(("127.0.0.1", live.http_port), 30) as sock:
             sock.sendall(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n" * 20)
 
 
-def test_json_that_ends_early_is_not_read_past_its_end(live: Live) -> None:
+def test_truncated_json_is_rejected(live: Live) -> None:
     whole = json.dumps(document(ONE)).encode()
     for end in range(0, len(whole), 3):
         refused(infer(live, whole[:end]))
 
 
-def test_a_batch_larger_than_the_model_takes_is_refused(live: Live) -> None:
+def test_a_batch_larger_than_the_maximum_of_the_model_is_rejected(live: Live) -> None:
     refused(infer(live, entry(shape=[5000, 1, 1], data=[0.0] * 5000)))
 
 
 # -- the limits (6b) -------------------------------------------------------------------------------------------
 
 
-def test_what_hurts_by_default_in_triton_does_not_here() -> None:
+def test_default_settings_are_safer_than_the_defaults_of_triton() -> None:
     settings = Settings()
 
     assert (settings.http_address, settings.grpc_address) == ("127.0.0.1", "127.0.0.1")
@@ -593,14 +599,14 @@ def test_what_hurts_by_default_in_triton_does_not_here() -> None:
     assert settings.model_control_mode == "none"
 
 
-def test_a_queue_has_an_end_unless_it_is_told_otherwise(live: Live) -> None:
+def test_every_queue_has_a_limit_by_default(live: Live) -> None:
     rooms = [model.scheduler.limits for model in live.server.engine.models()]
 
     assert rooms
     assert all(room.max_rows > 0 and room.nbytes_ceiling >= room.max_nbytes > 0 for room in rooms)
 
 
-def test_a_failure_inside_tells_an_id_and_nothing_else(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_internal_error_is_answered_with_an_id_and_no_details(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: object, **kwargs: object) -> None:
         raise RuntimeError("/secret/place of the inside")
 

@@ -128,7 +128,7 @@ REFUSED: dict[str, tuple[str, Any]] = {
 
 @pytest.mark.parametrize("how", ["infer", "predict", "generate", "generate_stream"])
 @pytest.mark.parametrize("by", REFUSED)
-def test_by_http(live: Live, how: str, by: str) -> None:
+def test_a_rejected_http_request_is_freed_without_the_garbage_collector(live: Live, how: str, by: str) -> None:
     model, said = REFUSED[by]
     name, datatype, shape, values = tensor(model)
     values = values if said is None else ["a"] if said == [7] else said
@@ -143,14 +143,14 @@ def test_by_http(live: Live, how: str, by: str) -> None:
     assert left(live) == []
 
 
-def test_by_an_event(live: Live) -> None:
+def test_a_rejected_event_stream_request_is_freed_without_the_garbage_collector(live: Live) -> None:
     answer = httpx.post(f"{live.url}/v2/models/several/generate_stream", json={"x": [1.0]})
 
     assert "failed" in answer.text
     assert left(live) == []
 
 
-def test_by_a_handler_of_a_cortex_project(project: Live) -> None:
+def test_a_request_rejected_by_a_cortex_handler_is_freed_without_the_garbage_collector(project: Live) -> None:
     assert post(project.http_port, "/iris/classifier", {"a": 1}).status == 406
     assert left(project) == []
 
@@ -172,7 +172,7 @@ def streamed(stub: Any, message: Any) -> str:
 
 @pytest.mark.parametrize("ask", [unary, streamed])
 @pytest.mark.parametrize("by", REFUSED)
-def test_by_grpc(live: Live, ask: Ask, by: str) -> None:
+def test_a_rejected_grpc_request_is_freed_without_the_garbage_collector(live: Live, ask: Ask, by: str) -> None:
     model, said = REFUSED[by]
     name, datatype, shape, values = tensor(model)
     message = service_pb2.ModelInferRequest(model_name=model)
@@ -185,7 +185,7 @@ def test_by_grpc(live: Live, ask: Ask, by: str) -> None:
     assert left(live) == []
 
 
-def test_a_connection_that_ends_over_grpc(live: Live) -> None:
+def test_an_ended_grpc_connection_is_freed_without_the_garbage_collector(live: Live) -> None:
     with socket.create_connection(("127.0.0.1", live.grpc_port)) as connection:
         connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 40)
         while connection.recv(4096):

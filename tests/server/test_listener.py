@@ -73,7 +73,7 @@ class Swept:
         pass
 
 
-def test_what_the_process_stood_still_is_no_time_of_its_clients() -> None:
+def test_time_while_the_process_stood_still_does_not_count_toward_client_timeouts() -> None:
     swept = Swept()
     port = Port("test", "127.0.0.1", 0, cast(Any, swept))
     for since_s in (99.0, 98.5, 20.0):
@@ -91,7 +91,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
-def test_answers_on_the_port_that_the_system_chose_with_a_date_and_no_server_header() -> None:
+def test_a_port_chosen_by_the_system_answers_with_a_date_and_no_server_header() -> None:
     async def main() -> None:
         async with listening(Gate()) as listener:
             reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
@@ -106,7 +106,7 @@ def test_answers_on_the_port_that_the_system_chose_with_a_date_and_no_server_hea
     run(main)
 
 
-def test_a_port_that_is_taken_is_one_clear_line() -> None:
+def test_a_port_already_in_use_is_a_one_line_listen_error() -> None:
     async def main() -> None:
         async with listening(Gate()) as first:
             config = make_config(Gate().app, "httptools", idle_s=5, access_log=False)
@@ -123,7 +123,7 @@ def test_a_port_that_is_taken_is_one_clear_line() -> None:
 
 
 @pytest.mark.parametrize("address", ["256.0.0.1", "192.0.2.1", "a..b"])
-def test_an_address_that_is_not_ours_is_refused(address: str) -> None:
+def test_an_address_of_another_machine_is_a_listen_error(address: str) -> None:
     async def main() -> None:
         config = make_config(Gate().app, "httptools", idle_s=5, access_log=False)
         listener = Listener("HTTP", address, 0, config)
@@ -135,7 +135,7 @@ def test_an_address_that_is_not_ours_is_refused(address: str) -> None:
     run(main)
 
 
-def test_localhost_is_every_address_of_that_name_on_one_port() -> None:
+def test_localhost_listens_on_every_address_of_localhost_on_one_port() -> None:
     async def main() -> None:
         config = make_config(Gate().app, "httptools", idle_s=5, access_log=False)
         listener = Listener("HTTP", "localhost", 0, config)
@@ -148,7 +148,7 @@ def test_localhost_is_every_address_of_that_name_on_one_port() -> None:
     run(main)
 
 
-def test_the_ipv6_address_of_all_is_that_of_ipv4_clients_too() -> None:
+def test_the_ipv6_wildcard_address_also_accepts_ipv4_clients() -> None:
     async def main() -> None:
         config = make_config(Gate().app, "httptools", idle_s=5, access_log=False)
         listener = Listener("HTTP", "::", 0, config)
@@ -167,7 +167,7 @@ def test_the_ipv6_address_of_all_is_that_of_ipv4_clients_too() -> None:
         run(main)
 
 
-def test_the_kernel_takes_little_of_what_it_cannot_send_yet() -> None:
+def test_the_kernel_buffers_little_unsent_data_per_connection() -> None:
     with bind_one(socket.AF_INET, ("127.0.0.1", 0)) as bound, socket.socket() as client:
         bound.listen()
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
@@ -180,7 +180,7 @@ def test_the_kernel_takes_little_of_what_it_cannot_send_yet() -> None:
 
 
 @pytest.mark.parametrize("closes", [True, False], ids=["closed", "open"])
-def test_connections_that_only_the_kernel_has_accepted_are_served_before_the_end(closes: bool) -> None:
+def test_connections_still_in_the_kernel_backlog_are_served_before_the_listener_ends(closes: bool) -> None:
     async def main() -> None:
         gate = Gate()
         gate.open.clear()
@@ -206,7 +206,9 @@ def test_connections_that_only_the_kernel_has_accepted_are_served_before_the_end
 
 
 @pytest.mark.parametrize("ended", [Listener.stop_accepting, Listener.close_gracefully])
-def test_in_the_end_a_connection_is_refused(ended: Callable[[Listener], Awaitable[None]]) -> None:
+def test_connections_are_refused_after_the_listener_stops_accepting(
+    ended: Callable[[Listener], Awaitable[None]],
+) -> None:
     async def main() -> None:
         async with listening(Gate()) as listener:
             await ended(listener)
@@ -217,7 +219,7 @@ def test_in_the_end_a_connection_is_refused(ended: Callable[[Listener], Awaitabl
     run(main)
 
 
-def test_that_no_connection_can_be_accepted_is_said_once_each_time_it_begins(
+def test_running_out_of_file_descriptors_is_logged_once_each_time_it_begins(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(_: int) -> int:
@@ -236,7 +238,7 @@ def test_that_no_connection_can_be_accepted_is_said_once_each_time_it_begins(
     assert caplog.messages == ["test: connections cannot be accepted: Too many open files"] * 2
 
 
-def test_a_port_that_closes_is_no_lack_of_descriptors(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_closing_port_is_not_reported_as_out_of_file_descriptors(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with listening(Gate()) as listener:
             closing = asyncio.ensure_future(listener.stop_accepting())
@@ -248,7 +250,7 @@ def test_a_port_that_closes_is_no_lack_of_descriptors(caplog: pytest.LogCaptureF
     assert caplog.messages == []
 
 
-def test_finish_waits_for_work_under_way() -> None:
+def test_drain_waits_for_requests_in_progress() -> None:
     async def main() -> None:
         gate = Gate()
         gate.open.clear()
@@ -272,7 +274,7 @@ def test_finish_waits_for_work_under_way() -> None:
     run(main)
 
 
-def test_finish_does_not_wait_for_who_comes_after_it_has_begun() -> None:
+def test_drain_does_not_wait_for_connections_accepted_after_it_began() -> None:
     async def main() -> None:
         gate = Gate()
         gate.open.clear()
@@ -296,7 +298,7 @@ def test_finish_does_not_wait_for_who_comes_after_it_has_begun() -> None:
     run(main)
 
 
-def test_finish_counts_what_is_not_done_by_the_deadline_and_close_ends_it() -> None:
+def test_drain_returns_the_requests_unfinished_at_the_deadline_and_close_ends_them() -> None:
     async def main() -> None:
         gate = Gate()
         gate.open.clear()

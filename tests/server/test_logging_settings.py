@@ -45,20 +45,20 @@ def logged(changes: dict[str, Any]) -> list[str]:
     return stream.getvalue().splitlines()
 
 
-def test_settings_have_triton_s_names_and_order() -> None:
+def test_log_settings_have_the_names_and_order_of_triton() -> None:
     settings, _ = settings_for()
 
     assert list(settings.read().items()) == list(EVERY.items())
 
 
-def test_they_begin_as_the_flags_say() -> None:
+def test_log_settings_begin_with_the_values_of_the_flags() -> None:
     settings, _ = settings_for(log_info=False, log_verbose=2, log_file="/tmp/x.log")
 
     assert settings.read() == EVERY | {"log_file": "/tmp/x.log", "log_info": False, "log_verbose_level": 2}
 
 
 @pytest.mark.parametrize(("flag", "read"), [("ISO8601", "ISO8601"), ("default", "default"), ("text", "default")])
-def test_the_format_may_be_said_in_triton_s_words_at_start(flag: str, read: str) -> None:
+def test_the_log_format_flag_accepts_the_values_of_triton(flag: str, read: str) -> None:
     stream = io.StringIO()
     logs = Logs(resolve({"log_format": flag, "log_verbose": "256"}, {}), stream)
     settings, _ = settings_for(log_format=flag, log_verbose=256)
@@ -70,7 +70,7 @@ def test_the_format_may_be_said_in_triton_s_words_at_start(flag: str, read: str)
     assert stream.getvalue().startswith("{") == (flag == "default")
 
 
-def test_a_change_is_read_back_and_applied() -> None:
+def test_a_changed_log_setting_is_read_back_and_applied() -> None:
     settings, applied = settings_for()
     settings.update({"log_warning": False, "log_verbose_level": 1, "log_format": "ISO8601"})
 
@@ -78,7 +78,7 @@ def test_a_change_is_read_back_and_applied() -> None:
     assert applied == [LogLevels(warning=False, verbose=1, format="ISO8601")]
 
 
-def test_null_leaves_a_setting_as_it_is() -> None:
+def test_null_leaves_a_log_setting_unchanged() -> None:
     settings, applied = settings_for()
     settings.update(dict.fromkeys(EVERY))
 
@@ -99,7 +99,7 @@ def test_null_leaves_a_setting_as_it_is() -> None:
         ({"log_color": True}, Code.INVALID, "unknown log setting 'log_color'"),
     ],
 )
-def test_what_cannot_be_set_is_refused_and_changes_nothing(changes: dict[str, Any], code: Code, text: str) -> None:
+def test_an_invalid_log_setting_is_rejected_and_changes_nothing(changes: dict[str, Any], code: Code, text: str) -> None:
     settings, applied = settings_for()
 
     with pytest.raises(InferError) as raised:
@@ -110,12 +110,12 @@ def test_what_cannot_be_set_is_refused_and_changes_nothing(changes: dict[str, An
 
 
 @pytest.mark.parametrize("body", [b"[]", b"1", b"{", b'"x"', b"null"])
-def test_settings_must_be_an_object(body: bytes) -> None:
+def test_log_settings_must_be_a_json_object(body: bytes) -> None:
     with pytest.raises(InferError):
         settings_object(body)
 
 
-def test_an_empty_body_asks_for_no_change() -> None:
+def test_an_empty_body_requests_no_change() -> None:
     assert settings_object(b" \n") == {}
 
 
@@ -129,7 +129,7 @@ def test_an_empty_body_asks_for_no_change() -> None:
         ({"log_info": False, "log_warning": False, "log_error": False}, []),
     ],
 )
-def test_the_process_logs_what_was_set(changes: dict[str, Any], levels: list[str]) -> None:
+def test_the_process_logs_the_levels_that_were_set(changes: dict[str, Any], levels: list[str]) -> None:
     assert [json.loads(line)["msg"] for line in logged(changes)] == levels
 
 
@@ -140,14 +140,14 @@ def test_iso8601_is_one_line_of_text_that_begins_with_the_time() -> None:
     assert (stamp[10], stamp[-1], rest) == ("T", "Z", "INFO test: info")
 
 
-def test_logging_goes_back_to_what_it_was_when_the_process_s_logs_stop() -> None:
+def test_the_log_level_is_restored_when_logs_stop() -> None:
     before = logging.getLogger("penstock").level
     logged({"log_verbose_level": 1})
 
     assert logging.getLogger("penstock").level == before
 
 
-def test_inside_another_program_only_the_level_of_our_loggers_changes() -> None:
+def test_only_the_level_of_the_penstock_logger_changes_within_another_program() -> None:
     ours, root = logging.getLogger("penstock"), logging.getLogger()
     before = ours.level, root.level
     try:

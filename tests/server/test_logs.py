@@ -57,7 +57,7 @@ class StuckStream(io.StringIO):
         return super().write(text)
 
 
-def test_json_carries_time_level_message_logger_and_what_the_record_is_about() -> None:
+def test_a_json_record_has_time_level_message_logger_and_extra_fields() -> None:
     text = logged(lambda: logger.error("model %s broke", "iris", extra={"request_id": "r1", "model": "iris"}))
 
     line = json.loads(text)
@@ -73,7 +73,7 @@ def test_json_carries_time_level_message_logger_and_what_the_record_is_about() -
     }
 
 
-def test_text_is_one_readable_line() -> None:
+def test_a_text_record_is_one_readable_line() -> None:
     text = logged(
         lambda: logger.info("served", extra={"model": "iris", "why": "a reason", "path": ""}),
         Settings(log_format="text"),
@@ -82,7 +82,7 @@ def test_text_is_one_readable_line() -> None:
     assert text.partition(" ")[2] == 'INFO test: served model=iris why="a reason" path=""\n'
 
 
-def test_auto_is_text_on_a_terminal_and_json_elsewhere() -> None:
+def test_the_auto_format_is_text_on_a_terminal_and_json_elsewhere() -> None:
     terminal, pipe = Terminal(), io.StringIO()
     for stream in (terminal, pipe):
         with logs_to(stream, Settings()):
@@ -119,7 +119,7 @@ def test_escaped_text_stays_on_one_line_and_can_always_be_written(text: str) -> 
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
-def test_a_client_cannot_forge_a_line(log_format: str) -> None:
+def test_a_client_cannot_forge_a_log_line(log_format: str) -> None:
     forged = 'x"}\n2026-01-01T00:00:00.000Z INFO serve: \x1b[2Jforged\r\u2028\u202e'
 
     text = logged(lambda: logger.error("no %s", forged, extra={"model": forged}), Settings(log_format=log_format))
@@ -128,7 +128,7 @@ def test_a_client_cannot_forge_a_line(log_format: str) -> None:
     assert text.rstrip("\n").isprintable()
 
 
-def test_a_very_long_message_is_cut() -> None:
+def test_a_very_long_message_is_truncated() -> None:
     text = logged(lambda: logger.error("x" * 10 * MAX_TEXT_CHARS))
 
     assert json.loads(text)["msg"].endswith(f"... ({10 * MAX_TEXT_CHARS} characters)")
@@ -145,7 +145,7 @@ def test_a_very_long_message_is_cut() -> None:
         (Settings(log_info=False, log_warning=False, log_error=False), []),
     ],
 )
-def test_each_level_is_switched_on_its_own(settings: Settings, wanted: list[str]) -> None:
+def test_each_log_level_is_switched_separately(settings: Settings, wanted: list[str]) -> None:
     def say() -> None:
         for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR):
             logger.log(level, "x")
@@ -153,7 +153,7 @@ def test_each_level_is_switched_on_its_own(settings: Settings, wanted: list[str]
     assert [json.loads(line)["level"] for line in logged(say, settings).splitlines()] == wanted
 
 
-def test_uvicorn_is_heard_once_and_only_when_it_warns() -> None:
+def test_uvicorn_records_are_logged_once_and_only_from_warning_up() -> None:
     def say() -> None:
         logging.getLogger("uvicorn.error").info("Started server process")
         logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
@@ -162,7 +162,7 @@ def test_uvicorn_is_heard_once_and_only_when_it_warns() -> None:
     assert [(line["logger"], line["msg"]) for line in lines] == [("uvicorn.error", "Invalid HTTP request received.")]
 
 
-def test_logging_never_waits_for_the_stream_and_tells_what_it_dropped() -> None:
+def test_logging_never_waits_for_the_stream_and_reports_dropped_records() -> None:
     stream = StuckStream()
     with logs_to(stream) as logs:
         logger.info("first")
@@ -195,7 +195,9 @@ class Textless:
 @pytest.mark.parametrize(
     ("log_format", "about"), [("json", {(1, 2): "a key that is no name"}), ("json", Textless()), ("text", Textless())]
 )
-def test_what_has_no_text_ends_neither_the_writer_nor_the_record(log_format: str, about: object) -> None:
+def test_an_extra_field_that_cannot_be_formatted_loses_neither_the_record_nor_the_writer(
+    log_format: str, about: object
+) -> None:
     def say() -> None:
         logger.info("first", extra={"counts": about, "model": "iris"})
         logger.info("second")
@@ -207,7 +209,7 @@ def test_what_has_no_text_ends_neither_the_writer_nor_the_record(log_format: str
     assert "second" in second
 
 
-def test_words_that_do_not_go_with_their_arguments_are_told_and_no_error_of_whoever_logs(
+def test_a_message_that_does_not_match_its_arguments_is_reported_without_an_exception(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest's own raise such an error
@@ -223,7 +225,7 @@ def test_words_that_do_not_go_with_their_arguments_are_told_and_no_error_of_whoe
     assert capsys.readouterr().err.count("Message: '%d rows'") == 2
 
 
-def test_stopping_gives_logging_back() -> None:
+def test_stopping_logs_restores_the_previous_logging_configuration() -> None:
     before = (logging.getLogger().level, list(logging.getLogger().handlers), logging.getLogger("penstock").level)
 
     logged(lambda: logger.info("x"))
@@ -232,7 +234,7 @@ def test_stopping_gives_logging_back() -> None:
     assert after == before
 
 
-def test_a_process_among_others_names_itself_in_every_record() -> None:
+def test_every_record_of_a_named_process_has_its_process_name() -> None:
     stream = io.StringIO()
     logs = Logs(Settings(log_format="json"), stream, "front-1")
     logs.start()
@@ -242,7 +244,7 @@ def test_a_process_among_others_names_itself_in_every_record() -> None:
     assert json.loads(stream.getvalue())["process_name"] == "front-1"
 
 
-def test_a_log_file_has_what_the_stream_would_and_keeps_what_was_there(
+def test_records_are_appended_to_the_log_file_instead_of_the_stream(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # of a surrogate pytest's own handlers make a report that xdist cannot send
@@ -273,7 +275,7 @@ def test_processes_append_whole_lines_to_one_log_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "why"), [("no/such.log", "No such file or directory"), ("", "Is a directory")])
-def test_a_log_file_that_cannot_be_opened_is_one_clear_line(tmp_path: Path, name: str, why: str) -> None:
+def test_a_log_file_that_cannot_be_opened_is_a_one_line_error(tmp_path: Path, name: str, why: str) -> None:
     path = tmp_path / name
 
     with pytest.raises(LogFileError, match=f"--log-file {path}: failed to open log file: {why}"):
@@ -299,7 +301,7 @@ logs.stop()
 """
 
 
-def test_a_full_disk_is_told_once_on_stderr_and_the_log_goes_on_when_there_is_space(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_once_on_stderr_and_logging_resumes_when_space_is_free(tmp_path: Path) -> None:
     path = tmp_path / "penstock.log"
     words = [sys.executable, "-c", FULL, str(path)]
     said = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stderr
@@ -311,7 +313,7 @@ def test_a_full_disk_is_told_once_on_stderr_and_the_log_goes_on_when_there_is_sp
     assert lines == ["0", "1", "2", "3", "4", "5", "again", "3 log records are lost: the log could not be written"]
 
 
-def test_a_file_that_takes_half_a_line_has_it_whole_before_the_next(
+def test_a_partly_written_log_line_is_completed_before_the_next_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, room = LogFile(str(tmp_path / "log")), [8]

@@ -56,7 +56,7 @@ def asked(live: Live, method: str, path: str, body: bytes | None = None) -> tupl
 
 
 @pytest.mark.slow
-def test_it_is_not_live_and_what_needs_no_gpu_goes_on(live: Live, runtime: FakeRuntime) -> None:
+def test_a_server_with_a_lost_gpu_is_not_live_and_still_serves_cpu_models(live: Live, runtime: FakeRuntime) -> None:
     spent = threading.Event()
     live.server.on_device_lost = spent.set
     before = asked(live, "GET", "/v2/health/live")[0]
@@ -76,7 +76,7 @@ def test_it_is_not_live_and_what_needs_no_gpu_goes_on(live: Live, runtime: FakeR
     assert asked(live, "GET", "/v2/models/cpu/ready")[0] == 200
 
 
-def test_an_engine_of_a_supervisor_ends_at_once_for_another_to_take_its_place(tmp_path: Path) -> None:
+def test_a_supervised_engine_that_loses_its_gpu_ends_at_once(tmp_path: Path) -> None:
     async def main() -> None:
         ended = asyncio.Event()
         told: Any = SimpleNamespace(

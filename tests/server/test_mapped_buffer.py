@@ -15,7 +15,7 @@ MIB = 1 << 20
 
 
 @given(st.integers(1, 10_000), st.lists(st.binary(max_size=9000)), st.booleans())
-def test_what_is_put_is_there_one_part_after_another(size: int, parts: list[bytes], whole: bool) -> None:
+def test_appended_parts_are_in_the_buffer_one_after_another(size: int, parts: list[bytes], whole: bool) -> None:
     mapped = MappedBuffer(size)
     for part in [b"first", *parts]:
         mapped.append(memoryview(part) if whole else part)
@@ -23,13 +23,13 @@ def test_what_is_put_is_there_one_part_after_another(size: int, parts: list[byte
     assert mapped.finish() == b"".join([b"first", *parts])
 
 
-def test_parts_of_any_size_are_put_together() -> None:
+def test_join_mapped_joins_parts_of_any_size() -> None:
     parts: list[Body] = [b"head", memoryview(bytes(range(256)) * 20_000), b"", b"end"]
 
     assert join_mapped(parts) == b"".join(parts)
 
 
-def test_more_may_come_than_was_thought() -> None:
+def test_a_buffer_grows_when_more_bytes_are_appended_than_expected() -> None:
     mapped = MappedBuffer()
     for number in range(9):
         mapped.append(bytes([number]) * MIB)
@@ -37,7 +37,7 @@ def test_more_may_come_than_was_thought() -> None:
     assert mapped.finish() == b"".join([bytes([number]) * MIB for number in range(9)])
 
 
-def test_all_of_it_goes_back_with_the_last_view() -> None:
+def test_mapped_memory_is_freed_with_its_last_view() -> None:
     view = join_mapped([bytes(MIB)])
     part, memory = view[MIB - 1 :], weakref.ref(view.obj)
     assert len(view.obj) == MIB  # type: ignore[arg-type]  # what is counted of who takes a part only
@@ -50,7 +50,7 @@ def test_all_of_it_goes_back_with_the_last_view() -> None:
 
 class TestLargeAnswers:
     @pytest.mark.parametrize(("json_bytes", "most"), [(0, 2), (9 * MIB, 1)])
-    def test_are_encoded_few_at_a_time(self, json_bytes: int, most: int) -> None:
+    def test_large_answers_are_encoded_a_few_at_a_time_on_threads(self, json_bytes: int, most: int) -> None:
         threads = set()
 
         async def main() -> None:
@@ -63,7 +63,7 @@ class TestLargeAnswers:
         assert len(threads) <= most
         assert threading.get_ident() not in threads
 
-    def test_do_not_wait_for_what_has_long_json(self) -> None:
+    def test_answers_with_little_json_do_not_wait_for_an_answer_with_long_json(self) -> None:
         async def main() -> str:
             answers, free = LargeAnswerEncoder(), threading.Event()
             long = asyncio.ensure_future(answers.encode(9 * MIB, free.wait, PATIENCE_S))
@@ -76,7 +76,7 @@ class TestLargeAnswers:
 
         assert asyncio.run(main()) == "encoded"
 
-    def test_end_when_nobody_takes_them_any_more(self) -> None:
+    def test_encoding_stops_when_the_answer_is_cancelled(self) -> None:
         async def main() -> tuple[int, str]:
             answers, begun, go_on = LargeAnswerEncoder(), threading.Event(), threading.Event()
             mapped = MappedBuffer()

@@ -82,7 +82,7 @@ def _serve(model: Model, *rows: int, end_ns: int = 1_500 * US) -> None:
     model.statistics.record_batch(batch, end_ns)
 
 
-def test_counters_have_triton_s_names_labels_and_meanings() -> None:
+def test_counters_have_the_names_labels_and_meanings_of_triton() -> None:
     model = fake_model("iris", 3)
     _serve(model, 1, 4)
 
@@ -103,7 +103,7 @@ def test_counters_have_triton_s_names_labels_and_meanings() -> None:
         assert f'\nnv_inference_{name}{{model="iris",version="3"}} {value}\n' in page
 
 
-def test_failures_have_a_line_for_each_reason_from_the_start() -> None:
+def test_failure_counters_have_a_line_for_each_reason_from_the_start() -> None:
     model = fake_model("iris")
     model.statistics.record_failure(REJECTED, 0, 1)
 
@@ -117,7 +117,7 @@ def test_failures_have_a_line_for_each_reason_from_the_start() -> None:
     }
 
 
-def test_histograms_are_cumulative_and_end_with_everything() -> None:
+def test_histograms_are_cumulative_and_end_with_the_total() -> None:
     model = fake_model("iris")
     _serve(model, 1, 4)
 
@@ -157,7 +157,7 @@ EVENTS = {
 
 
 @pytest.mark.parametrize(("event", "name"), EVENTS.items())
-def test_what_is_out_of_the_ordinary_is_counted_from_zero(event: str, name: str) -> None:
+def test_unusual_events_are_counted_from_zero(event: str, name: str) -> None:
     model = fake_model("iris")
     before = _page(model)
     model.count_event(event)
@@ -170,7 +170,7 @@ def test_what_is_out_of_the_ordinary_is_counted_from_zero(event: str, name: str)
     }  # fmt: skip
 
 
-def test_elements_of_padded_inputs_are_real_or_padding() -> None:
+def test_elements_of_padded_inputs_are_counted_as_real_or_padding() -> None:
     model = fake_model("iris")
     model.count_event("elements_real", 30)
     model.count_event("elements_padded", 10)
@@ -181,7 +181,7 @@ def test_elements_of_padded_inputs_are_real_or_padding() -> None:
     }
 
 
-def test_time_on_devices_is_shown_of_models_that_have_run_on_one() -> None:
+def test_device_seconds_are_shown_for_models_that_have_run_on_a_device() -> None:
     model = fake_model("iris")
     before = _page(model)
     model.device_ns.update({"cuda:0": 1_500_000_000, "cuda:1": 7})
@@ -194,7 +194,7 @@ def test_time_on_devices_is_shown_of_models_that_have_run_on_one() -> None:
     }
 
 
-def test_a_model_on_the_cpu_that_asked_for_a_gpu_is_shown() -> None:
+def test_a_model_that_fell_back_from_gpu_to_cpu_is_shown() -> None:
     model = fake_model("iris")
     model.spec = replace(model.spec, fallback_reason="no NVIDIA driver was found")
 
@@ -217,7 +217,7 @@ def _learn(model: Model, key: Key, rows: int, ns: int, runs: int = 1) -> None:
             model.scheduler.learn(key, rows, ns, 1)
 
 
-def test_run_times_are_shown_by_shapes_and_rows() -> None:
+def test_run_seconds_are_shown_by_shapes_and_rows() -> None:
     model = fake_model("iris")
     _learn(model, ((512,), None), 1, 50 * US)
     _learn(model, ((512,), None), 16, 200 * US)
@@ -232,7 +232,7 @@ def test_run_times_are_shown_by_shapes_and_rows() -> None:
     assert "penstock_run_seconds" not in _page(fake_model("iris"))
 
 
-def test_run_times_are_shown_of_the_shapes_that_ran_most() -> None:
+def test_run_seconds_are_shown_for_the_shapes_that_ran_most() -> None:
     model = fake_model("iris")
     for width in range(1, 40):
         _learn(model, ((width,),), 1, US, runs=width)
@@ -241,7 +241,7 @@ def test_run_times_are_shown_of_the_shapes_that_ran_most() -> None:
     assert shown == [str(width) for width in range(39, 39 - MAX_SHOWN_KEYS, -1)]
 
 
-def test_shapes_and_sizes_that_clients_choose_add_no_series_to_those_that_were_shown() -> None:
+def test_shapes_and_sizes_chosen_by_clients_do_not_add_series_without_limit() -> None:
     model = fake_model("iris")
     for width in range(1, MAX_SHOWN_KEYS):
         _learn(model, ((width,),), 9, US)
@@ -257,12 +257,12 @@ def test_shapes_and_sizes_that_clients_choose_add_no_series_to_those_that_were_s
     assert _values(_page(model), "penstock_run_seconds").keys() == later
 
 
-def test_connections_are_shown_when_they_are_known() -> None:
+def test_the_number_of_connections_is_shown_if_known() -> None:
     assert "\npenstock_connections 7\n" in _page(connections=7)
     assert "penstock_connections" not in _page()
 
 
-def test_a_version_that_could_not_be_loaded_is_there_and_not_ready() -> None:
+def test_a_version_that_could_not_be_loaded_is_shown_as_not_ready() -> None:
     metrics = _metrics()
     metrics.readiness = lambda: [("iris", "1", True), ("iris", "2", False), ('"broken"', "", False)]
 
@@ -273,7 +273,7 @@ def test_a_version_that_could_not_be_loaded_is_there_and_not_ready() -> None:
     }
 
 
-def test_a_server_tells_of_a_model_that_it_could_not_load(tmp_path: Path) -> None:
+def test_a_live_server_shows_a_model_that_failed_to_load_as_not_ready(tmp_path: Path) -> None:
     (tmp_path / "broken" / "1").mkdir(parents=True)
     (tmp_path / "broken" / "1" / "model.onnx").write_bytes(b"no model")
     with live_server(tmp_path) as live:
@@ -282,7 +282,7 @@ def test_a_server_tells_of_a_model_that_it_could_not_load(tmp_path: Path) -> Non
     assert _values(page, "penstock_model_ready") == {'{model="broken",version="1"}': "0"}
 
 
-def test_the_versions_that_serve_are_labels() -> None:
+def test_build_info_has_the_installed_versions_as_labels() -> None:
     [(labels, value)] = _values(_page(), "penstock_build_info").items()
 
     python, own = platform.python_version(), importlib.metadata.version("penstock")
@@ -290,7 +290,7 @@ def test_the_versions_that_serve_are_labels() -> None:
     assert value == "1"
 
 
-def test_the_page_is_one_group_per_metric_each_with_its_help_and_type() -> None:
+def test_the_page_has_one_group_per_metric_with_help_and_type() -> None:
     models = [fake_model("a", hooks=HookSpec(Path("h.py"))), fake_model("b"), fake_model('odd "name"\\\n')]
     for model in models:
         _serve(model, 1)
@@ -311,7 +311,7 @@ def test_the_page_is_one_group_per_metric_each_with_its_help_and_type() -> None:
     assert len(seen) == len(set(seen))
 
 
-def test_rendering_gives_way_to_the_loop_after_each_model() -> None:
+def test_rendering_yields_to_the_event_loop_after_each_model() -> None:
     async def main() -> int:
         turns = 0
         metrics = _metrics(*(fake_model(f"m{number}") for number in range(50)))
@@ -332,7 +332,7 @@ def test_label_values_are_escaped(text: str, escaped: str) -> None:
 
 
 @given(st.integers(0, 10**24), st.integers(1, 9))
-def test_numbers_are_exact_and_without_an_exponent(value: int, digits: int) -> None:
+def test_decimal_numbers_are_exact_and_have_no_exponent(value: int, digits: int) -> None:
     text = decimal(value, digits)
 
     assert re.fullmatch(r"\d+(\.\d*[1-9])?", text)
@@ -351,7 +351,7 @@ def _page_with(model: Model, *entries: str) -> str:
     return asyncio.run(metrics.render()).decode()
 
 
-def test_summaries_are_shown_when_they_are_asked_for() -> None:
+def test_summaries_are_shown_if_enabled() -> None:
     page = _page_with(fake_model("iris"), "summary_latencies=true", "summary_quantiles=0.5:0.05,0.99:0.001")
     labels = 'model="iris",version="1"'
 
@@ -364,7 +364,7 @@ def test_summaries_are_shown_when_they_are_asked_for() -> None:
         assert f"\nnv_inference_{name}_summary_us_count{{{labels}}} 2\n" in page
 
 
-def test_a_summary_without_a_request_is_no_number() -> None:
+def test_the_quantiles_of_a_summary_without_requests_are_nan() -> None:
     metrics = Metrics(FakeEngine(fake_model("iris")), Hardware(nvml=_no_gpu), parse(["summary_latencies=true"]))
     page = asyncio.run(metrics.render()).decode()
 
@@ -376,7 +376,7 @@ def _decoupled(**fields: Any) -> Model:
     return Model(replace(fake_model("iris").spec, decoupled=True, **fields), (), lambda *_: None)
 
 
-def test_the_first_response_histogram_is_shown_when_it_is_asked_for() -> None:
+def test_the_first_response_histogram_is_shown_if_enabled() -> None:
     page = _page_with(_decoupled(), "histogram_latencies=true")
     buckets = _values(page, "nv_inference_first_response_histogram_ms_bucket")
 
@@ -385,7 +385,7 @@ def test_the_first_response_histogram_is_shown_when_it_is_asked_for() -> None:
     assert '\nnv_inference_first_response_histogram_ms_sum{model="iris",version="1"} 1\n' in page
 
 
-def test_the_bounds_of_that_may_be_a_model_s_own() -> None:
+def test_a_model_may_set_the_bounds_of_its_first_response_histogram() -> None:
     page = _page_with(_decoupled(first_response_ms=(-1.5, 0.0, 0.5, 2500.25)), "histogram_latencies=true")
     buckets = _values(page, "nv_inference_first_response_histogram_ms_bucket")
 
@@ -393,7 +393,7 @@ def test_the_bounds_of_that_may_be_a_model_s_own() -> None:
     assert [re.findall('le="(.*)"', labels)[0] for labels in buckets] == ["-1.5", "0", "0.5", "2500.25", "+Inf"]
 
 
-def test_neither_is_there_unasked_and_counters_can_be_left_out() -> None:
+def test_summaries_and_histograms_are_off_by_default_and_counters_can_be_turned_off() -> None:
     page = _page(fake_model("iris"))
     assert "summary_us" not in page
     assert "first_response" not in page
@@ -416,18 +416,18 @@ def test_neither_is_there_unasked_and_counters_can_be_left_out() -> None:
     ["summary", "summary_latencies=maybe", "summaries=true", "summary_quantiles=", "summary_quantiles=0.5",
      "summary_quantiles=1.5:0.1", "summary_quantiles=0.5:x", "summary_quantiles=0.5:0.1,0.5:0.1", "=true"],
 )  # fmt: skip
-def test_what_the_flag_cannot_mean_stops_the_start(entry: str) -> None:
+def test_an_invalid_metrics_config_is_a_setting_error(entry: str) -> None:
     with pytest.raises(SettingError, match="--metrics-config: "):
         Settings(metrics_config=(entry,))
 
 
-def test_an_error_is_read_as_far_as_it_is_a_number_and_never_less_than_the_least() -> None:
+def test_a_quantile_error_is_parsed_up_to_its_first_invalid_character_with_a_minimum() -> None:
     config = parse(["summary_quantiles=0.1:0.0.1,0.7:0.01,0.75:0,0.9:1e-2"])
 
     assert config.quantiles == (("0.1", 0.0001), ("0.7", 0.01), ("0.75", 0.0001), ("0.9", 0.01))
 
 
-def test_a_model_s_tags_are_labels_and_all_stand_by_name_as_triton_s_do() -> None:
+def test_metric_tags_of_a_model_are_labels_sorted_by_name() -> None:
     model = fake_model("iris")
     model.spec = replace(model.spec, metric_tags=(("team", 'a"b'), ("tier", "1")))
     page = _page(model)
@@ -437,14 +437,14 @@ def test_a_model_s_tags_are_labels_and_all_stand_by_name_as_triton_s_do() -> Non
     assert f'\nnv_inference_request_failure{{{before},reason="OTHER",{after}}} 0\n' in page
 
 
-def test_how_long_a_model_took_to_load_is_shown() -> None:
+def test_the_load_duration_of_a_model_is_shown() -> None:
     model = fake_model("iris")
     model.load_s = 1.5
 
     assert '\nnv_model_load_duration_secs{model="iris",version="1"} 1.500000\n' in _page(model)
 
 
-def test_the_pinned_pool_that_is_not_there_is_empty() -> None:
+def test_the_absent_pinned_memory_pool_is_shown_as_empty() -> None:
     page = _page()
 
     assert "\nnv_pinned_memory_pool_total_bytes 0\n" in page
@@ -463,7 +463,7 @@ def _call(method: str, path: str, served: str = "/metrics", accept: str = "ident
     return asyncio.run(main())
 
 
-def test_the_metrics_port_answers_metrics() -> None:
+def test_the_metrics_port_serves_the_metrics_page() -> None:
     response = _call("GET", "/metrics?name=x")
 
     assert (response.status_code, response.headers["content-type"]) == (200, "text/plain; charset=utf-8")
@@ -472,7 +472,7 @@ def test_the_metrics_port_answers_metrics() -> None:
 
 
 @pytest.mark.parametrize(("accept", "coding"), [("gzip", "gzip"), ("deflate, gzip;q=0.5", "deflate"), ("br", None)])
-def test_the_page_is_compressed_as_its_client_asks(accept: str, coding: str | None) -> None:
+def test_the_page_is_compressed_as_its_client_requests(accept: str, coding: str | None) -> None:
     response = _call("GET", "/metrics", accept=accept)
 
     assert (response.headers.get("content-encoding"), response.headers["vary"]) == (coding, "accept-encoding")
@@ -495,7 +495,7 @@ def test_a_large_page_is_compressed_on_a_thread(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("serving", [live_server, partial(live_front, count=1)], ids=["server", "front end"])
-def test_the_page_on_the_http_port_is_compressed_too(serving: Any, tmp_path: Path) -> None:
+def test_the_metrics_page_on_the_http_port_is_compressed(serving: Any, tmp_path: Path) -> None:
     with serving(tmp_path) as live:
         response = httpx.get(f"{live.url}/metrics", headers={"accept-encoding": "gzip"})
         plain = httpx.get(f"{live.url}/metrics", headers={"accept-encoding": "identity"})
@@ -507,13 +507,13 @@ def test_the_page_on_the_http_port_is_compressed_too(serving: Any, tmp_path: Pat
 @pytest.mark.parametrize(
     ("method", "path", "status"), [("GET", "/", 404), ("GET", "/v2", 404), ("POST", "/metrics", 405)]
 )
-def test_the_metrics_port_answers_nothing_else(method: str, path: str, status: int) -> None:
+def test_the_metrics_port_rejects_all_other_requests(method: str, path: str, status: int) -> None:
     response = _call(method, path)
 
     assert (response.status_code, list(response.json())) == (status, ["error"])
 
 
-def test_the_metrics_may_have_another_path() -> None:
+def test_the_metrics_page_may_have_another_path() -> None:
     assert _call("GET", "/prometheus", "/prometheus").status_code == 200
     assert _call("GET", "/metrics", "/prometheus").status_code == 404
 
@@ -540,7 +540,7 @@ def test_the_metrics_port_starts_and_stops_with_its_server() -> None:
 # -- the documentation -----------------------------------------------------------------------------------------
 
 
-def test_every_metric_has_its_line_in_the_docs_and_no_line_is_left_over() -> None:
+def test_the_docs_list_exactly_the_metrics_that_exist() -> None:
     documented = dict(re.findall(r"^\| `(\w+)` \| (\w+) \|", DOCS.read_text("utf-8"), flags=re.MULTILINE))
 
     assert documented == {family.name: family.kind for family in FAMILIES}

@@ -216,8 +216,8 @@ def left(process: psutil.Process) -> tuple[list[str], int, float]:
     return named, process.num_fds(), process.memory_info().rss / 1e6
 
 
-class TestUnderLoad:
-    def test_swaps_loads_and_unloads_fail_nothing_and_leave_nothing(self, tmp_path: Path) -> None:
+class TestSwapsUnderLoad:
+    def test_swaps_loads_and_unloads_fail_no_request_and_leak_nothing(self, tmp_path: Path) -> None:
         stays, comes = tmp_path / "stays", tmp_path / "comes"
         write(stays, 1)
         write(comes, 1)
@@ -254,7 +254,7 @@ class TestUnderLoad:
         assert after[1] == before[1]
         assert after[2] - before[2] < 16
 
-    def test_a_model_with_hooks_is_swapped_likewise(self, tmp_path: Path) -> None:
+    def test_swaps_of_a_model_with_hooks_fail_no_request_and_end_the_old_hook_threads(self, tmp_path: Path) -> None:
         write(tmp_path / "hooked", 1)
         (tmp_path / "hooked" / "hooks.py").write_text(HOOKS)
         (tmp_path / "hooked" / "penstock.toml").write_text('[hooks]\nfile = "hooks.py"\n')
@@ -316,7 +316,7 @@ class TestTritonclient:
         assert client.is_server_ready()
         assert refused(offset_of, client, "b") == ("404", "Request for unknown model: 'b' has no available versions")
 
-    def test_a_configuration_is_taken_for_this_load_alone(self, client: Any) -> None:
+    def test_a_configuration_in_a_load_request_applies_only_to_that_load(self, client: Any) -> None:
         before = client.get_model_config("a")["max_batch_size"]
         client.load_model("a", config=json.dumps({"max_batch_size": 3, "parameters": {}}))
         during = client.get_model_config("a")["max_batch_size"]
@@ -324,7 +324,7 @@ class TestTritonclient:
 
         assert (before, during, client.get_model_config("a")["max_batch_size"]) == (64, 3, 64)
 
-    def test_files_are_a_model_of_their_own(self, client: Any, tmp_path: Path) -> None:
+    def test_files_in_a_load_request_create_a_model(self, client: Any, tmp_path: Path) -> None:
         content = write(tmp_path / "made", 7).read_bytes()
         client.load_model("fresh", config=json.dumps({"max_batch_size": 2}), files={"file:7/model.onnx": content})
 
@@ -336,7 +336,9 @@ class TestTritonclient:
             "500", "failed to load 'fresh', failed to poll from model repository",
         )  # fmt: skip
 
-    def test_files_stand_in_for_a_model_on_disk_until_it_is_loaded_again(self, client: Any, tmp_path: Path) -> None:
+    def test_files_in_a_load_request_replace_a_model_on_disk_until_its_next_load(
+        self, client: Any, tmp_path: Path
+    ) -> None:
         content = write(tmp_path / "made", 9).read_bytes()
         client.load_model("a", config="{}", files={"file:1/model.onnx": content})
         brought = offset_of(client, "a")
@@ -344,7 +346,7 @@ class TestTritonclient:
 
         assert (brought, offset_of(client, "a")) == (9, 1)
 
-    def test_asyncio_too(self, live: Live, tmp_path: Path) -> None:
+    def test_the_asyncio_client_loads_lists_and_unloads_a_model(self, live: Live, tmp_path: Path) -> None:
         content = write(tmp_path / "made", 4).read_bytes()
 
         async def main() -> list[Any]:
@@ -380,7 +382,7 @@ class TestTritonclientGrpc:
         finally:
             client.close()
 
-    def test_asyncio_too(self, live: Live) -> None:
+    def test_the_asyncio_client_loads_and_unloads_a_model(self, live: Live) -> None:
         async def main() -> list[Any]:
             async with grpcaioclient.InferenceServerClient(live.grpc_address) as client:
                 await client.load_model("b", config=json.dumps({"max_batch_size": 2}))
@@ -391,14 +393,14 @@ class TestTritonclientGrpc:
         assert asyncio.run(main()) == [2, False]
 
 
-class TestRefusals:
-    def test_what_is_not_there_cannot_be_loaded_and_may_be_unloaded(self, client: Any) -> None:
+class TestRejections:
+    def test_an_unknown_model_cannot_be_loaded_but_may_be_unloaded(self, client: Any) -> None:
         text = "failed to load 'unknown_model', failed to poll from model repository"
 
         assert refused(client.load_model, "unknown_model") == ("500", text)
         client.unload_model("unknown_model")
 
-    def test_a_configuration_that_is_wrong_is_told(self, caller: Caller) -> None:
+    def test_loading_a_model_with_an_invalid_configuration_reports_file_and_line(self, caller: Caller) -> None:
         status, answer = caller.control("wrong", "load")
 
         assert status == 500
@@ -429,7 +431,7 @@ class TestRefusals:
             {"config": '{"backend": "caffe"}'},
         ],
     )
-    def test_a_load_that_fails_leaves_what_serves(self, caller: Caller, parameters: dict[str, str]) -> None:
+    def test_a_failed_load_leaves_the_loaded_version_serving(self, caller: Caller, parameters: dict[str, str]) -> None:
         status, answer = caller.control("a", "load", **parameters)
 
         assert status in {400, 500}
@@ -440,17 +442,19 @@ class TestRefusals:
 
     @pytest.mark.parametrize("name", ["..", ".", "%20%20", "%0A%09", ".hidden", "a%5Cb", "x" * 256, "%00"])
     @pytest.mark.parametrize("action", ["load", "unload"])
-    def test_a_name_that_is_no_folder_s_is_a_bad_request(self, caller: Caller, name: str, action: str) -> None:
+    def test_a_model_name_that_is_no_valid_folder_name_is_a_bad_request(
+        self, caller: Caller, name: str, action: str
+    ) -> None:
         status, answer = caller.control(name, action)
 
         assert status == 400
         assert answer["error"].startswith("invalid model name")
 
     @pytest.mark.parametrize("name", ["a%2F..", "..%2F..%2Fetc", "", "a/b"])
-    def test_a_name_of_several_parts_is_no_path_of_ours(self, caller: Caller, name: str) -> None:
+    def test_a_model_name_of_several_path_segments_is_not_found(self, caller: Caller, name: str) -> None:
         assert caller.control(name, "load")[0] == 404
 
-    def test_a_request_may_be_as_large_as_any_and_no_larger(self, tmp_path: Path) -> None:
+    def test_a_load_request_over_the_input_size_limit_is_rejected(self, tmp_path: Path) -> None:
         write(tmp_path / "a", 1)
         with live_server(tmp_path, model_control_mode="explicit", http_max_input_size=4096) as live:
             with calling(live) as caller:
@@ -463,7 +467,7 @@ class TestRefusals:
 
 
 @pytest.mark.parametrize("executor", ["auto", "thread"])
-def test_other_instance_groups_make_no_model_anew_and_lose_no_request(tmp_path: Path, executor: str) -> None:
+def test_changing_instance_groups_keeps_the_model_loaded_and_loses_no_request(tmp_path: Path, executor: str) -> None:
     write(tmp_path / "a", 1)
     (tmp_path / "a" / "penstock.toml").write_text(f'[batching]\nexecutor = "{executor}"\n')
 
@@ -502,14 +506,14 @@ def test_other_instance_groups_make_no_model_anew_and_lose_no_request(tmp_path: 
 
 class TestModes:
     @pytest.mark.parametrize("mode", ["none", "poll"])
-    def test_only_explicit_lets_models_be_loaded_by_name(self, tmp_path: Path, mode: str) -> None:
+    def test_models_can_be_loaded_by_name_only_in_explicit_mode(self, tmp_path: Path, mode: str) -> None:
         write(tmp_path / "a", 1)
         with live_server(tmp_path, model_control_mode=mode) as live, calling(live) as caller:
             assert caller.answer_of("a") == ("1", 1.0)
             for action in ("load", "unload"):
                 assert caller.control("a", action) == (503, {"error": NOT_ALLOWED})
 
-    def test_polling_finds_what_was_added_changed_and_removed(self, tmp_path: Path) -> None:
+    def test_polling_detects_added_changed_and_removed_models(self, tmp_path: Path) -> None:
         write(tmp_path / "a", 1)
         write(tmp_path / "b", 1)
         with (
@@ -525,7 +529,9 @@ class TestModes:
             assert caller.answer_of("c") == ("1", 1.0)
             assert caller.index() == {"a": [("1", "UNAVAILABLE"), ("2", "READY")], "c": [("1", "READY")]}
 
-    def test_polling_happens_by_itself(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_repository_is_polled_periodically_in_poll_mode(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         looked = threading.Semaphore(0)
         look = Repository.fingerprints
 
@@ -545,7 +551,7 @@ class TestModes:
             with calling(live) as caller:
                 assert caller.answer_of("b") == ("1", 1.0)
 
-    def test_polling_every_0_seconds_is_never(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_polling_interval_of_zero_disables_polling(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         asked: list[object] = []
         monkeypatch.setattr(ModelControl, "_poll_forever", asked.append)
         write(tmp_path / "a", 1)
@@ -556,13 +562,13 @@ class TestModes:
             assert caller.answer_of("a") == ("1", 1.0)
             assert asked == []
 
-    def test_all_models_can_be_loaded_at_start(self, tmp_path: Path) -> None:
+    def test_load_model_with_an_asterisk_loads_all_models_at_start(self, tmp_path: Path) -> None:
         write(tmp_path / "a", 1)
         write(tmp_path / "b", 1)
         with live_server(tmp_path, model_control_mode="explicit", load_model=("*",)) as live, calling(live) as caller:
             assert caller.index() == {"a": [("1", "READY")], "b": [("1", "READY")]}
 
-    def test_a_configuration_by_name_stands_in(self, tmp_path: Path) -> None:
+    def test_the_named_configuration_replaces_the_default_where_it_exists(self, tmp_path: Path) -> None:
         for name in ("a", "b"):
             write(tmp_path / name, 1)
             (tmp_path / name / "config.pbtxt").write_text("max_batch_size: 5\n")

@@ -44,13 +44,13 @@ def test_a_server_that_is_ready_is_healthy(port: int) -> None:
     assert probe(Settings(http_port=port, http_address="0.0.0.0")) == (0, "ready")
 
 
-def test_a_server_that_is_not_ready_is_not(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_is_not_ready_is_unhealthy(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Answering, "ready", False)
 
     assert probe(Settings(http_port=port)) == (1, f"not ready: 127.0.0.1:{port} answered 400 to /v2/health/ready")
 
 
-def test_the_environment_says_where_to_ask(
+def test_the_environment_gives_the_port_to_probe(
     port: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PENSTOCK_HTTP_PORT", str(port))
@@ -69,7 +69,7 @@ def test_the_environment_says_where_to_ask(
         "tini -- tritonserver --model-store=/models --strict-model-config=false --http-port",
     ],
 )
-def test_in_a_container_the_first_process_was_told_where_to_ask(
+def test_the_command_line_of_the_first_process_gives_the_port_to_probe(
     command: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told = tmp_path / "cmdline"
@@ -82,7 +82,7 @@ def test_in_a_container_the_first_process_was_told_where_to_ask(
 
 
 @pytest.mark.parametrize("command", ["/sbin/init splash", "tini -- penstock check /models --http-port 9", "serve", ""])
-def test_where_the_first_process_does_not_serve_it_says_nothing(
+def test_a_first_process_that_does_not_serve_gives_no_probe_arguments(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = tmp_path / "cmdline"
@@ -93,7 +93,7 @@ def test_where_the_first_process_does_not_serve_it_says_nothing(
         assert probing.container_arguments() == []
 
 
-def test_where_nobody_listens_nothing_is_healthy() -> None:
+def test_a_port_without_a_listener_is_unhealthy() -> None:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))  # and does not listen
         port = held.getsockname()[1]
@@ -104,12 +104,12 @@ def test_where_nobody_listens_nothing_is_healthy() -> None:
         )
 
 
-def test_what_listens_and_does_not_answer_is_not_healthy() -> None:
+def test_a_listener_that_does_not_answer_is_unhealthy() -> None:
     with socket.create_server(("127.0.0.1", 0)) as held:
         port = held.getsockname()[1]
 
         assert probe(Settings(http_port=port), timeout_s=0.01) == (1, f"no answer from 127.0.0.1:{port}: timed out")
 
 
-def test_without_http_there_is_nothing_to_ask() -> None:
+def test_a_server_without_http_cannot_be_probed() -> None:
     assert probe(Settings(allow_http=False))[0] == 1

@@ -28,7 +28,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) // 100)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's allocator")
-def test_memory_that_a_large_request_frees_is_not_paged_in_again_for_the_next() -> None:
+def test_memory_freed_by_a_large_request_is_reused_without_page_faults() -> None:
     def faults(word: str) -> int:
         words = [sys.executable, "-c", FAULTS, word]
         return int(subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout)
@@ -47,7 +47,7 @@ os.write(int(sys.argv[1]), str([os.readlink(f"/proc/self/fd/{number}") for numbe
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
-def test_standard_streams_that_are_closed_are_nobodys_sockets_later() -> None:
+def test_closed_standard_streams_are_replaced_by_dev_null() -> None:
     reader, writer = os.pipe()
     closed = f'exec "$0" -c "$1" {writer} <&- >&- 2>&-'
     subprocess.run(["sh", "-c", closed, sys.executable, STREAMS], pass_fds=[writer], check=True, timeout=60)
@@ -80,12 +80,12 @@ print(subprocess.run([sys.executable, "-c", "raise SystemExit(3)"]).returncode)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a shell that has the system reap children")
-def test_how_a_child_has_ended_is_seen_though_who_started_the_server_ignores_the_ends_of_children() -> None:
+def test_child_exit_statuses_are_seen_when_the_parent_shell_ignores_sigchld() -> None:
     words = ["sh", "-c", 'trap "" CHLD && exec "$0" -c "$1"', sys.executable, CHILDREN]
     assert subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout.strip() == "3"
 
 
-def test_a_log_file_that_cannot_be_opened_ends_the_start(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_file_that_cannot_be_opened_ends_the_server_with_status_1(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(Settings(log_file="/no/such/penstock.log")) == 1
     assert capsys.readouterr().err == (
         "penstock: --log-file /no/such/penstock.log: failed to open log file: No such file or directory\n"

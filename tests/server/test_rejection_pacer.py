@@ -47,7 +47,7 @@ def held(pacer: RejectionPacer, client: Client) -> bool:
 
 
 class TestPace:
-    def test_a_burst_leaves_at_once_and_those_behind_it_one_in_so_long(self) -> None:
+    def test_a_burst_of_rejections_is_sent_at_once_and_the_rest_at_a_fixed_rate(self) -> None:
         loop, pacer = FakeLoop(), RejectionPacer()
         clients = [Client(loop) for _ in range(AT_ONCE + 3 * A_STEP)]
         waits = [held(pacer, client) for client in clients]
@@ -59,7 +59,7 @@ class TestPace:
         assert waited == sorted(waited)
         assert [waited.count(ms) for ms in (1, 2, 3)] == [A_STEP] * 3
 
-    def test_none_is_held_for_longer_than_the_most_however_many_there_are(self) -> None:
+    def test_no_rejection_is_held_longer_than_the_maximum(self) -> None:
         loop, pacer = FakeLoop(), RejectionPacer()
         clients = [Client(loop) for _ in range(50_000)]
         waiting = [client for client in clients if held(pacer, client)]
@@ -69,13 +69,13 @@ class TestPace:
         assert [len(client.left_at) for client in waiting] == [1] * (len(clients) - AT_ONCE)
         assert not loop.timers
 
-    def test_fewer_than_leave_in_a_second_are_not_held(self) -> None:
+    def test_rejections_below_the_rate_are_not_held(self) -> None:
         loop, pacer = FakeLoop(), RejectionPacer()
         for _ in range(1000):
             loop.pass_time(1.1 * INTERVAL_S)
             assert not held(pacer, Client(loop))
 
-    def test_they_leave_at_once_again_when_the_many_have_gone(self) -> None:
+    def test_rejections_are_sent_at_once_again_after_a_backlog_has_drained(self) -> None:
         loop, pacer = FakeLoop(), RejectionPacer()
         for _ in range(50_000):
             held(pacer, Client(loop))
@@ -83,7 +83,7 @@ class TestPace:
 
         assert not held(pacer, Client(loop))
 
-    def test_one_that_is_forgotten_is_not_sent(self) -> None:
+    def test_a_discarded_rejection_is_not_sent(self) -> None:
         loop, pacer = FakeLoop(), RejectionPacer()
         clients = [Client(loop) for _ in range(3 * AT_ONCE)]
         for client in clients:
@@ -93,7 +93,7 @@ class TestPace:
 
         assert [len(client.left_at) for client in clients[AT_ONCE:]] == [1] * (2 * AT_ONCE - 1) + [0]
 
-    def test_one_that_cannot_be_sent_keeps_no_other(self) -> None:
+    def test_a_rejection_that_fails_to_send_does_not_block_other_rejections(self) -> None:
         loop, pacer = FakeLoop(), RejectionPacer()
         clients = [Client(loop, broken=number % 2 == 0) for number in range(3 * AT_ONCE)]
         for client in clients:
@@ -137,7 +137,7 @@ class Crowd:
 
 
 class TestConnection:
-    def test_who_asks_again_at_once_waits_for_the_next_refusal_and_gets_it_whole(self) -> None:
+    def test_the_rejection_of_an_immediate_retry_is_held_and_then_sent_whole(self) -> None:
         async def main() -> None:
             crowd = Crowd()
             crowd.lane.feed(FULL)
@@ -152,7 +152,7 @@ class TestConnection:
 
         run(main)
 
-    def test_who_comes_when_he_was_told_to_is_refused_at_once(self) -> None:
+    def test_a_retry_after_the_advised_delay_is_rejected_at_once(self) -> None:
         async def main() -> None:
             crowd = Crowd()
             crowd.lane.feed(FULL)
@@ -164,7 +164,7 @@ class TestConnection:
 
         run(main)
 
-    def test_who_asks_for_something_else_is_answered_at_once(self) -> None:
+    def test_another_request_of_a_rejected_client_is_answered_at_once(self) -> None:
         async def main() -> None:
             crowd = Crowd()
             crowd.lane.feed(FULL, OTHER)
@@ -173,7 +173,7 @@ class TestConnection:
 
         run(main)
 
-    def test_what_is_asked_behind_a_refusal_that_is_held_does_not_wait_for_it(self) -> None:
+    def test_a_request_after_a_held_rejection_releases_the_rejection_at_once(self) -> None:
         async def main() -> None:
             crowd = Crowd()
             crowd.lane.feed(FULL, FULL)
@@ -185,7 +185,7 @@ class TestConnection:
 
         run(main)
 
-    def test_what_has_come_before_a_request_is_refused_does_not_wait_either(self) -> None:
+    def test_a_rejection_is_not_held_when_another_request_has_already_arrived(self) -> None:
         async def main() -> None:
             crowd = Crowd()
             crowd.lane.feed(FULL)
@@ -198,7 +198,7 @@ class TestConnection:
 
         run(main)
 
-    def test_another_answer_to_who_waits_for_a_refusal_is_ignored(self) -> None:
+    def test_further_answers_to_a_request_with_a_held_rejection_are_ignored(self) -> None:
         async def main() -> None:
             crowd = Crowd()
             crowd.lane.feed(FULL, FULL)
@@ -210,7 +210,7 @@ class TestConnection:
 
         run(main)
 
-    def test_a_client_that_goes_meanwhile_leaves_nothing_behind(self) -> None:
+    def test_the_held_rejection_of_a_disconnected_client_is_discarded(self) -> None:
         async def main() -> None:
             crowd = Crowd()
             crowd.lane.feed(FULL, FULL)
@@ -223,7 +223,7 @@ class TestConnection:
 
         run(main)
 
-    def test_a_client_that_sends_no_more_still_gets_it(self) -> None:
+    def test_a_half_closed_client_still_receives_its_held_rejection(self) -> None:
         async def main() -> None:
             crowd = Crowd()
             crowd.lane.feed(FULL, FULL)
@@ -256,7 +256,7 @@ class Calls:
 
 
 class TestCall:
-    def test_who_calls_again_at_once_waits_for_the_next_refusal_and_his_other_calls_do_not(self) -> None:
+    def test_the_rejection_of_an_immediate_retry_is_held_and_other_calls_are_not(self) -> None:
         calls = Calls()
         calls.refuse(1)
         assert calls.statuses() == {1: Status.UNAVAILABLE}
@@ -267,7 +267,7 @@ class TestCall:
 
         assert calls.statuses() == {3: Status.UNAVAILABLE}
 
-    def test_who_calls_when_he_was_told_to_is_refused_at_once(self) -> None:
+    def test_a_retry_after_the_advised_delay_is_rejected_at_once(self) -> None:
         calls = Calls()
         calls.refuse(1)
         pass_by(calls.loop, EARLY_RETRY_S + STEP_S)
@@ -277,14 +277,14 @@ class TestCall:
 
         assert calls.statuses() == {1: Status.UNAVAILABLE, 3: Status.UNAVAILABLE}
 
-    def test_what_is_wrong_with_a_call_is_told_at_once(self) -> None:
+    def test_an_invalid_argument_error_is_never_held(self) -> None:
         calls = Calls()
         calls.refuse(1)
         calls.refuse(3, Status.INVALID_ARGUMENT)
 
         assert calls.statuses() == {1: Status.UNAVAILABLE, 3: Status.INVALID_ARGUMENT}
 
-    def test_a_call_that_is_taken_back_meanwhile_is_not_answered(self) -> None:
+    def test_a_call_cancelled_while_its_rejection_is_held_is_not_answered(self) -> None:
         calls = Calls()
         calls.refuse(1)
         calls.refuse(3)
@@ -295,7 +295,7 @@ class TestCall:
         assert not calls.wire.connection.streams
         assert [*calls.wire.shared.tally.totals.values()] == [1]
 
-    def test_a_connection_that_is_lost_meanwhile_is_let_go(self) -> None:
+    def test_the_held_rejections_of_a_lost_connection_are_discarded(self) -> None:
         calls = Calls()
         calls.refuse(1)
         calls.refuse(3)

@@ -94,7 +94,7 @@ def test_a_remote_and_a_local_repository_are_served_together(bucket: Bucket, tmp
         assert answer(client, "b") == ("1", 7)
 
 
-def test_polling_serves_what_the_store_has(bucket: Bucket) -> None:
+def test_polling_follows_the_changes_in_the_store(bucket: Bucket) -> None:
     with serving(bucket.url, model_control_mode="poll", repository_poll_secs=3600) as (live, client):
         assert answer(client, "a") == ("1", 1)
 
@@ -114,7 +114,7 @@ def test_polling_serves_what_the_store_has(bucket: Bucket) -> None:
             answer(client, "a")
 
 
-def test_a_load_takes_the_versions_that_the_store_has_now(bucket: Bucket) -> None:
+def test_a_load_serves_the_current_versions_in_the_store(bucket: Bucket) -> None:
     bucket.put("b", 1)
     with serving(bucket.url, model_control_mode="explicit", load_model=("a",)) as (_, client):
         assert states(client) == [("a", "1", "READY"), ("b", "", "")]
@@ -138,7 +138,7 @@ def test_a_load_takes_the_versions_that_the_store_has_now(bucket: Bucket) -> Non
         assert [row for row in states(client) if row[2] == "READY"] == [("a", "2", "READY")]
 
 
-def test_nothing_of_the_copy_is_left_when_the_server_ends(
+def test_the_local_copy_is_deleted_when_the_server_ends(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
@@ -157,14 +157,14 @@ def test_nothing_of_the_copy_is_left_when_the_server_ends(
         ("nope://bob:hunter2@host/x", "nope://host/x: ValueError: Protocol not known: nope"),
     ],
 )
-def test_what_cannot_be_reached_stops_the_start_and_tells_no_password(url: str, message: str) -> None:
+def test_an_unreachable_store_is_a_start_error_without_the_password(url: str, message: str) -> None:
     with pytest.raises(StartError) as caught, serving(url):
         pass
     assert str(caught.value) == message
 
 
 @pytest.mark.slow
-def test_serve_says_so_on_the_command_line(forker: Forker) -> None:
+def test_serve_reports_an_unreachable_store_without_the_password(forker: Forker) -> None:
     words = ["serve", "https://bob:hunter2@127.0.0.1:9/models", "--http-port=0", "--grpc-port=0", "--metrics-port=0"]
     ended = forker.run([sys.executable, "-m", "penstock.server.cli", *words], text=True)
 
@@ -173,7 +173,7 @@ def test_serve_says_so_on_the_command_line(forker: Forker) -> None:
     assert "hunter2" not in ended.stdout + ended.stderr
 
 
-def test_check_looks_at_remote_repositories_too(bucket: Bucket, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_reads_remote_repositories(bucket: Bucket, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["check", bucket.url]) == 0
     text = capsys.readouterr().out
     assert f"a version 1, onnxruntime, {bucket.url}/a/1/model.onnx" in text
@@ -183,7 +183,7 @@ def test_check_looks_at_remote_repositories_too(bucket: Bucket, capsys: pytest.C
     assert f"{bucket.url}/a/config.pbtxt:1: " in capsys.readouterr().out
 
 
-def test_check_of_what_cannot_be_reached_is_status_1(capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_of_an_unreachable_store_exits_with_status_1(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["check", "memory://nowhere/at/all"]) == 1
     assert capsys.readouterr().err == "penstock: memory://nowhere/at/all: no such file or folder\n"
 
@@ -194,7 +194,7 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 
 
 @pytest.mark.slow
-def test_a_folder_that_a_web_server_lists_is_a_repository(tmp_path: Path) -> None:
+def test_a_folder_listed_by_a_web_server_is_served_as_a_repository(tmp_path: Path) -> None:
     pytest.importorskip("aiohttp")
     root = tmp_path / "www" / "models"
     file = root / "a" / "1" / "model.onnx"

@@ -39,7 +39,7 @@ def told(counted: Repeats, now_s: float) -> list[str]:
     return [each.getMessage() for each in counted.pop_expired(now_s)]
 
 
-def test_of_what_comes_again_and_again_some_are_written_and_the_others_counted() -> None:
+def test_repeated_records_are_written_up_to_the_limit_and_the_rest_counted() -> None:
     counted = Repeats()
 
     assert passed(counted, *[record() for _ in range(MAX_PER_WINDOW + 5)]) == MAX_PER_WINDOW
@@ -49,7 +49,7 @@ def test_of_what_comes_again_and_again_some_are_written_and_the_others_counted()
     assert not counted
 
 
-def test_in_the_next_second_as_many_are_written_again() -> None:
+def test_repeated_records_are_written_again_in_the_next_second() -> None:
     counted = Repeats()
     passed(counted, *[record() for _ in range(2 * MAX_PER_WINDOW)])
     counted.pop_expired(WINDOW_S)
@@ -57,7 +57,7 @@ def test_in_the_next_second_as_many_are_written_again() -> None:
     assert passed(counted, *[record() for _ in range(2 * MAX_PER_WINDOW)], now_s=WINDOW_S) == MAX_PER_WINDOW
 
 
-def test_what_few_have_logged_is_told_no_more_of() -> None:
+def test_no_summary_is_logged_for_records_within_the_limit() -> None:
     counted = Repeats()
     passed(counted, *[record() for _ in range(MAX_PER_WINDOW)])
 
@@ -70,7 +70,7 @@ def test_what_few_have_logged_is_told_no_more_of() -> None:
     [record(line=2), record(model="n"), record(error=ValueError("x")), record("another"), record(name="penstock.http")],
     ids=["place", "model", "error", "text", "logger"],
 )
-def test_what_differs_is_no_repeat(other: logging.LogRecord) -> None:
+def test_a_record_with_another_place_model_error_text_or_logger_is_not_a_repeat(other: logging.LogRecord) -> None:
     counted = Repeats()
     passed(counted, *[record() for _ in range(2 * MAX_PER_WINDOW)])
 
@@ -82,11 +82,11 @@ def test_what_differs_is_no_repeat(other: logging.LogRecord) -> None:
     [record(level=logging.INFO), *(record(name=name) for name in ("mine", "penstock_x", "penstock.workers.user"))],
     ids=["info", "users", "alike", "relayed"],
 )
-def test_what_only_informs_and_what_users_log_is_all_written(free: logging.LogRecord) -> None:
+def test_info_records_and_records_of_users_are_always_written(free: logging.LogRecord) -> None:
     assert passed(Repeats(), *[free] * 1000) == 1000
 
 
-def test_beyond_so_many_kinds_only_places_and_models_are_told_apart() -> None:
+def test_records_beyond_the_limit_of_kinds_are_distinguished_only_by_place_and_model() -> None:
     counted = Repeats()
     passed(counted, *[record(f"{number * 'x'}") for number in range(MAX_KINDS)])
 
@@ -94,7 +94,7 @@ def test_beyond_so_many_kinds_only_places_and_models_are_told_apart() -> None:
     assert passed(counted, record(line=2), record(model="n")) == 2
 
 
-def test_different_words_of_one_place_are_different_kinds_and_numbers_make_no_difference() -> None:
+def test_texts_from_one_place_are_repeats_if_they_differ_only_in_numbers() -> None:
     counted = Repeats()
 
     assert passed(counted, *[record(f"{'abcdefgh'[number % 8]} has failed") for number in range(100)]) == 100
@@ -102,14 +102,14 @@ def test_different_words_of_one_place_are_different_kinds_and_numbers_make_no_di
 
 
 @pytest.mark.parametrize("odd", [["a"], {"a": 1}, None, 7])
-def test_what_is_odd_is_no_error_for_who_logs_it(odd: object) -> None:
+def test_a_record_with_an_unusual_message_or_model_passes_without_an_error(odd: object) -> None:
     strange = record()
     strange.msg, strange.model = odd, odd
 
     assert Repeats().allows(strange, 0.0)
 
 
-def test_what_is_told_says_which_model_and_holds_no_traceback() -> None:
+def test_the_summary_of_repeats_names_the_model_and_has_no_traceback() -> None:
     counted = Repeats()
     passed(counted, *[record(error=ValueError("x")) for _ in range(MAX_PER_WINDOW + 1)])
 
@@ -120,7 +120,7 @@ def test_what_is_told_says_which_model_and_holds_no_traceback() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 0.3)), max_size=300))
-def test_each_is_written_or_counted(logged: list[tuple[int, float]]) -> None:
+def test_every_record_is_either_written_or_counted(logged: list[tuple[int, float]]) -> None:
     counted, now_s = Repeats(), 0.0
     written: Counter[str] = Counter()
     left: Counter[str] = Counter()
@@ -140,7 +140,7 @@ def test_each_is_written_or_counted(logged: list[tuple[int, float]]) -> None:
     assert written + left == Counter(str(line) for line, _ in logged)
 
 
-class TestInTheLog:
+class TestLogging:
     def log(self, stream: io.StringIO) -> Logs:
         return Logs(Settings(log_format="json"), stream)
 
@@ -154,7 +154,7 @@ class TestInTheLog:
             except ValueError:
                 logger.exception("it has failed", extra={"model": "m"})
 
-    def test_what_was_left_out_is_told_when_logging_ends(self) -> None:
+    def test_the_summary_of_repeats_is_logged_when_logging_ends(self) -> None:
         stream = io.StringIO()
         logs = self.log(stream)
         logs.start()
@@ -165,7 +165,9 @@ class TestInTheLog:
             "3 more like this in a second: it has failed"
         ]
 
-    def test_it_is_told_though_nothing_else_is_logged(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_summary_of_repeats_is_logged_even_if_nothing_else_is_logged(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         told = Told()
         monkeypatch.setattr(repeats, "WINDOW_S", 0.05)
         monkeypatch.setattr(sys.modules["penstock.server.telemetry.logs"], "WINDOW_S", 0.05)

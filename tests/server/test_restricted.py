@@ -101,14 +101,14 @@ def test_nothing_is_restricted_without_a_rule() -> None:
         ["health:a=v", "health:b=w"],
     ],
 )  # fmt: skip
-def test_what_a_rule_cannot_mean_stops_the_start(entries: list[str]) -> None:
+def test_an_invalid_restriction_rule_is_a_setting_error(entries: list[str]) -> None:
     with pytest.raises(SettingError, match="--http-restricted-api: "):
         Settings(http_restricted_api=tuple(entries))
     with pytest.raises(SettingError, match="--grpc-restricted-protocol: "):
         Settings(grpc_restricted_protocol=tuple(entries))
 
 
-def test_a_mistake_quotes_no_secret() -> None:
+def test_an_error_in_a_restriction_rule_does_not_quote_the_secret() -> None:
     with pytest.raises(ValueError, match="unknown restricted api 'everything'") as raised:
         RestrictedApis.parse(["everything:key=hunter2"])
 
@@ -123,11 +123,11 @@ def test_a_mistake_quotes_no_secret() -> None:
 
 
 @pytest.mark.parametrize("given", [None, "", "secre", "secrets", "Secret", "secr\u00e9t", "\ud800"])
-def test_only_the_very_value_passes(given: str | None) -> None:
+def test_only_the_exact_header_value_passes(given: str | None) -> None:
     assert RestrictedApis.parse(["health:key=secret"]).check("health", lambda name: given) == "key"
 
 
-def test_the_fast_lane_s_fields_are_read_as_bytes() -> None:
+def test_header_fields_of_the_fast_lane_are_compared_as_bytes() -> None:
     restricted = RestrictedApis.parse(["inference:key=secret"])
     restricted.require("inference", {b"key": b"secret"})
     restricted.require("health", {})
@@ -142,7 +142,7 @@ def test_every_path_has_its_category(path: str, category: str) -> None:
     assert category_of(path) == category
 
 
-def test_pages_that_tell_nothing_of_models_have_none() -> None:
+def test_pages_without_model_information_have_no_category() -> None:
     assert {category_of(path) for path in ("/docs", "/openapi.json", "/", "/v2/models/m/other")} == {None}
 
 
@@ -180,7 +180,7 @@ def methods(taken: list[str]) -> dict[str, Method]:
     return {method.path: method for method in made}
 
 
-def test_a_restricted_method_refuses_before_anything_is_read() -> None:
+def test_a_restricted_rpc_is_rejected_before_any_message_is_read() -> None:
     taken: list[str] = []
     restricted = RestrictedApis.parse(["inference:key=secret"], GRPC_PREFIX)
     made = restricted_methods(methods(taken), restricted)
@@ -199,7 +199,7 @@ def test_a_restricted_method_refuses_before_anything_is_read() -> None:
     assert taken == []
 
 
-def test_a_call_with_the_header_passes_and_a_later_one_without_it_does_not() -> None:
+def test_every_call_to_a_restricted_rpc_needs_the_header() -> None:
     taken: list[str] = []
     restricted = RestrictedApis.parse(["inference:key=secret"], GRPC_PREFIX)
     unary = restricted_methods(methods(taken), restricted)["/inference.GRPCInferenceService/ModelInfer"].unary
@@ -212,7 +212,7 @@ def test_a_call_with_the_header_passes_and_a_later_one_without_it_does_not() -> 
     assert taken == ["unary"] * 3
 
 
-def test_methods_that_are_not_restricted_stay_as_they_are() -> None:
+def test_unrestricted_rpcs_are_left_unchanged() -> None:
     made = methods([])
     path = "/inference.GRPCInferenceService/ServerLive"
 
@@ -246,11 +246,11 @@ def test_no_endpoint_answers_without_the_header(live: Live, path: str, method: s
 
 @pytest.mark.parametrize("path", ["/v2/health/live", "/v2", "/v2/models/free", "/v2/models/free/stats", "/v2/logging"])
 @pytest.mark.parametrize("change", ["%0a", "%0A", "?x=1", "#x", ";x", "/", "//", "%2f", "/."])
-def test_no_spelling_of_a_path_gets_around_the_rule(live: Live, path: str, change: str) -> None:
+def test_no_spelling_of_a_path_bypasses_the_restriction(live: Live, path: str, change: str) -> None:
     assert httpx.get(live.url + path + change).status_code in {403, 404}
 
 
-def test_with_the_header_everything_is_as_it_was(live: Live) -> None:
+def test_requests_with_the_header_are_served_as_usual(live: Live) -> None:
     headers = {"Key": "secret"}
 
     assert httpx.get(live.url + "/v2/health/live", headers=headers).status_code == 200

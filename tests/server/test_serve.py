@@ -85,7 +85,7 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
         loop.close()
 
 
-def test_two_servers_in_one_process_do_not_know_of_each_other(tmp_path: Path) -> None:
+def test_two_servers_in_one_process_are_independent(tmp_path: Path) -> None:
     first = write_models(tmp_path / "first", "a")
     second = write_models(tmp_path / "second", "b")
     with (
@@ -100,7 +100,7 @@ def test_two_servers_in_one_process_do_not_know_of_each_other(tmp_path: Path) ->
         assert b'nv_inference_request_success{model="a",version="1"} 1' in ask(one.metrics_port, "GET", "/metrics")[1]
 
 
-def test_it_is_live_before_and_ready_after_its_models_are_loaded(tmp_path: Path) -> None:
+def test_a_server_is_live_before_and_ready_after_its_models_are_loaded(tmp_path: Path) -> None:
     async def main() -> None:
         server = Server(settings_for(write_models(tmp_path, "a")), Gate().loaders)
         await server.open()
@@ -118,7 +118,7 @@ def test_it_is_live_before_and_ready_after_its_models_are_loaded(tmp_path: Path)
 HEALTH = ("/v2/health/live", "/v2/health/ready")
 
 
-def test_while_models_are_loaded_a_proxy_is_told_to_ask_elsewhere_and_not_that_there_is_no_such_model(
+def test_requests_are_unavailable_instead_of_not_found_while_models_are_loading(
     tmp_path: Path,
 ) -> None:
     def ask_grpc(port: int) -> tuple[grpc.StatusCode, bool]:
@@ -152,7 +152,7 @@ def test_while_models_are_loaded_a_proxy_is_told_to_ask_elsewhere_and_not_that_t
     run(main)
 
 
-def test_a_broken_model_does_not_stop_the_others(tmp_path: Path) -> None:
+def test_a_broken_model_does_not_keep_other_models_from_being_served(tmp_path: Path) -> None:
     fine = fake_loader(FakeBackend(GRAPH, list))
 
     def load(path: Path, device: str, options: Mapping[str, str]) -> Backend:
@@ -192,7 +192,7 @@ def test_ports_that_are_not_allowed_are_not_opened(tmp_path: Path) -> None:
         assert ask(live.metrics_port, "POST", "/v2/models/a/infer", BODY)[0] == 404
 
 
-def test_limits_hold_on_the_metrics_port_too(tmp_path: Path) -> None:
+def test_http_limits_apply_to_the_metrics_port(tmp_path: Path) -> None:
     with live_server(write_models(tmp_path, "a"), loaders=Gate().loaders, http_max_header_bytes=1000) as live:
         assert ask(live.metrics_port, "GET", "/metrics?" + "x" * 2000)[0] == 431
 
@@ -212,7 +212,7 @@ async def gated(gate: Gate, root: Path, **settings: Any) -> AsyncIterator[Server
         await server.engine.stop(10)  # the thread that was behind the gate speaks to the loop once more
 
 
-def test_ports_wait_together_for_what_is_done_for_clients_that_are_gone(
+def test_ports_wait_in_parallel_for_the_work_of_disconnected_clients(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone: list[str] = []
@@ -261,7 +261,7 @@ def wait_until_turned_away(port: int) -> None:
 
 
 @pytest.mark.slow
-def test_draining_is_not_ready_finishes_what_was_accepted_and_then_closes(tmp_path: Path) -> None:
+def test_a_draining_server_is_not_ready_and_closes_after_the_accepted_requests(tmp_path: Path) -> None:
     gate = Gate()
 
     async def main() -> None:
@@ -288,7 +288,7 @@ def test_draining_is_not_ready_finishes_what_was_accepted_and_then_closes(tmp_pa
     run(main)
 
 
-def test_who_connects_to_a_shared_port_while_one_server_stops_comes_to_another(tmp_path: Path) -> None:
+def test_new_connections_to_a_shared_port_reach_the_other_server_while_one_drains(tmp_path: Path) -> None:
     gate = Gate()
 
     async def main() -> None:
@@ -313,7 +313,9 @@ def test_who_connects_to_a_shared_port_while_one_server_stops_comes_to_another(t
     run(main)
 
 
-def test_what_is_not_done_within_the_exit_timeout_is_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_drain_returns_and_logs_the_requests_unfinished_after_the_exit_timeout(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     gate = Gate()
     caplog.set_level(logging.INFO, "penstock.serve")
 
@@ -335,7 +337,7 @@ def test_what_is_not_done_within_the_exit_timeout_is_counted(tmp_path: Path, cap
     ("name", "message"),
     [("absent", "absent: no such file or folder"), ("notes.txt", "neither a model repository nor an .onnx file")],
 )
-def test_a_path_that_cannot_be_served_is_one_clear_line(tmp_path: Path, name: str, message: str) -> None:
+def test_a_path_that_cannot_be_served_is_a_start_error(tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / "notes.txt").touch()
 
     async def main() -> None:
@@ -347,7 +349,7 @@ def test_a_path_that_cannot_be_served_is_one_clear_line(tmp_path: Path, name: st
     run(main)
 
 
-def test_all_models_and_one_of_them_cannot_both_be_asked_for(tmp_path: Path) -> None:
+def test_load_model_with_an_asterisk_cannot_be_combined_with_a_name(tmp_path: Path) -> None:
     async def main() -> None:
         server = Server(settings_for(tmp_path, model_control_mode="explicit", load_model=("*", "a")))
         with pytest.raises(StartError, match="loads every model and cannot be combined with another --load-model"):
@@ -357,9 +359,7 @@ def test_all_models_and_one_of_them_cannot_both_be_asked_for(tmp_path: Path) -> 
     run(main)
 
 
-def test_the_access_log_has_every_request_once_and_only_when_asked_for(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_access_log_has_every_request_once_if_enabled(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "penstock.access")
     for asked in (True, False):
         caplog.clear()
@@ -378,7 +378,7 @@ def test_the_access_log_has_every_request_once_and_only_when_asked_for(
 
 
 @pytest.mark.parametrize("logged", [True, False], ids=["logged", "not logged"])
-def test_the_access_log_has_the_metrics_port_unless_it_is_said(
+def test_the_access_log_has_the_metrics_port_unless_disabled(
     logged: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "penstock.access")
@@ -454,7 +454,7 @@ def test_a_signal_ends_the_process_with_status_0(number: int) -> None:
 
 
 @pytest.mark.slow
-def test_triton_s_words_for_what_listens_are_in_the_log_once_all_is_loaded() -> None:
+def test_the_started_lines_of_triton_are_logged_after_all_models_are_loaded() -> None:
     """FedML and Testcontainers wait for them, and the scripts of many who start a server."""
     with process(str(IRIS), "--http-address=0.0.0.0", "--allow-metrics=false", start=subprocess.Popen) as server:
         server.line_with("ready, serving")
@@ -463,7 +463,7 @@ def test_triton_s_words_for_what_listens_are_in_the_log_once_all_is_loaded() -> 
         assert re.fullmatch(r"Started HTTPService at 0\.0\.0\.0:\d+", server.line_with("Started"))
 
 
-def test_triton_s_words_have_a_name_for_each_of_its_services() -> None:
+def test_as_triton_says_names_each_service_of_triton() -> None:
     urls = {"HTTP": "http://[::1]:1", "gRPC": "grpcs://h:2", "SageMaker": "http://h:4", "metrics": "http://h:3"}
 
     assert list(triton_log_lines(urls)) == [
@@ -475,7 +475,7 @@ def test_triton_s_words_have_a_name_for_each_of_its_services() -> None:
 
 
 @pytest.mark.slow
-def test_a_second_signal_forces_with_status_1() -> None:
+def test_a_second_signal_forces_the_process_to_end_with_status_1() -> None:
     with process(str(IRIS), "--drain-delay-secs=1000") as server:
         server.line_with("ready, serving")
         server.signal(signal.SIGTERM)
@@ -522,7 +522,7 @@ def post_inference(prediction, signature, metadata): return 1
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [(), ("--http-workers=1",)], ids=["one process", "a front end"])
-def test_a_signal_ends_what_a_hook_has_forked(words: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_signal_ends_a_process_forked_by_a_hook(words: tuple[str, ...], tmp_path: Path) -> None:
     shutil.copytree(IRIS / "iris", tmp_path / "forks")
     (tmp_path / "forks" / "handler.py").write_text(FORKS)
     with process(str(tmp_path), *words, start=subprocess.Popen) as server:
@@ -530,7 +530,7 @@ def test_a_signal_ends_what_a_hook_has_forked(words: tuple[str, ...], tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_taken_port_is_fatal_with_status_1() -> None:
+def test_a_port_already_in_use_ends_the_process_with_status_1() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with process(str(IRIS), f"--http-port={port}") as server:
@@ -540,7 +540,7 @@ def test_a_taken_port_is_fatal_with_status_1() -> None:
             assert server.status() == 1
 
 
-def test_servers_that_say_so_listen_on_the_same_ports() -> None:
+def test_servers_with_port_reuse_enabled_listen_on_the_same_ports() -> None:
     async def main() -> None:
         shared = {"reuse_http_port": True, "reuse_grpc_port": True}
         async with AsyncExitStack() as until:
@@ -569,7 +569,7 @@ def test_servers_that_say_so_listen_on_the_same_ports() -> None:
 
 
 @pytest.mark.parametrize("name", ["http", "grpc"])
-def test_a_port_that_others_share_is_listened_on_once_all_is_loaded(name: str, tmp_path: Path) -> None:
+def test_a_shared_port_is_opened_after_all_models_are_loaded(name: str, tmp_path: Path) -> None:
     async def main() -> None:
         port = free_port()
         server = Server(
@@ -593,7 +593,7 @@ def test_a_port_that_others_share_is_listened_on_once_all_is_loaded(name: str, t
     run(main)
 
 
-def test_that_a_port_others_share_is_taken_by_one_who_does_not_is_told_before_anything_is_loaded() -> None:
+def test_a_shared_port_in_exclusive_use_is_a_start_error_before_models_are_loaded() -> None:
     async def main() -> None:
         for name in ("http", "grpc"):
             with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -608,7 +608,7 @@ def test_that_a_port_others_share_is_taken_by_one_who_does_not_is_told_before_an
     run(main)
 
 
-def test_that_one_has_come_to_listen_meanwhile_is_told_when_all_is_loaded() -> None:
+def test_a_shared_port_taken_exclusively_during_loading_is_a_start_error() -> None:
     async def main() -> None:
         port = free_port()
         server = Server(settings_for(http_port=port, reuse_http_port=True), {})
@@ -626,7 +626,7 @@ def test_that_one_has_come_to_listen_meanwhile_is_told_when_all_is_loaded() -> N
     run(main)
 
 
-def test_a_server_that_ends_for_what_it_could_not_load_takes_no_share_of_a_port(tmp_path: Path) -> None:
+def test_a_server_that_exits_on_a_load_error_never_opens_its_shared_port(tmp_path: Path) -> None:
     async def main() -> None:
         port = free_port()
         shared = settings_for(write_models(tmp_path, "a"), http_port=port, reuse_http_port=True, exit_on_error=True)

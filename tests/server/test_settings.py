@@ -20,7 +20,7 @@ def write(folder: Path, text: str) -> str:
     return str(path)
 
 
-def test_the_defaults_are_the_documented_ones() -> None:
+def test_the_default_settings_are_as_documented() -> None:
     settings = resolve({}, {})
 
     assert settings == Settings()
@@ -28,7 +28,7 @@ def test_the_defaults_are_the_documented_ones() -> None:
     assert settings.exit_on_error is False
 
 
-def test_a_flag_wins_over_the_environment_which_wins_over_the_file_which_wins_over_the_default(tmp_path: Path) -> None:
+def test_flags_override_the_environment_which_overrides_the_file_and_the_defaults(tmp_path: Path) -> None:
     config = write(tmp_path, "http_port = 1\nmetrics_port = 1\nlog_verbose = 1\n")
     environ = {"PENSTOCK_HTTP_PORT": "2", "PENSTOCK_METRICS_PORT": "2", "PENSTOCK_CONFIG": config, "PATH": "/bin"}
 
@@ -38,27 +38,27 @@ def test_a_flag_wins_over_the_environment_which_wins_over_the_file_which_wins_ov
     assert found == (3, 2, 1, 30.0)
 
 
-def test_the_config_flag_wins_over_the_config_environment_name(tmp_path: Path) -> None:
+def test_the_config_flag_overrides_the_config_environment_variable(tmp_path: Path) -> None:
     config = write(tmp_path, "id = 'chosen'")
 
     assert resolve({"config": config}, {"PENSTOCK_CONFIG": "/nowhere"}).id == "chosen"
 
 
-def test_paths_of_the_file_are_relative_to_the_file(tmp_path: Path) -> None:
+def test_paths_in_the_config_file_are_relative_to_the_file(tmp_path: Path) -> None:
     config = write(tmp_path, "model_repository = ['models', '/absolute']")
 
     assert resolve({"config": config}, {}).model_repository == (str(tmp_path / "models"), "/absolute")
 
 
-def test_one_path_in_the_file_needs_no_list(tmp_path: Path) -> None:
+def test_a_single_path_in_the_config_file_needs_no_list(tmp_path: Path) -> None:
     assert resolve({"config": write(tmp_path, "model_repository = '/m'")}, {}).model_repository == ("/m",)
 
 
-def test_paths_of_the_environment_are_separated_by_colons() -> None:
+def test_paths_in_the_environment_are_separated_by_colons() -> None:
     assert resolve({}, {"PENSTOCK_MODEL_REPOSITORY": "a:b"}).model_repository == ("a", "b")
 
 
-def test_a_url_is_no_path(tmp_path: Path) -> None:
+def test_a_url_is_not_treated_as_a_relative_path_or_split_at_colons(tmp_path: Path) -> None:
     config = write(tmp_path, "model_repository = ['models', 's3://bucket/models']")
     both = resolve({}, {"PENSTOCK_MODEL_REPOSITORY": "/models\ns3://https://host:9000/bucket"})
 
@@ -66,7 +66,7 @@ def test_a_url_is_no_path(tmp_path: Path) -> None:
     assert both.model_repository == ("/models", "s3://https://host:9000/bucket")
 
 
-def test_the_names_kubernetes_injects_for_a_service_called_penstock_are_not_settings() -> None:
+def test_variables_that_kubernetes_injects_for_a_penstock_service_are_ignored() -> None:
     environ = {
         "PENSTOCK_SERVICE_HOST": "10.0.0.1",
         "PENSTOCK_SERVICE_PORT": "8000",
@@ -83,12 +83,12 @@ def test_the_names_kubernetes_injects_for_a_service_called_penstock_are_not_sett
 
 
 @pytest.mark.parametrize(("word", "meant"), [("ON", True), ("True", True), ("1", True), ("off", False), ("0", False)])
-def test_a_boolean_has_triton_s_words_in_any_case(word: str, meant: bool) -> None:
+def test_a_boolean_flag_accepts_the_words_of_triton_in_any_case(word: str, meant: bool) -> None:
     assert resolve({"exit_on_error": word}, {}).exit_on_error is meant
     assert with_boolean_values(["--exit-on-error", word]) == ["--exit-on-error", word]
 
 
-def test_a_choice_is_taken_in_any_case() -> None:
+def test_choices_are_accepted_in_any_case() -> None:
     found = resolve({"model_control_mode": "EXPLICIT", "log_format": "iso8601"}, {"PENSTOCK_RATE_LIMIT": "Off"})
 
     assert (found.model_control_mode, found.log_format, found.rate_limit) == ("explicit", "ISO8601", "off")
@@ -119,7 +119,7 @@ def test_a_choice_is_taken_in_any_case() -> None:
         ({"config": "/no/such.toml"}, {}, "/no/such.toml: No such file or directory"),
     ],
 )
-def test_what_cannot_be_used_is_refused_saying_where_what_and_what_was_wanted(
+def test_an_invalid_value_is_an_error_naming_the_setting_and_the_allowed_values(
     flags: dict[str, str], environ: dict[str, str], message: str
 ) -> None:
     with pytest.raises(SettingError) as caught:
@@ -149,7 +149,7 @@ def test_what_cannot_be_used_is_refused_saying_where_what_and_what_was_wanted(
         ("= 1", "Invalid statement (at line 1, column 1)"),
     ],
 )
-def test_a_mistake_in_the_file_names_the_file_and_the_key(tmp_path: Path, text: str, message: str) -> None:
+def test_an_error_in_the_config_file_names_the_file_and_the_key(tmp_path: Path, text: str, message: str) -> None:
     config = write(tmp_path, text)
 
     with pytest.raises(SettingError) as caught:
@@ -158,12 +158,12 @@ def test_a_mistake_in_the_file_names_the_file_and_the_key(tmp_path: Path, text: 
     assert str(caught.value) == f"{config}: {message}"
 
 
-def test_a_file_that_is_nested_too_deeply_is_a_mistake(tmp_path: Path) -> None:
+def test_a_config_file_nested_too_deeply_is_a_setting_error(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="recursion"):
         resolve({"config": write(tmp_path, f"id = {'[' * 5000}")}, {})
 
 
-def test_a_whole_number_in_the_file_is_good_for_seconds(tmp_path: Path) -> None:
+def test_a_whole_number_in_the_config_file_is_accepted_for_seconds(tmp_path: Path) -> None:
     assert resolve({"config": write(tmp_path, "exit_timeout_secs = 5")}, {}).exit_timeout_secs == 5.0
 
 
@@ -171,12 +171,12 @@ def test_a_whole_number_in_the_file_is_good_for_seconds(tmp_path: Path) -> None:
     ("word", "value"),
     [("true", True), ("1", True), ("On", True), ("False", False), ("0", False), ("off", False)],
 )
-def test_booleans_are_given_as_triton_takes_them(word: str, value: bool) -> None:
+def test_a_boolean_setting_is_parsed_as_in_triton(word: str, value: bool) -> None:
     assert resolve({"strict_readiness": word}, {}).strict_readiness is value
 
 
 @pytest.mark.parametrize(("word", "level"), [("True", 1), ("false", 0), ("2", 2)])
-def test_the_level_of_the_log_may_be_a_boolean_as_triton_takes_it(word: str, level: int) -> None:
+def test_the_log_verbosity_may_be_a_boolean_as_in_triton(word: str, level: int) -> None:
     assert resolve({"log_verbose": word}, {}).log_verbose == level
 
 
@@ -187,7 +187,7 @@ def test_the_level_of_the_log_may_be_a_boolean_as_triton_takes_it(word: str, lev
         ("grpc_infer_response_compression_level", "HIGH", "high"), ("log_format", "iso8601", "ISO8601"),
     ],
 )  # fmt: skip
-def test_a_choice_is_read_in_any_case_and_kept_as_it_is_known(name: str, word: str, value: str) -> None:
+def test_a_choice_in_any_case_is_stored_in_its_canonical_form(name: str, word: str, value: str) -> None:
     assert getattr(resolve({name: word}, {}), name) == value
     assert getattr(resolve({}, {f"PENSTOCK_{name.upper()}": word}), name) == value
 
@@ -203,7 +203,7 @@ def test_any_text_is_a_value_within_bounds_or_a_setting_error(item: Setting, tex
     assert item.bounds is None or item.bounds[0] <= value <= item.bounds[1]
 
 
-def test_every_setting_has_a_flag_an_environment_name_and_a_sentence() -> None:
+def test_every_setting_has_a_flag_an_environment_variable_and_a_description() -> None:
     for item in known_settings():
         assert item.flag == "--" + item.name.replace("_", "-")
         assert item.environment == "PENSTOCK_" + item.name.upper()
@@ -211,12 +211,12 @@ def test_every_setting_has_a_flag_an_environment_name_and_a_sentence() -> None:
         assert item.unit or not isinstance(item.default, int | float) or isinstance(item.default, bool)
 
 
-def test_a_list_is_shown_as_a_person_would_type_it() -> None:
+def test_a_list_is_shown_separated_by_commas() -> None:
     assert shown(("authorization", "cookie")) == "authorization, cookie"
     assert shown(()) == ""
 
 
-def test_every_limit_is_a_setting_and_the_defaults_agree() -> None:
+def test_every_http_limit_is_a_setting_with_the_same_default() -> None:
     assert Settings().limits() == Limits()
     others = {"http_port", "http_address", "http_header_forward_pattern", "http_restricted_api", "http_workers"}
     assert len(fields(Limits)) == sum(
@@ -224,11 +224,11 @@ def test_every_limit_is_a_setting_and_the_defaults_agree() -> None:
     )
 
 
-def test_the_default_batch_size_is_the_one_of_the_batch_policy() -> None:
+def test_the_default_batch_size_equals_the_default_of_the_batch_policy() -> None:
     assert Settings().default_max_batch_size == DEFAULT_MAX_BATCH_ROWS
 
 
-def test_the_settings_page_is_what_the_settings_say() -> None:
+def test_the_settings_page_in_the_docs_is_up_to_date() -> None:
     stored = Path(__file__).parents[2] / "docs" / "settings.md"
 
     assert stored.read_text("utf-8") == page(), "run: python -m penstock.server.settings > docs/settings.md"

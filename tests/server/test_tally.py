@@ -71,7 +71,7 @@ ERRED = {
 }
 
 
-def test_answers_that_are_errors_are_counted_by_protocol_and_code(models: Path) -> None:
+def test_error_answers_are_counted_by_protocol_and_code(models: Path) -> None:
     with live_server(models, loaders=LOADERS) as live:
         assert errors(live.url) == {}
         err(live)
@@ -79,7 +79,7 @@ def test_answers_that_are_errors_are_counted_by_protocol_and_code(models: Path) 
         assert errors(live.url) == ERRED
 
 
-def test_those_of_all_front_ends_are_counted_together(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_answers_of_all_front_ends_are_counted_together(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.server.fronts.front.REPORT_INTERVAL_S", 0.01)
     with live_front(models, loaders=LOADERS, count=2) as live:
         err(live)
@@ -92,7 +92,7 @@ def test_those_of_all_front_ends_are_counted_together(models: Path, monkeypatch:
         assert errors(live.url) == expected
 
 
-def test_what_can_be_no_request_is_counted_and_so_is_a_connection_too_many(caplog: pytest.LogCaptureFixture) -> None:
+def test_invalid_http_requests_and_connections_over_the_limit_are_counted(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         lane = Lane(Limits(max_connections=1))
         Lane(shared=lane.shared)
@@ -109,7 +109,7 @@ def test_what_can_be_no_request_is_counted_and_so_is_a_connection_too_many(caplo
     assert caplog.messages == ["a connection is rejected: 1 are open, the limit of --http-max-connections"]
 
 
-def test_a_grpc_connection_too_many_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_grpc_connection_over_the_limit_is_counted(caplog: pytest.LogCaptureFixture) -> None:
     wire = Wire(max_connections=1)
     wire.connect()
 
@@ -117,7 +117,7 @@ def test_a_grpc_connection_too_many_is_counted(caplog: pytest.LogCaptureFixture)
     assert caplog.messages[0].endswith("the limit of --grpc-max-connections")
 
 
-def test_a_call_that_has_ended_is_no_error_once_more() -> None:
+def test_an_ended_call_is_not_counted_as_an_error_again() -> None:
     wire = Wire()
     wire.feed(wire.headers(__path=HOLD, grpc_timeout="1S") + payload(message_of(b""), end=True))
     wire.loop.pass_time(2.0)
@@ -144,7 +144,9 @@ class Failing(App):
 @pytest.mark.parametrize(
     ("at_once", "raw", "code"), [(True, request("/app"), 500), (False, request("/app", b"body")[:-1], 408)]
 )
-def test_an_application_that_fails_is_counted_by_what_its_client_is_told(at_once: bool, raw: bytes, code: int) -> None:
+def test_a_failing_application_is_counted_by_the_status_sent_to_the_client(
+    at_once: bool, raw: bytes, code: int
+) -> None:
     async def main() -> None:
         lane = Lane(app=Failing(at_once=at_once))
         await lane.fed(raw)
@@ -157,7 +159,7 @@ def test_an_application_that_fails_is_counted_by_what_its_client_is_told(at_once
     run(main)
 
 
-def test_what_is_answered_to_who_has_gone_is_not_counted() -> None:
+def test_error_answers_to_disconnected_clients_are_not_counted() -> None:
     async def main() -> None:
         lane = Lane(app=Failing(at_once=False))
         await lane.fed(request("/app", b"body"))

@@ -35,7 +35,7 @@ MS = 1_000_000
 LATE = "the answer would be late"
 
 
-class TestWhenToComeBack:
+class TestRetryDelays:
     @pytest.mark.parametrize(
         ("code", "after_ns", "seconds"),
         [
@@ -51,7 +51,9 @@ class TestWhenToComeBack:
             (Code.INTERNAL, 0, 0),
         ],
     )
-    def test_http_says_it_in_whole_seconds_and_one_at_least(self, code: Code, after_ns: int, seconds: int) -> None:
+    def test_the_http_retry_after_is_in_whole_seconds_and_at_least_one(
+        self, code: Code, after_ns: int, seconds: int
+    ) -> None:
         assert retry_after_s(InferError(code, "", after_ns)) == seconds
 
     @pytest.mark.parametrize(
@@ -64,15 +66,13 @@ class TestWhenToComeBack:
             (Code.EXPIRED, 0, 0),
         ],
     )
-    def test_grpc_says_it_in_milliseconds_and_nothing_where_nobody_knows(
-        self, code: Code, after_ns: int, ms: int
-    ) -> None:
+    def test_the_grpc_pushback_is_in_milliseconds_and_zero_if_unknown(self, code: Code, after_ns: int, ms: int) -> None:
         assert pushback_ms(InferError(code, "", after_ns)) == ms
 
 
 class TestHttp:
     @pytest.mark.parametrize("code", [Code.OVERLOADED, Code.EXPIRED, Code.NOT_READY])
-    def test_a_refusal_at_the_door_says_when_to_come_back(self, code: Code) -> None:
+    def test_a_request_rejected_on_submission_has_a_retry_after_header(self, code: Code) -> None:
         async def main() -> None:
             http = Served()
             http.engine.failure = InferError(code, LATE, 2500 * MS)
@@ -84,7 +84,7 @@ class TestHttp:
         run(main)
 
     @pytest.mark.parametrize("size", [0, 100_000])
-    def test_what_would_be_late_is_refused_before_its_body_is_looked_at(self, size: int) -> None:
+    def test_a_request_that_would_be_late_is_rejected_before_its_body_is_decoded(self, size: int) -> None:
         async def main() -> None:
             http = Served()
             http.engine.loaded = targeted()
@@ -99,7 +99,7 @@ class TestHttp:
 
         run(main)
 
-    def test_what_is_wrong_in_itself_is_not_to_be_repeated(self) -> None:
+    def test_an_invalid_request_has_no_retry_after_header(self) -> None:
         async def main() -> None:
             [answer] = await Served().fed(request(PATH, b"{}"))
 
@@ -108,7 +108,7 @@ class TestHttp:
 
         run(main)
 
-    def test_a_request_may_say_when_it_should_be_answered(self) -> None:
+    def test_the_latency_target_parameter_sets_the_target_of_a_request(self) -> None:
         async def main() -> None:
             http = Served()
             said = json.dumps({**json.loads(BODY), "parameters": {"latency_target_ms": 50}}).encode()
@@ -121,7 +121,7 @@ class TestHttp:
 
         run(main)
 
-    def test_one_that_does_not_has_no_target_of_its_own(self) -> None:
+    def test_a_request_without_the_parameter_has_no_target_of_its_own(self) -> None:
         async def main() -> None:
             http = Served()
             await http.fed(request(PATH, BODY))
@@ -132,14 +132,14 @@ class TestHttp:
 
 
 class TestGrpcRequests:
-    def test_the_deadline_of_a_call_is_when_it_should_be_answered(self) -> None:
+    def test_the_deadline_of_a_call_is_the_target_of_its_request(self) -> None:
         services = Services()
         for _ in range(2):
             services.call("ModelInfer", rpc_request(), deadline_ns=123)
 
         assert [held.target_ns for held in services.engine.held] == [123, 123]
 
-    def test_the_sooner_of_deadline_and_parameter_counts(self) -> None:
+    def test_the_earlier_of_deadline_and_parameter_is_the_target(self) -> None:
         services = Services()
         message = rpc_request()
         message.parameters["latency_target_ms"].double_param = 0.5
@@ -151,7 +151,7 @@ class TestGrpcRequests:
         assert 0 < second <= third <= time.monotonic_ns() + MS
 
     @pytest.mark.parametrize("known", [False, True])
-    def test_what_would_be_late_is_refused_before_its_tensors_are_looked_at(self, known: bool) -> None:
+    def test_a_request_that_would_be_late_is_rejected_before_its_tensors_are_decoded(self, known: bool) -> None:
         services = Services(targeted())
         if known:
             services.call("ModelInfer", rpc_request())
@@ -160,7 +160,7 @@ class TestGrpcRequests:
 
         assert (call.status, call.text, call.pushback_ms) == (Status.UNAVAILABLE, LATE, 20)
 
-    def test_a_refusal_at_the_door_says_when_to_come_back(self) -> None:
+    def test_a_request_rejected_on_submission_has_a_pushback(self) -> None:
         services = Services()
         services.engine.failure = InferError(Code.OVERLOADED, LATE, 20 * MS)
         call = services.call("ModelInfer", rpc_request())
@@ -174,7 +174,7 @@ class TestGrpcClients:
         with served() as started:
             yield started
 
-    def test_a_refusal_has_a_trailer_that_says_when_to_come_back(self, live: Live) -> None:
+    def test_a_rejected_call_has_a_retry_pushback_trailer(self, live: Live) -> None:
         live.served.refusals.append(InferError(Code.OVERLOADED, LATE, 20 * MS))
         with grpc.insecure_channel(live.address) as channel, pytest.raises(grpc.RpcError) as raised:
             channel.unary_unary(ECHO)(b"x", timeout=PATIENCE_S)
@@ -183,14 +183,14 @@ class TestGrpcClients:
         assert raised.value.details() == LATE
         assert ("grpc-retry-pushback-ms", "20") in tuple(raised.value.trailing_metadata())
 
-    def test_a_retry_policy_comes_back_when_it_is_told(self, live: Live) -> None:
+    def test_a_client_with_a_retry_policy_retries_after_the_pushback(self, live: Live) -> None:
         live.served.refusals += [InferError(Code.OVERLOADED, LATE, 1 * MS) for _ in range(2)]
         with grpc.insecure_channel(live.address, retrying()) as channel:
             answer = channel.unary_unary(ECHO)(b"x", timeout=PATIENCE_S)
 
         assert (answer, live.served.taken) == (b"x", 3)
 
-    def test_a_retry_policy_does_not_come_back_when_it_is_told_not_to(self, live: Live) -> None:
+    def test_a_client_with_a_retry_policy_does_not_retry_after_a_negative_pushback(self, live: Live) -> None:
         live.served.refusals.append(InferError(Code.NOT_READY, "not here", -1))
         with grpc.insecure_channel(live.address, retrying()) as channel, pytest.raises(grpc.RpcError) as raised:
             channel.unary_unary(ECHO)(b"x", timeout=PATIENCE_S)
@@ -210,12 +210,10 @@ def served_late(tmp_path_factory: pytest.TempPathFactory) -> Iterator[live.Live]
         yield started
 
 
-class TestServed:
+class TestLiveServer:
     """A whole server."""
 
-    def test_over_http_a_client_is_told_how_late_it_would_be_and_when_to_come_back(
-        self, served_late: live.Live
-    ) -> None:
+    def test_an_http_request_that_would_be_late_is_answered_503_with_retry_after(self, served_late: live.Live) -> None:
         with httpx.Client() as client:
             refusals = (client.post(served_late.url + PATH, content=BODY) for _ in range(TRIES))
             answer = next(each for each in refusals if each.status_code != 200)
@@ -223,7 +221,9 @@ class TestServed:
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
         assert re.fullmatch(r"Exceeds latency target: .* the target is 0.001 ms", answer.json()["error"])
 
-    def test_generate_likewise(self, served_late: live.Live) -> None:
+    def test_a_generate_request_that_would_be_late_is_answered_503_with_retry_after(
+        self, served_late: live.Live
+    ) -> None:
         with httpx.Client() as client:
             url = served_late.url + "/v2/models/m/generate"
             refusals = (client.post(url, json={"x": [1, 2, 3, 4]}) for _ in range(TRIES))
@@ -231,13 +231,15 @@ class TestServed:
 
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
 
-    def test_what_is_never_allowed_is_not_to_be_repeated(self, served_late: live.Live) -> None:
+    def test_a_model_control_request_that_is_not_allowed_has_no_retry_after_header(
+        self, served_late: live.Live
+    ) -> None:
         answer = httpx.post(served_late.url + "/v2/repository/models/m/load")
 
         assert answer.status_code == 503
         assert "retry-after" not in answer.headers
 
-    def test_over_grpc_likewise(self, served_late: live.Live) -> None:
+    def test_a_grpc_request_that_would_be_late_is_unavailable_with_a_pushback(self, served_late: live.Live) -> None:
         message = rpc_request().SerializeToString()
         with grpc.insecure_channel(served_late.grpc_address) as channel:
             ask = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")

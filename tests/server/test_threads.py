@@ -18,7 +18,7 @@ from tests.fakes import PATIENCE_S, no_more_threads
 from tests.live import settings_for
 
 
-def test_work_waits_for_a_thread_that_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_waits_for_an_existing_thread_when_no_more_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     threads, gate = ThreadPool(4), threading.Event()
     with monkeypatch.context() as patch:
         no_more_threads(patch)
@@ -33,7 +33,7 @@ def test_work_waits_for_a_thread_that_there_is(monkeypatch: pytest.MonkeyPatch) 
     assert (first.result(PATIENCE_S), second.result(PATIENCE_S)) == (True, "done")
 
 
-def test_large_texts_and_answers_are_read_and_written_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_texts_and_answers_are_processed_when_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> list[str]:
         texts, answers = LargeJsonReader(), LargeAnswerEncoder()
         no_more_threads(monkeypatch)
@@ -44,7 +44,7 @@ def test_large_texts_and_answers_are_read_and_written_all_the_same(monkeypatch: 
     loop.close()
 
 
-def test_a_server_ends_although_its_threads_are_busy_and_no_other_is_to_be_had(
+def test_a_server_closes_while_its_threads_are_busy_and_no_more_can_be_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main(gate: threading.Event) -> int:
@@ -65,7 +65,7 @@ def test_a_server_ends_although_its_threads_are_busy_and_no_other_is_to_be_had(
     loop.close()
 
 
-def test_one_that_gets_not_even_one_says_so_and_ends(
+def test_a_server_that_cannot_start_any_thread_ends_with_status_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with monkeypatch.context() as patch:
@@ -75,7 +75,7 @@ def test_one_that_gets_not_even_one_says_so_and_ends(
     assert "can't start new thread: the limit on processes and threads is too low" in capsys.readouterr().err
 
 
-def test_locks_by_name_are_the_same_few_whatever_names_there_are() -> None:
+def test_striped_locks_have_a_fixed_number_of_locks_for_any_number_of_names() -> None:
     locks = StripedLocks()
 
     assert locks.lock_for("model") is locks.lock_for("model")

@@ -41,7 +41,7 @@ def events_of(span: ReadableSpan) -> list[str]:
     return [event.name for event in span.events]
 
 
-def test_a_trace_is_three_spans_one_in_the_other() -> None:
+def test_a_trace_has_three_nested_spans() -> None:
     root, request, compute = spans_of(BASE)
 
     assert root.parent is None
@@ -51,7 +51,7 @@ def test_a_trace_is_three_spans_one_in_the_other() -> None:
     assert len({span.context.trace_id for span in (root, request, compute)}) == 1
 
 
-def test_spans_have_triton_s_events_and_attributes() -> None:
+def test_spans_have_the_events_and_attributes_of_triton() -> None:
     _, request, compute = spans_of(BASE)
 
     assert events_of(request) == ["REQUEST_START", "QUEUE_START", "REQUEST_END"]
@@ -65,7 +65,7 @@ def test_spans_have_triton_s_events_and_attributes() -> None:
     }
 
 
-def test_stamps_keep_their_distances_on_the_clock_of_the_world() -> None:
+def test_span_times_keep_the_intervals_between_the_stamps() -> None:
     root, _, compute = spans_of(BASE)
 
     assert (root.end_time or 0) - (root.start_time or 0) == 60
@@ -73,7 +73,7 @@ def test_stamps_keep_their_distances_on_the_clock_of_the_world() -> None:
     assert (compute.end_time or 0) - (compute.start_time or 0) == 30
 
 
-def test_the_root_belongs_to_the_request_s_own_trace() -> None:
+def test_the_root_span_joins_the_trace_of_the_request() -> None:
     root, *_ = spans_of(BASE._replace(parent=f"00-{TRACE_ID}-{SPAN_ID}-01", state="vendor=1"))
 
     assert f"{root.context.trace_id:032x}" == TRACE_ID
@@ -82,14 +82,14 @@ def test_the_root_belongs_to_the_request_s_own_trace() -> None:
     assert root.context.trace_state.get("vendor") == "1"
 
 
-def test_a_request_that_failed_has_error_spans_and_no_compute_span() -> None:
+def test_a_failed_request_has_error_spans_and_no_compute_span() -> None:
     spans = spans_of(BASE._replace(failed=True, stamps=(*STAMPS[:2], STAMPS[-1])))
 
     assert [span.name for span in spans] == ["InferRequest", "iris"]
     assert {span.status.status_code for span in spans} == {StatusCode.ERROR}
 
 
-def test_what_was_run_nowhere_has_no_compute_span() -> None:
+def test_a_request_that_no_model_ran_has_no_compute_span() -> None:
     # an ensemble's request, whose steps have traces of their own, or one that was found in the cache
     root, request = spans_of(BASE._replace(stamps=(*STAMPS[:2], STAMPS[-1])))
 
@@ -97,14 +97,14 @@ def test_what_was_run_nowhere_has_no_compute_span() -> None:
     assert events_of(request) == ["REQUEST_START", "QUEUE_START", "REQUEST_END"]
 
 
-def test_the_service_has_a_name_unless_it_is_given_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_service_name_may_be_changed_by_flag_or_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert spans_of(BASE)[0].resource.attributes["service.name"] == "triton-inference-server"
     assert spans_of(BASE, "opentelemetry,resource=service.name=a")[0].resource.attributes["service.name"] == "a"
     monkeypatch.setenv("OTEL_SERVICE_NAME", "from the environment")
     assert spans_of(BASE)[0].resource.attributes["service.name"] == "from the environment"
 
 
-def test_without_the_package_the_flag_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_opentelemetry_mode_is_rejected_when_the_package_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
 
     with pytest.raises(ValueError, match=r"pip install 'penstock\[otel\]'"):
@@ -142,7 +142,7 @@ def collector() -> Iterator[tuple[str, Queue[Any]]]:
 
 
 @pytest.mark.parametrize("rule", ["bsp_schedule_delay=0", "bsp_max_queue_size=1", "bsp_max_export_batch_size=1"])
-def test_the_least_that_may_be_said_of_batches_serves(rule: str) -> None:
+def test_spans_are_exported_with_the_smallest_batching_settings(rule: str) -> None:
     assert "InferRequest" in {span.name for span in spans_of(BASE, f"opentelemetry,{rule}")}
 
 

@@ -101,7 +101,7 @@ def traced(tracer: Tracer, kept: Kept, model: Model, batches: Sequence[int]) -> 
 # -- the flag --------------------------------------------------------------------------------------------------
 
 
-def test_the_flag_is_read_as_triton_reads_it() -> None:
+def test_the_trace_config_flag_is_parsed_as_in_triton() -> None:
     config = parse(
         ["level=TENSORS", "level=TIMESTAMPS", "rate=7", "count=9", "triton,file=/tmp/t.json", "triton,log-frequency=3"]
     )
@@ -110,12 +110,12 @@ def test_the_flag_is_read_as_triton_reads_it() -> None:
     assert (config.mode, config.file) == ("triton", "/tmp/t.json")
 
 
-def test_without_the_flag_nothing_is_traced() -> None:
+def test_nothing_is_traced_without_the_trace_config_flag() -> None:
     assert parse([]) == TraceConfig()
     assert parse([]).sampling.level == ()
 
 
-def test_opentelemetry_has_settings_of_its_own() -> None:
+def test_the_trace_config_flag_accepts_opentelemetry_settings() -> None:
     config = parse(
         ["mode=opentelemetry", "opentelemetry,url=https://collector:4318/v1/traces", "level=TIMESTAMPS", "rate=0",
          "opentelemetry,resource=service.name=a", "opentelemetry,bsp_schedule_delay=10"]
@@ -126,7 +126,7 @@ def test_opentelemetry_has_settings_of_its_own() -> None:
     assert dict(config.batching)["bsp_schedule_delay"] == 10
 
 
-def test_a_collector_s_address_is_over_http_where_it_does_not_say() -> None:
+def test_a_collector_url_without_a_scheme_uses_http() -> None:
     config = parse(["opentelemetry,url=collector:4318/v1/traces"])
 
     assert (config.url, config.endpoint) == ("collector:4318/v1/traces", "http://collector:4318/v1/traces")
@@ -139,13 +139,13 @@ def test_a_collector_s_address_is_over_http_where_it_does_not_say() -> None:
         ("on", ("TIMESTAMPS",)), ("true", ("TIMESTAMPS",)), ("off", ()), ("false", ()),
     ],
 )  # fmt: skip
-def test_levels_and_modes_may_be_said_as_to_triton(said: str, level: tuple[str, ...]) -> None:
+def test_trace_levels_and_modes_are_accepted_in_every_spelling_of_triton(said: str, level: tuple[str, ...]) -> None:
     config = parse([f"level={said}", "mode=TRITON", "Triton,file=x", "rate=1"])
 
     assert (config.sampling.level, config.mode, config.file) == (level, "triton", "x")
 
 
-def test_what_opentelemetry_s_own_names_say_of_batches_gives_way_to_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_trace_config_flag_overrides_the_otel_batching_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "x")
 
@@ -169,19 +169,19 @@ def test_what_opentelemetry_s_own_names_say_of_batches_gives_way_to_the_flag(mon
         ["mode=opentelemetry", "level=TENSORS"],
     ],
 )  # fmt: skip
-def test_what_the_flag_cannot_mean_stops_the_start(entries: list[str]) -> None:
+def test_an_invalid_trace_config_is_a_setting_error(entries: list[str]) -> None:
     with pytest.raises(SettingError, match="--trace-config: "):
         Settings(trace_config=tuple(entries))
 
 
-def test_a_password_in_the_address_is_not_quoted() -> None:
+def test_an_error_in_the_collector_url_does_not_quote_the_password() -> None:
     with pytest.raises(ValueError, match="OTEL_EXPORTER_OTLP_HEADERS") as raised:
         parse(["opentelemetry,url=http://me:hunter2@collector/"])
 
     assert "hunter2" not in str(raised.value)
 
 
-def test_several_rules_in_the_environment_stand_on_lines_of_their_own() -> None:
+def test_trace_rules_in_the_environment_are_separated_by_line_breaks() -> None:
     said = "level=TIMESTAMPS\nmode=opentelemetry\nopentelemetry,url=http://collector:4318/v1/traces\n"
     settings = resolve({}, {"PENSTOCK_TRACE_CONFIG": said})
 
@@ -191,13 +191,13 @@ def test_several_rules_in_the_environment_stand_on_lines_of_their_own() -> None:
 # -- sampling --------------------------------------------------------------------------------------------------
 
 
-def test_every_so_manyth_request_is_traced_whatever_the_batches() -> None:
+def test_every_nth_request_is_traced_regardless_of_the_batches() -> None:
     tracer, kept, _ = tracer_with("level=TIMESTAMPS", "rate=3", "triton,file=x")
 
     assert traced(tracer, kept, fake_model(), [1, 4, 2, 5]) == ["3", "6", "9", "12"]
 
 
-def test_no_more_than_the_count_are_traced() -> None:
+def test_no_more_requests_than_the_count_are_traced() -> None:
     tracer, kept, _ = tracer_with("level=TIMESTAMPS", "rate=2", "count=2", "triton,file=x")
 
     assert traced(tracer, kept, fake_model(), [9]) == ["2", "4"]
@@ -205,14 +205,16 @@ def test_no_more_than_the_count_are_traced() -> None:
 
 
 @given(st.integers(1, 9), st.integers(-1, 5), st.lists(st.integers(1, 9), max_size=9))
-def test_sampling_by_batches_is_sampling_one_by_one(rate: int, count: int, batches: list[int]) -> None:
+def test_sampling_by_batches_selects_the_same_requests_as_sampling_one_by_one(
+    rate: int, count: int, batches: list[int]
+) -> None:
     tracer, kept, _ = tracer_with("level=TIMESTAMPS", f"rate={rate}", f"count={count}", "triton,file=x")
     every = [str(number) for number in range(1, sum(batches) + 1) if number % rate == 0]
 
     assert traced(tracer, kept, fake_model(), batches) == (every if count < 0 else every[:count])
 
 
-def test_the_engine_is_not_asked_to_record_while_nothing_is_traced() -> None:
+def test_the_engine_records_only_while_something_is_traced() -> None:
     tracer, _, engine = tracer_with("triton,file=x", "rate=1")
     recording = [engine.trace is not None]
     tracer.set_sampling("m", Sampling(("TIMESTAMPS",), 1))
@@ -223,7 +225,7 @@ def test_the_engine_is_not_asked_to_record_while_nothing_is_traced() -> None:
     assert recording == [False, True, False]
 
 
-def test_only_the_models_that_are_to_be_traced_are() -> None:
+def test_only_models_with_tracing_turned_on_are_traced() -> None:
     tracer, kept, _ = tracer_with("triton,file=x", "rate=1")
     tracer.set_sampling("n", Sampling(("TIMESTAMPS",), 1))
     tracer.record(fake_model("m"), batch_of(fake_request(fake_model("m"))), 1_070)
@@ -233,7 +235,7 @@ def test_only_the_models_that_are_to_be_traced_are() -> None:
     assert [trace.model for trace in kept.traces] == ["n"]
 
 
-def test_what_cannot_be_written_soon_is_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_traces_over_the_queue_limit_are_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.server.tracing.tracer.MAX_QUEUED_BYTES", 100)
     tracer, kept, _ = tracer_with("level=TENSORS", "rate=1", "triton,file=x")
     model = fake_model()
@@ -244,7 +246,9 @@ def test_what_cannot_be_written_soon_is_dropped_and_counted(monkeypatch: pytest.
     assert (tracer.dropped, kept.traces, kept.closed) == (1, [], True)
 
 
-def test_what_comes_while_the_thread_counts_what_it_took_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_traces_recorded_while_the_writer_dequeues_count_toward_the_queue_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     tracer, _, _ = tracer_with("level=TENSORS", "rate=1", "triton,file=x")
     monkeypatch.setattr(tracer, "_writer", threading.current_thread())  # this test is the thread
     monkeypatch.setattr(tracing, "MAX_QUEUED_BYTES", 2000)
@@ -266,7 +270,7 @@ def test_what_comes_while_the_thread_counts_what_it_took_counts_too(monkeypatch:
     assert (tracer.dropped, tracer._traces.qsize()) == (1, 1)
 
 
-def test_a_trace_for_which_no_thread_is_to_be_had_is_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trace_is_dropped_and_counted_when_no_writer_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     tracer, kept, _ = tracer_with("level=TIMESTAMPS", "rate=1", "triton,file=x")
     model = fake_model()
     with monkeypatch.context() as patch:
@@ -277,7 +281,7 @@ def test_a_trace_for_which_no_thread_is_to_be_had_is_dropped_and_counted(monkeyp
     assert traced(tracer, kept, model, [1]) == ["1"]
 
 
-def test_a_sink_that_fails_ends_neither_the_thread_nor_the_server() -> None:
+def test_a_failing_sink_does_not_end_the_writer_thread() -> None:
     class Failing(Kept):
         def write(self, traces: Sequence[Trace]) -> None:
             if not self.traces:
@@ -297,7 +301,7 @@ def test_a_sink_that_fails_ends_neither_the_thread_nor_the_server() -> None:
     assert len(failing.traces) == 2
 
 
-def test_a_full_disk_is_told_once_and_how_many_traces_it_cost_when_it_is_not_any_more(
+def test_a_full_disk_is_logged_once_and_the_lost_traces_when_writing_resumes(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Full(Kept):
@@ -318,7 +322,7 @@ def test_a_full_disk_is_told_once_and_how_many_traces_it_cost_when_it_is_not_any
     assert caplog.messages == ["traces cannot be written: the disk is full", "traces are written again; 3 were lost"]
 
 
-def test_who_does_not_take_traces_is_told_of_at_the_end_and_not_waited_for_longer(
+def test_stop_logs_a_sink_that_accepts_no_traces_within_the_timeout(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Stuck(Kept):
@@ -336,7 +340,7 @@ def test_who_does_not_take_traces_is_told_of_at_the_end_and_not_waited_for_longe
     over.set()
 
 
-def test_a_file_that_cannot_be_written_stops_the_start(tmp_path: Path) -> None:
+def test_a_trace_file_that_cannot_be_written_is_reported_at_start(tmp_path: Path) -> None:
     def told(file: Path) -> list[str]:
         return [text.partition(": ")[2] for text in start_problems(Settings(trace_config=(f"triton,file={file}",)))]
 
@@ -351,7 +355,7 @@ def test_a_file_that_cannot_be_written_stops_the_start(tmp_path: Path) -> None:
     assert told(tmp_path / "file") == told(tmp_path / "new") == []
 
 
-def test_a_file_that_cannot_be_written_later_is_told_by_its_place(
+def test_a_trace_file_that_cannot_be_written_later_is_logged_with_its_path(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "gone" / "x.json"
@@ -374,11 +378,11 @@ def test_a_file_that_cannot_be_written_later_is_told_by_its_place(
         ("00-" + "0" * 32 + PARENT[35:], False), (PARENT[:36] + "0" * 16 + "-01", False), (PARENT + "\n", False),
     ],
 )  # fmt: skip
-def test_a_traceparent_is_read_as_w3c_says(text: str, expected: bool) -> None:
+def test_a_traceparent_is_parsed_as_specified_by_w3c(text: str, expected: bool) -> None:
     assert is_sampled(text) is expected
 
 
-def test_the_context_is_found_on_connections_calls_and_streams() -> None:
+def test_the_trace_context_is_found_on_connections_calls_and_streams() -> None:
     head = SimpleNamespace(header={b"traceparent": b"p", b"tracestate": b"s"})
     call = SimpleNamespace(metadata={"traceparent": "p", "tracestate": "s"})
 
@@ -388,7 +392,7 @@ def test_the_context_is_found_on_connections_calls_and_streams() -> None:
     assert context_of(SimpleNamespace(head=None)) == context_of(None) == ("", "")
 
 
-def test_a_request_of_a_recorded_trace_is_traced_whatever_rate_and_count_say() -> None:
+def test_a_request_with_a_sampled_traceparent_is_traced_regardless_of_rate_and_count() -> None:
     tracer, kept, _ = tracer_with("mode=opentelemetry", "level=TIMESTAMPS", "rate=0", "count=0")
     model = fake_model()
     plain, told, untold = (fake_request(model) for _ in range(3))
@@ -405,7 +409,7 @@ def test_a_request_of_a_recorded_trace_is_traced_whatever_rate_and_count_say() -
 FILED = ("level=TIMESTAMPS", "rate=1", "triton,file=global.json")
 
 
-def test_settings_have_triton_s_names_order_and_form() -> None:
+def test_trace_settings_have_the_names_order_and_form_of_triton() -> None:
     settings, _ = settings_with(*FILED)
 
     assert list(settings.read().items()) == [
@@ -415,11 +419,11 @@ def test_settings_have_triton_s_names_order_and_form() -> None:
     assert settings.read("m") == settings.read()
 
 
-def test_what_is_off_reads_off() -> None:
+def test_the_trace_level_reads_off_if_tracing_is_off() -> None:
     assert settings_with()[0].read()["trace_level"] == ["OFF"]
 
 
-def test_opentelemetry_s_settings_are_shown_and_the_file_is_not() -> None:
+def test_trace_settings_in_opentelemetry_mode_show_its_settings_and_not_the_file() -> None:
     settings, _ = settings_with("mode=opentelemetry", "level=TIMESTAMPS", "opentelemetry,resource=a=b")
     read = settings.read()
 
@@ -429,7 +433,7 @@ def test_opentelemetry_s_settings_are_shown_and_the_file_is_not() -> None:
     assert not {"trace_file", "log_frequency"} & read.keys()
 
 
-def test_what_a_model_does_not_say_follows_the_global_settings() -> None:
+def test_trace_settings_that_a_model_does_not_set_follow_the_global_settings() -> None:
     settings, _ = settings_with(*FILED)
     settings.update("m", {"trace_rate": ["12"], "log_frequency": ["34"]})
     settings.update("", {"trace_rate": ["56"], "trace_count": ["78"], "trace_level": ["OFF"]})
@@ -438,7 +442,7 @@ def test_what_a_model_does_not_say_follows_the_global_settings() -> None:
     assert (settings.read("m")["trace_level"], settings.read("n")["trace_rate"]) == (["OFF"], ["56"])
 
 
-def test_null_clears_a_model_s_setting_to_the_global_and_a_global_to_the_flag_s() -> None:
+def test_null_resets_model_settings_to_global_values_and_global_settings_to_the_flag() -> None:
     settings, _ = settings_with(*FILED)
     settings.update("m", {"trace_rate": ["12"], "log_frequency": ["34"]})
     settings.update("", {"trace_rate": ["56"], "trace_count": ["78"]})
@@ -453,7 +457,7 @@ def test_null_clears_a_model_s_setting_to_the_global_and_a_global_to_the_flag_s(
     assert settings.read("m") == settings.read()
 
 
-def test_a_model_without_settings_of_its_own_shares_the_global_count() -> None:
+def test_models_without_trace_settings_of_their_own_share_the_global_count() -> None:
     settings, tracer = settings_with(*FILED, "count=5")
     for name in ("m", "n"):
         model = fake_model(name)
@@ -486,7 +490,7 @@ def test_a_model_without_settings_of_its_own_shares_the_global_count() -> None:
         ({"speed": ["1"]}, Code.INVALID, "unknown trace setting 'speed'"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_set_is_refused_and_changes_nothing(changes: Any, code: Code, text: str) -> None:
+def test_an_invalid_trace_setting_is_rejected_and_changes_nothing(changes: Any, code: Code, text: str) -> None:
     settings, _ = settings_with(*FILED)
     before = settings.read()
 
@@ -497,14 +501,14 @@ def test_what_cannot_be_set_is_refused_and_changes_nothing(changes: Any, code: C
     assert settings.read() == before
 
 
-def test_without_a_file_tracing_cannot_be_turned_on_over_the_network() -> None:
+def test_tracing_without_a_file_cannot_be_turned_on_over_the_network() -> None:
     settings, _ = settings_with()
 
     with pytest.raises(InferError, match="invalid trace setting :trace file name is not given"):
         settings.update("", {"trace_level": ["TIMESTAMPS"]})
 
 
-def test_a_global_change_that_a_model_s_settings_cannot_go_with_changes_nothing() -> None:
+def test_a_global_change_that_conflicts_with_model_settings_changes_nothing() -> None:
     settings, _ = settings_with("triton,file=x")
     settings.update("m", {"trace_rate": ["0"]})
 
@@ -514,7 +518,7 @@ def test_a_global_change_that_a_model_s_settings_cannot_go_with_changes_nothing(
     assert settings.read()["trace_level"] == ["OFF"]
 
 
-def test_a_model_that_is_not_there_has_no_settings() -> None:
+def test_an_unknown_model_has_no_trace_settings() -> None:
     settings, _ = settings_with(*FILED)
 
     for ask in (lambda: settings.read("x"), lambda: settings.update("x", {"trace_rate": ["2"]})):
@@ -538,7 +542,7 @@ def trace_of(number: int, log_frequency: int = 0) -> Trace:
     return kept.traces[0]._replace(number=number)
 
 
-def test_a_trace_has_triton_s_entries(tmp_path: Path) -> None:
+def test_a_trace_in_the_file_has_the_entries_of_triton(tmp_path: Path) -> None:
     file = TraceFile(tmp_path / "trace.json")
     file.write([trace_of(1)])
     file.close()
@@ -550,7 +554,7 @@ def test_a_trace_has_triton_s_entries(tmp_path: Path) -> None:
     assert [entry["timestamps"][0]["ns"] for entry in stamps] == [1_010, 1_020, 1_030, 1_040, 1_050, 1_060, 1_070]
 
 
-def test_the_file_is_whole_json_after_every_write(tmp_path: Path) -> None:
+def test_the_trace_file_is_valid_json_after_every_write(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_text("what was there before")
     file = TraceFile(path)
@@ -561,7 +565,7 @@ def test_the_file_is_whole_json_after_every_write(tmp_path: Path) -> None:
     file.close()
 
 
-def test_on_a_full_disk_the_file_stays_whole_and_goes_on_when_there_is_room(
+def test_a_trace_file_on_a_full_disk_stays_valid_and_continues_when_space_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room = 100
@@ -585,7 +589,7 @@ def test_on_a_full_disk_the_file_stays_whole_and_goes_on_when_there_is_room(
     file.close()
 
 
-def test_with_a_log_frequency_so_many_traces_go_into_each_numbered_file(tmp_path: Path) -> None:
+def test_a_log_frequency_is_the_number_of_traces_in_each_numbered_file(tmp_path: Path) -> None:
     file = TraceFile(tmp_path / "trace.json")
     file.write([trace_of(number, log_frequency=2) for number in range(1, 6)])
     file.close()
@@ -594,7 +598,7 @@ def test_with_a_log_frequency_so_many_traces_go_into_each_numbered_file(tmp_path
     assert found == {"trace.json.0": [1, 2], "trace.json.1": [3, 4], "trace.json.2": [5]}
 
 
-def test_of_a_numbered_file_that_a_full_disk_takes_in_part_nothing_is_left(
+def test_a_numbered_trace_file_that_is_only_partly_written_is_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def half(path: Path, text: bytes) -> int:
@@ -617,7 +621,7 @@ def ids_in(folder: Path) -> dict[str, list[int]]:
     return {path.name: sorted({entry["id"] for entry in json.loads(path.read_text())}) for path in folder.iterdir()}
 
 
-def test_a_count_that_runs_out_has_a_numbered_file_and_one_that_does_not_is_among_the_others(tmp_path: Path) -> None:
+def test_a_completed_count_has_a_numbered_file_and_an_unfinished_count_the_common_file(tmp_path: Path) -> None:
     file = TraceFile(tmp_path / "trace.json")
     counted = [trace_of(number)._replace(count_number=1) for number in (2, 3)]
     other = [trace_of(number)._replace(count_number=2) for number in (4, 5)]
@@ -629,7 +633,7 @@ def test_a_count_that_runs_out_has_a_numbered_file_and_one_that_does_not_is_amon
     assert ids_in(tmp_path) == {"trace.json": [1, 4, 5], "trace.json.0": [2, 3]}
 
 
-def test_only_so_many_counts_have_files_that_are_open(tmp_path: Path) -> None:
+def test_the_number_of_open_trace_files_is_limited(tmp_path: Path) -> None:
     file = TraceFile(tmp_path / "trace.json")
     before = descriptors()
     for number in range(1, 20):
@@ -642,14 +646,14 @@ def test_only_so_many_counts_have_files_that_are_open(tmp_path: Path) -> None:
     assert descriptors() == before
 
 
-def test_the_last_trace_of_a_count_ends_what_is_gathered_too(tmp_path: Path) -> None:
+def test_the_last_trace_of_a_count_also_completes_the_file_of_the_log_frequency(tmp_path: Path) -> None:
     file = TraceFile(tmp_path / "trace.json")
     file.write([trace_of(1, log_frequency=5), trace_of(2, log_frequency=5)._replace(count_number=1, last=True)])
 
     assert ids_in(tmp_path) == {"trace.json.0": [1, 2]}
 
 
-def test_the_traces_of_a_count_say_so_and_which_is_the_last() -> None:
+def test_traces_of_a_count_have_its_number_and_mark_the_last() -> None:
     tracer, kept, _ = tracer_with(*FILED, "count=3")
     model = fake_model()
     for rows in (2, 2):
@@ -662,7 +666,7 @@ def test_the_traces_of_a_count_say_so_and_which_is_the_last() -> None:
     assert found == [(1, False), (1, False), (1, True), (0, False)]
 
 
-def test_a_request_that_failed_has_no_stamps_of_computing() -> None:
+def test_a_failed_request_has_no_compute_stamps() -> None:
     tracer, kept, _ = tracer_with(*FILED)
     model = fake_model()
     request = fake_request(model)
@@ -674,7 +678,7 @@ def test_a_request_that_failed_has_no_stamps_of_computing() -> None:
     assert [name for name, _ in kept.traces[0].stamps] == ["REQUEST_START", "QUEUE_START", "REQUEST_END"]
 
 
-def test_tensors_are_written_as_they_were_when_they_were_delivered(tmp_path: Path) -> None:
+def test_tensors_are_traced_with_the_values_at_delivery(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     tracer = Tracer(parse(["level=TENSORS", "rate=1", f"triton,file={path}"]), FakeEngine(), open_sink)
     model = fake_model()
@@ -695,7 +699,7 @@ def test_tensors_are_written_as_they_were_when_they_were_delivered(tmp_path: Pat
     assert (taken["activity"], taken["tensor"]["data"]) == ("TENSOR_BACKEND_OUTPUT", "0.0,1.0,2.0,3.0")
 
 
-def test_names_and_ids_cannot_break_the_file(tmp_path: Path) -> None:
+def test_request_ids_cannot_break_the_trace_file(tmp_path: Path) -> None:
     file = TraceFile(tmp_path / "trace.json")
     file.write([trace_of(1)._replace(request_id='"},\n{"id":99,"x":"\ud800')])
     file.close()
@@ -707,7 +711,7 @@ def test_names_and_ids_cannot_break_the_file(tmp_path: Path) -> None:
 # -- the documentation -----------------------------------------------------------------------------------------
 
 
-def test_every_rule_and_every_stamp_has_its_line_in_the_docs() -> None:
+def test_every_trace_rule_and_stamp_has_its_line_in_the_docs() -> None:
     docs = (Path(__file__).parents[2] / "docs" / "tracing.md").read_text("utf-8")
     rules = [
         "level=", "rate=", "count=", "mode=", "triton,file=", "triton,log-frequency=", "opentelemetry,url=",

@@ -68,7 +68,7 @@ def test_requests_over_http_and_grpc_are_traced_into_the_file(tmp_path: Path) ->
     assert len(stamps) == 7
 
 
-def test_a_count_over_the_network_ends_by_itself(tmp_path: Path) -> None:
+def test_tracing_with_a_count_set_over_the_network_ends_after_that_count(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     with serving(tmp_path / "models", "rate=1", f"triton,file={path}") as live:
         settings = f"{live.url}/v2/models/free/trace/setting"
@@ -85,7 +85,7 @@ def test_a_count_over_the_network_ends_by_itself(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_a_client_s_trace_goes_on_through_http_and_grpc(tmp_path: Path) -> None:
+def test_the_trace_of_a_client_continues_over_http_and_grpc(tmp_path: Path) -> None:
     with collector() as (url, got):
         rules = ("mode=opentelemetry", "level=TIMESTAMPS", "rate=0", f"opentelemetry,url={url}")
         with serving(tmp_path, *rules) as live:
@@ -100,7 +100,7 @@ def test_a_client_s_trace_goes_on_through_http_and_grpc(tmp_path: Path) -> None:
     assert {span.parent_span_id.hex() for span in spans if span.name == "InferRequest"} == {SPAN_ID}
 
 
-def test_an_ensemble_s_steps_are_spans_in_its_span_over_http_and_grpc(tmp_path: Path) -> None:
+def test_steps_of_an_ensemble_are_child_spans_over_http_and_grpc(tmp_path: Path) -> None:
     ensembles.write_all(tmp_path)
     values = np.ones((1, ensembles.WIDTH), np.float32)
     with collector() as (url, got):
@@ -146,7 +146,7 @@ def plain(settings: Any) -> Any:
     return {name: list(entry.value) for name, entry in settings.settings.items()}
 
 
-def test_both_clients_read_change_and_clear_trace_settings(client: Any) -> None:
+def test_http_and_grpc_clients_read_change_and_clear_trace_settings(client: Any) -> None:
     before = plain(client.get_trace_settings())
     assert before["trace_level"] == ["TIMESTAMPS"]
     changed = client.update_trace_settings("free", {"trace_rate": "12", "trace_level": ["OFF"]})
@@ -165,7 +165,7 @@ def test_both_clients_read_change_and_clear_trace_settings(client: Any) -> None:
         ("nobody", {"trace_rate": "1"}, "Request for unknown model : nobody"),
     ],
 )
-def test_both_clients_are_told_what_is_wrong_with_trace_settings(
+def test_http_and_grpc_clients_receive_errors_about_invalid_trace_settings(
     client: Any, model: str | None, settings: dict[str, Any], text: str
 ) -> None:
     with pytest.raises(InferenceServerException, match=text):
@@ -178,7 +178,7 @@ def logged(settings: Any) -> Any:
     return {name: getattr(entry, entry.WhichOneof("parameter_choice")) for name, entry in settings.settings.items()}
 
 
-def test_both_clients_read_and_change_logging(client: Any) -> None:
+def test_http_and_grpc_clients_read_and_change_log_settings(client: Any) -> None:
     before = logged(client.get_log_settings())
     assert (before["log_file"], before["log_info"], before["log_verbose_level"]) == ("", True, 0)
     changed = logged(client.update_log_settings({"log_info": False, "log_verbose_level": 1, "log_format": "ISO8601"}))
@@ -194,12 +194,14 @@ def test_both_clients_read_and_change_logging(client: Any) -> None:
         ({"log_format": "xml"}, "invalid argument for log_format, got: xml"),
     ],
 )
-def test_both_clients_are_told_what_is_wrong_with_logging(client: Any, settings: dict[str, Any], text: str) -> None:
+def test_http_and_grpc_clients_receive_errors_about_invalid_log_settings(
+    client: Any, settings: dict[str, Any], text: str
+) -> None:
     with pytest.raises(InferenceServerException, match=text):
         client.update_log_settings(settings)
 
 
-def test_the_process_logs_as_it_is_told_while_it_runs(tmp_path: Path) -> None:
+def test_changed_log_settings_apply_to_the_running_process(tmp_path: Path) -> None:
     models.write_shapes(tmp_path)
     command = [sys.executable, "-m", "penstock.server.cli", "serve", str(tmp_path), "--log-format=json"]
     ports = ["--http-port=0", "--grpc-port=0", "--metrics-port=0"]

@@ -39,14 +39,14 @@ host-policy allow-client-shm
 
 
 @pytest.mark.parametrize("name", TRITON.split())
-def test_every_flag_of_triton_s_is_a_setting_or_is_answered_with_the_reason_why_not(name: str) -> None:
+def test_every_triton_flag_is_a_setting_or_has_a_documented_reason(name: str) -> None:
     known = {item.flag for item in known_settings()}
 
     assert rename_flag(f"--{name}") in known | UNSUPPORTED_FLAGS.keys() | IGNORED_FLAGS.keys() | DEPRECATED_FLAGS.keys()
 
 
 @pytest.mark.parametrize("flag", UNSUPPORTED_FLAGS)
-def test_a_flag_of_triton_s_is_refused_with_its_reason(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unsupported_triton_flag_is_rejected_with_the_reason(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["serve", "a", f"{flag}=1"])
 
@@ -58,7 +58,7 @@ def test_a_flag_of_triton_s_is_refused_with_its_reason(flag: str, capsys: pytest
 
 @pytest.mark.parametrize("flag", IGNORED_FLAGS)
 @pytest.mark.parametrize("words", [["{}=true"], ["{}", "true"]], ids=["one word", "two words"])
-def test_a_flag_that_changes_no_answer_is_told_of_and_goes_with_its_value(flag: str, words: list[str]) -> None:
+def test_a_triton_flag_without_effect_is_reported_and_removed_with_its_value(flag: str, words: list[str]) -> None:
     asked = ["serve", *(word.format(flag) for word in words), "models", "--http-port=1"]
 
     assert translate_flags(asked) == (
@@ -68,17 +68,17 @@ def test_a_flag_that_changes_no_answer_is_told_of_and_goes_with_its_value(flag: 
 
 
 @pytest.mark.parametrize("flag", [*IGNORED_FLAGS, *UNSUPPORTED_BOOLEANS])
-def test_one_that_stands_alone_takes_no_flag_with_it(flag: str) -> None:
+def test_removing_a_triton_flag_without_a_value_keeps_the_next_flag(flag: str) -> None:
     kept, _ = translate_flags(["serve", flag, "--http-port=1"])
 
     assert kept[-1] == "--http-port=1"
 
 
-def test_what_may_stand_alone_takes_no_path_with_it() -> None:
+def test_removing_a_boolean_triton_flag_keeps_the_path_after_it() -> None:
     assert translate_flags(["serve", "--enable-peer-access", "models"])[0] == ["serve", "models"]
 
 
-def test_a_command_line_of_triton_s_serves_and_says_what_has_no_effect(
+def test_a_triton_command_line_is_accepted_with_warnings_about_flags_without_effect(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--http-thread-count", "8", "--pinned-memory-pool-byte-size=0", "--backend-config=python,shm-x=1"]
@@ -93,7 +93,7 @@ def test_a_command_line_of_triton_s_serves_and_says_what_has_no_effect(
 
 @pytest.mark.parametrize("flag", DEPRECATED_FLAGS)
 @pytest.mark.parametrize("words", [["{}=7"], ["{}", "7"]], ids=["one word", "two words"])
-def test_an_older_way_of_triton_s_is_the_newer_one(flag: str, words: list[str]) -> None:
+def test_a_deprecated_triton_flag_is_replaced_by_the_newer_flag_with_a_warning(flag: str, words: list[str]) -> None:
     newer = DEPRECATED_FLAGS[flag].format(7)
     asked = ["serve", *(word.format(flag) for word in words), "models"]
 
@@ -102,7 +102,9 @@ def test_an_older_way_of_triton_s_is_the_newer_one(flag: str, words: list[str]) 
     )  # fmt: skip
 
 
-def test_triton_s_older_flags_trace_and_remember(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_deprecated_triton_flags_configure_tracing_and_the_response_cache(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     traced = [f"--trace-file={tmp_path}/trace.json", "--trace-level=MAX", "--trace-rate", "100", "--trace-count=5"]
 
     assert cli.main(["check", *traced, "--response-cache-byte-size=1024", str(tmp_path)]) == 0
@@ -114,7 +116,7 @@ def test_triton_s_older_flags_trace_and_remember(tmp_path: Path, capsys: pytest.
     )
 
 
-def test_the_newer_way_to_trace_counts_where_both_are_said_and_off_is_off() -> None:
+def test_trace_config_overrides_deprecated_trace_flags_except_level_off() -> None:
     # source: Triton server, command_line_parser.cc: SetGlobalTraceArgs, explicit_disable_trace
     words = "serve m --trace-config=rate=200 --trace-rate=100 --trace-level=MAX --trace-level OFF --http-port=1"
 
@@ -125,7 +127,7 @@ def test_the_newer_way_to_trace_counts_where_both_are_said_and_off_is_off() -> N
 
 @pytest.mark.parametrize("flag", DEPRECATED_FLAGS)
 @pytest.mark.parametrize("behind", [[], ["--http-port=1"]])
-def test_an_older_way_without_a_value_is_told_with_the_newer_one(
+def test_a_deprecated_triton_flag_without_a_value_is_an_error_that_names_the_newer_flag(
     flag: str, behind: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -137,12 +139,12 @@ def test_an_older_way_without_a_value_is_told_with_the_newer_one(
     )
 
 
-def test_a_cache_of_no_bytes_is_none() -> None:
+def test_a_response_cache_of_zero_bytes_is_no_cache() -> None:
     assert translate_flags(["serve", "--response-cache-byte-size=0", "models"]) == (["serve", "models"], [])
 
 
 @pytest.mark.parametrize("flag", UNSUPPORTED_BOOLEANS)
-def test_what_is_off_in_any_case_may_be_said_to_be_off(flag: str) -> None:
+def test_an_unsupported_switch_may_be_turned_off_but_not_on(flag: str) -> None:
     for said in ([f"{flag}=False"], [f"{flag}=off"], [flag, "0"], [flag, "false"]):
         assert translate_flags(["serve", *said, "models"]) == (["serve", "models"], [])
     for said in ([f"{flag}=true"], [flag, "true"], [flag]):
@@ -150,7 +152,9 @@ def test_what_is_off_in_any_case_may_be_said_to_be_off(flag: str) -> None:
 
 
 @pytest.mark.parametrize("older", OLD_NAMES)
-def test_an_older_name_of_triton_s_is_as_good_as_the_newer(older: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_older_name_of_a_triton_flag_is_the_same_as_the_newer_name(
+    older: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     newer = OLD_NAMES[older]
 
     assert rename_flag(older) == newer
@@ -159,7 +163,7 @@ def test_an_older_name_of_triton_s_is_as_good_as_the_newer(older: str, capsys: p
     assert "/there/is/none" in capsys.readouterr().out
 
 
-def test_no_flag_is_both_known_and_foreign() -> None:
+def test_no_flag_is_both_a_setting_and_an_unsupported_triton_flag() -> None:
     known = {item.flag for item in known_settings()}
 
     assert (
@@ -169,7 +173,7 @@ def test_no_flag_is_both_known_and_foreign() -> None:
     )
 
 
-def test_a_flag_that_a_reason_names_is_there() -> None:
+def test_every_flag_named_in_a_reason_exists() -> None:
     known = {item.flag for item in known_settings()}
     named = {
         word.strip(",:;.") for text in UNSUPPORTED_FLAGS.values() for word in text.split() if word.startswith("--")
@@ -178,5 +182,5 @@ def test_a_flag_that_a_reason_names_is_there() -> None:
     assert named <= known
 
 
-def test_others_are_left_to_the_nearest_name() -> None:
+def test_a_misspelled_flag_is_not_treated_as_a_triton_flag() -> None:
     assert unsupported_reason("--http-prt=3") is None

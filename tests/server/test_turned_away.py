@@ -72,7 +72,7 @@ def refused(port: int) -> bool:
     return False
 
 
-def test_http_clients_are_told_why_and_to_come_again(draining: Draining) -> None:
+def test_http_requests_while_draining_are_answered_503_with_reason_and_retry_after(draining: Draining) -> None:
     texts = {INFER: STOPPING_MESSAGE, "/v2/repository/models/a/load": EXITING, "/v2/models/a/generate": EXITING}
     for path, text in texts.items():
         answer = httpx.post(draining.live.url + path, content=BODY)
@@ -83,14 +83,14 @@ def test_http_clients_are_told_why_and_to_come_again(draining: Draining) -> None
     draining.finish()
 
 
-def test_a_body_that_is_sent_without_a_look_at_the_answer_is_no_broken_connection(draining: Draining) -> None:
+def test_a_client_that_sends_a_large_body_while_draining_receives_the_503_answer(draining: Draining) -> None:
     answer = httpx.post(draining.live.url + INFER, content=b" " * (8 << 20))
 
     assert answer.status_code == 503
     draining.finish()
 
 
-def test_probes_hear_that_it_is_not_ready_and_the_rest_may_be_asked(draining: Draining) -> None:
+def test_probes_fail_while_draining_and_read_only_requests_are_answered(draining: Draining) -> None:
     paths = {"/v2/health/live": 503, "/v2/health/ready": 503, "/v2": 200, "/v2/models/a/stats": 200}
 
     assert {path: httpx.get(draining.live.url + path).status_code for path in paths} == paths
@@ -103,7 +103,7 @@ def test_probes_hear_that_it_is_not_ready_and_the_rest_may_be_asked(draining: Dr
     draining.finish()
 
 
-def test_grpc_clients_are_told_why(draining: Draining) -> None:
+def test_grpc_calls_while_draining_are_unavailable_with_the_reason(draining: Draining) -> None:
     given = triton.InferInput("x", [1, 2], "FP32")
     given._raw_content = bytes(8)
     for _ in range(3):
@@ -116,7 +116,7 @@ def test_grpc_clients_are_told_why(draining: Draining) -> None:
     draining.finish()
 
 
-def test_the_ports_close_when_all_is_done_whoever_stays_connected(draining: Draining) -> None:
+def test_the_ports_close_after_the_last_request_even_if_idle_clients_stay_connected(draining: Draining) -> None:
     live = draining.live
     idle = [socket.create_connection(("127.0.0.1", port), timeout=30) for port in (live.http_port, live.grpc_port)]
     draining.finish()
@@ -128,7 +128,7 @@ def test_the_ports_close_when_all_is_done_whoever_stays_connected(draining: Drai
 
 
 @pytest.mark.parametrize("served", SERVED)
-def test_where_nothing_is_under_way_it_ends_at_once(served: str, tmp_path: Path) -> None:
+def test_a_drain_without_requests_in_progress_ends_at_once(served: str, tmp_path: Path) -> None:
     with SERVED[served](write_models(tmp_path, "a"), loaders=Gate().loaders) as live:
         part = live.fronts[0] if isinstance(live, LiveFronts) else live.server
         start_s = time.monotonic()

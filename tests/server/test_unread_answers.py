@@ -70,7 +70,7 @@ class Stage:
         return made
 
 
-def test_nobody_is_dropped_up_to_the_bound() -> None:
+def test_no_client_is_dropped_up_to_the_limit() -> None:
     stage = Stage()
     stage.keeper(600, 60.0)
     stage.keeper(400)
@@ -80,7 +80,7 @@ def test_nobody_is_dropped_up_to_the_bound() -> None:
     assert stage.unread.held_bytes == 1000
 
 
-def test_who_keeps_most_is_dropped_beyond_it_and_there_is_room_for_a_while(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_client_with_the_most_unread_bytes_is_dropped_over_the_limit(caplog: pytest.LogCaptureFixture) -> None:
     stage = Stage()
     _, large, _ = stage.keeper(300), stage.keeper(400), stage.keeper(301)
     stage.loop.now += 1.0
@@ -92,7 +92,7 @@ def test_who_keeps_most_is_dropped_beyond_it_and_there_is_room_for_a_while(caplo
     assert "exceed the 1000 bytes of --write-memory-bytes: dropped 1 of them" in caplog.text
 
 
-def test_what_has_only_just_been_written_is_not_dropped_for_being_large() -> None:
+def test_a_large_answer_just_written_is_not_dropped_before_older_answers() -> None:
     stage = Stage()
     old = [stage.keeper(100, 1.0) for _ in range(5)]
     stage.keeper(800)
@@ -101,7 +101,7 @@ def test_what_has_only_just_been_written_is_not_dropped_for_being_large() -> Non
     assert stage.given_up == old
 
 
-def test_who_reads_on_has_waited_no_longer_than_what_waits_there() -> None:
+def test_a_client_that_keeps_reading_is_not_dropped_before_an_idle_client() -> None:
     stage = Stage()
     reading, idle = stage.keeper(300), stage.keeper(300)
     for _ in range(100):
@@ -114,7 +114,7 @@ def test_who_reads_on_has_waited_no_longer_than_what_waits_there() -> None:
     assert stage.given_up == [idle]
 
 
-def test_what_is_taken_within_the_turn_drops_nobody() -> None:
+def test_an_answer_read_within_the_same_turn_drops_no_client() -> None:
     stage = Stage()
     stage.keeper(900, 60.0)
     quick = stage.keeper(900)
@@ -125,7 +125,7 @@ def test_what_is_taken_within_the_turn_drops_nobody() -> None:
     assert stage.unread.held_bytes == 900
 
 
-def test_the_bound_holds_over_very_many_who_keep_little_and_each_turn_looks_at_some() -> None:
+def test_the_limit_holds_for_very_many_small_answers_with_a_bounded_number_per_turn() -> None:
     stage = Stage()
     held = []
     for _ in range(20_000):
@@ -140,7 +140,7 @@ def test_the_bound_holds_over_very_many_who_keep_little_and_each_turn_looks_at_s
     assert all(before - after < 5000 for before, after in pairwise([20_000, *held]))
 
 
-def test_one_that_keeps_much_is_dropped_before_very_many_who_keep_little() -> None:
+def test_a_client_with_much_unread_data_is_dropped_before_many_with_little() -> None:
     stage = Stage()
     little = [stage.keeper(1) for _ in range(10)]
     for _ in range(5000):
@@ -152,7 +152,7 @@ def test_one_that_keeps_much_is_dropped_before_very_many_who_keep_little() -> No
     assert stage.unread.held_bytes == len(little)
 
 
-def test_one_that_cannot_be_dropped_keeps_no_other_from_it() -> None:
+def test_a_client_that_fails_to_be_dropped_does_not_keep_others_from_being_dropped() -> None:
     class Broken:
         def shed(self) -> None:
             raise RuntimeError("broken")
@@ -283,7 +283,7 @@ def whole(sock: socket.socket) -> bool:
 
 
 @pytest.mark.parametrize("answer", [http_answer, grpc_answer])
-def test_http_clients_that_never_read_keep_no_more_than_the_bound_and_others_are_answered(
+def test_http_clients_that_never_read_stay_within_the_limit_and_others_are_answered(
     live: Live, answer: Callable[[Live, float], bytes]
 ) -> None:
     unread, most = untaken_of(live), 0
@@ -304,7 +304,7 @@ def test_http_clients_that_never_read_keep_no_more_than_the_bound_and_others_are
 
 
 @pytest.mark.parametrize("answer", [http_answer, grpc_answer])
-def test_grpc_calls_whose_window_stays_shut_are_ended_and_others_are_answered(
+def test_grpc_calls_whose_window_stays_closed_are_reset_and_others_are_answered(
     live: Live, answer: Callable[[Live, float], bytes]
 ) -> None:
     unread = untaken_of(live)
@@ -318,7 +318,7 @@ def test_grpc_calls_whose_window_stays_shut_are_ended_and_others_are_answered(
 
 
 @pytest.mark.parametrize("tls", [False, True])
-def test_grpc_clients_that_never_read_what_their_windows_let_through_are_dropped(tmp_path: Path, tls: bool) -> None:
+def test_grpc_clients_with_open_windows_that_never_read_are_dropped(tmp_path: Path, tls: bool) -> None:
     certified, key = certificate(tmp_path)
     settings = {"grpc_use_ssl": True, "grpc_server_cert": certified, "grpc_server_key": key} if tls else {}
     context = ssl.create_default_context(cafile=certified) if tls else None
@@ -334,7 +334,7 @@ def test_grpc_clients_that_never_read_what_their_windows_let_through_are_dropped
         live.call(until(lambda: 0 < unread.held_bytes <= MOST and grpc.connections < 8))
 
 
-def test_front_ends_have_a_bound_each_for_both_their_ports(tmp_path: Path) -> None:
+def test_each_front_end_has_one_limit_for_both_its_ports(tmp_path: Path) -> None:
     with live_front(tmp_path, loaders={}, count=2, write_memory_bytes=MOST) as live:
         shares = [port.shared.unread for front in live.fronts for port in front._ports if port.shared is not None]
 
@@ -342,7 +342,7 @@ def test_front_ends_have_a_bound_each_for_both_their_ports(tmp_path: Path) -> No
     assert len(set(shares)) == 2
 
 
-def test_one_that_reads_late_has_its_answer_while_there_is_room(live: Live) -> None:
+def test_a_client_that_reads_late_receives_its_answer_while_the_limit_is_not_exceeded(live: Live) -> None:
     unread = untaken_of(live)
     with unread_http(live) as silent:
         live.call(until(lambda: unread.held_bytes > 0))

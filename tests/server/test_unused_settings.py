@@ -42,11 +42,15 @@ CERTIFICATE: dict[str, Any] = {"grpc_server_cert": "c", "grpc_server_key": "k", 
         ({"repository_poll_secs": 2.0, "model_control_mode": "poll"}, []),
     ],
 )
-def test_what_lacks_another_setting_is_told(said: dict[str, Any], told: list[str]) -> None:
+def test_a_setting_without_effect_is_reported_with_the_setting_that_it_requires(
+    said: dict[str, Any], told: list[str]
+) -> None:
     assert list(unused_settings(Settings(**said))) == told
 
 
-def test_it_is_told_at_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_setting_without_effect_is_a_warning_on_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     cli.main(["check", str(tmp_path), "--grpc-root-cert", "ca.pem"])
 
     assert capsys.readouterr().err == (

@@ -1,4 +1,4 @@
-"""`penstock check --dialect abeja` says what would be served, and every mistake; it runs none of the code."""
+"""`penstock check --dialect abeja` reports what would be served, and every mistake, without running any code."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_handler_that_would_be_served_is_described(folder: Path) -> None:
     assert "1 version would be served" in str(report)
 
 
-def test_the_folder_is_that_of_the_marker_and_the_handler_that_of_the_environment(
+def test_the_check_uses_the_marked_folder_and_the_handler_of_the_environment(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "a" / ".abeja").mkdir(parents=True)
@@ -52,20 +52,20 @@ def test_the_folder_is_that_of_the_marker_and_the_handler_that_of_the_environmen
 
 
 @pytest.mark.parametrize("handler", ["main", "a:b:c"])
-def test_a_handler_has_one_colon(folder: Path, handler: str) -> None:
+def test_a_handler_without_exactly_one_colon_is_a_mistake(folder: Path, handler: str) -> None:
     assert said(checked(folder, abeja_handler=handler)) == [
         f"handler '{handler}': it must be module:name, with one colon"
     ]
 
 
-def test_an_empty_one_of_the_environment_is_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_handler_in_the_environment_is_a_mistake(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "main.py").write_text("def handler(request, context): ...\n")
     monkeypatch.setenv("HANDLER", "")
 
     assert said(checked(folder)) == ["handler '': it must be module:name, with one colon"]
 
 
-def test_what_python_cannot_read_is_told_with_its_line(folder: Path) -> None:
+def test_a_syntax_error_is_reported_with_its_line(folder: Path) -> None:
     (folder / "main.py").write_text("x = 1\ndef handler(request, context:\n    ...\n")
     (found,) = checked(folder).findings
 
@@ -82,7 +82,7 @@ def test_what_python_cannot_read_is_told_with_its_line(folder: Path) -> None:
         ("other = 1", 0),
     ],
 )
-def test_what_could_never_be_answered_is_a_mistake(folder: Path, code: str, line: int) -> None:
+def test_a_handler_that_can_never_be_called_successfully_is_a_mistake(folder: Path, code: str, line: int) -> None:
     (folder / "main.py").write_text(code + "\n")
     (found,) = checked(folder).findings
 
@@ -102,7 +102,7 @@ def test_what_could_never_be_answered_is_a_mistake(folder: Path, code: str, line
         "from other import *",
     ],
 )
-def test_what_may_be_answered_is_none(folder: Path, code: str) -> None:
+def test_a_handler_that_may_be_called_successfully_is_no_mistake(folder: Path, code: str) -> None:
     (folder / "main.py").write_text(code + "\n")
 
     assert said(checked(folder)) == []
@@ -122,7 +122,7 @@ def test_one_mistake_does_not_hide_another(folder: Path, monkeypatch: pytest.Mon
     assert said(report)[4] == "handler 'main:handler': there is no module 'main'"
 
 
-def test_requirements_are_not_read_where_nothing_is_installed(folder: Path) -> None:
+def test_requirements_are_not_read_when_installation_is_disabled(folder: Path) -> None:
     (folder / "main.py").write_text("def handler(request, context): ...\n")
     (folder / "requirements.txt").write_text("-r more.txt\n")
 
@@ -130,5 +130,5 @@ def test_requirements_are_not_read_where_nothing_is_installed(folder: Path) -> N
     assert "more.txt" in said(checked(folder))[0]
 
 
-def test_there_has_to_be_a_folder(folder: Path) -> None:
+def test_a_missing_folder_is_a_mistake(folder: Path) -> None:
     assert said(checked(folder / "none")) == ["no such folder"]

@@ -24,11 +24,11 @@ def status_of(wire: Wire, sent: bytes) -> tuple[int, str]:
     return wire.answers()[1][1:]
 
 
-def test_an_error_with_a_code_becomes_its_status() -> None:
+def test_an_error_with_a_status_code_is_answered_with_that_status() -> None:
     assert status_of(Wire(), Wire().call(REFUSE, b"no such thing")) == (Status.NOT_FOUND, "no such thing")
 
 
-def test_an_error_of_ours_tells_an_id_and_the_log_the_rest(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_internal_error_is_answered_with_an_id_and_logged_with_its_details(caplog: pytest.LogCaptureFixture) -> None:
     status, text = status_of(Wire(), Wire().call(BREAK))
 
     assert status == Status.INTERNAL
@@ -38,7 +38,7 @@ def test_an_error_of_ours_tells_an_id_and_the_log_the_rest(caplog: pytest.LogCap
     assert caplog.records[0].__dict__["request_id"] in text
 
 
-def test_a_refusal_is_one_header_block() -> None:
+def test_a_rejected_call_is_answered_with_one_header_block() -> None:
     wire = Wire()
     wire.feed(wire.call("/no"))
     frame, reset = wire.frames()
@@ -62,7 +62,7 @@ def test_a_refusal_is_one_header_block() -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_a_header_that_is_not_grpcs_is_refused(fields: dict[str, Any], http: str, status: int) -> None:
+def test_a_request_with_headers_invalid_in_grpc_is_rejected(fields: dict[str, Any], http: str, status: int) -> None:
     wire = Wire()
     wire.feed(wire.headers(**fields) + payload(message_of(b"x"), end=True))
     first = wire.frames()[0]
@@ -72,7 +72,7 @@ def test_a_header_that_is_not_grpcs_is_refused(fields: dict[str, Any], http: str
 
 
 @pytest.mark.parametrize("kind", ["application/grpc", "application/grpc+proto", "application/grpc;charset=utf-8"])
-def test_grpcs_content_types_are_taken(kind: str) -> None:
+def test_every_content_type_of_grpc_is_accepted(kind: str) -> None:
     wire = Wire()
     wire.feed(wire.headers(content_type=kind) + payload(message_of(b"x"), end=True))
 
@@ -104,7 +104,7 @@ BAD_MESSAGES = {
 
 
 @pytest.mark.parametrize(("sent", "status"), BAD_MESSAGES.values(), ids=BAD_MESSAGES)
-def test_what_is_not_one_message_is_refused(sent: bytes, status: Status) -> None:
+def test_a_unary_request_that_is_not_exactly_one_valid_message_is_rejected(sent: bytes, status: Status) -> None:
     wire = Wire(grpc={"max_message_bytes": 65535})
     wire.feed(wire.headers() + payload(sent, end=True))
 
@@ -113,7 +113,7 @@ def test_what_is_not_one_message_is_refused(sent: bytes, status: Status) -> None
     assert wire.connection.streams == {}
 
 
-def test_too_large_a_message_is_refused_by_its_prefix_and_the_sender_stopped() -> None:
+def test_a_message_too_large_by_its_prefix_is_rejected_and_its_stream_reset() -> None:
     wire = Wire(grpc={"max_message_bytes": 65535})
     wire.feed(wire.headers() + payload(b"\0\0\1\0\0"))
     found = wire.frames()
@@ -124,14 +124,14 @@ def test_too_large_a_message_is_refused_by_its_prefix_and_the_sender_stopped() -
     assert wire.answers().keys() == {3}
 
 
-def test_a_message_of_one_frame_may_be_too_large_as_well() -> None:
+def test_a_too_large_message_in_a_single_frame_is_rejected() -> None:
     wire = Wire(grpc={"max_message_bytes": 10})
     wire.feed(wire.call(message=bytes(10)) + wire.call(message=bytes(11), stream=3))
 
     assert {stream: status for stream, (_, status, _) in wire.answers().items()} == {1: OK, 3: 8}
 
 
-def test_what_a_stream_has_begun_is_cancelled_when_its_next_message_is_broken() -> None:
+def test_a_streaming_call_is_cancelled_when_its_next_message_is_malformed() -> None:
     class Begins(Echo):
         def __init__(self, call: Call) -> None:
             super().__init__(call)
@@ -147,7 +147,7 @@ def test_what_a_stream_has_begun_is_cancelled_when_its_next_message_is_broken() 
 
 
 @pytest.mark.parametrize("cut", [1, 4, 5, 6, 9])
-def test_messages_may_be_cut_anywhere(cut: int) -> None:
+def test_messages_may_be_split_across_frames_at_any_byte(cut: int) -> None:
     wire = Wire()
     sent = message_of(b"first") + message_of(b"") + message_of(b"third")
     parts = [sent[at : at + cut] for at in range(0, len(sent), cut)]
@@ -161,7 +161,7 @@ def test_messages_may_be_cut_anywhere(cut: int) -> None:
 
 
 @pytest.mark.parametrize(("coding", "compress"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
-def test_compressed_messages_are_taken(coding: str, compress: object) -> None:
+def test_compressed_and_plain_messages_are_accepted_on_a_compressed_call(coding: str, compress: object) -> None:
     wire = Wire()
     sent = compress(MANY)  # type: ignore[operator]
     wire.feed(wire.headers(grpc_encoding=coding) + payload(message_of(sent, 1), end=True))
@@ -172,7 +172,7 @@ def test_compressed_messages_are_taken(coding: str, compress: object) -> None:
 
 
 @pytest.mark.parametrize("path", [ECHO, BIDI])
-def test_large_compressed_messages_are_taken_in_order_once_a_thread_has_decompressed_them(path: str) -> None:
+def test_large_compressed_messages_are_decompressed_on_a_thread_and_handled_in_order(path: str) -> None:
     wire = Wire()
     large = random.Random(1).randbytes(40_000)
     sent = [message_of(gzip.compress(large), 1)]
@@ -192,7 +192,7 @@ def test_large_compressed_messages_are_taken_in_order_once_a_thread_has_decompre
     assert wire.shared.held_bytes == 0
 
 
-def test_what_little_has_become_large_is_decompressed_on_a_thread() -> None:
+def test_a_small_message_that_expands_to_a_large_one_is_decompressed_on_a_thread() -> None:
     wire = Wire()
     wire.connection.data_received(
         wire.headers(grpc_encoding="gzip") + payload(message_of(gzip.compress(bytes(10**7)), 1), end=True)
@@ -205,7 +205,7 @@ def test_what_little_has_become_large_is_decompressed_on_a_thread() -> None:
     assert wire.shared.held_bytes == 0
 
 
-def test_a_message_of_a_stream_is_counted_until_it_is_handed_over() -> None:
+def test_a_decompressed_message_of_a_stream_is_not_counted_after_it_is_handed_over() -> None:
     wire = Wire()
     sent = message_of(gzip.compress(bytes(10**6)), 1)
     wire.connection.data_received(wire.headers(__path=BIDI, grpc_encoding="gzip") + payload(sent))
@@ -215,7 +215,7 @@ def test_a_message_of_a_stream_is_counted_until_it_is_handed_over() -> None:
     assert wire.shared.held_bytes == 0
 
 
-def test_what_messages_become_is_counted_all_together_and_as_they_grow() -> None:
+def test_the_receive_memory_limit_counts_the_decompressed_bytes_of_all_messages() -> None:
     wire = Wire(grpc={"max_receive_bytes": 40 << 20})
     bomb = message_of(gzip.compress(bytes(30 << 20)), 1)
     for stream_id in (1, 3):
@@ -229,7 +229,7 @@ def test_what_messages_become_is_counted_all_together_and_as_they_grow() -> None
     assert wire.shared.held_bytes == 0
 
 
-def test_a_large_message_that_does_not_decompress_is_refused_unless_its_call_has_ended() -> None:
+def test_a_corrupt_large_compressed_message_is_rejected_unless_its_call_has_ended() -> None:
     wire = Wire()
     sent = message_of(b"nonsense" * 5000, 1)
     wire.connection.data_received(wire.headers(1, grpc_encoding="gzip") + payload(sent, 1, end=True))
@@ -241,14 +241,14 @@ def test_a_large_message_that_does_not_decompress_is_refused_unless_its_call_has
 
 
 @pytest.mark.parametrize("sent", [b"nonsense", gzip.compress(b"x", mtime=0)[:-1], gzip.compress(b"x", mtime=0) + b"y"])
-def test_what_does_not_decompress_is_refused(sent: bytes) -> None:
+def test_a_message_that_fails_to_decompress_is_rejected(sent: bytes) -> None:
     wire = Wire()
     wire.feed(wire.headers(grpc_encoding="gzip") + payload(message_of(sent, 1), end=True))
 
     assert wire.answers()[1][1:] == (Status.INTERNAL, "failed to decompress the gzip message")
 
 
-def test_a_bomb_is_refused_before_it_has_grown() -> None:
+def test_a_decompression_bomb_is_rejected() -> None:
     wire = Wire(grpc={"max_message_bytes": 10**6})
     bomb = gzip.compress(bytes(10**8))
     wire.feed(wire.headers(grpc_encoding="gzip") + payload(message_of(bomb, 1), end=True))
@@ -260,7 +260,7 @@ def test_a_bomb_is_refused_before_it_has_grown() -> None:
     ("accepts", "coding"), [("identity, deflate, gzip", "gzip"), ("deflate", "deflate"), ("identity", ""), (None, "")]
 )
 @pytest.mark.parametrize("path", [ECHO, BIDI])
-def test_answers_are_compressed_as_the_server_says_and_the_client_accepts(
+def test_answers_are_compressed_with_the_best_coding_that_the_client_accepts(
     accepts: str | None, coding: str, path: str
 ) -> None:
     wire = Wire(grpc={"compression": 6})
@@ -274,7 +274,7 @@ def test_answers_are_compressed_as_the_server_says_and_the_client_accepts(
     assert (zlib.decompress(content, windows[coding]) if coding else content) == MANY
 
 
-def test_small_answers_are_not_compressed_nor_are_any_by_default() -> None:
+def test_small_answers_are_not_compressed_and_compression_is_off_by_default() -> None:
     small = Wire(grpc={"compression": 6})
     small.feed(small.headers(grpc_accept_encoding="gzip") + payload(message_of(b"small"), end=True))
     plain = Wire()
@@ -287,7 +287,7 @@ def test_small_answers_are_not_compressed_nor_are_any_by_default() -> None:
 # -- deadlines -------------------------------------------------------------------------------------------------
 
 
-def test_a_call_whose_time_is_up_is_answered_and_cancelled() -> None:
+def test_a_call_is_answered_deadline_exceeded_and_cancelled_when_its_deadline_passes() -> None:
     wire = Wire()
     wire.feed(wire.headers(1, __path=HOLD, grpc_timeout="50m") + payload(message_of(b""), 1, end=True))
     wire.feed(wire.headers(3, __path=HOLD, grpc_timeout="2S") + payload(message_of(b""), 3, end=True))
@@ -302,7 +302,7 @@ def test_a_call_whose_time_is_up_is_answered_and_cancelled() -> None:
     assert wire.answers().keys() == {3}
 
 
-def test_a_call_that_ends_in_time_leaves_nothing_behind() -> None:
+def test_a_call_that_ends_before_its_deadline_leaves_no_deadline_behind() -> None:
     wire = Wire()
     wire.feed(wire.headers(1, grpc_timeout="50m") + payload(message_of(b"x"), 1, end=True))
     wire.feed(wire.headers(3, __path=HOLD, grpc_timeout="50m") + payload(message_of(b""), 3, end=True))
@@ -315,7 +315,7 @@ def test_a_call_that_ends_in_time_leaves_nothing_behind() -> None:
 
 
 @pytest.mark.parametrize("name", ["expire", "on_reset"])
-def test_a_call_that_cannot_be_ended_keeps_no_other_from_its_end(
+def test_an_exception_while_one_call_is_ended_does_not_keep_other_calls_from_ending(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     original = getattr(GrpcCall, name)
@@ -340,7 +340,7 @@ def test_a_call_that_cannot_be_ended_keeps_no_other_from_its_end(
     assert "it goes on" in caplog.text
 
 
-def test_what_cannot_be_cancelled_keeps_no_other_from_its_end(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_exception_in_on_cancel_does_not_keep_other_calls_from_ending(caplog: pytest.LogCaptureFixture) -> None:
     def fail() -> None:
         raise ZeroDivisionError("it goes on")
 
@@ -360,7 +360,7 @@ def test_what_cannot_be_cancelled_keeps_no_other_from_its_end(caplog: pytest.Log
 
 
 @pytest.mark.parametrize("text", ["99999999H", "1M", "30S", "5000m"])
-def test_far_deadlines_come_in_time(text: str) -> None:
+def test_a_distant_deadline_expires_on_time(text: str) -> None:
     wire = Wire()
     seconds = int(text[:-1]) * {"H": 3600, "M": 60, "S": 1, "m": 0.001}[text[-1]]
     wire.feed(wire.headers(1, __path=HOLD, grpc_timeout=text) + payload(message_of(b""), end=True))
@@ -376,7 +376,7 @@ def test_far_deadlines_come_in_time(text: str) -> None:
 # -- streams ---------------------------------------------------------------------------------------------------
 
 
-def test_an_error_after_messages_comes_in_the_trailers() -> None:
+def test_an_error_after_messages_is_sent_in_the_trailers() -> None:
     wire = Wire()
     wire.feed(wire.call(HOLD))
     wire.held[0].send(b"one")
@@ -395,7 +395,7 @@ def test_a_stream_may_end_without_a_message() -> None:
     assert wire.answers() == {1: (b"", OK, "")}
 
 
-def test_a_reader_that_raises_ends_its_call() -> None:
+def test_an_exception_in_on_message_ends_the_call() -> None:
     class Breaks:
         def on_message(self, message: bytes) -> None:
             raise ZeroDivisionError
@@ -410,7 +410,7 @@ def test_a_reader_that_raises_ends_its_call() -> None:
     assert wire.answers()[1][1] == Status.INTERNAL
 
 
-def test_who_sends_much_can_wait_until_it_has_left() -> None:
+def test_drain_waits_until_the_queued_messages_are_sent_or_the_call_is_reset() -> None:
     async def wait() -> list[str]:
         wire = Wire()
         wire.loop.create_future = asyncio.get_running_loop().create_future  # type: ignore[attr-defined]
@@ -439,12 +439,12 @@ def test_who_sends_much_can_wait_until_it_has_left() -> None:
 # -- texts -----------------------------------------------------------------------------------------------------
 
 
-def test_texts_are_percent_encoded_and_cut() -> None:
+def test_status_messages_are_percent_encoded_and_truncated() -> None:
     assert percent_encoded("a b~%\n\u00e9") == b"a b~%25%0A%C3%A9"
     assert percent_encoded("\ud800") == b"?"
     assert len(percent_encoded("\u00e9" * 5000)) <= 4096
 
 
-def test_a_method_is_unary_or_streaming() -> None:
+def test_a_method_must_be_either_unary_or_streaming() -> None:
     with pytest.raises(ValueError, match="exactly one of"):
         Method(GIVE)

@@ -71,7 +71,7 @@ def messages_of(found: list[Any]) -> list[bytes]:
 
 
 @pytest.mark.parametrize("path", [ECHO, BIDI])
-def test_a_large_answer_is_compressed_on_a_thread_while_others_are_answered(path: str) -> None:
+def test_a_large_answer_is_compressed_on_a_thread_while_other_calls_are_answered(path: str) -> None:
     wire, threads = wired(path)
     wire.feed(payload(message_of(LARGE), end=True))
     wire.feed(wire.call(message=b"another", stream=3))
@@ -86,7 +86,7 @@ def test_a_large_answer_is_compressed_on_a_thread_while_others_are_answered(path
     assert wire.connection.streams == {}
 
 
-def test_what_is_sent_after_a_large_message_waits_for_it() -> None:
+def test_messages_and_trailers_sent_after_a_large_message_wait_until_it_is_compressed() -> None:
     wire, threads = held()
     sent = [LARGE, b"small", b"many " * 100, LARGE, b"", b"last"]
     for message in sent:
@@ -107,7 +107,7 @@ def test_what_is_sent_after_a_large_message_waits_for_it() -> None:
     assert wire.fields(last) == {"grpc-status": "10", "grpc-message": "enough"}
 
 
-def test_what_waits_for_a_thread_and_then_for_the_client_keeps_its_order() -> None:
+def test_messages_delayed_by_compression_and_then_by_the_window_keep_their_order() -> None:
     wire, threads = wired(BIDI)
     wire.feed(frames.settings({frames.INITIAL_WINDOW_SIZE: 1000}))
     wire.feed(payload(message_of(LARGE)))
@@ -124,7 +124,7 @@ def test_what_waits_for_a_thread_and_then_for_the_client_keeps_its_order() -> No
     assert wire.connection.streams == {}
 
 
-def test_messages_of_a_client_wait_while_an_answer_is_compressed_and_do_not_time_out() -> None:
+def test_client_messages_wait_without_timing_out_while_an_answer_is_compressed() -> None:
     wire, threads = wired(BIDI)
     wire.feed(payload(message_of(LARGE)))
     wire.feed(payload(message_of(b"second")))
@@ -136,7 +136,7 @@ def test_messages_of_a_client_wait_while_an_answer_is_compressed_and_do_not_time
     assert messages_of(wire.frames()) == [LARGE, b"second"]
 
 
-def test_a_method_learns_that_its_client_has_ended_while_its_answer_is_compressed() -> None:
+def test_a_half_close_reaches_the_method_while_an_answer_is_compressed() -> None:
     wire, threads = wired(BIDI)
     wire.feed(payload(message_of(LARGE)))
     [call] = wire.connection.streams.values()
@@ -151,7 +151,7 @@ def test_a_method_learns_that_its_client_has_ended_while_its_answer_is_compresse
     assert wire.fields(found[-1]) == {"grpc-status": "0"}
 
 
-def test_where_no_thread_is_to_be_had_messages_go_as_they_are() -> None:
+def test_messages_are_sent_uncompressed_when_no_thread_can_be_started() -> None:
     wire, threads = held()
     wire.held[0].send(LARGE)
     wire.held[0].send(LARGE)
@@ -167,7 +167,7 @@ def test_where_no_thread_is_to_be_had_messages_go_as_they_are() -> None:
     assert wire.shared.unread.held_bytes == 0
 
 
-def test_who_sends_a_large_message_can_wait_until_it_is_compressed() -> None:
+def test_drain_waits_until_a_large_message_is_compressed() -> None:
     async def wait() -> bool:
         wire, threads = held()
         wire.loop.create_future = asyncio.get_running_loop().create_future  # type: ignore[attr-defined]
@@ -184,7 +184,7 @@ def test_who_sends_a_large_message_can_wait_until_it_is_compressed() -> None:
 
 
 @pytest.mark.parametrize("finished", [False, True])
-def test_nothing_is_compressed_to_its_end_for_a_call_that_is_lost(*, finished: bool) -> None:
+def test_compression_stops_when_the_call_is_reset(*, finished: bool) -> None:
     wire, threads = held()
     call = wire.held[0]
     call.send(LARGE)
@@ -203,7 +203,7 @@ def test_nothing_is_compressed_to_its_end_for_a_call_that_is_lost(*, finished: b
     assert wire.answers() == {3: (b"another", OK, "")}
 
 
-def test_nothing_is_sent_on_a_connection_that_has_gone() -> None:
+def test_an_answer_compressed_after_the_connection_is_lost_is_not_sent() -> None:
     wire, threads = wired(ECHO)
     wire.feed(payload(message_of(LARGE), end=True))
     wire.connection.connection_lost(None)
@@ -212,7 +212,7 @@ def test_nothing_is_sent_on_a_connection_that_has_gone() -> None:
     assert wire.connection.outbox.frames == []
 
 
-def test_a_connection_that_is_told_to_go_stays_for_an_answer_that_is_compressed() -> None:
+def test_a_draining_connection_stays_open_for_an_answer_being_compressed() -> None:
     wire, threads = wired(ECHO)
     wire.feed(payload(message_of(LARGE), end=True))
     wire.connection.shutdown()
@@ -226,7 +226,7 @@ def test_a_connection_that_is_told_to_go_stays_for_an_answer_that_is_compressed(
     assert wire.transport.over
 
 
-def test_the_status_of_a_call_whose_time_is_up_follows_what_is_compressed() -> None:
+def test_a_deadline_exceeded_status_follows_the_message_being_compressed() -> None:
     wire, threads = held(grpc_timeout="50m")
     wire.held[0].send(LARGE)
     wire.loop.pass_time(0.1)
@@ -249,7 +249,7 @@ def test_a_call_whose_answer_cannot_be_compressed_is_reset(caplog: pytest.LogCap
     assert "an answer could not be compressed" in caplog.text
 
 
-def test_what_waits_for_a_thread_is_counted_until_it_is_sent() -> None:
+def test_messages_waiting_for_compression_count_as_unread_until_they_are_sent() -> None:
     wire, threads = held()
     counted = []
     for message in (LARGE, b"word", b"many " * 100):
@@ -262,7 +262,7 @@ def test_what_waits_for_a_thread_is_counted_until_it_is_sent() -> None:
     assert counted == [300_000, 300_004, 300_504, 500, 0]
 
 
-def test_where_too_much_waits_for_a_thread_it_goes_as_it_is_and_nobody_is_dropped() -> None:
+def test_messages_over_the_unread_limit_are_sent_uncompressed_and_no_call_is_dropped() -> None:
     wire, threads = held()
     wire.shared.unread.max_bytes = 1_000_000
     wire.feed(wire.headers(3, grpc_accept_encoding="gzip") + payload(message_of(LARGE), 3, end=True))
@@ -281,7 +281,7 @@ def test_where_too_much_waits_for_a_thread_it_goes_as_it_is_and_nobody_is_droppe
     assert (threads.given, wire.shared.unread.held_bytes, wire.connection.streams) == ([], 0, {})
 
 
-def test_what_went_as_it_is_and_is_not_taken_is_dropped_like_any_other() -> None:
+def test_a_call_whose_uncompressed_messages_exceed_the_unread_limit_is_reset() -> None:
     wire, _ = held()
     wire.shared.unread.max_bytes = 1_000_000
     wire.feed(frames.settings({frames.INITIAL_WINDOW_SIZE: 0}))
@@ -293,7 +293,7 @@ def test_what_went_as_it_is_and_is_not_taken_is_dropped_like_any_other() -> None
     assert (wire.cancelled, wire.shared.unread.held_bytes) == (1, 0)
 
 
-def test_what_a_lost_call_was_to_send_is_not_kept_until_a_thread_comes_to_it() -> None:
+def test_a_reset_call_releases_its_queued_messages_before_a_thread_reaches_them() -> None:
     wire, threads = held()
     before = sys.getrefcount(LARGE)
     wire.held[0].send(LARGE)
@@ -305,7 +305,7 @@ def test_what_a_lost_call_was_to_send_is_not_kept_until_a_thread_comes_to_it() -
     assert wire.shared.unread.held_bytes == 0
 
 
-def test_what_is_compressed_for_a_connection_that_is_dropped_counts_no_more() -> None:
+def test_messages_being_compressed_are_not_counted_after_their_connection_is_shed() -> None:
     wire, threads = held()
     wire.held[0].send(LARGE)
     wire.connection.outbox.shed()

@@ -56,7 +56,7 @@ def test_unary_calls_are_answered_with_ok(channel: grpc.Channel) -> None:
         assert ask(channel, ECHO, bytes(size)) == bytes(size)
 
 
-def test_large_messages_and_small_ones_at_once_are_each_what_was_sent(channel: grpc.Channel) -> None:
+def test_large_and_small_messages_sent_in_parallel_are_echoed_intact(channel: grpc.Channel) -> None:
     sent = [random.Random(number).randbytes(size) for number, size in enumerate((300_000, 10, 2_500_000, 70_000) * 8)]
     futures = [channel.unary_unary(ECHO).future(message, timeout=PATIENCE_S) for message in sent]
 
@@ -64,13 +64,13 @@ def test_large_messages_and_small_ones_at_once_are_each_what_was_sent(channel: g
 
 
 @pytest.mark.slow
-def test_64_mib_go_both_ways(channel: grpc.Channel) -> None:
+def test_a_message_of_64_mib_is_received_and_sent(channel: grpc.Channel) -> None:
     message = bytes(range(256)) * (64 << 12)
 
     assert ask(channel, ECHO, message, timeout=60) == message
 
 
-def test_many_calls_at_once_on_one_channel(channel: grpc.Channel) -> None:
+def test_thousands_of_parallel_calls_on_one_channel_are_answered(channel: grpc.Channel) -> None:
     futures = [channel.unary_unary(ECHO).future(b"%d" % number, timeout=PATIENCE_S) for number in range(3000)]
 
     assert [future.result() for future in futures] == [b"%d" % number for number in range(3000)]
@@ -119,7 +119,7 @@ def test_an_unknown_method_is_unimplemented(channel: grpc.Channel) -> None:
     assert raised.value.details() == "unknown method /no.Such/Method"
 
 
-def test_an_answer_that_is_not_taken_is_resource_exhausted_beyond_the_bound_of_all() -> None:
+def test_an_unread_answer_over_the_limit_for_all_calls_is_resource_exhausted() -> None:
     with served() as live, grpc.insecure_channel(live.address, UNLIMITED) as channel:
         live.served.shared.unread = UnreadAnswers(1 << 20)
         answers = channel.stream_stream(BIDI)(iter([bytes(8 << 20)]), timeout=PATIENCE_S)
@@ -127,7 +127,7 @@ def test_an_answer_that_is_not_taken_is_resource_exhausted_beyond_the_bound_of_a
         assert answers.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-def test_a_deadline_passes_on_both_sides(live: Live, channel: grpc.Channel) -> None:
+def test_a_passed_deadline_ends_the_call_at_the_client_and_at_the_server(live: Live, channel: grpc.Channel) -> None:
     with pytest.raises(grpc.RpcError) as raised:
         ask(channel, HOLD, b"", timeout=0.05)
 
@@ -136,7 +136,7 @@ def test_a_deadline_passes_on_both_sides(live: Live, channel: grpc.Channel) -> N
     assert live.served.cancelled.acquire(timeout=PATIENCE_S)
 
 
-def test_a_cancelled_call_is_cancelled_here(live: Live, channel: grpc.Channel) -> None:
+def test_a_call_cancelled_by_the_client_is_cancelled_at_the_server(live: Live, channel: grpc.Channel) -> None:
     future = channel.unary_unary(HOLD).future(b"")
     assert live.served.began.acquire(timeout=PATIENCE_S)
     future.cancel()
@@ -144,7 +144,7 @@ def test_a_cancelled_call_is_cancelled_here(live: Live, channel: grpc.Channel) -
     assert live.served.cancelled.acquire(timeout=PATIENCE_S)
 
 
-def test_a_client_that_goes_cancels_its_calls(live: Live) -> None:
+def test_closing_the_channel_cancels_its_calls(live: Live) -> None:
     channel = grpc.insecure_channel(live.address)
     future = channel.unary_unary(HOLD).future(b"")
     assert live.served.began.acquire(timeout=PATIENCE_S)
@@ -154,7 +154,7 @@ def test_a_client_that_goes_cancels_its_calls(live: Live) -> None:
     assert future.code() is grpc.StatusCode.CANCELLED
 
 
-def test_grpc_aio_gets_the_same(live: Live) -> None:
+def test_unary_streaming_and_cancelled_calls_work_with_grpc_aio(live: Live) -> None:
     async def play() -> None:
         async with grpc.aio.insecure_channel(live.address, UNLIMITED) as channel:
             echo = channel.unary_unary(ECHO)
@@ -175,13 +175,13 @@ def test_grpc_aio_gets_the_same(live: Live) -> None:
     asyncio.run(play())
 
 
-def test_a_slow_reader_of_a_large_answer_gets_all_of_it(channel: grpc.Channel) -> None:
+def test_a_client_receives_every_byte_of_several_large_answers(channel: grpc.Channel) -> None:
     futures = [channel.unary_unary(GIVE).future(b"5000000", timeout=PATIENCE_S) for _ in range(8)]
 
     assert [len(future.result()) for future in futures] == [5_000_000] * 8
 
 
-def test_keepalive_pings_that_come_too_often_end_the_connection() -> None:
+def test_keepalive_pings_that_are_too_frequent_end_the_connection() -> None:
     limits = GrpcLimits(http2=Http2Limits(min_ping_interval_s=300.0, max_ping_strikes=1))
     often = [("grpc.keepalive_time_ms", 10), ("grpc.http2.max_pings_without_data", 0)]
     with (
@@ -196,7 +196,7 @@ def test_keepalive_pings_that_come_too_often_end_the_connection() -> None:
 
 
 @pytest.mark.slow
-def test_a_drain_finishes_the_calls_under_way_and_the_client_connects_elsewhere() -> None:
+def test_a_drain_finishes_the_calls_in_progress_and_new_calls_are_unavailable() -> None:
     with served() as live, grpc.insecure_channel(live.address) as channel:
         future = channel.unary_unary(HOLD).future(b"", timeout=PATIENCE_S)
         assert live.served.began.acquire(timeout=PATIENCE_S)
@@ -211,7 +211,7 @@ def test_a_drain_finishes_the_calls_under_way_and_the_client_connects_elsewhere(
 
 
 @pytest.mark.slow
-def test_a_drain_under_load_answers_every_call_that_was_taken() -> None:
+def test_a_drain_under_load_answers_every_accepted_call() -> None:
     async def ask_until_refused(channel: grpc.aio.Channel, answered: list[int], busy: asyncio.Event) -> Any:
         echo = channel.unary_unary(ECHO)
         while True:
@@ -243,7 +243,7 @@ def test_a_drain_under_load_answers_every_call_that_was_taken() -> None:
 
 
 @pytest.mark.slow
-def test_a_drain_counts_what_was_not_finished() -> None:
+def test_a_drain_returns_the_number_of_unfinished_calls() -> None:
     with served() as live, grpc.insecure_channel(live.address) as channel:
         future = channel.unary_unary(HOLD).future(b"", timeout=PATIENCE_S)
         assert live.served.began.acquire(timeout=PATIENCE_S)
@@ -252,7 +252,7 @@ def test_a_drain_counts_what_was_not_finished() -> None:
         future.cancel()
 
 
-def test_a_client_of_the_http_port_is_told_what_it_has_reached(live: Live) -> None:
+def test_an_http_client_on_the_grpc_port_is_answered_400_naming_the_protocol(live: Live) -> None:
     with httpclient.InferenceServerClient(live.address) as client, pytest.raises(InferenceServerException) as failure:
         client.get_server_metadata()
 
@@ -292,7 +292,9 @@ def test_tls_is_served_with_alpn(keys: dict[str, tuple[str, str]]) -> None:
 
 
 @pytest.mark.slow
-def test_who_never_ends_a_handshake_is_counted_among_the_connections(keys: dict[str, tuple[str, str]]) -> None:
+def test_clients_stalled_in_the_tls_handshake_count_toward_the_connection_limit(
+    keys: dict[str, tuple[str, str]],
+) -> None:
     server = keys["server"]
     settings = Settings(grpc_use_ssl=True, grpc_server_cert=server[0], grpc_server_key=server[1])
     limits = GrpcLimits(http2=Http2Limits(max_connections=2))
@@ -309,7 +311,7 @@ def test_who_never_ends_a_handshake_is_counted_among_the_connections(keys: dict[
 
 
 @pytest.mark.slow
-def test_mutual_tls_lets_in_who_has_a_certificate(keys: dict[str, tuple[str, str]]) -> None:
+def test_mutual_tls_accepts_only_clients_with_a_trusted_certificate(keys: dict[str, tuple[str, str]]) -> None:
     server, client, stranger = keys["server"], keys["client"], keys["stranger"]
     settings = Settings(
         grpc_use_ssl_mutual=True, grpc_server_cert=server[0], grpc_server_key=server[1], grpc_root_cert=client[0]
@@ -341,12 +343,12 @@ def test_mutual_tls_lets_in_who_has_a_certificate(keys: dict[str, tuple[str, str
         ),
     ],
 )
-def test_certificates_that_cannot_be_used_are_named(given: dict[str, Any], text: str) -> None:
+def test_missing_or_unusable_certificates_are_a_tls_error_naming_the_option(given: dict[str, Any], text: str) -> None:
     with pytest.raises(TlsError, match=text):
         context_for(Settings(**given))
 
 
-def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked_for_it(
+def test_a_private_key_with_a_passphrase_is_rejected_without_a_prompt(
     tmp_path: Path, keys: dict[str, tuple[str, str]]
 ) -> None:
     certificate, plain = keys["server"]

@@ -22,18 +22,18 @@ TRITON = {
 }  # fmt: skip
 
 
-def test_names_and_defaults_are_tritons() -> None:
+def test_option_names_and_defaults_are_the_same_as_tritons() -> None:
     settings = Settings()
 
     assert {name: getattr(settings, name.replace("-", "_")) for name in TRITON} == TRITON
     assert settings.grpc_address == "127.0.0.1"
 
 
-def test_the_defaults_of_limits_and_settings_agree() -> None:
+def test_the_defaults_of_the_settings_equal_the_defaults_of_grpc_limits() -> None:
     assert Settings().grpc_limits() == GrpcLimits()
 
 
-def test_every_setting_reaches_its_limit() -> None:
+def test_every_grpc_setting_changes_its_limit() -> None:
     flags = {
         "grpc_keepalive_time": "1000", "grpc_keepalive_timeout": "2000", "grpc_keepalive_permit_without_calls": "1",
         "grpc_http2_max_pings_without_data": "3", "grpc_http2_min_recv_ping_interval_without_data": "4000",
@@ -57,7 +57,7 @@ def test_every_setting_reaches_its_limit() -> None:
 
 
 @pytest.mark.parametrize("allowed", [True, False])
-def test_the_port_is_opened_where_it_is_allowed(tmp_path: Path, allowed: bool) -> None:
+def test_the_grpc_port_is_opened_only_if_grpc_is_allowed(tmp_path: Path, allowed: bool) -> None:
     with live_server(tmp_path, allow_grpc=allowed) as live:
         assert (live.grpc_port > 0) is allowed
         if allowed:

@@ -1,4 +1,4 @@
-"""Nonblocking hooks: what can neither wait nor grow is run by the event loop itself, and nothing else is."""
+"""Nonblocking hooks: only hooks that can neither wait nor run long are run by the event loop itself."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PLAIN = """
 
 
 def made(source: str) -> tuple[Any, ast.Module]:
-    """The function `hook` of a file, and how it is written."""
+    """Give the function `hook` of a file, and the file's syntax tree."""
     source = textwrap.dedent(source)
     names: dict[str, Any] = {"__name__": "hooks"}
     exec(compile(source, "hooks.py", "exec", dont_inherit=True), names)
@@ -61,7 +61,7 @@ def found(source: str) -> bool:
         "return ', '.join(labels) + str(mean[0]) + '%d' % len(sample)",
     ],
 )
-def test_a_hook_that_calculates_and_looks_up_is_swift(body: str) -> None:
+def test_a_hook_that_only_computes_and_looks_up_values_is_nonblocking(body: str) -> None:
     assert found(f"""
 import math
 import numpy as np
@@ -133,7 +133,7 @@ def hook(sample, metadata):
         "yield sample",
     ],
 )
-def test_one_that_may_wait_grow_or_do_what_is_not_known_is_not(body: str) -> None:
+def test_a_hook_that_can_wait_grow_or_call_unknown_code_is_not_nonblocking(body: str) -> None:
     assert not found(f"""
 import logging, time, functools
 import numpy as np
@@ -155,7 +155,7 @@ def hook(sample, metadata):
 """)
 
 
-def test_what_is_no_function_of_the_file_as_it_is_written_is_not() -> None:
+def test_a_hook_that_is_not_the_function_in_the_source_is_not_nonblocking() -> None:
     hook, tree = made("def hook(sample, metadata): return sample")
     _, other = made("def hook(sample, metadata): return [sample]")
 
@@ -209,7 +209,7 @@ def hook(sample, metadata):
         "return {'a': fallen(sample), 'b': [fallen for fallen in sample]}",
     ],
 )
-def test_what_is_large_may_be_looked_into(body: str) -> None:
+def test_a_hook_that_looks_up_items_of_large_globals_is_nonblocking(body: str) -> None:
     assert found(MORE.replace("BODY", body))
 
 
@@ -246,11 +246,11 @@ def test_what_is_large_may_be_looked_into(body: str) -> None:
         "more = [value for value in sample], (value for value in sample)\n    sample.extend(more[1])",
     ],
 )
-def test_what_goes_through_it_or_outlives_the_call_or_hides_behind_another_name_is_not_swift(body: str) -> None:
+def test_a_hook_that_scans_large_values_keeps_state_or_shadows_names_is_not_nonblocking(body: str) -> None:
     assert not found(MORE.replace("BODY", body))
 
 
-def test_a_hook_that_is_written_again_under_a_condition_is_not_taken_for_the_one_that_is_read() -> None:
+def test_a_hook_that_is_defined_again_under_a_condition_is_not_nonblocking() -> None:
     assert not found("""
         import time
         def hook(sample, metadata): return sample
@@ -261,7 +261,7 @@ def test_a_hook_that_is_written_again_under_a_condition_is_not_taken_for_the_one
     """)
 
 
-def test_functions_that_call_each_other_again_and_again_are_given_up_on() -> None:
+def test_a_hook_with_an_exponential_number_of_calls_is_not_nonblocking() -> None:
     calls = "".join(f"def f{at + 1}(value): return f{at}(f{at}(value))\n" for at in range(7))
 
     assert not found(f"def f0(value): return value\n{calls}def hook(sample, metadata): return f7(sample)")
@@ -278,7 +278,7 @@ def test_functions_that_call_each_other_again_and_again_are_given_up_on() -> Non
         ({"a": {"b": [[0] * 1000] * 1000}}, False),
     ],
 )
-def test_settings_are_small_by_all_that_they_have(settings: Any, small: bool) -> None:
+def test_settings_are_small_only_if_their_total_content_is_small(settings: Any, small: bool) -> None:
     assert is_small(settings) is small
 
 
@@ -296,12 +296,12 @@ def test_settings_are_small_by_all_that_they_have(settings: Any, small: bool) ->
         ([], True),
     ],
 )
-def test_tensors_are_small_by_their_bytes_and_nothing_else_is(values: Any, small: bool) -> None:
+def test_only_tensors_of_few_bytes_are_small_tensors(values: Any, small: bool) -> None:
     assert are_small_tensors(values) is small
 
 
 class Kept:
-    """A promise that keeps what it is told, and on which thread."""
+    """A promise that keeps its result or error."""
 
     def __init__(self) -> None:
         self.result: Any = None
@@ -326,7 +326,7 @@ def started(hooks: Hooks, sample: Any, nbytes: int = 20) -> Kept:
     return kept
 
 
-def test_a_request_through_swift_hooks_needs_no_turn_of_the_loop(act: Act) -> None:
+def test_a_request_with_nonblocking_hooks_is_answered_within_one_loop_turn(act: Act) -> None:
     async def scene(stage: Stage) -> None:
         hooks = await stage.load(PLAIN)
 
@@ -362,7 +362,9 @@ def test_a_request_through_swift_hooks_needs_no_turn_of_the_loop(act: Act) -> No
         "globals are written",
     ],
 )
-def test_others_are_run_by_a_thread(act: Act, source: str, options: dict[str, Any], nbytes: int) -> None:
+def test_hooks_that_are_not_nonblocking_run_on_a_thread(
+    act: Act, source: str, options: dict[str, Any], nbytes: int
+) -> None:
     async def scene(stage: Stage) -> None:
         hooks = await stage.load(source, **options)
         kept = started(hooks, {"x": 1.0}, nbytes)
@@ -374,7 +376,7 @@ def test_others_are_run_by_a_thread(act: Act, source: str, options: dict[str, An
     act(scene)
 
 
-def test_where_many_are_under_way_a_thread_runs_them(act: Act) -> None:
+def test_nonblocking_hooks_run_on_a_thread_while_many_requests_are_in_flight(act: Act) -> None:
     async def scene(stage: Stage) -> None:
         engine = PuppetEngine()
         hooks = await stage.load(PLAIN, engine)
@@ -393,7 +395,9 @@ def test_where_many_are_under_way_a_thread_runs_them(act: Act) -> None:
     act(scene)
 
 
-def test_what_a_swift_hook_raises_is_its_own_requests(act: Act, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_exception_of_a_nonblocking_hook_fails_only_its_own_request(
+    act: Act, caplog: pytest.LogCaptureFixture
+) -> None:
     async def scene(stage: Stage) -> None:
         hooks = await stage.load(PLAIN)
         bad = started(hooks, {"y": 1.0})
@@ -407,7 +411,7 @@ def test_what_a_swift_hook_raises_is_its_own_requests(act: Act, caplog: pytest.L
     assert "pre_inference raised KeyError" in caplog.text
 
 
-def test_a_post_inference_that_raises_goes_to_the_thread_which_logs_it(act: Act) -> None:
+def test_the_thread_runs_and_logs_post_inference_after_its_first_exception(act: Act) -> None:
     async def scene(stage: Stage) -> None:
         hooks = await stage.load(PLAIN)
         first, second = started(hooks, {"x": 7.0}), started(hooks, {"x": 7.0})
@@ -420,7 +424,7 @@ def test_a_post_inference_that_raises_goes_to_the_thread_which_logs_it(act: Act)
 
 
 @pytest.mark.parametrize("computes", [True, False], ids=["it computes", "the machine stood still"])
-def test_one_that_takes_long_is_swift_no_more_if_it_computes(
+def test_a_slow_hook_stays_nonblocking_only_if_it_did_not_compute(
     act: Act, computes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_ns, cpu_ns = [0], [0]

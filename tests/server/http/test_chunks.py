@@ -44,7 +44,7 @@ TRAILERS = st.sampled_from([b"", b"a: b\r\n", b"a: b\r\nc: d\r\n"])
 
 
 @given(PARTS, EXTENSIONS, TRAILERS, st.binary(max_size=20), st.lists(st.integers(0, 400)))
-def test_any_split_gives_the_same_body_and_leaves_what_follows(
+def test_any_split_gives_the_same_body_and_leaves_the_bytes_after_the_body(
     parts: list[bytes], extension: bytes, trailers: bytes, following: bytes, cuts: list[int]
 ) -> None:
     raw = chunked(parts, extension, trailers) + following
@@ -58,7 +58,7 @@ def test_any_split_gives_the_same_body_and_leaves_what_follows(
     assert rest == following
 
 
-def test_byte_by_byte_is_the_same() -> None:
+def test_a_chunked_body_fed_byte_by_byte_is_decoded() -> None:
     raw = chunked([b"hello", b"world" * 9], b";x=y", b"t: u\r\n") + b"POST"
 
     body, rest = fed(*[raw[i : i + 1] for i in range(len(raw))])
@@ -67,14 +67,14 @@ def test_byte_by_byte_is_the_same() -> None:
 
 
 @given(PARTS)
-def test_a_body_that_is_cut_off_is_not_done(parts: list[bytes]) -> None:
+def test_a_truncated_chunked_body_is_not_done(parts: list[bytes]) -> None:
     raw = chunked(parts)
     for end in range(len(raw)):
         assert not fed(raw[:end])[0].done
 
 
 @given(st.binary(max_size=60))
-def test_whatever_the_bytes_they_are_taken_or_refused(raw: bytes) -> None:
+def test_arbitrary_bytes_are_either_accepted_or_rejected_with_an_http_error(raw: bytes) -> None:
     try:
         fed(raw)
         status = 200
@@ -91,16 +91,16 @@ def test_whatever_the_bytes_they_are_taken_or_refused(raw: bytes) -> None:
         b"1\nx\n\r\n", b"1;\x00\r\n", b"1" * 17 + b"\r\n",
     ],
 )  # fmt: skip
-def test_what_is_no_chunk_size_is_refused(raw: bytes) -> None:
+def test_an_invalid_chunk_size_is_rejected(raw: bytes) -> None:
     assert refused(raw) == (400, "invalid HTTP request: bad chunk size")
 
 
 @pytest.mark.parametrize("raw", [b"1\r\nabc", b"3\r\nabc0\r\n\r\n", b"3\r\nabc\n0\r\n\r\n"])
-def test_a_chunk_that_is_not_as_long_as_it_says_is_refused(raw: bytes) -> None:
+def test_a_chunk_of_another_length_than_its_size_is_rejected(raw: bytes) -> None:
     assert refused(raw)[0] == 400
 
 
-def test_the_body_is_bounded_before_it_is_there() -> None:
+def test_a_chunk_that_would_exceed_the_body_limit_is_rejected_by_its_size() -> None:
     text = (
         "request JSON size of 1001 bytes exceeds the maximum allowed input size of 1000 bytes. "
         "Use --http-max-input-size to increase the limit."
@@ -111,7 +111,7 @@ def test_the_body_is_bounded_before_it_is_there() -> None:
     assert fed(chunked([b"x" * 500, b"y" * 500]))[0].done
 
 
-def test_as_many_chunks_as_allowed_pass_and_one_more_does_not() -> None:
+def test_one_chunk_more_than_the_limit_is_rejected() -> None:
     limits = replace(LIMITS, max_body_bytes=1 << 20, max_chunks=65536)
     text = "Chunked request body exceeds maximum of 65536 non-empty chunks. Send fewer or larger HTTP chunks."
 
@@ -120,24 +120,24 @@ def test_as_many_chunks_as_allowed_pass_and_one_more_does_not() -> None:
 
 
 @pytest.mark.parametrize("start", [b"", b"0\r\n"])
-def test_a_line_without_end_is_refused(start: bytes) -> None:
+def test_a_line_without_an_end_is_rejected_when_it_is_too_long(start: bytes) -> None:
     assert refused(start + b"a" * 5000) == (400, "invalid HTTP request: a line of the chunked body is too long")
     assert refused(start + b"a" * 5000 + b"\r\n")[0] == 400
 
 
 @pytest.mark.parametrize("raw", [b"3\nabc\n0\n\n", b"0\n\n", b"0\r\n\n", b"0\r\na: b\n\n"])
-def test_a_line_that_ends_in_a_bare_lf_is_refused_without_waiting_for_an_end(raw: bytes) -> None:
+def test_a_line_that_ends_in_a_bare_lf_is_rejected_at_once(raw: bytes) -> None:
     text = "invalid HTTP request: a line of the chunked body ends in LF without CR"
 
     assert refused(raw) == (400, text)
 
 
-def test_trailers_without_end_are_refused() -> None:
+def test_too_many_trailer_fields_are_rejected() -> None:
     assert refused(b"0\r\n" + b"a: b\r\n" * 100) == (431, "request has too many trailer fields")
 
 
 @pytest.mark.parametrize("sent", [b"2\r\nab\r\n0\r\n\r\n", b"2\r\nab\r\n", b"zz\r\n"])
-def test_a_body_is_let_go_of_without_the_collector_whether_it_is_whole_or_not(sent: bytes) -> None:
+def test_a_chunked_body_is_freed_without_the_garbage_collector(sent: bytes) -> None:
     gc.collect()
     gc.disable()
     try:

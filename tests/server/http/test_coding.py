@@ -24,16 +24,16 @@ def refused(body: bytes, coding: bytes) -> tuple[int, str]:
 
 @pytest.mark.parametrize("coding", CODINGS)
 @given(body=st.binary(max_size=3000))
-def test_what_is_put_on_comes_off(coding: bytes, body: bytes) -> None:
+def test_decompress_reverses_compress(coding: bytes, body: bytes) -> None:
     assert decompress(compress(body, coding), coding, LIMITS) == body
 
 
 @pytest.mark.parametrize("coding", [b"", b"identity"])
-def test_no_coding_leaves_the_body_alone(coding: bytes) -> None:
+def test_a_body_without_a_coding_is_returned_unchanged(coding: bytes) -> None:
     assert decompress(b"{}", coding, LIMITS) == b"{}"
 
 
-def test_gzip_and_deflate_are_those_of_other_programs() -> None:
+def test_gzip_and_deflate_are_compatible_with_the_standard_library() -> None:
     assert decompress(gzip.compress(b"body"), b"gzip", LIMITS) == b"body"
     assert decompress(gzip.compress(b"body"), b"x-gzip", LIMITS) == b"body"  # what RFC 9110 wants to be the same
     assert decompress(zlib.compress(b"body"), b"deflate", LIMITS) == b"body"
@@ -52,7 +52,7 @@ def test_an_unknown_coding_is_not_supported(coding: bytes) -> None:
 
 @pytest.mark.parametrize("coding", CODINGS)
 @given(data=st.data())
-def test_what_is_cut_off_is_refused(coding: bytes, data: st.DataObject) -> None:
+def test_a_truncated_compressed_body_is_rejected(coding: bytes, data: st.DataObject) -> None:
     whole = compress(b"some body, long enough", coding)
     end = data.draw(st.integers(0, len(whole) - 1))
 
@@ -61,25 +61,25 @@ def test_what_is_cut_off_is_refused(coding: bytes, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("coding", CODINGS)
 @pytest.mark.parametrize("garbage", [b"\x00", b"more", compress(b"again", b"gzip"), compress(b"again", b"deflate")])
-def test_what_follows_the_end_is_refused(coding: bytes, garbage: bytes) -> None:
+def test_bytes_after_the_end_of_the_compressed_body_are_rejected(coding: bytes, garbage: bytes) -> None:
     assert refused(compress(b"body", coding) + garbage, coding)[0] == 400
 
 
 @pytest.mark.parametrize("coding", CODINGS)
 @given(body=st.binary(max_size=100))
-def test_garbage_is_refused(coding: bytes, body: bytes) -> None:
+def test_a_body_that_is_not_compressed_data_is_rejected(coding: bytes, body: bytes) -> None:
     assert refused(b"\x00" + body, coding)[0] == 400
 
 
 @pytest.mark.parametrize("coding", CODINGS)
-def test_a_body_may_be_as_large_as_the_limit_and_no_larger(coding: bytes) -> None:
+def test_a_decompressed_body_larger_than_the_limit_is_rejected(coding: bytes) -> None:
     assert len(decompress(compress(bytes(100_000), coding), coding, LIMITS)) == 100_000
     assert refused(compress(bytes(100_001), coding), coding)[1].startswith(
         "decompressed request body exceeds the maximum allowed input size of 100000 bytes. Use --http-max-input-size"
     )
 
 
-def test_a_bomb_is_stopped_at_the_limit() -> None:
+def test_a_decompression_bomb_is_rejected_without_using_much_memory() -> None:
     bomb = compress(bytes(50_000_000), b"gzip")
     tracemalloc.start()
     try:
@@ -123,10 +123,10 @@ def test_a_bomb_is_stopped_at_the_limit() -> None:
         (b";;;,,,", b""),
     ],
 )
-def test_the_coding_of_an_answer_is_what_the_client_likes_best(accept: bytes, chosen: bytes) -> None:
+def test_the_coding_of_an_answer_is_the_one_the_client_prefers(accept: bytes, chosen: bytes) -> None:
     assert choose_coding(accept) == chosen
 
 
 @given(st.binary(max_size=60))
-def test_whatever_is_accepted_an_answer_has_a_coding_that_is_known_or_none(accept: bytes) -> None:
+def test_any_accept_encoding_selects_a_supported_coding_or_no_coding(accept: bytes) -> None:
     assert choose_coding(accept) in {b"", *CODINGS}

@@ -42,7 +42,7 @@ ANSWERED = [
 class TestFraming:
     @given(st.lists(st.integers(0, len(MIXED) - 1), max_size=6), st.lists(st.integers(0, 800), max_size=12))
     @settings(max_examples=60)
-    def test_requests_of_both_kinds_are_answered_in_order_however_they_are_split(
+    def test_requests_to_service_and_application_are_answered_in_order_for_any_split(
         self, kinds: list[int], cuts: list[int]
     ) -> None:
         async def main() -> None:
@@ -70,7 +70,7 @@ class TestFraming:
 
         run(main)
 
-    def test_all_kinds_byte_by_byte_give_all_answers(self) -> None:
+    def test_requests_fed_byte_by_byte_are_all_answered(self) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)
             await lane.fed(*[b"".join(MIXED)[i : i + 1] for i in range(sum(map(len, MIXED)))])
@@ -79,7 +79,7 @@ class TestFraming:
 
         run(main)
 
-    def test_a_head_seen_before_is_answered_the_same_way(self) -> None:
+    def test_a_repeated_request_head_is_cached_and_answered_the_same_way(self) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)
             for _ in range(3):
@@ -91,7 +91,7 @@ class TestFraming:
         run(main)
 
     @pytest.mark.parametrize("body", [b"", b"one"])
-    def test_and_is_waited_for_to_its_last_byte(self, body: bytes) -> None:
+    def test_a_request_with_a_cached_head_is_not_answered_before_its_last_byte(self, body: bytes) -> None:
         async def main() -> None:
             raw = request("/own/a", body)
             for cut in range(1, len(raw)):
@@ -105,7 +105,7 @@ class TestFraming:
 
         run(main)
 
-    def test_a_body_in_crumbs_is_put_together(self) -> None:
+    def test_a_body_received_two_bytes_at_a_time_is_assembled(self) -> None:
         async def main() -> None:
             lane, body = Lane(LIMITS), bytes(range(256)) * 20
             lane.feed(request("/own", body)[: -len(body)], *[body[i : i + 2] for i in range(0, len(body), 2)])
@@ -115,7 +115,7 @@ class TestFraming:
         run(main)
 
     @pytest.mark.parametrize("blanks", [" ", "\t", " \t "])
-    def test_uvicorn_is_given_no_blanks_behind_a_value(self, blanks: str) -> None:
+    def test_trailing_blanks_of_header_values_are_not_passed_to_uvicorn(self, blanks: str) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)
             await lane.fed(request("/app", b"body", f"x-some:\ta b{blanks}", f"x-none:{blanks}"))
@@ -126,7 +126,7 @@ class TestFraming:
         run(main)
 
     @pytest.mark.parametrize("line", ["expect: 100-continue", "Expect: 100-Continue"])
-    def test_says_continue_before_the_body_and_never_twice(self, line: str) -> None:
+    def test_100_continue_is_sent_exactly_once_before_the_body(self, line: str) -> None:
         async def main() -> None:
             lane, raw = Lane(LIMITS), request("/own", b"body", line)
             for _ in range(2):
@@ -139,7 +139,7 @@ class TestFraming:
         run(main)
 
     @pytest.mark.parametrize("path", ["/own", "/app"])
-    def test_http_1_0_is_never_told_to_continue(self, path: str) -> None:
+    def test_100_continue_is_never_sent_to_an_http_1_0_client(self, path: str) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)
             lane.feed(request(path, b"body", "expect: 100-continue", version="1.0"))
@@ -151,7 +151,7 @@ class TestFraming:
         run(main)
 
 
-class TestRefusals:
+class TestRejections:
     @pytest.mark.parametrize(
         ("raw", "status"),
         [
@@ -176,7 +176,9 @@ class TestRefusals:
             (b"POST /app HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", 400),
         ],
     )
-    def test_what_cannot_be_a_request_is_answered_at_once_and_is_the_last(self, raw: bytes, status: int) -> None:
+    def test_an_invalid_request_is_answered_with_an_error_and_closes_the_connection(
+        self, raw: bytes, status: int
+    ) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)
             answers = await lane.fed(raw + request("/own", b"smuggled"))
@@ -198,7 +200,7 @@ class TestRefusals:
             b"\r\nPOST /own HTTP/1.1\r\nhost: x\r\n\n",
         ],
     )
-    def test_a_line_that_ends_in_a_bare_lf_is_refused_without_waiting_for_an_end(self, head: bytes) -> None:
+    def test_a_line_that_ends_in_a_bare_lf_is_rejected_at_once(self, head: bytes) -> None:
         async def main() -> None:
             ways = [[head[:cut], head[cut:]] for cut in range(len(head))]
             for pieces in [*ways, [head[i : i + 1] for i in range(len(head))]]:
@@ -208,7 +210,7 @@ class TestRefusals:
 
         run(main)
 
-    def test_a_refusal_follows_the_answers_that_are_due(self) -> None:
+    def test_an_error_answer_follows_the_answers_to_earlier_requests(self) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)
             await lane.fed(request("/own/a") + GET + request("/own/b") + b"nonsense\r\n\r\n")
@@ -217,7 +219,7 @@ class TestRefusals:
 
         run(main)
 
-    def test_a_head_that_was_refused_for_its_length_is_refused_again(self) -> None:
+    def test_a_head_rejected_for_its_content_length_is_rejected_again(self) -> None:
         async def main() -> None:
             shared = Lane(replace(LIMITS, max_body_bytes=10)).shared
             for _ in range(2):
@@ -227,7 +229,7 @@ class TestRefusals:
 
         run(main)
 
-    def test_what_a_refused_client_still_sends_is_dropped_until_it_has_read_its_answer(self) -> None:
+    def test_bytes_sent_after_a_rejection_are_discarded_while_the_client_reads_its_answer(self) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)
             lane.feed(b"POST /own HTTP/1.1\r\ncontent-length: 1000000\r\n\r\n")
@@ -240,7 +242,7 @@ class TestRefusals:
 
         run(main)
 
-    def test_but_not_for_ever(self) -> None:
+    def test_a_connection_is_aborted_when_a_rejected_client_lingers_too_long(self) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)
             lane.feed(b"nonsense\r\n\r\n")
@@ -252,7 +254,7 @@ class TestRefusals:
 
         run(main)
 
-    def test_one_connection_too_many_is_refused(self) -> None:
+    def test_a_connection_over_the_limit_is_answered_503_and_closed(self) -> None:
         async def main() -> None:
             first = Lane(replace(LIMITS, max_connections=1))
             second = Lane(shared=first.shared)
@@ -266,7 +268,7 @@ class TestRefusals:
 
         run(main)
 
-    def test_a_request_of_uvicorns_that_fails_halfway_is_refused_and_its_application_told(self) -> None:
+    def test_a_request_that_becomes_invalid_midway_is_rejected_and_its_application_disconnected(self) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)
             await lane.fed(b"POST /app HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n", b"zz\r\n")
@@ -291,7 +293,9 @@ class TestConnections:
             (request("/app", b"", version="1.0"), True, "close"),
         ],
     )
-    def test_stays_open_as_the_client_says(self, raw: bytes, closes: bool, says: str | None) -> None:
+    def test_a_connection_is_kept_open_or_closed_as_the_client_requests(
+        self, raw: bytes, closes: bool, says: str | None
+    ) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)
             [answer] = await lane.fed(raw)
@@ -302,7 +306,7 @@ class TestConnections:
         run(main)
 
     @pytest.mark.parametrize("parts", [(b"one", b"", b"0\r\n\r\n", b"two"), (b"one", b""), (b"", b""), (b"one",)])
-    def test_an_answer_of_no_length_has_no_chunks_in_http_1_0_and_ends_with_the_connection(
+    def test_an_http_1_0_answer_without_a_length_is_unchunked_and_ends_with_the_connection(
         self, parts: tuple[bytes, ...]
     ) -> None:
         async def main() -> None:
@@ -318,7 +322,7 @@ class TestConnections:
 
         run(main)
 
-    def test_what_follows_a_close_is_not_answered(self) -> None:
+    def test_a_request_after_connection_close_is_not_answered(self) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)
             await lane.fed(request("/own", b"", "connection: close") + request("/own"))
@@ -327,7 +331,7 @@ class TestConnections:
 
         run(main)
 
-    def test_answers_carry_the_default_fields_and_their_length(self) -> None:
+    def test_answers_have_the_default_fields_and_their_content_length(self) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)
             lane.feed(request("/own", b"x"))
@@ -336,7 +340,9 @@ class TestConnections:
 
         run(main)
 
-    def test_a_large_answer_is_not_copied_to_stand_behind_its_head(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_large_answer_is_written_without_being_copied_behind_its_head(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         async def main() -> None:
             lane = Lane(LIMITS, Own(hold=True))
             written: list[bytes] = []
@@ -355,7 +361,7 @@ class TestConnections:
         run(main)
 
     @pytest.mark.parametrize("answer", [b"{}", b""])
-    def test_a_second_answer_is_ignored(self, answer: bytes) -> None:
+    def test_a_second_answer_to_the_same_request_is_ignored(self, answer: bytes) -> None:
         async def main() -> None:
             lane = Lane(LIMITS, Own(hold=True))
             lane.feed(request("/own"))
@@ -370,7 +376,7 @@ class TestConnections:
     @pytest.mark.parametrize(
         "rest", [b"", b"POST /ow", request("/own", b"body")[:-1], request("/app", b"body")[:-1], in_chunks("/own")[:-1]]
     )
-    def test_a_client_that_has_closed_its_side_still_gets_every_answer(self, rest: bytes) -> None:
+    def test_a_half_closed_client_receives_every_pending_answer(self, rest: bytes) -> None:
         async def main() -> None:
             lane = Lane(LIMITS, Own(hold=True))
             lane.feed(request("/own") * 3 + rest)
@@ -386,7 +392,7 @@ class TestConnections:
 
         run(main)
 
-    def test_so_does_one_whose_request_is_uvicorns(self) -> None:
+    def test_a_half_closed_client_receives_the_pending_answers_of_the_application(self) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)
             lane.feed(GET + request("/own"))
@@ -400,7 +406,7 @@ class TestConnections:
         run(main)
 
     @pytest.mark.parametrize("raw", [b"", b"POST /ow", request("/own", b"body")[:-1], request("/app", b"body")[:-1]])
-    def test_a_client_that_has_closed_its_side_in_the_middle_is_owed_nothing(self, raw: bytes) -> None:
+    def test_a_connection_half_closed_before_a_complete_request_is_closed(self, raw: bytes) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)
             lane.feed(raw)
@@ -409,7 +415,7 @@ class TestConnections:
 
         run(main)
 
-    def test_a_client_that_goes_away_has_its_request_cancelled(self) -> None:
+    def test_a_request_in_progress_is_cancelled_when_its_client_disconnects(self) -> None:
         async def main() -> None:
             lane = Lane(LIMITS, Own(hold=True))
             lane.feed(request("/own") * 2)
@@ -422,7 +428,7 @@ class TestConnections:
 
         run(main)
 
-    def test_nothing_is_cancelled_for_a_client_that_goes_away_between_requests(self) -> None:
+    def test_nothing_is_cancelled_when_a_client_disconnects_between_requests(self) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)
             await lane.fed(request("/own"))
@@ -435,7 +441,7 @@ class TestConnections:
 
 
 class TestBackPressure:
-    def test_reading_stops_while_an_answer_is_due_and_much_has_arrived(self) -> None:
+    def test_reading_pauses_when_much_data_arrives_while_an_answer_is_pending(self) -> None:
         async def main() -> None:
             lane = Lane(LIMITS, Own(hold=True))
             lane.feed(request("/own") + b"x" * 70_000)
@@ -444,7 +450,7 @@ class TestBackPressure:
 
         run(main)
 
-    def test_and_while_an_answer_of_uvicorns_is_due(self) -> None:
+    def test_reading_pauses_when_much_data_arrives_while_an_application_answer_is_pending(self) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)
             lane.app.open.clear()
@@ -462,7 +468,7 @@ class TestBackPressure:
 
         run(main)
 
-    def test_nothing_is_begun_while_answers_are_not_taken(self) -> None:
+    def test_no_request_is_started_while_the_client_does_not_read(self) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)
             lane.feed(request("/own"))
@@ -476,7 +482,7 @@ class TestBackPressure:
 
         run(main)
 
-    def test_reading_stops_while_answers_are_not_taken_and_much_has_arrived(self) -> None:
+    def test_reading_pauses_when_much_data_arrives_while_the_client_does_not_read(self) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)
             lane.protocol.pause_writing()
@@ -491,7 +497,7 @@ class TestBackPressure:
         run(main)
 
     @pytest.mark.parametrize("half_closed", [False, True])
-    def test_many_requests_that_are_answered_at_once_let_others_have_their_turn(self, half_closed: bool) -> None:
+    def test_many_pipelined_requests_yield_to_other_connections(self, half_closed: bool) -> None:
         async def main() -> None:
             lane = Lane()
             lane.feed(request("/own", b"x") * 1000)
@@ -510,7 +516,7 @@ class TestBackPressure:
 
     @pytest.mark.parametrize("half_closed", [False, True])
     @pytest.mark.parametrize("path", ["/own", "/app"])
-    def test_a_body_in_many_small_chunks_lets_others_have_their_turn(self, path: str, *, half_closed: bool) -> None:
+    def test_a_body_in_many_small_chunks_yields_to_other_connections(self, path: str, *, half_closed: bool) -> None:
         async def main() -> None:
             lane = Lane()
             lane.feed(in_chunks(path, *[b"%d" % (number % 10) for number in range(20_000)]))
@@ -531,7 +537,7 @@ class TestBackPressure:
 
         run(main)
 
-    def test_the_time_that_its_small_chunks_wait_for_their_turn_is_not_the_clients(self) -> None:
+    def test_time_that_small_chunks_wait_for_their_turn_does_not_count_as_receive_time(self) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)
             lane.feed(in_chunks("/own", *[b"x"] * 20_000))
@@ -543,7 +549,7 @@ class TestBackPressure:
 
         run(main)
 
-    def test_a_head_larger_than_what_is_read_ahead_still_arrives(self) -> None:
+    def test_a_head_larger_than_the_read_ahead_limit_is_received(self) -> None:
         async def main() -> None:
             lane = Lane(replace(LIMITS, max_header_bytes=200_000))
             lane.feed(b"POST /own HTTP/1.1\r\na: ", b"b" * 100_000, b"\r\n\r\n")
@@ -552,7 +558,7 @@ class TestBackPressure:
 
         run(main)
 
-    def test_what_was_sent_before_the_client_closed_its_side_is_answered_once_answers_are_taken(self) -> None:
+    def test_requests_sent_before_a_half_close_are_answered_when_the_client_reads_again(self) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)
             lane.protocol.pause_writing()
@@ -581,7 +587,7 @@ class Later:
 
 
 class TestFullQueue:
-    def test_a_large_body_is_read_and_dropped_and_its_request_refused_at_its_end(self) -> None:
+    def test_a_large_body_is_discarded_as_it_is_read_and_rejected_at_its_end(self) -> None:
         async def main() -> None:
             lane = Lane(own=Own(full=True))
             tracemalloc.start()
@@ -598,7 +604,7 @@ class TestFullQueue:
 
         run(main)
 
-    def test_the_connection_is_good_for_the_next_request(self) -> None:
+    def test_a_connection_serves_the_next_request_after_a_rejected_large_body(self) -> None:
         async def main() -> None:
             lane = Lane(own=Own(full=True))
             raw = request("/own", bytes(70_000))
@@ -613,7 +619,7 @@ class TestFullQueue:
 
         run(main)
 
-    def test_nor_is_a_body_kept_whose_head_was_seen_before(self) -> None:
+    def test_a_large_body_with_a_cached_head_is_discarded_as_it_is_read(self) -> None:
         async def main() -> None:
             lane, raw = Lane(), request("/own", bytes(1_000_000))
             lane.feed(raw)
@@ -631,7 +637,7 @@ class TestFullQueue:
         run(main)
 
     @pytest.mark.parametrize("full", [False, True])
-    def test_whether_it_is_refused_is_decided_when_its_head_has_arrived(self, full: bool) -> None:
+    def test_a_large_body_is_accepted_or_rejected_when_its_head_arrives(self, full: bool) -> None:
         async def main() -> None:
             lane = Lane(own=Own(full=full))
             raw = request("/own", bytes(70_000))
@@ -644,7 +650,7 @@ class TestFullQueue:
 
         run(main)
 
-    def test_a_small_body_is_always_handed_on(self) -> None:
+    def test_a_small_body_is_handed_on_even_if_the_queue_is_full(self) -> None:
         async def main() -> None:
             lane = Lane(own=Own(full=True))
 
@@ -653,7 +659,7 @@ class TestFullQueue:
         run(main)
 
 
-class TestTime:
+class TestTimeouts:
     @pytest.mark.parametrize(
         "raw",
         [
@@ -666,7 +672,7 @@ class TestTime:
             in_chunks("/app", b"body")[:-1],
         ],
     )
-    def test_a_request_that_stalls_is_refused(self, raw: bytes) -> None:
+    def test_a_request_that_stalls_is_answered_408(self, raw: bytes) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)
             await lane.fed(raw)
@@ -679,7 +685,7 @@ class TestTime:
 
         run(main)
 
-    def test_one_whose_head_was_seen_before_has_its_time_from_its_own_begin(self) -> None:
+    def test_the_receive_timeout_of_a_request_with_a_cached_head_starts_at_its_own_beginning(self) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)
             await lane.fed(request("/own", b"body"))
@@ -693,7 +699,7 @@ class TestTime:
 
         run(main)
 
-    def test_dripping_does_not_help(self) -> None:
+    def test_a_request_sent_one_byte_at_a_time_still_times_out(self) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)
             for _ in range(12):
@@ -704,7 +710,7 @@ class TestTime:
 
         run(main)
 
-    def test_a_connection_without_requests_is_closed(self) -> None:
+    def test_an_idle_connection_is_closed_after_the_idle_timeout(self) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)
             await lane.fed(request("/own"))
@@ -729,7 +735,7 @@ class TestTime:
         run(main)
 
     @pytest.mark.parametrize("raw", [request("/own"), GET])
-    def test_an_answer_may_take_any_time(self, raw: bytes) -> None:
+    def test_an_answer_may_take_any_amount_of_time(self, raw: bytes) -> None:
         async def main() -> None:
             lane = Lane(LIMITS, Own(hold=True))
             lane.app.open.clear()
@@ -740,7 +746,7 @@ class TestTime:
 
         run(main)
 
-    def test_a_client_that_takes_nothing_of_its_answer_is_dropped(self) -> None:
+    def test_a_client_that_reads_nothing_of_its_answer_is_aborted(self) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)
             lane.feed(request("/own"))
@@ -755,7 +761,7 @@ class TestTime:
         run(main)
 
     @pytest.mark.parametrize("end", ["taken", "lost"])
-    def test_what_it_has_not_taken_is_counted_until_it_has_or_is_gone(self, end: str) -> None:
+    def test_unread_bytes_are_counted_until_the_client_reads_or_disconnects(self, end: str) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)
             lane.feed(request("/own"))
@@ -772,7 +778,7 @@ class TestTime:
 
         run(main)
 
-    def test_it_is_dropped_when_all_together_take_too_little(self) -> None:
+    def test_a_client_is_aborted_when_unread_answers_exceed_the_limit_for_all_connections(self) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)
             lane.shared.unread = UnreadAnswers(999_999)
@@ -786,7 +792,7 @@ class TestTime:
 
         run(main)
 
-    def test_one_that_takes_it_slowly_is_not(self) -> None:
+    def test_a_client_that_reads_its_answer_slowly_is_not_aborted(self) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)
             lane.feed(request("/own"))
@@ -800,7 +806,7 @@ class TestTime:
 
         run(main)
 
-    def test_a_closed_connection_whose_client_takes_nothing_is_dropped_too(self) -> None:
+    def test_a_closing_connection_whose_client_reads_nothing_is_aborted(self) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)
             lane.feed(b"nonsense\r\n\r\n")
@@ -813,7 +819,7 @@ class TestTime:
 
         run(main)
 
-    def test_one_that_fails_keeps_the_others_from_none_of_their_limits(
+    def test_a_connection_that_fails_in_its_tick_does_not_suspend_the_limits_of_others(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         async def main() -> None:
@@ -843,7 +849,7 @@ def late_lane(before: bytes = b"") -> Lane:
     return Lane(own=own, shared=shared)
 
 
-def test_a_connection_is_forgotten_though_its_request_could_not_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_connection_is_removed_even_if_abandoning_its_request_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         lane = Lane(LIMITS, Own(hold=True))
         lane.feed(request("/own"))
@@ -860,7 +866,7 @@ def test_a_connection_is_forgotten_though_its_request_could_not_be(monkeypatch: 
 
 
 class TestDraining:
-    def test_a_request_under_way_is_answered_and_the_connection_closed(self) -> None:
+    def test_a_request_in_progress_is_answered_and_the_connection_closed(self) -> None:
         async def main() -> None:
             lane = Lane(LIMITS, Own(hold=True))
             lane.feed(request("/own"))
@@ -873,7 +879,7 @@ class TestDraining:
 
         run(main)
 
-    def test_what_is_sent_behind_an_answer_that_was_to_be_the_last_does_not_cost_that_answer(
+    def test_a_request_sent_after_the_last_answer_does_not_reset_the_connection(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Closing a socket that has unread bytes resets the connection, and its client may lose what it had got."""
@@ -895,7 +901,7 @@ class TestDraining:
 
         run(main)
 
-    def test_who_said_that_nothing_follows_is_let_go_at_once(self) -> None:
+    def test_a_client_that_sent_connection_close_is_closed_without_lingering(self) -> None:
         async def main() -> None:
             lane = Lane(LIMITS, Own(hold=True))
             lane.feed(request("/own").replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n", 1))
@@ -907,7 +913,7 @@ class TestDraining:
         run(main)
 
     @pytest.mark.parametrize("rest", [request("/own"), GET, request("/own") + GET])
-    def test_so_is_what_has_arrived_behind_it(self, rest: bytes) -> None:
+    def test_pipelined_requests_that_have_arrived_are_answered(self, rest: bytes) -> None:
         async def main() -> None:
             lane = Lane(LIMITS, Own(hold=True))
             lane.feed(request("/own") + rest)
@@ -922,7 +928,7 @@ class TestDraining:
 
         run(main)
 
-    def test_a_request_of_uvicorns_is_answered_and_the_connection_closed(self) -> None:
+    def test_an_application_request_in_progress_is_answered_and_the_connection_closed(self) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)
             lane.app.open.clear()
@@ -937,7 +943,7 @@ class TestDraining:
         run(main)
 
     @pytest.mark.parametrize("more", [request("/own"), GET])
-    def test_behind_an_answer_that_had_begun_there_is_time_for_one_more(self, more: bytes) -> None:
+    def test_one_more_request_is_answered_after_an_answer_that_had_begun(self, more: bytes) -> None:
         """It has said that the connection stays open."""
 
         async def main() -> None:
@@ -958,7 +964,9 @@ class TestDraining:
 
         run(main)
 
-    def test_if_none_comes_the_connection_is_closed_after_a_while(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_connection_is_closed_if_no_request_follows_an_answer_that_had_begun(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)
             lane.app.parts = (b"first", b"last")
@@ -977,7 +985,7 @@ class TestDraining:
         run(main)
 
     @pytest.mark.parametrize("raw", [request("/own", b"body"), request("/app", b"body"), in_chunks("/own", b"body")])
-    def test_a_request_that_is_on_its_way_is_answered(self, raw: bytes) -> None:
+    def test_a_partly_received_request_is_answered(self, raw: bytes) -> None:
         async def main() -> None:
             for cut in (1, 20, len(raw) - 1):
                 lane = Lane(LIMITS)
@@ -990,7 +998,7 @@ class TestDraining:
 
         run(main)
 
-    def test_an_idle_connection_is_closed_after_a_while(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_idle_connection_is_closed_after_the_linger_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)
             clock = Later(monkeypatch, lane.protocol.loop)
@@ -1003,7 +1011,7 @@ class TestDraining:
 
         run(main)
 
-    def test_who_still_takes_an_answer_may_ask_again_after_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_client_still_reading_an_answer_may_send_another_request(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """It was told that the connection stays open, and would find it closed on its next request."""
 
         async def main() -> None:
@@ -1024,7 +1032,7 @@ class TestDraining:
 
         run(main)
 
-    def test_what_arrived_while_the_loop_was_busy_is_read_before_an_idle_connection_is_closed(
+    def test_a_request_received_while_the_loop_was_busy_is_read_before_an_idle_close(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A loop calls what is due before it reads."""
@@ -1049,7 +1057,7 @@ class TestDraining:
             (b"GET /own HTTP/1.1\r\nhost: x\r\n\r\n", STOPPING_MESSAGE), (request("/app", b"body"), EXITING),
         ],
     )  # fmt: skip
-    def test_no_work_is_begun_for_who_comes_meanwhile(self, raw: bytes, text: str) -> None:
+    def test_requests_on_a_connection_accepted_while_draining_are_answered_503(self, raw: bytes, text: str) -> None:
         async def main() -> None:
             for cut in (1, 20, len(raw)):
                 lane = late_lane(raw)
@@ -1062,7 +1070,7 @@ class TestDraining:
         run(main)
 
     @pytest.mark.parametrize("method", [b"GET", b"HEAD", b"OPTIONS"])
-    def test_what_only_asks_is_answered_to_them(self, method: bytes) -> None:
+    def test_read_only_requests_on_a_connection_accepted_while_draining_are_answered(self, method: bytes) -> None:
         async def main() -> None:
             lane = late_lane()
             await lane.fed(GET.replace(b"GET", method))
@@ -1073,7 +1081,7 @@ class TestDraining:
 
         run(main)
 
-    def test_who_comes_meanwhile_and_says_nothing_is_let_go(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_silent_connection_accepted_while_draining_is_closed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         async def main() -> None:
             clock = Later(monkeypatch, asyncio.get_running_loop())
             lane = late_lane()
@@ -1084,7 +1092,7 @@ class TestDraining:
 
         run(main)
 
-    def test_a_refused_client_holds_nothing_up(self) -> None:
+    def test_a_rejected_client_does_not_delay_the_shutdown(self) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)
             lane.feed(b"nonsense\r\n\r\n")
@@ -1096,7 +1104,7 @@ class TestDraining:
 
 
 class TestMemory:
-    def test_heads_of_paths_that_are_not_claimed_are_not_kept(self) -> None:
+    def test_heads_that_are_unclaimed_large_or_expect_continue_are_not_cached(self) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)
             await lane.fed(GET, request("/own", b"", "expect: 100-continue"), request("/own", b"", "a: " + "b" * 3000))
@@ -1106,7 +1114,7 @@ class TestMemory:
 
         run(main)
 
-    def test_heads_that_are_never_the_same_do_not_pile_up(self) -> None:
+    def test_the_number_of_cached_heads_is_bounded(self) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)
             for number in range(3000):
@@ -1117,7 +1125,7 @@ class TestMemory:
 
         run(main)
 
-    def test_garbage_never_raises(self) -> None:
+    def test_arbitrary_bytes_never_raise_an_exception(self) -> None:
         @given(st.lists(st.one_of(st.binary(max_size=50), st.sampled_from(MIXED)), max_size=5))
         @settings(max_examples=60)
         def check(pieces: list[bytes]) -> None:
@@ -1133,8 +1141,8 @@ class TestMemory:
         check()
 
 
-class TestOwnWords:
-    def test_what_is_refused_as_no_request_is_answered_in_the_words_of_the_dialect(self) -> None:
+class TestDialectAnswers:
+    def test_an_invalid_request_is_answered_in_the_error_format_of_the_dialect(self) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)
             lane.shared.format_error = lambda error: (413, b"text/plain", type(error).__name__.encode())
@@ -1145,7 +1153,7 @@ class TestOwnWords:
 
         run(main)
 
-    def test_an_answer_may_be_of_no_content_type(self) -> None:
+    def test_an_answer_may_have_no_content_type(self) -> None:
         async def main() -> None:
             lane = Lane(LIMITS, Own(hold=True))
             lane.feed(request("/own"))
@@ -1158,7 +1166,7 @@ class TestOwnWords:
         run(main)
 
     @pytest.mark.parametrize("status", [0, 100, 199, 1000])
-    def test_a_status_that_ends_no_answer_is_not_sent(self, status: int) -> None:
+    def test_an_informational_or_unknown_status_is_not_sent_as_an_answer(self, status: int) -> None:
         async def main() -> None:
             lane = Lane(LIMITS, Own(hold=True))
             lane.feed(request("/own"))
@@ -1171,7 +1179,7 @@ class TestOwnWords:
         run(main)
 
     @pytest.mark.parametrize("status", [204, 304])
-    def test_an_answer_without_a_body_says_no_length_and_the_next_one_follows(self, status: int) -> None:
+    def test_a_204_or_304_answer_has_no_body_and_no_content_length(self, status: int) -> None:
         async def main() -> None:
             lane = Lane(LIMITS, Own(hold=True))
             lane.feed(request("/own") * 2)

@@ -20,7 +20,7 @@ def refused(*lines: str, first: str = "POST / HTTP/1.1") -> tuple[int, str]:
     return caught.value.status, caught.value.text
 
 
-def test_holds_what_the_fast_lane_needs_to_frame_a_request() -> None:
+def test_a_parsed_head_has_the_fields_that_the_fast_lane_needs() -> None:
     parsed = head("Host: x", "Content-Length: 12", "X-Request-ID: a", "x-request-id: b")
 
     assert (parsed.method, parsed.path, parsed.length) == (b"POST", b"/v2/models/m/infer", 12)
@@ -28,28 +28,28 @@ def test_holds_what_the_fast_lane_needs_to_frame_a_request() -> None:
     assert (parsed.keep_alive, parsed.is_http10, parsed.expects_continue, parsed.route) == (True, False, False, None)
 
 
-def test_all_header_fields_are_kept_in_their_order_and_the_last_of_a_name_is_found_by_it() -> None:
+def test_all_header_fields_are_kept_in_order_and_a_lookup_by_name_finds_the_last() -> None:
     head = parse_head(b"GET / HTTP/1.1\r\nX-Twice: a\r\nHost: x\r\nx-twice: b\r\n\r\n", Limits())
     assert head.fields == [(b"x-twice", b"a"), (b"host", b"x"), (b"x-twice", b"b")]
     assert head.header == {b"x-twice": b"b", b"host": b"x"}
 
 
 @pytest.mark.parametrize("around", [" ", "\t", " \t  "])
-def test_blanks_around_a_value_are_no_part_of_it(around: str) -> None:
+def test_blanks_around_a_header_value_are_stripped(around: str) -> None:
     parsed = head(f"Content-Length:{around}12{around}", f"X-Some:{around}a \tb{around}", f"X-None:{around}")
 
     assert parsed.fields == [(b"content-length", b"12"), (b"x-some", b"a \tb"), (b"x-none", b"")]
     assert parsed.length == 12
 
 
-def test_a_query_is_no_part_of_the_path() -> None:
+def test_the_query_is_separated_from_the_path() -> None:
     parsed = head(first="GET /v2/health/live?verbose=1&x=?/ HTTP/1.1")
 
     assert (parsed.path, parsed.query) == (b"/v2/health/live", b"verbose=1&x=?/")
     assert head(first="GET / HTTP/1.1").query == b""
 
 
-def test_without_a_length_there_is_no_body() -> None:
+def test_a_request_without_a_content_length_has_no_body() -> None:
     assert head("Host: x").length == 0
 
 
@@ -68,20 +68,20 @@ def test_a_chunked_body_has_the_length_minus_one() -> None:
         ("1.0", "Connection: keep-alive", True),
     ],
 )
-def test_keeps_alive_as_the_version_and_the_client_say(version: str, connection: str, kept: bool) -> None:
+def test_keep_alive_depends_on_the_version_and_the_connection_header(version: str, connection: str, kept: bool) -> None:
     parsed = head(connection, first=f"POST / HTTP/{version}")
 
     assert parsed.keep_alive is kept
     assert parsed.is_http10 is (version == "1.0")
 
 
-def test_expects_100_continue_in_http_1_1_only() -> None:
+def test_100_continue_is_expected_only_in_http_1_1() -> None:
     assert head("Expect: 100-Continue").expects_continue
     assert not head("Expect:").expects_continue
     assert not head("Expect: 100-continue", first="POST / HTTP/1.0").expects_continue
 
 
-def test_any_other_expectation_is_refused() -> None:
+def test_an_expectation_other_than_100_continue_is_rejected() -> None:
     assert refused("Expect: a-miracle") == (417, "unsupported Expect header, only 100-continue is supported")
 
 
@@ -109,23 +109,23 @@ def test_any_other_expectation_is_refused() -> None:
         ("Content-Length: 5\r\n folded",),
     ],
 )
-def test_a_body_whose_end_can_be_read_in_two_ways_is_refused(lines: tuple[str, ...]) -> None:
+def test_a_request_whose_body_length_is_ambiguous_or_invalid_is_rejected(lines: tuple[str, ...]) -> None:
     status, text = refused(*lines)
 
     assert status == 400
     assert text.startswith("invalid HTTP request")
 
 
-def test_a_chunked_body_in_http_1_0_is_refused() -> None:
+def test_a_chunked_body_in_http_1_0_is_rejected() -> None:
     assert refused("Transfer-Encoding: chunked", first="POST / HTTP/1.0")[0] == 400
 
 
 @pytest.mark.parametrize("version", ["0.9", "2.0"])
-def test_other_versions_are_not_supported(version: str) -> None:
+def test_http_versions_other_than_1_0_and_1_1_are_not_supported(version: str) -> None:
     assert refused(first=f"GET / HTTP/{version}") == (505, f"HTTP version {version} is not supported")
 
 
-def test_the_preface_of_http_2_is_told_apart() -> None:
+def test_the_http_2_preface_is_answered_505() -> None:
     assert refused(first="PRI * HTTP/2.0")[0] == 505
 
 
@@ -141,33 +141,33 @@ def test_the_preface_of_http_2_is_told_apart() -> None:
         "GET",
     ],
 )
-def test_what_is_no_request_line_is_refused(first: str) -> None:
+def test_an_invalid_request_line_is_rejected(first: str) -> None:
     assert refused(first=first)[0] in {400, 505}
 
 
 @pytest.mark.parametrize("line", ["no colon", ": no name", "a b: c", "a: \x00", "a: b\rc", "a: b\nc: d", "\x01: b"])
-def test_what_is_no_header_is_refused(line: str) -> None:
+def test_an_invalid_header_line_is_rejected(line: str) -> None:
     assert refused(line)[0] == 400
 
 
-def test_headers_are_counted() -> None:
+def test_more_header_fields_than_the_limit_are_rejected() -> None:
     assert head(*[f"a{i}: b" for i in range(4)]).length == 0
     assert refused(*[f"a{i}: b" for i in range(5)]) == (431, "request has more than 4 header fields")
 
 
-def test_an_upgrade_that_is_not_made_is_a_request_all_the_same() -> None:
+def test_a_request_to_upgrade_is_parsed_as_an_ordinary_request() -> None:
     parsed = head("Connection: upgrade", "Upgrade: h2c", first="GET / HTTP/1.1")
 
     assert parsed.length == 0
 
 
 @pytest.mark.parametrize("target", ["a:443", "/v2"])
-def test_a_tunnel_is_refused(target: str) -> None:
+def test_a_connect_request_is_rejected(target: str) -> None:
     assert refused(first=f"CONNECT {target} HTTP/1.1") == (405, "Method Not Allowed")
 
 
 @given(st.binary(max_size=200), st.sampled_from([b"", b"POST /a HTTP/1.1\r\n", b"POST /a HTTP/1.1\r\nHost: x\r\n"]))
-def test_whatever_the_bytes_they_are_parsed_or_refused(rest: bytes, start: bytes) -> None:
+def test_arbitrary_bytes_are_either_parsed_or_rejected_with_an_http_error(rest: bytes, start: bytes) -> None:
     raw = (start + rest).partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
     try:
         parse_head(raw, LIMITS)
@@ -178,7 +178,7 @@ def test_whatever_the_bytes_they_are_parsed_or_refused(rest: bytes, start: bytes
     assert status in {200, 400, 405, 417, 431, 505}
 
 
-def test_what_uvicorn_would_misread_is_taken_out_of_a_head_and_nothing_else() -> None:
+def test_only_upgrade_fields_and_trailing_blanks_are_removed_from_a_head_for_uvicorn() -> None:
     raw = b"GET /upgrade: HTTP/1.1\r\nUpgrade: h2c\r\nconnection: Upgrade\r\nx: upgrade: a\r\nUPGRADE:b\r\n\r\n"
 
     assert sanitize_for_uvicorn(raw) == b"GET /upgrade: HTTP/1.1\r\nconnection: Upgrade\r\nx: upgrade: a\r\n\r\n"

@@ -53,9 +53,7 @@ class TestFraming:
         st.lists(st.one_of(st.integers(0, 4_000_000), st.integers(0, 400)), max_size=12),
     )
     @settings(max_examples=60, deadline=None)
-    def test_requests_of_all_sizes_are_answered_in_order_however_they_are_split(
-        self, kinds: list[int], cuts: list[int]
-    ) -> None:
+    def test_requests_of_all_sizes_are_answered_in_order_for_any_split(self, kinds: list[int], cuts: list[int]) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)
             await in_pieces(lane, b"".join(KINDS[kind][2] for kind in kinds), cuts)
@@ -67,7 +65,7 @@ class TestFraming:
         run(main)
 
     @pytest.mark.parametrize("whole", [True, False])
-    def test_after_a_large_body_the_next_one_is_written_where_it_stays(self, whole: bool) -> None:
+    def test_a_large_body_after_another_is_received_directly_into_its_buffer(self, whole: bool) -> None:
         async def main() -> None:
             lane, raw = Lane(LIMITS), request("/own/a", LARGE)
             lane.feed(raw)
@@ -79,7 +77,7 @@ class TestFraming:
 
         run(main)
 
-    def test_of_what_follows_only_the_head_is_read_elsewhere(self) -> None:
+    def test_only_the_head_of_the_next_large_request_is_read_into_the_scratch_buffer(self) -> None:
         async def main() -> None:
             lane, raw = Lane(LIMITS), request("/own/a", LARGE)
             lane.feed(raw)
@@ -92,7 +90,7 @@ class TestFraming:
         run(main)
 
     @pytest.mark.parametrize("kind", [2, 5, 6, 7, 8])
-    def test_what_is_no_large_body_is_read_the_usual_way_again(self, kind: int) -> None:
+    def test_reading_returns_to_the_usual_way_after_another_kind_of_request(self, kind: int) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)
             lane.feed(request("/own/a", LARGE), KINDS[kind][2])
@@ -104,7 +102,7 @@ class TestFraming:
 
         run(main)
 
-    def test_smaller_bodies_never_are_read_otherwise(self) -> None:
+    def test_smaller_bodies_are_always_read_in_the_usual_way(self) -> None:
         async def main() -> None:
             lane, raw = Lane(LIMITS), request("/own/a", LARGE[: LARGE_BYTES - 1])
             lane.feed(raw, raw[:300], raw[300:])
@@ -114,7 +112,7 @@ class TestFraming:
 
         run(main)
 
-    def test_what_is_sent_before_the_answer_waits_and_reading_pauses(self) -> None:
+    def test_a_request_sent_before_the_answer_waits_and_reading_pauses(self) -> None:
         async def main() -> None:
             lane = Lane(LIMITS, Own(hold=True))
             raw = request("/own/a", LARGE)
@@ -130,8 +128,8 @@ class TestFraming:
         run(main)
 
 
-class TestEndings:
-    def test_what_comes_of_a_body_after_its_time_is_dropped(self) -> None:
+class TestInterruptedBodies:
+    def test_the_rest_of_a_timed_out_body_is_discarded(self) -> None:
         async def main() -> None:
             lane, raw = Lane(LIMITS), request("/own/a", LARGE)
             lane.feed(raw, raw[:100_000])
@@ -146,7 +144,7 @@ class TestEndings:
 
         run(main)
 
-    def test_dripping_into_a_body_does_not_help(self) -> None:
+    def test_a_large_body_sent_in_small_pieces_still_times_out(self) -> None:
         async def main() -> None:
             lane, raw = Lane(LIMITS), request("/own/a", LARGE)
             lane.feed(raw)
@@ -159,7 +157,7 @@ class TestEndings:
         run(main)
 
     @pytest.mark.parametrize("sent", [50, 100_000])
-    def test_a_client_that_goes_in_the_middle_is_forgotten(self, sent: int) -> None:
+    def test_a_client_that_disconnects_in_the_middle_of_a_body_is_removed(self, sent: int) -> None:
         async def main() -> None:
             lane, raw = Lane(LIMITS), request("/own/a", LARGE)
             lane.feed(raw, raw[:sent])
@@ -171,7 +169,7 @@ class TestEndings:
 
         run(main)
 
-    def test_one_that_closes_its_side_in_the_middle_is_owed_nothing(self) -> None:
+    def test_a_client_that_half_closes_in_the_middle_of_a_body_is_closed(self) -> None:
         async def main() -> None:
             lane, raw = Lane(LIMITS), request("/own/a", LARGE)
             lane.feed(raw, raw[:100_000])
@@ -194,7 +192,7 @@ class TestEndings:
 
         run(main)
 
-    def test_a_body_that_is_refused_is_not_kept(self) -> None:
+    def test_a_rejected_large_body_is_not_kept(self) -> None:
         async def main() -> None:
             lane, raw = Lane(LIMITS), request("/own/a", LARGE)
             lane.feed(raw)
@@ -210,7 +208,9 @@ class TestEndings:
 
 
 @pytest.mark.parametrize("new_loop", [uvloop.new_event_loop, asyncio.new_event_loop])
-def test_a_transport_reads_the_ways_it_is_told(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+def test_real_transports_receive_large_and_small_requests_in_any_order(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
     async def main() -> None:
         own, config = Own(), make_config(App(), "httptools", idle_s=5, access_log=False)
         connection = type("Connection", (FastLane,), {"shared": HttpShared(own, LIMITS)})

@@ -15,7 +15,7 @@ def made(*, together: bool) -> Lane:
     return lane
 
 
-def test_they_are_the_bytes_of_one_send_for_each_in_one_write() -> None:
+def test_parts_leave_in_one_write_with_the_same_bytes_as_separate_sends() -> None:
     async def main() -> None:
         lanes = [made(together=together) for together in (False, True)]
         for lane in lanes:
@@ -29,7 +29,7 @@ def test_they_are_the_bytes_of_one_send_for_each_in_one_write() -> None:
     run(main)
 
 
-def test_they_wait_for_a_client_that_does_not_read() -> None:
+def test_parts_wait_while_the_client_does_not_read() -> None:
     async def main() -> None:
         lane = made(together=True)
         lane.app.open.clear()
@@ -47,7 +47,7 @@ def test_they_wait_for_a_client_that_does_not_read() -> None:
     run(main)
 
 
-def test_nothing_is_written_for_one_that_was_refused_meanwhile() -> None:
+def test_parts_are_not_written_after_the_request_is_disconnected() -> None:
     async def main() -> None:
         lane = made(together=True)
         lane.app.open.clear()
@@ -64,7 +64,7 @@ def test_nothing_is_written_for_one_that_was_refused_meanwhile() -> None:
     run(main)
 
 
-def test_a_client_of_http_1_0_has_no_chunks() -> None:
+def test_parts_are_not_chunked_for_an_http_1_0_client() -> None:
     async def main() -> None:
         lane = made(together=True)
         lane.feed(request("/app", b"", version="1.0"))

@@ -56,7 +56,7 @@ class Plain:
         return [answer.body for answer in read_answers(bytes(self.transport.written))]
 
 
-def test_the_installed_version_is_in_the_pinned_range() -> None:
+def test_the_installed_uvicorn_version_is_in_the_pinned_range() -> None:
     dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["dependencies"]
     [pin] = [line for line in dependencies if line.startswith("uvicorn")]
 
@@ -64,18 +64,18 @@ def test_the_installed_version_is_in_the_pinned_range() -> None:
     assert uvicorn.__version__.split(".")[:2] == ["0", "54"]
 
 
-def test_a_protocol_is_made_with_three_arguments_by_name() -> None:
+def test_the_protocol_class_takes_its_known_keyword_arguments() -> None:
     assert list(inspect.signature(HttpToolsProtocol).parameters) == ["config", "server_state", "app_state", "_loop"]
 
 
-def test_http_takes_a_protocol_class() -> None:
+def test_the_http_option_accepts_a_protocol_class() -> None:
     async def main() -> None:
         assert Plain().made is Watched
 
     run(main)
 
 
-def test_the_connections_attributes_are_what_the_fast_lane_reads() -> None:
+def test_a_connection_has_the_attributes_that_the_fast_lane_reads() -> None:
     async def main() -> None:
         plain = Plain()
         protocol = plain.protocol
@@ -90,7 +90,7 @@ def test_the_connections_attributes_are_what_the_fast_lane_reads() -> None:
     run(main)
 
 
-def test_flow_control_has_two_flags_and_may_be_told_twice() -> None:
+def test_flow_control_has_two_flags_and_may_be_paused_and_resumed_twice() -> None:
     async def main() -> None:
         plain = Plain()
         flow = plain.protocol.flow
@@ -108,7 +108,7 @@ def test_flow_control_has_two_flags_and_may_be_told_twice() -> None:
     run(main)
 
 
-def test_a_response_is_complete_once_per_request_and_not_before_it_was_written() -> None:
+def test_on_response_complete_is_called_once_per_request_after_the_response_is_written() -> None:
     async def main() -> None:
         plain = Plain()
         assert plain.protocol.completed == 0
@@ -121,7 +121,7 @@ def test_a_response_is_complete_once_per_request_and_not_before_it_was_written()
     run(main)
 
 
-def test_a_response_is_complete_after_its_cycle_says_so() -> None:
+def test_a_cycle_is_marked_complete_when_its_response_is_complete() -> None:
     async def main() -> None:
         plain = Plain()
         plain.app.open.clear()
@@ -151,7 +151,7 @@ def test_the_keep_alive_timer_is_set_after_an_answer_and_can_be_unset() -> None:
     run(main)
 
 
-def test_a_cycle_that_is_told_of_a_disconnect_writes_nothing_more() -> None:
+def test_a_disconnected_cycle_writes_nothing_more() -> None:
     async def main() -> None:
         plain = Plain()
         plain.app.open.clear()
@@ -181,7 +181,7 @@ def test_the_default_fields_are_read_from_the_state_for_each_answer() -> None:
     run(main)
 
 
-def test_a_server_replaces_the_default_fields_and_never_changes_the_list() -> None:
+def test_the_server_replaces_the_list_of_default_fields_and_never_changes_it() -> None:
     async def main() -> None:
         server = uvicorn.Server(Config(App(), log_config=None))
         server.config.load()
@@ -199,7 +199,7 @@ def test_a_server_replaces_the_default_fields_and_never_changes_the_list() -> No
     run(main)
 
 
-def test_shutdown_closes_an_idle_connection_and_lets_a_busy_one_answer_first() -> None:
+def test_shutdown_closes_an_idle_connection_and_a_busy_connection_after_its_answer() -> None:
     async def main() -> None:
         idle, busy = Plain(), Plain()
         busy.app.open.clear()
@@ -217,7 +217,7 @@ def test_shutdown_closes_an_idle_connection_and_lets_a_busy_one_answer_first() -
     run(main)
 
 
-def test_a_lost_connection_leaves_the_set_and_tells_the_application() -> None:
+def test_a_lost_connection_leaves_the_set_and_disconnects_the_application() -> None:
     async def main() -> None:
         plain = Plain()
         await plain.fed(POST)
@@ -230,7 +230,7 @@ def test_a_lost_connection_leaves_the_set_and_tells_the_application() -> None:
     run(main)
 
 
-def test_what_is_no_http_is_answered_with_400_and_a_close() -> None:
+def test_invalid_http_is_answered_with_400_and_closes_the_connection() -> None:
     async def main() -> None:
         plain = Plain()
         await plain.fed(b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n")
@@ -241,13 +241,13 @@ def test_what_is_no_http_is_answered_with_400_and_a_close() -> None:
     run(main)
 
 
-def test_a_cycle_is_made_from_what_the_contract_names() -> None:
+def test_the_request_response_cycle_takes_the_parameters_that_the_fast_lane_uses() -> None:
     names = set(inspect.signature(RequestResponseCycle).parameters)
 
     assert {"transport", "flow", "default_headers", "keep_alive", "on_response", "message_event"} <= names
 
 
-def test_httptools_refuses_what_would_let_two_parsers_disagree() -> None:
+def test_httptools_rejects_headers_that_two_parsers_could_read_differently() -> None:
     for lines in ("Content-Length: 1\r\nContent-Length: 1", "Content-Length: 1\r\nTransfer-Encoding: chunked", "A : b"):
         parser = httptools.HttpRequestParser(object())
         with pytest.raises(httptools.HttpParserError):

@@ -47,7 +47,7 @@ def _taken(charge: Callable[[], None], refusal: str) -> int:
     raise AssertionError
 
 
-def test_a_second_has_as_many_frames_that_ask_for_nothing_as_the_limit_says() -> None:
+def test_each_second_allows_as_many_idle_frames_as_the_limit() -> None:
     made, _ = budget()
 
     assert charged(made) == FRAMES
@@ -55,7 +55,7 @@ def test_a_second_has_as_many_frames_that_ask_for_nothing_as_the_limit_says() ->
     assert charged(made) == FRAMES
 
 
-def test_what_is_sent_in_that_second_earns_more_of_them() -> None:
+def test_frames_sent_in_a_second_allow_more_idle_frames_in_that_second() -> None:
     made, outbox = budget()
     outbox.sent_frames += 3
 
@@ -64,7 +64,7 @@ def test_what_is_sent_in_that_second_earns_more_of_them() -> None:
     assert charged(made) == FRAMES
 
 
-def test_so_do_calls_that_are_open_for_as_long_as_they_are() -> None:
+def test_open_calls_allow_more_idle_frames_while_they_are_open() -> None:
     made, outbox = budget()
     outbox.streams = {1: None, 3: None}
 
@@ -73,7 +73,7 @@ def test_so_do_calls_that_are_open_for_as_long_as_they_are() -> None:
     assert charged(made) == FRAMES + 2 * EARNED
 
 
-def test_and_those_that_were_taken_back() -> None:
+def test_reset_calls_allow_more_idle_frames_in_the_same_second() -> None:
     made, _ = budget()
     for _ in range(RESETS):
         made.charge_reset()
@@ -83,7 +83,7 @@ def test_and_those_that_were_taken_back() -> None:
     assert charged(made) == FRAMES
 
 
-def test_a_second_has_as_many_resets_as_the_limit_says_and_one_more_for_each_answer() -> None:
+def test_each_second_allows_as_many_resets_as_the_limit_plus_one_per_answer() -> None:
     made, outbox = budget()
     assert reset(made) == RESETS
 
@@ -95,7 +95,7 @@ def test_a_second_has_as_many_resets_as_the_limit_says_and_one_more_for_each_ans
     assert reset(made) == RESETS
 
 
-def test_what_was_sent_and_answered_before_earns_nothing() -> None:
+def test_frames_and_answers_sent_before_the_budget_began_do_not_raise_it() -> None:
     outbox: Any = FakeOutbox()
     outbox.sent_frames = outbox.answer_count = 1000
     made = FrameBudget(Http2Limits(max_idle_frames=FRAMES, max_resets=RESETS), outbox)
@@ -105,7 +105,7 @@ def test_what_was_sent_and_answered_before_earns_nothing() -> None:
     assert reset(made) == RESETS
 
 
-def test_a_second_has_a_hundred_settings_whatever_is_sent_and_open() -> None:
+def test_each_second_allows_a_hundred_settings_frames_regardless_of_traffic() -> None:
     made, outbox = budget()
     outbox.sent_frames, outbox.answer_count, outbox.streams = 1000, 1000, dict.fromkeys(range(1000))
     for _ in range(2):
@@ -121,7 +121,7 @@ KINDS = st.sampled_from(["charge", "charge_reset", "send", "answer", "open", "re
 
 
 @given(st.lists(KINDS, max_size=200))
-def test_it_refuses_exactly_what_is_beyond_what_the_second_has_earned(steps: list[str]) -> None:
+def test_the_budget_rejects_exactly_the_frames_beyond_the_allowance_of_the_second(steps: list[str]) -> None:
     made, outbox = budget()
     spent = dict.fromkeys(["charge", "charge_reset", "send", "answer"], 0)
     for step in steps:

@@ -29,7 +29,7 @@ def test_a_call_is_answered_in_one_write() -> None:
     assert wire.transport.writes == writes + 1
 
 
-def test_the_server_introduces_itself_once_the_preface_has_come() -> None:
+def test_the_server_sends_its_settings_after_the_client_preface() -> None:
     wire = Wire(begun=False)
     wire.feed(frames.PREFACE[:10])
     assert wire.frames() == []
@@ -40,7 +40,7 @@ def test_the_server_introduces_itself_once_the_preface_has_come() -> None:
     assert kinds == [(frames.SETTINGS, 0), (frames.WINDOW_UPDATE, 0), (frames.SETTINGS, frames.ACK)]
 
 
-def test_bytes_may_come_one_by_one() -> None:
+def test_a_conversation_may_arrive_byte_by_byte() -> None:
     wire = Wire(begun=False)
     for byte in frames.PREFACE + frames.settings({}) + wire.call():
         wire.feed(bytes((byte,)))
@@ -48,7 +48,7 @@ def test_bytes_may_come_one_by_one() -> None:
     assert wire.answers() == {1: (b"hello", OK, "")}
 
 
-def test_the_same_header_block_is_decoded_once() -> None:
+def test_a_repeated_header_block_is_decoded_once() -> None:
     wire = Wire()
     wire.feed(wire.call(stream=1) + wire.call(stream=3))
     known = dict(wire.connection.headers.cached)
@@ -59,7 +59,7 @@ def test_the_same_header_block_is_decoded_once() -> None:
     assert wire.answers().keys() == {1, 3, 5}
 
 
-def test_what_was_remembered_of_a_block_is_forgotten_when_the_table_changes() -> None:
+def test_cached_header_blocks_are_dropped_when_the_hpack_table_changes() -> None:
     wire = Wire()
     for stream, value in ((1, "a"), (3, "a"), (5, "b"), (7, "a"), (9, "b")):
         wire.feed(wire.headers(stream, __path=HOLD, x=value) + payload(message_of(b""), stream, end=True))
@@ -67,7 +67,7 @@ def test_what_was_remembered_of_a_block_is_forgotten_when_the_table_changes() ->
     assert [call.metadata["x"] for call in wire.held] == ["a", "a", "b", "a", "b"]
 
 
-def test_padding_and_priority_are_taken_off() -> None:
+def test_padding_and_priority_are_removed_from_headers_and_data() -> None:
     wire = Wire()
     block = wire.headers()[9:]
     padded = struct.pack(">B", 3) + struct.pack(">IB", 0, 7) + block + b"\0\0\0"
@@ -78,7 +78,7 @@ def test_padding_and_priority_are_taken_off() -> None:
     assert wire.answers() == {1: (b"hi", OK, "")}
 
 
-def test_a_header_block_may_be_continued() -> None:
+def test_a_header_block_may_be_split_into_continuation_frames() -> None:
     wire = Wire()
     block = wire.headers()[9:]
     parts = [frame(frames.HEADERS, 0, 1, block[:3]), frame(frames.CONTINUATION, 0, 1, block[3:6])]
@@ -88,7 +88,7 @@ def test_a_header_block_may_be_continued() -> None:
     assert wire.answers() == {1: (b"hi", OK, "")}
 
 
-def test_trailers_of_a_request_end_it() -> None:
+def test_trailers_end_a_request() -> None:
     wire = Wire()
     trailers = frame(frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, 1, wire.encoder.encode([("x", "y")]))
     wire.feed(wire.headers() + payload(message_of(b"hi")) + trailers)
@@ -96,7 +96,7 @@ def test_trailers_of_a_request_end_it() -> None:
     assert wire.answers() == {1: (b"hi", OK, "")}
 
 
-def test_unknown_frames_and_priority_are_ignored() -> None:
+def test_unknown_frames_and_priority_frames_are_ignored() -> None:
     wire = Wire()
     wire.feed(frame(0xFA, 0xFF, 77, b"x" * 50) + frame(frames.PRIORITY, 0, 9, b"\0\0\0\0\7") + wire.call())
 
@@ -155,7 +155,7 @@ CONNECTION_ERRORS = {
 
 
 @pytest.mark.parametrize(("sent", "code"), CONNECTION_ERRORS.values(), ids=CONNECTION_ERRORS)
-def test_what_harms_the_connection_ends_it_with_goaway(sent: bytes, code: ErrorCode) -> None:
+def test_a_connection_error_ends_the_connection_with_goaway(sent: bytes, code: ErrorCode) -> None:
     wire = Wire()
     wire.feed(sent)
     found = wire.goaway()
@@ -209,7 +209,7 @@ def test_data_on_a_half_closed_stream_resets_it_and_cancels_its_call() -> None:
     assert wire.cancelled == 1
 
 
-def test_frames_that_were_on_their_way_to_a_stream_reset_here_pass() -> None:
+def test_frames_in_flight_to_a_stream_reset_by_the_server_are_ignored() -> None:
     wire = Wire()
     wire.feed(wire.headers(1, __path="/no") + payload(b"x" * 20, 1) + frames.reset(1, ErrorCode.CANCEL))
     wire.feed(wire.call(stream=3))
@@ -241,7 +241,7 @@ def test_a_malformed_request_is_reset(fields: dict[str, Any]) -> None:
     assert wire.answers() == {3: (b"hello", OK, "")}
 
 
-def test_a_value_with_a_space_at_either_end_is_taken_as_grpc_does() -> None:
+def test_a_header_value_with_surrounding_spaces_is_accepted_as_in_grpc() -> None:
     wire = Wire()
     wire.feed(wire.headers(1, __path=HOLD, x=" y ") + payload(message_of(b"hello"), end=True))
 
@@ -250,7 +250,7 @@ def test_a_value_with_a_space_at_either_end_is_taken_as_grpc_does() -> None:
 
 @pytest.mark.parametrize(("length", "good"), [("10", True), ("9", False), ("11", False), ("x", False), ("-1", False)])
 @pytest.mark.parametrize("parts", [1, 2])
-def test_content_length_must_be_what_comes(length: str, good: bool, parts: int) -> None:
+def test_a_content_length_that_does_not_match_the_body_resets_the_stream(length: str, good: bool, parts: int) -> None:
     wire = Wire()
     body = message_of(b"hello")
     cut = len(body) if parts == 1 else 7
@@ -265,7 +265,7 @@ def test_content_length_must_be_what_comes(length: str, good: bool, parts: int) 
     assert wire.shared.held_bytes == 0
 
 
-def test_streams_beyond_the_limit_are_refused() -> None:
+def test_streams_beyond_the_concurrency_limit_are_refused() -> None:
     wire = Wire(max_streams=2)
     wire.feed(b"".join(wire.call(HOLD, stream=stream) for stream in (1, 3, 5)))
     assert wire.reset_of(5) == ErrorCode.REFUSED_STREAM
@@ -284,7 +284,7 @@ def test_header_blocks_are_decoded_even_for_refused_streams() -> None:
     assert wire.held[1].metadata["x"] == "new"
 
 
-def test_too_large_a_header_list_ends_the_connection_while_it_is_decoded() -> None:
+def test_a_too_large_header_list_ends_the_connection_while_it_is_decoded() -> None:
     wire = Wire(max_header_bytes=4096)
     wire.feed(wire.headers(x="y" * 3000))
     bomb = wire.headers(3, x="y" * 3000)[9:]
@@ -293,7 +293,7 @@ def test_too_large_a_header_list_ends_the_connection_while_it_is_decoded() -> No
     assert wire.goaway() == (ErrorCode.ENHANCE_YOUR_CALM, "the header list is too large")
 
 
-def test_a_header_block_without_end_ends_the_connection() -> None:
+def test_an_endless_header_block_ends_the_connection() -> None:
     wire = Wire(max_header_bytes=20000)
     wire.feed(frame(frames.HEADERS, 0, 1, b"\x00" * 16000))
     wire.feed(frame(frames.CONTINUATION, 0, 1, b"\x00" * 16000))
@@ -310,7 +310,7 @@ def test_a_header_block_without_end_ends_the_connection() -> None:
     ],
     ids=["SETTINGS", "ACK", "empty DATA", "PRIORITY", "unknown", "small WINDOW_UPDATE", "GOAWAY", "RST_STREAM"],
 )  # fmt: skip
-def test_a_flood_of_frames_that_ask_for_nothing_ends_the_connection(one: bytes) -> None:
+def test_a_flood_of_idle_frames_ends_the_connection(one: bytes) -> None:
     wire = Wire(max_idle_frames=50)
     wire.feed(wire.call(stream=3) + wire.headers(5, __path=BIDI))
     wire.feed(one.replace(b"\0\0\0\1", b"\0\0\0\5") * 48)
@@ -323,7 +323,9 @@ def test_a_flood_of_frames_that_ask_for_nothing_ends_the_connection(one: bytes) 
     assert found[0] == ErrorCode.ENHANCE_YOUR_CALM
 
 
-def test_one_that_fails_keeps_the_others_from_none_of_their_limits(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_connection_that_fails_in_its_tick_does_not_suspend_the_limits_of_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     class Broken:
         streams = ()
 
@@ -345,7 +347,7 @@ def test_one_that_fails_keeps_the_others_from_none_of_their_limits(caplog: pytes
     assert len(caplog.records) == 4
 
 
-def test_settings_are_a_flood_however_many_calls_are_open() -> None:
+def test_a_flood_of_settings_ends_the_connection_even_with_many_open_calls() -> None:
     wire = Wire()
     wire.feed(b"".join(wire.call(HOLD, stream=2 * number + 1) for number in range(1000)))
     for size in range(50):
@@ -360,7 +362,7 @@ def test_settings_are_a_flood_however_many_calls_are_open() -> None:
     assert wire.goaway() == (ErrorCode.ENHANCE_YOUR_CALM, "too many SETTINGS")
 
 
-def test_many_calls_at_once_are_no_flood_nor_is_taking_all_of_them_back() -> None:
+def test_opening_and_cancelling_many_calls_at_once_is_not_a_flood() -> None:
     """As gRPC's clients do it: a small window update with each call, and another when its deadline has passed."""
     wire = Wire(max_idle_frames=50)
     streams = range(1, 2001, 2)
@@ -392,7 +394,7 @@ def test_a_rapid_reset_ends_the_connection() -> None:
     assert wire.connection.streams == {}
 
 
-def test_a_client_that_cancels_as_much_as_it_finishes_is_served() -> None:
+def test_a_client_that_cancels_half_of_its_calls_is_served() -> None:
     wire = Wire(max_resets=20)
     for stream in range(1, 401, 4):
         wire.feed(
@@ -402,7 +404,7 @@ def test_a_client_that_cancels_as_much_as_it_finishes_is_served() -> None:
     assert len(wire.answers()) == 100
 
 
-def test_a_reset_cancels_the_call_once_and_nothing_more_is_sent_on_it() -> None:
+def test_a_reset_cancels_the_call_once_and_later_answers_are_not_sent() -> None:
     wire = Wire()
     wire.feed(wire.call(HOLD) + frames.reset(1, ErrorCode.CANCEL))
     wire.frames()
@@ -424,7 +426,9 @@ def test_a_lost_connection_cancels_its_calls() -> None:
 @pytest.mark.parametrize(
     ("sent", "begins"), [(b"GET / HTTP/1.1\r\n\r\n", b"HTTP/1.1 400 "), (b"\x16\x03\x01\x02", b"")]
 )
-def test_a_client_that_speaks_something_else_is_told_so_and_left(sent: bytes, begins: bytes) -> None:
+def test_a_client_of_another_protocol_is_answered_if_it_speaks_http_1_and_disconnected(
+    sent: bytes, begins: bytes
+) -> None:
     wire = Wire(begun=False)
     wire.feed(sent)
 
@@ -433,7 +437,7 @@ def test_a_client_that_speaks_something_else_is_told_so_and_left(sent: bytes, be
     assert bool(begins) == bool(wire.transport.written)
 
 
-def test_an_even_greater_number_of_connections_than_allowed_is_not_served() -> None:
+def test_a_connection_over_the_limit_is_aborted() -> None:
     wire = Wire(max_connections=1)
     first = wire.transport
     wire.connect()
@@ -441,7 +445,7 @@ def test_an_even_greater_number_of_connections_than_allowed_is_not_served() -> N
     assert (wire.transport.aborted, first.aborted, len(wire.shared.connections)) == (True, False, 1)
 
 
-def test_a_connection_that_cannot_be_written_to_harms_no_other(
+def test_a_write_error_aborts_only_its_own_connection(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     wire = Wire()
@@ -462,7 +466,7 @@ def test_a_connection_that_cannot_be_written_to_harms_no_other(
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_an_error_of_ours_ends_the_connection_and_is_logged(
+def test_an_internal_error_ends_the_connection_and_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     wire = Wire()
@@ -473,7 +477,7 @@ def test_an_error_of_ours_ends_the_connection_and_is_logged(
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_an_error_of_ours_while_a_long_message_lands_ends_the_connection_alike(
+def test_an_internal_error_while_a_long_message_is_received_ends_the_connection(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     wire = Wire()
@@ -487,7 +491,7 @@ def test_an_error_of_ours_while_a_long_message_lands_ends_the_connection_alike(
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_many_calls_that_are_answered_at_once_let_others_have_their_turn() -> None:
+def test_a_batch_of_many_calls_yields_to_other_connections() -> None:
     wire = Wire()
     wire.connection.data_received(b"".join(wire.call(stream=2 * number + 1) for number in range(1000)))
     at_once = wire.connection.last_id
@@ -501,7 +505,7 @@ def test_many_calls_that_are_answered_at_once_let_others_have_their_turn() -> No
     assert wire.transport.reading
 
 
-def test_a_message_in_crumbs_lets_others_have_their_turn() -> None:
+def test_a_message_in_many_tiny_frames_yields_to_other_connections() -> None:
     wire = Wire()
     crumbs = b"".join(frames.frame(frames.DATA, 0, 1, bytes([byte])) for byte in message_of(bytes(range(250)) * 20))
     wire.feed(wire.headers(1))
@@ -514,7 +518,7 @@ def test_a_message_in_crumbs_lets_others_have_their_turn() -> None:
     assert wire.transport.reading
 
 
-def test_what_has_arrived_of_a_connection_that_is_closed_is_not_looked_at() -> None:
+def test_buffered_calls_of_a_closed_connection_are_not_processed() -> None:
     wire = Wire()
     wire.connection.data_received(b"".join(wire.call(stream=2 * number + 1) for number in range(1000)))
     at_once = wire.connection.last_id

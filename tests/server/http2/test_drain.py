@@ -58,7 +58,7 @@ def left(last_id: int) -> bytes:
     return goaway(last_id, ErrorCode.NO_ERROR)
 
 
-def test_it_is_told_and_asked_and_told_once_more_when_it_knows() -> None:
+def test_a_drain_sends_goaway_and_a_ping_and_the_final_goaway_after_the_ping_ack() -> None:
     leaving = Leaving(last_id=5)
     leaving.shutdown()
     assert leaving.outbox.written == [FIRST]
@@ -70,7 +70,7 @@ def test_it_is_told_and_asked_and_told_once_more_when_it_knows() -> None:
     assert (leaving.drain.final_goaway_sent, leaving.max_streams) == (True, 0)
 
 
-def test_it_closes_with_its_last_answer() -> None:
+def test_a_draining_connection_closes_after_its_last_answer() -> None:
     leaving = Leaving(last_id=1)
     leaving.streams[1] = None
     leaving.shutdown()
@@ -83,7 +83,7 @@ def test_it_closes_with_its_last_answer() -> None:
     assert leaving.closed_after == [GOODBYE_S]
 
 
-def test_an_answer_to_its_ping_is_not_waited_for_long() -> None:
+def test_the_final_goaway_is_sent_after_the_linger_time_without_a_ping_ack() -> None:
     leaving = Leaving(last_id=3)
     leaving.shutdown()
     leaving.loop.pass_time(DRAIN_LINGER_S - 0.01)
@@ -93,7 +93,7 @@ def test_an_answer_to_its_ping_is_not_waited_for_long() -> None:
     assert leaving.outbox.written == [FIRST, left(3)]
 
 
-def test_each_of_it_happens_once() -> None:
+def test_each_step_of_a_drain_happens_once() -> None:
     leaving = Leaving(last_id=3)
     leaving.shutdown()
     leaving.shutdown()
@@ -104,7 +104,7 @@ def test_each_of_it_happens_once() -> None:
     assert leaving.outbox.written == [FIRST, left(3)]
 
 
-def test_an_answer_to_a_ping_that_was_not_sent_is_nothing() -> None:
+def test_an_unsolicited_ping_ack_is_ignored() -> None:
     leaving = Leaving(last_id=3)
     leaving.acknowledge()
 
@@ -112,7 +112,7 @@ def test_an_answer_to_a_ping_that_was_not_sent_is_nothing() -> None:
     assert not leaving.drain.final_goaway_sent
 
 
-def test_one_that_has_closed_meanwhile_is_told_nothing() -> None:
+def test_a_connection_closed_during_the_drain_is_sent_no_final_goaway() -> None:
     leaving = Leaving(last_id=3)
     leaving.shutdown()
     leaving.closed_after.append(0.0)
@@ -122,7 +122,7 @@ def test_one_that_has_closed_meanwhile_is_told_nothing() -> None:
 
 
 @pytest.mark.parametrize("begins", [True, False])
-def test_one_that_has_not_begun_has_a_moment_for_that(begins: bool) -> None:
+def test_a_connection_without_a_preface_has_the_linger_time_to_send_it(begins: bool) -> None:
     leaving = Leaving(begun=False)
     leaving.shutdown()
     assert (leaving.drain.draining, leaving.outbox.written) == (True, [])
@@ -135,7 +135,7 @@ def test_one_that_has_not_begun_has_a_moment_for_that(begins: bool) -> None:
     assert leaving.outbox.written == ([FIRST, left(0)] if begins else [])
 
 
-def test_one_that_was_refused_meanwhile_closes_as_it_would() -> None:
+def test_a_connection_rejected_before_its_preface_is_not_closed_by_the_drain() -> None:
     leaving = Leaving(begun=False)
     leaving.shutdown()
     leaving.closed_after.append(0.0)
@@ -147,7 +147,7 @@ def test_one_that_was_refused_meanwhile_closes_as_it_would() -> None:
 # -- late ones -------------------------------------------------------------------------------------------------
 
 
-def test_one_that_came_late_and_asked_is_told_to_go_after_a_moment() -> None:
+def test_a_late_connection_with_a_call_is_sent_goaway_after_the_linger_time() -> None:
     leaving = Leaving()
     leaving.come_late()
     leaving.last_id = 1
@@ -158,7 +158,7 @@ def test_one_that_came_late_and_asked_is_told_to_go_after_a_moment() -> None:
     assert leaving.outbox.written == [FIRST]
 
 
-def test_one_that_asked_nothing_is_closed_without_a_word() -> None:
+def test_a_late_connection_without_a_call_is_closed_without_goaway() -> None:
     leaving = Leaving()
     leaving.come_late()
     leaving.loop.pass_time(DRAIN_LINGER_S)
@@ -167,7 +167,7 @@ def test_one_that_asked_nothing_is_closed_without_a_word() -> None:
     assert leaving.outbox.written == []
 
 
-def test_unless_it_was_closed_already() -> None:
+def test_a_late_connection_that_is_already_closed_is_not_closed_again() -> None:
     leaving = Leaving()
     leaving.come_late()
     leaving.closed_after.append(0.0)
@@ -176,7 +176,7 @@ def test_unless_it_was_closed_already() -> None:
     assert not leaving.transport.closed
 
 
-def test_where_its_port_closes_it_is_told_once_it_has_asked_and_not_before() -> None:
+def test_a_late_connection_is_sent_goaway_after_its_first_call_when_its_port_closes() -> None:
     leaving = Leaving()
     leaving.come_late()
     leaving.shutdown()
@@ -187,7 +187,7 @@ def test_where_its_port_closes_it_is_told_once_it_has_asked_and_not_before() -> 
     assert (leaving.drain.draining, leaving.outbox.written) == (True, [FIRST])
 
 
-def test_one_that_came_in_time_need_not_have_asked() -> None:
+def test_an_earlier_connection_is_sent_goaway_even_without_a_call() -> None:
     leaving = Leaving()
     leaving.shutdown()
 

@@ -36,7 +36,7 @@ def test_an_answer_waits_for_the_window_and_leaves_as_it_opens() -> None:
     assert wire.connection.outbox.blocked == {}
 
 
-def test_the_connections_window_is_shared_in_turns() -> None:
+def test_the_connection_window_is_shared_between_streams() -> None:
     wire = Wire()
     wire.feed(wire.call(GIVE, b"65000", 1) + wire.call(GIVE, b"65000", 3) + wire.call(GIVE, b"65000", 5))
     got = dict.fromkeys((1, 3, 5), 0)
@@ -49,7 +49,7 @@ def test_the_connections_window_is_shared_in_turns() -> None:
     assert wire.connection.streams == {}
 
 
-def test_frames_are_no_larger_than_the_peer_takes() -> None:
+def test_frames_are_no_larger_than_the_frame_size_of_the_peer() -> None:
     wire = Wire()
     wire.feed(wire.call(GIVE, b"40000"))
     assert max(len(frame.payload) for frame in wire.frames()) == 16384
@@ -59,7 +59,7 @@ def test_frames_are_no_larger_than_the_peer_takes() -> None:
     assert max(len(frame.payload) for frame in wire.frames()) == 20000
 
 
-def test_the_initial_window_moves_open_streams_below_nothing_and_back() -> None:
+def test_a_new_initial_window_adjusts_open_streams_even_below_zero() -> None:
     wire = Wire()
     wire.feed(frames.window_update(0, 10**6) + wire.call(GIVE, b"100000"))
     assert sent(wire) == DEFAULT_WINDOW
@@ -73,7 +73,7 @@ def test_the_initial_window_moves_open_streams_below_nothing_and_back() -> None:
     assert sent(wire) == 100005 - DEFAULT_WINDOW - 10
 
 
-def test_an_initial_window_that_lifts_a_stream_beyond_the_limit_ends_the_connection() -> None:
+def test_an_initial_window_that_overflows_a_stream_window_ends_the_connection() -> None:
     wire = Wire()
     wire.feed(wire.call(HOLD) + frames.window_update(1, 2**31 - 1 - DEFAULT_WINDOW))
     wire.feed(frames.settings({INITIAL_WINDOW_SIZE: DEFAULT_WINDOW + 1}))
@@ -86,7 +86,7 @@ def test_an_initial_window_that_lifts_a_stream_beyond_the_limit_ends_the_connect
 @pytest.mark.parametrize(
     ("increment", "code"), [(0, ErrorCode.PROTOCOL_ERROR), (2**31 - 1, ErrorCode.FLOW_CONTROL_ERROR)]
 )
-def test_a_wrong_window_update_resets_its_stream_only(increment: int, code: ErrorCode) -> None:
+def test_an_invalid_window_update_resets_only_its_stream(increment: int, code: ErrorCode) -> None:
     wire = Wire()
     wire.feed(wire.call(HOLD) + frames.window_update(1, increment))
 
@@ -96,7 +96,7 @@ def test_a_wrong_window_update_resets_its_stream_only(increment: int, code: Erro
     assert wire.answers() == {3: (b"hello", OK, "")}
 
 
-def test_a_reset_frees_what_waits_and_others_go_on() -> None:
+def test_a_reset_releases_the_blocked_answer_and_other_streams_proceed() -> None:
     wire = Wire()
     wire.feed(wire.call(GIVE, b"1000000", 1) + wire.call(GIVE, b"1000", 3))
     wire.feed(frames.reset(1, ErrorCode.CANCEL) + frames.window_update(0, 10000))
@@ -117,7 +117,7 @@ def test_nothing_is_written_while_the_transport_is_full() -> None:
     assert wire.answers().keys() == {1, 3}
 
 
-def test_a_peer_that_asks_and_never_reads_is_dropped() -> None:
+def test_a_peer_that_sends_pings_and_never_reads_is_aborted() -> None:
     wire = Wire(max_idle_frames=10**6, max_ping_strikes=0)
     wire.connection.pause_writing()
     for _ in range(11):
@@ -126,7 +126,7 @@ def test_a_peer_that_asks_and_never_reads_is_dropped() -> None:
     assert wire.transport.aborted
 
 
-def test_a_message_of_many_frames_opens_the_windows_as_it_comes() -> None:
+def test_receiving_a_message_of_many_frames_reopens_the_windows() -> None:
     wire = Wire(stream_window_bytes=100_000, connection_window_bytes=200_000)
     wire.feed(frames.settings({INITIAL_WINDOW_SIZE: 10**7}) + frames.window_update(0, 10**7))
     content = bytes(range(256)) * 4096
@@ -148,7 +148,7 @@ def test_a_message_of_many_frames_opens_the_windows_as_it_comes() -> None:
     assert wire.shared.held_bytes == 0
 
 
-def test_more_than_a_streams_window_resets_it() -> None:
+def test_data_beyond_the_stream_window_resets_the_stream() -> None:
     wire = Wire(stream_window_bytes=70_000)
     wire.feed(wire.headers() + payload(message_of(bytes(10**6))[:34_000]))
     wire.connection.streams[1].receive_window = 10
@@ -158,7 +158,7 @@ def test_more_than_a_streams_window_resets_it() -> None:
     assert wire.shared.held_bytes == 0
 
 
-def test_more_than_the_connections_window_ends_it() -> None:
+def test_data_beyond_the_connection_window_ends_the_connection() -> None:
     wire = Wire()
     wire.connection.window.remaining = 10
     wire.feed(wire.headers() + payload(b"\0" * 11))
@@ -168,7 +168,7 @@ def test_more_than_the_connections_window_ends_it() -> None:
     assert found[0] == ErrorCode.FLOW_CONTROL_ERROR
 
 
-def test_what_is_kept_of_unfinished_messages_is_bounded_for_all_together() -> None:
+def test_the_memory_of_unfinished_messages_is_limited_across_all_streams() -> None:
     wire = Wire(grpc={"max_receive_bytes": 100_000})
     wire.feed(wire.headers(1, __path=HOLD) + payload(message_of(bytes(10**6))[:60_000], 1))
     wire.feed(wire.headers(3, __path=HOLD) + payload(message_of(bytes(10**6))[:30_000], 3))
@@ -181,7 +181,7 @@ def test_what_is_kept_of_unfinished_messages_is_bounded_for_all_together() -> No
     assert wire.shared.held_bytes == 0
 
 
-def test_a_sender_that_stalls_within_a_message_is_timed_out() -> None:
+def test_a_message_that_stalls_times_out_its_stream() -> None:
     wire = Wire(receive_timeout_s=5.0)
     wire.feed(wire.headers(1) + payload(message_of(bytes(1000))[:500], 1) + wire.headers(3))
     for _ in range(5):
@@ -203,7 +203,7 @@ def test_a_stream_may_be_idle_between_messages() -> None:
     assert wire.connection.streams.keys() == {1}
 
 
-def test_a_peer_that_keeps_its_window_shut_loses_the_stream() -> None:
+def test_a_stream_whose_window_stays_closed_is_reset() -> None:
     wire = Wire(write_timeout_s=5.0)
     wire.feed(frames.settings({INITIAL_WINDOW_SIZE: 0}) + wire.call(ECHO))
     for _ in range(6):
@@ -215,7 +215,7 @@ def test_a_peer_that_keeps_its_window_shut_loses_the_stream() -> None:
     assert wire.connection.outbox.blocked == wire.connection.streams == {}
 
 
-def test_answers_that_wait_are_looked_at_when_they_may_leave_and_not_for_each_other(
+def test_blocked_answers_are_visited_only_when_they_can_be_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looked_at: list[int] = []
@@ -240,7 +240,7 @@ def test_answers_that_wait_are_looked_at_when_they_may_leave_and_not_for_each_ot
     assert [(body, status) for body, status, _ in wire.answers().values()] == [(b"hello", 0)] * len(ids)
 
 
-def test_messages_of_a_stream_wait_when_its_answers_do() -> None:
+def test_messages_of_a_stream_wait_while_its_answers_are_blocked() -> None:
     wire = Wire()
     content = bytes(30_000)
     wire.feed(wire.headers(1, __path=BIDI))
@@ -262,7 +262,7 @@ def test_messages_of_a_stream_wait_when_its_answers_do() -> None:
     assert wire.shared.held_bytes == 0
 
 
-def test_a_long_stream_whose_peer_answers_every_message_with_small_window_updates_is_no_flood() -> None:
+def test_small_window_updates_after_every_message_of_a_long_stream_are_not_a_flood() -> None:
     wire = Wire()
     wire.feed(wire.headers(__path=BIDI))
     for _ in range(3000):
@@ -272,7 +272,7 @@ def test_a_long_stream_whose_peer_answers_every_message_with_small_window_update
     assert sum(frame.kind == frames.DATA for frame in wire.frames()) == 3000
 
 
-def test_what_waits_is_counted_whole_until_its_last_byte_has_left() -> None:
+def test_a_blocked_answer_counts_in_full_until_its_last_byte_is_sent() -> None:
     wire = Wire()
     wire.feed(frames.window_update(0, 10**6) + wire.call(GIVE, b"100000"))
     assert wire.shared.unread.held_bytes == 100_000
@@ -284,7 +284,7 @@ def test_what_waits_is_counted_whole_until_its_last_byte_has_left() -> None:
     assert wire.connection.streams == {}
 
 
-def test_an_answer_that_is_mapped_is_counted_and_let_go_of_like_any_other() -> None:
+def test_a_mapped_answer_is_counted_while_blocked_and_freed_when_sent() -> None:
     wire = Wire()
     wire.feed(frames.window_update(0, 10**6) + wire.call(HOLD))
     view = join_mapped([bytes(60_000), b"x" * 40_000])
@@ -302,7 +302,7 @@ def test_an_answer_that_is_mapped_is_counted_and_let_go_of_like_any_other() -> N
 
 
 @pytest.mark.parametrize("end", ["reset", "goaway", "lost"])
-def test_nothing_is_counted_of_calls_that_are_gone(end: str) -> None:
+def test_unsent_bytes_are_not_counted_after_the_call_ends(end: str) -> None:
     wire = Wire()
     wire.feed(wire.call(GIVE, b"100000"))
     assert wire.shared.unread.held_bytes == 100_000
@@ -314,7 +314,7 @@ def test_nothing_is_counted_of_calls_that_are_gone(end: str) -> None:
     assert wire.shared.unread.held_bytes == 0
 
 
-def test_beyond_the_bound_of_all_connections_the_call_that_weighs_most_is_ended() -> None:
+def test_the_call_with_the_most_unread_bytes_is_reset_when_the_total_limit_is_exceeded() -> None:
     wire = Wire()
     wire.shared.unread = UnreadAnswers(200_000, wire.shared.loop)
     wire.feed(frames.settings({INITIAL_WINDOW_SIZE: 0}))
@@ -326,7 +326,7 @@ def test_beyond_the_bound_of_all_connections_the_call_that_weighs_most_is_ended(
     assert wire.shared.unread.held_bytes == 130_010
 
 
-def test_who_drops_a_connection_counts_the_calls_that_go_with_it_no_more_and_drops_no_other() -> None:
+def test_shedding_a_connection_uncounts_all_its_calls_and_sheds_no_other_connection() -> None:
     wire, other = Wire(), Wire()
     unread = wire.shared.unread = other.shared.unread = UnreadAnswers(1_000_000, wire.shared.loop)
     for each in (wire, other):
@@ -344,7 +344,7 @@ def test_who_drops_a_connection_counts_the_calls_that_go_with_it_no_more_and_dro
     assert unread.held_bytes == 95_005
 
 
-def test_a_transport_that_is_full_counts_until_it_is_not_and_is_aborted_beyond_the_bound() -> None:
+def test_unsent_transport_bytes_are_counted_and_abort_the_connection_over_the_limit() -> None:
     wire = Wire()
     wire.shared.unread = UnreadAnswers(200_000, wire.shared.loop)
     wire.transport.stuck = 200_000

@@ -130,7 +130,7 @@ def ends(wire: Wire, stream: int) -> None:
     wire.held.clear()
 
 
-def test_no_mutation_of_frames_crashes_hangs_or_leaks(caplog: pytest.LogCaptureFixture) -> None:
+def test_mutated_frames_cause_no_crash_hang_or_leak(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR)
     random_ = random.Random(SEED)
     wire = Wire(receive_timeout_s=60.0, stream_window_bytes=100_000)
@@ -155,7 +155,9 @@ def test_no_mutation_of_frames_crashes_hangs_or_leaks(caplog: pytest.LogCaptureF
     assert wire.shared.deadlines._slot_of == {}
 
 
-def test_header_blocks_of_noise_are_decoded_or_refused(caplog: pytest.LogCaptureFixture) -> None:
+def test_corrupted_header_blocks_are_decoded_or_rejected_without_an_internal_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level(logging.ERROR)
     random_ = random.Random(SEED + 1)
     wire = Wire()

@@ -43,7 +43,7 @@ def fault(flags: int, payload: bytes, *continued: bytes) -> ErrorCode | None:
 # -- what comes in frames --------------------------------------------------------------------------------------
 
 
-def test_a_block_in_one_frame_is_given_as_it_is() -> None:
+def test_a_block_in_one_frame_is_returned_unchanged() -> None:
     memory = Memory().memory
 
     assert memory.start_block(ENDS, 5, b"block") == b"block"
@@ -52,7 +52,7 @@ def test_a_block_in_one_frame_is_given_as_it_is() -> None:
     assert (memory.stream_id, memory.end_stream) == (7, 0)
 
 
-def test_one_that_goes_on_is_open_until_it_ends() -> None:
+def test_a_continued_block_is_open_until_its_last_frame() -> None:
     memory = Memory().memory
 
     assert memory.start_block(END_STREAM, 5, b"a") is None
@@ -63,7 +63,7 @@ def test_one_that_goes_on_is_open_until_it_ends() -> None:
     assert not memory.block
 
 
-def test_padding_and_priority_are_taken_off() -> None:
+def test_padding_and_priority_are_removed_from_a_block() -> None:
     memory = Memory().memory
 
     assert memory.start_block(END_HEADERS | PADDED, 1, b"\2block\0\0") == b"block"
@@ -85,14 +85,14 @@ def test_padding_and_priority_are_taken_off() -> None:
         (END_HEADERS, [b"x", b"y"], ErrorCode.PROTOCOL_ERROR),  # CONTINUATION without HEADERS
     ],
 )
-def test_what_is_wrong_or_too_large_is_refused(flags: int, parts: list[bytes], code: ErrorCode | None) -> None:
+def test_a_malformed_or_too_large_block_is_rejected(flags: int, parts: list[bytes], code: ErrorCode | None) -> None:
     assert fault(flags, *parts) == code
 
 
 # -- what is remembered ----------------------------------------------------------------------------------------
 
 
-def test_a_block_is_decoded_once_when_the_table_has_settled() -> None:
+def test_a_repeated_block_is_decoded_once_after_the_table_stops_changing() -> None:
     memory, encoder = Memory(), Encoder()
     for _ in range(4):
         assert memory.decode(encoder.encode([(b"a", b"b")])) == [(b"a", b"b")]
@@ -100,7 +100,7 @@ def test_a_block_is_decoded_once_when_the_table_has_settled() -> None:
     assert len(memory.made) == 2  # the first changes the table
 
 
-def test_what_was_known_is_forgotten_when_it_changes() -> None:
+def test_cached_blocks_are_dropped_when_the_table_changes() -> None:
     memory, encoder = Memory(), Encoder()
     first, second = [(b"a", b"b")], [(b"c", b"d")]
     memory.decode(encoder.encode(first))
@@ -112,7 +112,7 @@ def test_what_was_known_is_forgotten_when_it_changes() -> None:
     assert memory.decode(encoder.encode(first)) == first
 
 
-def test_a_table_whose_size_changes_has_changed() -> None:
+def test_cached_blocks_are_dropped_when_the_table_size_changes() -> None:
     memory, encoder = Memory(), Encoder()
     fields = [(b":method", b"GET")]
     memory.decode(encoder.encode(fields))
@@ -122,7 +122,7 @@ def test_a_table_whose_size_changes_has_changed() -> None:
     assert memory.memory.cached == {}
 
 
-def test_a_table_that_is_made_smaller_forgets_what_it_held() -> None:
+def test_a_table_resized_to_zero_drops_its_entries() -> None:
     memory = Memory()
     memory.decode(Encoder().encode([(b"a", b"b")]))
     assert memory.decode(b"\xbe") == [(b"a", b"b")]
@@ -132,7 +132,7 @@ def test_a_table_that_is_made_smaller_forgets_what_it_held() -> None:
     assert error.value.code == ErrorCode.COMPRESSION_ERROR
 
 
-def test_no_more_than_32_blocks_are_known() -> None:
+def test_at_most_32_blocks_are_cached() -> None:
     memory = Memory()
     blocks = [encode([(b"n", b"%d" % number)]) for number in range(33)]
     for block in blocks[:32]:
@@ -144,7 +144,7 @@ def test_no_more_than_32_blocks_are_known() -> None:
 
 
 @pytest.mark.parametrize(("size", "known"), [(4095, 1), (4096, 0)])
-def test_a_long_list_is_not_kept(size: int, known: int) -> None:
+def test_a_long_header_list_is_not_cached(size: int, known: int) -> None:
     memory = Memory(10_000)
     memory.decode(encode([(b"n", bytes(size))]))
 
@@ -166,9 +166,7 @@ def test_a_long_list_is_not_kept(size: int, known: int) -> None:
         (b"", None),
     ],
 )
-def test_a_block_that_cannot_be_decoded_or_makes_too_long_a_list_is_refused(
-    block: bytes, code: ErrorCode | None
-) -> None:
+def test_an_undecodable_block_or_too_long_header_list_is_rejected(block: bytes, code: ErrorCode | None) -> None:
     found = None
     try:
         Memory().decode(block)
@@ -185,7 +183,7 @@ FIELD = st.tuples(
 
 
 @given(st.lists(st.lists(FIELD, max_size=5), max_size=30), st.lists(st.integers(0, 4096), max_size=3))
-def test_what_is_given_is_what_decoding_each_block_would_give(lists: list[Fields], sizes: list[int]) -> None:
+def test_the_decoder_with_its_cache_returns_the_fields_of_every_block(lists: list[Fields], sizes: list[int]) -> None:
     memory, encoder = Memory(10_000), Encoder()
     for number, fields in enumerate(lists + lists):
         if number % 7 == 6 and sizes:
@@ -197,7 +195,7 @@ def test_what_is_given_is_what_decoding_each_block_would_give(lists: list[Fields
 
 
 @given(st.lists(st.tuples(st.one_of(st.sampled_from([b":status", b"content-type"]), WORD.filter(len)), WORD)))
-def test_what_is_encoded_reads_the_same_whatever_the_table_holds(fields: Fields) -> None:
+def test_encoded_fields_decode_the_same_with_any_table_and_leave_the_table_unchanged(fields: Fields) -> None:
     decoder = Decoder()
     decoder.decode(Encoder().encode([(b"a", b"b")]))
     table = list(decoder.header_table.dynamic_entries)
@@ -207,13 +205,13 @@ def test_what_is_encoded_reads_the_same_whatever_the_table_holds(fields: Fields)
 
 
 @pytest.mark.parametrize(("value", "block"), [(b"200", b"\x88"), (b"400", b"\x8c"), (b"404", b"\x08\x03404")])
-def test_the_usual_statuses_are_one_byte(value: bytes, block: bytes) -> None:
+def test_statuses_in_the_static_table_are_encoded_in_one_byte(value: bytes, block: bytes) -> None:
     assert encode([(b":status", value)]) == block
 
 
-def test_a_long_value_has_its_length_before_it() -> None:
+def test_a_long_value_is_encoded_with_a_multibyte_length() -> None:
     assert encode([(b"n", bytes(200))]) == b"\0\1n\x7f\x49" + bytes(200)
 
 
-def test_a_notice_goes_to_the_beginning_of_a_block() -> None:
+def test_a_table_size_update_is_prepended_to_a_block() -> None:
     assert prepend_to_block(b"\x20", frame(1, ENDS, 5, b"block")) == frame(1, ENDS, 5, b"\x20block")

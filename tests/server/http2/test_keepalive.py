@@ -56,7 +56,7 @@ def by_sweep(**limits: Any) -> Watched:
     return watched
 
 
-def test_a_client_is_asked_once_it_has_been_silent_for_longer_than_the_limit() -> None:
+def test_a_client_is_pinged_when_it_is_silent_for_longer_than_the_limit() -> None:
     watched = by_sweep()
     watched.keepalive.tick(60.0)
     assert watched.asked() == 0
@@ -65,7 +65,7 @@ def test_a_client_is_asked_once_it_has_been_silent_for_longer_than_the_limit() -
     assert watched.asked() == 1
 
 
-def test_what_comes_makes_its_silence_begin_anew() -> None:
+def test_received_data_restarts_the_silence_of_a_client() -> None:
     watched = by_sweep()
     watched.keepalive.tick(59.0)
     watched.keepalive.received()
@@ -77,7 +77,7 @@ def test_what_comes_makes_its_silence_begin_anew() -> None:
     assert watched.asked() == 1
 
 
-def test_who_does_not_answer_in_time_is_dropped() -> None:
+def test_a_client_that_does_not_answer_the_ping_in_time_is_aborted() -> None:
     watched = by_sweep()
     watched.keepalive.tick(61.0)
     watched.keepalive.tick(20.0)
@@ -89,7 +89,7 @@ def test_who_does_not_answer_in_time_is_dropped() -> None:
 
 
 @pytest.mark.parametrize("answer", ["ping", "anything"])
-def test_who_answers_is_not_and_may_be_asked_again(answer: str) -> None:
+def test_a_client_that_answers_the_ping_is_kept_and_pinged_again(answer: str) -> None:
     watched = by_sweep()
     watched.keepalive.tick(61.0)
     watched.answer() if answer == "ping" else watched.keepalive.received()
@@ -109,7 +109,7 @@ def test_who_answers_is_not_and_may_be_asked_again(answer: str) -> None:
         ({"calls": False, "keepalive_without_calls": True}, 1),
     ],
 )
-def test_nobody_is_asked_where_that_is_off_nor_without_calls_unless_permitted(
+def test_no_ping_is_sent_if_keepalive_is_off_or_without_calls_unless_permitted(
     limits: dict[str, Any], asked: int
 ) -> None:
     watched = by_sweep(**limits)
@@ -119,7 +119,7 @@ def test_nobody_is_asked_where_that_is_off_nor_without_calls_unless_permitted(
 
 
 @pytest.mark.parametrize(("most", "asked"), [(2, 2), (1, 1), (0, 5)])
-def test_who_is_sent_nothing_in_between_is_asked_only_so_often(most: int, asked: int) -> None:
+def test_the_number_of_pings_without_data_in_between_is_limited(most: int, asked: int) -> None:
     watched = by_sweep(max_pings_without_data=most)
     for _ in range(5):
         watched.keepalive.tick(61.0)
@@ -141,7 +141,7 @@ def exactly(**limits: Any) -> Watched:
     return watched
 
 
-def test_under_a_minute_it_is_asked_at_that_moment_and_dropped_at_the_next() -> None:
+def test_a_keepalive_time_under_a_minute_pings_and_aborts_to_the_millisecond() -> None:
     watched = exactly()
     watched.loop.pass_time(3.0)
     watched.keepalive.received()
@@ -157,7 +157,7 @@ def test_under_a_minute_it_is_asked_at_that_moment_and_dropped_at_the_next() -> 
     assert watched.dropped()
 
 
-def test_one_that_has_said_nothing_at_all_is_asked_as_soon() -> None:
+def test_a_client_that_never_sent_anything_is_pinged_after_the_keepalive_time() -> None:
     watched = Watched(keepalive_s=10.0)
     watched.loop.pass_time(10.0)
 
@@ -165,7 +165,7 @@ def test_one_that_has_said_nothing_at_all_is_asked_as_soon() -> None:
 
 
 @pytest.mark.parametrize(("limit_s", "timers"), [(59.9, 1), (60.0, 0), (0.0, 0)])
-def test_only_then_there_is_a_timer_and_its_end_takes_it_away(limit_s: float, timers: int) -> None:
+def test_only_a_keepalive_time_under_a_minute_has_a_timer_which_end_cancels(limit_s: float, timers: int) -> None:
     watched = exactly(keepalive_s=limit_s)
     assert len(watched.loop.timers) == timers
 
@@ -174,7 +174,7 @@ def test_only_then_there_is_a_timer_and_its_end_takes_it_away(limit_s: float, ti
     assert [timer for timer in watched.loop.timers if not timer.cancelled] == []
 
 
-def test_the_sweep_asks_nobody_then() -> None:
+def test_the_sweep_sends_no_ping_when_a_timer_does() -> None:
     watched = exactly()
     watched.keepalive.tick(100.0)
     watched.keepalive.tick(100.0)
@@ -183,7 +183,7 @@ def test_the_sweep_asks_nobody_then() -> None:
 
 
 @pytest.mark.parametrize("answer", ["ping", "anything"])
-def test_who_answers_at_the_last_moment_lives(answer: str) -> None:
+def test_a_client_that_answers_at_the_last_moment_is_kept(answer: str) -> None:
     watched = exactly()
     watched.loop.pass_time(10.0)
     watched.loop.pass_time(1.999)
@@ -197,7 +197,7 @@ def test_who_answers_at_the_last_moment_lives(answer: str) -> None:
     assert watched.asked() == 1
 
 
-def test_a_timer_that_is_late_looks_once_more_and_no_more_than_once() -> None:
+def test_a_late_timer_checks_exactly_once_more_before_it_aborts() -> None:
     watched = exactly()
     watched.loop.pass_time(10.0)
     watched.loop.pass_time(2.1)
@@ -208,7 +208,7 @@ def test_a_timer_that_is_late_looks_once_more_and_no_more_than_once() -> None:
 
 
 @pytest.mark.parametrize("late_s", [0.0, 0.049])
-def test_one_that_is_hardly_late_drops_at_once(late_s: float) -> None:
+def test_a_timer_that_is_barely_late_aborts_at_once(late_s: float) -> None:
     watched = exactly()
     watched.loop.pass_time(10.0)
     watched.loop.pass_time(2.0 + late_s)
@@ -216,7 +216,7 @@ def test_one_that_is_hardly_late_drops_at_once(late_s: float) -> None:
     assert watched.dropped()
 
 
-def test_one_that_is_late_by_more_than_a_second_gives_all_the_time_anew() -> None:
+def test_a_timer_late_by_more_than_a_second_restarts_the_whole_timeout() -> None:
     watched = exactly()
     watched.loop.pass_time(10.0)
     watched.loop.pass_time(2.0 + 1.01)
@@ -227,7 +227,7 @@ def test_one_that_is_late_by_more_than_a_second_gives_all_the_time_anew() -> Non
     assert watched.dropped()
 
 
-def test_a_late_look_is_forgotten_with_the_question_it_was_for() -> None:
+def test_each_ping_has_its_own_extra_check_after_a_late_timer() -> None:
     watched = exactly()
     for _ in range(2):
         watched.loop.pass_time(10.0)
@@ -240,7 +240,7 @@ def test_a_late_look_is_forgotten_with_the_question_it_was_for() -> None:
     assert watched.asked() == 2
 
 
-def test_who_has_no_calls_is_looked_at_ten_times_a_second_at_most() -> None:
+def test_a_connection_without_calls_is_checked_at_most_ten_times_a_second() -> None:
     watched = exactly(keepalive_s=0.001, calls=False)
     looks = 0
     for _ in range(1000):
@@ -254,7 +254,7 @@ def test_who_has_no_calls_is_looked_at_ten_times_a_second_at_most() -> None:
     assert watched.asked() == 0
 
 
-def test_one_that_answers_soon_may_be_found_silent_before_its_time_to_answer_is_over() -> None:
+def test_a_client_that_answers_soon_is_pinged_again_before_the_ping_timeout_ends() -> None:
     watched = exactly(keepalive_s=1.0, keepalive_timeout_s=20.0)
     watched.loop.pass_time(1.0)
     watched.answer()
@@ -266,7 +266,7 @@ def test_one_that_answers_soon_may_be_found_silent_before_its_time_to_answer_is_
 # -- the peer's own --------------------------------------------------------------------------------------------
 
 
-def test_a_ping_is_answered_with_what_it_says() -> None:
+def test_a_ping_is_answered_with_its_own_payload() -> None:
     watched = Watched()
     watched.keepalive.process_ping(0, b"12345678")
     watched.keepalive.process_ping(ACK, b"are you?")
@@ -276,14 +276,14 @@ def test_a_ping_is_answered_with_what_it_says() -> None:
 
 @pytest.mark.parametrize("flags", [0, ACK])
 @pytest.mark.parametrize("size", [7, 9])
-def test_it_has_eight_bytes(flags: int, size: int) -> None:
+def test_a_ping_of_other_than_eight_bytes_is_a_frame_size_error(flags: int, size: int) -> None:
     with pytest.raises(Http2Error) as error:
         Watched().keepalive.process_ping(flags, bytes(size))
 
     assert error.value.code == ErrorCode.FRAME_SIZE_ERROR
 
 
-def test_it_is_a_frame_that_asks_for_nothing() -> None:
+def test_a_ping_counts_as_an_idle_frame() -> None:
     watched = Watched(calls=False, max_idle_frames=1, max_ping_strikes=0)
     watched.ping()
     with pytest.raises(Http2Error, match="request nothing"):
@@ -317,13 +317,13 @@ def strikes(watched: Watched, apart_s: float) -> int | None:
         ({"calls": False, "keepalive_without_calls": True}, 300.0, None),
     ],
 )
-def test_those_that_come_too_soon_are_strikes_and_one_more_than_allowed_ends_it(
+def test_too_frequent_pings_are_strikes_and_too_many_strikes_end_the_connection(
     limits: dict[str, Any], apart_s: float, which: int | None
 ) -> None:
     assert strikes(Watched(**limits), apart_s) == which
 
 
-def test_the_first_after_something_was_sent_takes_all_strikes_away_and_is_none() -> None:
+def test_the_first_ping_after_sent_data_clears_all_strikes() -> None:
     watched = Watched()
     for _ in range(10):
         for _ in range(3):
@@ -333,7 +333,7 @@ def test_the_first_after_something_was_sent_takes_all_strikes_away_and_is_none()
     assert strikes(watched, 0.0) == 2
 
 
-def test_strikes_stay_though_pings_between_them_are_far_apart() -> None:
+def test_strikes_remain_when_a_later_ping_is_far_apart() -> None:
     watched = Watched()
     for _ in range(3):
         watched.ping()
@@ -344,9 +344,7 @@ def test_strikes_stay_though_pings_between_them_are_far_apart() -> None:
 
 
 @given(st.lists(st.one_of(st.just("sent"), st.integers(0, 600)), max_size=60), st.integers(1, 4))
-def test_who_is_ended_has_struck_more_often_than_allowed_since_something_was_sent(
-    steps: list[str | int], most: int
-) -> None:
+def test_a_ping_is_rejected_only_after_too_many_strikes_since_data_was_sent(steps: list[str | int], most: int) -> None:
     watched = Watched(max_ping_strikes=most, max_idle_frames=1000)
     struck, last, sent = 0, -1e9, False
     for step in steps:

@@ -30,7 +30,7 @@ def last_ids(found: list[Frame]) -> list[int]:
     return [int.from_bytes(frame.payload[:4], "big") for frame in found if frame.kind == GOAWAY]
 
 
-def test_a_drain_answers_what_was_sent_before_the_peer_knew_then_closes() -> None:
+def test_a_drain_answers_calls_sent_before_the_ping_ack_and_then_closes() -> None:
     wire = Wire()
     wire.feed(wire.call(HOLD, stream=1))
     wire.connection.shutdown()
@@ -52,7 +52,7 @@ def test_a_drain_answers_what_was_sent_before_the_peer_knew_then_closes() -> Non
     assert wire.transport.ended
 
 
-def test_many_streams_that_do_nothing_let_others_have_their_turn() -> None:
+def test_timing_out_many_idle_streams_is_spread_over_several_turns_of_the_loop() -> None:
     wire = Wire(begun=False, receive_timeout_s=5.0)
     connections = [wire.connection]
     for _ in range(10):
@@ -80,7 +80,7 @@ def test_a_drain_does_not_wait_for_a_peer_that_does_not_answer_its_ping() -> Non
     assert wire.transport.aborted
 
 
-def test_a_connection_that_begins_while_draining_is_served() -> None:
+def test_a_connection_whose_preface_arrives_while_draining_is_served() -> None:
     wire = Wire(begun=False)
     wire.connection.shutdown()
     wire.feed(frames.PREFACE + frames.settings({}) + wire.call())
@@ -101,7 +101,7 @@ def late_wire() -> Wire:
     return wire
 
 
-def test_calls_on_a_connection_that_came_while_draining_are_refused_until_it_is_told_to_go() -> None:
+def test_calls_on_a_connection_accepted_while_draining_are_unavailable_until_goaway() -> None:
     wire = late_wire()
     for stream in (1, 3):
         wire.feed(wire.call(HOLD, stream=stream))
@@ -115,14 +115,14 @@ def test_calls_on_a_connection_that_came_while_draining_are_refused_until_it_is_
 
 
 @pytest.mark.parametrize("path", [BIDI, REFUSE])
-def test_so_are_streams_and_calls_with_a_deadline(path: str) -> None:
+def test_streams_and_calls_with_a_deadline_on_a_late_connection_are_unavailable(path: str) -> None:
     wire = late_wire()
     wire.feed(wire.headers(1, __path=path, grpc_timeout="1S"))
 
     assert wire.answers() == {1: (b"", UNAVAILABLE, SHUTTING_DOWN)}
 
 
-def test_where_its_port_is_closed_it_is_told_to_go_once_it_has_asked_and_not_before() -> None:
+def test_a_late_connection_is_sent_goaway_after_its_first_call_when_its_port_closes() -> None:
     wire = late_wire()
     wire.connection.shutdown()
     wire.loop.turn()
@@ -136,14 +136,14 @@ def test_where_its_port_is_closed_it_is_told_to_go_once_it_has_asked_and_not_bef
     assert wire.transport.ended
 
 
-def test_one_that_has_asked_nothing_is_closed_after_a_moment_without_a_word() -> None:
+def test_a_late_connection_without_a_call_is_closed_without_goaway() -> None:
     wire = late_wire()
     wire.loop.pass_time(0.6)
 
     assert (wire.frames(), wire.transport.closed) == ([], True)
 
 
-def test_what_only_asks_is_answered_there_and_what_is_wrong_is_told() -> None:
+def test_read_only_calls_on_a_late_connection_are_answered_and_unknown_methods_rejected() -> None:
     wire = late_wire()
     wire.feed(wire.call(ECHO, stream=1) + wire.call("/t.T/None", stream=3))
 
@@ -152,7 +152,7 @@ def test_what_only_asks_is_answered_there_and_what_is_wrong_is_told() -> None:
     assert answers[3][2] == "unknown method /t.T/None"
 
 
-def test_a_connection_that_says_nothing_while_draining_is_closed() -> None:
+def test_a_silent_connection_is_closed_while_draining() -> None:
     wire = Wire(begun=False)
     wire.connection.shutdown()
     wire.loop.pass_time(0.6)
@@ -160,7 +160,7 @@ def test_a_connection_that_says_nothing_while_draining_is_closed() -> None:
     assert wire.transport.closed
 
 
-def test_a_peer_that_never_says_its_preface_is_dropped() -> None:
+def test_a_peer_that_never_sends_its_preface_is_aborted() -> None:
     wire = Wire(begun=False, preface_timeout_s=3.0)
     for _ in range(4):
         assert not wire.transport.over
@@ -169,7 +169,7 @@ def test_a_peer_that_never_says_its_preface_is_dropped() -> None:
     assert wire.transport.aborted
 
 
-def test_a_peer_that_was_sent_away_and_stays_is_dropped() -> None:
+def test_a_peer_that_stays_connected_after_goaway_is_aborted() -> None:
     wire = Wire()
     wire.feed(frames.frame(frames.DATA, 0, 0))
     for _ in range(6):
@@ -179,7 +179,7 @@ def test_a_peer_that_was_sent_away_and_stays_is_dropped() -> None:
     assert wire.transport.aborted
 
 
-def test_a_connection_of_some_age_takes_no_more_calls_and_ends_after_its_grace() -> None:
+def test_a_connection_over_its_maximum_age_is_sent_goaway_and_aborted_after_the_grace() -> None:
     wire = Wire(max_age_s=10.0, max_age_grace_s=5.0)
     wire.feed(wire.call(HOLD))
     wire.frames()
@@ -192,7 +192,7 @@ def test_a_connection_of_some_age_takes_no_more_calls_and_ends_after_its_grace()
     assert wire.transport.aborted
 
 
-def test_its_grace_begins_when_it_is_told_however_late_that_is() -> None:
+def test_the_age_grace_begins_when_goaway_is_sent_even_if_the_sweep_is_late() -> None:
     wire = Wire(max_age_s=10.0, max_age_grace_s=0.2)
     wire.feed(wire.call(HOLD))
     wire.frames()
@@ -202,7 +202,7 @@ def test_its_grace_begins_when_it_is_told_however_late_that_is() -> None:
     assert (wire.transport.aborted, last_ids(wire.frames())) == (False, [MAX_WINDOW])
 
 
-def test_an_idle_connection_is_told_to_go() -> None:
+def test_an_idle_connection_is_sent_goaway() -> None:
     wire = Wire(idle_timeout_s=10.0)
     wire.feed(wire.call(HOLD))
     wire.shared.sweep(11.0)
@@ -215,7 +215,7 @@ def test_an_idle_connection_is_told_to_go() -> None:
     assert last_ids(wire.frames()) == [MAX_WINDOW]
 
 
-def test_no_connection_is_idle_too_long_by_default() -> None:
+def test_idle_connections_are_kept_open_by_default() -> None:
     wire = Wire()
     wire.shared.sweep(10**6)
     wire.shared.sweep(10**6)
@@ -224,7 +224,7 @@ def test_no_connection_is_idle_too_long_by_default() -> None:
     assert (wire.transport.over, last_ids(wire.frames())) == (False, [])
 
 
-def test_a_silent_peer_with_a_call_is_asked_whether_it_lives_and_dropped_if_not() -> None:
+def test_a_silent_peer_with_a_call_is_pinged_and_aborted_without_an_answer() -> None:
     wire = Wire(keepalive_s=60.0, keepalive_timeout_s=3.0)
     wire.feed(wire.call(HOLD))
     wire.shared.sweep(1.0)
@@ -238,7 +238,7 @@ def test_a_silent_peer_with_a_call_is_asked_whether_it_lives_and_dropped_if_not(
     assert wire.transport.aborted
 
 
-def test_a_peer_that_answers_lives_and_is_not_asked_more_often_than_allowed() -> None:
+def test_a_peer_that_answers_pings_is_kept_and_pinged_no_more_often_than_allowed() -> None:
     wire = Wire(keepalive_s=60.0, keepalive_timeout_s=3.0)
     wire.feed(wire.call(HOLD))
     asked = 0
@@ -253,7 +253,7 @@ def test_a_peer_that_answers_lives_and_is_not_asked_more_often_than_allowed() ->
 
 
 @pytest.mark.parametrize(("permitted", "asked"), [(False, 0), (True, 1)])
-def test_without_calls_nobody_is_asked_unless_permitted(permitted: bool, asked: int) -> None:
+def test_a_peer_without_calls_is_pinged_only_if_permitted(permitted: bool, asked: int) -> None:
     wire = Wire(keepalive_s=60.0, keepalive_without_calls=permitted)
     wire.shared.sweep(1.0)
     wire.shared.sweep(61.0)
@@ -262,7 +262,7 @@ def test_without_calls_nobody_is_asked_unless_permitted(permitted: bool, asked: 
     assert len(pings(wire)) == asked
 
 
-def test_with_less_than_a_minute_it_is_asked_and_dropped_to_the_millisecond() -> None:
+def test_a_keepalive_time_under_a_minute_pings_and_aborts_to_the_millisecond() -> None:
     wire = Wire(keepalive_s=0.5, keepalive_timeout_s=0.25)
     wire.loop.pass_time(0.2)
     wire.feed(wire.call(HOLD))
@@ -288,7 +288,7 @@ def test_with_less_than_a_minute_it_is_asked_and_dropped_to_the_millisecond() ->
 
 
 @pytest.mark.parametrize(("permitted", "asked"), [(False, 0), (True, 2)])
-def test_the_same_rules_hold_then(permitted: bool, asked: int) -> None:
+def test_a_keepalive_time_under_a_minute_pings_without_calls_only_if_permitted(permitted: bool, asked: int) -> None:
     wire = Wire(keepalive_s=0.5, keepalive_without_calls=permitted)
     found = 0
     for _ in range(1000):
@@ -300,7 +300,7 @@ def test_the_same_rules_hold_then(permitted: bool, asked: int) -> None:
     assert (found, wire.transport.over) == (asked, False)
 
 
-def test_a_process_that_stood_still_drops_nobody_for_it() -> None:
+def test_no_peer_is_aborted_because_the_process_stood_still() -> None:
     wire = Wire(keepalive_s=0.5, keepalive_timeout_s=0.25)
     wire.feed(wire.call(HOLD))
     wire.loop.pass_time(0.5)
@@ -312,7 +312,7 @@ def test_a_process_that_stood_still_drops_nobody_for_it() -> None:
 
 
 @pytest.mark.parametrize("answers", [True, False])
-def test_a_loop_that_was_busy_reads_before_it_drops_who_may_have_answered(answers: bool) -> None:
+def test_a_busy_loop_reads_a_possible_ping_answer_before_it_aborts_the_peer(answers: bool) -> None:
     wire = Wire(keepalive_s=0.5, keepalive_timeout_s=0.25)
     wire.feed(wire.call(HOLD))
     wire.loop.pass_time(0.5)
@@ -326,7 +326,7 @@ def test_a_loop_that_was_busy_reads_before_it_drops_who_may_have_answered(answer
     assert wire.transport.aborted is not answers
 
 
-def test_a_connection_that_is_lost_is_not_held_by_its_timer() -> None:
+def test_the_keepalive_timer_of_a_lost_connection_is_cancelled() -> None:
     wire = Wire(keepalive_s=30.0)
     (timer,) = wire.loop.timers
     wire.connection.connection_lost(None)
@@ -338,7 +338,7 @@ def ping(wire: Wire) -> None:
     wire.feed(frames.frame(PING, 0, 0, b"12345678"))
 
 
-def test_pings_that_come_too_often_end_the_connection_with_the_text_that_clients_know() -> None:
+def test_too_frequent_pings_end_the_connection_with_too_many_pings() -> None:
     wire = Wire()
     wire.feed(wire.call(HOLD))
     for _ in range(3):
@@ -349,7 +349,7 @@ def test_pings_that_come_too_often_end_the_connection_with_the_text_that_clients
     assert wire.goaway() == (ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
 
 
-def test_pings_between_answers_are_no_strikes() -> None:
+def test_pings_between_answers_are_not_strikes() -> None:
     wire = Wire()
     for stream in range(1, 41, 2):
         wire.feed(wire.call(stream=stream))
@@ -358,7 +358,7 @@ def test_pings_between_answers_are_no_strikes() -> None:
     assert not wire.transport.over
 
 
-def test_pings_that_are_far_enough_apart_are_no_strikes() -> None:
+def test_pings_that_are_far_enough_apart_are_not_strikes() -> None:
     wire = Wire(min_ping_interval_s=10.0)
     wire.feed(wire.call(HOLD))
     for _ in range(20):
@@ -378,7 +378,7 @@ def test_without_calls_pings_must_be_two_hours_apart_unless_permitted() -> None:
         assert wire.transport.over is not permitted
 
 
-def test_no_number_of_strikes_is_too_many_where_it_is_zero() -> None:
+def test_a_strike_limit_of_zero_allows_any_number_of_pings() -> None:
     wire = Wire(max_ping_strikes=0)
     for _ in range(100):
         ping(wire)
@@ -387,7 +387,7 @@ def test_no_number_of_strikes_is_too_many_where_it_is_zero() -> None:
 
 
 @pytest.mark.parametrize("begin", [b"\0\0\5", frames.frame(frames.HEADERS, 0, 1, b"\x82")], ids=["frame", "block"])
-def test_a_frame_or_a_block_that_does_not_come_to_its_end_is_refused(begin: bytes) -> None:
+def test_an_unfinished_frame_or_header_block_ends_the_connection(begin: bytes) -> None:
     wire = Wire(receive_timeout_s=5.0)
     wire.feed(begin)
     for _ in range(7):
@@ -398,7 +398,7 @@ def test_a_frame_or_a_block_that_does_not_come_to_its_end_is_refused(begin: byte
     assert found[0] == ErrorCode.ENHANCE_YOUR_CALM
 
 
-def test_a_peer_that_takes_nothing_of_what_is_written_is_dropped() -> None:
+def test_a_peer_that_reads_nothing_is_aborted() -> None:
     wire = Wire(write_timeout_s=5.0)
     wire.transport.stuck = 1000
     for _ in range(8):
@@ -407,7 +407,7 @@ def test_a_peer_that_takes_nothing_of_what_is_written_is_dropped() -> None:
     assert wire.transport.aborted
 
 
-def test_a_slow_reader_is_not_dropped() -> None:
+def test_a_slow_reader_is_not_aborted() -> None:
     wire = Wire(write_timeout_s=5.0)
     for stuck in range(1000, 900, -1):
         wire.transport.stuck = stuck
@@ -443,7 +443,7 @@ def over_tls() -> tuple[Wire, OverTls]:
     return wire, transport
 
 
-def test_a_peer_that_takes_nothing_of_what_tls_has_passed_on_is_dropped() -> None:
+def test_a_peer_over_tls_that_reads_nothing_is_aborted() -> None:
     wire, transport = over_tls()
     for _ in range(8):
         wire.shared.sweep(1.0)
@@ -453,7 +453,7 @@ def test_a_peer_that_takes_nothing_of_what_tls_has_passed_on_is_dropped() -> Non
     assert transport.aborted
 
 
-def test_a_slow_reader_over_tls_is_not_dropped() -> None:
+def test_a_slow_reader_over_tls_is_not_aborted() -> None:
     wire, transport = over_tls()
     for _ in range(10):
         for _ in range(4):
@@ -464,7 +464,7 @@ def test_a_slow_reader_over_tls_is_not_dropped() -> None:
     assert not transport.over
 
 
-def test_what_a_socket_below_tls_has_taken_is_the_systems_and_waits_for_its_reader() -> None:
+def test_bytes_already_in_the_socket_below_tls_do_not_time_out() -> None:
     wire, transport = over_tls()
     while not select.select([], [transport.socket], [], 0)[1]:
         assert transport.reader.recv(1024)
@@ -475,7 +475,7 @@ def test_what_a_socket_below_tls_has_taken_is_the_systems_and_waits_for_its_read
     assert not transport.over
 
 
-def test_a_peer_that_half_closes_is_closed() -> None:
+def test_a_half_closed_connection_is_closed() -> None:
     assert Wire().connection.eof_received() is False
 
 
@@ -485,7 +485,7 @@ class Weak(GrpcConnection):
 
 @pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("drained", [False, True])
-def test_one_that_is_lost_within_a_long_message_is_not_left_to_the_collector(drained: bool) -> None:
+def test_a_connection_lost_within_a_long_message_is_freed_without_the_garbage_collector(drained: bool) -> None:
     wire = Wire(begun=False)
     wire.connection = Weak(wire.shared)
     wire.transport = FakeTransport(wire.connection)

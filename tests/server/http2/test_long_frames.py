@@ -47,7 +47,7 @@ def cut(raw: bytes, cuts: list[int]) -> list[bytes]:
     return [raw[start:end] for start, end in pairwise(edges)]
 
 
-def test_frames_of_a_mebibyte_are_asked_for() -> None:
+def test_the_server_announces_a_frame_size_of_one_mebibyte() -> None:
     wire = Wire(begun=False)
     wire.feed(frames.PREFACE + frames.settings({}))
     [told] = [frame for frame in wire.frames() if frame.kind == SETTINGS and not frame.flags]
@@ -55,13 +55,13 @@ def test_frames_of_a_mebibyte_are_asked_for() -> None:
     assert dict(frames.read_settings(told.payload))[MAX_FRAME_SIZE] == MIB
 
 
-class TestArriving:
+class TestReceiving:
     @given(
         st.lists(st.tuples(st.integers(0, 700_000), st.integers(1, MIB)), min_size=1, max_size=4),
         st.lists(st.integers(0, 2_000_000), max_size=12),
     )
     @settings(max_examples=60, deadline=None)
-    def test_messages_of_all_sizes_are_whole_however_they_are_framed_and_split(
+    def test_messages_of_all_sizes_arrive_whole_for_any_framing_and_split(
         self, sent: list[tuple[int, int]], cuts: list[int]
     ) -> None:
         wire, raw = Wire(), b""
@@ -79,7 +79,7 @@ class TestArriving:
 
     @given(st.lists(st.integers(0, 400_000), max_size=8), st.integers(5000, MIB), st.lists(st.integers(0, MIB)))
     @settings(max_examples=40, deadline=None)
-    def test_a_stream_of_messages_need_not_be_framed_one_by_one(
+    def test_messages_of_a_stream_may_share_and_span_frames(
         self, sizes: list[int], frame: int, cuts: list[int]
     ) -> None:
         wire = Wire()
@@ -93,7 +93,7 @@ class TestArriving:
         assert wire.connection.streams == {}
         assert wire.shared.held_bytes == 0
 
-    def test_a_compressed_message_is_one_of_them(self) -> None:
+    def test_a_large_compressed_message_is_received(self) -> None:
         wire = Wire()
         open_windows(wire)
         wire.feed(wire.headers(grpc_encoding="gzip") + long(message_of(gzip.compress(LARGE), 1)))
@@ -101,7 +101,7 @@ class TestArriving:
 
         assert wire.answers() == {1: (LARGE, OK, "")}
 
-    def test_what_is_still_to_come_of_a_frame_is_read_to_where_it_belongs(self) -> None:
+    def test_the_rest_of_a_long_frame_is_received_directly_into_its_message(self) -> None:
         wire = Wire()
         open_windows(wire)
         begun, raw = wire.headers(), long(message_of(LARGE))
@@ -117,14 +117,14 @@ class TestArriving:
         assert not wire.transport.straight
 
     @pytest.mark.parametrize("size", [16_384, 200_000])
-    def test_smaller_frames_and_messages_are_read_the_usual_way(self, size: int) -> None:
+    def test_smaller_frames_and_messages_are_read_in_the_usual_way(self, size: int) -> None:
         wire = Wire()
         raw = wire.headers() + long(message_of(LARGE[:size]), min(size, 16_384))
         for part in cut(raw, [*range(0, len(raw), 30_000)]):
             wire.feed(part)
             assert not wire.transport.straight
 
-    def test_memory_is_not_had_for_a_word(self) -> None:
+    def test_a_large_announced_length_alone_reserves_no_memory(self) -> None:
         incoming = IncomingMessages(2**31)
         incoming.feed(message_of(b"")[:1] + (2**31 - 1).to_bytes(4, "big") + bytes(4000))
         assert incoming.next() is None
@@ -136,7 +136,7 @@ class TestArriving:
         assert room is not None
         assert len(room) <= MIB
 
-    def test_a_message_in_crumbs_takes_no_more_than_one_that_is_whole(self) -> None:
+    def test_a_message_in_tiny_pieces_takes_no_more_memory_than_a_whole_message(self) -> None:
         raw = message_of(LARGE[:200_000])
         incoming = IncomingMessages(2**31)
         tracemalloc.start()
@@ -152,7 +152,7 @@ class TestArriving:
         assert most < 1_000_000
 
 
-class TestRefusals:
+class TestRejections:
     @pytest.mark.parametrize(
         "sent",
         [
@@ -164,7 +164,7 @@ class TestRefusals:
             frames.frame(frames.PING, 0, 0, bytes(16_385)),
         ],
     )
-    def test_only_plain_data_may_be_long_and_a_mebibyte_at_most(self, sent: bytes) -> None:
+    def test_only_plain_data_frames_may_be_long_up_to_one_mebibyte(self, sent: bytes) -> None:
         wire = Wire(stream_window_bytes=4 * MIB)
         wire.feed(wire.headers(__path=HOLD) + sent)
         found = wire.goaway()
@@ -173,7 +173,7 @@ class TestRefusals:
         assert found[0] == ErrorCode.FRAME_SIZE_ERROR
 
     @pytest.mark.parametrize("stream", [0, 5])
-    def test_the_front_of_a_frame_says_already_that_it_is_wrong(self, stream: int) -> None:
+    def test_a_long_frame_on_a_wrong_stream_is_rejected_before_it_is_complete(self, stream: int) -> None:
         wire = Wire()
         wire.feed(wire.headers(__path=HOLD) + frames.frame(DATA, 0, stream, bytes(100_000))[:20_000])
         found = wire.goaway()
@@ -181,7 +181,7 @@ class TestRefusals:
         assert found is not None
         assert found[0] == ErrorCode.PROTOCOL_ERROR
 
-    def test_a_message_beyond_the_receive_memory_is_refused_while_it_is_read_to_its_place(self) -> None:
+    def test_a_message_over_the_receive_memory_limit_is_rejected_while_it_is_received(self) -> None:
         wire = Wire(grpc={"max_receive_bytes": 300_000})
         raw = wire.headers(1, __path=HOLD) + long(message_of(LARGE))
         for part in cut(raw, [20_000, 200_000, 400_000]):
@@ -192,7 +192,7 @@ class TestRefusals:
         wire.feed(wire.call(stream=3))
         assert wire.answers() == {3: (b"hello", OK, "")}
 
-    def test_more_than_a_streams_window_resets_it_in_the_middle_of_a_frame(self) -> None:
+    def test_data_beyond_the_stream_window_resets_the_stream_in_the_middle_of_a_frame(self) -> None:
         wire = Wire()
         raw = wire.headers(1, __path=HOLD) + long(message_of(LARGE))
         wire.feed(raw[:20_000])
@@ -205,7 +205,7 @@ class TestRefusals:
         assert wire.answers() == {3: (b"hello", OK, "")}
 
     @pytest.mark.parametrize("frame", [16_384, MIB])
-    def test_a_body_is_as_long_as_its_header_says(self, frame: int) -> None:
+    def test_a_body_of_another_length_than_its_content_length_is_reset(self, frame: int) -> None:
         wire = Wire()
         open_windows(wire)
         content = message_of(LARGE)
@@ -216,7 +216,7 @@ class TestRefusals:
         assert wire.reset_of(3) == ErrorCode.PROTOCOL_ERROR
         assert wire.shared.held_bytes == 0
 
-    def test_more_than_the_connections_window_ends_it(self) -> None:
+    def test_data_beyond_the_connection_window_ends_the_connection(self) -> None:
         wire = Wire()
         raw = wire.headers(1, __path=HOLD) + long(message_of(LARGE))
         wire.feed(raw[:20_000])
@@ -230,7 +230,7 @@ class TestRefusals:
         wire.feed(raw)
         assert wire.transport.over
 
-    def test_the_rest_of_a_frame_whose_call_has_ended_is_dropped(self) -> None:
+    def test_the_rest_of_a_long_frame_is_discarded_after_its_call_ends(self) -> None:
         wire = Wire()
         raw = wire.headers(1, __path=HOLD) + long(message_of(LARGE))
         wire.feed(raw[:20_000])
@@ -240,14 +240,14 @@ class TestRefusals:
         assert wire.answers() == {3: (b"hello", OK, "")}
         assert wire.shared.held_bytes == 0
 
-    def test_so_is_that_of_one_that_is_answered_already(self) -> None:
+    def test_the_rest_of_a_long_frame_is_discarded_after_its_call_is_answered(self) -> None:
         wire = Wire(grpc={"max_message_bytes": 500_000})
         wire.feed(wire.headers(1, __path=ECHO) + long(message_of(LARGE)) + wire.call(stream=3))
 
         assert {stream: status for stream, (_, status, _) in wire.answers().items()} == {1: 8, 3: OK}
 
 
-def test_of_a_connection_that_is_lost_in_the_middle_of_a_frame_nothing_is_kept() -> None:
+def test_a_connection_lost_in_the_middle_of_a_frame_leaves_nothing_counted() -> None:
     wire = Wire()
     wire.feed(wire.headers(1, __path=HOLD) + long(message_of(LARGE))[:20_000])
     assert wire.transport.straight
@@ -257,8 +257,8 @@ def test_of_a_connection_that_is_lost_in_the_middle_of_a_frame_nothing_is_kept()
     assert wire.shared.held_bytes == 0
 
 
-class TestTime:
-    def test_a_frame_that_goes_on_slowly_is_not_refused(self) -> None:
+class TestTimeouts:
+    def test_a_long_frame_that_arrives_slowly_is_not_rejected(self) -> None:
         wire = Wire(receive_timeout_s=5.0)
         open_windows(wire)
         raw = wire.headers() + long(message_of(LARGE))
@@ -270,7 +270,7 @@ class TestTime:
 
         assert wire.answers() == {1: (LARGE, OK, "")}
 
-    def test_one_that_does_not_go_on_ends_the_connection(self) -> None:
+    def test_a_long_frame_that_stalls_ends_the_connection(self) -> None:
         wire = Wire(receive_timeout_s=5.0)
         wire.feed(wire.headers() + long(message_of(LARGE))[:20_000])
         for _ in range(7):
@@ -281,7 +281,7 @@ class TestTime:
         assert wire.shared.held_bytes == 0
 
 
-def test_windows_are_given_back_in_the_middle_of_messages() -> None:
+def test_the_windows_are_reopened_in_the_middle_of_messages() -> None:
     wire = Wire(stream_window_bytes=MIB, connection_window_bytes=MIB)
     wire.feed(wire.headers(1, __path=GIVE))
     content = message_of(bytes(5 * MIB))

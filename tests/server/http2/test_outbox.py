@@ -86,7 +86,7 @@ class Sender:
 # -- windows ---------------------------------------------------------------------------------------------------
 
 
-def test_no_more_leaves_than_the_streams_window() -> None:
+def test_no_more_data_is_sent_than_the_stream_window_allows() -> None:
     sender = Sender()
     stream = sender.open(1)
     sender.outbox.update_window(10**6)
@@ -101,7 +101,7 @@ def test_no_more_leaves_than_the_streams_window() -> None:
     assert sender.outbox.blocked == {}
 
 
-def test_nor_than_the_connections() -> None:
+def test_no_more_data_is_sent_than_the_connection_window_allows() -> None:
     sender = Sender()
     for stream_id in (1, 3):
         stream = sender.open(stream_id)
@@ -113,7 +113,7 @@ def test_nor_than_the_connections() -> None:
     assert sum(sender.sent().values()) == 1
 
 
-def test_a_connection_window_that_opens_little_by_little_is_shared_by_all_who_wait() -> None:
+def test_a_slowly_opening_connection_window_is_shared_by_all_waiting_streams() -> None:
     sender = Sender()
     for stream_id in (1, 3, 5):
         sender.outbox.update_stream_window(sender.open(stream_id), 10**6)
@@ -127,7 +127,7 @@ def test_a_connection_window_that_opens_little_by_little_is_shared_by_all_who_wa
     assert served == {1: 10_000, 3: 10_000, 5: 10_000}
 
 
-def test_a_stream_whose_window_is_shut_takes_no_turn_from_the_others() -> None:
+def test_a_stream_whose_window_is_closed_takes_no_turn_from_other_streams() -> None:
     sender = Sender()
     for stream_id in (1, 3, 5):
         stream = sender.open(stream_id)
@@ -143,14 +143,14 @@ def test_a_stream_whose_window_is_shut_takes_no_turn_from_the_others() -> None:
 
 
 @pytest.mark.parametrize("increment", [0, MAX_WINDOW])
-def test_a_wrong_window_of_the_connection_ends_it(increment: int) -> None:
+def test_an_invalid_update_of_the_connection_window_is_a_connection_error(increment: int) -> None:
     with pytest.raises(Http2Error) as error:
         Sender().widen(0, increment)
 
     assert error.value.code == (ErrorCode.FLOW_CONTROL_ERROR if increment else ErrorCode.PROTOCOL_ERROR)
 
 
-def test_windows_may_be_as_large_as_they_can_and_no_larger() -> None:
+def test_windows_may_grow_to_the_maximum_and_no_further() -> None:
     sender = Sender()
     sender.widen(0, MAX_WINDOW - DEFAULT_WINDOW)
     stream = sender.open(1)
@@ -173,7 +173,7 @@ def test_the_peers_settings_move_the_windows_of_open_streams_and_are_acknowledge
     assert [len(frame.payload) for frame in found[2:]] == [1000]
 
 
-def test_they_may_not_lift_a_stream_beyond_what_a_window_can_be() -> None:
+def test_an_initial_window_that_overflows_a_stream_window_is_a_flow_control_error() -> None:
     sender = Sender()
     sender.open(1).credit = 1
     sender.configure(INITIAL_WINDOW_SIZE, MAX_WINDOW - 1)
@@ -183,7 +183,7 @@ def test_they_may_not_lift_a_stream_beyond_what_a_window_can_be() -> None:
     assert error.value.code == ErrorCode.FLOW_CONTROL_ERROR
 
 
-def test_no_frame_is_larger_than_the_peer_takes() -> None:
+def test_no_frame_is_larger_than_the_frame_size_of_the_peer() -> None:
     sender = Sender()
     sender.outbox.update_window(10**6)
     stream = sender.open(1)
@@ -197,7 +197,7 @@ def test_no_frame_is_larger_than_the_peer_takes() -> None:
 
 
 @pytest.mark.parametrize(("size", "notice"), [(4095, frames.FRAME_HEADER_BYTES), (4096, 0)])
-def test_a_header_table_that_is_made_smaller_is_told_once_before_the_next_block(size: int, notice: int) -> None:
+def test_a_smaller_header_table_is_announced_once_before_the_next_block(size: int, notice: int) -> None:
     sender = Sender()
     sender.configure(HEADER_TABLE_SIZE, size)
     sender.seen()
@@ -211,7 +211,7 @@ def test_a_header_table_that_is_made_smaller_is_told_once_before_the_next_block(
 # -- pieces ----------------------------------------------------------------------------------------------------
 
 
-def test_pieces_are_put_together_in_frames_and_empty_ones_are_none() -> None:
+def test_pieces_are_joined_into_frames_and_an_empty_message_sends_no_frame() -> None:
     sender = Sender()
     sender.outbox.queue(sender.open(1), (b"head", b"", b"body"))
     assert sender.seen() == [Frame(DATA, 0, 1, b"headbody")]
@@ -221,7 +221,7 @@ def test_pieces_are_put_together_in_frames_and_empty_ones_are_none() -> None:
     assert sender.outbox.blocked == {}
 
 
-def test_what_waits_is_counted_whole_till_its_last_byte_has_left() -> None:
+def test_a_waiting_piece_counts_in_full_until_its_last_byte_is_sent() -> None:
     sender = Sender()
     stream = sender.open(1)
     stream.credit = 100 - DEFAULT_WINDOW
@@ -249,7 +249,7 @@ def test_the_last_frame_follows_the_last_byte() -> None:
 
 
 @pytest.mark.parametrize(("left", "told"), [(LOW_BYTES, True), (LOW_BYTES + 1, False)])
-def test_a_stream_learns_that_little_is_left(left: int, told: bool) -> None:
+def test_a_stream_is_notified_when_little_unsent_data_is_left(left: int, told: bool) -> None:
     sender = Sender()
     stream = sender.open(1)
     stream.credit = 10 - DEFAULT_WINDOW
@@ -258,7 +258,7 @@ def test_a_stream_learns_that_little_is_left(left: int, told: bool) -> None:
     assert (("left", 1) in sender.told) == told
 
 
-def test_time_without_progress_begins_anew_with_each_byte() -> None:
+def test_the_stall_time_of_a_stream_restarts_with_each_sent_byte() -> None:
     sender = Sender()
     stream = sender.open(1)
     stream.credit = -DEFAULT_WINDOW
@@ -273,7 +273,7 @@ def test_time_without_progress_begins_anew_with_each_byte() -> None:
     assert stream.unsent.size == 14
 
 
-def test_what_of_a_stream_is_forgotten_is_neither_sent_nor_counted() -> None:
+def test_discarded_data_of_a_stream_is_neither_sent_nor_counted() -> None:
     sender = Sender()
     stream = sender.open(1)
     stream.credit = -DEFAULT_WINDOW
@@ -286,7 +286,7 @@ def test_what_of_a_stream_is_forgotten_is_neither_sent_nor_counted() -> None:
     assert sender.outbox.max_direct_bytes == MIN_FRAME_BYTES
 
 
-def test_what_else_waits_when_one_is_forgotten_is_still_first() -> None:
+def test_direct_sending_stays_off_after_a_discard_while_the_outbox_is_blocked_or_paused() -> None:
     sender = Sender()
     for stream_id in (1, 3):
         sender.open(stream_id).credit = -DEFAULT_WINDOW
@@ -299,7 +299,7 @@ def test_what_else_waits_when_one_is_forgotten_is_still_first() -> None:
     assert sender.outbox.max_direct_bytes == 0
 
 
-def test_nothing_is_quick_while_anything_waits() -> None:
+def test_direct_sending_is_off_while_any_data_waits() -> None:
     sender = Sender()
     stream = sender.open(1)
     stream.credit = -DEFAULT_WINDOW
@@ -311,7 +311,7 @@ def test_nothing_is_quick_while_anything_waits() -> None:
     assert sender.outbox.max_direct_bytes == MIN_FRAME_BYTES
 
 
-def test_frames_with_payload_and_header_blocks_are_counted_and_others_are_not() -> None:
+def test_only_data_frames_and_header_blocks_are_counted_as_sent_frames() -> None:
     sender = Sender()
     assert (sender.outbox.sent_frames, sender.outbox.answer_count) == (0, 0)
     sender.outbox.queue(sender.open(1), (bytes(20_000),))
@@ -326,7 +326,7 @@ def test_frames_with_payload_and_header_blocks_are_counted_and_others_are_not() 
 # -- the transport ---------------------------------------------------------------------------------------------
 
 
-def test_all_of_a_turn_leaves_in_one_write() -> None:
+def test_all_frames_of_one_turn_of_the_loop_leave_in_one_write() -> None:
     sender = Sender()
     sender.outbox.write(LAST)
     sender.outbox.write(LAST)
@@ -338,7 +338,7 @@ def test_all_of_a_turn_leaves_in_one_write() -> None:
     assert sender.transport.writes == 1
 
 
-def test_a_great_answer_is_written_in_turns_and_stops_where_the_transport_is_full() -> None:
+def test_a_large_answer_is_written_in_parts_and_stops_when_the_transport_is_full() -> None:
     sender = Sender()
     sender.widen(0, 10**7)
     stream = sender.open(1)
@@ -359,7 +359,7 @@ def test_a_great_answer_is_written_in_turns_and_stops_where_the_transport_is_ful
     assert sender.sent() == {1: 8 * TURN}
 
 
-def test_several_of_them_have_their_turns_in_writes_that_are_no_larger() -> None:
+def test_several_large_answers_take_turns_in_writes_of_the_same_size() -> None:
     sender = Sender()
     sender.outbox.pause()
     sender.widen(0, 10**7)
@@ -375,7 +375,7 @@ def test_several_of_them_have_their_turns_in_writes_that_are_no_larger() -> None
     assert written == [TURN + heads] * 6
 
 
-def test_while_it_is_full_nothing_is_written_or_quick_and_what_it_holds_is_counted() -> None:
+def test_nothing_is_written_while_the_transport_is_full_and_its_bytes_are_counted() -> None:
     sender = Sender()
     sender.transport.stuck = 1234
     sender.outbox.pause()
@@ -393,7 +393,7 @@ def test_while_it_is_full_nothing_is_written_or_quick_and_what_it_holds_is_count
 
 
 @pytest.mark.parametrize(("count", "dropped"), [(10_000, False), (10_001, True)])
-def test_a_peer_that_asks_and_never_reads_is_dropped(count: int, dropped: bool) -> None:
+def test_a_peer_that_causes_answers_and_never_reads_is_aborted(count: int, dropped: bool) -> None:
     sender = Sender()
     sender.outbox.pause()
     for _ in range(count):
@@ -403,7 +403,7 @@ def test_a_peer_that_asks_and_never_reads_is_dropped(count: int, dropped: bool) 
     assert sender.transport.aborted == dropped
 
 
-def test_nothing_is_kept_for_one_that_is_closing() -> None:
+def test_frames_for_a_closing_transport_are_discarded() -> None:
     sender = Sender()
     sender.transport.close()
     sender.outbox.write(LAST)
@@ -413,7 +413,7 @@ def test_nothing_is_kept_for_one_that_is_closing() -> None:
     assert sender.transport.writes == 0
 
 
-def test_who_waits_for_a_write_is_told_of_each() -> None:
+def test_on_flush_is_called_after_each_write_until_the_outbox_is_closed() -> None:
     sender, told = Sender(), []
     sender.outbox.on_flush = lambda: told.append(sender.transport.writes)
     sender.outbox.write(LAST)
@@ -428,7 +428,7 @@ def test_who_waits_for_a_write_is_told_of_each() -> None:
     assert told == [1, 2]
 
 
-def test_once_it_is_closed_what_waits_does_not_leave() -> None:
+def test_blocked_data_is_not_sent_after_the_outbox_is_closed() -> None:
     sender = Sender()
     stream = sender.open(1)
     stream.credit = -DEFAULT_WINDOW
@@ -440,7 +440,7 @@ def test_once_it_is_closed_what_waits_does_not_leave() -> None:
     assert sender.outbox.blocked == {}
 
 
-def test_over_tls_a_great_write_is_given_in_parts_and_what_does_not_fit_is_counted() -> None:
+def test_a_large_write_over_tls_is_split_and_its_unsent_bytes_are_counted() -> None:
     sender = Sender()
     sender.outbox.over_tls = True
     sender.outbox.write(bytes(2 * TURN + 1))
@@ -458,7 +458,7 @@ def test_over_tls_a_great_write_is_given_in_parts_and_what_does_not_fit_is_count
     assert sender.shared.unread.held_bytes == 2 * TURN + 1
 
 
-def test_a_small_one_is_not() -> None:
+def test_a_small_write_over_tls_is_not_split() -> None:
     sender = Sender()
     sender.outbox.over_tls = True
     sender.outbox.write(bytes(TURN))
@@ -467,7 +467,7 @@ def test_a_small_one_is_not() -> None:
     assert sender.transport.writes == 1
 
 
-def test_what_the_transport_has_not_got_rid_of_is_unsent() -> None:
+def test_bytes_still_in_the_transport_count_as_unsent() -> None:
     sender = Sender()
     assert sender.outbox.unsent_bytes() == 0
 
@@ -475,7 +475,7 @@ def test_what_the_transport_has_not_got_rid_of_is_unsent() -> None:
     assert sender.outbox.unsent_bytes() == 5
 
 
-def test_so_is_over_tls_what_the_socket_below_it_has_while_it_takes_no_more() -> None:
+def test_bytes_in_a_full_socket_below_tls_count_as_unsent() -> None:
     sender = Sender()
     sender.outbox.over_tls = True
     ours, theirs = socket.socketpair()
@@ -497,7 +497,7 @@ def test_so_is_over_tls_what_the_socket_below_it_has_while_it_takes_no_more() ->
     assert sender.outbox.unsent_bytes() == 0
 
 
-def test_who_is_given_up_is_dropped_and_nothing_of_its_streams_is_counted() -> None:
+def test_shedding_an_outbox_aborts_the_connection_and_uncounts_its_streams() -> None:
     sender = Sender()
     stream = sender.open(1)
     stream.credit = -DEFAULT_WINDOW
@@ -579,7 +579,7 @@ class Peer:
         ("resume", 0, 0),
     ]
 )  # framed before the window shrank, and written after it
-def test_never_more_than_the_windows_leaves_and_everything_once_in_order_when_they_open(
+def test_all_data_is_sent_once_in_order_and_never_beyond_the_windows(
     steps: list[tuple[str, int, int]],
 ) -> None:
     peer = Peer()

@@ -168,7 +168,9 @@ def do(peer: Peer, action: tuple[object, ...]) -> None:
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(st.lists(st.one_of(calls, others), max_size=20), st.lists(st.integers(1, 5000), max_size=60))
-def test_both_sides_agree_on_a_legal_conversation(actions: list[tuple[object, ...]], cuts: list[int]) -> None:
+def test_the_server_and_the_h2_package_agree_on_any_legal_conversation(
+    actions: list[tuple[object, ...]], cuts: list[int]
+) -> None:
     peer = Peer(cuts)
     for action in actions:
         do(peer, action)

@@ -74,7 +74,7 @@ def joined(told: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 # -- the preface -----------------------------------------------------------------------------------------------
 
 
-def test_it_begins_once_the_preface_is_there_and_not_before() -> None:
+def test_the_connection_begins_only_when_the_whole_preface_has_arrived() -> None:
     made = FakeConnection(begun=False)
     for letter in PREFACE[:-1]:
         made.data_received(bytes([letter]))
@@ -87,7 +87,7 @@ def test_it_begins_once_the_preface_is_there_and_not_before() -> None:
 
 
 @pytest.mark.parametrize("sent", [b"GET / HTTP/1.1\r\n\r\n", b"PRI * HTTP/1.1", PREFACE[:-1] + b"?"])
-def test_who_does_not_say_it_is_greeted_and_left_and_nothing_more_is_looked_at(sent: bytes) -> None:
+def test_a_client_without_the_preface_is_answered_and_closed_and_the_rest_ignored(sent: bytes) -> None:
     made = FakeConnection(begun=False)
     made.data_received(sent)
     made.data_received(PREFACE + INTRODUCED)
@@ -98,7 +98,7 @@ def test_who_does_not_say_it_is_greeted_and_left_and_nothing_more_is_looked_at(s
 
 
 @pytest.mark.parametrize("first", [PINGED, opened(), frame(SETTINGS, ACK, 0), data(b"x")])
-def test_the_first_frame_is_settings(first: bytes) -> None:
+def test_a_first_frame_other_than_settings_is_a_protocol_error(first: bytes) -> None:
     made = FakeConnection()
     made.data_received(first + INTRODUCED)
 
@@ -109,7 +109,7 @@ def test_the_first_frame_is_settings(first: bytes) -> None:
 # -- frames ----------------------------------------------------------------------------------------------------
 
 
-def test_a_known_block_opens_its_stream_and_a_short_payload_goes_to_it() -> None:
+def test_a_cached_header_block_opens_its_stream_and_short_payloads_reach_the_stream() -> None:
     made = connection()
     made.data_received(opened(1) + data(b"one") + opened(3, END_STREAM) + data(b"two", flags=END_STREAM))
 
@@ -122,7 +122,7 @@ def test_a_known_block_opens_its_stream_and_a_short_payload_goes_to_it() -> None
     assert made.last_id == 3
 
 
-def test_what_is_paid_for_a_payload_is_its_size_from_the_connections_window() -> None:
+def test_the_size_of_each_payload_is_deducted_from_the_connection_window() -> None:
     made = connection()
     before = made.window.remaining
     made.data_received(opened() + data(bytes(10)) + data(bytes(LONG)) + data(b"\5" + bytes(8), flags=PADDED))
@@ -131,7 +131,7 @@ def test_what_is_paid_for_a_payload_is_its_size_from_the_connections_window() ->
     assert made.streams[1].receive_window == (1 << 30) - 10 - LONG - 9
 
 
-def test_the_window_is_given_back_once_more_than_half_of_it_is_used() -> None:
+def test_the_connection_window_is_refilled_when_more_than_half_of_it_is_used() -> None:
     made = connection()
     made.data_received(opened())
     made.window.remaining = made.window.refill_below + 5
@@ -153,7 +153,7 @@ def test_the_window_is_given_back_once_more_than_half_of_it_is_used() -> None:
         (frame(HEADERS, END_HEADERS, 1, b"not known"), 1),
     ],
 )
-def test_headers_that_are_not_the_plain_kind_are_the_connections_to_judge(sent: bytes, last_id: int) -> None:
+def test_unusual_headers_frames_are_passed_to_the_connection(sent: bytes, last_id: int) -> None:
     made = connection()
     made.data_received(sent)
 
@@ -161,14 +161,14 @@ def test_headers_that_are_not_the_plain_kind_are_the_connections_to_judge(sent: 
     assert made.last_id == last_id
 
 
-def test_so_are_those_beyond_the_streams_that_may_be_open() -> None:
+def test_headers_beyond_the_stream_limit_are_passed_to_the_connection() -> None:
     made = connection(max_streams=2)
     made.data_received(opened(1) + opened(3) + opened(5))
 
     assert [told[0] for told in made.told] == ["open", "open", HEADERS, "open"]
 
 
-def test_a_stream_that_ended_takes_no_more() -> None:
+def test_data_after_the_end_of_a_stream_resets_the_stream_once() -> None:
     made = connection()
     made.data_received(opened(1, END_STREAM) + data(b"late"))
     assert made.told[1:] == [("reset", 1, ErrorCode.STREAM_CLOSED)]
@@ -193,7 +193,7 @@ def test_a_stream_that_ended_takes_no_more() -> None:
         (data(bytes((1 << 20) + 1)), ErrorCode.FRAME_SIZE_ERROR),
     ],
 )
-def test_what_is_wrong_ends_the_connection_and_what_follows_is_not_looked_at(sent: bytes, code: ErrorCode) -> None:
+def test_an_invalid_frame_ends_the_connection_and_later_frames_are_ignored(sent: bytes, code: ErrorCode) -> None:
     made = connection()
     made.data_received(opened(1) + sent + PINGED)
     made.data_received(PINGED)
@@ -204,7 +204,7 @@ def test_what_is_wrong_ends_the_connection_and_what_follows_is_not_looked_at(sen
 
 
 @pytest.mark.parametrize("size", [LONG, LONG + 1, 1 << 20])
-def test_plain_data_may_be_as_long_as_the_limit(size: int) -> None:
+def test_plain_data_frames_may_be_as_long_as_the_limit(size: int) -> None:
     made = connection()
     made.data_received(opened() + data(bytes(size), flags=END_STREAM))
 
@@ -212,14 +212,14 @@ def test_plain_data_may_be_as_long_as_the_limit(size: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [PING, HEADERS])
-def test_other_frames_may_have_16_kib(kind: int) -> None:
+def test_other_frames_may_be_as_long_as_16_kib(kind: int) -> None:
     made = connection()
     made.data_received(frame(kind, END_HEADERS, 3, bytes(LONG)))
 
     assert made.told[0] == (kind, END_HEADERS, 3, bytes(LONG))
 
 
-def test_the_head_of_a_frame_that_is_too_large_is_enough_to_refuse_it() -> None:
+def test_a_too_large_frame_is_rejected_by_its_head_alone() -> None:
     made = connection()
     made.data_received(opened() + data(bytes((1 << 20) + 1))[:FRAME_HEADER_BYTES])
 
@@ -239,7 +239,7 @@ def test_a_header_block_that_is_open_must_be_continued(sent: bytes) -> None:
     assert made.told[2][:2] == ("fail", ErrorCode.PROTOCOL_ERROR)
 
 
-def test_an_empty_payload_that_ends_nothing_is_charged() -> None:
+def test_an_empty_data_frame_that_does_not_end_its_stream_is_charged() -> None:
     made = connection(max_idle_frames=0)
     made.outbox.streams = {}
     made.data_received(opened() + data(b"", flags=END_STREAM))
@@ -251,14 +251,14 @@ def test_an_empty_payload_that_ends_nothing_is_charged() -> None:
 
 
 @pytest.mark.parametrize(("size", "lent"), [(LONG - 1, 0), (LONG, LONG)])
-def test_a_long_payload_is_lent_and_a_short_one_given(size: int, lent: int) -> None:
+def test_a_long_payload_is_passed_as_a_view_and_a_short_payload_as_bytes(size: int, lent: int) -> None:
     made = connection()
     made.data_received(opened() + data(bytes(size)))
 
     assert made.streams[1].lent == lent
 
 
-def test_what_comes_of_a_stream_that_is_closed_is_charged() -> None:
+def test_data_on_a_closed_stream_is_charged() -> None:
     made = connection(max_idle_frames=0)
     made.data_received(opened(1, END_STREAM) + data(b"x", 1))
     assert made.told[1:] == [("reset", 1, ErrorCode.STREAM_CLOSED)]  # one open stream earned it
@@ -269,7 +269,7 @@ def test_what_comes_of_a_stream_that_is_closed_is_charged() -> None:
     assert fault(made) == ErrorCode.ENHANCE_YOUR_CALM
 
 
-def test_what_comes_of_a_stream_that_was_reset_here_passes_but_counts_for_the_window() -> None:
+def test_data_on_a_stream_reset_by_the_server_is_ignored_but_uses_the_window() -> None:
     made = connection()
     made.data_received(opened())
     made.reset(1, ErrorCode.CANCEL)
@@ -283,7 +283,7 @@ def test_what_comes_of_a_stream_that_was_reset_here_passes_but_counts_for_the_wi
 # -- long frames, and where they go ----------------------------------------------------------------------------
 
 
-def test_a_long_frame_is_handed_on_before_it_is_whole_and_ends_its_stream_with_its_last_byte() -> None:
+def test_a_long_frame_is_passed_on_in_parts_and_its_last_part_ends_the_stream() -> None:
     made = connection()
     sent = data(b"x" * LONG, flags=END_STREAM)
     made.data_received(opened() + sent[:100])
@@ -294,7 +294,7 @@ def test_a_long_frame_is_handed_on_before_it_is_whole_and_ends_its_stream_with_i
     assert made.told[3:] == [(DATA, 1, b"x", END_STREAM)]
 
 
-def test_a_shorter_one_is_kept_until_it_is() -> None:
+def test_a_short_frame_is_kept_until_it_is_complete() -> None:
     made = connection()
     sent = data(b"x" * (LONG - 1))
     made.data_received(opened() + sent[:-1])
@@ -306,7 +306,7 @@ def test_a_shorter_one_is_kept_until_it_is() -> None:
 
 @pytest.mark.parametrize(("left", "straight"), [(STRAIGHT, True), (STRAIGHT - 1, False)])
 @pytest.mark.parametrize("place", [STRAIGHT, 1000])
-def test_what_is_still_to_come_of_a_long_frame_is_read_to_its_place_if_there_is_one(
+def test_the_rest_of_a_long_frame_is_received_directly_if_its_stream_has_a_buffer(
     left: int, straight: bool, place: int
 ) -> None:
     made = connection()
@@ -322,7 +322,7 @@ def test_what_is_still_to_come_of_a_long_frame_is_read_to_its_place_if_there_is_
     assert made.streams[1].lent == (1 if straight else left + 1)
 
 
-def test_between_such_frames_it_goes_on_as_before_and_without_a_place_in_the_usual_way() -> None:
+def test_direct_reading_lasts_between_long_frames_and_ends_without_a_buffer() -> None:
     made = connection()
     made.place = memoryview(bytearray(1 << 16))
     sent = data(b"x" * (1 << 16))
@@ -346,7 +346,7 @@ def test_between_such_frames_it_goes_on_as_before_and_without_a_place_in_the_usu
     assert made.transport.straight
 
 
-def test_room_is_never_more_than_what_is_still_to_come_of_the_frame() -> None:
+def test_the_read_buffer_is_never_larger_than_the_rest_of_the_frame() -> None:
     made = connection()
     made.place = memoryview(bytearray(1 << 20))
     made.data_received(opened() + data(bytes(STRAIGHT + 1))[: FRAME_HEADER_BYTES + 1])
@@ -354,7 +354,7 @@ def test_room_is_never_more_than_what_is_still_to_come_of_the_frame() -> None:
     assert len(made.read_buffer()) == STRAIGHT
 
 
-def test_what_lands_there_is_paid_for() -> None:
+def test_directly_received_bytes_are_deducted_from_the_connection_window() -> None:
     made = connection()
     made.place = memoryview(bytearray(1 << 20))
     sent = data(bytes(STRAIGHT + 1))
@@ -366,7 +366,7 @@ def test_what_lands_there_is_paid_for() -> None:
 
 
 @pytest.mark.parametrize("end", ["reset", "half closed"])
-def test_the_rest_of_a_frame_whose_stream_has_ended_is_dropped(end: str) -> None:
+def test_the_rest_of_a_frame_is_discarded_after_its_stream_ends(end: str) -> None:
     made = connection()
     made.place = memoryview(bytearray(1 << 16))
     sent = data(bytes(1 << 16))
@@ -383,7 +383,7 @@ def test_the_rest_of_a_frame_whose_stream_has_ended_is_dropped(end: str) -> None
     assert made.told == [(PING, 0, 0, bytes(8))]
 
 
-def test_after_its_stop_nothing_is_held_of_the_stream_it_read_for() -> None:
+def test_bytes_read_after_the_connection_closes_do_not_reach_the_stream() -> None:
     made = connection()
     made.place = memoryview(bytearray(1 << 16))
     made.data_received(opened() + data(bytes(1 << 16))[:100])
@@ -402,7 +402,7 @@ def pinged(made: FakeConnection) -> int:
     return sum(told[0] == PING for told in made.told)
 
 
-def test_after_so_many_frames_others_have_their_turn() -> None:
+def test_reading_pauses_for_a_turn_of_the_loop_after_many_frames() -> None:
     made = connection()
     made.data_received(PINGED * (2 * MOST_FRAMES + 1))
     assert pinged(made) == MOST_FRAMES
@@ -413,7 +413,7 @@ def test_after_so_many_frames_others_have_their_turn() -> None:
     assert made.transport.reading
 
 
-def test_what_comes_while_it_rests_is_taken_and_it_rests_once() -> None:
+def test_data_received_during_a_pause_is_processed_without_a_second_pause() -> None:
     made = connection()
     made.data_received(PINGED * (MOST_FRAMES + 1))
     made.data_received(PINGED * (MOST_FRAMES + 1))
@@ -425,7 +425,7 @@ def test_what_comes_while_it_rests_is_taken_and_it_rests_once() -> None:
     assert made.transport.reading
 
 
-def test_fewer_are_taken_at_once() -> None:
+def test_fewer_frames_than_the_limit_are_processed_without_a_pause() -> None:
     made = connection()
     made.data_received(PINGED * (MOST_FRAMES - 1))
 
@@ -434,7 +434,7 @@ def test_fewer_are_taken_at_once() -> None:
 
 
 @pytest.mark.parametrize("block", [KNOWN, b"other"])
-def test_after_so_many_streams_likewise(block: bytes) -> None:
+def test_reading_pauses_for_a_turn_of_the_loop_after_many_new_streams(block: bytes) -> None:
     made = connection()
     sent = b"".join(frame(HEADERS, END_HEADERS, 2 * number + 1, block) for number in range(MOST_IDS))
     made.data_received(sent)
@@ -447,7 +447,7 @@ def test_after_so_many_streams_likewise(block: bytes) -> None:
     assert made.transport.reading
 
 
-def test_fewer_streams_are_taken_at_once() -> None:
+def test_fewer_new_streams_than_the_limit_are_opened_without_a_pause() -> None:
     made = connection()
     made.data_received(b"".join(opened(2 * number + 1) for number in range(MOST_IDS // 2)))
 
@@ -455,7 +455,7 @@ def test_fewer_streams_are_taken_at_once() -> None:
     assert made.transport.reading
 
 
-def test_one_that_closes_meanwhile_reads_no_more() -> None:
+def test_a_connection_closed_during_a_pause_reads_no_more() -> None:
     made = connection()
     made.data_received(PINGED * (MOST_FRAMES + 1))
     made.transport.close()
@@ -473,7 +473,7 @@ def stuck(made: FakeConnection) -> bool:
     return made.reader.is_stalled(anything)
 
 
-def test_it_is_stuck_while_the_same_frame_is_not_whole() -> None:
+def test_the_reader_is_stalled_while_the_same_frame_is_incomplete() -> None:
     made = connection()
     made.data_received(opened() + data(bytes(100))[:-1])
     assert [stuck(made), stuck(made)] == [False, True]
@@ -486,7 +486,7 @@ def test_it_is_stuck_while_the_same_frame_is_not_whole() -> None:
     assert not stuck(made)
 
 
-def test_a_long_one_of_which_something_has_come_is_not() -> None:
+def test_the_reader_is_not_stalled_while_a_long_frame_advances() -> None:
     made = connection()
     made.place = memoryview(bytearray(1 << 16))
     made.data_received(opened() + data(bytes(1 << 16))[:100])
@@ -496,7 +496,7 @@ def test_a_long_one_of_which_something_has_come_is_not() -> None:
     assert [stuck(made), stuck(made)] == [False, True]
 
 
-def test_a_header_block_that_is_open_always_is() -> None:
+def test_the_reader_is_stalled_while_a_header_block_is_open() -> None:
     made = connection()
     made.headers.block = bytearray()
     made.data_received(INTRODUCED)

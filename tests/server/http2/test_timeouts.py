@@ -51,7 +51,7 @@ class Aging:
         return self.transport.aborted
 
 
-def test_streams_and_keepalive_are_told_of_the_time() -> None:
+def test_every_tick_is_passed_to_the_streams_and_the_keepalive() -> None:
     aging = Aging()
     for stream_id in (1, 3):
         aging.streams[stream_id] = FakeStream(stream_id, aging.told)
@@ -60,7 +60,7 @@ def test_streams_and_keepalive_are_told_of_the_time() -> None:
     assert aging.told == [("tick", 1, 1.5), ("tick", 3, 1.5), 1.5]
 
 
-def test_a_peer_that_does_not_begin_is_dropped() -> None:
+def test_a_peer_that_sends_no_preface_in_time_is_aborted() -> None:
     aging = Aging(begun=False, preface_timeout_s=3.0)
     aging.pass_time(1.0, 2.0)
     assert not aging.over()
@@ -70,7 +70,7 @@ def test_a_peer_that_does_not_begin_is_dropped() -> None:
     assert aging.told == []
 
 
-def test_one_that_begins_in_time_is_not() -> None:
+def test_a_peer_that_sends_its_preface_in_time_is_not_aborted() -> None:
     aging = Aging(begun=False, preface_timeout_s=3.0)
     aging.pass_time(3.0)
     aging.preface_received = True
@@ -80,7 +80,9 @@ def test_one_that_begins_in_time_is_not() -> None:
 
 
 @pytest.mark.parametrize(("said_s", "linger_s"), [(None, 5.0), (1.0, 1.0)])
-def test_one_that_was_sent_away_and_stays_is_dropped(said_s: float | None, linger_s: float) -> None:
+def test_a_peer_that_stays_after_its_connection_closed_is_aborted_after_the_linger_time(
+    said_s: float | None, linger_s: float
+) -> None:
     aging = Aging()
     aging.pass_time(100.0)
     aging.closed = True
@@ -93,7 +95,7 @@ def test_one_that_was_sent_away_and_stays_is_dropped(said_s: float | None, linge
     assert aging.over()
 
 
-def test_who_takes_nothing_of_what_waits_is_dropped() -> None:
+def test_a_peer_that_reads_nothing_within_the_write_timeout_is_aborted() -> None:
     aging = Aging(write_timeout_s=5.0)
     aging.outbox.unsent = 10
     aging.pass_time(100.0)  # it may have come just now
@@ -106,7 +108,7 @@ def test_who_takes_nothing_of_what_waits_is_dropped() -> None:
     assert aging.told == []
 
 
-def test_nor_does_it_help_that_more_comes() -> None:
+def test_new_unsent_bytes_do_not_restart_the_write_timeout() -> None:
     aging = Aging(write_timeout_s=5.0)
     for _ in range(7):
         aging.outbox.unsent += 10
@@ -116,7 +118,7 @@ def test_nor_does_it_help_that_more_comes() -> None:
 
 
 @pytest.mark.parametrize("less", [1, 10])
-def test_who_takes_any_of_it_has_all_the_time_anew(less: int) -> None:
+def test_the_write_timeout_restarts_when_the_peer_reads_anything(less: int) -> None:
     aging = Aging(write_timeout_s=5.0)
     for _ in range(10):
         aging.outbox.unsent = 10
@@ -127,7 +129,7 @@ def test_who_takes_any_of_it_has_all_the_time_anew(less: int) -> None:
     assert not aging.over()
 
 
-def test_a_frame_or_block_that_is_not_finished_in_time_is_refused() -> None:
+def test_an_unfinished_frame_or_block_fails_after_the_receive_timeout() -> None:
     aging = Aging(receive_timeout_s=5.0)
     aging.unfinished = True
     aging.pass_time(2.0, 3.0)
@@ -138,7 +140,7 @@ def test_a_frame_or_block_that_is_not_finished_in_time_is_refused() -> None:
     assert not aging.over()
 
 
-def test_one_that_goes_on_has_all_the_time_anew() -> None:
+def test_the_receive_timeout_restarts_when_a_frame_is_finished() -> None:
     aging = Aging(receive_timeout_s=5.0)
     for _ in range(5):
         aging.unfinished = True
@@ -149,7 +151,7 @@ def test_one_that_goes_on_has_all_the_time_anew() -> None:
     assert ErrorCode.ENHANCE_YOUR_CALM not in aging.told
 
 
-def test_an_idle_connection_is_told_to_go() -> None:
+def test_an_idle_connection_is_shut_down() -> None:
     aging = Aging(idle_timeout_s=0.5)
     aging.pass_time(0.2, 0.3)
     assert "shutdown" not in aging.told
@@ -159,7 +161,7 @@ def test_an_idle_connection_is_told_to_go() -> None:
     assert not aging.over()
 
 
-def test_one_with_a_call_is_not_idle() -> None:
+def test_a_connection_with_a_call_is_not_idle() -> None:
     aging = Aging(idle_timeout_s=5.0)
     aging.pass_time(4.0)
     aging.streams[1] = FakeStream(1, [])
@@ -170,7 +172,7 @@ def test_one_with_a_call_is_not_idle() -> None:
     assert "shutdown" not in aging.told
 
 
-def test_no_connection_is_idle_or_old_where_that_is_off() -> None:
+def test_idle_timeout_and_maximum_age_of_zero_are_off() -> None:
     aging = Aging(idle_timeout_s=0.0, max_age_s=0.0, max_age_grace_s=1.0)
     aging.pass_time(1e9)
     aging.draining = True
@@ -180,7 +182,7 @@ def test_no_connection_is_idle_or_old_where_that_is_off() -> None:
     assert not aging.over()
 
 
-def test_an_old_one_is_told_to_go_and_dropped_after_its_grace() -> None:
+def test_a_connection_over_its_maximum_age_is_shut_down_and_aborted_after_the_grace() -> None:
     aging = Aging(max_age_s=0.5, max_age_grace_s=3.0)
     aging.streams[1] = FakeStream(1, [])
     aging.pass_time(0.5)
@@ -195,14 +197,14 @@ def test_an_old_one_is_told_to_go_and_dropped_after_its_grace() -> None:
     assert aging.told.count("shutdown") == 1
 
 
-def test_its_grace_has_no_end_where_that_is_off() -> None:
+def test_an_age_grace_of_zero_never_ends() -> None:
     aging = Aging(max_age_s=10.0, max_age_grace_s=0.0)
     aging.pass_time(11.0, 1e9)
 
     assert not aging.over()
 
 
-def test_one_that_goes_already_is_not_dropped_before_it_is_old() -> None:
+def test_a_draining_connection_is_not_aborted_before_its_maximum_age_and_grace() -> None:
     aging = Aging(max_age_s=10.0, max_age_grace_s=3.0)
     aging.draining = True
     aging.pass_time(10.0)

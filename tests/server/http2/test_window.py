@@ -25,7 +25,7 @@ def given_back(outbox: FakeOutbox) -> list[int]:
     return [read_word(update, 9) for update in outbox.written]
 
 
-def test_it_begins_with_what_every_connection_has_and_is_widened_once() -> None:
+def test_a_window_begins_with_the_default_size_and_is_widened_once() -> None:
     made, outbox = window()
     assert made.remaining == DEFAULT_WINDOW
 
@@ -36,7 +36,7 @@ def test_it_begins_with_what_every_connection_has_and_is_widened_once() -> None:
     assert outbox.written == [window_update(0, SIZE - DEFAULT_WINDOW)]
 
 
-def test_one_that_is_no_larger_than_that_is_not_widened() -> None:
+def test_a_window_of_the_default_size_is_not_widened() -> None:
     made, outbox = window(DEFAULT_WINDOW)
     made.refill()
 
@@ -45,14 +45,14 @@ def test_one_that_is_no_larger_than_that_is_not_widened() -> None:
     assert given_back(outbox) == [DEFAULT_WINDOW]
 
 
-def test_one_that_is_larger_by_a_byte_is() -> None:
+def test_a_window_one_byte_above_the_default_size_is_widened() -> None:
     made, outbox = window(DEFAULT_WINDOW + 1)
     made.refill()
 
     assert given_back(outbox) == [1]
 
 
-def test_nothing_is_given_back_until_more_than_half_is_used_and_then_all_of_it() -> None:
+def test_a_window_is_refilled_completely_when_more_than_half_of_it_is_used() -> None:
     made, outbox = window()
     made.refill()
     outbox.written.clear()
@@ -64,7 +64,7 @@ def test_nothing_is_given_back_until_more_than_half_is_used_and_then_all_of_it()
     assert made.remaining == SIZE
 
 
-def test_all_of_it_may_be_sent_at_once_and_one_byte_more_ends_the_connection() -> None:
+def test_a_full_window_may_be_used_at_once_and_one_byte_more_ends_the_connection() -> None:
     made, _ = window()
     made.refill()
     made.consume(SIZE)
@@ -75,7 +75,7 @@ def test_all_of_it_may_be_sent_at_once_and_one_byte_more_ends_the_connection() -
 
 
 @given(st.integers(DEFAULT_WINDOW, SIZE), st.lists(st.integers(0, SIZE), max_size=40))
-def test_a_peer_that_keeps_to_what_it_was_given_is_never_refused_nor_left_without(size: int, parts: list[int]) -> None:
+def test_a_peer_that_respects_the_window_is_never_rejected_or_starved(size: int, parts: list[int]) -> None:
     made, outbox = window(size)
     made.refill()
     sent = 0

@@ -1,4 +1,4 @@
-"""What a call says beside its tensors: parameters and outputs, as both transports read them."""
+"""The parameters of a call and of its version, as both transports parse them."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ def refused(call: Any, *args: Any) -> str:
     return caught.value.message
 
 
-class TestVersionOf:
+class TestParseVersion:
     @pytest.mark.parametrize(("text", "version"), [("", ""), ("1", "1"), ("01", "1"), ("0", "0")])
-    def test_leading_zeros_count_for_nothing(self, text: str, version: str) -> None:
+    def test_leading_zeros_of_a_version_are_ignored(self, text: str, version: str) -> None:
         assert parse_version(text) == version
 
     @pytest.mark.parametrize("text", ["-1", "-01", "-999999999999999999"])
-    def test_one_below_0_is_refused_in_triton_s_words(self, text: str) -> None:
+    def test_a_negative_version_is_rejected_with_tritons_message(self, text: str) -> None:
         assert refused(parse_version, text) == (
             f"invalid model version specified '{text}' , version should be an integral value > 0"
         )
 
     @pytest.mark.parametrize("text", ["v3", "latest", "-", "--1", "-x", "9" * 19, "-" + "9" * 30])
-    def test_what_is_no_number_is_refused_in_triton_s_words(self, text: str) -> None:
+    def test_a_version_that_is_not_a_number_is_rejected_with_tritons_message(self, text: str) -> None:
         assert refused(parse_version, text) == (
             f"failed to get model version from specified version string '{text}' (details: stol), version should be an "
             "integral value > 0"
@@ -39,7 +39,7 @@ class TestVersionOf:
 
 
 class TestParameters:
-    def test_of_the_protocol_are_read_and_others_are_the_client_s(self) -> None:
+    def test_protocol_parameters_are_parsed_and_unknown_parameters_are_kept_for_the_hooks(self) -> None:
         own = {"s": "text", "i": -1, "b": True, "d": 0.5}
         known = {
             "timeout": 7,
@@ -56,42 +56,42 @@ class TestParameters:
         assert parse_parameters({"hooks": False}) == Parameters(hooks=False)
 
     @pytest.mark.parametrize(("ms", "us"), [(20, 20_000), (0.25, 250), (1e-9, 1)])
-    def test_a_latency_target_is_in_milliseconds(self, ms: float, us: int) -> None:
+    def test_a_latency_target_is_parsed_as_milliseconds(self, ms: float, us: int) -> None:
         assert parse_parameters({"latency_target_ms": ms}) == Parameters(target_us=us)
 
     @pytest.mark.parametrize("value", [0, -1, True, "5", float("nan"), float("inf"), 86_400_001])
-    def test_a_latency_target_is_a_time_of_a_day_at_most(self, value: Any) -> None:
+    def test_a_latency_target_outside_one_day_is_rejected(self, value: Any) -> None:
         assert refused(parse_parameters, {"latency_target_ms": value}) == (
             "Unable to parse 'latency_target_ms': expected a number above 0, at most 86400000"
         )
 
     @pytest.mark.parametrize("value", [None, [1], {"a": 1}, b"x"])
-    def test_are_texts_numbers_and_booleans(self, value: Any) -> None:
+    def test_a_parameter_that_is_not_a_string_number_or_boolean_is_rejected(self, value: Any) -> None:
         assert refused(parse_parameters, {"k": value}) == (
             "parameter 'k' has invalid type. It should be either 'int', 'bool', 'string' or 'double'."
         )
 
     @pytest.mark.parametrize("key", ["timeout", "priority"])
     @pytest.mark.parametrize("value", [-1, 1.5, "1", True, 2**64])
-    def test_that_count_are_unsigned(self, key: str, value: Any) -> None:
+    def test_a_timeout_or_priority_that_is_not_an_unsigned_integer_is_rejected(self, key: str, value: Any) -> None:
         assert refused(parse_parameters, {key: value}).startswith(f"Unable to parse '{key}'")
 
     @pytest.mark.parametrize("key", ["sequence_start", "sequence_end", "binary_data_output", "hooks"])
-    def test_that_are_flags_are_booleans(self, key: str) -> None:
+    def test_a_flag_parameter_that_is_not_a_boolean_is_rejected(self, key: str) -> None:
         assert refused(parse_parameters, {key: 1}).startswith(f"Unable to parse '{key}'")
 
-    def test_that_are_many_take_no_more_time_each(self) -> None:
+    def test_a_hundred_thousand_parameters_are_parsed_in_linear_time(self) -> None:
         many = {f"k{number}": number for number in range(100_000)}
         start = time.process_time()
 
         assert parse_parameters(many).custom == many
         assert time.process_time() - start < 5
 
-    def test_of_triton_s_own_are_refused_but_where_a_transport_takes_them(self) -> None:
+    def test_a_reserved_parameter_is_rejected_unless_the_transport_allows_it(self) -> None:
         assert "reserved for Triton usage" in refused(parse_parameters, {"triton_x": 1})
         assert "reserved for Triton usage" in refused(parse_parameters, {"headers": "x"})
         assert "reserved for Triton usage" in refused(parse_parameters, {"triton_y": 1}, ("triton_x",))
         assert parse_parameters({"triton_x": True}, ("triton_x",)).custom is None
 
-    def test_reserved_are_seven(self) -> None:
+    def test_seven_parameter_names_are_reserved(self) -> None:
         assert len(RESERVED) == 7

@@ -1,4 +1,4 @@
-"""Classification over HTTP, and JSON answers that a thread encodes, against a live server."""
+"""Classification over HTTP, and JSON answers encoded on a thread, against a live server."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def expected(values: Array, count: int, labels: list[str]) -> list[list[str]]:
 @pytest.mark.parametrize("binary", [True, False])
 @pytest.mark.parametrize(("model", "labels"), [("labelled", LABELS), ("plain", []), ("hooked", [])])
 @pytest.mark.parametrize(("rows", "width", "count"), [(2, 4, 3), (1, 1000, 5), (3, 2, 10), (4, 6000, 2000)])
-def test_classes_are_those_that_numpy_finds(
+def test_classes_match_those_that_numpy_computes(
     client: Any, model: str, labels: list[str], rows: int, width: int, count: int, binary: bool
 ) -> None:
     values = np.random.default_rng(1).normal(size=(rows, width)).astype(np.float32)
@@ -80,7 +80,7 @@ def test_classes_are_those_that_numpy_finds(
     assert texts == expected(values, count, labels)
 
 
-def test_an_answer_says_what_it_holds_and_json_has_no_parameters(live: Live) -> None:
+def test_a_classification_answer_in_json_has_the_shape_of_the_classes_and_no_parameters(live: Live) -> None:
     tensor = {"name": "x", "datatype": "FP32", "shape": [1, 3], "data": [0.25, 0.5, 0.125]}
     output = {"name": "y", "parameters": {"classification": 2}}
     answer = httpx.post(
@@ -93,7 +93,7 @@ def test_an_answer_says_what_it_holds_and_json_has_no_parameters(live: Live) -> 
     )
 
 
-def test_what_has_no_order_is_refused(live: Live) -> None:
+def test_classification_of_a_string_output_is_rejected(live: Live) -> None:
     tensor = {"name": "x", "datatype": "BYTES", "shape": [1, 1], "data": ["a"]}
     output = {"name": "y", "parameters": {"classification": 2}}
     answer = httpx.post(f"{live.url}/v2/models/words/infer", json={"inputs": [tensor], "outputs": [output]})
@@ -104,7 +104,9 @@ def test_what_has_no_order_is_refused(live: Live) -> None:
 
 @pytest.mark.parametrize("headers", [{}, {"accept-encoding": "gzip"}])
 @pytest.mark.parametrize("count", [16_383, 16_384, 60_000])
-def test_large_json_is_the_same_whoever_encodes_it(live: Live, headers: dict[str, str], count: int) -> None:
+def test_a_large_json_answer_is_the_same_from_the_event_loop_and_from_a_thread(
+    live: Live, headers: dict[str, str], count: int
+) -> None:
     values = np.random.default_rng(0).random((1, count), dtype=np.float32)
     tensor = {"name": "x", "datatype": "FP32", "shape": [1, count], "parameters": {"binary_data_size": 4 * count}}
     text = json.dumps({"inputs": [tensor]}).encode()
@@ -116,7 +118,7 @@ def test_large_json_is_the_same_whoever_encodes_it(live: Live, headers: dict[str
             np.testing.assert_array_equal(np.array(output["data"], np.float32), values[0])
 
 
-def test_large_json_that_cannot_be_written_is_an_error_and_the_connection_goes_on(live: Live) -> None:
+def test_a_large_json_answer_that_cannot_be_encoded_is_an_error_and_the_connection_stays_open(live: Live) -> None:
     count = 20_000
     tensor = {"name": "x", "datatype": "FP16", "shape": [1, count], "parameters": {"binary_data_size": 2 * count}}
     text = json.dumps({"inputs": [tensor]}).encode()
@@ -129,7 +131,7 @@ def test_large_json_that_cannot_be_written_is_an_error_and_the_connection_goes_o
         assert client.get("/v2/health/live").status_code == 200
 
 
-def test_a_forwarded_header_changes_no_answer_and_a_reserved_one_is_not_matched(live: Live) -> None:
+def test_a_forwarded_header_changes_no_answer_and_an_unmatched_reserved_header_is_ignored(live: Live) -> None:
     tensor = {"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [0.5]}
     with httpx.Client(base_url=live.url, headers={"X-Mine": "a", "priority": "u=1"}) as client:
         for _ in range(2):
@@ -137,7 +139,7 @@ def test_a_forwarded_header_changes_no_answer_and_a_reserved_one_is_not_matched(
             assert answer.json()["outputs"][0]["data"] == [0.5]
 
 
-def test_a_reserved_header_that_matches_is_refused(tmp_path: Path) -> None:
+def test_a_reserved_header_that_matches_the_forward_pattern_is_rejected(tmp_path: Path) -> None:
     models.write_identity(tmp_path, "plain", "")
     tensor = {"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [0.5]}
     with live_server(tmp_path, http_header_forward_pattern=".*") as live:

@@ -1,4 +1,4 @@
-"""The control plane over ASGI, without a socket: Triton's paths, codes and texts."""
+"""The control plane over ASGI, without a socket: Triton's paths, status codes and messages."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class FakeRepository:
 
 @dataclass
 class FakeControl:
-    """Of a server whose models stay as they are."""
+    """The ModelControl of a server that does not load or unload models."""
 
     repository: FakeRepository
 
@@ -89,7 +89,7 @@ class FakeControl:
 
 @dataclass
 class Server:
-    """One application and what it was made of."""
+    """One application and its parts."""
 
     engine: FakeEngine
     repository: FakeRepository
@@ -140,7 +140,7 @@ def _error(response: httpx.Response) -> tuple[int, str]:
 # -- the server ------------------------------------------------------------------------------------------------
 
 
-def test_server_metadata_names_only_what_is_served(server: Server) -> None:
+def test_server_metadata_lists_only_supported_extensions(server: Server) -> None:
     answer = server.get("/v2").json()
 
     assert list(answer) == ["name", "version", "extensions"]
@@ -157,7 +157,7 @@ def test_health_is_200_and_empty(server: Server, path: str) -> None:
     assert (response.status_code, response.content) == (200, b"")
 
 
-def test_not_ready_is_400_and_empty_and_the_server_lives(server: Server) -> None:
+def test_readiness_is_400_and_liveness_200_while_models_are_loading(server: Server) -> None:
     server.repository.startup_finished = False
 
     response = server.get("/v2/health/ready")
@@ -166,7 +166,7 @@ def test_not_ready_is_400_and_empty_and_the_server_lives(server: Server) -> None
     assert server.get("/v2/health/live").status_code == 200
 
 
-def test_before_all_is_loaded_no_model_is_said_to_be_unknown(server: Server) -> None:
+def test_an_unknown_model_is_reported_as_not_ready_until_all_models_are_loaded(server: Server) -> None:
     assert server.get("/v2/models/later/ready").status_code == 404
 
     server.repository.startup_finished = False
@@ -174,7 +174,7 @@ def test_before_all_is_loaded_no_model_is_said_to_be_unknown(server: Server) -> 
     assert _error(server.get("/v2/models/later/ready")) == (400, "Model version not ready")
 
 
-def test_one_broken_model_makes_ready_false_unless_told_otherwise(server: Server) -> None:
+def test_one_broken_model_makes_the_server_unready_only_if_readiness_is_strict(server: Server) -> None:
     server.repository.strict = False
     lenient = Server(server.engine, server.repository, strict=False)
 
@@ -182,7 +182,7 @@ def test_one_broken_model_makes_ready_false_unless_told_otherwise(server: Server
     assert lenient.get("/v2/health/ready").status_code == 200
 
 
-def test_a_server_that_has_lost_a_device_for_good_is_not_live(server: Server) -> None:
+def test_a_server_that_has_lost_a_device_permanently_is_not_live(server: Server) -> None:
     server.repository.strict = True
     server.health.device_lost = True
     answer = server.get("/v2/health/live")
@@ -193,7 +193,7 @@ def test_a_server_that_has_lost_a_device_for_good_is_not_live(server: Server) ->
 
 
 @pytest.mark.parametrize("path", ["/v2/health/live", "/v2/health/ready"])
-def test_health_is_503_while_exiting(server: Server, path: str) -> None:
+def test_health_is_503_while_the_server_is_exiting(server: Server, path: str) -> None:
     server.health.draining = True
 
     assert _error(server.get(path)) == (503, "Server exiting")
@@ -202,12 +202,12 @@ def test_health_is_503_while_exiting(server: Server, path: str) -> None:
 @pytest.mark.parametrize(
     "path", ["/", "/v2/", "/v3", "/v2/models", "/v2/models/iris/", "/v2/models/iris/versions/one", "/v2/models/a%2Fb/c"]
 )
-def test_any_other_path_is_not_found(server: Server, path: str) -> None:
+def test_an_unknown_path_is_not_found(server: Server, path: str) -> None:
     assert _error(server.get(path)) == (404, "Not Found")
 
 
 @pytest.mark.parametrize("path", ["/v2/models%2Firis/infer", "/v%32/models/iris/infer", "/v2/models/iris%2Fpredict"])
-def test_an_inference_path_that_the_fast_lane_has_not_known_is_not_found(server: Server, path: str) -> None:
+def test_an_inference_path_that_the_fast_lane_does_not_recognize_is_not_found(server: Server, path: str) -> None:
     assert _error(server.call("POST", path)) == (404, "Not Found")
 
 
@@ -224,16 +224,16 @@ def test_an_inference_path_that_the_fast_lane_has_not_known_is_not_found(server:
         ("OPTIONS", "/metrics"),
     ],
 )
-def test_a_wrong_verb_is_not_allowed(server: Server, method: str, path: str) -> None:
+def test_a_wrong_http_method_is_not_allowed(server: Server, method: str, path: str) -> None:
     assert _error(server.call(method, path)) == (405, "Method Not Allowed")
 
 
 @pytest.mark.parametrize("path", ["/v2", "/v2/health/live", "/v2/models/iris", "/v2/models/stats", "/metrics"])
-def test_head_is_answered_where_get_is(server: Server, path: str) -> None:
+def test_head_is_answered_wherever_get_is(server: Server, path: str) -> None:
     assert server.call("HEAD", path).status_code == 200
 
 
-def test_what_nobody_expected_tells_the_client_an_id_and_nothing_else(
+def test_an_unexpected_exception_is_logged_and_the_client_receives_only_its_id(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail() -> list[Model]:
@@ -252,7 +252,7 @@ def test_what_nobody_expected_tells_the_client_an_id_and_nothing_else(
 # -- models ----------------------------------------------------------------------------------------------------
 
 
-def test_model_metadata_lists_versions_and_leaves_out_what_is_no_tensor(server: Server) -> None:
+def test_model_metadata_lists_the_versions_and_omits_outputs_that_are_not_tensors(server: Server) -> None:
     assert server.get("/v2/models/iris").json() == {
         "name": "iris",
         "versions": ["1", "12"],
@@ -270,7 +270,7 @@ def test_metadata_of_a_version_names_that_version(server: Server) -> None:
     assert server.get("/v2/models/iris/versions/0012").json()["versions"] == ["12"]
 
 
-def test_a_model_without_a_batch_axis_shows_its_shapes_as_they_are(server: Server) -> None:
+def test_metadata_of_a_model_without_a_batch_axis_shows_its_shapes_unchanged(server: Server) -> None:
     answer = server.get("/v2/models/plain").json()
 
     assert answer["inputs"] == [{"name": "x", "datatype": "FP16", "shape": [2, 3]}]
@@ -290,14 +290,14 @@ def test_an_unknown_version_is_not_found(server: Server, end: str) -> None:
 
 
 @pytest.mark.parametrize("digits", ["9223372036854775808", "9" * 5000])
-def test_a_version_beyond_64_bits_is_refused(server: Server, digits: str) -> None:
+def test_a_version_beyond_64_bits_is_rejected(server: Server, digits: str) -> None:
     status, text = _error(server.get(f"/v2/models/iris/versions/{digits}/ready"))
 
     assert status == 400
     assert text.startswith("failed to get model version from specified version string '9")
 
 
-def test_a_name_that_is_no_unicode_is_answered_all_the_same(server: Server) -> None:
+def test_a_model_name_that_is_not_unicode_is_not_found(server: Server) -> None:
     assert server.get("/v2/models/%ff%fe%ed%a0%80").status_code == 404
 
 
@@ -307,12 +307,12 @@ def test_model_ready_is_200_and_empty(server: Server) -> None:
     assert (response.status_code, response.content) == (200, b"")
 
 
-def test_a_model_that_is_there_but_not_ready_is_400(server: Server) -> None:
+def test_readiness_of_a_model_that_failed_to_load_is_400(server: Server) -> None:
     assert _error(server.get("/v2/models/broken/ready")) == (400, "Model version not ready")
     assert _error(server.get("/v2/models/broken/versions/1/ready")) == (400, "Model version not ready")
 
 
-def test_config_is_the_repository_s(server: Server) -> None:
+def test_model_config_comes_from_the_repository(server: Server) -> None:
     assert server.get("/v2/models/iris/config").json() == {"name": "iris", "max_batch_size": 8}
 
 
@@ -359,7 +359,7 @@ def test_statistics_have_every_member_that_perf_analyzer_reads(server: Server) -
     assert (answer["response_stats"], answer["memory_usage"]) == ({}, [])
 
 
-def test_statistics_tell_what_has_been_learned_of_run_times(server: Server) -> None:
+def test_statistics_include_the_learned_run_times(server: Server) -> None:
     model = server.engine.loaded[0]
     with model.lock:
         for rows, ns in ((1, 1_000), (16, 9_000), (16, 9_000)):
@@ -383,13 +383,13 @@ def test_last_inference_is_in_milliseconds_since_the_epoch(server: Server) -> No
     assert second["last_inference"] == 0
 
 
-def test_statistics_of_a_model_are_of_all_its_versions(server: Server) -> None:
+def test_statistics_of_a_model_cover_all_its_versions(server: Server) -> None:
     answer = server.get("/v2/models/iris/stats").json()["model_stats"]
 
     assert [(entry["name"], entry["version"]) for entry in answer] == [("iris", "1"), ("iris", "12")]
 
 
-def test_statistics_of_all_models(server: Server) -> None:
+def test_statistics_without_a_model_name_cover_all_models(server: Server) -> None:
     assert [entry["name"] for entry in server.get("/v2/models/stats").json()["model_stats"]] == [
         "iris",
         "iris",
@@ -397,7 +397,7 @@ def test_statistics_of_all_models(server: Server) -> None:
     ]
 
 
-def test_statistics_give_way_to_the_loop_after_each_model(server: Server) -> None:
+def test_statistics_yield_to_the_event_loop_after_each_model(server: Server) -> None:
     server.engine.loaded = [fake_model(f"m{number}") for number in range(50)]
 
     async def main() -> int:
@@ -413,7 +413,7 @@ def test_statistics_give_way_to_the_loop_after_each_model(server: Server) -> Non
     assert asyncio.run(main()) >= 50
 
 
-def test_statistics_of_what_is_not_there_are_a_bad_request(server: Server) -> None:
+def test_statistics_of_an_unknown_model_or_version_are_a_bad_request(server: Server) -> None:
     assert _error(server.get("/v2/models/tulip/stats")) == (400, "requested model 'tulip' is not available")
     text = "requested model version is not available for model 'iris'"
     assert _error(server.get("/v2/models/iris/versions/7/stats")) == (400, text)
@@ -423,14 +423,14 @@ def test_statistics_of_what_is_not_there_are_a_bad_request(server: Server) -> No
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b'{"ready": false}', b'{"repository": "x"}'])
-def test_the_index_lists_what_is_ready_and_what_is_not(server: Server, body: bytes) -> None:
+def test_the_repository_index_lists_ready_and_unavailable_models(server: Server, body: bytes) -> None:
     answer = server.post("/v2/repository/index", body).json()
 
     assert [row["name"] for row in answer] == ["iris", "iris", "plain", "broken"]
     assert answer[-1] == {"name": "broken", "version": "1", "state": "UNAVAILABLE", "reason": "no such file"}
 
 
-def test_the_index_can_be_asked_for_what_is_ready(server: Server) -> None:
+def test_the_repository_index_can_be_restricted_to_ready_models(server: Server) -> None:
     answer = server.post("/v2/repository/index", b'{"ready": true}').json()
 
     assert {row["state"] for row in answer} == {"READY"}
@@ -439,18 +439,18 @@ def test_the_index_can_be_asked_for_what_is_ready(server: Server) -> None:
 @pytest.mark.parametrize(
     "body", [b"[]", b"1", b"null", b'{"ready": 1}', b'{"ready": null}', b"{", b"\xff", b"[" * 60000]
 )
-def test_a_wrong_index_request_is_a_bad_request(server: Server, body: bytes) -> None:
+def test_a_malformed_index_request_is_a_bad_request(server: Server, body: bytes) -> None:
     assert _error(server.post("/v2/repository/index", body))[0] == 400
 
 
-def test_a_body_that_is_no_json_is_answered_in_triton_s_words(server: Server) -> None:
+def test_a_body_that_is_not_json_is_rejected_with_tritons_message(server: Server) -> None:
     status, text = _error(server.post("/v2/repository/index", b"nonsense"))
 
     assert status == 400
     assert text.startswith("failed to parse the request JSON buffer: ")
 
 
-def test_a_body_beyond_the_limit_is_refused_before_it_is_whole(server: Server) -> None:
+def test_a_body_beyond_the_limit_is_rejected_before_it_is_received_in_full(server: Server) -> None:
     sent = 0
 
     async def chunks() -> AsyncIterator[bytes]:
@@ -467,13 +467,13 @@ def test_a_body_beyond_the_limit_is_refused_before_it_is_whole(server: Server) -
 
 
 @pytest.mark.parametrize("action", ["load", "unload"])
-def test_models_are_not_loaded_over_the_network(server: Server, action: str) -> None:
+def test_load_and_unload_are_rejected_unless_model_control_is_explicit(server: Server, action: str) -> None:
     text = "explicit model load / unload is not allowed if polling is enabled"
 
     assert _error(server.post(f"/v2/repository/models/iris/{action}", b"{}")) == (503, text)
 
 
-def test_a_named_repository_is_not_supported(server: Server) -> None:
+def test_loading_into_a_named_repository_is_not_supported(server: Server) -> None:
     text = "'repository_name' specification is not supported"
 
     assert _error(server.post("/v2/repository/main/models/iris/load")) == (501, text)
@@ -482,7 +482,7 @@ def test_a_named_repository_is_not_supported(server: Server) -> None:
 # -- pages -----------------------------------------------------------------------------------------------------
 
 
-def test_metrics_are_served_on_the_main_port_too(server: Server) -> None:
+def test_metrics_are_also_served_on_the_main_port(server: Server) -> None:
     response = server.get("/metrics")
 
     assert response.headers["content-type"] == "text/plain; charset=utf-8"
@@ -500,7 +500,7 @@ def test_the_openapi_document_has_inference_and_the_control_plane(server: Server
     assert [parameter["name"] for parameter in infer["parameters"]] == ["model"]
 
 
-def test_the_openapi_document_names_every_part_of_a_path_that_varies(server: Server) -> None:
+def test_the_openapi_document_declares_every_variable_part_of_each_path(server: Server) -> None:
     paths = server.get("/openapi.json").json()["paths"]
 
     assert "/v2/repository/{repository}/models/{model}/load" in paths
@@ -509,7 +509,7 @@ def test_the_openapi_document_names_every_part_of_a_path_that_varies(server: Ser
             assert [f"{{{said['name']}}}" for said in operation.get("parameters", [])] == re.findall(r"{\w+}", path)
 
 
-def test_the_docs_page_needs_no_other_host(server: Server) -> None:
+def test_the_docs_page_loads_nothing_from_another_host(server: Server) -> None:
     page = server.get("/docs").text
 
     assert "POST /v2/models/{model}/infer" in page
@@ -517,7 +517,7 @@ def test_the_docs_page_needs_no_other_host(server: Server) -> None:
     assert "//" not in page.replace("<!doctype html>", "")
 
 
-def test_two_servers_share_nothing(server: Server) -> None:
+def test_two_servers_share_no_state(server: Server) -> None:
     other = Server(FakeEngine([]), FakeRepository([]))
     other.health.draining = True
 

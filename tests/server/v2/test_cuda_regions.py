@@ -1,4 +1,4 @@
-"""CUDA shared memory, against a device that is none (tests/backends/fake_cuda.py)."""
+"""CUDA shared memory on a fake device (tests/backends/fake_cuda.py)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Client:
 
     @property
     def mapped(self) -> tuple[int, int]:
-        """How often it was mapped and unmapped."""
+        """How often the allocation was mapped and unmapped."""
         return self.runtime.calls["cudaIpcOpenMemHandle"], self.runtime.calls["cudaIpcCloseMemHandle"]
 
 
@@ -71,7 +71,7 @@ def test_a_region_is_registered_read_written_and_unmapped(client: Client) -> Non
     assert client.mapped == (1, 1)
 
 
-def test_what_was_not_registered_is_unmapped_again(client: Client) -> None:
+def test_an_allocation_is_unmapped_when_its_registration_fails(client: Client) -> None:
     refusal = Code.INVALID, "failed to register shared memory region 'r': invalid args"
 
     assert refused(client.cuda.register, "r", client.handle, 0, 33) == refusal
@@ -85,7 +85,7 @@ def test_what_was_not_registered_is_unmapped_again(client: Client) -> None:
     assert client.cuda.status() == []
 
 
-def test_an_allocation_under_several_names_is_mapped_once(client: Client) -> None:
+def test_an_allocation_registered_under_several_names_is_mapped_once(client: Client) -> None:
     for name in ("a", "b"):
         client.cuda.register(name, client.handle, 0, 32)
     assert refused(client.cuda.register, "c", client.handle, 0, 33)[0] is Code.INVALID
@@ -109,7 +109,7 @@ def test_an_allocation_under_several_names_is_mapped_once(client: Client) -> Non
         ("unmap", "cudaIpcCloseMemHandle"),
     ],
 )
-def test_what_the_device_says_stays_in_the_log(
+def test_a_device_error_is_logged_and_hidden_from_the_client(
     client: Client, doing: str, call: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     cuda = client.cuda
@@ -131,7 +131,7 @@ def test_what_the_device_says_stays_in_the_log(
     assert "said by the fake device" in caplog.text
 
 
-def test_a_region_that_has_failed_harms_no_other(client: Client) -> None:
+def test_a_failed_read_of_a_region_does_not_affect_later_reads(client: Client) -> None:
     client.cuda.register("r", client.handle, 0, 32)
     client.runtime.fail("cudaMemcpy", INVALID)
 
@@ -139,7 +139,7 @@ def test_a_region_that_has_failed_harms_no_other(client: Client) -> None:
     assert bytes(client.cuda.lease("r", 0, 4).read()) == MEMORY[:4]
 
 
-def test_a_lease_is_a_tensor_that_outlives_it_and_its_region(client: Client) -> None:
+def test_the_array_of_a_lease_outlives_the_lease_and_its_region(client: Client) -> None:
     client.cuda.register("r", client.handle, 0, 32)
     lease = client.cuda.lease("r", 8, 16)
     array = lease.array((2, 4), np.dtype(np.uint16))
@@ -158,7 +158,9 @@ def test_a_lease_is_a_tensor_that_outlives_it_and_its_region(client: Client) -> 
     assert client.mapped == (1, 1)
 
 
-def test_without_a_runtime_there_is_a_clear_501_and_unregistering_works(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_registering_without_a_cuda_runtime_is_unsupported_and_unregistering_works(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(cuda_regions, "find_runtime", lambda: None)
     cuda = CudaRegions(Regions(allowed=True))
 
@@ -169,7 +171,7 @@ def test_without_a_runtime_there_is_a_clear_501_and_unregistering_works(monkeypa
     assert cuda.status() == []
 
 
-def test_a_name_belongs_to_one_kind(client: Client, tmp_path: Path) -> None:
+def test_a_region_name_belongs_to_either_system_or_cuda_shared_memory(client: Client, tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(MEMORY)
     system, cuda = SystemRegions(client.regions, tmp_path), client.cuda
     system.register("s", "key", 0, 4)

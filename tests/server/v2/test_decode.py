@@ -75,7 +75,7 @@ def good(**more: Any) -> dict[str, Any]:
 
 
 def one(**changes: Any) -> dict[str, Any]:
-    """Give a good document whose one input has other members; a None takes one away."""
+    """Return a valid document whose one input has these members; None removes one."""
     made = {**entry(data=[1.5, 2, 3, 4]), **changes}
     return {"inputs": [{key: value for key, value in made.items() if value is not None}]}
 
@@ -97,8 +97,8 @@ RESERVED = "parameter keys starting with 'triton_' are reserved for Triton usage
 WRONG_KIND = "parameter 'x' has invalid type. It should be either 'int', 'bool', 'string' or 'double'."
 
 
-class TestGoodRequests:
-    def test_a_plain_one(self) -> None:
+class TestValidRequests:
+    def test_a_request_with_json_data_is_decoded(self) -> None:
         request, options = read(model(), good())
 
         [array] = request.inputs
@@ -109,7 +109,7 @@ class TestGoodRequests:
 
     @given(st.data())
     @settings(max_examples=40)
-    def test_tensors_in_any_mixture_of_forms_and_any_order(self, data: st.DataObject) -> None:
+    def test_tensors_in_any_mixture_of_forms_and_any_order_are_decoded(self, data: st.DataObject) -> None:
         rows, width = data.draw(st.integers(0, 3)), data.draw(st.integers(0, 3))
         shapes = {"i": [rows, width], "s": [rows, width], "h": [rows, 2], "o": [rows, 1]}
         specs = [spec for spec in MANY.inputs if not spec.optional or data.draw(st.booleans())]
@@ -137,7 +137,7 @@ class TestGoodRequests:
 
     @given(st.data())
     @settings(max_examples=40)
-    def test_what_is_remembered_is_what_was_decoded(self, data: st.DataObject) -> None:
+    def test_a_request_decoded_from_the_cached_layout_equals_one_decoded_in_full(self, data: st.DataObject) -> None:
         made, layouts = model(TWO), Layouts()
         count = data.draw(st.integers(0, 2))
         in_json = entry("i", "INT64", (1, count), data=[7] * count)
@@ -171,11 +171,13 @@ class TestGoodRequests:
     )
     @settings(max_examples=200)
     @np.errstate(over="ignore")  # as in the server
-    def test_json_rows_that_are_remembered_are_what_was_decoded(self, values: list[Any], comma: str) -> None:
+    def test_json_data_decoded_from_the_cached_layout_equals_data_decoded_in_full(
+        self, values: list[Any], comma: str
+    ) -> None:
         made, layouts = model(), Layouts()
         decode_remembered(made, json.dumps({"inputs": [entry(data=[1, 2, 3, 4])]}).encode(), -1, 100, SINK, layouts)
         assert len(layouts) == 1
-        # many bytes take another way than few
+        # large bodies are parsed differently from small ones
         body = (
             json.dumps({"inputs": [entry(data=[])]}).replace("[]", f"[{comma.join(map(json.dumps, values))}]").encode()
         )
@@ -201,7 +203,7 @@ class TestGoodRequests:
             b'{"inputs":[%b],"data":[1,2,3,4]}',
         ],
     )
-    def test_a_list_that_only_looks_like_data_is_never_taken_for_it(self, body: bytes) -> None:
+    def test_a_list_inside_a_string_or_parameter_is_not_mistaken_for_tensor_data(self, body: bytes) -> None:
         made, layouts = model(), Layouts()
         for data in ([1, 2, 3, 4], [5, 6, 7, 8]):
             whole = body % json.dumps(entry(data=data)).encode()
@@ -215,7 +217,7 @@ class TestGoodRequests:
 
     @given(st.lists(st.text(max_size=4), min_size=2, max_size=4), st.sampled_from([(",", ":"), (", ", ": ")]))
     @settings(max_examples=60)
-    def test_an_id_that_the_json_begins_with_is_each_request_s_own(
+    def test_a_leading_id_is_read_from_each_request_and_not_from_the_cached_layout(
         self, names: list[str], separators: tuple[str, str]
     ) -> None:
         made, layouts = model(), Layouts()
@@ -229,7 +231,7 @@ class TestGoodRequests:
         assert len(layouts) <= 2 * (len(set(names) - set(usual)) + bool(usual))
 
     @pytest.mark.parametrize("again", ["a", "c", "\\u0061"])
-    def test_the_last_of_several_ids_counts_as_ever(self, again: str) -> None:
+    def test_the_last_of_several_ids_is_used(self, again: str) -> None:
         made, layouts = model(), Layouts()
         for first in ("a", "b"):
             inputs = json.dumps([entry(parameters={"binary_data_size": 16})])
@@ -237,7 +239,7 @@ class TestGoodRequests:
             found, _ = decode_remembered(made, text + bytes(16), len(text), 100, SINK, layouts)
             assert found.id == json.loads(f'"{again}"')
 
-    def test_what_follows_an_id_is_no_request_by_itself(self) -> None:
+    def test_the_json_after_an_id_is_not_accepted_as_a_request(self) -> None:
         made, layouts = model(), Layouts()
         text = json.dumps({"id": "1", "inputs": [entry(parameters={"binary_data_size": 16})]}).encode()
         decode_remembered(made, text + bytes(16), len(text), 100, SINK, layouts)
@@ -246,7 +248,7 @@ class TestGoodRequests:
             with pytest.raises(InferError, match="failed to parse the request JSON buffer"):
                 decode_remembered(made, rest + bytes(16), len(rest), 100, SINK, layouts)
 
-    def test_json_that_only_python_reads_is_decoded_each_time(self) -> None:
+    def test_json_with_nan_is_never_cached_as_a_layout(self) -> None:
         made, layouts = model(), Layouts()
         document = {"parameters": {"x": float("nan")}, "inputs": [entry(parameters={"binary_data_size": 16})]}
         text = json.dumps(document).encode()
@@ -256,7 +258,7 @@ class TestGoodRequests:
             assert options.parameters is not None
         assert len(layouts) == 0
 
-    def test_a_longer_body_after_remembered_json_is_refused_as_ever(self) -> None:
+    def test_a_body_longer_or_shorter_than_its_cached_layout_is_rejected(self) -> None:
         made, layouts = model(), Layouts()
         text = json.dumps({"inputs": [entry(parameters={"binary_data_size": 16})]}).encode()
         decode_remembered(made, text + bytes(16), len(text), 100, SINK, layouts)
@@ -265,14 +267,14 @@ class TestGoodRequests:
             with pytest.raises(InferError):
                 decode_remembered(made, text + bytes(size), len(text), 100, SINK, layouts)
 
-    def test_json_said_to_be_longer_than_its_body_is_not_found_whatever_is_remembered(self) -> None:
+    def test_a_cached_layout_is_not_found_when_the_json_length_exceeds_the_body(self) -> None:
         made, layouts = model(), Layouts()
         text = json.dumps({"inputs": [entry(data=[1, 2, 3, 4])]}).encode()
         decode_remembered(made, text, -1, 100, SINK, layouts)
         assert layouts.find(made, text, len(text), SINK) is not None
         assert layouts.find(made, text, len(text) + 1, SINK) is None
 
-    def test_json_that_is_never_the_same_does_not_pile_up(self) -> None:
+    def test_the_layout_cache_is_bounded_when_the_json_always_differs(self) -> None:
         made, layouts = model(), Layouts()
         for number in range(600):
             document = {"parameters": {"n": number}, "inputs": [entry(parameters={"binary_data_size": 16})]}
@@ -283,7 +285,7 @@ class TestGoodRequests:
 
         assert len(layouts) <= 256
 
-    def test_shapes_that_are_never_the_same_do_not_pile_up(self) -> None:
+    def test_the_cache_of_admitted_shapes_is_bounded_when_shapes_always_differ(self) -> None:
         made = model(FREE)
         for number in range(600):
             read(made, {"inputs": [entry("f", "FP64", (number, 0, 2), data=[])]})
@@ -303,7 +305,7 @@ class TestGoodRequests:
             ({"parameters": {"binary_data_output": True}, "outputs": [{"name": "a"}]}, (0,), None),
         ],
     )
-    def test_outputs_are_those_asked_for(self, more: Any, wanted: Any, plan: Any) -> None:
+    def test_only_the_requested_outputs_are_returned(self, more: Any, wanted: Any, plan: Any) -> None:
         entries = [
             entry("i", "INT64", (1, 0), data=[]),
             entry("s", "BYTES", (1, 0), data=[]),
@@ -321,7 +323,9 @@ class TestGoodRequests:
             ({"timeout": 2**64 - 1, "hooks": False, "sequence_id": "a"}, 2**53, False),
         ],
     )
-    def test_parameters_are_read_and_others_left_alone(self, parameters: Any, timeout_us: int, hooks: bool) -> None:
+    def test_protocol_parameters_are_parsed_and_unknown_parameters_are_ignored(
+        self, parameters: Any, timeout_us: int, hooks: bool
+    ) -> None:
         options = read(model(), good(parameters=parameters))[1]
 
         assert (options.timeout_us, options.hooks) == (timeout_us, hooks)
@@ -330,7 +334,7 @@ class TestGoodRequests:
 class TestHostileDocuments:
     @given(ANYTHING, st.sampled_from([ONE, MANY, FREE]), st.sampled_from([0, SIMD_BYTES]))
     @settings(max_examples=60)
-    def test_any_json_is_refused(self, document: Any, signature: Signature, pad: int) -> None:
+    def test_arbitrary_json_is_rejected(self, document: Any, signature: Signature, pad: int) -> None:
         with pytest.raises(InferError) as caught:
             read(model(signature), document, pad=pad)
 
@@ -339,7 +343,9 @@ class TestHostileDocuments:
     @given(st.data(), st.sampled_from([0, SIMD_BYTES]))
     @settings(max_examples=150)
     @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
-    def test_a_good_document_with_something_else_in_it_is_read_or_refused(self, data: st.DataObject, pad: int) -> None:
+    def test_a_mutated_valid_document_is_decoded_or_rejected_whatever_the_padding(
+        self, data: st.DataObject, pad: int
+    ) -> None:
         document = good(id="1", parameters={"timeout": 1}, outputs=[{"name": "y", "parameters": {"binary_data": True}}])
         text = json.dumps(data.draw(mutated(document))).encode()
         found: list[Any] = []
@@ -357,7 +363,7 @@ class TestHostileDocuments:
     @given(st.data())
     @settings(max_examples=100)
     @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
-    def test_so_is_one_with_binary_tensors(self, data: st.DataObject) -> None:
+    def test_a_mutated_document_with_binary_tensors_is_decoded_or_rejected(self, data: st.DataObject) -> None:
         document = {
             "inputs": [
                 entry("i", "INT64", (1, 2), parameters={"binary_data_size": 16}),
@@ -376,17 +382,17 @@ class TestHostileDocuments:
             assert request.rows >= 0
 
     @given(st.binary(max_size=80))
-    def test_any_bytes_are_refused(self, body: bytes) -> None:
+    def test_arbitrary_bytes_are_rejected(self, body: bytes) -> None:
         assert refused(body)[0] is Code.INVALID
 
     @pytest.mark.parametrize("document", [[], "text", 1, None, True])
-    def test_a_document_is_an_object(self, document: Any) -> None:
+    def test_a_document_that_is_not_an_object_is_rejected(self, document: Any) -> None:
         assert refused(document) == (
             Code.INVALID, "failed to parse the request JSON buffer: the request must be a JSON object",
         )  # fmt: skip
 
 
-class TestTexts:
+class TestErrorMessages:
     @pytest.mark.parametrize(
         ("document", "text"),
         [
@@ -420,11 +426,11 @@ class TestTexts:
             ),
         ],
     )
-    def test_of_what_cannot_be_read(self, document: Any, text: str) -> None:
+    def test_a_document_that_cannot_be_parsed_is_rejected_with_tritons_message(self, document: Any, text: str) -> None:
         assert refused(document) == (Code.INVALID, text)
 
     @pytest.mark.parametrize("dim", [-1, 1.0, True, "1", None, [1], 2**63, 2**64 - 1, 1e30])
-    def test_of_dims_that_are_none(self, dim: Any) -> None:
+    def test_a_dim_that_is_not_an_unsigned_integer_is_rejected(self, dim: Any) -> None:
         assert refused(one(shape=[1, dim])) == (
             Code.INVALID,
             "Unable to parse 'shape': attempt to access JSON non-unsigned-integer as unsigned-integer",
@@ -456,14 +462,16 @@ class TestTexts:
             (good(outputs=[{"name": "y"}, {"name": "y"}]), "Duplicate output name 'y' is not allowed in a request"),
         ],
     )  # fmt: skip
-    def test_of_what_does_not_fit_the_model_carry_the_request_id(self, document: Any, text: str) -> None:
+    def test_the_error_of_a_document_that_does_not_fit_the_model_has_the_request_id(
+        self, document: Any, text: str
+    ) -> None:
         code, message = refused(document)
 
         assert code is Code.INVALID
         assert message == UNKNOWN + text
         assert refused({**document, "id": "7"})[1] == "[request id: 7] " + text
 
-    def test_of_bytes_that_are_left_over(self) -> None:
+    def test_surplus_binary_data_is_rejected(self) -> None:
         document = one(data=None, parameters={"binary_data_size": 16})
 
         assert refused(document, bytes(17)) == (
@@ -471,7 +479,7 @@ class TestTexts:
         )  # fmt: skip
 
     @pytest.mark.parametrize(("missing", "size"), [(1, 16), (2**63 - 1 - 15, 2**63 - 1)])
-    def test_of_bytes_that_are_missing(self, missing: int, size: int) -> None:
+    def test_missing_binary_data_is_rejected_with_the_number_of_missing_bytes(self, missing: int, size: int) -> None:
         document = one(data=None, parameters={"binary_data_size": size})
 
         assert refused(document, bytes(15)) == (
@@ -479,7 +487,7 @@ class TestTexts:
             f"{UNKNOWN}unexpected size for input 'x', expecting {missing} additional bytes for model 'm'",
         )
 
-    def test_of_several_inputs_that_are_missing(self) -> None:
+    def test_the_error_for_missing_inputs_lists_the_received_and_the_missing_inputs(self) -> None:
         document = {"inputs": [entry("s", "BYTES", (1, 1), data=["a"])]}
 
         assert refused(document, signature=MANY)[1] == (
@@ -487,7 +495,7 @@ class TestTexts:
             "but missing required input(s) ['i','h']. Please provide all required input(s)."
         )
 
-    def test_of_rows_that_differ(self) -> None:
+    def test_inputs_with_different_batch_sizes_are_rejected(self) -> None:
         entries = [
             entry("i", "INT64", (2, 0), data=[]),
             entry("s", "BYTES", (1, 1), data=["a"]),
@@ -505,13 +513,13 @@ class TestTexts:
             (good(outputs=[{"name": "y", "parameters": {"shared_memory_region": "r"}}]), ONE),
         ],
     )
-    def test_of_shared_memory_that_is_off(self, document: Any, signature: Signature) -> None:
+    def test_shared_memory_is_unsupported_while_it_is_disabled(self, document: Any, signature: Signature) -> None:
         code, message = refused(document, signature=signature)
 
         assert code is Code.UNSUPPORTED
         assert message == DISABLED_TEXT
 
-    def test_of_an_output_that_is_no_tensor(self) -> None:
+    def test_an_output_that_is_not_a_tensor_is_unsupported(self) -> None:
         entries = [
             entry("i", "INT64", (1, 0), data=[]),
             entry("s", "BYTES", (1, 0), data=[]),
@@ -526,25 +534,25 @@ class TestTexts:
 
 class TestSizes:
     @pytest.mark.parametrize("shape", [[2**40, 0, 2], [0, 2**62, 2], [1 << 21, 0, 2]])
-    def test_a_tensor_without_values_has_no_huge_dims(self, shape: list[int]) -> None:
-        # a model may make an output of such a size, and no byte was sent for it
+    def test_an_empty_tensor_with_a_huge_dim_is_rejected(self, shape: list[int]) -> None:
+        # otherwise a model might produce an output of that size although no byte was sent
         code, message = refused({"inputs": [entry("f", "FP64", shape, data=[])]}, signature=FREE)
 
         assert code is Code.INVALID
         assert "shape" in message.lower()
 
-    def test_one_of_usual_dims_is_read(self) -> None:
+    def test_an_empty_tensor_with_ordinary_dims_is_accepted(self) -> None:
         request, _ = read(model(FREE), {"inputs": [entry("f", "FP64", (1000, 0, 2), data=[])]})
 
         assert request.key == ((1000, 0, 2),)
 
-    def test_a_shape_of_a_million_dims_is_refused_without_its_product(self) -> None:
-        # which would have 64 million bits
+    def test_a_shape_of_a_million_dims_is_rejected_without_computing_its_product(self) -> None:
+        # the product would have 64 million bits
         assert refused(one(shape=[2**63 - 1] * 1_000_000))[1] == (
             f"{UNKNOWN}unexpected shape for input 'x' for model 'm': 1000000 dims"
         )
 
-    def test_views_of_the_body_are_not_copies(self) -> None:
+    def test_a_binary_tensor_is_a_view_of_the_body_and_not_a_copy(self) -> None:
         text = json.dumps({"inputs": [entry(parameters={"binary_data_size": 16})]}).encode()
         body = text + bytes(16)
         request, _ = decode(model(), body, len(text), 100, SINK)
@@ -563,7 +571,9 @@ class TestSizes:
     ],
 )
 @pytest.mark.parametrize("batched", [True, False])
-def test_many_texts_of_a_shape_that_does_not_fit_are_not_read(shape: list[int], text: str, batched: bool) -> None:
+def test_strings_of_a_tensor_whose_shape_does_not_fit_are_not_parsed(
+    shape: list[int], text: str, batched: bool
+) -> None:
     texts = (TensorSpec("s", "BYTES", (-1, 2)),)
     entry = {"name": "s", "datatype": "BYTES", "shape": shape, "parameters": {"binary_data_size": 9}}
     with pytest.raises(InferError) as caught:

@@ -35,7 +35,7 @@ def encoder() -> Encoder:
 
 
 def read(body: Body, json_bytes: int) -> tuple[dict[str, Any], list[Array]]:
-    """Read an answer as a client does, with the decoder's own readers."""
+    """Parse an answer as a client does, with the functions of the decoder."""
     document = json.loads(bytes(body[: json_bytes or len(body)]))
     position, arrays = json_bytes, []
     for entry in document["outputs"]:
@@ -50,10 +50,12 @@ def read(body: Body, json_bytes: int) -> tuple[dict[str, Any], list[Array]]:
     return document, arrays
 
 
-class TestThereAndBack:
+class TestRoundTrip:
     @given(st.data(), TEXTS)
     @settings(max_examples=60)
-    def test_any_outputs_in_any_mixture_of_forms(self, data: st.DataObject, request_id: str) -> None:
+    def test_any_outputs_in_any_mixture_of_json_and_binary_round_trip(
+        self, data: st.DataObject, request_id: str
+    ) -> None:
         wanted = tuple(data.draw(st.lists(st.integers(0, len(OUTPUTS) - 1), unique=True, max_size=4)))
         arrays = [data.draw(tensors(OUTPUTS[position][1])) for position in wanted]
         plan = tuple(position not in IN_JSON or data.draw(st.booleans()) for position in wanted)
@@ -67,7 +69,7 @@ class TestThereAndBack:
 
     @given(st.data(), TEXTS)
     @settings(max_examples=60)
-    def test_a_large_answer_has_the_bytes_of_a_small_one(self, data: st.DataObject, request_id: str) -> None:
+    def test_a_mapped_answer_has_the_same_bytes_as_an_ordinary_one(self, data: st.DataObject, request_id: str) -> None:
         wanted = tuple(data.draw(st.lists(st.integers(0, len(OUTPUTS) - 1), unique=True, max_size=4)))
         arrays = [data.draw(tensors(OUTPUTS[position][1])) for position in wanted]
         outputs = []
@@ -83,7 +85,7 @@ class TestThereAndBack:
 
     @given(st.data(), TEXTS)
     @settings(max_examples=60)
-    def test_any_outputs_as_json(self, data: st.DataObject, request_id: str) -> None:
+    def test_any_outputs_round_trip_as_json(self, data: st.DataObject, request_id: str) -> None:
         wanted = tuple(data.draw(st.lists(st.sampled_from(IN_JSON), unique=True, max_size=3)))
         arrays = [data.draw(tensors(OUTPUTS[position][1])) for position in wanted]
         made = encoder()
@@ -95,7 +97,7 @@ class TestThereAndBack:
 
     @given(st.data())
     @settings(max_examples=30)
-    def test_ids_stand_before_what_is_kept(self, data: st.DataObject) -> None:
+    def test_the_id_precedes_the_cached_part_of_the_answer(self, data: st.DataObject) -> None:
         position = data.draw(st.integers(0, len(OUTPUTS) - 1))
         made, array = encoder(), data.draw(tensors(OUTPUTS[position][1]))
         for request_id in ("", "1", 'a"é', ""):
@@ -105,7 +107,7 @@ class TestThereAndBack:
             assert same(found, array)
 
     @given(st.lists(st.lists(st.integers(0, 3), max_size=3), min_size=1, max_size=6))
-    def test_what_is_kept_between_answers_never_shows_in_another(self, shapes: list[list[int]]) -> None:
+    def test_a_cached_part_of_one_answer_never_appears_in_another(self, shapes: list[list[int]]) -> None:
         made = encoder()
         for number, shape in enumerate(shapes):
             array = np.full(shape, number, np.float32)
@@ -117,8 +119,8 @@ class TestThereAndBack:
             assert ("parameters" in document["outputs"][0]) == binary
 
 
-class TestForm:
-    def test_members_stand_in_tritons_order(self) -> None:
+class TestAnswerFormat:
+    def test_members_of_an_answer_are_in_tritons_order(self) -> None:
         body = Encoder("m", "1", [("y", "INT32")]).encode_json("7", (0,), [np.array([[1, 2]], np.int32)])
 
         assert body == (
@@ -126,11 +128,11 @@ class TestForm:
             b'"outputs":[{"name":"y","datatype":"INT32","shape":[1,2],"data":[1,2]}]}'
         )
 
-    def test_without_an_id_there_is_none(self) -> None:
+    def test_an_answer_to_a_request_without_an_id_has_no_id(self) -> None:
         assert b'"id"' not in Encoder("m", "1", [("y", "INT32")]).encode_json("", (0,), [np.array([1], np.int32)])
 
     def test_an_output_as_json_has_no_parameters(self) -> None:
-        # with them the C++ client takes it for a binary one
+        # the C++ client takes an output with parameters for a binary one
         body, _ = Encoder("m", "1", [("y", "INT32"), ("z", "INT32")]).encode_mixed(
             "", (0, 1), (False, True), [np.array([1], np.int32), np.array([2], np.int32)]
         )
@@ -149,7 +151,7 @@ class TestForm:
         assert json_bytes == 0
         assert json.loads(body)["outputs"][0]["parameters"] == {"binary_data_size": 0}
 
-    def test_what_is_not_finite_is_written_as_pythons_json_reads_it(self) -> None:
+    def test_nan_and_infinity_are_written_as_pythons_json_module_reads_them(self) -> None:
         body = Encoder("m", "1", [("y", "FP32")]).encode_json(
             "", (0,), [np.array([np.nan, np.inf, -np.inf], np.float32)]
         )
@@ -157,7 +159,7 @@ class TestForm:
         assert body.endswith(b'"data":[NaN,Infinity,-Infinity]}]}')
 
     @pytest.mark.parametrize("datatype", ["FP16", "BF16"])
-    def test_half_floats_are_refused_as_json(self, datatype: str) -> None:
+    def test_half_floats_are_rejected_as_json(self, datatype: str) -> None:
         array = np.zeros(1, DATATYPES[datatype].dtype)
         for request_id in ("", "7"):
             with pytest.raises(InferError) as caught:
@@ -167,7 +169,7 @@ class TestForm:
 
 @pytest.mark.parametrize("transport", ["http", "grpc"])
 @pytest.mark.parametrize("request_id", ["", "7"])
-def test_outputs_that_all_go_into_shared_memory_are_answered_as_any_that_do(
+def test_an_answer_whose_outputs_are_all_in_shared_memory_equals_the_general_form(
     tmp_path: Path, transport: str, request_id: str
 ) -> None:
     (tmp_path / "key").write_bytes(bytes(32))
@@ -198,7 +200,7 @@ def test_outputs_that_all_go_into_shared_memory_are_answered_as_any_that_do(
         assert answers[0] == answers[1]
 
 
-def test_an_output_that_does_not_fit_into_shared_memory_is_refused_and_all_is_let_go_of(tmp_path: Path) -> None:
+def test_an_output_too_large_for_its_region_is_rejected_and_the_leases_are_released(tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(bytes(8))
     system = SystemRegions(Regions(allowed=True), tmp_path)
     system.register("r", "key", 0, 8)

@@ -1,4 +1,4 @@
-"""Finishing outputs: classes as Triton writes them, and shared memory that is large enough or refused."""
+"""Finishing outputs: classes in Triton's format, and shared memory that is rejected if it is too small."""
 
 from __future__ import annotations
 
@@ -39,40 +39,40 @@ def texts(*args: Any, **options: Any) -> Any:
     return classify(*args, **options).tolist()
 
 
-class TestClasses:
-    def test_are_value_index_and_label_highest_first_for_each_row(self) -> None:
+class TestClassification:
+    def test_classes_are_value_index_and_label_sorted_per_row(self) -> None:
         assert texts("FP32", SCORES, 2, ("cat", "", "dog"), batched=True) == [
             [b"0.700000:1", b"0.200000:2:dog"],
             [b"0.500000:0:cat", b"0.250000:1"],
         ]
 
-    def test_have_no_rows_where_the_model_has_none(self) -> None:
+    def test_classes_have_no_row_axis_if_the_model_is_not_batched(self) -> None:
         found = classify("FP32", SCORES, 2, (), batched=False)
 
         assert found.tolist() == [b"0.700000:1", b"0.500000:3"]
         assert found.shape == (2,)
 
-    def test_are_never_more_than_there_are_values(self) -> None:
+    def test_the_number_of_classes_is_limited_to_the_number_of_values(self) -> None:
         assert classify("FP32", SCORES, 1000, (), batched=True).shape == (2, 3)
         assert classify("FP32", SCORES[:0], 1000, (), batched=True).shape[0] == 0
         assert classify("FP32", SCORES[:, :0], 1000, (), batched=True).shape == (2, 0)
 
-    def test_of_whole_numbers_are_whole(self) -> None:
+    def test_classes_of_an_integer_output_are_written_as_integers(self) -> None:
         assert texts("INT64", np.array([[-(2**62), 2**62 + 1]]), 2, (), batched=True) == [
             [b"%d:1" % (2**62 + 1), b"%d:0" % -(2**62)]
         ]
 
-    def test_of_what_is_not_finite_come_where_they_belong(self) -> None:
+    def test_infinity_sorts_first_and_nan_is_omitted_from_the_top_classes(self) -> None:
         row = np.array([[np.nan, np.inf, 1.5, -np.inf]], np.float64)
 
         assert texts("FP64", row, 2, (), batched=True) == [[b"inf:1", b"1.500000:2"]]
 
     @pytest.mark.parametrize("datatype", sorted(DATATYPES.keys() - set(CLASSIFIED)))
-    def test_are_refused_for_other_datatypes(self, datatype: str) -> None:
+    def test_classification_of_an_unsupported_datatype_is_rejected(self, datatype: str) -> None:
         with pytest.raises(InferError, match=f"unsupported type '{datatype}'"):
             classify(datatype, np.zeros((1, 3), DATATYPES[datatype].dtype), 1, (), batched=True)
 
-    def test_are_refused_past_the_most(self) -> None:
+    def test_classification_beyond_the_maximum_number_of_values_is_rejected(self) -> None:
         with pytest.raises(InferError, match="maximum is 1000000"):
             classify("UINT8", np.zeros((1, MAX_CLASSES + 1), np.uint8), 1, (), batched=True)
         with pytest.raises(InferError, match="maximum is 1000000"):
@@ -85,7 +85,7 @@ class TestClasses:
         ),
         count=st.integers(1, 70),
     )
-    def test_are_those_that_sorting_all_values_gives(self, values: Any, count: int) -> None:
+    def test_the_top_classes_equal_those_found_by_sorting_all_values(self, values: Any, count: int) -> None:
         if values.dtype.kind == "f":
             values = np.nan_to_num(values, nan=0.0)
         datatype = next(name for name in CLASSIFIED if DATATYPES[name].dtype == values.dtype)
@@ -96,26 +96,26 @@ class TestClasses:
             assert [int(text.rpartition(b":")[2]) for text in classes] == order
 
 
-class TestSharedMemory:
+class TestSharedMemoryOutputs:
     def lease(self, folder: Path, offset: int, byte_size: int) -> Any:
         (folder / "key").write_bytes(bytes(64))
         system = SystemRegions(Regions(allowed=True), folder)
         system.register("r", "key", 0, 64)
         return system.lease("r", offset, byte_size)
 
-    def test_takes_the_output_s_bytes_and_no_more(self, tmp_path: Path) -> None:
+    def test_an_output_is_written_into_its_region_without_touching_other_bytes(self, tmp_path: Path) -> None:
         done = finish(model(), ("y", "FP32"), self.lease(tmp_path, 8, 32), SCORES)
 
         assert (done.name, done.datatype, done.shape, done.array) == ("y", "FP32", (2, 3), None)
         assert (tmp_path / "key").read_bytes() == bytes(8) + SCORES.tobytes() + bytes(32)
 
-    def test_takes_strings_with_their_lengths(self, tmp_path: Path) -> None:
+    def test_strings_are_written_with_their_lengths(self, tmp_path: Path) -> None:
         words = np.array([b"a", b"", b"bcd"], np.object_)
         finish(model(), ("y", "BYTES"), self.lease(tmp_path, 0, 64), words)
 
         assert (tmp_path / "key").read_bytes()[:16] == b"\1\0\0\0a\0\0\0\0\3\0\0\0bcd"
 
-    def test_is_not_written_to_by_a_thread_once_its_client_has_gone(self, tmp_path: Path) -> None:
+    def test_a_thread_does_not_write_into_the_region_after_its_client_has_disconnected(self, tmp_path: Path) -> None:
         lease = self.lease(tmp_path, 0, 64)
 
         async def main() -> None:
@@ -132,12 +132,12 @@ class TestSharedMemory:
             with pytest.raises(asyncio.CancelledError):
                 await left
             go_on.set()
-            await answers.encode(9 << 20, int)  # the same thread, which has done with the other
+            await answers.encode(9 << 20, int)  # the same thread, which has finished the other answer
 
         asyncio.run(main())
         assert (tmp_path / "key").read_bytes() == bytes(64)
 
-    def test_that_is_too_small_is_refused_and_not_touched(self, tmp_path: Path) -> None:
+    def test_a_region_that_is_too_small_is_rejected_and_not_written(self, tmp_path: Path) -> None:
         with pytest.raises(InferError) as caught:
             finish(model(), ("y", "FP32"), self.lease(tmp_path, 0, 23), SCORES)
 
@@ -148,7 +148,7 @@ class TestSharedMemory:
         )
         assert (tmp_path / "key").read_bytes() == bytes(64)
 
-    def test_is_let_go_of_when_all_is_done_or_not(self, tmp_path: Path) -> None:
+    def test_the_lease_is_released_whether_or_not_the_output_fits(self, tmp_path: Path) -> None:
         made = model(TensorSpec("y", "FP32", (-1, 3)), labels={"y": ("a",)})
         for size in (64, 1):
             lease = self.lease(tmp_path, 0, size)
@@ -160,7 +160,7 @@ class TestSharedMemory:
                 lease.read()
 
 
-def test_each_output_goes_its_own_way() -> None:
+def test_each_output_is_returned_in_its_requested_form() -> None:
     names = "abc"
     made = model(*[TensorSpec(name, "FP32", (-1, 3)) for name in names], labels={"b": ("one", "two")})
     done = finish_all(made, (2, 1, 0), PerOutputPlan((BINARY, Classes(1, binary=True), JSON)), [SCORES] * 3)
@@ -175,7 +175,7 @@ def test_each_output_goes_its_own_way() -> None:
 
 @pytest.mark.parametrize("width", [4, 400])
 @pytest.mark.parametrize("datatype", ["FP32", "FP64"])
-def test_what_is_no_number_comes_last_even_after_minus_infinity(datatype: str, width: int) -> None:
+def test_nan_sorts_last_even_after_minus_infinity(datatype: str, width: int) -> None:
     values = np.full((1, width), np.nan, DATATYPES[datatype].dtype)
     values[0, 1:4] = np.inf, -np.inf, 0
     found = classify(datatype, values, 4, (), batched=True)
@@ -187,7 +187,7 @@ def test_what_is_no_number_comes_last_even_after_minus_infinity(datatype: str, w
     ("datatype", "lowest", "highest"),
     [("INT8", -128, 127), ("UINT8", 0, 255), ("INT64", -(2**63), 2**63 - 1), ("UINT64", 0, 2**64 - 1)],
 )
-def test_the_extremes_of_integers_have_their_place(datatype: str, lowest: int, highest: int) -> None:
+def test_the_extremes_of_an_integer_type_are_sorted_correctly(datatype: str, lowest: int, highest: int) -> None:
     values = np.array([lowest, 5, highest, 5], DATATYPES[datatype].dtype)
     found = classify(datatype, values, 4, (), batched=False)
 

@@ -22,7 +22,7 @@ from tests.server.v2.rpc.calls import pb
 from tests.server.v2.rpc.calls import request as rpc_request
 
 
-def test_names_with_a_match_are_forwarded_in_any_case() -> None:
+def test_header_names_that_match_the_pattern_are_forwarded_in_any_case() -> None:
     found = Forwarding("^(X-Tenant|trace)")
 
     assert found.from_header({b"x-tenant": b"a", b"tracestate": b"b", b"host": b"c"}) == {
@@ -32,14 +32,14 @@ def test_names_with_a_match_are_forwarded_in_any_case() -> None:
     assert found.from_metadata({"X-TENANT": "ä"}) == {"X-TENANT": "ä"}
 
 
-def test_a_pattern_may_say_that_it_is_meant_as_it_is_written() -> None:
+def test_a_pattern_can_turn_case_sensitivity_on() -> None:
     found = Forwarding("(?-i)X-.*")
 
     assert found.from_metadata({"x-tenant": "a", "X-TENANT": "b"}) == {"X-TENANT": "b"}
 
 
-def test_what_grpc_keeps_for_itself_is_not_forwarded() -> None:
-    """A model that hands all of them on to another server would send it a field `:authority`."""
+def test_fields_reserved_by_grpc_are_not_forwarded() -> None:
+    """A model that forwards all fields to another server would otherwise send it a field `:authority`."""
     found = Forwarding(".*")
     metadata = {"te": "trailers", "content-type": "application/grpc", "user-agent": "a", "grpc-timeout": "1S", "x": "b"}
 
@@ -56,7 +56,7 @@ def test_an_empty_pattern_forwards_nothing() -> None:
 
 
 @pytest.mark.parametrize("name", ["priority", "timeout", "headers", "sequence_id", "triton_x"])
-def test_reserved_names_are_refused_when_they_match(name: str) -> None:
+def test_reserved_names_that_match_the_pattern_are_rejected(name: str) -> None:
     with pytest.raises(InferError) as caught:
         Forwarding(".*").from_header({name.encode(): b"1"})
 
@@ -65,7 +65,7 @@ def test_reserved_names_are_refused_when_they_match(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["http_header_forward_pattern", "grpc_header_forward_pattern"])
-def test_a_pattern_that_is_none_stops_the_start(name: str) -> None:
+def test_an_invalid_pattern_is_rejected_at_startup(name: str) -> None:
     with pytest.raises(SettingError, match="is not a valid regular expression"):
         resolve({name: "("}, {})
 
@@ -83,7 +83,7 @@ def post_inference(prediction, signature, metadata, parameters):
 TENSOR = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}
 
 
-class TestHooks:
+class TestForwardingToHooks:
     @pytest.fixture
     def live(self, tmp_path: Path) -> Iterator[Live]:
         make(tmp_path, "m/1/model.onnx")
@@ -98,7 +98,7 @@ class TestHooks:
         ) as started:
             yield started
 
-    def test_over_http_get_each_request_s_own_parameters_and_forwarded_headers(self, live: Live) -> None:
+    def test_hooks_receive_each_http_requests_own_parameters_and_forwarded_headers(self, live: Live) -> None:
         body = {"inputs": [TENSOR], "parameters": {"p": 0.5, "timeout": 10_000_000}}
         answers = [
             httpx.post(f"{live.url}/v2/models/m/infer", json=body, headers={"X-Mine": value}).json()
@@ -110,7 +110,7 @@ class TestHooks:
             {"p": 0.5, "x-mine": "b", "pre": 2},
         ]
 
-    def test_on_predict_get_forwarded_headers_and_on_generate_parameters(self, live: Live) -> None:
+    def test_hooks_receive_forwarded_headers_on_predict_and_parameters_on_generate(self, live: Live) -> None:
         headers = {"X-Mine": "a"}
         predicted = httpx.post(f"{live.url}/v2/models/m/predict", json={}, headers=headers).json()
         generated = httpx.post(f"{live.url}/v2/models/m/generate", json={"x": [1, 2, 3, 4], "p": "q"}).json()
@@ -118,7 +118,7 @@ class TestHooks:
         assert json.loads(predicted["said"]) == {"x-mine": "a", "pre": 1}
         assert json.loads(generated["said"]) == {"p": "q", "pre": 1}
 
-    def test_over_grpc_likewise_twice_alike(self, live: Live) -> None:
+    def test_hooks_receive_the_same_grpc_parameters_and_metadata_on_a_repeated_request(self, live: Live) -> None:
         message = rpc_request()
         message.parameters["p"].bool_param = True
         found = []

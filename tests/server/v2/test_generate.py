@@ -43,8 +43,8 @@ def refused(**members: Any) -> str:
     return caught.value.message
 
 
-class TestReading:
-    def test_members_are_tensors_by_name_and_parameters_otherwise(self) -> None:
+class TestDecoding:
+    def test_a_member_named_like_an_input_is_a_tensor_and_any_other_is_a_parameter(self) -> None:
         request_id, inputs, parameters = asked(
             text="hello", id="7", temperature=0.5, parameters={"n": [1, 2, 3, 4], "k": True}
         )
@@ -54,16 +54,16 @@ class TestReading:
         assert inputs["n"].tolist() == [[[1, 2], [3, 4]]]
         assert parameters.custom == {"temperature": 0.5, "k": True}
 
-    def test_the_innermost_free_dim_takes_what_is_left(self) -> None:
+    def test_the_innermost_free_dim_takes_the_remaining_values(self) -> None:
         assert asked(text=["a", "b"])[1]["text"].tolist() == [[b"a"], [b"b"]]
 
-    def test_values_that_fill_no_shape_are_refused(self) -> None:
+    def test_values_that_do_not_fill_the_input_shape_are_rejected(self) -> None:
         text = "The schema can not convert input 'n' to tensor with proper shape"
 
         assert refused(text="a", n=[1, 2, 3]) == text
         assert refused(text="a", n=1) == text
 
-    def test_what_is_missing_twice_or_no_object_is_refused(self) -> None:
+    def test_a_missing_or_duplicate_input_or_a_nested_parameter_is_rejected(self) -> None:
         assert "missing required input(s) ['text']" in refused(n=[1, 2])
         nested = "Converting keyword: 'parameters': "
         assert refused(text="a", parameters={"text": "b"}) == f"{nested}input 'text' already exists in request"
@@ -83,7 +83,7 @@ class TestReading:
             parse_generate(MODEL, b"[]", 100)
 
 
-def test_an_answer_has_its_members_by_name_and_single_values_bare() -> None:
+def test_an_answer_has_its_outputs_by_name_and_single_values_without_brackets() -> None:
     outputs = {"out": np.array([[b"hi"]], np.object_), "m": np.array([[1.5, 2]], np.float32)}
 
     assert (
@@ -92,7 +92,7 @@ def test_an_answer_has_its_members_by_name_and_single_values_bare() -> None:
     assert json.loads(GenerateEncoder(MODEL, "7").write(outputs))["id"] == "7"
 
 
-def test_equal_parameters_of_other_types_are_written_as_what_they_are() -> None:
+def test_equal_parameters_of_different_types_are_written_with_their_own_types() -> None:
     members, outputs = GenerateEncoder(MODEL, ""), {"out": np.array([b"hi"], np.object_)}
     said: list[Any] = [1, True, 1.0, "1", 1]
 
@@ -115,7 +115,7 @@ def test_answers_to_one_request_may_differ_in_names_shapes_and_datatypes() -> No
         assert members.write({"id": one, "model_name": two}) == b'{"id":"7",%b}' % end
 
 
-def test_of_several_outputs_that_cannot_be_written_the_first_is_told() -> None:
+def test_the_first_of_several_outputs_that_cannot_be_written_is_in_the_error() -> None:
     half = np.ones(1, np.float16)
 
     for outputs in ({"z": half, "a": half}, {"a": half, "z": half}):
@@ -124,7 +124,7 @@ def test_of_several_outputs_that_cannot_be_written_the_first_is_told() -> None:
 
 
 @pytest.mark.parametrize("verb", ["generate", "generate_stream"])
-def test_no_model_is_held_while_a_body_is_on_its_way(verb: str) -> None:
+def test_no_model_is_held_while_a_request_body_is_being_received(verb: str) -> None:
     engine, held = HeldEngine(), list[int]()
     (model,) = engine.loaded
 
@@ -144,7 +144,7 @@ def test_no_model_is_held_while_a_body_is_on_its_way(verb: str) -> None:
 
 
 class Told:
-    """Hooks whose requests have these answers; and what was sent of them, a list for each write."""
+    """Hooks that give these answers, and the events that were sent, one list per write."""
 
     def __init__(self, *answers: Answer, error: Exception | None = None) -> None:
         self.has_pre = False
@@ -188,27 +188,27 @@ def event(value: float) -> bytes:
     return b'data: {"model_name":"m","model_version":"1","y":%.1f}\n\n' % value
 
 
-class TestTogether:
-    def test_events_that_are_there_together_leave_so(self) -> None:
+class TestEventGrouping:
+    def test_events_that_are_available_together_are_written_together(self) -> None:
         told = Told(y(1), y(2, more=True), y(3, more=True), y(4), y(5))
 
         assert asyncio.run(told.asked()) == [[event(1)], [event(2), event(3), event(4)], [event(5)]]
 
-    def test_what_was_there_leaves_before_an_error_that_comes_instead_of_the_next(self) -> None:
+    def test_events_already_available_are_written_before_a_later_error(self) -> None:
         late = InferError(Code.INTERNAL, "half-way")
         *events, [last] = asyncio.run(Told(y(1), y(2, more=True), error=late).asked())
 
         assert events == [[event(1)], [event(2)]]
         assert last == b'data: {"error":"half-way"}\n\n'
 
-    def test_nor_is_it_lost_with_an_answer_that_cannot_be_written(self) -> None:
+    def test_events_already_available_are_written_before_an_answer_that_cannot_be_encoded(self) -> None:
         bad = Answer({"y": np.array([[b"\xff"]], np.object_)})
         *events, [last] = asyncio.run(Told(y(1, more=True), y(2, more=True), bad).asked())
 
         assert events == [[event(1), event(2)]]
         assert last.startswith(b'data: {"error":"output \'y\' holds bytes that are not UTF-8')
 
-    def test_an_error_among_them_is_one_of_them_and_the_first_gives_the_status(self) -> None:
+    def test_a_failed_answer_is_grouped_with_its_neighbors_and_the_first_answer_sets_the_status(self) -> None:
         failed = Answer({}, InferError(Code.OVERLOADED, "not today"), more=True)
         text = b'data: {"error":"not today"}\n\n'
 
@@ -218,13 +218,13 @@ class TestTogether:
             assert together[-2:] == [text, event(1)]
             assert told.status == status
 
-    def test_many_leave_before_the_last_of_them_is_there(self) -> None:
+    def test_a_large_group_of_events_is_written_in_several_pieces(self) -> None:
         writes = asyncio.run(Told(*[y(1, more=True, count=4000)] * 20, y(1)).asked())
 
         assert sum(map(len, writes)) == 21
         assert max(sum(map(len, texts)) for texts in writes) < 2 * _MAX_GROUP_BYTES
 
-    def test_a_large_one_keeps_none_before_it_back(self) -> None:
+    def test_a_large_event_does_not_delay_the_events_before_it(self) -> None:
         large = y(2, more=True, count=_LARGE_BYTES)
         writes = asyncio.run(Told(y(1, more=True), large, y(3)).asked())
 
@@ -244,9 +244,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
 SIMPLE = {"INPUT0": list(range(16)), "INPUT1": [1] * 16}
 
 
-class TestServing:
+class TestEndpoints:
     @pytest.mark.parametrize("path", ["/v2/models/simple", "/v2/models/simple/versions/1"])
-    def test_generate_answers_one_object(self, server: httpx.Client, path: str) -> None:
+    def test_generate_returns_one_json_object(self, server: httpx.Client, path: str) -> None:
         answer = server.post(f"{path}/generate", json=SIMPLE)
 
         assert answer.headers["content-type"] == "application/json"
@@ -255,19 +255,19 @@ class TestServing:
             "OUTPUT1": [i - 1 for i in range(16)],
         }  # fmt: skip
 
-    def test_generate_stream_answers_one_event(self, server: httpx.Client) -> None:
+    def test_generate_stream_returns_one_event_for_an_ordinary_model(self, server: httpx.Client) -> None:
         answer = server.post("/v2/models/rows/generate_stream", json={"x": 2.5})
 
         assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
         assert answer.text == 'data: {"model_name":"rows","model_version":"1","y":2.5}\n\n'
 
-    def test_a_proxy_is_told_to_pass_events_on_as_they_come(self, server: httpx.Client) -> None:
+    def test_generate_stream_disables_buffering_in_proxies(self, server: httpx.Client) -> None:
         for kind, said in (("generate_stream", "no"), ("generate", None)):
             answer = server.post(f"/v2/models/rows/{kind}", json={"x": 2.5})
 
             assert answer.headers.get("x-accel-buffering") == said
 
-    def test_what_fails_before_inference_is_answered_as_json(self, server: httpx.Client) -> None:
+    def test_an_error_before_inference_is_returned_as_json(self, server: httpx.Client) -> None:
         for kind in ("generate", "generate_stream"):
             answer = server.post(f"/v2/models/simple/{kind}", json={"INPUT0": 1})
             assert (answer.status_code, answer.headers["content-type"]) == (400, "application/json")
@@ -276,13 +276,13 @@ class TestServing:
             coded = server.post(f"/v2/models/simple/{kind}", content=b"", headers={"content-encoding": "gzip"})
             assert coded.json() == {"error": "Unsupported content-encoding, only 'identity' is supported."}
 
-    def test_so_is_a_shape_that_the_model_does_not_take(self, server: httpx.Client) -> None:
+    def test_an_input_shape_that_does_not_fit_the_model_is_rejected_as_json(self, server: httpx.Client) -> None:
         for kind in ("generate", "generate_stream"):
             answer = server.post(f"/v2/models/simple/{kind}", json={"INPUT0": [1] * 32, "INPUT1": [1] * 16})
             assert (answer.status_code, answer.headers["content-type"]) == (400, "application/json")
             assert answer.json() == {"error": "input 'INPUT1' batch size does not match other inputs for 'simple'"}
 
-    def test_what_fails_in_inference_is_an_event(self, server: httpx.Client) -> None:
+    def test_an_error_during_inference_is_an_event_of_generate_stream(self, server: httpx.Client) -> None:
         words = {"INPUT0": ["x"] * 16, "INPUT1": ["1"] * 16}
 
         answer = server.post("/v2/models/simple_string/generate_stream", json=words)

@@ -1,4 +1,4 @@
-"""Inference as the Service of a connection, over a fake transport and an Engine that answers when told."""
+"""Inference as the Service of a connection, over a fake transport and an Engine that answers on demand."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ANSWER = b'{"model_name":"m","model_version":"1","outputs":[{"name":"y","datatyp
 
 @dataclass
 class HeldEngine:
-    """Keeps what is submitted until the test lets it go."""
+    """Keeps submitted requests until the test lets them go."""
 
     loaded: Model = field(default_factory=fake_model)
     generation: int = 1
@@ -67,7 +67,7 @@ class HeldEngine:
         return self.refusal
 
     def let_go(self, values: Any = ((1, 2, 3, 4),)) -> None:
-        """Answer all that was submitted, as one batch."""
+        """Answer all submitted requests as one batch."""
         batch, self.held = self.held, []
         for each in batch:
             each.outputs = [np.array(values, np.float32)]
@@ -79,7 +79,7 @@ class NoHooks:
 
 
 class Served(Lane):
-    """A connection whose Service is Inference, that of a connection `shared_positions` it, if any."""
+    """A connection whose Service is Inference, shared with the connection `of` if there is one."""
 
     def __init__(self, beside: Served | None = None) -> None:
         self.engine: HeldEngine = beside.engine if beside else HeldEngine()
@@ -87,7 +87,7 @@ class Served(Lane):
         super().__init__(shared=beside.shared if beside else HttpShared(service, Limits()))
 
     async def refused(self, raw: bytes) -> tuple[int, str]:
-        """Feed one request that is refused."""
+        """Feed one request that is rejected."""
         self.transport.written.clear()
         [answer] = await self.fed(raw)
         return answer.status, json.loads(answer.body)["error"]
@@ -119,7 +119,7 @@ def test_pipelined_requests_run_one_after_the_other() -> None:
 
 
 @pytest.mark.parametrize("lines", [(), ("content-encoding: gzip",)])
-def test_a_client_that_goes_away_has_the_request_cancelled_that_is_under_way(lines: tuple[str, ...]) -> None:
+def test_the_current_request_is_canceled_when_its_client_disconnects(lines: tuple[str, ...]) -> None:
     async def main() -> None:
         served = Served()
         body = gzip.compress(BODY) if lines else BODY
@@ -137,7 +137,7 @@ def test_a_client_that_goes_away_has_the_request_cancelled_that_is_under_way(lin
     run(main)
 
 
-def test_compressed_requests_that_wait_for_a_thread_wait_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compressed_requests_that_wait_for_a_thread_are_not_decompressed_early(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = []
 
     def noted(name: str) -> None:
@@ -164,7 +164,7 @@ def test_compressed_requests_that_wait_for_a_thread_wait_packed(monkeypatch: pyt
     assert steps == [("decompress", False), ("decode", False)] * 3
 
 
-def test_a_request_that_takes_steps_may_follow_one_at_once() -> None:
+def test_pipelined_requests_that_fail_in_a_task_are_all_answered() -> None:
     async def main() -> None:
         served = Served()
         broken = request(PATH, b"broken", "content-encoding: gzip")
@@ -191,7 +191,7 @@ ONES = np.ones((1, 1), np.float32)
         (ONES, 600_000, False, False),
     ],
 )
-def test_large_answers_are_encoded_on_a_thread(
+def test_an_answer_is_encoded_on_a_thread_only_if_it_is_large(
     monkeypatch: pytest.MonkeyPatch, array: Any, count: int, *, binary: bool, here: bool
 ) -> None:
     where = []
@@ -234,7 +234,7 @@ def test_large_answers_are_encoded_on_a_thread(
 @pytest.mark.parametrize(
     ("binary", "count", "here"), [(True, 50, True), (True, 60, False), (False, 1, True), (False, 2, False)]
 )
-def test_outputs_that_are_large_together_are_encoded_on_a_thread(
+def test_outputs_that_are_large_only_together_are_encoded_on_a_thread(
     columns: int, count: int, *, binary: bool, here: bool
 ) -> None:
     names = [f"y{number}" for number in range(60)]
@@ -257,7 +257,7 @@ def test_outputs_that_are_large_together_are_encoded_on_a_thread(
     run(main)
 
 
-def test_a_large_request_is_not_turned_away_for_a_model_that_has_given_way() -> None:
+def test_a_large_request_survives_the_replacement_of_its_model_by_one_with_a_full_queue() -> None:
     async def main() -> None:
         served = Served()
         await served.fed(large := request(PATH, BODY + b" " * 70_000))
@@ -265,7 +265,7 @@ def test_a_large_request_is_not_turned_away_for_a_model_that_has_given_way() -> 
         served.engine.generation += 1
         served.engine.refusal = InferError(Code.OVERLOADED, "its queue is full")
         await served.fed(large[:70_000])
-        served.engine.refusal = None  # nor is that of the model which has its name now
+        served.engine.refusal = None  # the rest is not rejected by the new model of that name either
         await served.fed(large[70_000:])
         served.engine.let_go()
 
@@ -275,7 +275,7 @@ def test_a_large_request_is_not_turned_away_for_a_model_that_has_given_way() -> 
 
 
 @pytest.mark.parametrize("lines", [(), ("content-encoding: gzip",)])
-def test_what_nobody_foresaw_is_answered_with_an_id_and_logged_under_it(
+def test_an_unexpected_exception_is_logged_and_answered_with_the_request_id(
     lines: tuple[str, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
@@ -295,7 +295,7 @@ def test_what_nobody_foresaw_is_answered_with_an_id_and_logged_under_it(
     run(main)
 
 
-def test_an_answer_that_cannot_be_written_harms_no_other_of_its_batch() -> None:
+def test_an_answer_that_cannot_be_encoded_does_not_affect_others_of_its_batch() -> None:
     async def main() -> None:
         first, second = Served(), Served()
         await first.fed(request(PATH, BODY))
@@ -319,7 +319,7 @@ def test_an_answer_that_cannot_be_written_harms_no_other_of_its_batch() -> None:
         ("1000", 400, f"inference header size should be in range (0, {len(BODY)}), got: 1000"),
     ],
 )
-def test_a_length_of_the_json_that_is_none_is_refused(value: str, status: int, text: str) -> None:
+def test_an_invalid_inference_header_content_length_is_rejected(value: str, status: int, text: str) -> None:
     async def main() -> None:
         served = Served()
         found = await served.refused(request(PATH, BODY, f"inference-header-content-length: {value}"))
@@ -348,7 +348,7 @@ def test_a_length_of_the_json_that_is_none_is_refused(value: str, status: int, t
         ("/v2/models/m/versions/" + "9" * 5000 + "/infer", 400),
     ],
 )
-def test_a_path_names_a_model_and_perhaps_a_version(path: str, status: int) -> None:
+def test_an_inference_path_has_a_model_name_and_an_optional_version(path: str, status: int) -> None:
     async def main() -> None:
         served = Served()
         await served.fed(request(path, BODY))
@@ -360,7 +360,7 @@ def test_a_path_names_a_model_and_perhaps_a_version(path: str, status: int) -> N
     run(main)
 
 
-def test_a_path_that_is_only_nearly_one_is_left_to_uvicorn() -> None:
+def test_a_path_that_only_resembles_an_inference_path_is_passed_to_the_application() -> None:
     async def main() -> None:
         served = Served()
         raw = [request(PATH + end, BODY) for end in ("/", "x", "/generate")]

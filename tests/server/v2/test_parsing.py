@@ -32,7 +32,7 @@ def refused(text: bytes, max_depth: int = DEPTH) -> str:
 
 
 def flat(value: Any) -> Any:
-    """Flatten the data of inputs, which simdjson gives flat: nesting of numbers says nothing."""
+    """Flatten the data of inputs, as simdjson does: the nesting of numbers has no meaning."""
     if isinstance(value, np.ndarray):
         return value.tolist()
     if not isinstance(value, list):
@@ -45,7 +45,7 @@ def flat(value: Any) -> Any:
 
 
 def comparable(document: Any) -> Any:
-    """Make what both parsers give the same: in data, lists are flat and numbers are numbers."""
+    """Normalize the results of both parsers: lists of data become flat, and arrays become lists."""
     if not isinstance(document, dict) or not isinstance(document.get("inputs"), list):
         return document
     return document | {
@@ -57,7 +57,7 @@ def comparable(document: Any) -> Any:
 
 
 def both(text: bytes) -> tuple[Any, Any]:
-    """Parse below and above the size from which simdjson parses; None for what is refused."""
+    """Parse below and above the size from which simdjson is used; None stands for a rejection."""
     assert len(text) < SIMD_BYTES
     found = []
     for padded in (text, text + PADDING):
@@ -79,14 +79,14 @@ SMALL = DOCUMENTS.map(lambda document: json.dumps(document).encode()).filter(lam
 
 class TestBothParsers:
     @given(SMALL)
-    def test_give_the_same_document(self, text: bytes) -> None:
+    def test_both_parsers_return_the_same_document(self, text: bytes) -> None:
         below, above = both(text)
 
         assert below is not None
         assert below == above
 
     @given(SMALL, st.data())
-    def test_take_and_refuse_the_same_texts(self, text: bytes, data: st.DataObject) -> None:
+    def test_both_parsers_accept_and_reject_the_same_mutated_texts(self, text: bytes, data: st.DataObject) -> None:
         at = data.draw(st.integers(0, len(text)))
         gone = data.draw(st.integers(0, 3))
         put = data.draw(st.binary(max_size=3) | st.sampled_from([b'"', b"[", b"}", b",", b"\\", b"NaN", b"\xff", b"1"]))
@@ -116,22 +116,22 @@ class TestBothParsers:
             b"{}",
         ],
     )
-    def test_agree_where_parsers_may_differ(self, text: bytes) -> None:
+    def test_both_parsers_agree_on_documents_that_parsers_often_treat_differently(self, text: bytes) -> None:
         below, above = both(text)
 
         assert below is not None
         assert below == above
 
-    def test_a_mark_of_the_byte_order_is_passed_over_as_triton_does(self) -> None:
+    def test_a_byte_order_mark_is_skipped_as_in_triton(self) -> None:
         assert both(b'\xef\xbb\xbf{"a":[1,2]}') == ({"a": [1, 2]}, {"a": [1, 2]})
 
     @pytest.mark.parametrize("zeros", [b"\0", b" \0\0"])
-    def test_zeros_behind_a_text_are_its_end_as_in_triton(self, zeros: bytes) -> None:
+    def test_zero_bytes_after_the_document_are_ignored_as_in_triton(self, zeros: bytes) -> None:
         assert parse(b'{"a":1}' + zeros, DEPTH) == {"a": 1}
         assert parse(b'{"a":1}' + PADDING + zeros, DEPTH) == {"a": 1}
         assert parse(b'{"a":Infinity}' + zeros, DEPTH) == {"a": math.inf}
 
-    def test_the_last_of_equal_keys_counts(self) -> None:
+    def test_the_last_of_several_equal_keys_is_used(self) -> None:
         assert parse(b'{"id":"first","id":"last"}' + PADDING, DEPTH) == {"id": "last"}
 
     @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ class TestBothParsers:
             b'{"a":nan}', b'{"a":-nan}', b'{"a":inf}', b'{"a":undefined}', b'{"a":1 /* */}', b"[" + b"1" * 400 + b"]",
         ],
     )  # fmt: skip
-    def test_refuse_what_is_no_json(self, text: bytes) -> None:
+    def test_both_parsers_reject_invalid_json(self, text: bytes) -> None:
         assert both(text) == (None, None)
         assert refused(text).startswith("failed to parse the request JSON buffer: ")
 
@@ -162,7 +162,7 @@ class TestBothParsers:
             (b"{}x", "The document root must not be followed by other values. at 2"),
         ],
     )
-    def test_the_commonest_mistakes_are_told_in_tritons_words(self, text: bytes, said: str) -> None:
+    def test_the_most_common_syntax_errors_are_reported_with_tritons_messages(self, text: bytes, said: str) -> None:
         assert refused(text) == f"failed to parse the request JSON buffer: {said}"
 
 
@@ -176,29 +176,31 @@ class TestNumbersInBuffers:
             ("FP64", [], []),
         ],
     )
-    def test_large_texts_have_no_python_number_each(self, datatype: str, data: Any, values: Any) -> None:
+    def test_tensor_data_of_a_large_document_is_parsed_into_an_array(
+        self, datatype: str, data: Any, values: Any
+    ) -> None:
         text = json.dumps({"inputs": [{"name": "x", "datatype": datatype, "data": data}]}).encode() + PADDING
         found = parse(text, DEPTH)["inputs"][0]["data"]
 
         assert isinstance(found, np.ndarray)
         assert found.tolist() == values
 
-    def test_many_inputs_of_few_numbers_are_no_large_text(self) -> None:
+    def test_many_inputs_with_few_numbers_are_parsed_as_lists(self) -> None:
         entries = [{"name": f"x{number}", "datatype": "FP32", "data": [1.5] * 4} for number in range(80)]
         text = json.dumps({"inputs": entries}).encode()
         assert len(text) > SIMD_BYTES
 
         assert parse(text, DEPTH) == {"inputs": entries}
 
-    def test_without_simd_all_is_plain(self) -> None:
+    def test_tensor_data_is_parsed_as_lists_if_simd_is_off(self) -> None:
         text = b'{"inputs":[{"data":[1,2]}]}' + PADDING
 
         assert parse(text, DEPTH, simd=False) == {"inputs": [{"data": [1, 2]}]}
 
 
-class TestDepth:
+class TestNestingDepth:
     @given(ANYTHING)
-    def test_is_counted_in_brackets_outside_strings(self, document: Any) -> None:
+    def test_nesting_depth_counts_brackets_outside_strings(self, document: Any) -> None:
         def depth(value: Any) -> int:
             inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
             return 0 if inner is None else 1 + max(map(depth, inner), default=0)
@@ -210,25 +212,25 @@ class TestDepth:
             assert refused(text, deepest - 1) == f"JSON nesting depth exceeds maximum allowed limit ({deepest - 1})"
 
     @pytest.mark.parametrize("text", [b'"[[["', b'"\\"[[["', b'"\\\\",[[1]]', b'"{","[[[[[[[[[[[["', b'"\\u005b[[["'])
-    def test_brackets_in_strings_do_not_count(self, text: bytes) -> None:
+    def test_brackets_inside_strings_do_not_count_toward_the_depth(self, text: bytes) -> None:
         assert parse(b"[" + text + b"]", 3) == json.loads(b"[" + text + b"]")
 
     @pytest.mark.parametrize("opened", [b"[", b'{"a":', b"[{"])
-    def test_250000_levels_are_refused_before_they_are_parsed(self, opened: bytes) -> None:
+    def test_a_document_with_250000_levels_is_rejected_before_it_is_parsed(self, opened: bytes) -> None:
         assert refused(opened * 250_000) == "JSON nesting depth exceeds maximum allowed limit (100)"
 
     @pytest.mark.parametrize("end", [b"", b"\\", b"\\\\", b'"', b"x"])
     @pytest.mark.parametrize("inside", [b'\\"', b"\\\\", b'"a', b'"', b"a"])
-    def test_strings_that_do_not_end_take_no_longer_than_others(self, inside: bytes, end: bytes) -> None:
+    def test_an_unterminated_string_is_scanned_in_linear_time(self, inside: bytes, end: bytes) -> None:
         start = time.process_time()
         refused(b"[" * 101 + b'"' + inside * 100_000 + end)
 
-        # matched again from every quote, it would be minutes
+        # a pattern that starts again at every quote would take minutes
         assert time.process_time() - start < 1.0
 
 
-class TestNotFinite:
-    def test_the_tokens_of_pythons_json_are_read(self) -> None:
+class TestNanAndInfinity:
+    def test_the_nan_and_infinity_tokens_of_pythons_json_module_are_parsed(self) -> None:
         found = parse(b'{"inputs":[{"data":[NaN,Infinity,-Infinity,1.5,-2]}],"id":"NaN"}', DEPTH)
 
         assert math.isnan(found["inputs"][0]["data"][0])
@@ -245,10 +247,10 @@ class TestNotFinite:
             b"[NaN,%b]" % (b"9" * 400), b"[NaN,-%b]" % (b"9" * 5000),
         ],
     )  # fmt: skip
-    def test_beside_them_nothing_else_is_forgiven(self, text: bytes) -> None:
+    def test_a_document_with_nan_is_otherwise_checked_strictly(self, text: bytes) -> None:
         assert refused(text).startswith("failed to parse the request JSON buffer: ")
 
-    def test_integers_beside_them_are_of_64_bits_or_floats(self) -> None:
+    def test_integers_beyond_64_bits_become_floats_in_a_document_with_nan(self) -> None:
         digits = [str(2**64 - 1), str(2**64), str(-(2**63)), str(-(2**63) - 1), "9" * 300]
         found = parse(f"[NaN,{','.join(digits)}]".encode(), DEPTH)
 
@@ -265,7 +267,7 @@ def no_simdjson(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_simdjson")
-def test_without_simdjson_which_has_no_wheels_for_python_3_14_all_is_read_all_the_same() -> None:
+def test_documents_are_parsed_without_simdjson_which_has_no_wheels_for_python_3_14() -> None:
     document = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [2], "data": [1.5, 2]}]}
     text = json.dumps(document).encode() + PADDING
 
@@ -274,7 +276,7 @@ def test_without_simdjson_which_has_no_wheels_for_python_3_14_all_is_read_all_th
     assert refused(text + b"x").startswith("failed to parse the request JSON buffer: ")
 
 
-def test_an_object_of_many_keys_is_read_in_no_more_than_linear_time() -> None:
+def test_an_object_with_many_keys_is_parsed_in_linear_time() -> None:
     keys = b",".join(b'"%d":1' % number for number in range(50_000))
     start = time.process_time()
     for text in (b"{" + keys + b"}", b'{"inputs":[{' + keys + b"}]}"):
@@ -283,12 +285,12 @@ def test_an_object_of_many_keys_is_read_in_no_more_than_linear_time() -> None:
     assert time.process_time() - start < 2.0
 
 
-def test_a_list_of_more_elements_than_simdjson_counts_is_never_made() -> None:
-    # simdjson's own list would be written to behind its end
+def test_a_list_with_more_elements_than_simdjson_can_count_is_rejected() -> None:
+    # simdjson would write beyond the end of its own list
     assert refused(b'{"outputs":[' + b"0," * (1 << 24) + b"1]}").startswith("JSON has more than 4194304 values")
 
 
-def test_inputs_without_end_are_not_looked_at_one_by_one() -> None:
+def test_thousands_of_inputs_are_not_converted_one_by_one() -> None:
     with patch.object(parsing, "_convert_entry", None):
         found = parse(b'{"inputs":[' + b"{}," * 9_999 + b"{}]}", DEPTH)
 
@@ -296,7 +298,7 @@ def test_inputs_without_end_are_not_looked_at_one_by_one() -> None:
 
 
 class TestManyValues:
-    """The bound is lowered here; what counts as a value is tested in test_json_text.py."""
+    """The limit is lowered for these tests; test_json_text.py tests what counts as a value."""
 
     MOST = 2000
 
@@ -304,7 +306,7 @@ class TestManyValues:
     def _few(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(parsing, "MAX_VALUES", self.MOST)
         for name in ("has_more_values", "may_have_more_values"):
-            monkeypatch.setattr(parsing, name, partial(getattr(json_text, name), most=self.MOST))
+            monkeypatch.setattr(parsing, name, partial(getattr(json_text, name), max_values=self.MOST))
 
     @pytest.mark.parametrize("simd", [True, False])
     @pytest.mark.parametrize(
@@ -320,26 +322,26 @@ class TestManyValues:
             b"[%b]" % b",".join([b"{}"] * 2001),
         ],
     )
-    def test_are_refused_before_they_are_made(self, text: bytes, simd: bool) -> None:
+    def test_a_document_with_too_many_values_is_rejected_before_it_is_built(self, text: bytes, simd: bool) -> None:
         with pytest.raises(InferError, match="JSON has more than 4194304 values") as caught:
             parse(text + PADDING, DEPTH, simd=simd)
         assert caught.value.code is Code.INVALID
 
     @pytest.mark.parametrize("rows", [[1.5] * 5000, [[1], [2]] * 2500])
-    def test_numbers_of_tensors_are_none(self, rows: Any) -> None:
+    def test_numbers_of_tensors_do_not_count_toward_the_limit(self, rows: Any) -> None:
         document = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": rows}], "id": "x," * 5000}
         found = parse(json.dumps(document).encode(), DEPTH)
 
         assert found["inputs"][0]["data"].tolist() == flat(rows)
         assert found["id"] == document["id"]
 
-    def test_texts_with_commas_are_one_each(self) -> None:
+    def test_a_string_with_commas_counts_as_one_value(self) -> None:
         text = b'{"inputs":[{"datatype":"BYTES","data":["%b","[{"]}]}' % (b"," * 5000)
 
         assert parse(text, DEPTH) == parse(text, DEPTH, simd=False) == json.loads(text)
 
 
-def test_more_numbers_than_simdjson_counts_are_read_all_the_same() -> None:
+def test_a_tensor_with_more_numbers_than_simdjson_can_count_is_parsed() -> None:
     numbers = (1 << 24) + 1
     text = b'{"inputs":[{"datatype":"UINT8","data":[%b7]}]}' % (b"1," * (numbers - 1))
     found = parse(text, DEPTH)["inputs"][0]["data"]

@@ -1,4 +1,4 @@
-"""The control plane's application, and what FastAPI is imported for."""
+"""The application of the control plane, and when FastAPI is imported."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LOADING = Route("POST", ("/v2/repository/models/{model}/load",), _same, "What an
 
 
 def ask(app: Starlette, *asked: tuple[str, str]) -> list[httpx.Response]:
-    """Ask all of it at once."""
+    """Send all requests in parallel."""
 
     async def main() -> list[httpx.Response]:
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
@@ -44,7 +44,9 @@ def app() -> Starlette:
     return make_app([ASKED, LOADING], pages=True)
 
 
-def test_what_is_served_and_what_is_not_needs_no_fastapi(app: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_routes_and_errors_are_served_without_importing_fastapi(
+    app: Starlette, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "fastapi", None)
     load = "POST", "/v2/repository/models/iris/load"
 
@@ -58,7 +60,7 @@ def test_what_is_served_and_what_is_not_needs_no_fastapi(app: Starlette, monkeyp
     ]  # fmt: skip
 
 
-def test_the_pages_tell_of_all_routes_and_are_made_once_and_not_on_the_loop(
+def test_the_openapi_pages_list_all_routes_and_are_rendered_once_on_a_thread(
     app: Starlette, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads = []
@@ -77,7 +79,7 @@ def test_the_pages_tell_of_all_routes_and_are_made_once_and_not_on_the_loop(
     assert threads != [threading.main_thread()]
 
 
-def test_what_is_restricted_is(app: Starlette) -> None:
+def test_restricted_endpoints_are_forbidden_without_their_key(app: Starlette) -> None:
     app.state.restricted = RestrictedApis.parse(["metadata,model-repository:key=value"])
 
     answers = ask(app, ("GET", "/v2"), ("POST", "/v2/repository/models/iris/load"))
@@ -85,13 +87,13 @@ def test_what_is_restricted_is(app: Starlette) -> None:
     assert [answer.status_code for answer in answers] == [403, 403]
 
 
-def test_its_paths_are_those_of_the_routes_and_the_pages(app: Starlette) -> None:
+def test_is_served_recognizes_the_routes_and_the_openapi_pages(app: Starlette) -> None:
     served = ["/v2", "/v2/models/a", "/v2/repository/models/a/load", "/docs", "/openapi.json"]
 
     assert [path for path in (*served, "/", "/v2/models", "/redoc") if is_served(app, path)] == served
 
 
-def test_a_server_starts_without_fastapi_and_without_a_runtime() -> None:
+def test_a_server_starts_without_importing_fastapi_or_a_model_runtime() -> None:
     heavy = ("fastapi", "pydantic", "onnxruntime", "tensorflow", "tritonclient")
     program = (
         "import sys, penstock.server.serve, penstock.server.fronts.front, penstock.server.fronts.engine_server\n"

@@ -1,4 +1,4 @@
-"""Predictions: `predict` of a small sample, over a fake transport and an Engine that answers when told."""
+"""Predictions: `predict` with a small sample, over a fake transport and an Engine that answers on demand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ANSWER = b"[[[1.0,2.0,3.0,4.0]]]"
 
 
 class Predicting(Lane):
-    """A connection whose Service is Inference, and the Hooks of its one model, which has no file of its own."""
+    """A connection whose Service is Inference, and the Hooks of its one model, which has no hooks file."""
 
     def __init__(self, engine: HeldEngine, hooks: Hooks) -> None:
         self.engine, self.hooks = engine, hooks
@@ -36,7 +36,7 @@ class Predicting(Lane):
         return cls(engine, await Hooks.load(cast(Any, engine), engine.loaded))
 
     async def closed(self) -> bool:
-        """Whether its hooks can be closed at once, since they are through with all that they let in."""
+        """Whether the hooks close immediately because all their requests have ended."""
         closing = asyncio.ensure_future(self.hooks.close())
         await turns()
         through = closing.done()
@@ -44,7 +44,7 @@ class Predicting(Lane):
         return through
 
 
-def test_one_is_answered_when_its_batch_is_done_without_a_task() -> None:
+def test_a_prediction_is_answered_without_a_task_when_its_batch_is_done() -> None:
     async def main() -> None:
         served = await Predicting.made()
         assert await served.fed(request(PATH, SAMPLE)) == []
@@ -59,7 +59,7 @@ def test_one_is_answered_when_its_batch_is_done_without_a_task() -> None:
     run(main)
 
 
-def test_pipelined_ones_run_one_after_the_other() -> None:
+def test_pipelined_predictions_run_one_after_another() -> None:
     async def main() -> None:
         served = await Predicting.made()
         await served.fed(request(PATH, SAMPLE) * 2)
@@ -74,7 +74,7 @@ def test_pipelined_ones_run_one_after_the_other() -> None:
     run(main)
 
 
-def test_that_of_a_client_that_goes_away_is_cancelled_and_counted_out() -> None:
+def test_the_prediction_of_a_client_that_disconnects_is_canceled_and_no_longer_counted() -> None:
     async def main() -> None:
         served = await Predicting.made()
         await served.fed(request(PATH, SAMPLE))
@@ -99,7 +99,7 @@ def test_that_of_a_client_that_goes_away_is_cancelled_and_counted_out() -> None:
     ],
     ids=["refused", "our own"],
 )
-def test_what_fails_at_once_is_told_at_once(
+def test_a_prediction_that_fails_immediately_is_answered_immediately(
     failure: Exception, status: int, told: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
@@ -115,7 +115,7 @@ def test_what_fails_at_once_is_told_at_once(
     run(main)
 
 
-def test_what_fails_later_is_told_later() -> None:
+def test_a_prediction_that_fails_later_is_answered_with_its_error() -> None:
     async def main() -> None:
         served = await Predicting.made()
         await served.fed(request(PATH, SAMPLE))
@@ -129,7 +129,7 @@ def test_what_fails_later_is_told_later() -> None:
     run(main)
 
 
-def test_a_sample_that_is_no_json_is_refused() -> None:
+def test_a_sample_that_is_not_json_is_rejected() -> None:
     async def main() -> None:
         served = await Predicting.made()
         [answer] = await served.fed(request(PATH, b"[1,"))

@@ -1,4 +1,4 @@
-"""The raw binary request: a body that is nothing but the input's bytes, as curl would send a file."""
+"""The raw binary request: a body that holds only the bytes of the input, as curl sends a file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def refused(signature: Signature, body: bytes) -> str:
     return caught.value.message
 
 
-class TestShapes:
+class TestInputShape:
     @pytest.mark.parametrize(
         ("signature", "shape"),
         [
@@ -44,7 +44,7 @@ class TestShapes:
             (one("UINT8", -1, 12), (1, 2, 12)),
         ],
     )
-    def test_are_the_model_s_with_one_row_and_what_is_left_for_a_free_dim(
+    def test_a_raw_input_gets_one_row_and_its_free_dim_is_deduced_from_the_size(
         self, signature: Signature, shape: tuple[int, ...]
     ) -> None:
         body = np.arange(6, dtype=np.float32).tobytes()
@@ -57,13 +57,13 @@ class TestShapes:
         assert options.plan == (True,)
         assert (request.rows, request.nbytes) == (1, 24)
 
-    def test_of_nothing_are_empty_where_a_dim_is_free(self) -> None:
+    def test_an_empty_body_makes_an_empty_tensor_if_a_dim_is_free(self) -> None:
         request, _ = decode_raw(fake_model(signature=one("FP32", -1)), b"", SINK)
 
         assert request.inputs[0] is not None
         assert request.inputs[0].shape == (1, 0)
 
-    def test_that_do_not_follow_are_refused(self) -> None:
+    def test_a_body_whose_shape_cannot_be_deduced_is_rejected(self) -> None:
         text = (
             "The shape of the raw input 'x' can not be deduced because there are more than one variable-sized dimension"
         )
@@ -76,7 +76,7 @@ class TestShapes:
             "Raw request must only have 1 input (found 1) to be deduced but got 2 inputs in 'm' model configuration"
         )
 
-    def test_of_a_string_are_one(self) -> None:
+    def test_a_raw_string_input_is_a_single_string(self) -> None:
         request, _ = decode_raw(fake_model(signature=one("BYTES", 1)), b"a text", SINK)
 
         assert request.inputs[0] is not None
@@ -104,7 +104,7 @@ def posted(live: Live, model: str, body: bytes) -> tuple[int, dict[str, str], by
 
 
 @pytest.mark.parametrize("count", [3, 200_000])
-def test_outputs_come_back_binary(live: Live, count: int) -> None:
+def test_a_raw_request_returns_binary_outputs(live: Live, count: int) -> None:
     values = np.arange(count, dtype=np.float32)
     status, headers, content = posted(live, "rows", values.tobytes())
     length = int(headers["inference-header-content-length"])
@@ -119,7 +119,7 @@ def test_outputs_come_back_binary(live: Live, count: int) -> None:
     assert content[length:] == values.tobytes()
 
 
-def test_what_cannot_be_raw_is_answered_with_400(live: Live) -> None:
+def test_a_raw_request_to_a_model_with_two_inputs_is_a_bad_request(live: Live) -> None:
     status, _, content = posted(live, "simple", bytes(64))
 
     assert status == 400

@@ -1,4 +1,4 @@
-"""Shared memory regions: what may be registered, and what a lease reads and writes whatever the client does."""
+"""Shared memory regions: which files may be registered, and how leases behave whatever the client does."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def refused(call: Any, *args: Any) -> tuple[Code, str]:
     return caught.value.code, caught.value.message
 
 
-class TestRegistering:
-    def test_gives_a_region_that_is_listed_and_leased(self, folder: Path) -> None:
+class TestRegistration:
+    def test_a_registered_region_is_listed_and_can_be_leased(self, folder: Path) -> None:
         regions, system = made(folder)
         system.register("r", "/key", 8, 16)
 
@@ -50,7 +50,7 @@ class TestRegistering:
         assert len(regions) == 1
 
     @pytest.mark.parametrize("key", ["key", "/key", "//key"])
-    def test_takes_keys_as_shm_open_does(self, folder: Path, key: str) -> None:
+    def test_leading_slashes_of_a_key_are_ignored_as_by_shm_open(self, folder: Path, key: str) -> None:
         _, system = made(folder)
         system.register("r", key, 0, SIZE)
 
@@ -60,7 +60,7 @@ class TestRegistering:
         "key",
         ["", "/", ".", "..", "/..", "../key", "sub/key", "/sub/key", "a\0b", "nothing", "x" * 256, "\ud800", "é" * 200],
     )
-    def test_finds_nothing_outside_its_folder(self, folder: Path, key: str) -> None:
+    def test_a_key_outside_the_shared_memory_folder_is_not_opened(self, folder: Path, key: str) -> None:
         (folder / "sub").mkdir()
         (folder / "sub" / "key").write_bytes(BYTES)
         _, system = made(folder)
@@ -69,7 +69,7 @@ class TestRegistering:
             Code.INVALID, f"Unable to open shared memory region: '{key}'"
         )  # fmt: skip
 
-    def test_follows_no_link_and_opens_no_folder_and_no_fifo(self, folder: Path) -> None:
+    def test_a_key_that_is_a_link_folder_or_fifo_is_not_opened(self, folder: Path) -> None:
         (folder / "link").symlink_to(folder / "key")
         (folder / "folder").mkdir()
         os.mkfifo(folder / "fifo")
@@ -79,7 +79,7 @@ class TestRegistering:
             assert refused(system.register, "r", key, 0, 4)[1] == f"Unable to open shared memory region: '{key}'"
 
     @pytest.mark.parametrize("prefix", ["triton_python_backend_shm_region_", "penstock_", "sem."])
-    def test_refuses_names_and_keys_that_are_not_the_clients(self, folder: Path, prefix: str) -> None:
+    def test_names_and_keys_with_a_reserved_prefix_are_rejected(self, folder: Path, prefix: str) -> None:
         (folder / f"{prefix}1").write_bytes(BYTES)
         _, system = made(folder)
 
@@ -89,12 +89,12 @@ class TestRegistering:
         assert "reserved" in refused(system.register, f"{prefix}1", "/key", 0, 4)[1]
 
     @pytest.mark.parametrize("name", ["", "x" * 256, "a\0b"])
-    def test_refuses_names_that_are_none(self, folder: Path, name: str) -> None:
+    def test_an_invalid_region_name_is_rejected(self, folder: Path, name: str) -> None:
         _, system = made(folder)
 
         assert refused(system.register, name, "key", 0, 4)[0] is Code.INVALID
 
-    def test_a_key_that_is_none_is_said_before_a_name_that_is_none(self, folder: Path) -> None:
+    def test_an_invalid_key_is_reported_before_an_invalid_name(self, folder: Path) -> None:
         _, system = made(folder)
 
         assert refused(system.register, "", "", 0, 0)[1] == "Unable to open shared memory region: ''"
@@ -102,14 +102,14 @@ class TestRegistering:
     @pytest.mark.parametrize(
         ("offset", "byte_size"), [(0, 65), (1, 64), (64, 1), (0, 0), (-1, 4), (0, -1), (2**64 - 1, 2**64 - 1)]
     )
-    def test_refuses_more_than_the_file_has(self, folder: Path, offset: int, byte_size: int) -> None:
+    def test_a_range_beyond_the_file_is_rejected(self, folder: Path, offset: int, byte_size: int) -> None:
         _, system = made(folder)
 
         assert refused(system.register, "dummy_data", "key", offset, byte_size) == (
             Code.INVALID, "failed to register shared memory region 'dummy_data': invalid args"
         )  # fmt: skip
 
-    def test_refuses_a_name_that_is_taken(self, folder: Path) -> None:
+    def test_a_name_that_is_already_registered_is_rejected(self, folder: Path) -> None:
         _, system = made(folder)
         system.register("r", "key", 0, 4)
 
@@ -117,7 +117,7 @@ class TestRegistering:
             Code.ALREADY_EXISTS, "shared memory region 'r' already in manager"
         )  # fmt: skip
 
-    def test_ends_somewhere(self, folder: Path) -> None:
+    def test_the_number_of_regions_is_limited(self, folder: Path) -> None:
         _, system = made(folder)
         limit = os.sysconf("SC_OPEN_MAX")
         for number in range(min(MAX_REGIONS, limit // 2)):
@@ -128,7 +128,7 @@ class TestRegistering:
 
         assert system.status() == []
 
-    def test_is_off_unless_it_is_allowed(self, folder: Path) -> None:
+    def test_every_operation_is_unsupported_unless_shared_memory_is_allowed(self, folder: Path) -> None:
         system = SystemRegions(Regions(), folder)
 
         for call in (
@@ -147,7 +147,7 @@ def mapped(path: Path) -> int:
 
 
 class TestMappings:
-    def test_are_there_for_the_kernel_until_nobody_holds_the_region(self, folder: Path) -> None:
+    def test_a_region_stays_mapped_until_its_last_lease_is_released(self, folder: Path) -> None:
         (folder / "key").write_bytes(bytes(10000))
         regions, system = made(folder)
         system.register("r", "key", 5000, 4000)
@@ -162,7 +162,7 @@ class TestMappings:
         lease.release()
         assert mapped(folder / "key") == 0
 
-    def test_are_done_without_where_there_is_no_room_for_them(
+    def test_a_region_that_cannot_be_mapped_is_read_and_written_through_its_file(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         full = SimpleNamespace(mmap=lambda *_: system_regions._MAP_FAILED)
@@ -174,8 +174,8 @@ class TestMappings:
         assert bytes(system.lease("r", 0, SIZE).read()) == BYTES
 
 
-class TestUnregistering:
-    def test_forgets_one_or_all_and_does_not_mind_what_is_not_there(self, folder: Path) -> None:
+class TestUnregistration:
+    def test_unregister_removes_one_region_or_all_and_ignores_an_unknown_name(self, folder: Path) -> None:
         _, system = made(folder)
         for name in "abc":
             system.register(name, "key", 0, 4)
@@ -188,7 +188,7 @@ class TestUnregistering:
         system.unregister()
         assert system.status() == []
 
-    def test_closes_the_file_when_the_last_lease_has_ended(self, folder: Path) -> None:
+    def test_the_file_is_closed_when_the_last_lease_is_released(self, folder: Path) -> None:
         _, system = made(folder)
         before = descriptors()
         system.register("r", "key", 0, SIZE)
@@ -202,7 +202,7 @@ class TestUnregistering:
         assert descriptors() == before
         assert refused(first.read)[0] is Code.INTERNAL
 
-    def test_takes_it_away_when_the_last_who_uses_it_has_ended(self, folder: Path) -> None:
+    def test_an_unregistered_region_stays_listed_until_its_last_lease_is_released(self, folder: Path) -> None:
         regions, system = made(folder)
         system.register("r", "key", 0, SIZE)
         first = system.lease("r", 0, SIZE)
@@ -217,7 +217,7 @@ class TestUnregistering:
         assert system.status() == []
         assert refused(seen.lease, "r", 0, 1)[0] is Code.NOT_FOUND
 
-    def test_lets_a_name_be_used_again_at_once(self, folder: Path) -> None:
+    def test_an_unregistered_name_can_be_registered_again_immediately(self, folder: Path) -> None:
         _, system = made(folder)
         (folder / "other").write_bytes(bytes(SIZE))
         system.register("r", "key", 0, SIZE)
@@ -245,7 +245,7 @@ anywhere = st.one_of(st.integers(-4, 60), st.integers(-(2**65), 2**65))
 
 class TestLeases:
     @given(offset=anywhere, byte_size=anywhere)
-    def test_lie_inside_the_region_whatever_is_asked(self, shared: SystemRegions, offset: int, byte_size: int) -> None:
+    def test_a_lease_outside_its_region_is_rejected(self, shared: SystemRegions, offset: int, byte_size: int) -> None:
         if 0 <= offset < 40 and 0 <= byte_size <= 40 - offset:
             found = bytes(shared.lease("r", offset, byte_size).read())
             assert found == BYTES[8 + offset : 8 + offset + byte_size]
@@ -254,12 +254,12 @@ class TestLeases:
             assert code is Code.INVALID
             assert "'r'" in text
 
-    def test_say_what_is_wrong_as_triton_does(self, shared: SystemRegions) -> None:
+    def test_an_invalid_range_is_rejected_with_tritons_message(self, shared: SystemRegions) -> None:
         assert refused(shared.lease, "r", 40, 1)[1] == "Invalid offset for shared memory region: 'r'"
         assert refused(shared.lease, "r", 8, 33)[1] == "Invalid offset + byte size for shared memory region: 'r'"
         assert refused(shared.lease, "r", 8, 2**64 - 1)[1].startswith("Integer overflow detected: byte_size (")
 
-    def test_write_where_they_lie_and_no_further(self, folder: Path) -> None:
+    def test_a_write_stays_within_its_lease(self, folder: Path) -> None:
         _, system = made(folder)
         system.register("r", "key", 8, 16)
         lease = system.lease("r", 4, 4)
@@ -268,7 +268,7 @@ class TestLeases:
         assert (folder / "key").read_bytes() == BYTES[:12] + b"abc" + BYTES[15:]
         assert refused(lease.write, b"abcde")[0] is Code.INTERNAL
 
-    def test_of_a_file_that_was_truncated_are_refused_and_never_fatal(self, folder: Path) -> None:
+    def test_a_lease_of_a_truncated_file_is_rejected_without_crashing_the_server(self, folder: Path) -> None:
         _, system = made(folder)
         system.register("r", "key", 8, 40)
         lease = system.lease("r", 0, 40)
@@ -280,17 +280,17 @@ class TestLeases:
         assert (folder / "key").stat().st_size == 20
         assert bytes(system.lease("r", 0, 12).read()) == BYTES[8:20]
 
-    def test_outlive_the_file_s_name(self, folder: Path) -> None:
+    def test_a_region_outlives_the_name_of_its_file(self, folder: Path) -> None:
         _, system = made(folder)
         system.register("r", "key", 0, SIZE)
         (folder / "key").unlink()
 
         assert bytes(system.lease("r", 0, SIZE).read()) == BYTES
 
-    def test_of_no_bytes_are_empty(self, shared: SystemRegions) -> None:
+    def test_a_lease_of_zero_bytes_is_empty(self, shared: SystemRegions) -> None:
         assert bytes(shared.lease("r", 0, 0).read()) == b""
 
-    def test_on_the_event_loop_may_be_larger_than_what_is_read_there(self, folder: Path) -> None:
+    def test_a_lease_larger_than_the_event_loops_copy_limit_can_be_written(self, folder: Path) -> None:
         regions, system = made(folder)
         inline = InlineRegions(regions, 16)
         system.register("r", "key", 0, SIZE)

@@ -1,4 +1,4 @@
-"""The model repository's endpoints over ASGI: what a request says, and what ModelControl is asked."""
+"""The endpoints of the model repository over ASGI: their requests, and the resulting calls of ModelControl."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_BYTES = 1 << 20
 
 
 class Control:
-    """Writes down what it is asked."""
+    """Records its calls."""
 
     def __init__(self, failure: InferError | None = None) -> None:
         self.asked: list[tuple[Any, ...]] = []
@@ -40,7 +40,7 @@ class Control:
 
 
 def post(path: str, body: Any = b"", control: Control | None = None) -> tuple[int, bytes, list[tuple[Any, ...]]]:
-    """Give the status, the answer, and what ModelControl was asked."""
+    """Return the status, the body, and the calls of ModelControl."""
     control = control or Control()
     app = FastAPI()
     for route in RepositoryEndpoints(control, MOST_BYTES).routes():
@@ -65,31 +65,31 @@ UNLOAD = "/v2/repository/models/m/unload"
 
 class TestLoad:
     @pytest.mark.parametrize("body", [b"", {}, {"parameters": {}}])
-    def test_nothing_need_be_said(self, body: Any) -> None:
+    def test_load_accepts_an_empty_body(self, body: Any) -> None:
         assert post(LOAD, body) == (200, b"", [("m", None, {})])
 
     @pytest.mark.parametrize("size", [0, 5, 400_000])
-    def test_files_come_in_base64_small_and_large(self, size: int) -> None:
+    def test_load_decodes_small_and_large_base64_files(self, size: int) -> None:
         content = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
         said = {"config": "{}", "file:1/model.onnx": base64.b64encode(content).decode()}
 
         assert post(LOAD, {"parameters": said}) == (200, b"", [("m", "{}", {"1/model.onnx": content})])
 
-    def test_a_parameter_that_nobody_knows_is_triton_s_internal_error(self) -> None:
+    def test_an_unknown_load_parameter_is_tritons_internal_error(self) -> None:
         status, text, asked = post(LOAD, {"parameters": {"nonsense": "x"}})
 
         assert (status, text, asked) == (500, b"unexpected error on creating Triton parameter", [])
 
     @pytest.mark.parametrize("name", ["config", "file:1/model.onnx"])
     @pytest.mark.parametrize("value", [1, True, None, {}, ["x"]])
-    def test_a_parameter_of_the_wrong_type_is_a_bad_request(self, name: str, value: Any) -> None:
+    def test_a_load_parameter_of_the_wrong_type_is_a_bad_request(self, name: str, value: Any) -> None:
         status, text, asked = post(LOAD, {"parameters": {name: value}})
 
         assert (status, asked) == (400, [])
         assert text.decode() == f"invalid value type for load parameter '{name}', expected string."
 
     @pytest.mark.parametrize("text", ["!", "a", "ab=c", "QUJD\n", "ü"])
-    def test_what_is_no_base64_is_a_bad_request(self, text: str) -> None:
+    def test_a_file_that_is_not_base64_is_a_bad_request(self, text: str) -> None:
         status, said, asked = post(LOAD, {"parameters": {"config": "{}", "file:x": text}})
 
         assert (status, asked) == (400, [])
@@ -99,18 +99,18 @@ class TestLoad:
         "body",
         [b"nonsense", b"[]", b"1", b"null", b"[" * 60_000, b"\xff", {"parameters": []}, {"parameters": None}, {"x": 1}],
     )
-    def test_a_body_that_is_no_request_is_a_bad_request(self, body: Any) -> None:
+    def test_a_malformed_load_body_is_a_bad_request(self, body: Any) -> None:
         status, _, asked = post(LOAD, body)
 
         assert (status, asked) == (400, [])
 
-    def test_a_body_beyond_the_limit_is_not_decoded(self) -> None:
+    def test_a_body_beyond_the_limit_is_rejected_without_being_decoded(self) -> None:
         status, text, asked = post(LOAD, {"parameters": {"file:x": "A" * MOST_BYTES}})
 
         assert (status, asked) == (400, [])
         assert b"exceeds the maximum of 1048576 bytes" in text
 
-    def test_why_it_failed_is_the_answer(self) -> None:
+    def test_the_reason_of_a_failed_load_is_returned(self) -> None:
         failure = InferError(Code.INTERNAL, "failed to load 'm', failed to poll from model repository")
 
         assert post(LOAD, b"", Control(failure))[:2] == (500, failure.message.encode())
@@ -122,24 +122,24 @@ class TestUnload:
         [(b"", False), ({"parameters": {"unload_dependents": True}}, True),
          ({"parameters": {"unload_dependents": False}}, False)],
     )  # fmt: skip
-    def test_dependents_may_go_too(self, body: Any, dependents: bool) -> None:
+    def test_unload_also_unloads_dependents_if_requested(self, body: Any, dependents: bool) -> None:
         assert post(UNLOAD, body) == (200, b"", [("m", dependents)])
 
     @pytest.mark.parametrize("parameters", [{"unload_dependents": 1}, {"unload_dependents": "true"}, {"x": True}])
-    def test_anything_else_is_a_bad_request(self, parameters: dict[str, Any]) -> None:
+    def test_an_invalid_unload_parameter_is_a_bad_request(self, parameters: dict[str, Any]) -> None:
         status, _, asked = post(UNLOAD, {"parameters": parameters})
 
         assert (status, asked) == (400, [])
 
 
 @pytest.mark.parametrize(("body", "ready"), [(b"", False), ({"ready": True}, True), ({"ready": False}, False)])
-def test_the_index_may_be_of_what_is_ready(body: Any, ready: bool) -> None:
+def test_the_index_can_be_restricted_to_ready_models(body: Any, ready: bool) -> None:
     for path in ("/v2/repository/index", "/v2/repository/r/index"):
         assert post(path, body) == (200, b'[{"name":"a"}]', [(ready,)])
 
 
 @pytest.mark.parametrize("action", ["load", "unload"])
-def test_a_repository_by_name_is_not_supported(action: str) -> None:
+def test_a_named_repository_is_not_supported(action: str) -> None:
     status, text, asked = post(f"/v2/repository/r/models/m/{action}")
 
     assert (status, text, asked) == (501, b"'repository_name' specification is not supported", [])

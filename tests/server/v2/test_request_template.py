@@ -1,4 +1,4 @@
-"""Requests that say the same as earlier ones, of tensors in shared memory: what is remembered, and what never is."""
+"""Repeated requests with tensors in shared memory: which parts are cached, and which are read again."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def place(offset: int, byte_size: int = 16, region: str = "r") -> dict[str, Any]
 
 
 class Transport:
-    """Decodes as a lane does, for a model with two inputs. `in_full`: how often it had to, `sent`: what came last."""
+    """Decodes as a lane does, for a model with two inputs. `in_full` counts full decodes; `sent` is the last size."""
 
     def __init__(self, regions: Regions, signature: Signature) -> None:
         self.model = fake_model(signature=signature)
@@ -157,7 +157,7 @@ OUTPUT = {Y: place(32)}
 
 
 @KINDS
-def test_tensors_are_read_anew_by_what_is_said_of_them_again(shared: Shared, kind: type[Transport]) -> None:
+def test_a_repeated_request_reads_its_shared_memory_again(shared: Shared, kind: type[Transport]) -> None:
     lane = kind(shared.regions, PAIR)
     first, _ = lane.read(INPUTS, OUTPUT)
     shared.write(0, b"another value 16")
@@ -173,14 +173,14 @@ def test_tensors_are_read_anew_by_what_is_said_of_them_again(shared: Shared, kin
 
 
 @KINDS
-def test_ids_may_differ_and_are_each_request_s_own(shared: Shared, kind: type[Transport]) -> None:
+def test_repeated_requests_keep_their_own_ids(shared: Shared, kind: type[Transport]) -> None:
     lane = kind(shared.regions, PAIR)
     assert [lane.read(INPUTS, OUTPUT, name)[0].id for name in ("1", "22", "three", "1")] == ["1", "22", "three", "1"]
     assert lane.in_full == 1
 
 
 @KINDS
-def test_some_inputs_may_be_in_the_request_and_others_in_shared_memory(shared: Shared, kind: type[Transport]) -> None:
+def test_a_repeated_request_may_mix_inline_and_shared_memory_inputs(shared: Shared, kind: type[Transport]) -> None:
     lane = kind(shared.regions, PAIR)
     for raw in (b"0123456789abcdef", b"fedcba9876543210"):
         for inputs in ({A: raw, B: place(16)}, {B: place(16), A: raw}):
@@ -191,7 +191,9 @@ def test_some_inputs_may_be_in_the_request_and_others_in_shared_memory(shared: S
 
 
 @KINDS
-def test_what_is_made_of_the_bytes_is_made_anew(shared: Shared, kind: type[Transport]) -> None:
+def test_strings_and_booleans_in_shared_memory_are_decoded_again_for_each_request(
+    shared: Shared, kind: type[Transport]
+) -> None:
     signature = Signature((TensorSpec(A, "BYTES", (-1, 1)), TensorSpec(B, "BOOL", (-1, 2))), PAIR.outputs, batched=True)
     lane = kind(shared.regions, signature)
     for word, flags in ((b"abc", b"\0\7"), (b"xyz", b"\1\0")):
@@ -202,7 +204,7 @@ def test_what_is_made_of_the_bytes_is_made_anew(shared: Shared, kind: type[Trans
 
 
 @KINDS
-def test_a_tensor_without_elements_need_not_say_how_large_it_is(shared: Shared, kind: type[Transport]) -> None:
+def test_an_empty_tensor_in_shared_memory_needs_no_byte_size(shared: Shared, kind: type[Transport]) -> None:
     free = Signature((TensorSpec(A, "INT32", (-1, 0)), PAIR.inputs[1]), PAIR.outputs, batched=True)
     lane = kind(shared.regions, free)
     for _ in range(2):
@@ -213,7 +215,7 @@ def test_a_tensor_without_elements_need_not_say_how_large_it_is(shared: Shared, 
 
 
 @KINDS
-def test_a_region_that_has_gone_is_missed_as_ever(shared: Shared, kind: type[Transport]) -> None:
+def test_a_repeated_request_for_an_unregistered_region_is_not_found(shared: Shared, kind: type[Transport]) -> None:
     lane = kind(shared.regions, PAIR)
     lane.read(INPUTS, OUTPUT)
     shared.system.unregister("r")
@@ -226,7 +228,7 @@ def test_a_region_that_has_gone_is_missed_as_ever(shared: Shared, kind: type[Tra
 
 @KINDS
 @pytest.mark.parametrize(("size", "what"), [(16, "Invalid offset for"), (24, "Invalid offset + byte size for")])
-def test_a_region_that_is_registered_again_is_measured_again(
+def test_the_bounds_of_a_reregistered_input_region_are_checked_again(
     shared: Shared, kind: type[Transport], size: int, what: str
 ) -> None:
     lane = kind(shared.regions, PAIR)
@@ -240,7 +242,7 @@ def test_a_region_that_is_registered_again_is_measured_again(
 
 
 @KINDS
-def test_an_output_s_region_is_measured_again_too(shared: Shared, kind: type[Transport]) -> None:
+def test_the_bounds_of_a_reregistered_output_region_are_checked_again(shared: Shared, kind: type[Transport]) -> None:
     lane = kind(shared.regions, PAIR)
     lane.read(INPUTS, OUTPUT)
     shared.system.unregister("r")
@@ -250,7 +252,9 @@ def test_an_output_s_region_is_measured_again_too(shared: Shared, kind: type[Tra
 
 
 @KINDS
-def test_another_region_of_the_same_name_is_the_one_that_is_read(shared: Shared, kind: type[Transport]) -> None:
+def test_a_repeated_request_reads_the_new_region_registered_under_the_same_name(
+    shared: Shared, kind: type[Transport]
+) -> None:
     lane = kind(shared.regions, PAIR)
     lane.read(INPUTS, OUTPUT)
     shared.create("other")
@@ -264,14 +268,14 @@ def test_another_region_of_the_same_name_is_the_one_that_is_read(shared: Shared,
 
 
 @KINDS
-def test_what_is_remembered_keeps_no_region_open(shared: Shared, kind: type[Transport]) -> None:
+def test_a_cached_request_template_keeps_no_region_open(shared: Shared, kind: type[Transport]) -> None:
     before = descriptors()
     lane = kind(shared.regions, PAIR)
     held = [lane.read(INPUTS, OUTPUT) for _ in range(3)]
     shared.system.unregister("r")
     assert descriptors() == before
 
-    # a request under way writes where it was to, and the last one lets go
+    # a request in progress still writes to its region, and the last one releases the region
     for request, options in held[:2]:
         assert type(options.plan) is PerOutputPlan
         finish_all(lane.model, request.output_positions, options.plan, [np.ones((1, 4), np.float32)])
@@ -283,7 +287,9 @@ def test_what_is_remembered_keeps_no_region_open(shared: Shared, kind: type[Tran
 
 
 @KINDS
-def test_a_file_that_was_truncated_is_refused_and_never_fatal(shared: Shared, kind: type[Transport]) -> None:
+def test_a_repeated_request_for_a_truncated_file_is_rejected_without_crashing_the_server(
+    shared: Shared, kind: type[Transport]
+) -> None:
     lane = kind(shared.regions, PAIR)
     lane.read(INPUTS, OUTPUT)
     with (shared.folder / "key").open("r+b") as file:
@@ -293,7 +299,7 @@ def test_a_file_that_was_truncated_is_refused_and_never_fatal(shared: Shared, ki
 
 
 @KINDS
-def test_what_is_too_large_for_the_event_loop_is_not_read_there(shared: Shared, kind: type[Transport]) -> None:
+def test_a_tensor_too_large_to_copy_on_the_event_loop_is_not_read_there(shared: Shared, kind: type[Transport]) -> None:
     lane = kind(InlineRegions(shared.regions, 15), PAIR)
     for _ in range(2):
         with pytest.raises(LargeRead):
@@ -301,7 +307,7 @@ def test_what_is_too_large_for_the_event_loop_is_not_read_there(shared: Shared, 
 
 
 @KINDS
-def test_classes_are_wanted_by_all_who_say_so(shared: Shared, kind: type[Transport]) -> None:
+def test_repeated_classification_requests_share_their_options(shared: Shared, kind: type[Transport]) -> None:
     lane = kind(shared.regions, PAIR)
     (_, first), (_, second) = (lane.read(INPUTS, {Y: {"classification": 2}}) for _ in range(2))
 
@@ -310,7 +316,7 @@ def test_classes_are_wanted_by_all_who_say_so(shared: Shared, kind: type[Transpo
     assert type(second.plan) is PerOutputPlan
 
 
-def test_a_registered_region_makes_no_other_request_dearer(shared: Shared) -> None:
+def test_a_registered_region_does_not_change_the_accounting_of_inline_requests(shared: Shared) -> None:
     lane = Http(shared.regions, PAIR)
     for raw in (b"0123456789abcdef", b"fedcba9876543210"):
         request, _ = lane.read({A: raw, B: raw}, {Y: {"binary_data": True}})

@@ -1,4 +1,4 @@
-"""The outputs that a call names: those of its model, and those that only its hooks give."""
+"""The outputs that a call requests: those of its model, and those that only its hooks provide."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def refused(entries: list[Any], regions: Regions | None = None) -> str:
     return caught.value.message
 
 
-class TestOutputs:
-    def test_travel_as_they_are_asked_for(self) -> None:
+class TestParseOutputs:
+    def test_each_output_gets_the_requested_form(self) -> None:
         assert parse_outputs(MODEL, [("y", None)], None) == ((0,), None)
         assert parse_outputs(MODEL, [("y", {"binary_data": False})], None) == ((0,), None)
         assert parse_outputs(MODEL, [("y", {"binary_data": True})], None) == ((0,), (True,))
@@ -34,13 +34,13 @@ class TestOutputs:
         assert parse_outputs(MODEL, [("y", {"classification": 0, "binary_data": True})], None) == ((0,), (True,))
 
     @pytest.mark.parametrize("value", [-1, 1.0, "3", True, None, 2**64])
-    def test_have_unsigned_numbers_of_classes(self, value: Any) -> None:
+    def test_a_classification_count_that_is_not_an_unsigned_integer_is_rejected(self, value: Any) -> None:
         assert refused([("y", {"classification": value})]).startswith("Unable to set 'classification'")
 
-    def test_have_no_more_classes_than_the_most(self) -> None:
+    def test_a_classification_count_above_the_maximum_is_rejected(self) -> None:
         assert "the maximum is 1000000" in refused([("y", {"classification": MAX_CLASSES + 1})])
 
-    def test_are_the_model_s_and_each_is_named_once(self) -> None:
+    def test_an_unknown_or_duplicate_output_is_rejected(self) -> None:
         assert refused([("z", None)]) == "unexpected inference output 'z' for model 'm'"
         text = "Duplicate output name 'y' is not allowed in a request"
         assert refused([("y", None)] * 2) == text
@@ -55,13 +55,17 @@ class TestOutputs:
             ({"shared_memory_region": 1}, "Unable to parse 'shared_memory_region': "),
         ],
     )
-    def test_in_shared_memory_are_nothing_else(self, items: dict[str, Any], text: str) -> None:
+    def test_an_output_in_shared_memory_cannot_also_be_classified_or_binary(
+        self, items: dict[str, Any], text: str
+    ) -> None:
         regions = Regions(allowed=True)
 
         assert refused([("y", {"shared_memory_region": "r"} | items)], regions).startswith(text)
 
     @pytest.mark.parametrize("regions", [None, Regions()])
-    def test_in_shared_memory_need_it(self, regions: Regions | None) -> None:
+    def test_an_output_in_shared_memory_is_unsupported_while_shared_memory_is_disabled(
+        self, regions: Regions | None
+    ) -> None:
         with pytest.raises(InferError) as caught:
             parse_outputs(MODEL, [("y", {"shared_memory_region": "r"})], regions)
 

@@ -1,4 +1,4 @@
-"""Tensors in shared memory, as both transports decode them: what stays on its device, and what is copied."""
+"""Tensors in shared memory, as both transports decode them: which stay on their device, and which are copied."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Device:
 
     @property
     def copies(self) -> int:
-        """Between the host and the devices."""
+        """Copies between the host and the devices."""
         return self.runtime.calls["cudaMemcpy"]
 
 
@@ -64,7 +64,7 @@ def device() -> Device:
 def model_of(
     datatype: str = "INT32", outputs: tuple[TensorSpec, ...] = (), *, batched: bool = True, **policy: Any
 ) -> Model:
-    """One whose Bindings are on device 0."""
+    """Make a model whose Bindings are on device 0."""
     x = TensorSpec("x", datatype, (-1, 4) if batched else (4,))
     signature = Signature((x,), outputs or (TensorSpec("y", "FP32", x.shape),), batched=batched)
     spec = ModelSpec("m", 1, Path("model"), signature=signature, policy=BatchPolicy(max_batch_rows=8, **policy))
@@ -113,8 +113,8 @@ def read(
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-class TestInputs:
-    def test_stay_where_the_model_is(self, device: Device, transport: str) -> None:
+class TestDeviceInputs:
+    def test_an_input_on_the_models_device_is_not_copied(self, device: Device, transport: str) -> None:
         model = model_of()
         request, _ = read(transport, model, InlineRegions(device.regions, 8), [2, 4], place("here", 32, 16))
         array: Any = request.inputs[0]
@@ -125,7 +125,7 @@ class TestInputs:
         assert np.asarray(array).tobytes() == bytes(range(16, 48))
 
     @pytest.mark.parametrize("why", ["no model", "another device", "no rows", "BOOL", "BYTES"])
-    def test_are_copied_where_it_is_not_or_their_values_are_looked_at(
+    def test_an_input_is_copied_if_it_is_on_another_device_or_must_be_inspected(
         self, device: Device, transport: str, why: str
     ) -> None:
         model, rows, byte_size, offset = model_of(why if why.startswith("B") else "INT32"), 1, 16, 0
@@ -136,7 +136,7 @@ class TestInputs:
         elif why == "BOOL":
             byte_size = 4
         elif why == "BYTES":
-            # four strings of no length
+            # four empty strings
             offset = 32
             device.runtime.write(device.pointers[0] + offset, 0, bytes(16))
         where = place("there" if why == "another device" else "here", byte_size, offset)
@@ -151,7 +151,7 @@ class TestInputs:
                 read(transport, model, InlineRegions(device.regions, 8), [rows, 4], where)
 
     @pytest.mark.parametrize(("region", "held"), [("here", 0), ("there", 32)])
-    def test_count_in_the_queue_if_they_were_copied(
+    def test_only_copied_inputs_count_toward_the_queues_bytes(
         self, device: Device, transport: str, region: str, held: int
     ) -> None:
         where = place(region, 32)
@@ -160,7 +160,9 @@ class TestInputs:
 
         assert request.nbytes == carried + held
 
-    def test_are_not_bounded_by_the_queue_where_they_stay(self, device: Device, transport: str) -> None:
+    def test_an_input_on_the_models_device_is_not_limited_by_the_queues_bytes(
+        self, device: Device, transport: str
+    ) -> None:
         model = model_of(max_queue_bytes=31)
         assert read(transport, model, device.regions, [2, 4], place("here", 32))[0].rows == 2
 
@@ -178,7 +180,7 @@ class TestInputs:
         ],
         ids=["size", "offset", "end", "name"],
     )  # fmt: skip
-    def test_that_are_wrong_are_refused_as_ever(
+    def test_an_invalid_size_range_or_region_is_rejected_without_a_copy(
         self, device: Device, transport: str, where: dict[str, Any], code: Code, text: str
     ) -> None:
         with pytest.raises(InferError) as caught:
@@ -189,7 +191,7 @@ class TestInputs:
         assert device.copies == 0
 
 
-def test_what_is_remembered_stays_on_its_device_and_is_aimed_there_anew(device: Device) -> None:
+def test_a_cached_layout_refers_to_the_device_memory_of_each_request(device: Device) -> None:
     both = Signature(
         (TensorSpec("x", "INT32", (-1, 4)), TensorSpec("w", "INT32", (-1, 1))), (TensorSpec("y", "FP32", (-1, 4)),),
         batched=True,
@@ -214,7 +216,7 @@ def test_what_is_remembered_stays_on_its_device_and_is_aimed_there_anew(device: 
     assert device.copies == 0
 
 
-def test_what_is_remembered_counts_in_the_queue_once_its_name_is_a_region_elsewhere(device: Device) -> None:
+def test_the_queue_accounting_of_a_cached_layout_follows_its_region_to_another_device(device: Device) -> None:
     model, layouts = model_of(), Layouts(device.regions)
     body = body_of([2, 4], place("moves", 32), "INT32", {})
     held = []
@@ -229,7 +231,7 @@ def test_what_is_remembered_counts_in_the_queue_once_its_name_is_a_region_elsewh
     assert len(layouts) == 1
 
 
-def test_json_that_names_none_is_remembered_though_there_are_regions(device: Device) -> None:
+def test_json_without_regions_is_cached_while_regions_are_registered(device: Device) -> None:
     model, layouts = model_of(), Layouts(device.regions)
     text = body_of([1, 4], {"binary_data_size": 16}, "INT32", {})
     first, _ = decode_remembered(model, text + bytes(16), len(text), 100, SINK, layouts)
@@ -240,8 +242,8 @@ def test_json_that_names_none_is_remembered_though_there_are_regions(device: Dev
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-class TestInputsOnTheHost:
-    """System regions: two of 32 KiB, which are more than is read at once."""
+class TestHostInputs:
+    """System regions of 32 KiB, which is more than is copied immediately."""
 
     SHAPE = (2048, 4)
     WHERE = place("r", 32768)
@@ -261,7 +263,9 @@ class TestInputsOnTheHost:
         model.reads_at_gather = reads_late
         return model
 
-    def test_stay_there_until_they_are_gathered(self, shared: SharedArrays, transport: str) -> None:
+    def test_a_large_input_stays_in_shared_memory_until_its_batch_is_gathered(
+        self, shared: SharedArrays, transport: str
+    ) -> None:
         regions, where = InlineRegions(shared.regions, 8), place("r", 32768)
         request, _ = read(transport, self.model(), regions, [*self.SHAPE], where)
         array: Any = request.inputs[0]
@@ -272,7 +276,7 @@ class TestInputsOnTheHost:
         np.testing.assert_array_equal(np.asarray(array), self.values())
 
     @pytest.mark.parametrize("why", ["looked at", "little", "BOOL"])
-    def test_are_copied_at_once_if_they_are_little_or_looked_at(
+    def test_an_input_is_copied_immediately_if_it_is_small_or_must_be_inspected(
         self, shared: SharedArrays, transport: str, why: str
     ) -> None:
         rows, model = (8 if why == "little" else 2048), self.model(reads_late=why != "looked at")
@@ -283,7 +287,9 @@ class TestInputsOnTheHost:
 
         assert type(request.inputs[0]) is np.ndarray
 
-    def test_count_in_the_queue_and_are_bounded_by_it(self, shared: SharedArrays, transport: str) -> None:
+    def test_an_input_in_shared_memory_counts_toward_the_queues_bytes_and_their_limit(
+        self, shared: SharedArrays, transport: str
+    ) -> None:
         request, _ = read(transport, self.model(), shared.regions, [*self.SHAPE], self.WHERE)
         carried = len(body_of([*self.SHAPE], self.WHERE, "INT32", {})) if transport == "http" else 0
 
@@ -291,7 +297,7 @@ class TestInputsOnTheHost:
         with pytest.raises(InferError, match="has 32768 bytes, its queue accepts 32767"):
             read(transport, self.model(max_queue_bytes=32767), shared.regions, [*self.SHAPE], self.WHERE)
 
-    def test_are_refused_where_the_memory_has_gone_by_now(self, shared: SharedArrays, transport: str) -> None:
+    def test_an_input_whose_file_has_been_truncated_is_rejected(self, shared: SharedArrays, transport: str) -> None:
         shared.truncate("r", 32767 + 40)
         with pytest.raises(InferError) as caught:
             read(transport, self.model(), shared.regions, [*self.SHAPE], self.WHERE)
@@ -299,7 +305,7 @@ class TestInputsOnTheHost:
         text = "Invalid shared memory region: 'r', its file is smaller than when it was registered"
         assert (caught.value.code, caught.value.message) == (Code.INVALID, f"[request id: <id_unknown>] {text}")
 
-    def test_of_a_device_are_copied_at_once_all_the_same(self, device: Device, transport: str) -> None:
+    def test_an_input_on_another_device_is_copied_immediately(self, device: Device, transport: str) -> None:
         pointer = device.runtime.allocate(32768, 1)
         device.cuda.register("large", device.runtime.export_handle(pointer, 1), 1, 32768)
         request, _ = read(transport, self.model(), device.regions, [*self.SHAPE], place("large", 32768))
@@ -307,7 +313,7 @@ class TestInputsOnTheHost:
         assert type(request.inputs[0]) is np.ndarray
 
 
-def test_what_is_remembered_is_read_late_too_and_looked_at_anew(tmp_path: Path) -> None:
+def test_an_input_of_a_cached_layout_is_read_late_and_its_region_is_checked_again(tmp_path: Path) -> None:
     shared, values = SharedArrays(tmp_path), np.arange(8192, dtype=np.int32).reshape(2048, 4)
     shared.hold("r", values)
     model, layouts = model_of(max_queue_rows=4096, split=True), Layouts(InlineRegions(shared.regions))
@@ -325,8 +331,10 @@ def test_what_is_remembered_is_read_late_too_and_looked_at_anew(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-class TestOutputs:
-    def test_are_aimed_where_the_model_is_if_there_is_room(self, device: Device, transport: str) -> None:
+class TestDeviceOutputs:
+    def test_outputs_are_written_directly_to_the_models_device_if_their_region_is_large_enough(
+        self, device: Device, transport: str
+    ) -> None:
         names = "y", "free", "there", "small", "words", "flags"
         shapes = {"free": (-1, -1), "there": (-1, 2), "words": (-1, 2)}
         types = {"words": "BYTES", "flags": "BOOL"}
@@ -343,13 +351,15 @@ class TestOutputs:
         ] * 2
         assert request.output_targets[5].dtype == np.dtype(np.bool_)
 
-    def test_of_a_model_elsewhere_are_not(self, device: Device, transport: str) -> None:
+    def test_outputs_of_a_model_on_another_device_are_not_written_directly(
+        self, device: Device, transport: str
+    ) -> None:
         model = model_of()
         model.in_place_devices = frozenset({3})
         request, _ = read(transport, model, device.regions, [2, 4], place("here", 32), y=place("here", 32))
         assert not hasattr(request, "output_targets")
 
-    def test_that_have_been_written_are_not_written_again(self, device: Device, transport: str) -> None:
+    def test_an_output_already_written_on_the_device_is_not_copied_again(self, device: Device, transport: str) -> None:
         model = model_of(batched=False)
         request, options = read(transport, model, device.regions, [4], place("here", 16), y=place("here", 64, 8))
         finished = finish_all(model, request.output_positions, options.plan, [request.output_targets[0]])
@@ -357,7 +367,9 @@ class TestOutputs:
         assert finished == [("y", "FP32", (4,), None, False)]
         assert device.copies == 0
 
-    def test_that_came_to_the_host_are_measured_and_written(self, device: Device, transport: str) -> None:
+    def test_an_output_computed_on_the_host_is_checked_and_copied_into_its_region(
+        self, device: Device, transport: str
+    ) -> None:
         model, y = model_of(), place("here", 32, 8)
         request, options = read(transport, model, device.regions, [2, 4], place("here", 32), y=y)
         values = np.arange(8, dtype=np.float32).reshape(2, 4)
@@ -371,7 +383,7 @@ class TestOutputs:
         assert device.copies == copies
 
 
-def test_a_trace_has_the_values_that_there_are(device: Device) -> None:
+def test_a_trace_includes_only_the_tensors_that_can_be_read(device: Device) -> None:
     model = model_of()
     request, _ = read("http", model, device.regions, [2, 4], place("here", 32), y=place("here", 32, 64))
     request.outputs = [request.output_targets[0]]

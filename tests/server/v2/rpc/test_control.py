@@ -17,7 +17,7 @@ from tests.server.v2.rpc.calls import PREFIX, FakeCall, Services, pb, request, s
 
 
 class FakeControl:
-    """A ModelControl that keeps what it is asked."""
+    """A ModelControl that records its calls."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
@@ -103,7 +103,7 @@ def test_every_method_of_the_service_is_served() -> None:
     assert len(Services().methods) == 20 + 2 + 2
 
 
-def test_health_and_metadata() -> None:
+def test_health_and_metadata_are_answered() -> None:
     services = Services(fake_model(version=1), fake_model(version=10), name="mine", extensions=("statistics",))
 
     assert services.ask("ServerLive", pb.ServerLiveRequest()).live
@@ -117,7 +117,7 @@ def test_health_and_metadata() -> None:
     assert services.ask("ModelConfig", pb.ModelConfigRequest(name="m")).config.max_batch_size == 8
 
 
-def test_a_server_that_has_lost_a_device_for_good_is_not_live() -> None:
+def test_a_server_that_has_lost_a_device_permanently_is_not_live() -> None:
     services = Services()
     services.health.device_lost = True
 
@@ -125,7 +125,7 @@ def test_a_server_that_has_lost_a_device_for_good_is_not_live() -> None:
     assert services.ask("ServerReady", pb.ServerReadyRequest()).ready
 
 
-def test_a_server_on_its_way_out_is_neither_live_nor_ready() -> None:
+def test_a_server_that_is_exiting_is_neither_live_nor_ready() -> None:
     services = Services()
     services.health.draining = True
 
@@ -136,7 +136,7 @@ def test_a_server_on_its_way_out_is_neither_live_nor_ready() -> None:
 @pytest.mark.parametrize(
     ("name", "version", "ready"), [("m", "", True), ("m", "1", True), ("m", "2", False), ("x", "", False)]
 )
-def test_a_model_that_is_unknown_is_not_ready_and_no_error(name: str, version: str, ready: bool) -> None:
+def test_an_unknown_model_is_reported_as_not_ready_without_an_error(name: str, version: str, ready: bool) -> None:
     call = asyncio.run(_called("ModelReady", pb.ModelReadyRequest(name=name, version=version)))
 
     assert call.status is Status.OK
@@ -145,7 +145,7 @@ def test_a_model_that_is_unknown_is_not_ready_and_no_error(name: str, version: s
 
 @pytest.mark.parametrize("name", ["ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics"])
 @pytest.mark.parametrize("version", ["x", "1.0", "9" * 20, "²"])
-def test_a_version_that_is_no_number_is_refused(name: str, version: str) -> None:
+def test_a_version_that_is_not_a_number_is_rejected(name: str, version: str) -> None:
     status, text = refused(name, getattr(pb, name + "Request")(name="m", version=version))
 
     assert status is Status.INVALID_ARGUMENT
@@ -153,7 +153,7 @@ def test_a_version_that_is_no_number_is_refused(name: str, version: str) -> None
 
 
 @pytest.mark.parametrize("name", ["ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics"])
-def test_a_version_below_0_is_refused(name: str) -> None:
+def test_a_negative_version_is_rejected(name: str) -> None:
     status, text = refused(name, getattr(pb, name + "Request")(name="m", version="-1"))
 
     assert status is Status.INVALID_ARGUMENT
@@ -167,7 +167,7 @@ def test_an_unknown_model_is_not_found(name: str) -> None:
     assert refused(name, message) == (Status.NOT_FOUND, "Request for unknown model: 'x' is not found")
 
 
-def test_statistics_have_every_member() -> None:
+def test_model_statistics_have_every_member() -> None:
     services = Services(fake_model(version=1), fake_model(version=2))
 
     def told(**asked: str) -> Any:
@@ -184,7 +184,7 @@ def test_statistics_have_every_member() -> None:
     assert unknown == (Status.INVALID_ARGUMENT, "requested model version is not available for model 'm'")
 
 
-def test_statistics_give_way_to_the_loop_after_each_model() -> None:
+def test_statistics_yield_to_the_event_loop_after_each_model() -> None:
     async def main() -> int:
         services, looks = Services(*(fake_model(f"m{number}") for number in range(50))), 0
         call = services.call("ModelStatistics", pb.ModelStatisticsRequest())
@@ -196,7 +196,7 @@ def test_statistics_give_way_to_the_loop_after_each_model() -> None:
     assert asyncio.run(main()) >= 50
 
 
-def test_the_index_is_the_repository_s() -> None:
+def test_the_repository_index_is_answered_and_can_be_restricted_to_ready_models() -> None:
     async def main() -> None:
         call = await ask(Services(control=FakeControl()), "RepositoryIndex", pb.RepositoryIndexRequest())
         first, second = pb.RepositoryIndexResponse.FromString(call.sent[0]).models
@@ -210,13 +210,13 @@ def test_the_index_is_the_repository_s() -> None:
 
 
 @pytest.mark.parametrize("name", ["RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"])
-def test_a_repository_cannot_be_named(name: str) -> None:
+def test_a_named_repository_is_not_supported(name: str) -> None:
     text = "'repository_name' specification is not supported"
 
     assert refused(name, getattr(pb, name + "Request")(repository_name="r")) == (Status.UNIMPLEMENTED, text)
 
 
-def test_load_and_unload_pass_on_what_they_are_given() -> None:
+def test_load_and_unload_pass_their_parameters_to_model_control() -> None:
     async def main() -> None:
         control = FakeControl()
         services = Services(control=control)
@@ -244,7 +244,7 @@ def test_load_and_unload_pass_on_what_they_are_given() -> None:
         ("Unload", "other", {"bool_param": True}, "unrecognized unload parameter 'other'"),
     ],
 )
-def test_parameters_of_load_and_unload_are_checked(name: str, key: str, value: Any, text: str) -> None:
+def test_invalid_parameters_of_load_and_unload_are_rejected(name: str, key: str, value: Any, text: str) -> None:
     kind = getattr(pb, f"RepositoryModel{name}Request")
     status, said = refused(
         f"RepositoryModel{name}", kind(model_name="m", parameters={key: value}), control=FakeControl()
@@ -254,7 +254,7 @@ def test_parameters_of_load_and_unload_are_checked(name: str, key: str, value: A
     assert text in said
 
 
-def test_a_model_that_does_not_load_says_why() -> None:
+def test_the_reason_of_a_failed_load_is_returned() -> None:
     status, text = refused(
         "RepositoryModelLoad", pb.RepositoryModelLoadRequest(model_name="broken"), control=FakeControl()
     )
@@ -262,7 +262,7 @@ def test_a_model_that_does_not_load_says_why() -> None:
     assert (status, text) == (Status.INTERNAL, "failed to load 'broken', failed to poll from model repository")
 
 
-def test_shared_memory_is_passed_on() -> None:
+def test_shared_memory_calls_are_passed_to_the_regions() -> None:
     system, cuda = FakeRegions(), FakeCudaRegions()
     services = Services(system=system, cuda=cuda)
     services.ask("SystemSharedMemoryRegister", pb.SystemSharedMemoryRegisterRequest(name="r", key="/k", byte_size=5))
@@ -280,7 +280,7 @@ def test_shared_memory_is_passed_on() -> None:
     assert (status, text) == (Status.NOT_FOUND, "Unable to find system shared memory region: 'no'")
 
 
-def test_settings_are_read_and_changed() -> None:
+def test_trace_and_log_settings_are_returned_and_changed() -> None:
     traces, logs = FakeSettings(), FakeLogs()
     services = Services(traces=traces, logs=logs)
     changes = pb.TraceSettingRequest(
@@ -300,13 +300,13 @@ def test_settings_are_read_and_changed() -> None:
     assert (status, text) == (Status.INVALID_ARGUMENT, "expect a value for 'log_info'")
 
 
-def test_a_message_that_is_none_is_refused() -> None:
+def test_a_message_that_cannot_be_parsed_is_rejected() -> None:
     status, text = refused("ModelReady", b"\x0a\xff")
 
     assert (status, text) == (Status.INVALID_ARGUMENT, "failed to parse the request as inference.ModelReadyRequest")
 
 
-def test_restricted_methods_demand_their_header() -> None:
+def test_restricted_methods_require_their_header() -> None:
     services = Services(restricted=RestrictedApis.parse(["inference:key=secret"], GRPC_PREFIX))
     closed = services.call("ModelInfer", request())
     call, reader = services.open()
@@ -318,7 +318,7 @@ def test_restricted_methods_demand_their_header() -> None:
     assert (opened.ended, len(services.engine.held)) == (False, 1)
 
 
-def test_a_load_goes_on_when_its_client_has_gone() -> None:
+def test_a_load_continues_after_its_client_has_disconnected() -> None:
     async def main() -> None:
         control = FakeControl()
         call = Services(control=control).call("RepositoryModelLoad", pb.RepositoryModelLoadRequest(model_name="m"))
@@ -330,7 +330,7 @@ def test_a_load_goes_on_when_its_client_has_gone() -> None:
 
 
 @pytest.mark.parametrize("name", ["ServerLive", "ModelConfig", "RepositoryIndex", "TraceSetting", "LogSettings"])
-def test_a_message_that_is_never_large_is_not_read_if_it_is(name: str) -> None:
+def test_an_oversized_control_message_is_rejected_without_being_parsed(name: str) -> None:
     async def main() -> None:
         services = Services(control=FakeControl(), traces=FakeSettings(), logs=FakeLogs())
         call = services.call(name, b"\x7a\x00" * 32769)
@@ -343,7 +343,7 @@ def test_a_message_that_is_never_large_is_not_read_if_it_is(name: str) -> None:
     asyncio.run(main())
 
 
-def test_a_load_may_bring_much_but_not_in_many_pieces() -> None:
+def test_a_load_message_may_be_large_but_may_not_have_too_many_fields() -> None:
     async def main() -> None:
         control = FakeControl()
         message = pb.RepositoryModelLoadRequest(model_name="m")

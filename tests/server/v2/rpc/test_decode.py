@@ -54,7 +54,7 @@ def typed(datatype: str, contents: dict[str, Any], shape: tuple[int, ...] = (1, 
 
 
 @pytest.mark.parametrize("datatype", CONTENTS)
-def test_typed_contents_of_every_datatype(datatype: str) -> None:
+def test_typed_contents_of_every_datatype_are_decoded(datatype: str) -> None:
     field, values = CONTENTS[datatype]
     model = model_of(TensorSpec("x", datatype, (-1, 2)))
 
@@ -85,7 +85,7 @@ def test_typed_contents_of_every_datatype(datatype: str) -> None:
         (typed("INT8", {"int_contents": [1, 2]}, (2, 1)), "unexpected shape for input 'x' for model 'm'."),
     ],
 )  # fmt: skip
-def test_contents_that_do_not_fit_are_refused(message: Any, text: str) -> None:
+def test_typed_contents_that_do_not_fit_are_rejected(message: Any, text: str) -> None:
     model = model_of(TensorSpec("x", message.inputs[0].datatype, (-1, 2)))
 
     code, said = refused(message, model)
@@ -94,14 +94,14 @@ def test_contents_that_do_not_fit_are_refused(message: Any, text: str) -> None:
     assert text in said
 
 
-def test_contents_beside_raw_data_are_refused() -> None:
+def test_typed_contents_beside_raw_data_are_rejected() -> None:
     message = request()
     message.inputs[0].contents.fp32_contents.extend([1, 2, 3, 4])
 
     assert "contents field must not be specified when using raw_input_contents for 'x'" in refused(message)[1]
 
 
-def test_raw_data_goes_to_the_inputs_in_their_order() -> None:
+def test_raw_data_is_assigned_to_the_inputs_in_the_order_of_the_request() -> None:
     model = model_of(TensorSpec("a", "FP32", (-1, 4)), TensorSpec("b", "INT8", (-1, 2)))
     message = request(np.array([[1, 2]], np.int8), "b", "INT8")
     message.inputs.add(name="a", datatype="FP32", shape=[1, 4])
@@ -140,7 +140,7 @@ def test_raw_data_goes_to_the_inputs_in_their_order() -> None:
         (lambda m: place(m.outputs.add(name="y"), classification=param(int64_param=-1)), "Unable to set"),
     ],
 )  # fmt: skip
-def test_what_is_said_wrongly_is_refused(change: Any, text: str) -> None:
+def test_an_invalid_message_is_rejected(change: Any, text: str) -> None:
     message = request()
     change(message)
 
@@ -149,7 +149,7 @@ def test_what_is_said_wrongly_is_refused(change: Any, text: str) -> None:
     assert text in said
 
 
-def test_shared_memory_is_unsupported_where_there_is_none() -> None:
+def test_shared_memory_is_unsupported_without_regions() -> None:
     message = request()
     place(
         message.inputs[0], shared_memory_region=param(string_param="r"), shared_memory_byte_size=param(int64_param=16)
@@ -173,7 +173,7 @@ def test_parameters_and_outputs_become_options() -> None:
     assert decode(fake_model(), request(), NoSink(), None)[1] is DEFAULT_OPTIONS
 
 
-def test_classification_becomes_a_plan() -> None:
+def test_a_classification_parameter_becomes_a_plan() -> None:
     message = request()
     place(message.outputs.add(name="y"), classification=param(int64_param=2))
 
@@ -199,7 +199,7 @@ def place(tensor: Any, **parameters: Any) -> None:
         ((1 << 14, 2), "inference request batch-size must be <= "),
     ],
 )
-def test_many_texts_of_a_shape_that_does_not_fit_are_not_read(shape: tuple[int, ...], text: str) -> None:
+def test_strings_of_a_tensor_whose_shape_does_not_fit_are_not_parsed(shape: tuple[int, ...], text: str) -> None:
     model = model_of(TensorSpec("x", "BYTES", (-1, 2)))
     message = typed("BYTES", {}, shape)
     message.inputs[0].ClearField("contents")

@@ -1,4 +1,4 @@
-"""Answers: whatever is kept of earlier ones, the bytes are those that protobuf reads as what was meant."""
+"""Encoded answers: with or without cached parts of earlier ones, protobuf parses their bytes correctly."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def expected(wanted: tuple[int, ...], arrays: list[Array], request_id: str, *, f
 
 
 @given(st.lists(st.tuples(st.permutations([0, 1, 2]), st.integers(1, 3), SHAPES, IDS, st.booleans()), max_size=5))
-def test_answers_are_what_protobuf_writes(sent: list[tuple[list[int], int, tuple[int, int], str, bool]]) -> None:
+def test_plain_answers_have_the_bytes_that_protobuf_writes(
+    sent: list[tuple[list[int], int, tuple[int, int], str, bool]],
+) -> None:
     encoder = RpcEncoder("m", "12", SIGNATURE)
     for order, count, shape, request_id, final in (*sent, *sent):
         wanted = tuple(order[:count])
@@ -51,14 +53,14 @@ def test_answers_are_what_protobuf_writes(sent: list[tuple[list[int], int, tuple
 
 
 @pytest.mark.parametrize("columns", [4, 40_000])
-def test_what_is_not_contiguous_is_written_row_by_row(columns: int) -> None:
+def test_a_noncontiguous_array_is_written_row_by_row(columns: int) -> None:
     array = made((columns, 2), "FP32").T
     answer = pb.ModelInferResponse.FromString(RpcEncoder("m", "12", SIGNATURE).encode_plain((0,), [array]))
 
     assert answer.raw_output_contents[0] == array.tobytes()
 
 
-def test_finished_outputs_have_no_data_where_it_is_in_shared_memory() -> None:
+def test_an_output_in_shared_memory_has_no_raw_data() -> None:
     outputs = [
         Finished("classes", "BYTES", (1, 1), np.array([[b"1:0"]], np.object_), False),
         Finished("y", "FP32", (1, 2), None, False),
@@ -69,12 +71,12 @@ def test_finished_outputs_have_no_data_where_it_is_in_shared_memory() -> None:
     assert list(answer.raw_output_contents) == [b"\3\0\0\x001:0", b""]
 
 
-def test_a_model_without_outputs_is_answered_without_any() -> None:
+def test_an_answer_of_a_model_without_outputs_is_empty() -> None:
     assert pb.ModelInferResponse.FromString(RpcEncoder("m", "12", SIGNATURE).encode_plain((), [])).model_name == "m"
 
 
 @given(st.binary(max_size=300), st.text(max_size=200), IDS)
-def test_answers_of_a_stream(content: bytes, text: str, request_id: str) -> None:
+def test_stream_answers_and_errors_are_parsed_by_protobuf(content: bytes, text: str, request_id: str) -> None:
     array = np.frombuffer(content, np.bool_).reshape(1, -1)
     answer = expected((1,), [array], request_id, final=True).SerializeToString()
     wrapped = pb.ModelStreamInferResponse.FromString(stream_answer(answer))
@@ -85,7 +87,7 @@ def test_answers_of_a_stream(content: bytes, text: str, request_id: str) -> None
 
 
 @given(st.integers(0, 2**63 - 1))
-def test_numbers_are_written_as_protobuf_reads_them(number: int) -> None:
+def test_varints_are_written_as_protobuf_reads_them(number: int) -> None:
     raw = b"\x10" + varint(number)
 
     assert pb.InferParameter.FromString(raw).int64_param == number
@@ -94,5 +96,5 @@ def test_numbers_are_written_as_protobuf_reads_them(number: int) -> None:
 @pytest.mark.parametrize(
     ("shape", "count", "large"), [((), 1, False), ((3, 2), 5000, False), ((5000,), 1, True), ((200, 100), 1, True)]
 )
-def test_classes_take_a_thread_where_there_are_many_of_them(shape: tuple[int, ...], count: int, large: bool) -> None:
+def test_many_classes_are_encoded_on_a_thread(shape: tuple[int, ...], count: int, large: bool) -> None:
     assert is_large(PerOutputPlan((Classes(count, binary=False),)), [np.zeros(shape, np.float32)]) == large

@@ -29,18 +29,18 @@ def said(call: FakeCall) -> list[int]:
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_check_says_whether_the_server_is_ready(service: str) -> None:
+def test_check_reports_whether_the_server_is_ready(service: str) -> None:
     services = Services()
     assert said(services.call("/grpc.health.v1.Health/Check", asked(service))) == [SERVING]
     services.repository.is_ready = False
     assert said(services.call("/grpc.health.v1.Health/Check", asked(service))) == [NOT_SERVING]
 
 
-def test_check_does_not_know_other_services() -> None:
+def test_check_of_an_unknown_service_is_not_found() -> None:
     assert Services().call("/grpc.health.v1.Health/Check", asked("other")).status is Status.NOT_FOUND
 
 
-def test_watch_says_what_changes_and_ends_with_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watch_reports_changes_and_ends_when_the_server_exits(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         monkeypatch.setattr(ticker, "INTERVAL_S", 0)
         services = Services()
@@ -61,7 +61,7 @@ def test_watch_says_what_changes_and_ends_with_the_server(monkeypatch: pytest.Mo
     asyncio.run(main())
 
 
-def test_any_number_of_watches_asks_once_each_time_whether_the_server_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readiness_is_evaluated_once_per_tick_for_any_number_of_watches(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         monkeypatch.setattr(ticker, "INTERVAL_S", 0)
         services = Services()
@@ -87,7 +87,7 @@ def test_any_number_of_watches_asks_once_each_time_whether_the_server_is_ready(m
     asyncio.run(main())
 
 
-def test_many_listeners_let_others_have_their_turn() -> None:
+def test_notifying_many_listeners_yields_to_the_event_loop() -> None:
     async def main() -> None:
         beats, heard = ticker.Ticker(), list[int]()
         listeners: list[Any] = [partial(heard.append, number) for number in range(5000)]
@@ -106,7 +106,7 @@ def test_many_listeners_let_others_have_their_turn() -> None:
     asyncio.run(main())
 
 
-def test_without_listeners_there_is_no_timer() -> None:
+def test_a_ticker_without_listeners_has_no_timer() -> None:
     async def main() -> None:
         beats = ticker.Ticker()
         heard: list[int] = []
@@ -141,7 +141,7 @@ class Conversation:
 
 
 @pytest.mark.parametrize("package", REFLECTIONS)
-def test_a_client_learns_every_service_and_message(package: str) -> None:
+def test_reflection_describes_every_service_and_message(package: str) -> None:
     async def main() -> None:
         conversation = Conversation(package)
         listed = [each.name for each in conversation.ask(list_services="*").list_services_response.service]
@@ -178,14 +178,14 @@ def test_a_client_learns_every_service_and_message(package: str) -> None:
         {},
     ],
 )
-def test_what_is_not_there_is_not_found(question: dict[str, Any]) -> None:
+def test_an_unknown_file_or_symbol_is_not_found(question: dict[str, Any]) -> None:
     async def main() -> None:
         assert Conversation(REFLECTIONS[0]).ask(**question).error_response.error_code == Status.NOT_FOUND
 
     asyncio.run(main())
 
 
-def test_our_messages_have_no_extensions() -> None:
+def test_reflection_reports_no_extensions_for_a_message() -> None:
     async def main() -> None:
         answer = Conversation(REFLECTIONS[0]).ask(all_extension_numbers_of_type="inference.ModelConfig")
         assert answer.all_extension_numbers_response.base_type_name == "inference.ModelConfig"
@@ -194,7 +194,7 @@ def test_our_messages_have_no_extensions() -> None:
     asyncio.run(main())
 
 
-def test_a_client_that_reads_no_answers_is_ended() -> None:
+def test_a_reflection_stream_whose_client_does_not_read_is_ended() -> None:
     async def main() -> None:
         conversation = Conversation(REFLECTIONS[0])
         conversation.call.writable = False

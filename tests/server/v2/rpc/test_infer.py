@@ -1,4 +1,4 @@
-"""ModelInfer over a fake call and an Engine that answers when told."""
+"""ModelInfer over a fake call and an Engine that answers on demand."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def two_outputs(datatype: str = "FP32") -> Model:
 
 
 @pytest.mark.parametrize("request_id", ["", "seven", "ü" * 100])
-def test_the_answer_is_what_protobuf_would_write(request_id: str) -> None:
+def test_an_answer_has_the_bytes_that_protobuf_would_write(request_id: str) -> None:
     for _ in range(2):
         services = Services()
         call = services.call("ModelInfer", request(id=request_id))
@@ -53,7 +53,7 @@ def test_the_answer_is_what_protobuf_would_write(request_id: str) -> None:
         assert call.sent == [expected.SerializeToString()]
 
 
-def test_several_outputs_have_as_many_raw_entries_in_their_order() -> None:
+def test_several_outputs_have_their_raw_contents_in_the_requested_order() -> None:
     services = Services(two_outputs())
     message = request(id="a", outputs=[{"name": "z"}, {"name": "y"}])
     for _ in range(2):
@@ -64,7 +64,7 @@ def test_several_outputs_have_as_many_raw_entries_in_their_order() -> None:
         assert [len(raw) for raw in found.raw_output_contents] == [16, 16]
 
 
-def test_strings_are_answered_with_their_lengths() -> None:
+def test_string_outputs_are_encoded_with_their_lengths() -> None:
     services = Services(two_outputs("BYTES"))
     words = np.array([[b"a", b"", b"xyz", b"\xff"]], np.object_)
     call = services.call("ModelInfer", request(outputs=[{"name": "z"}]))
@@ -105,7 +105,7 @@ def test_a_large_answer_is_encoded_on_a_thread(
     async def main() -> None:
         services = Services(two_outputs("FP32"), hooks=FakeHooks(lambda _: {"z": values}) if hooked else None)
         message = request(outputs=[{"name": "z"}])
-        for _ in range(2):  # the second one is remembered
+        for _ in range(2):  # the layout of the second one is cached
             if rpc == "ModelInfer":
                 call = services.call(rpc, message)
             else:
@@ -122,7 +122,7 @@ def test_a_large_answer_is_encoded_on_a_thread(
     assert where == {here}
 
 
-def test_a_remembered_request_is_decoded_without_protobuf(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_with_a_cached_layout_is_decoded_without_protobuf(monkeypatch: pytest.MonkeyPatch) -> None:
     services = Services()
     services.call("ModelInfer", request(id="1"))
     monkeypatch.setattr(inference, "parse_message", None)
@@ -137,7 +137,7 @@ def test_a_remembered_request_is_decoded_without_protobuf(monkeypatch: pytest.Mo
 
 
 def sharing(directory: Path) -> tuple[Services, Any]:
-    """Serve a model, and give a request whose tensors are both in the memory `key`."""
+    """Serve a model, and return a request whose two tensors are in the shared memory `key`."""
     (directory / "key").write_bytes(ROW.tobytes() + bytes(16))
     regions = Regions(allowed=True)
     SystemRegions(regions, directory).register("r", "key", 0, 32)
@@ -152,7 +152,7 @@ def sharing(directory: Path) -> tuple[Services, Any]:
     return Services(regions=regions), message
 
 
-def test_tensors_in_shared_memory_are_counted_and_answered_there_each_time(tmp_path: Path) -> None:
+def test_repeated_shared_memory_requests_are_accounted_for_and_answered_in_shared_memory(tmp_path: Path) -> None:
     services, message = sharing(tmp_path)
     for number in (1, 2):
         message.id = str(number)
@@ -166,7 +166,7 @@ def test_tensors_in_shared_memory_are_counted_and_answered_there_each_time(tmp_p
         assert (tmp_path / "key").read_bytes()[16:] == (ROW * number).tobytes()
 
 
-def test_nothing_is_written_into_the_memory_of_a_client_that_has_gone(tmp_path: Path) -> None:
+def test_no_output_is_written_into_shared_memory_after_the_client_has_disconnected(tmp_path: Path) -> None:
     services, message = sharing(tmp_path)
     call = services.call("ModelInfer", message)
     call.lose()
@@ -175,7 +175,7 @@ def test_nothing_is_written_into_the_memory_of_a_client_that_has_gone(tmp_path: 
     assert (tmp_path / "key").read_bytes()[16:] == bytes(16)
 
 
-def test_what_was_remembered_of_a_model_goes_with_it() -> None:
+def test_the_layouts_of_a_model_are_discarded_when_the_model_is_replaced() -> None:
     services = Services()
     services.call("ModelInfer", request())
     services.engine.loaded, services.engine.generation = [fake_model(version=2)], 2
@@ -185,7 +185,7 @@ def test_what_was_remembered_of_a_model_goes_with_it() -> None:
 
 
 @pytest.mark.parametrize("extra", [field(1, b"n"), field(2, b"2"), field(1, b"m") + field(2, b"2"), field(2, b"")])
-def test_a_message_with_two_names_sends_no_other_message_to_the_wrong_model(extra: bytes) -> None:
+def test_a_message_with_two_model_names_does_not_misroute_later_messages(extra: bytes) -> None:
     services = Services(fake_model("m"), fake_model("n"), fake_model("m", 2))
     services.engine.loaded.sort(key=lambda model: -int(model.version))
     plain = {(name, version): request(model_name=name, model_version=version) for name, version in NAMES}
@@ -214,14 +214,14 @@ def test_a_message_with_two_names_sends_no_other_message_to_the_wrong_model(extr
         (b"", Status.NOT_FOUND, "Request for unknown model: '' is not found"),
     ],
 )
-def test_what_is_wrong_is_refused_with_its_status(message: Any, status: Status, text: str) -> None:
+def test_an_invalid_request_is_rejected_with_its_status(message: Any, status: Status, text: str) -> None:
     call = Services().call("ModelInfer", message)
 
     assert call.status is status
     assert text in call.text
 
 
-def test_a_failure_of_the_model_becomes_the_status() -> None:
+def test_an_inference_error_becomes_the_status() -> None:
     services = Services()
     call = services.call("ModelInfer", request())
     services.engine.fail(InferError(Code.EXPIRED, "Request timeout expired"))
@@ -229,7 +229,7 @@ def test_a_failure_of_the_model_becomes_the_status() -> None:
     assert (call.status, call.text) == (Status.UNAVAILABLE, "Request timeout expired")
 
 
-def test_a_refusal_at_the_door_becomes_the_status() -> None:
+def test_an_error_at_admission_becomes_the_status() -> None:
     services = Services()
     services.engine.failure = InferError(Code.OVERLOADED, "Exceeds maximum queue size")
     call = services.call("ModelInfer", request())
@@ -237,7 +237,7 @@ def test_a_refusal_at_the_door_becomes_the_status() -> None:
     assert (call.status, call.text) == (Status.UNAVAILABLE, "Exceeds maximum queue size")
 
 
-def test_one_answer_that_cannot_be_encoded_leaves_the_others(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_answer_that_cannot_be_encoded_does_not_affect_others_of_its_batch(caplog: pytest.LogCaptureFixture) -> None:
     services = Services()
     calls = [services.call("ModelInfer", request()) for _ in range(2)]
     batch, services.engine.held = services.engine.held, []
@@ -266,7 +266,7 @@ def test_an_answered_call_holds_no_request() -> None:
     assert call.on_cancel is None
 
 
-def test_a_large_message_is_decoded_on_a_thread_and_remembered() -> None:
+def test_a_large_message_is_decoded_on_a_thread_and_its_layout_is_cached() -> None:
     async def main() -> None:
         signature = Signature((TensorSpec("x", "FP32", (-1, -1)),), (TensorSpec("y", "FP32", (-1, -1)),), batched=True)
         services = Services(fake_model(signature=signature))
@@ -282,7 +282,7 @@ def test_a_large_message_is_decoded_on_a_thread_and_remembered() -> None:
     asyncio.run(main())
 
 
-def test_a_model_with_hooks_answers_what_they_return() -> None:
+def test_a_model_with_hooks_returns_the_outputs_of_its_hooks() -> None:
     def post(inputs: Mapping[str, Array]) -> dict[str, Array]:
         return {"label": np.array([b"cat"], np.object_), "doubled": inputs["x"] * 2}
 
@@ -301,7 +301,7 @@ def test_a_model_with_hooks_answers_what_they_return() -> None:
     asyncio.run(main())
 
 
-def test_hooks_may_add_to_the_models_outputs_and_a_call_that_names_one_gets_that() -> None:
+def test_an_output_added_by_a_hook_is_returned_unless_the_call_names_other_outputs() -> None:
     def post(inputs: Mapping[str, Array]) -> dict[str, Array]:
         return {"y": inputs["x"], "label": np.array([b"cat"], np.object_)}
 
@@ -336,7 +336,7 @@ def test_a_model_is_held_until_its_hooks_have_run(lost: bool) -> None:
     asyncio.run(main())
 
 
-def test_hooks_can_be_left_out_and_their_errors_are_statuses() -> None:
+def test_a_call_can_bypass_hooks_and_a_hooks_error_becomes_the_status() -> None:
     def post(inputs: Mapping[str, Array]) -> dict[str, Array]:
         raise InferError(Code.INVALID, "not with me")
 
@@ -352,7 +352,7 @@ def test_hooks_can_be_left_out_and_their_errors_are_statuses() -> None:
 
 
 @pytest.mark.parametrize("ending", ["answered", "refused", "lost", "failed"])
-def test_a_call_that_has_ended_is_freed_without_the_collector(ending: str) -> None:
+def test_a_finished_call_is_freed_without_garbage_collection(ending: str) -> None:
     services = Services()
     gc.collect()
     gc.disable()
@@ -378,7 +378,7 @@ def test_a_call_that_has_ended_is_freed_without_the_collector(ending: str) -> No
 
 
 @pytest.mark.parametrize("field_of", [b"\x2a\x00", b"\x32\x00", b"\x3a\x00", b"\x7a\x00"])
-def test_a_message_of_very_many_fields_is_not_parsed_nor_looked_at_to_its_end(
+def test_a_message_with_too_many_fields_is_rejected_without_being_parsed(
     field_of: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.server.v2.rpc.calls._MAX_ELEMENTS", 0)
@@ -396,8 +396,8 @@ def test_a_message_of_very_many_fields_is_not_parsed_nor_looked_at_to_its_end(
 @pytest.mark.parametrize(
     "inside", [b"\x1a\x80\x80\x80\x04" + b"\1" * (8 << 20), b"\x2a\x80\x80\x80\x04" + b"\x42\0" * (4 << 20)]
 )
-def test_dims_and_texts_without_end_are_not_parsed(inside: bytes) -> None:
-    """A dim of one byte would become 16 and a text of two 80, in a message that is a thousandth when it is packed."""
+def test_a_message_with_millions_of_dims_or_strings_is_rejected_without_being_parsed(inside: bytes) -> None:
+    """Parsed, a dim of 1 byte takes 16 and a string of 2 takes 80; compressed, the message shrinks a thousandfold."""
 
     async def main() -> None:
         call = Services().call("ModelInfer", request().SerializeToString() + field(5, inside))

@@ -1,4 +1,4 @@
-"""RpcLayouts: whatever they give is what decoding in full gives."""
+"""RpcLayouts: decoding with a cached layout gives the same result as decoding in full."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def tensors(draw: Any, rows: int) -> list[tuple[str, str, tuple[int, ...], bytes
 
 @st.composite
 def messages(draw: Any) -> bytes:
-    """Make a message that may well be like another one."""
+    """Draw a message that is likely to resemble an earlier one."""
     made = pb.ModelInferRequest(model_name="m", model_version=draw(st.sampled_from(["", "1"])))
     made.id = draw(st.sampled_from(["", "1", "22", "ü"]))
     for name, datatype, shape, raw in tensors(draw, draw(st.integers(1, 2))):
@@ -95,7 +95,9 @@ EXTRAS = [
     st.lists(messages(), min_size=1, max_size=6),
     st.lists(st.tuples(st.integers(0, 400), st.sampled_from(EXTRAS), st.booleans()), max_size=6),
 )
-def test_what_is_remembered_decodes_as_in_full(kinds: list[bytes], changes: list[tuple[int, bytes, bool]]) -> None:
+def test_a_cached_layout_decodes_like_decoding_in_full(
+    kinds: list[bytes], changes: list[tuple[int, bytes, bool]]
+) -> None:
     model = fake_model(signature=MIXED)
     layouts = RpcLayouts()
     sent = [*kinds, *kinds]
@@ -121,7 +123,7 @@ def test_what_is_remembered_decodes_as_in_full(kinds: list[bytes], changes: list
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_request_like_an_earlier_one_is_known(count: int) -> None:
+def test_a_request_that_differs_only_in_id_and_values_matches_the_cached_layout(count: int) -> None:
     model = fake_model(signature=MIXED)
     layouts = RpcLayouts()
     made = request(ROW, "a", id="first")
@@ -148,7 +150,7 @@ def test_a_request_like_an_earlier_one_is_known(count: int) -> None:
         request(parameters={"mine": {"string_param": "x" * 5000}}).SerializeToString(),
     ],
 )
-def test_what_no_serializer_writes_is_not_remembered(message: bytes) -> None:
+def test_a_message_in_an_unusual_encoding_is_not_cached(message: bytes) -> None:
     layouts = RpcLayouts()
     try:
         remembered(layouts, fake_model(), message)
@@ -158,7 +160,7 @@ def test_what_no_serializer_writes_is_not_remembered(message: bytes) -> None:
         assert len(layouts) == 0
 
 
-def test_the_memory_is_bounded() -> None:
+def test_the_layout_cache_is_bounded() -> None:
     layouts, model = RpcLayouts(), fake_model(signature=MIXED)
     for rows in range(1, 40):
         for name in ("timeout", "priority", "aaaaaaa", "bbbbbbb", "ccccccc", "ddddddd"):
@@ -170,7 +172,7 @@ def test_the_memory_is_bounded() -> None:
 
 
 @pytest.mark.parametrize("version", ["", "1", "v" * 127])
-def test_names_are_written_as_a_serializer_does(version: str) -> None:
+def test_model_name_and_version_are_encoded_as_protobuf_encodes_them(version: str) -> None:
     made = pb.ModelInferRequest(model_name="m", model_version=version)
 
     assert encode_names(made) == made.SerializeToString()

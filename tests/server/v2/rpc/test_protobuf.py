@@ -12,13 +12,13 @@ def run(program: str) -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_modules_are_loaded_once_and_know_each_other() -> None:
+def test_modules_are_loaded_once_and_share_their_messages() -> None:
     assert service_pb2() is service_pb2()
     config = model_config_pb2().ModelConfig(name="m")
     assert service_pb2().ModelConfigResponse(config=config).config.name == "m"
 
 
-def test_grpcio_is_not_imported_and_a_later_import_gets_the_same_messages() -> None:
+def test_grpcio_is_not_imported_and_importing_tritonclient_later_reuses_the_messages() -> None:
     run(
         "import sys\n"
         "from penstock.server.protobuf import service_pb2\n"
@@ -29,7 +29,7 @@ def test_grpcio_is_not_imported_and_a_later_import_gets_the_same_messages() -> N
     )
 
 
-def test_an_earlier_import_is_used() -> None:
+def test_messages_of_an_earlier_tritonclient_import_are_reused() -> None:
     run(
         "import tritonclient.grpc\n"
         "from penstock.server.protobuf import model_config_pb2, service_pb2\n"
@@ -38,5 +38,5 @@ def test_an_earlier_import_is_used() -> None:
     )
 
 
-def test_the_rpc_modules_do_not_need_grpcio() -> None:
+def test_the_rpc_modules_do_not_import_grpcio() -> None:
     run("import sys\nimport penstock.server.v2.rpc.services\nassert 'grpc' not in sys.modules\n")

@@ -23,7 +23,7 @@ EMPTY: dict[str, Any] = {"triton_enable_empty_final_response": {"bool_param": Tr
 
 
 class Yielding(FakeHooks):
-    """Hooks that give what the test puts: outputs, an error to yield or raise, an Answer, or None for the end."""
+    """Hooks that yield what the test puts: outputs, an error to yield or raise, an Answer, or None for the end."""
 
     def __init__(self) -> None:
         super().__init__(dict)
@@ -62,7 +62,7 @@ def row(number: float) -> Array:
 
 
 def sent(call: FakeCall) -> list[tuple[str, str, float | None, bool]]:
-    """Give what was sent: error text, id, first number, whether it is final."""
+    """Return the answers sent: error text, id, first number and whether each is final."""
     found = []
     for message in call.sent:
         each = pb.ModelStreamInferResponse.FromString(message)
@@ -75,7 +75,7 @@ def sent(call: FakeCall) -> list[tuple[str, str, float | None, bool]]:
 
 
 class Scene:
-    """A stream to a model that yields, and to a plain one whose hooks are not asked."""
+    """A stream to a model whose hooks yield, and to a plain model without hooks."""
 
     def __init__(self, **how: Any) -> None:
         self.hooks = Yielding()
@@ -102,7 +102,7 @@ def run(main: Any) -> None:
     asyncio.run(guarded())
 
 
-def test_each_answer_leaves_as_it_comes_while_plain_ones_wait_their_turn() -> None:
+def test_decoupled_answers_are_sent_immediately_while_plain_answers_keep_their_order() -> None:
     async def main() -> None:
         scene = Scene()
         scene.ask("plain", "m")
@@ -121,7 +121,7 @@ def test_each_answer_leaves_as_it_comes_while_plain_ones_wait_their_turn() -> No
     run(main)
 
 
-def test_an_error_that_is_known_to_be_the_last_answer_says_so() -> None:
+def test_a_final_error_is_marked_as_the_final_answer() -> None:
     async def main() -> None:
         scene = Scene()
         scene.ask("a", **EMPTY)
@@ -134,7 +134,7 @@ def test_an_error_that_is_known_to_be_the_last_answer_says_so() -> None:
     run(main)
 
 
-def test_without_the_parameter_nothing_tells_the_end() -> None:
+def test_no_empty_final_answer_is_sent_unless_it_is_requested() -> None:
     async def main() -> None:
         scene = Scene()
         scene.ask("a")
@@ -165,7 +165,7 @@ def test_the_next_answer_waits_until_the_client_has_read() -> None:
     run(main)
 
 
-def test_one_that_does_not_read_has_nothing_begun() -> None:
+def test_no_request_is_started_while_the_client_does_not_read() -> None:
     async def main() -> None:
         scene = Scene()
         scene.call.writable = False
@@ -182,7 +182,7 @@ def test_one_that_does_not_read_has_nothing_begun() -> None:
 
 
 @pytest.mark.parametrize("pad", [0, 300_000])
-def test_a_model_is_held_for_a_request_that_waits_for_room(pad: int) -> None:
+def test_a_model_is_held_for_a_request_that_waits_until_the_client_reads(pad: int) -> None:
     async def main() -> None:
         scene = Scene()
         model = scene.services.engine.loaded[0]
@@ -200,7 +200,7 @@ def test_a_model_is_held_for_a_request_that_waits_for_room(pad: int) -> None:
     run(main)
 
 
-def test_a_stream_has_answers_made_of_so_many_requests_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_decoupled_requests_in_progress_per_stream_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         monkeypatch.setattr(stream, "MAX_ANSWERING", 2)
         scene = Scene()
@@ -215,7 +215,7 @@ def test_a_stream_has_answers_made_of_so_many_requests_at_a_time(monkeypatch: py
     run(main)
 
 
-def test_one_error_of_several_is_an_answer_and_one_that_is_raised_the_last() -> None:
+def test_a_failed_answer_is_followed_by_others_and_a_raised_error_is_the_last_answer() -> None:
     async def main() -> None:
         scene = Scene()
         scene.ask("a", **EMPTY)
@@ -234,7 +234,9 @@ def test_one_error_of_several_is_an_answer_and_one_that_is_raised_the_last() -> 
 
 
 @pytest.mark.parametrize("error", [InferError(Code.INVALID, "no"), RuntimeError("no")])
-def test_on_demand_an_error_ends_the_stream_and_closes_the_others(error: Exception) -> None:
+def test_an_error_ends_the_stream_and_closes_its_other_requests_if_the_client_requests_grpc_errors(
+    error: Exception,
+) -> None:
     async def main() -> None:
         scene = Scene(metadata={"triton_grpc_error": "true"})
         scene.ask("a")
@@ -249,7 +251,7 @@ def test_on_demand_an_error_ends_the_stream_and_closes_the_others(error: Excepti
     run(main)
 
 
-def test_a_lost_stream_closes_what_gives_answers() -> None:
+def test_a_stream_that_is_lost_closes_its_generators() -> None:
     async def main() -> None:
         scene = Scene()
         scene.ask("a")
@@ -263,7 +265,7 @@ def test_a_lost_stream_closes_what_gives_answers() -> None:
     run(main)
 
 
-def test_a_model_without_hooks_answers_once_and_finally_out_of_turn() -> None:
+def test_a_call_without_hooks_has_one_final_answer_and_does_not_wait_for_its_turn() -> None:
     async def main() -> None:
         scene = Scene()
         scene.ask("first", "m")
@@ -282,7 +284,7 @@ def test_a_model_without_hooks_answers_once_and_finally_out_of_turn() -> None:
     run(main)
 
 
-def test_large_messages_leave_the_order_when_they_have_been_read() -> None:
+def test_a_large_decoupled_message_leaves_the_order_after_it_is_decoded() -> None:
     async def main() -> None:
         scene = Scene()
         # from then on the server knows that the model has no sequences
@@ -302,7 +304,7 @@ def test_large_messages_leave_the_order_when_they_have_been_read() -> None:
     run(main)
 
 
-def test_those_out_of_the_order_count_for_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoupled_requests_count_toward_the_streams_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         monkeypatch.setattr(stream, "MAX_IN_FLIGHT", 2)
         scene = Scene()
@@ -315,7 +317,7 @@ def test_those_out_of_the_order_count_for_the_bound(monkeypatch: pytest.MonkeyPa
     run(main)
 
 
-def test_a_stream_that_gives_answers_is_not_idle_when_the_server_drains(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draining_server_does_not_end_a_stream_that_still_has_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         monkeypatch.setattr(ticker, "INTERVAL_S", 0)
         scene = Scene()
@@ -333,12 +335,12 @@ def test_a_stream_that_gives_answers_is_not_idle_when_the_server_drains(monkeypa
 
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("pad", ["", "x" * 300_000])
-def test_a_call_with_one_answer_is_refused(pad: str, again: bool) -> None:
+def test_unary_model_infer_is_rejected_for_a_decoupled_model(pad: str, again: bool) -> None:
     async def main() -> None:
         services = Services(decoupled())
         wrong = request(id="1", model_name="d", datatype="INT8", parameters={"pad": {"string_param": pad}})
         if again:
-            # a stream has taught the server what such a message looks like
+            # the server has cached the layout of such a message from a stream
             wrong.inputs[0].datatype = "FP32"
             _, reader = services.open()
             reader.on_message(wrong.SerializeToString())

@@ -1,4 +1,4 @@
-"""ModelStreamInfer over a fake call and an Engine that answers when told."""
+"""ModelStreamInfer over a fake call and an Engine that answers on demand."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(main: object) -> None:
     asyncio.run(main())  # type: ignore[operator]
 
 
-def test_answers_come_in_the_order_of_the_requests() -> None:
+def test_answers_are_sent_in_the_order_of_the_requests() -> None:
     async def main() -> None:
         services = Services()
         call, reader = services.open()
@@ -46,7 +46,7 @@ def test_answers_come_in_the_order_of_the_requests() -> None:
     run(main)
 
 
-def test_a_wrong_request_is_answered_in_its_turn_and_the_stream_goes_on() -> None:
+def test_an_invalid_request_is_answered_in_its_turn_and_the_stream_continues() -> None:
     async def main() -> None:
         services = Services()
         call, reader = services.open()
@@ -67,7 +67,7 @@ def test_a_wrong_request_is_answered_in_its_turn_and_the_stream_goes_on() -> Non
     run(main)
 
 
-def test_on_demand_an_error_ends_the_stream_with_its_status() -> None:
+def test_an_error_ends_the_stream_with_its_status_if_the_client_requests_grpc_errors() -> None:
     async def main() -> None:
         services = Services()
         call, reader = services.open(metadata={"triton_grpc_error": "true"})
@@ -99,7 +99,7 @@ def test_a_half_closed_stream_ends_after_the_last_answer() -> None:
     run(main)
 
 
-def test_a_stream_without_requests_ends_at_once() -> None:
+def test_a_stream_without_requests_ends_immediately() -> None:
     async def main() -> None:
         call, reader = Services().open()
         reader.on_half_close()
@@ -108,7 +108,7 @@ def test_a_stream_without_requests_ends_at_once() -> None:
     run(main)
 
 
-def test_a_lost_stream_cancels_all_that_is_under_way() -> None:
+def test_a_stream_that_is_lost_cancels_all_its_requests() -> None:
     async def main() -> None:
         services = Services()
         call, reader = services.open()
@@ -122,7 +122,7 @@ def test_a_lost_stream_cancels_all_that_is_under_way() -> None:
     run(main)
 
 
-def test_what_is_beyond_the_bound_is_refused_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_beyond_the_streams_limit_are_rejected_individually(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         monkeypatch.setattr(stream, "MAX_IN_FLIGHT", 2)
         services = Services()
@@ -136,7 +136,7 @@ def test_what_is_beyond_the_bound_is_refused_one_by_one(monkeypatch: pytest.Monk
     run(main)
 
 
-def test_large_messages_and_hooks_keep_their_turn() -> None:
+def test_large_messages_and_requests_with_hooks_are_answered_in_their_turn() -> None:
     def post(inputs: Mapping[str, Array]) -> dict[str, Array]:
         return {"y": inputs["x"] + 1}
 
@@ -157,7 +157,7 @@ def test_large_messages_and_hooks_keep_their_turn() -> None:
     run(main)
 
 
-def test_a_large_wrong_message_is_answered_with_its_id() -> None:
+def test_a_large_invalid_message_is_answered_with_its_id() -> None:
     async def main() -> None:
         services = Services()
         call, reader = services.open()
@@ -170,7 +170,7 @@ def test_a_large_wrong_message_is_answered_with_its_id() -> None:
     run(main)
 
 
-def test_a_fault_of_ours_after_a_slow_decode_is_answered_in_its_turn() -> None:
+def test_an_internal_error_after_decoding_on_a_thread_is_answered_in_its_turn() -> None:
     async def main() -> None:
         services = Services()
         call, reader = services.open()
@@ -185,7 +185,9 @@ def test_a_fault_of_ours_after_a_slow_decode_is_answered_in_its_turn() -> None:
     run(main)
 
 
-def test_when_the_server_leaves_idle_streams_end_and_others_take_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_streams_end_and_busy_streams_take_no_more_requests_when_the_server_exits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def main() -> None:
         monkeypatch.setattr(ticker, "INTERVAL_S", 0)
         services = Services()
@@ -208,7 +210,7 @@ def test_when_the_server_leaves_idle_streams_end_and_others_take_no_more(monkeyp
     run(main)
 
 
-def test_the_parameter_for_empty_final_answers_is_taken() -> None:
+def test_the_parameter_for_empty_final_responses_is_accepted() -> None:
     async def main() -> None:
         services = Services()
         call, reader = services.open()
@@ -221,7 +223,7 @@ def test_the_parameter_for_empty_final_answers_is_taken() -> None:
 
 
 @pytest.mark.parametrize("ending", ["finished", "lost"])
-def test_a_stream_that_has_ended_is_freed_without_the_collector(ending: str) -> None:
+def test_a_finished_stream_is_freed_without_garbage_collection(ending: str) -> None:
     async def main() -> None:
         services = Services()
         gc.collect()
@@ -245,7 +247,7 @@ def test_a_stream_that_has_ended_is_freed_without_the_collector(ending: str) -> 
     run(main)
 
 
-def test_a_stream_that_is_cancelled_in_hooks_is_freed_without_the_collector() -> None:
+def test_a_stream_that_is_lost_during_hooks_is_freed_without_garbage_collection() -> None:
     class Waiting(FakeHooks):
         async def infer(self, *asked: object) -> dict[str, Array]:
             await asyncio.Event().wait()
@@ -270,7 +272,7 @@ def test_a_stream_that_is_cancelled_in_hooks_is_freed_without_the_collector() ->
     run(main)
 
 
-def test_what_may_be_of_one_sequence_waits_for_a_message_that_takes_long_to_read() -> None:
+def test_requests_that_may_share_a_sequence_wait_for_an_earlier_large_message() -> None:
     async def main() -> None:
         services = Services()
         call, reader = services.open()
@@ -281,7 +283,7 @@ def test_what_may_be_of_one_sequence_waits_for_a_message_that_takes_long_to_read
         await settled()
         assert [each.id for each in services.engine.held] == ["large", "a", "b", "c"]
         services.engine.let_go()
-        # its model is known by now, and has no sequences
+        # the server now knows that the model has no sequences
         reader.on_message(request(id="large", parameters={"pad": {"string_param": "x" * 300_000}}).SerializeToString())
         reader.on_message(request(id="d").SerializeToString())
         await settled()
@@ -293,7 +295,7 @@ def test_what_may_be_of_one_sequence_waits_for_a_message_that_takes_long_to_read
 
 
 @pytest.mark.parametrize("large", [0, 1, 2])
-def test_those_that_wait_for_one_that_is_wrong_go_on(large: int) -> None:
+def test_requests_behind_an_invalid_large_message_are_answered(large: int) -> None:
     async def main() -> None:
         services = Services()
         call, reader = services.open()

@@ -1,4 +1,4 @@
-"""Fields of protobuf's wire format, as its own classes write them."""
+"""Fields of protobuf's wire format, compared with protobuf's own classes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.server.v2.rpc.calls import pb
 
 @pytest.mark.parametrize("number", [1, 15, 16, 2047, 2048])
 @pytest.mark.parametrize("size", [0, 1, 127, 128, 16383, 16384])
-def test_a_field_is_read_as_it_was_written(number: int, size: int) -> None:
+def test_a_field_round_trips_through_protobuf(number: int, size: int) -> None:
     value = b"x" * size
 
     written = field(number, value)
@@ -35,30 +35,30 @@ def test_a_field_is_read_as_it_was_written(number: int, size: int) -> None:
         b"\x08\x80\x00",
     ],
 )
-def test_fields_of_every_kind_are_counted(one: bytes) -> None:
+def test_fields_of_every_wire_type_are_counted(one: bytes) -> None:
     assert Empty.FromString(one * 3)
     assert [has_more_fields(one * 3, most) for most in (2, 3, 4)] == [True, False, False]
 
 
-def test_groups_are_counted_by_what_begins_and_ends_them() -> None:
+def test_the_start_and_end_of_a_group_each_count_as_a_field() -> None:
     assert Empty.FromString(b"\x0b\x0c" * 3)
     assert has_more_fields(b"\x0b\x0c" * 3, 5)
 
 
 @pytest.mark.parametrize("broken", [b"\x2a", b"\x2a\x05x", b"\x0e", b"\xff" * 4, b"\x09x"])
-def test_what_is_no_message_is_left_to_its_parser(broken: bytes) -> None:
+def test_a_malformed_message_is_left_to_the_parser(broken: bytes) -> None:
     assert not has_more_fields(b"\x2a\x00" + broken, 3)
 
 
 class ReadUpTo10(bytes):
-    """Fails when what is behind the longest number that there may be is looked at."""
+    """Bytes that raise an error when read beyond the longest valid varint."""
 
     def __getitem__(self, at: Any) -> Any:
         assert at < 10
         return super().__getitem__(at)
 
 
-def test_a_number_that_does_not_end_is_not_read_to_the_end() -> None:
+def test_an_endless_varint_is_not_read_to_its_end() -> None:
     assert not has_more_fields(ReadUpTo10(b"\xff" * 1000), 3)
 
 
@@ -74,7 +74,7 @@ def test_a_number_that_does_not_end_is_not_read_to_the_end() -> None:
         ({"parameters": {"a": {"int64_param": 1}, "b": {"bool_param": True}}}, 4 + 4),
     ],
 )
-def test_what_tensors_have_is_counted(tensor: Any, elements: int) -> None:
+def test_the_elements_of_tensors_are_counted(tensor: Any, elements: int) -> None:
     message = pb.ModelInferRequest(
         model_name="m", id="x" * 200, inputs=[tensor, {}], outputs=[{"name": "y"}], raw_input_contents=[b"\1" * 500]
     ).SerializeToString()
@@ -84,7 +84,7 @@ def test_what_tensors_have_is_counted(tensor: Any, elements: int) -> None:
 
 
 @pytest.mark.parametrize("cut", range(1, 9))
-def test_elements_of_what_is_no_message_are_left_to_its_parser(cut: int) -> None:
+def test_a_truncated_message_is_left_to_the_parser(cut: int) -> None:
     message = pb.ModelInferRequest(inputs=[{"contents": {"bytes_contents": [b"abc"]}}]).SerializeToString()
 
     assert not has_more_elements(message[:-cut], 100)
