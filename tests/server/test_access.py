@@ -1,4 +1,4 @@
-"""The access log: a line of the same fields for each answer, over HTTP and gRPC, and none for what was not sent."""
+"""The access log: one line with the same fields for each answer over HTTP and gRPC, and none for unsent answers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def said(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 
 
 def about(said: pytest.LogCaptureFixture) -> list[tuple[Any, ...]]:
-    """Give status, bytes, model and id of each line."""
+    """Return status, bytes, model and ID of each line."""
     names = ("status", "bytes", "model", "request_id")
     return [tuple(vars(each).get(name) for name in names) for each in said.records if each.name == "penstock.access"]
 

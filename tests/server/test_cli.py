@@ -20,7 +20,7 @@ NOTHING = (
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
-    """Settings that would have been served, instead of serving them."""
+    """The settings that would have been served, recorded instead."""
     found: list[Settings] = []
 
     def note(settings: Settings) -> int:
@@ -51,7 +51,7 @@ def test_tritonserver_as_command_or_program_name_serves_with_triton_flags(
 
     assert cli.main(["tritonserver", *words]) == 0
     assert cli.main(["/opt/tritonserver/bin/tritonserver", *words]) == 0
-    monkeypatch.setattr(sys, "argv", ["/opt/tritonserver/bin/tritonserver", *words])  # through a link
+    monkeypatch.setattr(sys, "argv", ["/opt/tritonserver/bin/tritonserver", *words])  # through a symbolic link
     assert cli.main() == 0
 
     assert served == [wanted, wanted, wanted]
@@ -249,7 +249,7 @@ def test_a_closed_pipe_on_standard_output_prints_no_traceback(words: list[str]) 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [["--help"], ["serve", "--help"], ["check", "--help"]])
 def test_help_imports_nothing_heavy(words: list[str]) -> None:
-    """So that it is there at once: of others' modules there is one small one, and of Python's none that takes long."""
+    """Help appears at once: only one small third-party module is imported, and no slow one of Python's."""
     code = (
         "import sys\nbefore = set(sys.modules)\nfrom penstock.server.cli import main\n"
         f"try: main({words})\nexcept SystemExit: pass\n"
@@ -265,7 +265,7 @@ def test_help_imports_nothing_heavy(words: list[str]) -> None:
 
 
 class Gone(io.StringIO):
-    """A standard output that takes nothing any more."""
+    """A standard output that can no longer be written to."""
 
     def __init__(self, error: OSError) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Hardware: samples of a made-up /proc and a made-up NVML."""
+"""Hardware: samples of a fake /proc and a fake NVML."""
 
 from __future__ import annotations
 
@@ -281,7 +281,7 @@ def test_a_sample_is_complete_again_once_a_thread_can_be_started(proc: Path, mon
     assert "nv_gpu_utilization" in sample.gpus
 
 
-# -- what is watched -------------------------------------------------------------------------------------------
+# -- what is sampled -------------------------------------------------------------------------------------------
 
 
 def test_disabled_machine_and_gpu_sampling_still_samples_the_process(proc: Path) -> None:

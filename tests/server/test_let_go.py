@@ -1,6 +1,6 @@
-"""What a refused request has brought is let go of at once, by whatever way it came, and not when the collector comes.
+"""The memory of a rejected request is freed at once, over any protocol, without the garbage collector.
 
-It comes seldom in a server (`collect_and_freeze`), and a body may have many megabytes.
+The collector runs rarely in a server (`collect_and_freeze`), and a body may have many megabytes.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ async def turns() -> None:
 
 
 def left(live: Live) -> list[str]:
-    """Names of the server's functions whose frames only the collector would find, once it has done with a request."""
+    """Names of the server's functions whose frames only the collector would free after a request."""
     live.call(turns())
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:

@@ -1,4 +1,4 @@
-"""A GPU that is lost for the whole process, as clients and whoever watches over the server see it."""
+"""A GPU that is lost for the whole process, as clients and the supervisor see it."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_supervised_engine_that_loses_its_gpu_ends_at_once(tmp_path: Path) -> 
             kept={}, keep=lambda *_: None, end=ended.set, logs=SimpleNamespace(apply=lambda *_: None)
         )
         engine = EngineProcess(settings_for(tmp_path, allow_metrics=False), told, {})
-        engine._no_fronts.clear()  # a front end is there
+        engine._no_fronts.clear()  # as if a front end were connected
         await engine.load()
         devices: Any = engine._server.engine.devices
         await asyncio.to_thread(devices.lose, "model 'm' lost its device: CUDA failure 700")

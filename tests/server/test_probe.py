@@ -15,7 +15,7 @@ from penstock.server.settings import Settings
 
 
 class Answering(BaseHTTPRequestHandler):
-    """Ready when it is asked for by the path that a probe asks for."""
+    """Answers the path that a probe requests, as ready or not."""
 
     ready = True
 
@@ -30,7 +30,7 @@ class Answering(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """The port of a server on this machine."""
+    """The port of a fake server on this machine."""
     server = HTTPServer(("127.0.0.1", 0), Answering)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
@@ -95,7 +95,7 @@ def test_a_first_process_that_does_not_serve_gives_no_probe_arguments(
 
 def test_a_port_without_a_listener_is_unhealthy() -> None:
     with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))  # and does not listen
+        held.bind(("127.0.0.1", 0))  # without listening
         port = held.getsockname()[1]
 
         assert probe(Settings(http_port=port)) == (

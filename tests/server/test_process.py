@@ -1,4 +1,4 @@
-"""What the process sets up for itself, seen from a process of its own."""
+"""What the server sets up in its process, tested in separate processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Repeats: what is logged again and again is counted, and nothing is lost uncounted."""
+"""Repeats: repeated log records are counted, and none is lost uncounted."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ class TestLogging:
 
 
 class Told(io.StringIO):
-    """A stream that can be waited for until it has told of repeats."""
+    """A stream that lets a test wait for the summary of repeats."""
 
     def __init__(self) -> None:
         super().__init__()

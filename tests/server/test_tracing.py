@@ -42,7 +42,7 @@ EVENTS = [
 
 
 class Kept:
-    """A TraceSink that keeps what it is given."""
+    """A TraceSink that keeps the traces written to it."""
 
     def __init__(self) -> None:
         self.traces: list[Trace] = []
@@ -86,7 +86,7 @@ def settings_with(*entries: str) -> tuple[TraceSettings, Tracer]:
 
 
 def traced(tracer: Tracer, kept: Kept, model: Model, batches: Sequence[int]) -> list[str]:
-    """Record batches of these sizes, with ids that count, and give the ids of those that were traced."""
+    """Record batches of these sizes, with consecutive request IDs; return the IDs of the traced requests."""
     number = 0
     for size in batches:
         requests = [fake_request(model) for _ in range(size)]
@@ -149,7 +149,7 @@ def test_the_trace_config_flag_overrides_the_otel_batching_variables(monkeypatch
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "x")
 
-    assert parse([]) == TraceConfig()  # they are of no account in the other mode
+    assert parse([]) == TraceConfig()  # the variables are ignored in the other mode
     with pytest.raises(ValueError, match="OTEL_BSP_MAX_QUEUE_SIZE must be a whole number, not 'x'"):
         parse(["mode=opentelemetry"])
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "8")
@@ -250,7 +250,7 @@ def test_traces_recorded_while_the_writer_dequeues_count_toward_the_queue_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tracer, _, _ = tracer_with("level=TENSORS", "rate=1", "triton,file=x")
-    monkeypatch.setattr(tracer, "_writer", threading.current_thread())  # this test is the thread
+    monkeypatch.setattr(tracer, "_writer", threading.current_thread())  # this test acts as the writer thread
     monkeypatch.setattr(tracing, "MAX_QUEUED_BYTES", 2000)
     model = fake_model()
 
@@ -638,7 +638,7 @@ def test_the_number_of_open_trace_files_is_limited(tmp_path: Path) -> None:
     before = descriptors()
     for number in range(1, 20):
         file.write([trace_of(number)._replace(count_number=number)])
-    # the whole one, and eight
+    # the common file, and eight others
     assert descriptors() == before + 9
     file.close()
 

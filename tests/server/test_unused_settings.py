@@ -1,4 +1,4 @@
-"""Settings that do nothing by themselves: which are told, and when they are not."""
+"""Settings that have no effect without another setting: when they are reported."""
 
 from __future__ import annotations
 

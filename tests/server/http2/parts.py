@@ -1,4 +1,4 @@
-"""What a part of an HTTP/2 connection is made with where the connection itself is not wanted."""
+"""Stand-ins for testing one part of an HTTP/2 connection without the connection."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .wire import FakeLoop, FakeTransport
 
 
 def make_shared(**limits: Any) -> Http2Shared:
-    """Make what a port has, on a loop whose clock a test moves."""
+    """Return the shared state of a port, on a loop whose clock the test moves."""
     loop: Any = FakeLoop()
     return Http2Shared(loop, Http2Limits(**limits), 1 << 30)
 
 
 class FakeOutbox:
-    """Keeps what is written. Its counts are a test's to set."""
+    """Records what is written. A test sets its counts."""
 
     def __init__(self) -> None:
         self.written: list[bytes] = []
@@ -42,9 +42,9 @@ class FakeOutbox:
 
 
 class FakeStream(Stream):
-    """A stream that tells a list what becomes of it; while it has `place`, what comes may be written there.
+    """A stream that records its events in a list; while it has a `place`, data may be received into it.
 
-    `lent` and `had_place` count the bytes that came without a copy, in parts and there.
+    `lent` counts the bytes passed as views, and `had_place` those received into `place`.
     """
 
     def __init__(self, stream_id: int, told: list[tuple[Any, ...]], connection: Any = None) -> None:
@@ -89,10 +89,10 @@ class FakeStream(Stream):
 
 
 class FakeConnection:
-    """What a FrameReader gives its frames to: `told` are they, a stream's DATA as the stream has it.
+    """The receiver of a FrameReader's frames: `told` records them, and a stream's DATA as the stream gets it.
 
-    A stream is open from its HEADERS, whatever their block is, until it is reset. What is wrong closes it, as a
-    connection does.
+    A stream is open from its HEADERS, whatever their block, until it is reset. An error closes this object, as it
+    closes a connection.
     """
 
     def __init__(self, *, begun: bool = True, **limits: Any) -> None:
@@ -137,7 +137,7 @@ class FakeConnection:
             self.fail(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing, like those below: a stand-in wants them."""
+        """Do nothing, like the methods below, which the interface requires."""
 
     def eof_received(self) -> None: ...
     def pause_writing(self) -> None: ...

@@ -1,4 +1,4 @@
-"""FrameReader alone: frames of bytes, however those are split."""
+"""FrameReader alone: bytes become frames, however they are split."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MOST_FRAMES, MOST_IDS, STRAIGHT = 2048, 256, 32768
 
 
 def connection(**limits: Any) -> FakeConnection:
-    """Make one that has introduced itself and knows a header block."""
+    """Return a connection that has received SETTINGS and has cached one header block."""
     made = FakeConnection(**limits)
     made.headers.cached[KNOWN] = HEAD
     made.data_received(INTRODUCED)
@@ -55,12 +55,12 @@ def data(content: bytes, stream: int = 1, flags: int = 0) -> bytes:
 
 
 def fault(made: FakeConnection) -> ErrorCode | None:
-    """Give the code of what it was closed for."""
+    """Return the error code that the connection was closed with."""
     return next((told[1] for told in made.told if told[0] == "fail"), None)
 
 
 def joined(told: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Put together what came of a stream one after another: a long frame comes in parts."""
+    """Join consecutive DATA of one stream: a long frame arrives in parts."""
     found: list[tuple[Any, ...]] = []
     for one in told:
         last = found[-1] if found else ("",)
@@ -145,7 +145,7 @@ def test_the_connection_window_is_refilled_when_more_than_half_of_it_is_used() -
 @pytest.mark.parametrize(
     ("sent", "last_id"),
     [
-        (opened(5) + opened(3), 5),  # smaller than one before
+        (opened(5) + opened(3), 5),  # smaller than an earlier stream ID
         (opened(5) + opened(5), 5),
         (frame(HEADERS, END_HEADERS | PADDED, 1, KNOWN), 1),
         (frame(HEADERS, END_HEADERS | HAS_PRIORITY, 1, KNOWN), 1),
@@ -247,7 +247,7 @@ def test_an_empty_data_frame_that_does_not_end_its_stream_is_charged() -> None:
 
     made = connection(max_idle_frames=0)
     made.data_received(opened() + 9 * data(b""))
-    assert fault(made) == ErrorCode.ENHANCE_YOUR_CALM  # one open stream earns eight
+    assert fault(made) == ErrorCode.ENHANCE_YOUR_CALM  # one open stream allows eight
 
 
 @pytest.mark.parametrize(("size", "lent"), [(LONG - 1, 0), (LONG, LONG)])
@@ -261,7 +261,7 @@ def test_a_long_payload_is_passed_as_a_view_and_a_short_payload_as_bytes(size: i
 def test_data_on_a_closed_stream_is_charged() -> None:
     made = connection(max_idle_frames=0)
     made.data_received(opened(1, END_STREAM) + data(b"x", 1))
-    assert made.told[1:] == [("reset", 1, ErrorCode.STREAM_CLOSED)]  # one open stream earned it
+    assert made.told[1:] == [("reset", 1, ErrorCode.STREAM_CLOSED)]  # one open stream allowed it
 
     made = connection(max_idle_frames=0)
     made.last_id = 1
@@ -280,7 +280,7 @@ def test_data_on_a_stream_reset_by_the_server_is_ignored_but_uses_the_window() -
     assert made.window.remaining == before - 100 - 2 * LONG
 
 
-# -- long frames, and where they go ----------------------------------------------------------------------------
+# -- long frames and their buffers -----------------------------------------------------------------------------
 
 
 def test_a_long_frame_is_passed_on_in_parts_and_its_last_part_ends_the_stream() -> None:
@@ -438,7 +438,7 @@ def test_reading_pauses_for_a_turn_of_the_loop_after_many_new_streams(block: byt
     made = connection()
     sent = b"".join(frame(HEADERS, END_HEADERS, 2 * number + 1, block) for number in range(MOST_IDS))
     made.data_received(sent)
-    # the one that shows that there are too many has to be looked at by the connection
+    # the connection handles the stream that shows that there are too many
     assert sum(told[0] == "open" for told in made.told) == MOST_IDS // 2 + 1
     assert not made.transport.reading
 

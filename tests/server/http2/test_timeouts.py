@@ -1,4 +1,4 @@
-"""Timeouts alone: what a peer may take its time with, and how old its connection becomes."""
+"""Timeouts alone: the time limits of a peer, and the maximum age of its connection."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .parts import FakeOutbox, FakeStream
 
 
 class Aging:
-    """A connection as Timeouts see it: `told` is what they have it do."""
+    """A connection as Timeouts see it: `told` records the calls that they make."""
 
     def __init__(self, *, begun: bool = True, **limits: Any) -> None:
         self.limits = Http2Limits(**limits)
@@ -39,7 +39,7 @@ class Aging:
         self.draining = True
 
     def tick(self, elapsed_s: float) -> None:
-        """Stand in for the Keepalive's."""
+        """Stand in for `Keepalive.tick`."""
         self.told.append(elapsed_s)
 
     def pass_time(self, *seconds: float) -> None:
@@ -98,7 +98,7 @@ def test_a_peer_that_stays_after_its_connection_closed_is_aborted_after_the_ling
 def test_a_peer_that_reads_nothing_within_the_write_timeout_is_aborted() -> None:
     aging = Aging(write_timeout_s=5.0)
     aging.outbox.unsent = 10
-    aging.pass_time(100.0)  # it may have come just now
+    aging.pass_time(100.0)  # the bytes may have been written just now
     aging.pass_time(2.0, 3.0)
     assert not aging.over()
 
@@ -187,7 +187,7 @@ def test_a_connection_over_its_maximum_age_is_shut_down_and_aborted_after_the_gr
     aging.streams[1] = FakeStream(1, [])
     aging.pass_time(0.5)
     assert "shutdown" not in aging.told
-    aging.pass_time(5.0)  # however late that is
+    aging.pass_time(5.0)  # however late the tick is
     assert aging.told.count("shutdown") == 1
 
     aging.pass_time(2.9)
