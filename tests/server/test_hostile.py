@@ -442,8 +442,8 @@ class TestSizes:
 
     def test_too_many_empty_strings_are_rejected(self, server: Target) -> None:
         raw = bytes(8 * MIB)
-        said = entry(datatype="BYTES", shape=[1, 2], data=None, parameters={"binary_data_size": len(raw)})
-        text = json.dumps({"inputs": [said]}).encode()
+        string_input = entry(datatype="BYTES", shape=[1, 2], data=None, parameters={"binary_data_size": len(raw)})
+        text = json.dumps({"inputs": [string_input]}).encode()
         status, answer = server.infer(text + raw, "strings", f"inference-header-content-length: {len(text)}")
 
         assert status == 400

@@ -304,10 +304,10 @@ logs.stop()
 def test_a_full_disk_is_reported_once_on_stderr_and_logging_resumes_when_space_is_free(tmp_path: Path) -> None:
     path = tmp_path / "penstock.log"
     words = [sys.executable, "-c", FULL, str(path)]
-    said = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stderr
+    printed = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stderr
 
     text = f"penstock: --log-file {path}: File too large; log records are lost until this is fixed\n"
-    assert said == text
+    assert printed == text
     # 5 is the line that was written in two parts
     lines = [line.partition(": ")[2].split(" x")[0] for line in path.read_text().splitlines()]
     assert lines == ["0", "1", "2", "3", "4", "5", "again", "3 log records are lost: the log could not be written"]

@@ -72,9 +72,9 @@ def test_the_environment_gives_the_port_to_probe(
 def test_the_command_line_of_the_first_process_gives_the_port_to_probe(
     command: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = tmp_path / "cmdline"
-    told.write_text("".join(f"{word}\0" for word in [*command.split(), str(port)]))
-    monkeypatch.setattr(probing, "_INIT_CMDLINE", told)
+    cmdline_file = tmp_path / "cmdline"
+    cmdline_file.write_text("".join(f"{word}\0" for word in [*command.split(), str(port)]))
+    monkeypatch.setattr(probing, "_INIT_CMDLINE", cmdline_file)
 
     assert cli.main(["probe"]) == 0
     assert capsys.readouterr().out == "ready\n"
@@ -85,10 +85,10 @@ def test_the_command_line_of_the_first_process_gives_the_port_to_probe(
 def test_a_first_process_that_does_not_serve_gives_no_probe_arguments(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = tmp_path / "cmdline"
-    told.write_text("".join(f"{word}\0" for word in command.split()))
+    cmdline_file = tmp_path / "cmdline"
+    cmdline_file.write_text("".join(f"{word}\0" for word in command.split()))
 
-    for file in (told, tmp_path / "none"):
+    for file in (cmdline_file, tmp_path / "none"):
         monkeypatch.setattr(probing, "_INIT_CMDLINE", file)
         assert probing.container_arguments() == []
 

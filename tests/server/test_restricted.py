@@ -206,8 +206,8 @@ def test_every_call_to_a_restricted_rpc_needs_the_header() -> None:
     metadata = {GRPC_PREFIX + "key": "secret"}
 
     assert unary is not None
-    for said in (metadata, metadata, {}, metadata, {GRPC_PREFIX + "key": "wrong"}):
-        unary(FakeCall(said), b"")
+    for sent in (metadata, metadata, {}, metadata, {GRPC_PREFIX + "key": "wrong"}):
+        unary(FakeCall(sent), b"")
 
     assert taken == ["unary"] * 3
 

@@ -558,12 +558,12 @@ def test_servers_with_port_reuse_enabled_listen_on_the_same_ports() -> None:
                 await opened(**place)
             await opened(id="two", **place, **shared)
             await one.close()
-            _, told = await asyncio.to_thread(ask, one.http_port, "GET", "/v2")
+            _, body = await asyncio.to_thread(ask, one.http_port, "GET", "/v2")
             with grpc.insecure_channel(f"127.0.0.1:{one.grpc_port}") as channel:
                 asking = service_pb2_grpc.GRPCInferenceServiceStub(channel).ServerMetadata
                 answer = await asyncio.to_thread(asking, service_pb2.ServerMetadataRequest(), timeout=30)
 
-        assert (json.loads(told)["name"], answer.name) == ("two", "two")
+        assert (json.loads(body)["name"], answer.name) == ("two", "two")
 
     run(main)
 

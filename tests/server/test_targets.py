@@ -111,9 +111,9 @@ class TestHttp:
     def test_the_latency_target_parameter_sets_the_target_of_a_request(self) -> None:
         async def main() -> None:
             http = Served()
-            said = json.dumps({**json.loads(BODY), "parameters": {"latency_target_ms": 50}}).encode()
+            body = json.dumps({**json.loads(BODY), "parameters": {"latency_target_ms": 50}}).encode()
             before_ns = time.monotonic_ns()
-            await http.fed(request(PATH, said))
+            await http.fed(request(PATH, body))
             [held] = http.engine.held
 
             assert before_ns + 50 * MS <= held.target_ns <= time.monotonic_ns() + 50 * MS

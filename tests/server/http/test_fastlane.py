@@ -281,7 +281,7 @@ class TestRejections:
 
 class TestConnections:
     @pytest.mark.parametrize(
-        ("raw", "closes", "says"),
+        ("raw", "closes", "header"),
         [
             (request("/own"), False, None),
             (request("/own", b"", "connection: close"), True, "close"),
@@ -294,14 +294,14 @@ class TestConnections:
         ],
     )
     def test_a_connection_is_kept_open_or_closed_as_the_client_requests(
-        self, raw: bytes, closes: bool, says: str | None
+        self, raw: bytes, closes: bool, header: str | None
     ) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)
             [answer] = await lane.fed(raw)
 
             assert lane.transport.closed is closes
-            assert answer.headers.get("connection") == says
+            assert answer.headers.get("connection") == header
 
         run(main)
 
@@ -581,8 +581,8 @@ class Later:
 
     def let_pass(self) -> float:
         """Make the next scheduled call; return its delay."""
-        delay, call, *said = self.calls.pop(0)
-        call(*said)
+        delay, call, *args = self.calls.pop(0)
+        call(*args)
         return float(delay)
 
 

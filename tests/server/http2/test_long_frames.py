@@ -50,9 +50,9 @@ def cut(raw: bytes, cuts: list[int]) -> list[bytes]:
 def test_the_server_announces_a_frame_size_of_one_mebibyte() -> None:
     wire = Wire(begun=False)
     wire.feed(frames.PREFACE + frames.settings({}))
-    [told] = [frame for frame in wire.frames() if frame.kind == SETTINGS and not frame.flags]
+    [announced] = [frame for frame in wire.frames() if frame.kind == SETTINGS and not frame.flags]
 
-    assert dict(frames.read_settings(told.payload))[MAX_FRAME_SIZE] == MIB
+    assert dict(frames.read_settings(announced.payload))[MAX_FRAME_SIZE] == MIB
 
 
 class TestReceiving:

@@ -50,7 +50,7 @@ class FakeLoop:
     def run_in_executor(self, executor: None, function: Callable[..., Any], *args: Any) -> Future[Any]:
         """Run the function now, and report its result later."""
         done: Future[Any] = Future()
-        told: Future[Any] = Future()
+        future: Future[Any] = Future()
         try:
             done.set_result(function(*args))
         except Exception as error:  # noqa: BLE001 - as an executor
@@ -58,12 +58,12 @@ class FakeLoop:
 
         def tell() -> None:
             if done.exception() is not None:
-                told.set_exception(done.exception())
+                future.set_exception(done.exception())
             else:
-                told.set_result(done.result())
+                future.set_result(done.result())
 
         self.call_soon(tell)
-        return told
+        return future
 
     def turn(self) -> None:
         while self.soon:
