@@ -127,7 +127,7 @@ import json, os, signal, sys
 class Says:
     concurrent_messages = False
 
-    def opened(self):
+    def on_open(self):
         return b"", None
 
     def call(self, kind, number, body, arrays):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from penstock.backends.errors import InferError
 from penstock.batching.spec import ModelSpec
-from penstock.server.carrying.checking import described, unreadable
+from penstock.server.carrying.check_output import describe_code, unreadable_module
 from penstock.server.environments.recipe import read_recipe
 from penstock.server.modules import defined_names, find_module_file, parse_file
 from penstock.server.repository.check import CheckReport
@@ -38,7 +38,7 @@ def check_handler(settings: Settings) -> CheckReport:
     findings = [*_settings_mistakes(spec, settings), *_requirements_mistakes(spec), *_handler_mistakes(spec)]
     if any(finding.is_mistake for finding in findings):
         return CheckReport(findings=findings)
-    notes = {spec.name: described(spec, "handler", spec.options["handler"])}
+    notes = {spec.name: describe_code(spec, "handler", spec.options["handler"])}
     return CheckReport(specs=[replace(spec, options={})], findings=findings, extra_lines=notes)
 
 
@@ -82,7 +82,7 @@ def _handler_mistakes(spec: ModelSpec) -> Iterator[Finding]:
     try:
         tree = parse_file(path)
     except (OSError, SyntaxError, ValueError) as error:
-        yield unreadable(path, error)
+        yield unreadable_module(path, error)
     else:
         yield from _definition_mistakes(tree, name, path)
 

@@ -7,7 +7,7 @@ import sysconfig
 from typing import TYPE_CHECKING
 
 from penstock.server.carrying.hosts import Crew
-from penstock.server.carrying.loading import open_carried, order_of
+from penstock.server.carrying.loading import make_order, open_carried
 
 from .folder import ABEJA
 
@@ -35,7 +35,7 @@ class Handlers:
             "fallback_folders": _server_packages(spec.worker),
         }
         numbers = range(1, spec.instances[0].count + 1)
-        orders = [order_of(spec, SERVICE, settings, label, interpreter, str(number)) for number in numbers]
+        orders = [make_order(spec, SERVICE, settings, label, interpreter, str(number)) for number in numbers]
         return await open_carried(spec, orders, Crew(spec.worker.timeout_s), ABEJA)
 
 

@@ -42,13 +42,13 @@ class AbejaClaim:
     status and body of the answer to a request that is not sent to the handler; None for a call.
     """
 
-    __slots__ = ("found", "packed_head", "query", "rejection")
+    __slots__ = ("lookup", "packed_head", "query", "rejection")
 
     def __init__(
-        self, found: ModelLookup | None, packed_head: bytes = b"", query: bytes | None = None,
+        self, lookup: ModelLookup | None, packed_head: bytes = b"", query: bytes | None = None,
         rejection: tuple[int, bytes] | None = None,
     ) -> None:  # fmt: skip
-        self.found = found
+        self.lookup = lookup
         self.packed_head = packed_head
         self.query = query
         self.rejection = rejection
@@ -57,12 +57,12 @@ class AbejaClaim:
 class AbejaService(CarryingService):
     """Answers for the handler of one server, which does not receive `hidden_headers`. Threads: the event loop's."""
 
-    claims = AbejaClaim
+    claim_type = AbejaClaim
 
     def __init__(
-        self, engine: ServingEngine, others: Service, ready: Callable[[], bool], hidden_headers: Sequence[str]
+        self, engine: ServingEngine, fallback: Service, ready: Callable[[], bool], hidden_headers: Sequence[str]
     ) -> None:
-        super().__init__(engine, others)
+        super().__init__(engine, fallback)
         self._ready = ready
         self._lookup = ModelLookup(engine, NAME)
         self._hidden_headers = _HIDDEN_HEADERS | {name.strip().lower().encode() for name in hidden_headers}
@@ -95,8 +95,9 @@ class AbejaService(CarryingService):
 
     def answer(self, connection: FastLane, claim: AbejaClaim, body: bytes) -> None:
         """Send a request to the handler."""
-        if claim.found is not None:
-            self.ask(connection, claim.found, claim.packed_head + (body if claim.query is None else claim.query))
+        if claim.lookup is not None:
+            content = body if claim.query is None else claim.query
+            self.submit_body(connection, claim.lookup, claim.packed_head + content)
         elif claim.rejection is not None:
             connection.answer(claim.rejection[0], claim.rejection[1], JSON)
         else:

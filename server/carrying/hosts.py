@@ -80,15 +80,15 @@ class Crew:
 
 
 class CarryingHost:
-    """One worker, in `restarting_worker`, and its WorkerSlots. `free_ns` is when it had last answered all its calls.
+    """One worker, in `restarting_worker`, and its WorkerSlots.
 
-    Threads: the event loop's.
+    `idle_since_ns` is when it had last answered all its calls. Threads: the event loop's.
     """
 
     def __init__(self, order: Order, crew: Crew) -> None:
         self.order = order
         self.crew = crew
-        self.free_ns = 0
+        self.idle_since_ns = 0
         self._remaining_calls = 0
         self.restarting_worker = RestartingWorker(order, self)
         self.slots = [crew.make_slot(self) for _ in range(SLOTS)]

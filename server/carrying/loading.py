@@ -26,13 +26,13 @@ _OPEN_LIMIT_S = 3600.0
 """The limit for importing and loading a model, which may download it: the originals have none."""
 
 
-def order_of(
+def make_order(
     spec: ModelSpec, service: str, settings: Mapping[str, Any], label: str, interpreter: str, instance: str
 ) -> Order:
     """Return the Order of a model's worker. `instance` is appended to the model's name in log records."""
-    about = {"model": spec.name, "version": str(spec.version), "instance": f"{spec.name}_{instance}"}
+    log_fields = {"model": spec.name, "version": str(spec.version), "instance": f"{spec.name}_{instance}"}
     return Order(
-        service, settings, label, about, interpreter=interpreter, folder=Path(spec.path), path=spec.worker.path,
+        service, settings, label, log_fields, interpreter=interpreter, folder=Path(spec.path), path=spec.worker.path,
         environment=spec.worker.environment, memory_bytes=spec.worker.memory_bytes, open_limit_s=_OPEN_LIMIT_S,
         always_logged=True,
     )  # fmt: skip
@@ -47,17 +47,17 @@ async def open_carried(spec: ModelSpec, orders: Iterable[Order], crew: Crew, pla
     crew.hosts += [CarryingHost(order, crew) for order in orders]
     await crew.start()
     slots: list[ExternalExecutor] = list(crew.slots())
-    return OpenedVersion(as_carried(spec), slots, platform)
+    return OpenedVersion(complete_spec(spec), slots, platform)
 
 
-def as_carried(spec: ModelSpec, signature: Signature = NO_TENSORS, rows: int = CALLS_PER_SLOT) -> ModelSpec:
+def complete_spec(spec: ModelSpec, signature: Signature = NO_TENSORS, rows: int = CALLS_PER_SLOT) -> ModelSpec:
     """Complete the spec of a model whose calls are carried. Units: `rows`, which are calls, per Batch."""
     policy = replace(spec.policy, max_batch_rows=rows, executor="thread")
     group = spec.instances[0]
     # user code decides what its answers are, and its slots are an internal matter
-    declared = {"name": spec.name, "instance_group": [{"count": group.count, "kind": "KIND_CPU"}]}
+    declared_config = {"name": spec.name, "instance_group": [{"count": group.count, "kind": "KIND_CPU"}]}
     instances = (replace(group, count=group.count * SLOTS),)
     return replace(
         spec, signature=signature, binding_signature=signature, inputs=signature.inputs, outputs=signature.outputs,
-        policy=policy, instances=instances, declared_config=json.dumps(declared),
+        policy=policy, instances=instances, declared_config=json.dumps(declared_config),
     )  # fmt: skip

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class CarriedRepository(Repository):
-    """Models that are not defined by the files of a model repository. `place` is where they are.
+    """Models that are not defined by the files of a model repository. `path` is where they are.
 
     `unconfigurable` says why they take no configuration. Invariant: unless a subclass defines otherwise, fingerprints
     do not change: the server serves what was there at the start.
@@ -38,8 +38,8 @@ class CarriedRepository(Repository):
 
     def scan(self) -> tuple[list[ModelEntry], list[Finding], dict[str, bytes]]:
         """Read all models; blocks."""
-        prints = self.fingerprints()
-        return [self._entry(name) for name in prints], [], prints
+        fingerprints = self.fingerprints()
+        return [self._entry(name) for name in fingerprints], [], fingerprints
 
     def fingerprints(self) -> dict[str, bytes]:
         """Return all fingerprints; blocks."""
@@ -53,11 +53,11 @@ class CarriedRepository(Repository):
         """Read one model; blocks."""
         if name not in self.names():
             return None, b""
-        print_ = self.fingerprint(name)
+        fingerprint = self.fingerprint(name)
         if config is not None:
             finding = Finding(self._path, f"takes no configuration: {self.unconfigurable}", model=name)
-            return ModelEntry(name, self._path, findings=(finding,)), print_
-        return self._entry(name), print_
+            return ModelEntry(name, self._path, findings=(finding,)), fingerprint
+        return self._entry(name), fingerprint
 
     def _entry(self, name: str) -> ModelEntry:
         return ModelEntry(name, self._path, (self.spec(name),), model_config_pb2().ModelConfig(name=name))

@@ -52,26 +52,26 @@ class ModelLookup:
 class CarryingService:
     """The Service of one port; each dialect derives its own from it.
 
-    If a worker answers the request, the result of `claim` has its ModelLookup in `found`, otherwise None. `others`
+    If a worker answers the request, the result of `claim` has its ModelLookup in `lookup`, otherwise None. `fallback`
     answers Penstock's own paths: its claims have other types.
     """
 
-    claims: type[Any]
+    claim_type: type[Any]
     """The type of the dialect's own claims."""
 
-    def __init__(self, engine: ServingEngine, others: Service) -> None:
+    def __init__(self, engine: ServingEngine, fallback: Service) -> None:
         self.engine = engine
-        self.others = others
+        self.fallback = fallback
         self.restricted = RestrictedApis()
 
     # -- defined by a dialect ------------------------------------------------------------------------------------
 
     def claim(self, head: Head) -> Any:
-        """Return the claim on a request head, or that of `others`."""
+        """Return the claim on a request head, or that of `fallback`."""
         raise NotImplementedError
 
     def answer(self, connection: FastLane, claim: Any, body: bytes) -> None:
-        """Answer a request of the dialect, or `ask` its worker."""
+        """Answer a request of the dialect, or send it to its worker with `submit_body`."""
         raise NotImplementedError
 
     def answer_failure(self, connection: FastLane, claim: Any, error: InferError) -> None:
@@ -82,12 +82,12 @@ class CarryingService:
         """Answer with the worker's reply."""
         self.answer_reply(connection, call.reply)
 
-    def unread(self, call: Any) -> None:
+    def discard_answer(self, call: Any) -> None:
         """Handle the end of a call whose client has disconnected."""
 
-    def trouble(self, claim: Any, error: Exception) -> InferError:
+    def log_internal_error(self, claim: Any, error: Exception) -> InferError:
         """Log a failure of the server's own, and return the error for the client."""
-        return internal_error(error, claim.found.name if claim.found is not None else "", "")
+        return internal_error(error, claim.lookup.name if claim.lookup is not None else "", "")
 
     @staticmethod
     def answer_reply(connection: FastLane, reply: bytes) -> None:
@@ -100,28 +100,28 @@ class CarryingService:
     def early_rejection(self, head: Head) -> Any:
         """Return the error of a call that is rejected whatever its body, so the body need not be kept."""
         claim = head.route
-        if type(claim) is not self.claims:
-            return self.others.early_rejection(head)
-        if claim.found is None:
+        if type(claim) is not self.claim_type:
+            return self.fallback.early_rejection(head)
+        if claim.lookup is None:
             return None
         try:
-            return self.engine.early_rejection(claim.found.find())
+            return self.engine.early_rejection(claim.lookup.find())
         except InferError as error:
             return error
 
     def answer_error(self, connection: FastLane, error: Any) -> None:
         """Answer with an error."""
         claim = connection.head.route if connection.head is not None else None
-        if type(claim) is self.claims:
+        if type(claim) is self.claim_type:
             self.answer_failure(connection, claim, error)
         else:
-            self.others.answer_error(connection, error)
+            self.fallback.answer_error(connection, error)
 
     def begin(self, connection: FastLane, head: Head, body: bytes) -> None:
         """Answer a request, or send it to its worker."""
         claim = head.route
-        if type(claim) is not self.claims:
-            self.others.begin(connection, head, body)
+        if type(claim) is not self.claim_type:
+            self.fallback.begin(connection, head, body)
             return
         try:
             self.answer(connection, claim, body)
@@ -130,10 +130,11 @@ class CarryingService:
 
     def fail(self, connection: FastLane, claim: Any, error: Exception) -> None:
         """Answer with the error that a request ran into."""
-        self.answer_failure(connection, claim, error if isinstance(error, InferError) else self.trouble(claim, error))
+        failure = error if isinstance(error, InferError) else self.log_internal_error(claim, error)
+        self.answer_failure(connection, claim, failure)
 
     def abandon(self, connection: Connection) -> None:
-        """Cancel the work for a disconnected client, and release shared memory held for a request of the others."""
+        """Cancel the work for a disconnected client, and release shared memory held for a request of `fallback`."""
         connection.plan = None
         if connection.request is not None:
             self.engine.cancel(connection.request)
@@ -142,9 +143,9 @@ class CarryingService:
 
     # -- calls -------------------------------------------------------------------------------------------------
 
-    def ask(self, connection: FastLane, found: ModelLookup, body: bytes) -> None:
+    def submit_body(self, connection: FastLane, lookup: ModelLookup, body: bytes) -> None:
         """Send a call to its worker. Raises: InferError."""
-        self.submit(connection, RawCall(found.find(), body, self))
+        self.submit(connection, RawCall(lookup.find(), body, self))
 
     def submit(self, connection: FastLane, call: RawCall) -> None:
         """Submit a call to the Engine. Raises: InferError."""
@@ -161,7 +162,7 @@ class CarryingService:
         for request in requests:
             connection: FastLane = request.context
             if connection.request is not request:
-                self.unread(request)
+                self.discard_answer(request)
                 continue
             connection.request = None
             claim: Any = connection.head.route  # type: ignore[union-attr]

@@ -33,7 +33,7 @@ could be neither taken back nor expired. A worker that does 30,000 calls/s gets 
 
 
 class WorkerSlot:
-    """An Outside. Invariant: each request that it has taken is answered once, or handed back not begun.
+    """An ExternalExecutor. Invariant: each request that it has taken is answered once, or returned unstarted.
 
     `_in_flight` is the number of calls in flight. Answers are reported once per wake-up of the loop.
     Threads: the event loop's.
@@ -151,8 +151,8 @@ class WorkerSlot:
 
     def _report(self) -> None:
         """Report what has arrived since the last report."""
-        batch, takes = self._batch, self.instance
-        if batch is None or takes is None:
+        batch, instance = self._batch, self.instance
+        if batch is None or instance is None:
             return
         answered, self._answered = self._answered, []
         if answered:
@@ -162,41 +162,41 @@ class WorkerSlot:
             self._host.crew.on_answered(answered)
         if self._in_flight or self._unstarted:
             if answered:
-                takes.on_answered(batch, answered)
+                instance.on_answered(batch, answered)
                 batch.exec_start_ns = batch.compute_start_ns = batch.exec_end_ns  # when the others have begun
             if not self._in_flight:
-                self._return_unstarted(batch, takes)
+                self._return_unstarted(batch, instance)
             return
         self._batch = None
-        self._host.free_ns = batch.exec_end_ns
+        self._host.idle_since_ns = batch.exec_end_ns
         self._host.crew.update_call_time((batch.exec_end_ns - self._started_ns) / batch.run_count)
         if batch.exec_start_ns > self._started_ns:  # it was reported in parts, and these are the last
-            takes.on_answered(batch, answered)
+            instance.on_answered(batch, answered)
             answered, batch.exec_start_ns = [], self._started_ns
-        takes.on_free(batch, answered)
+        instance.on_free(batch, answered)
         self._host.count_served(len(batch.requests))
 
     def _stamp(self, batch: Batch) -> None:
         """Set a Batch's run times. It starts no earlier than the end of the worker's previous calls."""
         if self._awaiting_first_answer:
             self._awaiting_first_answer = False
-            self._started_ns = max(batch.exec_start_ns, self._host.free_ns)
+            self._started_ns = max(batch.exec_start_ns, self._host.idle_since_ns)
             batch.exec_start_ns = batch.compute_start_ns = self._started_ns
         batch.compute_end_ns = batch.exec_end_ns = time.monotonic_ns()
 
-    def _return_unstarted(self, batch: Batch, takes: ExecutorCallbacks) -> None:
+    def _return_unstarted(self, batch: Batch, instance: ExecutorCallbacks) -> None:
         """Give back the calls that the worker has not begun. It has ended, or is about to."""
-        unbegun, self._unstarted, self._batch = self._unstarted, [], None
+        unstarted, self._unstarted, self._batch = self._unstarted, [], None
         if self._host.restarting_worker.closing:
-            for request in unbegun:
+            for request in unstarted:
                 request.error = InferError(
                     Code.NOT_READY, f"{self._host.order.label} is stopped: the server is stopping"
                 )
-            self._host.crew.on_answered(unbegun)
-            takes.on_free(batch, unbegun)
+            self._host.crew.on_answered(unstarted)
+            instance.on_free(batch, unstarted)
             return
         worker = self._host.restarting_worker.worker
         if worker is not None:  # its end has not been noticed yet
-            takes.on_down(InferError(Code.NOT_READY, f"{self._host.order.label} has ended"), hopeless=False)
-        batch.requests, batch.rows = unbegun, sum(request.rows for request in unbegun)
-        takes.on_not_run(batch)
+            instance.on_down(InferError(Code.NOT_READY, f"{self._host.order.label} has ended"), hopeless=False)
+        batch.requests, batch.rows = unstarted, sum(request.rows for request in unstarted)
+        instance.on_not_run(batch)

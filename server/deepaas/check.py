@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from penstock.batching.spec import ModelSpec
-from penstock.server.carrying.checking import described, unreadable
+from penstock.server.carrying.check_output import describe_code, unreadable_module
 from penstock.server.modules import find_module_file, module_names
 from penstock.server.repository.check import CheckReport
 from penstock.server.repository.findings import Finding, MistakesError
@@ -40,7 +40,7 @@ def check_entries(settings: Settings) -> CheckReport:
         report.findings += findings
         if not any(each.is_mistake for each in findings):
             report.specs.append(replace(spec, options={}))
-            report.extra_lines[spec.name] = described(spec, "module", spec.options["target"])
+            report.extra_lines[spec.name] = describe_code(spec, "module", spec.options["target"])
     return report
 
 
@@ -59,7 +59,7 @@ def _mistakes(spec: ModelSpec) -> Iterator[Finding]:
     try:
         names = module_names(path)
     except (OSError, SyntaxError, ValueError) as error:
-        yield unreadable(path, error)
+        yield unreadable_module(path, error)
         return
     first = attribute.partition(".")[0]
     if names & {"*", "__getattr__"}:

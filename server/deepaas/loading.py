@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from penstock.backends.errors import Code, InferError
 from penstock.server.carrying.hosts import Crew
-from penstock.server.carrying.loading import open_carried, order_of
+from penstock.server.carrying.loading import make_order, open_carried
 
 from .desk import Desk
 from .entries import DEEPAAS
@@ -117,5 +117,5 @@ def _order(spec: ModelSpec, interpreter: str, role: WorkerRole, number: str = ""
         "role": role.value,
         **{name: spec.options[name] == "true" for name in ("warm", "accept_header", "show_errors")},
     }
-    order = order_of(spec, SERVICE, settings, f"model '{spec.name}'", interpreter, role.value + number)
+    order = make_order(spec, SERVICE, settings, f"model '{spec.name}'", interpreter, role.value + number)
     return replace(order, path=(str(spec.path),))

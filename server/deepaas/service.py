@@ -48,14 +48,14 @@ _HTML = b"text/html; charset=utf-8"
 class DeepaasClaim:
     """What a request head says. Cached with the head's bytes.
 
-    `found` is the model of a prediction, None for other requests. `prefix` precedes the body of a call.
+    `lookup` is the model of a prediction, None for other requests. `prefix` precedes the body of a call.
     `uncompressed`: the body is forwarded as it is.
     """
 
-    __slots__ = ("coding", "found", "prefix", "request_id", "route", "uncompressed")
+    __slots__ = ("coding", "lookup", "prefix", "request_id", "route", "uncompressed")
 
     def __init__(self, head: Head, route: DeepaasRoute, lookup: ModelLookup | None) -> None:
-        self.route, self.found = route, lookup
+        self.route, self.lookup = route, lookup
         self.coding = head.header.get(b"content-encoding", b"").strip().lower()
         self.uncompressed = self.coding in _NO_CODING
         self.request_id = head.header.get(b"x-request-id", b"").decode("latin-1")[:128]
@@ -65,7 +65,7 @@ class DeepaasClaim:
 class DeepaasService(CarryingService):
     """Answers for the models of one server. Threads: the event loop's, except that others decompress bodies."""
 
-    claims = DeepaasClaim
+    claim_type = DeepaasClaim
 
     def __init__(self, parts: DialectParts, models: DeepaasModels, settings: Settings) -> None:
         super().__init__(parts.engine, parts.inference)
@@ -110,14 +110,14 @@ class DeepaasService(CarryingService):
         """Claim every path except Penstock's own."""
         route = self._paths.find(head.method, head.path, head.query)
         if route.purpose is Purpose.PENSTOCK:
-            return self.others.claim(head)
+            return self.fallback.claim(head)
         self.restricted.require(_CATEGORIES.get(route.purpose, ""), head.header)
         return DeepaasClaim(head, route, self._lookups[route.name] if route.purpose is Purpose.PREDICT else None)
 
     def answer(self, connection: FastLane, claim: Any, body: bytes) -> None:
         """Answer a request, or send it on."""
-        if claim.found is not None and claim.uncompressed:
-            self.ask(connection, claim.found, claim.prefix + body)
+        if claim.lookup is not None and claim.uncompressed:
+            self.submit_body(connection, claim.lookup, claim.prefix + body)
             return
         purpose: Purpose = claim.route.purpose
         if purpose is Purpose.PREDICT or purpose in self._async_answers:
@@ -130,7 +130,7 @@ class DeepaasService(CarryingService):
         status, body = pages.error_text(error)
         connection.answer(status, body, TEXT, retry_after_line(error) if status == 503 else b"")
 
-    def trouble(self, claim: Any, error: Exception) -> InferError:
+    def log_internal_error(self, claim: Any, error: Exception) -> InferError:
         """Log a failure under the client's request id, if it sent one."""
         return internal_error(error, claim.route.name, claim.request_id)
 
@@ -162,8 +162,8 @@ class DeepaasService(CarryingService):
         try:
             if not claim.uncompressed and body:
                 body = await read_compressed(body, claim.coding, self._limits, bytes)
-            if claim.found is not None:
-                self.ask(connection, claim.found, claim.prefix + body)
+            if claim.lookup is not None:
+                self.submit_body(connection, claim.lookup, claim.prefix + body)
             else:
                 self.answer_reply(connection, await self._async_answers[claim.route.purpose](claim, body))
         except HttpError as error:

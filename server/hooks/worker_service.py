@@ -121,7 +121,7 @@ class HookService:
         self._exhausted_ns = -1
         self.concurrent_messages = module.yields and not self.is_async
 
-    def opened(self) -> Reply:
+    def on_open(self) -> Reply:
         """Describe the hooks in the file."""
         description = {
             "pre": self._hooks[0] is not None,

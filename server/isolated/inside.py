@@ -51,7 +51,7 @@ class IsolatedService:
         self._backend = backend
         self._bindings: dict[int, BindingThread] = {}
 
-    def opened(self) -> tuple[bytes, None]:
+    def on_open(self) -> tuple[bytes, None]:
         """Return the Backend's description of its model."""
         return write_backend(self._backend), None
 

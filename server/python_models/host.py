@@ -19,10 +19,10 @@ from penstock.batching.stream import NOT_SINGLE_MESSAGE, StreamedAnswer
 from penstock.server.workers.order import NotStartedError, Order
 from penstock.server.workers.restarting import RestartingWorker
 
-from .messages import ANSWER, CANCEL, EXECUTE, GO_ON, HOLD, READY
+from .batch_codec import BatchCodec, decode_error
+from .messages import ANSWER, CANCEL, EXECUTE, PAUSE, READY, RESUME
 from .open_request import OpenRequest
 from .readiness import ModelReadiness
-from .requests import Names, error_of
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Array
@@ -41,84 +41,85 @@ MakeUpcalls = Callable[["Worker", Callable[[int], "InferRequest | None"]], "Upca
 
 
 class PythonModelHost:
-    """An Outside. It has one worker at a time, restarted when it ends: at once, then with growing delays.
+    """An ExternalExecutor. It has one worker at a time, restarted when it ends: at once, then with growing delays.
 
-    `upcalls_of` makes the Upcalls of each worker. Units: `limit_s`, the limit of a Batch in seconds, 0 for none.
+    `make_upcalls` makes the Upcalls of each worker. Units: `limit_s`, the limit of a Batch in seconds, 0 for none.
     Invariant: the end of each accepted request is reported once: with its Batch, after it, or when the worker has
     ended. A request that is to run again keeps its number. Threads: the event loop's.
     """
 
-    def __init__(self, order: Order, names: Names, upcalls_of: MakeUpcalls, limit_s: float = 0.0) -> None:
+    def __init__(self, order: Order, codec: BatchCodec, make_upcalls: MakeUpcalls, limit_s: float = 0.0) -> None:
         self._order = order
-        self._kept = RestartingWorker(order, self)
-        self._names = names
-        self._upcalls_of = upcalls_of
+        self._restarting_worker = RestartingWorker(order, self)
+        self._codec = codec
+        self._make_upcalls = make_upcalls
         self._limit_s = limit_s
         self._loop = asyncio.get_running_loop()
-        self._takes: ExecutorCallbacks | None = None
+        self._instance: ExecutorCallbacks | None = None
         self._upcalls: Upcalls | None = None
-        self._last = 0
-        self._open: dict[int, OpenRequest] = {}
+        self._last_number = 0
+        self._open_requests: dict[int, OpenRequest] = {}
         self._numbers: dict[InferRequest, int] = {}
-        self._unbegun: Batch | None = None
+        self._unstarted: Batch | None = None
         self._readiness = ModelReadiness()
 
     @property
     def pid(self) -> int:
         """The worker's process id; 0 for none."""
-        return self._kept.pid
+        return self._restarting_worker.pid
 
     async def start(self) -> None:
         """Start the worker, which initializes the model. Raises: InferError."""
-        body, _ = await self._kept.start()
-        self._readiness.asked = orjson.loads(body)["asked"]
+        body, _ = await self._restarting_worker.start()
+        self._readiness.has_is_ready = orjson.loads(body)["has_is_ready"]
 
     async def check_ready(self) -> bool:
         """Ask the model whether it is ready, if it defines that."""
-        return await self._readiness.ask(self._kept.worker)
+        return await self._readiness.check(self._restarting_worker.worker)
 
     def attach(self, instance: ExecutorCallbacks) -> None:
         """Set the receiver of results."""
-        self._takes = instance
-        self._kept.set_event_counter(instance.count_event)
+        self._instance = instance
+        self._restarting_worker.set_event_counter(instance.count_event)
 
     async def close(self) -> None:
         """Have the worker finalize the model and end."""
-        await self._kept.close(kill=bool(self._open))
+        await self._restarting_worker.close(kill=bool(self._open_requests))
 
     # -- requests ----------------------------------------------------------------------------------------------
 
     def begin(self, batch: Batch) -> None:
         """Run a Batch."""
-        opened = [self._opened(request, batch) for request in batch.requests]
+        entries = [self._open_request(request, batch) for request in batch.requests]
         try:
-            body, arrays = self._names.packed(batch, [each.number for each in opened])
-            if self._kept.worker is None:
+            body, arrays = self._codec.encode_batch(batch, [entry.number for entry in entries])
+            if self._restarting_worker.worker is None:
                 raise NotStartedError
-            self._kept.worker.send_call(partial(self._called, batch, opened), EXECUTE, body, arrays, self._limit_s)
+            on_reply = partial(self._on_reply, batch, entries)
+            self._restarting_worker.worker.send_call(on_reply, EXECUTE, body, arrays, self._limit_s)
         except NotStartedError:
-            self._unbegun = batch
-            if self._kept.worker is None:
-                self._loop.call_soon(self._hand_back)
+            self._unstarted = batch
+            if self._restarting_worker.worker is None:
+                self._loop.call_soon(self._return_unstarted)
             return
         except Exception as error:  # noqa: BLE001 - a tensor that cannot be sent, whatever raises
             failure = InferError(Code.INTERNAL, f"{self._order.label}: {error}")
             batch.compute_start_ns = batch.compute_end_ns = time.monotonic_ns()
-            self._loop.call_soon(self._free, batch, opened, failure)
+            self._loop.call_soon(self._finish_batch, batch, entries, failure)
             return
-        for each in opened:
-            self._open[each.number] = each
-            self._numbers[each.request] = each.number
+        for entry in entries:
+            self._open_requests[entry.number] = entry
+            self._numbers[entry.request] = entry.number
         batch.compute_start_ns = time.monotonic_ns()
 
-    def _opened(self, request: InferRequest, batch: Batch) -> OpenRequest:
+    def _open_request(self, request: InferRequest, batch: Batch) -> OpenRequest:
         number = self._numbers.get(request)
         if number is None:
-            self._last += 1
-            return OpenRequest(request, batch, self._last)
-        each = self._open[number]
-        each.runs_in(batch)
-        return each
+            self._last_number += 1
+            return OpenRequest(request, batch, self._last_number)
+        entry = self._open_requests[number]
+        entry.start_run(batch)
+        return entry
 
     def max_batch_ns(self, key: Key) -> int:
         """Return 0: no limit."""
@@ -129,79 +130,79 @@ class PythonModelHost:
         number = self._numbers.get(request)
         if number is None:
             return
-        if self._kept.worker is not None:
-            self._kept.worker.send_message(CANCEL, number)
-        each = self._open[number]
-        each.left = True
-        if each.waits:
-            self._forget(each)
+        if self._restarting_worker.worker is not None:
+            self._restarting_worker.worker.send_message(CANCEL, number)
+        entry = self._open_requests[number]
+        entry.abandoned = True
+        if entry.rescheduled:
+            self._remove(entry)
 
-    def _called(
-        self, batch: Batch, opened: list[OpenRequest], body: bytes, arrays: list[Array | None], error: Exception | None
+    def _on_reply(
+        self, batch: Batch, entries: list[OpenRequest], body: bytes, arrays: list[Array | None], error: Exception | None
     ) -> None:
         """Handle the end of a call, before anything that follows it, such as the worker's end; a future is later."""
         batch.compute_end_ns = time.monotonic_ns()
         if isinstance(error, NotStartedError):
-            for each in opened:
-                self._forget(each)
-            self._unbegun = batch
-            self._hand_back()
+            for entry in entries:
+                self._remove(entry)
+            self._unstarted = batch
+            self._return_unstarted()
             return
         if error is not None:
             failure = error if isinstance(error, InferError) else InferError(Code.INTERNAL, str(error))
-            self._free(batch, opened, failure)
+            self._finish_batch(batch, entries, failure)
             return
         try:
-            self._take_answers(opened, body, arrays)
-        except InferError as wrong:
-            self._free(batch, opened, wrong)
-        except Exception as wrong:
-            logger.exception("%s: an answer that cannot be read", self._order.label)
-            self._free(batch, opened, InferError(Code.INTERNAL, f"{self._order.label}: {wrong!r}"))
-            if self._kept.worker is not None:
-                self._kept.worker.kill(f"{self._order.label} gave an answer that cannot be read")
+            self._handle_answers(entries, body, arrays)
+        except InferError as invalid:
+            self._finish_batch(batch, entries, invalid)
+        except Exception as invalid:
+            logger.exception("%s: unreadable answer from the worker", self._order.label)
+            self._finish_batch(batch, entries, InferError(Code.INTERNAL, f"{self._order.label}: {invalid!r}"))
+            if self._restarting_worker.worker is not None:
+                self._restarting_worker.worker.kill(f"{self._order.label} sent an unreadable answer")
         else:
-            self._kept.reset_backoff()
-            self._free(batch, opened, None)
+            self._restarting_worker.reset_backoff()
+            self._finish_batch(batch, entries, None)
 
-    def _take_answers(self, opened: list[OpenRequest], body: bytes, arrays: list[Array | None]) -> None:
+    def _handle_answers(self, entries: list[OpenRequest], body: bytes, arrays: list[Array | None]) -> None:
         """Handle the answers of a call. Raises: InferError; any exception for a reply that cannot be read."""
-        said_of_all = orjson.loads(body)
-        answers, again = said_of_all["answers"], frozenset(said_of_all.get("again", ()))
-        if len(answers) != len(opened):
-            raise InferError(Code.INTERNAL, _wrong_count(len(opened), len(answers)))
+        reply = orjson.loads(body)
+        answers, rescheduled = reply["answers"], frozenset(reply.get("rescheduled", ()))
+        if len(answers) != len(entries):
+            raise InferError(Code.INTERNAL, _count_mismatch(len(entries), len(answers)))
         tensors = iter(arrays)
-        for each, said in zip(opened, answers, strict=True):
-            if said is not None:
-                self._answer(each, said, tensors)
-            if said is not None or each.final:
-                self._end(each)
-            elif each.number in again and not each.ended:
-                self._wait(each)
+        for entry, answer in zip(entries, answers, strict=True):
+            if answer is not None:
+                self._handle_answer(entry, answer, tensors)
+            if answer is not None or entry.final:
+                self._finish_request(entry)
+            elif entry.number in rescheduled and not entry.ended:
+                self._reschedule(entry)
 
-    def _wait(self, each: OpenRequest) -> None:
+    def _reschedule(self, entry: OpenRequest) -> None:
         """Keep a request to run again, unless it was abandoned."""
-        if each.left:
-            self._end(each, InferError(Code.CANCELLED, "the request was cancelled while it ran"))
+        if entry.abandoned:
+            self._finish_request(entry, InferError(Code.CANCELLED, "the request was cancelled while it ran"))
         else:
-            each.waits = True
+            entry.rescheduled = True
 
-    def _free(self, batch: Batch, opened: Sequence[OpenRequest], failure: InferError | None) -> None:
+    def _finish_batch(self, batch: Batch, entries: Sequence[OpenRequest], failure: InferError | None) -> None:
         """Return a Batch, with those of its requests that are answered, or all of them with the failure."""
         if failure is not None:
-            for each in opened:
-                self._end(each, failure)
-        for each in opened:
-            each.later = not each.ended
-        batch.rerun_requests = [each.request for each in opened if each.waits]
+            for entry in entries:
+                self._finish_request(entry, failure)
+        for entry in entries:
+            entry.batch_returned = not entry.ended
+        batch.rerun_requests = [entry.request for entry in entries if entry.rescheduled]
         batch.exec_end_ns = time.monotonic_ns()
-        if self._takes is not None:
-            self._takes.on_free(batch, [each.request for each in opened if each.ended])
+        if self._instance is not None:
+            self._instance.on_free(batch, [entry.request for entry in entries if entry.ended])
 
-    def _hand_back(self) -> None:
-        batch, self._unbegun = self._unbegun, None
-        if batch is not None and self._takes is not None:
-            self._takes.on_not_run(batch)
+    def _return_unstarted(self) -> None:
+        batch, self._unstarted = self._unstarted, None
+        if batch is not None and self._instance is not None:
+            self._instance.on_not_run(batch)
 
     # -- answers -----------------------------------------------------------------------------------------------
 
@@ -212,132 +213,131 @@ class PythonModelHost:
             return
         if kind != ANSWER:
             if self._upcalls is not None:
-                self._upcalls.take(kind, number, body, arrays)
+                self._upcalls.on_message(kind, number, body, arrays)
             return
-        each = self._open.get(number)
-        if each is None:
+        entry = self._open_requests.get(number)
+        if entry is None:
             return
-        said = orjson.loads(body)
-        if said["outputs"] is not None or said.get("error"):
-            self._answer(each, said, iter(arrays))
-        if said["final"] and each.waits:
-            each.final = True
-        elif said["final"]:
-            self._end(each)
+        answer = orjson.loads(body)
+        if answer["outputs"] is not None or answer.get("error"):
+            self._handle_answer(entry, answer, iter(arrays))
+        if answer["final"] and entry.rescheduled:
+            entry.final = True
+        elif answer["final"]:
+            self._finish_request(entry)
 
-    def _answer(self, each: OpenRequest, said: dict[str, Any], tensors: Iterator[Array | None]) -> None:
+    def _handle_answer(self, entry: OpenRequest, answer: dict[str, Any], tensors: Iterator[Array | None]) -> None:
         """Handle one answer; a fault in it becomes its error."""
-        request, names = each.request, said["outputs"]
-        taken = [next(tensors, None) for _ in names]
+        request, output_names = entry.request, answer["outputs"]
+        answer_arrays = [next(tensors, None) for _ in output_names]
         error: InferError | None = None
-        found: dict[str, Array] = {}
-        wrong = ""
+        outputs: dict[str, Array] = {}
+        contradiction = ""
         try:
-            if said.get("error"):
-                raise error_of(said["error"])
-            found, wrong = self._names.outputs_of(names, taken)
-        except InferError as failed:
-            error = without_traceback(failed)
-        each.count += 1
+            if answer.get("error"):
+                raise decode_error(answer["error"])
+            outputs, contradiction = self._codec.decode_outputs(output_names, answer_arrays)
+        except InferError as invalid:
+            error = without_traceback(invalid)
+        entry.answer_count += 1
         answers = getattr(request, "answer_sink", None)
         if answers is None:
-            if each.count == 1:  # the only answer counts, whatever follows, also in Triton's stream
+            if entry.answer_count == 1:  # the only answer counts, whatever follows, also in Triton's stream
                 request.error = error
-                each.answer = found, said.get("parameters") or {}, wrong
+                entry.answer = outputs, answer.get("parameters") or {}, contradiction
             elif request.error is None and request.model.spec.decoupled:
                 request.error = InferError(Code.INTERNAL, NOT_SINGLE_MESSAGE)
             return
         now_ns = time.monotonic_ns()
-        told = StreamedAnswer(
-            found, error, said["final"], said.get("parameters") or None, now_ns - each.since_ns, wrong
-        )
-        each.since_ns = now_ns
+        infer_ns, parameters = now_ns - entry.last_answer_ns, answer.get("parameters") or None
+        streamed = StreamedAnswer(outputs, error, answer["final"], parameters, infer_ns, contradiction)
+        entry.last_answer_ns = now_ns
         try:
-            room = answers.send(told)
-        except InferError as full:
-            request.error = without_traceback(full)
+            register_resume = answers.send(streamed)
+        except InferError as overflow:
+            request.error = without_traceback(overflow)
             self.abandon(request)
             return
-        if room is not None and not each.held:
-            self._hold(each, HOLD)
-            room(partial(self._hold, each, GO_ON))
+        if register_resume is not None and not entry.paused:
+            self._set_paused(entry, PAUSE)
+            register_resume(partial(self._set_paused, entry, RESUME))
 
-    def _hold(self, each: OpenRequest, kind: int) -> None:
+    def _set_paused(self, entry: OpenRequest, kind: int) -> None:
         """Have the model wait before the next answer of a request, or resume."""
-        each.held = kind == HOLD
-        if self._kept.worker is not None:
-            self._kept.worker.send_message(kind, each.number)
+        entry.paused = kind == PAUSE
+        if self._restarting_worker.worker is not None:
+            self._restarting_worker.worker.send_message(kind, entry.number)
 
-    def _end(self, each: OpenRequest, failure: InferError | None = None) -> None:
+    def _finish_request(self, entry: OpenRequest, failure: InferError | None = None) -> None:
         """Record a request's last answer; deliver it here if its Batch has already been returned."""
-        if each.ended:
+        if entry.ended:
             return
-        each.ended = True
-        self._forget(each)
-        request = each.request
+        entry.ended = True
+        self._remove(entry)
+        request = entry.request
         if failure is not None:
             # a new error object: one that is raised keeps the frames it has passed through
             request.error = InferError(failure.code, failure.message, failure.retry_after_ns)
         elif request.error is None:
-            self._complete(each, request)
-        if each.later and self._takes is not None:
-            self._takes.on_answered(each.batch, [request])
+            self._set_outputs(entry, request)
+        if entry.batch_returned and self._instance is not None:
+            self._instance.on_answered(entry.batch, [request])
 
-    def _complete(self, each: OpenRequest, request: InferRequest) -> None:
+    def _set_outputs(self, entry: OpenRequest, request: InferRequest) -> None:
         if getattr(request, "answer_sink", None) is not None:
             request.outputs = []
             return
         try:
-            if not each.count:
+            if not entry.answer_count:
                 raise InferError(Code.INTERNAL, NOT_SINGLE_MESSAGE)
-            request.outputs = self._names.in_order(request, *each.answer)
-        except InferError as wrong:
-            request.error = without_traceback(wrong)
+            request.outputs = self._codec.select_outputs(request, *entry.answer)
+        except InferError as invalid:
+            request.error = without_traceback(invalid)
 
-    def _request(self, number: int) -> InferRequest | None:
-        each = self._open.get(number)
-        return None if each is None else each.request
+    def _find_request(self, number: int) -> InferRequest | None:
+        entry = self._open_requests.get(number)
+        return None if entry is None else entry.request
 
-    def _forget(self, each: OpenRequest) -> None:
-        self._open.pop(each.number, None)
-        self._numbers.pop(each.request, None)
+    def _remove(self, entry: OpenRequest) -> None:
+        self._open_requests.pop(entry.number, None)
+        self._numbers.pop(entry.request, None)
 
     # -- the Tenant of the RestartingWorker -----------------------------------------------------------------------
 
     def on_worker_starting(self, worker: Worker) -> None:
         """Make the Upcalls of a new worker."""
-        self._upcalls = self._upcalls_of(worker, self._request)
+        self._upcalls = self._make_upcalls(worker, self._find_request)
 
     def on_worker_gone(self) -> None:
-        """End the Upcalls."""
+        """Cancel the Upcalls."""
         self._readiness.answer(ready=False)
         if self._upcalls is not None:
-            self._upcalls.end()
+            self._upcalls.cancel_all()
             self._upcalls = None
 
     def on_worker_lost(self, failure: InferError) -> None:
         """Leave waiting requests to other Instances, and fail those in flight."""
-        if self._takes is not None and not self._kept.closing:
-            self._takes.on_down(failure, hopeless=False)
-        self._hand_back()
-        for each in list(self._open.values()):
-            if each.waits:
-                self._forget(each)
-            elif each.later:
-                self._end(each, failure)
+        if self._instance is not None and not self._restarting_worker.closing:
+            self._instance.on_down(failure, hopeless=False)
+        self._return_unstarted()
+        for entry in list(self._open_requests.values()):
+            if entry.rescheduled:
+                self._remove(entry)
+            elif entry.batch_returned:
+                self._finish_request(entry, failure)
 
     def on_restart_failed(self, failure: InferError) -> None:
         """Fail the waiting requests if no other Instance can run them."""
-        if self._takes is not None:
-            self._takes.on_down(failure, hopeless=True)
+        if self._instance is not None:
+            self._instance.on_down(failure, hopeless=True)
 
     def on_worker_restarted(self) -> None:
         """Accept Batches again."""
-        if self._takes is not None:
-            self._takes.on_up()
+        if self._instance is not None:
+            self._instance.on_up()
 
 
-def _wrong_count(requests: int, answers: int) -> str:
+def _count_mismatch(requests: int, answers: int) -> str:
     return (
         "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
         f"InferenceRequest(s) size is:{requests}, and InferenceResponse(s) size is:{answers}\n"

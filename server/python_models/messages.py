@@ -12,7 +12,7 @@ tracestate]. An answer is {"outputs": [name] or null, "error": null or {"code": 
 The service is `penstock.server.python_models.inside.service`. Its settings: {"file": path of model.py, "args": the
 arguments that Triton passes to `initialize`, all strings, "complete": null, or a model's configuration: then only
 `auto_complete_config` is called, with it, and the worker serves no requests}. It answers OPEN with {"config": the
-completed one}, or {"config": null, "asked": whether the model defines `is_ready`}. `args["model_config"]` states
+completed one}, or {"config": null, "has_is_ready": whether the model defines `is_ready`}. `args["model_config"]` states
 whether the model is decoupled, and `args["model_instance_name"]` names it in errors. EXECUTE is never answered with
 ERROR for an exception in user code: each request without a final answer gets that error as its own.
 """
@@ -22,9 +22,9 @@ from __future__ import annotations
 import re
 
 EXECUTE = 32
-"""Call. {"requests": [request]}; answered by {"answers": [answer or null], "again": [number]}. The answer is null if it
-is sent separately, or if the request is in `again`: it will be executed once more, by the same number, or cancelled.
-`again` is omitted if empty."""
+"""Call. {"requests": [request]}; answered by {"answers": [answer or null], "rescheduled": [number]}. The answer is
+null if it is sent separately, or if the request is in `rescheduled`: it will be executed once more, by the same number,
+or cancelled. `rescheduled` is omitted if empty."""
 
 ANSWER = 64
 """From the worker, number: the request's. One answer. `final` marks the last one; with `outputs` null and no `error`,
@@ -34,26 +34,26 @@ CANCEL = 65
 CALL = 66
 """From the worker, number: its own. Run an inference. {"model", "version": str, "decoupled": bool, "trace": the number
 of the request on whose behalf it is made, 0: none, "request": request}."""
-CALLED = 67
+CALL_ANSWER = 67
 """From the server, number: as CALL. One answer of that model."""
-LEAVE = 68
+CANCEL_CALL = 68
 """From the worker, number: as CALL. Its answers are no longer wanted."""
 CONTROL = 69
 """From the worker, number: its own. {"do": "load" | "unload" | "ready", "model", "version": str, "files": [path],
 "config": JSON or "", "dependents": bool (also unload the models that an ensemble needs)}. The tensors are the files'
 bytes as uint8."""
-CONTROLLED = 70
+CONTROL_RESULT = 70
 """From the server, number: as CONTROL. {"error": as an answer's, "result": bool}."""
 METRIC = 71
 """From the worker. {"family", "kind": "counter" | "gauge" | "histogram", "help", "labels": {}, "do": "make" |
 "increment" | "set" | "observe" | "drop family", "value": float, "buckets": [float]}."""
 LOG = 72
 """From the worker. {"level": "info" | "warning" | "error" | "verbose", "message", "file", "line"}."""
-HOLD = 73
+PAUSE = 73
 """From the server, number: the request's. Its answers arrive faster than they are consumed: hold the next one."""
-GO_ON = 74
+RESUME = 74
 """From the server, number: as HOLD. Resume sending."""
-ASK_READY = 75
+CHECK_READY = 75
 """From the server, if the model defines `is_ready`: is it ready? One question at a time."""
 READY = 76
 """From the worker. {"ready": bool}."""

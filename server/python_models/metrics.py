@@ -14,11 +14,11 @@ from penstock.server.telemetry.families import FAMILIES
 from .messages import LABEL_NAME, METRIC_NAME
 
 logger = logging.getLogger("penstock.python_models")
-MOST_METRICS = 10_000
+MAX_METRICS = 10_000
 """The limit per family: a model that makes labels from its requests may make any number."""
 _KINDS = frozenset(("counter", "gauge", "histogram"))
 _NOT_FINITE = frozenset(("nan", "inf", "-inf"))
-_OURS = frozenset(family.name for family in FAMILIES)
+_BUILT_IN = frozenset(family.name for family in FAMILIES)
 Labels = tuple[tuple[str, str], ...]
 
 
@@ -36,9 +36,9 @@ class _Metric:
 class _Family:
     """The metrics of one name. `owners` are the workers that created it; it is deleted with the last of them."""
 
-    def __init__(self, kind: str, text: str) -> None:
+    def __init__(self, kind: str, help_text: str) -> None:
         self.kind = kind
-        self.text = text
+        self.help_text = help_text
         self.owners: set[object] = set()
         self.metrics: dict[Labels, _Metric] = {}
 
@@ -49,47 +49,49 @@ class CustomMetrics:
     def __init__(self) -> None:
         self._families: dict[str, _Family] = {}
 
-    def take(self, owner: object, said: Mapping[str, Any]) -> None:
+    def apply(self, owner: object, message: Mapping[str, Any]) -> None:
         """Apply a worker's METRIC message. One that conflicts with the other metrics is logged and ignored.
 
         Raises: ValueError, TypeError or LookupError for one that would break the page; only a faulty worker sends such.
         """
-        _check(said)
-        name, do = said["family"], said["do"]
-        if name in _OURS:
-            logger.warning("metric family '%s' is the server's own: a model's is left out", name)
+        _validate(message)
+        name, operation = message["family"], message["do"]
+        if name in _BUILT_IN:
+            logger.warning("metric family '%s' is the server's own: a model's family of that name is ignored", name)
             return
         family = self._families.get(name)
-        if do == "drop family":
-            self._drop(name, owner)
+        if operation == "drop family":
+            self._drop_owner(name, owner)
             return
         if family is None:
-            family = self._families[name] = _Family(said["kind"], said["help"])
-        if family.kind != said["kind"]:
-            logger.warning("metric family '%s' is a %s: a %s is left out", name, family.kind, said["kind"])
+            family = self._families[name] = _Family(message["kind"], message["help"])
+        if family.kind != message["kind"]:
+            logger.warning(
+                "metric family '%s' is a %s: a %s of that name is ignored", name, family.kind, message["kind"]
+            )
             return
         family.owners.add(owner)
-        metric = self._metric(family, said)
+        metric = self._find_or_add(family, message)
         if metric is not None:
-            _apply(metric, do, float(said["value"]))
+            _apply(metric, operation, float(message["value"]))
 
-    def forget(self, owner: object) -> None:
+    def remove_owner(self, owner: object) -> None:
         """Drop a worker that has ended."""
         for name in list(self._families):
-            self._drop(name, owner)
+            self._drop_owner(name, owner)
 
     def render(self) -> Iterator[str]:
         """Yield the lines of the page."""
         for name, family in sorted(self._families.items()):
             if not family.metrics:
                 continue
-            text = family.text.replace("\\", "\\\\").replace("\n", "\\n")
-            yield f"# HELP {name} {text}"
+            escaped = family.help_text.replace("\\", "\\\\").replace("\n", "\\n")
+            yield f"# HELP {name} {escaped}"
             yield f"# TYPE {name} {family.kind}"
             for labels, metric in family.metrics.items():
-                yield from _lines(name, family.kind, labels, metric)
+                yield from _render_metric(name, family.kind, labels, metric)
 
-    def _drop(self, name: str, owner: object) -> None:
+    def _drop_owner(self, name: str, owner: object) -> None:
         family = self._families.get(name)
         if family is not None:
             family.owners.discard(owner)
@@ -97,44 +99,44 @@ class CustomMetrics:
                 del self._families[name]
 
     @staticmethod
-    def _metric(family: _Family, said: Mapping[str, Any]) -> _Metric | None:
-        labels = tuple(sorted(said["labels"].items()))
+    def _find_or_add(family: _Family, message: Mapping[str, Any]) -> _Metric | None:
+        labels = tuple(sorted(message["labels"].items()))
         metric = family.metrics.get(labels)
-        if metric is None and len(family.metrics) < MOST_METRICS:
-            metric = family.metrics[labels] = _Metric(said["buckets"])
+        if metric is None and len(family.metrics) < MAX_METRICS:
+            metric = family.metrics[labels] = _Metric(message["buckets"])
         return metric
 
 
-def _check(said: Mapping[str, Any]) -> None:
-    labels = said["labels"]
-    names = METRIC_NAME.match(said["family"]) and all(map(LABEL_NAME.match, labels))
-    texts = isinstance(said["help"], str) and all(isinstance(each, str) for each in labels.values())
-    value = said["value"]
-    numbers = all(isinstance(each, int | float) for each in said["buckets"])
+def _validate(message: Mapping[str, Any]) -> None:
+    labels = message["labels"]
+    names = METRIC_NAME.match(message["family"]) and all(map(LABEL_NAME.match, labels))
+    texts = isinstance(message["help"], str) and all(isinstance(each, str) for each in labels.values())
+    value = message["value"]
+    numbers = all(isinstance(each, int | float) for each in message["buckets"])
     numbers = numbers and (isinstance(value, int | float) or value in _NOT_FINITE)
-    if not names or not texts or not numbers or said["kind"] not in _KINDS:
-        raise ValueError(f"no metric is {said['family']!r}")
+    if not names or not texts or not numbers or message["kind"] not in _KINDS:
+        raise ValueError(f"invalid metric {message['family']!r}")
 
 
-def _apply(metric: _Metric, do: str, value: float) -> None:
-    if do == "increment":
+def _apply(metric: _Metric, operation: str, value: float) -> None:
+    if operation == "increment":
         metric.value += value
-    elif do == "set":
+    elif operation == "set":
         metric.value = value
-    elif do == "observe":
+    elif operation == "observe":
         metric.value += value
         metric.counts[-1 if math.isnan(value) else bisect_left(metric.buckets, value)] += 1
 
 
-def _lines(name: str, kind: str, labels: Labels, metric: _Metric) -> Iterator[str]:
-    written = ",".join(f'{key}="{label_value(value)}"' for key, value in labels)
+def _render_metric(name: str, kind: str, labels: Labels, metric: _Metric) -> Iterator[str]:
+    label_text = ",".join(f'{key}="{label_value(value)}"' for key, value in labels)
     if kind != "histogram":
-        yield f"{name}{{{written}}} {number(metric.value)}" if written else f"{name} {number(metric.value)}"
+        yield f"{name}{{{label_text}}} {number(metric.value)}" if label_text else f"{name} {number(metric.value)}"
         return
-    below, comma = 0, "," if written else ""
+    cumulative, comma = 0, "," if label_text else ""
     for bound, count in zip((*map(number, metric.buckets), "+Inf"), metric.counts, strict=True):
-        below += count
-        yield f'{name}_bucket{{{written}{comma}le="{bound}"}} {below}'
-    braces = f"{{{written}}}" if written else ""
+        cumulative += count
+        yield f'{name}_bucket{{{label_text}{comma}le="{bound}"}} {cumulative}'
+    braces = f"{{{label_text}}}" if label_text else ""
     yield f"{name}_sum{braces} {number(metric.value)}"
-    yield f"{name}_count{braces} {below}"
+    yield f"{name}_count{braces} {cumulative}"

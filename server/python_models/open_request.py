@@ -11,37 +11,37 @@ if TYPE_CHECKING:
 
 
 class OpenRequest:
-    """A request without a final answer. `later`: its Batch has been returned. `count`: its answers so far.
+    """A request without a final answer. `batch_returned`: its Batch has been returned. `answer_count`: answers so far.
 
-    `waits`: it is to run again, and has not begun to. `final`: its last answer has arrived meanwhile. `left`: its
-    answers are no longer wanted. `held`: its model is to wait before the next answer.
+    `rescheduled`: it is to run again, and has not begun to. `final`: its last answer has arrived meanwhile.
+    `abandoned`: its answers are no longer wanted. `paused`: its model is to wait before the next answer.
     """
 
     __slots__ = (
+        "abandoned",
         "answer",
+        "answer_count",
         "batch",
-        "count",
+        "batch_returned",
         "ended",
         "final",
-        "held",
-        "later",
-        "left",
+        "last_answer_ns",
         "number",
+        "paused",
         "request",
-        "since_ns",
-        "waits",
+        "rescheduled",
     )
 
     def __init__(self, request: InferRequest, batch: Batch, number: int) -> None:
         self.request = request
         self.number = number
-        self.count = 0
-        self.ended = self.final = self.left = self.held = False
+        self.answer_count = 0
+        self.ended = self.final = self.abandoned = self.paused = False
         self.answer: tuple[dict[str, Array], dict[str, Any], str] = {}, {}, ""
-        self.since_ns = batch.exec_start_ns
-        self.runs_in(batch)
+        self.last_answer_ns = batch.exec_start_ns
+        self.start_run(batch)
 
-    def runs_in(self, batch: Batch) -> None:
+    def start_run(self, batch: Batch) -> None:
         """Record that it runs, for the first time or again."""
         self.batch = batch
-        self.later = self.waits = False
+        self.batch_returned = self.rescheduled = False

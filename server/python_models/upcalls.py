@@ -27,9 +27,9 @@ from penstock.batching.stream import StreamedAnswer
 from penstock.server.v2.decode import datatype_mismatch, inputs_mismatch
 from penstock.server.v2.requested_outputs import is_hook_output, require_hook_outputs
 
-from .messages import CALL, CALLED, CONTROL, CONTROLLED, LEAVE, LOG, METRIC, TRACEBACK
+from .batch_codec import END, START, encode_error
+from .messages import CALL, CALL_ANSWER, CANCEL_CALL, CONTROL, CONTROL_RESULT, LOG, METRIC, TRACEBACK
 from .metrics import CustomMetrics
-from .requests import END, START, error_said
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Array
@@ -67,187 +67,189 @@ class ServerSide:
     context_for: Callable[[InferRequest], tuple[str, str]] | None = None
 
 
-def _log(said: Mapping[str, Any], about: Mapping[str, str]) -> None:
+def _log(entry: Mapping[str, Any], log_fields: Mapping[str, str]) -> None:
     """Log a message of user code; a traceback is placed where the server's own are."""
-    level = _LEVELS.get(said["level"], logging.INFO)
+    level = _LEVELS.get(entry["level"], logging.INFO)
     if logger.isEnabledFor(level):
-        message, found, lines = said["message"].partition(TRACEBACK)
-        terms = said["file"], said["line"], message
-        record = logger.makeRecord(logger.name, level, "", 0, "%s:%d: %s", terms, None, extra=dict(about))
-        record.exc_text = (found + lines).strip() or None
+        message, separator, lines = entry["message"].partition(TRACEBACK)
+        location = entry["file"], entry["line"], message
+        record = logger.makeRecord(logger.name, level, "", 0, "%s:%d: %s", location, None, extra=dict(log_fields))
+        record.exc_text = (separator + lines).strip() or None
         logger.handle(record)
 
 
 class Upcalls:
     """The work in progress for one worker, which is sent the result of each. Threads: the event loop's.
 
-    `requests` finds the worker's requests by number.
+    `find_request` finds the worker's requests by number.
     """
 
     def __init__(
-        self, worker: Worker, beside: ServerSide, about: Mapping[str, str],
-        requests: Callable[[int], InferRequest | None] = lambda _: None,
+        self, worker: Worker, server: ServerSide, log_fields: Mapping[str, str],
+        find_request: Callable[[int], InferRequest | None] = lambda _: None,
     ) -> None:  # fmt: skip
         self._worker = worker
-        self._requests = requests
-        self._beside = beside
-        self._about = dict(about)
-        self._calls: dict[int, asyncio.Task[None]] = {}
-        self._others: set[asyncio.Task[None]] = set()
+        self._find_request = find_request
+        self._server = server
+        self._log_fields = dict(log_fields)
+        self._call_tasks: dict[int, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    def take(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
+    def on_message(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
         """Handle a message from the worker."""
-        if kind == LEAVE:
-            if (task := self._calls.get(number)) is not None:
+        if kind == CANCEL_CALL:
+            if (task := self._call_tasks.get(number)) is not None:
                 task.cancel()
             return
-        said = orjson.loads(body)
+        message = orjson.loads(body)
         if kind == CALL:
-            task = self._begin(self._infer(number, said, arrays))
-            self._calls[number] = task
-            task.add_done_callback(lambda _: self._calls.pop(number, None))
+            task = self._start_task(self._handle_call(number, message, arrays))
+            self._call_tasks[number] = task
+            task.add_done_callback(lambda _: self._call_tasks.pop(number, None))
         elif kind == CONTROL:
-            self._begin(self._control(number, said, arrays))
+            self._start_task(self._handle_control(number, message, arrays))
         elif kind == METRIC:
-            self._beside.metrics.take(self, said)
+            self._server.metrics.apply(self, message)
         elif kind == LOG:
-            _log(said, self._about)
+            _log(message, self._log_fields)
 
-    def end(self) -> None:
+    def cancel_all(self) -> None:
         """Cancel the work in progress: the worker has ended."""
-        self._beside.metrics.forget(self)
-        for task in list(self._others):
+        self._server.metrics.remove_owner(self)
+        for task in list(self._tasks):
             task.cancel()
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._others.add(task)
-        task.add_done_callback(self._others.discard)
+    def _start_task(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         return task
 
     # -- other models ------------------------------------------------------------------------------------------
 
-    async def _infer(self, number: int, said: Mapping[str, Any], arrays: Sequence[Array | None]) -> None:
+    async def _handle_call(self, number: int, message: Mapping[str, Any], arrays: Sequence[Array | None]) -> None:
         """Send a request to another model as a dialect does, and return its answers."""
         try:
-            await self._carry(number, said, arrays)
+            await self._run_inference(number, message, arrays)
         except InferError as error:
-            self._answer(number, StreamedAnswer({}, error, True))
+            self._send_answer(number, StreamedAnswer({}, error, True))
         except Exception as error:
-            logger.exception("a call of model '%s' has failed", said["model"], extra=self._about)
-            text = f"{type(error).__name__} while model '{said['model']}' was asked"
-            self._answer(number, StreamedAnswer({}, InferError(Code.INTERNAL, text), True))
+            logger.exception("the call to model '%s' failed", message["model"], extra=self._log_fields)
+            text = f"{type(error).__name__} while model '{message['model']}' was called"
+            self._send_answer(number, StreamedAnswer({}, InferError(Code.INTERNAL, text), True))
 
-    async def _carry(self, number: int, said: Mapping[str, Any], arrays: Sequence[Array | None]) -> None:
-        engine, hooks_of = self._beside.engine, self._beside.hooks_of
-        model = self._model(said["model"], said["version"])
+    async def _run_inference(self, number: int, message: Mapping[str, Any], arrays: Sequence[Array | None]) -> None:
+        engine, hooks_of = self._server.engine, self._server.hooks_of
+        model = self._find_model(message["model"], message["version"])
         if hooks_of is None:
-            raise InferError(Code.NOT_READY, "the server does not serve yet")
-        if model.spec.decoupled and not said["decoupled"]:
+            raise InferError(Code.NOT_READY, "the server is not ready to serve requests yet")
+        if model.spec.decoupled and not message["decoupled"]:
             raise InferError(Code.UNSUPPORTED, _NO_DECOUPLED.format(model.name))
         engine.hold(model)
         try:
-            hooks, asked = hooks_of(model), said["request"]
-            inputs = _checked(model, asked["inputs"], arrays, hooked=hooks.has_pre)
-            terms = _terms(model, asked)._replace(caller=self._requests(said["trace"]))
-            call = inputs, asked["id"], terms, asked["parameters"] or None
-            wanted = frozenset(asked["outputs"])
-            own = [name for name in asked["outputs"] if is_hook_output(model, name)]
-            if not said["decoupled"]:
+            hooks, request = hooks_of(model), message["request"]
+            inputs = _check_inputs(model, request["inputs"], arrays, has_pre_hook=hooks.has_pre)
+            terms = _make_terms(model, request)._replace(caller=self._find_request(message["trace"]))
+            call = inputs, request["id"], terms, request["parameters"] or None
+            requested = frozenset(request["outputs"])
+            hook_outputs = [name for name in request["outputs"] if is_hook_output(model, name)]
+            if not message["decoupled"]:
                 answered = await hooks.infer(*call)
-                require_hook_outputs(model, own, answered)
-                outputs, said_with = _only(answered, wanted), getattr(answered, "parameters", None)
-                self._answer(number, StreamedAnswer(outputs, None, True, said_with), model)
+                require_hook_outputs(model, hook_outputs, answered)
+                outputs, parameters = _select_outputs(answered, requested), getattr(answered, "parameters", None)
+                self._send_answer(number, StreamedAnswer(outputs, None, True, parameters), model)
                 return
             final = False
             async with aclosing(hooks.stream(*call)) as answers:
                 async for answer in answers:
                     final, outputs = answer.final, {}
                     if answer.error is None:
-                        require_hook_outputs(model, own, answer.outputs)
-                        outputs = _only(answer.outputs, wanted)
-                    self._answer(number, StreamedAnswer(outputs, answer.error, final, answer.parameters), model)
+                        require_hook_outputs(model, hook_outputs, answer.outputs)
+                        outputs = _select_outputs(answer.outputs, requested)
+                    self._send_answer(number, StreamedAnswer(outputs, answer.error, final, answer.parameters), model)
             if not final:
-                self._answer(number, StreamedAnswer({}, None, True))
+                self._send_answer(number, StreamedAnswer({}, None, True))
         finally:
             engine.release(model)
 
-    def _model(self, name: str, version: str) -> Model:
+    def _find_model(self, name: str, version: str) -> Model:
         """Find the called model. Raises: InferError (INTERNAL)."""
         try:
-            return self._beside.engine.model(name, version)
+            return self._server.engine.model(name, version)
         except InferError as error:
             raise InferError(Code.INTERNAL, _NOT_READY.format(name)) from error
 
-    def _answer(self, number: int, told: StreamedAnswer, model: Model | None = None) -> None:
-        outputs = told.outputs
-        said = {
+    def _send_answer(self, number: int, answer: StreamedAnswer, model: Model | None = None) -> None:
+        outputs = answer.outputs
+        message = {
             "outputs": list(outputs),
             "bf16": [name for name, array in outputs.items() if model is not None and _is_bf16(model, name, array)],
-            "error": None if told.error is None else error_said(told.error),
-            "parameters": dict(told.parameters or {}),
-            "final": told.final,
+            "error": None if answer.error is None else encode_error(answer.error),
+            "parameters": dict(answer.parameters or {}),
+            "final": answer.final,
         }
-        self._worker.send_message(CALLED, number, orjson.dumps(said), list(outputs.values()))
+        self._worker.send_message(CALL_ANSWER, number, orjson.dumps(message), list(outputs.values()))
 
     # -- the repository ----------------------------------------------------------------------------------------
 
-    async def _control(self, number: int, said: Mapping[str, Any], arrays: Sequence[Array | None]) -> None:
-        failed: InferError | None = None
+    async def _handle_control(self, number: int, message: Mapping[str, Any], arrays: Sequence[Array | None]) -> None:
+        failure: InferError | None = None
         result = True
         try:
-            result = await self._controlled(said, arrays)
+            result = await self._run_control(message, arrays)
         except InferError as error:
-            failed = error
+            failure = error
         except Exception as error:
-            logger.exception("what a model has asked of the repository has failed", extra=self._about)
-            failed = InferError(Code.INTERNAL, f"{type(error).__name__} while the repository was asked")
-        told = {"error": None if failed is None else error_said(failed), "result": result}
-        self._worker.send_message(CONTROLLED, number, orjson.dumps(told))
+            logger.exception("a model's repository request failed", extra=self._log_fields)
+            failure = InferError(Code.INTERNAL, f"{type(error).__name__} in a repository request")
+        reply = {"error": None if failure is None else encode_error(failure), "result": result}
+        self._worker.send_message(CONTROL_RESULT, number, orjson.dumps(reply))
 
-    async def _controlled(self, said: Mapping[str, Any], arrays: Sequence[Array | None]) -> bool:
-        name, control = said["model"], self._beside.control
-        if said["do"] == "ready":
+    async def _run_control(self, message: Mapping[str, Any], arrays: Sequence[Array | None]) -> bool:
+        name, control = message["model"], self._server.control
+        if message["do"] == "ready":
             with contextlib.suppress(InferError):
-                return await check_ready(self._beside.engine.model(name, said["version"]))
+                return await check_ready(self._server.engine.model(name, message["version"]))
             return False
         if control is None:
-            raise InferError(Code.NOT_READY, "the server does not serve yet")
-        if said["do"] == "unload":
-            await control.unload(name, dependents=said["dependents"])
+            raise InferError(Code.NOT_READY, "the server is not ready to serve requests yet")
+        if message["do"] == "unload":
+            await control.unload(name, dependents=message["dependents"])
             return True
         files = {
             path.removeprefix(_FILE): b"" if array is None else array.tobytes()
-            for path, array in zip(said["files"], arrays, strict=True)
+            for path, array in zip(message["files"], arrays, strict=True)
         }
-        await control.load(name, said["config"] or None, files)
+        await control.load(name, message["config"] or None, files)
         return True
 
 
-def _checked(model: Model, names: Sequence[str], arrays: Sequence[Array | None], *, hooked: bool) -> dict[str, Array]:
+def _check_inputs(
+    model: Model, names: Sequence[str], arrays: Sequence[Array | None], *, has_pre_hook: bool
+) -> dict[str, Array]:
     """Check a request's inputs against its model, and return them by name. Raises: InferError (INVALID)."""
     inputs = {name: array for name, array in zip(names, arrays, strict=True) if array is not None}
-    if hooked:
+    if has_pre_hook:
         return inputs
     signature = model.signature
-    known = signature.input
-    if any(name not in known for name in inputs) or any(n not in inputs and not s.optional for n, s in known.items()):
+    specs = signature.input
+    if any(name not in specs for name in inputs) or any(n not in inputs and not s.optional for n, s in specs.items()):
         raise inputs_mismatch(model, list(inputs))
     for name, array in inputs.items():
-        if array.dtype != known[name].type.dtype:
-            raise datatype_mismatch(model, known[name], _DATATYPES.get(array.dtype, str(array.dtype)))
-    shapes = [inputs[name].shape if name in inputs else None for name in known]
+        if array.dtype != specs[name].type.dtype:
+            raise datatype_mismatch(model, specs[name], _DATATYPES.get(array.dtype, str(array.dtype)))
+    shapes = [inputs[name].shape if name in inputs else None for name in specs]
     check_shapes(model.name, signature, model.max_request_rows, shapes, model.padding)
     return inputs
 
 
-def _terms(model: Model, asked: Mapping[str, Any]) -> RequestOptions:
-    priority, flags = asked["priority"], asked["flags"]
-    deadline_ns = queue_deadline_ns(time.monotonic_ns(), asked["timeout_us"], model.spec.policy, 0, priority)
+def _make_terms(model: Model, request: Mapping[str, Any]) -> RequestOptions:
+    priority, flags = request["priority"], request["flags"]
+    deadline_ns = queue_deadline_ns(time.monotonic_ns(), request["timeout_us"], model.spec.policy, 0, priority)
     sequence = None
-    if asked["correlation"] or flags:
-        sequence = InSequence(asked["correlation"], bool(flags & START), bool(flags & END))
-    return RequestOptions(deadline_ns, priority, sequence, None, asked["timeout_us"])
+    if request["correlation"] or flags:
+        sequence = InSequence(request["correlation"], bool(flags & START), bool(flags & END))
+    return RequestOptions(deadline_ns, priority, sequence, None, request["timeout_us"])
 
 
 def _is_bf16(model: Model, name: str, array: Array) -> bool:
@@ -256,6 +258,6 @@ def _is_bf16(model: Model, name: str, array: Array) -> bool:
     return spec is not None and spec.datatype == "BF16" and array.dtype == spec.type.dtype
 
 
-def _only(outputs: Mapping[str, Array], wanted: frozenset[str]) -> dict[str, Array]:
+def _select_outputs(outputs: Mapping[str, Array], requested: frozenset[str]) -> dict[str, Array]:
     """Keep only the requested outputs; if none are requested, all."""
-    return {name: array for name, array in outputs.items() if not wanted or name in wanted}
+    return {name: array for name, array in outputs.items() if not requested or name in requested}

@@ -23,7 +23,7 @@ from penstock.batching.model import Model
 from penstock.batching.running.external_models import complete_external
 from penstock.batching.spec import ModelSpec
 from penstock.server.hooks.loading import check_file
-from penstock.server.python_models.completing import lacks_class, may_complete
+from penstock.server.python_models.source_inspection import lacks_class, may_complete
 
 from .fields.identity import PYTHON
 from .findings import Finding, read_text

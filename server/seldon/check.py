@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from penstock.batching.spec import ModelSpec
-from penstock.server.carrying import checking
+from penstock.server.carrying import check_output
 from penstock.server.modules import module_names
 from penstock.server.repository.check import CheckReport
 from penstock.server.repository.findings import Finding
@@ -60,7 +60,7 @@ def _module_mistakes(folder: Path, component: str) -> list[Finding]:
     try:
         names = module_names(module)
     except (OSError, SyntaxError, ValueError) as error:
-        return [checking.unreadable(module, error)]
+        return [check_output.unreadable_module(module, error)]
     if name not in names and not names & {"*", "__getattr__"}:
         return [Finding(module, f"has no class {name}")]
     if lacks_methods(module, name):
@@ -72,7 +72,7 @@ def _module_mistakes(folder: Path, component: str) -> list[Finding]:
 def describe(spec: ModelSpec) -> list[str]:
     """Describe what a component's ModelSpec does not show."""
     arguments = ", ".join(f"{name}={value!r}" for name, value in parameters.read(spec.options["parameters"]).items())
-    lines = checking.described(spec, "component", f"{spec.options['component']}({arguments})")
+    lines = check_output.describe_code(spec, "component", f"{spec.options['component']}({arguments})")
     if spec.options["batching"] == "true":
         lines.append("  shares     calls of predict, where answers stay the same")
     return lines

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from penstock.batching.running.external_models import OpenedVersion
 from penstock.server.carrying.hosts import CarryingHost
-from penstock.server.carrying.loading import CALLS_PER_SLOT, as_carried, order_of
+from penstock.server.carrying.loading import CALLS_PER_SLOT, complete_spec, make_order
 
 from .batching import Sharing
 from .components import SELDON
@@ -82,7 +82,7 @@ def _completed(spec: ModelSpec, description: ComponentDescription, *, batches: b
     several at a time, and a Batch holds that number.
     """
     rows = (spec.policy.max_batch_rows or spec.policy.default_max_batch_rows) if batches else CALLS_PER_SLOT
-    return as_carried(spec, signature_of(description.metadata, batched=batches), rows)
+    return complete_spec(spec, signature_of(description.metadata, batched=batches), rows)
 
 
 def _max_calls(spec: ModelSpec) -> int:
@@ -99,4 +99,4 @@ def _order(spec: ModelSpec, interpreter: str, label: str, number: int) -> Order:
         "strict": spec.options.get("strict", "true") == "true",
         "custom_service": number == 1,
     }
-    return order_of(spec, SERVICE, settings, label, interpreter, str(number))
+    return make_order(spec, SERVICE, settings, label, interpreter, str(number))

@@ -60,13 +60,21 @@ on as is; the original passes on every body as is."""
 class SeldonClaim:
     """What a request head says. Cached with the head's bytes.
 
-    `found` is the CurrentComponent to call, None for requests that the server can answer itself. `is_plain_json`: the
+    `lookup` is the CurrentComponent to call, None for requests that the server can answer itself. `is_plain_json`: the
     payload of the call is the body alone, unless the component receives the whole `head`; otherwise the payload is
     `request_line` and the body. `header_lines` are those of the answer.
     """
 
     __slots__ = (
-        "accept", "coding", "found", "head", "header_lines", "is_plain_json", "path", "purpose", "request_id",
+        "accept",
+        "coding",
+        "head",
+        "header_lines",
+        "is_plain_json",
+        "lookup",
+        "path",
+        "purpose",
+        "request_id",
         "request_line",
     )  # fmt: skip
 
@@ -75,7 +83,7 @@ class SeldonClaim:
         self.path, query = split_target(head.path, head.query)
         self.purpose = purpose_of(head.method, self.path, strict=strict)
         calls_component = isinstance(self.purpose, Endpoint) and self.purpose is not Endpoint.HEALTH
-        self.found = current if calls_component else None
+        self.lookup = current if calls_component else None
         content_type = header.get(b"content-type", b"")
         self.is_plain_json = (
             head.method == b"POST" and _is_json(content_type) and b"json" not in query and b"%" not in query
@@ -95,7 +103,7 @@ class SeldonService(CarryingService):
     Threads: the event loop's, except that large bodies are decoded on others.
     """
 
-    claims = SeldonClaim
+    claim_type = SeldonClaim
 
     def __init__(
         self,
@@ -117,14 +125,14 @@ class SeldonService(CarryingService):
         """Claim every path except Penstock's own."""
         claim = SeldonClaim(head, self._current, strict=self._strict)
         if is_penstock_path(claim.path):
-            return self.others.claim(head)
-        category = _CATEGORIES.get(claim.purpose) or ("inference" if claim.found is not None else "")
+            return self.fallback.claim(head)
+        category = _CATEGORIES.get(claim.purpose) or ("inference" if claim.lookup is not None else "")
         self.restricted.require(category, head.header)
         return claim
 
     def answer(self, connection: FastLane, claim: Any, body: bytes) -> None:
         """Answer a request, or send it to the component."""
-        if claim.found is None:
+        if claim.lookup is None:
             self._answer_page(connection, claim)
         elif claim.coding or (self._current.sharing is not None and len(body) >= LARGE_BYTES):
             connection.task = connection.loop.create_task(self._send_call_in_task(connection, claim, body))
@@ -136,7 +144,7 @@ class SeldonService(CarryingService):
         status, body = pages.error_answer(error)
         connection.answer(status, body, JSON, claim.header_lines + (retry_after_line(error) if status == 503 else b""))
 
-    def trouble(self, claim: Any, error: Exception) -> InferError:
+    def log_internal_error(self, claim: Any, error: Exception) -> InferError:
         """Log a failure under the client's request id, if it sent one."""
         return internal_error(error, self._current.name(), claim.request_id)
 
@@ -196,7 +204,7 @@ class SeldonService(CarryingService):
         else:
             connection.answer(status, body, content_type, extra)
 
-    def unread(self, call: SeldonCall) -> None:
+    def discard_answer(self, call: SeldonCall) -> None:
         """Count the metrics of a call whose client has gone: the component has run it."""
         try:
             if call.error is None and (metrics := read_answer(call.reply)[1]):

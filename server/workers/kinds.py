@@ -1,7 +1,7 @@
 """Kinds of message between a server and its workers.
 
-A call is answered by REPLY or ERROR with its number; calls run one at a time, in order. Messages from FIRST_TOLD up are
-handled at once, beside a running call, and not answered; the service defines what their numbers mean.
+A call is answered by REPLY or ERROR with its number; calls run one at a time, in order. Messages from FIRST_MESSAGE up
+are handled immediately, even while a call runs, and are not answered; the service defines what their numbers mean.
 """
 
 from __future__ import annotations
@@ -16,6 +16,6 @@ REPLY = 19
 ERROR = 20
 """Body: an InferError (ipc/errors.py)."""
 FIRST_CALL = 32
-"""The services' own calls, below FIRST_TOLD."""
+"""The services' own calls, below FIRST_MESSAGE."""
 FIRST_MESSAGE = 64
 """Messages without an answer, in either direction."""

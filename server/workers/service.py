@@ -39,18 +39,18 @@ _NUMBER = struct.Struct("<Q")
 class WorkerService(Protocol):
     """The service that a module provides through `open_service(settings: dict, channel: Channel) -> WorkerService`.
 
-    An InferError raised by `open_service`, `opened` or `call` reaches the caller unchanged; any other exception becomes
-    INTERNAL, with its traceback in the log. A worker that fails to open ends. `concurrent_messages`: a separate thread
-    calls `on_message` while a call runs. Otherwise `on_message` is called between calls. `is_async` (optional): `call`
-    is a coroutine function, run on an asyncio loop that lives from opening until the process ends, so tasks that a call
-    leaves behind continue. Calls are awaited one at a time. Everything except `open_service` and `opened` runs on the
-    loop, `on_message` whenever the loop reaches it; no thread listens. `on_descriptors` (optional): receives messages
-    with descriptors, as (number, body, descriptors). The service closes them.
+    An InferError raised by `open_service`, `on_open` or `call` reaches the caller unchanged; any other exception
+    becomes INTERNAL, with its traceback in the log. A worker that fails to open ends. `concurrent_messages`: a separate
+    thread calls `on_message` while a call runs. Otherwise `on_message` is called between calls. `is_async` (optional):
+    `call` is a coroutine function, run on an asyncio loop that lives from opening until the process ends, so tasks that
+    a call leaves behind continue. Calls are awaited one at a time. Everything except `open_service` and `on_open` runs
+    on the loop, `on_message` whenever the loop reaches it; no thread listens. `on_descriptors` (optional): receives
+    messages with descriptors, as (number, body, descriptors). The service closes them.
     """
 
     concurrent_messages: bool
 
-    def opened(self) -> Reply:
+    def on_open(self) -> Reply:
         """Return the answer to OPEN."""
 
     def call(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> Reply:
@@ -192,8 +192,8 @@ class CallQueue:
             queue = self._listener_queue = SimpleQueue()
             while self._pending:  # those read together with OPEN
                 queue.put(self._pending.popleft())
-            threading.Thread(target=self._listen, args=(queue,), name="ear", daemon=True).start()
-        return service.opened()
+            threading.Thread(target=self._listen, args=(queue,), name="listener", daemon=True).start()
+        return service.on_open()
 
     # -- incoming messages; None: the server has gone --------------------------------------------------------------
 

@@ -40,7 +40,7 @@ def opened(
 
 
 class Watched(RateLimiter):
-    """One that lets the test wait until somebody has asked."""
+    """A RateLimiter that lets the test wait until a turn was requested."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Asking a live server from many clients at once, over HTTP or gRPC, each request in the queue before the next."""
+"""Requests to a live server from many clients in parallel, over HTTP or gRPC, queued one after another."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Answer:
 
 
 class Asking:
-    """Clients of one model [N,W] that gives `x` back as `y`, over `triton` (tritonclient.http or .grpc)."""
+    """Clients of one model [N,W] that returns `x` as `y`, over `triton` (tritonclient.http or .grpc)."""
 
     def __init__(self, live: Live, triton: Any, model: str) -> None:
         self.live = live
@@ -54,7 +54,7 @@ class Asking:
         return self.pool.submit(self._ask, np.full((rows, width), value, np.float32), said)
 
     def queue(self, *rows: int, value: float = 1.0, **said: Any) -> list[Future[Answer]]:
-        """Send requests, each when the one before waits or runs. Answers whose time has come may be there by then."""
+        """Send requests, each once the previous one is queued or running; some may be answered meanwhile."""
         sent = []
         for each in rows:
             before = self.accepted()
@@ -63,24 +63,24 @@ class Asking:
         return sent
 
     def accepted(self) -> int:
-        """Count the requests that came to the queue."""
+        """Count the requests that have entered the queue."""
         return self.live.call(self._accepted())
 
     def waiting(self) -> int:
-        """Count the requests that wait."""
+        """Count the queued requests."""
         return self.live.call(self._waiting())
 
     def until_waiting(self, count: int) -> None:
-        """Wait until exactly so many wait."""
+        """Wait until exactly this many requests are queued."""
         self.until(lambda: self.waiting() == count)
 
     def until_in_line(self) -> None:
-        """Wait until an Instance stands in the rate limiter's line: its thread may come there after its requests."""
+        """Wait until an Instance is in the rate limiter's queue: its thread may arrive there after its requests."""
         claims = [claim for place in self._model().places for claim in place.claims]
         self.until(lambda: any(claim.waiter is not None for claim in claims))
 
     def until(self, condition: Any) -> None:
-        """Wait until something is so; the server tells nobody."""
+        """Poll until a condition holds; the server sends no notification."""
         end_s = time.monotonic() + PATIENCE_S
         while not condition():
             if time.monotonic() > end_s:
@@ -88,7 +88,7 @@ class Asking:
             time.sleep(0.001)
 
     def counts(self) -> tuple[dict[int, int], int, int]:
-        """Give what the statistics endpoint says: executions by batch size, all executions, all inferences."""
+        """Read the statistics endpoint: executions by batch size, all executions, all inferences."""
         with self.client() as client:
             if self._triton.__name__.endswith("grpc"):
                 (entry,) = client.get_inference_statistics(self.model, as_json=True)["model_stats"]

@@ -1,4 +1,4 @@
-"""The server that a test of clients speaks to, where it does not ask for another."""
+"""The server that the client tests use by default."""
 
 from __future__ import annotations
 

@@ -18,14 +18,14 @@ from penstock.backends.cuda import HANDLE_BYTES, CudaError, Runtime
 
 
 class Status(enum.IntEnum):
-    """As much of cudaError_t and CUresult as is looked at."""
+    """The parts of cudaError_t and CUresult that tritonclient reads."""
 
     cudaSuccess = CUDA_SUCCESS = 0  # noqa: N815 - NVIDIA's words
     failed = 1
 
 
 class Pointed:
-    """What cuda-python gives the address of."""
+    """An object whose address cuda-python returns."""
 
     def __init__(self, raw: bytes = b"") -> None:
         self._kept = ctypes.create_string_buffer(raw, max(len(raw), 1))
@@ -35,7 +35,7 @@ class Pointed:
 
 
 class Bindings:
-    """The functions of `cuda.bindings.runtime`; the current device is the one thread's that calls them."""
+    """The functions of `cuda.bindings.runtime`; only one thread may call them, so there is one current device."""
 
     CUDA_IPC_HANDLE_SIZE = HANDLE_BYTES
     cudaError_t = Status  # noqa: N815

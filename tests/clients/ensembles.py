@@ -32,7 +32,7 @@ def config(
 
 
 def write_ensemble(root: Path, name: str, text: str, *versions: int) -> None:
-    """Write an ensemble's folder, over one that is there."""
+    """Write an ensemble's folder, replacing an existing one."""
     for version in versions or (1,):
         (root / name / str(version)).mkdir(parents=True, exist_ok=True)
     (root / name / "config.pbtxt").write_text(text)

@@ -1,4 +1,4 @@
-"""ONNX Runtime behind a gate: live tests see what runs in which order, and keep an Instance busy while they like."""
+"""ONNX Runtime behind a gate: live tests see the order of the runs, and can keep an Instance busy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Gated:
 
     @property
     def loaders(self) -> Mapping[str, Loader]:
-        """What a live server takes."""
+        """The loaders for a live server."""
         return {"onnxruntime": self._load}
 
     def _load(self, path: Path, device: str, options: Mapping[str, str]) -> Backend:
@@ -73,7 +73,7 @@ class _GatedBinding:
 
 
 def at_a_gate(folder: Path, gate: Gate) -> Iterator[Live]:
-    """Serve a model `m` [N,2] whose runs wait at a gate, which is closed. For fixtures."""
+    """Serve a model `m` [N,2] whose runs wait at a closed gate. For fixtures."""
     graph = Signature((TensorSpec("x", "FP32", (-1, 2)),), (TensorSpec("y", "FP32", (-1, 2)),))
     (folder / "m" / "1").mkdir(parents=True)
     (folder / "m" / "1" / "model.onnx").touch()
@@ -85,7 +85,7 @@ def at_a_gate(folder: Path, gate: Gate) -> Iterator[Live]:
 
 
 async def waiting(live: Live, count: int) -> None:
-    """Wait until so many requests stand in the queue of model `m`."""
+    """Wait until this many requests of model `m` are queued."""
     model = live.server.engine.model("m")
     async with asyncio.timeout(PATIENCE_S):
         while model.waiting_requests != count:  # noqa: ASYNC110 - the queue tells nobody
@@ -93,5 +93,5 @@ async def waiting(live: Live, count: int) -> None:
 
 
 async def cancelled(live: Live) -> int:
-    """Count the requests of model `m` that were cancelled."""
+    """Count the canceled requests of model `m`."""
     return live.server.engine.model("m").statistics.snapshot().failures[CANCELED]

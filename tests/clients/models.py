@@ -72,13 +72,13 @@ def write_identities(root: Path) -> Path:
 
 
 def write_identity(root: Path, name: str, config: str, datatype: str = "FP32") -> None:
-    """Write a model [N,M] that gives `x` back as `y`."""
+    """Write a model [N,M] that returns `x` as `y`."""
     described = (DATATYPES[datatype].onnx_code, ["N", "M"])
     write(root, name, [node("Identity", ["x"], ["y"])], ({"x": described}, {"y": described}), config=config)
 
 
 def write_shapes(root: Path) -> Path:
-    """Write models with other axes: none for rows, a fixed one, three free ones, and one with mixed tensors."""
+    """Write models without a batch axis, with a fixed one, with three free axes, and with mixed tensors."""
     for name, axes in (("whole", [2, 3]), ("scalar", []), ("fixed", [4, 2]), ("free", ["N", "T", "D"])):
         write(root, name, [node("Neg", ["x"], ["y"])], ({"x": (FLOAT, axes)}, {"y": (FLOAT, axes)}))
     write(
@@ -103,7 +103,7 @@ def write_shapes(root: Path) -> Path:
 
 
 def write_heavy(root: Path) -> Path:
-    """Write `heavy`: slow enough for requests to meet in the queue, and on a thread, so that the loop goes on."""
+    """Write `heavy`: slow enough for requests to queue up, and run on a thread to keep the event loop free."""
     layers = 24
     names = ["x", *(f"h{i}" for i in range(1, layers)), "y"]
     weights = {f"w{i}": np.eye(HEAVY_WIDTH, dtype=np.float32) for i in range(layers)}

@@ -1,4 +1,4 @@
-"""What a client of Triton's says of a call that fails: its status and text."""
+"""Failed calls of a Triton client: their status and message."""
 
 from __future__ import annotations
 

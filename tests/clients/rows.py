@@ -1,7 +1,7 @@
-"""Triton's features about scheduling, models and lifecycle, row by row, and the tests that show each.
+"""Triton's features of scheduling, models and lifecycle, row by row, and the tests of each.
 
 A row is a line of the tables "Scheduling and batching" and "Models, config, lifecycle" that the project compares itself
-with; under it, by their exact names, stand the things that the line names. A test is `module::test` or
+with; its entries are the features that the line names, by their exact names. A test is `module::test` or
 `module::Class`, modules counted from tests/clients unless they begin with a folder's name.
 """
 

@@ -1,4 +1,4 @@
-"""Sequence models for the client tests: an accumulator with implicit state, and one that tells its controls."""
+"""Sequence models for the client tests: an accumulator with implicit state, and one that returns its controls."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STATE = """
 
 
 def config(rows: int, inside: str, more: str = "") -> str:
-    """Write a configuration of `x` and `y`, with all that `sequence_batching` says."""
+    """Write a configuration of `x` and `y` with this `sequence_batching`."""
     return f"""
 max_batch_size: {rows}
 input [ {{ name: "x" data_type: TYPE_FP32 dims: [ 1 ] }} ]
@@ -41,7 +41,7 @@ sequence_batching {{ {inside} }}
 
 
 def write_accumulator(root: Path, name: str, text: str, rows: str = "N") -> None:
-    """Write y = x + state * (1 - START), whose state is y. `rows` "": the model has no axis for them."""
+    """Write y = x + state * (1 - START), whose state is y. With `rows` "" the model has no batch axis."""
     axes: Axes = [rows, 1] if rows else [1]
     nodes = [
         node("Sub", ["one", "START"], ["goes_on"]), node("Mul", ["STATE", "goes_on"], ["before"]),
@@ -53,7 +53,7 @@ def write_accumulator(root: Path, name: str, text: str, rows: str = "N") -> None
 
 
 def write_teller(root: Path, name: str, text: str, *, string: bool = False) -> None:
-    """Write a model that gives `x` back as `y`, START + END + READY as `flags`, and CORRID as `id`."""
+    """Write a model that returns `x` as `y`, START + END + READY as `flags`, and CORRID as `id`."""
     code = TEXT if string else UINT64
     nodes = [
         node("Identity", ["x"], ["y"]), node("Add", ["START", "END"], ["either"]),
@@ -66,7 +66,7 @@ def write_teller(root: Path, name: str, text: str, *, string: bool = False) -> N
 
 
 def write_growing(root: Path, name: str, text: str) -> None:
-    """Write a model whose state grows: y is how much it has by now, after one more of x."""
+    """Write a model whose state grows by one x per request: y is its size."""
     nodes = [
         node("Concat", ["STATE", "x"], ["STATE_OUT"], axis=1),
         node("ReduceSum", ["STATE_OUT", "axis"], ["y"], keepdims=1),
@@ -78,7 +78,7 @@ def write_growing(root: Path, name: str, text: str) -> None:
 
 
 def write_truths(root: Path, name: str, kind: str) -> None:
-    """Write a model that gives `x` back as `y`, and its controls, which are truths, and an id of this datatype."""
+    """Write a model that returns `x` as `y`, its boolean controls, and an id of this datatype."""
     flags = {"START": "start", "END": "end", "READY": "ready"}
     code: int = getattr(TensorProto, kind)
     axes: Axes = ["N", 1]

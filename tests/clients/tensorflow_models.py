@@ -114,11 +114,11 @@ def write(root: Path, savedmodels: Path) -> Path:
 
 
 def workers() -> dict[int, Any]:
-    """Give the worker processes under this one that have TensorFlow, by pid."""
+    """Find the worker processes of this one that have TensorFlow loaded, by pid."""
     found = {}
     for child in psutil.Process().children(recursive=True):
         try:
-            named = Path(f"/proc/{child.pid}/comm").read_text() == "worker\n"  # who forks them has it, too
+            named = Path(f"/proc/{child.pid}/comm").read_text() == "worker\n"  # the forking process has it, too
             if named and has_tensorflow(child.pid):
                 found[child.pid] = child
         except OSError:
@@ -127,6 +127,6 @@ def workers() -> dict[int, Any]:
 
 
 def has_tensorflow(pid: int | None = None) -> bool:
-    """Tell whether TensorFlow's library is in a process, this one if none is named."""
+    """Tell whether TensorFlow's library is loaded in a process, by default this one."""
     maps = Path("/proc") / str(pid or os.getpid()) / "maps"
     return "libtensorflow" in maps.read_text("utf-8", "replace")

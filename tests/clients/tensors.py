@@ -1,4 +1,4 @@
-"""What the client tests send: awkward values of every datatype, and tritonclient's objects made in one line."""
+"""Inputs of the client tests: awkward values of every datatype, and short constructors for tritonclient's objects."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def texts(array: Array) -> list[str]:
 
 
 def same(datatype: str, found: Array | None, sent: Array) -> bool:
-    """Tell whether a tensor came back as it was sent, to the last bit."""
+    """Tell whether a tensor was returned unchanged, to the last bit."""
     if found is None or found.shape != sent.shape:
         return False
     if datatype == "BYTES":

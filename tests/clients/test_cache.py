@@ -1,4 +1,4 @@
-"""The response cache of a live server, through tritonclient: what is found, what is not, and how it is counted."""
+"""The response cache of a live server, through tritonclient: hits, misses, and how they are counted."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 
 def write_versions(root: Path, name: str, *versions: int, more: int = 0) -> None:
-    """Write a model whose versions add what they are called, and more."""
+    """Write a model whose versions add their number, plus `more`."""
     config = f"version_policy: {{ all {{}} }} {CACHED}"
     for version in versions:
         tensors: tuple[models.Tensors, models.Tensors] = {"x": (FLOAT, ["N", 1])}, {"y": (FLOAT, ["N", 1])}
@@ -85,7 +85,7 @@ def inputs(client: Any, *arrays: np.ndarray[Any, Any], names: tuple[str, ...] = 
 
 
 def counts(live: Live, model: str) -> dict[str, int]:
-    """What a model's statistics count, over HTTP and gRPC alike."""
+    """The counts of a model's statistics, the same over HTTP and gRPC."""
     with triton.InferenceServerClient(live.address) as made:
         (entry,) = made.get_inference_statistics(model)["model_stats"]
     with triton_grpc.InferenceServerClient(live.grpc_address) as other:
@@ -97,7 +97,7 @@ def counts(live: Live, model: str) -> dict[str, int]:
 
 @contextmanager
 def moves(live: Live, model: str, **wanted: int) -> Iterator[None]:
-    """Hold what the statistics count meanwhile against what is wanted: nothing else may move."""
+    """Check that exactly these counts of the statistics change within the block."""
     before = counts(live, model)
     yield
     after = counts(live, model)
@@ -105,7 +105,7 @@ def moves(live: Live, model: str, **wanted: int) -> Iterator[None]:
 
 
 def fresh(value: int) -> np.ndarray[Any, Any]:
-    """A tensor that no other test has sent."""
+    """Make a tensor that no other test has sent."""
     return np.full((1, 16), value, np.int32)
 
 
@@ -310,7 +310,7 @@ class TestModels:
 
 
 class TestEnsembles:
-    """As qa/L0_response_cache/ensemble_cache_test.py has them."""
+    """The cases of qa/L0_response_cache/ensemble_cache_test.py."""
 
     @pytest.mark.parametrize(
         ("whole", "step", "moved", "step_moved"),
@@ -410,7 +410,7 @@ class TestEnsembles:
 def write_ensemble(
     root: Path, more: str, name: str = "whole", step: str = "step", tensors: tuple[str, str] = ("x", "y")
 ) -> None:
-    """Write an ensemble of one step, whose tensors are called so."""
+    """Write an ensemble of one step whose tensors have these names."""
     (root / name / "1").mkdir(parents=True)
     (root / name / "config.pbtxt").write_text(f"""
 platform: "ensemble" max_batch_size: 8

@@ -1,6 +1,6 @@
-"""All kinds of models in one server, asked by many clients at once, some of which give up or go away.
+"""All kinds of models in one server, used by many clients in parallel, some of which cancel or disconnect.
 
-Every answer that is given is right, the statistics add up, and when all have gone nothing is left of what they asked.
+Every answer is correct, the statistics add up, and after all clients have gone nothing of their requests is left.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def write(root: Path) -> None:
 
 @dataclass
 class Chaos:
-    """The clients, and what they have seen of each model: requests sent, answered, refused, and given up."""
+    """The clients, and their counts for each model: requests sent, answered, rejected and canceled."""
 
     live: Live
     http: httpx.AsyncClient
@@ -147,7 +147,7 @@ class Chaos:
     sequences: int = 0
 
     async def ask(self, rng: Random, model: str, x: Array, **said: Any) -> Array | str | None:
-        """Ask for one answer. Returns: that, or the error's text, or None if the client gave up."""
+        """Send one request. Returns: the answer, or the error's text, or None if the client canceled."""
         self.sent[model] += 1
         work = self._by_http(model, x, said) if rng.random() < 0.5 else self._by_grpc(model, x, said)
         patience_s = rng.random() * HALF if rng.random() < 0.15 else PATIENCE_S
@@ -179,7 +179,7 @@ class Chaos:
         return np.array(output["data"], np.float32).reshape(output["shape"])
 
     async def one(self, rng: Random) -> None:
-        """Ask a model of one request after another."""
+        """Send one request after another to a model."""
         model = rng.choice([*MORE])
         width = rng.randint(1, 20) if model in {"padded", "ragged"} else 4
         rows = 1 if model == "ragged" else rng.randint(1, WIDE.get(model, 2 if model in ENSEMBLES else 4))
@@ -207,7 +207,7 @@ class Chaos:
         assert {*more.ravel().tolist()} in [{end} for end in ends], f"{model}: {x} {answer}"
 
     async def sequence(self, rng: Random) -> None:
-        """Begin a sequence, and maybe end it."""
+        """Start a sequence, and perhaps end it."""
         self.sequences += 1
         identity, model, total = self.sequences, rng.choice(["direct", "oldest"]), 0.0
         count = rng.randint(1, 6)
@@ -230,7 +230,7 @@ class Chaos:
             assert answer.item() == total, f"{model}: {identity} {number}"
 
     async def piped(self, rng: Random) -> None:
-        """Send a sequence on one stream without waiting for its answers, and maybe leave before they have come."""
+        """Send a sequence on one stream without waiting for its answers, and perhaps disconnect before they arrive."""
         self.sequences += 1
         identity, model = self.sequences, rng.choice(["direct", "oldest"])
         values = [float(rng.randint(0, 100)) for _ in range(rng.randint(1, 8))]
@@ -257,7 +257,7 @@ class Chaos:
         self.lost[model] += len(values) - got
 
     async def several(self, rng: Random) -> None:
-        """Take all answers of a request of the decoupled model, or leave early."""
+        """Read all answers to a request to the decoupled model, or disconnect early."""
         value = rng.randint(0, 100)
         x = np.full((1, 2), value, np.float32)
         tensor = triton.InferInput("x", [1, 2], "FP32").set_data_from_numpy(x)
@@ -278,7 +278,7 @@ class Chaos:
         assert got == [[value + number] * 2 for number in range(min(value % 5, leaves + 1))]
 
     async def swap(self, root: Path) -> None:
-        """Put another load in the place of the one that serves, again and again."""
+        """Reload models repeatedly."""
         number = 1.0
         while asyncio.get_running_loop().time() < self.end_s:
             number = SWAPPED + 2 - number
@@ -296,7 +296,7 @@ class Chaos:
             assert (await self._by_http("mixed", x, {}) == number + 1).all()
 
     async def client(self, number: int) -> None:
-        """Be one client."""
+        """Act as one client."""
         rng = Random(f"{SEED}/{number}")
         kinds: Sequence[Callable[[Random], Awaitable[None]]] = (
             *[self.one] * 6, self.sequence, self.piped, self.several,
@@ -306,7 +306,7 @@ class Chaos:
 
 
 async def run(live: Live, root: Path) -> Chaos:
-    """Let all clients do what they like for a while."""
+    """Run all clients for a while."""
     limits = httpx.Limits(max_connections=CLIENTS + 2)
     async with (
         httpx.AsyncClient(base_url=live.url, limits=limits, timeout=PATIENCE_S) as client,
@@ -324,7 +324,7 @@ async def run(live: Live, root: Path) -> Chaos:
 
 
 def left(live: Live) -> dict[str, Any]:
-    """Say what is still there of requests; runs on the server's loop."""
+    """List what is left of requests; runs on the server's event loop."""
     engine = live.server.engine
     found: dict[str, Any] = {}
     links: Counter[Model] = Counter()
@@ -357,7 +357,7 @@ async def at_rest(live: Live) -> dict[str, Any]:
 
 
 async def counts(live: Live) -> dict[str, tuple[int, int, int]]:
-    """Give successes, failures and hits of each model."""
+    """Return the successes, failures and cache hits of each model."""
     snapshots = {model.name: model.statistics.snapshot() for model in live.server.engine.models()}
     return {name: (each.success.count, each.fail.count, each.cache_hit.count) for name, each in snapshots.items()}
 
@@ -383,6 +383,6 @@ def test_all_answers_are_correct_and_all_resources_are_freed_whatever_clients_do
         if name not in STEPS:
             assert succeeded <= chaos.answered[name] + chaos.lost[name], name
             assert succeeded + failed <= chaos.sent[name], name
-    # others are those of the loop and of the clients
+    # the other threads belong to the event loop and to the clients
     after = [thread.name for thread in set(threading.enumerate()) - before if "/" in thread.name]
     assert after == []

@@ -1,4 +1,4 @@
-"""Features of scheduling that meet in one model: each is as it is by itself, and what is counted is exact."""
+"""Combinations of scheduling features in one model: each works as it does alone, and all counts are exact."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def triton(request: pytest.FixtureRequest) -> Any:
 
 @contextmanager
 def served(root: Path, text: str, *, hooked: bool = False, **settings: Any) -> Iterator[tuple[Live, Gated]]:
-    """Serve the model `m`, which gives `x` [N,4] back as `y`, on threads; its runs are recorded from now on."""
+    """Serve the model `m`, which returns `x` [N,4] as `y`, on threads; its runs are recorded from now on."""
     row: models.Tensors = {"x": (FLOAT, ["N", 4])}
     models.write(root, "m", [node("Identity", ["x"], ["y"])], (row, {"y": (FLOAT, ["N", 4])}), config=text)
     hooks = '[hooks]\nfile = "hooks.py"\n' if hooked else ""
@@ -62,7 +62,7 @@ def given(triton: Any, name: str, array: Array) -> Any:
 
 
 def counted(live: Live, model: str) -> dict[str, int]:
-    """What a model's statistics count."""
+    """The counts of a model's statistics."""
     with tritonclient.http.InferenceServerClient(live.address) as client:
         (entry,) = client.get_inference_statistics(model)["model_stats"]
     moved = {name: each["count"] for name, each in entry["inference_stats"].items() if each["count"]}
@@ -203,7 +203,7 @@ dynamic_batching { preferred_batch_size: [ %(size)s ] %(more)s }
 
 
 def write_ragged(root: Path, text: str, code: int, axes: models.Axes) -> None:
-    """Write a model that gives `x` back, and what it is told of the batch."""
+    """Write a model that returns `x` and its derived inputs."""
     flat: models.Axes = ["R"]
     nodes = [node("Identity", ["x"], ["y"]), node("Identity", ["n"], ["told"])]
     tensors: models.Tensors = {"x": (code, flat), "n": (INT32, axes)}
@@ -242,7 +242,7 @@ class TestRaggedBatches:
 
 
 def together(asking: Asking, triton: Any, inputs: list[list[Any]], said: list[dict[str, Any]] | None = None) -> Any:
-    """Send requests that wait for one another, and give their answers."""
+    """Send requests that share a batch, and return their answers."""
 
     def ask(each: list[Any], terms: dict[str, Any]) -> Any:
         with asking.client() as client:
@@ -311,14 +311,14 @@ class TestOptionalInputs:
                 assert ask(["y0", "y1"], x0=word) == ["é".encode(), None]
             found = {name: counted(live, name) for name in ("outer", "inner", "forward")}
 
-        # an answer without all outputs is not remembered
+        # an answer without all outputs is not cached
         ran = {"compute_input": 5, "compute_infer": 5, "compute_output": 5, "inferences": 5, "executions": 5}
         assert found["outer"] == {"success": 8, "queue": 8, "cache_hit": 3, "cache_miss": 5, **ran}
         assert found["inner"] == found["forward"] == {"success": 5, "queue": 5, "cache_miss": 5, **ran}
 
 
 class TestSharedMemory:
-    """Tensors that lie in a region, of models that do not take rows as they are."""
+    """Tensors in shared memory, of models whose batches are not simply stacked rows."""
 
     @pytest.fixture
     def region(self) -> Iterator[Any]:
@@ -374,7 +374,7 @@ EXPLICIT: dict[str, Any] = {"model_control_mode": "explicit", "load_model": ("*"
 
 
 class TestUnloading:
-    """A model that goes holds no batch open, nor a place, for those who will not come: whoever waits keeps it."""
+    """A model that is unloaded does not wait for further requests to fill a batch or continue a sequence."""
 
     @pytest.mark.parametrize("around", ["hooks", "ensemble"])
     @pytest.mark.parametrize("action", ["unload", "load"])
@@ -427,7 +427,7 @@ class TestUnloading:
 
 
 def write_around(root: Path, around: str) -> None:
-    """Write what stands around `m`: hooks, or an ensemble called `all`."""
+    """Write hooks for `m`, or an ensemble `all` around it."""
     if around == "ensemble":
         text = ensembles.config("all", ["x"], ["y"], [step("m", [("x", "x")], [("y", "y")])], rows=4)
         write_ensemble(root, "all", text)

@@ -1,4 +1,4 @@
-"""CUDA shared memory of a model on the same device: what is copied, counted on a device that is none."""
+"""CUDA shared memory of a model on the same device: the copies, counted on a fake device."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class Client:
         return self.triton.InferInput("x", [1, 4], "FP32").set_data_from_numpy(np.full((1, 4), value, np.float32))
 
     def counted(self, *calls: Any) -> list[Any]:
-        """Make calls at once; give what they return, or raise."""
+        """Make calls in parallel; return their results or exceptions."""
         self.device.copied.clear()
         with ThreadPoolExecutor(len(calls)) as pool:
             futures = [pool.submit(call) for call in calls]

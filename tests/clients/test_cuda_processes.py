@@ -1,4 +1,4 @@
-"""CUDA shared memory between processes: a server as it is started, on a CUDA runtime that is none, and its clients."""
+"""CUDA shared memory between processes: a server started as usual on a stub CUDA runtime, and its clients."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CONFIG = "instance_group { kind: KIND_CPU }"
 
 @contextmanager
 def served(root: Path, environment: dict[str, str], *words: str) -> Iterator[tuple[int, int]]:
-    """Start a server; give its ports of HTTP and gRPC."""
+    """Start a server; return its HTTP and gRPC ports."""
     ports = ["--http-port=0", "--grpc-port=0", "--allow-metrics=false"]
     command = [sys.executable, "-m", "penstock.server.cli", "serve", str(root), *ports, "--allow-client-shm=true"]
     with subprocess.Popen(
@@ -84,7 +84,7 @@ def _answered(port: int, request: bytes) -> bytes:
 
 
 def _round_trip(triton: Any, client: Any, cudashm: Any) -> None:
-    """Send a tensor there and back in device memory, twice registered; then have it forgotten."""
+    """Send a tensor there and back in device memory that is registered twice; then unregister it."""
     values = np.arange(16, dtype=np.float32).reshape(1, 16)
     given, wanted = (cudashm.create_shared_memory_region(name, 64, 0) for name in ("given", "wanted"))
     cudashm.set_shared_memory_region(given, [values])

@@ -1,4 +1,4 @@
-"""tritonclient's CUDA shared memory against a live server, on a device that is none: NVIDIA's utilities, both clients.
+"""tritonclient's CUDA shared memory against a live server, on a fake device: NVIDIA's utilities, both clients.
 
 The calls are those of NVIDIA's simple_{http,grpc}_cudashm_client.py and of Triton's qa/L0_cuda_shared_memory.
 """
@@ -68,14 +68,14 @@ class Client:
             self.client.register_cuda_shared_memory(name, self.cudashm.get_raw_handle(handle), 0, registered)
 
     def regions(self, name: str = "") -> dict[str, tuple[int, int]]:
-        """What is registered: device and size of each."""
+        """The registered regions: device and size of each."""
         found = self.client.get_cuda_shared_memory_status(name)
         if self.triton is over_http:
             return {each["name"]: (each["device_id"], each["byte_size"]) for each in found}
         return {name: (each.device_id, each.byte_size) for name, each in found.regions.items()}
 
     def infer(self, sizes: tuple[int, int] = (SIZE, SIZE), out: tuple[int, int] = (SIZE, 0)) -> Any:
-        """Ask `simple` with both inputs and outputs in their regions; `out`: size and offset of the second output."""
+        """Infer `simple` with all inputs and outputs in their regions; `out`: size and offset of the second output."""
         inputs = [self.triton.InferInput(f"INPUT{number}", [1, 16], "INT32") for number in (0, 1)]
         outputs = [self.triton.InferRequestedOutput(f"OUTPUT{number}") for number in (0, 1)]
         for number, each in enumerate(inputs):

@@ -1,4 +1,4 @@
-"""Models that give several answers to a request, asked by NVIDIA's clients and by plain HTTP."""
+"""Models that give several answers to a request, over NVIDIA's clients and plain HTTP."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def post_inference(prediction, signature, metadata):
 
 
 class Witness(ModuleType):
-    """What the hooks of `watched` say of themselves."""
+    """What the hooks of `watched` report about themselves."""
 
     def __init__(self) -> None:
         super().__init__("witness")
@@ -144,7 +144,7 @@ def watching(witness: Witness) -> Iterator[Witness]:
 
 
 class Streamed:
-    """One client's stream; what it answers comes out of `next`."""
+    """The stream of one client; `next` returns its answers."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -157,7 +157,7 @@ class Streamed:
         self._client.async_stream_infer(model, [given(*each) for each in inputs], **more)
 
     def next(self) -> tuple[str, bool, dict[str, Any], str]:
-        """Give the next answer: id, whether it is final, outputs, and the error's text."""
+        """Return the next answer: id, whether it is final, outputs, and the error's text."""
         result, error = self._answers.get(timeout=PATIENCE_S)
         if result is None:
             return "", True, {}, str(error.message())
@@ -205,7 +205,7 @@ class TestStream:
     ) -> None:
         with streaming(live) as stream:
             stream.ask("repeat_int32", *repeat(*values), request_id="7", enable_empty_final_response=empty)
-            # answers of one that follows show that there are no others
+            # the answers to a later request show that there are no more
             for at, value in enumerate(values):
                 assert stream.next() == ("7", False, {"OUT": [value], "IDX": [at]}, "")
             if empty:
@@ -382,7 +382,7 @@ class TestDisconnection:
 
 
 def stands_still(witness: Witness) -> int:
-    """Wait until the generator has made no further step for a while; a claim about what does not happen takes time."""
+    """Wait until the generator has made no step for a while: only time can show that nothing happens."""
     seen, since = -1, time.monotonic()
     while time.monotonic() - since < 0.4 or not seen:
         if witness.steps != seen:
@@ -502,7 +502,7 @@ def test_a_model_is_unloaded_after_its_generators_have_ended(tmp_path: Path, wat
 
 
 def leave(live: Live, leaving: threading.Thread, witness: Witness) -> None:
-    """Have the server exit, and the generator go on once it is on its way out."""
+    """Stop the server, and let the generator continue once the server is draining."""
     leaving.start()
     deadline = time.monotonic() + PATIENCE_S
     while not live.draining and time.monotonic() < deadline:

@@ -99,7 +99,7 @@ class Streamed:
         self._client.async_stream_infer(model, [given], request_id=request_id, enable_empty_final_response=True)
 
     def take(self, ends: int) -> dict[str, list[int]]:
-        """Wait until so many requests have ended."""
+        """Wait until this many requests have ended."""
         while len(self.finals) < ends:
             answer = self._came.get(timeout=30)
             if isinstance(answer, InferenceServerException):

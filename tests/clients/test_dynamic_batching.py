@@ -1,4 +1,4 @@
-"""Triton's `dynamic_batching` as its own tests (qa/L0_batcher, L0_model_queue) look at it, over HTTP and gRPC."""
+"""Triton's `dynamic_batching` as Triton's tests (qa/L0_batcher, L0_model_queue) check it, over HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def held(count: int) -> dict[str, str]:
 
 @contextmanager
 def busy(asking: Asking, gated: Gated) -> Iterator[None]:
-    """Keep the only Instance busy with a request of the value 0 for as long as the block lasts."""
+    """Keep the only Instance busy with a request of the value 0 during the block."""
     gated.gate.close()
     first = asking.ask(1, 0.0)
     asking.live.call(gated.gate.entered())
@@ -77,12 +77,12 @@ def busy(asking: Asking, gated: Gated) -> Iterator[None]:
 
 
 def values_run(gated: Gated) -> list[float]:
-    """Give what ran, row by row, but for what kept the Instance busy."""
+    """Return the values that ran, row by row, without the one that kept the Instance busy."""
     return [value for run in gated.runs for value in run if value]
 
 
 class TestPreferredSizes:
-    """max_batch_size 8, sizes 2 and 6, and a delay that nobody waits for: what is answered was not held."""
+    """max_batch_size 8, sizes 2 and 6, and a very long delay: an answer shows that its request was not delayed."""
 
     @pytest.mark.parametrize("rows", [2, 6, 7, 8])
     def test_a_request_of_a_preferred_size_or_beyond_the_largest_runs_immediately(
@@ -200,7 +200,7 @@ class TestRequestedOutputs:
 
 
 class TestDelayedScheduler:
-    """TRITONSERVER_DELAY_SCHEDULER, without which Triton's tests of batches could not be exact."""
+    """TRITONSERVER_DELAY_SCHEDULER, which makes Triton's tests of batches exact."""
 
     @pytest.mark.parametrize(
         ("batching", "rows", "sizes"),
@@ -359,14 +359,14 @@ class TestTimeouts:
     ) -> None:
         status = "StatusCode.UNAVAILABLE" if triton is tritonclient.grpc else "503"
         with served(tmp_path, "") as (live, gated), Asking(live, triton, "m") as asking:
-            for timeout_us in (200_000, 10_000):  # by the second one it is known how long runs take
+            for timeout_us in (200_000, 10_000):  # by the second one the server has learned the run time
                 with busy(asking, gated):
                     (answer,) = answers([asking.ask(timeout=timeout_us)])
                 assert answer.error == f"[{status}] {EXPIRED}"
             assert live.call(refused_late(live)) == 1
 
     def test_a_request_expires_little_later_than_its_timeout(self, tmp_path: Path) -> None:
-        """By the server's own clock: what clients see has their own delays in it."""
+        """Measured by the server: clients add delays of their own."""
         waits_us = (50_000, 110_000, 170_000, 230_000, 290_000)
         with (
             served(tmp_path, "") as (live, gated),
@@ -379,7 +379,7 @@ class TestTimeouts:
                 assert EXPIRED in answers([asking.ask(timeout=wait_us)])[0].error
                 late_ns.append(failed_ns(live) - before_ns - wait_us * 1000)
 
-            assert -1_000_000 <= min(late_ns) < 2_000_000  # the others may have had to wait for this machine
+            assert -1_000_000 <= min(late_ns) < 2_000_000  # the machine may have delayed the others
 
     def test_a_request_cannot_shorten_its_timeout_without_allow_timeout_override(
         self, tmp_path: Path, triton: Any
@@ -404,7 +404,7 @@ class TestTimeouts:
             Asking(live, triton, "m") as asking,
             busy(asking, gated),
         ):
-            # far enough apart for the second to be there before the first's time is over
+            # far enough apart for the second to arrive before the first times out
             sent = asking.queue(1, value=1, timeout=2_000_000)
             sent += asking.queue(1, value=2, timeout=50_000)
             sent += asking.queue(1, value=3)
@@ -433,12 +433,12 @@ class TestTimeouts:
 
 
 async def refused_late(live: Live) -> int:
-    """Count those that were refused at the door since they would have been late."""
+    """Count the requests rejected at admission because they would have been late."""
     return live.server.engine.model("m").event_counts.get("late_refusals", 0)
 
 
 def failed_ns(live: Live) -> int:
-    """Give how long requests were there that failed, all together."""
+    """Return the total time of the failed requests."""
 
     async def read() -> int:
         return live.server.engine.model("m").statistics.snapshot().fail.ns
@@ -447,7 +447,7 @@ def failed_ns(live: Live) -> int:
 
 
 def put_off(live: Live) -> int:
-    """Count those that wait and have no deadline any more."""
+    """Count the queued requests whose deadline was removed."""
 
     async def without() -> int:
         (lane,) = live.server.engine.model("m").scheduler._lanes.values()

@@ -53,7 +53,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 @pytest.fixture(params=["http", "grpc"])
 def infer(request: pytest.FixtureRequest, live: Live) -> Iterator[Infer]:
-    """Infer over one protocol: model, inputs by name, and which outputs."""
+    """Infer over one protocol, with inputs by name and the requested outputs."""
     module: Any = http if request.param == "http" else rpc
     address = live.address if request.param == "http" else live.grpc_address
     with module.InferenceServerClient(address) as client:
@@ -171,7 +171,7 @@ class TestReporting:
 
 @contextmanager
 def gated(root: Path, **settings: Any) -> Iterator[tuple[Live, Gate]]:
-    """Serve the ensemble `waiting`, whose first step stands before a gate."""
+    """Serve the ensemble `waiting`, whose first step waits at a gate."""
     described = (TensorSpec("x", "FP32", (-1, 4)),), (TensorSpec("y", "FP32", (-1, 4)),)
     gate = Gate(lambda inputs: [inputs[0]])
 
@@ -201,7 +201,7 @@ def wait_for(live: Live, model: str, **wanted: int) -> None:
     while any(numbers(live, model)[name] != value for name, value in wanted.items()):
         if time.monotonic() > deadline:
             pytest.fail(f"{model}: {numbers(live, model)}")
-        time.sleep(0.002)  # the server needs the processor
+        time.sleep(0.002)  # leave the processor to the server
 
 
 class TestCancellation:
@@ -452,7 +452,7 @@ class TritonPythonModel:
 
 @pytest.fixture(scope="module")
 def forwarding(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """Serve two of them in a row, and one before a step that cannot do without its input."""
+    """Serve two of these models in a row, and one before a step with a required input."""
     root = tmp_path_factory.mktemp("repository")
     sides = [f'{side} {{ name: "{name}{i}" data_type: TYPE_FP32 dims: [ {ensembles.WIDTH} ] %s }}'
              for side, name in (("input", "x"), ("output", "y")) for i in (0, 1)]  # fmt: skip
@@ -473,7 +473,7 @@ def forwarding(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 @pytest.mark.parametrize("module", [http, rpc], ids=["http", "grpc"])
 class TestMissingOutputsOfSteps:
-    """As qa/L0_optional_input has it: what a step has not made, a step that takes it if it is there does without."""
+    """As in qa/L0_optional_input: an optional input is omitted if the step before has not produced it."""
 
     def asked(self, live: Live, module: Any, model: str, *wanted: str, **inputs: Array) -> dict[str, float]:
         with module.InferenceServerClient(live.address if module is http else live.grpc_address) as client:
@@ -531,7 +531,7 @@ def post_inference(prediction, metadata):
 
 
 def states(client: Any) -> dict[str, str]:
-    """Give the state of each model that was ever loaded."""
+    """Return the state of each model that was ever loaded."""
     return {entry["name"]: entry["state"] for entry in client.get_model_repository_index() if "state" in entry}
 
 

@@ -1,6 +1,6 @@
 """NVIDIA's client examples about sequences, ensembles, decoupled models and model control: their calls and checks.
 
-Source: src/python/examples of NVIDIA's client repository. Their models are of other backends; here are such that do the
+Source: src/python/examples of NVIDIA's client repository. Their models use other backends; the models here do the
 same.
 """
 
@@ -46,7 +46,7 @@ IDLE = "max_sequence_idle_microseconds: 5000000"
 OLDEST = "oldest { max_candidate_sequences: 4 preferred_batch_size: [ 8 ] max_queue_delay_microseconds: 100 }"
 CORRID = ', {{ name: "CORRID" control [ {{ kind: CONTROL_SEQUENCE_CORRID data_type: {} }} ] }}'
 STATE = "state [ { input_name: 'SUM' output_name: 'SUM_OUT' data_type: TYPE_INT32 dims: [ 1 ] } ]"
-# the second half of NVIDIA's inception ensemble: what the first made of a client's bytes, in classes
+# the second half of NVIDIA's inception ensemble: classifies the output of the first
 ENSEMBLE = """
 platform: "ensemble"
 max_batch_size: 128
@@ -74,12 +74,12 @@ def write_sequences(root: Path) -> None:
     nodes = [node("Add", ["INPUT", "START"], ["told"]), node("Add", ["END", "READY"], ["unused"])]
     write(root, "simple_sequence", [*nodes, node("Identity", ["told"], ["OUTPUT"])], (flags, out),
           config=TENSORS + told % ("", "", ""))  # fmt: skip
-    # the last answer has the correlation id in it
+    # the last answer includes the correlation id
     last = [node("Cast", ["CORRID"], ["id"], to=INT32), node("Mul", ["END", "id"], ["last"])]
     write(root, "simple_dyna_sequence", [*nodes, *last, node("Add", ["told", "last"], ["OUTPUT"])],
           ({**flags, "CORRID": (TensorProto.UINT64, axes)}, out),
           config=TENSORS + told % (OLDEST, CORRID.format("TYPE_UINT64"), ""))  # fmt: skip
-    # a model of strings is asked for sums, as the examples expect it
+    # the model with string ids returns sums, as the examples expect
     summed = [node("Add", ["INPUT", "SUM"], ["SUM_OUT"]), node("Identity", ["READY"], ["unused_too"])]
     more = [node("Add", ["SUM_OUT", "last"], ["OUTPUT"])]
     write(root, "simple_string_dyna_sequence", [*nodes[1:], *last, *summed, *more],
@@ -123,7 +123,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 
 def sequences(*, dyna: bool) -> list[tuple[str, int | str, list[int]]]:
-    """Give the three sequences of the examples: the model, the id, and what is sent."""
+    """Return the three sequences of the examples: model, id and values."""
     named = "simple_dyna_sequence" if dyna else "simple_sequence"
     text_named, text = ("simple_string_dyna_sequence", "1002") if dyna else ("simple_sequence", str(uuid.uuid4()))
     negative = [-value for value in VALUES]
@@ -131,7 +131,7 @@ def sequences(*, dyna: bool) -> list[tuple[str, int | str, list[int]]]:
 
 
 def check_answers(answers: dict[int | str, list[int]], *, dyna: bool) -> None:
-    """Check them as the examples do."""
+    """Check the answers as the examples do."""
     first, second, third = answers
     for i, (one, two, text) in enumerate(zip(answers[first], answers[second], answers[third], strict=True)):
         expected = [1, 101, 20 if dyna else 21] if not i else [VALUES[i - 1], -VALUES[i - 1], -VALUES[i - 1]]
@@ -276,7 +276,7 @@ def test_simple_model_control(tmp_path: Path, module: Any) -> None:
             client.unload_model("simple")
             assert not client.is_model_ready("simple")
 
-            # a name that no file system takes
+            # a name that no file system accepts
             with pytest.raises(InferenceServerException) as failure:
                 client.load_model("simple", config="{}", files={"file:" + "A" * 256: b"a"})
             assert failure.value.status() in {"400", "StatusCode.INVALID_ARGUMENT"}

@@ -1,4 +1,4 @@
-"""Features that a configuration has one field for: what a live server makes of each."""
+"""Features with a single configuration field, on a live server."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def described(live: Live, model: str) -> Any:
 
 
 class TestSlotUtilization:
-    """`direct { minimum_slot_utilization }`: a batch waits until so many of its slots have something to run."""
+    """`direct { minimum_slot_utilization }`: a batch waits until this fraction of its slots has a request."""
 
     @pytest.fixture
     def live(self, tmp_path: Path) -> Iterator[Live]:

@@ -1,6 +1,6 @@
 """`instance_group.gpus` and `--model-load-gpu-limit` against a live server, over HTTP and gRPC.
 
-The GPUs are pretended: what talks to CUDA is the server's own, the runtime beneath it computes on the CPU.
+The GPUs are fake: the server's own CUDA code runs, on a runtime that computes on the CPU.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def served(root: Path, **settings: Any) -> Iterator[tuple[Live, FakeGround]]:
 
 
 def sessions(ground: FakeGround) -> list[str]:
-    """Give the GPU of each session that was made, in order of their numbers."""
+    """Return the GPU of each session created, sorted by number."""
     return sorted(options["device_id"] for ((_, options), *_) in ground.providers)
 
 

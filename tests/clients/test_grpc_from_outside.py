@@ -1,4 +1,4 @@
-"""gRPC as clients see it that are not Python: curl, nghttp and h2load, from Debian's curl and nghttp2-client."""
+"""gRPC over clients that are not Python: curl, nghttp and h2load, from Debian's curl and nghttp2-client."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_curl_receives_a_message_and_its_trailers(live: Live, body: Path) -> Non
 
 def test_curl_receives_an_error_in_a_trailers_only_response(live: Live) -> None:
     url = f"http://{live.grpc_address}{SERVICE}/Nothing"
-    # without a body: the answer need not wait for one, and curl calls it an error to be answered before it has sent it,
+    # without a body: the answer does not wait for it, and curl reports an error if it is answered before it was sent,
     # though the end of the stream says NO_ERROR, as RFC 9113 has it in 8.1
     answer = run("curl", "-si", "--http2-prior-knowledge", "--request", "POST", url)
 

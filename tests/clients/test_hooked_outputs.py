@@ -1,4 +1,4 @@
-"""What clients name of what hooks return: the model's outputs, and the hooks' own."""
+"""Requested outputs of models with hooks: outputs of the model, and outputs that the hooks add."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ADDING = """
 def post_inference(prediction, signature, metadata):
     return {"y": prediction[0], "note": "naïve"}
 """
-# the outputs are [`label`, `maps`], or `maps` alone; of either the last is a list of dicts
+# the outputs are [`label`, `maps`], or `maps` alone; `maps` is a list of dicts
 MAPPED = """
 import numpy as np
 
@@ -62,7 +62,7 @@ def post_inference(prediction, signature, metadata):
 
 
 def write_mapped(root: Path, name: str, *, label: bool) -> None:
-    """Write a model that gives `x` [N,2] as `maps`, a list of dicts, and with `label` which is highest."""
+    """Write a model that returns `x` [N,2] as `maps`, a list of dicts, and with `label` the index of the maximum."""
     nodes: list[Node] = [node("ZipMap", ["x"], ["maps"], domain="ai.onnx.ml", classlabels_int64s=[3, 4])]
     entry = helper.make_map_type_proto(INT64, helper.make_tensor_type_proto(FLOAT, []))
     outputs = [helper.make_value_info("maps", helper.make_sequence_type_proto(entry))]
@@ -96,7 +96,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 @pytest.fixture(params=["HTTP", "gRPC"])
 def over(request: pytest.FixtureRequest) -> str:
-    """The transport, of the tests that are about both."""
+    """The transport, for tests of both."""
     transport: str = request.param
     return transport
 
@@ -104,7 +104,7 @@ def over(request: pytest.FixtureRequest) -> str:
 def ask(
     live: Live, over: str, model: str, names: Sequence[str] = (), *, binary: bool = True, classes: int = 0, **more: Any
 ) -> dict[str, list[Any]]:
-    """Ask for outputs, for all where there are no names: give what comes, as plain lists."""
+    """Request these outputs, or all if there are no names; return the received ones as plain lists."""
     how: dict[str, Any] = {"binary_data": binary} if over == "HTTP" else {}
     made: Any = triton_http if over == "HTTP" else triton_grpc
     with made.InferenceServerClient(live.address if over == "HTTP" else live.grpc_address) as client:
@@ -128,7 +128,7 @@ def refused(live: Live, over: str, model: str, names: Sequence[str], **more: Any
 
 def test_an_output_added_by_a_hook_can_be_requested(live: Live, over: str) -> None:
     everything = {"y": [1.0, 1.0], "note": ["naïve"]}
-    for names in (["note"], ["note", "y"], ["y"], ["note"]):  # what is asked again is remembered
+    for names in (["note"], ["note", "y"], ["y"], ["note"]):  # the layout of a repeated request is cached
         assert ask(live, over, "adding", names) == {name: everything[name] for name in names}
 
 
@@ -213,7 +213,7 @@ def test_each_of_several_answers_has_the_requested_outputs_it_provides(
 
 
 class Encoders:
-    """The threads that answers of hooks are encoded on, as long as a test has them watched."""
+    """Records the threads that encode the answers of hooks during a test."""
 
     def __init__(self, live: Live, watched: pytest.MonkeyPatch) -> None:
         self._loop = live.call(_thread())

@@ -1,4 +1,4 @@
-"""Priority, deadline and sequence of a request reach its model through hooks, over each way to ask."""
+"""Priority, deadline and sequence of a request reach its model through hooks, over every endpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hooks in worker processes, asked by clients over a socket."""
+"""Hooks in worker processes, used by clients over a socket."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_killed_workers_do_not_affect_other_models_under_load(before: set[int], 
         else:
             failed[key] = ends[0]
 
-    assert len(victims) == 3  # that of the other model is one
+    assert len(victims) == 3  # the worker of the other model is one of them
     assert len(ledger) == 2400
     assert len(failed) <= 8  # one for each connection: what pre_inference leaves in the parameters goes with its worker
     assert all(key.startswith("hooked") and status == 503 for key, (status, _) in failed.items())
@@ -185,7 +185,7 @@ def test_a_client_that_disconnects_during_its_hook_does_not_affect_other_request
     head = f"POST /v2/models/hooked/predict HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     with socket.create_connection(("127.0.0.1", live.http_port)) as gone:
         gone.sendall(head + body)
-        gate = os.open(pipe, os.O_WRONLY)  # waits until the hook has opened it for reading
+        gate = os.open(pipe, os.O_WRONLY)  # blocks until the hook has opened the pipe for reading
     for number in range(20):
         assert predict(client, {"x": [[number]]})["y"] == [[3 * number]]
     os.close(gate)

@@ -1,4 +1,4 @@
-"""HTTP itself, as http.client, httpx, aiohttp, curl and bare sockets speak it, on the fast lane and beside it."""
+"""HTTP from http.client, httpx, aiohttp, curl and plain sockets, on the fast lane and the control plane."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ANSWER = {
     "model_version": "1",
     "outputs": [{"name": "y", "datatype": "FP32", "shape": [1, 2], "data": [1.5, -2.0]}],
 }
-ENDPOINTS = {  # path: the verbs it takes
+ENDPOINTS = {  # path: its methods
     "/v2": {"GET", "HEAD"},
     "/v2/health/live": {"GET", "HEAD"},
     "/v2/health/ready": {"GET", "HEAD"},
@@ -68,7 +68,7 @@ def ask(connection: http.client.HTTPConnection, *request: Any, **options: Any) -
 
 
 def exchange(live: Live, *parts: bytes) -> bytes:
-    """Send parts on a socket of their own, then read until the server closes."""
+    """Send parts on a new socket, then read until the server closes it."""
     with socket.create_connection(("127.0.0.1", live.http_port), timeout=20) as plain:
         for part in parts:
             plain.sendall(part)
@@ -145,7 +145,7 @@ class TestConnections:
 
 
 def _split(received: bytes) -> list[tuple[int, bytes]]:
-    """Take answers apart by their lengths."""
+    """Split answers by their lengths."""
     answers = []
     while received:
         first, _, received = received.partition(b"\r\n\r\n")

@@ -1,6 +1,6 @@
-"""Instance groups and the rate limiter as Triton's own tests look at them (qa/L0_instance_group, L0_rate_limiter).
+"""Instance groups and the rate limiter as Triton's tests (qa/L0_instance_group, L0_rate_limiter) check them.
 
-Over HTTP and gRPC. Instead of models that take long, runs wait at a gate that the test holds.
+Over HTTP and gRPC. Instead of slow models, runs wait at a gate that the test controls.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def triton(request: pytest.FixtureRequest) -> Any:
 
 @contextmanager
 def served(root: Path, *resources: str, rate_limit: str = LIMITED, **settings: Any) -> Iterator[tuple[Live, Gated]]:
-    """Serve what is there; runs are recorded from now on."""
+    """Serve the models of the folder; their runs are recorded from now on."""
     gated = Gated()
     with live_server(
         root, loaders=gated.loaders, rate_limit=rate_limit, rate_limit_resource=resources, **settings
@@ -70,7 +70,7 @@ def client_of(live: Live, triton: Any) -> Any:
 
 
 def reasons(live: Live, triton: Any) -> dict[str, str]:
-    """Give why each model is not served, "" for those that are."""
+    """Return the reason why each model is unavailable, "" if it is ready."""
     with client_of(live, triton) as client:
         if triton is tritonclient.grpc:
             index = client.get_model_repository_index(as_json=True).get("models", [])
@@ -301,7 +301,7 @@ class TestInstanceGroups:
 class TestInstanceKinds:
     @pytest.fixture(autouse=True)
     def _no_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Find none, whatever the machine has."""
+        """Find no GPU, whatever the machine has."""
         monkeypatch.setattr(Gpus, "_look", lambda _: UsableGpus((), "no driver"))
 
     @pytest.mark.parametrize(
@@ -356,7 +356,7 @@ class TestHostPolicies:
 
 
 def kept_to(cpu: int) -> set[str]:
-    """Give the threads of this process that may run on one CPU only, this one."""
+    """Return the threads of this process that are pinned to this one CPU."""
     found = set()
     for task in Path("/proc/self/task").iterdir():
         with suppress(OSError):

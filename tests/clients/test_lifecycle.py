@@ -1,4 +1,4 @@
-"""What Triton's users expect of a model's files, configuration, versions and requests given up: on a live server."""
+"""Files, configuration, versions and canceled requests of models, as Triton's users expect them, on a live server."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def adds(root: Path, name: str, *versions: int, config: str = "", rows: Any = "N
 
 
 def answer(client: Any, name: str, version: str = "", rows: int = 1) -> float:
-    """What a version adds."""
+    """Return the number that a version adds."""
     x = httpclient.InferInput("x", [rows, 4], "FP32")
     x.set_data_from_numpy(np.zeros((rows, 4), np.float32))
     found = client.infer(name, [x], model_version=version).as_numpy("y")
@@ -60,7 +60,7 @@ def refusal(client: Any, *args: Any, **named: Any) -> str:
 
 
 def states(client: Any) -> dict[str, dict[str, str]]:
-    """The versions of each model that are READY or not, with the reason of those that are not."""
+    """The versions of each model: READY, or the reason why not."""
     found: dict[str, dict[str, str]] = {}
     for row in client.get_model_repository_index():
         held = found.setdefault(row["name"], {})
@@ -92,7 +92,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 
 def layout(root: Path) -> None:
-    """Write folders that are versions and folders that are none."""
+    """Write folders that are versions and folders that are not."""
     folder = adds(root, "folders", 1)
     for name in ("02", "three", "4x", "-5", "0", "7.0"):
         shutil.copytree(folder / "1", folder / name)
@@ -108,7 +108,7 @@ def layout(root: Path) -> None:
 
 
 def completion(root: Path) -> None:
-    """Write models that leave something for the model itself to say."""
+    """Write models whose configuration must be completed from the model file."""
     for name, config, rows in (
         ("silent", "", "N"),
         ("both_named", f"input [ {WHOLE_X} ] output [ {WHOLE_Y} ]", "N"),
@@ -198,7 +198,7 @@ def test_versions_are_loaded_and_unloaded_as_their_folders_appear_and_disappear(
         assert states(client) == {"m": {"1": "READY", "2": "READY"}}
         (elsewhere / "3").rename(folder / "3")
         shutil.rmtree(folder / "1")
-        assert answer(client, "m", "1") == 1  # nobody has looked yet
+        assert answer(client, "m", "1") == 1  # the repository has not been polled yet
         look()
         assert states(client) == {"m": {"1": "unloaded", "2": "READY", "3": "READY"}}
         assert (answer(client, "m"), answer(client, "m", "2")) == (3, 2)
@@ -239,7 +239,7 @@ class TestAutoCompletion:
             ("both_named_batched", 3, True),
             ("inputs_named", 64, True),
             ("fixed_rows", 0, False),
-            ("one_fixed", 0, False),  # every tensor's first axis must be free
+            ("one_fixed", 0, False),  # the first axis of every tensor must be free
             ("scalar", 0, False),
             ("own_size", 5, True),
             ("one_at_a_time", 1, False),
@@ -408,7 +408,7 @@ def test_metric_tags_are_labels_of_the_models_metrics(live: Live, client: Any) -
 
 
 class TestCancellation:
-    """Requests that their client gives up while they wait: they count as CANCELED, and never run."""
+    """Requests canceled by their client: queued requests count as CANCELED and never run."""
 
     @pytest.fixture
     def gated(self) -> Iterator[Gated]:

@@ -1,4 +1,4 @@
-"""Loads of a live server: how many at once, how often one is tried, and what another configuration changes."""
+"""Loads of a live server: how many in parallel, how often one is retried, and what a new configuration changes."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def client_of(live: Live, triton: Any) -> Any:
 
 
 def index(live: Live) -> dict[str, str]:
-    """Give the state of each model that was ever loaded."""
+    """Return the state of each model that was ever loaded."""
     found = httpx.post(f"{live.url}/v2/repository/index").json()
     return {entry["name"]: entry["state"] for entry in found if "state" in entry}
 
 
 class Slow:
-    """Loads ONNX models, but for the first `failures` times; each load waits until `together` others are under way."""
+    """Loads ONNX models after `failures` failed attempts; each load waits until `together` of them are in progress."""
 
     def __init__(self, together: int = 1, failures: int = 0) -> None:
         self.loads = 0
@@ -134,7 +134,7 @@ UNSAID = "must specify a non-zero or non-empty correlation ID"
 
 
 class Load:
-    """Clients of `m` over both protocols, of sequences and of none, and what was wrong with their answers."""
+    """Clients of `m` over both protocols, with and without sequences, and the errors in their answers."""
 
     def __init__(self, live: Live) -> None:
         self._live = live
@@ -142,7 +142,7 @@ class Load:
         self.wrong: list[Any] = []
 
     def ask(self, number: int) -> int:
-        """Ask until it is over. Returns: how often."""
+        """Send requests until stopped. Returns: how many."""
         triton, asked = (tritonclient.grpc, tritonclient.http)[number % 2], 0
         said: dict[str, Any] = {"priority": number % 3}
         if number >= 2:

@@ -1,4 +1,4 @@
-"""The metrics page of a live server: scraped on both ports, parsed as Prometheus does, and held against the load."""
+"""The metrics page of a live server: scraped on both ports, parsed as Prometheus does, and compared with the load."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_connections_of_both_protocols_are_counted(live: Live) -> None:
         until = time.monotonic() + PATIENCE_S
         page = parsed(scrape(live))
         while not page["penstock_grpc_connections", ""] and time.monotonic() < until:
-            page = parsed(scrape(live))  # a front end tells its engine once a second
+            page = parsed(scrape(live))  # a front end reports to its engine once a second
 
     assert page["penstock_grpc_connections", ""] == 1
     assert page["penstock_connections", ""] >= 0

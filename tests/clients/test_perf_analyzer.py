@@ -1,6 +1,6 @@
 """NVIDIA's own perf_analyzer, a C++ client of both protocols, against a live server. `.ci/peers` fetches it.
 
-It eats the cores that it measures, so nothing here is about speed: it must run to its end and report what it ran.
+It uses the cores that it measures, so these tests ignore speed: it must finish and report its requests.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 
 def analyze(live: Live, words: str) -> str:
-    """Run it, and give its report; it must have ended well and have failed no request."""
+    """Run perf_analyzer and return its report; it must succeed without failed requests."""
     over = live.grpc_address if "-i grpc" in words else live.address
     ended = subprocess.run(
         [str(PROGRAM), "-u", over, *words.split(), *QUICK.split()],

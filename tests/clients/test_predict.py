@@ -1,4 +1,4 @@
-"""predict and infer through hooks, on examples/iris and on a model whose hooks have other habits."""
+"""predict and infer through hooks, on examples/iris and on models with other hooks."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def tritonclient(live: Live) -> Iterator[Any]:
 
 
 def flowers() -> tuple[list[dict[str, float]], list[int]]:
-    """Read Fisher's flowers, and the class of each."""
+    """Read Fisher's iris flowers and the class of each."""
     with (IRIS / "iris.csv").open() as file:
         rows = [[float(each) for each in row] for row in csv.reader(file) if row[0][0].isdigit()]
     return [dict(zip(MEMBERS, row, strict=False)) for row in rows], [int(row[4]) for row in rows]

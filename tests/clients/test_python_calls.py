@@ -1,4 +1,4 @@
-"""A Python model that asks others (BLS), whatever kind they are of: what it gets, and what they count for it."""
+"""A Python model that calls models of every kind (BLS): the answers it receives, and how the calls are counted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.server.python_models.repositories import ONE, write_model
 
 pytestmark = pytest.mark.slow
 
-# asks as its parameters say, and tells of each answer what came
+# makes the calls that its parameters describe, and returns the answers
 CALLER = """
 import json
 import numpy as np
@@ -91,14 +91,14 @@ def triton(request: pytest.FixtureRequest) -> Any:
 
 
 class Ask:
-    """Has the model ask, and looks at what others count."""
+    """Has the model make calls, and reads the counts of the called models."""
 
     def __init__(self, live: Live, triton: Any) -> None:
         self._live = live
         self._triton = triton
 
     def __call__(self, model: str, value: float, width: int = 1, **said: Any) -> list[Any]:
-        """Give what each answer told: its values, or an error's text."""
+        """Return the content of each answer: its values, or an error's text."""
         grpc = self._triton is tritonclient.grpc
         array = np.full((1, width), value, np.float32)
         given = self._triton.InferInput("x", [1, width], "FP32").set_data_from_numpy(array)
@@ -108,7 +108,7 @@ class Ask:
         return told
 
     def counts(self, model: str) -> tuple[int, int]:
-        """Give a model's inferences and executions."""
+        """Return a model's inferences and executions."""
         with tritonclient.http.InferenceServerClient(self._live.address) as client:
             (entry,) = client.get_inference_statistics(model)["model_stats"]
         return entry["inference_count"], entry["execution_count"]

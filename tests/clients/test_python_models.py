@@ -53,7 +53,7 @@ def given(client: Any, tensors: dict[str, Any]) -> list[Any]:
 
 @pytest.fixture(params=["http", "grpc"])
 def ask(request: pytest.FixtureRequest, live: Live) -> Iterator[Ask]:
-    """Ask a model one thing: `ask(model, {"IN": array}, **terms)`."""
+    """Infer once: `ask(model, {"IN": array}, **terms)`."""
     module = triton_http if request.param == "http" else triton_grpc
     address = live.address if request.param == "http" else live.grpc_address
     with module.InferenceServerClient(address) as client:
@@ -69,7 +69,7 @@ def ints(*values: int) -> Any:
 
 
 def streamed(live: Live, model: str, tensors: dict[str, Any]) -> list[Any]:
-    """Give the answers of a decoupled model, each an output's values or an error's text, until the last."""
+    """Return all answers of a decoupled model, each an output's values or an error's text."""
     came: queue.Queue[Any] = queue.Queue()
     answers: list[Any] = []
     with triton_grpc.InferenceServerClient(live.grpc_address) as client:
@@ -171,7 +171,7 @@ def test_only_the_first_answer_of_a_model_that_is_not_decoupled_is_returned(ask:
 
 
 def test_a_request_that_the_model_drops_is_answered_with_an_error(ask: Ask) -> None:
-    with pytest.raises(InferenceServerException, match="has let go of the request"):
+    with pytest.raises(InferenceServerException, match="dropped the request"):
         ask("sender", {}, parameters={"do": "forget"})
 
 
@@ -187,7 +187,7 @@ def test_an_error_of_a_decoupled_model_is_returned(live: Live) -> None:
     (forgotten,) = streamed(live, "square", {"IN": ints(-1)})
 
     assert "ValueError: too many" in text
-    assert "has let go of the request" in forgotten
+    assert "dropped the request" in forgotten
 
 
 @pytest.mark.parametrize("do", ["exec", "threads"])

@@ -1,4 +1,4 @@
-"""What the tests of Triton's own repository (qa/L0_http, L0_input_validation, L0_nan_inf) expect of the wire."""
+"""The HTTP behavior that Triton's own tests (qa/L0_http, L0_input_validation, L0_nan_inf) expect."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def error(response: httpx.Response) -> str:
 
 
 def outputs(response: httpx.Response) -> list[dict[str, Any]]:
-    """Give the outputs' entries, from the JSON in front of any binary tensors."""
+    """Return the entries of the outputs, from the JSON before any binary tensors."""
     length = response.headers.get("inference-header-content-length")
     entries: list[dict[str, Any]] = json.loads(response.content[: int(length) if length else None])["outputs"]
     return entries
 
 
 class TestBinaryOutputs:
-    """Which outputs travel as binary: `binary_data_output` speaks for those that are not named."""
+    """Which outputs are binary: `binary_data_output` is the default for outputs without `binary_data`."""
 
     @pytest.mark.parametrize("default", [None, False, True])
     @pytest.mark.parametrize("named", [None, [], *itertools.product([None, False, True], repeat=2)])
@@ -75,7 +75,7 @@ class TestBinaryOutputs:
 
         assert [entry["name"] for entry in found] == ["OUTPUT0", "OUTPUT1"]
         assert ["data" not in entry for entry in found] == binary
-        # the C++ client takes any parameters for those of a binary tensor
+        # the C++ client takes any output with parameters for a binary one
         assert ["parameters" in entry for entry in found] == binary
         assert ("inference-header-content-length" in response.headers) == any(binary)
         kind = "application/octet-stream" if any(binary) else "application/json"
@@ -292,7 +292,7 @@ class TestErrors:
         response = client.post(path, content=b"{}") if path.endswith("infer") else client.get(path)
 
         assert response.status_code == 404
-        # where the model itself is unknown, Triton names its version too, if one was asked for
+        # if the model is unknown, Triton's message includes the requested version, too
         assert error(response).startswith("Request for unknown model: 'x'")
         assert error(response) in {
             "Request for unknown model: 'x' is not found", f"Request for unknown model: 'x'{said} is not found"

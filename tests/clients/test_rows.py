@@ -1,4 +1,4 @@
-"""Every row of Triton's scheduling, models and lifecycle has tests that show it, and they are there."""
+"""Every row of Triton's scheduling, models and lifecycle names tests, and these tests exist."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMED = [
 
 @functools.cache
 def defined_in(module: str) -> frozenset[str]:
-    """Give the tests of a module, by function and by class; "" for the module itself."""
+    """Return the tests of a module, by function and by class; "" stands for the module itself."""
     path = TESTS / (f"{module}.py" if "/" in module else f"clients/{module}.py")
     if not path.is_file():
         return frozenset()

@@ -1,4 +1,4 @@
-"""A Seldon component as tritonclient meets it: a model of the v2 protocol, over HTTP and gRPC."""
+"""A Seldon component as a model of the v2 protocol, over HTTP and gRPC with tritonclient."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def test_strings_and_several_tensors_are_passed_to_the_component(folder: Path, m
 
 
 def test_calls_of_both_protocols_share_batches_with_seldon_batching(folder: Path) -> None:
-    """What takes as long for many rows as for one gains from it: it runs less often than it is asked."""
+    """A component whose run time is independent of the rows gains from batching: it runs less often than called."""
     with serving(folder, "Wide", seldon_batching=True) as live:
         config = httpx.get(f"{live.url}/v2/models/Wide/config").json()
         assert (config["max_batch_size"], config["input"][0]["dims"]) == (64, [-1])

@@ -1,4 +1,4 @@
-"""Which requests of sequences share a run, counted exactly, and what becomes of them when their model goes."""
+"""Which requests of sequences share a batch, counted exactly, and their fate when their model is unloaded."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Sequenced(Asking):
         return self.ask(1, value, 1, **said)
 
     def line(self, *identities: int, flags: str = "") -> list[Any]:
-        """Send a request of each, once the one before waits; its value is its sequence."""
+        """Send a request of each sequence once the previous one is queued; its value is its sequence."""
         sent = []
         for identity in identities:
             before = self.waiting()
@@ -46,12 +46,12 @@ class Sequenced(Asking):
         return sent
 
     def _check(self, sent: Any, found: Any) -> None:
-        """Take a sum."""
+        """Read a sum."""
 
 
 @contextmanager
 def served(root: Path, triton: Any, strategy: str, rows: int = 4, **settings: Any) -> Iterator[Sequenced]:
-    """Serve it with a `sequence_batching` of this text."""
+    """Serve the model with this `sequence_batching`."""
     write_accumulator(root, "m", config(rows, strategy + CONTROLS + STATE % ""))
     (root / "m" / "penstock.toml").write_text('[batching]\nexecutor = "thread"\n')
     with live_server(root, **settings) as live, Sequenced(live, triton, "m") as asking:
@@ -66,7 +66,7 @@ def values(sent: list[Any]) -> list[float]:
 
 
 class TestBatches:
-    """Held until so many wait, by the environment name that Triton's own tests use."""
+    """Delayed until enough requests are queued, with the environment variable of Triton's own tests."""
 
     @pytest.mark.parametrize(("strategy", "size"), [("direct { }", 3), ("oldest { }", 1)])
     def test_queued_sequences_share_a_batch_and_a_single_sequence_keeps_its_slot(
@@ -105,13 +105,13 @@ class TestBatches:
 
 
 def idle(asking: Sequenced) -> list[Any]:
-    """Begin a sequence that has the only place and says no more, and two that wait for it."""
+    """Start a sequence that takes the only slot and then falls silent, and two that wait for it."""
     assert values([asking.one(1, 1, "s")]) == [1]
     return asking.line(2, 3, flags="s")
 
 
 class TestShutdown:
-    """Nobody goes on with a sequence of a model that has gone: nothing waits for that."""
+    """A model that is unloaded does not wait for further requests of its sequences."""
 
     def test_a_delayed_batch_is_answered_immediately_when_its_model_is_unloaded(
         self, tmp_path: Path, triton: Any

@@ -1,4 +1,4 @@
-"""Sequences from outside: every answer right, whatever shares a batch, and no state left when clients die."""
+"""Sequences over the network: every answer is correct in any batch, and no state is left when clients die."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def ask(client: Any, model: str, value: float, identity: int | str, **said: Any)
 
 
 def sums(client: Any, model: str, identity: int | str, values: tuple[int, ...]) -> list[float]:
-    """Send a whole sequence, and give its answers."""
+    """Send a whole sequence, and return its answers."""
     last = len(values) - 1
     return [
         ask(client, model, value, identity, sequence_start=not i, sequence_end=i == last)
@@ -107,7 +107,7 @@ def sums(client: Any, model: str, identity: int | str, values: tuple[int, ...]) 
 
 
 def left_in(live: Live, model: str) -> int:
-    """Count the sequences that a model still has, once those that are idle have been forgotten."""
+    """Count the sequences that a model still has once the idle ones have been removed."""
 
     async def settle() -> int:
         scheduler = live.server.engine.model(model).scheduler
@@ -297,7 +297,7 @@ class TestDisconnection:
 
 
 def waiting(live: Live, model: str, count: int) -> None:
-    """Wait until so many requests wait."""
+    """Wait until this many requests are queued."""
 
     async def settle() -> None:
         scheduler = live.server.engine.model(model).scheduler
@@ -323,7 +323,7 @@ def _post(connection: HTTPConnection, order: tuple[str, str], identity: int | st
 
 
 def _send(client: Any, identity: int, value: float, future: Future[float], **said: Any) -> Any:
-    """Send a request, and do not wait."""
+    """Send a request without waiting for its answer."""
 
     def answered(result: Any, error: Exception | None) -> None:
         if error is not None:
@@ -353,18 +353,18 @@ class Stream:
         return result
 
     async def close(self) -> None:
-        """Say that no more comes, and wait until the server has heard."""
+        """Half-close the stream, and wait until the server has noticed."""
         self._asked.put_nowait(None)
         async for _ in self._answers:
             raise AssertionError("nobody asked")
 
     def die(self) -> None:
-        """Go without a word."""
+        """Disconnect abruptly."""
         self._answers.cancel()
 
 
 class Life:
-    """One sequence with a random end: it ends as it should, falls silent, or is cut off within a request."""
+    """One sequence with a random end: it ends properly, falls silent, or is cut off within a request."""
 
     def __init__(self, seed: int, model: str) -> None:
         self.seed = seed
@@ -408,8 +408,8 @@ SOAKED = ("soak_direct", "soak_oldest", "soak_threaded", "soak_teller", "soak_te
 
 
 def write_soaked(root: Path) -> Path:
-    """Some have a place for every sequence, with others most of them wait."""
-    # longer than these clients, which share a core with the server, need for a round
+    """Some models have a slot for every sequence; at the others most sequences wait."""
+    # longer than a round of these clients takes, which share a core with the server
     idle = IDLE % (1_000_000 + 4_000 * SEQUENCES)
     oldest = "oldest {{ max_candidate_sequences: {} }} {}"
     write_accumulator(root, "soak_direct", config(256, f"direct {{}} {idle}" + WITH_STATE))

@@ -1,4 +1,4 @@
-"""What clients do to their shared memory while requests that name it wait: it is read when they are gathered."""
+"""Changes of shared memory while its requests are queued: it is read when their batch is gathered."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def triton(request: pytest.FixtureRequest) -> Any:
 
 
 class Sharing(Asking):
-    """Clients whose requests may name what they share: regions of one row each, in files of their own."""
+    """Clients whose requests may refer to shared memory: regions of one row each, each in its own file."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -65,14 +65,14 @@ class Sharing(Asking):
             file.unlink(missing_ok=True)
 
     def ask_shared(self, name: str) -> Future[Any]:
-        """Ask with a region; once it waits, give what will be answered: a number, or what is wrong."""
+        """Send a request with a region; once it is queued, return its future answer: a number or an error's text."""
         before = self.waiting()
         sent = self.pool.submit(self.asked, name)
         self.until_waiting(before + 1)
         return sent
 
     def asked(self, name: str) -> float | str:
-        """Ask with a region, and give what is answered: a number, or what is wrong."""
+        """Send a request with a region, and return its answer: a number or an error's text."""
         given = self._triton.InferInput("x", [1, WIDTH], "FP32")
         given.set_shared_memory(name, NBYTES)
         with self.client() as client:
@@ -148,7 +148,7 @@ def test_a_write_of_the_client_before_the_batch_is_gathered_is_visible(tmp_path:
 
 
 def test_large_regions_are_pinned_and_copied_by_the_gpu(tmp_path: Path, triton: Any) -> None:
-    """Two clients, one of which truncates his file once it was pinned, and a third whose cannot be."""
+    """Two clients, one of which truncates its file after it was pinned, and a third whose file cannot be pinned."""
     device = FakeRuntime()
     models.write_identity(tmp_path, "m", "max_batch_size: 3 instance_group { kind: KIND_GPU gpus: [ 0 ] }")
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""tritonclient's shared memory against a live server: both HTTP clients, and what clients do meanwhile."""
+"""tritonclient's shared memory against a live server: all clients, and clients that misbehave."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class TestTensors:
             stored.set_shared_memory("mixed", 64)
 
             for _ in range(3):
-                # the output takes the input's place
+                # the output overwrites the input
                 result = client.infer("simple", [given, other], outputs=[stored, wanted])
                 np.testing.assert_array_equal(result.as_numpy("OUTPUT1"), A - B)
                 np.testing.assert_array_equal(shm.get_contents_as_numpy(region, np.int32, [1, 16]), A + B)
@@ -280,7 +280,7 @@ class TestMisbehavingClients:
                     asked.get_result()
                 except InferenceServerException as error:
                     texts.add(error.message())
-            # where unregistering was faster than the request
+            # if unregistering was faster than the request
             assert texts <= {"Unable to find shared memory region: 'busy'"}
             client.register_system_shared_memory("busy", key(region), 2 * values.nbytes)
             client.infer("heavy", [given], outputs=[wanted])

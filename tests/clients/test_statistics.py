@@ -1,4 +1,4 @@
-"""Statistics and configuration as perf_analyzer reads them: what is there, what must not be, and what moves."""
+"""Statistics and configuration as perf_analyzer reads them: present and absent members, and their changes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def statistics(client: Any, model: str, version: str = "") -> dict[str, Any]:
 
 
 def moved(client: Any, model: str, work: Any) -> tuple[dict[str, dict[str, int]], int, int]:
-    """Do some work; give how much each duration, inference_count and execution_count have moved."""
+    """Do some work; return the changes of each duration, inference_count and execution_count."""
     before = statistics(client, model)
     work()
     after = statistics(client, model)
@@ -172,7 +172,7 @@ class TestStatistics:
 
 
 def _load(live: Live, requests: int, clients: int) -> None:
-    """Send rows of their own at a concurrency, and check that each has its own answer."""
+    """Send distinct rows at a concurrency, and check that each gets its own answer."""
 
     async def one(session: aiohttp.ClientSession, number: int) -> None:
         url = f"{live.url}/v2/models/heavy/infer"
@@ -189,7 +189,7 @@ def _load(live: Live, requests: int, clients: int) -> None:
 
 
 class TestConfiguration:
-    """perf_analyzer tests for the presence of members, and wants each name of the config in the metadata."""
+    """perf_analyzer checks which members are present, and expects each name of the config in the metadata."""
 
     @pytest.mark.parametrize("model", ["simple", "simple_auto", "simple_string", "whole", "mixed", "versions", "free"])
     def test_the_configuration_agrees_with_the_metadata(self, client: Any, model: str) -> None:

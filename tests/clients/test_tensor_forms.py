@@ -1,4 +1,4 @@
-"""Tensors that are one thing to clients and another to the model, over both transports, in exactly counted runs.
+"""Tensors whose form differs between clients and the model, over both transports, in exactly counted runs.
 
 The ragged models are those of Triton's own qa, L0_batch_input.
 """
@@ -112,7 +112,7 @@ output { name: "y" data_type: TYPE_STRING dims: [ -1 ] }
 
 
 def write_models(root: Path) -> None:
-    """Write them all."""
+    """Write all models."""
     identity = [node("Identity", ["x"], ["y"])]
     for name, dims, kinds in (
         ("ragged_element_count_acc_zero", "-1", ("ELEMENT_COUNT", "ACCUMULATED_ELEMENT_COUNT_WITH_ZERO")),
@@ -149,7 +149,7 @@ def write_models(root: Path) -> None:
 
 
 def _write_batch_input(root: Path, name: str, config: str) -> None:
-    """Every row of an output is all of the input of the same name."""
+    """Write a model in which every row of an output is the whole input of the same name."""
     names = ("RAGGED", "BATCH_AND_SIZE", "BATCH")
     ones = [node("Div", ["BATCH_AND_SIZE_INPUT"] * 2, ["ones"]), node("Reshape", ["ones", "column"], ["rows"])]
     flat = [node("Reshape", [f"{each}_INPUT", "row"], [f"{each}_row"]) for each in names]
@@ -183,7 +183,7 @@ class Client:
         self.made = kind.InferenceServerClient(address, **({"concurrency": 4} if kind is triton_http else {}))
 
     def together(self, model: str, output: str, requests: Sequence[Mapping[str, tuple[str, Array]]]) -> list[Array]:
-        """Send requests that wait for one another; give the output of each."""
+        """Send requests that share a batch; return the output of each."""
         inputs = [[self.given(name, *sent) for name, sent in request.items()] for request in requests]
         outputs = [self.triton.InferRequestedOutput(output)]
         if self.triton is triton_http:
@@ -203,19 +203,19 @@ class Client:
         return self.triton.InferInput(name, list(array.shape), datatype).set_data_from_numpy(array)
 
     def counts(self, model: str) -> tuple[int, int, dict[int, int]]:
-        """Give the inferences and executions so far, and the executions of each batch size."""
+        """Return the inferences and executions so far, and the executions of each batch size."""
         answer = self.made.get_inference_statistics(model, **self.as_json())
         (entry,) = answer["model_stats"]
         sizes = {int(each["batch_size"]): int(each["compute_infer"]["count"]) for each in entry["batch_stats"]}
         return int(entry["inference_count"]), int(entry["execution_count"]), sizes
 
     def metadata(self, model: str) -> dict[str, list[int]]:
-        """Give the shape of each tensor."""
+        """Return the shape of each tensor."""
         answer = self.made.get_model_metadata(model, **self.as_json())
         return {each["name"]: [int(dim) for dim in each["shape"]] for each in (*answer["inputs"], *answer["outputs"])}
 
     def as_json(self) -> dict[str, bool]:
-        """Ask for plain objects."""
+        """Return plain objects."""
         return {} if self.triton is triton_http else {"as_json": True}
 
 
@@ -228,7 +228,7 @@ def client(request: pytest.FixtureRequest, live: Live) -> Iterator[Client]:
 
 
 class Runs:
-    """How far a model's counts have moved since the last look."""
+    """The changes of a model's counts since the last call."""
 
     def __init__(self, client: Client, model: str) -> None:
         self._client = client
@@ -267,7 +267,7 @@ class TestRaggedBatching:
 
         found = client.together(model, output, ragged(*self.SHAPES))
 
-        # what is sent at once may come in any order
+        # requests sent in parallel may arrive in any order
         assert [sorted(counts(row)) for (row,) in found] == [[1, 2, 3, 4]] * 4
         assert runs.moved() == (4, 1, {4: 1})
 

@@ -1,4 +1,4 @@
-"""SavedModels served to tritonclient over HTTP and gRPC, from processes of their own."""
+"""SavedModels served to tritonclient over HTTP and gRPC, from separate processes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def client(live: Live, triton: Any) -> Iterator[Any]:
 
 @pytest.fixture
 def ask(client: Any, triton: Any) -> Ask:
-    """Ask a model one thing: `ask(model, x=array, **terms)`."""
+    """Infer once: `ask(model, x=array, **terms)`."""
     return lambda model, version="", **tensors: client.infer(model, given(triton, tensors), version)
 
 
@@ -96,12 +96,12 @@ def index(client: Any) -> dict[tuple[str, str], tuple[str, str]]:
 
 
 def until(condition: Callable[[], Any]) -> None:
-    """Wait until something is so; the server tells nobody."""
+    """Poll until a condition holds; the server sends no notification."""
     end_s = time.monotonic() + PATIENCE_S
     while not condition():
         if time.monotonic() > end_s:
             raise TimeoutError("it never came to be so")
-        time.sleep(0.02)  # a process that is started needs the processor
+        time.sleep(0.02)  # leave the processor to a starting process
 
 
 class TestTensors:
@@ -298,7 +298,7 @@ class TestLoading:
 
 
 class Clients:
-    """Clients of `mlp` that ask until they are stopped. `ledger`: how the requests of each ended."""
+    """Clients of `mlp` that send requests until stopped. `ledger`: how the requests of each ended."""
 
     def __init__(self, live: Live, triton: Any, count: int = 6) -> None:
         self.ledger: Counter[str] = Counter()
@@ -338,7 +338,7 @@ def test_a_killed_worker_fails_only_the_requests_it_was_running(live: Live, trit
         victim = live.call(pid())
         os.kill(victim, signal.SIGKILL)
         until(lambda: victim not in workers())
-        # others serve meanwhile
+        # other models are served meanwhile
         with triton.InferenceServerClient(address(live, triton)) as client:
             assert client.infer("right", given(triton, {"x": floats([1, 2])})).as_numpy("y").tolist() == [[3, 4]]
             assert client.is_server_live()
@@ -358,7 +358,7 @@ def test_a_killed_worker_fails_only_the_requests_it_was_running(live: Live, trit
 
 
 def sums(live: Live, triton: Any, number: int, steps: int) -> list[float]:
-    """Send a sequence of 1, 2, 3, ... of which each is its number more; give the answers."""
+    """Send a sequence whose values increase by one, starting with its number; return the answers."""
     found = []
     with triton.InferenceServerClient(address(live, triton)) as client:
         for step in range(steps):

@@ -1,6 +1,6 @@
-"""Part of what the other files here ask of one process, asked through a front end: the answers must be the same.
+"""Some tests of the other modules here, run through a front end: the answers must be the same.
 
-`PENSTOCK_TEST_FRONTS=1 pytest tests/clients` is all of it.
+`PENSTOCK_TEST_FRONTS=1 pytest tests/clients` runs all of them that way.
 """
 
 from __future__ import annotations

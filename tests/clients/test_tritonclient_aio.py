@@ -1,4 +1,4 @@
-"""NVIDIA's asyncio HTTP client against a live server. It asks for compressed answers in every call, as aiohttp does."""
+"""NVIDIA's asyncio HTTP client against a live server. It accepts compressed answers in every call, as aiohttp does."""
 
 from __future__ import annotations
 

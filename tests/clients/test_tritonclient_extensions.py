@@ -1,4 +1,4 @@
-"""What is left of tritonclient's two HTTP clients: shared memory, trace and log settings, plugins, prepared bodies."""
+"""Other calls of tritonclient's two HTTP clients: shared memory, trace and log settings, plugins, prepared bodies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 
 class Waited:
-    """The asyncio client, called as the other one is: each call is awaited on a loop of its own."""
+    """The asyncio client with the interface of the sync one: each call is awaited on its own event loop."""
 
     def __init__(self, address: str) -> None:
         self._loop = asyncio.new_event_loop()

@@ -342,7 +342,7 @@ def test_no_request_fails_while_versions_are_replaced(tmp_path: Path) -> None:
 
 
 class TestDeadlinesAndCancellation:
-    """Deadlines and cancellation, on a model that stands still."""
+    """Deadlines and cancellation, on a model that never finishes."""
 
     @pytest.fixture
     def gate(self) -> Gate:

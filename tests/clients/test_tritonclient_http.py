@@ -1,4 +1,4 @@
-"""NVIDIA's HTTP client, sync, against a live server: what its own examples do, and every way to carry a tensor."""
+"""NVIDIA's HTTP client, sync, against a live server: its examples, and every encoding of a tensor."""
 
 from __future__ import annotations
 
@@ -369,7 +369,7 @@ class TestRequests:
 
 
 class TestInvalidRequests:
-    """Each is refused with Triton's words, and the connection goes on."""
+    """Each is rejected with Triton's message, and the connection stays open."""
 
     def test_a_wrong_shape_is_rejected(self, client: Any) -> None:
         sent = np.zeros((1, 15), np.int32)

@@ -1,4 +1,4 @@
-"""`model_warmup` of configurations, as a live server takes it: what runs, and what keeps a model from being served."""
+"""`model_warmup` of configurations on a live server: which samples run, and which make a model unavailable."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def write(root: Path, config: str, code: int = FLOAT) -> None:
 
 
 def write_sequence(root: Path, code: int, config: str) -> None:
-    """Write a model with the controls START and READY, whose answer is its input if they are both as they are told."""
+    """Write a model that returns its input if the controls START and READY are as expected."""
     tensors: models.Tensors = {"INPUT": (code, ["N", 1]), "START": (INT32, ["N", 1]), "READY": (INT32, ["N", 1])}
     nodes = [
         node("Add", ["START", "READY"], ["both"]), node("Identity", ["INPUT"], ["OUTPUT"]),
@@ -81,7 +81,7 @@ sequence_batching {{ {kinds} }}
 
 
 def ran(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Which samples have run, by which instance, as the log tells."""
+    """The samples that have run, and by which instance, according to the log."""
     told = [record.getMessage() for record in caplog.records if "is running warmup sample" in record.getMessage()]
     return [each.partition("instance ")[2].replace(" is running warmup sample", "") for each in told]
 

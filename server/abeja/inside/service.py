@@ -73,7 +73,7 @@ class AbejaInside:
         self._heads: dict[bytes, RequestHead] = {}
         self._runner: asyncio.Runner | None = None
 
-    def opened(self) -> Reply:
+    def on_open(self) -> Reply:
         """Return an empty description."""
         return b"", None
 

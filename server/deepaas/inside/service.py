@@ -79,7 +79,7 @@ class DeepaasInside:
         if settings["warm"] and self._role is not WorkerRole.DESK:
             model.warm()
 
-    def opened(self) -> Reply:
+    def on_open(self) -> Reply:
         """Return the model's description, if this is its Desk."""
         if self._role is not WorkerRole.DESK:
             return b"", None

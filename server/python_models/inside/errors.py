@@ -13,15 +13,15 @@ from typing import Any
 
 from penstock.backends.errors import Code
 
-_HERE = str(Path(__file__).parent)
-_IMPORTING = "<frozen importlib"
+_PACKAGE_DIR = str(Path(__file__).parent)
+_IMPORTLIB = "<frozen importlib"
 
 
 class TritonModelException(Exception):  # noqa: N818 - Triton's name
     """Raised by model.py, and in it for an invalid call."""
 
 
-class WrongAnswerError(Exception):
+class InvalidAnswerError(Exception):
     """The result of `execute` cannot be sent; clients receive the text unchanged."""
 
 
@@ -48,8 +48,8 @@ _CODES = {
     ErrorCode.ALREADY_EXISTS: Code.ALREADY_EXISTS,
     ErrorCode.CANCELLED: Code.CANCELLED,
 }
-_BACK = {code.name: error for error, code in _CODES.items()}
-_BACK |= {Code.OVERLOADED.name: ErrorCode.UNAVAILABLE, Code.EXPIRED.name: ErrorCode.UNAVAILABLE}
+_ERROR_CODES = {code.name: error for error, code in _CODES.items()}
+_ERROR_CODES |= {Code.OVERLOADED.name: ErrorCode.UNAVAILABLE, Code.EXPIRED.name: ErrorCode.UNAVAILABLE}
 
 
 class TritonError:
@@ -77,56 +77,56 @@ class TritonError:
         return self._message
 
 
-def as_text(what: str, given: Any) -> str:
+def as_text(name: str, value: Any) -> str:
     """Return a text passed by model.py as `str`; it may be `bytes`, like the elements of a string tensor.
 
     Raises: TypeError. Source: pybind11's caster of std::string, which accepts both.
     """
-    if isinstance(given, bytes | bytearray):
-        return given.decode("utf-8", "replace")
-    if not isinstance(given, str):
-        raise TypeError(f"{what} is a str or bytes, not {type(given)}")
-    return given
+    if isinstance(value, bytes | bytearray):
+        return value.decode("utf-8", "replace")
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a str or bytes, not {type(value)}")
+    return value
 
 
-def clean(text: str) -> str:
+def replace_surrogates(text: str) -> str:
     """Replace invalid Unicode: JSON cannot encode a lone surrogate."""
     return text.encode("utf-8", "replace").decode()
 
 
-def written_error(message: str, code: ErrorCode = ErrorCode.INTERNAL) -> dict[str, str]:
+def encode_error(message: str, code: ErrorCode = ErrorCode.INTERNAL) -> dict[str, str]:
     """Return an error in the format of messages.py."""
-    return {"code": _CODES[code].name, "message": clean(message)}
+    return {"code": _CODES[code].name, "message": replace_surrogates(message)}
 
 
-def read_error(said: dict[str, str]) -> TritonError:
+def decode_error(encoded: dict[str, str]) -> TritonError:
     """Create the error that a message contains."""
-    return TritonError(said["message"], _BACK[said["code"]])
+    return TritonError(encoded["message"], _ERROR_CODES[encoded["code"]])
 
 
 def failure_text(error: BaseException) -> str:
     """Format an exception of user code as Triton does: its type and text, and its frames, innermost first."""
-    if isinstance(error, WrongAnswerError):
-        return clean(str(error))
+    if isinstance(error, InvalidAnswerError):
+        return replace_surrogates(str(error))
     lines = [
         f"  {frame.f_code.co_filename}({line}): {frame.f_code.co_name}\n"
         for frame, line in reversed(list(traceback.walk_tb(error.__traceback__)))
-        if not frame.f_code.co_filename.startswith((_HERE, _IMPORTING))
+        if not frame.f_code.co_filename.startswith((_PACKAGE_DIR, _IMPORTLIB))
     ]
     where = f"\n\nAt:\n{''.join(lines)}" if lines else ""
-    return clean(f"{type(error).__name__}: {_text(error)}{where}")
+    return replace_surrogates(f"{type(error).__name__}: {_error_text(error)}{where}")
 
 
 def traceback_text(error: BaseException) -> str:
     """Format an exception for the log: its type and text, and its traceback, from the first frame of user code."""
     frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename.startswith((_HERE, _IMPORTING)):
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith((_PACKAGE_DIR, _IMPORTLIB)):
         frames = frames.tb_next
     lines = "".join(traceback.format_exception(type(error), error, frames))
-    return f"{type(error).__name__}: {_text(error)}" + (f"\n{lines}" if frames is not None else "")
+    return f"{type(error).__name__}: {_error_text(error)}" + (f"\n{lines}" if frames is not None else "")
 
 
-def line_in(file: str, error: BaseException) -> int:
+def line_of_error(file: str, error: BaseException) -> int:
     """Return the line of a file that raised an exception, 0 if none."""
     if isinstance(error, SyntaxError) and error.filename == file:
         return error.lineno or 0
@@ -134,7 +134,7 @@ def line_in(file: str, error: BaseException) -> int:
     return lines[-1] if lines else 0
 
 
-def _text(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     try:
         return str(error)
     except Exception:  # noqa: BLE001 - a user's own __str__

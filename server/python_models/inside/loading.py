@@ -15,7 +15,7 @@ from typing import Any
 from .errors import TritonModelException
 from .module import NAME
 
-_ALSO = "c_python_backend_utils"
+_NATIVE_NAME = "c_python_backend_utils"
 """The module that Triton's takes its classes from; some models import it."""
 _IMPORTABLE = Path(__file__).parents[1] / "importable"
 """Where processes started by the model find the module when they import model.py again."""
@@ -27,11 +27,11 @@ def load_class(file: Path, module: ModuleType) -> Any:
     It can import files beside it and beside its version's folder. Its module is VERSION.model, so that it can also use
     `from . import`.
     """
-    sys.modules[NAME] = sys.modules[_ALSO] = module
+    sys.modules[NAME] = sys.modules[_NATIVE_NAME] = module
     folder = file.parent
-    for place in (str(folder), str(folder.parent), str(_IMPORTABLE)):
-        if place not in sys.path:
-            sys.path.append(place)
+    for path in (str(folder), str(folder.parent), str(_IMPORTABLE)):
+        if path not in sys.path:
+            sys.path.append(path)
     name = file.stem
     if folder.name.isdecimal():
         _import_package(folder)
@@ -39,11 +39,11 @@ def load_class(file: Path, module: ModuleType) -> Any:
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None or not file.is_file():
         raise TritonModelException(f"Python model file not found in '{file}'")
-    made = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    if not hasattr(made, "TritonPythonModel"):
+    model_module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(model_module)
+    if not hasattr(model_module, "TritonPythonModel"):
         raise AttributeError(f"module '{name}' has no attribute 'TritonPythonModel'")
-    return made.TritonPythonModel
+    return model_module.TritonPythonModel
 
 
 def _import_package(folder: Path) -> None:

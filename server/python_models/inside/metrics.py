@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from penstock.server.python_models.messages import LABEL_NAME, METRIC, METRIC_NAME
 
 from .errors import TritonModelException, as_text
-from .outside import ServerProxy
+from .server_proxy import ServerProxy
 
 _DELETED = (
     "Invalid metric operation as the corresponding 'MetricFamily' has been deleted. The 'MetricFamily' object should "
@@ -34,57 +34,59 @@ class Metric:
     """One metric; valid until its family is deleted."""
 
     def __init__(self, family: _Family, labels: dict[str, str], buckets: list[float]) -> None:
-        self._outside = family.outside
+        self._server = family.server
         self._kind = family.kind
         self._value = 0.0
-        self.gone = False
-        self._said = {
+        self.deleted = False
+        self._message = {
             "family": family.name, "kind": family.kind.value, "help": family.description, "labels": labels,
             "buckets": buckets, "value": 0.0,
         }  # fmt: skip
-        self._outside.tell(METRIC, 0, self._said | {"do": "make"})
+        self._server.send_message(METRIC, 0, self._message | {"do": "make"})
 
     def increment(self, value: float) -> None:
         """Add to the value. Raises: TritonModelException for a negative value on a counter, and for a histogram."""
-        what = "increment"
+        operation = "increment"
         if self._kind is MetricKind.COUNTER and value < 0:
             text = "TRITONSERVER_METRIC_KIND_COUNTER can only be incremented monotonically by non-negative values."
-            raise TritonModelException(f"Failed to {what} metric value: {text}")
-        self._do(what, value, "Increment", (MetricKind.COUNTER, MetricKind.GAUGE))
+            raise TritonModelException(f"Failed to {operation} metric value: {text}")
+        self._send_operation(operation, value, "Increment", (MetricKind.COUNTER, MetricKind.GAUGE))
         self._value += value
 
     def set(self, value: float) -> None:
         """Set the value. Raises: TritonModelException unless it is a gauge."""
-        self._do("set", value, "Set", (MetricKind.GAUGE,))
+        self._send_operation("set", value, "Set", (MetricKind.GAUGE,))
         self._value = float(value)
 
     def observe(self, value: float) -> None:
         """Count a value. Raises: TritonModelException unless it is a histogram."""
-        self._do("observe", value, "Observe", (MetricKind.HISTOGRAM,))
+        self._send_operation("observe", value, "Observe", (MetricKind.HISTOGRAM,))
 
     def value(self) -> float:
         """Return this worker's value. Raises: TritonModelException for a histogram."""
         self._check("get", "Value", (MetricKind.COUNTER, MetricKind.GAUGE))
         return self._value
 
-    def _do(self, what: str, value: float, name: str, kinds: tuple[MetricKind, ...]) -> None:
-        self._check(what, name, kinds)
-        told = float(value)  # JSON has no NaN or infinities: they are sent as text
-        self._outside.tell(METRIC, 0, self._said | {"do": what, "value": told if math.isfinite(told) else str(told)})
+    def _send_operation(self, operation: str, value: float, name: str, kinds: tuple[MetricKind, ...]) -> None:
+        self._check(operation, name, kinds)
+        number = float(value)  # JSON has no NaN or infinities: they are sent as text
+        self._server.send_message(
+            METRIC, 0, self._message | {"do": operation, "value": number if math.isfinite(number) else str(number)}
+        )
 
-    def _check(self, what: str, name: str, kinds: tuple[MetricKind, ...]) -> None:
-        if self.gone:
-            raise TritonModelException(f"Failed to {what} metric value: {_DELETED}")
+    def _check(self, operation: str, name: str, kinds: tuple[MetricKind, ...]) -> None:
+        if self.deleted:
+            raise TritonModelException(f"Failed to {operation} metric value: {_DELETED}")
         if self._kind not in kinds:
             text = f"TRITONSERVER_METRIC_KIND_{self._kind.name} does not support {name}"
-            raise TritonModelException(f"Failed to {what} metric value: {text}")
+            raise TritonModelException(f"Failed to {operation} metric value: {text}")
 
 
 class _Family:
     """The metrics of one name, while a MetricFamily of this worker refers to it."""
 
-    def __init__(self, outside: ServerProxy, name: str, description: str, kind: MetricKind) -> None:
-        self.outside = outside
+    def __init__(self, server: ServerProxy, name: str, description: str, kind: MetricKind) -> None:
+        self.server = server
         self.name = name
         self.description = description
         self.kind = kind
@@ -92,9 +94,9 @@ class _Family:
 
     def __del__(self) -> None:
         for metric in self.metrics.values():
-            metric.gone = True
-        said: dict[str, Any] = {"family": self.name, "kind": self.kind.value, "help": self.description}
-        self.outside.later(METRIC, 0, said | {"labels": {}, "buckets": [], "do": "drop family", "value": 0.0})
+            metric.deleted = True
+        message: dict[str, Any] = {"family": self.name, "kind": self.kind.value, "help": self.description}
+        self.server.queue_message(METRIC, 0, message | {"labels": {}, "buckets": [], "do": "drop family", "value": 0.0})
 
 
 class MetricFamily:
@@ -106,23 +108,23 @@ class MetricFamily:
     COUNTER: ClassVar[MetricKind] = MetricKind.COUNTER
     GAUGE: ClassVar[MetricKind] = MetricKind.GAUGE
     HISTOGRAM: ClassVar[MetricKind] = MetricKind.HISTOGRAM
-    _outside: ClassVar[ServerProxy]
+    _server: ClassVar[ServerProxy]
 
     def __init__(self, name: str, description: str, kind: MetricKind) -> None:
         if not isinstance(kind, MetricKind):
             raise TypeError(f"kind: expected MetricFamily.COUNTER, GAUGE or HISTOGRAM, got {kind!r}")
         if not METRIC_NAME.match(name):
-            raise TritonModelException(f"Error when creating MetricFamily: no metric can be named '{name}'")
-        outside = self._outside
-        outside.sweep()
-        with outside.making:
-            known = outside.families.get(name)
-            if known is None:
-                known = outside.families[name] = _Family(outside, name, description, kind)
-        if known.kind is not kind:
-            text = f"'{name}' is a {known.kind.value} already, and no {kind.value}"
+            raise TritonModelException(f"Error when creating MetricFamily: invalid metric name '{name}'")
+        server = self._server
+        server.start_sender()
+        with server.creation_lock:
+            family = server.families.get(name)
+            if family is None:
+                family = server.families[name] = _Family(server, name, description, kind)
+        if family.kind is not kind:
+            text = f"'{name}' already exists as a {family.kind.value}, not as a {kind.value}"
             raise TritonModelException(f"Error when creating MetricFamily: {text}")
-        self._family: _Family = known
+        self._family: _Family = family
 
     def Metric(self, labels: dict[str, str] | None = None, buckets: list[float] | None = None) -> Metric:  # noqa: N802
         """Make a metric. Raises: TritonModelException for invalid labels or buckets."""
@@ -130,17 +132,17 @@ class MetricFamily:
         for key, value in labels.items():
             pair: tuple[Any, Any] = key, value
             if not all(isinstance(each, str) for each in pair) or not LABEL_NAME.match(key):
-                raise TritonModelException(f"Error when creating Metric: no label can be {key!r}: {value!r}")
+                raise TritonModelException(f"Error when creating Metric: invalid label {key!r}: {value!r}")
         if (buckets is not None) is not (self._family.kind is MetricKind.HISTOGRAM):
             raise TritonModelException(
-                "Error when creating Metric: a histogram has buckets, and no other kind of metric has"
+                "Error when creating Metric: a histogram requires buckets, and other kinds do not accept them"
             )
         bounds = [float(bound) for bound in buckets or ()]
         if bounds != sorted(set(bounds)) or any(map(math.isnan, bounds)):
-            raise TritonModelException("Error when creating Metric: buckets are in ascending order")
+            raise TritonModelException("Error when creating Metric: buckets must be in ascending order")
         bounds = [bound for bound in bounds if math.isfinite(bound)]  # the infinite bucket always exists
         ordered = tuple(sorted(labels.items()))
-        with self._outside.making:
+        with self._server.creation_lock:
             if ordered not in self._family.metrics:
                 self._family.metrics[ordered] = Metric(self._family, labels, bounds)
             return self._family.metrics[ordered]
@@ -163,7 +165,7 @@ class Logger:
     WARNING: ClassVar[LogLevel] = LogLevel.WARNING
     ERROR: ClassVar[LogLevel] = LogLevel.ERROR
     VERBOSE: ClassVar[LogLevel] = LogLevel.VERBOSE
-    _outside: ClassVar[ServerProxy]
+    _server: ClassVar[ServerProxy]
 
     @classmethod
     def log(cls, message: str | bytes, level: LogLevel = LogLevel.INFO) -> None:
@@ -192,4 +194,4 @@ class Logger:
     def _write(cls, message: str | bytes, level: LogLevel) -> None:
         text = as_text("the message of a line", message)
         caller = sys._getframe(2)  # noqa: SLF001 - as logging does
-        cls._outside.log(level.value, text, caller.f_code.co_filename, caller.f_lineno)
+        cls._server.log(level.value, text, caller.f_code.co_filename, caller.f_lineno)

@@ -29,15 +29,15 @@ class ModelConfig:
         return self._model_config
 
     @property
-    def _where(self) -> str:
+    def _location(self) -> str:
         return f"in auto-complete-config function for model '{self._model_config['name']}'"
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
         """Set the maximum rows of a batch, which may not be below the configured value."""
-        known = self._model_config["max_batch_size"]
-        if known > max_batch_size:
+        configured = self._model_config["max_batch_size"]
+        if configured > max_batch_size:
             raise ValueError(
-                f"configuration specified max_batch_size {known}, but {self._where} specified max_batch_size "
+                f"configuration specified max_batch_size {configured}, but {self._location} specified max_batch_size "
                 f"{max_batch_size}"
             )
         self._model_config["max_batch_size"] = max_batch_size
@@ -60,45 +60,45 @@ class ModelConfig:
         """Add an output, or properties of it that the configuration lacks."""
         self._add("output", output, _OUTPUT, "'name', 'data_type' and 'dims'")
 
-    def _add(self, what: str, tensor: dict[str, Any], allowed: tuple[str, ...], named: str) -> None:
+    def _add(self, kind: str, tensor: dict[str, Any], allowed: tuple[str, ...], allowed_text: str) -> None:
         if "name" not in tensor:
-            raise ValueError(f"{what} {self._where} is missing 'name' property.")
+            raise ValueError(f"{kind} {self._location} is missing 'name' property.")
         name = tensor["name"]
         if not set(tensor) <= set(allowed):
-            raise ValueError(f"{what} '{name}' {self._where} contains property other than {named}.")
+            raise ValueError(f"{kind} '{name}' {self._location} contains property other than {allowed_text}.")
         for key in ("data_type", "dims"):
             if key not in tensor:
-                raise ValueError(f"{what} '{name}' {self._where} is missing '{key}' property.")
-        for known in self._model_config[what]:
-            if known["name"] == name:
-                self._agree(what, known, tensor)
-                known.update(tensor)
+                raise ValueError(f"{kind} '{name}' {self._location} is missing '{key}' property.")
+        for existing in self._model_config[kind]:
+            if existing["name"] == name:
+                self._check_consistent(kind, existing, tensor)
+                existing.update(tensor)
                 return
-        self._model_config[what].append(tensor)
+        self._model_config[kind].append(tensor)
 
-    def _agree(self, what: str, known: dict[str, Any], tensor: dict[str, Any]) -> None:
+    def _check_consistent(self, kind: str, existing: dict[str, Any], tensor: dict[str, Any]) -> None:
         name, model = tensor["name"], self._model_config["name"]
-        if known.get("data_type", "TYPE_INVALID") not in {"TYPE_INVALID", tensor["data_type"]}:
+        if existing.get("data_type", "TYPE_INVALID") not in {"TYPE_INVALID", tensor["data_type"]}:
             raise ValueError(
-                f"unable to load model '{model}', configuration expects datatype {known['data_type']} for {what} "
+                f"unable to load model '{model}', configuration expects datatype {existing['data_type']} for {kind} "
                 f"'{name}', model provides {tensor['data_type']}"
             )
         for key in ("dims", "optional"):
-            said, there = tensor.get(key), known.get(key)
-            differs = there and there != said if key == "dims" else None not in {said, there} and said != there
-            if differs:
-                self._refuse(name, key, said, there)
+            provided, configured = tensor.get(key), existing.get(key)
+            is_set = configured if key == "dims" else None not in (provided, configured)
+            if is_set and provided != configured:
+                self._raise_mismatch(name, key, provided, configured)
 
-    def _refuse(self, name: str, key: str, said: Any, there: Any) -> NoReturn:
+    def _raise_mismatch(self, name: str, key: str, provided: Any, configured: Any) -> NoReturn:
         raise ValueError(
-            f"model '{self._model_config['name']}', tensor '{name}': the model expects {key} {said} but the model "
-            f"configuration specifies {key} {there}"
+            f"model '{self._model_config['name']}', tensor '{name}': the model expects {key} {provided} but the model "
+            f"configuration specifies {key} {configured}"
         )
 
     def set_model_transaction_policy(self, transaction_policy_dict: dict[str, Any]) -> None:
         """Set whether the model is decoupled; it may not contradict the configuration."""
         if not set(transaction_policy_dict) <= {"decoupled"}:
-            raise ValueError(f"model transaction property {self._where} contains property other than 'decoupled'.")
+            raise ValueError(f"model transaction property {self._location} contains property other than 'decoupled'.")
         policy = self._model_config.setdefault("model_transaction_policy", {})
         if "decoupled" not in transaction_policy_dict:
             return
@@ -113,15 +113,15 @@ class ModelConfig:
 
 def get_input_config_by_name(model_config: dict[str, Any], name: str) -> dict[str, Any] | None:
     """Return an input's configuration, None if there is no such input."""
-    return _named(model_config.get("input", ()), name)
+    return _find_tensor(model_config.get("input", ()), name)
 
 
 def get_output_config_by_name(model_config: dict[str, Any], name: str) -> dict[str, Any] | None:
     """Return an output's configuration, None if there is no such output."""
-    return _named(model_config.get("output", ()), name)
+    return _find_tensor(model_config.get("output", ()), name)
 
 
-def _named(tensors: Any, name: str) -> dict[str, Any] | None:
+def _find_tensor(tensors: Any, name: str) -> dict[str, Any] | None:
     return next((tensor for tensor in tensors if tensor["name"] == name), None)
 
 

@@ -19,7 +19,6 @@ from . import model_config as config
 from . import tensors
 from .errors import TritonError, TritonModelException, as_text
 from .metrics import Logger, Metric, MetricFamily, MetricKind
-from .outside import ServerProxy
 from .requests import (
     MEMORY_CPU,
     MEMORY_GPU,
@@ -28,9 +27,10 @@ from .requests import (
     InferenceRequest,
     InferenceTrace,
     PreferredMemory,
-    Received,
+    ReceivedRequest,
 )
 from .responses import FINAL, InferenceResponse, ResponseIterator, ResponseSender
+from .server_proxy import ServerProxy
 
 NAME = "triton_python_backend_utils"
 
@@ -51,7 +51,7 @@ def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) 
     return None
 
 
-_SAME: dict[str, Any] = {
+_SERVER_INDEPENDENT: dict[str, Any] = {
     "InferenceResponse": InferenceResponse,
     "InferenceResponseSender": ResponseSender,
     "InferenceTrace": InferenceTrace,
@@ -88,55 +88,55 @@ _SAME: dict[str, Any] = {
 """The names that are the same for every server."""
 
 
-def make_module(outside: ServerProxy, model_dir: str) -> ModuleType:
+def make_module(server: ServerProxy, model_dir: str) -> ModuleType:
     """Make the module for a model in `model_dir`."""
-    made = ModuleType(NAME, "Triton's interface for models in Python, served by Penstock.")
-    vars(made).update(_SAME)
-    vars(made).update(_loading(outside))
-    vars(made).update(
-        InferenceRequest=type("InferenceRequest", (InferenceRequest,), {"__slots__": (), "_outside": outside}),
-        MetricFamily=type("MetricFamily", (MetricFamily,), {"_outside": outside}),
-        Logger=type("Logger", (Logger,), {"_outside": outside}),
+    module = ModuleType(NAME, "Triton's interface for models in Python, served by Penstock.")
+    vars(module).update(_SERVER_INDEPENDENT)
+    vars(module).update(_control_functions(server))
+    vars(module).update(
+        InferenceRequest=type("InferenceRequest", (InferenceRequest,), {"__slots__": (), "_server": server}),
+        MetricFamily=type("MetricFamily", (MetricFamily,), {"_server": server}),
+        Logger=type("Logger", (Logger,), {"_server": server}),
         get_model_dir=lambda: model_dir,
     )
-    return made
+    return module
 
 
-def received(module: ModuleType, model: Mapping[str, Any]) -> type[Received]:
+def make_request_class(module: ModuleType, model: Mapping[str, Any]) -> type[ReceivedRequest]:
     """Make the class of the requests passed to a model of this configuration."""
-    brain = {tensor["name"] for tensor in model.get("input", ()) if tensor.get("data_type") == "TYPE_BF16"}
+    bf16_inputs = {tensor["name"] for tensor in model.get("input", ()) if tensor.get("data_type") == "TYPE_BF16"}
     return type(
-        "InferenceRequest", (Received, module.InferenceRequest),
+        "InferenceRequest", (ReceivedRequest, module.InferenceRequest),
         {
             "__slots__": (),
-            "_datatypes": dict.fromkeys(brain, tensors.BF16),
+            "_datatypes": dict.fromkeys(bf16_inputs, tensors.BF16),
             "_outputs": frozenset(tensor["name"] for tensor in model.get("output", ())),
             "_decoupled": config.using_decoupled_model_transaction_policy(dict(model)),
         },
     )  # fmt: skip
 
 
-def _loading(outside: ServerProxy) -> dict[str, Any]:
+def _control_functions(server: ServerProxy) -> dict[str, Any]:
     """Return the functions that load, unload and query models. Raises: TritonModelException."""
 
-    def ask(said: dict[str, Any], arrays: list[Array | None]) -> bool:
-        asked = {"model": "", "version": "", "config": "", "files": [], "dependents": False} | said
-        return outside.control(asked, arrays)
+    def control(fields: dict[str, Any], arrays: list[Array | None]) -> bool:
+        message = {"model": "", "version": "", "config": "", "files": [], "dependents": False} | fields
+        return server.control(message, arrays)
 
     def load_model(model_name: str | bytes, config: str | bytes = "", files: Mapping[str, bytes] | None = None) -> None:
         """Load a model, from a configuration and files if given."""
         files = files or {}
         arrays: list[Array | None] = [np.frombuffer(content, np.uint8) for content in files.values()]
-        named = {"model": as_text("model_name", model_name), "config": as_text("config", config)}
-        ask({"do": "load", "files": list(files)} | named, arrays)
+        names = {"model": as_text("model_name", model_name), "config": as_text("config", config)}
+        control({"do": "load", "files": list(files)} | names, arrays)
 
     def unload_model(model_name: str | bytes, unload_dependents: bool = False) -> None:
         """Unload a model."""
-        ask({"do": "unload", "model": as_text("model_name", model_name), "dependents": unload_dependents}, [])
+        control({"do": "unload", "model": as_text("model_name", model_name), "dependents": unload_dependents}, [])
 
     def is_model_ready(model_name: str | bytes, model_version: str | bytes = "") -> bool:
         """Return whether a model, or a version of it, is ready."""
-        named = {"model": as_text("model_name", model_name), "version": as_text("model_version", model_version)}
-        return ask({"do": "ready"} | named, [])
+        names = {"model": as_text("model_name", model_name), "version": as_text("model_version", model_version)}
+        return control({"do": "ready"} | names, [])
 
     return {"load_model": load_model, "unload_model": unload_model, "is_model_ready": is_model_ready}

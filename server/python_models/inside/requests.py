@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex
 from penstock.backends.backend import Array
 
 from .errors import TritonModelException, as_text
-from .outside import ServerProxy
 from .responses import (
     InferenceResponse,
     ResponseIterator,
     ResponseSender,
-    checked_parameters,
-    checked_tensors,
-    failed,
-    read_response,
+    check_parameters,
+    check_tensors,
+    decode_response,
+    failed_response,
 )
-from .tensors import Tensor, arrived
+from .server_proxy import ServerProxy
+from .tensors import Tensor, received_tensor
 
 if TYPE_CHECKING:
     import asyncio
@@ -50,40 +50,40 @@ class InferenceTrace:
 
     def get_context(self) -> str | None:
         """Return the W3C context of the request's span as JSON, None if it has none."""
-        found = {
+        context = {
             name: value for name, value in zip(("traceparent", "tracestate"), self._context, strict=False) if value
         }
-        return json.dumps(found) if found else None
+        return json.dumps(context) if context else None
 
 
-def _unsigned(name: str, given: int, bits: int) -> int:
+def _check_unsigned(name: str, value: int, bits: int) -> int:
     """Return a number, checked to fit `bits` unsigned bits. Raises: TypeError, as pybind11 does."""
-    number = int(given)
+    number = int(value)
     if not 0 <= number < 1 << bits:
-        raise TypeError(f"InferenceRequest: {name} is no unsigned number of {bits} bits")
+        raise TypeError(f"InferenceRequest: {name} is not an unsigned {bits}-bit number")
     return number
 
 
-def _sequence(given: SupportsIndex | str) -> int | str:
+def _check_correlation_id(value: SupportsIndex | str) -> int | str:
     """Return the id of a sequence: a text or a number, which may be an element of the CORRID input.
 
     Source: python_backend before it had text ids, for which FunASR is written; later versions reject numpy's numbers.
     Raises: TritonModelException, with Triton's text; TypeError for a number that does not fit 64 bits.
     """
-    if isinstance(given, str):
-        return given
+    if isinstance(value, str):
+        return value
     try:
-        number = index(given)
+        number = index(value)
     except TypeError:
         raise TritonModelException("Correlation ID must be integer or string") from None
-    return _unsigned("correlation_id", number, 64)
+    return _check_unsigned("correlation_id", number, 64)
 
 
 class InferenceRequest:
-    """A request that a model makes. `_said` is its form in messages.py."""
+    """A request that a model makes. `_message` is its form in messages.py."""
 
-    __slots__ = ("__weakref__", "_inputs", "_model", "_said", "_trace", "_version")
-    _outside: ClassVar[ServerProxy]
+    __slots__ = ("__weakref__", "_inputs", "_message", "_model", "_trace", "_version")
+    _server: ClassVar[ServerProxy]
 
     def __init__(  # noqa: PLR0913 - Triton's
         self, request_id: str | bytes = "", correlation_id: SupportsIndex | str = 0,
@@ -96,48 +96,51 @@ class InferenceRequest:
             raise TypeError("InferenceRequest: model_name, requested_output_names and inputs must be given")
         request_id = as_text("InferenceRequest: request_id", request_id)
         self._model = as_text("InferenceRequest: model_name", model_name)
-        wanted = [as_text("InferenceRequest: each of requested_output_names", name) for name in requested_output_names]
-        sequence = _sequence(correlation_id)
-        whose = f"for request with id '{request_id}' and model name '{self._model}' should not be empty."
-        self._inputs: list[Tensor] | None = checked_tensors(inputs, f"Input tensor {whose}")
+        requested = [
+            as_text("InferenceRequest: each of requested_output_names", name) for name in requested_output_names
+        ]
+        sequence = _check_correlation_id(correlation_id)
+        subject = f"for request with id '{request_id}' and model name '{self._model}' should not be empty."
+        self._inputs: list[Tensor] | None = check_tensors(inputs, f"Input tensor {subject}")
         if trace is not None and not isinstance(trace, InferenceTrace):
-            raise TypeError(f"InferenceRequest: trace is a pb_utils.InferenceTrace, not {type(trace)}")
-        if "" in wanted:
-            raise TritonModelException(f"Requested output name {whose}")
+            raise TypeError(f"InferenceRequest: trace must be a pb_utils.InferenceTrace, not {type(trace)}")
+        if "" in requested:
+            raise TritonModelException(f"Requested output name {subject}")
         self._version = int(model_version)
         self._trace = trace
-        self._said: dict[str, Any] = {
+        self._message: dict[str, Any] = {
             "id": request_id, "number": 0, "inputs": [tensor.name() for tensor in self._inputs],
-            "outputs": list(dict.fromkeys(wanted)), "correlation": sequence,
-            "flags": _unsigned("flags", flags, 32), "timeout_us": _unsigned("timeout", timeout, 64), "priority": 0,
-            "parameters": checked_parameters(parameters),
+            "outputs": list(dict.fromkeys(requested)), "correlation": sequence,
+            "flags": _check_unsigned("flags", flags, 32),
+            "timeout_us": _check_unsigned("timeout", timeout, 64), "priority": 0,
+            "parameters": check_parameters(parameters),
         }  # fmt: skip
 
     def inputs(self) -> list[Tensor]:
         return self._inputs or []
 
     def request_id(self) -> str:
-        return self._said["id"]  # type: ignore[no-any-return]
+        return self._message["id"]  # type: ignore[no-any-return]
 
     def correlation_id(self) -> int | str:
-        return self._said["correlation"]  # type: ignore[no-any-return]
+        return self._message["correlation"]  # type: ignore[no-any-return]
 
     def requested_output_names(self) -> set[str]:
-        return set(self._said["outputs"])
+        return set(self._message["outputs"])
 
     def flags(self) -> int:
-        return self._said["flags"]  # type: ignore[no-any-return]
+        return self._message["flags"]  # type: ignore[no-any-return]
 
     def set_flags(self, flags: int) -> None:
-        self._said["flags"] = _unsigned("flags", flags, 32)
+        self._message["flags"] = _check_unsigned("flags", flags, 32)
 
     def timeout(self) -> int:
         """Return its time limit. Units: microseconds; 0 for none."""
-        return self._said["timeout_us"]  # type: ignore[no-any-return]
+        return self._message["timeout_us"]  # type: ignore[no-any-return]
 
     def parameters(self) -> str:
         """Return the parameters as JSON."""
-        return json.dumps(self._said["parameters"])
+        return json.dumps(self._message["parameters"])
 
     def trace(self) -> InferenceTrace:
         return self._trace or InferenceTrace()
@@ -155,29 +158,29 @@ class InferenceRequest:
 
     # -- calling another model ---------------------------------------------------------------------------------
 
-    def _call(self, *, decoupled: bool) -> tuple[dict[str, Any], list[Array]]:
-        if not self._outside.serving:
+    def _encode_call(self, *, decoupled: bool) -> tuple[dict[str, Any], list[Array]]:
+        if not self._server.serving:
             raise TritonModelException("BLS is only supported during the 'execute' function.")
         version = str(self._version) if self._version >= 0 else ""
-        said = {"model": self._model, "version": version, "decoupled": decoupled, "trace": self.trace().number}
-        return said | {"request": self._said}, [tensor.outgoing for tensor in self.inputs()]
+        message = {"model": self._model, "version": version, "decoupled": decoupled, "trace": self.trace().number}
+        return message | {"request": self._message}, [tensor.outgoing for tensor in self.inputs()]
 
     def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
         """Call the model, and wait for its answer, or for the first of several. Threads: any."""
-        said, arrays = self._call(decoupled=decoupled)
+        message, arrays = self._encode_call(decoupled=decoupled)
         if decoupled:
             try:
-                answers = ResponseIterator(self._outside, said, arrays)
+                answers = ResponseIterator(self._server, message, arrays)
             except (TypeError, ValueError) as error:
                 raise TritonModelException(str(error)) from error
-            answers.wait()
+            answers.wait_for_next()
             return answers
-        arrivals: queue.SimpleQueue[tuple[dict[str, Any], list[Array | None]]] = queue.SimpleQueue()
+        answers_queue: queue.SimpleQueue[tuple[dict[str, Any], list[Array | None]]] = queue.SimpleQueue()
         try:
-            self._outside.call(said, arrays, lambda answer, tensors: arrivals.put((answer, tensors)))
+            self._server.call(message, arrays, lambda answer, tensors: answers_queue.put((answer, tensors)))
         except (TypeError, ValueError) as error:
-            return failed(str(error))
-        return read_response(*arrivals.get())
+            return failed_response(str(error))
+        return decode_response(*answers_queue.get())
 
     def async_exec(self, decoupled: bool = False) -> asyncio.Future[Any]:
         """Call the model. Returns: an awaitable on the running loop, for the result of `exec`."""
@@ -186,45 +189,45 @@ class InferenceRequest:
         loop = asyncio.get_running_loop()
         if decoupled:
             return loop.run_in_executor(None, self.exec, True)
-        said, arrays = self._call(decoupled=False)
+        message, arrays = self._encode_call(decoupled=False)
         future: asyncio.Future[Any] = loop.create_future()
-        self._outside.sweep()
+        self._server.start_sender()
 
-        def settle(response: InferenceResponse) -> None:
+        def set_result(response: InferenceResponse) -> None:
             if not future.done():
                 future.set_result(response)
 
-        def take(answer: dict[str, Any], tensors: list[Array | None]) -> None:
+        def on_answer(answer: dict[str, Any], tensors: list[Array | None]) -> None:
             if not loop.is_closed():
-                loop.call_soon_threadsafe(settle, read_response(answer, tensors))
+                loop.call_soon_threadsafe(set_result, decode_response(answer, tensors))
 
         try:
-            number = self._outside.call(said, arrays, take)
+            number = self._server.call(message, arrays, on_answer)
         except (TypeError, ValueError) as error:
-            settle(failed(str(error)))
+            set_result(failed_response(str(error)))
         else:
-            future.add_done_callback(lambda done: self._outside.leave(number) if done.cancelled() else None)
+            future.add_done_callback(lambda done: self._server.cancel_call(number) if done.cancelled() else None)
         return future
 
 
-class Received(InferenceRequest):
+class ReceivedRequest(InferenceRequest):
     """A request passed to the model. Its tensors are created on demand.
 
-    `ended`: the last answer has been sent, or is returned with its batch. `again`: it is to be executed once more.
+    `answered`: the last answer has been sent, or is returned with its batch. `rescheduled`: it will be executed again.
     """
 
-    __slots__ = ("_arrays", "_at", "again", "ended", "sender")
+    __slots__ = ("_arrays", "_first_array", "answered", "rescheduled", "sender")
     _datatypes: ClassVar[dict[str, int]]
     _outputs: ClassVar[frozenset[str]]
     _decoupled: ClassVar[bool]
 
-    def __init__(self, said: dict[str, Any], arrays: list[Array | None], at: int) -> None:
-        self._said = said
+    def __init__(self, message: dict[str, Any], arrays: list[Array | None], first_array: int) -> None:
+        self._message = message
         self._arrays = arrays
-        self._at = at
+        self._first_array = first_array
         self._inputs = self._trace = None
         self.sender: ResponseSender | None = None
-        self.ended = self.again = False
+        self.answered = self.rescheduled = False
 
     # the model may call exec() on its own request, which has no target
     _model = ""
@@ -234,11 +237,11 @@ class Received(InferenceRequest):
         tensors = self._inputs
         if tensors is None:
             datatypes = self._datatypes
-            names = self._said["inputs"]
-            mine = self._arrays[self._at : self._at + len(names)]
+            names = self._message["inputs"]
+            arrays = self._arrays[self._first_array : self._first_array + len(names)]
             tensors = self._inputs = [
-                arrived(name, array, datatypes.get(name, 0) if datatypes else 0)
-                for name, array in zip(names, mine, strict=True)
+                received_tensor(name, array, datatypes.get(name, 0) if datatypes else 0)
+                for name, array in zip(names, arrays, strict=True)
                 if array is not None
             ]
         return tensors
@@ -246,29 +249,31 @@ class Received(InferenceRequest):
     @property
     def number(self) -> int:
         """The number assigned by the server."""
-        return self._said["number"]  # type: ignore[no-any-return]
+        return self._message["number"]  # type: ignore[no-any-return]
 
     @property
-    def wanted(self) -> list[str]:
+    def requested_outputs(self) -> list[str]:
         """The requested outputs, empty for all."""
-        return self._said["outputs"]  # type: ignore[no-any-return]
+        return self._message["outputs"]  # type: ignore[no-any-return]
 
     def requested_output_names(self) -> set[str]:
-        return set(self._said["outputs"]) or set(self._outputs)
+        return set(self._message["outputs"]) or set(self._outputs)
 
     def trace(self) -> InferenceTrace:
-        return InferenceTrace(self.number, self._said.get("context") or ())
+        return InferenceTrace(self.number, self._message.get("context") or ())
 
     def is_cancelled(self) -> bool:
-        return self.number in self._outside.cancelled
+        return self.number in self._server.cancelled
 
     def get_response_sender(self) -> ResponseSender:
-        with self._outside.making:  # a thread of the model may call this as `execute` returns
+        with self._server.creation_lock:  # a thread of the model may call this as `execute` returns
             if self.sender is None:
-                self.sender = ResponseSender(self._outside, self.number, self.wanted, decoupled=self._decoupled)
-                self.sender.closed = self.ended
+                self.sender = ResponseSender(
+                    self._server, self.number, self.requested_outputs, decoupled=self._decoupled
+                )
+                self.sender.closed = self.answered
             return self.sender
 
     def set_release_flags(self, flags: int) -> None:
         """Set whether `execute` will receive the request again. No effect once the request has left `execute`."""
-        self.again = bool(flags & RELEASE_RESCHEDULE)
+        self.rescheduled = bool(flags & RELEASE_RESCHEDULE)

@@ -16,36 +16,36 @@ from penstock.backends.backend import Array
 from .errors import TritonModelException, as_text
 
 BYTES, BF16 = 13, 14
-_NUMPY = (
+_NUMPY_TYPES = (
     np.bool_, np.uint8, np.uint16, np.uint32, np.uint64, np.int8, np.int16, np.int32, np.int64, np.float16, np.float32,
     np.float64, np.object_,
 )  # fmt: skip
-_NUMBERS: dict[np.dtype[Any], int] = {np.dtype(kind): number for number, kind in enumerate(_NUMPY, 1)}
+_TYPE_NUMBERS: dict[np.dtype[Any], int] = {np.dtype(kind): number for number, kind in enumerate(_NUMPY_TYPES, 1)}
 _CONFIG_NAMES = (
     "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64", "STRING",
 )  # fmt: skip
 TRITON_STRING_TO_NUMPY: dict[str, Any] = {
-    f"TYPE_{name}": kind for name, kind in zip(_CONFIG_NAMES, _NUMPY, strict=True)
+    f"TYPE_{name}": kind for name, kind in zip(_CONFIG_NAMES, _NUMPY_TYPES, strict=True)
 } | {"TYPE_BOOL": bool}
 _LENGTH = struct.Struct("<I")
 _CPU, _CUDA, _CUDA_HOST = 1, 2, 3
 _UINT, _BFLOAT = 1, 4
-_POINTER = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+_capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
-_DEVICE_AT, _CODE_AT = 8, 20
+_DEVICE_OFFSET, _CODE_OFFSET = 8, 20
 """Offsets in a DLManagedTensor: the device type, and the type code of the elements. Source: dlpack.h."""
 
 
 def triton_to_numpy_type(data_type: int) -> Any:
     """Return numpy's type for a Triton type number, None for anything else: some models pass names."""
-    return next((kind for number, kind in enumerate(_NUMPY, 1) if number == data_type), None)
+    return next((kind for number, kind in enumerate(_NUMPY_TYPES, 1) if number == data_type), None)
 
 
 def numpy_to_triton_type(data_type: Any) -> int | None:
     """Return Triton's number for a numpy type, None if there is none."""
     dtype = np.dtype(data_type)
-    return BYTES if dtype.kind == "S" else _NUMBERS.get(dtype)
+    return BYTES if dtype.kind == "S" else _TYPE_NUMBERS.get(dtype)
 
 
 def triton_string_to_numpy(triton_type_string: str) -> Any:
@@ -100,13 +100,13 @@ class Tensor:
     __slots__ = ("_array", "_dtype", "_name", "outgoing")
 
     def __init__(self, name: str | bytes, numpy_array: Array) -> None:
-        given: Any = numpy_array
-        if not isinstance(given, np.ndarray):
+        value: Any = numpy_array
+        if not isinstance(value, np.ndarray):
             raise TypeError(f"Tensor(name: str, numpy_array: numpy.ndarray): got {type(name)} and {type(numpy_array)}")
         name = as_text("the name of a Tensor", name)
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
-        number = _NUMBERS.get(numpy_array.dtype)
+        number = _TYPE_NUMBERS.get(numpy_array.dtype)
         if number is None:
             number = numpy_to_triton_type(numpy_array.dtype)
             if number is None:
@@ -147,7 +147,7 @@ class Tensor:
         array = self._array if self._array.flags.writeable else self._array.copy()
         capsule = array.__dlpack__()
         if self._dtype == BF16:
-            ctypes.c_uint8.from_address(_POINTER(capsule, b"dltensor") + _CODE_AT).value = _BFLOAT
+            ctypes.c_uint8.from_address(_capsule_pointer(capsule, b"dltensor") + _CODE_OFFSET).value = _BFLOAT
         return capsule
 
     def __dlpack__(self, *, stream: Any = None) -> Any:
@@ -170,16 +170,16 @@ class Tensor:
             if tensor.__dlpack_device__()[0] == _CUDA:
                 raise TritonModelException(_NO_GPU)
             capsule = tensor.__dlpack__()
-        array, brain = _from_capsule(capsule)
+        array, is_bf16 = _from_capsule(capsule)
         if not array.flags.c_contiguous:
             raise TritonModelException(
                 "DLPack tensor is not contiguous. Only contiguous DLPack tensors that are stored in C-Order are "
                 "supported."
             )
-        made = Tensor(name, array)
-        if brain:
-            made._dtype = BF16
-        return made
+        result = Tensor(name, array)
+        if is_bf16:
+            result._dtype = BF16
+        return result
 
 
 _NO_GPU = "A tensor in GPU memory cannot be sent: move it to the CPU first."
@@ -191,7 +191,7 @@ class _Capsule:
     def __init__(self, capsule: Any) -> None:
         self._capsule = capsule
 
-    def __dlpack__(self, **terms: Any) -> Any:
+    def __dlpack__(self, **options: Any) -> Any:
         return self._capsule
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -200,23 +200,23 @@ class _Capsule:
 
 def _from_capsule(capsule: Any) -> tuple[Array, bool]:
     """Return the array, and whether its elements are BF16, as bit patterns."""
-    address = _POINTER(capsule, b"dltensor")
-    device = ctypes.c_int32.from_address(address + _DEVICE_AT).value
+    address = _capsule_pointer(capsule, b"dltensor")
+    device = ctypes.c_int32.from_address(address + _DEVICE_OFFSET).value
     if device not in {_CPU, _CUDA_HOST}:
         raise TritonModelException(
             _NO_GPU if device == _CUDA else f"DLDevice type {device} is not support by Python backend."
         )
-    code = ctypes.c_uint8.from_address(address + _CODE_AT)
-    brain = code.value == _BFLOAT
-    if brain:
+    code = ctypes.c_uint8.from_address(address + _CODE_OFFSET)
+    is_bf16 = code.value == _BFLOAT
+    if is_bf16:
         code.value = _UINT
-    return np.from_dlpack(_Capsule(capsule)), brain
+    return np.from_dlpack(_Capsule(capsule)), is_bf16
 
 
-def arrived(name: str, array: Array, number: int = 0) -> Tensor:
+def received_tensor(name: str, array: Array, number: int = 0) -> Tensor:
     """Create the tensor of an array received from the server. `number`: its datatype, 0 for the array's own."""
     tensor = Tensor.__new__(Tensor)
     tensor._name = name  # noqa: SLF001
     tensor._array = tensor.outgoing = array  # noqa: SLF001
-    tensor._dtype = number or _NUMBERS[array.dtype]  # noqa: SLF001
+    tensor._dtype = number or _TYPE_NUMBERS[array.dtype]  # noqa: SLF001
     return tensor

@@ -52,8 +52,8 @@ _CODINGS = (b"gzip", b"deflate")
 class GraphClaim:
     """What a request head says. Cached with the head's bytes. `header_lines` are the answer's, except its id."""
 
-    found = None
-    """The nodes that a request will reach are not known yet, so none of them can turn it away."""
+    lookup = None
+    """The nodes that a request will reach are not known yet, so none of them can reject it early."""
     __slots__ = (
         "coding", "content_type", "deployment", "fields", "header_lines", "method", "path", "puid", "request_id",
         "route",
@@ -85,12 +85,12 @@ class GraphClaim:
 
 
 class GraphService(CarryingService):
-    """Answers for the graph of one server. `others` answers Penstock's own paths. Threads: the event loop's."""
+    """Answers for the graph of one server. `fallback` answers Penstock's own paths. Threads: the event loop's."""
 
-    claims = GraphClaim
+    claim_type = GraphClaim
 
-    def __init__(self, graph: Graph, others: Service, limits: Limits) -> None:
-        super().__init__(graph.context.engine, others)
+    def __init__(self, graph: Graph, fallback: Service, limits: Limits) -> None:
+        super().__init__(graph.context.engine, fallback)
         self._graph = graph
         self._limits = limits
 
@@ -100,7 +100,7 @@ class GraphService(CarryingService):
         """Claim every path except Penstock's own."""
         path, _ = split_target(head.path, head.query)
         if is_penstock_path(path):
-            return self.others.claim(head)
+            return self.fallback.claim(head)
         claim = GraphClaim(head, path)
         claim.resolve(self._graph.deployment)
         purpose = claim.route.purpose if claim.route is not None else ""
@@ -127,7 +127,7 @@ class GraphService(CarryingService):
         """Answer with an error of the server's own."""
         _send_answer(connection, claim, "", *_error_answer(error))
 
-    def trouble(self, claim: Any, error: Exception) -> InferError:
+    def log_internal_error(self, claim: Any, error: Exception) -> InferError:
         """Log a failure under the client's request id, if it sent one."""
         return internal_error(error, "graph", claim.request_id)
 
@@ -148,7 +148,7 @@ class GraphService(CarryingService):
             status, answer = (failed.status if 200 <= failed.status <= 999 else 500), failed.message
         except Exception as error:  # noqa: BLE001 - the client gets an answer whatever it is
             is_expected = isinstance(error, GraphError | NoMetadataError | InferError | HttpError)
-            status, answer, retry_line = _error_answer(error if is_expected else self.trouble(claim, error))
+            status, answer, retry_line = _error_answer(error if is_expected else self.log_internal_error(claim, error))
         clear_task(connection)
         _send_answer(connection, claim, puid, status, answer, retry_line)
         method, duration_ns = claim.method.decode("latin-1").lower(), time.monotonic_ns() - started_ns

@@ -90,7 +90,7 @@ class SeldonInside:
         ]  # fmt: skip
         self._rows: Any = None
 
-    def opened(self) -> Reply:
+    def on_open(self) -> Reply:
         """Return the component's description."""
         return self.description.write(), None
 

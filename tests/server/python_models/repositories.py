@@ -54,7 +54,7 @@ def write_model(root: Path, name: str, code: str, config: str = "", toml: str = 
 
 
 def left_behind() -> set[int]:
-    """List the worker processes that this one has started and that are there still."""
+    """List the worker processes that this process has started and that still run."""
     found = set()
     for place in Path("/proc").iterdir():
         if place.name.isdigit():

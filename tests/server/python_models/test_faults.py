@@ -1,4 +1,4 @@
-"""Python models that are killed, hang, crash or take too much: who fails, who does not, and what is left behind."""
+"""Python models that are killed, hang, crash or use too much memory: which requests fail, and what is left behind."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def ask(client: triton_http.InferenceServerClient, model: str, value: float) -> 
 
 
 def until(met: Callable[[], bool]) -> None:
-    """Wait for what another process or the server does."""
+    """Wait for an effect in another process or in the server."""
     end = time.monotonic() + GUARD_S
     while not met():
         assert time.monotonic() < end
@@ -109,7 +109,7 @@ def until(met: Callable[[], bool]) -> None:
 
 
 class Clients:
-    """Clients that ask all the time, and a ledger of how each request ended."""
+    """Clients that send requests continuously, and a ledger of how each request ended."""
 
     def __init__(self, live: Live, count: int = 8) -> None:
         self.ledger: dict[int, list[str]] = {}
@@ -140,7 +140,7 @@ class Clients:
             thread.join()
 
 
-def test_a_killed_worker_fails_what_it_ran_and_nothing_else(tmp_path: Path) -> None:
+def test_a_killed_worker_fails_only_the_requests_that_it_ran(tmp_path: Path) -> None:
     write_model(tmp_path, "triple", TRIPLE, BATCHED)
     before = left_behind()
     with live_server(tmp_path) as live:
@@ -169,7 +169,7 @@ def test_a_killed_worker_fails_what_it_ran_and_nothing_else(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("value", "status"), [(-2, "503"), (-3, "503")])
-def test_a_crash_fails_its_own_request(tmp_path: Path, value: float, status: str) -> None:
+def test_a_crash_fails_only_the_request_that_caused_it(tmp_path: Path, value: float, status: str) -> None:
     write_model(tmp_path, "triple", TRIPLE, ONE)
     with live_server(tmp_path) as live, triton_http.InferenceServerClient(live.address) as client:
         with pytest.raises(InferenceServerException) as caught:
@@ -178,7 +178,7 @@ def test_a_crash_fails_its_own_request(tmp_path: Path, value: float, status: str
         assert ask(client, "triple", 2) == 6
 
 
-def test_a_call_that_hangs_is_ended_at_its_limit(tmp_path: Path) -> None:
+def test_a_hung_call_is_terminated_at_its_time_limit(tmp_path: Path) -> None:
     write_model(tmp_path, "triple", TRIPLE, ONE, "[worker]\ntimeout_s = 0.5\n")
     with live_server(tmp_path) as live, triton_http.InferenceServerClient(live.address) as client:
         with pytest.raises(InferenceServerException, match=r"limit of 0\.5 s"):
@@ -186,7 +186,7 @@ def test_a_call_that_hangs_is_ended_at_its_limit(tmp_path: Path) -> None:
         assert ask(client, "triple", 2) == 6
 
 
-def test_a_worker_that_takes_too_much_memory_is_ended(tmp_path: Path) -> None:
+def test_a_worker_above_its_memory_limit_is_killed(tmp_path: Path) -> None:
     write_model(tmp_path, "triple", TRIPLE, ONE, "[worker]\nmemory_mb = 300\n")
     with live_server(tmp_path) as live, triton_http.InferenceServerClient(live.address) as client:
         with pytest.raises(InferenceServerException) as caught:
@@ -195,7 +195,7 @@ def test_a_worker_that_takes_too_much_memory_is_ended(tmp_path: Path) -> None:
         assert ask(client, "triple", 2) == 6
 
 
-def test_readiness_tells_while_no_worker_runs(tmp_path: Path) -> None:
+def test_the_model_is_not_ready_while_it_has_no_worker(tmp_path: Path) -> None:
     slow = "import time, os\n" + TRIPLE.replace(
         "    def execute", "    def initialize(self, args):\n        time.sleep(0.3)\n\n    def execute"
     )
@@ -210,7 +210,7 @@ def test_readiness_tells_while_no_worker_runs(tmp_path: Path) -> None:
         assert client.is_model_ready("triple")
 
 
-def test_a_worker_that_cannot_be_started_again_is_the_reason_for_what_waits(tmp_path: Path) -> None:
+def test_waiting_requests_fail_with_the_reason_when_a_worker_cannot_restart(tmp_path: Path) -> None:
     once = TRIPLE.replace(
         "    def execute",
         """    def initialize(self, args):
@@ -232,7 +232,7 @@ def test_a_worker_that_cannot_be_started_again_is_the_reason_for_what_waits(tmp_
         assert not client.is_model_ready("triple")
 
 
-def test_a_server_ends_though_a_model_does_not(tmp_path: Path) -> None:
+def test_the_server_exits_while_a_model_hangs(tmp_path: Path) -> None:
     write_model(tmp_path, "triple", TRIPLE, ONE)
     before = left_behind()
     asked = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [-1]}]}
@@ -245,9 +245,7 @@ def test_a_server_ends_though_a_model_does_not(tmp_path: Path) -> None:
     assert left_behind() == before
 
 
-def test_a_client_that_ends_the_worker_again_and_again_keeps_nobody_waiting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_repeated_worker_crashes_do_not_delay_other_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     never = functools.partial(Backoff, first_s=10 * GUARD_S, max_s=10 * GUARD_S)
     monkeypatch.setattr(restarting, "Backoff", never)  # once it does not start again at once
     write_model(tmp_path, "triple", TRIPLE, ONE)
@@ -258,7 +256,7 @@ def test_a_client_that_ends_the_worker_again_and_again_keeps_nobody_waiting(
                 ask(client, "triple", -2)
 
 
-def test_a_worker_that_ends_as_it_says_that_an_answer_comes_later_leaves_nobody_waiting(tmp_path: Path) -> None:
+def test_a_worker_that_dies_before_a_deferred_answer_fails_the_request(tmp_path: Path) -> None:
     write_model(tmp_path, "leaving", LEAVING, ONE)
     fifo = tmp_path / "go"
     os.mkfifo(fifo)
@@ -277,7 +275,7 @@ def test_a_worker_that_ends_as_it_says_that_an_answer_comes_later_leaves_nobody_
         assert asked.result().status_code == 503
 
 
-def test_a_killed_worker_ends_the_streams_it_had(tmp_path: Path) -> None:
+def test_a_killed_worker_ends_its_streams_with_an_error(tmp_path: Path) -> None:
     write_model(tmp_path, "ticks", TICKS, TICKS_CONFIG)
     before = left_behind()
     with live_server(tmp_path) as live:
@@ -292,7 +290,7 @@ def test_a_killed_worker_ends_the_streams_it_had(tmp_path: Path) -> None:
             assert '"y":0' in next(line for line in answer.iter_lines() if line)
 
 
-def test_loading_and_unloading_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_repeated_loading_and_unloading_leaks_no_descriptors_or_threads(tmp_path: Path) -> None:
     write_model(tmp_path, "triple", TRIPLE, ONE)
     explicit = live_server(tmp_path, model_control_mode="explicit")
     with explicit as live, triton_http.InferenceServerClient(live.address) as client:
@@ -309,7 +307,7 @@ def test_loading_and_unloading_leaves_nothing_behind(tmp_path: Path) -> None:
         until(lambda: descriptors() <= files and threading.active_count() <= threads)  # one may be just ending
 
 
-def test_an_unloaded_model_is_finalized_and_its_workers_are_gone(tmp_path: Path) -> None:
+def test_unloading_finalizes_the_model_and_ends_its_workers(tmp_path: Path) -> None:
     folder = write_model(tmp_path, "triple", TRIPLE, BATCHED)
     before = left_behind()
     with live_server(tmp_path, model_control_mode="explicit") as live:
@@ -329,7 +327,7 @@ def test_an_unloaded_model_is_finalized_and_its_workers_are_gone(tmp_path: Path)
         ("undefined_variable", "name 'undefined_variable' is not defined"),
     ],
 )
-def test_what_a_model_says_as_it_is_finalized_is_in_the_log(
+def test_log_lines_and_errors_of_finalize_are_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, last: str, text: str
 ) -> None:
     caplog.set_level("INFO")

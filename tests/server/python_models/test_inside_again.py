@@ -1,4 +1,4 @@
-"""Requests that a Python model has executed again, in its worker."""
+"""Rescheduled requests of a Python model, in its worker."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ DECOUPLED = {**ITERATIVE, "model_transaction_policy": {"decoupled": True}}
 
 
 def execute(stage: Stage, number: int, value: int, **said: Any) -> Any:
-    """Execute one request. Returns: what the reply says."""
+    """Execute one request. Returns: the reply."""
     request = stage.request(number, ["IN"], correlation=1, **said)
     return stage.reply(stage.begin(EXECUTE, {"requests": [request]}, [np.array([value])]))[0]
 
 
-def test_a_request_that_leaves_to_come_back_is_named(opened: Open) -> None:
-    assert execute(opened("rescheduling", ITERATIVE), 3, 1) == {"answers": [None], "again": [3]}
+def test_the_reply_lists_rescheduled_requests(opened: Open) -> None:
+    assert execute(opened("rescheduling", ITERATIVE), 3, 1) == {"answers": [None], "rescheduled": [3]}
 
 
-def test_one_of_a_model_that_is_not_iterative_fails_in_triton_s_words(opened: Open) -> None:
-    said, _ = opened("rescheduling").ask({"IN": np.array([3])})
+def test_rescheduling_by_a_model_that_is_not_iterative_fails_with_triton_s_text(opened: Open) -> None:
+    said, _ = opened("rescheduling").execute_one({"IN": np.array([3])})
 
     assert said["error"]["code"] == "INVALID"
     assert "released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not" in said["error"]["message"]
 
 
 @pytest.mark.parametrize("parameters", [{}, {"keeps": True}])
-def test_it_is_answered_by_the_sender_of_any_execution(opened: Open, parameters: dict[str, Any]) -> None:
+def test_the_sender_of_any_execution_can_answer_a_rescheduled_request(opened: Open, parameters: dict[str, Any]) -> None:
     stage = opened("iterating", DECOUPLED)
 
-    said = [execute(stage, 4, 3, parameters=parameters).get("again", []) for _ in range(3)]
+    said = [execute(stage, 4, 3, parameters=parameters).get("rescheduled", []) for _ in range(3)]
 
     assert said == [[4], [4], []]
     answers = stage.answers_to(4)
@@ -43,17 +43,17 @@ def test_it_is_answered_by_the_sender_of_any_execution(opened: Open, parameters:
     assert [each["final"] for each, _ in answers] == [False, False, True]
 
 
-def test_an_answer_and_a_return_exclude_each_other(opened: Open) -> None:
-    said, _ = opened("rescheduling", ITERATIVE).ask({"IN": np.array([3])}, parameters={"answers": True})
+def test_returning_a_response_for_a_rescheduled_request_is_an_error(opened: Open) -> None:
+    said, _ = opened("rescheduling", ITERATIVE).execute_one({"IN": np.array([3])}, parameters={"answers": True})
 
     assert "Expected a None object in the execute function return list for reschduled" in said["error"]["message"]
 
 
-def test_one_that_is_cancelled_meanwhile_is_forgotten(opened: Open) -> None:
+def test_a_rescheduled_request_cancelled_before_its_next_execution_sends_nothing(opened: Open) -> None:
     stage = opened("iterating", DECOUPLED)
     execute(stage, 4, 3)
 
     stage.cancel(4)
     execute(stage, 5, 3)
 
-    assert [(whose, said["final"]) for _, whose, said, _ in stage.told] == [(4, False), (5, False)]
+    assert [(whose, said["final"]) for _, whose, said, _ in stage.messages] == [(4, False), (5, False)]

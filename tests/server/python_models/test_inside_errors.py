@@ -1,4 +1,4 @@
-"""What is said of a model.py that cannot be loaded: what its author can mend, and nothing of how it was imported."""
+"""The errors of a model.py that cannot be loaded: they show its own code, and nothing of how it was imported."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.server.python_models.inside.errors import failure_text, line_in, traceback_text
+from penstock.server.python_models.inside.errors import failure_text, line_of_error, traceback_text
 from penstock.server.python_models.messages import LOG
 from penstock.server.python_models.upcalls import Upcalls
 
@@ -26,7 +26,7 @@ def failure(file: Path) -> Exception:
     raise AssertionError
 
 
-def test_what_it_raises_is_told_with_its_own_frames_alone(tmp_path: Path) -> None:
+def test_error_texts_contain_only_frames_of_user_code(tmp_path: Path) -> None:
     file = tmp_path / "model.py"
     file.write_text("def licence():\n    raise RuntimeError('none found')\n\n\nlicence()\n")
     error = failure(file)
@@ -38,22 +38,24 @@ def test_what_it_raises_is_told_with_its_own_frames_alone(tmp_path: Path) -> Non
     assert second == f'  File "{file}", line 5, in <module>'
 
 
-def test_a_syntax_error_is_one_line(tmp_path: Path) -> None:
+def test_a_syntax_error_is_reported_in_one_line(tmp_path: Path) -> None:
     file = tmp_path / "model.py"
     file.write_text("def execute(self requests):\n")
     error = failure(file)
 
     assert failure_text(error) == traceback_text(error) == "SyntaxError: invalid syntax (model.py, line 1)"
-    assert line_in(str(file), error) == 1
+    assert line_of_error(str(file), error) == 1
 
 
-def test_a_traceback_stands_in_the_log_as_those_of_the_server(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_traceback_from_user_code_is_logged_as_the_exception_text(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     file = tmp_path / "model.py"
     file.write_text("raise RuntimeError('none found')\n")
     said = {"level": "error", "file": str(file), "line": 1, "message": traceback_text(failure(file))}
     nobody: Any = None
 
-    Upcalls(nobody, nobody, {"model": "m"}).take(LOG, 0, json.dumps(said).encode(), [])
+    Upcalls(nobody, nobody, {"model": "m"}).on_message(LOG, 0, json.dumps(said).encode(), [])
 
     (record,) = caplog.records
     assert record.getMessage() == f"{file}:1: RuntimeError: none found"

@@ -1,4 +1,4 @@
-"""A model.py in its worker: what it sees of a request, what of its answers is sent, and what its errors become."""
+"""A model.py in its worker: what it sees of a request, which answers are sent, and how its errors are reported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from penstock.backends.errors import Code, InferError
 from penstock.server.python_models.messages import LOG
-from tests.server.python_models.inside_stage import MODELS, Open, Stage, floats, terms_of
+from tests.server.python_models.inside_stage import MODELS, Open, Stage, floats, settings_of
 
 PACKAGED = """
 from importlib.resources import files
@@ -45,10 +45,10 @@ def test_a_batch_is_answered_in_order(opened: Open) -> None:
     assert [array.tolist() for array in arrays] == [[4, 6], [-2, -2], [11], [-1]]
 
 
-def test_only_the_outputs_that_were_asked_for_are_sent(opened: Open) -> None:
+def test_only_requested_outputs_are_sent(opened: Open) -> None:
     stage = opened("add_sub", {"output": [out("OUTPUT0"), out("OUTPUT1")]})
 
-    said, arrays = stage.ask({"INPUT0": floats(1), "INPUT1": floats(3)}, outputs=["OUTPUT1"])
+    said, arrays = stage.execute_one({"INPUT0": floats(1), "INPUT1": floats(3)}, outputs=["OUTPUT1"])
 
     assert said["outputs"] == ["OUTPUT1"]
     assert arrays[0].tolist() == [-2]
@@ -67,18 +67,18 @@ def test_only_the_outputs_that_were_asked_for_are_sent(opened: Open) -> None:
     ],
     ids=["bool", "int8", "no dimension", "no element", "in the arena", "strings", "no string"],
 )
-def test_tensors_come_back_as_they_were(opened: Open, array: Any) -> None:
-    _, arrays = opened("identity").ask({"IN": array})
+def test_tensors_are_returned_unchanged(opened: Open, array: Any) -> None:
+    _, arrays = opened("identity").execute_one({"IN": array})
 
     assert arrays[0].dtype == array.dtype
     assert arrays[0].shape == array.shape
     assert arrays[0].tolist() == array.tolist()
 
 
-def test_a_request_says_what_it_is(opened: Open) -> None:
+def test_the_model_can_read_all_properties_of_a_request(opened: Open) -> None:
     stage = opened("telling", {"output": [out("SEEN"), out("OTHER")]})
 
-    said, arrays = stage.ask(
+    said, arrays = stage.execute_one(
         {"IN": floats(1, 2), "TEXT": np.array([[b"a"]], np.object_)}, id="of mine", correlation="seq-1", flags=3,
         timeout_us=5000, parameters={"a": 1, "b": True, "c": "x"},
     )  # fmt: skip
@@ -96,11 +96,11 @@ def test_a_request_says_what_it_is(opened: Open) -> None:
     }  # fmt: skip
 
 
-def test_a_cancelled_request_says_so_even_before_it_runs(opened: Open) -> None:
+def test_a_request_cancelled_before_it_runs_reports_is_cancelled(opened: Open) -> None:
     stage = opened("telling")
     stage.cancel(1)
 
-    _, arrays = stage.ask()
+    _, arrays = stage.execute_one()
 
     assert json.loads(arrays[0][0])["cancelled"] is True
 
@@ -129,7 +129,7 @@ def test_a_cancelled_request_says_so_even_before_it_runs(opened: Open) -> None:
         ),
     ],
 )
-def test_what_goes_wrong_is_the_answer_to_all_of_the_batch_in_tritons_words(opened: Open, do: str, text: str) -> None:
+def test_an_error_in_execute_answers_the_whole_batch_with_tritons_text(opened: Open, do: str, text: str) -> None:
     stage = opened("wrong")
 
     answers, _ = stage.execute([stage.request(number, parameters={"do": do}) for number in (1, 2)])
@@ -138,10 +138,10 @@ def test_what_goes_wrong_is_the_answer_to_all_of_the_batch_in_tritons_words(open
     whole = "Failed to process the request(s) for model 'wrong_0_0', message: " + text.format(file=file)
     assert [said["error"] for said in answers] == [{"code": "INTERNAL", "message": whole}] * 2
     assert stage.execute([stage.request(3)])[0][0]["error"] is None
-    assert "Failed to process" in stage.of(LOG)[0]["message"]
+    assert "Failed to process" in stage.bodies_of(LOG)[0]["message"]
 
 
-def test_an_error_is_one_requests_own_with_its_code(opened: Open) -> None:
+def test_an_error_response_has_its_own_code_and_affects_one_request(opened: Open) -> None:
     stage = opened("wrong")
     codes = {
         "UNKNOWN": Code.UNKNOWN, "INTERNAL": Code.INTERNAL, "NOT_FOUND": Code.NOT_FOUND, "INVALID_ARG": Code.INVALID,
@@ -157,9 +157,9 @@ def test_an_error_is_one_requests_own_with_its_code(opened: Open) -> None:
     assert answers[2]["error"]["message"] == "no NOT_FOUND"
 
 
-def test_a_model_that_cannot_initialize_does_not_open(opened: Open) -> None:
+def test_an_exception_in_initialize_fails_opening(opened: Open) -> None:
     with pytest.raises(InferError) as refused:
-        Stage("wrong", args={**terms_of("wrong")["args"], "model_name": "initialize"})
+        Stage("wrong", args={**settings_of("wrong")["args"], "model_name": "initialize"})
 
     file = MODELS / "wrong" / "1" / "model.py"
     assert refused.value.code is Code.INTERNAL
@@ -174,7 +174,7 @@ def test_a_model_that_cannot_initialize_does_not_open(opened: Open) -> None:
         ("x = 1\n", "AttributeError: module '1.model' has no attribute 'TritonPythonModel'"),
     ],
 )
-def test_a_file_that_cannot_be_imported_does_not_open(tmp_path: Path, source: str, text: str) -> None:
+def test_an_import_error_fails_opening(tmp_path: Path, source: str, text: str) -> None:
     file = tmp_path / "1" / "model.py"
     file.parent.mkdir()
     file.write_text(source)
@@ -194,44 +194,44 @@ def test_a_model_without_execute_is_not_loaded(opened: Open, tmp_path: Path) -> 
         opened("idle", file=file)
 
 
-def test_what_finalize_raises_is_logged(opened: Open) -> None:
+def test_an_exception_in_finalize_is_logged(opened: Open) -> None:
     stage = opened("wrong")
 
     stage.finalize()
 
-    assert stage.of(LOG)[-1]["message"].endswith("ValueError: cannot end\n")
-    assert stage.of(LOG)[-1]["file"] == str(MODELS / "wrong" / "1" / "model.py")
-    assert stage.of(LOG)[-1]["line"] == 46
+    assert stage.bodies_of(LOG)[-1]["message"].endswith("ValueError: cannot end\n")
+    assert stage.bodies_of(LOG)[-1]["file"] == str(MODELS / "wrong" / "1" / "model.py")
+    assert stage.bodies_of(LOG)[-1]["line"] == 46
 
 
 def test_files_beside_the_model_can_be_imported(opened: Open) -> None:
-    _, arrays = opened("several_files").ask()
+    _, arrays = opened("several_files").execute_one()
 
     assert arrays[0].tolist() == [42]
 
 
-def test_the_versions_folder_is_a_package_whose_init_runs(opened: Open, tmp_path: Path) -> None:
+def test_the_version_folder_is_imported_as_a_package_with_its_init(opened: Open, tmp_path: Path) -> None:
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "__init__.py").write_text("ANSWER = 40\n")
     (tmp_path / "1" / "more.txt").write_text("2")
     (tmp_path / "1" / "model.py").write_text(PACKAGED)
 
-    _, arrays = opened("packaged", file=tmp_path / "1" / "model.py").ask()
+    _, arrays = opened("packaged", file=tmp_path / "1" / "model.py").execute_one()
 
     assert arrays[0].tolist() == [42]
 
 
-def test_a_folder_that_is_a_package_by_its_name_alone_has_its_files(opened: Open, tmp_path: Path) -> None:
+def test_a_version_folder_without_init_is_a_package_with_resources(opened: Open, tmp_path: Path) -> None:
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "more.txt").write_text("2")
     (tmp_path / "1" / "model.py").write_text(PACKAGED.replace("from . import ANSWER", "ANSWER = 40"))
 
-    _, arrays = opened("packaged", file=tmp_path / "1" / "model.py").ask()
+    _, arrays = opened("packaged", file=tmp_path / "1" / "model.py").execute_one()
 
     assert arrays[0].tolist() == [42]
 
 
-def test_a_configuration_is_completed(opened: Open) -> None:
+def test_auto_complete_config_completes_the_configuration(opened: Open) -> None:
     known = {"name": "completing", "max_batch_size": 0, "input": [], "output": []}
 
     stage = opened("completing", complete=known)
@@ -246,16 +246,16 @@ def test_a_configuration_is_completed(opened: Open) -> None:
     }  # fmt: skip
 
 
-def test_a_completion_that_contradicts_the_configuration_is_refused() -> None:
+def test_a_completion_that_contradicts_the_configuration_is_rejected() -> None:
     known = {"name": "completing", "input": [{"name": "IN", "data_type": "TYPE_INT32", "dims": [4]}]}
 
     with pytest.raises(InferError, match="configuration expects datatype TYPE_INT32 for input 'IN', model provides"):
         Stage("completing", complete=known)
 
 
-def test_a_bf16_input_goes_by_dlpack_only(opened: Open) -> None:
+def test_a_bf16_input_cannot_be_read_as_numpy(opened: Open) -> None:
     stage = opened("identity", {"input": [{"name": "IN", "data_type": "TYPE_BF16", "dims": [2]}]})
 
-    said, _ = stage.ask({"IN": np.array([0x3F80, 0], np.uint16)})
+    said, _ = stage.execute_one({"IN": np.array([0x3F80, 0], np.uint16)})
 
     assert "Tensor dtype is BF16 and cannot be converted to NumPy." in said["error"]["message"]

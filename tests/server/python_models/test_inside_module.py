@@ -20,7 +20,7 @@ import penstock.server
 from penstock.server.ipc.channel import Channel
 from penstock.server.python_models.inside.model_config import ModelConfig
 from penstock.server.python_models.inside.module import make_module
-from penstock.server.python_models.inside.outside import ServerProxy
+from penstock.server.python_models.inside.server_proxy import ServerProxy
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def pb_utils() -> Iterator[Any]:
 KINDS = ["uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64"]
 
 
-def test_every_type_has_its_number(pb_utils: Any) -> None:
+def test_datatypes_convert_to_and_from_numbers_and_names(pb_utils: Any) -> None:
     kinds = ["bool", *KINDS, "object"]
 
     assert [pb_utils.numpy_to_triton_type(np.dtype(kind)) for kind in kinds] == list(range(1, 14))
@@ -47,7 +47,7 @@ def test_every_type_has_its_number(pb_utils: Any) -> None:
     assert pb_utils.triton_string_to_numpy("TYPE_BOOL") is bool
 
 
-def test_strings_are_written_and_read(pb_utils: Any) -> None:
+def test_string_tensors_are_serialized_and_deserialized(pb_utils: Any) -> None:
     strings = np.array([[b"one", "zwölf"], [b"", 3]], np.object_)
 
     written = pb_utils.serialize_byte_tensor(strings)
@@ -63,7 +63,7 @@ def test_strings_are_written_and_read(pb_utils: Any) -> None:
     assert pb_utils.serialize_byte_tensor(np.zeros(1)) is None
 
 
-def test_a_tensor_is_an_array_with_a_name(pb_utils: Any) -> None:
+def test_a_tensor_exposes_its_name_datatype_shape_and_array(pb_utils: Any) -> None:
     tensor = pb_utils.Tensor("x", np.zeros((2, 3), np.float16))
 
     assert (tensor.name(), tensor.triton_dtype(), tensor.shape(), tensor.is_cpu()) == ("x", 10, [2, 3], True)
@@ -71,7 +71,7 @@ def test_a_tensor_is_an_array_with_a_name(pb_utils: Any) -> None:
     assert tensor.as_numpy()[0, 0] == 1
 
 
-def test_what_does_not_lie_in_order_is_copied(pb_utils: Any) -> None:
+def test_a_noncontiguous_array_is_copied(pb_utils: Any) -> None:
     tensor = pb_utils.Tensor("x", np.arange(6).reshape(2, 3).T)
 
     assert tensor.as_numpy().flags.c_contiguous
@@ -79,13 +79,13 @@ def test_what_does_not_lie_in_order_is_copied(pb_utils: Any) -> None:
     assert pb_utils.Tensor("x", np.array(3)).shape() == []
 
 
-def test_what_is_masked_is_sent_as_it_lies_in_memory(pb_utils: Any) -> None:
+def test_a_masked_array_is_sent_with_its_underlying_values(pb_utils: Any) -> None:
     masked = np.ma.array([1, 2], mask=[True, False], dtype=np.float32)
 
     assert pb_utils.Tensor("x", masked).outgoing.tobytes() == np.array([1, 2], np.float32).tobytes()
 
 
-def test_strings_are_sent_as_they_were_when_the_tensor_was_made(pb_utils: Any) -> None:
+def test_strings_are_sent_as_of_the_creation_of_the_tensor(pb_utils: Any) -> None:
     array = np.array(["a", b"b", 7], np.object_)
     tensor = pb_utils.Tensor("x", array)
     array[0] = "c"
@@ -98,12 +98,12 @@ def test_strings_are_sent_as_they_were_when_the_tensor_was_made(pb_utils: Any) -
 @pytest.mark.parametrize(
     "array", [np.array(["text"]), np.zeros(1, np.complex64), np.zeros(1, ">f4"), np.zeros(1, "M8[s]")]
 )
-def test_a_type_that_triton_has_not_is_refused(pb_utils: Any, array: Any) -> None:
+def test_a_numpy_dtype_that_triton_lacks_is_rejected(pb_utils: Any, array: Any) -> None:
     with pytest.raises(pb_utils.TritonModelException, match="NumPy dtype is not supported"):
         pb_utils.Tensor("x", array)
 
 
-def test_only_arrays_with_names_are_tensors(pb_utils: Any) -> None:
+def test_a_tensor_requires_a_name_and_a_numpy_array(pb_utils: Any) -> None:
     with pytest.raises(TypeError):
         pb_utils.Tensor("x", [1, 2])
     with pytest.raises(TypeError):
@@ -111,7 +111,7 @@ def test_only_arrays_with_names_are_tensors(pb_utils: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["f4", "i8", "u1", "?", "f2"])
-def test_tensors_travel_by_dlpack_over_the_same_memory(pb_utils: Any, kind: str) -> None:
+def test_dlpack_shares_the_memory_of_a_tensor(pb_utils: Any, kind: str) -> None:
     tensor = pb_utils.Tensor("x", np.ones((2, 2), kind))
 
     taken = np.from_dlpack(tensor)
@@ -123,7 +123,7 @@ def test_tensors_travel_by_dlpack_over_the_same_memory(pb_utils: Any, kind: str)
     assert pb_utils.Tensor.from_dlpack("z", np.ones(3)).shape() == [3]
 
 
-def test_dlpack_has_no_strings_and_no_strides(pb_utils: Any) -> None:
+def test_dlpack_rejects_strings_and_noncontiguous_tensors(pb_utils: Any) -> None:
     with pytest.raises(pb_utils.TritonModelException, match="string"):
         pb_utils.Tensor("x", np.array([b""], np.object_)).to_dlpack()
     with pytest.raises(pb_utils.TritonModelException, match="not contiguous"):
@@ -132,7 +132,7 @@ def test_dlpack_has_no_strings_and_no_strides(pb_utils: Any) -> None:
         pb_utils.Tensor.from_dlpack("x", object())
 
 
-def test_what_lies_on_a_gpu_is_refused(pb_utils: Any) -> None:
+def test_a_tensor_in_gpu_memory_is_rejected(pb_utils: Any) -> None:
     class OnGpu:
         def __dlpack__(self) -> None:
             raise AssertionError
@@ -144,11 +144,11 @@ def test_what_lies_on_a_gpu_is_refused(pb_utils: Any) -> None:
         pb_utils.Tensor.from_dlpack("x", OnGpu())
 
 
-def test_bf16_goes_by_dlpack(pb_utils: Any) -> None:
-    from penstock.server.python_models.inside.tensors import BF16, arrived
+def test_a_bf16_tensor_round_trips_through_dlpack(pb_utils: Any) -> None:
+    from penstock.server.python_models.inside.tensors import BF16, received_tensor
 
     bits = np.array([0x3F80, 0x4000], np.uint16)
-    back = pb_utils.Tensor.from_dlpack("y", arrived("x", bits, BF16).to_dlpack())
+    back = pb_utils.Tensor.from_dlpack("y", received_tensor("x", bits, BF16).to_dlpack())
 
     assert back.triton_dtype() == BF16
     assert back.outgoing.tolist() == bits.tolist()
@@ -156,7 +156,7 @@ def test_bf16_goes_by_dlpack(pb_utils: Any) -> None:
         back.as_numpy()
 
 
-def test_a_response_is_tensors_or_an_error(pb_utils: Any) -> None:
+def test_a_response_contains_tensors_or_an_error(pb_utils: Any) -> None:
     tensor = pb_utils.Tensor("x", np.zeros(1))
     error = pb_utils.TritonError("gone", pb_utils.TritonError.NOT_FOUND)
 
@@ -175,7 +175,7 @@ def test_a_response_is_tensors_or_an_error(pb_utils: Any) -> None:
     assert pb_utils.get_output_tensor_by_name(good, "y") is None
 
 
-def test_a_response_that_cannot_be_is_refused(pb_utils: Any) -> None:
+def test_an_invalid_response_is_rejected(pb_utils: Any) -> None:
     with pytest.raises(pb_utils.TritonModelException, match="Output tensor for inference response should not be empty"):
         pb_utils.InferenceResponse([None])
     with pytest.raises(TypeError):
@@ -191,10 +191,10 @@ def test_a_response_that_cannot_be_is_refused(pb_utils: Any) -> None:
 
 
 @pytest.mark.parametrize("number", [1 << 63, -(1 << 63) - 1, 1 << 64])
-def test_a_parameter_has_64_bits(pb_utils: Any, number: int) -> None:
-    with pytest.raises(pb_utils.TritonModelException, match="int to have 64 bits, 'big' has more"):
+def test_an_integer_parameter_beyond_64_bits_is_rejected(pb_utils: Any, number: int) -> None:
+    with pytest.raises(pb_utils.TritonModelException, match="int to fit 64 bits, 'big' does not"):
         pb_utils.InferenceResponse(parameters={"big": number})
-    with pytest.raises(pb_utils.TritonModelException, match="int to have 64 bits, 'big' has more"):
+    with pytest.raises(pb_utils.TritonModelException, match="int to fit 64 bits, 'big' does not"):
         pb_utils.InferenceRequest(model_name="m", requested_output_names=[], inputs=[], parameters={"big": number})
 
     kept = {"most": (1 << 63) - 1, "least": -(1 << 63), "yes": True}
@@ -205,12 +205,12 @@ def test_a_parameter_has_64_bits(pb_utils: Any, number: int) -> None:
     ("name", "number", "bits"),
     [("correlation_id", 1 << 64, 64), ("correlation_id", -1, 64), ("timeout", 1 << 64, 64), ("flags", 1 << 32, 32)],
 )
-def test_a_number_of_a_request_that_cannot_travel_is_refused(pb_utils: Any, name: str, number: int, bits: int) -> None:
-    with pytest.raises(TypeError, match=f"{name} is no unsigned number of {bits} bits"):
+def test_an_out_of_range_number_in_a_request_is_rejected(pb_utils: Any, name: str, number: int, bits: int) -> None:
+    with pytest.raises(TypeError, match=f"{name} is not an unsigned {bits}-bit number"):
         pb_utils.InferenceRequest(model_name="m", requested_output_names=[], inputs=[], **{name: number})
 
 
-def test_a_request_that_is_made_says_what_it_is(pb_utils: Any) -> None:
+def test_a_created_request_exposes_its_properties(pb_utils: Any) -> None:
     tensor = pb_utils.Tensor("x", np.zeros(1))
     request = pb_utils.InferenceRequest(
         model_name="m", requested_output_names=["b", "a"], inputs=[tensor], request_id="i", correlation_id="c",
@@ -229,7 +229,7 @@ def test_a_request_that_is_made_says_what_it_is(pb_utils: Any) -> None:
         request.get_response_sender()
 
 
-def test_a_sequence_is_named_by_the_element_of_a_corrid_tensor(pb_utils: Any) -> None:
+def test_the_element_of_a_corrid_tensor_is_a_valid_correlation_id(pb_utils: Any) -> None:
     corrid = pb_utils.Tensor("CORRID", np.array([[2**64 - 1]], np.uint64)).as_numpy()[0][0]
 
     request = pb_utils.InferenceRequest(model_name="m", requested_output_names=[], inputs=[], correlation_id=corrid)
@@ -239,7 +239,7 @@ def test_a_sequence_is_named_by_the_element_of_a_corrid_tensor(pb_utils: Any) ->
         pb_utils.InferenceRequest(model_name="m", requested_output_names=[], inputs=[], correlation_id=np.int64(-1))
 
 
-def test_a_request_that_cannot_be_is_refused(pb_utils: Any) -> None:
+def test_an_invalid_request_is_rejected(pb_utils: Any) -> None:
     with pytest.raises(pb_utils.TritonModelException, match="Correlation ID must be integer or string"):
         pb_utils.InferenceRequest(model_name="m", requested_output_names=[], inputs=[], correlation_id=1.5)
     for missing in ("inputs", "requested_output_names", "model_name", "request_id"):
@@ -254,7 +254,7 @@ def test_a_request_that_cannot_be_is_refused(pb_utils: Any) -> None:
         pb_utils.InferenceRequest(model_name="m", requested_output_names=[], inputs=[None])
 
 
-def test_bytes_are_as_good_as_text(pb_utils: Any) -> None:
+def test_text_arguments_accept_bytes(pb_utils: Any) -> None:
     strings = np.array([b"m", b"y", b"i"], np.object_)  # what a string tensor holds
     request = pb_utils.InferenceRequest(
         model_name=strings[0], requested_output_names=[strings[1]], inputs=[], request_id=strings[2]
@@ -268,7 +268,7 @@ def test_bytes_are_as_good_as_text(pb_utils: Any) -> None:
         pb_utils.Logger.log_info(3)
 
 
-def test_arguments_of_another_type_are_refused_even_if_they_are_empty(pb_utils: Any) -> None:
+def test_arguments_of_a_wrong_type_are_rejected_even_if_empty(pb_utils: Any) -> None:
     with pytest.raises(pb_utils.TritonModelException, match="Expect dict, got <class 'list'>"):
         pb_utils.InferenceResponse(parameters=[])
     for level in (None, 1):
@@ -276,7 +276,7 @@ def test_arguments_of_another_type_are_refused_even_if_they_are_empty(pb_utils: 
             pb_utils.Logger.log("text", level)
 
 
-def test_metrics_refuse_what_their_kind_cannot_do(pb_utils: Any) -> None:
+def test_metrics_reject_operations_that_their_kind_does_not_support(pb_utils: Any) -> None:
     counter = pb_utils.MetricFamily("c", "", pb_utils.MetricFamily.COUNTER)
     histogram = pb_utils.MetricFamily("h", "", pb_utils.MetricFamily.HISTOGRAM)
     gauge = pb_utils.MetricFamily("g", "", pb_utils.MetricFamily.GAUGE)
@@ -292,19 +292,19 @@ def test_metrics_refuse_what_their_kind_cannot_do(pb_utils: Any) -> None:
         histogram.Metric(buckets=[1, 2]).value()
     with pytest.raises(wrong, match="KIND_GAUGE does not support Observe"):
         gauge.Metric().observe(1)
-    with pytest.raises(wrong, match="a histogram has buckets"):
+    with pytest.raises(wrong, match="a histogram requires buckets"):
         histogram.Metric()
     with pytest.raises(wrong, match="ascending"):
         histogram.Metric(labels={"a": "b"}, buckets=[2, 1])
-    with pytest.raises(wrong, match="no label"):
+    with pytest.raises(wrong, match="invalid label"):
         gauge.Metric({"a": 1})
-    with pytest.raises(wrong, match="no metric can be named 'a b'"):
+    with pytest.raises(wrong, match="invalid metric name 'a b'"):
         pb_utils.MetricFamily("a b", "", pb_utils.MetricFamily.GAUGE)
     histogram.Metric({"empty": ""}, buckets=[])
     assert gauge.Metric({"a": "1"}) is gauge.Metric({"a": "1"})
 
 
-def test_families_of_one_name_are_one_until_the_last_of_them(pb_utils: Any) -> None:
+def test_metric_families_of_the_same_name_share_their_state(pb_utils: Any) -> None:
     first = pb_utils.MetricFamily("same", "one", pb_utils.MetricFamily.COUNTER)
     second = pb_utils.MetricFamily("same", "two", pb_utils.MetricFamily.COUNTER)
     metric = first.Metric({"a": "b"})
@@ -312,11 +312,11 @@ def test_families_of_one_name_are_one_until_the_last_of_them(pb_utils: Any) -> N
     metric.increment(7.5)
 
     assert second.Metric({"a": "b"}).value() == 7.5
-    with pytest.raises(pb_utils.TritonModelException, match="'same' is a counter already, and no gauge"):
+    with pytest.raises(pb_utils.TritonModelException, match="'same' already exists as a counter, not as a gauge"):
         pb_utils.MetricFamily("same", "one", pb_utils.MetricFamily.GAUGE)
 
 
-def test_a_metric_ends_with_its_family(pb_utils: Any) -> None:
+def test_a_metric_is_unusable_after_its_family_is_deleted(pb_utils: Any) -> None:
     family = pb_utils.MetricFamily(name="g", description="", kind=pb_utils.MetricFamily.GAUGE)
     metric = family.Metric(labels={})
     del family
@@ -329,7 +329,7 @@ def config(**known: Any) -> ModelConfig:
     return ModelConfig(json.dumps({"name": "m", "max_batch_size": 0, "input": [], "output": []} | known))
 
 
-def test_a_configuration_is_added_to() -> None:
+def test_setters_add_to_the_configuration() -> None:
     known = config(input=[{"name": "a", "data_type": "TYPE_INVALID", "dims": []}])
 
     known.add_input({"name": "a", "data_type": "TYPE_INT8", "dims": [2]})
@@ -372,12 +372,12 @@ IN = {"name": "a", "data_type": "TYPE_INT8", "dims": [2]}
         ),
     ],
 )
-def test_a_configuration_is_not_contradicted(known: dict[str, Any], do: Any, text: str) -> None:
+def test_setters_cannot_contradict_the_configuration(known: dict[str, Any], do: Any, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         do(config(**known))
 
 
-def test_questions_to_a_configuration(pb_utils: Any) -> None:
+def test_configuration_lookups(pb_utils: Any) -> None:
     model = {"input": [IN], "output": [], "model_transaction_policy": {"decoupled": True}}
 
     assert pb_utils.get_input_config_by_name(model, "a") == IN
@@ -388,7 +388,7 @@ def test_questions_to_a_configuration(pb_utils: Any) -> None:
     assert pb_utils.get_model_dir() == "/models/m/1"
 
 
-def test_every_name_is_in_the_docs(pb_utils: Any) -> None:
+def test_every_public_name_is_documented(pb_utils: Any) -> None:
     text = (Path(__file__).parents[3] / "docs" / "python-models.md").read_text("utf-8")
     names = {name for name in vars(pb_utils) if not name.startswith("__")}
 
@@ -396,7 +396,7 @@ def test_every_name_is_in_the_docs(pb_utils: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_needs_numpy_and_nothing_else_and_no_newer_python_than_3_10() -> None:
+def test_a_worker_requires_only_numpy_and_python_3_10() -> None:
     folders = [f"{each.__name__.split('.')[1]}={next(iter(each.__path__))}" for each in _packages()]
     program = f"""
 import ast

@@ -1,4 +1,4 @@
-"""Answers that are told: by decoupled models, and by others that use a request's sender."""
+"""Answers sent through a ResponseSender, by decoupled models and others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.server.python_models.messages import CANCEL, GO_ON, HOLD, LOG
+from penstock.server.python_models.messages import CANCEL, LOG, PAUSE, RESUME
 from tests.server.python_models.inside_stage import Open
 
 DECOUPLED = {"model_transaction_policy": {"decoupled": True}}
@@ -18,7 +18,7 @@ def ints(*values: int) -> Any:
     return np.array(values, np.int32)
 
 
-def test_a_decoupled_model_answers_from_its_own_thread_until_the_last_mark(opened: Open) -> None:
+def test_a_decoupled_model_sends_answers_from_its_thread_until_the_final_flag(opened: Open) -> None:
     stage = opened("repeat", DECOUPLED)
 
     answers, _ = stage.execute([stage.request(5, ["IN"]), stage.request(6, ["IN"])], [ints(4, 2), ints()])
@@ -30,72 +30,72 @@ def test_a_decoupled_model_answers_from_its_own_thread_until_the_last_mark(opene
     assert [said["outputs"] for said, _ in stage.answers_to(6)] == [None]
 
 
-@pytest.mark.parametrize("kind", [GO_ON, CANCEL])
-def test_a_request_that_is_held_waits_with_its_answers_and_no_other_does(opened: Open, kind: int) -> None:
+@pytest.mark.parametrize("kind", [RESUME, CANCEL])
+def test_a_paused_request_holds_its_answers_without_pausing_other_requests(opened: Open, kind: int) -> None:
     stage = opened("repeat", DECOUPLED)
-    stage.here.send(HOLD, 5)
+    stage.server_channel.send(PAUSE, 5)
 
     stage.execute([stage.request(5, ["IN"]), stage.request(6, ["IN"])], [ints(4, 2), ints(3, 1)])
 
     assert len(stage.answers_to(6)) == 3
-    assert [number for _, number, _, _ in stage.told if number == 5] == []
-    stage.here.send(kind, 5)
+    assert [number for _, number, _, _ in stage.messages if number == 5] == []
+    stage.server_channel.send(kind, 5)
     assert len(stage.answers_to(5)) == 3
 
 
-def test_an_async_decoupled_model_answers_after_its_call(opened: Open) -> None:
+def test_an_async_decoupled_model_answers_after_execute_returns(opened: Open) -> None:
     stage = opened("square", DECOUPLED)
 
-    assert stage.ask({"IN": ints(2)})[0] is None
+    assert stage.execute_one({"IN": ints(2)})[0] is None
 
     assert [(said["final"], arrays[0].tolist()) for said, arrays in stage.answers_to(1)] == [(False, [2]), (True, [2])]
 
 
-def test_what_an_async_decoupled_model_raises_is_the_last_answer(opened: Open) -> None:
+def test_an_exception_in_an_async_decoupled_model_is_the_last_answer(opened: Open) -> None:
     stage = opened("square", DECOUPLED)
 
-    stage.ask({"IN": ints(1001)})
+    stage.execute_one({"IN": ints(1001)})
 
     ((said, _),) = stage.answers_to(1)
     assert "message: ValueError: too many" in said["error"]["message"]
-    stage.until(lambda: bool(stage.of(LOG)))
+    stage.until(lambda: bool(stage.bodies_of(LOG)))
 
 
 @pytest.mark.parametrize(
     ("do", "said"),
     [("exit", "SystemExit: bye"), ("cancel", "CancelledError: "), ("stop", ""), ("exit in a task", "")],
 )
-def test_a_coroutine_that_ends_its_loop_harms_its_own_request_only(opened: Open, do: str, said: str) -> None:
+def test_a_coroutine_that_stops_the_event_loop_fails_only_its_own_request(opened: Open, do: str, said: str) -> None:
     stage = opened("async_ending")
 
-    ended, _ = stage.ask(parameters={"do": do})
+    ended, _ = stage.execute_one(parameters={"do": do})
 
     assert (f"message: {said}" in ended["error"]["message"]) if said else (ended["error"] is None)
-    assert stage.ask(parameters={"do": "nothing"})[0]["error"] is None
+    assert stage.execute_one(parameters={"do": "nothing"})[0]["error"] is None
 
 
 @pytest.mark.parametrize(("do", "said"), [("exit", "SystemExit: bye"), ("cancel", "CancelledError: ")])
-def test_a_decoupled_coroutine_that_ends_its_loop_has_a_last_answer(opened: Open, do: str, said: str) -> None:
+def test_a_decoupled_coroutine_that_stops_the_event_loop_gets_a_last_answer(opened: Open, do: str, said: str) -> None:
     stage = opened("async_ending", DECOUPLED)
 
-    stage.ask(parameters={"do": do})
+    stage.execute_one(parameters={"do": do})
 
     ((ended, _),) = stage.answers_to(1)
     assert f"message: {said}" in ended["error"]["message"]
 
 
-def test_a_request_that_is_let_go_of_is_answered_with_an_error(opened: Open) -> None:
+def test_a_request_dropped_by_a_decoupled_model_is_answered_with_an_error(opened: Open) -> None:
     stage = opened("square", DECOUPLED)
 
-    stage.ask({"IN": ints(-1)})
+    stage.execute_one({"IN": ints(-1)})
     gc.collect()
 
     ((said, _),) = stage.answers_to(1)
-    assert said["error"]["message"] == "The model has let go of the request without a final response."
+    assert said["error"]["message"] == "The model dropped the request without sending a final response."
 
 
-def test_a_decoupled_model_may_return_nothing_only(opened: Open) -> None:
-    said, _ = opened("identity", DECOUPLED).ask({"IN": ints(1)})
+def test_a_decoupled_model_must_return_none(opened: Open) -> None:
+    said, _ = opened("identity", DECOUPLED).execute_one({"IN": ints(1)})
 
     assert said["error"]["message"].endswith(
         "Python model 'identity_0_0' is using the decoupled mode and the execute function must return None."
@@ -103,10 +103,10 @@ def test_a_decoupled_model_may_return_nothing_only(opened: Open) -> None:
 
 
 @pytest.mark.parametrize("do", ["send", "send in two"])
-def test_a_model_may_answer_by_the_sender_instead(opened: Open, do: str) -> None:
+def test_a_model_can_answer_through_the_response_sender(opened: Open, do: str) -> None:
     stage = opened("sender")
 
-    answer, _ = stage.ask(parameters={"do": do})
+    answer, _ = stage.execute_one(parameters={"do": do})
 
     assert answer is None
     told = stage.answers_to(1)
@@ -114,8 +114,8 @@ def test_a_model_may_answer_by_the_sender_instead(opened: Open, do: str) -> None
     assert told[-1][0]["final"]
 
 
-def test_a_model_that_got_its_sender_may_return_its_answer(opened: Open) -> None:
-    answer, arrays = opened("sender").ask(parameters={"do": "return it"})
+def test_a_model_can_return_its_answer_after_getting_the_response_sender(opened: Open) -> None:
+    answer, arrays = opened("sender").execute_one(parameters={"do": "return it"})
 
     assert answer["final"]
     assert arrays[0].tolist() == [b"return it"]
@@ -129,26 +129,26 @@ def test_a_model_that_got_its_sender_may_return_its_answer(opened: Open) -> None
         ("flag", "Unable to send response. Unsupported flag provided."),
     ],
 )
-def test_what_may_not_be_sent_is_said_where_it_is_sent(opened: Open, do: str, text: str) -> None:
-    answer, _ = opened("sender").ask(parameters={"do": do})
+def test_an_invalid_send_raises_in_the_model(opened: Open, do: str, text: str) -> None:
+    answer, _ = opened("sender").execute_one(parameters={"do": do})
 
     assert answer["error"]["message"].endswith(text)
 
 
-def test_a_request_is_not_answered_twice(opened: Open) -> None:
+def test_a_request_cannot_be_answered_twice(opened: Open) -> None:
     stage = opened("sender")
 
-    answer, _ = stage.ask(parameters={"do": "send and return"})
+    answer, _ = stage.execute_one(parameters={"do": "send and return"})
 
     assert answer is None
     assert [said["final"] for said, _ in stage.answers_to(1)] == [True]
-    assert "cannot send more than one response" in stage.of(LOG)[0]["message"]
+    assert "cannot send more than one response" in stage.bodies_of(LOG)[0]["message"]
 
 
-def test_a_request_without_an_answer_is_answered_with_an_error(opened: Open) -> None:
+def test_a_request_without_a_final_response_is_answered_with_an_error(opened: Open) -> None:
     stage = opened("sender")
 
-    stage.ask(parameters={"do": "forget"})
+    stage.execute_one(parameters={"do": "forget"})
     gc.collect()
 
     assert stage.answers_to(1)[0][0]["error"]["code"] == "INTERNAL"

@@ -1,4 +1,4 @@
-"""A Python model in a process of its own, as the server starts it."""
+"""A Python model in a worker process, as the server starts it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 
 from penstock.backends.errors import InferError
-from penstock.server.python_models.messages import ANSWER, CALL, CALLED, EXECUTE
+from penstock.server.python_models.messages import ANSWER, CALL, CALL_ANSWER, EXECUTE
 from penstock.server.workers.kinds import PING
 from penstock.server.workers.order import Order
 from penstock.server.workers.worker import Worker
-from tests.server.python_models.inside_stage import GUARD_S, answer, floats, terms_of
+from tests.server.python_models.inside_stage import GUARD_S, answer, floats, settings_of
 
 pytestmark = pytest.mark.slow
 
 
 def order(name: str, **config: Any) -> Order:
-    return Order("penstock.server.python_models.inside.service", terms_of(name, config), f"model '{name}'")
+    return Order("penstock.server.python_models.inside.service", settings_of(name, config), f"model '{name}'")
 
 
 def request(number: int, **said: Any) -> dict[str, Any]:
@@ -42,11 +42,11 @@ async def ended(worker: Worker) -> None:
         os.kill(worker.pid, 0)
 
 
-def test_a_model_calls_another_while_its_own_call_runs() -> None:
+def test_a_model_calls_another_model_during_execute() -> None:
     async def scene() -> None:
         def said(kind: int, number: int, body: bytes, arrays: list[Any]) -> None:
             if kind == CALL:
-                worker.send_message(CALLED, number, json.dumps(answer(["OUT"])).encode(), [arrays[0] * 2])
+                worker.send_message(CALL_ANSWER, number, json.dumps(answer(["OUT"])).encode(), [arrays[0] * 2])
 
         worker = Worker(order("caller"), on_message=said)
         await worker.ready
@@ -61,7 +61,7 @@ def test_a_model_calls_another_while_its_own_call_runs() -> None:
     asyncio.run(asyncio.wait_for(scene(), GUARD_S))
 
 
-def test_a_decoupled_model_answers_after_its_call() -> None:
+def test_a_decoupled_model_answers_after_execute_returns() -> None:
     async def scene() -> None:
         whole: asyncio.Future[list[float]] = asyncio.get_running_loop().create_future()
         values: list[float] = []
@@ -84,7 +84,7 @@ def test_a_decoupled_model_answers_after_its_call() -> None:
     asyncio.run(asyncio.wait_for(scene(), GUARD_S))
 
 
-def test_what_a_request_was_made_of_is_given_back_when_it_is_answered() -> None:
+def test_the_shared_memory_of_a_request_is_freed_when_it_is_answered() -> None:
     async def scene() -> None:
         worker = Worker(order("identity"))
         await worker.ready
@@ -100,13 +100,13 @@ def test_what_a_request_was_made_of_is_given_back_when_it_is_answered() -> None:
     asyncio.run(asyncio.wait_for(scene(), GUARD_S))
 
 
-def test_a_model_that_cannot_be_imported_says_why(tmp_path: Any) -> None:
+def test_an_import_error_is_reported_with_its_reason(tmp_path: Any) -> None:
     file = tmp_path / "1" / "model.py"
     file.parent.mkdir()
     file.write_text("import no_such_module\n")
 
     async def scene() -> None:
-        settings = terms_of("broken", None, file)
+        settings = settings_of("broken", None, file)
         worker = Worker(Order("penstock.server.python_models.inside.service", settings, "model 'broken'"))
         with pytest.raises(InferError, match="No module named 'no_such_module'"):
             await worker.ready

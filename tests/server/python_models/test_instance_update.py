@@ -1,6 +1,6 @@
-"""Python models that are loaded again with other instance groups: who is initialized, who is finalized, who is not.
+"""Python models that are reloaded with other instance groups: which instances are initialized and finalized.
 
-What is checked is what Triton's own L0_model_update checks.
+The cases are those of Triton's own L0_model_update.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Stage:
 
 
 def until(met: Callable[[], bool]) -> None:
-    """Wait for what another process does."""
+    """Wait for an effect in another process."""
     end = time.monotonic() + GUARD_S
     while not met():
         assert time.monotonic() < end
@@ -143,7 +143,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
             gate.unlink()
 
 
-def test_instances_are_added_and_ended_one_by_one(stage: Stage) -> None:
+def test_changing_the_count_adds_or_ends_only_the_difference(stage: Stage) -> None:
     assert stage.load(cpu(3)) == (3, 0)
     assert stage.load(cpu(4)) == (4, 0)
     assert stage.load(cpu(3)) == (4, 1)
@@ -154,7 +154,7 @@ def test_instances_are_added_and_ended_one_by_one(stage: Stage) -> None:
         stage.ask()
 
 
-def test_groups_that_say_the_same_are_one_whatever_their_names(stage: Stage) -> None:
+def test_groups_that_differ_only_in_name_are_treated_as_one(stage: Stage) -> None:
     other = 'host_policy: "other"'
     assert stage.load(f"{cpu(2)}, {cpu(1, other)}") == (3, 0)
     assert stage.load(f"{cpu(1)}, {cpu(3, other)}") == (5, 1)
@@ -162,7 +162,7 @@ def test_groups_that_say_the_same_are_one_whatever_their_names(stage: Stage) -> 
     assert stage.load(f"{cpu(1, other)}, {cpu(1, other)}, {cpu(2, named)}") == (6, 2)
 
 
-def test_a_configuration_that_is_wrong_changes_nothing(stage: Stage) -> None:
+def test_an_invalid_configuration_changes_nothing(stage: Stage) -> None:
     assert stage.load(cpu(3)) == (3, 0)
 
     with pytest.raises(InferenceServerException):
@@ -175,7 +175,7 @@ def test_a_configuration_that_is_wrong_changes_nothing(stage: Stage) -> None:
     assert stage.load(cpu(2)) == (3, 1)
 
 
-def test_with_another_file_all_are_made_anew(stage: Stage) -> None:
+def test_a_changed_file_replaces_all_instances(stage: Stage) -> None:
     assert stage.load(cpu(2)) == (2, 0)
     with (stage.root / "m" / "1" / "model.py").open("a") as file:
         file.write("\n# another\n")
@@ -183,12 +183,12 @@ def test_with_another_file_all_are_made_anew(stage: Stage) -> None:
     assert stage.load(cpu(3)) == (5, 2)
 
 
-def test_with_another_field_all_are_made_anew(stage: Stage) -> None:
+def test_a_change_of_another_field_replaces_all_instances(stage: Stage) -> None:
     assert stage.load(cpu(2)) == (2, 0)
     assert stage.load(cpu(1), rows=8) == (3, 2)
 
 
-def test_one_is_added_while_another_is_busy(stage: Stage) -> None:
+def test_an_instance_is_added_while_another_instance_is_busy(stage: Stage) -> None:
     stage.load(cpu(1))
     (stage.notes / "no_execute").touch()
     with ThreadPoolExecutor() as pool:
@@ -204,7 +204,7 @@ def test_one_is_added_while_another_is_busy(stage: Stage) -> None:
         assert busy.result()
 
 
-def test_one_that_is_busy_is_ended_when_it_has_answered_and_not_waited_for(stage: Stage) -> None:
+def test_a_busy_instance_ends_after_its_answer_without_delaying_the_load(stage: Stage) -> None:
     stage.load(cpu(2))
     (stage.notes / "no_execute").touch()
     with ThreadPoolExecutor() as pool:
@@ -220,7 +220,7 @@ def test_one_that_is_busy_is_ended_when_it_has_answered_and_not_waited_for(stage
     until(lambda: stage.counts == (2, 1))
 
 
-def test_requests_are_answered_while_one_is_being_added(stage: Stage) -> None:
+def test_requests_are_answered_while_an_instance_is_being_added(stage: Stage) -> None:
     stage.load(cpu(1))
     (stage.notes / "no_initialize").touch()
     stage.configure(cpu(2))
@@ -237,7 +237,7 @@ def test_requests_are_answered_while_one_is_being_added(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["direct {}", "oldest { max_candidate_sequences: 2 }"])
-def test_sequences_go_on_where_they_began_and_their_instance_is_ended_after_them(stage: Stage, strategy: str) -> None:
+def test_sequences_stay_on_their_instance_which_ends_after_them(stage: Stage, strategy: str) -> None:
     def load(count: int) -> tuple[int, int]:
         stage.configure(cpu(count))
         with (stage.root / "m" / "config.pbtxt").open("a") as file:
@@ -256,7 +256,7 @@ def test_sequences_go_on_where_they_began_and_their_instance_is_ended_after_them
     assert stage.step(1, end=True)
 
 
-def test_resources_that_change_are_other_instances(stage: Stage) -> None:
+def test_changed_rate_limiter_resources_replace_the_instances(stage: Stage) -> None:
     needs = "rate_limiter {{ resources [ {{ name: 'r' count: {} }} ] }}"
     assert stage.load(cpu(2, needs.format(2))) == (2, 0)
     assert stage.load(cpu(3, needs.format(2))) == (3, 0)
@@ -264,7 +264,7 @@ def test_resources_that_change_are_other_instances(stage: Stage) -> None:
     until(lambda: stage.counts == (6, 3))
 
 
-def test_loads_at_once_come_one_after_another_and_lose_no_request(stage: Stage) -> None:
+def test_concurrent_loads_run_in_order_and_lose_no_requests(stage: Stage) -> None:
     stage.load(cpu(2))
     stop = threading.Event()
 
@@ -290,14 +290,14 @@ def test_loads_at_once_come_one_after_another_and_lose_no_request(stage: Stage) 
     until(lambda: stage.noted("initialized") - stage.noted("finalized") == 2)
 
 
-def test_the_configuration_tells_what_there_is_now(stage: Stage) -> None:
+def test_the_reported_configuration_has_the_current_instance_count(stage: Stage) -> None:
     stage.load(cpu(1))
     stage.load(cpu(3))
 
     assert stage.client.get_model_config("m").config.instance_group[0].count == 3
 
 
-def test_a_request_may_say_the_groups(stage: Stage) -> None:
+def test_a_load_request_can_specify_the_instance_groups(stage: Stage) -> None:
     stage.load(cpu(1))
     config = stage.client.get_model_config("m", as_json=True)["config"]
     sent = {key: config[key] for key in ("name", "backend", "input", "output")} | {"max_batch_size": 4}

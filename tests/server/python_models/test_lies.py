@@ -1,4 +1,4 @@
-"""Python models whose worker answers what cannot be read: the requests of that Batch have their end, others go on."""
+"""Python models whose worker sends unreadable answers: the requests of that Batch fail, and others continue."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def ask(url: str, name: str = "") -> int:
     "forged",
     ['[19, 2, ""]', '[19, 2, "{}"]', '[19, 2, "{\\"answers\\": [5]}"]', '[20, 2, "[]"]', '[64, 1, "[]"]'],
 )
-def test_an_answer_that_cannot_be_read_is_an_error_of_its_batch(tmp_path: Path, forged: str) -> None:
+def test_an_unreadable_answer_fails_only_its_batch(tmp_path: Path, forged: str) -> None:
     write_model(tmp_path, "m", FORGING, ONE)
     with live_server(tmp_path) as live:
         assert ask(live.url, forged) in {500, 503}

@@ -1,4 +1,4 @@
-"""Python models as clients meet them: a live server, tritonclient, and model.py files in workers."""
+"""Python models as seen by clients: a live server, tritonclient, and model.py files in workers."""
 
 from __future__ import annotations
 
@@ -305,7 +305,7 @@ def test_a_model_answers_over_grpc(live: Live) -> None:
     assert result.as_numpy("y").tolist() == [[2, 4]]
 
 
-def test_only_the_outputs_asked_for_come(http: Any) -> None:
+def test_only_requested_outputs_are_returned(http: Any) -> None:
     inputs = [triton_http.InferInput(name, [4], "FP32") for name in ("INPUT0", "INPUT1")]
     for given in inputs:
         given.set_data_from_numpy(np.arange(4, dtype=np.float32))
@@ -323,7 +323,7 @@ def test_only_the_outputs_asked_for_come(http: Any) -> None:
         (71, "InferenceRequest(s) size is:1, and InferenceResponse(s) size is:2"),
     ],
 )
-def test_what_is_wrong_is_said_and_the_next_request_is_served(http: Any, first: float, text: str) -> None:
+def test_an_error_is_reported_and_the_next_request_is_served(http: Any, first: float, text: str) -> None:
     with pytest.raises(InferenceServerException, match=r"(?s).*") as caught:
         http.infer("echo", x(first, 1))
 
@@ -331,7 +331,7 @@ def test_what_is_wrong_is_said_and_the_next_request_is_served(http: Any, first: 
     assert http.infer("echo", x(3)).as_numpy("y").tolist() == [[6]]
 
 
-def test_requests_share_an_execute_where_the_model_is_to_batch(live: Live) -> None:
+def test_requests_share_an_execute_with_dynamic_batching(live: Live) -> None:
     with triton_http.InferenceServerClient(live.address, concurrency=4) as client:
         under_way = [client.async_infer("batching", x(70)) for _ in range(4)]
         sizes = [each.get_result().as_numpy("y")[0, 0] for each in under_way]
@@ -339,7 +339,7 @@ def test_requests_share_an_execute_where_the_model_is_to_batch(live: Live) -> No
     assert max(sizes) > 1
 
 
-def test_requests_run_alone_where_no_scheduler_is_asked_for(live: Live) -> None:
+def test_requests_run_alone_without_a_scheduler(live: Live) -> None:
     with triton_http.InferenceServerClient(live.address, concurrency=4) as client:
         under_way = [client.async_infer("echo", x(70)) for _ in range(8)]
         sizes = {each.get_result().as_numpy("y")[0, 0] for each in under_way}
@@ -347,7 +347,7 @@ def test_requests_run_alone_where_no_scheduler_is_asked_for(live: Live) -> None:
     assert sizes == {1}
 
 
-def test_a_model_sees_what_a_request_says(http: Any) -> None:
+def test_a_model_sees_the_properties_of_a_request(http: Any) -> None:
     found = seen(http, "seen", request_id="abc", parameters={"mine": 3})
 
     assert (found["id"], found["parameters"]["mine"]) == ("abc", 3)
@@ -359,7 +359,7 @@ def test_a_model_sees_what_a_request_says(http: Any) -> None:
 @pytest.mark.parametrize("model", ["seen", "short"])
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 @pytest.mark.parametrize("timeout_us", [None, 50_000_000, 11_000_000_000])
-def test_a_model_sees_the_timeout_that_its_client_has_said(
+def test_a_model_sees_the_timeout_of_a_request(
     live: Live, http: Any, model: str, protocol: str, timeout_us: int | None
 ) -> None:
     if protocol == "http":
@@ -383,12 +383,12 @@ def test_a_model_sees_parameters_over_grpc(live: Live) -> None:
     assert (found["parameters"]["mine"], found["parameters"]["x-mine"]) == ("b", "c")
 
 
-def test_a_model_sees_headers_that_are_forwarded(http: Any) -> None:
+def test_a_model_sees_forwarded_headers_as_parameters(http: Any) -> None:
     assert seen(http, "seen", headers={"x-mine": "c"})["parameters"]["x-mine"] == "c"
 
 
 @pytest.mark.parametrize("model", ["sequence", "direct"])
-def test_a_sequence_is_told_to_the_model(http: Any, model: str) -> None:
+def test_a_model_sees_the_sequence_controls(http: Any, model: str) -> None:
     seen(http, model, sequence_id=5, sequence_start=True)
     first = seen(http, model, sequence_id=7, sequence_start=True)
     last = seen(http, model, sequence_id=7, sequence_end=True)
@@ -412,7 +412,7 @@ def test_a_sequence_stays_with_one_instance(http: Any) -> None:
     assert len(set.union(*found)) == 2
 
 
-def test_sequences_of_other_lengths_share_a_batch_where_that_is_allowed(live: Live) -> None:
+def test_sequences_of_different_lengths_share_a_batch_if_allowed(live: Live) -> None:
     def told(number: int) -> dict[str, Any]:
         given = triton_http.InferInput("x", [1, number], "INT32")
         given.set_data_from_numpy(np.full((1, number), number, np.int32))
@@ -427,7 +427,7 @@ def test_sequences_of_other_lengths_share_a_batch_where_that_is_allowed(live: Li
     assert (three["many"], three["inputs"]["x"], three["inputs"]["CORRID"]) == (2, [[3, 3, 3]], [[3]])
 
 
-def test_a_model_without_a_configuration_says_its_own(http: Any) -> None:
+def test_a_model_without_a_configuration_file_completes_its_own(http: Any) -> None:
     config = http.get_model_config("completes")
 
     assert (config["backend"], config["max_batch_size"]) == ("python", 4)
@@ -438,19 +438,19 @@ def test_a_model_without_a_configuration_says_its_own(http: Any) -> None:
     assert http.infer("completes", x(1, 2)).as_numpy("y").tolist() == [[2, 3]]
 
 
-def test_an_answer_may_come_after_execute_has_returned(http: Any) -> None:
+def test_a_model_can_answer_after_execute_has_returned(http: Any) -> None:
     assert http.infer("later", x(1)).as_numpy("y").tolist() == [[2]]
 
 
-def test_a_stream_has_all_answers_and_the_end(live: Live) -> None:
+def test_a_stream_has_all_answers_and_the_final_mark(live: Live) -> None:
     assert stream(live, "repeat", [1, 2, 3]) == [1, 2, 3]
 
 
-def test_an_answer_of_several_may_be_an_error(live: Live) -> None:
+def test_an_error_can_be_one_of_several_streamed_answers(live: Live) -> None:
     assert stream(live, "repeat", [1, -1, 2]) == [1, "below nothing", 2]
 
 
-def test_what_a_model_says_with_an_answer_comes_with_it(live: Live) -> None:
+def test_a_streamed_answer_has_the_parameters_of_its_response(live: Live) -> None:
     came: queue.Queue[Any] = queue.Queue()
     with triton_grpc.InferenceServerClient(live.grpc_address) as client:
         client.start_stream(lambda result, error: came.put(error or result))
@@ -461,25 +461,25 @@ def test_what_a_model_says_with_an_answer_comes_with_it(live: Live) -> None:
     assert said["last"].WhichOneof("parameter_choice") == "bool_param"
 
 
-def test_a_stream_may_have_no_answer_at_all(live: Live) -> None:
+def test_a_stream_can_end_without_answers(live: Live) -> None:
     assert stream(live, "repeat", []) == []
 
 
-def test_events_come_one_by_one(live: Live) -> None:
+def test_generate_stream_sends_an_event_for_each_answer(live: Live) -> None:
     with httpx.stream("POST", f"{live.url}/v2/models/repeat/generate_stream", json={"x": [1, 2]}) as answer:
         events = [json.loads(line.removeprefix("data: ")) for line in answer.iter_lines() if line]
 
     assert [event["y"] for event in events] == [1, 2]
 
 
-def test_one_answer_of_several_may_be_asked_for(live: Live) -> None:
+def test_generate_accepts_a_decoupled_model_that_gives_one_answer(live: Live) -> None:
     url = f"{live.url}/v2/models/repeat/generate"
 
     assert httpx.post(url, json={"x": [4]}).json()["y"] == 4
     assert "exactly 1 response" in httpx.post(url, json={"x": [4, 5]}).json()["error"]
 
 
-def test_infer_of_a_decoupled_model_is_refused(live: Live) -> None:
+def test_infer_rejects_a_decoupled_model(live: Live) -> None:
     body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}]}
 
     answer = httpx.post(f"{live.url}/v2/models/repeat/infer", json=body)
@@ -487,7 +487,7 @@ def test_infer_of_a_decoupled_model_is_refused(live: Live) -> None:
     assert "decoupled" in answer.json()["error"]
 
 
-def test_several_answers_are_counted(live: Live, http: Any) -> None:
+def test_each_answer_of_a_stream_is_counted_in_the_statistics(live: Live, http: Any) -> None:
     stream(live, "repeat", [1, 2])
 
     (counted,) = http.get_inference_statistics("repeat")["model_stats"]
@@ -496,7 +496,7 @@ def test_several_answers_are_counted(live: Live, http: Any) -> None:
 
 
 @pytest.mark.parametrize(("model", "decoupled"), [("echo", False), ("completes", False), ("later", False)])
-def test_a_model_asks_another(http: Any, model: str, decoupled: bool) -> None:
+def test_a_model_calls_another_model(http: Any, model: str, decoupled: bool) -> None:
     values = {"echo": [2, 4], "completes": [2, 3], "later": [2, 3]}
 
     result = http.infer("caller", x(1, 2), parameters={"model": model, "decoupled": decoupled})
@@ -504,7 +504,7 @@ def test_a_model_asks_another(http: Any, model: str, decoupled: bool) -> None:
     assert result.as_numpy("y").tolist() == [values[model]]
 
 
-def test_what_another_model_refuses_is_told(http: Any) -> None:
+def test_the_error_of_a_called_model_reaches_the_client(http: Any) -> None:
     with pytest.raises(InferenceServerException, match="thirteen is refused"):
         http.infer("caller", x(13), parameters={"model": "echo"})
     with pytest.raises(InferenceServerException, match="Model 'nobody' is not ready"):
@@ -513,7 +513,7 @@ def test_what_another_model_refuses_is_told(http: Any) -> None:
         http.infer("caller", x(13), parameters={"model": "repeat"})
 
 
-def test_what_a_model_counts_is_on_the_metrics_page(live: Live, http: Any) -> None:
+def test_custom_metrics_are_on_the_metrics_page(live: Live, http: Any) -> None:
     http.infer("counting", x(1))
 
     page = httpx.get(f"http://127.0.0.1:{live.metrics_port}/metrics").text
@@ -526,7 +526,7 @@ def test_what_a_model_counts_is_on_the_metrics_page(live: Live, http: Any) -> No
     ]  # fmt: skip
 
 
-def test_statistics_are_counted_as_for_any_model(http: Any) -> None:
+def test_inferences_and_executions_are_counted_in_the_statistics(http: Any) -> None:
     def count() -> tuple[int, int]:
         (counted,) = http.get_inference_statistics("add_sub")["model_stats"]
         return counted["inference_count"], counted["execution_count"]
@@ -556,7 +556,7 @@ def test_requests_wait_while_a_worker_is_replaced(live: Live) -> None:
         assert [each.get_result().as_numpy("y")[0, 0] for each in waiting] == [6, 6, 6]
 
 
-def test_many_at_once_are_each_answered(live: Live) -> None:
+def test_concurrent_requests_are_all_answered_correctly(live: Live) -> None:
     failures: list[str] = []
 
     def ask(first: int) -> None:
@@ -574,7 +574,7 @@ def test_many_at_once_are_each_answered(live: Live) -> None:
     assert failures == []
 
 
-def test_a_model_that_cannot_initialize_does_not_load(tmp_path: Path) -> None:
+def test_a_model_whose_initialize_raises_does_not_load(tmp_path: Path) -> None:
     code = "class TritonPythonModel:\n    def initialize(self, args):\n        raise ValueError('no weights')\n"
     write_model(tmp_path, "broken", code, ONE)
     write_model(tmp_path, "echo", ECHO, ONE)

@@ -1,4 +1,4 @@
-"""Answers of a decoupled Python model that have no outputs, or other outputs than were asked for."""
+"""Answers of a decoupled Python model that have no outputs, or other outputs than were requested."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 
 def streamed(live: Live, model: str, *wanted: str) -> list[tuple[list[str], str, bool]]:
-    """Give the answers: names of outputs, what the model was asked for where it says so, whether it is the last."""
+    """Return the answers: the output names, which outputs the model saw as requested, and whether it is the last."""
     came: queue.Queue[Any] = queue.Queue()
     found: list[tuple[list[str], str, bool]] = []
     x = triton.InferInput("x", [1], "INT32").set_data_from_numpy(np.ones(1, np.int32))
@@ -76,21 +76,21 @@ def streamed(live: Live, model: str, *wanted: str) -> list[tuple[list[str], str,
     return found
 
 
-def test_an_answer_without_outputs_is_one(live: Live) -> None:
+def test_an_answer_without_outputs_is_streamed(live: Live) -> None:
     assert streamed(live, "sends") == [([], '["y", "z"]', False), (["y"], "", False), ([], "", True)]
 
 
-def test_outputs_that_were_not_asked_for_are_left_out_and_the_model_knows(live: Live) -> None:
+def test_unrequested_outputs_are_omitted_and_the_model_sees_the_requested_ones(live: Live) -> None:
     assert streamed(live, "sends", "z") == [([], '["z"]', False), ([], "", False), ([], "", True)]
     assert streamed(live, "sends", "y") == [([], '["y"]', False), (["y"], "", False), ([], "", True)]
 
 
-def test_it_is_an_event_too(live: Live) -> None:
+def test_an_answer_without_outputs_is_sent_as_an_event(live: Live) -> None:
     answer = httpx.post(f"{live.url}/v2/models/sends/generate_stream", json={"x": 1})
 
     told = {"asked": '["y", "z"]'} | BARE
     assert [json.loads(line[6:]) for line in answer.text.split("\n\n")[:-1]] == [told, {"y": 5} | BARE, BARE]
 
 
-def test_in_an_ensemble_it_goes_no_further(live: Live) -> None:
+def test_an_answer_without_outputs_ends_at_its_ensemble_step(live: Live) -> None:
     assert streamed(live, "whole") == [(["y"], "", False), ([], "", True)]

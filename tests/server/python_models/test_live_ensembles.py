@@ -1,4 +1,4 @@
-"""Python models as steps of ensembles: what they are told, over every transport and in any process; what they lack."""
+"""Python models as steps of ensembles: what they receive over each transport and in any process; missing outputs."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def live(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def told(live: Live, transport: str, model: str) -> Any:
-    """Give the parameters that the step says it was given."""
+    """Return the parameters that the step reports."""
     library: Any = triton_http if transport == HTTP else triton_grpc
     given = library.InferInput("x", [1, 1], "FP32")
     given.set_data_from_numpy(np.zeros((1, 1), np.float32))
@@ -122,20 +122,20 @@ def told(live: Live, transport: str, model: str) -> Any:
 
 @pytest.mark.parametrize("transport", [HTTP, GRPC])
 @pytest.mark.parametrize(("model", "more"), [("tells", {}), ("over", {}), ("over_over", {}), ("hooked", {"more": 2})])
-def test_a_step_is_told_the_parameters_and_the_forwarded_headers(
+def test_a_step_receives_the_parameters_and_the_forwarded_headers(
     live: Live, transport: str, model: str, more: dict[str, int]
 ) -> None:
     assert told(live, transport, model) == {"mine": "a", "x-mine": "b", **more}
 
 
-def test_a_step_is_told_what_generate_does_not_take_for_inputs(live: Live) -> None:
+def test_a_step_receives_the_parameters_of_a_generate_request(live: Live) -> None:
     answer = httpx.post(f"{live.url}/v2/models/over/generate", json={"x": 1, "mine": "a"}).json()
 
     assert json.loads(answer["y"]) == {"mine": "a"}
 
 
 def sent(live: Live, inputs: Sequence[str], wanted: Sequence[str], model: str = "twice") -> dict[str, float]:
-    """Send ones through both steps. Returns: what comes of them."""
+    """Send ones through both steps. Returns: the outputs."""
     given = [triton_http.InferInput(name, [1, 1], "FP32") for name in inputs]
     for each in given:
         each.set_data_from_numpy(np.ones((1, 1), np.float32))
@@ -147,21 +147,21 @@ def sent(live: Live, inputs: Sequence[str], wanted: Sequence[str], model: str = 
 
 
 @pytest.mark.parametrize("names", ["a", "b", "ab"])
-def test_what_a_step_does_not_give_is_an_optional_input_that_the_next_does_not_get(live: Live, names: str) -> None:
+def test_an_output_missing_from_a_step_is_a_missing_optional_input_of_the_next(live: Live, names: str) -> None:
     wanted = [f"{name}_out" for name in names]
 
     assert sent(live, list(names), wanted) == dict.fromkeys(wanted, 1)
 
 
-def test_what_is_wanted_and_not_given_is_left_out(live: Live) -> None:
-    """As qa/L0_simple_ensemble has it."""
+def test_a_requested_output_missing_from_a_step_is_omitted(live: Live) -> None:
+    """As in qa/L0_simple_ensemble."""
     assert sent(live, ["a"], ["a_out", "b_out"]) == {"a_out": 1}
     assert sent(live, ["a"], ["b_out"]) == {}
     assert sent(live, ["a"], ["a_out", "b_out"], "shaped") == {"a_out": 1}
     assert sent(live, ["b"], ["a_out", "b_out"], "shaped") == {"b_out": 1}
 
 
-def test_a_hook_behind_an_ensemble_is_given_every_output_or_is_not_called(live: Live) -> None:
+def test_a_post_inference_hook_of_an_ensemble_runs_only_with_every_output(live: Live) -> None:
     given = [{"name": name, "datatype": "BYTES", "shape": [1, 1], "data": ["t"]} for name in "ab"]
     url = f"{live.url}/v2/models/posted/infer"
     whole = httpx.post(url, json={"inputs": given})
@@ -174,10 +174,8 @@ def test_a_hook_behind_an_ensemble_is_given_every_output_or_is_not_called(live: 
 
 
 @pytest.mark.parametrize(("model", "identity"), [("over", 7), ("over_over", "seven"), ("hooked", 8)])
-def test_the_answer_of_an_ensemble_says_which_request_of_a_sequence_it_is_to(
-    live: Live, model: str, identity: int | str
-) -> None:
-    """As qa/L0_simple_ensemble has it."""
+def test_the_answer_of_an_ensemble_has_the_sequence_parameters(live: Live, model: str, identity: int | str) -> None:
+    """As in qa/L0_simple_ensemble."""
     terms: dict[str, Any] = {"sequence_id": identity, "sequence_start": True}
     given = {"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1]}
     whole = httpx.post(f"{live.url}/v2/models/{model}/infer", json={"inputs": [given], "parameters": terms}).json()

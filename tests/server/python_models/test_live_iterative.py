@@ -1,4 +1,4 @@
-"""Iterative sequences as clients meet them: requests that a Python model has executed again until it is done."""
+"""Iterative sequences as seen by clients: a Python model reschedules a request until it is done."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ class TestAnswers:
         assert infer(http, strategy, 3) == [3, 1, 0]
         assert infer(http, strategy, 1) == [1, 1, 1]
 
-    def test_over_grpc_too(self, live: Live, strategy: str) -> None:
+    def test_one_answer_over_grpc(self, live: Live, strategy: str) -> None:
         with triton_grpc.InferenceServerClient(live.grpc_address) as client:
             assert said(client.infer(strategy, x(triton_grpc, 3))) == [3, 1, 0]
 
@@ -219,24 +219,24 @@ class TestAnswers:
 
         assert answers == [[1, 1, 1], [2, 1, 0], [3, 1, 0]]
 
-    def test_as_events(self, live: Live, strategy: str) -> None:
+    def test_an_event_for_each_execution(self, live: Live, strategy: str) -> None:
         url = f"{live.url}/v2/models/{strategy}_several/generate_stream"
         with httpx.stream("POST", url, json={"x": 3}, timeout=GUARD_S) as response:
             events = [json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: ")]
 
         assert [event["y"] for event in events] == [[1, 1, 1], [2, 1, 0], [3, 1, 0]]
 
-    def test_a_sequence_that_a_client_names_is_told_to_the_model(self, http: Any, strategy: str) -> None:
+    def test_a_sequence_named_by_a_client_reaches_the_model(self, http: Any, strategy: str) -> None:
         assert infer(http, strategy, 2, sequence_id=7, sequence_start=True, sequence_end=True) == [2, 1, 0]
         with pytest.raises(InferenceServerException, match="must specify the START flag on the first request"):
             infer(http, strategy, 2, sequence_id=7)
 
-    def test_the_start_is_told_once(self, http: Any, strategy: str) -> None:
+    def test_the_start_control_is_set_only_in_the_first_execution(self, http: Any, strategy: str) -> None:
         under_way = [http.async_infer(f"{strategy}_told", x(triton_http, 1)) for _ in range(6)]
 
         assert [said(each.get_result()) for each in under_way] == [[1, 0, 0]] * 6
 
-    def test_those_that_go_on_and_those_that_are_new_share_an_execution(self, live: Live, strategy: str) -> None:
+    def test_rescheduled_and_new_requests_share_an_execution(self, live: Live, strategy: str) -> None:
         """The first runs alone until the second has come, and both end in the first execution that they share."""
         with streaming(live) as (client, came), streaming(live) as (other, then):
             client.async_stream_infer(f"{strategy}_several", x(triton_grpc, -1))
@@ -248,7 +248,7 @@ class TestAnswers:
         assert (count > 1, many, flags) == (True, 2, 0)
         assert new == [1, 2, 1]
 
-    def test_many_at_once_each_have_their_own_state(self, http: Any, strategy: str) -> None:
+    def test_concurrent_requests_have_separate_state(self, http: Any, strategy: str) -> None:
         model = f"{strategy}_of_two"
         under_way = [http.async_infer(model, x(triton_http, value)) for value in range(1, 25)]
 
@@ -267,20 +267,20 @@ class TestAnswers:
         assert grown == {"inference_count": 5, "execution_count": 5}
         assert stats == {"success": 5, "queue": 5, "compute_infer": 5, "fail": 0}
 
-    def test_what_an_execution_raises_ends_it_there(self, http: Any, strategy: str) -> None:
+    def test_an_exception_in_a_later_execution_ends_the_request(self, http: Any, strategy: str) -> None:
         with pytest.raises(InferenceServerException, match="the second time"):
             infer(http, strategy, -3)
 
         assert infer(http, strategy, 2) == [2, 1, 0]
 
-    def test_a_process_that_ends_between_two_executions_is_told(self, http: Any, strategy: str) -> None:
+    def test_a_worker_that_exits_between_executions_fails_the_request(self, http: Any, strategy: str) -> None:
         with pytest.raises(InferenceServerException):
             infer(http, strategy, -4)
 
         assert infer(http, strategy, 2) == [2, 1, 0]
 
 
-def test_a_client_that_goes_away_gives_its_place_to_the_next(live: Live, http: Any) -> None:
+def test_a_disconnected_client_frees_its_sequence_slot(live: Live, http: Any) -> None:
     with streaming(live) as (client, came):
         client.async_stream_infer("one", x(triton_grpc, -2))
         said(came.get(timeout=GUARD_S))
@@ -291,7 +291,7 @@ def test_a_client_that_goes_away_gives_its_place_to_the_next(live: Live, http: A
         assert said(came.get(timeout=GUARD_S)) == [1, 1, 1]
 
 
-def test_a_timeout_counts_until_the_first_execution(live: Live, http: Any) -> None:
+def test_the_timeout_applies_until_the_first_execution(live: Live, http: Any) -> None:
     with streaming(live) as (client, came), streaming(live) as (other, then):
         client.async_stream_infer("one", x(triton_grpc, -2), timeout=500_000)
         said(came.get(timeout=GUARD_S))
@@ -302,11 +302,11 @@ def test_a_timeout_counts_until_the_first_execution(live: Live, http: Any) -> No
         client.stop_stream(cancel_requests=True)
 
 
-def test_a_model_may_ask_one(http: Any) -> None:
+def test_a_model_can_call_an_iterative_model(http: Any) -> None:
     assert infer(http, "calls", 3) == [3, 1, 0]
 
 
-def test_it_may_be_a_step_of_an_ensemble(http: Any) -> None:
+def test_an_iterative_model_can_be_a_step_of_an_ensemble(http: Any) -> None:
     given = x(triton_http, 3)
     given[0]._name = "a"
 
@@ -325,7 +325,7 @@ def test_a_model_without_rows_runs_one_request_at_a_time(http: Any) -> None:
     assert [each.get_result().as_numpy("y").tolist() for each in under_way] == [[3, 1, 0]] * 4
 
 
-def test_a_request_has_one_row(http: Any) -> None:
+def test_a_request_with_several_rows_is_rejected(http: Any) -> None:
     given = triton_http.InferInput("x", [2, 1], "INT32")
     given.set_data_from_numpy(np.array([[1], [1]], np.int32))
 
@@ -333,10 +333,10 @@ def test_a_request_has_one_row(http: Any) -> None:
         http.infer("direct", [given])
 
 
-def test_a_model_that_is_not_configured_for_it_is_told_so(http: Any) -> None:
+def test_rescheduling_without_iterative_sequence_is_an_error(http: Any) -> None:
     with pytest.raises(InferenceServerException, match="released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE"):
         infer(http, "plain", -2)
 
 
-def test_the_configuration_says_so(http: Any) -> None:
+def test_the_configuration_reports_iterative_sequence(http: Any) -> None:
     assert http.get_model_config("oldest")["sequence_batching"]["iterative_sequence"] is True

@@ -1,4 +1,4 @@
-"""What model.py answers reaches clients as it is, and the processes that it starts work."""
+"""Responses of model.py reach clients unchanged, and processes that it starts work."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ SAID = {"text": "a", "number": 3, "yes": True}
 
 
 @pytest.mark.parametrize("binary", [True, False])
-def test_what_a_model_says_with_its_answer_comes_over_http(http: Any, binary: bool) -> None:
+def test_response_parameters_are_returned_over_http(http: Any, binary: bool) -> None:
     outputs = [triton_http.InferRequestedOutput(name, binary_data=binary) for name in ("y", "z")]
 
     result = http.infer("own", x(), outputs=outputs, request_id="r", parameters={"do": "say"})
@@ -280,7 +280,7 @@ def test_what_a_model_says_with_its_answer_comes_over_http(http: Any, binary: bo
     assert "parameters" not in http.infer("own", x(), outputs=outputs).get_response()
 
 
-def test_what_a_model_says_with_its_answer_comes_over_grpc(live: Live) -> None:
+def test_response_parameters_are_returned_over_grpc(live: Live) -> None:
     result = by_grpc(live, "own", parameters={"do": "say"})
 
     said = result.get_response().parameters
@@ -288,7 +288,7 @@ def test_what_a_model_says_with_its_answer_comes_over_grpc(live: Live) -> None:
     assert result.as_numpy("y").tolist() == [[1, 2]]
 
 
-def test_what_a_model_says_with_its_answer_comes_on_a_stream(live: Live) -> None:
+def test_response_parameters_are_returned_on_a_stream(live: Live) -> None:
     came: queue.Queue[Any] = queue.Queue()
     with triton_grpc.InferenceServerClient(live.grpc_address) as client:
         client.start_stream(lambda result, error: came.put(error or result))
@@ -298,7 +298,7 @@ def test_what_a_model_says_with_its_answer_comes_on_a_stream(live: Live) -> None
     assert (said["number"].int64_param, said["triton_final_response"].bool_param) == (3, True)
 
 
-def test_what_a_model_says_with_its_answer_is_a_member_of_what_generate_answers(live: Live) -> None:
+def test_response_parameters_are_members_of_a_generate_answer(live: Live) -> None:
     asked = {"x": [1, 2], "do": "say"}
     wanted = {"model_name": "own", "model_version": "1", "y": [1, 2], "z": [2, 3], **SAID}
 
@@ -310,13 +310,13 @@ def test_what_a_model_says_with_its_answer_is_a_member_of_what_generate_answers(
     assert json.loads(events.text.removeprefix("data: ")) == wanted
 
 
-def test_what_a_model_says_with_its_answer_comes_to_the_model_that_asked(http: Any) -> None:
+def test_response_parameters_reach_the_calling_model(http: Any) -> None:
     found = http.infer("caller", x(), parameters={"do": "say"}).as_numpy("z")[0, 0].decode()
 
     assert '"parameters": {"text": "a", "number": 3, "yes": true}' in found
 
 
-def test_an_output_that_is_not_given_is_left_out(live: Live, http: Any) -> None:
+def test_an_output_missing_from_the_response_is_omitted(live: Live, http: Any) -> None:
     asked = {"parameters": {"do": "lack"}}
 
     assert names(http.infer("own", x(), **asked)) == ["y"]
@@ -326,7 +326,7 @@ def test_an_output_that_is_not_given_is_left_out(live: Live, http: Any) -> None:
     assert names(http.infer("own", x(), outputs=[triton_http.InferRequestedOutput("z")], **asked)) == []
 
 
-def test_an_output_of_another_datatype_or_shape_says_so(live: Live, http: Any) -> None:
+def test_an_output_is_returned_with_its_actual_datatype_and_shape(live: Live, http: Any) -> None:
     result = http.infer("own", x(), parameters={"do": "double"})
     flat = by_grpc(live, "own", parameters={"do": "flat"})
 
@@ -336,7 +336,7 @@ def test_an_output_of_another_datatype_or_shape_says_so(live: Live, http: Any) -
     assert by_grpc(live, "own", parameters={"do": "double"}).as_numpy("z").dtype == np.float64
 
 
-def test_what_a_step_gives_to_the_client_is_sent_as_it_is(live: Live, http: Any) -> None:
+def test_an_ensemble_returns_outputs_that_differ_from_the_configuration(live: Live, http: Any) -> None:
     double = http.infer("whole", x(), parameters={"do": "double"})
 
     assert names(http.infer("whole", x(), parameters={"do": "lack"})) == ["y"]
@@ -360,7 +360,7 @@ def streamed(live: Live, do: str) -> list[Any]:
     return list(came.queue)
 
 
-def test_so_it_is_in_each_answer_of_a_stream(live: Live) -> None:
+def test_a_streamed_ensemble_returns_outputs_that_differ_from_the_configuration(live: Live) -> None:
     answers = streamed(live, "flat")
 
     assert [answer.as_numpy("y").tolist() for answer in answers] == [[1, 2]] * 2
@@ -376,18 +376,18 @@ def test_so_it_is_in_each_answer_of_a_stream(live: Live) -> None:
         ("behind", "flat", "unexpected shape for input 'x' for model 'own'"),
     ],
 )
-def test_what_a_step_behind_cannot_take_is_an_error(http: Any, ensemble: str, do: str, text: str) -> None:
+def test_an_output_that_the_next_step_cannot_accept_is_an_error(http: Any, ensemble: str, do: str, text: str) -> None:
     with pytest.raises(InferenceServerException, match=text):
         http.infer(ensemble, x(), parameters={"do": do})
     assert http.infer("whole", x()).as_numpy("z").tolist() == [[2, 3]]
 
 
-def test_an_answer_that_something_is_said_with_is_not_remembered(http: Any) -> None:
+def test_an_incomplete_answer_is_not_cached(http: Any) -> None:
     assert names(http.infer("kept", x(), parameters={"do": "lack"})) == ["y"]
     assert names(http.infer("kept", x())) == ["y", "z"]
 
 
-def test_an_unknown_error_is_unknown(live: Live, http: Any) -> None:
+def test_an_unknown_error_has_the_status_unknown(live: Live, http: Any) -> None:
     with pytest.raises(InferenceServerException, match="who knows") as caught:
         http.infer("own", x(), parameters={"do": "unknown"})
     with pytest.raises(InferenceServerException, match="who knows") as rpc:
@@ -396,7 +396,7 @@ def test_an_unknown_error_is_unknown(live: Live, http: Any) -> None:
     assert (caught.value.status(), rpc.value.status()) == ("400", "StatusCode.UNKNOWN")
 
 
-def test_a_model_that_asks_with_another_datatype_is_told_so(live: Live) -> None:
+def test_a_call_with_a_wrong_datatype_is_an_error(live: Live) -> None:
     with pytest.raises(InferenceServerException) as caught:
         by_grpc(live, "caller", parameters={"do": "wide"})
 
@@ -404,18 +404,18 @@ def test_a_model_that_asks_with_another_datatype_is_told_so(live: Live) -> None:
 
 
 @pytest.mark.parametrize("kind", ["fork", "spawn", "forkserver"])
-def test_a_model_may_use_multiprocessing(http: Any, kind: str) -> None:
+def test_a_model_can_use_multiprocessing(http: Any, kind: str) -> None:
     assert http.infer("starts", x(), request_id=kind).as_numpy("y").tolist() == [[2, 4]]
 
 
 @pytest.mark.parametrize(("kind", "value"), [("exit", [[3, 3]]), ("return", [[2, 4]])])
-def test_a_child_that_comes_back_from_execute_ends_and_answers_nothing(http: Any, kind: str, value: Any) -> None:
+def test_a_forked_child_that_returns_from_execute_exits_without_answering(http: Any, kind: str, value: Any) -> None:
     answers = [http.infer("starts", x(), request_id=kind).as_numpy("y").tolist() for _ in range(2)]
 
     assert answers == [value, value]
 
 
-def test_a_file_beside_the_model_hides_no_module_of_pythons(tmp_path: Path) -> None:
+def test_a_file_beside_the_model_does_not_shadow_the_standard_library(tmp_path: Path) -> None:
     code = NO_INPUT.replace("import os\n", "import os\nimport statistics\nfrom .statistics import LAST\n")
     code = code.replace("first = ", 'first = f"{statistics.mean([1, 3])} {LAST}"  # ')
     folder = write_model(tmp_path, "beside", code, NO_INPUT_CONFIG)
@@ -431,7 +431,7 @@ def brain(kind: Any) -> list[Any]:
     return [given]
 
 
-def test_bf16_is_bf16_on_a_stream_and_to_a_model_that_asks(live: Live, http: Any) -> None:
+def test_a_bf16_output_keeps_its_datatype_on_a_stream_and_in_a_call(live: Live, http: Any) -> None:
     came: queue.Queue[Any] = queue.Queue()
     with triton_grpc.InferenceServerClient(live.grpc_address) as client:
         client.start_stream(lambda result, error: came.put(error or result))
@@ -444,11 +444,11 @@ def test_bf16_is_bf16_on_a_stream_and_to_a_model_that_asks(live: Live, http: Any
 
 
 @pytest.mark.parametrize("again", range(2))
-def test_a_model_without_inputs_is_asked_over_http(http: Any, again: int) -> None:
+def test_a_model_without_inputs_is_served_over_http(http: Any, again: int) -> None:
     assert http.infer("no_input", []).as_numpy("y")[0].decode() == str(Path(sys.executable).parent), again
 
 
-def test_a_model_runs_in_the_packed_environment_that_triton_would_run_it_in(tmp_path: Path) -> None:
+def test_a_model_runs_in_its_packed_environment(tmp_path: Path) -> None:
     made, kept = tmp_path / "made", tmp_path / "kept"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", made], check=True)
     (packages,) = made.glob("lib/python*/site-packages")

@@ -176,50 +176,50 @@ def ask(client: Any, model: str, value: float, **terms: Any) -> float:
 
 
 def until(met: Callable[[], bool]) -> None:
-    """Wait for what happens on the server."""
+    """Wait for an effect in the server."""
     end = time.monotonic() + GUARD_S
     while not met():
         assert time.monotonic() < end
         time.sleep(0.01)
 
 
-def test_python_models_are_steps_of_an_ensemble(http: Any) -> None:
+def test_python_models_can_be_steps_of_an_ensemble(http: Any) -> None:
     assert ask(http, "twice", 3) == 5
 
 
-def test_an_answer_is_remembered(http: Any) -> None:
+def test_an_answer_is_cached(http: Any) -> None:
     assert ask(http, "cached", 7) == ask(http, "cached", 7)
     assert ask(http, "cached", 8) != ask(http, "cached", 7)
 
 
-def test_samples_run_before_the_model_is_ready_and_are_not_counted(http: Any) -> None:
+def test_warmup_samples_run_before_readiness_and_are_not_counted(http: Any) -> None:
     assert ask(http, "warmed", 1) > 3
     (counted,) = http.get_inference_statistics("warmed")["model_stats"]
     assert counted["inference_count"] == 1
 
 
-def test_priorities_and_rates_are_those_of_any_model(http: Any) -> None:
+def test_priorities_and_rate_limits_apply_to_python_models(http: Any) -> None:
     assert ask(http, "priorities", 1, priority=1) == 2
     assert [ask(http, "rated", value) for value in range(5)] == [1, 2, 3, 4, 5]
 
 
-def test_a_model_takes_several_answers_of_another(http: Any) -> None:
+def test_a_model_receives_several_answers_from_another_model(http: Any) -> None:
     assert ask(http, "driver", 1, parameters={"do": "sum", "model": "three"}) == 3
 
 
-def test_a_model_loads_and_unloads_another(http: Any) -> None:
+def test_a_model_loads_and_unloads_another_model(http: Any) -> None:
     assert ask(http, "driver", 1, parameters={"do": "unload", "model": "priorities"}) == 0
     assert not http.is_model_ready("priorities")
     assert ask(http, "driver", 1, parameters={"do": "load", "model": "priorities"}) == 1
     assert http.is_model_ready("priorities")
 
 
-def test_what_cannot_be_loaded_is_the_models_error(http: Any) -> None:
+def test_a_failed_load_is_an_error_of_the_calling_model(http: Any) -> None:
     with pytest.raises(InferenceServerException, match="failed to load 'nobody'"):
         ask(http, "driver", 1, parameters={"do": "load", "model": "nobody"})
 
 
-def test_the_log_says_once_that_a_model_does_not_initialize(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_initialize_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     code = "class TritonPythonModel:\n    def initialize(self, args):\n        raise ValueError('no table')\n"
     write_model(tmp_path, "broken", code, ONE)
@@ -232,7 +232,7 @@ def test_the_log_says_once_that_a_model_does_not_initialize(tmp_path: Path, capl
     assert (vars(told[1])["model"], vars(told[1])["version"]) == ("broken", "1")
 
 
-def test_a_client_that_goes_away_ends_what_it_asked_for(live: Live) -> None:
+def test_a_disconnected_client_cancels_its_stream(live: Live) -> None:
     came: queue.Queue[Any] = queue.Queue()
     given = triton_grpc.InferInput("x", [1], "FP32")
     given.set_data_from_numpy(np.array([1], np.float32))
@@ -246,7 +246,7 @@ def test_a_client_that_goes_away_ends_what_it_asked_for(live: Live) -> None:
     until(lambda: live.server.engine.model("ticks").inflight == 0)
 
 
-def test_events_are_given_up_with_their_connection(live: Live) -> None:
+def test_a_closed_connection_cancels_generate_stream(live: Live) -> None:
     with httpx.stream("POST", f"{live.url}/v2/models/ticks/generate_stream", json={"x": 1}) as answer:
         first = next(line for line in answer.iter_lines() if line)
 
@@ -254,13 +254,13 @@ def test_events_are_given_up_with_their_connection(live: Live) -> None:
     until(lambda: live.server.engine.model("ticks").inflight == 0)
 
 
-def test_predict_takes_any_json(live: Live) -> None:
+def test_predict_accepts_any_json(live: Live) -> None:
     answer = httpx.post(f"{live.url}/v2/models/add_one/predict", json=[[1.0, 2.0]])
 
     assert answer.json() == [[[2.0, 3.0]]]
 
 
-def test_a_model_runs_on_the_python_that_is_named(tmp_path: Path) -> None:
+def test_a_model_runs_on_the_configured_python_interpreter(tmp_path: Path) -> None:
     write_model(tmp_path, "add_one", ADD_ONE, ONE, f'[worker]\ninterpreter = "{sys.executable}"\n')
     write_model(tmp_path, "none", ADD_ONE, ONE, '[worker]\ninterpreter = "/no/such/python"\n')
     with live_server(tmp_path) as live, triton_http.InferenceServerClient(live.address) as client:
@@ -270,7 +270,7 @@ def test_a_model_runs_on_the_python_that_is_named(tmp_path: Path) -> None:
     assert "/no/such/python" in next(row["reason"] for row in rows if row["name"] == "none")
 
 
-def test_code_is_changed_by_loading_it_again(tmp_path: Path) -> None:
+def test_reloading_a_model_uses_its_changed_code(tmp_path: Path) -> None:
     folder = write_model(tmp_path, "add_one", ADD_ONE, ONE)
     explicit = live_server(tmp_path, model_control_mode="explicit")
     with explicit as live, triton_http.InferenceServerClient(live.address) as client:
@@ -281,7 +281,7 @@ def test_code_is_changed_by_loading_it_again(tmp_path: Path) -> None:
         assert ask(client, "add_one", 1) == 2001
 
 
-def test_a_model_may_be_brought_by_a_request(tmp_path: Path) -> None:
+def test_a_load_request_can_contain_the_model_file(tmp_path: Path) -> None:
     config = {
         "backend": "python", "max_batch_size": 8,
         "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [-1]}],

@@ -1,4 +1,4 @@
-"""A Python model that says itself whether it is ready, as qa/L0_backend_python/model_readiness expects of it."""
+"""Python models that define `is_ready`, as tested by qa/L0_backend_python/model_readiness."""
 
 from __future__ import annotations
 
@@ -86,23 +86,25 @@ def infer(live: Live, model: str) -> list[float]:
     [("yes", True), ("awaits", True), ("no", False), ("word", False), ("raises", False), ("leaves", False),
      ("pair", False), ("asker", True)],
 )  # fmt: skip
-def test_a_model_is_as_ready_as_it_says(ready: Ready, live: Live, model: str, says: bool) -> None:
+def test_readiness_follows_the_is_ready_method(ready: Ready, live: Live, model: str, says: bool) -> None:
     assert [ready(model) for _ in range(3)] == [says] * 3
-    assert live.call(_server_ready(live))  # of that it has no say
+    assert live.call(_server_ready(live))  # not affected by the model
     if model != "asker":
-        assert infer(live, model) == [1, 1]  # nor of what it is given
+        assert infer(live, model) == [1, 1]  # nor are requests
 
 
 async def _server_ready(live: Live) -> bool:
     return live.server.health.ready()
 
 
-def test_a_model_is_asked_beside_what_it_executes(ready: Ready, live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readiness, "WITHIN_S", 0.0)
+def test_is_ready_beyond_its_time_limit_means_not_ready(
+    ready: Ready, live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readiness, "ANSWER_LIMIT_S", 0.0)
 
     assert not ready("waits")
     assert infer(live, "waits") == [1, 1]
 
 
-def test_a_model_may_ask_whether_another_says_that_it_is_ready(live: Live) -> None:
+def test_a_model_can_query_the_readiness_of_another_model(live: Live) -> None:
     assert infer(live, "asker") == [1, 0]

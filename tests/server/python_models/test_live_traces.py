@@ -1,4 +1,4 @@
-"""Traces of what Python models ask of others: within those of the requests that they ask for, as in Triton."""
+"""Traces of calls between Python models: within the traces of the calling requests, as in Triton."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def ask(live: Live, name: str, status: int = 200, headers: Mapping[str, str] | N
 
 
 def tree(path: Path) -> list[tuple[str, str]]:
-    """Give the models of a trace file, each with the one that its parent is."""
+    """Return the models in a trace file, each with its parent."""
     whose = [entry for entry in json.loads(path.read_text()) if "model_name" in entry]
     names = {entry["id"]: entry["model_name"] for entry in whose}
     return [(entry["model_name"], names.get(entry.get("parent_id"), "")) for entry in whose]
@@ -132,11 +132,11 @@ ASKED: list[tuple[str, dict[str, Any], list[tuple[str, str]]]] = [
     ("asks", {"model": "same", "how": "apart"}, [("same", ""), ("asks", "")]),
     ("asks", {"model": "asks_too/nobody", "status": 500}, [("asks", ""), ("asks_too", "asks")]),
 ]
-"""What is asked of which model, and who is in the trace of that, each with who has asked it: one, two, one
-that asks, an ensemble, in an ensemble, without its trace, and one that fails."""
+"""The requested model, its parameters, and the models in the trace with their callers: one call, two calls, a nested
+call, an ensemble, within an ensemble, without its trace, and a failing call."""
 
 
-def test_what_a_model_asks_is_in_the_trace_of_the_request(tmp_path: Path) -> None:
+def test_calls_of_a_model_are_in_the_trace_of_its_request(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     names = ("asks", "asks_too", "several", "over_same", "over_asks")
     with serving(tmp_path / "m", "level=TIMESTAMPS", "rate=1", f"triton,file={path}", models=names) as live:
@@ -146,8 +146,8 @@ def test_what_a_model_asks_is_in_the_trace_of_the_request(tmp_path: Path) -> Non
     assert tree(path) == [each for *_, found in ASKED for each in found]
 
 
-def test_so_is_a_decoupled_one_whose_run_ends_before_that_of_who_asks(tmp_path: Path) -> None:
-    """It has sent its last answer before, so that who asks may end first: then there is nothing to be a part of."""
+def test_a_decoupled_call_that_ends_before_its_caller_is_in_the_trace(tmp_path: Path) -> None:
+    """The call has sent its last answer before its run ends, so the caller may end first."""
     path = tmp_path / "trace.json"
     with serving(
         tmp_path / "m", "level=TIMESTAMPS", "rate=1", f"triton,file={path}", models=("asks", "several")
@@ -158,20 +158,20 @@ def test_so_is_a_decoupled_one_whose_run_ends_before_that_of_who_asks(tmp_path: 
     assert set(tree(path)) == {("asks", ""), ("several", "asks")}
 
 
-def test_it_is_sampled_with_the_request_and_not_by_itself(tmp_path: Path) -> None:
+def test_a_call_is_sampled_with_the_request_and_not_separately(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     rules = ("level=TIMESTAMPS", f"triton,file={path}", "rate=2", "count=1")
     with serving(tmp_path / "m", *rules, models=("asks", "same")) as live:
         for _ in range(4):
             ask(live, "asks", model="same")
 
-    # what a count takes in has a file of its own
+    # with a count, the traces have a file of their own
     assert tree(tmp_path / "trace.json.0") == [("asks", ""), ("same", "asks")]
 
 
 @pytest.mark.parametrize("name", ["tells", "asks_tells"])
 @pytest.mark.parametrize("parent", ["", PARENT])
-def test_user_code_may_have_spans_of_its_own_in_that_of_its_model(tmp_path: Path, name: str, parent: str) -> None:
+def test_user_code_can_add_spans_to_the_span_of_its_model(tmp_path: Path, name: str, parent: str) -> None:
     with collector() as (url, got):
         rules = ("mode=opentelemetry", "level=TIMESTAMPS", "rate=2", f"opentelemetry,url={url}")
         with serving(tmp_path, *rules, models=("tells", "asks_tells")) as live:
@@ -188,7 +188,7 @@ def test_user_code_may_have_spans_of_its_own_in_that_of_its_model(tmp_path: Path
     assert not parent or span.trace_id.hex() == TRACE_ID
 
 
-def test_its_spans_are_in_the_span_of_the_model_that_asks(tmp_path: Path) -> None:
+def test_the_spans_of_a_call_are_in_the_span_of_the_calling_model(tmp_path: Path) -> None:
     with collector() as (url, got):
         rules = ("mode=opentelemetry", "level=TIMESTAMPS", "rate=0", f"opentelemetry,url={url}")
         with serving(tmp_path, *rules, models=("asks", "same")) as live:

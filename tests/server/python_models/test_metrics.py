@@ -1,4 +1,4 @@
-"""Custom metrics: several workers' numbers on one page, by kind."""
+"""Custom metrics: the values of several workers on one page, by kind."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.server.python_models.metrics import MOST_METRICS, CustomMetrics
+from penstock.server.python_models.metrics import MAX_METRICS, CustomMetrics
 
 
 def said(do: str, value: float | str = 0.0, **more: Any) -> dict[str, Any]:
@@ -18,27 +18,27 @@ def page(metrics: CustomMetrics) -> list[str]:
     return list(metrics.render())
 
 
-def test_what_several_workers_count_is_added_up() -> None:
+def test_values_of_several_workers_are_added() -> None:
     metrics = CustomMetrics()
     for worker in ("one", "two"):
-        metrics.take(worker, said("make"))
-        metrics.take(worker, said("increment", 2))
+        metrics.apply(worker, said("make"))
+        metrics.apply(worker, said("increment", 2))
 
     assert page(metrics) == ["# HELP seen What was seen", "# TYPE seen counter", 'seen{m="a"} 4']
 
 
-def test_a_gauge_is_what_was_set_last() -> None:
+def test_a_gauge_has_the_value_last_set() -> None:
     metrics = CustomMetrics()
-    metrics.take(0, said("set", 1.5, kind="gauge", labels={}))
-    metrics.take(0, said("increment", -1, kind="gauge", labels={}))
+    metrics.apply(0, said("set", 1.5, kind="gauge", labels={}))
+    metrics.apply(0, said("increment", -1, kind="gauge", labels={}))
 
     assert page(metrics)[-1] == "seen 0.5"
 
 
-def test_a_histogram_has_its_buckets_cumulated() -> None:
+def test_histogram_buckets_are_cumulative() -> None:
     metrics = CustomMetrics()
     for value in (0.5, 1.0, 5, 100):
-        metrics.take(0, said("observe", value, kind="histogram", buckets=[1.0, 10.0]))
+        metrics.apply(0, said("observe", value, kind="histogram", buckets=[1.0, 10.0]))
 
     assert page(metrics)[2:] == [
         'seen_bucket{m="a",le="1"} 2',
@@ -50,10 +50,10 @@ def test_a_histogram_has_its_buckets_cumulated() -> None:
 
 
 @pytest.mark.parametrize(("told", "shown"), [("nan", "NaN"), ("inf", "+Inf"), ("-inf", "-Inf")])
-def test_what_is_no_number_to_json_is_one_to_prometheus(told: Any, shown: str) -> None:
+def test_nan_and_infinity_are_rendered_for_prometheus(told: Any, shown: str) -> None:
     metrics = CustomMetrics()
-    metrics.take(0, said("set", told, kind="gauge", labels={}))
-    metrics.take(0, said("observe", "nan", kind="histogram", family="times", labels={}, buckets=[1.0]))
+    metrics.apply(0, said("set", told, kind="gauge", labels={}))
+    metrics.apply(0, said("observe", "nan", kind="histogram", family="times", labels={}, buckets=[1.0]))
 
     assert page(metrics)[2] == f"seen {shown}"
     assert page(metrics)[5:] == [
@@ -61,40 +61,40 @@ def test_what_is_no_number_to_json_is_one_to_prometheus(told: Any, shown: str) -
     ]  # fmt: skip
 
 
-def test_a_family_ends_with_the_last_worker_that_has_it() -> None:
+def test_a_family_is_removed_with_its_last_owner() -> None:
     metrics = CustomMetrics()
     for worker in ("one", "two"):
-        metrics.take(worker, said("increment", 1))
+        metrics.apply(worker, said("increment", 1))
 
-    metrics.forget("one")
+    metrics.remove_owner("one")
     assert page(metrics)[-1] == 'seen{m="a"} 2'
-    metrics.take("two", said("drop family"))
+    metrics.apply("two", said("drop family"))
     assert page(metrics) == []
 
 
-def test_the_servers_own_and_another_kind_are_left_out() -> None:
+def test_a_built_in_name_or_a_conflicting_kind_is_ignored() -> None:
     metrics = CustomMetrics()
-    metrics.take(0, said("increment", 1, family="nv_inference_count"))
-    metrics.take(0, said("increment", 1))
-    metrics.take(0, said("set", 9, kind="gauge"))
+    metrics.apply(0, said("increment", 1, family="nv_inference_count"))
+    metrics.apply(0, said("increment", 1))
+    metrics.apply(0, said("set", 9, kind="gauge"))
 
     assert page(metrics)[2:] == ['seen{m="a"} 1']
 
 
 def test_labels_and_help_are_escaped() -> None:
     metrics = CustomMetrics()
-    metrics.take(0, said("increment", 1, labels={"m": 'a"b\\c\nd'}, help="two\nlines"))
+    metrics.apply(0, said("increment", 1, labels={"m": 'a"b\\c\nd'}, help="two\nlines"))
 
     assert page(metrics)[0] == "# HELP seen two\\nlines"
     assert page(metrics)[2] == 'seen{m="a\\"b\\\\c\\nd"} 1'
 
 
-def test_labels_of_any_number_do_not_take_any_amount_of_memory() -> None:
+def test_the_number_of_metrics_per_family_is_limited() -> None:
     metrics = CustomMetrics()
-    for number in range(MOST_METRICS + 10):
-        metrics.take(0, said("increment", 1, labels={"m": str(number)}))
+    for number in range(MAX_METRICS + 10):
+        metrics.apply(0, said("increment", 1, labels={"m": str(number)}))
 
-    assert len(page(metrics)) == MOST_METRICS + 2
+    assert len(page(metrics)) == MAX_METRICS + 2
 
 
 @pytest.mark.parametrize(
@@ -104,8 +104,8 @@ def test_labels_of_any_number_do_not_take_any_amount_of_memory() -> None:
         {"labels": {"a": 1}}, {"buckets": ["1"]}, {"value": "1"}, {"value": None},
     ],
 )  # fmt: skip
-def test_what_would_break_the_page_is_refused(lie: dict[str, Any]) -> None:
+def test_a_message_that_would_break_the_page_is_rejected(lie: dict[str, Any]) -> None:
     metrics = CustomMetrics()
     with pytest.raises((ValueError, TypeError)):
-        metrics.take(0, said("increment", 1) | lie)
+        metrics.apply(0, said("increment", 1) | lie)
     assert page(metrics) == []

@@ -1,4 +1,4 @@
-"""What a Python model's code is told of the Instance that it is."""
+"""The arguments about its Instance that a Python model receives."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.python_models.loading import _instances, _order
+from penstock.server.python_models.loading import _make_order, _named_instances
 from penstock.server.repository.gpus import Gpus
 from penstock.server.repository.scan import Defaults, read_folder
 from tests.server.repository.folders import make
@@ -25,14 +25,14 @@ from tests.server.repository.folders import make
         ),
     ],
 )
-def test_each_instance_is_told_its_kind_and_its_gpu(
+def test_each_instance_receives_its_kind_and_its_gpu(
     tmp_path: Path, config: str, gpus: tuple[int, ...], told: list[tuple[str, str, str]]
 ) -> None:
     make(tmp_path, "m/1/model.py", m=config)
     entry = read_folder(tmp_path / "m", Defaults(gpus=Gpus.from_numbers(gpus)))
     assert entry is not None
     (spec,) = entry.specs
-    orders = [_order(spec, "", instance, None, group) for group, instance in _instances(spec)]
+    orders = [_make_order(spec, "", instance, None, group) for group, instance in _named_instances(spec)]
     args = [order.settings["args"] for order in orders]
 
     assert [

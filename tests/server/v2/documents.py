@@ -1,4 +1,4 @@
-"""Strategies that the v2 suites share: tensors of every datatype, JSON of any kind, mutated documents."""
+"""Hypothesis strategies that the v2 suites share: tensors of every datatype, arbitrary JSON, mutated documents."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def tensors(draw: st.DrawFn, datatype: str, shapes: st.SearchStrategy[list[int]]
 
 
 def same(left: Array, right: Array) -> bool:
-    """Tell whether two arrays are equal to the bit, but for which NaN it is."""
+    """Tell whether two arrays are equal to the bit, apart from the payload of a NaN."""
     if left.dtype.hasobject or left.dtype.kind != "f":
         return (left.dtype, left.shape, left.tolist()) == (right.dtype, right.shape, right.tolist())
     return bool(
@@ -79,7 +79,7 @@ ANYTHING = st.recursive(
 
 
 def places(document: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """List where a document has a value."""
+    """List the paths of all values in a document."""
     found = [path]
     items = (
         document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
@@ -91,7 +91,7 @@ def places(document: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 @st.composite
 def mutated(draw: st.DrawFn, document: Any) -> Any:
-    """Draw a document that differs from a good one in a place or a few: another value, or none, or one twice."""
+    """Draw a valid document with one to three changes: a value replaced, deleted or repeated."""
     made = copy.deepcopy(document)
     for _ in range(draw(st.integers(1, 3))):
         *path, last = draw(st.sampled_from([place for place in places(made) if place] or [("x",)]))
@@ -111,6 +111,6 @@ def mutated(draw: st.DrawFn, document: Any) -> Any:
 def decode_remembered(
     model: Model, body: bytes, header_bytes: int, max_depth: int, sink: Sink, layouts: Layouts
 ) -> tuple[InferRequest, Options]:
-    """Decode as the fast lane does: what is remembered is not decoded again."""
+    """Decode as the fast lane does: with the cached layout if there is one, otherwise in full."""
     found = layouts.find(model, body, header_bytes, sink)
     return found or decode_and_cache(model, body, header_bytes, max_depth, sink, layouts)

@@ -1,4 +1,4 @@
-"""What a call says beside its tensors: parameters and outputs, as both transports read them."""
+"""The parameters of a call and of its version, as both transports parse them."""
 
 from __future__ import annotations
 

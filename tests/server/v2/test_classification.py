@@ -1,4 +1,4 @@
-"""Classification over HTTP, and JSON answers that a thread encodes, against a live server."""
+"""Classification over HTTP, and JSON answers encoded on a thread, against a live server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The control plane over ASGI, without a socket: Triton's paths, codes and texts."""
+"""The control plane over ASGI, without a socket: Triton's paths, status codes and messages."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class FakeRepository:
 
 @dataclass
 class FakeControl:
-    """Of a server whose models stay as they are."""
+    """The ModelControl of a server that does not load or unload models."""
 
     repository: FakeRepository
 
@@ -89,7 +89,7 @@ class FakeControl:
 
 @dataclass
 class Server:
-    """One application and what it was made of."""
+    """One application and its parts."""
 
     engine: FakeEngine
     repository: FakeRepository

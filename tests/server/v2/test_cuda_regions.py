@@ -1,4 +1,4 @@
-"""CUDA shared memory, against a device that is none (tests/backends/fake_cuda.py)."""
+"""CUDA shared memory on a fake device (tests/backends/fake_cuda.py)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Client:
 
     @property
     def mapped(self) -> tuple[int, int]:
-        """How often it was mapped and unmapped."""
+        """How often the allocation was mapped and unmapped."""
         return self.runtime.calls["cudaIpcOpenMemHandle"], self.runtime.calls["cudaIpcCloseMemHandle"]
 
 

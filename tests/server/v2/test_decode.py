@@ -75,7 +75,7 @@ def good(**more: Any) -> dict[str, Any]:
 
 
 def one(**changes: Any) -> dict[str, Any]:
-    """Give a good document whose one input has other members; a None takes one away."""
+    """Return a valid document whose one input has these members; None removes one."""
     made = {**entry(data=[1.5, 2, 3, 4]), **changes}
     return {"inputs": [{key: value for key, value in made.items() if value is not None}]}
 
@@ -177,7 +177,7 @@ class TestValidRequests:
         made, layouts = model(), Layouts()
         decode_remembered(made, json.dumps({"inputs": [entry(data=[1, 2, 3, 4])]}).encode(), -1, 100, SINK, layouts)
         assert len(layouts) == 1
-        # many bytes take another way than few
+        # large bodies are parsed differently from small ones
         body = (
             json.dumps({"inputs": [entry(data=[])]}).replace("[]", f"[{comma.join(map(json.dumps, values))}]").encode()
         )
@@ -535,7 +535,7 @@ class TestErrorMessages:
 class TestSizes:
     @pytest.mark.parametrize("shape", [[2**40, 0, 2], [0, 2**62, 2], [1 << 21, 0, 2]])
     def test_an_empty_tensor_with_a_huge_dim_is_rejected(self, shape: list[int]) -> None:
-        # a model may make an output of such a size, and no byte was sent for it
+        # otherwise a model might produce an output of that size although no byte was sent
         code, message = refused({"inputs": [entry("f", "FP64", shape, data=[])]}, signature=FREE)
 
         assert code is Code.INVALID
@@ -547,7 +547,7 @@ class TestSizes:
         assert request.key == ((1000, 0, 2),)
 
     def test_a_shape_of_a_million_dims_is_rejected_without_computing_its_product(self) -> None:
-        # which would have 64 million bits
+        # the product would have 64 million bits
         assert refused(one(shape=[2**63 - 1] * 1_000_000))[1] == (
             f"{UNKNOWN}unexpected shape for input 'x' for model 'm': 1000000 dims"
         )

@@ -35,7 +35,7 @@ def encoder() -> Encoder:
 
 
 def read(body: Body, json_bytes: int) -> tuple[dict[str, Any], list[Array]]:
-    """Read an answer as a client does, with the decoder's own readers."""
+    """Parse an answer as a client does, with the functions of the decoder."""
     document = json.loads(bytes(body[: json_bytes or len(body)]))
     position, arrays = json_bytes, []
     for entry in document["outputs"]:
@@ -132,7 +132,7 @@ class TestAnswerFormat:
         assert b'"id"' not in Encoder("m", "1", [("y", "INT32")]).encode_json("", (0,), [np.array([1], np.int32)])
 
     def test_an_output_as_json_has_no_parameters(self) -> None:
-        # with them the C++ client takes it for a binary one
+        # the C++ client takes an output with parameters for a binary one
         body, _ = Encoder("m", "1", [("y", "INT32"), ("z", "INT32")]).encode_mixed(
             "", (0, 1), (False, True), [np.array([1], np.int32), np.array([2], np.int32)]
         )

@@ -1,4 +1,4 @@
-"""Finishing outputs: classes as Triton writes them, and shared memory that is large enough or refused."""
+"""Finishing outputs: classes in Triton's format, and shared memory that is rejected if it is too small."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class TestSharedMemoryOutputs:
             with pytest.raises(asyncio.CancelledError):
                 await left
             go_on.set()
-            await answers.encode(9 << 20, int)  # the same thread, which has done with the other
+            await answers.encode(9 << 20, int)  # the same thread, which has finished the other answer
 
         asyncio.run(main())
         assert (tmp_path / "key").read_bytes() == bytes(64)

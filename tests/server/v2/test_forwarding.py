@@ -39,7 +39,7 @@ def test_a_pattern_can_turn_case_sensitivity_on() -> None:
 
 
 def test_fields_reserved_by_grpc_are_not_forwarded() -> None:
-    """A model that hands all of them on to another server would send it a field `:authority`."""
+    """A model that forwards all fields to another server would otherwise send it a field `:authority`."""
     found = Forwarding(".*")
     metadata = {"te": "trailers", "content-type": "application/grpc", "user-agent": "a", "grpc-timeout": "1S", "x": "b"}
 

@@ -144,7 +144,7 @@ def test_no_model_is_held_while_a_request_body_is_being_received(verb: str) -> N
 
 
 class Told:
-    """Hooks whose requests have these answers; and what was sent of them, a list for each write."""
+    """Hooks that give these answers, and the events that were sent, one list per write."""
 
     def __init__(self, *answers: Answer, error: Exception | None = None) -> None:
         self.has_pre = False

@@ -1,4 +1,4 @@
-"""Inference as the Service of a connection, over a fake transport and an Engine that answers when told."""
+"""Inference as the Service of a connection, over a fake transport and an Engine that answers on demand."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ANSWER = b'{"model_name":"m","model_version":"1","outputs":[{"name":"y","datatyp
 
 @dataclass
 class HeldEngine:
-    """Keeps what is submitted until the test lets it go."""
+    """Keeps submitted requests until the test lets them go."""
 
     loaded: Model = field(default_factory=fake_model)
     generation: int = 1
@@ -67,7 +67,7 @@ class HeldEngine:
         return self.refusal
 
     def let_go(self, values: Any = ((1, 2, 3, 4),)) -> None:
-        """Answer all that was submitted, as one batch."""
+        """Answer all submitted requests as one batch."""
         batch, self.held = self.held, []
         for each in batch:
             each.outputs = [np.array(values, np.float32)]
@@ -79,7 +79,7 @@ class NoHooks:
 
 
 class Served(Lane):
-    """A connection whose Service is Inference, that of a connection `shared_positions` it, if any."""
+    """A connection whose Service is Inference, shared with the connection `of` if there is one."""
 
     def __init__(self, beside: Served | None = None) -> None:
         self.engine: HeldEngine = beside.engine if beside else HeldEngine()
@@ -87,7 +87,7 @@ class Served(Lane):
         super().__init__(shared=beside.shared if beside else HttpShared(service, Limits()))
 
     async def refused(self, raw: bytes) -> tuple[int, str]:
-        """Feed one request that is refused."""
+        """Feed one request that is rejected."""
         self.transport.written.clear()
         [answer] = await self.fed(raw)
         return answer.status, json.loads(answer.body)["error"]
@@ -265,7 +265,7 @@ def test_a_large_request_survives_the_replacement_of_its_model_by_one_with_a_ful
         served.engine.generation += 1
         served.engine.refusal = InferError(Code.OVERLOADED, "its queue is full")
         await served.fed(large[:70_000])
-        served.engine.refusal = None  # nor is that of the model which has its name now
+        served.engine.refusal = None  # the rest is not rejected by the new model of that name either
         await served.fed(large[70_000:])
         served.engine.let_go()
 

@@ -32,7 +32,7 @@ def refused(text: bytes, max_depth: int = DEPTH) -> str:
 
 
 def flat(value: Any) -> Any:
-    """Flatten the data of inputs, which simdjson gives flat: nesting of numbers says nothing."""
+    """Flatten the data of inputs, as simdjson does: the nesting of numbers has no meaning."""
     if isinstance(value, np.ndarray):
         return value.tolist()
     if not isinstance(value, list):
@@ -45,7 +45,7 @@ def flat(value: Any) -> Any:
 
 
 def comparable(document: Any) -> Any:
-    """Make what both parsers give the same: in data, lists are flat and numbers are numbers."""
+    """Normalize the results of both parsers: lists of data become flat, and arrays become lists."""
     if not isinstance(document, dict) or not isinstance(document.get("inputs"), list):
         return document
     return document | {
@@ -57,7 +57,7 @@ def comparable(document: Any) -> Any:
 
 
 def both(text: bytes) -> tuple[Any, Any]:
-    """Parse below and above the size from which simdjson parses; None for what is refused."""
+    """Parse below and above the size from which simdjson is used; None stands for a rejection."""
     assert len(text) < SIMD_BYTES
     found = []
     for padded in (text, text + PADDING):
@@ -225,7 +225,7 @@ class TestNestingDepth:
         start = time.process_time()
         refused(b"[" * 101 + b'"' + inside * 100_000 + end)
 
-        # matched again from every quote, it would be minutes
+        # a pattern that starts again at every quote would take minutes
         assert time.process_time() - start < 1.0
 
 
@@ -286,7 +286,7 @@ def test_an_object_with_many_keys_is_parsed_in_linear_time() -> None:
 
 
 def test_a_list_with_more_elements_than_simdjson_can_count_is_rejected() -> None:
-    # simdjson's own list would be written to behind its end
+    # simdjson would write beyond the end of its own list
     assert refused(b'{"outputs":[' + b"0," * (1 << 24) + b"1]}").startswith("JSON has more than 4194304 values")
 
 
@@ -298,7 +298,7 @@ def test_thousands_of_inputs_are_not_converted_one_by_one() -> None:
 
 
 class TestManyValues:
-    """The bound is lowered here; what counts as a value is tested in test_json_text.py."""
+    """The limit is lowered for these tests; test_json_text.py tests what counts as a value."""
 
     MOST = 2000
 
@@ -306,7 +306,7 @@ class TestManyValues:
     def _few(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(parsing, "MAX_VALUES", self.MOST)
         for name in ("has_more_values", "may_have_more_values"):
-            monkeypatch.setattr(parsing, name, partial(getattr(json_text, name), most=self.MOST))
+            monkeypatch.setattr(parsing, name, partial(getattr(json_text, name), max_values=self.MOST))
 
     @pytest.mark.parametrize("simd", [True, False])
     @pytest.mark.parametrize(

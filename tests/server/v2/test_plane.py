@@ -1,4 +1,4 @@
-"""The control plane's application, and what FastAPI is imported for."""
+"""The application of the control plane, and when FastAPI is imported."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LOADING = Route("POST", ("/v2/repository/models/{model}/load",), _same, "What an
 
 
 def ask(app: Starlette, *asked: tuple[str, str]) -> list[httpx.Response]:
-    """Ask all of it at once."""
+    """Send all requests in parallel."""
 
     async def main() -> list[httpx.Response]:
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)

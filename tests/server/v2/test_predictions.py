@@ -1,4 +1,4 @@
-"""Predictions: `predict` of a small sample, over a fake transport and an Engine that answers when told."""
+"""Predictions: `predict` with a small sample, over a fake transport and an Engine that answers on demand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ANSWER = b"[[[1.0,2.0,3.0,4.0]]]"
 
 
 class Predicting(Lane):
-    """A connection whose Service is Inference, and the Hooks of its one model, which has no file of its own."""
+    """A connection whose Service is Inference, and the Hooks of its one model, which has no hooks file."""
 
     def __init__(self, engine: HeldEngine, hooks: Hooks) -> None:
         self.engine, self.hooks = engine, hooks
@@ -36,7 +36,7 @@ class Predicting(Lane):
         return cls(engine, await Hooks.load(cast(Any, engine), engine.loaded))
 
     async def closed(self) -> bool:
-        """Whether its hooks can be closed at once, since they are through with all that they let in."""
+        """Whether the hooks close immediately because all their requests have ended."""
         closing = asyncio.ensure_future(self.hooks.close())
         await turns()
         through = closing.done()

@@ -1,4 +1,4 @@
-"""The raw binary request: a body that is nothing but the input's bytes, as curl would send a file."""
+"""The raw binary request: a body that holds only the bytes of the input, as curl sends a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared memory regions: what may be registered, and what a lease reads and writes whatever the client does."""
+"""Shared memory regions: which files may be registered, and how leases behave whatever the client does."""
 
 from __future__ import annotations
 

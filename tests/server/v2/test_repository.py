@@ -1,4 +1,4 @@
-"""The model repository's endpoints over ASGI: what a request says, and what ModelControl is asked."""
+"""The endpoints of the model repository over ASGI: their requests, and the resulting calls of ModelControl."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_BYTES = 1 << 20
 
 
 class Control:
-    """Writes down what it is asked."""
+    """Records its calls."""
 
     def __init__(self, failure: InferError | None = None) -> None:
         self.asked: list[tuple[Any, ...]] = []
@@ -40,7 +40,7 @@ class Control:
 
 
 def post(path: str, body: Any = b"", control: Control | None = None) -> tuple[int, bytes, list[tuple[Any, ...]]]:
-    """Give the status, the answer, and what ModelControl was asked."""
+    """Return the status, the body, and the calls of ModelControl."""
     control = control or Control()
     app = FastAPI()
     for route in RepositoryEndpoints(control, MOST_BYTES).routes():

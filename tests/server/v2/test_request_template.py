@@ -1,4 +1,4 @@
-"""Requests that say the same as earlier ones, of tensors in shared memory: what is remembered, and what never is."""
+"""Repeated requests with tensors in shared memory: which parts are cached, and which are read again."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def place(offset: int, byte_size: int = 16, region: str = "r") -> dict[str, Any]
 
 
 class Transport:
-    """Decodes as a lane does, for a model with two inputs. `in_full`: how often it had to, `sent`: what came last."""
+    """Decodes as a lane does, for a model with two inputs. `in_full` counts full decodes; `sent` is the last size."""
 
     def __init__(self, regions: Regions, signature: Signature) -> None:
         self.model = fake_model(signature=signature)
@@ -275,7 +275,7 @@ def test_a_cached_request_template_keeps_no_region_open(shared: Shared, kind: ty
     shared.system.unregister("r")
     assert descriptors() == before
 
-    # a request under way writes where it was to, and the last one lets go
+    # a request in progress still writes to its region, and the last one releases the region
     for request, options in held[:2]:
         assert type(options.plan) is PerOutputPlan
         finish_all(lane.model, request.output_positions, options.plan, [np.ones((1, 4), np.float32)])

@@ -1,4 +1,4 @@
-"""The outputs that a call names: those of its model, and those that only its hooks give."""
+"""The outputs that a call requests: those of its model, and those that only its hooks provide."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors in shared memory, as both transports decode them: what stays on its device, and what is copied."""
+"""Tensors in shared memory, as both transports decode them: which stay on their device, and which are copied."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Device:
 
     @property
     def copies(self) -> int:
-        """Between the host and the devices."""
+        """Copies between the host and the devices."""
         return self.runtime.calls["cudaMemcpy"]
 
 
@@ -64,7 +64,7 @@ def device() -> Device:
 def model_of(
     datatype: str = "INT32", outputs: tuple[TensorSpec, ...] = (), *, batched: bool = True, **policy: Any
 ) -> Model:
-    """One whose Bindings are on device 0."""
+    """Make a model whose Bindings are on device 0."""
     x = TensorSpec("x", datatype, (-1, 4) if batched else (4,))
     signature = Signature((x,), outputs or (TensorSpec("y", "FP32", x.shape),), batched=batched)
     spec = ModelSpec("m", 1, Path("model"), signature=signature, policy=BatchPolicy(max_batch_rows=8, **policy))
@@ -136,7 +136,7 @@ class TestDeviceInputs:
         elif why == "BOOL":
             byte_size = 4
         elif why == "BYTES":
-            # four strings of no length
+            # four empty strings
             offset = 32
             device.runtime.write(device.pointers[0] + offset, 0, bytes(16))
         where = place("there" if why == "another device" else "here", byte_size, offset)
@@ -243,7 +243,7 @@ def test_json_without_regions_is_cached_while_regions_are_registered(device: Dev
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 class TestHostInputs:
-    """System regions: two of 32 KiB, which are more than is read at once."""
+    """System regions of 32 KiB, which is more than is copied immediately."""
 
     SHAPE = (2048, 4)
     WHERE = place("r", 32768)

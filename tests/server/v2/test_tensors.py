@@ -135,7 +135,7 @@ class TestRoundTrip:
             tracemalloc.stop()
 
         assert text.endswith(b",1.0,1.0,NaN]")
-        # 4 MB of text; as strings and floats of Python all of them would be 100
+        # the text has 4 MB; as Python strings and floats, all values together would take 100 MB
         assert peak < 40_000_000
 
 
@@ -156,7 +156,7 @@ class TestNumberArrays:
         floats = st.floats(allow_nan=False, allow_infinity=False)
         drawn, dtype = data.draw(st.sampled_from([(signed, np.int64), (unsigned, np.uint64), (floats, np.float64)]))
         if datatype in {"FP32", "FP64"}:
-            # see parsing: to these only floats come
+            # these datatypes receive only floats, see parsing
             drawn, dtype = signed | unsigned | floats, np.float64
         values = data.draw(st.lists(drawn | st.sampled_from([0, 1]), max_size=5))
         found, wanted = outcome(datatype, values, np.array(values, dtype)), outcome(datatype, values, values)
@@ -263,7 +263,7 @@ class TestInvalidJson:
         finally:
             tracemalloc.stop()
 
-        # numpy would make a matrix of the longest: 400 MB
+        # numpy would make a matrix as wide as the longest string: 400 MB
         assert peak < 1_000_000
 
     @pytest.mark.parametrize("values", [[[1, 2], [3]], [1, [2, [3]]], [[[]], [1, 2, 3]], [[[[1]]], 2, [3]]])

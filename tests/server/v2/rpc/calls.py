@@ -1,4 +1,4 @@
-"""What the RPC tests share: a Call without a connection, an Engine that answers when told, and messages in one line."""
+"""Helpers of the RPC tests: a Call without a connection, an Engine that answers on demand, and short messages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROW = np.array([[1, 2, 3, 4]], np.float32)
 
 @dataclass
 class FakeCall:
-    """A Call that keeps what it is sent."""
+    """A Call that keeps the messages sent on it."""
 
     metadata: Mapping[str, str] = field(default_factory=dict)
     deadline_ns: int = 0
@@ -57,7 +57,7 @@ class FakeCall:
         self._end(Status.OK, "")
 
     def count_error(self, status: Status) -> None:
-        """Keep it, too."""
+        """Keep the message, too."""
         self.errors.append(status)
 
     def abort(self, status: Status, text: str, pushback_ms: int = 0) -> None:
@@ -65,13 +65,13 @@ class FakeCall:
         self._end(status, text)
 
     async def drain(self) -> None:
-        """Wait for `reads`; what is sent is never kept."""
+        """Wait for `reads`; messages sent this way are not kept."""
         while not self.writable and not self.ended:
             self.reads.clear()
             await self.reads.wait()
 
     def lose(self) -> None:
-        """End it as the lane does when the client has gone."""
+        """End the call as the lane does when the client has disconnected."""
         cancelled, self.on_cancel = self.on_cancel, None
         self.ended = True
         if cancelled is not None:
@@ -84,7 +84,7 @@ class FakeCall:
 
 @dataclass
 class HeldEngine:
-    """Keeps what is submitted until the test lets it go."""
+    """Keeps submitted requests until the test lets them go."""
 
     loaded: list[Model] = field(default_factory=lambda: [fake_model()])
     generation: int = 1
@@ -122,14 +122,14 @@ class HeldEngine:
         model.hold_count -= 1
 
     def let_go(self, values: Array = ROW, *, count: int | None = None) -> None:
-        """Answer what was submitted, as one batch; every output has these values."""
+        """Answer all submitted requests as one batch; every output has these values."""
         batch, self.held = self.held[:count], self.held[len(self.held[:count]) :]
         for each in batch:
             each.outputs = [values for _ in each.output_positions]
         batch[0].sink.deliver(batch)
 
     def fail(self, error: InferError) -> None:
-        """Answer what was submitted with an error."""
+        """Answer all submitted requests with an error."""
         batch, self.held = self.held, []
         for each in batch:
             each.error = error
@@ -137,7 +137,7 @@ class HeldEngine:
 
 
 class FakeRepository:
-    """A Repository whose models are ready unless told otherwise."""
+    """A Repository whose models are ready unless the test says otherwise."""
 
     def __init__(self) -> None:
         self.is_ready = True
@@ -215,7 +215,7 @@ class Services:
         return call, method.streaming(call)
 
     def ask(self, name: str, message: Any) -> Any:
-        """Make a unary call that is answered at once, and give the answer's message."""
+        """Make a unary call that is answered immediately, and return the message of the answer."""
         call = self.call(name, message)
         assert call.status is Status.OK, call.text
         method = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods_by_name[name]
@@ -231,12 +231,12 @@ def request(array: Array = ROW, name: str = "x", datatype: str = "FP32", **membe
 
 
 def answer(call: FakeCall, position: int = 0) -> Any:
-    """Give a ModelInfer's answer, or one of a stream's."""
+    """Parse the answer to a ModelInfer call."""
     return pb.ModelInferResponse.FromString(call.sent[position])
 
 
 def stream_answers(call: FakeCall) -> list[tuple[str, str, bytes]]:
-    """Give what a stream has answered: error text, id and first raw output."""
+    """Return the answers of a stream: error text, id and first raw output of each."""
     found = []
     for message in call.sent:
         each = pb.ModelStreamInferResponse.FromString(message)
@@ -247,13 +247,13 @@ def stream_answers(call: FakeCall) -> list[tuple[str, str, bytes]]:
 
 
 async def turns(count: int = 20) -> None:
-    """Let the loop go on."""
+    """Let the event loop run for some turns."""
     for _ in range(count):
         await asyncio.sleep(0)
 
 
 async def settled() -> None:
-    """Wait for the tasks under way."""
+    """Wait for the running tasks."""
     async with asyncio.timeout(PATIENCE_S):
         while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
             await asyncio.gather(*tasks, return_exceptions=True)

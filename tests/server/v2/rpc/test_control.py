@@ -17,7 +17,7 @@ from tests.server.v2.rpc.calls import PREFIX, FakeCall, Services, pb, request, s
 
 
 class FakeControl:
-    """A ModelControl that keeps what it is asked."""
+    """A ModelControl that records its calls."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []

@@ -1,4 +1,4 @@
-"""Answers: whatever is kept of earlier ones, the bytes are those that protobuf reads as what was meant."""
+"""Encoded answers: with or without cached parts of earlier ones, protobuf parses their bytes correctly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ModelInfer over a fake call and an Engine that answers when told."""
+"""ModelInfer over a fake call and an Engine that answers on demand."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_large_answer_is_encoded_on_a_thread(
     async def main() -> None:
         services = Services(two_outputs("FP32"), hooks=FakeHooks(lambda _: {"z": values}) if hooked else None)
         message = request(outputs=[{"name": "z"}])
-        for _ in range(2):  # the second one is remembered
+        for _ in range(2):  # the layout of the second one is cached
             if rpc == "ModelInfer":
                 call = services.call(rpc, message)
             else:
@@ -137,7 +137,7 @@ def test_a_request_with_a_cached_layout_is_decoded_without_protobuf(monkeypatch:
 
 
 def sharing(directory: Path) -> tuple[Services, Any]:
-    """Serve a model, and give a request whose tensors are both in the memory `key`."""
+    """Serve a model, and return a request whose two tensors are in the shared memory `key`."""
     (directory / "key").write_bytes(ROW.tobytes() + bytes(16))
     regions = Regions(allowed=True)
     SystemRegions(regions, directory).register("r", "key", 0, 32)
@@ -397,7 +397,7 @@ def test_a_message_with_too_many_fields_is_rejected_without_being_parsed(
     "inside", [b"\x1a\x80\x80\x80\x04" + b"\1" * (8 << 20), b"\x2a\x80\x80\x80\x04" + b"\x42\0" * (4 << 20)]
 )
 def test_a_message_with_millions_of_dims_or_strings_is_rejected_without_being_parsed(inside: bytes) -> None:
-    """A dim of one byte would become 16 and a text of two 80, in a message that is a thousandth when it is packed."""
+    """Parsed, a dim of 1 byte takes 16 and a string of 2 takes 80; compressed, the message shrinks a thousandfold."""
 
     async def main() -> None:
         call = Services().call("ModelInfer", request().SerializeToString() + field(5, inside))

@@ -1,4 +1,4 @@
-"""RpcLayouts: whatever they give is what decoding in full gives."""
+"""RpcLayouts: decoding with a cached layout gives the same result as decoding in full."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def tensors(draw: Any, rows: int) -> list[tuple[str, str, tuple[int, ...], bytes
 
 @st.composite
 def messages(draw: Any) -> bytes:
-    """Make a message that may well be like another one."""
+    """Draw a message that is likely to resemble an earlier one."""
     made = pb.ModelInferRequest(model_name="m", model_version=draw(st.sampled_from(["", "1"])))
     made.id = draw(st.sampled_from(["", "1", "22", "ü"]))
     for name, datatype, shape, raw in tensors(draw, draw(st.integers(1, 2))):

@@ -23,7 +23,7 @@ EMPTY: dict[str, Any] = {"triton_enable_empty_final_response": {"bool_param": Tr
 
 
 class Yielding(FakeHooks):
-    """Hooks that give what the test puts: outputs, an error to yield or raise, an Answer, or None for the end."""
+    """Hooks that yield what the test puts: outputs, an error to yield or raise, an Answer, or None for the end."""
 
     def __init__(self) -> None:
         super().__init__(dict)
@@ -62,7 +62,7 @@ def row(number: float) -> Array:
 
 
 def sent(call: FakeCall) -> list[tuple[str, str, float | None, bool]]:
-    """Give what was sent: error text, id, first number, whether it is final."""
+    """Return the answers sent: error text, id, first number and whether each is final."""
     found = []
     for message in call.sent:
         each = pb.ModelStreamInferResponse.FromString(message)
@@ -75,7 +75,7 @@ def sent(call: FakeCall) -> list[tuple[str, str, float | None, bool]]:
 
 
 class Scene:
-    """A stream to a model that yields, and to a plain one whose hooks are not asked."""
+    """A stream to a model whose hooks yield, and to a plain model without hooks."""
 
     def __init__(self, **how: Any) -> None:
         self.hooks = Yielding()
@@ -340,7 +340,7 @@ def test_unary_model_infer_is_rejected_for_a_decoupled_model(pad: str, again: bo
         services = Services(decoupled())
         wrong = request(id="1", model_name="d", datatype="INT8", parameters={"pad": {"string_param": pad}})
         if again:
-            # a stream has taught the server what such a message looks like
+            # the server has cached the layout of such a message from a stream
             wrong.inputs[0].datatype = "FP32"
             _, reader = services.open()
             reader.on_message(wrong.SerializeToString())

@@ -1,4 +1,4 @@
-"""ModelStreamInfer over a fake call and an Engine that answers when told."""
+"""ModelStreamInfer over a fake call and an Engine that answers on demand."""
 
 from __future__ import annotations
 
@@ -283,7 +283,7 @@ def test_requests_that_may_share_a_sequence_wait_for_an_earlier_large_message() 
         await settled()
         assert [each.id for each in services.engine.held] == ["large", "a", "b", "c"]
         services.engine.let_go()
-        # its model is known by now, and has no sequences
+        # the server now knows that the model has no sequences
         reader.on_message(request(id="large", parameters={"pad": {"string_param": "x" * 300_000}}).SerializeToString())
         reader.on_message(request(id="d").SerializeToString())
         await settled()

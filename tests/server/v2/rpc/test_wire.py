@@ -1,4 +1,4 @@
-"""Fields of protobuf's wire format, as its own classes write them."""
+"""Fields of protobuf's wire format, compared with protobuf's own classes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_malformed_message_is_left_to_the_parser(broken: bytes) -> None:
 
 
 class ReadUpTo10(bytes):
-    """Fails when what is behind the longest number that there may be is looked at."""
+    """Bytes that raise an error when read beyond the longest valid varint."""
 
     def __getitem__(self, at: Any) -> Any:
         assert at < 10

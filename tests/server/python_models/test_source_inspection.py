@@ -1,4 +1,4 @@
-"""Whether a model.py may have an auto_complete_config, read without running it."""
+"""Whether a model.py may define auto_complete_config, as read without running it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.python_models.completing import may_complete
+from penstock.server.python_models.source_inspection import may_complete
 from tests.live import live_server
 from tests.server.python_models.repositories import ONE, write_model
 
@@ -27,7 +27,7 @@ def file(tmp_path: Path) -> Path:
         OWN + "class Other(dict): ...\n",
     ],
 )
-def test_a_class_of_its_own_that_says_nothing_of_it_has_none(file: Path, source: str) -> None:
+def test_a_plain_class_without_the_method_cannot_complete(file: Path, source: str) -> None:
     file.write_text(source)
 
     assert not may_complete(file)
@@ -64,13 +64,13 @@ def test_a_class_of_its_own_that_says_nothing_of_it_has_none(file: Path, source:
         "",
     ],
 )
-def test_any_other_may_have_one(file: Path, source: str) -> None:
+def test_a_file_that_may_define_the_method_dynamically_may_complete(file: Path, source: str) -> None:
     file.write_text(source)
 
     assert may_complete(file)
 
 
-def test_what_cannot_be_read_may_have_one_and_whoever_runs_it_says_what_is_wrong(file: Path) -> None:
+def test_an_unreadable_file_may_complete(file: Path) -> None:
     assert may_complete(file)
     for wrong in (b"def", b"\0", b"# coding: nothing\n", b"\xff\xfe"):
         file.write_bytes(wrong)
@@ -80,7 +80,7 @@ def test_what_cannot_be_read_may_have_one_and_whoever_runs_it_says_what_is_wrong
 @pytest.mark.parametrize(
     ("more", "runs"), [("", 1), ("    auto_complete_config = staticmethod(lambda config: config)\n", 2)]
 )
-def test_what_has_none_is_run_by_the_process_alone_that_serves_it(tmp_path: Path, more: str, runs: int) -> None:
+def test_a_model_without_the_method_runs_only_in_its_serving_process(tmp_path: Path, more: str, runs: int) -> None:
     ran = tmp_path / "ran"
     code = f"open({str(ran)!r}, 'a').write('ran\\n')\n{OWN}{more}"
     write_model(tmp_path / "models", "m", code, ONE)

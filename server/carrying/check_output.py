@@ -8,14 +8,14 @@ from penstock.batching.spec import ModelSpec
 from penstock.server.repository.findings import Finding
 
 
-def unreadable(path: Path, error: OSError | SyntaxError | ValueError) -> Finding:
+def unreadable_module(path: Path, error: OSError | SyntaxError | ValueError) -> Finding:
     """Return a Finding that says why a module could not be parsed."""
     if isinstance(error, SyntaxError):
         return Finding(path, error.msg, error.lineno or 0)
     return Finding(path, f"cannot be read: {error}")
 
 
-def described(spec: ModelSpec, title: str, code: str) -> list[str]:
+def describe_code(spec: ModelSpec, title: str, code: str) -> list[str]:
     """Describe what a ModelSpec does not show: which code runs, and on which Python if that is not the server's."""
     worker = spec.worker
     lines = [f"  {title:<11}{code}"]

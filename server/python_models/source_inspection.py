@@ -11,10 +11,10 @@ import ast
 from pathlib import Path
 
 _CLASS = "TritonPythonModel"
-_SAYS = b"auto_complete_config"
-_MOST_BYTES = 16 << 10
+_METHOD = b"auto_complete_config"
+_MAX_PARSED_BYTES = 16 << 10
 """Larger files are not parsed: parsing one holds the GIL, for 14 ms on a busy core."""
-_ELSEWHERE = frozenset({"exec", "eval", "globals", "locals", "vars", "setattr", "__setattr__", "__dict__"})
+_DYNAMIC_NAMES = frozenset({"exec", "eval", "globals", "locals", "vars", "setattr", "__setattr__", "__dict__"})
 """Names through which a class, or its attributes, may be defined without being written out."""
 
 
@@ -25,34 +25,34 @@ def may_complete(file: Path) -> bool:
     """
     try:
         source = file.read_bytes()
-        if _SAYS in source or len(source) > _MOST_BYTES:
+        if _METHOD in source or len(source) > _MAX_PARSED_BYTES:
             return True
         tree = ast.parse(source, str(file))
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return True
-    found = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == _CLASS]
-    if len(found) != 1 or found[0].bases or found[0].keywords or found[0].decorator_list:
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == _CLASS]
+    if len(classes) != 1 or classes[0].bases or classes[0].keywords or classes[0].decorator_list:
         return True
-    return any(_binds(node) for node in ast.walk(tree) if node is not found[0])
+    return any(_may_define_class(node) for node in ast.walk(tree) if node is not classes[0])
 
 
 def lacks_class(tree: ast.AST) -> bool:
     """Return whether a model.py certainly lacks a TritonPythonModel: nothing in it names one, or could provide one."""
     dynamic = {"modules", "__getattr__"}
     return not any(
-        _binds(node)
+        _may_define_class(node)
         or dynamic & {getattr(node, "name", None), getattr(node, "attr", None)}
         or (isinstance(node, ast.ClassDef) and node.decorator_list)  # which may do anything with it
         for node in ast.walk(tree)
     )
 
 
-def _binds(node: ast.AST) -> bool:
+def _may_define_class(node: ast.AST) -> bool:
     """Return whether a node may provide the class, or its attributes."""
     if isinstance(node, ast.alias):
         return (node.asname or node.name) in {_CLASS, "*"}
     if isinstance(node, ast.Name):
-        return node.id == _CLASS or node.id in _ELSEWHERE
+        return node.id == _CLASS or node.id in _DYNAMIC_NAMES
     if isinstance(node, ast.Attribute):
-        return node.attr == _CLASS or node.attr in _ELSEWHERE
+        return node.attr == _CLASS or node.attr in _DYNAMIC_NAMES
     return getattr(node, "name", None) == _CLASS
