@@ -99,8 +99,8 @@ def test_every_request_gets_the_right_answer_while_the_worker_is_killed(tmp_path
                 assert ready(live)
             callers.end()
 
-            assert callers.ledger.not_right() == []
-            assert callers.ledger.without_end == callers.ledger.twice == 0
+            assert callers.ledger.failures() == []
+            assert callers.ledger.pending_count == callers.ledger.ended_twice == 0
             assert callers.right > 300
             pids.append(backend_of(live).pid)
         assert len(set(pids)) == 4
@@ -125,6 +125,6 @@ def test_instances_are_added_and_removed_in_one_worker(tmp_path: Path) -> None:
             until(lambda wanted=count: len(live.server.engine.model("m").instances) == wanted)  # type: ignore[misc]
         callers.end()
 
-        assert callers.ledger.not_right() == []
-        assert callers.ledger.without_end == callers.ledger.twice == 0
+        assert callers.ledger.failures() == []
+        assert callers.ledger.pending_count == callers.ledger.ended_twice == 0
         assert backend_of(live).pid == pid
