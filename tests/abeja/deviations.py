@@ -1,4 +1,4 @@
-"""What we answer otherwise than the original did, case by case, and why."""
+"""Answers that differ from those of the original, case by case, and why."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ STRICT: dict[str, Otherwise] = {
         "a file in memory cannot stand before its begin", {"body": repr([0, 0, b""])},
     ),
 }  # fmt: skip
-"""Those that are also there where it is to answer as the original did."""
+"""The deviations that strict mode has too."""
 
 _BYTES = "bytes are sent as they are: the page says so, and nobody can have meant their digits"
 _NUMPY = "numpy's values are values like any other"

@@ -1,4 +1,4 @@
-"""The platform's proxy 2.6.5 before its runtime 1.1.1: what of their answers is compared."""
+"""The platform's proxy 2.6.5 with its runtime 1.1.1: which parts of their answers are compared."""
 
 from __future__ import annotations
 

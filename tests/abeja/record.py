@@ -1,11 +1,11 @@
-"""Records what the original answers: asked/*.py -> cases/*.json.
+"""Records the answers of the original: asked/*.py -> cases/*.json.
 
 Not run by the tests. With the platform's proxy 2.6.5, compiled, and an environment of CPython 3.8 that has abejaruntime
 1.1.1 and numpy 1.24.4, from the folder above tests:
 
     python -m tests.abeja.record /path/to/the/proxy /path/to/the/environment/bin [GROUP ...]
 
-The proxy of each group is started anew with the runtime behind it, asked in order, and ended.
+For each group, a new proxy with the runtime behind it is started, gets the requests in order, and is ended.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def served(server: Mapping[str, Any]) -> Iterator[Mapping[str, int]]:
             raise
         finally:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)  # the session that was begun for it, and nothing else
+                os.killpg(child.pid, signal.SIGKILL)  # only the session that was started for it
             child.wait()
             shutil.rmtree(scratch)
 

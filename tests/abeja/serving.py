@@ -1,4 +1,4 @@
-"""`penstock abeja` for tests that ask it over its ports: within the process of the tests, or as one of its own."""
+"""`penstock abeja` for tests over its ports: within the process of the tests, or as a separate process."""
 
 from __future__ import annotations
 
@@ -36,29 +36,29 @@ PORTS = ("--port=0", "--health-port=0", "--http-address=127.0.0.1")
 
 @dataclass
 class Served:
-    """A server. `ports`: "" takes requests, "health" only tells how it is."""
+    """A server. `ports`: "" takes requests, "health" only reports the health."""
 
     ports: dict[str, int]
 
     @property
     def player(self) -> Player:
-        """Give what asks it."""
+        """Give a Player that sends requests to it."""
         return Player(ORIGINAL, self.ports)
 
 
 @dataclass
 class Started(Served):
-    """A process that may have come to serve."""
+    """A process that may be serving."""
 
     child: subprocess.Popen[bytes] | Forked
     output: IO[bytes]
 
     def said(self) -> str:
-        """Give all that it and the handler have printed."""
+        """Give the whole output of the process and the handler."""
         return Path(self.output.name).read_text("utf-8", "replace")
 
     def health(self) -> int:
-        """Give the status of its health; 0 if there is no answer."""
+        """Give the status of its health check; 0 if there is no answer."""
         with contextlib.suppress(OSError):
             asked = {"method": "GET", "path": "/health_check", "port": "health"}
             return int(self.player.play(asked)["status"])
@@ -66,7 +66,7 @@ class Started(Served):
 
 
 def environment(more: Mapping[str, str]) -> dict[str, str]:
-    """Give the environment without what the original read, and with what is asked for."""
+    """Give the environment without the variables that the original read, and with those in `more`."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_OURS) and name not in _NAMED}
     return {**kept, "PYTHONDONTWRITEBYTECODE": "1", **more}
 
@@ -75,7 +75,7 @@ def environment(more: Mapping[str, str]) -> dict[str, str]:
 def started(
     *words: str, folder: Path = HANDLERS, start: Callable[..., Any] = subprocess.Popen, **more: str
 ) -> Iterator[Started]:
-    """Start a process; whether it will serve is the test's to see. `start`: as Popen does. `more`: its environment."""
+    """Start a process without waiting until it serves. `start`: called like Popen. `more`: its environment."""
     with tempfile.NamedTemporaryFile() as output:
         child = start(
             [*COMMAND, *PORTS, "--log-format=json", *words], cwd=folder, env=environment(more), stdout=output,
@@ -105,7 +105,7 @@ def serving(*words: str, folder: Path = HANDLERS, **more: str) -> Iterator[Serve
 
 
 def as_said(server: Mapping[str, Any], *words: str) -> contextlib.AbstractContextManager[Served]:
-    """Serve as the `server` of a group says."""
+    """Serve as described by the `server` of a group."""
     handler = [f"--handler={server['handler']}"] if server["handler"] else []
     return serving(*handler, *words, **server["environment"])
 
@@ -123,7 +123,7 @@ def _environment_of(said: Mapping[str, str]) -> Iterator[None]:
 
 
 def await_ready(served: Started) -> None:
-    """Wait until it is ready. Raises: AssertionError if it ends before, or is not within a minute."""
+    """Wait until the server is ready. Raises: AssertionError if it ends first, or is not ready within a minute."""
     end = time.monotonic() + _WITHIN_S
     while served.health() != 200:
         assert served.child.poll() is None, served.said()[-_SHOWN:]

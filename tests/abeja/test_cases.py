@@ -1,7 +1,7 @@
-"""Every answer of the original, as it was recorded, over live HTTP: record.py says how, and asked/ what.
+"""Every recorded answer of the original, compared over live HTTP; record.py records the requests of asked/.
 
-A server is asked what each file of cases/ has that was recorded of a server like it, in the order of the file, as the
-original was. What we answer otherwise, and why, is in deviations.py.
+A server gets the requests of all files of cases/ that were recorded from a server like it, in the order of the files,
+as the original did. Answers that differ, and why, are in deviations.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.originals import Group
 
 @pytest.mark.slow
 @pytest.mark.parametrize("names", ORIGINAL.alike(), ids="+".join)
-def test_the_answers_are_the_original_s(names: list[str]) -> None:
+def test_recorded_requests_are_answered_as_by_the_original(names: list[str]) -> None:
     with as_said(ORIGINAL.read(names[0])["server"]) as served:
         wrong = [line for name in names for line in ORIGINAL.differences(name, served.ports, DEVIATIONS)]
 
@@ -26,7 +26,7 @@ def test_the_answers_are_the_original_s(names: list[str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["contents", "contents-as-json", "tables"])
-def test_strictly_even_bytes_are_answered_as_the_original_did(name: str) -> None:
+def test_bytes_are_answered_as_by_the_original_in_strict_mode(name: str) -> None:
     with as_said(ORIGINAL.read(name)["server"], "--abeja-strict") as served:
         wrong = ORIGINAL.differences(name, served.ports, STRICT)
 
@@ -34,7 +34,7 @@ def test_strictly_even_bytes_are_answered_as_the_original_did(name: str) -> None
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.name)
-def test_what_is_recorded_is_what_is_asked(group: Group) -> None:
+def test_recorded_cases_equal_the_defined_cases(group: Group) -> None:
     recorded = ORIGINAL.read(group.name)
 
     assert recorded["server"] == group.server
@@ -43,11 +43,11 @@ def test_what_is_recorded_is_what_is_asked(group: Group) -> None:
     ]
 
 
-def test_each_file_is_of_a_group() -> None:
+def test_each_recorded_file_belongs_to_a_group() -> None:
     assert ORIGINAL.names() == sorted(group.name for group in GROUPS)
 
 
-def test_each_deviation_is_of_a_case() -> None:
+def test_each_deviation_belongs_to_a_case() -> None:
     known = {f"{group.name}/{asked.name}" for group in GROUPS for asked in group.asked}
 
     assert DEVIATIONS.keys() <= known

@@ -1,4 +1,4 @@
-"""What the original failed its users in, mended: each of the document's traps that has a better answer."""
+"""Faults of the original that are corrected: each trap in its documentation that has a better answer."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def handled(name: str, *words: str) -> Iterator[Served]:
 
 
 def ask(served: Served, query: str = "", path: str = "/", **said: Any) -> dict[str, Any]:
-    """Ask over a connection of its own."""
+    """Send a request over its own connection."""
     return served.player.play(get("any", f"{path}?{query}", **said).written())
 
 
-def test_a_connection_is_kept(tmp_path: Path) -> None:
+def test_a_connection_is_kept_alive(tmp_path: Path) -> None:
     with handled("serial") as served:
         connection = http.client.HTTPConnection(HOST, served.ports[""], timeout=30)
         connection.request("GET", "/")
@@ -45,7 +45,7 @@ def test_a_connection_is_kept(tmp_path: Path) -> None:
     assert body == second
 
 
-def test_it_is_kept_also_after_what_no_handler_has_answered() -> None:
+def test_a_connection_is_kept_alive_after_rejected_requests() -> None:
     refused = [("PATCH", "/", "text/plain"), ("POST", "/", "bad;;"), ("POST", "/", "multipart/form-data")]
     with handled("leaving") as served:
         connection = http.client.HTTPConnection(HOST, served.ports[""], timeout=30)
@@ -70,7 +70,7 @@ def test_calls_of_one_process_run_one_after_another() -> None:
     assert len({answer["body"] for answer in answers}) == 1
 
 
-def test_several_processes_take_calls_at_once(tmp_path: Path) -> None:
+def test_several_processes_run_calls_in_parallel(tmp_path: Path) -> None:
     with handled("meeting", "--abeja-workers=2") as served, ThreadPoolExecutor(2) as pool:
         answers = list(pool.map(lambda _: ask(served, f"2,{tmp_path}"), range(2)))
 
@@ -108,7 +108,7 @@ def test_a_handler_that_ends_its_process_does_not_end_the_service(how: str) -> N
 
 
 @pytest.mark.parametrize("what", ["status", "metadata"])
-def test_a_value_that_cannot_be_sent_spoils_nothing_after_it(what: str) -> None:
+def test_a_value_that_cannot_be_sent_does_not_affect_later_calls(what: str) -> None:
     with handled("poison") as served:
         answers = [ask(served, what) for _ in range(3)]
 
@@ -125,7 +125,7 @@ def test_authorization_does_not_reach_the_handler() -> None:
     assert answer["body"] == "connection proxy-authorization x-api-key"
 
 
-def test_what_does_not_reach_it_is_a_matter_of_settings() -> None:
+def test_the_headers_hidden_from_the_handler_are_configurable() -> None:
     headers = {"Authorization": "Bearer t", "X-Api-Key": "k"}
     with handled("seen", "--abeja-strip-headers=x-api-key") as served:
         answer = ask(served, headers=headers)
@@ -133,7 +133,7 @@ def test_what_does_not_reach_it_is_a_matter_of_settings() -> None:
     assert answer["body"] == "authorization connection"
 
 
-def test_a_body_above_the_limit_is_refused() -> None:
+def test_a_body_above_the_size_limit_is_rejected() -> None:
     with handled("seen", "--http-max-input-size=1000") as served:
         connection = http.client.HTTPConnection(HOST, served.ports[""], timeout=30)
         connection.putrequest("POST", "/")

@@ -1,4 +1,4 @@
-"""`abeja model run-local`: what it prints and exits with.
+"""`abeja model run-local`: its output and exit status.
 
 Recorded by hand from abejacli 2.1.0 on CPython 3.8, its container replaced by the proxy 2.6.5 in the same folder.
 """
@@ -96,7 +96,7 @@ Run = Callable[..., Done]
 
 
 def run(folder: Path, *words: str, start: Callable[..., Any] = subprocess.Popen) -> Done:
-    """Run `abeja model run-local`. `start`: what starts it, as Popen does."""
+    """Run `abeja model run-local`. `start`: called like Popen to start it."""
     command = [*COMMAND, "model", "run-local", *words]
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as aside:
         child = start(command, cwd=folder, env=environment({}), stdout=out, stderr=aside)
@@ -106,7 +106,7 @@ def run(folder: Path, *words: str, start: Callable[..., Any] = subprocess.Popen)
 
 
 class Within(LocalServer):
-    """Serves in the process of the tests, which takes a second less than another; what is logged is lost."""
+    """Serves in the process of the tests, which starts a second faster; its log is lost."""
 
     @contextlib.contextmanager
     def running(self, *, echo: bool) -> Iterator[None]:
@@ -115,12 +115,12 @@ class Within(LocalServer):
             yield
 
     def wait_ready(self) -> None:
-        """It is."""
+        """Return at once: `running` yields a server that is ready."""
 
 
 @pytest.fixture
 def quickly(folder: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> Run:
-    """Give what does as `run` does, quietly, with a server Within."""
+    """Give a function that does what `run` does, but in this process, with a server Within."""
     monkeypatch.chdir(folder)
     monkeypatch.setattr(local, "LocalServer", Within)
 
@@ -136,19 +136,19 @@ def quickly(folder: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.C
 
 
 def answer(quickly: Run, handler: str, *words: str) -> bytes:
-    """Give what a quiet run prints."""
+    """Give the output of a quiet run."""
     done = quickly("--handler", handler, *IMAGE, "--quiet", *words)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 @pytest.mark.parametrize("handler", list(ANSWERS))
-def test_quietly_it_prints_the_answer_alone(quickly: Run, handler: str) -> None:
+def test_quiet_run_local_prints_only_the_answer(quickly: Run, handler: str) -> None:
     assert answer(quickly, handler, "--input", "request.json") == ANSWERS[handler]
 
 
 @pytest.mark.parametrize("short", [False, True], ids=["long", "short"])
-def test_the_seed_s_command_lines_run(folder: Path, short: bool, forker: Forker) -> None:
+def test_the_command_lines_of_the_seed_run(folder: Path, short: bool, forker: Forker) -> None:
     words = (
         ["-h", "seeds:mended", "-i", "abeja/all-cpu:19.04"]
         if short
@@ -161,7 +161,7 @@ def test_the_seed_s_command_lines_run(folder: Path, short: bool, forker: Forker)
     assert (done.returncode, done.stdout) == (0, ANSWERS["seeds:mended"])
 
 
-def test_otherwise_it_tells_each_step(folder: Path, forker: Forker) -> None:
+def test_run_local_prints_each_step_unless_quiet(folder: Path, forker: Forker) -> None:
     done = run(folder, "-h", "local:printing", *IMAGE, "--input", "request.json", start=forker.start)
 
     printed = done.stdout.decode().splitlines()
@@ -172,7 +172,7 @@ def test_otherwise_it_tells_each_step(folder: Path, forker: Forker) -> None:
 
 
 @pytest.mark.parametrize("handler", list(ERRORS))
-def test_an_error_is_told_but_not_the_body(quickly: Run, handler: str) -> None:
+def test_run_local_prints_the_error_status_but_not_the_body(quickly: Run, handler: str) -> None:
     done = quickly("-h", handler, *IMAGE, "--input", "request.json", "-q")
 
     printed = done.stderr.decode()
@@ -184,7 +184,7 @@ def test_an_error_is_told_but_not_the_body(quickly: Run, handler: str) -> None:
     assert (blank, title) == ("", " ------ Local Server Error ------ ")
 
 
-def test_an_error_is_told_with_the_log(folder: Path, forker: Forker) -> None:
+def test_run_local_prints_an_error_with_the_server_log(folder: Path, forker: Forker) -> None:
     done = run(folder, "-h", "local:failing", *IMAGE, "--input", "request.json", "-q", start=forker.start)
 
     first, blank, title, *log = done.stderr.decode().split("\n")
@@ -194,7 +194,7 @@ def test_an_error_is_told_with_the_log(folder: Path, forker: Forker) -> None:
     assert "ValueError: a text for the log" in log
 
 
-def test_the_seed_s_400_is_told(folder: Path, forker: Forker) -> None:
+def test_the_400_answer_of_the_seed_is_printed(folder: Path, forker: Forker) -> None:
     done = run(folder, "-h", "seeds:mended", *IMAGE, "--input", "nope.json", "-q", start=forker.start)
 
     assert done.returncode == 1
@@ -215,7 +215,9 @@ def test_the_seed_s_400_is_told(folder: Path, forker: Forker) -> None:
     ],
     ids=["json", "jpeg", "png", "gif"],
 )
-def test_the_input_is_posted_with_the_type_of_its_name(quickly: Run, name: str, kind: str, body: str) -> None:
+def test_the_input_is_posted_with_the_content_type_of_its_file_name(
+    quickly: Run, name: str, kind: str, body: str
+) -> None:
     seen = json.loads(answer(quickly, "local:saw", "--input", name))
 
     headers = {"accept": "*/*", "accept-encoding": "gzip, deflate", "content-length": str(len(body))}
@@ -231,27 +233,27 @@ def test_the_input_is_posted_with_the_type_of_its_name(quickly: Run, name: str, 
     ],
     ids=["text", "without an ending", "missing"],
 )
-def test_what_cannot_be_an_input_is_told(quickly: Run, name: str, told: str) -> None:
+def test_an_unsupported_or_missing_input_is_reported(quickly: Run, name: str, told: str) -> None:
     done = quickly("-h", "seeds:mended", *IMAGE, "--input", name, "-q")
 
     assert (done.returncode, done.stdout, done.stderr.decode()) == (1, b"", f"[error] {told}\n")
 
 
-def test_an_input_that_is_no_json_is_an_error(quickly: Run) -> None:
+def test_an_input_that_is_not_json_exits_with_status_1(quickly: Run) -> None:
     done = quickly("-h", "seeds:mended", *IMAGE, "--input", "bad.json", "-q")
 
     assert (done.returncode, done.stdout) == (1, b"")
 
 
 @pytest.mark.parametrize("image", ["all-cpu", "a:b:c"])
-def test_an_image_has_a_name_and_a_tag(quickly: Run, image: str) -> None:
+def test_an_image_without_name_and_tag_is_rejected(quickly: Run, image: str) -> None:
     done = quickly("-h", "seeds:mended", "-i", image, "--input", "request.json", "-q")
 
     assert (done.returncode, done.stderr.decode()) == (1, f"[error] invalid image and tag format : {image}\n")
 
 
 @pytest.mark.parametrize("name", list(WRONG))
-def test_a_wrong_command_line_is_status_2(quickly: Run, name: str) -> None:
+def test_an_invalid_command_line_exits_with_status_2(quickly: Run, name: str) -> None:
     words, told = WRONG[name]
 
     done = quickly(*words)
@@ -260,7 +262,7 @@ def test_a_wrong_command_line_is_status_2(quickly: Run, name: str) -> None:
     assert told in done.stderr.decode()
 
 
-def test_the_environment_is_what_is_asked_for(folder: Path, quickly: Run) -> None:
+def test_the_handler_gets_the_environment_given_by_flags(folder: Path, quickly: Run) -> None:
     plain = json.loads(answer(quickly, "local:environment", "--input", "request.json", "-o", "1"))
     asked = json.loads(
         answer(
@@ -281,13 +283,13 @@ def test_the_environment_is_what_is_asked_for(folder: Path, quickly: Run) -> Non
     }
 
 
-def test_options_of_docker_are_taken(quickly: Run) -> None:
+def test_docker_options_are_accepted_and_ignored(quickly: Run) -> None:
     words = ["-d", "x86_gpu", "--no_cache", "--v1", "--no-cache", "--device-type=raspberry3", "--organization_id", "5"]
 
     assert answer(quickly, "local:text", "--input", "request.json", *words) == b"hello\n"
 
 
-def test_a_handler_that_cannot_be_loaded_is_told_with_the_log(folder: Path, forker: Forker) -> None:
+def test_a_handler_that_cannot_be_loaded_is_reported_with_the_server_log(folder: Path, forker: Forker) -> None:
     done = run(folder, "-h", "nomodule:x", *IMAGE, "--input", "request.json", "-q", start=forker.start)
 
     printed = done.stderr.decode()
@@ -322,7 +324,7 @@ def test_run_local_server_serves_until_it_is_interrupted(folder: Path) -> None:
     assert (child.returncode, told.decode()) == (1, "\nAborted!\n")
 
 
-def test_a_command_that_is_killed_leaves_no_server(folder: Path, forker: Forker) -> None:
+def test_killing_run_local_server_ends_its_server(folder: Path, forker: Forker) -> None:
     command = [*COMMAND, "model", "run-local-server", "-h", "seeds:mended", *IMAGE]
     with forker.start(
         command, cwd=folder, env=environment({}), stdout=subprocess.PIPE, stderr=subprocess.STDOUT

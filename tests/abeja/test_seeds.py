@@ -1,4 +1,4 @@
-"""The examples of the platform's page that need libraries, as it prints them; the others are in asked/served.py."""
+"""The examples of the platform's page that need libraries, as printed there; the others are in asked/served.py."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def cat() -> bytes:
-    """Give a picture that is dark on its left."""
+    """Give an image whose left half is dark."""
     dark = np.zeros((SIZE[1], SIZE[0], 3), np.uint8)
     dark[:, SIZE[0] // 2 :] = 240
     written = io.BytesIO()
@@ -52,14 +52,14 @@ def cat() -> bytes:
 
 
 def sides(jpeg: bytes) -> list[bool]:
-    """Say of the left and the right side of a picture whether it is dark."""
+    """Tell whether the left and the right side of an image are dark."""
     shown: Any = np.asarray(Image.open(io.BytesIO(jpeg)))
     assert shown.shape == (SIZE[1], SIZE[0], 3)
     return [bool(shown[:, column].mean() < 128) for column in (2, -3)]
 
 
 def run_local(folder: Path, handler: str, *words: str) -> bytes:
-    """Run what the page prints. Returns: what it prints."""
+    """Run the command of the page. Returns: its output."""
     command = [*COMMAND, "model", "run-local", "-h", handler, "-i", "abeja/all-cpu:19.04", "--input", "cat.jpg", *words]
     done = the_forker().run(command, cwd=folder, env=environment({}), timeout=WITHIN_S)
     assert done.returncode == 0, done.stderr.decode()
@@ -69,8 +69,8 @@ def run_local(folder: Path, handler: str, *words: str) -> bytes:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give what a training has left."""
-    if find_spec("tensorflow") is None:  # which is not imported here: other tests of this process go without it
+    """Give a trained model."""
+    if find_spec("tensorflow") is None:  # not imported here, for the sake of other tests in this process
         pytest.skip("needs TensorFlow")
     path = tmp_path_factory.mktemp("training") / "model.h5"
     made = subprocess.run(
@@ -80,7 +80,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_an_image_is_flipped_by_run_local(folder: Path) -> None:
+def test_run_local_flips_an_image(folder: Path) -> None:
     pytest.importorskip("cv2")
 
     flipped = run_local(folder, "seed_flip:handler", "--quiet")
@@ -100,7 +100,7 @@ def test_an_image_is_flipped_over_http(folder: Path) -> None:
     assert sides(bytes_of(answer, "body")) == [False, True]
 
 
-def test_what_a_training_left_is_used_by_run_local(folder: Path, model: Path) -> None:
+def test_run_local_uses_a_trained_model(folder: Path, model: Path) -> None:
     shutil.copy(model, folder)
 
     printed = run_local(folder, "main:handler", "--environment", "ABEJA_TRAINING_RESULT_DIR:.", "--quiet")
@@ -109,7 +109,7 @@ def test_what_a_training_left_is_used_by_run_local(folder: Path, model: Path) ->
     assert printed.decode() == json.dumps(said, indent=4) + "\n"
 
 
-def test_what_a_training_left_is_found_in_the_folder_of_results(folder: Path, model: Path) -> None:
+def test_a_trained_model_is_found_in_the_training_result_folder(folder: Path, model: Path) -> None:
     (folder / "abejainc_training_result").mkdir()
     shutil.copy(model, folder / "abejainc_training_result")
     asked = post("predict", "/", cat(), "image/jpeg").written()

@@ -1,4 +1,4 @@
-"""How a handler comes to be served, or not: names, folders, ports, and what is installed before."""
+"""Which handlers are served and which are not: names, folders, ports and requirements."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ for name in sys.argv[1:]:
     else:
         print("served")
 """
-"""What the worker of a handler does first, for each of several names."""
+"""Opens a service for each of several names, as the worker of a handler does first."""
 MODULES = {
     "syntax": "def handler(request, context",
     "raises": "raise RuntimeError('said at import')",
@@ -47,12 +47,12 @@ WHERE = (
     "import os\n\nHERE = os.path.basename(os.getcwd())\n\n\n"
     "def handler(request, context):\n    return {'content': HERE}\n"
 )
-"""A handler that says which folder it was imported in."""
+"""A handler that answers with the name of the folder that it was imported in."""
 SLOW = (
     "import pathlib, time\n\nwhile not pathlib.Path('go').exists():\n    time.sleep(0.01)\n\n\n"
     "def handler(request, context):\n    return {'content': 'at last'}\n"
 )
-"""A module whose import takes until there is a file."""
+"""A module whose import waits until a file exists."""
 FOLDERS = {
     "none": ([], "here"),
     "here": ([".", "a"], "here"),
@@ -74,7 +74,7 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def asked(served: Served) -> Any:
+def answer_body(served: Served) -> Any:
     """Give the body of an answer."""
     answer = served.player.play(get("any", "/").written())
     assert answer["status"] == 200, answer
@@ -86,7 +86,7 @@ StatusOf = Callable[..., int]
 
 @pytest.fixture
 def status_of(forker: Forker) -> StatusOf:
-    """Give what gives the exit status of one that must not come to serve."""
+    """Give a function that runs a server that must not start, and returns its exit status."""
 
     def status(folder: Path, *words: str, **more: str) -> int:
         with started(*words, folder=folder, start=forker.start, **more) as served:
@@ -95,7 +95,7 @@ def status_of(forker: Forker) -> StatusOf:
     return status
 
 
-def test_a_handler_that_is_not_there_cannot_be_opened() -> None:
+def test_invalid_and_missing_handlers_cannot_be_opened() -> None:
     done = subprocess.run(
         [sys.executable, "-c", OPEN, "callables:anonymous", *WRONG], cwd=HANDLERS, env=environment({}),
         capture_output=True, text=True, check=True, timeout=60,
@@ -105,11 +105,11 @@ def test_a_handler_that_is_not_there_cannot_be_opened() -> None:
 
 
 @pytest.mark.parametrize("name", ["main", "main:none"])
-def test_then_the_status_is_1(name: str, status_of: StatusOf) -> None:
+def test_a_missing_handler_exits_with_status_1(name: str, status_of: StatusOf) -> None:
     assert status_of(HANDLERS, f"--handler={name}") == 1
 
 
-def test_likewise_of_an_empty_one(folder: Path, status_of: StatusOf) -> None:
+def test_an_empty_handler_exits_with_status_1(folder: Path, status_of: StatusOf) -> None:
     (folder / "main.py").write_text(WHERE)
 
     assert status_of(folder, HANDLER="") == 1
@@ -117,26 +117,26 @@ def test_likewise_of_an_empty_one(folder: Path, status_of: StatusOf) -> None:
 
 
 @pytest.mark.parametrize("name", list(MODULES))
-def test_a_module_that_cannot_be_imported_is_status_1(name: str, folder: Path, status_of: StatusOf) -> None:
+def test_a_module_that_cannot_be_imported_exits_with_status_1(name: str, folder: Path, status_of: StatusOf) -> None:
     (folder / f"{name}.py").write_text(MODULES[name])
 
     assert status_of(folder, f"--handler={name}:handler") == 1
 
 
-def test_the_handler_is_the_flag_s_then_the_environment_s_then_main(folder: Path) -> None:
+def test_the_handler_comes_from_the_flag_then_the_environment_then_main(folder: Path) -> None:
     for name in ("main", "other", "third"):
         (folder / f"{name}.py").write_text(f"def handler(request, context):\n    return {{'content': {name!r}}}\n")
 
     with serving(folder=folder) as served:
-        assert asked(served) == "main"
+        assert answer_body(served) == "main"
     with serving(folder=folder, HANDLER="other:handler") as served:
-        assert asked(served) == "other"
+        assert answer_body(served) == "other"
     with serving("--handler=third:handler", folder=folder, HANDLER="other:handler") as served:
-        assert asked(served) == "third"
+        assert answer_body(served) == "third"
 
 
 @pytest.mark.parametrize("name", list(FOLDERS))
-def test_the_folder_is_that_of_the_marker(name: str, folder: Path) -> None:
+def test_the_handler_is_imported_in_the_marked_folder(name: str, folder: Path) -> None:
     marked, wanted = FOLDERS[name]
     for path in [".", *marked]:
         (folder / path).mkdir(parents=True, exist_ok=True)
@@ -145,32 +145,32 @@ def test_the_folder_is_that_of_the_marker(name: str, folder: Path) -> None:
         (folder / path / ".abeja").mkdir()
 
     with serving(folder=folder) as served:
-        assert asked(served) == wanted
+        assert answer_body(served) == wanted
 
 
-def test_a_file_is_no_marker(folder: Path) -> None:
+def test_a_marker_that_is_a_file_is_ignored(folder: Path) -> None:
     (folder / "main.py").write_text(WHERE)
     (folder / "a").mkdir()
     (folder / "a" / ".abeja").touch()
 
     with serving(folder=folder) as served:
-        assert asked(served) == "here"
+        assert answer_body(served) == "here"
 
 
-def test_a_marked_folder_without_the_module_is_status_1(folder: Path, status_of: StatusOf) -> None:
+def test_a_marked_folder_without_the_module_exits_with_status_1(folder: Path, status_of: StatusOf) -> None:
     (folder / "main.py").write_text(WHERE)
     (folder / "a" / ".abeja").mkdir(parents=True)
 
     assert status_of(folder) == 1
 
 
-def test_the_model_s_root_is_where_it_works(folder: Path, forker: Forker) -> None:
+def test_the_handler_works_in_the_folder_of_abeja_user_model_root(folder: Path, forker: Forker) -> None:
     (folder / "a").mkdir()
     shutil.copy(HANDLERS / "inside.py", folder / "a" / "main.py")
 
     with started(folder=folder, start=forker.start, ABEJA_USER_MODEL_ROOT="a") as served:
         await_ready(served)
-        said = asked(served)
+        said = answer_body(served)
 
     assert '"folder": "a"' in said
     assert f'"ABEJA_TRAINING_RESULT_DIR": "{folder}/a/abejainc_training_result"' in said
@@ -187,7 +187,7 @@ def test_health_is_503_until_the_handler_is_imported(folder: Path) -> None:
         (folder / "go").touch()
         await_ready(served)
         late = served.player.play(get("any", "/health_check").written())
-        answer = asked(served)
+        answer = answer_body(served)
 
     assert [(each["status"], each["headers"]["content-type"], each["body"]) for each in early] == [
         (503, "application/json", '{"status":"service unavailable"}')
@@ -195,7 +195,7 @@ def test_health_is_503_until_the_handler_is_imported(folder: Path) -> None:
     assert (late["status"], late["body"], answer) == (200, '{"status":"ok"}', "at last")
 
 
-def test_both_ports_may_be_of_the_environment(folder: Path, forker: Forker) -> None:
+def test_both_ports_can_come_from_the_environment(folder: Path, forker: Forker) -> None:
     (folder / "main.py").write_text(WHERE)
     ports = {"": free_port(), "health": free_port()}
     said = environment({"PORT": str(ports[""]), "HEALTHCHECK_PORT": str(ports["health"])})
@@ -205,12 +205,12 @@ def test_both_ports_may_be_of_the_environment(folder: Path, forker: Forker) -> N
         try:
             served = Started(ports, child, log)
             await_ready(served)
-            assert asked(served) == "here"
+            assert answer_body(served) == "here"
         finally:
             child.terminate()
 
 
-def test_one_port_cannot_be_both(folder: Path, forker: Forker) -> None:
+def test_using_one_port_for_both_purposes_fails_the_start(folder: Path, forker: Forker) -> None:
     (folder / "main.py").write_text(WHERE)
     port = str(free_port())
 
@@ -220,8 +220,8 @@ def test_one_port_cannot_be_both(folder: Path, forker: Forker) -> None:
     assert done.returncode != 0
 
 
-class TestWhatIsInstalled:
-    """Or is not: without a network, nothing can be."""
+class TestRequirements:
+    """Requirements are installed or not; without a network, none can be."""
 
     @pytest.fixture
     def project(self, folder: Path) -> Path:
@@ -229,14 +229,14 @@ class TestWhatIsInstalled:
         (folder / "requirements.txt").write_text("--no-index\n./no/such/package\n")
         return folder
 
-    def test_nothing_where_it_is_not_wanted(self, project: Path) -> None:
+    def test_requirements_are_not_installed_when_installation_is_disabled(self, project: Path) -> None:
         with serving("--abeja-install=false", folder=project) as served:
-            assert asked(served) == "here"
+            assert answer_body(served) == "here"
 
-    def test_what_cannot_be_installed_is_status_1(self, project: Path, status_of: StatusOf) -> None:
+    def test_requirements_that_cannot_be_installed_exit_with_status_1(self, project: Path, status_of: StatusOf) -> None:
         assert status_of(project, f"--environments={project / 'kept'}") == 1
 
-    def test_a_pipfile_goes_first_and_one_that_cannot_be_read_is_status_1(
+    def test_an_invalid_pipfile_takes_precedence_and_exits_with_status_1(
         self, project: Path, status_of: StatusOf
     ) -> None:
         (project / "Pipfile").write_text("[packages\n")

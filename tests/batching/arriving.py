@@ -1,4 +1,4 @@
-"""An Engine whose models the loop runs, and what comes to it."""
+"""An Engine whose models run on the loop, and requests that arrive at it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def plus_one(inputs: list[Any]) -> list[Any]:
 
 
 class House:
-    """An Engine whose models the loop runs, and a sink; a model has run once, so that its requests come together."""
+    """An Engine whose models run on the loop, and a sink; each model has run once, so that later requests batch."""
 
     def __init__(self, backend: FakeBackend) -> None:
         self.backend = backend
@@ -44,7 +44,7 @@ class House:
         return model
 
     def come(self, model: Model, rows: int = 1, key: Any = KEYS[0], **said: Any) -> InferRequest:
-        """Have one more request submitted, of a value that no other has."""
+        """Submit one more request with a unique value."""
         self.value += 1
         request = fake_request(model, rows, key, value=self.value, sink=self.sink)
         for name, value in said.items():

@@ -24,18 +24,18 @@ ROWS = 16
 
 
 def tensors(*names: str, shape: tuple[int, ...] = (4,), datatype: str = "FP32") -> tuple[TensorSpec, ...]:
-    """Describe tensors as a configuration does: without rows."""
+    """Describe tensors as in a configuration: without rows."""
     return tuple(TensorSpec(name, datatype, shape) for name in names)
 
 
 def step(model: str, inputs: str, outputs: str, version: str = "") -> Step:
-    """Say a step as `a=x b=y`: the model's name, then the ensemble's."""
+    """Make a step from maps such as `a=x b=y`: the model's tensor, then the ensemble's."""
     sides = [dict(pair.split("=") for pair in side.split()) for side in (inputs, outputs)]
     return Step(model, version, *sides)
 
 
 def ensemble_spec(name: str, inputs: str, outputs: str, *steps: Step, **said: Any) -> ModelSpec:
-    """Say an ensemble over tensors of four FP32."""
+    """Make the spec of an ensemble over tensors of four FP32."""
     rows = said.pop("rows", ROWS)
     return ModelSpec(
         name, said.pop("version", 1), Path(name),
@@ -46,7 +46,7 @@ def ensemble_spec(name: str, inputs: str, outputs: str, *steps: Step, **said: An
 
 @dataclass
 class House:
-    """An Engine, and what stands behind each model's name."""
+    """An Engine, with the backend and gate of each model."""
 
     engine: Engine
     loop: asyncio.AbstractEventLoop
@@ -57,13 +57,13 @@ class House:
     async def serve(
         self, name: str, function: Function, inputs: str = "x", outputs: str = "y", *, count: int = 1, **said: Any
     ) -> Model:
-        """Load a model of a function; `graph` says another Signature than tensors of four FP32."""
+        """Load a model of a function; `graph`: a Signature other than tensors of four FP32."""
         model = await self.engine.load(self.spec(name, function, inputs, outputs, count=count, **said))
         self.backends[name].runs.clear()  # the warm-up's
         return model
 
     def spec(self, name: str, function: Function, inputs: str = "x", outputs: str = "y", **said: Any) -> ModelSpec:
-        """Say a model of a function."""
+        """Make the spec of a model of a function."""
         sides = [tuple(TensorSpec(each, "FP32", (-1, 4)) for each in side.split()) for side in (inputs, outputs)]
         graph = said.pop("graph", None) or Signature(sides[0], sides[1])
         gate = self.gates[name] = Gate(function)
@@ -94,11 +94,11 @@ class House:
         return request
 
     def runs(self, name: str) -> list[int]:
-        """Give the rows of each run of a model."""
+        """Return the rows of each run of a model."""
         return [run.rows for run in self.backends[name].runs]
 
     def at_rest(self) -> bool:
-        """Tell whether nothing is under way, and nothing is held but by links."""
+        """Return whether no request is in flight, and only links hold models."""
         models = self.engine.models()
         runs = [model.ensemble.passages for model in models if model.ensemble is not None]
         return not self.engine.inflight and not any(model.inflight for model in models) and not any(runs)
@@ -106,7 +106,7 @@ class House:
 
 @asynccontextmanager
 async def house() -> AsyncIterator[House]:
-    """Keep an Engine for as long as the block lasts."""
+    """Run an Engine for the duration of the block."""
     loop = asyncio.get_running_loop()
     kept: list[House] = []
 
@@ -125,5 +125,5 @@ async def house() -> AsyncIterator[House]:
 
 
 def values_of(requests: Sequence[InferRequest]) -> list[float]:
-    """Give the first value of each request's first output."""
+    """Return the first value of each request's first output."""
     return [float(request.outputs[0].reshape(-1)[0]) for request in requests if request.outputs]

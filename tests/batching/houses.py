@@ -1,4 +1,4 @@
-"""A Model with its Instances running, whose requests a test puts in by itself."""
+"""A Model with its Instances running, to which a test adds requests directly."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.fakes import PATIENCE_S, FakeBackend, fake_request
 
 @dataclass
 class House:
-    """One Model with its Instances running; `finished` is where what ran arrives."""
+    """One Model with its Instances running; `finished`: the queue of its finished batches."""
 
     model: Model
     finished: queue.Queue[Batch]
@@ -38,14 +38,14 @@ class House:
         return self.finished.get(timeout=PATIENCE_S)
 
     def ended(self, requests: list[InferRequest]) -> None:
-        """Wait until these have come out, in whatever batches."""
+        """Wait until these requests have finished, in any batches."""
         missing = {id(request) for request in requests}
         while missing:
             missing -= {id(request) for request in self.next().requests}
 
 
 def having(name: str, device: Device) -> Devices:
-    """Give Devices of which one is there already."""
+    """Return Devices that already contain one."""
     devices = Devices()
     devices[name] = device
     return devices

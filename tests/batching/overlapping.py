@@ -1,4 +1,4 @@
-"""A fake device: Bindings whose runs are begun and ended apart, one after another as on one stream."""
+"""A fake device: Bindings whose runs begin and end in separate steps, one after another as on one stream."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LONG_NS = 3_600_000_000_000
 
 @dataclass
 class Stream(FakeBackend):
-    """A Backend on a device. `events` tells what its Bindings did, by number; `function` is called as a run ends.
+    """A Backend on a device. `events`: the actions of its Bindings, by number; `function` is called as a run ends.
 
     `held`: runs end only when the test lets them (`let_end`). `begins` is called once, as a run is begun; it may raise.
     """
@@ -77,7 +77,7 @@ class Stream(FakeBackend):
         self.check()
 
     def check(self) -> None:
-        """Raise what the device was lost by: from then on nothing works there, whosever it is."""
+        """Raise the error that the device was lost with: from then on every use of it fails."""
         if self._lost is not None:
             raise DeviceLost(Code.NOT_READY, self._lost)
 
@@ -90,7 +90,7 @@ class Stream(FakeBackend):
 
 
 class StreamBinding:
-    """Its inputs are read when the run ends, as late as a device could; at most one run is begun."""
+    """A Binding that reads its inputs when the run ends, as late as a device could; at most one run is in flight."""
 
     device_ns = 0
 
@@ -158,7 +158,7 @@ class StreamBinding:
 
 @dataclass
 class House:
-    """One Model on the device, its Instances running; `finished` is where what ran arrives."""
+    """One Model on the device, its Instances running; `finished`: the queue of its finished batches."""
 
     model: Model
     stream: Stream
@@ -167,7 +167,7 @@ class House:
     batches: list[Batch] = field(default_factory=list)
 
     def put(self, *values: float, rows: int = 1) -> list[InferRequest]:
-        """Have requests come together, of these values."""
+        """Submit requests with these values together."""
         requests = [fake_request(self.model, rows, value=value) for value in values]
         with self.model.lock:
             for request in requests:
@@ -176,13 +176,13 @@ class House:
         return requests
 
     def put_two(self, first: Sequence[float], second: Sequence[float]) -> tuple[list[InferRequest], list[InferRequest]]:
-        """Have requests come, and others while those are begun."""
+        """Submit requests, and others while the first ones begin."""
         then: list[InferRequest] = []
         self.stream.begins = lambda: then.extend(self.put(*second))
         return self.put(*first), then
 
     def next(self) -> Batch:
-        """Wait for what comes out next. No request comes out twice."""
+        """Wait for the next finished batch. No request finishes twice."""
         batch = self.finished.get(timeout=PATIENCE_S)
         self.batches.append(batch)
         for request in batch.requests:
@@ -191,12 +191,12 @@ class House:
         return batch
 
     def ended(self, *requests: list[InferRequest]) -> None:
-        """Wait until these have come out, in whatever batches."""
+        """Wait until these requests have finished, in any batches."""
         while any(id(request) not in self.out for each in requests for request in each):
             self.next()
 
     def takes(self, ns: int) -> None:
-        """Have every batch be predicted to take so long, whatever is learned."""
+        """Predict this time for every batch, whatever is learned."""
         costs = self.model.costs
         costs.observe = lambda *_: False  # type: ignore[method-assign]
         costs.predict_ns = lambda key, rows: ns  # type: ignore[method-assign]

@@ -25,7 +25,7 @@ class Model:
 
 
 class Clock:
-    """Stands in for the timer and for the module `time`: it is told the time, and rings what is due."""
+    """A fake timer and `time` module: the test sets the time, and due alarms ring."""
 
     def __init__(self) -> None:
         self.now_ns = SECOND_NS
@@ -92,7 +92,7 @@ def test_of_several_times_set_for_a_model_the_earliest_counts(clock: Clock) -> N
     assert clock.times_set == 2
 
 
-def test_an_alarm_rings_for_each_model_when_it_is_due_and_for_models_due_together_at_once(clock: Clock) -> None:
+def test_an_alarm_rings_for_each_model_when_due_and_once_for_models_due_together(clock: Clock) -> None:
     rung: list[Any] = []
     first, second, third = (cast(Any, Model()) for _ in range(3))
     all_of_them = watched(clock, rung.append)
@@ -150,7 +150,7 @@ def test_after_a_stall_the_loop_reads_its_sockets_before_an_alarm_rings(clock: C
     late.set(model, 2 * SECOND_NS)
     clock.goes_to(9 * SECOND_NS)
     before = list(rung)
-    late.set(model, 2 * SECOND_NS)  # as what is read then may ask for, which puts it off no further
+    late.set(model, 2 * SECOND_NS)  # setting it again does not postpone it further
     clock.goes_to(9 * SECOND_NS + STALL_NS)
 
     assert (before, rung) == ([], [model])
@@ -211,4 +211,4 @@ def test_a_batch_held_open_for_less_than_a_millisecond_does_not_keep_the_loop_bu
             await house.sink.holds(2)
             return looked
 
-    assert uvloop.run(case()) == 2  # when it came, and when it was due
+    assert uvloop.run(case()) == 2  # on its arrival, and when it was due

@@ -114,7 +114,7 @@ async def test_requests_that_do_not_fit_the_queue_together_are_still_served_one_
         assert model.inflight == 0
 
 
-async def test_a_request_that_does_not_fit_the_queue_is_rejected_at_the_end_of_the_turn() -> None:
+async def test_a_request_that_does_not_fit_the_queue_is_rejected_after_the_turn() -> None:
     async with housed() as house:
         model = await house.load(max_queue_bytes=100)
         fits = house.come(model, 1, nbytes=60)

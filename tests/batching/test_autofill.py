@@ -91,7 +91,7 @@ def test_a_model_without_known_ranks_is_unbatched_unless_the_configuration_sets_
     graph = Signature((replace(X, shape=()),), (replace(Y, shape=()),))
 
     assert rows_of(spec((replace(X, shape=(1,)),), (replace(Y, shape=(1,)),)), graph) == 0
-    # one that is known decides for the others
+    # a known rank decides for the other tensors
     assert (
         rows_of(spec((replace(X, shape=(4,)),), (replace(Y, shape=(5,)),)), Signature((X,), graph.outputs)) == DEFAULT
     )
@@ -177,7 +177,7 @@ class TestPartlyDeclaredTensors:
 def test_without_auto_complete_dims_are_used_as_declared() -> None:
     said = replace(spec((replace(X, shape=(4,)),), (replace(Y, shape=(1,), reshape=()),)), auto_complete=False)
 
-    assert "explicit tensor shape" not in refusal(said, GRAPH)  # no rows, so that the dims lack an axis
+    assert "explicit tensor shape" not in refusal(said, GRAPH)  # without rows, the dims would lack an axis
     assert rows_of(replace(said, policy=BatchPolicy(max_batch_rows=2)), GRAPH) == 2
 
 
@@ -191,5 +191,5 @@ def test_a_declaration_copied_from_a_completed_configuration_completes_to_the_sa
     reshape = () if batched and rank == 1 else None
     said = spec((replace(X, shape=dims, reshape=reshape),), (replace(Y, shape=dims, reshape=reshape),))
 
-    # dims of [1] with an empty reshape say nothing of rows, as in Triton
+    # dims of [1] with an empty reshape do not tell whether there are rows, as in Triton
     assert rows_of(said, graph) == (DEFAULT if batched else 0)

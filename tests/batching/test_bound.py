@@ -28,7 +28,7 @@ DIMS = st.lists(DIM, max_size=3).map(tuple)
 
 @st.composite
 def declared(draw: st.DrawFn) -> TensorSpec:
-    """Draw an input, mostly of one form that may be: a reshape over as many elements, ragged, or a list of values."""
+    """Draw an input, mostly valid: a reshape of as many elements, ragged, or a list of values."""
     dims = draw(DIMS)
     reshape = draw(st.sampled_from([None, None, (1, *dims), (*dims, 1)]) | DIMS)
     x = TensorSpec("x", "FP32", dims, reshape=reshape)
@@ -44,7 +44,7 @@ TOLD = st.sampled_from([*[None] * 6, *(BatchTensor("told", kind, "INT32", ("x",)
 
 
 def fits(shape: tuple[int, ...], graph: tuple[int, ...]) -> bool:
-    """Tell whether ONNX Runtime takes such a shape; a scalar is lent as one element."""
+    """Tell whether ONNX Runtime takes such a shape; a scalar is bound as one element."""
     wanted = graph or (1,)
     return len(shape) == len(wanted) and all(want in (-1, dim) for dim, want in zip(shape, wanted, strict=True))
 

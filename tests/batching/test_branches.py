@@ -48,7 +48,7 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]
 
 
 class Teller:
-    """An executor of a decoupled model: the test says what it answers, and when a request ends."""
+    """An executor of a decoupled model: the test sends its answers and ends its requests."""
 
     def __init__(self) -> None:
         self.requests: list[InferRequest] = []
@@ -82,7 +82,7 @@ class Teller:
         pass
 
     async def holds(self, count: int) -> list[InferRequest]:
-        """Wait until it has been given so many requests."""
+        """Wait until it has received `count` requests."""
         while len(self.requests) < count:
             self._came.clear()
             await self._came.wait()
@@ -101,7 +101,7 @@ class Teller:
 
 
 class TellerLoader:
-    """Opens Tellers, by the model's name."""
+    """Opens a Teller for each model name."""
 
     def __init__(self) -> None:
         self.tellers: dict[str, Teller] = {}
@@ -147,13 +147,13 @@ async def served(*specs: ModelSpec) -> AsyncIterator[tuple[House, Teller]]:
         yield kept, loader.tellers["many"]
         for gate in kept.gates.values():
             gate.open()
-        while not kept.at_rest():  # noqa: ASYNC110 - what runs on, and nobody waits for, has no event
+        while not kept.at_rest():  # noqa: ASYNC110 - requests that outlive the test have no event
             await asyncio.sleep(0)
 
 
 @asynccontextmanager
 async def overtaken() -> AsyncIterator[tuple[House, Teller, Gate]]:
-    """Serve `spread` with a second step that two Instances run: a row of SLOW is run when its Gate is opened."""
+    """Serve `spread` whose second step has two Instances; a row of SLOW waits for its Gate."""
     async with house() as kept:
         loader = kept.engine.external_loaders["told"] = TellerLoader()
         await kept.engine.load(told_spec("many"))
@@ -170,7 +170,7 @@ async def overtaken() -> AsyncIterator[tuple[House, Teller, Gate]]:
 
 
 class Client:
-    """Takes the answers of one request as they come."""
+    """Receives the answers of one request as they arrive."""
 
     def __init__(self, kept: House, name: str, value: float, output: str = "out", **terms: int) -> None:
         self.request = kept.request(name, value)
@@ -191,7 +191,7 @@ class Client:
         return self.came
 
     async def holds(self, count: int) -> list[float]:
-        """Wait until so many answers came."""
+        """Wait until `count` answers have arrived."""
         while len(self.came) < count:
             self._more.clear()
             await self._more.wait()
@@ -216,7 +216,7 @@ async def test_each_answer_of_a_decoupled_step_is_forwarded_before_the_step_ends
 async def test_the_first_answer_of_each_request_is_counted_by_the_steps_model() -> None:
     async with served(SPREAD) as (kept, many):
         counted = kept.engine.model("many").statistics
-        counted.answers = AnswerStatistics()  # as whoever hands out the answers of its own requests has it
+        counted.answers = AnswerStatistics()  # as for a model whose own requests receive answers
         clients = [Client(kept, "spread", 1) for _ in range(2)]
         for asked in await many.holds(2):
             many.tell(asked, 10, 20)
@@ -258,7 +258,7 @@ async def test_answers_come_in_the_order_of_the_step_even_if_a_later_one_finishe
         await first.entered()
         many.tell(asked, 20, 30)
         many.end(asked)
-        while len(kept.backends["plus"].runs) < 3:  # noqa: ASYNC110 - a fake tells nobody
+        while len(kept.backends["plus"].runs) < 3:  # noqa: ASYNC110 - a fake has no event
             await asyncio.sleep(0)
         assert client.came == []
         first.open()
@@ -464,7 +464,7 @@ async def test_thousands_of_answers_wait_for_their_turn_and_none_is_rejected() -
 async def test_a_decoupled_step_pauses_until_half_of_its_unread_answers_are_consumed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # whoever looks at the client sees all that has come
+    # the client has received every answer by now
     monkeypatch.setattr("penstock.batching.stream.MAX_TAKEN_PER_TURN", 1 << 30)
     async with served(SPREAD) as (kept, many):
         kept.gates["plus"].close()
@@ -526,7 +526,7 @@ async def test_answers_that_finish_out_of_order_count_toward_the_limit_until_del
         client = Client(kept, "spread", 1)
         (asked,) = await many.holds(1)
         many.tell(asked, SLOW, *range(20, 20 + 2 * MOST))
-        while kept.engine.model("plus").inflight > 1:  # noqa: ASYNC110 - a fake tells nobody
+        while kept.engine.model("plus").inflight > 1:  # noqa: ASYNC110 - a fake has no event
             await asyncio.sleep(0)
         assert len(kept.backends["plus"].runs) <= MOST
         first.open()

@@ -107,7 +107,7 @@ def test_requests_are_not_enqueued_together_if_the_policy_considers_each_one_sep
 @pytest.mark.parametrize(
     "said", [{"deadline_ns": 9}, {"target_ns": 9}, {"key": ((5,),)}], ids=lambda said: next(iter(said))
 )
-def test_requests_are_not_enqueued_together_if_one_has_a_deadline_target_or_key_of_its_own(
+def test_requests_with_different_deadlines_targets_or_keys_are_not_enqueued_together(
     said: dict[str, Any],
 ) -> None:
     model = model_of()
@@ -141,7 +141,7 @@ def test_requests_enqueued_together_never_exceed_the_queues_limit(groups: list[l
 
 @pytest.mark.anyio
 class TestThroughAnEnsemble:
-    """What the Engine and Ensembles make of it."""
+    """Bulk enqueue as used by the Engine and Ensembles."""
 
     async def _served(self, kept: House, **policy: Any) -> None:
         await kept.serve("first", up_by_one)
@@ -151,13 +151,13 @@ class TestThroughAnEnsemble:
         )
 
     async def _send_six(self, kept: House, name: str) -> None:
-        """Submit one alone, and five that leave the first step in one batch."""
+        """Submit one request alone, and five that leave the first step in one batch."""
         kept.gates["first"].close()
         kept.submit(name, 0)
         await kept.gates["first"].entered()
         for value in range(1, 6):
             kept.submit(name, value)
-        await asyncio.sleep(0)  # what has come in a turn goes to the first step at its end
+        await asyncio.sleep(0)  # requests of a turn go to the first step at its end
         kept.gates["first"].open()
 
     async def test_requests_that_leave_the_first_step_in_a_batch_form_a_batch_at_the_second(self) -> None:
@@ -237,7 +237,7 @@ class TestThroughAnEnsemble:
             await kept.gates["second"].entered()
             kept.submit("pair", 1)
             async with asyncio.timeout(PATIENCE_S):
-                while not kept.engine.model("second").scheduler.request_count:  # noqa: ASYNC110 - nobody tells
+                while not kept.engine.model("second").scheduler.request_count:  # noqa: ASYNC110 - the queue has no event
                     await asyncio.sleep(0)
             for value in (2, 3):
                 kept.submit("lone", value)

@@ -15,7 +15,7 @@ from penstock.batching.running.batch import Batch
 
 
 class Loop:
-    """Stands in for the event loop, and for the clock: each of its turns takes 10 us."""
+    """A fake event loop and clock: each turn takes 10 us."""
 
     def __init__(self) -> None:
         self.now_ns = 0
@@ -50,7 +50,7 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
 
 
 def looks_in_vain(one: BusyPoller, loop: Loop, requests: int) -> list[int]:
-    """Answer so many lone requests after which nobody comes; tell after which of them the loop looked."""
+    """Answer requests that no other follows. Returns: after which of them the loop polled."""
     looked = []
     for number in range(requests):
         one.start()
@@ -79,7 +79,7 @@ def test_after_each_unsuccessful_poll_the_loop_polls_half_as_often_down_to_a_min
 
 def test_after_a_request_arrives_in_time_the_loop_polls_after_every_request_again(loop: Loop) -> None:
     one = BusyPoller(cast(Any, loop))
-    looks_in_vain(one, loop, 4)  # after the first and the third; the next two go by
+    looks_in_vain(one, loop, 4)  # it polls after the first and the third, and skips the next two
     one.start()
     one.start()
     assert one.polling
@@ -111,7 +111,7 @@ def test_the_loop_never_polls_on_a_single_cpu(loop: Loop, monkeypatch: pytest.Mo
 
 
 class Served:
-    """Stands in for a Model whose next batches hold so many requests."""
+    """A fake Model whose next batches have these numbers of requests."""
 
     def __init__(self, *batches: int) -> None:
         self.batches = list(batches)

@@ -49,7 +49,7 @@ def of(made: Keys, *arrays: Array | None, wanted: tuple[int, ...] = (0,)) -> byt
 
 
 def carried(datatype: str) -> Array:
-    """Two rows of three, as they are carried here: BF16 as its bits, and strings as bytes."""
+    """Two rows of three values in the internal representation: BF16 as its bits, and strings as bytes."""
     values = VALUES[datatype]
     if datatype == "BF16":
         return values.astype(ml_dtypes.bfloat16).view(np.uint16)
@@ -179,7 +179,7 @@ class TestBudget:
             tracemalloc.stop()
 
         assert taken <= cache.used_bytes
-        assert cache.used_bytes <= 2.5 * taken  # and not wildly more
+        assert cache.used_bytes <= 2.5 * taken  # and not much more
 
 
 class TestOwnership:
@@ -230,7 +230,7 @@ class TestKeys:
         bits = raw.size * 8 if datatype != "BOOL" else raw.size
         for bit in range(bits):
             flipped = raw.copy()
-            # of a BOOL one bit counts
+            # only one bit of a BOOL counts
             where, mask = (bit, 1) if datatype == "BOOL" else (bit // 8, 1 << bit % 8)
             flipped[where] ^= mask
             seen.add(of(made, flipped.view(array.dtype).reshape(array.shape)))

@@ -75,12 +75,12 @@ class TestWithoutDeclaration:
     def test_a_model_without_inputs_has_no_rows(self) -> None:
         assert complete(spec(), Signature((), (Y,))).policy.max_batch_rows == 0
 
-    def test_a_zipmap_output_stays_for_hooks_and_is_cut_by_rows(self) -> None:
+    def test_a_zipmap_output_is_kept_for_hooks_and_split_by_rows(self) -> None:
         done = complete(spec(), Signature((X,), (Y, ZIPMAP)))
 
         assert done.signature == Signature((X,), (Y, ZIPMAP), batched=True)
 
-    def test_a_sequence_of_tensors_cannot_be_cut_by_rows(self) -> None:
+    def test_a_model_with_a_sequence_of_tensors_as_output_is_unbatched(self) -> None:
         sequence = TensorSpec("s", "seq(tensor(float))", ())
 
         assert complete(spec(), Signature((X,), (Y, sequence))).policy.max_batch_rows == 0

@@ -41,7 +41,7 @@ def batch_of(*said: InSequence, places: list[int] | None = None) -> Batch:
 
 
 def filled(control: Control, batch: Batch, rows: int, dtype: object = np.int32) -> list[object]:
-    """Fill a buffer of garbage, of one column."""
+    """Fill a buffer of one column that holds garbage."""
     made = ControlInput(control, TensorSpec(control.name, control.datatype, (-1, 1)))
     buffer: Array = np.full(made.shape(batch, rows), 99, dtype)
     made.fill(buffer, batch)

@@ -14,7 +14,7 @@ from penstock.batching.scheduling.curve import MAX_REVIEW_RUNS, REVIEW_NS, TIE_F
 KEY: Key = ((4,),)
 OTHER: Key = ((5,),)
 
-# As long for 16 rows as for one; from there on, nothing is gained by more.
+# 16 rows take as long as one; larger batches gain nothing.
 MEASURED = {1: 1000, 2: 1000, 4: 1000, 8: 1000, 16: 1000, 32: 2000, 64: 4000}
 
 
@@ -302,7 +302,7 @@ class TestRunTimes:
 
 
 @given(st.dictionaries(st.integers(1, 8), st.integers(100, 10_000), min_size=1), st.integers(1, 100))
-def test_best_rows_is_about_as_fast_per_row_as_all_waiting_rows_or_any_smaller_size(
+def test_best_rows_is_about_the_most_efficient_size_up_to_all_waiting_rows(
     points: dict[int, int], waiting: int
 ) -> None:
     costs = CostModel()

@@ -35,7 +35,7 @@ SPEC = ModelSpec("m", 1, Path("model"), "fake", policy=BatchPolicy(max_batch_row
 
 
 class Measured:
-    """A machine on which so many Instances do so many rows/s together, and take so much memory each."""
+    """A machine with a given throughput for each number of Instances, and a given memory for each Instance."""
 
     def __init__(self, rows_per_s: Mapping[int, float], each_bytes: int = MB) -> None:
         self._rows_per_s = rows_per_s
@@ -132,7 +132,7 @@ class TestChooseSplit:
 
 
 class Loads:
-    """A `load`, with the threads of each session that it opened."""
+    """A `load` that records the threads of each session that it opened."""
 
     def __init__(self, function: Function = list, most: int = 99) -> None:
         self.threads: list[int] = []

@@ -27,7 +27,7 @@ def serve(
     curve: Curve, sizes: Sequence[int], runs: int, *, start_ns: int = 0, gap_ns: int = 20 * MS, factor: float = 1.0,
     spread: float = 0.1, seed: int = 1,
 ) -> int:  # fmt: skip
-    """Observe runs of random sizes on a device that is `factor` as slow; give the time of the last."""
+    """Observe runs of random sizes on a device slowed by `factor`. Returns: the time of the last run."""
     chance, now_ns = random.Random(seed), start_ns
     for _ in range(runs):
         rows = chance.choice(sizes)
@@ -222,7 +222,7 @@ class TestPaceChange:
         now_ns = serve(curve, SIZES, 100)
         seen_ns = curve.predict(32)[0]
         for _ in range(2000):
-            # a busy host, on which runs are thirty times as slow for a moment, again and again
+            # a busy host on which runs are repeatedly thirty times as slow for a moment
             runs, factor = chance.choice(((100, 1.0), (10, 30.0)))
             now_ns = serve(curve, SIZES[:3], runs, start_ns=now_ns, gap_ns=MS, factor=factor, seed=runs)
 

@@ -46,13 +46,13 @@ def spec_of(sequence: SequenceSpec = SEQUENCE, **more: Any) -> ModelSpec:
 
 
 def echo(inputs: list[Any]) -> list[Any]:
-    """A model that takes READY and X and gives X."""
+    """A model that takes READY and X and returns X."""
     return [inputs[1]]
 
 
 def placing(function: Function = echo) -> tuple[Model, FakeBackend]:
-    """Make a model with one control, whose requests have rows of their own."""
-    # a fake gives its inputs in the graph's order, and a Binding lends in that of what is bound
+    """Make a model with one control, whose requests have row positions."""
+    # a fake passes its inputs in the graph's order, and a Binding lends buffers in the order of its signature
     graph = Signature((X, READY), (Y,))
     backend = FakeBackend(graph, lambda inputs: function([inputs[1], inputs[0]]))
     return Model(complete(spec_of(ROWS_ONLY), graph), [backend], lambda *_: None), backend
@@ -165,7 +165,7 @@ class TestRowPositions:
 
 
 class Keeping:
-    """A Kept that notes what it is given."""
+    """A Kept that records what it is given."""
 
     specs: tuple[TensorSpec, ...] = (AFTER,)
 
@@ -177,7 +177,7 @@ class Keeping:
 
 
 def counting(inputs: list[Any]) -> list[Any]:
-    """A model of X that gives Y, and AFTER with each row's first value; a row of 13 makes it fail."""
+    """A model of X that returns Y, and AFTER with each row's first value; a row of 13 makes it fail."""
     if (inputs[0] == 13).any():
         raise InferError(Code.INVALID, "unlucky")
     return [inputs[0], inputs[0][:, :2]]
@@ -289,7 +289,7 @@ def ragged_spec(**policy: Any) -> tuple[ModelSpec, Signature]:
 
 
 def strict(inputs: list[Any]) -> list[Any]:
-    """A model that does not run unless what it is told fits what it gets."""
+    """A model that fails unless its batch inputs match its rows."""
     x, offsets = inputs
     if offsets[0] != 0 or offsets[-1] != len(x):
         raise InferError(Code.INVALID, "offsets do not fit")

@@ -29,7 +29,7 @@ MS = 1_000_000
 
 @dataclass(eq=False)
 class Puppet:
-    """A Waiter that only notes that it has its turn."""
+    """A Waiter that only counts its turns."""
 
     turns: int = 0
 
@@ -44,7 +44,7 @@ def asks(device: Device, share: Share) -> Puppet:
 
 
 def served(device: Device, share: Share, cost_ns: int) -> None:
-    """Let a Model have one turn, on a device that is free."""
+    """Give a Model one turn on a free device."""
     assert asks(device, share).turns == 1
     device.end_turn(share, 0, cost_ns, more=False)
 
@@ -357,10 +357,10 @@ class TestWidths:
 
 @dataclass(eq=False)
 class Simulated:
-    """A Model with so many Instances of a width, there from `comes` to `goes`.
+    """A Model with a number of Instances of one width, loaded from `comes` to `goes`.
 
-    `costs`: what its batches are predicted to take, and what they take, round and round. `rest`: how long it has
-    nothing to do after each, 0 for a hot one.
+    `costs`: the predicted and actual times of its batches, in rotation. `rest`: how long it is idle after each, 0 for
+    a busy one.
     """
 
     instances: int
@@ -378,7 +378,7 @@ class Simulated:
 
 @dataclass(eq=False)
 class Runner:
-    """One of its Instances: asks, runs what is next, and asks again."""
+    """One of its Instances: requests a turn, runs the next batch, and requests a turn again."""
 
     house: House
     model: Simulated
@@ -390,7 +390,7 @@ class Runner:
 
 
 class House:
-    """A Device under a virtual clock. `waits`: how long each wait of a Model was, and among how many others."""
+    """A Device under a virtual clock. `waits`: the length of each wait of a Model, and the number of other Models."""
 
     def __init__(self, room: int, models: list[Simulated]) -> None:
         self.device = Device(room)
@@ -465,7 +465,7 @@ COSTS = st.lists(st.tuples(st.integers(0, B), st.integers(10, B)), min_size=1, m
 
 @st.composite
 def crowds(draw: st.DrawFn) -> tuple[int, list[Simulated]]:
-    """How wide the device is, and Models of all kinds."""
+    """Draw the width of the device, and Models of all kinds."""
     whole = draw(st.integers(1, 4))
     models = []
     for _ in range(draw(st.integers(2, 6))):
@@ -501,7 +501,7 @@ class TestFairness:
             assert waited <= B + (3 * instances + 1) * others * B / room
 
     @given(st.lists(COSTS, min_size=2, max_size=6), st.integers(1, 3))
-    def test_hot_models_get_equal_time_for_any_batch_costs_and_wrong_predictions(
+    def test_busy_models_get_equal_time_for_any_batch_costs_and_wrong_predictions(
         self, costs: list[list[tuple[int, int]]], room: int
     ) -> None:
         house = House(room, [Simulated(1, 1, each) for each in costs])
@@ -512,7 +512,7 @@ class TestFairness:
             assert max(used) - min(used) <= 4 * B
 
     @given(st.lists(st.tuples(COSTS, st.sampled_from(WEIGHTS)), min_size=2, max_size=5))
-    def test_hot_models_get_time_in_proportion_to_their_weights(
+    def test_busy_models_get_time_in_proportion_to_their_weights(
         self, models: list[tuple[list[tuple[int, int]], float]]
     ) -> None:
         house = House(1, [Simulated(1, 1, costs, weight=weight) for costs, weight in models])

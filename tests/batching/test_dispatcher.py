@@ -17,7 +17,7 @@ HOUR_NS = 3_600_000_000_000
 
 
 class Clock:
-    """Stands in for the module `time`."""
+    """A fake `time` module."""
 
     def __init__(self) -> None:
         self.now_ns = 0
@@ -27,7 +27,7 @@ class Clock:
 
 
 class Loop:
-    """Stands in for the event loop: remembers what is to be called at the end of its turn."""
+    """A fake event loop that remembers the callbacks for the end of its turn."""
 
     def __init__(self) -> None:
         self.soon: list[Callable[[], None]] = []
@@ -151,7 +151,7 @@ async def test_a_model_that_runs_one_row_at_a_time_continues_within_the_turns_ti
 
 
 class Ticking:
-    """Stands in for the module `time`: each look at it takes a twentieth of what a turn may go on for."""
+    """A fake `time` module: each reading takes a twentieth of a turn's time budget."""
 
     def __init__(self) -> None:
         self.now_ns = 1

@@ -111,7 +111,7 @@ def spec_of(name: str = "m", version: int = 1, *, count: int = 1, **policy: Any)
 
 
 def engine_of(*backends: Backend) -> Engine:
-    """An Engine whose loader gives the backends one after another, the last one from then on."""
+    """An Engine whose loader returns the backends one after another, and then the last one repeatedly."""
     left = list(backends)
 
     def load(path: Path, device: str, options: Mapping[str, str]) -> Backend:
@@ -128,7 +128,7 @@ async def serving(
     backend = FakeBackend(graph, gate)
     engine = Engine(asyncio.get_running_loop(), {"fake": fake_loader(backend)})
     model = await engine.load(spec_of(**wanted))
-    backend.runs.clear()  # the warm-up's
+    backend.runs.clear()  # runs of the warm-up
     try:
         async with asyncio.timeout(2 * PATIENCE_S):
             yield Serving(engine, model, backend, gate, ListSink())
@@ -276,10 +276,10 @@ class TestReplacing:
             engine.submit(request)
         replacing = asyncio.ensure_future(engine.load(spec_of()))
         async with asyncio.timeout(PATIENCE_S):
-            while engine.model("m") is first:  # noqa: ASYNC110 - publishing is told to nobody
+            while engine.model("m") is first:  # noqa: ASYNC110 - publishing has no event
                 await asyncio.sleep(0)
 
-        # the new one serves while the old one is still at work
+        # the new model serves while the old one still runs
         await engine.infer(engine.model("m"), [np.zeros((1, 4), np.float32)])
         assert not old.closed
         assert refused(lambda: engine.submit(fake_request(first, sink=sink)))[0] is Code.NOT_READY
@@ -570,7 +570,7 @@ class TestExecutors:
             return list(inputs)
 
         async with serving(function, FREE, executor="loop") as house:
-            ran_on.clear()  # the warm-up's
+            ran_on.clear()  # runs of the warm-up
             for width in (1, 2, 3):
                 house.engine.submit(house.request(key=((width,),)))
                 await house.sink.holds(width)
@@ -592,7 +592,7 @@ class TestExecutors:
         assert threading.get_ident() not in ran_on
 
     @pytest.mark.parametrize(("count", "on_loop"), [(1, True), (2, False)])
-    async def test_a_model_with_runs_of_200_us_runs_on_the_loop_unless_it_has_several_instances(
+    async def test_a_model_with_short_runs_runs_on_the_loop_unless_it_has_several_instances(
         self, count: int, *, on_loop: bool
     ) -> None:
         ran_on: set[int] = set()
@@ -602,7 +602,7 @@ class TestExecutors:
             return list(inputs)
 
         async with serving(function, FREE, executor="auto", count=count) as house:
-            ran_on.clear()  # the warm-up's
+            ran_on.clear()  # runs of the warm-up
             costs = house.model.costs
             costs.predict_ns = lambda key, rows: 200_000  # type: ignore[method-assign]
             house.engine.submit(house.request(key=((7,),)))
@@ -693,7 +693,7 @@ class TestAdmission:
         assert house.sink.requests == [running, waiting]
 
 
-class TestCancelling:
+class TestCanceling:
     async def test_a_waiting_request_that_is_canceled_is_never_delivered(self) -> None:
         async with serving() as house:
             running = await house.busy()
@@ -935,7 +935,7 @@ class TestStopping:
 
     @pytest.mark.parametrize("ends", ["stop", "unload"])
     @pytest.mark.parametrize("policy", [{"max_queue_delay_us": HOUR_US}, {"hold_requests": 9}])
-    async def test_a_batch_held_open_runs_at_once_when_the_engine_stops_or_the_model_is_unloaded(
+    async def test_a_held_batch_runs_at_once_when_the_engine_stops_or_its_model_is_unloaded(
         self, executor: str, policy: dict[str, Any], ends: str
     ) -> None:
         async with serving(executor=executor, **policy) as house:

@@ -225,7 +225,7 @@ class TestDataFlow:
                 kept.submit("long", 5)
                 assert values_of(await kept.sink.holds(number)) == [5] * number
 
-            # the second step asks before what the first has made is kept
+            # the second step is looked up before the first one's answer is cached
             assert kept.runs("same") == [1, 1]
 
     async def test_a_tensor_is_released_when_no_later_step_reads_it(self) -> None:

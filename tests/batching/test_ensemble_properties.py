@@ -35,12 +35,12 @@ def picky(inputs: list[Any]) -> list[Any]:
 
 @dataclass(frozen=True)
 class Shape:
-    """An ensemble, and what it must answer."""
+    """An ensemble and its correct answers."""
 
     spec: ModelSpec
 
     def answers(self, value: float, wanted: tuple[int, ...]) -> list[float] | None:
-        """Give the right answers; None where a step that is needed fails."""
+        """Return the correct answers; None if a needed step fails."""
         known: dict[str, float] = {"in": value}
         steps = self.spec.ensemble.steps if self.spec.ensemble else ()
         makers = {tensor: step for step in steps for tensor in step.outputs.values()}
@@ -85,7 +85,7 @@ class Asked:
     rows: int
     wanted: tuple[int, ...]
     turns: int
-    """Loop turns after which it is taken back; -1 for never."""
+    """Loop turns after which it is canceled; -1 for never."""
 
 
 @st.composite

@@ -1,4 +1,4 @@
-"""One run of one Batch: rows up to an allowed size, and outputs that are not what they should be."""
+"""One run of one Batch: rows up to an allowed size, and wrong outputs."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class TestDeviceTime:
 
     @staticmethod
     def ran(*spans: tuple[int, int, int], error: bool = False) -> list[Batch]:
-        """Batches that were there from one time to another, where the device was free at a third."""
+        """Batches with their start and end, and the time at which the device became free."""
         model, _ = model_of()
         batches = []
         for start_ns, end_ns, free_ns in spans:
@@ -165,8 +165,8 @@ class TestDeviceTime:
         [
             (ran((10, 30, 0)), True, 5),
             (ran((10, 30, 0)), False, 20),
-            (ran((10, 30, 25)), False, 5),  # the rest of it was another's
-            (ran((10, 30, 0), (30, 34, 0)), True, 24),  # what the Binding tells is of the last run only
+            (ran((10, 30, 25)), False, 5),  # the rest of the time belongs to another batch
+            (ran((10, 30, 0), (30, 34, 0)), True, 24),  # the Binding reports only the last run
             (ran((10, 30, 0), error=True), True, 20),
             (ran((10, 9, 0)), False, 0),
         ],

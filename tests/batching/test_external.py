@@ -33,8 +33,8 @@ GUARD_S = 20.0
 class Elsewhere:
     """An executor that follows a plan for each Batch: `answer`, `late`, `fail`, `die`, `unbegun` or `again`.
 
-    The last of these answers every second request, and has the others run again. It needs some loop `turns` for each,
-    and some to come back.
+    `again` answers every second request, and repeats the others. A Batch takes a number of loop `turns`, and so does
+    the return after a death.
     """
 
     def __init__(self, plan: Callable[[], str], hopeless: bool = False, turns: int = 3) -> None:
@@ -187,7 +187,7 @@ def x(value: float) -> list[np.ndarray | None]:
 
 
 class Ledger:
-    """A sink that notes how often each request comes back, and how."""
+    """A sink that records how often each request is delivered, and with what result."""
 
     def __init__(self) -> None:
         self.ends: dict[str, list[str]] = {}
@@ -215,7 +215,7 @@ async def submit_all(engine: Engine, model: Model, count: int, ledger: Ledger) -
 
 
 async def submit_sequences(engine: Engine, model: Model, ledger: Ledger) -> None:
-    """Submit eight sequences of five requests each, by turns, there and back; an id's last digit is its place."""
+    """Submit eight sequences of five requests in turn, forward and back; an id's last digit is its position."""
     ledger.expected = 40
     for step in range(5):
         for sequence in range(1, 9) if step % 2 == 0 else range(8, 0, -1):
@@ -395,7 +395,7 @@ def test_an_iterative_request_may_be_canceled_between_iterations() -> None:
         for number, request in enumerate(requests):
             request.id, request.sink = str(number), ledger
             engine.submit(request)
-        for _ in range(3):  # they take turns: the second has run, and waits while the first runs again
+        for _ in range(3):  # they alternate: the second has run, and waits while the first runs again
             await outside.seen.wait()
             outside.seen.clear()
         engine.cancel(requests[1])
@@ -420,7 +420,7 @@ def test_no_sequence_begins_on_an_executor_that_never_returns() -> None:
         ends = [end for (end,) in ledger.ends.values()]
         assert len(ends) == 40
         assert ends.count("right") >= 20
-        for number in range(20, 24):  # more than the other has rows for, had the first one its own
+        for number in range(20, 24):  # more than the second one has rows for, if the first had kept its sequences
             await engine.infer(model, x(number), options=RequestOptions(sequence=InSequence(number, start=True)))
 
     run([first, second], scene, sequence=SequenceSpec())
@@ -483,7 +483,7 @@ def test_a_model_is_unhealthy_while_none_of_its_executors_runs() -> None:
     run([outside], scene)
 
 
-def test_answers_of_a_decoupled_model_come_after_its_batch_and_count_as_in_flight_until_the_last() -> None:
+def test_a_decoupled_request_counts_as_in_flight_until_its_last_answer() -> None:
     outside = Elsewhere(lambda: "late")
 
     async def scene(engine: Engine, model: Model) -> None:
@@ -563,7 +563,7 @@ def test_an_executor_gets_no_batch_longer_than_its_limit() -> None:
 
     run([outside], scene)
 
-    assert [len(ids) for ids in outside.begun] == [1] * 20  # nor the first, of which nothing is predicted
+    assert [len(ids) for ids in outside.begun] == [1] * 20  # including the first, for which there is no prediction
 
 
 def test_successful_requests_of_a_batch_are_delivered_together() -> None:

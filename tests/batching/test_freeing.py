@@ -52,7 +52,7 @@ def is_freed(path: Path) -> bool:
 
 
 class Closing:
-    """A Backend whose end is noted, under what it was loaded as."""
+    """A Backend that records its name when it is closed."""
 
     def __init__(self, backend: Any, name: str, closed: list[str]) -> None:
         self._backend, self._name, self._closed = backend, name, closed
@@ -160,7 +160,7 @@ def test_a_model_with_a_free_axis_besides_the_rows_is_batched(tmp_path: Path) ->
 
 
 def test_free_axes_besides_the_rows_are_tested_with_lengths_above_one(tmp_path: Path) -> None:
-    """Turned and put into its shape again, what is 1 wide stays as it is, whatever its rows, and all else is mixed."""
+    """Transposing and reshaping back leaves rows of width 1 unchanged, and mixes all wider ones."""
     nodes = [
         helper.make_node("Shape", ["x"], ["shape"]),
         helper.make_node("Transpose", ["x"], ["turned"]),

@@ -49,7 +49,7 @@ class TestRunWithHints:
         execute(model, backend.bind(model.signature, 64), batch_of(requests))
         return requests, rows_run(backend), model.event_counts.get("batch_retries", 0)
 
-    def test_a_request_with_the_value_named_in_the_error_runs_alone_and_the_others_as_one_batch(self) -> None:
+    def test_a_request_whose_value_the_error_names_runs_alone_and_the_rest_in_one_batch(self) -> None:
         requests, rows, retries = self.run(*range(10), 4711, *range(20, 25))
 
         assert rows == [16, 1, 15]

@@ -51,7 +51,7 @@ def anyio_backend() -> str:
 
 
 class Loads:
-    """Loads models with a memory of their own: sums by row of a direct sequence, else by its id.
+    """Loads models that keep state: sums by row for direct sequences, else by sequence id.
 
     `befalls` says what happens to a run once it has taken in what it was given.
     """
@@ -105,7 +105,7 @@ async def ask(it: tuple[Engine, Model], value: float, identity: int, flags: str 
 
 
 async def follow(it: tuple[Engine, Model], identity: int, flags: str) -> list[tuple[float, float | str]]:
-    """Send a sequence's requests, one for each flag ("." for none). Returns: of each the sum wanted, and the answer."""
+    """Send a sequence's requests, one per flag ("." for none). Returns: the expected sum and the answer of each."""
     found, total = [], 0.0
     for step, flag in enumerate(flags):
         value = 100.0 * identity + step
@@ -212,7 +212,7 @@ async def test_a_sequence_whose_instance_was_lost_must_start_again() -> None:
     assert said == [1, 2, text.format(1), text.format(2), 4, 9, 6]
 
 
-async def test_the_first_request_of_a_sequence_is_retried_at_its_row_after_a_device_is_lost() -> None:
+async def test_a_sequences_first_request_is_retried_at_its_row_after_a_device_is_lost() -> None:
     fates = iter([DeviceLost(Code.NOT_READY, "lost")])
     loads = Loads(lambda values: next(fates, None) if 7 in values else None, direct=True)
     async with served(loads, replace(SPEC, instances=(InstanceGroup(1),))) as it:
@@ -254,7 +254,7 @@ async def test_a_sequence_that_may_start_on_an_idle_instance_is_not_left_waiting
         late = asyncio.create_task(ask(it, LATE, 2, "se"))
         while it[1].instances[1].idle:  # noqa: ASYNC110 - an Instance that goes to work has no event
             await asyncio.sleep(0)
-        # of one id one sequence runs at a time: this one waits for the other, and may begin at the first Instance then
+        # only one sequence of an id runs at a time: this one waits for the other, and may then use the first Instance
         after = asyncio.create_task(ask(it, 3, 2, "s"))
         assert await ask(it, 1, 1, "e") == 2
         while not it[1].instances[0].idle:  # noqa: ASYNC110 - nor has one that goes to sleep

@@ -55,7 +55,7 @@ class Region:
 
 
 class PlacingBinding(FakeBinding):
-    """One of device 0, that copies rows there without asking them of their memory; `aims` says of which outputs."""
+    """A Binding of device 0 that copies rows in place; `aims` lists the outputs it can write in place."""
 
     device = 0
     aims: Sequence[int] = (0, 1)
@@ -112,7 +112,7 @@ def model_of(**policy: Any) -> tuple[Model, PlacingBinding, FakeBackend]:
 
 
 def request_of(model: Model, value: float, region: Region | None = None, rows: int = 1) -> InferRequest:
-    """One whose input lies in a region, if there is one."""
+    """Make a request whose input is in a region, if there is one."""
     request = fake_request(model, rows, value=value)
     if region is not None:
         region.content[: 4 * rows] = value
@@ -235,7 +235,7 @@ def _first_of_rows(x: Any) -> Any:
 
 
 def wide(shared: SharedArrays, count: int, binding: type[FakeBinding] = FakeBinding) -> tuple[Any, ...]:
-    """A model that gives the first of each row, and requests of 0, 1, 2..., every second in the client's memory."""
+    """A model that returns the first value of each row, and requests 0, 1, 2..., every second in shared memory."""
     backend = FakeBackend(WIDE, lambda inputs: [_first_of_rows(inputs[0])])
     policy = BatchPolicy(max_batch_rows=64, executor="thread")
     model = Model(ModelSpec("m", 1, Path("m"), policy=policy, signature=WIDE), [backend], lambda *_: None)

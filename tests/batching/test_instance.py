@@ -52,7 +52,7 @@ def model_of(
 
 @contextmanager
 def opened(function: Function, **wanted: Any) -> Iterator[tuple[Model, FakeBackend, queue.Queue[Batch]]]:
-    """A Model with its Instances running, and the queue where what ran arrives."""
+    """A Model with its Instances running, and the queue of its finished batches."""
     finished: queue.Queue[Batch] = queue.Queue()
 
     def finish(model: Model, ran: list[Batch]) -> None:
@@ -192,12 +192,12 @@ class TestLoopInstance:
             assert ran == ([[second]] if stays else [])
             assert stays or finished.get(timeout=PATIENCE_S).requests == [second]
 
-    def test_a_model_that_holds_the_loop_with_several_long_batches_moves_to_threads_for_a_while(
+    def test_a_model_that_often_holds_the_loop_with_long_batches_moves_to_threads(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         held_ns = MAX_DEBT_NS * 3 // 5
         cpu = iter(range(1, 1 << 60, held_ns))
-        # each look, before a batch and after it, finds that so much has gone by
+        # each reading, before and after a batch, finds that this much time has passed
         monkeypatch.setattr("penstock.batching.model.time", SimpleNamespace(thread_time_ns=lambda: next(cpu)))
         with opened(same_and_sum, executor="auto") as (model, _, finished):
 

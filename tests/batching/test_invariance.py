@@ -50,7 +50,7 @@ MODELS: Models = {
     "centred": (
         [node("ReduceMean", ["x"], ["m"], axes=[0], keepdims=1), node("Sub", ["x", "m"], ["y"])], [X], [Y], {},
     ),
-    "placed": (  # adds to each row how many rows stand before it
+    "placed": (  # adds to each row the number of rows before it
         [
             node("ReduceSum", ["x", "last"], ["sums"], keepdims=1), node("Mul", ["sums", "zero"], ["nothing"]),
             node("Add", ["nothing", "one"], ["ones"]), node("CumSum", ["ones", "first"], ["place"]),
@@ -81,7 +81,7 @@ def open_settled(folder: Path, name: str, **policy: Any) -> tuple[Model, Backend
 
 
 def answers(model: Model, backend: Backend, arrays: Sequence[Array]) -> list[bytes]:
-    """Run requests as one batch; give each one's bytes."""
+    """Run requests as one batch. Returns: the bytes of each answer."""
     requests = []
     for array in arrays:
         request = fake_request(model, len(array), (array.shape[1:],))
@@ -253,7 +253,7 @@ async def test_answers_served_in_batches_and_alone_have_the_same_bytes(name: str
     engine = Engine(asyncio.get_running_loop(), LOADERS)
     model = await engine.load(set_invariant_size(spec, [backend]))
     sent = [ROWS[start : start + rows] for start, rows in ((0, 1), (1, 3), (4, 30), (34, 1), (35, 2), (37, 16))]
-    if name != "matmul":  # what runs alone is not split either
+    if name != "matmul":  # requests that run alone are not split
         sent = [rows[:16] for rows in sent]
 
     alone = [(await engine.infer(model, [rows]))[0].tobytes() for rows in sent]

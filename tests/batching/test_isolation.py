@@ -203,7 +203,7 @@ class TestExecute:
 
         assert [request.outputs for request in requests] == [[[{0: 1.0}]], [[{0: 2.0}]]]
 
-    def test_a_model_without_rows_gets_and_gives_whole_tensors(self) -> None:
+    def test_a_model_without_rows_receives_and_returns_whole_tensors(self) -> None:
         whole = Signature((TensorSpec("x", "FP32", (2, -1)),), (TensorSpec("y", "FP32", (1,)),))
         model, backend = model_of(total, whole)
         request = fake_request(model, key=())
@@ -301,7 +301,7 @@ class TestFailedBatch:
 
 
 def no_more_than(rows: int) -> Function:
-    """A model that has memory for so many rows."""
+    """A model that has memory for this number of rows."""
 
     def function(inputs: list[Any]) -> list[Any]:
         if len(inputs[0]) > rows:
@@ -565,7 +565,7 @@ class TestInterruptions:
 
 
 def test_a_model_that_always_returns_one_row_serves_each_request_alone() -> None:
-    """It gives one row however many it gets: wrong for a batch, right for each request alone."""
+    """It always returns one row: wrong for a batch, and correct for each request alone."""
 
     def function(inputs: list[Any]) -> list[Any]:
         first = inputs[0][:1]

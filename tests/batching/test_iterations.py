@@ -38,7 +38,7 @@ def add(scheduler: Scheduler, sequence: InSequence | None = None, now_ns: int = 
 
 
 def run(scheduler: Scheduler, *again: InferRequest, now_ns: int = 1, own: tuple[int] | None = None) -> Batch:
-    """Run a batch, of which some are to run again."""
+    """Run a batch, and queue some of its requests again."""
     batch = scheduler.take(now_ns, pin=own)
     assert batch is not None
     batch.rerun_requests = again

@@ -197,7 +197,7 @@ ROUNDS = st.lists(st.tuples(st.lists(st.booleans(), max_size=4), st.integers(0, 
 @settings(max_examples=200, deadline=None)
 @given(ROUNDS)
 def test_no_deferred_request_is_lost_or_duplicated(rounds: list[tuple[list[bool], int, int]]) -> None:
-    """In each round some come, late or not, so many of the last are taken back, and a batch of so many is taken."""
+    """In each round some requests arrive, late or not, some of the last are canceled, and a batch is taken."""
     lane = Lane(KEY)
     waiting: list[InferRequest] = []
     for now_ns, (lates, removed, limit) in enumerate(rounds, start=1):

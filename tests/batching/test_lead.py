@@ -24,7 +24,7 @@ class TestTakeTime:
         assert start_ns - 1 <= lead.take_ns(start_ns + cost_ns, cost_ns) <= start_ns + cost_ns
 
     @given(st.integers(0, 10 * MS), st.integers(1, 20), st.integers(100 * MS, 500 * MS))
-    def test_the_next_batch_is_taken_just_early_enough_to_be_gathered_when_the_device_is_free(
+    def test_the_next_batch_is_taken_just_in_time_to_be_gathered_when_the_device_is_free(
         self, gather_ns: int, times: int, cost_ns: int
     ) -> None:
         lead = Lead()

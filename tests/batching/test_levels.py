@@ -158,7 +158,7 @@ class TestTimeouts:
 
 
 class Slow(CostModel):
-    """A device that takes a millisecond for a batch of up to eight rows."""
+    """A device that needs a millisecond for a batch of up to eight rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -278,7 +278,7 @@ class TestQueueLimits:
         taken(scheduler)
         add(scheduler, 984)
 
-    def test_a_request_larger_than_the_queue_is_accepted_if_its_level_and_higher_ones_are_empty(self) -> None:
+    def test_a_request_larger_than_the_queue_is_accepted_if_no_equal_or_higher_level_waits(self) -> None:
         scheduler = scheduler_of(max_queue_rows=2)
         add(scheduler, 3)
 

@@ -28,7 +28,7 @@ POLICIES = st.builds(
 
 
 class PolicyMachine(RuleBasedStateMachine):
-    """Any order of arrivals, takes, cancellations and deadlines. `put_off`: whose timeout is over, in that order."""
+    """Any order of arrivals, takes, cancellations and deadlines. `put_off`: the delayed requests, in order."""
 
     @initialize(
         max_rows=st.integers(1, 8),
@@ -120,14 +120,14 @@ class PolicyMachine(RuleBasedStateMachine):
             self._end(request)
 
     def _line(self, key: Key) -> list[InferRequest]:
-        """Give who waits with a Key, in the order in which they are to be served."""
+        """Return the waiting requests of a Key in the order in which they must run."""
         mine = [request for request in self.waiting if request.key == key]
         in_time = [request for request in mine if request not in self.put_off]
         late = [request for request in self.put_off if request.key == key]
         return sorted([*in_time, *late], key=lambda request: request.priority)  # stable: those in time come first
 
     def _goes(self, key: Key) -> int:
-        """Give how many rows of a Key go now, as Triton has it; 0 for none."""
+        """Return how many rows of a Key run now, as in Triton; 0 for none."""
         line = self._line(key)
         if not line:
             return 0
@@ -191,7 +191,7 @@ class PolicyMachine(RuleBasedStateMachine):
         self.ended.add(request)
 
     @invariant()
-    def it_counts_what_waits(self) -> None:
+    def counters_match_the_waiting_requests(self) -> None:
         assert self.scheduler.rows == sum(request.rows for request in self.waiting)
         assert self.scheduler.request_count == len(self.waiting)
         assert all(request.waiting for request in self.waiting)
@@ -209,7 +209,7 @@ class PolicyMachine(RuleBasedStateMachine):
         assert not deadlines or 0 < self.scheduler.nearest_deadline_ns() <= min(deadlines)
 
     @invariant()
-    def what_is_held_open_is_looked_at_in_time(self) -> None:
+    def held_batches_are_due_in_time(self) -> None:
         if not self.policy.max_queue_delay_us or self.hold:
             return
         for key in (A, B):
@@ -238,7 +238,7 @@ TestWhateverHappens.settings = settings(max_examples=80, stateful_step_count=30,
 def test_no_request_starves_however_many_of_a_higher_level_keep_arriving(
     before: list[tuple[Key, int]], coming: list[list[tuple[Key, int]]], max_rows: int, delays: bool
 ) -> None:
-    """When its patience ends, only those that have waited as long go before it, one batch for each at worst."""
+    """Once a request is starving, only those that have waited as long go first, at worst in one batch each."""
     scheduler = Scheduler(
         BatchPolicy(
             max_batch_rows=max_rows, priority_levels=3, default_priority=3, timeout_delays=delays, max_queue_rows=10_000

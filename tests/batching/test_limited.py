@@ -40,7 +40,7 @@ def opened(
 
 
 class Watched(RateLimiter):
-    """One that lets the test wait until somebody has asked."""
+    """A RateLimiter that lets the test wait until a turn was requested."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -292,7 +292,7 @@ class TestReleasingResources:
                         for _ in requests:
                             house.next()
                         house.add(turn)  # and is closed while these wait or run
-            except BaseException as error:  # noqa: BLE001 - told to the test
+            except BaseException as error:  # noqa: BLE001 - reported to the test
                 failures.append(error)
 
         threads = [threading.Thread(target=life, args=(number,)) for number in range(4)]

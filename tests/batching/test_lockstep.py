@@ -26,12 +26,12 @@ RunNs = Callable[[int], float]
 
 
 def from_memory(rows: int) -> float:
-    """Tell what a model takes that reads its weights from memory, measured: 32 rows hardly more than 16."""
+    """Measured run time of a memory-bound model: 32 rows take hardly more than 16."""
     return (2.4 + 0.065 * rows) * MS
 
 
 def even(rows: int) -> float:
-    """Tell what a model takes that is busy with each row."""
+    """Run time of a model in proportion to its rows."""
     return (0.2 + 0.2 * rows) * MS
 
 
@@ -39,9 +39,9 @@ def even(rows: int) -> float:
 class World:
     """Clients, one Instance, and a front end that answers and reads one request after another, in virtual time.
 
-    `think_ns`: what a client takes before it asks `again`. `wanted`: a time of each request that is 10 s away, if any.
-    `swept`: the sizes that ran before the first client came. `batches`: the rows of each. `held_ns`: how long the
-    Instance had nothing to do though somebody waited, and `longest_ns` the longest of those times.
+    `think_ns`: the time before a client sends its next request. `wanted`: which time of each request is set, 10 s away.
+    `swept`: the sizes that ran before the first client arrived. `batches`: the rows of each. `held_ns`: how long the
+    Instance was idle while requests waited, and `longest_ns` the longest of those times.
     """
 
     run_ns: RunNs
@@ -84,11 +84,11 @@ class World:
         return request
 
     def leave(self, clients: int) -> None:
-        """Let so many clients ask no more."""
+        """Have a number of clients send no further requests."""
         self._gone = set(range(clients))
 
     def go_on(self, ms: float) -> float:
-        """Let time pass. Returns: the requests that were answered per second of it."""
+        """Let time pass. Returns: the requests answered per second."""
         until_ns, before = self.now_ns + ms * MS, self.served
         while self._events and self._events[0][0] <= until_ns:
             at_ns, _, what = heapq.heappop(self._events)
@@ -116,7 +116,7 @@ class World:
         self.come(self._front_free_ns + self.think_ns(client), client)
 
     def come(self, at_ns: float, what: Any) -> None:
-        """Have a client ask, a Batch end, or, for None, nothing but the time come."""
+        """Schedule a client's request, the end of a Batch, or, for None, only a look at the queue."""
         self._number += 1
         heapq.heappush(self._events, (at_ns, self._number, what))
 
@@ -139,13 +139,13 @@ class World:
 
 
 def by_halves(world: World) -> World:
-    """Have a World in which nobody is ever waited for, all else being alike."""
+    """Make the same World without waiting for clients."""
     world.scheduler.sizing.lockstep.disable()
     return world
 
 
 @pytest.mark.parametrize("clients", [2, 3, 4, 5, 7, 16, 32, 64])
-def test_clients_in_lock_step_share_one_batch_if_it_is_hardly_slower_than_half_of_it(clients: int) -> None:
+def test_clients_in_lock_step_share_a_batch_if_doubling_it_hardly_takes_longer(clients: int) -> None:
     world = World(from_memory, clients)
     world.go_on(1000)
     together = world.go_on(1000)

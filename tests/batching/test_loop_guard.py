@@ -31,7 +31,7 @@ class Loop:
         self.used_ns = 7 * S
 
     def batch(self, now_ns: int, ns: int, cpu_ns: int) -> str:
-        """What a batch says that ends now, as Model.dispatch has it: only a long one is told."""
+        """Report a batch that ends now, as Model.dispatch does: only long ones are recorded."""
         if now_ns - ns >= self.stay.next_sample_ns:
             self.stay.sample_cpu(self.used_ns, now_ns - ns)
         self.used_ns += cpu_ns
@@ -85,7 +85,7 @@ class TestLoopGuard:
 
         assert away == [5, 5, 5]
 
-    def test_one_very_long_batch_moves_a_model_to_threads_for_long_and_a_second_for_good(self) -> None:
+    def test_a_second_very_long_batch_moves_a_model_to_threads_for_good(self) -> None:
         loop = Loop()
 
         said = loop.batch(NOW, MAX_HOLD_NS + 1, MAX_HOLD_NS + 1)
@@ -101,7 +101,7 @@ class TestLoopGuard:
     ) -> None:
         loop = Loop()
         loop.batch(NOW, 40_000, 40_000)
-        loop.used_ns += SAMPLE_INTERVAL_NS - MS  # the loop has had enough to do, since
+        loop.used_ns += SAMPLE_INTERVAL_NS - MS  # the loop has been busy since then
         ends_ns = NOW + SAMPLE_INTERVAL_NS - MS + 2 * MAX_HOLD_NS
         loop.batch(ends_ns, 2 * MAX_HOLD_NS, used_ns)
 

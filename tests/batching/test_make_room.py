@@ -30,7 +30,7 @@ def anyio_backend() -> str:
 
 
 class TwiceSink(ListSink):
-    """A Sink whose clients send two requests for each answer, before the next is answered, as pipelining ones may."""
+    """A Sink whose clients send two requests per answer, before the next answer, as pipelining clients may."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,5 +103,5 @@ async def test_make_room_called_while_room_is_being_made_rejects_the_request() -
             engine.make_room(model)
 
         assert len(sink.requests) == BATCH_ROWS
-        # eight came for the four places that the batch had left, and then the one that was at the door
+        # eight requests arrived for the four places that the batch had freed, and then the one that needed room
         assert (sink.refused, rejected(model), model.waiting_rows) == (4, 5, QUEUE_ROWS)

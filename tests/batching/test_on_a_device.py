@@ -63,7 +63,7 @@ def faulty(inputs: list[Any]) -> list[Any]:
 
 
 class PreparableBinding(StreamBinding):
-    """Notes what it is prepared for, on what it holds then; and rests."""
+    """Records the shapes it is prepared for, and releases memory when idle."""
 
     refuses: Exception | None = None
     can_trim = True
@@ -81,7 +81,7 @@ class PreparableBinding(StreamBinding):
 
 
 class Loads:
-    """Loads a Stream for each session on a GPU, and what is no device elsewhere. `errors` are raised, one a load."""
+    """Loads a Stream for each session on a GPU, and a FakeBackend elsewhere. `errors` are raised, one per load."""
 
     def __init__(
         self, function: Any = faulty, graph: Signature = FREE, kind: type[StreamBinding] = StreamBinding
@@ -117,7 +117,7 @@ async def served(loads: Loads, spec: ModelSpec = SPEC) -> AsyncIterator[tuple[En
 
 
 async def asked(engine: Engine, model: Model, values: list[float]) -> list[float | str]:
-    """Ask for each by itself, all at once. Returns: the answers, or the errors' words."""
+    """Send one request for each value, all at once. Returns: the answers or error messages."""
     inputs = [np.full((1, 4), value, np.float32) for value in values]
     ends = await asyncio.gather(*(engine.infer(model, [each]) for each in inputs), return_exceptions=True)
     return [end.message if isinstance(end, InferError) else float(end[0][0, 0]) for end in ends]  # type: ignore[index]
@@ -142,7 +142,7 @@ class TestSessions:
 
         assert backend_groups(groups) == [*groups[:2], *[InstanceGroup(1, ("cuda:0",))] * 2]
 
-    async def test_a_session_that_does_not_fit_on_the_device_fails_the_load_and_closes_the_others(self) -> None:
+    async def test_a_session_that_does_not_fit_fails_the_load_and_closes_the_other_sessions(self) -> None:
         loads = Loads()
         loads.errors = [None, InferError(Code.OVERLOADED, "it does not fit the device")]
         engine = Engine(asyncio.get_running_loop(), {"fake": loads})
@@ -472,4 +472,4 @@ class TestSequences:
             assert model.inflight == 0
         begun = [what for what, _, _ in loads.streams[0].events if what != "acquire"]
         together = any(pair == ("begin", "begin") for pair in pairwise(begun))
-        assert together is not direct  # all rows of a direct batch must have ended before any of them goes on
+        assert together is not direct  # all rows of a direct batch must end before any of them continues

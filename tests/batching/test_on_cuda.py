@@ -59,7 +59,7 @@ async def served(
 
 
 async def asked(engine: Engine, model: Model, count: int) -> list[bool]:
-    """Ask for so many, all at once. Returns: which were answered, and rightly; the others have errors of their own."""
+    """Send `count` requests at once. Returns: whether each answer is correct; each failed one has its own error."""
     inputs = [np.full((1, 4), number, np.float32) for number in range(count)]
     ends = await asyncio.gather(*(engine.infer(model, [each]) for each in inputs), return_exceptions=True)
     for number, end in enumerate(ends):
@@ -111,7 +111,7 @@ async def test_a_sticky_cuda_error_fails_every_request_and_marks_the_device_lost
         assert len(answered) == 24
         assert not any(refused)
         assert later[-1] == [False]
-        assert runtime.calls["cudaGetDeviceCount"] == 2  # it was loaded once, and once again
+        assert runtime.calls["cudaGetDeviceCount"] == 2  # it was loaded once, and reloaded once
         assert not model.healthy
         assert "CUDA error 700" in devices.lost_reason
         assert model.inflight == 0

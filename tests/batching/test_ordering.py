@@ -72,7 +72,7 @@ def anyio_backend() -> str:
 
 
 class Released:
-    """A model's function whose runs end when the test says so: by the number in their first row."""
+    """A model's function whose runs the test ends, by the number in their first row."""
 
     def __init__(self) -> None:
         self.gates = {number: Gate(list) for number in range(1, 10)}
@@ -120,9 +120,9 @@ def submit(engine: Engine, model: Model, sink: ListSink, values: Sequence[float]
 
 
 async def deliveries(model: Model, left: int) -> None:
-    """Let the loop take in what has ended, until so many are under way."""
+    """Let the loop process finished runs until `left` requests are in flight."""
     async with asyncio.timeout(10):
-        while model.inflight != left:  # noqa: ASYNC110 - nobody is told of what is kept back
+        while model.inflight != left:  # noqa: ASYNC110 - held answers have no event
             await asyncio.sleep(0)
 
 
@@ -142,7 +142,7 @@ async def test_answers_of_three_instances_that_finish_in_reverse_order_are_deliv
 
 
 def submit_until(engine: Engine, model: Model, sink: ListSink, wait_ns: int) -> InferRequest:
-    """Submit a request that must leave the queue in so short a time."""
+    """Submit a request with a short queue timeout."""
     request = fake_request(model, sink=sink)
     request.deadline_ns = time.monotonic_ns() + wait_ns
     engine.submit(request)

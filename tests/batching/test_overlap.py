@@ -63,7 +63,7 @@ class TestNextAction:
 
 
 class Exact(CostModel):
-    """Knows what a batch takes: the same for any number of rows."""
+    """A cost model that predicts the same time for any number of rows."""
 
     def __init__(self, ns: int) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Ran:
 
 
 class Simulated:
-    """One Instance under a virtual clock, with the Scheduler's own choices: what comes when, and what became of it."""
+    """One Instance under a virtual clock, with a real Scheduler: the arrivals, and the batches that ran."""
 
     def __init__(self, arrivals: list[int], cost_ns: int, gather_ns: int, most: int) -> None:
         self.scheduler = Scheduler(BatchPolicy(max_batch_rows=most), Exact(cost_ns))
@@ -124,7 +124,7 @@ class Simulated:
         return self.ran[-1]
 
     def _take_late(self, now_ns: int, running: Ran) -> Ran | None:
-        """Take what follows, looking when something comes and when it is time; None: nothing had come by its end."""
+        """Take the next batch on an arrival or when it is time; None if nothing arrived before the run ended."""
         take_ns = int(self.lead.take_ns(running.ended, self.cost_ns))
         looks = [now_ns, *(each for each in self.arrivals if now_ns < each < take_ns), max(take_ns, now_ns)]
         for look_ns in looks:
@@ -163,14 +163,14 @@ class TestInVirtualTime:
                 assert after.begun == before.ended  # it was there when the device was free
         for at, batch in enumerate(ran):
             if len(batch.arrivals) < most:
-                # nobody who was there when it closed was left behind, and it did not close before it was time
+                # no request that had arrived was left behind, and the batch did not close too early
                 later = [each for other in ran[at + 1 :] for each in other.arrivals]
                 assert all(each > batch.taken for each in later)
                 assert at == 0 or batch.taken >= ran[at - 1].ended - lead_ns - 1
 
 
 def names(house: House) -> list[tuple[str, int]]:
-    """What was done on which Binding, filling left out."""
+    """The actions on each Binding, without filling."""
     return [(what, number) for what, number, _ in house.stream.events if what != "acquire"]
 
 
@@ -179,7 +179,7 @@ def answers(requests: list[InferRequest]) -> list[float]:
 
 
 class Waited(Device):
-    """A Device that says when somebody has asked for a turn, and how many batches were charged."""
+    """A Device that reports requests for turns, and counts the batches that were charged."""
 
     def __init__(self, room: int) -> None:
         super().__init__(room)
@@ -387,7 +387,7 @@ def faulty(inputs: list[Any]) -> list[Any]:
 
 
 class Reopening:
-    """Loads the model again, after so many failures. `before` tells whether what was there was closed by then."""
+    """Reloads the model after a number of failures. `before`: whether the old backend was closed by then."""
 
     def __init__(self, first: Stream, failures: int = 0, error: InferError | None = None) -> None:
         self.streams = [first]
@@ -406,7 +406,7 @@ class Reopening:
 
 
 def ends(requests: list[InferRequest]) -> list[str]:
-    """How each has ended: its answer or its error."""
+    """The result of each request: its answer or its error."""
     assert all((request.error is None) != (request.outputs is None) for request in requests)
     return [request.error.message if request.error else f"{answers([request])[0]:g}" for request in requests]
 
@@ -469,7 +469,9 @@ class TestFaults:
 
             assert ends([*first, *second, *alone, *then]) == [str(value) for value in range(1, 10)]
             assert cap in (1, 2)
-            assert names(house)[-4:] == [("begin", 0), ("end", 0)] * 2  # two at a time may be what took the memory
+            assert (
+                names(house)[-4:] == [("begin", 0), ("end", 0)] * 2
+            )  # two batches at a time may have exhausted the memory
 
     def test_both_batches_of_a_lost_device_are_retried_after_a_reload(self) -> None:
         stream = Stream(ROWS, faulty)
@@ -580,7 +582,7 @@ class TestFaults:
 
 
 class Limits(Watchdog):
-    """A Watchdog that notes what it is told, and stops what the test wants stopped."""
+    """A Watchdog that records its calls, and whose runs the test can stop."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -44,13 +44,13 @@ def goes_on_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Panic(BaseException):
-    """What no Exception is, and does not end the process either."""
+    """A BaseException that does not end the process."""
 
 
 def fails_once(
     of: Any, name: str, monkeypatch: pytest.MonkeyPatch, with_what: type[BaseException] = ZeroDivisionError
 ) -> None:
-    """Have a function fail when it is called next, and never again."""
+    """Have a function fail on its next call only."""
     original: Callable[..., Any] = getattr(of, name)
 
     def fail(*_: Any, **__: Any) -> Any:
@@ -134,7 +134,7 @@ async def test_a_callback_that_fails_before_dispatch_does_not_affect_requests(ca
         assert "no beginning" in caplog.text
 
 
-def test_an_error_while_the_next_batch_is_chosen_does_not_affect_the_batch_on_the_device(
+def test_an_error_while_choosing_the_next_batch_does_not_affect_the_running_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stream = Stream(ROWS, list, held=True)

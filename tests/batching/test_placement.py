@@ -24,7 +24,7 @@ def fake() -> FakeBackend:
 
 
 def placed(reopened: list[FakeBackend]) -> tuple[Placement, FakeBackend]:
-    """Give a Placement that loads again what is first in the list, or else says that it is lost."""
+    """Make a Placement that reloads the first backend of the list, or raises DeviceLost if there is none."""
 
     def reopen(_: int) -> FakeBackend:
         if not reopened:

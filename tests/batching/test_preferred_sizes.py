@@ -10,7 +10,7 @@ from penstock.batching.scheduling.preferred_sizes import find_prefix
 
 
 def goes(rows: list[int], sizes: set[int], max_rows: int, *, over: bool = False) -> int:
-    """Give how many rows go now; 0 for none. `over`: the oldest has waited for the delay, which there is."""
+    """Return how many rows run now; 0 for none. `over`: the oldest request has waited for the queue delay."""
     seen = find_prefix(rows, sizes, max_rows)
     if seen.preferred_rows and not over:
         return seen.preferred_rows
@@ -41,7 +41,7 @@ def test_a_request_without_rows_counts_as_one_row() -> None:
 
 
 def tritons(rows: list[int], sizes: set[int], max_rows: int, *, delay: bool, over: bool) -> int:
-    """DynamicBatchScheduler::GetDynamicBatch, line by line: the rows that are sent, 0 where it waits."""
+    """DynamicBatchScheduler::GetDynamicBatch, line by line: the rows that run, 0 if it waits."""
     send_now = False
     best = pending = marked = 0
     cursor = 0

@@ -23,7 +23,7 @@ TARGET_NS = 20 * MS
 
 
 def promises_of(instances: int = 1) -> tuple[Promises, Lane]:
-    """Promises for one Lane whose batches of 8 rows take 1 ms."""
+    """Make Promises for one Lane whose batches of 8 rows take 1 ms."""
     lanes: dict[Key, Lane] = {KEY: Lane(KEY)}
     lane = lanes[KEY]
     lane.full_batch_rows, lane.full_batch_ns, lane.full_batch_p95_ns = 8, float(MS), float(MS)
@@ -33,7 +33,7 @@ def promises_of(instances: int = 1) -> tuple[Promises, Lane]:
 
 
 def promised_ns(promises: Promises, lane: Lane, now_ns: int = 0) -> int:
-    """What one more request would be promised, in nanoseconds from now."""
+    """The time that one more request would be promised, in nanoseconds from now."""
     request = fake_request(MODEL)
     request.enqueued_ns = request.start_ns = now_ns
     request.target_ns = 1 << 60
@@ -71,7 +71,7 @@ class TestMargin:
             margin.observe(late_ns, 100 * scale_ns)
 
         assert within / 4_000 >= QUANTILE - 0.015
-        # ln 100 is where 99 of 100 are below
+        # 99 of 100 values are below ln 100
         assert sum(margins_ns) / len(margins_ns) <= (3.0 if early else 5.5) * scale_ns
 
     def test_one_very_late_answer_hardly_changes_the_margin(self) -> None:

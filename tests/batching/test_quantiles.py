@@ -13,7 +13,7 @@ QUANTILES = (0.0, 0.01, 0.5, 0.9, 0.99, 0.999, 1.0)
 
 
 def rank_errors(quantiles: Quantiles, values: np.ndarray[tuple[int], np.dtype[np.int64]], now_ns: int) -> list[float]:
-    """Give by how large a share of all values each quantile's rank is wrong."""
+    """Return the rank error of each quantile as a share of all values."""
     ordered = np.sort(values)
     errors = []
     for quantile, found in zip(QUANTILES, quantiles.at(QUANTILES, now_ns), strict=True):

@@ -28,7 +28,7 @@ NARROW = Signature((TensorSpec("x", "FP32", (-1, 4)),), (TensorSpec("y", "FP32",
 
 
 class Clock:
-    """The monotonic clock, which goes on by itself and may be put forward."""
+    """The monotonic clock, which the test may advance."""
 
     def __init__(self) -> None:
         self.ahead_ns = 0
@@ -51,7 +51,7 @@ def run(model: Model, backend: FakeBackend, *requests: InferRequest) -> list[Bat
 
 
 def runs_of(model: Model, backend: FakeBackend, *values: float) -> list[int]:
-    """Give the rows of the runs that a Batch of requests of one row and these values takes."""
+    """Return the rows of each run of a Batch of one-row requests with these values."""
     backend.runs.clear()
     run(model, backend, *requests_for(model, *values))
     return rows_run(backend)

@@ -41,7 +41,7 @@ def image(rows: int = 1, row_bytes: int = IMAGE) -> InferRequest:
 
 
 def taken_in(scheduler: Scheduler, most: int = 3000, **kind: int) -> int:
-    """How many requests of a kind wait when the next one is refused."""
+    """Return how many requests of a kind wait when the next one is rejected."""
     for count in range(most):
         try:
             scheduler.add(image(**kind))

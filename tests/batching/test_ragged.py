@@ -67,7 +67,7 @@ def run(model: Model, backend: FakeBackend, *requests: InferRequest) -> list[Arr
 
 
 def told_of(kind: str, *shapes: tuple[int, ...], datatype: str = "INT32") -> Array:
-    """Run one batch and give what the model was told about it."""
+    """Run one batch. Returns: the batch input that the model received."""
     source = replace(RAGGED_INPUT, shape=(-1,) * (len(shapes[0]) - 1))
     rows = sum(shape[0] for shape in shapes)
     graph = graph_of(told_input(kind, datatype))

@@ -18,7 +18,7 @@ from penstock.batching.spec import Resource
 
 @dataclass(eq=False)
 class Puppet:
-    """A Waiter that only notes that it has its turn."""
+    """A Waiter that only counts its turns."""
 
     turns: int = 0
 
@@ -41,14 +41,14 @@ def asks(limiter: RateLimiter, claim: Claim) -> Puppet:
 
 
 def runs(limiter: RateLimiter, claim: Claim) -> None:
-    """Let it run once, on resources that are free."""
+    """Run an Instance once, on free resources."""
     assert asks(limiter, claim).turns == 1
     limiter.begin_batch(claim, 0)
     limiter.end_turn(claim, 0, 0, more=False)
 
 
 def order(limiter: RateLimiter, claims: Mapping[str, Claim], count: int) -> str:
-    """Tell who runs in which order when all always have more to run, one at a time."""
+    """Return the order of runs, one at a time, when every Instance always has more work."""
     puppets = {name: asks(limiter, claim) for name, claim in claims.items()}
     ran = ""
     for _ in range(count):
@@ -313,7 +313,7 @@ GROUPS = st.tuples(st.dictionaries(st.sampled_from(NAMES), st.integers(0, THERE)
 
 
 class Instance:
-    """One that does at random what an Instance does: asks, withdraws, runs, comes back or not, and is unloaded."""
+    """An Instance that acts at random: requests and cancels turns, runs, continues or not, and is unloaded."""
 
     def __init__(self, limiter: RateLimiter, group: Group) -> None:
         self.counts, priority = group
@@ -323,7 +323,7 @@ class Instance:
         self._puppet = Puppet()
 
     def look(self) -> None:
-        """Notice that it has been granted its turn."""
+        """Notice that a turn was granted."""
         if self._puppet.turns:
             self.state, self._puppet.turns = "runs", 0
 
@@ -348,7 +348,7 @@ class Instance:
         self.state = "runs" if goes_on else "coming" if more else "away"
 
     def step(self, *, one: bool, other: bool) -> None:
-        """Do something that can be done now."""
+        """Do something that is possible now."""
         if self.state == "runs":
             self.end(ran=one, more=other)
         elif self.state == "waits":
@@ -382,7 +382,7 @@ class TestInvariants:
 
     @staticmethod
     def _finish(everyone: list[Instance]) -> None:
-        """Let all that wait run, with nobody new: none may be left."""
+        """Let all waiting Instances run without new ones: none may be left."""
         for each in everyone:
             if each.state == "coming":
                 each.ask()
@@ -396,7 +396,7 @@ class TestInvariants:
 
     @given(st.lists(st.tuples(st.integers(1, 9), st.sampled_from([0, 0, 0, 1, 5, 60])), min_size=2, max_size=6))
     def test_no_instance_waits_for_more_runs_than_the_bound(self, kinds: list[tuple[int, int]]) -> None:
-        """One runs at a time; after each run it rests for so many steps, 0 for one that never does."""
+        """One Instance runs at a time, and is idle for a number of steps after each run, 0 for a busy one."""
         limiter = RateLimiter()
         claims = [joins(limiter, priority, R1=1) for priority, _ in kinds]
         puppets = [asks(limiter, claim) for claim in claims]

@@ -72,7 +72,7 @@ def test_inputs_with_different_row_counts_are_rejected() -> None:
     assert refusal(PAIR, (2, 4), (3, 7, 3)) == "input 'b' batch size does not match other inputs for 'm'"
 
 
-def test_dims_are_written_as_triton_writes_them() -> None:
+def test_shapes_in_errors_are_formatted_as_by_triton() -> None:
     assert format_shape((-1, 4)) == "[-1,4]"
     assert format_shape(()) == "[]"
 

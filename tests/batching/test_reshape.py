@@ -27,7 +27,7 @@ def declared(dims: Dims, reshape: Dims) -> TensorSpec:
 
 
 def completed(dims: Dims, reshape: Dims, graph: Dims, rows: int = 8, **more: Any) -> ModelSpec:
-    """Complete a model whose input and output are both declared so."""
+    """Complete a model whose input and output both have these dims."""
     x = declared(dims, reshape)
     said = ModelSpec(
         "m", 1, Path("m"), inputs=(x,), outputs=(replace(x, name="y"),), policy=BatchPolicy(max_batch_rows=rows), **more

@@ -43,7 +43,7 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]
 
 
 class House:
-    """An Engine with one Model on fakes, and what was loaded for it."""
+    """An Engine with one Model on fake backends, and the backends that were loaded."""
 
     def __init__(self, gate: Gate) -> None:
         self.gate = gate
@@ -390,7 +390,7 @@ class TestThreadInstances:
 
 
 class More:
-    """Opens executors one after another, as many as are wanted."""
+    """Opens executors one after another, as many as requested."""
 
     def __init__(self, plan: Callable[[], str] = lambda: "answer", kind: type[Elsewhere] = Elsewhere) -> None:
         self.opened: list[Elsewhere] = []
@@ -506,7 +506,7 @@ class TestExternalExecutors:
 
 
 class Session:
-    """Clients of sequences on Instances that remember them."""
+    """Clients of sequences on Instances that keep their state."""
 
     def __init__(self, engine: Engine, model: Model, more: More) -> None:
         self._engine = engine
@@ -514,7 +514,7 @@ class Session:
         self._more = more
 
     async def ask(self, number: int, *, start: bool = False, end: bool = False) -> int:
-        """Ask for one step of a sequence. Returns: which executor has run it."""
+        """Send one request of a sequence. Returns: which executor ran it."""
         before = [len(each.begun) for each in self._more.opened]
         terms = RequestOptions(sequence=InSequence(number, start, end))
         (output,) = await self._engine.infer(self._model, x(number), options=terms)

@@ -31,7 +31,7 @@ def rows_of(
     function: Function, inputs: tuple[TensorSpec, ...] = (x(-1, 4),), outputs: tuple[TensorSpec, ...] = (y(-1, 4),),
     **said: Any,
 ) -> int:  # fmt: skip
-    """Open a model of which a configuration says no more than this, and tell how many rows a batch may have."""
+    """Open a model with only this configuration. Returns: its maximum batch size."""
     policy = BatchPolicy(executor="thread", **said)
     spec = ModelSpec("m", 1, Path("model"), backend="fake", policy=policy)
     model = _opened(spec, FakeBackend(Signature(inputs, outputs), function))
@@ -44,7 +44,7 @@ def _opened(spec: ModelSpec, backend: FakeBackend) -> Model:
 
 
 def found(inputs: list[Any]) -> list[Any]:
-    """Give what is above 0.5, of all rows together."""
+    """Return the values above 0.5 of all rows together."""
     (array,) = inputs
     return [array[array > 0.5].reshape(-1, 1).repeat(4, 1)]
 
@@ -57,7 +57,7 @@ def test_a_model_whose_output_length_depends_on_values_is_unbatched() -> None:
     assert rows_of(found) == 0
 
 
-def test_a_model_with_an_output_that_is_not_a_tensor_is_probed_by_its_other_outputs() -> None:
+def test_a_model_with_an_output_that_is_not_a_tensor_is_probed_by_its_tensors() -> None:
     maps = TensorSpec("maps", "seq(map(int64,tensor(float)))", ())
 
     assert rows_of(lambda inputs: [[{}], *inputs], outputs=(maps, y(-1, 4))) == 64
@@ -130,7 +130,7 @@ def test_the_reason_why_a_model_is_unbatched_is_logged(caplog: pytest.LogCapture
 
 
 def mixed(change: Callable[[Any], Any], shape: tuple[int, ...] = (-1, 4)) -> int:
-    """Open a model that does this to what it gets, and tell how many rows a batch may have."""
+    """Open a model of this function over its rows. Returns: its maximum batch size."""
     return rows_of(lambda inputs: [change(inputs[0])], (x(*shape),), (y(*shape),))
 
 
@@ -147,7 +147,7 @@ def test_a_model_that_normalizes_over_all_rows_is_unbatched() -> None:
 
 
 def _normalised(images: Any) -> Any:
-    """Normalise over a batch, as an export in training mode does."""
+    """Normalize over a batch, as an export in training mode does."""
     return (images - images.mean((0, 2, 3), keepdims=True)) / (images.std((0, 2, 3), keepdims=True) + 1e-5)
 
 
@@ -217,7 +217,7 @@ def test_a_row_mixing_model_that_rejects_zero_integers_is_unbatched() -> None:
 
 
 def texts(change: Callable[[list[bytes]], list[Any]], *outputs: TensorSpec) -> int:
-    """Open a model that does this to texts, and tell how many rows a batch may have."""
+    """Open a model of this function over strings. Returns: its maximum batch size."""
 
     def function(inputs: list[Any]) -> list[Any]:
         return [np.array(change(inputs[0].tolist()), each.type.dtype) for each in outputs]

@@ -40,7 +40,7 @@ def signature(datatype: str = "FP32", *, rows: bool = True, optional: bool = Fal
 def opened(
     *samples: Sample, graph: Signature | None = None, instances: int = 1, most: int = ROWS, function: Any = None
 ) -> tuple[Model, list[FakeRun]]:
-    """Open a model that gives `x` back, and close it. Returns: it, and what was run."""
+    """Open a model that returns `x`, and close it. Returns: the model and its runs."""
     backend = FakeBackend(graph or signature(), function or (lambda inputs: [inputs[0]]))
     policy = BatchPolicy(max_batch_rows=most)
     spec = ModelSpec(

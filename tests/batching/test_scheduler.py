@@ -41,7 +41,7 @@ def take_rows(scheduler: Scheduler, now_ns: int = 1) -> int | None:
 
 
 def learn(scheduler: Scheduler, knee: int, *keys: Key) -> None:
-    """Teach it that up to `knee` rows take no longer than one, and more take as much longer as they are."""
+    """Teach it that up to `knee` rows take as long as one, and more take proportionally longer."""
     for key in keys or (A,):
         for bits in range(knee.bit_length()):
             scheduler.learn(key, 1 << bits, 1000, 1)
@@ -49,7 +49,7 @@ def learn(scheduler: Scheduler, knee: int, *keys: Key) -> None:
 
 
 def learn_well(scheduler: Scheduler, times_ns: Mapping[int, int]) -> None:
-    """Teach it what so many rows take, each as often as it wants to see it."""
+    """Teach it the run time of each number of rows, often enough to be trusted."""
     for now_ns in range(0, (TRUSTED_AFTER_RUNS + 1) * REVIEW_NS, REVIEW_NS):
         for rows, ns in times_ns.items():
             scheduler.learn(A, rows, ns, now_ns)
@@ -58,7 +58,7 @@ def learn_well(scheduler: Scheduler, times_ns: Mapping[int, int]) -> None:
 def run_full(
     scheduler: Scheduler, run_ns: Callable[[int], int], batches: int, deadline_ns: int = 0
 ) -> list[int]:  # fmt: skip
-    """Run batches while there is always more than one holds; tell their rows."""
+    """Run batches while more requests wait than a batch holds. Returns: their rows."""
     taken: list[int] = []
     for _ in range(batches):
         while scheduler.rows < 1000:
@@ -573,7 +573,7 @@ def target_of(scheduler: Scheduler, target_ns: int, now_ns: int = 1, key: Key = 
 
 
 def flat(scheduler: Scheduler, ns: int = 1_000, *keys: Key) -> None:
-    """Teach it that a batch of one to eight rows takes `ns`, and more as much longer as they are."""
+    """Teach it that a batch of one to eight rows takes `ns`, and a larger one proportionally longer."""
     for key in keys or (A,):
         for rows in (1, 2, 4, 8):
             scheduler.learn(key, rows, ns, 1)
@@ -897,7 +897,7 @@ class TestHoldingOpenUnderATarget:
 
         assert scheduler.due_ns(1) == 1_000_001
 
-    def test_a_batch_of_a_key_that_has_never_run_is_not_held_if_it_has_a_target(self) -> None:
+    def test_a_batch_with_a_target_is_not_held_if_its_key_has_never_run(self) -> None:
         scheduler = scheduler_of(max_queue_delay_us=1_000, latency_target_us=5_000)
         target_of(scheduler, 5_000_000)
 

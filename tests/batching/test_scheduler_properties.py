@@ -24,7 +24,7 @@ RUN_NS = 20_000
 
 
 def request_of(now_ns: int, rows: int = 1, key: Key = A, *, target_ns: int = 0, deadline_ns: int = 0) -> InferRequest:
-    """A request that comes now; its target and deadline are counted from now, 0 for none."""
+    """A request that arrives now; its target and deadline are relative to now, 0 for none."""
     request = fake_request(MODEL, rows, key)
     request.start_ns = request.enqueued_ns = now_ns
     request.target_ns = now_ns + target_ns if target_ns else 0
@@ -33,7 +33,7 @@ def request_of(now_ns: int, rows: int = 1, key: Key = A, *, target_ns: int = 0, 
 
 
 class ExactCosts(CostModel):
-    """A device that does what is predicted: `first_ns` for a batch, and `row_ns` for each row of it."""
+    """A device with predictable costs: `first_ns` for a batch, and `row_ns` for each of its rows."""
 
     def __init__(self, first_ns: int, row_ns: int) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.waiting.remove(request)
 
     def _assert_order(self, batch: Batch) -> None:
-        """Who came earlier goes earlier, but for what does not fit, and for who can no longer make a target."""
+        """Check the order of arrival, except for requests that do not fit or can no longer meet a target."""
         if not self.timed:
             assert batch.requests[0] is self.waiting[0]
         lane = [request for request in self.waiting if request.key == batch.key]
@@ -175,7 +175,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         lessons=st.lists(st.tuples(st.integers(0, 12), st.integers(0, 10_000)), max_size=12),
     )
     def learn(self, key: Key, lessons: list[tuple[int, int]]) -> None:
-        """Let batches have run of any sizes, and have taken any time."""
+        """Record runs of any sizes and durations."""
         for rows, ns in lessons:
             self.scheduler.learn(key, min(rows, self.policy.max_batch_rows or 1), ns, self.now_ns)
 
@@ -205,13 +205,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.ends[request] = how
 
     @invariant()
-    def it_counts_what_waits(self) -> None:
+    def counters_match_the_waiting_requests(self) -> None:
         assert self.scheduler.rows == sum(request.rows for request in self.waiting)
         assert self.scheduler.request_count == len(self.waiting)
         assert self.scheduler.nbytes == sum(request.nbytes for request in self.waiting)
 
     @invariant()
-    def those_and_only_those_are_waiting(self) -> None:
+    def exactly_the_queued_requests_are_waiting(self) -> None:
         assert all(request.waiting for request in self.waiting)
         assert not any(request.waiting for batch in self.running for request in batch.requests)
 
@@ -221,7 +221,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not deadlines or 0 < self.scheduler.nearest_deadline_ns() <= min(deadlines)
 
     @invariant()
-    def no_work_is_promised_for_where_nobody_waits(self) -> None:
+    def the_backlog_is_zero_if_no_request_waits(self) -> None:
         assert self.scheduler.promises.backlog_ns >= -1e-3
         assert self.waiting or abs(self.scheduler.promises.backlog_ns) < 1e-3
 
@@ -254,7 +254,7 @@ def test_no_request_waits_forever_however_urgent_later_requests_are(
     victims_target_us: int,
     max_rows: int,
 ) -> None:
-    """When the victim's patience ends, it goes before all that comes then: at worst behind all that waits by then."""
+    """Once the victim's patience ends, it goes before all later requests: at worst behind all that wait by then."""
     costs = CostModel()
     scheduler = Scheduler(BatchPolicy(max_batch_rows=max_rows, max_queue_rows=10_000), costs)
     now_ns = PATIENCE_NS
@@ -299,7 +299,7 @@ def test_no_request_waits_forever_however_urgent_later_requests_are(
 def test_admission_is_exact_if_the_device_takes_the_predicted_time(
     gaps: list[int], keys: int, first_ns: int, row_ns: int, target_us: int
 ) -> None:
-    """Whoever is let in is answered in time; whoever is refused could not have been, but for one batch a Lane."""
+    """Accepted requests are answered in time; rejected ones could not have been, within one batch per Lane."""
     costs = ExactCosts(first_ns, row_ns)
     scheduler = Scheduler(BatchPolicy(max_batch_rows=16, latency_target_us=target_us, max_queue_rows=10_000), costs)
     target_ns = target_us * 1_000
@@ -312,7 +312,7 @@ def test_admission_is_exact_if_the_device_takes_the_predicted_time(
         while running is not None and busy_until_ns <= to_ns:
             scheduler.record_ended(running, busy_until_ns)
             scheduler.record_delivered(running.requests[0], busy_until_ns)
-            # other Lanes' last batches may have grown since: the margin is for that
+            # other Lanes' last batches may have grown since then, which the margin allows for
             grown_ns = (keys - 1) * costs.predict_ns(A, 16)
             assert all(busy_until_ns <= request.target_ns + grown_ns for request in running.requests)
             take(busy_until_ns)
@@ -330,7 +330,7 @@ def test_admission_is_exact_if_the_device_takes_the_predicted_time(
         try:
             scheduler.add(request)
         except InferError:
-            # at best: what runs, all that waits in batches as full as can be, and the slack of one batch for each Lane
+            # at best: the current run, all waiting rows in full batches, and the slack of one batch per Lane
             left_ns = max(busy_until_ns - now_ns, 0) if running is not None else 0
             rows = scheduler.rows
             full_rows = max(lane.full_batch_rows for lane in scheduler._lanes.values())

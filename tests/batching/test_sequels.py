@@ -67,7 +67,7 @@ class Pair:
 
     @property
     def came(self) -> list[float]:
-        """What the sequence model was given, in that order."""
+        """The values that the sequence model received, in order."""
         return [float(run.inputs[0].flat[0]) for run in self.there.backends["sums"].runs if run.inputs[0] is not None]
 
     @property

@@ -50,7 +50,7 @@ def take(scheduler: Scheduler, now_ns: int = 1) -> Batch:
 
 
 def run(scheduler: Scheduler, now_ns: int = 1) -> list[int | str]:
-    """Run a batch, and give the sequences it was for."""
+    """Run a batch. Returns: the sequences of its requests."""
     batch = take(scheduler, now_ns)
     scheduler.record_ended(batch, now_ns)
     return [request.sequence.id for request in batch.requests if request.sequence]
@@ -341,7 +341,7 @@ class TestBacklog:
     @pytest.mark.parametrize(
         ("remembers", "runs"), [(True, [[1, 2], [1, 2], [1], [1]]), (False, [[1, 1, 1, 2], [1, 2]])]
     )
-    def test_a_restarted_sequence_waits_for_the_end_of_the_previous_one_if_the_model_keeps_state(
+    def test_a_restarted_sequence_waits_for_its_previous_run_if_the_model_keeps_state(
         self, direct: bool, remembers: bool, runs: list[list[int]]
     ) -> None:
         sequences = Sequences("m", SequenceSpec(direct=direct), 4, 1, model_keeps_state=remembers)

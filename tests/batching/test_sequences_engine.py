@@ -93,7 +93,7 @@ async def served(
 
 
 async def come(each: asyncio.Task[float]) -> None:
-    """Let a request come as far as it can."""
+    """Let a request proceed as far as it can."""
     await asyncio.sleep(0)
     assert not each.done()
 
@@ -185,7 +185,7 @@ class TestLeaving:
                 await it.infer(1, 1)
             assert it.left == 0
 
-    async def test_a_backlog_is_served_when_a_sequence_is_cancelled(self) -> None:
+    async def test_a_waiting_sequence_is_served_when_an_active_one_is_canceled(self) -> None:
         async with served(rows=1) as it:
             it.gate.close()
             first = it.ask(1, 1, "s")
@@ -199,7 +199,7 @@ class TestLeaving:
             assert [await first, await other] == [1, 5]
             assert it.left == 0
 
-    async def test_a_timeout_in_the_backlog_ends_the_whole_sequence(self) -> None:
+    async def test_a_timeout_of_a_waiting_sequence_ends_the_whole_sequence(self) -> None:
         async with served(rows=1) as it:
             await it.infer(1, 1, "s")
             forever = it.ask(5, 2, "s")

@@ -178,7 +178,7 @@ class SequencesMachine(RuleBasedStateMachine):
     # -- what follows ------------------------------------------------------------------------------------------
 
     def _pass(self, passed_ns: int) -> None:
-        """Let time pass, and ring when it was asked for."""
+        """Let time pass, and ring the alarm when it is due."""
         until_ns = self.now_ns + passed_ns
         while 0 < (due_ns := self.scheduler.nearest_deadline_ns()) <= until_ns:
             self.now_ns = max(self.now_ns, due_ns)
@@ -213,7 +213,7 @@ class SequencesMachine(RuleBasedStateMachine):
         return next(one for one in self.told if request in one.waiting or one.running is request)
 
     def _placed(self) -> list[Told]:
-        """First come, first served: the oldest have the places."""
+        """First come, first served: the oldest sequences have the slots."""
         return [one for one in self.told if self._real(one) >= 0]
 
     def _real(self, one: Told) -> int:
@@ -221,7 +221,7 @@ class SequencesMachine(RuleBasedStateMachine):
         return 0 if request is None else request.active_sequence.row
 
     @invariant()
-    def it_holds_what_it_was_told(self) -> None:
+    def counters_match_the_waiting_requests(self) -> None:
         waiting = [request for one in self.told for request in one.waiting]
         assert self.scheduler.request_count == self.scheduler.rows == len(waiting)
         assert self.scheduler.nbytes == sum(request.nbytes for request in waiting)
@@ -231,7 +231,7 @@ class SequencesMachine(RuleBasedStateMachine):
         assert self.sequences.backlog_bytes == sum(request.nbytes for request in backlog)
 
     @invariant()
-    def places_are_never_shared_and_given_in_turn(self) -> None:
+    def slots_are_never_shared_and_are_given_in_order(self) -> None:
         busy = [
             request.active_sequence
             for one in self.told
@@ -243,7 +243,7 @@ class SequencesMachine(RuleBasedStateMachine):
         here = [each for each in self.sequences._active if each.row >= 0 and each.instance in self.seats]
         assert len(here) <= self.slots
         if self.sequences.model_keeps_state:
-            # of one id only one has a place, and others pass whoever waits for that
+            # only one sequence of an id has a slot, and others overtake those that wait for it
             ids = [each.id for each in self.sequences._active if each.row >= 0]
             assert len(set(ids)) == len(ids)
             able = [one for one in self.told if self._real(one) < 0 and one.id not in ids]
@@ -255,7 +255,7 @@ class SequencesMachine(RuleBasedStateMachine):
             assert len(here) == self.slots
 
     def teardown(self) -> None:
-        """Whatever was going on, nothing is left once all have run, were cancelled or have gone silent."""
+        """Nothing is left once all requests have run, were canceled or have become idle."""
         if not hasattr(self, "scheduler"):
             return
         while self.running:

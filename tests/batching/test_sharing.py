@@ -33,7 +33,7 @@ GRAPH = Signature(ROWS.inputs, ROWS.outputs)
 
 
 class Waiting(FakeBackend):
-    """One whose runs wait for another process."""
+    """A Backend whose runs wait for another process."""
 
     threads_only = True
 
@@ -225,7 +225,7 @@ class Losing:
 
 @dataclass
 class Reopening:
-    """Loads again: how often it was asked, and how many attempts fail."""
+    """Reloads a backend: counts the attempts, of which a number fail."""
 
     function: Function
     failures: int = 0
@@ -384,7 +384,7 @@ class TestLostDevice:
             monkeypatch.setattr(house.model, "count_event", lambda _: counted.release())
             backend.told()
             assert all(counted.acquire(timeout=PATIENCE_S) for _ in range(2))
-            backend.told()  # of what is not theirs any more
+            backend.told()  # about a backend that they no longer use
             requests = house.add(2)
             house.ended(requests)
 
@@ -433,7 +433,7 @@ class TestLostDevice:
                 house.model.scheduler.add(request)
             ran, _ = house.model.dispatch(1)
             answered = [each.error and each.error.message for batch in ran for each in batch.requests]
-            later = house.add()  # on an Instance, or on the loop if that has been mended by now
+            later = house.add()  # on an Instance, or on the loop if its binding has been restored by now
             if later[0].outputs is None:
                 house.ended(later)
 
@@ -475,7 +475,7 @@ class TestLostDevice:
 
 
 def place_of(model: Model) -> Placement:
-    """Give where the first instance of a model is."""
+    """Return the Placement of a model's first Instance."""
     instance = model.instances[0]
     assert isinstance(instance, ThreadInstance)
     return instance.placement

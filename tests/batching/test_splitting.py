@@ -61,7 +61,7 @@ class House:
         return request
 
     async def busy(self) -> InferRequest:
-        """Close the gate and have a request stand before it."""
+        """Close the gate and submit a request that waits at it."""
         self.gate.close()
         request = self.submit(1, 1000.0)
         await self.gate.entered()
@@ -171,7 +171,7 @@ class TestJoining:
 @pytest.mark.anyio
 class TestServing:
     @pytest.mark.parametrize("executor", ["thread", "loop"])
-    async def test_a_request_of_many_rows_returns_whole_and_in_order(self, executor: str) -> None:
+    async def test_a_request_of_many_rows_is_returned_whole_and_in_order(self, executor: str) -> None:
         async with house(executor=executor) as place:
             requests = [place.submit(11, 0.0), place.submit(2, 50.0), place.submit(4, 80.0)]
             delivered = await place.sink.holds(3)
@@ -278,7 +278,7 @@ class TestServing:
             whole = place.submit(9)
             await place.gate.entered()
             place.engine.cancel(whole)
-            assert whole.parts is None  # so that no part that runs brings it back
+            assert whole.parts is None  # so that no running part delivers it
             last = place.submit(1, 5.0)
             place.gate.open()
 

@@ -148,7 +148,7 @@ def test_histograms_count_requests_or_batches_by_inclusive_upper_bound() -> None
     assert counted.total_histogram.total == counted.success.ns
 
 
-def test_a_value_on_a_bound_is_in_its_bucket_and_one_beyond_the_last_bound_in_the_overflow() -> None:
+def test_histogram_bounds_are_inclusive_and_larger_values_count_as_overflow() -> None:
     statistics = ModelStatistics()
     for ns in (50 * US, 50 * US + 1, 10_000 * MS, 10_000 * MS + 1):
         statistics.record_hook("pre", ns)

@@ -22,7 +22,7 @@ def told(value: float, count: int = 1) -> StreamedAnswer:
 
 
 class Counted(Model):
-    """As much of a model as is counted with."""
+    """The counters of a model."""
 
     def __init__(self) -> None:
         self.unread_bytes = 0

@@ -9,7 +9,7 @@ from penstock.batching.running.suspects import Suspects
 
 
 def settle(guilt: list[bool], *, cheap: bool = False) -> tuple[list[int], list[int]]:
-    """Settle a batch that has failed. Gives the sizes of the runs that passed, and of those that failed."""
+    """Settle a failed batch. Returns: the sizes of the runs that succeeded and of those that failed."""
     suspects = Suspects(len(guilt), cheap=cheap)
     passed: list[int] = []
     failed: list[int] = []

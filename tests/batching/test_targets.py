@@ -47,7 +47,7 @@ async def serving(target_us: int = TARGET_US, queue_rows: int = 1024) -> AsyncIt
 
 @asynccontextmanager
 async def backlog() -> AsyncIterator[tuple[Engine, Model, ListSink]]:
-    """A model whose batches are believed to take 25 s, of a target of 60: one runs, and one waits."""
+    """A model with a predicted run time of 25 s and a target of 60: one batch runs, and one waits."""
     sink = ListSink()
     async with serving() as (engine, model, gate):
         for rows in (1, 2, 4):

@@ -40,12 +40,12 @@ def opened(
 
 
 def lessons(model: Model, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, int]]:
-    """Sweep, and tell what the Scheduler was taught: keys and rows, each once."""
+    """Sweep. Returns: the keys and rows that the Scheduler learned, each once."""
     return list(dict.fromkeys((key, rows) for key, rows, _ in all_lessons(model, monkeypatch)))
 
 
 def all_lessons(model: Model, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, int, int]]:
-    """Sweep, and tell every run that the Scheduler was taught: key, rows, nanoseconds."""
+    """Sweep. Returns: every run that the Scheduler learned: key, rows, nanoseconds."""
     taught: list[tuple[Any, int, int]] = []
 
     def learn(key: Any, rows: int, ns: int, now_ns: int) -> None:
@@ -77,7 +77,7 @@ def test_a_model_with_an_output_that_is_not_a_tensor_is_measured(monkeypatch: py
 
 
 class Clock:
-    """The time, which moves by `taking` nanoseconds a run, one after the other, and by the last from then on."""
+    """A clock that advances by the next of `taking` nanoseconds in each run, and then by the last one."""
 
     def __init__(self, *taking: int) -> None:
         self.now_ns = 0

@@ -128,7 +128,7 @@ class TestWatchdog:
         first, second = puppet(), puppet()
         watchdog.begin(first, 1, 0)
         assert first.stopped.wait(PATIENCE_S)
-        watchdog.begin(second, 1, 0)  # its lock is free once it sleeps, until the first is to be stopped again
+        watchdog.begin(second, 1, 0)  # its lock is free while it sleeps until the first one must be stopped again
 
         assert second.stopped.wait(PATIENCE_S)
         watchdog.stop()
@@ -233,7 +233,7 @@ def request(model: Any, inputs: list[Array | None], sink: ListSink) -> InferRequ
 
 
 async def answers(engine: Engine, spec: ModelSpec, inputs: list[list[Array | None]]) -> list[InferRequest]:
-    """Load a model and submit requests in one loop turn; give them as they were answered."""
+    """Load a model and submit requests in one loop turn. Returns: the answered requests."""
     model = await engine.load(spec)
     sink = ListSink()
     requests = [request(model, each, sink) for each in inputs]

@@ -1,4 +1,4 @@
-"""Cortex projects for tests, written as their users wrote them, the models of the specification, and a bare client."""
+"""Cortex projects written as their users wrote them, the models of the specification, and a bare client."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _NETWORK = [
 Axis = int | str | None
 
 
-def iris_as_told(folder: Path) -> list[float]:
-    """Give the probabilities of FLOWER as the runtime here computes them: another runtime's may differ in the last bit.
+def local_probabilities(folder: Path) -> list[float]:
+    """Give the probabilities of FLOWER as the installed runtime computes them; others may differ in the last bit.
 
     The specification's are those of ONNX Runtime 0.5.
     """
@@ -50,7 +50,7 @@ def iris_as_told(folder: Path) -> list[float]:
 def write_iris(path: Path, rows: Axis = 1, *, swapped: bool = False, mapped: bool = False) -> Path:
     """Write model M: [rows,4] gives `label` [rows] and `probabilities` [rows,3].
 
-    `swapped`: the other way round; `mapped`: the probabilities as a sequence of maps, as scikit-learn's converter has.
+    `swapped`: the outputs swapped; `mapped`: the probabilities as a sequence of maps, as scikit-learn's converter has.
     """
     nodes: list[Node] = [*_NETWORK]
     outputs = [value("label", INT64, [rows]), value("probabilities", FLOAT, [rows, 3])]
@@ -73,13 +73,13 @@ def write_identities(path: Path, inputs: Mapping[str, tuple[int, list[Axis]]]) -
 
 
 def write_not(path: Path) -> Path:
-    """Write a model of two booleans that gives their opposites."""
+    """Write a model that negates two booleans."""
     code = TensorProto.BOOL
     return save(path, [node("Not", ["x"], ["y"])], [value("x", code, [2])], [value("y", code, [2])])
 
 
 def write_picky(path: Path) -> Path:
-    """Write a model [N,1] that fails for what is no index of its table."""
+    """Write a model [N,1] that fails for a value that is not an index of its table."""
     nodes = [node("Gather", ["table", "x"], ["y"])]
     return save(path, nodes, [value("x", INT64, ["N", 1])], [value("y", INT64, ["N", 1])], {"table": ints([7, 8, 9])})
 
@@ -89,7 +89,7 @@ TEXTS = STRING
 
 @dataclass
 class Project:
-    """A project folder that is being written; cortex.yaml anew with each API."""
+    """A project folder that is being written; each new API rewrites cortex.yaml."""
 
     folder: Path
     deployment: str = "iris"
@@ -154,14 +154,14 @@ class Answer:
 
     @property
     def seen(self) -> tuple[int, bytes, str]:
-        """What a case of the specification says of it."""
+        """The parts of an answer that a case of the specification states."""
         return self.status, self.body, self.headers["content-type"]
 
 
 def ask(port: int, method: str, path: str, body: bytes = b"", *fields: str, check: bool = True) -> Answer:
-    """Ask over a connection of its own, without a client library between: what comes is what was sent.
+    """Send a request over its own connection, without a client library, so that every byte of the answer is seen.
 
-    `check`: an answer of Cortex, which every origin may read.
+    `check`: check that every origin may read the answer, as for all answers of Cortex.
     """
     lines = [f"{method} {path} HTTP/1.1", "host: x", "connection: close", f"content-length: {len(body)}", *fields]
     with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:

@@ -1,4 +1,4 @@
-"""The cases of the specification about ONNX models, byte for byte, against a live server with a project on disk."""
+"""The specification's cases for ONNX models, byte for byte, against a live server with a project on disk."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.cortex.projects import (
     Answer,
     Project,
     ask,
-    iris_as_told,
+    local_probabilities,
     post,
     write_identities,
     write_iris,
@@ -169,18 +169,18 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    """The numbers in the answers."""
-    return iris_as_told(tmp_path_factory.mktemp("told"))
+def probabilities(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """The probabilities of FLOWER in the answers."""
+    return local_probabilities(tmp_path_factory.mktemp("probabilities"))
 
 
 @pytest.fixture(scope="module")
-def plain(told: list[float]) -> bytes:
+def plain(probabilities: list[float]) -> bytes:
     """The answer for a flower without hooks."""
-    return b"[[0],[[" + ",".join(map(repr, told)).encode() + b"]]]\n"
+    return b"[[0],[[" + ",".join(map(repr, probabilities)).encode() + b"]]]\n"
 
 
-def said(port: int, api: str, value: Any) -> Answer:
+def predict(port: int, api: str, value: Any) -> Answer:
     return post(port, f"/iris/{api}", value)
 
 
@@ -192,9 +192,7 @@ def failed(answer: Answer) -> str:
 
 @pytest.mark.parametrize("api", ["named", "early"])
 @pytest.mark.parametrize("names", [["nix"], ["label", "nix"]])
-def test_an_api_that_names_no_outputs_of_its_own_refuses_over_v2_what_its_model_has_not(
-    port: int, api: str, names: list[str]
-) -> None:
+def test_an_unknown_output_is_rejected_over_v2(port: int, api: str, names: list[str]) -> None:
     body = {"inputs": [FLOWER_TENSOR], "outputs": [{"name": name} for name in names]}
     answer = ask(port, "POST", f"/v2/models/{api}/infer", json.dumps(body).encode(), JSON, check=False)
 
@@ -203,9 +201,9 @@ def test_an_api_that_names_no_outputs_of_its_own_refuses_over_v2_what_its_model_
     assert json.loads(answer.body) == {"error": text}
 
 
-class TestTheSeedOfTen:
-    def test_c1_a_flower_is_answered_with_its_name(self, port: int) -> None:
-        assert said(port, "classifier", SAMPLE).seen == (200, b'"iris-setosa"\n', JSON_TYPE)
+class TestSeedOfCortex010:
+    def test_c1_a_sample_is_answered_with_its_label(self, port: int) -> None:
+        assert predict(port, "classifier", SAMPLE).seen == (200, b'"iris-setosa"\n', JSON_TYPE)
 
     def test_c3_without_a_json_content_type_the_sample_is_none(self, port: int) -> None:
         answer = ask(port, "POST", "/iris/classifier", json.dumps(SAMPLE).encode())
@@ -216,20 +214,22 @@ class TestTheSeedOfTen:
         )
 
     @pytest.mark.parametrize("body", [b"{bad", b""])
-    def test_c4_what_is_no_json_is_malformed(self, port: int, body: bytes) -> None:
+    def test_c4_a_body_that_is_not_json_is_malformed(self, port: int, body: bytes) -> None:
         answer = ask(port, "POST", "/iris/classifier", body, JSON)
 
         assert answer.seen == (400, b"malformed json", HTML_TYPE)
         assert answer.line == "HTTP/1.1 400 BAD REQUEST"
 
-    def test_c5_what_a_hook_raises_is_told(self, port: int) -> None:
-        assert failed(said(port, "classifier", {"sepal_length": 5.2})) == (
+    def test_c5_an_exception_of_a_hook_is_in_the_error(self, port: int) -> None:
+        assert failed(predict(port, "classifier", {"sepal_length": 5.2})) == (
             "prediction failed: error: handler.py: pre_inference request handler: 'sepal_width': runtime exception"
         )
 
 
-class TestTheSeedOfNine:
-    def test_c2_a_flower_is_answered_with_its_class(self, tmp_path: Path, told: list[float]) -> None:
+class TestSeedOfCortex09:
+    def test_c2_a_sample_is_answered_with_its_class_and_probabilities(
+        self, tmp_path: Path, probabilities: list[float]
+    ) -> None:
         project = Project(tmp_path)
         write_iris(project.model("m.onnx"), swapped=True)
         handler = (EXAMPLES / "onnx-0.9" / "handler.py").read_text()
@@ -241,7 +241,7 @@ class TestTheSeedOfNine:
         assert answer.json["class_index"] == 0
         assert answer.json["class_label"] == "iris-setosa"
         assert answer.json["probabilities"] == pytest.approx(PROBABILITIES, abs=1e-6)
-        numbers = ",".join(map(repr, told))
+        numbers = ",".join(map(repr, probabilities))
         assert answer.body.decode() == (
             f'{{"class_index":0,"class_label":"iris-setosa","probabilities":[{numbers}]}}\n'
         )
@@ -250,80 +250,84 @@ class TestTheSeedOfNine:
 class TestConversion:
     @pytest.mark.parametrize("api", ["fixed", "free", "named"])
     @pytest.mark.parametrize("value", [{"input": FLOWER}, FLOWER, [FLOWER], {"input": [FLOWER], "more": 1}])
-    def test_c7_lists_are_what_the_model_takes(self, port: int, plain: bytes, api: str, value: Any) -> None:
-        assert said(port, api, value).seen == (200, plain, JSON_TYPE)
+    def test_c7_lists_in_any_form_are_converted_to_the_input(
+        self, port: int, plain: bytes, api: str, value: Any
+    ) -> None:
+        assert predict(port, api, value).seen == (200, plain, JSON_TYPE)
 
     @pytest.mark.parametrize(("value", "size"), [([1, 2], 2), (None, 1), ([FLOWER, FLOWER], 8)])
-    def test_c8_c10_another_number_of_values_is_refused(self, port: int, value: Any, size: int) -> None:
+    def test_c8_c10_a_wrong_number_of_values_is_rejected(self, port: int, value: Any, size: int) -> None:
         for api in ("fixed", "free", "named"):
-            assert failed(said(port, api, value)) == f"{SHAPE}cannot reshape array of size {size} into shape (1,4)"
+            assert failed(predict(port, api, value)) == f"{SHAPE}cannot reshape array of size {size} into shape (1,4)"
 
     @pytest.mark.parametrize("value", [{"inputs": [1, 2, 3, 4]}, {}, {"input": None}])
-    def test_c9_a_missing_key_is_named(self, port: int, value: Any) -> None:
-        assert failed(said(port, "fixed", value)) == 'prediction failed: error: missing key "input"'
+    def test_c9_a_missing_key_is_in_the_error(self, port: int, value: Any) -> None:
+        assert failed(predict(port, "fixed", value)) == 'prediction failed: error: missing key "input"'
 
     @pytest.mark.parametrize("api", ["forms", "forms-fixed"])
     @pytest.mark.parametrize(
         "form", ["float64", "float64 of a row", "nested", "column", "tuple", "texts", "by name"]
     )  # fmt: skip
-    def test_c12_what_pre_inference_returns_may_have_many_forms(
+    def test_c12_the_result_of_pre_inference_can_have_many_forms(
         self, port: int, plain: bytes, api: str, form: str
     ) -> None:
-        assert said(port, api, form).seen == (200, plain, JSON_TYPE)
+        assert predict(port, api, form).seen == (200, plain, JSON_TYPE)
 
     def test_c12_an_array_of_integers_is_cast(self, port: int) -> None:
-        assert said(port, "forms", "ints").json[0] == [0]
+        assert predict(port, "forms", "ints").json[0] == [0]
 
     @pytest.mark.parametrize(("form", "found"), [("array of texts", "<U3"), ("array of bools", "bool")])
-    def test_c13_arrays_of_other_kinds_are_refused(self, port: int, form: str, found: str) -> None:
-        assert failed(said(port, "forms", form)) == f"{SHAPE}expected dtype 'float32' but found '{found}'"
+    def test_c13_arrays_of_other_kinds_are_rejected(self, port: int, form: str, found: str) -> None:
+        assert failed(predict(port, "forms", form)) == f"{SHAPE}expected dtype 'float32' but found '{found}'"
 
     @pytest.mark.parametrize("form", ["nothing", "named nothing", "two rows"])
-    def test_a_hook_that_returns_what_does_not_fit_fails_its_request_alone(self, port: int, form: str) -> None:
-        assert failed(said(port, "forms", form)).startswith("prediction failed: error: ")
-        assert said(port, "forms", "tuple").status == 200
+    def test_a_hook_result_that_does_not_fit_fails_only_its_own_request(self, port: int, form: str) -> None:
+        assert failed(predict(port, "forms", form)).startswith("prediction failed: error: ")
+        assert predict(port, "forms", "tuple").status == 200
 
     @pytest.mark.parametrize("value", [[1, 2], "a", None, 3])
-    def test_c17_several_inputs_want_a_dictionary(self, port: int, value: Any) -> None:
-        assert failed(said(port, "several", value)) == (
+    def test_c17_a_model_with_several_inputs_requires_a_dictionary(self, port: int, value: Any) -> None:
+        assert failed(predict(port, "several", value)) == (
             'prediction failed: error: expected sample to be a dictionary with keys "a", "c", "i"'
         )
 
-    def test_several_inputs_are_cast_and_named_where_they_fail(self, port: int) -> None:
+    def test_several_inputs_are_cast_and_the_failing_one_is_in_the_error(self, port: int) -> None:
         value = {"a": [1, "2.5"], "c": [[3, True]], "i": [6.9, "7"]}
-        assert said(port, "several", value).json == [[[1.0, 2.5]], [[3.0, 1.0]], [6, 7]]
-        assert failed(said(port, "several", {"a": [1, 2], "i": [1, 2]})) == 'prediction failed: error: missing key "c"'
-        assert failed(said(port, "several", value | {"c": [1]})) == (
+        assert predict(port, "several", value).json == [[[1.0, 2.5]], [[3.0, 1.0]], [6, 7]]
+        assert (
+            failed(predict(port, "several", {"a": [1, 2], "i": [1, 2]})) == 'prediction failed: error: missing key "c"'
+        )
+        assert failed(predict(port, "several", value | {"c": [1]})) == (
             'prediction failed: error: key "c": failed to convert to numpy array: cannot reshape array of size 1 into '
             "shape (1,2)"
         )
 
-    def test_one_input_that_is_named_fails_without_its_name(self, port: int) -> None:
-        assert failed(said(port, "fixed", {"input": [1]})) == (
+    def test_the_error_for_a_single_input_given_by_name_does_not_name_it(self, port: int) -> None:
+        assert failed(predict(port, "fixed", {"input": [1]})) == (
             "prediction failed: error: failed to convert to numpy array: cannot reshape array of size 1 into shape "
             "(1,4)"
         )
 
-    def test_c19_texts_are_texts(self, port: int) -> None:
+    def test_c19_text_inputs_are_answered_as_text(self, port: int) -> None:
         answer = ask(port, "POST", "/iris/texts", '["x","ñ"]'.encode(), JSON)
 
         assert answer.seen == (200, b'[["x","\\u00f1"]]\n', JSON_TYPE)
 
-    def test_c20_numbers_are_read_as_booleans(self, port: int) -> None:
-        assert said(port, "bools", [True, 0]).seen == (200, b"[[false,true]]\n", JSON_TYPE)
+    def test_c20_numbers_are_converted_to_booleans(self, port: int) -> None:
+        assert predict(port, "bools", [True, 0]).seen == (200, b"[[false,true]]\n", JSON_TYPE)
 
-    def test_c21_maps_have_their_keys_as_text(self, port: int, told: list[float]) -> None:
-        entries = ",".join(f'"{number}":{probability!r}' for number, probability in enumerate(told))
+    def test_c21_map_outputs_are_answered_with_string_keys(self, port: int, probabilities: list[float]) -> None:
+        entries = ",".join(f'"{number}":{probability!r}' for number, probability in enumerate(probabilities))
 
-        assert said(port, "maps", FLOWER).seen == (200, f"[[0],[{{{entries}}}]]\n".encode(), JSON_TYPE)
+        assert predict(port, "maps", FLOWER).seen == (200, f"[[0],[{{{entries}}}]]\n".encode(), JSON_TYPE)
 
-    def test_relaxed_shapes_take_several_rows(self, port: int) -> None:
-        assert said(port, "relaxed", "two rows").json[0] == [0, 0]
+    def test_relaxed_shapes_accept_several_rows(self, port: int) -> None:
+        assert predict(port, "relaxed", "two rows").json[0] == [0, 0]
 
-    def test_what_the_model_refuses_is_a_failed_prediction(self, port: int) -> None:
-        assert said(port, "picky", [1]).json == [[[8]]]
-        assert failed(said(port, "picky", [70])).startswith("prediction failed: ")
-        assert said(port, "picky", [2]).json == [[[9]]]
+    def test_a_sample_on_which_the_model_fails_is_a_failed_prediction(self, port: int) -> None:
+        assert predict(port, "picky", [1]).json == [[[8]]]
+        assert failed(predict(port, "picky", [70])).startswith("prediction failed: ")
+        assert predict(port, "picky", [2]).json == [[[9]]]
 
 
 class TestAnswers:
@@ -336,27 +340,29 @@ class TestAnswers:
             ("keys", b'{"a":[NaN,Infinity],"b":1}\n'),
         ],
     )  # fmt: skip
-    def test_c23_a_hook_may_return_what_json_can_say(self, port: int, name: str, body: bytes) -> None:
-        assert said(port, "results", name).seen == (200, body, JSON_TYPE)
+    def test_c23_a_hook_can_return_any_value_that_json_can_represent(self, port: int, name: str, body: bytes) -> None:
+        assert predict(port, "results", name).seen == (200, body, JSON_TYPE)
 
     @pytest.mark.parametrize(("name", "named"), [("bytes", "bytes"), ("object", "object")])
-    def test_c24_what_json_cannot_say_is_an_error_that_names_the_type(self, port: int, name: str, named: str) -> None:
-        answer = said(port, "results", name)
+    def test_c24_the_type_of_a_result_that_json_cannot_represent_is_in_the_error(
+        self, port: int, name: str, named: str
+    ) -> None:
+        answer = predict(port, "results", name)
 
         assert answer.line == "HTTP/1.1 500 INTERNAL SERVER ERROR"
         assert named in answer.json["error"]
 
     @pytest.mark.parametrize("name", ["mixed keys", "numpy keys"])
-    def test_keys_that_cannot_be_sorted_or_written_are_an_error(self, port: int, name: str) -> None:
-        answer = said(port, "results", name)
+    def test_keys_that_cannot_be_sorted_or_encoded_are_an_error(self, port: int, name: str) -> None:
+        answer = predict(port, "results", name)
 
         assert answer.status == 500
         assert list(answer.json) == ["error"]
 
 
 class TestHooks:
-    def test_they_see_the_runtime_s_own_descriptions(self, port: int) -> None:
-        found = said(port, "seen", [1, "two", {"three": None}]).json
+    def test_hooks_get_the_input_and_output_descriptions_of_the_runtime(self, port: int) -> None:
+        found = predict(port, "seen", [1, "two", {"three": None}]).json
 
         assert found["pre"] == ["list", [["input", [1, 4], "tensor(float)"]], [1, "two", {"three": None}]]
         assert found["post"] == [
@@ -364,33 +370,33 @@ class TestHooks:
         ]  # fmt: skip
         assert found["prediction"] == ["list", ["ndarray", "ndarray"]]
 
-    def test_metadata_is_the_project_s_and_stays(self, port: int) -> None:
-        first, second = (said(port, "seen", "x").json["metadata"] for _ in range(2))
+    def test_metadata_comes_from_the_project_and_persists_between_calls(self, port: int) -> None:
+        first, second = (predict(port, "seen", "x").json["metadata"] for _ in range(2))
 
         assert first["labels"] == ["a"]
         assert first["depth"] == 2
         assert second["calls"] == first["calls"] + 1
 
-    def test_each_hook_is_of_the_generation_of_its_arguments(self, port: int) -> None:
-        assert said(port, "mixed", FLOWER).json == ["label", {}]
+    def test_the_arguments_of_each_hook_decide_its_generation(self, port: int) -> None:
+        assert predict(port, "mixed", FLOWER).json == ["label", {}]
 
-    def test_what_either_raises_names_it(self, port: int) -> None:
-        assert failed(said(port, "seen", "raise")) == (
+    def test_the_error_of_a_hook_exception_names_the_hook(self, port: int) -> None:
+        assert failed(predict(port, "seen", "raise")) == (
             "prediction failed: error: seen.py: pre_inference request handler: 'gone': runtime exception"
         )
-        assert failed(said(port, "seen", "late")) == (
+        assert failed(predict(port, "seen", "late")) == (
             "prediction failed: error: seen.py: post_inference request handler: too late: runtime exception"
         )
 
 
 class TestSignatures:
     @pytest.mark.parametrize(("api", "rows"), [("fixed", "1"), ("free", "null"), ("named", '"N"')])
-    def test_c14_the_signature_has_its_page(self, port: int, api: str, rows: str) -> None:
+    def test_c14_the_signature_is_served_on_its_own_page(self, port: int, api: str, rows: str) -> None:
         body = f'{{"signature":{{"input":{{"shape":[{rows},4],"type":"float32"}}}}}}\n'.encode()
 
         assert ask(port, "GET", f"/iris/{api}/signature").seen == (200, body, JSON_TYPE)
 
-    def test_c15_the_endpoint_says_what_to_do(self, port: int) -> None:
+    def test_c15_a_get_of_the_endpoint_returns_instructions_and_the_signature(self, port: int) -> None:
         answer = ask(port, "GET", "/iris/fixed")
 
         assert (answer.status, answer.headers["content-type"]) == (200, JSON_TYPE)
@@ -399,17 +405,17 @@ class TestSignatures:
             b'"model_signature":{"input":{"shape":[1,4],"type":"float32"}}}\n'
         )
 
-    def test_texts_are_objects(self, port: int) -> None:
+    def test_a_text_input_has_type_object_in_the_signature(self, port: int) -> None:
         assert ask(port, "GET", "/iris/texts/signature").json == {"signature": {"x": {"shape": [2], "type": "object"}}}
 
 
 class TestPaths:
-    def test_an_endpoint_takes_the_place_of_the_path(self, port: int, plain: bytes) -> None:
+    def test_a_configured_endpoint_replaces_the_default_path(self, port: int, plain: bytes) -> None:
         assert post(port, "/some/where/else", FLOWER).seen == (200, plain, JSON_TYPE)
         assert ask(port, "GET", "/some/where/else/signature").status == 200
         assert post(port, "/iris/elsewhere", FLOWER).status == 500
 
-    def test_what_is_not_there_and_what_is_not_allowed_are_errors_of_the_server(self, port: int) -> None:
+    def test_unknown_paths_and_methods_are_answered_500(self, port: int) -> None:
         for path in ("/", "/iris/nothing", "/predict"):
             answer = post(port, path, 1)
             assert (answer.line, answer.headers["content-type"]) == ("HTTP/1.1 500 INTERNAL SERVER ERROR", JSON_TYPE)
@@ -421,7 +427,7 @@ class TestPaths:
             500, b'{"error":"405 Method Not Allowed: The method is not allowed for the requested URL."}\n', JSON_TYPE,
         )  # fmt: skip
 
-    def test_an_only_api_is_under_predict_too(self, tmp_path: Path, plain: bytes) -> None:
+    def test_a_single_api_is_also_served_at_predict(self, tmp_path: Path, plain: bytes) -> None:
         project = Project(tmp_path)
         write_iris(project.model("m.onnx"))
         project.api("classifier", "models/m.onnx")

@@ -1,4 +1,4 @@
-"""What a project says and brings: its files, metadata, debug output, and what keeps it from being served."""
+"""Live projects: their files, debug output, logs and requirements, and the mistakes that prevent serving."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ def served(project: Project, **settings: Any) -> Any:
 
 
 def answer(live: Live, api: str = "one", value: Any = FLOWER) -> Any:
-    """Ask an API, which must answer."""
+    """Give the answer of an API, which must succeed."""
     found = post(live.http_port, f"/iris/{api}", value)
     assert found.status == 200, found.body
     return found.json
 
 
 def why_not(project: Project, **settings: Any) -> str:
-    """Give why a project is not served."""
+    """Give the reason why a project is not served."""
     with pytest.raises(StartError) as raised, served(project, **settings):
         pass
     return str(raised.value)
 
 
 class TestFiles:
-    def test_they_are_at_mnt_project_and_beside_each_other(self, project: Project) -> None:
+    def test_project_files_are_found_at_mnt_project_and_by_import(self, project: Project) -> None:
         project.file("config.json", '{"word": "config"}')
         project.file("words.py", "word = 'module'")
         project.file("package/deep/inner.py", "word = 'path'")
@@ -75,7 +75,7 @@ class TestFiles:
                 "words": ["config", "module", "path", "data"], "found": ["/mnt/project/data/notes.txt"], "there": False,
             }  # fmt: skip
 
-    def test_the_module_is_loaded_before_the_first_request(self, project: Project) -> None:
+    def test_the_handler_is_loaded_before_the_first_request(self, project: Project) -> None:
         handler = """
             import time
 
@@ -92,13 +92,15 @@ class TestFiles:
         assert first == second < ready_s
 
     @pytest.mark.parametrize("model", ["s3://bucket/iris/m.onnx", "models/m.onnx", "{folder}/models/m.onnx"])
-    def test_a_model_may_be_named_in_several_ways(self, project: Project, tmp_path: Path, model: str) -> None:
+    def test_a_model_can_be_named_by_s3_address_relative_path_or_absolute_path(
+        self, project: Project, tmp_path: Path, model: str
+    ) -> None:
         write_iris(_made(tmp_path / "s3" / "bucket" / "iris") / "m.onnx")
         project.api("one", model.format(folder=project.folder))
         with served(project, s3_root=str(tmp_path / "s3")) as live:
             assert answer(live)[0] == [0]
 
-    def test_functions_may_be_pickled(self, project: Project) -> None:
+    def test_a_handler_can_be_a_pickle_of_functions(self, project: Project) -> None:
         dill = pytest.importorskip("dill")
 
         def post_inference(prediction: Any, signature: Any, metadata: Any) -> Any:
@@ -117,7 +119,7 @@ def _made(folder: Path) -> Path:
 
 class TestDebug:
     @pytest.mark.parametrize("query", ["?debug=true", "?debug=TRUE", "?a=b&debug=True"])
-    def test_the_values_on_the_way_are_logged_and_the_answer_is_the_same(
+    def test_a_debug_request_logs_the_values_and_has_the_same_answer(
         self, project: Project, caplog: pytest.LogCaptureFixture, query: str
     ) -> None:
         handler = """
@@ -141,7 +143,7 @@ class TestDebug:
 
 
 class TestLog:
-    def test_each_answer_has_a_line_and_what_is_printed_goes_to_stdout(
+    def test_each_answer_has_an_access_log_line_and_handlers_print_to_stdout(
         self, project: Project, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
     ) -> None:
         handler = """
@@ -166,7 +168,7 @@ class TestLog:
 
 
 class TestRequirements:
-    def test_they_are_installed_before_the_start(
+    def test_requirements_are_installed_before_the_start(
         self, project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         wheels = tmp_path / "wheels"
@@ -177,7 +179,7 @@ class TestRequirements:
             monkeypatch.delenv(name)
         monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
         monkeypatch.setenv("PIP_NO_INDEX", "1")
-        monkeypatch.setenv("PIP_NO_COMPILE", "1")  # of numpy, little is imported here
+        monkeypatch.setenv("PIP_NO_COMPILE", "1")  # only a small part of numpy is imported here
         monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
         project.file("requirements.txt", "tiny==1.0  # from a file, not from the network")
         handler = """
@@ -190,13 +192,13 @@ class TestRequirements:
         with served(project, environments=str(tmp_path / "kept")) as live:
             assert answer(live) == ["installed", "label"]
 
-    def test_what_cannot_be_installed_keeps_the_project_from_being_served(
+    def test_requirements_that_cannot_be_installed_prevent_the_project_from_being_served(
         self, project: Project, tmp_path: Path
     ) -> None:
         project.file("requirements.txt", "nothing-of-the-kind==1.0")
         project.api("one", "models/m.onnx", "def post_inference(prediction, signature, metadata): return 1")
 
-        assert "nothing is fetched" in why_not(project, environments=str(tmp_path / "kept"), offline=True)
+        assert "--offline forbids downloads" in why_not(project, environments=str(tmp_path / "kept"), offline=True)
 
 
 class TestStart:
@@ -208,14 +210,16 @@ class TestStart:
             ("def post_inference(sample, metadata): pass", "(sample, metadata)"),
         ],
     )
-    def test_c30_arguments_of_other_names_are_refused(self, project: Project, source: str, found: str) -> None:
+    def test_c30_handlers_with_unexpected_arguments_are_rejected(
+        self, project: Project, source: str, found: str
+    ) -> None:
         project.api("one", "models/m.onnx", source)
         text = why_not(project)
 
         assert "expected function arguments arguments" in text
         assert f"but found {found}" in text
 
-    def test_c30_both_generations_are_taken(self, project: Project) -> None:
+    def test_c30_handlers_of_both_generations_are_accepted(self, project: Project) -> None:
         source = """
             def pre_inference(sample, metadata):
                 return sample
@@ -231,14 +235,14 @@ class TestStart:
         ("source", "words"),
         [("import nothing_of_the_kind", "nothing_of_the_kind"), ("def (", "handler.py"), ("1 / 0", "division")],
     )
-    def test_a_handler_that_cannot_be_loaded_keeps_its_api_from_being_served(
+    def test_a_handler_that_cannot_be_loaded_prevents_its_api_from_being_served(
         self, project: Project, source: str, words: str
     ) -> None:
         project.api("one", "models/m.onnx", source)
 
         assert words in why_not(project)
 
-    def test_a_model_that_is_none_keeps_its_api_from_being_served_and_no_other(self, project: Project) -> None:
+    def test_an_invalid_model_prevents_only_its_own_api_from_being_served(self, project: Project) -> None:
         project.model("bad.onnx").write_bytes(b"nonsense")
         project.api("one", "models/m.onnx")
         project.api("bad", "models/bad.onnx")
@@ -261,22 +265,20 @@ class TestStart:
              "replicas"),
         ],
     )  # fmt: skip
-    def test_what_cannot_be_deployed_is_told_before_anything_is_served(
-        self, project: Project, change: dict[str, Any], words: str
-    ) -> None:
+    def test_mistakes_in_a_project_fail_the_start(self, project: Project, change: dict[str, Any], words: str) -> None:
         project.api("one", "models/m.onnx")
         project.resources.append(change)
         project.write()
 
         assert words in why_not(project)
 
-    def test_a_handler_that_is_not_there_is_told(self, project: Project) -> None:
+    def test_a_missing_handler_file_is_reported(self, project: Project) -> None:
         project.api("one", "models/m.onnx", _request_handler="nothing.py")
 
         assert "nothing.py: implementation file does not exist" in why_not(project)
 
 
-def test_v2_reaches_an_api_as_the_model_of_its_name(project: Project) -> None:
+def test_an_api_is_reached_over_v2_as_the_model_of_its_name(project: Project) -> None:
     project.api("one", "models/m.onnx")
     with served(project) as live, httpx.Client(base_url=live.url) as client:
         assert client.get("/v2/health/ready").status_code == 200
@@ -288,9 +290,7 @@ def test_v2_reaches_an_api_as_the_model_of_its_name(project: Project) -> None:
 
 
 class TestChanges:
-    def test_a_project_that_changes_is_served_as_it_is_now_and_its_mistakes_change_nothing(
-        self, project: Project
-    ) -> None:
+    def test_a_changed_project_is_reloaded_and_a_project_with_mistakes_is_not(self, project: Project) -> None:
         project.api("one", "models/m.onnx", "def post_inference(prediction, metadata): return 1")
         with served(project, model_control_mode="poll", repository_poll_secs=3600) as live:
             port = live.http_port
@@ -319,7 +319,7 @@ class TestChanges:
             assert post(port, "/new", FLOWER).status == 500
             assert post(port, "/predict", FLOWER).json[0] == [0]
 
-    def test_a_handler_that_becomes_wrong_leaves_the_one_before(self, project: Project) -> None:
+    def test_the_previous_handler_keeps_serving_when_the_new_one_is_invalid(self, project: Project) -> None:
         project.api("one", "models/m.onnx", "def post_inference(prediction, metadata): return 1")
         with served(project, model_control_mode="poll", repository_poll_secs=3600) as live:
             project.file("handler.py", "def post_inference(prediction, nonsense): return 2")

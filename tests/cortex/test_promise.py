@@ -1,4 +1,4 @@
-"""One request at a time in a replica, while requests share batches; and what is counted of predictions."""
+"""A replica handles one request at a time while requests share batches; predictions are counted."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def post_inference(prediction, signature, metadata):
 
 
 async def flood(live: Live, path: str, count: int, pause_s: float = 0) -> list[Any]:
-    """Ask `count` times over 64 connections, each with a number of its own. Returns: the answers, by number."""
+    """Send `count` numbered requests over 64 connections. Returns: the answers, by number."""
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=64)) as session:
 
         async def one(number: int) -> Any:
@@ -82,15 +82,15 @@ def model(live: Live, name: str, metric: str) -> float:
     return next(value for line, value in metrics(live).items() if line.startswith(f'{metric}{{model="{name}"'))
 
 
-class TestPromise:
+class TestOneRequestPerReplica:
     @pytest.mark.parametrize("rows", [None, "N", 1])
-    def test_c32_a_global_is_the_request_s_own_at_64_connections_while_batches_are_shared(
+    def test_c32_globals_belong_to_one_request_at_64_connections_while_requests_share_batches(
         self, tmp_path: Path, rows: int | str | None
     ) -> None:
         project = Project(tmp_path)
         project.api("numbers", write_iris(project.model("m.onnx"), rows), SMUGGLES)
         with live_server(project.folder, dialect="cortex") as live:
-            for floods in range(1, 6):  # on a busy machine requests may come so slowly that none meets another
+            for floods in range(1, 6):  # on a busy machine requests may come too slowly to share batches
                 answers = asyncio.run(flood(live, "/iris/numbers", 1000, 0.0002))
                 assert [answer["held"] for answer in answers] == list(range(1000))
                 assert [answer["metadata"] for answer in answers] == list(range(1000))
@@ -103,7 +103,7 @@ class TestPromise:
 
         assert batches < requests
 
-    def test_predictions_of_shared_batches_are_each_request_s_own(self, tmp_path: Path) -> None:
+    def test_each_request_in_a_shared_batch_gets_its_own_prediction(self, tmp_path: Path) -> None:
         project = Project(tmp_path)
         project.api("numbers", write_iris(project.model("m.onnx"), "N"), SMUGGLES)
         with live_server(project.folder, dialect="cortex") as live:
@@ -116,7 +116,7 @@ class TestPromise:
 
 
 class TestTracker:
-    def test_c31_a_class_a_status_and_a_time_are_counted(self, tmp_path: Path) -> None:
+    def test_c31_the_class_status_and_latency_of_a_prediction_are_counted(self, tmp_path: Path) -> None:
         project = Project(tmp_path)
         handler = (Path(__file__).parents[2] / "examples" / "cortex" / "onnx-0.10" / "handler.py").read_text()
         path = write_iris(project.model("m.onnx"))
@@ -136,9 +136,9 @@ class TestTracker:
         assert second["cortex_prediction_total"] == {"iris-setosa": 1}
         assert second["cortex_status_code_total"] == {"2XX": 1, "4XX": 1}
         assert second["cortex_latency_ms_count"] == {"": 2}
-        assert from_v2.json() == "iris-setosa", "nothing is said of trackers to others"
+        assert from_v2.json() == "iris-setosa", "v2 clients get no tracker line"
 
-    def test_a_key_of_the_answer_may_be_counted_and_what_cannot_be_changes_nothing(self, tmp_path: Path) -> None:
+    def test_a_key_of_the_answer_is_counted_and_answers_that_cannot_be_counted_are_sent(self, tmp_path: Path) -> None:
         project = Project(tmp_path)
         path = write_iris(project.model("m.onnx"))
         project.api("classes", path, KEYED, tracker={"model_type": "classification", "key": "class"})
@@ -160,7 +160,7 @@ class TestTracker:
 
 
 def _cortex(page: dict[str, float], api: str = "classifier") -> dict[str, dict[str, float]]:
-    """Give the numbers of one API, by metric and by the label that is its own."""
+    """Give the numbers of one API, by metric and by its class or status code."""
     found: dict[str, dict[str, float]] = {}
     for line, number in page.items():
         name, _, labels = line.partition("{")

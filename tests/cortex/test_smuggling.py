@@ -1,4 +1,4 @@
-"""State that a handler smuggles from pre_inference to post_inference: each way is found, and none is another's."""
+"""State that a handler keeps from pre_inference to post_inference: every way is found, and requests never mix."""
 
 from __future__ import annotations
 
@@ -46,27 +46,27 @@ def post_inference(prediction, signature, metadata):
 """
 
 
-def test_all_ways_are_read() -> None:
+def test_every_way_in_the_text_file_is_parsed() -> None:
     assert len(WAYS) == _TEXT.count("\n=== ")
     assert all(way.count("--- ") == 2 for way in WAYS.values())
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_every_way_is_found_in_the_source(tmp_path: Path, way: str) -> None:
+def test_every_way_to_keep_state_is_found_by_the_analysis(tmp_path: Path, way: str) -> None:
     (tmp_path / "words.py").write_text(WORDS)
     (tmp_path / "handler.py").write_text(handler(way))
 
     assert find_global_writes(tmp_path / "handler.py", roots=(tmp_path,), strict=True)
 
 
-def test_nothing_is_found_in_a_handler_that_keeps_nothing() -> None:
+def test_the_analysis_finds_nothing_in_a_handler_without_state() -> None:
     example = Path(__file__).parents[2] / "examples" / "cortex" / "onnx-0.9" / "handler.py"
 
     assert find_global_writes(example, roots=(example.parent,), strict=True) == []
 
 
 @pytest.mark.slow
-def test_at_64_connections_each_request_finds_its_own(tmp_path: Path) -> None:
+def test_each_request_finds_its_own_state_at_64_connections(tmp_path: Path) -> None:
     project = Project(tmp_path)
     model = write_iris(project.model("m.onnx"), "N")
     project.file("words.py", WORDS)

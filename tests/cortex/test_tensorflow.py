@@ -1,4 +1,4 @@
-"""The cases of the specification about TensorFlow models, against a live server with a project on disk."""
+"""The specification's cases for TensorFlow models, against a live server with a project on disk."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def port(tmp_path_factory: pytest.TempPathFactory, savedmodels: Path) -> Iterato
         yield live.http_port
 
 
-def said(port: int, api: str, value: Any) -> Answer:
+def predict(port: int, api: str, value: Any) -> Answer:
     return post(port, f"/iris/{api}", value)
 
 
@@ -87,9 +87,9 @@ def failed(answer: Answer) -> str:
 
 class TestAnswers:
     @pytest.mark.parametrize("rows", [1, 3])
-    def test_c25_outputs_are_flat_and_their_numbers_as_protobuf_writes_them(self, port: int, rows: int) -> None:
+    def test_c25_outputs_are_flat_and_numbers_are_written_as_protobuf_writes_them(self, port: int, rows: int) -> None:
         sample = SAMPLE if rows == 1 else {name: [length] * rows for name, length in SAMPLE.items()}
-        answer = said(port, "plain", sample)
+        answer = predict(port, "plain", sample)
         found = answer.json
 
         assert list(found) == ["class_ids", "classes", "isbig", "logits", "probabilities"]
@@ -100,63 +100,63 @@ class TestAnswers:
         assert answer.body.startswith(b'{"class_ids":["0"')
 
     def test_c26_a_handler_reads_the_class_from_its_text(self, port: int) -> None:
-        assert said(port, "classifier", SAMPLE).seen == (200, b'"iris-setosa"\n', JSON_TYPE)
+        assert predict(port, "classifier", SAMPLE).seen == (200, b'"iris-setosa"\n', JSON_TYPE)
 
-    def test_the_signature_is_a_dictionary_with_all_keys(self, port: int) -> None:
-        found = said(port, "seen", SAMPLE).json
+    def test_hooks_get_a_dictionary_of_all_signatures(self, port: int) -> None:
+        found = predict(port, "seen", SAMPLE).json
 
         assert found["pre"] == found["post"], "metadata is the signature for a hook of 0.9"
         assert (found["type"], found["metadata"]) == ("dict", {})
         assert set(found["pre"]) >= {"predict", "serving_default", "classification"}
-        predict = found["pre"]["predict"]
-        assert predict["methodName"] == "tensorflow/serving/predict"
-        assert predict["inputs"]["sepal_width"] == {
+        signature = found["pre"]["predict"]
+        assert signature["methodName"] == "tensorflow/serving/predict"
+        assert signature["inputs"]["sepal_width"] == {
             "name": "sepal_width:0", "dtype": "DT_DOUBLE", "tensorShape": {"dim": [{"size": "-1"}]},
         }  # fmt: skip
 
-    def test_the_key_that_is_configured_is_used(self, port: int) -> None:
-        assert set(said(port, "keyed", SAMPLE).json) == {"classes", "scores"}
+    def test_the_configured_signature_key_is_used(self, port: int) -> None:
+        assert set(predict(port, "keyed", SAMPLE).json) == {"classes", "scores"}
 
 
 class TestFailures:
-    def test_an_output_that_the_model_has_not_is_refused_over_v2(self, port: int) -> None:
+    def test_an_unknown_output_is_rejected_over_v2(self, port: int) -> None:
         tensor = {"datatype": "FP64", "shape": [1], "data": [1.0]}
         body = {"inputs": [{"name": name, **tensor} for name in SAMPLE], "outputs": [{"name": "nix"}]}
         answer = ask(port, "POST", "/v2/models/plain/infer", json.dumps(body).encode(), JSON, check=False)
 
         assert "unexpected inference output 'nix' for model 'plain'" in json.loads(answer.body)["error"]
 
-    def test_c28_a_missing_key_is_named(self, port: int) -> None:
-        text = failed(said(port, "plain", {"sepal_length": [5.2]}))
+    def test_c28_a_missing_key_is_in_the_error(self, port: int) -> None:
+        text = failed(predict(port, "plain", {"sepal_length": [5.2]}))
 
         assert text in {f'prediction failed: error: missing key "{name}"' for name in list(SAMPLE)[1:]}
 
     @pytest.mark.parametrize("body", [b"{bad", b""])
-    def test_c29_what_is_no_json_is_malformed(self, port: int, body: bytes) -> None:
+    def test_c29_a_body_that_is_not_json_is_malformed(self, port: int, body: bytes) -> None:
         assert ask(port, "POST", "/iris/plain", body, JSON).seen == (400, b"Malformed JSON", HTML_TYPE)
 
-    def test_a_key_too_many_is_told_bare(self, port: int) -> None:
-        assert failed(said(port, "plain", SAMPLE | {"zz": 1})) == "prediction failed: 'zz'"
+    def test_the_error_for_an_unknown_key_is_the_bare_key(self, port: int) -> None:
+        assert failed(predict(port, "plain", SAMPLE | {"zz": 1})) == "prediction failed: 'zz'"
 
-    def test_a_value_of_another_type_is_told_with_the_shape(self, port: int) -> None:
-        assert failed(said(port, "plain", SAMPLE | {"petal_width": "a"})) == (
+    def test_the_error_for_a_value_of_the_wrong_type_has_the_expected_shape(self, port: int) -> None:
+        assert failed(predict(port, "plain", SAMPLE | {"petal_width": "a"})) == (
             "prediction failed: error: key \"petal_width\": expected shape [-1]: Expected float64, got 'a' of type "
             "'str' instead."
         )
 
-    def test_what_fails_in_the_graph_fails_its_request_alone(self, port: int) -> None:
+    def test_a_sample_with_inconsistent_rows_fails_only_its_own_request(self, port: int) -> None:
         sample = {name: [length] * 2 for name, length in SAMPLE.items()} | {"sepal_width": [1.0]}
 
-        assert failed(said(port, "plain", sample)).startswith("prediction failed: ")
-        assert said(port, "plain", SAMPLE).status == 200
+        assert failed(predict(port, "plain", sample)).startswith("prediction failed: ")
+        assert predict(port, "plain", SAMPLE).status == 200
 
 
 class TestImages:
-    def test_images_of_many_clients_share_batches_though_the_graph_fixes_one(self, port: int) -> None:
+    def test_images_of_many_clients_share_batches_although_the_graph_fixes_one_row(self, port: int) -> None:
         images = [base64.b64encode(bytes((i * 7 + k) % 256 for k in range(784))).decode() for i in range(64)]
-        alone = [said(port, "image", {"image": image}).json for image in images[:4]]
+        alone = [predict(port, "image", {"image": image}).json for image in images[:4]]
         with ThreadPoolExecutor(32) as clients:
-            answers = list(clients.map(lambda image: said(port, "image", {"image": image}), images))
+            answers = list(clients.map(lambda image: predict(port, "image", {"image": image}), images))
         stats = json.loads(ask(port, "GET", "/v2/models/image/stats", check=False).body)["model_stats"][0]
 
         assert [answer.status for answer in answers] == [200] * len(images)
@@ -166,7 +166,7 @@ class TestImages:
 
 
 class TestPages:
-    def test_the_signature_is_the_selected_one_with_tensorflow_s_names(self, port: int) -> None:
+    def test_the_signature_page_has_the_selected_signature_with_tensorflow_type_names(self, port: int) -> None:
         inputs = ",".join(f'"{name}":{{"shape":[-1],"type":"float64"}}' for name in sorted(SAMPLE))
 
         assert ask(port, "GET", "/iris/plain/signature").seen == (
@@ -176,14 +176,14 @@ class TestPages:
 
 class TestFolders:
     def test_the_highest_version_below_a_folder_is_served(self, port: int) -> None:
-        assert said(port, "classifier", SAMPLE).status == 200
+        assert predict(port, "classifier", SAMPLE).status == 200
 
-    def test_a_zip_is_served(self, port: int) -> None:
-        assert said(port, "plain", SAMPLE).status == 200
+    def test_a_zip_archive_is_served(self, port: int) -> None:
+        assert predict(port, "plain", SAMPLE).status == 200
 
 
 class TestStart:
-    def test_what_cannot_be_served_says_why_and_the_others_are(
+    def test_models_that_cannot_be_served_are_logged_and_the_others_are_served(
         self, tmp_path: Path, savedmodels: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         project = Project(tmp_path / "project")
@@ -192,7 +192,9 @@ class TestStart:
             project.api(name.replace("_", "-"), project.model(name), kind="tensorflow")
         project.api("wrong-key", project.model("keras"), kind="tensorflow", _signature_key="nothing")
         with live_server(project.folder, dialect="cortex") as live:
-            statuses = [said(live.http_port, name, SAMPLE).status for name in ("iris", "keras", "corrupt", "wrong-key")]
+            statuses = [
+                predict(live.http_port, name, SAMPLE).status for name in ("iris", "keras", "corrupt", "wrong-key")
+            ]
 
         assert statuses == [200, 503, 503, 503]
         for words in (

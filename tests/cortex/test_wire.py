@@ -1,4 +1,4 @@
-"""What HTTP itself asks of a server, on Cortex's paths: one live server, spoken to over bare sockets."""
+"""HTTP itself on Cortex's paths: one live server, reached over bare sockets."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ def head(path: str, *fields: str, method: str = "POST", version: str = "1.1") ->
     return "\r\n".join([f"{method} {path} HTTP/{version}", "host: x", *fields, "", ""]).encode()
 
 
-def test_every_path_of_the_control_plane_is_left_to_it(live: Live) -> None:
+def test_every_path_of_the_control_plane_is_a_penstock_path(live: Live) -> None:
     paths = [getattr(route, "path", "") for route in live.server.app().routes]
 
     assert len(paths) > 20
     assert all(map(is_penstock_path, paths))
 
 
-def test_a_connection_is_kept_and_answers_in_order(live: Live) -> None:
+def test_a_connection_is_kept_alive_and_answers_in_order(live: Live) -> None:
     body = json.dumps(FLOWER).encode()
     sized = head("/iris/hooked", JSON, f"content-length: {len(body)}") + body
     chunked = head("/iris/hooked", JSON, "transfer-encoding: chunked") + b"2\r\n[5\r\n1\r\n]\r\n0\r\n\r\n"
@@ -91,13 +91,13 @@ def test_http_1_0_and_expect_are_served(live: Live) -> None:
 
 
 @pytest.mark.parametrize("target", ["http://x/iris/plain/signature", "https://other:99/iris/plain/signature"])
-def test_a_target_may_name_its_host(live: Live, target: str) -> None:
+def test_a_request_target_can_be_an_absolute_url(live: Live, target: str) -> None:
     assert ask(live.http_port, "GET", target).body == ask(live.http_port, "GET", "/iris/plain/signature").body
     assert ask(live.http_port, "GET", "http://x").status == 500
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/iris/plain", "/iris/plain/signature", "/nothing"])
-def test_head_is_get_without_its_body(live: Live, path: str) -> None:
+def test_a_head_request_is_answered_like_get_without_the_body(live: Live, path: str) -> None:
     get, answered = ask(live.http_port, "GET", path), ask(live.http_port, "HEAD", path)
 
     assert answered.body == b""
@@ -105,7 +105,7 @@ def test_head_is_get_without_its_body(live: Live, path: str) -> None:
     assert answered.headers | {"date": ""} == get.headers | {"date": ""}
 
 
-def test_a_browser_of_another_origin_may_ask(live: Live) -> None:
+def test_cross_origin_requests_are_allowed(live: Live) -> None:
     fields = {"origin": "http://elsewhere", "access-control-request-method": "POST",
               "access-control-request-headers": "content-type,x-mine"}  # fmt: skip
     with httpx.Client(base_url=live.url) as client:
@@ -119,7 +119,7 @@ def test_a_browser_of_another_origin_may_ask(live: Live) -> None:
     assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (406, "*")
 
 
-def test_the_probe_fails_while_the_server_ends(live: Live) -> None:
+def test_healthz_is_503_while_the_server_drains(live: Live) -> None:
     async def draining(value: bool) -> None:
         live.server.health.draining = value
 
@@ -133,20 +133,20 @@ def test_the_probe_fails_while_the_server_ends(live: Live) -> None:
 
 @settings(max_examples=60)
 @given(st.binary(max_size=60) | st.text('[]{}":,0123456789.eE-NaN ', max_size=60).map(str.encode))
-def test_any_body_has_an_answer(live: Live, body: bytes) -> None:
+def test_any_body_is_answered_with_200_400_or_406(live: Live, body: bytes) -> None:
     answer: Answer = ask(live.http_port, "POST", "/iris/plain", body, JSON)
 
     assert answer.status in {200, 400, 406}
     assert answer.status != 400 or answer.body == b"malformed json"
 
 
-def test_a_body_of_another_encoding_is_read(live: Live) -> None:
+def test_a_json_body_in_another_unicode_encoding_is_read(live: Live) -> None:
     for encoding in ("utf-8-sig", "utf-16", "utf-32-be"):
         answer = ask(live.http_port, "POST", "/iris/plain", json.dumps(FLOWER).encode(encoding), JSON)
         assert answer.json[0] == [0]
 
 
-def test_a_client_that_goes_away_harms_nobody(live: Live) -> None:
+def test_clients_that_disconnect_do_not_affect_later_requests(live: Live) -> None:
     body = json.dumps({"pause_s": 0.05}).encode()
     raw = head("/iris/hooked", JSON, f"content-length: {len(body)}") + body
     for _ in range(5):
@@ -184,7 +184,7 @@ def test_both_protocols_are_served_over_the_same_connections(live: Live) -> None
             assert answer == "done"
 
 
-def test_large_samples_are_taken_and_too_large_ones_refused(live: Live) -> None:
+def test_large_samples_are_accepted_and_samples_over_the_limit_are_rejected(live: Live) -> None:
     answer = post(live.http_port, "/iris/hooked", ["x" * 1000] * 4000)
     with httpx.Client(base_url=live.url, timeout=60) as client:
         refused = client.post(

@@ -1,4 +1,4 @@
-"""The handlers under examples/abeja are served and called as their README says."""
+"""The handlers under examples/abeja are served and called as their README states."""
 
 from __future__ import annotations
 
@@ -54,20 +54,20 @@ def called(folder: Path, line: str) -> bytes:
     return subprocess.run(words, cwd=folder, env=there, capture_output=True, check=True, timeout=WITHIN_S).stdout
 
 
-def test_it_answers_what_its_readme_says(served: Served) -> None:
+def test_the_abeja_example_answers_as_its_readme_states(served: Served) -> None:
     assert [curl(served, line) for line in CURLS] == ANSWERS
 
 
-def test_check_finds_nothing_wrong(folder: Path) -> None:
+def test_check_reports_no_mistakes_in_the_abeja_example(folder: Path) -> None:
     assert b"0 mistakes" in called(folder / "tax", CHECK)
     assert b"0 mistakes" in called(folder / "flip", CHECK)
 
 
-def test_it_is_called_without_a_server(folder: Path) -> None:
+def test_the_tax_handler_can_be_called_without_a_server(folder: Path) -> None:
     assert json.loads(called(folder / "tax", TAX)) == json.loads(ANSWERS[0])
 
 
-def test_the_cat_looks_the_other_way(folder: Path) -> None:
+def test_the_flip_handler_mirrors_the_image(folder: Path) -> None:
     pytest.importorskip("cv2")
     image = pytest.importorskip("PIL.Image")
     before: Any = np.asarray(image.open(folder / "flip" / "cat.jpg"), np.int16)

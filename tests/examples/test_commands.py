@@ -32,15 +32,15 @@ def server() -> Iterator[Process]:
 def _as_curl(command: list[str], server: Process) -> object:
     curl, silent, url, flag, body = command
     assert (curl, silent, flag) == ("curl", "-s", "-d")
-    form = {"Content-Type": "application/x-www-form-urlencoded"}  # what curl says of any -d
+    form = {"Content-Type": "application/x-www-form-urlencoded"}  # what curl sends with any -d
     return json.loads(server.request("POST", url.partition(ADDRESS)[2], body.encode(), form))
 
 
-def test_a_flower_is_answered_with_its_name(server: Process) -> None:
+def test_the_predict_command_answers_with_the_flowers_name(server: Process) -> None:
     assert _as_curl(COMMANDS[0], server) == "iris-setosa"
 
 
-def test_two_rows_are_answered_with_their_classes(server: Process) -> None:
+def test_the_infer_command_answers_with_the_classes_of_two_rows(server: Process) -> None:
     answer = _as_curl(COMMANDS[1], server)
 
     assert isinstance(answer, dict)
@@ -51,7 +51,7 @@ def test_two_rows_are_answered_with_their_classes(server: Process) -> None:
     assert answer["outputs"][0]["data"] == [0, 2]
 
 
-def test_tritonclient_is_answered_with_the_same(server: Process) -> None:
+def test_the_tritonclient_command_prints_the_classes_of_two_rows(server: Process) -> None:
     python, flag, program = COMMANDS[2]
     assert (python, flag) == (".venv/bin/python", "-c")
     program = program.replace(ADDRESS, f"127.0.0.1:{server.port}")

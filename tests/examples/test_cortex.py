@@ -1,4 +1,4 @@
-"""The Cortex projects under examples/ are served as they are; two handlers are those of Cortex's documentation."""
+"""The Cortex projects under examples/ are served unchanged; two handlers are those of Cortex's documentation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.live import live_server
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "cortex"
 MODELS = EXAMPLES / "s3" / "penstock-examples" / "iris"
-# As they came: the first had lost its lines.
+# As received: the first had lost its line breaks.
 OF_TEN = (
     'import numpy as nplabels = ["iris-setosa", "iris-versicolor", "iris-virginica"]'
     "def pre_inference(sample, signature, "
@@ -48,7 +48,7 @@ return {
 
 
 @pytest.mark.parametrize(("folder", "seed"), [("onnx-0.10", OF_TEN), ("onnx-0.9", OF_NINE)])
-def test_the_handlers_of_the_documentation_are_word_for_word(folder: str, seed: str) -> None:
+def test_the_example_handlers_equal_those_of_cortexs_documentation(folder: str, seed: str) -> None:
     source = (EXAMPLES / folder / "handler.py").read_text("utf-8")
 
     assert "".join(source.split()) == "".join(seed.split())
@@ -64,7 +64,7 @@ def test_the_models_are_the_trained_network_with_either_output_first() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", ["onnx-0.10", "tensorflow-0.10"])
-def test_a_project_of_ten_answers_with_the_name(folder: str) -> None:
+def test_a_cortex_0_10_project_answers_with_the_flowers_name(folder: str) -> None:
     answer = served(folder)
 
     assert answer == "iris-setosa"
@@ -72,7 +72,7 @@ def test_a_project_of_ten_answers_with_the_name(folder: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", ["onnx-0.9", "tensorflow-0.9"])
-def test_a_project_of_nine_answers_with_the_name_its_number_and_what_the_others_had(folder: str) -> None:
+def test_a_cortex_0_9_project_answers_with_label_index_and_probabilities(folder: str) -> None:
     answer = served(folder)
 
     assert (answer["class_label"], answer["class_index"]) == ("iris-setosa", 0)
@@ -82,7 +82,7 @@ def test_a_project_of_nine_answers_with_the_name_its_number_and_what_the_others_
 
 
 def served(folder: str) -> Any:
-    """Serve a project and ask it for a flower. Returns: its answer."""
+    """Serve a project and classify a flower. Returns: its answer."""
     with live_server(EXAMPLES / folder, dialect="cortex", s3_root=str(EXAMPLES / "s3")) as live:
         assert ask(live.http_port, "GET", "/iris/classifier/signature").status == 200
         answer = post(live.http_port, "/iris/classifier", SAMPLE)

@@ -1,4 +1,4 @@
-"""The model under examples/deepaas is served, asked and trained as its README says."""
+"""The model under examples/deepaas is served, called and trained as its README states."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def ended(live: Live, folder: Path, uuid: str) -> Any:
     raise AssertionError("the training has not ended")
 
 
-def test_it_answers_what_its_readme_says(live: Live, folder: Path) -> None:
+def test_the_deepaas_example_answers_as_its_readme_states(live: Live, folder: Path) -> None:
     metadata, spanish, german, table, refused = (asked(live, folder, line) for line in CURLS[:5])
 
     assert json.loads(metadata)["languages"] == ["english", "german", "spanish"]
@@ -72,7 +72,7 @@ def test_it_answers_what_its_readme_says(live: Live, folder: Path) -> None:
     assert [line.split(",")[0] for line in table.split()] == ["german", "spanish", "english"]
 
 
-def test_it_learns_a_language_and_tells_how_far_it_is(live: Live, folder: Path) -> None:
+def test_the_deepaas_example_trains_a_language_and_reports_its_progress(live: Live, folder: Path) -> None:
     record = json.loads(asked(live, folder, CURLS[5]))
     done = ended(live, folder, record["uuid"])
     place = f"curl -s {live.url}/v2/models/languages/train/{record['uuid']}"
@@ -85,7 +85,7 @@ def test_it_learns_a_language_and_tells_how_far_it_is(live: Live, folder: Path) 
     assert asked(live, folder, CURLS[3]).startswith("french,")
 
 
-def test_its_methods_are_called_without_a_server(folder: Path) -> None:
+def test_deepaas_cli_calls_the_examples_methods_without_a_server(folder: Path) -> None:
     metadata, predicted, _ = (called(folder, line) for line in CALLS)
 
     assert '"name": "languages"' in metadata
@@ -93,5 +93,5 @@ def test_its_methods_are_called_without_a_server(folder: Path) -> None:
     assert json.loads((folder / "record.json").read_text())["result"]["output"]["pairs"] == 71
 
 
-def test_check_finds_nothing_wrong(folder: Path) -> None:
+def test_check_reports_no_mistakes_in_the_deepaas_example(folder: Path) -> None:
     assert "0 mistakes" in called(folder, "check --dialect deepaas languages=languages")

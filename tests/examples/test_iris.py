@@ -1,4 +1,4 @@
-"""The committed iris model is what its training script says it is."""
+"""The committed iris model is as its training script describes it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ IRIS = Path(__file__).parents[2] / "examples" / "iris"
 MODEL = IRIS / "iris" / "1" / "model.onnx"
 
 
-def test_tells_at_least_95_of_100_flowers_apart() -> None:
+def test_the_iris_model_classifies_at_least_95_percent_of_flowers_correctly() -> None:
     rows = np.loadtxt(IRIS / "iris.csv", delimiter=",", skiprows=1)
     session = onnxruntime.InferenceSession(MODEL, providers=["CPUExecutionProvider"])
 
@@ -22,7 +22,7 @@ def test_tells_at_least_95_of_100_flowers_apart() -> None:
     assert (probabilities.argmax(axis=1) == label).all()
 
 
-def test_gives_the_class_id_first_as_its_hooks_expect() -> None:
+def test_the_iris_model_returns_the_class_id_first_as_its_hooks_expect() -> None:
     session = onnxruntime.InferenceSession(MODEL, providers=["CPUExecutionProvider"])
 
     assert [(node.name, node.type) for node in session.get_inputs()] == [("input", "tensor(float)")]
@@ -32,5 +32,5 @@ def test_gives_the_class_id_first_as_its_hooks_expect() -> None:
     ]
 
 
-def test_is_under_ten_kilobytes() -> None:
+def test_the_iris_model_is_smaller_than_ten_kilobytes() -> None:
     assert MODEL.stat().st_size < 10_000

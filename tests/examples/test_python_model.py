@@ -1,4 +1,4 @@
-"""The command of examples/python_model/README.md is answered as it says."""
+"""The command of examples/python_model/README.md is answered as the README states."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parents[2] / "examples" / "python_model"
 
 
 @pytest.mark.slow
-def test_two_pairs_of_words_are_answered_with_how_alike_they_are() -> None:
+def test_the_python_model_answers_with_the_similarities_stated_in_its_readme() -> None:
     text = (FOLDER / "README.md").read_text("utf-8")
     (block,) = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
     *_, url, _, body = shlex.split(block.replace("\\\n", ""), comments=True)

@@ -29,7 +29,7 @@ def post(live: Live, path: str, body: Any) -> Any:
         return json.load(answer)
 
 
-def test_the_component_answers_what_its_readme_says() -> None:
+def test_the_iris_component_answers_as_its_readme_states() -> None:
     with live_server(EXAMPLES / "iris", dialect="seldon") as live:
         answer = post(live, "/api/v1.0/predictions", BODIES[0])
         tensor = post(live, "/v2/models/Iris/infer", BODIES[1])["outputs"][0]
@@ -41,7 +41,7 @@ def test_the_component_answers_what_its_readme_says() -> None:
     assert (tensor["name"], tensor["data"]) == ("shares", answer["data"]["ndarray"][0])
 
 
-def test_the_graph_answers_for_inches() -> None:
+def test_the_iris_graph_answers_for_inches() -> None:
     with live_server(EXAMPLES / "iris.yaml", dialect="seldon") as live:
         answer = post(live, "/api/v1.0/predictions", BODIES[2])
 
@@ -50,6 +50,6 @@ def test_the_graph_answers_for_inches() -> None:
     assert list(answer["meta"]["requestPath"]) == ["centimetres", "iris"]
 
 
-def test_check_finds_nothing_wrong_with_either() -> None:
+def test_check_reports_no_mistakes_in_the_component_or_graph() -> None:
     for path in (EXAMPLES / "iris", EXAMPLES / "iris.yaml"):
         assert check_components(Settings(dialect="seldon", model_repository=(str(path),))).findings == []

@@ -25,7 +25,7 @@ def post(live: Live, path: str, message: Any) -> Any:
         return json.load(answer)
 
 
-def test_the_graph_answers_and_its_router_leaves_a_branch_whose_rewards_are_bad(tmp_path: Path) -> None:
+def test_the_example_graphs_router_abandons_a_branch_with_bad_rewards(tmp_path: Path) -> None:
     shutil.copytree(MANIFEST.parent, tmp_path, dirs_exist_ok=True)
     manifest = tmp_path / MANIFEST.name
     never_at_random = manifest.read_text().replace('{name: epsilon, value: "0.1"', '{name: epsilon, value: "0.0"')

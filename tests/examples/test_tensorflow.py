@@ -1,4 +1,4 @@
-"""The commands of examples/tensorflow/README.md make a model and answer as it says."""
+"""The commands of examples/tensorflow/README.md make a model that answers as the README states."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.mark.slow
-def test_what_it_makes_is_served_as_it_says(tmp_path: Path) -> None:
+def test_the_model_made_by_the_readmes_commands_answers_as_stated(tmp_path: Path) -> None:
     for name in ("iris", "tensorflow"):
         shutil.copytree(EXAMPLES / name, tmp_path / name, ignore=shutil.ignore_patterns("1"))
     text = (EXAMPLES / "tensorflow" / "README.md").read_text("utf-8")

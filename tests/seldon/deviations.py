@@ -1,4 +1,4 @@
-"""What we answer otherwise than the original did, case by case, and why."""
+"""Where Penstock answers differently from seldon-core, case by case, and why."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _DEPTH = 64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32
 
 
 def _listed() -> dict[str, tuple[str, dict[str, Any]]]:
-    """Have what `plain.Told` was told over gRPC say `list`, where the original's names were protobuf's own."""
+    """Expect `list` as the type of the names that `plain.Told` reports over gRPC, not seldon-core's protobuf type."""
     message = protos.message_class("SeldonMessage")
     found = {}
     for case in json.loads(Path(__file__).with_name("cases").joinpath("told.json").read_text("utf-8"))["cases"]:

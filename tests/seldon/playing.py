@@ -1,7 +1,7 @@
-"""How a case is played: over a socket, or a channel, without a library between that would mend what is sent.
+"""How a case is played: over a socket or a channel, without a library that would correct what is sent.
 
-What is asked and answered are plain values, as they stand in cases/*.json. Runs on Python 3.8 too: record.py plays with
-the original's interpreter what test_cases.py plays with ours.
+Requests and answers are plain values, as in cases/*.json. Runs on Python 3.8 too, because record.py plays the cases
+with seldon-core's interpreter, and test_cases.py with ours.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 
 HOST = "127.0.0.1"
 HEADERS = ("content-type", "allow", "location", "vary", "content-disposition", "x-reason")
-"""Those of an answer that are compared, and `access-control-...`; the rest belongs to the server (Date, Connection)."""
+"""The headers that are compared, beside `access-control-...`; the rest is the server's own (Date, Connection)."""
 USUAL = {"access-control-allow-origin": "*", "content-type": "application/json"}
-"""What an answer of the files has where it says nothing of headers."""
+"""The headers of a recorded answer that lists none."""
 _WITHIN_S = 60
 
 
@@ -25,7 +25,7 @@ def play(case: dict[str, Any], ports: dict[str, Any]) -> dict[str, Any]:
 
 
 def text_of(content: bytes, name: str) -> dict[str, str]:
-    """Write bytes as text where they are text, and otherwise in base64, as `name` or `name64`."""
+    """Write bytes as `name` if they are text, and otherwise in base64 as `name64`."""
     try:
         text = content.decode()
     except UnicodeDecodeError:
@@ -34,7 +34,7 @@ def text_of(content: bytes, name: str) -> dict[str, str]:
 
 
 def bytes_of(said: dict[str, Any], name: str) -> bytes:
-    """Read what text_of has written."""
+    """Read what text_of wrote."""
     if name + "64" in said:
         return base64.b64decode(said[name + "64"])
     return str(said.get(name, "")).encode()
@@ -63,7 +63,7 @@ def _asked(case: dict[str, Any], port: int) -> dict[str, Any]:
     headers = {name: named[name] for name in sorted(named) if name in HEADERS or name.startswith("access-control-")}
     answer: dict[str, Any] = {"status": int(line.split(" ")[1]) if line else 0, "headers": headers}
     if "allow" in headers:
-        headers["allow"] = ", ".join(sorted(headers["allow"].split(", ")))  # its order is not the same in every run
+        headers["allow"] = ", ".join(sorted(headers["allow"].split(", ")))  # the order differs between runs
     if case.get("unread"):
         return answer
     if case.get("port") == "metrics":

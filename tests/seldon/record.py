@@ -1,12 +1,12 @@
-"""Records what the original answers: asked/*.py -> cases/*.json.
+"""Records the answers of seldon-core: asked/*.py -> cases/*.json.
 
 Not run by the tests. With an environment that has seldon-core 1.17.1 on CPython 3.8 (numpy 1.24.4, Flask 2.2.5,
 Werkzeug 2.2.3, protobuf 3.20.3, gunicorn 20.1.0), from the folder tests:
 
     /path/to/its/bin/python -m seldon.record [GROUP ...]
 
-The server of each group is started anew, asked in order, and ended. Written down is what does not change from run to
-run: no ports, process numbers, dates or paths.
+The server of each group is started, called in order, and ended. Only what does not change between runs is recorded:
+no ports, process ids, dates or paths.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _READY_WITHIN_S = 60
 
 
 def written(asked: Asked) -> dict[str, Any]:
-    """Give a case as it stands in the file, but for its answer."""
+    """Return a case as it is in the file, without its answer."""
     if isinstance(asked, Rest):
         case: dict[str, Any] = {"name": asked.name, "method": asked.method, "path": asked.path}
         if asked.headers:
@@ -65,7 +65,7 @@ def _said(asked: Rpc) -> Any:
 
 
 def _types(method: str) -> Any:
-    from google.protobuf import message_factory, wrappers_pb2  # noqa: F401 - what an Any may hold
+    from google.protobuf import message_factory, wrappers_pb2  # noqa: F401 - types that an Any may hold
     from seldon_core.proto import prediction_pb2
 
     _, service, name = method.rsplit(".", 1)[0], *method.rsplit(".", 1)[1].split("/")
@@ -83,7 +83,7 @@ def _encoded(asked: Rpc) -> bytes:
 
 
 def _readable(method: str, answer: dict[str, Any]) -> dict[str, Any]:
-    """Say in JSON what a message says, for those who read the file, and write its maps in their order."""
+    """Return a message as JSON, for readers of the file, and its bytes with sorted maps."""
     if "message" not in answer:
         return answer
     from google.protobuf import json_format
@@ -101,7 +101,7 @@ def _brief(answer: dict[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def served(group: Group, log: Any) -> Iterator[dict[str, Any]]:
-    """Run the original for one group."""
+    """Run seldon-core for one group."""
     ports = {name: _free_port() for name in ("http", "grpc", "metrics")}
     command = [sys.executable, "-m", "seldon_core.microservice", group.component, *group.arguments]
     named = {f"PREDICTIVE_UNIT_{name.upper()}_SERVICE_PORT": str(port) for name, port in ports.items()}
@@ -118,7 +118,7 @@ def served(group: Group, log: Any) -> Iterator[dict[str, Any]]:
             grpc.channel_ready_future(channel).result(_READY_WITHIN_S)
             yield dict(ports, grpc=channel)
     finally:
-        os.killpg(child.pid, signal.SIGTERM)  # the session that was begun for it, and nothing else
+        os.killpg(child.pid, signal.SIGTERM)  # the session started for this server, and nothing else
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(5)
         with contextlib.suppress(ProcessLookupError):
@@ -144,7 +144,7 @@ def _await_port(port: int, child: Any) -> None:
 
 
 def record(group: Group) -> None:
-    """Ask one server all, and write the file."""
+    """Send one server all requests of its group, and write the file."""
     lines = []
     with tempfile.TemporaryFile() as log:
         try:
@@ -167,7 +167,7 @@ def record(group: Group) -> None:
 
 
 def main() -> None:
-    """Record the groups that are named, or all."""
+    """Record the named groups, or all."""
     for group in GROUPS:
         if not sys.argv[1:] or group.name in sys.argv[1:]:
             record(group)

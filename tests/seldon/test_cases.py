@@ -1,8 +1,8 @@
-"""Every answer of the original, as it was recorded, over live REST and gRPC: record.py says how, and asked/ what.
+"""Every answer recorded from seldon-core, over live REST and gRPC. See record.py for how and asked/ for what.
 
-One server for each file of cases/, asked in the order of the file, as the original was. Bodies are compared by their
-bytes, messages too, but for the order of a map's entries; the metrics port by its series. What we answer otherwise, and
-why, is in deviations.py.
+There is one server for each file of cases/, called in the order of the file, as seldon-core was. Bodies and messages
+are compared byte for byte, except for the order of a map's entries; the metrics port by its series. What Penstock
+answers differently, and why, is in deviations.py.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from tests.seldon.playing import HOST, USUAL, play
 CASES, COMPONENTS = Path(__file__).with_name("cases"), Path(__file__).with_name("components")
 GROUPS = sorted(path.stem for path in CASES.glob("*.json"))
 STATELESS = ["ident-arrays", "ident-messages", "ident-words", "named", "results", "results-of-messages", "raised"]
-"""Where the order in which it is asked makes no difference."""
+"""Components to which the order of calls makes no difference."""
 _OURS = re.compile(r"^(# \w+ )?(nv|penstock|process)_")
 _ORIGINALS = ("PREDICTIVE_UNIT_", "PREDICTOR_", "SELDON_", "FLASK_", "MODEL_", "INCLUDE_METRICS", "PAYLOAD_")
 
 
 @contextmanager
 def served(group: dict[str, Any], *more: str) -> Iterator[dict[str, Any]]:
-    """Serve a component as its arguments and environment ask for it, on ports that the system chooses."""
+    """Serve a component with its arguments and environment, on ports that the system chooses."""
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith(_ORIGINALS)]:
             patch.delenv(name)
@@ -54,12 +54,12 @@ def served(group: dict[str, Any], *more: str) -> Iterator[dict[str, Any]]:
 
 
 def vars_of(settings: Settings) -> dict[str, Any]:
-    """Give settings as live_server takes them."""
+    """Return settings as live_server takes them."""
     return {item.name: getattr(settings, item.name) for item in known_settings()}
 
 
 def wanted(group: str, case: dict[str, Any]) -> dict[str, Any]:
-    """Give what we answer: what the original did, but for what is said to be otherwise."""
+    """Return the expected answer: seldon-core's, except for the recorded deviations."""
     answer = {name: value for name, value in case["answer"].items() if name != "said"}
     if "rpc" not in case:
         answer.setdefault("headers", USUAL)
@@ -68,16 +68,16 @@ def wanted(group: str, case: dict[str, Any]) -> dict[str, Any]:
 
 
 def compared(case: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
-    """Leave out of an answer what is not the original's, or not the same in every run."""
+    """Drop the parts of an answer that are not seldon-core's, or differ between runs."""
     if case.get("port") == "metrics":
-        # the port is our own, and the page has more on it; series of one name stand together, as Prometheus wants it
+        # the page also has Penstock's series, and groups the series of a name, as Prometheus requires
         lines = {line for line in answer.get("body", "").splitlines() if not _OURS.search(line)}
         return {"status": answer["status"], "lines": sorted(lines)}
     return in_order(case, answer)
 
 
 def in_order(case: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
-    """Write the maps of a message in their order, which is not the same in every run."""
+    """Sort the maps of a message, whose order differs between runs."""
     if "message" not in answer:
         return answer
     kind = "SeldonModelMetadata" if case["rpc"].endswith("Metadata") else "SeldonMessage"
@@ -92,7 +92,7 @@ def read(name: str) -> dict[str, Any]:
 
 
 def difference(name: str, case: dict[str, Any], ports: dict[str, Any]) -> list[str]:
-    """Play a case. Returns: what is not as it should be, in words."""
+    """Play a case. Returns: the differences, as text."""
     expected = wanted(name, case)
     answer = compared(case, play(case, ports))
     if answer == expected:
@@ -102,7 +102,7 @@ def difference(name: str, case: dict[str, Any], ports: dict[str, Any]) -> list[s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GROUPS)
-def test_the_answers_are_the_original_s(name: str) -> None:
+def test_answers_equal_those_recorded_from_seldon_core(name: str) -> None:
     group = read(name)
     with served(group) as ports:
         wrong = [line for case in group["cases"] for line in difference(name, case, ports)]
@@ -112,7 +112,7 @@ def test_the_answers_are_the_original_s(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STATELESS)
-def test_they_are_the_same_where_many_ask_at_once_and_may_share_batches(name: str) -> None:
+def test_answers_to_concurrent_batched_calls_equal_those_recorded_from_seldon_core(name: str) -> None:
     group = read(name)
     with served(group, "--batching") as ports, ThreadPoolExecutor(16) as pool:
         found = pool.map(lambda case: difference(name, case, ports), group["cases"] * 3)
@@ -122,7 +122,7 @@ def test_they_are_the_same_where_many_ask_at_once_and_may_share_batches(name: st
 
 
 @pytest.mark.parametrize("group", ASKED, ids=lambda group: group.name)
-def test_what_is_recorded_is_what_is_asked(group: Group) -> None:
+def test_recorded_cases_match_the_requests_in_the_asked_modules(group: Group) -> None:
     recorded = read(group.name)
 
     assert [recorded["component"], recorded["environment"], recorded["arguments"]] == [
@@ -135,7 +135,7 @@ def test_what_is_recorded_is_what_is_asked(group: Group) -> None:
     ]
 
 
-def test_each_deviation_is_of_a_case() -> None:
+def test_every_deviation_belongs_to_a_recorded_case() -> None:
     known = {f"{name}/{case['name']}" for name in GROUPS for case in read(name)["cases"]}
 
     assert DEVIATIONS.keys() <= known

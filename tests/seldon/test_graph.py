@@ -1,4 +1,4 @@
-"""Graphs over live REST and gRPC: what an orchestrator in front of components answered, from one server."""
+"""Graphs over live REST and gRPC: one server answers as Seldon's orchestrator in front of components does."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ MODULES = {
     """,
     "bandit/Bandit": """
         class Bandit:
-            '''Goes where the rewards were best, and first where nobody has been.'''
+            '''Chooses the branch with the best rewards, and untried branches first.'''
             def __init__(self, branches):
                 self.rewards = [[] for _ in range(branches)]
             def route(self, X, names):
@@ -89,7 +89,7 @@ MODULES = {
 
 
 class Answer(NamedTuple):
-    """What came back over HTTP."""
+    """An answer over HTTP."""
 
     status: int
     headers: dict[str, str]
@@ -123,7 +123,7 @@ def call(live: Live, rpc: str, message: Any, answer: str = "SeldonMessage", time
 
 
 def metrics(live: Live, name: str) -> dict[str, float]:
-    """Give the series of a metric, by their labels."""
+    """Return the series of a metric, by their labels."""
     with urllib.request.urlopen(f"http://127.0.0.1:{live.metrics_port}/metrics") as page:
         lines = page.read().decode().splitlines()
     found = (line.rpartition(" ") for line in lines if line.startswith(f"{name}{{"))
@@ -169,7 +169,7 @@ spec:
 """
 
 
-def test_nodes_find_the_headers_of_the_request_in_flask_and_its_id(tmp_path: Path) -> None:
+def test_nodes_read_the_requests_headers_and_puid_from_flask(tmp_path: Path) -> None:
     with serve(tmp_path, LOOKING) as live:
         sent = {"X-Tenant": "acme", "X-Twice": "ä".encode().decode("latin-1")}
         answer = ask(live, PREDICTIONS, {"jsonData": 5}, sent)
@@ -217,7 +217,7 @@ def ab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
         yield live
 
 
-def test_each_request_of_an_ab_test_goes_to_one_branch_and_says_which(ab: Live) -> None:
+def test_each_request_of_an_ab_test_goes_to_the_branch_in_its_routing(ab: Live) -> None:
     seen = set()
     for _ in range(40):
         answer = ask(ab, PREDICTIONS, matrix(10, 20)).json
@@ -242,20 +242,20 @@ def test_feedback_goes_to_the_branch_that_answered(ab: Live) -> None:
     before = {each: sum(of_node(series, each)) for each in ("one", "two")}
     feedback = {"request": matrix(1), "response": answer, "reward": 0.5}
     told = ask(ab, FEEDBACK, feedback)
-    # the first node is built in, and takes no feedback: the orchestrator gave it back
+    # the first node is built in and takes no feedback: as in Seldon's orchestrator, the feedback is returned
     assert (told.status, told.json) == (200, feedback)
     series = metrics(ab, "seldon_api_model_feedback_reward_total")
     assert sum(of_node(series, name)) == before[name] + 0.5
     assert sum(of_node(series, other)) == before[other]
 
 
-def test_an_ingress_may_have_stood_before_it(ab: Live) -> None:
+def test_paths_with_an_ingress_prefix_reach_only_their_own_deployment(ab: Live) -> None:
     assert ask(ab, "/seldon/prod/ab/api/v0.1/predictions", matrix(1)).status == 200
     assert ask(ab, "/seldon/test/ab/api/v1.0/predictions", matrix(1)).status == 404
     assert ask(ab, "/seldon/prod/other/api/v1.0/predictions", matrix(1)).status == 404
 
 
-def test_a_request_has_an_id_its_own_or_a_new_one(ab: Live) -> None:
+def test_an_answer_has_the_puid_of_its_request_or_a_new_puid(ab: Live) -> None:
     assert UUID.fullmatch(ask(ab, PREDICTIONS, matrix(1)).headers["seldon-puid"])
     answer = ask(ab, PREDICTIONS, matrix(1), {"Seldon-Puid": "mine"})
     assert answer.headers["seldon-puid"] == "mine"
@@ -282,7 +282,7 @@ def test_the_orchestrators_metrics_count_requests_and_calls(ab: Live) -> None:
     assert len([labels for labels in metrics(ab, path) if 'service="predictions"' in labels]) == 15
 
 
-def test_a_browser_may_ask_from_any_page(ab: Live) -> None:
+def test_options_requests_are_answered_for_cross_origin_pages(ab: Live) -> None:
     with closing(http.client.HTTPConnection("127.0.0.1", ab.http_port)) as connection:
         connection.request("OPTIONS", PREDICTIONS)
         answer = connection.getresponse()
@@ -290,23 +290,23 @@ def test_a_browser_may_ask_from_any_page(ab: Live) -> None:
         assert answer.headers["access-control-allow-methods"] == "GET, OPTIONS, POST"
 
 
-def test_what_is_not_there_is_answered_as_by_the_orchestrator(ab: Live) -> None:
+def test_unknown_paths_and_methods_are_answered_as_by_seldons_orchestrator(ab: Live) -> None:
     answer = ask(ab, "/predict", matrix(1))
     assert (answer.status, answer.body) == (404, b"404 page not found\n")
     assert ask(ab, PREDICTIONS).status == 405
 
 
 @pytest.mark.parametrize(("path", "body"), [("/ready", b""), ("/live", b""), ("/ping", b"pong")])
-def test_probes_are_answered(ab: Live, path: str, body: bytes) -> None:
+def test_ready_live_and_ping_probes_are_answered(ab: Live, path: str, body: bytes) -> None:
     answer = ask(ab, path)
     assert (answer.status, answer.body) == (200, body)
 
 
-def test_the_nodes_are_models_of_the_v2_protocol_too(ab: Live) -> None:
+def test_graph_nodes_are_also_models_of_the_v2_protocol(ab: Live) -> None:
     assert ask(ab, "/v2/models/two/ready").status == 200
 
 
-def test_the_graph_and_its_nodes_say_what_they_are(ab: Live) -> None:
+def test_metadata_and_status_of_a_graph_and_its_nodes_are_answered(ab: Live) -> None:
     one = ask(ab, "/api/v1.0/metadata/one").json
     assert (one["name"], one["versions"]) == ("reg.io/org/adder", ["1"])
     graph = ask(ab, "/api/v1.0/metadata").json
@@ -355,7 +355,7 @@ def test_a_request_goes_through_transformers_models_and_a_combiner(combined: Liv
     assert of_node(metrics(combined, "summed_total"), "sum")[0] >= 2
 
 
-def test_the_same_over_grpc(combined: Live) -> None:
+def test_a_grpc_request_goes_through_transformers_models_and_a_combiner(combined: Live) -> None:
     message = message_class("SeldonMessage")()
     message.data.tensor.shape.extend([1, 2])
     message.data.tensor.values.extend([2, 4])
@@ -367,7 +367,7 @@ def test_the_same_over_grpc(combined: Live) -> None:
     assert any('service="/seldon.protos.Seldon/Predict"' in labels and 'code="OK"' in labels for labels in counted)
 
 
-def test_the_graph_says_what_it_is_over_grpc(combined: Live) -> None:
+def test_metadata_of_a_graph_and_its_nodes_is_answered_over_grpc(combined: Live) -> None:
     empty = message_class("SeldonModelMetadataRequest")()
     graph = call(combined, "GraphMetadata", empty, "SeldonGraphMetadata")
     assert (graph.name, sorted(graph.models)) == ("default", ["in", "one", "out", "sum", "two"])
@@ -382,7 +382,7 @@ def test_feedback_over_grpc_reaches_the_models(combined: Live) -> None:
     assert sum(of_node(metrics(combined, "seldon_api_model_feedback_reward_total"), "two")) == before + 0.25
 
 
-def test_a_failing_node_is_answered_with_its_own_words(combined: Live) -> None:
+def test_the_error_of_a_failing_node_is_answered_over_http(combined: Live) -> None:
     answer = ask(combined, PREDICTIONS, {"strData": "<oops>"})
     assert answer.status == 500
     assert answer.json["status"] == {
@@ -392,7 +392,7 @@ def test_a_failing_node_is_answered_with_its_own_words(combined: Live) -> None:
     assert ask(combined, PREDICTIONS, matrix(2)).status == 200
 
 
-def test_a_failing_node_over_grpc(combined: Live) -> None:
+def test_the_error_of_a_failing_node_is_answered_over_grpc(combined: Live) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         call(combined, "Predict", message_class("SeldonMessage")(strData="oops"))
     assert caught.value.code() is grpc.StatusCode.UNKNOWN
@@ -414,7 +414,7 @@ graph:
 """
 
 
-def test_a_bandit_learns_from_feedback_which_branch_is_best(tmp_path: Path) -> None:
+def test_a_bandit_router_learns_the_best_branch_from_feedback(tmp_path: Path) -> None:
     with serve(tmp_path, BANDIT) as live:
         for reward in (0.1, 0.9):
             answer = ask(live, PREDICTIONS, matrix(1)).json
@@ -447,7 +447,7 @@ def alone(tmp_path: Path) -> Iterator[Live]:
         yield live
 
 
-def test_a_model_alone_answers_as_it_would_without_an_orchestrator(alone: Live) -> None:
+def test_a_graph_of_one_model_answers_as_the_component_alone(alone: Live) -> None:
     answer = ask(alone, PREDICTIONS, {"data": {"ndarray": [[1, 9007199254740993]]}, "meta": {"puid": "mine"}})
     assert answer.body == (
         b'{"data":{"names":["t:0","t:1"],"ndarray":[[2,9007199254740994]]},"meta":{"puid":"mine",'
@@ -458,14 +458,14 @@ def test_a_model_alone_answers_as_it_would_without_an_orchestrator(alone: Live) 
     assert (told.status, told.json["data"]) == (200, {"ndarray": [[1, 1]], "names": ["t:0", "t:1"]})
 
 
-def test_a_node_that_dies_fails_its_request_and_comes_back(alone: Live) -> None:
+def test_a_node_that_dies_fails_its_request_and_is_restarted(alone: Live) -> None:
     answer = ask(alone, PREDICTIONS, {"strData": "exit"})
     assert (answer.status, answer.json["status"]["status"]) == (503, "FAILURE")
     assert ask(alone, "/live").status == 200
     assert ask(alone, PREDICTIONS, matrix(1)).status == 200
 
 
-def test_a_node_that_sleeps_is_given_up_after_its_limit_and_holds_up_nobody_else(tmp_path: Path) -> None:
+def test_a_node_that_exceeds_its_time_limit_does_not_block_other_requests(tmp_path: Path) -> None:
     limited = BANDIT.replace("graph:", 'annotations: {seldon.io/rest-timeout: "1500"}\ngraph:')
     with serve(tmp_path, limited, exit_timeout_secs=0) as live:
         answer = ask(live, PREDICTIONS, {"strData": "sleep"})
@@ -478,7 +478,7 @@ def test_a_node_that_sleeps_is_given_up_after_its_limit_and_holds_up_nobody_else
         assert ask(live, FEEDBACK, {"response": response, "reward": 1.0}).status == 200
 
 
-def test_a_clients_deadline_ends_its_call_and_the_graph_goes_on(tmp_path: Path) -> None:
+def test_a_call_ends_at_the_clients_deadline_and_the_graph_keeps_serving(tmp_path: Path) -> None:
     with serve(tmp_path, BANDIT, exit_timeout_secs=0) as live:
         with pytest.raises(grpc.RpcError) as caught:
             call(live, "Predict", message_class("SeldonMessage")(strData="sleep"), timeout=0.5)

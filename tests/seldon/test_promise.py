@@ -1,4 +1,4 @@
-"""A component that sleeps, loops, exits or raises harms only its request; and pings are answered meanwhile."""
+"""A component that sleeps, loops, exits or raises affects only its own request; pings are answered meanwhile."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def predict(live: Live, give: str) -> tuple[int, Any]:
 
 
 def called(live: Live, give: str) -> Any:
-    """Predict over gRPC. Returns: what the message says, or the code and details of the error."""
+    """Predict over gRPC. Returns: the message as a dict, or the code and details of the error."""
     message = json_format.ParseDict(giving(give), protos.message_class("SeldonMessage")())
     with grpc.insecure_channel(live.grpc_address) as channel:
         try:
@@ -59,7 +59,7 @@ def called(live: Live, give: str) -> Any:
 
 @contextmanager
 def asleep(live: Live, folder: Path) -> Iterator[Callable[[], int]]:
-    """Have a prediction sleep until the block ends. Gives what waits for its status then."""
+    """Have a prediction sleep until the block ends. Yields a function that then waits for its status."""
     wakes = folder / "wake"
     os.mkfifo(wakes)
     os.mkfifo(f"{wakes}.begun")
@@ -83,7 +83,9 @@ def asleep(live: Live, folder: Path) -> Iterator[Callable[[], int]]:
         ("loop", 503, "component 'misbehaving.Misbehaving': a call took longer than its limit of 0.5 s"),
     ],
 )
-def test_the_request_fails_and_the_next_does_not(live: Live, give: str, status: int, said: str) -> None:
+def test_a_misbehaving_request_fails_and_the_next_request_succeeds(
+    live: Live, give: str, status: int, said: str
+) -> None:
     failed = predict(live, give)
     then_over_grpc = called(live, "nothing")
     then = predict(live, "nothing")
@@ -95,7 +97,7 @@ def test_the_request_fails_and_the_next_does_not(live: Live, give: str, status: 
     assert then == (200, {"data": ANSWER, "meta": {"tags": {"give": "nothing"}}})
 
 
-def test_everything_but_predictions_is_answered_while_one_sleeps(tmp_path: Path) -> None:
+def test_health_and_metadata_are_answered_while_a_prediction_sleeps(tmp_path: Path) -> None:
     paths = ["/health/ping", "/health/status", "/metadata", "/v2/health/live", "/v2/health/ready"]
 
     with serving("Misbehaving") as live:
@@ -117,7 +119,7 @@ def test_a_second_worker_answers_while_the_first_sleeps(tmp_path: Path) -> None:
     assert status == 200
 
 
-class TestWithoutTheOriginalsFaults:
+class TestStrictOff:
     """`--seldon-strict=false`."""
 
     @pytest.mark.parametrize(
@@ -130,7 +132,9 @@ class TestWithoutTheOriginalsFaults:
             ("GET", "/api/v1.0/predictions", 405, "405 Method Not Allowed: "),
         ],
     )
-    def test_what_is_not_there_is_not_found(self, modern: Live, method: str, path: str, status: int, said: str) -> None:
+    def test_unknown_paths_and_methods_are_answered_with_404_and_405(
+        self, modern: Live, method: str, path: str, status: int, said: str
+    ) -> None:
         answer = httpx.request(method, modern.url + path)
 
         assert answer.status_code == status
@@ -140,7 +144,7 @@ class TestWithoutTheOriginalsFaults:
         assert predict(modern, "nothing")[1]["data"] == ANSWER
         assert called(modern, "nothing")["data"] == ANSWER
 
-    def test_a_dict_may_hold_what_numpy_has(self, modern: Live) -> None:
+    def test_a_dict_with_numpy_values_is_answered(self, modern: Live) -> None:
         said = {"a": 0.5, "b": 3, "c": [1, 2], "d": True}
 
         assert predict(modern, "scalars")[1]["jsonData"] == said
@@ -155,7 +159,7 @@ class TestWithoutTheOriginalsFaults:
             ("seldon-403", grpc.StatusCode.PERMISSION_DENIED, "forbidden"),
         ],
     )
-    def test_an_exception_has_a_code_and_its_text(
+    def test_an_exception_is_answered_with_a_status_code_and_its_text(
         self, modern: Live, give: str, code: grpc.StatusCode, details: str
     ) -> None:
         assert called(modern, give) == (code, details)

@@ -1,4 +1,4 @@
-"""Examples of the page that cannot be served: the others are in asked/seeds.py."""
+"""Examples of Seldon's documentation that cannot be served; the others are in asked/seeds.py."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SEEDS = Path(__file__).parent / "components" / "seeds"
 
 
 @pytest.mark.slow
-def test_the_combiner_as_printed_lacks_an_import_and_is_not_served() -> None:
+def test_the_documented_combiner_with_a_missing_import_is_not_served() -> None:
     with (
         pytest.raises(StartError, match="NameError: name 'logging' is not defined"),
         live_server(SEEDS, dialect="seldon", seldon_component="ImageNetCombiner"),

@@ -1,4 +1,4 @@
-"""What is asked of a handler: the words in which tests/abeja/asked/*.py say it. Runs on Python 3.8 too."""
+"""Functions with which tests/abeja/asked/*.py define the requests. Runs on Python 3.8 too."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def table(module: str, name: str) -> list[str]:
 
 
 def group(name: str, handler: str, asked: Sequence[Asked], environment: dict[str, str] | None = None) -> Group:
-    """Give what the server of one handler is asked, as the proxy and the runtime together answer it."""
+    """Give the requests to the server of one handler, as the proxy and the runtime together answer them."""
     server = {"from": "proxy+runtime", "handler": handler, "environment": environment or {}}
     return Group(name, server, asked)
 
 
 def by_name(names: Sequence[str], **said: Any) -> list[Asked]:
-    """Ask for each by its name, as the query."""
+    """Give one request for each name, with the name as the query."""
     return [get(name, "/?" + name, **said) for name in names]
 
 
 def text(name: str, body: Any = "hello", kind: str = TEXT, method: str = "POST", **said: Any) -> Asked:
-    """Send a text."""
+    """Give a request that sends a text."""
     said.setdefault("headers", {})
     asked = post(name, said.pop("path", "/"), body, kind, **said)
     return Asked(**{**vars(asked), "method": method})

@@ -1,4 +1,4 @@
-"""All that is asked, by group."""
+"""All requests, by group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request becomes: methods, paths, queries, headers, types, bodies and parts, echoed."""
+"""Requests of all kinds, echoed by the handler: methods, paths, queries, headers, types, bodies and parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What handlers return: contents, tables, codes, types and headers."""
+"""Requests to handlers that return contents, tables, status codes, types and headers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The request object, what can be a handler, the process it runs in, health, and the page's examples."""
+"""Requests for the request object, kinds of handlers, their process, health, and the page's examples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be called as a handler."""
+"""All kinds of callables as handlers."""
 
 import functools
 

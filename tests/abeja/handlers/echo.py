@@ -1,4 +1,4 @@
-"""Answers with what it saw, as JSON."""
+"""Echoes the request as JSON."""
 
 import base64
 
@@ -28,6 +28,6 @@ def handler(request, context):
 
 
 def size(request, context):
-    """Answers with how much came, for bodies that nobody wants in a file."""
+    """Answers with the size of the body, for bodies that are too large for a recorded case."""
     parts = [part.read() for part in request["contents"]]
     return {"content": {"sizes": [len(part) for part in parts], "sums": [sum(part) % 65521 for part in parts]}}

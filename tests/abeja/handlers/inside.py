@@ -1,4 +1,4 @@
-"""What the process of a handler looks like."""
+"""Handlers that show the process that they run in."""
 
 import os
 import sys
@@ -26,7 +26,7 @@ def handler(request, context):
 
 
 def exits(request, context):
-    """Ends its process, unless asked for nothing."""
+    """Ends its process, unless the query is empty."""
     said = request.read().decode()
     if said == "system-exit":
         sys.exit(3)

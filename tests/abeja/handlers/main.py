@@ -1,3 +1,3 @@
-"""What is served where nobody says which."""
+"""The handler that is served by default."""
 
 from seeds import mended as handler  # noqa: F401

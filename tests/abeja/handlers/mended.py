@@ -1,4 +1,4 @@
-"""Handlers that show what the original did badly."""
+"""Handlers that show faults of the original."""
 
 import os
 import pathlib
@@ -20,7 +20,7 @@ def serial(request, context):
 
 
 def meeting(request, context):
-    """Answers when as many calls are running at once as the query says, in the folder that it names."""
+    """Waits until as many calls run in parallel as the query states; each leaves a file in the folder it names."""
     count, folder = request.read().decode().split(",")
     (pathlib.Path(folder) / str(os.getpid())).touch()
     while len(os.listdir(folder)) < int(count):
@@ -29,7 +29,7 @@ def meeting(request, context):
 
 
 def waiting(request, context):
-    """Answers when the file that the query names is there; writes that it has begun."""
+    """Answers when the file that the query names exists; creates another file when the call has begun."""
     path = request.read().decode()
     if path:
         pathlib.Path(path + ".begun").touch()

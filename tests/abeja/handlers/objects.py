@@ -199,7 +199,7 @@ DOINGS = {
     "headers-list-many": lambda r: [one["values"] for one in r["headers"] if one["key"] == "x-many"],
 }
 POISON = {"parts-append": lambda r: parts(r).append(1) or len(parts(r))}
-"""What is in the list is closed after the call: the original does not survive this."""
+"""The original closes the items of the list after the call, and does not survive this one."""
 
 
 def with_body(body):

@@ -236,7 +236,7 @@ BROKEN = {
     "status-101": status(101),
     "status-103": status(103),
 }
-"""To these the original answers nothing, or what is no whole answer."""
+"""To these the original gives no answer, or an incomplete one."""
 
 
 def closed(coroutine):

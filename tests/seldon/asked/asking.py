@@ -1,4 +1,4 @@
-"""What is asked of a component: the words in which tests/seldon/asked/*.py say it. Runs on Python 3.8 too."""
+"""Requests to a component, and the functions with which tests/seldon/asked/*.py define them. Runs on Python 3.8 too."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Rest(Asked):
-    """One HTTP request. `unread`: the body of its answer is nobody's business."""
+    """One HTTP request. `unread`: the body of its answer is not compared."""
 
     path: str
     body: bytes = b""
@@ -31,7 +31,7 @@ class Rest(Asked):
 
 @dataclass(frozen=True)
 class Rpc(Asked):
-    """One gRPC call: a message as JSON says it, or its bytes."""
+    """One gRPC call: a message in JSON form, or its bytes."""
 
     method: str
     message: dict[str, Any] | bytes
@@ -39,7 +39,7 @@ class Rpc(Asked):
 
 @dataclass(frozen=True)
 class Group:
-    """What one server is asked, in order."""
+    """The requests to one server, in order."""
 
     name: str
     component: str
@@ -49,7 +49,7 @@ class Group:
 
 
 def rest(name: str, path: str, value: Any = None, **said: Any) -> Rest:
-    """Post a value as JSON, or bytes (and texts) as they are; `type` is their content type, JSON if left out."""
+    """Post a value as JSON, or bytes and texts unchanged; `type` is their content type, by default JSON."""
     body = value if isinstance(value, bytes) else value.encode() if isinstance(value, str) else _dumped(value)
     kind = said.pop("type", JSON)
     headers = dict(said.pop("headers", {}))
@@ -59,7 +59,7 @@ def rest(name: str, path: str, value: Any = None, **said: Any) -> Rest:
 
 
 def get(name: str, path: str, **said: Any) -> Rest:
-    """Ask without a body."""
+    """Send a request without a body."""
     return Rest(name, path, method=said.pop("method", "GET"), headers=dict(said.pop("headers", {})), **said)
 
 
@@ -74,12 +74,12 @@ def rpc(name: str, method: str, message: Any, **said: Any) -> Rpc:
 
 
 def words(text: str) -> list[str]:
-    """Give the words of a text."""
+    """Return a text as a list of words."""
     return text.split()
 
 
 def giving(what: str, **more: Any) -> dict[str, Any]:
-    """Give a message that asks a component of ours for something."""
+    """Return a message that requests a certain result from a test component."""
     return dict({"data": {"ndarray": [[1, 2]]}, "meta": {"tags": {"give": what}}}, **more)
 
 

@@ -1,4 +1,4 @@
-"""What /metadata says."""
+"""Requests for metadata."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All that is asked."""
+"""All groups of requests."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ PASSED = {"metrics": [{"key": "passed", "type": "GAUGE", "value": 1}], "tags": {
 
 
 def asking(**tags: str) -> dict[str, Any]:
-    """Choose what there is from now on."""
+    """Choose the metrics and tags from now on."""
     return dict(ROW, meta={"tags": tags})
 
 

@@ -1,4 +1,4 @@
-"""What may be in a request, and what comes of it: the payloads, names and meta of both protocols."""
+"""Payloads, names and meta of requests in both protocols."""
 
 from __future__ import annotations
 

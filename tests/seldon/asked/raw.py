@@ -1,4 +1,4 @@
-"""The low-level methods, those before them, and what settings do."""
+"""The raw methods, the legacy methods before them, and the settings that affect them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What methods may give and raise, and what is made of it."""
+"""Results and exceptions of methods, and how they are answered."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ RAISED = words(
 
 
 def named(give: str) -> dict[str, Any]:
-    """Ask what takes names, and no tags."""
+    """Call an endpoint that takes names and no tags."""
     return {"data": {"names": [give], "ndarray": [[1]]}}
 
 

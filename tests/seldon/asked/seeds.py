@@ -1,4 +1,4 @@
-"""The examples of the page that the dialect is made from, as printed there: those that fail fail as they did."""
+"""The examples of Seldon's documentation, as printed there; those that fail must fail as in seldon-core."""
 
 from __future__ import annotations
 
@@ -80,4 +80,4 @@ GROUPS = [
         ],
     ),
 ]
-"""`seeds.ImageNetCombiner` as printed does not start: see test_seeds.py."""
+"""`seeds.ImageNetCombiner` does not start as printed: see test_seeds.py."""

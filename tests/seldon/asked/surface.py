@@ -1,4 +1,4 @@
-"""What is at which URL, by which method, and what every component answers there."""
+"""URLs and methods, and the answers of every component there."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ FED = words("told null list array texts text dict bytes int shown unimplemented 
 
 
 def messages(give: str) -> list[dict[str, Any]]:
-    """Ask the combiner for something."""
+    """Request a certain result from the combiner."""
     return [
         {"data": {"names": [give, "b"], "ndarray": [[1, 2]]}, "meta": {"puid": "p1", "tags": {"a": 1}}},
         {"data": {"ndarray": [[3, 5]]}, "meta": {"puid": "p2", "tags": {"a": 2, "b": 3}}},
@@ -42,7 +42,7 @@ def feedback(name: str, value: Any, **said: Any) -> Rest:
 
 
 def fed(give: str, **more: Any) -> dict[str, Any]:
-    """Ask for something of what takes feedback."""
+    """Request a certain result from a component that takes feedback."""
     return dict({"request": {"data": {"names": [give], "ndarray": [[1, 2]]}}}, **more)
 
 
@@ -264,7 +264,7 @@ GROUPS = [
         [
             asked
             for number, one in enumerate(
-                [  # over REST alone: there, gRPC has a copy of its own
+                [  # REST only: seldon-core's gRPC server has its own copy of the component
                     rest("C26", "/predict", giving("x")),
                     rest("input", "/transform-input", giving("x")),
                     rest("output-fails-for-its-meta", "/transform-output", giving("x")),

@@ -1,4 +1,4 @@
-"""Error pages of a user's own, by Flask."""
+"""A user's own error pages, by Flask."""
 
 import flask
 

@@ -1,10 +1,10 @@
-"""What components say of themselves."""
+"""Components with metadata."""
 
 from seldon_core.user_model import SeldonComponent
 
 
 class Describing:
-    """What init_metadata gives is chosen by a parameter."""
+    """A parameter chooses the result of init_metadata."""
 
     SAID = {
         "versions-text": {"name": "m", "versions": "v1"},

@@ -1,4 +1,4 @@
-"""Components with metrics and tags; what they give is what the last request asked for."""
+"""Components with metrics and tags, which the last request chose."""
 
 import numpy as np
 from seldon_core.metrics import create_counter, create_gauge, create_timer
@@ -55,7 +55,7 @@ TAGS = {
 
 
 class Metered:
-    """`meta.tags.metrics` names what metrics() gives from then on, `meta.tags.tags` what tags() does."""
+    """`meta.tags.metrics` chooses the result of metrics() from then on, `meta.tags.tags` that of tags()."""
 
     def __init__(self):
         self.asked = {}
@@ -92,7 +92,7 @@ class Metered:
 
 
 class Broken:
-    """Its metric's key is no name that Prometheus takes."""
+    """Reports a metric whose key is not a valid Prometheus name."""
 
     def predict(self, X, names):
         return X
@@ -102,7 +102,7 @@ class Broken:
 
 
 class Attributes:
-    """What should be methods are not."""
+    """Has attributes where methods are expected."""
 
     tags = {"a": "b"}
     metrics = [{"type": "COUNTER", "key": "k", "value": 1}]
@@ -112,7 +112,7 @@ class Attributes:
 
 
 class Everything:
-    """Static and runtime tags and metrics at once, wherever a SeldonResponse may be given."""
+    """Static and runtime tags and metrics together, wherever a SeldonResponse may be returned."""
 
     def _respond(self, result, word):
         metrics = [{"type": "COUNTER", "key": "instance_counter", "value": 1}]

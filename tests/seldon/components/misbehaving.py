@@ -1,4 +1,4 @@
-"""A component that sleeps, loops, exits or raises where `meta.tags.give` says so."""
+"""A component that sleeps, loops, exits or raises as `meta.tags.give` requests."""
 
 import os
 
@@ -7,7 +7,7 @@ class Misbehaving:
     def predict(self, X, names, meta=None):
         give, _, path = (meta or {}).get("tags", {}).get("give", "").partition(" ")
         if give == "sleep":
-            open(path + ".begun", "w").close()  # both are pipes: opening one waits for the other side
+            open(path + ".begun", "w").close()  # both are pipes: opening one waits for the other end
             open(path).close()
         if give == "loop":
             while True:
@@ -26,7 +26,7 @@ class Misbehaving:
 
 
 class Modern:
-    """What the original did not take."""
+    """Methods and results that seldon-core does not accept."""
 
     async def predict(self, X, names, meta=None):
         import numpy as np

@@ -1,4 +1,4 @@
-"""Components that say as little as a class can."""
+"""Components with as little code as possible."""
 
 from seldon_core.user_model import SeldonComponent
 
@@ -17,7 +17,7 @@ class Unfilled(SeldonComponent):
 
 
 class Told:
-    """Says what it was called with, as text: types, values, names and meta."""
+    """Returns its arguments as text: types, values, names and meta."""
 
     def predict(self, X, names, meta=None):
         return _told(X, names, meta)
@@ -57,7 +57,7 @@ class Keyed:
 
 
 class Loading:
-    """Counts what is done to it before it predicts."""
+    """Records its construction and loading, which precede predictions."""
 
     def __init__(self, count=1):
         self.done = ["init", count]
@@ -74,7 +74,7 @@ class Loading:
 
 
 class Named:
-    """Has names for the columns of its answers, fewer than there are."""
+    """Names fewer columns than its answers have."""
 
     def predict(self, X, names):
         return X

@@ -1,5 +1,5 @@
-"""A component that raises what the request asks for, with `meta.tags.give` (`strData` of feedback's truth has no way
-in: there it is the first name)."""
+"""A component that raises what the request chooses with `meta.tags.give` (`strData` of feedback's truth does not
+arrive; there the first name chooses)."""
 
 from seldon_core.flask_utils import SeldonMicroserviceException
 from seldon_core.user_model import SeldonNotImplementedError
@@ -72,7 +72,7 @@ class Raising:
 
 
 class RaisingElsewhere:
-    """Raises where nobody expects it: in class_names, tags or metrics, as the request's `meta.tags.give` says."""
+    """Raises in class_names, tags or metrics, as the request's `meta.tags.give` chooses."""
 
     def __init__(self):
         self.where = ""

@@ -1,4 +1,4 @@
-"""Components of the low-level methods, and of those before them."""
+"""Components with raw methods, and with the legacy methods before them."""
 
 import json
 
@@ -55,7 +55,7 @@ def _name(request, path=("meta", "tags", "give")):
 
 
 def _reply(request):
-    """Answers JSON with JSON, and a message with one, as a component of the original must."""
+    """Answers JSON with JSON and a message with a message, as seldon-core requires."""
     name = _name(request)
     if name == "raise":
         raise ValueError("raw")
@@ -126,14 +126,14 @@ class RawHealthInAMessage:
         return prediction_pb2.SeldonMessage(strData="a message")
 
     def predict_raw(self, msg):
-        """Gives the other side's kind: JSON for a message, a message for JSON."""
+        """Returns the other kind: JSON for a message, and a message for JSON."""
         if isinstance(msg, prediction_pb2.SeldonMessage):
             return {"strData": "a dict"}
         return prediction_pb2.SeldonMessage(strData="a message")
 
 
 class Legacy:
-    """The methods before the raw ones."""
+    """The legacy methods before the raw ones."""
 
     def predict_rest(self, request):
         return {"predict_rest": request}

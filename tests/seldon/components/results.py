@@ -1,4 +1,4 @@
-"""A component that gives what the request asks for, with `meta.tags.give`: one result of every kind."""
+"""A component that returns the result that `meta.tags.give` requests: one of every kind."""
 
 import collections
 import dataclasses
@@ -168,7 +168,7 @@ class Returning:
 
 
 class Healthy:
-    """Its health is what was last predicted, so that one server has many kinds of it."""
+    """Reports the last prediction as its health, so that one server can report many kinds."""
 
     def __init__(self):
         self.give = "text"

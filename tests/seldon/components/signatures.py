@@ -1,4 +1,4 @@
-"""The ways in which users write the arguments of their methods, several to a class."""
+"""The ways in which users write the arguments of their methods, several in each class."""
 
 import functools
 
@@ -81,7 +81,7 @@ class Four:
 
 
 class Once:
-    """Counts how often it runs. Its health is the count."""
+    """Counts its calls, and reports the count as its health."""
 
     def __init__(self):
         self.runs = 0
@@ -95,7 +95,7 @@ class Once:
         raise TypeError("inner of a transformer")
 
     def transform_output(self, X, names, meta=None):
-        """Fails where it is given a meta, and only there."""
+        """Fails only if it receives a meta."""
         self.runs += 1
         return [len(meta["tags"]), None + 1] if meta else ["without meta"]
 

@@ -1,4 +1,4 @@
-"""Routers, combiners and what takes feedback."""
+"""Routers, combiners and components that take feedback."""
 
 import numpy as np
 from seldon_core.user_model import SeldonComponent, SeldonNotImplementedError, SeldonResponse
@@ -31,7 +31,7 @@ class Router:
 
 
 class Combiner:
-    """Gives what the first message's first name asks for."""
+    """Returns what the first message's first name requests."""
 
     def aggregate(self, features_list, feature_names_list):
         give = feature_names_list[0][0] if feature_names_list[0] else "told"
@@ -60,7 +60,7 @@ class Combiner:
 
 
 class Fed:
-    """Says what feedback it got; `names[0]` of the request asks for another kind of answer."""
+    """Returns the feedback it received; `names[0]` of the request chooses another kind of answer."""
 
     def send_feedback(self, features, feature_names, reward, truth, routing=None):
         give = feature_names[0] if len(feature_names) else "told"

@@ -1,4 +1,4 @@
-"""What a handler returns becomes an answer: its status, type, headers and body."""
+"""The result of a handler is converted to an answer: its status, content type, headers and body."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def answered(returned: Any, **environ: str) -> tuple[int, str, dict[str, str], b
 
 
 def headers(metadata: Any) -> dict[str, str]:
-    """Give the headers that there are only with this metadata."""
+    """Give the headers that this metadata adds."""
     found = answered({"metadata": metadata})[2]
     assert USUAL.items() <= found.items()
     return {name: value for name, value in found.items() if name not in USUAL}
 
 
-def test_everything_has_a_default() -> None:
+def test_an_empty_dict_is_answered_with_the_defaults() -> None:
     assert answered({}) == (200, "text/plain", USUAL, b"")
 
 
-def test_everything_can_be_said() -> None:
+def test_a_handler_can_set_status_content_type_content_and_headers() -> None:
     returned = {
         "status_code": http.HTTPStatus.CREATED, "content_type": " application/json; charset=utf8 ",
         "content": {"a": 1}, "metadata": {"retry-after": "100"}, "other": object(),
@@ -46,7 +46,7 @@ def test_everything_can_be_said() -> None:
     )  # fmt: skip
 
 
-def test_what_identifies_the_service_is_told_and_wins() -> None:
+def test_headers_that_identify_the_service_override_those_of_the_handler() -> None:
     environ = {
         "ABEJA_MODEL_ID": "1", "ABEJA_MODEL_VERSION": "a\u2212b c/d", "ABEJA_DEPLOYMENT_ID": "",
         "ABEJA_SERVICE_ID": "s",
@@ -58,71 +58,71 @@ def test_what_identifies_the_service_is_told_and_wins() -> None:
     assert answered({"metadata": mine}, **environ)[2] == USUAL | wanted | {"X-Abeja-Deployment-Id": "d"}
 
 
-def test_headers_have_canonical_names_and_values_of_one_line() -> None:
+def test_header_names_are_canonical_and_values_are_one_line() -> None:
     assert headers({"x-ONE": " a\r\nb ", "x_two": None, 1: "n", "x-nul": "a\0b"}) == {
         "X-One": "a  b", "X_two": "", "1": "n", "X-Nul": "a b",
     }  # fmt: skip
     assert headers({"x": "日\ud800"}) == {"X": "日\ufffd"}
 
 
-def test_headers_that_cannot_be_are_left_out() -> None:
+def test_invalid_and_reserved_headers_are_omitted() -> None:
     assert headers({"a b": "1", "a:": "1", "日": "1", "": "1"}) == {}
     assert headers({"content-length": "3", "Connection": "close", "transfer-encoding": "chunked", "date": "x"}) == {}
     assert headers([]) == {}
 
 
 @given(st.dictionaries(st.text(max_size=10), st.text(max_size=20)))
-def test_no_header_becomes_two(metadata: dict[str, str]) -> None:
+def test_no_metadata_entry_becomes_two_headers(metadata: dict[str, str]) -> None:
     found = headers(metadata)
 
     assert len(found) <= len(metadata)
     assert not any(control in value for value in found.values() for control in "\r\n\0")
 
 
-def test_a_content_type_among_the_headers_is_the_one() -> None:
+def test_a_content_type_in_the_metadata_takes_precedence() -> None:
     assert answered({"content_type": "text/css", "metadata": {"content-type": "text/html"}})[1] == "text/html"
 
 
 @pytest.mark.parametrize("empty", ["", " ", None])
-def test_an_empty_one_there_leaves_the_answer_without(empty: str | None) -> None:
+def test_an_empty_content_type_in_the_metadata_removes_the_content_type(empty: str | None) -> None:
     assert answered({"content": "x", "metadata": {"Content-Type": empty}}) == (200, "", USUAL, b"x")
 
 
 @pytest.mark.parametrize("status", [None, 200, 999, 404, np.int64(404), http.HTTPStatus.NOT_FOUND])
-def test_a_status_is_a_whole_number_of_three_digits(status: Any) -> None:
+def test_a_status_code_is_an_integer_of_three_digits(status: Any) -> None:
     assert answered({"status_code": status})[0] == (status or 200)
 
 
 @pytest.mark.parametrize("status", [0, -1, 99, 100, 199, 1000, 10**30, "404", 404.0, True, False, [200], b"200"])
-def test_anything_else_is_none(status: Any) -> None:
+def test_an_invalid_status_code_is_an_error(status: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
         answered({"status_code": status})
 
 
-def test_an_answer_that_has_no_body_has_no_type_either() -> None:
+def test_an_answer_without_a_body_has_no_content_type() -> None:
     assert answered({"status_code": 304})[1] == ""
 
 
 @pytest.mark.parametrize("returned", ["x", b"x", None, [{}], ({}, 200), 200, iter([])])
-def test_only_a_dict_is_an_answer(returned: Any) -> None:
+def test_a_result_that_is_not_a_dict_is_an_error(returned: Any) -> None:
     with pytest.raises(TypeError, match="must return a dict"):
         answered(returned)
 
 
 @pytest.mark.parametrize("content_type", [None, "", " \t", 5, b"text/plain", ["text/plain"]])
-def test_a_type_is_a_text_that_is_not_empty(content_type: Any) -> None:
+def test_a_content_type_that_is_not_a_nonempty_string_is_an_error(content_type: Any) -> None:
     with pytest.raises(ValueError, match="content_type"):
         answered({"content_type": content_type})
 
 
 @pytest.mark.parametrize("content_type", ["bad;;", "text/", "multipart/form-data", "text/日本", "text/plain\r\nx: y"])
-def test_a_type_that_cannot_be_sent_is_not_supported(content_type: str) -> None:
+def test_a_malformed_content_type_is_answered_501(content_type: str) -> None:
     with pytest.raises(CallRefusedError) as caught:
         answered({"content_type": content_type})
     assert (caught.value.status, caught.value.text) == (501, f"Content-Type: [{content_type}] is not supported")
 
 
-def test_such_a_type_is_refused_also_where_a_header_would_take_its_place() -> None:
+def test_a_malformed_content_type_is_rejected_even_if_a_header_overrides_the_content_type() -> None:
     with pytest.raises(CallRefusedError):
         answered({"content_type": "bad;;", "metadata": {"Content-Type": "text/html"}})
 
@@ -130,17 +130,17 @@ def test_such_a_type_is_refused_also_where_a_header_would_take_its_place() -> No
 @pytest.mark.parametrize(
     "metadata", ["x: 1", [("x", "1")], 5, {"n": 1}, {"n": True}, {"n": b"1"}, {b"n": "1"}, {(1,): "1"}]
 )
-def test_metadata_are_texts_by_name(metadata: Any) -> None:
+def test_metadata_that_is_not_a_dict_of_strings_is_an_error(metadata: Any) -> None:
     with pytest.raises(TypeError, match="metadata"):
         answered({"metadata": metadata})
 
 
-def test_a_content_that_cannot_be_written_comes_before_a_type_that_cannot_be_sent() -> None:
+def test_an_invalid_content_is_reported_before_a_malformed_content_type() -> None:
     with pytest.raises(TypeError):
         answered({"content_type": "bad;;", "content": object()})
 
 
-def test_types_that_are_made_anew_each_time_fill_no_memory() -> None:
+def test_the_cache_of_content_types_is_bounded() -> None:
     answers = ResponseWriter({}, strict=False)
     for number in range(1000):
         answers.pack({"content_type": f"text/x{number}"})

@@ -1,4 +1,4 @@
-"""The command line of `penstock abeja`: what it says, what variables say, and which goes first."""
+"""The command line of `penstock abeja`: its flags, environment variables, and their precedence."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from penstock.server.abeja.command import parse_settings, run
 from penstock.server.settings import SettingError, Settings
 
 
-def test_by_default_it_is_the_container_s() -> None:
+def test_the_default_settings_are_those_of_the_original_container() -> None:
     settings = parse_settings([], {})
 
     assert (settings.dialect, settings.model_repository, settings.abeja_handler) == ("abeja", (), "")
@@ -16,7 +16,7 @@ def test_by_default_it_is_the_container_s() -> None:
     assert (settings.allow_grpc, settings.allow_metrics) == (False, False)
 
 
-def test_its_flags_are_settings() -> None:
+def test_command_line_flags_become_settings() -> None:
     settings = parse_settings(
         ["--handler", "a.b:c", "--port=6000", "--health-port", "6001", "folder", "--abeja-workers", "2"], {}
     )
@@ -25,7 +25,7 @@ def test_its_flags_are_settings() -> None:
     assert (settings.http_port, settings.abeja_health_port, settings.abeja_workers) == (6000, 6001, 2)
 
 
-def test_the_original_s_variables_count_least() -> None:
+def test_variables_of_the_original_have_the_lowest_precedence() -> None:
     theirs = {"PORT": "6000", "HEALTHCHECK_PORT": "6001"}
     ours = {"PENSTOCK_HTTP_PORT": "7000"}
 
@@ -34,7 +34,7 @@ def test_the_original_s_variables_count_least() -> None:
     assert parse_settings(["--port", "8000"], {**theirs, **ours}).http_port == 8000
 
 
-def test_a_port_that_is_asked_for_is_opened() -> None:
+def test_a_configured_grpc_or_metrics_port_is_opened() -> None:
     settings = parse_settings(["--grpc-port=0", "--metrics-port=0"], {})
 
     assert (settings.allow_grpc, settings.allow_metrics) == (True, True)
@@ -45,7 +45,7 @@ def test_a_port_that_is_asked_for_is_opened() -> None:
     [["--handler="], ["--handler=main"], ["--handler=a:b:c"], ["--port=5001"], ["--port=many"]],
     ids=["no handler", "no colon", "two colons", "one port for both", "no number"],
 )
-def test_what_cannot_be_is_told_with_status_1(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_flags_exit_with_status_1_and_an_error(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     def serve(settings: Settings) -> int:
         raise AssertionError("it is not served")
 
@@ -53,20 +53,20 @@ def test_what_cannot_be_is_told_with_status_1(words: list[str], capsys: pytest.C
     assert capsys.readouterr().err.startswith("penstock abeja: ")
 
 
-def test_any_free_port_may_be_either() -> None:
+def test_both_ports_can_be_any_free_port() -> None:
     assert parse_settings(["--port=0", "--health-port=0"], {}).http_port == 0
     with pytest.raises(SettingError):
         parse_settings([], {"PORT": "5001"})
 
 
-def test_an_unknown_argument_is_status_2() -> None:
+def test_an_unknown_argument_exits_with_status_2() -> None:
     with pytest.raises(SystemExit) as ended:
         parse_settings(["--no-such-flag"], {})
 
     assert ended.value.code == 2
 
 
-def test_it_serves_what_it_was_asked_for() -> None:
+def test_run_serves_with_the_parsed_settings() -> None:
     served: list[Settings] = []
 
     def serve(settings: Settings) -> int:

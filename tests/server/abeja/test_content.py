@@ -1,4 +1,4 @@
-"""What becomes of contents: the recorded cases say it in full (tests/abeja), here are the rules and what is ours."""
+"""How contents are encoded: the rules, and the additions of Penstock. tests/abeja has all recorded cases."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ VALUES = st.recursive(
 
 
 def encoded(content: Any, media: str = "text/plain") -> bytes:
-    """Write it, the same strictly and not."""
+    """Encode a content, and check that both modes agree."""
     strict = ORIGINAL.encode(content, media)
     if hasattr(content, "seek"):
         content.seek(0)
@@ -34,35 +34,35 @@ def encoded(content: Any, media: str = "text/plain") -> bytes:
 
 @settings(max_examples=40)
 @given(st.dictionaries(st.text(), VALUES, max_size=4))
-def test_a_dict_is_its_json(content: dict[str, Any]) -> None:
+def test_a_dict_is_encoded_as_json(content: dict[str, Any]) -> None:
     assert json.loads(encoded(content)) == content
     assert encoded(content) == json.dumps(content).encode()
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
-def test_a_text_is_its_utf_8(content: str) -> None:
+def test_text_is_encoded_as_utf_8(content: str) -> None:
     assert encoded(content).decode() == content
 
 
 @settings(max_examples=40)
 @given(st.lists(st.dictionaries(st.text(), VALUES, max_size=3), min_size=1, max_size=3))
-def test_a_list_of_dicts_is_a_line_of_json_for_each(content: list[Any]) -> None:
+def test_a_list_of_dicts_is_encoded_as_one_line_of_json_each(content: list[Any]) -> None:
     assert [json.loads(line) for line in encoded(content).split(b"\n")] == content
 
 
 @given(st.lists(st.binary()))
-def test_a_list_of_bytes_is_all_of_them(content: list[bytes]) -> None:
+def test_a_list_of_bytes_is_concatenated(content: list[bytes]) -> None:
     assert encoded(content) == b"".join(content)
 
 
 @given(st.binary())
-def test_a_file_is_what_is_left_in_it(content: bytes) -> None:
+def test_a_file_is_encoded_as_its_remaining_content(content: bytes) -> None:
     assert encoded(io.BytesIO(content)) == content
     assert encoded(io.BufferedReader(io.BytesIO(content))) == content
 
 
 @given(st.binary())
-def test_bytes_are_sent_as_they_are_and_strictly_as_numbers(content: bytes) -> None:
+def test_bytes_are_sent_unchanged_or_as_numbers_in_strict_mode(content: bytes) -> None:
     digits = b"\n".join(b"%d" % byte for byte in content)
     for like in (content, bytearray(content), memoryview(content), array.array("B", content)):
         assert OURS.encode(like, "text/plain") == content
@@ -74,7 +74,7 @@ def test_bytes_are_sent_as_they_are_and_strictly_as_numbers(content: bytes) -> N
         lambda names: st.lists(st.fixed_dictionaries({name: st.text() for name in names}), min_size=1)
     )
 )
-def test_a_table_is_read_again_as_it_was_written(rows: list[dict[str, str]]) -> None:
+def test_a_table_encoded_as_csv_is_read_back_unchanged(rows: list[dict[str, str]]) -> None:
     read = list(csv.reader(io.StringIO(encoded(rows, "text/csv").decode(), newline="")))
 
     assert read == [list(rows[0]), *([row[name] for name in rows[0]] for row in rows)]
@@ -97,7 +97,7 @@ def test_a_table_is_read_again_as_it_was_written(rows: list[dict[str, str]]) -> 
         (array.array("i", [1, 2]), b"1\n2"), (memoryview(array.array("d", [1.5, 2.5])), b"1.5\n2.5"),
     ],
 )  # fmt: skip
-def test_the_rules(content: Any, body: bytes) -> None:
+def test_contents_are_encoded_as_the_original_encoded_them(content: Any, body: bytes) -> None:
     assert encoded(content) == body
 
 
@@ -111,21 +111,21 @@ def test_the_rules(content: Any, body: bytes) -> None:
         ([memoryview(b"a"), "b"], b"a\nb"),
     ],
 )
-def test_what_the_original_had_no_answer_to(content: Any, body: bytes) -> None:
+def test_contents_that_fail_in_strict_mode_are_encoded_otherwise(content: Any, body: bytes) -> None:
     assert OURS.encode(content, "text/plain") == body
     with pytest.raises((TypeError, ValueError)):
         ORIGINAL.encode(content, "text/plain")
 
 
 @pytest.mark.parametrize("content", [object(), {"a": b"x"}, {"a": {1}}, 1j, [[(1, 2, 3)]], ["\ud800"], {(1, 2): 3}])
-def test_what_has_no_form_is_an_error(content: Any) -> None:
+def test_a_content_that_cannot_be_encoded_is_an_error(content: Any) -> None:
     for encoder in (ORIGINAL, OURS):
         with pytest.raises((TypeError, ValueError)):
             encoder.encode(content, "text/plain")
 
 
 @pytest.mark.parametrize("rows", [[{"a": 1}, {"b": 2}], [{"a": 1}, 5], [1], [[1, 2]]])
-def test_what_is_no_table_is_an_error(rows: Any) -> None:
+def test_rows_that_are_not_a_table_are_an_error(rows: Any) -> None:
     for encoder in (ORIGINAL, OURS):
         with pytest.raises((ValueError, AttributeError, TypeError)):
             encoder.encode(rows, "text/csv")

@@ -1,4 +1,4 @@
-"""The folder that is served: where it is, what is installed for it, and what it finds in its environment."""
+"""AbejaFolder: which folder is served, what is installed for it, and its environment."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def folder(path: Path | None, settings: Settings | None = None, **environ: str) 
         (["b", "a/a"], "b"), ([".hidden"], ".hidden"), (["b", "a"], "a"), ([".", "a"], "."),
     ],
 )  # fmt: skip
-def test_it_is_the_nearest_that_is_marked(tmp_path: Path, marked: list[str], found: str) -> None:
+def test_the_working_folder_is_the_nearest_marked_folder(tmp_path: Path, marked: list[str], found: str) -> None:
     for place in marked:
         (tmp_path / place / ".abeja").mkdir(parents=True)
 
@@ -30,7 +30,7 @@ def test_it_is_the_nearest_that_is_marked(tmp_path: Path, marked: list[str], fou
     assert folder(tmp_path).spec().path == tmp_path / found
 
 
-def test_a_file_marks_nothing_and_a_folder_that_leads_back_is_no_trap(tmp_path: Path) -> None:
+def test_a_marker_file_is_ignored_and_a_symlink_cycle_does_not_hang(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / ".abeja").touch()
     (tmp_path / "a" / "back").symlink_to(tmp_path)
@@ -38,7 +38,7 @@ def test_a_file_marks_nothing_and_a_folder_that_leads_back_is_no_trap(tmp_path: 
     assert working_folder(tmp_path) == tmp_path
 
 
-def test_a_pipfile_comes_before_requirements(tmp_path: Path) -> None:
+def test_a_pipfile_takes_precedence_over_requirements_txt(tmp_path: Path) -> None:
     assert requirements_of(tmp_path) is None
     (tmp_path / "Pipfile.lock").touch()
     assert requirements_of(tmp_path) is None
@@ -48,7 +48,7 @@ def test_a_pipfile_comes_before_requirements(tmp_path: Path) -> None:
     assert requirements_of(tmp_path) == tmp_path / "Pipfile"
 
 
-def test_what_is_named_in_the_marked_folder_is_installed_unless_told_not_to(tmp_path: Path) -> None:
+def test_requirements_of_the_marked_folder_are_installed_unless_disabled(tmp_path: Path) -> None:
     (tmp_path / "a" / ".abeja").mkdir(parents=True)
     (tmp_path / "a" / "requirements.txt").touch()
     (tmp_path / "Pipfile").touch()
@@ -59,7 +59,7 @@ def test_what_is_named_in_the_marked_folder_is_installed_unless_told_not_to(tmp_
     assert without.spec().worker.requirements is None
 
 
-def test_the_handler_is_the_settings_or_the_environment_s(tmp_path: Path) -> None:
+def test_the_handler_comes_from_the_settings_or_the_environment(tmp_path: Path) -> None:
     assert folder(tmp_path).handler == "main:handler"
     assert folder(tmp_path, HANDLER="a:b").spec().worker.environment["HANDLER"] == "a:b"
     assert folder(tmp_path, HANDLER="").handler == ""
@@ -70,23 +70,23 @@ def test_the_handler_is_the_settings_or_the_environment_s(tmp_path: Path) -> Non
     ("said", "found"),
     [("", "abejainc_training_result"), (".", "."), ("a/../b", "b"), ("/results/x/", "/results/x/")],
 )
-def test_results_are_where_the_environment_says_from_where_it_was_started(
-    tmp_path: Path, said: str, found: str
-) -> None:
+def test_the_training_result_dir_is_relative_to_the_starting_folder(tmp_path: Path, said: str, found: str) -> None:
     (tmp_path / "a" / ".abeja").mkdir(parents=True)
     place = folder(tmp_path, ABEJA_TRAINING_RESULT_DIR=said).spec().worker.environment["ABEJA_TRAINING_RESULT_DIR"]
 
     assert place == (found if found.startswith("/") else str(tmp_path / found))
 
 
-def test_the_root_is_the_argument_or_the_environment_s_or_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_root_is_the_argument_or_the_environment_variable_or_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert folder(None).path == tmp_path
     assert folder(None, ABEJA_USER_MODEL_ROOT="a").path == tmp_path / "a"
     assert folder(Path("b"), ABEJA_USER_MODEL_ROOT="a").path == tmp_path / "b"
 
 
-def test_a_folder_that_is_not_there_is_said_so(tmp_path: Path) -> None:
+def test_a_missing_or_remote_folder_is_reported(tmp_path: Path) -> None:
     assert "no such folder" in str(folder(tmp_path / "missing").invalid_path())
     assert "must be in a local folder" in str(folder(None, Settings(model_repository=("s3://a/b",))).invalid_path())
     assert folder(tmp_path).invalid_path() is None

@@ -1,4 +1,4 @@
-"""The worker of a handler: it imports it as the original did, and a call harms nobody but itself."""
+"""The worker of a handler imports it as the original did, and a failed call does not affect others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNEXPECTED = b'{"status":"unexpected error occurred"}'
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder that a handler works in, whose modules are forgotten afterwards."""
+    """The folder that a handler works in; its modules are removed from sys.modules afterward."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "modules", {**sys.modules})
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
@@ -34,7 +34,7 @@ def opened(handler: str, *, strict: bool = False, beside: tuple[str, ...] = ()) 
 
 
 def called(service: AbejaInside, body: bytes = b"", boundary: str | None = None) -> tuple[int, bytes]:
-    """Call it. Returns: status and body."""
+    """Call the handler. Returns: status and body."""
     head = pack_head("POST", "text/plain", [("content-type", ["text/plain"])], boundary)
     reply, _ = service.call(CALL, 1, head + body, [])
     status, _, _, content = read_answer(reply)
@@ -45,7 +45,7 @@ def inside(handler: Any, *, strict: bool = False) -> AbejaInside:
     return AbejaInside(handler, {}, strict=strict)
 
 
-def test_a_handler_is_a_name_in_a_module_of_its_folder(folder: Path) -> None:
+def test_a_handler_is_a_callable_in_a_module_of_its_folder(folder: Path) -> None:
     (folder / "abeja_one.py").write_text("def serve(request, context): return {'content': [request.read(), context]}")
     (folder / "abeja_two").mkdir()
     (folder / "abeja_two" / "deep.py").write_text(
@@ -56,7 +56,9 @@ def test_a_handler_is_a_name_in_a_module_of_its_folder(folder: Path) -> None:
     assert called(opened("abeja_two.deep:Handler")) == (200, b"x")
 
 
-def test_a_context_comes_from_the_environment_and_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_context_comes_from_the_environment_and_persists_between_calls(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (folder / "abeja_context.py").write_text(
         "def handler(request, context):\n    context['n'] = context.get('n', 0) + 1\n    return {'content': context}"
     )
@@ -70,7 +72,7 @@ def test_a_context_comes_from_the_environment_and_stays(folder: Path, monkeypatc
 
 
 @pytest.mark.parametrize("handler", ["main", "a:b:c", "", ":", "main:", ":handler", "abeja_lacks:none", "abeja_none:x"])
-def test_what_names_no_handler_is_not_opened(folder: Path, handler: str) -> None:
+def test_an_invalid_handler_name_is_rejected(folder: Path, handler: str) -> None:
     (folder / "abeja_lacks.py").write_text("")
     with pytest.raises(InferError) as caught:
         opened(handler)
@@ -79,13 +81,13 @@ def test_what_names_no_handler_is_not_opened(folder: Path, handler: str) -> None
 
 
 @pytest.mark.parametrize("source", ["1/0", "def", "raise SystemExit(5)", "import abeja_nothing_like_it"])
-def test_a_module_that_cannot_be_imported_is_not_served(folder: Path, source: str) -> None:
+def test_a_module_that_cannot_be_imported_is_rejected(folder: Path, source: str) -> None:
     (folder / "abeja_broken.py").write_text(source)
     with pytest.raises(InferError, match="handler 'abeja_broken:handler' cannot be imported: "):
         opened("abeja_broken:handler")
 
 
-def test_modules_of_the_server_are_found_where_there_are_no_others(folder: Path) -> None:
+def test_modules_in_the_fallback_folders_can_be_imported(folder: Path) -> None:
     (folder / "there").mkdir()
     (folder / "there" / "abeja_beside.py").write_text("said = 'there'")
     (folder / "abeja_uses.py").write_text(
@@ -95,7 +97,7 @@ def test_modules_of_the_server_are_found_where_there_are_no_others(folder: Path)
     assert called(opened("abeja_uses:handler", beside=(str(folder / "there"),))) == (200, b"there")
 
 
-def test_an_error_is_told_to_the_log_only(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_exception_of_a_handler_is_logged_and_not_sent_to_the_client(capfd: pytest.CaptureFixture[str]) -> None:
     def handler(request: Any, context: Any) -> Any:
         raise ValueError("deep inside")
 
@@ -103,13 +105,13 @@ def test_an_error_is_told_to_the_log_only(capfd: pytest.CaptureFixture[str]) -> 
     assert "ValueError: deep inside" in capfd.readouterr().err
 
 
-def test_what_is_no_answer_is_an_error(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_result_of_a_handler_is_answered_500(capfd: pytest.CaptureFixture[str]) -> None:
     assert called(inside(lambda request, context: "text")) == (500, UNEXPECTED)
     assert "a handler must return a dict" in capfd.readouterr().err
     assert called(inside(lambda request: {})) == (500, UNEXPECTED)
 
 
-def test_an_error_is_one_also_where_nothing_can_be_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_errors_are_answered_even_if_stderr_is_closed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A handler may have closed stderr, as programs do that become daemons."""
     with (tmp_path / "closed").open("w") as closed:
         pass
@@ -120,7 +122,7 @@ def test_an_error_is_one_also_where_nothing_can_be_told(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit])
-def test_what_ends_a_process_is_left_to_the_worker(error: type[BaseException]) -> None:
+def test_exit_exceptions_of_a_handler_reach_the_worker(error: type[BaseException]) -> None:
     def handler(request: Any, context: Any) -> Any:
         raise error
 
@@ -128,7 +130,7 @@ def test_what_ends_a_process_is_left_to_the_worker(error: type[BaseException]) -
         called(inside(handler))
 
 
-def test_a_coroutine_is_awaited_on_a_loop_that_stays() -> None:
+def test_coroutines_are_awaited_on_the_same_loop_in_every_call() -> None:
     import asyncio
 
     loops = []
@@ -145,20 +147,20 @@ def test_a_coroutine_is_awaited_on_a_loop_that_stays() -> None:
     assert called(inside(handler, strict=True)) == (500, UNEXPECTED)
 
 
-def test_a_form_that_cannot_be_read_is_answered_without_the_handler() -> None:
+def test_a_malformed_form_is_answered_400_without_calling_the_handler() -> None:
     status, body = called(inside(None), b"hello", "edge")
 
     assert (status, json.loads(body)["status"]) == (400, "the form cannot be read: its boundary is nowhere in it")
 
 
-def test_a_body_that_a_handler_returns_is_read_after_it() -> None:
+def test_a_request_body_can_be_returned_as_the_content() -> None:
     assert called(inside(lambda request, context: {"content": request["contents"][0]["body"]}), b"a\nb") == (
         200,
         b"a\nb",
     )
 
 
-def test_heads_that_are_all_different_fill_no_memory() -> None:
+def test_the_cache_of_request_heads_is_bounded() -> None:
     service = inside(lambda request, context: {"content": request["http_headers"]["n"]})
     for number in range(600):
         reply, _ = service.call(CALL, 1, pack_head("GET", "t", [("n", [str(number)])], None), [])

@@ -1,4 +1,4 @@
-"""A handler behind a live server: what ends its process, what is asked beside it, and its two ports."""
+"""A handler behind a live server: calls that end its process, restarts, health, and the two ports."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def live(folder: Path) -> Iterator[Live]:
 
 @pytest.fixture
 def pipes(tmp_path: Path) -> Path:
-    """A folder with two pipes: a call that is told of it says when it has begun, and waits until it may end."""
+    """A folder with two pipes: a call that gets its path reports that it has begun, and waits until it may end."""
     for name in ("begun", "enough"):
         os.mkfifo(tmp_path / name)
     return tmp_path
 
 
 def ask(port: int, query: str = "", path: str = "/", method: str = "GET") -> tuple[int, bytes]:
-    """Ask on a connection of its own."""
+    """Send a request over its own connection."""
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
         connection.request(method, f"{path}?{query}")
         with connection.getresponse() as answer:
@@ -88,7 +88,7 @@ def await_health(live: Live) -> None:
 
 
 @pytest.mark.parametrize("how", ["exit", "leave"])
-def test_a_call_that_ends_its_process_harms_itself_only(live: Live, how: str) -> None:
+def test_a_call_that_ends_its_process_fails_without_affecting_other_calls(live: Live, how: str) -> None:
     words = ["a", how, "b", how, "c"]
     with ThreadPoolExecutor(len(words)) as threads:
         found = list(threads.map(lambda word: ask(live.http_port, word), words))
@@ -98,7 +98,7 @@ def test_a_call_that_ends_its_process_harms_itself_only(live: Live, how: str) ->
     await_health(live)
 
 
-def test_a_process_that_is_killed_takes_its_call_with_it_and_another_comes(live: Live, pipes: Path) -> None:
+def test_a_killed_process_fails_its_running_call_and_is_replaced(live: Live, pipes: Path) -> None:
     with ThreadPoolExecutor(2) as threads:
         pid = int(ask(live.http_port)[1])
         busy = threads.submit(ask, live.http_port, str(pipes))
@@ -113,7 +113,7 @@ def test_a_process_that_is_killed_takes_its_call_with_it_and_another_comes(live:
     await_health(live)
 
 
-def test_health_says_so_while_there_is_no_process(tmp_path: Path) -> None:
+def test_health_is_503_while_no_process_serves(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "go")
     again = "import pathlib\nif pathlib.Path('again').exists(): open('go').read()\npathlib.Path('again').touch()\n"
     (tmp_path / "main.py").write_text(again + MAIN)
@@ -129,7 +129,7 @@ def test_health_says_so_while_there_is_no_process(tmp_path: Path) -> None:
         assert health(live) == [OK, OK]
 
 
-def test_the_others_serve_while_one_process_is_away(tmp_path: Path) -> None:
+def test_the_other_processes_serve_while_one_is_restarting(tmp_path: Path) -> None:
     gated = "import pathlib\nif pathlib.Path('gate').exists(): open('gate').read()\n"
     (tmp_path / "main.py").write_text(gated + MAIN)
     with live_server(tmp_path, dialect="abeja", abeja_health_port=0, abeja_workers=2) as live:
@@ -153,7 +153,7 @@ def test_health_is_answered_while_a_call_runs(live: Live, pipes: Path) -> None:
         assert busy.result(30)[0] == 200
 
 
-def test_what_is_penstock_s_own_is_on_the_health_port_only(live: Live) -> None:
+def test_paths_of_penstock_are_served_only_on_the_health_port(live: Live) -> None:
     port = health_port(live)
 
     assert [ask(port, path=path)[0] for path in ("/v2", "/v2/models/handler/ready", "/metrics", "/docs")] == [200] * 4
@@ -176,7 +176,7 @@ def test_a_connection_serves_many_calls(live: Live) -> None:
     assert sockets[0] is sockets[1] is sockets[2]
 
 
-def test_several_processes_serve_at_once(folder: Path, tmp_path: Path) -> None:
+def test_several_processes_serve_in_parallel(folder: Path, tmp_path: Path) -> None:
     places = [tmp_path / name for name in ("one", "two")]
     for place in places:
         place.mkdir()
@@ -197,7 +197,7 @@ def test_several_processes_serve_at_once(folder: Path, tmp_path: Path) -> None:
 
 
 class Started:
-    """`penstock serve` as a process of its own, in a folder."""
+    """`penstock serve` as a separate process in a folder."""
 
     def __init__(self, folder: Path, *words: str, **environ: str) -> None:
         command = [sys.executable, "-m", "penstock.server.cli", "serve", "--dialect=abeja", "--http-port=0"]
@@ -209,7 +209,7 @@ class Started:
         self.lines: list[str] = []
 
     def line(self, word: str) -> str:
-        """Wait for a line of its log."""
+        """Wait for a line of its log that contains `word`."""
         line: str
         assert self.child.stderr is not None
         for line in self.child.stderr:
@@ -235,7 +235,7 @@ class Started:
         self.child.stderr.close()
 
 
-def test_a_server_that_is_told_to_end_finishes_what_it_has_accepted(folder: Path, pipes: Path) -> None:
+def test_sigterm_lets_accepted_calls_finish(folder: Path, pipes: Path) -> None:
     with Started(folder) as server, ThreadPoolExecutor(1) as thread:
         port = int(server.line("HTTP on").partition("HTTP on http://127.0.0.1:")[2].partition(",")[0])
         server.line("serving handler")
@@ -249,7 +249,7 @@ def test_a_server_that_is_told_to_end_finishes_what_it_has_accepted(folder: Path
         assert server.status() == 0
 
 
-def test_until_the_handler_is_there_it_says_so(tmp_path: Path) -> None:
+def test_requests_are_answered_503_until_the_handler_is_loaded(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "go")
     (tmp_path / "main.py").write_text("open('go').read()\ndef handler(r, c): return {'content': 'at last'}")
     with Started(tmp_path) as server:
@@ -271,7 +271,9 @@ def test_until_the_handler_is_there_it_says_so(tmp_path: Path) -> None:
         ([], {"CONTEXT": "{"}, "CONTEXT in the environment is not JSON"),
     ],
 )
-def test_a_server_without_its_handler_ends(folder: Path, words: list[str], more: dict[str, str], why: str) -> None:
+def test_the_server_exits_with_status_1_if_the_handler_cannot_be_loaded(
+    folder: Path, words: list[str], more: dict[str, str], why: str
+) -> None:
     with Started(folder, *words, **more) as server:
         server.line("no handler can be served:")
         server.line(why)
@@ -279,7 +281,7 @@ def test_a_server_without_its_handler_ends(folder: Path, words: list[str], more:
         assert server.status() == 1
 
 
-def test_a_server_whose_requirements_cannot_be_met_ends(tmp_path: Path) -> None:
+def test_the_server_exits_with_status_1_if_requirements_cannot_be_installed(tmp_path: Path) -> None:
     (tmp_path / "main.py").write_text("def handler(r, c): return {}")
     (tmp_path / "requirements.txt").write_text("--no-index\nno-such-package-as-this\n")
     with Started(tmp_path, f"--environments={tmp_path / 'kept'}", "--offline") as server:

@@ -1,4 +1,4 @@
-"""What `model run-local` posts, and what it makes of the answers, without a handler."""
+"""The requests of `model run-local`, and how it treats the answers, without a handler."""
 
 from __future__ import annotations
 
@@ -56,35 +56,35 @@ def first(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     monkeypatch.setitem(ANSWERS, "/", ANSWERS[path])
 
 
-def test_an_answer_is_given_as_it_is(local: LocalServer) -> None:
+def test_post_returns_the_body_of_the_answer(local: LocalServer) -> None:
     assert local.post("text/plain", b"body") == b"x"
 
 
 @pytest.mark.parametrize(
     ("path", "method"), [("/see-other", b"GET"), ("/same", b"POST"), ("/asking", b"with its query")]
 )
-def test_it_goes_where_it_is_sent(
-    local: LocalServer, monkeypatch: pytest.MonkeyPatch, path: str, method: bytes
-) -> None:
+def test_post_follows_redirects(local: LocalServer, monkeypatch: pytest.MonkeyPatch, path: str, method: bytes) -> None:
     first(monkeypatch, path)
 
     assert local.post("text/plain", b"body") == method
 
 
-def test_but_not_for_ever(local: LocalServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_post_fails_after_30_redirects(local: LocalServer, monkeypatch: pytest.MonkeyPatch) -> None:
     first(monkeypatch, "/round")
 
     with pytest.raises(LocalServerError, match=r"^failed to send request : Exceeded 30 redirects\.$"):
         local.post("text/plain", b"body")
 
 
-def test_and_nowhere_without_a_place(local: LocalServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_post_does_not_follow_a_redirect_without_a_location(
+    local: LocalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first(monkeypatch, "/nowhere")
 
     assert local.post("text/plain", b"body") == b"stays"
 
 
-def test_an_error_is_told_as_it_was(local: LocalServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_post_reports_an_error_status_as_the_original_did(local: LocalServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ANSWERS, "/", (503, {}, b"why"))
 
     with pytest.raises(LocalServerError) as failed:
@@ -94,7 +94,7 @@ def test_an_error_is_told_as_it_was(local: LocalServer, monkeypatch: pytest.Monk
     )
 
 
-def test_what_a_line_of_the_log_says_is_shown(local: LocalServer) -> None:
+def test_the_message_of_a_json_log_line_is_shown(local: LocalServer) -> None:
     assert local._log_message('{"level": "INFO", "msg": "handler \'m:h\': printed"}') == "printed"
     assert local._log_message("no JSON") == "no JSON"
     assert local._log_message("[1]") == "[1]"

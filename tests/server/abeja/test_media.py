@@ -1,4 +1,4 @@
-"""Media types are read as the original's proxy read them: what it refused is refused, what it took is taken."""
+"""Media types are parsed as by the original's proxy, and rejected if it rejected them."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ BAD = [
 
 
 @pytest.mark.parametrize("value", GOOD)
-def test_what_is_valid_is_taken_apart(value: str) -> None:
+def test_a_valid_media_type_is_parsed_into_type_and_parameters(value: str) -> None:
     assert parse_media(value) == GOOD[value]
 
 
 @pytest.mark.parametrize("value", BAD)
-def test_what_is_not_is_refused(value: str) -> None:
+def test_an_invalid_media_type_is_rejected(value: str) -> None:
     assert parse_media(value) is None
 
 
@@ -47,7 +47,7 @@ WORD = st.text("abcXYZ0189!#$&+-.^_`{|}~", min_size=1, max_size=8)
 
 
 @given(WORD, WORD, st.dictionaries(WORD.map(str.lower), st.text(st.characters(min_codepoint=32, max_codepoint=255))))
-def test_what_is_written_is_read_again(kind: str, subkind: str, parameters: dict[str, str]) -> None:
+def test_a_media_type_with_quoted_parameters_is_read_back(kind: str, subkind: str, parameters: dict[str, str]) -> None:
     quoted = {name: value.replace("\\", "\\\\").replace('"', '\\"') for name, value in parameters.items()}
     value = f"{kind}/{subkind}" + "".join(f'; {name}="{text}"' for name, text in quoted.items())
 
@@ -55,14 +55,14 @@ def test_what_is_written_is_read_again(kind: str, subkind: str, parameters: dict
 
 
 @given(st.text(st.characters(max_codepoint=255)))
-def test_nothing_makes_it_fail(value: str) -> None:
+def test_parse_media_raises_no_exception_for_any_text(value: str) -> None:
     parse_media(value)
 
 
-def test_each_byte_that_is_no_text_is_one_replacement() -> None:
+def test_each_byte_that_is_not_utf_8_is_replaced() -> None:
     assert text_of(b"a\xe6\x97\xa5b") == "a日b"
     assert text_of(b"\xe6\x97\xff") == "\ufffd\ufffd\ufffd"
 
 
-def test_a_header_name_is_a_word() -> None:
+def test_only_words_are_header_names() -> None:
     assert [is_name(name) for name in ("x-one", "x_1", "", "a b", "a:", "é", "a\n")] == [True, True, *[False] * 5]

@@ -1,4 +1,4 @@
-"""Forms are read as the original's proxy read them; what made it drop the connection is refused."""
+"""Forms are read as the original's proxy read them; those that made it drop the connection are rejected."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def part(headers: str, content: bytes = b"1") -> MultipartPart:
     return read
 
 
-def said(disposition: str) -> tuple[str | None, str | None]:
+def names_in(disposition: str) -> tuple[str | None, str | None]:
     """Give form name and file name."""
     read = part(f"Content-Disposition: {disposition}")
     return read.form_name, read.file_name
 
 
 @given(st.lists(st.binary(max_size=40).filter(lambda content: b"--edge" not in content), max_size=5))
-def test_contents_come_back_in_order(contents: list[bytes]) -> None:
+def test_the_parts_of_a_form_are_read_in_order(contents: list[bytes]) -> None:
     parts = [(f'Content-Disposition: form-data; name="n{at}"', content) for at, content in enumerate(contents)]
 
     assert parts_of(form(*parts), b"edge") == [
@@ -45,25 +45,25 @@ def test_contents_come_back_in_order(contents: list[bytes]) -> None:
 
 
 @given(st.binary(max_size=200), st.integers(0, 200))
-def test_whatever_comes_is_read_or_refused(noise: bytes, at: int) -> None:
+def test_any_body_is_read_or_rejected(noise: bytes, at: int) -> None:
     whole = form(("Content-Type: a/b", b"x"), ('Content-Disposition: form-data; name="a"', noise))
     for body in (whole[:at], whole[:at] + noise + whole[at:], b"--edge" + noise):
         with contextlib.suppress(CallRefusedError):
             parts_of(body, b"edge")
 
 
-def test_names_are_those_of_form_data_and_of_files_without_their_folders() -> None:
-    assert said('form-data; name="a"; filename="../b/c.txt"') == ("a", "c.txt")
-    assert said('attachment; name="a"; filename="b"') == (None, "b")
-    assert said("form-data; name=a; filename=b") == ("a", "b")
-    assert said('form-data; name=""; filename=""') == (None, None)
-    assert said('form-data; name="a"; filename="/"') == ("a", "/")
-    assert said('form-data; name="日本"; filename="é/日.jpg"') == ("日本", "日.jpg")
-    assert said("form-data; name=a; filename=b; filename*=utf-8''%e6%97%a5") == ("a", "日")
-    assert said('form-data; name="a') == (None, None)
+def test_form_names_and_file_names_are_read_and_folders_are_removed() -> None:
+    assert names_in('form-data; name="a"; filename="../b/c.txt"') == ("a", "c.txt")
+    assert names_in('attachment; name="a"; filename="b"') == (None, "b")
+    assert names_in("form-data; name=a; filename=b") == ("a", "b")
+    assert names_in('form-data; name=""; filename=""') == (None, None)
+    assert names_in('form-data; name="a"; filename="/"') == ("a", "/")
+    assert names_in('form-data; name="日本"; filename="é/日.jpg"') == ("日本", "日.jpg")
+    assert names_in("form-data; name=a; filename=b; filename*=utf-8''%e6%97%a5") == ("a", "日")
+    assert names_in('form-data; name="a') == (None, None)
 
 
-def test_headers_are_taken_as_they_come() -> None:
+def test_part_headers_are_read_as_the_original_read_them() -> None:
     assert part("content-TYPE:  a/b; c=d ").content_type == "a/b; c=d"
     assert part("Content-Type:").content_type is None
     assert part('Content-Disposition: form-data;\n  name="a"\nX: y').form_name == "a"
@@ -77,19 +77,19 @@ def test_quoted_printable_is_decoded_and_base64_is_not() -> None:
     assert part("Content-Transfer-Encoding: base64", b"YQ==").content == b"YQ=="
 
 
-def test_lines_may_end_with_a_line_feed_alone() -> None:
+def test_lines_can_end_with_a_line_feed_alone() -> None:
     assert [each.content for each in parts_of(form(("X: y", b"1\r"), ("X: y", b"\n"), newline="\n"), b"edge")] == [
         b"1\r", b"\n",
     ]  # fmt: skip
 
 
-def test_what_stands_around_the_parts_is_skipped() -> None:
+def test_text_before_and_after_the_parts_is_skipped() -> None:
     body = b"ignore\r\n--edgeless\r\n" + form(("X: y", b"1")) + b"and this"
 
     assert [each.content for each in parts_of(body, b"edge")] == [b"1"]
 
 
-def test_an_edge_is_one_before_a_blank_a_newline_or_two_dashes_only() -> None:
+def test_a_boundary_must_be_followed_by_a_blank_a_newline_or_two_dashes() -> None:
     for content in (b"--edg\r\n--edges\r\n --edge", b"--edge-x\r\n--edge-\r\n", b"\r\n--edge-"):
         assert part("X: y", content).content == content
     assert parts_of(b"--edge  \r\nX: y\r\n\r\n1\r\n--edge-- \t", b"edge")[0].content == b"1"
@@ -97,12 +97,12 @@ def test_an_edge_is_one_before_a_blank_a_newline_or_two_dashes_only() -> None:
 
 
 @pytest.mark.parametrize("body", [b"--edge--\r\n", b"--edge--", b"--edge-- \r\n", b"--edge\r\nContent-Dispo: x"])
-def test_a_form_may_have_no_parts(body: bytes) -> None:
+def test_a_form_can_have_no_parts(body: bytes) -> None:
     assert parts_of(body, b"edge") == []
 
 
 @pytest.mark.parametrize("cut", [10, 20, 30])
-def test_a_form_whose_content_is_cut_off_is_answered_as_the_original_did(cut: int) -> None:
+def test_a_truncated_form_is_rejected_with_the_error_of_the_original(cut: int) -> None:
     body = form(("X: y", b"0123456789" * 5))[:-cut]
 
     with pytest.raises(CallRefusedError) as caught:
@@ -124,13 +124,13 @@ def test_a_form_whose_content_is_cut_off_is_answered_as_the_original_did(cut: in
         (b"--edge\r\nX: y\r\n\r\n1\r\n--edge", "what follows its boundary is neither a part nor the end"),
     ],
 )
-def test_a_form_that_made_the_original_drop_the_connection_is_refused(body: bytes, text: str) -> None:
+def test_a_form_that_made_the_original_drop_the_connection_is_rejected_with_400(body: bytes, text: str) -> None:
     with pytest.raises(CallRefusedError) as caught:
         parts_of(body, b"edge")
     assert (caught.value.status, caught.value.text) == (400, f"the form cannot be read: {text}")
 
 
-def test_an_empty_boundary_is_refused() -> None:
+def test_an_empty_boundary_is_rejected() -> None:
     with pytest.raises(CallRefusedError, match="its boundary is empty"):
         parts_of(b"--\r\n", b"")
 
@@ -144,7 +144,7 @@ def test_an_empty_boundary_is_refused() -> None:
     ],
     ids=["lines that go on", "parameters", "blanks"],
 )
-def test_a_form_takes_no_more_than_linear_time(headers: str, content: bytes) -> None:
+def test_a_form_is_parsed_in_linear_time(headers: str, content: bytes) -> None:
     start = time.process_time()
 
     assert part(headers, content).content == content

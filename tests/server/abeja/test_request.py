@@ -1,4 +1,4 @@
-"""The request object: a mapping, a file, and nothing that one call leaves for the next."""
+"""The request object is a mapping and a file, and one call's changes do not reach the next."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def request(body: bytes = b'{"a": 1}', boundary: str | None = None) -> Request:
     return RequestHead(json.loads(json.dumps(said))).request(body)
 
 
-def test_it_is_a_mapping_that_cannot_be_changed() -> None:
+def test_a_request_is_an_immutable_mapping() -> None:
     made: Any = request()
 
     assert list(made) == ["http_method", "content_type", "headers", "http_headers", "contents"]
@@ -36,7 +36,7 @@ def test_it_is_a_mapping_that_cannot_be_changed() -> None:
         made["missing"]
 
 
-def test_it_is_a_file_to_read_from() -> None:
+def test_a_request_is_a_readable_file() -> None:
     made = request(b"0123456789")
 
     assert [made.read(3), made["contents"][0].read(2), made.read(), made.read()] == [b"012", b"34", b"56789", b""]
@@ -46,14 +46,14 @@ def test_it_is_a_file_to_read_from() -> None:
         made.read()
 
 
-def test_a_body_is_a_file_that_cannot_be_written_to() -> None:
+def test_the_body_of_a_request_is_a_read_only_file() -> None:
     body = request(b"a\nb")["contents"][0]["body"]
 
     assert [body.peek(1)[:1], body.readline(), body.seek(0), list(body)] == [b"a", b"a\n", 0, [b"a\n", b"b"]]
     assert not body.writable()
 
 
-def test_a_form_has_a_content_for_each_part() -> None:
+def test_a_form_has_one_content_per_part() -> None:
     first, second = request(FORM, "edge")["contents"]
 
     assert dict(first) == {
@@ -66,7 +66,7 @@ def test_a_form_has_a_content_for_each_part() -> None:
     assert [first.read(), second.read(), second["form_name"]] == [b"first", b"second", None]
 
 
-def test_without_parts_there_is_nothing_to_read() -> None:
+def test_reading_a_form_without_parts_is_an_error() -> None:
     made = request(b"--edge--", "edge")
 
     assert made["contents"] == []
@@ -76,7 +76,7 @@ def test_without_parts_there_is_nothing_to_read() -> None:
         made["metadata"]
 
 
-def test_headers_are_found_in_any_letters_and_told_value_by_value() -> None:
+def test_headers_are_case_insensitive_and_have_one_item_per_value() -> None:
     headers = request()["http_headers"]
 
     assert [headers["X-MANY"], headers["missing"], headers.get("missing", "d")] == ["two", None, "d"]
@@ -90,7 +90,7 @@ def test_headers_are_found_in_any_letters_and_told_value_by_value() -> None:
     assert headers != {}
 
 
-def test_what_a_call_does_to_its_request_the_next_does_not_see() -> None:
+def test_changes_that_a_call_makes_to_its_request_do_not_affect_the_next_call() -> None:
     said = {"method": "GET", "type": "t", "headers": HEADERS, "boundary": None}
     asked = RequestHead(said)
     first = asked.request(b"x")

@@ -1,4 +1,4 @@
-"""What a head says before a worker is asked: who is answered at once, and what the others' handler is told."""
+"""AbejaService: which requests are answered from their head alone, and what the worker gets of the others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOBODY: Any = None
 
 
 class Connection:
-    """Keeps what is answered."""
+    """Records the answers."""
 
     def __init__(self) -> None:
         self.answers: list[tuple[Any, ...]] = []
@@ -38,18 +38,18 @@ def claimed(method: str, target: str = "/", *lines: str, of: AbejaService | None
     return (of or service()).claim(parse_head(head.encode("latin-1"), Limits()))
 
 
-def told(claim: Any) -> dict[str, Any]:
-    """Give what the worker is told."""
+def head_of(claim: Any) -> dict[str, Any]:
+    """Give the head that the worker gets."""
     return dict(read_head(split_call(claim.packed_head)[0]))
 
 
-def test_headers_are_told_in_order_with_all_their_values() -> None:
+def test_the_worker_gets_the_headers_sorted_with_all_their_values() -> None:
     claim = claimed(
         "POST", "/any/path?x", "Content-Type:  text/plain; a=b ", "X-Many: one", "accept: */*", "x-many:  two, 2 ",
         "Content-Length: 2", "X-Empty:", "AUTHORIZATION: Bearer t", "X-Bytes: \xe9\xe6\x97\xa5",
     )  # fmt: skip
 
-    assert told(claim) == {
+    assert head_of(claim) == {
         "method": "POST",
         "type": "text/plain; a=b",
         "headers": [
@@ -61,26 +61,26 @@ def test_headers_are_told_in_order_with_all_their_values() -> None:
     assert claim.query is None
 
 
-def test_a_trailer_is_shown_where_nothing_can_follow_the_body() -> None:
-    assert told(claimed("GET", "/", "Trailer: x"))["headers"] == [["trailer", ["x"]]]
+def test_a_trailer_header_is_passed_on_only_without_a_chunked_body() -> None:
+    assert head_of(claimed("GET", "/", "Trailer: x"))["headers"] == [["trailer", ["x"]]]
     chunked = claimed("POST", "/", "Trailer: x", "Transfer-Encoding: chunked", "Content-Type: text/plain")
-    assert told(chunked)["headers"] == [["content-type", ["text/plain"]]]
+    assert head_of(chunked)["headers"] == [["content-type", ["text/plain"]]]
 
 
-def test_which_headers_are_hidden_is_a_matter_of_settings() -> None:
+def test_the_hidden_headers_are_configurable() -> None:
     claim = claimed("GET", "/", "Authorization: t", "X-Key: k", of=service(hidden=("x-key",)))
 
-    assert told(claim)["headers"] == [["authorization", ["t"]]]
+    assert head_of(claim)["headers"] == [["authorization", ["t"]]]
 
 
-def test_the_body_of_a_get_is_its_query_whatever_its_type() -> None:
+def test_the_body_of_a_get_is_its_query_for_any_content_type() -> None:
     claim = claimed("GET", "/a?b=%20c+d?e", "Content-Type: multipart/form-data; boundary=x")
 
-    assert (claim.query, told(claim)["type"]) == (b"b=%20c+d?e", "application/x-www-form-urlencoded")
-    assert told(claim)["boundary"] is None
+    assert (claim.query, head_of(claim)["type"]) == (b"b=%20c+d?e", "application/x-www-form-urlencoded")
+    assert head_of(claim)["boundary"] is None
 
 
-def test_the_handler_of_a_get_is_sent_its_query_and_not_its_body() -> None:
+def test_a_handler_gets_the_query_of_a_get_instead_of_the_body() -> None:
     sent: list[Any] = []
     model: Any = fake_model()
     engine: Any = SimpleNamespace(generation=1, model=lambda _name: model, submit=sent.append)
@@ -91,9 +91,9 @@ def test_the_handler_of_a_get_is_sent_its_query_and_not_its_body() -> None:
     assert [split_call(call.body)[1] for call in sent] == [b"b=c", b"body"]
 
 
-def test_the_boundary_of_a_form_is_told() -> None:
-    assert told(claimed("PUT", "/", 'Content-Type: Multipart/Form-Data; BOUNDARY="a b"'))["boundary"] == "a b"
-    assert told(claimed("POST", "/", "Content-Type: multipart/mixed; boundary=a"))["boundary"] is None
+def test_the_worker_gets_the_boundary_of_a_form() -> None:
+    assert head_of(claimed("PUT", "/", 'Content-Type: Multipart/Form-Data; BOUNDARY="a b"'))["boundary"] == "a b"
+    assert head_of(claimed("POST", "/", "Content-Type: multipart/mixed; boundary=a"))["boundary"] is None
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_the_boundary_of_a_form_is_told() -> None:
         ("POST", ["Content-Type: multipart/form-data; boundary="], "multipart/form-data; boundary="),
     ],
 )  # fmt: skip
-def test_other_methods_and_types_reach_no_handler(method: str, lines: list[str], kind: str) -> None:
+def test_unsupported_methods_and_content_types_are_answered_501(method: str, lines: list[str], kind: str) -> None:
     claim, connection = claimed(method, "/", *lines), Connection()
     service().answer(connection, claim, b"")  # type: ignore[arg-type]
 
@@ -113,7 +113,7 @@ def test_other_methods_and_types_reach_no_handler(method: str, lines: list[str],
     assert connection.answers == [(501, text.encode(), b"application/json")]
 
 
-def test_a_form_without_a_boundary_reaches_no_handler() -> None:
+def test_a_form_without_a_boundary_is_rejected_with_503() -> None:
     claim = claimed("POST", "/", "Content-Type: multipart/form-data")
 
     assert claim.rejection == (503, b'{"status":": no multipart boundary param in Content-Type"}')
@@ -123,7 +123,7 @@ def test_a_form_without_a_boundary_reaches_no_handler() -> None:
 @pytest.mark.parametrize(
     ("ready", "answer"), [(True, (200, b'{"status":"ok"}')), (False, (503, b'{"status":"service unavailable"}'))]
 )
-def test_health_is_told_to_any_method(method: str, ready: bool, answer: tuple[int, bytes]) -> None:
+def test_health_check_is_answered_for_any_method(method: str, ready: bool, answer: tuple[int, bytes]) -> None:
     connection = Connection()
     service(ready=ready).answer(connection, claimed(method, "/health_check?x"), b"")  # type: ignore[arg-type]
 
@@ -141,7 +141,7 @@ def test_health_is_told_to_any_method(method: str, ready: bool, answer: tuple[in
         (WorkerLost("a call took longer", Code.EXPIRED), 503, "a call took longer"),
     ],
 )
-def test_what_keeps_a_call_from_its_answer_is_told(error: InferError, status: int, text: str) -> None:
+def test_the_status_of_a_failed_call_follows_from_the_error(error: InferError, status: int, text: str) -> None:
     connection = Connection()
     service().answer_failure(connection, NOBODY, error)  # type: ignore[arg-type]
 

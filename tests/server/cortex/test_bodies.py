@@ -1,4 +1,4 @@
-"""What Flask made of a body: which are read, what they are read as, and what is malformed."""
+"""Bodies as Flask read them: which are read, as what values, and which are malformed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def depth(value: Any) -> int:
     ["application/json", "Application/JSON; charset=latin-1", "application/vnd.api+json", " application/json",
      "application/json,x"],
 )  # fmt: skip
-def test_a_body_of_json_is_read(content_type: str) -> None:
+def test_a_json_content_type_is_recognized(content_type: str) -> None:
     assert is_json(content_type.encode())
 
 
@@ -45,16 +45,16 @@ def test_a_body_of_json_is_read(content_type: str) -> None:
     "content_type",
     ["", "text/plain", "text/json", "application/x-www-form-urlencoded", "application/jsonp", ";", "text/x+json"],
 )  # fmt: skip
-def test_a_body_of_anything_else_is_not(content_type: str) -> None:
+def test_other_content_types_are_not_json(content_type: str) -> None:
     assert not is_json(content_type.encode())
 
 
 @given(JSON, st.sampled_from(ENCODINGS), st.booleans())
-def test_what_python_writes_is_read_back_in_every_encoding(value: Any, encoding: str, ascii_only: bool) -> None:
+def test_json_written_by_python_is_read_back_in_every_encoding(value: Any, encoding: str, ascii_only: bool) -> None:
     text = json.dumps(value, ensure_ascii=ascii_only)
     try:
         body = text.encode(encoding)
-    except UnicodeEncodeError:  # a lone surrogate, which only an escape can say
+    except UnicodeEncodeError:  # a lone surrogate, which only an escape can represent
         return
 
     assert same(parse_sample(body, DEPTH), json.loads(text))
@@ -82,11 +82,11 @@ def test_anything_like_json_is_read_as_python_s_json_reads_it(text: str) -> None
         assert same(parse_sample(text.encode(), DEPTH), wanted)
 
 
-def test_the_last_of_equal_keys_counts() -> None:
+def test_the_last_of_several_equal_keys_is_used() -> None:
     assert parse_sample(b'{"a": 1, "a": 2}', DEPTH) == {"a": 2}
 
 
-def test_numbers_are_those_of_python() -> None:
+def test_special_and_long_numbers_are_read_as_python_reads_them() -> None:
     match = parse_sample(b"[NaN, -Infinity, 1e400, 123456789012345678901234567890, -9223372036854775809, 1.0]", DEPTH)
 
     assert math.isnan(match[0])
@@ -95,21 +95,21 @@ def test_numbers_are_those_of_python() -> None:
 
 
 @given(st.lists(st.integers(-(10**45), 10**45) | st.floats(allow_nan=False), max_size=5))
-def test_long_numbers_are_those_of_python_beside_fractions(numbers: list[float]) -> None:
+def test_long_numbers_beside_fractions_are_read_as_python_reads_them(numbers: list[float]) -> None:
     text = json.dumps([*numbers, 0.0012345678901234567])
 
     assert same(parse_sample(text.encode(), DEPTH), json.loads(text))
 
 
 @given(st.integers(1, 45), st.integers(1, 60), st.integers(1, 60))
-def test_digits_before_and_behind_a_point_are_all_read(before: int, behind: int, other: int) -> None:
+def test_all_digits_before_and_after_a_decimal_point_are_read(before: int, behind: int, other: int) -> None:
     text = f'[{"7" * before}.{"3" * behind}, {"8" * before}, {{"a": -{"9" * other}}}, 0.{"1" * other}]'
 
     assert same(parse_sample(text.encode(), DEPTH), json.loads(text))
 
 
 @given(JSON, st.integers(1, 6))
-def test_only_what_is_too_deep_is_refused_for_its_depth(value: Any, most: int) -> None:
+def test_only_bodies_nested_deeper_than_the_limit_are_rejected(value: Any, most: int) -> None:
     body = json.dumps(value).encode()
     if depth(value) > most and len(body) > 2 * most:
         with pytest.raises(MalformedError):
@@ -121,19 +121,19 @@ def test_only_what_is_too_deep_is_refused_for_its_depth(value: Any, most: int) -
 @pytest.mark.parametrize(
     "body", [b"", b" ", b"{bad", b"{'a': 1}", b"[1,]", b'"\xff"', b'"\xed\xa0\x80"', b"\x00", b"1 2"]
 )
-def test_what_is_no_json_is_malformed(body: bytes) -> None:
+def test_a_body_that_is_not_json_is_malformed(body: bytes) -> None:
     with pytest.raises(MalformedError):
         parse_sample(body, DEPTH)
 
 
 @pytest.mark.parametrize("opening", [b"[", b'{"a":'])
 @pytest.mark.parametrize("count", [101, 5000, 200_000])
-def test_what_is_nested_too_deep_is_malformed(opening: bytes, count: int) -> None:
+def test_a_body_that_is_nested_too_deeply_is_malformed(opening: bytes, count: int) -> None:
     with pytest.raises(MalformedError):
         parse_sample(opening * count + b"1" + (b"]" if opening == b"[" else b"}") * count, DEPTH)
 
 
-def test_brackets_in_texts_are_no_depth() -> None:
+def test_brackets_inside_strings_do_not_count_as_nesting() -> None:
     texts = ['[{"' * 50, "\\", '"]'] * 3
 
     assert parse_sample(json.dumps(texts).encode(), DEPTH) == texts
@@ -149,11 +149,11 @@ def test_brackets_in_texts_are_no_depth() -> None:
         (b"1\x002x", "utf-8"),
     ],
 )  # fmt: skip
-def test_the_encoding_is_told_by_the_first_bytes(head: bytes, encoding: str) -> None:
+def test_the_encoding_is_detected_from_the_first_bytes(head: bytes, encoding: str) -> None:
     assert encoding_of(head) == encoding
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
-def test_what_has_more_values_than_may_be_made_is_malformed(encoding: str) -> None:
+def test_a_body_with_too_many_values_is_malformed(encoding: str) -> None:
     with pytest.raises(MalformedError, match="more than 4194304 values"):
         parse_sample(("[" + "[]," * (1 << 21) + "[]]").encode(encoding), DEPTH)

@@ -1,4 +1,4 @@
-"""What all of Cortex's models have in common: answers, failures, the tracker's line and the debug log."""
+"""Common to all of Cortex's models: answers, errors, the tracker line and the debug log."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ class TestFailures:
             ("pre_inference", ValueError(), ""),
         ],
     )
-    def test_f29_c3_c5_a_hooks_failure_names_its_file(self, hook: str, error: BaseException, text: str | None) -> None:
+    def test_f29_c3_c5_the_error_of_a_hook_names_its_file(
+        self, hook: str, error: BaseException, text: str | None
+    ) -> None:
         found = model_m().error_for(hook, error)
 
         assert found is not None
@@ -38,7 +40,7 @@ class TestFailures:
             f"error: handler.py: {hook} request handler: {str(error) if text is None else text}: runtime exception"
         )
 
-    def test_of_an_exception_that_cannot_be_written_what_its_writing_raised_is_told(self) -> None:
+    def test_the_error_of_formatting_an_exception_is_reported_if_formatting_fails(self) -> None:
         class Silent(Exception):  # noqa: N818
             def __str__(self) -> str:
                 raise ValueError("no text")
@@ -48,7 +50,7 @@ class TestFailures:
         assert found is not None
         assert (found.code, found.message) == (Code.INVALID, "no text")
 
-    def test_an_exception_whose_failure_cannot_be_written_either_has_that_one_s_type(self) -> None:
+    def test_the_type_of_the_formatting_error_is_reported_if_the_error_has_no_text_either(self) -> None:
         class Silent(Exception):  # noqa: N818
             def __str__(self) -> str:
                 raise self
@@ -60,7 +62,7 @@ class TestFailures:
 
 
 class TestAnswers:
-    def test_c1_c2_f26(self) -> None:
+    def test_c1_c2_f26_answers_are_encoded_as_cortex_encoded_them(self) -> None:
         answer = {
             "probabilities": [0.5949878692626953, 0.3870449960231781, 0.017967063933610916],
             "class_label": "iris-setosa",
@@ -73,7 +75,7 @@ class TestAnswers:
             b'"probabilities":[0.5949878692626953,0.3870449960231781,0.017967063933610916]}\n'
         )
 
-    def test_c7_a_prediction_is_an_answer(self) -> None:
+    def test_c7_a_prediction_can_be_encoded_as_the_answer(self) -> None:
         rules = model_m()
         outputs = [np.array([0]), np.array([[0.5949878692626953, 0.3870449960231781, 0.017967063933610916]], "f4")]
 
@@ -81,14 +83,14 @@ class TestAnswers:
             b"[[0],[[0.5949878692626953,0.3870449960231781,0.017967063933610916]]]\n"
         )
 
-    def test_c24_an_answer_that_cannot_be_encoded_is_unknown(self) -> None:
+    def test_c24_an_answer_that_cannot_be_encoded_fails_with_code_unknown(self) -> None:
         with pytest.raises(InferError) as error:
             model_m().encode_answer(b"abc", NONE)
 
         assert error.value.code is Code.UNKNOWN
         assert "bytes" in error.value.message
 
-    def test_c31_f39_where_it_is_asked_for_a_line_says_what_is_tracked(self) -> None:
+    def test_c31_f39_a_tracker_line_precedes_the_answer_if_requested(self) -> None:
         rules = model_m(tracker={"model_type": "classification", "key": ""})
 
         line, _, body = rules.encode_answer("iris-setosa", {"tracked": True}).partition(b"\n")
@@ -99,7 +101,7 @@ class TestAnswers:
         assert rules.encode_answer(None, {"tracked": True}) == b"{}\nnull\n"
         assert model_m().encode_answer(1, {"tracked": True}) == b"{}\n1\n"
 
-    def test_a_warning_is_one_line(self) -> None:
+    def test_a_tracker_warning_is_one_line(self) -> None:
         rules = model_m(tracker={"model_type": "regression", "key": "a\nb"})
 
         line, _, body = rules.encode_answer({}, {"tracked": True}).partition(b"\n")
@@ -109,7 +111,9 @@ class TestAnswers:
 
 
 class TestDebug:
-    def test_f34_the_values_on_the_way_are_logged(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_f34_sample_inference_and_answer_are_logged_if_debug_is_requested(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
         caplog.set_level(logging.INFO, "penstock.hooks")
         rules, debug = model_m(), {"debug": True}
 
@@ -124,7 +128,7 @@ class TestDebug:
             'post_inference: "iris-setosa"',
         ]
 
-    def test_f34_without_a_handler_there_is_an_inference_alone(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_f34_only_the_inference_is_logged_without_a_handler(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.INFO, "penstock.hooks")
         rules, debug = model_m(handler=""), {"debug": True}  # the sample is logged by service.py
 
@@ -133,7 +137,7 @@ class TestDebug:
 
         assert [record.getMessage() for record in caplog.records] == ["inference: [[0], [[0.0, 0.0, 0.0]]]"]
 
-    def test_f34_what_is_refused_is_logged_before(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_f34_a_rejected_sample_is_logged_before_its_conversion(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.INFO, "penstock.hooks")
 
         with pytest.raises(InferError):
@@ -141,7 +145,7 @@ class TestDebug:
 
         assert [record.getMessage() for record in caplog.records] == ["pre_inference: [1, 2]"]
 
-    def test_f34_a_process_without_a_log_prints(
+    def test_f34_values_are_printed_in_a_process_without_log_handlers(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(logging.Logger, "hasHandlers", lambda _: False)
@@ -167,10 +171,10 @@ class TestDebug:
             (b"ab", "[97, 98]"),
         ],
     )
-    def test_f34_values_are_cut_short(self, value: Any, text: str) -> None:
+    def test_f34_logged_values_are_truncated(self, value: Any, text: str) -> None:
         assert format_value(value) == text
 
-    def test_a_value_that_cannot_be_shown_changes_nothing(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_value_whose_repr_fails_is_logged_by_its_type(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.INFO, "penstock.hooks")
 
         class Odd:
@@ -184,13 +188,13 @@ class TestDebug:
         ]
 
 
-def test_the_dialect_is_made_by_its_name() -> None:
+def test_the_cortex_dialect_is_registered_by_name() -> None:
     assert DIALECTS["cortex"] == type(model_m()).__module__
     assert callable(make_conversions)
 
 
 @pytest.mark.slow
-def test_a_worker_needs_no_more_than_numpy_and_orjson() -> None:
+def test_the_conversions_import_no_packages_but_numpy_and_orjson() -> None:
     code = (
         "import sys, penstock.server.cortex.conversions\n"
         "known = {'numpy', 'orjson', 'penstock', *sys.stdlib_module_names}\n"

@@ -1,4 +1,4 @@
-"""F15, F16, F21: values against what the originals made of them (original/README.md)."""
+"""F15, F16, F21: conversions compared with those of the original libraries (original/README.md)."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def _made(make: Callable[[Any, Any], Any], value: Any, wanted: Any) -> Any:
 
 
 @pytest.mark.parametrize(("kind", "value", "results"), _cases("numpy_1_17.json"))
-def test_f15_f16_arrays_are_those_of_the_numpy_of_the_time(kind: str, value: Any, results: dict[str, Any]) -> None:
+def test_f15_f16_arrays_equal_those_of_numpy_1_17(kind: str, value: Any, results: dict[str, Any]) -> None:
     for name, result in results.items():
         if not str(result).startswith("expected dtype"):  # decided before a cast: test_conversions_onnx.py
             _assert_is(_made(cast if kind == "a" else as_array, _value(kind, value), np.dtype(name)), result)
 
 
 @pytest.mark.parametrize(("kind", "value", "results"), _cases("tensorflow_1_14.json"))
-def test_f21_tensors_are_those_of_tensorflow_1_14(kind: str, value: Any, results: dict[str, Any]) -> None:
+def test_f21_tensors_equal_those_of_tensorflow_1_14(kind: str, value: Any, results: dict[str, Any]) -> None:
     for word, result in results.items():
         _assert_is(_made(make_array, _value(kind, value), TENSOR_TYPES[word]), result)

@@ -1,4 +1,4 @@
-"""F20 to F22 and their cases: what a TensorFlow model is given, and the flat prediction of its outputs."""
+"""F20 to F22 and their cases: the inputs of a TensorFlow model, and its outputs as a flat prediction."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _one(kind: str, dims: list[int], value: Any, batched: bool = False) -> np.nd
 
 
 class TestInputs:
-    def test_f6_the_signature_is_the_whole_map_for_both_hooks(self) -> None:
+    def test_f6_both_hooks_get_the_whole_signature_map(self) -> None:
         pre, post = flowers().signatures
 
         assert pre is post
@@ -40,7 +40,7 @@ class TestInputs:
             "name": "sepal_width:0", "dtype": "DT_DOUBLE", "tensorShape": {"dim": [{"size": "-1"}]},
         }  # fmt: skip
 
-    def test_f6_what_a_hook_does_to_it_changes_nothing_else(self) -> None:
+    def test_f6_a_hook_that_modifies_its_signature_does_not_affect_other_replicas(self) -> None:
         signature = Signature((TensorSpec("x", "FP32", (-1,)),), ())
         shared = {"signature_def": {"k": {"inputs": {"x": {"dtype": "DT_FLOAT"}}}}, "signature_key": "k"}
         first, other = (conversions(ModelDescription(signature, [], [], shared, settings("tensorflow"))) for _ in "ab")
@@ -52,42 +52,42 @@ class TestInputs:
         assert first.to_inputs({"x": [1]}, NONE)[0] == [1.0]
 
     @pytest.mark.parametrize("batched", [True, False])
-    def test_c25_f21_scalars_are_one_row(self, batched: bool) -> None:
+    def test_c25_f21_scalars_are_converted_to_one_row(self, batched: bool) -> None:
         found = flowers(batched).to_inputs(S, NONE)
 
         assert [array.tolist() for array in found if array is not None] == [[5.2], [3.6], [1.4], [0.3]]
         assert all(array is not None and array.dtype == np.float64 for array in found)
 
-    def test_inputs_come_in_the_models_order(self) -> None:
+    def test_inputs_are_returned_in_the_order_of_the_model(self) -> None:
         found = flowers().to_inputs(OrderedDict(reversed(S.items())), NONE)
 
         assert [float(array[0]) for array in found if array is not None] == [5.2, 3.6, 1.4, 0.3]
         assert flowers().to_inputs(MappingProxyType(S), NONE)[0] == 5.2
 
-    def test_f21_a_value_of_the_inputs_rank_is_as_many_rows_as_it_has(self) -> None:
+    def test_f21_a_value_of_the_rank_of_the_input_keeps_its_number_of_rows(self) -> None:
         found = flowers().to_inputs({name: [value, value] for name, value in S.items()}, NONE)
 
         assert [array.shape for array in found if array is not None] == [(2,)] * 4
 
-    def test_f21_all_must_have_as_many_rows(self) -> None:
+    def test_f21_inputs_with_different_numbers_of_rows_are_rejected(self) -> None:
         text = 'error: key "sepal_width": expected shape [-1]: got 2 rows where key "sepal_length" has 1'
 
         assert refused(flowers(), S | {"sepal_width": [1.0, 2.0]}) == text
 
-    def test_c28_f20_a_missing_key_is_named(self) -> None:
+    def test_c28_f20_a_missing_key_is_in_the_error(self) -> None:
         assert refused(flowers(), {"sepal_length": [5.2]}) == 'error: missing key "sepal_width"'
 
     @pytest.mark.parametrize(("name", "text"), [("zz", "'zz'"), (5, "5"), (None, "None")])
-    def test_f20_a_key_that_is_no_input_is_all_that_is_said(self, name: Any, text: str) -> None:
+    def test_f20_the_error_for_an_unknown_key_is_the_bare_key(self, name: Any, text: str) -> None:
         assert refused(flowers(), S | {name: 1}) == text
 
-    def test_f21_a_value_of_another_type_is_named(self) -> None:
+    def test_f21_a_value_of_the_wrong_type_is_in_the_error(self) -> None:
         text = "error: key \"petal_width\": expected shape [-1]: Expected float64, got 'a' of type 'str' instead."
 
         assert refused(flowers(), S | {"petal_width": "a"}) == text
         assert refused(flowers(), S | {"petal_width": ["a"]}) == text
 
-    def test_f20_members_are_taken_in_the_values_own_order(self) -> None:
+    def test_f20_members_are_checked_in_the_order_of_the_value(self) -> None:
         assert refused(flowers(), {"zz": 1} | S | {"petal_width": "a"}) == "'zz'"
         assert refused(flowers(), S | {"petal_width": "a", "zz": 1}).startswith("error: key")
 
@@ -103,11 +103,11 @@ class TestInputs:
             (" ".join(S), "'str' object has no attribute 'items'"),
         ],
     )
-    def test_f20_what_is_no_dict_fails_as_python_said_it(self, value: Any, text: str) -> None:
+    def test_f20_a_sample_that_is_not_a_dict_fails_with_the_error_of_python(self, value: Any, text: str) -> None:
         assert refused(flowers(), value) == text
 
     @pytest.mark.parametrize("value", [[5, 6], (5, 6), np.array([5, 6])])
-    def test_t5_a_list_alone_is_the_only_input(self, value: Any) -> None:
+    def test_t5_a_bare_list_is_taken_as_the_only_input(self, value: Any) -> None:
         rules = tensorflow({"x": ("DT_FLOAT", [-1])})
 
         (array,) = rules.to_inputs(value, NONE)
@@ -136,17 +136,21 @@ class TestInputs:
             ([4], [[1, 2], [3, 4]], (4,)),
         ],
     )
-    def test_f21_without_rows_ranks_are_made_to_fit(self, dims: list[int], value: Any, shape: tuple[int, ...]) -> None:
+    def test_f21_values_are_reshaped_to_the_rank_of_an_unbatched_input(
+        self, dims: list[int], value: Any, shape: tuple[int, ...]
+    ) -> None:
         assert _one("DT_FLOAT", dims, value).shape == shape
 
     @pytest.mark.parametrize(
         ("dims", "value", "shape"),
         [([-1], 5, (1,)), ([-1, 2], [1, 2], (1, 2)), ([-1, 2], [[1, 2], [3, 4]], (2, 2)), ([-1, 1], 5, (1, 1))],
     )
-    def test_f21_with_rows_one_axis_less_is_one_row(self, dims: list[int], value: Any, shape: tuple[int, ...]) -> None:
+    def test_f21_a_value_without_the_row_axis_is_one_row_of_a_batched_input(
+        self, dims: list[int], value: Any, shape: tuple[int, ...]
+    ) -> None:
         assert _one("DT_FLOAT", dims, value, batched=True).shape == shape
 
-    def test_a_rank_that_cannot_be_had_is_refused(self) -> None:
+    def test_a_value_that_cannot_be_reshaped_to_the_rank_is_rejected(self) -> None:
         text = 'error: key "x": expected shape [-1]: got shape [1, 2]'
 
         assert refused(tensorflow({"x": ("DT_FLOAT", [-1])}), {"x": [[1, 2]]}) == text
@@ -154,22 +158,22 @@ class TestInputs:
     @pytest.mark.parametrize(
         ("value", "shape"), [([[1]], "[1, 1]"), ([1, 2, 3, 4], "[1, 4]"), ([[], []], "[2, 0]"), ([[1], [2]], "[2, 1]")]
     )
-    def test_rows_of_another_length_are_refused_by_their_key(self, value: Any, shape: str) -> None:
+    def test_rows_of_the_wrong_length_are_rejected_with_their_key_in_the_error(self, value: Any, shape: str) -> None:
         text = f'error: key "x": expected shape [-1, 2]: got shape {shape}'
 
         assert refused(tensorflow({"x": ("DT_FLOAT", [-1, 2])}, batched=True), {"x": value}) == text
 
-    def test_strings_are_bytes_for_the_engine(self) -> None:
+    def test_strings_are_encoded_as_bytes_for_the_engine(self) -> None:
         assert _one("DT_STRING", [-1], ["a", "ñ", b"\xff\x00"]).tolist() == [b"a", "ñ".encode(), b"\xff\x00"]
         assert _one("DT_STRING", [-1], "a", batched=True).tolist() == [b"a"]
         assert _one("DT_STRING", [-1], np.array([b"a"], object)).tolist() == [b"a"]
 
-    def test_a_string_that_is_no_text_fails_as_python_said_it(self) -> None:
+    def test_a_string_that_utf8_cannot_encode_fails_with_the_error_of_python(self) -> None:
         text = "'utf-8' codec can't encode character '\\ud800' in position 1: surrogates not allowed"
 
         assert refused(tensorflow({"x": ("DT_STRING", [-1])}), {"x": ["a\ud800"]}).endswith(f": {text}")
 
-    def test_bfloat16_is_its_bits(self) -> None:
+    def test_numbers_are_converted_to_bfloat16_bits(self) -> None:
         array = _one("DT_BFLOAT16", [-1], [1.5, 3.140625, math.nan])
 
         assert array.dtype == np.uint16
@@ -177,14 +181,14 @@ class TestInputs:
         assert math.isnan((array[2:].astype("<u4") << 16).view("<f4")[0])
         assert _one("DT_BFLOAT16", [-1], np.array([0x3FC0], np.uint16)).tolist() == [0x3FC0]
 
-    def test_an_input_that_nothing_can_be_made_of_is_refused_when_it_is_loaded(self) -> None:
+    def test_a_model_with_an_unsupported_input_type_is_rejected_at_load(self) -> None:
         with pytest.raises(InferError) as error:
             tensorflow({"x": ("DT_RESOURCE", [])})
 
         assert error.value.code is Code.UNSUPPORTED
 
     @given(hnp.arrays(np.int64, hnp.array_shapes(min_dims=0, max_dims=3, max_side=3)))
-    def test_f21_a_list_has_the_numbers_and_the_shape_of_its_array(self, array: Any) -> None:
+    def test_f21_a_list_is_converted_to_the_same_array_as_its_numpy_array(self, array: Any) -> None:
         dims = [-1] * array.ndim
         found = _one("DT_INT64", dims, array.tolist())
 
@@ -197,7 +201,7 @@ def _flat(kind: str, array: Any) -> Any:
 
 
 class TestPrediction:
-    def test_c25_f22(self) -> None:
+    def test_c25_f22_a_prediction_is_encoded_as_cortex_encoded_it(self) -> None:
         outputs = [
             np.array([[0]]),
             np.array([[b"0"]], object),
@@ -216,12 +220,12 @@ class TestPrediction:
             b'"probabilities":[0.59498787,0.387045,0.017967064]}\n'
         )
 
-    def test_f22_a_shape_is_lost(self) -> None:
+    def test_f22_outputs_are_flattened(self) -> None:
         assert _flat("DT_INT32", np.arange(6, dtype=np.int32).reshape(2, 3)) == [0, 1, 2, 3, 4, 5]
         assert _flat("DT_DOUBLE", np.array(2.5)) == [2.5]
         assert _flat("DT_DOUBLE", np.arange(4.0).reshape(2, 2).T) == [0.0, 2.0, 1.0, 3.0]
 
-    def test_f22_every_type_has_its_form(self) -> None:
+    def test_f22_every_output_type_has_its_json_form(self) -> None:
         assert _flat("DT_INT64", np.array([2**62, -1])) == ["4611686018427387904", "-1"]
         assert _flat("DT_STRING", np.array([b"\xff", b""], object)) == ["/w==", ""]
         assert _flat("DT_HALF", np.array([1.5, -2], np.float16)) == [15872, 49152]
@@ -231,7 +235,7 @@ class TestPrediction:
 
     @pytest.mark.parametrize("size", [3, 300])
     @pytest.mark.parametrize(("kind", "dtype"), [("DT_FLOAT", np.float32), ("DT_DOUBLE", np.float64)])
-    def test_f22_what_has_no_digits_is_a_string(self, kind: str, dtype: Any, size: int) -> None:
+    def test_f22_nan_and_infinity_are_strings(self, kind: str, dtype: Any, size: int) -> None:
         array = np.ones(size, dtype)
         array[:3] = [np.nan, np.inf, -np.inf]
 
@@ -240,7 +244,7 @@ class TestPrediction:
     @pytest.mark.parametrize(
         "kind", ["DT_UINT8", "DT_INT8", "DT_INT16", "DT_UINT16", "DT_UINT32", "DT_UINT64", "DT_BFLOAT16"]
     )
-    def test_f22_an_output_of_another_type_fails(self, kind: str) -> None:
+    def test_f22_an_output_of_an_unsupported_type_fails(self, kind: str) -> None:
         with pytest.raises(InferError) as error:
             _flat(kind, np.zeros(1, np.uint8))
 
@@ -249,7 +253,7 @@ class TestPrediction:
     @pytest.mark.parametrize(
         ("kind", "text"), [("DT_FLOAT", "'floatVal'"), ("DT_INT64", "'int64Val'"), ("DT_STRING", "'stringVal'")]
     )
-    def test_f22_an_output_of_no_elements_fails(self, kind: str, text: str) -> None:
+    def test_f22_an_output_without_elements_fails(self, kind: str, text: str) -> None:
         with pytest.raises(InferError) as error:
             _flat(kind, np.zeros((1, 0)))
 
@@ -257,7 +261,7 @@ class TestPrediction:
 
     @limits(max_examples=40)
     @given(hnp.arrays(np.float32, hnp.array_shapes(max_dims=2, max_side=8), elements={"allow_subnormal": False}))
-    def test_f22_float32s_are_their_shortest_text_and_the_same_numbers(self, array: Any) -> None:
+    def test_f22_float32_values_have_their_shortest_text_and_survive_a_round_trip(self, array: Any) -> None:
         found = _flat("DT_FLOAT", array)
 
         assert [each if isinstance(each, str) else float(str(np.float32(each))) for each in found] == found
@@ -266,7 +270,7 @@ class TestPrediction:
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=8))
-def test_f21_any_value_of_json_is_taken_or_refused(value: Any) -> None:
+def test_f21_any_json_value_is_converted_or_rejected(value: Any) -> None:
     rules: Conversions = tensorflow({"x": ("DT_FLOAT", [-1])})
     try:
         (array,) = rules.to_inputs({"x": value}, NONE)
@@ -278,6 +282,6 @@ def test_f21_any_value_of_json_is_taken_or_refused(value: Any) -> None:
         assert array.ndim == 1
 
 
-def test_only_the_two_kinds_of_models_are_known() -> None:
+def test_a_model_kind_other_than_onnx_and_tensorflow_is_rejected() -> None:
     with pytest.raises(InferError):
         conversions(ModelDescription(Signature((), ()), [], [], {}, settings("pytorch")))

@@ -1,4 +1,4 @@
-"""F26 and F27 and their cases: what an answer of Cortex is, byte for byte."""
+"""F26 and F27 and their cases: the answers of Cortex, byte for byte."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ class Particular:
         return object.__new__(cls)
 
 
-def _by_the_book(value: Any) -> bytes:
-    """What Flask's jsonify did, less the newline."""
+def _flask_json(value: Any) -> bytes:
+    """Encode as Flask's jsonify did, without the newline."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), default=_to_json_type).encode()
 
 
-# each but those of types that Python 3.6 had not is what the original answered
+# each is the original's answer, except those of types that Python 3.6 did not have
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
@@ -149,7 +149,7 @@ def _by_the_book(value: Any) -> bytes:
         ({"z": [{1: Colour.RED}], "a": (1, {2})}, '{"a":[1,[2]],"z":[{"1":{"RED":"red"}}]}'),
     ],
 )
-def test_f27_c23_every_type_has_its_form(value: Any, expected: str) -> None:
+def test_f27_c23_every_type_is_encoded_as_cortex_encoded_it(value: Any, expected: str) -> None:
     assert to_json(value) == expected.encode() + b"\n"
 
 
@@ -157,7 +157,7 @@ def test_f26_keys_are_sorted_and_there_are_no_spaces() -> None:
     assert to_json({"b": [1, {"d": 1, "c": 2}], "a": "é"}) == b'{"a":"\\u00e9","b":[1,{"c":2,"d":1}]}\n'
 
 
-def test_c7_c21_a_list_of_outputs() -> None:
+def test_c7_c21_a_list_of_outputs_is_encoded_as_nested_lists() -> None:
     outputs = [np.array([0]), [{0: 0.5949878692626953, 1: 0.25, 10: 0.5, 2: 1.0}]]
 
     assert to_json(outputs) == b'[[0],[{"0":0.5949878692626953,"1":0.25,"2":1.0,"10":0.5}]]\n'
@@ -178,7 +178,7 @@ def _text(value: Any) -> str:
         MappingProxyType({}), dt.UTC, np.dtype("f4"), np.longdouble(1), len,
     ],
 )  # fmt: skip
-def test_c24_f27_what_cannot_be_encoded_is_named_by_its_type(value: Any) -> None:
+def test_c24_f27_the_type_of_a_value_that_cannot_be_encoded_is_in_the_error(value: Any) -> None:
     name = "float128" if isinstance(value, np.longdouble) else type(value).__name__
 
     assert _text({"a": [value]}).startswith("Object of type <class '")
@@ -186,19 +186,19 @@ def test_c24_f27_what_cannot_be_encoded_is_named_by_its_type(value: Any) -> None
     assert "could not be encoded" in _text(value)
 
 
-def test_f27_bytes_of_numpy_are_bytes() -> None:
+def test_f27_numpy_bytes_are_rejected_as_bytes() -> None:
     assert "'bytes'" in _text(np.bytes_(b"s"))
     assert "'bytes'" in _text(np.array([b"a"]))
 
 
-def test_f27_code_is_no_answer() -> None:
+def test_f27_functions_and_classes_cannot_be_encoded() -> None:
     assert _text(lambda: 0).endswith("cannot be encoded because it appears to be a lambda or function.")
     assert "__new__ method cannot be called" in _text(Particular(1))
     assert "__new__ method cannot be called" in _text(Box)
 
 
 @pytest.mark.parametrize("key", [np.int64(1), (1, 2), b"a", dt.date(2019, 1, 2), Colour.RED])
-def test_f27_keys_are_strings_and_pythons_numbers(key: Any) -> None:
+def test_f27_keys_other_than_strings_and_python_numbers_are_rejected(key: Any) -> None:
     assert _text({key: 2}) == "keys must be a string"
 
 
@@ -207,7 +207,7 @@ def test_f27_keys_of_several_types_cannot_be_sorted(value: Any) -> None:
     assert "'<' not supported between instances of" in _text(value)
 
 
-def test_what_has_no_end_is_refused() -> None:
+def test_circular_and_too_deeply_nested_values_are_rejected() -> None:
     ring: list[Any] = []
     ring.append(ring)
     deep: list[Any] = []
@@ -216,16 +216,16 @@ def test_what_has_no_end_is_refused() -> None:
 
     assert _text(ring) == "Circular reference detected"
     assert _text(deep) == "maximum recursion depth exceeded while encoding a JSON object"
-    while deep:  # which ends it without recursion too
+    while deep:  # free it without recursion
         deep = deep[0]
 
 
-def test_what_a_class_of_the_users_raises_is_what_is_said() -> None:
+def test_an_exception_of_json_encode_is_the_error() -> None:
     assert _text(Fails()) == "'a'"
 
 
 class TestFrames:
-    """pandas is not installed here: a stand-in has what is read of it."""
+    """pandas is not installed here; a stand-in has the attributes that are read."""
 
     @pytest.fixture(autouse=True)
     def pandas(self, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -242,7 +242,7 @@ class TestFrames:
         monkeypatch.setitem(sys.modules, "pandas", found)
         return found
 
-    def test_frames_are_dicts_of_columns(self, pandas: Any) -> None:
+    def test_pandas_series_and_frames_are_encoded_as_dicts_of_columns(self, pandas: Any) -> None:
         assert to_json(pandas.Series()) == b'{"data":[1.5,2.5],"index":[0,1]}\n'
         assert to_json(pandas.DataFrame()) == b'{"a":[1.5,2.5],"index":[0,1]}\n'
         assert to_json([np.array([1j]), Slots()]) == b'[[[0.0,1.0]],{"x":1,"y":2}]\n'
@@ -251,8 +251,8 @@ class TestFrames:
 _NUMBERS = st.floats() | st.sampled_from([0.0, -0.0, 1e16, 9999999999999998.0, 1e-4, 9.999e-05, 5e-324, 1e15])
 
 
-class TestManyNumbers:
-    """The way that is taken from 65 numbers in one place."""
+class TestLongNumberLists:
+    """The faster encoding for 65 numbers or more in one place."""
 
     @settings(max_examples=40)
     @given(
@@ -260,22 +260,22 @@ class TestManyNumbers:
             lambda kind: hnp.arrays(kind, st.sampled_from([(80,), (30, 3), (3,), (0,)]))
         )
     )
-    def test_arrays_are_as_by_the_book(self, array: Any) -> None:
+    def test_long_float_arrays_are_encoded_as_json_dumps_encodes_them(self, array: Any) -> None:
         for value in (array, array[::-1], [array, {"a": 1}], {"b": array, "a": [array]}, (array,)):
-            assert to_json(value) == _by_the_book(value) + b"\n"
+            assert to_json(value) == _flask_json(value) + b"\n"
 
     @settings(max_examples=40)
     @given(st.lists(_NUMBERS, min_size=1, max_size=4))
-    def test_lists_are_as_by_the_book(self, numbers: list[float]) -> None:
+    def test_long_float_lists_are_encoded_as_json_dumps_encodes_them(self, numbers: list[float]) -> None:
         many = numbers * 80
         for value in (many, {"é": many, "a": "x"}, [many, None], [*many, None], {1: many, 0: 1}):
-            assert to_json(value) == _by_the_book(value) + b"\n"
+            assert to_json(value) == _flask_json(value) + b"\n"
 
-    def test_other_arrays_are_as_by_the_book(self) -> None:
+    def test_long_arrays_of_other_types_are_encoded_as_json_dumps_encodes_them(self) -> None:
         for array in (np.arange(100), np.arange(100) > 5, np.arange(100) * 1j, np.array(["a"] * 100, object)):
-            assert to_json([array]) == _by_the_book([array]) + b"\n"
+            assert to_json([array]) == _flask_json([array]) + b"\n"
 
-    def test_exponents_are_pythons(self) -> None:
+    def test_exponents_are_written_as_python_writes_them(self) -> None:
         assert to_json(np.array([1e-05, 1.5e-7, -2e300, 1e16, 0.0001] * 20)).startswith(
             b"[1e-05,1.5e-07,-2e+300,1e+16,0.0001,1e-05"
         )
@@ -291,17 +291,17 @@ _VALUES: st.SearchStrategy[Any] = st.recursive(
 
 
 @given(_VALUES)
-def test_f26_any_value_is_as_by_the_book(value: Any) -> None:
-    assert to_json(value) == _by_the_book(value) + b"\n"
+def test_f26_any_value_is_encoded_as_json_dumps_encodes_it(value: Any) -> None:
+    assert to_json(value) == _flask_json(value) + b"\n"
 
 
-def test_what_compiled_code_makes_is_not_made_to_see_whether_it_can_be() -> None:
-    # an empty one of numpy's own functions ends the process when it goes
+def test_compiled_functions_are_not_instantiated_to_test_whether_they_can_be_encoded() -> None:
+    # an empty instance of the type of numpy's functions crashes the process when it is freed
     with pytest.raises(InferError, match="cannot be encoded because it appears to be a lambda or function"):
         to_json(np.sum)
 
 
 @pytest.mark.parametrize("value", [int, np.int32, Exception])
-def test_a_class_is_no_instance_of_itself(value: type) -> None:
+def test_a_class_is_rejected_like_an_instance_that_cannot_be_created(value: type) -> None:
     with pytest.raises(InferError, match="perhaps because it's __new__ method cannot be called"):
         to_json(value)

@@ -19,8 +19,8 @@ KEEPS = "last = None\ndef pre_inference(sample, signature, metadata):\n    globa
 
 
 @pytest.fixture(autouse=True)
-def _there_are_so_many_packages_and_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have this Python import requests and numpy, of those that matter here, whatever it has; and 4 CPUs."""
+def _packages_and_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pretend that this Python has requests and numpy, but none of the other packages, and that there are 4 CPUs."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name in {"requests", "numpy"} or None)
     monkeypatch.setattr(environment, "usable_cpus", lambda: 4)
 
@@ -39,7 +39,7 @@ def ask(tmp_path: Path) -> Ask:
     return asked
 
 
-# -- in the server ---------------------------------------------------------------------------------------------
+# -- handlers that run in the server ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -53,15 +53,15 @@ def ask(tmp_path: Path) -> Ask:
         "def pre_inference(sample:\n",
     ],
 )
-def test_a_handler_that_relies_on_nothing_runs_in_the_server(ask: Ask, source: str) -> None:
+def test_a_handler_without_special_needs_runs_in_the_server(ask: Ask, source: str) -> None:
     assert ask(source).reasons == ()
 
 
-def test_requirements_that_say_nothing_are_none(ask: Ask) -> None:
+def test_an_empty_requirements_file_needs_no_workers(ask: Ask) -> None:
     assert ask(READS, {"requirements.txt": "# boto3\n\n"}).reasons == ()
 
 
-# -- why it does not -------------------------------------------------------------------------------------------
+# -- reasons for workers ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -85,11 +85,11 @@ def test_requirements_that_say_nothing_are_none(ask: Ask) -> None:
         ("import json\ndef pre_inference(sample, metadata):\n    json.x = sample\n", "it may keep json (handler.py:3)"),
     ],
 )  # fmt: skip
-def test_a_handler_that_relies_on_more_has_workers(ask: Ask, source: str, reason: str) -> None:
+def test_a_handler_with_special_needs_runs_in_workers(ask: Ask, source: str, reason: str) -> None:
     assert reason in ask(source, {"there/labels.txt": "a"}).reasons
 
 
-def test_what_a_module_of_the_project_relies_on_counts(ask: Ask) -> None:
+def test_the_needs_of_imported_project_modules_are_found(ask: Ask) -> None:
     needs = ask("from parts import clean\n" + READS, {"parts/__init__.py": "from .deep import clean\n",
                 "parts/deep.py": "import msgpack\ndef clean(x): return x\n"})  # fmt: skip
 
@@ -97,18 +97,18 @@ def test_what_a_module_of_the_project_relies_on_counts(ask: Ask) -> None:
     assert needs.packages == ("msgpack",)
 
 
-def test_a_module_of_the_project_is_no_package(ask: Ask) -> None:
+def test_a_module_of_the_project_is_not_taken_for_a_package(ask: Ask) -> None:
     assert ask("import dill, boto3\n" + READS, {"dill.py": "", "boto3/__init__.py": ""}).reasons == ()
 
 
-def test_a_pickle_is_read_with_dill(ask: Ask) -> None:
+def test_a_pickled_handler_needs_dill(ask: Ask) -> None:
     needs = ask("", handler="handler.pickle")
 
     assert needs.packages == ("dill",)
     assert "it imports dill, which the server's Python lacks" in needs.reasons
 
 
-def test_files_that_are_hidden_or_large_or_of_another_kind_are_not_looked_at(ask: Ask) -> None:
+def test_hidden_large_and_binary_files_are_not_searched(ask: Ask) -> None:
     files = {
         ".git/config.txt": "/mnt",
         "venv/site-packages/x.py": "/mnt",
@@ -119,11 +119,11 @@ def test_files_that_are_hidden_or_large_or_of_another_kind_are_not_looked_at(ask
     assert ask(READS, files).reasons == ()
 
 
-def test_texts_that_no_file_can_be_called_are_not_the_names_of_files(ask: Ask) -> None:
+def test_strings_that_cannot_be_file_names_are_ignored(ask: Ask) -> None:
     assert ask(f"'{'説明。' * 60}./'\n" + READS).reasons == ()
 
 
-def test_a_file_that_may_not_be_read_is_not_looked_at(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_file_is_skipped(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     read = Path.read_bytes
 
     def refuse(path: Path) -> bytes:
@@ -136,10 +136,10 @@ def test_a_file_that_may_not_be_read_is_not_looked_at(ask: Ask, monkeypatch: pyt
     assert ask(READS, {"secret.txt": "/mnt"}).reasons == ()
 
 
-# -- on which Python -------------------------------------------------------------------------------------------
+# -- packages --------------------------------------------------------------------------------------------------
 
 
-def test_requirements_are_installed_with_what_cortex_had_installed_and_the_code_imports(
+def test_packages_that_cortex_had_preinstalled_and_the_code_imports_are_added_to_the_requirements(
     ask: Ask, tmp_path: Path
 ) -> None:
     needs = ask("import requests, boto3, numpy, PIL\n" + READS, {"requirements.txt": "pillow\n"})
@@ -152,28 +152,28 @@ def test_requirements_are_installed_with_what_cortex_had_installed_and_the_code_
 @pytest.mark.parametrize(
     "line", ["Boto3", "boto3==1.9", "boto3[crt]>=1", "boto3 ; python_version > '3'", "  boto3  # x"]
 )
-def test_what_the_requirements_name_is_theirs(ask: Ask, line: str) -> None:
+def test_a_package_named_in_the_requirements_is_not_added(ask: Ask, line: str) -> None:
     assert ask("import boto3, dill\n" + READS, {"requirements.txt": f"boto3-stubs\n{line}\n"}).packages == ("dill",)
 
 
 @pytest.mark.parametrize("line", ["tensorflow", "tensorflow-gpu==2.15", "tensorflow_cpu"])
-def test_another_build_of_tensorflow_is_tensorflow(ask: Ask, line: str) -> None:
+def test_another_build_of_tensorflow_in_the_requirements_counts_as_tensorflow(ask: Ask, line: str) -> None:
     assert ask("import tensorflow\n" + READS, {"requirements.txt": f"{line}\n"}).packages == ()
 
 
-def test_a_pipfile_is_as_good(ask: Ask, tmp_path: Path) -> None:
+def test_a_pipfile_is_used_as_requirements(ask: Ask, tmp_path: Path) -> None:
     needs = ask("import boto3\n" + READS, {"Pipfile": '[packages]\n"boto3" = "*"\n'})
 
     assert (needs.requirements, needs.packages) == (tmp_path / "Pipfile", ())
 
 
-def test_packages_that_are_there_need_no_environment(ask: Ask) -> None:
+def test_installed_packages_and_torch_are_not_added_without_requirements(ask: Ask) -> None:
     needs = ask("import requests, torch\n" + READS)
 
     assert (needs.requirements, needs.packages) == (None, ())
 
 
-# -- how many --------------------------------------------------------------------------------------------------
+# -- the number of workers -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -185,14 +185,14 @@ def test_packages_that_are_there_need_no_environment(ask: Ask) -> None:
         ("def pre_inference(sample, metadata):\n    open('x', 'w').write(sample)\n", 1),
     ],
 )
-def test_there_are_so_many_workers_as_batches_and_the_promise_need(ask: Ask, source: str, count: int) -> None:
+def test_the_number_of_workers_follows_from_the_state_that_the_handler_keeps(ask: Ask, source: str, count: int) -> None:
     assert ask(source, {"requirements.txt": "pillow\n"}).workers == count
 
 
 # -- folders of modules ----------------------------------------------------------------------------------------
 
 
-def test_modules_are_in_the_project_and_in_its_python_path(tmp_path: Path) -> None:
+def test_the_roots_are_the_project_and_its_python_path(tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
 
     assert roots_of(tmp_path, "") == (tmp_path,)
@@ -201,7 +201,7 @@ def test_modules_are_in_the_project_and_in_its_python_path(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("folder", ["none", "..", "/tmp", "handler.py"])
-def test_a_python_path_that_is_no_folder_of_the_project_is_refused(tmp_path: Path, folder: str) -> None:
+def test_a_python_path_that_is_not_a_folder_of_the_project_is_rejected(tmp_path: Path, folder: str) -> None:
     (tmp_path / "handler.py").write_text("")
 
     with pytest.raises(InferError, match=f"python_path: {folder}: no such folder in the project") as refused:
@@ -209,7 +209,7 @@ def test_a_python_path_that_is_no_folder_of_the_project_is_refused(tmp_path: Pat
     assert refused.value.code is Code.INVALID
 
 
-def test_nothing_of_the_project_is_run(ask: Ask, tmp_path: Path) -> None:
+def test_finding_the_needs_does_not_run_the_handler(ask: Ask, tmp_path: Path) -> None:
     ask("open('ran', 'w')\nraise SystemExit\n" + READS)
 
     assert not (tmp_path / "ran").exists()

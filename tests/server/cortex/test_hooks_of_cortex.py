@@ -1,4 +1,4 @@
-"""Request handlers of Cortex in the machinery of hooks: in the server's process and in workers."""
+"""Request handlers of Cortex run as hooks: in the server's process and in workers."""
 
 from __future__ import annotations
 
@@ -92,22 +92,22 @@ async def served(stage: Stage, hooks: HookSpec, engine: PuppetEngine | None = No
 
 
 @pytest.mark.parametrize("workers", PLACES)
-class TestAnAnswer:
-    def test_is_the_bytes_that_cortex_sent(self, act: Act, tmp_path: Path, workers: int) -> None:
+class TestAnswers:
+    def test_the_answer_equals_the_bytes_that_cortex_sent(self, act: Act, tmp_path: Path, workers: int) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await served(stage, spec(tmp_path, IRIS, workers=workers))
             assert await hooks.predict(FLOWER) == b'"iris-setosa"\n'
 
         act(scene)
 
-    def test_is_the_prediction_where_there_are_no_hooks(self, act: Act, tmp_path: Path, workers: int) -> None:
+    def test_the_answer_is_the_prediction_without_hooks(self, act: Act, tmp_path: Path, workers: int) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await served(stage, spec(tmp_path, "labels = []", workers=workers))
             assert await hooks.predict({"input": [5.2, 3.6, 1.4, 0.3]}) == b"[[0]]\n"
 
         act(scene)
 
-    def test_has_before_it_what_is_tracked(self, act: Act, tmp_path: Path, workers: int) -> None:
+    def test_a_tracker_line_precedes_the_answer(self, act: Act, tmp_path: Path, workers: int) -> None:
         async def scene(stage: Stage) -> None:
             hooks = spec(tmp_path, IRIS, workers=workers)
             tracker = {"tracker": {"model_type": "classification", "key": ""}}
@@ -122,10 +122,10 @@ class TestAnAnswer:
 
 
 @pytest.mark.parametrize("workers", PLACES)
-class TestAFailure:
+class TestFailures:
     TEXT = "error: handler.py: {} request handler: {}: runtime exception"
 
-    def test_of_a_hook_is_told_in_cortex_words(
+    def test_an_exception_of_a_hook_is_reported_with_the_message_of_cortex(
         self, act: Act, tmp_path: Path, workers: int, caplog: pytest.LogCaptureFixture
     ) -> None:
         async def scene(stage: Stage) -> None:
@@ -141,7 +141,9 @@ class TestAFailure:
 
         act(scene)
 
-    def test_of_a_value_is_told_as_one(self, act: Act, tmp_path: Path, workers: int) -> None:
+    def test_a_value_that_does_not_fit_the_model_is_not_reported_as_a_hook_exception(
+        self, act: Act, tmp_path: Path, workers: int
+    ) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await served(stage, spec(tmp_path, "def pre_inference(sample, metadata): return sample",
                                              workers=workers))  # fmt: skip
@@ -152,7 +154,9 @@ class TestAFailure:
 
         act(scene)
 
-    def test_to_encode_is_another_matter(self, act: Act, tmp_path: Path, workers: int) -> None:
+    def test_an_answer_that_cannot_be_encoded_fails_with_code_unknown(
+        self, act: Act, tmp_path: Path, workers: int
+    ) -> None:
         async def scene(stage: Stage) -> None:
             source = "def post_inference(prediction, metadata): return object()"
             hooks = await served(stage, spec(tmp_path, source, workers=workers))
@@ -163,7 +167,9 @@ class TestAFailure:
 
 
 class TestDebug:
-    def test_values_are_logged_in_the_server(self, act: Act, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def test_debug_values_are_logged_by_the_server(
+        self, act: Act, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await served(stage, spec(tmp_path, IRIS))
             with caplog.at_level("INFO", "penstock.hooks"):
@@ -174,7 +180,9 @@ class TestDebug:
         act(scene)
 
     @pytest.mark.slow
-    def test_values_are_logged_by_a_worker(self, act: Act, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def test_debug_values_are_logged_by_a_worker(
+        self, act: Act, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await served(stage, spec(tmp_path, IRIS, workers=1))
             with caplog.at_level("INFO", "penstock"):
@@ -186,7 +194,7 @@ class TestDebug:
         act(scene)
 
 
-def test_without_a_file_samples_are_converted_all_the_same(act: Act, tmp_path: Path) -> None:
+def test_samples_are_converted_without_a_handler_file(act: Act, tmp_path: Path) -> None:
     async def scene(stage: Stage) -> None:
         hooks = await served(stage, spec(tmp_path, None))
         for sample in ({"input": [5.2, 3.6, 1.4, 0.3]}, [5.2, 3.6, 1.4, 0.3]):
@@ -196,7 +204,7 @@ def test_without_a_file_samples_are_converted_all_the_same(act: Act, tmp_path: P
     act(scene)
 
 
-def test_tensorflow_handlers_are_given_the_whole_signature_map(act: Act, tmp_path: Path) -> None:
+def test_tensorflow_handlers_get_the_whole_signature_map(act: Act, tmp_path: Path) -> None:
     said = {"inputs": {"x": {"name": "x:0", "dtype": "DT_DOUBLE", "tensorShape": {"dim": [{"size": "-1"}]}}},
             "outputs": {"y": {"name": "y:0", "dtype": "DT_INT64", "tensorShape": {"dim": [{"size": "-1"}]}}},
             "methodName": "tensorflow/serving/predict"}  # fmt: skip
@@ -221,8 +229,8 @@ def test_tensorflow_handlers_are_given_the_whole_signature_map(act: Act, tmp_pat
     act(scene)
 
 
-class TestThePromise:
-    """A replica handles one request at a time: what pre_inference leaves in globals is there in post_inference."""
+class TestReplicas:
+    """A replica handles one request at a time: post_inference finds the globals that pre_inference set."""
 
     SOURCE = """
         current = None
@@ -237,7 +245,7 @@ class TestThePromise:
             return [current, int(prediction[0].argmax()), metadata["calls"]]
     """
 
-    def test_as_many_requests_as_instances_share_a_batch(self, act: Act, tmp_path: Path) -> None:
+    def test_as_many_requests_as_replicas_share_a_batch(self, act: Act, tmp_path: Path) -> None:
         async def scene(stage: Stage) -> None:
             puppet = PuppetEngine(lambda inputs: [inputs[0][:, 0].astype(np.int64)])
             source = self.SOURCE.replace("prediction[0].argmax()", "prediction[0][0]")
@@ -249,12 +257,12 @@ class TestThePromise:
                 puppet.run()
             answers = [json.loads(await each) for each in asked]
             assert [each[:2] for each in answers] == [[n, n] for n in range(24)]
-            # the same dict on every call of an instance
+            # each replica gets the same dict in every call
             assert sum(each[2] == 1 for each in answers) == 8
 
         act(scene)
 
-    async def takes_as_many_as_light_ones_do(self, folder: Path, stage: Stage) -> None:
+    async def run_as_many_as_light_replicas(self, folder: Path, stage: Stage) -> None:
         puppet = PuppetEngine(lambda _: [np.array([0])])
         hooks = await served(stage, spec(folder, self.SOURCE), puppet)
         asked = [asyncio.ensure_future(hooks.predict({"n": n})) for n in range(LIGHT_REPLICAS)]
@@ -262,13 +270,13 @@ class TestThePromise:
         puppet.run()
         await asyncio.gather(*asked)
 
-    def test_light_instances_are_more(self, act: Act, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_light_handler_has_more_replicas(self, act: Act, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(replicas, "MAX_LIGHT_LOAD_NS", 1 << 62)
         monkeypatch.setattr(replicas, "MAX_LIGHT_BYTES", 1 << 62)
 
-        act(partial(self.takes_as_many_as_light_ones_do, tmp_path))
+        act(partial(self.run_as_many_as_light_replicas, tmp_path))
 
-    def test_instances_of_which_one_was_slow_to_load_are_light(
+    def test_a_handler_is_light_even_if_one_of_its_replicas_was_slow_to_load(
         self, act: Act, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(replicas, "MAX_LIGHT_BYTES", 1 << 62)
@@ -276,10 +284,10 @@ class TestThePromise:
         slow = property(lambda _: replicas.MAX_LIGHT_LOAD_NS + (next(loads) % 2))
         monkeypatch.setattr(Replica, "load_ns", slow)
 
-        act(partial(self.takes_as_many_as_light_ones_do, tmp_path))
+        act(partial(self.run_as_many_as_light_replicas, tmp_path))
 
     @pytest.mark.parametrize("heavy", ["MAX_LIGHT_LOAD_NS", "MAX_LIGHT_BYTES"])
-    def test_heavy_instances_stay_few(
+    def test_a_heavy_handler_has_the_default_number_of_replicas(
         self, act: Act, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heavy: str
     ) -> None:
         monkeypatch.setattr(replicas, heavy, -(1 << 62))
@@ -298,7 +306,9 @@ class TestThePromise:
 
     @pytest.mark.slow
     @pytest.mark.parametrize("workers", [IN_SERVER, 2])
-    def test_it_holds_at_64_connections_while_requests_share_batches(self, tmp_path: Path, workers: int) -> None:
+    def test_globals_are_kept_per_request_at_64_connections_while_requests_share_batches(
+        self, tmp_path: Path, workers: int
+    ) -> None:
         path = tmp_path / "model.onnx"
         onnx.save(models.iris(), path)
 
@@ -326,16 +336,16 @@ class TestThePromise:
         asyncio.run(whole())
 
 
-def test_a_model_that_cortex_cannot_fill_is_refused(act: Act, tmp_path: Path) -> None:
+def test_a_model_kind_that_cortex_does_not_know_is_rejected(act: Act, tmp_path: Path) -> None:
     async def scene(stage: Stage) -> None:
         hooks = HookSpec(Path(), dialect="cortex", dialect_settings={"kind": "predictor"})
-        with pytest.raises(InferError, match="Cortex knows models of ONNX and TensorFlow"):
+        with pytest.raises(InferError, match="Cortex serves ONNX and TensorFlow models"):
             await stage.load_spec(hooks, M, node_inputs=[NODE])
 
     act(scene)
 
 
-def test_a_front_end_carries_them_the_same(act: Act, tmp_path: Path) -> None:
+def test_handlers_run_in_a_front_end_from_the_model_table(act: Act, tmp_path: Path) -> None:
     async def scene(stage: Stage) -> None:
         await served(stage, spec(tmp_path, IRIS))
         stage.model.node_outputs = []
@@ -351,7 +361,7 @@ def test_a_front_end_carries_them_the_same(act: Act, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_finds_the_project_where_cortex_had_it(act: Act, tmp_path: Path) -> None:
+def test_a_worker_finds_the_project_at_the_path_of_cortex(act: Act, tmp_path: Path) -> None:
     project = tmp_path / "project"
     (project / "lib").mkdir(parents=True)
     (project / "handlers").mkdir()
@@ -385,7 +395,7 @@ def test_a_worker_finds_the_project_where_cortex_had_it(act: Act, tmp_path: Path
     act(scene)
 
 
-def test_in_the_server_roots_are_where_a_handler_finds_its_modules(act: Act, tmp_path: Path) -> None:
+def test_a_handler_in_the_server_imports_modules_from_its_roots(act: Act, tmp_path: Path) -> None:
     (tmp_path / "handlers").mkdir()
     (tmp_path / "encoder.py").write_text("def encode(x): return [2 * each for each in x]\n")
 

@@ -1,4 +1,4 @@
-"""The documents of an API, and what errors are answered with."""
+"""The signature and summary documents of an API, and the bodies of errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Node:
     type: str
 
 
-def test_the_signature_of_an_onnx_model_has_numpy_s_names() -> None:
+def test_the_signature_of_an_onnx_model_has_numpy_type_names() -> None:
     nodes = [
         Node("b", [None, 4], "tensor(float)"),
         Node("a", ["N", 2], "tensor(string)"),
@@ -47,11 +47,11 @@ def test_the_signature_of_an_onnx_model_has_numpy_s_names() -> None:
 @pytest.mark.parametrize(
     ("code", "name"), [("tensor(double)", "float64"), ("tensor(bool)", "bool"), ("seq(x)", "seq(x)")]
 )
-def test_types_without_a_name_keep_their_own(code: str, name: str) -> None:
+def test_onnx_types_without_a_numpy_name_are_not_translated(code: str, name: str) -> None:
     assert onnx_signature([Node("x", [1], code)])["x"]["type"] == name
 
 
-def test_the_summary_says_what_to_do() -> None:
+def test_the_summary_has_instructions_and_the_model_signature() -> None:
     assert summary_page(onnx_signature([Node("input", [1, 4], "tensor(float)")])) == (
         b'{"message":"make a prediction by sending a post request to this endpoint with a json sample",'
         b'"model_signature":{"input":{"shape":[1,4],"type":"float32"}}}\n'
@@ -80,7 +80,7 @@ def test_the_signature_of_a_tensorflow_model_is_the_selected_one() -> None:
 
 
 @given(st.dictionaries(st.text(), st.integers() | st.text()))
-def test_documents_are_compact_ascii_in_order(value: dict[str, Any]) -> None:
+def test_documents_are_compact_ascii_with_sorted_keys(value: dict[str, Any]) -> None:
     text = encode_json(value)
 
     assert text.isascii()
@@ -88,7 +88,7 @@ def test_documents_are_compact_ascii_in_order(value: dict[str, Any]) -> None:
     assert list(json.loads(text).items()) == sorted(value.items())
 
 
-def test_a_failed_prediction_is_text() -> None:
+def test_the_error_of_a_failed_prediction_is_plain_text() -> None:
     status, body, content_type = error_response(InferError(Code.INVALID, 'error: missing key "é"'))
 
     assert (status, content_type) == (406, b"text/html; charset=utf-8")
@@ -96,7 +96,7 @@ def test_a_failed_prediction_is_text() -> None:
 
 
 @pytest.mark.parametrize("code", list(Code))
-def test_every_code_has_an_answer(code: Code) -> None:
+def test_every_error_code_has_a_status_and_a_body(code: Code) -> None:
     status, body, _ = error_response(InferError(code, "a\ud800"))
 
     passing = code in {Code.NOT_FOUND, Code.NOT_READY, Code.OVERLOADED, Code.EXPIRED}
@@ -104,5 +104,5 @@ def test_every_code_has_an_answer(code: Code) -> None:
     assert body == (b'{"error":"a\\ud800"}\n' if code is Code.UNKNOWN else b"prediction failed: a?")
 
 
-def test_an_error_that_is_no_failed_prediction_is_json() -> None:
+def test_an_error_page_is_json() -> None:
     assert error_page("é") == b'{"error":"\\u00e9"}\n'

@@ -1,4 +1,4 @@
-"""What each URL of a server of Cortex APIs means."""
+"""CortexPaths: the meaning of each path of a server of Cortex APIs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def purpose(paths: CortexPaths, path: str) -> tuple[str, str] | None:
     return (place.purpose, place.api.name if place.api else "") if place is not None else None
 
 
-def test_an_only_api_is_found_by_its_endpoint_and_under_predict() -> None:
+def test_a_single_api_is_found_at_its_endpoint_and_at_predict() -> None:
     paths = CortexPaths({"classifier": ONE})
 
     for path in ("/iris/classifier", "/predict"):
@@ -32,7 +32,7 @@ def test_an_only_api_is_found_by_its_endpoint_and_under_predict() -> None:
     assert purpose(paths, "/healthz") == (HEALTH, "")
 
 
-def test_of_several_apis_each_is_found_by_its_endpoint_alone() -> None:
+def test_each_of_several_apis_is_found_only_at_its_endpoint() -> None:
     paths = CortexPaths({"classifier": ONE, "other": OTHER})
 
     assert purpose(paths, "/iris/classifier") == (ENDPOINT, "classifier")
@@ -44,24 +44,24 @@ def test_of_several_apis_each_is_found_by_its_endpoint_alone() -> None:
 @pytest.mark.parametrize(
     "path", ["/", "/iris", "/iris/classifier/", "/iris/classifier/x", "//iris/classifier", "/Predict"]
 )
-def test_other_paths_are_nobody_s(path: str) -> None:
+def test_other_paths_belong_to_no_api(path: str) -> None:
     assert CortexPaths({"classifier": ONE}).find(path) is None
 
 
-def test_an_endpoint_comes_before_the_signature_of_another() -> None:
+def test_an_endpoint_takes_precedence_over_the_signature_path_of_another_api() -> None:
     paths = CortexPaths({"one": api("one", "/a"), "two": api("two", "/a/signature")})
 
     assert purpose(paths, "/a/signature") == (ENDPOINT, "two")
 
 
-def test_the_root_may_be_an_endpoint() -> None:
+def test_the_root_can_be_an_endpoint() -> None:
     paths = CortexPaths({"one": api("one", "/"), "two": api("two")})
 
     assert purpose(paths, "/") == (ENDPOINT, "one")
     assert purpose(paths, "/signature") == (SIGNATURE, "one")
 
 
-def test_paths_are_made_anew_when_the_apis_are_others() -> None:
+def test_paths_are_not_current_after_the_apis_change() -> None:
     apis = {"classifier": ONE}
     paths = CortexPaths(apis)
 
@@ -71,7 +71,7 @@ def test_paths_are_made_anew_when_the_apis_are_others() -> None:
     assert not paths.is_current(apis)
 
 
-def test_penstock_s_own_paths_are_left_alone() -> None:
+def test_only_paths_of_penstock_itself_are_recognized_as_penstock_paths() -> None:
     assert all(
         map(is_penstock_path, ("/v2", "/v2/health/ready", "/v2/models/m/infer", "/metrics", "/docs", "/openapi.json"))
     )

@@ -1,4 +1,4 @@
-"""What is counted of predictions, and how the metrics page tells it."""
+"""What is counted of predictions, and how it is shown on the metrics page."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def lines(counted: ApiMetrics) -> list[str]:
     return [line for _, line in counted.lines()]
 
 
-def test_answers_are_counted_by_series_and_time() -> None:
+def test_answers_are_counted_by_status_series_and_latency() -> None:
     counted = ApiMetrics(API)
     counted.record(200, 1_000_000)
     counted.record(200, 1_000_001)
@@ -50,7 +50,7 @@ def test_answers_are_counted_by_series_and_time() -> None:
 
 
 @given(st.lists(st.integers(0, 10**11)))
-def test_buckets_never_fall(latencies: list[int]) -> None:
+def test_latency_buckets_are_cumulative(latencies: list[int]) -> None:
     counted = ApiMetrics(API)
     for latency_ns in latencies:
         counted.record(200, latency_ns)
@@ -59,7 +59,7 @@ def test_buckets_never_fall(latencies: list[int]) -> None:
     assert buckets == [*(sum(each <= bound for each in latencies) for bound in LATENCY_BOUNDS_NS), len(latencies)]
 
 
-def test_classes_are_counted_by_name() -> None:
+def test_predicted_classes_are_counted_by_name() -> None:
     counted = ApiMetrics(API)
     for prediction in ("iris-setosa", "iris-setosa", 'a"b\n', 7):
         counted.record_prediction(json.dumps({"class": prediction}).encode())
@@ -69,7 +69,7 @@ def test_classes_are_counted_by_name() -> None:
     assert f'cortex_prediction_total{{{LABELS},Class="7"}} 1' in lines(counted)
 
 
-def test_classes_beyond_the_bound_are_counted_together() -> None:
+def test_classes_beyond_the_maximum_are_counted_together() -> None:
     counted = ApiMetrics(API)
     for number in range(MAX_CLASSES + 5):
         counted.record_prediction(b'{"class":"%d"}' % number)
@@ -79,7 +79,7 @@ def test_classes_beyond_the_bound_are_counted_together() -> None:
     assert (counted.class_counts[OTHERS], counted.class_counts["0"]) == (5, 2)
 
 
-def test_values_have_a_sum_and_bounds() -> None:
+def test_predicted_values_have_a_sum_a_count_a_minimum_and_a_maximum() -> None:
     api = replace(API, tracker=Tracker("regression"))
     counted = ApiMetrics(api)
     labels = counted.labels
@@ -93,7 +93,7 @@ def test_values_have_a_sum_and_bounds() -> None:
     ]  # fmt: skip
 
 
-def test_a_value_that_is_no_number_is_neither_least_nor_most() -> None:
+def test_a_nan_value_is_neither_the_minimum_nor_the_maximum() -> None:
     counted = ApiMetrics(replace(API, tracker=Tracker("regression")))
     for text in (b"NaN", b"1", b"Infinity"):
         counted.record_prediction(b'{"value":%b}' % text)
@@ -102,7 +102,7 @@ def test_a_value_that_is_no_number_is_neither_least_nor_most() -> None:
     assert all(line.rpartition(" ")[2] for line in lines(counted))
 
 
-def test_what_cannot_be_counted_is_a_warning_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+def test_predictions_that_cannot_be_counted_are_logged_at_a_limited_rate(caplog: pytest.LogCaptureFixture) -> None:
     counted = ApiMetrics(API)
     with caplog.at_level(logging.WARNING, "penstock.cortex"):
         for _ in range(50):
@@ -114,7 +114,7 @@ def test_what_cannot_be_counted_is_a_warning_now_and_then(caplog: pytest.LogCapt
     assert not counted.class_counts
 
 
-def test_the_page_has_each_family_once() -> None:
+def test_each_metric_family_is_declared_once_for_all_apis() -> None:
     tracked = PredictionMetrics()
     tracked.for_api(API).record(200, 5)
     tracked.for_api(replace(API, name="other")).record(200, 5)
@@ -125,7 +125,7 @@ def test_the_page_has_each_family_once() -> None:
     assert sum(line.startswith("cortex_latency_ms_count") for line in page) == 2
 
 
-def test_an_api_that_is_configured_differently_has_another_id() -> None:
+def test_the_api_id_changes_with_the_configuration_of_the_api() -> None:
     assert api_id(API) == api_id(replace(API, line=3))
     assert api_id(API) != api_id(replace(API, model="other.onnx"))
     assert api_id(API) != api_id(replace(API, metadata={"a": 1}))

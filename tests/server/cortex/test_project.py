@@ -1,4 +1,4 @@
-# ruff: noqa: E501 - what is said is one line
+# ruff: noqa: E501 - each message is one line
 from __future__ import annotations
 
 from pathlib import Path
@@ -40,13 +40,13 @@ def read(folder: Path, text: str) -> Project:
     return read_project(folder)
 
 
-def said(project: Project) -> list[str]:
+def finding_texts(project: Project) -> list[str]:
     """Give the findings without the folder."""
     return [str(finding).replace(f"{project.folder}/", "") for finding in project.findings]
 
 
-class TestWhatIsRead:
-    def test_an_api_of_0_10_with_everything(self, tmp_path: Path) -> None:
+class TestSettings:
+    def test_an_api_of_cortex_0_10_is_read_with_all_its_settings(self, tmp_path: Path) -> None:
         project = read(
             tmp_path,
             """
@@ -66,7 +66,7 @@ class TestWhatIsRead:
         )
 
         (api,) = project.apis
-        assert said(project) == []
+        assert finding_texts(project) == []
         assert (project.deployment, api.deployment, api.name, api.endpoint) == ("d", "d", "a", "/my/place")
         assert (api.kind, api.model, api.handler, api.python_path) == ("tensorflow", "s3://b/k", "handlers/h.py", "lib")
         assert (api.signature_key, api.generation, api.line) == ("predict", "0.10", 3)
@@ -77,7 +77,7 @@ class TestWhatIsRead:
         }  # fmt: skip
         assert api.lines == {"model": 7, "request_handler": 8, "python_path": 10, "signature_key": 9, "compute": 13}
 
-    def test_an_api_with_as_little_as_can_be(self, tmp_path: Path) -> None:
+    def test_an_api_with_only_required_settings_has_the_defaults(self, tmp_path: Path) -> None:
         (api,) = read(tmp_path, NEW).apis
 
         assert (api.endpoint, api.kind, api.metadata, api.tracker) == ("/iris/classifier", "onnx", {}, None)
@@ -94,35 +94,35 @@ class TestWhatIsRead:
             ("s3://b/m.onnx", "model_format: tensorflow", "tensorflow"),
         ],
     )
-    def test_the_format_of_a_model_of_0_9_is_said_or_told_by_its_name(
+    def test_the_model_format_of_cortex_0_9_is_configured_or_follows_from_the_file_name(
         self, model: str, more: str, kind: str, tmp_path: Path
     ) -> None:
         (api,) = read(tmp_path, OLD.replace("s3://bucket/iris.onnx", model) + f"  {more}\n").apis
 
         assert (api.kind, api.generation, api.handler) == (kind, "0.9", "handler.py")
 
-    def test_the_signature_key_of_0_9_has_another_name(self, tmp_path: Path) -> None:
+    def test_the_signature_key_of_cortex_0_9_is_read_from_tf_signature_key(self, tmp_path: Path) -> None:
         (api,) = read(tmp_path, OLD.replace(".onnx", "") + "  tf_signature_key: serve\n").apis
 
         assert api.signature_key == "serve"
 
-    def test_a_project_is_given_as_its_file_too(self, tmp_path: Path) -> None:
+    def test_a_project_can_be_read_by_the_path_of_its_file(self, tmp_path: Path) -> None:
         read(tmp_path, NEW)
 
         assert read_project(tmp_path / "cortex.yaml") == read_project(tmp_path)
 
-    def test_relaxed_shapes_are_ours(self, tmp_path: Path) -> None:
+    def test_the_penstock_setting_relaxed_shapes_is_read(self, tmp_path: Path) -> None:
         (api,) = read(tmp_path, NEW + "    relaxed_shapes: true\n").apis
 
         assert api.settings["relaxed_shapes"] is True
 
-    def test_a_null_is_as_nothing_where_nothing_is_needed(self, tmp_path: Path) -> None:
+    def test_a_null_optional_setting_is_treated_as_absent(self, tmp_path: Path) -> None:
         project = read(tmp_path, NEW + "    metadata: null\n  tracker:\n  compute:\n    mem: null\n")
 
-        assert said(project) == []
+        assert finding_texts(project) == []
         assert project.apis[0].compute == COMPUTE
 
-    def test_what_is_said_once_may_be_used_twice(self, tmp_path: Path) -> None:
+    def test_yaml_anchors_and_merges_are_resolved(self, tmp_path: Path) -> None:
         text = """
             - {kind: deployment, name: d}
             - kind: api
@@ -158,8 +158,10 @@ MISTAKES = [
 
 class TestMistakes:
     @pytest.mark.parametrize(("text", "line", "message"), MISTAKES)
-    def test_of_the_file(self, text: str, line: int, message: str, tmp_path: Path) -> None:
-        assert f"cortex.yaml:{line}: {message}" in said(read(tmp_path, text))
+    def test_a_mistake_in_the_file_is_reported_with_its_line(
+        self, text: str, line: int, message: str, tmp_path: Path
+    ) -> None:
+        assert f"cortex.yaml:{line}: {message}" in finding_texts(read(tmp_path, text))
 
     @pytest.mark.parametrize(
         ("more", "line", "message"),
@@ -189,10 +191,12 @@ class TestMistakes:
             ("  model: x\n", 9, 'model: "model" is of Cortex 0.9 and "onnx" of 0.10: an API is written in one of the two'),
         ],
     )  # fmt: skip
-    def test_of_an_api(self, more: str, line: int, message: str | None, tmp_path: Path) -> None:
+    def test_a_mistake_in_an_api_is_reported_with_its_line(
+        self, more: str, line: int, message: str | None, tmp_path: Path
+    ) -> None:
         wanted = f"api: classifier: {message}" if message is not None else "non string key found: 1"
 
-        assert said(read(tmp_path, NEW + more)) == [f"cortex.yaml:{line}: {wanted}"]
+        assert finding_texts(read(tmp_path, NEW + more)) == [f"cortex.yaml:{line}: {wanted}"]
 
     @pytest.mark.parametrize(
         ("more", "message"),
@@ -213,10 +217,10 @@ class TestMistakes:
             ("  request_handler: h.py\n", "model: must be defined"),
         ],
     )  # fmt: skip
-    def test_of_its_model(self, more: str, message: str, tmp_path: Path) -> None:
+    def test_a_mistake_in_the_model_of_an_api_is_reported(self, more: str, message: str, tmp_path: Path) -> None:
         project = read(tmp_path, f"- {{kind: deployment, name: d}}\n- kind: api\n  name: a\n{more}")
 
-        assert [text.partition(": ")[2] for text in said(project)] == [f"api: a: {message}"]
+        assert [text.partition(": ")[2] for text in finding_texts(project)] == [f"api: a: {message}"]
 
     @pytest.mark.parametrize(
         ("text", "line"),
@@ -229,33 +233,35 @@ class TestMistakes:
             ("- name: a\n  kind: TrafficSplitter\n  apis: []", 1),
         ],
     )  # fmt: skip
-    def test_apis_of_later_versions_are_told_as_such_alone(self, text: str, line: int, tmp_path: Path) -> None:
-        (told,) = said(read(tmp_path, text))
+    def test_an_api_of_a_later_cortex_version_is_reported_by_that_error_alone(
+        self, text: str, line: int, tmp_path: Path
+    ) -> None:
+        (told,) = finding_texts(read(tmp_path, text))
 
         assert told.startswith(f"cortex.yaml:{line}: an API of Cortex 0.12 or later is not served")
         assert told.endswith('docs/cortex.md, "Later versions", says how to bring one')
 
-    def test_all_are_told_at_once_in_the_order_of_the_file(self, tmp_path: Path) -> None:
+    def test_all_mistakes_are_reported_together_in_the_order_of_the_file(self, tmp_path: Path) -> None:
         project = read(tmp_path, NEW + "    x: 1\n  y: 2\n  compute: {cpu: z}\n- kind: api\n  name: B\n  onnx: {}\n")
 
         assert [finding.line for finding in project.mistakes] == [9, 10, 11, 13, 14]
 
-    def test_names_are_unique(self, tmp_path: Path) -> None:
+    def test_an_api_name_that_is_used_twice_is_reported(self, tmp_path: Path) -> None:
         project = read(tmp_path, NEW + "- kind: api\n  name: classifier\n  onnx: {model: m}\n")
 
-        assert said(project) == [
+        assert finding_texts(project) == [
             'cortex.yaml:10: api: classifier: name: name "classifier" must be unique across apis (line 4 has it too)'
         ]
 
-    def test_endpoints_are_unique(self, tmp_path: Path) -> None:
+    def test_an_endpoint_that_is_used_twice_is_reported(self, tmp_path: Path) -> None:
         more = "- kind: api\n  name: b\n  endpoint: iris/classifier/\n  onnx: {model: m}\n"
 
-        (text,) = said(read(tmp_path, NEW + more))
+        (text,) = finding_texts(read(tmp_path, NEW + more))
 
         taken = 'endpoint "/iris/classifier" must be unique across apis: classifier (line 4) has it too'
         assert text == f"cortex.yaml:11: api: b: endpoint: {taken}"
 
-    def test_each_is_about_its_api(self, tmp_path: Path) -> None:
+    def test_a_finding_names_its_api(self, tmp_path: Path) -> None:
         (finding,) = read(tmp_path, NEW + "  x: 1\n").findings
 
         assert finding.model == "classifier"
@@ -271,46 +277,48 @@ class TestWarnings:
             ("  name: classifier\n", "name: is given twice; the last one counts"),
         ],
     )
-    def test_what_may_not_be_meant_so_stops_nothing(self, more: str, message: str, tmp_path: Path) -> None:
+    def test_a_suspicious_setting_is_a_warning_and_the_api_is_read(
+        self, more: str, message: str, tmp_path: Path
+    ) -> None:
         project = read(tmp_path, NEW + more)
 
-        assert said(project) == [f"cortex.yaml:9: warning: api: classifier: {message}"]
+        assert finding_texts(project) == [f"cortex.yaml:9: warning: api: classifier: {message}"]
         assert [api.name for api in project.apis] == ["classifier"]
 
-    def test_tags_of_0_9_mean_nothing(self, tmp_path: Path) -> None:
+    def test_tags_of_cortex_0_9_are_ignored_with_a_warning(self, tmp_path: Path) -> None:
         project = read(tmp_path, OLD + "  tags: {team: x}\n")
 
         assert [finding.is_mistake for finding in project.findings] == [False]
 
 
-def test_the_example_of_the_docs_is_right(tmp_path: Path) -> None:
+def test_the_example_in_the_docs_is_read_without_findings(tmp_path: Path) -> None:
     page = (Path(__file__).parents[3] / "docs" / "cortex.md").read_text("utf-8")
 
     project = read(tmp_path, page.partition("```yaml\n")[2].partition("```")[0])
 
-    assert said(project) == []
+    assert finding_texts(project) == []
     assert [(api.name, api.generation, api.kind) for api in project.apis] == [
         ("classifier", "0.10", "onnx"), ("older", "0.9", "tensorflow"),
     ]  # fmt: skip
 
 
-class TestTheFile:
-    def test_one_that_is_not_there(self, tmp_path: Path) -> None:
-        assert said(read_project(tmp_path)) == ["cortex.yaml: cannot be read: No such file or directory"]
+class TestProjectFile:
+    def test_a_missing_file_is_reported(self, tmp_path: Path) -> None:
+        assert finding_texts(read_project(tmp_path)) == ["cortex.yaml: cannot be read: No such file or directory"]
 
-    def test_one_that_is_no_text(self, tmp_path: Path) -> None:
+    def test_a_file_that_is_not_utf8_is_reported(self, tmp_path: Path) -> None:
         (tmp_path / "cortex.yaml").write_bytes(b"\xff")
 
-        assert said(read_project(tmp_path)) == ["cortex.yaml: is not UTF-8 (byte 0)"]
+        assert finding_texts(read_project(tmp_path)) == ["cortex.yaml: is not UTF-8 (byte 0)"]
 
-    def test_one_that_is_too_large(self, tmp_path: Path) -> None:
+    def test_a_file_that_is_too_large_is_reported(self, tmp_path: Path) -> None:
         (tmp_path / "cortex.yaml").write_bytes(b"#" * (2 << 20))
 
-        assert said(read_project(tmp_path)) == ["cortex.yaml: has more than 262144 bytes"]
+        assert finding_texts(read_project(tmp_path)) == ["cortex.yaml: has more than 262144 bytes"]
 
 
 @pytest.mark.parametrize(
     ("words", "text"), [(["a"], '"a"'), (["a", "b"], '"a" or "b"'), (["a", "b", "c"], '"a", "b", or "c"')]
 )
-def test_words_are_listed_as_cortex_listed_them(words: list[str], text: str) -> None:
+def test_alternatives_are_listed_as_cortex_listed_them(words: list[str], text: str) -> None:
     assert alternatives(words) == text

@@ -53,7 +53,7 @@ def read(folder: Path, text: str) -> Project:
 
 
 def check(project: Project, text: str) -> None:
-    """What must be so whatever was written: each finding is a line that is there, and no API lacks what it needs."""
+    """Check what must hold for any text: each finding has an existing line, and each API has what it needs."""
     lines = max(1, len(text.splitlines()) + 1)
     for finding in project.findings:
         assert finding.path == project.file
@@ -69,10 +69,10 @@ def check(project: Project, text: str) -> None:
         assert project.mistakes or 1 <= api.compute["min_replicas"] <= api.compute["max_replicas"]
 
 
-class TestAnyText:
+class TestFuzzedText:
     @pytest.mark.slow
     @given(text=st.text())
-    def test_is_read_or_told(self, text: str, folder: Path) -> None:
+    def test_any_text_is_read_or_reported(self, text: str, folder: Path) -> None:
         project = read(folder, text)
 
         check(project, text)
@@ -87,12 +87,12 @@ class TestAnyText:
             max_size=30,
         ).map("".join)
     )  # fmt: skip
-    def test_of_yaml_is_read_or_told(self, text: str, folder: Path) -> None:
+    def test_text_of_random_yaml_tokens_is_read_or_reported(self, text: str, folder: Path) -> None:
         check(read(folder, text), text)
 
     @pytest.mark.slow
     @given(value=ODD)
-    def test_of_good_yaml_is_read_or_told(self, value: Any, folder: Path) -> None:
+    def test_any_valid_yaml_document_is_read_or_reported(self, value: Any, folder: Path) -> None:
         text = yaml.safe_dump(value, allow_unicode=True)
 
         check(read(folder, text), text)
@@ -100,7 +100,7 @@ class TestAnyText:
 
 @st.composite
 def mutated(draw: st.DrawFn) -> tuple[str, bool]:
-    """Give a project as text in which one thing may be another, and whether anything is."""
+    """Give a project as text in which one item may be changed, and whether it is."""
     project = draw(st.sampled_from(PROJECTS))
     path, here = list[Any](), project
     while isinstance(here, (dict, list)) and here and draw(st.booleans()):
@@ -127,10 +127,10 @@ def _changed(value: Any, path: list[Any], change: str, draw: st.DrawFn) -> Any:
     return copy
 
 
-class TestAMutatedProject:
+class TestMutatedProject:
     @pytest.mark.slow
     @given(case=mutated())
-    def test_is_read_or_told_with_its_line(self, case: tuple[str, bool], folder: Path) -> None:
+    def test_a_mutated_project_is_read_or_reported_with_a_line(self, case: tuple[str, bool], folder: Path) -> None:
         text, changed = case
         project = read(folder, text)
 
@@ -141,7 +141,7 @@ class TestAMutatedProject:
             assert len(project.apis) == text.count("kind: api")
 
     @pytest.mark.parametrize("project", PROJECTS)
-    def test_a_key_that_nobody_knows_is_told_where_it_is(self, project: list[dict[str, Any]], folder: Path) -> None:
+    def test_an_unknown_key_is_reported_with_its_line(self, project: list[dict[str, Any]], folder: Path) -> None:
         for number in range(len(project)):
             changed = [dict(resource) for resource in project]
             changed[number]["nonsense"] = 1
@@ -162,20 +162,20 @@ class TestScalars:
             ("2019-01-02", "2019-01-02"), ("1.2.3", "1.2.3"), ("-", "-"), ("_", "_"), ("99999999999999999999", 1e20),
         ],
     )  # fmt: skip
-    def test_words_mean_what_they_meant(self, text: str, value: object) -> None:
+    def test_scalars_are_resolved_as_cortex_resolved_them(self, text: str, value: object) -> None:
         assert resolve(text) == value
         assert type(resolve(text)) is type(value)
 
     @pytest.mark.slow
     @given(text=st.text() | st.from_regex(r"[-+]?[0-9._eExXbo]{1,20}"))
-    def test_any_word_means_something(self, text: str) -> None:
+    def test_any_scalar_is_resolved_to_a_plain_value(self, text: str) -> None:
         value = resolve(text)
 
         assert value is None or isinstance(value, str | int | float)
         assert not isinstance(value, str) or value == text
 
     @given(number=st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False))
-    def test_a_number_is_read_as_it_was_written(self, number: float) -> None:
+    def test_a_number_written_by_repr_is_read_back(self, number: float) -> None:
         assert resolve(repr(number)) == number
 
 
@@ -183,19 +183,19 @@ class TestNodes:
     def plain(self, text: str) -> Any:
         return parse(text).unwrapped
 
-    def test_quotes_and_tags_say_what_is_meant(self) -> None:
+    def test_quotes_and_tags_decide_the_type_of_a_scalar(self) -> None:
         text = """{a: '5', b: !!str 5, c: !!float 5, d: !other x, e: "yes", f: |\n  5\n}"""
 
         assert self.plain(text.replace(", f: |\n  5\n", "")) == {"a": "5", "b": "5", "c": 5.0, "d": "x", "e": "yes"}
 
-    def test_lines_are_where_things_begin(self) -> None:
+    def test_nodes_have_the_lines_where_their_key_and_value_begin(self) -> None:
         root = parse("a:\n  b:\n  - 1\n")
 
         assert isinstance(root.value, dict)
         inner = root.value["a"]
         assert (root.line, inner.key_line, inner.line) == (1, 1, 2)
 
-    def test_merges_give_way_to_what_is_said(self) -> None:
+    def test_explicit_keys_override_merged_keys(self) -> None:
         assert self.plain("a: &a {x: 1, y: 1}\nb: &b {x: 2, z: 2}\nc: {<<: [*a, *b], y: 3}\n")["c"] == {
             "x": 1, "y": 3, "z": 2,
         }  # fmt: skip
@@ -212,20 +212,20 @@ class TestNodes:
             ("{[1]: 2}", "non string key found: a list or a map"),
         ],
     )
-    def test_what_is_no_tree_is_told(self, text: str, message: str) -> None:
+    def test_a_document_that_is_not_a_tree_of_plain_maps_is_rejected(self, text: str, message: str) -> None:
         with pytest.raises(YamlError) as caught:
             parse(text)
 
         assert message in str(caught.value)
 
-    def test_a_few_lines_stand_for_no_more_than_can_be_held(self) -> None:
+    def test_aliases_that_expand_to_too_many_values_are_rejected(self) -> None:
         lines = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1]"]
         lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 8)}]" for n in range(1, 12)]
 
         with pytest.raises(YamlError, match=f"more than {MAX_NODES} values"):
             parse("\n".join(lines))
 
-    def test_nothing_is_null(self) -> None:
+    def test_an_empty_document_is_null(self) -> None:
         assert parse("") == YamlNode(None, 1)
 
 
@@ -238,11 +238,11 @@ class TestQuantities:
             ("-1", "-1"),
         ],
     )  # fmt: skip
-    def test_amounts_are_read_as_kubernetes_reads_them(self, text: str, value: str) -> None:
+    def test_quantities_are_parsed_as_kubernetes_parses_them(self, text: str, value: str) -> None:
         assert parse_quantity(text) == Decimal(value)
 
     @pytest.mark.slow
     @given(text=st.text() | st.from_regex(r"[0-9.]{0,5}[eEinumkKMGTP]{0,3}[-+]?[0-9]{0,5}"))
-    def test_any_text_is_an_amount_or_told(self, text: str) -> None:
+    def test_any_text_is_a_finite_quantity_or_rejected(self, text: str) -> None:
         with suppress(ValueError):
             assert parse_quantity(text).is_finite()

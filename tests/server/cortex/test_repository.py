@@ -47,7 +47,7 @@ def repository(models: ModelFinder, *projects: Project, **defaults: Any) -> Cort
     return CortexRepository([each.folder for each in projects], Defaults(**defaults), models)
 
 
-def test_a_project_that_is_read_anew_meanwhile_is_read_as_it_was(models: ModelFinder, project: Project) -> None:
+def test_a_scan_is_consistent_while_another_thread_rereads_the_project(models: ModelFinder, project: Project) -> None:
     found = repository(models, project)
     stamp = models.stamp
 
@@ -75,13 +75,13 @@ def hooks_of(spec: ModelSpec) -> HookSpec:
     return spec.hooks
 
 
-def said(entry: ModelEntry | None) -> list[str]:
+def finding_texts(entry: ModelEntry | None) -> list[str]:
     assert entry is not None
     return [str(finding).replace(f"{finding.path.parent}/", "") for finding in entry.findings]
 
 
-class TestAnApi:
-    def test_is_a_model_of_its_name(self, project: Project, models: ModelFinder) -> None:
+class TestApiSpecs:
+    def test_an_api_is_a_model_of_the_same_name(self, project: Project, models: ModelFinder) -> None:
         (entry,), stray, prints = repository(models, project).scan()
 
         spec = spec_of(entry)
@@ -90,7 +90,9 @@ class TestAnApi:
         assert spec.frees_rows
         assert (stray, set(prints)) == ([], {"classifier"})
 
-    def test_has_its_handler_run_by_the_rules_of_cortex(self, project: Project, models: ModelFinder) -> None:
+    def test_a_handler_is_configured_as_hooks_of_the_cortex_dialect(
+        self, project: Project, models: ModelFinder
+    ) -> None:
         hooks = hooks_of(spec_of(repository(models, project).read("classifier")[0]))
 
         assert (hooks.path, hooks.dialect) == (project.folder / "handler.py", "cortex")
@@ -102,7 +104,7 @@ class TestAnApi:
         }  # fmt: skip
         assert (hooks.replicas, hooks.timeout_s) == (None, 600.0)
 
-    def test_without_a_handler_has_the_rules_alone(self, project: Project, models: ModelFinder) -> None:
+    def test_an_api_without_a_handler_has_only_the_cortex_dialect(self, project: Project, models: ModelFinder) -> None:
         project.api("bare", "models/m.onnx")
 
         hooks = hooks_of(spec_of(repository(models, project).read("bare")[0]))
@@ -110,7 +112,7 @@ class TestAnApi:
         assert not hooks.has_file
         assert (hooks.dialect, hooks.dialect_settings["kind"]) == ("cortex", "onnx")
 
-    def test_gives_its_metadata_to_its_handler(self, project: Project, models: ModelFinder) -> None:
+    def test_metadata_and_python_path_are_passed_to_the_handler(self, project: Project, models: ModelFinder) -> None:
         project.api("b", "models/m.onnx", HANDLER, _metadata={"labels": ["x"]}, _python_path="lib")
         project.file("lib/inner.py", "")
 
@@ -120,14 +122,16 @@ class TestAnApi:
         assert set(hooks.roots) == {project.folder, project.folder / "lib"}
 
     @pytest.mark.parametrize(("handler", "replicas"), [(STATEFUL, 2), (HANDLER, None)])
-    def test_has_no_more_instances_than_it_had_replicas_where_they_differ(
+    def test_max_replicas_limits_the_replicas_of_stateful_handlers(
         self, handler: str, replicas: int | None, project: Project, models: ModelFinder
     ) -> None:
         project.api("b", "models/m.onnx", handler, compute={"max_replicas": 2})
 
         assert hooks_of(spec_of(repository(models, project).read("b")[0])).replicas == replicas
 
-    def test_of_tensorflow_is_the_version_of_its_folder(self, project: Project, models: ModelFinder) -> None:
+    def test_a_tensorflow_api_has_the_version_of_its_folder_and_its_options(
+        self, project: Project, models: ModelFinder
+    ) -> None:
         for name in ("saved_model.pb", "variables/variables.index", "variables/variables.data-00000-of-00001"):
             project.file(f"export/1560263597/{name}", "")
         project.api("t", "export", kind="tensorflow")
@@ -144,18 +148,18 @@ class TestAnApi:
         assert plain.frees_rows
 
     @pytest.mark.parametrize(("gpus", "device"), [((0, 1), "cuda:0"), ((1,), "cuda:1"), (None, "cuda:0")])
-    def test_that_asks_for_a_gpu_gets_the_first_that_may_be_used(
+    def test_an_api_that_requests_a_gpu_is_placed_on_the_first_allowed_gpu(
         self, project: Project, models: ModelFinder, gpus: tuple[int, ...] | None, device: str
     ) -> None:
         project.api("g", "models/m.onnx", compute={"gpu": 1})
 
         entry = repository(models, project, gpus=Gpus.from_numbers(gpus)).read("g")[0]
 
-        assert said(entry) == []
+        assert finding_texts(entry) == []
         assert spec_of(entry).instances[0].devices == (device,)
         assert spec_of(entry).options["penstock.cpu_fallback"] == "1"
 
-    def test_that_asks_for_a_gpu_where_there_is_none_is_served_on_the_cpu(
+    def test_an_api_that_requests_a_gpu_is_served_on_the_cpu_if_there_is_no_gpu(
         self, project: Project, models: ModelFinder
     ) -> None:
         project.api("g", "models/m.onnx", compute={"gpu": 1})
@@ -164,7 +168,7 @@ class TestAnApi:
 
         assert spec_of(entry).instances[0].devices == ("cpu",)
         assert spec_of(entry).fallback_reason == "device 'cuda:0' does not exist: there is no GPU"
-        assert said(entry) == [
+        assert finding_texts(entry) == [
             f"cortex.yaml:12: warning: api: g: compute: gpu: is served on the CPU: {spec_of(entry).fallback_reason}"
         ]
 
@@ -178,7 +182,7 @@ class TestAnApi:
         ("from other import *\n", False),
     ],
 )
-def test_a_handler_without_hooks_is_told_and_served(
+def test_a_handler_without_hooks_is_served_with_a_warning(
     handler: str, warned: bool, project: Project, models: ModelFinder
 ) -> None:
     project.api("a", "models/m.onnx", handler)
@@ -186,11 +190,11 @@ def test_a_handler_without_hooks_is_told_and_served(
     entry, _ = repository(models, project).read("a")
 
     text = "api: a: onnx: request_handler: a.py: has neither pre_inference nor post_inference, and does nothing"
-    assert [each.partition(" ")[2] for each in said(entry)] == [f"warning: {text}"] * warned
+    assert [each.partition(" ")[2] for each in finding_texts(entry)] == [f"warning: {text}"] * warned
     assert hooks_of(spec_of(entry)).path == project.folder / "a.py"
 
 
-class TestWhatIsNotThere:
+class TestMissingFiles:
     @pytest.mark.parametrize(
         ("api", "message"),
         [
@@ -200,7 +204,7 @@ class TestWhatIsNotThere:
             ({"_request_handler": "/etc/passwd"}, "request_handler: /etc/passwd: implementation file does not exist"),
         ],
     )
-    def test_keeps_its_api_from_being_served_and_no_other(
+    def test_a_missing_file_prevents_only_its_own_api_from_being_served(
         self, api: dict[str, Any], message: str, project: Project, models: ModelFinder
     ) -> None:
         project.api("broken", **({"model": "models/m.onnx"} | api))
@@ -208,10 +212,10 @@ class TestWhatIsNotThere:
         (broken, good), _, _ = repository(models, project).scan()
 
         assert broken.specs == ()
-        assert [text.partition(" ")[2] for text in said(broken)] == [f"api: broken: onnx: {message}"]
+        assert [text.partition(" ")[2] for text in finding_texts(broken)] == [f"api: broken: onnx: {message}"]
         assert good.specs
 
-    def test_is_told_with_its_line(self, project: Project, models: ModelFinder) -> None:
+    def test_a_missing_file_is_reported_with_its_line(self, project: Project, models: ModelFinder) -> None:
         project.api("broken", "models/m.onnx", _request_handler="x.py")
         lines = (project.folder / "cortex.yaml").read_text("utf-8").splitlines()
 
@@ -220,28 +224,32 @@ class TestWhatIsNotThere:
         assert entry is not None
         assert lines[entry.findings[0].line - 1] == "    request_handler: x.py"
 
-    def test_is_told_in_the_words_of_its_generation(self, project: Project, models: ModelFinder) -> None:
+    def test_a_missing_model_of_a_cortex_0_9_api_is_reported_without_the_onnx_key(
+        self, project: Project, models: ModelFinder
+    ) -> None:
         project.api("broken", "x.onnx", old=True)
 
-        texts = said(repository(models, project).read("broken")[0])
+        texts = finding_texts(repository(models, project).read("broken")[0])
 
         assert [text.partition(" ")[2] for text in texts] == [
             "api: broken: model: x.onnx: not found or insufficient permissions"
         ]
 
-    def test_the_folder_of_python_path(self, project: Project, models: ModelFinder) -> None:
+    def test_a_missing_python_path_folder_is_reported(self, project: Project, models: ModelFinder) -> None:
         project.api("broken", "models/m.onnx", HANDLER, _python_path="lib")
 
-        (text,) = said(repository(models, project).read("broken")[0])
+        (text,) = finding_texts(repository(models, project).read("broken")[0])
 
         assert "api: broken: onnx: python_path: " in text
 
-    def test_an_api_by_another_name(self, project: Project, models: ModelFinder) -> None:
+    def test_reading_an_unknown_api_returns_no_entry(self, project: Project, models: ModelFinder) -> None:
         assert repository(models, project).read("other") == (None, b"")
 
 
 class TestSeveralProjects:
-    def test_serve_together(self, project: Project, models: ModelFinder, tmp_path: Path) -> None:
+    def test_the_apis_of_several_projects_are_combined(
+        self, project: Project, models: ModelFinder, tmp_path: Path
+    ) -> None:
         other = Project(tmp_path / "other", "second")
         other.model("n.onnx").touch()
         other.api("b", "models/n.onnx")
@@ -254,7 +262,9 @@ class TestSeveralProjects:
             "b": "/second/b", "classifier": "/iris/classifier",
         }  # fmt: skip
 
-    def test_have_no_name_twice(self, project: Project, models: ModelFinder, tmp_path: Path) -> None:
+    def test_an_api_name_in_two_projects_is_reported_for_both(
+        self, project: Project, models: ModelFinder, tmp_path: Path
+    ) -> None:
         other = Project(tmp_path / "other", "second")
         other.api("classifier", "m.onnx")
         found = repository(models, project, other)
@@ -267,13 +277,15 @@ class TestSeveralProjects:
         assert {finding.path.parent for finding in entry.findings} == {project.folder, other.folder}
         assert found.names() == ["classifier", "classifier"]
 
-    def test_have_no_endpoint_twice(self, project: Project, models: ModelFinder, tmp_path: Path) -> None:
+    def test_an_endpoint_of_another_project_is_reported(
+        self, project: Project, models: ModelFinder, tmp_path: Path
+    ) -> None:
         other = Project(tmp_path / "other", "second")
         other.api("b", "m.onnx", endpoint="/iris/classifier")
 
         taken, kept = repository(models, project, other).scan()[0]
 
-        assert said(taken) == [
+        assert finding_texts(taken) == [
             'cortex.yaml:3: api: b: endpoint is already in use by an API named "classifier" in the "iris" deployment'
         ]
         assert kept.specs
@@ -281,7 +293,9 @@ class TestSeveralProjects:
 
 class TestChanges:
     @pytest.mark.parametrize("file", ["handler.py", "models/m.onnx", "encoder.py", "config.json"])
-    def test_of_any_file_of_the_project_are_seen(self, file: str, project: Project, models: ModelFinder) -> None:
+    def test_a_change_to_any_file_of_the_project_changes_the_fingerprint(
+        self, file: str, project: Project, models: ModelFinder
+    ) -> None:
         found = repository(models, project)
         before = found.fingerprints()
 
@@ -291,7 +305,9 @@ class TestChanges:
         assert after["classifier"] != before["classifier"]
         assert after["classifier"] == found.read("classifier")[1] == found.fingerprint("classifier")
 
-    def test_of_a_model_elsewhere_are_seen(self, project: Project, models: ModelFinder, tmp_path: Path) -> None:
+    def test_a_change_to_a_model_outside_the_project_changes_the_fingerprint(
+        self, project: Project, models: ModelFinder, tmp_path: Path
+    ) -> None:
         (tmp_path / "far.onnx").touch()
         project.api("far", str(tmp_path / "far.onnx"))
         found = repository(models, project)
@@ -301,7 +317,7 @@ class TestChanges:
 
         assert {name for name, print_ in found.fingerprints().items() if before[name] != print_} == {"far"}
 
-    def test_that_are_wrong_change_nothing_and_are_told_once(
+    def test_a_mistake_in_a_changed_project_is_logged_once_and_the_old_apis_are_kept(
         self, project: Project, models: ModelFinder, caplog: pytest.LogCaptureFixture
     ) -> None:
         found = repository(models, project)
@@ -321,7 +337,7 @@ class TestChanges:
         assert prints[0].keys() == {"classifier"}
         assert spec_of(found.read("classifier")[0]).name == "classifier"
 
-    def test_make_other_apis(self, project: Project, models: ModelFinder) -> None:
+    def test_an_api_added_to_the_project_is_found(self, project: Project, models: ModelFinder) -> None:
         found = repository(models, project)
         found.scan()
         before = found.apis
@@ -333,7 +349,7 @@ class TestChanges:
         assert set(found.fingerprints()) == {"classifier", "b"}
         assert found.apis["b"].endpoint == "/b"
 
-    def test_are_loaded_where_models_are_polled(self, project: Project, models: ModelFinder) -> None:
+    def test_an_api_added_to_the_project_is_loaded_in_poll_mode(self, project: Project, models: ModelFinder) -> None:
         async def run() -> None:
             engine, found = FakeEngine(), repository(models, project)
             control = ModelControl(found, engine, ControlOptions("poll", poll_interval_s=3600))
@@ -349,8 +365,8 @@ class TestChanges:
         asyncio.run(run())
 
 
-class TestAModelInAStore:
-    def test_is_fetched_when_it_is_loaded_and_again_when_it_has_changed(
+class TestStore:
+    def test_a_model_in_a_store_is_fetched_on_load_and_again_after_a_change(
         self, project: Project, models: ModelFinder
     ) -> None:
         store = fsspec.filesystem("memory")
@@ -371,7 +387,7 @@ class TestAModelInAStore:
 
 
 class TestControl:
-    def test_an_api_is_loaded_by_its_name(self, project: Project, models: ModelFinder) -> None:
+    def test_an_api_is_loaded_by_its_name_in_explicit_mode(self, project: Project, models: ModelFinder) -> None:
         async def run() -> None:
             project.api("b", "models/m.onnx")
             engine, found = FakeEngine(), repository(models, project)
@@ -384,12 +400,12 @@ class TestControl:
 
         asyncio.run(run())
 
-    def test_a_configuration_of_a_request_is_refused(self, project: Project, models: ModelFinder) -> None:
+    def test_a_configuration_in_a_load_request_is_rejected(self, project: Project, models: ModelFinder) -> None:
         entry, _ = repository(models, project).read("classifier", config=object())
 
-        assert said(entry) == ["cortex.yaml:3: takes no configuration: it is in the project"]
+        assert finding_texts(entry) == ["cortex.yaml:3: takes no configuration: it is in the project"]
 
-    def test_the_apis_that_cannot_be_loaded_are_known(self, project: Project, models: ModelFinder) -> None:
+    def test_apis_that_cannot_be_loaded_are_listed(self, project: Project, models: ModelFinder) -> None:
         project.api("broken", "x.onnx")
         found = repository(models, project)
         found.scan()

@@ -1,4 +1,4 @@
-"""Projects from the command line on: what starts, what does not, and what is said of it."""
+"""Projects served and checked from the command line: which start, which do not, and what is printed."""
 
 from __future__ import annotations
 
@@ -50,20 +50,20 @@ def index(url: str) -> dict[str, str]:
 
 
 class TestServing:
-    def test_a_project_serves_at_its_endpoint_and_as_a_model(self, project: Project) -> None:
+    def test_an_api_is_served_at_its_endpoint_and_as_a_model(self, project: Project) -> None:
         with live_server(project.folder, dialect="cortex") as live:
             assert post(live.http_port, "/iris/classifier", SAMPLE).seen[:2] == (200, b'"iris-setosa"\n')
             assert index(live.url) == {"classifier": "READY"}
 
-    def test_a_project_is_given_as_its_file_too(self, project: Project) -> None:
+    def test_a_project_can_be_served_by_the_path_of_its_file(self, project: Project) -> None:
         with live_server(project.folder / "cortex.yaml", dialect="cortex") as live:
             assert post(live.http_port, "/iris/classifier", SAMPLE).status == 200
 
-    def test_a_project_that_is_given_twice_is_one(self, project: Project) -> None:
+    def test_a_project_that_is_given_twice_is_served_once(self, project: Project) -> None:
         with live_server(project.folder, project.folder / "cortex.yaml", dialect="cortex") as live:
             assert post(live.http_port, "/iris/classifier", SAMPLE).status == 200
 
-    def test_an_api_that_fails_leaves_the_others_serving(self, project: Project) -> None:
+    def test_an_api_that_fails_to_load_does_not_affect_the_other_apis(self, project: Project) -> None:
         write_broken(project)
         project.api("lost", "s3://bucket/lost.onnx")
         project.api("wrong", "models/iris.onnx", "def pre_inference(sample):\n    return sample\n")
@@ -83,7 +83,7 @@ class TestServing:
         assert "function pre_inference: expected function arguments" in states["wrong"]
         assert str(project.folder) not in states["lost"]
 
-    def test_models_of_s3_are_found_in_the_folder_that_stands_for_it(self, project: Project, tmp_path: Path) -> None:
+    def test_a_model_on_s3_is_served_from_the_s3_root(self, project: Project, tmp_path: Path) -> None:
         (tmp_path / "s3/bucket").mkdir(parents=True)
         write_iris(tmp_path / "s3/bucket/iris.onnx", None)
         project.api("far", "s3://bucket/iris.onnx")
@@ -91,7 +91,7 @@ class TestServing:
         with live_server(project.folder, dialect="cortex", s3_root=str(tmp_path / "s3")) as live:
             assert post(live.http_port, "/iris/far", FLOWER).status == 200
 
-    def test_projects_serve_beside_each_other(self, project: Project, tmp_path: Path) -> None:
+    def test_several_projects_are_served_together(self, project: Project, tmp_path: Path) -> None:
         other = Project(tmp_path / "other", "second")
         write_iris(other.model("iris.onnx"), None)
         other.api("bare", "models/iris.onnx", old=True)
@@ -100,7 +100,7 @@ class TestServing:
             assert post(live.http_port, "/iris/classifier", SAMPLE).status == 200
             assert post(live.http_port, "/second/bare", FLOWER).status == 200
 
-    def test_what_is_counted_is_on_the_metrics_page(self, project: Project) -> None:
+    def test_predictions_are_counted_on_the_metrics_page(self, project: Project) -> None:
         with live_server(project.folder, dialect="cortex") as live:
             post(live.http_port, "/iris/classifier", SAMPLE)
             with urllib.request.urlopen(f"http://127.0.0.1:{live.metrics_port}/metrics", timeout=30) as answer:
@@ -110,7 +110,9 @@ class TestServing:
 
 
 class TestStarting:
-    def test_mistakes_in_any_file_stop_the_start_and_all_are_told(self, project: Project, tmp_path: Path) -> None:
+    def test_mistakes_in_any_project_fail_the_start_and_are_all_reported(
+        self, project: Project, tmp_path: Path
+    ) -> None:
         other = Project(tmp_path / "other")
         other.api("b", "m.onnx", nonsense=1)
         project.api("c", "m.onnx", endpoint="//", compute={"cpu": "x"})
@@ -122,7 +124,7 @@ class TestStarting:
             f"{project.folder}/cortex.yaml:18", f"{project.folder}/cortex.yaml:20", f"{other.folder}/cortex.yaml:7",
         ]  # fmt: skip
 
-    def test_nothing_that_can_be_served_stops_the_start(self, tmp_path: Path) -> None:
+    def test_the_start_fails_when_no_api_can_be_served(self, tmp_path: Path) -> None:
         project = Project(tmp_path / "p")
         write_broken(project)
 
@@ -140,7 +142,7 @@ class TestStarting:
             ("s3://bucket/project", "a Cortex project must be a local folder"),
         ],
     )
-    def test_a_path_that_is_no_project_stops_the_start(
+    def test_a_path_that_is_not_a_project_fails_the_start(
         self, path: str, message: str, project: Project, tmp_path: Path
     ) -> None:
         given = path if "://" in path else str(tmp_path / path)
@@ -148,25 +150,25 @@ class TestStarting:
         with pytest.raises(StartError, match=message), live_server(given, dialect="cortex"):  # type: ignore[arg-type]
             pass
 
-    def test_a_project_without_its_dialect_is_recognised(self, project: Project) -> None:
+    def test_serving_a_project_without_its_dialect_suggests_the_dialect(self, project: Project) -> None:
         with (
             pytest.raises(StartError, match="is a Cortex project: serve it with --dialect cortex"),
             live_server(project.folder),
         ):
             pass
 
-    def test_a_project_without_its_dialect_is_recognised_by_the_check(
+    def test_checking_a_project_without_its_dialect_suggests_the_dialect(
         self, project: Project, capsys: pytest.CaptureFixture[str]
     ) -> None:
         assert cli.main(["check", str(project.folder)]) == 1
         assert "iris: is a Cortex project: serve it with --dialect cortex\n" in capsys.readouterr().out
 
-    def test_front_ends_are_refused(self) -> None:
+    def test_http_workers_are_rejected_for_cortex_projects(self) -> None:
         with pytest.raises(SettingError, match="Cortex projects are served by one process"):
             Settings(dialect="cortex", http_workers=2)
 
     @pytest.mark.slow
-    def test_the_process_ends_with_status_1_and_says_why(self, project: Project, forker: Forker) -> None:
+    def test_the_process_logs_all_mistakes_and_exits_with_status_1(self, project: Project, forker: Forker) -> None:
         project.api("c", "m.onnx", nonsense=1, sense=2)
 
         ports = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
@@ -184,7 +186,9 @@ class TestChecking:
     def check(self, *paths: Path) -> int:
         return cli.main(["check", "--dialect", "cortex", *map(str, paths)])
 
-    def test_says_what_would_be_served_and_where(self, project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_the_check_prints_the_apis_and_their_endpoints(
+        self, project: Project, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         project.api("b", "models/iris.onnx", old=True, tracker={"model_type": "classification", "key": "label"})
 
         assert self.check(project.folder) == 0
@@ -197,7 +201,9 @@ class TestChecking:
         assert f"  hooks      {project.folder}/handler.py" in said
         assert said.endswith("2 versions would be served, 0 mistakes\n")
 
-    def test_says_every_mistake(self, project: Project, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_the_check_prints_every_mistake(
+        self, project: Project, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         write_broken(project)
         project.api("lost", "models/lost.onnx")
         project.api("wrong", "models/iris.onnx", "def pre_inference(sample):\n    return sample\n")
@@ -213,7 +219,7 @@ class TestChecking:
         assert f"{project.folder}/cortex.yaml:17: api: broken: onnx: model: onnx runtime error 7: " in said
         assert said.endswith("1 version would be served, 4 mistakes\n")
 
-    def test_says_that_a_row_that_is_fixed_may_be_freed(
+    def test_the_check_prints_that_a_fixed_row_axis_may_be_freed(
         self, project: Project, capsys: pytest.CaptureFixture[str]
     ) -> None:
         write_iris(project.model("one.onnx"))
@@ -227,7 +233,7 @@ class TestChecking:
         )
 
     @pytest.mark.slow
-    def test_says_where_a_signature_is_named_that_is_not_there(
+    def test_the_check_prints_the_line_of_an_unknown_signature_key(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         examples = Path(__file__).parents[3] / "examples" / "cortex"
@@ -242,7 +248,7 @@ class TestChecking:
         assert told.err == ""
 
     @pytest.mark.slow
-    def test_reads_several_models_at_once_in_a_process_that_has_read_none(self, project: Project) -> None:
+    def test_the_check_reads_several_models_in_parallel_in_a_new_process(self, project: Project) -> None:
         for number in range(8):
             project.api(f"more-{number}", "models/lost.onnx")
 
@@ -254,6 +260,8 @@ class TestChecking:
         assert ended.stdout.endswith("1 version would be served, 8 mistakes\n")
         assert (ended.returncode, ended.stderr) == (1, "")
 
-    def test_says_that_there_is_no_project(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_the_check_prints_that_a_folder_is_not_a_project(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         assert self.check(tmp_path) == 1
         assert f"{tmp_path}: not a Cortex project: it has no cortex.yaml\n" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""CortexService as the Service of a connection, over a fake transport, with hooks that answer when told."""
+"""CortexService as the Service of a connection, over a fake transport, with hooks that answer on request."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NOT_FOUND = (
 NOT_ALLOWED = b'{"error":"405 Method Not Allowed: The method is not allowed for the requested URL."}\n'
 
 
-def asked(path: str, body: bytes = b"", *lines: str, method: str = "POST", version: str = "1.1") -> bytes:
+def request_bytes(path: str, body: bytes = b"", *lines: str, method: str = "POST", version: str = "1.1") -> bytes:
     """Write a request with a Content-Length."""
     head = [f"{method} {path} HTTP/{version}", "host: x", f"content-length: {len(body)}", *lines, "", ""]
     return "\r\n".join(head).encode() + body
@@ -46,7 +46,7 @@ def asked(path: str, body: bytes = b"", *lines: str, method: str = "POST", versi
 
 @dataclass
 class HeldHooks:
-    """Answers what the test says, when it says so, and keeps what it was asked."""
+    """Answers with `answer` or `error` once `open` is set, and records the calls."""
 
     answer: bytes = b'"iris-setosa"\n'
     error: Exception | None = None
@@ -109,7 +109,7 @@ class Served(Lane):
 
     @property
     def counted(self) -> list[int]:
-        """What was counted of 2XX, 4XX and 5XX."""
+        """The counts of 2XX, 4XX and 5XX."""
         statuses = self.service.prediction_metrics.for_api(next(iter(self.repository.apis.values()))).status_counts
         return [statuses[1], statuses[3], statuses[4]]
 
@@ -127,10 +127,10 @@ class OwnV2(Own):
 
 
 class TestPredictions:
-    def test_one_is_answered_with_what_the_conversions_wrote(self) -> None:
+    def test_a_prediction_is_answered_with_the_encoded_answer_of_the_hooks(self) -> None:
         async def main() -> None:
             served = Served()
-            status, body, headers = await served.one(asked("/iris/m", b'{"a": 1}', JSON, "x-request-id: me"))
+            status, body, headers = await served.one(request_bytes("/iris/m", b'{"a": 1}', JSON, "x-request-id: me"))
 
             assert (status, body, headers["content-type"]) == (200, b'"iris-setosa"\n', "application/json")
             assert headers["access-control-allow-headers"] == "*"
@@ -140,17 +140,17 @@ class TestPredictions:
         run(main)
 
     @pytest.mark.parametrize("path", ["/predict", "/iris%2fm", "/iris/m?x=1&debug=no"])
-    def test_an_only_api_has_several_paths(self, path: str) -> None:
+    def test_a_single_api_is_served_at_several_paths(self, path: str) -> None:
         async def main() -> None:
-            assert (await Served().one(asked(path, b"1", JSON)))[0] == 200
+            assert (await Served().one(request_bytes(path, b"1", JSON)))[0] == 200
 
         run(main)
 
-    def test_a_body_that_does_not_say_it_is_json_is_none(self) -> None:
+    def test_a_body_without_a_json_content_type_is_read_as_none(self) -> None:
         async def main() -> None:
             served = Served()
             for line in ("content-type: text/plain", "x: y", "content-type: application/x-www-form-urlencoded"):
-                await served.one(asked("/iris/m", b"{bad", line))
+                await served.one(request_bytes("/iris/m", b"{bad", line))
 
             assert [sample for sample, _, _ in served.hooks.asked] == [None] * 3
 
@@ -158,10 +158,10 @@ class TestPredictions:
 
     @pytest.mark.parametrize(("kind", "text"), [("onnx", b"malformed json"), ("tensorflow", b"Malformed JSON")])
     @pytest.mark.parametrize("body", [b"", b"{bad"])
-    def test_a_body_that_is_no_json_is_said_to_be_malformed(self, kind: str, text: bytes, body: bytes) -> None:
+    def test_a_body_that_is_not_valid_json_is_rejected_as_malformed(self, kind: str, text: bytes, body: bytes) -> None:
         async def main() -> None:
             served = Served(replace(API, kind=kind))
-            status, answer, headers = await served.one(asked("/iris/m", body, JSON))
+            status, answer, headers = await served.one(request_bytes("/iris/m", body, JSON))
 
             assert (status, answer, headers["content-type"]) == (400, text, "text/html; charset=utf-8")
             assert served.transport.written.startswith(b"HTTP/1.1 400 BAD REQUEST\r\n")
@@ -169,36 +169,36 @@ class TestPredictions:
 
         run(main)
 
-    def test_bodies_come_in_chunks_and_compressed(self) -> None:
+    def test_chunked_and_compressed_bodies_are_accepted(self) -> None:
         async def main() -> None:
             served = Served()
             chunked = in_chunks("/iris/m", b'{"a"', b": 1}").replace(b"host: x", b"host: x\r\n" + JSON.encode())
             await served.one(chunked)
-            await served.one(asked("/iris/m", gzip.compress(b'{"a": 1}'), JSON, "content-encoding: gzip"))
+            await served.one(request_bytes("/iris/m", gzip.compress(b'{"a": 1}'), JSON, "content-encoding: gzip"))
 
             assert [sample for sample, _, _ in served.hooks.asked] == [{"a": 1}] * 2
-            assert (await served.one(asked("/iris/m", b"junk", JSON, "content-encoding: gzip")))[0] == 400
+            assert (await served.one(request_bytes("/iris/m", b"junk", JSON, "content-encoding: gzip")))[0] == 400
 
         run(main)
 
-    def test_an_answer_is_compressed_for_who_takes_it(self) -> None:
+    def test_an_answer_is_compressed_for_a_client_that_accepts_gzip(self) -> None:
         async def main() -> None:
             served = Served()
             served.hooks.answer = b'"' + b"a" * 1000 + b'"\n'
-            _, body, headers = await served.one(asked("/iris/m", b"1", JSON, "accept-encoding: gzip"))
+            _, body, headers = await served.one(request_bytes("/iris/m", b"1", JSON, "accept-encoding: gzip"))
 
             assert headers["content-encoding"] == "gzip"
             assert gzip.decompress(body) == served.hooks.answer
 
         run(main)
 
-    def test_large_bodies_are_parsed_off_the_loop(self) -> None:
+    def test_large_bodies_are_parsed_outside_the_event_loop(self) -> None:
         async def main() -> None:
             served = Served()
             sample = ["x" * 1000] * 400
-            served.feed(asked("/iris/m", json.dumps(sample).encode(), JSON))
+            served.feed(request_bytes("/iris/m", json.dumps(sample).encode(), JSON))
             async with asyncio.timeout(5):
-                while not served.answers:  # noqa: ASYNC110 - a thread tells nobody
+                while not served.answers:  # noqa: ASYNC110 - the thread sets no event
                     await asyncio.sleep(0)
 
             assert served.hooks.asked[0][0] == sample
@@ -216,11 +216,13 @@ class TestPredictions:
             (Code.UNKNOWN, 500, b'{"error":"it is so"}\n'),
         ],
     )
-    def test_what_fails_is_answered_by_its_code(self, code: Code, status: int, text: bytes) -> None:
+    def test_the_status_of_a_failed_prediction_follows_from_the_error_code(
+        self, code: Code, status: int, text: bytes
+    ) -> None:
         async def main() -> None:
             served = Served()
             served.hooks.error = InferError(code, "it is so")
-            found, body, headers = await served.one(asked("/iris/m", b"1", JSON))
+            found, body, headers = await served.one(request_bytes("/iris/m", b"1", JSON))
 
             assert (found, body) == (status, text)
             assert headers["content-type"] == ("application/json" if status == 500 else "text/html; charset=utf-8")
@@ -229,59 +231,59 @@ class TestPredictions:
 
         run(main)
 
-    def test_a_fault_of_ours_is_told_by_an_id(self) -> None:
+    def test_an_internal_error_is_answered_with_a_request_id(self) -> None:
         async def main() -> None:
             served = Served()
             served.hooks.error = ZeroDivisionError("secret")
-            status, body, _ = await served.one(asked("/iris/m", b"1", JSON))
+            status, body, _ = await served.one(request_bytes("/iris/m", b"1", JSON))
 
             assert status == 500
             assert json.loads(body)["error"].startswith("internal error, request id ")
 
         run(main)
 
-    def test_a_model_that_is_not_there_yet_is_unavailable(self) -> None:
+    def test_a_prediction_is_answered_503_until_its_model_is_loaded(self) -> None:
         async def main() -> None:
             served = Served()
             served.engine.absent = InferError(Code.NOT_FOUND, "model 'm' is not loaded")
-            for raw in (asked("/iris/m", b"1", JSON), asked("/iris/m/signature", method="GET")):
+            for raw in (request_bytes("/iris/m", b"1", JSON), request_bytes("/iris/m/signature", method="GET")):
                 status, body, _ = await served.one(raw)
                 assert status == 503
                 assert body.startswith(b"prediction failed: API 'm' is not ready")
             served.engine.absent = None
             served.engine.generation += 1
 
-            assert (await served.one(asked("/iris/m", b"1", JSON)))[0] == 200
+            assert (await served.one(request_bytes("/iris/m", b"1", JSON)))[0] == 200
 
         run(main)
 
-    def test_a_full_queue_is_told_before_a_large_body_has_come(self) -> None:
+    def test_a_large_body_is_rejected_early_when_the_queue_is_full(self) -> None:
         async def main() -> None:
             served = Served()
             served.engine.refusal = InferError(Code.OVERLOADED, "full")
-            await served.one(asked("/iris/m", b"1", JSON))
-            status, body, _ = await served.one(asked("/iris/m", b'"' + b"a" * 100_000 + b'"', JSON))
+            await served.one(request_bytes("/iris/m", b"1", JSON))
+            status, body, _ = await served.one(request_bytes("/iris/m", b'"' + b"a" * 100_000 + b'"', JSON))
 
             assert (status, body) == (503, b"prediction failed: full")
 
         run(main)
 
-    def test_the_queue_of_a_model_that_is_not_served_any_more_turns_nobody_away(self) -> None:
+    def test_a_full_queue_of_an_unloaded_model_rejects_no_requests(self) -> None:
         async def main() -> None:
             served = Served()
-            await served.one(asked("/iris/m", b"1", JSON))
+            await served.one(request_bytes("/iris/m", b"1", JSON))
             gone, served.engine.loaded = served.engine.loaded, fake_model()
             served.engine.generation += 1
             served.engine.early_rejection = lambda model: InferError(Code.NOT_READY, "gone") if model is gone else None  # type: ignore[method-assign]
 
-            assert (await served.one(asked("/iris/m", b"1" + b" " * 100_000, JSON)))[0] == 200
+            assert (await served.one(request_bytes("/iris/m", b"1" + b" " * 100_000, JSON)))[0] == 200
 
         run(main)
 
-    def test_a_client_that_goes_away_has_its_request_cancelled(self) -> None:
+    def test_a_request_is_cancelled_when_its_client_disconnects(self) -> None:
         async def main() -> None:
             served = Served(held=True)
-            await served.fed(asked("/iris/m", b"1", JSON))
+            await served.fed(request_bytes("/iris/m", b"1", JSON))
             served.transport.lose(None)
             await turns()
 
@@ -294,7 +296,11 @@ class TestPredictions:
     def test_pipelined_requests_are_answered_in_order(self) -> None:
         async def main() -> None:
             served = Served(held=True)
-            pipelined = asked("/iris/m", b"1", JSON) + asked("/nothing", method="GET") + asked("/iris/m", b"2", JSON)
+            pipelined = (
+                request_bytes("/iris/m", b"1", JSON)
+                + request_bytes("/nothing", method="GET")
+                + request_bytes("/iris/m", b"2", JSON)
+            )
             assert await served.fed(pipelined) == []
             served.hooks.open.set()
             await turns()
@@ -304,16 +310,16 @@ class TestPredictions:
         run(main)
 
     @pytest.mark.parametrize("apis", [{}, {"m": replace(API, tracker=Tracker("classification"))}])
-    def test_one_under_way_is_answered_as_it_was_asked_though_the_project_says_otherwise_by_now(
+    def test_a_request_in_flight_is_answered_by_the_api_as_it_was_when_the_request_came(
         self, apis: dict[str, Api]
     ) -> None:
         async def main() -> None:
             served = Served(held=True)
             other = Lane(shared=served.shared)
-            served.feed(asked("/iris/m", b"1", JSON))
+            served.feed(request_bytes("/iris/m", b"1", JSON))
             await turns()
             served.repository.apis = apis
-            other.feed(asked("/iris/m", b"1", JSON))  # the same head, which means something else now
+            other.feed(request_bytes("/iris/m", b"1", JSON))  # the same head, which has another meaning now
             await turns()
             served.hooks.open.set()
             await turns()
@@ -322,18 +328,18 @@ class TestPredictions:
 
         run(main)
 
-    def test_one_over_http_1_0_ends_the_connection(self) -> None:
+    def test_the_connection_closes_after_a_prediction_over_http_1_0(self) -> None:
         async def main() -> None:
             served = Served()
-            status, _, headers = await served.one(asked("/iris/m", b"1", JSON, version="1.0"))
+            status, _, headers = await served.one(request_bytes("/iris/m", b"1", JSON, version="1.0"))
 
             assert (status, headers["connection"]) == (200, "close")
 
         run(main)
 
 
-class TestTrips:
-    """Predictions of small samples, with the hooks of a model that has no file of its own."""
+class TestSmallPredictions:
+    """Predictions of small samples, with the hooks of a model without a handler file."""
 
     @staticmethod
     async def served() -> Served:
@@ -342,10 +348,10 @@ class TestTrips:
         served.hooks = cast(Any, await Hooks.load(cast(Any, served.engine), served.engine.loaded))
         return served
 
-    def test_one_is_answered_when_its_batch_is_done_without_a_task(self) -> None:
+    def test_a_small_prediction_is_answered_without_a_task_when_its_batch_is_done(self) -> None:
         async def main() -> None:
             served = await self.served()
-            assert await served.fed(asked("/iris/m", ROW, JSON)) == []
+            assert await served.fed(request_bytes("/iris/m", ROW, JSON)) == []
             tasks = len(asyncio.all_tasks())
             served.engine.let_go()
 
@@ -354,10 +360,10 @@ class TestTrips:
 
         run(main)
 
-    def test_pipelined_ones_run_one_after_the_other(self) -> None:
+    def test_pipelined_predictions_run_one_after_the_other(self) -> None:
         async def main() -> None:
             served = await self.served()
-            await served.fed(asked("/iris/m", ROW, JSON) * 2)
+            await served.fed(request_bytes("/iris/m", ROW, JSON) * 2)
             for _ in range(2):
                 assert len(served.engine.held) == 1
                 served.engine.let_go()
@@ -366,10 +372,10 @@ class TestTrips:
 
         run(main)
 
-    def test_that_of_a_client_that_goes_away_is_cancelled(self) -> None:
+    def test_a_prediction_is_cancelled_when_its_client_disconnects(self) -> None:
         async def main() -> None:
             served = await self.served()
-            await served.fed(asked("/iris/m", ROW, JSON))
+            await served.fed(request_bytes("/iris/m", ROW, JSON))
             [gone] = served.engine.held
             served.transport.lose(None)
             await turns()
@@ -379,21 +385,21 @@ class TestTrips:
 
         run(main)
 
-    def test_what_cannot_be_answered_is_a_fault_of_ours(self) -> None:
+    def test_a_malformed_tracker_line_is_answered_500(self) -> None:
         async def main() -> None:
             served = Served(replace(API, tracker=Tracker("classification")))
             served.hooks.answer = b"no JSON\n1"
-            await served.fed(asked("/iris/m", b"1", JSON))
+            await served.fed(request_bytes("/iris/m", b"1", JSON))
 
             assert (served.statuses, served.counted) == ([500], [0, 0, 1])
 
         run(main)
 
-    def test_one_whose_hooks_yield_is_asked_on_a_task(self) -> None:
+    def test_a_prediction_whose_hooks_yield_runs_on_a_task(self) -> None:
         async def main() -> None:
             served = Served(held=True)
             served.hooks.yields = True
-            await served.fed(asked("/iris/m", b"1", JSON))
+            await served.fed(request_bytes("/iris/m", b"1", JSON))
             assert isinstance(served.protocol.task, asyncio.Task)
             served.hooks.open.set()
             await turns()
@@ -404,11 +410,11 @@ class TestTrips:
 
 
 class TestTracking:
-    def test_what_was_tracked_is_cut_off_the_answer(self) -> None:
+    def test_the_tracker_line_is_counted_and_removed_from_the_answer(self) -> None:
         async def main() -> None:
             served = Served(replace(API, tracker=Tracker("classification")))
             served.hooks.answer = b'{"class":"iris-setosa"}\n"iris-setosa"\n'
-            status, body, _ = await served.one(asked("/iris/m", b"1", JSON))
+            status, body, _ = await served.one(request_bytes("/iris/m", b"1", JSON))
 
             assert (status, body) == (200, b'"iris-setosa"\n')
             assert served.hooks.asked[0][2] == {"tracked": True}
@@ -422,7 +428,7 @@ class TestTracking:
         async def main() -> None:
             served = Served()
             for path, method in (("/iris/m", "GET"), ("/nothing", "POST"), ("/healthz", "GET"), ("/iris/m", "PUT")):
-                await served.one(asked(path, method=method))
+                await served.one(request_bytes(path, method=method))
 
             assert served.counted == [0, 0, 0]
 
@@ -433,17 +439,17 @@ class TestDebug:
     @pytest.mark.parametrize(
         "query", ["debug=true", "debug=TRUE", "a=b&debug=True", "%64ebug=true", "debug=true&debug=no"]
     )
-    def test_it_is_asked_for_in_any_case(self, query: str) -> None:
+    def test_debug_is_requested_by_a_query_in_any_case(self, query: str) -> None:
         async def main() -> None:
             served = Served()
-            await served.one(asked(f"/iris/m?{query}", b"1", JSON))
+            await served.one(request_bytes(f"/iris/m?{query}", b"1", JSON))
 
             assert served.hooks.asked[0][2] == {"debug": True}
 
         run(main)
 
     @given(st.binary(max_size=30))
-    def test_any_query_can_be_read(self, query: bytes) -> None:
+    def test_any_query_is_parsed_without_an_exception(self, query: bytes) -> None:
         assert is_debug(query) in {True, False}
         assert not is_debug(b"debug=false&debug=true&" + query)
 
@@ -451,10 +457,10 @@ class TestDebug:
 class TestOtherPaths:
     @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "OPTIONS"])
     @pytest.mark.parametrize("path", ["/", "/iris", "/iris/m/", "/iris/m/signatures", "/v1", "/%ff"])
-    def test_what_is_nobody_s_is_not_found(self, path: str, method: str) -> None:
+    def test_an_unknown_path_is_answered_with_the_not_found_error_of_cortex(self, path: str, method: str) -> None:
         async def main() -> None:
             served = Served()
-            status, body, headers = await served.one(asked(path, method=method))
+            status, body, headers = await served.one(request_bytes(path, method=method))
 
             assert (status, body, headers["content-type"]) == (500, NOT_FOUND, "application/json")
             assert served.transport.written.startswith(b"HTTP/1.1 500 INTERNAL SERVER ERROR\r\n")
@@ -465,9 +471,11 @@ class TestOtherPaths:
         ("path", "method"),
         [("/iris/m", "PUT"), ("/iris/m", "DELETE"), ("/iris/m/signature", "POST"), ("/healthz", "POST")],
     )
-    def test_another_method_is_not_allowed(self, path: str, method: str) -> None:
+    def test_an_unsupported_method_is_answered_with_the_not_allowed_error_of_cortex(
+        self, path: str, method: str
+    ) -> None:
         async def main() -> None:
-            status, body, _ = await Served().one(asked(path, method=method))
+            status, body, _ = await Served().one(request_bytes(path, method=method))
 
             assert (status, body) == (500, NOT_ALLOWED)
 
@@ -476,10 +484,10 @@ class TestOtherPaths:
     @pytest.mark.parametrize(
         ("path", "allowed"), [("/iris/m", "GET, HEAD, OPTIONS, POST"), ("/healthz", "GET, HEAD, OPTIONS")]
     )
-    def test_options_are_told(self, path: str, allowed: str) -> None:
+    def test_an_options_request_is_answered_with_the_allowed_methods(self, path: str, allowed: str) -> None:
         async def main() -> None:
             fields = "access-control-request-headers: content-type, x-mine"
-            status, body, headers = await Served().one(asked(path, b"", fields, method="OPTIONS"))
+            status, body, headers = await Served().one(request_bytes(path, b"", fields, method="OPTIONS"))
 
             assert (status, body, headers["allow"]) == (200, b"", allowed)
             assert headers["content-type"] == "text/html; charset=utf-8"
@@ -487,27 +495,27 @@ class TestOtherPaths:
 
         run(main)
 
-    def test_the_probe_tells_whether_it_is_ready(self) -> None:
+    def test_healthz_reports_whether_the_server_is_ready(self) -> None:
         async def main() -> None:
             served = Served()
-            assert (await served.one(asked("/healthz", method="GET")))[:2] == (200, b'{"ok":true}\n')
+            assert (await served.one(request_bytes("/healthz", method="GET")))[:2] == (200, b'{"ok":true}\n')
             served.ready = False
 
-            assert (await served.one(asked("/healthz", method="GET")))[0] == 503
+            assert (await served.one(request_bytes("/healthz", method="GET")))[0] == 503
 
         run(main)
 
-    def test_head_has_no_body(self) -> None:
+    def test_a_head_request_is_answered_without_a_body(self) -> None:
         async def main() -> None:
             served = Served()
-            served.feed(asked("/healthz", method="HEAD"))
+            served.feed(request_bytes("/healthz", method="HEAD"))
 
             assert b"content-length: 12\r\n" in served.transport.written
             assert served.transport.written.endswith(b"\r\n\r\n")
 
         run(main)
 
-    def test_the_signature_has_a_page_and_a_summary(self) -> None:
+    def test_the_signature_is_served_on_its_own_page_and_in_the_summary(self) -> None:
         async def main() -> None:
             served = Served()
             node = SimpleNamespace(name="input", shape=[None, 4], type="tensor(float)")
@@ -516,44 +524,46 @@ class TestOtherPaths:
             signature = b'{"input":{"shape":[null,4],"type":"float32"}}'
 
             for path in ("/iris/m", "/predict"):
-                found = (await served.one(asked(path + "/signature", method="GET")))[1]
+                found = (await served.one(request_bytes(path + "/signature", method="GET")))[1]
                 assert found == b'{"signature":%b}\n' % signature
-                summary = json.loads((await served.one(asked(path, method="GET")))[1])
+                summary = json.loads((await served.one(request_bytes(path, method="GET")))[1])
                 assert summary["model_signature"] == json.loads(signature)
 
         run(main)
 
-    def test_what_is_penstock_s_is_left_to_it(self) -> None:
+    def test_paths_of_penstock_are_passed_to_its_own_service(self) -> None:
         async def main() -> None:
             served = Served()
-            await served.fed(asked("/v2/own", b"x"), asked("/metrics"), asked("/iris/m", b"1", JSON))
+            await served.fed(
+                request_bytes("/v2/own", b"x"), request_bytes("/metrics"), request_bytes("/iris/m", b"1", JSON)
+            )
 
             assert served.bodies == [b"own /v2/own x", b"app /metrics ", b'"iris-setosa"\n']
             served.beside.full = True
-            served.feed(asked("/v2/own", b"x" * 100_000))
+            served.feed(request_bytes("/v2/own", b"x" * 100_000))
             assert served.statuses[-1] == 503
 
         run(main)
 
-    def test_apis_may_come_and_go(self) -> None:
+    def test_apis_can_be_added_and_removed_while_serving(self) -> None:
         async def main() -> None:
             served = Served()
-            assert (await served.one(asked("/iris/n", b"1", JSON)))[0] == 500
+            assert (await served.one(request_bytes("/iris/n", b"1", JSON)))[0] == 500
             served.repository.apis = {"m": replace(API, endpoint="/iris/n")}
 
-            assert (await served.one(asked("/iris/n", b"1", JSON)))[0] == 200
-            assert (await served.one(asked("/iris/m", b"1", JSON)))[0] == 500
+            assert (await served.one(request_bytes("/iris/n", b"1", JSON)))[0] == 200
+            assert (await served.one(request_bytes("/iris/m", b"1", JSON)))[0] == 500
 
         run(main)
 
-    def test_a_restriction_of_inference_holds_for_all_but_the_probe(self) -> None:
+    def test_restricted_inference_requires_the_key_except_for_healthz(self) -> None:
         async def main() -> None:
             served = Served()
             served.service.restricted = RestrictedApis.parse(("inference:key=secret",))
-            assert (await served.one(asked("/healthz", method="GET")))[0] == 200
-            assert (await served.one(asked("/iris/m", b"1", JSON, "key: secret")))[0] == 200
+            assert (await served.one(request_bytes("/healthz", method="GET")))[0] == 200
+            assert (await served.one(request_bytes("/iris/m", b"1", JSON, "key: secret")))[0] == 200
             served.transport.written.clear()
-            await served.fed(asked("/iris/m", b"1", JSON))
+            await served.fed(request_bytes("/iris/m", b"1", JSON))
 
             assert served.statuses == [403]
 

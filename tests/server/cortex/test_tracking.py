@@ -1,4 +1,4 @@
-"""F39: what a tracker makes of an answer."""
+"""F39: the class or value that a tracker records for an answer."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ VALUE = {"model_type": "regression", "key": ""}
 
 
 @pytest.mark.parametrize(("answer", "name"), [("iris-setosa", "iris-setosa"), (2, "2"), ("ñ", "ñ"), ("", "")])
-def test_f39_a_class_is_a_str_or_an_int(answer: Any, name: str) -> None:
+def test_f39_a_tracked_class_is_a_str_or_an_int(answer: Any, name: str) -> None:
     assert tracked_value(CLASS, answer) == {"class": name}
     assert tracked_value(CLASS | {"key": "k"}, {"k": answer}) == {"class": name}
 
 
 @pytest.mark.parametrize("answer", [1.5, 2])
-def test_f39_a_value_is_a_float_or_an_int(answer: Any) -> None:
+def test_f39_a_tracked_value_is_a_float_or_an_int(answer: Any) -> None:
     found = tracked_value(VALUE | {"key": "k"}, {"k": answer})
 
     assert found == tracked_value(VALUE, answer) == {"value": float(answer)}
@@ -28,20 +28,20 @@ def test_f39_a_value_is_a_float_or_an_int(answer: Any) -> None:
 
 
 @pytest.mark.parametrize("answer", [True, 1.5, np.int64(1), np.str_("a"), ["a"], {"k": 1}, b"a"])
-def test_f39_other_types_are_no_class(answer: Any) -> None:
+def test_f39_other_types_are_not_tracked_as_a_class(answer: Any) -> None:
     text = f"failed to track classification prediction: expected type 'str' or 'int' but encountered '{type(answer)}'"
 
     assert tracked_value(CLASS, answer) == {"warning": text}
 
 
 @pytest.mark.parametrize("answer", [True, "1.5", np.float64(1.5), np.float32(1), [1.5]])
-def test_f39_other_types_are_no_value(answer: Any) -> None:
+def test_f39_other_types_are_not_tracked_as_a_value(answer: Any) -> None:
     text = f"failed to track regression prediction: expected type 'float' or 'int' but encountered '{type(answer)}'"
 
     assert tracked_value(VALUE, answer) == {"warning": text}
 
 
-def test_f39_a_key_that_is_not_there_is_a_warning() -> None:
+def test_f39_a_missing_key_is_a_warning() -> None:
     missing = {"warning": "failed to track key 'k': not found in prediction"}
     text = "failed to track key 'k': expected prediction to be of type dict but found '<class 'list'>'"
 
@@ -49,7 +49,7 @@ def test_f39_a_key_that_is_not_there_is_a_warning() -> None:
     assert tracked_value(CLASS | {"key": "k"}, ["k"]) == {"warning": text}
 
 
-def test_f39_nothing_is_tracked_of_no_answer() -> None:
+def test_f39_an_answer_of_none_is_not_tracked() -> None:
     assert tracked_value(CLASS, None) == tracked_value(VALUE | {"key": "k"}, None) == {}
 
 

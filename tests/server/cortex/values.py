@@ -1,4 +1,4 @@
-"""Models of the specification's cases, as Conversions know them, and what they say."""
+"""Conversions for the models of the specification's cases, and the errors that they raise."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _node(name: str, kind: str, shape: Dims) -> tuple[Node, TensorSpec]:
 def onnx(
     inputs: list[tuple[str, str, Dims]], outputs: list[tuple[str, str, Dims]] | None = None, **more: Any
 ) -> Conversions:
-    """An ONNX model whose Signature is as completion makes it; `batched` frees the first axis of all."""
+    """An ONNX model with a completed Signature; `batched` frees the first axis of all inputs and outputs."""
     batched = more.pop("batched", False)
     ins, outs = [_node(*each) for each in inputs], [_node(*each) for each in outputs or []]
 
@@ -100,7 +100,7 @@ def tensorflow(
 
 
 def refused(rules: Conversions, value: Any) -> str:
-    """What a client is told of a value, after `prediction failed: `."""
+    """Give the client's error for a value, without the leading `prediction failed: `."""
     with pytest.raises(InferError) as error:
         rules.to_inputs(value, NONE)
     assert error.value.code is Code.INVALID

@@ -1,4 +1,4 @@
-"""How the tests of this folder call what stands inside a worker: with requests as the server would pass them on."""
+"""Calls to the service inside a worker, with requests as the server would pass them on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Answer = tuple[int, str, str, bytes]
 
 
 class Told:
-    """A Channel that keeps what it is to send."""
+    """A Channel that records the messages it would send."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[Any, ...]] = []
@@ -45,12 +45,12 @@ def asked(*said: Any, **more: Any) -> Request:
 
 
 def sent_json(value: Any, **more: Any) -> bytes:
-    """Write a call that brings JSON."""
+    """Write a call with a JSON body."""
     return call_of(json.dumps(value).encode(), "application/json", **more)
 
 
 def parts(*said: tuple[str, bytes] | tuple[str, bytes, str] | tuple[str, bytes, str, str]) -> bytes:
-    """Write a FORM: name, content, and perhaps a file's name and content type."""
+    """Write a FORM: name, content, and optionally a file's name and content type."""
     written = b""
     for name, content, *more in said:
         file = f'; filename="{more[0]}"' if more else ""
@@ -61,7 +61,7 @@ def parts(*said: tuple[str, bytes] | tuple[str, bytes, str] | tuple[str, bytes, 
 
 
 def opened(monkeypatch: pytest.MonkeyPatch, model: Any, role: str = "predict", **settings: Any) -> DeepaasInside:
-    """Open the service of a model: an object that stands where its module would."""
+    """Open the service of a model: an object in place of its module."""
     monkeypatch.setitem(sys.modules, NAME, model)
     said = {"model": "m", "target": NAME, "role": role, "warm": True, "accept_header": False, "show_errors": False}
     return open_service(said | settings, Told())  # type: ignore[arg-type]

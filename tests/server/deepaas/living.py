@@ -1,4 +1,4 @@
-"""A live server of the model `m`, which tests/server/deepaas/modules/waits.py is, and what its clients do."""
+"""A live server of the model `m` (tests/server/deepaas/modules/waits.py), and its clients."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PREDICT = "/v2/models/m/predict/"
 
 @dataclass
 class Answer:
-    """What came back."""
+    """An answer of the server."""
 
     status: int
     kind: str
@@ -52,27 +52,27 @@ def ask(port: int, method: str, path: str, body: bytes = b"", kind: str = "", **
 
 
 def asked_until(holds: Callable[[Answer], bool], port: int, path: str) -> Answer:
-    """Ask until it holds. What another process does can only be asked again."""
+    """Ask until the condition holds: another process can only be polled."""
     limit_s = time.monotonic() + 60
     while not holds(answer := ask(port, "GET", path)):
         if time.monotonic() > limit_s:
             raise AssertionError(answer)
-        time.sleep(0.02)  # whom it is waited for needs the processor
+        time.sleep(0.02)  # the process that is polled needs the processor
     return answer
 
 
 def ended(port: int, uuid: str) -> Any:
-    """Wait for a training's end, and give its record."""
+    """Wait for a training's end. Returns: its record."""
     return asked_until(lambda answer: answer.json["status"] != "running", port, TRAIN + uuid).json
 
 
 def pids_of(pipe: str) -> list[int]:
-    """Wait for the process ids that user code tells over a named pipe (modules/waits.py)."""
+    """Wait for the process ids that user code reports through a named pipe (modules/waits.py)."""
     return [int(word) for word in Path(pipe).read_text().split()]
 
 
 class Later(threading.Thread):
-    """A request that is answered later: `answer`, once it is joined."""
+    """A request on a thread of its own. `answer`: set once the thread is joined."""
 
     def __init__(self, port: int, method: str, path: str, **arguments: str) -> None:
         super().__init__(daemon=True)

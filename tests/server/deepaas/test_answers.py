@@ -1,4 +1,4 @@
-"""What becomes of what a model gives and raises."""
+"""How values returned and exceptions raised by a model become answers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def taken(answer: bytes) -> tuple[int, str, str, bytes]:
 
 class TestJson:
     @given(JSON)
-    def test_is_as_json_dumps_writes_it(self, value: Any) -> None:
+    def test_write_json_writes_the_same_as_json_dumps(self, value: Any) -> None:
         assert write_json(value) == json.dumps(value)
 
     @pytest.mark.parametrize(
@@ -44,17 +44,17 @@ class TestJson:
         ],
         ids=["float32", "int64", "bool", "array", "inside", "nan"],
     )  # fmt: skip
-    def test_may_have_values_of_numpy_in_it(self, value: Any, written: str) -> None:
+    def test_write_json_converts_numpy_values(self, value: Any, written: str) -> None:
         assert write_json(value) == written
 
     @pytest.mark.parametrize(
         "value", [b"x", {1}, 1j, np.complex64(1), np.datetime64("2020-01-01"), {(1,): 2}, np.array([b"x"])], ids=repr
     )
-    def test_is_not_made_of_what_is_none(self, value: Any) -> None:
+    def test_write_json_rejects_values_that_json_cannot_represent(self, value: Any) -> None:
         with pytest.raises(TypeError):
             write_json(value)
 
-    def test_is_answered_as_such(self) -> None:
+    def test_a_json_answer_has_the_json_content_type(self) -> None:
         assert taken(json_answer({"é": 1})) == (200, "application/json; charset=utf-8", "", b'{"\\u00e9": 1}')
 
 
@@ -67,14 +67,14 @@ class TestContent:
         ],
         ids=lambda value: type(value).__name__,
     )  # fmt: skip
-    def test_is_sent_as_it_is(self, value: Any) -> None:
+    def test_bytes_and_strings_are_sent_unchanged(self, value: Any) -> None:
         assert taken(content_answer(value, "text/csv")) == (200, "text/csv", "", b"h\xc3\xa9")
 
-    def test_of_none_is_nothing(self) -> None:
+    def test_none_is_sent_as_an_empty_body(self) -> None:
         assert taken(content_answer(None, "image/png")) == (200, "image/png", "", b"")
 
     @pytest.mark.parametrize("name", ["x.zip", 'é "q" a.png'])
-    def test_of_a_file_is_all_of_it_under_its_name(self, name: str, tmp_path: Path) -> None:
+    def test_a_file_is_sent_whole_with_its_name(self, name: str, tmp_path: Path) -> None:
         path = tmp_path / name
         path.write_bytes(b"of the file")
         with path.open("rb") as file:
@@ -89,19 +89,19 @@ class TestContent:
         )
 
     @pytest.mark.parametrize("kind", [io.BytesIO, io.StringIO])
-    def test_of_a_file_in_memory_is_under_the_name_that_it_was_given(self, kind: type[Any]) -> None:
+    def test_a_file_in_memory_is_sent_with_the_name_it_was_given(self, kind: type[Any]) -> None:
         buffer = kind()
         buffer.name = "/some/where/out put.pdf"
         said = 'Content-Disposition: attachment; filename="out%20put.pdf"\r\n'
         assert taken(content_answer(buffer, "application/pdf")) == (200, "application/pdf", said, b"")
 
     @pytest.mark.parametrize("name", ["", "<stdout>", "<x", 7, None])
-    def test_has_no_name_where_that_is_none(self, name: Any) -> None:
+    def test_a_file_without_a_valid_name_is_sent_without_one(self, name: Any) -> None:
         buffer: Any = io.BytesIO()
         buffer.name = name
         assert taken(content_answer(buffer, "image/png"))[2] == ""
 
-    def test_of_a_closed_file_is_read_again_and_of_one_that_is_gone_is_not(self, tmp_path: Path) -> None:
+    def test_a_closed_file_is_read_again_and_a_deleted_one_is_an_error(self, tmp_path: Path) -> None:
         path = tmp_path / "x"
         path.write_bytes(b"x")
         with path.open("rb") as file:
@@ -112,34 +112,36 @@ class TestContent:
             content_answer(file, "image/png")
 
     @pytest.mark.parametrize("value", [{"a": 1}, 7, [1], object()], ids=lambda value: type(value).__name__)
-    def test_is_not_made_of_other_values(self, value: Any) -> None:
+    def test_values_that_are_not_content_are_rejected(self, value: Any) -> None:
         with pytest.raises(TypeError):
             content_answer(value, "image/png")
 
-    def test_cannot_have_a_type_that_says_more(self) -> None:
+    def test_a_content_type_with_a_line_break_is_rejected(self) -> None:
         with pytest.raises(ValueError, match="no content type"):
             content_answer(b"", "image/png\r\nX-More: 1")
 
-    def test_of_a_text_is_of_the_types_charset(self) -> None:
+    def test_a_string_is_encoded_in_the_charset_of_its_type(self) -> None:
         assert taken(content_answer("é", "text/plain; charset=latin-1"))[3] == b"\xe9"
 
 
 class TestErrors:
-    def test_are_the_originals_words_and_in_the_log(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_an_exception_is_answered_in_the_originals_words_and_logged(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         assert taken(error_answer(ValueError("boom"))) == (500, "text/plain; charset=utf-8", "", TROUBLE)
         assert "ValueError: boom" in capsys.readouterr().err
 
-    def test_say_more_where_that_is_wanted(self) -> None:
+    def test_an_exception_is_shown_to_the_client_if_configured(self) -> None:
         assert taken(error_answer(ValueError("b\udce9m"), shown=True))[3] == TROUBLE + b"\n\nValueError: b?m"
 
-    def test_may_have_no_words_of_their_own(self) -> None:
+    def test_an_exception_whose_text_cannot_be_made_is_answered(self) -> None:
         class MuteError(Exception):
             def __str__(self) -> str:
                 raise RuntimeError
 
         assert taken(error_answer(MuteError(), shown=True))[3] == TROUBLE + b"\n\nMuteError: "
 
-    def test_of_http_with_lines_of_their_own_are_lines(self) -> None:
+    def test_headers_of_an_http_exception_are_sent(self) -> None:
         error = web.HTTPMethodNotAllowed("GET", ["POST", "PUT"])
         assert taken(error_answer(error))[2] == "Allow: POST,PUT\r\n"
 
@@ -157,18 +159,20 @@ class TestErrors:
         ],
         ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
     )
-    def test_of_http_are_their_status_and_text(self, error: Exception, wanted: tuple[int, str, str, bytes]) -> None:
+    def test_an_http_exception_is_answered_with_its_status_and_text(
+        self, error: Exception, wanted: tuple[int, str, str, bytes]
+    ) -> None:
         assert taken(error_answer(error)) == wanted
 
     @pytest.mark.parametrize("odd", ["a\r\nb: c", "a\0b", "a\x7f"])
-    def test_of_http_with_control_characters_in_a_header_are_no_answers(self, odd: str) -> None:
+    def test_an_http_exception_with_control_characters_in_a_header_is_an_internal_error(self, odd: str) -> None:
         saids: list[dict[str, Any]] = [{"headers": {"X-More": odd}}, {"headers": {odd: "x"}}, {"content_type": odd}]
         for said in saids:
             error = web.HTTPBadRequest(text="bad", **said)
 
             assert taken(error_answer(error)) == (500, "text/plain; charset=utf-8", "", TROUBLE)
 
-    def test_of_http_without_a_status_are_the_servers(self) -> None:
+    def test_an_http_exception_without_a_status_is_answered_with_500(self) -> None:
         assert taken(error_answer(web.HTTPException(reason="bad thing")))[::3] == (500, b"500: bad thing")
 
     @pytest.mark.parametrize(
@@ -179,13 +183,13 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("kind", "status"), [(web.HTTPBadRequest, 400), (web.HTTPNotFound, 404), (web.HTTPException, 500)]
     )
-    def test_of_http_are_answers_though_aiohttp_takes_no_such_reason(
+    def test_an_http_exception_with_a_reason_that_aiohttp_rejects_is_answered(
         self, kind: type[web.HTTPException], status: int, reason: Any, said: bytes
     ) -> None:
         error = raised_by(lambda: kind(reason=reason))
         assert taken(error_answer(error)) == (status, "text/plain; charset=utf-8", "", b"%d: %b" % (status, said))
 
-    def test_of_the_model_are_none_of_http_though_they_have_a_reason(self) -> None:
+    def test_an_exception_of_the_model_with_a_reason_is_not_an_http_exception(self) -> None:
         class Refused:
             def __init__(self, reason: str) -> None:
                 raise ValueError(reason)
@@ -194,7 +198,7 @@ class TestErrors:
 
 
 def raised_by(do: Callable[[], Any]) -> Exception:
-    """Give what it raises. aiohttp of the versions that took any reason gives what it was to make."""
+    """Return the exception that `do` raises, or its result, as with versions of aiohttp that take any reason."""
     try:
         made: Exception = do()
     except Exception as error:  # noqa: BLE001 - whichever it is

@@ -1,4 +1,4 @@
-"""What a model is called with: where arguments are looked for, how they are checked, and what is said of wrong ones."""
+"""The arguments a model is called with: where they are read from, how they are checked, and errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Inner = marshmallow.Schema.from_dict({"x": fields.Int(required=True)})
 
 
 def read(declared: dict[str, Any], **said: Any) -> Any:
-    """Read the arguments of a request. Returns: them, or what the client is told of wrong ones."""
+    """Read the arguments of a request. Returns: the arguments, or the errors that the client receives."""
     value = said.pop("value", None)
     if value is not None:
         said |= {"body": json.dumps(value).encode(), "content_type": JSON}
@@ -40,13 +40,13 @@ def read(declared: dict[str, Any], **said: Any) -> Any:
 
 
 def old(kind: Any, *inner: Any, **said: Any) -> Any:
-    """Make a field as users of marshmallow 3 write it, with what is no argument of it."""
+    """Make a field as written for marshmallow 3, with keywords that later versions do not take."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return kind(*inner, **said)
 
 
-def test_arguments_come_as_they_are_declared_in_whatever_order_marshmallow_keeps_fields(
+def test_arguments_are_in_declaration_order_however_marshmallow_orders_fields(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Backwards(set[str]):
@@ -66,7 +66,7 @@ class TestPlaces:
         "X-Named": fields.Str(metadata={"location": "headers"}), "cookie": fields.Str(metadata={"location": "cookies"}),
     }  # fmt: skip
 
-    def test_query_comes_before_form_and_json(self) -> None:
+    def test_the_query_takes_precedence_over_form_and_json(self) -> None:
         assert read({"a": fields.Int()}, query="a=1", body=b"a=2", content_type=URLENCODED) == {"a": 1}
         assert read({"a": fields.Int()}, query="a=1", value={"a": 3}) == {"a": 1}
         assert read({"a": fields.Int()}, value={"a": 3}) == {"a": 3}
@@ -82,7 +82,9 @@ class TestPlaces:
         ],
         ids=["query", "form", "json", "headers", "cookies"],
     )
-    def test_are_those_that_the_field_says(self, said: dict[str, Any], names: list[str]) -> None:
+    def test_an_argument_is_read_from_the_location_that_its_field_declares(
+        self, said: dict[str, Any], names: list[str]
+    ) -> None:
         said = dict(said)
         if "query" in said:
             said["query"] = "&".join(f"{name}=1" for name in self.DECLARED)
@@ -92,70 +94,70 @@ class TestPlaces:
             said["value"] = dict.fromkeys(self.DECLARED, "1")
         assert read(self.DECLARED, **said) == dict.fromkeys(names, "1")
 
-    def test_may_be_said_as_webargs_fields_were_told(self) -> None:
+    def test_a_location_may_be_declared_as_for_webargs_fields(self) -> None:
         field = old(of_webargs.Field, missing=None, type="file", location="form")
         assert read({"a": field}, query="a=1") == {"a": None}
         assert read({"a": field}, body=parts(("a", b"text")), content_type=FORM) == {"a": "text"}
 
-    def test_that_nobody_knows_are_the_usual_ones(self) -> None:
+    def test_an_unknown_location_means_the_default_locations(self) -> None:
         assert read({"a": fields.Str(metadata={"location": "moon"})}, query="a=1") == {"a": "1"}
 
-    def test_broken_json_is_met_only_where_it_is_needed(self) -> None:
+    def test_invalid_json_is_an_error_only_if_an_argument_is_missing_from_the_query(self) -> None:
         broken = {"body": b"{bad", "content_type": JSON}
         assert read({"a": fields.Int()}, query="a=1", **broken) == {"a": 1}
         with pytest.raises(Refusal) as refusal:
             Arguments({"a": fields.Int(), "b": fields.Int()}).read(asked(query="a=x", **broken))
         assert read_answer(refusal.value.answer)[0] == 400
 
-    def test_json_that_is_no_object_says_nothing(self) -> None:
+    def test_json_that_is_not_an_object_contains_no_arguments(self) -> None:
         for value in (5, "x", [1], False):
             assert read({"a": fields.Int(load_default=3)}, value=value) == {"a": 3}
 
 
 class TestValues:
-    def test_repeated_ones_are_a_list_where_the_field_is(self) -> None:
+    def test_repeated_values_are_a_list_if_the_field_is_a_list(self) -> None:
         declared = {"list": fields.List(fields.Int()), "one": fields.Int()}
         assert read(declared, query="list=1&list=2&one=1&one=2") == {"list": [1, 2], "one": 1}
         assert read(declared, value={"list": 1, "one": 1}) == {"list": [1], "one": 1}
         assert read(declared, value={"list": None}) == {"list": ["Field may not be null."]}
 
-    def test_of_a_list_in_one_text_are_not_taken_apart_by_us(self) -> None:
+    def test_a_delimited_list_is_split_by_its_field(self) -> None:
         assert read({"a": of_webargs.DelimitedList(fields.Int())}, query="a=1,2&a=3") == {"a": [1, 2]}
 
-    def test_a_list_may_be_all_the_json_there_is(self) -> None:
+    def test_a_nested_list_may_be_the_whole_json_body(self) -> None:
         declared = {"many": fields.Nested(Inner, many=True), "one": fields.Nested(Inner)}
         assert read(declared, value=[{"x": 1}]) == {"many": [{"x": 1}]}
         assert read(declared, value={"many": [{"x": 1}], "one": {"x": 2}}) == {"many": [{"x": 1}], "one": {"x": 2}}
 
-    def test_a_dict_may_be_nested_as_webargs_lets_it(self) -> None:
+    def test_a_nested_schema_may_be_a_dict_as_in_webargs(self) -> None:
         declared = {"a": of_webargs.Nested({"x": fields.Int(required=True)})}
         assert read(declared, value={"a": {"x": "5"}}) == {"a": {"x": 5}}
         assert read(declared, value={"a": {}}) == {"a": {"x": ["Missing data for required field."]}}
 
-    def test_have_the_name_of_the_client_and_the_key_of_the_model(self) -> None:
+    def test_arguments_have_the_clients_name_in_requests_and_the_models_key_in_calls(self) -> None:
         declared = {"keyed": fields.Int(data_key="key-of-it"), "b": fields.Int(attribute="c")}
         assert read(declared, query="key-of-it=1&keyed=2&b=3") == {"keyed": 1, "c": 3}
         assert read(declared, query="key-of-it=x") == {"key-of-it": ["Not a valid integer."]}
 
-    def test_enum_is_only_for_the_documents(self) -> None:
+    def test_enum_metadata_is_not_checked(self) -> None:
         assert read({"a": old(fields.Str, missing="foo", enum=["b"])}) == {"a": "foo"}
         assert read({"a": old(fields.Str, missing="foo", enum=["b"])}, query="a=c") == {"a": "c"}
 
-    def test_unknown_ones_are_ignored_and_unsent_ones_left_out(self) -> None:
+    def test_unknown_arguments_are_ignored_and_missing_ones_left_out(self) -> None:
         assert read({"a": fields.Int()}, query="b=1", value={"c": 1}) == {}
 
-    def test_of_fields_that_only_write_are_unknown(self) -> None:
+    def test_a_dump_only_field_is_an_unknown_argument(self) -> None:
         assert read({"a": fields.Int(dump_only=True)}, query="a=1") == {"a": ["Unknown field."]}
 
-    def test_with_points_in_their_names_are_nested_as_marshmallow_does(self) -> None:
+    def test_names_with_dots_are_nested_as_in_marshmallow(self) -> None:
         assert read({"a.b": fields.Int(), "c": fields.Int()}, query="a.b=1&c=2") == {"a": {"b": 1}, "c": 2}
 
-    def test_there_may_be_none_at_all(self) -> None:
+    def test_a_model_may_have_no_arguments(self) -> None:
         assert read({}, query="a=1", body=b"{bad", content_type=JSON) == {}
 
 
 class TestDefaults:
-    def test_are_made_or_taken(self) -> None:
+    def test_defaults_may_be_values_or_callables(self) -> None:
         declared = {
             "old": old(fields.Int, missing=3), "new": fields.Int(load_default=None),
             "called": fields.Int(load_default=lambda: 5),
@@ -163,19 +165,19 @@ class TestDefaults:
         }  # fmt: skip
         assert read(declared) == {"old": 3, "new": None, "called": 5, "constant": 7}
 
-    def test_that_change_are_new_at_each_call(self) -> None:
+    def test_a_mutable_default_is_new_for_each_call(self) -> None:
         arguments = Arguments({"a": fields.List(fields.Int(), load_default=[1])})
         arguments.read(asked())["a"].append(2)
         assert arguments.read(asked()) == {"a": [1]}
 
-    def test_of_needed_ones_do_not_count(self) -> None:
+    def test_the_default_of_a_required_argument_is_ignored(self) -> None:
         field = fields.Int(required=True)
         field.load_default = 5
         assert read({"a": field}) == {"a": ["Missing data for required field."]}
 
 
 class TestErrors:
-    def test_come_in_the_order_of_declaration(self) -> None:
+    def test_errors_are_in_declaration_order(self) -> None:
         declared = {
             "z": fields.Int(),
             "y": fields.Str(validate=validate.OneOf(["a", "b"])),
@@ -187,7 +189,7 @@ class TestErrors:
             ("x", ["Missing data for required field."]),
         ]  # fmt: skip
 
-    def test_of_anything_but_validation_are_the_models(self) -> None:
+    def test_exceptions_other_than_validation_errors_propagate(self) -> None:
         with pytest.raises(ZeroDivisionError):
             read({"a": fields.Function(deserialize=lambda value: 1 // 0)}, query="a=1")
 
@@ -213,7 +215,7 @@ VALUES = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from([*FIELDS, "key", "other"]), VALUES))
-def test_what_is_sent_is_read_as_marshmallow_loads_it(value: dict[str, Any]) -> None:
+def test_arguments_are_read_as_marshmallow_loads_them(value: dict[str, Any]) -> None:
     wanted: Any
     known = {(field.data_key or name): (name, field) for name, field in FIELDS.items()}
     sent = {}
@@ -244,18 +246,18 @@ class TestAccept:
         except Refusal as refusal:
             return json.loads(read_answer(refusal.answer)[3])
 
-    def test_is_the_users_default_or_the_first_choice(self) -> None:
+    def test_accept_defaults_to_the_users_default_or_the_first_choice(self) -> None:
         assert self.read(self.declared()) == {"accept": "application/zip"}
         assert self.read(self.declared(load_default="image/png")) == {"accept": "image/png"}
         assert self.read(self.declared(load_default="text/html")) == {"accept": "application/zip"}
         assert self.read(self.declared(load_default=None)) == {"accept": "application/zip"}
 
-    def test_may_be_anything_but_says_the_choices_only(self) -> None:
+    def test_accept_may_be_any_type_but_the_error_lists_only_the_choices(self) -> None:
         assert self.read(self.declared(), query="accept=*/*") == {"accept": "*/*"}
         wanted = {"accept": ["Must be one of: application/zip, image/png, application/json."]}
         assert self.read(self.declared(), query="accept=text/html") == wanted
 
-    def test_leaves_the_users_list_and_field_as_they_are(self) -> None:
+    def test_reading_accept_does_not_change_the_users_choices_and_field(self) -> None:
         declared = self.declared()
         field, check = declared["accept"], declared["accept"].validate
         self.read(declared)
@@ -264,16 +266,16 @@ class TestAccept:
         assert "*/*" not in self.CHOICES
         assert field.load_default is marshmallow.missing
 
-    def test_need_not_have_choices(self) -> None:
+    def test_accept_may_be_declared_without_choices(self) -> None:
         assert self.read({"accept": fields.Str()}, query="accept=x") == {"accept": "x"}
         assert AcceptArgument({"accept": fields.Str()}, by_header=True).from_header({"accept": ["x"]}) is None
 
-    def test_of_headers_is_compared_as_a_whole(self) -> None:
+    def test_accept_read_from_the_headers_is_compared_as_a_whole(self) -> None:
         declared = self.declared(metadata={"location": "headers"})
         assert self.read(declared, headers=(("accept", "image/png"),)) == {"accept": "image/png"}
         assert "Must be" in str(self.read(declared, headers=(("accept", "image/png;q=1"),)))
 
-    def test_ignores_the_header_unless_the_setting_lets_it(self) -> None:
+    def test_the_accept_header_is_ignored_unless_configured(self) -> None:
         assert self.read(self.declared(), headers=(("accept", "image/png"),)) == {"accept": "application/zip"}
 
     @pytest.mark.parametrize(
@@ -286,20 +288,20 @@ class TestAccept:
             ("", "application/zip"), (",;,=;q", "application/zip"), ("image/png;q=", "image/png"),
         ],
     )  # fmt: skip
-    def test_is_what_the_header_names_alone(self, header: str, chosen: str) -> None:
+    def test_accept_is_taken_from_the_header_if_it_names_exactly_one_choice(self, header: str, chosen: str) -> None:
         assert self.read(self.declared(), by_header=True, headers=(("accept", header),)) == {"accept": chosen}
 
-    def test_that_is_sent_goes_before_the_header(self) -> None:
+    def test_an_accept_argument_takes_precedence_over_the_header(self) -> None:
         said = {"query": "accept=application/json", "headers": (("accept", "image/png"),)}
         assert self.read(self.declared(), by_header=True, **said) == {"accept": "application/json"}
 
     @given(st.text())
-    def test_of_any_header_is_one_of_the_choices(self, header: str) -> None:
+    def test_any_accept_header_selects_one_of_the_choices_or_none(self, header: str) -> None:
         accepting = AcceptArgument(self.declared(), by_header=True)
         assert accepting.from_header({"accept": [header]}) in (None, *({"accept": each} for each in self.CHOICES))
 
 
-def test_a_field_that_deserializes_in_its_own_way_does_so_for_what_is_not_sent_too() -> None:
+def test_a_custom_deserialize_method_is_called_for_missing_arguments() -> None:
     class Counted(fields.Int):
         def deserialize(self, value: Any, attr: Any = None, data: Any = None, **more: Any) -> Any:
             return 7 if value is marshmallow.missing else super().deserialize(value, attr, data, **more)

@@ -1,4 +1,4 @@
-"""`penstock check --dialect deepaas` says what would be served, and every mistake, and runs none of a model's code."""
+"""`penstock check --dialect deepaas` reports what would be served and every mistake, without running a model's code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def said(report: CheckReport) -> list[str]:
     return [each.message for each in report.findings]
 
 
-def test_a_model_that_would_be_served_is_described(folder: Path) -> None:
+def test_a_valid_model_is_described_without_importing_it(folder: Path) -> None:
     (folder / "mod.py").write_text("raise SystemExit('this is never run')\ndef predict(**arguments): ...\n")
     report = checked("m=mod")
 
@@ -44,7 +44,7 @@ def test_a_module_in_a_package_is_found_without_importing_the_package(folder: Pa
     assert said(checked("m=package.other")) == ["model 'm': there is no module package.other"]
 
 
-def test_one_mistake_does_not_hide_another_nor_what_is_well(folder: Path) -> None:
+def test_one_mistake_hides_neither_other_mistakes_nor_valid_models(folder: Path) -> None:
     (folder / "good.py").write_text("def predict(): ...\n")
     (folder / "broken.py").write_text("def predict(:\n")
     report = checked("a=good", "b=broken", "c=no_such_module_at_all")
@@ -54,14 +54,14 @@ def test_one_mistake_does_not_hide_another_nor_what_is_well(folder: Path) -> Non
     assert [each.line for each in report.findings] == [1, 0]
 
 
-def test_a_module_with_no_method_is_told_of(folder: Path) -> None:
+def test_a_module_without_methods_is_reported(folder: Path) -> None:
     (folder / "empty.py").write_text("x = 1\n")
     report = checked("m=empty")
 
     assert (report.exit_status, said(report)) == (0, ["has neither predict nor train: both are answered 501"])
 
 
-def test_what_is_no_path_to_a_model_is_a_mistake(folder: Path) -> None:
+def test_an_invalid_model_path_is_a_mistake(folder: Path) -> None:
     report = checked(str(folder))
 
     assert report.exit_status == 1

@@ -1,4 +1,4 @@
-"""`deepaas-cli` calls a model's methods in its own process, and says what comes of it as the original does."""
+"""`deepaas-cli` calls a model's methods in its own process, and prints the result as the original does."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def said(capsys: pytest.CaptureFixture[str]) -> Any:
-    """Give what a command line says: the texts of its lines."""
+    """Return the lines that a command line prints."""
 
     def of(*words: str, status: int = 0) -> list[str]:
         assert main(["deepaas-cli", *words]) == status
@@ -96,7 +96,7 @@ def returned(lines: list[str]) -> Any:
     return lines[-1].removeprefix("return: ")
 
 
-def test_metadata_are_printed_as_json_whether_they_are_asked_for_or_nothing_is(said: Any) -> None:
+def test_metadata_is_printed_as_json_on_request_and_without_a_method(said: Any) -> None:
     assert said("m=called", "get_metadata") == ["get_metadata was called.", 'return: {"name": "caf\\u00e9"}']
     assert said("m=called") == [
         "None was called.",
@@ -105,15 +105,15 @@ def test_metadata_are_printed_as_json_whether_they_are_asked_for_or_nothing_is(s
     ]
 
 
-def test_warm_says_when_it_has_ended(said: Any) -> None:
+def test_warm_reports_when_it_has_finished(said: Any) -> None:
     assert said("m=called", "warm") == ["warm was called.", "return: Finished warm() method"]
 
 
-def test_predict_has_the_defaults_and_is_called_warm(said: Any) -> None:
+def test_predict_is_called_with_defaults_after_warm(said: Any) -> None:
     assert eval(returned(said("m=called", "predict"))) == DEFAULTS
 
 
-def test_arguments_are_read_by_their_fields_and_those_with_hyphens_arrive(said: Any) -> None:
+def test_arguments_are_parsed_by_their_fields_including_names_with_hyphens(said: Any) -> None:
     words = ["--text", "x y", "--int=5", "--bool", "no", "--list", "[1, 2]", "--dict", "{'b': [1]}", "--a-hyphen", "hh"]
 
     assert eval(returned(said("m=called", "predict", *words, "--absent", "a", "--method", "train"))) == {
@@ -122,7 +122,7 @@ def test_arguments_are_read_by_their_fields_and_those_with_hyphens_arrive(said: 
     }  # fmt: skip
 
 
-def test_a_file_is_an_upload_whose_copy_the_model_may_remove(said: Any, folder: Path) -> None:
+def test_a_file_argument_is_an_upload_of_a_copy(said: Any, folder: Path) -> None:
     (folder / "f.txt").write_text("of the file")
     found = eval(returned(said("m=called", "predict", "--file", "f.txt")))
 
@@ -130,11 +130,11 @@ def test_a_file_is_an_upload_whose_copy_the_model_may_remove(said: Any, folder: 
     assert (folder / "f.txt").exists()
 
 
-def test_a_model_is_not_warmed_where_that_is_not_wanted(said: Any) -> None:
+def test_a_model_is_not_warmed_with_the_nowarm_flag(said: Any) -> None:
     assert eval(returned(said("m=called", "--nowarm", "predict")))["warmed"] == 0
 
 
-def test_what_predict_gives_is_stored_with_the_extension_of_its_type(said: Any, folder: Path) -> None:
+def test_the_result_of_predict_is_stored_with_the_extension_of_its_type(said: Any, folder: Path) -> None:
     assert (
         returned(said("m=called", "--deepaas_method_output", "out/y.json", "predict"))
         == "Output is saved in out/y.json"
@@ -145,7 +145,7 @@ def test_what_predict_gives_is_stored_with_the_extension_of_its_type(said: Any, 
     assert (folder / "y.bin.png").read_bytes() == b"\x89PNG"
 
 
-def test_train_gives_a_record(said: Any) -> None:
+def test_train_prints_a_record(said: Any) -> None:
     record = json.loads(returned(said("m=called", "train", "--epochs", "2")))
 
     assert (list(record), list(record["result"])) == (
@@ -188,25 +188,25 @@ def test_a_wrong_command_line_ends_with_status_2(
     assert capsys.readouterr().err.strip().replace("get_metadata, warm", "'get_metadata', 'warm'").endswith(last)
 
 
-def test_what_a_model_raises_ends_with_status_1_and_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_exception_of_a_model_exits_with_status_1_and_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["deepaas-cli", "m=called", "predict", "--text", "fails"]) == 1
     assert capsys.readouterr().err.endswith("ValueError: predict boom\n")
 
 
-def test_a_result_of_train_that_is_no_json_is_shown_as_its_text(said: Any, folder: Path) -> None:
+def test_a_result_of_train_that_is_not_json_is_shown_as_text(said: Any, folder: Path) -> None:
     (folder / "giving.py").write_text("def train(): return {'saved in m'}\n")
     record = json.loads(returned(said("m=giving", "train")))
     assert (record["status"], record["result"]["output"]) == ("done", "{'saved in m'}")
 
 
-def test_arguments_of_train_that_cannot_be_made_do_not_keep_predict_from_its_work(said: Any, folder: Path) -> None:
+def test_train_arguments_that_cannot_be_read_do_not_prevent_predict(said: Any, folder: Path) -> None:
     (folder / "halved.py").write_text("def get_train_args(): raise ValueError\ndef predict(): return 5\n")
 
     assert returned(said("m=halved", "predict")) == "5"
     assert said("m=halved", "get_metadata")[-1] == 'return: {"name": "m"}'
 
 
-def test_of_several_installed_models_one_has_to_be_chosen(
+def test_one_of_several_installed_models_must_be_selected(
     said: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     there = Installed([("m", "called"), ("n", "no_such_module")], "3.26.2")

@@ -1,4 +1,4 @@
-"""`deepaas-run` reads its command line, its variables and its files as the original does."""
+"""`deepaas-run` reads its command line, environment variables and files as the original does."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def file(folder: Path, name: str, *lines: str) -> str:
     return str(path)
 
 
-def test_without_arguments_it_listens_on_port_5000_of_this_machine_and_nowhere_else(home: Path) -> None:
+def test_without_arguments_the_server_listens_only_on_port_5000_of_localhost(home: Path) -> None:
     found = settings(home)
 
     assert (found.dialect, found.http_address, found.http_port) == ("deepaas", "127.0.0.1", 5000)
@@ -44,7 +44,7 @@ def test_without_arguments_it_listens_on_port_5000_of_this_machine_and_nowhere_e
     assert (found.deepaas_workers, found.deepaas_warm, found.http_max_input_size) == (1, True, ANY_SIZE)
 
 
-def test_each_option_is_a_setting(home: Path) -> None:
+def test_each_option_of_the_original_maps_to_a_setting(home: Path) -> None:
     words = (
         "--listen-ip 0.0.0.0 --listen-port=8 --base-path /a/b --model-name m --client-max-size 300 -p4 -d --use-json"
     )
@@ -58,43 +58,43 @@ def test_each_option_is_a_setting(home: Path) -> None:
     assert (found.deepaas_debug_endpoint, found.deepaas_warm) == (True, False)
 
 
-def test_the_beginning_of_a_flag_will_do_and_the_last_of_two_counts(home: Path) -> None:
+def test_flags_may_be_abbreviated_and_the_last_of_several_wins(home: Path) -> None:
     found = settings(home, "--listen-p", "7", "--warm", "--nowarm", "--debug", "--nodebug")
 
     assert (found.http_port, found.deepaas_warm, found.log_verbose) == (7, False, 0)
 
 
-def test_models_may_be_named_anywhere_in_the_line(home: Path) -> None:
+def test_models_may_be_named_anywhere_on_the_command_line(home: Path) -> None:
     assert settings(home, "-d", "m=mod", "--warm", "n=b:c").model_repository == ("m=mod", "n=b:c")
 
 
-def test_penstocks_own_flags_are_taken(home: Path) -> None:
+def test_penstocks_own_flags_are_accepted(home: Path) -> None:
     found = settings(home, "--access-log", "m=mod", "--http-port", "0", "--metrics-port", "0", "--deepaas-show-errors")
 
     assert (found.access_log, found.http_port, found.deepaas_show_errors) == (True, 0, True)
     assert (found.allow_metrics, found.allow_grpc) == (True, False)
 
 
-def test_the_command_line_goes_before_variables_and_these_before_files(home: Path) -> None:
+def test_the_command_line_overrides_variables_and_variables_override_files(home: Path) -> None:
     path = file(home, "a.conf", "workers = 3", "listen_port = 5011", "warm = off")
     found = settings(home, "--config-file", path, "--listen-port", "7", OS_DEFAULT__WORKERS="5")
 
     assert (found.http_port, found.deepaas_workers, found.deepaas_warm) == (7, 5, False)
 
 
-def test_penstocks_variables_go_before_the_originals(home: Path) -> None:
+def test_penstocks_variables_override_the_originals(home: Path) -> None:
     assert settings(home, PENSTOCK_DEEPAAS_WORKERS="2", OS_DEFAULT__WORKERS="5").deepaas_workers == 2
     assert settings(home, "-p", "3", PENSTOCK_DEEPAAS_WORKERS="2").deepaas_workers == 3
 
 
-def test_a_file_goes_before_an_option_that_stands_before_it(home: Path) -> None:
+def test_a_file_overrides_an_option_that_precedes_it(home: Path) -> None:
     path = file(home, "a.conf", "workers = 3")
 
     assert settings(home, "--workers", "4", "--config-file", path).deepaas_workers == 3
     assert settings(home, "--config-file", path, "--workers", "4").deepaas_workers == 4
 
 
-def test_of_several_files_the_last_counts_and_a_folder_is_one_more(home: Path) -> None:
+def test_the_last_of_several_files_wins_and_a_folder_counts_as_one_more(home: Path) -> None:
     first, second = file(home, "a.conf", "workers = 3", "listen_port = 1"), file(home, "b.conf", "listen_port = 2")
     (home / "more").mkdir()
     file(home / "more", "1.conf", "workers = 9")
@@ -105,7 +105,7 @@ def test_of_several_files_the_last_counts_and_a_folder_is_one_more(home: Path) -
     assert settings(home, "--config-dir", str(home / "more"), *words).deepaas_workers == 3
 
 
-def test_files_of_the_home_folder_are_read_unless_others_are_named(home: Path) -> None:
+def test_files_in_the_home_folder_are_read_unless_other_files_are_named(home: Path) -> None:
     file(home, "deepaas.conf", "workers = 21")
     named = file(home, "other.conf", "listen_port = 2")
 
@@ -114,7 +114,7 @@ def test_files_of_the_home_folder_are_read_unless_others_are_named(home: Path) -
     assert settings(home, "--config-file", named).deepaas_workers == 1
 
 
-def test_an_option_may_stand_for_another(home: Path) -> None:
+def test_an_option_may_refer_to_another_option(home: Path) -> None:
     path = file(home, "a.conf", "base_path = /x$listen_port/${workers}")
 
     assert settings(home, "--config-file", path, "--listen-port", "7").deepaas_base_path == "/x7/1"
@@ -124,7 +124,7 @@ def test_an_option_may_stand_for_another(home: Path) -> None:
         settings(home, "--base-path", "/$base_path")
 
 
-def test_the_model_may_be_named_by_its_variable(home: Path) -> None:
+def test_the_model_may_be_selected_by_an_environment_variable(home: Path) -> None:
     named = {"DEEPAAS_V2_MODEL": "m1"}
 
     assert settings(home, **named).deepaas_model == "m1"
@@ -132,7 +132,7 @@ def test_the_model_may_be_named_by_its_variable(home: Path) -> None:
     assert settings(home, "--model-name", "m3", **named).deepaas_model == "m3"
 
 
-def test_a_name_that_is_nearly_an_options_is_told_of_and_not_read(home: Path) -> None:
+def test_a_misspelled_option_in_a_file_is_reported_and_not_read(home: Path) -> None:
     path = file(home, "a.conf", "listen-port = 5011", "Debug = true", "nonsense = 1")
     found = asked(home, "--config-file", path)
 
@@ -143,13 +143,13 @@ def test_a_name_that_is_nearly_an_options_is_told_of_and_not_read(home: Path) ->
     ]
 
 
-def test_what_has_no_effect_is_told_of(home: Path) -> None:
+def test_options_without_effect_are_reported(home: Path) -> None:
     notes = asked(home, "--log-file", "x.log", "--use-syslog", "--nouse-journal").notes
 
     assert [note.split(" has no effect")[0] for note in notes] == ["--log-file", "--use-syslog"]
 
 
-def test_the_command_of_an_older_image_is_taken_as_it_is(home: Path) -> None:
+def test_the_command_of_an_older_image_is_accepted(home: Path) -> None:
     found = asked(home, "--openwhisk-detect", "--listen-ip", "0.0.0.0", "--listen-port", "5001")
 
     assert (found.settings.http_address, found.settings.http_port) == ("0.0.0.0", 5001)
@@ -166,7 +166,7 @@ def test_the_command_of_an_older_image_is_taken_as_it_is(home: Path) -> None:
     ],
     ids=["port", "size", "workers", "base path"],
 )
-def test_a_value_that_an_option_cannot_have_ends_it_with_status_1(
+def test_an_invalid_option_value_exits_with_status_1(
     home: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(home))
@@ -176,21 +176,21 @@ def test_a_value_that_an_option_cannot_have_ends_it_with_status_1(
 
 
 @pytest.mark.parametrize("words", [["--nonsense"], ["--no-warm"], ["mod"], ["--listen_port", "7"]])
-def test_what_is_no_argument_ends_it_with_status_2(home: Path, words: list[str]) -> None:
+def test_an_unknown_argument_exits_with_status_2(home: Path, words: list[str]) -> None:
     with pytest.raises(SystemExit) as left:
         asked(home, *words)
 
     assert left.value.code == 2
 
 
-def test_its_version_is_the_originals(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_the_originals(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main(["deepaas-run", "--version"])
 
     assert (left.value.code, capsys.readouterr().out) == (0, "2.6.0\n")
 
 
-def test_it_answers_by_its_name_through_a_link(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+def test_the_command_runs_when_called_by_its_name_through_a_link(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     served: list[Settings] = []
 
     def serve(found: Settings) -> int:
@@ -206,18 +206,18 @@ def test_it_answers_by_its_name_through_a_link(monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.flag_name)
-def test_each_option_is_in_the_documents(option: Option) -> None:
+def test_each_option_is_documented(option: Option) -> None:
     flag = f"`--{'[no]' if option.name.endswith('_endpoint') or option.name == 'warm' else ''}{option.flag_name}`"
 
     assert flag in (DOCS / "deepaas.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize("row", [*(f"F{at}" for at in range(1, 36)), *(f"T{at}" for at in range(1, 16))])
-def test_each_capability_and_each_trap_has_a_row(row: str) -> None:
+def test_each_capability_and_trap_has_a_row_in_the_documentation(row: str) -> None:
     assert f"| {row} |" in (DOCS / "compatibility-deepaas.md").read_text("utf-8")
 
 
-def test_a_variable_goes_before_files_and_not_before_flags(home: Path) -> None:
+def test_a_variable_overrides_files_but_not_flags(home: Path) -> None:
     path = file(home, "a.conf", "workers = 3")
 
     assert settings(home, "-p", "2", OS_DEFAULT__WORKERS="5").deepaas_workers == 2

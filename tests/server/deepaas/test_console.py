@@ -1,4 +1,4 @@
-"""The page of the API: what it shows of models, how arguments are entered, and that nothing in it is anybody's HTML."""
+"""The API page: what it shows about models, how arguments are entered, and that no HTML is injected."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ class Read(HTMLParser):
 
 
 def shown(*parameters: dict[str, Any], trainings: Any = (), **said: Any) -> str:
-    """Write the page of a server with one model."""
+    """Render the page of a server with one model."""
     description = ModelDescription(predict_args={"parameters": list(parameters)}, **said)
     models = [ModelState("m", description, {"description": "D"}, trainings)]
     return console.page("/base", models, predict=True, train=True).decode()
 
 
 def entered(**parameter: Any) -> dict[str, str | None]:
-    """Give where an argument is entered."""
+    """Return the attributes of an argument's input element."""
     page = Read(shown({"name": "a", "in": "query", **parameter}))
     [found] = [each for _, each in page.found if "data-in" in each]
     return found
 
 
-def test_it_is_whole_and_loads_nothing() -> None:
+def test_the_page_is_well_formed_and_loads_no_external_resources() -> None:
     text = shown({"name": "a", "in": "query", "type": "string"})
     page = Read(text)
 
@@ -66,7 +66,7 @@ def test_it_is_whole_and_loads_nothing() -> None:
     assert page.all("html") == [{"lang": "en"}]
 
 
-def test_a_browser_runs_its_own_script_and_no_other() -> None:
+def test_the_content_security_policy_allows_only_the_pages_own_script_and_style() -> None:
     text = shown()
     for kind in ("script", "style"):
         [content] = re.findall(rf"<{kind}>(.*?)</{kind}>", text, re.DOTALL)
@@ -85,7 +85,7 @@ def test_every_argument_has_a_label_and_a_description() -> None:
     assert {each["aria-describedby"] for each in fields} <= identifiers
 
 
-def test_a_browser_without_scripts_is_told_what_it_sends() -> None:
+def test_a_browser_without_scripts_shows_a_note_about_empty_fields() -> None:
     [told] = re.findall(r"<noscript>(.*?)</noscript>", shown())
     assert "the empty ones as empty texts" in told
 
@@ -105,13 +105,13 @@ def test_a_browser_without_scripts_is_told_what_it_sends() -> None:
     ],
     ids=str,
 )
-def test_an_argument_is_entered_as_what_it_is(said: Any, wanted: Any) -> None:
+def test_an_argument_has_an_input_that_fits_its_type(said: Any, wanted: Any) -> None:
     found = entered(**said)
 
     assert {name: found.get(name, "-") for name in wanted} == wanted
 
 
-def test_choices_are_offered_and_not_demanded_as_they_may_be_documentation() -> None:
+def test_choices_are_suggested_but_not_enforced() -> None:
     page = Read(shown({"name": "a", "in": "query", "type": "string", "enum": ["x", "y", None]}))
 
     [listed] = page.all("datalist")
@@ -119,7 +119,7 @@ def test_choices_are_offered_and_not_demanded_as_they_may_be_documentation() -> 
     assert [each["value"] for each in page.all("option")] == ["x", "y", "None"]
 
 
-def test_what_is_looked_for_in_a_body_of_json_is_entered_one_by_one() -> None:
+def test_properties_of_a_json_body_are_entered_separately() -> None:
     properties = {"deep": {"type": "integer"}, "other": {}}
     schema = {"type": "object", "properties": properties, "required": ["deep"]}
     page = Read(shown({"name": "body", "in": "body", "schema": schema}))
@@ -131,7 +131,7 @@ def test_what_is_looked_for_in_a_body_of_json_is_entered_one_by_one() -> None:
     ]
 
 
-def test_what_models_and_clients_have_said_is_no_html() -> None:
+def test_text_from_models_and_clients_is_escaped() -> None:
     parameter = {
         "name": EVIL, "in": "query", "type": EVIL, "description": EVIL, "default": EVIL, "enum": [EVIL],
     }  # fmt: skip
@@ -147,7 +147,7 @@ def test_what_models_and_clients_have_said_is_no_html() -> None:
 
 
 @pytest.mark.parametrize("url", ["javascript:alert(1)", "data:text/html,x", 'http://x" onclick="y'])
-def test_only_addresses_of_the_web_are_links(url: str) -> None:
+def test_only_http_addresses_become_links(url: str) -> None:
     page = Read(
         console.page("", [ModelState("m", ModelDescription(), {"url": url})], predict=True, train=True).decode()
     )
@@ -156,7 +156,7 @@ def test_only_addresses_of_the_web_are_links(url: str) -> None:
     assert not [each for each in page.all("a") if "onclick" in each]
 
 
-def test_trainings_are_shown_with_their_pages() -> None:
+def test_trainings_are_listed_with_links_to_their_pages() -> None:
     trainings = [
         {"uuid": "ab", "date": "2026-01-02", "status": "running"},
         {"uuid": "cd", "date": "2026-01-03", "status": "done"},
@@ -174,20 +174,20 @@ def test_trainings_are_shown_with_their_pages() -> None:
     assert ">Forget</button>" in text
 
 
-def test_what_is_not_there_is_not_offered() -> None:
+def test_unsupported_and_disabled_methods_have_no_form() -> None:
     models = [ModelState("m", ModelDescription(predicts=False))]
 
     assert "answered with 501" in console.page("", models, predict=True, train=True).decode()
     assert not Read(console.page("", models, predict=False, train=False).decode()).all("form")
 
 
-def test_a_model_of_any_name_is_asked_by_it() -> None:
+def test_a_models_name_is_percent_encoded_in_its_forms_action() -> None:
     page = Read(console.page("", [ModelState('a?#%/"é', ModelDescription())], predict=True, train=False).decode())
 
     assert page.all("form")[0]["action"] == "/v2/models/a%3F%23%25%2F%22%C3%A9/predict/"
 
 
-def test_forms_are_right_without_scripts_too() -> None:
+def test_forms_have_the_correct_method_and_action_without_scripts() -> None:
     [form, other] = Read(shown({"name": "a", "in": "query", "type": "string"})).all("form")
 
     assert (form["method"], form["enctype"]) == ("post", "multipart/form-data")

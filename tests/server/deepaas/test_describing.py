@@ -1,4 +1,4 @@
-"""How a model's arguments and its answers are written in Swagger 2.0."""
+"""How a model's arguments and answers are described in Swagger 2.0."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from penstock.server.deepaas.inside.describing import Describer
 
 
 class Inner(marshmallow.Schema):
-    """A schema that is nested."""
+    """A nested schema."""
 
     x = fields.Int(required=True)
     y = fields.Str(load_default="why")
 
 
 class TreeSchema(marshmallow.Schema):
-    """A schema that holds itself."""
+    """A schema that contains itself."""
 
     class Meta:
         title = "A tree"
@@ -77,16 +77,16 @@ def parameter(field: Any) -> dict[str, Any]:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, fields.Field) else "",
 )  # fmt: skip
-def test_a_field_is_written_as_the_original_did(field: Any, wanted: dict[str, Any]) -> None:
+def test_a_field_is_described_as_by_the_original(field: Any, wanted: dict[str, Any]) -> None:
     assert parameter(field) == {"in": "query", **wanted}
 
 
-def test_a_length_of_a_list_is_of_its_items() -> None:
+def test_a_length_validator_of_a_list_limits_its_items() -> None:
     found = parameter(fields.List(fields.Raw(), validate=validate.Length(min=1)))
     assert (found["minItems"], "minLength" in found) == (1, False)
 
 
-def test_a_default_that_the_field_cannot_write_is_left_out() -> None:
+def test_a_default_that_the_field_cannot_serialize_is_left_out() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert "default" not in parameter(fields.Int(load_default="five"))
@@ -103,7 +103,7 @@ def test_a_default_that_the_field_cannot_write_is_left_out() -> None:
         ("moon", "query"),
     ],
 )
-def test_a_place_is_written_in_swaggers_words(place: str, written: str) -> None:
+def test_a_location_is_translated_to_swaggers_terms(place: str, written: str) -> None:
     assert parameter(fields.Raw(metadata={"location": place}))["in"] == written
 
 
@@ -112,7 +112,7 @@ def test_an_argument_of_the_path_is_required() -> None:
     assert Describer().arguments(bound(declared))["parameters"] == [{"in": "path", "name": "a", "required": True}]
 
 
-def test_arguments_of_json_are_one_body() -> None:
+def test_arguments_in_json_form_one_body_parameter() -> None:
     in_json = {"location": "json"}
     declared = {"a": fields.Raw(metadata=in_json), "b": fields.Raw(), "c": fields.Bool(required=True, metadata=in_json)}
     body, other = Describer().arguments(bound(declared))["parameters"]
@@ -126,7 +126,7 @@ def test_arguments_have_the_names_that_clients_use() -> None:
     assert Describer().arguments(bound(declared))["parameters"] == [{"in": "query", "name": "b", "required": True}]
 
 
-def test_nested_schemas_are_defined_once_and_those_that_differ_are_numbered() -> None:
+def test_nested_schemas_are_defined_once_and_differing_ones_are_numbered() -> None:
     declared = {
         "a": fields.Nested(Inner), "b": fields.List(fields.Nested(Inner)), "c": fields.Nested(Inner, only=("x",)),
         "d": fields.Nested({"e": fields.Nested({"f": fields.Bool()})}),
@@ -140,7 +140,7 @@ def test_nested_schemas_are_defined_once_and_those_that_differ_are_numbered() ->
     assert found["Generated"]["properties"]["e"] == {"$ref": "#/definitions/Generated1"}
 
 
-def test_a_schema_may_hold_itself() -> None:
+def test_a_schema_may_contain_itself() -> None:
     found = Describer().schema(TreeSchema())
     leaves = {"type": "array", "items": {"$ref": "#/definitions/Tree"}}
     assert found == {
@@ -149,7 +149,7 @@ def test_a_schema_may_hold_itself() -> None:
     }
 
 
-def test_definitions_are_shared_by_all_that_is_described_of_a_model() -> None:
+def test_definitions_are_shared_among_all_descriptions_of_a_model() -> None:
     describer = Describer()
     first = describer.arguments(bound({"a": fields.Nested(Inner)}))
     second = describer.arguments(bound({"b": fields.Nested(Inner), "c": fields.Nested(Inner, only=("x",))}))
@@ -157,7 +157,7 @@ def test_definitions_are_shared_by_all_that_is_described_of_a_model() -> None:
     assert sorted(second["definitions"]) == ["Inner", "Inner1"]
 
 
-def test_all_of_it_is_json() -> None:
+def test_every_description_can_be_written_as_json() -> None:
     declared = {
         "a": fields.Float(load_default=math.inf, allow_nan=True),
         "b": fields.Raw(metadata={"example": object()}),

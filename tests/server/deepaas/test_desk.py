@@ -1,4 +1,4 @@
-"""A Desk over a worker that is no process: who asks waits a little, and is always told."""
+"""A Desk with a fake worker: every call is answered within a limited time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .trainings import done, turns
 
 
 class FakeWorker:
-    """A worker that answers each call with its number, unless it is to hold them. `killed`: it was."""
+    """A worker that answers each call with its number, unless calls are held. `killed`: whether it was killed."""
 
     def __init__(self, desk: FakeDesk, lost: Callable[[Any], None]) -> None:
         self.desk, self._lost = desk, lost
@@ -74,7 +74,7 @@ def made() -> Desk:
     return Desk(Order("", {}, "model 'm'", {}))
 
 
-def test_it_says_of_the_model_what_its_worker_has_said(fake: FakeDesk) -> None:
+def test_the_desk_has_the_description_that_its_worker_sent(fake: FakeDesk) -> None:
     async def work() -> None:
         desk = made()
         said = [desk.description.trains]
@@ -87,7 +87,7 @@ def test_it_says_of_the_model_what_its_worker_has_said(fake: FakeDesk) -> None:
     done(work())
 
 
-def test_a_worker_that_has_answered_is_no_failure_when_it_ends(fake: FakeDesk) -> None:
+def test_a_worker_that_ends_after_answering_does_not_count_as_a_failure(fake: FakeDesk) -> None:
     async def work() -> None:
         desk = made()
         await desk.start()
@@ -101,7 +101,7 @@ def test_a_worker_that_has_answered_is_no_failure_when_it_ends(fake: FakeDesk) -
     done(work())
 
 
-def test_who_asks_as_it_ends_is_told_to_come_again(fake: FakeDesk) -> None:
+def test_a_call_during_a_worker_restart_fails_as_not_ready(fake: FakeDesk) -> None:
     async def work() -> None:
         desk = made()
         await desk.start()
@@ -118,7 +118,7 @@ def test_who_asks_as_it_ends_is_told_to_come_again(fake: FakeDesk) -> None:
 
 
 @pytest.mark.parametrize("busy", [True, False], ids=["busy", "idle"])
-def test_closing_does_not_wait_for_an_answer(fake: FakeDesk, busy: bool) -> None:
+def test_closing_a_desk_does_not_wait_for_an_answer(fake: FakeDesk, busy: bool) -> None:
     async def work() -> None:
         desk = made()
         await desk.start()
@@ -132,7 +132,7 @@ def test_closing_does_not_wait_for_an_answer(fake: FakeDesk, busy: bool) -> None
     done(work())
 
 
-def test_who_waits_for_a_worker_that_will_not_come_is_told_at_once(fake: FakeDesk) -> None:
+def test_a_call_waiting_for_a_worker_fails_at_once_when_the_desk_is_closed(fake: FakeDesk) -> None:
     async def work() -> None:
         desk = made()
         await desk.start()

@@ -1,4 +1,4 @@
-"""Which models there are: those that are named, those that are installed, or the one for trying."""
+"""Which models are served: the named ones, the installed ones, or the built-in one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def targets(found: Entries) -> dict[str, str]:
 
 @pytest.fixture
 def there(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """Give what is installed: nothing, until a test adds to it."""
+    """Return the list of installed models: empty until a test adds to it."""
     found: list[tuple[str, str]] = []
     monkeypatch.setattr(entries, "installed_in", lambda _: Installed(found, "3.26.2"))
     return found
@@ -50,45 +50,45 @@ def install(folder: Path, *lines: str) -> None:
         ("a b=module:found.inner", "module:found.inner"),
     ],
 )
-def test_a_path_is_a_name_and_where_its_code_is(path: str, target: str) -> None:
+def test_a_path_consists_of_a_name_and_the_location_of_the_code(path: str, target: str) -> None:
     assert parse_target(path) == Target(path.partition("=")[0], target)
 
 
 @pytest.mark.parametrize("path", ["mod", "m=", "=mod", "m=a b", "m=mod:", "m=mod.py:", "a/b=mod", "m=../mod"])
-def test_what_is_no_such_path_is_told(path: str) -> None:
+def test_an_invalid_model_path_is_reported(path: str) -> None:
     finding = Entries(Settings(dialect="deepaas", model_repository=(path,)), {}).invalid_path()
 
     assert finding is not None
     assert "expected NAME=package.module" in finding.message
 
 
-def test_a_name_may_not_stand_twice_on_the_command_line() -> None:
+def test_a_model_name_given_twice_is_an_error() -> None:
     finding = Entries(Settings(dialect="deepaas", model_repository=("m=a", "m=b")), {}).invalid_path()
 
     assert finding is not None
     assert finding.message == "there are two models 'm'"
 
 
-def test_a_base_path_begins_with_a_slash() -> None:
+def test_a_base_path_without_a_leading_slash_is_an_error() -> None:
     finding = Entries(Settings(dialect="deepaas", deepaas_base_path="x"), {}).invalid_path()
 
     assert finding is not None
     assert finding.message == "--deepaas-base-path has to begin with /"
 
 
-def test_models_that_are_named_are_served_instead_of_those_that_are_installed(there: list[tuple[str, str]]) -> None:
+def test_models_named_on_the_command_line_are_served_instead_of_installed_ones(there: list[tuple[str, str]]) -> None:
     there.append(("other", "other"))
 
     assert targets(opened("b=mod", "a=mod:Class")) == {"b": "mod", "a": "mod:Class"}
 
 
-def test_models_that_are_installed_are_served_where_none_is_named(there: list[tuple[str, str]]) -> None:
+def test_installed_models_are_served_if_none_is_named(there: list[tuple[str, str]]) -> None:
     there += [("one", "package.one"), ("two", "package.two:Class")]
 
     assert targets(opened()) == {"one": "package.one", "two": "package.two:Class"}
 
 
-def test_one_model_may_be_chosen_by_the_setting_or_the_variable(there: list[tuple[str, str]]) -> None:
+def test_one_model_may_be_selected_by_the_setting_or_the_environment_variable(there: list[tuple[str, str]]) -> None:
     there += [("one", "package.one"), ("two", "package.two")]
 
     assert list(opened(deepaas_model="two").targets) == ["two"]
@@ -96,14 +96,14 @@ def test_one_model_may_be_chosen_by_the_setting_or_the_variable(there: list[tupl
     assert list(opened("a=mod", "b=mod", environ={"DEEPAAS_V2_MODEL": "b"}).targets) == ["b"]
 
 
-def test_a_model_that_there_is_not_cannot_be_chosen(there: list[tuple[str, str]]) -> None:
+def test_selecting_a_model_that_does_not_exist_is_an_error(there: list[tuple[str, str]]) -> None:
     there.append(("one", "package.one"))
 
     with pytest.raises(MistakesError, match="there is no model 'two': there is one"):
         opened(deepaas_model="two")
 
 
-def test_where_there_is_no_model_the_one_for_trying_is_served(
+def test_the_built_in_model_is_served_if_no_model_is_installed(
     there: list[tuple[str, str]], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert opened().targets == {"deepaas-test": BUILT_IN}
@@ -115,7 +115,9 @@ def test_where_there_is_no_model_the_one_for_trying_is_served(
     [("", "lacks marshmallow"), ("4.0.1", "has marshmallow 4.0.1")],
     ids=["missing", "too new"],
 )
-def test_marshmallow_3_has_to_be_there(monkeypatch: pytest.MonkeyPatch, version: str, said: str) -> None:
+def test_a_missing_or_unsupported_marshmallow_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, version: str, said: str
+) -> None:
     monkeypatch.setattr(entries, "installed_in", lambda _: Installed([], version))
 
     with pytest.raises(MistakesError) as error:
@@ -138,7 +140,9 @@ def test_entry_points_are_found_without_importing_what_they_name(
     ]
 
 
-def test_another_python_is_asked_for_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entry_points_of_another_interpreter_are_found_by_running_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     install(tmp_path, "theirs = no_such_module")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
@@ -148,18 +152,20 @@ def test_another_python_is_asked_for_its_own(tmp_path: Path, monkeypatch: pytest
     assert found.spec(found.targets["theirs"]).worker.interpreter == sys.executable
 
 
-def test_a_python_that_says_nothing_is_named(tmp_path: Path) -> None:
+def test_an_interpreter_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(MistakesError, match="no such file"):
         opened(deepaas_interpreter=str(tmp_path / "python"))
 
 
-def test_an_environment_that_is_made_has_what_models_import(there: list[tuple[str, str]], tmp_path: Path) -> None:
+def test_a_created_environment_includes_the_packages_that_models_import(
+    there: list[tuple[str, str]], tmp_path: Path
+) -> None:
     found = Entries(Settings(dialect="deepaas", deepaas_requirements=str(tmp_path / "requirements.txt")), {})
 
     assert found.spec(Target("m", "mod")).worker.packages == EXTRA_PACKAGES
 
 
-def test_a_model_is_the_repositorys_by_its_name(there: list[tuple[str, str]]) -> None:
+def test_a_model_is_in_the_repository_under_its_name(there: list[tuple[str, str]]) -> None:
     found = opened("m=mod:Class", deepaas_workers=3, deepaas_warm=False)
     repository = found.repository(Defaults())
     scanned, _, prints = repository.scan()
@@ -170,5 +176,5 @@ def test_a_model_is_the_repositorys_by_its_name(there: list[tuple[str, str]]) ->
     assert repository.read("other") == (None, b"")
 
 
-def test_the_namespace_is_the_originals() -> None:
+def test_the_entry_point_namespace_is_the_originals() -> None:
     assert installed.NAMESPACE == "deepaas.v2.model"

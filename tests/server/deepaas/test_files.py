@@ -1,4 +1,4 @@
-"""Files that clients upload: stored for a call, with a disk that is full, and after workers that were killed."""
+"""Uploaded files: stored for the duration of a call, with a full disk, and after killed workers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.server.deepaas.inside.service import IMPORTABLE
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Have temporary files in a folder of their own, as TMPDIR says."""
+    """Have temporary files in a folder of their own, set by TMPDIR."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.syspath_prepend(IMPORTABLE)
@@ -34,11 +34,11 @@ def upload(content: bytes = b"content") -> Upload:
 
 
 def full(*_: Any, **__: Any) -> Any:
-    """Be a disk without room for a file."""
+    """Fail like a disk without room for a file."""
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_an_upload_is_a_file_with_all_of_its_content_until_the_call_ends(folder: Path) -> None:
+def test_an_upload_is_a_complete_file_until_the_call_ends(folder: Path) -> None:
     content = os.urandom(300_000)
     uploads, arguments = Uploads(), {"data": upload(content), "other": 1}
     uploads.store(arguments)
@@ -52,21 +52,21 @@ def test_an_upload_is_a_file_with_all_of_its_content_until_the_call_ends(folder:
     assert not Path(stored.filename).exists()
 
 
-def test_uploads_in_a_list_are_files_too(folder: Path) -> None:
+def test_uploads_in_a_list_are_stored_as_files(folder: Path) -> None:
     uploads, arguments = Uploads(), {"all": [upload(b"1"), "text", upload(b"")]}
     uploads.store(arguments)
     first, text, last = cast("Any", arguments["all"])
     assert [Path(first.filename).read_bytes(), text, Path(last.filename).read_bytes()] == [b"1", "text", b""]
 
 
-def test_nothing_is_left_of_a_worker_that_ends(folder: Path) -> None:
+def test_closing_a_worker_removes_its_upload_folder(folder: Path) -> None:
     uploads = Uploads()
     uploads.store({"data": upload()})
     uploads.close()
     assert list(folder.iterdir()) == []
 
 
-def test_a_file_that_the_model_has_moved_is_no_trouble(folder: Path) -> None:
+def test_an_upload_moved_by_the_model_is_no_error(folder: Path) -> None:
     uploads, arguments = Uploads(), {"data": upload()}
     uploads.store(arguments)
     stored: Any = arguments["data"]
@@ -75,7 +75,7 @@ def test_a_file_that_the_model_has_moved_is_no_trouble(folder: Path) -> None:
     assert (folder / "kept").read_bytes() == b"content"
 
 
-def test_a_folder_that_is_cleaned_away_is_made_again(folder: Path) -> None:
+def test_an_upload_folder_that_was_deleted_is_created_again(folder: Path) -> None:
     uploads = Uploads()
     for _ in range(2):
         uploads.store({"data": upload()})
@@ -84,7 +84,7 @@ def test_a_folder_that_is_cleaned_away_is_made_again(folder: Path) -> None:
         made.rmdir()
 
 
-def test_a_full_disk_is_said_and_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_answered_with_507_and_leaves_no_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     uploads = Uploads()
     uploads.store({"data": upload()})
     uploads.clear()
@@ -110,14 +110,14 @@ def test_a_full_disk_is_said_and_leaves_nothing(folder: Path, monkeypatch: pytes
     assert len(list(own.iterdir())) == 1
 
 
-def test_a_disk_without_room_for_a_folder_is_said_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_without_room_for_the_folder_rejects_the_upload(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     uploads = Uploads()
     monkeypatch.setattr(tempfile, "mkdtemp", full)
     with pytest.raises(Refusal):
         uploads.store({"a": upload()})
 
 
-def test_other_trouble_with_the_disk_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_disk_errors_are_raised(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def forbidden(**_: Any) -> Any:
         raise PermissionError(errno.EACCES, "no")
 
@@ -127,7 +127,7 @@ def test_other_trouble_with_the_disk_is_an_error(folder: Path, monkeypatch: pyte
         uploads.store({"a": upload()})
 
 
-def test_what_a_killed_worker_has_left_is_removed_and_what_another_has_is_not(folder: Path) -> None:
+def test_the_folder_of_a_killed_worker_is_removed_and_that_of_a_live_one_is_kept(folder: Path) -> None:
     living = Uploads()
     living.store({"a": upload()})
     (own,) = folder.iterdir()
@@ -140,7 +140,7 @@ def test_what_a_killed_worker_has_left_is_removed_and_what_another_has_is_not(fo
     assert len(list(own.iterdir())) == 1
 
 
-def test_where_there_are_no_locks_nothing_is_swept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_folder_is_removed_if_file_locks_are_not_supported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def unsupported(*_: Any) -> None:
         raise OSError(errno.ENOLCK, "no locks")
 
@@ -154,7 +154,7 @@ def test_where_there_are_no_locks_nothing_is_swept(folder: Path, monkeypatch: py
     assert list(folder.iterdir()) == []
 
 
-def test_a_child_that_user_code_has_forked_removes_nothing(folder: Path) -> None:
+def test_a_process_forked_by_user_code_removes_no_files(folder: Path) -> None:
     uploads, arguments = Uploads(), {"data": upload()}
     uploads.store(arguments)
     stored: Any = arguments["data"]
@@ -166,7 +166,7 @@ def test_a_child_that_user_code_has_forked_removes_nothing(folder: Path) -> None
     assert Path(stored.filename).exists()
 
 
-def test_folders_of_other_users_are_left_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_of_other_users_are_not_removed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = folder / "deepaas-uploads-theirs"
     theirs.mkdir()
     own = os.getuid()

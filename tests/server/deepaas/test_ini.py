@@ -1,4 +1,4 @@
-"""Configuration files are read as oslo.config reads them: what the original gave for each was asked of it."""
+"""Configuration files are read as oslo.config reads them; the expected results were recorded from it."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ def read(folder: Path, text: str) -> dict[str, str]:
     return read_ini(path)
 
 
-def test_names_stand_before_an_equals_sign_or_a_colon(tmp_path: Path) -> None:
+def test_names_are_followed_by_an_equals_sign_or_a_colon(tmp_path: Path) -> None:
     assert read(tmp_path, "# of the API\n[DEFAULT]\nworkers = 3\nwarm: off\n; that is all\n") == {
         "workers": "3",
         "warm": "off",
     }
 
 
-def test_only_the_section_default_counts(tmp_path: Path) -> None:
+def test_only_the_default_section_is_read(tmp_path: Path) -> None:
     text = "[default]\nworkers = 7\n[DEFAULT]\nworkers = 2\n[other]\nworkers = 5\n[DEFAULT]\ndebug = 1\n"
 
     assert read(tmp_path, text) == {"workers": "2", "debug": "1"}
 
 
-def test_what_is_said_last_counts(tmp_path: Path) -> None:
+def test_the_last_of_several_values_wins(tmp_path: Path) -> None:
     assert read(tmp_path, "[DEFAULT]\nworkers = 2\nworkers = 5\n") == {"workers": "5"}
 
 
-def test_quotes_around_a_value_are_taken_off_where_both_are_the_same(tmp_path: Path) -> None:
+def test_matching_quotes_around_a_value_are_removed(tmp_path: Path) -> None:
     said = read(tmp_path, '[DEFAULT]\na = "quoted name"\nb = \'x\'\nc = "half\nd = \'a"\n')
 
     assert said == {"a": "quoted name", "b": "x", "c": '"half', "d": "'a\""}
 
 
-def test_a_value_goes_on_in_lines_that_begin_with_a_blank(tmp_path: Path) -> None:
+def test_a_value_continues_on_lines_that_begin_with_a_space(tmp_path: Path) -> None:
     assert read(tmp_path, "[DEFAULT]\nbase_path = /a # b\n   /c\nworkers =\n") == {
         "base_path": "/a # b\n/c",
         "workers": "",
@@ -73,14 +73,14 @@ def test_a_value_goes_on_in_lines_that_begin_with_a_blank(tmp_path: Path) -> Non
         "empty section",
     ],
 )
-def test_a_line_that_means_nothing_is_named(tmp_path: Path, text: str, said: str) -> None:
+def test_the_error_for_an_invalid_line_names_the_line(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(SettingError) as error:
         read(tmp_path, text)
 
     assert str(error.value).endswith(f"deepaas.conf{said}")
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_the_error_for_an_unreadable_file_names_the_file(tmp_path: Path) -> None:
     (tmp_path / "bytes.conf").write_bytes(b"\xff")
 
     with pytest.raises(SettingError, match="No such file"):
@@ -89,7 +89,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         read_ini(tmp_path / "bytes.conf")
 
 
-def test_of_each_default_file_the_first_that_is_there_is_read(tmp_path: Path) -> None:
+def test_the_first_existing_default_file_of_each_kind_is_read(tmp_path: Path) -> None:
     own = tmp_path / ".deepaas"
     own.mkdir()
     for path in (own / "deepaas.conf", tmp_path / "deepaas.conf", tmp_path / "deepaas-run.conf"):
@@ -103,13 +103,13 @@ def test_of_each_default_file_the_first_that_is_there_is_read(tmp_path: Path) ->
     assert default_folders({"HOME": str(tmp_path)}, "deepaas-run") == [tmp_path / "deepaas.conf.d"]
 
 
-def test_a_user_without_a_home_folder_has_none_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_a_home_folder_has_no_default_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
 
     assert default_folders({}, "deepaas-run-of-nobody") == []
 
 
-def test_the_files_of_a_folder_are_those_that_end_in_conf_by_their_names(tmp_path: Path) -> None:
+def test_the_conf_files_of_a_folder_are_read_in_order_of_their_names(tmp_path: Path) -> None:
     for name in ("2.conf", "1.conf", "3.ini"):
         (tmp_path / name).touch()
 
@@ -129,7 +129,7 @@ def test_the_files_of_a_folder_are_those_that_end_in_conf_by_their_names(tmp_pat
     ],
     ids=["name", "braces", "escaped", "a blank after", "at the end"],
 )
-def test_a_dollar_and_a_name_stand_for_a_value(text: str, stands_for: str) -> None:
+def test_a_dollar_sign_and_a_name_are_replaced_by_a_value(text: str, stands_for: str) -> None:
     assert substitute(text, {"listen_port": "5000", "workers": "1"}.__getitem__) == stands_for
 
 
@@ -137,7 +137,7 @@ WORDS = st.text("[]DEFAULT=:#;'\" \t\n\r\x0b\u2028$\\{}abé", max_size=60)
 
 
 @given(WORDS)
-def test_any_file_is_read_or_said_to_be_wrong(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+def test_any_file_is_either_read_or_rejected(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     path = tmp_path_factory.getbasetemp() / "any.conf"
     path.write_text(f"[DEFAULT]\n{text}", "utf-8")
     said: dict[str, str] = {}
@@ -147,7 +147,7 @@ def test_any_file_is_read_or_said_to_be_wrong(tmp_path_factory: pytest.TempPathF
 
 
 @given(WORDS)
-def test_any_value_is_substituted_by_what_it_refers_to_alone(text: str) -> None:
+def test_substitution_uses_only_names_in_the_text(text: str) -> None:
     found: list[str] = []
 
     def value_of(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The service of a model's workers: predictions, trainings, and what the desk tells."""
+"""The service in a model's workers: predictions, trainings, and the desk's answers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CHOICES = validate.OneOf(["application/zip", "application/json"])
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Have uploads in a folder of their own, and the path as it was afterwards."""
+    """Have uploads in a folder of their own, and restore sys.path afterwards."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(sys, "path", list(sys.path))
     return tmp_path
@@ -45,12 +45,12 @@ def raising(error: BaseException) -> Any:
 
 
 def trained(service: DeepaasInside, call: bytes = b"") -> Any:
-    """Have a trainer train."""
+    """Run a training in a trainer."""
     return json.loads(service.call(TRAIN, 1, call or call_of(), [])[0])
 
 
 class TestPredictions:
-    def test_are_what_the_model_gives_as_json(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_prediction_is_the_models_result_as_json(self, monkeypatch: pytest.MonkeyPatch) -> None:
         model = SimpleNamespace(
             get_predict_args=lambda: {"a-b": fields.Int(load_default=3)}, predict=lambda **given: given
         )
@@ -60,7 +60,9 @@ class TestPredictions:
         )  # fmt: skip
         assert predicted(service, sent_json({"a-b": "4"})) == {"a-b": 4}
 
-    def test_of_wrong_arguments_are_422_or_400_and_without_a_method_501(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_invalid_arguments_are_answered_with_422_or_400_and_a_missing_method_with_501(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         service = opened(monkeypatch, SimpleNamespace(get_predict_args=lambda: {"a": fields.Int()}))
         assert answered(service, call_of(query="a=x"))[::3] == (422, b'{"a": ["Not a valid integer."]}')
         assert answered(service, call_of(b"{", "application/json"))[0] == 400
@@ -69,22 +71,24 @@ class TestPredictions:
     @pytest.mark.parametrize(
         "error", [ValueError("x"), NotImplementedError(), SystemExit(3), KeyboardInterrupt(), GeneratorExit()], ids=repr
     )
-    def test_that_raise_harm_only_their_call(self, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def test_an_exception_of_predict_fails_only_its_own_call(
+        self, monkeypatch: pytest.MonkeyPatch, error: BaseException
+    ) -> None:
         service = opened(monkeypatch, SimpleNamespace(predict=raising(error)))
         assert answered(service) == answered(service) == (500, "text/plain; charset=utf-8", "", TROUBLE)
 
-    def test_say_what_they_raise_where_that_is_wanted(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_exception_of_predict_is_shown_if_configured(self, monkeypatch: pytest.MonkeyPatch) -> None:
         service = opened(monkeypatch, SimpleNamespace(predict=raising(ValueError("boom"))), show_errors=True)
         assert answered(service)[3] == TROUBLE + b"\n\nValueError: boom"
 
-    def test_that_raise_for_http_are_answered_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_http_exception_of_predict_is_answered_with_its_status(self, monkeypatch: pytest.MonkeyPatch) -> None:
         service = opened(monkeypatch, SimpleNamespace(predict=raising(web.HTTPNotFound(reason="no such cat"))))
         assert answered(service)[::3] == (404, b"404: no such cat")
 
-    def test_that_are_no_json_are_500(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_result_that_is_not_json_is_answered_with_500(self, monkeypatch: pytest.MonkeyPatch) -> None:
         assert answered(opened(monkeypatch, SimpleNamespace(predict=lambda: b"x")))[::3] == (500, TROUBLE)
 
-    def test_leave_the_defaults_of_the_next_as_they_were(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_changing_a_default_does_not_affect_the_next_prediction(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def predict(seen: list[int]) -> list[int]:
             seen.append(1)
             return seen
@@ -93,7 +97,7 @@ class TestPredictions:
         service = opened(monkeypatch, SimpleNamespace(get_predict_args=lambda: declared, predict=predict))
         assert predicted(service) == predicted(service) == [1]
 
-    def test_in_a_child_that_user_code_forks_end_with_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_process_forked_by_user_code_may_exit(self, monkeypatch: pytest.MonkeyPatch) -> None:
         service = opened(monkeypatch, SimpleNamespace(predict=raising(SystemExit(3))))
         child = os.fork()
         if child == 0:
@@ -109,13 +113,15 @@ class TestFiles:
     def predict(self, data: Any) -> Any:
         return [*data[:1], *data[2:], Path(data.filename).read_text(), data.filename]
 
-    def test_are_there_for_the_call(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_uploaded_file_exists_for_the_duration_of_the_call(self, monkeypatch: pytest.MonkeyPatch) -> None:
         service = opened(monkeypatch, SimpleNamespace(get_predict_args=lambda: {"data": FILE}, predict=self.predict))
         found = predicted(service, call_of(parts(("data", b"content", "f.txt", "text/plain")), FORM))
         assert found[:4] == ["data", "text/plain", "f.txt", "content"]
         assert not Path(found[4]).exists()
 
-    def test_are_gone_when_the_call_has_failed(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    def test_an_uploaded_file_is_removed_after_a_failed_call(
+        self, monkeypatch: pytest.MonkeyPatch, folder: Path
+    ) -> None:
         model = SimpleNamespace(get_predict_args=lambda: {"data": FILE}, predict=raising(ValueError()))
         service = opened(monkeypatch, model)
         assert answered(service, call_of(parts(("data", b"content", "f.txt")), FORM))[0] == 500
@@ -123,7 +129,7 @@ class TestFiles:
         service.close()
         assert list(folder.iterdir()) == []
 
-    def test_that_are_given_back_are_sent_before_they_are_gone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_returned_upload_is_sent_before_it_is_removed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         declared = {"data": FILE, "accept": fields.Str(validate=CHOICES)}
 
         def predict(data: Any, accept: str) -> Any:
@@ -138,35 +144,37 @@ class TestFiles:
         assert lines.startswith("Content-Disposition: attachment; filename=")
 
 
-class TestTypes:
+class TestContentTypes:
     MODEL = SimpleNamespace(
         get_predict_args=lambda: {"accept": fields.Str(validate=CHOICES)}, predict=lambda accept: accept
     )
 
-    def test_are_what_is_accepted(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_content_type_is_the_accept_argument(self, monkeypatch: pytest.MonkeyPatch) -> None:
         service = opened(monkeypatch, self.MODEL)
         assert answered(service)[1::2] == ("application/zip", b"application/zip")
         assert predicted(service, call_of(query={"accept": "*/*"})) == "*/*"
         assert predicted(service, call_of(query={"accept": "application/json"})) == "application/json"
         assert answered(service, call_of(query={"accept": "text/html"}))[0] == 422
 
-    def test_may_be_the_headers(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_content_type_may_be_selected_by_the_accept_header(self, monkeypatch: pytest.MonkeyPatch) -> None:
         service = opened(monkeypatch, self.MODEL, accept_header=True)
         assert predicted(service, call_of(headers=(("accept", "application/json"),))) == "application/json"
 
-    def test_do_not_fit_any_value(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_result_that_does_not_fit_the_accepted_type_is_answered_with_500(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         model = SimpleNamespace(get_predict_args=self.MODEL.get_predict_args, predict=lambda accept: {"a": 1})
         assert answered(opened(monkeypatch, model))[::3] == (500, TROUBLE)
 
 
-class TestSchemas:
+class TestResponseSchemas:
     FIELDS: ClassVar = {"label": fields.Str(required=True), "probability": fields.Float()}
 
     @pytest.mark.parametrize("schema", [FIELDS, marshmallow.Schema.from_dict(FIELDS)], ids=["dict", "class"])
     @pytest.mark.parametrize(
         "value", [{"label": "a", "probability": "0.25"}, {"label": "a"}, {}, "x", [], {"label": 1}]
     )
-    def test_check_what_is_sent_and_change_nothing(
+    def test_a_response_schema_checks_the_result_and_does_not_change_it(
         self, monkeypatch: pytest.MonkeyPatch, schema: Any, value: Any
     ) -> None:
         service = opened(monkeypatch, SimpleNamespace(schema=schema, predict=lambda: value))
@@ -176,7 +184,9 @@ class TestSchemas:
             wanted = b"500: ERROR validating model response, check server logs."
             assert answered(service) == (500, "text/plain; charset=utf-8", "", wanted)
 
-    def test_that_raise_something_else_are_said_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_unexpected_exception_of_a_response_schema_is_answered_with_500(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         schema = {"a": fields.Function(deserialize=lambda value: 1 // 0)}
         service = opened(monkeypatch, SimpleNamespace(schema=schema, predict=lambda: {"a": 1}))
         wanted = b"500: Unknown ERROR validating response, check server logs."
@@ -185,14 +195,16 @@ class TestSchemas:
     @pytest.mark.parametrize(
         "schema", [5, "text", int, marshmallow.Schema()], ids=["number", "text", "type", "instance"]
     )
-    def test_that_are_none_are_no_model(self, monkeypatch: pytest.MonkeyPatch, schema: Any) -> None:
+    def test_an_invalid_response_schema_fails_the_load(self, monkeypatch: pytest.MonkeyPatch, schema: Any) -> None:
         with pytest.raises(InferError) as error:
             opened(monkeypatch, SimpleNamespace(schema=schema))
         assert error.value.code is Code.INVALID
 
 
 class TestOpening:
-    def test_warms_those_that_predict_and_train_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_opening_warms_the_model_once_in_predicting_and_training_workers(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         warmed: list[str] = []
         model = SimpleNamespace(warm=lambda: warmed.append("warm"))
         for role, times in (("desk", 0), ("predict", 1), ("train", 2)):
@@ -202,21 +214,23 @@ class TestOpening:
         assert len(warmed) == 2
 
     @pytest.mark.parametrize("error", [ValueError("cold"), SystemExit("cold")], ids=repr)
-    def test_fails_with_the_model(self, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def test_opening_fails_if_warm_raises(self, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
         with pytest.raises(InferError, match=r"model 'm' .*: cold"):
             opened(monkeypatch, SimpleNamespace(warm=raising(error)))
 
-    def test_fails_where_there_is_no_model(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_opening_fails_if_the_module_does_not_exist(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(InferError, match="ModuleNotFoundError"):
             opened(monkeypatch, SimpleNamespace(), target="no.such.module")
 
-    def test_has_our_deepaas_found_after_the_original(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_opening_adds_the_bundled_deepaas_package_at_the_end_of_the_path(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         sys.path[:] = [path for path in sys.path if path != IMPORTABLE]
         opened(monkeypatch, SimpleNamespace())
         opened(monkeypatch, SimpleNamespace())
         assert sys.path.index(IMPORTABLE) == len(sys.path) - 1
 
-    def test_describes_what_the_desk_has(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_opening_a_desk_returns_the_description_of_the_model(self, monkeypatch: pytest.MonkeyPatch) -> None:
         model = SimpleNamespace(
             predict=lambda **_: 1, get_predict_args=lambda: {"accept": fields.Str(validate=CHOICES)},
             schema={"a": fields.Bool()},
@@ -228,7 +242,7 @@ class TestOpening:
         assert said.schema["name"] == "ModelPredictionResponse"
         assert opened(monkeypatch, model).on_open()[0] == b""
 
-    def test_goes_well_though_a_model_cannot_be_described(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_opening_succeeds_if_the_model_cannot_be_described(self, monkeypatch: pytest.MonkeyPatch) -> None:
         class Odd(fields.Raw):
             @property
             def validators(self) -> Any:
@@ -243,17 +257,17 @@ class TestOpening:
 
 
 class TestDesks:
-    def test_tell_metadata_under_the_path_that_is_asked_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_desk_answers_metadata_with_the_requested_path(self, monkeypatch: pytest.MonkeyPatch) -> None:
         desk = opened(monkeypatch, SimpleNamespace(get_metadata=lambda: {"author": "A"}), "desk")
         for path, href in ((b"", "/v2/models/m"), (b"/base/v2/models/m", "/base/v2/models/m")):
             found = answered_metadata(desk, path)
             assert found == {"id": "m", "name": "m", "links": [{"rel": "self", "href": href}], "author": "A"}
 
-    def test_say_that_metadata_have_failed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_desk_answers_failed_metadata_with_500(self, monkeypatch: pytest.MonkeyPatch) -> None:
         desk = opened(monkeypatch, SimpleNamespace(get_metadata=lambda: None), "desk")
         assert answered(desk, kind=METADATA)[0] == 500
 
-    def test_check_the_arguments_of_trainings(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    def test_the_desk_checks_the_arguments_of_trainings(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         declared = {"sleep": fields.Int(required=True), "data": FILE, "day": fields.Date()}
         desk = opened(monkeypatch, SimpleNamespace(get_train_args=lambda: declared, train=print), "desk")
         assert answered(desk, kind=CHECK)[::3] == (422, b'{"sleep": ["Missing data for required field."]}')
@@ -262,10 +276,10 @@ class TestDesks:
         assert answered(desk, form, CHECK) == (200, "application/json; charset=utf-8", "", wanted)
         assert list(folder.iterdir()) == []
 
-    def test_say_that_there_is_no_training(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_desk_answers_501_for_a_model_without_training(self, monkeypatch: pytest.MonkeyPatch) -> None:
         assert answered(opened(monkeypatch, SimpleNamespace(), "desk"), kind=CHECK)[0] == 501
 
-    def test_do_nothing_else(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_desk_rejects_other_requests(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(InferError):
             answered(opened(monkeypatch, SimpleNamespace(), "desk"), kind=63)
 
@@ -278,7 +292,7 @@ def answered_metadata(desk: DeepaasInside, path: bytes) -> Any:
 
 
 class TestTrainings:
-    def test_give_what_they_give_once_they_have_said_that_they_begin(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_training_reports_that_it_begins_and_returns_its_result(self, monkeypatch: pytest.MonkeyPatch) -> None:
         told: list[int] = []
 
         def train(a: int) -> dict[str, int]:
@@ -292,7 +306,9 @@ class TestTrainings:
         assert trained(service, call_of(query="a=5")) == {"output": {"acc": 5}}
         assert told == [PROGRESS, 5]
 
-    def test_have_files_until_they_end(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    def test_an_uploaded_file_exists_until_the_training_ends(
+        self, monkeypatch: pytest.MonkeyPatch, folder: Path
+    ) -> None:
         model = SimpleNamespace(
             get_train_args=lambda: {"data": FILE}, train=lambda data: Path(data.filename).read_text()
         )
@@ -300,7 +316,9 @@ class TestTrainings:
         assert trained(opened(monkeypatch, model, "train"), form) == {"output": "content"}
         assert [path for path in folder.rglob("*") if path.is_file()] == []
 
-    def test_say_what_they_would_raise_as_the_template_of_modules_does(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_training_reports_the_reason_of_an_http_exception_that_cannot_be_made(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         def train() -> None:
             try:
                 raise OSError("no pictures")
@@ -318,22 +336,24 @@ class TestTrainings:
         ],
         ids=repr,
     )  # fmt: skip
-    def test_say_what_they_raise(self, monkeypatch: pytest.MonkeyPatch, error: BaseException, said: str) -> None:
+    def test_a_training_reports_its_exception(
+        self, monkeypatch: pytest.MonkeyPatch, error: BaseException, said: str
+    ) -> None:
         assert trained(opened(monkeypatch, SimpleNamespace(train=raising(error)), "train")) == {"error": said}
 
     @pytest.mark.parametrize(("result", "said"), [(b"x", "b'x'"), ({"saved in m"}, "{'saved in m'}")], ids=repr)
-    def test_whose_result_is_no_json_have_ended_well(
+    def test_a_training_whose_result_is_not_json_succeeds_with_its_text(
         self, monkeypatch: pytest.MonkeyPatch, result: Any, said: str
     ) -> None:
         assert trained(opened(monkeypatch, SimpleNamespace(train=lambda: result), "train")) == {"output": said}
 
-    def test_that_cannot_begin_say_why(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_training_that_cannot_begin_reports_the_reason(self, monkeypatch: pytest.MonkeyPatch) -> None:
         found = trained(opened(monkeypatch, SimpleNamespace(), "train"))
         assert found == {"error": "501: Not implemented by underlying model (loaded 'm')"}
 
 
 class TestBuiltIn:
-    def test_predicts_in_the_form_that_is_asked_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_built_in_model_predicts_in_the_accepted_type(self, monkeypatch: pytest.MonkeyPatch) -> None:
         service = opened(monkeypatch, BuiltIn())
         assert sorted(json.loads(answered(service)[3])) == ["data", "parameter"]
         body, query = parts(("data", b"x", "f.txt")), "parameter=1"
@@ -345,5 +365,5 @@ class TestBuiltIn:
             status, kind, _, found = answered(service, call_of(body, FORM, query=query, headers=(("accept", accept),)))
             assert (status, kind.split(";")[0], found[: len(begin)]) == (200, accept, begin)
 
-    def test_trains(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_built_in_model_trains(self, monkeypatch: pytest.MonkeyPatch) -> None:
         assert trained(opened(monkeypatch, BuiltIn(), "train"), call_of(query="sleep=0")) == {"output": None}

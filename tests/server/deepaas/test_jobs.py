@@ -1,4 +1,4 @@
-"""What clients are told of trainings."""
+"""The answers that clients receive about trainings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REQUEST = b'{"method": "POST", "query": "", "headers": []}\n'
 
 
 class FakeDesk:
-    """A Desk that finds arguments good, unless the test says otherwise."""
+    """A Desk that accepts arguments, unless the test sets another answer."""
 
     def __init__(self) -> None:
         self.answer = pack_answer(200, b"application/json; charset=utf-8", b'{"sleep": 0.0, "data": null}')
@@ -49,7 +49,7 @@ class Office:
         return shown(answer)
 
 
-def test_a_training_begins_at_once_and_says_so() -> None:
+def test_a_started_training_is_reported_as_running() -> None:
     async def work() -> Any:
         office = Office()
         begun = await office.start()
@@ -70,7 +70,7 @@ def test_a_training_begins_at_once_and_says_so() -> None:
     ]
 
 
-def test_one_that_has_ended_well_has_its_result() -> None:
+def test_a_successful_training_has_its_result() -> None:
     async def work() -> None:
         office = Office()
         begun = await office.start()
@@ -89,7 +89,7 @@ def test_one_that_has_ended_well_has_its_result() -> None:
     done(work())
 
 
-def test_one_that_has_raised_says_what() -> None:
+def test_a_failed_training_has_its_error_message() -> None:
     async def work() -> None:
         office = Office()
         begun = await office.start()
@@ -104,7 +104,7 @@ def test_one_that_has_raised_says_what() -> None:
     done(work())
 
 
-def test_one_whose_process_has_ended_says_so() -> None:
+def test_a_training_whose_process_died_has_an_error_message() -> None:
     async def work() -> None:
         office = Office()
         begun = await office.start()
@@ -119,7 +119,7 @@ def test_one_whose_process_has_ended_says_so() -> None:
     done(work())
 
 
-def test_a_clock_that_is_set_back_makes_no_duration_below_nothing() -> None:
+def test_a_clock_set_back_makes_no_negative_duration() -> None:
     async def work() -> None:
         office = Office()
         begun = await office.start()
@@ -133,7 +133,7 @@ def test_a_clock_that_is_set_back_makes_no_duration_below_nothing() -> None:
     done(work())
 
 
-def test_those_that_wait_are_running_to_their_clients_and_listed_in_order() -> None:
+def test_waiting_trainings_are_reported_as_running_and_listed_in_order() -> None:
     async def work() -> None:
         office = Office()
         begun = [await office.start() for _ in range(3)]
@@ -147,7 +147,7 @@ def test_those_that_wait_are_running_to_their_clients_and_listed_in_order() -> N
 
 
 @pytest.mark.parametrize("waits", [False, True], ids=["running", "waiting"])
-def test_one_that_is_deleted_is_cancelled_and_gone(waits: bool) -> None:
+def test_a_deleted_training_is_canceled_and_no_longer_found(waits: bool) -> None:
     async def work() -> None:
         office = Office()
         begun = [await office.start(), await office.start()][waits]
@@ -162,7 +162,7 @@ def test_one_that_is_deleted_is_cancelled_and_gone(waits: bool) -> None:
 
 
 @pytest.mark.parametrize("how", ["give", "raise_"])
-def test_one_that_has_ended_is_deleted_with_its_record(how: str) -> None:
+def test_deleting_an_ended_training_removes_its_record(how: str) -> None:
     async def work() -> None:
         office = Office()
         begun = await office.start()
@@ -177,7 +177,7 @@ def test_one_that_has_ended_is_deleted_with_its_record(how: str) -> None:
     done(work())
 
 
-def test_the_next_begins_when_one_is_cancelled() -> None:
+def test_the_next_training_begins_when_one_is_canceled() -> None:
     async def work() -> None:
         office = Office()
         first, second = await office.start(), await office.start()
@@ -190,7 +190,7 @@ def test_the_next_begins_when_one_is_cancelled() -> None:
     done(work())
 
 
-def test_what_is_not_there_is_not_found() -> None:
+def test_an_unknown_training_is_answered_with_404() -> None:
     async def work() -> list[bytes]:
         jobs = Office().jobs
         return [await ask("m", "0" * 32) for ask in (jobs.get, jobs.delete, jobs.log, jobs.progress, jobs.page)]
@@ -200,7 +200,7 @@ def test_what_is_not_there_is_not_found() -> None:
     }
 
 
-def test_wrong_arguments_are_the_desks_to_answer_and_begin_nothing() -> None:
+def test_invalid_arguments_are_answered_by_the_desk_and_start_no_training() -> None:
     async def work() -> None:
         office = Office()
         office.desk.answer = pack_answer(422, b"application/json", b'{"sleep": ["no"]}')
@@ -212,7 +212,7 @@ def test_wrong_arguments_are_the_desks_to_answer_and_begin_nothing() -> None:
     done(work())
 
 
-def test_a_server_that_stops_begins_no_training() -> None:
+def test_a_stopping_server_starts_no_training() -> None:
     async def work() -> None:
         office = Office()
         await office.bench.runs.close()
@@ -222,7 +222,7 @@ def test_a_server_that_stops_begins_no_training() -> None:
     done(work())
 
 
-def test_progress_and_log_follow_what_is_written() -> None:
+def test_progress_and_log_follow_the_output_of_the_training() -> None:
     async def work() -> None:
         office = Office()
         uuid, waits = (await office.start())["uuid"], (await office.start())["uuid"]
@@ -249,7 +249,7 @@ def test_progress_and_log_follow_what_is_written() -> None:
     done(work())
 
 
-def test_the_page_needs_nothing_from_elsewhere_and_reads_nothing_as_html() -> None:
+def test_the_page_of_a_training_loads_nothing_external_and_inserts_no_html() -> None:
     async def work() -> tuple[int, bytes, bytes, bytes]:
         office = Office()
         uuid = (await office.start())["uuid"]

@@ -1,4 +1,4 @@
-"""A model's processes: a desk, those that predict, one for each training; and that none of them is left behind."""
+"""A model's processes: a desk, predicting workers, one per training; and that none of them is left behind."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ UPLOAD = (
 
 
 def request(kind: str = "", body: bytes = b"", arguments: Mapping[str, str] = NONE) -> bytes:
-    """Write a request as a worker gets it."""
+    """Encode a request as a worker receives it."""
     headers = f'[["content-type", "{kind}"], ["content-length", "{len(body)}"]]' if kind else "[]"
     return f'{{"method": "POST", "query": "{urlencode(arguments)}", "headers": {headers}}}\n'.encode() + body
 
@@ -51,7 +51,7 @@ def spec_of(target: str, count: int = 1, folder: Path = HERE) -> ModelSpec:
 
 @contextlib.asynccontextmanager
 async def opened(target: str = "waits", **settings: Any) -> AsyncIterator[tuple[DeepaasModels, Any]]:
-    """Give the models with one of them open, and its Outsides; then close all."""
+    """Yield the models with one of them open, and its executors; then close all."""
     models = DeepaasModels(Environments(), settings_for(**settings))
     found = await models.open(spec_of(target))
     try:
@@ -62,7 +62,7 @@ async def opened(target: str = "waits", **settings: Any) -> AsyncIterator[tuple[
 
 
 class Pipe:
-    """A named pipe over which user code tells its process ids."""
+    """A named pipe through which user code reports its process ids."""
 
     def __init__(self, folder: Path) -> None:
         self.path = str(folder / "told")
@@ -94,7 +94,7 @@ async def begun(models: DeepaasModels, **arguments: str) -> str:
     return str(shown(await models.jobs.start("m", request(arguments=arguments)))["uuid"])
 
 
-def test_the_desk_tells_of_the_model_and_checks_arguments() -> None:
+def test_the_desk_answers_metadata_and_checks_arguments() -> None:
     async def work() -> None:
         async with opened() as (models, _):
             desk = models.desk_of("m")
@@ -105,7 +105,7 @@ def test_the_desk_tells_of_the_model_and_checks_arguments() -> None:
     scene(work())
 
 
-def test_a_desk_that_dies_is_started_again_and_who_asks_waits_for_it() -> None:
+def test_a_desk_that_dies_is_restarted_while_calls_wait() -> None:
     async def work() -> None:
         async with opened() as (models, _):
             desk = models.desk_of("m")
@@ -122,13 +122,13 @@ def test_a_desk_that_dies_is_started_again_and_who_asks_waits_for_it() -> None:
 
 
 async def answered(ask: Callable[[], Any]) -> bytes:
-    """Ask until the end of the process has come to be known; the first answer may be of what was under way."""
+    """Repeat a call until the process's end is known; the first one may fail because it was in flight."""
     while True:
         with contextlib.suppress(InferError):
             return await ask()  # type: ignore[no-any-return]
 
 
-def test_who_asks_a_desk_that_does_not_come_back_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_to_a_closed_desk_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         async with opened() as (models, _):
             desk = models.desk_of("m")
@@ -139,7 +139,7 @@ def test_who_asks_a_desk_that_does_not_come_back_is_told(monkeypatch: pytest.Mon
     scene(work())
 
 
-def test_a_desk_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_desk_that_exceeds_its_time_limit_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         async with opened("waits") as (models, _):
             desk = models.desk_of("m")
@@ -153,7 +153,7 @@ def test_a_desk_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("target", ["no_such_module", "waits:no_such_name"])
-def test_a_model_that_cannot_be_opened_leaves_no_process_and_says_why(target: str) -> None:
+def test_a_model_that_cannot_be_opened_leaves_no_process_and_has_an_error(target: str) -> None:
     async def work() -> None:
         models = DeepaasModels(Environments(), settings_for())
         with pytest.raises(InferError, match="no_such"):
@@ -165,8 +165,8 @@ def test_a_model_that_cannot_be_opened_leaves_no_process_and_says_why(target: st
     scene(work())
 
 
-def test_if_one_process_cannot_be_opened_none_is_left(tmp_path: Path) -> None:
-    # the other one would be open for ever: it waits in its import until it is ended
+def test_no_process_is_left_if_one_of_them_cannot_be_opened(tmp_path: Path) -> None:
+    # the other process would never open: it waits in its import until it is killed
     (tmp_path / "one.py").write_text(
         "import os, signal\n"
         f"first = not os.path.exists({str(tmp_path / 'taken')!r})\n"
@@ -184,7 +184,7 @@ def test_if_one_process_cannot_be_opened_none_is_left(tmp_path: Path) -> None:
     scene(work())
 
 
-def test_a_load_that_is_given_up_leaves_no_process(tmp_path: Path, pipe: Pipe) -> None:
+def test_a_canceled_load_leaves_no_process(tmp_path: Path, pipe: Pipe) -> None:
     (tmp_path / "slow.py").write_text(
         f"import os, signal\nwith open({pipe.path!r}, 'w') as told:\n    told.write(str(os.getpid()))\nsignal.pause()\n"
     )
@@ -201,7 +201,7 @@ def test_a_load_that_is_given_up_leaves_no_process(tmp_path: Path, pipe: Pipe) -
     scene(work())
 
 
-def test_those_that_predict_and_train_are_warmed_and_the_desk_is_not(tmp_path: Path) -> None:
+def test_predicting_and_training_workers_are_warmed_and_the_desk_is_not(tmp_path: Path) -> None:
     (tmp_path / "warms.py").write_text(
         f"import os\nplace = {str(tmp_path)!r}\n"
         "def warm():\n    open(f'{place}/warm-{os.getpid()}', 'w').close()\n"
@@ -225,7 +225,7 @@ def test_those_that_predict_and_train_are_warmed_and_the_desk_is_not(tmp_path: P
 
 
 @pytest.mark.usefixtures("started_workers")
-def test_a_training_has_a_process_of_its_own_which_ends_with_it(pipe: Pipe) -> None:
+def test_a_training_has_its_own_process_which_ends_with_it(pipe: Pipe) -> None:
     async def work() -> None:
         async with opened() as (models, _):
             uuid = await begun(models, told=pipe.path, how="give")
@@ -243,7 +243,7 @@ def test_a_training_has_a_process_of_its_own_which_ends_with_it(pipe: Pipe) -> N
     scene(work())
 
 
-def test_a_training_that_raises_is_an_error(pipe: Pipe) -> None:
+def test_a_training_that_raises_has_the_error_status(pipe: Pipe) -> None:
     async def work() -> None:
         async with opened() as (models, _):
             record = await ended(models, await begun(models, how="raise"))
@@ -253,7 +253,7 @@ def test_a_training_that_raises_is_an_error(pipe: Pipe) -> None:
     scene(work())
 
 
-def test_a_process_that_ends_in_a_training_is_an_error_that_says_so(pipe: Pipe) -> None:
+def test_a_training_whose_process_exits_has_an_error_with_the_exit_status(pipe: Pipe) -> None:
     async def work() -> None:
         async with opened() as (models, _):
             uuid = await begun(models, how="exit")
@@ -265,7 +265,7 @@ def test_a_process_that_ends_in_a_training_is_an_error_that_says_so(pipe: Pipe) 
     scene(work())
 
 
-def test_a_training_that_is_killed_is_an_error_that_says_so(pipe: Pipe) -> None:
+def test_a_killed_training_has_an_error_with_the_signal(pipe: Pipe) -> None:
     async def work() -> None:
         async with opened() as (models, _):
             uuid = await begun(models, told=pipe.path)
@@ -279,7 +279,7 @@ def test_a_training_that_is_killed_is_an_error_that_says_so(pipe: Pipe) -> None:
     scene(work())
 
 
-def test_a_training_that_is_deleted_ends_with_what_it_has_started(pipe: Pipe) -> None:
+def test_deleting_a_training_ends_its_process_and_child_processes(pipe: Pipe) -> None:
     async def work() -> None:
         async with opened() as (models, _):
             uuid = await begun(models, told=pipe.path, how="child")
@@ -292,7 +292,7 @@ def test_a_training_that_is_deleted_ends_with_what_it_has_started(pipe: Pipe) ->
     scene(work())
 
 
-def test_one_that_is_deleted_while_its_model_is_loaded_never_trains(tmp_path: Path, pipe: Pipe) -> None:
+def test_a_training_deleted_while_its_model_is_loading_never_runs(tmp_path: Path, pipe: Pipe) -> None:
     async def work() -> None:
         async with opened() as (models, _):
             uuid = await begun(models, told=pipe.path)
@@ -303,7 +303,7 @@ def test_one_that_is_deleted_while_its_model_is_loaded_never_trains(tmp_path: Pa
     scene(work())
 
 
-def test_a_training_has_its_file_and_no_file_is_left() -> None:
+def test_a_trainings_upload_exists_during_the_training_and_is_removed_afterwards() -> None:
     async def work() -> None:
         async with opened() as (models, _):
             answer = shown(await models.jobs.start("m", request(MULTIPART, UPLOAD)))
@@ -316,7 +316,7 @@ def test_a_training_has_its_file_and_no_file_is_left() -> None:
     scene(work())
 
 
-def test_the_servers_end_ends_a_training(pipe: Pipe) -> None:
+def test_stopping_the_server_ends_a_training(pipe: Pipe) -> None:
     async def work() -> list[int]:
         async with opened() as (models, _):
             await begun(models, told=pipe.path, how="child")
@@ -325,7 +325,7 @@ def test_the_servers_end_ends_a_training(pipe: Pipe) -> None:
     assert all(ends(pid) for pid in scene(work()))
 
 
-def test_unloading_a_model_ends_its_trainings_and_another_in_its_place_does_not(pipe: Pipe) -> None:
+def test_unloading_a_model_ends_its_trainings_unless_another_load_replaced_it(pipe: Pipe) -> None:
     async def work() -> None:
         models = DeepaasModels(Environments(), settings_for())
         first = await models.open(spec_of("waits"))

@@ -1,4 +1,4 @@
-"""What an entry point names, and which methods a model has."""
+"""Which object an entry point names, and which methods a model has."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Static:
         return cls
 
     def other(self) -> None:
-        """Be no method of a model."""
+        """Have no role in a model."""
 
 
 class Mixed(Ordinary):
@@ -49,7 +49,7 @@ class Mixed(Ordinary):
 
 
 def model_of(monkeypatch: pytest.MonkeyPatch, found: Any, target: str = NAME) -> WrappedModel:
-    """Load a model from what stands where its module would."""
+    """Load a model from an object in place of its module."""
     monkeypatch.setitem(sys.modules, NAME, found)
     return WrappedModel("m", target)
 
@@ -60,7 +60,7 @@ def test_a_module_is_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("target", [f"{NAME}:outer.inner", f" {NAME} : outer.inner ", f"{NAME}:outer.inner [extra]"])
-def test_an_attribute_is_a_model(monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+def test_an_attribute_of_a_module_is_a_model(monkeypatch: pytest.MonkeyPatch, target: str) -> None:
     inner = Ordinary()
     module = SimpleNamespace(outer=SimpleNamespace(inner=inner))
     assert model_of(monkeypatch, module, target).model is inner
@@ -74,21 +74,21 @@ def test_a_class_is_instantiated_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Ordinary.made == 1
 
 
-def test_a_class_that_needs_no_instance_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_with_only_static_methods_is_not_instantiated(monkeypatch: pytest.MonkeyPatch) -> None:
     assert model_of(monkeypatch, SimpleNamespace(cls=Static), f"{NAME}:cls").model is Static
 
 
-def test_a_class_that_needs_an_instance_for_one_method_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_with_at_least_one_instance_method_is_instantiated(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(model_of(monkeypatch, SimpleNamespace(cls=Mixed), f"{NAME}:cls").model, Mixed)
 
 
 @pytest.mark.parametrize("target", ["no.such.module", f"{NAME}:nothing"])
-def test_what_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+def test_a_missing_module_or_attribute_is_an_error(monkeypatch: pytest.MonkeyPatch, target: str) -> None:
     with pytest.raises((ImportError, AttributeError)):
         model_of(monkeypatch, SimpleNamespace(), target)
 
 
-def test_methods_that_are_not_there_are_501(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_method_is_answered_with_501(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of(monkeypatch, SimpleNamespace())
     with pytest.raises(Refusal) as refusal:
         model.require("predict")
@@ -105,12 +105,14 @@ def raising(error: Exception) -> Any:
 
 
 @pytest.mark.parametrize("error", [NotImplementedError(), AttributeError("x")], ids=["unfinished", "attribute"])
-def test_arguments_and_metadata_may_be_unfinished(
+def test_unimplemented_arguments_and_metadata_have_defaults(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
 ) -> None:
     model = model_of(monkeypatch, SimpleNamespace(get_predict_args=raising(error), get_metadata=raising(error)))
     assert model.arguments("get_predict_args") == {}
-    assert ("AttributeError: x" in capsys.readouterr().err) == isinstance(error, AttributeError)  # it may be a mistake
+    assert ("AttributeError: x" in capsys.readouterr().err) == isinstance(
+        error, AttributeError
+    )  # an AttributeError may be a mistake
     assert model.arguments("get_train_args") == {}
     assert metadata(model) == {
         "id": "0", "name": "m", "links": [{"rel": "self", "href": "/here"}],
@@ -123,7 +125,7 @@ def metadata(model: WrappedModel) -> Any:
     return json.loads(read_answer(model.metadata("/here"))[3])
 
 
-def test_metadata_go_over_what_is_always_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_models_metadata_overrides_the_default_fields(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of(monkeypatch, SimpleNamespace(get_metadata=lambda: {"author": "A", "id": 5, "extra": None}))
     wanted = {"id": 5, "name": "m", "links": [{"rel": "self", "href": "/here"}], "author": "A", "extra": None}
     assert metadata(model) == wanted
@@ -131,18 +133,18 @@ def test_metadata_go_over_what_is_always_there(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("name", ["get_predict_args", "get_metadata"])
-def test_other_errors_are_the_models_own(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_other_exceptions_of_a_model_propagate(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     model = model_of(monkeypatch, SimpleNamespace(**{name: raising(KeyError("k"))}))
     with pytest.raises(KeyError):
         model.arguments(name) if name != "get_metadata" else model.metadata("")
 
 
-def test_arguments_are_a_dict(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_that_are_not_a_dict_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TypeError, match="not a dict"):
         model_of(monkeypatch, SimpleNamespace(get_predict_args=lambda: [1])).arguments("get_predict_args")
 
 
-def test_warming_may_be_unfinished_but_may_not_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warm_may_be_unimplemented_but_its_other_exceptions_propagate(monkeypatch: pytest.MonkeyPatch) -> None:
     model_of(monkeypatch, SimpleNamespace(warm=raising(NotImplementedError()))).warm()
     model_of(monkeypatch, SimpleNamespace()).warm()
     with pytest.raises(ValueError, match="cold"):

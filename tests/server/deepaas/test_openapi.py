@@ -1,4 +1,4 @@
-"""The document of the API as OpenAPI 3: made of the other one, and right where that is not."""
+"""The OpenAPI 3 document: derived from the Swagger document, and correct where that is not."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def made(**said: Any) -> dict[str, Any]:
 
 
 def predict(**said: Any) -> dict[str, Any]:
-    """Give what it says of predictions."""
+    """Return the description of predictions."""
     operation: dict[str, Any] = made(**said)["paths"]["/base/v2/models/m/predict/"]["post"]
     return operation
 
 
 def parameter(name: str) -> dict[str, Any]:
-    """Give what it says of an argument that is no part of a body."""
+    """Return the description of an argument outside the body."""
     [found] = [each for each in predict()["parameters"] if each["name"] == name]
     return dict(found)
 
@@ -51,7 +51,7 @@ def references(value: Any) -> Iterator[str]:
             yield from references(each)
 
 
-def test_it_is_of_version_3_and_refers_to_what_it_has() -> None:
+def test_the_document_has_version_3_and_refers_only_to_its_own_schemas() -> None:
     document = made()
 
     assert document["openapi"] == "3.0.3"
@@ -68,14 +68,14 @@ def test_an_argument_has_a_schema() -> None:
     assert parameter("nested")["schema"] == {"$ref": "#/components/schemas/Inner"}
 
 
-def test_one_that_may_be_repeated_says_so() -> None:
+def test_a_repeatable_argument_is_described_as_exploded() -> None:
     many = parameter("many")
 
     assert (many["explode"], many["required"]) == (True, True)
     assert many["schema"] == {"type": "array", "items": {"type": "string"}, "default": None, "nullable": True}
 
 
-def test_those_of_a_form_are_a_body() -> None:
+def test_form_arguments_are_described_as_a_multipart_body() -> None:
     form = predict()["requestBody"]["content"]["multipart/form-data"]["schema"]
 
     assert form["properties"]["data"] == {"type": "string", "format": "binary", "description": "A picture"}
@@ -83,33 +83,33 @@ def test_those_of_a_form_are_a_body() -> None:
     assert form["required"] == ["data"]
 
 
-def test_a_file_whose_place_nobody_says_is_in_the_form_where_alone_it_can_be() -> None:
+def test_a_file_without_a_location_is_in_the_form() -> None:
     form = predict()["requestBody"]["content"]["multipart/form-data"]["schema"]
 
     assert form["properties"]["placeless"] == {"type": "string", "format": "binary"}
     assert "placeless" not in {each["name"] for each in predict()["parameters"]}
 
 
-def test_those_of_a_body_of_json_are_one() -> None:
+def test_json_arguments_are_described_as_one_body() -> None:
     body = predict()["requestBody"]["content"]["application/json"]["schema"]
 
     assert body["properties"]["deep"] == {"nullable": True, "type": "string"}
 
 
-def test_predictions_are_any_json() -> None:
+def test_predictions_are_described_as_any_json() -> None:
     schema = made()["components"]["schemas"]["Prediction"]
 
     assert schema["properties"]["predictions"] == {}
 
 
-def test_what_is_no_json_is_bytes() -> None:
+def test_content_other_than_json_is_described_as_binary() -> None:
     content = predict(produces=["image/png", "application/json", "*/*"])["responses"]["200"]["content"]
 
     assert content["image/png"] == {"schema": {"type": "string", "format": "binary"}}
     assert content["application/json"] == {"schema": {"$ref": "#/components/schemas/Prediction"}}
 
 
-def test_a_models_own_prediction_is_not_taken_for_that_of_all_servers() -> None:
+def test_a_models_own_prediction_schema_replaces_the_general_one() -> None:
     own = {"type": "object", "properties": {"label": {"type": "string"}}}
     described = ModelDescription(schema={"name": "Prediction", "definitions": {"Prediction": own}})
     document = openapi.document(swagger.document("", [("m", described)], predict=True, train=True))
@@ -117,7 +117,7 @@ def test_a_models_own_prediction_is_not_taken_for_that_of_all_servers() -> None:
     assert document["components"]["schemas"]["Prediction"] == own
 
 
-def test_trainings_are_a_list_and_what_they_write_has_urls() -> None:
+def test_trainings_are_described_as_a_list_with_paths_for_log_progress_and_page() -> None:
     document = made()
     train = document["paths"]["/base/v2/models/m/train/"]
 
@@ -131,11 +131,11 @@ def test_trainings_are_a_list_and_what_they_write_has_urls() -> None:
         assert (uuid["in"], uuid["required"]) == ("path", True)
 
 
-def test_the_list_of_models_is_an_object_with_a_list() -> None:
+def test_the_list_of_models_is_described_as_an_object_with_a_list() -> None:
     content = made()["paths"]["/base/v2/models/"]["get"]["responses"]["200"]["content"]
 
     assert content["application/json"]["schema"]["properties"]["models"]["type"] == "array"
 
 
-def test_wrong_arguments_are_told_of() -> None:
+def test_error_responses_of_predictions_are_described() -> None:
     assert {"200", "400", "422", "501"} == set(predict()["responses"])

@@ -1,4 +1,4 @@
-"""What the server of DEEPaaS models answers itself, and what its debug endpoint keeps."""
+"""Answers that the server gives without a model, and the log of its debug endpoint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.server.workers.order import WorkerLost
 logger = logging.getLogger("penstock.tests")
 
 
-def test_versions_name_their_documents() -> None:
+def test_the_versions_answer_links_to_the_documentation() -> None:
     assert pages.write_json(pages.versions("", documents=True)).decode() == (
         '{"versions": [{"version": "stable", "id": "v2", "links": [{"rel": "self", "type": "application/json", '
         '"href": "/v2/"}]}], "links": [{"rel": "help", "type": "text/html", "href": "/api"}, '
@@ -24,11 +24,11 @@ def test_versions_name_their_documents() -> None:
     )
 
 
-def test_versions_name_no_page_that_is_not_there() -> None:
+def test_without_documentation_the_versions_answer_has_no_link_to_it() -> None:
     assert [link["rel"] for link in pages.versions("", documents=False)["links"]] == ["describedby"]
 
 
-def test_links_stand_under_the_base_path() -> None:
+def test_links_include_the_base_path() -> None:
     said = pages.versions("/a/b", documents=True)
 
     assert [link["href"] for link in said["links"]] == ["/a/b/api", "/a/b/swagger.json"]
@@ -41,21 +41,21 @@ def test_links_stand_under_the_base_path() -> None:
     [(302, b"302: Found"), (308, b"308: Permanent Redirect"), (402, b"402: Payment Required"),
      (404, b"404: Not Found"), (405, b"405: Method Not Allowed")],
 )  # fmt: skip
-def test_an_answer_that_is_its_status_says_so(status: int, text: bytes) -> None:
+def test_a_status_answer_has_the_originals_text(status: int, text: bytes) -> None:
     assert pages.status_text(status) == text
 
 
-def test_what_fails_in_the_server_or_ends_a_worker_is_the_originals_trouble() -> None:
+def test_internal_errors_and_lost_workers_have_the_originals_error_text() -> None:
     for error in (InferError(Code.INTERNAL, "secret"), WorkerLost("killed"), WorkerLost("too long", Code.EXPIRED)):
         assert pages.error_text(error) == (500, b"500 Internal Server Error\n\nServer got itself in trouble")
 
 
-def test_what_is_not_ready_or_too_much_says_why() -> None:
+def test_not_ready_and_overloaded_answers_have_the_reason() -> None:
     assert pages.error_text(InferError(Code.NOT_READY, "'m' is loading")) == (503, b"503: 'm' is loading")
     assert pages.error_text(InferError(Code.OVERLOADED, "full")) == (503, b"503: full")
 
 
-def test_a_body_above_the_limit_is_refused_in_the_originals_words() -> None:
+def test_a_body_above_the_limit_is_rejected_in_the_originals_words() -> None:
     status, content_type, text = pages.malformed_answer(TooLargeError("ours"), 300)
 
     assert (status, text) == (413, b"Maximum request body size 300 exceeded.")
@@ -72,7 +72,7 @@ def kept() -> Iterator[DebugLog]:
     keeps.close()
 
 
-def test_the_log_is_shown_and_each_time_marked(kept: DebugLog) -> None:
+def test_the_debug_log_is_shown_with_a_marker_for_each_request(kept: DebugLog) -> None:
     logger.info("model %s has said %r", "m", "hello")
     first, second = kept.text().decode(), kept.text().decode()
 
@@ -81,7 +81,7 @@ def test_the_log_is_shown_and_each_time_marked(kept: DebugLog) -> None:
     assert second.count("--- DEBUG MARKER ") == 2
 
 
-def test_the_log_is_bounded(kept: DebugLog) -> None:
+def test_the_debug_log_is_bounded(kept: DebugLog) -> None:
     for number in range(200):
         logger.info("%d %s", number, "x" * 20_000)
 
@@ -91,7 +91,7 @@ def test_the_log_is_bounded(kept: DebugLog) -> None:
     assert " 1 x" not in text
 
 
-def test_a_record_that_cannot_be_written_harms_nobody_who_logs(
+def test_a_log_record_that_cannot_be_formatted_raises_nothing(
     kept: DebugLog, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept.handle(logging.LogRecord("x", logging.INFO, "x.py", 1, "%d", ("no number",), None))
@@ -100,7 +100,7 @@ def test_a_record_that_cannot_be_written_harms_nobody_who_logs(
     assert b"x.py" not in kept.text()
 
 
-def test_what_is_logged_afterwards_is_not_kept(kept: DebugLog) -> None:
+def test_a_closed_debug_log_keeps_no_records(kept: DebugLog) -> None:
     kept.close()
     logger.info("afterwards")
 

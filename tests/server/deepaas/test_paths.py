@@ -1,4 +1,4 @@
-"""What each URL of a server of DEEPaaS models is for."""
+"""The purpose of each URL of a server of DEEPaaS models."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _OTHERWISE = ("/docs", "/openapi.json", "/metrics", "/v2/health/ready", "/static
 
 
 def asked(target: str, method: str = "GET", paths: DeepaasPaths = PATHS, query: str = "") -> DeepaasRoute:
-    """Find what becomes of a request."""
+    """Return the route of a request."""
     return paths.find(method.encode(), target.encode(), query.encode())
 
 
 def recorded() -> Iterator[Any]:
-    """Give what the original answered to paths and methods that need no model for their answer."""
+    """Return the original's recorded answers to paths and methods that need no model."""
     for group in ("methods", "slashes", "slashes-posted"):
         for case in ORIGINAL.read(group)["cases"]:
             answer, path = case["answer"], case["path"]
@@ -35,7 +35,7 @@ def recorded() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("case", list(recorded()))
-def test_a_path_becomes_of_what_became_of_it_in_the_original(case: Any) -> None:
+def test_a_path_is_handled_as_by_the_original(case: Any) -> None:
     target, _, query = case["path"].partition("?")
     place = asked(target, case["method"], query=query)
 
@@ -67,7 +67,7 @@ def test_a_path_becomes_of_what_became_of_it_in_the_original(case: Any) -> None:
         ("GET", "/v2/models/basic/train/abc/page", Purpose.PAGE),
     ],
 )
-def test_what_each_path_is_for(method: str, target: str, purpose: Purpose) -> None:
+def test_each_path_has_its_purpose(method: str, target: str, purpose: Purpose) -> None:
     assert asked(target, method).purpose is purpose
 
 
@@ -85,24 +85,24 @@ def test_a_path_names_its_model_and_its_training() -> None:
         "/v2/models/basic/trace/setting", "/v2/systemsharedmemory/status", "/metrics", "/docs", "/openapi.json",
     ],
 )  # fmt: skip
-def test_what_the_original_does_not_have_and_penstock_does_stays_penstocks(target: str) -> None:
+def test_paths_that_only_penstock_has_are_penstocks(target: str) -> None:
     assert asked(target).purpose is asked(target, "POST").purpose is Purpose.PENSTOCK
 
 
 @pytest.mark.parametrize("rest", ["infer", "generate", "generate_stream", "versions/1/infer", "versions/1/predict"])
-def test_what_takes_tensors_is_refused_for_models_that_take_none(rest: str) -> None:
+def test_tensor_endpoints_are_rejected_for_models_that_take_no_tensors(rest: str) -> None:
     assert asked(f"/v2/models/basic/{rest}", "POST") == DeepaasRoute(Purpose.TENSORS, "basic")
     assert asked(f"/v2/models/basic/{rest}").purpose is not Purpose.TENSORS
 
 
-def test_where_both_have_a_path_it_is_the_originals() -> None:
+def test_a_path_that_both_have_is_the_originals() -> None:
     assert asked("/v2") == DeepaasRoute(Purpose.REDIRECT, location="/v2/")
     assert asked("/v2/models/basic").location == "/v2/models/basic/"
     assert asked("/v2/models/basic/predict", "POST").location == "/v2/models/basic/predict/"
     assert asked("/v2/models/stats", paths=DeepaasPaths(("stats",))).location == "/v2/models/stats/"
 
 
-def test_under_a_base_path_all_of_the_original_moves_and_nothing_of_penstock_does() -> None:
+def test_a_base_path_moves_the_originals_paths_and_not_penstocks() -> None:
     based = DeepaasPaths(NAMES, "/some/base")
 
     assert asked("/some/base", paths=based).purpose is Purpose.VERSIONS
@@ -116,7 +116,7 @@ def test_under_a_base_path_all_of_the_original_moves_and_nothing_of_penstock_doe
         assert asked(ours, paths=based).purpose is Purpose.PENSTOCK
 
 
-def test_what_is_switched_off_is_so_with_its_own_methods_alone() -> None:
+def test_a_disabled_endpoint_is_disabled_only_for_its_own_methods() -> None:
     paths = DeepaasPaths(NAMES, disabled=TRAININGS | PREDICTIONS)
 
     for method, target in (("POST", "predict/"), ("POST", "train/"), ("GET", "train/"), ("DELETE", "train/x")):
@@ -126,7 +126,7 @@ def test_what_is_switched_off_is_so_with_its_own_methods_alone() -> None:
     assert asked("/v2/models/basic/", paths=paths).purpose is Purpose.METADATA
 
 
-def test_without_documents_there_is_no_page_and_nothing_that_leads_to_it() -> None:
+def test_without_documentation_there_is_no_page_and_no_redirect_to_it() -> None:
     paths = DeepaasPaths(NAMES, documents=False)
 
     assert asked("/api", paths=paths).purpose is asked("/ui", paths=paths).purpose is Purpose.NOT_FOUND
@@ -139,7 +139,7 @@ def test_a_redirect_never_leads_to_another_host() -> None:
     assert asked("////v2//models//basic").location == "/v2/models/basic/"
 
 
-def test_a_target_of_absolute_form_counts_by_its_path() -> None:
+def test_a_target_in_absolute_form_is_routed_by_its_path() -> None:
     assert asked("http://host:5000/v2/models/basic/").purpose is Purpose.METADATA
     assert asked("http://host").purpose is Purpose.VERSIONS
     assert asked("*", "OPTIONS").purpose is Purpose.NOT_FOUND
@@ -155,7 +155,7 @@ def test_a_target_of_absolute_form_counts_by_its_path() -> None:
         "/v2/models/basic%2F",
     ],
 )
-def test_empty_segments_name_nothing(target: str) -> None:
+def test_empty_path_segments_name_no_model(target: str) -> None:
     assert asked(target).purpose in (Purpose.NOT_FOUND, Purpose.REDIRECT)
     assert not asked(target).name
 
@@ -171,9 +171,7 @@ def test_empty_segments_name_nothing(target: str) -> None:
     st.sampled_from(["GET", "POST", "DELETE", "HEAD", "X"]),
     st.sampled_from(["", "/base"]),
 )
-def test_any_target_has_a_purpose_and_no_redirect_leads_to_another_host_or_line(
-    target: str, method: str, base: str
-) -> None:
+def test_any_target_has_a_purpose_and_redirects_stay_on_the_host(target: str, method: str, base: str) -> None:
     place = DeepaasPaths(NAMES, base).find(method.encode(), target.encode("utf-8", "replace"), b"")
 
     assert not place.name or place.name in NAMES

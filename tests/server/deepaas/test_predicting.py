@@ -1,4 +1,4 @@
-"""`deepaas-predict` calls the methods of version 1, where a model has them, and stores what comes of it."""
+"""`deepaas-predict` calls the methods of version 1, if a model has them, and stores the result."""
 
 from __future__ import annotations
 
@@ -47,16 +47,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_what_a_model_gives_for_a_file_is_stored_as_python_writes_it(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_result_for_a_file_is_stored_as_python_prints_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["deepaas-predict", "m=old", "-i", "a.png", "-o", "out"]) == 0
 
     assert (folder / "out" / "out_a.json").read_text() == "{'read': 'a picture', 'warmed': [1]}\n"
     assert capsys.readouterr().out == "Output saved at out/out_a.json\n"
 
 
-def test_an_address_is_given_to_the_other_method_and_nowarm_is_heeded(folder: Path) -> None:
+def test_a_url_is_passed_to_predict_url_and_nowarm_is_respected(folder: Path) -> None:
     words = ["-i", "http://example.com/b.png", "-u", "-o", "out/", "--nowarm"]
 
     assert main(["deepaas-predict", "m=old", *words]) == 0
@@ -73,7 +71,7 @@ def test_an_address_is_given_to_the_other_method_and_nowarm_is_heeded(folder: Pa
         ("text/plain", "out_a.txt", "café".encode()),
     ],
 )
-def test_what_is_no_file_is_stored_under_the_name_of_the_input(
+def test_a_result_that_is_not_a_file_is_stored_under_the_name_of_the_input(
     kind: str, name: str, content: bytes, folder: Path
 ) -> None:
     assert main(["deepaas-predict", "m=old", "-i", "a.png", "-ct", kind, "-o", "out"]) == 0
@@ -81,14 +79,14 @@ def test_what_is_no_file_is_stored_under_the_name_of_the_input(
     assert (folder / "out" / name).read_bytes() == content
 
 
-def test_nothing_is_no_result(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_result_is_an_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["deepaas-predict", "m=old", "-i", "a.png", "-ct", "application/pdf", "-o", "out"]) == 1
 
     assert capsys.readouterr().err == "ERROR: Content type application/pdf not valid.\n"
     assert not (folder / "out").exists()
 
 
-def test_of_a_model_without_these_methods_it_says_what_to_use(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_without_version_1_methods_gets_a_hint_to_the_newer_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["deepaas-predict", "m=new", "-i", "a.png", "-o", "out"]) == 1
 
     assert "penstock deepaas-cli predict" in capsys.readouterr().err

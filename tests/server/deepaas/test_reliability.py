@@ -1,4 +1,4 @@
-"""What is left of trainings when their server ends: a record that says so, and no process."""
+"""What remains of trainings when their server ends: a record with the reason, and no process."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def pipe(tmp_path: Path) -> str:
-    """Make a pipe for a call to tell its process ids over."""
+    """Make a pipe through which a call reports its process ids."""
     os.mkfifo(tmp_path / "told")
     return str(tmp_path / "told")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["asked", "killed"])
-def test_a_server_that_ends_leaves_a_record_and_no_process(tmp_path: Path, pipe: str, number: int) -> None:
+def test_a_server_that_ends_leaves_a_record_of_each_training_and_no_process(
+    tmp_path: Path, pipe: str, number: int
+) -> None:
     jobs = ("--deepaas-jobs", str(tmp_path / "jobs"))
     with served(tmp_path / "log", *jobs) as server:
         done = ask(server.port, "POST", TRAIN, how="give").json["uuid"]
@@ -47,7 +49,7 @@ def test_a_server_that_ends_leaves_a_record_and_no_process(tmp_path: Path, pipe:
     assert b"Epoch 1/2\n" in log
 
 
-def test_a_server_that_is_asked_to_end_ends_what_a_training_has_started(tmp_path: Path, pipe: str) -> None:
+def test_a_stopping_server_ends_the_child_processes_of_a_training(tmp_path: Path, pipe: str) -> None:
     with served(tmp_path / "log", "--deepaas-jobs", "none") as server:
         ask(server.port, "POST", TRAIN, told=pipe, how="child")
         pids = pids_of(pipe)
@@ -56,7 +58,7 @@ def test_a_server_that_is_asked_to_end_ends_what_a_training_has_started(tmp_path
         assert all(gone_within(pid, 10.0) for pid in pids)
 
 
-def test_two_servers_never_share_a_file_of_records(tmp_path: Path) -> None:
+def test_two_servers_never_share_a_job_file(tmp_path: Path) -> None:
     jobs = ("--deepaas-jobs", str(tmp_path / "jobs"))
     with served(tmp_path / "log", *jobs) as first, served(tmp_path / "other", *jobs) as second:
         uuid = ended(first.port, ask(first.port, "POST", TRAIN, how="give").json["uuid"])["uuid"]
@@ -67,7 +69,7 @@ def test_two_servers_never_share_a_file_of_records(tmp_path: Path) -> None:
         assert "another server uses it" in (tmp_path / "other").read_text()
 
 
-def test_records_that_cannot_be_kept_harm_no_training(tmp_path: Path) -> None:
+def test_trainings_run_even_if_their_records_cannot_be_saved(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with served(tmp_path / "log", "--deepaas-jobs", str(tmp_path / "file" / "jobs")) as server:
         record = ended(server.port, ask(server.port, "POST", TRAIN, how="give").json["uuid"])

@@ -1,4 +1,4 @@
-"""Forms of several parts: what they hold, and what is none."""
+"""Multipart forms: their contents, and malformed ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMES = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=8)
 
 
 def read(body: bytes, kind: str = FORM) -> Form:
-    """Read a form that begins after a few bytes of something else."""
+    """Read a form that begins after a few other bytes."""
     return read_multipart(b"else\n" + body, 5, kind)
 
 
@@ -30,21 +30,21 @@ def part(headers: str, content: bytes = b"x") -> bytes:
 
 
 def disposed(said: str) -> Upload:
-    """Read the file whose Content-Disposition goes on with this."""
+    """Read a file whose Content-Disposition continues with this text."""
     found = read(part(f'Content-Disposition: form-data; name="a"; {said}'))["a"][0]
     assert isinstance(found, Upload)
     return found
 
 
 @given(st.lists(st.tuples(NAMES, st.binary().filter(lambda content: b"--edge" not in content)), max_size=4))
-def test_files_are_what_was_written(files: list[tuple[str, bytes]]) -> None:
+def test_files_of_a_form_have_the_content_that_was_sent(files: list[tuple[str, bytes]]) -> None:
     found = read(parts(*((name, content, "f.bin") for name, content in files)))
     shown = {name: [bytes(value.content) for value in values] for name, values in found.items()}
     assert shown == {name: [content for other, content in files if other == name] for name, _ in files}
 
 
 @given(st.lists(st.tuples(NAMES, st.text()), max_size=4))
-def test_texts_are_what_was_written(texts: list[tuple[str, str]]) -> None:
+def test_texts_of_a_form_are_those_that_were_sent(texts: list[tuple[str, str]]) -> None:
     clean = [(name, text.encode("utf-8", "replace").decode().replace("--edge", "")) for name, text in texts]
     found = read(parts(*((name, text.encode()) for name, text in clean)))
     wanted = {name: [text for other, text in clean if other == name] for name, _ in clean}
@@ -53,21 +53,21 @@ def test_texts_are_what_was_written(texts: list[tuple[str, str]]) -> None:
 
 
 @given(st.binary(), st.integers(0, 400), st.integers(0, 400))
-def test_a_form_with_bytes_changed_is_read_or_malformed(bytes_: bytes, start: int, end: int) -> None:
+def test_a_damaged_form_is_either_read_or_malformed(bytes_: bytes, start: int, end: int) -> None:
     whole = parts(("a", b"1"), ("b", b"2", "f.txt", "text/plain; charset=utf-8"), ("c", b"", "g"))
     with contextlib.suppress(MalformedFormError):
         read(whole[:start] + bytes_ + whole[end:])
 
 
 @given(st.text())
-def test_any_header_is_read_or_malformed(said: str) -> None:
+def test_a_part_with_any_header_is_either_read_or_malformed(said: str) -> None:
     clean = said.encode("utf-8", "replace").decode()
     for headers in (f"Content-Disposition: {clean}", f'Content-Disposition: form-data; name="a"\n{clean}'):
         with contextlib.suppress(MalformedFormError):
             read(part(headers))
 
 
-def test_a_form_may_be_empty_and_have_words_around_it() -> None:
+def test_a_form_may_be_empty_and_surrounded_by_other_text() -> None:
     assert read(b"--edge--\r\n") == {}
     assert read(b"before\r\n" + parts(("a", b"1")) + b"after") == {"a": ["1"]}
     assert read(b"before --edge\r\n" + parts(("a", b"1"))) == {"a": ["1"]}
@@ -88,12 +88,12 @@ def test_a_form_may_be_empty_and_have_words_around_it() -> None:
         part('Content-Disposition: form-data; name="a"')[:-12], parts(("a", b"1")).replace(b"\r\n", b"\n"),
     ],
 )  # fmt: skip
-def test_what_is_no_form_is_malformed(body: bytes) -> None:
+def test_an_invalid_form_is_malformed(body: bytes) -> None:
     with pytest.raises(MalformedFormError):
         read(body)
 
 
-def test_a_boundary_is_needed_and_not_too_long() -> None:
+def test_a_form_needs_a_boundary_of_limited_length() -> None:
     with pytest.raises(MalformedFormError, match="no boundary"):
         read(parts(("a", b"1")), "multipart/form-data")
     for length in (70, 71):
@@ -118,11 +118,11 @@ def test_a_boundary_is_needed_and_not_too_long() -> None:
         (r'filename="C:\a\b.txt"', "C:ab.txt"), ('FILENAME="f.txt" ;', "f.txt"),
     ],
 )  # fmt: skip
-def test_a_file_is_called_as_its_client_says(said: str, name: str) -> None:
+def test_a_file_has_the_name_that_its_client_sent(said: str, name: str) -> None:
     assert disposed(said).filename == name
 
 
-def test_a_file_has_the_type_that_is_said_of_it_or_is_bytes() -> None:
+def test_a_file_has_its_declared_type_or_is_an_octet_stream() -> None:
     assert disposed('filename="a.png"').content_type == "application/octet-stream"
     assert read(parts(("a", b"x", "f", "")))["a"][0].content_type == ""
     found = read(parts(("a", b"x", "f", "text/plain; charset=x")))["a"][0]
@@ -130,16 +130,16 @@ def test_a_file_has_the_type_that_is_said_of_it_or_is_bytes() -> None:
     assert found.content_type == "text/plain; charset=x"
 
 
-def test_a_file_without_a_name_of_its_own_is_a_text() -> None:
+def test_a_file_with_an_empty_name_is_a_text() -> None:
     assert read(parts(("a", b"x", "")))["a"] == ["x"]
 
 
-def test_a_file_reads_as_aiohttps_did() -> None:
+def test_an_upload_has_the_attributes_of_aiohttps() -> None:
     found = disposed('filename="f"')
     assert (found.name, found.file.read()) == ("a", b"x")
 
 
-def test_texts_have_charsets() -> None:
+def test_texts_of_a_form_are_decoded_in_their_charset() -> None:
     assert read(
         part('Content-Disposition: form-data; name="a"\nContent-Type: text/plain; charset=latin-1', b"\xe9")
     ) == {"a": ["é"]}
@@ -152,7 +152,7 @@ def test_texts_have_charsets() -> None:
     }
 
 
-def test_what_is_no_text_and_no_file_is_bytes() -> None:
+def test_a_part_that_is_neither_text_nor_file_is_bytes() -> None:
     assert read(part('Content-Disposition: form-data; name="a"\nContent-Type: application/json', b"{}")) == {
         "a": [bytearray(b"{}")]
     }
@@ -161,7 +161,7 @@ def test_what_is_no_text_and_no_file_is_bytes() -> None:
 @pytest.mark.parametrize(
     ("coding", "content"), [("base64", base64.b64encode(b"h=i")), ("quoted-printable", b"h=3Di"), ("BINARY", b"h=i")]
 )
-def test_contents_are_decoded(coding: str, content: bytes) -> None:
+def test_contents_are_decoded_by_their_transfer_encoding(coding: str, content: bytes) -> None:
     said = f"CONTENT-DISPOSITION: FORM-DATA; NAME=a\nContent-Transfer-Encoding: {coding}"
     assert read(part(said, content)) == {"a": ["h=i"]}
 
@@ -178,7 +178,7 @@ SAID = 'Content-Disposition: form-data; name="a"\n'
     ],
     ids=["boundaries in a line", "parameters", "punycode"],
 )
-def test_a_form_is_malformed_in_no_more_than_linear_time(body: bytes) -> None:
+def test_a_malformed_form_is_rejected_in_linear_time(body: bytes) -> None:
     start = time.process_time()
     with pytest.raises(MalformedFormError):
         read(body)
@@ -186,7 +186,7 @@ def test_a_form_is_malformed_in_no_more_than_linear_time(body: bytes) -> None:
     assert time.process_time() - start < 2.0
 
 
-def test_a_part_has_as_many_headers_as_aiohttp_takes_and_as_long_ones() -> None:
+def test_a_part_has_the_same_limits_on_headers_as_in_aiohttp() -> None:
     assert read(part(SAID + "\n".join(["X: y"] * 127)))["a"] == ["x"]
     assert read(part(SAID + "X: " + "y" * 8187))["a"] == ["x"]
     for headers in (SAID + "\n".join(["X: y"] * 128), SAID + "X: " + "y" * 8188):
@@ -195,12 +195,12 @@ def test_a_part_has_as_many_headers_as_aiohttp_takes_and_as_long_ones() -> None:
 
 
 @pytest.mark.parametrize("odd", ["X: a\0b", "X: \x7f", 'Content-Disposition: form-data; name="a\x01"'])
-def test_a_form_with_a_control_character_in_a_header_of_a_part_is_malformed(odd: str) -> None:
+def test_a_form_with_a_control_character_in_a_part_header_is_malformed(odd: str) -> None:
     with pytest.raises(MalformedFormError, match="control character"):
         read(part(SAID + odd))
 
 
 @pytest.mark.parametrize("name", ["", "X ", " X", "X Y", "X\0", "X\x7f", "X[]", "\u00e9"])
-def test_so_is_one_with_a_header_whose_name_is_none(name: str) -> None:
+def test_a_form_with_an_invalid_header_name_in_a_part_is_malformed(name: str) -> None:
     with pytest.raises(MalformedFormError, match="does not begin with a name and a colon"):
         read(part(SAID + name + ": y"))

@@ -1,4 +1,4 @@
-"""DeepaasService as the Service of a connection, over a fake transport, before an engine that answers when told."""
+"""DeepaasService as the Service of a connection, with a fake transport and an engine that answers on command."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class DeepaasEngine(HeldEngine):
 
 @dataclass
 class Desk:
-    """Answers what it is asked with the name of its model."""
+    """Answers each call with the name of its model."""
 
     name: str
     description: ModelDescription = field(default_factory=ModelDescription)
@@ -71,7 +71,7 @@ class Desk:
 
 @dataclass
 class Jobs:
-    """Notes what it is asked."""
+    """Records its calls."""
 
     asked: list[tuple[Any, ...]] = field(default_factory=list)
     failure: Exception | None = None
@@ -87,7 +87,7 @@ class Jobs:
 
 
 class Both(Own):
-    """Penstock's own: it answers all it is given."""
+    """Penstock's own protocol: it answers every request."""
 
     restricted = RestrictedApis()
 
@@ -113,7 +113,7 @@ class Served(Lane):
         super().__init__(shared=cast(HttpShared, cast(Any, listener)._config.http_protocol_class.shared))
 
     async def one(self, raw: bytes, *replies: bytes | Exception) -> Answer:
-        """Feed one request, have the worker answer it if it is asked, and read the answer."""
+        """Feed one request, have the worker answer it if it is called, and read the answer."""
         self.transport.written.clear()
         await self.fed(raw)
         for call, reply in zip(list(self.engine.held), replies or (PREDICTED,), strict=False):
@@ -142,12 +142,12 @@ def answered(raw: bytes, *replies: bytes | Exception, **said: Any) -> Answer:
 
 
 def shown(answer: Answer) -> tuple[int, str, bytes]:
-    """Give what counts of an answer."""
+    """Return the status, content type and body of an answer."""
     return answer.status, answer.headers.get("content-type", ""), answer.body
 
 
 class TestPredictions:
-    def test_a_prediction_travels_as_it_came_and_so_does_its_answer(self) -> None:
+    def test_a_prediction_request_is_passed_to_the_worker_unchanged(self) -> None:
         async def main() -> None:
             served = Served()
             lines = ("Content-Type: application/json", "X-Twice: a", "x-twice: b", "Cookie: c=d")
@@ -162,29 +162,29 @@ class TestPredictions:
 
         run(main)
 
-    def test_a_good_answer_is_the_workers(self) -> None:
+    def test_the_workers_answer_is_returned(self) -> None:
         assert shown(answered(posted(PREDICT))) == (200, JSON, b'{"status": "OK", "predictions": 1}')
 
-    def test_a_file_brings_its_header_lines(self) -> None:
+    def test_a_file_answer_has_its_header_lines(self) -> None:
         lines = b'application/zip\r\nContent-Disposition: attachment; filename="x.zip"\r\n'
         answer = answered(posted(PREDICT), pack_answer(200, lines, b"zip"))
 
         assert shown(answer) == (200, "application/zip", b"zip")
         assert answer.headers["content-disposition"] == 'attachment; filename="x.zip"'
 
-    def test_a_worker_that_dies_is_the_originals_trouble(self) -> None:
+    def test_a_lost_worker_is_answered_with_the_originals_error_text(self) -> None:
         answer = answered(posted(PREDICT), WorkerLost("killed"))
 
         assert shown(answer) == (500, TEXT, TROUBLE)
         assert "retry-after" not in answer.headers
 
-    def test_what_is_not_ready_says_when_to_come_again(self) -> None:
+    def test_a_not_ready_answer_has_a_retry_after_header(self) -> None:
         answer = answered(posted(PREDICT), InferError(Code.NOT_READY, "soon", 2_000_000_000))
 
         assert shown(answer) == (503, TEXT, b"503: soon")
         assert answer.headers["retry-after"] == "2"
 
-    def test_a_model_that_is_not_loaded_is_not_ready(self) -> None:
+    def test_a_model_that_is_not_loaded_is_answered_as_not_ready(self) -> None:
         async def main() -> None:
             served = Served()
             served.engine.absent = {"m"}
@@ -195,7 +195,7 @@ class TestPredictions:
 
         run(main)
 
-    def test_a_full_queue_is_not_the_models_failure(self) -> None:
+    def test_a_full_queue_is_answered_with_503(self) -> None:
         async def main() -> None:
             served = Served()
             served.engine.failure = InferError(Code.OVERLOADED, "full")
@@ -204,7 +204,7 @@ class TestPredictions:
         run(main)
 
     @pytest.mark.parametrize("coding", ["gzip", "GZIP ", "identity", ""])
-    def test_a_coding_is_taken_off_the_body(self, coding: str) -> None:
+    def test_a_content_encoding_is_decoded(self, coding: str) -> None:
         async def main() -> None:
             served = Served()
             body = gzip.compress(b"plain") if "zip" in coding.lower() else b"plain"
@@ -214,13 +214,13 @@ class TestPredictions:
 
         run(main)
 
-    def test_a_coding_that_is_not_known_is_refused_and_no_body_has_none(self) -> None:
+    def test_an_unknown_content_encoding_is_rejected_unless_the_body_is_empty(self) -> None:
         answer = answered(posted(PREDICT, b"x", "Content-Encoding: br"))
 
         assert (answer.status, answer.headers["accept-encoding"]) == (501, "gzip, deflate")
         assert answered(posted(PREDICT, b"", "Content-Encoding: br")).status == 200
 
-    def test_a_body_that_unpacks_beyond_the_limit_is_too_large(self) -> None:
+    def test_a_compressed_body_that_exceeds_the_limit_is_rejected(self) -> None:
         body = gzip.compress(bytes(1000))
         answer = answered(posted(PREDICT, body, "Content-Encoding: gzip"), http_max_input_size=300)
 
@@ -228,28 +228,28 @@ class TestPredictions:
 
 
 class TestSizes:
-    def test_a_body_above_the_limit_is_refused_by_its_length_alone(self) -> None:
+    def test_a_body_above_the_limit_is_rejected_by_its_content_length(self) -> None:
         raw = posted(PREDICT).replace(b"content-length: 0", b"content-length: 301")
 
         answer = answered(raw, http_max_input_size=300)
         assert shown(answer) == (413, TEXT, b"Maximum request body size 300 exceeded.")
         assert answer.closes
 
-    def test_one_just_as_large_is_taken(self) -> None:
+    def test_a_body_of_exactly_the_limit_is_accepted(self) -> None:
         assert answered(posted(PREDICT, bytes(300)), http_max_input_size=300).status == 200
 
-    def test_one_in_chunks_is_refused_when_it_passes(self) -> None:
+    def test_a_chunked_body_is_rejected_when_it_exceeds_the_limit(self) -> None:
         head = posted(PREDICT).replace(b"content-length: 0", b"transfer-encoding: chunked")
 
         assert answered(head + b"12d\r\n" + bytes(301), http_max_input_size=300).status == 413
 
-    def test_what_is_no_request_is_refused_as_text(self) -> None:
+    def test_an_invalid_request_is_answered_with_400_as_text(self) -> None:
         answer = answered(b"GET / HTTP/1.1\r\nbad header\r\n\r\n")
 
         assert (answer.status, answer.headers["content-type"]) == (400, TEXT)
 
 
-class TestWhatTheServerAnswers:
+class TestServerAnswers:
     @pytest.mark.parametrize(
         ("raw", "status", "field", "value"),
         [
@@ -276,32 +276,32 @@ class TestWhatTheServerAnswers:
 
         run(main)
 
-    def test_versions(self) -> None:
+    def test_the_versions_answer_contains_the_version_answer(self) -> None:
         assert json.loads(answered(asked("/")).body)["versions"] == [json.loads(answered(asked("/v2/")).body)]
 
     @pytest.mark.parametrize("said", [{"deepaas_predict_endpoint": False}, {"deepaas_train_endpoint": False}], ids=str)
-    def test_an_endpoint_that_is_switched_off(self, said: Any) -> None:
+    def test_a_disabled_endpoint_is_answered_with_402(self, said: Any) -> None:
         predict, train = answered(posted(PREDICT), **said), answered(asked("/v2/models/m/train/"), **said)
 
         assert sorted((predict.status, train.status)) == [200, 402]
         assert b"402: Payment Required" in (predict.body, train.body)
 
-    def test_the_debug_endpoint_is_empty(self) -> None:
+    def test_the_debug_endpoint_is_empty_by_default(self) -> None:
         answer = answered(asked("/v2/debug/"))
 
         assert shown(answer) == (204, "", b"")
 
-    def test_the_debug_endpoint_shows_the_log_where_it_is_switched_on(self) -> None:
+    def test_the_debug_endpoint_shows_the_log_if_enabled(self) -> None:
         status, content_type, body = shown(answered(asked("/v2/debug/"), deepaas_debug_endpoint=True))
 
         assert (status, content_type) == (200, TEXT)
         assert b"--- DEBUG MARKER " in body
 
-    def test_what_is_penstocks_stays_penstocks(self) -> None:
+    def test_paths_of_penstocks_own_protocol_are_passed_to_penstock(self) -> None:
         assert answered(asked("/v2/models/m/ready")).body == b"own /v2/models/m/ready "
         assert answered(posted("/v2/repository/index", b"{}")).body == b"own /v2/repository/index {}"
 
-    def test_who_sends_tensors_is_told_where_to_send_arguments(self) -> None:
+    def test_a_request_with_tensors_is_rejected_with_the_predict_path(self) -> None:
         answer = answered(posted("/v2/models/m/infer", b'{"inputs": []}'), deepaas_base_path="/a")
 
         assert (answer.status, answer.headers["content-type"]) == (501, "application/json")
@@ -309,14 +309,14 @@ class TestWhatTheServerAnswers:
             "error": "model 'm' does not take tensors: POST its arguments to /a/v2/models/m/predict/"
         }
 
-    def test_everything_moves_below_a_base_path(self) -> None:
+    def test_all_paths_move_under_the_base_path(self) -> None:
         said = {"deepaas_base_path": "/a/"}
 
         assert answered(posted("/a" + PREDICT), **said).status == 200
         assert answered(posted(PREDICT), **said).status == 404
         assert answered(asked("/a/ui"), **said).headers["location"] == "/a/api"
 
-    def test_restricted_endpoints_ask_for_their_header(self) -> None:
+    def test_restricted_endpoints_require_their_header(self) -> None:
         restricted = RestrictedApis.parse(["inference,metadata:key=secret"])
 
         assert answered(posted(PREDICT), restricted=restricted).status == 403
@@ -325,8 +325,8 @@ class TestWhatTheServerAnswers:
         assert answered(asked("/"), restricted=restricted).status == 200
 
 
-class TestWhatOthersAnswer:
-    def test_metadata_is_the_desks_and_has_its_link(self) -> None:
+class TestDelegatedAnswers:
+    def test_metadata_is_answered_by_the_desk_with_its_link(self) -> None:
         async def main() -> None:
             served = Served(deepaas_base_path="/a")
             assert shown(await served.one(asked("/a/v2/models/n/"))) == (200, JSON, b'{"id": "n"}')
@@ -334,7 +334,7 @@ class TestWhatOthersAnswer:
 
         run(main)
 
-    def test_a_client_that_goes_is_not_waited_for(self) -> None:
+    def test_a_disconnected_client_cancels_its_call_to_the_desk(self) -> None:
         given_up: list[int] = []
 
         async def call(kind: int, body: bytes = b"") -> bytes:
@@ -355,7 +355,7 @@ class TestWhatOthersAnswer:
 
         run(main)
 
-    def test_models_are_listed_in_their_order(self) -> None:
+    def test_models_are_listed_in_order(self) -> None:
         assert answered(asked("/v2/models/")).body == b'{"models": [{"id": "m"}, {"id": "n"}]}'
 
     def test_a_model_that_could_not_be_loaded_is_not_listed(self) -> None:
@@ -367,7 +367,7 @@ class TestWhatOthersAnswer:
 
         run(main)
 
-    def test_a_server_that_has_loaded_none_yet_is_not_ready(self) -> None:
+    def test_a_server_without_loaded_models_is_not_ready(self) -> None:
         async def main() -> None:
             served = Served()
             served.engine.absent = {"m", "n"}
@@ -376,7 +376,7 @@ class TestWhatOthersAnswer:
 
         run(main)
 
-    def test_a_model_whose_metadata_fails_fails_the_list(self) -> None:
+    def test_a_model_with_failing_metadata_fails_the_list_of_models(self) -> None:
         async def main() -> None:
             served = Served()
             served.desks["n"].status = 500
@@ -395,7 +395,7 @@ class TestWhatOthersAnswer:
             ("GET", "ab/page", ("page", "m", "ab")),
         ],
     )
-    def test_trainings_are_the_jobs(self, method: str, target: str, wanted: Any) -> None:
+    def test_training_requests_are_passed_to_the_jobs(self, method: str, target: str, wanted: Any) -> None:
         async def main() -> None:
             served = Served()
             assert (await served.one(asked(f"/v2/models/m/train/{target}", method=method))).status == 200
@@ -403,7 +403,7 @@ class TestWhatOthersAnswer:
 
         run(main)
 
-    def test_a_training_is_begun_with_the_request_as_it_came(self) -> None:
+    def test_a_training_is_started_with_the_decoded_request(self) -> None:
         async def main() -> None:
             served = Served()
             body = gzip.compress(b"body")
@@ -415,7 +415,7 @@ class TestWhatOthersAnswer:
 
         run(main)
 
-    def test_a_failure_of_ours_is_the_originals_trouble(self) -> None:
+    def test_internal_errors_are_answered_with_the_originals_error_text(self) -> None:
         async def main() -> None:
             served = Served()
             served.jobs.failure = KeyError("oh")
@@ -425,7 +425,7 @@ class TestWhatOthersAnswer:
 
         run(main)
 
-    def test_the_documents(self) -> None:
+    def test_swagger_openapi_and_the_api_page_are_served(self) -> None:
         assert json.loads(answered(asked("/swagger.json")).body)["swagger"] == "2.0"
         assert json.loads(answered(asked("/openapi3.json")).body)["openapi"] == "3.0.3"
         page = answered(asked("/api"))
@@ -433,7 +433,7 @@ class TestWhatOthersAnswer:
         assert page.headers["content-security-policy"].startswith("default-src 'none'")
         assert b'action="/v2/models/n/predict/"' in page.body
 
-    def test_the_page_of_a_model_whose_metadata_fails_is_there_all_the_same(self) -> None:
+    def test_the_api_page_shows_a_model_with_failing_metadata(self) -> None:
         async def main() -> None:
             served = Served()
             served.desks["n"].status = 500
@@ -442,6 +442,6 @@ class TestWhatOthersAnswer:
 
         run(main)
 
-    def test_without_documents_there_is_no_page(self) -> None:
+    def test_without_documentation_there_is_no_api_page(self) -> None:
         assert answered(asked("/api"), deepaas_doc_endpoint=False).status == 404
         assert answered(asked("/swagger.json"), deepaas_doc_endpoint=False).status == 200

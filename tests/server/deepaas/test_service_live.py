@@ -1,4 +1,4 @@
-"""A live server of DEEPaaS models: uploads that are refused before they are stored, and workers that are killed."""
+"""A live server of DEEPaaS models: uploads rejected before they are stored, and killed workers."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Serving:
 
     @property
     def peak_bytes(self) -> int:
-        """The most memory that it has had so far."""
+        """Its peak memory so far."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) << 10
 
@@ -122,7 +122,7 @@ def _port(process: subprocess.Popen[bytes], log: Path) -> int:
     raise AssertionError(text)
 
 
-def test_200_mb_that_are_announced_are_refused_by_their_length(serving: Serving) -> None:
+def test_an_announced_body_of_200_mb_is_rejected_by_its_content_length(serving: Serving) -> None:
     before = serving.peak_bytes
     sent, answer = serving.upload(f"Content-Length: {UPLOAD_BYTES}", bytes(MIB), 200)
 
@@ -132,7 +132,7 @@ def test_200_mb_that_are_announced_are_refused_by_their_length(serving: Serving)
     assert serving.peak_bytes - before < 16 * MIB
 
 
-def test_200_mb_in_chunks_are_refused_when_they_pass_the_limit(serving: Serving) -> None:
+def test_a_chunked_body_of_200_mb_is_rejected_when_it_exceeds_the_limit(serving: Serving) -> None:
     before = serving.peak_bytes
     chunk = b"%x\r\n%b\r\n" % (MIB, bytes(MIB))
     sent, answer = serving.upload("Transfer-Encoding: chunked", chunk, 200)
@@ -142,13 +142,13 @@ def test_200_mb_in_chunks_are_refused_when_they_pass_the_limit(serving: Serving)
     assert serving.peak_bytes - before < 32 * MIB
 
 
-def test_a_client_that_asks_first_need_not_send_anything(serving: Serving) -> None:
+def test_a_client_that_expects_100_continue_is_rejected_before_it_sends_the_body(serving: Serving) -> None:
     _, answer = serving.upload(f"Content-Length: {UPLOAD_BYTES}\r\nExpect: 100-continue", b"", 0)
 
     assert answer.startswith(b"HTTP/1.1 413 ")
 
 
-def test_a_worker_that_is_killed_fails_its_prediction_and_no_other(serving: Serving) -> None:
+def test_a_killed_worker_fails_only_its_own_prediction(serving: Serving) -> None:
     serving.told.touch()
     words = [sys.executable, "-c", ASK, f"http://{HOST}:{serving.port}{PREDICT}"]
     asking = subprocess.Popen(words, stdout=subprocess.PIPE)
@@ -171,7 +171,7 @@ def _number_in(path: Path, asking: subprocess.Popen[bytes]) -> int:
     return int(path.read_text())
 
 
-def test_a_model_that_takes_no_tensors_says_so_to_those_who_send_some(serving: Serving) -> None:
+def test_a_model_that_takes_no_tensors_rejects_tensor_requests_with_a_hint(serving: Serving) -> None:
     connection = http.client.HTTPConnection(HOST, serving.port, timeout=60)
     with contextlib.closing(connection):
         for inputs in ([], [{"name": "x", "shape": [1], "datatype": "FP32", "data": [1]}]):

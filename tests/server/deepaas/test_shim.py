@@ -1,4 +1,4 @@
-"""What `import deepaas` finds where the original is not installed."""
+"""What `import deepaas` provides if the original is not installed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .calling import NAME
 
 @pytest.fixture
 def shim(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Have it importable, and forgotten afterwards."""
+    """Make the bundled package importable, and remove it from sys.modules afterwards."""
     monkeypatch.setattr(sys, "path", [*sys.path, IMPORTABLE])
     before = {name: module for name, module in sys.modules.items() if name.split(".")[0] == "deepaas"}
     for name in before:
@@ -33,7 +33,7 @@ def imported(name: str) -> Any:
     return importlib.import_module(name)
 
 
-def test_it_has_what_models_import(shim: None) -> None:
+def test_the_bundled_package_has_what_models_import(shim: None) -> None:
     assert imported("deepaas").__version__
     assert imported("deepaas.model.v2").wrapper is imported("deepaas.model.v2.wrapper")
     assert imported("deepaas.model.v2").base is imported("deepaas.model.v2.base")
@@ -43,7 +43,7 @@ def test_it_has_what_models_import(shim: None) -> None:
     assert uploaded("a", filename="b").filename == "b"
 
 
-def test_a_base_model_has_all_methods_to_be_written(shim: None) -> None:
+def test_the_base_model_has_all_methods_as_abstract_methods(shim: None) -> None:
     base = imported("deepaas.model.v2.base").BaseModel
     assert base.schema is None
     with pytest.raises(TypeError):
@@ -53,16 +53,14 @@ def test_a_base_model_has_all_methods_to_be_written(shim: None) -> None:
     assert type("Whole", (base,), methods)().warm() is None
 
 
-def test_a_model_that_has_not_written_them_says_so(shim: None) -> None:
+def test_abstract_methods_of_the_base_model_raise_not_implemented_error(shim: None) -> None:
     base = imported("deepaas.model.v2.base").BaseModel
     for name in sorted(base.__abstractmethods__):
         with pytest.raises(NotImplementedError):
             getattr(base, name)(None)
 
 
-def test_a_class_of_static_methods_is_no_instance_though_it_descends_from_it(
-    shim: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_subclass_with_only_static_methods_is_not_instantiated(shim: None, monkeypatch: pytest.MonkeyPatch) -> None:
     base = imported("deepaas.model.v2.base").BaseModel
     static = type("Static", (base,), {"predict": staticmethod(lambda: "static")})
     monkeypatch.setitem(sys.modules, NAME, static)

@@ -1,4 +1,4 @@
-"""Records of trainings outlive their server, and what keeps them never harms one."""
+"""Records of trainings outlive their server, and errors in saving them harm no training."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RECORD = TrainingRecord("a" * 32, "m", TrainingStatus.DONE, '{"date": "x"}', 1.5
 
 
 async def kept(file: Path | None, *records: TrainingRecord, without: str = "") -> list[TrainingRecord]:
-    """Keep records, and read what a later Store has."""
+    """Save records, and read them with a later Store."""
     store = Store(file)
     await store.open()
     for record in records:
@@ -37,7 +37,7 @@ async def kept(file: Path | None, *records: TrainingRecord, without: str = "") -
         await later.close()
 
 
-def test_what_was_put_is_there_later_in_the_order_of_beginning(tmp_path: Path) -> None:
+def test_saved_records_are_read_later_in_their_order_of_creation(tmp_path: Path) -> None:
     records = [TrainingRecord(uuid * 32, "m", TrainingStatus.DONE, "{}", 1.0, "") for uuid in "cab"]
 
     found = done(kept(tmp_path / "made" / "jobs.sqlite", *records))
@@ -45,7 +45,7 @@ def test_what_was_put_is_there_later_in_the_order_of_beginning(tmp_path: Path) -
     assert found == records
 
 
-def test_the_last_that_was_put_counts_and_keeps_its_place(tmp_path: Path) -> None:
+def test_a_record_saved_again_replaces_the_first_and_keeps_its_place(tmp_path: Path) -> None:
     first = TrainingRecord("a" * 32, "m", TrainingStatus.RUNNING, "{}")
     other = TrainingRecord("b" * 32, "m", TrainingStatus.RUNNING, "{}")
     last = TrainingRecord("a" * 32, "m", TrainingStatus.ERROR, '{"message": "x"}', 2.0)
@@ -53,11 +53,11 @@ def test_the_last_that_was_put_counts_and_keeps_its_place(tmp_path: Path) -> Non
     assert done(kept(tmp_path / "jobs", first, other, last)) == [last, other]
 
 
-def test_what_was_dropped_is_gone(tmp_path: Path) -> None:
+def test_a_dropped_record_is_removed_from_the_file(tmp_path: Path) -> None:
     assert done(kept(tmp_path / "jobs", RECORD, without=RECORD.uuid)) == []
 
 
-def test_logs_are_read_when_they_are_asked_for(tmp_path: Path) -> None:
+def test_logs_are_read_only_on_request(tmp_path: Path) -> None:
     async def work() -> list[str]:
         await kept(tmp_path / "jobs", RECORD)
         store = Store(tmp_path / "jobs")
@@ -69,7 +69,7 @@ def test_logs_are_read_when_they_are_asked_for(tmp_path: Path) -> None:
     assert done(work()) == ["", "a line\n", ""]
 
 
-def test_without_a_file_records_are_in_memory() -> None:
+def test_without_a_file_records_are_kept_in_memory() -> None:
     async def work() -> list[str]:
         store = Store(None)
         await store.open()
@@ -84,7 +84,7 @@ def test_without_a_file_records_are_in_memory() -> None:
     assert done(work()) == ["a line\n", ""]
 
 
-def test_a_file_is_one_servers_at_a_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_is_used_by_one_server_at_a_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> list[TrainingRecord]:
         first, second = Store(tmp_path / "jobs"), Store(tmp_path / "jobs")
         await first.open()
@@ -101,7 +101,7 @@ def test_a_file_is_one_servers_at_a_time(tmp_path: Path, caplog: pytest.LogCaptu
 
 
 @pytest.mark.parametrize("content", [b"no database", b"SQLite format 3\0" + bytes(200)], ids=["text", "broken"])
-def test_what_is_no_file_of_records_is_left_alone(
+def test_a_file_that_is_not_a_database_is_left_unchanged(
     tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "jobs").write_bytes(content)
@@ -111,7 +111,7 @@ def test_what_is_no_file_of_records_is_left_alone(
     assert "kept in memory only" in caplog.text
 
 
-def test_a_file_of_a_later_version_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_of_a_later_version_is_left_unchanged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     base = sqlite3.connect(tmp_path / "jobs")
     base.execute("PRAGMA user_version = 99")
     base.close()
@@ -120,14 +120,14 @@ def test_a_file_of_a_later_version_is_left_alone(tmp_path: Path, caplog: pytest.
     assert "later version" in caplog.text
 
 
-def test_a_place_that_cannot_be_written_costs_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_location_that_cannot_be_written_causes_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
 
     assert done(kept(tmp_path / "file" / "jobs", RECORD)) == []
     assert "kept in memory only" in caplog.text
 
 
-def test_a_disk_that_hangs_at_the_end_keeps_the_file_no_longer_than_it_hangs(
+def test_a_disk_that_hangs_on_close_locks_the_file_no_longer_than_it_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     goes_on = threading.Event()
@@ -150,9 +150,7 @@ def test_a_disk_that_hangs_at_the_end_keeps_the_file_no_longer_than_it_hangs(
     assert done(work()) == tmp_path / "jobs"
 
 
-def test_a_disk_that_is_full_costs_one_warning_and_nothing_that_was_put(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_full_disk_causes_one_warning_and_loses_no_record(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> list[str]:
         store = Store(tmp_path / "jobs")
         await store.open()
@@ -174,7 +172,7 @@ def test_a_disk_that_is_full_costs_one_warning_and_nothing_that_was_put(
 
 
 @pytest.mark.parametrize("retry_s", [0.0, 1000.0], ids=["soon", "at-the-end"])
-def test_what_a_full_disk_did_not_take_is_written_when_it_has_room(
+def test_records_that_a_full_disk_rejected_are_written_when_it_has_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, retry_s: float
 ) -> None:
     async def work() -> list[str]:
@@ -188,7 +186,7 @@ def test_what_a_full_disk_did_not_take_is_written_when_it_has_room(
         store.drop(RECORD.uuid)
         await store.flush()
         await store._on_thread(store._database.execute, "PRAGMA max_page_count = 100000")  # type: ignore[union-attr]
-        while not retry_s and store._pending:  # noqa: ASYNC110 - nobody else tells
+        while not retry_s and store._pending:  # noqa: ASYNC110 - saving has no event
             await asyncio.sleep(0)
         await store.close()
         return [record.uuid for record in await kept(tmp_path / "jobs")]
@@ -197,14 +195,14 @@ def test_what_a_full_disk_did_not_take_is_written_when_it_has_room(
     assert done(work()) == ["b" * 32]
 
 
-def test_records_are_the_users_alone(tmp_path: Path) -> None:
+def test_records_are_readable_only_by_their_user(tmp_path: Path) -> None:
     done(kept(tmp_path / "made" / "jobs", RECORD))
 
     assert (tmp_path / "made" / "jobs").stat().st_mode & 0o077 == 0
     assert (tmp_path / "made").stat().st_mode & 0o077 == 0
 
 
-def test_a_server_has_a_file_of_its_address_and_port() -> None:
+def test_each_server_has_a_file_for_its_address_and_port() -> None:
     there = {"XDG_STATE_HOME": "/state"}
     place = Path("/state/penstock/deepaas")
 
@@ -216,7 +214,7 @@ def test_a_server_has_a_file_of_its_address_and_port() -> None:
     assert file_of(settings_for(http_port=5000), {"XDG_STATE_HOME": "relative"}) is not None
 
 
-def test_what_is_put_while_the_same_is_being_written_is_written_after_it(tmp_path: Path) -> None:
+def test_a_record_saved_while_an_older_one_is_being_written_is_written_afterwards(tmp_path: Path) -> None:
     later = replace(RECORD, document='{"date": "y"}', log="")
 
     async def work() -> list[TrainingRecord]:
@@ -231,7 +229,7 @@ def test_what_is_put_while_the_same_is_being_written_is_written_after_it(tmp_pat
     assert done(work()) == [later]
 
 
-def test_a_record_that_cannot_be_written_leaves_no_transaction_behind(tmp_path: Path) -> None:
+def test_a_record_that_cannot_be_written_leaves_no_open_transaction(tmp_path: Path) -> None:
     wrong = replace(RECORD, uuid="b" * 32, model=None)  # type: ignore[arg-type]  # which its table refuses
 
     async def work() -> list[TrainingRecord]:

@@ -1,4 +1,4 @@
-"""The document of the API in the original's format: equal to the original's, key by key."""
+"""The API document in the original's format: equal to the original's, key by key."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OUTER = {"type": "object", "properties": {"inner": {"$ref": "#/definitions/Inner
 
 
 def recorded() -> Iterator[Any]:
-    """Give the documents of the original, each of another server."""
+    """Return the original's documents, each of a different server."""
     for group in ORIGINAL.names():
         for case in ORIGINAL.read(group)["cases"]:
             if case["path"].endswith("/swagger.json") and case["answer"]["status"] == 200 and "body" in case["answer"]:
@@ -25,7 +25,7 @@ def recorded() -> Iterator[Any]:
 
 
 def described(wanted: dict[str, Any], path: str) -> ModelDescription:
-    """Read from the original's document what the desk of one of its models gives us."""
+    """Extract the description of one model from the original's document."""
     predict = wanted["paths"].get(path + "predict/", {}).get("post", {})
     train = wanted["paths"].get(path + "train/", {}).get("post", {})
     own = {name: each for name, each in wanted["definitions"].items() if DEFINITIONS.get(name) != each}
@@ -38,7 +38,7 @@ def described(wanted: dict[str, Any], path: str) -> ModelDescription:
 
 
 @pytest.mark.parametrize("case", list(recorded()))
-def test_it_says_what_the_originals_says(case: Any) -> None:
+def test_the_document_equals_the_originals(case: Any) -> None:
     wanted, base = json.loads(case["answer"]["body"]), case["path"].removesuffix("/swagger.json")
     root = f"{base}/v2/models/"
     names = [path.removeprefix(root)[:-1] for path in wanted["paths"] if path.startswith(root) and path != root]
@@ -57,12 +57,12 @@ def one(*definitions: tuple[str, Any], refers: str) -> ModelDescription:
 
 
 def argument_of(made: dict[str, Any], name: str) -> str:
-    """Give what the argument of a model refers to."""
+    """Return the definition that a model's argument refers to."""
     reference: str = made["paths"][f"/v2/models/{name}/predict/"]["post"]["parameters"][0]["$ref"]
     return reference.removeprefix("#/definitions/")
 
 
-def test_models_that_mean_the_same_by_a_name_share_it() -> None:
+def test_equal_definitions_of_two_models_are_shared() -> None:
     said = one(("Outer", OUTER), ("Inner", INNER), refers="Outer")
     made = document("", [("m", said), ("n", said)], predict=True, train=True)
 
@@ -70,7 +70,7 @@ def test_models_that_mean_the_same_by_a_name_share_it() -> None:
     assert set(made["definitions"]) == {*DEFINITIONS, "Outer", "Inner"}
 
 
-def test_models_that_mean_different_things_by_a_name_keep_them_apart() -> None:
+def test_different_definitions_with_the_same_name_are_kept_apart() -> None:
     other = {"type": "object", "properties": {"y": {"type": "integer"}}}
     models = [
         ("m", one(("Outer", OUTER), ("Inner", INNER), refers="Outer")),
@@ -83,21 +83,21 @@ def test_models_that_mean_different_things_by_a_name_keep_them_apart() -> None:
     assert (made["definitions"]["Inner"], made["definitions"]["Inner1"]) == (INNER, other)
 
 
-def test_a_models_name_gives_way_to_one_that_all_servers_have() -> None:
+def test_a_models_definition_is_renamed_if_the_server_has_one_of_that_name() -> None:
     made = document("", [("m", one(("Version", INNER), refers="Version"))], predict=True, train=True)
 
     assert argument_of(made, "m") == "Version1"
     assert made["definitions"]["Version"] == DEFINITIONS["Version"]
 
 
-def test_a_server_without_models_has_a_document_too() -> None:
+def test_a_server_without_models_has_a_document() -> None:
     made = document("", [], predict=True, train=True)
 
     assert list(made["paths"]) == ["/v2/", "/v2/debug/", "/v2/models/", "/"]
     assert set(made["definitions"]) == {"Version", "Location", "Failure", "ModelMeta", "Versions"}
 
 
-def test_a_name_that_is_given_to_one_definition_is_no_other_s() -> None:
+def test_a_generated_definition_name_is_not_used_twice() -> None:
     other = {"type": "object", "properties": {"y": {"type": "integer"}}}
     models = [
         ("m", one(("X", INNER), refers="X")),

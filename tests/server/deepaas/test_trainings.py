@@ -1,4 +1,4 @@
-"""Trainings wait, run and end: one after another, each once, whatever is asked of them meanwhile."""
+"""Trainings wait, run and end: one after another, each once, whatever requests arrive meanwhile."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ AT_ONCE = 2
 
 
 class Trainings(RuleBasedStateMachine):
-    """Any order of what may happen to the trainings of two models."""
+    """Any order of events in the trainings of two models."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Trainings(RuleBasedStateMachine):
 
     @precondition(lambda self: self.alive)
     @rule(at=st.integers(0, 9), how=st.sampled_from(["give", "raise_", "fail"]))
-    def one_ends(self, at: int, how: str) -> None:
+    def a_training_ends(self, at: int, how: str) -> None:
         trainer = self.alive[at % len(self.alive)]
         getattr(trainer, how)("words")
         self.do(turns())
@@ -91,7 +91,7 @@ class Trainings(RuleBasedStateMachine):
         assert all(run.ended.is_set() for run in self.bench.runs.trainings_of(name))
 
     @invariant()
-    def never_too_many_run_and_none_waits_for_nothing(self) -> None:
+    def running_trainings_are_limited_and_none_waits_needlessly(self) -> None:
         for name in self.added:
             running = [trainer for trainer in self.alive if trainer.name == name]
             waiting = [run for run in self.bench.runs.trainings_of(name) if run.phase == "waiting"]
@@ -99,7 +99,7 @@ class Trainings(RuleBasedStateMachine):
             assert not waiting or len(running) == AT_ONCE
 
     @invariant()
-    def they_begin_in_order_and_once(self) -> None:
+    def trainings_begin_in_order_and_once(self) -> None:
         for name, added in self.added.items():
             begun = [trainer.uuid for trainer in self.bench.made if trainer.name == name]
             assert begun == [uuid for uuid in added if uuid in set(begun)]
@@ -108,13 +108,13 @@ class Trainings(RuleBasedStateMachine):
             assert self.never.isdisjoint(begun)
 
     @invariant()
-    def the_list_is_what_was_added_and_not_removed(self) -> None:
+    def the_list_has_the_trainings_that_were_added_and_not_removed(self) -> None:
         for name, added in self.added.items():
             listed = [run.record.uuid for run in self.bench.runs.trainings_of(name)]
             assert listed == [uuid for uuid in added if uuid not in self.removed]
 
     @invariant()
-    def what_has_ended_stays_as_it_is(self) -> None:
+    def ended_trainings_do_not_change(self) -> None:
         for name in self.added:
             for run in self.bench.runs.trainings_of(name):
                 ended = run.record.status is not TrainingStatus.RUNNING
@@ -138,7 +138,7 @@ def message(run: Any) -> Any:
     return json.loads(run.record.document).get("message")
 
 
-def test_a_large_request_waits_on_the_disk_and_comes_whole() -> None:
+def test_a_large_request_waits_on_disk_and_is_passed_on_complete() -> None:
     async def work() -> None:
         bench, large = Bench(), bytes(range(256)) * (LARGE_BYTES // 256)
         await bench.add()
@@ -156,7 +156,7 @@ def test_a_large_request_waits_on_the_disk_and_comes_whole() -> None:
     done(work())
 
 
-def test_a_disk_that_is_full_refuses_what_would_have_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_rejects_a_training_that_would_have_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     def full() -> Any:
         raise OSError(28, "No space left on device")
 
@@ -173,7 +173,7 @@ def test_a_disk_that_is_full_refuses_what_would_have_to_wait(monkeypatch: pytest
     done(work())
 
 
-def test_no_more_wait_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_waiting_trainings_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         bench = Bench()
         for _ in range(3):
@@ -186,7 +186,7 @@ def test_no_more_wait_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
     done(work())
 
 
-def test_the_oldest_that_have_ended_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_ended_trainings_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         bench = Bench(at_once=9)
         uuids = [await bench.add() for _ in range(5)]
@@ -200,7 +200,7 @@ def test_the_oldest_that_have_ended_are_forgotten(monkeypatch: pytest.MonkeyPatc
     done(work())
 
 
-def test_the_servers_end_is_in_the_records_and_later_servers_have_them(tmp_path: Path) -> None:
+def test_trainings_interrupted_by_the_servers_end_are_in_the_records_of_later_servers(tmp_path: Path) -> None:
     async def work() -> None:
         bench = Bench(file=tmp_path / "jobs")
         await bench.runs.open()
@@ -220,14 +220,14 @@ def test_the_servers_end_is_in_the_records_and_later_servers_have_them(tmp_path:
     done(work())
 
 
-def test_a_server_that_was_killed_left_none_running(tmp_path: Path) -> None:
+def test_a_killed_server_leaves_no_training_recorded_as_running(tmp_path: Path) -> None:
     async def work() -> None:
         killed = Bench(file=tmp_path / "jobs")
         await killed.runs.open()
         uuid = await killed.add()
         killed.made[0].line("a line")
         killed.runs._save(killed.runs.find("m", uuid))  # type: ignore[arg-type]  # as SAVE_S later
-        await killed.runs.store.close()  # and never another word
+        await killed.runs.store.close()  # nothing is saved afterwards
 
         later = Bench(file=tmp_path / "jobs")
         await later.runs.open()
@@ -241,7 +241,7 @@ def test_a_server_that_was_killed_left_none_running(tmp_path: Path) -> None:
     done(work())
 
 
-def test_an_unloaded_models_trainings_end_with_it() -> None:
+def test_unloading_a_model_ends_its_trainings() -> None:
     async def work() -> None:
         bench = Bench()
         await bench.add("m")
@@ -259,7 +259,7 @@ def test_an_unloaded_models_trainings_end_with_it() -> None:
     done(work())
 
 
-def test_what_the_system_takes_long_to_end_is_cancelled_to_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_that_takes_long_to_kill_is_reported_as_canceled(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         bench = Bench()
         uuid = await bench.add()
@@ -276,7 +276,7 @@ def test_what_the_system_takes_long_to_end_is_cancelled_to_its_client(monkeypatc
     done(work())
 
 
-def test_a_record_that_cannot_be_read_keeps_no_other_from_being_read(tmp_path: Path) -> None:
+def test_an_unreadable_record_does_not_prevent_others_from_being_read(tmp_path: Path) -> None:
     async def work() -> None:
         earlier = Store(tmp_path / "jobs")
         await earlier.open()
@@ -293,12 +293,12 @@ def test_a_record_that_cannot_be_read_keeps_no_other_from_being_read(tmp_path: P
 
 
 async def run_until(holds: Any) -> None:
-    """Let the loop and its threads go on; `done` guards it."""
-    while not holds():  # noqa: ASYNC110 - nobody else tells
+    """Let the loop and its threads run; `done` limits the time."""
+    while not holds():  # noqa: ASYNC110 - threads have no event
         await asyncio.sleep(0)
 
 
-def test_a_training_that_is_removed_before_its_process_is_there_never_runs() -> None:
+def test_a_training_removed_before_its_process_exists_never_runs() -> None:
     async def work() -> None:
         bench = Bench()
         run = await bench.runs.add("m", {}, b"asked")
@@ -309,7 +309,7 @@ def test_a_training_that_is_removed_before_its_process_is_there_never_runs() -> 
     done(work())
 
 
-def test_what_ended_a_training_first_is_what_its_record_says() -> None:
+def test_the_first_reason_for_a_trainings_end_is_recorded() -> None:
     async def work() -> None:
         bench = Bench()
         uuid = await bench.add()
@@ -324,7 +324,7 @@ def test_what_ended_a_training_first_is_what_its_record_says() -> None:
     done(work())
 
 
-def test_a_training_that_was_removed_while_it_ran_is_kept_nowhere(tmp_path: Path) -> None:
+def test_a_training_removed_while_running_leaves_no_record(tmp_path: Path) -> None:
     async def work() -> None:
         bench = Bench(file=tmp_path / "jobs")
         await bench.runs.open()

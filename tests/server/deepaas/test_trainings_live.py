@@ -1,4 +1,4 @@
-"""Trainings over HTTP: begun, listed, followed, ended; and predictions beside them."""
+"""Trainings over HTTP: started, listed, followed and ended; and predictions at the same time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def live() -> Iterator[Live]:
 
 @pytest.fixture(autouse=True)
 def _nothing_runs_on(live: Live) -> Iterator[None]:
-    """Leave no training to the next test: it would wait for it."""
+    """Cancel all trainings after a test, since the next one would wait for them."""
     yield
     for record in ask(live.http_port, "GET", TRAIN).json:
         ask(live.http_port, "DELETE", TRAIN + record["uuid"])
@@ -42,12 +42,12 @@ def _nothing_runs_on(live: Live) -> Iterator[None]:
 
 @pytest.fixture
 def pipe(tmp_path: Path) -> str:
-    """Make a pipe for a call to tell its process ids over."""
+    """Make a pipe through which a call reports its process ids."""
     os.mkfifo(tmp_path / "told")
     return str(tmp_path / "told")
 
 
-def test_a_training_from_its_begin_to_its_end(live: Live) -> None:
+def test_a_training_is_started_listed_finished_and_deleted(live: Live) -> None:
     begun = ask(live.http_port, "POST", TRAIN, how="give")
     uuid = begun.json["uuid"]
     record = ended(live.http_port, uuid)
@@ -59,13 +59,13 @@ def test_a_training_from_its_begin_to_its_end(live: Live) -> None:
     assert ask(live.http_port, "GET", TRAIN + uuid).status == 404
 
 
-def test_wrong_arguments_are_told_at_once(live: Live) -> None:
+def test_invalid_arguments_of_a_training_are_rejected_at_once(live: Live) -> None:
     refused = ask(live.http_port, "POST", TRAIN, must="x")
 
     assert (refused.status, refused.json) == (422, {"must": ["Not a valid integer."]})
 
 
-def test_predictions_are_answered_while_a_training_runs_and_others_wait(live: Live, pipe: str) -> None:
+def test_predictions_are_answered_while_one_training_runs_and_another_waits(live: Live, pipe: str) -> None:
     runs = ask(live.http_port, "POST", TRAIN, told=pipe).json["uuid"]
     pids_of(pipe)
     waits = ask(live.http_port, "POST", TRAIN, how="give").json["uuid"]
@@ -78,7 +78,7 @@ def test_predictions_are_answered_while_a_training_runs_and_others_wait(live: Li
     assert ended(live.http_port, waits)["status"] == "done"
 
 
-def test_a_training_is_followed_by_its_progress_its_log_and_its_page(live: Live, pipe: str) -> None:
+def test_the_progress_log_and_page_of_a_running_training_are_served(live: Live, pipe: str) -> None:
     uuid = ask(live.http_port, "POST", TRAIN, told=pipe).json["uuid"]
     pids_of(pipe)
 
@@ -93,7 +93,7 @@ def test_a_training_is_followed_by_its_progress_its_log_and_its_page(live: Live,
     assert ask(live.http_port, "GET", f"{TRAIN}{uuid}/page").status == 404
 
 
-def test_a_training_with_a_file_reads_it(live: Live) -> None:
+def test_a_training_reads_its_uploaded_file(live: Live) -> None:
     body = b"--edge\r\ncontent-disposition: form-data; name=data; filename=f.txt\r\n\r\n\xc3\xa9\r\n--edge--\r\n"
     begun = ask(live.http_port, "POST", TRAIN, body, MULTIPART)
 
@@ -101,7 +101,7 @@ def test_a_training_with_a_file_reads_it(live: Live) -> None:
     assert ended(live.http_port, begun.json["uuid"])["result"]["output"]["content"] == "\u00e9"
 
 
-def test_a_training_whose_process_is_killed_is_an_error_and_the_next_runs(live: Live, pipe: str) -> None:
+def test_a_training_whose_process_is_killed_fails_and_the_next_one_runs(live: Live, pipe: str) -> None:
     uuid = ask(live.http_port, "POST", TRAIN, told=pipe).json["uuid"]
     (pid,) = pids_of(pipe)
     os.kill(pid, signal.SIGKILL)
@@ -113,7 +113,7 @@ def test_a_training_whose_process_is_killed_is_an_error_and_the_next_runs(live: 
     assert ended(live.http_port, ask(live.http_port, "POST", TRAIN, how="give").json["uuid"])["status"] == "done"
 
 
-def test_a_training_that_is_deleted_leaves_no_process(live: Live, pipe: str) -> None:
+def test_deleting_a_training_leaves_no_process(live: Live, pipe: str) -> None:
     uuid = ask(live.http_port, "POST", TRAIN, told=pipe, how="child").json["uuid"]
     pids = pids_of(pipe)
 
@@ -121,7 +121,7 @@ def test_a_training_that_is_deleted_leaves_no_process(live: Live, pipe: str) -> 
     assert all(gone_within(pid, 10.0) for pid in pids)
 
 
-def test_a_prediction_whose_process_is_killed_has_the_originals_500_and_no_other_has(live: Live, pipe: str) -> None:
+def test_a_prediction_whose_process_is_killed_fails_alone_with_the_originals_500(live: Live, pipe: str) -> None:
     running = Later(live.http_port, "POST", PREDICT, told=pipe)
     (pid,) = pids_of(pipe)
     waiting = Later(live.http_port, "POST", PREDICT, how="give")
@@ -134,14 +134,14 @@ def test_a_prediction_whose_process_is_killed_has_the_originals_500_and_no_other
     assert waiting.answer.json["predictions"] == {"acc": 0.9}
 
 
-def test_a_prediction_that_ends_its_process_has_the_originals_500(live: Live) -> None:
+def test_a_prediction_that_exits_its_process_is_answered_with_the_originals_500(live: Live) -> None:
     ended_itself = ask(live.http_port, "POST", PREDICT, how="exit")
 
     assert (ended_itself.status, ended_itself.body) == (500, TROUBLE)
     assert ask(live.http_port, "POST", PREDICT, how="give").json["predictions"] == {"acc": 0.9}
 
 
-def test_a_desk_that_is_killed_harms_no_prediction_and_is_there_again(live: Live) -> None:
+def test_a_killed_desk_fails_no_prediction_and_is_restarted(live: Live) -> None:
     desk = int(ask(live.http_port, "GET", "/v2/models/m/").json["summary"])
     os.kill(desk, signal.SIGKILL)
 

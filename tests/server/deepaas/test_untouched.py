@@ -1,4 +1,4 @@
-"""What asking a model for its arguments leaves where it predicts or trains."""
+"""Changes that asking a model for its arguments makes are undone where it predicts or trains."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TRAINED = "2026-01-01"
 
 
 def catalogue_model() -> Any:
-    """Make a model as those of the DEEP catalogue that classify.
+    """Make a model like the classifiers of the DEEP catalogue.
 
     Its arguments are of what was trained. What a training had saved of the configuration has no choice yet, and is
     checked as any other when it is loaded.
@@ -46,30 +46,30 @@ def catalogue_model() -> Any:
     )
 
 
-def test_a_model_that_predicts_has_the_configuration_that_it_was_imported_with(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_predicting_model_has_the_configuration_it_was_imported_with(monkeypatch: pytest.MonkeyPatch) -> None:
     service = opened(monkeypatch, catalogue_model())
     assert predicted(service) == {"conf": {"value": None, "help": "which"}, "timestamp": TRAINED}
 
 
-def test_its_arguments_are_checked_by_what_there_is_to_choose_from(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_of_a_model_are_checked_against_the_available_choices(monkeypatch: pytest.MonkeyPatch) -> None:
     service = opened(monkeypatch, catalogue_model())
     with pytest.raises(AssertionError, match=f"Must be one of: {TRAINED}"):
         predicted(service, sent_json({"timestamp": "1999"}))
 
 
-def test_so_has_one_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_model_has_the_configuration_it_was_imported_with(monkeypatch: pytest.MonkeyPatch) -> None:
     service = opened(monkeypatch, catalogue_model(), role="train")
     output = {"conf": {"value": None, "help": "which"}, "timestamp": TRAINED}
     assert json.loads(service.call(TRAIN, 1, call_of(), [])[0]) == {"output": output}
 
 
-def test_the_desk_remembers_as_the_server_did(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_desk_keeps_changes_made_while_it_asks_for_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     model = catalogue_model()
     assert isinstance(opened(monkeypatch, model, role="desk"), DeepaasInside)
     assert model.CONF["testing"]["timestamp"]["choices"] == [TRAINED]
 
 
-def test_all_modules_of_the_package_are_put_back_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dicts_of_all_modules_of_the_package_and_of_no_others_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     one, two, other = (SimpleNamespace(conf={"a": 1}) for _ in range(3))
     monkeypatch.setitem(sys.modules, NAME, one)
     monkeypatch.setitem(sys.modules, f"{NAME}.config", two)
@@ -80,7 +80,7 @@ def test_all_modules_of_the_package_are_put_back_and_no_others(monkeypatch: pyte
     assert (one.conf, two.conf, other.conf) == ({"a": 1}, {"a": 1}, {})
 
 
-def test_what_a_module_enters_when_it_is_imported_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entries_added_by_importing_a_submodule_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     package = SimpleNamespace(registry={})
     monkeypatch.setitem(sys.modules, NAME, package)
     with restoring_dicts(NAME):
@@ -89,7 +89,7 @@ def test_what_a_module_enters_when_it_is_imported_stays(monkeypatch: pytest.Monk
     assert package.registry == {"fields": 1}
 
 
-def test_what_was_empty_and_what_is_noted_as_done_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entries_added_to_an_empty_dict_or_noted_by_a_flag_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     package = SimpleNamespace(labels={}, conf={"a": 1}, ready=False)
     monkeypatch.setitem(sys.modules, NAME, package)
     with restoring_dicts(NAME):
@@ -101,7 +101,7 @@ def test_what_was_empty_and_what_is_noted_as_done_stays(monkeypatch: pytest.Monk
     assert package.conf == {"a": 1, "b": 2}
 
 
-def test_what_another_package_knows_too_is_not_the_model_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dict_shared_with_another_package_is_not_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     registry = {"base": 1}
     monkeypatch.setitem(sys.modules, NAME, SimpleNamespace(registry=registry))
     monkeypatch.setitem(sys.modules, f"{NAME}s", SimpleNamespace(known=registry))

@@ -1,4 +1,4 @@
-"""What the tests of trainings share: Trainers that do nothing until they are told, and a clock that stands."""
+"""Shared by the tests of trainings: Trainers that the test controls, and a clock that stands still."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOON = datetime(2026, 11, 23, 12, 0, 0, 250)  # noqa: DTZ001 - as the original's
 
 
 class Clock:
-    """A clock that stands until it is moved."""
+    """A clock that moves only when a test advances it."""
 
     def __init__(self) -> None:
         self.now = NOON
@@ -29,12 +29,12 @@ class Clock:
         return self.now
 
     def pass_s(self, seconds: float) -> None:
-        """Have time go by."""
+        """Let time pass."""
         self.now += timedelta(seconds=seconds)
 
 
 class FakeTrainer:
-    """A Trainer whose test says when it ends. `request` is what it was run with, None before."""
+    """A Trainer that the test ends. `request`: the request that it runs, None before."""
 
     def __init__(self, name: str, uuid: str, line: Callable[[str], None]) -> None:
         self.name, self.uuid, self.line = name, uuid, line
@@ -52,11 +52,11 @@ class FakeTrainer:
             self.ended = True
 
     def kill(self, why: str) -> None:
-        """End it, as the real one is ended."""
+        """End it as a real trainer."""
         self.fail(why)
 
     def give(self, output: Any) -> None:
-        """Have the training end well."""
+        """Have the training succeed."""
         if not self._end.done():
             self._end.set_result(json.dumps({"output": output}).encode())
 
@@ -71,7 +71,7 @@ class FakeTrainer:
 
 
 class Bench:
-    """Trainings with such Trainers. `made` are those that were made, in order."""
+    """Trainings with FakeTrainers. `made`: the trainers, in order."""
 
     def __init__(self, at_once: int = 1, file: Path | None = None) -> None:
         self.clock = Clock()
@@ -83,27 +83,27 @@ class Bench:
         return self.made[-1]
 
     async def add(self, name: str = "m", request: bytes = b"asked") -> str:
-        """Add a training, and give its uuid once it runs or waits."""
+        """Add a training. Returns: its uuid, once it runs or waits."""
         run = await self.runs.add(name, {"epochs": 3}, request)
         await turns()
         return run.record.uuid
 
 
 async def turns(count: int = 20) -> None:
-    """Let the loop do what there is to do."""
+    """Let the loop run all pending callbacks."""
     for _ in range(count):
         await asyncio.sleep(0)
 
 
 def shown(answer: bytes) -> Any:
-    """Read an answer of 200, JSON."""
+    """Read a JSON answer with status 200."""
     status, kind, _, body = read_answer(answer)
     assert (status, kind.partition(b"\r\n")[0]) == (200, b"application/json; charset=utf-8")
     return json.loads(body)
 
 
 def done(work: Coroutine[Any, Any, T]) -> T:
-    """Run it, for no longer than a test may."""
+    """Run it within a test's time limit."""
 
     async def guarded() -> T:
         return await asyncio.wait_for(work, 30)

@@ -1,4 +1,4 @@
-"""A front end's calls and an engine that answers them, on one loop: what the tests of this folder share."""
+"""A front end's calls and an engine that answers them, on one loop; shared by the tests of this folder."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def engine_of(root: Path, **settings: Any) -> AsyncIterator[Server]:
 
 
 class FrontEnd:
-    """One front end: what it asks, the regions it has, the levels it was told. `mute`: it takes STATE and is silent."""
+    """One front end: its calls, regions and log levels. `mute`: it receives STATE and does not confirm it."""
 
     def __init__(
         self, app: Any, methods: Mapping[str, Method], state: SharedState | None = None,
@@ -102,14 +102,14 @@ class FrontEnd:
         self.control.detach()
 
     async def settled(self) -> None:
-        """Wait until nothing is under way on either side."""
+        """Wait until no call is in progress on either side."""
         await turns(lambda: not len(self.control) and not len(self.answers))
 
 
 async def turns(true: Any) -> None:
-    """Let the loop turn until something holds."""
+    """Let the loop turn until a condition holds."""
     async with asyncio.timeout(PATIENCE_S):
-        while not true():  # noqa: ASYNC110 - the turns of the loop are what is waited for
+        while not true():  # noqa: ASYNC110 - only turns of the loop are needed
             await asyncio.sleep(0)
 
 
@@ -132,7 +132,7 @@ class Client:
         self._parts = [self.body[:half], self.body[half:]]
 
     async def ask(self, app: Any) -> Client:
-        """Be answered."""
+        """Send the request to an application and receive the answer."""
         path, _, query = self.path.partition("?")
         scope = {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": self.method, "path": path,
@@ -162,10 +162,10 @@ class Client:
 
     @property
     def answer(self) -> bytes:
-        """The body that has come."""
+        """The body received so far."""
         return b"".join(message.get("body", b"") for message in self.sent[1:])
 
     @property
     def whole(self) -> bool:
-        """Whether the answer has come to its end."""
+        """Whether the answer is complete."""
         return len(self.sent) > 1 and not self.sent[-1].get("more_body")

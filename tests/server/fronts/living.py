@@ -1,4 +1,4 @@
-"""Front ends and an engine on one loop, in the place of a live server: what a client sees must be the same."""
+"""Front ends and an engine on one loop, used like a live server: clients must see the same."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from tests.live import Live, settings_for
 
 @dataclass(kw_only=True)
 class LiveFronts(Live):
-    """What a test may touch; ports and addresses are the first front end's."""
+    """What a test may use; ports and addresses are the first front end's."""
 
     fronts: list[FrontServer]
     engine_server: EngineServer
 
     @property
     def draining(self) -> bool:
-        """Whether the first front end is on its way out."""
+        """Whether the first front end is draining."""
         return self.fronts[0].health.draining
 
     def url_of(self, position: int) -> str:
-        """Give what HTTP clients of one front end take."""
+        """Return the URL of one front end for HTTP clients."""
         return f"http://127.0.0.1:{self.fronts[position].http_port}"
 
 
@@ -55,7 +55,7 @@ async def running_fronts(
         for front in fronts:
             assert await front.wait_ready(10)
         yield fronts, engine
-        engine.engine.flush()  # as the supervisor has it
+        engine.engine.flush()  # as the supervisor does
         for front in fronts:
             await front.drain()
         await engine.drain()
@@ -66,7 +66,7 @@ async def running_fronts(
 
 
 def attach(engine: EngineServer, front: FrontServer) -> int:
-    """Let a front end reach an engine."""
+    """Connect a front end to an engine."""
     here, there = socket.socketpair()
     front.attach(there)
     return engine.attach(here)

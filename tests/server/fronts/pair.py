@@ -54,7 +54,7 @@ class EngineSide:
         return link
 
     def part(self, link: Link) -> None:
-        """Learn that a front end has gone, or cut it off."""
+        """Handle that a front end has disconnected, or disconnect it."""
         link.close()
         service = self.services.pop(link, None)
         if service is not None:
@@ -87,7 +87,7 @@ class FrontSide:
         self.engine.attach(link)
 
     def part(self) -> None:
-        """Learn that the engine has gone, or cut it off."""
+        """Handle that the engine has disconnected, or disconnect it."""
         link, self.link = self.link, None
         if link is not None:
             link.close()
@@ -101,7 +101,7 @@ class FrontSide:
 
 
 async def joined(engine: EngineSide, front: FrontSide) -> Link:
-    """Let a front end reach an engine, and wait until all is in place. Returns: the engine's end."""
+    """Connect a front end to an engine, and wait until all models are placed. Returns: the engine's Link."""
     here, there = socket.socketpair()
     front.join(there)
     link = engine.join(here)
@@ -118,7 +118,7 @@ def request(model: Model, value: float, sink: Any, width: int = 4, rows: int = 1
 
 
 async def until(condition: Any) -> None:
-    """Let the loop turn until something is so."""
+    """Let the loop turn until a condition holds."""
     async with asyncio.timeout(10):
         while not condition():
             gc.collect(0)

@@ -1,4 +1,4 @@
-"""Connections are spread evenly, by front ends that know only what each says of itself."""
+"""Connections are spread evenly by front ends that know only the counts each of them publishes."""
 
 from __future__ import annotations
 
@@ -30,37 +30,37 @@ from tests.processes import descriptors
 HTTP = 0
 
 
-def test_whoever_accepts_keeps_a_connection_unless_another_has_fewer() -> None:
+def test_an_accepting_front_end_keeps_a_connection_unless_another_has_fewer() -> None:
     assert choose_slot(0, {0: 3, 1: 3, 2: 3}) == 0
     assert choose_slot(0, {0: 3, 1: 3, 2: 2}) == 2
     assert choose_slot(2, {0: 3, 1: 2, 2: 2}) == 2
     assert choose_slot(1, {0: 0, 1: 2, 2: 1}) == 0
 
 
-def test_those_who_accept_at_the_same_time_choose_different_ones_of_several_with_as_few() -> None:
+def test_front_ends_accepting_at_the_same_time_choose_different_targets_on_a_tie() -> None:
     assert [choose_slot(own, {0: 5, 1: 0, 2: 5, 3: 0}) for own in (0, 2)] == [1, 3]
     assert choose_slot(3, {0: 0, 1: 0, 2: 0, 3: 1}) == 0
 
 
-def test_one_that_takes_none_is_given_none_and_gives_its_own_away() -> None:
+def test_a_front_end_that_stopped_accepting_receives_none_and_hands_its_own_over() -> None:
     assert choose_slot(0, {0: 3, 2: 4}) == 0
     assert choose_slot(1, {0: 3, 2: 4}) == 0
     assert choose_slot(1, {}) == 1
 
 
 @pytest.mark.parametrize("fronts", [1, 2, 3, 4, 7])
-def test_whoever_the_kernel_chooses_no_two_front_ends_are_further_apart_than_one(fronts: int) -> None:
+def test_connection_counts_differ_by_at_most_one_whichever_front_end_the_kernel_chooses(fronts: int) -> None:
     luck = random.Random(fronts)
     loads = dict.fromkeys(range(fronts), 0)
     for number in range(1, 400):
-        kernels = luck.choice([0, luck.randrange(fronts)])  # and it has a favourite
+        kernels = luck.choice([0, luck.randrange(fronts)])  # the kernel prefers front end 0
         place = choose_slot(kernels, loads)
         loads[place] += 1
         assert sum(loads.values()) == number
         assert max(loads.values()) - min(loads.values()) <= 1
 
 
-def test_those_that_are_emptier_catch_up_before_others_get_any() -> None:
+def test_an_empty_front_end_gets_every_new_connection_until_it_has_caught_up() -> None:
     luck = random.Random(1)
     loads = {0: 20, 1: 20, 2: 0}
     for _ in range(20):
@@ -74,7 +74,7 @@ def test_those_that_are_emptier_catch_up_before_others_get_any() -> None:
 
 def run(main: Callable[[], Awaitable[None]], make: Callable[[], asyncio.AbstractEventLoop]) -> None:
     first = make()
-    first.run_until_complete(asyncio.sleep(0))  # uvloop makes what it keeps for good
+    first.run_until_complete(asyncio.sleep(0))  # uvloop creates what it keeps until the process ends
     first.close()
     before = descriptors()
     loop = make()
@@ -91,7 +91,7 @@ def loops(request: pytest.FixtureRequest) -> Any:
 
 
 class Named(asyncio.Protocol):
-    """Says which front end has it, and echoes."""
+    """Sends the number of its front end, and echoes."""
 
     def __init__(self, port: NamedPort) -> None:
         self.port = port
@@ -184,7 +184,7 @@ Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 - what is waited for has no event
+    while not condition():  # noqa: ASYNC110 - the condition has no event
         await asyncio.sleep(0)
 
 
@@ -209,7 +209,7 @@ def test_a_burst_of_connections_is_spread_evenly(loops: Any, number: int, fronts
     run(main, loops)
 
 
-def test_what_has_closed_counts_no_more(loops: Any) -> None:
+def test_closed_connections_are_no_longer_counted(loops: Any) -> None:
     async def main() -> None:
         served = await Fronts.of(2)
         clients = await served.connect(32)
@@ -232,7 +232,7 @@ def peers(port: NamedPort) -> set[Any]:
 
 @pytest.fixture(scope="module")
 def contexts(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """Give the server's and the client's."""
+    """Return the server's and the client's contexts."""
     folder = tmp_path_factory.mktemp("keys")
     subprocess.run(
         [
@@ -258,7 +258,7 @@ def test_connections_are_handed_over_before_the_tls_handshake(
         for reader, writer in clients:
             writer.write(b"x")
             assert await reader.readexactly(1) == b"x"
-        # one that does not speak TLS costs nothing
+        # a client that does not speak TLS leaves no count behind
         reader, writer = await asyncio.open_connection("127.0.0.1", served.ports[0].port)
         writer.write(b"GET / HTTP/1.1\r\n\r\n")
         await reader.read()
@@ -273,7 +273,7 @@ def test_connections_are_handed_over_before_the_tls_handshake(
 
 
 @pytest.mark.slow
-def test_a_drain_does_not_wait_for_a_client_that_does_not_finish_its_handshake(
+def test_a_drain_does_not_wait_for_a_client_that_never_finishes_its_handshake(
     monkeypatch: pytest.MonkeyPatch, contexts: tuple[ssl.SSLContext, ssl.SSLContext]
 ) -> None:
     monkeypatch.setattr(acceptor, "HANDSHAKES_S", 0.01)
@@ -295,7 +295,7 @@ def test_a_drain_does_not_wait_for_a_client_that_does_not_finish_its_handshake(
 
 
 @pytest.mark.slow
-def test_who_comes_while_a_drain_waits_for_handshakes_may_finish_its_own(
+def test_a_client_that_connects_while_a_drain_waits_for_handshakes_is_served(
     monkeypatch: pytest.MonkeyPatch, contexts: tuple[ssl.SSLContext, ssl.SSLContext]
 ) -> None:
     monkeypatch.setattr(acceptor, "HANDSHAKES_S", 10.0)
@@ -307,7 +307,7 @@ def test_who_comes_while_a_drain_waits_for_handshakes_may_finish_its_own(
         early.connect(("127.0.0.1", port.port))
         await until(lambda: board.read(HTTP, 0).total == 1)
         finishing = asyncio.ensure_future(port.drain(asyncio.get_running_loop().time() + 20))
-        for _ in range(10):  # it has taken who waited, and waits for the first one's handshake
+        for _ in range(10):  # the drain has accepted waiting clients, and waits for the first handshake
             await asyncio.sleep(0)
         late.connect(("127.0.0.1", port.port))
         await until(lambda: board.read(HTTP, 0).total == 2)
@@ -325,7 +325,7 @@ def test_who_comes_while_a_drain_waits_for_handshakes_may_finish_its_own(
     run(main, uvloop.new_event_loop)
 
 
-def test_a_front_end_that_leaves_serves_what_it_has_been_sent_and_gives_away_what_it_accepts(loops: Any) -> None:
+def test_a_draining_front_end_serves_handed_over_connections_and_hands_new_ones_over(loops: Any) -> None:
     async def main() -> None:
         served = await Fronts.of(2)
         first, second = served.spreads
@@ -334,7 +334,7 @@ def test_a_front_end_that_leaves_serves_what_it_has_been_sent_and_gives_away_wha
         clients += await served.connect(8)
         assert served.counts == [12, 4]
 
-        # one that was sent before it finished, and one that is sent too late
+        # one connection is sent before the second finishes, and one too late
         served.boards[1].publish_accepting(1, accepting=True)
         early, late = socket.socketpair(), socket.socketpair()
         assert first._hand_over(HTTP, early[0])
@@ -351,10 +351,10 @@ def test_a_front_end_that_leaves_serves_what_it_has_been_sent_and_gives_away_wha
     run(main, loops)
 
 
-def test_a_front_end_that_has_died_is_sent_nothing_and_costs_nobody_else(loops: Any) -> None:
+def test_a_dead_front_end_receives_no_connections_and_none_are_lost(loops: Any) -> None:
     async def main() -> None:
         served = await Fronts.of(2)
-        # its memory still says that it takes connections
+        # its shared memory still reports that it accepts connections
         served.spreads[1]._close_mailbox()
         await served.ports[1].stop_accepting()
 
@@ -367,11 +367,11 @@ def test_a_front_end_that_has_died_is_sent_nothing_and_costs_nobody_else(loops: 
     run(main, loops)
 
 
-def test_a_front_end_that_takes_nothing_is_sent_no_more_after_a_moment() -> None:
+def test_a_front_end_that_does_not_receive_connections_is_soon_sent_no_more() -> None:
     async def main() -> None:
         served = await Fronts.of(2)
         loop, giver = asyncio.get_running_loop(), served.spreads[0]
-        loop.remove_reader(served.spreads[1]._mailbox)  # as one that is stopped
+        loop.remove_reader(served.spreads[1]._mailbox)  # as if it were stopped
         served.boards[0].publish_connections(HTTP, 0, 1000)
         pairs = [socket.socketpair() for _ in range(MAX_PENDING + 2)]
 
@@ -392,7 +392,7 @@ def test_a_front_end_that_takes_nothing_is_sent_no_more_after_a_moment() -> None
     run(main, uvloop.new_event_loop)
 
 
-def test_one_that_leaves_gives_what_it_would_refuse_to_one_that_is_slow() -> None:
+def test_a_draining_front_end_hands_connections_even_to_a_slow_front_end() -> None:
     async def main() -> None:
         served = await Fronts.of(2)
         loop, giver = asyncio.get_running_loop(), served.spreads[0]
@@ -413,10 +413,10 @@ def test_one_that_leaves_gives_what_it_would_refuse_to_one_that_is_slow() -> Non
     run(main, uvloop.new_event_loop)
 
 
-def test_one_that_leaves_asks_the_next_one_where_the_first_has_died() -> None:
+def test_a_draining_front_end_tries_the_next_front_end_when_the_first_has_died() -> None:
     async def main() -> None:
         served = await Fronts.of(3)
-        served.spreads[1]._close_mailbox()  # and its memory still says that it takes connections
+        served.spreads[1]._close_mailbox()  # its shared memory still reports that it accepts connections
         served.boards[2].publish_connections(HTTP, 2, 7)
         served.spreads[0].stop_accepting()
         here, there = socket.socketpair()
@@ -437,7 +437,7 @@ class Later:
         self.time = lambda: now_s
 
 
-def test_what_a_killed_sender_has_counted_and_not_sent_is_put_right() -> None:
+def test_a_connection_counted_but_never_sent_by_a_killed_front_end_is_uncounted() -> None:
     async def main() -> None:
         served = await Fronts.of(2)
         served.boards[0].count_sent(HTTP, 0, 1)
@@ -451,7 +451,7 @@ def test_what_a_killed_sender_has_counted_and_not_sent_is_put_right() -> None:
     run(main, uvloop.new_event_loop)
 
 
-def test_a_connection_that_was_handed_over_is_no_more_inherited_than_one_that_was_accepted(
+def test_a_handed_over_connection_is_not_inherited_by_child_processes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def main() -> None:
@@ -477,7 +477,7 @@ def test_a_connection_that_was_handed_over_is_no_more_inherited_than_one_that_wa
     run(main, uvloop.new_event_loop)
 
 
-def test_without_descriptors_left_a_front_end_asks_for_no_more(
+def test_a_front_end_out_of_file_descriptors_stops_accepting_until_it_recovers(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:

@@ -27,7 +27,7 @@ pb = service_pb2()
 
 @asynccontextmanager
 async def asked(app: Any, **methods: Any) -> AsyncIterator[FrontEnd]:
-    """A front end whose engine is an application and unary methods of the test's own."""
+    """A front end whose engine is a test's own application and unary methods."""
     paths = {
         "live": SERVICE + "ServerLive",
         "load": SERVICE + "RepositoryModelLoad",
@@ -41,7 +41,7 @@ async def asked(app: Any, **methods: Any) -> AsyncIterator[FrontEnd]:
 
 
 async def nothing(scope: Any, receive: Any, send: Any) -> None:
-    raise AssertionError("nobody should ask")
+    raise AssertionError("no request should reach the application")
 
 
 QUESTIONS = [
@@ -67,7 +67,7 @@ QUESTIONS = [
 ]
 
 
-def test_every_page_is_the_same_through_a_front_end(tmp_path: Path) -> None:
+def test_every_http_page_is_the_same_through_a_front_end(tmp_path: Path) -> None:
     async def main() -> None:
         async with engine_of(tmp_path) as server:
             app = server.app()
@@ -85,7 +85,7 @@ def test_every_page_is_the_same_through_a_front_end(tmp_path: Path) -> None:
     uvloop.run(main())
 
 
-def test_every_rpc_but_inference_is_the_same_through_a_front_end(tmp_path: Path) -> None:
+def test_every_rpc_except_inference_is_the_same_through_a_front_end(tmp_path: Path) -> None:
     async def main() -> None:
         async with engine_of(tmp_path) as server:
             methods = server.grpc_methods()
@@ -128,7 +128,7 @@ def _as_status(error: InferError) -> Any:
     return GRPC_STATUS[error.code], error.message
 
 
-def test_an_answer_streams_as_it_is_made() -> None:
+def test_an_answer_is_streamed_part_by_part() -> None:
     step = asyncio.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -158,7 +158,7 @@ def test_an_answer_streams_as_it_is_made() -> None:
     uvloop.run(main())
 
 
-def test_an_engine_does_not_run_far_ahead_of_a_client_that_does_not_read() -> None:
+def test_the_engine_pauses_an_answer_that_the_client_does_not_read() -> None:
     made = 0
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -185,7 +185,7 @@ def test_an_engine_does_not_run_far_ahead_of_a_client_that_does_not_read() -> No
     uvloop.run(main())
 
 
-def test_a_client_that_goes_away_is_gone_for_the_engine_too() -> None:
+def test_a_client_that_disconnects_is_disconnected_in_the_engine() -> None:
     ended = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -219,7 +219,7 @@ def test_a_client_that_goes_away_is_gone_for_the_engine_too() -> None:
     uvloop.run(main())
 
 
-def test_a_client_that_goes_away_before_its_body_is_whole_asks_nothing() -> None:
+def test_a_client_that_disconnects_before_its_body_is_complete_sends_no_request() -> None:
     async def main() -> None:
         async with asked(nothing) as front:
             client = Client("POST", "/", b"half")
@@ -231,7 +231,7 @@ def test_a_client_that_goes_away_before_its_body_is_whole_asks_nothing() -> None
     uvloop.run(main())
 
 
-def test_a_body_is_bounded_as_in_one_process() -> None:
+def test_a_body_over_the_size_limit_is_rejected() -> None:
     async def main() -> None:
         async with asked(nothing) as front:
             client = await Client("POST", "/v2/x", bytes((1 << 20) + 1)).ask(front.app)
@@ -243,7 +243,7 @@ def test_a_body_is_bounded_as_in_one_process() -> None:
     uvloop.run(main())
 
 
-def test_large_bodies_travel_both_ways() -> None:
+def test_large_bodies_are_passed_in_both_directions() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         body = (await receive())["body"]
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -261,7 +261,9 @@ def test_large_bodies_travel_both_ways() -> None:
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_an_application_that_fails_is_answered_or_cut_off(begun: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_exception_in_the_application_is_answered_with_503_or_ends_the_answer(
+    begun: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if begun:
             await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -279,7 +281,7 @@ def test_an_application_that_fails_is_answered_or_cut_off(begun: bool, caplog: p
     uvloop.run(main())
 
 
-def test_without_an_engine_a_front_end_is_live_not_ready_and_says_so_at_once() -> None:
+def test_a_front_end_without_an_engine_is_live_and_not_ready() -> None:
     async def main() -> None:
         control = ControlCalls()
         app = ControlApp(control, 1000)
@@ -305,7 +307,7 @@ def test_without_an_engine_a_front_end_is_live_not_ready_and_says_so_at_once() -
     uvloop.run(main())
 
 
-def test_a_front_end_that_drains_says_so_as_a_server_does() -> None:
+def test_a_draining_front_end_is_not_live_and_not_ready() -> None:
     async def main() -> None:
         async with asked(nothing) as front:
             front.control.drain()
@@ -319,7 +321,7 @@ def test_a_front_end_that_drains_says_so_as_a_server_does() -> None:
     uvloop.run(main())
 
 
-def test_a_front_end_that_gives_way_says_what_its_engine_says() -> None:
+def test_a_front_end_being_replaced_reports_the_health_of_its_engine() -> None:
     async def ready(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b""})
@@ -341,7 +343,7 @@ def test_a_front_end_that_gives_way_says_what_its_engine_says() -> None:
     uvloop.run(main())
 
 
-def test_what_is_restricted_is_so_without_an_engine() -> None:
+def test_restricted_paths_require_their_header_without_an_engine() -> None:
     async def main() -> None:
         app = ControlApp(ControlCalls(), 1000, RestrictedApis.parse(["health:key=secret"]))
         client = await Client(path="/v2/health/live").ask(app)
@@ -352,7 +354,7 @@ def test_what_is_restricted_is_so_without_an_engine() -> None:
     uvloop.run(main())
 
 
-def test_an_engine_that_dies_ends_what_is_under_way_at_once() -> None:
+def test_calls_in_progress_end_at_once_when_the_engine_dies() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["path"] == "/begun":
             await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -360,7 +362,7 @@ def test_an_engine_that_dies_ends_what_is_under_way_at_once() -> None:
         await receive()
 
     def never(call: Call, message: bytes) -> None:
-        """Answer nothing."""
+        """Never answer."""
 
     async def main() -> None:
         async with asked(app, load=never) as front:
@@ -380,7 +382,7 @@ def test_an_engine_that_dies_ends_what_is_under_way_at_once() -> None:
     uvloop.run(main())
 
 
-def test_a_stream_is_passed_on_with_its_end_and_its_pushback() -> None:
+def test_a_stream_is_passed_on_with_backpressure_final_status_and_pushback() -> None:
     calls: list[Call] = []
 
     def watch(call: Call, message: bytes) -> None:
@@ -411,7 +413,7 @@ def test_a_stream_is_passed_on_with_its_end_and_its_pushback() -> None:
     uvloop.run(main())
 
 
-def test_a_call_that_ends_by_itself_is_cancelled_in_the_engine() -> None:
+def test_a_call_that_ends_in_the_front_end_is_cancelled_in_the_engine() -> None:
     cancelled = []
 
     def watch(call: Call, message: bytes) -> None:
@@ -435,7 +437,7 @@ def test_a_call_that_ends_by_itself_is_cancelled_in_the_engine() -> None:
     uvloop.run(main())
 
 
-def test_a_method_that_fails_is_answered_with_an_id(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_exception_in_a_method_is_answered_with_a_request_id(caplog: pytest.LogCaptureFixture) -> None:
     def load(call: Call, message: bytes) -> None:
         raise RuntimeError("on purpose")
 

@@ -1,6 +1,6 @@
-"""Two front ends and an engine, over sockets: the answers of one process, and one truth whichever of them is asked.
+"""Two front ends and an engine over sockets answer as one process does, and share all state.
 
-They share a loop here, as no processes do: tests/server/supervisor has those.
+They share a loop here; for separate processes, see tests/server/supervisor.
 """
 
 from __future__ import annotations
@@ -113,7 +113,9 @@ def test_a_front_end_answers_as_one_process_does(fronts: LiveFronts, alone: Live
     ],
     ids=["deep", "many", "large"],
 )
-def test_what_json_may_be_is_bounded_at_a_front_end_too(fronts: LiveFronts, path: str, body: str, refused: str) -> None:
+def test_a_front_end_limits_the_depth_count_and_size_of_json(
+    fronts: LiveFronts, path: str, body: str, refused: str
+) -> None:
     answer = httpx.post(f"{fronts.url_of(1)}/v2/models/{path}", content=body, timeout=60)
 
     assert answer.status_code == 400
@@ -130,7 +132,7 @@ def test_the_control_plane_answers_as_one_process_does(fronts: LiveFronts, alone
     assert answers[1].json() == answers[0].json() if answers[0].content else not answers[1].content
 
 
-def test_grpc_is_answered_with_the_same_tensors(fronts: LiveFronts, alone: Live) -> None:
+def test_a_front_end_answers_grpc_as_one_process_does(fronts: LiveFronts, alone: Live) -> None:
     said = []
     for address in (alone.grpc_address, f"127.0.0.1:{fronts.fronts[1].grpc_port}"):
         with triton_grpc.InferenceServerClient(address) as client:
@@ -144,7 +146,7 @@ def test_grpc_is_answered_with_the_same_tensors(fronts: LiveFronts, alone: Live)
     assert said[:2] == said[2:]
 
 
-def test_statistics_are_the_same_whichever_front_end_is_asked(fronts: LiveFronts) -> None:
+def test_statistics_are_the_same_at_every_front_end(fronts: LiveFronts) -> None:
     def counts(position: int, model: str) -> Any:
         stats = httpx.get(f"{fronts.url_of(position)}/v2/models/{model}/stats").json()["model_stats"][0]
         parts = stats["inference_stats"]
@@ -165,7 +167,7 @@ def test_statistics_are_the_same_whichever_front_end_is_asked(fronts: LiveFronts
     assert float(calls.split()[-1]) >= 4
 
 
-def test_a_sequence_goes_on_at_another_front_end(fronts: LiveFronts) -> None:
+def test_a_sequence_continues_at_another_front_end(fronts: LiveFronts) -> None:
     sums = []
     for number, value in enumerate((1.0, 2.0, 4.0)):
         said = {
@@ -195,7 +197,7 @@ def test_a_region_is_registered_at_every_front_end(fronts: LiveFronts) -> None:
         shm.destroy_shared_memory_region(memory)
 
 
-def test_a_load_and_an_unload_are_seen_by_all_when_they_are_answered(fronts: LiveFronts) -> None:
+def test_a_load_or_unload_has_reached_every_front_end_when_it_is_answered(fronts: LiveFronts) -> None:
     for number in range(6):
         asked, other = fronts.url_of(number % 2), fronts.url_of(1 - number % 2)
         url = f"{other}/v2/models/simple_auto/infer"
@@ -205,13 +207,13 @@ def test_a_load_and_an_unload_are_seen_by_all_when_they_are_answered(fronts: Liv
         assert httpx.post(url, json={"inputs": PAIR}).status_code == 200
 
 
-def test_without_its_engine_a_front_end_says_so_at_once_and_serves_again_with_the_next() -> None:
+def test_a_front_end_answers_503_without_an_engine_and_serves_again_with_the_next() -> None:
     with live_front(IRIS) as live:
 
         async def part() -> None:
             for number in list(live.engine_server._fronts):
                 live.engine_server.detach(number)
-            while live.fronts[0].ready:  # noqa: ASYNC110 - nobody is told
+            while live.fronts[0].ready:  # noqa: ASYNC110 - there is no event for it
                 await asyncio.sleep(0)
 
         async def join() -> None:

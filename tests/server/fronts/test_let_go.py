@@ -1,4 +1,4 @@
-"""What an engine has held for a front end, and a front end for its engine, is let go of when the other one has gone."""
+"""Objects that an engine keeps for a front end, or a front end for its engine, are freed when the other disconnects."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_collector")]
 
 async def _until_gone(parts: list[weakref.ref[object]]) -> None:
     async with asyncio.timeout(10):
-        while any(part() is not None for part in parts):  # noqa: ASYNC110 - nothing tells of it
+        while any(part() is not None for part in parts):  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0)
 
 
@@ -41,7 +41,7 @@ def _of_its_models(front: FrontServer) -> list[weakref.ref[object]]:
     return [weakref.ref(each) for each in (*model_table._models.values(), *model_table._hooks.values())]
 
 
-def test_a_front_end_that_goes_leaves_no_object_in_the_engine() -> None:
+def test_a_front_end_that_disconnects_leaves_no_object_in_the_engine() -> None:
     async def main() -> None:
         settings = settings_for(IRIS, allow_metrics=False)
         async with running_fronts(settings) as (_, engine):
@@ -55,7 +55,7 @@ def test_a_front_end_that_goes_leaves_no_object_in_the_engine() -> None:
     uvloop.run(main())
 
 
-def test_an_engine_that_goes_leaves_no_object_in_a_front_end() -> None:
+def test_an_engine_that_disconnects_leaves_no_object_in_a_front_end() -> None:
     async def main() -> None:
         settings = settings_for(IRIS, allow_metrics=False)
         async with running_fronts(settings) as ((front,), engine):
@@ -67,7 +67,7 @@ def test_an_engine_that_goes_leaves_no_object_in_a_front_end() -> None:
                 await _until_gone(parts)
                 attach(engine, front)
                 assert await front.wait_ready(10)
-            # hooks are modules, which only the collector ends: at the latest with the next engine
+            # hooks are modules, which only the garbage collector frees: at the latest with the next engine
             await _until_gone(models)
 
     uvloop.run(main())

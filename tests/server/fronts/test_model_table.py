@@ -1,4 +1,4 @@
-"""Placing: what a front end serves while the hooks of other models are being loaded there."""
+"""The models of a front end: when each is served, which messages announce them, and when they are freed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def pre_inference(sample, signature, metadata):
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """What hooks that are loaded wait for."""
+    """An event that hooks wait for while they are loaded."""
     opened = threading.Event()
     monkeypatch.setitem(sys.modules, GATE, opened)
     yield opened
@@ -49,7 +49,7 @@ def _why_not(front: FrontSide, name: str) -> Code:
     return caught.value.code
 
 
-def test_a_front_end_serves_each_model_as_soon_as_it_can(tmp_path: Path, gate: threading.Event) -> None:
+def test_a_front_end_serves_loaded_models_while_the_hooks_of_others_load(tmp_path: Path, gate: threading.Event) -> None:
     (tmp_path / "hooks.py").write_text(HOOKS, "utf-8")
 
     async def main() -> None:
@@ -81,7 +81,7 @@ def test_a_front_end_serves_each_model_as_soon_as_it_can(tmp_path: Path, gate: t
 
 
 def _told(front: FrontSide, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Give what a front end is told from now on, as it comes."""
+    """Return a list to which each message to a front end is added from now on."""
     told: list[dict[str, Any]] = []
     model_table = front.model_table
     assert model_table is not None
@@ -95,7 +95,7 @@ def _told(front: FrontSide, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, A
     return told
 
 
-def test_one_of_many_models_that_comes_or_goes_is_told_of_and_placed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_is_loaded_or_unloaded_is_published_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         engine, front = EngineSide(), FrontSide()
         try:
@@ -122,7 +122,7 @@ def test_one_of_many_models_that_comes_or_goes_is_told_of_and_placed_alone(monke
     asyncio.run(main())
 
 
-def test_a_front_end_that_comes_later_is_told_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_front_end_that_joins_later_receives_all_models_in_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         engine, front = EngineSide(), FrontSide()
         try:
@@ -147,7 +147,7 @@ def test_a_front_end_that_comes_later_is_told_all_at_once(monkeypatch: pytest.Mo
     asyncio.run(main())
 
 
-def test_what_is_counted_of_one_of_many_models_has_no_other_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reporting_the_statistics_of_one_model_does_not_inspect_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         engine, front = EngineSide(), FrontSide()
         try:
@@ -192,7 +192,7 @@ def pre_inference(sample, signature, metadata):
 """
 
 
-def test_what_the_hooks_of_a_model_hold_goes_with_it(tmp_path: Path) -> None:
+def test_objects_held_by_hooks_are_freed_when_their_model_is_unloaded(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     (tmp_path / "hooks.py").write_text(TABLE.format(str(gone)), "utf-8")
     spec = replace(SPEC, name="hooked", hooks=HookSpec(tmp_path / "hooks.py"))
@@ -202,11 +202,11 @@ def test_what_the_hooks_of_a_model_hold_goes_with_it(tmp_path: Path) -> None:
         try:
             await engine.load()
             await joined(engine, front)
-            for _ in range(2):  # of the second one the thread may still be ending
+            for _ in range(2):  # the thread of the second one may still be ending
                 await engine.published.publish("hooked", [await engine.published.open(spec)])
                 await engine.published.publish("hooked", ())
             async with asyncio.timeout(10):
-                while not gone.exists():  # noqa: ASYNC110 - `until` has the collector come
+                while not gone.exists():  # noqa: ASYNC110 - `until` would run the garbage collector
                     await asyncio.sleep(0)
         finally:
             await front.stop()

@@ -1,4 +1,4 @@
-"""Readiness says what inference does, also when what a request needs runs in another process that is gone."""
+"""Readiness agrees with inference, also when a process that requests need has ended."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _until(met: Callable[[], bool]) -> None:
 
 
 def _statuses(live: Live) -> tuple[int, int, int]:
-    """Give what inference, the model's readiness and the server's say."""
+    """Return the statuses of inference, of the model's readiness and of the server's."""
     sample = [5.1, 3.5, 1.4, 0.2]
     return (
         httpx.post(f"{live.url}/v2/models/iris/predict", json=sample, timeout=GUARD_S).status_code,
@@ -67,9 +67,9 @@ def test_a_model_whose_hooks_cannot_be_loaded_again_is_not_ready(
 
 
 async def _asked_for(front: FrontServer, name: str) -> tuple[tuple[int, str | None], grpc.StatusCode]:
-    """Give how a model's metadata are refused over HTTP, with its Retry-After, and over gRPC.
+    """Return how requests for a model's metadata are rejected over HTTP, with Retry-After, and over gRPC.
 
-    What tells its statistics is refused with the same words while the engine loads; ModelReady says no.
+    Requests for its statistics are rejected with the same text while the engine loads; ModelReady returns false.
     """
     url = f"http://127.0.0.1:{front.http_port}/v2/models/{name}"
     async with httpx.AsyncClient() as client, grpc.aio.insecure_channel(f"127.0.0.1:{front.grpc_port}") as channel:
@@ -87,7 +87,7 @@ async def _asked_for(front: FrontServer, name: str) -> tuple[tuple[int, str | No
         return (page.status_code, page.headers.get("retry-after")), refused.value.code()
 
 
-def test_what_is_not_found_while_an_engine_loads_may_be_there_in_a_moment(tmp_path: Path) -> None:
+def test_an_unknown_model_is_503_while_the_engine_loads_and_404_afterwards(tmp_path: Path) -> None:
     async def main() -> None:
         settings = settings_for(tmp_path)
         engine, front = EngineServer(settings), FrontServer(settings)
@@ -106,7 +106,7 @@ def test_what_is_not_found_while_an_engine_loads_may_be_there_in_a_moment(tmp_pa
     asyncio.run(main())
 
 
-def test_a_front_end_that_gives_way_does_not_wait_for_load_balancers(tmp_path: Path) -> None:
+def test_a_front_end_being_replaced_drains_without_the_drain_delay(tmp_path: Path) -> None:
     async def main() -> None:
         front = FrontServer(settings_for(tmp_path, drain_delay_secs=3600))
         try:

@@ -1,4 +1,4 @@
-"""RemoteEngine and EngineService: every request that was submitted has one end, whoever dies, and the right one."""
+"""RemoteEngine and EngineService: every submitted request ends exactly once and correctly, whichever process dies."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from .pair import SPEC, EngineSide, FrontSide, joined, request, until
 
 
 def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run a test on a loop of its own."""
+    """Run a test on its own loop."""
 
     @wraps(test)
     def run(**fixtures: Any) -> None:
@@ -52,7 +52,7 @@ def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
 
 
 class Ledger:
-    """A sink that counts each request's ends, and checks what it was answered with."""
+    """A sink that counts each request's ends, and checks the answers."""
 
     def __init__(self) -> None:
         self.ends: Counter[float] = Counter()
@@ -97,7 +97,7 @@ STEPS = st.lists(
 @pytest.mark.slow
 @settings(max_examples=25, deadline=None, phases=(Phase.explicit, Phase.generate))
 @given(steps=STEPS)
-def test_every_request_that_was_submitted_has_one_end_whoever_dies(steps: list[tuple[str, int, int]]) -> None:
+def test_every_submitted_request_ends_exactly_once_whichever_process_dies(steps: list[tuple[str, int, int]]) -> None:
     asyncio.run(_play(steps))
 
 
@@ -117,7 +117,7 @@ async def _play(steps: list[tuple[str, int, int]]) -> None:
 
 
 class Play:
-    """What is done to a pair, and what was sent."""
+    """The steps that are applied to a pair, and the requests that were sent."""
 
     def __init__(self, gate: Gate, engine: EngineSide, front: FrontSide) -> None:
         self.engine = engine
@@ -167,7 +167,7 @@ class Play:
             self.engine.part(link)
 
     def check(self) -> None:
-        """Hold what has come back against what was sent, and let go of it."""
+        """Compare the answers with the requests that were sent, and forget these."""
         ended = {value for value, count in self.ledger.ends.items() if count}
         assert not self.ledger.wrong
         assert ended | self.cancelled == {each.context for each in self.sent}
@@ -178,7 +178,7 @@ class Play:
 
 
 @on_a_loop
-async def test_answers_of_one_wake_up_are_delivered_together() -> None:
+async def test_answers_received_in_one_wake_up_are_delivered_together() -> None:
     async with pair() as (_, front):
         sink, model = ListSink(), front.engine.model("m")
         for value in range(8):
@@ -189,7 +189,7 @@ async def test_answers_of_one_wake_up_are_delivered_together() -> None:
 
 
 @on_a_loop
-async def test_what_a_request_says_reaches_the_engine() -> None:
+async def test_the_properties_of_a_request_reach_the_engine() -> None:
     async with pair() as (engine, front):
         seen: list[InferRequest] = []
         submit = engine.engine.submit
@@ -213,7 +213,7 @@ async def test_what_a_request_says_reaches_the_engine() -> None:
 
 
 @on_a_loop
-async def test_what_was_told_of_a_model_stays_true_when_others_have_gone() -> None:
+async def test_requests_go_to_the_right_model_after_others_are_loaded_and_replaced() -> None:
     async with pair() as (engine, front):
         names: list[str] = []
         submit = engine.engine.submit
@@ -239,7 +239,7 @@ async def test_what_was_told_of_a_model_stays_true_when_others_have_gone() -> No
 
 
 @on_a_loop
-async def test_an_error_comes_back_as_it_was_raised() -> None:
+async def test_an_error_in_the_engine_is_returned_with_its_code_and_message() -> None:
     async with pair() as (engine, front):
         await engine.load(replace(SPEC, version=2, policy=BatchPolicy(8, max_queue_requests=1, executor="thread")))
         engine.engine.stopping = True
@@ -255,7 +255,7 @@ async def test_an_error_comes_back_as_it_was_raised() -> None:
 
 @on_a_loop
 @pytest.mark.parametrize(("kind", "body"), [(DONE, b"{"), (DONE, b'[{"array": 7}]'), (FAILED, b"[]"), (ANSWER, b"{}")])
-async def test_an_answer_that_cannot_be_read_ends_its_own_request_and_no_other(kind: int, body: bytes) -> None:
+async def test_an_unreadable_answer_fails_only_its_own_request(kind: int, body: bytes) -> None:
     async with pair() as (_, front):
         sink, model = ListSink(), front.engine.model("m")
         spoiled, sound = request(model, 1, sink), request(model, 2, sink)
@@ -272,10 +272,10 @@ async def test_an_answer_that_cannot_be_read_ends_its_own_request_and_no_other(k
 
 
 @on_a_loop
-async def test_answers_that_a_client_did_not_read_are_gone_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unread_streamed_answers_are_freed_with_their_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "MAX_UNREAD_BYTES", 1)
     gc.collect()
-    gc.disable()  # it comes seldom, and until then the answers would keep the engine's shared memory
+    gc.disable()  # the collector runs rarely, and until then the answers would keep the engine's shared memory
     try:
         async with pair() as (_, front):
             asked, sink = request(front.engine.model("m"), 1, ListSink()), ref(answers := AnswerStream())
@@ -294,7 +294,7 @@ async def test_answers_that_a_client_did_not_read_are_gone_with_it(monkeypatch: 
 
 
 @on_a_loop
-async def test_without_an_engine_a_request_is_refused_at_once_and_said_to_be_worth_repeating() -> None:
+async def test_a_request_without_an_engine_is_rejected_with_a_retry_delay() -> None:
     async with pair() as (_, front):
         model = front.engine.model("m")
         generation = front.engine.generation
@@ -310,7 +310,7 @@ async def test_without_an_engine_a_request_is_refused_at_once_and_said_to_be_wor
 
 
 @on_a_loop
-async def test_what_is_in_flight_when_the_engine_goes_fails_at_once() -> None:
+async def test_requests_in_flight_fail_at_once_when_the_engine_disconnects() -> None:
     gate = Gate(list)
     async with pair(gate) as (engine, front):
         gate.close()
@@ -327,7 +327,7 @@ async def test_what_is_in_flight_when_the_engine_goes_fails_at_once() -> None:
 
 
 @on_a_loop
-async def test_a_model_that_gives_way_serves_until_no_front_end_needs_it() -> None:
+async def test_a_replaced_model_serves_until_no_front_end_holds_it() -> None:
     async with pair() as (engine, front):
         old = front.engine.model("m")
         front.engine.hold(old)
@@ -337,7 +337,7 @@ async def test_a_model_that_gives_way_serves_until_no_front_end_needs_it() -> No
         async with asyncio.timeout(10):
             await engine.published.wait_applied()
         for _ in range(20):
-            await asyncio.sleep(0)  # in which it would be closed, if it were
+            await asyncio.sleep(0)  # enough turns for the old model to be closed
         sink = ListSink()
         front.engine.submit(request(old, 3, sink))
         (ended,) = await sink.holds(1)
@@ -351,7 +351,7 @@ async def test_a_model_that_gives_way_serves_until_no_front_end_needs_it() -> No
 
 
 @on_a_loop
-async def test_hooks_that_a_front_end_cannot_load_fail_the_load(tmp_path: Any) -> None:
+async def test_a_model_load_fails_when_a_front_end_cannot_load_its_hooks(tmp_path: Any) -> None:
     (tmp_path / "hooks.py").write_text("raise ValueError('no')")
     async with pair() as (engine, front):
         with pytest.raises(InferError, match="no"):
@@ -361,7 +361,7 @@ async def test_hooks_that_a_front_end_cannot_load_fail_the_load(tmp_path: Any) -
 
 
 @on_a_loop
-async def test_a_model_without_hooks_is_told_of_once_when_it_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_model_without_hooks_is_announced_in_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
     async with pair() as (engine, front):
         told: list[int] = []
         model_table = front.model_table
@@ -381,7 +381,7 @@ async def test_a_model_without_hooks_is_told_of_once_when_it_is_published(monkey
 
 
 @on_a_loop
-async def test_names_without_a_version_are_refused_as_the_engine_refuses_them() -> None:
+async def test_missing_models_and_versions_have_the_same_errors_as_in_the_engine() -> None:
     async with pair() as (engine, front):
         engine.published.publish("m", (), ["7"])
         await until(lambda: not front.engine.models())
@@ -395,7 +395,7 @@ async def test_names_without_a_version_are_refused_as_the_engine_refuses_them() 
 
 
 @on_a_loop
-async def test_what_a_client_has_said_comes_to_user_code() -> None:
+async def test_parameters_and_timeout_of_a_request_reach_user_code() -> None:
     async with pair() as (engine, _):
         sent, come = (request(engine.engine.model("m"), 1, ListSink()) for _ in range(2))
         sent.parameters, sent.timeout_us = {"mine": 3}, 11_000_000_000
@@ -405,7 +405,7 @@ async def test_what_a_client_has_said_comes_to_user_code() -> None:
     assert (come.parameters, come.timeout_us) == ({"mine": 3}, 11_000_000_000)
 
 
-def test_what_user_code_says_with_its_outputs_comes_with_them() -> None:
+def test_parameters_and_errors_set_by_user_code_are_returned_with_outputs() -> None:
     outputs = CustomOutputs([np.ones(2), None], {"number": 3, "yes": True}, "lacks one")
 
     there = unpack_outputs(write_own_outputs(outputs), list(outputs))
@@ -414,7 +414,7 @@ def test_what_user_code_says_with_its_outputs_comes_with_them() -> None:
     assert (there[1], there.parameters, there.mismatch) == (None, {"number": 3, "yes": True}, "lacks one")
 
 
-def test_outputs_that_are_no_tensors_come_as_they_were() -> None:
+def test_outputs_that_are_not_tensors_are_returned_unchanged() -> None:
     outputs = [np.ones(2, np.float32), [{1: 0.5, "b": np.float32(2)}, {}], [np.arange(3)], (b"x", None, True)]
 
     body, arrays = pack_outputs(outputs)

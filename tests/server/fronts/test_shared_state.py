@@ -55,7 +55,7 @@ def read_of(regions: Regions, name: str, byte_size: int) -> bytes:
     return bytes(regions.lease(name, 0, byte_size).read())
 
 
-def test_a_region_is_in_every_front_end_before_its_client_is_answered(tmp_path: Path, key: str) -> None:
+def test_a_region_is_in_every_front_end_before_its_registration_is_answered(tmp_path: Path, key: str) -> None:
     before = kept()
 
     async def main() -> None:
@@ -78,9 +78,7 @@ def test_a_region_is_in_every_front_end_before_its_client_is_answered(tmp_path: 
     assert kept() == before
 
 
-def test_a_front_end_that_starts_later_has_what_there_is_even_if_its_key_names_another_by_then(
-    tmp_path: Path, key: str
-) -> None:
+def test_a_front_end_that_joins_later_maps_the_original_region_of_a_reused_key(tmp_path: Path, key: str) -> None:
     async def main() -> None:
         async with engine_of(tmp_path, allow_client_shm=True) as server:
             state, (first,) = fronts_of(server, 1)
@@ -103,7 +101,7 @@ def test_a_front_end_that_starts_later_has_what_there_is_even_if_its_key_names_a
     uvloop.run(main())
 
 
-def test_a_new_engine_has_no_regions_and_so_has_its_front_end(tmp_path: Path, key: str) -> None:
+def test_a_front_end_drops_its_regions_when_a_new_engine_starts(tmp_path: Path, key: str) -> None:
     async def main() -> None:
         async with engine_of(tmp_path, allow_client_shm=True) as server:
             _, (front,) = fronts_of(server, 1)
@@ -119,7 +117,7 @@ def test_a_new_engine_has_no_regions_and_so_has_its_front_end(tmp_path: Path, ke
     uvloop.run(main())
 
 
-def test_what_is_logged_is_the_same_everywhere_before_the_change_is_answered(tmp_path: Path) -> None:
+def test_log_settings_are_the_same_everywhere_before_their_change_is_answered(tmp_path: Path) -> None:
     async def main() -> None:
         async with engine_of(tmp_path) as server:
             _, fronts = fronts_of(server, 2)
@@ -137,7 +135,7 @@ def test_what_is_logged_is_the_same_everywhere_before_the_change_is_answered(tmp
     uvloop.run(main())
 
 
-def test_a_change_waits_for_a_front_end_that_is_silent_until_it_has_gone(tmp_path: Path, key: str) -> None:
+def test_a_change_waits_for_a_silent_front_end_until_the_front_end_disconnects(tmp_path: Path, key: str) -> None:
     async def main() -> None:
         async with engine_of(tmp_path, allow_client_shm=True) as server:
             _, (one, silent) = fronts_of(server, 2)
@@ -155,7 +153,9 @@ def test_a_change_waits_for_a_front_end_that_is_silent_until_it_has_gone(tmp_pat
     uvloop.run(main())
 
 
-def test_a_change_does_not_wait_for_ever(tmp_path: Path, key: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_change_stops_waiting_for_a_silent_front_end_after_a_timeout(
+    tmp_path: Path, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async def main() -> None:
         async with engine_of(tmp_path, allow_client_shm=True) as server:
             _, (one, silent) = fronts_of(server, 2, patience_s=0.01)
@@ -169,7 +169,7 @@ def test_a_change_does_not_wait_for_ever(tmp_path: Path, key: str, caplog: pytes
 
 
 class Runtime:
-    """CUDA for one process: `refuses` stands for a device that this process cannot see."""
+    """CUDA for one process; `refuses` simulates a device that this process cannot see."""
 
     def __init__(self) -> None:
         self.refuses = False
@@ -194,7 +194,7 @@ class Runtime:
         into[:] = bytes(range(len(into)))
 
     def write(self, pointer: int, device: int, raw: bytes | memoryview) -> None:
-        """Forget it."""
+        """Do nothing."""
 
 
 def with_cuda(memory: Any) -> Runtime:
@@ -228,7 +228,7 @@ def test_cuda_memory_is_mapped_by_every_process(tmp_path: Path) -> None:
     uvloop.run(main())
 
 
-def test_cuda_memory_that_one_front_end_cannot_map_is_registered_nowhere(
+def test_cuda_memory_that_one_front_end_cannot_map_is_not_registered_anywhere(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
@@ -256,7 +256,7 @@ def test_cuda_memory_that_one_front_end_cannot_map_is_registered_nowhere(
     uvloop.run(main())
 
 
-def test_a_descriptor_that_is_not_kept_is_closed(tmp_path: Path) -> None:
+def test_a_received_descriptor_without_a_region_is_closed(tmp_path: Path) -> None:
     before = kept()
 
     async def main() -> None:

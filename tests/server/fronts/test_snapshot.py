@@ -1,4 +1,4 @@
-"""What a front end is told of a model is what the engine has: specs of every kind, there and back."""
+"""A front end receives a model as the engine has it: specs of every kind survive a round trip."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def there_and_back(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_spec_of_any_kind_comes_back_equal(kind: str) -> None:
+def test_a_spec_of_any_kind_survives_a_round_trip(kind: str) -> None:
     spec = KINDS[kind]
 
     again = there_and_back(spec)
@@ -98,7 +98,7 @@ def test_a_spec_of_any_kind_comes_back_equal(kind: str) -> None:
     assert repr(again) == repr(spec)  # fields that are not compared, and numbers' types
 
 
-def test_axes_and_numbers_of_groups_come_back_though_they_are_not_compared() -> None:
+def test_axes_and_group_numbers_survive_a_round_trip() -> None:
     assert there_and_back(KINDS["batched"]).inputs[0].axes == ("rows", "")
     assert there_and_back(KINDS["instances"]).instances[0].number == 4
 
@@ -112,7 +112,7 @@ FREE = st.recursive(
 
 @settings(max_examples=60, deadline=None)
 @given(metadata=st.dictionaries(st.text(), FREE, max_size=3))
-def test_whatever_a_configuration_gives_hooks_comes_back_equal(metadata: Mapping[str, Any]) -> None:
+def test_hook_metadata_survives_a_round_trip(metadata: Mapping[str, Any]) -> None:
     assert there_and_back(HookSpec(Path("h.py"), metadata=metadata)).metadata == metadata
 
 
@@ -123,17 +123,17 @@ def test_whatever_a_configuration_gives_hooks_comes_back_equal(metadata: Mapping
         {"policy": {}}, {"labels": [["y"]]}, {"hooks": []},
     ],
 )  # fmt: skip
-def test_what_no_spec_is_written_as_is_refused(spoilt: dict[str, Any]) -> None:
+def test_an_invalid_snapshot_is_rejected_when_read(spoilt: dict[str, Any]) -> None:
     with pytest.raises((TypeError, ValueError)):
         snapshot.read(ModelSpec, snapshot.write(KINDS["batched"]) | spoilt)
 
 
-def test_what_json_does_not_have_is_refused_when_it_is_written() -> None:
+def test_hook_metadata_that_json_cannot_hold_is_rejected_when_written() -> None:
     with pytest.raises(TypeError):
         snapshot.write(HookSpec(Path("h.py"), metadata={"code": object()}))
 
 
-def test_a_front_ends_model_says_of_itself_what_the_engines_says() -> None:
+def test_a_front_ends_model_has_the_description_of_the_engines_model() -> None:
     model = fake_model()
     model.platform = "onnxruntime_onnx"
     model.node_inputs = [Node("x", "tensor(float)", ["N", 4, None])]

@@ -1,4 +1,4 @@
-"""What the engine tells a front end of requests that have several answers, and who waits for whom."""
+"""Streamed answers from the engine to a front end: limits and backpressure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LARGE = StreamedAnswer({"y": np.zeros(4 * PAUSE_UNSENT_BYTES, np.uint8)})
 
 
 class Front:
-    """An engine's Link without shared memory, and a front end that reads when it is told to."""
+    """An engine's Link without shared memory, and a front end that reads when told to."""
 
     def __init__(self) -> None:
         here, self._there = socket.socketpair()
@@ -38,14 +38,14 @@ class Front:
         self._there.close()
 
 
-def test_a_request_of_several_answers_waits_while_its_front_end_is_behind() -> None:
+def test_a_streaming_request_waits_while_its_front_end_is_slow_to_read() -> None:
     async def scene() -> None:
         front = Front()
         one, other = RemoteAnswers(front.link, 1), RemoteAnswers(front.link, 2)
         went_on: list[int] = []
 
         assert one.send(LARGE) is None
-        await asyncio.sleep(0)  # it is written at the end of its turn
+        await asyncio.sleep(0)  # the answer is written at the end of the turn
         room = other.send(LARGE)
         assert room is not None
         room(lambda: went_on.append(2))
@@ -61,7 +61,7 @@ def test_a_request_of_several_answers_waits_while_its_front_end_is_behind() -> N
     asyncio.run(scene())
 
 
-def test_answers_that_a_front_end_does_not_take_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unread_answers_to_a_front_end_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_service, "MAX_UNSENT_BYTES", PAUSE_UNSENT_BYTES)
 
     async def scene() -> None:

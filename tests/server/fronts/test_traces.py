@@ -1,4 +1,4 @@
-"""A client's trace goes on in the engine, whichever front end its request has come through."""
+"""A client's trace continues in the engine, whichever front end received the request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.server.test_tracing_live import PARENT, infer, infer_over_grpc
 pytestmark = pytest.mark.slow
 
 
-def test_a_client_s_trace_crosses_to_the_engine_over_http_and_grpc(tmp_path: Path) -> None:
+def test_a_clients_trace_continues_in_the_engine_over_http_and_grpc(tmp_path: Path) -> None:
     models.write_shapes(tmp_path)
     with collector() as (url, got):
         rules = ("mode=opentelemetry", "level=TIMESTAMPS", "rate=0", f"opentelemetry,url={url}")

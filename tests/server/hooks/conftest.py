@@ -1,4 +1,4 @@
-"""The stage that every test of hooks plays on."""
+"""The stage on which tests of hooks play their scenes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A dialect for tests: it says in every value who made it, and what parameters it was given."""
+"""A dialect for tests: every value shows which conversion made it and with which parameters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.server.hooks.conversions import ModelDescription
 
 
 class Shouting:
-    """`signatures` are dicts; what cannot be converted says so in the dialect's words."""
+    """`signatures` are dicts; errors of conversions are in the dialect's own words."""
 
     def __init__(self, description: ModelDescription) -> None:
         self.signatures: tuple[Any, Any] = ({"side": "in", **description.runtime_metadata}, {"side": "out"})

@@ -1,4 +1,4 @@
-"""What the tests of hooks share: an Engine that runs when told, and a stage that loads hooks and closes them."""
+"""Fixtures of the tests of hooks: an Engine that runs on request, and a stage that loads and closes hooks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GUARD_S = 10.0
 
 
 class PuppetEngine:
-    """Runs what has come together when the test says so, or at once; `sizes` records how much that was."""
+    """Runs the waiting requests when the test calls `run`, or at once; `sizes` records the batch sizes."""
 
     def __init__(self, function: Callable[[list[Any]], list[Any]] = list, *, at_once: bool = False) -> None:
         self.sizes: list[int] = []
@@ -68,7 +68,7 @@ class PuppetEngine:
 
 
 class Stage:
-    """A model with hooks; what it loads, it closes."""
+    """Loads hooks for a model, and closes them all."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -126,7 +126,7 @@ Act = Callable[[Callable[[Stage], Awaitable[None]]], None]
 
 
 def left_behind() -> list[str]:
-    """Wait for the threads of closed hooks; give those that stay, and what the others forgot to take with them."""
+    """Wait for the threads of closed hooks; give the threads and private modules that remain."""
     threads = [thread for thread in threading.enumerate() if thread.name.startswith("hooks-")]
     for thread in threads:
         thread.join(GUARD_S)
@@ -145,7 +145,7 @@ async def refusal(awaitable: Awaitable[Any]) -> tuple[Code, str]:
 
 
 def acted(folder: Path) -> Iterator[Act]:
-    """Give what plays a scene on a stage of its own; nothing may be left behind. For fixtures."""
+    """Yield a function that plays a scene on its own stage; nothing may be left behind. For fixtures."""
 
     def act(scene: Callable[[Stage], Awaitable[None]]) -> None:
         async def whole() -> None:

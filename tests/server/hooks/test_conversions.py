@@ -1,4 +1,4 @@
-"""A dialect: whose rules values go by around hooks and where there are none, and in whose words hooks fail."""
+"""Dialects: they convert values around hooks and without hooks, and word the errors of hooks."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def x(*values: float) -> dict[str, Array]:
     return {"x": np.array(values, np.float32)[:, np.newaxis]}
 
 
-class TestOurOwn:
-    def test_signatures_are_lists_of_their_own_each_time(self) -> None:
+class TestDefaultDialect:
+    def test_each_conversion_has_its_own_signature_lists(self) -> None:
         described = ModelDescription(ONE, ONE.inputs, ONE.outputs, {}, {})
         first, second = make_conversions("", described), make_conversions("", described)
         assert first.signatures == ([*ONE.inputs], [*ONE.outputs])
         assert first.signatures[0] is not second.signatures[0]
 
-    def test_failures_are_told_in_the_words_of_the_machinery(self) -> None:
+    def test_the_default_dialect_leaves_hook_errors_unworded(self) -> None:
         assert (
             make_conversions("", ModelDescription(ONE, (), (), {}, {})).error_for("pre_inference", KeyError("x"))
             is None
@@ -71,14 +71,14 @@ class TestOurOwn:
 
 
 class TestValues:
-    def test_those_of_hooks_go_by_its_rules(self, act: Act) -> None:
+    def test_hook_values_are_converted_by_the_dialect(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load(BOTH, **LOUD)
             assert await hooks.predict({"n": 2}) == b'{"SAID": 20.0, "BY": "OUT"}!'
 
         act(scene)
 
-    def test_so_do_those_of_an_absent_pre_inference(self, act: Act) -> None:
+    def test_samples_are_converted_by_the_dialect_without_pre_inference(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load("def post_inference(prediction, metadata): return prediction", **LOUD)
             assert await hooks.predict(3) == b'{"HEARD": 30.0}!'
@@ -86,7 +86,7 @@ class TestValues:
 
         act(scene)
 
-    def test_so_do_those_of_an_absent_post_inference(self, act: Act) -> None:
+    def test_predictions_are_converted_by_the_dialect_without_post_inference(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load("def pre_inference(sample, metadata): return sample", **LOUD)
             assert await hooks.predict(3) == b'{"HEARD": 30.0}!'
@@ -94,7 +94,7 @@ class TestValues:
 
         act(scene)
 
-    def test_the_requests_parameters_reach_every_rule(self, act: Act) -> None:
+    def test_request_parameters_reach_every_conversion_of_the_dialect(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             expected = b'{"HEARD": 35.0, "MORE": 5}!!'
             for source in ("def pre_inference(sample, metadata): return sample",
@@ -104,7 +104,7 @@ class TestValues:
 
         act(scene)
 
-    def test_tensors_without_pre_inference_are_taken_as_they_are(self, act: Act) -> None:
+    def test_tensors_are_not_converted_without_pre_inference(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             source = "def post_inference(prediction, metadata): return prediction['heard']"
             hooks = await stage.load(source, **LOUD)
@@ -112,7 +112,7 @@ class TestValues:
 
         act(scene)
 
-    def test_tensors_go_through_both_hooks_by_its_rules_and_are_answered_by_ours(self, act: Act) -> None:
+    def test_infer_uses_the_dialect_around_both_hooks_and_not_for_the_answer(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             source = """
                 def pre_inference(sample, metadata):
@@ -126,14 +126,14 @@ class TestValues:
 
         act(scene)
 
-    def test_what_cannot_be_answered_is_refused_in_its_words(self, act: Act) -> None:
+    def test_a_result_that_cannot_be_encoded_fails_with_the_error_of_the_dialect(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load("def post_inference(prediction, metadata): return object()", **LOUD)
             assert await refusal(hooks.predict(1)) == (Code.UNKNOWN, "CANNOT SAY THAT")
 
         act(scene)
 
-    def test_each_replica_has_signatures_of_its_own(self, act: Act) -> None:
+    def test_each_replica_has_its_own_signatures(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             source = """
                 def pre_inference(sample, signature, metadata):
@@ -155,10 +155,10 @@ class TestValues:
         act(scene)
 
 
-class TestNoFile:
+class TestWithoutHookFile:
     SPEC = HookSpec(Path(), dialect="shouting", dialect_settings={"loudness": 3})
 
-    def test_samples_are_converted_by_the_dialect_alone(self, act: Act) -> None:
+    def test_samples_are_converted_by_the_dialect_without_a_hook_file(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load_spec(self.SPEC, ONE)
             assert (hooks.has_pre, hooks.has_post) == (False, False)
@@ -166,11 +166,11 @@ class TestNoFile:
 
         act(scene)
 
-    def test_there_are_no_instances_to_plan(self) -> None:
+    def test_no_replicas_are_planned_without_a_hook_file(self) -> None:
         assert not self.SPEC.has_file
         assert plan_replicas(self.SPEC).replicas == 0
 
-    def test_a_file_with_neither_hook_is_none_either(self, act: Act) -> None:
+    def test_a_file_with_neither_hook_is_treated_as_no_file(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load("labels = []", **LOUD | {"dialect": "cortex"})
             assert await hooks.predict(2) == b'{"HEARD": 20.0}!'
@@ -188,7 +188,7 @@ class TestFailures:
     @pytest.mark.parametrize("way", WAYS)
     @pytest.mark.parametrize("form", ["def", "async def"])
     @pytest.mark.parametrize(("hook", "value"), [("pre_inference", "sample"), ("post_inference", "prediction")])
-    def test_whatever_a_hook_raises_is_told_in_its_words(
+    def test_an_exception_of_a_hook_is_reported_in_the_words_of_the_dialect(
         self, act: Act, way: str, form: str, hook: str, value: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         async def scene(stage: Stage) -> None:
@@ -200,14 +200,14 @@ class TestFailures:
 
         act(scene)
 
-    def test_where_it_has_none_ours_are_told(self, act: Act) -> None:
+    def test_the_default_message_is_reported_when_the_dialect_has_none(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load(BOTH, **LOUD)
             assert await refusal(hooks.predict({})) == (Code.INVALID, "pre_inference: KeyError: 'n'")
 
         act(scene)
 
-    def test_words_that_cannot_be_found_are_ours(self, act: Act) -> None:
+    def test_the_default_message_is_reported_when_the_dialect_cannot_format_the_error(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             source = """
                 class Mute(Exception):
@@ -223,7 +223,7 @@ class TestFailures:
 
         act(scene)
 
-    def test_a_step_of_a_generator_fails_in_its_words(self, act: Act) -> None:
+    def test_an_exception_in_a_generator_step_is_reported_in_the_words_of_the_dialect(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             source = """
                 def post_inference(prediction, metadata):
@@ -240,7 +240,7 @@ class TestFailures:
 
 
 class TestInAWorker:
-    """The same in the service that runs there; how it is reached is another matter (test_in_workers.py)."""
+    """The same in HookService, called directly; test_in_workers.py tests it in a worker."""
 
     @staticmethod
     def opened(folder: Path, source: str) -> HookService:
@@ -270,7 +270,7 @@ class TestInAWorker:
         reply, tensors = service.call(CALL, 0, body, arrays)
         return REPLY_HEADER.unpack_from(reply)[0], reply[REPLY_HEADER.size :], tensors
 
-    def test_values_go_by_its_rules_with_the_parameters(self, tmp_path: Path) -> None:
+    def test_values_are_converted_by_the_dialect_with_the_parameters(self, tmp_path: Path) -> None:
         source = (
             "def pre_inference(sample, signature, metadata): return sample + len(signature)\n"
             "def post_inference(prediction, signature, metadata): return [prediction, signature]\n"
@@ -286,7 +286,7 @@ class TestInAWorker:
         finally:
             service.close()
 
-    def test_failures_travel_in_its_words_with_the_traceback(self, tmp_path: Path) -> None:
+    def test_an_exception_is_sent_in_the_words_of_the_dialect_with_its_traceback(self, tmp_path: Path) -> None:
         source = (
             "def pre_inference(sample, metadata): raise ValueError('no')\n"
             "def post_inference(prediction, metadata): raise SystemExit('no')\n"
@@ -303,7 +303,7 @@ class TestInAWorker:
         finally:
             service.close()
 
-    def test_what_a_conversion_refuses_is_no_failure_of_the_hook(self, tmp_path: Path) -> None:
+    def test_a_failed_conversion_is_not_reported_as_a_hook_exception(self, tmp_path: Path) -> None:
         service = self.opened(tmp_path, "def pre_inference(sample, metadata): return sample\n")
         try:
             outcome, text, _ = self.called(service, 0, INPUTS, b'"four"')
@@ -311,7 +311,7 @@ class TestInAWorker:
         finally:
             service.close()
 
-    def test_a_step_fails_in_its_words(self, tmp_path: Path) -> None:
+    def test_an_exception_in_a_generator_step_is_sent_in_the_words_of_the_dialect(self, tmp_path: Path) -> None:
         source = "def post_inference(prediction, metadata):\n    yield from ()\n    raise InterruptedError('no')\n"
         service = self.opened(tmp_path, source)
         try:
@@ -323,7 +323,7 @@ class TestInAWorker:
             service.close()
 
 
-def test_an_error_that_is_told_is_not_one_of_the_users(act: Act) -> None:
+def test_a_failed_conversion_after_a_hook_is_not_attributed_to_the_hook(act: Act) -> None:
     async def scene(stage: Stage) -> None:
         hooks = await stage.load(BOTH, **LOUD)
         with pytest.raises(InferError) as refused:
@@ -333,8 +333,8 @@ def test_an_error_that_is_told_is_not_one_of_the_users(act: Act) -> None:
     act(scene)
 
 
-class TestThePlanOfAPromise:
-    """A dialect whose replicas are promised to have one request at a time."""
+class TestReplicaPlan:
+    """The plan for a dialect that promises one request at a time per replica."""
 
     @staticmethod
     def planned(folder: Path, name: str, source: str) -> ReplicaPlan:
@@ -342,11 +342,11 @@ class TestThePlanOfAPromise:
         path.write_text(source)
         return plan_replicas(HookSpec(path, dialect="cortex"))
 
-    def test_what_keeps_nothing_is_shared(self, tmp_path: Path) -> None:
+    def test_hooks_without_state_share_one_replica(self, tmp_path: Path) -> None:
         found = self.planned(tmp_path, "hooks.py", "def pre_inference(sample, metadata): return sample['x']\n")
         assert (found.shared, found.replicas) == (True, 1)
 
-    def test_what_writes_globals_has_instances_and_more_of_them_where_they_are_light(self, tmp_path: Path) -> None:
+    def test_hooks_that_write_globals_have_several_replicas_and_more_if_light(self, tmp_path: Path) -> None:
         source = "n = 0\ndef pre_inference(sample, metadata):\n    global n\n    n = sample\n    return n\n"
         found = self.planned(tmp_path, "hooks.py", source)
         assert (found.shared, found.replicas, found.max_light, found.is_exclusive) == (
@@ -356,11 +356,11 @@ class TestThePlanOfAPromise:
             False,
         )
 
-    def test_what_the_whole_process_sees_has_one_request_at_a_time_there(self, tmp_path: Path) -> None:
+    def test_hooks_that_affect_the_whole_process_have_one_replica(self, tmp_path: Path) -> None:
         found = self.planned(tmp_path, "hooks.pickle", "")
         assert (found.shared, found.replicas, found.max_light, found.is_exclusive) == (False, 1, 0, False)
 
-    def test_what_other_processes_see_has_one_instance_anywhere(self, tmp_path: Path) -> None:
+    def test_hooks_that_write_to_disk_have_one_exclusive_replica(self, tmp_path: Path) -> None:
         source = "def pre_inference(sample, metadata):\n    open('/tmp/last', 'w').write(sample)\n    return sample\n"
         found = self.planned(tmp_path, "hooks.py", source)
         assert (found.shared, found.replicas, found.is_exclusive) == (False, 1, True)

@@ -53,18 +53,18 @@ class TestInputs:
         ],
     )
     @pytest.mark.parametrize("shape", [(-1, 4), (1, 4)])
-    def test_one_row_in_any_form_is_one_row(self, value: Any, shape: tuple[int, ...]) -> None:
+    def test_one_row_in_any_form_is_converted_to_one_row(self, value: Any, shape: tuple[int, ...]) -> None:
         array = _array(value, _one(shape=shape))
 
         assert array.dtype == np.float32
         assert array.tolist() == [[1, 2, 3, 4]]
 
-    def test_an_array_of_the_models_rank_is_as_many_rows_as_it_has(self) -> None:
+    def test_an_array_of_the_rank_of_the_model_keeps_its_number_of_rows(self) -> None:
         assert _array([[1, 2, 3, 4], [5, 6, 7, 8]], _one()).shape == (2, 4)
         assert _array(np.zeros((0, 4)), _one()).shape == (0, 4)
         assert _array([1, 2, 3], _one(shape=(-1,))).shape == (3,)
 
-    def test_free_axes_stay_free(self) -> None:
+    def test_free_axes_accept_any_length(self) -> None:
         free = _one("INT64", (-1, -1))
 
         assert _array([5, 6, 7], free).shape == (1, 3)
@@ -91,12 +91,12 @@ class TestInputs:
             (np.ones(4, bool), "input 'x' takes FP32 [-1,4]: expected dtype 'float32' but found 'bool'"),
         ],
     )
-    def test_a_refusal_says_what_is_wanted_and_what_was_found(self, value: Any, text: str) -> None:
+    def test_the_error_states_what_is_expected_and_what_was_found(self, value: Any, text: str) -> None:
         assert _refusal(value, _one()) == text
 
     @pytest.mark.parametrize("shape", [(5, 4, 3), (1, 5, 4, 3), (4, 3, 5)])
-    def test_axes_in_another_order_are_refused(self, shape: tuple[int, ...]) -> None:
-        """An image as height x width x channels, reshaped, would be another image, and answered wrongly."""
+    def test_an_array_with_its_axes_in_another_order_is_rejected(self, shape: tuple[int, ...]) -> None:
+        """Reshaping an image from height x width x channels would give another image and a wrong answer."""
         found = ",".join(map(str, shape))
 
         assert _refusal(np.zeros(shape), _one(shape=(-1, 3, 5, 4))) == (
@@ -104,7 +104,7 @@ class TestInputs:
         )
         assert _array(np.zeros((3, 5, 4)), _one(shape=(-1, 3, 5, 4))).shape == (1, 3, 5, 4)
 
-    def test_several_inputs_come_by_name(self) -> None:
+    def test_several_inputs_are_taken_from_a_dictionary_by_name(self) -> None:
         a, c = to_inputs({"c": 5, "a": [1, 2]}, _two())
 
         assert a is not None
@@ -114,10 +114,10 @@ class TestInputs:
         assert _refusal({"a": [1, 2]}, _two()) == 'missing key "c", found "a"'
         assert _refusal({"a": [1], "c": 1}, _two()).startswith("input 'a' takes FP32 [-1,2]: found")
 
-    def test_an_optional_input_may_be_absent(self) -> None:
+    def test_an_optional_input_can_be_absent(self) -> None:
         assert to_inputs({}, _one(optional=True)) == [None]
 
-    def test_a_model_without_inputs_takes_anything(self) -> None:
+    def test_a_model_without_inputs_accepts_any_sample(self) -> None:
         assert to_inputs("whatever", Signature((), ())) == []
 
     def test_numbers_are_cast_as_numpy_casts(self) -> None:
@@ -126,24 +126,24 @@ class TestInputs:
         assert _array(np.array([1e300] * 4), _one()).tolist() == [[np.inf] * 4]
         assert "out of bounds" in _refusal([300] * 4, _one("UINT8"))
 
-    def test_a_masked_array_is_what_lies_in_its_memory(self) -> None:
+    def test_the_mask_of_a_masked_array_is_ignored(self) -> None:
         masked = np.ma.array([[1, 2, 3, 4]], mask=[[False, True, False, False]], dtype=np.float32)
 
         assert type(_array(masked, _one())) is np.ndarray
         assert _array(masked, _one()).tobytes() == np.array([1, 2, 3, 4], np.float32).tobytes()
 
     @pytest.mark.parametrize("value", [[[1, 2], [3]], object(), {"y": 1}, "abcd", [{}] * 4, [[[[[]]]]]])
-    def test_what_is_no_array_is_refused(self, value: Any) -> None:
+    def test_a_value_that_is_not_an_array_is_rejected(self, value: Any) -> None:
         assert _refusal({"x": value}, _one()).startswith("input 'x' takes FP32 [-1,4]: ")
 
-    def test_text_becomes_bytes(self) -> None:
+    def test_text_is_encoded_as_bytes(self) -> None:
         assert _array(["a", "ñ"], _one("BYTES", (-1, 2))).tolist() == [[b"a", "ñ".encode()]]
         assert _array("abc", _one("BYTES", (-1,))).tolist() == [b"abc"]
         assert _array(np.array(["a", "b"]), _one("BYTES", (-1, 2))).tolist() == [[b"a", b"b"]]
         assert _array([b"\xff", "b"], _one("BYTES", (-1, 2))).tolist() == [[b"\xff", b"b"]]
         assert "expected a string but found int" in _refusal([1, 2], _one("BYTES", (-1, 2)))
 
-    def test_bfloat16_is_rounded_to_its_bits(self) -> None:
+    def test_numbers_are_rounded_to_bfloat16_bits(self) -> None:
         numbers = [1.0, -2.5, 3.14159, float("inf")]
         bits = _array(numbers, _one("BF16"))
 
@@ -151,7 +151,7 @@ class TestInputs:
         assert _array(bits, _one("BF16")) is bits
         assert _array([1.00390625, 1.01171875, float("nan"), 0], _one("BF16")).tolist() == [[0x3F80, 0x3F82, 0x7FC0, 0]]
 
-    def test_an_input_that_is_no_tensor_cannot_be_filled(self) -> None:
+    def test_an_input_that_is_not_a_tensor_is_rejected(self) -> None:
         assert "seq(tensor(float))" in _refusal([1], _one("seq(tensor(float))"))
 
     @given(
@@ -163,7 +163,7 @@ class TestInputs:
         st.sampled_from(sorted(DATATYPES)),
         st.sampled_from([(-1,), (-1, 4), (1, 4), (-1, -1), (), (2, 2)]),
     )
-    def test_any_value_becomes_the_inputs_type_and_rank_or_is_refused(
+    def test_any_value_is_converted_to_the_type_and_rank_of_the_input_or_rejected(
         self, value: Any, datatype: str, shape: tuple[int, ...]
     ) -> None:
         try:
@@ -181,7 +181,7 @@ class TestInputs:
             st.sampled_from([np.float32, np.float64, np.int8, np.int64]), hnp.array_shapes(min_dims=2, max_dims=2)
         )
     )
-    def test_any_matrix_goes_through_a_free_axis_unchanged(self, matrix: np.ndarray[Any, Any]) -> None:
+    def test_any_matrix_fits_free_axes_unchanged(self, matrix: np.ndarray[Any, Any]) -> None:
         with np.errstate(all="ignore"):
             expected = matrix.astype(np.float32)
 
@@ -189,7 +189,7 @@ class TestInputs:
 
 
 class TestPrediction:
-    def test_outputs_come_in_the_models_order_as_they_are(self) -> None:
+    def test_a_prediction_holds_the_outputs_themselves_in_the_order_of_the_model(self) -> None:
         array, maps = np.zeros((1, 3)), [{"a": 0.5}]
         signature = Signature(
             (), (TensorSpec("p", "FP64", (-1, 3)), TensorSpec("m", "seq(map(string,tensor(float)))", ()))
@@ -200,7 +200,7 @@ class TestPrediction:
         assert prediction[0] is array
         assert prediction[1] is maps
 
-    def test_text_is_str_and_what_is_no_text_stays_bytes(self) -> None:
+    def test_valid_utf8_is_decoded_and_an_output_with_other_bytes_stays_bytes(self) -> None:
         def seen(*elements: bytes | str) -> Any:
             (output,) = to_prediction(
                 [np.array([list(elements)], object)], Signature((), (TensorSpec("s", "BYTES", (-1, 2)),))
@@ -210,7 +210,7 @@ class TestPrediction:
         assert seen("ñ".encode(), "b") == [["ñ", "b"]]
         assert seen(b"a", b"\xff") == [[b"a", b"\xff"]]
 
-    def test_bfloat16_is_widened(self) -> None:
+    def test_bfloat16_outputs_are_widened_to_float32(self) -> None:
         bits = np.array([[0x3F80, 0xC020]], np.uint16)
 
         (output,) = to_prediction([bits], Signature((), (TensorSpec("b", "BF16", (-1, 2)),)))
@@ -240,7 +240,9 @@ class TestTensors:
             ({}, {}),
         ],
     )
-    def test_results_become_named_tensors(self, result: Any, expected: dict[str, tuple[str, list[Any]]]) -> None:
+    def test_hook_results_are_converted_to_named_tensors(
+        self, result: Any, expected: dict[str, tuple[str, list[Any]]]
+    ) -> None:
         tensors = to_tensors(result, _two())
 
         assert {name: (datatype_of(array), array.tolist()) for name, array in tensors.items()} == expected
@@ -258,7 +260,7 @@ class TestTensors:
             ({"big": 2**70}, "'big' as a int"),
         ],
     )
-    def test_what_tensors_cannot_carry_is_refused_with_a_way_out(self, result: Any, text: str) -> None:
+    def test_a_result_that_is_not_a_tensor_is_rejected_and_predict_is_suggested(self, result: Any, text: str) -> None:
         with pytest.raises(InferError, match="use predict instead") as refused:
             to_tensors(result, _two())
 

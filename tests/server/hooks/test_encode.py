@@ -71,7 +71,7 @@ class Box:
         ({dt.date(2020, 1, 1): None, Colour.RED: None}, '{"2020-01-01":null,"red":null}'),
     ],
 )
-def test_what_a_hook_may_return(value: Any, expected: str) -> None:
+def test_values_that_hooks_return_are_encoded_as_json(value: Any, expected: str) -> None:
     assert to_json(value).decode() == expected
 
 
@@ -96,7 +96,7 @@ def _circle() -> list[Any]:
         (_circle(), "nested too deep"),
     ],
 )
-def test_what_json_cannot_carry_is_named(value: Any, named: str) -> None:
+def test_the_type_of_a_value_that_json_cannot_represent_is_in_the_error(value: Any, named: str) -> None:
     with pytest.raises(InferError, match=named) as failed:
         to_json(value)
 
@@ -107,7 +107,7 @@ _LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
 
 
 @given(st.recursive(_LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20))
-def test_plain_values_come_back_as_they_were(value: Any) -> None:
+def test_plain_values_survive_a_json_round_trip(value: Any) -> None:
     back = json.loads(to_json(value))
 
     assert repr(back) == repr(value)

@@ -1,4 +1,4 @@
-"""HookedEngine: models with their hooks, opened, published, swapped and retired."""
+"""HookedEngine opens, publishes, swaps and retires models together with their hooks."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def house(folder: Path) -> AsyncIterator[House]:
 
 
 async def refusal(hooked: HookedEngine, spec: ModelSpec) -> str:
-    """Say why a model cannot be opened, and keep nothing of it, as `pytest.raises` would."""
+    """Give the error of opening a model, without keeping the traceback alive as `pytest.raises` would."""
     try:
         await hooked.open(spec)
     except InferError as error:
@@ -95,7 +95,7 @@ async def turns(count: int = 5) -> None:
 
 
 class TestOpening:
-    async def test_a_model_that_can_be_found_has_its_hooks(self, tmp_path: Path) -> None:
+    async def test_a_published_model_has_its_hooks(self, tmp_path: Path) -> None:
         async with house(tmp_path) as it:
             model = await it.hooked.open(it.spec(hooks=HOOKS))
             assert it.hooked.hooks_of(model).has_pre
@@ -112,7 +112,7 @@ class TestOpening:
             await it.hooked.stop(PATIENCE_S)
             assert it.backends[0].closed
 
-    async def test_a_model_that_nobody_waits_for_any_more_is_closed(self, tmp_path: Path) -> None:
+    async def test_a_model_is_closed_after_its_load_is_cancelled(self, tmp_path: Path) -> None:
         async with house(tmp_path) as it:
             it.loading.clear()
             opening = asyncio.ensure_future(it.hooked.open(it.spec()))
@@ -125,7 +125,7 @@ class TestOpening:
             while not it.backends[0].closed:  # noqa: ASYNC110
                 await asyncio.sleep(0)
 
-    async def test_nothing_is_opened_while_the_server_stops(self, tmp_path: Path) -> None:
+    async def test_open_fails_while_the_server_stops(self, tmp_path: Path) -> None:
         async with house(tmp_path) as it:
             await it.hooked.stop(0)
             with pytest.raises(InferError) as caught:
@@ -136,18 +136,18 @@ class TestOpening:
 
 
 @pytest.mark.usefixtures("no_collector")
-class TestLettingGo:
-    """Of what comes with a model, while the collector does not."""
+class TestFreedMemory:
+    """Objects that belong to a model are freed without the garbage collector."""
 
-    async def test_what_the_hooks_of_a_model_hold_goes_with_it(self, tmp_path: Path) -> None:
+    async def test_objects_held_by_hooks_are_freed_when_their_model_is_retired(self, tmp_path: Path) -> None:
         gone = tmp_path / "gone"
         async with house(tmp_path) as it:
-            for _ in range(2):  # of the second one the thread may still be ending
+            for _ in range(2):  # the thread of the second model may still be ending
                 model = await it.hooked.open(it.spec(hooks=TABLE.format(str(gone)) + HOOKS))
                 await it.hooked.retire((model,))
             assert gone.exists()
 
-    async def test_what_hooks_hold_that_do_not_load_goes_with_the_load(self, tmp_path: Path) -> None:
+    async def test_objects_held_by_hooks_are_freed_when_their_load_fails(self, tmp_path: Path) -> None:
         gone = tmp_path / "gone"
         async with house(tmp_path) as it:
             for _ in range(2):
@@ -156,7 +156,7 @@ class TestLettingGo:
                 await asyncio.gather(*it.hooked._retiring)
             assert gone.exists()
 
-    async def test_what_a_load_has_read_that_fails_goes_with_it(self, tmp_path: Path) -> None:
+    async def test_weights_are_freed_when_the_load_of_a_model_fails(self, tmp_path: Path) -> None:
         read: list[weakref.ref[Gate]] = []
 
         def fails(path: Path, device: str, options: Mapping[str, str]) -> Backend:
@@ -172,7 +172,7 @@ class TestLettingGo:
 
 
 class TestSwapping:
-    async def test_what_the_old_model_s_hooks_accepted_is_finished_by_it(self, tmp_path: Path) -> None:
+    async def test_the_old_model_finishes_the_requests_that_its_hooks_accepted(self, tmp_path: Path) -> None:
         async with house(tmp_path) as it:
             old = await it.hooked.open(it.spec(1, HOOKS))
             await it.hooked.publish("m", [old])
@@ -206,7 +206,7 @@ class TestSwapping:
             await gone
             assert it.backends[0].closed
 
-    async def test_stopping_waits_for_what_is_being_retired(self, tmp_path: Path) -> None:
+    async def test_stop_waits_for_models_that_are_being_retired(self, tmp_path: Path) -> None:
         async with house(tmp_path) as it:
             model = await it.hooked.open(it.spec())
             it.hooked.publish("m", [model])

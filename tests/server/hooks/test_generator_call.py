@@ -1,4 +1,4 @@
-"""Several answers: a post_inference that yields, as `Hooks.stream` hands it on."""
+"""Several answers: a post_inference that yields, as delivered by `Hooks.stream`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.server.hooks.runner import Hooks
 from tests.server.hooks.stage import Act, PuppetEngine, Stage, is_set, left_behind, refusal
 
 ONES = {"x": np.ones((1, 4), np.float32)}
-# What a test watches or holds back travels in the parameters: hooks run in this process.
+# The events that a test watches or holds back are in the parameters, since hooks run in this process.
 COUNTS = """
     import threading
     def post_inference(prediction, signature, metadata, parameters):
@@ -61,30 +61,30 @@ def replica_of(hooks: Hooks) -> Any:
     return hooks._placement._replicas._live[0]  # type: ignore[union-attr]
 
 
-async def turn() -> None:
+async def loop_turn() -> None:
     await asyncio.sleep(0)
 
 
 async def paused(hooks: Hooks) -> None:
     while replica_of(hooks).pending_calls:
-        await turn()
+        await loop_turn()
 
 
 async def load(stage: Stage, source: str = COUNTS, engine: PuppetEngine | None = None, **options: Any) -> Hooks:
     return await stage.load(source, engine, decoupled=True, **options)
 
 
-def asked(hooks: Hooks, n: int, seen: Seen | None = None, **more: Any) -> Any:
+def stream(hooks: Hooks, n: int, seen: Seen | None = None, **more: Any) -> Any:
     return aclosing(hooks.stream(ONES, "id", parameters={"n": n, "seen": seen or Seen(), **more}))
 
 
-async def all_of(hooks: Hooks, n: int, seen: Seen | None = None, **more: Any) -> list[int]:
-    async with asked(hooks, n, seen, **more) as answers:
+async def answer_numbers(hooks: Hooks, n: int, seen: Seen | None = None, **more: Any) -> list[int]:
+    async with stream(hooks, n, seen, **more) as answers:
         return [int(answer.outputs["number"][0]) async for answer in answers]
 
 
 def counts(hooks: Hooks) -> list[dict[str, int]]:
-    """Give what was counted of each position, without durations and what is zero."""
+    """Give the counts for each position, without durations and zeros."""
     statistics = hooks.model.statistics.answers
     assert isinstance(statistics, AnswerStatistics)
     snapshot = statistics.snapshot()
@@ -101,32 +101,32 @@ BAD = {"compute_infer": 1, "compute_output": 1, "fail": 1}
 
 class TestAnswers:
     @pytest.mark.parametrize("n", [0, 1, 3, 5 * MAX_AHEAD + 1])
-    def test_each_value_that_is_yielded_is_one(self, act: Act, n: int) -> None:
+    def test_each_yielded_value_is_one_answer(self, act: Act, n: int) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await load(stage)
 
-            assert await all_of(hooks, n) == list(range(n))
+            assert await answer_numbers(hooks, n) == list(range(n))
             assert counts(hooks) == [*[FINE] * n, NONE]
             assert hooks.model.statistics.snapshot().first_response_histogram.count == min(n, 1)
 
         act(scene)
 
-    def test_only_one_that_comes_alone_is_known_to_be_final(self, act: Act) -> None:
+    def test_only_the_answer_of_a_hook_that_does_not_yield_is_marked_final(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             plain = await load(stage, "def post_inference(prediction, metadata): return 7")
             bare = await stage.load(None)
             several = await load(stage)
 
             for hooks, expected in ((plain, [True]), (bare, [True]), (several, [False] * 3)):
-                async with asked(hooks, 3) as answers:
+                async with stream(hooks, 3) as answers:
                     assert [answer.final async for answer in answers] == expected
 
         act(scene)
 
-    def test_those_that_are_there_together_say_so(self, act: Act) -> None:
+    def test_answers_that_are_ready_together_are_marked_more_except_the_last(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await load(stage)
-            async with asked(hooks, MAX_AHEAD) as answers:
+            async with stream(hooks, MAX_AHEAD) as answers:
                 said = [(await anext(answers)).more]
                 await paused(hooks)
                 said += [answer.more async for answer in answers]
@@ -135,18 +135,18 @@ class TestAnswers:
 
         act(scene)
 
-    def test_pre_may_be_async_where_post_yields(self, act: Act) -> None:
+    def test_pre_inference_can_be_async_when_post_inference_yields(self, act: Act) -> None:
         source = COUNTS + "    async def pre_inference(sample, metadata): return sample['x'] * 2\n"
 
         async def scene(stage: Stage) -> None:
-            async with asked(await load(stage, source), 2) as answers:
+            async with stream(await load(stage, source), 2) as answers:
                 found = [answer.outputs["same"].tolist() async for answer in answers]
 
             assert found == [[[2.0] * 4]] * 2
 
         act(scene)
 
-    def test_generate_and_predict_take_exactly_one(self, act: Act) -> None:
+    def test_infer_rejects_a_generator_that_does_not_yield_exactly_one_answer(self, act: Act) -> None:
         text = (
             "expects model to produce exactly 1 response, use generate stream for model that generates various "
             "number of responses"
@@ -167,7 +167,7 @@ class TestAnswers:
 
         act(scene)
 
-    def test_predict_writes_the_one_value_as_json(self, act: Act) -> None:
+    def test_predict_encodes_a_single_yielded_value_as_json(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await load(stage, "def post_inference(prediction, metadata): yield {'a': 1}")
 
@@ -177,21 +177,21 @@ class TestAnswers:
 
 
 class TestErrors:
-    def test_what_came_before_one_stands(self, act: Act) -> None:
+    def test_answers_yielded_before_an_exception_are_delivered(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await load(stage)
-            async with asked(hooks, 9, fails=2) as answers:
+            async with stream(hooks, 9, fails=2) as answers:
                 found = [int((await anext(answers)).outputs["number"][0]) for _ in range(2)]
                 code, text = await refusal(anext(answers))
 
             assert (found, code) == ([0, 1], Code.INTERNAL)
             assert text == "post_inference failed; see the server log, request id id"
             assert counts(hooks) == [FINE, FINE, BAD]
-            assert await all_of(hooks, 2) == [0, 1]
+            assert await answer_numbers(hooks, 2) == [0, 1]
 
         act(scene)
 
-    def test_one_that_is_yielded_is_an_answer_and_more_may_come(self, act: Act) -> None:
+    def test_a_yielded_error_is_one_answer_and_the_generator_continues(self, act: Act) -> None:
         source = """
             from penstock.backends.errors import Code, InferError
             def post_inference(prediction, metadata):
@@ -202,7 +202,7 @@ class TestErrors:
 
         async def scene(stage: Stage) -> None:
             hooks = await load(stage, source)
-            async with asked(hooks, 0) as answers:
+            async with stream(hooks, 0) as answers:
                 found: list[Answer] = [answer async for answer in answers]
 
             assert [answer.error and answer.error.message for answer in found] == [None, "not this one", None]
@@ -210,7 +210,7 @@ class TestErrors:
 
         act(scene)
 
-    def test_what_tensors_cannot_carry_ends_the_generator(self, act: Act) -> None:
+    def test_a_yielded_value_that_is_not_a_tensor_closes_the_generator(self, act: Act) -> None:
         source = """
             def post_inference(prediction, signature, metadata, parameters):
                 try:
@@ -222,20 +222,20 @@ class TestErrors:
         async def scene(stage: Stage) -> None:
             seen, hooks = Seen(), await load(stage, source)
             with pytest.raises(InferError, match="post_inference returned 'a' as a dict"):
-                await all_of(hooks, 0, seen)
+                await answer_numbers(hooks, 0, seen)
 
             await is_set(seen.closed)
 
         act(scene)
 
-    def test_a_model_that_fails_yields_nothing(self, act: Act) -> None:
+    def test_post_inference_yields_no_answers_when_the_model_fails(self, act: Act) -> None:
         def broken(inputs: list[Any]) -> list[Any]:
             raise InferError(Code.INTERNAL, "broken")
 
         async def scene(stage: Stage) -> None:
             hooks = await load(stage, engine=PuppetEngine(broken, at_once=True))
             with pytest.raises(InferError, match="broken"):
-                await all_of(hooks, 1)
+                await answer_numbers(hooks, 1)
 
             assert counts(hooks) == []
 
@@ -243,10 +243,10 @@ class TestErrors:
 
 
 class TestPace:
-    def test_it_runs_a_little_ahead_and_no_further(self, act: Act) -> None:
+    def test_the_generator_runs_at_most_max_ahead_answers_before_the_client(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             seen, hooks = Seen(), await load(stage)
-            async with asked(hooks, 100, seen) as answers:
+            async with stream(hooks, 100, seen) as answers:
                 await anext(answers)
                 await seen.has_stepped(MAX_AHEAD)
                 await paused(hooks)
@@ -260,12 +260,14 @@ class TestPace:
 
         act(scene)
 
-    def test_large_answers_wait_one_at_a_time(self, act: Act, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_generator_runs_one_answer_ahead_when_answers_are_large(
+        self, act: Act, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(generator_call, "MAX_AHEAD_BYTES", 16)
 
         async def scene(stage: Stage) -> None:
             seen, hooks = Seen(), await load(stage)
-            async with asked(hooks, 100, seen) as answers:
+            async with stream(hooks, 100, seen) as answers:
                 await anext(answers)
                 await paused(hooks)
 
@@ -274,16 +276,16 @@ class TestPace:
 
         act(scene)
 
-    def test_requests_take_turns_on_an_instance_that_they_share(self, act: Act) -> None:
+    def test_generators_take_turns_on_a_shared_replica(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await load(stage, replicas="shared")
             first, second = Seen(0), Seen()
-            async with asked(hooks, MAX_AHEAD, first) as answers:
+            async with stream(hooks, MAX_AHEAD, first) as answers:
                 head = asyncio.create_task(anext(answers))
                 await first.has_stepped(1)
-                other = asyncio.create_task(all_of(hooks, 3 * MAX_AHEAD, second))
+                other = asyncio.create_task(answer_numbers(hooks, 3 * MAX_AHEAD, second))
                 while not replica_of(hooks).has_waiting:
-                    await turn()
+                    await loop_turn()
                 first.gates[0].set()
 
                 assert (await head).outputs["number"].tolist() == [0]
@@ -293,26 +295,26 @@ class TestPace:
         act(scene)
 
 
-class TestLeaving:
+class TestCancellation:
     @pytest.mark.parametrize("taken", [1, 3])
-    def test_a_generator_that_nobody_wants_is_closed_on_its_own_thread(self, act: Act, taken: int) -> None:
+    def test_an_abandoned_generator_is_closed_on_its_own_thread(self, act: Act, taken: int) -> None:
         async def scene(stage: Stage) -> None:
             hooks, seen = await load(stage), Seen()
-            async with asked(hooks, 1000, seen) as answers:
+            async with stream(hooks, 1000, seen) as answers:
                 for _ in range(taken):
                     await anext(answers)
             await is_set(seen.closed)
 
             assert seen.threads == ["hooks-m/1"]
             assert counts(hooks)[taken - 1 :] == [FINE | {"cancel": 1}] or counts(hooks)[taken:] == [{"cancel": 1}]
-            assert await all_of(hooks, 2) == [0, 1]
+            assert await answer_numbers(hooks, 2) == [0, 1]
 
         act(scene)
 
-    def test_a_step_under_way_ends_before_the_generator_is_closed(self, act: Act) -> None:
+    def test_a_running_step_ends_before_a_cancelled_generator_is_closed(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             hooks, seen = await load(stage), Seen(0)
-            task = asyncio.create_task(all_of(hooks, 5, seen))
+            task = asyncio.create_task(answer_numbers(hooks, 5, seen))
             await seen.has_stepped(1)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -325,15 +327,15 @@ class TestLeaving:
 
         act(scene)
 
-    def test_one_that_waits_for_its_first_step_never_begins(self, act: Act) -> None:
+    def test_a_generator_cancelled_before_its_first_step_never_starts(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             hooks, first, second = await load(stage, replicas="shared"), Seen(0), Seen()
-            begun = asyncio.create_task(all_of(hooks, 1, first))
+            begun = asyncio.create_task(answer_numbers(hooks, 1, first))
             await first.has_stepped(1)
-            waiting = asyncio.create_task(all_of(hooks, 1, second))
+            waiting = asyncio.create_task(answer_numbers(hooks, 1, second))
             await asyncio.sleep(0)
             waiting.cancel()
-            # before the gate opens: the replica's thread takes whoever still waits
+            # before the gate opens, because the replica's thread takes the requests that still wait
             with pytest.raises(asyncio.CancelledError):
                 await waiting
             first.gates[0].set()
@@ -343,7 +345,7 @@ class TestLeaving:
 
         act(scene)
 
-    def test_what_closing_raises_is_logged(self, act: Act, caplog: pytest.LogCaptureFixture) -> None:
+    def test_an_exception_while_closing_a_generator_is_logged(self, act: Act, caplog: pytest.LogCaptureFixture) -> None:
         source = """
             def post_inference(prediction, signature, metadata, parameters):
                 try:
@@ -355,7 +357,7 @@ class TestLeaving:
 
         async def scene(stage: Stage) -> None:
             hooks = await load(stage, source)
-            async with asked(hooks, 0) as answers:
+            async with stream(hooks, 0) as answers:
                 await anext(answers)
                 await paused(hooks)
             await paused(hooks)
@@ -363,53 +365,53 @@ class TestLeaving:
         act(scene)
         assert "closing post_inference raised ValueError: so there" in caplog.text
 
-    def test_close_waits_for_generators(self, act: Act) -> None:
+    def test_closing_the_hooks_waits_for_running_generators(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             hooks, seen = await load(stage), Seen()
-            async with asked(hooks, 3, seen) as answers:
+            async with stream(hooks, 3, seen) as answers:
                 await anext(answers)
                 closing = asyncio.create_task(hooks.close())
                 await asyncio.sleep(0)
-                assert (await refusal(all_of(hooks, 1)))[0] is Code.NOT_READY
+                assert (await refusal(answer_numbers(hooks, 1)))[0] is Code.NOT_READY
                 assert len([answer async for answer in answers]) == 2
                 assert not closing.done()
             await closing
 
         act(scene)
 
-    def test_when_no_time_is_left_for_them_they_are_closed_all_the_same(self, act: Act) -> None:
+    def test_running_generators_are_closed_when_closing_the_hooks_is_cancelled(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             hooks, seen = await load(stage), Seen()
-            async with asked(hooks, 10**9, seen) as answers:
+            async with stream(hooks, 10**9, seen) as answers:
                 await anext(answers)
                 closing = asyncio.create_task(hooks.close())
-                await turn()
+                await loop_turn()
                 closing.cancel()
                 await asyncio.wait((closing,))
                 with pytest.raises(InferError, match="ended their thread"):
-                    await all_that_is_left(answers)
+                    await drain(answers)
                 await is_set(seen.closed)
 
         act(scene)
         assert not left_behind()
 
 
-async def all_that_is_left(answers: Any) -> None:
+async def drain(answers: Any) -> None:
     async for _ in answers:
         pass
 
 
 async def visit(hooks: Hooks, seen: Seen, chance: random.Random) -> bool:
-    """Take as many answers as it likes, at its own pace; tell whether the generator has begun."""
+    """Take a random number of answers at a random pace; tell whether the generator has begun."""
     n, taken = chance.randrange(40), chance.randrange(50)
     fails = chance.randrange(40) if chance.random() < 0.2 else -1
     found: list[int] = []
     try:
-        async with asked(hooks, n, seen, fails=fails) as answers:
+        async with stream(hooks, n, seen, fails=fails) as answers:
             while len(found) < taken and (answer := await anext(answers, None)) is not None:
                 found.append(int(answer.outputs["number"][0]))
                 for _ in range(chance.randrange(3)):
-                    await turn()
+                    await loop_turn()
     except InferError:
         assert len(found) == fails
     else:
@@ -421,7 +423,9 @@ async def visit(hooks: Hooks, seen: Seen, chance: random.Random) -> bool:
 class TestReplicas:
     @pytest.mark.parametrize("source", [COUNTS, WRITES])
     @pytest.mark.parametrize("seed", range(5))
-    def test_whatever_clients_do_each_gets_its_own_and_all_are_closed(self, act: Act, source: str, seed: int) -> None:
+    def test_random_clients_get_their_own_answers_and_every_generator_is_closed(
+        self, act: Act, source: str, seed: int
+    ) -> None:
         chance = random.Random(seed)
 
         async def scene(stage: Stage) -> None:
@@ -430,7 +434,7 @@ class TestReplicas:
             tasks = [asyncio.create_task(visit(hooks, each, chance)) for each in seen]
             for task in tasks:
                 if chance.random() < 0.1:
-                    await turn()
+                    await loop_turn()
                     task.cancel()
             begun = await asyncio.gather(*tasks, return_exceptions=True)
             await hooks.close()
@@ -442,12 +446,12 @@ class TestReplicas:
 
         act(scene)
 
-    def test_one_that_writes_globals_has_one_request_until_its_last_answer(self, act: Act) -> None:
+    def test_a_replica_that_writes_globals_keeps_its_request_until_the_last_answer(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             hooks, first, second = await load(stage, WRITES, replicas=1), Seen(), Seen()
-            async with asked(hooks, 3, first) as answers:
+            async with stream(hooks, 3, first) as answers:
                 await anext(answers)
-                other = asyncio.create_task(all_of(hooks, 2, second))
+                other = asyncio.create_task(answer_numbers(hooks, 2, second))
                 for _ in range(20):
                     await asyncio.sleep(0)
                 assert second.steps == []
@@ -457,13 +461,13 @@ class TestReplicas:
 
         act(scene)
 
-    def test_one_that_was_left_is_handed_on_when_its_generator_is_closed(self, act: Act) -> None:
+    def test_a_replica_is_freed_when_its_abandoned_generator_is_closed(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             hooks, first, second = await load(stage, WRITES, replicas=1), Seen(1), Seen()
-            async with asked(hooks, 3, first) as answers:
+            async with stream(hooks, 3, first) as answers:
                 await anext(answers)
                 await first.has_stepped(2)
-            other = asyncio.create_task(all_of(hooks, 2, second))
+            other = asyncio.create_task(answer_numbers(hooks, 2, second))
             await asyncio.sleep(0)
             assert second.steps == []
             first.gates[1].set()
@@ -473,10 +477,10 @@ class TestReplicas:
 
         act(scene)
 
-    def test_the_limit_is_for_each_step(self, act: Act) -> None:
+    def test_the_time_limit_applies_to_each_step_of_a_generator(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             hooks, seen = await load(stage), Seen(1)
-            async with asked(hooks, 3, seen) as answers:
+            async with stream(hooks, 3, seen) as answers:
                 first = await anext(answers)
                 await seen.has_stepped(2)
                 hooks.enforce_limits(time.monotonic_ns() + 29_000_000_000)
@@ -489,22 +493,22 @@ class TestReplicas:
                 )  # fmt: skip
             seen.gates[1].set()
             await is_set(seen.closed)
-            assert await all_of(hooks, 2) == [0, 1]
+            assert await answer_numbers(hooks, 2) == [0, 1]
 
         act(scene)
 
-    def test_those_that_share_one_that_hangs_fail_and_are_closed(self, act: Act) -> None:
+    def test_generators_on_a_shared_replica_fail_and_are_closed_when_a_step_hangs(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             hooks, waits, hung = await load(stage, replicas="shared"), Seen(), Seen(0)
-            async with asked(hooks, 3 * MAX_AHEAD, waits) as answers:
+            async with stream(hooks, 3 * MAX_AHEAD, waits) as answers:
                 await anext(answers)
                 await paused(hooks)
-                other = asyncio.create_task(all_of(hooks, 1, hung))
+                other = asyncio.create_task(answer_numbers(hooks, 1, hung))
                 await hung.has_stepped(1)
                 hooks.enforce_limits(time.monotonic_ns() + 31_000_000_000)
 
                 assert (await refusal(other))[0] is Code.EXPIRED
-                # what was yielded before is given first
+                # answers that were yielded before are delivered first
                 found = [int((await anext(answers)).outputs["number"][0]) for _ in waits.steps[1:]]
                 assert found == list(range(1, len(waits.steps)))
                 with pytest.raises(InferError, match="the hooks of model 'm' ended their thread"):

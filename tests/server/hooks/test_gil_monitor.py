@@ -1,4 +1,4 @@
-"""Whether hooks hold up the event loop, and the move into workers where they do."""
+"""GilMonitor: detects hooks that delay the event loop, so that they move to workers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COMPUTES = """
 
 
 class Found:
-    """What was found."""
+    """Records the hooks that are reported."""
 
     def __init__(self) -> None:
         self.found: list[tuple[str, int, int]] = []
@@ -47,8 +47,10 @@ def loop() -> Any:
     made.close()
 
 
-class TestHolding:
-    def test_what_calls_compute_is_measured_once_many_have_taken_long(self, loop: asyncio.AbstractEventLoop) -> None:
+class TestGilMonitor:
+    def test_cpu_time_is_measured_after_many_calls_and_until_they_are_quick(
+        self, loop: asyncio.AbstractEventLoop
+    ) -> None:
         holding = GilMonitor(loop, lambda: True, Found())
         for _ in range(SAMPLE_COUNT - 1):
             holding.record_call("pre", 0)
@@ -59,14 +61,14 @@ class TestHolding:
             holding.record_call("pre", MAX_COMPUTE_NS)
         assert not holding.measures_cpu
 
-    def test_a_quick_hook_is_not_looked_into(self, loop: asyncio.AbstractEventLoop) -> None:
+    def test_the_loop_is_not_checked_when_hooks_are_quick(self, loop: asyncio.AbstractEventLoop) -> None:
         holding = GilMonitor(loop, lambda: True, Found())
         for _ in range(10 * SAMPLE_COUNT):
             holding.record_call("pre", MAX_COMPUTE_NS)
 
         assert not holding.is_checking
 
-    def test_one_that_computes_for_long_while_the_loop_is_in_time_is_let_be(
+    def test_a_hook_that_computes_long_is_not_reported_while_the_loop_is_on_time(
         self, loop: asyncio.AbstractEventLoop
     ) -> None:
         found = Found()
@@ -80,7 +82,7 @@ class TestHolding:
 
         assert found.found == []
 
-    def test_what_the_loop_has_computed_itself_is_not_held_against_it(self, loop: asyncio.AbstractEventLoop) -> None:
+    def test_delays_that_the_loop_itself_caused_are_not_blamed_on_hooks(self, loop: asyncio.AbstractEventLoop) -> None:
         found = Found()
         holding = GilMonitor(loop, lambda: True, found)
         for _ in range(SAMPLE_COUNT):
@@ -91,9 +93,7 @@ class TestHolding:
 
         assert found.found == []
 
-    def test_a_machine_that_stands_still_now_and_then_is_not_held_against_it(
-        self, loop: asyncio.AbstractEventLoop
-    ) -> None:
+    def test_delays_of_a_machine_that_pauses_are_not_blamed_on_hooks(self, loop: asyncio.AbstractEventLoop) -> None:
         found = Found()
         holding = GilMonitor(loop, lambda: True, found)
         for _ in range(SAMPLE_COUNT):
@@ -104,7 +104,7 @@ class TestHolding:
 
         assert found.found == []
 
-    def test_the_hook_that_computes_longest_is_named_once(self, loop: asyncio.AbstractEventLoop) -> None:
+    def test_the_hook_that_computes_longest_is_reported_once(self, loop: asyncio.AbstractEventLoop) -> None:
         found = Found()
         holding = GilMonitor(loop, lambda: True, found)
         for _ in range(SAMPLE_COUNT):
@@ -116,7 +116,7 @@ class TestHolding:
         assert found.found == [("post", 3 * MAX_COMPUTE_NS, 3 * MAX_DELAY_NS)]
         assert not holding.is_checking
 
-    def test_one_that_has_become_quick_is_forgiven(self, loop: asyncio.AbstractEventLoop) -> None:
+    def test_a_hook_that_has_become_quick_is_not_reported(self, loop: asyncio.AbstractEventLoop) -> None:
         found = Found()
         holding = GilMonitor(loop, lambda: True, found)
         for took_ns in (2 * MAX_COMPUTE_NS, 1):
@@ -135,19 +135,19 @@ def placement_of(hooks: Hooks) -> HookPlacement:
 
 
 @pytest.mark.slow
-class TestMoving:
+class TestMoveToWorkers:
     async def keep_busy(self, hooks: Hooks) -> set[int]:
-        """Ask until the hooks are elsewhere, the loop being late. Returns: the processes that answered."""
+        """Send requests while the loop is late until the hooks have moved; give the processes that answered."""
         pids: set[int] = set()
         while not isinstance(placement_of(hooks).replicas, WorkerReplicas):
             pids.add(json.loads(await hooks.predict([0] * 4))[0])
             holding = placement_of(hooks)._gil_monitor
             if holding is not None:
-                for _ in range(4):  # it is, or is not, as the machine has processors to spare
+                for _ in range(4):  # real delays depend on how many processors are idle
                     holding.record_delay(8 * MAX_DELAY_NS, 0, COMPUTED_NS)
         return pids
 
-    def test_hooks_that_hold_up_the_loop_move(self, act: Act, caplog: pytest.LogCaptureFixture) -> None:
+    def test_hooks_that_delay_the_event_loop_move_to_workers(self, act: Act, caplog: pytest.LogCaptureFixture) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load(COMPUTES)
             assert await self.keep_busy(hooks) == {os.getpid()}
@@ -158,7 +158,7 @@ class TestMoving:
 
         act(scene)
 
-    def test_a_request_under_way_finishes_where_it_is(self, act: Act) -> None:
+    def test_a_running_request_finishes_in_process_while_its_hooks_move(self, act: Act) -> None:
         source = (
             COMPUTES
             + """
@@ -189,7 +189,7 @@ class TestMoving:
         act(scene)
 
     @pytest.mark.parametrize(("replicas", "most"), [("shared", 1), (1, 1), (2, 2), (None, 4)])
-    def test_there_are_no_more_workers_than_instances_are_allowed(
+    def test_hooks_move_to_at_most_as_many_workers_as_replicas_are_allowed(
         self, act: Act, replicas: int | str | None, most: int
     ) -> None:
         async def scene(stage: Stage) -> None:
@@ -198,7 +198,7 @@ class TestMoving:
 
         act(scene)
 
-    def test_what_other_processes_see_is_written_by_one(self, act: Act, tmp_path: Path) -> None:
+    def test_hooks_that_write_to_disk_move_to_one_worker(self, act: Act, tmp_path: Path) -> None:
         async def scene(stage: Stage) -> None:
             path = tmp_path / "hooks.py"
             path.write_text("def pre_inference(sample, metadata):\n    open('/tmp/last', 'w').write(sample)\n")
@@ -209,14 +209,14 @@ class TestMoving:
 
         act(scene)
 
-    def test_workers_of_0_stay(self, act: Act) -> None:
+    def test_hooks_do_not_move_when_workers_is_zero(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load(COMPUTES, workers=0)
             assert placement_of(hooks).replicas.gil_monitor is None
 
         act(scene)
 
-    def test_where_no_worker_can_start_they_stay_and_it_is_told(
+    def test_hooks_stay_in_process_and_the_reason_is_logged_when_no_worker_can_start(
         self, act: Act, caplog: pytest.LogCaptureFixture
     ) -> None:
         async def scene(stage: Stage) -> None:
@@ -231,7 +231,9 @@ class TestMoving:
 
         act(scene)
 
-    def test_whatever_keeps_them_where_they_are_is_told(self, act: Act, caplog: pytest.LogCaptureFixture) -> None:
+    def test_hooks_stay_in_process_and_an_unexpected_error_of_the_move_is_logged(
+        self, act: Act, caplog: pytest.LogCaptureFixture
+    ) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load(COMPUTES)
             placement_of(hooks)._interpreters = {}.__getitem__  # type: ignore[assignment]

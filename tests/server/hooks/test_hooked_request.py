@@ -1,4 +1,4 @@
-"""Trips: whoever waits, leaves or hangs, each of the others gets an answer, and nothing stays behind."""
+"""HookedRequest: when a request is cancelled or hangs, all others are answered and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def pre_inference(sample, metadata):
 LATER_NS = 60_000_000_000
 
 
-async def through(hooks: Hooks) -> bool:
-    """Whether hooks are through with all that they let in."""
+async def closes(hooks: Hooks) -> bool:
+    """Tell whether the hooks finish all requests that they accepted."""
     async with asyncio.timeout(GUARD_S):
         await hooks.close()
     return True
 
 
 @pytest.mark.parametrize("kind", ["answered", "failed", "several"])
-def test_who_is_cancelled_as_his_batch_is_delivered_takes_nobody_along(act: Act, kind: str) -> None:
+def test_cancelling_a_request_as_its_batch_is_delivered_does_not_affect_the_other_requests(act: Act, kind: str) -> None:
     async def scene(stage: Stage) -> None:
         engine = PuppetEngine()
         source = "def post_inference(prediction, metadata):\n    yield prediction\n" if kind == "several" else None
@@ -59,12 +59,12 @@ def test_who_is_cancelled_as_his_batch_is_delivered_takes_nobody_along(act: Act,
 
         assert [str(answer) for answer in answers] == ["the device" if kind == "failed" else "1"] * 2
         assert gone.cancelled()
-        assert await through(hooks)
+        assert await closes(hooks)
 
     act(scene)
 
 
-def test_who_is_cancelled_as_calls_are_settled_takes_nobody_along(act: Act) -> None:
+def test_cancelling_a_request_as_hook_calls_finish_does_not_affect_the_other_requests(act: Act) -> None:
     async def scene(stage: Stage) -> None:
         hooks = await stage.load(GATED)
         samples = [stage.sample(-1.0) for _ in range(3)]
@@ -72,19 +72,19 @@ def test_who_is_cancelled_as_calls_are_settled_takes_nobody_along(act: Act) -> N
         await is_set(samples[0]["began"])
         pool = hooks._placement.replicas._live[0].pool  # type: ignore[union-attr]
         stage.open_all()
-        while len(pool._finished) < 3:  # all that while the event loop is not there
+        while len(pool._finished) < 3:  # without running the event loop
             os.sched_yield()
         gone.cancel()
         async with asyncio.timeout(GUARD_S):
             answers = await asyncio.gather(*others, return_exceptions=True)
 
         assert [str(answer) for answer in answers] == ["pre_inference: ValueError: below"] * 2
-        assert await through(hooks)
+        assert await closes(hooks)
 
     act(scene)
 
 
-def test_those_who_wait_keep_their_places_when_a_hook_hangs(act: Act) -> None:
+def test_waiting_requests_keep_their_order_when_a_hook_hangs(act: Act) -> None:
     async def scene(stage: Stage) -> None:
         order: list[int] = []
         hooks = await stage.load(GATED, replicas=1)
@@ -102,7 +102,7 @@ def test_those_who_wait_keep_their_places_when_a_hook_hangs(act: Act) -> None:
     act(scene)
 
 
-def test_when_one_of_several_hangs_what_waited_behind_it_goes_to_another(act: Act) -> None:
+def test_requests_behind_a_hanging_replica_move_to_another_replica(act: Act) -> None:
     async def scene(stage: Stage) -> None:
         hooks = await stage.load(GATED)
         replicas: Any = hooks._placement.replicas  # type: ignore[union-attr]
@@ -110,7 +110,7 @@ def test_when_one_of_several_hangs_what_waited_behind_it_goes_to_another(act: Ac
         replicas._add_shared_replica()
         await replicas._starting.ready
         await asyncio.sleep(0)
-        replicas._light_limit = 0  # as after one that was heavy to load
+        replicas._light_limit = 0  # as after a replica that was heavy to load
         held = [stage.sample(x) for x in (1.0, 2.0)]
         tasks = [asyncio.create_task(hooks.predict(sample)) for sample in held]
         for sample in held:
@@ -138,7 +138,7 @@ class Sample(list[Any]):
     """A list that can be referred to weakly."""
 
 
-def test_a_sample_that_cannot_be_converted_does_not_wait_for_the_collector(act: Act) -> None:
+def test_a_sample_that_fails_conversion_is_freed_without_garbage_collection(act: Act) -> None:
     async def scene(stage: Stage) -> None:
         hooks = await stage.load(None)
         sample = Sample([["no", "number"]])
@@ -156,7 +156,7 @@ def test_a_sample_that_cannot_be_converted_does_not_wait_for_the_collector(act: 
     act(scene)
 
 
-def test_a_turn_is_passed_on_once_where_the_answer_is_there_at_once(act: Act) -> None:
+def test_a_sequence_turn_is_released_once_when_the_model_answers_at_once(act: Act) -> None:
     async def scene(stage: Stage) -> None:
         wrong: list[Any] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: wrong.append(context))
@@ -175,9 +175,7 @@ def test_a_turn_is_passed_on_once_where_the_answer_is_there_at_once(act: Act) ->
     act(scene)
 
 
-def test_one_that_is_cancelled_before_its_step_has_begun_says_nothing(
-    act: Act, recwarn: pytest.WarningsRecorder
-) -> None:
+def test_a_request_cancelled_before_its_first_step_emits_no_warning(act: Act, recwarn: pytest.WarningsRecorder) -> None:
     async def scene(stage: Stage) -> None:
         hooks = await stage.load(None)
         promise = asyncio.get_running_loop().create_future()
@@ -186,7 +184,7 @@ def test_one_that_is_cancelled_before_its_step_has_begun_says_nothing(
 
         gc.collect()
         assert not promise.done()
-        assert await through(hooks)
+        assert await closes(hooks)
 
     act(scene)
     assert [str(each.message) for each in recwarn if "never awaited" in str(each.message)] == []

@@ -1,4 +1,4 @@
-"""Hooks in worker processes: the same meaning as in the server's process, and what is theirs alone."""
+"""Hooks in worker processes: they behave as in the server's process, except where stated here."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ SOURCES = {
 }
 
 
-async def told(hooks: Hooks, sample: Any, call: str) -> Any:
-    """Give what a client would be told: an answer, or a refusal."""
+async def outcome_of(hooks: Hooks, sample: Any, call: str) -> Any:
+    """Give what a client would receive: an answer or an error."""
     try:
         answer = await getattr(hooks, call)(sample, "id-1", parameters=PARAMETERS)
     except InferError as error:
@@ -114,20 +114,20 @@ async def told(hooks: Hooks, sample: Any, call: str) -> Any:
 
 
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES.keys())
-def test_a_client_is_told_the_same_as_in_process(act: Act, source: str) -> None:
+def test_answers_and_errors_from_a_worker_equal_those_in_process(act: Act, source: str) -> None:
     async def scene(stage: Stage) -> None:
         here = await stage.load(source, workers=0, metadata=METADATA)
         there = await stage.load(source, workers=1, metadata=METADATA)
 
         for call, sample in (("predict", {"x": [[1, 2, 3, 4]], "none": None}), ("infer", X), ("predict", {})):
-            assert await told(there, sample, call) == await told(here, sample, call)
+            assert await outcome_of(there, sample, call) == await outcome_of(here, sample, call)
         assert (there.has_pre, there.has_post, there.yields) == (here.has_pre, here.has_post, here.yields)
 
     act(scene)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_the_signature_itself_can_be_an_answer(act: Act, tmp_path: Path, workers: int) -> None:
+def test_a_hook_can_return_its_signature_as_the_answer(act: Act, tmp_path: Path, workers: int) -> None:
     source = """
         def pre_inference(sample, signature, metadata, parameters):
             parameters["signature"] = signature
@@ -177,7 +177,7 @@ SIGNATURES: dict[str, tuple[Signature, Callable[[list[Any]], list[Any]], dict[st
 
 
 @pytest.mark.parametrize("kind", SIGNATURES)
-def test_tensors_of_every_kind_come_as_in_process(act: Act, kind: str) -> None:
+def test_tensors_of_every_kind_reach_a_worker_as_they_do_in_process(act: Act, kind: str) -> None:
     signature, function, sample = SIGNATURES[kind]
     source = """
         def pre_inference(sample, metadata):
@@ -198,14 +198,14 @@ def test_tensors_of_every_kind_come_as_in_process(act: Act, kind: str) -> None:
         there = await stage.load(source, engine, signature, workers=1)
 
         assert await there.predict(dict(sample)) == await here.predict(dict(sample))
-        assert await told(there, sample, "infer") == await told(here, sample, "infer")
+        assert await outcome_of(there, sample, "infer") == await outcome_of(here, sample, "infer")
         assert seen[0] == seen[1] == seen[2] == seen[3]
 
     act(scene)
 
 
 class TestArrays:
-    def test_large_ones_may_be_written_to_and_come_back_whole(self, act: Act) -> None:
+    def test_large_arrays_are_writable_in_hooks_and_returned_complete(self, act: Act) -> None:
         source = """
             def pre_inference(sample, metadata):
                 sample["x"][0, 0] = 7
@@ -229,10 +229,10 @@ class TestArrays:
         act(scene)
 
 
-class TestWhichWorker:
+class TestWorkerAssignment:
     WHO = "import os\n{}def post_inference(prediction, metadata): return [os.getpid()]"
 
-    def test_there_are_as_many_as_are_asked_for_and_each_works(self, act: Act) -> None:
+    def test_each_of_the_configured_workers_runs_calls(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load(
                 self.WHO.format("import time\n").replace("return", "time.sleep(0.02); return"), workers=3
@@ -245,7 +245,7 @@ class TestWhichWorker:
 
         act(scene)
 
-    def test_one_whose_globals_are_written_has_one_request_at_a_time(self, act: Act) -> None:
+    def test_a_worker_whose_globals_are_written_handles_one_request_at_a_time(self, act: Act) -> None:
         source = """
             import os
             current = None
@@ -271,7 +271,7 @@ class TestWhichWorker:
 
         act(scene)
 
-    def test_what_a_request_leaves_is_forgotten_when_it_ends_between_the_hooks(self, act: Act) -> None:
+    def test_objects_left_in_parameters_are_freed_when_a_request_is_cancelled_between_hooks(self, act: Act) -> None:
         source = """
             import gc
             class Left: pass
@@ -301,9 +301,9 @@ class TestWhichWorker:
         act(scene)
 
 
-class TestWhatIsTold:
+class TestReporting:
     @pytest.mark.parametrize(("workers", "words"), [(1, "in 1 worker process,"), (2, "in 2 worker processes,")])
-    def test_the_log_has_how_many_there_are(
+    def test_the_number_of_workers_is_logged(
         self, act: Act, caplog: pytest.LogCaptureFixture, workers: int, words: str
     ) -> None:
         caplog.set_level(logging.INFO, "penstock.hooks")
@@ -314,7 +314,9 @@ class TestWhatIsTold:
 
         act(scene)
 
-    def test_the_log_has_the_traceback_under_the_request_id(self, act: Act, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_traceback_from_a_worker_is_logged_with_the_request_id(
+        self, act: Act, caplog: pytest.LogCaptureFixture
+    ) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load("def post_inference(prediction, metadata): return 1 / 0", workers=1)
             code, text = await refusal(hooks.predict([0] * 4))
@@ -329,7 +331,7 @@ class TestWhatIsTold:
 
         act(scene)
 
-    def test_the_statistics_have_the_workers_own_times(self, act: Act) -> None:
+    def test_the_statistics_count_hook_times_measured_in_the_worker(self, act: Act) -> None:
         source = """
             import time
             def pre_inference(sample, metadata):
@@ -348,7 +350,7 @@ class TestWhatIsTold:
 
         act(scene)
 
-    def test_what_is_wrong_with_the_file_fails_the_load(self, act: Act, tmp_path: Path) -> None:
+    def test_a_faulty_file_fails_the_load_in_a_worker_as_in_process(self, act: Act, tmp_path: Path) -> None:
         async def scene(stage: Stage) -> None:
             for source in ("x = 1", "def pre_inference(sample): return 1", "import nothing_of_that_name"):
                 here = await refusal(stage.load(source, workers=0))
@@ -381,7 +383,7 @@ COUNTS = """
 
 class TestGenerators:
     @pytest.mark.parametrize("kind", ["", "async "])
-    def test_every_answer_comes_and_then_the_end(self, act: Act, tmp_path: Path, kind: str) -> None:
+    def test_a_generator_delivers_every_answer_and_is_closed(self, act: Act, tmp_path: Path, kind: str) -> None:
         source = COUNTS + f"    {kind}def pre_inference(sample, metadata): return sample"
 
         async def scene(stage: Stage) -> None:
@@ -395,7 +397,9 @@ class TestGenerators:
 
         act(scene)
 
-    def test_one_runs_so_far_ahead_and_is_closed_when_nobody_takes_its_answers(self, act: Act, tmp_path: Path) -> None:
+    def test_an_abandoned_generator_runs_at_most_max_ahead_answers_and_is_closed(
+        self, act: Act, tmp_path: Path
+    ) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load(COUNTS, workers=1, decoupled=True)
             log = tmp_path / "log"
@@ -410,7 +414,7 @@ class TestGenerators:
 
         act(scene)
 
-    def test_those_of_one_worker_take_turns(self, act: Act, tmp_path: Path) -> None:
+    def test_parallel_generators_in_one_worker_all_complete(self, act: Act, tmp_path: Path) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load(COUNTS, workers=1, decoupled=True)
             asked = [{"n": 20, "log": str(tmp_path / f"log{at}")} for at in range(3)]
@@ -420,7 +424,9 @@ class TestGenerators:
 
         act(scene)
 
-    def test_what_it_raises_comes_after_the_answers(self, act: Act, tmp_path: Path) -> None:
+    def test_an_exception_of_a_generator_is_reported_after_the_answers_before_it(
+        self, act: Act, tmp_path: Path
+    ) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load(COUNTS, workers=1, decoupled=True)
             asked = {"n": 5, "fails": 3, "log": str(tmp_path / "log")}
@@ -433,7 +439,7 @@ class TestGenerators:
 
         act(scene)
 
-    def test_an_answer_may_fail_and_more_come(self, act: Act) -> None:
+    def test_a_generator_continues_after_it_yields_an_error(self, act: Act) -> None:
         source = """
             from penstock.backends.errors import Code, InferError
             def post_inference(prediction, metadata):
@@ -452,7 +458,7 @@ class TestGenerators:
 
         act(scene)
 
-    def test_a_hook_that_stood_still_with_the_server_is_given_time_to_end(self, act: Act) -> None:
+    def test_a_hook_that_was_suspended_with_the_server_is_not_timed_out(self, act: Act) -> None:
         source = """
             import time
             def post_inference(prediction, metadata):
@@ -465,7 +471,7 @@ class TestGenerators:
             running = asyncio.create_task(hooks.predict([0] * 4))
             assert hooks._placement is not None
             (replica,) = hooks._placement.replicas._live
-            while not replica._sent:  # noqa: ASYNC110 - what is waited for has no event
+            while not replica._sent:  # noqa: ASYNC110 - sending sets no event
                 await asyncio.sleep(0)
             replica._sent[0].limit_start_ns -= 60_000_000_000
             replica._check_due_ns -= 60_000_000_000
@@ -475,7 +481,7 @@ class TestGenerators:
 
         act(scene)
 
-    def test_a_step_has_the_time_limit_to_itself(self, act: Act) -> None:
+    def test_the_time_limit_applies_to_each_step_of_a_generator(self, act: Act) -> None:
         source = """
             import time
             def post_inference(prediction, metadata):
@@ -498,7 +504,7 @@ class TestGenerators:
 
 async def collect(got: list[Any], hooks: Hooks, request_id: str, parameters: dict[str, Any]) -> list[Any]:
     async for each in hooks.stream(X, request_id, parameters=parameters):
-        got.append(each)  # noqa: PERF401 - what came before it raises is looked at
+        got.append(each)  # noqa: PERF401 - the answers before an exception are checked
     return got
 
 
@@ -525,7 +531,7 @@ FORBIDS = """
 """
 
 
-def test_a_worker_needs_numpy_and_orjson_and_no_more() -> None:
+def test_a_worker_imports_no_packages_but_numpy_and_orjson() -> None:
     server = Path(penstock.server.__file__ or "").parent
     packages = [f"{name}={folder}" for name, folder in _packages()]
     forbidden = {
@@ -538,7 +544,7 @@ def test_a_worker_needs_numpy_and_orjson_and_no_more() -> None:
         "httptools",
         "pydantic",
         "simdjson",
-        "asyncio",  # a sixth of a worker's start, which one without coroutines does not wait for
+        "asyncio",  # a sixth of a worker's start time, spared when no hook is a coroutine
     }
     source = FORBIDS.format(forbidden=forbidden, folder=str(server / "workers"), packages=packages)
     done = subprocess.run(
@@ -546,7 +552,7 @@ def test_a_worker_needs_numpy_and_orjson_and_no_more() -> None:
     )
 
     assert done.returncode == 0, done.stderr
-    # the last is the system's, where that has one
+    # sitecustomize is the system's, if it has one
     found = set(done.stdout.split()) - {"__main__", "child", "sitecustomize"}
     assert {name for name in found if not name.startswith("_")} == {"numpy", "orjson", "penstock"}
 

@@ -13,7 +13,7 @@ from penstock.server.hooks.interrupt import InterruptedHookError, interrupt
 
 @contextmanager
 def spinning(file: Path) -> Iterator[SimpleNamespace]:
-    """Have a thread spin in a function of `file`, until it is interrupted or told to end."""
+    """Have a thread spin in a function of `file` until it is interrupted or the block ends."""
     names = {"go_on": [True], "began": threading.Event()}
     exec(compile("def spin():\n    began.set()\n    while go_on: pass\n", str(file), "exec"), names)
     spins = SimpleNamespace(raised=None, began=names["began"])
@@ -35,7 +35,7 @@ def spinning(file: Path) -> Iterator[SimpleNamespace]:
 
 
 @pytest.mark.parametrize("file", ["handlers/h.py", "encoder.py", "src/deep/x.py"])
-def test_what_spins_in_a_file_of_the_project_is_ended(tmp_path: Path, file: str) -> None:
+def test_a_thread_that_spins_in_a_file_of_the_project_is_interrupted(tmp_path: Path, file: str) -> None:
     with spinning(tmp_path / file) as spins:
         assert interrupt(spins.thread.ident, tmp_path / "handlers", tmp_path)
         spins.thread.join(5)
@@ -43,7 +43,7 @@ def test_what_spins_in_a_file_of_the_project_is_ended(tmp_path: Path, file: str)
 
 
 @pytest.mark.parametrize("file", ["venv/lib/site-packages/x.py", "../other.py"])
-def test_what_spins_elsewhere_is_left_alone(tmp_path: Path, file: str) -> None:
+def test_a_thread_that_spins_outside_the_project_is_not_interrupted(tmp_path: Path, file: str) -> None:
     (tmp_path / "p").mkdir()
     with spinning((tmp_path / "p" / file).resolve()) as spins:
         assert not interrupt(spins.thread.ident, tmp_path / "p" / "handlers", tmp_path / "p")

@@ -52,15 +52,15 @@ def _refusal(path: Path) -> str:
     return refused.value.message.replace(str(path), "PATH")
 
 
-class TestForms:
-    def test_three_arguments_are_sample_signature_and_metadata(self, write: Write) -> None:
+class TestHookArguments:
+    def test_a_hook_with_three_arguments_gets_sample_signature_and_metadata(self, write: Write) -> None:
         module = HookModule(write("def pre_inference(sample, signature, metadata): return sample, signature, metadata"))
 
         assert _pre(module)("s") == ("s", "S", "M")
         assert module.bind(POST, "S", "M") is None
         module.close()
 
-    def test_a_fourth_argument_is_the_request_s_parameters(self, write: Write) -> None:
+    def test_a_hook_with_four_arguments_also_gets_the_request_parameters(self, write: Write) -> None:
         source = """
             def pre_inference(sample, signature, metadata, parameters): return sample, signature, metadata, parameters
             def post_inference(prediction, signature, metadata, parameters): return parameters
@@ -74,7 +74,7 @@ class TestForms:
         assert post("y", {"p": 1}) == {"p": 1}
         module.close()
 
-    def test_with_two_arguments_metadata_is_the_signature(self, write: Write) -> None:
+    def test_a_hook_with_two_arguments_gets_the_signature_as_metadata(self, write: Write) -> None:
         source = """
             def pre_inference(sample, metadata): return metadata
             def post_inference(prediction, signature, metadata): return metadata
@@ -101,7 +101,9 @@ class TestForms:
             ("async def pre_inference(sample: dict, **metadata: int) -> int: pass", "(sample, **metadata)"),
         ],
     )
-    def test_other_arguments_fail_the_load_and_the_check(self, write: Write, function: str, found: str) -> None:
+    def test_a_hook_with_unexpected_arguments_fails_the_load_and_the_check(
+        self, write: Write, function: str, found: str
+    ) -> None:
         path = write(f"x = 1\n{function}\n")
         text = "function pre_inference: expected function arguments (sample, signature, metadata) or (sample, metadata)"
         text += " or (sample, signature, metadata, parameters)"
@@ -110,7 +112,7 @@ class TestForms:
         assert _refusal(path) == f"hooks file PATH: {text} but found {found.replace('*, ', '')}"
         assert check_file(path) == [f"{path}:2: {text} but found {found}"]
 
-    def test_post_inference_takes_a_prediction(self, write: Write) -> None:
+    def test_the_first_argument_of_post_inference_must_be_prediction(self, write: Write) -> None:
         path = write("def post_inference(sample, metadata): pass")
 
         assert _refusal(path).endswith(
@@ -118,7 +120,7 @@ class TestForms:
             "(prediction, signature, metadata, parameters) but found (sample, metadata)"
         )
 
-    def test_a_file_without_hooks_is_named(self, write: Write) -> None:
+    def test_a_file_without_hooks_fails_the_load_and_the_check(self, write: Write) -> None:
         path = write("def preinference(sample, metadata): pass")
 
         assert _refusal(path) == "hooks file PATH defines neither pre_inference nor post_inference"
@@ -138,10 +140,10 @@ class TestForms:
             "globals()['pre_inference'] = 1",
         ],
     )
-    def test_what_only_running_it_can_tell_passes_the_check(self, write: Write, source: str) -> None:
+    def test_the_check_accepts_hooks_that_only_execution_can_verify(self, write: Write, source: str) -> None:
         assert check_file(write(source)) == []
 
-    def test_hooks_may_be_any_callable_with_the_right_arguments(self, write: Write) -> None:
+    def test_hooks_can_be_any_callable_with_the_right_arguments(self, write: Write) -> None:
         source = """
             import functools
             def logged(function):
@@ -162,14 +164,14 @@ class TestForms:
         assert post("p", {}) == "p"
         module.close()
 
-    def test_async_hooks_are_known_as_such(self, write: Write) -> None:
+    def test_async_hooks_are_recognized(self, write: Write) -> None:
         module = HookModule(write("async def pre_inference(sample, metadata): return sample"))
 
         assert module.is_async
         assert asyncio.run(_pre(module)("s")) == "s"
         module.close()
 
-    def test_a_name_that_is_no_function_is_refused(self, write: Write) -> None:
+    def test_a_hook_that_is_not_callable_is_rejected(self, write: Write) -> None:
         assert _refusal(write("pre_inference = 3")) == "hooks file PATH: pre_inference is not a function: int"
 
 
@@ -187,26 +189,26 @@ class TestFailures:
             ("raise KeyboardInterrupt", "hooks file PATH cannot be loaded: KeyboardInterrupt"),
         ],
     )
-    def test_what_is_wrong_with_the_file_is_said(self, write: Write, source: str, text: str) -> None:
+    def test_the_reason_a_file_fails_to_load_is_in_the_error(self, write: Write, source: str, text: str) -> None:
         assert _refusal(write(source)) == text
 
-    def test_a_mistake_in_a_neighbour_names_the_neighbour(self, write: Write) -> None:
+    def test_a_syntax_error_in_a_neighbor_module_is_reported_with_its_file(self, write: Write) -> None:
         path = write("import encoder", encoder="\n\ndef f(:\n")
 
         assert _refusal(path) == "hooks file PATH: encoder.py, line 3: invalid syntax"
 
-    def test_a_missing_file_is_said(self, tmp_path: Path) -> None:
+    def test_a_missing_file_is_reported(self, tmp_path: Path) -> None:
         assert _refusal(tmp_path / "none.py") == "hooks file PATH: no such file"
         assert check_file(tmp_path / "none.py") == [f"{tmp_path / 'none.py'}: No such file or directory"]
 
-    def test_the_check_finds_syntax_errors_without_running_anything(self, write: Write) -> None:
+    def test_the_check_finds_syntax_errors_without_running_the_file(self, write: Write) -> None:
         path = write("raise SystemExit\ndef f(:\n")
 
         assert check_file(path) == [f"{path}:2: invalid syntax"]
 
 
 class TestInstances:
-    def test_each_instance_has_globals_of_its_own_and_its_neighbours_too(self, write: Write) -> None:
+    def test_each_instance_has_its_own_globals_and_its_own_neighbor_modules(self, write: Write) -> None:
         source = """
             import memory
             count = 0
@@ -225,7 +227,7 @@ class TestInstances:
         one.close()
         two.close()
 
-    def test_two_models_may_have_neighbours_of_one_name(self, tmp_path: Path) -> None:
+    def test_two_models_can_have_neighbor_modules_of_the_same_name(self, tmp_path: Path) -> None:
         modules = []
         for model in ("one", "two"):
             folder = tmp_path / model
@@ -240,7 +242,9 @@ class TestInstances:
         for module in modules:
             module.close()
 
-    def test_all_forms_of_import_find_neighbours_at_load_and_inside_hooks(self, write: Write, tmp_path: Path) -> None:
+    def test_all_forms_of_import_find_neighbor_modules_at_load_and_inside_hooks(
+        self, write: Write, tmp_path: Path
+    ) -> None:
         (tmp_path / "parts" / "deep").mkdir(parents=True)
         (tmp_path / "parts" / "__init__.py").write_text("import plain\nfrom . import first\n")
         (tmp_path / "parts" / "first.py").write_text("x = 1")
@@ -264,7 +268,7 @@ class TestInstances:
         assert _pre(module)("s") == (1, 2, 1, 2, 20, 3, "/", "xml.dom")
         module.close()
 
-    def test_a_neighbour_does_not_overwrite_a_global_of_its_name(self, write: Write) -> None:
+    def test_importing_a_neighbor_module_does_not_overwrite_a_global_of_its_name(self, write: Write) -> None:
         source = """
             labels = ["a"]
             def pre_inference(sample, metadata):
@@ -276,7 +280,7 @@ class TestInstances:
         assert _pre(module)("s") == (["a"], 1)
         module.close()
 
-    def test_a_neighbour_comes_before_an_installed_module_of_its_name(self, write: Write) -> None:
+    def test_a_neighbor_module_takes_precedence_over_an_installed_module(self, write: Write) -> None:
         source = """
             import statistics, json
             def pre_inference(sample, metadata): return statistics.mine, json.loads("1")
@@ -286,9 +290,7 @@ class TestInstances:
         assert _pre(module)("s") == (True, 1)
         module.close()
 
-    def test_an_edited_file_is_loaded_as_it_is_now_and_nothing_is_cached_on_disk(
-        self, write: Write, tmp_path: Path
-    ) -> None:
+    def test_an_edited_file_is_reloaded_and_no_bytecode_is_cached_on_disk(self, write: Write, tmp_path: Path) -> None:
         for value in ("1", "2", "3"):
             source = "import beside\ndef pre_inference(sample, metadata): return beside.x"
             module = HookModule(write(source, beside=f"x = {value}"))
@@ -297,7 +299,7 @@ class TestInstances:
             module.close()
         assert not (tmp_path / "__pycache__").exists()
 
-    def test_tools_that_look_modules_up_find_the_users(self, write: Write) -> None:
+    def test_libraries_that_look_up_modules_find_the_hook_module(self, write: Write) -> None:
         source = """
             from __future__ import annotations
             import dataclasses, typing
@@ -313,7 +315,7 @@ class TestInstances:
         assert _pre(module)("s") is True
         module.close()
 
-    def test_what_is_found_by_name_only_is_found_while_the_folder_is_on_the_path(
+    def test_importlib_and_pickle_find_neighbor_modules_while_the_folder_is_on_the_path(
         self, write: Write, tmp_path: Path
     ) -> None:
         source = """
@@ -330,7 +332,7 @@ class TestInstances:
         module.close()
         folder.close()
 
-    def test_a_stem_may_be_no_identifier(self, tmp_path: Path) -> None:
+    def test_a_hook_file_name_need_not_be_an_identifier(self, tmp_path: Path) -> None:
         path = tmp_path / "my-hooks.v2.py"
         path.write_text("def pre_inference(sample, metadata): return __name__")
         module = HookModule(path)
@@ -353,7 +355,7 @@ class TestSeveralAnswers:
     """
 
     @pytest.mark.parametrize("source", [YIELDS, WRAPPED])
-    def test_post_may_yield_where_the_model_is_decoupled(self, write: Write, source: str) -> None:
+    def test_post_inference_can_yield_when_the_model_is_decoupled(self, write: Write, source: str) -> None:
         path = write(source)
         module = HookModule(path, decoupled=True)
         module.close()
@@ -361,7 +363,7 @@ class TestSeveralAnswers:
         assert module.yields
         assert check_file(path, decoupled=True) == []
 
-    def test_a_function_in_it_that_yields_is_none(self, write: Write) -> None:
+    def test_a_hook_with_an_inner_function_that_yields_is_not_a_generator(self, write: Write) -> None:
         path = write("def post_inference(prediction, metadata):\n    def own(): yield 1\n    return [*own()]")
         module = HookModule(path, decoupled=True)
         module.close()
@@ -385,7 +387,9 @@ class TestSeveralAnswers:
             ),
         ],
     )  # fmt: skip
-    def test_elsewhere_it_is_refused_in_words(self, write: Write, source: str, decoupled: bool, text: str) -> None:
+    def test_a_hook_that_yields_without_permission_is_rejected(
+        self, write: Write, source: str, decoupled: bool, text: str
+    ) -> None:
         path = write(source)
         with pytest.raises(InferError) as refused:
             HookModule(path, decoupled=decoupled)
@@ -426,7 +430,7 @@ class TestRoots:
             (tmp_path / name).write_text(textwrap.dedent(source))
         return tmp_path
 
-    def test_imports_are_found_in_the_roots_in_turn_by_each_instance_for_itself(self, project: Path) -> None:
+    def test_each_instance_imports_its_own_modules_from_the_roots_in_order(self, project: Path) -> None:
         path, roots = project / "handlers" / "keras.py", (project, project / "src")
         one, two = (HookModule(path, roots=roots, dialect="cortex") for _ in range(2))
 
@@ -436,7 +440,7 @@ class TestRoots:
         one.close()
         two.close()
 
-    def test_a_file_may_have_the_name_of_what_it_imports(self, project: Path) -> None:
+    def test_a_file_can_have_the_name_of_a_module_that_it_imports(self, project: Path) -> None:
         (project / "handlers" / "statistics.py").write_text(
             "import statistics\ndef pre_inference(sample, metadata): return statistics.mean(sample), __name__\n"
         )
@@ -447,7 +451,7 @@ class TestRoots:
         assert name.startswith("statistics@")
         module.close()
 
-    def test_a_file_in_a_root_is_the_module_of_its_name(self, project: Path) -> None:
+    def test_a_hook_file_in_a_root_can_be_imported_by_its_name(self, project: Path) -> None:
         (project / "handler.py").write_text(
             "import other\ndef pre_inference(sample, metadata): return other.read()\nx = 1"
         )
@@ -457,14 +461,14 @@ class TestRoots:
         assert _pre(module)("s") == 1
         module.close()
 
-    def test_what_lies_beside_the_file_is_not_found_unless_that_is_a_root(self, project: Path) -> None:
+    def test_modules_beside_the_file_are_not_found_unless_their_folder_is_a_root(self, project: Path) -> None:
         (project / "handlers" / "beside.py").write_text("")
         (project / "handlers" / "handler.py").write_text("import beside")
 
         with pytest.raises(InferError, match="No module named 'beside'"):
             HookModule(project / "handlers" / "handler.py", roots=(project,), dialect="cortex")
 
-    def test_all_roots_are_on_the_path_for_what_is_found_by_name(self, project: Path) -> None:
+    def test_all_roots_are_on_the_path_for_pickle(self, project: Path) -> None:
         (project / "src" / "shapes_of_theirs.py").write_text("class Shape: pass")
         folders = FolderOnPath(project, project / "src")
 
@@ -474,11 +478,11 @@ class TestRoots:
 
 
 class TestCortex:
-    """The forms that Cortex knew, of both generations, and what it said of others."""
+    """The arguments that both generations of Cortex accepted, and their errors for all others."""
 
     PRE = "function pre_inference: expected function arguments arguments (sample, signature, metadata) or"
 
-    def test_the_generations_are_told_apart_for_each_function(self, write: Write) -> None:
+    def test_each_function_can_have_the_arguments_of_either_cortex_generation(self, write: Write) -> None:
         source = """
             def pre_inference(sample, metadata): return metadata
             def post_inference(prediction, signature, metadata): return metadata
@@ -491,7 +495,7 @@ class TestCortex:
         assert post("p", {}) == "M"
         module.close()
 
-    def test_a_file_without_hooks_is_as_good_as_none(self, write: Write) -> None:
+    def test_a_file_without_hooks_is_accepted(self, write: Write) -> None:
         path = write("x = 1")
         module = HookModule(path, dialect="cortex")
 
@@ -539,7 +543,9 @@ class TestCortex:
             ),
         ],
     )
-    def test_other_forms_fail_the_load_and_the_check_in_its_words(self, write: Write, function: str, text: str) -> None:
+    def test_unsupported_forms_fail_the_load_and_the_check_with_the_message_of_cortex(
+        self, write: Write, function: str, text: str
+    ) -> None:
         path = write(f"x = 1\n{function}\n")
 
         assert self._refusal(path) == f"hooks file PATH: {text}"
@@ -555,10 +561,12 @@ class TestCortex:
             ("pre_inference = 3", "hooks file PATH: function pre_inference: not a function: int"),
         ],
     )
-    def test_what_is_wrong_with_a_file_is_told_with_its_place(self, write: Write, source: str, text: str) -> None:
+    def test_an_exception_while_loading_a_file_is_reported_with_its_file_and_line(
+        self, write: Write, source: str, text: str
+    ) -> None:
         assert self._refusal(write(source, broken="\n1 / 0")).endswith(text)
 
-    def test_the_logger_of_cortex_is_there_to_import(self, write: Write, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_hook_file_can_import_the_logger_of_cortex(self, write: Write, caplog: pytest.LogCaptureFixture) -> None:
         source = """
             from cortex.lib.log import get_logger
             logger = get_logger()
@@ -572,7 +580,7 @@ class TestCortex:
         one.close()
         two.close()
 
-    def test_a_project_may_have_a_cortex_of_its_own(self, write: Write) -> None:
+    def test_a_module_named_cortex_in_the_project_takes_precedence(self, write: Write) -> None:
         source = "from cortex import x\ndef pre_inference(sample, metadata): return x"
         module = HookModule(write(source, cortex="x = 1"), dialect="cortex")
 
@@ -598,12 +606,14 @@ class TestCortex:
     ],
     ids=["one is misspelt", "below if", "bound otherwise", "all of another's", "no Python"],
 )
-def test_the_hooks_of_a_file_are_named_without_running_it(write: Write, source: str, found: list[str]) -> None:
+def test_hook_names_in_finds_the_hooks_of_a_file_without_running_it(
+    write: Write, source: str, found: list[str]
+) -> None:
     assert hook_names_in(write(source)) == found
 
 
 class TestPickles:
-    """What Cortex's Python client has made of functions."""
+    """Functions as pickled by Cortex's Python client."""
 
     @pytest.fixture
     def dill(self, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
@@ -628,12 +638,14 @@ class TestPickles:
         module.close()
 
     @pytest.mark.usefixtures("dill")
-    def test_a_pickle_of_something_else_is_refused(self, tmp_path: Path) -> None:
+    def test_a_pickle_that_is_not_a_dict_of_functions_is_rejected(self, tmp_path: Path) -> None:
         (tmp_path / "handler.pickle").write_text("list")
 
         assert _refusal(tmp_path / "handler.pickle").endswith("expected a pickled dict of functions, got list")
 
-    def test_without_dill_it_says_what_to_install(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_error_names_the_package_to_install_when_dill_is_missing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setitem(sys.modules, "dill", None)
         (tmp_path / "handler.pickle").write_text("functions")
 

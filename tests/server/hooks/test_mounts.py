@@ -44,7 +44,7 @@ def real(tmp_path: Path) -> Iterator[Path]:
         open(f"{KEY}/text.txt").close()
 
 
-def listed(folder: str) -> list[os.DirEntry[str]]:
+def list_folder(folder: str) -> list[os.DirEntry[str]]:
     with os.scandir(folder) as entries:
         return list(entries)
 
@@ -69,7 +69,7 @@ READS: dict[str, Callable[[str], Any]] = {
     ),
     "os.scandir, entries as paths": lambda at: sorted(os.fspath(entry)[len(at) :] for entry in os.scandir(Path(at))),
     "os.scandir, bytes": lambda at: sorted(entry.path[len(at) :] for entry in os.scandir(at.encode())),
-    "os.scandir, closed": lambda at: [open(entry).read() for entry in listed(at) if entry.is_file()],
+    "os.scandir, closed": lambda at: [open(entry).read() for entry in list_folder(at) if entry.is_file()],
     "os.walk": lambda at: [(folder[len(at) :], sorted(files)) for folder, _, files in os.walk(at)],
     "os.walk, from below": lambda at: [folder[len(at) :] for folder, _, _ in os.walk(at, topdown=False)],
     "os.fwalk": lambda at: [sorted(files) for _, _, files, _ in os.fwalk(at)],
@@ -97,11 +97,11 @@ READS: dict[str, Callable[[str], Any]] = {
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("way", READS)
-def test_what_is_read_below_a_mount_is_what_is_there(real: Path, way: str) -> None:
+def test_reads_below_a_mount_return_the_contents_of_the_real_folder(real: Path, way: str) -> None:
     assert READS[way](KEY) == READS[way](str(real))
 
 
-def test_what_is_written_below_a_mount_is_there(real: Path) -> None:
+def test_writes_below_a_mount_change_the_real_folder(real: Path) -> None:
     os.makedirs(f"{KEY}/new/deep")
     os.mkdir(Path(KEY, "made"))
     Path(KEY, "new", "path.txt").write_text("path")
@@ -138,13 +138,13 @@ def test_what_is_written_below_a_mount_is_there(real: Path) -> None:
         lambda path: bz2.open(path, "w").close(),
     ],
 )  # fmt: skip
-def test_modules_that_had_taken_open_before_are_led_too(real: Path, write: Callable[[str], None]) -> None:
+def test_modules_that_imported_open_before_the_mount_are_redirected(real: Path, write: Callable[[str], None]) -> None:
     write(f"{KEY}/archive")
 
     assert (real / "archive").exists()
 
 
-def test_folders_below_a_mount_may_be_imported_from(real: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_below_a_mount_can_be_imported(real: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (real / "module_below_a_mount.py").write_text("x = 3\n")
     (real / "sub" / "by_its_path.py").write_text("y = 4\n")
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
@@ -161,7 +161,7 @@ def test_folders_below_a_mount_may_be_imported_from(real: Path, monkeypatch: pyt
     del sys.modules["module_below_a_mount"]
 
 
-def test_what_is_elsewhere_is_where_it_was(real: Path, tmp_path: Path) -> None:
+def test_paths_outside_a_mount_are_not_redirected(real: Path, tmp_path: Path) -> None:
     (tmp_path / "other.txt").write_text("other")
 
     assert (tmp_path / "other.txt").read_text() == "other"
@@ -171,7 +171,7 @@ def test_what_is_elsewhere_is_where_it_was(real: Path, tmp_path: Path) -> None:
         os.stat(f"{KEY}/none")
 
 
-def test_a_path_where_the_folder_is_already_needs_nothing(tmp_path: Path) -> None:
+def test_a_mount_that_already_leads_to_its_folder_patches_nothing(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "key").symlink_to(tmp_path / "real")
     before = os.stat
@@ -183,7 +183,7 @@ def test_a_path_where_the_folder_is_already_needs_nothing(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("key", ["mnt", "/", "//", "/mnt/.."])
-def test_a_mount_is_below_the_root(key: str) -> None:
+def test_a_mount_that_is_not_below_the_root_is_rejected(key: str) -> None:
     with pytest.raises(ValueError, match="expected an absolute path below the root"):
         install({key: "/tmp"})
 
@@ -192,7 +192,7 @@ _PARTS = st.lists(st.sampled_from(["mnt", "project", "projects", "a", "..", ".",
 
 
 @given(_PARTS)
-def test_a_path_leads_elsewhere_if_and_only_if_it_is_below_a_mount(parts: list[str]) -> None:
+def test_a_path_is_redirected_if_and_only_if_it_is_below_a_mount(parts: list[str]) -> None:
     path = "/" + "/".join(parts)
     plain = "/" + os.path.normpath(path).lstrip("/")
     lead = Redirect({"/mnt/project": "/real", "/mnt/project/a": "/deeper"})
@@ -218,7 +218,7 @@ def post_inference(prediction, metadata):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("namespace", [True, False])
-def test_a_handler_in_a_worker_finds_its_project(act: Act, tmp_path: Path, namespace: bool) -> None:
+def test_a_handler_in_a_worker_finds_its_project_below_the_mount(act: Act, tmp_path: Path, namespace: bool) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "by_name.py").write_text("x = 3\n")
     (tmp_path / "found.txt").write_text("found")

@@ -1,4 +1,4 @@
-"""Nonblocking hooks: what can neither wait nor grow is run by the event loop itself, and nothing else is."""
+"""Nonblocking hooks: only hooks that can neither wait nor run long are run by the event loop itself."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ PLAIN = """
 """
 
 
-def made(source: str) -> tuple[Any, ast.Module]:
-    """The function `hook` of a file, and how it is written."""
+def compile_hook(source: str) -> tuple[Any, ast.Module]:
+    """Give the function `hook` of a file, and the file's syntax tree."""
     source = textwrap.dedent(source)
     names: dict[str, Any] = {"__name__": "hooks"}
     exec(compile(source, "hooks.py", "exec", dont_inherit=True), names)
     return names["hook"], ast.parse(source)
 
 
-def found(source: str) -> bool:
-    return is_nonblocking(*made(source))
+def is_nonblocking_source(source: str) -> bool:
+    return is_nonblocking(*compile_hook(source))
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ def found(source: str) -> bool:
         "return ', '.join(labels) + str(mean[0]) + '%d' % len(sample)",
     ],
 )
-def test_a_hook_that_calculates_and_looks_up_is_swift(body: str) -> None:
-    assert found(f"""
+def test_a_hook_that_only_computes_and_looks_up_values_is_nonblocking(body: str) -> None:
+    assert is_nonblocking_source(f"""
 import math
 import numpy as np
 labels = ["a", "b", "c"]
@@ -133,8 +133,8 @@ def hook(sample, metadata):
         "yield sample",
     ],
 )
-def test_one_that_may_wait_grow_or_do_what_is_not_known_is_not(body: str) -> None:
-    assert not found(f"""
+def test_a_hook_that_can_wait_grow_or_call_unknown_code_is_not_nonblocking(body: str) -> None:
+    assert not is_nonblocking_source(f"""
 import logging, time, functools
 import numpy as np
 from textwrap import dedent as foreign
@@ -155,17 +155,19 @@ def hook(sample, metadata):
 """)
 
 
-def test_what_is_no_function_of_the_file_as_it_is_written_is_not() -> None:
-    hook, tree = made("def hook(sample, metadata): return sample")
-    _, other = made("def hook(sample, metadata): return [sample]")
+def test_a_hook_that_is_not_the_function_in_the_source_is_not_nonblocking() -> None:
+    hook, tree = compile_hook("def hook(sample, metadata): return sample")
+    _, other = compile_hook("def hook(sample, metadata): return [sample]")
 
     assert is_nonblocking(hook, tree)
     assert not is_nonblocking(hook, other)
     assert not is_nonblocking(hook.__get__(1), tree)
     assert not is_nonblocking(len, tree)
-    assert not found("def made():\n    x = 1\n    def hook(sample): return x\n    return hook\nhook = made()")
-    assert not found("async def hook(sample, metadata): return sample")
-    assert not found("def hook(sample, kept=print): return sample")
+    assert not is_nonblocking_source(
+        "def made():\n    x = 1\n    def hook(sample): return x\n    return hook\nhook = made()"
+    )
+    assert not is_nonblocking_source("async def hook(sample, metadata): return sample")
+    assert not is_nonblocking_source("def hook(sample, kept=print): return sample")
 
 
 MORE = """
@@ -209,8 +211,8 @@ def hook(sample, metadata):
         "return {'a': fallen(sample), 'b': [fallen for fallen in sample]}",
     ],
 )
-def test_what_is_large_may_be_looked_into(body: str) -> None:
-    assert found(MORE.replace("BODY", body))
+def test_a_hook_that_looks_up_items_of_large_globals_is_nonblocking(body: str) -> None:
+    assert is_nonblocking_source(MORE.replace("BODY", body))
 
 
 @pytest.mark.parametrize(
@@ -246,12 +248,12 @@ def test_what_is_large_may_be_looked_into(body: str) -> None:
         "more = [value for value in sample], (value for value in sample)\n    sample.extend(more[1])",
     ],
 )
-def test_what_goes_through_it_or_outlives_the_call_or_hides_behind_another_name_is_not_swift(body: str) -> None:
-    assert not found(MORE.replace("BODY", body))
+def test_a_hook_that_scans_large_values_keeps_state_or_shadows_names_is_not_nonblocking(body: str) -> None:
+    assert not is_nonblocking_source(MORE.replace("BODY", body))
 
 
-def test_a_hook_that_is_written_again_under_a_condition_is_not_taken_for_the_one_that_is_read() -> None:
-    assert not found("""
+def test_a_hook_that_is_defined_again_under_a_condition_is_not_nonblocking() -> None:
+    assert not is_nonblocking_source("""
         import time
         def hook(sample, metadata): return sample
         try:
@@ -261,10 +263,12 @@ def test_a_hook_that_is_written_again_under_a_condition_is_not_taken_for_the_one
     """)
 
 
-def test_functions_that_call_each_other_again_and_again_are_given_up_on() -> None:
+def test_a_hook_with_an_exponential_number_of_calls_is_not_nonblocking() -> None:
     calls = "".join(f"def f{at + 1}(value): return f{at}(f{at}(value))\n" for at in range(7))
 
-    assert not found(f"def f0(value): return value\n{calls}def hook(sample, metadata): return f7(sample)")
+    assert not is_nonblocking_source(
+        f"def f0(value): return value\n{calls}def hook(sample, metadata): return f7(sample)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -278,7 +282,7 @@ def test_functions_that_call_each_other_again_and_again_are_given_up_on() -> Non
         ({"a": {"b": [[0] * 1000] * 1000}}, False),
     ],
 )
-def test_settings_are_small_by_all_that_they_have(settings: Any, small: bool) -> None:
+def test_settings_are_small_only_if_their_total_content_is_small(settings: Any, small: bool) -> None:
     assert is_small(settings) is small
 
 
@@ -296,12 +300,12 @@ def test_settings_are_small_by_all_that_they_have(settings: Any, small: bool) ->
         ([], True),
     ],
 )
-def test_tensors_are_small_by_their_bytes_and_nothing_else_is(values: Any, small: bool) -> None:
+def test_only_tensors_of_few_bytes_are_small_tensors(values: Any, small: bool) -> None:
     assert are_small_tensors(values) is small
 
 
 class Kept:
-    """A promise that keeps what it is told, and on which thread."""
+    """A promise that keeps its result or error."""
 
     def __init__(self) -> None:
         self.result: Any = None
@@ -320,17 +324,17 @@ class Kept:
         self.told.set()
 
 
-def started(hooks: Hooks, sample: Any, nbytes: int = 20) -> Kept:
+def start(hooks: Hooks, sample: Any, nbytes: int = 20) -> Kept:
     kept = Kept()
     hooks.start(kept, sample, nbytes=nbytes, request_id="")
     return kept
 
 
-def test_a_request_through_swift_hooks_needs_no_turn_of_the_loop(act: Act) -> None:
+def test_a_request_with_nonblocking_hooks_is_answered_within_one_loop_turn(act: Act) -> None:
     async def scene(stage: Stage) -> None:
         hooks = await stage.load(PLAIN)
 
-        assert started(hooks, {"x": 2.0}).result == b'"c"'
+        assert start(hooks, {"x": 2.0}).result == b'"c"'
         assert [each.count for each in stage.model.statistics.snapshot().hook_histograms.values()] == [1, 1]
 
     act(scene)
@@ -362,10 +366,12 @@ def test_a_request_through_swift_hooks_needs_no_turn_of_the_loop(act: Act) -> No
         "globals are written",
     ],
 )
-def test_others_are_run_by_a_thread(act: Act, source: str, options: dict[str, Any], nbytes: int) -> None:
+def test_hooks_that_are_not_nonblocking_run_on_a_thread(
+    act: Act, source: str, options: dict[str, Any], nbytes: int
+) -> None:
     async def scene(stage: Stage) -> None:
         hooks = await stage.load(source, **options)
-        kept = started(hooks, {"x": 1.0}, nbytes)
+        kept = start(hooks, {"x": 1.0}, nbytes)
 
         assert not kept.told.is_set()
         await kept.told.wait()
@@ -374,14 +380,14 @@ def test_others_are_run_by_a_thread(act: Act, source: str, options: dict[str, An
     act(scene)
 
 
-def test_where_many_are_under_way_a_thread_runs_them(act: Act) -> None:
+def test_nonblocking_hooks_run_on_a_thread_while_many_requests_are_in_flight(act: Act) -> None:
     async def scene(stage: Stage) -> None:
         engine = PuppetEngine()
         hooks = await stage.load(PLAIN, engine)
-        under_way = [started(hooks, {"x": 0.0}) for _ in range(replicas.MAX_INLINE_REQUESTS)]
+        under_way = [start(hooks, {"x": 0.0}) for _ in range(replicas.MAX_INLINE_REQUESTS)]
         assert engine.waiting == replicas.MAX_INLINE_REQUESTS
 
-        under_way += [started(hooks, {"x": 1.0}) for _ in range(3 * replicas.MAX_INLINE_REQUESTS)]
+        under_way += [start(hooks, {"x": 1.0}) for _ in range(3 * replicas.MAX_INLINE_REQUESTS)]
         assert engine.waiting < 3 * replicas.MAX_INLINE_REQUESTS
         await engine.gather(4 * replicas.MAX_INLINE_REQUESTS)
         engine.run()
@@ -393,24 +399,26 @@ def test_where_many_are_under_way_a_thread_runs_them(act: Act) -> None:
     act(scene)
 
 
-def test_what_a_swift_hook_raises_is_its_own_requests(act: Act, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_exception_of_a_nonblocking_hook_fails_only_its_own_request(
+    act: Act, caplog: pytest.LogCaptureFixture
+) -> None:
     async def scene(stage: Stage) -> None:
         hooks = await stage.load(PLAIN)
-        bad = started(hooks, {"y": 1.0})
+        bad = start(hooks, {"y": 1.0})
 
         assert isinstance(bad.error, InferError)
         assert (bad.error.code, bad.error.message) == (Code.INVALID, "pre_inference: KeyError: 'x'")
-        assert started(hooks, {"x": 0.0}).result == b'"a"'
+        assert start(hooks, {"x": 0.0}).result == b'"a"'
 
     with caplog.at_level(logging.WARNING):
         act(scene)
     assert "pre_inference raised KeyError" in caplog.text
 
 
-def test_a_post_inference_that_raises_goes_to_the_thread_which_logs_it(act: Act) -> None:
+def test_the_thread_runs_and_logs_post_inference_after_its_first_exception(act: Act) -> None:
     async def scene(stage: Stage) -> None:
         hooks = await stage.load(PLAIN)
-        first, second = started(hooks, {"x": 7.0}), started(hooks, {"x": 7.0})
+        first, second = start(hooks, {"x": 7.0}), start(hooks, {"x": 7.0})
 
         assert (first.told.is_set(), second.told.is_set()) == (True, False)
         await second.told.wait()
@@ -420,7 +428,7 @@ def test_a_post_inference_that_raises_goes_to_the_thread_which_logs_it(act: Act)
 
 
 @pytest.mark.parametrize("computes", [True, False], ids=["it computes", "the machine stood still"])
-def test_one_that_takes_long_is_swift_no_more_if_it_computes(
+def test_a_slow_hook_stays_nonblocking_only_if_it_did_not_compute(
     act: Act, computes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_ns, cpu_ns = [0], [0]
@@ -440,7 +448,7 @@ def test_one_that_takes_long_is_swift_no_more_if_it_computes(
         now_ns[0], cpu_ns[0] = time.monotonic_ns(), 1
         only.bound.functions[PRE] = takes_long
         monkeypatch.setattr(replica, "time", Clock)
-        begun = [started(hooks, {"x": 0.0}) for _ in range(2)]
+        begun = [start(hooks, {"x": 0.0}) for _ in range(2)]
 
         assert [each.told.is_set() for each in begun] == [True, True]
         assert only.inline_hooks == ({POST} if computes else {PRE, POST})

@@ -1,4 +1,4 @@
-"""What hooks are told of sequences and maps, on its way to another process: the same comes out."""
+"""Sequences and maps that are packed for hooks in another process are unpacked unchanged."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ VALUES = st.recursive(
 )
 
 
-def there_and_back(outputs: list[Any]) -> Any:
+def round_trip(outputs: list[Any]) -> Any:
     text, how, arrays = write_outputs(outputs)
     assert how == PACKED
     return read_value(text, how, arrays or [])
 
 
 @given(st.lists(VALUES, min_size=1, max_size=4))
-def test_whatever_hooks_are_told_comes_out_as_it_went_in(outputs: list[Any]) -> None:
-    assert there_and_back(outputs) == outputs
+def test_unpacked_hook_values_equal_the_packed_ones(outputs: list[Any]) -> None:
+    assert round_trip(outputs) == outputs
 
 
-def test_arrays_and_numbers_of_numpy_keep_their_kind() -> None:
-    array, number, text = there_and_back([[np.arange(3, dtype=np.int16), np.float32(0.5), np.str_("a")]])[0]
+def test_numpy_arrays_and_scalars_keep_their_types_when_packed() -> None:
+    array, number, text = round_trip([[np.arange(3, dtype=np.int16), np.float32(0.5), np.str_("a")]])[0]
 
     assert (array.dtype, array.tolist()) == (np.int16, [0, 1, 2])
     assert (type(number), number, text) == (np.float32, 0.5, "a")
 
 
-def test_long_bytes_travel_beside_the_text_and_not_in_it() -> None:
+def test_long_bytes_are_packed_as_arrays_outside_the_text() -> None:
     content = b"\xff" * 1_000_000
     text, _, arrays = write_outputs([[content, {b"k": content}, b"short"]])
 
     assert len(text) < 100
     assert [None if array is None else array.nbytes for array in arrays or []] == [1_000_000, 1_000_000]
-    assert there_and_back([[content]]) == [[content]]
+    assert round_trip([[content]]) == [[content]]
 
 
-def test_what_has_no_arrays_beside_it_has_them_in_its_text() -> None:
+def test_pack_includes_long_bytes_in_its_text() -> None:
     told = {"day": dt.date(2026, 1, 2), "key": b"\xff" * 5000}
 
     assert unpack(pack(told)) == told

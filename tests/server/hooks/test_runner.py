@@ -49,7 +49,7 @@ SEED_004 = """
             "probabilities": probabilites,
         }
 """
-# What a test waits for or holds back travels in the sample: hooks run in this process.
+# The events that a test waits for or holds back are in the sample, since hooks run in this process.
 GATED = """
     def pre_inference(sample, metadata):
         sample["began"].set()
@@ -73,7 +73,7 @@ IRIS = {"sepal_length": 5.2, "sepal_width": 3.6, "petal_length": 1.4, "petal_wid
 
 
 def _later_ns() -> int:
-    """A time at which every hook that runs now is past its limit of 30 s."""
+    """Give a time at which every hook that runs now is past its limit of 30 s."""
     return time.monotonic_ns() + 31_000_000_000
 
 
@@ -82,7 +82,7 @@ def _iris(*outputs: TensorSpec) -> Signature:
 
 
 class TestAnswers:
-    def test_the_seeds_hooks_answer_as_they_did(self, act: Act) -> None:
+    def test_the_iris_hooks_of_the_seeds_give_their_original_answers(self, act: Act) -> None:
         label, scores = np.array([0]), np.array([[0.75, 0.25, 0]], np.float32)
         specs = TensorSpec("label", "INT64", (-1,)), TensorSpec("probabilities", "FP32", (-1, 3))
 
@@ -100,7 +100,7 @@ class TestAnswers:
         act(scene)
 
     @pytest.mark.parametrize("kind", ["", "async "])
-    def test_an_idle_instance_keeps_nothing_of_a_request(self, act: Act, kind: str) -> None:
+    def test_an_idle_replica_keeps_no_arrays_of_a_request(self, act: Act, kind: str) -> None:
         source = f"{kind}def pre_inference(sample, metadata): return sample['x'] * 1\n"
         source += f"{kind}def post_inference(prediction, metadata): return prediction\n"
 
@@ -116,7 +116,7 @@ class TestAnswers:
 
         act(scene)
 
-    def test_pre_sees_the_models_inputs_and_post_its_outputs(self, act: Act) -> None:
+    def test_pre_inference_gets_the_input_signature_and_post_inference_the_output_signature(self, act: Act) -> None:
         source = """
             def pre_inference(sample, signature, metadata):
                 metadata["pre"] = [type(signature).__name__, signature[0].name]
@@ -132,7 +132,7 @@ class TestAnswers:
 
         act(scene)
 
-    def test_either_hook_may_be_missing(self, act: Act) -> None:
+    def test_either_hook_can_be_missing(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             neither = await stage.load(None)
             pre = await stage.load("def pre_inference(sample, metadata): return [sample] * 4")
@@ -151,7 +151,7 @@ class TestAnswers:
 
         act(scene)
 
-    def test_large_samples_without_hooks_are_converted_off_the_loop(self, act: Act) -> None:
+    def test_large_samples_without_hooks_are_converted(self, act: Act) -> None:
         signature = Signature(
             (TensorSpec("x", "FP32", (-1, 3, -1)),), (TensorSpec("y", "FP32", (-1, -1)),), batched=True
         )
@@ -189,7 +189,7 @@ class TestAnswers:
 
         act(scene)
 
-    def test_tensors_come_as_a_dict_and_go_as_what_post_returns(self, act: Act) -> None:
+    def test_infer_passes_tensors_as_a_dict_and_returns_the_result_of_post_inference(self, act: Act) -> None:
         source = """
             def pre_inference(sample, metadata): return {"x": sample["x"] * 2}
             def post_inference(prediction, metadata): return {"label": "big", "sum": prediction[0].sum(axis=1)}
@@ -205,7 +205,7 @@ class TestAnswers:
 
         act(scene)
 
-    def test_what_tensors_cannot_carry_is_refused_on_infer_only(self, act: Act) -> None:
+    def test_a_result_that_is_not_a_tensor_is_rejected_only_by_infer(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load("def post_inference(prediction, metadata): return {'a': {'b': 1}}")
             code, text = await refusal(hooks.infer({"x": np.ones((1, 4), np.float32)}))
@@ -246,7 +246,7 @@ class TestPromise:
 
         act(scene)
 
-    def test_a_buffer_that_pre_returns_is_not_written_before_the_model_has_read_it(self, act: Act) -> None:
+    def test_a_buffer_returned_by_pre_inference_is_not_reused_before_the_model_reads_it(self, act: Act) -> None:
         source = """
             import numpy as np
             buffer = np.zeros((1, 4), np.float32)
@@ -267,7 +267,7 @@ class TestPromise:
 
         act(scene)
 
-    def test_a_module_without_writes_is_one_instance_called_once_at_a_time(self, act: Act) -> None:
+    def test_a_module_without_writes_is_one_replica_that_runs_one_call_at_a_time(self, act: Act) -> None:
         source = """
             import threading
             import numpy as np
@@ -303,7 +303,7 @@ class TestPromise:
 
         act(scene)
 
-    def test_the_configuration_overrides_what_was_found(self, act: Act) -> None:
+    def test_a_configured_number_of_replicas_overrides_the_analysis(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             engine = PuppetEngine()
             hooks = await stage.load(REMEMBERS, engine, replicas="shared")
@@ -336,8 +336,10 @@ class TestPromise:
         act(scene)
 
 
-class TestHarm:
-    def test_what_pre_raises_is_told_to_its_client_alone(self, act: Act, caplog: pytest.LogCaptureFixture) -> None:
+class TestFailures:
+    def test_an_exception_of_pre_inference_is_reported_only_to_its_client(
+        self, act: Act, caplog: pytest.LogCaptureFixture
+    ) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load(PLAIN)
             answers = await asyncio.gather(
@@ -354,7 +356,7 @@ class TestHarm:
         assert record.__dict__["request_id"] == "id7"
         assert "hooks.py" in caplog.text
 
-    def test_what_post_raises_is_told_to_the_log_and_the_client_gets_an_id(
+    def test_an_exception_of_post_inference_is_logged_and_its_client_gets_a_request_id(
         self, act: Act, caplog: pytest.LogCaptureFixture
     ) -> None:
         source = "def post_inference(prediction, metadata): raise ValueError('secret')"
@@ -372,7 +374,7 @@ class TestHarm:
         act(scene)
         assert "secret" in caplog.text
 
-    def test_the_logged_traceback_begins_in_the_users_file(self, act: Act, caplog: pytest.LogCaptureFixture) -> None:
+    def test_the_logged_traceback_begins_in_the_hook_file(self, act: Act, caplog: pytest.LogCaptureFixture) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load("def post_inference(prediction, metadata): raise ValueError")
             await refusal(hooks.predict([0] * 4))
@@ -383,7 +385,7 @@ class TestHarm:
         assert [Path(frame.filename).name for frame in traceback.extract_tb(frames)] == ["hooks.py"]
 
     @pytest.mark.parametrize("workers", [0, 1])
-    def test_the_name_of_the_module_names_the_model_for_its_loggers(self, act: Act, workers: int) -> None:
+    def test_the_module_name_of_hooks_contains_the_model_name(self, act: Act, workers: int) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load("def post_inference(prediction, metadata): return __name__", workers=workers)
 
@@ -393,7 +395,7 @@ class TestHarm:
 
     @pytest.mark.parametrize("raised", ["sys.exit(3)", "raise KeyboardInterrupt", "raise GeneratorExit"])
     @pytest.mark.parametrize("form", ["def", "async def"])
-    def test_no_exception_ends_more_than_its_request(self, act: Act, raised: str, form: str) -> None:
+    def test_an_exit_exception_fails_only_its_own_request(self, act: Act, raised: str, form: str) -> None:
         source = f"""
             import sys
             {form} pre_inference(sample, metadata):
@@ -412,7 +414,7 @@ class TestHarm:
 
         act(scene)
 
-    def test_a_hook_may_choose_its_ownrefusal(self, act: Act) -> None:
+    def test_an_infer_error_raised_by_a_hook_reaches_the_client(self, act: Act) -> None:
         source = """
             from penstock.backends.errors import Code, InferError
             def post_inference(prediction, metadata): raise InferError(Code.UNSUPPORTED, "no cats")
@@ -425,7 +427,7 @@ class TestHarm:
 
         act(scene)
 
-    def test_what_does_not_fit_the_model_or_json_is_refused(self, act: Act) -> None:
+    def test_a_hook_result_that_does_not_fit_the_model_or_json_is_rejected(self, act: Act) -> None:
         source = """
             def pre_inference(sample, metadata): return sample
             def post_inference(prediction, metadata): return b"bytes"
@@ -443,7 +445,7 @@ class TestHarm:
         act(scene)
 
     @pytest.mark.parametrize("replicas", [1, "shared"])
-    def test_a_hook_past_its_limit_loses_its_request_and_a_fresh_replica_serves_the_others(
+    def test_a_hook_that_times_out_fails_its_request_and_a_new_replica_serves_the_others(
         self, act: Act, caplog: pytest.LogCaptureFixture, replicas: int | str
     ) -> None:
         async def scene(stage: Stage) -> None:
@@ -464,7 +466,7 @@ class TestHarm:
         act(scene)
         assert "took longer than its limit" in caplog.text
 
-    def test_a_hook_that_spins_is_ended_when_its_limit_comes(self, act: Act) -> None:
+    def test_a_hook_that_spins_is_interrupted_when_it_times_out(self, act: Act) -> None:
         source = """
             def pre_inference(sample, metadata):
                 try:
@@ -483,7 +485,7 @@ class TestHarm:
 
         act(scene)
 
-    def test_an_async_hook_past_its_limit_is_cancelled(self, act: Act) -> None:
+    def test_an_async_hook_is_cancelled_when_it_times_out(self, act: Act) -> None:
         source = """
             import asyncio
             async def pre_inference(sample, metadata):
@@ -509,7 +511,7 @@ class TestHarm:
 
         act(scene)
 
-    def test_the_limit_counts_from_when_a_hook_begins(self, act: Act) -> None:
+    def test_the_time_limit_counts_from_the_start_of_a_hook(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load(GATED)
             before_ns = time.monotonic_ns()
@@ -526,7 +528,7 @@ class TestHarm:
 
         act(scene)
 
-    def test_hanging_threads_are_bounded_and_it_recovers_when_they_end(self, act: Act) -> None:
+    def test_requests_are_rejected_at_the_limit_of_hanging_hooks_until_the_hooks_end(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load(GATED)
             for _ in range(MAX_HANGING):
@@ -549,7 +551,7 @@ class TestHarm:
 
         act(scene)
 
-    def test_a_file_that_cannot_be_loaded_again_is_told_without_its_place(
+    def test_a_file_that_cannot_be_reloaded_is_reported_without_its_path(
         self, act: Act, caplog: pytest.LogCaptureFixture
     ) -> None:
         async def scene(stage: Stage) -> None:
@@ -589,7 +591,7 @@ class TestHarm:
 
         act(scene)
 
-    def test_a_file_that_cannot_be_loaded_again_leaves_the_replicas_there_are(self, act: Act, tmp_path: Path) -> None:
+    def test_existing_replicas_keep_serving_when_the_file_cannot_be_reloaded(self, act: Act, tmp_path: Path) -> None:
         async def scene(stage: Stage) -> None:
             engine = PuppetEngine()
             hooks = await stage.load(REMEMBERS, engine)
@@ -606,7 +608,7 @@ class TestHarm:
 
 class TestQueue:
     @pytest.mark.parametrize("replicas", [1, "shared"])
-    def test_too_many_waiting_are_refused_at_the_door(self, act: Act, replicas: int | str) -> None:
+    def test_requests_beyond_the_queue_limit_are_rejected(self, act: Act, replicas: int | str) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load(GATED, replicas=replicas, max_queue_rows=3)
             samples = [stage.sample(x) for x in range(6)]
@@ -626,7 +628,7 @@ class TestQueue:
 
         act(scene)
 
-    def test_a_request_whose_client_has_gone_leaves_the_line(self, act: Act) -> None:
+    def test_a_request_that_is_cancelled_while_queued_never_starts(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load(GATED, replicas=1)
             first, second, third = (stage.sample(x) for x in range(3))
@@ -692,7 +694,7 @@ class TestQueue:
         act(scene)
 
     @pytest.mark.parametrize("replicas", [1, "shared"])
-    def test_a_deadline_that_passes_in_the_line_expires_the_request(self, act: Act, replicas: int | str) -> None:
+    def test_a_request_expires_when_its_deadline_passes_while_queued(self, act: Act, replicas: int | str) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load(GATED, replicas=replicas)
             first, late = stage.sample(), stage.sample()
@@ -709,7 +711,7 @@ class TestQueue:
 
         act(scene)
 
-    def test_closing_finishes_what_was_accepted(self, act: Act) -> None:
+    def test_closing_the_hooks_finishes_accepted_requests(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             engine = PuppetEngine()
             hooks = await stage.load(REMEMBERS, engine, replicas=1)
@@ -740,7 +742,9 @@ class TestLoad:
             (PLAIN, {"replicas": "many"}, "replicas: got 'many'"),
         ],
     )
-    def test_mistakes_fail_the_load(self, act: Act, source: str, options: dict[str, Any], text: str) -> None:
+    def test_a_faulty_file_or_configuration_fails_the_load(
+        self, act: Act, source: str, options: dict[str, Any], text: str
+    ) -> None:
         async def scene(stage: Stage) -> None:
             code, message = await refusal(stage.load(source, **options))
 
@@ -749,7 +753,7 @@ class TestLoad:
 
         act(scene)
 
-    def test_why_there_are_so_many_replicas_is_logged(self, act: Act, caplog: pytest.LogCaptureFixture) -> None:
+    def test_the_reason_for_the_number_of_replicas_is_logged(self, act: Act, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.INFO)
 
         async def scene(stage: Stage) -> None:

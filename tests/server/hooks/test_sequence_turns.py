@@ -1,4 +1,4 @@
-"""The requests of a sequence, which reach the model in their turns."""
+"""SequenceTurns: the requests of a sequence reach the model in order."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HELD = """
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 5), st.sampled_from(["ok", "fails", "cancelled"]))))
-def test_each_sequence_keeps_its_order_however_long_each_takes(asked: list[tuple[str, int, str]]) -> None:
+def test_requests_of_a_sequence_stay_in_order_whatever_each_one_takes(asked: list[tuple[str, int, str]]) -> None:
     async def main() -> None:
         turns, gone = SequenceTurns(), []
 
@@ -63,7 +63,7 @@ def test_each_sequence_keeps_its_order_however_long_each_takes(asked: list[tuple
     asyncio.run(main())
 
 
-def test_a_slow_pre_inference_holds_back_those_after_it_in_its_sequence_only(act: Act) -> None:
+def test_a_slow_pre_inference_delays_only_later_requests_of_its_sequence(act: Act) -> None:
     async def scene(stage: Stage) -> None:
         seen: list[float] = []
 

@@ -1,4 +1,4 @@
-"""Strict reading: what may keep something between the hooks of a request is found, and plain handlers keep nothing."""
+"""Strict analysis: all state that hooks may keep between requests is found, and none in plain handlers."""
 
 from __future__ import annotations
 
@@ -288,7 +288,7 @@ ON_DISK = {
 
 @pytest.mark.parametrize("way", SMUGGLES)
 @pytest.mark.parametrize("hook", ["pre_inference(sample", "post_inference(prediction"])
-def test_every_way_to_keep_something_is_found(read: Read, way: str, hook: str) -> None:
+def test_every_way_a_hook_can_keep_state_is_found(read: Read, way: str, hook: str) -> None:
     name = "sample" if "sample" in hook else "prediction"
     body = SMUGGLES[way].replace("sample", name).replace("pre_inference", hook.partition("(")[0])
 
@@ -296,14 +296,14 @@ def test_every_way_to_keep_something_is_found(read: Read, way: str, hook: str) -
 
 
 @pytest.mark.parametrize("way", PROCESS_WIDE)
-def test_what_all_instances_of_the_process_would_see_is_told_apart(read: Read, way: str) -> None:
+def test_writes_that_affect_the_whole_process_have_process_or_machine_reach(read: Read, way: str) -> None:
     found = read(f"{PREAMBLE}\ndef pre_inference(sample, metadata):\n    {PROCESS_WIDE[way]}\n")
 
     assert {"process", "machine"} & {write.reach for write in found}
 
 
 @pytest.mark.parametrize("way", ON_DISK)
-def test_what_other_processes_would_see_is_told_apart(read: Read, way: str) -> None:
+def test_writes_to_disk_have_machine_reach(read: Read, way: str) -> None:
     found = read(f"{PREAMBLE}\ndef pre_inference(sample, metadata):\n    {ON_DISK[way]}\n")
 
     assert "machine" in {write.reach for write in found}
@@ -351,7 +351,7 @@ READS = [
 
 
 @pytest.mark.parametrize("body", READS)
-def test_what_only_reads_is_left_alone(read: Read, body: str) -> None:
+def test_no_write_is_found_in_a_hook_that_only_reads_globals(read: Read, body: str) -> None:
     assert read(f"{PREAMBLE}\ndef pre_inference(sample, signature, metadata):\n    {body}\n") == []
 
 
@@ -531,7 +531,7 @@ HANDLERS = {
 
 
 @pytest.mark.parametrize("kind", HANDLERS)
-def test_the_handlers_that_cortex_showed_have_the_plan_that_is_right_for_them(read: Read, kind: str) -> None:
+def test_the_state_of_cortex_example_handlers_is_identified(read: Read, kind: str) -> None:
     source, name = HANDLERS[kind]
     found = read(
         source,
@@ -544,7 +544,7 @@ def test_the_handlers_that_cortex_showed_have_the_plan_that_is_right_for_them(re
     assert {write.name for write in found} == ({name} if name else set())
 
 
-def test_only_what_the_hooks_reach_counts(read: Read) -> None:
+def test_writes_that_hooks_cannot_reach_are_ignored(read: Read) -> None:
     source = """
         state = []
         def pre_inference(sample, metadata): return first(sample)
@@ -558,7 +558,7 @@ def test_only_what_the_hooks_reach_counts(read: Read) -> None:
     assert read(source) == []
 
 
-def test_packages_relative_imports_and_second_roots_are_followed(tmp_path: Path) -> None:
+def test_the_analysis_follows_packages_relative_imports_and_all_roots(tmp_path: Path) -> None:
     (tmp_path / "src" / "parts").mkdir(parents=True)
     (tmp_path / "handlers").mkdir()
     (tmp_path / "src" / "parts" / "__init__.py").write_text("from .deep import keep\nfrom . import deep\n")
@@ -587,11 +587,11 @@ def test_packages_relative_imports_and_second_roots_are_followed(tmp_path: Path)
         "import beside as pre_inference",
     ],
 )
-def test_hooks_that_are_no_plain_functions_may_keep_something(read: Read, source: str) -> None:
+def test_hooks_that_are_not_plain_functions_are_reported_as_keeping_state(read: Read, source: str) -> None:
     assert read(source, beside="x = 1") != []
 
 
-def test_a_module_that_cannot_be_read_may_keep_something(read: Read) -> None:
+def test_a_module_that_cannot_be_parsed_is_reported_as_keeping_state(read: Read) -> None:
     source = "from broken import f\ndef pre_inference(sample, metadata): return f(sample)\n"
 
     assert [write.name for write in read(source, broken="def f(:\n")] == ["f"]
@@ -606,14 +606,14 @@ def test_a_module_that_cannot_be_read_may_keep_something(read: Read) -> None:
         "vars()['labels'] = Box()",
     ],
 )
-def test_names_that_may_stand_for_anything_may_keep_something(read: Read, load: str) -> None:
+def test_names_that_are_bound_dynamically_are_reported_as_keeping_state(read: Read, load: str) -> None:
     hook = "def pre_inference(sample, metadata): return labels[0]\n"
 
     assert read(f"labels = ['a']\n{hook}") == []
     assert read(f"labels = ['a']\n{load}\n{hook}") != []
 
 
-def test_what_another_module_puts_in_counts(read: Read) -> None:
+def test_an_unknown_object_that_another_module_stores_in_a_global_is_found(read: Read) -> None:
     source = (
         "import config\nimport other\ndef pre_inference(sample, metadata): return config.table['a'].encode(sample)\n"
     )
@@ -624,7 +624,7 @@ def test_what_another_module_puts_in_counts(read: Read) -> None:
 
 @settings(max_examples=50)
 @given(st.lists(_STATEMENTS, min_size=1, max_size=6))
-def test_whatever_is_found_to_write_is_found_to_keep(statements: list[str]) -> None:
+def test_the_strict_analysis_finds_every_function_that_the_plain_one_finds(statements: list[str]) -> None:
     body = "".join(f"    {statement}\n" for statement in statements)
     source = f"a = b = c = {{}}\ndef pre_inference(sample, metadata):\n{body}"
     try:
@@ -637,5 +637,5 @@ def test_whatever_is_found_to_write_is_found_to_keep(statements: list[str]) -> N
         assert not find_source_writes(source) or find_global_writes(Path(folder) / "hooks.py", strict=True)
 
 
-def test_a_pickle_may_keep_something(tmp_path: Path) -> None:
+def test_a_pickled_handler_is_reported_as_keeping_state(tmp_path: Path) -> None:
     assert [str(write) for write in find_global_writes(tmp_path / "handler.pickle", strict=True)] != []

@@ -1,4 +1,4 @@
-"""The threads of hooks: instances that share one, hooks that wait, and what one that hangs does to the others."""
+"""The threads of hooks: replicas that share one, hooks that wait, and what a hanging hook does to other requests."""
 
 from __future__ import annotations
 
@@ -52,28 +52,28 @@ def threads() -> int:
     return sum(thread.name == "hooks-m/1" for thread in threading.enumerate())
 
 
-def tell(hooks: Hooks, took_ns: int, cpu_ns: int, count: int) -> None:
-    """Have it measured that calls take so long."""
+def record_calls(hooks: Hooks, took_ns: int, cpu_ns: int, count: int) -> None:
+    """Record calls of this duration and CPU time."""
     call = HookCall("pre_inference", None, 0, 0, "")
     call.cpu_ns = cpu_ns
     for _ in range(count):
         replicas_of(hooks).record_call(call, took_ns)
 
 
-async def until(condition: Any) -> None:
+async def wait_until(condition: Any) -> None:
     while not condition():  # noqa: ASYNC110 - by a thread
         await asyncio.sleep(0.001)
 
 
-class TestTogether:
+class TestExclusiveReplicas:
     async def begun(self, hooks: Hooks, engine: PuppetEngine, count: int) -> list[asyncio.Task[bytes]]:
-        """Have requests in the model, each with an instance of its own."""
+        """Have requests in the model, each with its own replica."""
         calls = [asyncio.create_task(hooks.predict({"x": x})) for x in range(count)]
         await engine.gather(count)
         return calls
 
     async def behind_one(self, stage: Stage, hooks: Hooks, engine: PuppetEngine) -> tuple[list[Any], Any, Any]:
-        """Have three whose post_inference waits behind a pre_inference. Returns: them, its sample and its request."""
+        """Have three requests whose post_inference waits behind a pre_inference; give both, and its sample."""
         calls = await self.begun(hooks, engine, 3)
         sample = stage.sample(9)
         running = asyncio.create_task(hooks.predict(sample))
@@ -82,7 +82,7 @@ class TestTogether:
         await asyncio.sleep(0)
         return calls, sample, running
 
-    def test_instances_share_one_thread(self, act: Act) -> None:
+    def test_replicas_share_one_thread(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             engine = PuppetEngine()
             hooks = await stage.load(REMEMBERS, engine)
@@ -96,7 +96,7 @@ class TestTogether:
         act(scene)
 
     @pytest.mark.parametrize("line", ["import threading", "import sqlite3", "kept = __import__('decimal')"])
-    def test_a_file_for_which_threads_differ_has_one_for_each_instance(self, act: Act, line: str) -> None:
+    def test_each_replica_of_a_thread_sensitive_file_has_its_own_thread(self, act: Act, line: str) -> None:
         async def scene(stage: Stage) -> None:
             engine = PuppetEngine()
             hooks = await stage.load(f"    {line}\n{REMEMBERS}", engine)
@@ -107,7 +107,7 @@ class TestTogether:
 
         act(scene)
 
-    def test_as_many_instances_as_are_said_have_a_thread_each(self, act: Act) -> None:
+    def test_each_replica_of_a_configured_number_has_its_own_thread(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             engine = PuppetEngine()
             hooks = await stage.load(REMEMBERS, engine, replicas=3)
@@ -118,7 +118,7 @@ class TestTogether:
 
         act(scene)
 
-    def test_a_hook_past_its_limit_harms_no_other_request_on_its_thread(self, act: Act) -> None:
+    def test_a_hook_that_times_out_does_not_affect_other_requests_on_its_thread(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             engine = PuppetEngine()
             hooks = await stage.load(REMEMBERS, engine)
@@ -134,7 +134,7 @@ class TestTogether:
 
         act(scene)
 
-    def test_one_that_spins_past_its_limit_is_ended_though_its_model_is_unloaded_meanwhile(self, act: Act) -> None:
+    def test_a_hook_that_spins_past_its_limit_is_interrupted_after_its_model_is_unloaded(self, act: Act) -> None:
         waits = 'sample["gate"].wait()'
         source = REMEMBERS.replace(waits, f'{waits}\n            while sample["x"]: pass')
 
@@ -150,13 +150,13 @@ class TestTogether:
             try:
                 sample["gate"].set()
                 async with asyncio.timeout(20):
-                    await until(lambda: not threads())
+                    await wait_until(lambda: not threads())
             finally:
                 spins.clear()
 
         act(scene)
 
-    def test_hooks_that_get_no_thread_more_wait_for_the_one_there_is(
+    def test_calls_wait_for_a_slow_hook_when_no_thread_can_be_started(
         self, act: Act, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         async def scene(stage: Stage) -> None:
@@ -174,7 +174,7 @@ class TestTogether:
 
         act(scene)
 
-    def test_who_waits_behind_one_that_hangs_is_refused_where_no_thread_is_to_be_had(
+    def test_requests_behind_a_hanging_hook_are_rejected_when_no_thread_can_be_started(
         self, act: Act, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         async def scene(stage: Stage) -> None:
@@ -195,7 +195,7 @@ class TestTogether:
 
         act(scene)
 
-    def test_who_waits_for_a_replica_that_is_made_then_is_refused_too(
+    def test_a_request_that_waits_for_a_new_replica_is_rejected_when_no_thread_can_be_started(
         self, act: Act, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         async def scene(stage: Stage) -> None:
@@ -204,7 +204,7 @@ class TestTogether:
             hanging = asyncio.create_task(hooks.predict(stuck))
             await is_set(stuck["began"])
             waiting = asyncio.create_task(hooks.predict({"x": 1}))
-            await until(lambda: replicas_of(hooks)._starting is not None)
+            await wait_until(lambda: replicas_of(hooks)._starting is not None)
             with monkeypatch.context() as patch:
                 no_more_threads(patch)
                 hooks.enforce_limits(time.monotonic_ns() + 31_000_000_000)
@@ -213,7 +213,7 @@ class TestTogether:
 
         act(scene)
 
-    def test_a_hook_that_stood_still_with_the_whole_process_is_given_time_to_end(self, act: Act) -> None:
+    def test_a_hook_that_was_suspended_with_the_whole_process_is_not_timed_out(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load(GATED)
             sample = stage.sample(1)
@@ -229,7 +229,7 @@ class TestTogether:
 
         act(scene)
 
-    def test_one_that_is_given_time_makes_way_for_the_others_and_keeps_it(self, act: Act) -> None:
+    def test_a_hook_suspended_with_the_process_makes_way_for_the_other_calls_and_finishes(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             engine = PuppetEngine()
             hooks = await stage.load(REMEMBERS, engine)
@@ -252,7 +252,7 @@ class TestTogether:
 
         act(scene)
 
-    def test_a_hook_that_takes_long_makes_way_for_the_others(self, act: Act) -> None:
+    def test_calls_behind_a_slow_hook_move_to_another_thread(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             engine = PuppetEngine()
             hooks = await stage.load(REMEMBERS, engine)
@@ -264,17 +264,17 @@ class TestTogether:
             await engine.gather(1)
             engine.run()
             assert await waiting == b"[9,9.0]"
-            await until(lambda: len(replicas_of(hooks)._pool._threads) == 1)
+            await wait_until(lambda: len(replicas_of(hooks)._pool._threads) == 1)
 
         act(scene)
 
-    def test_there_are_as_many_threads_as_its_hooks_wait(self, act: Act) -> None:
+    def test_the_number_of_threads_grows_while_hooks_wait_and_shrinks_afterward(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             engine = PuppetEngine()
             hooks = await stage.load(REMEMBERS, engine)
             samples = [stage.sample(x) for x in range(DEFAULT_REPLICAS)]
             calls = await self.begun(hooks, engine, DEFAULT_REPLICAS)
-            tell(hooks, 100_000_000, 100_000, MIN_LONG_WAITS)
+            record_calls(hooks, 100_000_000, 100_000, MIN_LONG_WAITS)
             engine.run()
             await asyncio.gather(*calls)
             calls = [asyncio.create_task(hooks.predict(sample)) for sample in samples]
@@ -285,34 +285,34 @@ class TestTogether:
             await engine.gather(DEFAULT_REPLICAS)
             engine.run()
             assert await asyncio.gather(*calls) == [b"[%d,%d.0]" % (x, x) for x in range(DEFAULT_REPLICAS)]
-            tell(hooks, 20_000, 20_000, 2 * WINDOW)
+            record_calls(hooks, 20_000, 20_000, 2 * WINDOW)
             calls = await self.begun(hooks, engine, DEFAULT_REPLICAS)
             engine.run()
             await asyncio.gather(*calls)
-            await until(lambda: len(replicas_of(hooks)._pool._threads) == 1)
+            await wait_until(lambda: len(replicas_of(hooks)._pool._threads) == 1)
 
         act(scene)
 
-    def test_no_request_sees_another_s_global_whatever_threads_do(self, act: Act) -> None:
+    def test_no_request_sees_a_global_of_another_request_as_threads_come_and_go(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load(REMEMBERS, max_queue_rows=4096)
             for turn in range(8):
-                tell(hooks, 100_000_000 if turn % 2 else 20_000, 20_000, 2 * WINDOW)
+                record_calls(hooks, 100_000_000 if turn % 2 else 20_000, 20_000, 2 * WINDOW)
                 answers = await asyncio.gather(*(hooks.predict({"x": x}) for x in range(100)))
                 assert answers == [b"[%d,%d.0]" % (x, x) for x in range(100)]
 
         act(scene)
 
 
-class TestShared:
-    def test_where_hooks_wait_instances_as_good_take_the_calls_that_wait(self, act: Act) -> None:
+class TestSharedReplicas:
+    def test_shared_replicas_are_added_for_the_queued_calls_when_hooks_wait(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load(GATED)
             samples = [stage.sample(x) for x in range(6)]
             calls = [asyncio.create_task(hooks.predict(sample)) for sample in samples]
             await is_set(samples[0]["began"])
             assert not any(sample["began"].is_set() for sample in samples[1:])
-            tell(hooks, 100_000_000, 100_000, MIN_LONG_WAITS)
+            record_calls(hooks, 100_000_000, 100_000, MIN_LONG_WAITS)
             for sample in samples:
                 await is_set(sample["began"])
             stage.open_all()
@@ -322,10 +322,10 @@ class TestShared:
 
         act(scene)
 
-    def test_they_go_when_hooks_wait_no_more(self, act: Act) -> None:
+    def test_added_replicas_are_removed_when_hooks_stop_waiting(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load(GATED)
-            tell(hooks, 100_000_000, 100_000, MIN_LONG_WAITS)
+            record_calls(hooks, 100_000_000, 100_000, MIN_LONG_WAITS)
             samples = [stage.sample(x) for x in range(4)]
             calls = [asyncio.create_task(hooks.predict(sample)) for sample in samples]
             for sample in samples:
@@ -333,20 +333,20 @@ class TestShared:
             stage.open_all()
             await asyncio.gather(*calls)
             assert len(replicas_of(hooks)._live) > 1
-            tell(hooks, 20_000, 20_000, 2 * WINDOW)
+            record_calls(hooks, 20_000, 20_000, 2 * WINDOW)
             for _ in range(8):
                 await hooks.predict(stage.sample(1, is_open=True))
 
             assert len(replicas_of(hooks)._live) == 1
-            await until(lambda: threads() == 1)
+            await wait_until(lambda: threads() == 1)
 
         act(scene)
 
     @pytest.mark.parametrize("replicas", ["shared", 1])
-    def test_one_that_is_said_to_be_one_stays_one(self, act: Act, replicas: int | str) -> None:
+    def test_no_replicas_are_added_when_the_configuration_sets_one(self, act: Act, replicas: int | str) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load(GATED, replicas=replicas)
-            tell(hooks, 100_000_000, 100_000, 10 * WINDOW)
+            record_calls(hooks, 100_000_000, 100_000, 10 * WINDOW)
             answers = await asyncio.gather(*(hooks.predict(stage.sample(x, is_open=True)) for x in range(50)))
 
             assert len({json.loads(answer)[0] for answer in answers}) == 1
@@ -354,10 +354,10 @@ class TestShared:
 
         act(scene)
 
-    def test_one_that_hangs_keeps_nothing_that_waits_behind_it_from_the_others(self, act: Act) -> None:
+    def test_calls_behind_a_hanging_replica_are_answered_by_the_other_replicas(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load(GATED)
-            tell(hooks, 100_000_000, 100_000, MIN_LONG_WAITS)
+            record_calls(hooks, 100_000_000, 100_000, MIN_LONG_WAITS)
             stuck = stage.sample()
             hanging = asyncio.create_task(hooks.predict(stuck))
             await is_set(stuck["began"])
@@ -370,7 +370,7 @@ class TestShared:
         act(scene)
 
     @pytest.mark.slow
-    def test_waiting_is_measured(self, act: Act) -> None:
+    def test_replicas_are_added_for_hooks_that_sleep(self, act: Act) -> None:
         source = """
             import time
             instance = object()
@@ -392,8 +392,8 @@ class TestShared:
 @pytest.mark.slow
 @pytest.mark.parametrize("kept", ["current", "{}"])
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_whatever_hooks_and_clients_do_each_gets_its_own(act: Act, seed: int, kept: str) -> None:
-    # with a global, which is kept; or with none, where post_inference has the tensor only
+def test_random_clients_of_slow_hooks_get_their_own_answers(act: Act, seed: int, kept: str) -> None:
+    # with a global that is kept, or without one, so that post_inference has only the tensor
     source = f"""
         import time
         current = None
@@ -411,7 +411,7 @@ def test_whatever_hooks_and_clients_do_each_gets_its_own(act: Act, seed: int, ke
         chance = random.Random(seed)
         failed: list[tuple[Code, float]] = []
         hooks = await stage.load(source, timeout_s=0.15)
-        tell(hooks, 100_000_000 if seed % 2 else 20_000, 20_000, 2 * WINDOW)
+        record_calls(hooks, 100_000_000 if seed % 2 else 20_000, 20_000, 2 * WINDOW)
 
         async def one(x: int) -> None:
             await asyncio.sleep(chance.random() * 0.3)
@@ -433,8 +433,8 @@ def test_whatever_hooks_and_clients_do_each_gets_its_own(act: Act, seed: int, ke
         assert {code for code, _ in failed} <= {Code.EXPIRED}
         assert all(s >= 0.06 for _, s in failed)
         replicas = replicas_of(hooks)
-        await until(lambda: not replicas.is_running_hook())
+        await wait_until(lambda: not replicas.is_running_hook())
         if not replicas.shared:
-            await until(lambda: len(replicas._free) == len(replicas._live))
+            await wait_until(lambda: len(replicas._free) == len(replicas._live))
 
     act(scene)

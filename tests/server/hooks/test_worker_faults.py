@@ -1,4 +1,4 @@
-"""What hooks in worker processes can do wrong: one request is harmed, each of the others has one end, the right one."""
+"""Faults of hooks in worker processes: one request fails, and each of the others ends once, with its own answer."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ Scene = Callable[[Stage], Awaitable[None]]
 
 @pytest.fixture
 def act(tmp_path: Path) -> Callable[[Scene], None]:
-    """Play a scene, close its hooks, and look that nothing of them is left."""
+    """Play a scene, close its hooks, and check that nothing is left behind."""
 
     def run(scene: Scene) -> None:
         async def whole() -> None:
@@ -106,14 +106,14 @@ def act(tmp_path: Path) -> Callable[[Scene], None]:
 
 
 class Ledger:
-    """Every request by its number, and how each ended."""
+    """Records how each request ended, by its number."""
 
     def __init__(self, hooks: Hooks) -> None:
         self._hooks = hooks
         self.ends: dict[int, list[int | InferError]] = {}
 
     async def ask(self, number: int, **more: str) -> None:
-        """Send a request, and write down its end."""
+        """Send a request and record how it ends."""
         ends = self.ends.setdefault(number, [])
         try:
             ends.append(int(await self._hooks.predict({"n": number, **more}, f"r{number}")))
@@ -121,7 +121,7 @@ class Ledger:
             ends.append(error)
 
     async def load(self, count: int, at_once: int, fault: Callable[[int], dict[str, str]] = lambda _: {}) -> None:
-        """Send many."""
+        """Send `count` requests, `at_once` of them at a time."""
         numbers = iter(range(count))
 
         async def client() -> None:
@@ -131,7 +131,7 @@ class Ledger:
         await asyncio.gather(*(client() for _ in range(at_once)))
 
     def harmed(self) -> dict[int, InferError]:
-        """Give what failed; all else ended once, with its own answer."""
+        """Give the requests that failed; check that all others ended once, with their own answers."""
         failed: dict[int, InferError] = {}
         for number, (end,) in self.ends.items():
             if isinstance(end, InferError):
@@ -142,13 +142,13 @@ class Ledger:
 
 
 def serving(hooks: Hooks) -> int:
-    """Give how many workers serve."""
+    """Give the number of workers that serve."""
     assert hooks._placement is not None
     return sum(replica.is_serving for replica in hooks._placement.replicas._live)
 
 
 async def is_whole(hooks: Hooks, count: int) -> None:
-    """Wait until so many workers serve."""
+    """Wait until `count` workers serve."""
     while serving(hooks) < count:  # noqa: ASYNC110 - by the start of a process
         await asyncio.sleep(0.005)
 
@@ -156,7 +156,7 @@ async def is_whole(hooks: Hooks, count: int) -> None:
 @pytest.mark.parametrize(
     ("fault", "replicas"), [*((fault, SHARED) for fault in ENDS), ("exit", None), ("spin", None), ("sys.exit", None)]
 )
-def test_a_fault_harms_its_own_request_alone(
+def test_a_fault_in_a_hook_fails_only_its_own_request(
     act: Callable[[Scene], None], fault: str, replicas: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.ERROR)
@@ -182,7 +182,7 @@ def test_a_fault_harms_its_own_request_alone(
 
 
 @pytest.mark.parametrize("replicas", [SHARED, None], ids=["shared", "one request each"])
-def test_a_worker_killed_under_load_costs_the_call_that_ran_there(
+def test_killing_a_worker_under_load_fails_only_the_call_that_it_ran(
     act: Callable[[Scene], None], replicas: str | None, tmp_path: Path
 ) -> None:
     async def scene(stage: Stage) -> None:
@@ -201,7 +201,7 @@ def test_a_worker_killed_under_load_costs_the_call_that_ran_there(
             await stuck
             await load
         finally:
-            os.close(gate)  # or the end of a scene that failed would wait for the hook
+            os.close(gate)  # otherwise the end of a failed scene would wait for the hook
         harmed = ledger.harmed()
 
         assert len(victims) == 1
@@ -221,7 +221,7 @@ def has_open(pid: int, file: Path) -> bool:
     return False
 
 
-def test_every_worker_killed_again_and_again_harms_only_what_ran(act: Callable[[Scene], None]) -> None:
+def test_killing_every_worker_under_load_fails_only_the_calls_that_they_ran(act: Callable[[Scene], None]) -> None:
     async def scene(stage: Stage) -> None:
         hooks = await stage.load(FAULTY, workers=2, replicas=SHARED)
         ledger = Ledger(hooks)
@@ -242,11 +242,11 @@ def test_every_worker_killed_again_and_again_harms_only_what_ran(act: Callable[[
 
 
 @pytest.mark.parametrize("replicas", [SHARED, None], ids=["shared", "one request each"])
-def test_a_client_that_ends_the_worker_again_and_again_keeps_nobody_waiting(
+def test_requests_between_repeated_worker_exits_are_answered(
     act: Callable[[Scene], None], replicas: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     never = functools.partial(Backoff, first_s=10 * GUARD_S, max_s=10 * GUARD_S)
-    monkeypatch.setattr(worker_replicas, "Backoff", never)  # once it does not start again at once
+    monkeypatch.setattr(worker_replicas, "Backoff", never)  # a second restart would come too late
 
     async def scene(stage: Stage) -> None:
         hooks = await stage.load(FAULTY, workers=1, replicas=replicas)
@@ -259,7 +259,7 @@ def test_a_client_that_ends_the_worker_again_and_again_keeps_nobody_waiting(
     act(scene)
 
 
-def test_a_stopped_worker_is_ended_and_the_others_go_on(act: Callable[[Scene], None]) -> None:
+def test_a_stopped_worker_is_killed_and_replaced_while_the_other_continues(act: Callable[[Scene], None]) -> None:
     async def scene(stage: Stage) -> None:
         hooks = await stage.load(FAULTY, workers=2, replicas=SHARED)
         ledger = Ledger(hooks)
@@ -276,7 +276,7 @@ def test_a_stopped_worker_is_ended_and_the_others_go_on(act: Callable[[Scene], N
     act(scene)
 
 
-def test_what_pre_left_in_globals_is_not_looked_for_in_another_worker(act: Callable[[Scene], None]) -> None:
+def test_a_request_fails_when_the_worker_that_holds_its_state_has_ended(act: Callable[[Scene], None]) -> None:
     source = """
         current = None
         def pre_inference(sample, metadata):
@@ -307,7 +307,7 @@ def test_what_pre_left_in_globals_is_not_looked_for_in_another_worker(act: Calla
     act(scene)
 
 
-def test_a_file_that_cannot_be_loaded_again_is_told_and_tried_again(
+def test_a_file_that_cannot_be_reloaded_is_reported_and_retried(
     act: Callable[[Scene], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     source = """
@@ -321,7 +321,7 @@ def test_a_file_that_cannot_be_loaded_again_is_told_and_tried_again(
         path.write_text("import nothing_of_that_name")
         os.kill(worker_pids(hooks)[0], signal.SIGKILL)
         while "nothing_of_that_name" not in (await refusal(hooks.predict(1)))[1]:
-            pass  # the call that ran there, or was about to
+            pass  # the call that ran in the worker, or was about to
         assert stage.model.blockers
         reason = "cannot be loaded: ModuleNotFoundError: No module named 'nothing_of_that_name'"
         assert await refusal(hooks.predict(1)) == (Code.NOT_READY, f"hooks file hooks.py {reason}")
@@ -329,12 +329,14 @@ def test_a_file_that_cannot_be_loaded_again_is_told_and_tried_again(
         await is_whole(hooks, 1)
         assert not stage.model.blockers
         assert await hooks.predict(1) == b"[[[5.0,5.0,5.0,5.0]]]"
-        assert any(f"hooks file {path} {reason}" in message for message in caplog.messages)  # the whole place
+        assert any(f"hooks file {path} {reason}" in message for message in caplog.messages)  # the full path
 
     act(scene)
 
 
-def test_a_client_that_goes_away_costs_nothing_but_its_call(act: Callable[[Scene], None], tmp_path: Path) -> None:
+def test_cancelling_calls_to_a_worker_does_not_affect_other_requests(
+    act: Callable[[Scene], None], tmp_path: Path
+) -> None:
     async def scene(stage: Stage) -> None:
         hooks = await stage.load(FAULTY, workers=1, replicas=SHARED)
         pid = worker_pids(hooks)
@@ -346,7 +348,7 @@ def test_a_client_that_goes_away_costs_nothing_but_its_call(act: Callable[[Scene
         waits = [asyncio.ensure_future(hooks.predict({"n": 2, "fault": "exit"})) for _ in range(5)]
         load = asyncio.ensure_future(ledger.load(20, 4))
         await asyncio.sleep(0)
-        ahead = 1  # in the worker's hands already
+        ahead = 1  # already sent to the worker
         for each in (runs, *waits[ahead:]):
             each.cancel()
         await asyncio.wait((runs, *waits[ahead:]))

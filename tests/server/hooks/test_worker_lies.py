@@ -1,4 +1,4 @@
-"""Hooks in workers that answer what cannot be read, and samples that cannot be sent there: each request has its end."""
+"""Workers that send malformed answers, and samples that cannot be sent to them: every request ends."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FIRST = 2
 
 
 @pytest.mark.parametrize("forged", [(REPLY, FIRST, ""), (REPLY, FIRST, "x" * 40), (ERROR, FIRST, "{}")])
-def test_an_answer_that_cannot_be_read_costs_its_request_and_the_worker(act: Act, forged: Any) -> None:
+def test_a_malformed_answer_fails_its_request_and_ends_the_worker(act: Act, forged: Any) -> None:
     async def scene(stage: Stage) -> None:
         hooks = await stage.load(FORGING, workers=1)
         with pytest.raises(InferError) as refused:
@@ -39,7 +39,7 @@ def test_an_answer_that_cannot_be_read_costs_its_request_and_the_worker(act: Act
     act(scene)
 
 
-def test_a_sample_that_is_nested_too_deeply_harms_itself_alone(act: Act) -> None:
+def test_a_sample_that_is_nested_too_deeply_fails_without_affecting_other_requests(act: Act) -> None:
     deep: list[Any] = []
     for _ in range(100_000):  # Python 3.11 writes 1,000 as JSON, 3.13 ten times as many
         deep = [deep]

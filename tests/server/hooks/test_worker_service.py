@@ -1,4 +1,4 @@
-"""What a worker writes of a hook file that cannot be loaded."""
+"""What a worker writes to standard error about a hook file that cannot be loaded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from penstock.backends.errors import InferError
 from penstock.server.hooks.worker_service import open_service
 
 
-def test_a_traceback_begins_in_the_users_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_traceback_of_a_failed_load_begins_in_the_hook_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "hooks.py"
     path.write_text("def licence():\n    raise RuntimeError('none found')\n\n\nlicence()\n")
     nobody: Any = None

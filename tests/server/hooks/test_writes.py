@@ -63,7 +63,7 @@ def _names(source: str) -> list[str]:
         "a = b = state; a = b; b.x = 1",
     ],
 )
-def test_finds_a_write_in_a_hook(body: str) -> None:
+def test_a_write_to_a_global_in_a_hook_is_found(body: str) -> None:
     source = f"import numpy as np\nstate = {{}}\ndef pre_inference(sample, signature, metadata):\n    {body}\n"
 
     assert find_source_writes(source) != []
@@ -98,13 +98,13 @@ def test_finds_a_write_in_a_hook(body: str) -> None:
         "a = b = sample; a = b; b = a; b.x = 1",
     ],
 )
-def test_finds_no_write_where_there_is_none(body: str) -> None:
+def test_no_write_is_found_in_a_hook_that_changes_only_local_values(body: str) -> None:
     source = f"import numpy as np\nstate = {{}}\ndef pre_inference(sample, signature, metadata):\n    {body}\n"
 
     assert find_source_writes(source) == []
 
 
-def test_what_runs_at_load_is_no_write() -> None:
+def test_assignments_at_load_time_are_not_global_writes() -> None:
     source = """
         labels = []
         labels.append("a")
@@ -123,7 +123,7 @@ def test_what_runs_at_load_is_no_write() -> None:
     assert _names(source) == []
 
 
-def test_a_method_that_writes_its_own_instance_counts_unless_it_constructs() -> None:
+def test_methods_that_write_their_instance_are_found_except_constructors() -> None:
     source = """
         class Scaler:
             def __init__(self):
@@ -145,11 +145,11 @@ def test_a_method_that_writes_its_own_instance_counts_unless_it_constructs() -> 
     ]  # fmt: skip
 
 
-def test_the_first_parameter_of_a_hook_is_its_own() -> None:
+def test_a_write_to_the_first_parameter_of_a_hook_is_not_a_global_write() -> None:
     assert _names("def pre_inference(metadata, sample):\n    metadata['x'] = 1") == []
 
 
-def test_names_and_lines_are_reported_in_order() -> None:
+def test_global_writes_are_reported_with_name_and_line_in_order() -> None:
     source = "import state\nn = 0\ndef f():\n    global n\n    n += 1\n    state.current = n\n"
 
     assert find_source_writes(source) == [GlobalWrite("n", 4), GlobalWrite("state", 6)]
@@ -161,13 +161,13 @@ def test_a_comprehension_has_its_own_names_but_not_its_first_iterable() -> None:
     assert find_source_writes(source) == [GlobalWrite("table", 4)]
 
 
-def test_class_names_are_not_seen_by_its_methods() -> None:
+def test_names_in_a_class_body_are_not_in_scope_in_its_methods() -> None:
     source = "box = {}\nclass A:\n    box = {}\n    def f(self):\n        box['a'] = 1\n"
 
     assert find_source_writes(source) == [GlobalWrite("box", 5)]
 
 
-def test_the_modules_beside_a_file_count_too(tmp_path: Path) -> None:
+def test_writes_in_modules_imported_from_beside_the_hooks_file_are_found(tmp_path: Path) -> None:
     (tmp_path / "hooks.py").write_text("def pre_inference(sample, metadata):\n    from memory import remember\n")
     (tmp_path / "memory.py").write_text("import parts.last\nfrom parts import first\n")
     (tmp_path / "parts").mkdir()
@@ -182,14 +182,14 @@ def test_the_modules_beside_a_file_count_too(tmp_path: Path) -> None:
     assert sorted(map(str, found)) == ["a (first.py:3)", "b (last.py:2)"]
 
 
-def test_a_broken_module_beside_a_file_is_left_to_its_import(tmp_path: Path) -> None:
+def test_a_module_beside_the_hooks_file_with_a_syntax_error_is_skipped(tmp_path: Path) -> None:
     (tmp_path / "hooks.py").write_text("import broken\n")
     (tmp_path / "broken.py").write_text("def f(:\n")
 
     assert find_global_writes(tmp_path / "hooks.py") == []
 
 
-def test_the_seeds_example_writes_nothing() -> None:
+def test_the_iris_example_of_the_seeds_has_no_global_writes() -> None:
     source = """
         import numpy as np
         labels = ["iris-setosa", "iris-versicolor", "iris-virginica"]
@@ -210,7 +210,7 @@ _STATEMENTS = st.sampled_from(
 
 
 @given(st.lists(_STATEMENTS, min_size=1, max_size=6))
-def test_whatever_a_function_says_is_analysed(statements: list[str]) -> None:
+def test_every_valid_function_is_analyzed_without_an_exception(statements: list[str]) -> None:
     source = "a = b = c = {}\ndef f():\n" + "".join(f"    {statement}\n" for statement in statements)
     try:
         compile(source, "hooks.py", "exec")

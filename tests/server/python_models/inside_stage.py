@@ -24,39 +24,39 @@ from penstock.server.workers.kinds import CLOSE, ERROR, FIRST_MESSAGE, OPEN, REP
 
 MODELS = Path(__file__).parent / "models"
 GUARD_S = 30.0
-Said = dict[str, Any]
-Told = tuple[int, int, Said, list[Any]]
-Control = Callable[[Said, list[Any]], Said]
+Json = dict[str, Any]
+WorkerMessage = tuple[int, int, Json, list[Any]]
+Control = Callable[[Json, list[Any]], Json]
 READY = {"error": None, "result": True}
-Answers = Callable[[Said, list[Any]], Sequence[tuple[Said, list[Any]]]]
+Answers = Callable[[Json, list[Any]], Sequence[tuple[Json, list[Any]]]]
 
 
 def file_of(name: str) -> Path:
     return MODELS / name / "1" / "model.py"
 
 
-def terms_of(name: str, config: Said | None = None, file: Path | None = None) -> Said:
+def settings_of(name: str, config: Json | None = None, file: Path | None = None) -> Json:
     file = file or file_of(name)
-    whole = {"name": name, "backend": "python", "max_batch_size": 0, "input": [], "output": [], **(config or {})}
+    defaults = {"name": name, "backend": "python", "max_batch_size": 0, "input": [], "output": []}
     args = {
-        "model_config": json.dumps(whole), "model_instance_kind": "CPU", "model_instance_name": f"{name}_0_0",
-        "model_instance_device_id": "0", "model_repository": str(file.parents[1]), "model_version": "1",
-        "model_name": name,
+        "model_config": json.dumps(defaults | (config or {})), "model_instance_kind": "CPU",
+        "model_instance_name": f"{name}_0_0", "model_instance_device_id": "0",
+        "model_repository": str(file.parents[1]), "model_version": "1", "model_name": name,
     }  # fmt: skip
     return {"file": str(file), "args": args, "complete": None}
 
 
-def answer(outputs: Sequence[str] = (), *, final: bool = True, error: Said | None = None) -> Said:
+def answer(outputs: Sequence[str] = (), *, final: bool = True, error: Json | None = None) -> Json:
     return {"outputs": list(outputs), "error": error, "parameters": {}, "final": final}
 
 
-class Work:
+class WorkerLoop:
     """Does what the worker's loop does (server/workers/service.py), but the process continues when it ends."""
 
-    def __init__(self, settings: Said, channel: Channel) -> None:
+    def __init__(self, settings: Json, channel: Channel) -> None:
         self.service = open_service(settings, channel)
         self._channel = channel
-        self._heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._threads = [threading.Thread(target=run, daemon=True) for run in (self._listen, self._serve)]
         for thread in self._threads:
             thread.start()
@@ -66,22 +66,22 @@ class Work:
             while True:
                 for kind, number, body, arrays, _ in self._channel.receive():
                     if kind < FIRST_MESSAGE:
-                        self._heard.put((kind, number, body, arrays))
+                        self._calls.put((kind, number, body, arrays))
                     else:
                         self.service.on_message(kind, number, body, arrays)
-        self._heard.put(None)
+        self._calls.put(None)
 
     def _serve(self) -> None:
-        while (message := self._heard.get()) is not None:
+        while (message := self._calls.get()) is not None:
             kind, number, body, arrays = message
             try:
-                reply = self._done(kind, number, body, arrays)
+                reply = self._run_call(kind, number, body, arrays)
             except InferError as error:
                 self._channel.send(ERROR, number, write_error(error))
             else:
                 self._channel.send(REPLY, number, *reply)
 
-    def _done(self, kind: int, number: int, body: bytes, arrays: list[Any]) -> Any:
+    def _run_call(self, kind: int, number: int, body: bytes, arrays: list[Any]) -> Any:
         if kind == OPEN:
             return self.service.on_open()
         if kind == CLOSE:
@@ -96,98 +96,98 @@ class Work:
 
 
 class Stage:
-    """The server's end. `told` has the messages from the worker that are not handled here."""
+    """The server's end. `messages` has the messages from the worker that are not handled here."""
 
     def __init__(
-        self, name: str, config: Said | None = None, file: Path | None = None, first: Control = lambda *_: READY,
-        **terms: Any,
+        self, name: str, config: Json | None = None, file: Path | None = None, on_control: Control = lambda *_: READY,
+        **settings: Any,
     ) -> None:  # fmt: skip
         self._before = set(sys.modules), list(sys.path)
-        self.here, there = map(Channel, socket.socketpair())
-        self._work = Work(terms_of(name, config, file) | terms, there)
+        self.server_channel, worker_channel = map(Channel, socket.socketpair())
+        self._work = WorkerLoop(settings_of(name, config, file) | settings, worker_channel)
         self._number = 0
         self._replies: dict[int, tuple[int, bytes, list[Any]]] = {}
-        self.told: list[Told] = []
-        self.called: list[tuple[Said, list[Any]]] = []
-        self.models: Answers = lambda said, arrays: [(answer(["OUT"]), arrays)]
-        self.controls = first
+        self.messages: list[WorkerMessage] = []
+        self.calls: list[tuple[Json, list[Any]]] = []
+        self.on_call: Answers = lambda said, arrays: [(answer(["OUT"]), arrays)]
+        self.on_control = on_control
         try:
             self.opened = self.reply(self.begin(OPEN, {}))[0]
         except InferError:
             self.close()
             raise
 
-    def begin(self, kind: int, said: Said, arrays: Sequence[Any] = ()) -> int:
+    def begin(self, kind: int, said: Json, arrays: Sequence[Any] = ()) -> int:
         self._number += 1
-        self.here.send(kind, self._number, json.dumps(said).encode(), list(arrays))
+        self.server_channel.send(kind, self._number, json.dumps(said).encode(), list(arrays))
         return self._number
 
-    def reply(self, number: int) -> tuple[Said, list[Any]]:
+    def reply(self, number: int) -> tuple[Json, list[Any]]:
         self.until(lambda: number in self._replies)
         kind, body, arrays = self._replies.pop(number)
         if kind == ERROR:
             raise read_error(body)
         return json.loads(body or b"{}"), arrays
 
-    def until(self, holds: Callable[[], bool]) -> None:
-        ends = time.monotonic() + GUARD_S
-        while not holds():
-            left = ends - time.monotonic()
-            if left <= 0:
+    def until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + GUARD_S
+        while not condition():
+            remaining_s = deadline - time.monotonic()
+            if remaining_s <= 0:
                 raise TimeoutError
-            for kind, number, body, arrays, _ in self.here.receive(left):
-                self._take(kind, number, body, arrays)
+            for kind, number, body, arrays, _ in self.server_channel.receive(remaining_s):
+                self._handle_message(kind, number, body, arrays)
 
-    def _take(self, kind: int, number: int, body: bytes, arrays: list[Any]) -> None:
+    def _handle_message(self, kind: int, number: int, body: bytes, arrays: list[Any]) -> None:
         if kind in {REPLY, ERROR}:
             self._replies[number] = (kind, body, arrays)
             return
         said = json.loads(body)
         if kind == CALL:
-            self.called.append((said, arrays))
-            for answered, tensors in self.models(said, arrays):
-                self.here.send(CALL_ANSWER, number, json.dumps(answered).encode(), tensors)
+            self.calls.append((said, arrays))
+            for answered, tensors in self.on_call(said, arrays):
+                self.server_channel.send(CALL_ANSWER, number, json.dumps(answered).encode(), tensors)
         elif kind == CONTROL:
-            self.here.send(CONTROL_RESULT, number, json.dumps(self.controls(said, arrays)).encode())
+            self.server_channel.send(CONTROL_RESULT, number, json.dumps(self.on_control(said, arrays)).encode())
         else:
-            self.told.append((kind, number, said, arrays))
+            self.messages.append((kind, number, said, arrays))
 
-    def request(self, number: int = 1, inputs: Sequence[str] = (), **said: Any) -> Said:
+    def request(self, number: int = 1, inputs: Sequence[str] = (), **said: Any) -> Json:
         return {
             "id": "", "number": number, "inputs": list(inputs), "outputs": [], "correlation": 0, "flags": 0,
             "timeout_us": 0, "priority": 0, "parameters": {}, **said,
         }  # fmt: skip
 
-    def execute(self, requests: Sequence[Said], arrays: Sequence[Any] = ()) -> tuple[list[Any], list[Any]]:
+    def execute(self, requests: Sequence[Json], arrays: Sequence[Any] = ()) -> tuple[list[Any], list[Any]]:
         said, given = self.reply(self.begin(EXECUTE, {"requests": list(requests)}, arrays))
         return said["answers"], given
 
-    def ask(self, tensors: dict[str, Any] | None = None, **said: Any) -> tuple[Any, list[Any]]:
+    def execute_one(self, tensors: dict[str, Any] | None = None, **said: Any) -> tuple[Any, list[Any]]:
         """Execute one request, and return its answer."""
         tensors = tensors or {}
         answers, arrays = self.execute([self.request(1, list(tensors), **said)], list(tensors.values()))
         return answers[0], arrays
 
     def cancel(self, number: int) -> None:
-        self.here.send(CANCEL, number)
+        self.server_channel.send(CANCEL, number)
 
-    def answers_to(self, number: int) -> list[tuple[Said, list[Any]]]:
+    def answers_to(self, number: int) -> list[tuple[Json, list[Any]]]:
         """Wait for the last answer that is sent to a request, and return all of them."""
 
-        def mine() -> list[tuple[Said, list[Any]]]:
-            return [(said, arrays) for kind, whose, said, arrays in self.told if kind == ANSWER and whose == number]
+        def answers() -> list[tuple[Json, list[Any]]]:
+            return [(said, arrays) for kind, to, said, arrays in self.messages if kind == ANSWER and to == number]
 
-        self.until(lambda: any(said["final"] for said, _ in mine()))
-        return mine()
+        self.until(lambda: any(said["final"] for said, _ in answers()))
+        return answers()
 
-    def of(self, kind: int) -> list[Said]:
-        return [said for what, _, said, _ in self.told if what == kind]
+    def bodies_of(self, kind: int) -> list[Json]:
+        return [said for what, _, said, _ in self.messages if what == kind]
 
     def finalize(self) -> None:
         self.reply(self.begin(CLOSE, {}))
 
     def close(self) -> None:
-        self.here.close()
+        self.server_channel.close()
         self._work.join()
         modules, path = self._before
         for name in set(sys.modules) - modules:

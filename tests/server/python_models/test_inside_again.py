@@ -25,7 +25,7 @@ def test_the_reply_lists_rescheduled_requests(opened: Open) -> None:
 
 
 def test_rescheduling_by_a_model_that_is_not_iterative_fails_with_triton_s_text(opened: Open) -> None:
-    said, _ = opened("rescheduling").ask({"IN": np.array([3])})
+    said, _ = opened("rescheduling").execute_one({"IN": np.array([3])})
 
     assert said["error"]["code"] == "INVALID"
     assert "released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not" in said["error"]["message"]
@@ -44,7 +44,7 @@ def test_the_sender_of_any_execution_can_answer_a_rescheduled_request(opened: Op
 
 
 def test_returning_a_response_for_a_rescheduled_request_is_an_error(opened: Open) -> None:
-    said, _ = opened("rescheduling", ITERATIVE).ask({"IN": np.array([3])}, parameters={"answers": True})
+    said, _ = opened("rescheduling", ITERATIVE).execute_one({"IN": np.array([3])}, parameters={"answers": True})
 
     assert "Expected a None object in the execute function return list for reschduled" in said["error"]["message"]
 
@@ -56,4 +56,4 @@ def test_a_rescheduled_request_cancelled_before_its_next_execution_sends_nothing
     stage.cancel(4)
     execute(stage, 5, 3)
 
-    assert [(whose, said["final"]) for _, whose, said, _ in stage.told] == [(4, False), (5, False)]
+    assert [(whose, said["final"]) for _, whose, said, _ in stage.messages] == [(4, False), (5, False)]

@@ -22,14 +22,14 @@ def streaming(said: dict[str, Any], arrays: list[Any]) -> Any:
 
 def test_a_model_calls_another_model_synchronously(opened: Open) -> None:
     stage = opened("caller")
-    stage.models = streaming
+    stage.on_call = streaming
 
-    _, arrays = stage.ask(
+    _, arrays = stage.execute_one(
         {"IN": floats(1, 2)}, id="a", correlation="s", flags=1, parameters={"do": "exec", "model": "m"}
     )
 
     assert arrays[0].tolist() == [1, 2]
-    ((said, _),) = stage.called
+    ((said, _),) = stage.calls
     assert said == {
         "model": "m", "version": "", "decoupled": False, "trace": 1,
         "request": {
@@ -42,47 +42,47 @@ def test_a_model_calls_another_model_synchronously(opened: Open) -> None:
 def test_threads_of_a_model_call_another_model_in_parallel(opened: Open) -> None:
     stage = opened("caller")
 
-    _, arrays = stage.ask({"IN": floats(1)}, parameters={"do": "threads", "model": "m"})
+    _, arrays = stage.execute_one({"IN": floats(1)}, parameters={"do": "threads", "model": "m"})
 
     assert arrays[0].tolist() == [1, 1, 1]
-    assert len(stage.called) == 3
+    assert len(stage.calls) == 3
 
 
 def test_answers_of_a_decoupled_call_can_be_iterated_twice(opened: Open) -> None:
     stage = opened("caller")
-    stage.models = streaming
+    stage.on_call = streaming
 
-    _, arrays = stage.ask({"IN": floats(1, 2, 3)}, parameters={"do": "streamed", "model": "m"})
+    _, arrays = stage.execute_one({"IN": floats(1, 2, 3)}, parameters={"do": "streamed", "model": "m"})
 
     assert arrays[0].tolist() == [1, 2, 3]
 
 
 def test_dropping_the_response_iterator_cancels_the_call(opened: Open) -> None:
     stage = opened("caller")
-    stage.models = lambda said, arrays: [(answer(["OUT"], final=False), arrays)]
+    stage.on_call = lambda said, arrays: [(answer(["OUT"], final=False), arrays)]
 
-    _, arrays = stage.ask({"IN": floats(7)}, parameters={"do": "first_only", "model": "m"})
+    _, arrays = stage.execute_one({"IN": floats(7)}, parameters={"do": "first_only", "model": "m"})
     gc.collect()
-    stage.until(lambda: bool(stage.of(CANCEL_CALL)))
+    stage.until(lambda: bool(stage.bodies_of(CANCEL_CALL)))
 
     assert arrays[0].tolist() == [7]
 
 
 def test_several_calls_can_be_awaited_together(opened: Open) -> None:
     stage = opened("caller")
-    stage.models = streaming
+    stage.on_call = streaming
 
-    _, arrays = stage.ask({"IN": floats(1, 2)}, parameters={"do": "gathered", "model": "m"})
+    _, arrays = stage.execute_one({"IN": floats(1, 2)}, parameters={"do": "gathered", "model": "m"})
 
     assert arrays[0].tolist() == [1, 2, 1, 2]
 
 
 def test_cancelling_an_awaited_call_cancels_it_at_the_server(opened: Open) -> None:
     stage = opened("caller")
-    stage.models = lambda said, arrays: []
+    stage.on_call = lambda said, arrays: []
 
     number = stage.begin(EXECUTE, {"requests": [stage.request(parameters={"do": "given_up", "model": "m"})]})
-    stage.until(lambda: bool(stage.of(CANCEL_CALL)))
+    stage.until(lambda: bool(stage.bodies_of(CANCEL_CALL)))
 
     assert stage.reply(number)[0]["answers"][0]["error"]["message"] == "given up"
 
@@ -99,15 +99,15 @@ def test_an_execute_coroutine_can_await_calls(opened: Open) -> None:
 @pytest.mark.parametrize("do", ["exec", "streamed", "gathered"])
 def test_the_caller_receives_the_error_and_code_of_a_called_model(opened: Open, do: str) -> None:
     stage = opened("caller")
-    stage.models = lambda said, arrays: [(answer(error={"code": "NOT_FOUND", "message": "no model 'm'"}), [])]
+    stage.on_call = lambda said, arrays: [(answer(error={"code": "NOT_FOUND", "message": "no model 'm'"}), [])]
 
-    said, _ = stage.ask({"IN": floats(1)}, parameters={"do": do, "model": "m"})
+    said, _ = stage.execute_one({"IN": floats(1)}, parameters={"do": do, "model": "m"})
 
     assert said["error"] == {"code": "NOT_FOUND", "message": "called: no model 'm'"}
 
 
 def test_a_call_in_initialize_is_rejected(opened: Open) -> None:
-    said, _ = opened("caller").ask(parameters={"do": "early", "model": "m"})
+    said, _ = opened("caller").execute_one(parameters={"do": "early", "model": "m"})
 
     assert said["error"]["message"] == "BLS is only supported during the 'execute' function."
 
@@ -119,10 +119,10 @@ def test_a_model_can_load_unload_and_query_other_models(opened: Open) -> None:
         asked.append((said, [array.tobytes() for array in arrays]))
         return {"error": None, "result": said["do"] == "ready" and said["model"] == "m"}
 
-    stage = opened("loader", first=control)
+    stage = opened("loader", on_control=control)
 
-    _, loaded = stage.ask(parameters={"do": "load", "model": "m", "config": "{}"})
-    stage.ask(parameters={"do": "unload", "model": "n"})
+    _, loaded = stage.execute_one(parameters={"do": "load", "model": "m", "config": "{}"})
+    stage.execute_one(parameters={"do": "unload", "model": "n"})
 
     said = {"version": "", "config": "", "files": [], "dependents": False}
     assert loaded[0].tolist() == [False, True]
@@ -137,9 +137,12 @@ def test_a_model_can_load_unload_and_query_other_models(opened: Open) -> None:
 
 def test_a_failed_load_raises_the_servers_message(opened: Open) -> None:
     stage = opened("loader")
-    stage.controls = lambda said, arrays: {"error": {"code": "NOT_FOUND", "message": "no such model"}, "result": False}
+    stage.on_control = lambda said, arrays: {
+        "error": {"code": "NOT_FOUND", "message": "no such model"},
+        "result": False,
+    }
 
-    said, _ = stage.ask(parameters={"do": "load", "model": "m"})
+    said, _ = stage.execute_one(parameters={"do": "load", "model": "m"})
 
     assert "TritonModelException: no such model\n\nAt:\n" in said["error"]["message"]
 
@@ -147,27 +150,27 @@ def test_a_failed_load_raises_the_servers_message(opened: Open) -> None:
 def test_metric_changes_are_sent_and_their_values_can_be_read(opened: Open) -> None:
     stage = opened("counting")
 
-    _, arrays = stage.ask({"IN": floats(1, 2, 3)})
-    _, again = stage.ask({"IN": floats(1)})
+    _, arrays = stage.execute_one({"IN": floats(1, 2, 3)})
+    _, again = stage.execute_one({"IN": floats(1)})
 
     assert arrays[0].tolist() == [1, 2]
     assert again[0].tolist() == [2, 0]
-    told = [(said["family"], said["do"], said["value"]) for said in stage.of(METRIC)]
+    told = [(said["family"], said["do"], said["value"]) for said in stage.bodies_of(METRIC)]
     assert told[:7] == [
         ("requests_seen", "make", 0), ("request_size", "make", 0), ("latest_size", "make", 0),
         ("requests_seen", "increment", 1), ("request_size", "observe", 3), ("latest_size", "set", 3),
         ("latest_size", "increment", -1),
     ]  # fmt: skip
-    assert stage.of(METRIC)[0]["labels"] == {"model": "counting"}
-    assert stage.of(METRIC)[1]["buckets"] == [1, 10]
+    assert stage.bodies_of(METRIC)[0]["labels"] == {"model": "counting"}
+    assert stage.bodies_of(METRIC)[1]["buckets"] == [1, 10]
 
 
 def test_log_lines_have_their_level_file_and_line_number(opened: Open) -> None:
     stage = opened("counting")
 
-    stage.ask({"IN": floats(1)})
+    stage.execute_one({"IN": floats(1)})
 
-    lines = stage.of(LOG)
+    lines = stage.bodies_of(LOG)
     assert [(line["level"], line["message"]) for line in lines] == [
         ("info", "seen one"), ("warning", "with a warning"), ("verbose", "and much more"), ("error", "and an error"),
     ]  # fmt: skip
@@ -178,6 +181,6 @@ def test_log_lines_have_their_level_file_and_line_number(opened: Open) -> None:
 def test_string_tensors_are_forwarded_to_a_called_model(opened: Open) -> None:
     stage = opened("caller")
 
-    _, arrays = stage.ask({"IN": np.array([b"a", b"b"], np.object_)}, parameters={"do": "exec", "model": "m"})
+    _, arrays = stage.execute_one({"IN": np.array([b"a", b"b"], np.object_)}, parameters={"do": "exec", "model": "m"})
 
     assert arrays[0].tolist() == [b"a", b"b"]

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.backends.errors import Code, InferError
 from penstock.server.python_models.messages import LOG
-from tests.server.python_models.inside_stage import MODELS, Open, Stage, floats, terms_of
+from tests.server.python_models.inside_stage import MODELS, Open, Stage, floats, settings_of
 
 PACKAGED = """
 from importlib.resources import files
@@ -48,7 +48,7 @@ def test_a_batch_is_answered_in_order(opened: Open) -> None:
 def test_only_requested_outputs_are_sent(opened: Open) -> None:
     stage = opened("add_sub", {"output": [out("OUTPUT0"), out("OUTPUT1")]})
 
-    said, arrays = stage.ask({"INPUT0": floats(1), "INPUT1": floats(3)}, outputs=["OUTPUT1"])
+    said, arrays = stage.execute_one({"INPUT0": floats(1), "INPUT1": floats(3)}, outputs=["OUTPUT1"])
 
     assert said["outputs"] == ["OUTPUT1"]
     assert arrays[0].tolist() == [-2]
@@ -68,7 +68,7 @@ def test_only_requested_outputs_are_sent(opened: Open) -> None:
     ids=["bool", "int8", "no dimension", "no element", "in the arena", "strings", "no string"],
 )
 def test_tensors_are_returned_unchanged(opened: Open, array: Any) -> None:
-    _, arrays = opened("identity").ask({"IN": array})
+    _, arrays = opened("identity").execute_one({"IN": array})
 
     assert arrays[0].dtype == array.dtype
     assert arrays[0].shape == array.shape
@@ -78,7 +78,7 @@ def test_tensors_are_returned_unchanged(opened: Open, array: Any) -> None:
 def test_the_model_can_read_all_properties_of_a_request(opened: Open) -> None:
     stage = opened("telling", {"output": [out("SEEN"), out("OTHER")]})
 
-    said, arrays = stage.ask(
+    said, arrays = stage.execute_one(
         {"IN": floats(1, 2), "TEXT": np.array([[b"a"]], np.object_)}, id="of mine", correlation="seq-1", flags=3,
         timeout_us=5000, parameters={"a": 1, "b": True, "c": "x"},
     )  # fmt: skip
@@ -100,7 +100,7 @@ def test_a_request_cancelled_before_it_runs_reports_is_cancelled(opened: Open) -
     stage = opened("telling")
     stage.cancel(1)
 
-    _, arrays = stage.ask()
+    _, arrays = stage.execute_one()
 
     assert json.loads(arrays[0][0])["cancelled"] is True
 
@@ -138,7 +138,7 @@ def test_an_error_in_execute_answers_the_whole_batch_with_tritons_text(opened: O
     whole = "Failed to process the request(s) for model 'wrong_0_0', message: " + text.format(file=file)
     assert [said["error"] for said in answers] == [{"code": "INTERNAL", "message": whole}] * 2
     assert stage.execute([stage.request(3)])[0][0]["error"] is None
-    assert "Failed to process" in stage.of(LOG)[0]["message"]
+    assert "Failed to process" in stage.bodies_of(LOG)[0]["message"]
 
 
 def test_an_error_response_has_its_own_code_and_affects_one_request(opened: Open) -> None:
@@ -159,7 +159,7 @@ def test_an_error_response_has_its_own_code_and_affects_one_request(opened: Open
 
 def test_an_exception_in_initialize_fails_opening(opened: Open) -> None:
     with pytest.raises(InferError) as refused:
-        Stage("wrong", args={**terms_of("wrong")["args"], "model_name": "initialize"})
+        Stage("wrong", args={**settings_of("wrong")["args"], "model_name": "initialize"})
 
     file = MODELS / "wrong" / "1" / "model.py"
     assert refused.value.code is Code.INTERNAL
@@ -199,13 +199,13 @@ def test_an_exception_in_finalize_is_logged(opened: Open) -> None:
 
     stage.finalize()
 
-    assert stage.of(LOG)[-1]["message"].endswith("ValueError: cannot end\n")
-    assert stage.of(LOG)[-1]["file"] == str(MODELS / "wrong" / "1" / "model.py")
-    assert stage.of(LOG)[-1]["line"] == 46
+    assert stage.bodies_of(LOG)[-1]["message"].endswith("ValueError: cannot end\n")
+    assert stage.bodies_of(LOG)[-1]["file"] == str(MODELS / "wrong" / "1" / "model.py")
+    assert stage.bodies_of(LOG)[-1]["line"] == 46
 
 
 def test_files_beside_the_model_can_be_imported(opened: Open) -> None:
-    _, arrays = opened("several_files").ask()
+    _, arrays = opened("several_files").execute_one()
 
     assert arrays[0].tolist() == [42]
 
@@ -216,7 +216,7 @@ def test_the_version_folder_is_imported_as_a_package_with_its_init(opened: Open,
     (tmp_path / "1" / "more.txt").write_text("2")
     (tmp_path / "1" / "model.py").write_text(PACKAGED)
 
-    _, arrays = opened("packaged", file=tmp_path / "1" / "model.py").ask()
+    _, arrays = opened("packaged", file=tmp_path / "1" / "model.py").execute_one()
 
     assert arrays[0].tolist() == [42]
 
@@ -226,7 +226,7 @@ def test_a_version_folder_without_init_is_a_package_with_resources(opened: Open,
     (tmp_path / "1" / "more.txt").write_text("2")
     (tmp_path / "1" / "model.py").write_text(PACKAGED.replace("from . import ANSWER", "ANSWER = 40"))
 
-    _, arrays = opened("packaged", file=tmp_path / "1" / "model.py").ask()
+    _, arrays = opened("packaged", file=tmp_path / "1" / "model.py").execute_one()
 
     assert arrays[0].tolist() == [42]
 
@@ -256,6 +256,6 @@ def test_a_completion_that_contradicts_the_configuration_is_rejected() -> None:
 def test_a_bf16_input_cannot_be_read_as_numpy(opened: Open) -> None:
     stage = opened("identity", {"input": [{"name": "IN", "data_type": "TYPE_BF16", "dims": [2]}]})
 
-    said, _ = stage.ask({"IN": np.array([0x3F80, 0], np.uint16)})
+    said, _ = stage.execute_one({"IN": np.array([0x3F80, 0], np.uint16)})
 
     assert "Tensor dtype is BF16 and cannot be converted to NumPy." in said["error"]["message"]

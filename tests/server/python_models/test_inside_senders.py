@@ -33,20 +33,20 @@ def test_a_decoupled_model_sends_answers_from_its_thread_until_the_final_flag(op
 @pytest.mark.parametrize("kind", [RESUME, CANCEL])
 def test_a_paused_request_holds_its_answers_without_pausing_other_requests(opened: Open, kind: int) -> None:
     stage = opened("repeat", DECOUPLED)
-    stage.here.send(PAUSE, 5)
+    stage.server_channel.send(PAUSE, 5)
 
     stage.execute([stage.request(5, ["IN"]), stage.request(6, ["IN"])], [ints(4, 2), ints(3, 1)])
 
     assert len(stage.answers_to(6)) == 3
-    assert [number for _, number, _, _ in stage.told if number == 5] == []
-    stage.here.send(kind, 5)
+    assert [number for _, number, _, _ in stage.messages if number == 5] == []
+    stage.server_channel.send(kind, 5)
     assert len(stage.answers_to(5)) == 3
 
 
 def test_an_async_decoupled_model_answers_after_execute_returns(opened: Open) -> None:
     stage = opened("square", DECOUPLED)
 
-    assert stage.ask({"IN": ints(2)})[0] is None
+    assert stage.execute_one({"IN": ints(2)})[0] is None
 
     assert [(said["final"], arrays[0].tolist()) for said, arrays in stage.answers_to(1)] == [(False, [2]), (True, [2])]
 
@@ -54,11 +54,11 @@ def test_an_async_decoupled_model_answers_after_execute_returns(opened: Open) ->
 def test_an_exception_in_an_async_decoupled_model_is_the_last_answer(opened: Open) -> None:
     stage = opened("square", DECOUPLED)
 
-    stage.ask({"IN": ints(1001)})
+    stage.execute_one({"IN": ints(1001)})
 
     ((said, _),) = stage.answers_to(1)
     assert "message: ValueError: too many" in said["error"]["message"]
-    stage.until(lambda: bool(stage.of(LOG)))
+    stage.until(lambda: bool(stage.bodies_of(LOG)))
 
 
 @pytest.mark.parametrize(
@@ -68,17 +68,17 @@ def test_an_exception_in_an_async_decoupled_model_is_the_last_answer(opened: Ope
 def test_a_coroutine_that_stops_the_event_loop_fails_only_its_own_request(opened: Open, do: str, said: str) -> None:
     stage = opened("async_ending")
 
-    ended, _ = stage.ask(parameters={"do": do})
+    ended, _ = stage.execute_one(parameters={"do": do})
 
     assert (f"message: {said}" in ended["error"]["message"]) if said else (ended["error"] is None)
-    assert stage.ask(parameters={"do": "nothing"})[0]["error"] is None
+    assert stage.execute_one(parameters={"do": "nothing"})[0]["error"] is None
 
 
 @pytest.mark.parametrize(("do", "said"), [("exit", "SystemExit: bye"), ("cancel", "CancelledError: ")])
 def test_a_decoupled_coroutine_that_stops_the_event_loop_gets_a_last_answer(opened: Open, do: str, said: str) -> None:
     stage = opened("async_ending", DECOUPLED)
 
-    stage.ask(parameters={"do": do})
+    stage.execute_one(parameters={"do": do})
 
     ((ended, _),) = stage.answers_to(1)
     assert f"message: {said}" in ended["error"]["message"]
@@ -87,7 +87,7 @@ def test_a_decoupled_coroutine_that_stops_the_event_loop_gets_a_last_answer(open
 def test_a_request_dropped_by_a_decoupled_model_is_answered_with_an_error(opened: Open) -> None:
     stage = opened("square", DECOUPLED)
 
-    stage.ask({"IN": ints(-1)})
+    stage.execute_one({"IN": ints(-1)})
     gc.collect()
 
     ((said, _),) = stage.answers_to(1)
@@ -95,7 +95,7 @@ def test_a_request_dropped_by_a_decoupled_model_is_answered_with_an_error(opened
 
 
 def test_a_decoupled_model_must_return_none(opened: Open) -> None:
-    said, _ = opened("identity", DECOUPLED).ask({"IN": ints(1)})
+    said, _ = opened("identity", DECOUPLED).execute_one({"IN": ints(1)})
 
     assert said["error"]["message"].endswith(
         "Python model 'identity_0_0' is using the decoupled mode and the execute function must return None."
@@ -106,7 +106,7 @@ def test_a_decoupled_model_must_return_none(opened: Open) -> None:
 def test_a_model_can_answer_through_the_response_sender(opened: Open, do: str) -> None:
     stage = opened("sender")
 
-    answer, _ = stage.ask(parameters={"do": do})
+    answer, _ = stage.execute_one(parameters={"do": do})
 
     assert answer is None
     told = stage.answers_to(1)
@@ -115,7 +115,7 @@ def test_a_model_can_answer_through_the_response_sender(opened: Open, do: str) -
 
 
 def test_a_model_can_return_its_answer_after_getting_the_response_sender(opened: Open) -> None:
-    answer, arrays = opened("sender").ask(parameters={"do": "return it"})
+    answer, arrays = opened("sender").execute_one(parameters={"do": "return it"})
 
     assert answer["final"]
     assert arrays[0].tolist() == [b"return it"]
@@ -130,7 +130,7 @@ def test_a_model_can_return_its_answer_after_getting_the_response_sender(opened:
     ],
 )
 def test_an_invalid_send_raises_in_the_model(opened: Open, do: str, text: str) -> None:
-    answer, _ = opened("sender").ask(parameters={"do": do})
+    answer, _ = opened("sender").execute_one(parameters={"do": do})
 
     assert answer["error"]["message"].endswith(text)
 
@@ -138,17 +138,17 @@ def test_an_invalid_send_raises_in_the_model(opened: Open, do: str, text: str) -
 def test_a_request_cannot_be_answered_twice(opened: Open) -> None:
     stage = opened("sender")
 
-    answer, _ = stage.ask(parameters={"do": "send and return"})
+    answer, _ = stage.execute_one(parameters={"do": "send and return"})
 
     assert answer is None
     assert [said["final"] for said, _ in stage.answers_to(1)] == [True]
-    assert "cannot send more than one response" in stage.of(LOG)[0]["message"]
+    assert "cannot send more than one response" in stage.bodies_of(LOG)[0]["message"]
 
 
 def test_a_request_without_a_final_response_is_answered_with_an_error(opened: Open) -> None:
     stage = opened("sender")
 
-    stage.ask(parameters={"do": "forget"})
+    stage.execute_one(parameters={"do": "forget"})
     gc.collect()
 
     assert stage.answers_to(1)[0][0]["error"]["code"] == "INTERNAL"

@@ -15,13 +15,13 @@ from penstock.server.python_models.messages import ANSWER, CALL, CALL_ANSWER, EX
 from penstock.server.workers.kinds import PING
 from penstock.server.workers.order import Order
 from penstock.server.workers.worker import Worker
-from tests.server.python_models.inside_stage import GUARD_S, answer, floats, terms_of
+from tests.server.python_models.inside_stage import GUARD_S, answer, floats, settings_of
 
 pytestmark = pytest.mark.slow
 
 
 def order(name: str, **config: Any) -> Order:
-    return Order("penstock.server.python_models.inside.service", terms_of(name, config), f"model '{name}'")
+    return Order("penstock.server.python_models.inside.service", settings_of(name, config), f"model '{name}'")
 
 
 def request(number: int, **said: Any) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def test_an_import_error_is_reported_with_its_reason(tmp_path: Any) -> None:
     file.write_text("import no_such_module\n")
 
     async def scene() -> None:
-        settings = terms_of("broken", None, file)
+        settings = settings_of("broken", None, file)
         worker = Worker(Order("penstock.server.python_models.inside.service", settings, "model 'broken'"))
         with pytest.raises(InferError, match="No module named 'no_such_module'"):
             await worker.ready

@@ -14,13 +14,13 @@ from penstock.server.python_models.readiness import ModelReadiness
 
 class FakeWorker:
     def __init__(self) -> None:
-        self.told: list[int] = []
+        self.sent_kinds: list[int] = []
 
     def send_message(self, kind: int, number: int) -> None:
-        self.told.append(kind)
+        self.sent_kinds.append(kind)
 
 
-def asked() -> tuple[ModelReadiness, Any]:
+def readiness_and_worker() -> tuple[ModelReadiness, Any]:
     made = ModelReadiness()
     made.has_is_ready = True
     return made, FakeWorker()
@@ -37,42 +37,42 @@ def test_a_model_without_is_ready_is_ready_while_it_has_a_worker() -> None:
 @pytest.mark.parametrize("ready", [True, False])
 def test_concurrent_checks_share_one_answer(ready: bool) -> None:
     async def scene() -> None:
-        saying, worker = asked()
-        both = asyncio.gather(saying.check(worker), saying.check(worker))
+        model_readiness, worker = readiness_and_worker()
+        both = asyncio.gather(model_readiness.check(worker), model_readiness.check(worker))
         await asyncio.sleep(0)
-        saying.answer(ready=ready)
+        model_readiness.answer(ready=ready)
 
         assert list(await both) == [ready, ready]
-        assert worker.told == [CHECK_READY]
+        assert worker.sent_kinds == [CHECK_READY]
 
     asyncio.run(scene())
 
 
 def test_a_check_after_a_timed_out_check_gets_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene() -> None:
-        saying, worker = asked()
+        model_readiness, worker = readiness_and_worker()
         with monkeypatch.context() as hurried:
             hurried.setattr(readiness, "ANSWER_LIMIT_S", 0.0)
-            assert not await saying.check(worker)
-        later = asyncio.ensure_future(saying.check(worker))
+            assert not await model_readiness.check(worker)
+        later = asyncio.ensure_future(model_readiness.check(worker))
         await asyncio.sleep(0)
-        saying.answer(ready=True)
+        model_readiness.answer(ready=True)
 
         assert await later
-        assert worker.told == [CHECK_READY]
+        assert worker.sent_kinds == [CHECK_READY]
 
     asyncio.run(scene())
 
 
 def test_a_check_after_an_answer_asks_the_worker_again() -> None:
     async def scene() -> None:
-        saying, worker = asked()
+        model_readiness, worker = readiness_and_worker()
         for ready in (True, False):
-            asking = asyncio.ensure_future(saying.check(worker))
+            asking = asyncio.ensure_future(model_readiness.check(worker))
             await asyncio.sleep(0)
-            saying.answer(ready=ready)
+            model_readiness.answer(ready=ready)
             assert await asking is ready
 
-        assert worker.told == [CHECK_READY] * 2
+        assert worker.sent_kinds == [CHECK_READY] * 2
 
     asyncio.run(scene())

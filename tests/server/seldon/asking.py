@@ -1,4 +1,4 @@
-"""Asks a component in this process as its worker would be asked: no socket, no server."""
+"""Calls a component in this process as its worker would be called, without a socket or server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.server.seldon.messages import CALL, Endpoint, PayloadKind, read_an
 
 
 class Answer(NamedTuple):
-    """What has come back, taken apart."""
+    """A decoded reply."""
 
     status: int
     body: str
@@ -29,7 +29,7 @@ def inside(user: Any, *, strict: bool = True) -> SeldonInside:
 
 
 def ask(user: Any, message: Any, endpoint: Endpoint = Endpoint.PREDICT, *, strict: bool = True) -> Answer:
-    """Open a component, and ask it once; a message that is no bytes is written as JSON."""
+    """Open a component, and call it once; a message other than bytes is sent as JSON."""
     service = inside(user, strict=strict)
     try:
         return asked(service, message, endpoint)
@@ -38,13 +38,13 @@ def ask(user: Any, message: Any, endpoint: Endpoint = Endpoint.PREDICT, *, stric
 
 
 def asked(service: SeldonInside, message: Any, endpoint: Endpoint = Endpoint.PREDICT) -> Answer:
-    """Ask a component with a body of JSON."""
+    """Call a component with a JSON body."""
     body = message if isinstance(message, bytes) else json.dumps(message).encode()
     return answer_of(service.call(CALL, 1, bytes((endpoint, PayloadKind.JSON)) + body, [])[0])
 
 
 def posted(user: Any, body: bytes, content_type: str, query: str = "") -> Answer:
-    """Open a component, and ask its predict with a body of any type."""
+    """Open a component, and call its predict with a body of any content type."""
     head = json.dumps({"method": "POST", "type": content_type, "query": query}).encode()
     return answer_of(
         inside(user).call(CALL, 1, bytes((Endpoint.PREDICT, PayloadKind.HTTP)) + head + b"\n" + body, [])[0]
@@ -52,12 +52,12 @@ def posted(user: Any, body: bytes, content_type: str, query: str = "") -> Answer
 
 
 def answer_of(reply: bytes) -> Answer:
-    """Take the answer to a CALL apart."""
+    """Decode the reply to a CALL."""
     status, metrics, lines, body = read_answer(reply)
     return Answer(status, body.decode(), json.loads(metrics or b"[]"), lines.decode())
 
 
 def failed(text: str, reason: str = "MICROSERVICE_INTERNAL_ERROR") -> str:
-    """Give the body of an error."""
+    """Return the body of an error."""
     said = {"status": {"code": -1, "info": text, "reason": reason, "status": 1}}
     return json.dumps(said, separators=(",", ":"), sort_keys=True) + "\n"

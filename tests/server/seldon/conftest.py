@@ -1,4 +1,4 @@
-"""`seldon_core` as a worker without the original finds it: last on the path, in this process too."""
+"""Puts the shim of `seldon_core` last on this process's path, as in a worker where seldon-core is not installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Crews for tests of components: those of carrying, whose workers stand for a component's."""
+"""Crews for tests of components: those of tests/server/carrying, whose fake workers act as a component's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.server.carrying.crews import Echo, Ledger, Stage
 
 
 class SeldonEcho(Echo):
-    """An Echo that says what it is."""
+    """An Echo with a ComponentDescription."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class SeldonEcho(Echo):
 
 
 class SeldonStage(Stage):
-    """What the workers of one component have in common."""
+    """What the workers of one component share."""
 
     backend = SELDON
 
@@ -34,21 +34,21 @@ class SeldonStage(Stage):
         self.models.count_metrics = lambda endpoint, metrics: self.counted.append((endpoint, metrics))
 
     def on_open(self) -> bytes:
-        """Give what the service says of itself."""
+        """Return the service's description."""
         described: bytes = self.service.description.write()
         return described
 
     def outsides(self) -> SeldonModels:
-        """Give what opens components."""
+        """Return the SeldonModels that open components."""
         return self.models
 
     def interpreter(self, _worker: WorkerSpec, _label: str) -> str:
-        """Stand for Environments."""
+        """Stand in for Environments."""
         return ""
 
     @staticmethod
     def call(model: Model, name: str, ledger: Ledger) -> SeldonCall:
-        """Make a call whose payload is its name."""
+        """Make a call whose name is its payload."""
         made = SeldonCall(model, Endpoint.PREDICT, PayloadKind.JSON, name.encode(), ledger)
         made.context = name
         return made

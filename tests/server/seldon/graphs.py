@@ -1,4 +1,4 @@
-"""Graphs for tests: nodes in a few words, and an Engine whose models are functions that answer at once, or never."""
+"""Graphs for tests: short definitions of nodes, and an Engine whose models are functions that answer or never do."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from penstock.server.seldon.graph.walk import Walk, WalkContext
 from penstock.server.seldon.messages import ANSWER, Endpoint
 
 Answers = Callable[[Endpoint, Any], Any]
-"""What a node does: it is given the endpoint and the message, and gives an answer; an exception is its failure."""
+"""A node's function: takes the endpoint and the message, and returns an answer; an exception is its failure."""
 
 
 class Never:
-    """What a node answers that does not."""
+    """The result of a node that never answers."""
 
 
 class AnsweredError(Exception):
-    """What a node raises to answer with another status."""
+    """Raised by a node to answer with another status."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -32,13 +32,13 @@ class AnsweredError(Exception):
 
 
 def node(name: str, kind: str = "MODEL", *children: GraphNode, **more: Any) -> GraphNode:
-    """Make a node that has code, unless it is built in."""
+    """Make a node, which has code unless it is built in."""
     code = None if "implementation" in more else NodeClass(Path(), "Class")
     return GraphNode(name, name, kind, children=children, code=code, **more)
 
 
 class FunctionEngine:
-    """Stands in for an Engine. `asked` has what each call was: node, endpoint's name, message."""
+    """Stands in for an Engine. `asked` lists the calls: node, endpoint's name, message."""
 
     generation = 1
 

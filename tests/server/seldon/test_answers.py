@@ -1,4 +1,4 @@
-"""What a component returns is written as Flask wrote it, to the byte."""
+"""Results of components are written as Flask writes them, byte for byte."""
 
 # ruff: noqa: N803 - X is what seldon-core calls it
 
@@ -61,11 +61,11 @@ def returned(result: Any, *, kind: str = "ndarray", strict: bool = True) -> Answ
     ids=["float32", "not numbers", "floats", "three axes", "no axis", "a list", "large", "dicts", "text", "bytes",
          "a dict", "dates", "others"],
 )  # fmt: skip
-def test_results_are_written_to_the_byte(result: Any, body: str) -> None:
+def test_results_are_written_byte_for_byte_as_flask_writes_them(result: Any, body: str) -> None:
     assert returned(result)[:2] == (200, body + "\n")
 
 
-def test_only_numbers_become_a_tensor() -> None:
+def test_only_numeric_results_are_returned_as_a_tensor() -> None:
     numbers = '{"data":{"names":["t:0","t:1"],"tensor":{"shape":[1,2],"values":[1,2]}},"meta":{}}\n'
     assert returned(np.array([[1, 2]]), kind="tensor").body == numbers
     truths = '{"data":{"names":["t:0"],"ndarray":[[true]]},"meta":{}}\n'
@@ -73,7 +73,7 @@ def test_only_numbers_become_a_tensor() -> None:
 
 
 @pytest.mark.parametrize("result", [1.5, 1, None, (1, 2), {1}], ids=["float", "int", "None", "tuple", "set"])
-def test_other_results_are_refused_with_their_text(result: Any) -> None:
+def test_unsupported_result_types_are_rejected_with_the_result_in_the_error(result: Any) -> None:
     text = f"Unknown data type returned as payload (must be list or np array):{result}"
     assert returned(result)[:2] == (400, failed(text, "MICROSERVICE_BAD_DATA"))
 
@@ -84,7 +84,7 @@ class _Point:
 
 
 class Frame:
-    """As much of pandas' DataFrame as is asked for."""
+    """The parts of pandas' DataFrame that Penstock uses."""
 
     columns = ("a", "b")
 
@@ -110,15 +110,15 @@ LENIENT = [
 @pytest.mark.parametrize(
     ("result", "body"), LENIENT, ids=["in a dict", "keys", "floats", "ints", "scalar", "frame", "frames"]
 )
-def test_numpy_and_pandas_are_written_where_strict_is_off(result: Any, body: str) -> None:
+def test_numpy_and_pandas_values_are_written_when_strict_is_off(result: Any, body: str) -> None:
     assert returned(result, strict=False).body == body + "\n"
 
 
-def test_numpy_in_a_dict_fails_as_it_did_where_strict_is_on() -> None:
+def test_a_numpy_value_in_a_dict_fails_when_strict_is_on() -> None:
     assert returned({"a": np.float32(1)}).body == failed("Object of type float32 is not JSON serializable")
 
 
-def test_a_dataclass_is_written_as_its_fields() -> None:
+def test_a_dataclass_is_written_as_an_object_of_its_fields() -> None:
     assert JsonWriter({}).write({"p": _Point()}) == b'{"p":{"x":1}}\n'
 
 
@@ -135,7 +135,7 @@ def test_a_dataclass_is_written_as_its_fields() -> None:
     ],
     ids=["nothing", "debug", "no debug", "plain", "development", "unsorted", "unicode"],
 )
-def test_flask_is_set_by_the_environment(environ: dict[str, str], body: str) -> None:
+def test_flask_environment_variables_set_the_json_format(environ: dict[str, str], body: str) -> None:
     assert JsonWriter(environ).write({"b": 1, "a": "é"}) == body.encode()
 
 
@@ -144,7 +144,7 @@ _values = st.recursive(_leaf, lambda each: st.lists(each, max_size=4) | st.dicti
 
 
 @given(_values)
-def test_any_json_is_written_as_json_does(value: Any) -> None:
+def test_json_values_are_written_as_json_dumps_writes_them(value: Any) -> None:
     expected = json.dumps(value, sort_keys=True, separators=(",", ":")) + "\n"
     assert JsonWriter({}).write(value) == expected.encode()
     names = Component(Returns(None)).class_names(np.zeros((1, 1)))
@@ -154,7 +154,7 @@ def test_any_json_is_written_as_json_does(value: Any) -> None:
 
 
 @given(st.lists(st.lists(st.floats(), min_size=3, max_size=3), min_size=1, max_size=4))
-def test_arrays_come_back_as_they_were(rows: Any) -> None:
+def test_float_arrays_are_written_as_json_dumps_writes_them(rows: Any) -> None:
     body = returned(np.array(rows)).body
     assert body == json.dumps(
         {"data": {"names": ["t:0", "t:1", "t:2"], "ndarray": rows}, "meta": {}}, separators=(",", ":")
@@ -165,7 +165,7 @@ _floats = st.floats() | st.floats(1e-6, 1e-3) | st.floats(1e14, 1e18) | st.integ
 
 
 @given(st.lists(_floats | st.floats(-100, 100), min_size=64, max_size=90), st.sampled_from(("ndarray", "tensor")))
-def test_many_numbers_are_written_as_few_are(numbers: Any, kind: str) -> None:
+def test_long_arrays_are_written_as_json_dumps_writes_them(numbers: Any, kind: str) -> None:
     for rows in (numbers, [numbers], [[each] for each in numbers]):
         data = {"names": ["é"], kind: rows if kind == "ndarray" else {"values": rows, "shape": (1, len(numbers))}}
         message = {"data": data, "meta": {"tags": {"b": 1, "a": numbers[:1]}}}
@@ -174,12 +174,12 @@ def test_many_numbers_are_written_as_few_are(numbers: Any, kind: str) -> None:
 
 
 @pytest.mark.parametrize("number", [9.9e-05, 0.0001, 9999999999999998.0, 1e16, -9.9e-05, -1e16], ids=str)
-def test_many_equal_numbers_are_written_as_one_is(number: float) -> None:
+def test_long_arrays_of_one_repeated_number_are_written_as_json_dumps_writes_them(number: float) -> None:
     message = {"data": {"names": [], "ndarray": [number] * 64}, "meta": {}}
     assert JsonWriter({}).write(message) == (json.dumps(message, separators=(",", ":")) + "\n").encode()
 
 
-def test_what_could_not_be_written_is_not_kept() -> None:
+def test_the_writer_keeps_no_reference_to_a_value_that_failed_to_serialize() -> None:
     class Unwritable:
         pass
 
@@ -208,12 +208,12 @@ def test_what_could_not_be_written_is_not_kept() -> None:
     ],
     ids=range(12),
 )  # fmt: skip
-def test_messages_that_only_look_like_arrays_are_written_whole(message: Any) -> None:
+def test_messages_that_resemble_array_messages_are_written_in_full(message: Any) -> None:
     expected = json.dumps(message, sort_keys=True, separators=(",", ":")) + "\n"
     assert JsonWriter({}).write(message) == expected.encode()
 
 
-def test_what_cannot_be_written_leaves_nothing_behind() -> None:
+def test_a_message_is_written_after_it_failed_to_serialize_and_was_corrected() -> None:
     writer = JsonWriter({})
     names = Component(Returns(None)).class_names(np.zeros((1, 1)))
     rows: Any = [[object()]]

@@ -1,4 +1,4 @@
-"""--batching: calls that share a batch are answered as if each had been alone, byte for byte."""
+"""With --batching, calls that share a batch are answered as if each had run alone, byte for byte."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ BATCHES = ComponentDescription(batches=True)
 
 
 class Doubling:
-    """Of each row alone: so its answers cannot tell whether it was alone. It does not take a 13."""
+    """Doubles each row, so that answers do not depend on the batch. Raises for a 13."""
 
     def __init__(self) -> None:
         self.calls: list[int] = []
@@ -59,7 +59,7 @@ class Doubling:
 
 
 class Listing(Doubling):
-    """Gives lists, and names them."""
+    """Returns lists, and names their columns."""
 
     def predict(self, rows: Any, names: Any) -> Any:
         return super().predict(rows, names).tolist()
@@ -69,7 +69,7 @@ class Listing(Doubling):
 
 
 class Watched:
-    """A worker's service, and the calls it has had."""
+    """A worker's service that records its calls."""
 
     def __init__(self, user: Any) -> None:
         self.inside = SeldonInside(user, {"strict": True})
@@ -90,7 +90,7 @@ def answers(
     user: Any, requests: list[Request], monkeypatch: pytest.MonkeyPatch, *, shares: bool, deadly: bytes = b"never",
     rounds: int = 1,
 ) -> tuple[list[Any], Watched, Any]:  # fmt: skip
-    """Give what the requests are answered with, and how it went."""
+    """Return the answers to the requests, the service and the statistics."""
     service = Watched(user)
     stage = SeldonStage(service, lambda body: "die" if deadly in body else "answer")
     ledger = Ledger()
@@ -161,7 +161,7 @@ def as_proto(message: dict[str, Any]) -> Request:
 
 @pytest.mark.parametrize("component", [Doubling, Listing])
 @pytest.mark.parametrize("seed", range(25))
-def test_answers_are_those_of_calls_that_share_nothing(
+def test_batched_calls_are_answered_as_if_each_had_run_alone(
     seed: int, component: type[Doubling], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chance = random.Random(seed)
@@ -177,7 +177,7 @@ def test_answers_are_those_of_calls_that_share_nothing(
     assert of_shared.success.count == 60
 
 
-def test_names_of_messages_that_share_a_call_are_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_predict_receives_names_as_a_list_for_batched_protobuf_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     class Noting:
         def __init__(self) -> None:
             self.kinds: set[type] = set()
@@ -195,7 +195,7 @@ def test_names_of_messages_that_share_a_call_are_a_list(monkeypatch: pytest.Monk
     assert user.kinds == {list}
 
 
-def test_rows_that_arrive_together_run_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_arrive_together_run_in_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     user = Doubling()
     requests = [json_request(data={"ndarray": [[number, 2]]}) for number in range(20, 36)]
 
@@ -205,7 +205,7 @@ def test_rows_that_arrive_together_run_together(monkeypatch: pytest.MonkeyPatch)
     assert (counted.inference_count, counted.execution_count) == (16, 1)
 
 
-def test_slow_calls_run_together_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_calls_still_run_in_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0]
     monkeypatch.setattr("penstock.server.carrying.worker_slots.time.monotonic_ns", lambda: now[0])
 
@@ -222,7 +222,7 @@ def test_slow_calls_run_together_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert user.calls[-1] == 16
 
 
-def test_one_bad_row_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_that_predict_rejects_fails_alone_when_its_batch_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     requests = [json_request(data={"ndarray": [[number]]}) for number in range(10, 16)]
 
     found, service, counted = answers(Doubling(), requests, monkeypatch, shares=True)
@@ -232,7 +232,7 @@ def test_one_bad_row_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [(entry.rows, entry.count) for entry in counted.batch_stats] == [(1, 6)]
 
 
-def test_a_batch_that_ends_the_worker_runs_apart_and_only_the_guilty_one_is_lost(
+def test_only_the_faulty_call_fails_when_a_batch_kills_the_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     requests = [json_request(data={"ndarray": [[number]]}, meta={"puid": f"p{number}"}) for number in range(6)]
@@ -242,7 +242,7 @@ def test_a_batch_that_ends_the_worker_runs_apart_and_only_the_guilty_one_is_lost
     assert [reply == "ended" for reply in found] == [False, False, False, False, True, False]
 
 
-def test_what_cannot_travel_fails_and_what_comes_after_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_too_long_for_the_wire_fail_and_later_calls_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = SeldonStage(Watched(Doubling()))
     stage.travels = lambda body: b"heavy" not in body
     ledger = Ledger()
@@ -264,7 +264,7 @@ def test_what_cannot_travel_fails_and_what_comes_after_is_served(monkeypatch: py
     assert all(b'"puid":"light"' in end for number in range(3) for end in ledger.ends["light", number])
 
 
-def test_a_component_that_no_batch_leaves_alive_gets_no_more_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batching_stops_after_repeated_batches_kill_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     requests = [json_request(data={"ndarray": [[number]]}) for number in range(4)]
 
     found, service, _ = answers(
@@ -276,7 +276,7 @@ def test_a_component_that_no_batch_leaves_alive_gets_no_more_of_them(monkeypatch
 
 
 class Telling(Doubling):
-    """Answers with tags of each call."""
+    """Returns tags for each call."""
 
     def predict(self, rows: Any, names: Any) -> Any:
         from seldon_core.user_model import SeldonResponse
@@ -286,14 +286,14 @@ class Telling(Doubling):
 
 
 class Pooling(Doubling):
-    """Takes what it gets for one thing."""
+    """Sums over all rows, so its results do not have one row for each input row."""
 
     def predict(self, rows: Any, names: Any) -> Any:
         self.calls.append(len(rows))
         return rows.sum(axis=0, keepdims=True)
 
 
-def test_a_batch_that_goes_well_makes_up_for_those_that_did_not() -> None:
+def test_a_successful_batch_resets_the_count_of_failed_batches() -> None:
     sharing = Sharing(BATCHES, 64)
 
     for _ in range(MAX_FAILURES - 1):
@@ -306,7 +306,7 @@ def test_a_batch_that_goes_well_makes_up_for_those_that_did_not() -> None:
     assert not sharing.allowed
 
 
-def test_a_component_that_answers_for_each_call_shares_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batching_stops_once_a_component_returns_tags_for_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
     requests = [json_request(data={"ndarray": [[number]]}) for number in range(4)]
 
     found, service, _ = answers(Telling(), requests, monkeypatch, shares=True, rounds=3)
@@ -315,7 +315,7 @@ def test_a_component_that_answers_for_each_call_shares_no_more(monkeypatch: pyte
     assert service.kinds == [ROWS] + [CALL] * 12
 
 
-def test_a_component_whose_batches_never_go_well_shares_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batching_stops_after_repeated_batches_return_the_wrong_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     requests = [json_request(data={"ndarray": [[number]]}) for number in range(2)]
 
     alone, _, _ = answers(Pooling(), requests, monkeypatch, shares=False)
@@ -326,7 +326,7 @@ def test_a_component_whose_batches_never_go_well_shares_no_more(monkeypatch: pyt
 
 
 class Shaped:
-    """What a Model says to a SeldonCall."""
+    """Stands in for the Model of a SeldonCall."""
 
 
 @pytest.mark.parametrize(
@@ -348,7 +348,7 @@ class Shaped:
         ({"data": {"ndarray": [[1]]}, "meta": {"puid": "p"}}, True),
     ],
 )
-def test_only_rows_of_numbers_share(message: dict[str, Any], shared: bool) -> None:
+def test_only_calls_with_rows_of_numbers_may_share_a_batch(message: dict[str, Any], shared: bool) -> None:
     body = json.dumps(message).encode()
 
     made = Sharing(BATCHES, 4).make_call(Shaped(), Endpoint.PREDICT, PayloadKind.JSON, body, Ledger())  # type: ignore[arg-type]
@@ -362,7 +362,7 @@ def key_of(sharing: Sharing, **message: Any) -> Any:
     return sharing.make_call(Shaped(), Endpoint.PREDICT, PayloadKind.JSON, body, Ledger()).key  # type: ignore[arg-type]
 
 
-def test_what_differs_in_more_than_rows_shares_nothing() -> None:
+def test_calls_that_differ_in_more_than_their_rows_have_different_keys() -> None:
     sharing = Sharing(BATCHES, 4)
     keys = [
         key_of(sharing, data={"ndarray": [[1, 2]]}),
@@ -376,14 +376,14 @@ def test_what_differs_in_more_than_rows_shares_nothing() -> None:
     assert key_of(sharing, data={"ndarray": [[3, 4], [5, 6]]}) == keys[0]
 
 
-def test_what_has_meta_runs_alone_where_predict_takes_it() -> None:
+def test_calls_with_meta_run_alone_when_predict_takes_meta() -> None:
     sharing = Sharing(ComponentDescription(batches=True, takes_meta=True), 4)
 
     assert key_of(sharing, data={"ndarray": [[1]]}) != RAW
     assert key_of(sharing, data={"ndarray": [[1]]}, meta={}) == RAW
 
 
-def test_other_calls_than_predict_travel_as_they_came() -> None:
+def test_calls_other_than_predict_never_share_a_batch() -> None:
     body = json.dumps({"data": {"ndarray": [[1]]}}).encode()
     sharing = Sharing(BATCHES, 4)
 
@@ -391,7 +391,7 @@ def test_other_calls_than_predict_travel_as_they_came() -> None:
         assert sharing.make_call(Shaped(), endpoint, PayloadKind.JSON, body, Ledger()).key == RAW  # type: ignore[arg-type]
 
 
-def test_metrics_are_counted_for_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_are_counted_for_each_call_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     requests = [json_request(data={"ndarray": [[number]]}) for number in range(5)]
 
     found, _, _ = answers(Doubling(), requests, monkeypatch, shares=True)
@@ -416,7 +416,7 @@ class Misbehaving:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("guilty", "said"), [(13, "took longer than its limit"), (14, "ended")])
-def test_one_that_ends_its_worker_takes_nobody_of_its_batch_along(guilty: int, said: str, tmp_path: Path) -> None:
+def test_a_call_that_ends_its_worker_fails_alone_in_its_batch(guilty: int, said: str, tmp_path: Path) -> None:
     (tmp_path / "Misbehaving.py").write_text(MISBEHAVING)
     values = [1, 2, guilty, 3, 4, 5]
     with live_server(

@@ -1,4 +1,4 @@
-"""A component's `model_error_handler` answers its errors, as it did in the original: Flask itself runs it."""
+"""A component's `model_error_handler` answers its errors, run by Flask itself as in seldon-core."""
 
 # ruff: noqa: N803 - X is what seldon-core calls it
 
@@ -34,7 +34,7 @@ class OtherError(Exception):
 
 
 def blueprint(*also: str) -> Any:
-    """Make the seed's blueprint, and what else is asked for."""
+    """Make the blueprint of Seldon's example, with further handlers if requested."""
     made = flask.Blueprint("error_handlers", __name__)
 
     @made.app_errorhandler(UserCustomException)  # type: ignore[untyped-decorator]
@@ -84,12 +84,12 @@ class MyModel:
         return X
 
 
-def test_the_seeds_exception_gets_its_body_and_status() -> None:
+def test_an_exception_named_in_the_blueprint_gets_its_body_and_status() -> None:
     body = '{"status":{"app_code":1402,"message":"Test-Error-Msg","status":402}}\n'
     assert ask(MyModel(), {"strData": "custom"}) == (402, body, [], "")
 
 
-def test_what_it_does_not_name_is_answered_as_without_it() -> None:
+def test_exceptions_not_named_in_the_blueprint_are_answered_as_without_a_blueprint() -> None:
     service = inside(MyModel("exception"))
     assert asked(service, {"strData": "fine"}).body == '{"meta":{},"strData":"fine"}\n'
     assert asked(service, {"strData": "other"})[:2] == (500, failed("text"))
@@ -98,13 +98,13 @@ def test_what_it_does_not_name_is_answered_as_without_it() -> None:
     assert asked(service, b"{")[:2] == (400, failed("Can't find JSON in data", "MICROSERVICE_BAD_DATA"))
 
 
-def test_it_sees_the_request_and_its_headers_are_sent() -> None:
+def test_an_error_handler_reads_the_request_and_its_headers_are_sent() -> None:
     answer = ask(MyModel("other"), {"strData": "other"})
     assert answer[:2] == (499, "/predict {'strData': 'other'}")
     assert answer.lines == "text/html; charset=utf-8\r\nX-Said: yes\r\n"
 
 
-def test_what_is_around_all_requests_is_around_those_that_go_well() -> None:
+def test_before_and_after_request_hooks_run_for_successful_requests() -> None:
     service = inside(MyModel("hooks"))
     assert not service.description.health
     assert not service.description.batches
@@ -114,7 +114,7 @@ def test_what_is_around_all_requests_is_around_those_that_go_well() -> None:
     assert asked(service, {"strData": "custom"}).lines == "application/json\r\nX-After: before\r\n"
 
 
-def test_an_abort_with_a_response_is_that_response() -> None:
+def test_an_abort_with_a_response_is_answered_with_that_response() -> None:
     answer = ask(MyModel(), {"strData": "response"})
     assert (answer[:2], answer.lines) == ((418, "body"), "text/html; charset=utf-8\r\n")
 
@@ -125,7 +125,7 @@ def test_an_abort_with_a_response_is_that_response() -> None:
     assert ask(WithoutBlueprint(), {"strData": "a"})[:2] == (418, "body")
 
 
-def test_what_needs_an_app_of_flasks_has_one_without_a_blueprint_too() -> None:
+def test_flask_functions_that_need_an_app_work_without_a_blueprint() -> None:
     class Writes:
         def predict_raw(self, message: Any) -> Any:
             response = flask.jsonify(message)
@@ -135,7 +135,7 @@ def test_what_needs_an_app_of_flasks_has_one_without_a_blueprint_too() -> None:
     assert ask(Writes(), {"jsonData": 0})[:2] == (500, failed("Object of type Response is not JSON serializable"))
 
 
-def test_an_error_in_it_is_an_internal_error() -> None:
+def test_an_exception_in_an_error_handler_is_an_internal_error() -> None:
     class Broken(MyModel):
         def __init__(self) -> None:
             self.model_error_handler = flask.Blueprint("broken", __name__)
@@ -152,7 +152,7 @@ class Looking:
         return [request.headers.get("X-Tenant"), request.path, request.args.get("a"), request.content_type]
 
 
-def test_a_method_finds_its_request_in_flask_and_the_headers_that_the_server_has_told() -> None:
+def test_flask_request_has_the_clients_path_query_and_headers() -> None:
     told = {
         "method": "POST", "type": "application/json", "query": "a=5", "path": "/api/v1.0/predictions",
         "headers": [["x-tenant", "acme"], ["content-type", "application/json"], ["content-length", "7"]],
@@ -167,7 +167,7 @@ def test_a_method_finds_its_request_in_flask_and_the_headers_that_the_server_has
 
 
 @pytest.mark.parametrize("handled", [False, True], ids=["without a blueprint", "with one"])
-def test_what_a_call_leaves_in_flask_is_not_there_for_the_next(*, handled: bool) -> None:
+def test_values_stored_in_flask_g_are_gone_in_the_next_call(*, handled: bool) -> None:
     class Remembers:
         def predict(self, X: Any, names: Any) -> Any:
             flask.g.seen = [*flask.g.get("seen", ()), flask.request.method]
@@ -184,7 +184,7 @@ def test_what_a_call_leaves_in_flask_is_not_there_for_the_next(*, handled: bool)
     assert [json.loads(reply[3])["data"]["ndarray"] for reply in replies] == [["POST"]] * 2
 
 
-def test_a_module_that_loads_itself_when_it_is_asked_is_not_asked(
+def test_opening_a_component_ignores_modules_that_raise_on_attribute_access(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     class Lazy(ModuleType):

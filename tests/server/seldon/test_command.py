@@ -1,4 +1,4 @@
-"""The command line of seldon-core-microservice, and its variables, as settings."""
+"""The command line and environment variables of seldon-core-microservice become settings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ THEIRS = (
     "--max-requests", "--max-requests-jitter", "--keepalive", "--single-threaded", "--http-port", "--grpc-port",
     "--metrics-port", "--pidfile", "--access-log", "--grpc-threads", "--grpc-workers",
 )  # fmt: skip
-"""The original's arguments."""
+"""The arguments of seldon-core-microservice."""
 DEFAULTS: dict[str, Any] = {
     "dialect": "seldon",
     "model_repository": ("/models",),
@@ -46,11 +46,11 @@ def wanted(**others: Any) -> Settings:
     return Settings(**(DEFAULTS | others))
 
 
-def test_a_name_alone_is_served_where_the_original_served_it() -> None:
+def test_a_name_alone_is_served_on_seldon_cores_default_ports() -> None:
     assert asked().settings == wanted()
 
 
-def test_the_component_may_be_in_a_module_of_a_package() -> None:
+def test_a_dotted_name_selects_a_component_in_a_package() -> None:
     assert parse_command(["pkg.mod.Class"], {}, FOLDER, NONE).settings == wanted(seldon_component="pkg.mod.Class")
 
 
@@ -101,7 +101,7 @@ ARGUMENTS: dict[str, tuple[list[str], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("words", "others"), ARGUMENTS.values(), ids=ARGUMENTS.keys())
-def test_arguments_of_the_original_are_settings(words: list[str], others: dict[str, Any]) -> None:
+def test_arguments_of_seldon_core_microservice_become_settings(words: list[str], others: dict[str, Any]) -> None:
     assert asked(*words).settings == wanted(**others)
 
 
@@ -132,21 +132,21 @@ VARIABLES: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("environ", "others"), VARIABLES.values(), ids=VARIABLES.keys())
-def test_variables_of_the_original_are_settings(environ: dict[str, str], others: dict[str, Any]) -> None:
+def test_environment_variables_of_seldon_core_become_settings(environ: dict[str, str], others: dict[str, Any]) -> None:
     assert asked(environ=environ).settings == wanted(**others)
 
 
 @pytest.mark.parametrize("variable", ["PREDICTIVE_UNIT_HTTP_SERVICE_PORT", "PENSTOCK_HTTP_PORT"])
-def test_an_argument_goes_before_a_variable(variable: str) -> None:
+def test_an_argument_overrides_an_environment_variable(variable: str) -> None:
     assert asked("--http-port", "3", environ={variable: "1"}).settings.http_port == 3
 
 
 @pytest.mark.parametrize("flag", ["--http-port", "--http-p"])
-def test_an_argument_goes_before_a_variable_though_it_says_what_the_default_is(flag: str) -> None:
+def test_an_argument_equal_to_the_default_overrides_an_environment_variable(flag: str) -> None:
     assert asked(flag, "9000", environ={"PENSTOCK_HTTP_PORT": "7"}).settings == wanted(http_port=9000)
 
 
-def test_the_log_level_of_the_environment_goes_before_the_argument() -> None:
+def test_the_log_level_in_the_environment_overrides_the_argument() -> None:
     assert asked("--log-level", "ERROR", environ={"SELDON_LOG_LEVEL": "DEBUG"}).settings.log_verbose == 1
 
 
@@ -161,7 +161,7 @@ ANNOTATIONS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("text", "others"), ANNOTATIONS.values(), ids=ANNOTATIONS.keys())
-def test_annotations_of_the_pod_are_settings(text: str, others: dict[str, Any], tmp_path: Path) -> None:
+def test_pod_annotations_become_settings(text: str, others: dict[str, Any], tmp_path: Path) -> None:
     file = tmp_path / "annotations"
     file.write_text(text)
 
@@ -180,7 +180,7 @@ def test_annotations_of_the_pod_are_settings(text: str, others: dict[str, Any], 
     ],
     ids=["api type", "unknown", "service type", "log level", "workers", "grpc workers"],
 )
-def test_wrong_arguments_end_the_program_as_they_did(
+def test_invalid_arguments_exit_with_seldon_cores_status_and_text(
     words: list[str], status: int, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -190,7 +190,7 @@ def test_wrong_arguments_end_the_program_as_they_did(
     assert text in capsys.readouterr().err
 
 
-def test_a_name_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_component_name_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         parse_command([], {}, FOLDER, NONE)
 
@@ -209,14 +209,16 @@ def test_a_name_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
     ],
     ids=["no number", "no level", "no port", "no workers", "no setting"],
 )  # fmt: skip
-def test_a_variable_that_cannot_be_used_is_told(environ: dict[str, str], text: str) -> None:
+def test_an_invalid_environment_variable_is_an_error_that_names_the_variable(
+    environ: dict[str, str], text: str
+) -> None:
     with pytest.raises(SettingError) as refused:
         asked(environ=environ)
 
     assert text in str(refused.value)
 
 
-def test_an_annotation_that_is_no_number_is_told(tmp_path: Path) -> None:
+def test_a_timeout_annotation_that_is_not_a_number_is_an_error(tmp_path: Path) -> None:
     file = tmp_path / "annotations"
     file.write_text('seldon.io/rest-timeout="soon"')
 
@@ -235,17 +237,19 @@ def test_an_annotation_that_is_no_number_is_told(tmp_path: Path) -> None:
     ],
     ids=["threads", "grpc threads", "grpc workers", "tracing", "persistence"],
 )
-def test_what_has_no_effect_is_told(words: list[str], begins: str) -> None:
+def test_an_argument_without_effect_is_reported(words: list[str], begins: str) -> None:
     (note,) = asked(*words).notes
 
     assert note.startswith(begins)
 
 
-def test_nothing_is_told_of_what_makes_no_difference() -> None:
+def test_arguments_equal_to_the_defaults_are_not_reported() -> None:
     assert asked("--service-type", "MODEL", "--single-threaded", "1", "--threads", "3").notes == []
 
 
-def test_run_serves_what_is_asked_for_where_it_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_run_serves_the_component_in_the_current_folder_and_writes_the_pidfile(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.chdir(tmp_path)
     for name in [*os.environ]:
         if name.startswith(("PENSTOCK_", "PREDICTIVE_", "GUNICORN_", "GRPC_", "SELDON_")):
@@ -262,14 +266,16 @@ def test_run_serves_what_is_asked_for_where_it_is_asked(monkeypatch: pytest.Monk
     assert not pidfile.exists()
 
 
-def test_run_tells_what_it_cannot_use(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_reports_an_invalid_environment_variable_and_exits_with_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("GUNICORN_WORKERS", "many")
 
     assert run(["Ident"], lambda _: 0) == 1
     assert capsys.readouterr().err == f"{NAME}: GUNICORN_WORKERS must be a whole number, not 'many'\n"
 
 
-def test_the_word_after_penstock_is_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_penstock_seldon_core_microservice_runs_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[str] = []
 
     def serve(settings: Settings) -> int:
@@ -282,7 +288,7 @@ def test_the_word_after_penstock_is_the_command(monkeypatch: pytest.MonkeyPatch)
     assert served == ["Ident"]
 
 
-def test_a_program_that_is_linked_by_the_name_is_the_command(tmp_path: Path) -> None:
+def test_a_link_named_seldon_core_microservice_runs_the_command(tmp_path: Path) -> None:
     link = tmp_path / NAME
     link.symlink_to(Path(sys.executable).with_name("penstock"))
 
@@ -296,7 +302,7 @@ def test_a_program_that_is_linked_by_the_name_is_the_command(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("flag", THEIRS)
-def test_the_page_has_every_argument(flag: str) -> None:
+def test_the_seldon_page_documents_every_argument(flag: str) -> None:
     assert f"`{flag}`" in (DOCS / "seldon.md").read_text("utf-8")
 
 
@@ -307,10 +313,10 @@ VARIABLES_TOLD = (
 
 
 @pytest.mark.parametrize("name", VARIABLES_TOLD)
-def test_the_page_has_every_variable(name: str) -> None:
+def test_the_seldon_page_documents_every_environment_variable(name: str) -> None:
     assert f"`{name}" in (DOCS / "seldon.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize("number", range(1, 31))
-def test_what_seldon_core_could_do_has_its_row(number: int) -> None:
+def test_the_compatibility_page_has_a_row_for_every_seldon_core_feature(number: int) -> None:
     assert f"| F{number} |" in (DOCS / "compatibility-seldon.md").read_text("utf-8")

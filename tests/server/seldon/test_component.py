@@ -1,4 +1,4 @@
-"""A component's methods are called as seldon-core 1.17.1 called them; its metrics and tags come with each answer."""
+"""A component's methods are called as in seldon-core 1.17.1; metrics and tags are added to each answer."""
 
 # ruff: noqa: N803 - X is what seldon-core calls it
 
@@ -46,7 +46,7 @@ class Runtime:
         return {"static": "tag", "shared": "not right one"}
 
 
-def test_metrics_are_in_the_answer_and_recorded_with_the_method_that_the_users_tags_get() -> None:
+def test_metrics_are_in_the_answer_and_recorded_with_the_method_added_to_tags() -> None:
     answer = ask(WithMetrics(), ROW)
     assert answer.said["meta"]["metrics"] == [
         {"key": "mycounter", "type": "COUNTER", "value": 1},
@@ -59,7 +59,7 @@ def test_metrics_are_in_the_answer_and_recorded_with_the_method_that_the_users_t
     ]  # fmt: skip
 
 
-def test_metrics_that_are_not_shown_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_hidden_from_clients_are_still_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INCLUDE_METRICS_IN_CLIENT_RESPONSE", "false")
     passed = {"key": "k", "type": "GAUGE", "value": 1}
     answer = ask(WithMetrics(), {**ROW, "meta": {"metrics": [passed]}})
@@ -67,7 +67,7 @@ def test_metrics_that_are_not_shown_are_recorded(monkeypatch: pytest.MonkeyPatch
     assert [each[0] for each in answer.metrics] == ["mycounter", "mygauge", "mytimer"]
 
 
-def test_a_response_has_tags_and_metrics_of_its_own_which_win_and_come_last() -> None:
+def test_tags_of_a_seldon_response_override_the_components_and_its_metrics_come_last() -> None:
     answer = ask(Runtime(), ROW)
     assert answer.said["meta"]["tags"] == {"runtime": "tag", "shared": "right one", "static": "tag"}
     assert [each["key"] for each in answer.said["meta"]["metrics"]] == ["requests_counter", "instance_counter"]
@@ -84,7 +84,7 @@ def test_a_response_has_tags_and_metrics_of_its_own_which_win_and_come_last() ->
     ],
     ids=["none", "a tuple", "no type", "another type", "text"],
 )  # fmt: skip
-def test_bad_metrics_fail_the_call(metrics: Any, text: str) -> None:
+def test_invalid_metrics_fail_the_call(metrics: Any, text: str) -> None:
     class Bad(Ident):
         def metrics(self) -> Any:
             return metrics
@@ -93,7 +93,7 @@ def test_bad_metrics_fail_the_call(metrics: Any, text: str) -> None:
     assert ask(Bad(), ROW)[:3] == (500, expected, [])
 
 
-def test_a_metric_of_numpy_is_recorded_although_the_answer_fails() -> None:
+def test_a_numpy_metric_is_recorded_although_its_answer_cannot_be_serialized() -> None:
     class OfNumpy(Ident):
         def metrics(self) -> Any:
             return [{"type": "GAUGE", "key": "a", "value": np.float32(1.5)}]
@@ -102,7 +102,7 @@ def test_a_metric_of_numpy_is_recorded_although_the_answer_fails() -> None:
     assert answer[:3] == (500, failed("Object of type float32 is not JSON serializable"), [["a", "GAUGE", 1.5, None]])
 
 
-def test_the_next_call_does_not_see_the_metrics_of_the_last() -> None:
+def test_the_metrics_of_a_call_are_not_repeated_in_the_next_call() -> None:
     class Once(Ident):
         def metrics(self) -> Any:
             self.metrics = list  # type: ignore[method-assign]
@@ -113,7 +113,7 @@ def test_the_next_call_does_not_see_the_metrics_of_the_last() -> None:
     assert asked(service, ROW) == (200, ECHOED, [], "")
 
 
-def test_tags_with_an_argument_fail_as_they_did() -> None:
+def test_a_tags_method_with_a_required_argument_fails_the_call() -> None:
     class Tagged(Ident):
         def tags(self, X: Any) -> Any:
             return {}
@@ -122,7 +122,7 @@ def test_tags_with_an_argument_fail_as_they_did() -> None:
 
 
 @pytest.mark.parametrize("user", [SeldonComponent(), object()], ids=["all inherited", "nothing there"])
-def test_what_is_not_there_is_answered_as_the_original_did(user: Any) -> None:
+def test_missing_methods_are_answered_as_in_seldon_core(user: Any) -> None:
     service = inside(user)
     assert asked(service, ROW).body == '{"data":{"names":[],"ndarray":[]},"meta":{}}\n'
     assert asked(service, ROW, Endpoint.TRANSFORM_INPUT).body == ECHOED
@@ -131,7 +131,7 @@ def test_what_is_not_there_is_answered_as_the_original_did(user: Any) -> None:
     assert asked(service, [ROW], Endpoint.AGGREGATE).status == 400
 
 
-def test_raw_methods_are_asked_first_and_may_decline() -> None:
+def test_a_raw_method_is_called_first_and_falls_back_when_not_implemented() -> None:
     class Raw(Ident):
         def predict_raw(self, message: Any) -> Any:
             if message.get("strData") == "no":
@@ -145,7 +145,7 @@ def test_raw_methods_are_asked_first_and_may_decline() -> None:
     assert answer.metrics == [["a", "COUNTER", 1, None]]
 
 
-def test_legacy_methods_come_before_raw_ones() -> None:
+def test_legacy_methods_are_called_before_raw_methods() -> None:
     class Legacy:
         def predict_rest(self, message: Any) -> Any:
             return ["rest", message]
@@ -161,7 +161,7 @@ def test_legacy_methods_come_before_raw_ones() -> None:
     assert asked(service, {"strData": "a"}, Endpoint.TRANSFORM_INPUT).body == '["grpc",{"strData":"a"}]\n'
 
 
-def test_a_route_is_an_int() -> None:
+def test_a_route_that_is_not_an_int_is_rejected() -> None:
     class Router:
         def route(self, X: Any, names: Any) -> Any:
             return {"i": 1, "t": True, "n": np.int64(2), "s": "a"}[X]
@@ -176,7 +176,7 @@ def test_a_route_is_an_int() -> None:
         assert asked(service, {"strData": word}, Endpoint.ROUTE)[:2] == (400, refused)
 
 
-def test_a_route_may_be_a_number_of_numpy_where_that_is_taken() -> None:
+def test_a_route_may_be_a_numpy_integer_when_strict_is_off() -> None:
     class Router:
         def route(self, X: Any, names: Any) -> Any:
             return {"n": np.argmax([0, 1]), "f": np.float64(1)}[X]
@@ -187,7 +187,7 @@ def test_a_route_may_be_a_number_of_numpy_where_that_is_taken() -> None:
     assert asked(service, {"strData": "f"}, Endpoint.ROUTE).status == 400
 
 
-def test_aggregate_merges_what_its_messages_say() -> None:
+def test_aggregate_merges_the_meta_of_its_messages() -> None:
     class Mean:
         def aggregate(self, Xs: Any, features_names: Any) -> Any:
             return (np.reshape(Xs[0], (1, -1)) + np.reshape(Xs[1], (1, -1))) / 2.0
@@ -201,7 +201,7 @@ def test_aggregate_merges_what_its_messages_say() -> None:
     assert ask(Mean(), {"seldonMessages": messages}, Endpoint.AGGREGATE).body == expected
 
 
-def test_feedback_reaches_the_component_as_floats_and_its_reward_is_counted() -> None:
+def test_send_feedback_receives_floats_and_the_reward_is_counted() -> None:
     class Fed:
         given: Any = None
 
@@ -221,7 +221,7 @@ def test_feedback_reaches_the_component_as_floats_and_its_reward_is_counted() ->
     ]
 
 
-def test_the_unit_and_its_image_are_the_path_of_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_request_path_records_the_unit_and_its_image(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREDICTIVE_UNIT_ID", "classifier")
     monkeypatch.setenv("PREDICTIVE_UNIT_IMAGE", "reg.io:5000/org/img:0.3")
     answer = ask(Ident(), {"strData": "a", "meta": {"requestPath": {"before": "it:1"}}})
@@ -231,7 +231,7 @@ def test_the_unit_and_its_image_are_the_path_of_the_request(monkeypatch: pytest.
     assert answer.said["meta"]["requestPath"] == {"classifier": "it:1"}
 
 
-def test_what_a_router_is_told_of_a_request_does_not_come_back() -> None:
+def test_a_routers_answer_keeps_only_the_puid_of_the_requests_meta() -> None:
     class Routes:
         def route(self, X: Any, names: Any) -> Any:
             return 1
@@ -240,18 +240,18 @@ def test_what_a_router_is_told_of_a_request_does_not_come_back() -> None:
     assert answer.said["meta"] == {"puid": "p"}
 
 
-def test_columns_that_have_values_have_names_however_many_they_are() -> None:
+def test_a_million_columns_all_get_default_names() -> None:
     names = Component(object()).class_names(np.zeros((1, 1_000_001), np.uint8))
     assert (len(names), names[-1]) == (1_000_001, "t:1000000")
 
 
-def test_a_small_request_does_not_ask_for_names_that_fill_the_memory() -> None:
+def test_a_tensor_with_many_columns_but_no_values_is_rejected() -> None:
     shape = {"shape": [0, 2**31 - 1], "values": []}
     answer = ask(Ident(), {"data": {"tensor": shape}})
     assert answer[:2] == (400, failed("No values have no 2147483647 columns", "MICROSERVICE_BAD_DATA"))
 
 
-def test_exceptions_of_seldon_choose_their_status() -> None:
+def test_a_seldon_microservice_exception_sets_the_status_and_reason() -> None:
     class Forbids:
         def predict(self, X: Any, names: Any) -> Any:
             raise SeldonMicroserviceException("no", status_code=403, reason="R")
@@ -271,7 +271,7 @@ class Async:
 
 
 @pytest.mark.filterwarnings("ignore:coroutine")
-def test_a_coroutine_is_refused_as_it_was_and_awaited_where_strict_is_off() -> None:
+def test_coroutine_methods_fail_when_strict_is_on_and_are_awaited_when_strict_is_off() -> None:
     answer = ask(Async(), ROW)
     assert answer.status == 400
     assert "must be list or np array):<coroutine object" in answer.body

@@ -1,4 +1,4 @@
-"""The PATH of a component: which component is in a folder, what is wrong with it, and the model that it is."""
+"""The PATH of a component: which component a folder has, its mistakes, and the model made of it."""
 
 from __future__ import annotations
 
@@ -50,37 +50,37 @@ def mistakes_of(components: Components) -> list[str]:
 # -- which component ---------------------------------------------------------------------------------------------
 
 
-def test_the_setting_says_which_component(folder: Path) -> None:
+def test_the_seldon_component_setting_overrides_the_s2i_environment_file(folder: Path) -> None:
     built(folder, "MODEL_NAME=Other\n")
 
     assert components_of(folder, seldon_component="pkg.mod.Class").component == "pkg.mod.Class"
 
 
-def test_s2i_says_it_before_the_environment(folder: Path) -> None:
+def test_the_s2i_environment_file_overrides_the_model_name_variable(folder: Path) -> None:
     built(folder, "# of the image\nMODEL_NAME=Built\nSERVICE_TYPE=MODEL\n\nPERSISTENCE=0\n")
 
     assert components_of(folder, {"MODEL_NAME": "Started"}).component == "Built"
 
 
-def test_the_environment_says_it_before_the_files(folder: Path) -> None:
+def test_the_model_name_variable_overrides_the_files_in_the_folder(folder: Path) -> None:
     assert components_of(folder, {"MODEL_NAME": "Started"}).component == "Started"
 
 
-def test_a_module_with_a_class_of_its_name_is_the_component(folder: Path) -> None:
+def test_a_module_with_a_class_of_its_own_name_is_the_component(folder: Path) -> None:
     (folder / "setup.py").write_text("class Other: ...\n")
     (folder / "broken.py").write_text("def")
 
     assert components_of(folder).component == "Ident"
 
 
-def test_a_file_is_the_component_of_its_name(folder: Path) -> None:
+def test_a_path_to_a_file_selects_the_component_of_that_name(folder: Path) -> None:
     built(folder, "MODEL_NAME=Built\n")
     components = components_of(folder / "Ident.py")
 
     assert (components.component, components.folder, components.invalid_path()) == ("Ident", folder, None)
 
 
-def test_of_two_components_neither_is_chosen(folder: Path) -> None:
+def test_a_folder_with_two_components_is_rejected_unless_one_is_named(folder: Path) -> None:
     (folder / "Other.py").write_text(CLASS.format("Other"))
 
     (mistake,) = mistakes_of(components_of(folder))
@@ -88,7 +88,7 @@ def test_of_two_components_neither_is_chosen(folder: Path) -> None:
     assert mistake.endswith("; here are Ident.py, Other.py")
 
 
-def test_a_folder_without_a_component_says_what_to_do(tmp_path: Path) -> None:
+def test_a_folder_without_a_component_is_an_error_that_suggests_a_fix(tmp_path: Path) -> None:
     (mistake,) = mistakes_of(components_of(tmp_path))
 
     assert mistake.endswith("or have one Name.py with a class Name")
@@ -97,7 +97,7 @@ def test_a_folder_without_a_component_says_what_to_do(tmp_path: Path) -> None:
 # -- what is wrong -----------------------------------------------------------------------------------------------
 
 
-def test_a_good_folder_has_no_mistakes(folder: Path) -> None:
+def test_a_folder_with_one_component_has_no_mistakes(folder: Path) -> None:
     assert components_of(folder).invalid_path() is None
     assert mistakes_of(components_of(folder)) == []
 
@@ -109,7 +109,7 @@ def test_a_good_folder_has_no_mistakes(folder: Path) -> None:
         ("notes.txt", "no component: neither a folder, nor Name.py, nor a graph (.yaml, .json)"),
     ],
 )
-def test_a_path_that_is_no_component_is_told(folder: Path, name: str, text: str) -> None:
+def test_a_path_that_is_not_a_component_is_an_error(folder: Path, name: str, text: str) -> None:
     (folder / "notes.txt").touch()
 
     wrong = components_of(folder / name).invalid_path()
@@ -118,20 +118,20 @@ def test_a_path_that_is_no_component_is_told(folder: Path, name: str, text: str)
     assert (wrong.path, wrong.message) == (folder / name, text)
 
 
-def test_there_is_one_path(folder: Path) -> None:
+def test_a_second_path_is_rejected(folder: Path) -> None:
     wrong = Components(Settings(model_repository=(str(folder), "other"), dialect="seldon"), {}).invalid_path()
 
     assert str(wrong) == "other: a component has a single PATH; to serve several components, use a graph"
 
 
-def test_a_component_is_not_elsewhere() -> None:
+def test_a_component_at_a_url_is_rejected() -> None:
     wrong = Components(Settings(model_repository=("s3://bucket/folder",), dialect="seldon"), {}).invalid_path()
 
     assert wrong is not None
     assert wrong.message == "a component is served from a folder on this machine"
 
 
-def test_parameters_that_cannot_be_read_are_a_mistake(folder: Path) -> None:
+def test_invalid_parameters_are_a_mistake_when_the_component_is_opened(folder: Path) -> None:
     said = '[{"name":"n","value":"x","type":"INT"}]'
 
     assert mistakes_of(components_of(folder, seldon_parameters=said)) == [
@@ -140,12 +140,12 @@ def test_parameters_that_cannot_be_read_are_a_mistake(folder: Path) -> None:
     assert mistakes_of(components_of(folder, {"PREDICTIVE_UNIT_PARAMETERS": said})) != []
 
 
-def test_front_ends_of_their_own_are_refused() -> None:
+def test_http_workers_are_rejected_for_the_seldon_dialect() -> None:
     with pytest.raises(SettingError, match="use --seldon-workers instead"):
         Settings(dialect="seldon", http_workers=2)
 
 
-def test_a_path_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_serving_a_component_without_a_path_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["serve", "--dialect", "seldon"]) == 2
     assert capsys.readouterr().err.startswith("penstock: nothing to serve: pass the PATH of a component, its folder")
 
@@ -153,7 +153,7 @@ def test_a_path_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
 # -- parameters --------------------------------------------------------------------------------------------------
 
 
-def test_parameters_are_of_their_types() -> None:
+def test_parameters_are_converted_to_their_types() -> None:
     text = (
         '[{"name":"i","value":"3","type":"INT"},{"name":"f","value":"1","type":"FLOAT"},'
         '{"name":"d","value":"2.5","type":"DOUBLE"},{"name":"s","value":"x","type":"STRING"}]'
@@ -166,12 +166,12 @@ def test_parameters_are_of_their_types() -> None:
 
 
 @pytest.mark.parametrize("word", ["y", "YES", "t", "True", "on", "1"])
-def test_words_that_are_true(word: str) -> None:
+def test_a_bool_parameter_is_true_for_words_such_as_yes_and_on(word: str) -> None:
     assert read(f'[{{"name":"b","value":"{word}","type":"BOOL"}}]') == {"b": True}
 
 
 @pytest.mark.parametrize("word", ["n", "No", "f", "false", "OFF", "0"])
-def test_words_that_are_false(word: str) -> None:
+def test_a_bool_parameter_is_false_for_words_such_as_no_and_off(word: str) -> None:
     assert read(f'[{{"name":"b","value":"{word}","type":"BOOL"}}]') == {"b": False}
 
 
@@ -193,7 +193,7 @@ def test_words_that_are_false(word: str) -> None:
     ],
     ids=["no JSON", "no list", "no object", "no name", "unknown type", "no type", "no number", "no value", "no truth"],
 )  # fmt: skip
-def test_parameters_that_cannot_be_read(text: str, said: str) -> None:
+def test_invalid_parameters_are_rejected_with_the_reason(text: str, said: str) -> None:
     with pytest.raises(BadParameterError) as refused:
         read(text)
 
@@ -203,7 +203,7 @@ def test_parameters_that_cannot_be_read(text: str, said: str) -> None:
 # -- the model ---------------------------------------------------------------------------------------------------
 
 
-def test_a_component_is_a_model_of_its_class(folder: Path) -> None:
+def test_a_components_model_spec_follows_from_the_settings_and_environment(folder: Path) -> None:
     components = components_of(
         folder, {"PREDICTIVE_UNIT_PARAMETERS": "[ ]", "BOTH": "started"}, seldon_component="pkg.Ident",
         seldon_strict=False, seldon_batching=True, seldon_workers=3, seldon_timeout_secs=2.5,
@@ -231,7 +231,7 @@ def test_a_component_is_a_model_of_its_class(folder: Path) -> None:
     assert spec.worker.environment == {"MORE": " x=y", "SELDON_LOG_LEVEL": "DEBUG"}
 
 
-def test_nothing_is_installed_unless_it_is_asked_for(folder: Path) -> None:
+def test_requirements_are_not_installed_unless_requested(folder: Path) -> None:
     (folder / "requirements.txt").write_text("numpy==1.17\n")
 
     worker = components_of(folder).spec().worker
@@ -248,7 +248,7 @@ def test_nothing_is_installed_unless_it_is_asked_for(folder: Path) -> None:
     ],
     ids=["info", "warning", "error", "critical"],
 )
-def test_user_code_logs_what_the_server_does(folder: Path, others: dict[str, Any], level: str) -> None:
+def test_user_code_logs_at_the_servers_log_level(folder: Path, others: dict[str, Any], level: str) -> None:
     assert components_of(folder, **others).spec().worker.environment == {"SELDON_LOG_LEVEL": level}
 
 
@@ -258,7 +258,7 @@ def repository_of(folder: Path, **others: Any) -> ComponentRepository:
     return found
 
 
-def test_the_repository_has_the_component_alone(folder: Path) -> None:
+def test_the_repository_contains_only_the_component(folder: Path) -> None:
     repository = repository_of(folder)
 
     entries, findings, prints = repository.scan()
@@ -271,7 +271,7 @@ def test_the_repository_has_the_component_alone(folder: Path) -> None:
     assert entry.specs == entries[0].specs
 
 
-def test_a_component_takes_no_configuration(folder: Path) -> None:
+def test_loading_a_component_with_a_configuration_is_a_mistake(folder: Path) -> None:
     entry, _ = repository_of(folder).read("Ident", config=object())
 
     assert entry is not None
@@ -279,7 +279,7 @@ def test_a_component_takes_no_configuration(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["", "Ident.py"])
-def test_a_changed_file_is_seen_where_files_are_watched(folder: Path, path: str) -> None:
+def test_a_changed_file_changes_the_fingerprints_in_poll_mode(folder: Path, path: str) -> None:
     repository = repository_of(folder / path, model_control_mode="poll")
     before = repository.fingerprints()
 
@@ -288,7 +288,7 @@ def test_a_changed_file_is_seen_where_files_are_watched(folder: Path, path: str)
     assert repository.fingerprints() != before
 
 
-def test_a_change_of_what_s2i_says_is_seen(folder: Path) -> None:
+def test_a_changed_s2i_environment_file_changes_the_fingerprint_in_poll_mode(folder: Path) -> None:
     repository = repository_of(folder, model_control_mode="poll")
     before = repository.fingerprint("Ident")
 
@@ -298,7 +298,7 @@ def test_a_change_of_what_s2i_says_is_seen(folder: Path) -> None:
     assert repository.fingerprint("Other") == b""
 
 
-def test_no_file_is_looked_at_where_none_is_watched(folder: Path) -> None:
+def test_fingerprints_ignore_files_unless_the_repository_is_polled(folder: Path) -> None:
     repository = repository_of(folder)
     before = repository.fingerprints()
 
@@ -310,7 +310,7 @@ def test_no_file_is_looked_at_where_none_is_watched(folder: Path) -> None:
 # -- penstock check ----------------------------------------------------------------------------------------------
 
 
-def test_check_says_what_would_be_served_and_runs_none_of_it(folder: Path) -> None:
+def test_check_reports_what_would_be_served_without_running_user_code(folder: Path) -> None:
     (folder / "Ident.py").write_text("raise SystemExit\n" + CLASS.format("Ident"))
     said = '[{"name":"n","value":"3","type":"INT"}]'
 
@@ -339,7 +339,7 @@ def test_check_says_what_would_be_served_and_runs_none_of_it(folder: Path) -> No
         ("broken.Thing", ["/broken.py:2: "]),
     ],
 )
-def test_check_finds_what_cannot_be_imported(folder: Path, component: str, said: list[str]) -> None:
+def test_check_reports_components_that_cannot_be_imported(folder: Path, component: str, said: list[str]) -> None:
     (folder / "pkg").mkdir()
     (folder / "pkg" / "__init__.py").write_text("from .mod import Class as Imported\n")
     (folder / "pkg" / "mod.py").write_text(CLASS.format("Class"))
@@ -353,7 +353,7 @@ def test_check_finds_what_cannot_be_imported(folder: Path, component: str, said:
     assert all(text.startswith(begin) for text, begin in zip(found, said, strict=True))
 
 
-def test_check_finds_what_workers_lack(folder: Path) -> None:
+def test_check_reports_a_missing_interpreter_and_requirements_file(folder: Path) -> None:
     report = check_components(
         settings_of(folder, seldon_interpreter="/nowhere/python", seldon_requirements=str(folder / "nope.txt"))
     )
@@ -364,7 +364,9 @@ def test_check_finds_what_workers_lack(folder: Path) -> None:
     ]
 
 
-def test_check_on_the_command_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_check_command_prints_the_report_and_exits_with_its_status(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["check", "--dialect", "seldon", str(folder)]) == 0
     assert capsys.readouterr().out.endswith("1 version would be served, 0 mistakes\n")
     assert cli.main(["check", "--dialect", "seldon", str(folder / "nope")]) == 1

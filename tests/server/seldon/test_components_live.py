@@ -1,4 +1,4 @@
-"""A component's folder, served: what comes of its changes, of loading and unloading, and of what cannot be opened."""
+"""A component's folder on a live server: changes, loading, unloading, and components that fail to load."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def metrics_of(live: Live, path: str = "/metrics") -> tuple[str, str]:
         return answer.headers["content-type"], answer.read().decode()
 
 
-def test_a_folder_and_its_file_are_served(folder: Path) -> None:
+def test_a_component_is_served_by_its_folder_or_its_file(folder: Path) -> None:
     for path in (folder, folder / "Adds.py"):
         with live_server(path, dialect="seldon") as live:
             assert sums(live) == [[2, 3]]
 
 
-def test_a_changed_file_is_served_where_files_are_watched(folder: Path) -> None:
+def test_a_changed_file_is_reloaded_in_poll_mode(folder: Path) -> None:
     with live_server(folder, dialect="seldon", model_control_mode="poll", repository_poll_secs=86400.0) as live:
         assert sums(live) == [[2, 3]]
 
@@ -71,7 +71,7 @@ def test_a_changed_file_is_served_where_files_are_watched(folder: Path) -> None:
         assert sums(live) == [[11, 12]]
 
 
-def test_a_file_that_has_become_wrong_changes_nothing(folder: Path) -> None:
+def test_a_file_that_no_longer_loads_leaves_the_old_component_serving(folder: Path) -> None:
     with live_server(folder, dialect="seldon", model_control_mode="poll", repository_poll_secs=86400.0) as live:
         (folder / "Adds.py").write_text("class Adds:\n    def __init__(self):\n        raise ValueError\n")
         live.call(look_twice(live.server.control))
@@ -107,7 +107,7 @@ def test_the_metrics_page_has_the_content_type_and_path_of_the_original(folder: 
     ],
     ids=["missing module", "missing class", "failing constructor", "exit"],
 )
-def test_a_component_that_cannot_be_opened_ends_the_server(folder: Path, source: str, said: str) -> None:
+def test_a_component_that_fails_to_load_stops_the_server_from_starting(folder: Path, source: str, said: str) -> None:
     (folder / "Adds.py").write_text(source)
 
     with pytest.raises(StartError) as ended, live_server(folder, dialect="seldon", seldon_component="Adds"):
@@ -118,7 +118,7 @@ def test_a_component_that_cannot_be_opened_ends_the_server(folder: Path, source:
 
 
 @pytest.mark.parametrize("batching", [False, True], ids=["alone", "batching"])
-def test_a_process_is_ended_after_so_many_calls_and_no_call_is_lost(folder: Path, batching: bool) -> None:
+def test_a_worker_is_replaced_after_max_requests_without_losing_a_call(folder: Path, batching: bool) -> None:
     (folder / "Adds.py").write_text(PROCESS)
 
     with (
@@ -128,14 +128,14 @@ def test_a_process_is_ended_after_so_many_calls_and_no_call_is_lost(folder: Path
         pids = [answer[0][0] for answer in pool.map(lambda _: sums(live), range(60))]
 
     assert len(set(pids)) > 1
-    if not batching:  # calls that are on their way count for it, and a batch is not cut
+    if not batching:  # calls in flight count towards the limit, and a batch is not split
         assert max(pids.count(pid) for pid in pids) <= 20 + 2 * 8
 
 
-def test_ports_are_open_when_the_component_is(folder: Path) -> None:
+def test_ports_open_only_after_the_component_has_loaded(folder: Path) -> None:
     pipe, begun = folder / "pipe", folder / "begun"
     os.mkfifo(pipe)
-    # the constructor waits until somebody has opened the pipe at its other end
+    # the constructor waits until the other end of the pipe is opened
     waits = "open('begun', 'w').close(); open('pipe').close()"
     (folder / "Adds.py").write_text(f"class Adds:\n    def __init__(self):\n        {waits}\n")
     with socket.socket() as held:
@@ -167,7 +167,7 @@ def test_ports_are_open_when_the_component_is(folder: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_port_that_is_taken_ends_the_server(folder: Path) -> None:
+def test_a_port_in_use_stops_the_server_from_starting(folder: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -179,7 +179,7 @@ def test_a_port_that_is_taken_ends_the_server(folder: Path) -> None:
             pass
 
 
-def test_a_mistake_in_the_parameters_ends_the_server(folder: Path) -> None:
+def test_invalid_parameters_stop_the_server_from_starting(folder: Path) -> None:
     said = '[{"name":"n","value":"3","type":"LIST"}]'
 
     with (
@@ -189,7 +189,7 @@ def test_a_mistake_in_the_parameters_ends_the_server(folder: Path) -> None:
         pass
 
 
-def test_the_command_ends_with_its_component(folder: Path) -> None:
+def test_the_command_exits_when_its_component_fails_to_load(folder: Path) -> None:
     (folder / "Adds.py").write_text("raise ValueError('no model')\n")
     words = ["seldon-core-microservice", "Adds", "--service-type", "MODEL"]
     ports = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", "--http-address", "127.0.0.1"]
@@ -202,7 +202,7 @@ def test_the_command_ends_with_its_component(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("started_workers")
-def test_what_user_code_has_started_ends_with_a_server_that_is_forced_to_stop(tmp_path: Path) -> None:
+def test_processes_started_by_user_code_end_when_the_server_is_forced_to_stop(tmp_path: Path) -> None:
     (tmp_path / "Forks.py").write_text(
         "import os, signal\nclass Forks:\n    def __init__(self):\n        if os.path.exists('held'):\n"
         "            held = open('held', 'w')\n            if os.fork() == 0:\n                signal.pause()\n"
@@ -211,7 +211,7 @@ def test_what_user_code_has_started_ends_with_a_server_that_is_forced_to_stop(tm
     os.mkfifo(held)
 
     with ThreadPoolExecutor(1) as pool:
-        ended = pool.submit(held.read_bytes)  # until nobody has it open
+        ended = pool.submit(held.read_bytes)  # returns once no process has the pipe open
         with live_server(tmp_path, dialect="seldon") as live:
             held.unlink()  # the next worker starts nothing
 

@@ -1,4 +1,4 @@
-"""Clients are told of an exception as seldon-core 1.17.1 told them, and the log says where it has come from."""
+"""Exceptions are answered as in seldon-core 1.17.1, and logged with their traceback."""
 
 # ruff: noqa: N803 - X is what seldon-core calls it
 
@@ -36,7 +36,7 @@ class Fails:
     ],
     ids=["text", "a key", "two", "none", "not implemented", "a method", "a local class", "another"],
 )  # fmt: skip
-def test_the_text_of_an_exception_is_the_answer(error: Exception, text: str) -> None:
+def test_the_text_of_an_exception_is_in_the_answer(error: Exception, text: str) -> None:
     assert exception_text(error) == text
     assert ask(Fails(error), {"strData": "a"})[:2] == (500, failed(text))
 
@@ -51,11 +51,11 @@ class WithoutATextError(Exception):
     [WithoutATextError(), SeldonMicroserviceException(b"a"), SeldonMicroserviceException("a", status_code=1.5)],
     ids=["no text", "a text of bytes", "a status of no kind"],
 )
-def test_an_exception_that_cannot_be_told_is_answered_as_flask_did(error: Exception) -> None:
+def test_an_exception_without_a_usable_text_or_status_is_an_internal_error(error: Exception) -> None:
     assert ask(Fails(error), {"strData": "a"})[:2] == (500, failed(UNREPORTABLE))
 
 
-def test_the_log_has_the_traceback_from_user_code_on(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_logged_traceback_starts_at_user_code(capfd: pytest.CaptureFixture[str]) -> None:
     ask(Fails(ValueError("bad")), {"strData": "a"})
     said = capfd.readouterr().err
     assert "raise self.error" in said
@@ -69,11 +69,11 @@ def test_the_log_has_the_traceback_from_user_code_on(capfd: pytest.CaptureFixtur
      (True, 500), ("abc", 500)],
     ids=["int", "text", "words", "enum", "negative", "small", "large", "bool", "no number"],
 )  # fmt: skip
-def test_the_code_of_a_raw_status_is_the_http_status(code: Any, status: int) -> None:
+def test_the_status_code_of_a_raw_answer_is_the_http_status(code: Any, status: int) -> None:
     assert http_status(code) == status
 
 
-def test_a_raw_status_is_that_of_predict_alone_and_may_have_no_body() -> None:
+def test_only_predict_raw_sets_the_http_status_from_its_answer() -> None:
     class Raw:
         def predict_raw(self, message: Any) -> Any:
             return {"status": {"code": message["strData"]}}
@@ -88,7 +88,7 @@ def test_a_raw_status_is_that_of_predict_alone_and_may_have_no_body() -> None:
     assert asked(service, {"strData": " "})[:2] == (500, failed("Empty status argument"))
 
 
-def test_an_exit_leaves_no_metrics_to_the_next_call() -> None:
+def test_metrics_of_a_call_that_exits_are_not_counted_for_the_next_call() -> None:
     class Exits:
         calls = 0
 

@@ -1,4 +1,4 @@
-"""The original's Prometheus series, and a page that can be read whatever components say."""
+"""Prometheus series as in seldon-core, and a page that is valid whatever components report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.server.seldon.exposition import EDGES, MAX_SERIES, Exposition
 from penstock.server.seldon.messages import Endpoint
 
 NONE = "NOT_IMPLEMENTED"
-# What seldon-core 1.17.1 answered on its metrics port, but for the worker's id.
+# Recorded from the metrics port of seldon-core 1.17.1, except for the worker's id.
 RECORDED = (
     f'{{deployment_name="{NONE}",image_name="{NONE}",image_version="{NONE}",method="predict",model_image="{NONE}",'
     f'model_name="{NONE}",model_version="{NONE}",predictor_name="{NONE}",predictor_version="{NONE}",'
@@ -34,7 +34,7 @@ def page_of(exposition: Exposition) -> str:
 
 
 def samples_of(page: str) -> dict[str, float]:
-    """Give the samples of a page of which each name has one set of labels; buckets are left out."""
+    """Return the samples of a page where each name has one set of labels, without buckets."""
     return {
         sample.name: sample.value
         for family in text_string_to_metric_families(page)
@@ -43,7 +43,7 @@ def samples_of(page: str) -> dict[str, float]:
     }
 
 
-def test_a_counter_is_shown_as_the_original_showed_it() -> None:
+def test_a_counter_is_written_as_seldon_core_writes_a_counter() -> None:
     exposition = Exposition({})
 
     exposition.add(Endpoint.PREDICT, said(["mycounter", "COUNTER", 1, None]))
@@ -53,7 +53,7 @@ def test_a_counter_is_shown_as_the_original_showed_it() -> None:
     assert page_of(exposition) == recorded
 
 
-def test_a_gauge_has_its_last_value() -> None:
+def test_a_gauge_has_the_last_reported_value() -> None:
     exposition = Exposition({})
 
     exposition.add(Endpoint.PREDICT, said(["mygauge", "GAUGE", 1, None]))
@@ -62,7 +62,7 @@ def test_a_gauge_has_its_last_value() -> None:
     assert page_of(exposition) == f"# HELP mygauge \n# TYPE mygauge gauge\nmygauge{RECORDED} 100.0\n"
 
 
-def test_a_timer_is_a_histogram_in_seconds() -> None:
+def test_a_timer_is_written_as_a_histogram_in_seconds() -> None:
     exposition = Exposition({})
 
     exposition.add(Endpoint.PREDICT, said(["mytimer", "TIMER", 20.2, None]))
@@ -73,11 +73,11 @@ def test_a_timer_is_a_histogram_in_seconds() -> None:
     assert lines[2] == f"mytimer_bucket{RECORDED}".replace(",method", ',le="0.001",method') + " 0.0"
     edges = {line.partition('le="')[2].partition('"')[0]: line.rpartition(" ")[2] for line in lines[2:-2]}
     assert len(edges) == 51
-    # recorded of the original
+    # recorded from seldon-core
     assert (edges["0.019018554321561593"], edges["0.02347185009632733"], edges["+Inf"]) == ("0.0", "1.0", "1.0")
 
 
-def test_a_time_on_an_edge_is_above_it() -> None:
+def test_a_time_equal_to_a_bucket_edge_counts_in_the_next_bucket() -> None:
     exposition = Exposition({})
 
     exposition.add(Endpoint.PREDICT, said(["t", "TIMER", EDGES[0] * 1000, None]))
@@ -86,7 +86,7 @@ def test_a_time_on_an_edge_is_above_it() -> None:
     assert buckets[:2] == ["0.0", "1.0"]
 
 
-def test_a_negative_time_is_in_the_sum_alone() -> None:
+def test_a_negative_time_is_added_to_the_sum_but_not_the_count() -> None:
     exposition = Exposition({})
 
     exposition.add(Endpoint.PREDICT, said(["t", "TIMER", -1000, None]))
@@ -94,7 +94,7 @@ def test_a_negative_time_is_in_the_sum_alone() -> None:
     assert samples_of(page_of(exposition)) == {"t_count": 0.0, "t_sum": -1.0}
 
 
-def test_labels_are_of_the_environment() -> None:
+def test_labels_come_from_the_environment_variables() -> None:
     exposition = Exposition(
         {
             "PREDICTIVE_UNIT_ID": "classifier",
@@ -124,7 +124,7 @@ def test_labels_are_of_the_environment() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '"v"'])
-def test_labels_of_a_predictor_that_cannot_be_read_say_nothing(text: str) -> None:
+def test_the_predictor_version_is_not_implemented_when_predictor_labels_are_invalid(text: str) -> None:
     exposition = Exposition({"PREDICTOR_LABELS": text})
 
     exposition.add(Endpoint.PREDICT, said(["k", "COUNTER", 1, None]))
@@ -132,7 +132,7 @@ def test_labels_of_a_predictor_that_cannot_be_read_say_nothing(text: str) -> Non
     assert f'predictor_version="{NONE}"' in page_of(exposition)
 
 
-def test_an_image_without_a_tag_is_all_version() -> None:
+def test_an_image_without_a_tag_becomes_the_version_with_an_empty_image() -> None:
     exposition = Exposition({"PREDICTIVE_UNIT_IMAGE": "img"})
 
     exposition.add(Endpoint.PREDICT, said(["k", "COUNTER", 1, None]))
@@ -142,7 +142,7 @@ def test_an_image_without_a_tag_is_all_version() -> None:
 
 
 @pytest.mark.parametrize(("endpoint", "method"), [(endpoint, endpoint.label) for endpoint in Endpoint])
-def test_each_method_has_series_of_its_own(endpoint: Endpoint, method: str) -> None:
+def test_each_method_has_its_own_series(endpoint: Endpoint, method: str) -> None:
     exposition = Exposition({})
 
     for each in Endpoint:
@@ -153,7 +153,7 @@ def test_each_method_has_series_of_its_own(endpoint: Endpoint, method: str) -> N
     assert {sample.labels["method"]: sample.value for sample in family.samples}[method] == 2.0
 
 
-def test_tags_are_labels_and_are_escaped() -> None:
+def test_tags_become_escaped_labels() -> None:
     exposition = Exposition({})
 
     exposition.add(Endpoint.PREDICT, said(["k", "GAUGE", 1, {"my": 'v"\\\nq', "worker_id": "mine"}]))
@@ -163,7 +163,7 @@ def test_tags_are_labels_and_are_escaped() -> None:
     assert (family.samples[0].labels["my"], family.samples[0].labels["worker_id"]) == ('v"\\\nq', "0")
 
 
-def test_series_of_one_name_stand_together() -> None:
+def test_all_series_of_a_metric_have_one_header() -> None:
     exposition = Exposition({})
 
     for value in ("a", "b"):
@@ -172,7 +172,7 @@ def test_series_of_one_name_stand_together() -> None:
     assert page_of(exposition).count("# TYPE k_total counter") == 1
 
 
-def test_the_order_of_tags_makes_no_difference() -> None:
+def test_metrics_whose_tags_differ_only_in_order_share_a_series() -> None:
     exposition = Exposition({})
 
     exposition.add(Endpoint.PREDICT, said(["k", "COUNTER", 1, {"a": "1", "b": "2"}]))
@@ -181,7 +181,7 @@ def test_the_order_of_tags_makes_no_difference() -> None:
     assert samples_of(page_of(exposition)) == {"k_total": 2.0}
 
 
-def test_a_counter_that_is_called_total_is_not_called_so_twice() -> None:
+def test_a_counter_whose_name_ends_in_total_gets_no_second_suffix() -> None:
     exposition = Exposition({})
 
     exposition.add(Endpoint.PREDICT, said(["x_total", "COUNTER", 2, None]))
@@ -208,9 +208,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("metric", BAD.values(), ids=BAD.keys())
-def test_what_prometheus_would_not_take_is_left_out_and_told_once(
-    metric: list[Any], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_invalid_metric_is_omitted_and_logged_once(metric: list[Any], caplog: pytest.LogCaptureFixture) -> None:
     exposition = Exposition({})
 
     with caplog.at_level(logging.WARNING):
@@ -221,7 +219,7 @@ def test_what_prometheus_would_not_take_is_left_out_and_told_once(
     assert [record.message.startswith("metric '") for record in caplog.records] == [True]
 
 
-def test_two_metrics_cannot_have_one_name() -> None:
+def test_a_metric_with_the_name_of_an_existing_metric_is_omitted() -> None:
     exposition = Exposition({})
 
     exposition.add(Endpoint.PREDICT, said(["x", "TIMER", 1000, None]))
@@ -231,7 +229,7 @@ def test_two_metrics_cannot_have_one_name() -> None:
 
 
 @pytest.mark.parametrize("raw", [b"", b"{}", b"null", b"[1]", b"[[1]]", b"\xff"])
-def test_what_cannot_be_read_harms_nothing(raw: bytes) -> None:
+def test_metrics_that_cannot_be_parsed_are_ignored(raw: bytes) -> None:
     exposition = Exposition({})
 
     exposition.add(Endpoint.PREDICT, raw)
@@ -239,7 +237,7 @@ def test_what_cannot_be_read_harms_nothing(raw: bytes) -> None:
     assert page_of(exposition) == ""
 
 
-def test_numbers_without_an_end_are_written_as_prometheus_has_them() -> None:
+def test_nan_and_infinity_are_written_in_the_prometheus_format() -> None:
     exposition = Exposition({})
 
     exposition.add(Endpoint.PREDICT, b'[["a","GAUGE",NaN,null],["b","GAUGE",Infinity,null],["c","GAUGE",1e7,null]]')
@@ -249,7 +247,7 @@ def test_numbers_without_an_end_are_written_as_prometheus_has_them() -> None:
     assert found == {"b": math.inf, "c": 1e7}
 
 
-def test_components_have_labels_of_their_own_on_one_page() -> None:
+def test_each_component_has_its_own_labels_on_the_shared_page() -> None:
     exposition = Exposition({})
 
     for name in ("first", "second"):
@@ -261,7 +259,9 @@ def test_components_have_labels_of_their_own_on_one_page() -> None:
     assert [sample.labels["model_name"] for sample in family.samples] == ["first", "second", NONE]
 
 
-def test_labels_without_end_are_left_out_and_the_series_that_there_are_go_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_new_series_beyond_the_limit_are_omitted_while_existing_series_are_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     exposition = Exposition({})
     for user in range(MAX_SERIES + 2):
         exposition.add(Endpoint.PREDICT, said(["asked", "COUNTER", 1, {"user": str(user)}]))
@@ -275,7 +275,7 @@ def test_labels_without_end_are_left_out_and_the_series_that_there_are_go_on(cap
     ]
 
 
-def test_many_different_texts_are_added_up_like_few() -> None:
+def test_counter_values_of_ten_thousand_calls_are_summed() -> None:
     exposition = Exposition({})
 
     for number in range(10_000):
@@ -294,7 +294,7 @@ METRICS = st.tuples(
 
 
 @given(st.lists(st.lists(METRICS, max_size=3), max_size=8))
-def test_the_page_can_be_read_whatever_components_say(calls: list[list[tuple[Any, ...]]]) -> None:
+def test_the_page_is_valid_whatever_metrics_components_report(calls: list[list[tuple[Any, ...]]]) -> None:
     exposition = Exposition({})
 
     for call in calls:
@@ -308,7 +308,7 @@ def test_the_page_can_be_read_whatever_components_say(calls: list[list[tuple[Any
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("xyz"), st.integers(-1000, 1000)), max_size=40))
-def test_sums_are_those_of_all_calls(calls: list[tuple[str, str, int]]) -> None:
+def test_counters_are_the_sums_over_all_calls(calls: list[tuple[str, str, int]]) -> None:
     exposition = Exposition({})
     counted: Counter[tuple[str, str]] = Counter()
 

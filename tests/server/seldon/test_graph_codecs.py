@@ -1,4 +1,4 @@
-"""What is read and written of messages on their way, as protobuf; where URLs lead; what is counted and shared out."""
+"""Graphs: codecs for messages, routes of URLs, metrics, traffic between predictors, and changed files."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ def tensor(*values: float) -> Any:
     return found
 
 
-def test_a_body_that_is_not_json_goes_to_its_node_as_it_came() -> None:
+def test_a_body_that_is_not_json_is_passed_to_its_node_unchanged() -> None:
     assert JsonCodec().payload(Message(b"json=1", b"application/x-www-form-urlencoded")) == (
         PayloadKind.HTTP,
         b'{"method": "POST", "type": "application/x-www-form-urlencoded", "query": ""}\njson=1',
     )
 
 
-def test_what_is_no_object_is_answered_as_it_is() -> None:
+def test_an_answer_that_is_not_a_json_object_is_returned_unchanged() -> None:
     for body in (b"null\n", b"[1]", b"<html>"):
         noted = JsonCodec().add_meta(Message(body), WalkRecord({"m": -1}, {}, "id"), MetaMode.ALL)
         assert noted.body == body
 
 
-def test_messages_in_protobuf_are_put_together_without_being_read() -> None:
+def test_protobuf_messages_are_combined_into_a_message_list() -> None:
     parts = [tensor(1.0), tensor(*range(100)), message_class("SeldonMessage")()]
     whole = PROTO.combine([Message(part.SerializeToString()) for part in parts])
     found = message_class("SeldonMessageList").FromString(whole.body)
@@ -65,11 +65,11 @@ def test_messages_in_protobuf_are_put_together_without_being_read() -> None:
     ("values", "route"), [({"ndarray": [[1]]}, 1), ({"ndarray": [2]}, 2), ({"tensor": {"values": [-1]}}, -1), ({}, -1)],
     ids=["rows", "row", "tensor", "nothing"],
 )  # fmt: skip
-def test_a_route_is_read_of_protobuf(values: Any, route: int) -> None:
+def test_a_route_is_read_from_a_protobuf_answer(values: Any, route: int) -> None:
     assert PROTO.route(PROTO.write({"data": values})) == route
 
 
-def test_what_is_no_route_or_no_message_is_told_of() -> None:
+def test_a_protobuf_answer_without_a_route_or_message_is_a_graph_error() -> None:
     with pytest.raises(GraphError, match="no route"):
         PROTO.route(PROTO.write({"data": {"ndarray": []}}))
     with pytest.raises(GraphError, match="not a SeldonMessage"):
@@ -79,12 +79,12 @@ def test_what_is_no_route_or_no_message_is_told_of() -> None:
 @pytest.mark.parametrize(
     "body", [b"[Infinity]", b"[NaN]", b"[[]]", b'{"data": 1}', b'{"data": {"ndarray": [{}]}}', b"no"]
 )
-def test_what_is_no_route_in_json_is_told_of(body: bytes) -> None:
+def test_a_json_answer_without_a_route_is_a_graph_error(body: bytes) -> None:
     with pytest.raises(GraphError, match=r"the router.s answer has no route: "):
         JsonCodec().route(Message(body))
 
 
-def test_a_meta_that_is_none_is_not_merged() -> None:
+def test_an_invalid_meta_is_not_merged() -> None:
     codec = JsonCodec()
     metas: tuple[object, ...] = ({"tags": [1]}, {"requestPath": "a"}, {"metrics": {}}, 3)
     for meta in metas:
@@ -93,14 +93,14 @@ def test_a_meta_that_is_none_is_not_merged() -> None:
         assert "tags" not in answer["meta"]
 
 
-def test_the_way_of_a_feedback_is_read_of_protobuf() -> None:
+def test_the_routing_of_a_protobuf_feedback_is_read_from_its_meta() -> None:
     feedback = message_class("Feedback")(reward=1)
     feedback.response.meta.routing["r"] = 1
     assert PROTO.routing(Message(feedback.SerializeToString())) == {"r": 1}
     assert PROTO.routing(Message(b"\xff")) == {}
 
 
-def test_an_answer_in_protobuf_may_say_all() -> None:
+def test_a_protobuf_answer_contains_routing_puid_and_request_path_in_mode_all() -> None:
     noted = PROTO.add_meta(
         Message(tensor(1.0).SerializeToString()), WalkRecord({"m": -1}, {"m": "i:1"}, "id"), MetaMode.ALL
     )
@@ -129,15 +129,15 @@ def test_an_answer_in_protobuf_may_say_all() -> None:
         ("/", None),
     ],
 )
-def test_where_urls_lead(path: str, address: GraphRoute | None) -> None:
+def test_urls_map_to_graph_routes(path: str, address: GraphRoute | None) -> None:
     assert routes.find(path.encode(), "dep", "ns") == address
 
 
-def test_a_deployment_without_a_namespace_is_in_all() -> None:
+def test_a_deployment_without_a_namespace_matches_any_namespace() -> None:
     assert routes.find(b"/seldon/any/dep/live", "dep", "") == GraphRoute("live")
 
 
-def test_requests_and_calls_are_counted_in_buckets() -> None:
+def test_requests_and_calls_are_counted_in_histogram_buckets() -> None:
     counted = GraphMetrics("dep")
     predictor = Predictor("p", node("m", image="reg/m:2"), version="v1")
     for spent_ms in (1, 5, 7, 20_000):
@@ -164,7 +164,7 @@ def test_requests_and_calls_are_counted_in_buckets() -> None:
     assert f"{CLIENT}_count{{{labels}}} 1" in lines
 
 
-def test_a_graph_takes_what_its_first_node_takes_and_gives_what_its_last_gives() -> None:
+def test_graph_metadata_takes_inputs_from_the_first_node_and_outputs_from_the_last() -> None:
     described = {
         name: ComponentDescription(
             {"name": name, "versions": ["1"], "inputs": [f"into {name}"], "outputs": [f"of {name}"]}
@@ -199,21 +199,21 @@ def choose_predictor(graph: Graph, address: GraphRoute, message: Message, codec:
     return asyncio.run(graph.choose_predictor(address, message, codec or JsonCodec())).name
 
 
-def test_requests_are_shared_out_by_traffic() -> None:
+def test_requests_are_split_between_predictors_by_traffic() -> None:
     graph, _ = graph_of(BLUE, GREEN)
     names = [choose_predictor(graph, PREDICT, said({})) for _ in range(1000)]
     assert 700 <= names.count("blue") <= 800
     assert names.count("blue") + names.count("green") == 1000
 
 
-def test_feedback_goes_to_the_predictor_that_answered_if_it_says_so() -> None:
+def test_feedback_goes_to_the_predictor_named_in_its_routing() -> None:
     graph, _ = graph_of(BLUE, GREEN)
     feedback = said({"response": {"meta": {"routing": {"g": -1}}}})
     assert {choose_predictor(graph, FEEDBACK, feedback) for _ in range(20)} == {"green"}
 
 
 @pytest.mark.parametrize(("letters", "apart"), [(10, False), (LARGE_BYTES, True)])
-def test_a_large_one_is_read_on_a_thread(letters: int, apart: bool) -> None:
+def test_a_large_feedback_is_read_on_a_thread(letters: int, apart: bool) -> None:
     threads = []
 
     class Noting(JsonCodec):
@@ -228,7 +228,7 @@ def test_a_large_one_is_read_on_a_thread(letters: int, apart: bool) -> None:
     assert (threads != [threading.get_ident()]) == apart
 
 
-def test_a_shadow_has_a_copy_and_nobody_its_answers() -> None:
+def test_a_shadow_receives_a_copy_of_a_request_and_is_never_chosen_to_answer() -> None:
     graph, engine = graph_of(Predictor("main", node("m")), Predictor("dark", node("d"), 0, shadow=True))
 
     async def go() -> None:
@@ -241,7 +241,7 @@ def test_a_shadow_has_a_copy_and_nobody_its_answers() -> None:
     assert choose_predictor(graph, PREDICT, said({})) == "main"
 
 
-def test_so_many_requests_have_a_shadow_s_copy_and_no_more() -> None:
+def test_the_number_of_concurrent_shadow_requests_is_limited() -> None:
     graph, engine = graph_of(Predictor("main", node("m")), Predictor("dark", node("d"), 0, shadow=True))
     engine.models_ = {"d": lambda endpoint, message: Never}
 
@@ -266,7 +266,7 @@ def test_a_graph_is_ready_when_all_its_nodes_are() -> None:
 # -- a file that changes ---------------------------------------------------------------------------------------
 
 
-def test_a_file_that_has_become_wrong_goes_on_as_it_was(tmp_path: Path) -> None:
+def test_a_graph_file_that_becomes_invalid_leaves_the_old_graph_in_place(tmp_path: Path) -> None:
     (tmp_path / "M.py").write_text("class M: pass\n")
     file = tmp_path / "g.yaml"
     file.write_text("graph: {name: M}\n")
@@ -287,7 +287,7 @@ def test_a_file_that_has_become_wrong_goes_on_as_it_was(tmp_path: Path) -> None:
     assert repository.read("M") == (None, b"")
 
 
-def test_a_node_has_the_variables_that_its_image_was_built_with_and_a_change_of_them_is_seen(tmp_path: Path) -> None:
+def test_a_node_has_the_variables_of_its_s2i_file_and_a_change_is_detected(tmp_path: Path) -> None:
     (tmp_path / "M" / ".s2i").mkdir(parents=True)
     (tmp_path / "M" / "M.py").write_text("class M: pass\n")
     built = tmp_path / "M" / ".s2i" / "environment"
@@ -308,7 +308,7 @@ def test_a_node_has_the_variables_that_its_image_was_built_with_and_a_change_of_
     assert after != before
 
 
-def test_a_graph_goes_on_as_it_was_until_its_new_nodes_are_open() -> None:
+def test_a_changed_graph_is_used_only_after_its_new_nodes_have_loaded() -> None:
     graph, engine = graph_of(Predictor("p", node("old")))
     old, new = graph.deployment, Deployment(Path("g.yaml"), "dep", "", (Predictor("p", node("new")),))
     graph._repository.deployment = new
@@ -318,7 +318,7 @@ def test_a_graph_goes_on_as_it_was_until_its_new_nodes_are_open() -> None:
     assert graph.deployment is new
 
 
-def test_what_changes_no_node_is_taken_at_once_as_often_as_it_changes() -> None:
+def test_a_change_of_only_weights_takes_effect_at_once() -> None:
     graph, _ = graph_of(BLUE)
     for weight in (1, 2, 3):
         graph._repository.deployment = Deployment(Path("g.yaml"), "dep", "", (Predictor("p", node("b"), weight),))

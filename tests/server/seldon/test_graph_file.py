@@ -1,4 +1,4 @@
-"""Graph files: what a manifest and a small file come to, and what is wrong with those that are."""
+"""Graph files: how manifests and small files are read, and which mistakes are reported."""
 
 from __future__ import annotations
 
@@ -59,21 +59,21 @@ def made(folder: Path, text: str, classes: Iterable[str] = ()) -> Deployment:
 
 
 def told(deployment: Deployment) -> list[str]:
-    """Give what is wrong, without the folder."""
+    """Return the findings as text, without the folder."""
     return [str(finding).removeprefix(f"{deployment.file.parent}/") for finding in deployment.findings]
 
 
 ALL = ("bandit/Bandit", "forest/Forest")
 
 
-def test_a_path_is_a_graph_by_its_name(tmp_path: Path) -> None:
+def test_a_path_ending_in_yaml_yml_or_json_is_a_graph(tmp_path: Path) -> None:
     names = ["g.yaml", "g.yml", "g.json", "Model.py", "folder"]
     assert [is_graph(tmp_path / name) for name in names] == [True, True, True, False, False]
     (tmp_path / "folder.yaml").mkdir()
     assert not is_graph(tmp_path / "folder.yaml")
 
 
-def test_a_manifest_names_its_nodes_and_their_classes_are_in_the_folders_of_their_images(tmp_path: Path) -> None:
+def test_a_manifests_nodes_take_their_classes_from_the_folders_of_their_images(tmp_path: Path) -> None:
     deployment = made(tmp_path, MANIFEST, ALL)
     assert told(deployment) == []
     assert (deployment.name, deployment.namespace) == ("iris", "seldon")
@@ -89,7 +89,7 @@ def test_a_manifest_names_its_nodes_and_their_classes_are_in_the_folders_of_thei
     assert predictor.graph.children == (a, b)
 
 
-def test_a_nodes_worker_has_the_variables_that_its_container_had(tmp_path: Path) -> None:
+def test_a_nodes_worker_has_the_environment_variables_of_its_container(tmp_path: Path) -> None:
     router, a, _ = made(tmp_path, MANIFEST, ALL).nodes
     assert a.environment == {
         "LEVEL": "3",
@@ -115,7 +115,7 @@ def test_a_nodes_worker_has_the_variables_that_its_container_had(tmp_path: Path)
     ],
     ids=["executor", "routing", "engine"],
 )
-def test_a_manifest_says_what_is_written_into_meta(tmp_path: Path, more: str, meta_mode: MetaMode) -> None:
+def test_a_manifest_selects_the_meta_mode(tmp_path: Path, more: str, meta_mode: MetaMode) -> None:
     text = MANIFEST.replace("    annotations: {version: v7}\n", more)
     assert made(tmp_path, text, ALL).predictors[0].meta_mode is meta_mode
 
@@ -126,7 +126,7 @@ def test_a_manifest_sets_limits_in_milliseconds(tmp_path: Path) -> None:
     assert (predictor.rest_limit_s, predictor.grpc_limit_s) == (1.5, 0.02)
 
 
-def test_an_annotation_says_where_a_class_is(tmp_path: Path) -> None:
+def test_an_annotation_sets_the_folder_and_class_of_a_node(tmp_path: Path) -> None:
     text = MANIFEST.replace("{version: v7}", "{penstock.io/a: 'other:pkg.Tree', penstock.io/b: Plain}")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "pkg.py").write_text("class Tree: pass\n")
@@ -136,12 +136,12 @@ def test_an_annotation_says_where_a_class_is(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_the_folder_of_a_nodes_name_comes_before_that_of_its_image(tmp_path: Path) -> None:
+def test_the_folder_of_a_nodes_name_takes_precedence_over_the_folder_of_its_image(tmp_path: Path) -> None:
     _, a, b = made(tmp_path, MANIFEST, [*ALL, "a/Mine"]).nodes
     assert [node.code.component for node in (a, b) if node.code] == ["Mine", "Forest"]
 
 
-def test_of_several_classes_the_one_that_the_builder_was_told_of_counts(tmp_path: Path) -> None:
+def test_model_name_in_the_s2i_file_selects_one_of_several_classes(tmp_path: Path) -> None:
     (tmp_path / "forest" / ".s2i").mkdir(parents=True)
     (tmp_path / "forest" / ".s2i" / "environment").write_text("API_TYPE=REST\nMODEL_NAME=Oak\n")
     _, a, _ = made(tmp_path, MANIFEST, [*ALL, "forest/Oak"]).nodes
@@ -149,7 +149,7 @@ def test_of_several_classes_the_one_that_the_builder_was_told_of_counts(tmp_path
     assert a.code.component == "Oak"
 
 
-def test_several_predictors_have_models_of_their_own_names(tmp_path: Path) -> None:
+def test_models_of_several_predictors_are_named_after_their_predictor(tmp_path: Path) -> None:
     deployment = made(
         tmp_path,
         """\
@@ -186,7 +186,7 @@ graph:
 """
 
 
-def test_a_small_file_is_a_graph_whose_answers_say_all(tmp_path: Path) -> None:
+def test_a_small_file_is_a_graph_in_meta_mode_all(tmp_path: Path) -> None:
     deployment = made(tmp_path, SMALL, ["models/Model", "Second"])
     assert told(deployment) == []
     (predictor,) = deployment.predictors
@@ -201,7 +201,7 @@ def test_a_small_file_is_a_graph_whose_answers_say_all(tmp_path: Path) -> None:
     assert first.environment["LEVEL"] == "3"
 
 
-def test_a_file_without_a_name_gives_it_its_own(tmp_path: Path) -> None:
+def test_a_graph_without_a_name_is_named_after_its_file(tmp_path: Path) -> None:
     assert made(tmp_path, "graph: {name: m}\n", ["m/Model"]).name == "graph"
 
 
@@ -275,7 +275,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_what_is_wrong_is_told_with_its_line(tmp_path: Path, name: str) -> None:
+def test_mistakes_in_a_graph_file_are_reported_with_their_line(tmp_path: Path, name: str) -> None:
     text, wanted = MISTAKES[name]
     deployment = made(tmp_path, text, ["m/Model", "two/One", "two/Two"])
     assert any(wanted in line for line in told(deployment)), told(deployment)
@@ -295,25 +295,25 @@ def test_what_is_wrong_is_told_with_its_line(tmp_path: Path, name: str) -> None:
     ],
     ids=["none", "sum", "alone", "shadows", "nothing called", "limit"],
 )  # fmt: skip
-def test_what_is_wrong_with_predictors_is_told(tmp_path: Path, predictors: str, wanted: str) -> None:
+def test_mistakes_in_predictors_are_reported(tmp_path: Path, predictors: str, wanted: str) -> None:
     text = f"apiVersion: machinelearning.seldon.io/v1\nkind: SeldonDeployment\nspec:\n  predictors: {predictors}\n"
     assert any(wanted in line for line in told(made(tmp_path, text, ["m/Model"])))
 
 
-def test_a_file_that_has_to_be_right_is_refused_with_all_that_is_wrong(tmp_path: Path) -> None:
+def test_read_valid_rejects_a_file_with_mistakes(tmp_path: Path) -> None:
     made(tmp_path, "graph: {name: nowhere, type: ROUTR}\n")
     with pytest.raises(MistakesError, match="has no class"):
         read_valid(tmp_path / "graph.yaml")
 
 
-def test_a_prepackaged_server_may_be_a_class_of_ones_own_which_is_told_where_the_model_is(tmp_path: Path) -> None:
+def test_a_class_that_replaces_a_prepackaged_server_receives_model_uri(tmp_path: Path) -> None:
     text = "graph: {name: m, implementation: SKLEARN_SERVER, modelUri: 'file://model', component: 'm:Model'}\n"
     (node,) = made(tmp_path, text, ["m/Model"]).nodes
     assert node.type == "MODEL"
     assert list(node.parameters) == [{"name": "model_uri", "value": str(tmp_path / "model"), "type": "STRING"}]
 
 
-def test_a_graph_is_not_deeper_than_it_can_be_walked(tmp_path: Path) -> None:
+def test_a_graph_more_than_32_nodes_deep_is_a_mistake(tmp_path: Path) -> None:
     text = "{name: m0, component: 'm:Model', type: MODEL}"
     for number in range(1, 40):
         text = f"{{name: m{number}, component: 'm:Model', type: MODEL, children: [{text}]}}"

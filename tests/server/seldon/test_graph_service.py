@@ -1,4 +1,4 @@
-"""GraphService as the Service of a connection, over a fake transport, and what its shadows may take of time."""
+"""GraphService as the Service of a connection, over a fake transport, and the time limits of shadows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ASKED = b"POST /api/v1.0/predictions HTTP/1.1\r\ncontent-type: application/json\
 
 
 def graph_of(models: dict[str, Answers], *predictors: Predictor) -> Graph:
-    """Make what a server has of a graph."""
+    """Make a Graph of these predictors."""
     deployment = Deployment(Path("graph.yaml"), "d", predictors=predictors)
     repository: Any = SimpleNamespace(deployment=deployment, served=deployment)
     said: Any = SimpleNamespace(descriptions={}, sharing={})
@@ -36,7 +36,7 @@ STATUSES = [(204, 204), (304, 304), (418, 418), (100, 500), (199, 500), (1000, 5
 
 
 @pytest.mark.parametrize(("status", "sent"), STATUSES)
-def test_a_node_that_fails_with_any_status_leaves_the_next_answer_whole(status: int, sent: int) -> None:
+def test_a_node_that_fails_with_any_status_does_not_corrupt_the_next_answer(status: int, sent: int) -> None:
     def failing(endpoint: Any, message: Any) -> Any:
         if statuses:
             raise AnsweredError(statuses.pop(), "so it is")
@@ -59,7 +59,7 @@ def test_a_node_that_fails_with_any_status_leaves_the_next_answer_whole(status: 
 
 
 @pytest.mark.parametrize(("codec", "waits"), [(JsonCodec(), True), (ProtoCodec(), False)])
-def test_a_shadow_may_take_as_long_as_a_call_of_its_own_protocol(codec: MessageCodec, waits: bool) -> None:
+def test_a_shadow_request_has_the_time_limit_of_its_protocol(codec: MessageCodec, waits: bool) -> None:
     async def main() -> None:
         shadow = Predictor("s", node("m"), shadow=True, rest_limit_s=0.0, grpc_limit_s=1e-9)
         graph = graph_of({"m": lambda *_: Never}, shadow)

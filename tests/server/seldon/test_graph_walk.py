@@ -1,4 +1,4 @@
-"""What a walk calls, in which order, with what, and what becomes of failures, silence and clients that go."""
+"""Walks: which nodes are called, in which order and with what; failures, time limits and disconnected clients."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ ASKED = {"data": {"ndarray": [[1]]}}
 
 
 def adding(number: int) -> Answers:
-    """A node that adds to the one number of a message."""
+    """A node that adds a number to the only number of a message."""
     return lambda endpoint, message: {"data": {"ndarray": [[message["data"]["ndarray"][0][0] + number]]}, "meta": {}}
 
 
 def choosing(route: Any) -> Answers:
-    """A router that always chooses the same, and is content with every feedback."""
+    """A router that always chooses the same route, and accepts all feedback."""
     return lambda endpoint, message: {"data": {"ndarray": [[route]]}, "meta": {}}
 
 
@@ -52,13 +52,13 @@ def number(answer: Any) -> Any:
     return answer["data"]["ndarray"][0][0]
 
 
-def test_a_model_alone_is_asked_to_predict() -> None:
+def test_a_single_model_is_called_to_predict() -> None:
     answer, engine = predict(node("m"), {"m": adding(1)})
     assert number(answer) == 2
     assert asked_of(engine) == ["m predict"]
 
 
-def test_a_request_goes_down_through_transformers_and_models_and_up_through_output_transformers() -> None:
+def test_transformers_and_models_run_downwards_and_output_transformers_on_the_way_back() -> None:
     graph = node("out", "OUTPUT_TRANSFORMER", node("in", "TRANSFORMER", node("first", "MODEL", node("second"))))
     models = {"out": adding(1000), "in": adding(1), "first": adding(10), "second": adding(100)}
     answer, engine = predict(graph, models)
@@ -66,7 +66,7 @@ def test_a_request_goes_down_through_transformers_and_models_and_up_through_outp
     assert asked_of(engine) == ["in transform_input", "first predict", "second predict", "out transform_output"]
 
 
-def test_a_node_may_have_methods_beyond_its_type() -> None:
+def test_a_node_with_declared_methods_is_called_for_each_method() -> None:
     methods = frozenset({"TRANSFORM_INPUT", "ROUTE", "AGGREGATE", "TRANSFORM_OUTPUT"})
     graph = node("all", "UNKNOWN_TYPE", node("a"), node("b"), methods=methods)
 
@@ -84,12 +84,12 @@ def test_a_node_may_have_methods_beyond_its_type() -> None:
     ]
 
 
-def test_a_model_that_transforms_its_input_is_not_asked_to_predict() -> None:
+def test_a_model_whose_only_method_is_transform_input_is_not_called_to_predict() -> None:
     _, engine = predict(node("m", methods=frozenset({"TRANSFORM_INPUT"})), {"m": adding(1)})
     assert asked_of(engine) == ["m transform_input"]
 
 
-def test_a_router_chooses_the_child() -> None:
+def test_a_router_chooses_the_child_that_is_called() -> None:
     graph = node("r", "ROUTER", node("a"), node("b"))
     answer, engine = predict(graph, {"r": choosing(1), "a": adding(1), "b": adding(2)})
     assert number(answer) == 3
@@ -104,7 +104,7 @@ def test_a_route_may_be_a_tensor_or_a_bare_list(way: str) -> None:
     assert number(answer) == 3
 
 
-def test_minus_one_goes_to_all_children_and_the_combiner_has_their_answers_in_order() -> None:
+def test_a_combiner_receives_the_answers_of_all_children_in_order() -> None:
     graph = node("c", "COMBINER", node("a"), node("b"))
     answer, engine = predict(graph, {"c": summing, "a": adding(1), "b": adding(2)})
     assert number(answer) == 5
@@ -112,14 +112,14 @@ def test_minus_one_goes_to_all_children_and_the_combiner_has_their_answers_in_or
     assert [number(each) for each in engine.asked[-1][2]] == [2, 3]
 
 
-def test_of_several_children_without_a_combiner_the_first_ones_answer_is_taken() -> None:
+def test_route_minus_one_without_a_combiner_returns_the_first_childs_answer() -> None:
     graph = node("r", "ROUTER", node("a"), node("b"))
     answer, engine = predict(graph, {"r": choosing(-1), "a": adding(1), "b": adding(2)})
     assert number(answer) == 2
     assert asked_of(engine) == ["r route", "a predict", "b predict"]
 
 
-def test_minus_two_gives_the_message_back() -> None:
+def test_route_minus_two_returns_the_message_without_calling_a_child() -> None:
     graph = node("r", "ROUTER", node("a"), node("b"))
     answer, engine = predict(graph, {"r": choosing(-2)})
     assert answer == ASKED
@@ -127,18 +127,18 @@ def test_minus_two_gives_the_message_back() -> None:
 
 
 @pytest.mark.parametrize("route", [2, -3])
-def test_a_child_that_is_not_there_is_a_mistake_of_the_router(route: int) -> None:
+def test_a_route_to_a_child_that_does_not_exist_is_a_graph_error(route: int) -> None:
     graph = node("r", "ROUTER", node("a"), node("b"))
     with pytest.raises(GraphError, match=f"node 'r' chose child {route}, but has 2 children"):
         predict(graph, {"r": choosing(route)})
 
 
-def test_what_is_no_route_is_a_mistake_of_the_router() -> None:
+def test_a_routers_answer_without_a_route_is_a_graph_error() -> None:
     with pytest.raises(GraphError, match=r"the router.s answer has no route"):
         predict(node("r", "ROUTER", node("a")), {"r": lambda *_: {"data": {"ndarray": []}}})
 
 
-def test_numbers_go_through_as_they_were_written() -> None:
+def test_numbers_pass_through_a_graph_without_losing_precision_or_type() -> None:
     seen: list[bytes] = []
 
     def keep(endpoint: Any, message: Any) -> Any:
@@ -153,19 +153,19 @@ def test_numbers_go_through_as_they_were_written() -> None:
     ]  # fmt: skip
 
 
-def test_an_answer_says_nothing_of_its_way_unless_asked_for() -> None:
+def test_the_meta_of_an_answer_is_unchanged_in_mode_none() -> None:
     answer, _ = predict(node("m"), {"m": adding(1)})
     assert answer["meta"] == {}
 
 
-def test_an_answer_may_say_where_it_went() -> None:
+def test_an_answer_contains_its_routing_in_mode_routing() -> None:
     graph = node("r", "ROUTER", node("a"), node("c", "COMBINER", node("x"), node("y")))
     models = {"r": choosing(1), "c": summing, "x": adding(1), "y": adding(1)}
     answer, _ = predict(graph, models, MetaMode.ROUTING)
     assert answer["meta"] == {"routing": {"x": -1, "y": -1, "c": -1, "r": 1}}
 
 
-def test_an_answer_may_say_all() -> None:
+def test_an_answer_contains_puid_request_path_and_routing_in_mode_all() -> None:
     graph = node("r", "ROUTER", node("a", image="reg/a:1"), node("b"))
     answer, _ = predict(graph, {"r": choosing(0), "a": adding(1)}, MetaMode.ALL)
     assert answer["meta"] == {
@@ -175,13 +175,13 @@ def test_an_answer_may_say_all() -> None:
     }
 
 
-def test_a_nodes_own_id_and_path_stay() -> None:
+def test_a_puid_and_request_path_set_by_a_node_are_kept() -> None:
     meta = {"puid": "own", "requestPath": {"m": "img:2"}, "tags": {"a": 1}}
     answer, _ = predict(node("m"), {"m": lambda *_: {"strData": "x", "meta": meta}}, MetaMode.ALL)
     assert answer["meta"] == {**meta, "routing": {"m": -1}}
 
 
-def test_a_failing_nodes_answer_is_the_answer() -> None:
+def test_the_answer_of_a_failing_node_is_returned() -> None:
     graph = node("t", "TRANSFORMER", node("m"))
     with pytest.raises(NodeFailed) as caught:
         predict(graph, {"t": adding(1), "m": failing})
@@ -189,13 +189,13 @@ def test_a_failing_nodes_answer_is_the_answer() -> None:
     assert heard(caught.value.message)["status"]["info"] == "a teapot"
 
 
-def test_a_failing_routers_answer_is_told_of() -> None:
+def test_a_failing_routers_text_and_status_are_in_the_error() -> None:
     with pytest.raises(GraphError, match="node 'r' did not choose a child: a teapot") as caught:
         predict(node("r", "ROUTER", node("a")), {"r": failing})
     assert caught.value.status == 418
 
 
-def test_a_router_that_answers_as_no_error_has_failed_all_the_same() -> None:
+def test_a_router_that_answers_with_status_203_has_failed() -> None:
     def partly(endpoint: Any, message: Any) -> Any:
         raise AnsweredError(203, "by hearsay")
 
@@ -204,7 +204,7 @@ def test_a_router_that_answers_as_no_error_has_failed_all_the_same() -> None:
     assert caught.value.status == 500
 
 
-def test_of_several_failing_children_the_first_ones_answer_is_the_answer_and_all_have_been_asked() -> None:
+def test_the_first_failing_childs_answer_is_returned_after_all_children_were_called() -> None:
     graph = node("c", "COMBINER", node("a"), node("b"), node("d"))
     walk, engine = walk_of(graph, {"a": adding(1), "b": failing, "d": failing, "c": summing})
     with pytest.raises(NodeFailed) as caught:
@@ -219,7 +219,7 @@ def test_a_node_that_is_not_loaded_is_not_ready() -> None:
     assert caught.value.code is Code.NOT_READY
 
 
-def test_a_node_that_dies_fails_its_request() -> None:
+def test_a_node_that_dies_fails_the_request() -> None:
     def die(endpoint: Any, message: Any) -> Any:
         raise InferError(Code.NOT_READY, "it has ended")
 
@@ -227,14 +227,14 @@ def test_a_node_that_dies_fails_its_request() -> None:
         predict(node("t", "TRANSFORMER", node("m")), {"t": adding(1), "m": die})
 
 
-def test_a_node_that_is_silent_for_too_long_is_taken_back() -> None:
+def test_a_call_to_a_node_that_exceeds_its_limit_is_cancelled() -> None:
     walk, engine = walk_of(node("m"), {"m": lambda *_: Never}, limit_s=0.001)
     with pytest.raises(GraphError, match=r"node 'm' did not answer within 0\.001 s"):
         asyncio.run(walk.predict(said(ASKED), "id"))
     assert engine.cancelled == ["m"]
 
 
-def test_a_client_that_goes_takes_back_what_waits_in_every_branch() -> None:
+def test_a_client_that_disconnects_cancels_the_calls_in_every_branch() -> None:
     graph = node("c", "COMBINER", node("a"), node("b"))
     walk, engine = walk_of(graph, {"a": lambda *_: Never, "b": lambda *_: Never})
 
@@ -263,11 +263,11 @@ def feedback(graph: GraphNode, models: dict[str, Answers], message: Any) -> tupl
 
 
 def content(endpoint: Any, message: Any) -> Any:
-    """A node that is content with its feedback."""
+    """A node that accepts its feedback."""
     return {"meta": {}, "endpoint": endpoint.name}
 
 
-def test_feedback_goes_to_the_child_that_was_chosen_and_then_to_the_router() -> None:
+def test_feedback_goes_to_the_chosen_child_and_then_to_the_router() -> None:
     graph = node("r", "ROUTER", node("a"), node("b"))
     answer, engine = feedback(graph, {"r": content, "b": content}, feedback_of(r=1))
     assert asked_of(engine) == ["b feedback", "r feedback"]
@@ -275,29 +275,29 @@ def test_feedback_goes_to_the_child_that_was_chosen_and_then_to_the_router() -> 
     assert answer == {"meta": {}, "endpoint": "FEEDBACK"}
 
 
-def test_feedback_that_does_not_say_where_the_request_went_goes_to_all() -> None:
+def test_feedback_without_routing_goes_to_all_children() -> None:
     graph = node("r", "ROUTER", node("a"), node("b"))
     _, engine = feedback(graph, {"r": content, "a": content, "b": content}, {"reward": 1.0})
     assert asked_of(engine) == ["a feedback", "b feedback", "r feedback"]
 
 
-def test_transformers_and_combiners_are_told_of_feedback_only_if_they_want_it() -> None:
+def test_transformers_and_combiners_receive_feedback_only_if_they_declare_send_feedback() -> None:
     graph = node("c", "COMBINER", node("t", "TRANSFORMER", node("m"), methods=frozenset({"SEND_FEEDBACK"})))
     _, engine = feedback(graph, {"m": content, "t": content}, feedback_of())
     assert asked_of(engine) == ["m feedback", "t feedback"]
 
 
-def test_a_graph_whose_first_node_takes_no_feedback_gives_it_back() -> None:
+def test_feedback_is_returned_unchanged_when_the_first_node_takes_no_feedback() -> None:
     answer, _ = feedback(node("t", "TRANSFORMER", node("m")), {"m": content}, feedback_of())
     assert answer == feedback_of()
 
 
-def test_feedback_for_a_child_that_is_not_there_is_a_mistake() -> None:
+def test_feedback_for_a_child_that_does_not_exist_is_a_graph_error() -> None:
     with pytest.raises(GraphError, match="feedback: child 7 of node 'r', which has 1"):
         feedback(node("r", "ROUTER", node("a")), {"a": content, "r": content}, feedback_of(r=7))
 
 
-def test_feedback_of_a_request_that_was_given_back_goes_to_the_router_only() -> None:
+def test_feedback_with_route_minus_two_goes_to_the_router_only() -> None:
     _, engine = feedback(node("r", "ROUTER", node("a")), {"a": content, "r": content}, feedback_of(r=-2))
     assert asked_of(engine) == ["r feedback"]
 
@@ -305,7 +305,7 @@ def test_feedback_of_a_request_that_was_given_back_goes_to_the_router_only() -> 
 # -- built in --------------------------------------------------------------------------------------------------
 
 
-def test_an_ab_test_goes_to_its_first_child_as_often_as_it_says() -> None:
+def test_an_ab_test_sends_the_configured_ratio_of_requests_to_its_first_child() -> None:
     ratio = ({"name": "ratioA", "value": "0.25", "type": "FLOAT"},)
     graph = node("ab", "", node("a"), node("b"), implementation="RANDOM_ABTEST", parameters=ratio)
     walk, engine = walk_of(graph, {"a": adding(1), "b": adding(2)})
@@ -328,13 +328,13 @@ def test_feedback_of_an_ab_test_goes_to_the_branch_that_answered() -> None:
     assert asked_of(engine) == ["ab"[branch] + " feedback"]
 
 
-def test_the_simple_router_chooses_the_first() -> None:
+def test_the_simple_router_chooses_the_first_child() -> None:
     graph = node("r", "", node("a"), node("b"), implementation="SIMPLE_ROUTER")
     answer, _ = predict(graph, {"a": adding(1)})
     assert number(answer) == 2
 
 
-def test_the_average_of_two_models_keeps_how_the_first_writes_it_and_what_both_say_of_themselves() -> None:
+def test_an_average_keeps_the_format_of_the_first_answer_and_the_tags_of_all() -> None:
     graph = node("c", "COMBINER", node("a"), node("b"), implementation="AVERAGE_COMBINER")
     first = {"data": {"names": ["x", "y"], "tensor": {"shape": [1, 2], "values": [1, 2]}}, "meta": {"tags": {"a": 1}}}
     second = {"data": {"ndarray": [[3, 5]]}, "meta": {"tags": {"b": 2}, "puid": "p"}}
@@ -355,13 +355,13 @@ def test_the_average_of_two_models_keeps_how_the_first_writes_it_and_what_both_s
     ],
     ids=["shape", "dimensions", "texts", "no array"],
 )
-def test_an_average_is_made_of_matrices_of_numbers(other: Any, why: str) -> None:
+def test_averaging_anything_but_matrices_of_one_shape_is_a_graph_error(other: Any, why: str) -> None:
     graph = node("c", "COMBINER", node("a"), node("b"), implementation="AVERAGE_COMBINER")
     with pytest.raises(GraphError, match=why):
         predict(graph, {"a": adding(1), "b": lambda *_: other})
 
 
-def test_the_simple_model_answers_with_three_numbers_or_gives_a_text_back() -> None:
+def test_the_simple_model_answers_with_three_numbers_or_returns_a_text_unchanged() -> None:
     graph = node("s", "MODEL", implementation="SIMPLE_MODEL")
     answer, _ = predict(graph, {})
     names = ["class0", "class1", "class2"]

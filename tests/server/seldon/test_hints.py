@@ -1,4 +1,4 @@
-"""What they are told who gave a component, or a graph, to the wrong dialect, or a component that cannot be read."""
+"""Errors for a component or graph passed to the wrong dialect, and for a component that cannot be parsed."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def wrong(path: Path) -> str:
     return "" if found is None else found.message
 
 
-def test_a_component_without_its_dialect_is_recognised(folder: Path) -> None:
+def test_a_component_served_without_dialect_seldon_is_an_error_that_names_the_dialect(folder: Path) -> None:
     assert wrong(folder) == "is a Seldon component: serve it with --dialect seldon"
 
 
-def test_a_model_repository_may_have_a_file_of_s2i(folder: Path) -> None:
+def test_a_model_repository_may_contain_an_s2i_environment_file(folder: Path) -> None:
     (folder / "model" / "1").mkdir(parents=True)
     (folder / "model" / "1" / "model.onnx").write_bytes(b"")
 
@@ -40,7 +40,7 @@ def test_a_model_repository_may_have_a_file_of_s2i(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["Ident.py", "deployment.yaml", "deployment.yml", "deployment.json"])
-def test_a_file_that_may_be_of_seldon_is_told_the_dialect(name: str, folder: Path) -> None:
+def test_the_error_for_a_python_or_yaml_file_suggests_dialect_seldon(name: str, folder: Path) -> None:
     (folder / name).write_text("")
 
     assert wrong(folder / name) == (
@@ -48,13 +48,13 @@ def test_a_file_that_may_be_of_seldon_is_told_the_dialect(name: str, folder: Pat
     )
 
 
-def test_other_files_are_told_nothing_of_seldon(folder: Path) -> None:
+def test_the_error_for_other_files_does_not_mention_seldon(folder: Path) -> None:
     (folder / "notes.txt").write_text("")
 
     assert wrong(folder / "notes.txt") == "neither a model repository nor an .onnx file"
 
 
-def test_a_component_that_python_cannot_read_is_named_with_its_line(tmp_path: Path) -> None:
+def test_a_syntax_error_in_a_component_is_reported_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "Ident.py").write_text("class Ident:\n    def predict(self, X, names)\n        return X\n")
 
     _, broken = Components(Settings(model_repository=(str(tmp_path),), dialect="seldon"), {}).mistakes()
@@ -75,7 +75,7 @@ def test_a_component_that_python_cannot_read_is_named_with_its_line(tmp_path: Pa
         ("Ident = make()\n", False),
     ],
 )
-def test_a_class_without_the_methods_of_a_component_is_told(
+def test_check_warns_about_a_class_without_component_methods(
     text: str, told: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "Ident.py").write_text(text)
@@ -85,7 +85,7 @@ def test_a_class_without_the_methods_of_a_component_is_told(
     assert ("warning: Ident has none of a component's methods" in capsys.readouterr().out) is told
 
 
-def test_the_check_of_a_graph_says_its_parameters_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_prints_the_parameters_of_a_graph_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "Ident.py").write_text(CLASS)
     graph = tmp_path / "graph.yaml"
     graph.write_text("graph: {name: one, component: Ident, parameters: {depth: 3}}\n")
@@ -97,7 +97,9 @@ def test_the_check_of_a_graph_says_its_parameters_once(tmp_path: Path, capsys: p
     assert printed.count("depth") == 1
 
 
-def test_the_one_predictor_beside_shadows_has_all_requests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_only_predictor_that_is_not_a_shadow_gets_all_requests(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "Ident.py").write_text(CLASS)
     graph = tmp_path / "graph.yaml"
     graph.write_text(

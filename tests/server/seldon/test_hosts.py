@@ -1,4 +1,4 @@
-"""Hosts of a component: what their workers say of it. What all that are carried share: tests/server/carrying."""
+"""Hosts of a component: the descriptions from workers. Tests shared by all carried calls: tests/server/carrying."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.server.carrying.crews import Ledger
 from tests.server.seldon.crews import SeldonEcho, SeldonStage
 
 
-def test_what_a_new_worker_says_of_the_component_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_workers_description_replaces_the_components_description(monkeypatch: pytest.MonkeyPatch) -> None:
     echo = SeldonEcho()
     stage = SeldonStage(echo, lambda body: "die" if body[2:] == b"die" else "answer")
     ledger = Ledger()
@@ -32,7 +32,7 @@ def test_what_a_new_worker_says_of_the_component_is_told(monkeypatch: pytest.Mon
     stage.run(monkeypatch, scene)
 
 
-def test_what_a_version_that_cannot_be_opened_has_said_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_description_is_unchanged_when_a_new_version_fails_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
     echo = SeldonEcho()
     stage = SeldonStage(echo)
     stage.fails_to_start = lambda: len(stage.workers) == 4

@@ -1,4 +1,4 @@
-"""What runs in a worker needs no more of its Python than numpy and orjson, and protobuf where that is spoken."""
+"""Worker code needs only numpy and orjson in its Python, and protobuf if calls are in protobuf."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Absent:
 
 sys.meta_path.insert(0, Absent)
 """
-"""Has no other packages than these, whatever is installed."""
+"""Hides all other packages, whatever is installed."""
 
 JSON = """
 from penstock.server.seldon.inside.service import SeldonInside
@@ -46,14 +46,14 @@ print(len(names) > 10)
 
 
 def told(more: str, program: str) -> str:
-    """Run a program that has these packages too. Returns: what it prints."""
+    """Run a program that can also import these packages. Returns: its output."""
     words = [sys.executable, "-c", ONLY.format(more=more) + program]
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout
 
 
-def test_json_is_answered_without_protobuf() -> None:
+def test_a_worker_answers_json_without_protobuf_installed() -> None:
     assert told("", JSON) == '{"data":{"names":["t:0"],"ndarray":[[2]]},"meta":{}}\n'
 
 
-def test_all_of_it_can_be_imported_with_protobuf() -> None:
+def test_every_worker_module_can_be_imported_when_protobuf_is_installed() -> None:
     assert told('"google"', ALL) == "True\n"

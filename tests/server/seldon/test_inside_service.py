@@ -1,4 +1,4 @@
-"""A component is imported, constructed and loaded as the original did it, and described for the server."""
+"""A component is imported, constructed and loaded as in seldon-core, and described for the server."""
 
 # ruff: noqa: N803 - X is what seldon-core calls it
 
@@ -27,7 +27,7 @@ from .asking import ask, asked, failed, inside
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder whose modules are forgotten afterwards."""
+    """A folder whose modules are removed from sys.modules afterwards."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "modules", {**sys.modules})
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
@@ -42,7 +42,7 @@ def opened(folder: Path, component: str, source: str, parameters: str = "[]") ->
     return open_service(settings, None)  # type: ignore[arg-type]
 
 
-def test_a_name_is_a_class_in_the_module_of_that_name(folder: Path) -> None:
+def test_a_name_selects_the_class_in_the_module_of_that_name(folder: Path) -> None:
     source = "class Named:\n    def __init__(self, n, s='x', b=False): self.made = [[n, s, b]]\n"
     source += "    def predict(self, X, names): return {'made': self.made}\n"
     parameters = [
@@ -54,12 +54,12 @@ def test_a_name_is_a_class_in_the_module_of_that_name(folder: Path) -> None:
     assert asked(service, {"strData": ""}).body == '{"jsonData":{"made":[[3,"bar",true]]},"meta":{}}\n'
 
 
-def test_a_dotted_name_is_a_class_in_a_package(folder: Path) -> None:
+def test_a_dotted_name_selects_a_class_in_a_package(folder: Path) -> None:
     source = "class Thing:\n    def predict(self, X, names): return __name__\n"
     assert asked(opened(folder, "pack.mod.Thing", source), {"strData": ""}).said["strData"] == "pack.mod"
 
 
-def test_a_folder_is_looked_in_last_but_for_the_shim(folder: Path) -> None:
+def test_the_components_folder_is_last_on_sys_path(folder: Path) -> None:
     opened(folder, "Last", "class Last: pass\n")
     assert sys.path[-1] == str(folder)
     assert any(path.endswith("importable") for path in sys.path)
@@ -81,7 +81,7 @@ def test_a_folder_is_looked_in_last_but_for_the_shim(folder: Path) -> None:
     ],
     ids=["import", "no class", "construction", "load", "exit", "a parameter", "an interrupt", "no text"],
 )  # fmt: skip
-def test_what_is_wrong_with_a_component_keeps_it_from_being_opened(
+def test_an_error_while_opening_a_component_is_raised_with_its_text(
     folder: Path, source: str, parameters: str, text: str
 ) -> None:
     with pytest.raises(InferError) as raised:
@@ -90,7 +90,7 @@ def test_what_is_wrong_with_a_component_keeps_it_from_being_opened(
 
 
 @pytest.mark.parametrize("error", [NotImplementedError("later"), AttributeError("no weights")], ids=["none", "a bug"])
-def test_load_may_fail_as_if_it_were_not_there_and_that_is_told(error: Exception, caplog: Any) -> None:
+def test_a_not_implemented_or_attribute_error_in_load_is_logged_and_ignored(error: Exception, caplog: Any) -> None:
     class Loads:
         def load(self) -> None:
             raise error
@@ -104,7 +104,7 @@ def test_load_may_fail_as_if_it_were_not_there_and_that_is_told(error: Exception
     assert str(error) in caplog.text
 
 
-def test_load_is_called_once() -> None:
+def test_load_is_called_once_when_a_component_is_opened() -> None:
     class Loads:
         loads = 0
 
@@ -130,7 +130,7 @@ class Asked(Ident):
         raise ValueError("sick")
 
 
-def test_health_is_known_beforehand_where_nothing_of_the_users_is_to_be_asked() -> None:
+def test_the_health_answer_is_precomputed_for_components_without_a_health_method() -> None:
     assert inside(Ident()).description.health == '{"meta":{},"strData":"healthy"}\n'
     sub = '{"meta":{},"strData":"not implemented - assuming healthy"}\n'
     assert inside(Sub()).description.health == sub
@@ -138,7 +138,7 @@ def test_health_is_known_beforehand_where_nothing_of_the_users_is_to_be_asked() 
     assert ask(Asked(), b"", 6)[:2] == (500, failed("sick"))  # type: ignore[arg-type]
 
 
-def test_it_is_told_which_calls_may_share_a_batch() -> None:
+def test_the_description_states_whether_calls_may_share_a_batch() -> None:
     class Raw(Ident):
         def predict_raw(self, message: Any) -> Any:
             return message
@@ -156,7 +156,7 @@ def test_it_is_told_which_calls_may_share_a_batch() -> None:
     ]  # fmt: skip
 
 
-def test_a_description_travels_with_its_metadata() -> None:
+def test_a_description_is_sent_with_its_metadata() -> None:
     class Described(Ident):
         def init_metadata(self) -> Any:
             return {"name": "m", "inputs": [{"messagetype": "jsonData", "schema": {"b": 1, "a": 2}}]}
@@ -168,7 +168,7 @@ def test_a_description_travels_with_its_metadata() -> None:
     assert description.page.startswith('{"custom":{},"inputs":[{"messagetype":"jsonData","schema":{"a":2,"b":1}}],')
 
 
-def test_invalid_metadata_keeps_nothing_from_being_served() -> None:
+def test_a_component_with_invalid_metadata_is_still_served() -> None:
     class Bad(Ident):
         def init_metadata(self) -> Any:
             return {"versions": "v1"}
@@ -178,7 +178,7 @@ def test_invalid_metadata_keeps_nothing_from_being_served() -> None:
     assert asked(service, {"strData": "a"}).status == 200
 
 
-def test_a_custom_service_runs_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_custom_service_runs_in_a_separate_process(monkeypatch: pytest.MonkeyPatch) -> None:
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
 
@@ -194,7 +194,7 @@ def test_a_custom_service_runs_in_a_process_of_its_own(monkeypatch: pytest.Monke
         child.join(30)
 
 
-def test_of_several_workers_one_has_the_custom_service() -> None:
+def test_only_the_first_of_several_workers_runs_the_custom_service() -> None:
     spec = ModelSpec("m", 1, Path("/"), SELDON, options={"component": "M"})
     assert [_order(spec, "", "m", number).settings["custom_service"] for number in (1, 2, 3)] == [True, False, False]
 

@@ -1,4 +1,4 @@
-"""What a worker answers, taken apart again, whoever does it."""
+"""Replies of workers are decoded, by the server and by a walk."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COUNTED: list[Any] = ["calls", "COUNTER", 1, None]
 
 
 def replied(status: int, *, recorded: list[Any], lines: bytes) -> bytes:
-    """Give a reply as a worker writes it."""
+    """Return a reply as a worker encodes it."""
     component = Component(object())
     component.recorded = recorded
     return encode_reply(component, status, b"{}", lines)
@@ -31,7 +31,7 @@ def replied(status: int, *, recorded: list[Any], lines: bytes) -> bytes:
 
 @pytest.mark.parametrize("lines", [b"", LINES], ids=["no lines", "lines"])
 @pytest.mark.parametrize("recorded", [[], [COUNTED]], ids=["no metrics", "metrics"])
-def test_an_answer_has_its_parts_back(recorded: list[Any], lines: bytes) -> None:
+def test_a_reply_is_decoded_into_its_status_metrics_headers_and_body(recorded: list[Any], lines: bytes) -> None:
     status, metrics, found, body = read_answer(replied(418, recorded=recorded, lines=lines))
 
     assert (status, found, body) == (418, lines, b"{}")
@@ -40,7 +40,7 @@ def test_an_answer_has_its_parts_back(recorded: list[Any], lines: bytes) -> None
 
 @pytest.mark.parametrize("lines", [b"", LINES], ids=["no lines", "lines"])
 @pytest.mark.parametrize(("codec", "status"), [(JsonCodec(), 203), (ProtoCodec(), 2)], ids=["json", "proto"])
-def test_a_node_that_answers_otherwise_has_failed_and_what_it_says_is_told_apart(
+def test_a_node_that_answers_with_a_status_other_than_ok_fails_with_metrics_counted(
     codec: MessageCodec, status: int, lines: bytes
 ) -> None:
     counted = []

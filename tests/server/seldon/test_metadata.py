@@ -1,4 +1,4 @@
-"""A component's metadata is put together and checked as the original did."""
+"""A component's metadata is assembled and checked as in seldon-core."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ class Says:
         return self.said
 
 
-def test_nothing_said_is_what_the_image_says() -> None:
+def test_metadata_defaults_to_the_name_and_version_of_the_image() -> None:
     assert metadata_of(object(), {}) == EMPTY
     image = {"PREDICTIVE_UNIT_IMAGE": "reg.io:5000/org/img:0.3"}
     assert metadata_of(object(), image) == {**EMPTY, "name": "reg.io:5000/org/img", "versions": ["0.3"]}
     assert metadata_of(object(), {"PREDICTIVE_UNIT_IMAGE": "img"}) == {**EMPTY, "versions": ["img"]}
 
 
-def test_the_environment_overrides_the_class_and_that_the_image() -> None:
+def test_metadata_in_the_environment_overrides_the_class_and_the_image() -> None:
     environ = {"PREDICTIVE_UNIT_IMAGE": "a:1", "MODEL_METADATA": "name: from-yaml\ncustom: {k: v}"}
     made = metadata_of(Says({"name": "from-class", "platform": "p"}), environ)
     assert made == {**EMPTY, "name": "from-yaml", "versions": ["1"], "platform": "p", "custom": {"k": "v"}}
 
 
 @pytest.mark.parametrize("said", [None, "text", [1]])
-def test_what_is_no_dict_is_nothing(said: Any) -> None:
+def test_metadata_that_is_not_a_dict_is_ignored(said: Any) -> None:
     assert metadata_of(Says(said), {"MODEL_METADATA": "{"}) == EMPTY
 
 
@@ -52,12 +52,12 @@ BAD: list[Any] = [
 
 
 @pytest.mark.parametrize("tensor", GOOD, ids=range(len(GOOD)))
-def test_inputs_may_be_described_in_these_ways(tensor: Any) -> None:
+def test_valid_descriptions_of_inputs_and_outputs_are_accepted(tensor: Any) -> None:
     assert metadata_of(Says({"inputs": [tensor], "outputs": [tensor]}), {}) is not None
 
 
 @pytest.mark.parametrize("tensor", BAD, ids=range(len(BAD)))
-def test_inputs_may_not_be_described_in_these_ways(tensor: Any) -> None:
+def test_invalid_descriptions_of_inputs_and_outputs_are_rejected(tensor: Any) -> None:
     assert metadata_of(Says({"inputs": [tensor]}), {}) is None
     assert metadata_of(Says({"outputs": [tensor]}), {}) is None
 
@@ -67,5 +67,5 @@ def test_inputs_may_not_be_described_in_these_ways(tensor: Any) -> None:
     [{"versions": "v1"}, {"versions": [1]}, {"name": 1}, {"platform": None}, {"custom": {"a": 1}}, {"custom": []},
      {"inputs": {}}, {"other": 1}],
 )  # fmt: skip
-def test_anything_else_is_not_valid(said: Any) -> None:
+def test_metadata_with_invalid_or_unknown_fields_is_rejected(said: Any) -> None:
     assert metadata_of(Says(said), {}) is None

@@ -1,4 +1,4 @@
-"""Which URL is for what, as the original answered."""
+"""Which URL serves which purpose, as in seldon-core."""
 
 from __future__ import annotations
 
@@ -44,35 +44,35 @@ READ: dict[bytes, Purpose] = {
 
 
 def purposes(path: bytes, *, strict: bool = True) -> list[Purpose]:
-    """Give what becomes of each method."""
+    """Return the purpose of each HTTP method."""
     return [purpose_of(method, path, strict=strict) for method in (b"GET", b"HEAD", b"POST", b"PUT", b"OPTIONS")]
 
 
 @pytest.mark.parametrize("path", sorted(CALLED))
-def test_a_method_of_the_class_is_called_by_get_and_post(path: bytes) -> None:
+def test_component_methods_are_called_by_get_and_post(path: bytes) -> None:
     assert purposes(path) == [CALLED[path]] * 3 + [NOT_ALLOWED, OPTIONS]
     assert purposes(path, strict=False) == purposes(path)
 
 
 @pytest.mark.parametrize("path", sorted(POSTED))
-def test_the_external_names_are_posted_to(path: bytes) -> None:
+def test_external_api_paths_accept_only_post(path: bytes) -> None:
     assert purposes(path) == [NOT_FOUND, NOT_FOUND, POSTED[path], NOT_ALLOWED, OPTIONS]
     assert purposes(path, strict=False) == [NOT_ALLOWED, NOT_ALLOWED, POSTED[path], NOT_ALLOWED, OPTIONS]
 
 
 @pytest.mark.parametrize("path", sorted(READ))
-def test_what_tells_of_the_component_is_read(path: bytes) -> None:
+def test_health_metadata_and_openapi_paths_accept_only_get(path: bytes) -> None:
     assert purposes(path) == [READ[path]] * 2 + [NOT_ALLOWED] * 2 + [OPTIONS]
     assert purposes(path, strict=False) == purposes(path)
 
 
 @pytest.mark.parametrize("path", [b"/nope", b"/predict/", b"/Predict", b"/health//ping", b"/*", b"/combine", b"/\xff"])
-def test_at_any_other_path_stood_a_folder_that_does_not_exist(path: bytes) -> None:
+def test_an_unknown_path_is_not_found_or_not_allowed_as_in_seldon_core(path: bytes) -> None:
     assert purposes(path) == [NOT_FOUND, NOT_FOUND, NOT_ALLOWED, NOT_ALLOWED, OPTIONS]
     assert purposes(path, strict=False) == [NOT_FOUND] * 5
 
 
-def test_but_at_the_root() -> None:
+def test_the_root_path_is_not_found_for_every_method() -> None:
     assert purposes(b"/") == purposes(b"/", strict=False) == [NOT_FOUND] * 5
 
 
@@ -85,11 +85,11 @@ def test_but_at_the_root() -> None:
         (b"/nope", b"OPTIONS, GET, HEAD"),
     ],
 )
-def test_the_methods_of_a_path_are_told_with_those_of_the_folder(path: bytes, allowed: bytes) -> None:
+def test_allowed_methods_include_those_of_the_static_folder_when_strict_is_on(path: bytes, allowed: bytes) -> None:
     assert methods_of(path, strict=True) == allowed
 
 
-def test_or_without_them() -> None:
+def test_allowed_methods_exclude_those_of_the_static_folder_when_strict_is_off() -> None:
     assert methods_of(b"/api/v1.0/predictions", strict=False) == b"OPTIONS, POST"
 
 
@@ -109,15 +109,17 @@ def test_or_without_them() -> None:
         (b"/a/../predict", b"", (b"/a/../predict", b"")),
     ],
 )
-def test_a_target_has_a_path_and_a_query(target: bytes, query: bytes, found: tuple[bytes, bytes]) -> None:
+def test_a_request_target_is_split_into_a_path_and_a_query(
+    target: bytes, query: bytes, found: tuple[bytes, bytes]
+) -> None:
     assert split_target(target, query) == found
 
 
 @pytest.mark.parametrize("path", [b"/v2", b"/v2/models/m/infer", b"/docs", b"/openapi.json", b"/metrics"])
-def test_our_own_paths_stay_ours(path: bytes) -> None:
+def test_penstock_paths_are_recognized(path: bytes) -> None:
     assert is_penstock_path(path)
 
 
 @pytest.mark.parametrize("path", [*sorted((*CALLED, *POSTED, *READ)), b"/", b"/v2x", b"/metricsx", b"/static/v2"])
-def test_and_hide_none_of_the_original(path: bytes) -> None:
+def test_penstock_paths_hide_no_seldon_path(path: bytes) -> None:
     assert not is_penstock_path(path)

@@ -1,4 +1,4 @@
-"""Payloads are read as seldon-core 1.17.1 read them."""
+"""Payloads are read as in seldon-core 1.17.1."""
 
 # ruff: noqa: N803 - X is what seldon-core calls it
 
@@ -19,7 +19,7 @@ from .asking import ask, asked, inside
 
 
 class Says:
-    """Says what it was given."""
+    """Returns the types of its arguments."""
 
     def predict(self, X: Any, names: Any, meta: Any) -> Any:
         return [type(X).__name__, str(getattr(X, "dtype", X)), repr(names), repr(meta)]
@@ -45,19 +45,19 @@ class Says:
     ids=["ints", "floats", "bools", "mixed", "uint64", "beyond", "null", "tensor", "empty", "text", "lenient", "json",
          "5"],
 )  # fmt: skip
-def test_what_user_code_gets(message: Any, said: list[str]) -> None:
+def test_each_payload_kind_reaches_predict_as_the_type_of_seldon_core(message: Any, said: list[str]) -> None:
     answer = ask(Says(), message)
     assert answer.said["data"]["ndarray"] == said
 
 
-def test_data_comes_before_all_else() -> None:
+def test_the_data_field_takes_precedence_over_other_payload_fields() -> None:
     taken = split_message({"binData": "MTIz", "strData": "s", "jsonData": 1, "data": {"ndarray": [1]}})
     assert (taken[0].tolist(), taken[3]) == ([1], "data")
 
 
 @pytest.mark.parametrize("kind", ["tensor", "ndarray"])
 @given(st.lists(st.lists(st.integers(-(2**63), 2**63 - 1) | st.booleans(), min_size=2, max_size=2), min_size=1))
-def test_arrays_come_back_as_they_were_written(kind: str, rows: Any) -> None:
+def test_arrays_are_read_back_as_they_were_written(kind: str, rows: Any) -> None:
     array = np.array(rows)
     message = {"data": json.loads(json.dumps(datadef(kind, array, ["a", "b"])))}
     features, meta, said, _ = split_message(message)
@@ -65,14 +65,14 @@ def test_arrays_come_back_as_they_were_written(kind: str, rows: Any) -> None:
     assert (features.dtype, meta, said["names"]) == (array.dtype, None, ["a", "b"])
 
 
-def test_a_tensor_of_tensorflow_needs_no_tensorflow() -> None:
+def test_a_tftensor_is_read_without_tensorflow() -> None:
     array = np.array([[1.5, 2.0]])
     message = {"data": datadef("tftensor", array, [])}
     np.testing.assert_array_equal(split_message(message)[0], array)
 
 
 class Everything:
-    """Gives back what it is given."""
+    """Returns its input."""
 
     def predict(self, X: Any, names: Any) -> Any:
         return X
@@ -94,7 +94,7 @@ _near = st.dictionaries(_names, _json | st.dictionaries(_inner, _json | st.dicti
 
 @settings(max_examples=25)
 @given(_json | _near | st.lists(_near))
-def test_any_json_is_answered_whatever_it_is(message: Any) -> None:
+def test_any_json_message_is_answered_with_json(message: Any) -> None:
     for endpoint in (Endpoint.PREDICT, Endpoint.TRANSFORM_INPUT, Endpoint.ROUTE, Endpoint.AGGREGATE, Endpoint.FEEDBACK):
         answer = asked(_EVERYTHING, message, endpoint)
         assert answer.status in {200, 400, 500}
@@ -103,7 +103,7 @@ def test_any_json_is_answered_whatever_it_is(message: Any) -> None:
 
 
 @given(_json)
-def test_json_is_read_as_python_reads_it(value: Any) -> None:
+def test_json_is_read_as_pythons_json_module_reads_json(value: Any) -> None:
     body = json.dumps(value).encode()
     assert repr(loads(body)) == repr(json.loads(body))
 
@@ -118,5 +118,5 @@ def test_json_is_read_as_python_reads_it(value: Any) -> None:
     ],
     ids=["large", "small", "long", "infinite", "minus 0", "words", "surrogate", "twice", "utf-16", "mark", "both"],
 )  # fmt: skip
-def test_what_json_and_orjson_differ_in_is_read_as_json_reads_it(body: bytes) -> None:
+def test_json_that_orjson_reads_differently_is_read_as_pythons_json_module_reads_json(body: bytes) -> None:
     assert repr(loads(body)) == repr(json.loads(body))

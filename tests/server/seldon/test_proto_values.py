@@ -1,4 +1,4 @@
-"""Values of the messages of seldon.protos, read and written: as protobuf does it, and as the original did."""
+"""Values in messages of seldon.protos are read and written as by protobuf and by seldon-core."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_lists_of_numbers_are_written_as_protobuf_writes_them(shape: tuple[int, 
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_lists_of_numbers_are_read_as_one_by_one(shape: tuple[int, ...]) -> None:
+def test_lists_of_numbers_are_read_as_if_converted_element_by_element(shape: tuple[int, ...]) -> None:
     data = pb.DefaultData(ndarray=list_value_of(numbers(shape)))
     one_by_one = np.array(json_format.MessageToDict(data.ndarray))
     found = array_of(data)
@@ -67,7 +67,7 @@ def test_tensors_are_written_as_protobuf_writes_them(shape: tuple[int, ...], kin
     assert proto_bytes.data_bytes("tensor", array, ["a", "é"]) == theirs.SerializeToString(deterministic=True)
 
 
-def test_a_view_is_written_in_its_own_order() -> None:
+def test_an_array_view_is_written_in_the_order_of_the_view() -> None:
     array = numbers((4, 3)).T[::2]
     assert list(datadef_of("tensor", array).tensor.values) == array.ravel().tolist()
     assert array_of(datadef_of("ndarray", array)).tolist() == array.tolist()
@@ -77,7 +77,7 @@ def test_a_view_is_written_in_its_own_order() -> None:
     [[1.0] * 60, ["a"] * 60], [1.0] * 60 + ["a"], [[1.0] * 60, [None] * 60], [True] * 120, [{"a": 1}] * 60,
     [[[1.0] * 20] * 3, [[1.0] * 20, [2.0] * 20, ["a"] * 20]],
 ], ids=["text row", "text last", "null row", "bools", "dicts", "deep text"])  # fmt: skip
-def test_lists_of_other_things_are_read_one_by_one(values: list[Any]) -> None:
+def test_lists_with_other_elements_are_read_as_if_converted_element_by_element(values: list[Any]) -> None:
     data = nested(values)
     one_by_one = np.array(json_format.MessageToDict(data.ndarray))
     assert array_of(data).dtype == one_by_one.dtype
@@ -85,13 +85,13 @@ def test_lists_of_other_things_are_read_one_by_one(values: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("values", [[[1.0] * 60, [1.0] * 59], [[1.0, [2.0]]] * 30], ids=["rows", "depth"])
-def test_ragged_lists_are_numpys_error(values: list[Any]) -> None:
+def test_ragged_lists_raise_numpys_error(values: list[Any]) -> None:
     with pytest.raises(ValueError, match="inhomogeneous"):
         array_of(nested(values))
 
 
 @pytest.mark.parametrize("count", [1, 100])
-def test_what_is_not_finite_comes_as_text_in_a_list_unless_that_is_not_wanted(count: int) -> None:
+def test_nan_and_infinity_in_a_list_are_read_as_text_unless_exact_is_off(count: int) -> None:
     data = nested([math.nan, math.inf, -math.inf] * count)
     assert array_of(data).tolist() == ["NaN", "Infinity", "-Infinity"] * count
     assert np.array_equal(
@@ -100,7 +100,7 @@ def test_what_is_not_finite_comes_as_text_in_a_list_unless_that_is_not_wanted(co
     assert array_of(tensor([1], [math.inf])).tolist() == [math.inf]
 
 
-def test_a_tensor_can_be_written_to() -> None:
+def test_an_array_read_from_a_tensor_is_writable() -> None:
     found = array_of(tensor([1, 2], [1, 2]))
     found += 1
     assert found.tolist() == [[2.0, 3.0]]
@@ -115,33 +115,35 @@ def test_a_tensor_can_be_written_to() -> None:
     ([-1, 2], [1, 2], ValueError, "buffer size must be a multiple of element size"),
     ([-1, -2], [1, 2], ValueError, "can only specify one unknown dimension"),
 ], ids=["too few", "within the head", "no shape", "negative", "twice negative"])  # fmt: skip
-def test_a_tensor_whose_shape_is_wrong_fails(shape: list[int], values: list[float], error: Any, text: str) -> None:
+def test_a_tensor_whose_shape_does_not_fit_its_values_is_an_error(
+    shape: list[int], values: list[float], error: Any, text: str
+) -> None:
     with pytest.raises(error, match=f"^{text}$"):
         array_of(tensor(shape, values))
 
 
-def test_of_too_many_values_the_last_are_taken_unless_that_is_not_wanted() -> None:
+def test_surplus_values_of_a_tensor_are_dropped_from_the_front_unless_exact_is_off() -> None:
     assert array_of(tensor([2], [1, 2, 3])).tolist() == [2.0, 3.0]
     with pytest.raises(ValueError, match=r"tensor of shape \[2\] has 3 values"):
         array_of(tensor([2], [1, 2, 3]), exact=False)
     assert array_of(tensor([], [3]), exact=False).shape == ()
 
 
-# -- what JSON can say -----------------------------------------------------------------------------------------
+# -- JSON values -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", [
     None, True, False, "", "é", 0, -1, 2**60, 1.5, [], {}, [1, [None, {"a": "b"}]], {"a": {"b": [1, 2]}, "": ""},
     np.float64(1.5), math.inf,
 ], ids=repr)  # fmt: skip
-def test_values_are_written_as_protobufs_json_writes_them(value: Any) -> None:
+def test_values_are_written_as_protobufs_json_format_writes_them(value: Any) -> None:
     written = struct_pb2.Value.FromString(json_bytes(value))
     theirs = struct_pb2.Value()
     json_format.ParseDict(value, theirs)
     assert written == theirs
 
 
-def test_what_json_cannot_say_is_told_with_its_place() -> None:
+def test_a_value_that_json_cannot_represent_is_an_error_that_names_its_position() -> None:
     with pytest.raises(json_format.ParseError) as raised:
         json_bytes({"a": [1, {"b": np.int64(2)}]})
     assert str(raised.value) == "Value 2 has unexpected type <class 'numpy.int64'> at Value.a[1].b"
@@ -151,7 +153,7 @@ def test_what_json_cannot_say_is_told_with_its_place() -> None:
         json_bytes({1: 2})
 
 
-def test_numpys_numbers_are_written_where_more_is_allowed() -> None:
+def test_numpy_values_are_written_when_exact_is_off() -> None:
     value = {"a": np.int64(1), "b": np.arange(2), "c": (np.float32(0.5), np.bool_(True)), 3: None}
     written = struct_pb2.Value.FromString(json_bytes(value, exact=False))
     assert value_of(written) == {"a": 1.0, "b": [0.0, 1.0], "c": [0.5, True], "3": None}
@@ -161,17 +163,17 @@ def test_numpys_numbers_are_written_where_more_is_allowed() -> None:
     np.array([b"x"]), np.array([1 + 1j]), np.array(["2020-01-01"], "datetime64[D]"), np.array([[object()]]),
     np.array([(1, 2.5)], dtype=[("a", int), ("b", float)]), np.array([0.5], np.longdouble),
 ], ids=["bytes", "complex", "dates", "objects", "records", "longdouble"])  # fmt: skip
-def test_arrays_that_no_list_holds_fail(array: Array) -> None:
+def test_arrays_of_unsupported_dtypes_cannot_be_written_as_a_list(array: Array) -> None:
     with pytest.raises(ValueError, match=r"^Unexpected type$"):
         list_bytes(array)
 
 
-def test_an_array_of_no_dimension_is_no_list() -> None:
+def test_a_zero_dimensional_array_cannot_be_written_as_a_list() -> None:
     with pytest.raises(TypeError, match="iteration over a 0-d array"):
         list_bytes(np.array(1.0))
 
 
-def test_complex_numbers_are_no_tensor() -> None:
+def test_complex_numbers_and_timedeltas_cannot_be_written_as_a_tensor() -> None:
     with pytest.raises(TypeError, match=r"\(1\+2j\) has type complex, but expected one of: int, float"):
         datadef_of("tensor", np.array([1 + 2j]))
     with pytest.raises(TypeError, match=r"timedelta\(seconds=5\) has type datetime.timedelta, but expected"):
@@ -181,7 +183,7 @@ def test_complex_numbers_are_no_tensor() -> None:
 
 
 @pytest.mark.parametrize("names", [["a"], ("a",), np.array(["a"]), "a", [b"a"]], ids=repr)
-def test_names_may_be_any_texts(names: Any) -> None:
+def test_names_may_be_any_iterable_of_texts(names: Any) -> None:
     assert list(datadef_of("tensor", np.zeros((1, 1)), names).names) == ["a"]
     assert list(datadef_of("tensor", np.zeros((1, 1)), iter(names)).names) == ["a"]
 
@@ -189,7 +191,7 @@ def test_names_may_be_any_texts(names: Any) -> None:
 @pytest.mark.parametrize(("names", "text"), [
     ([1], "1 has type int"), ([["a"]], r"\['a'\] has type list"), ([None], "None has type NoneType"),
 ], ids=["int", "list", "None"])  # fmt: skip
-def test_names_that_are_no_texts_fail(names: Any, text: str) -> None:
+def test_names_that_are_not_texts_are_an_error(names: Any, text: str) -> None:
     with pytest.raises(TypeError, match=f"^{text}, but expected one of: bytes, unicode$"):
         datadef_of("tensor", np.zeros((1, 1)), names)
 
@@ -209,21 +211,21 @@ META = {
 }
 
 
-def test_meta_is_read_as_protobufs_json_has_it() -> None:
+def test_meta_is_read_as_protobufs_json_format_reads_meta() -> None:
     message = json_format.ParseDict(META, pb.Meta())
     assert meta_of(message) == json_format.MessageToDict(message)
     assert meta_of(message) == META
     assert meta_of(pb.Meta()) == {}
 
 
-def test_metrics_of_no_kind_and_no_size_are_read() -> None:
+def test_metrics_with_an_unknown_type_or_an_infinite_value_are_read() -> None:
     message = pb.Meta()
     message.metrics.add(key="z", type=7, value=math.inf)
     assert meta_of(message) == {"metrics": [{"key": "z", "type": 7, "value": "Infinity"}]}
 
 
 @pytest.mark.parametrize("names", [["tags"], ["requestPath"], ["metrics"], ["tags", "metrics", "requestPath"]], ids=str)
-def test_meta_is_written_as_protobufs_json_writes_it(names: list[str]) -> None:
+def test_meta_is_written_as_protobufs_json_format_writes_meta(names: list[str]) -> None:
     said = {name: META[name] for name in names}
     theirs = json_format.ParseDict({**said, "puid": "é"}, pb.Meta())
     assert pb.Meta.FromString(meta_bytes(said, "é")) == theirs
@@ -237,13 +239,13 @@ def test_meta_is_written_as_protobufs_json_writes_it(names: list[str]) -> None:
     ({"metrics": [{"key": "k", "value": math.nan}]}, "Couldn't parse NaN"),
     ({"metrics": [{"key": "k", "extra": 1}]}, 'no field named "extra"'),
 ], ids=["tag", "key", "large", "nan", "extra"])  # fmt: skip
-def test_meta_that_no_message_holds_fails(said: dict[str, Any], text: str) -> None:
+def test_invalid_meta_is_a_parse_error(said: dict[str, Any], text: str) -> None:
     with pytest.raises(json_format.ParseError) as raised:
         meta_bytes(said)
     assert text in str(raised.value)
 
 
-def test_metrics_of_numpys_numbers_are_written() -> None:
+def test_metrics_with_numpy_values_are_written() -> None:
     metrics = [{"key": "k", "type": "GAUGE", "value": np.float32(0.5)}, {"key": "b", "value": True}]
     made = pb.Meta.FromString(meta_bytes({"metrics": metrics}))
     assert [(each.key, each.type, each.value) for each in made.metrics] == [("k", 1, 0.5), ("b", 0, 1.0)]
@@ -259,19 +261,19 @@ def test_metrics_of_numpys_numbers_are_written() -> None:
     {"data": {"ndarray": [[1.0, "a"], []]}}, {"data": {"names": ["a"]}}, {"data": {"ndarray": []}},
     {"status": {"code": 3, "info": "x", "status": "FAILURE"}},
 ], ids=json.dumps)  # fmt: skip
-def test_messages_are_the_json_that_protobuf_makes_of_them(message: dict[str, Any]) -> None:
+def test_messages_convert_to_the_json_of_protobufs_json_format(message: dict[str, Any]) -> None:
     made = json_format.ParseDict(message, pb.SeldonMessage())
     assert json_of(made) == message == json.loads(json_format.MessageToJson(made))
 
 
-def test_what_is_not_finite_is_a_word_of_json() -> None:
+def test_nan_and_infinity_become_texts_in_json() -> None:
     made = pb.SeldonMessage(data=tensor([2], [math.nan, -math.inf]))
     assert json_of(made) == {"data": {"tensor": {"shape": [2], "values": ["NaN", "-Infinity"]}}}
     made = pb.SeldonMessage(data=nested([math.nan]))
     assert json_of(made) == {"data": {"ndarray": ["NaN"]}}
 
 
-def test_a_payload_is_what_is_there() -> None:
+def test_the_payload_of_a_message_is_the_field_that_is_set() -> None:
     assert payload_of(pb.SeldonMessage(strData="")) == ""
     assert payload_of(pb.SeldonMessage(binData=b"x")) == b"x"
     assert payload_of(json_format.ParseDict({"jsonData": {"a": 1}}, pb.SeldonMessage())) == {"a": 1.0}
@@ -282,7 +284,7 @@ def test_a_payload_is_what_is_there() -> None:
         payload_of(pb.SeldonMessage())
 
 
-def test_the_shortest_digits_of_a_float32_are_found() -> None:
+def test_the_shortest_decimal_of_a_float32_is_found() -> None:
     assert [proto_values.shortest_float(each) for each in (0.10000000149011612, 16777216.0, math.inf)] == [
         0.1, 16777216.0, math.inf,
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Calls whose request is a message of seldon.protos: what the component gets of it, and what is made of its answer."""
+"""Calls with a message of seldon.protos: what the component receives, and how its result is answered."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OK, UNKNOWN, INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED, UNIMPLEMENTED, INTE
 
 
 class Answer(NamedTuple):
-    """A reply, read."""
+    """A decoded reply."""
 
     status: int
     body: bytes
@@ -64,13 +64,13 @@ def tensor(*values: float, **meta: Any) -> Any:
 
 
 def giving(result: Any, **methods: Any) -> Any:
-    """Make a component that predicts this."""
+    """Make a component whose predict returns this."""
     made = {"predict": lambda self, x, names: result} | methods
     return type("Giving", (), made)()
 
 
 class Ident:
-    """Keeps what it got."""
+    """Keeps the arguments of its last call."""
 
     got: tuple[Any, ...] = ()
 
@@ -79,10 +79,10 @@ class Ident:
         return x
 
 
-# -- what a component gets -------------------------------------------------------------------------------------
+# -- what a component receives ---------------------------------------------------------------------------------
 
 
-def test_a_tensor_comes_as_float64_with_its_names_and_without_meta() -> None:
+def test_predict_receives_a_tensor_as_float64_with_its_names_and_empty_meta() -> None:
     user = Ident()
     answer = ask(user, tensor(1, 2))
     values, names, meta = user.got
@@ -96,13 +96,13 @@ def test_a_tensor_comes_as_float64_with_its_names_and_without_meta() -> None:
     ({"strData": "x"}, "x"), ({"binData": "MTIz"}, b"123"), ({"jsonData": {"a": [1, None]}}, {"a": [1.0, None]}),
     ({"jsonData": 3}, 3.0),
 ], ids=str)  # fmt: skip
-def test_other_payloads_come_as_they_are(said: dict[str, Any], got: Any) -> None:
+def test_predict_receives_texts_bytes_and_json_as_python_values(said: dict[str, Any], got: Any) -> None:
     user = Ident()
     ask(user, message(**said))
     assert (user.got[0], list(user.got[1])) == (got, [])
 
 
-def test_meta_comes_as_a_dict_and_goes_back() -> None:
+def test_predict_receives_meta_as_a_dict_and_the_answer_repeats_meta_without_routing() -> None:
     user = Ident()
     meta = {
         "puid": "p", "tags": {"a": 1.0}, "routing": {"r": 1}, "requestPath": {"x": "y"},
@@ -116,7 +116,7 @@ def test_meta_comes_as_a_dict_and_goes_back() -> None:
     assert answer.metrics == []
 
 
-def test_a_message_of_the_users_own_comes_back_as_it_came() -> None:
+def test_custom_data_is_returned_unchanged() -> None:
     class Custom:
         def predict(self, x: Any, names: Any) -> Any:
             assert isinstance(x, AnyMessage)
@@ -127,7 +127,7 @@ def test_a_message_of_the_users_own_comes_back_as_it_came() -> None:
     assert ask(Custom(), asked).message.customData == asked.customData
 
 
-def test_a_component_without_a_method_gives_nothing_or_passes_on() -> None:
+def test_missing_methods_are_answered_as_in_seldon_core() -> None:
     assert ask(object(), tensor(1)).said == {"meta": {}, "data": {"tensor": {"shape": [0]}}}
     for endpoint in (Endpoint.TRANSFORM_INPUT, Endpoint.TRANSFORM_OUTPUT):
         assert ask(SeldonComponent(), tensor(1), endpoint).said["data"]["names"] == ["t:0"]
@@ -135,7 +135,7 @@ def test_a_component_without_a_method_gives_nothing_or_passes_on() -> None:
     assert ask(object(), tensor(1), Endpoint.ROUTE).error == (UNKNOWN, CALLING)
 
 
-def test_a_route_is_an_array_and_takes_no_tags_along() -> None:
+def test_a_route_is_returned_as_a_tensor_without_the_requests_tags() -> None:
     user = type("Router", (), {"route": lambda self, x, names: 1})()
     answer = ask(user, tensor(1, puid="p", tags={"a": 1}), Endpoint.ROUTE)
     assert answer.said == {
@@ -143,7 +143,7 @@ def test_a_route_is_an_array_and_takes_no_tags_along() -> None:
     }  # fmt: skip
 
 
-def test_messages_are_combined() -> None:
+def test_aggregate_combines_the_data_and_meta_of_its_messages() -> None:
     class Mean:
         def aggregate(self, features: Any, names: Any) -> Any:
             self.names = [list(each) for each in names]
@@ -162,7 +162,7 @@ def test_messages_are_combined() -> None:
     assert ask(user, b"", Endpoint.AGGREGATE).error == (UNKNOWN, f"{CALLING}list index (0) out of range")
 
 
-def test_names_are_lists_since_pandas_takes_no_repeated_field_for_columns() -> None:
+def test_methods_receive_names_as_lists() -> None:
     class Noting:
         def __init__(self) -> None:
             self.kinds: list[type] = []
@@ -185,7 +185,7 @@ def test_names_are_lists_since_pandas_takes_no_repeated_field_for_columns() -> N
     assert user.kinds == [list] * 4
 
 
-# -- what is made of its answer --------------------------------------------------------------------------------
+# -- results ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("result", "said"), [
@@ -196,7 +196,7 @@ def test_names_are_lists_since_pandas_takes_no_repeated_field_for_columns() -> N
     (np.array([5], "timedelta64[ns]"), {"data": {"tensor": {"shape": [1], "values": [5.0]}}}),
     (np.ma.masked_array([1.0, 2.0], [True, False]), {"data": {"tensor": {"shape": [2], "values": [1.0, 2.0]}}}),
 ], ids=str)  # fmt: skip
-def test_results_travel_as_their_kind(result: Any, said: dict[str, Any]) -> None:
+def test_results_are_returned_in_the_field_for_their_type(result: Any, said: dict[str, Any]) -> None:
     assert ask(giving(result), tensor(1)).said == {"meta": {}, **said}
 
 
@@ -205,7 +205,7 @@ def test_results_travel_as_their_kind(result: Any, said: dict[str, Any]) -> None
     ({"data": {}}, "ndarray"), ({"data": {"tftensor": {"dtype": "DT_FLOAT", "floatVal": [1]}}}, "tftensor"),
     ({"strData": "x"}, "tensor"),
 ], ids=str)  # fmt: skip
-def test_numbers_travel_as_those_of_the_request(asked: dict[str, Any], kind: str) -> None:
+def test_numbers_are_returned_in_the_encoding_of_the_request(asked: dict[str, Any], kind: str) -> None:
     assert ask(giving(np.ones((1, 2))), message(**asked)).message.data.WhichOneof("data_oneof") == kind
 
 
@@ -215,11 +215,11 @@ def test_numbers_travel_as_those_of_the_request(asked: dict[str, Any], kind: str
     (bytearray(b"1"), "bytearray(b'1') has type bytearray, but expected one of: bytes"),
     ({"a": np.int64(1)}, "Value 1 has unexpected type <class 'numpy.int64'> at Value.a"),
 ], ids=str)  # fmt: skip
-def test_results_that_the_original_could_not_write_fail_as_there(result: Any, text: str) -> None:
+def test_unsupported_results_fail_with_seldon_cores_error(result: Any, text: str) -> None:
     assert ask(giving(result), tensor(1)).error == (UNKNOWN, CALLING + text)
 
 
-def test_what_the_component_says_of_its_answers_is_in_them() -> None:
+def test_tags_metrics_and_class_names_are_in_the_answer() -> None:
     user = giving(
         SeldonResponse(np.ones((1, 1)), tags={"b": 2}, metrics=[{"type": "GAUGE", "key": "g", "value": 3}]),
         tags=lambda self: {"a": "x", "b": 1},
@@ -235,7 +235,7 @@ def test_what_the_component_says_of_its_answers_is_in_them() -> None:
     assert answer.metrics == [["g", "GAUGE", 3, None], ["c", "COUNTER", 1, None]]
 
 
-def test_where_a_request_went_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_request_path_is_in_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREDICTIVE_UNIT_ID", "classifier")
     monkeypatch.setenv("PREDICTIVE_UNIT_IMAGE", "org/img:0.3")
     assert ask(Ident(), tensor(1)).said["meta"] == {"requestPath": {"classifier": "org/img:0.3"}}
@@ -244,7 +244,7 @@ def test_where_a_request_went_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- methods that take messages --------------------------------------------------------------------------------
 
 
-def test_a_raw_method_gets_the_message_and_gives_one() -> None:
+def test_a_raw_method_receives_and_returns_a_message() -> None:
     class Raw:
         def predict_raw(self, message: Any) -> Any:
             assert type(message) is pb.SeldonMessage
@@ -256,7 +256,7 @@ def test_a_raw_method_gets_the_message_and_gives_one() -> None:
     assert [row[:3] for row in answer.metrics] == [["k", "COUNTER", 2]]
 
 
-def test_a_raw_method_that_is_not_implemented_is_passed_over() -> None:
+def test_a_raw_method_that_is_not_implemented_falls_back_to_predict() -> None:
     class Raw(Ident):
         def predict_raw(self, message: Any) -> Any:
             raise SeldonNotImplementedError("not here")
@@ -265,13 +265,13 @@ def test_a_raw_method_that_is_not_implemented_is_passed_over() -> None:
 
 
 @pytest.mark.parametrize("name", ["predict_grpc", "transform_input_grpc", "transform_input_rest"])
-def test_the_methods_of_old_still_get_the_message(name: str) -> None:
+def test_legacy_methods_receive_and_return_the_message(name: str) -> None:
     user = type("Old", (), {name: lambda self, message: message})()
     endpoint = Endpoint.PREDICT if name == "predict_grpc" else Endpoint.TRANSFORM_INPUT
     assert ask(user, message(strData="x"), endpoint).said == {"strData": "x"}
 
 
-def test_a_message_that_is_none_cannot_be_written() -> None:
+def test_a_raw_or_legacy_result_that_is_not_a_message_is_an_error() -> None:
     user = type("Old", (), {"predict_grpc": lambda self, message: {"strData": "x"}})()
     assert ask(user, message(strData="x")).error == (INTERNAL, "Failed to serialize response!")
     raw = type("Raw", (), {"predict_raw": lambda self, message: {}})()
@@ -288,13 +288,13 @@ FEEDBACK = {
 
 
 class Fed:
-    """Keeps what it was fed."""
+    """Keeps the feedback it received."""
 
     def send_feedback(self, features: Any, names: Any, reward: Any, truth: Any, routing: Any = None) -> Any:
         self.got = (features.tolist(), list(names), reward, truth.tolist(), routing)
 
 
-def test_feedback_comes_in_its_parts() -> None:
+def test_send_feedback_receives_features_names_reward_truth_and_routing() -> None:
     user = Fed()
     answer = ask(user, json_format.ParseDict(FEEDBACK, pb.Feedback()), Endpoint.FEEDBACK)
     reward = 0.10000000149011612
@@ -307,14 +307,14 @@ def test_feedback_comes_in_its_parts() -> None:
 
 
 @pytest.mark.parametrize("asked", [{}, {"request": {"strData": "x"}}], ids=str)
-def test_feedback_without_arrays_is_of_empty_ones(asked: dict[str, Any]) -> None:
+def test_feedback_without_arrays_is_passed_as_empty_arrays(asked: dict[str, Any]) -> None:
     user = Fed()
     answer = ask(user, json_format.ParseDict(asked, pb.Feedback()), Endpoint.FEEDBACK)
     assert user.got == ([], [], 0.0, [], None)
     assert (answer.said, answer.metrics) == ({"meta": {}, "data": {"tensor": {"shape": [0]}}}, [])
 
 
-def test_feedback_over_rest_is_a_message_too() -> None:
+def test_feedback_over_rest_is_parsed_into_a_message() -> None:
     made = protobuf.feedback_of(FEEDBACK)
     assert type(made) is pb.Feedback
     assert type(protobuf.feedback(Component(Fed()), made)) is pb.SeldonMessage
@@ -323,14 +323,14 @@ def test_feedback_over_rest_is_a_message_too() -> None:
     assert raised.value.message.startswith('Invalid JSON: Message type "seldon.protos.Feedback" has no field named')
 
 
-def test_a_field_of_a_feedback_that_is_no_utf8_is_told_as_a_mistake_of_the_client() -> None:
+def test_a_feedback_field_name_that_is_not_utf8_is_reported_as_invalid_json() -> None:
     with pytest.raises(SeldonMicroserviceException) as raised:
         protobuf.feedback_of({"\udc00": 1})
     assert raised.value.message.startswith("Invalid JSON: ")
     assert "surrogates not allowed" in raised.value.message
 
 
-def test_an_exception_without_a_text_is_told_as_grpcio_told_it() -> None:
+def test_an_exception_whose_text_cannot_be_read_gets_grpcios_message() -> None:
     class WithoutATextError(Exception):
         def __str__(self) -> str:
             raise ValueError
@@ -342,7 +342,7 @@ def test_an_exception_without_a_text_is_told_as_grpcio_told_it() -> None:
 
 
 @pytest.mark.parametrize("name", ["send_feedback_rest", "send_feedback_grpc"])
-def test_the_feedback_methods_of_old_give_json(name: str) -> None:
+def test_legacy_feedback_methods_return_json(name: str) -> None:
     got = []
 
     def method(self: Any, said: Any) -> Any:
@@ -359,7 +359,7 @@ def test_the_feedback_methods_of_old_give_json(name: str) -> None:
 
 
 class RefusedError(Exception):
-    """A user's own, as in the documentation of Seldon's error handlers."""
+    """A user's own exception, as in the documentation of Seldon's error handlers."""
 
     status_code = 404
 
@@ -382,7 +382,9 @@ def raising(error: Exception) -> Any:
     (NotImplementedError("later"), "later", (UNIMPLEMENTED, "later")),
     (RefusedError("gone"), "gone", (NOT_FOUND, "gone")),
 ], ids=repr)  # fmt: skip
-def test_exceptions_are_unknown_unless_they_are_mapped(error: Exception, strict: str, mapped: tuple[int, str]) -> None:
+def test_exceptions_have_status_unknown_unless_strict_is_off(
+    error: Exception, strict: str, mapped: tuple[int, str]
+) -> None:
     assert ask(raising(error), tensor(1)).error == (UNKNOWN, CALLING + strict)
     assert ask(raising(error), tensor(1), strict=False).error == mapped
 
@@ -393,24 +395,24 @@ def test_exceptions_are_unknown_unless_they_are_mapped(error: Exception, strict:
     (tensor(1).SerializeToString().replace(b"\x01\x01", b"\x01\x02"),
      (UNKNOWN, f"{CALLING}buffer is smaller than requested size"), "buffer is smaller than requested size"),
 ], ids=["no message", "empty", "too few"])  # fmt: skip
-def test_payloads_that_cannot_be_read_are_the_clients_fault_where_they_are_mapped(
+def test_unreadable_payloads_are_invalid_argument_when_strict_is_off(
     asked: bytes, strict: tuple[int, str], mapped: str
 ) -> None:
     assert ask(Ident(), asked).error == strict
     assert ask(Ident(), asked, strict=False).error == (INVALID_ARGUMENT, mapped)
 
 
-def test_what_is_no_text_cannot_be_read_whichever_protobuf_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_unicode_error_in_the_protobuf_parser_is_a_deserialization_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protobuf, "_PARSERS", [bytes.decode] * len(Endpoint))
     assert ask(Ident(), b"\xff").error == (INTERNAL, "Exception deserializing request!")
 
 
-def test_a_text_that_is_no_unicode_is_answered(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.CRITICAL, "seldon_core")  # pytest's workers could not send it, should it be logged
+def test_an_error_text_that_is_not_unicode_is_answered_with_a_replacement(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, "seldon_core")  # pytest's workers could not send the text if it were logged
     assert ask(raising(ValueError("\udc80")), tensor(1)).error == (UNKNOWN, f"{CALLING}?")
 
 
-def test_metrics_of_a_call_that_fails_are_counted() -> None:
+def test_metrics_of_a_failed_call_are_counted() -> None:
     user = giving("x", metrics=lambda self: [{"type": "GAUGE", "key": "g", "value": 1}], tags=lambda self: 1 / 0)
     answer = ask(user, tensor(1))
     assert answer.error == (UNKNOWN, f"{CALLING}division by zero")
@@ -421,11 +423,11 @@ def test_metrics_of_a_call_that_fails_are_counted() -> None:
     ({"a": np.int64(1), "b": (1, 2)}, {"jsonData": {"a": 1.0, "b": [1.0, 2.0]}}),
     (bytearray(b"123"), {"binData": "MTIz"}),
 ], ids=str)  # fmt: skip
-def test_more_results_are_taken_of_a_component_that_is_not_strict(result: Any, said: dict[str, Any]) -> None:
+def test_numpy_values_and_bytearrays_are_accepted_when_strict_is_off(result: Any, said: dict[str, Any]) -> None:
     assert ask(giving(result), tensor(1), strict=False).said == {"meta": {}, **said}
 
 
-def test_a_call_that_has_run_with_others_is_finished_alone() -> None:
+def test_each_call_of_a_batch_gets_its_own_meta_and_error() -> None:
     component = Component(giving(None, tags=lambda self: {"a": 1}))
     reply = protobuf.finish(component, Endpoint.PREDICT, tensor(1, puid="p"), np.ones((1, 1)), {}, [])
     said = json_format.MessageToDict(pb.SeldonMessage.FromString(read_answer(reply)[3]))

@@ -1,6 +1,6 @@
-"""seldon.protos is the original's to the byte, and gets on with all who have the same files.
+"""seldon.protos equals seldon-core's byte for byte, and coexists with other packages that have the same files.
 
-RECORDED and DIGESTS: of seldon-core 1.17.1 with protobuf 3.20.3, which was run for them.
+RECORDED and DIGESTS were recorded from seldon-core 1.17.1 with protobuf 3.20.3.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DIGESTS = {
     "tensorflow/core/framework/resource_handle.proto": "55dcce14eecec65b3bace942ba160ec1",
     "tensorflow/core/framework/tensor.proto": "a6d7056424a2fb8984a1373c9689130b",
 }
-# name: message, as the original's json_format told it, and its bytes
+# name: message, as seldon-core's json_format printed it, and its bytes
 RECORDED: dict[str, tuple[str, Any, str]] = {
     "status": (
         "Status",
@@ -146,14 +146,14 @@ SERVICES = {
 
 
 @pytest.mark.parametrize("name", DIGESTS)
-def test_each_file_is_described_as_the_original_describes_it(name: str) -> None:
+def test_each_proto_file_has_seldon_cores_descriptor(name: str) -> None:
     described = {file.name: file for file in (protos.file_proto(), *protos.tensorflow_protos())}
 
     assert hashlib.sha256(described[name].SerializeToString()).hexdigest()[:32] == DIGESTS[name]
 
 
 @pytest.mark.parametrize("name", RECORDED)
-def test_a_message_has_the_original_s_bytes(name: str) -> None:
+def test_a_message_is_serialized_to_seldon_cores_bytes(name: str) -> None:
     kind, said, written = RECORDED[name]
     message = json_format.ParseDict(said, protos.message_class(kind)())
 
@@ -161,25 +161,25 @@ def test_a_message_has_the_original_s_bytes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RECORDED)
-def test_the_original_s_bytes_are_read(name: str) -> None:
+def test_seldon_cores_bytes_are_parsed(name: str) -> None:
     kind, said, written = RECORDED[name]
 
     assert json_format.MessageToDict(protos.message_class(kind).FromString(bytes.fromhex(written))) == said
 
 
-def test_every_message_is_recorded() -> None:
+def test_every_message_type_has_a_recorded_case() -> None:
     assert {kind for kind, _, _ in RECORDED.values()} | {"DefaultData", "Metric", "SeldonMessageMetadata"} == set(
         protos.registered_file().message_types_by_name
     )
 
 
-def test_the_services_have_their_methods() -> None:
+def test_the_services_have_seldon_cores_methods() -> None:
     services = protos.registered_file().services_by_name
 
     assert {name: [method.name for method in service.methods] for name, service in services.items()} == SERVICES
 
 
-def test_reflection_finds_every_file_that_is_imported() -> None:
+def test_reflection_finds_every_imported_file() -> None:
     files = {file.name: file for file in protos.files()}
 
     assert {needed for file in files.values() for needed in file.dependency} <= files.keys()
@@ -188,7 +188,7 @@ def test_reflection_finds_every_file_that_is_imported() -> None:
     )
 
 
-def test_messages_of_google_protobuf_fit() -> None:
+def test_messages_of_google_protobuf_are_accepted_as_fields() -> None:
     message = protos.message_class("SeldonMessage")
     value = struct_pb2.Value(string_value="a")
     packed = any_pb2.Any()
@@ -199,11 +199,11 @@ def test_messages_of_google_protobuf_fit() -> None:
     assert json_format.MessageToDict(message(customData=packed))["customData"]["values"] == [2.0]
 
 
-def test_there_is_one_class_of_a_message() -> None:
+def test_nested_messages_share_the_class_of_their_message_type() -> None:
     assert protos.message_class("Feedback")().request.__class__ is protos.message_class("SeldonMessage")
 
 
-def test_what_is_no_message_is_refused() -> None:
+def test_an_unknown_message_name_is_a_key_error() -> None:
     with pytest.raises(KeyError):
         protos.message_class("Nothing")
 
@@ -218,7 +218,7 @@ def _run(program: str, *path: Path) -> str:
 
 
 def _generated(folder: Path) -> None:
-    """Make a TensorFlow whose TensorProto has a field more than ours."""
+    """Make a TensorFlow whose TensorProto has one more field than ours."""
     from google.protobuf import descriptor_pb2
 
     place = folder / "tensorflow" / "core" / "framework"
@@ -246,7 +246,7 @@ print([field.name for field in message.data.tftensor.DESCRIPTOR.fields][-1])
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", ["protos", "tensorflow"])
-def test_a_tensorflow_with_other_fields_is_imported_before_or_after(tmp_path: Path, first: str) -> None:
+def test_a_tensorflow_with_extra_fields_can_be_imported_before_or_after_protos(tmp_path: Path, first: str) -> None:
     _generated(tmp_path)
     lines = {
         "protos": "from penstock.server.seldon import protos; protos.registered_file()",
@@ -258,7 +258,7 @@ def test_a_tensorflow_with_other_fields_is_imported_before_or_after(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_it_needs_no_tensorflow() -> None:
+def test_protos_work_without_tensorflow() -> None:
     program = "from penstock.server.seldon import protos\nsys.modules['tensorflow'] = None" + USED
 
     assert _run(program) == "float8_val"
@@ -266,7 +266,7 @@ def test_it_needs_no_tensorflow() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed")
-def test_the_installed_tensorflow_makes_tensors_for_it() -> None:
+def test_tensors_made_by_the_installed_tensorflow_are_accepted() -> None:
     program = """
 from penstock.server.seldon import protos
 made = protos.message_class("DefaultData")

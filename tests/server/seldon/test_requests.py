@@ -1,4 +1,4 @@
-"""The message of a request is found where Flask 2.2 and seldon-core 1.17.1 looked for it."""
+"""The message of a request is found where Flask 2.2 and seldon-core 1.17.1 look for it."""
 
 # ruff: noqa: N803 - X is what seldon-core calls it
 
@@ -34,11 +34,11 @@ MULTIPART = "multipart/form-data; boundary=x"
         ("multipart/form-data", failed("Invalid request data type: {}", "MICROSERVICE_BAD_DATA")),
     ],
 )  # fmt: skip
-def test_a_body_is_read_if_its_type_is_json(content_type: str, body: str) -> None:
+def test_a_body_is_read_only_if_its_content_type_is_json(content_type: str, body: str) -> None:
     assert posted(Ident(), BODY, content_type).body == body
 
 
-def test_a_form_comes_before_the_query_and_the_query_before_the_body() -> None:
+def test_a_form_takes_precedence_over_the_query_and_the_query_over_the_body() -> None:
     query, field = 'json={"strData":"query"}', b"x=1&json=" + quote('{"strData":"field +"}').encode()
     assert posted(Ident(), BODY, "application/json", query).said["strData"] == "query"
     assert posted(Ident(), field, FORM, query).said["strData"] == "field +"
@@ -46,23 +46,23 @@ def test_a_form_comes_before_the_query_and_the_query_before_the_body() -> None:
 
 
 @pytest.mark.parametrize("body", [b"{", b"", b"null", b'{"a":1,}', b'{"strData":"\xe9"}'])
-def test_a_malformed_body_is_refused_as_bad_data(body: bytes) -> None:
+def test_a_malformed_body_is_rejected_as_bad_data(body: bytes) -> None:
     assert ask(Ident(), body)[:2] == (400, NOT_FOUND)
 
 
-def test_a_body_that_is_too_deep_is_an_internal_error_as_it_was() -> None:
+def test_a_body_nested_too_deeply_is_an_internal_error() -> None:
     answer = ask(Ident(), b"[" * 100_000 + b"]" * 100_000)
     assert answer.status == 500
     assert answer.said["status"]["info"].startswith("maximum recursion depth exceeded")
 
 
-def test_a_malformed_query_is_an_internal_error_as_it_was() -> None:
+def test_a_malformed_query_is_an_internal_error() -> None:
     answer = posted(Ident(), b"", "", "json={")
     text = "Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"
     assert answer[:2] == (500, failed(text))
 
 
-def test_payloads_may_be_passed_on_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_raw_methods_receive_the_raw_body_with_payload_passthrough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PAYLOAD_PASSTHROUGH", "true")
 
     class Reverses:
@@ -75,7 +75,7 @@ def test_payloads_may_be_passed_on_as_they_are(monkeypatch: pytest.MonkeyPatch) 
     assert posted(Reverses(), b"abc", "text/plain", "json=xy").body == "yx"
 
 
-def test_numbers_are_no_payload_that_is_passed_on_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_that_is_not_bytes_is_an_error_with_payload_passthrough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PAYLOAD_PASSTHROUGH", "true")
     user = type("Numbers", (), {"predict_raw": lambda self, payload: [b"a", 3]})()
     said = "sequence item 1: expected a bytes-like object, int found"
@@ -113,11 +113,11 @@ def part(name: str, value: str, *, file: bool = False, more: str = "") -> str:
     ids=["data", "text", "a file of text", "both", "bytes", "meta", "around", "line feeds", "two names", "twice",
          "no end", "no header", "no json", "unknown charset", "a charset"],
 )  # fmt: skip
-def test_the_fields_and_files_of_a_form_are_the_message(form: str, body: str) -> None:
+def test_the_fields_and_files_of_a_multipart_form_are_the_message(form: str, body: str) -> None:
     assert posted(Ident(), form.encode("latin-1"), MULTIPART).body == body
 
 
-def test_a_health_check_reads_nothing() -> None:
+def test_a_health_check_ignores_the_request_body() -> None:
     class Well:
         def health_status(self) -> Any:
             return [1, 2]
@@ -135,7 +135,7 @@ def test_a_health_check_reads_nothing() -> None:
     ],
     ids=["parameters", "long", "punycode"],
 )  # fmt: skip
-def test_a_form_takes_no_more_than_linear_time(headers: str, content: bytes, text: str) -> None:
+def test_a_multipart_form_is_parsed_in_linear_time(headers: str, content: bytes, text: str) -> None:
     said = f"--x\r\nContent-Disposition: form-data; name=strData{headers}\r\n\r\n".encode()
     start = time.process_time()
 

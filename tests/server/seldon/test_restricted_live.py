@@ -1,4 +1,4 @@
-"""What is restricted wants its header, of a component and of a graph alike."""
+"""Restricted protocols require their header, for a component and for a graph."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PREDICT = "/seldon.protos.Seldon/Predict"
 
 
 @pytest.mark.parametrize("path", [".", "graph.yaml"], ids=["component", "graph"])
-def test_predictions_want_their_header_and_health_does_not(path: str, tmp_path: Path) -> None:
+def test_restricted_predictions_require_the_header_and_health_checks_do_not(path: str, tmp_path: Path) -> None:
     (tmp_path / "Same.py").write_text("class Same:\n    def predict(self, X, names):\n        return X\n")
     (tmp_path / "graph.yaml").write_text("graph: {name: Same}\n")
     group = ("inference:key=secret",)

@@ -1,4 +1,4 @@
-"""Rows: what requests of the v2 protocol become in a worker, and what becomes of their results."""
+"""Rows: how requests of the v2 protocol run in a worker, and how their results are returned."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def component(predict: Callable[[Any, Any], Any], **more: Any) -> Any:
 
 
 class Noting:
-    """A predict that notes what it gets, and gives it back, or `result`."""
+    """A predict that records its arguments, and returns the rows or `result`."""
 
     def __init__(self, result: Any = None) -> None:
         self.seen: list[Any] = []
@@ -39,13 +39,13 @@ def asked(
     user: Any, arrays: Sequence[Any], rows: Sequence[int] = (1,), inputs: Sequence[Any] = (["input", "FP64"],),
     outputs: Sequence[Any] = tuple(OUTPUT),
 ) -> tuple[int, list[Any], list[Any]]:  # fmt: skip
-    """Have it answer a TENSORS message. Returns: how it went, what is said of each request, and the tensors."""
+    """Have it answer a TENSORS message. Returns: the outcome, the result of each request, and the tensors."""
     body = json.dumps({"inputs": inputs, "outputs": outputs, "rows": rows}).encode()
     reply, sent = SeldonInside(user, {"strict": True}).call(TENSORS, 1, body, list(arrays))
     return reply[0], json.loads(reply[1:] or b"[]"), list(sent or ())
 
 
-def test_an_input_is_what_predict_gets() -> None:
+def test_predict_receives_a_single_input_as_an_array() -> None:
     predict = Noting()
 
     outcome, said, sent = asked(component(predict), [np.ones((2, 3))])
@@ -55,7 +55,7 @@ def test_an_input_is_what_predict_gets() -> None:
     assert (predict.seen[0][0].shape, predict.seen[0][1]) == ((2, 3), [])
 
 
-def test_several_inputs_are_a_list_and_their_names() -> None:
+def test_predict_receives_several_inputs_as_a_list_with_their_names() -> None:
     predict = Noting([1.0])
     arrays = [np.ones((1, 2)), np.zeros((1, 3))]
 
@@ -65,7 +65,7 @@ def test_several_inputs_are_a_list_and_their_names() -> None:
     assert predict.seen[0][1] == ["a", "b"]
 
 
-def test_several_requests_are_one_call_and_each_gets_its_rows() -> None:
+def test_several_requests_run_in_one_call_and_each_gets_its_own_rows() -> None:
     predict = Noting()
 
     outcome, said, sent = asked(component(predict), [np.full((rows, 2), rows) for rows in (1, 3, 2)], rows=(1, 3, 2))
@@ -78,13 +78,13 @@ def test_several_requests_are_one_call_and_each_gets_its_rows() -> None:
 @pytest.mark.parametrize(
     "predict", [lambda rows, _: rows[:1], lambda rows, _: 1 / 0, lambda rows, _: {"a": 1}, lambda rows, _: sys.exit(3)]
 )
-def test_a_batch_that_does_not_go_well_is_asked_for_apart(predict: Any) -> None:
+def test_a_failed_batch_reports_that_its_requests_must_run_apart(predict: Any) -> None:
     outcome, _, sent = asked(component(predict), [np.ones((1, 2)), np.ones((1, 2))], rows=(1, 1))
 
     assert (outcome, sent) == (APART, [])
 
 
-def test_a_batch_with_tags_of_one_call_is_asked_for_apart_for_ever() -> None:
+def test_a_component_that_returns_tags_for_a_batch_is_never_batched_again() -> None:
     from seldon_core.user_model import SeldonResponse
 
     user = component(lambda rows, _: SeldonResponse(rows, tags={"a": 1}))
@@ -93,7 +93,7 @@ def test_a_batch_with_tags_of_one_call_is_asked_for_apart_for_ever() -> None:
     assert asked(user, [np.ones((1, 2))])[1] == [{"outputs": [0], "parameters": {"a": 1}}]
 
 
-def test_tags_are_parameters_and_metrics_are_told() -> None:
+def test_tags_become_parameters_and_metrics_are_returned() -> None:
     metric = {"type": "GAUGE", "key": "g", "value": 2}
     user = component(lambda rows, _: rows, tags=lambda _: {"a": [1], "b": "x"}, metrics=lambda _: [metric])
 
@@ -103,7 +103,7 @@ def test_tags_are_parameters_and_metrics_are_told() -> None:
     assert json.loads(said[0]["metrics"]) == [["g", "GAUGE", 2, None]]
 
 
-def test_what_a_request_that_failed_had_to_count_is_not_the_next_ones() -> None:
+def test_metrics_of_a_failed_request_are_not_counted_for_the_next_request() -> None:
     from seldon_core.user_model import SeldonResponse
 
     counted = [{"type": "GAUGE", "key": "g", "value": 2}]
@@ -119,7 +119,7 @@ def test_what_a_request_that_failed_had_to_count_is_not_the_next_ones() -> None:
     assert read_answer(following)[1] == b""
 
 
-def test_an_exception_is_told_with_its_own_text() -> None:
+def test_an_exceptions_own_text_is_in_the_error() -> None:
     from seldon_core.flask_utils import SeldonMicroserviceException
 
     def raises(error: Exception) -> Any:
@@ -135,13 +135,13 @@ def test_an_exception_is_told_with_its_own_text() -> None:
     assert raises(SeldonMicroserviceException("ours", status_code=500))["code"] == "INTERNAL"
 
 
-def test_what_is_no_tensor_is_refused_as_the_original_refuses_it() -> None:
+def test_a_result_that_is_not_a_tensor_is_rejected_with_seldon_cores_text() -> None:
     _, said, _ = asked(component(lambda rows, _: None), [np.ones((1, 2))])
 
     assert said[0]["message"] == "Unknown data type returned as payload (must be list or np array):None"
 
 
-def test_a_component_with_predict_raw_only_is_asked_so() -> None:
+def test_a_component_with_only_predict_raw_is_called_with_a_message() -> None:
     user = type("Raw", (), {"predict_raw": lambda _, message: {"data": {"ndarray": message["data"]["ndarray"]}}})()
 
     _, said, sent = asked(user, [np.ones((1, 2))])
@@ -149,7 +149,7 @@ def test_a_component_with_predict_raw_only_is_asked_so() -> None:
     assert (said, sent[0].tolist()) == ([{"outputs": [0]}], [[1.0, 1.0]])
 
 
-def test_strings_are_text_as_json_brings_them() -> None:
+def test_bytes_tensors_are_passed_as_text_when_their_elements_are_utf8() -> None:
     strings = np.array([[b"a", "é".encode()]], object)
 
     assert array_of(strings, "BYTES").tolist() == [["a", "é"]]
@@ -177,7 +177,7 @@ def test_strings_are_text_as_json_brings_them() -> None:
         ({"a": 1}, "", np.array([b'{"a": 1}'], object)),
     ],
 )
-def test_results_are_tensors_of_the_datatype_that_is_said_or_of_their_own(
+def test_results_are_converted_to_the_declared_datatype_if_the_conversion_is_safe(
     result: Any, datatype: str, wanted: Any
 ) -> None:
     positions, (tensor,) = tensors_of(result, [("output", datatype)])
@@ -186,7 +186,7 @@ def test_results_are_tensors_of_the_datatype_that_is_said_or_of_their_own(
     assert (tensor.dtype, tensor.shape, tensor.tolist()) == (wanted.dtype, wanted.shape, wanted.tolist())
 
 
-def test_several_outputs_come_by_name_or_in_order() -> None:
+def test_several_outputs_are_matched_by_name_or_by_order() -> None:
     outputs = [("a", "FP64"), ("b", "")]
 
     positions, tensors = tensors_of({"b": [1], "a": [2]}, outputs)
@@ -195,7 +195,7 @@ def test_several_outputs_come_by_name_or_in_order() -> None:
     assert tensors_of(np.array([[1.0], [2.0]]), outputs)[0] == [0]
 
 
-def test_a_signature_is_read_from_tensors_of_the_v2_protocol_only() -> None:
+def test_the_signature_uses_only_metadata_in_the_v2_format() -> None:
     said = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4]}], "outputs": [{"messagetype": "strData"}]}
 
     signature = signature_of(said, batched=False)
@@ -216,7 +216,7 @@ def test_a_signature_is_read_from_tensors_of_the_v2_protocol_only() -> None:
         ({"shape": [1.0, 4.0]}, (-1, 4)),
     ],
 )
-def test_the_first_axis_is_free(tensor: dict[str, Any], shape: tuple[int, ...]) -> None:
+def test_the_first_axis_of_the_signature_is_free(tensor: dict[str, Any], shape: tuple[int, ...]) -> None:
     (spec,) = signature_of({"inputs": [{"datatype": "BYTES", **tensor}]}, batched=False).inputs
 
     assert (spec.name, spec.shape) == ("input", shape)

@@ -1,4 +1,4 @@
-"""The RPCs of seldon.protos over fake calls: what they send on, what comes back, and what they say of themselves."""
+"""The RPCs of seldon.protos over fake calls: requests, answers, metadata and reflection."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ALL = [*RPCS, *METADATA, "Seldon/GraphMetadata"]
 
 
 class FakeModels:
-    """What loading.py keeps of the components."""
+    """Stands in for the components that loading.py keeps."""
 
     def __init__(self, metadata: dict[str, Any] | None) -> None:
         self.descriptions = {"m": ComponentDescription(metadata=metadata)}
@@ -35,7 +35,7 @@ class FakeModels:
 
 
 class FakeExposition:
-    """Keeps what it is told."""
+    """Keeps the metrics it is passed."""
 
     def __init__(self) -> None:
         self.added: list[tuple[Endpoint, bytes]] = []
@@ -45,7 +45,7 @@ class FakeExposition:
 
 
 class Served:
-    """The RPCs over an Engine that answers when it is told."""
+    """The RPCs over an Engine that answers when told to."""
 
     def __init__(self, metadata: dict[str, Any] | None = None) -> None:
         self.engine = HeldEngine()
@@ -71,7 +71,7 @@ class Served:
 
 
 class FakeSharing:
-    """Makes calls, and says so."""
+    """Makes calls, and counts them."""
 
     def __init__(self) -> None:
         self.made = 0
@@ -82,7 +82,7 @@ class FakeSharing:
 
 
 def service(files: Iterable[Any], name: str) -> Any:
-    """Find a service in what reflection gives, in whatever order."""
+    """Find a service in the files of reflection, which may be in any order."""
     waiting = {file.name: file for file in files}
     pool = descriptor_pool.DescriptorPool()
     while waiting:
@@ -92,7 +92,7 @@ def service(files: Iterable[Any], name: str) -> Any:
 
 
 @pytest.mark.parametrize("path", list(RPCS))
-def test_a_call_travels_as_it_came(path: str) -> None:
+def test_a_call_is_submitted_with_the_clients_bytes_unchanged(path: str) -> None:
     served = Served()
     call = served.call(PACKAGE + path, b"whatever it is")
     (request,) = served.engine.held
@@ -101,14 +101,14 @@ def test_a_call_travels_as_it_came(path: str) -> None:
     assert (call.status, call.sent) == (Status.OK, [b"answer"])
 
 
-def test_an_error_of_the_component_is_answered_with_its_status_and_text() -> None:
+def test_a_components_error_is_answered_with_its_status_and_text() -> None:
     served = Served()
     call = served.call()
     served.reply("Exception calling application: é".encode(), Status.UNKNOWN)
     assert (call.status, call.text, call.sent) == (Status.UNKNOWN, "Exception calling application: é", [])
 
 
-def test_metrics_of_a_call_are_added_and_are_no_part_of_its_answer() -> None:
+def test_metrics_of_a_call_are_counted_and_are_not_in_the_answer() -> None:
     served = Served()
     good, bad = served.call(), served.call()
     served.reply(b"x", metrics=b'[["k","COUNTER",1,null]]')
@@ -116,7 +116,7 @@ def test_metrics_of_a_call_are_added_and_are_no_part_of_its_answer() -> None:
     assert good.sent == bad.sent == [b"x"]
 
 
-def test_a_failure_of_the_server_keeps_its_code() -> None:
+def test_a_server_error_is_answered_with_its_own_status_and_pushback() -> None:
     served = Served()
     call = served.call()
     served.engine.held[0].error = InferError(Code.OVERLOADED, "too much", 5_000_000)
@@ -124,7 +124,7 @@ def test_a_failure_of_the_server_keeps_its_code() -> None:
     assert (call.status, call.text, call.pushback_ms) == (Status.UNAVAILABLE, "too much", 5)
 
 
-def test_what_is_refused_at_the_door_is_answered() -> None:
+def test_a_call_rejected_by_the_engine_is_answered_unavailable() -> None:
     served = Served()
     served.engine.failure = InferError(Code.NOT_READY, "the server is stopping")
     call = served.call()
@@ -146,7 +146,7 @@ def test_a_component_that_is_not_loaded_is_not_ready(monkeypatch: pytest.MonkeyP
     assert len(served.engine.held) == 1
 
 
-def test_a_client_that_has_gone_takes_its_call_back() -> None:
+def test_a_client_that_disconnects_cancels_its_call() -> None:
     served = Served()
     call = served.call()
     call.lose()
@@ -155,7 +155,7 @@ def test_a_client_that_has_gone_takes_its_call_back() -> None:
     assert call.sent == []
 
 
-def test_a_deadline_is_that_of_the_queue() -> None:
+def test_a_calls_deadline_is_the_deadline_of_its_request() -> None:
     served = Served()
     call = served.call(deadline_ns=12345)
     (request,) = served.engine.held
@@ -165,7 +165,7 @@ def test_a_deadline_is_that_of_the_queue() -> None:
     assert call.status is Status.DEADLINE_EXCEEDED
 
 
-def test_a_broken_reply_harms_only_its_call() -> None:
+def test_a_malformed_reply_fails_only_its_own_call() -> None:
     served = Served()
     broken, whole = served.call(), served.call()
     requests, served.engine.held = served.engine.held, []
@@ -175,7 +175,7 @@ def test_a_broken_reply_harms_only_its_call() -> None:
     assert (broken.status, whole.sent) == (Status.INTERNAL, [b"x"])
 
 
-def test_calls_that_may_share_a_batch_are_read_here() -> None:
+def test_only_predict_calls_are_read_for_batching() -> None:
     served = Served()
     sharing = served.models.sharing["m"] = FakeSharing()
     served.call(PREDICT)
@@ -186,7 +186,7 @@ def test_calls_that_may_share_a_batch_are_read_here() -> None:
     assert sharing.made == 1
 
 
-def test_large_ones_are_read_on_a_thread() -> None:
+def test_large_calls_are_read_on_a_thread() -> None:
     async def main() -> None:
         served = Served()
         sharing = served.models.sharing["m"] = FakeSharing()
@@ -206,7 +206,7 @@ def test_large_ones_are_read_on_a_thread() -> None:
 
 
 @pytest.mark.parametrize("path", METADATA)
-def test_metadata_is_answered_at_once(path: str) -> None:
+def test_metadata_is_answered_without_a_worker(path: str) -> None:
     metadata = {
         "name": "n", "versions": ["v"], "platform": "p", "custom": {"a": "b"},
         "inputs": [{"name": "i", "datatype": "BYTES", "shape": [1]}],
@@ -220,29 +220,29 @@ def test_metadata_is_answered_at_once(path: str) -> None:
 
 
 @pytest.mark.parametrize("metadata", [None, {}], ids=["not valid", "empty"])
-def test_metadata_that_is_not_valid_is_an_empty_message(metadata: dict[str, Any] | None) -> None:
+def test_invalid_or_empty_metadata_is_answered_with_an_empty_message(metadata: dict[str, Any] | None) -> None:
     assert Served(metadata).call(PACKAGE + "Model/Metadata").sent == [b""]
 
 
-def test_metadata_that_no_message_holds_is_an_error_without_a_text() -> None:
+def test_metadata_that_does_not_fit_the_message_is_an_error() -> None:
     call = Served({"inputs": [{"shape": [2**70]}]}).call(PACKAGE + "Model/Metadata")
     assert (call.status, call.text) == (Status.UNKNOWN, "Exception calling application: ")
 
 
-def test_a_component_has_no_graph() -> None:
+def test_graph_metadata_of_a_component_is_an_error() -> None:
     call = Served().call(PACKAGE + "Seldon/GraphMetadata")
     assert call.status is Status.UNKNOWN
     assert call.text == "Exception calling application: GraphMetadata not available on the Model level."
 
 
-def test_every_rpc_of_the_file_is_served() -> None:
+def test_every_rpc_of_the_proto_file_is_served() -> None:
     services = ("Generic", "Model", "Router", "Transformer", "OutputTransformer", "Combiner", "Seldon")
     told = [f"{name}/{method.name}" for name in services for method in service(protos.files(), name).methods]
     assert sorted(told) == sorted(ALL)
     assert sorted(Served().methods) == sorted(PACKAGE + path for path in ALL)
 
 
-def test_reflection_tells_of_the_services_beside_ours() -> None:
+def test_reflection_lists_seldons_services_beside_the_v2_service() -> None:
     asked = message_class("grpc.reflection.v1alpha.ServerReflectionRequest")
     answered = message_class("grpc.reflection.v1alpha.ServerReflectionResponse")
 
@@ -262,7 +262,7 @@ def test_reflection_tells_of_the_services_beside_ours() -> None:
     assert predict.input_type.name == "SeldonMessage"
 
 
-def test_the_rpcs_can_be_restricted() -> None:
+def test_restricted_rpcs_are_rejected_without_their_header() -> None:
     restricted = RestrictedApis.parse(["inference:key=secret"], "triton-grpc-protocol-")
     methods = restricted_methods(Served(metadata={}).methods, restricted, CATEGORIES)
     closed, open_to_all = FakeCall(), FakeCall()

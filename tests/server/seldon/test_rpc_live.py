@@ -1,4 +1,4 @@
-"""The RPCs of seldon.protos over a socket, asked by grpcio with the stubs that users' clients have."""
+"""The RPCs of seldon.protos over a socket, called by grpcio with the stubs of users' clients."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from seldon_core.flask_utils import SeldonMicroserviceException
 
 
 class Gated:
-    "Waits where it is asked to, until the pipe has a writer."
+    "Waits, if requested, until the pipe has a writer."
 
     def predict(self, x, names):
         if isinstance(x, str) and x == "wait":
@@ -79,7 +79,7 @@ def error_of(call: Callable[[], Any]) -> tuple[grpc.StatusCode, str]:
 
 
 @pytest.mark.parametrize("service", ["Model", "Seldon"])
-def test_a_tensor_is_predicted_with(live: Live, service: str) -> None:
+def test_a_tensor_is_answered_by_predict(live: Live, service: str) -> None:
     with channel(live) as line:
         answer = getattr(stubs, f"{service}Stub")(line).Predict(tensor(np.array([[1.0, 2.0]])), timeout=PATIENCE_S)
     assert (list(answer.data.names), list(answer.data.tensor.values)) == (["t:0", "t:1"], [1.0, 2.0])
@@ -89,13 +89,13 @@ def test_a_tensor_is_predicted_with(live: Live, service: str) -> None:
     ("Generic", "TransformInput"), ("Generic", "TransformOutput"), ("Transformer", "TransformInput"),
     ("OutputTransformer", "TransformOutput"),
 ])  # fmt: skip
-def test_what_it_has_no_method_for_passes(live: Live, service: str, method: str) -> None:
+def test_messages_for_missing_transform_methods_are_returned_unchanged(live: Live, service: str, method: str) -> None:
     with channel(live) as line:
         answer = getattr(getattr(stubs, f"{service}Stub")(line), method)(pb.SeldonMessage(strData="x"))
     assert answer == pb.SeldonMessage(strData="x", meta=pb.Meta())
 
 
-def test_errors_are_unknown(live: Live) -> None:
+def test_errors_have_status_unknown_when_strict_is_on(live: Live) -> None:
     with channel(live) as line:
         generic, model = stubs.GenericStub(line), stubs.ModelStub(line)
         calling = "Exception calling application: "
@@ -106,7 +106,7 @@ def test_errors_are_unknown(live: Live) -> None:
         assert refused == (grpc.StatusCode.UNKNOWN, f"{calling}GraphMetadata not available on the Model level.")
 
 
-def test_errors_are_mapped_where_it_is_not_strict(mapping: Live) -> None:
+def test_errors_are_mapped_to_status_codes_when_strict_is_off(mapping: Live) -> None:
     with channel(mapping) as line:
         model = stubs.ModelStub(line)
         refused = error_of(lambda: model.Predict(pb.SeldonMessage(strData="refuse")))
@@ -114,7 +114,7 @@ def test_errors_are_mapped_where_it_is_not_strict(mapping: Live) -> None:
         assert error_of(lambda: model.Predict(pb.SeldonMessage()))[0] is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_a_large_message_is_taken_unless_it_is_said_otherwise(live: Live, mapping: Live) -> None:
+def test_a_large_message_is_accepted_unless_a_limit_is_set(live: Live, mapping: Live) -> None:
     large = tensor(np.ones((700, 1000)))
     assert large.ByteSize() > 4 << 20
     with channel(live) as line:
@@ -125,11 +125,11 @@ def test_a_large_message_is_taken_unless_it_is_said_otherwise(live: Live, mappin
     assert text == f"Received message larger than max ({large.ByteSize()} vs. 1000)"
 
 
-def test_while_it_runs_metadata_is_answered_and_deadlines_pass(live: Live, folder: Path) -> None:
+def test_metadata_is_answered_and_deadlines_expire_while_a_call_runs(live: Live, folder: Path) -> None:
     with channel(live) as line, ThreadPoolExecutor(1) as threads:
         model = stubs.ModelStub(line)
         waiting = model.Predict.future(pb.SeldonMessage(strData="wait"))
-        # it has the pipe open when this returns: from here on it runs
+        # when this returns, the call has opened the pipe, so it is running
         gate = threads.submit(open, folder / "gate", "w").result(PATIENCE_S)
         try:
             assert model.Metadata(empty_pb2.Empty(), timeout=PATIENCE_S).name == "gated"
@@ -146,7 +146,7 @@ def test_while_it_runs_metadata_is_answered_and_deadlines_pass(live: Live, folde
         assert model.Predict(pb.SeldonMessage(strData="z"), timeout=PATIENCE_S).strData == "z"
 
 
-def test_other_services_are_on_the_same_port(live: Live) -> None:
+def test_health_reflection_and_v2_services_share_the_port(live: Live) -> None:
     asked = message_class("grpc.health.v1.HealthCheckRequest")
     v2 = service_pb2()
     question = message_class("grpc.reflection.v1alpha.ServerReflectionRequest")(list_services="")

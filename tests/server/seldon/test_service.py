@@ -1,4 +1,4 @@
-"""SeldonService as the Service of a connection, over a fake transport, before an engine that answers when told."""
+"""SeldonService as the Service of a connection, over a fake transport and an engine that answers when told to."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def asked(target: str, body: bytes = b"", *lines: str, method: str = "POST", ver
 
 
 def reply(body: bytes = b"{}\n", status: int = 200, lines: bytes = b"", metrics: bytes = b"") -> bytes:
-    """Write what a worker answers."""
+    """Write a worker's reply."""
     return ANSWER.pack(status, len(lines), len(metrics)) + metrics + lines + body
 
 
@@ -60,7 +60,7 @@ class SeldonEngine(OneModel):
         super().answer(*(replies or [reply()] * len(self.held)))
 
     def fail(self, error: InferError) -> None:
-        """Fail the first that was submitted."""
+        """Fail the call that was submitted first."""
         call = self.held.pop(0)
         call.error = error
         call.sink.deliver([call])
@@ -68,7 +68,7 @@ class SeldonEngine(OneModel):
 
 @dataclass
 class Counted:
-    """Keeps what it is told of metrics."""
+    """Keeps the metrics it is passed."""
 
     added: list[tuple[Endpoint, bytes]] = field(default_factory=list)
 
@@ -97,7 +97,7 @@ class Served(Lane):
         super().__init__(shared=make_shared(make_http_port(settings, cast(Any, None), self.service, Seldon(settings))))
 
     async def one(self, raw: bytes, *answers: bytes) -> Answer:
-        """Feed one request, have the component answer it if it is asked, and read the answer."""
+        """Feed one request, have the component answer it if it is called, and read the answer."""
         self.transport.written.clear()
         await self.fed(raw)
         if self.engine.held:
@@ -106,7 +106,7 @@ class Served(Lane):
         return answer
 
     async def sent(self, raw: bytes) -> Any:
-        """Feed one request, and give the call that it has become."""
+        """Feed one request, and return the call made of it."""
         before = len(self.engine.held)
         await self.fed(raw)
         [call] = self.engine.held[before:]
@@ -116,7 +116,7 @@ class Served(Lane):
 
 
 def make_shared(listener: Listener) -> HttpShared:
-    """Give what the connections of a port share."""
+    """Return what the connections of a port share."""
     return cast(HttpShared, cast(Any, listener)._config.http_protocol_class.shared)
 
 
@@ -129,7 +129,7 @@ def status_of(answer: Answer) -> dict[str, Any]:
 
 
 class TestCalls:
-    def test_a_call_travels_as_it_came_and_so_does_its_answer(self) -> None:
+    def test_a_call_and_its_answer_are_passed_on_unchanged(self) -> None:
         async def main() -> None:
             served = Served()
             await served.fed(asked("/predict", BODY, JSON))
@@ -153,7 +153,7 @@ class TestCalls:
         ],
     )  # fmt: skip
     @pytest.mark.parametrize("target", ["/predict", "/api/v1.0/predictions?x=1", "//predict", "/%70redict"])
-    def test_json_is_sent_without_more_words(self, line: str, target: str) -> None:
+    def test_a_json_body_is_sent_to_the_worker_without_its_head(self, line: str, target: str) -> None:
         async def main() -> None:
             assert (await Served().sent(asked(target, BODY, line))).body[:2] == bytes(
                 (Endpoint.PREDICT, PayloadKind.JSON)
@@ -171,7 +171,7 @@ class TestCalls:
             ("GET", "/predict", JSON, {"method": "GET", "type": "application/json", "query": ""}),
         ],
     )
-    def test_anything_else_is_sent_with_what_its_head_says(
+    def test_other_bodies_are_sent_to_the_worker_with_method_type_and_query(
         self, method: str, target: str, line: str, said: dict[str, str]
     ) -> None:
         async def main() -> None:
@@ -183,7 +183,7 @@ class TestCalls:
 
         run(main)
 
-    def test_heads_that_differ_in_their_query_are_not_taken_for_each_other(self) -> None:
+    def test_requests_that_differ_only_in_their_query_are_distinguished(self) -> None:
         async def main() -> None:
             served = Served()
             queries = [
@@ -195,7 +195,7 @@ class TestCalls:
 
         run(main)
 
-    def test_a_component_says_its_status_its_content_type_and_more_lines(self) -> None:
+    def test_a_component_sets_the_status_content_type_and_headers_of_an_answer(self) -> None:
         async def main() -> None:
             lines = b"text/plain\r\nx-mine: 1\r\n"
             answer = await Served().one(asked("/predict", BODY, JSON), reply(b"no", 402, lines))
@@ -205,7 +205,7 @@ class TestCalls:
 
         run(main)
 
-    def test_and_who_may_ask_it_if_it_likes(self) -> None:
+    def test_a_component_may_set_access_control_allow_origin(self) -> None:
         async def main() -> None:
             served = Served()
             lines = b"text/plain\r\nAccess-Control-Allow-Origin: https://only.me\r\n"
@@ -216,7 +216,7 @@ class TestCalls:
 
         run(main)
 
-    def test_its_metrics_are_taken_out(self) -> None:
+    def test_metrics_are_counted_and_removed_from_the_answer(self) -> None:
         async def main() -> None:
             served = Served()
             made = reply(b"no", 402, b"text/plain\r\nx-mine: 1\r\n", b"[[1]]")
@@ -227,7 +227,7 @@ class TestCalls:
 
         run(main)
 
-    def test_bodies_come_in_chunks_and_compressed(self) -> None:
+    def test_chunked_and_compressed_bodies_are_decoded(self) -> None:
         async def main() -> None:
             served = Served()
             chunked = in_chunks("/predict", BODY[:3], BODY[3:]).replace(b"host: x", b"host: x\r\n" + JSON.encode())
@@ -239,13 +239,13 @@ class TestCalls:
         run(main)
 
     @pytest.mark.parametrize("coding", ["gzip", "deflate", "identity", "br", "x"])
-    def test_a_body_that_only_says_it_is_compressed_is_taken_as_it_is(self, coding: str) -> None:
+    def test_an_uncompressed_body_is_accepted_whatever_its_content_encoding(self, coding: str) -> None:
         async def main() -> None:
             assert (await Served().sent(asked("/predict", BODY, JSON, f"content-encoding: {coding}"))).body[2:] == BODY
 
         run(main)
 
-    def test_a_compressed_body_that_breaks_off_is_bad(self) -> None:
+    def test_a_truncated_compressed_body_is_rejected_as_bad_data(self) -> None:
         async def main() -> None:
             served = Served()
             cut = gzip.compress(BODY)[:-9]
@@ -256,7 +256,7 @@ class TestCalls:
 
         run(main)
 
-    def test_an_answer_is_compressed_for_who_takes_it(self) -> None:
+    def test_a_large_successful_answer_is_compressed_if_the_client_accepts_gzip(self) -> None:
         async def main() -> None:
             served = Served()
             raw = asked("/predict", BODY, JSON, "accept-encoding: gzip")
@@ -268,7 +268,7 @@ class TestCalls:
 
         run(main)
 
-    def test_head_is_answered_without_the_body(self) -> None:
+    def test_a_head_request_is_answered_without_a_body(self) -> None:
         async def main() -> None:
             served = Served()
             await served.fed(asked("/predict?json=1", method="HEAD"))
@@ -279,7 +279,7 @@ class TestCalls:
 
         run(main)
 
-    def test_one_that_is_asked_after_the_component_was_loaded_again_finds_the_new_one(self) -> None:
+    def test_calls_after_a_reload_go_to_the_new_model(self) -> None:
         async def main() -> None:
             served = Served()
             raw = asked("/predict", BODY, JSON)
@@ -291,7 +291,7 @@ class TestCalls:
         run(main)
 
     @pytest.mark.parametrize("size", [0, LARGE_BYTES])
-    def test_one_that_may_share_a_batch_is_read(self, size: int) -> None:
+    def test_a_call_that_may_share_a_batch_is_read_into_an_array(self, size: int) -> None:
         async def main() -> None:
             served = Served()
             served.models.sharing["m"] = Sharing(ComponentDescription(batches=True), 8)
@@ -306,8 +306,8 @@ class TestCalls:
         run(main)
 
 
-class TestRefusals:
-    def test_a_component_that_is_not_there_is_not_ready(self) -> None:
+class TestRejections:
+    def test_a_call_to_a_missing_component_is_not_ready(self) -> None:
         async def main() -> None:
             served = Served()
             served.engine.present = False
@@ -332,7 +332,7 @@ class TestRefusals:
         ],
         ids=lambda value: value.code.name if isinstance(value, InferError) else "",
     )
-    def test_an_error_of_the_server_has_the_shape_of_those_of_components(
+    def test_server_errors_have_the_same_json_form_as_component_errors(
         self, error: InferError, status: int, again: str | None, reason: str
     ) -> None:
         async def main() -> None:
@@ -349,7 +349,9 @@ class TestRefusals:
 
         run(main)
 
-    def test_what_is_our_own_fault_is_told_by_an_id_only(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_an_unexpected_exception_is_logged_and_answered_with_a_request_id(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
         async def main() -> None:
             served = Served()
             served.engine.failure = ValueError("secret")
@@ -360,7 +362,7 @@ class TestRefusals:
         run(main)
         assert "secret" in caplog.text
 
-    def test_a_large_body_is_not_kept_for_a_full_queue(self) -> None:
+    def test_a_large_body_is_rejected_early_when_the_queue_is_full(self) -> None:
         async def main() -> None:
             served = Served()
             served.engine.refusal = InferError(Code.OVERLOADED, "full")
@@ -373,7 +375,7 @@ class TestRefusals:
 
         run(main)
 
-    def test_who_has_gone_is_not_waited_for_but_what_was_done_is_counted(self) -> None:
+    def test_the_call_of_a_disconnected_client_is_cancelled_but_its_metrics_are_counted(self) -> None:
         async def main() -> None:
             served = Served()
             await served.fed(asked("/predict", BODY, JSON))
@@ -387,7 +389,7 @@ class TestRefusals:
 
         run(main)
 
-    def test_restricted_groups_want_their_header(self) -> None:
+    def test_restricted_groups_require_their_header(self) -> None:
         async def main() -> None:
             restricted = RestrictedApis.parse(["inference,metadata:key=secret"])
             served = Served(restricted=restricted)
@@ -400,7 +402,7 @@ class TestRefusals:
 
         run(main)
 
-    def test_a_draining_server_answers_what_it_has_and_closes(self) -> None:
+    def test_a_draining_server_answers_pending_calls_and_closes_the_connection(self) -> None:
         async def main() -> None:
             served = Served()
             await served.fed(asked("/predict", BODY, JSON))
@@ -414,7 +416,7 @@ class TestRefusals:
 
 
 class TestPages:
-    def test_a_ping_is_answered_at_once(self) -> None:
+    def test_a_ping_is_answered_even_without_the_component(self) -> None:
         async def main() -> None:
             served = Served()
             served.engine.present = False
@@ -426,7 +428,7 @@ class TestPages:
         run(main)
 
     @pytest.mark.parametrize("path", ["/health/status", "/api/v1.0/health/status"])
-    def test_the_health_of_a_component_that_says_nothing_of_it_is_known(self, path: str) -> None:
+    def test_health_is_answered_without_a_call_when_the_answer_is_precomputed(self, path: str) -> None:
         async def main() -> None:
             answer = await Served().one(asked(path, method="GET"))
 
@@ -434,7 +436,7 @@ class TestPages:
 
         run(main)
 
-    def test_one_that_does_is_asked(self) -> None:
+    def test_health_of_a_component_with_a_health_method_is_a_call(self) -> None:
         async def main() -> None:
             served = Served()
             served.descriptions["m"] = ComponentDescription()
@@ -444,7 +446,7 @@ class TestPages:
 
         run(main)
 
-    def test_nobody_is_healthy_who_has_no_worker(self) -> None:
+    def test_health_is_not_answered_as_healthy_without_a_running_worker(self) -> None:
         async def main() -> None:
             served = Served()
             served.engine.loaded.instances.append(cast(Any, Lost()))
@@ -456,7 +458,7 @@ class TestPages:
         run(main)
 
     @pytest.mark.parametrize("path", ["/metadata", "/api/v1.0/metadata"])
-    def test_metadata_is_what_the_component_has_said_at_its_start(self, path: str) -> None:
+    def test_metadata_is_answered_from_the_components_description(self, path: str) -> None:
         async def main() -> None:
             served = Served()
             raw = asked(path, method="GET")
@@ -470,7 +472,7 @@ class TestPages:
 
         run(main)
 
-    def test_what_is_not_there_was_an_error_of_the_server(self) -> None:
+    def test_unknown_paths_and_methods_are_answered_with_500_when_strict_is_on(self) -> None:
         async def main() -> None:
             served = Served()
             for raw, body in (
@@ -486,7 +488,7 @@ class TestPages:
 
         run(main)
 
-    def test_and_is_what_it_is_if_nobody_wants_it_so(self) -> None:
+    def test_unknown_paths_and_methods_are_answered_with_404_and_405_when_strict_is_off(self) -> None:
         async def main() -> None:
             served = Served(strict=False)
             assert (await served.one(asked("/nope", BODY, JSON))).status == 404
@@ -496,7 +498,7 @@ class TestPages:
 
         run(main)
 
-    def test_options_are_told(self) -> None:
+    def test_options_requests_are_answered_with_the_allowed_methods(self) -> None:
         async def main() -> None:
             answer = await Served().one(asked("/predict", method="OPTIONS"))
 
@@ -505,7 +507,7 @@ class TestPages:
 
         run(main)
 
-    def test_pages_of_any_origin_may_ask(self) -> None:
+    def test_cross_origin_requests_are_allowed_from_any_origin(self) -> None:
         async def main() -> None:
             lines = (
                 "origin: http://a",
@@ -524,7 +526,7 @@ class TestPages:
 
         run(main)
 
-    def test_our_own_paths_are_left_to_who_has_them(self) -> None:
+    def test_penstock_paths_are_passed_to_their_own_service(self) -> None:
         async def main() -> None:
             served = Served()
             assert (await served.one(asked("/v2/own", b"x"))).body == b"own /v2/own x"
@@ -549,7 +551,7 @@ class TestOpenApi:
 
         run(main)
 
-    def test_all_that_it_describes_is_answered(self) -> None:
+    def test_every_path_and_method_in_the_document_is_answered(self) -> None:
         async def main() -> None:
             served = Served()
             for path, methods in openapi.document()["paths"].items():
@@ -559,7 +561,7 @@ class TestOpenApi:
 
         run(main)
 
-    def test_what_it_refers_to_is_in_it_and_no_two_operations_have_one_name(self) -> None:
+    def test_schema_references_resolve_and_operation_ids_are_unique(self) -> None:
         document = openapi.document()
         text = json.dumps(document)
         names = [part.partition('"')[0] for part in text.split('"#/components/schemas/')[1:]]

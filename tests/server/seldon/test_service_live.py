@@ -1,4 +1,4 @@
-"""SeldonService before a component that runs: what a call does to others, and to what is asked beside it."""
+"""SeldonService with a running component: what a call does to other calls and to other requests."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 
 def ask(live: Live, method: str, path: str, body: bytes | None = None, **fields: str) -> tuple[int, bytes]:
-    """Ask on a connection of its own."""
+    """Send a request on its own connection."""
     with closing(http.client.HTTPConnection("127.0.0.1", live.http_port, timeout=30)) as connection:
         connection.request(method, path, body, {"Content-Type": "application/json"} | fields)
         with connection.getresponse() as answer:
@@ -61,7 +61,7 @@ def predict(live: Live, text: str) -> tuple[int, Any]:
     return status, answer.get("strData") or answer["status"]["info"]
 
 
-def test_a_component_that_raises_or_exits_harms_its_own_call_only(live: Live) -> None:
+def test_a_component_that_raises_or_exits_fails_only_its_own_call(live: Live) -> None:
     words = ["a", "raise", "b", "exit", "c", "exit", "d"]
     with ThreadPoolExecutor(len(words)) as threads:
         found = list(threads.map(lambda word: predict(live, word), words))
@@ -70,7 +70,7 @@ def test_a_component_that_raises_or_exits_harms_its_own_call_only(live: Live) ->
     assert found == [(200, "a"), (500, "not today"), (200, "b"), dead, (200, "c"), dead, (200, "d")]
 
 
-def test_one_that_takes_its_time_keeps_nobody_from_asking_how_it_is(live: Live, tmp_path: Path) -> None:
+def test_health_and_metadata_are_answered_while_a_call_is_running(live: Live, tmp_path: Path) -> None:
     begun, enough = tmp_path / "begun", tmp_path / "enough"
     os.mkfifo(begun)
     os.mkfifo(enough)
@@ -104,13 +104,13 @@ def test_a_compressed_body_is_read(live: Live) -> None:
 
 
 @pytest.mark.parametrize("path", ["/nope", "/v2x"])
-def test_what_is_not_there_is_refused_as_the_original_did(live: Live, path: str) -> None:
+def test_an_unknown_path_is_answered_as_in_seldon_core(live: Live, path: str) -> None:
     status, body = ask(live, "GET", path)
 
     assert (status, json.loads(body)["status"]["info"][:14]) == (500, "404 Not Found:")
 
 
-def test_the_protocol_of_the_server_is_there_beside_it(live: Live) -> None:
+def test_the_v2_protocol_is_served_beside_seldons(live: Live) -> None:
     assert ask(live, "GET", "/v2/health/ready")[0] == 200
 
 
@@ -124,7 +124,7 @@ class Looking:
 """
 
 
-def test_a_component_finds_the_clients_headers_in_flasks_request(tmp_path: Path) -> None:
+def test_a_component_reads_the_clients_headers_from_flasks_request(tmp_path: Path) -> None:
     pytest.importorskip("flask")
     (tmp_path / "Looking.py").write_text(LOOKING, "utf-8")
     with live_server(tmp_path, dialect="seldon", seldon_component="Looking") as live:

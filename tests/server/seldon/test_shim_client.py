@@ -1,4 +1,4 @@
-"""seldon_core.seldon_client and prediction_pb2_grpc: calls, as a component or a gateway gets them."""
+"""seldon_core.seldon_client and prediction_pb2_grpc: calls, as a component or a gateway receives them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ANSWER = {"data": {"names": ["t:0"], "ndarray": [[3.0]]}, "meta": {}}
 
 
 class _Rest(HTTPServer):
-    """Remembers what came, and answers `answer` with `status`."""
+    """Records requests, and answers `answer` with `status`."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Answering)
@@ -60,7 +60,7 @@ def rest(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Rest]:
 
 
 class _Everything:
-    """A servicer of all services: it gives back what came; Metadata fails."""
+    """A servicer of all services that returns the request, and fails for the text `fail`."""
 
     def __init__(self) -> None:
         self.came: list[tuple[str, dict[str, str]]] = []
@@ -96,7 +96,7 @@ def _form(body: str) -> Any:
 
 
 @pytest.mark.parametrize("method", ["predict", "transform-input", "transform-output", "route"])
-def test_a_component_is_asked_over_rest(rest: _Rest, method: str) -> None:
+def test_microservice_calls_a_component_over_rest(rest: _Rest, method: str) -> None:
     client = SeldonClient(microservice_endpoint=rest.place)
     outcome = client.microservice(method=method, data=ARRAY, names=["a", "b"])
 
@@ -116,19 +116,19 @@ def test_a_component_is_asked_over_rest(rest: _Rest, method: str) -> None:
         ({"data": ARRAY, "payload_type": "ndarray"}, {"data": {"ndarray": [[1.0, 2.0]]}}),
     ],
 )
-def test_what_is_said_is_sent(rest: _Rest, words: dict[str, Any], sent: Any) -> None:
+def test_each_kind_of_payload_is_sent_in_its_own_field(rest: _Rest, words: dict[str, Any], sent: Any) -> None:
     SeldonClient(microservice_endpoint=rest.place).microservice(method="predict", **words)
 
     assert _form(rest.came[0][1]) == sent
 
 
-def test_random_numbers_are_sent_where_nothing_is_said(rest: _Rest) -> None:
+def test_random_numbers_of_the_given_shape_are_sent_without_a_payload(rest: _Rest) -> None:
     SeldonClient(microservice_endpoint=rest.place).microservice(method="predict", shape=(2, 3))
 
     assert _form(rest.came[0][1])["data"]["tensor"]["shape"] == [2, 3]
 
 
-def test_several_messages_are_aggregated(rest: _Rest) -> None:
+def test_aggregate_sends_several_messages(rest: _Rest) -> None:
     client = SeldonClient(microservice_endpoint=rest.place)
     outcome = client.microservice(method="aggregate", datas=[ARRAY, "s", b"1"])
 
@@ -141,7 +141,7 @@ def test_several_messages_are_aggregated(rest: _Rest) -> None:
     assert len(outcome.request.seldonMessages) == 3
 
 
-def test_a_component_is_sent_feedback(rest: _Rest) -> None:
+def test_microservice_feedback_sends_feedback_to_a_component(rest: _Rest) -> None:
     asked = prediction_pb2.SeldonMessage(strData="q")
     SeldonClient(microservice_endpoint=rest.place).microservice_feedback(asked, asked, 0.5)
 
@@ -149,7 +149,7 @@ def test_a_component_is_sent_feedback(rest: _Rest) -> None:
     assert _form(rest.came[0][1]) == {"request": {"strData": "q"}, "response": {"strData": "q"}, "reward": 0.5}
 
 
-def test_an_error_of_a_component_is_told(rest: _Rest) -> None:
+def test_a_components_error_is_in_the_outcome(rest: _Rest) -> None:
     rest.status, rest.answer = 500, b'{"status":{"code":-1,"info":"no","reason":"R","status":1}}'
     outcome = SeldonClient(microservice_endpoint=rest.place).microservice(method="predict")
 
@@ -157,7 +157,7 @@ def test_an_error_of_a_component_is_told(rest: _Rest) -> None:
     assert (outcome.response.status.info, outcome.response.status.status) == ("no", prediction_pb2.Status.FAILURE)
 
 
-def test_an_answer_that_is_no_message_is_told(rest: _Rest) -> None:
+def test_an_answer_that_is_not_a_message_is_reported_as_invalid_json(rest: _Rest) -> None:
     rest.answer = b'{"nothing": 1}'
     outcome = SeldonClient(microservice_endpoint=rest.place).microservice(method="predict")
 
@@ -175,7 +175,7 @@ def test_an_answer_that_is_no_message_is_told(rest: _Rest) -> None:
         ({"deployment_name": "d", "namespace": "n", "http_path": "/x"}, "/seldon/n/d/x"),
     ],
 )
-def test_a_deployment_is_asked_at_its_path(rest: _Rest, words: dict[str, Any], path: str) -> None:
+def test_predict_calls_a_deployment_at_its_gateway_path(rest: _Rest, words: dict[str, Any], path: str) -> None:
     outcome = SeldonClient(gateway_endpoint=rest.place).predict(data=ARRAY, meta={"k": "v"}, **words)
 
     assert rest.came[0][0] == path
@@ -183,7 +183,7 @@ def test_a_deployment_is_asked_at_its_path(rest: _Rest, words: dict[str, Any], p
     assert (outcome.success, outcome.response) == (True, ANSWER)
 
 
-def test_raw_data_is_sent_as_it_is(rest: _Rest) -> None:
+def test_raw_data_is_sent_unchanged(rest: _Rest) -> None:
     raw = {"data": {"ndarray": [[1, "a"]]}}
     client = SeldonClient(gateway_endpoint=rest.place, deployment_name="d", client_return_type="proto")
     outcome = client.predict(raw_data=raw, headers={"X-A": "b"})
@@ -193,7 +193,7 @@ def test_raw_data_is_sent_as_it_is(rest: _Rest) -> None:
     assert outcome.response.data.names[:] == ["t:0"]
 
 
-def test_a_token_goes_with_a_call(rest: _Rest) -> None:
+def test_a_token_is_sent_as_a_header(rest: _Rest) -> None:
     client = SeldonClient(gateway_endpoint=rest.place, deployment_name="d", ssl=False)
     client.config["call_credentials"] = SeldonCallCredentials("t")
     client.predict(str_data="s")
@@ -201,7 +201,7 @@ def test_a_token_goes_with_a_call(rest: _Rest) -> None:
     assert {name.lower(): value for name, value in rest.came[0][2].items()}["x-auth-token"] == "t"
 
 
-def test_a_deployment_is_sent_feedback(rest: _Rest) -> None:
+def test_feedback_is_sent_to_a_deployment(rest: _Rest) -> None:
     client = SeldonClient(gateway_endpoint=rest.place, deployment_name="d")
     asked = prediction_pb2.SeldonMessage(strData="q")
     first = client.feedback(asked, None, asked, reward=1.0)
@@ -213,7 +213,7 @@ def test_a_deployment_is_sent_feedback(rest: _Rest) -> None:
     assert first.response == ANSWER
 
 
-def test_a_gateway_s_error_is_told(rest: _Rest) -> None:
+def test_a_gateways_error_is_in_the_outcome(rest: _Rest) -> None:
     rest.status, rest.answer = 404, b""
     outcome = SeldonClient(gateway_endpoint=rest.place, deployment_name="d").predict()
 
@@ -230,7 +230,7 @@ def test_a_gateway_s_error_is_told(rest: _Rest) -> None:
         ("route", "Route"),
     ],
 )
-def test_a_component_is_asked_over_grpc(everything: tuple[_Everything, str], method: str, rpc: str) -> None:
+def test_microservice_calls_a_component_over_grpc(everything: tuple[_Everything, str], method: str, rpc: str) -> None:
     servicer, place = everything
     client = SeldonClient(microservice_endpoint=place, transport="grpc")
     outcome = client.microservice(method=method, data=ARRAY)
@@ -241,7 +241,7 @@ def test_a_component_is_asked_over_grpc(everything: tuple[_Everything, str], met
     assert outcome.response.data.tensor.values[:] == [1.0, 2.0]
 
 
-def test_the_other_rpcs_of_a_component(everything: tuple[_Everything, str]) -> None:
+def test_aggregate_feedback_and_custom_data_are_sent_over_grpc(everything: tuple[_Everything, str]) -> None:
     client = SeldonClient(microservice_endpoint=everything[1], transport="grpc")
     packed = any_pb2.Any(type_url="t", value=b"v")
 
@@ -250,7 +250,7 @@ def test_the_other_rpcs_of_a_component(everything: tuple[_Everything, str]) -> N
     assert client.microservice(method="predict", custom_data=packed).response.customData == packed
 
 
-def test_a_deployment_is_asked_over_grpc(everything: tuple[_Everything, str]) -> None:
+def test_predict_and_feedback_call_a_deployment_over_grpc(everything: tuple[_Everything, str]) -> None:
     servicer, place = everything
     client = SeldonClient(gateway_endpoint=place, transport="grpc", deployment_name="d", namespace="n")
     outcome = client.predict(str_data="s", headers={"a": "b"}, client_return_type="dict")
@@ -262,7 +262,7 @@ def test_a_deployment_is_asked_over_grpc(everything: tuple[_Everything, str]) ->
     assert "seldon" not in servicer.came[-1][1]
 
 
-def test_an_rpc_s_error_is_told(everything: tuple[_Everything, str]) -> None:
+def test_an_rpc_error_is_in_the_outcome(everything: tuple[_Everything, str]) -> None:
     client = SeldonClient(microservice_endpoint=everything[1], transport="grpc")
     outcome = client.microservice(method="predict", str_data="fail")
 
@@ -280,12 +280,12 @@ def test_an_rpc_s_error_is_told(everything: tuple[_Everything, str]) -> None:
         ({"data": [[1]]}, "Valid values for data"),
     ],
 )
-def test_what_is_said_wrongly_is_refused(words: dict[str, Any], text: str) -> None:
+def test_invalid_argument_values_are_rejected(words: dict[str, Any], text: str) -> None:
     with pytest.raises(SeldonClientException, match=text):
         SeldonClient().predict(**words)
 
 
-def test_unknown_words_and_explanations_are_refused() -> None:
+def test_unknown_arguments_methods_and_explain_are_rejected() -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
         SeldonClient(colour=1)
     with pytest.raises(TypeError, match="unexpected keyword argument 'datas'"):
@@ -296,7 +296,7 @@ def test_unknown_words_and_explanations_are_refused() -> None:
         SeldonClient().microservice(method="send-feedback")
 
 
-def test_a_servicer_that_implements_nothing_says_so(everything: tuple[_Everything, str]) -> None:
+def test_the_base_servicer_answers_unimplemented(everything: tuple[_Everything, str]) -> None:
     server = grpc.server(futures.ThreadPoolExecutor(1))
     prediction_pb2_grpc.add_ModelServicer_to_server(prediction_pb2_grpc.ModelServicer(), server)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -1,4 +1,4 @@
-"""When and how the importable seldon_core is found, and what it says of what it has not."""
+"""When and how the importable seldon_core is found, and its errors for what it does not support."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import seldon_core
 from penstock.server.seldon import importable
 
 FOLDER = Path(importable.__file__).parent
-# What components in public repositories import, by module.
+# The names that components in public repositories import, by module.
 IMPORTED = {
     "seldon_core": ("Storage", "__version__"),
     "seldon_core.env_utils": ("get_model_name", "get_image_name", "get_deployment_name", "get_predictor_version"),
@@ -59,7 +59,7 @@ IMPORTED = {
     ),
 }  # fmt: skip
 
-# What those that import all of a module use of it, beside the above.
+# Further names that components use from modules that they import with a star.
 IMPORTED_WITH_A_STAR = {
     "seldon_core.user_model": (
         "np", "json", "logging", "os", "inspect", "logger", "Dict", "Iterable", "List", "Tuple", "Union",
@@ -83,26 +83,26 @@ def _run(program: str, cwd: Path, **environment: str) -> str:
 
 
 @pytest.mark.parametrize("module", IMPORTED)
-def test_what_components_import_is_there(module: str) -> None:
+def test_every_name_that_components_import_exists(module: str) -> None:
     found = importlib.import_module(module)
 
     assert [name for name in IMPORTED[module] if not hasattr(found, name)] == []
 
 
 @pytest.mark.parametrize("module", IMPORTED_WITH_A_STAR)
-def test_a_star_brings_what_the_original_had_imported_itself(module: str) -> None:
+def test_a_star_import_includes_the_names_that_seldon_core_imports(module: str) -> None:
     found: dict[str, object] = {}
     exec(f"from {module} import *", found)
 
     assert [name for name in (*IMPORTED[module], *IMPORTED_WITH_A_STAR[module]) if name not in found] == []
 
 
-def test_it_says_which_version_it_stands_for() -> None:
+def test_the_shims_version_is_that_of_seldon_core() -> None:
     assert seldon_core.__version__ == "1.17.1"
 
 
 @pytest.mark.parametrize("name", ["seldon_methods", "batch_processor", "gunicorn_utils", "api_tester", "nonsense"])
-def test_a_module_that_is_not_there_is_told_of(name: str) -> None:
+def test_importing_an_unsupported_module_suggests_installing_seldon_core(name: str) -> None:
     with pytest.raises(ModuleNotFoundError, match="`pip install seldon-core` brings it") as caught:
         importlib.import_module(f"seldon_core.{name}")
 
@@ -113,7 +113,7 @@ def test_a_module_that_is_not_there_is_told_of(name: str) -> None:
     ("module", "name"),
     [("utils", "setup_tracing"), ("microservice", "main"), ("seldon_client", "rest_predict_gateway")],
 )
-def test_a_name_that_is_not_there_is_told_of(module: str, name: str) -> None:
+def test_importing_an_unsupported_name_suggests_installing_seldon_core(module: str, name: str) -> None:
     found = importlib.import_module(f"seldon_core.{module}")
 
     with pytest.raises(ImportError, match="`pip install seldon-core` brings it"):
@@ -121,7 +121,7 @@ def test_a_name_that_is_not_there_is_told_of(module: str, name: str) -> None:
     assert not hasattr(found, "no_name_of_anybody_s")
 
 
-def test_tensorflow_is_there_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tf_present_is_true_only_if_tensorflow_has_make_ndarray(monkeypatch: pytest.MonkeyPatch) -> None:
     from seldon_core import imports_helper
 
     monkeypatch.setitem(sys.modules, "tensorflow", ModuleType("tensorflow"))  # a folder of that name
@@ -132,12 +132,12 @@ def test_tensorflow_is_there_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not hasattr(imports_helper, "_GCS_PRESENT")
 
 
-def test_other_modules_that_are_not_there_are_as_ever() -> None:
+def test_missing_modules_with_a_similar_name_are_not_found() -> None:
     assert importlib.util.find_spec("seldon_core_extras") is None
 
 
 @pytest.mark.slow
-def test_little_is_imported_with_it(tmp_path: Path) -> None:
+def test_importing_seldon_core_imports_no_heavy_packages(tmp_path: Path) -> None:
     program = f"""
 import sys
 sys.path.append({str(FOLDER)!r})
@@ -153,14 +153,14 @@ print([name for name in ("google.protobuf", "flask", "grpc", "tensorflow") if na
 
 
 @pytest.mark.slow
-def test_its_folder_is_printed_for_pythonpath(tmp_path: Path) -> None:
+def test_running_the_shims_package_prints_its_folder_for_pythonpath(tmp_path: Path) -> None:
     said = _run("import runpy; runpy.run_module('penstock.server.seldon.importable', run_name='__main__')", tmp_path)
 
     assert said == str(FOLDER)
     assert _run("import seldon_core; print(seldon_core.__file__)", tmp_path, PYTHONPATH=said).startswith(said)
 
 
-def test_the_original_is_used_where_it_is_installed(tmp_path: Path) -> None:
+def test_an_installed_seldon_core_is_used_instead_of_the_shim(tmp_path: Path) -> None:
     site = tmp_path / "site"
     package = site / "seldon_core"
     package.mkdir(parents=True)
@@ -182,7 +182,7 @@ print(seldon_core.__version__, seldon_core_classes.SeldonComponent.own)
 
 
 @pytest.mark.slow
-def test_a_process_without_penstock_finds_it_where_the_server_has_it(tmp_path: Path) -> None:
+def test_the_shim_works_in_a_process_where_penstock_is_not_importable(tmp_path: Path) -> None:
     program = f"""
 import sys
 sys.path.append({str(FOLDER)!r})

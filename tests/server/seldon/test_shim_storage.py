@@ -1,4 +1,4 @@
-"""seldon_core.Storage: where a component finds its model's files."""
+"""seldon_core.Storage finds or copies the files of a component's model."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def _content(folder: str) -> dict[str, bytes]:
     }
 
 
-def test_it_is_at_the_root_too() -> None:
+def test_storage_can_be_imported_from_the_root_package() -> None:
     assert Same is Storage
 
 
-def test_a_local_path_is_where_it_is(model: Path) -> None:
+def test_a_local_path_is_returned_without_copying(model: Path) -> None:
     assert Storage.download(str(model)) == str(model)
     assert Storage.download(f"file://{model}") == str(model)
 
 
-def test_a_local_folder_is_linked_where_it_is_wanted(model: Path, tmp_path: Path) -> None:
+def test_a_local_folder_is_linked_into_the_output_folder(model: Path, tmp_path: Path) -> None:
     out = Storage.download(f"file://{model}", str(tmp_path / "out" / "here"))
 
     assert out == str(tmp_path / "out" / "here")
@@ -45,29 +45,31 @@ def test_a_local_folder_is_linked_where_it_is_wanted(model: Path, tmp_path: Path
     assert _content(out) == {"a.bin": b"a", "deeper/b.bin": b"b"}
 
 
-def test_a_relative_path_is_linked_from_anywhere(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_path_is_linked_into_an_output_folder_elsewhere(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(model.parent)
 
     assert _content(Storage.download("model", str(model.parent / "out")))["a.bin"] == b"a"
 
 
-def test_a_file_is_linked_as_itself(model: Path, tmp_path: Path) -> None:
+def test_a_file_is_linked_under_its_own_name(model: Path, tmp_path: Path) -> None:
     out = Storage.download(str(model / "a.bin"), str(tmp_path / "out"))
 
     assert [path.name for path in Path(out).iterdir()] == ["a.bin"]
 
 
-def test_what_is_not_there_is_an_error() -> None:
+def test_a_local_path_that_does_not_exist_is_an_error() -> None:
     with pytest.raises(RuntimeError, match=r"Local path file:///no/where does not exist\."):
         Storage.download("file:///no/where")
 
 
-def test_a_word_that_is_no_address_is_an_error() -> None:
+def test_a_path_that_is_neither_local_nor_a_url_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="Cannot recognize storage type for nowhere"):
         Storage.download("nowhere")
 
 
-def test_a_remote_folder_is_copied(model: Path, tmp_path: Path) -> None:
+def test_a_remote_folder_or_file_is_copied(model: Path, tmp_path: Path) -> None:
     fsspec = pytest.importorskip("fsspec")
     memory = fsspec.filesystem("memory")
     memory.put(str(model), "/bucket/model", recursive=True)
@@ -81,7 +83,7 @@ def test_a_remote_folder_is_copied(model: Path, tmp_path: Path) -> None:
         memory.rm("/bucket", recursive=True)
 
 
-def test_without_fsspec_the_error_says_what_would_help(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_fsspec_the_error_suggests_installing_fsspec(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fsspec", None)
 
     with pytest.raises(RuntimeError, match="pip install fsspec"):

@@ -1,4 +1,4 @@
-"""seldon_core.user_model, flask_utils, metrics and env_utils, as components find them without the original."""
+"""seldon_core.user_model, flask_utils, metrics and env_utils of the shim, used when seldon-core is not installed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from seldon_core.flask_utils import SeldonMicroserviceException
 from seldon_core.metrics import create_counter, create_gauge, create_timer, split_image_tag, validate_metrics
 from seldon_core.user_model import SeldonComponent, SeldonNotImplementedError, SeldonResponse
 
-# Each method, with what the original says of it. Only `health` and `health_raw` are not what they are called.
+# Each method with its arguments. The errors name the method, except for `health` and `health_raw`.
 UNIMPLEMENTED: dict[str, tuple[Any, ...]] = {
     "tags": (), "class_names": (), "feature_names": (), "metrics": (), "metadata": (), "init_metadata": (),
     "predict": ([], []), "transform_input": ([], []), "transform_output": ([], []), "route": ([], []),
@@ -24,7 +24,7 @@ UNIMPLEMENTED: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.mark.parametrize("name", UNIMPLEMENTED)
-def test_a_component_that_defines_nothing_raises_for_everything(name: str) -> None:
+def test_every_undefined_method_of_seldon_component_raises_not_implemented(name: str) -> None:
     with pytest.raises(SeldonNotImplementedError) as caught:
         getattr(SeldonComponent(), name)(*UNIMPLEMENTED[name])
 
@@ -32,11 +32,11 @@ def test_a_component_that_defines_nothing_raises_for_everything(name: str) -> No
     assert (caught.value.message, caught.value.status_code) == (f"{said} is not implemented", 400)
 
 
-def test_a_component_takes_any_parameters_and_loads_nothing() -> None:
+def test_seldon_component_accepts_any_parameters_and_its_load_does_nothing() -> None:
     SeldonComponent(a=1, b="x").load()
 
 
-def test_the_exception_has_what_is_answered_and_no_text_of_its_own() -> None:
+def test_seldon_microservice_exception_has_its_answer_in_to_dict_and_an_empty_text() -> None:
     error = SeldonMicroserviceException("no", status_code=403, payload={"a": 1}, reason="R")
 
     assert (error.message, error.status_code, error.payload, error.reason) == ("no", 403, {"a": 1}, "R")
@@ -46,7 +46,7 @@ def test_the_exception_has_what_is_answered_and_no_text_of_its_own() -> None:
     assert SeldonMicroserviceException("x").status_code == 400
 
 
-def test_a_response_has_what_it_was_given_or_nothing() -> None:
+def test_a_seldon_response_has_empty_tags_and_metrics_by_default() -> None:
     response = SeldonResponse([1], tags={"a": 1}, metrics=[{"key": "k"}])
     bare = SeldonResponse("x")
 
@@ -56,7 +56,7 @@ def test_a_response_has_what_it_was_given_or_nothing() -> None:
     assert SeldonResponse.create(b"x").data == b"x"
 
 
-def test_metrics_are_made() -> None:
+def test_create_functions_make_metrics_of_their_type() -> None:
     assert [create_counter("c", 1), create_gauge("g", 2.5), create_timer("t", 20)] == [
         {"key": "c", "type": "COUNTER", "value": 1},
         {"key": "g", "type": "GAUGE", "value": 2.5},
@@ -65,7 +65,7 @@ def test_metrics_are_made() -> None:
 
 
 @pytest.mark.parametrize("make", [create_counter, create_gauge, create_timer])
-def test_a_metric_is_a_number(make: Any) -> None:
+def test_a_metric_value_that_is_not_a_number_is_a_type_error(make: Any) -> None:
     with pytest.raises(TypeError):
         make("k", "1")
 
@@ -85,7 +85,7 @@ def test_a_metric_is_a_number(make: Any) -> None:
         (None, False),
     ],
 )
-def test_metrics_are_checked(metrics: Any, good: bool) -> None:
+def test_validate_metrics_accepts_only_a_list_of_complete_metrics(metrics: Any, good: bool) -> None:
     if metrics == ["key value type"]:
         with pytest.raises(TypeError):  # as the original
             validate_metrics(metrics)
@@ -97,11 +97,11 @@ def test_metrics_are_checked(metrics: Any, good: bool) -> None:
     ("image", "parts"),
     [("org/img:0.3", ("org/img", "0.3")), ("reg.io:5000/img:1", ("reg.io:5000/img", "1")), ("img", ("", "img"))],
 )
-def test_an_image_is_a_name_and_a_version(image: str, parts: tuple[str, str]) -> None:
+def test_an_image_is_split_into_a_name_and_a_version(image: str, parts: tuple[str, str]) -> None:
     assert split_image_tag(image) == parts
 
 
-def test_the_environment_says_what_a_component_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_env_utils_reads_model_image_and_predictor_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PREDICTIVE_UNIT_ID", "PREDICTIVE_UNIT_IMAGE", "PREDICTOR_LABELS", "PREDICTOR_ID"):
         monkeypatch.delenv(name, raising=False)
     unset = env_utils.get_model_name(), env_utils.get_image_name(), env_utils.get_predictor_version()
@@ -114,7 +114,7 @@ def test_the_environment_says_what_a_component_is(monkeypatch: pytest.MonkeyPatc
 
 
 class _Counted:
-    """Stands for SeldonMetrics."""
+    """Stands in for SeldonMetrics."""
 
     def __init__(self) -> None:
         self.updates: list[tuple[Any, str]] = []
@@ -123,7 +123,7 @@ class _Counted:
         self.updates.append((metrics, method))
 
 
-def test_a_method_gets_meta_if_it_takes_it() -> None:
+def test_predict_receives_meta_only_if_its_signature_accepts_meta() -> None:
     class Takes:
         def predict(self, X: Any, names: Any, meta: Any = None) -> Any:  # noqa: N803
             return [meta]
@@ -138,7 +138,7 @@ def test_a_method_gets_meta_if_it_takes_it() -> None:
     assert user_model.client_predict(SeldonComponent(), 1, ["a"]).data == []
 
 
-def test_a_type_error_of_its_own_does_not_run_it_again() -> None:
+def test_a_type_error_raised_by_route_does_not_call_route_again() -> None:
     runs = []
 
     class Raises:
@@ -151,13 +151,13 @@ def test_a_type_error_of_its_own_does_not_run_it_again() -> None:
     assert runs == [{"meta": {}}]
 
 
-def test_transformers_that_are_not_there_pass_on_what_came() -> None:
+def test_missing_transformers_return_their_input() -> None:
     assert user_model.client_transform_input(object(), "x", []).data == "x"
     assert user_model.client_transform_output(SeldonComponent(), b"x", []).data == b"x"
     assert user_model.client_send_feedback(object(), [], [], 1.0, [], None).data is None
 
 
-def test_routers_and_combiners_have_to_be_there() -> None:
+def test_missing_route_and_aggregate_methods_raise_not_implemented() -> None:
     with pytest.raises(SeldonNotImplementedError) as route:
         user_model.client_route(object(), 1, [])
     with pytest.raises(SeldonNotImplementedError) as aggregate:
@@ -166,7 +166,7 @@ def test_routers_and_combiners_have_to_be_there() -> None:
     assert (route.value.message, aggregate.value.message) == ("Route not defined", "Aggregate not defined")
 
 
-def test_columns_are_named_by_method_attribute_or_number() -> None:
+def test_class_names_come_from_a_method_an_attribute_or_column_numbers() -> None:
     class Method:
         def class_names(self) -> list[str]:
             return ["a", "b"]
@@ -182,13 +182,13 @@ def test_columns_are_named_by_method_attribute_or_number() -> None:
     assert user_model.client_feature_names(object(), ["x"]) == ["x"]
 
 
-def test_health_and_tags_have_their_answers_where_nothing_is_defined() -> None:
+def test_health_and_tags_have_defaults_when_no_method_is_defined() -> None:
     assert user_model.client_health_status(object()) == "healthy"
     assert user_model.client_health_status(SeldonComponent()) == "not implemented - assuming healthy"
     assert user_model.client_custom_tags(object()) == user_model.client_custom_tags(SeldonComponent()) == {}
 
 
-def test_metrics_of_a_call_are_counted_and_given_after_those_of_the_component() -> None:
+def test_metrics_of_a_call_are_counted_and_follow_the_components_own() -> None:
     class Measured:
         def metrics(self) -> list[dict[str, Any]]:
             return [create_counter("own", 1)]
@@ -200,7 +200,7 @@ def test_metrics_of_a_call_are_counted_and_given_after_those_of_the_component() 
     assert [[metric["key"] for metric in metrics] for metrics, _ in counted.updates] == [["call"], ["own"]]
 
 
-def test_bad_metrics_are_an_error() -> None:
+def test_invalid_metrics_raise_a_microservice_exception() -> None:
     class Bad:
         def metrics(self) -> Any:
             return None
@@ -212,12 +212,12 @@ def test_bad_metrics_are_an_error() -> None:
     assert caught.value.message == "Bad metric created during request: null"
 
 
-def test_the_component_s_parameters_have_the_original_s_names() -> None:
+def test_method_parameters_have_seldon_cores_names() -> None:
     assert list(inspect.signature(SeldonComponent.predict).parameters) == ["self", "X", "names", "meta"]
     assert list(inspect.signature(SeldonComponent.route).parameters) == ["self", "features", "feature_names"]
 
 
-def test_whether_metrics_are_given_to_clients_is_read_from_the_environment() -> None:
+def test_include_metrics_in_client_response_is_read_from_the_environment() -> None:
     said = os.environ.get("INCLUDE_METRICS_IN_CLIENT_RESPONSE", "true").lower() == "true"
 
     assert user_model.INCLUDE_METRICS_IN_CLIENT_RESPONSE is said

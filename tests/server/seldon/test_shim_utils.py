@@ -1,4 +1,4 @@
-"""seldon_core.utils and microservice give what the original's functions gave: recorded in original/conversions.json."""
+"""seldon_core.utils and microservice return what seldon-core's functions returned (original/conversions.json)."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ RECORDED = json.loads(Path(conversions.__file__).with_suffix(".json").read_text(
 CASES = dict(conversions.cases())
 
 
-def test_every_case_is_recorded() -> None:
+def test_every_conversion_case_is_recorded() -> None:
     assert CASES.keys() == RECORDED.keys()
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_function_gives_what_the_original_gave(name: str) -> None:
+def test_each_conversion_returns_what_seldon_core_returned(name: str) -> None:
     call: Callable[[], Any] = CASES[name]
 
     assert json.loads(json.dumps(conversions.outcome(call))) == RECORDED[name]
 
 
-def test_texts_make_no_tensor() -> None:
+def test_texts_cannot_be_converted_to_a_tensor() -> None:
     with pytest.raises((TypeError, ValueError)):
         utils.array_to_grpc_datadef("tensor", conversions.ARRAYS["texts"])
 
 
-def test_arrays_travel_as_tensorflow_s_tensors_without_it() -> None:
+def test_arrays_are_converted_to_tftensors_without_tensorflow() -> None:
     array = conversions.ARRAYS["floats"]
     back = utils.grpc_datadef_to_array(utils.array_to_grpc_datadef("tftensor", array))
     said = utils.array_to_rest_datadef("tftensor", array, ["a"])
@@ -42,7 +42,7 @@ def test_arrays_travel_as_tensorflow_s_tensors_without_it() -> None:
     assert utils.extract_request_parts_json({"data": said})[0].tolist() == array.tolist()
 
 
-def test_variables_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_getenv_and_get_request_path_read_environment_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PREDICTIVE_UNIT_ID", raising=False)
     in_no_graph = utils.get_request_path()
     for name, value in {"A": "T", "B": "no", "PREDICTIVE_UNIT_ID": "m", "PREDICTIVE_UNIT_IMAGE": "i:1"}.items():
@@ -55,7 +55,7 @@ def test_variables_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert utils.getenv_as_bool("NONE", default=None) is None
 
 
-def test_annotations_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_load_annotations_reads_the_annotations_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "annotations"
     monkeypatch.setattr(microservice, "ANNOTATIONS_FILE", str(file))
     without = microservice.load_annotations()
@@ -67,7 +67,7 @@ def test_annotations_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert microservice.load_annotations() == {}
 
 
-def test_a_bad_parameter_has_its_reason() -> None:
+def test_an_invalid_parameter_raises_an_exception_with_its_reason() -> None:
     with pytest.raises(microservice.SeldonMicroserviceException) as caught:
         microservice.parse_parameters([{"name": "a", "value": "x", "type": "INT"}])
 

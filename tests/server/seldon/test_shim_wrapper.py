@@ -1,4 +1,4 @@
-"""seldon_core.wrapper: the Flask app that users test their components with, and the metrics that it counts."""
+"""seldon_core.wrapper: the Flask app with which users test their components, and the metrics that it counts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _client(user: Any, metrics: Any = None) -> Any:
 
 
 @pytest.mark.parametrize("path", ["/predict", "/api/v1.0/predictions", "/api/v0.1/predictions"])
-def test_a_prediction_is_the_original_s_to_the_byte(path: str) -> None:
+def test_a_prediction_equals_seldon_cores_byte_for_byte(path: str) -> None:
     response = _client(Ident()).post(path, json=NDARRAY)
 
     assert (response.status_code, response.content_type) == (200, "application/json")
@@ -56,7 +56,7 @@ def test_a_prediction_is_the_original_s_to_the_byte(path: str) -> None:
     assert response.data == b'{"data":{"names":["t:0","t:1"],"ndarray":[[1,2]]},"meta":{}}\n'
 
 
-def test_a_message_comes_in_the_query_in_a_form_or_in_parts() -> None:
+def test_a_message_is_read_from_the_query_a_form_or_multipart_parts() -> None:
     client = _client(Ident())
     parts = {"strData": (io.BytesIO(b"c"), "c.txt")}
 
@@ -80,14 +80,14 @@ def test_a_message_comes_in_the_query_in_a_form_or_in_parts() -> None:
         ("POST", "/route", 400, "Can't find JSON in data"),
     ],
 )
-def test_every_path_has_its_answer(method: str, path: str, status: int, said: str) -> None:
+def test_every_path_is_answered_as_in_seldon_core(method: str, path: str, status: int, said: str) -> None:
     response = _client(Ident()).open(path, method=method)
 
     assert response.status_code == status
     assert said in response.get_data(as_text=True)
 
 
-def test_bad_metadata_is_told_where_it_is_asked_for() -> None:
+def test_invalid_metadata_fails_only_metadata_requests() -> None:
     class Bad(Ident):
         def init_metadata(self) -> Any:
             return {"versions": "v1"}
@@ -97,7 +97,7 @@ def test_bad_metadata_is_told_where_it_is_asked_for() -> None:
     assert (client.get("/metadata").status_code, client.post("/predict", json=NDARRAY).status_code) == (500, 200)
 
 
-def test_an_exception_is_answered_as_it_says() -> None:
+def test_an_exception_is_answered_with_its_status_and_reason() -> None:
     class Refuses:
         def predict(self, X: Any, names: Any, meta: Any = None) -> Any:  # noqa: N803
             raise SeldonMicroserviceException("no", status_code=403, reason="R")
@@ -108,7 +108,7 @@ def test_an_exception_is_answered_as_it_says() -> None:
     assert response.json == {"status": {"code": -1, "info": "no", "reason": "R", "status": 1}}
 
 
-def test_a_blueprint_has_its_say() -> None:
+def test_a_blueprints_error_handler_answers_exceptions() -> None:
     class Handled:
         model_error_handler = flask.Blueprint("error_handlers", __name__)
 
@@ -124,7 +124,7 @@ def test_a_blueprint_has_its_say() -> None:
     assert (response.status_code, response.json) == (402, {"was": "zero"})
 
 
-def test_a_component_is_called_as_a_servicer() -> None:
+def test_seldon_model_grpc_calls_the_component() -> None:
     metrics = SeldonMetrics()
     rpc = SeldonModelGRPC(Measured(), metrics)
     said = json_to_seldon_message(NDARRAY)
@@ -140,7 +140,7 @@ def test_a_component_is_called_as_a_servicer() -> None:
         rpc.GraphMetadata(None, None)
 
 
-def test_a_server_of_grpcio_answers_for_a_component() -> None:
+def test_get_grpc_server_serves_a_component() -> None:
     grpc = pytest.importorskip("grpc")
     from seldon_core.proto import prediction_pb2_grpc
 
@@ -154,7 +154,7 @@ def test_a_server_of_grpcio_answers_for_a_component() -> None:
     assert answer.strData == "s"
 
 
-def test_feedback_and_tags_and_runtime_metrics_come_through() -> None:
+def test_feedback_is_answered_with_tags_and_its_metrics_are_counted() -> None:
     class Learns:
         def send_feedback(self, features: Any, names: Any, reward: Any, truth: Any, routing: Any = None) -> Any:
             return SeldonResponse([reward], tags={"a": 1}, metrics=[create_gauge("g", 1)])
@@ -169,7 +169,7 @@ def test_feedback_and_tags_and_runtime_metrics_come_through() -> None:
     assert 'method="feedback"' in page
 
 
-def test_metrics_are_counted_and_shown() -> None:
+def test_metrics_are_counted_and_shown_on_the_metrics_page() -> None:
     metrics = SeldonMetrics(worker_id_func=lambda: "w")
     client = _client(Measured(), metrics)
     client.post("/predict", json=NDARRAY)
@@ -192,7 +192,7 @@ def test_metrics_are_counted_and_shown() -> None:
     assert metrics.generate_metrics() == ("", "text/plain; version=0.0.4; charset=utf-8")
 
 
-def test_metrics_have_the_worker_s_process_and_what_else_is_said() -> None:
+def test_metrics_have_the_workers_pid_and_extra_labels() -> None:
     metrics = SeldonMetrics(extra_default_labels={"zone": "a"})
     metrics.update([{"key": "k", "value": 1}], "x")
     metrics.update_reward(0)
@@ -203,14 +203,14 @@ def test_metrics_have_the_worker_s_process_and_what_else_is_said() -> None:
     assert "feedback" not in page
 
 
-def test_a_mock_of_metrics_will_do() -> None:
+def test_a_mock_of_seldon_metrics_can_be_used() -> None:
     metrics = Mock(spec=SeldonMetrics)
 
     assert _client(Measured(), metrics).post("/predict", json=NDARRAY).status_code == 200
     metrics.update.assert_called_once()
 
 
-def test_metadata_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_validate_model_metadata_rejects_invalid_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREDICTIVE_UNIT_IMAGE", "reg:5000/org/img:0.3")
     found = validate_model_metadata({"platform": "p"})
 
@@ -220,7 +220,7 @@ def test_metadata_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class _Request:
-    """An app with one view, for what is in flask_utils."""
+    """An app with one view, to test flask_utils."""
 
     def __init__(self, view: Any) -> None:
         app = flask.Flask(__name__)
@@ -228,7 +228,7 @@ class _Request:
         self.client = app.test_client()
 
 
-def test_a_request_is_read_by_users_own_views() -> None:
+def test_get_request_works_in_a_users_own_flask_views() -> None:
     client = _Request(lambda: flask_utils.jsonify(flask_utils.get_request())).client
     form = {
         "strData": "s",
@@ -250,7 +250,7 @@ def test_a_request_is_read_by_users_own_views() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"null"])
-def test_what_is_no_json_is_refused(body: bytes) -> None:
+def test_get_request_rejects_a_body_that_is_not_json(body: bytes) -> None:
     def view() -> Any:
         with pytest.raises(SeldonMicroserviceException) as caught:
             flask_utils.get_request()
@@ -261,7 +261,7 @@ def test_what_is_no_json_is_refused(body: bytes) -> None:
     assert response.data == b"Can't find JSON in data"
 
 
-def test_a_request_may_stay_as_it_is() -> None:
+def test_get_request_returns_the_raw_body_with_skip_decoding() -> None:
     client = _Request(lambda: flask_utils.jsonify(flask_utils.get_request(True), skip_encoding=True)).client
 
     assert client.post("/", data=b"raw").data == b"raw"

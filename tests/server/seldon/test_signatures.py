@@ -1,4 +1,4 @@
-"""Whatever takes what the original handed over is called, and called once."""
+"""Any method that accepts seldon-core's arguments is called, and called once."""
 
 # ruff: noqa: N803 - X is what seldon-core calls it
 
@@ -151,11 +151,11 @@ class _HandsOn:
         (_Partial, GIVEN), (_Callable, GIVEN), (_HandsOn, "no meta"),
     ],
 )  # fmt: skip
-def test_a_method_gets_meta_if_it_takes_it(component: Any, seen: Any) -> None:
+def test_predict_receives_meta_only_if_its_signature_accepts_meta(component: Any, seen: Any) -> None:
     assert ask(component(), MESSAGE).said["data"]["ndarray"] == [seen]
 
 
-def test_a_function_of_c_is_not_handed_what_it_does_not_take() -> None:
+def test_a_builtin_function_does_not_receive_meta() -> None:
     class Compares:
         predict = staticmethod(divmod)
 
@@ -163,7 +163,7 @@ def test_a_function_of_c_is_not_handed_what_it_does_not_take() -> None:
     assert text == "unsupported operand type(s) for divmod(): 'str' and 'list'"
 
 
-def test_a_method_that_takes_too_little_fails_as_it_did() -> None:
+def test_a_method_with_too_few_parameters_fails_with_a_type_error() -> None:
     class One:
         def predict(self, X: Any) -> Any:
             return X
@@ -202,19 +202,19 @@ class _RaisesWithout(_Counted):
 
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("component", [_RaisesWithKeywords, _RaisesWithMeta, _RaisesWithout])
-def test_a_type_error_of_the_users_never_runs_the_model_twice(component: Any, strict: bool) -> None:
+def test_a_type_error_raised_by_predict_does_not_call_predict_again(component: Any, strict: bool) -> None:
     user = component()
     assert ask(user, MESSAGE, strict=strict).body == failed("inner")
     assert user.calls == 1
 
 
-def test_nor_does_one_that_speaks_of_arguments() -> None:
+def test_a_type_error_about_arguments_inside_predict_does_not_call_predict_again() -> None:
     user = _CallsWrongly()
     assert ask(user, MESSAGE).body == failed("expected 0 arguments, got 1")
     assert user.calls == 1
 
 
-def test_what_keywords_are_handed_on_to_is_learned_once() -> None:
+def test_a_method_that_cannot_pass_meta_on_is_retried_without_meta_only_once() -> None:
     user = _HandsOn()
     service = inside(user)
     for _ in range(3):
@@ -222,7 +222,7 @@ def test_what_keywords_are_handed_on_to_is_learned_once() -> None:
     assert (user.entered, user.tried) == (3, 4)
 
 
-def test_a_method_that_load_replaces_is_looked_at_again() -> None:
+def test_a_method_replaced_at_run_time_is_inspected_again() -> None:
     class Replaced:
         def predict(self, X: Any, names: Any) -> Any:
             self.predict = lambda X, names, meta: [meta]  # type: ignore[method-assign, assignment, misc]

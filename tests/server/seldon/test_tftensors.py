@@ -1,4 +1,4 @@
-"""TensorProtos without TensorFlow: as its make_tensor_proto and make_ndarray have them."""
+"""TensorProtos without TensorFlow, as its make_tensor_proto and make_ndarray write and read them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def made(**said: Any) -> Any:
 
 @pytest.mark.parametrize("kind", NUMBERS)
 @pytest.mark.parametrize("shape", [(), (1,), (2, 3), (0, 2)], ids=str)
-def test_numbers_come_back(kind: str, shape: tuple[int, ...]) -> None:
+def test_arrays_of_numbers_survive_a_round_trip(kind: str, shape: tuple[int, ...]) -> None:
     array = np.ones(shape, kind)
     found = array_of_tftensor(tftensor_of_array(array))
     assert (found.dtype, found.shape, found.tolist()) == (array.dtype, shape, array.tolist())
     assert found.flags.writeable
 
 
-def test_several_numbers_are_bytes_and_one_is_a_value() -> None:
+def test_several_numbers_are_written_as_bytes_and_a_single_number_as_a_value() -> None:
     assert json_format.MessageToDict(tftensor_of_array(np.array([1.0, 2.0], ">f4"))) == {
         "dtype": "DT_FLOAT", "tensorShape": {"dim": [{"size": "2"}]}, "tensorContent": "AACAPwAAAEA=",
     }  # fmt: skip
@@ -40,12 +40,12 @@ def test_several_numbers_are_bytes_and_one_is_a_value() -> None:
 @pytest.mark.parametrize("array", [
     np.array([["a", "é"]]), np.array([[b"a", "é"]], "O"), np.array([[b"a", "é".encode()]], "O"),
 ], ids=["texts", "mixed", "bytes"])  # fmt: skip
-def test_texts_come_back_as_bytes(array: Array) -> None:
+def test_texts_are_read_back_as_bytes(array: Array) -> None:
     found = array_of_tftensor(tftensor_of_array(array))
     assert (found.dtype, found.tolist()) == (np.dtype("O"), [[b"a", "é".encode()]])
 
 
-def test_the_last_value_stands_for_those_that_are_not_there() -> None:
+def test_missing_values_are_filled_with_the_last_value() -> None:
     shape = {"dim": [{"size": 2}, {"size": 2}]}
     assert array_of_tftensor(made(dtype="DT_INT32", tensorShape=shape, intVal=[1, 2])).tolist() == [[1, 2], [2, 2]]
     assert array_of_tftensor(made(dtype="DT_INT32", tensorShape=shape)).tolist() == [[0, 0], [0, 0]]
@@ -54,13 +54,13 @@ def test_the_last_value_stands_for_those_that_are_not_there() -> None:
     )
 
 
-def test_one_value_stands_for_no_more_than_a_message_could_bring() -> None:
+def test_a_shape_larger_than_any_message_is_rejected() -> None:
     for kind, length in (("DT_FLOAT", 1 << 29), ("DT_STRING", 1 << 28)):
         with pytest.raises(ValueError, match="more bytes than any message can bring"):
             array_of_tftensor(made(dtype=kind, tensorShape={"dim": [{"size": length}]}))
 
 
-def test_more_values_than_the_shape_has_fail() -> None:
+def test_more_values_than_the_shape_holds_are_an_error() -> None:
     shape = {"dim": [{"size": 1}]}
     with pytest.raises(ValueError, match="index can't contain negative values"):
         array_of_tftensor(made(dtype="DT_INT32", tensorShape=shape, intVal=[1, 2]))
@@ -69,11 +69,11 @@ def test_more_values_than_the_shape_has_fail() -> None:
 
 
 @pytest.mark.parametrize("array", [np.array([object()]), np.array(["2020"], "datetime64[Y]")], ids=["object", "date"])
-def test_arrays_that_no_tensor_holds_fail(array: Array) -> None:
+def test_arrays_of_unsupported_dtypes_are_a_type_error(array: Array) -> None:
     with pytest.raises(TypeError, match="Unrecognized data type"):
         tftensor_of_array(array)
 
 
-def test_a_kind_that_is_not_known_fails() -> None:
+def test_an_unsupported_tensor_type_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="Unsupported tensor type: 14"):
         array_of_tftensor(made(dtype="DT_BFLOAT16"))

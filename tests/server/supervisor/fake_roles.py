@@ -48,7 +48,7 @@ class Line(asyncio.Protocol):
         self.transport.close() if self.closing else None
 
     def shutdown(self) -> None:
-        """Close with the next answer: a line may be on its way."""
+        """Close with the next answer: a line may be in flight."""
         self.closing = True
 
 
@@ -142,7 +142,7 @@ class Front:
 
 
 class Held(Front):
-    """A front end that is held as soon as it listens, as by the collector."""
+    """A front end that blocks as soon as it listens, as if by the garbage collector."""
 
     async def listen(self) -> None:
         await super().listen()
@@ -213,4 +213,4 @@ class Engine:
 
 
 def prepare() -> None:
-    """Nothing takes long here."""
+    """Do nothing: no request takes long here."""

@@ -1,4 +1,4 @@
-"""Faults under load, as clients see them: every request has one end in a ledger, and the right answer or none.
+"""Faults under load, as clients see them: every request ends once in a ledger, with the right answer or none.
 
 `FAULT_ROUNDS=20 pytest tests/server/supervisor/test_faults.py -s` is the long version, and prints the figures.
 """
@@ -33,9 +33,9 @@ IRIS = Path(__file__).parents[3] / "examples" / "iris"
 ROUNDS = range(int(os.environ.get("FAULT_ROUNDS", "1")))
 CLIENTS = 24
 PATIENCE_S = 180.0
-"""A machine that runs two such servers at once, and compiles beside them, takes a minute to start three processes."""
+"""Starting three processes takes a minute on a machine that runs two such servers and compiles at the same time."""
 PAUSE_S = 0.05
-"""Of a client that has been answered: without any, they take the cores from the processes that are to be started."""
+"""The pause of a client after each answer, without which the clients take the cores from processes that start."""
 AWAY = "turned away"
 TENSOR = {"name": "input", "datatype": "FP32", "shape": [1, 4], "data": [5.1, 3.5, 1.4, 0.2]}
 SAMPLE = {"sepal_length": 5.1, "sepal_width": 3.5, "petal_length": 1.4, "petal_width": 0.2}
@@ -43,8 +43,8 @@ SAMPLE = {"sepal_length": 5.1, "sepal_width": 3.5, "petal_length": 1.4, "petal_w
 
 @dataclass
 class Ledger:
-    """How each request ended. `late_s` is the longest that one which failed took, from when the fault was made: it is
-    shown, and no test fails by it.
+    """How each request ended. `late_s` is the longest time that a failed request took after the fault; it is
+    printed, and no test fails because of it.
     """
 
     ends: Counter[str] = field(default_factory=Counter)
@@ -63,7 +63,7 @@ class Ledger:
 
     @property
     def all_that_was_accepted_is_good(self) -> bool:
-        """Whether nothing else has failed than what came on connections made after the end had begun."""
+        """Whether only requests on connections made after the drain had begun have failed."""
         return {"good"} <= set(self.ends) <= {"good", AWAY}
 
 
@@ -84,14 +84,14 @@ class Served:
                 self.told.notify_all()
 
     async def says(self, text: str, since: int = 0) -> str:
-        """Wait for a line of the log, and give it."""
+        """Wait for a line of the log, and return it."""
         async with self.told:
             while not (found := [line["msg"] for line in self.lines[since:] if text in line["msg"]]):
                 await self.told.wait()
         return found[0]
 
     def signalled(self, number: signal.Signals) -> None:
-        """Send the supervisor a signal. Not by asyncio, which would take its exit status from whoever waits for it."""
+        """Send the supervisor a signal. Not with asyncio, which would take the exit status from the waiting code."""
         if self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.process.pid, number)
@@ -101,12 +101,12 @@ class Served:
         return int(places.partition(f"{protocol} on ")[2].partition(",")[0].rpartition(":")[2])
 
     def pids(self, *names: str) -> list[int]:
-        """Give the processes whose names begin so; all that serve, if none is given."""
+        """Return the processes whose names begin with one of these; by default, all that serve."""
         begin = names or ("front", "engine")
         return [pid for pid in sorted(children(self.process.pid)) if _name(pid).startswith(begin)]
 
     def everybody(self) -> list[int]:
-        """Give every process that the supervisor has started."""
+        """Return every process that the supervisor has started."""
         return self.pids("")
 
     async def has_a_spare(self) -> None:
@@ -138,14 +138,14 @@ async def served(*flags: str, ends: Collection[int] = (0, -signal.SIGKILL)) -> A
         server.signalled(signal.SIGTERM)
         status = await process.wait()
         async with asyncio.timeout(PATIENCE_S):
-            while any(map(lives, pids)):  # noqa: ASYNC110 - they are nobody's children any more
+            while any(map(lives, pids)):  # noqa: ASYNC110 - they may have lost their parent
                 await asyncio.sleep(0.01)
         await listening
     assert status in ends
 
 
 async def http_client(port: int, number: int, ledger: Ledger) -> None:
-    """Ask one request after another, half of them through hooks, on a new connection when one ends."""
+    """Send one request after another, half of them through hooks, on a new connection when one ends."""
     hooked = number % 2
     path, body = "infer", json.dumps({"id": "{}", "inputs": [TENSOR], "parameters": {"hooks": False}})
     if hooked:
@@ -205,7 +205,7 @@ async def grpc_client(port: int, number: int, ledger: Ledger) -> None:
                     ledger.write(AWAY, begun)
                     return
                 ledger.write("503" if error.code() is grpc.StatusCode.UNAVAILABLE else str(error.details()), begun)
-                # the library refuses at once what comes before it tries to connect again
+                # the library fails calls immediately until it tries to connect again
                 await asyncio.sleep(0.2)
             else:
                 good = service_pb2.ModelInferResponse.FromString(answer).id == asked.id
@@ -215,7 +215,7 @@ async def grpc_client(port: int, number: int, ledger: Ledger) -> None:
 
 @asynccontextmanager
 async def load_on(server: Served) -> AsyncIterator[Ledger]:
-    """Ask while the block runs, and until as much again has been answered well."""
+    """Send requests while the block runs, and afterwards until as many again have been answered well."""
     ledger = Ledger()
     asking = [
         asyncio.ensure_future(
@@ -245,14 +245,14 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
 
 
 def shown(title: str, ledger: Ledger, whole: str = "") -> None:
-    print(  # noqa: T201 - the long version is run to see it
+    print(  # noqa: T201 - the long version is run for this output
         f"{title}: {dict(ledger.ends)}, failed within {ledger.late_s * 1e3:.0f} ms, {whole}"
     )
 
 
 @pytest.mark.parametrize("round_", ROUNDS)
 @pytest.mark.parametrize("name", ["front", "engine"])
-def test_a_process_that_dies_costs_what_it_had_and_is_replaced(name: str, round_: int) -> None:
+def test_a_process_that_dies_loses_only_its_own_requests_and_is_replaced(name: str, round_: int) -> None:
     async def main() -> None:
         async with served() as server:
             for fault in (signal.SIGKILL, signal.SIGSTOP):
@@ -264,12 +264,12 @@ def test_a_process_that_dies_costs_what_it_had_and_is_replaced(name: str, round_
                     os.kill(server.pids(name)[0], fault)
                     await server.says("has ended", since)
                     if fault == signal.SIGSTOP:
-                        # nobody knows before it is found to be stopped
+                        # clients see nothing until the supervisor detects the stop
                         ledger.late_s, ledger.fault_s = 0.0, time.monotonic()
                     whole = await server.says("every process is ready again", since)
                 shown(f"{fault.name} of {name}", ledger, whole)
 
-                # over gRPC what a front end had is UNAVAILABLE, as the client library has it
+                # over gRPC the client library reports a front end's lost requests as UNAVAILABLE
                 allowed = {"good", "lost", "503"} if name == "front" else {"good", "503"}
                 assert set(+ledger.ends) <= allowed
                 if name == "front":
@@ -279,7 +279,7 @@ def test_a_process_that_dies_costs_what_it_had_and_is_replaced(name: str, round_
 
 
 @pytest.mark.parametrize("round_", ROUNDS)
-def test_a_supervisor_that_dies_takes_all_with_it_once_what_was_accepted_is_done(round_: int) -> None:
+def test_processes_finish_accepted_requests_and_end_when_the_supervisor_dies(round_: int) -> None:
     async def main() -> None:
         async with served() as server, load_on(server) as ledger:
             ledger.fault_s = time.monotonic()
@@ -295,7 +295,7 @@ def test_a_supervisor_that_dies_takes_all_with_it_once_what_was_accepted_is_done
 
 
 @pytest.mark.parametrize("round_", ROUNDS)
-def test_sighup_under_load_replaces_every_process_and_loses_nothing(round_: int) -> None:
+def test_sighup_under_load_replaces_every_process_without_losing_a_request(round_: int) -> None:
     async def main() -> None:
         async with served() as server, load_on(server) as ledger:
             before = set(server.pids())
@@ -313,7 +313,7 @@ def test_sighup_under_load_replaces_every_process_and_loses_nothing(round_: int)
 
 
 @pytest.mark.parametrize("round_", ROUNDS)
-def test_sigterm_under_load_loses_nothing(round_: int) -> None:
+def test_sigterm_under_load_loses_no_accepted_request(round_: int) -> None:
     async def main() -> None:
         async with served() as server, load_on(server) as ledger:
             server.signalled(signal.SIGTERM)
@@ -325,7 +325,7 @@ def test_sigterm_under_load_loses_nothing(round_: int) -> None:
     run(main)
 
 
-def test_a_supervisor_that_is_stopped_stops_nothing_and_goes_on() -> None:
+def test_the_server_keeps_serving_while_the_supervisor_is_stopped() -> None:
     async def main() -> None:
         async with served() as server, load_on(server) as ledger:
             await server.has_a_spare()
@@ -344,7 +344,7 @@ def test_a_supervisor_that_is_stopped_stops_nothing_and_goes_on() -> None:
     run(main)
 
 
-def test_one_killed_whole_is_not_in_the_way_of_the_next_but_one_that_runs_is() -> None:
+def test_a_port_is_reusable_after_all_processes_are_killed_but_not_before() -> None:
     def named() -> set[str]:
         return {path.name for path in Path("/dev/shm").iterdir() if "penstock" in path.name}
 
@@ -353,7 +353,7 @@ def test_one_killed_whole_is_not_in_the_way_of_the_next_but_one_that_runs_is() -
         async with served() as server:
             port = server.port("HTTP")
             pids = server.everybody()
-            # the supervisor first: it would start the others again
+            # the supervisor first, because it would restart the others
             for pid in (server.process.pid, *pids):
                 os.kill(pid, signal.SIGKILL)
         assert named() == before
@@ -366,7 +366,7 @@ def test_one_killed_whole_is_not_in_the_way_of_the_next_but_one_that_runs_is() -
 
 
 async def last_words_of_another(port: int) -> str:
-    """Start one on a port that is taken, which has to end with status 1, and give its only message."""
+    """Start a server on a port in use, which must end with status 1. Returns: its only log message."""
     words = ("-m", "penstock.server.cli", "serve", str(IRIS), f"--http-port={port}", "--http-workers=2")
     second = await asyncio.create_subprocess_exec(sys.executable, *words, stderr=asyncio.subprocess.PIPE)
     _, said = await second.communicate()
@@ -391,7 +391,7 @@ def test_a_second_signal_ends_every_process_at_once() -> None:
     run(main)
 
 
-def test_sighup_does_nothing_to_a_server_of_one_process() -> None:
+def test_sighup_does_nothing_to_a_single_process_server() -> None:
     async def main() -> None:
         async with served("--http-workers=0") as server:
             server.signalled(signal.SIGHUP)
@@ -403,7 +403,7 @@ def test_sighup_does_nothing_to_a_server_of_one_process() -> None:
 
 
 async def called(port: int, path: str, body: object = None) -> tuple[int, bytes]:
-    """Ask once, on a connection of its own."""
+    """Send one request on its own connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     text = json.dumps(body) if body is not None else ""
     word = "POST" if body is not None else "GET"
@@ -414,7 +414,7 @@ async def called(port: int, path: str, body: object = None) -> tuple[int, bytes]
     return int(head.split()[1]), answer
 
 
-def test_a_new_engine_has_what_clients_had_told_the_old_one() -> None:
+def test_a_new_engine_keeps_regions_settings_and_unloaded_models_of_the_old_engine() -> None:
     async def main() -> None:
         key = f"penstock-test-{os.getpid()}"
         file = Path("/dev/shm") / key
@@ -425,7 +425,7 @@ def test_a_new_engine_has_what_clients_had_told_the_old_one() -> None:
             try:
                 assert (await called(port, "/v2/systemsharedmemory/region/r/register", region))[0] == 200
             finally:
-                file.unlink()  # the name goes, the memory stays
+                file.unlink()  # removes the name, not the memory
             assert (await called(port, "/v2/logging", {"log_verbose_level": 1}))[0] == 200
             assert (await called(port, "/v2/trace/setting", {"trace_rate": "7"}))[0] == 200
             for how in ("crash", "SIGHUP"):
@@ -451,7 +451,7 @@ def test_a_new_engine_has_what_clients_had_told_the_old_one() -> None:
     run(main)
 
 
-def test_what_is_held_open_for_more_requests_is_answered_when_all_is_to_end(tmp_path: Path) -> None:
+def test_a_request_waiting_for_its_batch_to_fill_is_answered_on_sigterm(tmp_path: Path) -> None:
     batching = "max_batch_size: 8 dynamic_batching { max_queue_delay_microseconds: 3600000000 }"
     models.write_identity(tmp_path, "open", batching)
     tensor = {"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [7]}

@@ -1,4 +1,4 @@
-"""What the supervisor does next, told what happens: no process, no clock."""
+"""The supervisor's next actions, decided from events: without processes or clocks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WAIT_S = 1.0
 
 
 class World:
-    """The processes that a Fleet has asked for. `now` is told, never read."""
+    """The processes that a Fleet has requested. `now` is set by the test, not by a clock."""
 
     def __init__(self, fronts: int = 2) -> None:
         self.now = 0.0
@@ -47,7 +47,7 @@ class World:
         self.log.append(f"drain {member.name}")
 
     def _flush(self, member: Member) -> None:
-        if self.log[-1] != f"flush {member.name}":  # once more does nothing
+        if self.log[-1] != f"flush {member.name}":  # repeating it does nothing
             self.log.append(f"flush {member.name}")
 
     def _kill(self, member: Member) -> None:
@@ -68,13 +68,13 @@ class World:
         self.fleet.tick(self.now)
 
     def settle_new(self) -> None:
-        """Let those that are started be ready, and nobody end."""
+        """Let started processes become ready, and none end."""
         for _ in range(2):
             for member in list(self.fleet.members.values()):
                 self.says(member, READY)
 
     def settle(self) -> None:
-        """Let every process do what is expected of it, until nothing more comes."""
+        """Let every process do what is expected of it, until no action is left."""
         for _ in range(100):
             before = len(self.log), [each.state for each in self.fleet.members.values()]
             for member in list(self.fleet.members.values()):
@@ -95,9 +95,9 @@ def ready(fronts: int = 2) -> World:
     return world
 
 
-class TestAFrontEndThatHasLostItsEngine:
-    def test_is_joined_again_at_once_but_after_that_not_before_it_has_been_looked(self) -> None:
-        """An engine that is ending closes whatever is joined to it, for as long as its end takes."""
+class TestLostEngine:
+    def test_a_front_end_is_rejoined_at_once_and_then_once_per_tick(self) -> None:
+        """An engine that is ending closes every connection from a front end until it has ended."""
         world = ready()
         front, engine = world.one(FRONT), world.one(ENGINE)
         joined = []
@@ -110,7 +110,7 @@ class TestAFrontEndThatHasLostItsEngine:
         assert joined == [1, 0, 0, 0, 0]
         assert world.paired == {(front.number, engine.number)}
 
-    def test_is_joined_to_the_next_one_only(self) -> None:
+    def test_a_front_end_joins_only_the_new_engine_after_the_old_engine_ends(self) -> None:
         world = ready()
         front, engine = world.one(FRONT), world.one(ENGINE)
         world.fleet.on_disconnect(front.number)
@@ -122,7 +122,7 @@ class TestAFrontEndThatHasLostItsEngine:
         assert {each for each in world.paired if each[0] == front.number} == {(front.number, world.one(ENGINE).number)}
 
 
-def test_the_engine_starts_first_and_front_ends_listen_at_once() -> None:
+def test_the_engine_starts_first_and_front_ends_listen_early() -> None:
     world = World()
 
     assert world.log == ["start engine", "start front-0", "start front-1"]
@@ -131,7 +131,7 @@ def test_the_engine_starts_first_and_front_ends_listen_at_once() -> None:
     assert not world.fleet.has_reached(LISTENING)
 
 
-def test_a_front_end_that_ends_is_replaced_at_once_and_listens_only_when_it_is_ready() -> None:
+def test_a_front_end_that_ends_is_replaced_by_one_that_listens_when_ready() -> None:
     world = ready()
     world.ends(world.one(FRONT, 1))
 
@@ -142,7 +142,7 @@ def test_a_front_end_that_ends_is_replaced_at_once_and_listens_only_when_it_is_r
     assert world.fleet.restarts == {ENGINE: 0, FRONT: 1}
 
 
-def test_an_engine_that_ends_is_replaced_and_every_front_end_is_joined_to_the_new_one() -> None:
+def test_an_engine_that_ends_is_replaced_and_front_ends_join_the_new_engine() -> None:
     world = ready()
     world.ends(world.one(ENGINE))
 
@@ -150,7 +150,7 @@ def test_an_engine_that_ends_is_replaced_and_every_front_end_is_joined_to_the_ne
     assert {(front.number, world.one(ENGINE).number) for front in world.fleet.members_of(0, FRONT)} <= world.paired
 
 
-def test_what_keeps_ending_is_started_later_each_time() -> None:
+def test_a_process_that_keeps_ending_is_restarted_with_increasing_delays() -> None:
     world = ready()
     waits = []
     for _ in range(4):
@@ -164,19 +164,19 @@ def test_what_keeps_ending_is_started_later_each_time() -> None:
     assert waits[0] == 0.0 < waits[1] < waits[3]
 
 
-def test_one_that_a_signal_has_asked_to_end_is_no_failure_however_often() -> None:
+def test_a_process_ended_by_a_signal_is_not_counted_as_a_failure() -> None:
     world = ready()
     for _ in range(7):
         world.fleet.on_signal(world.one(FRONT).number, world.now)
         world.ends(world.one(FRONT))
 
     assert world.log == ["start front-0"] * 7
-    world.ends(world.one(FRONT))  # but this is one, and the next
+    world.ends(world.one(FRONT))  # without a signal, this counts as a failure, and the next
     world.ends(world.one(FRONT))
     assert world.log == ["start front-0"] * 8
 
 
-def test_an_engine_that_a_signal_has_asked_to_end_does_not_wait_for_front_ends_that_nobody_has_asked() -> None:
+def test_an_engine_ended_by_a_signal_waits_a_limited_time_for_serving_front_ends() -> None:
     world = ready()
     world.fleet.on_signal(world.one(ENGINE).number, world.now)
     world.passes(0.9 * ENGINE_WAIT_S)
@@ -190,7 +190,7 @@ def test_an_engine_that_a_signal_has_asked_to_end_does_not_wait_for_front_ends_t
 
 
 @pytest.mark.parametrize("all_end", [True, False])
-def test_an_engine_waits_for_its_front_ends_where_a_signal_has_asked_all_to_end_or_all_are_replaced(
+def test_an_engine_ended_by_a_signal_waits_for_draining_or_replaced_front_ends(
     all_end: bool,
 ) -> None:
     world = ready()
@@ -206,7 +206,7 @@ def test_an_engine_waits_for_its_front_ends_where_a_signal_has_asked_all_to_end_
     assert "drain engine" not in world.log
 
 
-def test_all_are_replaced_engine_first_and_the_old_ones_end_in_order() -> None:
+def test_replacement_starts_a_new_engine_first_and_ends_the_old_processes_in_order() -> None:
     world = ready()
     old = list(world.fleet.members.values())
     assert world.fleet.replace()
@@ -221,7 +221,7 @@ def test_all_are_replaced_engine_first_and_the_old_ones_end_in_order() -> None:
     assert world.fleet.has_reached(READY)
 
 
-def test_a_new_engine_that_does_not_live_leaves_the_old_processes_as_they_are() -> None:
+def test_a_new_engine_that_fails_during_replacement_leaves_the_old_processes_serving() -> None:
     world = ready()
     world.fleet.replace()
     new = next(each for each in world.fleet.members.values() if each.generation == world.fleet.next_generation)
@@ -235,7 +235,7 @@ def test_a_new_engine_that_does_not_live_leaves_the_old_processes_as_they_are() 
     assert world.fleet.has_reached(READY)
 
 
-def test_an_old_front_end_that_ends_while_all_are_replaced_is_itself_replaced() -> None:
+def test_an_old_front_end_that_ends_during_replacement_is_restarted() -> None:
     world = ready()
     world.fleet.replace()
     world.ends(world.one(FRONT))
@@ -245,7 +245,7 @@ def test_an_old_front_end_that_ends_while_all_are_replaced_is_itself_replaced() 
     assert world.fleet.has_reached(READY)
 
 
-def test_at_the_end_front_ends_finish_before_the_engine() -> None:
+def test_a_drain_ends_the_front_ends_before_the_engine() -> None:
     world = ready()
     world.fleet.drain()
     assert world.log == ["drain front-0", "drain front-1", "flush engine"]
@@ -257,7 +257,7 @@ def test_at_the_end_front_ends_finish_before_the_engine() -> None:
     assert world.fleet.members == {}
 
 
-def test_one_that_has_not_begun_to_answer_is_not_waited_for() -> None:
+def test_a_drain_kills_a_front_end_that_does_not_listen_yet() -> None:
     world = World(1)
     world.fleet.drain()
     world.settle()
@@ -266,7 +266,7 @@ def test_one_that_has_not_begun_to_answer_is_not_waited_for() -> None:
     assert world.fleet.members == {}
 
 
-def test_an_engine_that_ends_while_all_drain_is_not_replaced() -> None:
+def test_an_engine_that_ends_during_a_drain_is_not_replaced() -> None:
     world = ready()
     world.fleet.drain()
     world.ends(world.one(ENGINE))
@@ -277,7 +277,7 @@ def test_an_engine_that_ends_while_all_drain_is_not_replaced() -> None:
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_whatever_happens_and_in_whichever_order_all_is_whole_again_in_the_end(seed: int) -> None:
+def test_the_fleet_recovers_after_any_sequence_of_events(seed: int) -> None:
     chance = random.Random(seed)
     world = World(chance.randint(1, 4))
     for _ in range(chance.randint(1, 60)):

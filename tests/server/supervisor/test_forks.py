@@ -1,4 +1,4 @@
-"""A front end whose hooks have forked: what the child still holds, listening sockets too, ends with the front end."""
+"""A front end whose hooks have forked: the child and its inherited listening sockets end with the front end."""
 
 from __future__ import annotations
 
@@ -37,18 +37,20 @@ def forking(root: Path) -> Path:
 
 
 async def ask(port: int, model: str) -> int:
-    """Ask on a connection of its own. Returns: the status."""
+    """Send one request on its own connection. Returns: the status."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     body = json.dumps(SAMPLE).encode()
     head = b"POST /v2/models/%b/predict HTTP/1.1\r\nhost: x\r\n" % model.encode()
     writer.write(head + b"content-length: %d\r\n\r\n%b" % (len(body), body))
-    status = int((await reader.readuntil(b"\r\n\r\n")).split()[1])  # its end the child holds back
+    status = int(
+        (await reader.readuntil(b"\r\n\r\n")).split()[1]
+    )  # the connection does not end, because the child holds it open
     writer.close()
     await writer.wait_closed()
     return status
 
 
-def test_a_front_end_that_is_killed_leaves_no_child_that_takes_its_connections(tmp_path: Path) -> None:
+def test_a_killed_front_end_leaves_no_forked_child_accepting_its_connections(tmp_path: Path) -> None:
     async def main() -> None:
         async with served(str(forking(tmp_path))) as server:
             port = server.port("HTTP")

@@ -1,4 +1,4 @@
-"""What an engine has kept, as the supervisor remembers it."""
+"""The Journal keeps for the supervisor what an engine has saved."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from penstock.server.supervisor.journal import Journal
 
 
-def test_the_last_value_of_each_key_is_kept_in_the_order_in_which_they_came() -> None:
+def test_the_journal_keeps_the_last_value_of_each_key_in_order_of_arrival() -> None:
     journal = Journal()
     for key, value in (("a", 1), ("b", 2), ("a", 3), ("c", 4)):
         journal.put(key, value)
@@ -18,7 +18,7 @@ def test_the_last_value_of_each_key_is_kept_in_the_order_in_which_they_came() ->
     assert list(journal) == [("b", (2, [])), ("a", (3, []))]
 
 
-def test_a_descriptor_is_open_for_as_long_as_its_key_is_kept() -> None:
+def test_a_descriptor_is_closed_when_its_key_is_replaced_or_the_journal_closes() -> None:
     journal = Journal()
     first, second = os.memfd_create("first"), os.memfd_create("second")
     journal.put("region", "first", [first])

@@ -1,4 +1,4 @@
-"""Front ends are introduced to each other, and their places are used again."""
+"""Front ends are introduced to each other, and their places are reused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.processes import descriptors
 
 
 class Introduced:
-    """A process that is told of its neighbors: it makes a ConnectionSpread of that, as a front end does."""
+    """A process that is introduced to its neighbors, and makes a ConnectionSpread as a front end does."""
 
     def __init__(self) -> None:
         self.spread: ConnectionSpread | None = None
@@ -36,7 +36,7 @@ class Introduced:
             self.spread.add_neighbor(number, socket.socket(fileno=own[0]))
 
     def reaches(self) -> set[int]:
-        """Give the places that it would hand connections to."""
+        """Return the places to which it would hand connections over."""
         if self.spread is None:
             raise AssertionError("it was not introduced")
         return self.spread._loads(0).keys() - {self.place}
@@ -52,7 +52,7 @@ def add(neighbors: Neighbors, number: int) -> Introduced:
     return introduced
 
 
-def test_front_ends_reach_each_other_whichever_was_started_first() -> None:
+def test_front_ends_reach_each_other_in_any_order_of_starting() -> None:
     async def main() -> None:
         before = descriptors()
         neighbors = Neighbors(2)
@@ -74,7 +74,7 @@ def test_front_ends_reach_each_other_whichever_was_started_first() -> None:
     asyncio.run(main())
 
 
-def test_a_front_end_that_finds_no_place_is_not_introduced_until_one_has_left() -> None:
+def test_a_front_end_beyond_the_limit_is_not_introduced_until_another_leaves() -> None:
     async def main() -> None:
         neighbors = Neighbors(1)
         fronts = [add(neighbors, number) for number in range(5)]
@@ -93,7 +93,7 @@ def test_a_front_end_that_finds_no_place_is_not_introduced_until_one_has_left() 
     asyncio.run(main())
 
 
-def test_the_memory_that_front_ends_share_cannot_be_cut_under_them() -> None:
+def test_the_shared_memory_of_front_ends_cannot_be_truncated() -> None:
     neighbors = Neighbors(1)
     with pytest.raises(PermissionError):
         os.ftruncate(neighbors._memory, 0)

@@ -1,4 +1,4 @@
-"""When a process is killed for not working, told what the system says of it."""
+"""When a process is killed for hanging, decided from the state that the system reports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.server.supervisor.process_watch import (
 def judged_for(
     watch: ProcessWatch, seconds: float, state: str, *, computes: bool = False, step_s: float = CHECK_S
 ) -> str:
-    """Look at a process that is in one state for so long."""
+    """Check a process that is in one state for this many seconds. Returns: why it is killed, or nothing."""
     start = judged_for.now_s  # type: ignore[attr-defined]
     turns = round(seconds / step_s)
     why = ""
@@ -30,12 +30,12 @@ def judged_for(
 judged_for.now_s = 0.0  # type: ignore[attr-defined]
 
 
-def test_one_that_is_stopped_is_given_half_a_second() -> None:
+def test_a_stopped_process_is_killed_after_half_a_second() -> None:
     assert judged_for(ProcessWatch(), STOPPED_S - CHECK_S, "T") == ""
     assert judged_for(ProcessWatch(), STOPPED_S + CHECK_S, "T") == "it was stopped"
 
 
-def test_one_that_is_stopped_and_goes_on_again_and_again_is_let_be() -> None:
+def test_a_process_stopped_repeatedly_that_responds_between_stops_is_not_killed() -> None:
     watch, said = ProcessWatch(), set()
     for look in range(1000):
         watch.on_pong()
@@ -44,36 +44,36 @@ def test_one_that_is_stopped_and_goes_on_again_and_again_is_let_be() -> None:
     assert said == {""}
 
 
-def test_one_that_a_debugger_has_stopped_is_left_alone() -> None:
+def test_a_process_stopped_by_a_debugger_is_not_killed() -> None:
     assert judged_for(ProcessWatch(), HANG_S, "t") == ""
 
 
-def test_one_that_sleeps_and_does_not_answer_hangs() -> None:
+def test_a_sleeping_process_that_does_not_respond_is_killed() -> None:
     assert "does not respond" in judged_for(ProcessWatch(), HANG_S + 1, "S")
 
 
-def test_one_that_answers_may_sleep_for_ever() -> None:
+def test_a_sleeping_process_that_responds_is_never_killed() -> None:
     watch = ProcessWatch()
     for _ in range(10):
         assert judged_for(watch, HANG_S / 2, "S") == ""
         watch.on_pong()
 
 
-def test_one_that_waits_for_a_processor_or_for_a_disk_is_slow_and_not_dead() -> None:
+def test_a_process_waiting_for_cpu_or_disk_is_not_killed() -> None:
     assert judged_for(ProcessWatch(), BLOCKED_S - 1, "R") == ""
     assert judged_for(ProcessWatch(), BLOCKED_S - 1, "D") == ""
 
 
-def test_one_that_computes_for_a_minute_without_an_answer_is_ended() -> None:
+def test_a_process_that_computes_for_a_minute_without_responding_is_killed() -> None:
     assert judged_for(ProcessWatch(), BLOCKED_S - 1, "S", computes=True) == ""
     assert "blocked" in judged_for(ProcessWatch(), BLOCKED_S + 1, "R", computes=True)
 
 
-def test_time_in_which_the_supervisor_itself_got_no_processor_does_not_count() -> None:
+def test_time_during_which_the_supervisor_did_not_run_does_not_count() -> None:
     assert judged_for(ProcessWatch(), 10 * HANG_S, "S", step_s=HANG_S) == ""
 
 
-def test_the_system_says_what_a_process_does() -> None:
+def test_read_main_thread_returns_the_state_and_cpu_ticks_of_a_process() -> None:
     state, ticks = read_main_thread(os.getpid())
 
     assert state == "R"

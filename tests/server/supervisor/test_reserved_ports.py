@@ -1,4 +1,4 @@
-"""Ports are held as long as the supervisor lives, and one that is taken is noticed at once."""
+"""Ports stay reserved as long as the supervisor lives, and a port in use is detected at once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def held(port: int = 0, address: str = "127.0.0.1") -> tuple[ReservedPorts
     return ports, numbers["HTTP"]
 
 
-def test_front_ends_listen_on_a_port_that_is_held() -> None:
+def test_front_ends_can_listen_on_a_reserved_port() -> None:
     async def main() -> None:
         ports, port = await held()
         fronts = [bind_one(socket.AF_INET, ("127.0.0.1", port), reuse_port=True) for _ in range(2)]
@@ -43,7 +43,7 @@ def test_front_ends_listen_on_a_port_that_is_held() -> None:
     run(main)
 
 
-def test_nobody_answers_on_a_port_that_is_only_held() -> None:
+def test_connections_to_a_reserved_port_without_a_listener_are_refused() -> None:
     async def main() -> None:
         ports, port = await held()
 
@@ -55,7 +55,7 @@ def test_nobody_answers_on_a_port_that_is_only_held() -> None:
 
 
 @pytest.mark.parametrize("listening", [True, False])
-def test_a_second_penstock_finds_the_port_taken_even_before_the_first_one_listens(listening: bool) -> None:
+def test_a_port_reserved_by_another_penstock_is_in_use_even_without_a_listener(listening: bool) -> None:
     async def main() -> None:
         ports, port = await held()
         front = bind_one(socket.AF_INET, ("127.0.0.1", port), reuse_port=True)
@@ -72,7 +72,7 @@ def test_a_second_penstock_finds_the_port_taken_even_before_the_first_one_listen
     run(main)
 
 
-def test_a_port_that_another_program_listens_on_is_taken() -> None:
+def test_a_port_on_which_another_program_listens_is_in_use() -> None:
     async def main() -> None:
         other = socket.create_server(("127.0.0.1", 0))
 
@@ -83,13 +83,13 @@ def test_a_port_that_another_program_listens_on_is_taken() -> None:
     run(main)
 
 
-def test_what_an_earlier_server_has_left_behind_is_in_nobodys_way() -> None:
+def test_connections_left_in_time_wait_do_not_block_a_reservation() -> None:
     async def main() -> None:
         with socket.create_server(("127.0.0.1", 0)) as earlier:
             port = earlier.getsockname()[1]
             client = socket.create_connection(("127.0.0.1", port))
             accepted, _ = earlier.accept()
-            accepted.close()  # first, so that it is this end that waits
+            accepted.close()  # first, so that this end enters TIME_WAIT
             client.close()
 
         ports, number = await held(port)
@@ -100,7 +100,7 @@ def test_what_an_earlier_server_has_left_behind_is_in_nobodys_way() -> None:
     run(main)
 
 
-def test_the_hold_ends_with_the_supervisor() -> None:
+def test_a_port_can_be_reserved_again_after_it_is_released() -> None:
     async def main() -> None:
         ports, port = await held()
         ports.close()
@@ -113,7 +113,7 @@ def test_the_hold_ends_with_the_supervisor() -> None:
     run(main)
 
 
-def test_localhost_is_held_on_every_address_of_that_name() -> None:
+def test_localhost_is_reserved_on_all_its_addresses() -> None:
     async def main() -> None:
         ports, port = await held(address="localhost")
         for family, _, _, _, address in set(socket.getaddrinfo("localhost", port, type=socket.SOCK_STREAM)):
@@ -125,7 +125,7 @@ def test_localhost_is_held_on_every_address_of_that_name() -> None:
 
 
 @pytest.mark.parametrize("flag", ["reuse_http_port", "reuse_grpc_port"])
-def test_ports_that_are_held_are_not_for_other_servers_too(flag: str) -> None:
+def test_http_workers_cannot_be_combined_with_reuse_port_settings(flag: str) -> None:
     said: dict[str, Any] = {flag: True}
 
     assert start_problems(Settings(http_workers=2, **said)) == [

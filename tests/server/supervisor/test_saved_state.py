@@ -1,4 +1,4 @@
-"""What clients had changed in an engine is there when the next one serves."""
+"""Changes that clients made in an engine are restored in the next engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.live import settings_for
 
 @pytest.fixture
 def supervisor() -> Iterator[Any]:
-    """Give what an engine receives before its start: the one before it had a region."""
+    """What an engine receives before its start: the previous engine had a region."""
     region = {"name": "r", "key": "/gone", "offset": 0, "byte_size": 64}
     memory = [os.memfd_create("region")]
     os.ftruncate(memory[0], 64)
@@ -32,7 +32,7 @@ def supervisor() -> Iterator[Any]:
         os.close(each)
 
 
-def test_regions_are_there_before_a_model_is_served_that_a_request_may_bring_them_to(
+def test_saved_regions_are_restored_before_the_engine_opens(
     supervisor: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin = EngineServer.open
@@ -42,7 +42,7 @@ def test_regions_are_there_before_a_model_is_served_that_a_request_may_bring_the
         seen.append([region.name for region in server.server.shared_memory.regions])
 
     async def opens(server: EngineServer) -> None:
-        look(server)  # nobody who asks has been heard yet
+        look(server)  # no request has been received yet
         await begin(server)
 
     monkeypatch.setattr(EngineServer, "open", opens)
@@ -61,7 +61,7 @@ def test_regions_are_there_before_a_model_is_served_that_a_request_may_bring_the
 
 
 class Control:
-    """Unloads nothing, and tells as ModelControl does; `then` is called first."""
+    """Unloads nothing, and saves as ModelControl does; `then` is called first."""
 
     def __init__(self, supervisor: Any) -> None:
         self.unloaded: list[str] = []
@@ -79,7 +79,7 @@ class Control:
         return self.unloaded
 
 
-def test_what_a_client_asks_of_a_new_engine_while_it_loads_is_not_undone(supervisor: Any) -> None:
+def test_a_model_loaded_by_a_client_during_startup_is_not_unloaded_by_the_restore(supervisor: Any) -> None:
     supervisor.saved = {"model m": ({"unload": False}, []), "model n": ({"unload": False}, [])}
     control = Control(supervisor)
     control.saved_state._save_model("m", {"config": "", "files": False})  # loaded
@@ -87,7 +87,7 @@ def test_what_a_client_asks_of_a_new_engine_while_it_loads_is_not_undone(supervi
     assert control.restore() == ["n"]
 
 
-def test_what_a_client_asks_of_the_old_engine_while_the_new_one_puts_back_is_put_back_too(supervisor: Any) -> None:
+def test_changes_made_in_the_old_engine_during_a_restore_are_restored_too(supervisor: Any) -> None:
     supervisor.saved = {"model m": ({"unload": False}, [])}
     control = Control(supervisor)
 

@@ -1,4 +1,4 @@
-"""What a spare has made ready before it is needed."""
+"""What a spare has prepared before it is needed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 
-def test_the_collector_has_nothing_to_walk_over_when_a_spare_begins_to_serve() -> None:
+def test_a_prepared_spare_has_few_objects_tracked_by_the_garbage_collector() -> None:
     program = "import gc; from penstock.server.supervisor.roles import prepare; prepare(); print(len(gc.get_objects()))"
 
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, timeout=60)

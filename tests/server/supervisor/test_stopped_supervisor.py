@@ -1,4 +1,4 @@
-"""A supervisor that is stopped: nobody is started again meanwhile, and nothing else is missed."""
+"""A stopped supervisor: requests and processes are unaffected, and it restarts processes when continued."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.server.supervisor.test_faults import PATIENCE_S, load_on, run, served
 pytestmark = pytest.mark.slow
 
 
-def test_a_supervisor_that_is_stopped_and_goes_on_harms_no_request_and_no_process() -> None:
+def test_a_supervisor_that_is_stopped_and_continued_loses_no_request_or_process() -> None:
     async def main() -> None:
         async with served() as server, asyncio.timeout(PATIENCE_S):
             before = server.pids()
@@ -26,7 +26,7 @@ def test_a_supervisor_that_is_stopped_and_goes_on_harms_no_request_and_no_proces
 
             assert ledger.all_good
             assert server.pids() == before
-            # it works: what dies is started again
+            # the supervisor works again: a process that dies is restarted
             since = len(server.lines)
             os.kill(before[0], signal.SIGKILL)
             await server.says("every process is ready again", since)

@@ -1,4 +1,4 @@
-"""The supervisor and processes of its own, whose roles are fakes: starting, replacing, ending."""
+"""The supervisor with real processes whose roles are fakes: starting, replacing, ending."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ pytestmark = pytest.mark.slow
 ROLES = {role: f"tests.server.supervisor.fake_roles:{role.title()}" for role in (ENGINE, FRONT)}
 PATIENCE_S = 60.0
 PAUSE_S = 0.01
-"""Of a client that has been answered: without any, they take the cores from the processes that are to be started."""
+"""The pause of a client after each answer, without which the clients take the cores from processes that start."""
 
 
 @pytest.fixture(autouse=True)
 def no_spare(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A spare imports the roles before it is told where they are: these are in no package of the system's."""
+    """No spares: a spare imports the roles before it knows their paths, and the fakes are in no installed package."""
     monkeypatch.setattr(supervisor_module, "SPARE_AFTER_S", 1e9)
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
     first = uvloop.new_event_loop()
-    first.run_until_complete(asyncio.sleep(0))  # uvloop makes what it keeps for good
+    first.run_until_complete(asyncio.sleep(0))  # uvloop creates what it keeps until the process ends
     first.close()
     before = children(), descriptors()
     loop = uvloop.new_event_loop()
@@ -66,7 +66,7 @@ async def supervised(**settings: Any) -> AsyncIterator[Supervisor]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 - what is waited for has no event
+    while not condition():  # noqa: ASYNC110 - the condition has no event
         await asyncio.sleep(0.005)
 
 
@@ -88,7 +88,7 @@ async def ask(port: int) -> list[str]:
 
 
 async def client(port: int, name: int, ledger: Counter[str], over: asyncio.Event) -> None:
-    """Ask line after line, on a new connection when the server closes one; each line has one end in the ledger."""
+    """Send line after line, on a new connection when the server closes one; each line ends once in the ledger."""
     while not over.is_set():
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -123,7 +123,7 @@ async def load_on(port: int, clients: int = 16) -> AsyncIterator[Counter[str]]:
         await asyncio.gather(*asking)
 
 
-def test_connections_reach_every_front_end_and_one_engine() -> None:
+def test_connections_reach_every_front_end_and_the_only_engine() -> None:
     async def main() -> None:
         async with supervised() as supervisor:
             answers = [await ask(port_of(supervisor)) for _ in range(40)]
@@ -137,7 +137,7 @@ def test_connections_reach_every_front_end_and_one_engine() -> None:
 
 
 @pytest.mark.parametrize(("id_", "message"), [("broken", "it is broken"), ("crash", "engine ended: exit status 3")])
-def test_what_cannot_start_is_said_and_leaves_nothing_behind(id_: str, message: str) -> None:
+def test_a_process_that_fails_to_start_is_a_start_error_and_leaves_no_process(id_: str, message: str) -> None:
     async def main() -> None:
         with pytest.raises(StartError, match=message):
             async with supervised(id=id_):
@@ -146,7 +146,7 @@ def test_what_cannot_start_is_said_and_leaves_nothing_behind(id_: str, message: 
     run(main)
 
 
-def test_a_port_that_another_penstock_has_is_noticed_before_anything_starts() -> None:
+def test_a_port_used_by_another_penstock_is_an_error_before_any_process_starts() -> None:
     async def main() -> None:
         async with supervised() as supervisor:
             with pytest.raises(StartError, match="already in use"):
@@ -157,7 +157,7 @@ def test_a_port_that_another_penstock_has_is_noticed_before_anything_starts() ->
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_front_end_that_dies_costs_its_own_connections_only(number: signal.Signals) -> None:
+def test_a_front_end_that_dies_loses_only_its_own_connections(number: signal.Signals) -> None:
     async def main() -> None:
         async with supervised() as supervisor, load_on(port_of(supervisor)) as ledger:
             await until(lambda: ledger["good"] > 100)
@@ -171,7 +171,7 @@ def test_a_front_end_that_dies_costs_its_own_connections_only(number: signal.Sig
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_an_engine_that_dies_is_503_at_once_and_a_new_one_has_what_the_old_one_kept(number: signal.Signals) -> None:
+def test_requests_get_503_when_the_engine_dies_and_a_new_engine_restores_its_state(number: signal.Signals) -> None:
     async def main() -> None:
         async with supervised() as supervisor, load_on(port_of(supervisor)) as ledger:
             await until(lambda: ledger["good"] > 100)
@@ -186,7 +186,7 @@ def test_an_engine_that_dies_is_503_at_once_and_a_new_one_has_what_the_old_one_k
     run(main)
 
 
-def test_an_engine_that_has_lost_its_device_answers_what_it_has_and_is_replaced() -> None:
+def test_an_engine_that_loses_its_device_answers_pending_requests_and_is_replaced() -> None:
     async def main() -> None:
         async with supervised(id="spent") as supervisor, load_on(port_of(supervisor)) as ledger:
             (before,) = pids(supervisor, ENGINE)
@@ -213,7 +213,7 @@ def test_all_processes_are_replaced_without_a_lost_request() -> None:
     run(main)
 
 
-def test_what_an_old_engine_is_still_told_reaches_the_one_that_has_taken_its_place() -> None:
+def test_state_saved_by_an_old_engine_reaches_its_successor() -> None:
     async def main() -> None:
         async with supervised() as supervisor:
             supervisor.fleet.members[999] = Member(999, ENGINE, 0, supervisor.fleet.generation - 1, DRAINING)
@@ -225,7 +225,7 @@ def test_what_an_old_engine_is_still_told_reaches_the_one_that_has_taken_its_pla
     run(main)
 
 
-def test_the_end_finishes_what_was_accepted() -> None:
+def test_a_drain_answers_every_accepted_request() -> None:
     async def main() -> None:
         async with supervised() as supervisor:
             async with load_on(port_of(supervisor)) as ledger:
@@ -236,7 +236,7 @@ def test_the_end_finishes_what_was_accepted() -> None:
     run(main)
 
 
-def test_a_process_that_is_asked_to_end_by_somebody_else_finishes_and_is_replaced() -> None:
+def test_a_front_end_that_receives_sigterm_loses_no_request_and_is_replaced() -> None:
     async def main() -> None:
         async with supervised() as supervisor, load_on(port_of(supervisor)) as ledger:
             await until(lambda: ledger["good"] > 100)
@@ -248,7 +248,7 @@ def test_a_process_that_is_asked_to_end_by_somebody_else_finishes_and_is_replace
     run(main)
 
 
-def test_an_engine_that_is_asked_to_end_by_somebody_else_is_replaced_though_its_front_ends_stay(
+def test_an_engine_that_receives_sigterm_is_replaced_and_front_ends_stay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(fleet_module, "ENGINE_WAIT_S", 0.1)
@@ -266,7 +266,7 @@ def test_an_engine_that_is_asked_to_end_by_somebody_else_is_replaced_though_its_
     run(main)
 
 
-def test_one_that_is_asked_to_end_again_and_again_is_replaced_at_once_each_time() -> None:
+def test_a_front_end_is_replaced_without_backoff_after_every_sigterm() -> None:
     async def main() -> None:
         async with supervised() as supervisor:
             for number in range(1, 4):
@@ -279,7 +279,7 @@ def test_one_that_is_asked_to_end_again_and_again_is_replaced_at_once_each_time(
     run(main)
 
 
-def test_a_front_end_that_listens_has_said_so_and_is_not_killed_at_the_end_but_drained(
+def test_a_front_end_that_listens_but_is_not_ready_is_reported_as_listening(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def main() -> None:
@@ -297,7 +297,7 @@ def test_a_front_end_that_listens_has_said_so_and_is_not_killed_at_the_end_but_d
 
 @asynccontextmanager
 async def connected(port: int, number: int) -> AsyncIterator[Counter[int]]:
-    """Connect one after another, and give how many connections each front end has, by its process id."""
+    """Connect one client after another. Gives the number of connections of each front end by process id."""
     found: Counter[int] = Counter()
     async with contextlib.AsyncExitStack() as stack:
         for _ in range(number):
@@ -309,7 +309,7 @@ async def connected(port: int, number: int) -> AsyncIterator[Counter[int]]:
 
 
 @pytest.mark.parametrize("fronts", [2, 4])
-def test_each_front_end_has_its_fair_share_of_one_clients_connections(fronts: int) -> None:
+def test_connections_of_one_client_are_spread_evenly_over_front_ends(fronts: int) -> None:
     async def main() -> None:
         async with supervised(http_workers=fronts) as supervisor:
             for number in (16, 64, 256):
@@ -319,7 +319,7 @@ def test_each_front_end_has_its_fair_share_of_one_clients_connections(fronts: in
     run(main)
 
 
-def test_a_new_front_end_gets_new_connections_until_it_has_its_share() -> None:
+def test_a_new_front_end_gets_all_new_connections_until_the_counts_are_equal() -> None:
     async def main() -> None:
         async with supervised() as supervisor, connected(port_of(supervisor), 32) as before:
             os.kill(pids(supervisor, FRONT)[0], signal.SIGKILL)
@@ -333,7 +333,9 @@ def test_a_new_front_end_gets_new_connections_until_it_has_its_share() -> None:
 
 
 @pytest.mark.parametrize("step", ["place", "pair"])
-def test_what_the_system_has_no_descriptors_for_is_tried_again(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+def test_starting_a_front_end_is_retried_when_file_descriptors_run_out(
+    monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
     async def main() -> None:
         async with supervised() as supervisor:
             failing = [OSError(errno.EMFILE, "Too many open files")] * 2
@@ -360,7 +362,7 @@ def test_what_the_system_has_no_descriptors_for_is_tried_again(monkeypatch: pyte
     run(main)
 
 
-def test_a_front_end_that_has_been_joined_since_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pairing_retry_does_nothing_if_the_front_end_has_been_paired_since(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with supervised() as supervisor:
             (engine,), (front, _) = (supervisor.fleet.members_of(0, role) for role in (ENGINE, FRONT))

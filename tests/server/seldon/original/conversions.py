@@ -1,6 +1,6 @@
-"""What seldon_core's functions give: `python conversions.py > conversions.json` where the original is installed.
+"""What seldon_core's functions return. Recorded by `python conversions.py > conversions.json` with seldon-core.
 
-Recorded of seldon-core 1.17.1 on CPython 3.8, numpy 1.24.4, protobuf 3.20.3. `test_shim_utils.py` compares.
+Recorded from seldon-core 1.17.1 on CPython 3.8, numpy 1.24.4, protobuf 3.20.3. `test_shim_utils.py` compares.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ METRICS = [{"key": "c", "type": "COUNTER", "value": 2}]
 
 
 class Full:
-    """Defines what answers are made with."""
+    """Defines the methods that contribute to answers."""
 
     def class_names(self) -> Any:
         return ["x", "y"]
@@ -69,7 +69,7 @@ class Bare:
 
 
 def cases() -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Give each case: its name, and what is called for it."""
+    """Yield each case: its name, and the function to call."""
     for found in (_parsing(), _written(), _reading(), _arrays(), _parts(), _answers(), _words()):
         yield from found
 
@@ -120,7 +120,7 @@ def _arrays() -> Iterator[tuple[str, Callable[[], Any]]]:
                 f"{name} as a JSON {kind}",
                 partial(utils.array_to_rest_datadef, kind, array, ["n"]),
             )
-            if not (name == "texts" and kind == "tensor"):  # which is an error, of another type
+            if not (name == "texts" and kind == "tensor"):  # this is an error, of another type
                 yield (
                     f"{name} as a {kind}",
                     partial(utils.array_to_grpc_datadef, kind, array, ["n"]),
@@ -153,7 +153,7 @@ def _answers() -> Iterator[tuple[str, Callable[[], Any]]]:
         for name, result in RESULTS.items():
             for asked, request in REQUESTS.items():
                 yield f"{who}: {name} for {asked}, JSON", _answer_json(user, request, result)
-                if request and name != "float":  # which the original fails at by adding it to a text
+                if request and name != "float":  # for which seldon-core fails by adding the number to a text
                     yield f"{who}: {name} for {asked}", _answer(user, request, result)
         yield f"{who}: a request's names, JSON", _answer_json(user, NDARRAY, RESULTS["array"], True)
         yield f"{who}: a request's names", _answer(user, NDARRAY, RESULTS["array"], True)
@@ -187,7 +187,7 @@ def _words() -> Iterator[tuple[str, Callable[[], Any]]]:
 
 
 def shown(value: Any) -> Any:
-    """Give what a function gave, as JSON can say it."""
+    """Return a function's result in a form that JSON can hold."""
     if hasattr(value, "DESCRIPTOR"):
         return [type(value).__name__, value.SerializeToString(deterministic=True).hex()]
     if isinstance(value, np.ndarray):
@@ -202,10 +202,10 @@ def shown(value: Any) -> Any:
 
 
 def outcome(call: Callable[[], Any]) -> Any:
-    """Give the same of a call, or what it raised."""
+    """Return the result of a call in this form, or the exception it raised."""
     try:
         return shown(call())
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is compared
+    except Exception as error:  # noqa: BLE001 - any exception is compared
         return ["raised", type(error).__name__, getattr(error, "message", None) or str(error)]
 
 
