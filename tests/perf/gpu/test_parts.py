@@ -97,7 +97,7 @@ def test_a_process_that_does_not_end_is_ended_and_what_it_found_stands(
 ) -> None:
     lines = program("import time", f"print({_FOUND.line()!r}, flush=True)", "time.sleep(60)")
     left = iter((20.0, 20.0, 0.0))  # to begin, for the first line, and for the next
-    monkeypatch.setattr(CheckContext, "left_s", lambda self: next(left))
+    monkeypatch.setattr(CheckContext, "remaining_s", lambda self: next(left))
 
     first, last = parts.in_process("machine", context(tmp_path), lines)
 

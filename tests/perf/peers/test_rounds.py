@@ -261,7 +261,7 @@ def test_one_that_dies_on_the_way_has_the_error_and_no_average(stage: Stage) -> 
 def test_one_whose_first_process_has_ended_is_told_though_others_of_it_answer(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Standing, "stands", lambda self: False)
+    monkeypatch.setattr(Standing, "is_alive", lambda self: False)
 
     assert {cell.error for cell in measured("penstock").cells} == {"its first process has ended"}
 

@@ -136,7 +136,7 @@ def test_a_window_of_so_many_requests_ends_where_the_server_hangs(monkeypatch: p
             super().wait(seconds, requests)
             return False
 
-    monkeypatch.setattr(measuring, "STALLED_S", 0)
+    monkeypatch.setattr(measuring, "STALL_TIMEOUT_S", 0)
     fleet = Hanging(window([]), after=window([], errors=Counter({UNANSWERED: 4})))
     rule = replace(QUICK, by_count=True, warmup_requests=5)
 
