@@ -44,66 +44,70 @@ BROKEN = 0
 """The status of a request sent but not answered: its connection was closed, or it took longer than LINGER_S."""
 SKIPPED = -1
 """The status of a request that could not be sent because every connection was in use."""
-NAP_NS = 100_000
+MIN_SLEEP_NS = 100_000
 """The shortest sleep. Requests that fall due meanwhile are sent together, late by half of it on average."""
-READ_NS = 5_000_000
-OPENED = 32
+READ_INTERVAL_NS = 5_000_000
+INITIAL_CONNECTIONS = 32
 """How many connections are opened in advance if the order does not say, so that the first requests need not wait."""
 LINGER_S = 60.0
 """How long to wait for outstanding answers after the last request has been sent."""
 _SO_TIMESTAMPNS = 35  # Linux, asm-generic/socket.h
 _PR_SET_TIMERSLACK = 29  # Linux, linux/prctl.h
-_STAMP = struct.Struct("qq")
+_TIMESPEC = struct.Struct("qq")
 _READ_BYTES = 65536
 
 
 class _Connection:
-    """One connection; `number` is the request it carries, -1 while idle; `left` what the kernel has not taken yet."""
+    """One connection. `request_number`: the request it carries, -1 while idle; `unsent`: what is yet to be sent."""
 
-    __slots__ = ("got", "left", "number", "sock")
+    __slots__ = ("received", "request_number", "sock", "unsent")
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self.number = -1
-        self.left = memoryview(b"")
-        self.got = b""
+        self.request_number = -1
+        self.unsent = memoryview(b"")
+        self.received = b""
 
 
 class Flood:
     """One flood. Units: timestamps are nanoseconds of the real-time clock, which the kernel's timestamps use."""
 
     def __init__(
-        self, address: tuple[str, int], requests: Sequence[bytes], most_connections: int, opened: int = OPENED
+        self,
+        address: tuple[str, int],
+        requests: Sequence[bytes],
+        max_connections: int,
+        initial_connections: int = INITIAL_CONNECTIONS,
     ) -> None:
         self._address = address
         self._requests = requests
-        self._most = most_connections
-        self._first = opened
-        self._poll = select.epoll()
+        self._max_connections = max_connections
+        self._initial_connections = initial_connections
+        self._epoll = select.epoll()
         self._connections: dict[int, _Connection] = {}
         self._idle: deque[_Connection] = deque()
         self._sent_ns: list[int] = []
         self._answered_ns: list[int] = []
-        self._status: list[int] = []
-        self.opened = 0
+        self._statuses: list[int] = []
+        self.opened_connections = 0
         self.linger_s = LINGER_S
 
     def run(self, at_ns: Sequence[int], which: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.void]]:
         """Send every request when it is due, wait for the answers, and close. Call once. Returns: the RECORDs."""
         count = len(at_ns)
-        self._sent_ns, self._answered_ns, self._status = [0] * count, [0] * count, [SKIPPED] * count
-        while len(self._connections) < min(self._first, self._most):
+        self._sent_ns, self._answered_ns, self._statuses = [0] * count, [0] * count, [SKIPPED] * count
+        while len(self._connections) < min(self._initial_connections, self._max_connections):
             self._idle.append(self._connect())
-        start_ns = time.time_ns() + READ_NS
+        start_ns = time.time_ns() + READ_INTERVAL_NS
         self._send_all([start_ns + at for at in at_ns], which)
         end = time.monotonic() + self.linger_s
         while len(self._idle) < len(self._connections) and time.monotonic() < end:
-            self._take(0.1)
+            self._poll_events(0.1)
         for connection in self._connections.values():
             connection.sock.close()
-        self._poll.close()
+        self._epoll.close()
         records = np.zeros(count, RECORD)
-        records["due_ns"], records["which"], records["status"] = at_ns, which, self._status
+        records["due_ns"], records["which"], records["status"] = at_ns, which, self._statuses
         sent, answered = records["status"] != SKIPPED, records["status"] > BROKEN
         records["late_ns"][sent] = (np.array(self._sent_ns) - start_ns - records["due_ns"])[sent]
         records["took_ns"][answered] = (np.array(self._answered_ns) - start_ns - records["due_ns"])[answered]
@@ -117,101 +121,101 @@ class Flood:
                 self._send(number, self._requests[which[number]])
                 number += 1
             if now_ns >= read_ns:
-                self._take(0)
-                read_ns = now_ns + READ_NS
+                self._poll_events(0)
+                read_ns = now_ns + READ_INTERVAL_NS
             if number < count:
                 # answers are read now and then, which delays no timestamp and frees their connections
                 sleep_ns = min(due_ns[number], read_ns) - time.time_ns()
-                time.sleep(max(sleep_ns, NAP_NS) / 1e9)
+                time.sleep(max(sleep_ns, MIN_SLEEP_NS) / 1e9)
 
     def _send(self, number: int, request: bytes) -> None:
         if not self._idle:
-            self._take(0)
+            self._poll_events(0)
         if self._idle:
             # the one used last, so that no more connections stay in use than needed
             connection = self._idle.pop()
-        elif len(self._connections) < self._most:
+        elif len(self._connections) < self._max_connections:
             connection = self._connect()
         else:
             return
-        connection.number = number
-        self._status[number] = BROKEN
+        connection.request_number = number
+        self._statuses[number] = BROKEN
         self._sent_ns[number] = time.time_ns()
         try:
-            taken = connection.sock.send(request)
+            sent_bytes = connection.sock.send(request)
         except BlockingIOError:
-            taken = 0
+            sent_bytes = 0
         except OSError:
-            self._lose(connection)
+            self._drop(connection)
             return
-        if taken < len(request):
-            connection.left = memoryview(request)[taken:]
-            self._poll.modify(connection.sock, select.EPOLLIN | select.EPOLLOUT)
+        if sent_bytes < len(request):
+            connection.unsent = memoryview(request)[sent_bytes:]
+            self._epoll.modify(connection.sock, select.EPOLLIN | select.EPOLLOUT)
 
     def _connect(self) -> _Connection:
         sock = socket.create_connection(self._address)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
         sock.setblocking(False)
-        self._poll.register(sock, select.EPOLLIN)
+        self._epoll.register(sock, select.EPOLLIN)
         connection = self._connections[sock.fileno()] = _Connection(sock)
-        self.opened += 1
+        self.opened_connections += 1
         return connection
 
-    def _lose(self, connection: _Connection) -> None:
+    def _drop(self, connection: _Connection) -> None:
         if connection in self._idle:
             self._idle.remove(connection)
         del self._connections[connection.sock.fileno()]
         connection.sock.close()
 
-    def _take(self, wait_s: float) -> None:
-        for number, event in self._poll.poll(wait_s, self._most):
+    def _poll_events(self, wait_s: float) -> None:
+        for number, event in self._epoll.poll(wait_s, self._max_connections):
             connection = self._connections[number]
             if event & select.EPOLLOUT and not event & select.EPOLLERR:
-                self._send_more(connection)
+                self._resume_send(connection)
             if event & ~select.EPOLLOUT:
                 self._read(connection)
 
-    def _send_more(self, connection: _Connection) -> None:
+    def _resume_send(self, connection: _Connection) -> None:
         try:
-            connection.left = connection.left[connection.sock.send(connection.left) :]
+            connection.unsent = connection.unsent[connection.sock.send(connection.unsent) :]
         except OSError:
             return  # an answer that arrived before is still read
-        if not connection.left:
-            self._poll.modify(connection.sock, select.EPOLLIN)
-            if connection.number < 0:
+        if not connection.unsent:
+            self._epoll.modify(connection.sock, select.EPOLLIN)
+            if connection.request_number < 0:
                 self._idle.append(connection)
 
     def _read(self, connection: _Connection) -> None:
         try:
-            got, told, _, _ = connection.sock.recvmsg(_READ_BYTES, 64)
+            received, ancillary, _, _ = connection.sock.recvmsg(_READ_BYTES, 64)
         except BlockingIOError:
             return
         except OSError:
-            got = b""
-        if not got or connection.number < 0:
-            self._lose(connection)
+            received = b""
+        if not received or connection.request_number < 0:
+            self._drop(connection)
             return
-        answer = connection.got + got if connection.got else got
+        answer = connection.received + received if connection.received else received
         end = answer.find(b"\r\n\r\n") + 4
         length = answer.find(b"\r\ncontent-length: ", 0, end) + 18
         if end < 4 or len(answer) < end + int(answer[length : answer.index(b"\r", length)]):
-            connection.got = answer
+            connection.received = answer
             return
-        connection.got = b""
-        self._status[connection.number] = int(answer[9:12])
-        self._answered_ns[connection.number] = _stamped_ns(told)
-        connection.number = -1
-        if not connection.left:
+        connection.received = b""
+        self._statuses[connection.request_number] = int(answer[9:12])
+        self._answered_ns[connection.request_number] = _kernel_timestamp_ns(ancillary)
+        connection.request_number = -1
+        if not connection.unsent:
             self._idle.append(connection)
 
 
-def _stamped_ns(told: Sequence[tuple[int, int, bytes]]) -> int:
+def _kernel_timestamp_ns(ancillary: Sequence[tuple[int, int, bytes]]) -> int:
     """Return the kernel's timestamp. Data received before timestamps took effect has none, and the time is now."""
-    if not told:
+    if not ancillary:
         return time.time_ns()
-    seconds, part_ns = _STAMP.unpack(told[0][2])
-    return int(seconds) * 1_000_000_000 + int(part_ns)
+    seconds, nanoseconds = _TIMESPEC.unpack(ancillary[0][2])
+    return int(seconds) * 1_000_000_000 + int(nanoseconds)
 
 
 def main() -> None:
@@ -228,7 +232,7 @@ def main() -> None:
     used = resource.getrusage(resource.RUSAGE_SELF)
     np.save(order["records"], records)
     cpu_s = used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime
-    print(json.dumps({"connections": flood.opened, "cpu_s": cpu_s}))
+    print(json.dumps({"connections": flood.opened_connections, "cpu_s": cpu_s}))
 
 
 if __name__ == "__main__":

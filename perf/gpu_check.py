@@ -20,20 +20,20 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from .gpu.context import GPU, CheckContext, out_folder
 from .gpu.machine import described
 from .gpu.parts import PARTS, ROWS, TOTAL_S, chosen, run_all
 from .gpu.rows import Row, figure, parsed, summary, table
-from .gpu.world import GPU, World, out_folder
 from .verdicts import FAILS, HOLDS
 
 _FAILED, _USAGE = 1, 2
 _LOG_CHARACTERS = 500_000
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run the parts and print the table. Returns: the exit status: 0 all rows hold, 1 some do not, 2 wrong usage."""
     start_s = time.monotonic()
-    args = _arguments().parse_args(words)
+    args = _arguments().parse_args(arguments)
     try:
         parts = chosen(args.only)
     except ValueError as error:
@@ -47,15 +47,17 @@ def main(words: Sequence[str] | None = None) -> int:
         rows_file = folder / ROWS
         if args.fresh:
             rows_file.unlink(missing_ok=True)
-        world = World(args.device, folder.resolve(), args.quick, earlier=_kept(rows_file, parts_again=args.only))
-        say = Telling((rows_file, out / ROWS))
-        say.begin(world.earlier)
+        context = CheckContext(
+            args.device, folder.resolve(), args.quick, earlier=_earlier_rows(rows_file, rerun=args.only)
+        )
+        say = RowWriter((rows_file, out / ROWS))
+        say.begin(context.earlier)
         rows: list[Row] = []
         try:
-            rows = run_all(parts, world, say, start_s)
+            rows = run_all(parts, context, say, start_s)
         finally:
             rows = rows or list(say.rows)
-            text = written(world, rows, time.monotonic() - start_s, out)
+            text = write_report(context, rows, time.monotonic() - start_s, out)
             print(f"\n{text}", flush=True)
             (out / "logs.txt").write_text(logs(folder), "utf-8")
     return _FAILED if any(row.held is False for row in rows) else 0
@@ -72,13 +74,13 @@ def _arguments() -> argparse.ArgumentParser:
     return parser
 
 
-def _kept(path: Path, parts_again: Sequence[str]) -> tuple[Row, ...]:
+def _earlier_rows(path: Path, rerun: Sequence[str]) -> tuple[Row, ...]:
     """Return what an earlier run found in the same folder, except for parts that run again."""
-    lines = path.read_text("utf-8").splitlines() if path.exists() and parts_again else []
-    return tuple(row for row in map(parsed, lines) if row is not None and row.part not in parts_again)
+    lines = path.read_text("utf-8").splitlines() if path.exists() and rerun else []
+    return tuple(row for row in map(parsed, lines) if row is not None and row.part not in rerun)
 
 
-class Telling:
+class RowWriter:
     """Writes each Row to files as it comes, and prints it."""
 
     def __init__(self, files: Sequence[Path]) -> None:
@@ -106,16 +108,16 @@ def logs(folder: Path) -> str:
     return "\n".join(f"== {name}\n{text}" for name, text in kept if text)
 
 
-def written(world: World, rows: Sequence[Row], took_s: float, out: Path) -> str:
+def write_report(context: CheckContext, rows: Sequence[Row], took_s: float, out: Path) -> str:
     """Write the table and the figures. Returns: the table."""
-    stand_in = "" if world.on_gpu and not world.quick else "NOT A GPU'S FIGURES: a stand-in. "
-    where = world.device if world.on_gpu else "the CPU"
+    stand_in = "" if context.on_gpu and not context.quick else "NOT A GPU'S FIGURES: a stand-in. "
+    where = context.device if context.on_gpu else "the CPU"
     today = dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
-    said = described() | {"took": f"{took_s:.0f} s of at most {TOTAL_S:.0f}"}
-    text = table(f"{stand_in}{today}, {where}{', small models' if world.quick else ''}", rows, said)
+    description = described() | {"took": f"{took_s:.0f} s of at most {TOTAL_S:.0f}"}
+    text = table(f"{stand_in}{today}, {where}{', small models' if context.quick else ''}", rows, description)
     (out / "gpu_check.md").write_text(text, "utf-8")
     document = {
-        "at": today, "device": world.device, "quick": world.quick, "took_s": took_s, "machine": said,
+        "at": today, "device": context.device, "quick": context.quick, "took_s": took_s, "machine": description,
         "summary": summary(rows), "rows": [asdict(row) for row in rows],
     }  # fmt: skip
     (out / "gpu_check.json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", "utf-8")

@@ -28,7 +28,7 @@ import numpy as np
 from penstock.server.grpc.framing import PREFIX
 
 from . import processes
-from .flood import OPENED, SKIPPED
+from .flood import INITIAL_CONNECTIONS, SKIPPED
 
 Times = np.ndarray[tuple[int], np.dtype[np.int64]]
 Records = np.ndarray[tuple[int], np.dtype[np.void]]
@@ -302,7 +302,7 @@ def flood(
     which: Times | None = None,
     *,
     connections: int = 2048,
-    opened: int = OPENED,
+    opened: int = INITIAL_CONNECTIONS,
 ) -> FloodResult:
     """Send request i at `at_ns[i]` from the start, whether or not earlier ones were answered.
 

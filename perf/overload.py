@@ -34,27 +34,27 @@ from .simulator.arrivals import constant
 from .verdicts import verdict
 
 DEEP = Case("deep", "binary", 64, ((1, 64),))
-SOAKED = (IRIS_64, MLP_32)
+SOAK_CASES = (IRIS_64, MLP_32)
 CONNECTIONS = (16, 64)
-MOST_CONNECTIONS = 2 * MIN_ROWS
-CALM_S = 4
+MAX_CONNECTIONS = 2 * MIN_ROWS
+BASELINE_S = 4
 SAMPLE_S = 0.25
-EMPTY_WITHIN_S = 60.0
-LEAST_OFFERED = 0.95
-LEAST_OF_PEAK = 0.9
-REFUSED_WITHIN_MS = 10.0
-FLAT_MIB = 4.0
+MAX_DRAIN_S = 60.0
+MIN_OFFERED = 0.95
+MIN_OF_PEAK = 0.9
+MAX_REJECTION_MS = 10.0
+MAX_GROWTH_MIB = 4.0
 """Limit for memory growth once the queue has filled. The bodies rejected meanwhile are fifty times as much."""
-GROWTH_MIB_PER_MINUTE = 1.0
+MAX_GROWTH_MIB_PER_MINUTE = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Calm:
+class Baseline:
     """The server without overload: its best throughput, 16 clients, a single client, and its memory."""
 
     best_per_s: float
-    few: Load
-    alone: Load
+    concurrent: Load
+    single: Load
     rss_mib: float
 
 
@@ -70,29 +70,29 @@ class Sample:
 class Overload:
     """A flood, as the load measured it, and the state of the server meanwhile."""
 
-    wanted_per_s: float
+    target_per_s: float
     seconds: int
-    seen: FloodResult
+    result: FloodResult
     samples: list[Sample]
-    empty_after_s: float
+    drain_s: float
 
     @property
     def sent(self) -> int:
-        return len(self.seen.records) - self.seen.skipped
+        return len(self.result.records) - self.result.skipped
 
     @property
     def offered_per_s(self) -> float:
         return self.sent / self.seconds
 
     @property
-    def good_per_s(self) -> float:
+    def goodput_per_s(self) -> float:
         """Good answers per second, without the first second, in which the queue fills."""
-        good = self.seen.answered(200)
+        good = self.result.answered(200)
         at_s = (good["due_ns"] + good["took_ns"]) / 1e9
         return float(((at_s >= 1) & (at_s < self.seconds)).sum()) / (self.seconds - 1)
 
     @property
-    def waiting_rows(self) -> int:
+    def max_waiting_rows(self) -> int:
         return max(sample.waiting_rows for sample in self.samples)
 
     @property
@@ -103,59 +103,59 @@ class Overload:
         return max(rss_mib[-quarter:]) - max(rss_mib[quarter : 2 * quarter])
 
     @property
-    def cores(self) -> tuple[float, float]:
+    def cores_used(self) -> tuple[float, float]:
         """How many cores the server and the load kept busy until the queue was empty again."""
-        per_s = self.sent / 1e6 / (self.seconds + self.empty_after_s)
-        return self.seen.cpu_us * per_s, self.seen.load_cpu_us * per_s
+        per_s = self.sent / 1e6 / (self.seconds + self.drain_s)
+        return self.result.cpu_us * per_s, self.result.load_cpu_us * per_s
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
     """A flood, and the server before and after it."""
 
-    before: Calm
+    before: Baseline
     during: Overload
-    after: Calm
+    after: Baseline
 
     @property
     def peak_per_s(self) -> float:
         return max(self.before.best_per_s, self.after.best_per_s)
 
     @property
-    def times(self) -> float:
+    def offered_ratio(self) -> float:
         """The offered load, as a multiple of the peak."""
         return self.during.offered_per_s / self.peak_per_s
 
     @property
-    def share(self) -> float:
+    def goodput_ratio(self) -> float:
         """The good answers, as a fraction of the peak."""
-        return self.during.good_per_s / self.peak_per_s
+        return self.during.goodput_per_s / self.peak_per_s
 
     @property
-    def again(self) -> float:
+    def recovery_ratio(self) -> float:
         """The server's throughput afterwards, as a fraction of that before."""
         return self.after.best_per_s / self.before.best_per_s
 
 
-def calm(server: Process) -> Calm:
+def measure_baseline(server: Process) -> Baseline:
     """Measure the server undisturbed."""
-    sent = make_call(DEEP)
-    server.request("POST", sent.path, sent.bodies[0], sent.headers)
-    alone = drive(server, sent, 1, CALM_S // 2)
-    loads = [drive(server, sent, connections, CALM_S) for connections in CONNECTIONS]
-    return Calm(max(load.requests_per_s for load in loads), loads[0], alone, server.rss_mib())
+    call = make_call(DEEP)
+    server.request("POST", call.path, call.bodies[0], call.headers)
+    single = drive(server, call, 1, BASELINE_S // 2)
+    loads = [drive(server, call, connections, BASELINE_S) for connections in CONNECTIONS]
+    return Baseline(max(load.requests_per_s for load in loads), loads[0], single, server.rss_mib())
 
 
-def overload(server: Process, rate_per_s: float, seconds: int) -> Overload:
+def run_overload(server: Process, rate_per_s: float, seconds: int) -> Overload:
     """Flood the server, and sample it until its queue is empty again."""
     with ThreadPoolExecutor(1) as pool:
         times = constant(rate_per_s, seconds).at_ns
-        flooding = pool.submit(flood, server, [make_call(DEEP)], times, connections=MOST_CONNECTIONS)
+        flooding = pool.submit(flood, server, [make_call(DEEP)], times, connections=MAX_CONNECTIONS)
         start, samples = time.monotonic(), []
         while (passed_s := time.monotonic() - start) < seconds:
             samples.append(_sample(server))
             time.sleep(SAMPLE_S)
-        while _sample(server).waiting_rows and passed_s < seconds + EMPTY_WITHIN_S:
+        while _sample(server).waiting_rows and passed_s < seconds + MAX_DRAIN_S:
             time.sleep(SAMPLE_S / 5)
             passed_s = time.monotonic() - start
         return Overload(rate_per_s, seconds, flooding.result(), samples, passed_s - seconds)
@@ -172,53 +172,54 @@ def _sample(server: Process) -> Sample:
 def report(rounds: Sequence[Round]) -> str:
     """Format the table, and which of issue 2's claims hold."""
     rows = [f"{'':<10} {'good/s':>8} {'503/s':>8} {'p50 ms':>9} {'p99 ms':>9} {'alone p50':>9} {'RSS MiB':>8}"]
-    rows.append(_calm_row("before", rounds[0].before))
+    rows.append(_baseline_row("before", rounds[0].before))
     for each in rounds:
-        rows += [_flood_row(each.during), _calm_row("after", each.after)]
+        rows += [_flood_row(each.during), _baseline_row("after", each.after)]
     for number, each in enumerate(rounds, 1):
-        during, seen = each.during, each.during.seen
-        row = f"round {number}: offered {during.offered_per_s:,.0f}/s for {during.seconds} s over {seen.connections}"
-        rows.append(f"{row} connections; goodput {each.share:.1%} of the peak, after it {each.again:.1%} of before")
-        p50_ms, p99_ms, most_ms = (seen.server_latency_ms(quantile, 503) for quantile in (0.5, 0.99, 1))
+        during, result = each.during, each.during.result
+        row = f"round {number}: offered {during.offered_per_s:,.0f}/s for {during.seconds} s over {result.connections}"
+        shares = f"{each.goodput_ratio:.1%} of the peak, after it {each.recovery_ratio:.1%} of before"
+        rows.append(f"{row} connections; goodput {shares}")
+        p50_ms, p99_ms, most_ms = (result.server_latency_ms(quantile, 503) for quantile in (0.5, 0.99, 1))
         rows.append(f"  refusals: p50 {p50_ms:.3f} ms, p99 {p99_ms:.3f} ms, most {most_ms:.1f} ms")
-        server, load = during.cores
+        server, load = during.cores_used
         row = f"  cores in use: server {server:.2f}, load {load:.2f}"
-        rows.append(f"{row}; queue empty {during.empty_after_s:.1f} s after the last request")
+        rows.append(f"{row}; queue empty {during.drain_s:.1f} s after the last request")
     return "\n".join([*rows, *_verdicts(rounds)])
 
 
-def _calm_row(name: str, state: Calm) -> str:
-    row = f"{name:<10} {state.best_per_s:>8,.0f} {0:>8} {state.few.p50_ms:>9.2f} {state.few.p99_ms:>9.2f}"
-    return f"{row} {state.alone.p50_ms:>9.2f} {state.rss_mib:>8.0f}"
+def _baseline_row(name: str, state: Baseline) -> str:
+    row = f"{name:<10} {state.best_per_s:>8,.0f} {0:>8} {state.concurrent.p50_ms:>9.2f} {state.concurrent.p99_ms:>9.2f}"
+    return f"{row} {state.single.p50_ms:>9.2f} {state.rss_mib:>8.0f}"
 
 
 def _flood_row(during: Overload) -> str:
-    seen = during.seen
-    row = f"{'overload':<10} {during.good_per_s:>8,.0f} {len(seen.answered(503)) / during.seconds:>8,.0f}"
-    row += f" {seen.latency_ms(0.5):>9.2f} {seen.latency_ms(0.99):>9.2f} {'':>9}"
+    result = during.result
+    row = f"{'overload':<10} {during.goodput_per_s:>8,.0f} {len(result.answered(503)) / during.seconds:>8,.0f}"
+    row += f" {result.latency_ms(0.5):>9.2f} {result.latency_ms(0.99):>9.2f} {'':>9}"
     return f"{row} {max(each.rss_mib for each in during.samples):>8.0f}"
 
 
 def _verdicts(rounds: Sequence[Round]) -> list[str]:
     floods = [each.during for each in rounds]
-    times = statistics.median(each.times for each in rounds)
-    share = statistics.median(each.share for each in rounds)
-    again = statistics.median(each.again for each in rounds)
-    refused_ms = statistics.median(each.seen.server_latency_ms(0.99, 503) for each in floods)
-    rows = max(each.waiting_rows for each in floods)
-    unexpected = sum(each.seen.unexpected(200, 503) for each in floods)
+    times = statistics.median(each.offered_ratio for each in rounds)
+    share = statistics.median(each.goodput_ratio for each in rounds)
+    again = statistics.median(each.recovery_ratio for each in rounds)
+    refused_ms = statistics.median(each.result.server_latency_ms(0.99, 503) for each in floods)
+    rows = max(each.max_waiting_rows for each in floods)
+    unexpected = sum(each.result.unexpected(200, 503) for each in floods)
     growth_mib = max(each.growth_mib for each in floods)
     return [
         verdict(
             f"offered {times:.1f} times the peak",
-            all(each.offered_per_s >= LEAST_OFFERED * each.wanted_per_s for each in floods),
+            all(each.offered_per_s >= MIN_OFFERED * each.target_per_s for each in floods),
         ),
         verdict(f"queue: at most {rows} rows of {MIN_ROWS}", rows <= MIN_ROWS),
-        verdict(f"goodput: {share:.1%} of the peak", share >= LEAST_OF_PEAK),
-        verdict(f"refusals: p99 {refused_ms:.3f} ms from sent to received", refused_ms < REFUSED_WITHIN_MS),
+        verdict(f"goodput: {share:.1%} of the peak", share >= MIN_OF_PEAK),
+        verdict(f"refusals: p99 {refused_ms:.3f} ms from sent to received", refused_ms < MAX_REJECTION_MS),
         verdict(f"neither 200 nor 503: {unexpected}", unexpected == 0),
-        verdict(f"memory: {growth_mib:+.1f} MiB with the queue full", growth_mib <= FLAT_MIB),
-        verdict(f"after: {again:.1%} of the goodput before", again >= LEAST_OF_PEAK),
+        verdict(f"memory: {growth_mib:+.1f} MiB with the queue full", growth_mib <= MAX_GROWTH_MIB),
+        verdict(f"after: {again:.1%} of the goodput before", again >= MIN_OF_PEAK),
     ]
 
 
@@ -233,24 +234,24 @@ def soak(server: Process, case: Case, seconds: int) -> str:
         load = running.result()
     at_s, rss_mib = np.array(points[len(points) // 4 :]).T
     slope = float(np.polyfit(at_s, rss_mib, 1)[0]) * 60
-    words = (
+    text = (
         f"{case.name} at {case.connections}: {load.requests_per_s:,.0f} requests/s, {load.refused + load.broken} failed"
     )
-    words += f", RSS {points[0][1]:.1f} to {points[-1][1]:.1f} MiB, lately {slope:+.2f} MiB a minute"
-    return verdict(words, slope <= GROWTH_MIB_PER_MINUTE and not load.refused + load.broken)
+    text += f", RSS {points[0][1]:.1f} to {points[-1][1]:.1f} MiB, lately {slope:+.2f} MiB a minute"
+    return verdict(text, slope <= MAX_GROWTH_MIB_PER_MINUTE and not load.refused + load.broken)
 
 
-def _overloaded(times: float, seconds: int, threads: int, rounds: int) -> str:
+def _run_rounds(times: float, seconds: int, threads: int, rounds: int) -> str:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         models.make(folder, {DEEP.model: models.deep})
         if threads:
             (folder / DEEP.model / "penstock.toml").write_text(f"[runtime]\nintra_op_threads = {threads}\n", "utf-8")
         with penstock(folder) as server:
-            found, before = [], calm(server)
+            found, before = [], measure_baseline(server)
             for _ in range(rounds):
-                during = overload(server, times * before.best_per_s, seconds)
-                found.append(Round(before, during, before := calm(server)))
+                during = run_overload(server, times * before.best_per_s, seconds)
+                found.append(Round(before, during, before := measure_baseline(server)))
             return report(found)
 
 
@@ -265,11 +266,11 @@ def main() -> None:
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stops the servers and removes the folders
     if not args.soak:
-        print(_overloaded(args.times, args.seconds, args.threads, args.rounds))
+        print(_run_rounds(args.times, args.seconds, args.threads, args.rounds))
         return
     models.make(models.DEFAULT_FOLDER)
     with penstock(models.DEFAULT_FOLDER) as server:
-        for case in SOAKED:
+        for case in SOAK_CASES:
             print(soak(server, case, args.soak), flush=True)
 
 

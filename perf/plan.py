@@ -29,7 +29,7 @@ from penstock.batching.spec import BatchPolicy
 from .numbers import at_least_one, not_negative, share
 from .simulator.arrivals import SHAPELESS, Arrivals, Kind, bursty, poisson, recorded
 from .simulator.frontend import FrontCosts, simulate_server
-from .simulator.measured import Measured, read_costs
+from .simulator.measured import MeasuredModel, read_costs
 from .simulator.simulation import REFUSED, Result, simulate
 
 REQUESTS, MOST_REQUESTS = 20_000, 100_000
@@ -119,13 +119,13 @@ class Plan:
     `front_us`: CPU time of the server's event loop for a request; 0 leaves the front end out.
     """
 
-    def __init__(self, measured: Measured, load: Load, target_ms: float = 0.0, front_us: float = 0.0) -> None:
-        self._truth = measured.truth
-        self._front = FrontCosts.of(1000 * front_us) if front_us else None
+    def __init__(self, measured: MeasuredModel, load: Load, target_ms: float = 0.0, front_us: float = 0.0) -> None:
+        self._truth = measured.run_times
+        self._front = FrontCosts.split(1000 * front_us) if front_us else None
         self._load = load
         self._within_ns = target_ms * 1e6 or float("inf")
-        self._policy = BatchPolicy(max_batch_rows=max(measured.most_rows, load.rows))
-        self.knee_rows, device_rows_per_s = measured.truth.best(SHAPELESS, self._policy.max_batch_rows or 1)
+        self._policy = BatchPolicy(max_batch_rows=max(measured.max_rows, load.rows))
+        self.knee_rows, device_rows_per_s = measured.run_times.knee(SHAPELESS, self._policy.max_batch_rows or 1)
         front_rows_per_s = load.rows * 1e6 / front_us if front_us else math.inf
         self.knee_rows_per_s = min(device_rows_per_s, front_rows_per_s)
         self.knee_by = "device" if device_rows_per_s <= front_rows_per_s else "front end"
@@ -162,7 +162,7 @@ class Plan:
             p50_ms=p50_ms,
             p99_ms=p99_ms,
             rows_per_batch=float(np.mean([result.rows_per_batch for result in results])),
-            busy=float(np.mean([result.utilisation for result in results])),
+            busy=float(np.mean([result.utilization for result in results])),
             refused=sum(result.count(REFUSED) for result in results) / count,
             in_time=int((latency_ns <= self._within_ns).sum()) / count,
         )
@@ -243,7 +243,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _measured(source: str) -> Measured:
+def _measured(source: str) -> MeasuredModel:
     try:
         return read_costs(_fetch(source))
     except ValueError as error:

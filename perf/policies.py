@@ -25,7 +25,7 @@ MIN_GOODPUT, MAX_P99 = 0.95, 1.1
 """The least ratio of the default's goodput, and the highest of its p99, to the best static policy's."""
 DEFAULT_POLICY = BatchPolicy(max_batch_rows=DEFAULT_MAX_BATCH_ROWS)
 TWO_SHAPES = (Kind(key=((256,),)), Kind(key=((384,),)))
-FOUR_SIZES = (Kind(1, share=8), Kind(2, share=4), Kind(4, share=2), Kind(8, share=1))
+FOUR_SIZES = (Kind(1, weight=8), Kind(2, weight=4), Kind(4, weight=2), Kind(8, weight=1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Cell:
         return requests / self._rate_per_s(knee_per_s)
 
     def _rate_per_s(self, knee_per_s: float) -> float:
-        rows = np.average([kind.rows for kind in self.kinds], weights=[kind.share for kind in self.kinds])
+        rows = np.average([kind.rows for kind in self.kinds], weights=[kind.weight for kind in self.kinds])
         return self.share * knee_per_s / float(rows)
 
     @property
@@ -149,7 +149,7 @@ def compare_simulated(
     """
     found = []
     for cell in cells():
-        _, knee_per_s = truth.best(cell.kinds[0].key, DEFAULT_MAX_BATCH_ROWS)
+        _, knee_per_s = truth.knee(cell.kinds[0].key, DEFAULT_MAX_BATCH_ROWS)
         load = cell.arrivals(knee_per_s, cell.seconds(knee_per_s, requests), 0)
         made = {
             name: figures(run(load, policy, truth))

@@ -34,7 +34,7 @@ from .load import HOST, Call, FloodResult, Process, flood, penstock
 from .processes import loop_ns
 from .simulator.arrivals import SHAPELESS, Arrivals, poisson, recorded
 from .simulator.frontend import WIRE_NS, FrontCosts, simulate_server
-from .simulator.runtimes import RunTimes, table
+from .simulator.runtimes import RunTimes, from_table
 
 MODEL = "mlp"
 SHARES = (0.15, 0.3, 0.45, 0.6, 0.75)
@@ -84,11 +84,11 @@ def calibrate(server: Process, end: float) -> Calibration:
     """Measure an otherwise idle server, each part at a calm moment before `end`, if there is one."""
     alone = {size: in_calm(server, lambda size=size: _alone(server, size), end)[0] for size in _SIZES}  # type: ignore[misc]
     # the run varies; everything else stays at its mean
-    truth = table({
+    truth = from_table({
         size: np.maximum(one.run_ns + one.took_ns - one.took_ns.mean(), one.run_ns / 4).tolist()
         for size, one in alone.items()
     })  # fmt: skip
-    _, knee_per_s = truth.best(SHAPELESS, max(_SIZES))
+    _, knee_per_s = truth.knee(SHAPELESS, max(_SIZES))
     load = poisson(LOADED_SHARE * knee_per_s, 2 * ALONE_S, seed=7)
     (loaded_ns, rows_per_batch), _ = in_calm(server, lambda: _loaded(server, load), end)
     lone = alone[1]
@@ -124,7 +124,7 @@ def _front(alone_ns: float, loaded_ns: float, rows_per_batch: float, beside_ns: 
     share = 1 / max(rows_per_batch, 1.5)
     request_ns = min(max((loaded_ns - alone_ns * share) / (1 - share), loaded_ns / 3), alone_ns)
     wake_ns = max((beside_ns - alone_ns - WIRE_NS) / 3, 5_000)
-    return FrontCosts.of(request_ns, alone_ns - request_ns, wake_ns)
+    return FrontCosts.split(request_ns, alone_ns - request_ns, wake_ns)
 
 
 def _call(rows: int) -> Call:

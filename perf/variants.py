@@ -21,7 +21,7 @@ from penstock.batching.spec import BatchPolicy
 from . import models
 from .bench import Case, make_call
 from .calm import CALM_CORES, Others, in_calm
-from .flood import OPENED
+from .flood import INITIAL_CONNECTIONS
 from .load import Call, FloodResult, Process, flood
 from .policies import Figures
 from .simulator.arrivals import Arrivals, Kind, poisson
@@ -84,7 +84,9 @@ def toml(policy: BatchPolicy, threads: int = 1) -> str:
     return "\n".join(["[batching]", *lines, "", "[runtime]", f"intra_op_threads = {threads}", ""])
 
 
-def run(server: Process, variant: Variant, arrivals: Arrivals, opened: int = OPENED, end: float = 0.0) -> Run:
+def run(
+    server: Process, variant: Variant, arrivals: Arrivals, opened: int = INITIAL_CONNECTIONS, end: float = 0.0
+) -> Run:
     """Send arrivals to a variant, with `opened` connections from the start.
 
     If others used the machine meanwhile, it is repeated at a calm moment, if there is one before `end`.
@@ -93,7 +95,7 @@ def run(server: Process, variant: Variant, arrivals: Arrivals, opened: int = OPE
 
     def measure() -> tuple[FloodResult, float]:
         rows, batches = server.counts(variant.name)
-        seen = flood(server, calls, arrivals.at_ns, arrivals.which, opened=opened)
+        seen = flood(server, calls, arrivals.at_ns, arrivals.kind_indexes, opened=opened)
         rows_after, batches_after = server.counts(variant.name)
         return seen, (rows_after - rows) / max(batches_after - batches, 1)
 
@@ -119,7 +121,7 @@ def knee_per_s(server: Process, variant: Variant, kinds: Sequence[Kind], guess_p
     The search starts from a guess. Answers in the second half count, when the queue is full.
     """
     sizes = np.array([kind.rows for kind in kinds])
-    mean_rows = float(np.average(sizes, weights=[kind.share for kind in kinds]))
+    mean_rows = float(np.average(sizes, weights=[kind.weight for kind in kinds]))
     found = 0.0
     for _ in range(TRIES):
         arrivals = poisson(OVERLOAD_FACTOR * guess_per_s / mean_rows, KNEE_S, kinds)

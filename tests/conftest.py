@@ -23,8 +23,8 @@ settings.register_profile(
 )
 settings.load_profile("house")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-"""numpy's own threads, which look for work before they sleep: a third of what it takes to import numpy on two cores, as
-some 2000 processes of a run do. Whoever asks for another number has it."""
+"""numpy's own threads poll for work before they sleep, which takes a third of the time to import numpy on two cores, as
+some 2000 processes of a run do. A number that is already set is kept."""
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("server", "batching", "backends", "perf")
 FORKED = (
@@ -33,7 +33,7 @@ FORKED = (
 )  # fmt: skip
 """Where workers of servers within this process are forked (tests/workers.py), but for files whose names end so:"""
 STARTED = ("_faults.py", "_trainings_live.py")
-"""They are about how workers end, and what goes to their output from whom they have forked."""
+"""These tests are about how workers end, and the output of the processes that workers have forked."""
 COMPILES_NOTHING = sys.dont_write_bytecode
 
 

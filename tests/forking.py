@@ -1,9 +1,9 @@
 """Commands that start in milliseconds: forks of one process that has imported what they would.
 
 Each is a process like another, with a session, arguments, folder, environment and outputs of its own: it is killed, is
-waited for and exits as one that was started. Not equal: modules that it would not import are there, what Python reads
+waited for and exits as one that was started. Differences: it has modules that it would not import, what Python reads
 of the environment before it runs (but for PYTHONPATH, PYTHONPYCACHEPREFIX and PYTHONDONTWRITEBYTECODE) is that of
-LANG=C.UTF-8 alone, and it is no child of who asked for it. So of each kind of command, some are started in truth.
+LANG=C.UTF-8 alone, and it is no child of its requester. So some commands of each kind are really started.
 
 The workers of a server within this process are forked likewise where conftest.py says so (tests/workers.py), which
 takes a fifth of what starting them does.
@@ -126,7 +126,7 @@ class Forker:
         pass_fds: Sequence[int] = (),
         **_: Any,  # no input and a session of its own, which each has
     ) -> Forked:
-        """Do as subprocess.Popen would. `words`: `penstock`, or `python -m penstock.server.cli`, and more.
+        """Start a command as subprocess.Popen would. `words`: `penstock`, or `python -m penstock.server.cli`, and more.
 
         Or `python`, and child.py with the arguments of a worker, of which the first are `pass_fds`.
         """

@@ -33,9 +33,9 @@ Serving = Callable[[Mapping[str, Any]], "AbstractContextManager[int | Mapping[st
 class Asked:
     """One request.
 
-    A name in braces in path or body that an earlier `keep` has kept is replaced. keep: name -> a pattern whose group is
-    found in the answer's body. until: asked again until the body of a 200 matches. silent: the original may not answer
-    at all, which is known after 5 s. unread: the body of the answer is nobody's business. port: of a server with
+    A name in braces in path or body is replaced by what an earlier `keep` has stored. keep: name -> a pattern whose
+    group is found in the answer's body. until: sent again until the body of a 200 matches. silent: the original may
+    not answer at all, which is known after 5 s. unread: the body of the answer is not compared. port: of a server with
     several, which.
     """
 
@@ -63,7 +63,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Group:
-    """What one server is sent, in order. `server`: how it is started, in the terms of its own record.py (JSON)."""
+    """The requests to one server, in order. `server`: how it is started, in the terms of its own record.py (JSON)."""
 
     name: str
     server: dict[str, Any]

@@ -1,4 +1,4 @@
-"""Commands and workers that are forked are processes as those that are started are: outputs, status, signals."""
+"""Forked commands and workers behave like started ones: outputs, status, signals."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.slow
 
 
 def done_by(start: Any, words: list[str], folder: Path) -> tuple[int, list[str]]:
-    """Run a command that imports the model. Returns: the status, and what it prints."""
+    """Run a command that imports the model. Returns: the status and the printed lines."""
     with (folder / "out").open("w+b") as out, (folder / "aside").open("w+b") as aside:
         environment = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "PYTHONPATH": str(folder)}
         child = start(
@@ -52,7 +52,7 @@ def done_by(start: Any, words: list[str], folder: Path) -> tuple[int, list[str]]
     said = (folder / "out").read_text("utf-8") + (folder / "aside").read_text("utf-8")
     return status, [
         line for line in said.splitlines() if not line.startswith("20")
-    ]  # without the log's, which have times
+    ]  # without log lines, which contain times
 
 
 @pytest.mark.parametrize("marker", ["", "leave"], ids=["to its end", "left"])
@@ -158,7 +158,7 @@ SAYS, END, DIE = FIRST_CALL, FIRST_CALL + 1, FIRST_CALL + 2
 
 
 def worked(kind: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Have one worker say what it finds, one end, and one die. Returns: what each said."""
+    """Run one worker that reports its environment, one that exits, and one that crashes. Returns: their results."""
     found: list[Any] = []
     (folder / "says.py").write_text(SERVICE % {"end": END, "die": DIE})
     monkeypatch.setattr(worker, "Process", kind)

@@ -1,4 +1,4 @@
-"""The rules of the house (design sections 2 and 5 to 7) that a machine can watch."""
+"""The house rules (design sections 2 and 5 to 7) that can be checked automatically."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ HEAVY = ("onnxruntime", "tensorflow", "fastapi", "uvicorn", "simdjson", "google.
 
 @functools.cache
 def _trees() -> dict[str, ast.Module]:
-    """Parse all: when the first test asks, not in each process that collects."""
+    """Parse all modules when the first test needs them, not in each process that collects tests."""
     return {name: ast.parse(path.read_text("utf-8")) for name, path in MODULES.items()}
 
 
@@ -77,7 +77,7 @@ def test_every_listed_size_exception_is_still_needed() -> None:
     assert EXCEPTIONS.keys() - _too_big().keys() == set()
 
 
-# One test of a rule for all modules: thousands of tests would cost more than what they look at.
+# One test per rule for all modules: thousands of tests would cost more than the checks.
 def test_every_module_has_a_docstring() -> None:
     assert [name for name, tree in _trees().items() if not ast.get_docstring(tree)] == []
 
@@ -130,7 +130,7 @@ def test_status_codes_and_json_stay_in_the_server() -> None:
 
 
 def _imported(tree: ast.Module) -> Iterator[str]:
-    """Give the modules that it imports but for those beside it."""
+    """Yield the modules that a module imports, except by relative imports."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -155,7 +155,7 @@ def test_every_source_file_named_in_the_docs_exists() -> None:
 
 
 def test_every_module_named_in_the_architecture_docs_exists() -> None:
-    """Elsewhere in the docs a name without a folder may be a file of a user's."""
+    """Elsewhere in the docs, a name without a folder may be a user's file."""
     ours = [*MODULES, *(path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("*.py"))]
 
     assert [
@@ -179,7 +179,7 @@ def test_every_dotted_penstock_name_in_the_docs_can_be_imported() -> None:
 
 
 def _is_there(path: str) -> bool:
-    """Tell whether it is a module or package, or what a module has at its top."""
+    """Return whether the path is a module, a package, or a name at the top level of a module."""
     if f"{path}.py" in MODULES or f"{path}/__init__.py" in MODULES:
         return True
     module, _, name = path.rpartition("/")
@@ -195,7 +195,7 @@ def test_every_setting_has_its_line_in_the_docs() -> None:
 
 
 def test_the_command_line_and_the_backends_import_nothing_heavy() -> None:
-    runtimes = ("__init__", "onnx", "tensorflow")  # what loading.py imports with the first model of its kind
+    runtimes = ("__init__", "onnx", "tensorflow")  # loading.py imports these with the first model of their kind
     backends = [path.stem for path in (ROOT / "backends").glob("*.py") if not path.stem.startswith(runtimes)]
     program = (
         f"import sys, penstock.server.cli, {', '.join(f'penstock.backends.{name}' for name in sorted(backends))}\n"

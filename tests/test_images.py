@@ -1,4 +1,4 @@
-"""The images, as far as can be told without building them; `.ci/image show` builds and runs them."""
+"""The images, as far as they can be checked without building them; `.ci/image show` builds and runs them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ INSTRUCTIONS = {
 
 
 def _dockerfile(kind: str) -> list[tuple[str, str]]:
-    """Instructions with their arguments, one for each, whatever lines they stand on."""
+    """The instructions with their arguments, with continued lines joined."""
     lines = [line for line in (ROOT / f"Dockerfile.{kind}").read_text().splitlines() if not line.startswith("#")]
     whole = "\n".join(lines).replace("\\\n", " ")
     return [
@@ -41,7 +41,7 @@ def _last_stage(kind: str) -> list[tuple[str, str]]:
 
 
 def _locked(kind: str) -> list[tuple[Requirement, int]]:
-    """Requirements of a lock, and how many hashes each has."""
+    """The requirements in a lock file, with the number of hashes of each."""
     text = (ROOT / "deploy" / f"requirements-{kind}.txt").read_text().replace("\\\n", " ")
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     return [(Requirement(line.partition(" --hash")[0]), line.count("--hash=sha256:")) for line in lines]
@@ -117,7 +117,7 @@ def test_tritonserver_is_on_the_path_and_at_its_location_in_triton_images(kind: 
 
 
 def test_the_last_stage_contains_no_apt_lists_or_caches() -> None:
-    """Lists, and what it makes of them: 78 MB, unless the base has told apt to keep neither."""
+    """The lists and caches take 78 MB, unless the base image configures apt to keep neither."""
     (installing,) = [rest for word, rest in _last_stage("gpu") if word == "RUN" and "apt-get" in rest]
 
     assert "rm -rf /var/lib/apt/lists/* /var/cache/apt/*" in installing
@@ -142,7 +142,7 @@ def test_no_program_in_the_image_is_setuid_or_setgid(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_compiled_modules_do_not_depend_on_timestamps(kind: str) -> None:
-    """Layers may have whole seconds, by which half of what is compiled is older than its source, forever."""
+    """Layers may truncate times to whole seconds, which would leave half of the compiled files outdated."""
     commands = [command for word, rest in _dockerfile(kind) if word == "RUN" for command in rest.split("&&")]
     installing = [command for command in commands if "--python /opt/penstock/bin/python install" in command]
     (compiling,) = [command for command in commands if "compileall" in command and "/opt/penstock/lib" in command]
@@ -154,7 +154,7 @@ def test_compiled_modules_do_not_depend_on_timestamps(kind: str) -> None:
 
 
 def test_the_standard_library_of_the_cpu_base_image_is_compiled() -> None:
-    """docker.io/library/python has none, and the user of the image may write none."""
+    """docker.io/library/python has no compiled modules, and the user of the image cannot write any."""
     (compiling,) = [rest for word, rest in _last_stage("cpu") if word == "RUN" and "compileall" in rest]
 
     assert 'get_path("stdlib")' in compiling

@@ -1,4 +1,4 @@
-"""The dashboard and the alerts in deploy/ ask for metrics that there are, as what they are."""
+"""The dashboard and the alerts in deploy/ use only existing metrics, according to their types."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OF_ALL = {"instance", "job", "le", "model", "version"}
 
 
 def documented() -> dict[str, tuple[str, set[str]]]:
-    """Read the tables of docs/metrics.md: of each series its metric's type and its labels."""
+    """Read the tables of docs/metrics.md. Returns: the type and labels of each series."""
     rows = _ROW.findall((ROOT / "docs" / "metrics.md").read_text("utf-8"))
     return {
         name + suffix: (kind, _OF_ALL | set(re.findall(r"\w+", labels)))

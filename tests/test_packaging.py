@@ -1,4 +1,4 @@
-"""What pyproject.toml says by hand is what the folders hold."""
+"""The packages listed in pyproject.toml match the folders."""
 
 from __future__ import annotations
 

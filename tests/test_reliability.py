@@ -1,4 +1,4 @@
-"""The fault table in docs/reliability.md: each row names tests that there are."""
+"""The fault table in docs/reliability.md: each row names existing tests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FAULTS = (
     "the arena is exhausted", "the client goes while its request is in a worker", "stale files at start",
     "a port is taken",
 )  # fmt: skip
-"""What the table must have, at least."""
+"""The faults that the table must have, at least."""
 
 
 def there_is(path: str, names: list[str]) -> bool:

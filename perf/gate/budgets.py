@@ -57,7 +57,7 @@ class Verdict:
         return change if self.budget.better == LOWER else -change
 
     @property
-    def word(self) -> str:
+    def label(self) -> str:
         """`WORSE`, `within` or `better`."""
         if self.worse_by > self.budget.tolerance:
             return "WORSE"
@@ -78,7 +78,7 @@ def _budget(name: str, table: Any, measures: Collection[str]) -> Budget:
         raise BudgetError(f"{name}: this is to be a table, [{name}]")
     fields = {field.name: field for field in dataclasses.fields(Budget)}
     for key in table:
-        _known(f"[{name}]: unknown key", key, fields)
+        _require_known(f"[{name}]: unknown key", key, fields)
     missing = [key for key, field in fields.items() if field.default is dataclasses.MISSING and key not in table]
     if missing:
         raise BudgetError(f"[{name}]: {', '.join(missing)} missing")
@@ -86,18 +86,18 @@ def _budget(name: str, table: Any, measures: Collection[str]) -> Budget:
         kinds = {"budget": (int, float), "tolerance": (int, float), "date": (dt.date,)}.get(key, (str,))
         if not isinstance(value, kinds) or isinstance(value, bool):
             raise BudgetError(f"[{name}]: {key} = {value!r} is no {' or '.join(kind.__name__ for kind in kinds)}")
-    _known(f"[{name}]: unknown measure", table["measure"], measures)
-    _known(f"[{name}]: better is", table.get("better", LOWER), (LOWER, HIGHER))
+    _require_known(f"[{name}]: unknown measure", table["measure"], measures)
+    _require_known(f"[{name}]: better is", table.get("better", LOWER), (LOWER, HIGHER))
     if not table["budget"] > 0 or not 0 < table["tolerance"] < 1:
         raise BudgetError(f"[{name}]: budget is to be above 0, and tolerance a share between 0 and 1")
     return Budget(**table)
 
 
-def _known(what: str, word: str, words: Collection[str]) -> None:
-    if word not in words:
-        near = difflib.get_close_matches(word, words, 1, 0.5)
-        said = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(sorted(words))}"
-        raise BudgetError(f"{what} {word!r}{said}")
+def _require_known(what: str, name: str, known: Collection[str]) -> None:
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 1, 0.5)
+        suggestion = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(sorted(known))}"
+        raise BudgetError(f"{what} {name!r}{suggestion}")
 
 
 def report(verdicts: Sequence[Verdict], failed: Mapping[str, str]) -> Iterator[str]:
@@ -109,7 +109,7 @@ def report(verdicts: Sequence[Verdict], failed: Mapping[str, str]) -> Iterator[s
         change = verdict.measured / verdict.budget.budget - 1
         yield (
             f"{verdict.name:<{width}}{verdict.measured:>10.3g}{spread:>18}{verdict.budget.budget:>10.3g}"
-            f"{change:>+9.0%}  {verdict.word}"
+            f"{change:>+9.0%}  {verdict.label}"
         )
     for name in failed:
         yield f"{name:<{width}}{'-':>10}{'':>18}{'':>10}{'':>9}  FAILED"
@@ -125,9 +125,9 @@ def _sentence(verdict: Verdict) -> Iterator[str]:
     figures = (
         f"{verdict.measured:.3g}, {share:.0%} {direction} than {budget.budget:.3g} ({budget.date}, {budget.machine})"
     )
-    if verdict.word == "WORSE":
+    if verdict.label == "WORSE":
         yield f"WORSE {verdict.name}: {budget.what}: {figures}; {budget.tolerance:.0%} are allowed"
-    elif verdict.word == "better":
+    elif verdict.label == "better":
         yield f"better {verdict.name}: {budget.what}: {figures}; `--update --only {verdict.name}` tightens it"
 
 

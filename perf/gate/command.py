@@ -16,36 +16,36 @@ from penstock.perf.profiling import environment
 
 from .budgets import Budget, BudgetError, Verdict, read, report, updated, written
 from .measures import MEASURES
-from .world import world
+from .testbed import testbed
 
 BUDGETS = Path(__file__).with_name("budgets.toml")
 ROUNDS = 5
 _FAILED, _USAGE = 1, 2
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and compare. Returns: the exit status: 0 all within, 1 something is worse or failed, 2 wrong usage."""
     parser = argparse.ArgumentParser(prog="make bench-gate", description=__doc__)
     parser.add_argument("--only", action="append", metavar="NAME", help="measure this budget; repeatable")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"default {ROUNDS}")
     parser.add_argument("--update", action="store_true", help="write the measurements as the new budgets")
     parser.add_argument("--budgets", type=Path, default=BUDGETS, help=argparse.SUPPRESS)
-    args = parser.parse_args(words)
+    args = parser.parse_args(arguments)
     try:
         budgets = read(args.budgets.read_text("utf-8"), MEASURES)
-        asked = chosen(budgets, args.only)
+        selected = chosen(budgets, args.only)
     except (OSError, BudgetError) as error:
         print(f"{args.budgets.name}: {error}")
         return _USAGE
-    with world() as made:
-        values, failed = measured(asked, lambda budget: MEASURES[budget.measure](made), max(args.rounds, 1), _say)
-    verdicts = [Verdict(name, asked[name], tuple(each)) for name, each in values.items()]
+    with testbed() as servers:
+        values, failed = measured(selected, lambda budget: MEASURES[budget.measure](servers), max(args.rounds, 1), _say)
+    verdicts = [Verdict(name, selected[name], tuple(each)) for name, each in values.items()]
     print(*report(verdicts, failed), sep="\n")
     if args.update:
         args.budgets.write_text(written(updated(verdicts, budgets, dt.datetime.now(dt.UTC).date(), here())), "utf-8")
         print(f"{args.budgets.name} was written")
         return _FAILED if failed else 0
-    return _FAILED if failed or any(verdict.word == "WORSE" for verdict in verdicts) else 0
+    return _FAILED if failed or any(verdict.label == "WORSE" for verdict in verdicts) else 0
 
 
 def chosen(budgets: Mapping[str, Budget], only: Sequence[str] | None) -> dict[str, Budget]:
@@ -84,5 +84,5 @@ def here() -> str:
     return f"{found['cpu']}, {os.cpu_count()} cores"
 
 
-def _say(words: str) -> None:
-    print(words, flush=True)
+def _say(arguments: str) -> None:
+    print(arguments, flush=True)

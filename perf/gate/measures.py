@@ -33,7 +33,7 @@ from penstock.server.hooks.runner import Hooks
 from penstock.server.v2.rpc.encode import RpcEncoder, encode_id_and_mark
 from penstock.server.v2.rpc.inference import RpcInference
 
-from .world import CONCURRENCY, QUIET, World
+from .testbed import CONCURRENCY, QUIET, Testbed
 
 MANY = 128
 _ROUNDS, _TURNS = 15, 4
@@ -43,7 +43,7 @@ _RUN_NS = {1: 200_000, 64: 1_300_000}
 """The run time of a batch in the simulation, by rows."""
 
 
-class _Thing:
+class _Item:
     __slots__ = ("key", "rows")
 
     def __init__(self, key: tuple[int, ...], rows: int) -> None:
@@ -56,50 +56,50 @@ def yardstick_us() -> float:
 
     There are enough objects that pressure on a shared cache slows this down as it does the server.
     """
-    return micro.fastest_us(_plain, _OBJECTS // 100, number=2)
+    return micro.fastest_us(_plain_python, _OBJECTS // 100, number=2)
 
 
-def _plain() -> int:
-    waiting: dict[tuple[int, ...], list[_Thing]] = {}
+def _plain_python() -> int:
+    waiting: dict[tuple[int, ...], list[_Item]] = {}
     for number in range(_OBJECTS):
-        thing = _Thing((number % 7, 4), number & 3)
-        waiting.setdefault(thing.key, []).append(thing)
-    return sum(thing.rows for things in waiting.values() for thing in sorted(things, key=_by_rows))
+        item = _Item((number % 7, 4), number & 3)
+        waiting.setdefault(item.key, []).append(item)
+    return sum(item.rows for items in waiting.values() for item in sorted(items, key=_by_rows))
 
 
-def _by_rows(thing: _Thing) -> int:
-    return thing.rows
+def _by_rows(item: _Item) -> int:
+    return item.rows
 
 
-def _against_python(us: Callable[[], float], turns: int = 1) -> float:
+def _in_yardsticks(us: Callable[[], float], turns: int = 1) -> float:
     """Measure in turns with the yardstick; the fastest of each counts."""
-    yards = [yardstick_us()]
+    yardsticks_us = [yardstick_us()]
     found = []
     for _ in range(turns):
         found.append(us())
-        yards.append(yardstick_us())
-    return min(found) / min(yards)
+        yardsticks_us.append(yardstick_us())
+    return min(found) / min(yardsticks_us)
 
 
 def _with_model(
-    world: World, measure: Callable[[Engine, Any], Coroutine[Any, Any, float]], policy: BatchPolicy
+    testbed: Testbed, measure: Callable[[Engine, Any], Coroutine[Any, Any, float]], policy: BatchPolicy
 ) -> float:
     async def run() -> float:
         engine = Engine(asyncio.get_running_loop(), LOADERS)
         try:
-            return await measure(engine, await engine.load(ModelSpec("iris", 1, world.iris, policy=policy)))
+            return await measure(engine, await engine.load(ModelSpec("iris", 1, testbed.iris, policy=policy)))
         finally:
             await engine.stop(1.0)
 
     np.seterr(all="ignore")
     rounds, micro.ROUNDS = micro.ROUNDS, _ROUNDS
     try:
-        return _against_python(lambda: uvloop.run(run()), _TURNS)
+        return _in_yardsticks(lambda: uvloop.run(run()), _TURNS)
     finally:
         micro.ROUNDS = rounds
 
 
-def trip(world: World) -> float:
+def trip(testbed: Testbed) -> float:
     """Return the cost of a whole HTTP request within the process, 32 per loop turn, in yardsticks."""
 
     async def measure(engine: Engine, model: Any) -> float:
@@ -107,19 +107,19 @@ def trip(world: World) -> float:
         head = b"POST /v2/models/iris/infer HTTP/1.1\r\nhost: localhost:8000\r\ncontent-type: application/json\r\n"
         return await micro.trip_us(engine, CONCURRENCY, head + b"content-length: %d\r\n\r\n%b" % (len(body), body))
 
-    return _with_model(world, measure, BatchPolicy(executor="loop"))
+    return _with_model(testbed, measure, BatchPolicy(executor="loop"))
 
 
-def scheduling(world: World) -> float:
+def scheduling(testbed: Testbed) -> float:
     """Return the cost of scheduling, from submit to delivery without a run, 64 requests per turn, in yardsticks."""
 
     async def measure(engine: Engine, model: Any) -> float:
         return await micro.scheduling_us(engine, model, micro.Queue(64))
 
-    return _with_model(world, measure, BatchPolicy(executor="loop"))
+    return _with_model(testbed, measure, BatchPolicy(executor="loop"))
 
 
-def rpc(world: World) -> float:
+def rpc(testbed: Testbed) -> float:
     """Return the cost of decoding a repeated gRPC message and encoding its answer, in yardsticks."""
 
     async def measure(engine: Engine, model: Any) -> float:
@@ -130,36 +130,36 @@ def rpc(world: World) -> float:
         decoded = micro.fastest_us(lambda: inference.find(sent, sink=None))  # type: ignore[arg-type]
         return decoded + micro.fastest_us(lambda: encoder.encode_plain((0,), output, encode_id_and_mark("")))
 
-    return _with_model(world, measure, BatchPolicy(executor="loop"))
+    return _with_model(testbed, measure, BatchPolicy(executor="loop"))
 
 
-def http_cpu(world: World) -> float:
+def http_cpu(testbed: Testbed) -> float:
     """Return the server's CPU for an iris request in JSON, relative to bare uvicorn's echo."""
-    return world.server_ratio("penstock", "uvicorn", "JSON")
+    return testbed.server_ratio("penstock", "uvicorn", "JSON")
 
 
-def grpc_cpu(world: World) -> float:
+def grpc_cpu(testbed: Testbed) -> float:
     """Return the server's CPU for an iris request over gRPC, relative to grpc.aio with the same model."""
-    return world.server_ratio("penstock", "grpc.aio", "gRPC")
+    return testbed.server_ratio("penstock", "grpc.aio", "gRPC")
 
 
-def generator_http(world: World) -> float:
+def generator_http(testbed: Testbed) -> float:
     """Return the generator's CPU for a request over HTTP, in yardsticks."""
-    return _against_python(lambda: world.client_us("bare", "JSON"))
+    return _in_yardsticks(lambda: testbed.client_us("bare", "JSON"))
 
 
-def generator_grpc(world: World) -> float:
+def generator_grpc(testbed: Testbed) -> float:
     """Return the generator's CPU for a request over gRPC, in yardsticks."""
-    return _against_python(lambda: world.client_us("bare", "gRPC"))
+    return _in_yardsticks(lambda: testbed.client_us("bare", "gRPC"))
 
 
-def batch_cpu(world: World) -> float:
+def batch_cpu(testbed: Testbed) -> float:
     """Return the server's CPU per row of the mlp, with 128 in flight, relative to ONNX Runtime in batches of 32."""
-    window, spent_s = world.drive("penstock", "binary", MANY)
-    return spent_s / len(window.ends_ns) * 1e6 / _alone_us(world.folder / "mlp" / "1" / "model.onnx", 32)
+    window, spent_s = testbed.drive("penstock", "binary", MANY)
+    return spent_s / len(window.ends_ns) * 1e6 / _onnxruntime_us(testbed.folder / "mlp" / "1" / "model.onnx", 32)
 
 
-def _alone_us(path: Path, rows: int) -> float:
+def _onnxruntime_us(path: Path, rows: int) -> float:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -169,19 +169,19 @@ def _alone_us(path: Path, rows: int) -> float:
     return micro.fastest_us(lambda: session.run(None, feed), rows, number=5)
 
 
-def batching(world: World) -> float:
+def batching(testbed: Testbed) -> float:
     """Return the default batcher's p99 relative to a cap of 64 without delay: the mean over all loads of policies.py.
 
     It is simulated: the figure is the same on any machine, and changes only with the batcher.
     """
-    return world.once(_simulated)
+    return testbed.cached(_simulated)
 
 
 def _simulated() -> float:
     (key,), ratios = {kind.key for kind in ONE_ROW}, []
     truth = RunTimes({key: _RUN_NS})
     for cell in policies.cells():
-        _, knee_per_s = truth.best(cell.kinds[0].key, MANY // 2)
+        _, knee_per_s = truth.knee(cell.kinds[0].key, MANY // 2)
         arrivals = cell.arrivals(knee_per_s, cell.seconds(knee_per_s, _SIMULATED), 0)
         tried = (policies.DEFAULT_POLICY, policies.static_grid()["cap 64, 0 ms"])
         ours, guess = (policies.figures(simulate(arrivals, policy, truth)) for policy in tried)
@@ -189,27 +189,27 @@ def _simulated() -> float:
     return statistics.fmean(ratios)
 
 
-def command_line(_world: World) -> float:
+def command_line(_testbed: Testbed) -> float:
     """Return the CPU of `penstock --help`, relative to a Python that does nothing."""
-    words = ["-c", "from penstock.server.cli import main; main(['--help'])"]
-    return _cpu_s(words) / _cpu_s(["-c", "pass"])
+    arguments = ["-c", "from penstock.server.cli import main; main(['--help'])"]
+    return _cpu_s(arguments) / _cpu_s(["-c", "pass"])
 
 
-def start(world: World) -> float:
+def start(testbed: Testbed) -> float:
     """Return the CPU of the server until it is ready, relative to importing its dependencies."""
-    return _cpu_until_ready(world.folder / "iris") / _cpu_s(
+    return _cpu_until_ready(testbed.folder / "iris") / _cpu_s(
         ["-c", "import numpy, onnxruntime, uvloop, uvicorn, orjson"]
     )
 
 
-def _cpu_s(words: Sequence[str]) -> float:
+def _cpu_s(arguments: Sequence[str]) -> float:
     """Return the CPU seconds of a run of Python, the least of three."""
 
     def once() -> float:
-        encode_id_and_mark = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, *words], check=True, stdout=subprocess.DEVNULL)
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return after.ru_utime + after.ru_stime - encode_id_and_mark.ru_utime - encode_id_and_mark.ru_stime
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
     return min(once() for _ in range(3))
 
@@ -221,7 +221,7 @@ def _cpu_until_ready(model: Path) -> float:
             return process.cpu_s()
 
 
-MEASURES: Mapping[str, Callable[[World], float]] = MappingProxyType(
+MEASURES: Mapping[str, Callable[[Testbed], float]] = MappingProxyType(
     {
         measure.__name__: measure
         for measure in (

@@ -27,7 +27,7 @@ class Kind:
 
     rows: int = 1
     key: Key = SHAPELESS
-    share: float = 1.0
+    weight: float = 1.0
     target_ns: int = 0
     deadline_ns: int = 0
 
@@ -40,7 +40,7 @@ class Arrivals:
     """Requests in order of arrival: `at_ns` ascending from 0, and for each the index of its Kind in `kinds`."""
 
     at_ns: Ints
-    which: Ints
+    kind_indexes: Ints
     kinds: tuple[Kind, ...]
     seconds: float
 
@@ -50,7 +50,7 @@ class Arrivals:
     @property
     def rows(self) -> Ints:
         """Rows of each request."""
-        return np.array([kind.rows for kind in self.kinds], np.int64)[self.which]
+        return np.array([kind.rows for kind in self.kinds], np.int64)[self.kind_indexes]
 
     @property
     def rows_per_s(self) -> float:
@@ -58,29 +58,29 @@ class Arrivals:
 
     def thinned(self, share: float, seed: int) -> Arrivals:
         """Keep each request with probability `share`: what one of `1 / share` devices gets of a random split."""
-        kept = np.random.default_rng(seed).random(len(self)) < share
-        return Arrivals(self.at_ns[kept], self.which[kept], self.kinds, self.seconds)
+        selected = np.random.default_rng(seed).random(len(self)) < share
+        return Arrivals(self.at_ns[selected], self.kind_indexes[selected], self.kinds, self.seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class Bursts:
-    """The two states of `bursty`: `times` the mean rate for `share` of the time, for `mean_s` on average."""
+    """The states of `bursty`: `rate_factor` times the mean rate `time_fraction` of the time, `mean_s` on average."""
 
-    times: float = 2.5
-    share: float = 0.25
+    rate_factor: float = 2.5
+    time_fraction: float = 0.25
     mean_s: float = 0.05
 
     @property
-    def quiet_times(self) -> float:
+    def quiet_rate_factor(self) -> float:
         """The rate between bursts, as a multiple of the mean rate."""
-        return max(1 - self.share * self.times, 0.0) / (1 - self.share)
+        return max(1 - self.time_fraction * self.rate_factor, 0.0) / (1 - self.time_fraction)
 
 
 def poisson(rate_per_s: float, seconds: float, kinds: Sequence[Kind] = ONE_ROW, seed: int = 0) -> Arrivals:
     """Make independent arrivals. Units: `rate_per_s` counts requests."""
     rng = np.random.default_rng(seed)
     count = rng.poisson(rate_per_s * seconds)
-    return _mixed(np.sort(rng.random(count)) * seconds, seconds, kinds, rng)
+    return _assign_kinds(np.sort(rng.random(count)) * seconds, seconds, kinds, rng)
 
 
 def bursty(
@@ -93,28 +93,28 @@ def bursty(
     """
     bursts = bursts or Bursts()
     changes, rng = np.random.default_rng(seed), np.random.default_rng([seed, 1])  # the same bursts at every rate
-    burst_rate = rate_per_s * min(bursts.times, 1 / bursts.share)
-    means_s = (bursts.mean_s * (1 - bursts.share) / bursts.share, bursts.mean_s)
-    rates = (rate_per_s * bursts.quiet_times, burst_rate)
-    state, start_s, times = int(changes.random() < bursts.share), 0.0, []
+    burst_rate = rate_per_s * min(bursts.rate_factor, 1 / bursts.time_fraction)
+    means_s = (bursts.mean_s * (1 - bursts.time_fraction) / bursts.time_fraction, bursts.mean_s)
+    rates = (rate_per_s * bursts.quiet_rate_factor, burst_rate)
+    state, start_s, times = int(changes.random() < bursts.time_fraction), 0.0, []
     while start_s < seconds:
         stay_s = min(changes.exponential(means_s[state]), seconds - start_s)
         times.append(start_s + np.sort(rng.random(rng.poisson(rates[state] * stay_s))) * stay_s)
         start_s += stay_s
         state = 1 - state
-    return _mixed(np.concatenate(times), seconds, kinds, rng)
+    return _assign_kinds(np.concatenate(times), seconds, kinds, rng)
 
 
 def constant(rate_per_s: float, seconds: float, kinds: Sequence[Kind] = ONE_ROW, seed: int = 0) -> Arrivals:
     """Make evenly spaced arrivals."""
     times = np.arange(int(rate_per_s * seconds)) / rate_per_s
-    return _mixed(times, seconds, kinds, np.random.default_rng(seed))
+    return _assign_kinds(times, seconds, kinds, np.random.default_rng(seed))
 
 
 def recorded(times_s: Iterable[float], kinds: Sequence[Kind] = ONE_ROW, which: Sequence[int] | None = None) -> Arrivals:
     """Repeat recorded arrivals: times in seconds, in any order; the first becomes 0.
 
-    `which`: the Kind of each; None: mixed by share. The duration is one mean interval longer than the last request.
+    `which`: the Kind of each; None: mixed by weight. The duration is one mean interval longer than the last request.
     Raises: ValueError.
     """
     times = np.array(list(times_s), float)
@@ -124,19 +124,19 @@ def recorded(times_s: Iterable[float], kinds: Sequence[Kind] = ONE_ROW, which: S
     times = times[order] - times[order[0]]
     seconds = float(times[-1]) * len(times) / max(len(times) - 1, 1) or 1.0
     if which is None:
-        return _mixed(times, seconds, kinds, np.random.default_rng(0))
-    return Arrivals(_ns(times), np.array(which, np.int64)[order], tuple(kinds), seconds)
+        return _assign_kinds(times, seconds, kinds, np.random.default_rng(0))
+    return Arrivals(_to_ns(times), np.array(which, np.int64)[order], tuple(kinds), seconds)
 
 
-def _mixed(times_s: Any, seconds: float, kinds: Sequence[Kind], rng: np.random.Generator) -> Arrivals:
-    shares = np.array([kind.share for kind in kinds])
+def _assign_kinds(times_s: Any, seconds: float, kinds: Sequence[Kind], rng: np.random.Generator) -> Arrivals:
+    shares = np.array([kind.weight for kind in kinds])
     if len(kinds) == 1:
         which = np.zeros(len(times_s), np.int64)
     else:
         which = rng.choice(len(kinds), len(times_s), p=shares / shares.sum())
-    return Arrivals(_ns(times_s), which.astype(np.int64), tuple(kinds), seconds)
+    return Arrivals(_to_ns(times_s), which.astype(np.int64), tuple(kinds), seconds)
 
 
-def _ns(times_s: Any) -> Ints:
+def _to_ns(times_s: Any) -> Ints:
     result: Ints = np.rint(np.asarray(times_s, float) * 1e9).astype(np.int64)
     return result

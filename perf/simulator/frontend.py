@@ -20,11 +20,11 @@ from penstock.batching.spec import BatchPolicy
 
 from .arrivals import Arrivals
 from .runtimes import RunTimes
-from .simulation import NEVER, START_NS, Result, World
+from .simulation import NEVER, START_NS, Result, SimulatedModel
 
-READ_AT_ONCE = 1024
+MAX_READS_PER_TURN = 1024
 """The number of sockets that libuv polls in one turn."""
-READ, ENCODE = 0.45, 0.15
+READ_FRACTION, ENCODE_FRACTION = 0.45, 0.15
 """Fractions of the loop's time for a request: receive, decode and submit; encode. The rest is for sending."""
 WIRE_NS = 15_000
 """The time from a client's timestamp before sending to the server's socket being readable: a loopback system call."""
@@ -36,7 +36,7 @@ WAKE_NS = 20_000
 class FrontCosts:
     """The costs to the server of a request and a batch besides the run. Units: nanoseconds.
 
-    Of the loop: `read_ns` per request (receive, decode, submit), `encode_ns` and `write_ns` per answer, `turn_ns` per
+    Of the loop: `read_ns` per request (receive, decode, submit), `encode_ns` and `write_ns` per answer, `batch_ns` per
     batch (dispatch, statistics, delivery). `wire_ns`: from sent to readable. `wake_ns`: from when a sleeping loop or
     thread has something to do until it does it. `switch_ns`: how long a thread waits for the GIL before the loop must
     yield.
@@ -45,15 +45,15 @@ class FrontCosts:
     read_ns: int
     encode_ns: int
     write_ns: int
-    turn_ns: int
+    batch_ns: int
     wire_ns: int
     wake_ns: int
     switch_ns: int = 500_000
 
     @classmethod
-    def of(cls, request_ns: float, turn_ns: float = 0.0, wake_ns: float = WAKE_NS) -> FrontCosts:
+    def split(cls, request_ns: float, turn_ns: float = 0.0, wake_ns: float = WAKE_NS) -> FrontCosts:
         """Split what the loop spends on a request into its parts."""
-        read_ns, encode_ns = READ * request_ns, ENCODE * request_ns
+        read_ns, encode_ns = READ_FRACTION * request_ns, ENCODE_FRACTION * request_ns
         parts = read_ns, encode_ns, request_ns - read_ns - encode_ns, turn_ns, WIRE_NS, wake_ns
         return cls(*(int(ns) for ns in parts))
 
@@ -61,136 +61,136 @@ class FrontCosts:
 class _Server:
     """One process: a loop, a GIL and the threads of its Instances. An event holds what is called at its time."""
 
-    def __init__(self, world: World, costs: FrontCosts) -> None:
-        self._world = world
+    def __init__(self, model: SimulatedModel, costs: FrontCosts) -> None:
+        self._model = model
         self._costs = costs
-        self._readable_ns = [at + costs.wire_ns for at in world.at_ns]
-        self._read = 0
+        self._readable_ns = [at + costs.wire_ns for at in model.at_ns]
+        self._read_count = 0
         self._events: list[tuple[int, int, Callable[[int], None]]] = []
-        self._made = 0
-        self._todo: deque[tuple[int, Callable[[int], None]]] = deque()
-        self._finished: deque[Batch] = deque()
-        self._waiting: deque[tuple[int, Callable[[int], None]]] = deque()
-        self._asleep = True
-        self._dirty = False
-        self._idle = world.instances
-        self._gil_ns = START_NS
+        self._event_count = 0
+        self._tasks: deque[tuple[int, Callable[[int], None]]] = deque()
+        self._finished_batches: deque[Batch] = deque()
+        self._gil_waiters: deque[tuple[int, Callable[[int], None]]] = deque()
+        self._sleeping = True
+        self._dispatch_pending = False
+        self._idle_instances = model.instances
+        self._gil_free_ns = START_NS
         self._alarm_at_ns = NEVER
 
     def run(self) -> None:
         """Run until there are no more events."""
         if self._readable_ns:
-            self._at(self._readable_ns[0] + self._costs.wake_ns, self._wake_loop)
+            self._schedule(self._readable_ns[0] + self._costs.wake_ns, self._wake_loop)
         while self._events:
-            now_ns, _, call = heapq.heappop(self._events)
-            call(now_ns)
+            now_ns, _, callback = heapq.heappop(self._events)
+            callback(now_ns)
 
-    def _at(self, when_ns: int, call: Callable[[int], None]) -> None:
-        self._made += 1
-        heapq.heappush(self._events, (when_ns, self._made, call))
+    def _schedule(self, when_ns: int, callback: Callable[[int], None]) -> None:
+        self._event_count += 1
+        heapq.heappush(self._events, (when_ns, self._event_count, callback))
 
     # -- the loop ----------------------------------------------------------------------------------------------
 
     def _wake_loop(self, now_ns: int) -> None:
-        if self._asleep:
-            self._asleep = False
-            self._step(max(now_ns, self._gil_ns))
+        if self._sleeping:
+            self._sleeping = False
+            self._step(max(now_ns, self._gil_free_ns))
 
     def _step(self, now_ns: int) -> None:
         """Do the next step of this turn, start another turn, or sleep. A thread that has waited enough goes first."""
-        if self._gil_ns > now_ns:  # a thread has it
-            self._at(self._gil_ns, self._step)
+        if self._gil_free_ns > now_ns:  # a thread has it
+            self._schedule(self._gil_free_ns, self._step)
             return
-        if self._waiting and self._waiting[0][0] + self._costs.switch_ns <= now_ns:
-            self._waiting.popleft()[1](now_ns)
-            self._at(now_ns, self._step)
+        if self._gil_waiters and self._gil_waiters[0][0] + self._costs.switch_ns <= now_ns:
+            self._gil_waiters.popleft()[1](now_ns)
+            self._schedule(now_ns, self._step)
             return
-        if not self._todo:
-            self._turn(now_ns)
-        if not self._todo:
+        if not self._tasks:
+            self._begin_turn(now_ns)
+        if not self._tasks:
             self._sleep(now_ns)
             return
-        takes_ns, call = self._todo.popleft()
-        self._gil_ns = now_ns + takes_ns
-        self._at(self._gil_ns, partial(self._done, call))
+        cost_ns, callback = self._tasks.popleft()
+        self._gil_free_ns = now_ns + cost_ns
+        self._schedule(self._gil_free_ns, partial(self._complete_task, callback))
 
-    def _done(self, call: Callable[[int], None], now_ns: int) -> None:
-        call(now_ns)
+    def _complete_task(self, callback: Callable[[int], None], now_ns: int) -> None:
+        callback(now_ns)
         self._step(now_ns)
 
-    def _turn(self, now_ns: int) -> None:
-        costs, todo = self._costs, self._todo
-        while self._finished:
-            batch = self._finished.popleft()
-            encoded = partial(self._world.delivered, batch)
-            todo.append((costs.turn_ns // 2 + costs.encode_ns * len(batch.requests), encoded))
-            todo.extend((costs.write_ns, partial(self._world.answer, request)) for request in batch.requests)
-        if self._dirty:
-            self._dirty = False
-            todo.append((costs.turn_ns // 2, self._dispatch))
-        last = min(self._read + READ_AT_ONCE, len(self._readable_ns))
-        while self._read < last and self._readable_ns[self._read] <= now_ns:
-            todo.append((costs.read_ns, partial(self._submit, self._read)))
-            self._read += 1
+    def _begin_turn(self, now_ns: int) -> None:
+        costs, todo = self._costs, self._tasks
+        while self._finished_batches:
+            batch = self._finished_batches.popleft()
+            deliver = partial(self._model.record_delivered, batch)
+            todo.append((costs.batch_ns // 2 + costs.encode_ns * len(batch.requests), deliver))
+            todo.extend((costs.write_ns, partial(self._model.record_answered, request)) for request in batch.requests)
+        if self._dispatch_pending:
+            self._dispatch_pending = False
+            todo.append((costs.batch_ns // 2, self._dispatch))
+        last = min(self._read_count + MAX_READS_PER_TURN, len(self._readable_ns))
+        while self._read_count < last and self._readable_ns[self._read_count] <= now_ns:
+            todo.append((costs.read_ns, partial(self._submit, self._read_count)))
+            self._read_count += 1
 
     def _sleep(self, now_ns: int) -> None:
-        self._asleep = True
-        waiting, self._waiting = self._waiting, deque()
-        for _, got in waiting:
-            self._want_gil(got, now_ns)
-        if self._read < len(self._readable_ns):
-            self._at(max(self._readable_ns[self._read], now_ns) + self._costs.wake_ns, self._wake_loop)
+        self._sleeping = True
+        waiting, self._gil_waiters = self._gil_waiters, deque()
+        for _, on_acquired in waiting:
+            self._request_gil(on_acquired, now_ns)
+        if self._read_count < len(self._readable_ns):
+            self._schedule(max(self._readable_ns[self._read_count], now_ns) + self._costs.wake_ns, self._wake_loop)
 
     def _submit(self, number: int, now_ns: int) -> None:
-        self._world.submit(number, now_ns)
-        self._dirty = True
+        self._model.submit(number, now_ns)
+        self._dispatch_pending = True
 
     def _dispatch(self, now_ns: int) -> None:
-        self._world.expire(now_ns)
-        if self._idle and self._world.scheduler.request_count:
-            self._idle -= 1
-            self._at(now_ns + self._costs.wake_ns, partial(self._want_gil, self._take))
-        elif self._world.scheduler.request_count:
+        self._model.expire(now_ns)
+        if self._idle_instances and self._model.scheduler.request_count:
+            self._idle_instances -= 1
+            self._schedule(now_ns + self._costs.wake_ns, partial(self._request_gil, self._take_batch))
+        elif self._model.scheduler.request_count:
             self._set_alarm(now_ns)
 
     def _set_alarm(self, now_ns: int) -> None:
-        alarm_ns = self._world.alarm_ns(now_ns, idle=self._idle > 0)
+        alarm_ns = self._model.next_alarm_ns(now_ns, idle=self._idle_instances > 0)
         if alarm_ns < min(self._alarm_at_ns, NEVER):
             self._alarm_at_ns = alarm_ns
-            self._at(alarm_ns, self._ring)
+            self._schedule(alarm_ns, self._fire_alarm)
 
-    def _ring(self, now_ns: int) -> None:
+    def _fire_alarm(self, now_ns: int) -> None:
         self._alarm_at_ns = NEVER
-        self._dirty = True
+        self._dispatch_pending = True
         self._wake_loop(now_ns + self._costs.wake_ns)
 
     # -- the threads of the Instances --------------------------------------------------------------------------
 
-    def _want_gil(self, got: Callable[[int], None], now_ns: int) -> None:
-        if self._asleep:
-            got(max(now_ns, self._gil_ns))
+    def _request_gil(self, on_acquired: Callable[[int], None], now_ns: int) -> None:
+        if self._sleeping:
+            on_acquired(max(now_ns, self._gil_free_ns))
         else:
-            self._waiting.append((now_ns, got))
+            self._gil_waiters.append((now_ns, on_acquired))
 
-    def _take(self, now_ns: int) -> None:
-        world = self._world
-        batch = world.take(now_ns)
+    def _take_batch(self, now_ns: int) -> None:
+        model = self._model
+        batch = model.take(now_ns)
         if batch is None:
-            self._idle += 1
-            if world.scheduler.request_count:
+            self._idle_instances += 1
+            if model.scheduler.request_count:
                 self._set_alarm(now_ns)
             return
-        if self._idle and world.scheduler.request_count:
+        if self._idle_instances and model.scheduler.request_count:
             self._dispatch(now_ns)
-        ended = partial(self._want_gil, partial(self._finish, batch))
-        self._at(now_ns + world.run_ns(batch, now_ns), ended)
+        on_run_ended = partial(self._request_gil, partial(self._finish_batch, batch))
+        self._schedule(now_ns + model.run_ns(batch, now_ns), on_run_ended)
 
-    def _finish(self, batch: Batch, now_ns: int) -> None:
-        self._world.learn(batch, now_ns)
-        self._finished.append(batch)
-        if self._asleep:
-            self._at(now_ns + self._costs.wake_ns, self._wake_loop)
-        self._take(now_ns)
+    def _finish_batch(self, batch: Batch, now_ns: int) -> None:
+        self._model.record_run(batch, now_ns)
+        self._finished_batches.append(batch)
+        if self._sleeping:
+            self._schedule(now_ns + self._costs.wake_ns, self._wake_loop)
+        self._take_batch(now_ns)
 
 
 def simulate_server(
@@ -200,6 +200,6 @@ def simulate_server(
 
     Latencies are measured from sending a request to writing its answer.
     """
-    world = World(arrivals, policy, truth, instances, seed)
-    _Server(world, costs).run()
-    return world.result(0.0)
+    model = SimulatedModel(arrivals, policy, truth, instances, seed)
+    _Server(model, costs).run()
+    return model.result(0.0)

@@ -17,42 +17,42 @@ _P95 = 1.6448536269514722
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """A model's run times, as measured on a device. `most_rows`: the largest batch seen."""
+class MeasuredModel:
+    """A model's run times, as measured on a device. `max_rows`: the largest batch seen."""
 
-    truth: RunTimes
-    most_rows: int
+    run_times: RunTimes
+    max_rows: int
 
 
-def read_costs(text: str) -> Measured:
+def read_costs(text: str) -> MeasuredModel:
     """Parse run times from statistics, or from a list of {"rows", "mean_ns", "p95_ns"}; `p95_ns` is optional.
 
     If there are several shapes, the one that ran most is used. Raises: ValueError.
     """
     try:
-        found = _entries(json.loads(text))
-        means = {int(entry["rows"]): float(entry["mean_ns"]) for entry in found if int(entry["rows"]) > 0}
-        tails = {int(entry["rows"]): float(entry.get("p95_ns") or entry["mean_ns"]) for entry in found}
+        entries = _entries(json.loads(text))
+        means_ns = {int(entry["rows"]): float(entry["mean_ns"]) for entry in entries if int(entry["rows"]) > 0}
+        p95s_ns = {int(entry["rows"]): float(entry.get("p95_ns") or entry["mean_ns"]) for entry in entries}
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise ValueError(f"no run times in the costs: {type(error).__name__}: {error}") from error
-    if not means or min(means.values()) <= 0:
+    if not means_ns or min(means_ns.values()) <= 0:
         raise ValueError("no run times in the costs: the model has not run yet")
     # one noise for all sizes, the median: a few runs of a size say little about its tail
-    noise = float(np.median([_noise(tails[rows] / mean) for rows, mean in means.items()]))
-    return Measured(RunTimes({SHAPELESS: means}, noise), max(means))
+    noise = float(np.median([_noise(p95s_ns[rows] / mean) for rows, mean in means_ns.items()]))
+    return MeasuredModel(RunTimes({SHAPELESS: means_ns}, noise), max(means_ns))
 
 
 def _entries(document: Any) -> list[dict[str, Any]]:
     if isinstance(document, list):
         return document
     stats = document["model_stats"][-1] if "model_stats" in document else document
-    known = stats.get("run_times")
-    if known:
+    run_times = stats.get("run_times")
+    if run_times:
         runs: dict[str, int] = {}
-        for entry in known:
+        for entry in run_times:
             runs[_shape(entry)] = runs.get(_shape(entry), 0) + int(entry.get("runs", entry.get("count", 1)))
         most_used = max(runs, key=lambda shape: runs[shape])
-        return [entry for entry in known if _shape(entry) == most_used]
+        return [entry for entry in run_times if _shape(entry) == most_used]
     stages = ("compute_input", "compute_infer", "compute_output")
     return [
         {"rows": each["batch_size"], "mean_ns": sum(each[stage]["ns"] for stage in stages) / each[stages[1]]["count"]}

@@ -47,7 +47,7 @@ SERVED, REFUSED, EXPIRED = 1, 2, 3
 NEVER = 1 << 62
 START_NS = 1_000_000_000
 """The virtual clock does not start at 0, which means "none" to the Scheduler."""
-_NOBODY = cast("Model", None)
+_NO_MODEL = cast("Model", None)
 _NO_SINK = cast(Sink, None)
 
 
@@ -56,27 +56,27 @@ class Result:
     """The results of every request, in order of arrival, and of every batch.
 
     Units: nanoseconds from the start of the arrivals; `start_ns` (taken for a batch) and `end_ns` are -1 for a request
-    that never got so far. `waiting_mean`: requests in the queue, averaged over time. `learned`: the CostModel.
+    that never got so far. `mean_queue_length`: requests in the queue, averaged over time. `cost_model`: the CostModel.
     """
 
     arrivals: Arrivals
-    ended: Ints
+    outcomes: Ints
     start_ns: Ints
     end_ns: Ints
     batch_rows: Ints
     batch_ns: Ints
     instances: int
-    waiting_mean: float
-    learned: CostModel
+    mean_queue_length: float
+    cost_model: CostModel
 
-    def count(self, ending: int) -> int:
+    def count(self, outcome: int) -> int:
         """Count the requests that ended this way."""
-        return int((self.ended == ending).sum())
+        return int((self.outcomes == outcome).sum())
 
     @property
     def latency_ns(self) -> Ints:
         """From scheduled arrival to answer, for those served."""
-        served = self.ended == SERVED
+        served = self.outcomes == SERVED
         latency: Ints = self.end_ns[served] - self.arrivals.at_ns[served]
         return latency
 
@@ -92,7 +92,7 @@ class Result:
 
     def goodput_per_s(self, within_ns: float = NEVER) -> float:
         """Return the rows served within `within_ns` of their arrival, per second."""
-        good = (self.ended == SERVED) & (self.end_ns - self.arrivals.at_ns <= within_ns)
+        good = (self.outcomes == SERVED) & (self.end_ns - self.arrivals.at_ns <= within_ns)
         return float(self.arrivals.rows[good].sum()) / self.span_s
 
     @property
@@ -100,12 +100,12 @@ class Result:
         return float(self.batch_rows.mean()) if len(self.batch_rows) else 0.0
 
     @property
-    def utilisation(self) -> float:
+    def utilization(self) -> float:
         """The fraction of time that an Instance ran."""
         return float(self.batch_ns.sum()) / 1e9 / self.span_s / self.instances
 
 
-class World:
+class SimulatedModel:
     """One model in virtual time: its Scheduler, the truth about its device, and the results of its requests.
 
     The methods are what the server does with requests and batches; the simulation decides when they are called
@@ -116,12 +116,12 @@ class World:
         self.arrivals = arrivals
         self.instances = instances
         self.at_ns: list[int] = (arrivals.at_ns + START_NS).tolist()
-        self._costs = CostModel(policy.allowed_rows)
-        self.scheduler = Scheduler(policy, self._costs, instances=instances)
-        self._allowed = sorted(policy.allowed_rows)
-        self._draw_ns = truth.luck(seed)
-        self._kinds = [arrivals.kinds[which] for which in arrivals.which.tolist()]
-        self.ended = [0] * len(arrivals)
+        self._cost_model = CostModel(policy.allowed_rows)
+        self.scheduler = Scheduler(policy, self._cost_model, instances=instances)
+        self._allowed_rows = sorted(policy.allowed_rows)
+        self._draw_ns = truth.sampler(seed)
+        self._kinds = [arrivals.kinds[which] for which in arrivals.kind_indexes.tolist()]
+        self.outcomes = [0] * len(arrivals)
         self._start_ns = [-1] * len(arrivals)
         self._end_ns = [-1] * len(arrivals)
         self._batches: list[tuple[int, int]] = []
@@ -130,22 +130,22 @@ class World:
 
     def _warm_up(self, policy: BatchPolicy, truth: RunTimes) -> None:
         """Teach run times as the sweep does before a model is ready. With several shapes, the sweep would know none."""
-        key, most = self.arrivals.kinds[0].key, policy.max_batch_rows or 1
-        for rows in self._allowed or [*(1 << power for power in range((most - 1).bit_length())), most]:
+        key, max_rows = self.arrivals.kinds[0].key, policy.max_batch_rows or 1
+        for rows in self._allowed_rows or [*(1 << power for power in range((max_rows - 1).bit_length())), max_rows]:
             for _ in range(RUNS_PER_SIZE - 1):
                 self.scheduler.learn(key, rows, self._draw_ns(key, rows, 0), START_NS)
 
-    def padded(self, rows: int) -> int:
+    def padded_rows(self, rows: int) -> int:
         """Return the size at which a batch of `rows` rows runs."""
-        return next((size for size in self._allowed if size >= rows), rows)
+        return next((size for size in self._allowed_rows if size >= rows), rows)
 
     def submit(self, number: int, now_ns: int) -> None:
         """Submit one of the arrivals."""
         kind, scheduler = self._kinds[number], self.scheduler
         if scheduler.target_ns and scheduler.late_error(now_ns, now_ns):
-            self._end(number, REFUSED, now_ns)
+            self._record_outcome(number, REFUSED, now_ns)
             return
-        request = InferRequest(_NOBODY, [], kind.rows, kind.key, (), _NO_SINK)
+        request = InferRequest(_NO_MODEL, [], kind.rows, kind.key, (), _NO_SINK)
         request.context = number
         request.start_ns = request.enqueued_ns = now_ns
         if kind.target_ns:
@@ -157,7 +157,7 @@ class World:
         try:
             scheduler.add(request)
         except InferError as error:
-            self._end(number, EXPIRED if error.code is Code.EXPIRED else REFUSED, now_ns)
+            self._record_outcome(number, EXPIRED if error.code is Code.EXPIRED else REFUSED, now_ns)
 
     def take(self, now_ns: int) -> Batch | None:
         """Take a Batch for an idle Instance."""
@@ -165,7 +165,7 @@ class World:
         if self.scheduler.expired:
             expired, self.scheduler.expired = self.scheduler.expired, []
             for request in expired:
-                self._end(request.context, EXPIRED, now_ns)
+                self._record_outcome(request.context, EXPIRED, now_ns)
         if batch is not None:
             for request in batch.requests:
                 self._start_ns[request.context] = now_ns
@@ -173,31 +173,31 @@ class World:
 
     def run_ns(self, batch: Batch, now_ns: int) -> int:
         """Draw the run time of a Batch."""
-        return self._draw_ns(batch.key, self.padded(batch.rows), now_ns)
+        return self._draw_ns(batch.key, self.padded_rows(batch.rows), now_ns)
 
-    def learn(self, batch: Batch, now_ns: int) -> None:
+    def record_run(self, batch: Batch, now_ns: int) -> None:
         """Report to the Scheduler that a Batch has ended."""
         ns = now_ns - batch.exec_start_ns
         self._batches.append((batch.rows, ns))
         self.scheduler.record_ended(batch, now_ns)
         self.scheduler.learn(batch.key, batch.rows, ns, now_ns)
 
-    def answer(self, request: InferRequest, now_ns: int) -> None:
+    def record_answered(self, request: InferRequest, now_ns: int) -> None:
         """Record that a request is answered."""
-        self._end(request.context, SERVED, now_ns)
+        self._record_outcome(request.context, SERVED, now_ns)
 
-    def delivered(self, batch: Batch, now_ns: int) -> None:
+    def record_delivered(self, batch: Batch, now_ns: int) -> None:
         """Report to the Scheduler that all of a Batch is answered."""
         if batch.requests[0].target_ns:
             self.scheduler.record_delivered(batch.requests[0], now_ns)
 
-    def _end(self, number: int, ending: int, now_ns: int) -> None:
-        if self.ended[number]:
+    def _record_outcome(self, number: int, outcome: int, now_ns: int) -> None:
+        if self.outcomes[number]:
             raise RuntimeError(f"request {number} ends twice")
-        self.ended[number] = ending
+        self.outcomes[number] = outcome
         self._end_ns[number] = now_ns
 
-    def alarm_ns(self, now_ns: int, *, idle: bool) -> int:
+    def next_alarm_ns(self, now_ns: int, *, idle: bool) -> int:
         """Return when the Scheduler must be called again if nothing happens before; NEVER if it need not be."""
         nearest_ns = self.scheduler.nearest_deadline_ns() or NEVER
         due_ns = self.scheduler.due_ns(now_ns) if idle else 0
@@ -208,17 +208,19 @@ class World:
         nearest_ns = self.scheduler.nearest_deadline_ns()
         if nearest_ns and nearest_ns <= now_ns:
             for request in self.scheduler.expire(now_ns):
-                self._end(request.context, EXPIRED, now_ns)
+                self._record_outcome(request.context, EXPIRED, now_ns)
 
-    def result(self, waiting_mean: float) -> Result:
+    def result(self, mean_queue_length: float) -> Result:
         """Summarize. Raises: RuntimeError if a request has not ended."""
-        if left := self.ended.count(0):
-            raise RuntimeError(f"{left} requests never end: the scheduler keeps them and names no time to ask again")
+        if unfinished := self.outcomes.count(0):
+            raise RuntimeError(
+                f"{unfinished} requests never end: the scheduler keeps them and names no time to ask again"
+            )
         batches = np.array(self._batches, np.int64).reshape(-1, 2)
         start_ns, end_ns = (np.array(times, np.int64) for times in (self._start_ns, self._end_ns))
         return Result(
-            self.arrivals, np.array(self.ended, np.int64), _since(start_ns), _since(end_ns), batches[:, 0],
-            batches[:, 1], self.instances, waiting_mean, self._costs,
+            self.arrivals, np.array(self.outcomes, np.int64), _since(start_ns), _since(end_ns), batches[:, 0],
+            batches[:, 1], self.instances, mean_queue_length, self._cost_model,
         )  # fmt: skip
 
 
@@ -228,34 +230,36 @@ def _since(times_ns: Ints) -> Ints:
 
 def simulate(arrivals: Arrivals, policy: BatchPolicy, truth: RunTimes, *, instances: int = 1, seed: int = 0) -> Result:
     """Run arrivals through a Scheduler with Instances on identical devices, until every request has ended."""
-    world = World(arrivals, policy, truth, instances, seed)
-    scheduler, at_ns = world.scheduler, world.at_ns
+    model = SimulatedModel(arrivals, policy, truth, instances, seed)
+    scheduler, at_ns = model.scheduler, model.at_ns
     running: list[tuple[int, int, Batch]] = []
-    count, coming, begun, idle = len(at_ns), 0, 0, instances
-    before_ns, alarm_ns, waited = START_NS, NEVER, 0
-    while coming < count or running or scheduler.request_count:
-        now_ns = min(at_ns[coming] if coming < count else NEVER, running[0][0] if running else NEVER, alarm_ns)
+    count, next_arrival, batch_number, idle = len(at_ns), 0, 0, instances
+    previous_ns, alarm_ns, queue_time_ns = START_NS, NEVER, 0
+    while next_arrival < count or running or scheduler.request_count:
+        now_ns = min(
+            at_ns[next_arrival] if next_arrival < count else NEVER, running[0][0] if running else NEVER, alarm_ns
+        )
         if now_ns == NEVER:
             break
-        waited += scheduler.request_count * (now_ns - before_ns)
-        before_ns = now_ns
-        world.expire(now_ns)
+        queue_time_ns += scheduler.request_count * (now_ns - previous_ns)
+        previous_ns = now_ns
+        model.expire(now_ns)
         while running and running[0][0] <= now_ns:
             _, _, batch = heapq.heappop(running)
-            world.learn(batch, now_ns)
+            model.record_run(batch, now_ns)
             for request in batch.requests:
-                world.answer(request, now_ns)
-            world.delivered(batch, now_ns)
+                model.record_answered(request, now_ns)
+            model.record_delivered(batch, now_ns)
             idle += 1
-        while coming < count and at_ns[coming] <= now_ns:
-            world.submit(coming, now_ns)
-            coming += 1
+        while next_arrival < count and at_ns[next_arrival] <= now_ns:
+            model.submit(next_arrival, now_ns)
+            next_arrival += 1
         while idle and scheduler.request_count:
-            taken = world.take(now_ns)
+            taken = model.take(now_ns)
             if taken is None:
                 break
-            begun += 1
-            heapq.heappush(running, (now_ns + world.run_ns(taken, now_ns), begun, taken))
+            batch_number += 1
+            heapq.heappush(running, (now_ns + model.run_ns(taken, now_ns), batch_number, taken))
             idle -= 1
-        alarm_ns = world.alarm_ns(now_ns, idle=idle > 0) if scheduler.request_count else NEVER
-    return world.result(waited / max(before_ns - START_NS, 1))
+        alarm_ns = model.next_alarm_ns(now_ns, idle=idle > 0) if scheduler.request_count else NEVER
+    return model.result(queue_time_ns / max(previous_ns - START_NS, 1))

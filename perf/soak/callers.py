@@ -20,12 +20,12 @@ from penstock.perf import models
 from penstock.perf.generator.orders import INFER
 from penstock.perf.load import HOST
 
-from .ledger import BROKEN, FAILED, LOST, REFUSED, RIGHT, WRONG, Ledger
+from .ledger import BROKEN, FAILED, REFUSED, RIGHT, TIMED_OUT, WRONG, Ledger
 
-PATIENCE_S = 10.0
-PAUSE_S = 0.02
+TIMEOUT_S = 10.0
+RETRY_PAUSE_S = 0.02
 """A caller's pause after a failed request, so that it does not hammer a server that is down."""
-GAP_S = 0.002
+REQUEST_PAUSE_S = 0.002
 ROWS = 16
 
 HOOKS = """
@@ -71,7 +71,7 @@ def write_repository(root: Path) -> None:
     (root / "python" / "penstock.toml").write_text("[worker]\ntimeout_s = 1.0\n", "utf-8")
 
 
-class Answers:
+class ExpectedAnswers:
     """The rows to send, and the correct result of each model."""
 
     def __init__(self, root: Path) -> None:
@@ -91,20 +91,20 @@ class FailedError(Exception):
     """An answer with another error."""
 
 
-Ask = Callable[[str, int], bool]
+Send = Callable[[str, int], bool]
 """Send one request, with an id, with one of the rows. Returns: whether its answer, with that id, is right."""
 
 
 class Caller:
     """One thread, one connection, one kind of request. Invariant: every request that it begins ends in the ledger."""
 
-    def __init__(self, kind: str, number: int, ledger: Ledger, connect: Callable[[], Connected]) -> None:
+    def __init__(self, kind: str, number: int, ledger: Ledger, connect: Callable[[], Connection]) -> None:
         self._kind = kind
         self._name = f"{kind}-{number}"
         self._ledger = ledger
         self._connect = connect
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._call, name=self._name, daemon=True)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
 
     def start(self) -> None:
         """Begin."""
@@ -112,53 +112,53 @@ class Caller:
 
     def stop(self) -> None:
         """Stop after the current request."""
-        self._over.set()
+        self._stopped.set()
 
     def join(self) -> None:
         """Wait until it has stopped."""
-        self._thread.join(2 * PATIENCE_S)
+        self._thread.join(2 * TIMEOUT_S)
 
-    def _call(self) -> None:
-        connected = self._connect()
+    def _run(self) -> None:
+        connection = self._connect()
         for count in itertools.count():
-            if self._over.is_set():
+            if self._stopped.is_set():
                 break
             name = f"{self._name}-{count}"
             self._ledger.begin(name, self._kind, time.monotonic())
-            end, text = _ended(connected.ask, name, count % ROWS)
+            end, text = _send_one(connection.send, name, count % ROWS)
             self._ledger.end(name, end, time.monotonic(), text)
             if end not in {RIGHT, WRONG, REFUSED, FAILED}:
-                connected.close()
-                connected = self._connect()
-            self._over.wait(GAP_S if end == RIGHT else PAUSE_S)
-        connected.close()
+                connection.close()
+                connection = self._connect()
+            self._stopped.wait(REQUEST_PAUSE_S if end == RIGHT else RETRY_PAUSE_S)
+        connection.close()
 
 
-def _ended(ask: Ask, name: str, row: int) -> tuple[str, str]:
+def _send_one(send: Send, name: str, row: int) -> tuple[str, str]:
     try:
-        return (RIGHT, "") if ask(name, row) else (WRONG, "")
+        return (RIGHT, "") if send(name, row) else (WRONG, "")
     except RefusedError as error:
         return REFUSED, str(error)
     except FailedError as error:
         return FAILED, str(error)
     except TimeoutError as error:
-        return LOST, str(error)
+        return TIMED_OUT, str(error)
     except (OSError, http.client.HTTPException) as error:
         return BROKEN, repr(error)
 
 
-class Connected:
+class Connection:
     """One connection, and how it sends."""
 
-    def __init__(self, ask: Ask, close: Callable[[], None]) -> None:
-        self.ask = ask
+    def __init__(self, send: Send, close: Callable[[], None]) -> None:
+        self.send = send
         self.close = close
 
 
-def over_http(port: int, asking: Callable[[http.client.HTTPConnection], Ask]) -> Connected:
+def http_connection(port: int, make_send: Callable[[http.client.HTTPConnection], Send]) -> Connection:
     """Make an HTTP connection, opened with the first request."""
-    connection = http.client.HTTPConnection(HOST, port, timeout=PATIENCE_S)
-    return Connected(asking(connection), connection.close)
+    connection = http.client.HTTPConnection(HOST, port, timeout=TIMEOUT_S)
+    return Connection(make_send(connection), connection.close)
 
 
 def _post(connection: http.client.HTTPConnection, path: str, body: bytes, headers: Mapping[str, str]) -> Any:
@@ -172,57 +172,59 @@ def _post(connection: http.client.HTTPConnection, path: str, body: bytes, header
     return answer.headers, content
 
 
-def asks_json(model: str, names: tuple[str, str], rows: Any, wanted: list[Any]) -> Callable[[Any], Ask]:
+def json_sender(model: str, names: tuple[str, str], rows: Any, expected: list[Any]) -> Callable[[Any], Send]:
     """Send JSON."""
 
-    def asking(connection: http.client.HTTPConnection) -> Ask:
-        def ask(name: str, row: int) -> bool:
+    def make_send(connection: http.client.HTTPConnection) -> Send:
+        def send(name: str, row: int) -> bool:
             tensor = {"name": names[0], "datatype": "FP32", "shape": [1, 4], "data": rows[row].ravel().tolist()}
             body = json.dumps({"id": name, "inputs": [tensor]}).encode()
             _, content = _post(connection, f"/v2/models/{model}/infer", body, {})
-            said = json.loads(content)
-            output = said["outputs"][0]
-            return bool(said["id"] == name and np.allclose(output["data"], wanted[row].ravel(), atol=1e-5))
+            answer = json.loads(content)
+            output = answer["outputs"][0]
+            return bool(answer["id"] == name and np.allclose(output["data"], expected[row].ravel(), atol=1e-5))
 
-        return ask
+        return send
 
-    return asking
+    return make_send
 
 
-def asks_binary(rows: Any, wanted: list[Any]) -> Callable[[Any], Ask]:
+def binary_sender(rows: Any, expected: list[Any]) -> Callable[[Any], Send]:
     """Send binary tensors to iris, and receive them."""
 
-    def asking(connection: http.client.HTTPConnection) -> Ask:
-        def ask(name: str, row: int) -> bool:
+    def make_send(connection: http.client.HTTPConnection) -> Send:
+        def send(name: str, row: int) -> bool:
             tensor = {"name": "input", "datatype": "FP32", "shape": [1, 4], "parameters": {"binary_data_size": 16}}
             head = {"id": name, "inputs": [tensor], "parameters": {"binary_data_output": True}}
-            written = json.dumps(head).encode()
-            length = {"Inference-Header-Content-Length": str(len(written))}
-            headers, content = _post(connection, "/v2/models/iris/infer", written + rows[row].tobytes(), length)
+            head_bytes = json.dumps(head).encode()
+            length = {"Inference-Header-Content-Length": str(len(head_bytes))}
+            headers, content = _post(connection, "/v2/models/iris/infer", head_bytes + rows[row].tobytes(), length)
             cut = int(headers["Inference-Header-Content-Length"])
-            given = np.frombuffer(content[cut:], np.float32)
-            return bool(json.loads(content[:cut])["id"] == name and np.allclose(given, wanted[row].ravel(), atol=1e-5))
+            output = np.frombuffer(content[cut:], np.float32)
+            return bool(
+                json.loads(content[:cut])["id"] == name and np.allclose(output, expected[row].ravel(), atol=1e-5)
+            )
 
-        return ask
+        return send
 
-    return asking
+    return make_send
 
 
-def asks_hooked(rows: Any, wanted: list[Any]) -> Callable[[Any], Ask]:
+def hooked_sender(rows: Any, expected: list[Any]) -> Callable[[Any], Send]:
     """Request a prediction through hooks."""
 
-    def asking(connection: http.client.HTTPConnection) -> Ask:
-        def ask(name: str, row: int) -> bool:
+    def make_send(connection: http.client.HTTPConnection) -> Send:
+        def send(name: str, row: int) -> bool:
             body = json.dumps({"values": rows[row].ravel().tolist()}).encode()
             _, content = _post(connection, "/v2/models/hooked/predict", body, {})
-            return bool(np.allclose(json.loads(content)["probabilities"], wanted[row].ravel(), atol=1e-5))
+            return bool(np.allclose(json.loads(content)["probabilities"], expected[row].ravel(), atol=1e-5))
 
-        return ask
+        return send
 
-    return asking
+    return make_send
 
 
-def over_grpc(port: int, rows: Any, wanted: list[Any]) -> Connected:
+def grpc_connection(port: int, rows: Any, expected: list[Any]) -> Connection:
     """Make a channel, and call iris over it."""
     from tritonclient.grpc import service_pb2
 
@@ -233,46 +235,48 @@ def over_grpc(port: int, rows: Any, wanted: list[Any]) -> Connected:
         INFER, service_pb2.ModelInferRequest.SerializeToString, service_pb2.ModelInferResponse.FromString
     )
 
-    def ask(name: str, row: int) -> bool:
+    def send(name: str, row: int) -> bool:
         request = service_pb2.ModelInferRequest(model_name="iris", id=name)
         request.inputs.add(name="input", datatype="FP32", shape=[1, 4])
         request.raw_input_contents.append(rows[row].tobytes())
         try:
-            answer = infer(request, timeout=PATIENCE_S)
+            answer = infer(request, timeout=TIMEOUT_S)
         except grpc.RpcError as error:
             code, text = error.code(), str(error.details())
             if code == grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise TimeoutError(text) from error
             # grpcio has one code for a server that rejects and for a broken connection
             raise (RefusedError if code == grpc.StatusCode.UNAVAILABLE else FailedError)(f"{code} {text}") from error
-        given = np.frombuffer(answer.raw_output_contents[0], np.float32)
-        return bool(answer.id == name and np.allclose(given, wanted[row].ravel(), atol=1e-5))
+        output = np.frombuffer(answer.raw_output_contents[0], np.float32)
+        return bool(answer.id == name and np.allclose(output, expected[row].ravel(), atol=1e-5))
 
-    return Connected(ask, channel.close)
+    return Connection(send, channel.close)
 
 
-def callers(http_port: int, grpc_port: int, answers: Answers, ledger: Ledger, each: int) -> list[Caller]:
+def make_callers(
+    http_port: int, grpc_port: int, answers: ExpectedAnswers, ledger: Ledger, per_kind: int
+) -> list[Caller]:
     """Make the load: a number of callers of each kind."""
     rows, names = answers.rows, ("input", "output")
-    kinds: dict[str, Callable[[], Connected]] = {
-        "json": lambda: over_http(http_port, asks_json("iris", names, rows, answers.iris)),
-        "binary": lambda: over_http(http_port, asks_binary(rows, answers.iris)),
-        "grpc": lambda: over_grpc(grpc_port, rows, answers.iris),
-        "hooked": lambda: over_http(http_port, asks_hooked(rows, answers.hooked)),
-        "python": lambda: over_http(http_port, asks_json("python", ("x", "y"), rows, answers.python)),
+    kinds: dict[str, Callable[[], Connection]] = {
+        "json": lambda: http_connection(http_port, json_sender("iris", names, rows, answers.iris)),
+        "binary": lambda: http_connection(http_port, binary_sender(rows, answers.iris)),
+        "grpc": lambda: grpc_connection(grpc_port, rows, answers.iris),
+        "hooked": lambda: http_connection(http_port, hooked_sender(rows, answers.hooked)),
+        "python": lambda: http_connection(http_port, json_sender("python", ("x", "y"), rows, answers.python)),
     }
-    return [Caller(kind, number, ledger, connect) for kind, connect in kinds.items() for number in range(each)]
+    return [Caller(kind, number, ledger, connect) for kind, connect in kinds.items() for number in range(per_kind)]
 
 
 @contextlib.contextmanager
-def calling(made: list[Caller]) -> Any:
+def running_callers(callers: list[Caller]) -> Any:
     """Let them call for the duration of the block."""
-    for caller in made:
+    for caller in callers:
         caller.start()
     try:
-        yield made
+        yield callers
     finally:
-        for caller in made:
+        for caller in callers:
             caller.stop()
-        for caller in made:
+        for caller in callers:
             caller.join()

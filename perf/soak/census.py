@@ -10,7 +10,7 @@ from penstock.perf.processes import PROC, ZOMBIE, Stat
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ProcessUsage:
     """One process and its resources. `role`: server or supervisor, engine, front, spare, worker, other."""
 
     pid: int
@@ -22,25 +22,25 @@ class Seen:
     threads: int
 
 
-def census(root: int) -> list[Seen]:
+def census(root: int) -> list[ProcessUsage]:
     """Return a process and all its descendants."""
     there = processes.stats()
     found = []
     for pid in processes.descended([root], there):
         with contextlib.suppress(OSError):  # it has ended meanwhile
-            found.append(_seen(pid, there[pid], is_root=pid == root))
+            found.append(_usage(pid, there[pid], is_root=pid == root))
     if any(each.role in {"engine", "front", "spare"} for each in found):
         return [_as_supervisor(each) if each.pid == root else each for each in found]
     return found
 
 
-def _seen(pid: int, stat: Stat, *, is_root: bool) -> Seen:
+def _usage(pid: int, stat: Stat, *, is_root: bool) -> ProcessUsage:
     folder = PROC / str(pid)
     command = (folder / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
     descriptors = sum(1 for _ in (folder / "fd").iterdir())
     rss_mib = processes.rss_bytes(pid) / (1 << 20)
     role = "server" if is_root else _role(command, (folder / "comm").read_text("utf-8", "replace"))
-    return Seen(pid, stat.started, role, stat.state, rss_mib, descriptors, stat.threads)
+    return ProcessUsage(pid, stat.started, role, stat.state, rss_mib, descriptors, stat.threads)
 
 
 def _role(command: list[str], name: str) -> str:
@@ -49,11 +49,11 @@ def _role(command: list[str], name: str) -> str:
     return "worker" if any(word.endswith("workers/child.py") for word in command) else "other"
 
 
-def _as_supervisor(seen: Seen) -> Seen:
-    return Seen(seen.pid, seen.started, "supervisor", seen.state, seen.rss_mib, seen.descriptors, seen.threads)
+def _as_supervisor(seen: ProcessUsage) -> ProcessUsage:
+    return ProcessUsage(seen.pid, seen.started, "supervisor", seen.state, seen.rss_mib, seen.descriptors, seen.threads)
 
 
-def is_there(seen: Seen) -> bool:
+def is_alive(seen: ProcessUsage) -> bool:
     """Return whether the process still exists, as opposed to another with its pid."""
     try:
         stat = processes.stat(seen.pid)

@@ -25,20 +25,20 @@ import numpy as np
 
 from penstock.perf.load import Process, await_ready, free_port, http_ready
 
-from .callers import Answers, Caller, callers, calling, write_repository
-from .census import Seen, census, is_there
-from .ledger import BROKEN, ENDS, REFUSED, RIGHT, End, Ledger
+from .callers import Caller, ExpectedAnswers, make_callers, running_callers, write_repository
+from .census import ProcessUsage, census, is_alive
+from .ledger import BROKEN, OUTCOMES, REFUSED, RIGHT, Ending, Ledger
 
 READY_WITHIN_S = 120.0
 SETTLE_S = 3.0
 SAMPLE_S = 1.0
-IRIS, WORKED = ("json", "binary", "grpc"), ("hooked", "python")
-WHOLE_S, WORKED_WHOLE_S = 2.0, 4.0
+IRIS_KINDS, WORKER_KINDS = ("json", "binary", "grpc"), ("hooked", "python")
+MAX_RECOVERY_S, MAX_WORKER_RECOVERY_S = 2.0, 4.0
 """Limits for recovery after a kill: of iris, and of what must also start workers. A stop must be noticed first."""
-NOTICED_S = 1.5
-GROWS = {"processes": (0.0, 0.5), "rss_mib": (0.1, 16.0), "descriptors": (0.05, 3.0), "threads": (0.05, 2.0)}
+STOP_DETECTION_S = 1.5
+MAX_GROWTH = {"processes": (0.0, 0.5), "rss_mib": (0.1, 16.0), "descriptors": (0.05, 3.0), "threads": (0.05, 2.0)}
 """The growth that is tolerated: a fraction, plus a number."""
-LASTING = ("server", "supervisor", "all")
+LASTING_ROLES = ("server", "supervisor", "all")
 """The roles whose growth counts: the others are short-lived, since they are killed repeatedly."""
 
 
@@ -47,19 +47,21 @@ class Fault:
     """One injected fault. Units: seconds, monotonic. `victim` is the role of the process."""
 
     at_s: float
-    deed: str
+    action: str
     victim: str
 
     def limit_s(self, kind: str) -> float:
         """Return how long requests of a kind may be affected; 0: not at all."""
-        if self.victim == "worker" and kind in IRIS:
+        if self.victim == "worker" and kind in IRIS_KINDS:
             return 0.0
-        return (WHOLE_S if kind in IRIS else WORKED_WHOLE_S) + NOTICED_S * (self.deed == "stop")
+        return (MAX_RECOVERY_S if kind in IRIS_KINDS else MAX_WORKER_RECOVERY_S) + STOP_DETECTION_S * (
+            self.action == "stop"
+        )
 
-    def explains(self, end: End) -> bool:
+    def explains(self, end: Ending) -> bool:
         """Return whether this fault may have caused the end of a request."""
         limit_s = self.limit_s(end.kind)
-        return bool(limit_s) and end.ended_s >= self.at_s and end.begun_s <= self.at_s + limit_s
+        return bool(limit_s) and end.ended_s >= self.at_s and end.started_s <= self.at_s + limit_s
 
 
 @dataclass(slots=True)
@@ -67,14 +69,14 @@ class Soak:
     """One run: its faults, and its observations."""
 
     server: subprocess.Popen[bytes]
-    faults_in_turn: Sequence[tuple[str, str]]
+    fault_cycle: Sequence[tuple[str, str]]
     ledger: Ledger = field(default_factory=Ledger)
     faults: list[Fault] = field(default_factory=list)
-    samples: list[tuple[float, list[Seen]]] = field(default_factory=list)
-    whole_s: dict[tuple[str, str, str], list[float | None]] = field(default_factory=dict)
+    samples: list[tuple[float, list[ProcessUsage]]] = field(default_factory=list)
+    recovery_s: dict[tuple[str, str, str], list[float | None]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
-    def run(self, minutes: float, every_s: float, chance: random.Random) -> None:
+    def run(self, minutes: float, every_s: float, rng: random.Random) -> None:
         """Sample every second, and inject a fault every `every_s`, except at the start and end."""
         begin_s = time.monotonic()
         end_s, fault_s = begin_s + minutes * 60, begin_s + every_s
@@ -84,80 +86,80 @@ class Soak:
                 break
             self.samples.append((now_s, census(self.server.pid)))
             if now_s >= fault_s and now_s < end_s - every_s:
-                self.judge()
-                self.hit(*self.faults_in_turn[len(self.faults) % len(self.faults_in_turn)], chance)
+                self.record_recovery()
+                self.inject(*self.fault_cycle[len(self.faults) % len(self.fault_cycle)], rng)
                 fault_s += every_s
             time.sleep(max(0.0, begin_s + (turn + 1) * SAMPLE_S - time.monotonic()))
-        self.judge()
+        self.record_recovery()
 
-    def hit(self, deed: str, victim: str, chance: random.Random) -> None:
+    def inject(self, action: str, victim: str, rng: random.Random) -> None:
         """Inject one fault."""
         found = [seen for seen in census(self.server.pid) if seen.role == victim and seen.state not in "TZ"]
         if not found:
-            self.problems.append(f"no {victim} to {deed}")
-        self.ledger.mark()
-        self.faults.append(Fault(time.monotonic(), deed, victim))
+            self.problems.append(f"no {victim} to {action}")
+        self.ledger.clear_times()
+        self.faults.append(Fault(time.monotonic(), action, victim))
         if found:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(chance.choice(found).pid, signal.SIGKILL if deed == "kill" else signal.SIGSTOP)
+                os.kill(rng.choice(found).pid, signal.SIGKILL if action == "kill" else signal.SIGSTOP)
 
-    def judge(self) -> None:
+    def record_recovery(self) -> None:
         """Record how soon each kind of request was served again after the last fault."""
         if self.faults:
             fault = self.faults[-1]
-            for kind in (*IRIS, *WORKED):
-                took_s = self.ledger.served_again_s(kind, fault.at_s)
-                self.whole_s.setdefault((fault.deed, fault.victim, kind), []).append(took_s)
+            for kind in (*IRIS_KINDS, *WORKER_KINDS):
+                took_s = self.ledger.recovery_s(kind, fault.at_s)
+                self.recovery_s.setdefault((fault.action, fault.victim, kind), []).append(took_s)
 
     # -- the verdict -------------------------------------------------------------------------------------------
 
-    def judged(self) -> list[str]:
+    def all_problems(self) -> list[str]:
         """Return everything that is not as it should be."""
         found = list(self.problems)
-        if self.ledger.without_end or self.ledger.twice:
-            found.append(f"{self.ledger.without_end} requests without an end, {self.ledger.twice} with two")
-        strange = [end for end in self.ledger.not_right() if not self._expected(end)]
+        if self.ledger.pending_count or self.ledger.ended_twice:
+            found.append(f"{self.ledger.pending_count} requests without an end, {self.ledger.ended_twice} with two")
+        strange = [end for end in self.ledger.failures() if not self._is_expected(end)]
         for end in strange[:10]:
             near = max((fault for fault in self.faults if fault.at_s <= end.ended_s), key=_at, default=None)
-            after = f"{end.ended_s - near.at_s:.2f} s after {near.deed} {near.victim}" if near else "before any fault"
+            after = f"{end.ended_s - near.at_s:.2f} s after {near.action} {near.victim}" if near else "before any fault"
             found.append(
-                f"{end.kind} {end.end} {after}, begun {end.ended_s - end.begun_s:.2f} s before: {end.text[:200]}"
+                f"{end.kind} {end.outcome} {after}, begun {end.ended_s - end.started_s:.2f} s before: {end.text[:200]}"
             )
         if len(strange) > 10:
             found.append(f"and {len(strange) - 10} more like these")
-        for (deed, victim, kind), times in self.whole_s.items():
-            limit_s = Fault(0.0, deed, victim).limit_s(kind) or WHOLE_S
+        for (action, victim, kind), times in self.recovery_s.items():
+            limit_s = Fault(0.0, action, victim).limit_s(kind) or MAX_RECOVERY_S
             if late := [each for each in times if each is None or each > limit_s]:
-                said = ", ".join("never" if each is None else f"{each:.2f} s" for each in late)
-                found.append(f"{kind} after {deed} {victim}: whole after {said}, limit {limit_s:g} s")
-        return found + self._grown()
+                delays = ", ".join("never" if each is None else f"{each:.2f} s" for each in late)
+                found.append(f"{kind} after {action} {victim}: recovered after {delays}, limit {limit_s:g} s")
+        return found + self._growth_problems()
 
-    def _expected(self, end: End) -> bool:
-        return end.end in {REFUSED, BROKEN} and any(fault.explains(end) for fault in self.faults)
+    def _is_expected(self, end: Ending) -> bool:
+        return end.outcome in {REFUSED, BROKEN} and any(fault.explains(end) for fault in self.faults)
 
-    def _grown(self) -> list[str]:
+    def _growth_problems(self) -> list[str]:
         found = []
-        for role, names in self.held().items():
-            for name, (first, last, _) in names.items() if role in LASTING else ():
-                share, more = GROWS[name]
+        for role, names in self.usage_by_role().items():
+            for name, (first, last, _) in names.items() if role in LASTING_ROLES else ():
+                share, more = MAX_GROWTH[name]
                 if last > first * (1 + share) + more or (name == "processes" and last < first):
                     found.append(f"{role}: {name} went from {first:.1f} to {last:.1f}")
         return found
 
-    def held(self) -> dict[str, dict[str, tuple[float, float, float]]]:
+    def usage_by_role(self) -> dict[str, dict[str, tuple[float, float, float]]]:
         """Return the resources of each role and of all: medians of the first and last fifth, and slope per hour.
 
         If the run is long enough, only from when each kind of fault has occurred once, since restarted processes may
         differ.
         """
-        round_ = len(self.faults_in_turn)
+        round_ = len(self.fault_cycle)
         begin_s = self.faults[round_ - 1].at_s if len(self.faults) >= 3 * round_ else 0.0
         samples = [(at_s, each) for at_s, each in self.samples if at_s >= begin_s]
         roles = sorted({seen.role for _, each in samples for seen in each})
         times = np.array([at_s for at_s, _ in samples]) / 3600
         table: dict[str, dict[str, tuple[float, float, float]]] = {}
         for role in (*roles, "all"):
-            for name in GROWS:
+            for name in MAX_GROWTH:
                 values = np.array([_total(each, role, name) for _, each in samples])
                 fifth = max(1, len(values) // 5)
                 slope = float(np.polyfit(times, values, 1)[0]) if len(values) > 2 else 0.0
@@ -167,21 +169,23 @@ class Soak:
 
     def lines(self) -> Iterator[str]:
         """Format the tables."""
-        yield f"{'requests':<10}" + "".join(f"{end:>10}" for end in ENDS)
+        yield f"{'requests':<10}" + "".join(f"{end:>10}" for end in OUTCOMES)
         for kind, counted in self.ledger.counts().items():
-            yield f"{kind:<10}" + "".join(f"{counted[end]:>10,}" for end in ENDS)
+            yield f"{kind:<10}" + "".join(f"{counted[end]:>10,}" for end in OUTCOMES)
         yield ""
-        yield f"{'whole again after, s':<24}{'faults':>7}" + "".join(f"{kind:>9}" for kind in (*IRIS, *WORKED))
-        for deed, victim in dict.fromkeys((fault.deed, fault.victim) for fault in self.faults):
-            columns = [self.whole_s.get((deed, victim, kind), []) for kind in (*IRIS, *WORKED)]
-            yield f"{deed + ' ' + victim:<24}{len(columns[0]):>7}" + "".join(f"{_worst(each):>9}" for each in columns)
+        yield f"{'recovered after, s':<24}{'faults':>7}" + "".join(
+            f"{kind:>9}" for kind in (*IRIS_KINDS, *WORKER_KINDS)
+        )
+        for action, victim in dict.fromkeys((fault.action, fault.victim) for fault in self.faults):
+            columns = [self.recovery_s.get((action, victim, kind), []) for kind in (*IRIS_KINDS, *WORKER_KINDS)]
+            yield f"{action + ' ' + victim:<24}{len(columns[0]):>7}" + "".join(f"{_worst(each):>9}" for each in columns)
         yield ""
         yield f"{'held':<12}{'':<12}{'first':>10}{'last':>10}{'per hour':>12}"
-        for role, names in self.held().items():
+        for role, names in self.usage_by_role().items():
             for name, (first, last, slope) in names.items():
                 yield f"{role:<12}{name:<12}{first:>10.1f}{last:>10.1f}{slope:>12.1f}"
         yield ""
-        problems = self.judged()
+        problems = self.all_problems()
         yield from problems
         yield "FAIL" if problems else "PASS"
 
@@ -194,7 +198,7 @@ def _worst(times: Sequence[float | None]) -> str:
     return "never" if None in times else f"{max((each for each in times if each is not None), default=0.0):.2f}"
 
 
-def _total(seen: Sequence[Seen], role: str, name: str) -> float:
+def _total(seen: Sequence[ProcessUsage], role: str, name: str) -> float:
     chosen = [each for each in seen if role in {each.role, "all"}]
     return float(len(chosen)) if name == "processes" else float(sum(getattr(each, name) for each in chosen))
 
@@ -206,8 +210,8 @@ def serving(
     """Run a server until the block ends. It must exit cleanly and leave no process."""
     command = [sys.executable, "-m", "penstock.server.cli", "serve", str(root), "--allow-metrics=false",
                "--http-port", str(ports[0]), "--grpc-port", str(ports[1]), "--http-workers", str(fronts)]  # fmt: skip
-    with log.open("wb") as said, subprocess.Popen(command, stderr=said) as server:
-        seen: list[Seen] = []
+    with log.open("wb") as stderr, subprocess.Popen(command, stderr=stderr) as server:
+        seen: list[ProcessUsage] = []
         try:
             yield server
             seen = census(server.pid)
@@ -221,11 +225,11 @@ def serving(
                 server.kill()
             # the system ends the workers of a killed server in its own time
             end_s = time.monotonic() + 2.0
-            while any(map(is_there, seen)) and time.monotonic() < end_s:
+            while any(map(is_alive, seen)) and time.monotonic() < end_s:
                 time.sleep(0.05)
-            for left in filter(is_there, seen):
-                problems.append(f"left behind: {left.role}, process {left.pid}")
-                os.kill(left.pid, signal.SIGKILL)
+            for survivor in filter(is_alive, seen):
+                problems.append(f"left behind: {survivor.role}, process {survivor.pid}")
+                os.kill(survivor.pid, signal.SIGKILL)
             problems += _tracebacks(log)
 
 
@@ -236,12 +240,14 @@ def _tracebacks(log: Path) -> list[str]:
     return [f"{len(found)} tracebacks in the log, the first: {found[0][:1500]}"] if found else []
 
 
-def _await_right(made: Sequence[Caller], ledger: Ledger, server: subprocess.Popen[bytes]) -> None:
+def _await_answers(callers: Sequence[Caller], ledger: Ledger, server: subprocess.Popen[bytes]) -> None:
     """Wait until every kind of request has been answered."""
     end_s = time.monotonic() + READY_WITHIN_S
-    while len([kind for kind, counted in ledger.counts().items() if counted[RIGHT] > 10]) < len(IRIS + WORKED):
+    while len([kind for kind, counted in ledger.counts().items() if counted[RIGHT] > 10]) < len(
+        IRIS_KINDS + WORKER_KINDS
+    ):
         if server.poll() is not None or time.monotonic() > end_s:
-            ends = {end.text for end in ledger.not_right()[-20:]}
+            ends = {end.text for end in ledger.failures()[-20:]}
             raise SystemExit(f"not every kind of request is served: {dict(ledger.counts())} {ends}")
         time.sleep(0.1)
 
@@ -252,20 +258,20 @@ def soak(args: argparse.Namespace, fronts: int) -> bool:
     with tempfile.TemporaryDirectory() as name:
         root = Path(name, "models")
         write_repository(root)
-        answers = Answers(root)
+        answers = ExpectedAnswers(root)
         ports = free_port(), free_port()
         problems: list[str] = []
         victims = ("worker", "front", "engine") if fronts else ("worker",)
         # in this order, since two hits in a row would be taken for a process that keeps crashing
-        turns = [(deed, victim) for deed in ("kill", "stop") for victim in victims]
+        fault_cycle = [(action, victim) for action in ("kill", "stop") for victim in victims]
         with serving(root, fronts, ports, problems, args.log or Path(name, "log")) as server:
             await_ready(Process(server.pid, ports[0]), server, http_ready("/v2/health/ready"))
             warm = Ledger()
-            with calling(callers(*ports, answers, warm, each)) as made:
-                _await_right(made, warm, server)
-            run = Soak(server, turns)
+            with running_callers(make_callers(*ports, answers, warm, each)) as callers:
+                _await_answers(callers, warm, server)
+            run = Soak(server, fault_cycle)
             run.problems = problems
-            with calling(callers(*ports, answers, run.ledger, each)):
+            with running_callers(make_callers(*ports, answers, run.ledger, each)):
                 run.run(minutes, every_s, random.Random(args.seed))
             time.sleep(SETTLE_S)
         print(f"{fronts} front ends, {minutes:g} minutes, a fault every {every_s:g} s, {each} callers of each kind")

@@ -29,90 +29,94 @@ The flags of `penstock perf` also apply: -m, -u, -i, -b, --input-data, --shape, 
 
 
 @dataclass(frozen=True, slots=True)
-class Tuning:
+class TuneOptions:
     """The settings of a search. `target_ms` None: maximize throughput; `cores` 0: those of this machine.
 
-    `closed`: the load is concurrent requests, not requests per second; `ranged`: its range was given.
+    `closed_loop`: the load is concurrent requests, not requests per second; `has_range`: its range was given.
     """
 
     options: Options
-    out: Path
+    output_folder: Path
     target_ms: float | None = None
     percentile: int = PERCENTILE
     memory_bytes: float | None = None
-    over: tuple[str, ...] = KNOBS
+    knobs: tuple[str, ...] = KNOBS
     budget_s: float = 600.0
     cores: int = 0
     window_ms: int = WINDOW_MS
     apply: bool = False
-    closed: bool = True
-    ranged: bool = False
+    closed_loop: bool = True
+    has_range: bool = False
 
 
-def parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     """Return the parser of its own flags."""
-    made = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         "penstock perf tune",
         description="Search for a better model configuration on a live server, and write it with the measurements.",
         epilog=_PERF,
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="folder for the results")
-    made.add_argument("--latency-target", type=above_zero, metavar="MS", help="maximize throughput within this latency")
-    made.add_argument(
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="folder for the results")
+    parser.add_argument(
+        "--latency-target", type=above_zero, metavar="MS", help="maximize throughput within this latency"
+    )
+    parser.add_argument(
         "--memory-budget", type=above_zero, metavar="MIB", help="exclude settings that exceed this server size"
     )
-    made.add_argument("--over", type=_knobs, default=KNOBS, metavar="KNOB,...", help=f"search over: {', '.join(KNOBS)}")
-    made.add_argument(
+    parser.add_argument(
+        "--over", type=_parse_knobs, default=KNOBS, metavar="KNOB,...", help=f"search over: {', '.join(KNOBS)}"
+    )
+    parser.add_argument(
         "--budget-minutes", type=above_zero, default=10.0, metavar="N", help="time limit in minutes (default 10)"
     )
-    made.add_argument(
+    parser.add_argument(
         "--cores", type=at_least_one, default=0, metavar="N", help="the server's cores (default: this machine's)"
     )
-    made.add_argument("--apply", action="store_true", help="keep the best configuration loaded, not the original one")
-    return made
+    parser.add_argument("--apply", action="store_true", help="keep the best configuration loaded, not the original one")
+    return parser
 
 
-def tuning(words: Sequence[str], warn: Callable[[str], None] = lambda line: None) -> Tuning:
+def parse_arguments(arguments: Sequence[str], warn: Callable[[str], None] = lambda line: None) -> TuneOptions:
     """Parse the arguments. Raises: UsageError; SystemExit for --help and for errors in its own flags."""
-    own, rest = parser().parse_known_args(list(words))
-    given = {key for key, _ in flags.split(rest)[0]}
-    options = options_of(rest, warn)
+    own_args, other_args = make_parser().parse_known_args(list(arguments))
+    given_flags = {key for key, _ in flags.split(other_args)[0]}
+    options = options_of(other_args, warn)
     for key in ("request-intervals", "request-count", "binary-search", "latency-threshold"):
-        if key in given:
+        if key in given_flags:
             raise UsageError(f"--{key} is not for tune: it chooses loads itself, by --latency-target")
-    target_ms = own.latency_target or options.target_ms
-    ranged = bool(given & {"concurrency-range", "request-rate-range", "t", "c"})
-    closed = "request-rate-range" not in given and (ranged or target_ms is None)
+    target_ms = own_args.latency_target or options.target_ms
+    has_range = bool(given_flags & {"concurrency-range", "request-rate-range", "t", "c"})
+    closed_loop = "request-rate-range" not in given_flags and (has_range or target_ms is None)
     options = replace(
         options,
-        poisson=options.poisson or "request-distribution" not in given,
-        command=("penstock", "perf", "tune", *_shown(words, options)),
+        poisson=options.poisson or "request-distribution" not in given_flags,
+        command=("penstock", "perf", "tune", *_redacted(arguments, options)),
     )
-    return Tuning(
+    return TuneOptions(
         options=options,
-        out=own.out,
+        output_folder=own_args.out,
         target_ms=target_ms,
         percentile=options.rule.percentile or PERCENTILE,
-        memory_bytes=own.memory_budget * MIB if own.memory_budget else None,
-        over=own.over,
-        budget_s=own.budget_minutes * 60,
-        cores=own.cores,
-        window_ms=options.rule.interval_ms if "measurement-interval" in given else WINDOW_MS,
-        apply=own.apply,
-        closed=closed,
-        ranged=ranged,
+        memory_bytes=own_args.memory_budget * MIB if own_args.memory_budget else None,
+        knobs=own_args.over,
+        budget_s=own_args.budget_minutes * 60,
+        cores=own_args.cores,
+        window_ms=options.rule.interval_ms if "measurement-interval" in given_flags else WINDOW_MS,
+        apply=own_args.apply,
+        closed_loop=closed_loop,
+        has_range=has_range,
     )
 
 
-def _shown(words: Sequence[str], options: Options) -> Sequence[str]:
-    """Return the words without what `options.command` hides."""
-    hidden = {told for told in options.command if told.endswith(":...")}
-    return [next((each for each in hidden if word.startswith(each[:-3])), word) for word in words]
+def _redacted(arguments: Sequence[str], options: Options) -> Sequence[str]:
+    """Return the arguments without what `options.command` hides."""
+    hidden = {shown for shown in options.command if shown.endswith(":...")}
+    return [next((each for each in hidden if word.startswith(each[:-3])), word) for word in arguments]
 
 
-def _knobs(word: str) -> tuple[str, ...]:
+def _parse_knobs(word: str) -> tuple[str, ...]:
     found = tuple(each for each in word.split(",") if each)
     if not found or not set(found) <= set(KNOBS):
         raise argparse.ArgumentTypeError(f"wanted some of {', '.join(KNOBS)}")

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-PROBES = 9
+MAX_PROBES = 9
 """The most probes of one search."""
-NEAR = 1.08
+CLOSE_RATIO = 1.08
 """If a load that was handled and one that was not are within this ratio, further probes mostly measure noise: the
 result is interpolated.
 """
@@ -17,19 +17,24 @@ _STRIDE = 1.15
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """The result of a load. `good`: it was within the target; `latency_us`: of the percentile that is optimized."""
+    """The result of a load. `latency_us`: of the percentile that is optimized."""
 
     load: float
-    good: bool
+    within_target: bool
     latency_us: float = math.nan
 
 
-def greatest(
-    probe: Callable[[float], Probe], start: float, bounds: tuple[float, float], target_us: float, *, whole: bool = False
+def find_capacity(
+    probe: Callable[[float], Probe],
+    start: float,
+    bounds: tuple[float, float],
+    target_us: float,
+    *,
+    integer: bool = False,
 ) -> float:
     """Return the highest load within `bounds` that is handled; 0 if not even the lowest is.
 
-    `start` is an estimate from similar settings: steps away from it begin small and grow. `whole`: loads are whole
+    `start` is an estimate from similar settings: steps away from it begin small and grow. `integer`: loads are whole
     numbers. Between the last load that was handled and the first that was not, the result is interpolated on the
     logarithm of latency.
     """
@@ -37,38 +42,38 @@ def greatest(
     good: Probe | None = None
     bad: Probe | None = None
     stride = _STRIDE
-    load = _within(start, low, high, whole=whole)
-    for _ in range(PROBES):
+    load = _clamp(start, low, high, integer=integer)
+    for _ in range(MAX_PROBES):
         found = probe(load)
-        good, bad = (found, bad) if found.good else (good, found)
+        good, bad = (found, bad) if found.within_target else (good, found)
         if good and bad:
-            if bad.load / good.load <= NEAR or (whole and bad.load - good.load <= 1):
+            if bad.load / good.load <= CLOSE_RATIO or (integer and bad.load - good.load <= 1):
                 break
-            load = _within(math.sqrt(good.load * bad.load), low, high, whole=whole)
+            load = _clamp(math.sqrt(good.load * bad.load), low, high, integer=integer)
             if load in {good.load, bad.load}:
                 break
             continue
-        if found.load == (high if found.good else low):
+        if found.load == (high if found.within_target else low):
             break
-        further = found.load * stride if found.good else found.load / stride
-        load = _within(_off(found.load, further, whole=whole), low, high, whole=whole)
+        target = found.load * stride if found.within_target else found.load / stride
+        load = _clamp(_step(found.load, target, integer=integer), low, high, integer=integer)
         stride = min(stride**2, 4.0)
-    return _between(good, bad, target_us, whole=whole) if good else 0.0
+    return _interpolate(good, bad, target_us, integer=integer) if good else 0.0
 
 
-def _off(now: float, further: float, *, whole: bool) -> float:
+def _step(load: float, target: float, *, integer: bool) -> float:
     """Move by at least one if only whole numbers count."""
-    if not whole:
-        return further
-    return max(math.ceil(further), now + 1) if further > now else min(math.floor(further), now - 1)
+    if not integer:
+        return target
+    return max(math.ceil(target), load + 1) if target > load else min(math.floor(target), load - 1)
 
 
-def _within(load: float, low: float, high: float, *, whole: bool) -> float:
-    return min(max(round(load) if whole else load, low), high)
+def _clamp(load: float, low: float, high: float, *, integer: bool) -> float:
+    return min(max(round(load) if integer else load, low), high)
 
 
-def _between(good: Probe, bad: Probe | None, target_us: float, *, whole: bool) -> float:
-    if whole or bad is None or not 0 < good.latency_us < target_us < bad.latency_us < math.inf:
+def _interpolate(good: Probe, bad: Probe | None, target_us: float, *, integer: bool) -> float:
+    if integer or bad is None or not 0 < good.latency_us < target_us < bad.latency_us < math.inf:
         return good.load
     share = math.log(target_us / good.latency_us) / math.log(bad.latency_us / good.latency_us)
     return good.load + (bad.load - good.load) * share

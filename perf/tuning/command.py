@@ -16,20 +16,20 @@ from penstock.perf.payloads.preparing import InputError, prepared
 from penstock.perf.profiling.command import Interrupts
 from penstock.perf.profiling.control import Control, ControlError, control_for
 from penstock.perf.profiling.flags import UsageError
-from penstock.perf.profiling.model import Described, DescriptionError, described
+from penstock.perf.profiling.model import DescriptionError, ModelDescription, described
 from penstock.perf.profiling.sampling import Watch
 from penstock.perf.profiling.sampling_processes import is_here
 from penstock.perf.profiling.session import SessionError, slots, target
 from penstock.perf.reports.extras import MissingExtraError, needed
 
 from . import knobs, writing
-from .arguments import Tuning, tuning
-from .bench import LiveBench, World
-from .duels import P99_GROWTH
-from .evidence import Evidence, told, write
-from .knobs import AS_IT_IS, Bounds
-from .searching import Found, OverError, Search
-from .serving import Served, ServingError, kept_as_it_was
+from .arguments import TuneOptions, parse_arguments
+from .bench import BenchContext, LiveBench
+from .duels import MAX_P99_GROWTH
+from .evidence import Evidence, terminal_text, write
+from .knobs import ORIGINAL, Bounds
+from .searching import Search, SearchEndedError, SearchResult
+from .serving import ServedModel, ServingError, restored_afterwards
 
 DONE, FAILED, USAGE = 0, 1, 2
 _EXPECTED = (
@@ -38,10 +38,10 @@ _EXPECTED = (
 )  # fmt: skip
 
 
-def main(words: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Run a command line. Returns: the exit status: 0 done, even if nothing was better; 1 failed; 2 wrong usage."""
     try:
-        asked = tuning(words, say)
+        options = parse_arguments(arguments, say)
     except UsageError as error:
         say(f"Error: {error}")
         return USAGE
@@ -49,7 +49,7 @@ def main(words: Sequence[str]) -> int:
         return int(ended.code or 0)
     try:
         with Interrupts(say) as interrupts:  # SIGTERM too: the server must not be left with a setting on trial
-            return _Run(asked, interrupts.stopped).run()
+            return _Run(options, interrupts.is_interrupted).run()
     except _EXPECTED as error:
         say(f"error: {error}")
     except KeyboardInterrupt:
@@ -65,125 +65,129 @@ def say(line: str) -> None:
 class _Run:
     """One run of the command."""
 
-    def __init__(self, asked: Tuning, stopped: Callable[[], bool]) -> None:
-        self._asked = asked
-        self._stopped = stopped
+    def __init__(self, options: TuneOptions, stopped: Callable[[], bool]) -> None:
+        self._options = options
+        self._is_interrupted = stopped
         self._applied = False
-        self._failed = ""
+        self._error = ""
         self._notes: list[str] = []
 
     def run(self) -> int:
-        asked, options = self._asked, self._asked.options
+        options, perf_options = self._options, self._options.options
         needed("hdrh.histogram")
-        asked.out.mkdir(parents=True, exist_ok=True)
-        aimed = target(options)
-        control = control_for(aimed, dict(options.headers))
-        end_s = time.monotonic() + asked.budget_s
-        model = described(control, options.model, options.version, options.composing)
-        served = Served(control, model.name)
+        options.output_folder.mkdir(parents=True, exist_ok=True)
+        endpoint = target(perf_options)
+        control = control_for(endpoint, dict(perf_options.headers))
+        end_s = time.monotonic() + options.budget_s
+        model = described(control, perf_options.model, perf_options.version, perf_options.composing)
+        served = ServedModel(control, model.name)
         with ExitStack() as stack:
-            stack.enter_context(kept_as_it_was(served, lambda: self._applied, say))
+            stack.enter_context(restored_afterwards(served, lambda: self._applied, say))
             ready = stack.enter_context(
-                prepared(model, options.input, aimed, control, headers=options.headers, slots=_slots(asked))
+                prepared(
+                    model, perf_options.input, endpoint, control, headers=perf_options.headers, slots=_slots(options)
+                )
             )
-            running = stack.enter_context(fleet(aimed, ready.payloads, max(options.processes, 1)))
-            watch = stack.enter_context(Watch(control, model, aimed, options))
+            running = stack.enter_context(fleet(endpoint, ready.payloads, max(perf_options.processes, 1)))
+            watch = stack.enter_context(Watch(control, model, endpoint, perf_options))
             for line in ready.notes:
-                self._note(line)
-            world = World(asked, served, control, model, running, watch, self._stopped, end_s)
-            bench = LiveBench(world)
-            found = self._searched(bench, served, aimed)
-            evidence = self._evidence(world, bench, aimed, found)
-            print(told(evidence))
-            self._write(evidence, served, ours=_is_penstock(control, model))
-        return FAILED if self._failed else DONE
+                self._add_note(line)
+            context = BenchContext(options, served, control, model, running, watch, self._is_interrupted, end_s)
+            bench = LiveBench(context)
+            result = self._search(bench, served, endpoint)
+            evidence = self._make_evidence(context, bench, endpoint, result)
+            print(terminal_text(evidence))
+            self._write(evidence, served, is_penstock=_is_penstock(control, model))
+        return FAILED if self._error else DONE
 
-    def _searched(self, bench: LiveBench, served: Served, aimed: Target) -> Found:
+    def _search(self, bench: LiveBench, served: ServedModel, endpoint: Target) -> SearchResult:
         """Search. A failure ends the search, not the run: the results so far are written."""
-        asked, config = self._asked, served.config
+        options, config = self._options, served.config
         bounds = Bounds(
-            cores=asked.cores or len(os.sched_getaffinity(0)),
-            rows=asked.options.input.batch,
-            target_us=(asked.target_ms or 0.0) * 1e3,
+            cores=options.cores or len(os.sched_getaffinity(0)),
+            rows=options.options.input.batch,
+            target_us=(options.target_ms or 0.0) * 1e3,
         )
-        if not asked.cores and not is_here(aimed.host):
-            self._note(
+        if not options.cores and not is_here(endpoint.host):
+            self._add_note(
                 f"The server is elsewhere: taken to have {bounds.cores} cores, as this machine; --cores says else"
             )
-        for knob, why in knobs.unable(config).items():
-            if knob in asked.over:
-                self._note(f"{knob} is left alone: {why}")
-        found = Found()
+        for knob, why in knobs.unavailable_knobs(config).items():
+            if knob in options.knobs:
+                self._add_note(f"{knob} is left alone: {why}")
+        result = SearchResult()
         search: Search | None = None
         try:
-            self._note(bench.prepare())
-            if asked.closed and asked.target_ms is None:
-                self._note(f"Closed loop with {bench.concurrency} requests under way")
+            self._add_note(bench.find_concurrency())
+            if options.closed_loop and options.target_ms is None:
+                self._add_note(f"Closed loop with {bench.concurrency} requests under way")
                 bounds = Bounds(bounds.cores, bounds.rows, bench.concurrency * bounds.rows, bounds.target_us)
-            by_score = asked.target_ms is not None or not asked.closed
+            by_score = options.target_ms is not None or not options.closed_loop
             search = Search(
                 bench,
-                lambda at: knobs.axes(config, asked.over, bounds, at),
+                lambda at: knobs.axes(config, options.knobs, bounds, at),
                 say,
-                math.inf if by_score else P99_GROWTH,
+                math.inf if by_score else MAX_P99_GROWTH,
             )
-            found = search.run()
-        except OverError as over:
-            found.ended = str(over)
+            result = search.run()
+        except SearchEndedError as ended:
+            result.ended_early = str(ended)
         except (ServingError, ControlError, FleetError, OSError) as error:
-            self._failed = str(error)
-            found = search.found if search is not None else found
-        return found
+            self._error = str(error)
+            result = search.result if search is not None else result
+        return result
 
-    def _note(self, line: str) -> None:
+    def _add_note(self, line: str) -> None:
         if line:
             self._notes.append(line)
             say(line)
 
-    def _evidence(self, world: World, bench: LiveBench, aimed: Target, found: Found) -> Evidence:
+    def _make_evidence(
+        self, context: BenchContext, bench: LiveBench, endpoint: Target, result: SearchResult
+    ) -> Evidence:
         try:
-            server = world.control.server()
+            server = context.control.server()
         except ControlError:
             server = {}
         return Evidence(
-            tuning=self._asked,
-            model=world.model,
-            url=f"{aimed.host}:{aimed.port}",
+            options=self._options,
+            model=context.model,
+            url=f"{endpoint.host}:{endpoint.port}",
             server=server,
-            sharing=world.watch.sharing(),
-            found=found,
+            sharing=context.watch.sharing(),
+            found=result,
             levels=bench.levels,
-            configs={setting: world.served.written(setting) for setting in bench.levels},
+            configs={setting: context.served.config_of(setting) for setting in bench.levels},
             notes=self._notes,
-            failed=self._failed,
+            error=self._error,
         )
 
-    def _write(self, evidence: Evidence, served: Served, *, ours: bool) -> None:
-        folder, kept = self._asked.out, evidence.found.kept
-        command = shlex.join(self._asked.options.command)
+    def _write(self, evidence: Evidence, served: ServedModel, *, is_penstock: bool) -> None:
+        folder, kept = self._options.output_folder, evidence.found.kept
+        command = shlex.join(self._options.options.command)
         for name in ("config.pbtxt", "penstock.toml"):
             (folder / name).unlink(missing_ok=True)  # files of an earlier run would not match the new evidence
-        if kept != AS_IT_IS:
-            text = writing.pbtxt(served.written(kept), f"{knobs.shown(kept)}: see evidence.md\n{command}")
+        if kept != ORIGINAL:
+            text = writing.to_pbtxt(served.config_of(kept), f"{knobs.describe(kept)}: see evidence.md\n{command}")
             (folder / "config.pbtxt").write_text(text, "utf-8")
-            if ours:
-                (folder / "penstock.toml").write_text(knobs.native(kept), "utf-8")
-            why = served.accepts(writing.read(text))
+            if is_penstock:
+                (folder / "penstock.toml").write_text(knobs.to_penstock_toml(kept), "utf-8")
+            why = served.try_config(writing.parse_pbtxt(text))
             if why:
-                self._failed = f"config.pbtxt as it was written is not taken: {why}"
-                self._note(self._failed)
+                self._error = f"config.pbtxt as it was written is not taken: {why}"
+                self._add_note(self._error)
             else:
-                self._note("config.pbtxt as it was written was loaded, and taken")
-                self._applied = self._asked.apply
+                self._add_note("config.pbtxt as it was written was loaded, and taken")
+                self._applied = self._options.apply
         write(evidence, folder, command)
         say(f"written: {folder}")
 
 
-def _slots(asked: Tuning) -> int:
-    return slots(asked.options) if asked.ranged and asked.closed else 0
+def _slots(options: TuneOptions) -> int:
+    return slots(options.options) if options.has_range and options.closed_loop else 0
 
 
-def _is_penstock(control: Control, model: Described) -> bool:
+def _is_penstock(control: Control, model: ModelDescription) -> bool:
     """Return whether the server reads penstock.toml: Penstock's statistics have figures of its own."""
     try:
         return any("run_times" in each for each in control.statistics(model.name))

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from enum import Enum
 from statistics import median
 
-ENOUGH = (7, 11, 14, 17)
+ROUNDS_TO_WIN = (7, 11, 14, 17)
 """The number of rounds that suffice with none, one, two or three lost; a fourth loss ends the duel."""
-GAIN = 1.03
+MIN_GAIN = 1.03
 """An improvement of less than 3% in the median is not worth a change."""
-P99_GROWTH = 1.5
+MAX_P99_GROWTH = 1.5
 """The most that the 99th percentile may grow, in the median of the rounds, without a latency target."""
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Measurement:
     """The measurement of one setting. `score`: higher is better; 0, with `why`: it is not usable.
 
     `load`: the concurrent requests, or requests per second, of the measurement. `memory_bytes` None: unknown.
@@ -41,8 +41,8 @@ class Measured:
 class Round:
     """Both measurements, one after the other."""
 
-    incumbent: Measured
-    challenger: Measured
+    incumbent: Measurement
+    challenger: Measurement
 
     @property
     def ratio(self) -> float:
@@ -65,32 +65,32 @@ class Verdict:
     """The state, and the reason in words."""
 
     standing: Standing
-    says: str
+    reason: str
 
 
-def gain(rounds: Sequence[Round]) -> float:
+def median_ratio(rounds: Sequence[Round]) -> float:
     """Return the median of the rounds' ratios."""
     return median(each.ratio for each in rounds) if rounds else 1.0
 
 
-def judged(rounds: Sequence[Round], p99_growth: float = P99_GROWTH) -> Verdict:
+def judge(rounds: Sequence[Round], p99_growth: float = MAX_P99_GROWTH) -> Verdict:
     """Judge a duel so far. `p99_growth` infinite: the score already accounts for latency."""
     if rounds and rounds[-1].challenger.why:
         return Verdict(Standing.LOST, rounds[-1].challenger.why)
     lost = sum(each.ratio <= 1 for each in rounds)
-    if lost >= len(ENOUGH) or (lost > 1 and gain(rounds) < GAIN):  # the second: not worth more time
+    if lost >= len(ROUNDS_TO_WIN) or (lost > 1 and median_ratio(rounds) < MIN_GAIN):  # the second: not worth more time
         return Verdict(Standing.LOST, f"not better: behind in {lost} of {len(rounds)} rounds")
-    if len(rounds) < ENOUGH[lost]:
+    if len(rounds) < ROUNDS_TO_WIN[lost]:
         return Verdict(Standing.OPEN, f"ahead in {len(rounds) - lost} of {len(rounds)} rounds so far")
     ahead = f"ahead in {len(rounds) - lost} of {len(rounds)} rounds"
-    if gain(rounds) < GAIN:
-        return Verdict(Standing.LOST, f"{ahead}, but by less than {GAIN - 1:.0%}: not worth a change")
-    slower = median(_grown(each) for each in rounds)
-    if slower > p99_growth:
-        return Verdict(Standing.LOST, f"{ahead}, but p99 is {slower:.1f} times as long")
+    if median_ratio(rounds) < MIN_GAIN:
+        return Verdict(Standing.LOST, f"{ahead}, but by less than {MIN_GAIN - 1:.0%}: not worth a change")
+    p99_ratio = median(_p99_ratio(each) for each in rounds)
+    if p99_ratio > p99_growth:
+        return Verdict(Standing.LOST, f"{ahead}, but p99 is {p99_ratio:.1f} times as long")
     return Verdict(Standing.WON, ahead)
 
 
-def _grown(each: Round) -> float:
+def _p99_ratio(each: Round) -> float:
     found = each.challenger.p99_us / each.incumbent.p99_us if each.incumbent.p99_us else math.nan
     return found if math.isfinite(found) else 1.0

@@ -15,10 +15,10 @@ from typing import Any, Protocol
 from penstock.perf.profiling.control import ControlError, RefusedError
 
 from . import knobs
-from .knobs import AS_IT_IS, Setting
+from .knobs import ORIGINAL, Setting
 
-READY_WITHIN_S = 60.0
-_LOOK_S = 0.05
+READY_TIMEOUT_S = 60.0
+_POLL_S = 0.05
 _REASON_CHARACTERS = 300
 
 
@@ -26,7 +26,7 @@ class ServingError(Exception):
     """The model cannot be tuned, or the server failed. The text is one line."""
 
 
-class RefusedSettingError(Exception):
+class RejectedSettingError(Exception):
     """The server rejected a setting. The text is its reason, on one line."""
 
 
@@ -46,7 +46,7 @@ class Server(Protocol):
         ...
 
 
-class Served:
+class ServedModel:
     """A model that is served with one setting at a time. `config`: the original, without what the server completes.
 
     `setting` None: what is served now is unknown. Raises: ServingError if it cannot be tuned.
@@ -56,12 +56,12 @@ class Served:
         self._server = server
         self._model = model
         self._wait = wait
-        self._original = self._checked()
-        self.config = knobs.base(self._original)
-        self._from_repository = self._reloaded()
-        self.setting: Setting | None = AS_IT_IS
+        self._original = self._tunable_config()
+        self.config = knobs.reloadable(self._original)
+        self._is_from_repository = self._reload()
+        self.setting: Setting | None = ORIGINAL
 
-    def _checked(self) -> dict[str, Any]:
+    def _tunable_config(self) -> dict[str, Any]:
         config = self._server.config(self._model)
         if not config:
             raise ServingError(f"model '{self._model}': the server does not tell its configuration")
@@ -69,7 +69,7 @@ class Served:
             raise ServingError(f"model '{self._model}' is an ensemble: tune the models that it is made of")
         return config
 
-    def _reloaded(self) -> bool:
+    def _reload(self) -> bool:
         """Reload it as in the repository. Returns: whether that is what was served. Nothing else has been changed."""
         try:
             self._server.load(self._model)
@@ -78,65 +78,65 @@ class Served:
                 f"{error}. Settings are tried by loading the model anew: start the server with"
                 f" --model-control-mode=explicit --load-model={self._model}"
             ) from error
-        self._until_ready()
+        self._await_ready()
         if self._server.config(self._model) == self._original:
             return True
         self._server.load(self._model, self.config)  # what was served had been loaded by a request
-        self._until_ready()
+        self._await_ready()
         return False
 
     def load(self, setting: Setting) -> None:
-        """Serve a setting, reloading in any case. Raises: RefusedSettingError, ControlError."""
+        """Serve a setting, reloading in any case. Raises: RejectedSettingError, ControlError."""
         self.setting = None
-        plain = setting == AS_IT_IS and self._from_repository
+        use_repository = setting == ORIGINAL and self._is_from_repository
         try:
-            self._server.load(self._model, None if plain else self.written(setting))
+            self._server.load(self._model, None if use_repository else self.config_of(setting))
         except RefusedError as error:
-            raise RefusedSettingError(_reason(error)) from error
-        self._until_ready()
+            raise RejectedSettingError(_reason(error)) from error
+        self._await_ready()
         reported = self._server.config(self._model)
         for knob, value in setting:
-            told = knobs.value_of(reported, AS_IT_IS, knob)
-            if told != value:
-                raise RefusedSettingError(f"loaded, but the server reports {knob} {told}")
+            actual = knobs.value_of(reported, ORIGINAL, knob)
+            if actual != value:
+                raise RejectedSettingError(f"loaded, but the server reports {knob} {actual}")
         self.setting = setting
 
-    def written(self, setting: Setting) -> dict[str, Any]:
+    def config_of(self, setting: Setting) -> dict[str, Any]:
         """Return the complete configuration of a setting."""
-        return knobs.written(self.config, setting)
+        return knobs.apply_setting(self.config, setting)
 
-    def accepts(self, config: Mapping[str, Any]) -> str:
+    def try_config(self, config: Mapping[str, Any]) -> str:
         """Load a configuration as written to a file. Returns: why the server rejects it, or ""."""
         self.setting = None
         try:
             self._server.load(self._model, config)
-            self._until_ready()
-        except (ControlError, RefusedSettingError) as error:
+            self._await_ready()
+        except (ControlError, RejectedSettingError) as error:
             return _reason(error)
         return ""
 
     def restore(self) -> str:
         """Serve what was served before. Returns: why that failed, or ""."""
         try:
-            self._server.load(self._model, None if self._from_repository else self.config)
-            self._until_ready()
+            self._server.load(self._model, None if self._is_from_repository else self.config)
+            self._await_ready()
             found = self._server.config(self._model)
-        except (ControlError, RefusedSettingError) as error:
+        except (ControlError, RejectedSettingError) as error:
             return _reason(error)
-        self.setting = AS_IT_IS
+        self.setting = ORIGINAL
         same = found == self._original
         return "" if same else "it is served, but not as it was before: the files of its repository have changed"
 
-    def _until_ready(self) -> None:
-        for _ in range(int(READY_WITHIN_S / _LOOK_S)):
+    def _await_ready(self) -> None:
+        for _ in range(int(READY_TIMEOUT_S / _POLL_S)):
             if self._server.ready(self._model):
                 return
-            self._wait(_LOOK_S)
-        raise RefusedSettingError(f"not ready within {READY_WITHIN_S:g} s")
+            self._wait(_POLL_S)
+        raise RejectedSettingError(f"not ready within {READY_TIMEOUT_S:g} s")
 
 
 @contextmanager
-def kept_as_it_was(served: Served, applied: Callable[[], bool], say: Callable[[str], None]) -> Iterator[None]:
+def restored_afterwards(served: ServedModel, applied: Callable[[], bool], say: Callable[[str], None]) -> Iterator[None]:
     """Restore the model when the block ends, in any way, unless a result was `applied`.
 
     A Ctrl-C does not prevent it.
@@ -145,13 +145,13 @@ def kept_as_it_was(served: Served, applied: Callable[[], bool], say: Callable[[s
         yield
     finally:
         if not applied():
-            with _undisturbed():
+            with _signals_ignored():
                 why = served.restore()
             say(f"error: the configuration was not restored: {why}" if why else "the configuration is as it was before")
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def _signals_ignored() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -164,5 +164,5 @@ def _undisturbed() -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    said = " ".join(str(error).split())
-    return said if len(said) <= _REASON_CHARACTERS else said[:_REASON_CHARACTERS] + "..."
+    text = " ".join(str(error).split())
+    return text if len(text) <= _REASON_CHARACTERS else text[:_REASON_CHARACTERS] + "..."

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def pbtxt(config: Mapping[str, Any], comment: str = "") -> str:
+def to_pbtxt(config: Mapping[str, Any], comment: str = "") -> str:
     """Return a configuration as the text of a config.pbtxt, after `comment`. Raises: ValueError."""
     from google.protobuf import json_format, text_format
 
@@ -21,7 +21,7 @@ def pbtxt(config: Mapping[str, Any], comment: str = "") -> str:
     return head + str(text_format.MessageToString(message))
 
 
-def read(text: str) -> dict[str, Any]:
+def parse_pbtxt(text: str) -> dict[str, Any]:
     """Parse it again, into the JSON that a load request takes. Raises: ValueError."""
     from google.protobuf import text_format
 

@@ -74,7 +74,7 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def asked(served: Served) -> Any:
+def answer_body(served: Served) -> Any:
     """Give the body of an answer."""
     answer = served.player.play(get("any", "/").written())
     assert answer["status"] == 200, answer
@@ -128,11 +128,11 @@ def test_the_handler_comes_from_the_flag_then_the_environment_then_main(folder: 
         (folder / f"{name}.py").write_text(f"def handler(request, context):\n    return {{'content': {name!r}}}\n")
 
     with serving(folder=folder) as served:
-        assert asked(served) == "main"
+        assert answer_body(served) == "main"
     with serving(folder=folder, HANDLER="other:handler") as served:
-        assert asked(served) == "other"
+        assert answer_body(served) == "other"
     with serving("--handler=third:handler", folder=folder, HANDLER="other:handler") as served:
-        assert asked(served) == "third"
+        assert answer_body(served) == "third"
 
 
 @pytest.mark.parametrize("name", list(FOLDERS))
@@ -145,7 +145,7 @@ def test_the_handler_is_imported_in_the_marked_folder(name: str, folder: Path) -
         (folder / path / ".abeja").mkdir()
 
     with serving(folder=folder) as served:
-        assert asked(served) == wanted
+        assert answer_body(served) == wanted
 
 
 def test_a_marker_that_is_a_file_is_ignored(folder: Path) -> None:
@@ -154,7 +154,7 @@ def test_a_marker_that_is_a_file_is_ignored(folder: Path) -> None:
     (folder / "a" / ".abeja").touch()
 
     with serving(folder=folder) as served:
-        assert asked(served) == "here"
+        assert answer_body(served) == "here"
 
 
 def test_a_marked_folder_without_the_module_exits_with_status_1(folder: Path, status_of: StatusOf) -> None:
@@ -170,7 +170,7 @@ def test_the_handler_works_in_the_folder_of_abeja_user_model_root(folder: Path, 
 
     with started(folder=folder, start=forker.start, ABEJA_USER_MODEL_ROOT="a") as served:
         await_ready(served)
-        said = asked(served)
+        said = answer_body(served)
 
     assert '"folder": "a"' in said
     assert f'"ABEJA_TRAINING_RESULT_DIR": "{folder}/a/abejainc_training_result"' in said
@@ -187,7 +187,7 @@ def test_health_is_503_until_the_handler_is_imported(folder: Path) -> None:
         (folder / "go").touch()
         await_ready(served)
         late = served.player.play(get("any", "/health_check").written())
-        answer = asked(served)
+        answer = answer_body(served)
 
     assert [(each["status"], each["headers"]["content-type"], each["body"]) for each in early] == [
         (503, "application/json", '{"status":"service unavailable"}')
@@ -205,7 +205,7 @@ def test_both_ports_can_come_from_the_environment(folder: Path, forker: Forker) 
         try:
             served = Started(ports, child, log)
             await_ready(served)
-            assert asked(served) == "here"
+            assert answer_body(served) == "here"
         finally:
             child.terminate()
 
@@ -231,7 +231,7 @@ class TestRequirements:
 
     def test_requirements_are_not_installed_when_installation_is_disabled(self, project: Path) -> None:
         with serving("--abeja-install=false", folder=project) as served:
-            assert asked(served) == "here"
+            assert answer_body(served) == "here"
 
     def test_requirements_that_cannot_be_installed_exit_with_status_1(self, project: Path, status_of: StatusOf) -> None:
         assert status_of(project, f"--environments={project / 'kept'}") == 1

@@ -1,6 +1,6 @@
-"""The cases that each Backend must pass, written once.
+"""The test cases that every Backend must pass.
 
-A test module subclasses `BackendContract` and answers `make`; the models are those of `MODELS`.
+A test module subclasses `BackendContract` and defines `make`; the models are those of `MODELS`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MODELS = {
         (TensorSpec("x", "FP32", (-1, 2)), TensorSpec("offset", "FP32", (2,), optional=True)),
         (TensorSpec("y", "FP32", (-1, 2)),),
     ),
-    # y = x, after as many turns of a loop as the greatest of `turns` says
+    # y = x, after a loop of as many turns as the largest of `turns`
     "turns": Signature(
         (TensorSpec("x", "FP32", (-1,)), TensorSpec("turns", "INT64", (-1,))), (TensorSpec("y", "FP32", (-1,)),)
     ),
@@ -48,11 +48,11 @@ MODELS = {
 }
 TABLE = np.array([10.0, 20.0, 30.0], np.float32)
 ENDLESS = 1 << 60
-"""So many turns never end."""
+"""A number of turns that never ends."""
 
 
 def infer(binding: Binding, inputs: Sequence[Array | None], wanted: tuple[int, ...] = (0,)) -> list[Any]:
-    """Lend, fill and run. A Binding for one row is taken for one without rows, as the Engine makes it."""
+    """Acquire buffers, fill them and run. A Binding for one row counts as one without rows, as in the Engine."""
     rows = 1 if binding.capacity_rows == 1 or inputs[0] is None else inputs[0].shape[0]
     buffers = binding.acquire_buffers(rows, [None if array is None else array.shape for array in inputs])
     for buffer, array in zip(buffers, inputs, strict=True):
@@ -62,7 +62,7 @@ def infer(binding: Binding, inputs: Sequence[Array | None], wanted: tuple[int, .
 
 
 def batched(graph: Signature) -> Signature:
-    """Take axis 0 of every tensor for rows."""
+    """Mark axis 0 of every tensor as rows."""
     return replace(graph, batched=True)
 
 
@@ -72,13 +72,13 @@ def float_rows(count: int, first: float = 0.0) -> Array:
 
 
 class BackendContract:
-    """Cases over `make(name)`, which loads the model MODELS[name]."""
+    """Tests over `make(name)`, which loads the model MODELS[name]."""
 
     def make(self, name: str) -> Backend:
         raise NotImplementedError
 
     @pytest.mark.parametrize("name", MODELS)
-    def test_tells_the_signature_of_the_model_itself(self, name: str) -> None:
+    def test_reports_the_signature_of_the_model(self, name: str) -> None:
         backend = self.make(name)
 
         assert MODELS[name] == backend.graph
@@ -100,7 +100,7 @@ class BackendContract:
         np.testing.assert_array_equal(float_rows(rows) * 2, doubled)
         np.testing.assert_array_equal(float_rows(rows).sum(axis=1), total)
 
-    def test_refuses_more_rows_than_its_capacity(self) -> None:
+    def test_rejects_more_rows_than_its_capacity(self) -> None:
         backend = self.make("rows")
         binding = backend.bind(batched(backend.graph), 8)
 
@@ -116,7 +116,7 @@ class BackendContract:
         assert doubled.shape == (0, 4)
         assert total.shape == (0,)
 
-    def test_lends_buffers_of_the_shapes_and_types_asked_for(self) -> None:
+    def test_acquires_buffers_of_the_requested_shapes_and_types(self) -> None:
         backend = self.make("rows")
         buffers = backend.bind(batched(backend.graph), 8).acquire_buffers(5, [(5, 4)])
 
@@ -125,7 +125,7 @@ class BackendContract:
         assert all(buffer.flags.c_contiguous for buffer in buffers if buffer is not None)
 
     @pytest.mark.parametrize("wanted", [(0,), (1,), (0, 1), (1, 0)])
-    def test_gives_the_wanted_outputs_in_the_order_wanted(self, wanted: tuple[int, ...]) -> None:
+    def test_returns_the_requested_outputs_in_the_requested_order(self, wanted: tuple[int, ...]) -> None:
         backend = self.make("rows")
         binding = backend.bind(batched(backend.graph), 8)
         whole = [float_rows(2) * 2, float_rows(2).sum(axis=1)]
@@ -137,7 +137,7 @@ class BackendContract:
             np.testing.assert_array_equal(whole[position], output)
 
     @pytest.mark.parametrize("name", ["rows", "free"])
-    def test_an_output_is_its_callers_and_no_later_run_writes_into_it(self, name: str) -> None:
+    def test_a_later_run_does_not_overwrite_an_output(self, name: str) -> None:
         backend = self.make(name)
         binding = backend.bind(batched(backend.graph), 4)
         dtype = backend.graph.inputs[0].type.dtype
@@ -151,14 +151,14 @@ class BackendContract:
         np.testing.assert_array_equal(kept, first)
         assert not np.array_equal(second, third)
 
-    def test_a_lent_buffer_keeps_its_content_until_the_next_lend(self) -> None:
+    def test_an_acquired_buffer_keeps_its_content_until_the_next_acquisition(self) -> None:
         backend = self.make("rows")
         binding = backend.bind(batched(backend.graph), 4)
         infer(binding, [float_rows(3)])
 
         np.testing.assert_array_equal(float_rows(3) * 2, binding.run((0,))[0])
 
-    def test_bindings_do_not_disturb_each_other(self) -> None:
+    def test_bindings_run_independently_in_parallel(self) -> None:
         backend = self.make("rows")
         bindings = [backend.bind(batched(backend.graph), 64) for _ in range(2)]
 
@@ -169,7 +169,7 @@ class BackendContract:
         with ThreadPoolExecutor(2) as pool:
             assert list(pool.map(work, range(2))) == [True, True]
 
-    def test_free_axes_may_grow_and_shrink_from_run_to_run(self) -> None:
+    def test_free_axes_may_change_from_run_to_run(self) -> None:
         backend = self.make("free")
         binding = backend.bind(batched(backend.graph), 4)
 
@@ -191,7 +191,7 @@ class BackendContract:
         np.testing.assert_array_equal(np.full((2, 3), 10.0), y)
         np.testing.assert_array_equal([60.0], total)
 
-    def test_strings_are_bytes_in_and_bytes_out(self) -> None:
+    def test_strings_are_passed_and_returned_as_bytes(self) -> None:
         backend = self.make("strings")
         binding = backend.bind(batched(backend.graph), 4)
         given = np.array([[b"", "é".encode()], [b"nul\x00inside", b"end\x00"]], dtype=object)
@@ -210,7 +210,7 @@ class BackendContract:
         np.testing.assert_array_equal(x + 10, infer(binding, [x, None])[0])
         np.testing.assert_array_equal(x + 2, infer(binding, [x, np.full(2, 2, np.float32)])[0])
 
-    def test_serves_the_next_run_after_one_that_failed(self) -> None:
+    def test_a_run_succeeds_after_a_failed_run(self) -> None:
         backend = self.make("picky")
         binding = backend.bind(batched(backend.graph), 4)
 
@@ -220,8 +220,8 @@ class BackendContract:
             np.testing.assert_array_equal(TABLE[[2, 1]], infer(binding, [np.array([2, 1])])[0])
 
     @pytest.mark.parametrize("rows", [2, 20_000])
-    def test_a_run_that_is_stopped_says_so_and_the_next_one_is_served(self, rows: int) -> None:
-        """Whether the run is stopped before it begins or while it runs is left to chance: it ends all the same."""
+    def test_a_stopped_run_raises_run_stopped_and_the_next_run_succeeds(self, rows: int) -> None:
+        """Whether the run is stopped before or after it starts is left to chance: it ends either way."""
         backend = self.make("turns")
         binding = backend.bind(batched(backend.graph), rows)
         x, once, endless = np.ones(rows, np.float32), np.ones(rows, np.int64), np.full(rows, ENDLESS)
@@ -236,7 +236,7 @@ class BackendContract:
                     running.result(PATIENCE_S)
             np.testing.assert_array_equal(x, infer(binding, [x, once])[0])
 
-    def test_stopping_what_does_not_run_harms_no_later_run(self) -> None:
+    def test_stopping_an_idle_binding_does_not_affect_later_runs(self) -> None:
         backend = self.make("turns")
         binding = backend.bind(batched(backend.graph), 1)
         infer(binding, [np.ones(1, np.float32), np.ones(1, np.int64)])
@@ -244,7 +244,7 @@ class BackendContract:
 
         assert infer(binding, [np.ones(1, np.float32), np.ones(1, np.int64)])[0].tolist() == [1.0]
 
-    def test_can_be_closed(self) -> None:
+    def test_a_backend_can_be_closed(self) -> None:
         backend = self.make("rows")
         backend.bind(batched(backend.graph), 4)
 

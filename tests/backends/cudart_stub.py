@@ -14,10 +14,10 @@ needs_compiler = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a
 
 
 def build(folder: Path) -> dict[str, str]:
-    """Build both libraries in a folder. Returns: the environment in which a process finds them, and their memory."""
+    """Build both libraries in a folder. Return the environment in which a process finds them and their memory."""
     library = folder / "libcudart.so.13"
     subprocess.run(["gcc", "-shared", "-fPIC", "-w", "-o", str(library), str(SOURCE)], check=True, timeout=60)
-    # one file, so that the loader makes one library of both
+    # one file, so that the loader loads both as one library
     (folder / "libcuda.so.1").symlink_to(library.name)
     memory = folder / "memory"
     memory.mkdir()

@@ -1,7 +1,7 @@
-"""A CUDA device that is none: its memory is the host's, filled with garbage, and its streams are lazy.
+"""A fake CUDA device: its memory is host memory filled with garbage, and its streams are lazy.
 
-What is queued is done when somebody waits for it, and no sooner: a wait that is missing, a buffer that is read or
-written too early, or an address that was freed gives wrong bytes or an error, every time.
+Queued work is done only when something waits for it: a missing wait, a buffer that is read or
+written too early, or a freed address always gives wrong bytes or an error.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Memory:
 
 @dataclass
 class Event:
-    """`recorded` counts the records that were queued, `told` those that were reached, when by the device's clock."""
+    """`recorded` counts the queued records, `told` the completed ones; `clock_ns` is the device's time of the last."""
 
     device: int
     recorded: int = 0
@@ -54,7 +54,7 @@ class Event:
 
 @dataclass
 class Stream:
-    """Work in order. `busy`: somebody is doing the first of it."""
+    """Queued work. `busy`: a thread is doing the first piece."""
 
     device: int
     work: deque[tuple[str, Any]] = field(default_factory=deque)
@@ -62,9 +62,9 @@ class Stream:
 
 
 class FakeRuntime:
-    """Fulfils `cuda.Runtime`. `alive` counts what was made and not given back; `calls` what was asked for.
+    """Implements `cuda.Runtime`. `alive` counts what was created and not freed; `calls` counts the calls.
 
-    `copies` counts those that were queued by their kind: "h2d", "d2h", "d2d", "h2h".
+    `copies` counts the queued copies by kind: "h2d", "d2h", "d2d", "h2h".
     """
 
     def __init__(self, devices: int = 2, memory: int = 1 << 28) -> None:
@@ -75,8 +75,8 @@ class FakeRuntime:
         self.copies: Counter[str] = Counter()
         self.compute_ns = COMPUTE_NS
         self.pageable = False
-        """Whether copies from and to host memory of anybody's are taken, too: the device then makes no difference
-        between an address of its own that was freed and one of the host."""
+        """Whether copies from and to any host memory are allowed, too: the device then cannot distinguish
+        a freed device address from a host address."""
         self.clock_ns = 0
         self._ids = iter(range(0x1000, 1 << 30))
         self._memory: dict[int, Memory] = {}
@@ -90,11 +90,11 @@ class FakeRuntime:
         self._capturing = 0
         self._moved = threading.Condition()
 
-    # --- what tests say and ask
+    # --- for the tests
 
     @property
     def alive(self) -> dict[str, int]:
-        """What was made and not given back."""
+        """Count what was created and not freed."""
         device = sum(1 for each in self._memory.values() if each.device >= 0)
         return {
             "device": device,
@@ -106,17 +106,17 @@ class FakeRuntime:
         }
 
     def fail(self, call: str, status: int, after: int = 0) -> None:
-        """Have `call` fail with a status, once, after it has worked `after` more times. A status of LOST stays."""
+        """Make `call` fail once with a status, after `after` more successes. A status of LOST is permanent."""
         self._failures[call] = deque([0] * after + [status])
 
     def heal(self) -> None:
-        """Forget failures, those that stay included."""
+        """Clear all failures, permanent ones included."""
         self._failures.clear()
         self._lost.clear()
 
     @contextmanager
     def hold(self, device: int = 0) -> Iterator[None]:
-        """Have nothing that is queued now or meanwhile on a device's computing streams be done until the end."""
+        """Delay all work queued now or meanwhile on a device's compute streams until the block ends."""
         self.holding(device, held=True)
         try:
             yield
@@ -124,19 +124,19 @@ class FakeRuntime:
             self.holding(device, held=False)
 
     def holding(self, device: int, *, held: bool) -> None:
-        """Hold all computations of a device, or let them go."""
+        """Hold all computations of a device, or release them."""
         with self._moved:
             self._held = {*self._held, device} if held else self._held - {device}
             self._moved.notify_all()
 
     def take(self, size: int, device: int) -> None:
-        """Take memory that no pointer tells of, as a session's weights do; negative: give it back."""
+        """Use up memory without a pointer, as a session's weights do; negative: free it."""
         if self._taken[device] + size > self.total:
             raise self._error("cudaMalloc", OUT_OF_MEMORY)
         self._taken[device] += size
 
     def capture(self, meanwhile: Callable[[], None]) -> None:
-        """Be in the middle of a capture, in which nobody else may call. Raises: CudaError where somebody has."""
+        """Enter a capture, during which no other call may be made. Raises CudaError if one was made."""
         self._capturing = threading.get_ident()
         try:
             meanwhile()
@@ -150,7 +150,7 @@ class FakeRuntime:
         self._enqueue(stream, "compute", do)
 
     def memory_at(self, pointer: int, size: int) -> Memory:
-        """Give the allocation that holds these bytes. Raises: CudaError where there is none (any more)."""
+        """Return the allocation that holds these bytes. Raises CudaError if there is none (any more)."""
         for each in tuple(self._memory.values()):
             if each.pointer <= pointer and pointer + size <= each.pointer + each.size:
                 return each
@@ -215,7 +215,7 @@ class FakeRuntime:
             raise self._error("cudaHostUnregister", 713)
 
     def _allocated(self, size: int, device: int) -> int:
-        # a byte at least, so that no two have one address
+        # at least a byte, so that no two have the same address
         raw = (ctypes.c_char * (max(size, 1) + ALIGNED))()
         ctypes.memset(raw, GARBAGE, len(raw))
         made = Memory(raw, device, size)
@@ -266,7 +266,7 @@ class FakeRuntime:
             self.synchronize_stream(stream)
 
     def _kind(self, pointer: int, size: int) -> str:
-        """Tell a device's memory ("d"), pinned memory ("h") and the host's."""
+        """Return the kind of memory: of the device ("d"), pinned ("h"), or other host memory."""
         if any(first <= pointer and pointer + size <= first + had for first, had in tuple(self._pins.items())):
             return "h"
         try:
@@ -351,7 +351,7 @@ class FakeRuntime:
         self.memory_at(pointer, len(raw))
         ctypes.memmove(pointer, bytes(raw), len(raw))
 
-    # --- how it works
+    # --- implementation
 
     def _called(self, call: str, device: int | None = None) -> None:
         with GATE.shared():
@@ -394,7 +394,7 @@ class FakeRuntime:
             self._do_until(event.stream, lambda: event.told >= record)
 
     def _do_until(self, stream: Stream, done: Callable[[], bool]) -> None:
-        """Do a stream's work, in order, and that of others that it waits for."""
+        """Do a stream's work in order, and the work of other streams that it waits for."""
         while True:
             with self._moved:
                 self._moved.wait_for(lambda: done() or not stream.busy)
@@ -429,7 +429,7 @@ class FakeRuntime:
 
 
 class FakeMemory:
-    """Fulfils `device_array.DeviceMemory`: what a client has shared."""
+    """Implements `device_array.DeviceMemory`: memory shared by a client."""
 
     def __init__(self, runtime: FakeRuntime, size: int, device: int = 0) -> None:
         self.device = device

@@ -1,6 +1,6 @@
-"""ONNX Runtime on a fake device: a real session on the CPU, whose work is done when the device's stream gets there.
+"""ONNX Runtime on a fake device: a real session on the CPU that runs when the device's stream reaches it.
 
-`fake_cuda_loader` gives a Loader for the Engine: "cuda:0" and "cuda:1" are the fake's, "cpu" is real.
+`fake_cuda_loader` returns a Loader for the Engine: "cuda:0" and "cuda:1" are fake, "cpu" is real.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ LATE = frozenset({"Add", "Cast", "Concat", "Gemm", "Identity", "MatMul", "Mul", 
 
 @dataclass
 class FakeGround:
-    """Fulfils `onnx_cuda.Dependencies`.
+    """Implements `onnx_cuda.Dependencies`.
 
-    `on_host`: tensors that the session wants, or makes, on the host. `cpu_nodes`: operators that it leaves on the CPU.
-    `fails`: what making a session raises. `starts`: whether the provider does. `eager`: runs wait for what they
-    compute; None: those of a model with nodes other than LATE do. `capturing` is called in the middle of a capture.
+    `on_host`: tensors that the session reads or makes on the host. `cpu_nodes`: operators that it leaves on the CPU.
+    `fails`: the error of creating a session. `starts`: whether the provider starts. `eager`: runs wait for what they
+    compute; None: only runs of a model with nodes other than LATE do. `capturing` is called in the middle of a capture.
     `takes`: the memory that a session takes; 0: as much as its file.
     """
 
@@ -67,7 +67,7 @@ class FakeGround:
 
 
 class FakeBinding:
-    """What stands in for an IOBinding: names and addresses."""
+    """Replaces an IOBinding: names and addresses."""
 
     def __init__(self) -> None:
         self.inputs: dict[str, tuple[Any, ...]] = {}
@@ -163,7 +163,7 @@ class FakeSession:
         return found[0]
 
     def _work(self, binding: FakeBinding, options: Any) -> Callable[[], None]:
-        """Give what computes from the addresses that are bound now to those that are bound now."""
+        """Return the computation from the input addresses to the output addresses that are bound now."""
         inputs, outputs = dict(binding.inputs), dict(binding.outputs)
 
         def do() -> None:

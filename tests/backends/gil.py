@@ -1,4 +1,4 @@
-"""Whether a call lets go of the GIL: while it holds it no other thread takes a step, since Python does not switch."""
+"""Whether a call releases the GIL: while the call holds it, no other thread advances, since Python does not switch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TRIES = 20
 
 
 def is_left_by(run: Callable[[], object]) -> bool:
-    """Tell whether another thread takes a step between the beginning of a call and its end, in any of some tries."""
+    """Return whether another thread advances during a call, in any of several tries."""
     with _no_switches():
         return any(_another_thread_steps_during(run) for _ in range(TRIES))
 

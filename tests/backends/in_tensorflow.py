@@ -1,7 +1,7 @@
-"""The cases of the TensorFlow Backend. They run in a process of their own, which test_tensorflow.py starts.
+"""The tests of the TensorFlow Backend. test_tensorflow.py runs them in a separate process.
 
-By hand: PENSTOCK_TEST_SAVEDMODELS=FOLDER pytest -o filterwarnings=default tests/backends/in_tensorflow.py, where FOLDER
-is what tests/savedmodels.py has built.
+Manually: PENSTOCK_TEST_SAVEDMODELS=FOLDER pytest -o filterwarnings=default tests/backends/in_tensorflow.py, where
+FOLDER is the output of tests/savedmodels.py.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def failure(binding: TensorflowBinding, *inputs: Array) -> InferError:
 
 
 def sample(name: str, shape: tuple[int, ...]) -> Array:
-    """Make values that need all bits of the type."""
+    """Make values that use all bits of the type."""
     row = DATATYPES[name]
     count = math.prod(shape)
     if name == "BYTES":
@@ -90,7 +90,7 @@ class TestIris:
         np.testing.assert_allclose(found["probabilities"], [[0.59498787, 0.387045, 0.017967064]], atol=1e-6)
 
     @pytest.mark.parametrize("shape", [(), (1,)])
-    def test_gives_the_numbers_of_the_case_for_scalars_and_for_rows(
+    def test_iris_returns_the_numbers_of_the_case_for_scalars_and_rows(
         self, iris: TensorflowBackend, shape: tuple[int, ...]
     ) -> None:
         binding = bind(iris)
@@ -100,7 +100,7 @@ class TestIris:
 
         self.check({spec.name: array for spec, array in zip(iris.graph.outputs, found, strict=True)})
 
-    def test_tells_its_inputs_in_the_order_in_which_they_were_drawn(self, iris: TensorflowBackend) -> None:
+    def test_iris_reports_its_inputs_in_the_order_of_the_graph(self, iris: TensorflowBackend) -> None:
         assert [spec.name for spec in iris.graph.inputs] == list(SAMPLE)
         assert {(spec.datatype, spec.shape) for spec in iris.graph.inputs} == {("FP64", (-1,))}
         assert {spec.name: (spec.datatype, spec.shape) for spec in iris.graph.outputs} == {
@@ -111,7 +111,7 @@ class TestIris:
             "probabilities": ("FP32", (-1, 3)),
         }
 
-    def test_is_described_as_protobuf_has_it_in_json(self, iris: TensorflowBackend) -> None:
+    def test_iris_describes_its_signature_as_protobuf_json(self, iris: TensorflowBackend) -> None:
         described = iris.runtime_metadata["signature_def"]
 
         assert iris.runtime_metadata["signature_key"] == "predict"
@@ -123,7 +123,7 @@ class TestIris:
         }
         assert json.loads(json.dumps(described)) == described
 
-    def test_has_nodes_for_hooks(self, iris: TensorflowBackend) -> None:
+    def test_iris_has_nodes_for_hooks(self, iris: TensorflowBackend) -> None:
         node = iris.node_inputs[0]
 
         assert (node.name, node.type, node.shape) == ("sepal_length", "DT_DOUBLE", [None])
@@ -145,10 +145,12 @@ class TestSignatures:
             ("module", {"cortex_signature": "1"}, "serving_default"),
         ],
     )
-    def test_one_is_chosen(self, savedmodels: Path, name: str, options: dict[str, str], key: str) -> None:
+    def test_the_default_or_configured_signature_is_selected(
+        self, savedmodels: Path, name: str, options: dict[str, str], key: str
+    ) -> None:
         assert load(savedmodels / name, "cpu", options).runtime_metadata["signature_key"] == key
 
-    def test_one_that_is_not_there_is_refused_with_those_that_are(self, savedmodels: Path) -> None:
+    def test_an_unknown_signature_is_rejected_with_the_existing_ones(self, savedmodels: Path) -> None:
         error = refusal(savedmodels / "iris_keys", TF_SIGNATURE_DEF="predicts")
 
         assert error.code is Code.INVALID
@@ -156,12 +158,12 @@ class TestSignatures:
             "the model has no signature 'predicts': it has 'classification', 'predict', 'serving_default'"
         )
 
-    def test_several_without_predict_are_too_many_for_cortex(self, savedmodels: Path) -> None:
+    def test_several_signatures_without_predict_are_rejected_for_cortex(self, savedmodels: Path) -> None:
         error = refusal(savedmodels / "left_right", cortex_signature="1")
 
         assert error.message == "the model has several signatures, so one must be selected: it has 'left', 'right'"
 
-    def test_the_one_that_is_chosen_is_run(self, savedmodels: Path) -> None:
+    def test_the_selected_signature_is_run(self, savedmodels: Path) -> None:
         x = np.zeros((1, 2), np.float32)
 
         for key, y in (("left", 1), ("right", 2)):
@@ -173,7 +175,7 @@ class TestSignatures:
 
         assert infer(bind(backend), [np.zeros(1, np.float32)])[0].tolist() == [1]
 
-    def test_a_tag_that_is_not_there_is_refused(self, savedmodels: Path) -> None:
+    def test_an_unknown_tag_is_rejected(self, savedmodels: Path) -> None:
         error = refusal(savedmodels / "tags")
 
         assert error.code is Code.INVALID
@@ -195,7 +197,7 @@ class TestSecondGeneration:
         for _ in range(2):
             found = infer(bind(backend), [np.array([list(SAMPLE.values())] * 2, np.float32)])[0]
             np.testing.assert_allclose(found, [[0.59498787, 0.387045, 0.017967064]] * 2, atol=1e-6)
-            backend.open_session().close()  # what a run that is stopped does: the next session is as good
+            backend.open_session().close()  # as after a stopped run: the next session must work, too
 
     def test_a_module_runs_with_its_variables(self, savedmodels: Path) -> None:
         backend = load(savedmodels / "module", "cpu", {})
@@ -215,7 +217,7 @@ class TestSecondGeneration:
 
 class TestTensors:
     @pytest.mark.parametrize("rows", [1, 2, 0])
-    def test_of_every_type_come_out_as_they_went_in(self, savedmodels: Path, rows: int) -> None:
+    def test_tensors_of_every_type_are_returned_unchanged(self, savedmodels: Path, rows: int) -> None:
         backend = load(savedmodels / "types", "cpu", {})
         binding = bind(backend)
         given = [sample(spec.name, (rows, 3)) for spec in backend.graph.inputs]
@@ -237,7 +239,7 @@ class TestTensors:
         assert [spec.shape for spec in backend.graph.outputs] == [(), ()]
         assert [array.tolist() for array in found] == [[6.0], [b"6.000000"]]
 
-    def test_of_different_types_are_taken_together(self, savedmodels: Path) -> None:
+    def test_a_model_may_have_inputs_of_different_types(self, savedmodels: Path) -> None:
         backend = load(savedmodels / "mixed", "cpu", {})
         given = {
             "number": np.array([[1, 2], [3, 4]], np.float32),
@@ -257,7 +259,7 @@ class TestTensors:
         found = infer(bind(backend), [np.zeros(1, np.float32)], (1, 0))
         assert [array.tolist() for array in found] == [[2.0], [1.0]]
 
-    def test_one_may_have_two_names_and_an_input_may_be_an_output(self, savedmodels: Path) -> None:
+    def test_a_tensor_may_have_two_names_and_an_input_may_be_an_output(self, savedmodels: Path) -> None:
         backend = load(savedmodels / "aliases", "cpu", {})
         found = infer(bind(backend), [np.zeros(1, np.float32)], (0, 1, 2))
 
@@ -265,13 +267,15 @@ class TestTensors:
         assert by_name == {"same": [1.0], "again": [1.0], "given": [0.0]}
 
     @pytest.mark.parametrize("shape", [(), (1,), (2, 3)])
-    def test_of_any_rank_are_taken_as_they_are(self, savedmodels: Path, shape: tuple[int, ...]) -> None:
+    def test_tensors_of_any_rank_are_accepted_by_an_unranked_model(
+        self, savedmodels: Path, shape: tuple[int, ...]
+    ) -> None:
         backend = load(savedmodels / "unranked", "cpu", {})
         binding = backend.bind(backend.graph, 1)
 
         assert infer(binding, [np.ones(shape, np.float32)])[0].tolist() == np.full(shape, 2.0).tolist()
 
-    def test_an_input_that_nobody_can_carry_is_named(self, savedmodels: Path) -> None:
+    def test_an_unsupported_input_is_rejected_by_name(self, savedmodels: Path) -> None:
         error = refusal(savedmodels / "complex_input")
         assert error.code is Code.UNSUPPORTED
         assert error.message == "input 'x' is DT_COMPLEX64, which Penstock does not support"
@@ -281,7 +285,7 @@ class TestTensors:
         )
 
     @pytest.mark.parametrize(("name", "left_out"), [("complex_output", "odd"), ("sparse_output", "thin")])
-    def test_an_output_that_nobody_can_carry_is_left_out_with_a_line_in_the_log(
+    def test_an_unsupported_output_is_left_out_and_logged(
         self, savedmodels: Path, caplog: pytest.LogCaptureFixture, name: str, left_out: str
     ) -> None:
         with caplog.at_level(logging.WARNING, "penstock"):
@@ -291,7 +295,7 @@ class TestTensors:
         assert f"output '{left_out}'" in caplog.text
         assert left_out in backend.runtime_metadata["signature_def"]["serving_default"]["outputs"]
 
-    def test_an_image_model_takes_any_number_of_images_or_exactly_one(self, savedmodels: Path) -> None:
+    def test_image_models_with_free_and_fixed_rows_give_the_same_answers(self, savedmodels: Path) -> None:
         images = np.random.default_rng(1).random((3, 28, 28, 1), np.float32)
         free = infer(bind(load(savedmodels / "image", "cpu", {})), [images])[0]
         backend = load(savedmodels / "image_fixed", "cpu", {})
@@ -307,38 +311,38 @@ class TestFreedRows:
     """Option penstock.free_rows."""
 
     @pytest.mark.parametrize("name", ["image_fixed", "module_fixed"])
-    def test_rows_share_a_run_and_change_no_answer(self, savedmodels: Path, name: str) -> None:
+    def test_freed_rows_share_a_run_and_change_no_answer(self, savedmodels: Path, name: str) -> None:
         alone, together = load(savedmodels / name, "cpu", {}), load(savedmodels / name, "cpu", {FREE_ROWS: "1"})
 
         assert {spec.shape[0] for spec in (*together.graph.inputs, *together.graph.outputs)} == {-1}
         assert sharing_obstacle(alone, together) == ""
 
-    def test_hooks_are_told_the_shapes_of_the_model_itself(self, savedmodels: Path) -> None:
+    def test_hooks_get_the_original_shapes_of_a_model_with_freed_rows(self, savedmodels: Path) -> None:
         alone, together = (load(savedmodels / "image_fixed", "cpu", options) for options in ({}, {FREE_ROWS: "1"}))
 
         assert together.runtime_metadata == alone.runtime_metadata
         assert [node.shape for node in together.node_inputs] == [[1, 28, 28, 1]]
 
-    def test_they_stay_free_after_a_stopped_run(self, savedmodels: Path) -> None:
+    def test_rows_stay_free_after_a_stopped_run(self, savedmodels: Path) -> None:
         backend = load(savedmodels / "image_fixed", "cpu", {FREE_ROWS: "1"})
         backend.open_session().close()
 
         assert infer(bind(backend), [np.ones((3, 28, 28, 1), np.float32)])[0].shape == (3, 10)
 
     @pytest.mark.parametrize("name", ["flattens_one", "sums_rows"])
-    def test_a_graph_that_has_the_one_inside_is_found_out(self, savedmodels: Path, name: str) -> None:
+    def test_a_graph_that_uses_the_fixed_axis_inside_is_detected(self, savedmodels: Path, name: str) -> None:
         alone, together = load(savedmodels / name, "cpu", {}), load(savedmodels / name, "cpu", {FREE_ROWS: "1"})
 
         assert sharing_obstacle(alone, together)
 
-    def test_one_that_has_none_to_free_is_refused(self, savedmodels: Path) -> None:
+    def test_a_model_without_an_axis_to_free_is_rejected(self, savedmodels: Path) -> None:
         assert refusal(savedmodels / "mlp", **{FREE_ROWS: "1"}).message == "no tensor has a first axis fixed at 1"
         assert refusal(savedmodels / "scalar_output", **{FREE_ROWS: "1"}).code is Code.INVALID
 
 
 class TestOwnership:
     @pytest.mark.parametrize("name", ["contract_strings", "types", "aliases"])
-    def test_an_output_shares_no_memory_with_a_lent_buffer(self, savedmodels: Path, name: str) -> None:
+    def test_an_output_shares_no_memory_with_an_acquired_buffer(self, savedmodels: Path, name: str) -> None:
         backend = load(savedmodels / name, "cpu", {})
         binding = bind(backend)
         shapes = [(4, *(3 if dim < 0 else dim for dim in spec.shape[1:])) for spec in backend.graph.inputs]
@@ -350,7 +354,7 @@ class TestOwnership:
             assert buffer is not None
             assert not any(np.shares_memory(buffer, output) for output in found if output.dtype != object)
 
-    def test_a_run_on_given_arrays_copies_neither_them_nor_what_they_become(self, savedmodels: Path) -> None:
+    def test_run_on_copies_neither_its_inputs_nor_its_outputs(self, savedmodels: Path) -> None:
         backend = load(savedmodels / "types", "cpu", {})
         binding = bind(backend)
         lent = binding.acquire_buffers(4, [(4, 3)] * len(backend.graph.inputs))
@@ -372,7 +376,7 @@ class TestOwnership:
 
         np.testing.assert_array_equal(kept, infer(binding, [x])[0])
 
-    def test_buffers_of_many_shapes_do_not_pile_up(self, savedmodels: Path) -> None:
+    def test_the_number_of_cached_buffers_is_limited(self, savedmodels: Path) -> None:
         backend = load(savedmodels / "contract_free", "cpu", {})
         binding = bind(backend, 4)
 
@@ -380,7 +384,7 @@ class TestOwnership:
             binding.acquire_buffers(1, [(1, width)])
         assert len(binding._plans) <= MAX_PLANS
 
-    def test_choices_of_outputs_do_not_pile_up(self, savedmodels: Path) -> None:
+    def test_the_number_of_cached_output_selections_is_limited(self, savedmodels: Path) -> None:
         backend = load(savedmodels / "types", "cpu", {})
         binding = bind(backend)
         given = [sample(spec.datatype, (1, 3)) for spec in backend.graph.inputs]
@@ -405,7 +409,7 @@ class TestOwnership:
 
 
 class TestFailures:
-    def test_an_assertion_of_the_model_is_the_clients_fault_in_its_words(self, savedmodels: Path) -> None:
+    def test_a_failed_assertion_of_the_model_is_an_invalid_request_with_its_message(self, savedmodels: Path) -> None:
         binding = bind(load(savedmodels / "asserts", "cpu", {}))
 
         error = failure(binding, np.array([[1, -2]], np.float32))
@@ -415,14 +419,14 @@ class TestFailures:
         assert error.message == "assertion failed: [x is negative] [[1 -2]]"
         assert infer(binding, [np.array([[4, 9]], np.float32)])[0].tolist() == [[2, 3]]
 
-    def test_a_wrong_shape_is_told_in_the_runtimes_words(self, savedmodels: Path) -> None:
+    def test_a_wrong_shape_has_the_message_of_tensorflow(self, savedmodels: Path) -> None:
         binding = bind(load(savedmodels / "mlp", "cpu", {}))
 
         error = failure(binding, np.ones((1, 63), np.float32))
 
         assert (error.code, error.message) == (Code.INVALID, "Matrix size-incompatible: In[0]: [1,63], In[1]: [64,256]")
 
-    def test_a_wrong_shape_is_told_in_the_runtimes_words_of_a_function_too(self, savedmodels: Path) -> None:
+    def test_a_wrong_shape_in_a_function_has_the_message_of_tensorflow(self, savedmodels: Path) -> None:
         binding = bind(load(savedmodels / "module", "cpu", {}))
         given = {"x": np.ones((1, 3), np.float32), "offset": np.ones(1, np.float32)}
 
@@ -431,7 +435,7 @@ class TestFailures:
         assert error.code is Code.INVALID
         assert error.message in {"Incompatible shapes: [1,3] vs. [2]", "Incompatible shapes: [2] vs. [1,3]"}
 
-    def test_a_run_that_nobody_stopped_goes_on_when_another_one_is(self, savedmodels: Path) -> None:
+    def test_stopping_a_run_does_not_stop_runs_of_other_bindings(self, savedmodels: Path) -> None:
         backend = load(savedmodels / "contract_turns", "cpu", {})
         stopped, other = bind(backend, 1), bind(backend, 1)
         x = np.ones(1, np.float32)
@@ -446,7 +450,7 @@ class TestFailures:
                 going.result(PATIENCE_S)
             assert beside.result(PATIENCE_S) == [[1.0]] * 20
 
-    def test_variables_that_a_model_writes_begin_anew_after_a_stopped_run(self, savedmodels: Path) -> None:
+    def test_variables_are_reset_after_a_stopped_run(self, savedmodels: Path) -> None:
         backend = load(savedmodels / "counter", "cpu", {})
         binding = bind(backend)
         x = np.zeros(1, np.int64)
@@ -455,7 +459,7 @@ class TestFailures:
         backend.open_session().close()
         assert infer(binding, [x])[0].tolist() == [1]
 
-    def test_a_model_whose_files_have_gone_cannot_be_opened_again(self, savedmodels: Path, tmp_path: Path) -> None:
+    def test_a_model_whose_files_were_deleted_cannot_be_reopened(self, savedmodels: Path, tmp_path: Path) -> None:
         path = shutil.copytree(savedmodels / "order", tmp_path / "order")
         backend = load(path, "cpu", {})
         binding = bind(backend)
@@ -477,7 +481,7 @@ class TestFailures:
             ("corrupt", "saved_model.pb': Error parsing"),
         ],
     )
-    def test_one_that_is_broken_says_how_and_not_where(self, savedmodels: Path, name: str, words: str) -> None:
+    def test_a_broken_savedmodel_is_reported_without_its_path(self, savedmodels: Path, name: str, words: str) -> None:
         error = refusal(savedmodels / name)
 
         assert error.code is Code.INVALID
@@ -497,7 +501,7 @@ class TestOptions:
             ({"TF_NUM_INTER_THREADS": "0"}, usable_cpus(), usable_cpus()),
         ],
     )
-    def test_threads_go_to_the_session(self, options: dict[str, str], intra: int, inter: int) -> None:
+    def test_thread_counts_are_set_in_the_session(self, options: dict[str, str], intra: int, inter: int) -> None:
         config = session_config("cpu", options)
 
         assert (config.intra_op_parallelism_threads, config.inter_op_parallelism_threads) == (intra, inter)
@@ -511,7 +515,9 @@ class TestOptions:
             ({"gpu_memory_fraction": "0.5", "allow_growth": "true"}, True, 0.5),
         ],
     )
-    def test_memory_goes_to_the_session(self, options: dict[str, str], growth: bool, fraction: float) -> None:
+    def test_gpu_memory_options_are_set_in_the_session(
+        self, options: dict[str, str], growth: bool, fraction: float
+    ) -> None:
         memory = session_config("cpu", options).gpu_options
 
         assert (memory.allow_growth, memory.per_process_gpu_memory_fraction) == (growth, fraction)
@@ -520,18 +526,22 @@ class TestOptions:
         ("options", "in_turn"),
         [({}, True), ({"TF_NUM_INTER_THREADS": "2"}, False), ({"inter_op_thread_count": "1"}, False)],
     )
-    def test_operations_run_in_turn_unless_threads_are_asked_for(self, options: dict[str, str], in_turn: bool) -> None:
+    def test_operations_run_sequentially_unless_inter_op_threads_are_configured(
+        self, options: dict[str, str], in_turn: bool
+    ) -> None:
         assert bool(session_config("cpu", options).experimental.executor_type) == in_turn
 
     @pytest.mark.parametrize("options", [{}, {"TF_NUM_INTER_THREADS": "2"}])
-    def test_a_model_with_references_runs_with_either(self, savedmodels: Path, options: dict[str, str]) -> None:
+    def test_a_model_with_reference_variables_runs_with_both_executors(
+        self, savedmodels: Path, options: dict[str, str]
+    ) -> None:
         backend = load(savedmodels / "references", "cpu", options)
 
         assert [spec.name for spec in backend.graph.outputs] == ["offset", "y"]
         found = infer(bind(backend), [np.zeros((2, 2), np.float32)], (0, 1))
         assert [array.tolist() for array in found] == [[1, 2], [[1, 2], [1, 2]]]
 
-    def test_a_graph_that_cannot_run_in_turn_is_found_out_by_its_first_run(self, savedmodels: Path) -> None:
+    def test_a_graph_that_cannot_run_sequentially_gets_the_parallel_executor(self, savedmodels: Path) -> None:
         backend = load(savedmodels / "order", "cpu", {})
         binding = bind(backend)
         session = backend.open_session()
@@ -545,7 +555,7 @@ class TestOptions:
         assert not backend._config.experimental.executor_type
         assert backend.open_session() is not session
 
-    def test_a_loop_is_stopped_with_either(self, savedmodels: Path) -> None:
+    def test_a_loop_can_be_stopped_with_both_executors(self, savedmodels: Path) -> None:
         for options in ({}, {"TF_NUM_INTER_THREADS": "2"}):
             binding = bind(load(savedmodels / "contract_turns", "cpu", options), 1)
             with ThreadPoolExecutor(1) as pool:
@@ -556,13 +566,13 @@ class TestOptions:
                 with pytest.raises(RunStopped):
                     running.result(PATIENCE_S)
 
-    def test_no_thread_spins_and_no_run_waits_for_memory(self) -> None:
+    def test_thread_spinning_and_allocation_retries_are_off(self) -> None:
         config = session_config("cpu", {})
 
         assert config.experimental.disable_thread_spinning
         assert config.gpu_options.experimental.disallow_retry_on_allocation_failure
 
-    def test_threads_may_be_the_sessions_own(self) -> None:
+    def test_a_session_may_have_its_own_threads(self) -> None:
         assert session_config("cpu", {"TF_USE_PER_SESSION_THREADS": "On"}).use_per_session_threads
 
     @pytest.mark.parametrize(
@@ -575,12 +585,12 @@ class TestOptions:
             ("gpu_memory_fraction", "half"),
         ],
     )
-    def test_one_that_makes_no_sense_is_refused(self, name: str, value: str) -> None:
+    def test_an_invalid_option_is_rejected(self, name: str, value: str) -> None:
         with pytest.raises(InferError, match=f"option '{name}' must be .*, not '{value}'") as caught:
             session_config("cpu", {name: value})
         assert caught.value.code is Code.INVALID
 
-    def test_a_device_that_is_not_there_is_refused(self, savedmodels: Path) -> None:
+    def test_a_device_that_does_not_exist_is_rejected(self, savedmodels: Path) -> None:
         error = refusal(savedmodels / "mlp", "cuda:99")
         assert error.code is Code.UNSUPPORTED
         assert error.message.startswith("device 'cuda:99' is configured, but TensorFlow 2.")
@@ -588,14 +598,14 @@ class TestOptions:
         assert refusal(savedmodels / "mlp", "tpu:0").code is Code.INVALID
 
 
-def test_a_tensor_that_the_model_has_not_cannot_be_bound(iris: TensorflowBackend) -> None:
+def test_a_tensor_that_the_model_does_not_have_cannot_be_bound(iris: TensorflowBackend) -> None:
     signature = replace(iris.graph, inputs=(replace(iris.graph.inputs[0], name="petals"),))
 
     with pytest.raises(InferError, match="no tensor 'petals'"):
         iris.bind(signature, 1)
 
 
-def test_the_loader_gives_a_backend(savedmodels: Path) -> None:
+def test_the_tensorflow_loader_returns_a_backend(savedmodels: Path) -> None:
     backend: Any = ISOLATED["tensorflow"](savedmodels / "mlp", "cpu", {})
 
     assert isinstance(backend, TensorflowBackend)

@@ -24,7 +24,7 @@ def node(operator: str, inputs: Sequence[str], outputs: Sequence[str], **attribu
 
 
 def value(name: str, code: int, shape: Sequence[int | str | None] | None) -> onnx.ValueInfoProto:
-    """Describe a tensor; None as its shape leaves even the rank open."""
+    """Describe a tensor; with None as its shape, the rank is free, too."""
     return helper.make_tensor_value_info(name, code, shape)
 
 

@@ -21,7 +21,7 @@ def write(root: Path, files: dict[str, str]) -> Path:
     ("affinity_cpus", "quota", "expected"),
     [(8, None, 8), (8, 4.0, 4), (2, 4.0, 2), (8, 1.5, 1), (8, 3.99, 3), (8, 0.25, 1), (0, None, 1)],
 )
-def test_the_tighter_limit_holds_and_is_a_whole_number_of_at_least_one(
+def test_the_number_of_cpus_is_the_tighter_limit_rounded_down_to_at_least_one(
     affinity_cpus: int, quota: float | None, expected: int
 ) -> None:
     assert decide(affinity_cpus, quota) == expected
@@ -46,7 +46,7 @@ def test_cpu_max_is_quota_over_period(text: str, expected: float | None) -> None
     ("quota", "period", "expected"),
     [("-1\n", "100000\n", None), ("150000\n", "100000\n", 1.5), ("100", "0", None), ("", "", None)],
 )
-def test_a_cfs_quota_of_minus_one_is_none(quota: str, period: str, expected: float | None) -> None:
+def test_a_cfs_quota_of_minus_one_is_no_limit(quota: str, period: str, expected: float | None) -> None:
     assert parse_cfs(quota, period) == expected
 
 
@@ -57,7 +57,7 @@ def test_any_text_of_cpu_max_is_none_or_a_positive_number(text: str) -> None:
     assert quota is None or quota > 0
 
 
-def test_version_2_takes_the_tightest_of_the_group_and_those_above_it(tmp_path: Path) -> None:
+def test_cgroup_version_2_uses_the_tightest_limit_of_the_group_and_its_parents(tmp_path: Path) -> None:
     root = write(
         tmp_path,
         {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "150000 100000\n", "cpu.max": "400000 100000\n"},
@@ -66,7 +66,7 @@ def test_version_2_takes_the_tightest_of_the_group_and_those_above_it(tmp_path: 
     assert cgroup_cpus(root, "0::/a/b\n") == 1.5
 
 
-def test_version_2_in_a_container_reads_the_root_of_its_own_view(tmp_path: Path) -> None:
+def test_cgroup_version_2_in_a_container_reads_the_visible_root(tmp_path: Path) -> None:
     root = write(tmp_path, {"cpu.max": "400000 100000\n"})
 
     assert cgroup_cpus(root, "0::/\n") == 4.0
@@ -75,7 +75,7 @@ def test_version_2_in_a_container_reads_the_root_of_its_own_view(tmp_path: Path)
 
 
 @pytest.mark.parametrize("mount", ["cpu", "cpu,cpuacct", "cpuacct,cpu"])
-def test_version_1_reads_the_cpu_controller_wherever_it_is_mounted(tmp_path: Path, mount: str) -> None:
+def test_cgroup_version_1_reads_the_cpu_controller_at_any_mount(tmp_path: Path, mount: str) -> None:
     root = write(
         tmp_path, {f"{mount}/docker/x/cpu.cfs_quota_us": "250000", f"{mount}/docker/x/cpu.cfs_period_us": "100000"}
     )
@@ -85,9 +85,9 @@ def test_version_1_reads_the_cpu_controller_wherever_it_is_mounted(tmp_path: Pat
 
 
 @pytest.mark.parametrize("membership", ["", "nonsense\n", "0:\n", "0::\n", "::::\n"])
-def test_what_cannot_be_read_limits_nothing(tmp_path: Path, membership: str) -> None:
+def test_an_unreadable_cgroup_sets_no_limit(tmp_path: Path, membership: str) -> None:
     assert cgroup_cpus(tmp_path, membership) is None
 
 
-def test_this_process_may_use_at_least_one_cpu_and_no_more_than_it_is_let_onto() -> None:
+def test_usable_cpus_is_between_one_and_the_affinity_of_the_process() -> None:
     assert 1 <= usable_cpus() <= affinity()

@@ -1,4 +1,4 @@
-"""The CUDA runtime by ctypes, against the libraries of cudart_stub.c."""
+"""The CUDA runtime through ctypes, with the stub libraries of cudart_stub.c."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def runtime(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Cud
 
 
 @needs_compiler
-class TestTheRuntime:
-    def test_tells_what_devices_there_are(self, runtime: CudaRuntime) -> None:
+class TestRuntime:
+    def test_the_runtime_reports_its_devices(self, runtime: CudaRuntime) -> None:
         assert runtime.device_count() == 2
         assert runtime.pci_bus_id(1) != runtime.pci_bus_id(0)
         assert runtime.device_name(0)
@@ -58,7 +58,7 @@ class TestTheRuntime:
         free, total = runtime.memory_info(1)
         assert 0 < free <= total
 
-    def test_copies_through_streams_in_the_order_of_events(self, runtime: CudaRuntime) -> None:
+    def test_copies_on_two_streams_follow_the_order_of_events(self, runtime: CudaRuntime) -> None:
         there, first, second = runtime.allocate(SIZE, 1), *(runtime.allocate_pinned(SIZE, 1) for _ in range(2))
         streams, events = [runtime.create_stream(1) for _ in range(2)], [runtime.create_event(1) for _ in range(2)]
         ctypes.memset(first, 7, SIZE)
@@ -80,7 +80,7 @@ class TestTheRuntime:
         runtime.free_pinned(second, 1)
         runtime.free(there, 1)
 
-    def test_reads_and_writes_what_lies_anywhere_in_64_bits(self, runtime: CudaRuntime) -> None:
+    def test_memory_at_64_bit_addresses_is_read_and_written(self, runtime: CudaRuntime) -> None:
         pointer = runtime.allocate(SIZE, 0)
         runtime.write(pointer + 100, 0, memoryview(b"12345678"))
         into = bytearray(10)
@@ -91,7 +91,7 @@ class TestTheRuntime:
         assert runtime.bytes_to_end(pointer + 100, 0) == SIZE - 100
         runtime.free(pointer, 0)
 
-    def test_shares_memory_with_another_process(self, runtime: CudaRuntime, environment: dict[str, str]) -> None:
+    def test_memory_is_shared_with_another_process(self, runtime: CudaRuntime, environment: dict[str, str]) -> None:
         pointer = runtime.allocate(SIZE, 0)
         runtime.write(pointer, 0, b"from here")
         program = f"""
@@ -114,7 +114,7 @@ print(into.decode(), runtime.device_count())
         assert bytes(into) == b"from there"
         runtime.free(pointer, 0)
 
-    def test_pins_what_is_mapped_once_and_says_where_pages_lack(self, runtime: CudaRuntime, tmp_path: Path) -> None:
+    def test_pinning_memory_twice_or_without_pages_is_an_error(self, runtime: CudaRuntime, tmp_path: Path) -> None:
         shared = SharedArrays(tmp_path)
         whole, short = (shared.hold(name, np.zeros(5000, np.float32), 0).memory for name in ("whole", "short"))
         shared.truncate("short", 4096)
@@ -127,7 +127,9 @@ print(into.decode(), runtime.device_count())
         with pytest.raises(CudaError):
             runtime.unpin(whole.pointer, 1)
 
-    def test_raises_what_a_call_answers(self, runtime: CudaRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_failed_call_raises_cuda_error_with_its_status(
+        self, runtime: CudaRuntime, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         with pytest.raises(CudaError) as caught:
             runtime.set_device(2)
         assert (caught.value.status, caught.value.call) == (101, "cudaSetDevice")
@@ -141,7 +143,7 @@ print(into.decode(), runtime.device_count())
             runtime.is_event_done(event)
         runtime.destroy_event(event, 0)
 
-    def test_leaves_no_error_behind_for_onnx_runtime_to_find(self, environment: dict[str, str]) -> None:
+    def test_a_failed_call_leaves_no_last_error_for_onnx_runtime(self, environment: dict[str, str]) -> None:
         folder = Path(environment["LD_LIBRARY_PATH"])
         runtime = CudaRuntime(str(folder / "libcudart.so.13"), str(folder / "libcuda.so.1"))
         with pytest.raises(CudaError):
@@ -151,7 +153,7 @@ print(into.decode(), runtime.device_count())
 
 
 class _AtOnce(CudaRuntime):
-    """The stub's streams do at once what is queued, and so does a session on it."""
+    """The stub's streams run queued work immediately, and so does a session on it."""
 
     alive = SimpleNamespace(device=0)
 
@@ -167,7 +169,7 @@ class _AtOnce(CudaRuntime):
 
 
 @needs_compiler
-def test_a_backend_runs_on_the_library_as_on_the_fake(runtime: CudaRuntime, tmp_path: Path) -> None:
+def test_a_backend_runs_on_the_stub_library_as_on_the_fake_device(runtime: CudaRuntime, tmp_path: Path) -> None:
     runtime.__class__ = _AtOnce
     ground: Any = FakeGround(cast("FakeRuntime", runtime))
     free = runtime.memory_info(0)[0]
@@ -191,13 +193,13 @@ class TestFinding:
         yield
         cuda._load_runtime.cache_clear()
 
-    def test_no_driver_is_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_missing_driver_is_the_reason_for_no_runtime(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(cuda, "DRIVER", "libnothing.so.1")
 
         assert find_runtime() is None
         assert unavailable_reason().startswith("no NVIDIA driver was found (libnothing.so.1: ")
 
-    def test_no_runtime_is_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_missing_runtime_library_is_the_reason_for_no_runtime(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(cuda, "DRIVER", "libc.so.6")
         monkeypatch.setattr(cuda, "_LIBRARY_NAMES", ("libnothing.so",))
         monkeypatch.setattr(cuda, "_MAPS", Path("/none"))
@@ -206,7 +208,7 @@ class TestFinding:
         assert find_runtime() is None
         assert unavailable_reason().startswith("no CUDA runtime library could be loaded (libnothing.so: ")
 
-    def test_what_the_process_has_comes_first_and_what_pip_has_last(
+    def test_loaded_runtime_libraries_come_first_and_pip_libraries_last(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         maps, folder = tmp_path / "maps", tmp_path / "nvidia" / "cu13" / "lib"
@@ -222,7 +224,9 @@ class TestFinding:
         assert "libcudart.so.13" in found
 
     @needs_compiler
-    def test_gives_one_runtime_to_all(self, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_find_runtime_returns_one_shared_runtime(
+        self, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         folder = Path(environment["LD_LIBRARY_PATH"])
         monkeypatch.setattr(cuda, "DRIVER", str(folder / "libcuda.so.1"))
         monkeypatch.setattr(cuda, "_LIBRARY_NAMES", (str(folder / "libcudart.so.13"),))
@@ -233,7 +237,7 @@ class TestFinding:
         assert unavailable_reason() == ""
 
 
-def test_libraries_that_are_not_there_are_no_runtime() -> None:
+def test_a_runtime_with_missing_libraries_is_an_error() -> None:
     with pytest.raises(OSError, match="no-such-library"):
         CudaRuntime("no-such-library.so")
     with pytest.raises(AttributeError):
@@ -245,7 +249,7 @@ def test_libraries_that_are_not_there_are_no_runtime() -> None:
     [(2, OutOfMemory, Code.OVERLOADED), (1, InferError, Code.INTERNAL), (901, InferError, Code.INTERNAL)]
     + [(status, DeviceLost, Code.NOT_READY) for status in sorted(LOST_STATUSES)],
 )
-def test_an_error_is_told_by_its_status(status: int, kind: type, code: Code) -> None:
+def test_a_cuda_error_becomes_an_infer_error_by_its_status(status: int, kind: type, code: Code) -> None:
     made = to_infer_error(CudaError(status, "cudaMalloc", "words"))
 
     assert type(made) is kind

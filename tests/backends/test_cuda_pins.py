@@ -1,4 +1,4 @@
-"""Which of clients' memory on the host a device copies by itself, and that it is let go before it is unmapped."""
+"""Pinning clients' host memory for copies by a device, and unpinning it before it is unmapped."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZE = 2 * PAGE_BYTES
 
 
 class Pinned(FakeRuntime):
-    """`there`: how often what was let go was still mapped."""
+    """`there`: how often unpinned memory was still mapped."""
 
     there = 0
 
@@ -42,17 +42,17 @@ def memory(shared: SharedArrays, name: str) -> Any:
     return shared.regions.find(name, 0, 1)
 
 
-def test_memory_is_pinned_once_by_whole_pages(runtime: Pinned, shared: SharedArrays) -> None:
+def test_memory_is_pinned_once_in_whole_pages(runtime: Pinned, shared: SharedArrays) -> None:
     region = memory(shared, "a")
     for device in (0, 1, 0):
         assert runtime.pins.ensure_pinned(region, device)
 
     assert runtime.calls["cudaHostRegister"] == 1
-    # it begins 40 bytes behind a page's beginning
+    # it starts 40 bytes after the start of a page
     assert runtime._pins == {region.pointer - 40: SIZE + PAGE_BYTES}
 
 
-def test_memory_is_let_go_when_nobody_holds_it_and_before_it_is_unmapped(runtime: Pinned, shared: SharedArrays) -> None:
+def test_memory_is_unpinned_when_released_and_before_it_is_unmapped(runtime: Pinned, shared: SharedArrays) -> None:
     region = memory(shared, "a")
     assert runtime.pins.ensure_pinned(region, 0)
     shared.system.unregister("a")
@@ -63,7 +63,7 @@ def test_memory_is_let_go_when_nobody_holds_it_and_before_it_is_unmapped(runtime
     assert runtime.pins._sizes == {}
 
 
-def test_what_cannot_be_pinned_is_not_tried_again(runtime: Pinned, shared: SharedArrays) -> None:
+def test_memory_that_cannot_be_pinned_is_not_retried(runtime: Pinned, shared: SharedArrays) -> None:
     runtime.fail("cudaHostRegister", 1)
     first, second, nowhere = (memory(shared, name) for name in "abc")
     nowhere.pointer = 0
@@ -77,7 +77,7 @@ def test_what_cannot_be_pinned_is_not_tried_again(runtime: Pinned, shared: Share
     assert runtime.pins._sizes == {}
 
 
-def test_so_much_is_pinned_and_no_more_until_some_is_let_go(runtime: Pinned, shared: SharedArrays) -> None:
+def test_no_more_memory_is_pinned_than_the_limit_until_some_is_released(runtime: Pinned, shared: SharedArrays) -> None:
     pins = Pins(runtime, 2 * (SIZE + PAGE_BYTES))
     first, second, third = (memory(shared, name) for name in "abc")
     assert [pins.ensure_pinned(each, 0) for each in (first, second, third)] == [True, True, False]

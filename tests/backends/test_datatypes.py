@@ -22,37 +22,37 @@ CONFIG_NAMES = set(model_config_pb2().DataType.keys())
 
 
 @pytest.mark.parametrize("row", DATATYPES.values(), ids=lambda row: row.name)
-class TestEveryRow:
-    def test_has_the_number_that_onnx_gives_the_type(self, row: Datatype) -> None:
+class TestEveryDatatype:
+    def test_a_datatype_has_the_number_of_its_onnx_type(self, row: Datatype) -> None:
         names = {"BYTES": "STRING", "FP16": "FLOAT16", "FP32": "FLOAT", "FP64": "DOUBLE", "BF16": "BFLOAT16"}
 
         assert onnx.TensorProto.DataType.Name(row.onnx_code) == names.get(row.name, row.name)
 
-    def test_is_allocated_at_an_aligned_address(self, row: Datatype) -> None:
+    def test_arrays_of_a_datatype_are_allocated_at_aligned_addresses(self, row: Datatype) -> None:
         slabs = [row.allocate_aligned(3) for _ in range(8)]
 
         assert all((slab.shape, slab.dtype) == ((3,), row.dtype) for slab in slabs)
         assert row.dtype.hasobject or not any(slab.ctypes.data % ALIGNMENT_BYTES for slab in slabs)
 
-    def test_is_a_type_of_model_config(self, row: Datatype) -> None:
+    def test_a_datatype_is_a_type_of_model_config(self, row: Datatype) -> None:
         assert row.config_name in CONFIG_NAMES
 
-    def test_is_carried_as_the_client_carries_it(self, row: Datatype) -> None:
+    def test_a_datatype_has_the_numpy_type_of_tritonclient(self, row: Datatype) -> None:
         if row.name == "BF16":
-            assert row.dtype == np.uint16  # the client takes float32 and cuts it
+            assert row.dtype == np.uint16  # the client takes float32 and truncates it
             return
         assert np.dtype(triton_to_np_dtype(row.name)) == row.dtype
         assert np_to_triton_dtype(row.dtype) == row.name
 
-    def test_is_found_by_each_of_its_names(self, row: Datatype) -> None:
+    def test_a_datatype_is_found_by_each_of_its_names(self, row: Datatype) -> None:
         assert BY_CONFIG_NAME[row.config_name] is BY_ONNX_NAME[row.onnx_name] is DATATYPES[row.name] is row
 
 
-def test_the_table_has_every_type_of_model_config() -> None:
+def test_the_table_of_datatypes_has_every_type_of_model_config() -> None:
     assert CONFIG_NAMES - {"TYPE_INVALID"} == BY_CONFIG_NAME.keys()
 
 
-def test_raw_bytes_are_viewed_as_they_travel_and_any_byte_that_is_not_0_is_true() -> None:
+def test_raw_bytes_are_viewed_without_copying_and_any_nonzero_byte_is_true() -> None:
     raw = bytes((0, 1, 2, 255))
 
     assert DATATYPES["BOOL"].view(raw, 3).tolist() == [False, True, True]
@@ -67,13 +67,13 @@ def test_raw_bytes_are_viewed_as_they_travel_and_any_byte_that_is_not_0_is_true(
         (b"\0\0\0\0\0\0\0\0\0\0\0\0", ([b"", b"", b""], 12)), (b"\1\0\0\0a\2", ([b"a"], 5)),
     ],
 )  # fmt: skip
-def test_strings_are_read_up_to_where_they_end_or_should_have(raw: bytes, found: tuple[list[bytes], int]) -> None:
+def test_strings_are_parsed_up_to_the_end_or_an_incomplete_element(raw: bytes, found: tuple[list[bytes], int]) -> None:
     assert parse_bytes_elements(raw, 3) == found
     assert bytes_tensor(found[0]).tolist() == found[0]
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (2, 3)])
-def test_bf16_is_as_its_numbers_are_of_any_shape(shape: tuple[int, ...]) -> None:
+def test_bf16_conversions_keep_any_shape(shape: tuple[int, ...]) -> None:
     numbers = np.full(shape, 1.5)
 
     assert fp32_to_bf16(numbers).shape == shape

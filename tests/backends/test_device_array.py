@@ -1,4 +1,4 @@
-"""DeviceArray: a tensor on a device, where the device is bytes."""
+"""DeviceArray: a tensor on a device, here a fake one made of bytes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def of(array: Array, offset: int = 0) -> tuple[DeviceArray, Bytes]:
     return DeviceArray(memory, offset, array.shape, array.dtype), memory
 
 
-def test_it_says_what_it_is_and_its_values_are_copied_when_asked_for() -> None:
+def test_a_device_array_has_its_shape_and_copies_its_values_on_demand() -> None:
     values = np.arange(12, dtype=np.float32).reshape(3, 4)
     array, memory = of(values, 8)
 
@@ -51,7 +51,7 @@ def test_it_says_what_it_is_and_its_values_are_copied_when_asked_for() -> None:
     assert memory.reads == 2
 
 
-def test_numpy_takes_it_where_rows_are_gathered() -> None:
+def test_numpy_copies_and_concatenates_device_arrays() -> None:
     values = np.arange(4, dtype=np.int64).reshape(2, 2)
     array, _ = of(values)
     into = np.empty((2, 2), np.int64)
@@ -64,14 +64,14 @@ def test_numpy_takes_it_where_rows_are_gathered() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 5), st.integers(0, 3), st.one_of(st.none(), st.integers(-7, 7)), st.integers(-7, 7))
-def test_rows_are_cut_as_numpy_cuts_them(rows: int, width: int, start: int | None, stop: int) -> None:
+def test_rows_of_a_device_array_are_sliced_as_in_numpy(rows: int, width: int, start: int | None, stop: int) -> None:
     values = np.arange(rows * width, dtype=np.int16).reshape(rows, width)
     array, _ = of(values, 4)
     np.testing.assert_array_equal(np.asarray(array[start:stop]), values[start:stop])
     assert array[start:stop].shape == values[start:stop].shape
 
 
-def test_another_shape_is_a_view() -> None:
+def test_reshaping_a_device_array_makes_a_view() -> None:
     values = np.arange(12, dtype=np.uint8)
     array, memory = of(values)
 
@@ -83,7 +83,7 @@ def test_another_shape_is_a_view() -> None:
             array.reshape(wrong)
 
 
-def test_what_would_be_a_copy_on_the_device_is_refused() -> None:
+def test_indexing_that_would_copy_on_the_device_is_rejected() -> None:
     array, memory = of(np.zeros((4, 2), np.int8))
     with pytest.raises(TypeError, match="rows only"):
         array[0]  # type: ignore[index]
@@ -95,13 +95,13 @@ def test_what_would_be_a_copy_on_the_device_is_refused() -> None:
         len(DeviceArray(memory, 0, (), np.dtype(np.int8)))
 
 
-def test_a_memory_that_has_gone_says_so_in_its_own_words() -> None:
+def test_reading_unavailable_memory_raises_the_error_of_the_memory() -> None:
     array = DeviceArray(Bytes(b""), 0, (4,), np.dtype(np.int8))
     with pytest.raises(InferError, match="unable to read it"):
         np.asarray(array)
 
 
-def test_what_lies_apart_does_not_overlap() -> None:
+def test_only_device_arrays_with_common_bytes_overlap() -> None:
     memory = Bytes(bytes(1024))
     parts = [DeviceArray(memory, at, (16,), np.dtype(np.uint8)) for at in (0, 8, 16)]
     elsewhere = DeviceArray(Bytes(b"", BASE + 2048), 0, (16,), np.dtype(np.uint8))

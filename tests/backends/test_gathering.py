@@ -1,4 +1,4 @@
-"""Gathering: rows copied one behind the other, with the GIL held for what is little, and left once for what is much."""
+"""Gathering rows into one buffer: small copies hold the GIL, and large ones release it once."""
 
 from __future__ import annotations
 
@@ -29,15 +29,17 @@ from tests.shared import SharedArrays
 
 KINDS = ("f4", "f2", "i8", "u1", "?", "c16", "O")
 MUCH = GIL_HELD_BYTES // 4
-"""So many floats are more than is copied with the GIL held, in two parts."""
+"""With two parts of this many floats, the copy releases the GIL."""
 
 
 def numbers(rows: int, length: int, kind: str = "f4", first: int = 0) -> Array:
-    return ((np.arange(rows * length) + first) % 2000).reshape(rows, length).astype(kind)  # what half precision holds
+    return (
+        ((np.arange(rows * length) + first) % 2000).reshape(rows, length).astype(kind)
+    )  # values that half precision can hold
 
 
 def together(parts: list[Array]) -> Array:
-    """Gather parts into a buffer in whose place garbage was."""
+    """Gather parts into a buffer filled with garbage."""
     buffer = np.full((sum(map(len, parts)), *parts[0].shape[1:]), 113).astype(parts[0].dtype)
     gather(parts, buffer)
     return buffer
@@ -46,14 +48,16 @@ def together(parts: list[Array]) -> Array:
 @given(
     st.lists(st.integers(0, 5), min_size=1, max_size=8), st.integers(0, 3 * NUMPY_GIL_ELEMENTS), st.sampled_from(KINDS)
 )
-def test_rows_lie_one_behind_the_other(rows: list[int], length: int, kind: str) -> None:
+def test_gathered_rows_are_concatenated(rows: list[int], length: int, kind: str) -> None:
     parts = [numbers(count, length, kind, first=1000 * place) for place, count in enumerate(rows)]
 
     np.testing.assert_array_equal(together(parts), np.concatenate(parts))
 
 
 @pytest.mark.parametrize(("count", "calls"), [(2, 0), (VECTORED_PARTS, 1), (1024, 1), (2500, 3)])
-def test_many_parts_are_copied_by_one_call_a_thousand(monkeypatch: pytest.MonkeyPatch, count: int, calls: int) -> None:
+def test_many_parts_are_copied_by_one_kernel_call_per_1024(
+    monkeypatch: pytest.MonkeyPatch, count: int, calls: int
+) -> None:
     made: list[int] = []
     real = gathering._readv_without_gil()
 
@@ -69,14 +73,14 @@ def test_many_parts_are_copied_by_one_call_a_thousand(monkeypatch: pytest.Monkey
     assert (len(made), sum(made)) == (calls, count if calls else 0)
 
 
-def test_without_that_call_numpy_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numpy_copies_the_parts_without_process_vm_readv(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gathering, "_readv_without_gil", lambda: None)
     parts = [numbers(2, MUCH, first=place) for place in range(VECTORED_PARTS)]
 
     np.testing.assert_array_equal(together(parts), np.concatenate(parts))
 
 
-def test_where_that_call_is_forbidden_numpy_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numpy_copies_the_parts_when_process_vm_readv_is_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
     forbidden = ctypes.CFUNCTYPE(ctypes.c_ssize_t, *(ctypes.c_void_p,) * 6)(lambda *_: -1)
     monkeypatch.setattr(gathering, "_readv_without_gil", lambda: forbidden)
     parts = [numbers(2, MUCH, first=place) for place in range(VECTORED_PARTS)]
@@ -94,7 +98,7 @@ def test_where_that_call_is_forbidden_numpy_does_it(monkeypatch: pytest.MonkeyPa
         lambda length: numbers(1, 2 * length)[:, ::2],
     ],
 )
-def test_what_is_no_row_of_the_buffers_bytes_is_cast(length: int, other: Any) -> None:
+def test_parts_of_another_type_or_layout_are_converted(length: int, other: Any) -> None:
     parts = [numbers(2, length)] * VECTORED_PARTS + [other(length)]
 
     np.testing.assert_array_equal(together(parts), np.concatenate(parts))
@@ -102,8 +106,8 @@ def test_what_is_no_row_of_the_buffers_bytes_is_cast(length: int, other: Any) ->
 
 @pytest.mark.parametrize("count", [1, 2, VECTORED_PARTS])
 @pytest.mark.parametrize("length", [2, NUMPY_GIL_ELEMENTS + 1, MUCH])
-def test_rows_on_a_device_are_read_where_the_buffer_is_the_hosts(count: int, length: int) -> None:
-    """So it is where one Instance of a model is on the CPU, and another on the device."""
+def test_rows_on_a_device_are_gathered_into_a_host_buffer(count: int, length: int) -> None:
+    """As when one Instance of a model is on the CPU, and another on the device."""
     rows = [numbers(1, length, first=place) for place in range(count)]
     runtime = FakeRuntime()
     on_device: list[Any] = [DeviceArray(FakeMemory.holding(runtime, row), 0, row.shape, row.dtype) for row in rows]
@@ -117,7 +121,7 @@ def shared(tmp_path: Path) -> SharedArrays:
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Count the parts that are left to the kernel: of each of its calls."""
+    """Record the number of parts of each call of the kernel."""
     made: list[int] = []
     for name in ("_readv_without_gil", "_readv_holding_gil"):
         real = getattr(gathering, name)()
@@ -133,7 +137,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("length", [2, NUMPY_GIL_ELEMENTS + 1, 2 * MUCH])
 @pytest.mark.parametrize("beside", [0, 3])
-def test_rows_that_clients_share_are_read_once_beside_others(
+def test_rows_in_shared_memory_are_read_in_the_same_call_as_other_rows(
     shared: SharedArrays, monkeypatch: pytest.MonkeyPatch, length: int, beside: int
 ) -> None:
     rows = [numbers(1, length, first=place) for place in range(3 + beside)]
@@ -144,9 +148,7 @@ def test_rows_that_clients_share_are_read_once_beside_others(
     assert made == ([len(rows)] if length > NUMPY_GIL_ELEMENTS else [])
 
 
-def test_a_thousand_rows_that_a_client_shares_take_one_call(
-    shared: SharedArrays, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_up_to_1024_rows_in_shared_memory_take_one_call(shared: SharedArrays, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = numbers(1500, NUMPY_GIL_ELEMENTS + 1)
     whole = shared.hold("r", rows)
     made = counted(monkeypatch)
@@ -157,10 +159,10 @@ def test_a_thousand_rows_that_a_client_shares_take_one_call(
 
 @pytest.mark.parametrize("size", [0, 4096])
 @pytest.mark.parametrize("length", [2 * NUMPY_GIL_ELEMENTS, MUCH])
-def test_a_row_whose_memory_was_taken_away_is_named_and_never_fatal(
+def test_a_row_in_truncated_shared_memory_is_an_error_that_names_its_region(
     shared: SharedArrays, length: int, size: int
 ) -> None:
-    """The kernel's copy from a mapping comes up short, where a load would be a SIGBUS."""
+    """The kernel's copy from a truncated mapping comes up short, where a load would raise SIGBUS."""
     rows = [numbers(4, length, first=place) for place in range(5)]
     parts = [shared.hold(str(number), row) for number, row in enumerate(rows)]
     shared.truncate("3", size)
@@ -173,7 +175,7 @@ def test_a_row_whose_memory_was_taken_away_is_named_and_never_fatal(
 
 
 @pytest.mark.parametrize("why", ["no call", "no address"])
-def test_rows_that_cannot_be_left_to_the_kernel_are_read_one_by_one(
+def test_rows_in_shared_memory_are_read_one_by_one_without_the_kernel_call(
     shared: SharedArrays, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     rows = [numbers(1, MUCH, first=place) for place in range(3)]
@@ -189,7 +191,7 @@ def test_rows_that_cannot_be_left_to_the_kernel_are_read_one_by_one(
         together(parts)
 
 
-def test_little_that_clients_share_is_read_with_the_gil_held_and_much_with_it_left(shared: SharedArrays) -> None:
+def test_only_large_copies_from_shared_memory_release_the_gil(shared: SharedArrays) -> None:
     little, much = (
         [shared.hold(f"{size} {at}", numbers(1, size)) for at in range(4)] for size in (2 * NUMPY_GIL_ELEMENTS, MUCH)
     )
@@ -203,7 +205,7 @@ def test_little_that_clients_share_is_read_with_the_gil_held_and_much_with_it_le
     assert gil.is_left_by(lambda: often(much, buffers[1]))
 
 
-def test_rows_of_another_type_or_elsewhere_are_read_beside_what_clients_share(shared: SharedArrays) -> None:
+def test_converted_and_device_rows_are_gathered_with_rows_in_shared_memory(shared: SharedArrays) -> None:
     rows = [numbers(1, MUCH, first=place) for place in range(3)]
     on_device: Any = DeviceArray(FakeMemory.holding(FakeRuntime(), rows[1]), 0, rows[1].shape, rows[1].dtype)
     for other in (on_device, rows[1].astype(">f4"), np.asfortranarray(np.tile(rows[1], (2, 1)))[:1]):
@@ -222,12 +224,12 @@ def test_parts_that_do_not_fill_the_buffer_are_an_error(shared: SharedArrays, le
         gather([shared.hold("r", parts[0]), *parts[1:]], buffer)
 
 
-def test_little_is_copied_with_the_gil_held() -> None:
+def test_small_copies_hold_the_gil() -> None:
     parts, buffer = [numbers(1, 2 * NUMPY_GIL_ELEMENTS)] * 8, np.zeros((8, 2 * NUMPY_GIL_ELEMENTS), np.float32)
     output = numbers(8, 2 * NUMPY_GIL_ELEMENTS)
 
     def often() -> None:
-        """Give another thread the time to be there."""
+        """Run long enough for another thread to be scheduled."""
         for _ in range(500):
             gather(parts, buffer)
             copy_array(output)
@@ -236,11 +238,11 @@ def test_little_is_copied_with_the_gil_held() -> None:
     assert not gil.is_left_by(often)
 
 
-def test_much_is_copied_with_the_gil_left() -> None:
+def test_large_copies_release_the_gil() -> None:
     parts, buffer = [numbers(1, MUCH)] * VECTORED_PARTS, np.zeros((VECTORED_PARTS, MUCH), np.float32)
 
     def often() -> None:
-        """Give another thread the time to be there, on a machine that is busy, too."""
+        """Run long enough for another thread to be scheduled, even on a busy machine."""
         for _ in range(50):
             gather(parts, buffer)
 
@@ -253,7 +255,7 @@ def test_much_is_copied_with_the_gil_left() -> None:
     st.sampled_from([0, 3, NUMPY_GIL_ELEMENTS, NUMPY_GIL_ELEMENTS + 1, MUCH]),
     st.sampled_from(KINDS),
 )
-def test_missing_rows_are_copies_of_the_last(rows: int, missing: int, length: int, kind: str) -> None:
+def test_missing_rows_are_copies_of_the_last_row(rows: int, missing: int, length: int, kind: str) -> None:
     buffer = numbers(rows + missing, length, kind)
     wanted = np.concatenate([buffer[:rows]] + [buffer[rows - 1 : rows]] * missing)
     repeat_last_row(buffer, rows)
@@ -264,7 +266,7 @@ def test_missing_rows_are_copies_of_the_last(rows: int, missing: int, length: in
 @given(
     st.integers(0, 4), st.sampled_from([0, 3, NUMPY_GIL_ELEMENTS, NUMPY_GIL_ELEMENTS + 1, MUCH]), st.sampled_from(KINDS)
 )
-def test_a_copy_is_the_same_and_its_own(rows: int, length: int, kind: str) -> None:
+def test_a_copied_array_is_equal_and_shares_no_memory(rows: int, length: int, kind: str) -> None:
     array = numbers(rows, length, kind)
     copy = copy_array(array)
 

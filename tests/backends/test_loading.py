@@ -17,7 +17,7 @@ def python(program: str) -> str:
 
 
 @pytest.mark.slow
-def test_naming_the_loaders_imports_no_runtime() -> None:
+def test_importing_the_loaders_imports_no_runtime() -> None:
     program = "import sys, penstock.backends.loading; print([m for m in ('onnxruntime', 'numpy') if m in sys.modules])"
 
     assert python(program) == "['numpy']"
@@ -25,7 +25,7 @@ def test_naming_the_loaders_imports_no_runtime() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("device", "extra"), [("cpu", "cpu"), ("cuda:0", "gpu")])
-def test_without_the_runtime_a_load_says_what_to_install(device: str, extra: str) -> None:
+def test_a_load_without_onnx_runtime_has_the_install_command(device: str, extra: str) -> None:
     program = f"""
 import sys
 from pathlib import Path
@@ -44,13 +44,13 @@ except InferError as error:
     )
 
 
-def test_a_loader_gives_a_backend(tmp_path: Path) -> None:
+def test_the_onnx_loader_returns_a_backend(tmp_path: Path) -> None:
     backend = LOADERS["onnxruntime"](contract_model("rows", tmp_path / "model.onnx"), "cpu", {})
 
     assert backend.graph == MODELS["rows"]
 
 
-def test_a_loader_refuses_with_an_infer_error(tmp_path: Path) -> None:
+def test_loading_a_missing_file_raises_an_infer_error(tmp_path: Path) -> None:
     with pytest.raises(InferError) as caught:
         LOADERS["onnxruntime"](tmp_path / "model.onnx", "cpu", {})
     assert caught.value.code is Code.NOT_FOUND
@@ -68,5 +68,5 @@ def test_a_loader_refuses_with_an_infer_error(tmp_path: Path) -> None:
         ("signature 'serving_default': output 'r' is a composite tensor, which Penstock does not support", False),
     ],
 )
-def test_what_tensorflow_writes_with_every_load_is_noise_and_nothing_else(line: str, noise: bool) -> None:
+def test_only_lines_that_tensorflow_writes_at_every_load_are_harmless(line: str, noise: bool) -> None:
     assert any(words in line for words in HARMLESS_LINES) is noise

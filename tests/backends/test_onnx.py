@@ -40,7 +40,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def identity(path: Path, code: int, shape: list[int | str | None]) -> OnnxBackend:
-    """Load y = x through a node that ONNX Runtime keeps for every type."""
+    """Load y = x through a node that ONNX Runtime does not optimize away for any type."""
     return load(
         save(path, [node("Identity", ["x"], ["y"])], [value("x", code, shape)], [value("y", code, shape)]), "cpu", {}
     )
@@ -53,7 +53,7 @@ def refusal(path: Path, device: str = "cpu", **options: str) -> InferError:
 
 
 def sample(name: str, shape: tuple[int, ...]) -> Array:
-    """Make values that need all bits of the type."""
+    """Make values that use all bits of the type."""
     row = DATATYPES[name]
     count = math.prod(shape)
     if name == "BYTES":
@@ -67,7 +67,7 @@ def sample(name: str, shape: tuple[int, ...]) -> Array:
 
 @pytest.mark.parametrize("name", DATATYPES)
 @pytest.mark.parametrize("shape", [["N", 3], ["N", "M"], [2, 3], ["N", None, 3]])
-def test_every_datatype_comes_out_as_it_went_in(path: Path, name: str, shape: list[int | str | None]) -> None:
+def test_every_datatype_is_returned_unchanged(path: Path, name: str, shape: list[int | str | None]) -> None:
     backend = identity(path, DATATYPES[name].onnx_code, shape)
     signature = backend.graph if shape == [2, 3] else batched(backend.graph)
     binding = backend.bind(signature, 1 if shape == [2, 3] else 4)
@@ -82,7 +82,7 @@ def test_every_datatype_comes_out_as_it_went_in(path: Path, name: str, shape: li
 
 
 @pytest.mark.parametrize("name", DATATYPES)
-def test_every_datatype_may_have_no_elements(path: Path, name: str) -> None:
+def test_tensors_of_every_datatype_may_be_empty(path: Path, name: str) -> None:
     backend = identity(path, DATATYPES[name].onnx_code, ["N", "M"])
     binding = backend.bind(batched(backend.graph), 4)
 
@@ -91,14 +91,14 @@ def test_every_datatype_may_have_no_elements(path: Path, name: str) -> None:
 
 
 class TestStrings:
-    def test_what_is_not_utf8_is_refused_as_the_callers_fault(self, path: Path) -> None:
+    def test_a_string_that_is_not_utf8_is_an_invalid_request(self, path: Path) -> None:
         binding = identity(path, STRING, ["N"]).bind(identity(path, STRING, ["N"]).graph, 1)
 
         with pytest.raises(InferError, match=r"input 'x': a string is not UTF-8") as caught:
             infer(binding, [np.array([b"fine", b"\xff"], dtype=object)])
         assert caught.value.code is Code.INVALID
 
-    def test_strings_and_numbers_go_through_one_model_together(self, path: Path) -> None:
+    def test_a_model_may_have_strings_and_numbers(self, path: Path) -> None:
         save(
             path,
             [node("Identity", ["s"], ["t"]), node("Shape", ["s"], ["n"])],
@@ -114,7 +114,7 @@ class TestStrings:
 
 
 class TestOutputs:
-    def test_those_above_the_bound_size_are_their_callers_too(self, path: Path) -> None:
+    def test_a_later_run_does_not_overwrite_a_large_output(self, path: Path) -> None:
         backend = identity(path, FLOAT, ["N", 40_000])
         binding = backend.bind(batched(backend.graph), 2)
         first = infer(binding, [np.ones((2, 40_000), np.float32)])[0]
@@ -124,7 +124,7 @@ class TestOutputs:
         assert first.sum() == 80_000.0
         assert first.flags.writeable
 
-    def test_one_that_is_an_initializer_is_a_copy_of_it(self, path: Path) -> None:
+    def test_an_output_that_is_an_initializer_is_a_copy(self, path: Path) -> None:
         save(
             path,
             [node("Identity", ["x"], ["y"]), node("Identity", ["w"], ["c"])],
@@ -139,7 +139,7 @@ class TestOutputs:
 
         assert infer(binding, [np.ones(1, np.float32)], (1,))[0].tolist() == [1.0, 2.0]
 
-    def test_one_that_is_an_input_does_not_share_the_lent_buffer(self, path: Path) -> None:
+    def test_an_output_that_is_an_input_does_not_share_its_buffer(self, path: Path) -> None:
         save(
             path,
             [node("Relu", ["x"], ["y"])],
@@ -154,10 +154,10 @@ class TestOutputs:
 
         assert 6.0 == x.sum() == y.sum()
 
-    def test_one_that_is_an_input_is_copied_where_onnx_runtime_hands_on_what_it_was_fed(
+    def test_an_output_that_is_an_input_is_copied_when_the_runtime_returns_the_fed_array(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        # as versions up to 1.25 do: the next batch's rows would be in this one's answers
+        # versions up to 1.25 do so: the next batch's rows would overwrite this batch's answers
         x = value("x", FLOAT, ["N", 2])
         save(path, [node("Relu", ["x"], ["y"])], [x], [x, value("y", FLOAT, ["N", 2])])
         binding: Any = (backend := load(path, "cpu", {})).bind(batched(backend.graph), 4)
@@ -173,7 +173,7 @@ class TestOutputs:
         assert first.sum() == 6.0
 
     @pytest.mark.parametrize("rows", ["N", 2])
-    def test_one_that_is_an_input_has_what_came_in_where_its_shape_is_known(self, path: Path, rows: int | str) -> None:
+    def test_an_output_that_is_an_input_has_the_values_of_the_input(self, path: Path, rows: int | str) -> None:
         x = value("x", FLOAT, [rows, 2])
         save(path, [node("Relu", ["x"], ["y"])], [x], [x, value("y", FLOAT, [rows, 2])])
         backend = load(path, "cpu", {})
@@ -187,8 +187,8 @@ class TestOutputs:
             assert same.tolist() == given.tolist()
             assert positive.tolist() == np.maximum(given, 0).tolist()
 
-    def test_rows_that_are_not_the_rows_of_the_input_are_given_as_they_are(self, path: Path) -> None:
-        """The model says M rows: the run with all bound fails once, and the other way is taken from then on."""
+    def test_outputs_with_other_rows_than_the_input_are_returned_whole(self, path: Path) -> None:
+        """The model declares M rows: the run with bound outputs fails once, and later runs use unbound outputs."""
         save(
             path,
             [node("Concat", ["x", "x"], ["y"], axis=0)],
@@ -201,7 +201,7 @@ class TestOutputs:
         for rows in (1, 2, 1):
             assert (2 * rows, 2) == infer(binding, [np.ones((rows, 2), np.float32)])[0].shape
 
-    def test_one_whose_shape_depends_on_the_values_is_given_in_its_shape(self, path: Path) -> None:
+    def test_an_output_whose_shape_depends_on_values_is_returned_in_its_shape(self, path: Path) -> None:
         save(path, [node("NonZero", ["x"], ["y"])], [value("x", FLOAT, ["N"])], [value("y", INT64, [1, None])])
         backend = load(path, "cpu", {})
         binding = backend.bind(backend.graph, 1)
@@ -209,7 +209,7 @@ class TestOutputs:
         assert infer(binding, [floats([0, 1, 0])])[0].tolist() == [[1]]
         assert infer(binding, [floats([1, 0, 1])])[0].tolist() == [[0, 2]]
 
-    def test_one_whose_rank_is_unknown_is_given_in_its_shape(self, path: Path) -> None:
+    def test_an_output_of_unknown_rank_is_returned_in_its_shape(self, path: Path) -> None:
         save(
             path,
             [node("Reshape", ["x", "s"], ["y"])],
@@ -239,7 +239,7 @@ class TestOutputs:
         assert infer(binding, [floats([[1, 2], [3, 4]])])[0] == [{3: 1.0, 4: 2.0}, {3: 3.0, 4: 4.0}]
         assert infer(binding, [np.zeros((0, 2), np.float32)])[0] == []
 
-    def test_bfloat16_of_a_free_shape_goes_beside_other_types(self, path: Path) -> None:
+    def test_a_bfloat16_output_of_free_shape_works_beside_other_types(self, path: Path) -> None:
         save(
             path,
             [node("Cast", ["x"], ["b"], to=BFLOAT16), node("Identity", ["x"], ["y"])],
@@ -256,7 +256,7 @@ class TestOutputs:
 
 
 class TestInputs:
-    def test_of_optional_type_may_be_absent(self, path: Path) -> None:
+    def test_an_input_of_optional_type_may_be_absent(self, path: Path) -> None:
         kind = helper.make_optional_type_proto(helper.make_tensor_type_proto(FLOAT, ["N"]))
         save(
             path,
@@ -271,7 +271,7 @@ class TestInputs:
         assert infer(binding, [None])[0].tolist() is False
         assert infer(binding, [np.ones(2, np.float32)])[0].tolist() is True
 
-    def test_may_be_none_at_all(self, path: Path) -> None:
+    def test_a_model_may_have_no_inputs(self, path: Path) -> None:
         save(path, [node("Identity", ["w"], ["y"])], [], [value("y", FLOAT, [2])], {"w": floats([1, 2])})
         backend = load(path, "cpu", {})
         binding = backend.bind(backend.graph, 1)
@@ -279,7 +279,7 @@ class TestInputs:
 
         assert binding.run((0,))[0].tolist() == [1.0, 2.0]
 
-    def test_may_be_bound_in_another_order_than_the_graphs(self, path: Path) -> None:
+    def test_inputs_may_be_bound_in_another_order_than_the_graphs(self, path: Path) -> None:
         save(
             path,
             [node("Sub", ["a", "b"], ["y"])],
@@ -291,14 +291,14 @@ class TestInputs:
 
         assert infer(binding, [floats([3]), floats([2])])[0].tolist() == [-1.0]
 
-    def test_the_model_does_not_have_are_refused(self, path: Path) -> None:
+    def test_binding_an_input_that_the_model_does_not_have_is_rejected(self, path: Path) -> None:
         backend = identity(path, FLOAT, ["N"])
         other = replace(backend.graph, inputs=(replace(backend.graph.inputs[0], name="z"),))
 
         with pytest.raises(InferError, match="no tensor 'z'"):
             backend.bind(other, 1)
 
-    def test_of_many_shapes_do_not_pile_up(self, path: Path) -> None:
+    def test_the_number_of_cached_io_bindings_is_limited(self, path: Path) -> None:
         backend = identity(path, FLOAT, ["N", "M"])
         binding = backend.bind(batched(backend.graph), 2)
 
@@ -309,8 +309,8 @@ class TestInputs:
         assert sum(isinstance(each, onnxruntime.IOBinding) for each in gc.get_objects()) < 600
 
 
-class TestRefusals:
-    def test_of_a_value_name_the_value_and_are_the_callers_fault(self, path: Path) -> None:
+class TestErrors:
+    def test_a_value_out_of_range_is_an_invalid_request_that_names_the_value(self, path: Path) -> None:
         save(
             path,
             [node("Gather", ["table", "x"], ["y"])],
@@ -327,7 +327,7 @@ class TestRefusals:
             infer(binding, [ints([7])])
         assert caught.value.code is Code.INVALID
 
-    def test_of_the_runtime_show_no_folders(self, path: Path) -> None:
+    def test_an_error_of_the_runtime_does_not_reveal_paths(self, path: Path) -> None:
         save(
             path,
             [node("Reshape", ["x", "s"], ["y"])],
@@ -342,7 +342,7 @@ class TestRefusals:
         assert caught.value.code is Code.INTERNAL
         assert "/" not in caught.value.message
 
-    def test_to_load_say_why_and_what_the_file_is(self, path: Path) -> None:
+    def test_a_file_that_is_not_a_model_is_reported_with_its_size(self, path: Path) -> None:
         path.write_bytes(b"no model")
 
         error = refusal(path)
@@ -353,12 +353,14 @@ class TestRefusals:
             f"{path} has 8 bytes: it is truncated or not an ONNX model"
         )
 
-    def test_of_a_whole_model_say_nothing_of_its_file(self, path: Path) -> None:
+    def test_an_error_of_a_complete_model_does_not_mention_its_size(self, path: Path) -> None:
         save(path, [node("Nope", ["x"], ["y"])], [value("x", FLOAT, ["N"])], [value("y", FLOAT, ["N"])])
 
         assert "bytes" not in refusal(path).message
 
-    def test_of_a_file_that_may_not_be_read_say_to_whom(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_file_without_read_permission_is_reported_with_the_user_id(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         def forbidden(*_: Any) -> Any:
             raise PermissionError(13, "Permission denied")
 
@@ -371,7 +373,7 @@ class TestRefusals:
 
         assert caught.value.message.endswith(f"13: {path}: permission denied for user id {os.geteuid()}")
 
-    def test_of_a_pointer_of_git_lfs_say_what_to_do(self, path: Path) -> None:
+    def test_a_git_lfs_pointer_is_reported_with_the_command_to_fetch_the_model(self, path: Path) -> None:
         path.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n")
 
         assert refusal(path).message == (
@@ -379,14 +381,14 @@ class TestRefusals:
             "pointer: fetch the model with `git lfs pull`"
         )
 
-    def test_of_a_missing_file_are_not_found(self, path: Path) -> None:
+    def test_a_missing_file_is_not_found(self, path: Path) -> None:
         error = refusal(path)
 
         assert error.code is Code.NOT_FOUND
         assert str(path.parent) not in error.message
 
     @pytest.mark.parametrize("code", [TensorProto.COMPLEX64, TensorProto.FLOAT8E4M3FN, TensorProto.INT4])
-    def test_of_types_we_cannot_carry_name_the_tensor(self, path: Path, code: int) -> None:
+    def test_a_tensor_of_an_unsupported_type_is_rejected_by_name(self, path: Path, code: int) -> None:
         save(path, [node("Cast", ["in"], ["out"], to=FLOAT)], [value("in", code, ["N"])], [value("out", FLOAT, ["N"])])
         model = onnx.load(path)
         model.opset_import[0].version = 21
@@ -395,7 +397,7 @@ class TestRefusals:
 
         assert "in" in refusal(path).message
 
-    def test_of_a_sequence_as_input_name_it(self, path: Path) -> None:
+    def test_a_sequence_input_is_rejected_by_name(self, path: Path) -> None:
         save(
             path,
             [node("SequenceLength", ["x"], ["y"])],
@@ -407,7 +409,7 @@ class TestRefusals:
         assert error.code is Code.UNSUPPORTED
         assert error.message == "input 'x' is seq(tensor(float)), which Penstock does not support"
 
-    def test_of_bfloat16_out_of_strings_name_the_output(self, path: Path) -> None:
+    def test_a_bfloat16_output_of_a_model_with_strings_is_rejected_by_name(self, path: Path) -> None:
         save(
             path,
             [node("Cast", ["x"], ["y"], to=BFLOAT16)],
@@ -419,13 +421,13 @@ class TestRefusals:
         assert "y" in error.message
 
     @pytest.mark.parametrize("device", ["gpu", "cuda", "cuda:x", "cuda:-1"])
-    def test_of_a_device_show_the_form(self, path: Path, device: str) -> None:
+    def test_a_malformed_device_is_rejected_with_the_expected_form(self, path: Path, device: str) -> None:
         contract_model("rows", path)
 
         assert f"device '{device}': expected 'cpu' or 'cuda:<number>'" == refusal(path, device).message
 
     @pytest.mark.skipif("CUDAExecutionProvider" in onnxruntime.get_available_providers(), reason="CUDA is here")
-    def test_of_a_gpu_that_this_build_cannot_use_say_what_to_install(self, path: Path) -> None:
+    def test_a_gpu_without_a_cuda_build_is_rejected_with_the_install_command(self, path: Path) -> None:
         contract_model("rows", path)
 
         error = refusal(path, "cuda:0")
@@ -443,14 +445,14 @@ class TestRefusals:
             ("graph_optimization_level", "9"),
         ],
     )
-    def test_of_an_option_name_it(self, path: Path, name: str, bad: str) -> None:
+    def test_an_invalid_option_is_rejected_by_name(self, path: Path, name: str, bad: str) -> None:
         contract_model("rows", path)
 
         assert refusal(path, **{name: bad}).message.startswith(f"option '{name}' must be ")
 
 
 class TestOptions:
-    def test_are_for_a_shared_machine_by_default(self) -> None:
+    def test_the_default_session_options_suit_a_shared_machine(self) -> None:
         made = session_options({})
 
         assert usable_cpus() == made.intra_op_num_threads
@@ -459,7 +461,7 @@ class TestOptions:
             assert made.get_session_config_entry(name) == "0"
         assert made.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
 
-    def test_reach_the_session(self) -> None:
+    def test_options_reach_the_session(self) -> None:
         made = session_options(
             {
                 "intra_op_thread_count": "3",
@@ -480,8 +482,8 @@ class TestOptions:
 
 
 @pytest.mark.parametrize("wanted", [0, 1])
-def test_a_run_leaves_the_gil(path: Path, wanted: int) -> None:
-    """Output 0 is bound, output 1 is too big."""
+def test_a_run_releases_the_gil(path: Path, wanted: int) -> None:
+    """Output 0 is bound, output 1 is too large for it."""
     size = 1024
     nodes = [node("MatMul", [f"v{i}" if i else "x", "w"], [f"v{i + 1}"]) for i in range(10)]
     nodes += [node("Identity", ["v10"], ["wide"]), node("ReduceMax", ["v10"], ["narrow"], axes=[1])]
@@ -511,14 +513,14 @@ def test_closing_frees_the_session_and_the_buffers(path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_rest_gives_back_what_a_large_request_took_and_the_next_runs_as_ever(path: Path) -> None:
+def test_trimming_returns_the_memory_of_a_large_request_to_the_system(path: Path) -> None:
     backend = identity(path, FLOAT, ["N", "M"])
     binding: Any = backend.bind(batched(backend.graph), 1)
     small, large = np.ones((1, 8), np.float32), np.ones((1, 50_000_000), np.float32)
     infer(binding, [small])
     before, trimmable = resident_bytes(), [binding.can_trim]
 
-    infer(binding, [large])  # grows the slab, and the arena
+    infer(binding, [large])  # grows the slab and the arena
     trimmable.append(binding.can_trim)
     assert resident_bytes() > before + 1.9 * large.nbytes  # in the slab, and in the arena
     binding.trim_memory()
@@ -529,9 +531,7 @@ def test_a_rest_gives_back_what_a_large_request_took_and_the_next_runs_as_ever(p
     np.testing.assert_array_equal(infer(binding, [small])[0], small)
 
 
-def test_a_rest_of_a_model_that_is_given_too_little_for_it_tells_nobody(
-    path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_trim_whose_run_fails_writes_nothing_to_stderr(path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     in_sevens = {"to": np.array([-1, 7])}
     save(
         path,
@@ -549,7 +549,7 @@ def test_a_rest_of_a_model_that_is_given_too_little_for_it_tells_nobody(
     assert capfd.readouterr().err == ""
 
 
-def test_many_large_outputs_are_given_back_as_one_larger_is(path: Path) -> None:
+def test_a_binding_can_be_trimmed_after_many_large_outputs(path: Path) -> None:
     backend = identity(path, FLOAT, ["N", "M"])
     binding: Any = backend.bind(batched(backend.graph), 1)
     small, large = np.ones((1, 300_000), np.float32), np.ones((1, 1_000_000), np.float32)
@@ -564,13 +564,13 @@ def test_many_large_outputs_are_given_back_as_one_larger_is(path: Path) -> None:
     assert not binding.can_trim
 
 
-def test_a_stop_that_comes_while_buffers_are_lent_harms_no_later_run(path: Path) -> None:
+def test_a_stop_while_buffers_are_acquired_does_not_affect_later_runs(path: Path) -> None:
     contract_model("rows", path)
     backend = load(path, "cpu", {})
     binding: Any = backend.bind(batched(backend.graph), 4)
 
     class Options:
-        """Stands in for the run's options: while its flag is set, another thread lends."""
+        """Replaces the run's options: while its flag is set, another thread acquires buffers."""
 
         terminate = property(lambda self: self.set_, lambda self, value: self.put(value))
 

@@ -1,4 +1,4 @@
-"""The CUDA Backend on a device that is none (tests/backends/fake_cuda.py)."""
+"""The CUDA Backend on a fake device (tests/backends/fake_cuda.py)."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def pipe(path: Path, axes: list[int | str], code: int = FLOAT) -> Path:
     return save(path, [node("Identity", ["x"], ["y"])], [value("x", code, axes)], [value("y", code, axes)])
 
 
-class TestARun:
-    def test_is_queued_by_begin_and_ended_by_end(self, runtime: FakeRuntime, path: Path) -> None:
+class TestRun:
+    def test_a_run_is_queued_by_begin_and_finished_by_end(self, runtime: FakeRuntime, path: Path) -> None:
         binding = bound(load_on_gpu(path, 0, {}, FakeGround(runtime)))
         with runtime.hold():
             fill(binding, float_rows(3))
@@ -81,7 +81,7 @@ class TestARun:
         np.testing.assert_array_equal(float_rows(3).sum(axis=1), total)
         assert binding.is_done()
 
-    def test_overlaps_with_that_of_another_binding_on_one_stream(self, runtime: FakeRuntime, path: Path) -> None:
+    def test_runs_of_two_bindings_overlap_on_one_stream(self, runtime: FakeRuntime, path: Path) -> None:
         backend = load_on_gpu(path, 0, {}, FakeGround(runtime))
         first, second = bound(backend), bound(backend)
         assert supports_overlap(first)
@@ -95,20 +95,22 @@ class TestARun:
             np.testing.assert_array_equal(float_rows(2, turn) * 2, first.end()[0])
             np.testing.assert_array_equal(float_rows(4, 100.0 + turn) * 2, second.end()[0])
 
-    def test_tells_what_the_device_took_without_the_copies(self, runtime: FakeRuntime, path: Path) -> None:
+    def test_device_ns_is_the_compute_time_without_the_copies(self, runtime: FakeRuntime, path: Path) -> None:
         binding = bound(load_on_gpu(path, 0, {}, FakeGround(runtime)))
         infer(binding, [float_rows(3)])
 
         assert binding.device_ns == COMPUTE_NS
 
-    def test_copies_nothing_that_is_not_wanted(self, runtime: FakeRuntime, path: Path) -> None:
+    def test_a_run_copies_only_the_requested_outputs(self, runtime: FakeRuntime, path: Path) -> None:
         binding = bound(load_on_gpu(path, 0, {}, FakeGround(runtime)))
         infer(binding, [float_rows(3)], (1,))
 
         assert runtime.copies == {"h2d": 1, "d2h": 1}
 
     @pytest.mark.parametrize("name", [name for name in DATATYPES if name != "BYTES"])
-    def test_carries_every_datatype_through_the_device(self, runtime: FakeRuntime, tmp_path: Path, name: str) -> None:
+    def test_every_datatype_passes_through_the_device_unchanged(
+        self, runtime: FakeRuntime, tmp_path: Path, name: str
+    ) -> None:
         path = pipe(tmp_path / "model.onnx", ["N", 3], DATATYPES[name].onnx_code)
         binding = bound(load_on_gpu(path, 0, {}, FakeGround(runtime)))
         bits = np.random.default_rng(7).integers(0, 2, (2, 3 * DATATYPES[name].size_bytes), np.uint8)
@@ -120,14 +122,16 @@ class TestARun:
         assert given.dtype == given_back.dtype
         assert runtime.copies == {"h2d": 1, "d2h": 1}
 
-    def test_takes_large_outputs_from_its_slab_too(self, runtime: FakeRuntime, tmp_path: Path) -> None:
+    def test_large_outputs_are_copied_from_the_slab(self, runtime: FakeRuntime, tmp_path: Path) -> None:
         binding = bound(load_on_gpu(pipe(tmp_path / "model.onnx", ["N", 40_000]), 0, {}, FakeGround(runtime)), 2)
 
         assert infer(binding, [np.ones((2, 40_000), np.float32)])[0].sum() == 80_000
         assert runtime.copies["d2h"] == 1
 
-    def test_reads_on_the_host_what_onnx_runtime_wants_there(self, runtime: FakeRuntime, tmp_path: Path) -> None:
-        """Bound on the device it would be copied to the host when it is bound, and never again."""
+    def test_tensors_that_onnx_runtime_wants_on_the_host_are_bound_on_the_host(
+        self, runtime: FakeRuntime, tmp_path: Path
+    ) -> None:
+        """If bound on the device, it would be copied to the host at binding, and never again."""
         path = save(
             tmp_path / "model.onnx",
             [node("Add", ["a", "b"], ["y"]), node("Identity", ["b"], ["c"])],
@@ -142,7 +146,7 @@ class TestARun:
             assert c.tolist() == [10, turn]
         assert runtime.copies == {"h2d": 3, "d2h": 3}
 
-    def test_is_fed_where_this_version_does_not_say_what_is_wanted_where(
+    def test_a_run_is_fed_when_onnx_runtime_does_not_report_memory_locations(
         self, runtime: FakeRuntime, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("tests.backends.fake_session.FakeSession.get_input_memory_infos", None)
@@ -152,7 +156,7 @@ class TestARun:
         assert not runtime.copies
         assert binding.device_ns == 0
 
-    def test_gives_rows_that_are_not_the_rows_of_the_input_as_they_are(
+    def test_outputs_with_other_rows_than_the_input_are_returned_whole(
         self, runtime: FakeRuntime, tmp_path: Path
     ) -> None:
         path = save(
@@ -166,7 +170,7 @@ class TestARun:
         for rows in (1, 2, 1):
             assert infer(binding, [np.ones((rows, 2), np.float32)])[0].shape == (2 * rows, 2)
 
-    def test_grows_its_slabs_on_both_sides(self, runtime: FakeRuntime, tmp_path: Path) -> None:
+    def test_the_slabs_of_host_and_device_grow(self, runtime: FakeRuntime, tmp_path: Path) -> None:
         path = save(
             tmp_path / "model.onnx",
             [node("ReduceSum", ["x", "one"], ["y"], keepdims=0)],
@@ -183,17 +187,15 @@ class TestARun:
         assert runtime.alive["pinned"] == 2
 
     @pytest.mark.parametrize("call", ["begin", "end"])
-    def test_has_its_order(self, runtime: FakeRuntime, path: Path, call: str) -> None:
+    def test_begin_and_end_out_of_order_are_errors(self, runtime: FakeRuntime, path: Path, call: str) -> None:
         binding = bound(load_on_gpu(path, 0, {}, FakeGround(runtime)))
 
         with pytest.raises(ValueError, match="without"):
             binding.begin((0,)) if call == "begin" else binding.end()
 
 
-class TestABackend:
-    def test_says_where_it_runs_and_that_no_event_loop_is_to_wait_for_it(
-        self, runtime: FakeRuntime, path: Path
-    ) -> None:
+class TestBackend:
+    def test_a_cuda_backend_reports_its_device_and_needs_a_thread(self, runtime: FakeRuntime, path: Path) -> None:
         backend = load_on_gpu(path, 1, {}, FakeGround(runtime))
 
         assert backend.device == "cuda:1"
@@ -201,7 +203,7 @@ class TestABackend:
         assert bound(backend).device == 1
         assert supports_in_place(bound(backend))
 
-    def test_lists_the_nodes_on_the_cpu(
+    def test_the_nodes_on_the_cpu_are_listed_and_logged(
         self, runtime: FakeRuntime, path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         caplog.set_level("INFO", "penstock.backends")
@@ -210,7 +212,7 @@ class TestABackend:
         assert "ONNX Runtime placed 1 of 2 nodes on the CPU: Mul" in caplog.text
         assert load_on_gpu(path, 0, {}, FakeGround(runtime)).cpu_nodes == ()
 
-    def test_leaves_nothing_after_many_loads(self, runtime: FakeRuntime, path: Path) -> None:
+    def test_many_loads_leave_no_device_memory(self, runtime: FakeRuntime, path: Path) -> None:
         for _ in range(50):
             ground = FakeGround(runtime)
             backend = load_on_gpu(path, 0, {}, ground)
@@ -223,7 +225,7 @@ class TestABackend:
 
         assert runtime.alive == NOTHING
 
-    def test_outlives_no_hook_that_keeps_its_nodes(self, runtime: FakeRuntime, path: Path) -> None:
+    def test_nodes_kept_by_a_hook_do_not_keep_the_session(self, runtime: FakeRuntime, path: Path) -> None:
         ground = FakeGround(runtime)
         backend = load_on_gpu(path, 0, {}, ground)
         kept = list(backend.node_inputs)
@@ -232,7 +234,7 @@ class TestABackend:
         assert not ground.sessions
         assert kept == [Node("x", "tensor(float)", ["N", 4])]
 
-    def test_is_closed_with_a_run_under_way(self, runtime: FakeRuntime, path: Path) -> None:
+    def test_a_backend_can_be_closed_during_a_run(self, runtime: FakeRuntime, path: Path) -> None:
         backend = load_on_gpu(path, 0, {}, FakeGround(runtime))
         binding = bound(backend)
         fill(binding, float_rows(4))
@@ -243,14 +245,14 @@ class TestABackend:
 
         assert runtime.alive == NOTHING
 
-    def test_a_binding_that_is_dropped_gives_back_what_it_has(self, runtime: FakeRuntime, path: Path) -> None:
+    def test_a_dropped_binding_frees_its_memory(self, runtime: FakeRuntime, path: Path) -> None:
         backend = load_on_gpu(path, 0, {}, FakeGround(runtime))
         before = runtime.alive
         infer(bound(backend), [float_rows(2)])
 
         assert runtime.alive == before
 
-    def test_an_array_that_somebody_keeps_keeps_its_memory(self, runtime: FakeRuntime, path: Path) -> None:
+    def test_an_acquired_array_keeps_its_pinned_memory_alive(self, runtime: FakeRuntime, path: Path) -> None:
         backend = load_on_gpu(path, 0, {}, FakeGround(runtime))
         (kept,) = bound(backend).acquire_buffers(4, [(4, 4)])
         backend.close()
@@ -261,7 +263,7 @@ class TestABackend:
         del kept
         assert runtime.alive == NOTHING
 
-    def test_uses_ordinary_host_memory_where_pinned_is_not_wanted(self, runtime: FakeRuntime, path: Path) -> None:
+    def test_ordinary_host_memory_is_used_when_pinned_is_off(self, runtime: FakeRuntime, path: Path) -> None:
         binding = bound(load_on_gpu(path, 0, {"penstock.pinned": "0"}, FakeGround(runtime)))
         runtime.pageable = True
 
@@ -274,7 +276,7 @@ class TestFaults:
         "call", ["cudaSetDevice", "cudaMemcpyAsync", "cudaEventRecord", "cudaStreamWaitEvent", "cudaEventSynchronize"]
     )
     @pytest.mark.parametrize("after", [0, 1, 2, 3])
-    def test_wherever_a_run_fails_its_buffers_can_be_used_again(
+    def test_buffers_can_be_used_again_after_a_run_fails_at_any_call(
         self, runtime: FakeRuntime, path: Path, call: str, after: int
     ) -> None:
         binding = bound(load_on_gpu(path, 0, {}, FakeGround(runtime)))
@@ -292,9 +294,7 @@ class TestFaults:
         assert [(type(error), error.code) for error in errors] == [(InferError, Code.INTERNAL)]
 
     @pytest.mark.parametrize("call", ["cudaMemcpyAsync", "cudaEventSynchronize", "the work before an event"])
-    def test_a_device_that_is_lost_stays_so_and_can_be_closed(
-        self, runtime: FakeRuntime, path: Path, call: str
-    ) -> None:
+    def test_a_lost_device_stays_lost_and_can_be_closed(self, runtime: FakeRuntime, path: Path, call: str) -> None:
         backend = load_on_gpu(path, 0, {}, FakeGround(runtime))
         binding = bound(backend)
         runtime.fail(call, 700)
@@ -318,7 +318,7 @@ class TestFaults:
             ("CUDNN failure 3: something else", InferError),
         ],
     )
-    def test_what_onnx_runtime_says_is_told_apart(
+    def test_errors_of_onnx_runtime_are_classified_by_their_text(
         self, runtime: FakeRuntime, path: Path, said: str, kind: type, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         binding: Any = bound(load_on_gpu(path, 0, {}, FakeGround(runtime)))
@@ -335,7 +335,7 @@ class TestFaults:
         assert type(caught.value) is kind
         np.testing.assert_array_equal(float_rows(3) * 2, infer(binding, [float_rows(3)])[0])
 
-    def test_what_the_device_met_goes_before_what_onnx_runtime_made_of_it(
+    def test_an_error_of_the_device_takes_precedence_over_that_of_onnx_runtime(
         self, runtime: FakeRuntime, path: Path
     ) -> None:
         binding: Any = bound(load_on_gpu(path, 0, {}, FakeGround(runtime)))
@@ -348,7 +348,7 @@ class TestFaults:
         with pytest.raises(DeviceLost):
             infer(binding, [float_rows(3)])
 
-    def test_a_slab_that_does_not_fit_says_how_large_it_is(self, path: Path) -> None:
+    def test_a_slab_that_does_not_fit_is_reported_with_its_size(self, path: Path) -> None:
         runtime = FakeRuntime(memory=100_000)
         backend = load_on_gpu(path, 0, {}, FakeGround(runtime))
         before = runtime.alive
@@ -360,7 +360,7 @@ class TestFaults:
         gc.collect()
         assert runtime.alive == before
 
-    def test_a_slab_that_cannot_grow_leaves_the_smaller_runs(self, tmp_path: Path) -> None:
+    def test_smaller_runs_succeed_after_a_slab_could_not_grow(self, tmp_path: Path) -> None:
         path = save(
             tmp_path / "model.onnx",
             [node("ReduceSum", ["x", "one"], ["y"], keepdims=0)],
@@ -376,9 +376,7 @@ class TestFaults:
                 infer(binding, [large])
         assert infer(binding, [small])[0].tolist() == [10, 10]
 
-    def test_stopping_a_run_that_the_device_has_begun_ends_it_as_if_nothing_had_been(
-        self, runtime: FakeRuntime, path: Path
-    ) -> None:
+    def test_a_run_that_the_device_has_begun_finishes_despite_a_stop(self, runtime: FakeRuntime, path: Path) -> None:
         binding = bound(load_on_gpu(path, 0, {}, FakeGround(runtime)))
         fill(binding, float_rows(2))
         binding.begin((0,))
@@ -392,7 +390,7 @@ class TestFaults:
         np.testing.assert_array_equal(float_rows(2) * 2, infer(binding, [float_rows(2)])[0])
 
     @pytest.mark.parametrize("first", [True, False])
-    def test_can_be_stopped_in_the_middle_of_acquiring_buffers(
+    def test_a_stop_while_buffers_are_acquired_does_not_affect_later_runs(
         self, runtime: FakeRuntime, path: Path, monkeypatch: pytest.MonkeyPatch, first: bool
     ) -> None:
         binding = bound(load_on_gpu(path, 0, {}, FakeGround(runtime)))
@@ -412,7 +410,7 @@ class TestFaults:
 
         np.testing.assert_array_equal(float_rows(2) * 2, infer(binding, [float_rows(2)])[0])
 
-    def test_that_is_fed_and_fails_on_a_device_that_is_lost_says_so(
+    def test_a_fed_run_that_fails_on_a_lost_device_raises_device_lost(
         self, runtime: FakeRuntime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         backend = load_on_gpu(contract_model("free", tmp_path / "model.onnx"), 0, {}, FakeGround(runtime))
@@ -430,8 +428,8 @@ class TestFaults:
             binding.begin((0,))
 
 
-class TestALoad:
-    def test_is_refused_where_the_provider_has_not_started(self, runtime: FakeRuntime, path: Path) -> None:
+class TestLoad:
+    def test_a_load_fails_when_the_provider_does_not_start(self, runtime: FakeRuntime, path: Path) -> None:
         error = refusal(path, FakeGround(runtime, starts=False))
 
         assert error.code is Code.UNSUPPORTED
@@ -441,13 +439,13 @@ class TestALoad:
         assert runtime.alive == NOTHING
 
     @pytest.mark.parametrize(("devices", "has"), [(1, "there is one GPU, 'cuda:0'"), (0, "there are 0 GPUs")])
-    def test_is_refused_where_there_are_fewer_devices(self, path: Path, devices: int, has: str) -> None:
+    def test_a_load_fails_when_the_device_does_not_exist(self, path: Path, devices: int, has: str) -> None:
         error = refusal(path, FakeGround(FakeRuntime(devices=devices)), 1)
 
         assert error.code is Code.UNSUPPORTED
         assert error.message.startswith(f"device 'cuda:1' cannot be used: {has}")
 
-    def test_is_refused_with_the_words_of_cuda(self, runtime: FakeRuntime, path: Path) -> None:
+    def test_a_load_fails_with_the_message_of_cuda(self, runtime: FakeRuntime, path: Path) -> None:
         runtime.fail("cudaGetDeviceCount", 35)
         error = refusal(path, FakeGround(runtime))
 
@@ -458,14 +456,16 @@ class TestALoad:
         ("status", "code"), [(35, Code.UNSUPPORTED), (46, Code.UNSUPPORTED), (805, Code.UNSUPPORTED),
                              (2, Code.OVERLOADED), (700, Code.NOT_READY)]
     )  # fmt: skip
-    def test_is_refused_where_the_device_refuses(
+    def test_a_load_fails_with_a_code_by_the_status_of_the_device(
         self, runtime: FakeRuntime, path: Path, status: int, code: Code
     ) -> None:
         runtime.fail("cudaSetDevice", status)
 
         assert refusal(path, FakeGround(runtime)).code is code
 
-    def test_is_refused_where_the_provider_meets_that_first(self, runtime: FakeRuntime, path: Path) -> None:
+    def test_a_load_fails_when_the_provider_finds_the_device_unavailable(
+        self, runtime: FakeRuntime, path: Path
+    ) -> None:
         text = "CUDA failure 46: busy or unavailable ; GPU=0 ; hostname=secret ; file=/a/b.cc ; line=1 ; expr=f(); "
         error = refusal(path, FakeGround(runtime, fails=lambda options: RuntimeError(text)))
 
@@ -474,7 +474,7 @@ class TestALoad:
         assert error.message == f"device 'cuda:0' cannot be used: {said}"
         assert runtime.alive == NOTHING
 
-    def test_that_fails_leaves_nothing_and_says_why(self, runtime: FakeRuntime, path: Path) -> None:
+    def test_a_failed_load_leaves_no_device_memory(self, runtime: FakeRuntime, path: Path) -> None:
         error = refusal(path, FakeGround(runtime, fails=lambda options: RuntimeError("CUDA failure 2: out of memory")))
 
         assert error.code is Code.OVERLOADED
@@ -482,7 +482,7 @@ class TestALoad:
         assert refusal(path, FakeGround(runtime)).code is Code.INVALID
         assert runtime.alive == NOTHING
 
-    def test_takes_one_thread_and_our_own_stream(self, runtime: FakeRuntime, path: Path) -> None:
+    def test_a_session_gets_one_thread_and_the_stream_of_the_backend(self, runtime: FakeRuntime, path: Path) -> None:
         ground = FakeGround(runtime)
         load_on_gpu(path, 1, {"cuda.use_tf32": "0"}, ground)
         (((name, options),),) = ground.providers
@@ -495,7 +495,7 @@ class TestALoad:
         load_on_gpu(path, 1, {"intra_op_thread_count": "3"}, ground)
         assert ground.made[1].intra_op_num_threads == 3
 
-    def test_with_tensorrt_has_it_first_and_runs_in_its_buckets(
+    def test_the_tensorrt_provider_comes_first_and_runs_are_padded_to_its_profiles(
         self, runtime: FakeRuntime, path: Path, tmp_path: Path
     ) -> None:
         ground = FakeGround(runtime)
@@ -509,7 +509,7 @@ class TestALoad:
         assert second[1]["enable_cuda_graph"] == "0"
         np.testing.assert_array_equal(float_rows(3) * 2, infer(binding, [float_rows(3)])[0])
 
-    def test_within_a_budget_tells_onnx_runtime_and_is_measured(self, runtime: FakeRuntime, path: Path) -> None:
+    def test_a_memory_budget_limits_onnx_runtime_and_the_bindings(self, runtime: FakeRuntime, path: Path) -> None:
         ground = FakeGround(runtime)
         backend = load_on_gpu(path, 0, {"penstock.gpu_memory_bytes": "4096"}, ground)
 
@@ -520,7 +520,7 @@ class TestALoad:
         bound(backend)
         assert backend.device_bytes <= 4096
 
-    def test_that_takes_more_than_its_budget_is_refused_and_leaves_nothing(
+    def test_a_load_above_its_memory_budget_fails_and_leaves_no_device_memory(
         self, runtime: FakeRuntime, path: Path
     ) -> None:
         needs = path.stat().st_size
@@ -533,8 +533,8 @@ class TestALoad:
         assert runtime.alive == NOTHING
 
 
-class TestBeforeThereAreRequests:
-    def test_what_is_to_run_runs_once_for_all_bindings_of_a_session(self, runtime: FakeRuntime, path: Path) -> None:
+class TestPrepare:
+    def test_prepare_runs_each_size_once_for_all_bindings_of_a_session(self, runtime: FakeRuntime, path: Path) -> None:
         backend = load_on_gpu(path, 0, {}, FakeGround(runtime))
         first, second = bound(backend), bound(backend)
         for binding, rows, runs in ((first, 4, 1), (second, 4, 0), (second, 2, 1), (first, 2, 0)):
@@ -544,9 +544,7 @@ class TestBeforeThereAreRequests:
 
             assert binding.device_ns == runs * COMPUTE_NS
 
-    def test_a_run_that_has_no_room_is_left_to_the_request_that_needs_it(
-        self, runtime: FakeRuntime, path: Path
-    ) -> None:
+    def test_prepare_ignores_a_run_that_does_not_fit_in_memory(self, runtime: FakeRuntime, path: Path) -> None:
         binding = bound(load_on_gpu(path, 0, {}, FakeGround(runtime)))
         fill(binding, float_rows(3))
         runtime.fail("cudaMemcpyAsync", 2)
@@ -554,7 +552,7 @@ class TestBeforeThereAreRequests:
 
         np.testing.assert_array_equal(float_rows(3) * 2, infer(binding, [float_rows(3)])[0])
 
-    def test_a_device_that_is_lost_meanwhile_is_told(self, runtime: FakeRuntime, path: Path) -> None:
+    def test_prepare_raises_device_lost_on_a_lost_device(self, runtime: FakeRuntime, path: Path) -> None:
         binding = bound(load_on_gpu(path, 0, {}, FakeGround(runtime)))
         fill(binding, float_rows(3))
         runtime.fail("cudaMemcpyAsync", 700)
@@ -562,7 +560,7 @@ class TestBeforeThereAreRequests:
             binding.prepare(3, [(3, 4)])
 
 
-def test_rest_gives_memory_back_once_after_runs(runtime: FakeRuntime, path: Path) -> None:
+def test_trim_memory_shrinks_the_arena_once_after_runs(runtime: FakeRuntime, path: Path) -> None:
     ground = FakeGround(runtime)
     backend = load_on_gpu(path, 0, {}, ground)
     binding = bound(backend)

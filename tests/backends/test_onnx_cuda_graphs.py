@@ -1,4 +1,4 @@
-"""CUDA graphs: captured alone, one for each bucket of rows, replayed where they were captured."""
+"""CUDA graphs: captured exclusively, one per bucket of rows, and replayed on the thread that captured them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.backends.onnx_models import FLOAT, contract_model, ints, node, save, 
 
 PATIENCE_S = 10.0
 A_MOMENT_S = 0.05
-"""In which somebody who is not held up gets on."""
+"""Enough time for a thread that is not blocked to advance."""
 WORDS = (
     "This session cannot use the graph capture feature as requested by the user as the model has control flow nodes "
     "which can't be supported by CUDAExecutionProvider"
@@ -36,7 +36,7 @@ WORDS = (
 
 @pytest.fixture(autouse=True)
 def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
-    """A gate of the test's own: that of the process stays open for all others."""
+    """A gate for the test alone: the gate of the process stays open for other tests."""
     made = Gate()
     for module in (cuda_gate, cuda_calls, onnx_cuda, onnx_cuda_session, onnx_cuda_binding, onnx_cuda_slabs, fake_cuda):
         monkeypatch.setattr(module, "GATE", made)
@@ -79,7 +79,7 @@ def check(binding: CudaBinding, rows: int, first: float = 0.0, wanted: tuple[int
         np.testing.assert_array_equal(whole[position], output)
 
 
-def test_what_was_prepared_is_replayed_and_nothing_else(runtime: FakeRuntime, path: Path) -> None:
+def test_only_prepared_sizes_are_replayed(runtime: FakeRuntime, path: Path) -> None:
     ground = FakeGround(runtime)
     _, binding = loaded(path, ground)
     prepare(binding, 4)
@@ -95,9 +95,7 @@ def test_what_was_prepared_is_replayed_and_nothing_else(runtime: FakeRuntime, pa
     assert session_of(ground).replays == ["1", "2"] * 3
 
 
-def test_a_size_has_run_before_it_is_captured_since_nobody_else_runs_meanwhile(
-    runtime: FakeRuntime, path: Path
-) -> None:
+def test_a_size_runs_once_before_its_graph_is_captured(runtime: FakeRuntime, path: Path) -> None:
     took: list[int] = []
     ground = FakeGround(runtime, capturing=lambda: took.append(binding.device_ns))
     _, binding = loaded(path, ground)
@@ -106,7 +104,7 @@ def test_a_size_has_run_before_it_is_captured_since_nobody_else_runs_meanwhile(
     assert took == [fake_cuda.COMPUTE_NS]
 
 
-def test_a_size_that_has_no_room_has_no_graph_and_the_others_have(runtime: FakeRuntime, path: Path) -> None:
+def test_a_size_that_does_not_fit_in_memory_gets_no_graph(runtime: FakeRuntime, path: Path) -> None:
     ground = FakeGround(runtime)
     _, binding = loaded(path, ground, "auto")
     runtime.fail("cudaMemcpyAsync", 2)
@@ -120,7 +118,7 @@ def test_a_size_that_has_no_room_has_no_graph_and_the_others_have(runtime: FakeR
 
 
 @pytest.mark.parametrize(("graphs", "captures"), [("auto", ["1"]), ("1", ["1", "2"])])
-def test_graphs_that_nobody_has_asked_for_leave_room_to_others(
+def test_automatic_graphs_are_not_captured_when_memory_is_short(
     runtime: FakeRuntime, path: Path, graphs: str, captures: list[str]
 ) -> None:
     ground = FakeGround(runtime)
@@ -135,7 +133,7 @@ def test_graphs_that_nobody_has_asked_for_leave_room_to_others(
     assert session_of(ground).replays == captures
 
 
-def test_a_graph_serves_whatever_outputs_are_wanted(runtime: FakeRuntime, path: Path) -> None:
+def test_a_graph_serves_any_selection_of_outputs(runtime: FakeRuntime, path: Path) -> None:
     ground = FakeGround(runtime)
     _, binding = loaded(path, ground)
     prepare(binding, 4)
@@ -145,7 +143,7 @@ def test_a_graph_serves_whatever_outputs_are_wanted(runtime: FakeRuntime, path: 
     assert session_of(ground).replays == ["1"] * 3
 
 
-def test_rows_go_up_to_the_next_bucket_and_answers_are_cut(runtime: FakeRuntime, path: Path) -> None:
+def test_rows_are_padded_to_the_next_bucket_and_answers_are_cut(runtime: FakeRuntime, path: Path) -> None:
     ground = FakeGround(runtime)
     _, binding = loaded(path, ground, rows="1,4,8")
     for rows in (1, 4, 8):
@@ -156,7 +154,7 @@ def test_rows_go_up_to_the_next_bucket_and_answers_are_cut(runtime: FakeRuntime,
     assert session_of(ground).replays == ["1", "2", "2", "2", "3", "3"]
 
 
-def test_each_binding_has_graphs_of_its_own(runtime: FakeRuntime, path: Path) -> None:
+def test_each_binding_has_its_own_graphs(runtime: FakeRuntime, path: Path) -> None:
     ground = FakeGround(runtime)
     backend, first = loaded(path, ground)
     second = backend.bind(batched(backend.graph), 8)
@@ -170,8 +168,8 @@ def test_each_binding_has_graphs_of_its_own(runtime: FakeRuntime, path: Path) ->
     assert session_of(ground).replays == ["1", "2"] * 2
 
 
-def test_another_thread_runs_without(runtime: FakeRuntime, path: Path) -> None:
-    """ONNX Runtime would capture anew there, and not alone."""
+def test_runs_on_another_thread_do_not_use_graphs(runtime: FakeRuntime, path: Path) -> None:
+    """ONNX Runtime would capture again there, and not exclusively."""
     ground = FakeGround(runtime)
     _, binding = loaded(path, ground)
     prepare(binding, 4)
@@ -183,7 +181,7 @@ def test_another_thread_runs_without(runtime: FakeRuntime, path: Path) -> None:
     assert session_of(ground).replays == []
 
 
-def test_a_slab_that_has_grown_forgets_the_graphs_of_the_one_before(runtime: FakeRuntime, tmp_path: Path) -> None:
+def test_growing_a_slab_discards_its_graphs(runtime: FakeRuntime, tmp_path: Path) -> None:
     path = save(
         tmp_path / "model.onnx",
         [node("ReduceSum", ["x", "one"], ["y"], keepdims=0)],
@@ -204,7 +202,7 @@ def test_a_slab_that_has_grown_forgets_the_graphs_of_the_one_before(runtime: Fak
     assert session_of(ground).replays == ["1"]
 
 
-def test_a_tensor_of_a_client_is_copied_to_where_the_graph_reads_it(runtime: FakeRuntime, path: Path) -> None:
+def test_a_shared_tensor_is_copied_to_the_input_of_the_graph(runtime: FakeRuntime, path: Path) -> None:
     ground = FakeGround(runtime)
     _, binding = loaded(path, ground)
     prepare(binding, 4)
@@ -217,7 +215,7 @@ def test_a_tensor_of_a_client_is_copied_to_where_the_graph_reads_it(runtime: Fak
     assert runtime.copies["d2d"] == 1
 
 
-def test_rows_of_a_client_are_filled_up_to_the_bucket(runtime: FakeRuntime, path: Path) -> None:
+def test_shared_rows_are_padded_to_the_bucket_of_the_graph(runtime: FakeRuntime, path: Path) -> None:
     ground = FakeGround(runtime)
     _, binding = loaded(path, ground, rows="1,8")
     prepare(binding, 8)
@@ -231,7 +229,7 @@ def test_rows_of_a_client_are_filled_up_to_the_bucket(runtime: FakeRuntime, path
 
 
 @pytest.mark.parametrize("graphs", ["1", "auto"])
-def test_a_model_that_allows_none_is_refused_or_loaded_without(
+def test_a_model_that_cannot_have_graphs_is_rejected_or_loaded_without_graphs(
     runtime: FakeRuntime, path: Path, graphs: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fails(options: Mapping[str, str]) -> Exception | None:
@@ -253,7 +251,7 @@ def test_a_model_that_allows_none_is_refused_or_loaded_without(
 
 
 @pytest.mark.parametrize("graphs", ["1", "auto"])
-def test_a_capture_that_fails_is_refused_or_done_without(
+def test_a_failed_capture_is_an_error_or_turns_graphs_off(
     runtime: FakeRuntime, path: Path, graphs: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     def spoil() -> None:
@@ -282,7 +280,7 @@ def test_a_capture_that_fails_is_refused_or_done_without(
 
 
 @pytest.mark.parametrize("on_host", [(), ("total",)])
-def test_a_session_that_is_begun_anew_without_graphs_has_run_the_size_too(
+def test_a_session_reloaded_without_graphs_runs_the_prepared_size(
     runtime: FakeRuntime, path: Path, on_host: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def spoil() -> None:
@@ -313,9 +311,7 @@ def test_a_model_with_a_tensor_on_the_host_is_not_captured(runtime: FakeRuntime,
         prepare(binding, 4)
 
 
-def test_a_model_whose_outputs_are_fed_is_not_captured_and_not_loaded_twice(
-    runtime: FakeRuntime, tmp_path: Path
-) -> None:
+def test_a_model_with_unbound_outputs_is_not_captured_and_not_reloaded(runtime: FakeRuntime, tmp_path: Path) -> None:
     outputs = [value("y", FLOAT, ["N", "M"])]
     path = save(tmp_path / "model.onnx", [node("Add", ["x", "x"], ["y"])], [value("x", FLOAT, ["N", "M"])], outputs)
     ground = FakeGround(runtime)
@@ -329,8 +325,8 @@ def test_a_model_whose_outputs_are_fed_is_not_captured_and_not_loaded_twice(
         prepare(binding, 4)
 
 
-def test_nobody_else_uses_cuda_during_a_capture(runtime: FakeRuntime, path: Path) -> None:
-    """What comes meanwhile waits until it is over; else it would fail, and the capture with it."""
+def test_other_uses_of_cuda_wait_during_a_capture(runtime: FakeRuntime, path: Path) -> None:
+    """Other uses wait until the capture is over; otherwise they would fail, and the capture with them."""
     _, other = loaded(path, FakeGround(runtime), "0")
     began, ended = threading.Event(), threading.Event()
 
@@ -354,7 +350,7 @@ def test_nobody_else_uses_cuda_during_a_capture(runtime: FakeRuntime, path: Path
     check(binding, 4)
 
 
-def test_memory_is_not_given_back_that_graphs_use(runtime: FakeRuntime, path: Path) -> None:
+def test_trim_memory_keeps_memory_that_graphs_use(runtime: FakeRuntime, path: Path) -> None:
     ground = FakeGround(runtime)
     _, binding = loaded(path, ground)
     prepare(binding, 4)
@@ -364,9 +360,7 @@ def test_memory_is_not_given_back_that_graphs_use(runtime: FakeRuntime, path: Pa
     assert session_of(ground).shrunk == 0
 
 
-def test_memory_is_not_given_back_that_graphs_use_where_every_run_is_to_give_it_back(
-    runtime: FakeRuntime, path: Path
-) -> None:
+def test_graphs_are_off_when_every_run_shrinks_the_arena(runtime: FakeRuntime, path: Path) -> None:
     shrinks = {"memory.enable_memory_arena_shrinkage": "cpu:0;gpu:0"}
     ground = FakeGround(runtime)
     backend = load_on_gpu(path, 0, {"penstock.gpu_graphs": "auto", **shrinks}, ground)
@@ -380,7 +374,7 @@ def test_memory_is_not_given_back_that_graphs_use_where_every_run_is_to_give_it_
         load_on_gpu(path, 0, {"penstock.gpu_graphs": "1", **shrinks}, ground)
 
 
-def test_options_that_say_nothing_sensible_are_refused(runtime: FakeRuntime, path: Path) -> None:
+def test_invalid_graph_options_are_rejected(runtime: FakeRuntime, path: Path) -> None:
     for said in ({"penstock.gpu_graphs": "yes"}, {"penstock.gpu_graphs": "1", "penstock.rows": "1,two"}):
         with pytest.raises(InferError, match=r"option 'penstock\.\w+' must ") as caught:
             load_on_gpu(path, 0, said, FakeGround(runtime))
@@ -390,7 +384,7 @@ def test_options_that_say_nothing_sensible_are_refused(runtime: FakeRuntime, pat
 
 
 class Waiting(threading.Condition):
-    """`begun`: somebody waits."""
+    """`begun` is set when a thread waits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -401,13 +395,13 @@ class Waiting(threading.Condition):
         return super().wait(timeout)
 
 
-class TestTheGate:
-    def test_is_open_until_somebody_means_to_capture(self, gate: Gate) -> None:
+class TestGate:
+    def test_the_gate_is_open_until_captures_are_enabled(self, gate: Gate) -> None:
         assert gate.shared() is gate.shared()
         gate.enable()
         assert gate.shared() is not gate.shared()
 
-    def test_lets_those_inside_enter_again(self, gate: Gate) -> None:
+    def test_a_thread_inside_the_gate_may_enter_again(self, gate: Gate) -> None:
         gate.enable()
         with gate.shared(), gate.shared():
             pass
@@ -416,7 +410,7 @@ class TestTheGate:
         with gate.shared(), pytest.raises(RuntimeError), gate.exclusive():
             pass
 
-    def test_lets_one_in_alone_when_all_are_out(self, gate: Gate) -> None:
+    def test_exclusive_entry_waits_until_all_have_left(self, gate: Gate) -> None:
         gate.enable()
         order: list[str] = []
         inside = threading.Event()
@@ -437,7 +431,7 @@ class TestTheGate:
 
         assert order == ["shared", "alone", "shared"]
 
-    def test_holds_nobody_up_while_it_waits_for_a_load(self, gate: Gate) -> None:
+    def test_exclusive_entry_blocks_no_short_uses_while_it_waits_for_a_load(self, gate: Gate) -> None:
         gate.enable()
         order: list[str] = []
         asked = threading.Event()
@@ -458,13 +452,13 @@ class TestTheGate:
 
         assert order == ["shared"] * 3 + ["alone", "shared"]
 
-    def test_what_the_collector_frees_on_the_way_in_or_out_does_not_wait_for_its_own_thread(self, gate: Gate) -> None:
+    def test_a_finalizer_inside_the_gate_does_not_deadlock_with_its_own_thread(self, gate: Gate) -> None:
         gate.enable()
         gate._changed = waiting = Waiting()
         order: list[str] = []
 
         def free(*_: Any) -> Any:
-            """Use CUDA in the middle of whatever runs, as a finalizer does."""
+            """Use CUDA in the middle of any code, as a finalizer does."""
             with gate.shared():
                 order.append("freed")
             return free
@@ -493,10 +487,10 @@ class TestTheGate:
             order.append("shared")
 
 
-def test_what_onnx_runtime_is_given_is_given_beside_no_capture(
+def test_tensors_are_bound_only_while_the_gate_is_held(
     runtime: FakeRuntime, path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It takes a stream for each tensor that is bound."""
+    """ONNX Runtime uses a stream for each tensor that is bound."""
     gate.enable()
     inside: list[bool] = []
     bind = FakeBinding.bind_input

@@ -1,4 +1,4 @@
-"""Tensors that a run reads and writes where clients have them on the device."""
+"""Tensors that a run reads and writes in place, in device memory shared by clients."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def bound(path: Path, ground: FakeGround, rows: int = 8) -> CudaBinding:
 
 
 def shared(runtime: FakeRuntime, array: Array, device: int = 0) -> DeviceArray:
-    """Give an array as a client shares it."""
+    """Return an array in device memory, as shared by a client."""
     return DeviceArray(FakeMemory.holding(runtime, array, device), 0, array.shape, array.dtype)
 
 
 def room(runtime: FakeRuntime, shape: tuple[int, ...], offset: int = 0) -> DeviceArray:
-    """Give room for an output."""
+    """Return memory for an output."""
     return DeviceArray(FakeMemory(runtime, 4 * int(np.prod(shape)) + offset), offset, shape, FP32)
 
 
@@ -65,20 +65,18 @@ def run(binding: CudaBinding, rows: int, parts: Sequence[Array | DeviceArray], w
     return result
 
 
-def test_one_tensor_of_the_whole_run_is_not_copied(runtime: FakeRuntime, binding: CudaBinding) -> None:
+def test_a_shared_tensor_for_the_whole_run_is_not_copied(runtime: FakeRuntime, binding: CudaBinding) -> None:
     x = float_rows(3, 7.0)
     np.testing.assert_array_equal(x * 2, run(binding, 3, [shared(runtime, x)]))
     assert runtime.copies == {"d2h": 1}
 
-    # and the next run, of a client without, reads the slab again
+    # and the next run, without shared memory, reads the slab again
     for buffer in binding.acquire_buffers(3, [(3, 4)]):
         buffer[...] = float_rows(3)  # type: ignore[index]
     np.testing.assert_array_equal(float_rows(3) * 2, binding.run((0,))[0])
 
 
-def test_what_a_kernel_cannot_read_where_it_lies_is_copied_on_the_device(
-    runtime: FakeRuntime, binding: CudaBinding
-) -> None:
+def test_unaligned_and_remote_tensors_are_copied_on_the_device(runtime: FakeRuntime, binding: CudaBinding) -> None:
     x = float_rows(3, 7.0)
     memory = FakeMemory.holding(runtime, np.concatenate([np.zeros(1, np.float32), x.ravel()]))
     skewed = DeviceArray(memory, 4, (3, 4), FP32)
@@ -88,7 +86,7 @@ def test_what_a_kernel_cannot_read_where_it_lies_is_copied_on_the_device(
     assert runtime.copies == {"d2d": 2, "d2h": 2}
 
 
-def test_parts_of_all_kinds_lie_one_after_another_and_the_last_row_fills_up(
+def test_parts_of_all_kinds_are_concatenated_and_padded_with_the_last_row(
     runtime: FakeRuntime, binding: CudaBinding
 ) -> None:
     first, second, third = float_rows(2, 1.0), float_rows(1, 50.0), float_rows(2, 90.0)
@@ -99,7 +97,7 @@ def test_parts_of_all_kinds_lie_one_after_another_and_the_last_row_fills_up(
     np.testing.assert_array_equal(np.repeat(third[-1:], 3, axis=0) * 2, result[5:])
 
 
-def test_an_input_that_is_wanted_on_the_host_is_read_there(runtime: FakeRuntime, tmp_path: Path) -> None:
+def test_a_shared_input_wanted_on_the_host_is_read_on_the_host(runtime: FakeRuntime, tmp_path: Path) -> None:
     path = contract_model("rows", tmp_path / "model.onnx")
     binding = bound(path, FakeGround(runtime, on_host={"x"}))
     x = float_rows(2, 3.0)
@@ -109,7 +107,7 @@ def test_an_input_that_is_wanted_on_the_host_is_read_there(runtime: FakeRuntime,
     )
 
 
-def test_one_target_of_the_whole_output_is_written_where_it_is(runtime: FakeRuntime, binding: CudaBinding) -> None:
+def test_a_target_for_the_whole_output_is_written_in_place(runtime: FakeRuntime, binding: CudaBinding) -> None:
     x, target = float_rows(3), room(runtime, (3, 4))
     for _ in range(2):
         binding.acquire_buffers(3, [(3, 4)])
@@ -122,7 +120,9 @@ def test_one_target_of_the_whole_output_is_written_where_it_is(runtime: FakeRunt
     assert not runtime.copies
 
 
-def test_rows_go_to_their_targets_and_the_others_to_the_host(runtime: FakeRuntime, binding: CudaBinding) -> None:
+def test_rows_with_targets_are_written_in_place_and_other_rows_to_the_host(
+    runtime: FakeRuntime, binding: CudaBinding
+) -> None:
     x, first, last = float_rows(6), room(runtime, (2, 4), offset=4), room(runtime, (1, 4))
     (buffer,) = binding.acquire_buffers(6, [(6, 4)])
     buffer[...] = x  # type: ignore[index]
@@ -135,7 +135,7 @@ def test_rows_go_to_their_targets_and_the_others_to_the_host(runtime: FakeRuntim
     np.testing.assert_array_equal(x.sum(axis=1), total)
 
 
-def test_a_place_for_both_input_and_output_is_written_after_it_was_read(
+def test_memory_used_as_input_and_output_is_written_after_it_is_read(
     runtime: FakeRuntime, binding: CudaBinding
 ) -> None:
     both = shared(runtime, float_rows(3))
@@ -151,7 +151,7 @@ def test_a_place_for_both_input_and_output_is_written_after_it_was_read(
 @pytest.mark.parametrize(
     ("position", "first", "shape"), [(0, 0, (3, 5)), (0, 2, (2, 4)), (1, 0, (3, 1)), (0, 0, (12,)), (0, 0, ())]
 )
-def test_what_does_not_fit_is_not_aimed_at(
+def test_a_target_that_does_not_fit_the_output_is_declined(
     runtime: FakeRuntime, binding: CudaBinding, position: int, first: int, shape: tuple[int, ...]
 ) -> None:
     binding.acquire_buffers(3, [(3, 4)])
@@ -159,7 +159,7 @@ def test_what_does_not_fit_is_not_aimed_at(
     assert not binding.set_output_targets(position, [(first, room(runtime, shape))])
 
 
-def test_lending_forgets_what_was_placed_and_aimed(runtime: FakeRuntime, binding: CudaBinding) -> None:
+def test_acquiring_buffers_clears_input_parts_and_output_targets(runtime: FakeRuntime, binding: CudaBinding) -> None:
     target = room(runtime, (3, 4))
     binding.acquire_buffers(3, [(3, 4)])
     binding.set_input_parts(0, [shared(runtime, float_rows(3, 9.0))])
@@ -172,8 +172,8 @@ def test_lending_forgets_what_was_placed_and_aimed(runtime: FakeRuntime, binding
     np.testing.assert_array_equal(before.view(np.uint8), content(target).view(np.uint8))
 
 
-def test_a_run_that_is_fed_writes_its_targets_too(runtime: FakeRuntime, tmp_path: Path) -> None:
-    """The other output has a shape that nobody knows beforehand, so nothing of the run is bound."""
+def test_a_fed_run_writes_its_output_targets(runtime: FakeRuntime, tmp_path: Path) -> None:
+    """The shape of the other output is unknown beforehand, so no tensor of the run is bound."""
     path = save(
         tmp_path / "model.onnx",
         [node("Identity", ["x"], ["y"]), node("NonZero", ["x"], ["z"])],
@@ -194,14 +194,14 @@ def test_a_run_that_is_fed_writes_its_targets_too(runtime: FakeRuntime, tmp_path
 
 @pytest.fixture
 def clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SharedArrays:
-    """What clients share of the host's memory; a row of it is enough for the device, and much to gather."""
+    """Shared host memory, with limits so low that one row is copied by the device and gathered without the GIL."""
     monkeypatch.setattr(onnx_cuda_binding, "PINNED_BYTES", 16)
     monkeypatch.setattr(gathering, "NUMPY_GIL_ELEMENTS", 0)
     (tmp_path / "shared").mkdir()
     return SharedArrays(tmp_path / "shared")
 
 
-def test_what_clients_share_of_the_host_is_copied_by_the_device_itself(
+def test_shared_host_memory_is_pinned_and_copied_by_the_device(
     runtime: FakeRuntime, binding: CudaBinding, clients: SharedArrays
 ) -> None:
     rows = [float_rows(1, 100.0 * number) for number in range(5)]
@@ -210,12 +210,12 @@ def test_what_clients_share_of_the_host_is_copied_by_the_device_itself(
         assert [binding.can_copy(part) for part in parts if isinstance(part, DeviceArray)] == [True] * 3
         np.testing.assert_array_equal(np.concatenate(rows) * 2, run(binding, 8, parts)[:5])
 
-    # one for what lies in requests' bodies, and three rows that nobody fills
+    # one for the rows from request bodies, and three padded rows
     assert runtime.copies == {"h2d": 2 * 3, "d2d": 2 * (1 + 3), "d2h": 2}
     assert runtime.calls["cudaHostRegister"] == 2
 
 
-def test_what_is_little_or_cannot_be_pinned_is_gathered(
+def test_small_or_unpinnable_shared_memory_is_gathered(
     runtime: FakeRuntime, binding: CudaBinding, clients: SharedArrays, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(onnx_cuda_binding, "PINNED_BYTES", 32)
@@ -228,7 +228,7 @@ def test_what_is_little_or_cannot_be_pinned_is_gathered(
     assert runtime.copies == {"h2d": 2, "d2h": 1}
 
 
-def test_who_shares_nothing_any_more_is_named_among_what_is_gathered(
+def test_truncated_shared_memory_is_an_error_that_names_its_part(
     runtime: FakeRuntime, binding: CudaBinding, clients: SharedArrays
 ) -> None:
     parts = [clients.hold(name, float_rows(1)) for name in "abc"]
@@ -244,7 +244,7 @@ def test_who_shares_nothing_any_more_is_named_among_what_is_gathered(
     np.testing.assert_array_equal(float_rows(2) * 2, run(binding, 2, [float_rows(2)]))
 
 
-def test_what_clients_share_stays_pinned_until_the_run_has_ended(
+def test_shared_memory_stays_pinned_until_the_run_has_ended(
     runtime: FakeRuntime, binding: CudaBinding, clients: SharedArrays
 ) -> None:
     binding.acquire_buffers(1, [(1, 4)])
@@ -260,7 +260,7 @@ def test_what_clients_share_stays_pinned_until_the_run_has_ended(
     assert runtime.calls["cudaHostUnregister"] == 1
 
 
-def test_a_binding_that_is_released_lets_go_of_it_when_its_copies_have_ended(
+def test_releasing_a_binding_unpins_shared_memory_after_its_copies(
     runtime: FakeRuntime, binding: CudaBinding, clients: SharedArrays
 ) -> None:
     binding.acquire_buffers(1, [(1, 4)])
@@ -274,7 +274,7 @@ def test_a_binding_that_is_released_lets_go_of_it_when_its_copies_have_ended(
 
 
 @pytest.mark.parametrize(("call", "says"), [(0, "unable to read"), (1, "unable to write to")])
-def test_only_who_owns_the_memory_is_told_that_it_cannot_be_used(
+def test_inaccessible_shared_memory_fails_only_its_own_run(
     runtime: FakeRuntime, binding: CudaBinding, call: int, says: str
 ) -> None:
     x, target = float_rows(2), room(runtime, (1, 4))
@@ -298,7 +298,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[FakeRuntime, CudaBin
 
 @settings(max_examples=25, deadline=None)
 @given(requests=st.lists(st.tuples(st.integers(1, 3), st.booleans(), st.booleans()), min_size=1, max_size=5))
-def test_whatever_lies_where_each_gets_its_own_rows(
+def test_any_mix_of_shared_and_host_tensors_returns_the_right_rows(
     made: tuple[FakeRuntime, CudaBinding], requests: list[tuple[int, bool, bool]]
 ) -> None:
     runtime, binding = made

@@ -29,7 +29,7 @@ FROM_CUDA = (
     "file=/onnxruntime_src/onnxruntime/core/providers/cuda/cuda_allocator.cc ; line=47 ; "
     "expr=cudaMalloc((void**)&p, size); \n\n"
 )
-"""As ONNX Runtime 1.31 says it."""
+"""The text of ONNX Runtime 1.31."""
 OUT_OF_MEMORY = [
     NODE + "/onnxruntime_src/onnxruntime/core/framework/bfc_arena.cc:376 void* onnxruntime::BFCArena::"
     "AllocateRawInternal(size_t, bool, onnxruntime::Stream*) Failed to allocate memory for requested buffer of size 64",
@@ -52,15 +52,15 @@ LOST = [
 ]
 
 
-def test_words_end_where_they_end() -> None:
-    # as StringNormalizer says that a locale is not there: `penstock check` printed an empty line behind it
+def test_trailing_newlines_are_removed_from_error_text() -> None:
+    # as in StringNormalizer's error about a missing locale: `penstock check` printed an empty line after it
     assert error_text(RuntimeError("[ONNXRuntimeError] : 1 : FAIL : configure locales\n\n")) == (
         "onnx runtime error 1: configure locales"
     )
 
 
-def test_a_load_that_fails_is_told_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    # ONNX Runtime wrote it to stderr in red, beside the server's log of JSON lines and what check prints
+def test_a_failed_load_writes_nothing_to_stderr(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    # ONNX Runtime wrote it to stderr in red, among the server's JSON log lines and the output of check
     lowered = node("StringNormalizer", ["x"], ["y"], case_change_action="LOWER", locale="none.SUCH")
     path = save(tmp_path / "model.onnx", [lowered], [value("x", STRING, ["N"])], [value("y", STRING, ["N"])])
 
@@ -70,27 +70,27 @@ def test_a_load_that_fails_is_told_once(tmp_path: Path, capfd: pytest.CaptureFix
     assert capfd.readouterr().err == ""
 
 
-class TestWhatWordsMean:
+class TestErrorText:
     @pytest.mark.parametrize("text", OUT_OF_MEMORY)
-    def test_no_memory_is_worth_trying_again_later(self, text: str) -> None:
+    def test_out_of_memory_errors_may_be_retried_later(self, text: str) -> None:
         error = run_error(RuntimeError(f"Error in execution: {text}"), on_gpu=True)
 
         assert type(error) is OutOfMemory
         assert error.code is Code.OVERLOADED
         assert error.retry_after_ns > 0
 
-    def test_pythons_own_word_for_it_counts_too(self) -> None:
+    def test_a_memory_error_of_python_is_out_of_memory(self) -> None:
         assert type(run_error(MemoryError("std::bad_alloc"))) is OutOfMemory
 
     @pytest.mark.parametrize("text", LOST)
-    def test_errors_of_the_device_that_stay_are_its_loss(self, text: str) -> None:
+    def test_sticky_errors_of_the_device_mean_it_is_lost(self, text: str) -> None:
         error = run_error(RuntimeError(text), on_gpu=True)
 
         assert type(error) is DeviceLost
         assert error.code is Code.NOT_READY
 
     @pytest.mark.parametrize("text", LOST)
-    def test_without_a_device_the_same_words_come_out_of_a_request_and_lose_nothing(self, text: str) -> None:
+    def test_sticky_cuda_errors_without_a_device_are_ordinary_errors(self, text: str) -> None:
         assert type(run_error(RuntimeError(text))) is InferError
 
     @pytest.mark.parametrize(
@@ -102,46 +102,46 @@ class TestWhatWordsMean:
             "CUDNN failure 3: CUDNN_STATUS_BAD_PARAM ; GPU=0",
         ],
     )
-    def test_any_other_error_is_the_runs_own(self, text: str) -> None:
+    def test_any_other_error_is_an_internal_error_of_the_run(self, text: str) -> None:
         error = run_error(RuntimeError(text), on_gpu=True)
 
         assert type(error) is InferError
         assert error.code is Code.INTERNAL
 
-    def test_neither_the_machine_nor_its_folders_are_named(self) -> None:
+    def test_error_text_does_not_reveal_the_host_or_its_paths(self) -> None:
         error = run_error(RuntimeError(FROM_CUDA.format(2, "out of memory")), on_gpu=True)
 
         said = "CUDA failure 2: out of memory ; GPU=1 ; cuda_allocator.cc ; line=47 ; expr=cudaMalloc((void**)&p, size)"
         assert error.message == f"onnx runtime error 6: Exception during initialization: {said}"
 
-    def test_the_plan_of_a_convolution_is_left_out(self) -> None:
+    def test_the_json_of_a_convolution_plan_is_left_out_of_error_text(self) -> None:
         text = NODE + 'Failed to initialize CUDNN Frontend: no engine with the cudnn frontend json:\n{"context": {}}'
 
         assert run_error(RuntimeError(text)).message == NODE + "Failed to initialize CUDNN Frontend: no engine"
 
     @pytest.mark.parametrize("status", [3, 35, 46, 100, 209, 805])
-    def test_a_device_that_cannot_be_had_is_told_from_one_that_was_lost(self, status: int) -> None:
+    def test_errors_of_an_unavailable_device_are_recognized(self, status: int) -> None:
         assert is_unavailable(RuntimeError(FROM_CUDA.format(status, "said by CUDA")))
 
     @pytest.mark.parametrize("status", [2, 700, 719, 999, 3000])
-    def test_a_device_that_is_full_or_lost_is_not_absent(self, status: int) -> None:
+    def test_errors_of_a_full_or_lost_device_do_not_mean_unavailable(self, status: int) -> None:
         assert not is_unavailable(RuntimeError(FROM_CUDA.format(status, "said by CUDA")))
 
-    def test_a_run_that_was_stopped_says_so(self) -> None:
+    def test_a_terminated_run_raises_run_stopped(self) -> None:
         error = run_error(RuntimeError(NODE + "Exiting due to terminate flag being set to true."))
 
         assert type(error) is RunStopped
 
 
 def gather(path: Path) -> OnnxBackend:
-    """Load y = table[x], a table of 2, with an output that is bound."""
+    """Load y = table[x], a table of 2, with a bound output."""
     table = {"table": floats([1, 2])}
     save(path, [node("Gather", ["table", "x"], ["y"])], [value("x", INT64, ["N"])], [value("y", FLOAT, ["N"])], table)
     return load(path, "cpu", {})
 
 
-class TestARunThatFails:
-    def test_is_run_a_second_time_only_to_learn_what_failures_of_its_kind_are_called(
+class TestFailedRun:
+    def test_a_failed_run_is_repeated_once_per_kind_of_failure_to_learn_its_code(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         backend = gather(tmp_path / "model.onnx")
@@ -166,8 +166,8 @@ class TestARunThatFails:
         assert refusals == [(Code.INVALID, text.format(wrong)) for wrong in (7, 7, 8, 7)]
         assert len(again) == 1
 
-    def test_for_want_of_memory_is_told_from_others(self, tmp_path: Path) -> None:
-        """Expand to 2**50 elements and sum up: no machine has that much."""
+    def test_a_run_that_needs_too_much_memory_raises_out_of_memory(self, tmp_path: Path) -> None:
+        """Expand to 2**50 elements and sum them: no machine has that much memory."""
         save(
             tmp_path / "model.onnx",
             [
@@ -188,7 +188,7 @@ class TestARunThatFails:
 
 
 @pytest.mark.parametrize(("said", "kept"), [(None, "1"), ("0", "0")])
-def test_onnx_runtime_reports_to_nobody_unless_the_operator_says_so(said: str | None, kept: str) -> None:
+def test_telemetry_of_onnx_runtime_is_off_unless_the_operator_turns_it_on(said: str | None, kept: str) -> None:
     environment = {name: word for name, word in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
     if said is not None:
         environment["ORT_DISABLE_TELEMETRY"] = said
@@ -199,7 +199,7 @@ def test_onnx_runtime_reports_to_nobody_unless_the_operator_says_so(said: str | 
 
 
 @pytest.mark.parametrize("options", [{}, {FREE_ROWS: "1"}])
-def test_a_path_that_is_not_utf_8_is_said_to_be_so(tmp_path: Path, options: dict[str, str]) -> None:
+def test_a_path_that_is_not_utf8_is_rejected(tmp_path: Path, options: dict[str, str]) -> None:
     folder = tmp_path / os.fsdecode(b"caf\xe9")
     folder.mkdir()
     model = folder / "model.onnx"

@@ -1,4 +1,4 @@
-"""Libraries of custom operators: registered with every session before it is made."""
+"""Libraries of custom operators, registered with every session before it is created."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def library(tmp_path: Path) -> Path:
 
 @needs_compiler
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
-def test_a_session_has_its_libraries_wherever_it_is(path: Path, library: Path, device: str) -> None:
+def test_libraries_are_registered_with_sessions_on_cpu_and_gpu(path: Path, library: Path, device: str) -> None:
     count = ctypes.c_int.in_dll(ctypes.CDLL(str(library)), "registrations")
     load = fake_cuda_loader(FakeRuntime())
     load(path, device, {}).close()
@@ -55,7 +55,7 @@ def test_a_session_has_its_libraries_wherever_it_is(path: Path, library: Path, d
         ("/nowhere/at all/libx.so", "Failed to load library libx.so with error: libx.so: cannot open"),
     ],
 )
-def test_one_that_cannot_be_registered_is_told_without_its_folder(path: Path, library: str, why: str) -> None:
+def test_a_library_that_cannot_be_registered_is_reported_without_its_path(path: Path, library: str, why: str) -> None:
     with pytest.raises(InferError) as caught:
         load_onnx(path, "cpu", {"custom_op_library.1": library})
     error, name = caught.value, Path(library).name
@@ -67,7 +67,7 @@ def test_one_that_cannot_be_registered_is_told_without_its_folder(path: Path, li
     assert "/" not in error.message
 
 
-def test_an_operator_that_none_has_is_told_with_where_to_name_its_library(tmp_path: Path) -> None:
+def test_an_unknown_operator_is_reported_with_the_key_for_its_library(tmp_path: Path) -> None:
     nodes = [node("StringLower", ["x"], ["y"], domain="ai.onnx.contrib")]
     graph = helper.make_graph(nodes, "g", [value("x", STRING, ["N"])], [value("y", STRING, ["N"])])
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.contrib", 1)]

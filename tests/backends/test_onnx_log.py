@@ -1,4 +1,4 @@
-"""ONNX Runtime's own lines are in our log, not between its lines on stderr."""
+"""ONNX Runtime's log lines go to the server's log, not to stderr."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.backends.onnx_models import FLOAT, ints, node, save, value
 @pytest.mark.skipif(
     not hasattr(onnxruntime, "set_default_logger_callback"), reason="ONNX Runtime before 1.32 has only stderr"
 )
-def test_what_onnx_runtime_says_of_a_model_is_logged(
+def test_warnings_of_onnx_runtime_are_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     unused = {"unused": ints([1])}

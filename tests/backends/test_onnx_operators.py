@@ -1,4 +1,4 @@
-"""What operators a file holds, and what some of them must never be given."""
+"""The operators in a file, and inputs that some of them must never get."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HIDDEN, WIDTH = 2, 3
 
 
 def recurrent(path: Path, operator: str) -> Path:
-    """Write a model of rows, as frameworks do with the batch first: x [N, T, 3] becomes y [N, 2]."""
+    """Write a model with the batch first, as frameworks do: x [N, T, 3] becomes y [N, 2]."""
     gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[operator]
     weights: dict[str, Any] = {
         "w": np.ones((1, gates * HIDDEN, WIDTH), np.float32), "r": np.ones((1, gates * HIDDEN, HIDDEN), np.float32),
@@ -41,10 +41,10 @@ def recurrent(path: Path, operator: str) -> Path:
 
 @pytest.mark.parametrize("operator", ["LSTM", "GRU"])
 @pytest.mark.parametrize("shape", [(0, 2, WIDTH), (1, 0, WIDTH), (0, 0, WIDTH)])
-def test_an_operator_that_ends_the_process_over_no_rows_is_given_none(
+def test_empty_inputs_are_rejected_for_operators_that_crash_on_them(
     tmp_path: Path, operator: str, shape: tuple[int, ...]
 ) -> None:
-    # without a check: "terminate called without an active exception", and the whole server is gone
+    # without a check, the whole server dies: "terminate called without an active exception"
     backend = load(recurrent(tmp_path / "model.onnx", operator), "cpu", {"intra_op_thread_count": "1"})
     binding = backend.bind(batched(backend.graph), 4)
 
@@ -58,7 +58,7 @@ def test_an_operator_that_ends_the_process_over_no_rows_is_given_none(
 @pytest.mark.parametrize(
     ("version", "guarded"), [("1.24.1", True), ("1.30.0", True), ("1.31.0", False), ("1.32.0", False), ("2.0", False)]
 )
-def test_one_that_did_so_in_an_older_onnx_runtime_is_given_none_there(
+def test_empty_inputs_are_rejected_for_topk_in_older_versions_of_onnx_runtime(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, guarded: bool
 ) -> None:
     # with 1.24 to 1.30 a TopK of no rows divides by zero: SIGFPE
@@ -72,14 +72,14 @@ def test_one_that_did_so_in_an_older_onnx_runtime_is_given_none_there(
     assert never_empty(version) >= {"LSTM", "GRU"}
 
 
-def test_others_may_have_no_rows(tmp_path: Path) -> None:
+def test_empty_inputs_are_accepted_for_other_operators(tmp_path: Path) -> None:
     backend = load(recurrent(tmp_path / "model.onnx", "RNN"), "cpu", {})
     binding = backend.bind(batched(backend.graph), 4)
 
     assert infer(binding, [np.zeros((0, 2, WIDTH), np.float32)])[0].shape == (0, HIDDEN)
 
 
-def test_a_model_on_a_gpu_of_which_nodes_may_stay_on_the_cpu_is_guarded_too(
+def test_empty_inputs_are_rejected_for_gpu_models_whose_nodes_may_run_on_the_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.backends.onnx_cuda.load_on_gpu", lambda path, number, options: SimpleNamespace())
@@ -87,7 +87,7 @@ def test_a_model_on_a_gpu_of_which_nodes_may_stay_on_the_cpu_is_guarded_too(
     assert load(recurrent(tmp_path / "model.onnx", "GRU"), "cuda:0", {}).never_empty == "GRU"
 
 
-def test_operators_are_found_in_branches_and_functions_too(tmp_path: Path) -> None:
+def test_operators_are_found_in_branches_and_functions(tmp_path: Path) -> None:
     inner = helper.make_graph([node("LSTM", ["a"], ["b"])], "inner", [], [value("b", FLOAT, [])])
     middle = helper.make_graph(
         [node("If", ["c"], ["b"], then_branch=inner, else_branch=inner)], "middle", [], [value("b", FLOAT, [])]
@@ -105,8 +105,8 @@ def test_operators_are_found_in_branches_and_functions_too(tmp_path: Path) -> No
     assert operators(path) == {"Add", "Loop", "If", "LSTM", "Mul"}
 
 
-def test_the_numbers_of_a_forest_are_not_read_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # 500 trees of scikit-learn, of which each number is a field, took 3 to 6 s of the interpreter
+def test_the_values_of_a_tree_ensemble_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # 500 trees of scikit-learn, with a field for each number, took 3 to 6 s in Python
     forest = helper.make_node("TreeEnsembleRegressor", ["x"], ["y"], nodes_values=[0.5] * 10_000)
     graph = helper.make_graph([forest], "forest", [value("x", FLOAT, [2])], [value("y", FLOAT, [1])])
     onnx.save(helper.make_model(graph), tmp_path / "model.onnx")
@@ -123,7 +123,7 @@ def test_the_numbers_of_a_forest_are_not_read_one_by_one(tmp_path: Path, monkeyp
     assert len(read) < 100
 
 
-def test_a_model_that_takes_a_scale_from_all_rows_says_so(tmp_path: Path) -> None:
+def test_a_model_that_scales_by_all_rows_has_a_shared_scale(tmp_path: Path) -> None:
     outputs = ["y", "scale", "zero"]
     path = save(
         tmp_path / "model.onnx", [node("DynamicQuantizeLinear", ["x"], outputs)], [value("x", FLOAT, ["N", 3])],
@@ -134,12 +134,12 @@ def test_a_model_that_takes_a_scale_from_all_rows_says_so(tmp_path: Path) -> Non
     assert load(recurrent(tmp_path / "other.onnx", "RNN"), "cpu", {}).shared_scale == ""
 
 
-def test_a_file_that_is_not_there_has_none(tmp_path: Path) -> None:
+def test_a_missing_file_has_no_operators(tmp_path: Path) -> None:
     assert operators(tmp_path / "none.onnx") == frozenset()
 
 
 @given(garbage=st.binary(max_size=200))
-def test_any_bytes_are_read_or_have_none(tmp_path_factory: pytest.TempPathFactory, garbage: bytes) -> None:
+def test_any_bytes_can_be_read_for_operators(tmp_path_factory: pytest.TempPathFactory, garbage: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "garbage.onnx"
     path.write_bytes(garbage)
 

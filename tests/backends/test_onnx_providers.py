@@ -37,7 +37,7 @@ def refused(call: Any, *args: Any, **named: Any) -> InferError:
 
 
 class TestCuda:
-    def test_has_defaults_that_the_model_may_change(self) -> None:
+    def test_a_model_may_override_the_defaults_of_the_cuda_provider(self) -> None:
         made = cuda_options(2, {}, 77, graphs=False)
 
         assert made == {
@@ -56,19 +56,19 @@ class TestCuda:
         assert made["enable_cuda_graph"] == "1"
         assert not {"x", "other"} & set(made)
 
-    def test_keeps_what_it_has_asked_for_only_where_the_shapes_are_few(self) -> None:
+    def test_the_arena_grows_by_the_requested_size_only_with_configured_rows(self) -> None:
         assert cuda_options(0, {"penstock.rows": "1,2"}, 0, graphs=False)["arena_extend_strategy"] == "kSameAsRequested"
 
     @pytest.mark.parametrize(
         "name", ["device_id", "user_compute_stream", "has_user_compute_stream", "do_copy_in_default_stream"]
     )
-    def test_leaves_what_penstock_decides_to_penstock(self, name: str) -> None:
+    def test_cuda_options_that_penstock_sets_are_rejected(self, name: str) -> None:
         error = refused(cuda_options, 0, {f"cuda.{name}": "0"}, 0, graphs=False)
 
         assert error.code is Code.INVALID
         assert name in error.message
 
-    def test_that_is_not_in_this_build_says_what_to_install(self) -> None:
+    def test_a_provider_missing_from_the_build_is_reported_with_the_version(self) -> None:
         error = refused(onnx_providers.check_provider, "NoExecutionProvider")
 
         assert error.code is Code.UNSUPPORTED
@@ -77,16 +77,18 @@ class TestCuda:
         )
 
     @pytest.mark.skipif(CUDA in onnxruntime.get_available_providers(), reason="CUDA is here")
-    def test_of_this_machine_is_refused_where_there_is_none(self) -> None:
+    def test_a_missing_cuda_build_is_reported_with_the_install_command(self) -> None:
         assert refused(RealDependencies(CUDA).runtime).message.endswith(": pip install 'penstock[gpu]'")
 
-    def test_that_cannot_be_loaded_says_so_in_the_loaders_words(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_cuda_provider_that_does_not_load_has_the_error_of_the_loader(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setitem(onnx_providers._LIBRARIES, CUDA, "libnothing.so")
 
         assert start_failure(CUDA).startswith("libnothing.so: cannot open shared object file")
         assert "pip install 'penstock[gpu]'" in start_failure(CUDA)
 
-    def test_without_cudnn_is_refused_unless_it_is_to_do_without(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_missing_cudnn_is_rejected_unless_enable_cudnn_is_0(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(onnx_providers, "_CUDNN", ("libnothing.so.9", "libnothing.so"))
         error = refused(check_cudnn, {})
 
@@ -97,7 +99,7 @@ class TestCuda:
         monkeypatch.setattr(onnx_providers, "_CUDNN", ("libnothing.so.9", "libc.so.6"))
         check_cudnn({})
 
-    def test_that_two_builds_spoil_each_other_is_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_two_installed_builds_of_onnx_runtime_are_reported(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.0")
 
         assert "onnxruntime and onnxruntime-gpu are both installed" in start_failure(CUDA)
@@ -109,7 +111,7 @@ def test_a_device_is_the_cpu_or_has_a_number(device: str, number: int | None) ->
 
 
 @given(st.text(max_size=8).filter(lambda text: text != "cpu" and not text.startswith("cuda:")))
-def test_no_other_word_is_a_device(text: str) -> None:
+def test_any_other_text_is_rejected_as_a_device(text: str) -> None:
     assert refused(device_number, text).code is Code.INVALID
 
 
@@ -122,7 +124,7 @@ class TestTensorrt:
     def _cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
-    def test_has_its_folders_made(self, path: Path, tmp_path: Path) -> None:
+    def test_the_folders_of_the_engine_cache_are_created(self, path: Path, tmp_path: Path) -> None:
         folder = tmp_path / "a" / "b"
         made = tensorrt_options(path, 0, {"tensorrt.trt_engine_cache_path": str(folder)}, 77, FakeRuntime())
         assert folder.is_dir()
@@ -131,12 +133,12 @@ class TestTensorrt:
         assert error.code is Code.INVALID
         assert "engines cannot be stored in" in error.message
 
-    def test_is_wanted_by_a_word_or_an_option(self) -> None:
+    def test_tensorrt_is_enabled_by_the_accelerator_or_by_any_of_its_options(self) -> None:
         assert wants_tensorrt({"penstock.tensorrt": "1"})
         assert wants_tensorrt({"tensorrt.trt_fp16_enable": "1"})
         assert not wants_tensorrt({"cuda.use_tf32": "1", "penstock.tensorrt": "0"})
 
-    def test_keeps_engines_and_builds_for_the_buckets(self, path: Path, tmp_path: Path) -> None:
+    def test_engines_are_cached_and_built_for_the_buckets(self, path: Path, tmp_path: Path) -> None:
         options = {
             "tensorrt.trt_fp16_enable": "1",
             "penstock.engine_cache": str(tmp_path / "engines"),
@@ -159,7 +161,7 @@ class TestTensorrt:
         }
         assert refused(tensorrt_options, path, 1, {"tensorrt.device_id": "0"}, 0, FakeRuntime()).code is Code.INVALID
 
-    def test_names_an_engine_by_all_that_it_fits(self, path: Path, tmp_path: Path) -> None:
+    def test_an_engine_is_keyed_by_gpu_versions_and_model(self, path: Path, tmp_path: Path) -> None:
         key = engine_key(path, 0, FakeRuntime())
         assert key.startswith(f"Fake_GPU-sm9.0-onnxruntime{onnxruntime.__version__}-tensorrt")
         assert key == engine_key(path, 0, FakeRuntime())
@@ -169,12 +171,12 @@ class TestTensorrt:
         assert refused(engine_key, tmp_path / "none", 0, FakeRuntime()).code is Code.NOT_FOUND
 
     @pytest.mark.parametrize("axes", [["N", "M"], [2, "M"]])
-    def test_has_no_profile_where_rows_are_not_all_that_is_free(self, path: Path, axes: list[int | str]) -> None:
+    def test_a_model_with_free_axes_other_than_rows_has_no_profile(self, path: Path, axes: list[int | str]) -> None:
         save(path, [node("Relu", ["x"], ["y"])], [value("x", FLOAT, axes)], [value("y", FLOAT, axes)])
 
         assert profiles(path, "1,2") == {}
 
-    def test_leaves_inputs_without_rows_out_of_the_profile(self, path: Path) -> None:
+    def test_a_profile_leaves_out_inputs_without_rows(self, path: Path) -> None:
         save(
             path,
             [node("Add", ["x", "b"], ["y"]), node("Add", ["y", "w"], ["z"])],
@@ -188,14 +190,14 @@ class TestTensorrt:
         path.write_bytes(b"no model")
         assert row_shapes(path) is None
 
-    def test_is_not_in_the_wheel_and_says_where_it_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_missing_tensorrt_is_reported_with_the_install_command(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(onnx_providers._LIBRARIES, TENSORRT, "libnothing.so")
 
         assert "pip install tensorrt" in start_failure(TENSORRT)
 
 
 class TestBudgets:
-    def test_are_read_from_the_options(self) -> None:
+    def test_budgets_are_read_from_the_options(self) -> None:
         options = {"penstock.gpu_memory_bytes": "1000", "penstock.gpu_limit": "0:0.8,2:0.5"}
 
         assert Budget.from_options(2, options) == Budget(2, 1000, 0.5)
@@ -203,12 +205,12 @@ class TestBudgets:
         assert Budget.from_options(0, {}) == Budget(0)
 
     @given(st.text(min_size=1, max_size=6))
-    def test_that_make_no_sense_are_refused_or_read(self, text: str) -> None:
+    def test_any_budget_option_is_read_or_rejected(self, text: str) -> None:
         for name in ("penstock.gpu_memory_bytes", "penstock.gpu_limit"):
             with contextlib.suppress(InferError):
                 assert Budget.from_options(0, {name: text}).budget_bytes >= 0
 
-    def test_that_cannot_be_held_are_refused_with_the_figures(self) -> None:
+    def test_a_load_above_its_memory_budget_is_rejected_with_the_sizes(self) -> None:
         runtime = FakeRuntime(memory=100 << 20)
         runtime.take(40 << 20, 0)
 
@@ -224,13 +226,13 @@ class TestBudgets:
         assert "40 MiB of 100 MiB are in use, and the limit for loading is 30%" in error.message
         assert "does not fit in its memory budget" in refused(Budget(0, 5).check_before, runtime, 6).message
 
-    def test_that_are_exceeded_are_refused(self) -> None:
+    def test_a_model_that_exceeds_its_budget_after_loading_is_rejected(self) -> None:
         Budget(0, 100).check_after(100)
         Budget(0).check_after(1 << 40)
 
         assert refused(Budget(0, 100).check_after, 101).retry_after_ns == -1
 
-    def test_count_the_weights_that_lie_beside_the_model(self, tmp_path: Path) -> None:
+    def test_external_weights_beside_the_model_are_counted(self, tmp_path: Path) -> None:
         path = contract_model("rows", tmp_path / "model.onnx")
         alone = path.stat().st_size
         assert weight_bytes(path) == alone

@@ -1,4 +1,4 @@
-"""A graph that fixes one row, with its rows freed."""
+"""A graph whose first axis is fixed at one row, with that axis freed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_first_axis_of_inputs_and_outputs_is_freed_and_all_else_is_kept() ->
     assert after == before
 
 
-def test_weights_that_are_listed_among_the_inputs_stay_as_they_are() -> None:
+def test_weights_listed_as_inputs_are_unchanged() -> None:
     changed, freed = with_free_rows(linear(weights_as_input=True).SerializeToString())
     shape = onnx.ModelProto.FromString(changed).graph.input[1].type.tensor_type.shape
     assert freed == {"x", "y"}
@@ -60,7 +60,7 @@ def test_weights_that_are_listed_among_the_inputs_stay_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("rows", "reason"), [(2, "'x' has no first axis of length 1"), ("N", "no tensor has a first axis fixed at 1")]
 )
-def test_what_has_no_axis_fixed_to_one_is_refused(rows: int | str, reason: str) -> None:
+def test_a_model_without_a_first_axis_of_one_is_rejected(rows: int | str, reason: str) -> None:
     with pytest.raises(InferError, match=reason):
         with_free_rows(linear(rows=rows).SerializeToString())
 
@@ -76,12 +76,12 @@ def test_a_scalar_has_no_axis_to_free() -> None:
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_a_model_or_refused(garbage: bytes) -> None:
+def test_any_bytes_are_a_model_or_are_rejected(garbage: bytes) -> None:
     with contextlib.suppress(InferError):
         with_free_rows(garbage)
 
 
-def test_a_model_loaded_so_runs_several_rows_and_describes_itself_as_written(tmp_path: Path) -> None:
+def test_a_model_with_freed_rows_runs_several_rows_and_keeps_its_metadata(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(linear(), path)
     backend = load_onnx(path, "cpu", FREED)
@@ -96,7 +96,7 @@ def test_a_model_loaded_so_runs_several_rows_and_describes_itself_as_written(tmp
     backend.close()
 
 
-def test_weights_in_a_file_of_their_own_are_found(tmp_path: Path) -> None:
+def test_external_weights_are_found_when_rows_are_freed(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(linear(), path, save_as_external_data=True, location="weights.bin", size_threshold=0)
     backend = load_onnx(path, "cpu", FREED)
@@ -104,6 +104,6 @@ def test_weights_in_a_file_of_their_own_are_found(tmp_path: Path) -> None:
     backend.close()
 
 
-def test_a_file_that_is_not_there_is_not_found(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error_when_rows_are_freed(tmp_path: Path) -> None:
     with pytest.raises(InferError, match="No such file"):
         load_onnx(tmp_path / "none.onnx", "cpu", FREED)

@@ -1,4 +1,4 @@
-"""Where TensorRT's engines are kept, and what becomes of that where there is no home folder."""
+"""Where TensorRT engines are stored, also without a home folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def paths(tmp_path: Path, **said: str) -> set[str]:
     return {str(Path(made[name]).relative_to(tmp_path).parts[0]) for name in PATHS}
 
 
-def test_they_are_kept_in_the_users_cache_folder_or_where_it_is_said(
+def test_engines_are_stored_in_the_users_cache_folder_or_a_configured_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -32,7 +32,9 @@ def test_they_are_kept_in_the_users_cache_folder_or_where_it_is_said(
     assert paths(tmp_path, tensorrt__trt_engine_cache_path=str(tmp_path / "said")) == {"said", "cache"}
 
 
-def test_who_has_no_home_is_told_so_unless_it_is_said_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_home_folder_is_an_error_unless_engine_folders_are_configured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def nobody() -> Path:
         raise RuntimeError("Could not determine home directory.")
 

@@ -14,7 +14,7 @@ PACKAGE = "partial_stock"
 
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A package that says what is imported of it."""
+    """A package whose imported modules can be listed."""
     folder = tmp_path / PACKAGE
     (folder / "inner").mkdir(parents=True)
     (folder / "__init__.py").write_text("from partial_stock.inner import part\nfrom . import heavy\nwhole = True\n")
@@ -33,13 +33,13 @@ def imported() -> set[str]:
     return {name.partition(".")[2] for name in sys.modules if name.startswith(f"{PACKAGE}.")}
 
 
-def test_parts_come_without_the_rest() -> None:
+def test_parts_are_imported_without_the_rest_of_the_package() -> None:
     import_parts(PACKAGE, ["inner.part"])
 
     assert imported() == {"inner", "inner.part", "inner.other"}
 
 
-def test_the_collector_waits_for_them_and_goes_on(place: Path) -> None:
+def test_the_garbage_collector_is_paused_while_parts_are_imported(place: Path) -> None:
     (place / "inner" / "part.py").write_text("import gc\ncollects = gc.isenabled()\n")
 
     import_parts(PACKAGE, ["inner.part"])
@@ -48,10 +48,10 @@ def test_the_collector_waits_for_them_and_goes_on(place: Path) -> None:
     assert gc.isenabled()
 
 
-def test_who_wants_more_gets_the_whole() -> None:
+def test_using_another_name_imports_the_whole_package() -> None:
     import_parts(PACKAGE, ["inner.part"])
     part = sys.modules[f"{PACKAGE}.inner.part"]
-    import_parts(PACKAGE, ["inner.late"])  # is there, so that nothing is done
+    import_parts(PACKAGE, ["inner.late"])  # does nothing, since the package is already imported
     late = __import__(f"{PACKAGE}.inner.late", fromlist=["seen"])
 
     assert late.seen is True
@@ -59,14 +59,14 @@ def test_who_wants_more_gets_the_whole() -> None:
     assert sys.modules[f"{PACKAGE}.inner.part"] is part
 
 
-def test_where_a_part_cannot_be_imported_the_whole_is() -> None:
+def test_the_whole_package_is_imported_when_a_part_fails() -> None:
     import_parts(PACKAGE, ["inner.part", "inner.gone"])
 
     assert sys.modules[PACKAGE].whole is True
     assert "heavy" in imported()
 
 
-def test_what_is_there_stays_as_it_is_and_what_is_not_installed_is_no_failure() -> None:
+def test_an_imported_package_is_kept_and_a_missing_one_is_ignored() -> None:
     whole = __import__(PACKAGE)
     import_parts(PACKAGE, ["inner.part"])
     import_parts("partial_stock_that_nobody_has", ["part"])

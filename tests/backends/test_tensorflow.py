@@ -1,4 +1,4 @@
-"""The TensorFlow Backend. It is never imported here: its cases (in_tensorflow.py) run in a process of their own."""
+"""The TensorFlow Backend. It is never imported here: its tests (in_tensorflow.py) run in a separate process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
 
 
 @pytest.mark.slow
-def test_the_cases_hold_in_a_process_of_their_own(savedmodels: Path) -> None:
+def test_the_tensorflow_tests_pass_in_a_separate_process(savedmodels: Path) -> None:
     cases = "tests/backends/in_tensorflow.py"
     quiet = ("-q", "-p", "no:cacheprovider", "-o", "filterwarnings=default")
 
@@ -48,18 +48,18 @@ def test_the_cases_hold_in_a_process_of_their_own(savedmodels: Path) -> None:
 
 
 @pytest.mark.slow
-def test_naming_its_loader_imports_nothing() -> None:
+def test_importing_the_loaders_does_not_import_tensorflow() -> None:
     ended = python("-c", "import sys, penstock.backends.loading; print('tensorflow' in sys.modules)")
 
     assert ended.stdout.strip() == "False"
 
 
-def test_it_is_not_to_be_loaded_in_the_servers_process() -> None:
+def test_tensorflow_is_loaded_only_in_isolated_processes() -> None:
     assert set(LOADERS) == {"onnxruntime"}
     assert set(ISOLATED) == {"tensorflow"}
 
 
-def test_where_it_is_not_installed_a_load_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_without_tensorflow_has_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ["tensorflow", *(name for name in sys.modules if name.startswith("tensorflow."))]:
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delitem(sys.modules, "penstock.backends.tensorflow", raising=False)

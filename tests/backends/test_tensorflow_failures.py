@@ -13,7 +13,7 @@ MODEL = Path("/models/iris/1/model.savedmodel")
 
 
 class OpError(Exception):
-    """What tf.errors.OpError has."""
+    """The attributes of tf.errors.OpError."""
 
     def __init__(self, message: str, error_code: int) -> None:
         super().__init__(message)
@@ -21,7 +21,7 @@ class OpError(Exception):
         self.error_code = error_code
 
 
-# Recorded from TensorFlow 2.21, but for the last three, which are what older ones are known to say.
+# Recorded from TensorFlow 2.21, except the last three, which are known from older versions.
 @pytest.mark.parametrize(
     ("said", "told"),
     [
@@ -100,21 +100,21 @@ class OpError(Exception):
         ),
     ],
 )
-def test_words_are_those_of_the_operation_alone(said: str, told: str | None) -> None:
+def test_error_text_is_the_message_of_the_operation_only(said: str, told: str | None) -> None:
     assert error_text(OpError(said, 3), MODEL) == (said.partition("\n")[0] if told is None else told)
 
 
 @given(st.text(max_size=300))
-def test_words_never_name_the_models_folder(text: str) -> None:
+def test_error_text_never_reveals_the_models_folder(text: str) -> None:
     assert str(MODEL) not in error_text(ValueError(f"{text} {MODEL}/variables {MODEL} {text}"), MODEL)
 
 
 @given(st.text(alphabet="abc [](){}:\n\t", max_size=200), st.integers(0, 20))
-def test_words_of_any_kind_are_told(text: str, code: int) -> None:
+def test_any_message_becomes_an_infer_error(text: str, code: int) -> None:
     assert isinstance(run_error(OpError(text, code)), InferError)
 
 
-def test_words_that_are_no_text_are_told_as_far_as_they_are_and_blame_the_request() -> None:
+def test_a_message_that_is_not_utf8_is_escaped_and_an_invalid_request() -> None:
     said = b"Could not parse example input, value: '\xff\xfegarbage'\n\t [[{{node ParseExample/ParseExampleV2}}]]"
     with pytest.raises(UnicodeDecodeError) as caught:
         said.decode()
@@ -124,14 +124,14 @@ def test_words_that_are_no_text_are_told_as_far_as_they_are_and_blame_the_reques
     assert refusal.message == "Could not parse example input, value: '\\xff\\xfegarbage'"
 
 
-def test_a_function_of_python_is_told_to_be_missing() -> None:
+def test_a_missing_python_function_is_an_error_that_names_numpy_function() -> None:
     refusal = run_error(OpError("Missing py trampoline. Most likely, it is a link error.\n\t [[{{node PyFunc}}]]", 3))
 
     assert refusal.code is Code.INTERNAL
     assert "tf.numpy_function" in refusal.message
 
 
-def test_words_have_an_end() -> None:
+def test_error_text_is_cut_at_a_maximum_length() -> None:
     assert len(error_text(ValueError("9" * 100_000))) == MAX_TEXT_CHARS + 3
 
 
@@ -147,7 +147,7 @@ def test_words_have_an_end() -> None:
         (13, Code.INTERNAL),
     ],
 )
-def test_only_what_the_input_is_blamed_for_is_the_clients_fault(code: int, expected: Code) -> None:
+def test_only_errors_of_the_input_are_invalid_requests(code: int, expected: Code) -> None:
     error = run_error(OpError("no", code))
 
     assert type(error) is InferError
@@ -158,7 +158,7 @@ def test_only_what_the_input_is_blamed_for_is_the_clients_fault(code: int, expec
     "error",
     [OpError("OOM when allocating tensor", 8), OpError("failed: CUDA_ERROR_OUT_OF_MEMORY: out", 13), MemoryError()],
 )
-def test_too_little_memory_is_told_from_all_else(error: Exception) -> None:
+def test_out_of_memory_errors_are_recognized(error: Exception) -> None:
     told = run_error(error)
 
     assert type(told) is OutOfMemory
@@ -167,13 +167,13 @@ def test_too_little_memory_is_told_from_all_else(error: Exception) -> None:
     assert load_error(MemoryError(), MODEL).code is Code.OVERLOADED
 
 
-def test_a_device_that_is_gone_is_told_where_there_is_one() -> None:
+def test_a_lost_device_is_recognized_only_on_a_gpu() -> None:
     error = OpError("Failed to launch: CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered", 13)
 
     assert type(run_error(error, on_gpu=True)) is DeviceLost
     assert type(run_error(error)) is InferError
 
 
-def test_a_model_that_cannot_be_loaded_is_invalid() -> None:
+def test_a_failed_load_is_invalid_and_does_not_reveal_the_folder() -> None:
     assert load_error(OSError(f"Cannot read {MODEL}"), MODEL).message == "Cannot read the model's folder"
     assert load_error(OSError("no"), MODEL).code is Code.INVALID

@@ -14,7 +14,7 @@ KEYS = st.sets(st.sampled_from(["predict", "serving_default", "other", "__saved_
 
 
 def tensor(name: str, *dims: int, dtype: str = "DT_FLOAT") -> dict[str, Any]:
-    """Make a TensorInfo as JSON has it: a size of 0 is left out."""
+    """Make a TensorInfo as in JSON, where a size of 0 is left out."""
     return {
         "name": name,
         "dtype": dtype,
@@ -26,12 +26,12 @@ def one(inputs: dict[str, Any], outputs: dict[str, Any], **more: Any) -> dict[st
     return {"k": {"inputs": inputs, "outputs": outputs, **more}}
 
 
-def test_every_type_of_ours_is_one_of_tensorflows() -> None:
+def test_every_datatype_has_a_tensorflow_type() -> None:
     assert sorted(DATATYPES.values()) == sorted(OURS)
 
 
 @given(KEYS)
-def test_a_key_is_chosen_that_is_there_unless_there_is_none(keys: set[str]) -> None:
+def test_the_default_signature_is_serving_default_or_the_first(keys: set[str]) -> None:
     signatures: dict[str, Any] = {key: {} for key in keys}
     own = {key for key in keys if not key.startswith("__")}
     if not own:
@@ -46,7 +46,7 @@ def test_a_key_is_chosen_that_is_there_unless_there_is_none(keys: set[str]) -> N
 
 
 @given(KEYS)
-def test_cortex_takes_the_only_one_or_predict(keys: set[str]) -> None:
+def test_cortex_selects_the_only_signature_or_predict(keys: set[str]) -> None:
     signatures: dict[str, Any] = {key: {} for key in keys}
     own = sorted(key for key in keys if not key.startswith("__"))
     if len(own) == 1 or "predict" in own:
@@ -58,7 +58,7 @@ def test_cortex_takes_the_only_one_or_predict(keys: set[str]) -> None:
 
 
 @given(KEYS, st.sampled_from(["predict", "elsewhere"]), st.booleans())
-def test_a_key_that_is_asked_for_is_taken_or_refused(keys: set[str], asked: str, cortex: bool) -> None:
+def test_a_configured_signature_is_selected_or_rejected(keys: set[str], asked: str, cortex: bool) -> None:
     signatures: dict[str, Any] = {key: {} for key in keys}
     if asked in keys:
         assert choose_key(signatures, asked, cortex=cortex) == asked
@@ -78,7 +78,7 @@ def test_tensors_are_in_the_order_of_the_graph() -> None:
     assert serving.tensors["input", "b"] == "first:0"
 
 
-def test_shapes_are_read_with_zeros_and_free_axes() -> None:
+def test_shapes_with_zeros_and_free_axes_are_read() -> None:
     unknown = {"name": "u:0", "dtype": "DT_STRING", "tensorShape": {"unknownRank": True}}
     serving = read_signature(one({"x": tensor("x:0", -1, 0, 3), "s": tensor("s:0"), "u": unknown}, {}), "k", {})
 
@@ -93,7 +93,7 @@ def test_an_input_with_a_default_is_optional() -> None:
     assert [spec.optional for spec in read_signature(described, "k", {}).graph.inputs] == [True, False]
 
 
-def test_a_reference_is_what_it_refers_to() -> None:
+def test_a_reference_type_is_read_as_its_base_type() -> None:
     serving = read_signature(one({}, {"y": tensor("y:0", 1, dtype="DT_FLOAT_REF")}), "k", {})
 
     assert serving.graph.outputs[0].datatype == "FP32"
@@ -110,7 +110,7 @@ def test_a_reference_is_what_it_refers_to() -> None:
         ({"compositeTensor": {"typeSpec": {"typeSpecClass": "SPARSE_TENSOR_SPEC"}}}, "a sparse tensor"),
     ],
 )
-def test_what_nobody_can_carry_is_refused_as_an_input_and_left_out_as_an_output(
+def test_an_unsupported_tensor_is_rejected_as_input_and_left_out_as_output(
     described: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(InferError, match=f"input 'x' is {words}, which") as caught:
@@ -124,13 +124,13 @@ def test_what_nobody_can_carry_is_refused_as_an_input_and_left_out_as_an_output(
         read_signature(one({}, {"x": described}), "k", {})
 
 
-def test_an_only_output_that_is_ragged_is_refused_with_what_to_do() -> None:
+def test_a_ragged_only_output_is_rejected_with_advice() -> None:
     output = {"compositeTensor": {"typeSpec": {"typeSpecClass": "RAGGED_TENSOR_SPEC"}}}
 
     with pytest.raises(InferError, match=r"does not support; have the model return its \.to_tensor\(\)$"):
         read_signature(one({}, {"y": output}), "k", {})
 
 
-def test_two_inputs_that_are_one_tensor_are_refused() -> None:
+def test_two_inputs_that_are_the_same_tensor_are_rejected() -> None:
     with pytest.raises(InferError, match="inputs 'a' and 'b' are the same tensor of the graph, 'x:0'"):
         read_signature(one({"a": tensor("x:0", 1), "b": tensor("x:0", 1)}, {"y": tensor("y:0", 1)}), "k", {})

@@ -169,18 +169,18 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+def probabilities(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """The probabilities of FLOWER in the answers."""
-    return local_probabilities(tmp_path_factory.mktemp("told"))
+    return local_probabilities(tmp_path_factory.mktemp("probabilities"))
 
 
 @pytest.fixture(scope="module")
-def plain(told: list[float]) -> bytes:
+def plain(probabilities: list[float]) -> bytes:
     """The answer for a flower without hooks."""
-    return b"[[0],[[" + ",".join(map(repr, told)).encode() + b"]]]\n"
+    return b"[[0],[[" + ",".join(map(repr, probabilities)).encode() + b"]]]\n"
 
 
-def said(port: int, api: str, value: Any) -> Answer:
+def predict(port: int, api: str, value: Any) -> Answer:
     return post(port, f"/iris/{api}", value)
 
 
@@ -203,7 +203,7 @@ def test_an_unknown_output_is_rejected_over_v2(port: int, api: str, names: list[
 
 class TestSeedOfCortex010:
     def test_c1_a_sample_is_answered_with_its_label(self, port: int) -> None:
-        assert said(port, "classifier", SAMPLE).seen == (200, b'"iris-setosa"\n', JSON_TYPE)
+        assert predict(port, "classifier", SAMPLE).seen == (200, b'"iris-setosa"\n', JSON_TYPE)
 
     def test_c3_without_a_json_content_type_the_sample_is_none(self, port: int) -> None:
         answer = ask(port, "POST", "/iris/classifier", json.dumps(SAMPLE).encode())
@@ -221,13 +221,15 @@ class TestSeedOfCortex010:
         assert answer.line == "HTTP/1.1 400 BAD REQUEST"
 
     def test_c5_an_exception_of_a_hook_is_in_the_error(self, port: int) -> None:
-        assert failed(said(port, "classifier", {"sepal_length": 5.2})) == (
+        assert failed(predict(port, "classifier", {"sepal_length": 5.2})) == (
             "prediction failed: error: handler.py: pre_inference request handler: 'sepal_width': runtime exception"
         )
 
 
 class TestSeedOfCortex09:
-    def test_c2_a_sample_is_answered_with_its_class_and_probabilities(self, tmp_path: Path, told: list[float]) -> None:
+    def test_c2_a_sample_is_answered_with_its_class_and_probabilities(
+        self, tmp_path: Path, probabilities: list[float]
+    ) -> None:
         project = Project(tmp_path)
         write_iris(project.model("m.onnx"), swapped=True)
         handler = (EXAMPLES / "onnx-0.9" / "handler.py").read_text()
@@ -239,7 +241,7 @@ class TestSeedOfCortex09:
         assert answer.json["class_index"] == 0
         assert answer.json["class_label"] == "iris-setosa"
         assert answer.json["probabilities"] == pytest.approx(PROBABILITIES, abs=1e-6)
-        numbers = ",".join(map(repr, told))
+        numbers = ",".join(map(repr, probabilities))
         assert answer.body.decode() == (
             f'{{"class_index":0,"class_label":"iris-setosa","probabilities":[{numbers}]}}\n'
         )
@@ -251,16 +253,16 @@ class TestConversion:
     def test_c7_lists_in_any_form_are_converted_to_the_input(
         self, port: int, plain: bytes, api: str, value: Any
     ) -> None:
-        assert said(port, api, value).seen == (200, plain, JSON_TYPE)
+        assert predict(port, api, value).seen == (200, plain, JSON_TYPE)
 
     @pytest.mark.parametrize(("value", "size"), [([1, 2], 2), (None, 1), ([FLOWER, FLOWER], 8)])
     def test_c8_c10_a_wrong_number_of_values_is_rejected(self, port: int, value: Any, size: int) -> None:
         for api in ("fixed", "free", "named"):
-            assert failed(said(port, api, value)) == f"{SHAPE}cannot reshape array of size {size} into shape (1,4)"
+            assert failed(predict(port, api, value)) == f"{SHAPE}cannot reshape array of size {size} into shape (1,4)"
 
     @pytest.mark.parametrize("value", [{"inputs": [1, 2, 3, 4]}, {}, {"input": None}])
     def test_c9_a_missing_key_is_in_the_error(self, port: int, value: Any) -> None:
-        assert failed(said(port, "fixed", value)) == 'prediction failed: error: missing key "input"'
+        assert failed(predict(port, "fixed", value)) == 'prediction failed: error: missing key "input"'
 
     @pytest.mark.parametrize("api", ["forms", "forms-fixed"])
     @pytest.mark.parametrize(
@@ -269,37 +271,39 @@ class TestConversion:
     def test_c12_the_result_of_pre_inference_can_have_many_forms(
         self, port: int, plain: bytes, api: str, form: str
     ) -> None:
-        assert said(port, api, form).seen == (200, plain, JSON_TYPE)
+        assert predict(port, api, form).seen == (200, plain, JSON_TYPE)
 
     def test_c12_an_array_of_integers_is_cast(self, port: int) -> None:
-        assert said(port, "forms", "ints").json[0] == [0]
+        assert predict(port, "forms", "ints").json[0] == [0]
 
     @pytest.mark.parametrize(("form", "found"), [("array of texts", "<U3"), ("array of bools", "bool")])
     def test_c13_arrays_of_other_kinds_are_rejected(self, port: int, form: str, found: str) -> None:
-        assert failed(said(port, "forms", form)) == f"{SHAPE}expected dtype 'float32' but found '{found}'"
+        assert failed(predict(port, "forms", form)) == f"{SHAPE}expected dtype 'float32' but found '{found}'"
 
     @pytest.mark.parametrize("form", ["nothing", "named nothing", "two rows"])
     def test_a_hook_result_that_does_not_fit_fails_only_its_own_request(self, port: int, form: str) -> None:
-        assert failed(said(port, "forms", form)).startswith("prediction failed: error: ")
-        assert said(port, "forms", "tuple").status == 200
+        assert failed(predict(port, "forms", form)).startswith("prediction failed: error: ")
+        assert predict(port, "forms", "tuple").status == 200
 
     @pytest.mark.parametrize("value", [[1, 2], "a", None, 3])
     def test_c17_a_model_with_several_inputs_requires_a_dictionary(self, port: int, value: Any) -> None:
-        assert failed(said(port, "several", value)) == (
+        assert failed(predict(port, "several", value)) == (
             'prediction failed: error: expected sample to be a dictionary with keys "a", "c", "i"'
         )
 
     def test_several_inputs_are_cast_and_the_failing_one_is_in_the_error(self, port: int) -> None:
         value = {"a": [1, "2.5"], "c": [[3, True]], "i": [6.9, "7"]}
-        assert said(port, "several", value).json == [[[1.0, 2.5]], [[3.0, 1.0]], [6, 7]]
-        assert failed(said(port, "several", {"a": [1, 2], "i": [1, 2]})) == 'prediction failed: error: missing key "c"'
-        assert failed(said(port, "several", value | {"c": [1]})) == (
+        assert predict(port, "several", value).json == [[[1.0, 2.5]], [[3.0, 1.0]], [6, 7]]
+        assert (
+            failed(predict(port, "several", {"a": [1, 2], "i": [1, 2]})) == 'prediction failed: error: missing key "c"'
+        )
+        assert failed(predict(port, "several", value | {"c": [1]})) == (
             'prediction failed: error: key "c": failed to convert to numpy array: cannot reshape array of size 1 into '
             "shape (1,2)"
         )
 
     def test_the_error_for_a_single_input_given_by_name_does_not_name_it(self, port: int) -> None:
-        assert failed(said(port, "fixed", {"input": [1]})) == (
+        assert failed(predict(port, "fixed", {"input": [1]})) == (
             "prediction failed: error: failed to convert to numpy array: cannot reshape array of size 1 into shape "
             "(1,4)"
         )
@@ -310,20 +314,20 @@ class TestConversion:
         assert answer.seen == (200, b'[["x","\\u00f1"]]\n', JSON_TYPE)
 
     def test_c20_numbers_are_converted_to_booleans(self, port: int) -> None:
-        assert said(port, "bools", [True, 0]).seen == (200, b"[[false,true]]\n", JSON_TYPE)
+        assert predict(port, "bools", [True, 0]).seen == (200, b"[[false,true]]\n", JSON_TYPE)
 
-    def test_c21_map_outputs_are_answered_with_string_keys(self, port: int, told: list[float]) -> None:
-        entries = ",".join(f'"{number}":{probability!r}' for number, probability in enumerate(told))
+    def test_c21_map_outputs_are_answered_with_string_keys(self, port: int, probabilities: list[float]) -> None:
+        entries = ",".join(f'"{number}":{probability!r}' for number, probability in enumerate(probabilities))
 
-        assert said(port, "maps", FLOWER).seen == (200, f"[[0],[{{{entries}}}]]\n".encode(), JSON_TYPE)
+        assert predict(port, "maps", FLOWER).seen == (200, f"[[0],[{{{entries}}}]]\n".encode(), JSON_TYPE)
 
     def test_relaxed_shapes_accept_several_rows(self, port: int) -> None:
-        assert said(port, "relaxed", "two rows").json[0] == [0, 0]
+        assert predict(port, "relaxed", "two rows").json[0] == [0, 0]
 
     def test_a_sample_on_which_the_model_fails_is_a_failed_prediction(self, port: int) -> None:
-        assert said(port, "picky", [1]).json == [[[8]]]
-        assert failed(said(port, "picky", [70])).startswith("prediction failed: ")
-        assert said(port, "picky", [2]).json == [[[9]]]
+        assert predict(port, "picky", [1]).json == [[[8]]]
+        assert failed(predict(port, "picky", [70])).startswith("prediction failed: ")
+        assert predict(port, "picky", [2]).json == [[[9]]]
 
 
 class TestAnswers:
@@ -337,20 +341,20 @@ class TestAnswers:
         ],
     )  # fmt: skip
     def test_c23_a_hook_can_return_any_value_that_json_can_represent(self, port: int, name: str, body: bytes) -> None:
-        assert said(port, "results", name).seen == (200, body, JSON_TYPE)
+        assert predict(port, "results", name).seen == (200, body, JSON_TYPE)
 
     @pytest.mark.parametrize(("name", "named"), [("bytes", "bytes"), ("object", "object")])
     def test_c24_the_type_of_a_result_that_json_cannot_represent_is_in_the_error(
         self, port: int, name: str, named: str
     ) -> None:
-        answer = said(port, "results", name)
+        answer = predict(port, "results", name)
 
         assert answer.line == "HTTP/1.1 500 INTERNAL SERVER ERROR"
         assert named in answer.json["error"]
 
     @pytest.mark.parametrize("name", ["mixed keys", "numpy keys"])
     def test_keys_that_cannot_be_sorted_or_encoded_are_an_error(self, port: int, name: str) -> None:
-        answer = said(port, "results", name)
+        answer = predict(port, "results", name)
 
         assert answer.status == 500
         assert list(answer.json) == ["error"]
@@ -358,7 +362,7 @@ class TestAnswers:
 
 class TestHooks:
     def test_hooks_get_the_input_and_output_descriptions_of_the_runtime(self, port: int) -> None:
-        found = said(port, "seen", [1, "two", {"three": None}]).json
+        found = predict(port, "seen", [1, "two", {"three": None}]).json
 
         assert found["pre"] == ["list", [["input", [1, 4], "tensor(float)"]], [1, "two", {"three": None}]]
         assert found["post"] == [
@@ -367,20 +371,20 @@ class TestHooks:
         assert found["prediction"] == ["list", ["ndarray", "ndarray"]]
 
     def test_metadata_comes_from_the_project_and_persists_between_calls(self, port: int) -> None:
-        first, second = (said(port, "seen", "x").json["metadata"] for _ in range(2))
+        first, second = (predict(port, "seen", "x").json["metadata"] for _ in range(2))
 
         assert first["labels"] == ["a"]
         assert first["depth"] == 2
         assert second["calls"] == first["calls"] + 1
 
     def test_the_arguments_of_each_hook_decide_its_generation(self, port: int) -> None:
-        assert said(port, "mixed", FLOWER).json == ["label", {}]
+        assert predict(port, "mixed", FLOWER).json == ["label", {}]
 
     def test_the_error_of_a_hook_exception_names_the_hook(self, port: int) -> None:
-        assert failed(said(port, "seen", "raise")) == (
+        assert failed(predict(port, "seen", "raise")) == (
             "prediction failed: error: seen.py: pre_inference request handler: 'gone': runtime exception"
         )
-        assert failed(said(port, "seen", "late")) == (
+        assert failed(predict(port, "seen", "late")) == (
             "prediction failed: error: seen.py: post_inference request handler: too late: runtime exception"
         )
 

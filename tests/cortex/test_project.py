@@ -198,7 +198,7 @@ class TestRequirements:
         project.file("requirements.txt", "nothing-of-the-kind==1.0")
         project.api("one", "models/m.onnx", "def post_inference(prediction, signature, metadata): return 1")
 
-        assert "nothing is fetched" in why_not(project, environments=str(tmp_path / "kept"), offline=True)
+        assert "--offline forbids downloads" in why_not(project, environments=str(tmp_path / "kept"), offline=True)
 
 
 class TestStart:

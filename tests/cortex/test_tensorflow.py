@@ -75,7 +75,7 @@ def port(tmp_path_factory: pytest.TempPathFactory, savedmodels: Path) -> Iterato
         yield live.http_port
 
 
-def said(port: int, api: str, value: Any) -> Answer:
+def predict(port: int, api: str, value: Any) -> Answer:
     return post(port, f"/iris/{api}", value)
 
 
@@ -89,7 +89,7 @@ class TestAnswers:
     @pytest.mark.parametrize("rows", [1, 3])
     def test_c25_outputs_are_flat_and_numbers_are_written_as_protobuf_writes_them(self, port: int, rows: int) -> None:
         sample = SAMPLE if rows == 1 else {name: [length] * rows for name, length in SAMPLE.items()}
-        answer = said(port, "plain", sample)
+        answer = predict(port, "plain", sample)
         found = answer.json
 
         assert list(found) == ["class_ids", "classes", "isbig", "logits", "probabilities"]
@@ -100,22 +100,22 @@ class TestAnswers:
         assert answer.body.startswith(b'{"class_ids":["0"')
 
     def test_c26_a_handler_reads_the_class_from_its_text(self, port: int) -> None:
-        assert said(port, "classifier", SAMPLE).seen == (200, b'"iris-setosa"\n', JSON_TYPE)
+        assert predict(port, "classifier", SAMPLE).seen == (200, b'"iris-setosa"\n', JSON_TYPE)
 
     def test_hooks_get_a_dictionary_of_all_signatures(self, port: int) -> None:
-        found = said(port, "seen", SAMPLE).json
+        found = predict(port, "seen", SAMPLE).json
 
         assert found["pre"] == found["post"], "metadata is the signature for a hook of 0.9"
         assert (found["type"], found["metadata"]) == ("dict", {})
         assert set(found["pre"]) >= {"predict", "serving_default", "classification"}
-        predict = found["pre"]["predict"]
-        assert predict["methodName"] == "tensorflow/serving/predict"
-        assert predict["inputs"]["sepal_width"] == {
+        signature = found["pre"]["predict"]
+        assert signature["methodName"] == "tensorflow/serving/predict"
+        assert signature["inputs"]["sepal_width"] == {
             "name": "sepal_width:0", "dtype": "DT_DOUBLE", "tensorShape": {"dim": [{"size": "-1"}]},
         }  # fmt: skip
 
     def test_the_configured_signature_key_is_used(self, port: int) -> None:
-        assert set(said(port, "keyed", SAMPLE).json) == {"classes", "scores"}
+        assert set(predict(port, "keyed", SAMPLE).json) == {"classes", "scores"}
 
 
 class TestFailures:
@@ -127,7 +127,7 @@ class TestFailures:
         assert "unexpected inference output 'nix' for model 'plain'" in json.loads(answer.body)["error"]
 
     def test_c28_a_missing_key_is_in_the_error(self, port: int) -> None:
-        text = failed(said(port, "plain", {"sepal_length": [5.2]}))
+        text = failed(predict(port, "plain", {"sepal_length": [5.2]}))
 
         assert text in {f'prediction failed: error: missing key "{name}"' for name in list(SAMPLE)[1:]}
 
@@ -136,10 +136,10 @@ class TestFailures:
         assert ask(port, "POST", "/iris/plain", body, JSON).seen == (400, b"Malformed JSON", HTML_TYPE)
 
     def test_the_error_for_an_unknown_key_is_the_bare_key(self, port: int) -> None:
-        assert failed(said(port, "plain", SAMPLE | {"zz": 1})) == "prediction failed: 'zz'"
+        assert failed(predict(port, "plain", SAMPLE | {"zz": 1})) == "prediction failed: 'zz'"
 
     def test_the_error_for_a_value_of_the_wrong_type_has_the_expected_shape(self, port: int) -> None:
-        assert failed(said(port, "plain", SAMPLE | {"petal_width": "a"})) == (
+        assert failed(predict(port, "plain", SAMPLE | {"petal_width": "a"})) == (
             "prediction failed: error: key \"petal_width\": expected shape [-1]: Expected float64, got 'a' of type "
             "'str' instead."
         )
@@ -147,16 +147,16 @@ class TestFailures:
     def test_a_sample_with_inconsistent_rows_fails_only_its_own_request(self, port: int) -> None:
         sample = {name: [length] * 2 for name, length in SAMPLE.items()} | {"sepal_width": [1.0]}
 
-        assert failed(said(port, "plain", sample)).startswith("prediction failed: ")
-        assert said(port, "plain", SAMPLE).status == 200
+        assert failed(predict(port, "plain", sample)).startswith("prediction failed: ")
+        assert predict(port, "plain", SAMPLE).status == 200
 
 
 class TestImages:
     def test_images_of_many_clients_share_batches_although_the_graph_fixes_one_row(self, port: int) -> None:
         images = [base64.b64encode(bytes((i * 7 + k) % 256 for k in range(784))).decode() for i in range(64)]
-        alone = [said(port, "image", {"image": image}).json for image in images[:4]]
+        alone = [predict(port, "image", {"image": image}).json for image in images[:4]]
         with ThreadPoolExecutor(32) as clients:
-            answers = list(clients.map(lambda image: said(port, "image", {"image": image}), images))
+            answers = list(clients.map(lambda image: predict(port, "image", {"image": image}), images))
         stats = json.loads(ask(port, "GET", "/v2/models/image/stats", check=False).body)["model_stats"][0]
 
         assert [answer.status for answer in answers] == [200] * len(images)
@@ -176,10 +176,10 @@ class TestPages:
 
 class TestFolders:
     def test_the_highest_version_below_a_folder_is_served(self, port: int) -> None:
-        assert said(port, "classifier", SAMPLE).status == 200
+        assert predict(port, "classifier", SAMPLE).status == 200
 
     def test_a_zip_archive_is_served(self, port: int) -> None:
-        assert said(port, "plain", SAMPLE).status == 200
+        assert predict(port, "plain", SAMPLE).status == 200
 
 
 class TestStart:
@@ -192,7 +192,9 @@ class TestStart:
             project.api(name.replace("_", "-"), project.model(name), kind="tensorflow")
         project.api("wrong-key", project.model("keras"), kind="tensorflow", _signature_key="nothing")
         with live_server(project.folder, dialect="cortex") as live:
-            statuses = [said(live.http_port, name, SAMPLE).status for name in ("iris", "keras", "corrupt", "wrong-key")]
+            statuses = [
+                predict(live.http_port, name, SAMPLE).status for name in ("iris", "keras", "corrupt", "wrong-key")
+            ]
 
         assert statuses == [200, 503, 503, 503]
         for words in (

@@ -17,7 +17,7 @@ from penstock.perf.simulator.arrivals import (
     recorded,
 )
 
-A, B = Kind(1, ((4,),)), Kind(3, ((8,),), share=3)
+A, B = Kind(1, ((4,),)), Kind(3, ((8,),), weight=3)
 
 
 @pytest.mark.parametrize("come", [poisson, bursty, constant])
@@ -28,7 +28,7 @@ def test_they_come_in_order_and_at_the_rate_that_is_asked_for(come: Callable[...
     assert arrivals.at_ns[0] >= 0
     assert arrivals.at_ns[-1] < 60e9
     assert len(arrivals) == pytest.approx(60_000, rel=0.06)
-    assert np.bincount(arrivals.which)[1] / len(arrivals) == pytest.approx(0.75, abs=0.01)
+    assert np.bincount(arrivals.kind_indexes)[1] / len(arrivals) == pytest.approx(0.75, abs=0.01)
     assert arrivals.rows_per_s == pytest.approx(1000 * 2.5, rel=0.06)
 
 
@@ -37,7 +37,7 @@ def test_a_seed_gives_the_same_arrivals_and_another_one_others(come: Callable[..
     first, again, other = (come(500, 4, (A, B), seed) for seed in (7, 7, 8))
 
     assert first.at_ns.tolist() == again.at_ns.tolist()
-    assert first.which.tolist() == again.which.tolist()
+    assert first.kind_indexes.tolist() == again.kind_indexes.tolist()
     assert first.at_ns.tolist() != other.at_ns.tolist()
 
 
@@ -63,7 +63,7 @@ def test_a_record_is_repeated_exactly(ms: list[int]) -> None:
     assert arrivals.at_ns.tolist() == [(each - min(ms)) * 1_000_000 for each in sorted(ms)]
     assert sorted(zip(ms, kinds, strict=True), key=lambda pair: pair[0]) == [
         (at // 1_000_000 + min(ms), kind)
-        for at, kind in zip(arrivals.at_ns.tolist(), arrivals.which.tolist(), strict=True)
+        for at, kind in zip(arrivals.at_ns.tolist(), arrivals.kind_indexes.tolist(), strict=True)
     ]
 
 

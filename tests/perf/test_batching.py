@@ -78,7 +78,7 @@ class TestKnee:
     ) -> None:
         def answer_1000_rows_per_s(_server: object, _variant: object, arrivals: Arrivals, *_rest: object) -> Run:
             records = np.zeros(len(arrivals), RECORD)
-            records["due_ns"], records["which"] = arrivals.at_ns, arrivals.which
+            records["due_ns"], records["which"] = arrivals.at_ns, arrivals.kind_indexes
             done_ns = np.maximum(np.cumsum(arrivals.rows) * 1_000_000, arrivals.at_ns)
             records["took_ns"] = done_ns - arrivals.at_ns
             records["status"] = 200

@@ -77,7 +77,7 @@ def test_the_trees_own_budgets_can_be_read_and_every_measure_has_one() -> None:
     ],
 )  # fmt: skip
 def test_the_verdict_is_of_the_median_and_of_which_way_is_better(value: float, better: str, word: str) -> None:
-    assert Verdict("it", budget(tolerance=0.1001, better=better), (99.0, value, 0.01)).word == word
+    assert Verdict("it", budget(tolerance=0.1001, better=better), (99.0, value, 0.01)).label == word
 
 
 def test_the_report_has_one_table_and_says_what_got_worse_and_by_how_much() -> None:
@@ -147,7 +147,7 @@ class Gate:
         path.write_text(GOOD + GOOD.replace("http", "grpc").replace("0.5", "0.05"))
         measures = {name: (lambda _world, name=name: self.gives[name]) for name in self.gives}
         monkeypatch.setattr(gate, "MEASURES", measures)
-        monkeypatch.setattr(gate, "world", nothing)
+        monkeypatch.setattr(gate, "testbed", nothing)
 
     def __call__(self, *words: str) -> tuple[int, str]:
         status = gate.main(["--budgets", str(self.path), *words])

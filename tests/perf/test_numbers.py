@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.perf.batching import main as compare_policies
 from penstock.perf.numbers import above_zero, at_least_one, not_negative, share
-from penstock.perf.tuning.arguments import parser as tuning_parser
+from penstock.perf.tuning.arguments import make_parser as tuning_parser
 
 Read = Callable[[str], float]
 

@@ -17,7 +17,7 @@ import pytest
 from penstock.perf import flood, models
 from penstock.perf.flood import BROKEN, RECORD, SKIPPED, Flood
 from penstock.perf.load import FloodResult, Load
-from penstock.perf.overload import Calm, Overload, Round, Sample, report
+from penstock.perf.overload import Baseline, Overload, Round, Sample, report
 
 REQUEST = b"POST / HTTP/1.1\r\nContent-Length: 4\r\n\r\nbody"
 
@@ -151,9 +151,9 @@ class TestFlooded:
         assert (seen.latency_ms(0.5), seen.server_latency_ms(0.5), seen.lateness_ms(0.5)) == (0, 0, 0)
 
 
-def calm(per_s: float) -> Calm:
+def calm(per_s: float) -> Baseline:
     load = Load(requests_per_s=per_s, p50_ms=40, p99_ms=50, cpu_us=9, refused=0, broken=0)
-    return Calm(best_per_s=per_s, few=load, alone=load, rss_mib=110)
+    return Baseline(best_per_s=per_s, concurrent=load, single=load, rss_mib=110)
 
 
 def one_round(after_per_s: float = 1000, rows: int = 1024, rss_mib: float = 130, **seen: Any) -> Round:
@@ -221,7 +221,7 @@ def test_the_cores_in_use_are_those_until_the_queue_was_empty() -> None:
     during = Overload(10_000, 20, flooded(**SEEN), [Sample(0, 130)] * 8, 20)
 
     # 200,000 requests of 9 and 30 us in 40 s
-    assert during.cores == pytest.approx((0.045, 0.15))
+    assert during.cores_used == pytest.approx((0.045, 0.15))
 
 
 def test_the_deep_model_takes_any_number_of_rows() -> None:

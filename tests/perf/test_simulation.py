@@ -18,7 +18,7 @@ from penstock.perf.simulator.arrivals import (
     recorded,
 )
 from penstock.perf.simulator.frontend import FrontCosts, simulate_server
-from penstock.perf.simulator.runtimes import RunTimes, linear, table
+from penstock.perf.simulator.runtimes import RunTimes, from_table, linear
 from penstock.perf.simulator.simulation import EXPIRED, REFUSED, SERVED, Result, simulate
 
 MS = 1_000_000
@@ -48,7 +48,7 @@ def checked(result: Result) -> Result:
     """A result in which every request has one end, and was batched if it was served."""
     ends = [result.count(ending) for ending in (SERVED, REFUSED, EXPIRED)]
     assert sum(ends) == len(result.arrivals)
-    served = result.ended == SERVED
+    served = result.outcomes == SERVED
     assert result.batch_rows.sum() == result.arrivals.rows[served].sum()
     assert (result.start_ns[served] >= result.arrivals.at_ns[served]).all()
     assert (result.end_ns[served] > result.start_ns[served]).all()
@@ -101,14 +101,14 @@ class TestEveryArrivalHasOneEnd:
         result = checked(simulate(volleys([0] * 20, 1, 1), BatchPolicy(max_batch_rows=4, max_queue_rows=8), TRUTH))
 
         assert result.count(REFUSED) == 12
-        assert result.end_ns[result.ended == REFUSED].tolist() == [0] * 12
+        assert result.end_ns[result.outcomes == REFUSED].tolist() == [0] * 12
 
     def test_what_waits_past_its_deadline_expires_at_its_deadline(self) -> None:
         # nothing is known of two shapes: a wait that nobody can predict is no reason to refuse at the door
         kinds = (Kind(), Kind(1, ((9,),), deadline_ns=MS // 2))
-        result = checked(simulate(recorded([0.0, 0.001], kinds, [0, 1]), POLICY, table({1: 4 * MS})))
+        result = checked(simulate(recorded([0.0, 0.001], kinds, [0, 1]), POLICY, from_table({1: 4 * MS})))
 
-        assert result.ended.tolist() == [SERVED, EXPIRED]
+        assert result.outcomes.tolist() == [SERVED, EXPIRED]
         assert result.end_ns.tolist() == [4 * MS, MS + MS // 2]
 
     def test_a_scheduler_that_forgets_a_request_is_found_out(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,15 +122,15 @@ class TestEveryArrivalHasOneEnd:
 class TestQueueingTheory:
     @pytest.mark.parametrize("busy", [0.3, 0.5, 0.7])
     def test_batches_of_one_and_equal_run_times_wait_as_m_d_1(self, busy: float) -> None:
-        result = simulate(poisson(busy * 1000, 60, seed=2), ALONE, table({1: MS}))
+        result = simulate(poisson(busy * 1000, 60, seed=2), ALONE, from_table({1: MS}))
         waited_ns = (result.start_ns - result.arrivals.at_ns).mean()
 
         assert waited_ns == pytest.approx(busy * MS / (2 * (1 - busy)), rel=0.05)
-        assert result.utilisation == pytest.approx(busy, rel=0.02)
+        assert result.utilization == pytest.approx(busy, rel=0.02)
 
     def test_two_instances_are_as_m_d_2(self) -> None:
-        one = simulate(poisson(700, 60, seed=2), ALONE, table({1: MS}))
-        two = simulate(poisson(1400, 60, seed=2), ALONE, table({1: MS}), instances=2)
+        one = simulate(poisson(700, 60, seed=2), ALONE, from_table({1: MS}))
+        two = simulate(poisson(1400, 60, seed=2), ALONE, from_table({1: MS}), instances=2)
         waits = [(result.start_ns - result.arrivals.at_ns).mean() for result in (one, two)]
 
         # Source: Cosmetatos' approximation of M/D/2, from M/M/2 at 0.7, which waits 0.9608 runs
@@ -142,7 +142,7 @@ class TestQueueingTheory:
         result = simulate(poisson(per_s, 3, seed=4), POLICY, TRUTH)
         wait_s = (result.start_ns - result.arrivals.at_ns).mean() / 1e9
 
-        assert result.waiting_mean == pytest.approx(len(result.arrivals) / result.span_s * wait_s, rel=0.01)
+        assert result.mean_queue_length == pytest.approx(len(result.arrivals) / result.span_s * wait_s, rel=0.01)
 
 
 class TestTheSimulation:
@@ -155,37 +155,37 @@ class TestTheSimulation:
         assert run(1) != run(2)
 
     def test_recorded_arrivals_are_replayed_to_the_nanosecond(self) -> None:
-        result = simulate(recorded([0.0, 0.0105, 0.02]), POLICY, table({1: 2 * MS}))
+        result = simulate(recorded([0.0, 0.0105, 0.02]), POLICY, from_table({1: 2 * MS}))
 
         assert result.start_ns.tolist() == [0, 10_500_000, 20_000_000]
         assert result.latency_ns.tolist() == [2 * MS] * 3
 
     def test_what_waits_while_the_device_runs_goes_together(self) -> None:
-        result = simulate(volleys(JUST_MISSED[:6], 1, 1), POLICY, table({1: MS, 16: MS}))
+        result = simulate(volleys(JUST_MISSED[:6], 1, 1), POLICY, from_table({1: MS, 16: MS}))
 
         assert result.batch_rows.tolist() == [1, 5]
         assert result.latency_ns.tolist() == [MS, *[2 * MS - 1000] * 5]
 
     def test_a_delay_holds_a_batch_open_and_no_longer(self) -> None:
         policy = BatchPolicy(max_batch_rows=4, cap_rows=4, max_queue_delay_us=1000)
-        result = simulate(recorded([0.0, 0.0004, 0.01, 0.01, 0.01, 0.01]), policy, table({1: MS, 4: MS}))
+        result = simulate(recorded([0.0, 0.0004, 0.01, 0.01, 0.01, 0.01]), policy, from_table({1: MS, 4: MS}))
 
         assert result.start_ns.tolist() == [MS, MS, *[10 * MS] * 4]
 
     def test_the_cost_model_learns_what_the_device_does(self) -> None:
         result = simulate(poisson(5000, 2, seed=1), POLICY, TRUTH)
 
-        predicted = result.learned.predict_ns(SHAPELESS, 8)
+        predicted = result.cost_model.predict_ns(SHAPELESS, 8)
         assert predicted == pytest.approx(TRUTH.mean_ns(SHAPELESS, 8), rel=0.1)
 
     def test_a_device_that_gets_slower_is_slower(self) -> None:
-        truth = table({1: MS}, slower=[(2_000_000_000, 3.0)])
+        truth = from_table({1: MS}, slowdowns=[(2_000_000_000, 3.0)])
         result = simulate(constant(100, 2, (Kind(),)), POLICY, truth)
 
         assert sorted(set(result.batch_ns.tolist())) == [MS, 3 * MS]
 
     def test_padded_batches_take_as_long_as_their_size(self) -> None:
-        truth = table({1: MS, 4: 4 * MS, 8: 8 * MS})
+        truth = from_table({1: MS, 4: 4 * MS, 8: 8 * MS})
         result = simulate(volleys([0] * 3, 1, 1), BatchPolicy(max_batch_rows=8, allowed_rows=(8,)), truth)
 
         assert result.batch_ns.tolist() == [8 * MS]
@@ -199,22 +199,22 @@ class TestTheFrontEnd:
         assert free.latency_ns.tolist() == without.latency_ns.tolist()
 
     def test_a_lone_request_takes_its_run_and_all_that_is_beside_it(self) -> None:
-        result = simulate_server(constant(10, 1), POLICY, table({1: MS}), COSTS)
+        result = simulate_server(constant(10, 1), POLICY, from_table({1: MS}), COSTS)
 
-        beside_ns = COSTS.wire_ns + 3 * COSTS.wake_ns + COSTS.turn_ns
+        beside_ns = COSTS.wire_ns + 3 * COSTS.wake_ns + COSTS.batch_ns
         beside_ns += COSTS.read_ns + COSTS.encode_ns + COSTS.write_ns
         assert set(result.latency_ns.tolist()) == {MS + beside_ns}
 
     @pytest.mark.slow
     def test_it_does_no_more_than_the_loop_can(self) -> None:
-        result = checked(simulate_server(poisson(40_000, 1, seed=1), POLICY, table({1: 100, 16: 100}), COSTS))
+        result = checked(simulate_server(poisson(40_000, 1, seed=1), POLICY, from_table({1: 100, 16: 100}), COSTS))
 
         assert 20_000 < result.goodput_per_s() < 1e9 / (COSTS.read_ns + COSTS.encode_ns + COSTS.write_ns)
 
     @pytest.mark.slow
     def test_several_instances_share_the_loop(self) -> None:
         load = poisson(1800, 2, seed=1)
-        one, two = (simulate_server(load, ALONE, table({1: MS}), COSTS, instances=count) for count in (1, 2))
+        one, two = (simulate_server(load, ALONE, from_table({1: MS}), COSTS, instances=count) for count in (1, 2))
 
         assert one.goodput_per_s() == pytest.approx(1000, rel=0.1)
         assert checked(two).goodput_per_s() == pytest.approx(1800, rel=0.05)
@@ -222,8 +222,8 @@ class TestTheFrontEnd:
 
 class TestRunTimes:
     def test_a_sample_is_drawn_from(self) -> None:
-        truth = table({1: [MS, MS, MS, 5 * MS], 2: 2 * MS})
-        draw = truth.luck(1)
+        truth = from_table({1: [MS, MS, MS, 5 * MS], 2: 2 * MS})
+        draw = truth.sampler(1)
         drawn = [draw(SHAPELESS, 1, 0) for _ in range(4000)]
 
         assert np.mean(drawn) == pytest.approx(truth.mean_ns(SHAPELESS, 1), rel=0.05)
@@ -243,7 +243,7 @@ class TestRunTimes:
         assert [truth.mean_ns(key, 1) for key in (((4,),), ((8,),), ((9,),))] == [100, 200, 100]
 
     def test_the_best_size_does_most_rows_and_is_the_smallest_that_does(self) -> None:
-        assert table({1: 100, 8: 200, 16: 400, 64: 2000}).best(SHAPELESS, 64) == (8, 8 / 200 * 1e9)
+        assert from_table({1: 100, 8: 200, 16: 400, 64: 2000}).knee(SHAPELESS, 64) == (8, 8 / 200 * 1e9)
 
 
 class TestTheGrid:

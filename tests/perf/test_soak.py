@@ -4,9 +4,9 @@ import subprocess
 
 import pytest
 
-from penstock.perf.soak.census import Seen, census, is_there
+from penstock.perf.soak.census import ProcessUsage, census, is_alive
 from penstock.perf.soak.command import Fault, Soak
-from penstock.perf.soak.ledger import BROKEN, LOST, REFUSED, RIGHT, WRONG, Ledger
+from penstock.perf.soak.ledger import BROKEN, REFUSED, RIGHT, TIMED_OUT, WRONG, Ledger
 
 TURNS = (("kill", "worker"),)
 
@@ -22,8 +22,8 @@ def soak(*ends: tuple[str, str, float, float], faults: tuple[Fault, ...] = ()) -
     return run
 
 
-def seen(pid: int = 1, rss_mib: float = 100.0, descriptors: int = 20) -> Seen:
-    return Seen(pid, 0, "server", "S", rss_mib, descriptors, 10)
+def seen(pid: int = 1, rss_mib: float = 100.0, descriptors: int = 20) -> ProcessUsage:
+    return ProcessUsage(pid, 0, "server", "S", rss_mib, descriptors, 10)
 
 
 KILL_WORKER, KILL_ENGINE = Fault(10.0, "kill", "worker"), Fault(10.0, "kill", "engine")
@@ -36,7 +36,7 @@ def test_each_request_has_one_end() -> None:
     ledger.end("a", RIGHT, 1.0)
     ledger.end("a", RIGHT, 1.0)
 
-    assert (ledger.without_end, ledger.twice) == (1, 1)
+    assert (ledger.pending_count, ledger.ended_twice) == (1, 1)
     assert ledger.counts()["json"][RIGHT] == 1
 
 
@@ -45,14 +45,14 @@ def test_each_request_has_one_end() -> None:
     (("json", REFUSED, 9.9, 10.0), KILL_WORKER, False),
     (("hooked", REFUSED, 9.0, 9.9), KILL_WORKER, False),
     (("hooked", WRONG, 9.9, 10.0), KILL_WORKER, False),
-    (("hooked", LOST, 9.9, 10.0), KILL_WORKER, False),
+    (("hooked", TIMED_OUT, 9.9, 10.0), KILL_WORKER, False),
     (("json", BROKEN, 11.0, 11.1), KILL_ENGINE, True),
     (("json", REFUSED, 13.0, 13.1), KILL_ENGINE, False),
 ])  # fmt: skip
 def test_a_request_may_fail_only_where_and_while_a_fault_explains_it(
     end: tuple[str, str, float, float], fault: Fault, holds: bool
 ) -> None:
-    assert (soak(end, faults=(fault,)).judged() == []) is holds
+    assert (soak(end, faults=(fault,)).all_problems() == []) is holds
 
 
 def test_whole_again_is_when_the_first_is_answered_after_those_that_failed_one_upon_the_other() -> None:
@@ -61,19 +61,19 @@ def test_whole_again_is_when_the_first_is_answered_after_those_that_failed_one_u
         ("json", RIGHT, 10.8, 10.81), ("json", RIGHT, 15.0, 16.0),
     )  # fmt: skip
 
-    assert run.ledger.served_again_s("json", 10.0) == pytest.approx(0.7)
-    assert run.ledger.served_again_s("grpc", 10.0) is None
+    assert run.ledger.recovery_s("json", 10.0) == pytest.approx(0.7)
+    assert run.ledger.recovery_s("grpc", 10.0) is None
 
 
 def test_what_grows_is_told_and_what_is_missing_too() -> None:
     run = soak()
     run.samples = [(float(at), [seen(rss_mib=100 + 10 * at), seen(2)][: 1 if at > 5 else 2]) for at in range(10)]
 
-    assert [problem.split(" went")[0] for problem in run.judged()] == [
+    assert [problem.split(" went")[0] for problem in run.all_problems()] == [
         "server: processes", "all: processes",
     ]  # fmt: skip
     run.samples = [(float(at), [seen(rss_mib=100 + 10 * at)]) for at in range(10)]
-    assert [problem.split(" went")[0] for problem in run.judged()] == ["server: rss_mib", "all: rss_mib"]
+    assert [problem.split(" went")[0] for problem in run.all_problems()] == ["server: rss_mib", "all: rss_mib"]
 
 
 def test_a_census_finds_what_a_process_has_started() -> None:
@@ -86,4 +86,4 @@ def test_a_census_finds_what_a_process_has_started() -> None:
         parent.wait()
 
     assert [each.role for each in found] == ["server", "other"]
-    assert not is_there(found[0])
+    assert not is_alive(found[0])

@@ -1,4 +1,4 @@
-"""What the Services of the fast lane share: where a compressed body is unpacked, and how many at once."""
+"""What the Services of the fast lane share: where compressed bodies are decompressed, and how many in parallel."""
 
 from __future__ import annotations
 
@@ -89,10 +89,10 @@ def test_a_corrupt_or_too_large_compressed_body_is_rejected(body: bytes) -> None
 
 
 class TestLargeAnswers:
-    """Those that a thread compresses."""
+    """Large answers that a thread compresses."""
 
     def asked(self, shared: HttpShared, size: int) -> Lane:
-        """Give a connection whose answer of so many bytes waits for a thread."""
+        """Return a connection whose answer of this size waits for a thread."""
         lane = Lane(shared=shared)
         lane.feed(request("/own"))
         answer_compressed(lane.protocol, bytes(size), b"text/plain", b"x-a: b\r\n", b"gzip")
@@ -116,7 +116,7 @@ class TestLargeAnswers:
                 assert (len(answer.body), "content-encoding" in answer.headers) == (400_000, False)
                 assert (second.answers, third.answers, shared.unread.held_bytes) == ([], [], 610_000)
             finally:
-                free.set()  # or the end would wait for it
+                free.set()  # otherwise the end of the test would wait for the thread
             await asyncio.get_running_loop().run_in_executor(None, int)
             await turns()
             for lane, size in ((second, 300_000), (third, 310_000)):

@@ -20,7 +20,7 @@ NOTHING = (
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
-    """Settings that would have been served, instead of serving them."""
+    """The settings that would have been served, recorded instead."""
     found: list[Settings] = []
 
     def note(settings: Settings) -> int:
@@ -51,7 +51,7 @@ def test_tritonserver_as_command_or_program_name_serves_with_triton_flags(
 
     assert cli.main(["tritonserver", *words]) == 0
     assert cli.main(["/opt/tritonserver/bin/tritonserver", *words]) == 0
-    monkeypatch.setattr(sys, "argv", ["/opt/tritonserver/bin/tritonserver", *words])  # through a link
+    monkeypatch.setattr(sys, "argv", ["/opt/tritonserver/bin/tritonserver", *words])  # through a symbolic link
     assert cli.main() == 0
 
     assert served == [wanted, wanted, wanted]
@@ -183,7 +183,7 @@ NEEDS = "--grpc-use-ssl requires --grpc-server-cert and --grpc-server-key"
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "reported"),
     [
         (["--grpc-use-ssl"], [NEEDS]),
         (["--grpc-use-ssl", "--allow-grpc=0"], []),
@@ -197,16 +197,16 @@ NEEDS = "--grpc-use-ssl requires --grpc-server-cert and --grpc-server-key"
     ],
 )
 def test_check_reports_settings_with_which_the_server_would_not_start(
-    flags: list[str], told: list[str], capsys: pytest.CaptureFixture[str]
+    flags: list[str], reported: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     iris = Path(__file__).parents[2] / "examples" / "iris"
 
     status = cli.main(["check", str(iris), *flags])
 
     lines = [line for line in capsys.readouterr().out.splitlines() if "would not start" in line]
-    assert status == (1 if told else 0)
-    assert [line.startswith("the server would not start: ") for line in lines] == [True] * len(told)
-    assert all(text in line for text, line in zip(told, lines, strict=True))
+    assert status == (1 if reported else 0)
+    assert [line.startswith("the server would not start: ") for line in lines] == [True] * len(reported)
+    assert all(text in line for text, line in zip(reported, lines, strict=True))
 
 
 @pytest.mark.parametrize("word", ["version", "--version"])
@@ -249,7 +249,7 @@ def test_a_closed_pipe_on_standard_output_prints_no_traceback(words: list[str]) 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [["--help"], ["serve", "--help"], ["check", "--help"]])
 def test_help_imports_nothing_heavy(words: list[str]) -> None:
-    """So that it is there at once: of others' modules there is one small one, and of Python's none that takes long."""
+    """Help appears at once: only one small third-party module is imported, and no slow one of Python's."""
     code = (
         "import sys\nbefore = set(sys.modules)\nfrom penstock.server.cli import main\n"
         f"try: main({words})\nexcept SystemExit: pass\n"
@@ -265,7 +265,7 @@ def test_help_imports_nothing_heavy(words: list[str]) -> None:
 
 
 class Gone(io.StringIO):
-    """A standard output that takes nothing any more."""
+    """A standard output that can no longer be written to."""
 
     def __init__(self, error: OSError) -> None:
         super().__init__()
@@ -276,7 +276,7 @@ class Gone(io.StringIO):
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "told"),
+    ("error", "status", "reported"),
     [
         (BrokenPipeError(errno.EPIPE, "Broken pipe"), 0, ""),
         (
@@ -289,10 +289,10 @@ class Gone(io.StringIO):
 )
 def test_a_report_that_cannot_be_written_prints_no_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    error: OSError, status: int, told: str,
+    error: OSError, status: int, reported: str,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(sys, "stdout", Gone(error))
 
     assert cli.main(["check", str(tmp_path)]) == status
-    assert told in capsys.readouterr().err
+    assert reported in capsys.readouterr().err
     assert sys.stdout is None

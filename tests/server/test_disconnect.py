@@ -1,4 +1,4 @@
-"""A client that goes away takes its request with it."""
+"""A client that disconnects cancels its request."""
 
 from __future__ import annotations
 

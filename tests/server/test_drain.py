@@ -1,4 +1,4 @@
-"""SIGTERM under load, as a client sees it: `DRAIN_ROUNDS=50 pytest tests/server/test_drain.py` is the long version."""
+"""SIGTERM under load as clients see it: `DRAIN_ROUNDS=50 pytest tests/server/test_drain.py` is the long version."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SAMPLE = {"sepal_length": 5.1, "sepal_width": 3.5, "petal_length": 1.4, "petal_w
 
 
 def request(request_id: str, kind: str) -> bytes:
-    """Write one request; the "hooked" kind goes through the hooks, whose work is on threads."""
+    """Return one request; the "hooked" kind goes through hooks, which run on threads."""
     path, sent = "infer", json.dumps({"id": request_id, "inputs": [TENSOR], "parameters": {"hooks": False}})
     if kind == "hooked":
         path, sent = "predict", json.dumps(SAMPLE)
@@ -44,7 +44,7 @@ async def answer(reader: asyncio.StreamReader) -> tuple[str, bytes]:
 
 
 async def one_connection(port: int, name: str, kind: str, counted: Counter[str]) -> bool:
-    """Ask until the server says that the connection closes. Returns: whether it is worth connecting again."""
+    """Send requests until the server closes the connection. Returns: whether to connect again."""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
     except OSError:
@@ -95,7 +95,7 @@ def grpc_request(request_id: str) -> bytes:
 
 
 async def grpc_client(port: int, number: int, counted: Counter[str]) -> None:
-    """Ask, on a connection of its own, until the server turns it away or cannot be reached any more."""
+    """Send requests, on a connection of its own, until the server rejects one or is unreachable."""
     options = [("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options) as channel:
         infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
@@ -143,7 +143,7 @@ async def terminate_under_load(protocol: str, delay_s: float) -> tuple[int, Coun
         counted: Counter[str] = Counter()
         clients = [asyncio.ensure_future(made(port, number, counted)) for number in range(CLIENTS)]
         waiting = asyncio.ensure_future(idle_client(port))
-        # under load for a while, a different one each round: what is tested is when the signal comes
+        # under load for a different time each round: the test is about when the signal arrives
         await asyncio.sleep(delay_s)
         process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(30):

@@ -1,4 +1,4 @@
-"""Traces of ensembles: their steps are in them, under the ensemble that each is a step of, as in Triton."""
+"""Traces of ensembles contain their steps, each under the ensemble that it belongs to, as in Triton."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def anyio_backend() -> str:
 
 @dataclass
 class Served:
-    """The models of a test, and what has been traced of them."""
+    """The models of a test, and their traces."""
 
     house: House
     tracer: Tracer
@@ -58,7 +58,7 @@ class Served:
         pass
 
     async def ask(self, name: str, value: float = 1, **headers: str) -> None:
-        """Ask a model as a client does, and wait for the answer."""
+        """Send a request to a model as a client does, and wait for the answer."""
         request = self.house.request(name, value)
         request.context = SimpleNamespace(metadata=headers)
         before = len(self.house.sink.requests)
@@ -66,14 +66,14 @@ class Served:
         await self.house.sink.holds(before + 1)
 
     def written(self) -> list[Trace]:
-        """Give the traces, when all are written."""
+        """Return the traces when all are written."""
         self.tracer.stop()
         return self.traces
 
 
 @asynccontextmanager
 async def served(*rules: str) -> AsyncIterator[Served]:
-    """Serve two models, and three ensembles over them."""
+    """Serve two models, and three ensembles of them."""
 
     def same(inputs: list[Any]) -> list[Any]:
         if (inputs[0] == GUILTY).any():
@@ -95,7 +95,7 @@ async def served(*rules: str) -> AsyncIterator[Served]:
 
 
 def tree(trace: Trace) -> Mapping[str, str]:
-    """Tell whose step each model was."""
+    """Return the parent of each model."""
     names = {0: "", trace.number: trace.model} | {each.number: each.model for each in trace.steps}
     return {each.model: names[each.parent_number] for each in (trace, *trace.steps)}
 
@@ -112,7 +112,7 @@ def spans_of(traces: Sequence[Trace]) -> Sequence[ReadableSpan]:
     return exporter.get_finished_spans()
 
 
-# -- what is in one --------------------------------------------------------------------------------------------
+# -- the content of a trace ------------------------------------------------------------------------------------
 
 
 async def test_the_trace_of_an_ensemble_contains_its_steps_and_nested_ensembles() -> None:
@@ -202,7 +202,7 @@ async def test_spans_of_steps_are_children_of_the_span_of_their_ensemble() -> No
     assert (ids["outer"], ids["inner"], ids["same"], ids["more"]) == (0, 1, 2, 1)
 
 
-# -- which are traced ------------------------------------------------------------------------------------------
+# -- sampling --------------------------------------------------------------------------------------------------
 
 
 async def test_steps_are_sampled_and_counted_together_with_their_ensemble() -> None:
@@ -247,7 +247,7 @@ async def test_steps_and_requests_that_share_a_batch_are_each_in_their_own_trace
         await s.house.gates["same"].entered()
         for name in ("inner", "same", "outer"):
             s.house.submit(name, 1)
-        await asyncio.sleep(0)  # the steps come to their model at the end of the loop's turn
+        await asyncio.sleep(0)  # the steps are submitted to their model at the end of the loop's turn
         s.house.gates["same"].open()
         await s.house.sink.holds(4)
         runs, traces = s.house.runs("same"), s.written()

@@ -1,4 +1,4 @@
-"""Faults that a live server makes on purpose."""
+"""Faults that a live server injects on purpose (`--chaos`)."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ def test_the_server_stays_live_while_chaos_kills_its_workers(tmp_path: Path, cap
     (tmp_path / "hooked" / "penstock.toml").write_text('[hooks]\nfile = "hooks.py"\nworkers = 1\n')
     with (
         live_server(tmp_path, chaos=("kill-worker=50",), allow_chaos=True) as live,
-        httpx.Client(base_url=live.url, timeout=GUARD_S) as client,  # one: each has certificates to read
+        httpx.Client(base_url=live.url, timeout=GUARD_S) as client,  # one client: each new one reads certificates
     ):
         end_s = time.monotonic() + GUARD_S
         while "\npenstock_chaos_faults_total 0\n" in client.get("/metrics").text:
             assert time.monotonic() < end_s
-            time.sleep(0.02)  # a worker that is started needs the processor
+            time.sleep(0.02)  # a starting worker needs the processor
         assert client.get("/v2/health/live").status_code == 200
 
     assert own_workers() == []
@@ -144,7 +144,7 @@ def test_own_workers_finds_the_workers_of_this_process_and_no_other_child() -> N
     ):
         for child in (other, worker):
             assert child.stdout is not None
-            assert child.stdout.readline() == b"\n"  # it lives, and is what it was started as
+            assert child.stdout.readline() == b"\n"  # it is running its program
         found = own_workers()
         assert (other.poll(), worker.poll()) == (None, None)
         for child in (other, worker):
@@ -156,7 +156,7 @@ def test_own_workers_finds_the_workers_of_this_process_and_no_other_child() -> N
 
 @asynccontextmanager
 async def late_engine() -> AsyncIterator[tuple[ChaoticEngine, Model]]:
-    """An Engine all of whose requests come an hour late."""
+    """An Engine that delays every request by an hour."""
     backend = FakeBackend(fake_model().signature, list)
     chaos = Chaos(parse(("slow=1:3600000",)), (), 0)
     engine = ChaoticEngine(asyncio.get_running_loop(), {"fake": fake_loader(backend)}, chaos)

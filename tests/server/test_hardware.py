@@ -1,4 +1,4 @@
-"""Hardware: samples of a made-up /proc and a made-up NVML."""
+"""Hardware: samples of a fake /proc and a fake NVML."""
 
 from __future__ import annotations
 
@@ -157,8 +157,13 @@ def test_the_machine_is_sampled_at_most_once_a_second(proc: Path) -> None:
 def test_a_value_that_a_gpu_does_not_report_is_left_out(proc: Path) -> None:
     (sample,) = _samples(Hardware(proc, FakeNvml))
 
-    told = [name for name, lines in sample.gpus.items() if any('"GPU-2"' in line for line in lines)]
-    assert told == ["penstock_gpu_up", "nv_gpu_memory_total_bytes", "nv_gpu_memory_used_bytes", "penstock_gpu_visible"]
+    reported = [name for name, lines in sample.gpus.items() if any('"GPU-2"' in line for line in lines)]
+    assert reported == [
+        "penstock_gpu_up",
+        "nv_gpu_memory_total_bytes",
+        "nv_gpu_memory_used_bytes",
+        "penstock_gpu_visible",
+    ]
 
 
 def test_energy_counts_from_the_first_sample_and_model_use_is_read_for_every_sample(proc: Path) -> None:
@@ -281,7 +286,7 @@ def test_a_sample_is_complete_again_once_a_thread_can_be_started(proc: Path, mon
     assert "nv_gpu_utilization" in sample.gpus
 
 
-# -- what is watched -------------------------------------------------------------------------------------------
+# -- what is sampled -------------------------------------------------------------------------------------------
 
 
 def test_disabled_machine_and_gpu_sampling_still_samples_the_process(proc: Path) -> None:

@@ -1,4 +1,4 @@
-"""Bad input over bare sockets to a server in a process of its own: an answer or a close, soon, and little memory."""
+"""Bad input over raw sockets to a server process: an answer or a close, soon, and with little memory."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Target:
     def talk(self, *pieces: bytes, end: bool = True) -> list[Answer]:
         """Send pieces, close the sending side unless told otherwise, and read until the server closes.
 
-        A socket that the server leaves alone makes it a TimeoutError.
+        Raises: TimeoutError, if the server neither answers nor closes.
         """
         with self.connect() as sock:
             try:
@@ -88,13 +88,13 @@ class Target:
     def wait(self, raw: bytes) -> Answer:
         """Send one request and read its one answer, however long that takes.
 
-        A client that closes its sending side is taken for one that goes, and has its answer only if that comes soon.
+        The server treats a half-closed client as one that disconnects, and answers it only if the answer comes soon.
         """
         [answer] = self.talk(raw, end=False)
         return answer
 
     def infer(self, document: Any, model: str = "rows", *lines: str) -> tuple[int, Any]:
-        """Send a document, or a body that is none; give the status and what was answered."""
+        """Send a document, or a raw body; return the status and the answer."""
         body = document if isinstance(document, bytes) else json.dumps(document).encode()
         answer = self.wait(request(f"/v2/models/{model}/infer", body, "connection: close", *lines))
         return answer.status, json.loads(answer.body)
@@ -115,7 +115,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
         (root / name / "1").mkdir(parents=True)
         contract_model(name, root / name / "1" / "model.onnx")
     words = (sys.executable, "-m", "penstock.server.cli", "serve", str(root), *FLAGS)
-    # on one CPU's worth of arenas, so that what is freed is seen to be
+    # with one malloc arena, so that freed memory shows in the RSS
     process = subprocess.Popen(words, stderr=subprocess.PIPE, env=os.environ | {"MALLOC_ARENA_MAX": "1"})
     try:
         assert process.stderr is not None
@@ -134,7 +134,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
 
 @pytest.fixture(autouse=True)
 def unharmed(server: Target) -> Iterator[None]:
-    """After each case the server serves as before, within the patience of its clients, and has kept little."""
+    """After each case the server serves as before, in time, and has kept little memory."""
     before = server.rss_mib
     yield
     assert server.infer(good()) == (200, SERVED)
@@ -156,7 +156,7 @@ SERVED = {
     "outputs": [{"name": "total", "datatype": "FP32", "shape": [1], "data": [10.0]}],
 }
 BODY = json.dumps(good()).encode()
-GZIPPED = gzip.compress(BODY, mtime=0)  # names of tests are made of it, the same in each process
+GZIPPED = gzip.compress(BODY, mtime=0)  # test IDs contain it, so it must be the same in each process
 
 
 def head(*lines: str, first: str = f"POST {INFER} HTTP/1.1") -> bytes:
@@ -164,7 +164,7 @@ def head(*lines: str, first: str = f"POST {INFER} HTTP/1.1") -> bytes:
 
 
 def binary(size: int, raw: bytes, **changes: Any) -> tuple[bytes, str]:
-    """Give a body with a binary tensor, and the header line that says how much of it is JSON."""
+    """Return a body with a binary tensor, and the header line with the length of its JSON."""
     text = json.dumps(good(data=None, parameters={"binary_data_size": size}, **changes)).encode()
     return text + raw, f"inference-header-content-length: {len(text)}"
 
@@ -442,8 +442,8 @@ class TestSizes:
 
     def test_too_many_empty_strings_are_rejected(self, server: Target) -> None:
         raw = bytes(8 * MIB)
-        said = entry(datatype="BYTES", shape=[1, 2], data=None, parameters={"binary_data_size": len(raw)})
-        text = json.dumps({"inputs": [said]}).encode()
+        string_input = entry(datatype="BYTES", shape=[1, 2], data=None, parameters={"binary_data_size": len(raw)})
+        text = json.dumps({"inputs": [string_input]}).encode()
         status, answer = server.infer(text + raw, "strings", f"inference-header-content-length: {len(text)}")
 
         assert status == 400
@@ -457,7 +457,7 @@ class TestDocuments:
 
     @pytest.mark.parametrize("inside", [b'\\"', b'"a', b"\\\\"])
     def test_json_with_an_unterminated_string_is_rejected_quickly(self, server: Target, inside: bytes) -> None:
-        # matched again from every quote, it would be minutes, which nobody waits for here
+        # matching again from every quote would take minutes
         assert server.infer(b"[" * 101 + b'"' + inside * 100_000)[0] == 400
 
     @pytest.mark.parametrize(
@@ -594,7 +594,7 @@ class TestConnections:
             sock.settimeout(PATIENCE_S)
             reading = threading.Thread(target=lambda: got.append(read_all(sock)))
             reading.start()
-            # the rest of the request that was cut, and no more
+            # only the rest of the request that was cut off
             sock.sendall(raw[sent % len(raw) :] if sent % len(raw) else b"")
             sock.shutdown(socket.SHUT_WR)
             reading.join()

@@ -1,4 +1,4 @@
-"""JSON texts before they are parsed: how deep they are, and how many values they have."""
+"""JSON texts before they are parsed: their nesting depth and number of values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PIECES = st.integers(2, 9) | st.just(1 << 20)
 
 
 def outside_strings(text: bytes) -> bytes | None:
-    """Leave out strings as a parser would read them; None where a backslash outside of them makes it no JSON."""
+    """Remove strings as a parser would read them; None if a backslash outside of them makes the text invalid JSON."""
     left, at, inside = b"", 0, False
     while at < len(text):
         byte = text[at : at + 1]
@@ -94,7 +94,7 @@ def test_strings_without_brackets_are_skipped_without_matching_each_string() -> 
 
 
 class Counted(bytes):
-    """A text that notes how often it was counted as a whole, for which nothing else has the GIL."""
+    """A text that records how often it was counted as a whole, which holds the GIL the whole time."""
 
     wholes = 0
 

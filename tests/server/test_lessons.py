@@ -1,4 +1,4 @@
-"""What went wrong in Triton, each as a test: its published CVEs, and the limits it has now.
+"""What went wrong in Triton, each as a test: its published CVEs, and its present limits.
 
 Source: NVIDIA's bulletins and the commits after them, as ../shared/compat/triton.md 6a and 6b list them.
 """
@@ -51,7 +51,7 @@ TRAVERSALS = (
     "a" * 256,
 )
 INTERNAL = ("Traceback", "/work", "/tmp", "/dev/shm", "site-packages", ".py", "penstock/", " at 0x")
-"""What no answer may tell: places on this machine, and how it is built."""
+"""What no answer may contain: paths on this machine and details of the implementation."""
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def live(root: Path) -> Iterator[Live]:
-    """A server that allows all that the network can be allowed."""
+    """A server that allows everything that can be allowed over the network."""
     with live_server(
         root, model_control_mode="explicit", load_model=("*",), allow_client_shm=True, http_max_input_size=MOST_BYTES,
     ) as server:  # fmt: skip
@@ -73,7 +73,7 @@ def live(root: Path) -> Iterator[Live]:
 
 @pytest.fixture(autouse=True)
 def unharmed(live: Live) -> Iterator[None]:
-    """After each case the server is live, serves, and has nothing under way."""
+    """After each case the server is live, serves, and has no request in progress."""
     yield
     assert httpx.get(f"{live.url}/v2/health/live", verify=False).status_code == 200
     assert infer(live, document(ONE)).status_code == 200
@@ -94,7 +94,7 @@ def entry(**changes: Any) -> Mapping[str, Any]:
 
 
 def refused(answer: httpx.Response, *statuses: int) -> str:
-    """Check that a request was refused as its client's mistake, telling nothing of the inside; give the text."""
+    """Check that a request was rejected as a client error without internal details; return the text."""
     assert answer.status_code in (statuses or (400,)), answer.text
     text: str = answer.json()["error"]
     assert not [word for word in INTERNAL if word in text], text
@@ -110,7 +110,7 @@ def talk(live: Live, *pieces: bytes) -> bytes:
                 sock.sendall(piece)
             sock.shutdown(socket.SHUT_WR)
         except OSError:
-            pass  # it has closed already, and what it said can be read
+            pass  # the server has closed already, and its answer can be read
         try:
             while part := sock.recv(1 << 16):
                 found += part
@@ -341,7 +341,7 @@ def test_the_number_of_chunks_is_limited_at_every_endpoint(live: Live, path: str
     assert answer.startswith(b"HTTP/1.1 400 ")
 
 
-# -- CVE-2025-23319, 23320, 23334: an error told the name of an internal region, which could then be registered -
+# -- CVE-2025-23319, 23320, 23334: an error named an internal region, which could then be registered ------------
 
 
 def test_error_messages_contain_no_internal_details(live: Live) -> None:
@@ -546,7 +546,7 @@ def test_a_restricted_rpc_requires_the_exact_header_and_value(root: Path) -> Non
         assert client.get_server_metadata().name
 
 
-# -- the commits after them ------------------------------------------------------------------------------------
+# -- later commits in Triton -----------------------------------------------------------------------------------
 
 
 def test_classification_rejects_invalid_class_counts_and_string_outputs(live: Live) -> None:
@@ -586,7 +586,7 @@ def test_a_batch_larger_than_the_maximum_of_the_model_is_rejected(live: Live) ->
     refused(infer(live, entry(shape=[5000, 1, 1], data=[0.0] * 5000)))
 
 
-# -- the limits (6b) -------------------------------------------------------------------------------------------
+# -- limits (6b) -----------------------------------------------------------------------------------------------
 
 
 def test_default_settings_are_safer_than_the_defaults_of_triton() -> None:

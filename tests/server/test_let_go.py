@@ -1,6 +1,6 @@
-"""What a refused request has brought is let go of at once, by whatever way it came, and not when the collector comes.
+"""The memory of a rejected request is freed at once, over any protocol, without the garbage collector.
 
-It comes seldom in a server (`collect_and_freeze`), and a body may have many megabytes.
+The collector runs rarely in a server (`collect_and_freeze`), and a body may have many megabytes.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ async def turns() -> None:
 
 
 def left(live: Live) -> list[str]:
-    """Names of the server's functions whose frames only the collector would find, once it has done with a request."""
+    """Names of the server's functions whose frames only the collector would free after a request."""
     live.call(turns())
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
@@ -129,9 +129,9 @@ REFUSED: dict[str, tuple[str, Any]] = {
 @pytest.mark.parametrize("how", ["infer", "predict", "generate", "generate_stream"])
 @pytest.mark.parametrize("by", REFUSED)
 def test_a_rejected_http_request_is_freed_without_the_garbage_collector(live: Live, how: str, by: str) -> None:
-    model, said = REFUSED[by]
+    model, bad_values = REFUSED[by]
     name, datatype, shape, values = tensor(model)
-    values = values if said is None else ["a"] if said == [7] else said
+    values = values if bad_values is None else ["a"] if bad_values == [7] else bad_values
     asked: dict[str, Any] = {name: values}
     if how == "predict":
         asked = {name: values[0] if by == "pre_inference" else values}
@@ -173,11 +173,11 @@ def streamed(stub: Any, message: Any) -> str:
 @pytest.mark.parametrize("ask", [unary, streamed])
 @pytest.mark.parametrize("by", REFUSED)
 def test_a_rejected_grpc_request_is_freed_without_the_garbage_collector(live: Live, ask: Ask, by: str) -> None:
-    model, said = REFUSED[by]
+    model, bad_values = REFUSED[by]
     name, datatype, shape, values = tensor(model)
     message = service_pb2.ModelInferRequest(model_name=model)
-    given = message.inputs.add(name=name, datatype=datatype, shape=[7] if said == [7] else shape)
-    values = said if said is not None else values
+    given = message.inputs.add(name=name, datatype=datatype, shape=[7] if bad_values == [7] else shape)
+    values = bad_values if bad_values is not None else values
     (given.contents.int64_contents if datatype == "INT64" else given.contents.fp32_contents).extend(values)
     with grpc.insecure_channel(live.grpc_address) as channel:
         assert ask(service_pb2_grpc.GRPCInferenceServiceStub(channel), message)

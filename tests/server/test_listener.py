@@ -19,7 +19,7 @@ from tests.server.http.lane import turns
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
-    """Run a case on uvloop, the loop that the server uses."""
+    """Run a test on uvloop, the event loop that the server uses."""
     loop = uvloop.new_event_loop()
     try:
         loop.run_until_complete(main())
@@ -28,7 +28,7 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
 
 
 class Gate:
-    """An application that answers once it is let through, and counts what reached it."""
+    """An application that answers once the gate is open, and counts the requests that reached it."""
 
     def __init__(self) -> None:
         self.open = asyncio.Event()
@@ -55,7 +55,7 @@ async def listening(gate: Gate) -> AsyncIterator[Listener]:
 
 
 class Swept:
-    """Stands in for what connections share, and for an event loop that stood still."""
+    """Stands in for the shared state of connections, and for an event loop that stood still."""
 
     now_s = 100.0
 
@@ -244,7 +244,7 @@ def test_a_closing_port_is_not_reported_as_out_of_file_descriptors(caplog: pytes
             closing = asyncio.ensure_future(listener.stop_accepting())
             while not closing.done():
                 await asyncio.sleep(0)
-                listener._check_descriptors()  # as the clock does, in whichever turn of the loop it is due
+                listener._check_descriptors()  # as the timer does, in any turn of the loop
 
     run(main)
     assert caplog.messages == []

@@ -1,4 +1,4 @@
-"""Logging settings: what they take and refuse, and that the process logs by them from then on."""
+"""Log settings: which values they accept and reject, and that the process then logs accordingly."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def say_all() -> None:
 
 
 def logged(changes: dict[str, Any]) -> list[str]:
-    """Say something at every level after a change, and give what was written."""
+    """Log at every level after a change, and return the lines written."""
     stream = io.StringIO()
     settings = Settings(log_format="json")
     logs = Logs(settings, stream)

@@ -44,7 +44,7 @@ class Terminal(io.StringIO):
 
 
 class StuckStream(io.StringIO):
-    """A stream whose reader takes nothing until it is let go."""
+    """A stream that blocks until it is freed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -212,7 +212,7 @@ def test_an_extra_field_that_cannot_be_formatted_loses_neither_the_record_nor_th
 def test_a_message_that_does_not_match_its_arguments_is_reported_without_an_exception(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest's own raise such an error
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest's own handlers raise such an error
 
     def say() -> None:
         logger.info("%d rows", "many")
@@ -247,7 +247,7 @@ def test_every_record_of_a_named_process_has_its_process_name() -> None:
 def test_records_are_appended_to_the_log_file_instead_of_the_stream(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # of a surrogate pytest's own handlers make a report that xdist cannot send
+    # pytest's own handlers would put the surrogate in a report that xdist cannot send
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     path = tmp_path / "penstock.log"
     path.write_text("before\n")
@@ -304,11 +304,11 @@ logs.stop()
 def test_a_full_disk_is_reported_once_on_stderr_and_logging_resumes_when_space_is_free(tmp_path: Path) -> None:
     path = tmp_path / "penstock.log"
     words = [sys.executable, "-c", FULL, str(path)]
-    said = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stderr
+    printed = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stderr
 
     text = f"penstock: --log-file {path}: File too large; log records are lost until this is fixed\n"
-    assert said == text
-    # 5 is the one that was torn
+    assert printed == text
+    # 5 is the line that was written in two parts
     lines = [line.partition(": ")[2].split(" x")[0] for line in path.read_text().splitlines()]
     assert lines == ["0", "1", "2", "3", "4", "5", "again", "3 log records are lost: the log could not be written"]
 

@@ -1,4 +1,4 @@
-"""A GPU that is lost for the whole process, as clients and whoever watches over the server see it."""
+"""A GPU that is lost for the whole process, as clients and the supervisor see it."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ def test_a_server_with_a_lost_gpu_is_not_live_and_still_serves_cpu_models(live: 
     before = asked(live, "GET", "/v2/health/live")[0]
     runtime.fail("cudaEventSynchronize", STICKY)
     first = asked(live, "POST", "/v2/models/gpu/infer", ASKED)
-    said = spent.wait(PATIENCE_S)
+    notified = spent.wait(PATIENCE_S)
     status, headers = asked(live, "POST", "/v2/models/gpu/infer", ASKED)
     grpc = over_grpc.InferenceServerClient(live.grpc_address)
 
-    assert (before, first[0], said) == (200, 503, True)
+    assert (before, first[0], notified) == (200, 503, True)
     assert (status, headers["retry-after"]) == (503, "1")
     assert asked(live, "GET", "/v2/health/live")[0] == 503
     assert asked(live, "GET", "/v2/health/ready")[0] == 400
@@ -79,11 +79,11 @@ def test_a_server_with_a_lost_gpu_is_not_live_and_still_serves_cpu_models(live: 
 def test_a_supervised_engine_that_loses_its_gpu_ends_at_once(tmp_path: Path) -> None:
     async def main() -> None:
         ended = asyncio.Event()
-        told: Any = SimpleNamespace(
+        supervisor: Any = SimpleNamespace(
             kept={}, keep=lambda *_: None, end=ended.set, logs=SimpleNamespace(apply=lambda *_: None)
         )
-        engine = EngineProcess(settings_for(tmp_path, allow_metrics=False), told, {})
-        engine._no_fronts.clear()  # a front end is there
+        engine = EngineProcess(settings_for(tmp_path, allow_metrics=False), supervisor, {})
+        engine._no_fronts.clear()  # as if a front end were connected
         await engine.load()
         devices: Any = engine._server.engine.devices
         await asyncio.to_thread(devices.lose, "model 'm' lost its device: CUDA failure 700")

@@ -340,7 +340,7 @@ def test_decimal_numbers_are_exact_and_have_no_exponent(value: int, digits: int)
     assert int(whole) * 10**digits + int(part.ljust(digits, "0")) == value
 
 
-# -- what else may be shown ------------------------------------------------------------------------------------
+# -- optional metrics ------------------------------------------------------------------------------------------
 
 
 def _page_with(model: Model, *entries: str) -> str:

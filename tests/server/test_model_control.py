@@ -1,4 +1,4 @@
-"""Model control on a live server: what comes and goes while others are served, and what clients can ask for."""
+"""Model control on a live server: loading and unloading under load, and the requests of clients."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NOT_ALLOWED = "explicit model load / unload is not allowed if polling is enabled
 def write(folder: Path, version: int, offset: float | None = None) -> Path:
     """Write a version whose `y` is `x` plus its own number, or `offset`. It appears at once and whole.
 
-    Even versions have one output more, and before `y`.
+    Even versions have one more output, before `y`.
     """
     making = folder.parent / f".{folder.name}-{version}"
     making.mkdir(parents=True)
@@ -158,9 +158,9 @@ def ask_grpc(client: Any, name: str) -> tuple[str, set[float]]:
 
 
 class Load:
-    """Clients that ask for a model for as long as the block lasts, and what was wrong with the answers.
+    """Clients that send requests to a model while the block lasts, and the wrong answers they got.
 
-    An answer is right if it is the one of the version that it says it comes from.
+    An answer is right if it matches the version that it names.
     """
 
     def __init__(self, live: Live, name: str) -> None:
@@ -171,7 +171,7 @@ class Load:
         self._asks: list[Callable[[], tuple[str, set[float]]]] = [
             lambda: ask_http(one, name, plain),
             lambda: ask_http(two, name, body_of(2)),
-            # these two are not decoded in the loop turn that they come in
+            # these two are not decoded in the turn of the loop in which they arrive
             lambda: ask_http(three, name, packed, content_encoding="gzip"),
             lambda: ask_http(four, name, plain.ljust(300_000)),
             lambda: ask_grpc(self._client, name),
@@ -210,7 +210,7 @@ class Load:
 
 
 def left(process: psutil.Process) -> tuple[list[str], int, float]:
-    """The models' threads, open files, and megabytes. Other threads are the event loop's, whose number has an end."""
+    """The models' threads, open files, and megabytes. Other threads belong to the event loop, which limits them."""
     gc.collect()
     named = [thread.name for thread in threading.enumerate() if "/" in thread.name]
     return named, process.num_fds(), process.memory_info().rss / 1e6
@@ -276,7 +276,7 @@ class TestSwapsUnderLoad:
             assert not thread.is_alive()
 
 
-# -- what clients can ask for ----------------------------------------------------------------------------------
+# -- requests of clients ---------------------------------------------------------------------------------------
 
 
 def refused(call: Any, *args: Any, **named: Any) -> tuple[str, str]:
@@ -463,7 +463,7 @@ class TestRejections:
             assert status in {400, 413}
 
 
-# -- other instances -------------------------------------------------------------------------------------------
+# -- changed instance groups -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("executor", ["auto", "thread"])
@@ -545,7 +545,7 @@ class TestModes:
             write(tmp_path / "b", 1)
             while looked.acquire(blocking=False):
                 pass
-            # when it looks for the third time, what it saw at the first two has been loaded
+            # at the third poll, what the first two have seen has been loaded
             for _ in range(3):
                 assert looked.acquire(timeout=10)
             with calling(live) as caller:

@@ -15,7 +15,7 @@ from penstock.server.settings import Settings
 
 
 class Answering(BaseHTTPRequestHandler):
-    """Ready when it is asked for by the path that a probe asks for."""
+    """Answers the path that a probe requests, as ready or not."""
 
     ready = True
 
@@ -30,7 +30,7 @@ class Answering(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """The port of a server on this machine."""
+    """The port of a fake server on this machine."""
     server = HTTPServer(("127.0.0.1", 0), Answering)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
@@ -72,9 +72,9 @@ def test_the_environment_gives_the_port_to_probe(
 def test_the_command_line_of_the_first_process_gives_the_port_to_probe(
     command: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = tmp_path / "cmdline"
-    told.write_text("".join(f"{word}\0" for word in [*command.split(), str(port)]))
-    monkeypatch.setattr(probing, "_INIT_CMDLINE", told)
+    cmdline_file = tmp_path / "cmdline"
+    cmdline_file.write_text("".join(f"{word}\0" for word in [*command.split(), str(port)]))
+    monkeypatch.setattr(probing, "_INIT_CMDLINE", cmdline_file)
 
     assert cli.main(["probe"]) == 0
     assert capsys.readouterr().out == "ready\n"
@@ -85,17 +85,17 @@ def test_the_command_line_of_the_first_process_gives_the_port_to_probe(
 def test_a_first_process_that_does_not_serve_gives_no_probe_arguments(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = tmp_path / "cmdline"
-    told.write_text("".join(f"{word}\0" for word in command.split()))
+    cmdline_file = tmp_path / "cmdline"
+    cmdline_file.write_text("".join(f"{word}\0" for word in command.split()))
 
-    for file in (told, tmp_path / "none"):
+    for file in (cmdline_file, tmp_path / "none"):
         monkeypatch.setattr(probing, "_INIT_CMDLINE", file)
         assert probing.container_arguments() == []
 
 
 def test_a_port_without_a_listener_is_unhealthy() -> None:
     with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))  # and does not listen
+        held.bind(("127.0.0.1", 0))  # without listening
         port = held.getsockname()[1]
 
         assert probe(Settings(http_port=port)) == (

@@ -1,4 +1,4 @@
-"""What the process sets up for itself, seen from a process of its own."""
+"""What the server sets up in its process, tested in separate processes."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def test_closed_standard_streams_are_replaced_by_dev_null() -> None:
     closed = f'exec "$0" -c "$1" {writer} <&- >&- 2>&-'
     subprocess.run(["sh", "-c", closed, sys.executable, STREAMS], pass_fds=[writer], check=True, timeout=60)
     os.close(writer)
-    with os.fdopen(reader) as said:
-        assert said.read() == str(["/dev/null"] * 3)
+    with os.fdopen(reader) as output:
+        assert output.read() == str(["/dev/null"] * 3)
 
 
 LIMITS = """

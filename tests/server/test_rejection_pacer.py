@@ -1,4 +1,4 @@
-"""Who comes again at once after a refusal: how long the next one is held, and what is never held."""
+"""Clients that retry at once after a rejection: how long the next rejection is held, and what is never held."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from tests.server.http2.wire import ECHO, HOLD, FakeLoop, Wire
 STEP_S = 0.001
 A_STEP = round(STEP_S / INTERVAL_S)
 AT_ONCE = math.ceil((BURST_S + STEP_S / 2) / INTERVAL_S)
-"""So many of one moment are due before a timer would ring."""
+"""How many rejections of one moment are due before a timer would fire."""
 FULL = request("/own/full", b"x")
 OTHER = request("/own/other", b"y")
 
 
 def pass_by(loop: FakeLoop, seconds: float) -> None:
-    """Let time pass, a step of the timers at a time."""
+    """Let time pass, one timer step at a time."""
     for _ in range(round(seconds / STEP_S)):
         loop.pass_time(STEP_S)
 
 
 class Client:
-    """Who is refused: notes when its refusal leaves."""
+    """A rejected client, which records when its rejection is sent."""
 
     def __init__(self, loop: FakeLoop, *, broken: bool = False) -> None:
         self.loop = loop
@@ -42,7 +42,7 @@ class Client:
 
 
 def held(pacer: RejectionPacer, client: Client) -> bool:
-    """Have a client's refusal held, if it is to be."""
+    """Hold a client's rejection if it must wait. Returns: whether it does."""
     return pacer.hold(client, client.loop)  # type: ignore[arg-type]
 
 
@@ -108,7 +108,7 @@ def refuse(connection: FastLane) -> None:
 
 
 class Refusing(Own):
-    """Refuses what is asked of /own/full, and says when to come again; answers all else."""
+    """Rejects requests to /own/full with a Retry-After; answers all others."""
 
     def begin(self, connection: FastLane, head: Head, body: bytes) -> None:
         if head.path == b"/own/full" and not self.hold:
@@ -118,7 +118,7 @@ class Refusing(Own):
 
 
 class Crowd:
-    """A connection to a server that refuses as many re-askers as it does without holding them."""
+    """A connection to a server that has rejected as many retries as it does without holding them."""
 
     def __init__(self) -> None:
         self.loop = FakeLoop()
@@ -237,7 +237,7 @@ class TestConnection:
 
 
 class Calls:
-    """A gRPC connection to such a server: every call of HOLD is refused when told."""
+    """A gRPC connection to such a server: calls of HOLD are rejected when a test says so."""
 
     def __init__(self) -> None:
         self.wire = Wire()
@@ -251,7 +251,7 @@ class Calls:
         self.loop.turn()
 
     def statuses(self) -> dict[int, int]:
-        """Give the statuses of the streams that were answered since this was last asked."""
+        """Return the statuses of the streams answered since the last call."""
         return {stream: status for stream, (_, status, _) in self.wire.answers().items()}
 
 

@@ -1,4 +1,4 @@
-"""Repositories that are not on this machine, served by a live server and asked by tritonclient."""
+"""Remote repositories, served by a live server and queried with tritonclient."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def model(folder: Path, offset: float) -> bytes:
 
 
 class Bucket:
-    """A store in memory that a server of this process serves."""
+    """A store in memory, whose models a server in this process serves."""
 
     def __init__(self, folder: Path) -> None:
         self.url = f"memory://{uuid.uuid4().hex}/models"
@@ -208,7 +208,7 @@ def test_a_folder_listed_by_a_web_server_is_served_as_a_repository(tmp_path: Pat
         with serving(url, model_control_mode="poll", repository_poll_secs=3600) as (live, client):
             assert answer(client, "a") == ("1", 1)
             file.write_bytes(model(tmp_path, 3))
-            os.utime(file, (1e9, 1e9))  # a web server tells the time of a change in seconds
+            os.utime(file, (1e9, 1e9))  # a web server reports modification times in seconds
             live.call(look_twice(live.server.control))
             assert answer(client, "a") == ("1", 3)
     finally:

@@ -1,4 +1,4 @@
-"""Repeats: what is logged again and again is counted, and nothing is lost uncounted."""
+"""Repeats: repeated log records are counted, and none is lost uncounted."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def passed(counted: Repeats, *records: logging.LogRecord, now_s: float = 0.0) ->
     return sum(counted.allows(each, now_s) for each in records)
 
 
-def told(counted: Repeats, now_s: float) -> list[str]:
+def summaries(counted: Repeats, now_s: float) -> list[str]:
     return [each.getMessage() for each in counted.pop_expired(now_s)]
 
 
@@ -43,9 +43,9 @@ def test_repeated_records_are_written_up_to_the_limit_and_the_rest_counted() -> 
     counted = Repeats()
 
     assert passed(counted, *[record() for _ in range(MAX_PER_WINDOW + 5)]) == MAX_PER_WINDOW
-    assert told(counted, WINDOW_S - 0.01) == []
-    assert told(counted, WINDOW_S) == ["5 more like this in a second: a hook has failed"]
-    assert told(counted, WINDOW_S) == []
+    assert summaries(counted, WINDOW_S - 0.01) == []
+    assert summaries(counted, WINDOW_S) == ["5 more like this in a second: a hook has failed"]
+    assert summaries(counted, WINDOW_S) == []
     assert not counted
 
 
@@ -61,7 +61,7 @@ def test_no_summary_is_logged_for_records_within_the_limit() -> None:
     counted = Repeats()
     passed(counted, *[record() for _ in range(MAX_PER_WINDOW)])
 
-    assert told(counted, WINDOW_S) == []
+    assert summaries(counted, WINDOW_S) == []
     assert not counted
 
 
@@ -168,29 +168,29 @@ class TestLogging:
     def test_the_summary_of_repeats_is_logged_even_if_nothing_else_is_logged(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        told = Told()
+        stream = SummaryStream()
         monkeypatch.setattr(repeats, "WINDOW_S", 0.05)
         monkeypatch.setattr(sys.modules["penstock.server.telemetry.logs"], "WINDOW_S", 0.05)
-        logs = self.log(told)
+        logs = self.log(stream)
         logs.start()
         self.fail(MAX_PER_WINDOW + 3)
-        told.wait()
+        stream.wait()
         logs.stop()
 
-        assert self.lines(told)[-1] == "3 more like this in a second: it has failed"
+        assert self.lines(stream)[-1] == "3 more like this in a second: it has failed"
 
 
-class Told(io.StringIO):
-    """A stream that can be waited for until it has told of repeats."""
+class SummaryStream(io.StringIO):
+    """A stream that lets a test wait for the summary of repeats."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._told = threading.Event()
+        self._written = threading.Event()
 
     def write(self, text: str) -> int:
         if "more like this" in text:
-            self._told.set()
+            self._written.set()
         return super().write(text)
 
     def wait(self) -> None:
-        assert self._told.wait(30)
+        assert self._written.wait(30)

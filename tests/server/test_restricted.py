@@ -1,4 +1,4 @@
-"""Restricted APIs: the flag, the check, every path's and every RPC's category, and no way around them."""
+"""Restricted APIs: the flag, the check, the category of every path and RPC, and no way to bypass them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PATHS = {
 
 
 class FakeCall:
-    """A Call that notes how it was refused."""
+    """A Call that records how it was rejected."""
 
     def __init__(self, metadata: Mapping[str, str]) -> None:
         self.metadata = metadata
@@ -70,7 +70,7 @@ class FakeCall:
 
 
 def of(fields: Mapping[str, str]) -> Callable[[str], str | None]:
-    """Give a request's header by its name."""
+    """Return a function that gets a request header by name."""
     return fields.get
 
 
@@ -206,8 +206,8 @@ def test_every_call_to_a_restricted_rpc_needs_the_header() -> None:
     metadata = {GRPC_PREFIX + "key": "secret"}
 
     assert unary is not None
-    for said in (metadata, metadata, {}, metadata, {GRPC_PREFIX + "key": "wrong"}):
-        unary(FakeCall(said), b"")
+    for sent in (metadata, metadata, {}, metadata, {GRPC_PREFIX + "key": "wrong"}):
+        unary(FakeCall(sent), b"")
 
     assert taken == ["unary"] * 3
 

@@ -40,7 +40,7 @@ BODY = json.dumps({"id": "7", "inputs": [{"name": "x", "datatype": "FP32", "shap
 
 
 class Gate:
-    """A model whose runs wait while the gate is shut."""
+    """A model whose runs wait while the gate is closed."""
 
     def __init__(self) -> None:
         self.open = threading.Event()
@@ -59,7 +59,7 @@ class Gate:
 
 
 def write_models(root: Path, *names: str) -> Path:
-    """Write a repository of models that run on threads, so that a gate does not hold up the loop."""
+    """Write a repository of models that run on threads, so that a gate does not block the loop."""
     for name in names:
         (root / name / "1").mkdir(parents=True)
         (root / name / "1" / "model.onnx").touch()
@@ -199,7 +199,7 @@ def test_http_limits_apply_to_the_metrics_port(tmp_path: Path) -> None:
 
 @asynccontextmanager
 async def gated(gate: Gate, root: Path, **settings: Any) -> AsyncIterator[Server]:
-    """A loaded server whose model's gate is shut, and opened in the end."""
+    """A loaded server whose model's gate is closed, and opened at the end."""
     server = Server(settings_for(write_models(root, "a"), **settings), gate.loaders)
     try:
         await server.open()
@@ -209,7 +209,7 @@ async def gated(gate: Gate, root: Path, **settings: Any) -> AsyncIterator[Server
     finally:
         gate.open.set()
         await server.close()
-        await server.engine.stop(10)  # the thread that was behind the gate speaks to the loop once more
+        await server.engine.stop(10)  # the thread behind the gate calls the loop once more
 
 
 def test_ports_wait_in_parallel_for_the_work_of_disconnected_clients(
@@ -240,7 +240,7 @@ def test_ports_wait_in_parallel_for_the_work_of_disconnected_clients(
 
 
 def ask_until_closed(port: int) -> bytes:
-    """Ask on a connection that is kept alive, and read until the server closes it."""
+    """Send a request on a connection that is kept alive, and read until the server closes it."""
     request = f"POST /v2/models/a/infer HTTP/1.1\r\nhost: x\r\ncontent-length: {len(BODY)}\r\n\r\n{BODY}"
     parts = []
     with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
@@ -251,7 +251,7 @@ def ask_until_closed(port: int) -> bytes:
 
 
 def wait_until_turned_away(port: int) -> None:
-    """Connect until that is too late for more than an answer: then it is the last one of its connection."""
+    """Connect until the server drains, when the first answer on a new connection is also the last."""
     closes = None
     while closes != "close":
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
@@ -396,7 +396,7 @@ def test_the_access_log_has_the_metrics_port_unless_disabled(
 
 
 class Process:
-    """`penstock serve`, its log lines read as they come."""
+    """`penstock serve`, whose log lines are read as they arrive."""
 
     def __init__(self, *words: str, start: Callable[..., Any]) -> None:
         ports = ("--http-port=0", "--metrics-port=0", "--grpc-port=0", "--log-format=json")
@@ -418,7 +418,7 @@ class Process:
         self._child.send_signal(number)
 
     def running(self) -> bool:
-        """Give it a moment to end; tell whether it still runs."""
+        """Return whether the process still runs, after giving it a moment to end."""
         with suppress(subprocess.TimeoutExpired):
             self._child.wait(0.1)
         return self._child.poll() is None
@@ -434,7 +434,7 @@ class Process:
 
 @contextmanager
 def process(*words: str, start: Callable[..., Any] | None = None) -> Iterator[Process]:
-    """Run it. `start`: as Popen does; otherwise it is forked, as starting takes longer than what is done with it."""
+    """Run `penstock serve`. `start`: like Popen; by default it is forked, since starting takes longer."""
     started = Process(*words, start=start or the_forker().start)
     try:
         yield started
@@ -455,7 +455,7 @@ def test_a_signal_ends_the_process_with_status_0(number: int) -> None:
 
 @pytest.mark.slow
 def test_the_started_lines_of_triton_are_logged_after_all_models_are_loaded() -> None:
-    """FedML and Testcontainers wait for them, and the scripts of many who start a server."""
+    """FedML, Testcontainers and many scripts that start a server wait for these lines."""
     with process(str(IRIS), "--http-address=0.0.0.0", "--allow-metrics=false", start=subprocess.Popen) as server:
         server.line_with("ready, serving")
 
@@ -558,12 +558,12 @@ def test_servers_with_port_reuse_enabled_listen_on_the_same_ports() -> None:
                 await opened(**place)
             await opened(id="two", **place, **shared)
             await one.close()
-            _, told = await asyncio.to_thread(ask, one.http_port, "GET", "/v2")
+            _, body = await asyncio.to_thread(ask, one.http_port, "GET", "/v2")
             with grpc.insecure_channel(f"127.0.0.1:{one.grpc_port}") as channel:
                 asking = service_pb2_grpc.GRPCInferenceServiceStub(channel).ServerMetadata
                 answer = await asyncio.to_thread(asking, service_pb2.ServerMetadataRequest(), timeout=30)
 
-        assert (json.loads(told)["name"], answer.name) == ("two", "two")
+        assert (json.loads(body)["name"], answer.name) == ("two", "two")
 
     run(main)
 
@@ -581,7 +581,7 @@ def test_a_shared_port_is_opened_after_all_models_are_loaded(name: str, tmp_path
             with pytest.raises(ConnectionRefusedError):
                 await asyncio.open_connection("127.0.0.1", port)
             assert server.urls is None
-            # the others answer meanwhile
+            # the other port answers meanwhile
             place = server.grpc_port if name == "http" else server.http_port
             (await asyncio.open_connection("127.0.0.1", place))[1].close()
             await server.load()

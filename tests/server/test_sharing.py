@@ -1,4 +1,4 @@
-"""What models share, as the settings say it."""
+"""The settings for what models share: resources, host policies and devices."""
 
 from __future__ import annotations
 

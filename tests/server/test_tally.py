@@ -1,4 +1,4 @@
-"""What is counted of answers that are errors, and of connections that are not taken."""
+"""Counters of error answers and of rejected connections."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def errors(url: str) -> dict[str, int]:
 
 
 def err(live: Live) -> None:
-    """Have each way of answering answer errors."""
+    """Cause errors over HTTP and gRPC."""
     assert httpx.post(live.url + INFER, json=GOOD).status_code == 200
     for _ in range(3):
         assert httpx.post(live.url + INFER, json=WRONG).status_code == 400
@@ -127,7 +127,7 @@ def test_an_ended_call_is_not_counted_as_an_error_again() -> None:
 
 
 class Failing(App):
-    """Fails: before it answers, or when it learns that it has been answered for, and then answers that it has."""
+    """Fails before it answers, or sends a late answer and fails when it is notified of a disconnect."""
 
     def __init__(self, *, at_once: bool) -> None:
         super().__init__()
@@ -176,7 +176,7 @@ def test_error_answers_to_disconnected_clients_are_not_counted() -> None:
 
 
 class Listening:
-    """A listening socket on which one connection waits, or the process has no descriptor for it."""
+    """A listening socket on which one connection waits, or whose `accept` fails for lack of descriptors."""
 
     def __init__(self, error: OSError | None) -> None:
         self.error = error

@@ -1,4 +1,4 @@
-"""What a client hears of targets and overload: when to come back, over HTTP and gRPC, and how it says what it wants."""
+"""Latency targets and overload over HTTP and gRPC: when clients may retry, and how they set a target."""
 
 from __future__ import annotations
 
@@ -111,9 +111,9 @@ class TestHttp:
     def test_the_latency_target_parameter_sets_the_target_of_a_request(self) -> None:
         async def main() -> None:
             http = Served()
-            said = json.dumps({**json.loads(BODY), "parameters": {"latency_target_ms": 50}}).encode()
+            body = json.dumps({**json.loads(BODY), "parameters": {"latency_target_ms": 50}}).encode()
             before_ns = time.monotonic_ns()
-            await http.fed(request(PATH, said))
+            await http.fed(request(PATH, body))
             [held] = http.engine.held
 
             assert before_ns + 50 * MS <= held.target_ns <= time.monotonic_ns() + 50 * MS
@@ -201,7 +201,7 @@ class TestGrpcClients:
 
 @pytest.fixture(scope="module")
 def served_late(tmp_path_factory: pytest.TempPathFactory) -> Iterator[live.Live]:
-    """A server whose model takes longer than its target: now and then a request is let in, to see if it still does."""
+    """A server whose model exceeds its target; now and then a request is admitted to check if it still does."""
     root = tmp_path_factory.mktemp("repository")
     make(root, "m/1/model.onnx")
     native(root, "m", "[batching]\nlatency_target_ms = 0.001\nmax_batch_size = 4\n")
@@ -211,7 +211,7 @@ def served_late(tmp_path_factory: pytest.TempPathFactory) -> Iterator[live.Live]
 
 
 class TestLiveServer:
-    """A whole server."""
+    """A live server whose model exceeds its target."""
 
     def test_an_http_request_that_would_be_late_is_answered_503_with_retry_after(self, served_late: live.Live) -> None:
         with httpx.Client() as client:
@@ -254,14 +254,14 @@ class TestLiveServer:
 
 
 def targeted() -> Model:
-    """Make a model that has a latency target."""
+    """Return a model with a latency target."""
     plain = fake_model()
     spec = replace(plain.spec, policy=replace(plain.spec.policy, latency_target_us=50_000))
     return Model(spec, [FakeBackend(plain.signature, list)], lambda *_: None)
 
 
 def retrying() -> list[tuple[str, Any]]:
-    """Options of a channel that tries again, but on its own only after longer than any test has patience."""
+    """Options of a channel that retries, but without a pushback only after longer than any test waits."""
     policy = {
         "maxAttempts": 5, "initialBackoff": "1000s", "maxBackoff": "1000s", "backoffMultiplier": 1,
         "retryableStatusCodes": ["UNAVAILABLE"],

@@ -1,4 +1,4 @@
-"""What a server does where the system gives no more threads: what was accepted is done, and it ends."""
+"""A server when no more threads can be started: accepted work is done, and the server can end."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ BASE = Trace(7, "iris", "3", "r1", False, STAMPS, ("TIMESTAMPS",), 0, "", "", ()
 
 
 def spans_of(trace: Trace, *entries: str) -> list[ReadableSpan]:
-    """Give the spans of a trace: root, request and compute, or the first two."""
+    """Return the spans of a trace: root, request and compute, or only the first two."""
     exporter = InMemorySpanExporter()
     sink = OtlpSpans(parse(["mode=opentelemetry", *entries]), exporter)
     sink.write([trace])
@@ -90,7 +90,7 @@ def test_a_failed_request_has_error_spans_and_no_compute_span() -> None:
 
 
 def test_a_request_that_no_model_ran_has_no_compute_span() -> None:
-    # an ensemble's request, whose steps have traces of their own, or one that was found in the cache
+    # a request to an ensemble, whose steps have their own traces, or a cache hit
     root, request = spans_of(BASE._replace(stamps=(*STAMPS[:2], STAMPS[-1])))
 
     assert root.status.status_code is request.status.status_code is StatusCode.UNSET
@@ -116,7 +116,7 @@ def test_opentelemetry_mode_is_rejected_when_the_package_is_missing(monkeypatch:
 
 @contextmanager
 def collector() -> Iterator[tuple[str, Queue[Any]]]:
-    """Give a collector's address, and what it is sent."""
+    """Yield a collector's URL, and a queue of what it receives."""
     got: Queue[Any] = Queue()
 
     class Collector(BaseHTTPRequestHandler):

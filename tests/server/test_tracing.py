@@ -42,7 +42,7 @@ EVENTS = [
 
 
 class Kept:
-    """A TraceSink that keeps what it is given."""
+    """A TraceSink that keeps the traces written to it."""
 
     def __init__(self) -> None:
         self.traces: list[Trace] = []
@@ -86,7 +86,7 @@ def settings_with(*entries: str) -> tuple[TraceSettings, Tracer]:
 
 
 def traced(tracer: Tracer, kept: Kept, model: Model, batches: Sequence[int]) -> list[str]:
-    """Record batches of these sizes, with ids that count, and give the ids of those that were traced."""
+    """Record batches of these sizes, with consecutive request IDs; return the IDs of the traced requests."""
     number = 0
     for size in batches:
         requests = [fake_request(model) for _ in range(size)]
@@ -133,14 +133,14 @@ def test_a_collector_url_without_a_scheme_uses_http() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "level"),
+    ("word", "level"),
     [
         ("timestamps", ("TIMESTAMPS",)), ("Tensors", ("TENSORS",)), ("MIN", ("TIMESTAMPS",)), ("max", ("TIMESTAMPS",)),
         ("on", ("TIMESTAMPS",)), ("true", ("TIMESTAMPS",)), ("off", ()), ("false", ()),
     ],
 )  # fmt: skip
-def test_trace_levels_and_modes_are_accepted_in_every_spelling_of_triton(said: str, level: tuple[str, ...]) -> None:
-    config = parse([f"level={said}", "mode=TRITON", "Triton,file=x", "rate=1"])
+def test_trace_levels_and_modes_are_accepted_in_every_spelling_of_triton(word: str, level: tuple[str, ...]) -> None:
+    config = parse([f"level={word}", "mode=TRITON", "Triton,file=x", "rate=1"])
 
     assert (config.sampling.level, config.mode, config.file) == (level, "triton", "x")
 
@@ -149,7 +149,7 @@ def test_the_trace_config_flag_overrides_the_otel_batching_variables(monkeypatch
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "x")
 
-    assert parse([]) == TraceConfig()  # they are of no account in the other mode
+    assert parse([]) == TraceConfig()  # the variables are ignored in the other mode
     with pytest.raises(ValueError, match="OTEL_BSP_MAX_QUEUE_SIZE must be a whole number, not 'x'"):
         parse(["mode=opentelemetry"])
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "8")
@@ -182,8 +182,8 @@ def test_an_error_in_the_collector_url_does_not_quote_the_password() -> None:
 
 
 def test_trace_rules_in_the_environment_are_separated_by_line_breaks() -> None:
-    said = "level=TIMESTAMPS\nmode=opentelemetry\nopentelemetry,url=http://collector:4318/v1/traces\n"
-    settings = resolve({}, {"PENSTOCK_TRACE_CONFIG": said})
+    rules = "level=TIMESTAMPS\nmode=opentelemetry\nopentelemetry,url=http://collector:4318/v1/traces\n"
+    settings = resolve({}, {"PENSTOCK_TRACE_CONFIG": rules})
 
     assert parse(settings.trace_config).url == "http://collector:4318/v1/traces"
 
@@ -250,7 +250,7 @@ def test_traces_recorded_while_the_writer_dequeues_count_toward_the_queue_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tracer, _, _ = tracer_with("level=TENSORS", "rate=1", "triton,file=x")
-    monkeypatch.setattr(tracer, "_writer", threading.current_thread())  # this test is the thread
+    monkeypatch.setattr(tracer, "_writer", threading.current_thread())  # this test acts as the writer thread
     monkeypatch.setattr(tracing, "MAX_QUEUED_BYTES", 2000)
     model = fake_model()
 
@@ -341,18 +341,18 @@ def test_stop_logs_a_sink_that_accepts_no_traces_within_the_timeout(
 
 
 def test_a_trace_file_that_cannot_be_written_is_reported_at_start(tmp_path: Path) -> None:
-    def told(file: Path) -> list[str]:
+    def obstacles_of(file: Path) -> list[str]:
         return [text.partition(": ")[2] for text in start_problems(Settings(trace_config=(f"triton,file={file}",)))]
 
     (tmp_path / "file").touch()
     failed = "failed to open trace file: "
-    assert told(tmp_path / ("x" * 300)) == [failed + "File name too long"]
+    assert obstacles_of(tmp_path / ("x" * 300)) == [failed + "File name too long"]
     assert start_problems(Settings(trace_config=("triton,file=/no/such/x.json",))) == [
         f"--trace-config file=/no/such/x.json: {failed}No such file or directory"
     ]
-    assert told(tmp_path) == [f"{failed}Is a directory"]
-    assert told(tmp_path / "file" / "x.json") == [f"{failed}Not a directory"]
-    assert told(tmp_path / "file") == told(tmp_path / "new") == []
+    assert obstacles_of(tmp_path) == [f"{failed}Is a directory"]
+    assert obstacles_of(tmp_path / "file" / "x.json") == [f"{failed}Not a directory"]
+    assert obstacles_of(tmp_path / "file") == obstacles_of(tmp_path / "new") == []
 
 
 def test_a_trace_file_that_cannot_be_written_later_is_logged_with_its_path(
@@ -395,10 +395,10 @@ def test_the_trace_context_is_found_on_connections_calls_and_streams() -> None:
 def test_a_request_with_a_sampled_traceparent_is_traced_regardless_of_rate_and_count() -> None:
     tracer, kept, _ = tracer_with("mode=opentelemetry", "level=TIMESTAMPS", "rate=0", "count=0")
     model = fake_model()
-    plain, told, untold = (fake_request(model) for _ in range(3))
-    told.context = SimpleNamespace(metadata={"traceparent": PARENT})
-    untold.context = SimpleNamespace(metadata={"traceparent": PARENT[:-1] + "0"})
-    tracer.record(model, batch_of(plain, told, untold), 1_070)
+    plain, sampled, unsampled = (fake_request(model) for _ in range(3))
+    sampled.context = SimpleNamespace(metadata={"traceparent": PARENT})
+    unsampled.context = SimpleNamespace(metadata={"traceparent": PARENT[:-1] + "0"})
+    tracer.record(model, batch_of(plain, sampled, unsampled), 1_070)
     tracer.stop()
 
     assert [trace.parent for trace in kept.traces] == [PARENT]
@@ -584,8 +584,8 @@ def test_a_trace_file_on_a_full_disk_stays_valid_and_continues_when_space_is_fre
         room = grown
         with pytest.raises(OSError, match="No space left") if number in {1, 3} else nullcontext():
             file.write([trace_of(number)])
-        said = path.read_bytes()
-        assert (said and {entry["id"] for entry in json.loads(said)}) == expected
+        content = path.read_bytes()
+        assert (content and {entry["id"] for entry in json.loads(content)}) == expected
     file.close()
 
 
@@ -638,7 +638,7 @@ def test_the_number_of_open_trace_files_is_limited(tmp_path: Path) -> None:
     before = descriptors()
     for number in range(1, 20):
         file.write([trace_of(number)._replace(count_number=number)])
-    # the whole one, and eight
+    # the common file, and eight others
     assert descriptors() == before + 9
     file.close()
 

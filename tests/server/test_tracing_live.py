@@ -1,4 +1,4 @@
-"""Tracing and logging settings of a live server, by tritonclient over HTTP and gRPC."""
+"""Trace and log settings of a live server, through tritonclient over HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def client(live: Live, request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 def plain(settings: Any) -> Any:
-    """Bring what either client gives into one form."""
+    """Convert the settings from either client to one form."""
     if isinstance(settings, dict):
         return {name: value if isinstance(value, list) else [value] for name, value in settings.items()}
     return {name: list(entry.value) for name, entry in settings.settings.items()}

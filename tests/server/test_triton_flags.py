@@ -145,10 +145,10 @@ def test_a_response_cache_of_zero_bytes_is_no_cache() -> None:
 
 @pytest.mark.parametrize("flag", UNSUPPORTED_BOOLEANS)
 def test_an_unsupported_switch_may_be_turned_off_but_not_on(flag: str) -> None:
-    for said in ([f"{flag}=False"], [f"{flag}=off"], [flag, "0"], [flag, "false"]):
-        assert translate_flags(["serve", *said, "models"]) == (["serve", "models"], [])
-    for said in ([f"{flag}=true"], [flag, "true"], [flag]):
-        assert translate_flags(["serve", *said]) == (["serve", *said], [])
+    for words in ([f"{flag}=False"], [f"{flag}=off"], [flag, "0"], [flag, "false"]):
+        assert translate_flags(["serve", *words, "models"]) == (["serve", "models"], [])
+    for words in ([f"{flag}=true"], [flag, "true"], [flag]):
+        assert translate_flags(["serve", *words]) == (["serve", *words], [])
 
 
 @pytest.mark.parametrize("older", OLD_NAMES)

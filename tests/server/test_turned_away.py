@@ -1,4 +1,4 @@
-"""Who connects while a server drains, as clients and probes see it: over HTTP and gRPC, with and without front ends."""
+"""Connections to a draining server, as clients and probes see them: HTTP and gRPC, with and without front ends."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SERVED: dict[str, Callable[..., AbstractContextManager[Any]]] = {"one process": 
 
 
 class Draining:
-    """A server that drains, and waits for one request that a connection had brought before."""
+    """A server that drains, and waits for one request accepted earlier."""
 
     def __init__(self, live: Live, gate: Gate) -> None:
         self.live = live
@@ -48,7 +48,7 @@ class Draining:
         return httpx.post(self.live.url + INFER, content=BODY, timeout=30)
 
     def finish(self) -> None:
-        """Let the request that was accepted end, and with it the server."""
+        """Let the accepted request finish, and with it the server."""
         self.gate.open.set()
         answer = self.early.result(30)
         assert (answer.status_code, answer.headers["connection"]) == (200, "close")

@@ -1,4 +1,4 @@
-"""Answers that clients do not take: how much is kept of all of them, who is dropped, and that others are answered."""
+"""Answers that clients do not read: their total limit, and which clients are dropped while others are answered."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.server.http2.wire import REQUEST, FakeLoop, message_of, payload
 
 MIB = 1 << 20
 COLUMNS = 2 * MIB
-"""Of an answer: 8 MiB for each row of 4 bytes. A socket that nobody reads takes less."""
+"""The columns of an answer: 8 MiB for each row of 4 bytes. A socket that is not read buffers less."""
 MOST = 32 * MIB
 GRAPH = Signature((TensorSpec("x", "FP32", (-1, 1)),), (TensorSpec("y", "FP32", (-1, COLUMNS)),))
 INFER = "/v2/models/m/infer"
@@ -40,11 +40,11 @@ SHUT = frames.settings({frames.INITIAL_WINDOW_SIZE: 0})
 WIDE = frames.settings(
     {frames.INITIAL_WINDOW_SIZE: frames.MAX_WINDOW, frames.MAX_FRAME_SIZE: (1 << 24) - 1}
 ) + frames.window_update(0, frames.MAX_WINDOW - frames.DEFAULT_WINDOW)
-"""Nothing of an answer is sent, and all of it in one frame."""
+"""The windows let nothing of an answer through (SHUT), or all of it in one frame (WIDE)."""
 
 
 class Keeper:
-    """A Holder that notes when it is given up."""
+    """A Holder that records when it is shed."""
 
     def __init__(self, given_up: list[Keeper]) -> None:
         self._given_up = given_up
@@ -54,7 +54,7 @@ class Keeper:
 
 
 class Stage:
-    """An UnreadAnswers of 1000 bytes, and who has been given up."""
+    """An UnreadAnswers with a limit of 1000 bytes, and the Holders that were shed."""
 
     def __init__(self) -> None:
         self.loop = FakeLoop()
@@ -63,7 +63,7 @@ class Stage:
         self.given_up: list[Keeper] = []
 
     def keeper(self, size: int, waited_s: float = 0.0) -> Keeper:
-        """Make one that keeps so much, and has done so for so long when this returns."""
+        """Return a Holder that has held this many bytes for this long."""
         made = Keeper(self.given_up)
         self.unread.grow(made, size)
         self.loop.now += waited_s
@@ -187,7 +187,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 
 def untaken_of(live: Live) -> UnreadAnswers:
-    """Give what the server's ports share."""
+    """Return the UnreadAnswers that the server's ports share."""
     port = live.server._http
     assert port is not None
     assert port.shared is not None
@@ -209,14 +209,14 @@ def document(value: float) -> dict[str, Any]:
 
 
 def http_answer(live: Live, value: float) -> bytes:
-    """Ask as a client that reads; give the tensor."""
+    """Send a request and read the answer; return the tensor."""
     answer = httpx.post(live.url + INFER, json=document(value), timeout=PATIENCE_S)
     assert answer.status_code == 200
     return answer.content[int(answer.headers["inference-header-content-length"]) :]
 
 
 def grpc_answer(live: Live, value: float) -> bytes:
-    """Likewise over gRPC."""
+    """Do the same over gRPC."""
     given = triton.InferInput("x", [1, 1], "FP32")
     given.set_data_from_numpy(np.full((1, 1), value, np.float32))
     with triton.InferenceServerClient(live.grpc_address) as client:
@@ -230,7 +230,7 @@ def tensor(value: float) -> bytes:
 
 
 def unread_http(live: Live) -> socket.socket:
-    """Ask, and read nothing."""
+    """Send a request, and read nothing."""
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
     sock.settimeout(PATIENCE_S)
@@ -241,7 +241,7 @@ def unread_http(live: Live) -> socket.socket:
 
 
 def unread_grpc(live: Live, calls: int, opening: bytes = SHUT, tls: ssl.SSLContext | None = None) -> socket.socket:
-    """Ask so often on one connection, and read nothing. `opening`: what is said of windows."""
+    """Send this many calls on one connection, and read nothing. `opening`: the frames that set the windows."""
     request = triton.service_pb2.ModelInferRequest(model_name="m")
     request.inputs.add(name="x", datatype="FP32", shape=[1, 1]).contents.fp32_contents.append(1.0)
     fields = [*(REQUEST | {":path": "/inference.GRPCInferenceService/ModelInfer"}).items()]
@@ -258,7 +258,7 @@ def unread_grpc(live: Live, calls: int, opening: bytes = SHUT, tls: ssl.SSLConte
 
 
 def resets(sock: socket.socket, count: int) -> dict[int, int]:
-    """Read until so many streams have been reset. Returns: their codes."""
+    """Read until this many streams have been reset. Returns: their error codes."""
     found: dict[int, int] = {}
     with sock.makefile("rb") as stream:
         while len(found) < count:
@@ -270,7 +270,7 @@ def resets(sock: socket.socket, count: int) -> dict[int, int]:
 
 
 def whole(sock: socket.socket) -> bool:
-    """Read what there is. Returns: whether it is the whole answer."""
+    """Read the answer. Returns: whether it is complete."""
     got = 0
     with contextlib.suppress(ConnectionResetError):
         while got < COLUMNS * 4:
@@ -291,7 +291,7 @@ def test_http_clients_that_never_read_stay_within_the_limit_and_others_are_answe
         silent: list[socket.socket] = []
         for number in range(16):
             silent.append(stack.enter_context(unread_http(live)))
-            # what passes the bound is dropped in the next turn of the loop
+            # clients over the limit are dropped in the next turn of the loop
             live.call(until(lambda: 0 < unread.held_bytes <= MOST))
             most = max(most, unread.held_bytes)
             assert answer(live, number) == tensor(number)

@@ -1,4 +1,4 @@
-"""Settings that do nothing by themselves: which are told, and when they are not."""
+"""Settings that have no effect without another setting: when they are reported."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CERTIFICATE: dict[str, Any] = {"grpc_server_cert": "c", "grpc_server_key": "k", 
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("given", "warnings"),
     [
         ({}, []),
         (
@@ -43,9 +43,9 @@ CERTIFICATE: dict[str, Any] = {"grpc_server_cert": "c", "grpc_server_key": "k", 
     ],
 )
 def test_a_setting_without_effect_is_reported_with_the_setting_that_it_requires(
-    said: dict[str, Any], told: list[str]
+    given: dict[str, Any], warnings: list[str]
 ) -> None:
-    assert list(unused_settings(Settings(**said))) == told
+    assert list(unused_settings(Settings(**given))) == warnings
 
 
 def test_a_setting_without_effect_is_a_warning_on_the_command_line(

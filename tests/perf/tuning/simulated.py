@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from penstock.perf.tuning.duels import Measured
+from penstock.perf.tuning.duels import Measurement
 from penstock.perf.tuning.knobs import Setting
-from penstock.perf.tuning.searching import OverError
+from penstock.perf.tuning.searching import SearchEndedError
 
 COST_S = 1.0
 
@@ -21,24 +21,24 @@ class SimulatedBench:
         self._worth = worth
         self._noise = noise
         self._random = random.Random(seed)
-        self._left_s = budget_s
+        self._remaining_s = budget_s
         self.interrupted_at_s = -1.0
         self.measured: list[Setting] = []
 
-    def glance(self, setting: Setting, beside: Measured) -> Measured:
-        assert beside.load
-        return self.measure(setting, beside)
+    def screen(self, setting: Setting, reference: Measurement) -> Measurement:
+        assert reference.load
+        return self.measure(setting, reference)
 
-    def measure(self, setting: Setting, near: Measured | None) -> Measured:
-        self._left_s -= COST_S
-        if self._left_s < self.interrupted_at_s:
-            raise OverError("interrupted")
+    def measure(self, setting: Setting, near: Measurement | None) -> Measurement:
+        self._remaining_s -= COST_S
+        if self._remaining_s < self.interrupted_at_s:
+            raise SearchEndedError("interrupted")
         self.measured.append(setting)
         worth = self._worth(dict(setting))
         if worth < 0:
-            return Measured(0.0, 8.0, why="the server does not take it")
+            return Measurement(0.0, 8.0, why="the server does not take it")
         score = worth * 2.718281828 ** self._random.gauss(0, self._noise)
-        return Measured(score, 8.0, score, 1e6 / score, 2e6 / score)
+        return Measurement(score, 8.0, score, 1e6 / score, 2e6 / score)
 
-    def left_s(self) -> float:
-        return self._left_s
+    def remaining_s(self) -> float:
+        return self._remaining_s

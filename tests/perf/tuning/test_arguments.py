@@ -5,26 +5,31 @@ from pathlib import Path
 import pytest
 
 from penstock.perf.profiling.flags import UsageError
-from penstock.perf.tuning.arguments import tuning
+from penstock.perf.tuning.arguments import parse_arguments
 from penstock.perf.tuning.knobs import KNOBS
 
 BARE = ["-m", "iris", "--out", "found"]
 
 
 def test_what_is_not_said_has_defaults() -> None:
-    asked = tuning(BARE)
+    asked = parse_arguments(BARE)
 
-    assert (asked.options.model, asked.out, asked.over, asked.budget_s) == ("iris", Path("found"), KNOBS, 600)
+    assert (asked.options.model, asked.output_folder, asked.knobs, asked.budget_s) == (
+        "iris",
+        Path("found"),
+        KNOBS,
+        600,
+    )
     assert (asked.target_ms, asked.percentile, asked.memory_bytes, asked.window_ms) == (None, 99, None, 2000)
-    assert (asked.closed, asked.ranged, asked.options.poisson, asked.apply) == (True, False, True, False)
+    assert (asked.closed_loop, asked.has_range, asked.options.poisson, asked.apply) == (True, False, True, False)
 
 
 def test_flags_of_its_own_and_of_perf_stand_in_any_order() -> None:
     words = "--latency-target 5 -b 4 --over instance_count,max_queue_delay -i grpc --memory-budget 512 -p 100 --apply"
-    asked = tuning([*words.split(), *BARE, "--percentile", "95", "--budget-minutes", "0.5", "-u", "here:1"])
+    asked = parse_arguments([*words.split(), *BARE, "--percentile", "95", "--budget-minutes", "0.5", "-u", "here:1"])
 
     assert (asked.target_ms, asked.percentile, asked.memory_bytes) == (5, 95, 512 * 2**20)
-    assert (asked.over, asked.budget_s, asked.window_ms) == (("instance_count", "max_queue_delay"), 30, 100)
+    assert (asked.knobs, asked.budget_s, asked.window_ms) == (("instance_count", "max_queue_delay"), 30, 100)
     assert (asked.options.input.batch, asked.options.grpc, asked.options.url) == (4, True, "here:1")
     assert asked.apply
 
@@ -42,31 +47,31 @@ def test_flags_of_its_own_and_of_perf_stand_in_any_order() -> None:
     ],
 )
 def test_the_load_is_a_rate_or_requests_under_way(words: str, closed: bool, ranged: bool) -> None:
-    asked = tuning([*BARE, *words.split()])
+    asked = parse_arguments([*BARE, *words.split()])
 
-    assert (asked.closed, asked.ranged) == (closed, ranged)
+    assert (asked.closed_loop, asked.has_range) == (closed, ranged)
 
 
 @pytest.mark.parametrize("words", ["--request-count 5", "--latency-threshold 5", "-l 5", "--request-distribution even"])
 def test_what_would_choose_the_load_otherwise_is_refused(words: str) -> None:
     with pytest.raises(UsageError):
-        tuning([*BARE, *words.split()])
+        parse_arguments([*BARE, *words.split()])
 
 
 @pytest.mark.parametrize("words", ["--over speed", "--over ,", "--latency-target 0", "--memory-budget nan"])
 def test_a_wrong_value_of_its_own_is_told(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
-        tuning([*BARE, *words.split()])
+        parse_arguments([*BARE, *words.split()])
 
     assert words.split(maxsplit=1)[0] in capsys.readouterr().err
 
 
 def test_a_folder_must_be_named() -> None:
     with pytest.raises(SystemExit, match="2"):
-        tuning(["-m", "iris"])
+        parse_arguments(["-m", "iris"])
 
 
 def test_the_command_that_makes_it_again_tells_no_secret() -> None:
-    command = tuning([*BARE, "-H", "Authorization:Bearer 123", "-H", "X-Team:blue"]).options.command
+    command = parse_arguments([*BARE, "-H", "Authorization:Bearer 123", "-H", "X-Team:blue"]).options.command
 
     assert command == ("penstock", "perf", "tune", *BARE, "-H", "Authorization:...", "-H", "X-Team:blue")

@@ -8,15 +8,15 @@ import pytest
 
 from penstock.perf.generator.orders import Load, Window
 from penstock.perf.profiling.control import Control
-from penstock.perf.profiling.model import Described
+from penstock.perf.profiling.model import ModelDescription
 from penstock.perf.profiling.sampling import Watch
 from penstock.perf.reports.document import Level
-from penstock.perf.tuning.arguments import tuning
-from penstock.perf.tuning.bench import LiveBench, World
-from penstock.perf.tuning.duels import Measured
-from penstock.perf.tuning.knobs import AS_IT_IS, Setting
-from penstock.perf.tuning.searching import OverError
-from penstock.perf.tuning.serving import RefusedSettingError, Served, ServingError
+from penstock.perf.tuning.arguments import parse_arguments
+from penstock.perf.tuning.bench import BenchContext, LiveBench
+from penstock.perf.tuning.duels import Measurement
+from penstock.perf.tuning.knobs import ORIGINAL, Setting
+from penstock.perf.tuning.searching import SearchEndedError
+from penstock.perf.tuning.serving import RejectedSettingError, ServedModel, ServingError
 from tests.perf.profiling.scripted import window
 
 TWO: Setting = (("instance_count", 2),)
@@ -31,7 +31,7 @@ class Machine:
     """
 
     def __init__(self) -> None:
-        self.setting: Setting | None = AS_IT_IS
+        self.setting: Setting | None = ORIGINAL
         self.loaded: list[Setting] = []
         self.refuses: Setting = SLOW
         self.failing = 0
@@ -40,10 +40,10 @@ class Machine:
         self._load = Load()
         self._seconds = 0
 
-    # what is asked of Served
+    # what is asked of ServedModel
     def load(self, setting: Setting) -> None:
         if setting == self.refuses:
-            raise RefusedSettingError("400 no")
+            raise RejectedSettingError("400 no")
         self.setting = setting
         self.loaded.append(setting)
 
@@ -83,10 +83,10 @@ class Machine:
     def mark(self) -> None:
         pass
 
-    def note(self, name: str, value: float) -> None:
+    def set_figure(self, name: str, value: float) -> None:
         pass
 
-    def tell(self, level: Level, first: Any, last: Any) -> None:
+    def record_in(self, level: Level, first: Any, last: Any) -> None:
         level.server_rss_bytes = self.memory_bytes
 
     def ready(self, model: str = "", version: str = "") -> bool:
@@ -97,40 +97,40 @@ class Machine:
 
 
 def bench_of(machine: Machine, words: str = "", *, stopped: bool = False, left_s: float = 1e6) -> LiveBench:
-    asked = tuning(f"-m m --out found {words}".split())
-    model = Described("m", "", "", (), ())
-    served, control, watch = cast("Served", machine), cast("Control", machine), cast("Watch", machine)
+    asked = parse_arguments(f"-m m --out found {words}".split())
+    model = ModelDescription("m", "", "", (), ())
+    served, control, watch = cast("ServedModel", machine), cast("Control", machine), cast("Watch", machine)
     ends = time.monotonic() + left_s
-    return LiveBench(World(asked, served, control, model, machine, watch, lambda: stopped, ends))
+    return LiveBench(BenchContext(asked, served, control, model, machine, watch, lambda: stopped, ends))
 
 
 def test_as_many_requests_are_under_way_as_are_enough_twice_over() -> None:
     bench = bench_of(Machine())
 
-    assert bench.prepare() == "1,000 requests/s with 16 under way"
+    assert bench.find_concurrency() == "1,000 requests/s with 16 under way"
     assert bench.concurrency == 32
 
 
 def test_a_number_that_was_given_is_taken() -> None:
     bench = bench_of(Machine(), "--concurrency-range 5")
 
-    assert (bench.prepare(), bench.concurrency) == ("", 5)
+    assert (bench.find_concurrency(), bench.concurrency) == ("", 5)
 
 
 def test_without_a_target_throughput_counts() -> None:
     bench = bench_of(Machine(), "--concurrency-range 20")
-    bench.prepare()
+    bench.find_concurrency()
 
-    assert bench.measure(AS_IT_IS, None).score == pytest.approx(1000)
+    assert bench.measure(ORIGINAL, None).score == pytest.approx(1000)
     assert bench.measure(TWO, None).score == pytest.approx(1500)
-    assert bench.levels.keys() == {AS_IT_IS, TWO}
+    assert bench.levels.keys() == {ORIGINAL, TWO}
 
 
 def test_with_a_target_the_greatest_rate_counts() -> None:
     bench = bench_of(Machine(), "--latency-target 20")
-    bench.prepare()
+    bench.find_concurrency()
 
-    first = bench.measure(AS_IT_IS, None)
+    first = bench.measure(ORIGINAL, None)
     two = bench.measure(TWO, first)
 
     assert first.score == pytest.approx(500, rel=0.06)  # of a queue that takes twice as long at half of what it can
@@ -140,13 +140,13 @@ def test_with_a_target_the_greatest_rate_counts() -> None:
 
 def test_with_a_target_and_requests_under_way_the_most_of_them_count() -> None:
     bench = bench_of(Machine(), "--latency-target 20 --concurrency-range 1:64")
-    bench.prepare()
+    bench.find_concurrency()
 
-    assert bench.measure(AS_IT_IS, None) == Measured(1000, 20, 1000, 20_000, 20_000, 100 * MIB)
+    assert bench.measure(ORIGINAL, None) == Measurement(1000, 20, 1000, 20_000, 20_000, 100 * MIB)
 
 
 def test_a_target_that_is_never_met_is_a_score_of_nothing() -> None:
-    measured = bench_of(Machine(), "--latency-target 5 --concurrency-range 1:64").measure(AS_IT_IS, None)
+    measured = bench_of(Machine(), "--latency-target 5 --concurrency-range 1:64").measure(ORIGINAL, None)
 
     assert (measured.score, measured.why) == (0, "p99 is over the target at 1 already")
 
@@ -154,14 +154,14 @@ def test_a_target_that_is_never_met_is_a_score_of_nothing() -> None:
 def test_at_one_rate_and_without_a_target_latency_counts() -> None:
     bench = bench_of(Machine(), "--request-rate-range 500")
 
-    assert bench.measure(TWO, None).score > bench.measure(AS_IT_IS, None).score
+    assert bench.measure(TWO, None).score > bench.measure(ORIGINAL, None).score
 
 
 def test_a_look_loads_only_what_is_not_served_and_a_measurement_loads_always() -> None:
     machine = Machine()
     bench = bench_of(machine, "--concurrency-range 8")
-    for setting in (AS_IT_IS, TWO, TWO):
-        bench.glance(setting, Measured(1.0, 8))
+    for setting in (ORIGINAL, TWO, TWO):
+        bench.screen(setting, Measurement(1.0, 8))
     bench.measure(TWO, None)
 
     assert machine.loaded == [TWO, TWO]
@@ -173,10 +173,10 @@ def test_a_setting_that_is_refused_is_no_end() -> None:
 
 def test_what_was_served_and_is_refused_now_is_the_end() -> None:
     machine = Machine()
-    machine.refuses = AS_IT_IS
+    machine.refuses = ORIGINAL
 
     with pytest.raises(ServingError, match="no longer taken: 400 no"):
-        bench_of(machine).measure(AS_IT_IS, None)
+        bench_of(machine).measure(ORIGINAL, None)
 
 
 def test_what_takes_more_memory_than_there_is_scores_nothing() -> None:
@@ -205,10 +205,10 @@ def test_a_server_that_is_lost_ends_the_search() -> None:
     machine.lives = False
 
     with pytest.raises(ServingError, match="connection refused"):
-        bench_of(machine).measure(AS_IT_IS, None)
+        bench_of(machine).measure(ORIGINAL, None)
 
 
 @pytest.mark.parametrize(("how", "why"), [({"stopped": True}, "interrupted"), ({"left_s": -1}, "the time is up")])
 def test_it_ends_when_it_is_told_to_and_when_the_time_is_up(how: dict[str, Any], why: str) -> None:
-    with pytest.raises(OverError, match=why):
-        bench_of(Machine(), **how).glance(TWO, Measured(1.0, 8, math.nan))
+    with pytest.raises(SearchEndedError, match=why):
+        bench_of(Machine(), **how).screen(TWO, Measurement(1.0, 8, math.nan))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.perf.tuning.capacity import PROBES, Probe, greatest
+from penstock.perf.tuning.capacity import MAX_PROBES, Probe, find_capacity
 
 TARGET_US = 1000.0
 
@@ -25,26 +25,26 @@ class Queue:
 def test_it_is_found_within_a_few_percent_from_wherever_it_starts(most: float, off: float) -> None:
     queue, true = Queue(most), most * 0.9
 
-    found = greatest(queue, true * off, (true / 100, true * 100), TARGET_US)
+    found = find_capacity(queue, true * off, (true / 100, true * 100), TARGET_US)
 
     assert found == pytest.approx(true, rel=0.05)
-    assert len(queue.asked) <= PROBES
+    assert len(queue.asked) <= MAX_PROBES
 
 
 def test_what_is_known_of_a_neighbour_saves_probes() -> None:
     near, far = Queue(1000), Queue(1000)
-    greatest(near, 880, (1, 1e5), TARGET_US)
-    greatest(far, 100, (1, 1e5), TARGET_US)
+    find_capacity(near, 880, (1, 1e5), TARGET_US)
+    find_capacity(far, 100, (1, 1e5), TARGET_US)
 
     assert len(near.asked) <= 4 < len(far.asked)
 
 
 def test_a_server_that_is_never_within_the_target_bears_nothing() -> None:
-    assert greatest(Queue(1000, service_us=5000), 100, (1, 1e4), TARGET_US) == 0
+    assert find_capacity(Queue(1000, service_us=5000), 100, (1, 1e4), TARGET_US) == 0
 
 
 def test_the_end_of_the_range_is_the_answer_where_it_is_borne() -> None:
-    assert greatest(Queue(1e9), 100, (10, 200), TARGET_US) == 200
+    assert find_capacity(Queue(1e9), 100, (10, 200), TARGET_US) == 200
 
 
 @given(st.integers(1, 64), st.integers(1, 64))
@@ -55,7 +55,7 @@ def test_whole_loads_stay_whole(most: int, start: int) -> None:
         asked.append(load)
         return Probe(load, load <= most, load * 10)
 
-    found = greatest(probe, start, (1, 64), TARGET_US, whole=True)
+    found = find_capacity(probe, start, (1, 64), TARGET_US, integer=True)
 
     assert all(load == int(load) and 1 <= load <= 64 for load in asked)
     assert most / 1.08 - 1 <= found <= most

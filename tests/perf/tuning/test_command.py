@@ -14,9 +14,9 @@ from penstock.perf.generator.orders import Target
 from penstock.perf.profiling.control import control_for
 from penstock.perf.reports import document as documents
 from penstock.perf.tuning import bench, command, duels
-from penstock.perf.tuning.duels import Measured, Round
-from penstock.perf.tuning.knobs import AS_IT_IS, Setting, value_of
-from penstock.perf.tuning.searching import Found, Trial
+from penstock.perf.tuning.duels import Measurement, Round
+from penstock.perf.tuning.knobs import ORIGINAL, Setting, value_of
+from penstock.perf.tuning.searching import SearchResult, Trial
 from penstock.server.repository.pbtxt import parse
 from tests.clients import models
 from tests.live import Live, live_server
@@ -36,8 +36,8 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Duel over one round: whatever wins it."""
-    monkeypatch.setattr(bench, "WARM_MS", 5)
-    monkeypatch.setattr(duels, "ENOUGH", (1, 1))
+    monkeypatch.setattr(bench, "WARM_UP_MS", 5)
+    monkeypatch.setattr(duels, "ROUNDS_TO_WIN", (1, 1))
 
 
 def served(live: Live) -> dict[str, Any]:
@@ -67,13 +67,13 @@ def test_every_setting_is_tried_and_the_model_is_served_as_before(
 def test_what_is_kept_is_written_loaded_as_written_and_stays_where_that_is_asked_for(
     live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    last = Trial("", TWO, AS_IT_IS, rounds=[Round(Measured(1.0), Measured(1.2))], verdict="ahead", kept=True)
+    last = Trial("", TWO, ORIGINAL, rounds=[Round(Measurement(1.0), Measurement(1.2))], verdict="ahead", kept=True)
 
     class Decided:
         def __init__(self, *told: object) -> None:
-            self.found = Found(TWO, confirmed=True, last=last)
+            self.found = SearchResult(TWO, confirmed=True, final_trial=last)
 
-        def run(self) -> Found:
+        def run(self) -> SearchResult:
             return self.found
 
     monkeypatch.setattr(command, "Search", Decided)
@@ -82,7 +82,7 @@ def test_what_is_kept_is_written_loaded_as_written_and_stays_where_that_is_asked
     written, _ = parse(tmp_path / "config.pbtxt")
     assert [group.count for group in written.instance_group] == [2]
     assert "count = 2" in (tmp_path / "penstock.toml").read_text("utf-8")
-    assert value_of(served(live), AS_IT_IS, "instance_count") == 2
+    assert value_of(served(live), ORIGINAL, "instance_count") == 2
 
 
 def test_a_model_that_is_not_there_is_one_line(live: Live, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

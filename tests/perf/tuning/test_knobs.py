@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.perf.tuning import knobs
-from penstock.perf.tuning.knobs import AS_IT_IS, Bounds, Setting
-from penstock.perf.tuning.writing import pbtxt, read
+from penstock.perf.tuning.knobs import ORIGINAL, Bounds, Setting
+from penstock.perf.tuning.writing import parse_pbtxt, to_pbtxt
 from penstock.server.repository.overrides import read_config
 from penstock.server.repository.scan import Defaults, read_model
 
@@ -25,13 +25,13 @@ CONFIG: dict[str, Any] = {
     "instance_group": [{"name": "m_0", "kind": "KIND_CPU", "count": 1}],
     "parameters": {},
 }
-TWO_CORES = Bounds(cores=2, rows_under_way=16)
+TWO_CORES = Bounds(cores=2, rows_in_flight=16)
 
 
 def settings_of(
-    name: str, config: dict[str, Any] = CONFIG, bounds: Bounds = TWO_CORES, at: Setting = AS_IT_IS
+    name: str, config: dict[str, Any] = CONFIG, bounds: Bounds = TWO_CORES, at: Setting = ORIGINAL
 ) -> list[dict[str, int]]:
-    found = {axis.name: axis.settings for axis in knobs.axes(knobs.base(config), knobs.KNOBS, bounds, at)}
+    found = {axis.name: axis.settings for axis in knobs.axes(knobs.reloadable(config), knobs.KNOBS, bounds, at)}
     return [dict(setting) for setting in found.get(name, ())]
 
 
@@ -88,37 +88,37 @@ def test_the_search_goes_on_from_where_it_stands() -> None:
     ],
 )
 def test_knobs_that_a_model_does_not_have_are_left_alone(change: dict[str, Any], left: set[str]) -> None:
-    assert set(knobs.KNOBS) - knobs.unable(CONFIG | change).keys() == left
+    assert set(knobs.KNOBS) - knobs.unavailable_knobs(CONFIG | change).keys() == left
 
 
 def test_what_servers_complete_of_themselves_is_not_said_to_them() -> None:
-    assert "preferred_batch_size" not in knobs.base(CONFIG)["dynamic_batching"]
+    assert "preferred_batch_size" not in knobs.reloadable(CONFIG)["dynamic_batching"]
     said = CONFIG | {"dynamic_batching": {"preferred_batch_size": [32], "max_queue_delay_microseconds": 50}}
-    assert knobs.base(said) == said
+    assert knobs.reloadable(said) == said
 
 
 settings_drawn = st.fixed_dictionaries({}, optional={knob: st.integers(1, 64) for knob in knobs.KNOBS}).map(
-    lambda said: knobs.turned(AS_IT_IS, said.items())
+    lambda said: knobs.with_values(ORIGINAL, said.items())
 )
 
 
 @given(settings_drawn)
 def test_what_is_written_is_what_is_read(setting: Setting) -> None:
-    config = knobs.written(knobs.base(CONFIG), setting)
+    config = knobs.apply_setting(knobs.reloadable(CONFIG), setting)
 
-    again = read(pbtxt(config, "why\nhow"))
+    again = parse_pbtxt(to_pbtxt(config, "why\nhow"))
 
-    assert all(knobs.value_of(again, AS_IT_IS, knob) == value for knob, value in setting)
+    assert all(knobs.value_of(again, ORIGINAL, knob) == value for knob, value in setting)
     assert read_config("m", json.dumps(again)) == read_config("m", json.dumps(config))
     assert again["output"][0]["label_filename"] == "labels.txt"
 
 
 def test_penstock_toml_says_the_same(tmp_path: Path) -> None:
-    setting = knobs.turned(AS_IT_IS, dict.fromkeys(knobs.KNOBS, 2).items())
+    setting = knobs.with_values(ORIGINAL, dict.fromkeys(knobs.KNOBS, 2).items())
     native, triton = tmp_path / "native" / "m", tmp_path / "triton" / "m"
     for folder, name, text in (
-        (native, "penstock.toml", knobs.native(setting)),
-        (triton, "config.pbtxt", pbtxt(knobs.written({"backend": "onnxruntime"}, setting))),
+        (native, "penstock.toml", knobs.to_penstock_toml(setting)),
+        (triton, "config.pbtxt", to_pbtxt(knobs.apply_setting({"backend": "onnxruntime"}, setting))),
     ):
         (folder / "1").mkdir(parents=True)
         (folder / "1" / "model.onnx").touch()

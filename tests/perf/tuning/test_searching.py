@@ -6,8 +6,8 @@ from itertools import product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.perf.tuning.knobs import AS_IT_IS, Axis, Setting, turned
-from penstock.perf.tuning.searching import Found, Search
+from penstock.perf.tuning.knobs import ORIGINAL, Axis, Setting, with_values
+from penstock.perf.tuning.searching import Search, SearchResult
 from tests.perf.tuning.simulated import SimulatedBench
 
 GRIDS = ({"instance_count": (1, 2, 4, 8), "intra_op_threads": (1, 2, 4)}, {"max_queue_delay": (0, 100, 500)})
@@ -15,11 +15,11 @@ GRIDS = ({"instance_count": (1, 2, 4, 8), "intra_op_threads": (1, 2, 4)}, {"max_
 
 def axes(at: Setting) -> Iterator[Axis]:
     for grid in GRIDS:
-        combined = (turned(at, zip(grid, values, strict=True)) for values in product(*grid.values()))
+        combined = (with_values(at, zip(grid, values, strict=True)) for values in product(*grid.values()))
         yield Axis(" and ".join(grid), tuple(each for each in combined if each != at))
 
 
-def searched(bench: SimulatedBench, found: Callable[[Setting], Iterator[Axis]] = axes) -> Found:
+def searched(bench: SimulatedBench, found: Callable[[Setting], Iterator[Axis]] = axes) -> SearchResult:
     return Search(bench, found).run()
 
 
@@ -42,7 +42,7 @@ def test_it_finds_the_best_of_all_without_noise() -> None:
 
     assert dict(found.kept) == {"instance_count": 4, "intra_op_threads": 1, "max_queue_delay": 100}
     assert found.confirmed
-    assert found.ended == ""
+    assert found.ended_early == ""
 
 
 def test_it_finds_it_through_noise_in_most_runs() -> None:
@@ -54,14 +54,14 @@ def test_it_finds_it_through_noise_in_most_runs() -> None:
 def test_where_all_settings_are_alike_nothing_is_kept() -> None:
     kept = [searched(SimulatedBench(alike, noise, seed=seed)).kept for seed in range(60) for noise in (0.02, 0.3)]
 
-    assert sum(each != AS_IT_IS for each in kept) <= 3
+    assert sum(each != ORIGINAL for each in kept) <= 3
 
 
 def test_what_is_kept_is_compared_at_last_with_the_configuration_as_it_was() -> None:
-    last = searched(SimulatedBench(peaked)).last
+    last = searched(SimulatedBench(peaked)).final_trial
 
     assert last is not None
-    assert (last.against, last.kept, len(last.rounds)) == (AS_IT_IS, True, 7)
+    assert (last.incumbent, last.kept, len(last.rounds)) == (ORIGINAL, True, 7)
     assert all(1.6 < each.ratio < 1.7 for each in last.rounds)
 
 
@@ -70,7 +70,7 @@ def test_a_setting_that_the_server_does_not_take_is_a_row_with_the_reason() -> N
 
     refused = [trial for trial in found.trials if dict(trial.setting).get("instance_count") == 8]
     assert {trial.verdict for trial in refused} == {"the server does not take it"}
-    assert found.kept == AS_IT_IS
+    assert found.kept == ORIGINAL
 
 
 def test_what_serves_at_all_takes_the_place_of_what_does_not() -> None:
@@ -88,7 +88,7 @@ def test_the_time_is_kept_and_every_row_has_a_verdict(budget_s: int, noise: floa
 
     assert len(bench.measured) <= budget_s + 1  # what has begun is finished
     assert all(trial.verdict for trial in found.trials)
-    assert found.kept == AS_IT_IS or not found.confirmed or found.last is not None
+    assert found.kept == ORIGINAL or not found.confirmed or found.final_trial is not None
 
 
 def test_each_setting_is_tried_once() -> None:
@@ -101,7 +101,7 @@ def test_too_little_time_is_said_and_nothing_is_tried() -> None:
     found = searched(SimulatedBench(peaked, budget_s=20))
 
     assert found.trials == []
-    assert "would not do" in found.ended
+    assert "would not do" in found.ended_early
 
 
 def test_a_run_that_is_interrupted_keeps_what_has_won_so_far_and_says_that_it_is_not_confirmed() -> None:
@@ -111,9 +111,9 @@ def test_a_run_that_is_interrupted_keeps_what_has_won_so_far_and_says_that_it_is
     def say(line: str) -> None:
         won.append(line)
         if "  kept" in line:
-            bench.interrupted_at_s = bench.left_s()
+            bench.interrupted_at_s = bench.remaining_s()
 
     found = Search(bench, axes, say).run()
 
     assert dict(found.kept)["instance_count"] == 4
-    assert (found.confirmed, found.ended) == (False, "interrupted")
+    assert (found.confirmed, found.ended_early) == (False, "interrupted")

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from penstock.perf.profiling.control import ControlError, RefusedError
-from penstock.perf.tuning.knobs import AS_IT_IS
-from penstock.perf.tuning.serving import RefusedSettingError, Served, ServingError, kept_as_it_was
+from penstock.perf.tuning.knobs import ORIGINAL
+from penstock.perf.tuning.serving import RejectedSettingError, ServedModel, ServingError, restored_afterwards
 
 ON_DISK: dict[str, Any] = {
     "name": "m",
@@ -56,7 +56,7 @@ def server() -> FakeServer:
 
 
 def test_a_setting_is_loaded_as_a_complete_configuration(server: FakeServer) -> None:
-    served = Served(server, "m")
+    served = ServedModel(server, "m")
     served.load(TWO)
 
     assert served.setting == TWO
@@ -68,9 +68,9 @@ def test_a_setting_is_loaded_as_a_complete_configuration(server: FakeServer) -> 
 
 
 def test_the_configuration_as_it_is_is_loaded_from_its_files(server: FakeServer) -> None:
-    served = Served(server, "m")
+    served = ServedModel(server, "m")
     served.load(TWO)
-    served.load(AS_IT_IS)
+    served.load(ORIGINAL)
 
     assert server.loads[-1] is None
 
@@ -78,7 +78,7 @@ def test_the_configuration_as_it_is_is_loaded_from_its_files(server: FakeServer)
 def test_what_a_request_had_brought_is_loaded_as_a_request_again() -> None:
     brought = ON_DISK | {"max_batch_size": 8, "dynamic_batching": {"preferred_batch_size": [8]}}
     server = FakeServer(brought)
-    served = Served(server, "m")
+    served = ServedModel(server, "m")
     served.load(TWO)
 
     assert served.restore() == ""
@@ -86,18 +86,18 @@ def test_what_a_request_had_brought_is_loaded_as_a_request_again() -> None:
 
 
 def test_a_setting_that_is_not_taken_is_told_in_one_line(server: FakeServer) -> None:
-    served = Served(server, "m")
+    served = ServedModel(server, "m")
 
-    with pytest.raises(RefusedSettingError, match=r"^400 too many instances$"):
+    with pytest.raises(RejectedSettingError, match=r"^400 too many instances$"):
         served.load(FOUR)
     assert served.setting is None
 
 
 def test_a_setting_that_is_taken_and_ignored_is_not_taken(server: FakeServer) -> None:
-    served = Served(server, "m")
+    served = ServedModel(server, "m")
     server.obeys = False
 
-    with pytest.raises(RefusedSettingError, match="the server reports instance_count 1"):
+    with pytest.raises(RejectedSettingError, match="the server reports instance_count 1"):
         served.load(TWO)
 
 
@@ -105,19 +105,19 @@ def test_a_server_in_another_control_mode_is_told_how_to_be_started(server: Fake
     server.explicit = False
 
     with pytest.raises(ServingError, match="--model-control-mode=explicit --load-model=m"):
-        Served(server, "m")
+        ServedModel(server, "m")
 
 
 def test_an_ensemble_is_not_tuned() -> None:
     with pytest.raises(ServingError, match="is an ensemble"):
-        Served(FakeServer(ON_DISK | {"ensemble_scheduling": {"step": []}}), "m")
+        ServedModel(FakeServer(ON_DISK | {"ensemble_scheduling": {"step": []}}), "m")
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ServingError, ZeroDivisionError])
 def test_however_a_run_ends_the_model_is_served_as_before(server: FakeServer, error: type[BaseException]) -> None:
-    served, said = Served(server, "m"), list[str]()
+    served, said = ServedModel(server, "m"), list[str]()
 
-    with pytest.raises(error), kept_as_it_was(served, lambda: False, said.append):  # noqa: PT012
+    with pytest.raises(error), restored_afterwards(served, lambda: False, said.append):  # noqa: PT012
         served.load(TWO)
         raise error
 
@@ -126,13 +126,13 @@ def test_however_a_run_ends_the_model_is_served_as_before(server: FakeServer, er
 
 
 def test_a_ctrl_c_does_not_keep_it_from_being_restored(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    served, load = Served(server, "m"), server.load
+    served, load = ServedModel(server, "m"), server.load
 
     def pressed(model: str, config: Mapping[str, Any] | None = None) -> None:
         signal.raise_signal(signal.SIGINT)
         load(model, config)
 
-    with kept_as_it_was(served, lambda: False, lambda line: None):
+    with restored_afterwards(served, lambda: False, lambda line: None):
         served.load(TWO)
         monkeypatch.setattr(server, "load", pressed)
 
@@ -140,25 +140,25 @@ def test_a_ctrl_c_does_not_keep_it_from_being_restored(server: FakeServer, monke
 
 
 def test_what_is_applied_stays(server: FakeServer) -> None:
-    served = Served(server, "m")
+    served = ServedModel(server, "m")
 
-    with kept_as_it_was(served, lambda: True, lambda line: None):
+    with restored_afterwards(served, lambda: True, lambda line: None):
         served.load(TWO)
 
     assert server.served["instance_group"][0]["count"] == 2
 
 
 def test_a_server_that_has_died_cannot_be_restored_and_that_is_said(server: FakeServer) -> None:
-    served, said = Served(server, "m"), list[str]()
+    served, said = ServedModel(server, "m"), list[str]()
 
-    with kept_as_it_was(served, lambda: False, said.append):
+    with restored_afterwards(served, lambda: False, said.append):
         server.alive = False
 
     assert said == ["error: the configuration was not restored: connection refused"]
 
 
 def test_files_that_have_changed_meanwhile_are_told(server: FakeServer) -> None:
-    served = Served(server, "m")
+    served = ServedModel(server, "m")
     server.on_disk["max_batch_size"] = 32
 
     assert "files of its repository have changed" in served.restore()

@@ -24,7 +24,7 @@ def checked(folder: Path, **settings: object) -> CheckReport:
     return check_handler(Settings(dialect="abeja", model_repository=(str(folder),), **settings))  # type: ignore[arg-type]
 
 
-def said(report: CheckReport) -> list[str]:
+def messages(report: CheckReport) -> list[str]:
     return [each.message for each in report.findings]
 
 
@@ -33,7 +33,7 @@ def test_a_handler_that_would_be_served_is_described(folder: Path) -> None:
     (folder / "requirements.txt").write_text("numpy\n")
     report = checked(folder)
 
-    assert (report.exit_status, said(report)) == (0, [])
+    assert (report.exit_status, messages(report)) == (0, [])
     assert "handler    main:handler" in str(report)
     assert f"environment: {folder / 'requirements.txt'}" in str(report)
     assert "1 version would be served" in str(report)
@@ -47,13 +47,15 @@ def test_the_check_uses_the_marked_folder_and_the_handler_of_the_environment(
     (folder / "a" / "package" / "deep.py").write_text("from elsewhere import anything as called\n")
     monkeypatch.setenv("HANDLER", "package.deep:called")
 
-    assert said(checked(folder)) == []
-    assert said(checked(folder, abeja_handler="main:handler")) == ["handler 'main:handler': there is no module 'main'"]
+    assert messages(checked(folder)) == []
+    assert messages(checked(folder, abeja_handler="main:handler")) == [
+        "handler 'main:handler': there is no module 'main'"
+    ]
 
 
 @pytest.mark.parametrize("handler", ["main", "a:b:c"])
 def test_a_handler_without_exactly_one_colon_is_a_mistake(folder: Path, handler: str) -> None:
-    assert said(checked(folder, abeja_handler=handler)) == [
+    assert messages(checked(folder, abeja_handler=handler)) == [
         f"handler '{handler}': it must be module:name, with one colon"
     ]
 
@@ -62,7 +64,7 @@ def test_an_empty_handler_in_the_environment_is_a_mistake(folder: Path, monkeypa
     (folder / "main.py").write_text("def handler(request, context): ...\n")
     monkeypatch.setenv("HANDLER", "")
 
-    assert said(checked(folder)) == ["handler '': it must be module:name, with one colon"]
+    assert messages(checked(folder)) == ["handler '': it must be module:name, with one colon"]
 
 
 def test_a_syntax_error_is_reported_with_its_line(folder: Path) -> None:
@@ -105,7 +107,7 @@ def test_a_handler_that_can_never_be_called_successfully_is_a_mistake(folder: Pa
 def test_a_handler_that_may_be_called_successfully_is_no_mistake(folder: Path, code: str) -> None:
     (folder / "main.py").write_text(code + "\n")
 
-    assert said(checked(folder)) == []
+    assert messages(checked(folder)) == []
 
 
 def test_one_mistake_does_not_hide_another(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,19 +118,19 @@ def test_one_mistake_does_not_hide_another(folder: Path, monkeypatch: pytest.Mon
 
     assert report.exit_status == 1
     assert [each.path.name for each in report.findings[1:2]] == ["no-such-python"]
-    assert said(report)[0] == "both ports are 8000: they must be different"
-    assert said(report)[2].startswith("CONTEXT in the environment is not JSON")
-    assert "nowhere" in said(report)[3]
-    assert said(report)[4] == "handler 'main:handler': there is no module 'main'"
+    assert messages(report)[0] == "both ports are 8000: they must be different"
+    assert messages(report)[2].startswith("CONTEXT in the environment is not JSON")
+    assert "nowhere" in messages(report)[3]
+    assert messages(report)[4] == "handler 'main:handler': there is no module 'main'"
 
 
 def test_requirements_are_not_read_when_installation_is_disabled(folder: Path) -> None:
     (folder / "main.py").write_text("def handler(request, context): ...\n")
     (folder / "requirements.txt").write_text("-r more.txt\n")
 
-    assert said(checked(folder, abeja_install=False)) == []
-    assert "more.txt" in said(checked(folder))[0]
+    assert messages(checked(folder, abeja_install=False)) == []
+    assert "more.txt" in messages(checked(folder))[0]
 
 
 def test_a_missing_folder_is_a_mistake(folder: Path) -> None:
-    assert said(checked(folder / "none")) == ["no such folder"]
+    assert messages(checked(folder / "none")) == ["no such folder"]

@@ -29,7 +29,7 @@ def part(headers: str, content: bytes = b"1") -> MultipartPart:
     return read
 
 
-def said(disposition: str) -> tuple[str | None, str | None]:
+def names_in(disposition: str) -> tuple[str | None, str | None]:
     """Give form name and file name."""
     read = part(f"Content-Disposition: {disposition}")
     return read.form_name, read.file_name
@@ -53,14 +53,14 @@ def test_any_body_is_read_or_rejected(noise: bytes, at: int) -> None:
 
 
 def test_form_names_and_file_names_are_read_and_folders_are_removed() -> None:
-    assert said('form-data; name="a"; filename="../b/c.txt"') == ("a", "c.txt")
-    assert said('attachment; name="a"; filename="b"') == (None, "b")
-    assert said("form-data; name=a; filename=b") == ("a", "b")
-    assert said('form-data; name=""; filename=""') == (None, None)
-    assert said('form-data; name="a"; filename="/"') == ("a", "/")
-    assert said('form-data; name="日本"; filename="é/日.jpg"') == ("日本", "日.jpg")
-    assert said("form-data; name=a; filename=b; filename*=utf-8''%e6%97%a5") == ("a", "日")
-    assert said('form-data; name="a') == (None, None)
+    assert names_in('form-data; name="a"; filename="../b/c.txt"') == ("a", "c.txt")
+    assert names_in('attachment; name="a"; filename="b"') == (None, "b")
+    assert names_in("form-data; name=a; filename=b") == ("a", "b")
+    assert names_in('form-data; name=""; filename=""') == (None, None)
+    assert names_in('form-data; name="a"; filename="/"') == ("a", "/")
+    assert names_in('form-data; name="日本"; filename="é/日.jpg"') == ("日本", "日.jpg")
+    assert names_in("form-data; name=a; filename=b; filename*=utf-8''%e6%97%a5") == ("a", "日")
+    assert names_in('form-data; name="a') == (None, None)
 
 
 def test_part_headers_are_read_as_the_original_read_them() -> None:

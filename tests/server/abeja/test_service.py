@@ -38,7 +38,7 @@ def claimed(method: str, target: str = "/", *lines: str, of: AbejaService | None
     return (of or service()).claim(parse_head(head.encode("latin-1"), Limits()))
 
 
-def told(claim: Any) -> dict[str, Any]:
+def head_of(claim: Any) -> dict[str, Any]:
     """Give the head that the worker gets."""
     return dict(read_head(split_call(claim.packed_head)[0]))
 
@@ -49,7 +49,7 @@ def test_the_worker_gets_the_headers_sorted_with_all_their_values() -> None:
         "Content-Length: 2", "X-Empty:", "AUTHORIZATION: Bearer t", "X-Bytes: \xe9\xe6\x97\xa5",
     )  # fmt: skip
 
-    assert told(claim) == {
+    assert head_of(claim) == {
         "method": "POST",
         "type": "text/plain; a=b",
         "headers": [
@@ -62,22 +62,22 @@ def test_the_worker_gets_the_headers_sorted_with_all_their_values() -> None:
 
 
 def test_a_trailer_header_is_passed_on_only_without_a_chunked_body() -> None:
-    assert told(claimed("GET", "/", "Trailer: x"))["headers"] == [["trailer", ["x"]]]
+    assert head_of(claimed("GET", "/", "Trailer: x"))["headers"] == [["trailer", ["x"]]]
     chunked = claimed("POST", "/", "Trailer: x", "Transfer-Encoding: chunked", "Content-Type: text/plain")
-    assert told(chunked)["headers"] == [["content-type", ["text/plain"]]]
+    assert head_of(chunked)["headers"] == [["content-type", ["text/plain"]]]
 
 
 def test_the_hidden_headers_are_configurable() -> None:
     claim = claimed("GET", "/", "Authorization: t", "X-Key: k", of=service(hidden=("x-key",)))
 
-    assert told(claim)["headers"] == [["authorization", ["t"]]]
+    assert head_of(claim)["headers"] == [["authorization", ["t"]]]
 
 
 def test_the_body_of_a_get_is_its_query_for_any_content_type() -> None:
     claim = claimed("GET", "/a?b=%20c+d?e", "Content-Type: multipart/form-data; boundary=x")
 
-    assert (claim.query, told(claim)["type"]) == (b"b=%20c+d?e", "application/x-www-form-urlencoded")
-    assert told(claim)["boundary"] is None
+    assert (claim.query, head_of(claim)["type"]) == (b"b=%20c+d?e", "application/x-www-form-urlencoded")
+    assert head_of(claim)["boundary"] is None
 
 
 def test_a_handler_gets_the_query_of_a_get_instead_of_the_body() -> None:
@@ -92,8 +92,8 @@ def test_a_handler_gets_the_query_of_a_get_instead_of_the_body() -> None:
 
 
 def test_the_worker_gets_the_boundary_of_a_form() -> None:
-    assert told(claimed("PUT", "/", 'Content-Type: Multipart/Form-Data; BOUNDARY="a b"'))["boundary"] == "a b"
-    assert told(claimed("POST", "/", "Content-Type: multipart/mixed; boundary=a"))["boundary"] is None
+    assert head_of(claimed("PUT", "/", 'Content-Type: Multipart/Form-Data; BOUNDARY="a b"'))["boundary"] == "a b"
+    assert head_of(claimed("POST", "/", "Content-Type: multipart/mixed; boundary=a"))["boundary"] is None
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
-"""Crews for tests: the Engine, Hosts and WorkerSlots as they are, with workers that are no processes.
+"""Crews for tests: the real Engine, Hosts and WorkerSlots, with workers that are not processes.
 
-A Staged worker does its calls on the loop, one a turn, as its `plan` says; what it has opened is a service object like
-that of a worker (inside/service.py). A body begins with two bytes, which stand where Seldon's calls say what they are.
+A Staged worker runs its calls on the loop, one per turn, as its `plan` says; what it opens is a service object like
+that of a worker (inside/service.py). A body starts with two bytes, where Seldon's calls have their kind.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ HEAD = b"--"
 
 
 class Echo:
-    """A service that answers with what it was asked. `ran` has the payload of each call that it has begun."""
+    """A service that echoes calls. `ran` has the payload of each call that it has begun."""
 
     def __init__(self) -> None:
         self.ran: list[bytes] = []
@@ -46,7 +46,7 @@ class Echo:
 
 
 class Staged:
-    """A worker. `plan` is asked before each call what becomes of it: "answer", "die" or "hang"."""
+    """A worker. Before each call, `plan` decides its outcome: "answer", "die" or "hang"."""
 
     def __init__(self, stage: Stage, order: Any, lost: Callable[[Any], None]) -> None:
         self.stage, self.order, self._lost = stage, order, lost
@@ -99,7 +99,7 @@ class Staged:
             self._soon()
 
     def end(self, *, began: bool) -> None:
-        """End, with the first call under way if it has begun."""
+        """End, together with the first call if it has begun."""
         self.serving = False
         calls, self._calls = self._calls, deque()
         for at, (answered, *_) in enumerate(calls):
@@ -119,7 +119,7 @@ class Staged:
 
 
 class Stage:
-    """What the workers of one test have in common. `crew` makes what they are a Crew of."""
+    """What the workers of one test have in common. `crew` makes their Crew."""
 
     backend = CARRIED
 
@@ -133,11 +133,11 @@ class Stage:
         self._crew = crew
 
     def on_open(self) -> bytes:
-        """Give what a worker answers to being opened."""
+        """Return a worker's answer to its opening."""
         return b""
 
     def outsides(self) -> Any:
-        """Give what opens the model."""
+        """Return what opens the model."""
         return self
 
     async def open(self, spec: ModelSpec) -> OpenedVersion:
@@ -177,7 +177,7 @@ class Stage:
 
 
 class NoBackoff:
-    """Starts again at once. `forgotten` counts the times that a worker was said to do well."""
+    """Restarts immediately. `forgotten` counts the resets."""
 
     forgotten = 0
 
@@ -191,7 +191,7 @@ class NoBackoff:
 
 
 class Ledger:
-    """A sink that notes what each call has come back with, however often. `lost` are those whose worker ended."""
+    """A sink that records all outcomes of each call. `lost` has the calls whose worker ended."""
 
     def __init__(self) -> None:
         self.ends: dict[Any, list[Any]] = {}
@@ -210,7 +210,7 @@ class Ledger:
             self.done.set()
 
     async def all(self, count: int) -> None:
-        """Wait until so many calls have come back."""
+        """Wait until a number of calls have been answered."""
         self.expected = count
         self.done.clear()
         if len(self.ends) < count:

@@ -1,6 +1,6 @@
-"""Hosts and WorkerSlots: every call is answered once, whatever its worker does; what was not begun runs elsewhere.
+"""Hosts and WorkerSlots: every call is answered once, whatever its worker does; calls not begun run elsewhere.
 
-Of every Crew: the plain one, that of DEEPaaS models, and that of components.
+For every kind of Crew: the plain one, and those of DEEPaaS models and of components.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Stages = Callable[..., Stage]
 
 @pytest.fixture(params=["plain", "deepaas", "seldon"])
 def staged(request: pytest.FixtureRequest) -> Stages:
-    """Give what makes a Stage of each Crew, of a service and a plan."""
+    """Return what makes a Stage of each kind of Crew from a service and a plan."""
     made: dict[str, Stages] = {
         "plain": Stage,
         "deepaas": partial(Stage, crew=DeepaasCrew),
@@ -44,12 +44,12 @@ def staged(request: pytest.FixtureRequest) -> Stages:
 
 @pytest.fixture
 def echo(staged: Stages) -> Echo:
-    """Give a service for it."""
+    """Return a service for the Stage."""
     return SeldonEcho() if staged is SeldonStage else Echo()
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_each_call_is_answered_once_and_begun_once_whatever_its_worker_does(
+def test_every_call_is_answered_once_and_begun_at_most_once_whatever_its_worker_does(
     seed: int, staged: Stages, echo: Echo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chance = random.Random(seed)
@@ -77,7 +77,7 @@ def test_each_call_is_answered_once_and_begun_once_whatever_its_worker_does(
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_closing_answers_what_is_under_way_once(
+def test_closing_answers_calls_in_progress_once(
     seed: int, staged: Stages, echo: Echo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chance = random.Random(seed)
@@ -97,7 +97,7 @@ def test_closing_answers_what_is_under_way_once(
     assert all(len(ends) == 1 for ends in ledger.ends.values())
 
 
-def test_stopping_answers_what_a_version_that_has_given_way_still_runs(
+def test_stopping_answers_calls_that_a_replaced_version_still_runs(
     staged: Stages, echo: Echo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage = staged(echo, lambda body: "hang" if body[2:] == b"hang" else "answer")
@@ -106,7 +106,7 @@ def test_stopping_answers_what_a_version_that_has_given_way_still_runs(
     async def scene(engine: Engine, model: Model) -> None:
         engine.submit(stage.call(model, "hang", ledger))
         given_way = asyncio.ensure_future(engine.load(model.spec))
-        while engine.model(model.name) is model:  # noqa: ASYNC110 - turns of the loop, no time
+        while engine.model(model.name) is model:  # noqa: ASYNC110 - waits for turns of the loop, not for time
             await asyncio.sleep(0)
         engine.submit(stage.call(engine.model(model.name), "new", ledger))
         await ledger.all(1)
@@ -119,7 +119,7 @@ def test_stopping_answers_what_a_version_that_has_given_way_still_runs(
     assert ledger.ends == {"new": [b"new"], "hang": ["ended"]}
 
 
-def test_only_the_call_that_ran_fails_with_its_worker(
+def test_only_the_running_call_fails_with_its_worker(
     staged: Stages, echo: Echo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage = staged(echo, lambda body: "die" if body[2:] == b"3" else "answer")
@@ -137,7 +137,7 @@ def test_only_the_call_that_ran_fails_with_its_worker(
     assert len(stage.workers) == 2
 
 
-def test_a_worker_that_has_answered_is_no_failure_when_a_call_ends_it(
+def test_the_backoff_is_reset_by_an_answer_but_not_by_a_failed_call(
     staged: Stages, echo: Echo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage = staged(echo, lambda body: "die" if body[2:] == b"die" else "answer")
@@ -155,7 +155,7 @@ def test_a_worker_that_has_answered_is_no_failure_when_a_call_ends_it(
     assert forgotten == [0, 1]
 
 
-def test_a_model_that_cannot_be_started_again_has_what_waits_answered(
+def test_waiting_calls_fail_when_the_worker_cannot_be_restarted(
     staged: Stages, echo: Echo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage = staged(echo, lambda _: "die")
@@ -173,7 +173,7 @@ def test_a_model_that_cannot_be_started_again_has_what_waits_answered(
     assert sorted(end for (end,) in ledger.ends.values()) == ["does not start"] * 3 + ["ended"]
 
 
-def test_what_a_lost_worker_leaves_is_run_by_the_others(
+def test_waiting_calls_of_a_lost_worker_run_on_the_other_workers(
     staged: Stages, echo: Echo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage = staged(echo, lambda body: "die" if body[2:] == b"0" else "answer")
@@ -191,7 +191,7 @@ def test_what_a_lost_worker_leaves_is_run_by_the_others(
     assert [name for name, (end,) in ledger.ends.items() if end == "ended"] == ["0"]
 
 
-def test_slow_calls_are_not_kept_by_one_worker_while_another_has_none(
+def test_slow_calls_are_sent_to_a_worker_one_at_a_time(
     staged: Stages, echo: Echo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0]
@@ -219,7 +219,9 @@ def test_slow_calls_are_not_kept_by_one_worker_while_another_has_none(
     assert [worker.most for worker in stage.workers] == [1, 1]
 
 
-def test_quick_calls_are_sent_several_at_once(staged: Stages, echo: Echo, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fast_calls_are_sent_to_a_worker_several_at_a_time(
+    staged: Stages, echo: Echo, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [0]
     monkeypatch.setattr("penstock.server.carrying.worker_slots.time.monotonic_ns", lambda: now[0])
 
@@ -240,7 +242,7 @@ def test_quick_calls_are_sent_several_at_once(staged: Stages, echo: Echo, monkey
     assert all(worker.most > 8 for worker in stage.workers)
 
 
-def test_a_full_queue_refuses_at_the_door(staged: Stages, echo: Echo, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_queue_rejects_a_call_at_submission(staged: Stages, echo: Echo, monkeypatch: pytest.MonkeyPatch) -> None:
     stage = staged(echo, lambda _: "hang")
     ledger = Ledger()
 
@@ -254,7 +256,7 @@ def test_a_full_queue_refuses_at_the_door(staged: Stages, echo: Echo, monkeypatc
     stage.run(monkeypatch, scene, policy=BatchPolicy(max_queue_requests=4))
 
 
-def test_statistics_count_each_call_as_an_execution_of_its_own(
+def test_statistics_count_each_call_as_one_execution(
     staged: Stages, echo: Echo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage = staged(echo)
@@ -271,10 +273,10 @@ def test_statistics_count_each_call_as_an_execution_of_its_own(
     stage.run(monkeypatch, scene)
 
 
-def test_statistics_have_what_calls_took_that_come_back_one_by_one(
+def test_statistics_sum_the_durations_of_calls_answered_one_by_one(
     staged: Stages, echo: Echo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each call is to take 100 s, by a clock that goes on when one is done."""
+    """Each call takes 100 s by a fake clock that advances when a call is done."""
     stage = staged(echo)
     ledger = Ledger()
 
@@ -296,7 +298,7 @@ def test_statistics_have_what_calls_took_that_come_back_one_by_one(
     stage.run(monkeypatch, scene)
 
 
-def test_the_worker_that_takes_a_lost_one_s_place_is_as_slow(
+def test_a_replacement_worker_inherits_the_measured_call_duration(
     staged: Stages, echo: Echo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0]
@@ -324,14 +326,14 @@ def test_the_worker_that_takes_a_lost_one_s_place_is_as_slow(
     assert stage.workers[2].most == 1
 
 
-def test_of_workers_that_do_not_all_start_none_stays(
+def test_all_workers_are_ended_when_one_fails_to_start(
     staged: Stages, echo: Echo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage = staged(echo)
     stage.fails_to_start = lambda: len(stage.workers) == 2
 
     async def scene(engine: Engine, model: Model) -> None:
-        """Is not reached."""
+        """Never runs."""
 
     with pytest.raises(InferError, match="does not start"):
         stage.run(monkeypatch, scene, workers=3)
@@ -339,9 +341,7 @@ def test_of_workers_that_do_not_all_start_none_stays(
     assert [worker.serving for worker in stage.workers] == [False] * 3
 
 
-def test_of_workers_whose_start_nobody_waits_for_any_more_none_stays(
-    echo: Echo, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_workers_are_ended_when_their_start_is_canceled(echo: Echo, monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage(echo)
 
     def made(order: Order, lost: Callable[[Any], None], _said: Any) -> Staged:
@@ -365,9 +365,7 @@ def test_of_workers_whose_start_nobody_waits_for_any_more_none_stays(
     assert [worker.serving for worker in stage.workers] == [False] * 2
 
 
-def test_a_worker_serves_as_many_calls_as_it_may_and_another_goes_on(
-    echo: Echo, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_is_replaced_after_its_maximum_number_of_calls(echo: Echo, monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage(echo, crew=partial(Crew, max_calls=lambda: 3))
     ledger = Ledger()
     there = []
@@ -385,7 +383,9 @@ def test_a_worker_serves_as_many_calls_as_it_may_and_another_goes_on(
     assert [stage.workers[0].served, stage.workers[1].served] == [3, 3]
 
 
-def test_a_worker_ends_with_the_last_of_its_seats(staged: Stages, echo: Echo, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_ends_when_its_last_slot_is_closed(
+    staged: Stages, echo: Echo, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stage = staged(echo)
     serves = []
 

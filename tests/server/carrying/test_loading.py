@@ -1,4 +1,4 @@
-"""What a model is to the Engine whose calls are carried, and what server and worker say to each other."""
+"""How the Engine sees a model whose calls are carried, and the messages between server and worker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.server.carrying.messages import pack_answer, read_answer
 LINES = st.binary().filter(lambda line: b"\r\n" not in line and not line.endswith(b"\r"))
 
 
-def test_it_takes_no_tensors_and_several_calls_at_once() -> None:
+def test_a_carried_model_takes_no_tensors_and_several_calls_in_parallel() -> None:
     spec = complete_spec(ModelSpec("m", 1, Path(), "carried", instances=(InstanceGroup(3),)))
 
     assert spec.signature is not None
@@ -24,7 +24,7 @@ def test_it_takes_no_tensors_and_several_calls_at_once() -> None:
     assert (spec.policy.max_batch_rows, spec.policy.executor) == (CALLS_PER_SLOT, "thread")
 
 
-def test_each_worker_has_its_seats_and_only_workers_are_declared() -> None:
+def test_a_worker_has_several_slots_but_only_workers_are_declared() -> None:
     spec = complete_spec(ModelSpec("m", 1, Path(), "carried", instances=(InstanceGroup(3),)))
 
     assert [group.count for group in spec.instances] == [3 * SLOTS]

@@ -1,4 +1,4 @@
-"""What every CarryingService owes to a connection: one answer for each request, and no other's."""
+"""What every CarryingService guarantees a connection: one answer for each request, and never another's."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class OneModel(HeldEngine):
         return self.loaded
 
     def answer(self, *replies: bytes) -> None:
-        """Answer all that was submitted, as one delivery."""
+        """Answer all submitted calls in one delivery."""
         batch, self.held = self.held, []
         for call, reply in zip(batch, replies, strict=True):
             cast(Any, call).reply, call.outputs = reply, []
@@ -48,7 +48,7 @@ class OneModel(HeldEngine):
 
 
 class Others(Own):
-    """Penstock's own, below /v2/repository."""
+    """Penstock's own paths, below /v2/repository."""
 
     restricted = RestrictedApis()
 
@@ -58,7 +58,7 @@ class Others(Own):
 
 @dataclass(frozen=True)
 class Kind:
-    """One dialect: how its Service is made, a path that asks a worker, and how a worker answers."""
+    """One dialect: how its Service is made, a path that a worker answers, and how the worker answers."""
 
     dialect: str
     make: Callable[[Any, Others, Settings], CarryingService]
@@ -104,13 +104,13 @@ KINDS = [
 
 @pytest.fixture(params=KINDS, ids=lambda kind: kind.dialect)
 def kind(request: pytest.FixtureRequest) -> Kind:
-    """Give each dialect."""
+    """Return each dialect in turn."""
     found: Kind = request.param
     return found
 
 
 class Served(Lane):
-    """A connection whose Service is that of a dialect."""
+    """A connection with the Service of a dialect."""
 
     def __init__(self, kind: Kind, engine: OneModel | None = None) -> None:
         self.kind, self.engine, self.others = kind, engine or OneModel(), Others()
@@ -120,7 +120,7 @@ class Served(Lane):
         super().__init__(shared=cast(HttpShared, listener._config.http_protocol_class.shared))
 
     async def one(self, status: int = 200, body: bytes = b"{}", raw: bytes = b"") -> Answer:
-        """Feed a request, have it answered if its worker is asked, and read the answer."""
+        """Feed a request, answer it if it reaches a worker, and read the answer."""
         self.transport.written.clear()
         await self.fed(raw or self.kind.asked())
         if self.engine.held:
@@ -130,7 +130,7 @@ class Served(Lane):
         return answer
 
 
-def test_a_call_is_answered_with_what_its_worker_has_answered(kind: Kind) -> None:
+def test_a_request_gets_the_answer_of_its_worker(kind: Kind) -> None:
     async def main() -> None:
         served = Served(kind)
         for status, body in ((200, b"first"), (418, b"second")):
@@ -140,7 +140,7 @@ def test_a_call_is_answered_with_what_its_worker_has_answered(kind: Kind) -> Non
     run(main)
 
 
-def test_the_answers_of_one_delivery_go_to_whom_they_belong_and_a_bad_one_harms_no_other(
+def test_a_malformed_answer_in_a_delivery_fails_only_its_own_request(
     kind: Kind, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
@@ -158,7 +158,7 @@ def test_the_answers_of_one_delivery_go_to_whom_they_belong_and_a_bad_one_harms_
 
 
 @pytest.mark.parametrize("status", [204, 304])
-def test_a_status_that_has_no_body_is_sent_without(kind: Kind, status: int) -> None:
+def test_a_status_without_a_body_is_sent_without_a_body(kind: Kind, status: int) -> None:
     async def main() -> None:
         served = Served(kind)
         answer = await served.one(status, b"body")
@@ -169,14 +169,14 @@ def test_a_status_that_has_no_body_is_sent_without(kind: Kind, status: int) -> N
 
 
 @pytest.mark.parametrize("status", [0, 100, 199, 1000, 65535])
-def test_a_status_that_is_none_is_a_failure(kind: Kind, status: int) -> None:
+def test_an_invalid_status_is_an_internal_error(kind: Kind, status: int) -> None:
     async def main() -> None:
         assert (await Served(kind).one(status)).status == 500
 
     run(main)
 
 
-def test_what_the_engine_refuses_is_told_and_not_taken_back(kind: Kind) -> None:
+def test_a_call_rejected_by_the_engine_is_reported_and_not_canceled(kind: Kind) -> None:
     async def main() -> None:
         served = Served(kind)
         served.engine.failure = InferError(Code.OVERLOADED, "full")
@@ -190,7 +190,7 @@ def test_what_the_engine_refuses_is_told_and_not_taken_back(kind: Kind) -> None:
     run(main)
 
 
-def test_a_failure_of_ours_is_logged_and_its_words_are_kept(kind: Kind, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_internal_error_is_logged_and_its_message_is_not_sent(kind: Kind, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         served = Served(kind)
         served.engine.failure = RuntimeError("a secret")
@@ -204,7 +204,7 @@ def test_a_failure_of_ours_is_logged_and_its_words_are_kept(kind: Kind, caplog: 
     assert "a secret" in caplog.text
 
 
-def test_a_large_body_is_not_kept_for_a_call_that_is_refused_anyway(kind: Kind) -> None:
+def test_a_large_request_that_will_be_rejected_is_rejected_before_its_body(kind: Kind) -> None:
     async def main() -> None:
         served = Served(kind)
         served.engine.refusal = InferError(Code.OVERLOADED, "full")
@@ -216,11 +216,11 @@ def test_a_large_body_is_not_kept_for_a_call_that_is_refused_anyway(kind: Kind) 
     run(main)
 
 
-def test_what_the_v2_protocol_has_noted_of_a_request_goes_with_its_client(kind: Kind) -> None:
+def test_the_plan_of_a_request_is_cleared_when_its_client_disconnects(kind: Kind) -> None:
     async def main() -> None:
         served = Served(kind)
         await served.fed(kind.asked())
-        served.protocol.plan = object()  # as a request has whose outputs go to shared memory
+        served.protocol.plan = object()  # as for a request whose outputs go to shared memory
         served.transport.lose(None)
         await turns()
         assert served.protocol.plan is None
@@ -228,7 +228,7 @@ def test_what_the_v2_protocol_has_noted_of_a_request_goes_with_its_client(kind: 
     run(main)
 
 
-def test_a_client_that_goes_takes_its_call_along_and_its_answer_is_nobodys(kind: Kind) -> None:
+def test_a_disconnect_cancels_the_call_and_discards_its_answer(kind: Kind) -> None:
     async def main() -> None:
         served = Served(kind)
         await served.fed(kind.asked())
@@ -242,7 +242,7 @@ def test_a_client_that_goes_takes_its_call_along_and_its_answer_is_nobodys(kind:
     run(main)
 
 
-def test_an_answer_that_is_late_is_not_taken_for_the_next_one(kind: Kind) -> None:
+def test_a_late_answer_is_not_sent_for_the_next_request(kind: Kind) -> None:
     async def main() -> None:
         served = Served(kind)
         await served.fed(kind.asked())
@@ -256,7 +256,7 @@ def test_an_answer_that_is_late_is_not_taken_for_the_next_one(kind: Kind) -> Non
     run(main)
 
 
-def test_restricted_calls_want_their_header(kind: Kind) -> None:
+def test_restricted_calls_need_their_header(kind: Kind) -> None:
     async def main() -> None:
         allowed = kind.asked().replace(b"host: x", b"host: x\r\nx-key: secret")
         for raw, status in ((kind.asked(), 403), (allowed, 200)):
@@ -267,7 +267,7 @@ def test_restricted_calls_want_their_header(kind: Kind) -> None:
     run(main)
 
 
-def test_a_model_is_found_again_when_the_engine_has_another(kind: Kind) -> None:
+def test_a_model_is_looked_up_again_when_the_engine_has_another(kind: Kind) -> None:
     async def main() -> None:
         served = Served(kind)
         served.engine.present = False
@@ -282,7 +282,7 @@ def test_a_model_is_found_again_when_the_engine_has_another(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", [each for each in KINDS if each.dialect != "abeja"], ids=lambda kind: kind.dialect)
-def test_what_is_penstocks_own_is_left_to_it(kind: Kind) -> None:
+def test_penstocks_own_paths_are_passed_on(kind: Kind) -> None:
     async def main() -> None:
         served = Served(kind)
         own = b"POST /v2/repository/index HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}"

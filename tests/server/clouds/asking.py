@@ -1,4 +1,4 @@
-"""What the tests of the clouds' ports share: servers with one, on loopback, and requests as tritonclient has them."""
+"""Helpers for the tests of the cloud ports: servers with such a port on loopback, and requests made by tritonclient."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROUTES = {"vertex_ai_health_route": "/health", "vertex_ai_predict_route": "/pred
 
 
 def write_simple(root: Path, name: str = "simple") -> Path:
-    """Write NVIDIA's `simple` by another name: the sum and the difference of two rows of 16."""
+    """Write NVIDIA's `simple` under the given name: the sum and the difference of two rows of 16."""
     inputs: Tensors = {f"INPUT{i}": (INT32, ["N", 16]) for i in (0, 1)}
     outputs: Tensors = {f"OUTPUT{i}": (INT32, ["N", 16]) for i in (0, 1)}
     write(root, name, SUM_AND_DIFFERENCE, (inputs, outputs), config=SIMPLE_CONFIG.replace('"simple"', f'"{name}"'))
@@ -31,7 +31,7 @@ def write_simple(root: Path, name: str = "simple") -> Path:
 
 
 def body(sent: tuple[bool, bool] = (False, False), wanted: tuple[bool, bool] = (False, False)) -> tuple[bytes, int]:
-    """Write a request for `simple`; True stands for binary. Returns: it, and the bytes of its JSON, 0 for all."""
+    """Write a request for `simple`; True stands for binary. Return the body and the size of its JSON, 0 for all."""
     outputs = [asked(f"OUTPUT{i}", binary=way) for i, way in enumerate(wanted)]
     inputs = pair(ROWS, ROWS, binary=sent)
     written, json_bytes = InferenceServerClient.generate_request_body(inputs, outputs=outputs)
@@ -46,7 +46,7 @@ def outputs_of(response: httpx.Response, json_bytes: int | None = None) -> list[
 
 
 def are_right(outputs: Sequence[Array]) -> bool:
-    """Tell whether outputs are the sum and the difference of ROWS with itself."""
+    """Return whether the outputs are the sum and the difference of ROWS with itself."""
     return bool((outputs[0] == 2 * ROWS).all() and (outputs[1] == 0).all())
 
 

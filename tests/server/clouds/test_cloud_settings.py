@@ -1,4 +1,4 @@
-"""What clouds say in the environment, what of it a server takes, and what it does not start with."""
+"""Settings from the environment variables of the clouds, and those with which a server does not start."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ VERTEX = {
 }  # fmt: skip
 
 
-def test_both_ports_are_off_by_default() -> None:
+def test_both_cloud_ports_are_off_by_default() -> None:
     settings = resolve({}, {})
 
     assert not any((settings.allow_sagemaker, settings.allow_vertex_ai))
     assert settings.sagemaker_port == settings.vertex_ai_port == 8080
 
 
-def test_vertex_ai_s_environment_turns_its_port_on_and_the_others_off() -> None:
+def test_vertex_ai_variables_turn_its_port_on_and_http_and_grpc_off() -> None:
     settings = resolve({}, VERTEX)
 
     assert (settings.allow_vertex_ai, settings.allow_http, settings.allow_grpc) == (True, False, False)
@@ -35,7 +35,7 @@ def test_vertex_ai_s_environment_turns_its_port_on_and_the_others_off() -> None:
     assert settings.model_repository == ("gs://bucket/models",)
 
 
-def test_whatever_is_said_otherwise_goes_before_it(tmp_path: Path) -> None:
+def test_explicit_settings_take_precedence_over_vertex_ai_variables(tmp_path: Path) -> None:
     file = tmp_path / "penstock.toml"
     file.write_text("allow_grpc = true")
     flags = {"allow_http": "true", "config": str(file), "model_repository": ["m"], "vertex_ai_port": "1"}
@@ -46,12 +46,12 @@ def test_whatever_is_said_otherwise_goes_before_it(tmp_path: Path) -> None:
     assert settings.model_repository == ("m",)
 
 
-def test_another_mode_or_dialect_leaves_all_as_it_is() -> None:
+def test_vertex_ai_variables_are_ignored_in_another_mode_or_dialect() -> None:
     assert not resolve({}, {"AIP_MODE": "TRAINING"}).allow_vertex_ai
     assert resolve({"dialect": "abeja"}, VERTEX) == resolve({"dialect": "abeja"}, {})
 
 
-def test_sagemaker_s_environment_says_which_model_is_asked_and_how() -> None:
+def test_sagemaker_variables_set_the_default_model_and_modes() -> None:
     environ = {
         "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": "m", "SAGEMAKER_TRITON_PING_MODE": "live",
         "SAGEMAKER_TRITON_INFERENCE_TYPE": "generate",
@@ -69,14 +69,14 @@ def test_sagemaker_s_environment_says_which_model_is_asked_and_how() -> None:
         ("SAGEMAKER_TRITON_PING_MODE", "dead", "one of ready, live"), ("AIP_HTTP_PORT", "x", "a whole number"),
     ],
 )  # fmt: skip
-def test_a_mistake_there_is_told_where_it_is(variable: str, text: str, wanted: str) -> None:
+def test_a_mistake_in_a_cloud_variable_is_reported_with_its_name(variable: str, text: str, wanted: str) -> None:
     with pytest.raises(SettingError, match=f"{variable} must be {wanted}.*, not '{text}'"):
         resolve({}, {variable: text})
 
 
 @pytest.mark.parametrize("cloud", ["sagemaker", "vertex_ai"])
 @pytest.mark.parametrize("given", [{"http_workers": 2}, {"dialect": "abeja"}])
-def test_front_ends_and_other_dialects_have_no_such_port(cloud: str, given: dict[str, Any]) -> None:
+def test_cloud_ports_are_rejected_with_front_ends_and_other_dialects(cloud: str, given: dict[str, Any]) -> None:
     flag = f"--allow-{cloud.replace('_', '-')}"
     allowed: dict[str, Any] = {f"allow_{cloud}": True}
     with pytest.raises(SettingError, match=flag):
@@ -84,7 +84,7 @@ def test_front_ends_and_other_dialects_have_no_such_port(cloud: str, given: dict
 
 
 @pytest.mark.parametrize("text", ["8081", "a-b", "8081-", "-1-3", "1-2-3"])
-def test_a_range_has_a_first_port_and_a_last_one(text: str) -> None:
+def test_a_port_range_without_a_first_and_a_last_port_is_rejected(text: str) -> None:
     assert parse_range("8081-9000") == (8081, 9000)
     assert parse_range("") is None
     with pytest.raises(
@@ -96,7 +96,7 @@ def test_a_range_has_a_first_port_and_a_last_one(text: str) -> None:
         Settings(sagemaker_safe_port_range=text)
 
 
-def test_other_ports_must_be_in_the_range_that_sagemaker_says() -> None:
+def test_other_ports_must_be_in_sagemakers_safe_port_range() -> None:
     told = "The server cannot listen to {} requests at port {}, allowed port range is [8081, 9000]"
     settings = Settings(allow_sagemaker=True, sagemaker_safe_port_range="8081-9000", metrics_port=8082)
 
@@ -104,7 +104,7 @@ def test_other_ports_must_be_in_the_range_that_sagemaker_says() -> None:
     assert start_problems(Settings(sagemaker_safe_port_range="8081-9000")) == []
 
 
-def test_the_clouds_ports_are_among_those_that_must_differ() -> None:
+def test_cloud_ports_must_differ_from_all_other_ports() -> None:
     both = Settings(
         allow_sagemaker=True, allow_vertex_ai=True, vertex_ai_health_route="/h", vertex_ai_predict_route="/p"
     )

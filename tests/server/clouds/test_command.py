@@ -1,4 +1,4 @@
-"""`penstock sagemaker`: what of Triton's `serve` it takes from the environment, and what it does not start with."""
+"""`penstock sagemaker`: the variables it shares with Triton's `serve`, and the settings it rejects."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def models(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_one_model_is_served_on_sagemaker_s_port_alone(models: Path) -> None:
+def test_one_model_is_served_only_on_the_sagemaker_port(models: Path) -> None:
     settings = parse_settings(["serve"], {}, models)
 
     assert settings.allow_sagemaker
@@ -31,14 +31,14 @@ def test_one_model_is_served_on_sagemaker_s_port_alone(models: Path) -> None:
     assert (settings.sagemaker_default_model, settings.sagemaker_port) == ("m", 8080)
 
 
-def test_many_models_come_later(models: Path) -> None:
+def test_a_multi_model_server_starts_without_models(models: Path) -> None:
     settings = parse_settings([], MULTI, models / "not there")
 
     assert settings.allow_sagemaker
     assert (settings.model_control_mode, settings.load_model, settings.model_repository) == ("explicit", (), ())
 
 
-def test_sagemaker_says_ports_and_levels() -> None:
+def test_sagemaker_variables_set_ports_threads_and_log_levels() -> None:
     environ = {
         **MULTI, "SAGEMAKER_BIND_TO_PORT": "8010", "SAGEMAKER_SAFE_PORT_RANGE": "23000-23999",
         "SAGEMAKER_TRITON_THREAD_COUNT": "4", "SAGEMAKER_TRITON_LOG_INFO": "false",
@@ -53,20 +53,20 @@ def test_sagemaker_says_ports_and_levels() -> None:
     assert settings.id == "my server"
 
 
-def test_an_endpoint_of_many_models_is_asked_whether_it_lives(models: Path) -> None:
+def test_the_ping_of_a_multi_model_server_checks_liveness(models: Path) -> None:
     assert parse_settings([], {}, models).sagemaker_ping_mode == "ready"
     assert parse_settings([], MULTI).sagemaker_ping_mode == "live"
     assert parse_settings([], {**MULTI, "SAGEMAKER_TRITON_OVERRIDE_PING_MODE": "ready"}).sagemaker_ping_mode == "ready"
 
 
-def test_a_limit_of_memory_is_for_every_gpu() -> None:
+def test_the_gpu_memory_limit_applies_to_every_gpu() -> None:
     environ = {**MULTI, "SAGEMAKER_TRITON_MODEL_LOAD_GPU_LIMIT": "0.8"}
 
     assert parse_settings([], environ, gpus=lambda: 2).model_load_gpu_limit == ("0:0.8", "1:0.8")
     assert parse_settings([], environ, gpus=lambda: 0).model_load_gpu_limit == ()
 
 
-def test_a_limit_on_a_machine_without_nvml_is_for_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gpu_memory_limit_is_ignored_without_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: Nvml) -> NoReturn:
         raise OSError("NVML Shared Library Not Found")
 
@@ -75,7 +75,7 @@ def test_a_limit_on_a_machine_without_nvml_is_for_no_gpu(monkeypatch: pytest.Mon
     assert parse_settings([], {**MULTI, "SAGEMAKER_TRITON_MODEL_LOAD_GPU_LIMIT": "0.8"}).model_load_gpu_limit == ()
 
 
-def test_flags_go_before_our_variables_and_those_before_sagemaker_s() -> None:
+def test_settings_come_from_flags_then_penstock_variables_then_sagemaker_variables() -> None:
     environ = {**MULTI, "SAGEMAKER_BIND_TO_PORT": "8010", "PENSTOCK_SAGEMAKER_PORT": "8020"}
 
     assert parse_settings([], environ).sagemaker_port == 8020
@@ -89,20 +89,22 @@ def test_flags_go_before_our_variables_and_those_before_sagemaker_s() -> None:
         (("a",), "b", "there is no folder .*/b"),
     ],
 )  # fmt: skip
-def test_which_model_must_be_clear(tmp_path: Path, folders: tuple[str, ...], named: str, told: str) -> None:
+def test_a_missing_or_ambiguous_model_is_rejected(
+    tmp_path: Path, folders: tuple[str, ...], named: str, told: str
+) -> None:
     for name in folders:
         (tmp_path / name).mkdir()
     with pytest.raises(SettingError, match=told):
         parse_settings([], {"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": named}, tmp_path)
 
 
-def test_an_archive_has_the_model_s_folder_at_its_top(models: Path) -> None:
+def test_an_archive_without_the_models_folder_at_its_top_is_rejected(models: Path) -> None:
     (models / "config.pbtxt").touch()
     with pytest.raises(SettingError, match="must have the model's folder at its top"):
         parse_settings([], {}, models)
 
 
-def test_of_several_models_the_named_one_is_served(models: Path) -> None:
+def test_the_default_model_variable_selects_one_of_several_models(models: Path) -> None:
     (models / "other").mkdir()
 
     assert parse_settings([], {"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": "other"}, models).load_model == ("other",)
@@ -116,21 +118,23 @@ def test_of_several_models_the_named_one_is_served(models: Path) -> None:
         ("--load-model=*", ("*",)),
     ],
 )
-def test_models_that_flags_name_are_loaded_beside_the_default(models: Path, more: str, loaded: tuple[str, ...]) -> None:
+def test_models_named_by_flags_are_loaded_besides_the_default_model(
+    models: Path, more: str, loaded: tuple[str, ...]
+) -> None:
     settings = parse_settings([], {"SAGEMAKER_TRITON_ADDITIONAL_ARGS": more}, models)
 
     assert tuple(dict.fromkeys(settings.load_model)) == loaded
     assert settings.sagemaker_default_model == "m"
 
 
-def test_a_repository_that_a_flag_names_is_beside_sagemaker_s(models: Path) -> None:
+def test_a_repository_named_by_a_flag_is_served_besides_sagemakers(models: Path) -> None:
     settings = parse_settings(["--model-repository=/more"], {}, models)
 
     assert settings.model_repository == (str(models), "/more")
 
 
-def test_flags_may_stand_behind_a_variable_s_value(models: Path) -> None:
-    """As deployments of Stable Diffusion have it, of a time when there was no variable for them."""
+def test_flags_after_the_value_of_a_variable_are_read(models: Path) -> None:
+    """As in deployments of Stable Diffusion from before there was a variable for flags."""
     environ = {"SAGEMAKER_TRITON_LOG_INFO": "false --load-model=text_encoder --load-model=vae"}
     settings = parse_settings([], {**environ, "SAGEMAKER_TRITON_LOG_VERBOSE": "true --id=x"}, models)
 
@@ -138,12 +142,12 @@ def test_flags_may_stand_behind_a_variable_s_value(models: Path) -> None:
     assert settings.load_model == ("m", "text_encoder", "vae")
 
 
-def test_a_quote_that_is_never_closed_is_a_mistake() -> None:
+def test_an_unclosed_quote_in_additional_args_is_rejected() -> None:
     with pytest.raises(SettingError, match="SAGEMAKER_TRITON_ADDITIONAL_ARGS: No closing quotation"):
         parse_settings([], {**MULTI, "SAGEMAKER_TRITON_ADDITIONAL_ARGS": "--id 'x"})
 
 
-def test_flags_of_triton_s_that_have_no_effect_are_told_of(capsys: pytest.CaptureFixture[str]) -> None:
+def test_triton_flags_without_effect_print_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
     more = "--http-thread-count 8 --backend-config=python,shm-default-byte-size=1 --reuse-http-port=false"
     parse_settings([], {**MULTI, "SAGEMAKER_TRITON_ADDITIONAL_ARGS": more})
 
@@ -155,6 +159,6 @@ def test_flags_of_triton_s_that_have_no_effect_are_told_of(capsys: pytest.Captur
         parse_settings([], {**MULTI, "SAGEMAKER_TRITON_ADDITIONAL_ARGS": "--model-namespacing=1"})
 
 
-def test_a_path_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_path_argument_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["sagemaker", "serve", "/models"]) == 2
     assert capsys.readouterr().err.startswith("penstock sagemaker: unknown argument /models")

@@ -1,4 +1,4 @@
-"""Whole processes that are told by their environment alone, as a cloud's container is, and ended as those are."""
+"""Whole server processes, configured only by their environment and stopped by SIGTERM, as in a cloud's container."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ JSON = {"content-type": "application/json"}
 
 @contextlib.contextmanager
 def running(words: list[str], environ: Mapping[str, str]) -> Iterator[tuple[str, httpx.Client]]:
-    """Run a server until it is ready, and end it by SIGTERM. Gives where it listens, and a client of its first port."""
+    """Run a ready server, and stop it with SIGTERM. Yields where it listens, and a client of its first port."""
     command = [sys.executable, "-m", "penstock.server.cli", *words]
     environ = {**os.environ, **ON_LOOPBACK, **environ}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environ) as process:
@@ -48,7 +48,7 @@ def running(words: list[str], environ: Mapping[str, str]) -> Iterator[tuple[str,
     assert process.returncode == 0
 
 
-def test_vertex_ai_runs_the_server_without_an_argument(tmp_path: Path) -> None:
+def test_vertex_ai_variables_alone_start_the_server(tmp_path: Path) -> None:
     environ = {
         "AIP_MODE": "PREDICTION", "AIP_HTTP_PORT": "0", "AIP_HEALTH_ROUTE": "/health", "AIP_PREDICT_ROUTE": "/predict",
         "AIP_STORAGE_URI": str(write_simple(tmp_path, "addsub")),
@@ -60,7 +60,7 @@ def test_vertex_ai_runs_the_server_without_an_argument(tmp_path: Path) -> None:
     assert places.endswith(": Vertex AI on http://127.0.0.1, metrics on http://127.0.0.1")
 
 
-def test_sagemaker_runs_the_image_with_the_word_serve(tmp_path: Path) -> None:
+def test_penstock_sagemaker_serve_loads_and_invokes_a_model(tmp_path: Path) -> None:
     write_simple(tmp_path, "model")
     environ = {"SAGEMAKER_MULTI_MODEL": "true", "SAGEMAKER_BIND_TO_PORT": "0"}
     with running(["sagemaker", "serve"], environ) as (places, client):

@@ -1,4 +1,4 @@
-"""SageMaker's multi-model endpoint: what Triton's L0_sagemaker asks of it, and archives that do not load."""
+"""SageMaker's multi-model endpoint: the cases of Triton's L0_sagemaker, and archives that do not load."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def client() -> Iterator[httpx.Client]:
 
 
 def unpack(root: Path, name: str, model: str = "") -> str:
-    """Unpack the archive of one model, which is at its top unless it has a folder there. Returns: its URL."""
+    """Unpack an archive with one model, at its top or in the folder `model`. Return its URL."""
     write_simple(root / name / "model" if model else root / name, model or "model")
     return str(root / name / "model")
 
@@ -57,14 +57,14 @@ def test_models_are_loaded_listed_described_invoked_and_unloaded(client: httpx.C
     assert client.post("/models/m1/invoke", content=body()[0], headers=JSON).status_code == 404
 
 
-def test_a_model_in_a_folder_of_its_archive_has_the_archive_for_its_url(client: httpx.Client, tmp_path: Path) -> None:
+def test_a_model_in_a_folder_of_its_archive_has_the_url_of_the_archive(client: httpx.Client, tmp_path: Path) -> None:
     url = unpack(tmp_path, "1234", "inner")
 
     assert load(client, "m1", url).status_code == 200
     assert client.get("/models/m1").json() == {"modelName": "m1", "modelUrl": url}
 
 
-def test_a_model_is_loaded_once(client: httpx.Client, tmp_path: Path) -> None:
+def test_loading_a_model_again_is_a_conflict(client: httpx.Client, tmp_path: Path) -> None:
     first, second = unpack(tmp_path, "1"), unpack(tmp_path, "2")
 
     assert load(client, "m1", first).status_code == 200
@@ -78,7 +78,7 @@ def test_a_model_is_loaded_once(client: httpx.Client, tmp_path: Path) -> None:
     assert len(client.get("/models").json()["models"]) == 2
 
 
-def test_of_two_loads_at_once_one_is_told_that_there_is_another(client: httpx.Client, tmp_path: Path) -> None:
+def test_one_of_two_parallel_loads_of_a_model_is_a_conflict(client: httpx.Client, tmp_path: Path) -> None:
     urls = [unpack(tmp_path, "1"), unpack(tmp_path, "2")]
     with ThreadPoolExecutor(2) as both:
         answers = list(both.map(lambda url: load(client, "m1", url).status_code, urls))
@@ -87,7 +87,7 @@ def test_of_two_loads_at_once_one_is_told_that_there_is_another(client: httpx.Cl
     assert are_right(outputs_of(client.post("/models/m1/invoke", content=body()[0], headers=JSON)))
 
 
-def test_binary_tensors_are_told_by_the_content_type(client: httpx.Client, tmp_path: Path) -> None:
+def test_binary_tensors_are_marked_by_the_content_type(client: httpx.Client, tmp_path: Path) -> None:
     load(client, "m1", unpack(tmp_path, "1"))
     sent, json_bytes = body((True, True), (True, True))
     response = client.post("/models/m1/invoke", content=sent, headers={"content-type": f"{SAGEMAKER_MIME}{json_bytes}"})
@@ -95,7 +95,7 @@ def test_binary_tensors_are_told_by_the_content_type(client: httpx.Client, tmp_p
     assert are_right(outputs_of(response, int(response.headers["content-type"].removeprefix(SAGEMAKER_MIME))))
 
 
-def test_a_model_is_served_by_the_name_of_its_target(client: httpx.Client, tmp_path: Path) -> None:
+def test_a_model_is_served_under_the_name_of_its_target(client: httpx.Client, tmp_path: Path) -> None:
     assert load(client, "0a1b", unpack(tmp_path, "0a1b"), "team/m.tar.gz").status_code == 200
     headers = JSON | {TARGET: "team/m.tar.gz"}
     response = client.post("/models/0a1b/invoke", content=body()[0], headers=headers)
@@ -105,7 +105,7 @@ def test_a_model_is_served_by_the_name_of_its_target(client: httpx.Client, tmp_p
     assert client.delete("/models/0a1b", headers=headers).status_code == 200
 
 
-def test_an_ensemble_comes_and_goes_with_the_models_of_its_steps(client: httpx.Client, tmp_path: Path) -> None:
+def test_an_ensemble_is_loaded_and_unloaded_with_the_models_of_its_steps(client: httpx.Client, tmp_path: Path) -> None:
     root = tmp_path / "e" / "model"
     write_plus(root, "double", 2.0)
     write_plus(root, "plus", 1.0)
@@ -119,7 +119,7 @@ def test_an_ensemble_comes_and_goes_with_the_models_of_its_steps(client: httpx.C
     assert load(client, "e", str(root), "e.tar.gz").status_code == 200
 
 
-def test_an_ensemble_that_does_not_load_leaves_no_step_loaded(tmp_path: Path) -> None:
+def test_the_steps_of_an_ensemble_that_fails_to_load_are_unloaded(tmp_path: Path) -> None:
     root = tmp_path / "e"
     write_plus(root, "double", 2.0)
     write_plus(root, "plus", 1.0, width=5)
@@ -133,7 +133,7 @@ def test_an_ensemble_that_does_not_load_leaves_no_step_loaded(tmp_path: Path) ->
     assert ready == 200
 
 
-def test_two_archives_cannot_bring_models_of_one_name(client: httpx.Client, tmp_path: Path) -> None:
+def test_an_archive_with_the_model_name_of_another_archive_is_rejected(client: httpx.Client, tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_plus(tmp_path / name, "double", 2.0)
         write_plus(tmp_path / name, "plus", 1.0)
@@ -146,28 +146,28 @@ def test_two_archives_cannot_bring_models_of_one_name(client: httpx.Client, tmp_
 
 
 @pytest.mark.parametrize("url", ["/dev/shm", "/proc/self", "/opt/../sys/kernel", "/dev", "//dev/shm"])
-def test_what_is_the_system_s_is_no_archive(client: httpx.Client, url: str) -> None:
+def test_a_system_folder_is_not_accepted_as_an_archive(client: httpx.Client, url: str) -> None:
     response = load(client, "m1", url)
 
     assert (response.status_code, response.content) == (400, b"")
 
 
 @pytest.mark.parametrize("said", [{}, [], {"model_name": "m"}, {"model_name": 1, "url": "/x"}])
-def test_a_load_says_a_name_and_a_place(client: httpx.Client, said: object) -> None:
+def test_a_load_without_a_name_and_a_url_is_rejected(client: httpx.Client, said: object) -> None:
     response = client.post("/models", json=said)
 
     assert response.status_code == 400
     assert "model_name" in response.json()["error"]
 
 
-def test_nor_is_any_body_a_load(client: httpx.Client) -> None:
+def test_a_load_with_a_malformed_body_is_rejected(client: httpx.Client) -> None:
     response = client.post("/models", content=b"AAAA", headers={TARGET: "Z"})
 
     assert response.status_code == 400
     assert "failed to parse the request JSON buffer" in response.json()["error"]
 
 
-def test_a_model_that_does_not_load_leaves_nothing_and_the_server_ready(client: httpx.Client, tmp_path: Path) -> None:
+def test_a_failed_load_leaves_no_model_and_the_server_ready(client: httpx.Client, tmp_path: Path) -> None:
     url = unpack(tmp_path, "1")
     model = tmp_path / "1" / "model" / "1" / "model.onnx"
     good = model.read_bytes()
@@ -182,7 +182,7 @@ def test_a_model_that_does_not_load_leaves_nothing_and_the_server_ready(client: 
     assert load(client, "m1", url).status_code == 200
 
 
-def test_want_of_memory_is_507_so_that_sagemaker_makes_room(tmp_path: Path) -> None:
+def test_a_load_that_runs_out_of_memory_is_507(tmp_path: Path) -> None:
     def full(path: Path, device: str, options: Mapping[str, str]) -> Backend:
         raise InferError(Code.INTERNAL, "Failed to allocate memory for requested buffer of size 4096")
 
@@ -194,18 +194,18 @@ def test_want_of_memory_is_507_so_that_sagemaker_makes_room(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("target", ["..", ".hidden", "a\tb"])
-def test_a_target_must_be_good_for_a_name(client: httpx.Client, tmp_path: Path, target: str) -> None:
+def test_a_target_that_is_not_a_valid_model_name_is_rejected(client: httpx.Client, tmp_path: Path, target: str) -> None:
     refused = client.post("/models", json={"model_name": target, "url": unpack(tmp_path, "1")})
 
     assert refused.status_code == 400
     assert "invalid model name" in refused.json()["error"]
 
 
-def test_a_place_that_no_file_system_has_is_none(client: httpx.Client) -> None:
+def test_a_load_from_an_impossible_path_is_rejected(client: httpx.Client) -> None:
     assert load(client, "m1", "/opt/\0").status_code == 400
 
 
-def test_a_name_of_the_server_s_own_models_is_not_taken(tmp_path: Path) -> None:
+def test_a_load_with_the_name_of_a_model_of_the_repository_is_a_conflict(tmp_path: Path) -> None:
     own = write_simple(tmp_path / "own", "m1")
     with sagemaker(own, model_control_mode="explicit", load_model=("m1",)) as (live, client):
         refused = load(client, "m1", unpack(tmp_path, "1"))
@@ -214,7 +214,7 @@ def test_a_name_of_the_server_s_own_models_is_not_taken(tmp_path: Path) -> None:
     assert (refused.status_code, there.status_code) == (409, 200)
 
 
-def test_the_folder_of_links_goes_with_the_server(tmp_path: Path) -> None:
+def test_the_folder_of_links_is_removed_when_the_server_stops(tmp_path: Path) -> None:
     with sagemaker(model_control_mode="explicit") as (live, client):
         linked = live.server.clouds.links_folder
         assert linked is not None
@@ -225,7 +225,7 @@ def test_the_folder_of_links_goes_with_the_server(tmp_path: Path) -> None:
     assert (tmp_path / "1" / "model" / "config.pbtxt").exists()
 
 
-def test_an_archive_without_a_model_is_told_so(tmp_path: Path) -> None:
+def test_an_archive_without_a_model_is_rejected(tmp_path: Path) -> None:
     for place in (tmp_path / "none", tmp_path):
         with pytest.raises(InferError) as refused:
             find_archive(place, "m")

@@ -1,4 +1,4 @@
-"""`penstock probe` where a cloud's port is the only one."""
+"""`penstock probe` of a server whose only port is a cloud's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.server.settings import Settings
 from tests.server.clouds.asking import sagemaker, vertex_ai, write_simple
 
 
-def test_a_probe_asks_the_cloud_s_port_where_there_is_no_other(tmp_path: Path) -> None:
+def test_a_probe_uses_the_cloud_port_when_there_is_no_other(tmp_path: Path) -> None:
     repository = write_simple(tmp_path)
     for serving, port in ((sagemaker, "sagemaker_port"), (vertex_ai, "vertex_ai_port")):
         with serving(repository, allow_http=False) as (live, client):

@@ -1,4 +1,4 @@
-"""SageMaker's port with one model: what Triton's L0_sagemaker asks of it, and what becomes of other requests."""
+"""SageMaker's port with one model: the cases of Triton's L0_sagemaker, and other requests."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def client(served: tuple[Live, httpx.Client]) -> httpx.Client:
     return served[1]
 
 
-def test_ping_tells_that_the_server_is_ready(client: httpx.Client) -> None:
+def test_ping_succeeds_when_the_server_is_ready(client: httpx.Client) -> None:
     assert client.get("/ping").status_code == 200
     assert client.post("/ping").status_code == 405
 
@@ -56,14 +56,14 @@ def test_an_invocation_in_json_is_answered_by_the_default_model(client: httpx.Cl
     assert are_right(outputs_of(response))
 
 
-def test_an_invocation_with_binary_tensors_says_so_by_its_content_type(client: httpx.Client) -> None:
+def test_an_invocation_with_binary_tensors_is_marked_by_its_content_type(client: httpx.Client) -> None:
     sent, json_bytes = body((True, False))
     response = client.post("/invocations", content=sent, headers={"content-type": f"{SAGEMAKER_MIME}{json_bytes}"})
 
     assert are_right(outputs_of(response))
 
 
-def test_so_does_an_answer_with_binary_tensors(client: httpx.Client) -> None:
+def test_an_answer_with_binary_tensors_is_marked_by_its_content_type(client: httpx.Client) -> None:
     response = client.post("/invocations", content=body(wanted=(True, False))[0], headers=JSON)
     content_type = response.headers["content-type"]
 
@@ -82,7 +82,7 @@ def test_so_does_an_answer_with_binary_tensors(client: httpx.Client) -> None:
         (SAGEMAKER_MIME + "9" * 30, "inference header size should be in range (0, "),
     ],
 )
-def test_a_malformed_content_type_is_refused(client: httpx.Client, content_type: str, text: str) -> None:
+def test_a_malformed_content_type_is_rejected(client: httpx.Client, content_type: str, text: str) -> None:
     sent, json_bytes = body((True, False))
     response = client.post("/invocations", content=sent, headers={"content-type": content_type.format(size=json_bytes)})
 
@@ -90,7 +90,7 @@ def test_a_malformed_content_type_is_refused(client: httpx.Client, content_type:
     assert text in response.json()["error"]
 
 
-def test_a_body_without_json_is_the_only_input(repository: Path) -> None:
+def test_a_body_without_json_is_the_model_s_only_input(repository: Path) -> None:
     sent = np.array([[1, 2]], np.float32).tobytes()
     with sagemaker(repository, sagemaker_default_model="identity") as (_, client):
         response = client.post("/invocations", content=sent, headers={"content-type": f"{SAGEMAKER_MIME}0"})
@@ -100,7 +100,7 @@ def test_a_body_without_json_is_the_only_input(repository: Path) -> None:
     assert response.content[json_bytes:] == sent
 
 
-def test_the_http_port_s_own_header_fields_mean_nothing(client: httpx.Client) -> None:
+def test_header_fields_of_the_http_port_are_ignored(client: httpx.Client) -> None:
     headers = JSON | {"inference-header-content-length": "3", "accept-encoding": "gzip"}
     response = client.post("/invocations", content=body()[0], headers=headers)
 
@@ -115,7 +115,7 @@ def test_a_body_in_many_chunks_is_answered(client: httpx.Client) -> None:
     assert are_right(outputs_of(response))
 
 
-def test_what_is_wrong_with_a_request_is_said_as_on_the_http_port(client: httpx.Client) -> None:
+def test_an_invalid_request_has_the_same_error_as_on_the_http_port(client: httpx.Client) -> None:
     response = client.post("/invocations", content=b"{", headers=JSON)
 
     assert response.status_code == 400
@@ -130,7 +130,7 @@ def test_what_is_wrong_with_a_request_is_said_as_on_the_http_port(client: httpx.
         ("POST", "/models/simple/invoke", 404), ("DELETE", "/models/simple", 404), ("GET", "/metrics", 400),
     ],
 )  # fmt: skip
-def test_what_is_no_path_of_sagemaker_s_is_refused_without_a_word(
+def test_paths_other_than_sagemakers_are_rejected_with_an_empty_body(
     client: httpx.Client, method: str, path: str, status: int
 ) -> None:
     response = client.request(method, path, content=b"{}" if method == "POST" else None)
@@ -138,7 +138,7 @@ def test_what_is_no_path_of_sagemaker_s_is_refused_without_a_word(
     assert (response.status_code, response.content) == (status, b"")
 
 
-def test_models_come_and_go_only_in_mode_explicit(client: httpx.Client) -> None:
+def test_loads_are_rejected_outside_explicit_mode(client: httpx.Client) -> None:
     response = client.post("/models", json={"model_name": "m", "url": "/opt/ml/models/m/model"})
 
     assert response.status_code == 400
@@ -146,7 +146,7 @@ def test_models_come_and_go_only_in_mode_explicit(client: httpx.Client) -> None:
     assert client.get("/models").json() == {"models": []}
 
 
-def test_the_http_port_is_as_it_was(served: tuple[Live, httpx.Client]) -> None:
+def test_the_http_port_is_unaffected_by_the_sagemaker_port(served: tuple[Live, httpx.Client]) -> None:
     live, _ = served
     response = httpx.post(f"{live.url}/v2/models/simple/infer", content=body(wanted=(True, True))[0], headers=JSON)
 
@@ -154,7 +154,7 @@ def test_the_http_port_is_as_it_was(served: tuple[Live, httpx.Client]) -> None:
     assert httpx.post(f"{live.url}/invocations", content=body()[0]).status_code == 404
 
 
-def test_without_a_default_model_there_is_none(repository: Path) -> None:
+def test_an_invocation_without_a_default_model_is_404(repository: Path) -> None:
     with sagemaker(repository, allow_http=False, allow_grpc=False, allow_metrics=False) as (_, client):
         response = client.post("/invocations", content=body()[0], headers=JSON)
 
@@ -162,7 +162,7 @@ def test_without_a_default_model_there_is_none(repository: Path) -> None:
     assert UNSPECIFIED in response.json()["error"]
 
 
-def test_a_model_that_cannot_be_served_makes_ping_fail_unless_it_asks_for_live(tmp_path: Path) -> None:
+def test_an_unavailable_model_makes_ping_fail_unless_the_mode_is_live(tmp_path: Path) -> None:
     root = write_simple(tmp_path)
     (root / "simple" / "1" / "model.onnx").unlink()
     with sagemaker(root, sagemaker_default_model="simple") as (_, client):
@@ -171,7 +171,7 @@ def test_a_model_that_cannot_be_served_makes_ping_fail_unless_it_asks_for_live(t
         assert client.get("/ping").status_code == 200
 
 
-def test_an_invocation_may_be_a_call_of_generate(repository: Path) -> None:
+def test_an_invocation_may_be_a_generate_request(repository: Path) -> None:
     sent = {f"INPUT{i}": ROWS.ravel().tolist() for i in (0, 1)}
     with sagemaker(repository, sagemaker_default_model="simple", sagemaker_inference_type="generate") as (_, client):
         response = client.post("/invocations", json=sent)
@@ -181,7 +181,7 @@ def test_an_invocation_may_be_a_call_of_generate(repository: Path) -> None:
     assert response.json()["OUTPUT0"] == (2 * ROWS).ravel().tolist()
 
 
-def test_or_of_generate_stream(repository: Path) -> None:
+def test_an_invocation_may_be_a_generate_stream_request(repository: Path) -> None:
     sent = {f"INPUT{i}": ROWS.ravel().tolist() for i in (0, 1)}
     kind = "generate_stream"
     with sagemaker(repository, sagemaker_default_model="simple", sagemaker_inference_type=kind) as (_, client):
@@ -191,7 +191,7 @@ def test_or_of_generate_stream(repository: Path) -> None:
     assert response.text.startswith("data: {")
 
 
-def test_restrictions_hold_on_this_port_too(repository: Path) -> None:
+def test_restricted_apis_need_their_key_on_the_sagemaker_port(repository: Path) -> None:
     rule = "health,inference,model-repository:key=secret"
     with sagemaker(repository, sagemaker_default_model="simple", http_restricted_api=(rule,)) as (_, client):
         refused = [client.get("/ping"), client.get("/models"), client.post("/invocations", content=body()[0])]
@@ -203,7 +203,7 @@ def test_restrictions_hold_on_this_port_too(repository: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_drain_answers_what_was_accepted_and_turns_away_who_comes_later(tmp_path: Path) -> None:
+def test_a_draining_server_answers_accepted_requests_and_rejects_new_ones(tmp_path: Path) -> None:
     gate = Gate()
     models = write_models(tmp_path, "a")
     with sagemaker(models, sagemaker_default_model="a", loaders=gate.loaders) as (live, client):
@@ -226,11 +226,9 @@ def test_a_drain_answers_what_was_accepted_and_turns_away_who_comes_later(tmp_pa
     ("failure", "status"),
     [(InferError(Code.INTERNAL, "Failed to allocate memory"), 507), (InferError(Code.INTERNAL, "it broke"), 400)],
 )
-def test_what_fails_while_it_runs_is_400_and_want_of_memory_507(
-    tmp_path: Path, failure: InferError, status: int
-) -> None:
+def test_a_failed_run_is_400_and_an_out_of_memory_error_507(tmp_path: Path, failure: InferError, status: int) -> None:
     def run(inputs: list[Array | None]) -> list[Array | None]:
-        if any(array is not None and array.any() for array in inputs):  # what warms up is zeros
+        if any(array is not None and array.any() for array in inputs):  # warmup sends zeros
             raise failure
         return inputs
 
@@ -246,6 +244,6 @@ def test_what_fails_while_it_runs_is_400_and_want_of_memory_507(
 @pytest.mark.parametrize(
     "text", ["CUDA out of memory. Tried", "MemoryError: ", "Failed to allocate memory for requested buffer of size 4"]
 )
-def test_want_of_memory_is_told_by_its_text(text: str) -> None:
+def test_out_of_memory_errors_are_recognized_by_their_text(text: str) -> None:
     assert is_out_of_memory(InferError(Code.INTERNAL, text))
     assert not is_out_of_memory(InferError(Code.INTERNAL, "internal error"))

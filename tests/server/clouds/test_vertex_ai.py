@@ -1,4 +1,4 @@
-"""Vertex AI's port: what Triton's L0_vertex_ai asks of it, redirected requests, and starts that fail."""
+"""Vertex AI's port: the cases of Triton's L0_vertex_ai, redirected requests, and failed starts."""
 
 from __future__ import annotations
 
@@ -42,25 +42,25 @@ def redirected(client: httpx.Client, path: str, sent: bytes = b"", key: str = ""
     return client.post("/predict", content=sent, headers=headers)
 
 
-def test_health_is_that_of_the_server(client: httpx.Client) -> None:
+def test_the_health_route_succeeds_when_the_server_is_ready(client: httpx.Client) -> None:
     assert client.get("/health").status_code == 200
 
 
-def test_a_prediction_asks_the_default_model(client: httpx.Client) -> None:
+def test_a_prediction_is_answered_by_the_default_model(client: httpx.Client) -> None:
     response = client.post("/predict", content=body()[0], headers=JSON)
 
     assert response.json()["model_name"] == "addsub"
     assert are_right(outputs_of(response))
 
 
-def test_or_the_one_that_a_header_names(client: httpx.Client) -> None:
+def test_a_prediction_is_answered_by_the_model_named_in_the_redirect_header(client: httpx.Client) -> None:
     for path in ("v2/models/subadd/infer", "v2/models/subadd/versions/1/infer"):
         response = redirected(client, path, body()[0])
 
         assert response.json()["model_name"] == "subadd"
 
 
-def test_binary_tensors_are_told_by_the_content_type_and_answered_as_on_the_http_port(client: httpx.Client) -> None:
+def test_binary_tensors_are_marked_by_content_type_and_answered_as_on_the_http_port(client: httpx.Client) -> None:
     sent, json_bytes = body((True, False), (True, False))
     response = client.post("/predict", content=sent, headers={"content-type": f"{VERTEX_MIME}{json_bytes}"})
 
@@ -72,7 +72,7 @@ def test_binary_tensors_are_told_by_the_content_type_and_answered_as_on_the_http
     "content_type",
     [f"more/{VERTEX_MIME}{{size}}", f"{VERTEX_MIME}more{{size}}", f"{VERTEX_MIME}-123", f"{VERTEX_MIME}12345"],
 )
-def test_a_malformed_content_type_is_refused(client: httpx.Client, content_type: str) -> None:
+def test_a_malformed_content_type_is_rejected(client: httpx.Client, content_type: str) -> None:
     sent, json_bytes = body((True, False))
     response = client.post("/predict", content=sent, headers={"content-type": content_type.format(size=json_bytes)})
 
@@ -91,7 +91,9 @@ def test_a_malformed_content_type_is_refused(client: httpx.Client, content_type:
         ("v2/cudasharedmemory/status", "[]", "name"), ("v2/repository/index", "subadd", "error"),
     ],
 )  # fmt: skip
-def test_a_header_asks_for_another_endpoint(client: httpx.Client, path: str, there: str, not_there: str) -> None:
+def test_the_redirect_header_selects_another_endpoint(
+    client: httpx.Client, path: str, there: str, not_there: str
+) -> None:
     response = redirected(client, path)
 
     assert response.status_code == 200
@@ -99,7 +101,7 @@ def test_a_header_asks_for_another_endpoint(client: httpx.Client, path: str, the
     assert not_there not in response.text
 
 
-def test_models_are_not_loaded_by_name_unless_in_mode_explicit(client: httpx.Client) -> None:
+def test_redirected_unloads_are_rejected_outside_explicit_mode(client: httpx.Client) -> None:
     response = redirected(client, "v2/repository/models/subadd/unload")
 
     assert response.status_code == 503
@@ -113,13 +115,13 @@ def test_models_are_not_loaded_by_name_unless_in_mode_explicit(client: httpx.Cli
         "v2/models/a%2Ftrace%2Fsetting", "/v2", "v2/health/else", "../v2", "",
     ],
 )  # fmt: skip
-def test_no_endpoint_is_reached_that_triton_s_port_has_not(client: httpx.Client, path: str) -> None:
+def test_endpoints_outside_tritons_redirect_list_are_rejected(client: httpx.Client, path: str) -> None:
     response = redirected(client, path)
 
     assert (response.status_code, response.content) == (400, b"")
 
 
-def test_what_is_neither_route_is_refused_without_a_word(client: httpx.Client) -> None:
+def test_paths_other_than_the_two_routes_are_rejected_with_an_empty_body(client: httpx.Client) -> None:
     found = [client.get("/predict"), client.get("/v2"), client.post("/v2/models/addsub/infer"), client.get("/")]
 
     assert [(response.status_code, response.content) for response in found] == [
@@ -127,7 +129,7 @@ def test_what_is_neither_route_is_refused_without_a_word(client: httpx.Client) -
     ]  # fmt: skip
 
 
-def test_restrictions_hold_for_what_is_redirected(repository: Path) -> None:
+def test_restricted_apis_need_their_key_when_redirected(repository: Path) -> None:
     rule = "metadata,model-config,model-repository,statistics,shared-memory:X-Vertex-Restricted=secret"
     paths = [
         "v2", "v2/models/addsub/config", "v2/repository/index", "v2/systemsharedmemory/status",
@@ -145,17 +147,17 @@ def test_restrictions_hold_for_what_is_redirected(repository: Path) -> None:
     assert {response.status_code for response in let_pass} == {200}
 
 
-def test_the_only_model_is_the_default_one(tmp_path: Path) -> None:
+def test_the_only_model_is_the_default_model(tmp_path: Path) -> None:
     with vertex_ai(write_simple(tmp_path, "addsub")) as (_, client):
         assert are_right(outputs_of(client.post("/predict", content=body()[0], headers=JSON)))
 
 
-def test_of_several_models_one_must_be_named(repository: Path) -> None:
+def test_several_models_without_a_default_prevent_startup(repository: Path) -> None:
     with pytest.raises(StartError, match=SINGLE), vertex_ai(repository):
         pass
 
 
-def test_the_default_model_must_be_there(tmp_path: Path) -> None:
+def test_a_default_model_that_is_not_loaded_prevents_startup(tmp_path: Path) -> None:
     repository = write_simple(tmp_path, "addsub")
     with (
         pytest.raises(StartError, match="Expect the default model 'subadd' is loaded"),
@@ -165,7 +167,7 @@ def test_the_default_model_must_be_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("missing", "named"), [("predict", "API_PREDICT_ROUTE"), ("health", "AIP_HEALTH_ROUTE")])
-def test_both_routes_must_be_said(repository: Path, missing: str, named: str) -> None:
+def test_a_missing_route_prevents_startup(repository: Path, missing: str, named: str) -> None:
     with (
         pytest.raises(StartError, match=f"{named} is not defined for Vertex AI endpoint"),
         vertex_ai(repository, **{f"vertex_ai_{missing}_route": ""}),
@@ -173,7 +175,7 @@ def test_both_routes_must_be_said(repository: Path, missing: str, named: str) ->
         pass
 
 
-def test_routes_are_those_that_vertex_ai_makes(tmp_path: Path) -> None:
+def test_the_routes_are_those_that_vertex_ai_configures(tmp_path: Path) -> None:
     route = "/v1/endpoints/1/deployedModels/2"
     routes = {"vertex_ai_health_route": route, "vertex_ai_predict_route": f"{route}:predict"}
     with vertex_ai(write_simple(tmp_path, "addsub"), **routes) as (_, client):
@@ -181,7 +183,7 @@ def test_routes_are_those_that_vertex_ai_makes(tmp_path: Path) -> None:
         assert are_right(outputs_of(client.post(f"{route}:predict", content=body()[0], headers=JSON)))
 
 
-def test_models_come_and_go_by_a_header_in_mode_explicit(repository: Path) -> None:
+def test_models_are_loaded_and_unloaded_by_redirect_in_explicit_mode(repository: Path) -> None:
     more = {"model_control_mode": "explicit", "load_model": ("addsub",)}
     with vertex_ai(repository, **more) as (_, client):
         assert redirected(client, "v2/models/subadd/ready").status_code != 200
@@ -190,7 +192,7 @@ def test_models_come_and_go_by_a_header_in_mode_explicit(repository: Path) -> No
         assert redirected(client, "v2/repository/models/subadd/unload").status_code == 200
 
 
-def test_a_prediction_that_comes_before_the_models_is_told_so() -> None:
+def test_a_prediction_before_the_models_are_loaded_is_503() -> None:
     sent: list[dict[str, Any]] = []
 
     async def send(message: Any) -> None:

@@ -40,7 +40,7 @@ def read(folder: Path, text: str) -> Project:
     return read_project(folder)
 
 
-def said(project: Project) -> list[str]:
+def finding_texts(project: Project) -> list[str]:
     """Give the findings without the folder."""
     return [str(finding).replace(f"{project.folder}/", "") for finding in project.findings]
 
@@ -66,7 +66,7 @@ class TestSettings:
         )
 
         (api,) = project.apis
-        assert said(project) == []
+        assert finding_texts(project) == []
         assert (project.deployment, api.deployment, api.name, api.endpoint) == ("d", "d", "a", "/my/place")
         assert (api.kind, api.model, api.handler, api.python_path) == ("tensorflow", "s3://b/k", "handlers/h.py", "lib")
         assert (api.signature_key, api.generation, api.line) == ("predict", "0.10", 3)
@@ -119,7 +119,7 @@ class TestSettings:
     def test_a_null_optional_setting_is_treated_as_absent(self, tmp_path: Path) -> None:
         project = read(tmp_path, NEW + "    metadata: null\n  tracker:\n  compute:\n    mem: null\n")
 
-        assert said(project) == []
+        assert finding_texts(project) == []
         assert project.apis[0].compute == COMPUTE
 
     def test_yaml_anchors_and_merges_are_resolved(self, tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ class TestMistakes:
     def test_a_mistake_in_the_file_is_reported_with_its_line(
         self, text: str, line: int, message: str, tmp_path: Path
     ) -> None:
-        assert f"cortex.yaml:{line}: {message}" in said(read(tmp_path, text))
+        assert f"cortex.yaml:{line}: {message}" in finding_texts(read(tmp_path, text))
 
     @pytest.mark.parametrize(
         ("more", "line", "message"),
@@ -196,7 +196,7 @@ class TestMistakes:
     ) -> None:
         wanted = f"api: classifier: {message}" if message is not None else "non string key found: 1"
 
-        assert said(read(tmp_path, NEW + more)) == [f"cortex.yaml:{line}: {wanted}"]
+        assert finding_texts(read(tmp_path, NEW + more)) == [f"cortex.yaml:{line}: {wanted}"]
 
     @pytest.mark.parametrize(
         ("more", "message"),
@@ -220,7 +220,7 @@ class TestMistakes:
     def test_a_mistake_in_the_model_of_an_api_is_reported(self, more: str, message: str, tmp_path: Path) -> None:
         project = read(tmp_path, f"- {{kind: deployment, name: d}}\n- kind: api\n  name: a\n{more}")
 
-        assert [text.partition(": ")[2] for text in said(project)] == [f"api: a: {message}"]
+        assert [text.partition(": ")[2] for text in finding_texts(project)] == [f"api: a: {message}"]
 
     @pytest.mark.parametrize(
         ("text", "line"),
@@ -236,7 +236,7 @@ class TestMistakes:
     def test_an_api_of_a_later_cortex_version_is_reported_by_that_error_alone(
         self, text: str, line: int, tmp_path: Path
     ) -> None:
-        (told,) = said(read(tmp_path, text))
+        (told,) = finding_texts(read(tmp_path, text))
 
         assert told.startswith(f"cortex.yaml:{line}: an API of Cortex 0.12 or later is not served")
         assert told.endswith('docs/cortex.md, "Later versions", says how to bring one')
@@ -249,14 +249,14 @@ class TestMistakes:
     def test_an_api_name_that_is_used_twice_is_reported(self, tmp_path: Path) -> None:
         project = read(tmp_path, NEW + "- kind: api\n  name: classifier\n  onnx: {model: m}\n")
 
-        assert said(project) == [
+        assert finding_texts(project) == [
             'cortex.yaml:10: api: classifier: name: name "classifier" must be unique across apis (line 4 has it too)'
         ]
 
     def test_an_endpoint_that_is_used_twice_is_reported(self, tmp_path: Path) -> None:
         more = "- kind: api\n  name: b\n  endpoint: iris/classifier/\n  onnx: {model: m}\n"
 
-        (text,) = said(read(tmp_path, NEW + more))
+        (text,) = finding_texts(read(tmp_path, NEW + more))
 
         taken = 'endpoint "/iris/classifier" must be unique across apis: classifier (line 4) has it too'
         assert text == f"cortex.yaml:11: api: b: endpoint: {taken}"
@@ -282,7 +282,7 @@ class TestWarnings:
     ) -> None:
         project = read(tmp_path, NEW + more)
 
-        assert said(project) == [f"cortex.yaml:9: warning: api: classifier: {message}"]
+        assert finding_texts(project) == [f"cortex.yaml:9: warning: api: classifier: {message}"]
         assert [api.name for api in project.apis] == ["classifier"]
 
     def test_tags_of_cortex_0_9_are_ignored_with_a_warning(self, tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ def test_the_example_in_the_docs_is_read_without_findings(tmp_path: Path) -> Non
 
     project = read(tmp_path, page.partition("```yaml\n")[2].partition("```")[0])
 
-    assert said(project) == []
+    assert finding_texts(project) == []
     assert [(api.name, api.generation, api.kind) for api in project.apis] == [
         ("classifier", "0.10", "onnx"), ("older", "0.9", "tensorflow"),
     ]  # fmt: skip
@@ -304,17 +304,17 @@ def test_the_example_in_the_docs_is_read_without_findings(tmp_path: Path) -> Non
 
 class TestProjectFile:
     def test_a_missing_file_is_reported(self, tmp_path: Path) -> None:
-        assert said(read_project(tmp_path)) == ["cortex.yaml: cannot be read: No such file or directory"]
+        assert finding_texts(read_project(tmp_path)) == ["cortex.yaml: cannot be read: No such file or directory"]
 
     def test_a_file_that_is_not_utf8_is_reported(self, tmp_path: Path) -> None:
         (tmp_path / "cortex.yaml").write_bytes(b"\xff")
 
-        assert said(read_project(tmp_path)) == ["cortex.yaml: is not UTF-8 (byte 0)"]
+        assert finding_texts(read_project(tmp_path)) == ["cortex.yaml: is not UTF-8 (byte 0)"]
 
     def test_a_file_that_is_too_large_is_reported(self, tmp_path: Path) -> None:
         (tmp_path / "cortex.yaml").write_bytes(b"#" * (2 << 20))
 
-        assert said(read_project(tmp_path)) == ["cortex.yaml: has more than 262144 bytes"]
+        assert finding_texts(read_project(tmp_path)) == ["cortex.yaml: has more than 262144 bytes"]
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def hooks_of(spec: ModelSpec) -> HookSpec:
     return spec.hooks
 
 
-def said(entry: ModelEntry | None) -> list[str]:
+def finding_texts(entry: ModelEntry | None) -> list[str]:
     assert entry is not None
     return [str(finding).replace(f"{finding.path.parent}/", "") for finding in entry.findings]
 
@@ -155,7 +155,7 @@ class TestApiSpecs:
 
         entry = repository(models, project, gpus=Gpus.from_numbers(gpus)).read("g")[0]
 
-        assert said(entry) == []
+        assert finding_texts(entry) == []
         assert spec_of(entry).instances[0].devices == (device,)
         assert spec_of(entry).options["penstock.cpu_fallback"] == "1"
 
@@ -168,7 +168,7 @@ class TestApiSpecs:
 
         assert spec_of(entry).instances[0].devices == ("cpu",)
         assert spec_of(entry).fallback_reason == "device 'cuda:0' does not exist: there is no GPU"
-        assert said(entry) == [
+        assert finding_texts(entry) == [
             f"cortex.yaml:12: warning: api: g: compute: gpu: is served on the CPU: {spec_of(entry).fallback_reason}"
         ]
 
@@ -190,7 +190,7 @@ def test_a_handler_without_hooks_is_served_with_a_warning(
     entry, _ = repository(models, project).read("a")
 
     text = "api: a: onnx: request_handler: a.py: has neither pre_inference nor post_inference, and does nothing"
-    assert [each.partition(" ")[2] for each in said(entry)] == [f"warning: {text}"] * warned
+    assert [each.partition(" ")[2] for each in finding_texts(entry)] == [f"warning: {text}"] * warned
     assert hooks_of(spec_of(entry)).path == project.folder / "a.py"
 
 
@@ -212,7 +212,7 @@ class TestMissingFiles:
         (broken, good), _, _ = repository(models, project).scan()
 
         assert broken.specs == ()
-        assert [text.partition(" ")[2] for text in said(broken)] == [f"api: broken: onnx: {message}"]
+        assert [text.partition(" ")[2] for text in finding_texts(broken)] == [f"api: broken: onnx: {message}"]
         assert good.specs
 
     def test_a_missing_file_is_reported_with_its_line(self, project: Project, models: ModelFinder) -> None:
@@ -229,7 +229,7 @@ class TestMissingFiles:
     ) -> None:
         project.api("broken", "x.onnx", old=True)
 
-        texts = said(repository(models, project).read("broken")[0])
+        texts = finding_texts(repository(models, project).read("broken")[0])
 
         assert [text.partition(" ")[2] for text in texts] == [
             "api: broken: model: x.onnx: not found or insufficient permissions"
@@ -238,7 +238,7 @@ class TestMissingFiles:
     def test_a_missing_python_path_folder_is_reported(self, project: Project, models: ModelFinder) -> None:
         project.api("broken", "models/m.onnx", HANDLER, _python_path="lib")
 
-        (text,) = said(repository(models, project).read("broken")[0])
+        (text,) = finding_texts(repository(models, project).read("broken")[0])
 
         assert "api: broken: onnx: python_path: " in text
 
@@ -285,7 +285,7 @@ class TestSeveralProjects:
 
         taken, kept = repository(models, project, other).scan()[0]
 
-        assert said(taken) == [
+        assert finding_texts(taken) == [
             'cortex.yaml:3: api: b: endpoint is already in use by an API named "classifier" in the "iris" deployment'
         ]
         assert kept.specs
@@ -403,7 +403,7 @@ class TestControl:
     def test_a_configuration_in_a_load_request_is_rejected(self, project: Project, models: ModelFinder) -> None:
         entry, _ = repository(models, project).read("classifier", config=object())
 
-        assert said(entry) == ["cortex.yaml:3: takes no configuration: it is in the project"]
+        assert finding_texts(entry) == ["cortex.yaml:3: takes no configuration: it is in the project"]
 
     def test_apis_that_cannot_be_loaded_are_listed(self, project: Project, models: ModelFinder) -> None:
         project.api("broken", "x.onnx")

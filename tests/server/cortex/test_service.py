@@ -38,7 +38,7 @@ NOT_FOUND = (
 NOT_ALLOWED = b'{"error":"405 Method Not Allowed: The method is not allowed for the requested URL."}\n'
 
 
-def asked(path: str, body: bytes = b"", *lines: str, method: str = "POST", version: str = "1.1") -> bytes:
+def request_bytes(path: str, body: bytes = b"", *lines: str, method: str = "POST", version: str = "1.1") -> bytes:
     """Write a request with a Content-Length."""
     head = [f"{method} {path} HTTP/{version}", "host: x", f"content-length: {len(body)}", *lines, "", ""]
     return "\r\n".join(head).encode() + body
@@ -130,7 +130,7 @@ class TestPredictions:
     def test_a_prediction_is_answered_with_the_encoded_answer_of_the_hooks(self) -> None:
         async def main() -> None:
             served = Served()
-            status, body, headers = await served.one(asked("/iris/m", b'{"a": 1}', JSON, "x-request-id: me"))
+            status, body, headers = await served.one(request_bytes("/iris/m", b'{"a": 1}', JSON, "x-request-id: me"))
 
             assert (status, body, headers["content-type"]) == (200, b'"iris-setosa"\n', "application/json")
             assert headers["access-control-allow-headers"] == "*"
@@ -142,7 +142,7 @@ class TestPredictions:
     @pytest.mark.parametrize("path", ["/predict", "/iris%2fm", "/iris/m?x=1&debug=no"])
     def test_a_single_api_is_served_at_several_paths(self, path: str) -> None:
         async def main() -> None:
-            assert (await Served().one(asked(path, b"1", JSON)))[0] == 200
+            assert (await Served().one(request_bytes(path, b"1", JSON)))[0] == 200
 
         run(main)
 
@@ -150,7 +150,7 @@ class TestPredictions:
         async def main() -> None:
             served = Served()
             for line in ("content-type: text/plain", "x: y", "content-type: application/x-www-form-urlencoded"):
-                await served.one(asked("/iris/m", b"{bad", line))
+                await served.one(request_bytes("/iris/m", b"{bad", line))
 
             assert [sample for sample, _, _ in served.hooks.asked] == [None] * 3
 
@@ -161,7 +161,7 @@ class TestPredictions:
     def test_a_body_that_is_not_valid_json_is_rejected_as_malformed(self, kind: str, text: bytes, body: bytes) -> None:
         async def main() -> None:
             served = Served(replace(API, kind=kind))
-            status, answer, headers = await served.one(asked("/iris/m", body, JSON))
+            status, answer, headers = await served.one(request_bytes("/iris/m", body, JSON))
 
             assert (status, answer, headers["content-type"]) == (400, text, "text/html; charset=utf-8")
             assert served.transport.written.startswith(b"HTTP/1.1 400 BAD REQUEST\r\n")
@@ -174,10 +174,10 @@ class TestPredictions:
             served = Served()
             chunked = in_chunks("/iris/m", b'{"a"', b": 1}").replace(b"host: x", b"host: x\r\n" + JSON.encode())
             await served.one(chunked)
-            await served.one(asked("/iris/m", gzip.compress(b'{"a": 1}'), JSON, "content-encoding: gzip"))
+            await served.one(request_bytes("/iris/m", gzip.compress(b'{"a": 1}'), JSON, "content-encoding: gzip"))
 
             assert [sample for sample, _, _ in served.hooks.asked] == [{"a": 1}] * 2
-            assert (await served.one(asked("/iris/m", b"junk", JSON, "content-encoding: gzip")))[0] == 400
+            assert (await served.one(request_bytes("/iris/m", b"junk", JSON, "content-encoding: gzip")))[0] == 400
 
         run(main)
 
@@ -185,7 +185,7 @@ class TestPredictions:
         async def main() -> None:
             served = Served()
             served.hooks.answer = b'"' + b"a" * 1000 + b'"\n'
-            _, body, headers = await served.one(asked("/iris/m", b"1", JSON, "accept-encoding: gzip"))
+            _, body, headers = await served.one(request_bytes("/iris/m", b"1", JSON, "accept-encoding: gzip"))
 
             assert headers["content-encoding"] == "gzip"
             assert gzip.decompress(body) == served.hooks.answer
@@ -196,7 +196,7 @@ class TestPredictions:
         async def main() -> None:
             served = Served()
             sample = ["x" * 1000] * 400
-            served.feed(asked("/iris/m", json.dumps(sample).encode(), JSON))
+            served.feed(request_bytes("/iris/m", json.dumps(sample).encode(), JSON))
             async with asyncio.timeout(5):
                 while not served.answers:  # noqa: ASYNC110 - the thread sets no event
                     await asyncio.sleep(0)
@@ -222,7 +222,7 @@ class TestPredictions:
         async def main() -> None:
             served = Served()
             served.hooks.error = InferError(code, "it is so")
-            found, body, headers = await served.one(asked("/iris/m", b"1", JSON))
+            found, body, headers = await served.one(request_bytes("/iris/m", b"1", JSON))
 
             assert (found, body) == (status, text)
             assert headers["content-type"] == ("application/json" if status == 500 else "text/html; charset=utf-8")
@@ -235,7 +235,7 @@ class TestPredictions:
         async def main() -> None:
             served = Served()
             served.hooks.error = ZeroDivisionError("secret")
-            status, body, _ = await served.one(asked("/iris/m", b"1", JSON))
+            status, body, _ = await served.one(request_bytes("/iris/m", b"1", JSON))
 
             assert status == 500
             assert json.loads(body)["error"].startswith("internal error, request id ")
@@ -246,14 +246,14 @@ class TestPredictions:
         async def main() -> None:
             served = Served()
             served.engine.absent = InferError(Code.NOT_FOUND, "model 'm' is not loaded")
-            for raw in (asked("/iris/m", b"1", JSON), asked("/iris/m/signature", method="GET")):
+            for raw in (request_bytes("/iris/m", b"1", JSON), request_bytes("/iris/m/signature", method="GET")):
                 status, body, _ = await served.one(raw)
                 assert status == 503
                 assert body.startswith(b"prediction failed: API 'm' is not ready")
             served.engine.absent = None
             served.engine.generation += 1
 
-            assert (await served.one(asked("/iris/m", b"1", JSON)))[0] == 200
+            assert (await served.one(request_bytes("/iris/m", b"1", JSON)))[0] == 200
 
         run(main)
 
@@ -261,8 +261,8 @@ class TestPredictions:
         async def main() -> None:
             served = Served()
             served.engine.refusal = InferError(Code.OVERLOADED, "full")
-            await served.one(asked("/iris/m", b"1", JSON))
-            status, body, _ = await served.one(asked("/iris/m", b'"' + b"a" * 100_000 + b'"', JSON))
+            await served.one(request_bytes("/iris/m", b"1", JSON))
+            status, body, _ = await served.one(request_bytes("/iris/m", b'"' + b"a" * 100_000 + b'"', JSON))
 
             assert (status, body) == (503, b"prediction failed: full")
 
@@ -271,19 +271,19 @@ class TestPredictions:
     def test_a_full_queue_of_an_unloaded_model_rejects_no_requests(self) -> None:
         async def main() -> None:
             served = Served()
-            await served.one(asked("/iris/m", b"1", JSON))
+            await served.one(request_bytes("/iris/m", b"1", JSON))
             gone, served.engine.loaded = served.engine.loaded, fake_model()
             served.engine.generation += 1
             served.engine.early_rejection = lambda model: InferError(Code.NOT_READY, "gone") if model is gone else None  # type: ignore[method-assign]
 
-            assert (await served.one(asked("/iris/m", b"1" + b" " * 100_000, JSON)))[0] == 200
+            assert (await served.one(request_bytes("/iris/m", b"1" + b" " * 100_000, JSON)))[0] == 200
 
         run(main)
 
     def test_a_request_is_cancelled_when_its_client_disconnects(self) -> None:
         async def main() -> None:
             served = Served(held=True)
-            await served.fed(asked("/iris/m", b"1", JSON))
+            await served.fed(request_bytes("/iris/m", b"1", JSON))
             served.transport.lose(None)
             await turns()
 
@@ -296,7 +296,11 @@ class TestPredictions:
     def test_pipelined_requests_are_answered_in_order(self) -> None:
         async def main() -> None:
             served = Served(held=True)
-            pipelined = asked("/iris/m", b"1", JSON) + asked("/nothing", method="GET") + asked("/iris/m", b"2", JSON)
+            pipelined = (
+                request_bytes("/iris/m", b"1", JSON)
+                + request_bytes("/nothing", method="GET")
+                + request_bytes("/iris/m", b"2", JSON)
+            )
             assert await served.fed(pipelined) == []
             served.hooks.open.set()
             await turns()
@@ -312,10 +316,10 @@ class TestPredictions:
         async def main() -> None:
             served = Served(held=True)
             other = Lane(shared=served.shared)
-            served.feed(asked("/iris/m", b"1", JSON))
+            served.feed(request_bytes("/iris/m", b"1", JSON))
             await turns()
             served.repository.apis = apis
-            other.feed(asked("/iris/m", b"1", JSON))  # the same head, which has another meaning now
+            other.feed(request_bytes("/iris/m", b"1", JSON))  # the same head, which has another meaning now
             await turns()
             served.hooks.open.set()
             await turns()
@@ -327,7 +331,7 @@ class TestPredictions:
     def test_the_connection_closes_after_a_prediction_over_http_1_0(self) -> None:
         async def main() -> None:
             served = Served()
-            status, _, headers = await served.one(asked("/iris/m", b"1", JSON, version="1.0"))
+            status, _, headers = await served.one(request_bytes("/iris/m", b"1", JSON, version="1.0"))
 
             assert (status, headers["connection"]) == (200, "close")
 
@@ -347,7 +351,7 @@ class TestSmallPredictions:
     def test_a_small_prediction_is_answered_without_a_task_when_its_batch_is_done(self) -> None:
         async def main() -> None:
             served = await self.served()
-            assert await served.fed(asked("/iris/m", ROW, JSON)) == []
+            assert await served.fed(request_bytes("/iris/m", ROW, JSON)) == []
             tasks = len(asyncio.all_tasks())
             served.engine.let_go()
 
@@ -359,7 +363,7 @@ class TestSmallPredictions:
     def test_pipelined_predictions_run_one_after_the_other(self) -> None:
         async def main() -> None:
             served = await self.served()
-            await served.fed(asked("/iris/m", ROW, JSON) * 2)
+            await served.fed(request_bytes("/iris/m", ROW, JSON) * 2)
             for _ in range(2):
                 assert len(served.engine.held) == 1
                 served.engine.let_go()
@@ -371,7 +375,7 @@ class TestSmallPredictions:
     def test_a_prediction_is_cancelled_when_its_client_disconnects(self) -> None:
         async def main() -> None:
             served = await self.served()
-            await served.fed(asked("/iris/m", ROW, JSON))
+            await served.fed(request_bytes("/iris/m", ROW, JSON))
             [gone] = served.engine.held
             served.transport.lose(None)
             await turns()
@@ -385,7 +389,7 @@ class TestSmallPredictions:
         async def main() -> None:
             served = Served(replace(API, tracker=Tracker("classification")))
             served.hooks.answer = b"no JSON\n1"
-            await served.fed(asked("/iris/m", b"1", JSON))
+            await served.fed(request_bytes("/iris/m", b"1", JSON))
 
             assert (served.statuses, served.counted) == ([500], [0, 0, 1])
 
@@ -395,7 +399,7 @@ class TestSmallPredictions:
         async def main() -> None:
             served = Served(held=True)
             served.hooks.yields = True
-            await served.fed(asked("/iris/m", b"1", JSON))
+            await served.fed(request_bytes("/iris/m", b"1", JSON))
             assert isinstance(served.protocol.task, asyncio.Task)
             served.hooks.open.set()
             await turns()
@@ -410,7 +414,7 @@ class TestTracking:
         async def main() -> None:
             served = Served(replace(API, tracker=Tracker("classification")))
             served.hooks.answer = b'{"class":"iris-setosa"}\n"iris-setosa"\n'
-            status, body, _ = await served.one(asked("/iris/m", b"1", JSON))
+            status, body, _ = await served.one(request_bytes("/iris/m", b"1", JSON))
 
             assert (status, body) == (200, b'"iris-setosa"\n')
             assert served.hooks.asked[0][2] == {"tracked": True}
@@ -424,7 +428,7 @@ class TestTracking:
         async def main() -> None:
             served = Served()
             for path, method in (("/iris/m", "GET"), ("/nothing", "POST"), ("/healthz", "GET"), ("/iris/m", "PUT")):
-                await served.one(asked(path, method=method))
+                await served.one(request_bytes(path, method=method))
 
             assert served.counted == [0, 0, 0]
 
@@ -438,7 +442,7 @@ class TestDebug:
     def test_debug_is_requested_by_a_query_in_any_case(self, query: str) -> None:
         async def main() -> None:
             served = Served()
-            await served.one(asked(f"/iris/m?{query}", b"1", JSON))
+            await served.one(request_bytes(f"/iris/m?{query}", b"1", JSON))
 
             assert served.hooks.asked[0][2] == {"debug": True}
 
@@ -456,7 +460,7 @@ class TestOtherPaths:
     def test_an_unknown_path_is_answered_with_the_not_found_error_of_cortex(self, path: str, method: str) -> None:
         async def main() -> None:
             served = Served()
-            status, body, headers = await served.one(asked(path, method=method))
+            status, body, headers = await served.one(request_bytes(path, method=method))
 
             assert (status, body, headers["content-type"]) == (500, NOT_FOUND, "application/json")
             assert served.transport.written.startswith(b"HTTP/1.1 500 INTERNAL SERVER ERROR\r\n")
@@ -471,7 +475,7 @@ class TestOtherPaths:
         self, path: str, method: str
     ) -> None:
         async def main() -> None:
-            status, body, _ = await Served().one(asked(path, method=method))
+            status, body, _ = await Served().one(request_bytes(path, method=method))
 
             assert (status, body) == (500, NOT_ALLOWED)
 
@@ -483,7 +487,7 @@ class TestOtherPaths:
     def test_an_options_request_is_answered_with_the_allowed_methods(self, path: str, allowed: str) -> None:
         async def main() -> None:
             fields = "access-control-request-headers: content-type, x-mine"
-            status, body, headers = await Served().one(asked(path, b"", fields, method="OPTIONS"))
+            status, body, headers = await Served().one(request_bytes(path, b"", fields, method="OPTIONS"))
 
             assert (status, body, headers["allow"]) == (200, b"", allowed)
             assert headers["content-type"] == "text/html; charset=utf-8"
@@ -494,17 +498,17 @@ class TestOtherPaths:
     def test_healthz_reports_whether_the_server_is_ready(self) -> None:
         async def main() -> None:
             served = Served()
-            assert (await served.one(asked("/healthz", method="GET")))[:2] == (200, b'{"ok":true}\n')
+            assert (await served.one(request_bytes("/healthz", method="GET")))[:2] == (200, b'{"ok":true}\n')
             served.ready = False
 
-            assert (await served.one(asked("/healthz", method="GET")))[0] == 503
+            assert (await served.one(request_bytes("/healthz", method="GET")))[0] == 503
 
         run(main)
 
     def test_a_head_request_is_answered_without_a_body(self) -> None:
         async def main() -> None:
             served = Served()
-            served.feed(asked("/healthz", method="HEAD"))
+            served.feed(request_bytes("/healthz", method="HEAD"))
 
             assert b"content-length: 12\r\n" in served.transport.written
             assert served.transport.written.endswith(b"\r\n\r\n")
@@ -520,9 +524,9 @@ class TestOtherPaths:
             signature = b'{"input":{"shape":[null,4],"type":"float32"}}'
 
             for path in ("/iris/m", "/predict"):
-                found = (await served.one(asked(path + "/signature", method="GET")))[1]
+                found = (await served.one(request_bytes(path + "/signature", method="GET")))[1]
                 assert found == b'{"signature":%b}\n' % signature
-                summary = json.loads((await served.one(asked(path, method="GET")))[1])
+                summary = json.loads((await served.one(request_bytes(path, method="GET")))[1])
                 assert summary["model_signature"] == json.loads(signature)
 
         run(main)
@@ -530,11 +534,13 @@ class TestOtherPaths:
     def test_paths_of_penstock_are_passed_to_its_own_service(self) -> None:
         async def main() -> None:
             served = Served()
-            await served.fed(asked("/v2/own", b"x"), asked("/metrics"), asked("/iris/m", b"1", JSON))
+            await served.fed(
+                request_bytes("/v2/own", b"x"), request_bytes("/metrics"), request_bytes("/iris/m", b"1", JSON)
+            )
 
             assert served.bodies == [b"own /v2/own x", b"app /metrics ", b'"iris-setosa"\n']
             served.beside.full = True
-            served.feed(asked("/v2/own", b"x" * 100_000))
+            served.feed(request_bytes("/v2/own", b"x" * 100_000))
             assert served.statuses[-1] == 503
 
         run(main)
@@ -542,11 +548,11 @@ class TestOtherPaths:
     def test_apis_can_be_added_and_removed_while_serving(self) -> None:
         async def main() -> None:
             served = Served()
-            assert (await served.one(asked("/iris/n", b"1", JSON)))[0] == 500
+            assert (await served.one(request_bytes("/iris/n", b"1", JSON)))[0] == 500
             served.repository.apis = {"m": replace(API, endpoint="/iris/n")}
 
-            assert (await served.one(asked("/iris/n", b"1", JSON)))[0] == 200
-            assert (await served.one(asked("/iris/m", b"1", JSON)))[0] == 500
+            assert (await served.one(request_bytes("/iris/n", b"1", JSON)))[0] == 200
+            assert (await served.one(request_bytes("/iris/m", b"1", JSON)))[0] == 500
 
         run(main)
 
@@ -554,10 +560,10 @@ class TestOtherPaths:
         async def main() -> None:
             served = Served()
             served.service.restricted = RestrictedApis.parse(("inference:key=secret",))
-            assert (await served.one(asked("/healthz", method="GET")))[0] == 200
-            assert (await served.one(asked("/iris/m", b"1", JSON, "key: secret")))[0] == 200
+            assert (await served.one(request_bytes("/healthz", method="GET")))[0] == 200
+            assert (await served.one(request_bytes("/iris/m", b"1", JSON, "key: secret")))[0] == 200
             served.transport.written.clear()
-            await served.fed(asked("/iris/m", b"1", JSON))
+            await served.fed(request_bytes("/iris/m", b"1", JSON))
 
             assert served.statuses == [403]
 

@@ -1,4 +1,4 @@
-"""Shared libraries as short as they can be, written by hand: what they need, and nothing else."""
+"""Minimal shared libraries written by hand: only the names of the libraries they need."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _START = 0x1000
 
 
 def library(needed: Sequence[str]) -> bytes:
-    """Write an ELF file of 64 bits that asks for these names."""
+    """Write a 64-bit ELF file that needs these libraries."""
     names = b"\0" + b"".join(name.encode() + b"\0" for name in needed)
     places = [1 + sum(len(name.encode()) + 1 for name in needed[:index]) for index in range(len(needed))]
     head_bytes = 64 + 2 * 56

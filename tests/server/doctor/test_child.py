@@ -23,7 +23,7 @@ from tests.backends.onnx_models import contract_model
 
 
 class Cuda:
-    """CUDA's driver of a machine with one H200. `failing`: a call, and the status that it gives."""
+    """The CUDA driver of a machine with one H200. The call named `failing` returns `status`."""
 
     def __init__(self, failing: str = "", status: int = 0) -> None:
         self._failing, self._status = failing, status
@@ -52,7 +52,7 @@ class Cuda:
         return 0
 
 
-def test_the_driver_tells_its_version_and_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_driver_reports_its_version_and_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda _: Cuda())
 
     assert driver_of(child.driver()) == Driver(
@@ -61,7 +61,7 @@ def test_the_driver_tells_its_version_and_devices(monkeypatch: pytest.MonkeyPatc
     )  # fmt: skip
 
 
-def test_a_driver_that_does_not_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_does_not_start_reports_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda _: Cuda("cuInit", 100))
 
     found = driver_of(child.driver())
@@ -70,13 +70,13 @@ def test_a_driver_that_does_not_start_says_why(monkeypatch: pytest.MonkeyPatch) 
     assert found.error == "cuInit: error 100, no CUDA-capable device is detected"
 
 
-def test_without_a_driver_the_loader_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_driver_is_reported_with_the_error_of_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child, "DRIVER", "libcuda-of-nobody.so.1")
 
     assert "libcuda-of-nobody.so.1" in driver_of(child.driver()).error
 
 
-def test_nvml_tells_its_gpus_or_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvml_reports_its_gpus_or_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     from penstock.server.gpus import nvml
 
     gpu = SimpleNamespace(name=None, uuid="GPU-1", memory_total_bytes=8, memory_used_bytes=4, mig=(1, 2), present=True)
@@ -89,21 +89,19 @@ def test_nvml_tells_its_gpus_or_why_not(monkeypatch: pytest.MonkeyPatch) -> None
     assert nvml_of(child.nvml()).error == "ZeroDivisionError: division by zero"
 
 
-def test_answers_of_another_version_are_read_as_far_as_they_are_known() -> None:
+def test_unknown_and_missing_fields_of_an_answer_are_ignored() -> None:
     assert models_of({"versions": 2, "devices": {"cpu": ["a"]}, "new": 1}).devices == {"cpu": ("a",)}
     assert driver_of({}) == Driver()
 
 
 def models(monkeypatch: pytest.MonkeyPatch, *paths: str) -> Any:
-    """Ask the child about models, as the doctor does."""
+    """Have the child examine models, as the doctor does."""
     settings = Settings(model_repository=paths)
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(pickle.dumps(settings))))
     return models_of(child.models())
 
 
-def test_a_model_is_told_where_it_would_run_and_not_where_it_was_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_is_reported_on_the_device_of_its_fallback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_gpu(path: Path, device: str, options: Any) -> Any:
         if device != "cpu":
             raise InferError(Code.UNSUPPORTED, "there is no cuDNN")
@@ -121,7 +119,7 @@ def test_a_model_is_told_where_it_would_run_and_not_where_it_was_to(
     assert "is served on the CPU: there is no cuDNN" in found.warnings[0]
 
 
-def test_a_repository_that_cannot_be_reached_is_a_mistake_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_repository_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
     found = models(monkeypatch, "nowhere://bucket")
 
     assert [line.partition(":")[0] for line in found.mistakes] == ["nowhere"]

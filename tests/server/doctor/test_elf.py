@@ -17,13 +17,13 @@ NAMES = st.lists(st.text("abc.+-_ü0123456789", min_size=1, max_size=20), max_si
 
 @given(NAMES)
 @settings(max_examples=30)
-def test_what_a_library_asks_for_is_read_in_its_order(names: list[str]) -> None:
+def test_the_libraries_that_an_elf_file_needs_are_read_in_order(names: list[str]) -> None:
     assert needed_libraries(io.BytesIO(library(names))) == tuple(names)
 
 
 @given(st.data())
 @settings(max_examples=100)
-def test_a_broken_file_is_refused_or_read_and_nothing_else(data: st.DataObject) -> None:
+def test_a_corrupt_elf_file_is_read_or_rejected_with_value_error(data: st.DataObject) -> None:
     whole = bytearray(library(["libcudart.so.13", "libc.so.6"]))
     for _ in range(data.draw(st.integers(1, 4))):
         whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
@@ -33,12 +33,12 @@ def test_a_broken_file_is_refused_or_read_and_nothing_else(data: st.DataObject) 
         needed_libraries(io.BytesIO(cut))
 
 
-def test_what_is_no_library_is_refused() -> None:
+def test_a_file_that_is_not_elf_is_rejected() -> None:
     with pytest.raises(ValueError, match="is not a 64-bit ELF file"):
         needed_libraries(io.BytesIO(b"#!/bin/sh\n" * 20))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="another kind of file")
-def test_a_real_program_asks_for_its_c_library() -> None:
+def test_a_real_program_needs_its_c_library() -> None:
     with Path(sys.executable).open("rb") as file:
         assert any(name.startswith("libc.") for name in needed_libraries(file))

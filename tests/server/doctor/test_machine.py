@@ -13,7 +13,7 @@ GIB = 1 << 30
 
 @pytest.fixture
 def proc(tmp_path: Path) -> Path:
-    """A /proc of 16 GiB, 12 of them available."""
+    """A /proc folder with 16 GiB of memory, 12 of them available."""
     _write(tmp_path / "proc/meminfo", f"MemTotal: {16 << 20} kB\nMemFree: 1 kB\nMemAvailable: {12 << 20} kB\n")
     _write(tmp_path / "proc/self/cgroup", "0::/box\n")
     _write(tmp_path / "proc/sys/net/core/somaxconn", "4096\n")
@@ -26,7 +26,7 @@ def _write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def test_limits_of_a_container_are_read_from_version_2(proc: Path, tmp_path: Path) -> None:
+def test_container_limits_are_read_from_cgroup_version_2(proc: Path, tmp_path: Path) -> None:
     cgroup = tmp_path / "cgroup"
     _write(cgroup / "cgroup.controllers", "cpu memory\n")
     _write(cgroup / "box/cpu.max", "150000 100000\n")
@@ -41,7 +41,7 @@ def test_limits_of_a_container_are_read_from_version_2(proc: Path, tmp_path: Pat
     assert machine.limits["open files"].soft is None or machine.limits["open files"].soft > 0
 
 
-def test_limits_of_a_container_are_read_from_version_1(proc: Path, tmp_path: Path) -> None:
+def test_container_limits_are_read_from_cgroup_version_1(proc: Path, tmp_path: Path) -> None:
     cgroup = tmp_path / "cgroup"
     _write(proc / "self/cgroup", "4:cpu,cpuacct:/\n9:memory:/\n")
     _write(cgroup / "cpu,cpuacct/cpu.cfs_quota_us", "50000\n")
@@ -63,7 +63,7 @@ def test_limits_of_a_container_are_read_from_version_1(proc: Path, tmp_path: Pat
     ],
     ids=["of pyenv", "of an image", "of Debian", "that does not say"],
 )
-def test_a_python_is_slow_that_was_compiled_without_optimizations(
+def test_a_python_compiled_without_optimizations_is_slow(
     words: str | None, prefix: str, slow: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sysconfig, "get_config_var", {"CONFIG_ARGS": words}.get)
@@ -72,14 +72,14 @@ def test_a_python_is_slow_that_was_compiled_without_optimizations(
     assert read_machine(tmp_path, tmp_path, tmp_path).slow_python is slow
 
 
-def test_what_is_not_there_is_left_out(tmp_path: Path) -> None:
+def test_facts_whose_files_are_missing_are_left_out(tmp_path: Path) -> None:
     machine = read_machine(tmp_path / "none", tmp_path / "nor this", tmp_path / "nor that")
 
     assert (machine.cgroup, machine.quota_cpus, machine.memory_bytes, machine.shm_bytes) == (0, None, None, None)
 
 
 @pytest.mark.parametrize("text", ["", "max\n", "a word\n", "-1\n", "\xff\n"])
-def test_a_file_that_says_something_else_is_passed_over(text: str, proc: Path, tmp_path: Path) -> None:
+def test_a_proc_or_cgroup_file_with_unexpected_text_is_ignored(text: str, proc: Path, tmp_path: Path) -> None:
     _write(proc / "sys/net/core/somaxconn", text)
     _write(proc / "meminfo", f"MemTotal: {text}")
     _write(tmp_path / "cgroup/memory.max", text)

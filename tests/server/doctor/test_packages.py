@@ -23,7 +23,7 @@ def runtime(tmp_path: Path) -> Path:
     return folder
 
 
-def test_what_the_provider_names_is_wanted_at_once_and_the_rest_later(runtime: Path) -> None:
+def test_libraries_of_the_cuda_provider_are_needed_at_load_and_the_rest_later(runtime: Path) -> None:
     assert packages.cuda_major(runtime) == 13
     assert [(each.name, each.needed_when) for each in packages.find_needed(runtime)] == [
         ("libcublas.so.13", AT_LOAD), ("libcudart.so.13", AT_LOAD), ("libcuda.so.1", AT_LOAD),
@@ -31,12 +31,12 @@ def test_what_the_provider_names_is_wanted_at_once_and_the_rest_later(runtime: P
     ]  # fmt: skip
 
 
-def test_without_a_provider_nothing_is_wanted(tmp_path: Path) -> None:
+def test_without_a_cuda_provider_no_libraries_are_needed(tmp_path: Path) -> None:
     assert packages.find_needed(tmp_path) == []
     assert packages.cuda_major(tmp_path) == 0
 
 
-def test_a_library_is_found_by_the_loader_first_then_where_pip_puts_it(tmp_path: Path) -> None:
+def test_a_library_is_found_by_the_loader_first_then_in_the_folders_of_pip(tmp_path: Path) -> None:
     lib = tmp_path / "site" / "nvidia" / "cu13" / "lib"
     lib.mkdir(parents=True)
     for name in ("libcudart.so.13", "libcublas.so.13"):
@@ -54,14 +54,14 @@ def test_a_library_is_found_by_the_loader_first_then_where_pip_puts_it(tmp_path:
     ]  # fmt: skip
 
 
-def test_the_loaders_own_path_is_looked_at(tmp_path: Path) -> None:
+def test_ld_library_path_is_searched_for_libraries(tmp_path: Path) -> None:
     (tmp_path / "liba.so").touch()
     environment = {"LD_LIBRARY_PATH": f":/none:{tmp_path}"}
 
     assert packages.search_library_path(["liba.so", "libb.so"], environment) == {"liba.so": str(tmp_path / "liba.so")}
 
 
-def test_the_loaders_cache_is_read() -> None:
+def test_the_cache_of_the_loader_is_parsed() -> None:
     text = (
         "2 libs found in cache\n\tlibm.so.6 (libc6,x86-64) => /lib/libm.so.6\n\tlibm.so.6 (libc6) => /lib32/libm.so.6\n"
     )
@@ -71,11 +71,11 @@ def test_the_loaders_cache_is_read() -> None:
 
 @given(st.text())
 @settings(max_examples=30)
-def test_any_text_is_read_as_a_cache(text: str) -> None:
+def test_any_text_is_parsed_as_a_loader_cache(text: str) -> None:
     assert all(packages.parse_cache(text).values())
 
 
-def test_versions_of_what_is_installed_are_read() -> None:
+def test_the_versions_of_installed_packages_are_read() -> None:
     found = packages.read_packages()
 
     assert {"penstock", "numpy", "tritonclient"} <= found.keys()

@@ -11,7 +11,7 @@ def _shell(script: str, limit_s: float = 20.0) -> ProbeProcess:
     return ProbeProcess(["/bin/sh", "-c", script], limit_s)
 
 
-def test_what_a_probe_writes_is_its_answer() -> None:
+def test_the_output_of_a_probe_is_its_answer() -> None:
     assert read_answer(ProbeProcess(["/bin/cat"], 20.0, b'{"a": 1}')) == {"a": 1}
 
 
@@ -24,19 +24,19 @@ def test_what_a_probe_writes_is_its_answer() -> None:
         ("echo 1", r"the answer cannot be parsed: '1\n'"),
     ],
 )
-def test_a_probe_that_fails_says_why(script: str, why: str) -> None:
+def test_a_failed_probe_reports_its_status_and_output(script: str, why: str) -> None:
     with pytest.raises(ProbeError) as failed:
         read_answer(_shell(script))
 
     assert str(failed.value) == why
 
 
-def test_a_probe_that_hangs_is_left() -> None:
+def test_a_probe_that_hangs_times_out() -> None:
     with pytest.raises(ProbeError, match=r"no answer within 0\.05 s"):
         _shell("trap '' TERM; exec sleep 60", limit_s=0.05).wait_output()
 
 
-def test_one_that_hangs_takes_no_time_from_the_others() -> None:
+def test_a_probe_that_hangs_does_not_use_up_the_time_of_other_probes() -> None:
     hangs, answers = _shell("exec sleep 60", limit_s=0.5), _shell("echo '{}'", limit_s=0.5)
 
     with pytest.raises(ProbeError):
@@ -44,6 +44,6 @@ def test_one_that_hangs_takes_no_time_from_the_others() -> None:
     assert read_answer(answers) == {}
 
 
-def test_a_program_that_is_not_there_is_a_failure() -> None:
+def test_a_probe_with_a_missing_program_fails() -> None:
     with pytest.raises(ProbeError, match="No such file"):
         ProbeProcess([f"{sys.executable}-of-nobody"], 1.0).wait_output()

@@ -16,7 +16,7 @@ from penstock.server.settings import Settings
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
-def test_a_port_is_free_or_taken() -> None:
+def test_a_port_in_use_is_reported_and_a_free_one_is_not() -> None:
     with socket.create_server(("127.0.0.1", 0)) as held:
         taken = held.getsockname()[1]
         ports = read_ports(Settings(http_port=taken, allow_grpc=False, metrics_port=0))
@@ -26,7 +26,7 @@ def test_a_port_is_free_or_taken() -> None:
 
 
 @pytest.mark.parametrize("name", ["http", "grpc"])
-def test_a_port_that_is_shared_is_not_taken(name: str) -> None:
+def test_a_shared_port_is_not_reported_as_in_use(name: str) -> None:
     others: dict[str, Any] = {f"allow_{each}": each == name for each in ("http", "grpc", "metrics")}
 
     def read(port: int, *, shares: bool) -> list[tuple[str, bool]]:
@@ -38,11 +38,11 @@ def test_a_port_that_is_shared_is_not_taken(name: str) -> None:
         assert read(port, shares=True) == [("", True)]
         assert read(port, shares=False) == [("Address already in use", False)]
     assert read(port, shares=True) == [("", False)]
-    with socket.create_server(("127.0.0.1", 0)) as held:  # who does not share it
+    with socket.create_server(("127.0.0.1", 0)) as held:  # without sharing the port
         assert read(held.getsockname()[1], shares=True) == [("Address already in use", False)]
 
 
-def test_no_reading_that_fails_keeps_the_others_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_examination_does_not_prevent_other_examinations(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("broken")
 

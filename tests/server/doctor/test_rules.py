@@ -151,7 +151,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_wrong_is_said_with_what_to_do(case: str) -> None:
+def test_every_problem_is_reported_with_a_remedy(case: str) -> None:
     facts, level, said = CASES[case]
     report = judge(Facts(**facts))
 
@@ -170,41 +170,41 @@ JUST_ENOUGH = Machine(
 @pytest.mark.parametrize(
     "facts", [CPU, GPU, CPU | {"machine": JUST_ENOUGH}], ids=["CPUs", "GPUs", "no more than is needed"]
 )
-def test_nothing_is_wrong_with_a_machine_that_has_all(facts: dict[str, Any]) -> None:
+def test_a_complete_machine_has_no_errors_or_warnings(facts: dict[str, Any]) -> None:
     report = judge(Facts(**facts))
 
     assert [each for each in report.diagnoses if each.level in {ERROR, WARNING}] == []
 
 
-def test_a_port_that_is_shared_is_told_as_such() -> None:
+def test_a_shared_port_is_reported_as_shared() -> None:
     shared = CheckedPort(name="gRPC", address="0.0.0.0", port=8001, shared=True)
     (told,) = [each.text for each in judge(Facts(**CPU | {"ports": (shared,)})).diagnoses if each.part == "ports"]
 
     assert told == "gRPC port 0.0.0.0:8001 is shared with other servers"
 
 
-def test_a_gpu_as_old_as_the_wheel_s_cuda_runs_on_will_do() -> None:
+def test_the_oldest_gpu_that_the_wheels_cuda_supports_is_accepted() -> None:
     turing = Driver(loaded=True, cuda=(13, 0), devices=(CudaDevice(name="T4", capability=(7, 5), memory_bytes=GIB),))
 
     assert judge(Facts(**GPU | {"driver": turing})).status == 0
 
 
 @pytest.mark.parametrize(("facts", "begins"), [(CPU, "only to use a GPU: install"), (GPU, "install NVIDIA's driver")])
-def test_a_driver_is_only_to_be_installed_by_who_wants_a_gpu(facts: dict[str, Any], begins: str) -> None:
+def test_installing_a_driver_is_optional_without_a_gpu_wheel(facts: dict[str, Any], begins: str) -> None:
     without = Facts(**facts | {"driver": Driver(error="libcuda.so.1: cannot open"), "device_files": ()})
     (remedy,) = [each.remedy for each in judge(without).diagnoses if each.part == "driver"]
 
     assert remedy.startswith(begins)
 
 
-def test_a_provider_that_lacks_the_driver_alone_needs_nothing_of_pip() -> None:
+def test_a_provider_that_lacks_only_the_driver_refers_to_the_driver_finding() -> None:
     lacking = OnnxRuntime(version="1.31.1", provider_error="libcuda.so.1: cannot open shared object file")
     found = [each.remedy for each in judge(Facts(**GPU | {"runtime": lacking})).diagnoses]
 
     assert "see the finding about the driver" in found
 
 
-def test_the_pip_line_names_the_version_and_what_it_brings() -> None:
+def test_the_pip_command_names_the_version_and_the_packages_it_installs() -> None:
     missing = Library(name="libcublasLt.so.13"), Library(name="libcudnn.so.9", needed_when=CUDNN)
     remedies = [each.remedy for each in judge(Facts(**GPU | {"libraries": missing})).diagnoses if each.part == "CUDA"]
 
@@ -214,7 +214,7 @@ def test_the_pip_line_names_the_version_and_what_it_brings() -> None:
 
 @given(st.from_type(Facts))
 @settings(max_examples=30, deadline=None)
-def test_any_facts_are_judged_and_told(facts: Facts) -> None:
+def test_any_facts_can_be_judged_and_printed(facts: Facts) -> None:
     report = judge(facts)
 
     assert all(each.level in {OK, NOTE, WARNING, ERROR} for each in report.diagnoses)
@@ -223,7 +223,7 @@ def test_any_facts_are_judged_and_told(facts: Facts) -> None:
     assert str(report).splitlines()[-1].endswith(("warnings", "1 warning"))
 
 
-def test_a_report_is_aligned_and_without_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_is_aligned_and_without_color_codes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     lines = str(judge(Facts(**CPU))).splitlines()
 

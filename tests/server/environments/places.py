@@ -1,4 +1,4 @@
-"""What tests of environments stand on: wheels made by hand, and a Python that does nothing but say what it was told."""
+"""Fixtures for the tests of environments: wheels made by hand, and a fake Python that records its arguments."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ esac
 
 
 class FakePython:
-    """A Python of a few lines of shell: `on_message` are the words of each of its runs.
+    """A fake Python in a few lines of shell that records the arguments of each run in `told`.
 
-    `pip` is what it does as pip, `missing` the file with what it says that it lacks, as JSON.
+    `pip` is the script that it runs as pip, and `missing` the file of the modules it lacks, as JSON.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -63,7 +63,7 @@ def write_wheel(folder: Path, name: str, version: str, code: str) -> Path:
 
 
 def repack(folder: Path, name: str) -> Path:
-    """Make a wheel of a package as it is installed here."""
+    """Make a wheel from an installed package."""
     folder.mkdir(parents=True, exist_ok=True)
     found = distribution(name)
     inside = [file for file in found.files or () if ".." not in file.parts and file.suffix != ".pyc"]

@@ -42,27 +42,27 @@ def made(kept: Path) -> list[str]:
     return sorted(path.name for path in kept.iterdir() if path.is_dir()) if kept.exists() else []
 
 
-# -- Pythons as they are ---------------------------------------------------------------------------------------
+# -- existing Pythons ------------------------------------------------------------------------------------------
 
 
-def test_without_requirements_and_interpreter_it_is_the_servers_own(kept: Path) -> None:
+def test_without_requirements_or_interpreter_the_servers_python_is_used(kept: Path) -> None:
     assert Environments(kept).interpreter(WorkerSpec(), LABEL) == ""
 
 
-def test_an_interpreter_with_all_that_is_needed_is_taken_as_it_is(kept: Path, python: FakePython) -> None:
+def test_an_interpreter_with_all_required_modules_is_used_as_is(kept: Path, python: FakePython) -> None:
     found = Environments(kept).interpreter(WorkerSpec(str(python.path)), LABEL)
 
     assert found == str(python.path)
     assert python.told[-1].endswith(" numpy orjson")
 
 
-def test_it_need_bring_no_more_than_it_must(kept: Path, python: FakePython) -> None:
+def test_an_interpreter_needs_only_the_modules_required_by_the_caller(kept: Path, python: FakePython) -> None:
     Environments(kept).interpreter(WorkerSpec(str(python.path)), LABEL, ("numpy",))
 
     assert python.told[-1].endswith(" numpy")
 
 
-def test_one_that_lacks_something_is_refused_with_the_command_that_adds_it(kept: Path, python: FakePython) -> None:
+def test_an_interpreter_without_a_module_is_rejected_with_the_install_command(kept: Path, python: FakePython) -> None:
     python.write(missing='{"orjson": "ModuleNotFoundError: none"}')
 
     with pytest.raises(InferError, match=rf"{LABEL}: .*orjson: .* {python.path} -m pip install orjson$") as raised:
@@ -77,7 +77,7 @@ def test_one_that_lacks_something_is_refused_with_the_command_that_adds_it(kept:
     ("#!/bin/sh\nprintf 'caf\\351' >&2; exit 3", "does not run as Python: exit status 3: caf\ufffd"),
     ("#!/no/such/shell\n", "No such file"),
 ])  # fmt: skip
-def test_one_that_does_not_do_is_refused(tmp_path: Path, script: str, says: str) -> None:
+def test_an_interpreter_that_is_unusable_is_rejected_with_the_reason(tmp_path: Path, script: str, says: str) -> None:
     path = tmp_path / "python"
     path.write_text(script)
     path.chmod(0o755)
@@ -87,7 +87,7 @@ def test_one_that_does_not_do_is_refused(tmp_path: Path, script: str, says: str)
 
 
 @pytest.mark.parametrize("made_here", [False, True])
-def test_a_python_model_may_have_an_older_one_than_others(
+def test_python_models_accept_an_older_python_than_other_workers(
     kept: Path, python: FakePython, spec: WorkerSpec, made_here: bool
 ) -> None:
     asked = spec if made_here else WorkerSpec(str(python.path))
@@ -102,7 +102,7 @@ def test_a_python_model_may_have_an_older_one_than_others(
         Environments(kept).interpreter(asked, LABEL, REQUIRED_PACKAGES, MIN_PYTHON)
 
 
-def test_one_that_is_not_there_or_may_not_be_run_is_refused(tmp_path: Path) -> None:
+def test_a_missing_or_non_executable_interpreter_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "python").write_text("")
 
     with pytest.raises(InferError, match="no such file"):
@@ -111,14 +111,14 @@ def test_one_that_is_not_there_or_may_not_be_run_is_refused(tmp_path: Path) -> N
         Environments(tmp_path).interpreter(WorkerSpec(str(tmp_path / "python")), LABEL)
 
 
-def test_an_environment_that_is_unpacked_already_is_taken_as_it_is(kept: Path, python: FakePython) -> None:
+def test_an_unpacked_environment_is_used_as_is(kept: Path, python: FakePython) -> None:
     (python.path.parent / "bin").mkdir()
     path = python.path.rename(python.path.parent / "bin" / "python")
 
     assert Environments(kept).interpreter(WorkerSpec(requirements=python.path.parent), LABEL) == str(path)
 
 
-def test_a_file_where_environments_are_to_be_kept_is_told_of_once(
+def test_a_file_in_place_of_the_environments_folder_is_an_error_and_not_logged(
     tmp_path: Path, spec: WorkerSpec, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -128,12 +128,12 @@ def test_a_file_where_environments_are_to_be_kept_is_told_of_once(
     assert caplog.records == []
 
 
-def test_a_folder_that_is_no_environment_says_so(kept: Path, tmp_path: Path) -> None:
+def test_a_requirements_folder_that_is_not_an_environment_is_rejected(kept: Path, tmp_path: Path) -> None:
     with pytest.raises(InferError, match=r"requirements: folder .* is not an environment: it has no bin/python"):
         Environments(kept).interpreter(WorkerSpec(requirements=tmp_path), LABEL)
 
 
-# -- made once -------------------------------------------------------------------------------------------------
+# -- created once ----------------------------------------------------------------------------------------------
 
 
 def test_an_environment_is_made_once_and_kept(kept: Path, spec: WorkerSpec, python: FakePython) -> None:
@@ -144,7 +144,9 @@ def test_an_environment_is_made_once_and_kept(kept: Path, spec: WorkerSpec, pyth
     assert (python.runs("-m venv"), python.runs("-m pip")) == (1, 1)
 
 
-def test_what_workers_need_is_added_after_what_is_asked_for(kept: Path, spec: WorkerSpec, python: FakePython) -> None:
+def test_required_modules_are_installed_after_the_requirements(
+    kept: Path, spec: WorkerSpec, python: FakePython
+) -> None:
     python.write(pip=f'case "$*" in *" numpy") echo "{{}}" > {python.missing};; esac', missing='{"numpy": "none"}')
 
     Environments(kept).interpreter(spec, LABEL)
@@ -153,7 +155,9 @@ def test_what_workers_need_is_added_after_what_is_asked_for(kept: Path, spec: Wo
     assert installs == [f"-r {spec.requirements}", "numpy"]
 
 
-def test_an_environment_without_what_workers_need_is_not_kept(kept: Path, spec: WorkerSpec, python: FakePython) -> None:
+def test_an_environment_that_lacks_a_required_module_is_removed(
+    kept: Path, spec: WorkerSpec, python: FakePython
+) -> None:
     python.write(missing='{"numpy": "ImportError: no such symbol"}')
 
     with pytest.raises(InferError, match="numpy: ImportError: no such symbol"):
@@ -162,7 +166,7 @@ def test_an_environment_without_what_workers_need_is_not_kept(kept: Path, spec: 
     assert made(kept) == []
 
 
-def test_where_no_library_can_be_mapped_it_is_said_that_environments_go_elsewhere(
+def test_a_noexec_folder_is_reported_with_the_flag_for_another_folder(
     kept: Path, spec: WorkerSpec, python: FakePython
 ) -> None:
     python.write(missing='{"numpy": "ImportError: n.so: failed to map segment from shared object"}')
@@ -171,7 +175,7 @@ def test_where_no_library_can_be_mapped_it_is_said_that_environments_go_elsewher
         Environments(kept).interpreter(spec, LABEL)
 
 
-def test_another_requirement_another_need_and_another_python_are_other_environments(
+def test_different_requirements_modules_and_pythons_make_different_environments(
     kept: Path, spec: WorkerSpec, python: FakePython
 ) -> None:
     Environments(kept).interpreter(spec, LABEL)
@@ -185,7 +189,7 @@ def test_another_requirement_another_need_and_another_python_are_other_environme
     assert len(made(kept)) == 4
 
 
-def test_of_many_who_ask_at_once_one_makes_it(kept: Path, spec: WorkerSpec, python: FakePython) -> None:
+def test_parallel_requests_for_an_environment_create_it_once(kept: Path, spec: WorkerSpec, python: FakePython) -> None:
     several = [Environments(kept) for _ in range(3)]
     with ThreadPoolExecutor(8) as threads:
         asked = [threads.submit(several[number % 3].interpreter, spec, LABEL) for number in range(8)]
@@ -195,7 +199,7 @@ def test_of_many_who_ask_at_once_one_makes_it(kept: Path, spec: WorkerSpec, pyth
     assert python.runs("-m venv") == 1
 
 
-def test_one_that_another_process_makes_is_waited_for(
+def test_an_environment_that_another_process_creates_is_waited_for(
     kept: Path, spec: WorkerSpec, python: FakePython, caplog: pytest.LogCaptureFixture
 ) -> None:
     Environments(kept).interpreter(spec, LABEL)
@@ -204,12 +208,12 @@ def test_one_that_another_process_makes_is_waited_for(
     (folder / MARKER_FILE).unlink()
     waiting = threading.Event()
 
-    class CountingAccessLogger(logging.Handler):
+    class WaitingHandler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             if "waiting" in record.getMessage():
                 waiting.set()
 
-    logger, heard = logging.getLogger("penstock.environments"), CountingAccessLogger()
+    logger, heard = logging.getLogger("penstock.environments"), WaitingHandler()
     logger.addHandler(heard)
     lock = os.open(folder.with_suffix(".lock"), os.O_RDWR)
     try:
@@ -228,7 +232,9 @@ def test_one_that_another_process_makes_is_waited_for(
 
 
 @pytest.mark.parametrize("half", ["nothing", "content", "broken mark", "no python"])
-def test_one_that_is_not_whole_is_never_used(kept: Path, spec: WorkerSpec, python: FakePython, half: str) -> None:
+def test_an_incomplete_environment_is_created_again(
+    kept: Path, spec: WorkerSpec, python: FakePython, half: str
+) -> None:
     Environments(kept).interpreter(spec, LABEL)
     folder = kept / made(kept)[0]
     (folder / "stale").write_text("")
@@ -247,7 +253,7 @@ def test_one_that_is_not_whole_is_never_used(kept: Path, spec: WorkerSpec, pytho
     assert not (folder / "stale").exists()
 
 
-def test_the_lines_of_pip_are_logged_as_they_come(
+def test_the_output_of_pip_is_logged_line_by_line(
     kept: Path, spec: WorkerSpec, python: FakePython, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "penstock.environments"):
@@ -256,7 +262,7 @@ def test_the_lines_of_pip_are_logged_as_they_come(
     assert f"{LABEL}: pip: Collecting tiny" in caplog.messages
 
 
-# -- what goes wrong -------------------------------------------------------------------------------------------
+# -- failures --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("said", "advice"), [
@@ -266,7 +272,7 @@ def test_the_lines_of_pip_are_logged_as_they_come(
     ("WARNING: Retrying after Failed to establish a new connection", "the package index cannot be reached"),
     ("something else", "see the log"),
 ])  # fmt: skip
-def test_what_pip_could_not_do_is_told_with_what_to_do(
+def test_a_failure_of_pip_is_reported_with_advice(
     kept: Path, spec: WorkerSpec, python: FakePython, said: str, advice: str
 ) -> None:
     python.write(pip=f"echo '{said}'; exit 1")
@@ -281,7 +287,7 @@ def test_what_pip_could_not_do_is_told_with_what_to_do(
     assert made(kept) == []
 
 
-def test_after_a_failure_the_next_one_tries_again(kept: Path, spec: WorkerSpec, python: FakePython) -> None:
+def test_creating_an_environment_is_retried_after_a_failure(kept: Path, spec: WorkerSpec, python: FakePython) -> None:
     python.write(pip="exit 1")
     with pytest.raises(InferError):
         Environments(kept).interpreter(spec, LABEL)
@@ -290,9 +296,7 @@ def test_after_a_failure_the_next_one_tries_again(kept: Path, spec: WorkerSpec, 
     assert Environments(kept).interpreter(spec, LABEL)
 
 
-def test_offline_one_that_is_kept_serves_and_another_one_is_a_mistake(
-    kept: Path, spec: WorkerSpec, python: FakePython
-) -> None:
+def test_offline_only_stored_environments_are_used(kept: Path, spec: WorkerSpec, python: FakePython) -> None:
     with pytest.raises(InferError, match=f"is not stored in {kept}, and --offline forbids downloads"):
         Environments(kept, offline=True).interpreter(spec, LABEL)
     assert python.runs("-m venv") == 0
@@ -302,7 +306,7 @@ def test_offline_one_that_is_kept_serves_and_another_one_is_a_mistake(
     assert Environments(kept, offline=True).interpreter(spec, LABEL) == path
 
 
-def test_a_python_of_another_version_than_the_pipfile_asks_for_is_warned_of(
+def test_a_python_of_another_version_than_the_pipfile_requires_logs_a_warning(
     tmp_path: Path, kept: Path, python: FakePython, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "Pipfile").write_text('[requires]\npython_version = "3.6"\n')
@@ -314,14 +318,14 @@ def test_a_python_of_another_version_than_the_pipfile_asks_for_is_warned_of(
     assert "requires Python 3.6, but its interpreter is" in caplog.text
 
 
-def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, spec: WorkerSpec) -> None:
+def test_an_environments_folder_that_cannot_be_written_is_an_error(tmp_path: Path, spec: WorkerSpec) -> None:
     (tmp_path / "file").write_text("")
 
     with pytest.raises(InferError, match=r"cannot be stored in .*file/kept \(--environments\)"):
         Environments(tmp_path / "file" / "kept").interpreter(spec, LABEL)
 
 
-def test_a_user_without_a_home_folder_is_told_so_where_an_environment_has_to_be_kept_and_not_before(
+def test_a_missing_home_folder_is_an_error_only_when_an_environment_is_stored(
     kept: Path, spec: WorkerSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def nobody() -> Path:
@@ -340,7 +344,7 @@ def test_a_user_without_a_home_folder_is_told_so_where_an_environment_has_to_be_
     assert Path(Environments(kept).interpreter(spec, LABEL)).exists()
 
 
-def test_a_server_that_stops_ends_what_it_makes_and_leaves_nothing(
+def test_closing_stops_pip_and_removes_the_unfinished_environment(
     kept: Path, spec: WorkerSpec, python: FakePython, tmp_path: Path
 ) -> None:
     os.mkfifo(tmp_path / "pids")
@@ -348,7 +352,7 @@ def test_a_server_that_stops_ends_what_it_makes_and_leaves_nothing(
     environments = Environments(kept)
     with ThreadPoolExecutor(1) as thread:
         asked = thread.submit(environments.interpreter, spec, LABEL)
-        pid = int((tmp_path / "pids").read_text())  # opens when pip runs
+        pid = int((tmp_path / "pids").read_text())  # blocks until pip runs
         environments.close()
         with pytest.raises(InferError, match="Server is stopping") as raised:
             asked.result(10)
@@ -374,7 +378,9 @@ def pack(path: Path, python: FakePython, *, missing: str = "{}", unpack: bool = 
     return path
 
 
-def test_a_packed_environment_is_unpacked_once_and_corrected(tmp_path: Path, kept: Path, python: FakePython) -> None:
+def test_a_packed_environment_is_unpacked_once_and_its_prefixes_are_corrected(
+    tmp_path: Path, kept: Path, python: FakePython
+) -> None:
     packed = pack(tmp_path / "environment.tar.gz", python, unpack=True)
 
     first = Environments(kept, offline=True).interpreter(WorkerSpec(requirements=packed), LABEL)
@@ -385,7 +391,7 @@ def test_a_packed_environment_is_unpacked_once_and_corrected(tmp_path: Path, kep
     assert json.loads((kept / made(kept)[0] / MARKER_FILE).read_text())["made_of"] == str(packed)
 
 
-def test_one_that_is_packed_anew_is_another_one(tmp_path: Path, kept: Path, python: FakePython) -> None:
+def test_a_repacked_environment_is_another_environment(tmp_path: Path, kept: Path, python: FakePython) -> None:
     packed = pack(tmp_path / "environment.tar.gz", python)
     Environments(kept).interpreter(WorkerSpec(requirements=packed), LABEL)
     pack(packed, python, unpack=True)
@@ -394,7 +400,9 @@ def test_one_that_is_packed_anew_is_another_one(tmp_path: Path, kept: Path, pyth
     assert len(made(kept)) == 2
 
 
-def test_a_packed_one_need_bring_no_more_than_it_must(tmp_path: Path, kept: Path, python: FakePython) -> None:
+def test_a_packed_environment_needs_only_the_modules_required_by_the_caller(
+    tmp_path: Path, kept: Path, python: FakePython
+) -> None:
     packed = pack(tmp_path / "environment.tar.gz", python)
 
     Environments(kept, offline=True).interpreter(WorkerSpec(requirements=packed), LABEL, ("numpy",))
@@ -402,13 +410,17 @@ def test_a_packed_one_need_bring_no_more_than_it_must(tmp_path: Path, kept: Path
     assert python.told[-1].endswith(" numpy")
 
 
-def test_one_that_is_made_here_has_all_that_is_of_use(kept: Path, spec: WorkerSpec, python: FakePython) -> None:
+def test_a_created_environment_has_all_modules_that_workers_can_use(
+    kept: Path, spec: WorkerSpec, python: FakePython
+) -> None:
     Environments(kept).interpreter(spec, LABEL, ("numpy",))
 
     assert python.told[-1].endswith(" numpy orjson")
 
 
-def test_a_packed_one_that_lacks_something_is_refused_offline(tmp_path: Path, kept: Path, python: FakePython) -> None:
+def test_a_packed_environment_without_a_module_is_rejected_offline(
+    tmp_path: Path, kept: Path, python: FakePython
+) -> None:
     packed = pack(tmp_path / "environment.tar.gz", python, missing='{"orjson": "none"}')
 
     with pytest.raises(InferError, match=r"lacks orjson, which workers need, .*: add them before packing it"):
@@ -417,7 +429,7 @@ def test_a_packed_one_that_lacks_something_is_refused_offline(tmp_path: Path, ke
     assert made(kept) == []
 
 
-def test_what_is_no_packed_environment_is_told(tmp_path: Path, kept: Path) -> None:
+def test_an_archive_that_is_not_a_packed_environment_is_rejected(tmp_path: Path, kept: Path) -> None:
     broken, other = tmp_path / "broken.tar.gz", tmp_path / "other.tar.gz"
     broken.write_bytes(b"not a tar")
     with tarfile.open(other, "w:gz") as archive:
@@ -436,7 +448,7 @@ def test_environments_are_kept_in_the_users_cache_folder() -> None:
     assert default_folder({"XDG_CACHE_HOME": "relative"}) == Path.home() / ".cache" / "penstock" / "environments"
 
 
-# -- packages beside what a file says ----------------------------------------------------------------------------
+# -- packages beside the requirements ----------------------------------------------------------------------------
 
 
 def _installs(python: FakePython) -> list[str]:
@@ -449,7 +461,9 @@ def test_packages_are_installed_after_the_requirements(kept: Path, spec: WorkerS
     assert _installs(python) == [f"-r {spec.requirements}", "boto3 dill"]
 
 
-def test_packages_alone_are_an_environment(kept: Path, python: FakePython, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_environment_can_be_created_from_packages_without_requirements(
+    kept: Path, python: FakePython, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     spec = WorkerSpec(str(python.path), packages=("boto3", "dill"))
     first = Environments(kept).interpreter(spec, LABEL)
@@ -460,7 +474,7 @@ def test_packages_alone_are_an_environment(kept: Path, python: FakePython, caplo
     assert f"{LABEL}: creating the environment of boto3, dill in" in caplog.text
 
 
-def test_other_packages_are_another_environment(kept: Path, spec: WorkerSpec) -> None:
+def test_different_packages_make_different_environments(kept: Path, spec: WorkerSpec) -> None:
     for packages in ((), ("boto3",), ("boto3", "dill")):
         Environments(kept).interpreter(replace(spec, packages=packages), LABEL)
 

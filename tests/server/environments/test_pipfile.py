@@ -37,7 +37,7 @@ def lines(recipe: Recipe) -> list[str]:
     ('{path = "mine", subdirectory = "sub", extras = ["a"]}', "six[a] @ file://FOLDER/mine#subdirectory=sub"),
     ('{path = "mine", os_name = "== \'posix\'"}', "file://FOLDER/mine ; os_name == 'posix'"),
 ])  # fmt: skip
-def test_an_entry_becomes_a_line_for_pip(tmp_path: Path, entry: str, line: str) -> None:
+def test_a_pipfile_entry_becomes_a_line_for_pip(tmp_path: Path, entry: str, line: str) -> None:
     (tmp_path / "mine").mkdir()
 
     recipe = read(tmp_path, f"[packages]\nsix = {entry}\n")
@@ -46,11 +46,11 @@ def test_an_entry_becomes_a_line_for_pip(tmp_path: Path, entry: str, line: str) 
     assert recipe.installs[0].arguments == ()
 
 
-def test_what_is_for_developers_only_is_left_out(tmp_path: Path) -> None:
+def test_dev_packages_are_left_out(tmp_path: Path) -> None:
     assert lines(read(tmp_path, '[packages]\nsix = "*"\n[dev-packages]\npytest = "*"\n')) == ["six"]
 
 
-def test_the_public_source_is_left_to_the_settings_of_pip_and_others_are_said(tmp_path: Path) -> None:
+def test_only_sources_other_than_pypi_are_passed_to_pip(tmp_path: Path) -> None:
     public = '[[source]]\nurl = "https://pypi.org/simple"\nverify_ssl = true\nname = "pypi"\n'
     own = '[[source]]\nurl = "https://me:pw@own.example/simple"\nverify_ssl = false\nname = "own"\n'
     packages = '[packages]\nsix = "*"\n'
@@ -61,13 +61,13 @@ def test_the_public_source_is_left_to_the_settings_of_pip_and_others_are_said(tm
     assert read(tmp_path, own + public + packages).installs[0].arguments == ("--index-url", *trusted)
 
 
-def test_the_python_it_asks_for_is_told(tmp_path: Path) -> None:
+def test_the_python_version_that_a_pipfile_requires_is_read(tmp_path: Path) -> None:
     assert read(tmp_path, '[requires]\npython_version = "3.11"\n').python == "3.11"
     assert read(tmp_path, '[requires]\npython_full_version = "3.11.7"\npython_version = "3.11"\n').python == "3.11.7"
     assert not read(tmp_path, "").python
 
 
-def test_the_lock_beside_it_counts_with_its_hashes_and_nothing_more_is_resolved(tmp_path: Path) -> None:
+def test_a_lock_file_is_installed_with_its_hashes_and_without_dependencies(tmp_path: Path) -> None:
     pipfile = '[packages]\nsix = "*"\n'
     (tmp_path / "Pipfile").write_text(pipfile)
     lock = {
@@ -90,9 +90,7 @@ def test_the_lock_beside_it_counts_with_its_hashes_and_nothing_more_is_resolved(
     assert (recipe.python, recipe.source.name) == ("3.11", "Pipfile.lock")
 
 
-def test_a_lock_that_is_older_than_the_pipfile_counts_and_is_warned_of(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_outdated_lock_file_is_used_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "Pipfile.lock").write_text('{"_meta": {"hash": {"sha256": "old"}}, "default": {}}')
     with caplog.at_level(logging.WARNING, "penstock"):
         recipe = read(tmp_path, '[packages]\nsix = "*"\n')
@@ -108,12 +106,12 @@ def test_a_lock_that_is_older_than_the_pipfile_counts_and_is_warned_of(
     ("[packages\n", "Pipfile: Expected"),
     ('[[source]]\nname = "x"\n[packages]\nsix = "*"\n', "a source without a url"),
 ])  # fmt: skip
-def test_a_mistake_is_told_with_its_entry(tmp_path: Path, text: str, says: str) -> None:
+def test_a_mistake_in_a_pipfile_is_reported_with_its_entry(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(InferError, match=says):
         read(tmp_path, text)
 
 
-def test_other_content_of_a_path_is_another_environment(tmp_path: Path) -> None:
+def test_changed_content_of_a_path_entry_makes_another_environment(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     text = '[packages]\nmine = {path = "./mine"}\n'
     before = read(tmp_path, text).digest

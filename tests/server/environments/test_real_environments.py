@@ -1,4 +1,4 @@
-"""Environments as pip really makes them, of wheels that are made here: nothing comes from the network."""
+"""Environments created by the real pip from wheels that the tests make, without network access."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _no_network(monkeypatch: pytest.MonkeyPatch, wheels: Path) -> None:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_NO_COMPILE", "1")  # of numpy, little is imported here
+    monkeypatch.setenv("PIP_NO_COMPILE", "1")  # the tests import little of numpy
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
 
 
@@ -70,7 +70,7 @@ def value(python: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_requirements_are_pips_own_and_packages_go_beside_them_or_alone(tmp_path: Path, wheels: Path) -> None:
+def test_pip_installs_requirements_and_packages_together_or_packages_alone(tmp_path: Path, wheels: Path) -> None:
     write_wheel(wheels, "beside", "1.0", "from tiny import VALUE\n")
     (tmp_path / "requirements.txt").write_text("tiny\n-c constraints.txt\n")
     (tmp_path / "constraints.txt").write_text("tiny<2\n")
@@ -85,11 +85,11 @@ def test_requirements_are_pips_own_and_packages_go_beside_them_or_alone(tmp_path
     for python, version in ((both, "1.0"), (alone, "2.0")):
         assert subprocess.run([python, *command], capture_output=True, text=True, check=True).stdout.strip() == version
         assert Path(python).is_relative_to(tmp_path / "kept")
-    script = Path(both).with_name("pip")  # its first line names where it is, which must have stayed
+    script = Path(both).with_name("pip")  # its shebang names its folder, which must not have moved
     assert subprocess.run([script, "--version"], capture_output=True, check=True).stdout
 
 
-def test_a_locked_pipfile_with_a_project_beside_it(tmp_path: Path, wheels: Path) -> None:
+def test_a_locked_pipfile_with_a_local_package_is_installed(tmp_path: Path, wheels: Path) -> None:
     wheel = wheels / "tiny-1.0-py3-none-any.whl"
     mine = write_wheel(tmp_path / "lib", "mine", "1.0", "VALUE = 'mine'\n")
     (tmp_path / "Pipfile").write_text('[packages]\ntiny = "*"\ne1839a8 = {path = "lib/mine-1.0-py3-none-any.whl"}\n')
@@ -97,7 +97,7 @@ def test_a_locked_pipfile_with_a_project_beside_it(tmp_path: Path, wheels: Path)
         "_meta": {"requires": {}, "sources": [{"url": "https://pypi.org/simple", "verify_ssl": True, "name": "pypi"}]},
         "default": {
             "tiny": {"version": "==1.0", "hashes": [f"sha256:{sha256_of(wheel)}"]},
-            "e1839a8": {"path": str(mine.relative_to(tmp_path))},  # as pipenv calls what it is given without a name
+            "e1839a8": {"path": str(mine.relative_to(tmp_path))},  # pipenv's name for a package given without one
         },
     }
     (tmp_path / "Pipfile.lock").write_text(json.dumps(lock))
@@ -110,7 +110,7 @@ def test_a_locked_pipfile_with_a_project_beside_it(tmp_path: Path, wheels: Path)
     assert subprocess.run([python, "-c", "import mine"], check=True).returncode == 0
 
 
-def test_a_worker_runs_in_an_environment_of_its_own_packed_or_made(tmp_path: Path, wheels: Path) -> None:
+def test_a_worker_runs_in_a_created_or_packed_environment(tmp_path: Path, wheels: Path) -> None:
     for name in REQUIRED_MODULES:
         repack(wheels, name)
     (tmp_path / "requirements.txt").write_text("tiny==1.0\n")

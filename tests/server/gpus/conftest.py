@@ -1,4 +1,4 @@
-"""A stub of NVML for the real pynvml, and two GPUs in it."""
+"""A stub NVML library with two GPUs, for the real pynvml."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.server.gpus.stub import LIBRARY, Stub
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give the stub's library, built once."""
+    """Return the stub library, built once."""
     if shutil.which("cc") is None:
         pytest.skip("needs a C compiler, which is no `cc` here")
     built = tmp_path_factory.mktemp("nvml") / LIBRARY
@@ -26,7 +26,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def stub(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
-    """Have pynvml speak to the stub, which has two GPUs of different kinds."""
+    """Make pynvml use the stub, which has two GPUs of different kinds."""
     import pynvml
 
     loaded = ctypes.CDLL(str(library))

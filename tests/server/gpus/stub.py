@@ -1,4 +1,4 @@
-"""What the stub of NVML says, for tests to change."""
+"""The answers of the stub NVML library, which tests can change."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _TWO = {
 
 
 class Stub:
-    """Lines by their first two words. `library`: where it is built."""
+    """The stub's file of lines, keyed by their first two words. `library`: the path of the built library."""
 
     def __init__(self, path: Path, library: Path) -> None:
         self.path = path
@@ -44,20 +44,20 @@ class Stub:
         self._write()
 
     def say(self, uuid: str, key: str, value: str) -> None:
-        """Have a GPU tell a value."""
+        """Set a value of a GPU."""
         self._set(uuid, key, value)
 
     def fail(self, call: str, code: int, uuid: str = "") -> None:
-        """Fail a call, of one GPU or of all; `call` may be "every" of one GPU."""
+        """Make a call fail for one GPU or for all; `call` may be "every" for one GPU."""
         self._set("fail", f"{call}@{uuid}" if uuid else call, str(code))
 
     def heal(self) -> None:
-        """Fail nothing any more."""
+        """Clear all failures."""
         self._lines = {words: rest for words, rest in self._lines.items() if words[0] != "fail"}
         self._write()
 
     def remove(self, uuid: str) -> None:
-        """Pull a GPU out."""
+        """Remove a GPU."""
         self._lines = {words: rest for words, rest in self._lines.items() if words[0] != uuid}
         self._write()
 
@@ -71,13 +71,13 @@ class Stub:
             self._set(uuid, "memory", f"{number}8000000000 {number}000 0")
 
     def hang(self, call: str) -> None:
-        """Let a call wait until `release`."""
+        """Make a call hang until `release`."""
         fifo = self.path.with_name(f"{call}.fifo")
         os.mkfifo(fifo)
         self._set("hang", call, str(fifo))
 
     def release(self) -> None:
-        """Let go on what hangs."""
+        """Release the calls that hang."""
         waited_at = [rest for words, rest in self._lines.items() if words[0] == "hang"]
         self._lines = {words: rest for words, rest in self._lines.items() if words[0] != "hang"}
         self._write()

@@ -1,4 +1,4 @@
-"""What models have used of devices since the last time."""
+"""The time that models have used devices since the last reading."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def times(models: list[FakeModel]) -> DeviceTimes[FakeModel]:
     return DeviceTimes(lambda: models, lambda model: f'model="{model.name}"')
 
 
-def test_each_time_it_is_what_was_used_since() -> None:
+def test_each_reading_has_the_time_used_since_the_last_reading() -> None:
     a, b = FakeModel("a"), FakeModel("b")
     read = times([a, b]).read
     a.device_ns["cuda:0"] = 5
@@ -31,7 +31,7 @@ def test_each_time_it_is_what_was_used_since() -> None:
     assert read() == {}
 
 
-def test_what_a_model_used_before_it_was_unloaded_is_told_once() -> None:
+def test_time_used_before_an_unload_is_reported_once() -> None:
     models = [FakeModel("a")]
     gone, read = models[0], times(models).read
     read()
@@ -43,7 +43,7 @@ def test_what_a_model_used_before_it_was_unloaded_is_told_once() -> None:
     assert read() == {}
 
 
-def test_many_loads_and_unloads_leave_nothing_behind_and_lose_nothing() -> None:
+def test_no_time_is_lost_in_many_loads_and_unloads() -> None:
     models: list[FakeModel] = []
     read, told = times(models).read, 0
 
@@ -51,7 +51,7 @@ def test_many_loads_and_unloads_leave_nothing_behind_and_lose_nothing() -> None:
         return sum(used.get("cuda:0", {}).values())
 
     for _ in range(50):
-        models[:] = [FakeModel("a")]  # a dict of the next may lie where one was that nobody holds
+        models[:] = [FakeModel("a")]  # the next model's dict may get the address of a freed one
         models[0].device_ns["cuda:0"] = 3
         told += total(read())
         models[0].device_ns["cuda:0"] += 4

@@ -1,4 +1,4 @@
-"""Whose energy it was: a pure rule."""
+"""The rule that attributes energy to models, without clocks or devices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ S = 1_000_000_000
 
 
 def account(*steps: tuple[int, int, dict[str, int]]) -> EnergyAccount:
-    """Take readings: seconds, joules, and what each model used before, in milliseconds."""
+    """Add readings: seconds, joules, and the milliseconds that each model used before."""
     made = EnergyAccount()
     for at_s, joules, used in steps:
         for model, ms in used.items():
@@ -24,36 +24,36 @@ def account(*steps: tuple[int, int, dict[str, int]]) -> EnergyAccount:
     return made
 
 
-def test_energy_is_shared_out_by_time_and_the_rest_is_nobody_s() -> None:
+def test_energy_is_attributed_by_run_time_and_the_rest_is_unattributed() -> None:
     shared = account((0, 500, {}), (10, 600, {"a": 2000, "b": 5000}))
 
     assert shared.models_uj == {"a": 20_000_000, "b": 50_000_000}
     assert (shared.unattributed_uj, shared.total_uj) == (30_000_000, 100_000_000)
 
 
-def test_models_that_ran_at_once_share_what_there_was() -> None:
+def test_models_that_run_in_parallel_share_all_of_the_energy() -> None:
     shared = account((0, 0, {}), (10, 100, {"a": 10_000, "b": 30_000}))
 
     assert (shared.models_uj, shared.unattributed_uj) == ({"a": 25_000_000, "b": 75_000_000}, 0)
 
 
-def test_what_was_used_before_the_first_reading_has_no_energy() -> None:
+def test_run_time_before_the_first_reading_has_no_energy() -> None:
     assert account((5, 1000, {"a": 4000}), (6, 1010, {})).models_uj == {}
 
 
-def test_a_counter_that_has_not_moved_is_waited_for() -> None:
+def test_energy_is_attributed_once_the_counter_moves() -> None:
     shared = account((0, 0, {}), (1, 0, {"a": 1000}), (2, 100, {}))
 
     assert shared.models_uj == {"a": 50_000_000}
 
 
-def test_a_counter_that_begins_anew_takes_nothing_back() -> None:
+def test_a_counter_that_restarts_subtracts_nothing() -> None:
     shared = account((0, 0, {}), (1, 100, {"a": 500}), (2, 7, {"a": 1000}), (3, 17, {"a": 1000}))
 
     assert (shared.models_uj, shared.unattributed_uj, shared.total_uj) == ({"a": 60_000_000}, 50_000_000, 110_000_000)
 
 
-def test_of_too_many_models_those_that_ran_longest_ago_are_counted_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_least_recently_run_models_are_merged_above_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(energy, "MAX_MODELS", 2)
     shared = account((0, 0, {}), *((at, 10 * at, {model: 1000}) for at, model in enumerate("abac", 1)))
 
@@ -65,7 +65,7 @@ def test_of_too_many_models_those_that_ran_longest_ago_are_counted_as_one(monkey
     [("abacdce", {"c": 20_000_000, "e": 10_000_000, OTHERS: 40_000_000}),
      ("abacdcef", {"e": 10_000_000, "f": 10_000_000, OTHERS: 60_000_000})],
 )  # fmt: skip
-def test_those_that_are_counted_as_one_stay_so_however_long_it_goes_on(
+def test_merged_models_stay_merged_as_further_models_run(
     models: str, left: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(energy, "MAX_MODELS", 3)
@@ -76,8 +76,8 @@ def test_those_that_are_counted_as_one_stay_so_however_long_it_goes_on(
 
 _STEPS = st.lists(
     st.tuples(
-        st.integers(0, 5 * S),  # that pass
-        st.integers(-200, 5000),  # millijoules more, or the driver was loaded anew
+        st.integers(0, 5 * S),  # nanoseconds passed
+        st.integers(-200, 5000),  # millijoules added; negative: the driver was reloaded
         st.dictionaries(st.sampled_from("abc"), st.integers(0, 9 * S), max_size=3),
     ),
     max_size=12,
@@ -85,7 +85,7 @@ _STEPS = st.lists(
 
 
 @given(_STEPS)
-def test_what_is_shared_out_is_what_was_used_and_nothing_ever_shrinks(
+def test_attributed_energy_adds_up_to_the_total_and_never_decreases(
     steps: Sequence[tuple[int, int, dict[str, int]]],
 ) -> None:
     shared, now_ns, counter_mj, used_mj = EnergyAccount(), 0, 10_000, 0

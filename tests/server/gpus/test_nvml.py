@@ -1,4 +1,4 @@
-"""What is read of the driver: the real pynvml, with a stub of its library."""
+"""Reading the driver through the real pynvml, with a stub of its library."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.server.gpus.stub import (
 )
 
 
-def test_a_gpu_tells_all_that_it_knows(stub: Stub) -> None:
+def test_all_supported_facts_of_a_gpu_are_read(stub: Stub) -> None:
     assert Nvml().read()[0] == Gpu(
         H200,
         name="NVIDIA H200",
@@ -43,7 +43,7 @@ def test_a_gpu_tells_all_that_it_knows(stub: Stub) -> None:
     )
 
 
-def test_what_a_gpu_does_not_support_is_left_out(stub: Stub) -> None:
+def test_facts_that_a_gpu_does_not_support_are_left_out(stub: Stub) -> None:
     assert Nvml().read()[1] == Gpu(
         L4, name="NVIDIA L4", bus_id="00000000:17:00.0", memory_total_bytes=24_000_000_000, memory_used_bytes=0
     )
@@ -57,14 +57,14 @@ OLD: dict[str, Callable[[Gpu], object]] = {
 
 @pytest.mark.parametrize("call", OLD)
 @pytest.mark.parametrize("code", [NOT_SUPPORTED, FUNCTION_NOT_FOUND])
-def test_where_there_is_no_new_call_the_old_one_is_made(call: str, code: int, stub: Stub) -> None:
+def test_an_old_nvml_call_is_made_when_the_new_call_is_unsupported(call: str, code: int, stub: Stub) -> None:
     before = OLD[call](Nvml().read()[0])
     stub.fail(call, code)
 
     assert OLD[call](Nvml().read()[0]) == before is not None
 
 
-def test_the_old_calls_are_not_made_where_there_are_new_ones(stub: Stub) -> None:
+def test_old_nvml_calls_are_not_made_when_new_calls_are_supported(stub: Stub) -> None:
     stub.remove(L4)
     Nvml().read()
 
@@ -73,13 +73,13 @@ def test_the_old_calls_are_not_made_where_there_are_new_ones(stub: Stub) -> None
     assert [asked[call] for call in old] == [0, 0, 0]
 
 
-def test_an_old_driver_counts_what_it_keeps_for_itself_as_used(stub: Stub) -> None:
+def test_an_old_driver_counts_its_reserved_memory_as_used(stub: Stub) -> None:
     stub.fail("nvmlDeviceGetMemoryInfo_v2", FUNCTION_NOT_FOUND)
 
     assert Nvml().read()[0].memory_used_bytes == 85_000_000_000
 
 
-def test_mig_devices_tell_their_memory(stub: Stub) -> None:
+def test_the_memory_of_mig_devices_is_read(stub: Stub) -> None:
     stub.slice()
     (gpu, other) = Nvml().read()
 
@@ -99,7 +99,7 @@ def test_mig_devices_tell_their_memory(stub: Stub) -> None:
         ("nvmlDeviceGetPowerUsage", LOST),
     ],
 )
-def test_a_gpu_that_is_lost_takes_no_other_along(call: str, code: int, stub: Stub) -> None:
+def test_a_lost_gpu_does_not_affect_other_gpus(call: str, code: int, stub: Stub) -> None:
     nvml = Nvml()
     nvml.read()
     stub.fail(call, code, H200)
@@ -107,14 +107,14 @@ def test_a_gpu_that_is_lost_takes_no_other_along(call: str, code: int, stub: Stu
     assert [(gpu.uuid, gpu.present) for gpu in nvml.read()] == [(L4, True), (H200, False)]
 
 
-def test_an_answer_that_cannot_be_had_costs_no_other(stub: Stub) -> None:
+def test_a_failed_nvml_call_does_not_affect_other_facts(stub: Stub) -> None:
     stub.fail("nvmlDeviceGetPowerUsage", UNKNOWN, H200)
     gpu = Nvml().read()[0]
 
     assert (gpu.power_mw, gpu.power_limit_mw) == (None, 700_000)
 
 
-def test_a_lost_gpu_is_still_named_and_is_back_when_it_answers(stub: Stub) -> None:
+def test_a_lost_gpu_is_still_listed_and_returns_when_it_responds(stub: Stub) -> None:
     nvml = Nvml()
     nvml.read()
     stub.fail("every", LOST, H200)
@@ -125,7 +125,7 @@ def test_a_lost_gpu_is_still_named_and_is_back_when_it_answers(stub: Stub) -> No
     assert [gpu.uuid for gpu in nvml.read() if gpu.present] == [H200, L4]
 
 
-def test_a_gpu_that_was_pulled_out_is_lost(stub: Stub) -> None:
+def test_a_removed_gpu_is_listed_as_lost(stub: Stub) -> None:
     nvml = Nvml()
     nvml.read()
     stub.remove(L4)
@@ -142,7 +142,7 @@ def test_a_gpu_that_was_pulled_out_is_lost(stub: Stub) -> None:
         ("nvmlDeviceGetPowerUsage", DRIVER_NOT_LOADED),
     ],
 )
-def test_nvml_that_does_not_answer_is_started_anew_by_the_next_call(call: str, code: int, stub: Stub) -> None:
+def test_nvml_is_restarted_by_the_next_read_after_a_failure(call: str, code: int, stub: Stub) -> None:
     nvml = Nvml()
     stub.fail(call, code)
     with pytest.raises(pynvml.NVMLError) as raised:
@@ -154,7 +154,7 @@ def test_nvml_that_does_not_answer_is_started_anew_by_the_next_call(call: str, c
     assert len(nvml.read()) == 2
 
 
-def test_it_is_shut_down_as_often_as_it_was_started(stub: Stub) -> None:
+def test_nvml_is_shut_down_as_often_as_it_was_started(stub: Stub) -> None:
     nvml = Nvml()
     nvml.read()
     nvml.close()
@@ -178,7 +178,7 @@ def test_a_machine_without_the_library_has_no_nvml(monkeypatch: pytest.MonkeyPat
     assert is_absent(ImportError("no pynvml"))
 
 
-def test_the_driver_tells_its_version(stub: Stub) -> None:
+def test_the_driver_version_is_read(stub: Stub) -> None:
     nvml = Nvml()
     nvml.read()
 

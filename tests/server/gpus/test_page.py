@@ -1,4 +1,4 @@
-"""The GPUs on the metrics page, from what models have used to the text."""
+"""The GPUs on the metrics page, from the time that models used to the text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class FakeEngine:
         return self.loaded
 
 
-def test_the_energy_of_a_model_is_on_the_page_and_stays_when_it_is_unloaded(
+def test_the_energy_of_a_model_stays_on_the_metrics_page_after_an_unload(
     stub: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hardware, "_PATIENCE_S", 30.0)
@@ -35,7 +35,7 @@ def test_the_energy_of_a_model_is_on_the_page_and_stays_when_it_is_unloaded(
     metrics = make_metrics(Settings(metrics_interval_ms=1), engine, lambda: (None, None))
 
     async def page() -> str:
-        """Give one of what was read after this."""
+        """Return a page of values read after this call."""
         asked = stub.calls()["nvmlDeviceGetCount_v2"]
         while True:
             text = (await metrics.render()).decode()
@@ -44,7 +44,7 @@ def test_the_energy_of_a_model_is_on_the_page_and_stays_when_it_is_unloaded(
 
     async def main() -> list[str]:
         pages = [await page()]
-        model.device_ns["cuda:1"] = 10**15  # more than has passed: it was never idle
+        model.device_ns["cuda:1"] = 10**15  # more than the time passed: the model was never idle
         stub.say(H200, "energy", "5002500")
         pages.append(await page())
         engine.loaded = []

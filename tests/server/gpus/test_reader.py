@@ -1,4 +1,4 @@
-"""The GPUs' lines of the metrics page: the real pynvml, with a stub of its library."""
+"""The GPU lines of the metrics page, read through the real pynvml with a stub of its library."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def of(uuid: str) -> str:
     return f'gpu_uuid="{uuid}"'
 
 
-def test_a_gpu_has_a_line_for_each_thing_it_tells(stub: Stub, clock: FakeClock) -> None:
+def test_a_gpu_has_a_line_for_each_fact_it_supports(stub: Stub, clock: FakeClock) -> None:
     stub.remove(L4)
     lines = reader(clock).read({})
 
@@ -77,7 +77,7 @@ def test_a_gpu_has_a_line_for_each_thing_it_tells(stub: Stub, clock: FakeClock) 
     assert set(lines) <= {family.name for family in FAMILIES}
 
 
-def test_memory_of_processes_is_this_one_s_and_of_those_that_it_started(stub: Stub, clock: FakeClock) -> None:
+def test_process_memory_covers_the_server_and_its_child_processes(stub: Stub, clock: FakeClock) -> None:
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child:
         stub.say(H200, "processes", f"self 1000 {child.pid} 200 {os.getppid()} 50 999999999 7")
         lines = reader(clock).read({})
@@ -85,7 +85,7 @@ def test_memory_of_processes_is_this_one_s_and_of_those_that_it_started(stub: St
     assert values(lines, "penstock_gpu_process_memory_bytes") == {of(H200): "1200"}
 
 
-def test_which_gpus_may_be_used_is_said_where_it_is_known(stub: Stub, clock: FakeClock) -> None:
+def test_the_visible_gpus_are_reported_when_they_are_known(stub: Stub, clock: FakeClock) -> None:
     said = {each: values(reader(clock, {"CUDA_VISIBLE_DEVICES": each}).read({}), "penstock_gpu_visible")
             for each in (L4, "", "0")}  # fmt: skip
 
@@ -97,7 +97,7 @@ def spend(stub: Stub, clock: FakeClock, joules: int, seconds: float = 10.0) -> N
     clock.now_s += seconds
 
 
-def test_energy_goes_to_those_that_used_the_gpu_which_cuda_names(stub: Stub, clock: FakeClock) -> None:
+def test_energy_is_attributed_to_models_by_cudas_bus_ids(stub: Stub, clock: FakeClock) -> None:
     page = reader(clock, bus_ids=("0000:65:00.0", "0000:17:00.0"))
     page.read({"cuda:0": {A: 7}})
     spend(stub, clock, 100)
@@ -118,7 +118,7 @@ def test_energy_goes_to_those_that_used_the_gpu_which_cuda_names(stub: Stub, clo
         ({}, None),
     ],
 )
-def test_without_cuda_s_word_the_environment_tells_which_gpu_it_was(
+def test_without_bus_ids_energy_is_attributed_by_the_environment(
     environ: dict[str, str], joules: str | None, stub: Stub, clock: FakeClock
 ) -> None:
     page = reader(clock, environ)
@@ -129,7 +129,7 @@ def test_without_cuda_s_word_the_environment_tells_which_gpu_it_was(
     assert values(lines, "penstock_energy_joules_total").get(f"{A},{of(H200)}") == joules
 
 
-def test_a_gpu_in_mig_mode_is_not_shared_out_and_its_devices_have_lines(stub: Stub, clock: FakeClock) -> None:
+def test_the_energy_of_a_gpu_in_mig_mode_is_not_attributed(stub: Stub, clock: FakeClock) -> None:
     stub.slice()
     page = reader(clock, bus_ids=("0000:65:00.0",))
     page.read({})
@@ -144,7 +144,7 @@ def test_a_gpu_in_mig_mode_is_not_shared_out_and_its_devices_have_lines(stub: St
     assert values(lines, "penstock_gpu_visible") == {of(H200): "1", of(L4): "0", of(SLICES[0]): "1", of(SLICES[1]): "0"}
 
 
-def test_a_lost_gpu_is_down_and_what_it_used_goes_on_where_it_was(stub: Stub, clock: FakeClock) -> None:
+def test_a_lost_gpu_is_down_and_its_energy_continues_when_it_returns(stub: Stub, clock: FakeClock) -> None:
     page = reader(clock, bus_ids=("0000:65:00.0",))
     page.read({})
     stub.fail("every", LOST, H200)
@@ -163,7 +163,7 @@ def started(stub: Stub) -> int:
     return stub.calls()["nvmlInitWithFlags"]
 
 
-def test_while_a_gpu_is_lost_nvml_is_started_anew_now_and_then(stub: Stub, clock: FakeClock) -> None:
+def test_nvml_is_restarted_periodically_while_a_gpu_is_lost(stub: Stub, clock: FakeClock) -> None:
     page = reader(clock)
     page.read({})
     stub.fail("every", LOST, H200)
@@ -177,7 +177,7 @@ def test_while_a_gpu_is_lost_nvml_is_started_anew_now_and_then(stub: Stub, clock
 
 
 @pytest.mark.parametrize("code", [MISMATCH, DRIVER_NOT_LOADED])
-def test_nvml_that_does_not_start_is_told_and_left_alone_for_a_while(code: int, stub: Stub, clock: FakeClock) -> None:
+def test_nvml_that_does_not_start_is_reported_down_and_retried_later(code: int, stub: Stub, clock: FakeClock) -> None:
     page = reader(clock, bus_ids=("0000:65:00.0",))
     stub.fail("nvmlInitWithFlags", code)
     told = [page.read({}), page.read({})]
@@ -190,7 +190,7 @@ def test_nvml_that_does_not_start_is_told_and_left_alone_for_a_while(code: int, 
     assert values(page.read({}), "penstock_gpu_up") == {of(H200): "1", of(L4): "1"}
 
 
-def test_where_there_is_no_nvml_there_are_no_lines_and_it_is_not_looked_for_again(clock: FakeClock) -> None:
+def test_without_nvml_there_are_no_lines_and_no_retries(clock: FakeClock) -> None:
     tried = []
 
     def start() -> Any:

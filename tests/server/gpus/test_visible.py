@@ -1,4 +1,4 @@
-"""Which GPUs CUDA shows, by the rules of its documentation."""
+"""The GPUs visible to CUDA, by the rules of its documentation."""
 
 from __future__ import annotations
 
@@ -49,17 +49,19 @@ def shown(said: str | None, gpus: tuple[Gpu, ...] = ALIKE, order: str = "") -> t
         ("MIG-a", ()),
     ],
 )
-def test_devices_are_shown_as_cuda_s_documentation_says(said: str | None, numbers: tuple[int, ...]) -> None:
+def test_cuda_visible_devices_is_read_as_cudas_documentation_describes(
+    said: str | None, numbers: tuple[int, ...]
+) -> None:
     assert shown(said) == tuple(UUIDS[number] for number in numbers)
 
 
-def test_numbers_go_by_the_place_on_the_bus_where_that_is_asked_for() -> None:
+def test_device_numbers_follow_the_bus_with_order_pci_bus_id() -> None:
     gpus = (MIXED[1], *ALIKE)
 
     assert shown("2,3", gpus, "PCI_BUS_ID") == (UUIDS[2], MIXED[1].uuid)
 
 
-def test_of_several_kinds_only_cuda_knows_which_is_the_first() -> None:
+def test_device_numbers_are_unknown_with_several_kinds_of_gpus() -> None:
     assert shown("0", MIXED) is None
     assert shown("GPU-e", MIXED) == ("GPU-eeee-1",)
     assert shown("-1", MIXED) == ()
@@ -67,7 +69,7 @@ def test_of_several_kinds_only_cuda_knows_which_is_the_first() -> None:
     assert visible_gpus(MIXED, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}) == VisibleGpus((UUIDS[0], "GPU-eeee-1"))
 
 
-def test_with_mig_the_first_device_alone_is_used() -> None:
+def test_only_the_first_mig_device_is_visible() -> None:
     assert shown(None, (*ALIKE, SLICED)) == ("MIG-aaaa-1",)
     assert shown("4", (*ALIKE[:3], SLICED)) == ()
     assert shown("0,3", (*ALIKE[:3], SLICED)) == ("MIG-aaaa-1",)
@@ -77,12 +79,12 @@ def test_with_mig_the_first_device_alone_is_used() -> None:
     assert shown(None, (ALIKE[0], Gpu("GPU-g", name="H200", mig=()))) == UUIDS[:1]
 
 
-def test_a_gpu_that_is_lost_is_not_shown() -> None:
+def test_a_lost_gpu_is_not_visible() -> None:
     assert shown(None, (Gpu(UUIDS[0], present=False), ALIKE[1])) == (UUIDS[1],)
 
 
 @given(st.text(st.sampled_from("0123-+,GPUMIabcdef \u0664x")), st.booleans())
-def test_whatever_is_written_each_device_is_shown_at_most_once(said: str, sliced: bool) -> None:
+def test_any_value_makes_each_device_visible_at_most_once(said: str, sliced: bool) -> None:
     found = shown(said, (*ALIKE, SLICED) if sliced else ALIKE)
 
     assert found is not None
@@ -102,5 +104,5 @@ def test_whatever_is_written_each_device_is_shown_at_most_once(said: str, sliced
         (None, None),
     ],
 )
-def test_a_place_is_the_same_as_cuda_and_nvml_write_it(bus_id: str | None, read: tuple[int, ...] | None) -> None:
+def test_bus_ids_of_cuda_and_nvml_are_parsed_alike(bus_id: str | None, read: tuple[int, ...] | None) -> None:
     assert pci_location(bus_id) == read

@@ -1,4 +1,4 @@
-"""The gRPC lane on a port, with methods that echo, for clients that are not ours."""
+"""The gRPC lane on a port, with methods that echo, for third-party clients."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.server.http2.wire import BIDI, ECHO, GIVE, HOLD, Echo
 
 class Served:
     """A listener on a loop of its own. `began` and `cancelled` count the calls of HOLD, `taken`
-    those of ECHO, which are refused with `refusals` first."""
+    those of ECHO, of which the first are rejected with `refusals`."""
 
     def __init__(self, limits: GrpcLimits, tls: ssl.SSLContext | None) -> None:
         self.began = threading.Semaphore(0)
@@ -51,7 +51,7 @@ class Served:
 
 
 class Live:
-    """What a test may touch from its own thread."""
+    """What a test may use from its own thread."""
 
     def __init__(self, served: Served, loop: asyncio.AbstractEventLoop) -> None:
         self.served = served
@@ -59,7 +59,7 @@ class Live:
         self.address = f"127.0.0.1:{served.listener.port}"
 
     def drain(self, seconds: float = 5.0) -> asyncio.Future[int]:
-        """Begin to drain; the result is how many connections were left."""
+        """Begin to drain; the result is the number of unfinished connections."""
 
         async def finish() -> int:
             await self.served.listener.stop_accepting()

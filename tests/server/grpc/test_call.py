@@ -1,4 +1,4 @@
-"""One RPC: status, texts, deadlines, compression, messages that are not what they say; without sockets."""
+"""One RPC without sockets: status, error texts, deadlines, compression, malformed messages."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ BAD_MESSAGES = {
     "two": (message_of(b"1") + message_of(b"2"), Status.UNIMPLEMENTED),
     "half a prefix": (b"\0\0\0", Status.INTERNAL),
     "half a message": (message_of(b"12345")[:-1], Status.INTERNAL),
-    "more than said": (message_of(b"12345") + b"6", Status.INTERNAL),
+    "more than announced": (message_of(b"12345") + b"6", Status.INTERNAL),
     "unknown flags": (message_of(b"1", 2), Status.INTERNAL),
     "compressed without a coding": (message_of(b"1", 1), Status.INTERNAL),
     "too large": (b"\0\0\1\0\0", Status.RESOURCE_EXHAUSTED),

@@ -1,4 +1,4 @@
-"""Large answers are compressed on a thread: order, trailers, and what may happen meanwhile; without sockets."""
+"""Large answers compressed on a thread, without sockets: order, trailers, and events in the meantime."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WINDOW = 2**24
 
 
 class Threads:
-    """Does what threads are given when a test says so."""
+    """Runs the work that is given to threads when a test says so."""
 
     def __init__(self, wire: Wire) -> None:
         self.given: list[tuple[Callable[..., Any], tuple[Any, ...], Future[Any]]] = []
@@ -41,7 +41,7 @@ class Threads:
 
 
 def wired(path: str, **fields: Any) -> tuple[Wire, Threads]:
-    """Give a connection with wide windows on which a call that takes gzip has begun, and its threads."""
+    """Return a connection with large windows, on which a call that accepts gzip has begun, and its threads."""
     wire = Wire(grpc={"compression": 1})
     wire.feed(frames.window_update(0, WINDOW) + frames.settings({frames.INITIAL_WINDOW_SIZE: WINDOW}))
     wire.feed(wire.headers(__path=path, grpc_accept_encoding="gzip", **fields))
@@ -49,7 +49,7 @@ def wired(path: str, **fields: Any) -> tuple[Wire, Threads]:
 
 
 def held(**fields: Any) -> tuple[Wire, Threads]:
-    """The same, with the one message of a call of HOLD."""
+    """Return the same with the one message of a call of HOLD."""
     wire, threads = wired(HOLD, **fields)
     wire.feed(payload(message_of(b""), end=True))
     return wire, threads
@@ -60,7 +60,7 @@ def refused(*_: Any) -> Any:
 
 
 def messages_of(found: list[Any]) -> list[bytes]:
-    """Give the messages that DATA frames hold, decompressed."""
+    """Return the decompressed messages in DATA frames."""
     body = b"".join(frame.payload for frame in found if frame.kind == frames.DATA)
     messages = []
     while body:

@@ -123,7 +123,7 @@ def test_an_unread_answer_over_the_limit_for_all_calls_is_resource_exhausted() -
     with served() as live, grpc.insecure_channel(live.address, UNLIMITED) as channel:
         live.served.shared.unread = UnreadAnswers(1 << 20)
         answers = channel.stream_stream(BIDI)(iter([bytes(8 << 20)]), timeout=PATIENCE_S)
-        # nobody asks for the answer, so that its window lets little of it go
+        # the answer is never read, so its window lets little of it through
         assert answers.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 

@@ -1,4 +1,4 @@
-"""The settings of the gRPC port: Triton's names and defaults, and ours."""
+"""The settings of the gRPC port: Triton's names and defaults, and Penstock's own."""
 
 from __future__ import annotations
 

@@ -61,25 +61,25 @@ def replica_of(hooks: Hooks) -> Any:
     return hooks._placement._replicas._live[0]  # type: ignore[union-attr]
 
 
-async def turn() -> None:
+async def loop_turn() -> None:
     await asyncio.sleep(0)
 
 
 async def paused(hooks: Hooks) -> None:
     while replica_of(hooks).pending_calls:
-        await turn()
+        await loop_turn()
 
 
 async def load(stage: Stage, source: str = COUNTS, engine: PuppetEngine | None = None, **options: Any) -> Hooks:
     return await stage.load(source, engine, decoupled=True, **options)
 
 
-def asked(hooks: Hooks, n: int, seen: Seen | None = None, **more: Any) -> Any:
+def stream(hooks: Hooks, n: int, seen: Seen | None = None, **more: Any) -> Any:
     return aclosing(hooks.stream(ONES, "id", parameters={"n": n, "seen": seen or Seen(), **more}))
 
 
-async def all_of(hooks: Hooks, n: int, seen: Seen | None = None, **more: Any) -> list[int]:
-    async with asked(hooks, n, seen, **more) as answers:
+async def answer_numbers(hooks: Hooks, n: int, seen: Seen | None = None, **more: Any) -> list[int]:
+    async with stream(hooks, n, seen, **more) as answers:
         return [int(answer.outputs["number"][0]) async for answer in answers]
 
 
@@ -105,7 +105,7 @@ class TestAnswers:
         async def scene(stage: Stage) -> None:
             hooks = await load(stage)
 
-            assert await all_of(hooks, n) == list(range(n))
+            assert await answer_numbers(hooks, n) == list(range(n))
             assert counts(hooks) == [*[FINE] * n, NONE]
             assert hooks.model.statistics.snapshot().first_response_histogram.count == min(n, 1)
 
@@ -118,7 +118,7 @@ class TestAnswers:
             several = await load(stage)
 
             for hooks, expected in ((plain, [True]), (bare, [True]), (several, [False] * 3)):
-                async with asked(hooks, 3) as answers:
+                async with stream(hooks, 3) as answers:
                     assert [answer.final async for answer in answers] == expected
 
         act(scene)
@@ -126,7 +126,7 @@ class TestAnswers:
     def test_answers_that_are_ready_together_are_marked_more_except_the_last(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await load(stage)
-            async with asked(hooks, MAX_AHEAD) as answers:
+            async with stream(hooks, MAX_AHEAD) as answers:
                 said = [(await anext(answers)).more]
                 await paused(hooks)
                 said += [answer.more async for answer in answers]
@@ -139,7 +139,7 @@ class TestAnswers:
         source = COUNTS + "    async def pre_inference(sample, metadata): return sample['x'] * 2\n"
 
         async def scene(stage: Stage) -> None:
-            async with asked(await load(stage, source), 2) as answers:
+            async with stream(await load(stage, source), 2) as answers:
                 found = [answer.outputs["same"].tolist() async for answer in answers]
 
             assert found == [[[2.0] * 4]] * 2
@@ -180,14 +180,14 @@ class TestErrors:
     def test_answers_yielded_before_an_exception_are_delivered(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await load(stage)
-            async with asked(hooks, 9, fails=2) as answers:
+            async with stream(hooks, 9, fails=2) as answers:
                 found = [int((await anext(answers)).outputs["number"][0]) for _ in range(2)]
                 code, text = await refusal(anext(answers))
 
             assert (found, code) == ([0, 1], Code.INTERNAL)
             assert text == "post_inference failed; see the server log, request id id"
             assert counts(hooks) == [FINE, FINE, BAD]
-            assert await all_of(hooks, 2) == [0, 1]
+            assert await answer_numbers(hooks, 2) == [0, 1]
 
         act(scene)
 
@@ -202,7 +202,7 @@ class TestErrors:
 
         async def scene(stage: Stage) -> None:
             hooks = await load(stage, source)
-            async with asked(hooks, 0) as answers:
+            async with stream(hooks, 0) as answers:
                 found: list[Answer] = [answer async for answer in answers]
 
             assert [answer.error and answer.error.message for answer in found] == [None, "not this one", None]
@@ -222,7 +222,7 @@ class TestErrors:
         async def scene(stage: Stage) -> None:
             seen, hooks = Seen(), await load(stage, source)
             with pytest.raises(InferError, match="post_inference returned 'a' as a dict"):
-                await all_of(hooks, 0, seen)
+                await answer_numbers(hooks, 0, seen)
 
             await is_set(seen.closed)
 
@@ -235,7 +235,7 @@ class TestErrors:
         async def scene(stage: Stage) -> None:
             hooks = await load(stage, engine=PuppetEngine(broken, at_once=True))
             with pytest.raises(InferError, match="broken"):
-                await all_of(hooks, 1)
+                await answer_numbers(hooks, 1)
 
             assert counts(hooks) == []
 
@@ -246,7 +246,7 @@ class TestPace:
     def test_the_generator_runs_at_most_max_ahead_answers_before_the_client(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             seen, hooks = Seen(), await load(stage)
-            async with asked(hooks, 100, seen) as answers:
+            async with stream(hooks, 100, seen) as answers:
                 await anext(answers)
                 await seen.has_stepped(MAX_AHEAD)
                 await paused(hooks)
@@ -267,7 +267,7 @@ class TestPace:
 
         async def scene(stage: Stage) -> None:
             seen, hooks = Seen(), await load(stage)
-            async with asked(hooks, 100, seen) as answers:
+            async with stream(hooks, 100, seen) as answers:
                 await anext(answers)
                 await paused(hooks)
 
@@ -280,12 +280,12 @@ class TestPace:
         async def scene(stage: Stage) -> None:
             hooks = await load(stage, replicas="shared")
             first, second = Seen(0), Seen()
-            async with asked(hooks, MAX_AHEAD, first) as answers:
+            async with stream(hooks, MAX_AHEAD, first) as answers:
                 head = asyncio.create_task(anext(answers))
                 await first.has_stepped(1)
-                other = asyncio.create_task(all_of(hooks, 3 * MAX_AHEAD, second))
+                other = asyncio.create_task(answer_numbers(hooks, 3 * MAX_AHEAD, second))
                 while not replica_of(hooks).has_waiting:
-                    await turn()
+                    await loop_turn()
                 first.gates[0].set()
 
                 assert (await head).outputs["number"].tolist() == [0]
@@ -300,21 +300,21 @@ class TestCancellation:
     def test_an_abandoned_generator_is_closed_on_its_own_thread(self, act: Act, taken: int) -> None:
         async def scene(stage: Stage) -> None:
             hooks, seen = await load(stage), Seen()
-            async with asked(hooks, 1000, seen) as answers:
+            async with stream(hooks, 1000, seen) as answers:
                 for _ in range(taken):
                     await anext(answers)
             await is_set(seen.closed)
 
             assert seen.threads == ["hooks-m/1"]
             assert counts(hooks)[taken - 1 :] == [FINE | {"cancel": 1}] or counts(hooks)[taken:] == [{"cancel": 1}]
-            assert await all_of(hooks, 2) == [0, 1]
+            assert await answer_numbers(hooks, 2) == [0, 1]
 
         act(scene)
 
     def test_a_running_step_ends_before_a_cancelled_generator_is_closed(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             hooks, seen = await load(stage), Seen(0)
-            task = asyncio.create_task(all_of(hooks, 5, seen))
+            task = asyncio.create_task(answer_numbers(hooks, 5, seen))
             await seen.has_stepped(1)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -330,9 +330,9 @@ class TestCancellation:
     def test_a_generator_cancelled_before_its_first_step_never_starts(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             hooks, first, second = await load(stage, replicas="shared"), Seen(0), Seen()
-            begun = asyncio.create_task(all_of(hooks, 1, first))
+            begun = asyncio.create_task(answer_numbers(hooks, 1, first))
             await first.has_stepped(1)
-            waiting = asyncio.create_task(all_of(hooks, 1, second))
+            waiting = asyncio.create_task(answer_numbers(hooks, 1, second))
             await asyncio.sleep(0)
             waiting.cancel()
             # before the gate opens, because the replica's thread takes the requests that still wait
@@ -357,7 +357,7 @@ class TestCancellation:
 
         async def scene(stage: Stage) -> None:
             hooks = await load(stage, source)
-            async with asked(hooks, 0) as answers:
+            async with stream(hooks, 0) as answers:
                 await anext(answers)
                 await paused(hooks)
             await paused(hooks)
@@ -368,11 +368,11 @@ class TestCancellation:
     def test_closing_the_hooks_waits_for_running_generators(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             hooks, seen = await load(stage), Seen()
-            async with asked(hooks, 3, seen) as answers:
+            async with stream(hooks, 3, seen) as answers:
                 await anext(answers)
                 closing = asyncio.create_task(hooks.close())
                 await asyncio.sleep(0)
-                assert (await refusal(all_of(hooks, 1)))[0] is Code.NOT_READY
+                assert (await refusal(answer_numbers(hooks, 1)))[0] is Code.NOT_READY
                 assert len([answer async for answer in answers]) == 2
                 assert not closing.done()
             await closing
@@ -382,21 +382,21 @@ class TestCancellation:
     def test_running_generators_are_closed_when_closing_the_hooks_is_cancelled(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             hooks, seen = await load(stage), Seen()
-            async with asked(hooks, 10**9, seen) as answers:
+            async with stream(hooks, 10**9, seen) as answers:
                 await anext(answers)
                 closing = asyncio.create_task(hooks.close())
-                await turn()
+                await loop_turn()
                 closing.cancel()
                 await asyncio.wait((closing,))
                 with pytest.raises(InferError, match="ended their thread"):
-                    await all_that_is_left(answers)
+                    await drain(answers)
                 await is_set(seen.closed)
 
         act(scene)
         assert not left_behind()
 
 
-async def all_that_is_left(answers: Any) -> None:
+async def drain(answers: Any) -> None:
     async for _ in answers:
         pass
 
@@ -407,11 +407,11 @@ async def visit(hooks: Hooks, seen: Seen, chance: random.Random) -> bool:
     fails = chance.randrange(40) if chance.random() < 0.2 else -1
     found: list[int] = []
     try:
-        async with asked(hooks, n, seen, fails=fails) as answers:
+        async with stream(hooks, n, seen, fails=fails) as answers:
             while len(found) < taken and (answer := await anext(answers, None)) is not None:
                 found.append(int(answer.outputs["number"][0]))
                 for _ in range(chance.randrange(3)):
-                    await turn()
+                    await loop_turn()
     except InferError:
         assert len(found) == fails
     else:
@@ -434,7 +434,7 @@ class TestReplicas:
             tasks = [asyncio.create_task(visit(hooks, each, chance)) for each in seen]
             for task in tasks:
                 if chance.random() < 0.1:
-                    await turn()
+                    await loop_turn()
                     task.cancel()
             begun = await asyncio.gather(*tasks, return_exceptions=True)
             await hooks.close()
@@ -449,9 +449,9 @@ class TestReplicas:
     def test_a_replica_that_writes_globals_keeps_its_request_until_the_last_answer(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             hooks, first, second = await load(stage, WRITES, replicas=1), Seen(), Seen()
-            async with asked(hooks, 3, first) as answers:
+            async with stream(hooks, 3, first) as answers:
                 await anext(answers)
-                other = asyncio.create_task(all_of(hooks, 2, second))
+                other = asyncio.create_task(answer_numbers(hooks, 2, second))
                 for _ in range(20):
                     await asyncio.sleep(0)
                 assert second.steps == []
@@ -464,10 +464,10 @@ class TestReplicas:
     def test_a_replica_is_freed_when_its_abandoned_generator_is_closed(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             hooks, first, second = await load(stage, WRITES, replicas=1), Seen(1), Seen()
-            async with asked(hooks, 3, first) as answers:
+            async with stream(hooks, 3, first) as answers:
                 await anext(answers)
                 await first.has_stepped(2)
-            other = asyncio.create_task(all_of(hooks, 2, second))
+            other = asyncio.create_task(answer_numbers(hooks, 2, second))
             await asyncio.sleep(0)
             assert second.steps == []
             first.gates[1].set()
@@ -480,7 +480,7 @@ class TestReplicas:
     def test_the_time_limit_applies_to_each_step_of_a_generator(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             hooks, seen = await load(stage), Seen(1)
-            async with asked(hooks, 3, seen) as answers:
+            async with stream(hooks, 3, seen) as answers:
                 first = await anext(answers)
                 await seen.has_stepped(2)
                 hooks.enforce_limits(time.monotonic_ns() + 29_000_000_000)
@@ -493,17 +493,17 @@ class TestReplicas:
                 )  # fmt: skip
             seen.gates[1].set()
             await is_set(seen.closed)
-            assert await all_of(hooks, 2) == [0, 1]
+            assert await answer_numbers(hooks, 2) == [0, 1]
 
         act(scene)
 
     def test_generators_on_a_shared_replica_fail_and_are_closed_when_a_step_hangs(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             hooks, waits, hung = await load(stage, replicas="shared"), Seen(), Seen(0)
-            async with asked(hooks, 3 * MAX_AHEAD, waits) as answers:
+            async with stream(hooks, 3 * MAX_AHEAD, waits) as answers:
                 await anext(answers)
                 await paused(hooks)
-                other = asyncio.create_task(all_of(hooks, 1, hung))
+                other = asyncio.create_task(answer_numbers(hooks, 1, hung))
                 await hung.has_stepped(1)
                 hooks.enforce_limits(time.monotonic_ns() + 31_000_000_000)
 

@@ -30,7 +30,7 @@ def pre_inference(sample, metadata):
 LATER_NS = 60_000_000_000
 
 
-async def through(hooks: Hooks) -> bool:
+async def closes(hooks: Hooks) -> bool:
     """Tell whether the hooks finish all requests that they accepted."""
     async with asyncio.timeout(GUARD_S):
         await hooks.close()
@@ -59,7 +59,7 @@ def test_cancelling_a_request_as_its_batch_is_delivered_does_not_affect_the_othe
 
         assert [str(answer) for answer in answers] == ["the device" if kind == "failed" else "1"] * 2
         assert gone.cancelled()
-        assert await through(hooks)
+        assert await closes(hooks)
 
     act(scene)
 
@@ -79,7 +79,7 @@ def test_cancelling_a_request_as_hook_calls_finish_does_not_affect_the_other_req
             answers = await asyncio.gather(*others, return_exceptions=True)
 
         assert [str(answer) for answer in answers] == ["pre_inference: ValueError: below"] * 2
-        assert await through(hooks)
+        assert await closes(hooks)
 
     act(scene)
 
@@ -184,7 +184,7 @@ def test_a_request_cancelled_before_its_first_step_emits_no_warning(act: Act, re
 
         gc.collect()
         assert not promise.done()
-        assert await through(hooks)
+        assert await closes(hooks)
 
     act(scene)
     assert [str(each.message) for each in recwarn if "never awaited" in str(each.message)] == []

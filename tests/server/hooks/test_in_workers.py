@@ -102,7 +102,7 @@ SOURCES = {
 }
 
 
-async def told(hooks: Hooks, sample: Any, call: str) -> Any:
+async def outcome_of(hooks: Hooks, sample: Any, call: str) -> Any:
     """Give what a client would receive: an answer or an error."""
     try:
         answer = await getattr(hooks, call)(sample, "id-1", parameters=PARAMETERS)
@@ -120,7 +120,7 @@ def test_answers_and_errors_from_a_worker_equal_those_in_process(act: Act, sourc
         there = await stage.load(source, workers=1, metadata=METADATA)
 
         for call, sample in (("predict", {"x": [[1, 2, 3, 4]], "none": None}), ("infer", X), ("predict", {})):
-            assert await told(there, sample, call) == await told(here, sample, call)
+            assert await outcome_of(there, sample, call) == await outcome_of(here, sample, call)
         assert (there.has_pre, there.has_post, there.yields) == (here.has_pre, here.has_post, here.yields)
 
     act(scene)
@@ -198,7 +198,7 @@ def test_tensors_of_every_kind_reach_a_worker_as_they_do_in_process(act: Act, ki
         there = await stage.load(source, engine, signature, workers=1)
 
         assert await there.predict(dict(sample)) == await here.predict(dict(sample))
-        assert await told(there, sample, "infer") == await told(here, sample, "infer")
+        assert await outcome_of(there, sample, "infer") == await outcome_of(here, sample, "infer")
         assert seen[0] == seen[1] == seen[2] == seen[3]
 
     act(scene)

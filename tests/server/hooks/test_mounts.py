@@ -44,7 +44,7 @@ def real(tmp_path: Path) -> Iterator[Path]:
         open(f"{KEY}/text.txt").close()
 
 
-def listed(folder: str) -> list[os.DirEntry[str]]:
+def list_folder(folder: str) -> list[os.DirEntry[str]]:
     with os.scandir(folder) as entries:
         return list(entries)
 
@@ -69,7 +69,7 @@ READS: dict[str, Callable[[str], Any]] = {
     ),
     "os.scandir, entries as paths": lambda at: sorted(os.fspath(entry)[len(at) :] for entry in os.scandir(Path(at))),
     "os.scandir, bytes": lambda at: sorted(entry.path[len(at) :] for entry in os.scandir(at.encode())),
-    "os.scandir, closed": lambda at: [open(entry).read() for entry in listed(at) if entry.is_file()],
+    "os.scandir, closed": lambda at: [open(entry).read() for entry in list_folder(at) if entry.is_file()],
     "os.walk": lambda at: [(folder[len(at) :], sorted(files)) for folder, _, files in os.walk(at)],
     "os.walk, from below": lambda at: [folder[len(at) :] for folder, _, _ in os.walk(at, topdown=False)],
     "os.fwalk": lambda at: [sorted(files) for _, _, files, _ in os.fwalk(at)],

@@ -27,7 +27,7 @@ PLAIN = """
 """
 
 
-def made(source: str) -> tuple[Any, ast.Module]:
+def compile_hook(source: str) -> tuple[Any, ast.Module]:
     """Give the function `hook` of a file, and the file's syntax tree."""
     source = textwrap.dedent(source)
     names: dict[str, Any] = {"__name__": "hooks"}
@@ -35,8 +35,8 @@ def made(source: str) -> tuple[Any, ast.Module]:
     return names["hook"], ast.parse(source)
 
 
-def found(source: str) -> bool:
-    return is_nonblocking(*made(source))
+def is_nonblocking_source(source: str) -> bool:
+    return is_nonblocking(*compile_hook(source))
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def found(source: str) -> bool:
     ],
 )
 def test_a_hook_that_only_computes_and_looks_up_values_is_nonblocking(body: str) -> None:
-    assert found(f"""
+    assert is_nonblocking_source(f"""
 import math
 import numpy as np
 labels = ["a", "b", "c"]
@@ -134,7 +134,7 @@ def hook(sample, metadata):
     ],
 )
 def test_a_hook_that_can_wait_grow_or_call_unknown_code_is_not_nonblocking(body: str) -> None:
-    assert not found(f"""
+    assert not is_nonblocking_source(f"""
 import logging, time, functools
 import numpy as np
 from textwrap import dedent as foreign
@@ -156,16 +156,18 @@ def hook(sample, metadata):
 
 
 def test_a_hook_that_is_not_the_function_in_the_source_is_not_nonblocking() -> None:
-    hook, tree = made("def hook(sample, metadata): return sample")
-    _, other = made("def hook(sample, metadata): return [sample]")
+    hook, tree = compile_hook("def hook(sample, metadata): return sample")
+    _, other = compile_hook("def hook(sample, metadata): return [sample]")
 
     assert is_nonblocking(hook, tree)
     assert not is_nonblocking(hook, other)
     assert not is_nonblocking(hook.__get__(1), tree)
     assert not is_nonblocking(len, tree)
-    assert not found("def made():\n    x = 1\n    def hook(sample): return x\n    return hook\nhook = made()")
-    assert not found("async def hook(sample, metadata): return sample")
-    assert not found("def hook(sample, kept=print): return sample")
+    assert not is_nonblocking_source(
+        "def made():\n    x = 1\n    def hook(sample): return x\n    return hook\nhook = made()"
+    )
+    assert not is_nonblocking_source("async def hook(sample, metadata): return sample")
+    assert not is_nonblocking_source("def hook(sample, kept=print): return sample")
 
 
 MORE = """
@@ -210,7 +212,7 @@ def hook(sample, metadata):
     ],
 )
 def test_a_hook_that_looks_up_items_of_large_globals_is_nonblocking(body: str) -> None:
-    assert found(MORE.replace("BODY", body))
+    assert is_nonblocking_source(MORE.replace("BODY", body))
 
 
 @pytest.mark.parametrize(
@@ -247,11 +249,11 @@ def test_a_hook_that_looks_up_items_of_large_globals_is_nonblocking(body: str) -
     ],
 )
 def test_a_hook_that_scans_large_values_keeps_state_or_shadows_names_is_not_nonblocking(body: str) -> None:
-    assert not found(MORE.replace("BODY", body))
+    assert not is_nonblocking_source(MORE.replace("BODY", body))
 
 
 def test_a_hook_that_is_defined_again_under_a_condition_is_not_nonblocking() -> None:
-    assert not found("""
+    assert not is_nonblocking_source("""
         import time
         def hook(sample, metadata): return sample
         try:
@@ -264,7 +266,9 @@ def test_a_hook_that_is_defined_again_under_a_condition_is_not_nonblocking() -> 
 def test_a_hook_with_an_exponential_number_of_calls_is_not_nonblocking() -> None:
     calls = "".join(f"def f{at + 1}(value): return f{at}(f{at}(value))\n" for at in range(7))
 
-    assert not found(f"def f0(value): return value\n{calls}def hook(sample, metadata): return f7(sample)")
+    assert not is_nonblocking_source(
+        f"def f0(value): return value\n{calls}def hook(sample, metadata): return f7(sample)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -320,7 +324,7 @@ class Kept:
         self.told.set()
 
 
-def started(hooks: Hooks, sample: Any, nbytes: int = 20) -> Kept:
+def start(hooks: Hooks, sample: Any, nbytes: int = 20) -> Kept:
     kept = Kept()
     hooks.start(kept, sample, nbytes=nbytes, request_id="")
     return kept
@@ -330,7 +334,7 @@ def test_a_request_with_nonblocking_hooks_is_answered_within_one_loop_turn(act: 
     async def scene(stage: Stage) -> None:
         hooks = await stage.load(PLAIN)
 
-        assert started(hooks, {"x": 2.0}).result == b'"c"'
+        assert start(hooks, {"x": 2.0}).result == b'"c"'
         assert [each.count for each in stage.model.statistics.snapshot().hook_histograms.values()] == [1, 1]
 
     act(scene)
@@ -367,7 +371,7 @@ def test_hooks_that_are_not_nonblocking_run_on_a_thread(
 ) -> None:
     async def scene(stage: Stage) -> None:
         hooks = await stage.load(source, **options)
-        kept = started(hooks, {"x": 1.0}, nbytes)
+        kept = start(hooks, {"x": 1.0}, nbytes)
 
         assert not kept.told.is_set()
         await kept.told.wait()
@@ -380,10 +384,10 @@ def test_nonblocking_hooks_run_on_a_thread_while_many_requests_are_in_flight(act
     async def scene(stage: Stage) -> None:
         engine = PuppetEngine()
         hooks = await stage.load(PLAIN, engine)
-        under_way = [started(hooks, {"x": 0.0}) for _ in range(replicas.MAX_INLINE_REQUESTS)]
+        under_way = [start(hooks, {"x": 0.0}) for _ in range(replicas.MAX_INLINE_REQUESTS)]
         assert engine.waiting == replicas.MAX_INLINE_REQUESTS
 
-        under_way += [started(hooks, {"x": 1.0}) for _ in range(3 * replicas.MAX_INLINE_REQUESTS)]
+        under_way += [start(hooks, {"x": 1.0}) for _ in range(3 * replicas.MAX_INLINE_REQUESTS)]
         assert engine.waiting < 3 * replicas.MAX_INLINE_REQUESTS
         await engine.gather(4 * replicas.MAX_INLINE_REQUESTS)
         engine.run()
@@ -400,11 +404,11 @@ def test_an_exception_of_a_nonblocking_hook_fails_only_its_own_request(
 ) -> None:
     async def scene(stage: Stage) -> None:
         hooks = await stage.load(PLAIN)
-        bad = started(hooks, {"y": 1.0})
+        bad = start(hooks, {"y": 1.0})
 
         assert isinstance(bad.error, InferError)
         assert (bad.error.code, bad.error.message) == (Code.INVALID, "pre_inference: KeyError: 'x'")
-        assert started(hooks, {"x": 0.0}).result == b'"a"'
+        assert start(hooks, {"x": 0.0}).result == b'"a"'
 
     with caplog.at_level(logging.WARNING):
         act(scene)
@@ -414,7 +418,7 @@ def test_an_exception_of_a_nonblocking_hook_fails_only_its_own_request(
 def test_the_thread_runs_and_logs_post_inference_after_its_first_exception(act: Act) -> None:
     async def scene(stage: Stage) -> None:
         hooks = await stage.load(PLAIN)
-        first, second = started(hooks, {"x": 7.0}), started(hooks, {"x": 7.0})
+        first, second = start(hooks, {"x": 7.0}), start(hooks, {"x": 7.0})
 
         assert (first.told.is_set(), second.told.is_set()) == (True, False)
         await second.told.wait()
@@ -444,7 +448,7 @@ def test_a_slow_hook_stays_nonblocking_only_if_it_did_not_compute(
         now_ns[0], cpu_ns[0] = time.monotonic_ns(), 1
         only.bound.functions[PRE] = takes_long
         monkeypatch.setattr(replica, "time", Clock)
-        begun = [started(hooks, {"x": 0.0}) for _ in range(2)]
+        begun = [start(hooks, {"x": 0.0}) for _ in range(2)]
 
         assert [each.told.is_set() for each in begun] == [True, True]
         assert only.inline_hooks == ({POST} if computes else {PRE, POST})

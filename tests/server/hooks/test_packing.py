@@ -21,7 +21,7 @@ VALUES = st.recursive(
 )
 
 
-def there_and_back(outputs: list[Any]) -> Any:
+def round_trip(outputs: list[Any]) -> Any:
     text, how, arrays = write_outputs(outputs)
     assert how == PACKED
     return read_value(text, how, arrays or [])
@@ -29,11 +29,11 @@ def there_and_back(outputs: list[Any]) -> Any:
 
 @given(st.lists(VALUES, min_size=1, max_size=4))
 def test_unpacked_hook_values_equal_the_packed_ones(outputs: list[Any]) -> None:
-    assert there_and_back(outputs) == outputs
+    assert round_trip(outputs) == outputs
 
 
 def test_numpy_arrays_and_scalars_keep_their_types_when_packed() -> None:
-    array, number, text = there_and_back([[np.arange(3, dtype=np.int16), np.float32(0.5), np.str_("a")]])[0]
+    array, number, text = round_trip([[np.arange(3, dtype=np.int16), np.float32(0.5), np.str_("a")]])[0]
 
     assert (array.dtype, array.tolist()) == (np.int16, [0, 1, 2])
     assert (type(number), number, text) == (np.float32, 0.5, "a")
@@ -45,7 +45,7 @@ def test_long_bytes_are_packed_as_arrays_outside_the_text() -> None:
 
     assert len(text) < 100
     assert [None if array is None else array.nbytes for array in arrays or []] == [1_000_000, 1_000_000]
-    assert there_and_back([[content]]) == [[content]]
+    assert round_trip([[content]]) == [[content]]
 
 
 def test_pack_includes_long_bytes_in_its_text() -> None:

@@ -52,7 +52,7 @@ def threads() -> int:
     return sum(thread.name == "hooks-m/1" for thread in threading.enumerate())
 
 
-def tell(hooks: Hooks, took_ns: int, cpu_ns: int, count: int) -> None:
+def record_calls(hooks: Hooks, took_ns: int, cpu_ns: int, count: int) -> None:
     """Record calls of this duration and CPU time."""
     call = HookCall("pre_inference", None, 0, 0, "")
     call.cpu_ns = cpu_ns
@@ -60,7 +60,7 @@ def tell(hooks: Hooks, took_ns: int, cpu_ns: int, count: int) -> None:
         replicas_of(hooks).record_call(call, took_ns)
 
 
-async def until(condition: Any) -> None:
+async def wait_until(condition: Any) -> None:
     while not condition():  # noqa: ASYNC110 - by a thread
         await asyncio.sleep(0.001)
 
@@ -150,7 +150,7 @@ class TestExclusiveReplicas:
             try:
                 sample["gate"].set()
                 async with asyncio.timeout(20):
-                    await until(lambda: not threads())
+                    await wait_until(lambda: not threads())
             finally:
                 spins.clear()
 
@@ -204,7 +204,7 @@ class TestExclusiveReplicas:
             hanging = asyncio.create_task(hooks.predict(stuck))
             await is_set(stuck["began"])
             waiting = asyncio.create_task(hooks.predict({"x": 1}))
-            await until(lambda: replicas_of(hooks)._starting is not None)
+            await wait_until(lambda: replicas_of(hooks)._starting is not None)
             with monkeypatch.context() as patch:
                 no_more_threads(patch)
                 hooks.enforce_limits(time.monotonic_ns() + 31_000_000_000)
@@ -264,7 +264,7 @@ class TestExclusiveReplicas:
             await engine.gather(1)
             engine.run()
             assert await waiting == b"[9,9.0]"
-            await until(lambda: len(replicas_of(hooks)._pool._threads) == 1)
+            await wait_until(lambda: len(replicas_of(hooks)._pool._threads) == 1)
 
         act(scene)
 
@@ -274,7 +274,7 @@ class TestExclusiveReplicas:
             hooks = await stage.load(REMEMBERS, engine)
             samples = [stage.sample(x) for x in range(DEFAULT_REPLICAS)]
             calls = await self.begun(hooks, engine, DEFAULT_REPLICAS)
-            tell(hooks, 100_000_000, 100_000, MIN_LONG_WAITS)
+            record_calls(hooks, 100_000_000, 100_000, MIN_LONG_WAITS)
             engine.run()
             await asyncio.gather(*calls)
             calls = [asyncio.create_task(hooks.predict(sample)) for sample in samples]
@@ -285,11 +285,11 @@ class TestExclusiveReplicas:
             await engine.gather(DEFAULT_REPLICAS)
             engine.run()
             assert await asyncio.gather(*calls) == [b"[%d,%d.0]" % (x, x) for x in range(DEFAULT_REPLICAS)]
-            tell(hooks, 20_000, 20_000, 2 * WINDOW)
+            record_calls(hooks, 20_000, 20_000, 2 * WINDOW)
             calls = await self.begun(hooks, engine, DEFAULT_REPLICAS)
             engine.run()
             await asyncio.gather(*calls)
-            await until(lambda: len(replicas_of(hooks)._pool._threads) == 1)
+            await wait_until(lambda: len(replicas_of(hooks)._pool._threads) == 1)
 
         act(scene)
 
@@ -297,7 +297,7 @@ class TestExclusiveReplicas:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load(REMEMBERS, max_queue_rows=4096)
             for turn in range(8):
-                tell(hooks, 100_000_000 if turn % 2 else 20_000, 20_000, 2 * WINDOW)
+                record_calls(hooks, 100_000_000 if turn % 2 else 20_000, 20_000, 2 * WINDOW)
                 answers = await asyncio.gather(*(hooks.predict({"x": x}) for x in range(100)))
                 assert answers == [b"[%d,%d.0]" % (x, x) for x in range(100)]
 
@@ -312,7 +312,7 @@ class TestSharedReplicas:
             calls = [asyncio.create_task(hooks.predict(sample)) for sample in samples]
             await is_set(samples[0]["began"])
             assert not any(sample["began"].is_set() for sample in samples[1:])
-            tell(hooks, 100_000_000, 100_000, MIN_LONG_WAITS)
+            record_calls(hooks, 100_000_000, 100_000, MIN_LONG_WAITS)
             for sample in samples:
                 await is_set(sample["began"])
             stage.open_all()
@@ -325,7 +325,7 @@ class TestSharedReplicas:
     def test_added_replicas_are_removed_when_hooks_stop_waiting(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load(GATED)
-            tell(hooks, 100_000_000, 100_000, MIN_LONG_WAITS)
+            record_calls(hooks, 100_000_000, 100_000, MIN_LONG_WAITS)
             samples = [stage.sample(x) for x in range(4)]
             calls = [asyncio.create_task(hooks.predict(sample)) for sample in samples]
             for sample in samples:
@@ -333,12 +333,12 @@ class TestSharedReplicas:
             stage.open_all()
             await asyncio.gather(*calls)
             assert len(replicas_of(hooks)._live) > 1
-            tell(hooks, 20_000, 20_000, 2 * WINDOW)
+            record_calls(hooks, 20_000, 20_000, 2 * WINDOW)
             for _ in range(8):
                 await hooks.predict(stage.sample(1, is_open=True))
 
             assert len(replicas_of(hooks)._live) == 1
-            await until(lambda: threads() == 1)
+            await wait_until(lambda: threads() == 1)
 
         act(scene)
 
@@ -346,7 +346,7 @@ class TestSharedReplicas:
     def test_no_replicas_are_added_when_the_configuration_sets_one(self, act: Act, replicas: int | str) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load(GATED, replicas=replicas)
-            tell(hooks, 100_000_000, 100_000, 10 * WINDOW)
+            record_calls(hooks, 100_000_000, 100_000, 10 * WINDOW)
             answers = await asyncio.gather(*(hooks.predict(stage.sample(x, is_open=True)) for x in range(50)))
 
             assert len({json.loads(answer)[0] for answer in answers}) == 1
@@ -357,7 +357,7 @@ class TestSharedReplicas:
     def test_calls_behind_a_hanging_replica_are_answered_by_the_other_replicas(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load(GATED)
-            tell(hooks, 100_000_000, 100_000, MIN_LONG_WAITS)
+            record_calls(hooks, 100_000_000, 100_000, MIN_LONG_WAITS)
             stuck = stage.sample()
             hanging = asyncio.create_task(hooks.predict(stuck))
             await is_set(stuck["began"])
@@ -411,7 +411,7 @@ def test_random_clients_of_slow_hooks_get_their_own_answers(act: Act, seed: int,
         chance = random.Random(seed)
         failed: list[tuple[Code, float]] = []
         hooks = await stage.load(source, timeout_s=0.15)
-        tell(hooks, 100_000_000 if seed % 2 else 20_000, 20_000, 2 * WINDOW)
+        record_calls(hooks, 100_000_000 if seed % 2 else 20_000, 20_000, 2 * WINDOW)
 
         async def one(x: int) -> None:
             await asyncio.sleep(chance.random() * 0.3)
@@ -433,8 +433,8 @@ def test_random_clients_of_slow_hooks_get_their_own_answers(act: Act, seed: int,
         assert {code for code, _ in failed} <= {Code.EXPIRED}
         assert all(s >= 0.06 for _, s in failed)
         replicas = replicas_of(hooks)
-        await until(lambda: not replicas.is_running_hook())
+        await wait_until(lambda: not replicas.is_running_hook())
         if not replicas.shared:
-            await until(lambda: len(replicas._free) == len(replicas._live))
+            await wait_until(lambda: len(replicas._free) == len(replicas._live))
 
     act(scene)

@@ -25,13 +25,13 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
 
 
 async def turns(count: int = 20) -> None:
-    """Let the loop go on."""
+    """Let the loop run for some turns."""
     for _ in range(count):
         await asyncio.sleep(0)
 
 
 class FakeTransport(asyncio.Transport):
-    """Keeps what is written. `unsent` is what its client has not taken; `closed` comes a turn after `close`."""
+    """Records what is written. `unsent` is what the client has not read; `closed` is set one turn after `close`."""
 
     def __init__(self, protocol: asyncio.Protocol) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class FakeTransport(asyncio.Transport):
 
     @property
     def over(self) -> bool:
-        """Whether nothing more is written: the connection is closed, or our side of it."""
+        """Whether nothing more can be written: the connection or its sending side is closed."""
         return self.ended or self.closed
 
     def is_closing(self) -> bool:
@@ -78,7 +78,7 @@ class FakeTransport(asyncio.Transport):
         self.lose(None)
 
     def lose(self, error: Exception | None) -> None:
-        """Lose the connection, as when the client goes."""
+        """Lose the connection, as when the client disconnects."""
         if not self.closed:
             self.closed = True
             asyncio.get_running_loop().call_soon(self.protocol.connection_lost, error)
@@ -96,11 +96,11 @@ class FakeTransport(asyncio.Transport):
 
     @property
     def straight(self) -> bool:
-        """Whether what arrives is written where the protocol says."""
+        """Whether the protocol provides the buffer for arriving bytes."""
         return isinstance(self.protocol, asyncio.BufferedProtocol)
 
     def arrive(self, data: bytes) -> None:
-        """Give bytes to the protocol, in the way in which it reads."""
+        """Pass bytes to the protocol, in the way in which it currently reads."""
         while data and not self.closed:
             if not self.straight:
                 self.protocol.data_received(data)
@@ -113,7 +113,7 @@ class FakeTransport(asyncio.Transport):
 
 @dataclass
 class Own:
-    """Answers paths below /own: at once, or when told. Counts what it was asked to forget."""
+    """Answers paths below /own: at once, or when a test lets it. Counts the abandoned requests."""
 
     hold: bool = False
     full: bool = False
@@ -144,7 +144,7 @@ class Own:
         self.waiting.remove(connection)
 
     def let_go(self, text: bytes = b"{}") -> None:
-        """Answer the request that waits longest."""
+        """Answer the request that has waited longest."""
         self.waiting.pop(0).answer_ok(text)
 
 
@@ -152,8 +152,8 @@ class Own:
 class App:
     """The application that uvicorn calls: answers with the path and the body that reached it, or in `parts`.
 
-    It waits until it is `open`, and behind the first part until it goes `on`. `together`: those before the last one go
-    in one, where the scope has something for that. `headers` are those of the last request.
+    It waits until it is `open`, and after the first part until it is `on`. `together`: all parts but the last are sent
+    in one call, if the scope supports it. `headers` are those of the last request.
     """
 
     open: asyncio.Event = field(default_factory=asyncio.Event)
@@ -208,7 +208,7 @@ class Answer:
 
 
 class Lane:
-    """One connection, and all that belongs to it. To be made on a running loop."""
+    """One connection and everything that belongs to it. Must be created on a running loop."""
 
     def __init__(
         self, limits: Limits | None = None, own: Own | None = None, shared: HttpShared | None = None,
@@ -226,14 +226,14 @@ class Lane:
         self.protocol.connection_made(self.transport)
 
     def feed(self, *pieces: bytes) -> None:
-        """Give bytes as they arrive; none to a connection that is closed or paused."""
+        """Feed bytes as they arrive; none to a connection that is closed or paused."""
         for piece in pieces:
             if piece and not self.transport.closed:
                 assert self.transport.reading, "fed while reading is paused"
                 self.transport.arrive(piece)
 
     async def fed(self, *pieces: bytes) -> list[Answer]:
-        """Give bytes, a turn of the loop between them, and read the answers."""
+        """Feed bytes, with turns of the loop between the pieces, and read the answers."""
         for piece in pieces:
             self.feed(piece)
             await turns(1)
@@ -242,7 +242,7 @@ class Lane:
 
     @property
     def answers(self) -> list[Answer]:
-        """What was written, read as a client reads it."""
+        """The answers written so far, as a client reads them."""
         return read_answers(bytes(self.transport.written))
 
     @property
@@ -281,7 +281,7 @@ class _Reader:
 
 
 def read_answers(raw: bytes) -> list[Answer]:
-    """Read whole answers, but for `100 Continue`. Raises: what httptools raises, when they are no HTTP."""
+    """Read complete answers, except `100 Continue`. Raises: httptools' errors for invalid HTTP."""
     reader = _Reader()
     reader.parser.set_dangerous_leniencies(lenient_data_after_close=True)
     reader.parser.feed_data(raw)

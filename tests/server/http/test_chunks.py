@@ -23,7 +23,7 @@ def chunked(parts: list[bytes], extension: bytes = b"", trailers: bytes = b"") -
 
 
 def fed(*pieces: bytes, limits: Limits = LIMITS) -> tuple[ChunkedBody, bytes]:
-    """Feed pieces as they would arrive; give the body and what was left over."""
+    """Feed pieces as they would arrive; return the body and the bytes left over."""
     body, buffer = ChunkedBody(limits), bytearray()
     for piece in pieces:
         buffer += piece

@@ -35,7 +35,7 @@ def test_a_body_without_a_coding_is_returned_unchanged(coding: bytes) -> None:
 
 def test_gzip_and_deflate_are_compatible_with_the_standard_library() -> None:
     assert decompress(gzip.compress(b"body"), b"gzip", LIMITS) == b"body"
-    assert decompress(gzip.compress(b"body"), b"x-gzip", LIMITS) == b"body"  # what RFC 9110 wants to be the same
+    assert decompress(gzip.compress(b"body"), b"x-gzip", LIMITS) == b"body"  # RFC 9110 treats it as the same coding
     assert decompress(zlib.compress(b"body"), b"deflate", LIMITS) == b"body"
     assert gzip.decompress(compress(b"body", b"gzip")) == b"body"
     assert zlib.decompress(compress(b"body", b"deflate")) == b"body"

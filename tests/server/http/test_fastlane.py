@@ -281,7 +281,7 @@ class TestRejections:
 
 class TestConnections:
     @pytest.mark.parametrize(
-        ("raw", "closes", "says"),
+        ("raw", "closes", "header"),
         [
             (request("/own"), False, None),
             (request("/own", b"", "connection: close"), True, "close"),
@@ -294,14 +294,14 @@ class TestConnections:
         ],
     )
     def test_a_connection_is_kept_open_or_closed_as_the_client_requests(
-        self, raw: bytes, closes: bool, says: str | None
+        self, raw: bytes, closes: bool, header: str | None
     ) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)
             [answer] = await lane.fed(raw)
 
             assert lane.transport.closed is closes
-            assert answer.headers.get("connection") == says
+            assert answer.headers.get("connection") == header
 
         run(main)
 
@@ -455,7 +455,7 @@ class TestBackPressure:
             lane = Lane(LIMITS)
             lane.app.open.clear()
             lane.feed(GET, request("/own") * 2000)
-            # uvicorn reads on when its application asks whether the client has gone
+            # uvicorn resumes reading when its application waits for a disconnect
             await turns()
             lane.feed(request("/own"))
             paused = not lane.transport.reading
@@ -580,9 +580,9 @@ class Later:
         monkeypatch.setattr(loop, "call_later", lambda *call: self.calls.append(call))
 
     def let_pass(self) -> float:
-        """Call what was to be called next; give after how long that was."""
-        delay, call, *said = self.calls.pop(0)
-        call(*said)
+        """Make the next scheduled call; return its delay."""
+        delay, call, *args = self.calls.pop(0)
+        call(*args)
         return float(delay)
 
 
@@ -841,7 +841,7 @@ class TestTimeouts:
 
 
 def late_lane(before: bytes = b"") -> Lane:
-    """A connection that came while its port was drained; another one was asked this before."""
+    """A connection accepted while its port drains; another connection was sent `before` earlier."""
     own = Own()
     shared = HttpShared(own, LIMITS)
     Lane(own=own, shared=shared).feed(before)
@@ -882,7 +882,7 @@ class TestDraining:
     def test_a_request_sent_after_the_last_answer_does_not_reset_the_connection(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Closing a socket that has unread bytes resets the connection, and its client may lose what it had got."""
+        """Closing a socket with unread bytes resets the connection, and its client may lose the answer."""
 
         async def main() -> None:
             lane = Lane(LIMITS, Own(hold=True))
@@ -944,7 +944,7 @@ class TestDraining:
 
     @pytest.mark.parametrize("more", [request("/own"), GET])
     def test_one_more_request_is_answered_after_an_answer_that_had_begun(self, more: bytes) -> None:
-        """It has said that the connection stays open."""
+        """The answer that had begun announced that the connection stays open."""
 
         async def main() -> None:
             lane = Lane(LIMITS)
@@ -1012,7 +1012,7 @@ class TestDraining:
         run(main)
 
     def test_a_client_still_reading_an_answer_may_send_another_request(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """It was told that the connection stays open, and would find it closed on its next request."""
+        """Its answer announced that the connection stays open, so the next request must not find it closed."""
 
         async def main() -> None:
             lane = Lane(LIMITS)
@@ -1035,7 +1035,7 @@ class TestDraining:
     def test_a_request_received_while_the_loop_was_busy_is_read_before_an_idle_close(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A loop calls what is due before it reads."""
+        """A loop runs due timers before it reads."""
 
         async def main() -> None:
             lane = Lane(LIMITS)

@@ -1,4 +1,4 @@
-"""Parts: chunks of an answer that are there together leave in one write, and are the same bytes."""
+"""Parts: chunks of an answer that are ready together leave in one write, with the same bytes."""
 
 from __future__ import annotations
 

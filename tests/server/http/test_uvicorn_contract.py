@@ -1,4 +1,4 @@
-"""What the fast lane relies on inside uvicorn, which its pinned version range has to keep."""
+"""The internals of uvicorn that the fast lane relies on, in the pinned version range."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ POST = b"POST /b HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n"
 
 
 class Watched(HttpToolsProtocol):
-    """uvicorn's protocol, and how often it said that a response is complete."""
+    """uvicorn's protocol, counting the calls of `on_response_complete`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -37,7 +37,7 @@ class Watched(HttpToolsProtocol):
 
 
 class Plain:
-    """One connection of uvicorn's, without a socket."""
+    """One plain uvicorn connection without a socket."""
 
     def __init__(self) -> None:
         self.app = App()

@@ -1,4 +1,4 @@
-"""What a part of an HTTP/2 connection is made with where the connection itself is not wanted."""
+"""Stand-ins for testing one part of an HTTP/2 connection without the connection."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .wire import FakeLoop, FakeTransport
 
 
 def make_shared(**limits: Any) -> Http2Shared:
-    """Make what a port has, on a loop whose clock a test moves."""
+    """Return the shared state of a port, on a loop whose clock the test moves."""
     loop: Any = FakeLoop()
     return Http2Shared(loop, Http2Limits(**limits), 1 << 30)
 
 
 class FakeOutbox:
-    """Keeps what is written. Its counts are a test's to set."""
+    """Records what is written. A test sets its counts."""
 
     def __init__(self) -> None:
         self.written: list[bytes] = []
@@ -42,12 +42,12 @@ class FakeOutbox:
 
 
 class FakeStream(Stream):
-    """A stream that tells a list what becomes of it; while it has `place`, what comes may be written there.
+    """A stream that records its events in a list; while it has a `place`, data may be received into it.
 
-    `lent` and `had_place` count the bytes that came without a copy, in parts and there.
+    `lent` counts the bytes passed as views, and `had_place` those received into `place`.
     """
 
-    def __init__(self, stream_id: int, told: list[tuple[Any, ...]], connection: Any = None) -> None:
+    def __init__(self, stream_id: int, events: list[tuple[Any, ...]], connection: Any = None) -> None:
         self.stream_id = stream_id
         self.connection = connection
         self.credit = 0
@@ -56,7 +56,7 @@ class FakeStream(Stream):
         self.unsent = None
         self.place: memoryview | None = None
         self.lent = self.had_place = 0
-        self._told = told
+        self._events = events
 
     def received(self, payload: bytes, ended: int) -> None:
         self._tell(bytes(payload), ended)
@@ -76,27 +76,27 @@ class FakeStream(Stream):
     def _tell(self, payload: bytes, ended: int) -> None:
         self.receive_window -= len(payload)
         self.remote_ended = bool(ended)
-        self._told.append((DATA, self.stream_id, payload, ended))
+        self._events.append((DATA, self.stream_id, payload, ended))
 
     def on_writable(self) -> None:
-        self._told.append(("left", self.stream_id))
+        self._events.append(("left", self.stream_id))
 
     def on_reset(self, code: ErrorCode) -> None:
-        self._told.append(("lost", self.stream_id, code))
+        self._events.append(("lost", self.stream_id, code))
 
     def tick(self, elapsed_s: float) -> None:
-        self._told.append(("tick", self.stream_id, elapsed_s))
+        self._events.append(("tick", self.stream_id, elapsed_s))
 
 
 class FakeConnection:
-    """What a FrameReader gives its frames to: `told` are they, a stream's DATA as the stream has it.
+    """The receiver of a FrameReader's frames: `events` records them, and a stream's DATA as the stream gets it.
 
-    A stream is open from its HEADERS, whatever their block is, until it is reset. What is wrong closes it, as a
-    connection does.
+    A stream is open from its HEADERS, whatever their block, until it is reset. An error closes this object, as it
+    closes a connection.
     """
 
     def __init__(self, *, begun: bool = True, **limits: Any) -> None:
-        self.told: list[tuple[Any, ...]] = []
+        self.events: list[tuple[Any, ...]] = []
         self.shared = make_shared(**limits)
         self.loop: FakeLoop = self.shared.loop  # type: ignore[assignment]
         self.limits = self.shared.limits
@@ -137,7 +137,7 @@ class FakeConnection:
             self.fail(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing, like those below: a stand-in wants them."""
+        """Do nothing, like the methods below, which the interface requires."""
 
     def eof_received(self) -> None: ...
     def pause_writing(self) -> None: ...
@@ -151,7 +151,7 @@ class FakeConnection:
 
     def begin(self) -> None:
         self.preface_received = True
-        self.told.append(("begin",))
+        self.events.append(("begin",))
 
     def answer_non_http2(self, data: bytes) -> bytes:
         return b"no: " + data
@@ -159,15 +159,15 @@ class FakeConnection:
     def close(self) -> None:
         self.outbox.closed = True
         self.reader.stop()
-        self.told.append(("close",))
+        self.events.append(("close",))
 
     def fail(self, error: Http2Error) -> None:
-        self.told.append(("fail", error.code, error.text))
+        self.events.append(("fail", error.code, error.text))
         self.close()
 
     def open(self, stream_id: int, head: Any, ended: int) -> None:
-        self.told.append(("open", stream_id, head, ended))
-        stream = self.streams[stream_id] = FakeStream(stream_id, self.told, self)
+        self.events.append(("open", stream_id, head, ended))
+        stream = self.streams[stream_id] = FakeStream(stream_id, self.events, self)
         stream.place, stream.remote_ended = self.place, bool(ended)
 
     def process_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
@@ -175,7 +175,7 @@ class FakeConnection:
         if kind == DATA:
             process_data(connection, flags, stream_id, payload)
             return
-        self.told.append((kind, flags, stream_id, payload))
+        self.events.append((kind, flags, stream_id, payload))
         if kind == HEADERS and stream_id > self.last_id:
             self.last_id = stream_id
             self.open(stream_id, payload, flags & 1)
@@ -184,6 +184,6 @@ class FakeConnection:
         return stream_id > self.last_id
 
     def reset(self, stream_id: int, code: ErrorCode) -> None:
-        self.told.append(("reset", stream_id, code))
+        self.events.append(("reset", stream_id, code))
         self.streams.pop(stream_id, None)
         self.recently_closed.add(stream_id)

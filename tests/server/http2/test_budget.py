@@ -1,4 +1,4 @@
-"""FrameBudget alone: what one connection may ask for in a second."""
+"""FrameBudget alone: what one connection may request in a second."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def budget() -> tuple[FrameBudget, FakeOutbox]:
 
 
 def charged(made: FrameBudget) -> int:
-    """Tell how many frames that ask for nothing it takes."""
+    """Return how many idle frames the budget accepts."""
     return _taken(partial(made.charge, "PING"), "too many frames that request nothing, such as PING")
 
 
 def reset(made: FrameBudget) -> int:
-    """Tell how many calls may be opened and reset."""
+    """Return how many calls may be opened and reset."""
     return _taken(made.charge_reset, "too many calls were opened and reset")
 
 

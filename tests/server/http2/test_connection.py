@@ -363,7 +363,7 @@ def test_a_flood_of_settings_ends_the_connection_even_with_many_open_calls() -> 
 
 
 def test_opening_and_cancelling_many_calls_at_once_is_not_a_flood() -> None:
-    """As gRPC's clients do it: a small window update with each call, and another when its deadline has passed."""
+    """gRPC clients send a small window update with each call, and another when its deadline has passed."""
     wire = Wire(max_idle_frames=50)
     streams = range(1, 2001, 2)
     for stream in streams:

@@ -1,4 +1,4 @@
-"""Drain alone: how a connection is ended in good order."""
+"""Drain alone: how a connection is ended gracefully."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FIRST = goaway(MAX_WINDOW, ErrorCode.NO_ERROR) + frame(PING, 0, 0, DRAIN_PING)
 
 
 class Leaving:
-    """A connection as its Drain sees it. `closed_after` is what `close` was told."""
+    """A connection as its Drain sees it. `closed_after` records the arguments of `close`."""
 
     def __init__(self, *, begun: bool = True, last_id: int = 0) -> None:
         self.loop = FakeLoop()
@@ -144,7 +144,7 @@ def test_a_connection_rejected_before_its_preface_is_not_closed_by_the_drain() -
     assert not leaving.transport.closed
 
 
-# -- late ones -------------------------------------------------------------------------------------------------
+# -- connections accepted while draining -----------------------------------------------------------------------
 
 
 def test_a_late_connection_with_a_call_is_sent_goaway_after_the_linger_time() -> None:

@@ -1,4 +1,4 @@
-"""Flow control both ways: windows, the transport's pace, peers that stall."""
+"""Flow control in both directions: windows, back pressure of the transport, stalled peers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .wire import BIDI, ECHO, GIVE, HOLD, OK, Wire, message_of, payload
 
 
 def sent(wire: Wire, stream: int = 1) -> int:
-    """Count the DATA bytes of a stream since this was last asked."""
+    """Count the DATA bytes of a stream since the last call."""
     return sum(len(frame.payload) for frame in wire.frames() if frame.kind == DATA and frame.stream == stream)
 
 

@@ -1,6 +1,6 @@
 """Mutated frames and header blocks: no crash, no hang, no growth; every connection ends or serves a request.
 
-`FUZZ_FRAMES=1000000 pytest tests/server/http2/test_fuzz.py` is the long version, 6,000 frames the one for every day.
+`FUZZ_FRAMES=1000000 pytest tests/server/http2/test_fuzz.py` is the long version; the default is 6,000 frames.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PER_CONNECTION = 40
 
 
 def legal(wire: Wire, random_: random.Random, stream: int) -> list[bytes]:
-    """Give the frames of one legal step."""
+    """Return the frames of one legal step."""
     kind = random_.randrange(9 if stream > 1 else 4)
     if kind < 4:
         path = random_.choice((ECHO, BIDI, GIVE, HOLD))
@@ -51,7 +51,7 @@ def legal(wire: Wire, random_: random.Random, stream: int) -> list[bytes]:
 
 
 def mutated(sent: bytes, random_: random.Random) -> bytes:
-    """Break a frame: a bit, a byte, its head, its end; or double it, or make one up."""
+    """Mutate a frame: a bit, bytes, its head or its end; or duplicate it, or replace it by a random frame."""
     changed = bytearray(sent)
     how = random_.randrange(8)
     if how == 0:
@@ -83,9 +83,9 @@ def mutated(sent: bytes, random_: random.Random) -> bytes:
 
 
 def one_connection(wire: Wire, random_: random.Random) -> int:
-    """Play a conversation in which some frames are broken. Returns: how many frames."""
+    """Play a conversation in which some frames are mutated. Returns: the number of frames."""
     wire.connect()
-    # a client's encoder goes with its connection
+    # each connection has an encoder of its own
     wire.encoder = type(wire.encoder)()
     wire.feed(frames.PREFACE + frames.settings({}))
     stream, count = 1, 0
@@ -105,7 +105,7 @@ def one_connection(wire: Wire, random_: random.Random) -> int:
 
 
 def ends(wire: Wire, stream: int) -> None:
-    """See that a connection has ended, ends with its time, or serves one more request."""
+    """Check that a connection has ended, times out, or serves one more request."""
     connection, transport = wire.connection, wire.transport
     if connection.closed:
         assert transport.over
@@ -116,7 +116,7 @@ def ends(wire: Wire, stream: int) -> None:
         wire.feed(wire.call(stream=stream))
         served = message_of(b"hello") in transport.written[before:]
         if not served:
-            # within a broken frame or a block, or its window is shut: the time limits end it
+            # it is within a broken frame or block, or its window is closed: the timeouts end it
             for _ in range(70):
                 wire.shared.sweep(1.0)
                 wire.loop.turn()

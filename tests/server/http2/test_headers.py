@@ -1,4 +1,4 @@
-"""HeaderDecoder alone: header blocks, and what is remembered of them."""
+"""HeaderDecoder alone: header blocks and their cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ENDS = END_HEADERS | END_STREAM
 
 
 class Memory:
-    """A HeaderDecoder; `made` are the lists that it had to decode."""
+    """A HeaderDecoder; `made` records the header lists that it had to decode."""
 
     def __init__(self, max_bytes: int = MOST_BYTES) -> None:
         self.memory: HeaderDecoder[Fields] = HeaderDecoder(max_bytes)
@@ -40,7 +40,7 @@ def fault(flags: int, payload: bytes, *continued: bytes) -> ErrorCode | None:
     return None
 
 
-# -- what comes in frames --------------------------------------------------------------------------------------
+# -- header blocks in frames -----------------------------------------------------------------------------------
 
 
 def test_a_block_in_one_frame_is_returned_unchanged() -> None:
@@ -89,7 +89,7 @@ def test_a_malformed_or_too_large_block_is_rejected(flags: int, parts: list[byte
     assert fault(flags, *parts) == code
 
 
-# -- what is remembered ----------------------------------------------------------------------------------------
+# -- the cache -------------------------------------------------------------------------------------------------
 
 
 def test_a_repeated_block_is_decoded_once_after_the_table_stops_changing() -> None:
@@ -191,7 +191,7 @@ def test_the_decoder_with_its_cache_returns_the_fields_of_every_block(lists: lis
         assert memory.decode(encoder.encode(fields)) == fields
 
 
-# -- ours ------------------------------------------------------------------------------------------------------
+# -- encoding --------------------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.tuples(st.one_of(st.sampled_from([b":status", b"content-type"]), WORD.filter(len)), WORD)))

@@ -1,4 +1,4 @@
-"""Keepalive alone: whom it asks, whom it drops, and whose own PINGs come too often."""
+"""Keepalive alone: when it pings, when it aborts the connection, and PINGs of the peer that are too frequent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LEAST_S, TWO_HOURS_S = 0.1, 7200.0
 
 
 class Watched:
-    """A Keepalive, what it writes, and a clock; a call is under way unless told otherwise."""
+    """A Keepalive, what it writes, and a clock; by default a call is in progress."""
 
     def __init__(self, *, calls: bool = True, **limits: Any) -> None:
         shared = make_shared(**limits)
@@ -32,7 +32,7 @@ class Watched:
         self.keepalive.begin()
 
     def asked(self) -> int:
-        """Tell how often it has asked since this was last looked at."""
+        """Return the number of PINGs sent since the last call."""
         written, self.outbox.written = self.outbox.written, []
         return written.count(ASKED)
 
@@ -263,7 +263,7 @@ def test_a_client_that_answers_soon_is_pinged_again_before_the_ping_timeout_ends
     assert watched.asked() == 2
 
 
-# -- the peer's own --------------------------------------------------------------------------------------------
+# -- PINGs of the peer -----------------------------------------------------------------------------------------
 
 
 def test_a_ping_is_answered_with_its_own_payload() -> None:
@@ -291,7 +291,7 @@ def test_a_ping_counts_as_an_idle_frame() -> None:
 
 
 def strikes(watched: Watched, apart_s: float) -> int | None:
-    """Tell which PING is one too many, of some so far apart; None: none of ten."""
+    """Return the number of the first rejected PING of ten at this interval; None if all are accepted."""
     for number in range(10):
         try:
             watched.ping()

@@ -1,4 +1,4 @@
-"""How a connection lives: drain, age, idleness, keepalive, pings."""
+"""The lifetime of a connection: drain, age, idleness, keepalive, PINGs."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_connection_whose_preface_arrives_while_draining_is_served() -> None:
 
 
 def late_wire() -> Wire:
-    """A connection that came while its port was drained, where ECHO only asks."""
+    """A connection accepted while its port drains, with ECHO as a read-only method."""
     wire = Wire(begun=False)
     wire.shared.draining = True
     wire.shared.read_only_paths = {ECHO}
@@ -417,7 +417,7 @@ def test_a_slow_reader_is_not_aborted() -> None:
 
 
 class OverTls(FakeTransport):
-    """Over a real socket, which is full until `reader` reads. What TLS has given to it is told nowhere."""
+    """Over a real socket, which is full until `reader` reads. Nothing reports the bytes that TLS has passed to it."""
 
     def __init__(self, protocol: Any = None) -> None:
         super().__init__(protocol)
@@ -480,7 +480,7 @@ def test_a_half_closed_connection_is_closed() -> None:
 
 
 class Weak(GrpcConnection):
-    """One that can be referred to weakly."""
+    """A connection that allows weak references."""
 
 
 @pytest.mark.usefixtures("no_collector")

@@ -1,4 +1,4 @@
-"""Frames of DATA above 16 KiB, and large messages: handed on as they come, read to where they belong."""
+"""DATA frames above 16 KiB and large messages: passed on as they arrive, received directly into their buffer."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def cut(raw: bytes, cuts: list[int]) -> list[bytes]:
 def test_the_server_announces_a_frame_size_of_one_mebibyte() -> None:
     wire = Wire(begun=False)
     wire.feed(frames.PREFACE + frames.settings({}))
-    [told] = [frame for frame in wire.frames() if frame.kind == SETTINGS and not frame.flags]
+    [announced] = [frame for frame in wire.frames() if frame.kind == SETTINGS and not frame.flags]
 
-    assert dict(frames.read_settings(told.payload))[MAX_FRAME_SIZE] == MIB
+    assert dict(frames.read_settings(announced.payload))[MAX_FRAME_SIZE] == MIB
 
 
 class TestReceiving:
@@ -67,7 +67,7 @@ class TestReceiving:
         wire, raw = Wire(), b""
         open_windows(wire)
         for number, (size, frame) in enumerate(sent):
-            least = max(frame, size // 50)  # none of a thousand frames
+            least = max(frame, size // 50)  # so that no message has thousands of frames
             raw += wire.headers(2 * number + 1) + long(message_of(LARGE[:size]), least, 2 * number + 1)
             raw += frames.frame(frames.PING, 0, 0, b"12345678")
         for part in cut(raw, cuts):

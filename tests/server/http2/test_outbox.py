@@ -1,4 +1,4 @@
-"""Outbox alone: what leaves, within the peer's windows, the transport's pace and a turn for each stream."""
+"""Outbox alone: sending within the peer's windows and the transport's back pressure, with streams taking turns."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TURN = 1 << 18
 
 
 class Sender:
-    """An Outbox with a peer that reads what it writes; it is the connection of its streams, too."""
+    """An Outbox with a peer that reads what it writes; also acts as the connection of its streams."""
 
     def __init__(self) -> None:
         self.shared: Http2Shared = make_shared()
@@ -68,14 +68,14 @@ class Sender:
         self.outbox.apply_settings(frames.settings({number: value})[frames.FRAME_HEADER_BYTES :])
 
     def seen(self) -> list[Frame]:
-        """Give the frames that the peer has got since this was last asked."""
+        """Return the frames that the peer has received since the last call."""
         self.loop.turn()
         found = frames_of(bytes(self.transport.written[self._read :]))
         self._read = len(self.transport.written)
         return found
 
     def sent(self) -> dict[int, int]:
-        """Likewise, how much of each stream it was."""
+        """Return the DATA bytes of each stream that the peer has received since the last call."""
         sizes: Counter[int] = Counter()
         for frame in self.seen():
             if frame.kind == DATA:
@@ -508,7 +508,7 @@ def test_shedding_an_outbox_aborts_the_connection_and_uncounts_its_streams() -> 
     assert sender.shared.unread.held_bytes == 0
 
 
-# -- all together ----------------------------------------------------------------------------------------------
+# -- properties ------------------------------------------------------------------------------------------------
 
 STREAMS = (1, 3, 5)
 STEPS = st.one_of(
@@ -520,7 +520,7 @@ STEPS = st.one_of(
 
 
 class Peer:
-    """Keeps count of the windows that it has opened, and of what came of each stream."""
+    """Tracks the windows that it has opened, and the data received of each stream."""
 
     def __init__(self) -> None:
         self.sender = Sender()

@@ -1,6 +1,6 @@
-"""The h2 package as an independent peer: on every legal conversation, cut anywhere, both sides agree.
+"""The h2 package as an independent peer: both sides agree on every legal conversation, however it is split.
 
-h2 checks what it gets against RFC 9113 itself, and raises.
+h2 itself checks what it receives against RFC 9113, and raises.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SETTINGS: dict[object, h2.settings.SettingCodes] = {
 
 
 class Peer:
-    """An h2 client on a Wire. `want` is what each stream should get; `got` what it did."""
+    """An h2 client on a Wire. `want` is what each stream should receive; `got` is what it did receive."""
 
     def __init__(self, cuts: list[int]) -> None:
         self.wire = Wire(begun=False, max_streams=MAX_STREAMS, stream_window_bytes=70_000, max_ping_strikes=0)
@@ -43,7 +43,7 @@ class Peer:
         self.exchange()
 
     def exchange(self, *, acknowledge: bool = True) -> None:
-        """Carry bytes both ways until nobody has any more."""
+        """Carry bytes in both directions until neither side has any more."""
         while True:
             self.push()
             sent, answered = self.h2.data_to_send(), False
@@ -54,7 +54,7 @@ class Peer:
                 at += size
             written = bytes(self.wire.transport.written[self.read :])
             self.read += len(written)
-            # frame by frame: h2 believes its own new settings from the next call on
+            # frame by frame: h2 applies its own new settings from the next call on
             while written:
                 size = 9 + int.from_bytes(written[:3], "big")
                 for event in self.h2.receive_data(written[:size]):
@@ -79,7 +79,7 @@ class Peer:
             self.unsent.pop(event.stream_id, None)
 
     def acknowledge(self) -> None:
-        """Open the windows by what has come."""
+        """Reopen the windows by the bytes received."""
         for stream, size in self.held.items():
             self.h2.acknowledge_received_data(size, stream)
         self.held.clear()
@@ -101,7 +101,7 @@ class Peer:
             self.want[stream] = (b"".join(message_of(message) for message in messages), "0")
 
     def push(self) -> None:
-        """Send what the windows let go."""
+        """Send what the windows allow."""
         for stream in list(self.unsent):
             rest = self.unsent[stream]
             while rest:
@@ -147,7 +147,7 @@ def do(peer: Peer, action: tuple[object, ...]) -> None:
     elif name == "ping":
         peer.h2.ping(b"12345678")
     elif name in {"window", "frame", "table"}:
-        # h2 takes any acknowledgement for that of all its settings
+        # h2 takes any acknowledgment to be for all its settings
         peer.exchange(acknowledge=False)
         peer.h2.update_settings({SETTINGS[name]: rest[0]})  # type: ignore[dict-item]
     elif name == "exchange":

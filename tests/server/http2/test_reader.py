@@ -1,4 +1,4 @@
-"""FrameReader alone: frames of bytes, however those are split."""
+"""FrameReader alone: bytes become frames, however they are split."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ MOST_FRAMES, MOST_IDS, STRAIGHT = 2048, 256, 32768
 
 
 def connection(**limits: Any) -> FakeConnection:
-    """Make one that has introduced itself and knows a header block."""
+    """Return a connection that has received SETTINGS and has cached one header block."""
     made = FakeConnection(**limits)
     made.headers.cached[KNOWN] = HEAD
     made.data_received(INTRODUCED)
-    made.told.clear()
+    made.events.clear()
     return made
 
 
@@ -55,19 +55,19 @@ def data(content: bytes, stream: int = 1, flags: int = 0) -> bytes:
 
 
 def fault(made: FakeConnection) -> ErrorCode | None:
-    """Give the code of what it was closed for."""
-    return next((told[1] for told in made.told if told[0] == "fail"), None)
+    """Return the error code that the connection was closed with."""
+    return next((events[1] for events in made.events if events[0] == "fail"), None)
 
 
-def joined(told: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Put together what came of a stream one after another: a long frame comes in parts."""
+def joined(events: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Join consecutive DATA of one stream: a long frame arrives in parts."""
     found: list[tuple[Any, ...]] = []
-    for one in told:
+    for event in events:
         last = found[-1] if found else ("",)
-        if one[0] == last[0] == DATA and one[1] == last[1] and not last[3]:
-            found[-1] = (DATA, one[1], last[2] + one[2], one[3])
+        if event[0] == last[0] == DATA and event[1] == last[1] and not last[3]:
+            found[-1] = (DATA, event[1], last[2] + event[2], event[3])
         else:
-            found.append(one)
+            found.append(event)
     return found
 
 
@@ -78,12 +78,12 @@ def test_the_connection_begins_only_when_the_whole_preface_has_arrived() -> None
     made = FakeConnection(begun=False)
     for letter in PREFACE[:-1]:
         made.data_received(bytes([letter]))
-    assert made.told == []
+    assert made.events == []
 
     made.data_received(PREFACE[-1:])
-    assert made.told == [("begin",)]
+    assert made.events == [("begin",)]
     made.data_received(INTRODUCED)
-    assert made.told[1:] == [(SETTINGS, 0, 0, b"")]
+    assert made.events[1:] == [(SETTINGS, 0, 0, b"")]
 
 
 @pytest.mark.parametrize("sent", [b"GET / HTTP/1.1\r\n\r\n", b"PRI * HTTP/1.1", PREFACE[:-1] + b"?"])
@@ -92,7 +92,7 @@ def test_a_client_without_the_preface_is_answered_and_closed_and_the_rest_ignore
     made.data_received(sent)
     made.data_received(PREFACE + INTRODUCED)
 
-    assert made.told == [("close",)]
+    assert made.events == [("close",)]
     assert made.outbox.frames == [b"no: " + sent]
     assert not made.preface_received
 
@@ -102,8 +102,8 @@ def test_a_first_frame_other_than_settings_is_a_protocol_error(first: bytes) -> 
     made = FakeConnection()
     made.data_received(first + INTRODUCED)
 
-    assert made.told[0][:2] == ("fail", ErrorCode.PROTOCOL_ERROR)
-    assert made.told[1:] == [("close",)]
+    assert made.events[0][:2] == ("fail", ErrorCode.PROTOCOL_ERROR)
+    assert made.events[1:] == [("close",)]
 
 
 # -- frames ----------------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ def test_a_cached_header_block_opens_its_stream_and_short_payloads_reach_the_str
     made = connection()
     made.data_received(opened(1) + data(b"one") + opened(3, END_STREAM) + data(b"two", flags=END_STREAM))
 
-    assert made.told == [
+    assert made.events == [
         ("open", 1, HEAD, 0),
         (DATA, 1, b"one", 0),
         ("open", 3, HEAD, END_STREAM),
@@ -145,7 +145,7 @@ def test_the_connection_window_is_refilled_when_more_than_half_of_it_is_used() -
 @pytest.mark.parametrize(
     ("sent", "last_id"),
     [
-        (opened(5) + opened(3), 5),  # smaller than one before
+        (opened(5) + opened(3), 5),  # smaller than an earlier stream ID
         (opened(5) + opened(5), 5),
         (frame(HEADERS, END_HEADERS | PADDED, 1, KNOWN), 1),
         (frame(HEADERS, END_HEADERS | HAS_PRIORITY, 1, KNOWN), 1),
@@ -157,7 +157,7 @@ def test_unusual_headers_frames_are_passed_to_the_connection(sent: bytes, last_i
     made = connection()
     made.data_received(sent)
 
-    assert any(told[0] == HEADERS for told in made.told)
+    assert any(events[0] == HEADERS for events in made.events)
     assert made.last_id == last_id
 
 
@@ -165,16 +165,16 @@ def test_headers_beyond_the_stream_limit_are_passed_to_the_connection() -> None:
     made = connection(max_streams=2)
     made.data_received(opened(1) + opened(3) + opened(5))
 
-    assert [told[0] for told in made.told] == ["open", "open", HEADERS, "open"]
+    assert [events[0] for events in made.events] == ["open", "open", HEADERS, "open"]
 
 
 def test_data_after_the_end_of_a_stream_resets_the_stream_once() -> None:
     made = connection()
     made.data_received(opened(1, END_STREAM) + data(b"late"))
-    assert made.told[1:] == [("reset", 1, ErrorCode.STREAM_CLOSED)]
+    assert made.events[1:] == [("reset", 1, ErrorCode.STREAM_CLOSED)]
 
     made.data_received(data(b"later"))
-    assert made.told[2:] == []
+    assert made.events[2:] == []
 
 
 @pytest.mark.parametrize(
@@ -198,9 +198,9 @@ def test_an_invalid_frame_ends_the_connection_and_later_frames_are_ignored(sent:
     made.data_received(opened(1) + sent + PINGED)
     made.data_received(PINGED)
 
-    assert made.told[0] == ("open", 1, HEAD, 0)
+    assert made.events[0] == ("open", 1, HEAD, 0)
     assert fault(made) == code
-    assert made.told[2:] == [("close",)]
+    assert made.events[2:] == [("close",)]
 
 
 @pytest.mark.parametrize("size", [LONG, LONG + 1, 1 << 20])
@@ -208,7 +208,7 @@ def test_plain_data_frames_may_be_as_long_as_the_limit(size: int) -> None:
     made = connection()
     made.data_received(opened() + data(bytes(size), flags=END_STREAM))
 
-    assert made.told[1:] == [(DATA, 1, bytes(size), END_STREAM)]
+    assert made.events[1:] == [(DATA, 1, bytes(size), END_STREAM)]
 
 
 @pytest.mark.parametrize("kind", [PING, HEADERS])
@@ -216,7 +216,7 @@ def test_other_frames_may_be_as_long_as_16_kib(kind: int) -> None:
     made = connection()
     made.data_received(frame(kind, END_HEADERS, 3, bytes(LONG)))
 
-    assert made.told[0] == (kind, END_HEADERS, 3, bytes(LONG))
+    assert made.events[0] == (kind, END_HEADERS, 3, bytes(LONG))
 
 
 def test_a_too_large_frame_is_rejected_by_its_head_alone() -> None:
@@ -235,8 +235,8 @@ def test_a_header_block_that_is_open_must_be_continued(sent: bytes) -> None:
     made.headers.block, made.headers.stream_id = bytearray(), 3
     made.data_received(frame(CONTINUATION, 0, 3, b"x") + sent)
 
-    assert made.told[1] == (CONTINUATION, 0, 3, b"x")
-    assert made.told[2][:2] == ("fail", ErrorCode.PROTOCOL_ERROR)
+    assert made.events[1] == (CONTINUATION, 0, 3, b"x")
+    assert made.events[2][:2] == ("fail", ErrorCode.PROTOCOL_ERROR)
 
 
 def test_an_empty_data_frame_that_does_not_end_its_stream_is_charged() -> None:
@@ -247,7 +247,7 @@ def test_an_empty_data_frame_that_does_not_end_its_stream_is_charged() -> None:
 
     made = connection(max_idle_frames=0)
     made.data_received(opened() + 9 * data(b""))
-    assert fault(made) == ErrorCode.ENHANCE_YOUR_CALM  # one open stream earns eight
+    assert fault(made) == ErrorCode.ENHANCE_YOUR_CALM  # one open stream allows eight
 
 
 @pytest.mark.parametrize(("size", "lent"), [(LONG - 1, 0), (LONG, LONG)])
@@ -261,7 +261,7 @@ def test_a_long_payload_is_passed_as_a_view_and_a_short_payload_as_bytes(size: i
 def test_data_on_a_closed_stream_is_charged() -> None:
     made = connection(max_idle_frames=0)
     made.data_received(opened(1, END_STREAM) + data(b"x", 1))
-    assert made.told[1:] == [("reset", 1, ErrorCode.STREAM_CLOSED)]  # one open stream earned it
+    assert made.events[1:] == [("reset", 1, ErrorCode.STREAM_CLOSED)]  # one open stream allowed it
 
     made = connection(max_idle_frames=0)
     made.last_id = 1
@@ -276,11 +276,11 @@ def test_data_on_a_stream_reset_by_the_server_is_ignored_but_uses_the_window() -
     before = made.window.remaining
     made.data_received(data(bytes(100)) + data(bytes(2 * LONG)))
 
-    assert made.told[2:] == []
+    assert made.events[2:] == []
     assert made.window.remaining == before - 100 - 2 * LONG
 
 
-# -- long frames, and where they go ----------------------------------------------------------------------------
+# -- long frames and their buffers -----------------------------------------------------------------------------
 
 
 def test_a_long_frame_is_passed_on_in_parts_and_its_last_part_ends_the_stream() -> None:
@@ -288,20 +288,20 @@ def test_a_long_frame_is_passed_on_in_parts_and_its_last_part_ends_the_stream() 
     sent = data(b"x" * LONG, flags=END_STREAM)
     made.data_received(opened() + sent[:100])
     made.data_received(sent[100:-1])
-    assert made.told[1:] == [(DATA, 1, b"x" * (100 - FRAME_HEADER_BYTES), 0), (DATA, 1, b"x" * (LONG - 92), 0)]
+    assert made.events[1:] == [(DATA, 1, b"x" * (100 - FRAME_HEADER_BYTES), 0), (DATA, 1, b"x" * (LONG - 92), 0)]
 
     made.data_received(sent[-1:])
-    assert made.told[3:] == [(DATA, 1, b"x", END_STREAM)]
+    assert made.events[3:] == [(DATA, 1, b"x", END_STREAM)]
 
 
 def test_a_short_frame_is_kept_until_it_is_complete() -> None:
     made = connection()
     sent = data(b"x" * (LONG - 1))
     made.data_received(opened() + sent[:-1])
-    assert made.told[1:] == []
+    assert made.events[1:] == []
 
     made.data_received(sent[-1:])
-    assert made.told[1:] == [(DATA, 1, b"x" * (LONG - 1), 0)]
+    assert made.events[1:] == [(DATA, 1, b"x" * (LONG - 1), 0)]
 
 
 @pytest.mark.parametrize(("left", "straight"), [(STRAIGHT, True), (STRAIGHT - 1, False)])
@@ -316,8 +316,8 @@ def test_the_rest_of_a_long_frame_is_received_directly_if_its_stream_has_a_buffe
     assert made.transport.straight == straight
 
     made.transport.arrive(sent[FRAME_HEADER_BYTES + 1 :])
-    assert joined(made.told[1:]) == [(DATA, 1, b"x" * (left + 1), END_STREAM)]
-    assert [told[3] for told in made.told[1:-1]] == [0] * (len(made.told) - 2)
+    assert joined(made.events[1:]) == [(DATA, 1, b"x" * (left + 1), END_STREAM)]
+    assert [events[3] for events in made.events[1:-1]] == [0] * (len(made.events) - 2)
     assert made.streams[1].had_place == (left if straight else 0)
     assert made.streams[1].lent == (1 if straight else left + 1)
 
@@ -336,7 +336,7 @@ def test_direct_reading_lasts_between_long_frames_and_ends_without_a_buffer() ->
     assert not made.transport.straight
 
     made.transport.arrive(sent[10:])
-    assert joined(made.told[1:]) == [
+    assert joined(made.events[1:]) == [
         (DATA, 1, b"x" * (1 << 16), 0),
         (PING, 0, 0, bytes(8)),
         (DATA, 1, b"x" * (1 << 16), 0),
@@ -377,10 +377,10 @@ def test_the_rest_of_a_frame_is_discarded_after_its_stream_ends(end: str) -> Non
         made.streams[1].remote_ended = True
         made.recently_closed.add(1)
         made.streams.pop(1)
-    made.told.clear()
+    made.events.clear()
     made.transport.arrive(sent[100:] + PINGED)
 
-    assert made.told == [(PING, 0, 0, bytes(8))]
+    assert made.events == [(PING, 0, 0, bytes(8))]
 
 
 def test_bytes_read_after_the_connection_closes_do_not_reach_the_stream() -> None:
@@ -392,14 +392,14 @@ def test_bytes_read_after_the_connection_closes_do_not_reach_the_stream() -> Non
     made.on_read(10)
 
     assert made.streams[1].had_place == 0
-    assert made.told[2:] == [("close",)]
+    assert made.events[2:] == [("close",)]
 
 
 # -- turns -----------------------------------------------------------------------------------------------------
 
 
 def pinged(made: FakeConnection) -> int:
-    return sum(told[0] == PING for told in made.told)
+    return sum(events[0] == PING for events in made.events)
 
 
 def test_reading_pauses_for_a_turn_of_the_loop_after_many_frames() -> None:
@@ -438,12 +438,12 @@ def test_reading_pauses_for_a_turn_of_the_loop_after_many_new_streams(block: byt
     made = connection()
     sent = b"".join(frame(HEADERS, END_HEADERS, 2 * number + 1, block) for number in range(MOST_IDS))
     made.data_received(sent)
-    # the one that shows that there are too many has to be looked at by the connection
-    assert sum(told[0] == "open" for told in made.told) == MOST_IDS // 2 + 1
+    # the connection handles the stream that shows that there are too many
+    assert sum(events[0] == "open" for events in made.events) == MOST_IDS // 2 + 1
     assert not made.transport.reading
 
     made.loop.turn()
-    assert sum(told[0] == "open" for told in made.told) == MOST_IDS
+    assert sum(events[0] == "open" for events in made.events) == MOST_IDS
     assert made.transport.reading
 
 
@@ -524,7 +524,7 @@ FRAMES = st.one_of(
 @given(st.lists(FRAMES, max_size=12), st.lists(st.integers(0, 1 << 20), max_size=12), st.booleans())
 def test_any_split_of_the_bytes_gives_the_same_frames(sent: list[bytes], cuts: list[int], places: bool) -> None:
     whole = PREFACE + INTRODUCED + b"".join(sent)
-    told = []
+    events = []
     at = sorted({cut % len(whole) for cut in cuts} | {0, len(whole)})
     for pieces in ([whole], [whole[begin:end] for begin, end in pairwise(at)]):
         made = FakeConnection(begun=False)
@@ -533,6 +533,6 @@ def test_any_split_of_the_bytes_gives_the_same_frames(sent: list[bytes], cuts: l
         for piece in pieces:
             made.transport.arrive(piece)
             made.loop.turn()
-        told.append(joined(made.told))
+        events.append(joined(made.events))
 
-    assert told[0] == told[1]
+    assert events[0] == events[1]

@@ -1,4 +1,4 @@
-"""ReceiveWindow alone: what the peer may still send."""
+"""ReceiveWindow alone: how much the peer may still send."""
 
 from __future__ import annotations
 

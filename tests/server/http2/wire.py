@@ -26,7 +26,7 @@ REQUEST = {
 
 
 class FakeLoop:
-    """What the lane uses of an event loop. `turn` runs what is due; the clock stands still until it is moved."""
+    """The part of an event loop that the lane uses. `turn` runs due callbacks; only a test moves the clock."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -48,9 +48,9 @@ class FakeLoop:
         return timer
 
     def run_in_executor(self, executor: None, function: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Run now, tell later."""
+        """Run the function now, and report its result later."""
         done: Future[Any] = Future()
-        told: Future[Any] = Future()
+        future: Future[Any] = Future()
         try:
             done.set_result(function(*args))
         except Exception as error:  # noqa: BLE001 - as an executor
@@ -58,12 +58,12 @@ class FakeLoop:
 
         def tell() -> None:
             if done.exception() is not None:
-                told.set_exception(done.exception())
+                future.set_exception(done.exception())
             else:
-                told.set_result(done.result())
+                future.set_result(done.result())
 
         self.call_soon(tell)
-        return told
+        return future
 
     def turn(self) -> None:
         while self.soon:
@@ -92,7 +92,7 @@ class FakeTimer:
 
 
 class FakeTransport:
-    """Records what is written. `stuck` is what it claims not to have got rid of."""
+    """Records what is written. `stuck` is the number of bytes that it reports as unsent."""
 
     def __init__(self, protocol: Any = None) -> None:
         self.protocol = protocol
@@ -103,7 +103,7 @@ class FakeTransport:
         self.ended = self.closed = self.aborted = False
 
     def get_extra_info(self, name: str) -> None:
-        """Know nothing of TLS."""
+        """Return nothing: there is no TLS."""
 
     def write(self, sent: bytes) -> None:
         self.written += sent
@@ -114,11 +114,11 @@ class FakeTransport:
 
     @property
     def straight(self) -> bool:
-        """Whether what arrives is written where the protocol says."""
+        """Whether the protocol provides the buffer for arriving bytes."""
         return isinstance(self.protocol, asyncio.BufferedProtocol)
 
     def arrive(self, data: bytes) -> None:
-        """Give bytes to the protocol, in the way in which it reads."""
+        """Pass bytes to the protocol, in the way in which it currently reads."""
         while data and self.straight:
             room = self.protocol.get_buffer(-1)
             part, data = data[: len(room)], data[len(room) :]
@@ -159,7 +159,7 @@ class FakeTransport:
 
 
 class Echo:
-    """The Reader that sends back what it gets."""
+    """The Reader that sends back what it receives."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
@@ -240,10 +240,10 @@ class Wire:
         """Build a unary call in two frames."""
         return self.headers(stream, __path=path) + payload(message_of(message), stream, end=True)
 
-    # -- what it sees ------------------------------------------------------------------------------------------
+    # -- what the peer sees ------------------------------------------------------------------------------------
 
     def frames(self) -> list[Frame]:
-        """Give the frames that came since this was last asked."""
+        """Return the frames received since the last call."""
         written, self._read = self.transport.written[self._read :], len(self.transport.written)
         return frames_of(bytes(written))
 
@@ -251,7 +251,7 @@ class Wire:
         return dict(self.decoder.decode(frame.payload))  # type: ignore[arg-type]
 
     def answers(self) -> dict[int, tuple[bytes, int, str]]:
-        """Give message bytes, status and text of every call that was answered since this was last asked."""
+        """Return message bytes, status and text of every call answered since the last call."""
         bodies: dict[int, bytes] = {}
         found = {}
         for frame in self.frames():
@@ -265,12 +265,12 @@ class Wire:
         return found
 
     def goaway(self) -> tuple[int, str] | None:
-        """Give code and text of the last GOAWAY since this was last asked."""
+        """Return code and text of the last GOAWAY since the last call."""
         found = [frame for frame in self.frames() if frame.kind == frames.GOAWAY]
         return (struct.unpack_from(">I", found[-1].payload, 4)[0], found[-1].payload[8:].decode()) if found else None
 
     def reset_of(self, stream: int) -> int | None:
-        """Give the code that a stream was reset with since this was last asked."""
+        """Return the code that a stream was reset with since the last call."""
         for frame in self.frames():
             if frame.kind == frames.RST_STREAM and frame.stream == stream:
                 return int.from_bytes(frame.payload, "big")
@@ -278,7 +278,7 @@ class Wire:
 
 
 def frames_of(sent: bytes) -> list[Frame]:
-    """Give the frames of which bytes are made; all of them are whole."""
+    """Split bytes into frames, all of which must be complete."""
     found, at = [], 0
     while at < len(sent):
         word, flags, stream = frames.FRAME_HEADER.unpack_from(sent, at)

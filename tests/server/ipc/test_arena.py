@@ -28,13 +28,13 @@ from tests.server.ipc.wires import mappings
         (3 << 30, 3 << 30),
     ],
 )
-def test_a_slot_is_as_large_as_it_has_to_be_and_little_more(nbytes: int, slot_bytes: int) -> None:
+def test_a_slot_is_little_larger_than_its_tensor(nbytes: int, slot_bytes: int) -> None:
     assert slot_size(nbytes) == slot_bytes
     assert slot_size(slot_bytes) == slot_bytes
     assert slot_bytes % os.sysconf("SC_PAGE_SIZE") == 0
 
 
-def test_what_is_not_leased_is_given_back_beyond_what_is_kept() -> None:
+def test_segments_that_are_not_leased_are_removed_above_the_idle_limit() -> None:
     arena = Arena(1 << 30)
     slots = [slot for slot, _, _ in (arena.lease(SEGMENT_BYTES) or _nothing() for _ in range(40))]
     assert arena.total_bytes == arena.leased_bytes == 40 * SEGMENT_BYTES
@@ -48,7 +48,7 @@ def test_what_is_not_leased_is_given_back_beyond_what_is_kept() -> None:
     arena.close()
 
 
-def test_room_is_made_of_what_is_not_leased() -> None:
+def test_an_idle_segment_is_removed_to_make_room_for_a_lease() -> None:
     arena = Arena(2 * SEGMENT_BYTES)
     small, _, _ = arena.lease(1) or _nothing()
     arena.lease(SEGMENT_BYTES)
@@ -69,7 +69,7 @@ def test_a_slot_larger_than_the_arena_is_not_leased() -> None:
     arena.close()
 
 
-def test_nothing_has_a_name_that_could_be_left_behind() -> None:
+def test_segments_have_no_names_in_the_file_system() -> None:
     folders = Path("/dev/shm"), Path("/tmp")
     before = {path for folder in folders for path in folder.iterdir()}
     arena = Arena(1 << 30)
@@ -86,7 +86,7 @@ def _nothing() -> Any:
 
 
 class Leases(RuleBasedStateMachine):
-    """An Arena and its Mirror, with what a wire would carry between them carried at any time and in order."""
+    """An Arena and its Mirror, with the messages between them delivered in order and at any time."""
 
     views = Bundle("views")
 

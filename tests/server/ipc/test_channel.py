@@ -34,18 +34,18 @@ def test_messages_arrive_as_they_were_sent() -> None:
         assert same(np.arange(100_000), array)
 
 
-def test_a_time_limit_ends_waiting() -> None:
+def test_receive_returns_after_its_time_limit() -> None:
     with channels() as (here, _):
         assert here.receive(0.0) == []
         assert here.receive(0.001) == []
 
 
-def test_a_long_wait_goes_on_where_a_part_of_it_has_taken_all_its_time() -> None:
+def test_a_message_is_received_after_a_poll_that_took_all_of_the_time_limit() -> None:
     with channels() as (here, there):
         real, waits = there._readable, []
 
         def poll(timeout_ms: float) -> list[tuple[int, int]]:
-            """Come back the first time from a machine that stood still, and find that the other side did."""
+            """Return nothing the first time, as on a machine that stood still while the other side sent."""
             waits.append(timeout_ms)
             if len(waits) == 1:
                 here.send(FIRST_KIND, 1, b"late")
@@ -56,7 +56,7 @@ def test_a_long_wait_goes_on_where_a_part_of_it_has_taken_all_its_time() -> None
         assert [body for _, _, body, _, _ in there.receive(PATIENCE_S)] == [b"late"]
 
 
-def test_slots_are_released_when_asked_for_or_before_waiting() -> None:
+def test_freed_slots_are_reported_on_request_or_before_waiting() -> None:
     with channels() as (here, there):
         for again in (there.report_freed, lambda: there.receive(0.0)):
             here.send(FIRST_KIND, 1, b"", [np.zeros(100_000)])
@@ -66,7 +66,7 @@ def test_slots_are_released_when_asked_for_or_before_waiting() -> None:
             assert here._wire.arena.leases == 0
 
 
-def test_shared_memory_that_is_given_back_is_let_go_of_by_both_sides_though_nothing_is_said() -> None:
+def test_both_sides_unmap_removed_segments_without_further_messages() -> None:
     with channels(256 << 20) as (here, there):
         for _ in range(40):
             here.send(FIRST_KIND, 1, b"", [np.zeros(SEGMENT_BYTES, np.uint8)])
@@ -81,7 +81,7 @@ def test_shared_memory_that_is_given_back_is_let_go_of_by_both_sides_though_noth
         assert len(there._wire.mirror._segments) == MAX_IDLE_BYTES // SEGMENT_BYTES
 
 
-def test_who_has_ended_while_memory_was_given_back_is_told_of_as_ended() -> None:
+def test_a_peer_that_closes_after_freeing_memory_is_an_end_of_file() -> None:
     with channels(256 << 20) as (here, there):
         for _ in range(40):
             here.send(FIRST_KIND, 1, b"", [np.zeros(SEGMENT_BYTES, np.uint8)])
@@ -95,7 +95,7 @@ def test_who_has_ended_while_memory_was_given_back_is_told_of_as_ended() -> None
             here.receive(PATIENCE_S)
 
 
-def test_any_number_of_threads_may_send() -> None:
+def test_several_threads_can_send_in_parallel() -> None:
     with channels() as (here, there):
         threads = [threading.Thread(target=_send_many, args=(here, number)) for number in range(4)]
         for thread in threads:
@@ -115,7 +115,7 @@ def _send_many(channel: Channel, number: int) -> None:
         channel.send(FIRST_KIND, number, b"%d" % turn, [np.full(turn * 100, number) if turn else np.array([number])])
 
 
-def test_the_end_of_the_other_side_is_an_end_of_file() -> None:
+def test_the_end_of_the_peer_is_an_end_of_file_after_its_last_message() -> None:
     with channels() as (here, there):
         here.send(FIRST_KIND, 1, b"last")
         here.close()
@@ -126,7 +126,7 @@ def test_the_end_of_the_other_side_is_an_end_of_file() -> None:
             there.send(FIRST_KIND, 1)
 
 
-def test_closing_wakes_whoever_waits() -> None:
+def test_closing_a_channel_wakes_a_waiting_receive() -> None:
     with channels() as (here, _):
         ended = []
 
@@ -143,7 +143,7 @@ def test_closing_wakes_whoever_waits() -> None:
         assert ended == [True]
 
 
-def test_nothing_is_left_of_channels_that_were_closed() -> None:
+def test_closed_channels_leave_no_descriptors_or_mappings() -> None:
     before = kept()
     with channels() as (here, there):
         here.send(FIRST_KIND, 1, b"", [np.zeros(100_000)], [0])

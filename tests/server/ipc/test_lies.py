@@ -1,4 +1,4 @@
-"""A peer that lies loses its link, and the process at the other end nothing."""
+"""A peer that sends invalid frames loses its link, and does no harm to the process at the other end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KIND = FIRST_KIND + 1
 
 
 async def lost_of(lie: Callable[[socket.socket], object], take: Callable[[list[Message]], None]) -> str:
-    """Give why a link is lost whose other side writes what it likes."""
+    """Return why a link is lost when its peer sends an invalid frame."""
     here, there = sockets()
     told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     link = Link(here, take, told.set_result)
@@ -44,11 +44,11 @@ async def lost_of(lie: Callable[[socket.socket], object], take: Callable[[list[M
         b"\n".join([b"a line that was printed to the wrong descriptor"] * 3),
     ],
 )
-def test_what_cannot_become_a_message_is_not_waited_for(frame: bytes) -> None:
+def test_a_frame_that_cannot_become_a_message_closes_the_link(frame: bytes) -> None:
     assert uvloop.run(lost_of(lambda there: there.send(frame), lambda _: None))
 
 
-def test_a_message_that_cannot_be_taken_costs_the_link_and_its_descriptors_are_closed() -> None:
+def test_a_message_that_cannot_be_handled_closes_the_link_and_its_descriptors() -> None:
     came: list[int] = []
 
     def take(messages: list[Message]) -> None:
@@ -65,7 +65,7 @@ def test_a_message_that_cannot_be_taken_costs_the_link_and_its_descriptors_are_c
     assert len(came) == 2
 
 
-def test_a_descriptor_that_was_taken_off_its_message_is_kept() -> None:
+def test_a_descriptor_removed_from_its_message_stays_open() -> None:
     async def main() -> None:
         here, there = sockets()
         came: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
@@ -81,7 +81,7 @@ def test_a_descriptor_that_was_taken_off_its_message_is_kept() -> None:
     uvloop.run(main())
 
 
-def test_a_peer_cannot_use_up_the_mappings_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_cannot_exhaust_the_mappings_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arena, "_MAX_MAPPED", 3)
     lent, mirror = Arena(1 << 30), Mirror(lambda: None)
     slots = [lent.lease(arena.SEGMENT_BYTES) for _ in range(4)]

@@ -36,7 +36,7 @@ while True:
 
 
 class End:
-    """A Link, what it has taken and why it was lost."""
+    """A Link, the messages it has received, and why it was lost."""
 
     def __init__(self, sock: socket.socket, arena_bytes: int = 64 << 20) -> None:
         self.taken: list[Message] = []
@@ -55,7 +55,7 @@ class End:
         self._look.set()
 
     async def until(self, true: Callable[[], Any]) -> None:
-        """Wait until something holds, looked at whenever anything happens here."""
+        """Wait until a condition holds, which is checked after every event of the link."""
         async with asyncio.timeout(PATIENCE_S):
             while not true():
                 self._look.clear()
@@ -77,9 +77,9 @@ async def ends(arena_bytes: int = 64 << 20) -> AsyncIterator[tuple[End, End]]:
 
 
 async def turns(true: Callable[[], Any]) -> None:
-    """Let the loop turn until something holds."""
+    """Let the event loop turn until a condition holds."""
     async with asyncio.timeout(PATIENCE_S):
-        while not true():  # noqa: ASYNC110 - the turns of the loop are what is waited for
+        while not true():  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0)
 
 
@@ -96,7 +96,7 @@ def test_messages_arrive_in_order_with_their_tensors() -> None:
     uvloop.run(main())
 
 
-def test_all_of_a_loop_turn_leaves_in_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_messages_of_a_loop_turn_are_sent_in_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
     writes = []
 
     def counted(sock: socket.socket, *rest: Any) -> int:
@@ -115,7 +115,7 @@ def test_all_of_a_loop_turn_leaves_in_one_write(monkeypatch: pytest.MonkeyPatch)
     uvloop.run(main())
 
 
-def test_a_slot_comes_back_whichever_thread_lets_go_of_it() -> None:
+def test_a_slot_is_released_from_any_thread() -> None:
     async def main() -> None:
         async with ends() as (here, there):
             here.link.send(FIRST_KIND, 1, b"", [np.ones(100_000)])
@@ -128,7 +128,7 @@ def test_a_slot_comes_back_whichever_thread_lets_go_of_it() -> None:
     uvloop.run(main())
 
 
-def test_shared_memory_that_is_given_back_is_let_go_of_by_both_sides_though_nothing_is_said() -> None:
+def test_both_sides_unmap_removed_segments_without_further_messages() -> None:
     async def main() -> None:
         async with ends(256 << 20) as (here, there):
             for number in range(40):
@@ -141,7 +141,7 @@ def test_shared_memory_that_is_given_back_is_let_go_of_by_both_sides_though_noth
     uvloop.run(main())
 
 
-def test_a_slot_that_dies_after_its_link_and_its_loop_harms_nobody() -> None:
+def test_a_view_can_outlive_its_link_and_event_loop() -> None:
     held: list[Any] = []
     before = kept()
 
@@ -156,7 +156,7 @@ def test_a_slot_that_dies_after_its_link_and_its_loop_harms_nobody() -> None:
     assert kept() == before
 
 
-def test_a_peer_that_does_not_read_holds_nobody_up_and_gets_it_all_later() -> None:
+def test_messages_to_a_peer_that_does_not_read_wait_without_blocking_the_loop() -> None:
     async def main() -> None:
         mine, other = sockets()
         here = End(mine, arena_bytes=0)
@@ -164,7 +164,7 @@ def test_a_peer_that_does_not_read_holds_nobody_up_and_gets_it_all_later() -> No
             here.link.send(FIRST_KIND, number, b"", [np.full(1_000_000, number, np.uint8)])
         await turns(lambda: here.link.unsent_bytes < 51_000_000 and not here.link._wire.out)
         assert here.link.unsent_bytes > 40_000_000
-        for number in range(50, 100):  # behind what waits
+        for number in range(50, 100):  # behind the unsent messages
             here.link.send(FIRST_KIND, number, b"small")
             await asyncio.sleep(0)
         taken: list[int] = []
@@ -183,7 +183,7 @@ def test_a_peer_that_does_not_read_holds_nobody_up_and_gets_it_all_later() -> No
     uvloop.run(main())
 
 
-def test_what_is_sent_once_there_is_room_again_still_waits_its_turn() -> None:
+def test_messages_stay_in_order_when_the_socket_has_room_again() -> None:
     async def main() -> None:
         mine, other = sockets()
         other.setblocking(False)
@@ -215,7 +215,7 @@ def test_descriptors_wait_with_the_bytes_of_a_peer_that_does_not_read() -> None:
         here = End(mine, arena_bytes=0)
         here.link.send(FIRST_KIND, 0, bytes(5_000_000))
         await asyncio.sleep(0)
-        ends_of_pipes = [os.pipe() for _ in range(250)]  # more than one write takes
+        ends_of_pipes = [os.pipe() for _ in range(250)]  # more than fit in one write
         here.link.send(FIRST_KIND, 1, b"", None, [reading for reading, _ in ends_of_pipes])
         await asyncio.sleep(0)
         there = End(other)
@@ -232,7 +232,7 @@ def test_descriptors_wait_with_the_bytes_of_a_peer_that_does_not_read() -> None:
     assert kept() == before
 
 
-def test_a_link_whose_peer_does_not_read_leaves_nothing_when_it_is_closed() -> None:
+def test_a_closed_link_with_unsent_messages_leaves_no_descriptors_or_mappings() -> None:
     before = kept()
 
     async def main() -> None:
@@ -253,7 +253,7 @@ def test_a_link_whose_peer_does_not_read_leaves_nothing_when_it_is_closed() -> N
     assert kept() == before
 
 
-def test_what_was_sent_in_the_turn_of_the_end_still_leaves() -> None:
+def test_a_message_sent_in_the_turn_of_the_close_is_delivered() -> None:
     async def main() -> None:
         async with ends() as (here, there):
             here.link.send(FIRST_KIND, 7, b"last words", [np.ones(20_000)])
@@ -266,7 +266,7 @@ def test_what_was_sent_in_the_turn_of_the_end_still_leaves() -> None:
     uvloop.run(main())
 
 
-def test_answers_of_a_process_that_has_gone_are_taken_before_it_is_lost() -> None:
+def test_messages_of_an_ended_process_are_received_before_the_link_is_lost() -> None:
     async def main() -> None:
         mine, other = sockets()
         there = Channel(other)
@@ -282,7 +282,7 @@ def test_answers_of_a_process_that_has_gone_are_taken_before_it_is_lost() -> Non
     uvloop.run(main())
 
 
-def test_what_has_arrived_of_a_process_that_has_ended_is_read_though_its_socket_is_open() -> None:
+def test_read_remaining_reads_received_messages_while_the_socket_is_still_open() -> None:
     async def main() -> None:
         mine, other = sockets()
         here = End(mine)
@@ -299,7 +299,7 @@ def test_what_has_arrived_of_a_process_that_has_ended_is_read_though_its_socket_
     uvloop.run(main())
 
 
-def test_a_flood_leaves_others_their_turn() -> None:
+def test_a_flood_of_messages_does_not_starve_other_links() -> None:
     async def main() -> None:
         mine, other = sockets()
         here = End(mine)
@@ -325,7 +325,7 @@ def _flood(sock: socket.socket, nbytes: int) -> None:
     sock.close()
 
 
-def test_a_peer_that_lies_is_lost_once_and_nothing_of_it_is_left() -> None:
+def test_an_invalid_frame_closes_the_link_once_and_leaves_no_resources() -> None:
     before = kept()
 
     async def main() -> None:
@@ -343,7 +343,7 @@ def test_a_peer_that_lies_is_lost_once_and_nothing_of_it_is_left() -> None:
     assert kept() == before
 
 
-def test_who_has_closed_a_link_is_told_nothing_of_it_though_it_was_lost_in_that_turn() -> None:
+def test_the_lost_callback_is_not_called_after_close() -> None:
     async def main() -> None:
         async with ends() as (here, there):
             there.link.close()
@@ -356,7 +356,7 @@ def test_who_has_closed_a_link_is_told_nothing_of_it_though_it_was_lost_in_that_
     uvloop.run(main())
 
 
-def test_a_frame_cut_off_by_the_end_of_its_process_is_no_message() -> None:
+def test_a_frame_cut_off_by_the_end_of_its_process_is_discarded() -> None:
     async def main() -> None:
         mine, other = sockets()
         here = End(mine)
@@ -368,7 +368,7 @@ def test_a_frame_cut_off_by_the_end_of_its_process_is_no_message() -> None:
     uvloop.run(main())
 
 
-def test_descriptors_that_find_no_room_end_the_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_is_lost_when_there_are_too_many_open_files_for_its_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
     before = kept()
 
     async def main() -> None:
@@ -406,7 +406,7 @@ class _Instead:
 
 
 @pytest.mark.slow
-def test_a_process_that_is_killed_leaves_no_mapping_and_no_lease_here() -> None:
+def test_a_killed_process_leaves_no_mappings_or_leases_in_its_peer() -> None:
     before = kept()
 
     async def main() -> None:

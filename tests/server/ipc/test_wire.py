@@ -54,7 +54,7 @@ def fed(raw: bytes, *sent: int) -> Any:
 
 
 @given(messages, st.lists(st.integers(0, 3000), max_size=30))
-def test_messages_come_out_as_they_were_put_whatever_the_pieces(said: Any, pieces: list[int]) -> None:
+def test_messages_are_unchanged_when_received_in_any_pieces(said: Any, pieces: list[int]) -> None:
     with pair() as both:
         for kind, number, body, arrays in said:
             both.here.put(kind, number, body, arrays)
@@ -73,7 +73,7 @@ def test_messages_come_out_as_they_were_put_whatever_the_pieces(said: Any, piece
 
 @pytest.mark.parametrize("row", DATATYPES.values(), ids=lambda row: row.name)
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 0, 2), (2, 3), (100, 100)])
-def test_every_datatype_travels_in_every_shape(row: Any, shape: tuple[int, ...]) -> None:
+def test_every_datatype_is_transferred_in_every_shape(row: Any, shape: tuple[int, ...]) -> None:
     array = np.zeros(shape, row.dtype)
     array[...] = b"\x00\xffabc" if row.dtype.hasobject else 1
     with pair() as both:
@@ -87,7 +87,7 @@ def test_every_datatype_travels_in_every_shape(row: Any, shape: tuple[int, ...])
         first = third = None
 
 
-def test_strings_of_other_types_come_out_as_bytes() -> None:
+def test_strings_of_other_types_are_received_as_bytes() -> None:
     with pair() as both:
         both.here.put(FIRST_KIND, 1, b"", [np.array(["ä", np.bytes_(b"\xff"), bytearray(b"x"), 7], np.object_)])
 
@@ -139,20 +139,20 @@ def test_long_strings_are_copied_once_when_they_are_read(size: int) -> None:
     assert most_bytes < 1.5 * kept_bytes
 
 
-def test_tensors_of_one_message_do_not_touch_each_other() -> None:
+def test_tensors_of_one_message_do_not_overlap() -> None:
     with pair() as both:
         both.here.put(FIRST_KIND, 1, b"", [np.zeros(3, np.uint8), np.zeros(5000, np.float64), np.zeros(7, np.uint8)])
         ((_, _, _, arrays, _),) = both.pass_on()
 
         for value, array in enumerate(arrays, 1):
             assert array is not None
-            array[...] = value  # they are the receiver's to write to
+            array[...] = value  # the receiver may write to them
 
         assert [set(array.tolist()) for array in arrays if array is not None] == [{1}, {2}, {3}]
         del arrays, array
 
 
-def test_more_layouts_than_are_remembered_are_told_again() -> None:
+def test_layouts_above_the_cache_limit_are_sent_again() -> None:
     with pair() as both:
         for turn in range(2):
             for size in range(1500):
@@ -163,7 +163,7 @@ def test_more_layouts_than_are_remembered_are_told_again() -> None:
         assert len(both.there._received_layouts) <= 1024
 
 
-def test_a_tensor_like_the_one_before_is_read_as_it_is_when_all_layouts_were_told_anew() -> None:
+def test_a_tensor_is_read_correctly_after_its_layout_was_evicted() -> None:
     alone = np.arange(3, dtype=np.float32)
     with pair() as both:
         for _ in range(3):
@@ -179,7 +179,7 @@ def test_a_tensor_like_the_one_before_is_read_as_it_is_when_all_layouts_were_tol
 
 
 @given(st.lists(st.sampled_from([(1, "f4"), (4, "f4"), (4, "i8"), (0, "f4"), (3, ">f4"), (5000, "f4")]), max_size=20))
-def test_whatever_came_before_a_tensor_it_is_read_as_it_is(forms: list[tuple[int, str]]) -> None:
+def test_a_tensor_is_read_correctly_after_any_other_tensors(forms: list[tuple[int, str]]) -> None:
     with pair() as both:
         for number, (size, dtype) in enumerate(forms):
             both.here.put(FIRST_KIND, number, b"body", [np.full(size, number, dtype)])
@@ -191,7 +191,7 @@ def test_whatever_came_before_a_tensor_it_is_read_as_it_is(forms: list[tuple[int
             arrays.clear()
 
 
-def test_a_tensor_is_copied_when_it_is_put() -> None:
+def test_a_tensor_is_copied_when_put_on_a_wire() -> None:
     for size in (4, 100_000):
         array = np.ones(size, np.float32)
         with pair() as both:
@@ -203,7 +203,7 @@ def test_a_tensor_is_copied_when_it_is_put() -> None:
             come = None
 
 
-def test_small_tensors_need_no_slot_and_large_ones_one() -> None:
+def test_small_tensors_are_inline_and_large_tensors_take_a_slot() -> None:
     with pair() as both:
         both.here.put(FIRST_KIND, 1, b"", [np.zeros(INLINE_BYTES, np.uint8)])
         assert both.here.arena.leases == 0
@@ -211,7 +211,7 @@ def test_small_tensors_need_no_slot_and_large_ones_one() -> None:
         assert both.here.arena.leases == 1
 
 
-def test_a_large_tensor_is_copied_once_by_its_sender_and_not_by_its_receiver(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_tensor_is_copied_by_its_sender_but_not_by_its_receiver(monkeypatch: pytest.MonkeyPatch) -> None:
     copied = []
 
     def copyto(target: Any, source: Any) -> None:
@@ -223,7 +223,7 @@ def test_a_large_tensor_is_copied_once_by_its_sender_and_not_by_its_receiver(mon
     with pair() as both:
         for _ in range(3):
             both.here.put(FIRST_KIND, 1, b"", [np.ones(150_000, np.float32)])
-            assert sum(map(len, both.here.out)) < 500  # no byte of it is in the frame
+            assert sum(map(len, both.here.out)) < 500  # none of the tensor's bytes are in the frame
             ((_, _, _, (array,), _),) = both.pass_on()
             segment = np.frombuffer(both.there.mirror._segments[0][0], np.uint8)
             assert array is not None
@@ -232,7 +232,7 @@ def test_a_large_tensor_is_copied_once_by_its_sender_and_not_by_its_receiver(mon
     assert copied == [600_000] * 3
 
 
-def test_a_slot_is_held_by_the_last_view_of_any_of_its_tensors() -> None:
+def test_a_slot_is_held_until_the_last_view_of_its_tensors_is_gone() -> None:
     with pair() as both:
         both.here.put(FIRST_KIND, 1, b"", [np.zeros(9000), np.zeros(9000)])
         ((_, _, _, arrays, _),) = both.pass_on()
@@ -245,7 +245,7 @@ def test_a_slot_is_held_by_the_last_view_of_any_of_its_tensors() -> None:
         assert both.here.arena.leases == 0
 
 
-def test_tensors_go_inline_when_the_arena_is_full_and_nothing_is_lost() -> None:
+def test_tensors_are_sent_inline_when_the_arena_is_full() -> None:
     held = []
     with pair(arena_bytes=2 * SEGMENT_BYTES) as both:
         for value in range(8):
@@ -262,7 +262,7 @@ def test_tensors_go_inline_when_the_arena_is_full_and_nothing_is_lost() -> None:
         assert both.here.arena.leases == 0
 
 
-def test_an_arena_without_room_for_a_descriptor_is_as_one_that_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_are_sent_inline_when_no_file_descriptor_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     def none_left(*_: Any) -> int:
         raise OSError(24, "Too many open files")
 
@@ -273,7 +273,7 @@ def test_an_arena_without_room_for_a_descriptor_is_as_one_that_is_full(monkeypat
         assert same(np.ones(100_000), array)
 
 
-def test_a_segment_may_take_the_number_of_one_that_has_just_gone() -> None:
+def test_a_segment_may_reuse_the_number_of_a_removed_segment() -> None:
     with pair(arena_bytes=2 * SEGMENT_BYTES) as both:
         for size in (20_000, 100_000, 20_000, 400_000, 5_000_000, 20_000) * 3:
             both.here.put(FIRST_KIND, 1, b"", [np.full(size, 7, np.uint8)])
@@ -285,9 +285,9 @@ def test_a_segment_may_take_the_number_of_one_that_has_just_gone() -> None:
         assert both.here.arena.total_bytes <= 2 * SEGMENT_BYTES
 
 
-def test_what_cannot_travel_is_refused_and_nothing_is_put() -> None:
+def test_unsupported_tensors_are_rejected_and_nothing_is_sent() -> None:
     before = kept()
-    with pair() as both, open("/dev/null") as file:  # noqa: PTH123 - its descriptor is of interest
+    with pair() as both, open("/dev/null") as file:  # noqa: PTH123 - the test needs its descriptor
         wrong = [
             [np.zeros(2, np.complex64)],
             [np.zeros(2, "datetime64[s]")],
@@ -307,7 +307,7 @@ def test_what_cannot_travel_is_refused_and_nothing_is_put() -> None:
     assert kept() == before
 
 
-def test_a_message_that_no_frame_can_hold_is_refused_by_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_too_long_for_a_frame_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire_module, "_MAX_BYTES", 100_000)
     with pair(arena_bytes=0) as both:
         for arrays in ([np.zeros(200_000, np.uint8)], [np.array([b"x" * 150_000], object)]):
@@ -318,7 +318,7 @@ def test_a_message_that_no_frame_can_hold_is_refused_by_its_length(monkeypatch: 
         assert both.pass_on() == []
 
 
-def test_descriptors_come_with_their_message() -> None:
+def test_descriptors_arrive_with_their_message() -> None:
     before = kept()
     with pair() as both:
         ends = [os.pipe() for _ in range(3)]
@@ -336,7 +336,7 @@ def test_descriptors_come_with_their_message() -> None:
     assert kept() == before
 
 
-def test_nothing_is_left_of_a_wire_that_was_closed() -> None:
+def test_a_closed_wire_leaves_no_descriptors_or_mappings() -> None:
     before = kept()
     with pair() as both:
         both.here.put(FIRST_KIND, 1, b"", [np.zeros(3_000_000)])
@@ -401,7 +401,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_peer_that_lies_is_found_out(lie: str) -> None:
+def test_an_invalid_frame_is_an_error(lie: str) -> None:
     before = descriptors()
     with pytest.raises(WireError):
         fed(LIES[lie])
@@ -423,16 +423,14 @@ def test_a_peer_that_lies_is_found_out(lie: str) -> None:
         (0, MIN_SLOT_BYTES, 0, lambda _: os.open("/proc/self/exe", os.O_RDONLY)),
     ],
 )
-def test_a_segment_that_is_not_what_it_is_said_to_be_is_not_mapped(
-    number: int, slot_bytes: int, size: int, make: Any
-) -> None:
+def test_an_unsealed_or_wrongly_sized_segment_is_not_mapped(number: int, slot_bytes: int, size: int, make: Any) -> None:
     before = descriptors()
     with pytest.raises(WireError):
         fed(frame(SEGMENT, number, struct.pack("<I", slot_bytes), count=1), make(size))
     assert descriptors() <= before
 
 
-def test_a_segment_is_announced_once_and_a_slot_released_once() -> None:
+def test_announcing_a_segment_twice_or_releasing_a_slot_twice_is_an_error() -> None:
     announced = frame(SEGMENT, 0, struct.pack("<I", MIN_SLOT_BYTES), count=1)
     with pytest.raises(WireError):
         fed(announced + announced, _sealed(10), _sealed(10))
@@ -446,7 +444,7 @@ def test_a_segment_is_announced_once_and_a_slot_released_once() -> None:
     wire.close()
 
 
-def test_a_slot_has_no_more_than_its_bytes() -> None:
+def test_a_tensor_outside_its_slot_is_an_error() -> None:
     before = kept()
     layout = frame(LAYOUT, 1, b'[["u1", [%d]]]' % (MIN_SLOT_BYTES + 1))
     for slot in (0, 255, 256, 0xFFFF, 1 << 16):
@@ -456,7 +454,7 @@ def test_a_slot_has_no_more_than_its_bytes() -> None:
     assert kept() == before
 
 
-def test_descriptors_of_refused_and_unclaimed_frames_are_closed() -> None:
+def test_descriptors_of_rejected_and_incomplete_frames_are_closed() -> None:
     before = kept()
     good = frame(FIRST_KIND, 1, count=1)
     with pytest.raises(WireError):
@@ -472,7 +470,7 @@ def test_descriptors_of_refused_and_unclaimed_frames_are_closed() -> None:
 
 
 @given(st.binary(max_size=200), st.data())
-def test_whatever_bytes_come_they_are_messages_or_a_lie(noise: bytes, given_data: st.DataObject) -> None:
+def test_any_bytes_are_messages_or_a_wire_error(noise: bytes, given_data: st.DataObject) -> None:
     with pair() as both:
         both.here.put(FIRST_KIND, 1, b"abc", [np.zeros(4, np.float32), np.array([b"x"], object)])
         both.here.put(FIRST_KIND, 2, b"abc", [np.zeros(5000, np.float32)])
@@ -485,7 +483,7 @@ def test_whatever_bytes_come_they_are_messages_or_a_lie(noise: bytes, given_data
             both.there.feed(memoryview(raw), sent)
 
 
-def test_a_release_of_what_is_shared_reaches_its_owner_among_messages() -> None:
+def test_a_release_of_a_slot_reaches_its_owner_among_messages() -> None:
     with pair() as both:
         both.here.put(FIRST_KIND, 1, b"", [np.zeros(10_000)])
         both.pass_on().clear()

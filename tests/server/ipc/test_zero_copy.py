@@ -35,12 +35,12 @@ def wires(arena_bytes: int = 64 << 20) -> Iterator[tuple[ZeroCopyWire, Wire]]:
 
 
 def freed(there: Wire, here: ZeroCopyWire) -> None:
-    """Have `there` tell what nobody looks at any more."""
+    """Have `there` report the slots that are no longer in use."""
     there.put_freed()
     carry(there, here)
 
 
-def test_what_was_lent_is_what_arrives_and_nothing_of_it_is_in_the_frame() -> None:
+def test_an_allocated_tensor_arrives_through_shared_memory_only() -> None:
     with wires() as (here, there):
         lent = here.allocate(LARGE)
         (array,) = lent.arrays
@@ -59,7 +59,7 @@ def test_what_was_lent_is_what_arrives_and_nothing_of_it_is_in_the_frame() -> No
         del come
 
 
-def test_a_slot_comes_back_when_the_reader_is_done_with_it() -> None:
+def test_a_slot_is_released_when_its_reader_is_done() -> None:
     with wires() as (here, there):
         lent = here.allocate(LARGE)
         here.put_allocated(FIRST_KIND, 1, b"", lent)
@@ -70,7 +70,7 @@ def test_a_slot_comes_back_when_the_reader_is_done_with_it() -> None:
         assert here.arena.leases == 0
 
 
-def test_what_is_taken_back_is_free_at_once_and_only_once() -> None:
+def test_discarding_an_allocation_frees_its_slot_once() -> None:
     with wires() as (here, _):
         lent = here.allocate(LARGE)
         here.discard(lent)
@@ -80,7 +80,7 @@ def test_what_is_taken_back_is_free_at_once_and_only_once() -> None:
         assert here.allocate(LARGE).slot != NO_SLOT
 
 
-def test_what_was_sent_is_not_the_lenders_to_take_back() -> None:
+def test_discarding_a_sent_allocation_keeps_its_slot() -> None:
     with wires() as (here, there):
         lent = here.allocate(LARGE)
         here.put_allocated(FIRST_KIND, 1, b"", lent)
@@ -90,7 +90,7 @@ def test_what_was_sent_is_not_the_lenders_to_take_back() -> None:
         carry(here, there).clear()
 
 
-def test_what_is_sent_again_is_what_it_was_though_its_slot_may_be_anothers() -> None:
+def test_an_allocation_sent_again_is_unchanged_after_its_slot_was_released() -> None:
     with wires() as (here, there):
         lent = here.allocate(LARGE)
         (array,) = lent.arrays
@@ -121,7 +121,7 @@ def test_what_is_sent_again_is_what_it_was_though_its_slot_may_be_anothers() -> 
         ((FLOAT, (0, 4)),),
     ],
 )
-def test_small_tensors_and_strings_are_plain_memory(form: Form) -> None:
+def test_small_tensors_and_strings_are_allocated_in_plain_memory(form: Form) -> None:
     with wires() as (here, there):
         lent = here.allocate(form)
         assert lent.slot == NO_SLOT
@@ -136,7 +136,7 @@ def test_small_tensors_and_strings_are_plain_memory(form: Form) -> None:
         del come
 
 
-def test_where_there_is_no_room_it_is_plain_memory_and_travels_all_the_same() -> None:
+def test_tensors_are_allocated_in_plain_memory_when_the_arena_is_full() -> None:
     with wires(SEGMENT_BYTES) as (here, there):
         held = [here.allocate(LARGE) for _ in range(20)]
         plain = [lent for lent in held if lent.slot == NO_SLOT]
@@ -155,7 +155,7 @@ _FORMS = st.lists(
 
 
 @given(st.lists(st.tuples(_FORMS, st.sampled_from(("send", "twice", "drop"))), max_size=6))
-def test_whatever_is_lent_arrives_as_it_was_filled_and_nothing_stays_leased(steps: list[Any]) -> None:
+def test_any_allocation_arrives_as_filled_and_no_slot_stays_leased(steps: list[Any]) -> None:
     with wires() as (here, there):
         for number, (form, what) in enumerate(steps):
             lent = here.allocate(tuple(form))
@@ -176,7 +176,7 @@ def test_whatever_is_lent_arrives_as_it_was_filled_and_nothing_stays_leased(step
         assert here.arena.leases == 0
 
 
-def test_over_a_socket_and_back() -> None:
+def test_allocated_tensors_make_a_round_trip_over_a_socket() -> None:
     before = kept()
     mine, other = sockets()
     here, there = ZeroCopyChannel(mine), Channel(other)

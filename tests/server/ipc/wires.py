@@ -1,4 +1,4 @@
-"""Two ends of a wire in one process, and what a process holds: descriptors and mappings."""
+"""Both ends of a wire in one process, and counts of the process's descriptors and mappings."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ def mappings() -> int:
 
 
 def kept() -> tuple[int, int]:
-    """Count both, without what only waits to be collected."""
-    uvloop.new_event_loop().close()  # with the first one comes a pipe that libuv keeps
+    """Count both, after a garbage collection."""
+    uvloop.new_event_loop().close()  # the first one opens a pipe that libuv keeps
     gc.collect()
     return descriptors(), mappings()
 
 
 class Pair:
-    """`there` is fed with what `here` puts, in pieces of so many bytes, and the other way round."""
+    """Two wires: `there` is fed what `here` puts, in pieces of the given sizes, and the reverse."""
 
     def __init__(self, arena_bytes: int = 64 << 20) -> None:
         self.here = Wire(lambda: None, arena_bytes)
         self.there = Wire(lambda: None, arena_bytes)
 
     def pass_on(self, pieces: Sequence[int] = ()) -> list[Message]:
-        """Take what `here` has put to `there`."""
+        """Carry what `here` has put to `there`."""
         return carry(self.here, self.there, pieces)
 
     def pass_back(self) -> list[Message]:
-        """Take what `there` has put, freed slots too, to `here`."""
+        """Carry what `there` has put, including freed slots, to `here`."""
         self.there.put_freed()
         return carry(self.there, self.here)
 
@@ -52,7 +52,7 @@ class Pair:
 
 @contextlib.contextmanager
 def pair(arena_bytes: int = 64 << 20) -> Iterator[Pair]:
-    """Give a Pair for as long as the block lasts."""
+    """Yield a Pair for the block."""
     made = Pair(arena_bytes)
     try:
         yield made
@@ -61,7 +61,7 @@ def pair(arena_bytes: int = 64 << 20) -> Iterator[Pair]:
 
 
 def carry(source: Wire, target: Wire, pieces: Sequence[int] = ()) -> list[Message]:
-    """Take bytes and descriptors from one wire to another, which owns the latter then."""
+    """Carry bytes and descriptors from one wire to another, which then owns the descriptors."""
     raw = b"".join(source.out)
     source.out.clear()
     sent = [received(descriptor) for descriptor in source.descriptors]
@@ -76,14 +76,14 @@ def carry(source: Wire, target: Wire, pieces: Sequence[int] = ()) -> list[Messag
 
 
 def received(descriptor: int) -> int:
-    """Give the descriptor that the other process would get, and close this one as sending does."""
+    """Return the descriptor that the other process would get, and close this one, as sending does."""
     made = os.dup(descriptor)
     os.close(descriptor)
     return made
 
 
 def sockets() -> tuple[socket.socket, socket.socket]:
-    """Make the two ends of a conversation."""
+    """Make a pair of connected sockets."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
 
 

@@ -1,7 +1,7 @@
-"""A Backend for tests that does what its input says. Loaded in worker processes: y = 2 x, unless x holds a Fault.
+"""A Backend for tests, loaded in worker processes: y = 2 x, unless x holds a Fault.
 
-Options: `load` is a Fault that happens while it is loaded; `on` "1" has Bindings with `run_on`, which give back what
-they were given; `width` is that of a row, -1 by default; `mark` is a file that is made when a Fault begins.
+Options: `load` is a Fault that happens during the load; `on` "1" makes Bindings with `run_on`, which return what
+they were given; `width` is the width of a row, -1 by default; `mark` is a file that is made when a Fault begins.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from penstock.backends.signature import Signature, TensorSpec
 
 
 class Fault(enum.IntEnum):
-    """What happens, as the value of an element."""
+    """A fault to inject, given as the value of an element."""
 
     DIE = -1001
     CRASH = enum.auto()
@@ -92,7 +92,7 @@ class FaultyBinding:
 
 
 class FaultyBackend:
-    """Outputs: y, where x was (its address, of 64), the process."""
+    """Outputs: y, the address of x (modulo 64), and the process id."""
 
     platform = "faulty"
     runtime_metadata: Mapping[str, Any] = {"said": {"of": "it", "deep": [1, None]}}
@@ -129,7 +129,7 @@ def load(path: Path, device: str, options: Mapping[str, str]) -> FaultyBackend:
 
 
 def happen(fault: Fault) -> Any:
-    """Do it. Returns: an output that is none, for some."""
+    """Perform the fault. Some return an output that is not a tensor."""
     return _ACTS[fault]()
 
 
@@ -165,7 +165,7 @@ def _grow() -> None:
 
 def _freeze() -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
-    time.sleep(60)  # this thread is stopped a little later than the one that the signal is given to
+    time.sleep(60)  # this thread is stopped slightly later than the thread that gets the signal
 
 
 def _print() -> None:

@@ -1,4 +1,4 @@
-"""What the tests of isolated Backends share: Loaders, and a look at what they leave behind."""
+"""Helpers for the tests of isolated Backends: Loaders, and checks that nothing is left behind."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PATIENCE_S = 20.0
 
 
 def own_python(spec: WorkerSpec, label: str) -> str:
-    """Give the interpreter that is named, as it is."""
+    """Return the given interpreter unchanged."""
     return spec.interpreter
 
 
@@ -31,13 +31,13 @@ def onnx_loader() -> IsolatedLoader:
 
 
 def faulty_loader() -> IsolatedLoader:
-    """Load what `faulty.py` makes, in workers."""
+    """Load the Backends of `faulty.py` in workers."""
     return IsolatedLoader("faulty:load", own_python, (HERE,))
 
 
 @contextmanager
 def faulty(**said: Any) -> Iterator[IsolatedBackend]:
-    """Have a faulty Backend for as long as the block lasts."""
+    """Yield a faulty Backend for the block."""
     backend = faulty_loader()(Path("/models/faulty/1/model"), "cpu", {key: str(value) for key, value in said.items()})
     try:
         yield backend
@@ -47,7 +47,7 @@ def faulty(**said: Any) -> Iterator[IsolatedBackend]:
 
 @contextmanager
 def nothing_left() -> Iterator[None]:
-    """See that a block leaves no process, descriptor, mapping or thread."""
+    """Check that a block leaves no process, descriptor, mapping or thread."""
     mapped, opened, others, threads = kept()[1], descriptors(), children(), set(threading.enumerate())
     yield
     until(lambda: children() <= others and set(threading.enumerate()) <= threads)
@@ -56,7 +56,7 @@ def nothing_left() -> Iterator[None]:
 
 
 def until(true: Callable[[], bool]) -> None:
-    """Look until something is so; what changes it is in other threads and processes."""
+    """Poll until a condition on other threads or in other processes holds."""
     end_s = time.monotonic() + PATIENCE_S
     while not true():
         assert time.monotonic() < end_s, "it did not come to be"

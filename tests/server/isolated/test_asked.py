@@ -1,4 +1,4 @@
-"""ONNX models that ask for a process of their own (`runtime.isolated`), in a server as it is."""
+"""ONNX models with `runtime.isolated` in a real server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ISOLATED = "[batching]\nmax_batch_size = 0\n[runtime]\nisolated = true\n"
 
 
 def fragile(root: Path) -> None:
-    """Write a model whose operator ends its process where it is given rows of nothing."""
+    """Write a model with an operator that crashes its process when the rows are empty."""
     folder = root / "fragile"
     (folder / "1").mkdir(parents=True)
     unique = node("Unique", ["x"], ["y"], axis=0)
@@ -42,7 +42,7 @@ def ask(live: Live, model: str, shape: list[int], data: list[float]) -> tuple[in
 
 
 @pytest.mark.skipif(bool(os.environ.get("PENSTOCK_TEST_FRONTS")), reason="looks at what the engine's process leaves")
-def test_a_request_that_ends_its_process_is_told_and_all_others_are_served(tmp_path: Path) -> None:
+def test_a_request_that_crashes_the_models_process_fails_and_others_are_served(tmp_path: Path) -> None:
     fragile(tmp_path)
     (tmp_path / "other" / "1").mkdir(parents=True)
     contract_model("rows", tmp_path / "other" / "1" / "model.onnx")
@@ -56,7 +56,7 @@ def test_a_request_that_ends_its_process_is_told_and_all_others_are_served(tmp_p
         assert ask(live, "fragile", [2, 1], [5.0, 5.0]) == (200, [5.0])
 
 
-def test_it_is_refused_on_a_gpu(tmp_path: Path) -> None:
+def test_an_isolated_model_on_a_gpu_is_rejected(tmp_path: Path) -> None:
     load = with_isolated(LOADERS, own_python)["onnxruntime"]
 
     with pytest.raises(InferError, match="requires a model on the CPU, but this one would run on cuda:0") as caught:

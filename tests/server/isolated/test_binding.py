@@ -53,13 +53,13 @@ def raised(work: Callable[..., Any], *args: Any) -> InferError:
 
 @pytest.fixture(scope="module")
 def backend() -> Iterator[IsolatedBackend]:
-    """Give one that nobody ends."""
+    """Yield a Backend whose worker is never ended."""
     with faulty() as made:
         yield made
 
 
 def base_of(array: Array) -> Any:
-    """Give what an array is a view of, in the end."""
+    """Return the object that owns an array's memory."""
     base: Any = array
     while isinstance(base, np.ndarray | memoryview):
         base = base.base if isinstance(base, np.ndarray) else base.obj
@@ -68,7 +68,7 @@ def base_of(array: Array) -> Any:
 
 @pytest.mark.slow
 class TestMemory:
-    def test_large_tensors_are_filled_and_read_where_they_travel(self, backend: IsolatedBackend) -> None:
+    def test_large_tensors_are_filled_and_read_in_shared_memory(self, backend: IsolatedBackend) -> None:
         binding = bound(backend)
         x = np.arange(np.prod(LARGE), dtype=np.float32).reshape(LARGE)
 
@@ -78,11 +78,11 @@ class TestMemory:
         (y,) = binding.run((0,))
 
         np.testing.assert_array_equal(x * 2, y)
-        # neither is memory of this process only: what the worker reads is what was filled, and what it wrote is read
+        # both are shared memory: the worker reads what was filled, and this process reads what the worker wrote
         assert "mmap" in type(base_of(buffer)).__name__
         assert type(base_of(y)).__name__ == "Slot"
 
-    def test_they_come_where_a_runtime_takes_them_as_they_are(self) -> None:
+    def test_a_runtime_with_run_on_gets_large_tensors_at_aligned_addresses(self) -> None:
         with faulty(on=1) as backend:
             y, place = ask(bound(backend), np.ones(LARGE, np.float32), 0, 1)
 
@@ -96,24 +96,24 @@ class TestMemory:
             os.kill(backend.pid, signal.SIGKILL)
             del binding
         assert [set(np.unique(each).tolist()) for each in kept] == [{2.0 * value} for value in range(5)]
-        kept[0][...] = 7  # it is the caller's
+        kept[0][...] = 7  # the caller owns it
         assert kept[1][0, 0] == 2.0
 
-    def test_slots_come_back_and_memory_does_not_grow(self, backend: IsolatedBackend) -> None:
+    def test_many_runs_reuse_the_slots_of_the_arena(self, backend: IsolatedBackend) -> None:
         binding = bound(backend)
         for _ in range(50):
             ask(binding, np.ones(LARGE, np.float32))
 
         assert binding._channel._wire.arena.total_bytes <= 4 << 20
 
-    def test_what_was_lent_and_never_run_is_lent_again(self, backend: IsolatedBackend) -> None:
+    def test_buffers_acquired_without_a_run_are_reused(self, backend: IsolatedBackend) -> None:
         binding = bound(backend)
         for _ in range(50):
             binding.acquire_buffers(2, [LARGE])
 
         assert binding._channel._wire.arena.leases == 1
 
-    def test_a_run_without_a_new_lend_has_the_same_answer(self, backend: IsolatedBackend) -> None:
+    def test_a_run_without_new_buffers_has_the_same_answer(self, backend: IsolatedBackend) -> None:
         binding = bound(backend)
         for shape in ((1, 4), LARGE):
             x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
@@ -122,7 +122,7 @@ class TestMemory:
             np.testing.assert_array_equal(first, binding.run((0,))[0])
             np.testing.assert_array_equal(first, binding.run((0,))[0])
 
-    def test_bindings_that_are_let_go_of_end_over_there_too(self, backend: IsolatedBackend) -> None:
+    def test_released_bindings_end_their_threads_in_the_worker(self, backend: IsolatedBackend) -> None:
         def threads() -> int:
             return len(list(Path(f"/proc/{backend.pid}/task").iterdir()))
 
@@ -134,13 +134,13 @@ class TestMemory:
         del bindings, binding
 
         until(lambda: threads() <= before[0] and descriptors() <= before[1])
-        assert held <= 5  # others that were let go of before may have just ended
+        assert held <= 5  # bindings released earlier may have just ended
 
     @given(
         st.lists(st.tuples(st.integers(0, 8), st.integers(0, 3000)), min_size=1, max_size=4),
         st.lists(st.sampled_from((0, 1, 2)), max_size=4),
     )
-    def test_whatever_shapes_follow_each_other_each_run_has_its_own_answer(
+    def test_runs_of_any_shapes_in_a_row_have_their_own_answers(
         self, backend: IsolatedBackend, shapes: list[tuple[int, int]], wanted: list[int]
     ) -> None:
         binding = bound(backend)
@@ -169,7 +169,7 @@ class TestFailures:
             (Fault.COMPLEX, InferError, Code.INTERNAL, "inference failed: TypeError", 0),
         ],
     )
-    def test_what_a_run_raises_is_raised_here_as_what_it_is_and_the_next_one_runs(
+    def test_a_failed_run_raises_its_error_type_and_the_next_run_succeeds(
         self, backend: IsolatedBackend, fault: Fault, kind: type, code: Code, message: str, retry_after_ns: int
     ) -> None:
         binding = bound(backend)
@@ -178,13 +178,13 @@ class TestFailures:
         assert (type(error), error.code, error.message, error.retry_after_ns) == (kind, code, message, retry_after_ns)
         assert ask(binding, row(1, 2))[0].tolist() == [[2, 4]]
 
-    def test_an_output_that_is_no_tensor_is_refused(self, backend: IsolatedBackend) -> None:
+    def test_an_output_that_is_not_a_tensor_is_rejected(self, backend: IsolatedBackend) -> None:
         error = raised(ask, bound(backend), row(Fault.MAP))
 
         assert error.code is Code.UNSUPPORTED
         assert "no tensor, but a dict" in error.message
 
-    def test_only_the_log_is_told_what_has_happened(
+    def test_the_details_of_a_failed_run_are_only_logged(
         self, backend: IsolatedBackend, caplog: pytest.LogCaptureFixture
     ) -> None:
         caplog.set_level(logging.INFO, "penstock.workers")
@@ -192,22 +192,22 @@ class TestFailures:
 
         until(lambda: any("what only the log is told" in message for message in caplog.messages))
 
-    def test_a_binding_that_is_refused_says_why(self, backend: IsolatedBackend) -> None:
+    def test_a_failed_bind_raises_the_error_of_the_worker(self, backend: IsolatedBackend) -> None:
         assert raised(bound, backend, Fault.REFUSE).message == "no such Binding"
         assert ask(bound(backend), row(1))[0].tolist() == [[2]]
 
-    def test_more_rows_than_its_capacity_are_refused(self, backend: IsolatedBackend) -> None:
+    def test_more_rows_than_the_capacity_of_a_binding_are_rejected(self, backend: IsolatedBackend) -> None:
         with pytest.raises(ValueError, match="9 rows exceed the capacity of 8"):
             bound(backend).acquire_buffers(9, [(9, 1)])
 
-    def test_nothing_runs_that_was_not_lent(self, backend: IsolatedBackend) -> None:
+    def test_a_run_without_acquired_buffers_is_rejected(self, backend: IsolatedBackend) -> None:
         with pytest.raises(ValueError, match="run without acquire_buffers"):
             bound(backend).run((0,))
 
 
 @pytest.mark.slow
-class TestTheEndOfAWorker:
-    def test_a_run_is_told_at_once_and_so_is_all_that_comes_after(self) -> None:
+class TestWorkerEnds:
+    def test_all_calls_fail_immediately_after_a_run_ends_the_worker(self) -> None:
         with nothing_left(), faulty() as backend:
             binding = bound(backend)
             error = raised(ask, binding, row(Fault.DIE))
@@ -217,7 +217,7 @@ class TestTheEndOfAWorker:
             assert [type(each) for each in (error, after, again)] == [DeviceLost] * 3
             assert error.message == after.message == again.message == "model 'faulty' ended: exit status 7"
 
-    def test_all_runs_under_way_are_told(self) -> None:
+    def test_all_runs_in_progress_fail_when_the_worker_is_killed(self) -> None:
         with nothing_left(), faulty() as backend, ThreadPoolExecutor(3) as pool:
             bindings = [bound(backend) for _ in range(3)]
             running = [pool.submit(raised, ask, binding, row(Fault.WAIT)) for binding in bindings]
@@ -229,15 +229,15 @@ class TestTheEndOfAWorker:
                 (DeviceRemoved, "model 'faulty' ended: signal 9 (SIGKILL)")
             ] * 3
 
-    def test_one_that_takes_too_much_memory_is_ended_and_the_run_told_why(self) -> None:
+    def test_a_worker_above_its_memory_limit_is_killed_with_a_reason(self) -> None:
         with nothing_left(), faulty(**{"worker.memory_mb": 200}) as backend:
             error = raised(ask, bound(backend), row(Fault.GROW))
 
             assert isinstance(error, DeviceLost)
             assert "more than its limit of 200 MiB" in error.message
 
-    def test_one_that_is_stopped_is_found_and_ended(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """By the signs of life that are asked of it: after 5 s without any, here less, and a second more."""
+    def test_a_stopped_worker_is_detected_and_killed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It is pinged after 5 s of silence, here less, and killed a second later."""
         monkeypatch.setattr(worker_module, "IDLE_S", 0.2)
         with nothing_left(), faulty() as backend:
             error = raised(ask, bound(backend), row(Fault.FREEZE))
@@ -245,17 +245,17 @@ class TestTheEndOfAWorker:
             assert isinstance(error, DeviceLost)
             assert "was stopped for more than 1 s" in error.message
 
-    def test_one_that_ends_while_it_binds_is_told_of(self) -> None:
+    def test_a_bind_that_ends_the_worker_is_a_lost_device(self) -> None:
         with nothing_left(), faulty() as backend:
             assert isinstance(raised(bound, backend, Fault.DIE), DeviceLost)
 
-    def test_one_that_cannot_be_spoken_with_is_ended(self) -> None:
+    def test_a_worker_that_closes_its_sockets_is_killed(self) -> None:
         with nothing_left(), faulty() as backend:
             pid = backend.pid
             assert isinstance(raised(ask, bound(backend), row(Fault.CLOSE)), DeviceLost)
             until(lambda: not lives(pid))
 
-    def test_one_that_answers_what_was_not_asked_is_ended(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_worker_that_answers_an_unknown_call_is_killed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with nothing_left(), faulty() as backend:
             binding = bound(backend)
             binding.acquire_buffers(1, [(1, 1)])[0][...] = 1  # type: ignore[index]
@@ -281,7 +281,7 @@ class TestStopping:
             return running.result(PATIENCE_S)
 
     @pytest.mark.parametrize("on", [0, 1])
-    def test_a_runtime_that_can_be_asked_is_asked(self, tmp_path: Path, on: int) -> None:
+    def test_a_runtime_that_can_stop_a_run_stops_it(self, tmp_path: Path, on: int) -> None:
         begun = tmp_path / "begun"
         with nothing_left(), faulty(mark=begun, on=on) as backend:
             binding = bound(backend)
@@ -290,7 +290,7 @@ class TestStopping:
             assert (type(error), error.message) == (RunStopped, "stopped in time")
             assert ask(binding, row(1))[0].tolist() == [[1 if on else 2]]
 
-    def test_a_run_that_is_stopped_before_it_begins_does_not_begin(self, backend: IsolatedBackend) -> None:
+    def test_a_run_stopped_before_it_starts_does_not_start(self, backend: IsolatedBackend) -> None:
         binding = bound(backend)
         binding.acquire_buffers(1, [(1, 1)])[0][...] = 1  # type: ignore[index]
         binding.stop()
@@ -298,7 +298,7 @@ class TestStopping:
         assert raised(binding.run, (0,)).message == "the run was stopped"
         assert ask(binding, row(1))[0].tolist() == [[2]]
 
-    def test_one_that_goes_on_ends_with_its_process_when_it_is_told_again(self, tmp_path: Path) -> None:
+    def test_a_run_that_ignores_a_stop_is_killed_at_the_second_stop(self, tmp_path: Path) -> None:
         begun = tmp_path / "begun"
         with nothing_left(), faulty(mark=begun) as backend:
             binding = bound(backend)
@@ -309,7 +309,7 @@ class TestStopping:
             assert type(after) is DeviceLost
             assert after.message == "model 'faulty' was killed: a run did not stop when requested"
 
-    def test_a_run_that_takes_longer_than_its_limit_ends_with_its_process(self) -> None:
+    def test_a_run_above_its_time_limit_is_killed_with_its_process(self) -> None:
         with nothing_left(), faulty(**{"worker.timeout_s": 0.2}) as backend:
             binding = bound(backend)
             in_time = ask(binding, row(1))
@@ -320,7 +320,7 @@ class TestStopping:
             assert (type(error), error.message) == (RunStopped, "model 'faulty': run exceeded its limit of 200 ms")
             assert type(raised(binding.acquire_buffers, 1, [(1, 1)])) is DeviceLost
 
-    def test_stopping_what_does_not_run_ends_nothing(self, backend: IsolatedBackend) -> None:
+    def test_stopping_an_idle_binding_does_nothing(self, backend: IsolatedBackend) -> None:
         binding = bound(backend)
         for _ in range(5):
             binding.stop()
@@ -330,7 +330,7 @@ class TestStopping:
 
         assert ask(binding, row(1))[0].tolist() == [[2]]
 
-    def test_two_bindings_run_at_once(self, backend: IsolatedBackend) -> None:
+    def test_two_bindings_run_in_parallel(self, backend: IsolatedBackend) -> None:
         bindings = [bound(backend) for _ in range(2)]
         with ThreadPoolExecutor(2) as pool:
             waiting = pool.submit(raised, ask, bindings[0], row(Fault.WAIT))
@@ -341,7 +341,7 @@ class TestStopping:
             assert served == [[6]]
             assert type(waiting.result(PATIENCE_S)) is RunStopped
 
-    def test_a_backend_that_is_closed_while_a_binding_runs_ends_the_run(self) -> None:
+    def test_closing_a_backend_ends_a_run_in_progress(self) -> None:
         with nothing_left(), faulty() as backend, ThreadPoolExecutor(1) as pool:
             binding = bound(backend)
             running = pool.submit(raised, ask, binding, row(Fault.WAIT))
@@ -351,7 +351,7 @@ class TestStopping:
             assert isinstance(running.result(PATIENCE_S), DeviceLost)
 
 
-class TestWhatIsWritten:
+class TestSerialization:
     @given(st.integers(0, 2**32 - 1), st.lists(st.integers(0, 2**32 - 1)))
     def test_a_run_is_read_as_it_was_written(self, rows: int, wanted: list[int]) -> None:
         assert read_run(write_run(rows, wanted)) == (rows, tuple(wanted))
@@ -369,7 +369,7 @@ class TestWhatIsWritten:
 
         assert (type(read), read.code, read.message, read.retry_after_ns) == (kind, code, message, retry_after_ns)
 
-    def test_a_class_of_the_users_own_is_read_as_what_it_is_one_of(self) -> None:
+    def test_a_subclass_of_an_error_is_read_as_its_base_class(self) -> None:
         class Other(OutOfMemory):
             pass
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 
 class Stock:
-    """The Backends of all cases by model: each costs a process, so they are kept."""
+    """The Backends of all cases by model, kept because each is a process."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -36,7 +36,7 @@ def stock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stock]:
 
 
 class TestIsolatedBackend(BackendContract):
-    """ONNX Runtime in a worker is as good a Backend as it is here."""
+    """ONNX Runtime in a worker meets the same contract as in this process."""
 
     @pytest.fixture(autouse=True)
     def _take(self, stock: Stock) -> None:
@@ -45,7 +45,7 @@ class TestIsolatedBackend(BackendContract):
     def make(self, name: str) -> IsolatedBackend:
         return self.stock.get(name)
 
-    def test_can_be_closed(self) -> None:
-        super().test_can_be_closed()
+    def test_a_backend_can_be_closed(self) -> None:
+        super().test_a_backend_can_be_closed()
 
         del self.stock.loaded["rows"]

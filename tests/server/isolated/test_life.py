@@ -1,4 +1,4 @@
-"""Isolated models under an Engine: workers that end, and what becomes of the requests."""
+"""Isolated models under an Engine: workers that end, and the outcome of the requests."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class House:
         return backend
 
     async def ask(self, value: float) -> str:
-        """Ask for one row, and give how that ended."""
+        """Request one row, and return how the request ended."""
         self.begun += 1
         try:
             (y, *_) = await self.engine.infer(self.model, [np.full((1, 4), value, np.float32)])
@@ -61,24 +61,24 @@ class House:
         return end
 
     async def lose_it(self) -> None:
-        """Kill the worker, and see that there is another and that it serves."""
+        """Kill the worker, and wait until another one serves."""
         backend, served = self.backend, self.ends["right"]
         os.kill(backend.pid, signal.SIGKILL)
         await come(lambda: self.backend is not backend and self.ends["right"] >= served + 200)
 
     async def ask_together(self, *values: float) -> list[str]:
-        """Ask for several, which share a batch."""
+        """Request several rows, which share a batch."""
         return list(await asyncio.gather(*map(self.ask, values)))
 
 
 async def come(true: Callable[[], bool]) -> None:
-    """Look until something is so, on other threads and in other processes."""
-    while not true():  # noqa: ASYNC110 - nobody tells
+    """Poll until a condition on other threads or in other processes holds."""
+    while not true():  # noqa: ASYNC110 - there is no event to wait for
         await asyncio.sleep(0.001)
 
 
 def play(scene: Callable[[House], Awaitable[None]], *, instances: int = 1, options: Any = None, **policy: Any) -> None:
-    """Have a scene played, and see that nothing is left of it."""
+    """Run a scene, and check that nothing is left of it."""
 
     async def main() -> None:
         engine = Engine(asyncio.get_running_loop(), {"faulty": faulty_loader()})
@@ -100,7 +100,7 @@ def play(scene: Callable[[House], Awaitable[None]], *, instances: int = 1, optio
 
 
 @pytest.mark.parametrize("instances", [1, 2])
-def test_workers_that_are_killed_under_load_lose_nothing(instances: int) -> None:
+def test_no_request_fails_when_workers_are_killed_under_load(instances: int) -> None:
     async def scene(house: House) -> None:
         done = asyncio.Event()
 
@@ -123,7 +123,7 @@ def test_workers_that_are_killed_under_load_lose_nothing(instances: int) -> None
     play(scene, instances=instances)
 
 
-def test_who_ends_the_worker_takes_nobody_along() -> None:
+def test_a_request_that_ends_the_worker_fails_alone() -> None:
     async def scene(house: House) -> None:
         assert await house.ask_together(1, 2, Fault.CRASH, 4) == ["right", "right", "NOT_READY", "right"]
         assert await house.ask_together(Fault.DIE) == ["NOT_READY"]
@@ -134,7 +134,7 @@ def test_who_ends_the_worker_takes_nobody_along() -> None:
     play(scene)
 
 
-def test_two_who_end_the_worker_on_two_instances_take_nobody_along() -> None:
+def test_two_requests_that_end_the_worker_of_two_instances_fail_alone() -> None:
     async def scene(house: House) -> None:
         values = [1, Fault.DIE, 3, 4, 5, 6, 7, 8, 9, Fault.CRASH, 11, 12, 13, 14, 15, 16]
         wanted = ["NOT_READY" if isinstance(value, Fault) else "right" for value in values]
@@ -145,7 +145,7 @@ def test_two_who_end_the_worker_on_two_instances_take_nobody_along() -> None:
     play(scene, instances=2)
 
 
-def test_a_run_over_its_limit_ends_with_its_worker_and_takes_nobody_along() -> None:
+def test_a_request_above_the_run_limit_fails_alone() -> None:
     async def scene(house: House) -> None:
         assert await house.ask_together(1, Fault.HANG, 3) == ["right", "EXPIRED", "right"]
         assert await house.ask_together(Fault.WAIT) == ["EXPIRED"]
@@ -154,21 +154,21 @@ def test_a_run_over_its_limit_ends_with_its_worker_and_takes_nobody_along() -> N
     play(scene, run_limit_us=300_000)
 
 
-def test_the_workers_own_limit_does_likewise() -> None:
+def test_a_request_above_the_time_limit_of_the_worker_fails_alone() -> None:
     async def scene(house: House) -> None:
         assert await house.ask_together(1, Fault.HANG, 3) == ["right", "EXPIRED", "right"]
 
     play(scene, options={"worker.timeout_s": "0.3"})
 
 
-def test_who_takes_too_much_memory_takes_nobody_along() -> None:
+def test_a_request_that_takes_too_much_memory_fails_alone() -> None:
     async def scene(house: House) -> None:
         assert await house.ask_together(1, Fault.GROW, 3) == ["right", "NOT_READY", "right"]
 
     play(scene, options={"worker.memory_mb": "200"})
 
 
-def test_what_the_runtime_refuses_is_found_in_its_batch_without_ending_anything() -> None:
+def test_a_request_that_the_runtime_rejects_fails_alone_in_its_batch() -> None:
     async def scene(house: House) -> None:
         pid = house.backend.pid
 
@@ -181,7 +181,7 @@ def test_what_the_runtime_refuses_is_found_in_its_batch_without_ending_anything(
 
 
 @pytest.mark.parametrize("instances", [1, 2])
-def test_a_worker_that_ends_while_nothing_runs_is_started_again_before_anybody_asks(instances: int) -> None:
+def test_a_worker_killed_while_idle_is_replaced_before_the_next_request(instances: int) -> None:
     async def scene(house: House) -> None:
         for times in (1, 2):
             before = house.backend
@@ -196,9 +196,9 @@ def test_a_worker_that_ends_while_nothing_runs_is_started_again_before_anybody_a
     play(scene, instances=instances)
 
 
-def test_while_it_is_loaded_again_requests_wait_and_the_model_is_ready() -> None:
+def test_requests_wait_and_the_model_stays_ready_while_it_is_reloaded() -> None:
     async def scene(house: House) -> None:
-        os.kill(house.backend.pid, signal.SIGSTOP)  # it will not answer before it is missed
+        os.kill(house.backend.pid, signal.SIGSTOP)  # it will not answer before it is found stopped
         asked = [asyncio.create_task(house.ask(value)) for value in range(4)]
         await come(lambda: not house.model.waiting_requests)
         os.kill(house.backend.pid, signal.SIGKILL)
@@ -213,7 +213,7 @@ def test_while_it_is_loaded_again_requests_wait_and_the_model_is_ready() -> None
     play(scene)
 
 
-def test_one_that_cannot_be_loaded_again_is_not_ready_until_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_whose_reload_fails_is_not_ready_until_a_reload_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reload_backoff, "MIN_RETRY_NS", 100_000_000)
 
     async def scene(house: House) -> None:
@@ -252,7 +252,7 @@ def test_the_event_loop_never_waits_for_a_worker(executor: str, monkeypatch: pyt
     assert threads == {"m/1#0"}
 
 
-def test_a_model_that_is_loaded_and_unloaded_many_times_leaves_nothing() -> None:
+def test_loading_and_unloading_a_model_repeatedly_leaves_no_workers() -> None:
     async def scene(house: House) -> None:
         for version in range(2, 5):
             spec = ModelSpec("m", version, Path(f"/r/m/{version}/model"), "faulty", options={"width": "4"})
@@ -263,7 +263,7 @@ def test_a_model_that_is_loaded_and_unloaded_many_times_leaves_nothing() -> None
     play(scene)
 
 
-def test_the_count_of_instances_may_be_found_by_measuring() -> None:
+def test_an_isolated_model_may_have_a_measured_instance_count() -> None:
     async def scene(house: House) -> None:
         assert await house.ask_together(1, 2) == ["right", "right"]
         assert len(own_workers()) == 1

@@ -1,4 +1,4 @@
-"""A server whose models are isolated, asked over HTTP while their worker is killed."""
+"""A server with isolated models, under load over HTTP while their worker is killed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CALLERS = 6
 
 
 class Callers:
-    """Threads that ask for rows all the time, and write down how each request has ended."""
+    """Threads that send requests continuously, and record how each request ends."""
 
     def __init__(self, port: int) -> None:
         self.ledger = Ledger()
@@ -83,7 +83,7 @@ def ready(live: Live) -> bool:
 
 
 @pytest.mark.skipif(bool(os.environ.get("PENSTOCK_TEST_FRONTS")), reason="reaches into the engine's process")
-def test_every_request_has_one_end_and_the_right_answer_though_the_worker_is_killed(tmp_path: Path) -> None:
+def test_every_request_gets_the_right_answer_while_the_worker_is_killed(tmp_path: Path) -> None:
     (tmp_path / "m" / "1").mkdir(parents=True)
     contract_model("rows", tmp_path / "m" / "1" / "model.onnx")
     with nothing_left():
@@ -99,8 +99,8 @@ def test_every_request_has_one_end_and_the_right_answer_though_the_worker_is_kil
                 assert ready(live)
             callers.end()
 
-            assert callers.ledger.not_right() == []
-            assert callers.ledger.without_end == callers.ledger.twice == 0
+            assert callers.ledger.failures() == []
+            assert callers.ledger.pending_count == callers.ledger.ended_twice == 0
             assert callers.right > 300
             pids.append(backend_of(live).pid)
         assert len(set(pids)) == 4
@@ -108,7 +108,7 @@ def test_every_request_has_one_end_and_the_right_answer_though_the_worker_is_kil
 
 
 @pytest.mark.skipif(bool(os.environ.get("PENSTOCK_TEST_FRONTS")), reason="reaches into the engine's process")
-def test_instances_come_and_go_in_one_worker(tmp_path: Path) -> None:
+def test_instances_are_added_and_removed_in_one_worker(tmp_path: Path) -> None:
     folder = tmp_path / "m"
     (folder / "1").mkdir(parents=True)
     contract_model("rows", folder / "1" / "model.onnx")
@@ -125,6 +125,6 @@ def test_instances_come_and_go_in_one_worker(tmp_path: Path) -> None:
             until(lambda wanted=count: len(live.server.engine.model("m").instances) == wanted)  # type: ignore[misc]
         callers.end()
 
-        assert callers.ledger.not_right() == []
-        assert callers.ledger.without_end == callers.ledger.twice == 0
+        assert callers.ledger.failures() == []
+        assert callers.ledger.pending_count == callers.ledger.ended_twice == 0
         assert backend_of(live).pid == pid

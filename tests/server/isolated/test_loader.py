@@ -33,7 +33,7 @@ def refusal(loader: IsolatedLoader, **options: Any) -> InferError:
 
 @pytest.mark.slow
 class TestLoading:
-    def test_a_model_says_what_it_says_in_its_own_process(self) -> None:
+    def test_an_isolated_backend_has_the_metadata_of_its_model(self) -> None:
         with nothing_left(), faulty(width=4) as backend:
             assert backend.graph.inputs == (TensorSpec("x", "FP32", (-1, 4)),)
             assert backend.node_inputs == [Node("x", "float", [None, "width"])]
@@ -42,41 +42,41 @@ class TestLoading:
             assert backend.runtime_metadata == {"said": {"of": "it", "deep": [1, None]}}
             assert backend.pid != os.getpid()
 
-    def test_what_its_loader_refuses_is_refused_in_its_words(self) -> None:
+    def test_an_error_of_the_loader_is_raised_unchanged(self) -> None:
         error = refusal(faulty_loader(), load=int(Fault.REFUSE))
 
         assert (error.code, error.message) == (Code.INVALID, "not this one")
 
-    def test_a_process_that_ends_in_loading_is_said_with_its_last_words(self) -> None:
+    def test_a_process_that_ends_during_the_load_is_reported_with_its_last_output(self) -> None:
         error = refusal(faulty_loader(), load=int(Fault.DIE))
 
         assert error.message == "model 'faulty' ended while it was starting: exit status 7: this is the end"
 
-    def test_a_process_that_crashes_in_loading_is_said_with_its_signal(self) -> None:
+    def test_a_process_that_crashes_during_the_load_is_reported_with_its_signal(self) -> None:
         error = refusal(faulty_loader(), load=int(Fault.CRASH))
 
         assert error.message.startswith("model 'faulty' ended while it was starting: signal 11 (SIGSEGV)")
 
-    def test_one_that_takes_too_much_memory_is_ended_and_says_so(self) -> None:
+    def test_a_process_above_its_memory_limit_during_the_load_is_killed(self) -> None:
         error = refusal(faulty_loader(), load=int(Fault.GROW), worker_memory_mb=200)
 
         assert "MiB of memory, more than its limit of 200 MiB" in error.message
 
-    def test_what_is_no_refusal_is_internal(self) -> None:
+    def test_an_unexpected_exception_of_the_loader_is_an_internal_error(self) -> None:
         assert refusal(faulty_loader(), load=int(Fault.RAISE)).code is Code.INTERNAL
 
-    def test_a_loader_that_is_not_there_is_told_of(self) -> None:
+    def test_a_loader_module_that_does_not_exist_is_an_error(self) -> None:
         error = refusal(IsolatedLoader("no_such_module:load", own_python))
 
         assert "no_such_module" in error.message
 
-    def test_a_python_that_is_not_there_is_told_of(self) -> None:
+    def test_an_interpreter_that_does_not_exist_is_an_error(self) -> None:
         error = refusal(faulty_loader(), worker_interpreter="/no/such/python")
 
         assert error.code is Code.INVALID
         assert "/no/such/python" in error.message
 
-    def test_the_python_is_asked_for_by_what_the_options_say(self, tmp_path: Path) -> None:
+    def test_the_interpreter_is_requested_with_the_worker_options(self, tmp_path: Path) -> None:
         asked: list[tuple[WorkerSpec, str]] = []
 
         def interpreters(spec: WorkerSpec, label: str) -> str:
@@ -95,7 +95,7 @@ class TestLoading:
         assert asked == [(WorkerSpec("python3", Path("/a/requirements.txt"), timeout_s=2.0), "model 'faulty'")]
         assert limit_s == 2.0
 
-    def test_what_the_runtime_writes_is_in_the_log(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_the_output_of_the_runtime_is_logged(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.INFO, "penstock.workers")
         with faulty(load=int(Fault.PRINT)):
             pass
@@ -103,13 +103,13 @@ class TestLoading:
         assert "model 'faulty': a line of the runtime" in caplog.messages
         assert "model 'faulty': the model is closed" in caplog.messages
 
-    def test_nothing_is_left_of_a_model_that_is_closed_twice(self) -> None:
+    def test_closing_a_model_twice_leaves_nothing(self) -> None:
         with nothing_left(), faulty() as backend:
             pid = backend.pid
             backend.close()
             assert not lives(pid)
 
-    def test_the_thread_that_looks_after_workers_is_there_while_there_are_any(self) -> None:
+    def test_the_loop_thread_runs_only_while_there_are_workers(self) -> None:
         loader = faulty_loader()
 
         def watched() -> bool:
@@ -125,7 +125,7 @@ class TestLoading:
 
         assert seen == [False, True, True, False]
 
-    def test_models_may_be_loaded_on_several_threads_at_once(self) -> None:
+    def test_models_can_be_loaded_on_several_threads_in_parallel(self) -> None:
         loader = faulty_loader()
 
         def load() -> None:
@@ -138,7 +138,7 @@ class TestLoading:
             for thread in threads:
                 thread.join()
 
-    def test_it_runs_where_the_thread_that_loads_it_may(self) -> None:
+    def test_a_worker_inherits_the_cpu_affinity_of_the_loading_thread(self) -> None:
         allowed = os.sched_getaffinity(0)
         os.sched_setaffinity(0, {min(allowed)})
         try:
@@ -152,8 +152,8 @@ class TestLoading:
         assert (kept, free) == ({min(allowed)}, allowed)
 
 
-class TestTheTable:
-    def test_tensorflow_runs_in_workers_and_what_the_caller_brings_goes_before(self) -> None:
+class TestLoaders:
+    def test_tensorflow_is_isolated_unless_the_caller_passes_a_loader(self) -> None:
         brought = fake_loader(FakeBackend(Signature((), ()), list))
         table = with_isolated(LOADERS, own_python)
 
@@ -161,7 +161,7 @@ class TestTheTable:
         assert with_isolated({"onnxruntime": brought}, own_python)["onnxruntime"] is brought
         assert with_isolated({"tensorflow": brought}, own_python)["tensorflow"] is brought
 
-    def test_only_what_says_so_needs_a_thread(self) -> None:
+    def test_only_a_backend_with_threads_only_needs_a_thread(self) -> None:
         class Other:
             threads_only = True
 
@@ -183,27 +183,27 @@ class TestOptions:
     def test_a_model_is_named_by_its_path(self, path: str, label: str) -> None:
         assert label_of(Path(path)) == label
 
-    def test_a_name_that_is_said_is_taken(self) -> None:
+    def test_a_configured_name_is_the_label(self) -> None:
         assert label_of(Path("/models/tensorflow/1"), "classifier") == "model 'classifier'"
 
     @pytest.mark.parametrize("text", ["x", "-1", "nan", "inf"])
     @pytest.mark.parametrize("name", ["worker.memory_mb", "worker.timeout_s"])
-    def test_a_number_that_is_none_is_refused(self, name: str, text: str) -> None:
+    def test_a_worker_limit_that_is_not_a_number_is_rejected(self, name: str, text: str) -> None:
         with pytest.raises(
             InferError, match=f"model 'm': option '{name}' must be a number of at least 0, not '{text}'"
         ):
             read_worker_spec({name: text}, "model 'm'")
 
-    def test_an_option_of_the_worker_that_is_unknown_is_refused(self) -> None:
+    def test_an_unknown_worker_option_is_rejected(self) -> None:
         with pytest.raises(InferError, match=r"unknown option 'worker\.memory'"):
             read_worker_spec({"worker.memory": "1"}, "model 'm'")
 
-    def test_units_are_as_named(self) -> None:
+    def test_limits_are_read_in_the_units_of_their_names(self) -> None:
         assert read_worker_spec({"worker.memory_mb": "1.5", "worker.timeout_s": "0.5"}, "m") == WorkerSpec(
             timeout_s=0.5, memory_bytes=3 << 19
         )
 
-    def test_all_that_is_said_of_a_signature_arrives(self) -> None:
+    def test_a_signature_is_serialized_completely(self) -> None:
         import json
 
         whole = Signature(

@@ -1,4 +1,4 @@
-"""Repositories on disk for the tests of this folder, and the Engine they are loaded with. The model files are empty."""
+"""Repositories on disk for the tests in this folder, and the fake Engine that loads them. The model files are empty."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GRAPH = Signature((TensorSpec("x", "FP32", (-1, 4)),), (TensorSpec("y", "FP32", 
 
 
 class FakeChange:
-    """A Change that notes what becomes of it, and how many Instances its first group has."""
+    """A Change that records whether it is committed or abandoned, and the number of Instances of its first group."""
 
     def __init__(self, notes: list[tuple[str, int]], groups: list[InstanceGroup]) -> None:
         self._notes = notes
@@ -33,10 +33,10 @@ class FakeChange:
 
 
 class FakeEngine:
-    """Completes against one graph; fails for the models named, or their versions (`a2`).
+    """Completes every model with one graph; fails for the given models or versions (`a2`).
 
-    `gate`, if given, must be set before anything opens; `leaving` before anything that gave way is gone.
-    `changes`: what serves can get other Instances.
+    `gate`, if given, must be set before a model opens, and `leaving` before a replaced one is gone.
+    `changes`: whether served models can be resized.
     """
 
     def __init__(self, graph: Signature = GRAPH, failures: Mapping[str, Exception] | None = None) -> None:
@@ -114,6 +114,6 @@ def native(root: Path, model: str, text: str) -> None:
 
 
 async def look_twice(control: ModelControl) -> None:
-    """Poll as often as it takes until what has changed is loaded."""
+    """Poll as often as needed to load what has changed."""
     await control.poll()
     await control.poll()

@@ -1,4 +1,4 @@
-"""A remote store for the tests of this folder: fsspec's memory, which a test can make fail, and which counts."""
+"""A remote store for the tests in this folder: fsspec's memory store, with injected failures and counted calls."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Store(MemoryFileSystem):  # type: ignore[misc] # fsspec has no types
 
 
 class Guarded(Store):
-    """Buckets with keys of their own, in any cloud; it remembers the options it was made with."""
+    """Buckets with a key each, in any cloud, which remember the options they were opened with."""
 
     protocol = ("s3", "gs", "abfs")
     cachable = True
@@ -102,15 +102,15 @@ class Guarded(Store):
 
 
 class NoCredentialsError(Exception):
-    """Called as botocore calls it."""
+    """An error with the name of botocore's."""
 
 
 class ClientAuthenticationError(Exception):
-    """Called as Azure's core calls it."""
+    """An error with the name of azure.core's."""
 
 
 def put(files: dict[str, str]) -> None:
-    """Write files of the repository by their paths in it."""
+    """Write files by their paths in the repository."""
     store = Store()
     for name, text in files.items():
         store.pipe_file(f"{URL}/{name}", text.encode())
@@ -118,7 +118,7 @@ def put(files: dict[str, str]) -> None:
 
 @contextmanager
 def registered() -> Iterator[type[Store]]:
-    """Have fsspec know the store by its protocol."""
+    """Register the store's protocol with fsspec."""
     Store.clear()
     fsspec.register_implementation("teststore", Store, clobber=True)
     try:
@@ -129,8 +129,8 @@ def registered() -> Iterator[type[Store]]:
 
 @contextmanager
 def guarded() -> Iterator[type[Guarded]]:
-    """Have fsspec take Guarded for the clouds' stores, whose packages may be installed or not."""
-    before = dict(_registry)  # fsspec has no way to take one back
+    """Register Guarded with fsspec for the cloud stores, whether their packages are installed or not."""
+    before = dict(_registry)  # fsspec has no way to unregister one
     _registry.update(dict.fromkeys(Guarded.protocol, Guarded))
     Guarded.clear()
     try:

@@ -13,12 +13,12 @@ def test_a_url_is_remote(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["models", "/srv/models", "./s3:/x", "C:models", "://x", "1s://x"])
-def test_a_path_is_not(path: str) -> None:
+def test_a_path_is_not_remote(path: str) -> None:
     assert not is_remote(path)
 
 
-class TestTriton:
-    """What Triton's own spellings come to."""
+class TestTritonUrls:
+    """How URLs in Triton's own format are parsed."""
 
     @pytest.mark.parametrize(
         ("text", "url", "endpoint"),
@@ -29,14 +29,14 @@ class TestTriton:
             ("s3://https://storage.example/bucket", "s3://bucket", "https://storage.example"),
         ],
     )
-    def test_an_endpoint_may_stand_in_an_s3_path(self, text: str, url: str, endpoint: str) -> None:
+    def test_an_endpoint_in_an_s3_path_becomes_an_option(self, text: str, url: str, endpoint: str) -> None:
         address = Address.parse(text)
 
         assert address.url == url
         assert address.options == {"client_kwargs": {"endpoint_url": endpoint}}
         assert str(address) == text.rstrip("/")
 
-    def test_a_plain_bucket_is_left_as_it_is(self) -> None:
+    def test_a_plain_bucket_url_is_unchanged(self) -> None:
         assert (Address.parse("s3://bucket/a/b").url, Address.parse("s3://bucket/a/b").options) == (
             "s3://bucket/a/b",
             {},
@@ -62,7 +62,7 @@ class TestCredentials:
             ("https://host:8443/a@b/models", "https://host:8443/a@b/models"),
         ],
     )
-    def test_what_is_shown_has_none(self, url: str, shown: str) -> None:
+    def test_the_displayed_url_has_no_credentials(self, url: str, shown: str) -> None:
         address = Address.parse(url)
 
         assert str(address) == shown
@@ -77,10 +77,10 @@ class TestCredentials:
             "secret_key=hunter2",
         ],
     )
-    def test_no_error_text_has_any(self, said: str) -> None:
+    def test_redacted_error_text_has_no_credentials(self, said: str) -> None:
         assert "hunter2" not in Address.parse("https://bob:hunter2@host/models").redact(said)
 
-    def test_a_quoted_password_is_known_unquoted_too(self) -> None:
+    def test_a_percent_encoded_password_is_also_redacted_when_decoded(self) -> None:
         cleaned = Address.parse("https://bob:hunter%202@host/x").redact("hunter 2, hunter%202")
 
         assert cleaned == "***, ***"
@@ -89,7 +89,7 @@ class TestCredentials:
         st.text(st.characters(codec="ascii", exclude_characters="@?#%[]"), min_size=6, max_size=12),
         st.sampled_from(["sftp", "https", "s3", "abfs"]),
     )
-    def test_a_password_of_any_letters_is_kept(self, password: str, scheme: str) -> None:
+    def test_a_password_of_any_characters_is_never_displayed(self, password: str, scheme: str) -> None:
         address = Address.parse(f"{scheme}://user:Zz{password}@host/models")
 
         assert f"Zz{password}" not in str(address)

@@ -1,4 +1,4 @@
-"""What `dynamic_batching` of a ModelConfig means, and what the environment of Triton's tests means."""
+"""How `dynamic_batching` in a ModelConfig and the environment variable of Triton's tests are read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def policy_of(text: str) -> BatchPolicy:
     return make_policy(stated(text), 64)
 
 
-def test_levels_and_their_policies_are_read() -> None:
+def test_priority_levels_and_their_queue_policies_are_read() -> None:
     found = policy_of("""
     dynamic_batching {
       priority_levels: 3 default_priority_level: 2
@@ -47,7 +47,7 @@ def test_levels_and_their_policies_are_read() -> None:
     assert not found.allow_timeout_override
 
 
-def test_levels_may_be_as_many_as_a_number_allows() -> None:
+def test_the_number_of_priority_levels_may_be_the_largest_uint64() -> None:
     most = 2**64 - 1
     found = policy_of(f"dynamic_batching {{ priority_levels: {most} default_priority_level: {most} }}")
 
@@ -70,11 +70,11 @@ FITS = "default_queue_policy { max_queue_size: 2000 }"
         (f"{LEVEL} priority_levels: 1 default_priority_level: 1", 8_000),
     ],
 )
-def test_the_bound_in_rows_leaves_room_for_the_requests_that_are_said_to_fit(batching: str, rows: int) -> None:
+def test_the_default_queue_limit_in_rows_has_room_for_max_queue_size_requests(batching: str, rows: int) -> None:
     assert queue_rows(policy_of(f"max_batch_size: 8 dynamic_batching {{ {batching} }}")) == rows
 
 
-def test_a_bound_in_rows_that_is_stated_stands() -> None:
+def test_a_configured_queue_limit_in_rows_is_used() -> None:
     said = ParsedConfig(Path("m"), {"batching.max_queue_requests": 5000, "batching.max_queue_rows": 7})
 
     assert queue_rows(make_policy(said, 64)) == 7
@@ -89,11 +89,11 @@ def test_a_bound_in_rows_that_is_stated_stands() -> None:
         "default_queue_policy { timeout_action: DELAY }",
     ],
 )
-def test_order_is_kept_beside_what_does_not_contradict_it(more: str) -> None:
+def test_preserve_ordering_is_accepted_with_compatible_policies(more: str) -> None:
     assert policy_of(f"dynamic_batching {{ preserve_ordering: true {more} }}").preserve_ordering
 
 
-def test_a_policy_can_be_remembered_by() -> None:
+def test_a_batch_policy_is_hashable() -> None:
     text = "dynamic_batching { priority_levels: 1 default_priority_level: 1 priority_queue_policy { key: 1 value {} } }"
 
     assert hash(policy_of(text)) == hash(policy_of(text))
@@ -103,7 +103,7 @@ def test_a_policy_can_be_remembered_by() -> None:
     ("text", "held"),
     [("dynamic_batching { }", 5), ("sequence_batching { direct { } }", 5), ("", 0), ("max_batch_size: 4", 0)],
 )
-def test_requests_are_held_where_triton_has_a_scheduler_that_holds_them(text: str, held: int) -> None:
+def test_requests_are_held_only_where_tritons_scheduler_holds_them(text: str, held: int) -> None:
     config = text_format.Parse(text, model_config_pb2().ModelConfig())
     statement, _ = read(Path("m"), Path("m/config.pbtxt"), config, field_lines(text), Gpus.from_numbers(()))
 
@@ -114,5 +114,5 @@ def test_requests_are_held_where_triton_has_a_scheduler_that_holds_them(text: st
 @pytest.mark.parametrize(
     ("text", "count"), [(None, 0), ("", 0), ("12", 12), (" 3 ", 3), ("-1", 0), ("x", 0), ("²", 0), ("0", 0)]
 )
-def test_what_is_no_number_holds_nothing(text: str | None, count: int) -> None:
+def test_a_hold_variable_that_is_not_a_positive_number_holds_no_requests(text: str | None, count: int) -> None:
     assert hold_requests({} if text is None else {HOLD_VARIABLE: text}) == count

@@ -13,12 +13,12 @@ def print_of(root: Path) -> bytes:
 
 
 class TestFingerprint:
-    def test_it_stays_while_nothing_changes(self, tmp_path: Path) -> None:
+    def test_a_fingerprint_is_stable_while_nothing_changes(self, tmp_path: Path) -> None:
         make(tmp_path, "1/model.onnx", "config.pbtxt", "labels.txt")
 
         assert print_of(tmp_path) == print_of(tmp_path) != b""
 
-    def test_it_changes_with_content_time_place_and_files(self, tmp_path: Path) -> None:
+    def test_a_fingerprint_changes_with_content_time_path_and_files(self, tmp_path: Path) -> None:
         make(tmp_path, "1/model.onnx", "hooks.py")
         seen = [print_of(tmp_path)]
         (tmp_path / "hooks.py").write_text("x = 1")
@@ -39,20 +39,20 @@ class TestFingerprint:
 
         assert len(set(seen)) == len(seen)
 
-    def test_hidden_files_and_caches_do_not_count(self, tmp_path: Path) -> None:
+    def test_hidden_files_and_caches_do_not_change_a_fingerprint(self, tmp_path: Path) -> None:
         make(tmp_path, "1/model.onnx")
         before = print_of(tmp_path)
         make(tmp_path, ".git/x", "__pycache__/hooks.pyc", ".2-being-written/model.onnx")
 
         assert print_of(tmp_path) == before
 
-    def test_a_folder_that_holds_itself_has_an_end(self, tmp_path: Path) -> None:
+    def test_a_folder_with_a_link_to_itself_has_a_fingerprint(self, tmp_path: Path) -> None:
         make(tmp_path, "1/model.onnx")
         (tmp_path / "loop").symlink_to(tmp_path)
 
         assert print_of(tmp_path)
 
-    def test_a_link_counts_for_what_it_leads_to(self, tmp_path: Path) -> None:
+    def test_a_fingerprint_changes_when_a_link_gets_another_target(self, tmp_path: Path) -> None:
         make(tmp_path, "stored/one/model.onnx", "stored/two/model.onnx", "m/config.pbtxt")
         os.utime(tmp_path / "stored/two/model.onnx", ns=(1, 1))
         link = tmp_path / "m" / "1"
@@ -63,18 +63,18 @@ class TestFingerprint:
 
         assert print_of(tmp_path / "m") != before
 
-    def test_nothing_has_none(self, tmp_path: Path) -> None:
+    def test_the_fingerprint_of_no_files_is_empty(self, tmp_path: Path) -> None:
         assert fingerprint_files([]) == b""
 
 
-class TestOfModels:
-    def test_every_model_has_one(self, tmp_path: Path) -> None:
+class TestModelFingerprints:
+    def test_every_model_has_a_fingerprint(self, tmp_path: Path) -> None:
         make(tmp_path, "root/a/1/model.onnx", "root/b/config.pbtxt", "root/no/x", "root/.hidden/1/x", "alone.onnx")
         repository = Repository([tmp_path / "root", tmp_path / "alone.onnx"])
 
         assert sorted(repository.fingerprints()) == ["a", "alone", "b"]
 
-    def test_a_model_of_one_file_changes_with_what_lies_beside_it(self, tmp_path: Path) -> None:
+    def test_the_fingerprint_of_a_single_file_model_includes_the_files_beside_it(self, tmp_path: Path) -> None:
         repository = Repository([make(tmp_path, "alone.onnx") / "alone.onnx"])
         seen = [repository.fingerprints()["alone"]]
         for name in ("penstock.toml", "alone.toml", "hooks.py"):

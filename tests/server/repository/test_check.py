@@ -23,7 +23,7 @@ GRAPH = Signature(
 
 
 class Loads:
-    """A Loader that fails for the models named."""
+    """A Loader that fails for the given models."""
 
     def __init__(self, *broken: str, graph: Signature = GRAPH, **also: str) -> None:
         self.broken = broken
@@ -40,7 +40,7 @@ class Loads:
         return backend
 
 
-def test_prints_what_would_be_served(tmp_path: Path) -> None:
+def test_check_prints_the_versions_that_would_be_served(tmp_path: Path) -> None:
     make(tmp_path, "m/1/model.onnx")
     (tmp_path / "m" / "handler.py").write_text("def pre_inference(sample, metadata):\n    return sample\n")
     native(
@@ -71,7 +71,7 @@ def test_prints_what_would_be_served(tmp_path: Path) -> None:
     assert all(backend.closed for backend in loads.backends)
 
 
-def test_prints_targets_sizes_padding_and_measured_instances(tmp_path: Path) -> None:
+def test_check_prints_targets_sizes_and_measured_instances(tmp_path: Path) -> None:
     make(tmp_path, "m/1/model.onnx")
     native(
         tmp_path,
@@ -89,7 +89,7 @@ def test_prints_targets_sizes_padding_and_measured_instances(tmp_path: Path) -> 
     ) in printed
 
 
-def test_prints_what_is_padded(tmp_path: Path) -> None:
+def test_check_prints_the_padding_of_inputs(tmp_path: Path) -> None:
     graph = Signature(
         (TensorSpec("ids", "INT64", (-1, -1)), TensorSpec("mask", "INT64", (-1, -1))),
         (TensorSpec("y", "FP32", (-1, -1, 8)),),
@@ -102,7 +102,7 @@ def test_prints_what_is_padded(tmp_path: Path) -> None:
     assert "  padding    ids: axis 0 to [16, 64] with 0, mask mask\n" in str(report)
 
 
-def test_an_input_that_is_padded_and_not_there_is_a_mistake(tmp_path: Path) -> None:
+def test_padding_of_an_unknown_input_is_a_mistake(tmp_path: Path) -> None:
     make(tmp_path, "m/1/model.onnx")
     native(tmp_path, "m", "[padding.idz]\naxis = 0\n")
     [finding] = check([tmp_path], {"onnxruntime": Loads()}).mistakes
@@ -110,7 +110,7 @@ def test_an_input_that_is_padded_and_not_there_is_a_mistake(tmp_path: Path) -> N
     assert "idz" in finding.message
 
 
-def test_every_mistake_is_found_with_its_place(tmp_path: Path) -> None:
+def test_every_mistake_is_reported_with_its_file_and_line(tmp_path: Path) -> None:
     make(
         tmp_path,
         "bad_file/1/model.onnx",
@@ -135,7 +135,7 @@ def test_every_mistake_is_found_with_its_place(tmp_path: Path) -> None:
     assert report.exit_status == 1
 
 
-def test_the_python_of_a_hook_is_not_run(tmp_path: Path) -> None:
+def test_check_does_not_run_the_code_of_a_hook(tmp_path: Path) -> None:
     make(tmp_path, "m/1/model.onnx")
     (tmp_path / "m" / "handler.py").write_text("raise RuntimeError\ndef pre_inference(sample, metadata): ...\n")
     native(tmp_path, "m", '[hooks]\nfile = "handler.py"\n')
@@ -150,7 +150,7 @@ def test_an_unknown_backend_is_a_mistake(tmp_path: Path) -> None:
     assert check([tmp_path], {"onnxruntime": Loads()}).exit_status == 1
 
 
-def test_a_mistake_that_only_the_model_shows_has_its_line_too(tmp_path: Path) -> None:
+def test_a_mistake_found_after_loading_has_the_line_of_its_key(tmp_path: Path) -> None:
     make(tmp_path, "m/1/model.onnx")
     native(tmp_path, "m", "[batching]\nsplit = true\n\n[padding.x]\naxis = 0\n")
     free = Signature((TensorSpec("x", "FP32", (-1, -1)), TensorSpec("x.y", "FP32", (-1, 2))), GRAPH.outputs[:1])
@@ -166,7 +166,7 @@ def test_a_mistake_that_only_the_model_shows_has_its_line_too(tmp_path: Path) ->
     assert [str(finding) for finding in other.mistakes] == [f"{file}:4: {text}"]
 
 
-def test_a_mistake_that_only_the_model_shows_has_the_line_of_what_it_names(tmp_path: Path) -> None:
+def test_a_mistake_found_after_loading_has_the_line_of_the_named_field(tmp_path: Path) -> None:
     tensors = "input { name: 'x' data_type: TYPE_FP32 dims: 4 }\noutput { name: 'y' data_type: TYPE_FP32 dims: 3 }\n"
     control = "name: 'STRAT' control { kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 1 ] }"
     told = f"max_batch_size: 4\n{tensors}sequence_batching {{\n control_input {{ {control} }} }}"
@@ -193,7 +193,7 @@ def test_a_mistake_that_only_the_model_shows_has_the_line_of_what_it_names(tmp_p
         ("data_type: TYPE_FP32 dims: 4 input_data_file: 'gone'", "m/warmup/gone: No such file or directory"),
     ],
 )
-def test_a_sample_that_does_not_fit_the_model_is_a_mistake(tmp_path: Path, given: str, why: str) -> None:
+def test_a_warmup_sample_that_does_not_fit_the_model_is_a_mistake(tmp_path: Path, given: str, why: str) -> None:
     sample = f"name: 's' batch_size: 1\n inputs {{ key: 'x' value {{ {given} }} }}"
     make(tmp_path, "m/1/model.onnx", m=f"max_batch_size: 4\nmodel_warmup {{\n {sample} }}")
 
@@ -204,7 +204,7 @@ def test_a_sample_that_does_not_fit_the_model_is_a_mistake(tmp_path: Path, given
     assert why in finding.message
 
 
-def test_ensembles_that_need_each_other_are_told_so(tmp_path: Path) -> None:
+def test_ensembles_that_depend_on_each_other_are_a_mistake(tmp_path: Path) -> None:
     ends = "input { name: 'in' data_type: TYPE_FP32 dims: 4 } output { name: 'out' data_type: TYPE_FP32 dims: 4 }"
     maps = "input_map { key: 'in' value: 'in' } output_map { key: 'out' value: 'out' }"
     for name, other in (("one", "two"), ("two", "one")):
@@ -220,7 +220,7 @@ def test_ensembles_that_need_each_other_are_told_so(tmp_path: Path) -> None:
     assert [finding.line for finding in mistakes] == [3, 3]
 
 
-def test_prints_what_kind_of_model_would_be_served(tmp_path: Path) -> None:
+def test_check_prints_levels_caching_steps_and_sequences(tmp_path: Path) -> None:
     control = "name: 'z' control { kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 1 ] }"
     ends = "input { name: 'x' data_type: TYPE_FP32 dims: 4 } output { name: 'y' data_type: TYPE_FP32 dims: 3 }"
     maps = "input_map { key: 'x' value: 'x' } output_map { key: 'y' value: 'y' }"
@@ -258,7 +258,7 @@ DECLARED = (
         (None, None, 0, "default-max-batch-size is 0"),
     ],
 )
-def test_why_requests_share_no_batches_is_said(
+def test_check_prints_why_batching_is_off(
     tmp_path: Path, config: str | None, toml: str | None, rows: int, why: str
 ) -> None:
     make(tmp_path, "m/1/model.onnx", **({} if config is None else {"m": config}))
@@ -275,12 +275,12 @@ def test_why_requests_share_no_batches_is_said(
     [
         (((4,),), TensorSpec("y", "FP32", (3,)), "'x0' is [4]"),
         (((-1, 4), (2, -1)), TensorSpec("y", "FP32", (-1, 3)), "'x1' is [2, -1]"),
-        (((-1, 4),), TensorSpec("label", "INT64", (1,)), "'label' is [1]"),  # as onnxmltools exports LightGBM's
+        (((-1, 4),), TensorSpec("label", "INT64", (1,)), "'label' is [1]"),  # as onnxmltools exports LightGBM models
         (((-1, 4), ()), TensorSpec("y", "FP32", (-1, 3)), "'x1' is []"),
         (((-1, 4),), TensorSpec("y", "seq(tensor(float))", ()), "'y' is seq(tensor(float))"),
     ],
 )
-def test_what_keeps_a_model_from_having_rows_is_named(
+def test_check_names_the_tensor_that_leaves_a_model_without_a_batch_axis(
     tmp_path: Path, inputs: tuple[tuple[int, ...], ...], output: TensorSpec, which: str
 ) -> None:
     make(tmp_path, "m/1/model.onnx", m="max_batch_size: 0")
@@ -301,10 +301,10 @@ def test_what_keeps_a_model_from_having_rows_is_named(
         ('[batching]\ninvariance = "strict"\n', False),
     ],
 )
-def test_a_model_that_was_quantised_dynamically_is_told_where_its_requests_share_batches(
+def test_a_dynamically_quantized_model_is_reported_as_not_invariant_when_batched(
     tmp_path: Path, toml: str, told: bool
 ) -> None:
-    # `--invariance` does not try one with free axes, which encoders of texts are
+    # `--invariance` cannot test models with free axes, such as text encoders
     make(tmp_path, "m/1/model.onnx")
     native(tmp_path, "m", toml)
 
@@ -313,7 +313,7 @@ def test_a_model_that_was_quantised_dynamically_is_told_where_its_requests_share
     assert ("  invariance not invariant: DynamicQuantizeLinear takes its scale from all rows" in printed) is told
 
 
-def test_one_that_invariance_was_asked_of_and_cannot_be_tried_is_told_so_too(tmp_path: Path) -> None:
+def test_a_dynamically_quantized_model_with_free_axes_is_reported_as_not_invariant(tmp_path: Path) -> None:
     make(tmp_path, "m/1/model.onnx")
     graph = Signature((TensorSpec("x", "FP32", (-1, -1)),), (TensorSpec("y", "FP32", (-1, 3)),))
     loads = Loads(graph=graph, shared_scale="DynamicQuantizeLinear")
@@ -323,7 +323,7 @@ def test_one_that_invariance_was_asked_of_and_cannot_be_tried_is_told_so_too(tmp
     assert "  invariance not invariant: DynamicQuantizeLinear takes its scale from all rows" in printed
 
 
-def test_an_ensemble_without_rows_has_none_said(tmp_path: Path) -> None:
+def test_check_prints_why_an_ensemble_is_not_batched(tmp_path: Path) -> None:
     ends = DECLARED.replace('"x"', '"a"').replace('"y"', '"b"')
     maps = 'input_map { key: "x" value: "a" } output_map { key: "y" value: "b" }'
     step = f'step {{ model_name: "m" model_version: -1 {maps} }}'
@@ -349,13 +349,13 @@ class TestGpus:
         make(root, "m/1/model.onnx", m="instance_group { kind: KIND_GPU count: 2 }\n")
         return str(check([root], {"onnxruntime": NoGpu()}, Defaults(gpus=Gpus.from_numbers((0, 1)), **defaults)))
 
-    def test_one_that_does_not_work_is_a_mistake_with_its_place(self, tmp_path: Path) -> None:
+    def test_a_gpu_that_does_not_work_is_a_mistake_with_its_file_and_line(self, tmp_path: Path) -> None:
         report = self.checked(tmp_path)
 
         assert f"{tmp_path}/m/config.pbtxt:1: device 'cuda:0' was asked for, but there is no cuDNN" in report
         assert report.endswith("0 versions would be served, 1 mistake")
 
-    def test_a_model_that_may_run_on_the_cpu_instead_is_said_to(self, tmp_path: Path) -> None:
+    def test_a_model_that_falls_back_to_the_cpu_is_a_warning(self, tmp_path: Path) -> None:
         report = self.checked(tmp_path, cpu_fallback=True)
 
         assert "  instances  1 on cpu\n" in report
@@ -363,7 +363,7 @@ class TestGpus:
         assert f"{tmp_path}/m/config.pbtxt:1: warning: is served on the CPU: device 'cuda:0'" in report
         assert report.endswith("1 version would be served, 0 mistakes, 1 warning")
 
-    def test_what_works_is_told_with_its_devices_and_options(self, tmp_path: Path) -> None:
+    def test_check_prints_the_gpus_and_options_of_a_model(self, tmp_path: Path) -> None:
         make(tmp_path, "m/1/model.onnx")
         native(tmp_path, "m", '[runtime]\ngpu_memory = "2 GiB"\n')
         report = str(check([tmp_path], {"onnxruntime": Loads()}, Defaults(gpus=Gpus.from_numbers((0, 1)))))

@@ -1,4 +1,4 @@
-"""ModelControl over an Engine that waits for the test."""
+"""ModelControl over a fake Engine that waits until the test releases it."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class House:
         ]
 
     async def turns(self, when: Callable[[], object]) -> None:
-        """Let the loop turn until it is so."""
+        """Let the event loop turn until the condition holds."""
         async with asyncio.timeout(10):
-            while not when():  # noqa: ASYNC110 - what is waited for is told to nobody
+            while not when():  # noqa: ASYNC110 - there is no event to wait for
                 await asyncio.sleep(0)
 
 
@@ -72,7 +72,7 @@ async def refusal(work: Coroutine[Any, Any, Any]) -> tuple[Code, str]:
 
 
 class TestLoading:
-    async def test_nothing_is_loaded_before_it_is_asked_for(self, tmp_path: Path) -> None:
+    async def test_no_model_is_loaded_before_a_load_is_requested(self, tmp_path: Path) -> None:
         make(tmp_path, "a/1/model.onnx", "b/1/model.onnx")
         async with house(tmp_path) as it:
             assert it.rows() == ["a", "b"]
@@ -81,7 +81,7 @@ class TestLoading:
             await it.control.load("a")
             assert it.rows() == ["a 1 READY", "b"]
 
-    async def test_what_should_serve_is_known_and_whether_it_does(self, tmp_path: Path) -> None:
+    async def test_readiness_lists_the_versions_that_should_serve(self, tmp_path: Path) -> None:
         make(tmp_path, "a/1/model.onnx", "b/1/model.onnx", "c/1/model.onnx", "d/1/model.onnx")
         async with house(tmp_path) as it:
             it.engine.failures["b"] = InferError(Code.INVALID, "broken")
@@ -93,7 +93,7 @@ class TestLoading:
 
             assert list(it.repository.readiness()) == [("a", "1", True), ("b", "1", False)]
 
-    async def test_it_is_loading_meanwhile_and_the_server_not_ready(self, tmp_path: Path) -> None:
+    async def test_the_server_is_not_ready_while_a_model_loads(self, tmp_path: Path) -> None:
         make(tmp_path, "a/1/model.onnx")
         async with house(tmp_path) as it:
             it.engine.gate = asyncio.Event()
@@ -105,7 +105,7 @@ class TestLoading:
             await loading
             assert it.repository.ready()
 
-    async def test_what_serves_goes_on_until_the_new_versions_are_all_open(self, tmp_path: Path) -> None:
+    async def test_old_versions_serve_until_all_new_versions_are_open(self, tmp_path: Path) -> None:
         make(tmp_path, "a/1/model.onnx", a="version_policy { latest { num_versions: 2 } }")
         async with house(tmp_path) as it:
             await it.control.load("a")
@@ -124,7 +124,7 @@ class TestLoading:
             await loading
             assert it.rows() == ["a 1 UNAVAILABLE unloaded", "a 2 READY", "a 3 READY"]
 
-    async def test_a_load_is_all_or_nothing(self, tmp_path: Path) -> None:
+    async def test_a_load_serves_all_versions_of_a_model_or_none(self, tmp_path: Path) -> None:
         make(tmp_path, "a/1/model.onnx", "a/2/model.onnx", a="version_policy { all { } }")
         async with house(tmp_path) as it:
             it.engine.failures["a2"] = InferError(Code.UNSUPPORTED, f"{tmp_path}/a/2/model.onnx is no good")
@@ -138,7 +138,7 @@ class TestLoading:
             await it.turns(lambda: [model.version for model in it.engine.retired] == ["1"])
             assert not it.repository.ready()
 
-    async def test_a_version_without_its_file_is_one_that_does_not_load(self, tmp_path: Path) -> None:
+    async def test_a_load_fails_when_the_file_of_a_version_is_missing(self, tmp_path: Path) -> None:
         make(tmp_path, "a/1/x", a="max_batch_size: 1")
         async with house(tmp_path) as it:
             code, text = await refusal(it.control.load("a"))
@@ -148,22 +148,22 @@ class TestLoading:
             assert text.startswith(f"load failed for model 'a': {why}")
             assert it.engine.absent == {"a": ["1"]}
 
-    async def test_a_model_without_versions_is_known_by_its_configuration(self, tmp_path: Path) -> None:
+    async def test_a_model_without_versions_is_known_but_fails_to_load(self, tmp_path: Path) -> None:
         make(tmp_path, a="max_batch_size: 1")
         async with house(tmp_path) as it:
             why = "a: at least one version must be available under the version policy of model 'a'"
             assert await refusal(it.control.load("a")) == (Code.INVALID, f"load failed for model 'a': {why}")
-            # for requests it has no available versions, and is not unknown
+            # to requests, the model is known but has no available version
             assert it.engine.absent == {"a": []}
 
-    async def test_a_version_that_is_named_and_not_there_stops_no_load(self, tmp_path: Path) -> None:
+    async def test_a_missing_specific_version_does_not_fail_a_load(self, tmp_path: Path) -> None:
         make(tmp_path, "a/1/model.onnx", a="version_policy { specific { versions: [1, 2] } }")
         async with house(tmp_path) as it:
             await it.control.load("a")
             assert it.rows() == ["a 1 READY"]
             assert it.repository.ready()
 
-    async def test_a_load_that_fails_leaves_what_serves(self, tmp_path: Path) -> None:
+    async def test_a_failed_load_leaves_the_served_versions_unchanged(self, tmp_path: Path) -> None:
         make(tmp_path, "a/1/model.onnx")
         async with house(tmp_path) as it:
             await it.control.load("a")
@@ -183,9 +183,7 @@ class TestLoading:
             assert it.engine.served["a"] is served
             assert it.rows() == ["a 1 READY", "a 2 UNAVAILABLE RuntimeError: boom"]
 
-    async def test_a_version_that_serves_has_the_reason_of_a_reload_that_failed_until_one_does_not(
-        self, tmp_path: Path
-    ) -> None:
+    async def test_a_served_version_shows_why_its_reload_failed_until_a_load_succeeds(self, tmp_path: Path) -> None:
         make(tmp_path, "a/1/model.onnx")
         file, aside = tmp_path / "a" / "1" / "model.onnx", tmp_path / "aside"
         async with house(tmp_path) as it:
@@ -196,7 +194,7 @@ class TestLoading:
             await refusal(it.control.load("a"))
             assert it.rows() == ["a 1 READY no good"]
 
-            aside.rename(file)  # and so it is what serves
+            aside.rename(file)  # the served file again
             await it.control.load("a")
             assert it.rows() == ["a 1 READY"]
             assert len(it.engine.opened) == 2
@@ -207,7 +205,7 @@ class TestLoading:
             await it.control.load("a")
             assert it.rows() == ["a 1 READY"]
 
-    async def test_what_has_not_changed_is_left_alone_and_what_has_is_loaded_anew(self, tmp_path: Path) -> None:
+    async def test_a_model_is_reloaded_only_after_its_files_change_or_it_was_unloaded(self, tmp_path: Path) -> None:
         make(tmp_path, "a/1/model.onnx")
         async with house(tmp_path) as it:
             for _ in range(3):
@@ -221,7 +219,7 @@ class TestLoading:
             assert len(it.engine.opened) == 3
 
     @pytest.mark.parametrize("failure", [InferError(Code.INVALID, "broken"), ValueError("broken")])
-    async def test_the_log_says_once_why_a_version_does_not_load_and_of_which_model(
+    async def test_a_failed_load_is_logged_once_with_its_model_and_version(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture, failure: Exception
     ) -> None:
         caplog.set_level(logging.INFO)
@@ -236,7 +234,7 @@ class TestLoading:
         (ready,) = [record for record in caplog.records if record.getMessage() == "model b version 2: ready"]
         assert (vars(ready)["model"], vars(ready)["version"]) == ("b", "2")
 
-    async def test_a_mistake_in_a_configuration_is_said_once(
+    async def test_a_mistake_in_a_configuration_is_logged_once(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         make(tmp_path, "a/1/model.onnx", a="max_batch_sice: 1")
@@ -245,7 +243,7 @@ class TestLoading:
 
         assert len([message for message in caplog.messages if "max_batch_sice" in message]) == 1
 
-    async def test_a_version_that_does_not_load_is_tried_again(
+    async def test_a_version_that_fails_to_load_is_retried(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         make(tmp_path, "a/1/model.onnx")
@@ -263,13 +261,13 @@ class TestLoading:
             assert it.rows() == ["a 1 READY"]
 
     @pytest.mark.parametrize("mode", ["none", "poll"])
-    async def test_only_the_explicit_mode_lets_it(self, tmp_path: Path, mode: str) -> None:
+    async def test_load_and_unload_are_rejected_outside_explicit_mode(self, tmp_path: Path, mode: str) -> None:
         async with house(tmp_path, ControlOptions(mode=mode)) as it:
             assert not it.control.is_explicit
             assert await refusal(it.control.load("..")) == (Code.NOT_READY, NOT_ALLOWED)
             assert await refusal(it.control.unload("a")) == (Code.NOT_READY, NOT_ALLOWED)
 
-    async def test_two_models_of_one_name_are_a_mistake(self, tmp_path: Path) -> None:
+    async def test_two_models_with_the_same_name_fail_to_load(self, tmp_path: Path) -> None:
         make(tmp_path, "one/a/1/model.onnx", "two/a/1/model.onnx", "two/b/1/model.onnx")
         repository, engine = Repository([tmp_path / "one", tmp_path / "two"]), FakeEngine()
         control = ModelControl(repository, engine, EXPLICIT)
@@ -278,15 +276,13 @@ class TestLoading:
         rows = [{"name": "a", "state": "UNAVAILABLE", "reason": why}, {"name": "b"}]
 
         assert await control.index() == rows
-        # where the two are, the network is not told
+        # clients do not learn the paths of the two models
         text = f"failed to load 'a', failed to poll from model repository: {why}"
         assert await refusal(control.load("a")) == (Code.INTERNAL, text)
         assert await control.index() == rows
         assert await control.index(ready=True) == []
 
-    async def test_a_model_that_is_one_file_is_loaded_by_its_name_and_takes_no_configuration(
-        self, tmp_path: Path
-    ) -> None:
+    async def test_a_single_file_model_is_loaded_by_name_but_rejects_a_configuration(self, tmp_path: Path) -> None:
         make(tmp_path, "alone.onnx")
         async with house(tmp_path / "alone.onnx") as it:
             assert it.rows() == ["alone"]
@@ -295,7 +291,7 @@ class TestLoading:
             assert "cannot be configured" in (await refusal(it.control.load("alone", "{}")))[1]
             assert it.rows()[0].startswith("alone 1 READY alone: cannot be configured")
 
-    async def test_where_a_model_that_is_one_file_lies_is_not_told(self, tmp_path: Path) -> None:
+    async def test_the_reason_for_a_single_file_model_does_not_reveal_its_path(self, tmp_path: Path) -> None:
         make(tmp_path, "alone.onnx")
         (tmp_path / "alone.toml").write_text("[batching]\ncap = 0\n")
         async with house(tmp_path / "alone.onnx") as it:
@@ -307,7 +303,7 @@ class TestLoading:
 
 
 class TestUnloading:
-    async def test_it_is_unloading_until_what_it_accepted_is_finished(self, tmp_path: Path) -> None:
+    async def test_a_model_is_unloading_until_its_accepted_requests_finish(self, tmp_path: Path) -> None:
         make(tmp_path, "a/1/model.onnx")
         async with house(tmp_path) as it:
             await it.control.load("a")
@@ -321,12 +317,12 @@ class TestUnloading:
             await unloading
             assert it.rows() == ["a 1 UNAVAILABLE unloaded"]
 
-    async def test_what_is_not_loaded_may_be_unloaded(self, tmp_path: Path) -> None:
+    async def test_unloading_a_model_that_is_not_loaded_succeeds(self, tmp_path: Path) -> None:
         async with house(tmp_path) as it:
             await it.control.unload("a")
             assert it.rows() == []
 
-    async def test_a_model_can_be_loaded_while_its_last_one_is_unloading(self, tmp_path: Path) -> None:
+    async def test_a_model_can_be_loaded_while_its_previous_version_is_unloading(self, tmp_path: Path) -> None:
         make(tmp_path, "a/1/model.onnx")
         async with house(tmp_path) as it:
             await it.control.load("a")
@@ -341,8 +337,8 @@ class TestUnloading:
             assert it.rows() == ["a 1 READY"]
 
 
-class TestAtOnce:
-    async def test_loads_of_one_model_come_one_after_another_and_of_others_at_once(self, tmp_path: Path) -> None:
+class TestParallelLoads:
+    async def test_loads_of_one_model_run_in_turn_and_of_different_models_in_parallel(self, tmp_path: Path) -> None:
         make(tmp_path, *(f"m{number}/1/model.onnx" for number in range(8)))
         async with house(tmp_path, ControlOptions(mode="explicit", max_concurrent_loads=3)) as it:
             it.engine.gate = asyncio.Event()
@@ -358,7 +354,7 @@ class TestAtOnce:
             assert it.engine.opened.count(("m0", 1)) == 4
             assert len(it.engine.retired) == 3
 
-    async def test_any_order_of_loads_and_unloads_ends_in_what_was_asked_last(self, tmp_path: Path) -> None:
+    async def test_parallel_loads_and_unloads_end_in_the_state_requested_last(self, tmp_path: Path) -> None:
         make(tmp_path, "a/1/model.onnx")
         async with house(tmp_path) as it:
             asked = [it.control.load("a", "{}"), it.control.unload("a"), it.control.load("a"), it.control.unload("a")]
@@ -366,7 +362,7 @@ class TestAtOnce:
             assert it.rows() == ["a 1 READY"]
             assert len(it.engine.served["a"]) == 1
 
-    async def test_whoever_asked_may_go_and_the_load_is_finished(self, tmp_path: Path) -> None:
+    async def test_a_load_finishes_after_its_caller_is_canceled(self, tmp_path: Path) -> None:
         make(tmp_path, "a/1/model.onnx")
         async with house(tmp_path) as it:
             it.engine.gate = asyncio.Event()
@@ -376,7 +372,7 @@ class TestAtOnce:
             it.engine.gate.set()
             await it.turns(lambda: it.rows() == ["a 1 READY"])
 
-    async def test_stopping_ends_what_is_under_way_and_serves_none_of_it(self, tmp_path: Path) -> None:
+    async def test_stopping_cancels_loads_in_progress_and_serves_none_of_their_versions(self, tmp_path: Path) -> None:
         make(tmp_path, "a/1/model.onnx", "a/2/model.onnx", a="version_policy { all { } }")
         async with house(tmp_path) as it:
             it.engine.gate = asyncio.Event()
@@ -388,7 +384,7 @@ class TestAtOnce:
             assert it.engine.served == {}
 
 
-class TestBrought:
+class TestFilesOfRequests:
     @pytest.fixture(autouse=True)
     def folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         folder = tmp_path / "temporary"
@@ -396,7 +392,7 @@ class TestBrought:
         monkeypatch.setattr(tempfile, "tempdir", str(folder))
         return folder
 
-    async def test_files_are_kept_while_they_serve_and_no_longer(self, tmp_path: Path, folder: Path) -> None:
+    async def test_files_of_a_request_are_kept_only_while_they_serve(self, tmp_path: Path, folder: Path) -> None:
         async with house(make(tmp_path / "root", "a/1/model.onnx")) as it:
             await it.control.load("a", "{}", {"2/model.onnx": b"x"})
             kept = list(folder.iterdir())
@@ -414,7 +410,9 @@ class TestBrought:
         assert list(folder.iterdir()) == []
 
     @pytest.mark.parametrize("failure", [InferError(Code.INVALID, "no good"), OSError("no disk")])
-    async def test_what_fails_to_load_leaves_no_file(self, tmp_path: Path, folder: Path, failure: Exception) -> None:
+    async def test_a_failed_load_removes_the_files_of_its_request(
+        self, tmp_path: Path, folder: Path, failure: Exception
+    ) -> None:
         async with house(make(tmp_path / "root", "a/1/model.onnx")) as it:
             it.engine.failures["a"] = failure
             text = (await refusal(it.control.load("a", "{}", {"1/model.onnx": b"x"})))[1]
@@ -423,14 +421,14 @@ class TestBrought:
             await refusal(it.control.load("a", "nonsense", {"1/model.onnx": b"x"}))
             assert list(folder.iterdir()) == []
 
-    async def test_files_need_a_configuration(self, tmp_path: Path) -> None:
+    async def test_files_of_a_request_need_a_configuration(self, tmp_path: Path) -> None:
         async with house(tmp_path) as it:
             code, text = await refusal(it.control.load("a", None, {"1/model.onnx": b"x"}))
             assert code is Code.INTERNAL
             assert text.startswith("failed to load 'a', failed to poll from model repository: ")
             assert "'config' must be given" in text
 
-    async def test_a_configuration_alone_goes_with_the_files_on_disk(self, tmp_path: Path) -> None:
+    async def test_a_configuration_in_a_request_applies_to_the_files_on_disk(self, tmp_path: Path) -> None:
         make(tmp_path, "a/1/model.onnx", "a/2/model.onnx", a="max_batch_size: 7")
         async with house(tmp_path) as it:
             await it.control.load("a", '{"versionPolicy": {"all": {}}}')
@@ -441,29 +439,29 @@ class TestBrought:
             assert it.engine.served["a"][0].spec.policy.max_batch_rows == 7
 
 
-class TestStarting:
-    async def test_only_the_named_are_loaded(self, tmp_path: Path) -> None:
+class TestStartup:
+    async def test_only_the_named_models_are_loaded_at_startup(self, tmp_path: Path) -> None:
         make(tmp_path, "a/1/model.onnx", "b/1/model.onnx", "c/1/model.onnx")
         async with house(tmp_path, ControlOptions("explicit", ("c", "a", "a")), start=False) as it:
             assert await it.control.start() == []
             assert it.rows() == ["a 1 READY", "b", "c 1 READY"]
 
-    async def test_a_name_that_is_not_there_is_among_the_reasons(self, tmp_path: Path) -> None:
+    async def test_an_unknown_model_name_at_startup_is_reported(self, tmp_path: Path) -> None:
         async with house(tmp_path, ControlOptions("explicit", ("a",)), start=False) as it:
             assert await it.control.start() == ["failed to load 'a', failed to poll from model repository"]
             assert it.repository.ready()
 
-    async def test_a_star_means_all(self, tmp_path: Path) -> None:
+    async def test_a_star_loads_all_models_at_startup(self, tmp_path: Path) -> None:
         make(tmp_path, "a/1/model.onnx", "b/1/model.onnx")
         async with house(tmp_path, ControlOptions("explicit", ("*",))) as it:
             assert it.rows() == ["a 1 READY", "b 1 READY"]
 
-    async def test_what_comes_later_is_listed_when_somebody_asks(self, tmp_path: Path) -> None:
+    async def test_a_model_added_after_startup_is_in_the_index(self, tmp_path: Path) -> None:
         async with house(tmp_path) as it:
             make(tmp_path, "late/1/model.onnx", "nothing/x")
             assert await it.control.index() == [{"name": "late"}]
 
-    async def test_a_load_that_cannot_read_the_files_says_why_and_leaves_what_serves(
+    async def test_a_load_that_cannot_read_the_files_fails_and_keeps_the_served_version(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         make(tmp_path, "a/1/model.onnx")
@@ -476,7 +474,7 @@ class TestStarting:
             assert await refusal(it.control.load("a")) == (Code.INTERNAL, text)
             assert it.rows() == [f"a 1 READY {why}"]
 
-    async def test_files_for_which_there_is_no_room_leave_what_serves_and_the_client_is_told(
+    async def test_a_load_whose_files_do_not_fit_on_disk_keeps_the_served_version(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def write(name: str, files: object) -> Path:
@@ -496,8 +494,10 @@ def of(count: int, more: str = "") -> str:
     return f"instance_group [ {{ count: {count} kind: KIND_CPU }} ] {more}"
 
 
-class TestOtherInstances:
-    async def test_a_model_whose_instance_group_alone_has_changed_is_not_opened_again(self, tmp_path: Path) -> None:
+class TestResizing:
+    async def test_a_model_is_resized_without_a_reload_when_only_its_instance_group_changes(
+        self, tmp_path: Path
+    ) -> None:
         make(tmp_path, "a/1/model.onnx", a=of(1))
         async with house(tmp_path) as it:
             it.engine.changes = True
@@ -510,7 +510,9 @@ class TestOtherInstances:
             assert it.engine.on_change == [("committed", 3)]
             assert it.rows() == ["a 1 READY"]
 
-    async def test_a_configuration_that_a_request_brings_is_looked_at_likewise(self, tmp_path: Path) -> None:
+    async def test_a_configuration_in_a_request_that_changes_only_instances_resizes_the_model(
+        self, tmp_path: Path
+    ) -> None:
         make(tmp_path, "a/1/model.onnx", a=of(1))
         async with house(tmp_path) as it:
             it.engine.changes = True
@@ -522,7 +524,7 @@ class TestOtherInstances:
             assert it.engine.on_change == [("committed", 2), ("committed", 1)]
 
     @pytest.mark.parametrize("more", ["", "max_batch_size: 4 dynamic_batching { }"])
-    async def test_what_is_reported_with_other_groups_is_what_was_declared_with_them(
+    async def test_the_reported_configuration_with_another_instance_count_resizes_the_model(
         self, tmp_path: Path, more: str
     ) -> None:
         make(tmp_path, "a/1/model.onnx", a=of(1, more))
@@ -545,7 +547,9 @@ class TestOtherInstances:
             ("2/model.onnx", "x"), ("config.pbtxt", ""),
         ],
     )  # fmt: skip
-    async def test_with_anything_else_it_is_made_anew(self, tmp_path: Path, file: str, text: str) -> None:
+    async def test_any_change_besides_the_instance_group_reloads_the_model(
+        self, tmp_path: Path, file: str, text: str
+    ) -> None:
         make(tmp_path, "a/1/model.onnx", a=of(1))
         async with house(tmp_path) as it:
             it.engine.changes = True
@@ -557,7 +561,7 @@ class TestOtherInstances:
             assert it.engine.on_change == []
             assert len(it.engine.opened) == 2
 
-    async def test_so_it_is_where_the_engine_cannot_keep_it(self, tmp_path: Path) -> None:
+    async def test_a_model_is_reloaded_when_the_engine_cannot_resize_it(self, tmp_path: Path) -> None:
         make(tmp_path, "a/1/model.onnx", a=of(1))
         async with house(tmp_path) as it:
             it.engine.changes = True
@@ -569,7 +573,7 @@ class TestOtherInstances:
             assert it.engine.asked == [[2]]
             assert len(it.engine.opened) == 2
 
-    async def test_all_versions_change_or_none(self, tmp_path: Path) -> None:
+    async def test_a_resize_applies_to_all_versions_or_to_none(self, tmp_path: Path) -> None:
         every = "version_policy { all {} }"
         make(tmp_path, "a/1/model.onnx", "a/2/model.onnx", a=of(1, every))
         async with house(tmp_path) as it:
@@ -589,7 +593,7 @@ class TestOtherInstances:
             assert it.engine.on_change[1:] == [("committed", 2), ("committed", 2)]
             assert len(it.engine.opened) == 2
 
-    async def test_a_configuration_that_is_wrong_changes_nothing(self, tmp_path: Path) -> None:
+    async def test_an_invalid_configuration_leaves_the_instances_unchanged(self, tmp_path: Path) -> None:
         make(tmp_path, "a/1/model.onnx", a=of(1))
         async with house(tmp_path) as it:
             it.engine.changes = True
@@ -602,7 +606,7 @@ class TestOtherInstances:
             assert it.engine.on_change == [("committed", 2)]
             assert len(it.engine.opened) == 1
 
-    async def test_what_was_unloaded_is_opened(self, tmp_path: Path) -> None:
+    async def test_a_model_that_was_unloaded_is_opened_rather_than_resized(self, tmp_path: Path) -> None:
         make(tmp_path, "a/1/model.onnx", a=of(1))
         async with house(tmp_path) as it:
             it.engine.changes = True
@@ -614,7 +618,7 @@ class TestOtherInstances:
             assert it.engine.asked == []
             assert len(it.engine.opened) == 2
 
-    async def test_polling_does_likewise(self, tmp_path: Path) -> None:
+    async def test_polling_resizes_a_model_when_only_its_instance_group_changes(self, tmp_path: Path) -> None:
         make(tmp_path, "a/1/model.onnx", a=of(1))
         async with house(tmp_path, ControlOptions("poll", poll_interval_s=3600)) as it:
             it.engine.changes = True
@@ -627,7 +631,7 @@ class TestOtherInstances:
 
 
 class TestPolling:
-    async def test_it_loads_what_changed_and_nothing_else(self, tmp_path: Path) -> None:
+    async def test_polling_loads_only_the_models_that_changed(self, tmp_path: Path) -> None:
         make(tmp_path, "a/1/model.onnx", "b/1/model.onnx")
         async with house(tmp_path, ControlOptions("poll", poll_interval_s=3600)) as it:
             await look_twice(it.control)
@@ -638,7 +642,7 @@ class TestPolling:
             assert sorted(it.engine.opened[2:]) == [("a", 1), ("b", 2), ("c", 1)]
             assert it.rows() == ["a 1 READY", "b 1 UNAVAILABLE unloaded", "b 2 READY", "c 1 READY"]
 
-    async def test_what_is_gone_is_unloaded_and_forgotten_at_once(self, tmp_path: Path) -> None:
+    async def test_a_deleted_model_is_unloaded_at_the_next_poll(self, tmp_path: Path) -> None:
         make(tmp_path, "a/1/model.onnx", "b/1/model.onnx")
         async with house(tmp_path, ControlOptions("poll", poll_interval_s=3600)) as it:
             shutil.rmtree(tmp_path / "a")
@@ -647,7 +651,7 @@ class TestPolling:
             assert it.rows() == ["b 1 READY"]
             assert it.repository.ready()
 
-    async def test_what_does_not_load_is_tried_again_when_it_changes(self, tmp_path: Path) -> None:
+    async def test_a_model_that_failed_to_load_is_retried_only_after_it_changes(self, tmp_path: Path) -> None:
         make(tmp_path, "a/1/model.onnx")
         async with house(tmp_path, ControlOptions("poll", poll_interval_s=3600)) as it:
             it.engine.failures["a"] = InferError(Code.INVALID, "no good")
@@ -661,14 +665,14 @@ class TestPolling:
             await look_twice(it.control)
             assert len(it.engine.opened) == 3
 
-    async def test_a_version_that_goes_gives_way_to_the_one_before(self, tmp_path: Path) -> None:
+    async def test_the_previous_version_is_served_after_the_latest_is_deleted(self, tmp_path: Path) -> None:
         make(tmp_path, "a/1/model.onnx", "a/2/model.onnx")
         async with house(tmp_path, ControlOptions("poll", poll_interval_s=3600)) as it:
             shutil.rmtree(tmp_path / "a" / "2")
             await look_twice(it.control)
             assert it.rows() == ["a 1 READY", "a 2 UNAVAILABLE unloaded"]
 
-    async def test_a_repository_that_is_away_for_a_moment_takes_nothing_away(
+    async def test_models_stay_loaded_while_their_repository_is_missing(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         root = make(tmp_path / "models", "a/1/model.onnx")
@@ -685,7 +689,7 @@ class TestPolling:
             await look_twice(it.control)
             assert it.rows() == []
 
-    async def test_a_folder_that_cannot_be_looked_into_changes_nothing_of_itself_or_the_others(
+    async def test_an_unreadable_model_folder_keeps_its_model_and_does_not_affect_other_models(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         make(tmp_path, "a/1/model.onnx", "b/1/model.onnx", "c/1/model.onnx", "lost+found/x")
@@ -698,7 +702,7 @@ class TestPolling:
             assert it.rows() == ["a 1 READY", "b 1 READY"]
             assert it.repository.ready()
 
-    async def test_without_a_descriptor_to_spare_nothing_is_taken_away(
+    async def test_models_stay_loaded_when_the_process_is_out_of_file_descriptors(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         make(tmp_path, "a/1/model.onnx", "b/1/model.onnx")
@@ -707,14 +711,14 @@ class TestPolling:
             await look_twice(it.control)
             assert it.rows() == ["a 1 READY", "b 1 READY"]
 
-    async def test_what_could_not_be_read_is_tried_again_though_nothing_has_changed_since(
+    async def test_a_model_that_could_not_be_read_is_retried_without_a_change(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         make(tmp_path, "a/1/model.onnx", "b/1/model.onnx")
         async with house(tmp_path, ControlOptions("poll", poll_interval_s=3600)) as it:
             make(tmp_path, "a/2/model.onnx", "b/2/model.onnx")
             with monkeypatch.context() as patch:
-                # where the versions of a model are listed; whether it is one is seen by its configuration
+                # only listing the versions fails: the configuration alone shows that the folder is a model
                 make(tmp_path, a="", b="")
                 refuse(patch, tmp_path / "a")
                 await look_twice(it.control)
@@ -723,7 +727,7 @@ class TestPolling:
             await look_twice(it.control)
             assert it.rows() == ["a 1 UNAVAILABLE unloaded", "a 2 READY", "b 1 UNAVAILABLE unloaded", "b 2 READY"]
 
-    async def test_what_is_being_copied_is_tried_once_two_looks_have_seen_the_same_of_it(
+    async def test_a_model_being_copied_is_loaded_once_two_polls_find_the_same_files(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         make(tmp_path, "a/1/model.onnx")
@@ -743,7 +747,7 @@ class TestPolling:
             assert it.rows() == ["a 1 UNAVAILABLE unloaded", "a 2 READY", "new 1 READY"]
             assert [record for record in caplog.records if record.levelno > logging.INFO] == []
 
-    async def test_what_changes_between_a_look_and_its_reading_waits_for_the_next_looks(
+    async def test_a_model_that_changes_between_poll_and_read_waits_for_the_next_polls(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         file = make(tmp_path, "a/1/model.onnx") / "a" / "1" / "model.onnx"
@@ -760,7 +764,7 @@ class TestPolling:
 
             assert it.engine.opened[begun:] == [("a", 1)]
 
-    async def test_what_changes_at_each_look_is_told_once_in_the_log_and_why_in_the_index(
+    async def test_a_model_that_changes_at_every_poll_is_logged_and_marked_in_the_index(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         make(tmp_path, "a/1/model.onnx")
@@ -779,7 +783,7 @@ class TestPolling:
             "model new: its files have changed at each of the last 10 polls; it is loaded once two polls agree"
         ]
 
-    async def test_a_repository_that_is_empty_all_at_once_is_believed_at_the_second_look(
+    async def test_models_of_an_emptied_repository_are_unloaded_at_the_second_poll(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         root = make(tmp_path / "models", "a/1/model.onnx", "b/1/model.onnx")
@@ -805,7 +809,7 @@ class TestPolling:
 
 
 def refuse(patch: pytest.MonkeyPatch, *folders: Path) -> None:
-    """Let nobody list these folders."""
+    """Make listing these folders fail."""
     listed = Path.iterdir
 
     def iterdir(self: Path) -> Iterator[Path]:

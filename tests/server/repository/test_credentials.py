@@ -1,4 +1,4 @@
-"""What TRITON_CLOUD_CREDENTIAL_PATH and Triton's variables for Azure say, and what the stores' packages get of it."""
+"""Credentials from TRITON_CLOUD_CREDENTIAL_PATH and Triton's Azure variables, as passed to the stores' packages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def complete(url: str, variables: dict[str, str]) -> Address:
 
 @pytest.fixture
 def identities(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stand in for azure.identity.aio: each credential is what it was made with."""
+    """Stand in for azure.identity.aio: each credential is its constructor's arguments."""
     aio = SimpleNamespace(
         DefaultAzureCredential=lambda: "default", ManagedIdentityCredential=lambda client_id: ("managed", client_id)
     )
@@ -45,14 +45,14 @@ class TestChoice:
     @given(
         st.lists(st.sampled_from(NAMES), unique=True), st.sampled_from(["s3://bucket", "s3://bu/models/m", "s3://x"])
     )
-    def test_the_longest_name_that_the_url_begins_with_is_taken(self, names: list[str], url: str) -> None:
+    def test_the_entry_with_the_longest_prefix_of_the_url_is_used(self, names: list[str], url: str) -> None:
         chosen = longest_prefix(dict.fromkeys(names), url)
 
         fitting = [name for name in names if url[: len(name)] == name]
         assert (chosen is None) == (not fitting)
         assert chosen is None or (chosen in fitting and all(len(name) <= len(chosen) for name in fitting))
 
-    def test_each_bucket_has_the_keys_of_its_entry(self, tmp_path: Path) -> None:
+    def test_each_bucket_gets_the_keys_of_its_entry(self, tmp_path: Path) -> None:
         entries = {name: {"key_id": f"key of {name}", "secret_key": "hush"} for name in ("", "s3://two")}
         variables = environ(tmp_path, {"s3": entries})
 
@@ -60,7 +60,7 @@ class TestChoice:
         assert complete("s3://two/models", variables).options["key"] == "key of s3://two"
         assert complete("s3://two-more/models", variables).options["key"] == "key of s3://two"
 
-    def test_an_endpoint_is_part_of_what_is_compared(self, tmp_path: Path) -> None:
+    def test_the_endpoint_of_a_url_is_part_of_the_prefix(self, tmp_path: Path) -> None:
         variables = environ(
             tmp_path, {"s3": {"s3://https://host:443/b": {"key_id": "k", "secret_key": "s", "region": "r"}}}
         )
@@ -70,11 +70,11 @@ class TestChoice:
         with pytest.raises(CredentialError, match='s3: has no entry that is a prefix of this URL, and none named ""'):
             complete("s3://b/models", variables)
 
-    def test_without_the_file_the_packages_look_for_themselves(self) -> None:
+    def test_without_a_credential_file_no_options_are_passed(self) -> None:
         for url in ("s3://b/m", "gs://b/m", "https://h/m", "abfs://c/m"):
             assert complete(url, {"TRITON_CLOUD_CREDENTIAL_PATH": ""}).options == {}
 
-    def test_other_stores_have_nothing_to_do_with_it(self, tmp_path: Path) -> None:
+    def test_stores_outside_the_clouds_ignore_the_credential_file(self, tmp_path: Path) -> None:
         assert complete("https://h/m", environ(tmp_path, "no json")).options == {}
 
 
@@ -82,28 +82,28 @@ class TestS3:
     def of(self, tmp_path: Path, **entry: Any) -> Any:
         return complete("s3://b/m", environ(tmp_path, {"s3": {"": entry}})).options
 
-    def test_a_pair_of_keys_goes_before_a_profile(self, tmp_path: Path) -> None:
+    def test_a_pair_of_keys_takes_precedence_over_a_profile(self, tmp_path: Path) -> None:
         said = self.of(tmp_path, key_id="k", secret_key="s", session_token="t", region="eu-west-1", profile="p")
 
         pair = {"key": "k", "secret": "s", "token": "t", "anon": False}
         assert said == {**pair, "client_kwargs": {"region_name": "eu-west-1"}}
 
-    def test_no_token_of_the_environment_goes_with_the_keys(self, tmp_path: Path) -> None:
+    def test_the_session_token_of_the_environment_is_not_used_with_configured_keys(self, tmp_path: Path) -> None:
         said = self.of(tmp_path, key_id="k", secret_key="s", session_token="", region="", profile="")
 
         assert said == {"key": "k", "secret": "s", "token": None, "anon": False}
 
-    def test_a_profile_goes_before_keys_of_the_environment(self, tmp_path: Path) -> None:
+    def test_a_profile_takes_precedence_over_keys_of_the_environment(self, tmp_path: Path) -> None:
         said = self.of(tmp_path, profile="p")
 
         assert said == {"profile": "p", "key": None, "secret": None, "token": None, "anon": False}
 
-    def test_an_entry_that_says_nothing_leaves_it_to_the_package(self, tmp_path: Path) -> None:
+    def test_an_empty_entry_passes_no_options(self, tmp_path: Path) -> None:
         assert self.of(tmp_path, key_id="", secret_key=None) == {}
 
 
 class TestGoogle:
-    def test_the_entry_is_the_path_of_googles_file(self, tmp_path: Path) -> None:
+    def test_the_entry_is_the_path_of_a_google_credentials_file(self, tmp_path: Path) -> None:
         file = tmp_path / "google.json"
         file.write_text('{"type": "authorized_user"}')
         variables = environ(tmp_path, {"gs": {"": "", "gs://private": str(file)}})
@@ -112,7 +112,9 @@ class TestGoogle:
         assert complete("gs://public/m", variables).options == {}
 
     @pytest.mark.parametrize("entry", ["none.json", '{"private_key": "hunter2"}' * 200, "hunter2\0", "other", "deep"])
-    def test_a_file_that_is_none_of_googles_is_told_without_what_is_said(self, tmp_path: Path, entry: str) -> None:
+    def test_an_invalid_google_entry_is_rejected_without_revealing_its_content(
+        self, tmp_path: Path, entry: str
+    ) -> None:
         (tmp_path / "other").write_text('{"type": "external_account", "secret": "hunter2"}')
         (tmp_path / "deep").write_text("[" * 100_000)
         with pytest.raises(
@@ -141,7 +143,9 @@ class TestAzure:
             ),
         ],
     )
-    def test_what_an_entry_says(self, tmp_path: Path, entry: dict[str, str], options: dict[str, Any]) -> None:
+    def test_each_azure_entry_becomes_its_options(
+        self, tmp_path: Path, entry: dict[str, str], options: dict[str, Any]
+    ) -> None:
         assert complete(self.URL, environ(tmp_path, {"as": {"": entry}}, AZURE_STORAGE_KEY="no")).options == options
 
     @pytest.mark.parametrize(
@@ -160,15 +164,17 @@ class TestAzure:
             ),
         ],
     )
-    def test_what_variables_say_without_a_file(self, variables: dict[str, str], options: dict[str, Any]) -> None:
+    def test_azure_variables_become_options_without_a_credential_file(
+        self, variables: dict[str, str], options: dict[str, Any]
+    ) -> None:
         assert complete(self.URL, variables).options == options
 
-    def test_a_variable_with_a_strange_value_is_told(self) -> None:
+    def test_an_azure_auth_type_variable_with_an_unknown_value_is_an_error(self) -> None:
         with pytest.raises(CredentialError) as caught:
             complete(self.URL, {"AZURE_STORAGE_AUTH_TYPE": "magic"})
         assert str(caught.value) == "AZURE_STORAGE_AUTH_TYPE: must be key, managed_identity or default"
 
-    def test_a_path_that_is_none_is_left_to_be_told(self, tmp_path: Path) -> None:
+    def test_an_incomplete_azure_url_is_left_unchanged(self, tmp_path: Path) -> None:
         assert complete("as://acct", environ(tmp_path, {"as": {"": {}}})).url == "as://acct"
 
 
@@ -190,25 +196,25 @@ class TestMistakes:
             ({"gs": {"": "x"}}, "s3: has no entry that is a prefix of this URL"),
         ],
     )
-    def test_a_mistake_is_told_with_its_place(self, tmp_path: Path, content: Any, text: str) -> None:
+    def test_a_mistake_in_the_file_is_reported_with_its_key(self, tmp_path: Path, content: Any, text: str) -> None:
         with pytest.raises(CredentialError) as caught:
             complete("s3://b/m", environ(tmp_path, content))
         assert str(caught.value).startswith(f"{tmp_path / 'cloud.json'}: {text}")
 
-    def test_all_of_a_section_are_told_a_line_for_each(self, tmp_path: Path) -> None:
+    def test_all_mistakes_of_a_section_are_reported_one_per_line(self, tmp_path: Path) -> None:
         with pytest.raises(CredentialError) as caught:
             complete("s3://b/m", environ(tmp_path, {"s3": {"": {"region": []}, "s3://x": {"region": 1, "profile": 2}}}))
         assert len(str(caught.value).splitlines()) == 2
 
-    def test_those_of_other_sections_are_not(self, tmp_path: Path) -> None:
+    def test_mistakes_in_sections_of_other_stores_are_ignored(self, tmp_path: Path) -> None:
         assert complete("s3://b/m", environ(tmp_path, {"s3": {"": {}}, "as": 7, "gs": {"": 7}})).options == {}
 
     @pytest.mark.parametrize("name", ["nowhere.json", "."])
-    def test_a_file_that_cannot_be_read_is_told(self, tmp_path: Path, name: str) -> None:
+    def test_an_unreadable_credential_file_is_an_error(self, tmp_path: Path, name: str) -> None:
         with pytest.raises(CredentialError, match=f"^{tmp_path / name}: cannot be read: "):
             complete("s3://b/m", {"TRITON_CLOUD_CREDENTIAL_PATH": str(tmp_path / name)})
 
-    def test_names_that_mean_nothing_are_known(self, tmp_path: Path) -> None:
+    def test_unknown_keys_of_an_entry_are_collected(self, tmp_path: Path) -> None:
         found = find_credentials(
             Address.parse("s3://b/m"), environ(tmp_path, {"s3": {"s3://b": {"access_key": "hunter2"}}})
         )
@@ -216,7 +222,7 @@ class TestMistakes:
         assert found.unknown_keys == ('s3, "s3://b", access_key',)
 
 
-def test_the_repr_of_what_was_found_has_no_secret(tmp_path: Path) -> None:
+def test_the_repr_of_credentials_has_no_secret(tmp_path: Path) -> None:
     said = {"key_id": "k", "secret_key": "hunter2", "session_token": "hunter3"}
     address = Address.parse("s3://b/m")
     credentials = find_credentials(address, environ(tmp_path, {"s3": {"": said}}))
@@ -235,7 +241,7 @@ SECRETS = st.recursive(
 
 
 @given(SECRETS, st.sampled_from(["s3", "gs", "as"]))
-def test_no_text_has_what_the_file_says(content: Any, scheme: str) -> None:
+def test_no_error_or_repr_reveals_a_secret_of_the_file(content: Any, scheme: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         variables = environ(Path(folder), {scheme: content})
         address = Address.parse(f"{scheme}://b/m")

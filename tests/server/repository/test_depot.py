@@ -1,4 +1,4 @@
-"""Repositories in stores whose keys are in the file that TRITON_CLOUD_CREDENTIAL_PATH names."""
+"""Repositories in cloud stores, with keys from the file that TRITON_CLOUD_CREDENTIAL_PATH names."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def bucket() -> Iterator[type[Guarded]]:
 
 
 class Keys:
-    """The file, and what it says."""
+    """The credential file of the test."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -67,7 +67,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 class TestKeys:
-    def test_each_repository_is_opened_with_its_own(self, bucket: type[Guarded], keys: Keys) -> None:
+    def test_each_repository_is_opened_with_its_own_key(self, bucket: type[Guarded], keys: Keys) -> None:
         keys.say(one="k1", two="k2")
         mirrors = Mirrors.from_paths([ONE, TWO])
         mirrors.open()
@@ -77,23 +77,25 @@ class TestKeys:
         finally:
             mirrors.close()
 
-    def test_the_key_of_another_opens_nothing(self, bucket: type[Guarded], keys: Keys) -> None:
+    def test_a_repository_does_not_open_with_the_key_of_another_bucket(self, bucket: type[Guarded], keys: Keys) -> None:
         keys.say(one="k2")
         with pytest.raises(RemoteError, match=rf"^{ONE}: permission denied: Access Denied$"):
             Remote(ONE).open()
 
-    def test_no_client_is_kept_for_others_with_a_key(self, bucket: type[Guarded], keys: Keys, remote: Remote) -> None:
+    def test_a_client_with_a_key_is_not_shared_through_the_cache_of_fsspec(
+        self, bucket: type[Guarded], keys: Keys, remote: Remote
+    ) -> None:
         assert bucket.made[-1] == {"key": "k1", "secret": "hunter2", "token": None, "anon": False}
         assert fsspec.filesystem("s3", **bucket.made[-1]) is not remote._depot.filesystem
 
-    def test_an_error_of_the_store_does_not_tell_them(self, bucket: type[Guarded], remote: Remote) -> None:
+    def test_an_error_of_the_store_does_not_reveal_the_keys(self, bucket: type[Guarded], remote: Remote) -> None:
         bucket.fails["/one/models"] = RuntimeError("bad signature of hunter2")
         with pytest.raises(RemoteError, match=rf"^{ONE}: RuntimeError: bad signature of \*\*\*$"):
             remote.names()
 
 
 class TestChanges:
-    def test_a_file_that_was_written_anew_counts_at_the_next_look(
+    def test_a_rewritten_credential_file_applies_at_the_next_refresh(
         self, bucket: type[Guarded], keys: Keys, remote: Remote
     ) -> None:
         assert remote.refresh_all() == {}
@@ -105,7 +107,7 @@ class TestChanges:
         assert remote.refresh_all() == {}
         assert remote.names() == ["one"]
 
-    def test_one_model_that_is_loaded_is_enough_of_a_look(
+    def test_a_rewritten_credential_file_applies_when_one_model_is_refreshed(
         self, bucket: type[Guarded], keys: Keys, remote: Remote
     ) -> None:
         bucket.keys["one"] = "new"
@@ -114,14 +116,16 @@ class TestChanges:
 
         assert (remote.root / "one" / "config.pbtxt").read_text() == "one"
 
-    def test_the_client_is_kept_while_nothing_changes(self, bucket: type[Guarded], keys: Keys, remote: Remote) -> None:
+    def test_the_client_is_kept_while_the_credential_file_is_unchanged(
+        self, bucket: type[Guarded], keys: Keys, remote: Remote
+    ) -> None:
         made = len(bucket.made)
         remote.refresh_all()
         remote.names()
 
         assert len(bucket.made) == made
 
-    def test_a_file_that_cannot_be_read_changes_nothing_and_is_told_once(
+    def test_an_unreadable_credential_file_is_logged_once_and_keeps_the_credentials(
         self, bucket: type[Guarded], keys: Keys, remote: Remote, caplog: pytest.LogCaptureFixture
     ) -> None:
         keys.path.write_text("{")
@@ -136,8 +140,8 @@ class TestChanges:
         assert second.startswith(f"{ONE}: {keys.path}: cannot be read: ")
 
 
-class TestTelling:
-    def test_a_mistake_in_the_file_stops_the_start(self, bucket: type[Guarded], keys: Keys) -> None:
+class TestReporting:
+    def test_a_mistake_in_the_credential_file_prevents_startup(self, bucket: type[Guarded], keys: Keys) -> None:
         keys.say(two="k2")
         with pytest.raises(RemoteError) as caught:
             Mirrors.from_paths([ONE]).open()
@@ -146,14 +150,16 @@ class TestTelling:
             str(caught.value) == f'{ONE}: {keys.path}: s3: has no entry that is a prefix of this URL, and none named ""'
         )
 
-    def test_check_tells_it(self, bucket: type[Guarded], keys: Keys, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_check_reports_a_mistake_in_the_credential_file(
+        self, bucket: type[Guarded], keys: Keys, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         keys.path.write_text('{"s3": {"": {"key_id": "hunter2"}}}')
 
         assert cli.main(["check", ONE]) == 1
         text = f'penstock: {ONE}: {keys.path}: s3, "": key_id and secret_key must be set together\n'
         assert capsys.readouterr().err == text
 
-    def test_a_name_that_means_nothing_is_told(
+    def test_an_unknown_key_in_the_credential_file_is_logged(
         self, bucket: type[Guarded], keys: Keys, caplog: pytest.LogCaptureFixture
     ) -> None:
         bucket.keys["one"] = None
@@ -163,8 +169,8 @@ class TestTelling:
         assert f'{ONE}: ignoring unknown keys: s3, "", access_key' in warnings(caplog)
 
 
-class TestNobody:
-    """Source: the AWS SDK that Triton uses signs nothing where it finds no keys; and as.h."""
+class TestAnonymousAccess:
+    """Source: Triton's AWS SDK sends unsigned requests when it finds no keys; and Triton's as.h."""
 
     NONE_HAD = ClientAuthenticationError("DefaultAzureCredential failed to retrieve a token from the included ones")
 
@@ -182,7 +188,7 @@ class TestNobody:
             remote.close()
         assert warnings(caplog) == [f"{ONE}: no credentials found, using anonymous access"]
 
-    def test_nor_does_a_public_container(self, bucket: type[Guarded]) -> None:
+    def test_a_public_azure_container_needs_no_credentials(self, bucket: type[Guarded]) -> None:
         bucket.lacks = self.NONE_HAD
         bucket.keys["one"] = None
         remote = Remote("as://acct/one/models")
@@ -192,7 +198,7 @@ class TestNobody:
         assert bucket.made[-1] == {"account_name": "acct", "anon": True}
 
     @pytest.mark.parametrize("error", [NONE_HAD, ClientAuthenticationError("the key is wrong")])
-    def test_one_whose_identity_was_asked_for_does(
+    def test_a_failure_of_a_configured_azure_identity_is_an_error(
         self, bucket: type[Guarded], monkeypatch: pytest.MonkeyPatch, error: Exception
     ) -> None:
         if error is self.NONE_HAD:
@@ -205,15 +211,17 @@ class TestNobody:
         with pytest.raises(RemoteError, match=f"ClientAuthenticationError: {error}$"):
             Remote("as://acct/one/models").open()
 
-    def test_another_bucket_does(self, bucket: type[Guarded], monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_private_bucket_without_credentials_is_an_error(
+        self, bucket: type[Guarded], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.delenv("TRITON_CLOUD_CREDENTIAL_PATH", raising=False)
         with pytest.raises(RemoteError, match="permission denied: Access Denied"):
             Remote(ONE).open()
 
 
-class TestPlaces:
+class TestMountFolders:
     @pytest.mark.parametrize(("scheme", "cloud"), [("s3", "AWS"), ("gs", "GCS"), ("as", "AZURE")])
-    def test_copies_are_made_where_tritons_variable_says(
+    def test_local_copies_are_made_in_the_folder_of_tritons_variable(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str, cloud: str
     ) -> None:
         monkeypatch.setenv(f"TRITON_{cloud}_MOUNT_DIRECTORY", str(tmp_path))
@@ -227,7 +235,7 @@ class TestPlaces:
             elsewhere.close()
         assert list(tmp_path.iterdir()) == []
 
-    def test_a_folder_that_is_not_there_stops_the_start(
+    def test_a_missing_mount_folder_prevents_startup(
         self, bucket: type[Guarded], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("TRITON_AWS_MOUNT_DIRECTORY", str(tmp_path / "none"))
@@ -237,7 +245,7 @@ class TestPlaces:
         assert str(caught.value) == f"{ONE}: TRITON_AWS_MOUNT_DIRECTORY: {tmp_path}/none: No such file or directory"
 
 
-def test_azure_and_google_get_what_is_said_of_them(bucket: type[Guarded], keys: Keys, tmp_path: Path) -> None:
+def test_azure_and_google_clients_get_their_credentials(bucket: type[Guarded], keys: Keys, tmp_path: Path) -> None:
     google = tmp_path / "google.json"
     google.write_text('{"type": "service_account"}')
     keys.path.write_text(
@@ -247,14 +255,12 @@ def test_azure_and_google_get_what_is_said_of_them(bucket: type[Guarded], keys: 
         ("gs://one/models", {"token": str(google)}),
         ("as://acct/c/models", {"account_name": "acct", "account_key": "hunter2"}),
     ):
-        with pytest.raises(RemoteError):  # that is no key of these buckets
+        with pytest.raises(RemoteError):  # the buckets do not accept this key
             Remote(url).open()
         assert options in bucket.made
 
 
-def test_googles_file_that_is_written_anew_where_it_was_is_another(
-    bucket: type[Guarded], keys: Keys, tmp_path: Path
-) -> None:
+def test_a_google_file_rewritten_in_place_makes_a_new_client(bucket: type[Guarded], keys: Keys, tmp_path: Path) -> None:
     google = tmp_path / "google.json"
     keys.path.write_text(json.dumps({"gs": {"": str(google)}}))
     depot = Depot("gs://one/models")
@@ -265,7 +271,7 @@ def test_googles_file_that_is_written_anew_where_it_was_is_another(
     assert bucket.made.count({"token": str(google)}) == 2
 
 
-def test_what_cortex_and_seldon_read_is_read_as_nobody_too_where_nobody_has_a_key(
+def test_cortex_and_seldon_models_are_read_anonymously_without_credentials(
     bucket: type[Guarded], tmp_path: Path
 ) -> None:
     bucket.keys["one"] = None

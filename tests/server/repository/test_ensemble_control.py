@@ -1,4 +1,4 @@
-"""Ensembles that come and go: whatever is loaded and unloaded at once, it ends, and what serves has all its steps."""
+"""Loading and unloading ensembles in parallel: every call ends, and every served ensemble has all its steps."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def write(root: Path) -> None:
 
 
 class SlowRepository(Repository):
-    """One that holds the next read of the model `held` back, when it has read, until `go` is set; `has_read` tells."""
+    """A Repository that sets `has_read` after the next read of the model `held`, and returns it once `go` is set."""
 
     held = ""
 
@@ -82,11 +82,11 @@ class House:
             else:
                 await self.control.unload(name, dependents=word == "unload all")
         except InferError:
-            # an ensemble whose step was taken away while it was being loaded
+            # an ensemble whose step was unloaded during its load
             pass
 
     async def held_back(self, loading: str, reading: str, meanwhile: Callable[[], Awaitable[object]]) -> None:
-        """Load a model, with a read for it held back until what is done meanwhile is over."""
+        """Load a model, and hold one read for it back until `meanwhile` has finished."""
         self.repository.held = reading
         held = asyncio.ensure_future(self.do("load", loading))
         await asyncio.to_thread(self.repository.has_read.wait, PATIENCE_S)
@@ -130,7 +130,7 @@ async def carry_out(root: Path, orders: list[list[tuple[str, str]]]) -> None:
         max_size=6,
     )
 )
-def test_whatever_is_asked_for_at_once_ends_and_what_serves_has_all_its_steps(
+def test_parallel_loads_and_unloads_end_with_every_served_ensemble_having_its_steps(
     orders: list[list[tuple[str, str]]],
 ) -> None:
     with tempfile.TemporaryDirectory() as name:
@@ -154,7 +154,7 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
 
 
 @pytest.mark.anyio
-class TestFilesThatChangeMeanwhile:
+class TestChangesDuringLoads:
     @pytest.mark.parametrize("loading", ["a", "ab"])
     async def test_a_load_that_has_read_older_files_serves_the_newer_ones(
         self, house: House, tmp_path: Path, loading: str
@@ -169,7 +169,9 @@ class TestFilesThatChangeMeanwhile:
         assert house.versions("a") == ["2"]
         assert loading in house.ready()
 
-    async def test_what_an_ensemble_has_come_to_need_is_loaded_with_it(self, house: House, tmp_path: Path) -> None:
+    async def test_a_step_added_to_an_ensemble_during_its_load_is_loaded_with_the_ensemble(
+        self, house: House, tmp_path: Path
+    ) -> None:
         await house.control.load("aa")
 
         async def replace() -> None:
@@ -181,14 +183,14 @@ class TestFilesThatChangeMeanwhile:
 
         assert house.ready() == {"a", "b", "aa"}
 
-    async def test_an_ensemble_leaves_what_a_request_has_brought_of_its_step(self, house: House) -> None:
+    async def test_loading_an_ensemble_keeps_a_step_that_was_loaded_from_a_request(self, house: House) -> None:
         files = {"7/model.onnx": b""}
         await house.held_back("ab", "a", lambda: house.control.load("a", "{}", files))
 
         assert house.versions("a") == ["7"]
         assert house.ready() == {"a", "b", "ab"}
 
-    async def test_one_that_waited_for_its_step_is_read_again_when_it_is_needed(
+    async def test_an_ensemble_that_waited_for_its_step_is_read_again_for_a_dependent_ensemble(
         self, house: House, tmp_path: Path
     ) -> None:
         (tmp_path / "a").rename(tmp_path / ".a")
@@ -201,7 +203,7 @@ class TestFilesThatChangeMeanwhile:
 
         assert house.versions("ab") == ["2"]
 
-    async def test_polling_comes_back_to_an_ensemble_whose_new_step_comes_later(
+    async def test_polling_retries_an_ensemble_when_its_missing_step_is_added(
         self, house: House, tmp_path: Path
     ) -> None:
         await look_twice(house.control)
@@ -217,7 +219,7 @@ class TestFilesThatChangeMeanwhile:
         assert house.versions("aa") == ["2"]
         assert house.ready() == {"a", "aa", "late"}
 
-    async def test_an_ensemble_that_changes_while_its_step_is_loaded_waits_for_the_next_looks(
+    async def test_an_ensemble_that_changes_while_its_step_loads_waits_for_the_next_polls(
         self, house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         open_, file = house.models.open, tmp_path / "aa" / "config.pbtxt"
@@ -244,7 +246,7 @@ class TestFilesThatChangeMeanwhile:
 
         assert house.versions("aa") == ["2"]
 
-    async def test_a_step_that_an_ensemble_under_way_needs_does_not_go_with_another(self, house: House) -> None:
+    async def test_unloading_an_ensemble_keeps_a_step_that_an_ensemble_being_loaded_needs(self, house: House) -> None:
         await house.control.load("aa")
         await house.held_back("ab", "b", lambda: house.control.unload("aa", dependents=True))
         assert house.ready() == {"a", "b", "ab"}
@@ -252,7 +254,7 @@ class TestFilesThatChangeMeanwhile:
 
         assert house.ready() == set()
 
-    async def test_a_step_is_unloaded_when_the_load_of_an_ensemble_that_needs_it_is_over(self, house: House) -> None:
+    async def test_unloading_a_step_waits_for_the_load_of_an_ensemble_that_needs_the_step(self, house: House) -> None:
         house.repository.held = "b"
         loading = asyncio.ensure_future(house.control.load("ab"))
         await asyncio.to_thread(house.repository.has_read.wait, PATIENCE_S)
@@ -260,7 +262,7 @@ class TestFilesThatChangeMeanwhile:
         await asyncio.sleep(0)
         house.repository.go.set()
 
-        # both were asked for in time: the load does not miss what the unload takes
+        # both were requested in time: the load still finds the step that the unload removes
         await loading
         await unloading
         assert house.ready() == {"b"}

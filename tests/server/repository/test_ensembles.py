@@ -1,4 +1,4 @@
-"""What a repository makes of ensembles: their configuration, the order in which they load, and `penstock check`."""
+"""Ensembles in a repository: their configuration, the order in which they load, and `penstock check`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def read(text: str) -> tuple[ParsedConfig, list[Finding]]:
 
 
 class TestConfiguration:
-    def test_it_says_its_steps(self) -> None:
+    def test_the_steps_of_an_ensemble_are_read(self) -> None:
         said, findings = read(
             PLAIN.replace("ensemble_scheduling {", "ensemble_scheduling { max_inflight_requests: 3").replace("-1", "2")
         )
@@ -39,7 +39,7 @@ class TestConfiguration:
         assert said.values["ensemble"] == EnsembleSpec((Step("m", "2", {"x": "in"}, {"y": "out"}),), 3)
         assert "model.backend" not in said.values
 
-    def test_the_one_in_the_docs_is_good(self) -> None:
+    def test_the_ensemble_in_the_docs_is_valid(self) -> None:
         page = (Path(__file__).parents[3] / "docs" / "ensembles.md").read_text("utf-8")
         text = page.split("```")[1].replace('"pipeline"', '"m"')
 
@@ -76,11 +76,11 @@ class TestConfiguration:
             ),
         ],
     )
-    def test_what_it_cannot_have_is_refused_in_triton_s_words(self, text: str, message: str) -> None:
+    def test_an_invalid_ensemble_is_rejected_with_tritons_message(self, text: str, message: str) -> None:
         assert message in [finding.message for finding in read(text)[1]]
 
-    def test_its_parameters_are_for_those_who_read_the_configuration(self) -> None:
-        """As Riva's clients do; it runs nothing itself that a known name could be meant for."""
+    def test_parameters_of_an_ensemble_are_informational(self) -> None:
+        """Riva's clients read them. An ensemble runs nothing itself to which a known parameter could apply."""
         said, findings = read(PLAIN + "".join(f'parameters {{ key: "{name}" value {{ string_value: "x" }} }}'
                               for name in ("chunk_size", "execution_mode")))  # fmt: skip
 
@@ -90,7 +90,7 @@ class TestConfiguration:
         ]
         assert not [name for name in said.values if name.startswith("runtime.")]
 
-    def test_a_folder_needs_a_version_and_no_file(self, tmp_path: Path) -> None:
+    def test_the_folder_of_an_ensemble_needs_a_version_but_no_file(self, tmp_path: Path) -> None:
         write_ensemble(tmp_path, "chain", CHAIN, 1, 3)
         entry = read_folder(tmp_path / "chain", Defaults())
 
@@ -99,7 +99,7 @@ class TestConfiguration:
         assert entry.dependencies == {"double", "plus"}
         assert entry.config.default_model_filename == ""
 
-    def test_what_means_nothing_for_it_is_refused(self, tmp_path: Path) -> None:
+    def test_an_option_that_does_not_apply_to_ensembles_is_rejected(self, tmp_path: Path) -> None:
         write_ensemble(tmp_path, "chain", CHAIN)
         (tmp_path / "chain" / "penstock.toml").write_text("[batching]\nmax_batch_size = 8\ncap = 4\n")
         entry = read_folder(tmp_path / "chain", Defaults())
@@ -109,12 +109,12 @@ class TestConfiguration:
 
 
 class TestOrder:
-    def test_each_comes_after_those_it_needs(self) -> None:
+    def test_every_model_loads_after_its_dependencies(self) -> None:
         order, circles = sort_by_dependency({"a": ["b", "c"], "b": ["c"], "c": ["elsewhere"], "d": []})
 
         assert (order, circles) == (["c", "d", "b", "a"], {})
 
-    def test_a_circle_is_told_to_those_in_it(self) -> None:
+    def test_a_circular_dependency_is_reported_for_each_of_its_ensembles(self) -> None:
         order, circles = sort_by_dependency({"a": ["b"], "b": ["a"], "c": ["a"], "d": []})
 
         assert (order[0], set(order)) == ("d", {"a", "b", "c", "d"})
@@ -125,7 +125,7 @@ class TestOrder:
 
 
 class TestCheck:
-    def test_it_finds_what_would_be_served(self, tmp_path: Path) -> None:
+    def test_check_reports_a_valid_ensemble(self, tmp_path: Path) -> None:
         write_models(tmp_path)
         write_ensemble(tmp_path, "chain", CHAIN)
         report = check([tmp_path], LOADERS)
@@ -134,7 +134,7 @@ class TestCheck:
         assert "chain version 1, ensemble" in str(report)
         assert "double latest" in str(report)
 
-    def test_it_finds_what_does_not_fit(self, tmp_path: Path) -> None:
+    def test_check_reports_tensors_that_do_not_fit(self, tmp_path: Path) -> None:
         write_models(tmp_path)
         write_ensemble(tmp_path, "wrong", CHAIN.replace('"chain"', '"wrong"').replace("dims: [ 4 ]", "dims: [ 5 ]"))
 
@@ -143,7 +143,7 @@ class TestCheck:
         assert mistake.message == f"in ensemble wrong, ensemble tensor in: {text}"
 
 
-def test_what_went_with_a_model_that_was_unloaded_keeps_nobody_from_being_ready() -> None:
+def test_an_ensemble_unloaded_with_its_step_does_not_affect_readiness() -> None:
     record = ModelRecord("e")
     record.begin_load([1])
     record.serve([1])

@@ -1,4 +1,4 @@
-"""What config.pbtxt says of GPUs: accelerators, graphs, pinned memory and the parameters, and how it is refused."""
+"""The GPU fields of config.pbtxt: accelerators, graphs, pinned memory and parameters, and how mistakes are rejected."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def parameter(name: str, value: str) -> str:
 
 
 class TestAccelerators:
-    def test_what_cuda_is_told(self) -> None:
+    def test_parameters_of_the_cuda_accelerator_become_options_of_its_provider(self) -> None:
         values, messages = read(accelerator("cuda", cudnn_conv_use_max_workspace="0", use_tf32="TRUE", sdpa_kernel="3"))
 
         assert messages == []
@@ -61,7 +61,7 @@ class TestAccelerators:
             ({"trt_profile_opt_shapes": "x:8x3x224x224,y:8"}, {"trt_profile_opt_shapes": "x:8x3x224x224,y:8"}),
         ],
     )  # fmt: skip
-    def test_tritons_names_for_tensorrt_become_onnx_runtimes(
+    def test_tritons_tensorrt_parameters_become_onnx_runtime_options(
         self, said: dict[str, str], options: dict[str, str]
     ) -> None:
         values, messages = read(accelerator("tensorrt", **said))
@@ -94,15 +94,15 @@ class TestAccelerators:
              "field 'optimization.execution_accelerators.cpu_execution_accelerator' is not supported: ONNX Runtime's"),
         ],
     )  # fmt: skip
-    def test_what_cannot_be_is_refused(self, text: str, message: str) -> None:
+    def test_an_invalid_accelerator_is_rejected(self, text: str, message: str) -> None:
         (found,) = read(text)[1]
 
         assert found.startswith(message)
 
-    def test_graphs_are_asked_for_as_cudas_parameter_too(self) -> None:
+    def test_the_cuda_parameter_enable_cuda_graph_turns_graphs_on(self) -> None:
         assert read(accelerator("cuda", enable_cuda_graph="1"))[0]["runtime.gpu_graphs"] == "1"
 
-    def test_what_is_said_twice_must_be_the_same(self) -> None:
+    def test_an_option_set_twice_must_have_the_same_value(self) -> None:
         both = parameter("cudnn_conv_algo_search", "1")
 
         assert read(accelerator("cuda", cudnn_conv_algo_search="HEURISTIC") + both)[1] == []
@@ -112,7 +112,7 @@ class TestAccelerators:
 
     @settings(max_examples=60, deadline=None)
     @given(st.sampled_from([CUDA, TENSORRT]), st.data())
-    def test_any_value_is_taken_as_onnx_runtime_reads_it_or_refused(self, provider: str, data: st.DataObject) -> None:
+    def test_any_accelerator_value_is_converted_or_rejected(self, provider: str, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from([*OPTIONS[provider], "precision_mode", "max_workspace_size_bytes", "zzz"]))
         values = st.one_of(st.text(max_size=8), st.sampled_from(["1", "false", "-1", "x:1x2"]), st.integers().map(str))
         value = data.draw(values)
@@ -132,28 +132,30 @@ class TestParameters:
             ("penstock.cpu_fallback", "0", "runtime.cpu_fallback", "0"),
         ],
     )
-    def test_those_that_triton_has_deprecated_and_ours(self, name: str, value: str, said: str, as_: str) -> None:
+    def test_deprecated_triton_parameters_and_penstock_parameters_are_read(
+        self, name: str, value: str, said: str, as_: str
+    ) -> None:
         values, messages = read(parameter(name, value))
 
         assert messages == []
         assert values[said] == as_
-        assert "runtime.cuda" not in values  # none of them asks for a GPU
+        assert "runtime.cuda" not in values  # none of them requests a GPU
 
     @pytest.mark.parametrize("backend", ["tensorflow", "python"])
-    def test_any_kind_of_model_may_fall_back(self, backend: str) -> None:
+    def test_cpu_fallback_is_accepted_for_every_backend(self, backend: str) -> None:
         values, messages = read(f'backend: "{backend}"' + parameter("penstock.cpu_fallback", "true"))
 
         assert messages == []
         assert values["runtime.cpu_fallback"] == "1"
 
-    def test_a_wrong_value_is_told_what_is_taken(self) -> None:
+    def test_a_wrong_parameter_value_is_rejected_with_the_valid_values(self) -> None:
         assert read(parameter("cudnn_conv_algo_search", "3"))[1] == [
             "parameter 'cudnn_conv_algo_search' must be one of 0 (EXHAUSTIVE), 1 (HEURISTIC), 2 (DEFAULT), not '3'"
         ]
 
 
 class TestGraphs:
-    def test_they_are_asked_for_with_the_rows_they_are_for(self) -> None:
+    def test_graphs_are_read_with_the_batch_sizes_of_their_specs(self) -> None:
         values, messages = read(
             "max_batch_size: 8 optimization { cuda { graphs: true output_copy_stream: true "
             "graph_spec [ { batch_size: 4 }, { batch_size: 1 }, { batch_size: 4 } ] } }"
@@ -163,13 +165,13 @@ class TestGraphs:
         assert values["runtime.gpu_graphs"] == "1"
         assert values["runtime.gpu_rows"] == (1, 4)
 
-    def test_of_a_model_that_says_no_rows_those_of_one_row_may_be_named(self) -> None:
+    def test_graphs_of_a_model_without_a_max_batch_size_may_be_for_one_row(self) -> None:
         values, messages = read("optimization { cuda { graphs: true graph_spec [ { batch_size: 1 }, { } ] } }")
 
         assert messages == []
         assert values["runtime.gpu_rows"] == (1,)
 
-    def test_there_are_none_where_cuda_is_said_without_them(self) -> None:
+    def test_a_cuda_section_without_graphs_turns_graphs_off(self) -> None:
         assert read("optimization { cuda { } }")[0]["runtime.gpu_graphs"] == "0"
 
     @pytest.mark.parametrize(
@@ -182,7 +184,7 @@ class TestGraphs:
              "optimization.cuda.graph_spec.batch_size -1 has no effect: it must be from 0 to the max batch size, 8"),
         ],
     )  # fmt: skip
-    def test_what_they_cannot_be_is_a_hint_too(self, cuda: str, message: str) -> None:
+    def test_an_invalid_graph_spec_is_reported_as_having_no_effect(self, cuda: str, message: str) -> None:
         values, (found,) = read(f"max_batch_size: 8 optimization {{ cuda {{ {cuda} }} }}")
 
         assert found.startswith(message)
@@ -195,7 +197,7 @@ class TestGraphs:
             ("graph_lower_bound", "graph_lower_bound { batch_size: 2 }"),
         ],
     )
-    def test_the_shapes_that_a_graph_is_for_are_a_hint(self, field: str, spec: str) -> None:
+    def test_the_shapes_of_a_graph_spec_are_reported_as_having_no_effect(self, field: str, spec: str) -> None:
         text = f"max_batch_size: 8 optimization {{ cuda {{ graphs: true graph_spec {{ batch_size: 4 {spec} }} }} }}"
         values, (found,) = read(text)
 
@@ -205,16 +207,16 @@ class TestGraphs:
 
 class TestPinnedMemory:
     @pytest.mark.parametrize("side", ["input_pinned_memory", "output_pinned_memory"])
-    def test_either_side_keeps_all_from_being_pinned(self, side: str) -> None:
+    def test_disabling_pinned_memory_on_either_side_disables_it_for_the_model(self, side: str) -> None:
         values, messages = read(f"optimization {{ {side} {{ enable: false }} }}")
 
         assert messages == []
         assert values["runtime.pinned"] == "0"
 
-    def test_a_permission_says_nothing(self) -> None:
+    def test_enabling_pinned_memory_sets_nothing(self) -> None:
         assert "runtime.pinned" not in read("optimization { input_pinned_memory { enable: true } }")[0]
 
-    def test_a_tensorflow_models_is_a_hint(self) -> None:
+    def test_pinned_memory_of_a_tensorflow_model_is_reported_as_having_no_effect(self) -> None:
         text = 'platform: "tensorflow_savedmodel" optimization { input_pinned_memory { enable: false } }'
         values, messages = read(text)
 

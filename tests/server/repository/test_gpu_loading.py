@@ -1,4 +1,4 @@
-"""From a model's files to what a GPU's session is told: what is written here is read by the Loader there."""
+"""From a model's files to the session on a GPU: the Loader reads the options that the repository writes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def reported(entry: ModelEntry, model: Model) -> Any:
     return to_json(complete_config(entry.config, model.spec, model.platform))["instance_group"]
 
 
-def test_what_is_said_of_cuda_reaches_its_provider(tmp_path: Path) -> None:
+def test_the_cuda_options_of_a_model_reach_the_cuda_provider(tmp_path: Path) -> None:
     toml = (
         '[batching]\nmax_batch_size = 4\n[instances]\ndevices = ["cuda:1"]\n'
         '[runtime]\ngpu_graphs = true\ngpu_memory = "64 MiB"\n[runtime.cuda]\nuse_tf32 = false\n'
@@ -61,7 +61,7 @@ def test_what_is_said_of_cuda_reaches_its_provider(tmp_path: Path) -> None:
     assert (group["kind"], group["count"], group["gpus"]) == ("KIND_GPU", 1, [1])
 
 
-def test_each_instance_on_each_gpu_is_in_the_group_that_was_declared(tmp_path: Path) -> None:
+def test_all_instances_on_all_gpus_are_reported_in_the_declared_group(tmp_path: Path) -> None:
     entry, ground = read(tmp_path, "instance_group { kind: KIND_GPU count: 2 }"), FakeGround(FakeRuntime())
     with opened(entry, ground) as model:
         (group,) = reported(entry, model)
@@ -71,7 +71,7 @@ def test_each_instance_on_each_gpu_is_in_the_group_that_was_declared(tmp_path: P
     assert (group["name"], group["kind"], group["count"], group["gpus"]) == ("m_0", "KIND_GPU", 2, [0, 1])
 
 
-def test_a_provider_that_does_not_start_keeps_the_model_from_being_served(tmp_path: Path) -> None:
+def test_a_model_is_not_served_when_its_cuda_provider_does_not_start(tmp_path: Path) -> None:
     entry = read(tmp_path, "instance_group { kind: KIND_GPU gpus: 0 }")
     with pytest.raises(InferError, match="device 'cuda:0' cannot be used") as caught, opened(
         entry, FakeGround(FakeRuntime(), starts=False)
@@ -81,7 +81,9 @@ def test_a_provider_that_does_not_start_keeps_the_model_from_being_served(tmp_pa
     assert caught.value.code is Code.UNSUPPORTED
 
 
-def test_it_is_served_on_the_cpu_where_it_may(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_with_cpu_fallback_runs_on_the_cpu_when_cuda_does_not_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     entry = read(tmp_path, "instance_group { kind: KIND_GPU count: 2 }", "[runtime]\ncpu_fallback = true")
     with opened(entry, FakeGround(FakeRuntime(), starts=False)) as model:
         (group,) = reported(entry, model)
@@ -92,15 +94,17 @@ def test_it_is_served_on_the_cpu_where_it_may(tmp_path: Path, caplog: pytest.Log
     assert len([record for record in caplog.records if "model 'm' falls back to the CPU" in record.getMessage()]) == 1
 
 
-class TestOfAModelThatLeavesItOpen:
-    """One that names no GPU is served where it can be: it never asked for what does not work."""
+class TestImplicitFallback:
+    """A model that names no GPU is served on the CPU when the GPU does not work: it never requested one."""
 
     @pytest.mark.parametrize(
         ("config", "toml"),
         [("", ""), ("instance_group { count: 2 }", ""), ("", "[instances]\ncount = 2")],
         ids=["nothing said", "KIND_AUTO", "penstock.toml"],
     )
-    def test_a_provider_that_does_not_start_leaves_it_on_the_cpu(self, tmp_path: Path, config: str, toml: str) -> None:
+    def test_a_model_without_a_named_gpu_runs_on_the_cpu_when_cuda_does_not_start(
+        self, tmp_path: Path, config: str, toml: str
+    ) -> None:
         entry = read(tmp_path, config, toml)
         with opened(entry, FakeGround(FakeRuntime(), starts=False)) as model:
             (group,) = reported(entry, model)
@@ -118,14 +122,16 @@ class TestOfAModelThatLeavesItOpen:
             ("", "[runtime]\ngpu_graphs = true"),
         ],
     )
-    def test_one_that_asks_is_not_served(self, tmp_path: Path, config: str, toml: str) -> None:
+    def test_a_model_that_requests_a_gpu_is_not_served_when_cuda_does_not_start(
+        self, tmp_path: Path, config: str, toml: str
+    ) -> None:
         entry = read(tmp_path, config, toml)
         with pytest.raises(InferError) as caught, opened(entry, FakeGround(FakeRuntime(), starts=False)):
             pass
 
         assert caught.value.code is Code.UNSUPPORTED
 
-    def test_nor_is_any_where_the_command_line_says_which_gpu(self, tmp_path: Path) -> None:
+    def test_devices_on_the_command_line_turn_off_the_implicit_cpu_fallback(self, tmp_path: Path) -> None:
         make(tmp_path, "m/1/model.onnx")
         gpus = Gpus(("cuda:0",), sources=GpuSources(FakeRuntime, str, lambda: True, lambda: True))
         entry = read_folder(tmp_path / "m", Defaults(gpus=gpus))
@@ -133,7 +139,7 @@ class TestOfAModelThatLeavesItOpen:
         assert entry is not None
         assert entry.specs[0].options == {"penstock.gpu_graphs": "auto"}
 
-    def test_where_its_gpu_works_its_configuration_says_only_that(self, tmp_path: Path) -> None:
+    def test_the_configuration_of_a_model_on_working_gpus_does_not_mention_the_fallback(self, tmp_path: Path) -> None:
         entry = read(tmp_path)
         with opened(entry, FakeGround(FakeRuntime())) as model:
             config = to_json(complete_config(entry.config, model.spec, model.platform))
@@ -143,7 +149,7 @@ class TestOfAModelThatLeavesItOpen:
 
 
 @pytest.mark.parametrize("toml", ["[runtime]\ngpu_memory = 16\n", "[batching]\nmax_batch_size = 4\n"])
-def test_no_room_is_no_reason_for_the_cpu(tmp_path: Path, toml: str) -> None:
+def test_a_model_too_large_for_gpu_memory_does_not_fall_back_to_the_cpu(tmp_path: Path, toml: str) -> None:
     entry = read(tmp_path, "instance_group { kind: KIND_GPU gpus: 0 }", toml, cpu_fallback=True, gpu_limits={0: 0.0})
     with pytest.raises(InferError) as caught, opened(entry, FakeGround(FakeRuntime())):
         pass

@@ -1,4 +1,4 @@
-"""`instance_group` and `optimization.priority`: what is said, and in what words it is refused."""
+"""`instance_group` and `optimization.priority`: how they are read, and the messages when they are rejected."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def groups(text: str, gpus: tuple[int, ...] | None = ()) -> tuple[InstanceGroup,
 
 
 class TestGroups:
-    def test_each_device_has_its_count_of_each_group(self) -> None:
+    def test_every_device_gets_the_count_of_each_instance_group(self) -> None:
         text = "instance_group [ { kind: KIND_GPU count: 2 gpus: [1, 0, 1] }, { kind: KIND_MODEL }, { count: 3 } ]"
         found = groups(text, (0, 1))
 
@@ -40,13 +40,13 @@ class TestGroups:
         )  # fmt: skip
         assert [group.number for group in found] == [0, 0, 1, 2, 2]
 
-    def test_a_group_of_gpus_that_names_none_is_on_all_that_there_are(self) -> None:
+    def test_a_gpu_group_without_gpu_numbers_is_on_all_gpus(self) -> None:
         assert groups("instance_group { kind: KIND_GPU }", (0, 2)) == (
             InstanceGroup(1, ("cuda:0",)),
             InstanceGroup(1, ("cuda:2",)),
         )
 
-    def test_what_the_rate_limiter_is_told(self) -> None:
+    def test_rate_limiter_priority_and_resources_are_read(self) -> None:
         (group,) = groups(
             'instance_group { rate_limiter { priority: 3 resources [ { name: "a" count: 2 }, '
             '{ name: "b" global: true count: 1 }, { name: "a" count: 5 }, { name: "c" } ] } }'
@@ -55,7 +55,7 @@ class TestGroups:
         assert group.rate_priority == 3
         assert group.resources == (Resource("a", 5), Resource("b", 1, shared=True), Resource("c", 0))
 
-    def test_passive_ones_and_host_policies(self) -> None:
+    def test_passive_groups_and_host_policies_are_read(self) -> None:
         first, second = groups('instance_group [ { passive: true }, { host_policy: "few" } ]')
 
         assert (first.passive, second.passive) == (True, False)
@@ -70,7 +70,7 @@ class TestGroups:
             ("kind: KIND_GPU gpus: -1", None, "m_0 of model m specifies invalid or unsupported gpu id -1"),
         ],
     )  # fmt: skip
-    def test_what_cannot_be_is_refused_in_tritons_words(
+    def test_an_invalid_group_is_rejected_with_tritons_message(
         self, text: str, gpus: tuple[int, ...] | None, message: str
     ) -> None:
         (found,) = read(f"instance_group {{ {text} }}", gpus)[1]
@@ -85,7 +85,7 @@ class TestGroups:
             ("kind: KIND_GPU", None, "m_0 of model m has kind KIND_GPU but specifies no GPUs"),
         ],
     )
-    def test_where_there_are_none_it_is_said_and_whoever_reads_all_of_it_decides(
+    def test_a_missing_gpu_is_recorded_and_is_not_a_mistake_yet(
         self, text: str, gpus: tuple[int, ...] | None, message: str
     ) -> None:
         values, messages = read(f"instance_group {{ {text} }}", gpus)
@@ -95,14 +95,14 @@ class TestGroups:
         assert all(device.startswith("cuda:") for group in values["instances"] for device in group.devices)
 
 
-class TestWhatIsReported:
+class TestReportedGroups:
     def report(self, text: str, gpus: tuple[int, ...]) -> list[dict[str, Any]]:
         declared = text_format.Parse(text, model_config_pb2().ModelConfig())
         spec = ModelSpec("m", 1, Path("m"), instances=groups(text, gpus))
         found: list[dict[str, Any]] = to_json(complete_config(declared, spec, "onnxruntime_onnx"))["instance_group"]
         return found
 
-    def test_kinds_names_counts_and_gpus_are_completed(self) -> None:
+    def test_kinds_names_counts_and_gpus_of_groups_are_completed(self) -> None:
         text = 'instance_group [ { }, { name: "n" kind: KIND_GPU count: 2 }, { kind: KIND_MODEL }, { gpus: 9 } ]'
         found = self.report(text, (0, 1))
 
@@ -113,7 +113,7 @@ class TestWhatIsReported:
             ("m_3", "KIND_CPU", 1, []),
         ]
 
-    def test_what_the_rate_limiter_is_told_is_kept(self) -> None:
+    def test_rate_limiter_settings_are_reported_unchanged(self) -> None:
         text = (
             'instance_group { passive: true host_policy: "p" '
             'rate_limiter { priority: 2 resources { name: "R" global: true count: 4 } } }'
@@ -128,13 +128,13 @@ class TestPriority:
     @pytest.mark.parametrize(
         ("word", "weight"), [("PRIORITY_DEFAULT", None), ("PRIORITY_MAX", 4.0), ("PRIORITY_MIN", 0.25)]
     )
-    def test_it_is_a_weight(self, word: str, weight: float | None) -> None:
+    def test_priority_becomes_a_weight_of_the_device(self, word: str, weight: float | None) -> None:
         values, messages = read(f"optimization {{ priority: {word} }}")
 
         assert messages == []
         assert values.get("device_priority") == weight
 
-    def test_one_that_is_not_known_is_refused(self) -> None:
+    def test_an_unknown_priority_is_rejected(self) -> None:
         config = model_config_pb2().ModelConfig()
         config.optimization.priority = 9
         _, findings = read_config(Path("m"), Path("m/config.pbtxt"), config, {}, Gpus.from_numbers(()))

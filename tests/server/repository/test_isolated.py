@@ -1,4 +1,4 @@
-"""ONNX models that ask for a process of their own: what may be said of it, and what that makes of a ModelSpec."""
+"""ONNX models with `runtime.isolated`: the options of their process, and the resulting ModelSpec."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def said_of(spec: ModelSpec) -> dict[str, str]:
     return {name: value for name, value in spec.options.items() if name == "isolated" or name.startswith("worker.")}
 
 
-def test_the_limits_of_its_process_go_to_its_loader(tmp_path: Path) -> None:
+def test_the_limits_of_an_isolated_models_process_reach_its_loader(tmp_path: Path) -> None:
     (spec,) = entry(tmp_path, ISOLATED + LIMITS).specs
 
     assert said_of(spec) == {"isolated": "1", "worker.memory_mb": "900", "worker.timeout_s": "2.5"}
     assert (spec.backend, spec.worker.memory_bytes, spec.worker.timeout_s) == ("onnxruntime", 900 << 20, 2.5)
 
 
-def test_a_single_file_may_ask_for_it_too(tmp_path: Path) -> None:
+def test_a_single_file_model_may_be_isolated(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(b"")
     (tmp_path / "m.toml").write_text(ISOLATED + LIMITS)
 
@@ -49,7 +49,7 @@ def test_a_single_file_may_ask_for_it_too(tmp_path: Path) -> None:
     assert said_of(spec) == {"isolated": "1", "worker.memory_mb": "900", "worker.timeout_s": "2.5"}
 
 
-def test_one_that_says_false_stays_in_the_server(tmp_path: Path) -> None:
+def test_a_model_with_isolated_set_to_false_stays_in_the_server(tmp_path: Path) -> None:
     (spec,) = entry(tmp_path, ISOLATED.replace("true", "false")).specs
 
     assert said_of(spec) == {"isolated": "0"}
@@ -65,7 +65,7 @@ def test_one_that_says_false_stays_in_the_server(tmp_path: Path) -> None:
         (ISOLATED, "saved_model.pb", "runtime.isolated does not apply to a TensorFlow model"),
     ],
 )  # fmt: skip
-def test_what_means_nothing_is_a_mistake(tmp_path: Path, toml: str, name: str, text: str) -> None:
+def test_a_worker_option_that_does_not_apply_is_a_mistake(tmp_path: Path, toml: str, name: str, text: str) -> None:
     backends = {"model.py": "python", "saved_model.pb": "tensorflow"}
     model = f"[model]\nbackend = '{backends[name]}'\n" if name in backends else ""
     findings = entry(tmp_path, toml + model, name).findings
@@ -73,7 +73,7 @@ def test_what_means_nothing_is_a_mistake(tmp_path: Path, toml: str, name: str, t
     assert any(text in finding.message for finding in findings if finding.is_mistake), findings
 
 
-def test_check_loads_it_in_a_process_and_says_so(tmp_path: Path) -> None:
+def test_check_loads_an_isolated_model_in_a_process_and_prints_its_worker(tmp_path: Path) -> None:
     entry(tmp_path, ISOLATED + LIMITS)
     contract_model("rows", tmp_path / "m" / "1" / "model.onnx")
 

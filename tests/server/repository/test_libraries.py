@@ -1,4 +1,4 @@
-"""What a model says of libraries of custom operators, and where they are found."""
+"""The libraries of custom operators that a model names, and where they are found."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def places(entry: ModelEntry) -> list[list[str]]:
     return [list(options_with_prefix(spec.options, "custom_op_library.").values()) for spec in entry.specs]
 
 
-def test_a_relative_path_starts_in_the_models_folder_or_else_in_the_versions(tmp_path: Path) -> None:
+def test_a_relative_library_path_is_resolved_in_the_models_folder_then_in_the_versions(tmp_path: Path) -> None:
     make(tmp_path, "m/1/model.onnx", "m/2/model.onnx", "m/a.so", "m/1/a.so", "m/1/ops/b.so", "m/2/ops/b.so")
     native(tmp_path, "m", TOML)
 
@@ -41,7 +41,7 @@ def test_a_relative_path_starts_in_the_models_folder_or_else_in_the_versions(tmp
     assert places(read(tmp_path)) == [[f"{folder}/a.so", f"{folder}/{version}/ops/b.so"] for version in (1, 2)]
 
 
-def test_a_version_that_lacks_one_is_left_out_with_the_line(tmp_path: Path) -> None:
+def test_a_version_without_its_library_is_left_out_with_the_line_of_the_mistake(tmp_path: Path) -> None:
     make(tmp_path, "m/1/model.onnx", "m/2/model.onnx", "m/a.so", "m/1/ops/b.so")
     native(tmp_path, "m", TOML)
     entry = read(tmp_path)
@@ -51,7 +51,7 @@ def test_a_version_that_lacks_one_is_left_out_with_the_line(tmp_path: Path) -> N
     assert [spec.version for spec in entry.specs] == [1]
 
 
-def test_an_absolute_path_is_taken_as_it_is_and_hidden_where_it_is_not_there(tmp_path: Path) -> None:
+def test_an_absolute_library_path_is_used_and_not_revealed_when_missing(tmp_path: Path) -> None:
     said = f'\nmodel_operations {{ op_library_filename: "{tmp_path}/ops/a.so" }}'
     make(tmp_path, "m/1/model.onnx", "ops/a.so", m=said)
     assert places(read(tmp_path)) == [[f"{tmp_path}/ops/a.so"]]
@@ -60,7 +60,7 @@ def test_an_absolute_path_is_taken_as_it_is_and_hidden_where_it_is_not_there(tmp
     assert mistakes(read(tmp_path)) == [(1, 2, "the library of custom operators 'a.so' does not exist")]
 
 
-def test_of_a_single_file_it_starts_beside_it(tmp_path: Path) -> None:
+def test_the_library_of_a_single_file_model_is_found_beside_the_file(tmp_path: Path) -> None:
     make(tmp_path, "net.onnx", "a.so")
     (tmp_path / "net.toml").write_text('[runtime]\ncustom_op_libraries = ["a.so"]\n')
     entries, _ = scan([tmp_path / "net.onnx"], Defaults())
@@ -69,7 +69,7 @@ def test_of_a_single_file_it_starts_beside_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ['"a.so"', "[]", "[1]", '[""]'])
-def test_anything_but_a_list_of_paths_is_refused(tmp_path: Path, value: str) -> None:
+def test_a_value_that_is_not_a_list_of_paths_is_rejected(tmp_path: Path, value: str) -> None:
     make(tmp_path, "m/1/model.onnx")
     native(tmp_path, "m", f"[runtime]\ncustom_op_libraries = {value}\n")
 
@@ -86,7 +86,7 @@ def test_anything_but_a_list_of_paths_is_refused(tmp_path: Path, value: str) -> 
         ('platform: "ensemble" ensemble_scheduling { }', "model_operations should not be specified for ensemble 'm'"),
     ],
 )
-def test_other_models_have_none(tmp_path: Path, config: str, wrong: str) -> None:
+def test_op_library_filename_is_rejected_for_models_that_are_not_onnx(tmp_path: Path, config: str, wrong: str) -> None:
     make(tmp_path, "m/1/x", "m/a.so", m=f'{config}\nmodel_operations {{ op_library_filename: "a.so" }}')
     entry = read(tmp_path)
 
@@ -101,7 +101,7 @@ def test_other_models_have_none(tmp_path: Path, config: str, wrong: str) -> None
         ('backend = "python"', "runtime.custom_op_libraries does not apply to a Python model: it does not run"),
     ],
 )
-def test_nor_in_penstock_toml(tmp_path: Path, table: str, message: str) -> None:
+def test_custom_op_libraries_is_rejected_for_models_that_are_not_onnx(tmp_path: Path, table: str, message: str) -> None:
     make(tmp_path, "m/1/x", "m/a.so")
     native(tmp_path, "m", f'[model]\n{table}\n[runtime]\ncustom_op_libraries = ["a.so"]\n')
 
@@ -109,7 +109,7 @@ def test_nor_in_penstock_toml(tmp_path: Path, table: str, message: str) -> None:
 
 
 class TestRequests:
-    def test_a_configuration_that_comes_with_one_names_none_and_is_not_told_of_others(self, tmp_path: Path) -> None:
+    def test_a_configuration_in_a_request_may_not_name_a_library(self, tmp_path: Path) -> None:
         make(tmp_path, "m/1/model.onnx", "m/a.so", "secret.so")
         native(tmp_path, "m", f'[runtime]\ncustom_op_libraries = ["{tmp_path}/secret.so"]\n')
         entry = read(tmp_path, 'model_operations { op_library_filename: "a.so" }')
@@ -118,14 +118,14 @@ class TestRequests:
         assert text.startswith("field 'model_operations' names a path on the server's machine and")
         assert entry.specs == ()
 
-    def test_those_of_penstock_toml_hold_for_it(self, tmp_path: Path) -> None:
+    def test_libraries_of_penstock_toml_apply_to_a_configuration_in_a_request(self, tmp_path: Path) -> None:
         make(tmp_path, "m/1/model.onnx", "m/a.so")
         native(tmp_path, "m", '[runtime]\ncustom_op_libraries = ["a.so"]\n')
 
         assert places(read(tmp_path, "max_batch_size: 4")) == [[f"{tmp_path}/m/a.so"]]
 
 
-def test_check_says_where_one_is_named_that_is_no_such_library(tmp_path: Path) -> None:
+def test_check_reports_the_line_of_a_file_that_is_not_a_library(tmp_path: Path) -> None:
     make(tmp_path, "m/1/model.onnx", m='\nmodel_operations {\n  op_library_filename: "a.so"\n}')
     contract_model("rows", tmp_path / "m" / "1" / "model.onnx")
     (tmp_path / "m" / "a.so").write_text("no library")

@@ -1,4 +1,4 @@
-"""ModelControl over repositories some of which are remote."""
+"""ModelControl over local and remote repositories."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def house(*paths: object, mode: str = "none", names: tuple[str, ...] = ())
     mirrors = Mirrors.from_paths(map(str, paths))
     mirrors.open()
     repository = mirrors.repository(Defaults())
-    # 3600: what a test polls, it polls itself
+    # 3600: the tests poll themselves
     control = ModelControl(repository, FakeEngine(), ControlOptions(mode, names, poll_interval_s=3600))
     try:
         await control.start()
@@ -62,19 +62,21 @@ class TestStart:
         async with house(tmp_path, URL, URL) as control:
             assert await rows(control) == ["a 1 READY", "b 1 READY"]
 
-    async def test_a_model_that_is_in_both_is_unavailable(self, tmp_path: Path, store: type[Store]) -> None:
+    async def test_a_model_in_both_repositories_is_unavailable(self, tmp_path: Path, store: type[Store]) -> None:
         make(tmp_path, "a/1/model.onnx")
         async with house(tmp_path, URL) as control:
             assert await rows(control) == ["a UNAVAILABLE model appears in two or more repositories"]
 
-    async def test_a_model_that_cannot_be_copied_is_unavailable_with_the_reason(self, store: type[Store]) -> None:
+    async def test_a_model_that_cannot_be_copied_is_unavailable_with_a_reason(self, store: type[Store]) -> None:
         put({"b/1/model.onnx": "b"})
         store.fails["/bucket/models/a/1/model.onnx"] = PermissionError("denied to me")
         async with house(URL) as control:
             reason = f"a: could not be copied: {URL}/a: permission denied: denied to me"
             assert await rows(control) == [f"a UNAVAILABLE {reason}", "b 1 READY"]
 
-    async def test_a_store_that_breaks_after_it_was_opened_is_among_the_reasons(self, store: type[Store]) -> None:
+    async def test_a_store_that_fails_after_it_was_opened_is_among_the_reasons_of_startup(
+        self, store: type[Store]
+    ) -> None:
         mirrors = Mirrors.from_paths([URL])
         mirrors.open()
         store.fails["/bucket/models"] = ConnectionError("down")
@@ -90,7 +92,7 @@ class TestStart:
 
 
 class TestPolling:
-    async def test_what_changes_in_the_store_changes_what_is_served(self, store: type[Store]) -> None:
+    async def test_models_changed_in_the_store_are_loaded_and_unloaded(self, store: type[Store]) -> None:
         async with house(URL, mode="poll") as control:
             put({"b/1/model.onnx": "b", "a/2/model.onnx": "a"})
             await look_twice(control)
@@ -100,13 +102,13 @@ class TestPolling:
             await look_twice(control)
             assert await rows(control) == ["b 1 READY"]
 
-    async def test_nothing_happens_while_nothing_changes(self, store: type[Store]) -> None:
+    async def test_nothing_is_fetched_while_the_store_is_unchanged(self, store: type[Store]) -> None:
         async with house(URL, mode="poll") as control:
             store.fetched.clear()
             await look_twice(control)
             assert store.fetched == []
 
-    async def test_a_store_that_is_down_takes_nothing_away(
+    async def test_models_stay_loaded_while_their_store_is_down(
         self, tmp_path: Path, store: type[Store], caplog: pytest.LogCaptureFixture
     ) -> None:
         async with house(tmp_path, URL, mode="poll") as control:
@@ -117,7 +119,7 @@ class TestPolling:
             assert await rows(control) == ["a 1 READY", "b 1 READY"]
             assert sum("ConnectionError: down" in record.getMessage() for record in caplog.records) == 1
 
-    async def test_what_could_not_be_copied_goes_on_and_is_tried_again(self, store: type[Store]) -> None:
+    async def test_a_model_that_could_not_be_copied_keeps_serving_and_is_retried(self, store: type[Store]) -> None:
         async with house(URL, mode="poll") as control:
             put({"a/2/model.onnx": "a", "b/1/model.onnx": "b"})
             store.fails.update(dict.fromkeys(("/bucket/models/a/2", "/bucket/models/b/1"), OSError("slow down")))
@@ -132,13 +134,13 @@ class TestPolling:
 
 
 class TestExplicit:
-    async def test_the_index_has_what_the_store_has_and_copies_nothing(self, store: type[Store]) -> None:
+    async def test_the_index_lists_the_models_of_the_store_without_copying(self, store: type[Store]) -> None:
         async with house(URL, mode="explicit") as control:
             put({"b/1/model.onnx": "b"})
             assert await rows(control) == ["a", "b"]
             assert store.fetched == []
 
-    async def test_a_load_copies_the_model_anew(self, store: type[Store]) -> None:
+    async def test_a_load_copies_the_model_again(self, store: type[Store]) -> None:
         async with house(URL, mode="explicit", names=("a",)) as control:
             put({"a/2/model.onnx": "a", "b/1/model.onnx": "b"})
             assert await rows(control) == ["a 1 READY", "b"]
@@ -146,7 +148,7 @@ class TestExplicit:
             assert await rows(control) == ["a 1 UNAVAILABLE unloaded", "a 2 READY", "b"]
             assert not any("/b/" in place for place in store.fetched)
 
-    async def test_a_load_that_cannot_be_copied_leaves_what_serves(self, store: type[Store]) -> None:
+    async def test_a_load_that_cannot_be_copied_fails_and_keeps_the_served_version(self, store: type[Store]) -> None:
         async with house(URL, mode="explicit", names=("a",)) as control:
             put({"a/2/model.onnx": "a"})
             store.fails["/bucket/models/a/2/model.onnx"] = OSError("reset")
@@ -157,7 +159,7 @@ class TestExplicit:
             assert (caught.value.code, caught.value.message) == (Code.INTERNAL, text)
             assert (await rows(control))[0] == f"a 1 READY {why}"
 
-    async def test_a_model_that_is_gone_is_not_found(self, store: type[Store]) -> None:
+    async def test_loading_a_model_deleted_from_the_store_fails(self, store: type[Store]) -> None:
         async with house(URL, mode="explicit", names=("a",)) as control:
             Store().rm(f"{URL}/a", recursive=True)
             put({"b/1/model.onnx": "b"})
@@ -165,9 +167,7 @@ class TestExplicit:
                 await control.load("a")
             assert await rows(control) == ["a 1 READY", "b"]
 
-    async def test_a_store_that_is_down_keeps_no_local_model_from_loading(
-        self, tmp_path: Path, store: type[Store]
-    ) -> None:
+    async def test_a_local_model_loads_while_a_store_is_down(self, tmp_path: Path, store: type[Store]) -> None:
         make(tmp_path, "b/1/model.onnx")
         async with house(tmp_path, URL, mode="explicit", names=("a",)) as control:
             store.fails["/bucket/models"] = store.fails["/bucket/models/b"] = OSError("down")
@@ -175,21 +175,21 @@ class TestExplicit:
             assert await rows(control) == ["a 1 READY", "b 1 READY"]
 
 
-def test_without_a_url_there_is_nothing_of_this(tmp_path: Path) -> None:
+def test_without_a_url_the_repository_is_not_mirrored(tmp_path: Path) -> None:
     mirrors = Mirrors.from_paths([str(tmp_path)])
 
     assert type(mirrors.repository(Defaults())) is Repository
     assert mirrors.paths == [tmp_path]
 
 
-def test_with_one_there_is(store: type[Store]) -> None:
+def test_a_url_makes_a_mirrored_repository(store: type[Store]) -> None:
     mirrors = Mirrors.from_paths([URL])
 
     assert isinstance(mirrors.repository(Defaults()), MirroredRepository)
     mirrors.close()
 
 
-def test_the_settings_say_what_is_completed() -> None:
+def test_the_settings_become_the_defaults_of_models() -> None:
     settings = Settings(
         default_max_batch_size=7, model_config_name="c", disable_auto_complete_config=True,
         backend_config=(

@@ -33,7 +33,7 @@ def messages(text: str, gpus: tuple[int, ...] | None = ()) -> list[str]:
 
 
 def fields(descriptor: Any, above: str = "") -> Iterator[str]:
-    """Every field of ModelConfig, down to where a decision about it is written."""
+    """All fields of ModelConfig, down to the level at which a decision about them is listed."""
     for field in descriptor.fields:
         name = f"{above}.{field.name}".lstrip(".")
         decided = name in {*REFUSED, *DOCUMENTATION, *HINTS, *HONOURED}
@@ -43,7 +43,7 @@ def fields(descriptor: Any, above: str = "") -> Iterator[str]:
             yield from fields(field.message_type, name)
 
 
-def test_a_decision_is_written_for_every_field_there_is() -> None:
+def test_every_field_of_model_config_is_listed_with_a_decision() -> None:
     known = {*REFUSED, *DOCUMENTATION, *HINTS, *HONOURED}
 
     assert set(fields(model_config_pb2().ModelConfig.DESCRIPTOR)) == known
@@ -58,7 +58,7 @@ def test_a_decision_is_written_for_every_field_there_is() -> None:
     ],
     ids=["a parameter", "a tensor", "one with an odd name"],
 )
-def test_a_mistake_in_one_of_many_has_the_line_of_that_one(text: str, line: int) -> None:
+def test_a_mistake_in_a_repeated_field_has_the_line_of_its_element(text: str, line: int) -> None:
     [finding] = read(text)[1]
 
     assert finding.line == line
@@ -88,7 +88,7 @@ def test_every_field_and_parameter_is_in_the_docs(name: str) -> None:
         ("instance_group.secondary_devices", "instance_group { secondary_devices { device_id: 1 } }"),
     ],
 )
-def test_what_is_not_supported_is_refused_by_name_and_line(field: str, text: str) -> None:
+def test_an_unsupported_field_is_rejected_with_its_name_and_line(field: str, text: str) -> None:
     _, findings = read("\n\n" + text)
 
     assert (3, f"field '{field}' is not supported") in [(finding.line, finding.message) for finding in findings]
@@ -102,7 +102,7 @@ def test_what_is_not_supported_is_refused_by_name_and_line(field: str, text: str
         ("optimization.gather_kernel_buffer_threshold", "optimization { gather_kernel_buffer_threshold: 3 }"),
     ],
 )
-def test_a_hint_that_changes_no_answer_keeps_nothing_from_being_served_and_is_told_of(field: str, text: str) -> None:
+def test_a_field_without_effect_on_answers_is_a_warning(field: str, text: str) -> None:
     _, (finding,) = read("\n\n" + text)
 
     assert (finding.line, finding.is_mistake) == (3, False)
@@ -114,7 +114,7 @@ FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"
 
 
 @pytest.mark.parametrize(("said", "bounds"), [("-1, 0.0, 2.5", (-1, 0, 2.5)), ("7", (7,))])
-def test_the_bounds_of_a_histogram_may_be_said(said: str, bounds: tuple[float, ...]) -> None:
+def test_the_buckets_of_a_histogram_are_read(said: str, bounds: tuple[float, ...]) -> None:
     statement, findings = read(METRIC % (FIRST_RESPONSE, said))
 
     assert (statement.get("metrics.first_response_ms"), findings) == (bounds, [])
@@ -132,8 +132,8 @@ def test_the_bounds_of_a_histogram_may_be_said(said: str, bounds: tuple[float, .
         ),
     ],
 )
-def test_a_metric_control_is_whole(control: str, text: str) -> None:
-    """The texts are those of qa/L0_model_config/model_metrics."""
+def test_an_incomplete_metric_control_is_a_mistake(control: str, text: str) -> None:
+    """Source: the messages in qa/L0_model_config/model_metrics."""
     _, (finding,) = read(f"model_metrics {{ metric_control {{ {control} }} }}")
 
     assert finding.is_mistake
@@ -141,14 +141,14 @@ def test_a_metric_control_is_whole(control: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("said", ["1, 1", "2, 1", "1, inf", "nan"])
-def test_bounds_ascend(said: str) -> None:
+def test_histogram_buckets_that_do_not_ascend_are_a_mistake(said: str) -> None:
     statement, [finding] = read("\n" + METRIC % (FIRST_RESPONSE, said))
 
     assert (finding.line, finding.is_mistake, "each above the one before it" in finding.message) == (2, True, True)
     assert statement.get("metrics.first_response_ms") is None
 
 
-def test_a_metric_that_is_not_customizable_is_told_as_a_warning() -> None:
+def test_a_metric_that_is_not_customizable_is_a_warning() -> None:
     _, [finding] = read("\n" + METRIC % ("nv_inference_count", "1"))
 
     assert (finding.line, finding.is_mistake) == (2, False)
@@ -157,7 +157,7 @@ def test_a_metric_that_is_not_customizable_is_told_as_a_warning() -> None:
 
 
 @pytest.mark.parametrize("said", ["default_priority_level: 1", "priority_queue_policy { key: 1 value { } }"])
-def test_what_is_said_of_levels_that_there_are_not_is_told_as_a_warning(said: str) -> None:
+def test_priority_settings_without_priority_levels_are_a_warning(said: str) -> None:
     stated, [finding] = read(f"dynamic_batching {{ {said} }}")
 
     name = said.partition(":")[0].partition(" ")[0]
@@ -166,13 +166,13 @@ def test_what_is_said_of_levels_that_there_are_not_is_told_as_a_warning(said: st
     assert not {"batching.default_priority", "batching.level_policies"} & stated.values.keys()
 
 
-def test_what_is_switched_off_is_accepted() -> None:
+def test_features_that_are_turned_off_are_accepted() -> None:
     text = "response_cache { enable: false } model_transaction_policy { decoupled: false } dynamic_batching { }"
 
     assert messages(text) == []
 
 
-def test_everything_honoured_is_said() -> None:
+def test_all_supported_fields_are_read() -> None:
     stated, findings = read(
         """
 name: "m" platform: "onnxruntime_onnx" backend: "onnxruntime" default_model_filename: "net.onnx"
@@ -282,7 +282,7 @@ parameters { key: "memory.enable_memory_arena_shrinkage" value { string_value: "
         ('output { name: "y" data_type: TYPE_FP32 dims: 1 label_filename: "/etc/x" }', "'/etc/x' is outside"),
     ],
 )
-def test_what_cannot_be_is_refused(text: str, message: str) -> None:
+def test_an_invalid_field_is_rejected_with_its_message(text: str, message: str) -> None:
     assert any(found.startswith(message) for found in messages(text)), messages(text)
 
 
@@ -297,14 +297,14 @@ def test_what_cannot_be_is_refused(text: str, message: str) -> None:
         "TRITON_BATCH_STRATEGY_PATH",
     ],
 )
-def test_a_parameter_that_is_like_a_known_one_is_refused(name: str) -> None:
+def test_a_parameter_similar_to_a_known_one_is_rejected(name: str) -> None:
     assert messages(f'parameters {{ key: "{name}" value {{ string_value: "1" }} }}')[0].startswith(
         f"parameter '{name}' is not supported, known: intra_op_thread_count"
     )
 
 
 @pytest.mark.parametrize("name", ["metadata", "zzz", "EXECUTION_PROVIDERS"])
-def test_a_parameter_of_ones_own_is_a_warning_for_clients_read_it_from_the_configuration(name: str) -> None:
+def test_an_unknown_parameter_is_a_warning(name: str) -> None:
     _, [finding] = read(f'max_batch_size: 8\nparameters {{ key: "{name}" value {{ string_value: "1" }} }}')
 
     assert not finding.is_mistake
@@ -313,20 +313,20 @@ def test_a_parameter_of_ones_own_is_a_warning_for_clients_read_it_from_the_confi
 
 
 @pytest.mark.parametrize(("gpus", "device"), [((), "cpu"), ((0,), "cuda:0")])
-def test_kind_auto_takes_the_gpus_that_are_there(gpus: tuple[int, ...], device: str) -> None:
+def test_kind_auto_uses_the_gpus_of_the_machine(gpus: tuple[int, ...], device: str) -> None:
     stated, _ = read("instance_group { kind: KIND_AUTO }", gpus)
 
     assert stated.values["instances"] == (InstanceGroup(1, (device,)),)
 
 
-def test_gpus_nobody_has_looked_for_are_left_to_the_runtime() -> None:
+def test_gpus_are_left_to_the_runtime_when_the_machine_is_unknown() -> None:
     stated, findings = read("instance_group [ { kind: KIND_GPU gpus: 1 }, { count: 2 } ]", None)
 
     assert findings == []
     assert stated.values["instances"] == (InstanceGroup(1, ("cuda:1",)), InstanceGroup(2, ("cpu",)))
 
 
-def test_labels_that_are_not_there_are_a_mistake_of_the_line_that_names_them(tmp_path: Path) -> None:
+def test_a_missing_label_file_is_a_mistake_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "labels.txt").write_text("setosa\n")
     text = "\n".join(
         f'output {{ name: "{name}" data_type: TYPE_FP32 dims: 3 label_filename: "{file}" }}'
@@ -347,10 +347,10 @@ def test_labels_are_read_from_the_models_folder(tmp_path: Path) -> None:
     assert stated.values["labels"] == {"y": ("setosa", "versicolor", "", "virginica")}
 
 
-def test_inputs_without_end_are_read_in_no_more_than_linear_time() -> None:
+def test_ten_thousand_inputs_are_read_in_linear_time() -> None:
     tensors = " ".join(f'input {{ name: "x{number}" data_type: TYPE_FP32 dims: 1 }}' for number in range(10_000))
     start = time.process_time()
 
     assert len(read(tensors)[0].get("inputs", ())) == 10_000
-    # each compared with all others, it was a minute
+    # comparing every pair took a minute
     assert time.process_time() - start < 5.0

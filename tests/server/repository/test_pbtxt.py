@@ -12,7 +12,7 @@ from penstock.server.repository.findings import MistakeError
 from penstock.server.repository.pbtxt import field_lines, model_config_pb2, parse
 
 
-def test_gives_the_line_of_each_field(tmp_path: Path) -> None:
+def test_parsing_returns_the_line_of_each_field(tmp_path: Path) -> None:
     path = tmp_path / "config.pbtxt"
     path.write_text(
         "# a comment with { and name: 'x'\n"
@@ -36,7 +36,7 @@ def test_gives_the_line_of_each_field(tmp_path: Path) -> None:
     assert lines["dynamic_batching.default_queue_policy.max_queue_size"] == 10
 
 
-def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:
     path = tmp_path / "config.pbtxt"
     path.write_bytes(b'\xef\xbb\xbfname: "m"\r\nmax_batch_size: 8\r\n')
     config, lines = parse(path)
@@ -68,8 +68,8 @@ def test_a_parse_error_has_its_file_and_line(tmp_path: Path, text: str, line: in
     assert words in caught.value.finding.message
 
 
-def test_an_empty_map_as_json_writes_it_is_no_entry(tmp_path: Path) -> None:
-    """The configuration that Triton tells of a model, pasted: to protobuf's text each is an entry without a name."""
+def test_an_empty_map_in_json_style_adds_no_entry(tmp_path: Path) -> None:
+    """Triton's answers have them; protobuf's text format would read each as an entry without a name."""
     path = tmp_path / "config.pbtxt"
     accelerator = 'optimization { execution_accelerators { gpu_execution_accelerator { name: "x" parameters: {} } } }'
     empty = "parameters: {}\nmetric_tags: {}\ncc_model_filenames: {}"
@@ -91,7 +91,7 @@ def test_a_comment_may_be_in_any_encoding(tmp_path: Path) -> None:
     assert lines["max_batch_size"] == 3
 
 
-def test_what_is_no_comment_is_utf8(tmp_path: Path) -> None:
+def test_text_outside_comments_that_is_not_utf8_is_a_mistake(tmp_path: Path) -> None:
     path = tmp_path / "config.pbtxt"
     path.write_bytes('# 模型\nname: "m"\ninput { name: "图像" }\n'.encode("gbk"))
     with pytest.raises(MistakeError) as caught:
@@ -101,7 +101,7 @@ def test_what_is_no_comment_is_utf8(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", None])
-def test_a_file_that_cannot_be_read_is_a_mistake(tmp_path: Path, content: bytes | None) -> None:
+def test_an_unreadable_config_pbtxt_is_a_mistake(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "config.pbtxt"
     if content is not None:
         path.write_bytes(content)
@@ -111,11 +111,11 @@ def test_a_file_that_cannot_be_read_is_a_mistake(tmp_path: Path, content: bytes 
 
 @settings(max_examples=60, deadline=None)
 @given(st.text(st.sampled_from("abn:{}[]<>#\"'\\\n 1,"), max_size=60))
-def test_no_text_breaks_the_search_for_lines(text: str) -> None:
+def test_field_lines_are_within_the_text_for_any_text(text: str) -> None:
     assert all(1 <= line <= text.count("\n") + 1 for line in field_lines(text).values())
 
 
-def test_a_later_import_gets_the_same_messages() -> None:
+def test_a_later_import_of_tritonclient_uses_the_same_messages() -> None:
     program = (
         "import sys, types\n"
         "from penstock.server.repository.pbtxt import model_config_pb2\n"
@@ -132,5 +132,5 @@ def test_a_later_import_gets_the_same_messages() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_the_module_is_loaded_once() -> None:
+def test_model_config_pb2_is_loaded_once() -> None:
     assert model_config_pb2() is model_config_pb2()

@@ -24,7 +24,7 @@ def read(folder: Path, text: str) -> tuple[ParsedConfig, list[Finding]]:
     return read_toml(path)
 
 
-def test_everything_it_can_say(tmp_path: Path) -> None:
+def test_all_keys_of_penstock_toml_are_read(tmp_path: Path) -> None:
     (tmp_path / "handler.py").touch()
     (tmp_path / "requirements.txt").touch()
     stated, findings = read(
@@ -268,13 +268,13 @@ trt_profile_min_shapes = "x:1x3x8x8"
         ),
     ],
 )
-def test_a_mistake_has_its_line_and_what_would_be_right(tmp_path: Path, text: str, line: int, message: str) -> None:
+def test_a_mistake_has_its_line_and_a_correction(tmp_path: Path, text: str, line: int, message: str) -> None:
     _, findings = read(tmp_path, text)
 
     assert [(finding.line, finding.message) for finding in findings] == [(line, message)]
 
 
-def test_inputs_are_padded_as_their_tables_say(tmp_path: Path) -> None:
+def test_padding_tables_are_read(tmp_path: Path) -> None:
     stated, findings = read(
         tmp_path,
         """
@@ -303,20 +303,20 @@ axis = 1
     }
 
 
-def test_instances_may_be_as_many_as_measuring_tells(tmp_path: Path) -> None:
+def test_an_automatic_instance_count_is_read(tmp_path: Path) -> None:
     stated, findings = read(tmp_path, '[instances]\ncount = "auto"\nmemory_budget_mb = 3')
 
     assert findings == []
     assert stated.values == {"instances": (InstanceGroup(0, (ANY_DEVICE,)),), "instances.memory_budget_mb": 3 << 20}
 
 
-def test_every_mistake_is_found_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_of_a_file_are_reported_together(tmp_path: Path) -> None:
     _, findings = read(tmp_path, "[batching]\ncap = 0\nexecutor = 1\n[zzz]\n")
 
     assert [finding.line for finding in findings] == [2, 3, 4]
 
 
-def test_a_link_out_of_the_folder_is_not_followed(tmp_path: Path) -> None:
+def test_a_hook_file_that_links_out_of_the_folder_is_a_mistake(tmp_path: Path) -> None:
     (tmp_path / "outside.py").touch()
     folder = tmp_path / "model"
     folder.mkdir()
@@ -326,7 +326,7 @@ def test_a_link_out_of_the_folder_is_not_followed(tmp_path: Path) -> None:
     assert [finding.message for finding in findings] == ["hooks.file: 'handler.py' is outside the model's folder"]
 
 
-def test_what_is_no_toml_has_its_line(tmp_path: Path) -> None:
+def test_invalid_toml_is_reported_with_its_line(tmp_path: Path) -> None:
     with pytest.raises(MistakeError) as caught:
         read(tmp_path, "[batching]\ncap = \n")
 
@@ -344,13 +344,13 @@ def test_what_is_no_toml_has_its_line(tmp_path: Path) -> None:
         (f"[instances]\ndevices = [0x{'f' * 5000}]", "not a number of thousands of digits (list)"),
     ],
 )
-def test_a_number_that_python_cannot_write_is_a_mistake_like_any_other(tmp_path: Path, text: str, problem: str) -> None:
+def test_a_number_too_large_to_print_is_a_mistake(tmp_path: Path, text: str, problem: str) -> None:
     _, findings = read(tmp_path, text)
 
     assert [problem in finding.message for finding in findings] == [True]
 
 
-def test_an_integer_that_python_does_not_read_is_no_toml(tmp_path: Path) -> None:
+def test_an_integer_too_long_for_python_is_invalid_toml(tmp_path: Path) -> None:
     with pytest.raises(MistakeError, match="is not valid TOML: "):
         read(tmp_path, f"[batching]\ncap = 1{'0' * 5000}")
 
@@ -387,7 +387,7 @@ def _text(value: Any) -> str:
         max_size=4,
     )
 )
-def test_what_is_said_is_taken_or_a_finding_with_its_line(
+def test_any_key_is_read_or_reported_with_its_line(
     tmp_path_factory: pytest.TempPathFactory, document: dict[str, dict[str, Any]]
 ) -> None:
     folder = tmp_path_factory.getbasetemp()
@@ -410,7 +410,7 @@ def test_what_is_said_is_taken_or_a_finding_with_its_line(
 
 @settings(max_examples=80, deadline=None)
 @given(st.text(st.sampled_from("[]=.\"'ab \n#1"), max_size=60))
-def test_no_text_breaks_the_reader(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+def test_findings_are_within_the_text_for_any_text(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     folder = tmp_path_factory.getbasetemp()
     try:
         _, findings = read(folder, text)

@@ -1,4 +1,4 @@
-"""On which devices a model is, what its Loader is told of them, and what becomes of one whose GPU is not there."""
+"""The devices of a model, the options its Loader gets for them, and what happens when its GPU does not exist."""
 
 from __future__ import annotations
 
@@ -69,29 +69,31 @@ class TestDefaults:
             (None, '[instances]\ndevices = ["cpu"]', [(1, "cpu")]),
         ],
     )
-    def test_a_model_that_names_no_device_is_on_every_gpu(
+    def test_a_model_without_a_device_is_on_every_gpu(
         self, tmp_path: Path, config: str | None, toml: str, found: list[tuple[int, str]]
     ) -> None:
         assert devices(read(tmp_path, config, toml)) == found
 
     @pytest.mark.parametrize("config", [None, "", "instance_group { count: 1 }"])
-    def test_where_there_is_none_it_is_on_the_cpu(self, tmp_path: Path, config: str | None) -> None:
+    def test_a_model_without_a_device_is_on_the_cpu_when_there_is_no_gpu(
+        self, tmp_path: Path, config: str | None
+    ) -> None:
         entry = read(tmp_path, config, gpus=NONE)
 
         assert devices(entry) == [(1, "cpu")]
         assert spec_of(entry).options == {}
         assert spec_of(entry).fallback_reason == ""
 
-    def test_a_single_file_is_a_model_like_any_other(self, tmp_path: Path) -> None:
+    def test_a_single_file_model_is_on_every_gpu(self, tmp_path: Path) -> None:
         (tmp_path / "net.onnx").touch()
         (entry,), _ = scan([tmp_path / "net.onnx"], Defaults(gpus=TWO))
 
         assert devices(entry) == [(1, "cuda:0"), (1, "cuda:1")]
 
-    def test_the_command_line_may_say_which(self, tmp_path: Path) -> None:
+    def test_the_command_line_may_name_the_default_devices(self, tmp_path: Path) -> None:
         assert devices(read(tmp_path, gpus=Gpus(("cpu",)))) == [(1, "cpu")]
 
-    def test_one_of_the_command_line_that_is_not_there_keeps_the_model_from_being_served(self, tmp_path: Path) -> None:
+    def test_a_default_device_that_does_not_exist_is_a_mistake(self, tmp_path: Path) -> None:
         entry = read(tmp_path, gpus=Gpus(("cuda:3",), sources=NO_DRIVER._sources))
 
         assert entry.specs == ()
@@ -100,14 +102,14 @@ class TestDefaults:
     @pytest.mark.parametrize(
         ("config", "toml"), [("instance_group { count: 2 }", ""), (None, "[instances]\ncount = 2")]
     )
-    def test_nor_is_one_that_says_how_many_it_wants_of_them(
+    def test_a_missing_default_device_is_a_mistake_for_a_model_with_an_instance_count(
         self, tmp_path: Path, config: str | None, toml: str
     ) -> None:
         entry = read(tmp_path, config, toml, Gpus(("cuda:3",), sources=NO_DRIVER._sources))
 
         assert [finding.message.partition(": ")[0] for finding in entry.findings] == ["device 'cuda:3' does not exist"]
 
-    def test_models_that_name_the_cpu_ask_no_driver(self, tmp_path: Path) -> None:
+    def test_a_model_that_names_the_cpu_does_not_query_the_driver(self, tmp_path: Path) -> None:
         def never() -> Any:
             raise AssertionError("the driver was asked")
 
@@ -115,7 +117,7 @@ class TestDefaults:
 
         assert devices(read(tmp_path, "instance_group { kind: KIND_CPU }", gpus=gpus)) == [(1, "cpu")]
 
-    def test_the_settings_say_what_is_decided(self) -> None:
+    def test_the_settings_become_the_defaults_for_placing(self) -> None:
         found = make_defaults(Settings(default_device="cuda:1", cpu_fallback=True, model_load_gpu_limit=("1:0.5",)))
 
         assert found.gpus.default("onnxruntime") == ("cuda:1",)
@@ -123,7 +125,7 @@ class TestDefaults:
         assert found.gpu_limits == {1: 0.5}
 
 
-class TestFailsClosed:
+class TestMissingGpu:
     @pytest.mark.parametrize(
         ("config", "toml", "gpus", "reason"),
         [
@@ -145,7 +147,7 @@ class TestFailsClosed:
             (None, "[runtime]\ngpu_graphs = true", NONE, "CUDA graphs requires an instance_group with a GPU"),
         ],
     )  # fmt: skip
-    def test_a_gpu_that_was_asked_for_and_is_not_there_is_a_mistake_with_its_reason_and_place(
+    def test_a_missing_requested_gpu_is_a_mistake_with_its_reason_and_line(
         self, tmp_path: Path, config: str | None, toml: str, gpus: Gpus, reason: str
     ) -> None:
         entry = read(tmp_path, config, toml, gpus)
@@ -163,20 +165,20 @@ class TestFailsClosed:
             ("", UNTOLD, False),
         ],
     )
-    def test_the_way_out_is_told_where_there_is_no_gpu_and_nobody_has_refused_it(
+    def test_a_missing_gpu_suggests_cpu_fallback_unless_the_model_disallows_it(
         self, tmp_path: Path, toml: str, gpus: Gpus, told: bool
     ) -> None:
         (finding,) = read(tmp_path, KIND_GPU, toml, gpus).findings
 
         assert finding.message.endswith(WAY_OUT) is told
 
-    def test_another_gpu_than_those_that_are_there_is_not_to_be_the_cpu(self, tmp_path: Path) -> None:
+    def test_a_wrong_gpu_number_is_a_mistake_despite_cpu_fallback(self, tmp_path: Path) -> None:
         (finding,) = read(tmp_path, None, '[instances]\ndevices = ["cuda:2"]', TWO, cpu_fallback=True).findings
 
         assert (finding.is_mistake, WAY_OUT in finding.message) == (True, False)
 
     @pytest.mark.parametrize("says", ["configuration", "penstock.toml", "command line"])
-    def test_it_is_served_on_the_cpu_where_that_is_allowed(self, tmp_path: Path, says: str) -> None:
+    def test_a_model_falls_back_to_the_cpu_with_a_warning_when_allowed(self, tmp_path: Path, says: str) -> None:
         allowed = 'parameters { key: "penstock.cpu_fallback" value { string_value: "true" } }'
         entry = read(
             tmp_path,
@@ -196,26 +198,24 @@ class TestFailsClosed:
             "string_value": "true"
         }
 
-    def test_a_model_may_say_otherwise_than_the_command_line(self, tmp_path: Path) -> None:
+    def test_a_model_may_disallow_the_cpu_fallback_of_the_command_line(self, tmp_path: Path) -> None:
         entry = read(tmp_path, KIND_GPU, "[runtime]\ncpu_fallback = false", NONE, cpu_fallback=True)
 
         assert entry.specs == ()
 
-    def test_what_asks_for_a_gpu_without_naming_one_is_told_to_run_without(self, tmp_path: Path) -> None:
+    def test_an_accelerator_without_a_gpu_falls_back_to_the_cpu(self, tmp_path: Path) -> None:
         spec = spec_of(read(tmp_path, CUDA, gpus=NONE, cpu_fallback=True))
 
         assert spec.instances == (InstanceGroup(),)
         assert spec.fallback_reason == "execution accelerator 'cuda' requires an instance_group with a GPU"
 
-    def test_graphs_where_they_can_be_had_ask_for_no_gpu(self, tmp_path: Path) -> None:
+    def test_automatic_graphs_do_not_require_a_gpu(self, tmp_path: Path) -> None:
         entry = read(tmp_path, None, '[runtime]\ngpu_graphs = "auto"', NONE)
 
         assert devices(entry) == [(1, "cpu")]
 
     @pytest.mark.parametrize(("group", "gpus"), [("", NO_DRIVER), (" instance_group { kind: KIND_CPU }", TWO)])
-    def test_graphs_of_a_model_config_ask_for_none_either_and_are_told_of_where_there_are_none(
-        self, tmp_path: Path, group: str, gpus: Gpus
-    ) -> None:
+    def test_graphs_in_a_model_config_on_the_cpu_are_a_warning(self, tmp_path: Path, group: str, gpus: Gpus) -> None:
         entry = read(tmp_path, "optimization { cuda { graphs: true } }" + group, gpus=gpus)
         (finding,) = entry.findings
 
@@ -225,7 +225,7 @@ class TestFailsClosed:
 
     @pytest.mark.parametrize("gpus", [TWO, NO_DRIVER])
     @pytest.mark.parametrize(("accelerator", "name"), [(CUDA, "cuda"), (TENSORRT, "tensorrt")])
-    def test_accelerators_of_a_model_config_are_for_its_instances_on_gpus(
+    def test_accelerators_in_a_model_config_on_the_cpu_are_a_warning(
         self, tmp_path: Path, accelerator: str, name: str, gpus: Gpus
     ) -> None:
         entry = read(tmp_path, f"{accelerator}\n{KIND_CPU}", gpus=gpus)
@@ -237,25 +237,27 @@ class TestFailsClosed:
             f"config.pbtxt:1: warning: execution accelerator '{name}' has no effect: the model runs on the CPU"
         )
 
-    def test_a_contradiction_where_gpus_work_is_no_reason_for_the_cpu(self, tmp_path: Path) -> None:
+    def test_a_list_of_gpus_with_a_wrong_number_is_a_mistake_despite_cpu_fallback(self, tmp_path: Path) -> None:
         entry = read(tmp_path, None, '[instances]\ndevices = ["cuda:0", "cuda:2"]', TWO, cpu_fallback=True)
 
         assert entry.specs == ()
 
-    def test_instances_that_are_on_the_cpu_anyway_are_kept(self, tmp_path: Path) -> None:
+    def test_instances_already_on_the_cpu_are_kept_in_a_fallback(self, tmp_path: Path) -> None:
         config = "instance_group [ { kind: KIND_GPU count: 4 }, { kind: KIND_CPU count: 3 } ]"
         entry = read(tmp_path, config, gpus=NONE, cpu_fallback=True)
 
         assert devices(entry) == [(1, "cpu"), (3, "cpu")]
         assert instance_groups(entry, spec_of(entry)) == [("KIND_CPU", 1, []), ("KIND_CPU", 3, [])]
 
-    def test_a_gpu_that_cannot_be_told_of_is_left_to_the_runtime(self, tmp_path: Path) -> None:
+    def test_a_gpu_number_is_left_to_the_runtime_when_the_gpus_are_unknown(self, tmp_path: Path) -> None:
         entry = read(tmp_path, "instance_group { kind: KIND_GPU gpus: 3 }", gpus=UNTOLD)
 
         assert devices(entry) == [(1, "cuda:3")]
 
     @pytest.mark.parametrize("backend", ["tensorflow", "python"])
-    def test_models_of_other_backends_fail_and_fall_back_alike(self, tmp_path: Path, backend: str) -> None:
+    def test_tensorflow_and_python_models_fail_and_fall_back_like_onnx_models(
+        self, tmp_path: Path, backend: str
+    ) -> None:
         make(tmp_path, "m/1/model.savedmodel/saved_model.pb", "m/1/model.py", m=f'backend: "{backend}" {KIND_GPU}')
         closed = read_folder(tmp_path / "m", Defaults(gpus=NONE))
         opened = read_folder(tmp_path / "m", Defaults(gpus=NONE, cpu_fallback=True))
@@ -272,15 +274,13 @@ class TestOptions:
     def options(self, root: Path, config: str = "", toml: str = "", **defaults: Any) -> dict[str, str]:
         return dict(spec_of(read(root, config, toml, **defaults)).options)
 
-    def test_a_model_of_which_nothing_is_said_may_run_on_the_cpu_where_its_gpu_does_not_work(
-        self, tmp_path: Path
-    ) -> None:
+    def test_a_model_without_a_configuration_may_fall_back_to_the_cpu(self, tmp_path: Path) -> None:
         assert self.options(tmp_path) == {"penstock.cpu_fallback": "1", "penstock.gpu_graphs": "auto"}
 
-    def test_one_that_names_its_gpu_has_graphs_where_they_can_be_had(self, tmp_path: Path) -> None:
+    def test_a_model_that_names_its_gpu_gets_automatic_graphs_and_no_fallback(self, tmp_path: Path) -> None:
         assert spec_of(read(tmp_path, KIND_GPU)).options == {"penstock.gpu_graphs": "auto"}
 
-    def test_all_that_can_be_said(self, tmp_path: Path) -> None:
+    def test_all_gpu_options_reach_the_loader(self, tmp_path: Path) -> None:
         toml = (
             '[runtime]\ncpu_fallback = true\ngpu_graphs = true\ngpu_memory = "1 GiB"\npinned = false\n'
             "[runtime.cuda]\nuse_tf32 = false\n[runtime.tensorrt]\ntrt_fp16_enable = true\n"
@@ -300,10 +300,10 @@ class TestOptions:
         }
 
     @pytest.mark.parametrize(("said", "graphs"), [("true", "1"), ("false", "0"), ('"auto"', "auto")])
-    def test_graphs_without_tensorrt_are_for_the_binding_to_make(self, tmp_path: Path, said: str, graphs: str) -> None:
+    def test_graphs_without_tensorrt_are_an_option_of_the_binding(self, tmp_path: Path, said: str, graphs: str) -> None:
         assert self.options(tmp_path, "", f"[runtime]\ngpu_graphs = {said}")["penstock.gpu_graphs"] == graphs
 
-    def test_what_the_loader_is_told_it_can_read(self, tmp_path: Path) -> None:
+    def test_the_memory_options_are_read_back_by_the_budget(self, tmp_path: Path) -> None:
         toml = '[runtime]\ngpu_graphs = "auto"\ngpu_memory = 4096\n[batching]\nmax_batch_size = 3'
         options = self.options(tmp_path, "", toml, gpu_limits={1: 0.5})
         budget = Budget.from_options(1, options)
@@ -323,14 +323,14 @@ class TestOptions:
             ("max_batch_size: 8 optimization { cuda { graphs: false } }", "", None),
         ],
     )
-    def test_the_rows_that_graphs_and_profiles_are_for(
+    def test_graphs_and_profiles_are_built_for_the_configured_rows(
         self, tmp_path: Path, config: str, toml: str, rows: str | None
     ) -> None:
         assert self.options(tmp_path, config, toml).get("penstock.rows") == rows
 
     @settings(max_examples=40)
     @given(st.integers(0, 2**20), st.booleans())
-    def test_rows_ascend_to_the_most_a_batch_may_have(self, most: int, said: bool) -> None:
+    def test_the_rows_of_profiles_ascend_to_the_max_batch_size(self, most: int, said: bool) -> None:
         policy = BatchPolicy(max_batch_rows=most) if said else BatchPolicy(default_max_batch_rows=max(1, most))
         stated = ParsedConfig(Path("m"), {"runtime.tensorrt": True})
         spec, findings = place_model(ModelSpec("m", 1, Path("m"), policy=policy), stated, Defaults(gpus=TWO))
@@ -343,7 +343,7 @@ class TestOptions:
 
 class TestRequests:
     @pytest.mark.parametrize("name", sorted(PATH_OPTIONS))
-    def test_a_configuration_that_comes_with_one_names_no_files(self, tmp_path: Path, name: str) -> None:
+    def test_a_configuration_in_a_request_may_not_name_files(self, tmp_path: Path, name: str) -> None:
         text = TENSORRT.replace("} } }", f'parameters {{ key: "{name}" value: "/etc/x" }} }} }} }}')
         entry = read(tmp_path, text)
         given = read_folder(tmp_path / "m", Defaults(gpus=TWO), entry.config)
@@ -355,20 +355,20 @@ class TestRequests:
         ]
 
 
-class TestWhatIsReported:
-    def test_groups_that_were_not_declared_are_one_for_all_gpus(self, tmp_path: Path) -> None:
+class TestReportedConfiguration:
+    def test_undeclared_groups_are_reported_as_one_group_for_all_gpus(self, tmp_path: Path) -> None:
         entry = read(tmp_path, None, "[instances]\ncount = 2")
 
         assert instance_groups(entry, spec_of(entry)) == [("KIND_GPU", 2, [0, 1])]
 
-    def test_instances_of_a_gpu_one_by_one_are_the_group_that_was_declared(self, tmp_path: Path) -> None:
+    def test_single_instances_of_a_gpu_are_reported_as_the_declared_group(self, tmp_path: Path) -> None:
         entry = read(tmp_path, "instance_group { count: 2 }")
         one = [replace(group, count=1) for group in spec_of(entry).instances for _ in range(group.count)]
         spec = replace(spec_of(entry), instances=tuple(one))
 
         assert instance_groups(entry, spec) == [("KIND_GPU", 2, [0, 1])]
 
-    def test_what_a_load_fell_back_to_is_on_the_cpu(self, tmp_path: Path) -> None:
+    def test_a_fallback_during_the_load_is_reported_as_a_cpu_group(self, tmp_path: Path) -> None:
         entry = read(tmp_path, KIND_GPU, cpu_fallback=True)
         spec = replace(spec_of(entry), instances=(InstanceGroup(),), fallback_reason="no cuDNN")
 
@@ -377,7 +377,7 @@ class TestWhatIsReported:
     @pytest.mark.parametrize(("config", "pinned"), [("", (True, True)), (
         "optimization { input_pinned_memory { enable: false } }", (False, False),
     )])  # fmt: skip
-    def test_pinned_memory_is_told(self, tmp_path: Path, config: str, pinned: tuple[bool, bool]) -> None:
+    def test_pinned_memory_is_reported(self, tmp_path: Path, config: str, pinned: tuple[bool, bool]) -> None:
         entry = read(tmp_path, config)
         said = to_json(complete_config(entry.config, spec_of(entry), ""))["optimization"]
 
@@ -391,7 +391,7 @@ class TestWhatIsReported:
     st.sampled_from([{}, {"runtime.cuda": True}, {"runtime.gpu_graphs": "auto"}]),
     st.booleans(),
 )
-def test_a_model_is_on_devices_that_are_there_or_it_is_a_mistake(
+def test_any_model_is_placed_on_existing_devices_or_is_a_mistake(
     gpus: tuple[int, ...] | None, said: list[tuple[int, str]], asked: dict[str, Any], allowed: bool
 ) -> None:
     from penstock.server.repository.placing import resolve_devices

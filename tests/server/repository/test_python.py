@@ -1,4 +1,4 @@
-"""Python models on disk: when a folder is one, what may be said of it, and that reading it runs none of its code."""
+"""Python models on disk: how they are recognized and configured, and that reading them runs none of their code."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_folder_with_a_model_py_is_a_python_model(tmp_path: Path, config: str 
 
 
 @pytest.mark.parametrize("platform", ["python", "pytorch_libtorch", "onnxruntime_onnx", "tensorflow_graphdef"])
-def test_one_that_brings_its_code_may_name_any_platform(tmp_path: Path, platform: str) -> None:
+def test_a_python_model_with_code_may_name_any_platform(tmp_path: Path, platform: str) -> None:
     entry = read(written(tmp_path, f"platform: '{platform}'{CONFIG}"))
 
     assert entry.findings == ()
@@ -68,13 +68,13 @@ def test_one_that_brings_its_code_may_name_any_platform(tmp_path: Path, platform
         ("onnxruntime_onnx", "platform 'onnxruntime_onnx' requires a backend other than 'python'"),
     ],
 )
-def test_one_without_code_is_told_that_its_platform_is_not_served(tmp_path: Path, platform: str, why: str) -> None:
+def test_a_python_model_without_code_is_rejected_for_its_platform(tmp_path: Path, platform: str, why: str) -> None:
     folder = written(tmp_path, f"platform: '{platform}'{CONFIG}", name="model.pt")
 
     assert any(why in each for each in mistakes(read(folder)))
 
 
-def test_one_with_an_onnx_file_beside_it_is_not(tmp_path: Path) -> None:
+def test_a_folder_with_model_py_and_model_onnx_is_an_onnx_model(tmp_path: Path) -> None:
     folder = written(tmp_path, None)
     (folder / "1" / "model.onnx").write_bytes(b"")
 
@@ -82,13 +82,13 @@ def test_one_with_an_onnx_file_beside_it_is_not(tmp_path: Path) -> None:
     assert spec.backend == "onnxruntime"
 
 
-def test_the_file_may_have_another_name(tmp_path: Path) -> None:
+def test_the_file_of_a_python_model_may_have_another_name(tmp_path: Path) -> None:
     entry = read(written(tmp_path, CONFIG + 'default_model_filename: "mine.py"', name="mine.py"))
 
     assert [spec.path.name for spec in entry.specs] == ["mine.py"]
 
 
-def test_the_model_is_given_its_configuration(tmp_path: Path) -> None:
+def test_a_python_model_gets_its_declared_configuration(tmp_path: Path) -> None:
     (spec,) = read(written(tmp_path, CONFIG + 'parameters { key: "mine" value: { string_value: "7" } }')).specs
 
     declared = json.loads(spec.declared_config)
@@ -98,14 +98,14 @@ def test_the_model_is_given_its_configuration(tmp_path: Path) -> None:
     assert declared["max_batch_size"] == 8
 
 
-def test_requests_run_alone_unless_a_scheduler_is_asked_for(tmp_path: Path) -> None:
+def test_requests_are_not_batched_without_dynamic_batching(tmp_path: Path) -> None:
     (alone,) = read(written(tmp_path / "a")).specs
     (batched,) = read(written(tmp_path / "b", CONFIG + "dynamic_batching {}")).specs
 
     assert (alone.policy.cap_rows, batched.policy.cap_rows) == (1, None)
 
 
-def test_a_batch_holds_all_requests_that_run_again(tmp_path: Path) -> None:
+def test_a_batch_of_an_iterative_sequence_may_be_full(tmp_path: Path) -> None:
     said = CONFIG + "sequence_batching { iterative_sequence: true oldest {} }"
     (spec,) = read(written(tmp_path / "a", said)).specs
     (capped,) = read(written(tmp_path / "b", said, "[batching]\ncap = 3\n")).specs
@@ -124,7 +124,7 @@ def test_a_batch_holds_all_requests_that_run_again(tmp_path: Path) -> None:
         'execution_accelerators { cpu_execution_accelerator { name: "openvino" } }',
     ],
 )
-def test_what_would_optimize_a_runtime_has_no_effect_on_it_and_is_told_of(tmp_path: Path, said: str) -> None:
+def test_optimization_settings_of_a_python_model_are_a_warning(tmp_path: Path, said: str) -> None:
     entry = read(written(tmp_path, CONFIG + f"optimization {{ {said} }}"))
 
     assert [spec.options for spec in entry.specs] == [{}]
@@ -155,14 +155,16 @@ def test_what_would_optimize_a_runtime_has_no_effect_on_it_and_is_told_of(tmp_pa
         ("", "[worker]\nbogus = 1\n", "unknown key worker.bogus"),
     ],
 )  # fmt: skip
-def test_what_means_nothing_for_it_is_refused(tmp_path: Path, config: str, toml: str, text: str) -> None:
+def test_an_option_that_does_not_apply_to_python_models_is_rejected(
+    tmp_path: Path, config: str, toml: str, text: str
+) -> None:
     folder = written(tmp_path, CONFIG + config, toml)
     (folder / "hooks.py").write_text("def pre_inference(sample, metadata):\n    return sample\n")
 
     assert any(text in each for each in mistakes(read(folder)))
 
 
-def test_workers_are_not_for_onnx_models(tmp_path: Path) -> None:
+def test_worker_options_are_rejected_for_onnx_models(tmp_path: Path) -> None:
     folder = tmp_path / "plain"
     (folder / "1").mkdir(parents=True)
     (folder / "1" / "model.onnx").write_bytes(b"")
@@ -171,7 +173,7 @@ def test_workers_are_not_for_onnx_models(tmp_path: Path) -> None:
     assert any("worker.timeout_s is for Python and TensorFlow models" in each for each in mistakes(read(folder)))
 
 
-def test_where_the_code_runs_may_be_said(tmp_path: Path) -> None:
+def test_the_worker_options_of_a_python_model_are_read(tmp_path: Path) -> None:
     folder = written(
         tmp_path, toml="[worker]\nrequirements = 'r.txt'\ntimeout_s = 3\nmemory_mb = 5\ninterpreter = 'p'\n"
     )
@@ -184,7 +186,7 @@ def test_where_the_code_runs_may_be_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("said", ["$$TRITON_MODEL_DIRECTORY/env.tar.gz", "env.tar.gz"])
-def test_a_packed_environment_is_found(tmp_path: Path, said: str) -> None:
+def test_a_packed_environment_in_the_models_folder_is_found(tmp_path: Path, said: str) -> None:
     text = f'parameters {{ key: "EXECUTION_ENV_PATH" value: {{ string_value: "{said}" }} }}'
     folder = written(tmp_path, None)
     (folder / "env.tar.gz").write_bytes(b"")
@@ -194,7 +196,7 @@ def test_a_packed_environment_is_found(tmp_path: Path, said: str) -> None:
     assert spec.worker.requirements == folder / "env.tar.gz"
 
 
-def test_a_packed_environment_may_be_where_the_server_was_started(
+def test_a_packed_environment_in_the_servers_working_directory_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = 'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "envs/env.tar.gz" } }'
@@ -209,7 +211,7 @@ def test_a_packed_environment_may_be_where_the_server_was_started(
 
 
 @pytest.mark.parametrize("config", [CONFIG, None])
-def test_check_runs_none_of_its_code(tmp_path: Path, config: str | None) -> None:
+def test_check_does_not_run_the_code_of_a_python_model(tmp_path: Path, config: str | None) -> None:
     written(tmp_path, config)
 
     report = check([tmp_path], LOADERS)
@@ -218,7 +220,7 @@ def test_check_runs_none_of_its_code(tmp_path: Path, config: str | None) -> None
     assert "coded version 1, python" in str(report)
 
 
-def test_check_finds_what_cannot_be_completed(tmp_path: Path) -> None:
+def test_check_reports_a_preferred_size_above_the_max_batch_size(tmp_path: Path) -> None:
     written(tmp_path, CONFIG + "dynamic_batching { preferred_batch_size: [ 16 ] }")
 
     assert any(
@@ -226,7 +228,7 @@ def test_check_finds_what_cannot_be_completed(tmp_path: Path) -> None:
     )
 
 
-def test_check_says_what_its_workers_run_on(tmp_path: Path) -> None:
+def test_check_prints_the_worker_options_of_a_python_model(tmp_path: Path) -> None:
     folder = written(tmp_path, toml="[worker]\nrequirements = 'r.txt'\ntimeout_s = 3\nmemory_mb = 5\n")
     (folder / "r.txt").write_text("")
 
@@ -234,7 +236,7 @@ def test_check_says_what_its_workers_run_on(tmp_path: Path) -> None:
     assert said in str(check([tmp_path], LOADERS)).splitlines()
 
 
-def test_check_does_not_say_what_only_its_code_can_tell(tmp_path: Path) -> None:
+def test_check_prints_that_auto_complete_config_sets_the_rest(tmp_path: Path) -> None:
     written(tmp_path, None)
 
     printed = str(check([tmp_path], LOADERS))
@@ -243,7 +245,7 @@ def test_check_does_not_say_what_only_its_code_can_tell(tmp_path: Path) -> None:
     assert "batching " not in printed
 
 
-def test_check_finds_that_neither_configuration_nor_code_declares_tensors(tmp_path: Path) -> None:
+def test_check_reports_that_no_tensors_are_declared(tmp_path: Path) -> None:
     model = written(tmp_path, None) / "1" / "model.py"
     model.write_text("class TritonPythonModel: ...\n")
 
@@ -252,7 +254,7 @@ def test_check_finds_that_neither_configuration_nor_code_declares_tensors(tmp_pa
     assert "has neither inputs nor outputs: declare them in config.pbtxt, or in auto_complete" in mistake.message
 
 
-def test_check_finds_a_syntax_error(tmp_path: Path) -> None:
+def test_check_reports_a_syntax_error_in_the_model(tmp_path: Path) -> None:
     folder = written(tmp_path)
     (folder / "1" / "model.py").write_text("\ndef execute(self requests):\n")
 
@@ -273,7 +275,7 @@ def test_check_finds_a_syntax_error(tmp_path: Path) -> None:
         ("import sys\nsys.modules[__name__] = object()\n", False),
     ],
 )  # fmt: skip
-def test_check_finds_where_there_is_certainly_no_class(tmp_path: Path, source: str, lacks: bool) -> None:
+def test_check_reports_a_model_that_certainly_has_no_class(tmp_path: Path, source: str, lacks: bool) -> None:
     folder = written(tmp_path)
     (folder / "1" / "model.py").write_text(source)
 
@@ -281,7 +283,7 @@ def test_check_finds_where_there_is_certainly_no_class(tmp_path: Path, source: s
     assert [str(each) for each in check([tmp_path], LOADERS).mistakes] == told
 
 
-def test_check_finds_an_interpreter_that_is_not_there(tmp_path: Path) -> None:
+def test_check_reports_an_interpreter_that_does_not_exist(tmp_path: Path) -> None:
     folder = written(tmp_path, toml="[worker]\ninterpreter = '/no/python'\n")
 
     assert [str(each) for each in check([tmp_path], LOADERS).mistakes] == [

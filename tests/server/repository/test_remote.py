@@ -1,4 +1,4 @@
-"""Remote over a store that fails when it is told to."""
+"""Remote over a store with injected failures."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def remote(store: type[Store]) -> Iterator[Remote]:
 
 
 def there(remote: Remote) -> dict[str, str]:
-    """The files of the copy, and its empty folders."""
+    """The files and empty folders of the local copy."""
     found = {}
     for place, folders, files in os.walk(remote.root):
         inner = Path(place).relative_to(remote.root)
@@ -49,11 +49,11 @@ def there(remote: Remote) -> dict[str, str]:
 
 
 class TestCopying:
-    def test_a_model_is_copied_whole(self, remote: Remote) -> None:
+    def test_a_model_is_copied_with_all_its_files(self, remote: Remote) -> None:
         assert remote.refresh_all() == {}
         assert there(remote) == MODEL
 
-    def test_its_files_are_fetched_side_by_side_where_the_stores_client_can(
+    def test_files_of_a_model_are_fetched_in_parallel_when_the_client_is_async(
         self, remote: Remote, store: type[Store], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         meeting = threading.Barrier(len(MODEL))
@@ -69,36 +69,38 @@ class TestCopying:
         assert remote.refresh_all() == {}
         assert there(remote) == MODEL
 
-    def test_nobody_else_may_read_the_copy(self, remote: Remote) -> None:
+    def test_the_copy_is_readable_only_by_the_server(self, remote: Remote) -> None:
         assert remote.root.parent.stat().st_mode & 0o777 == 0o700
         assert remote.root.name == "models"
 
-    def test_the_copy_is_removed_in_the_end(self, remote: Remote) -> None:
+    def test_the_copy_is_removed_on_close(self, remote: Remote) -> None:
         remote.refresh_all()
         remote.close()
 
         assert not remote.root.parent.exists()
 
-    def test_names_cost_no_copy(self, remote: Remote, store: type[Store]) -> None:
+    def test_listing_the_names_copies_nothing(self, remote: Remote, store: type[Store]) -> None:
         put({"b/config.pbtxt": "", "junk/readme": "x"})
 
         assert remote.names() == ["a", "b"]
         assert store.fetched == []
         assert there(remote) == {}
 
-    def test_one_model_is_copied_alone(self, remote: Remote) -> None:
+    def test_refreshing_one_model_copies_only_its_files(self, remote: Remote) -> None:
         put({"b/1/model.onnx": "b"})
         remote.refresh("b")
 
         assert there(remote) == {"b/1/model.onnx": "b"}
 
-    def test_what_is_no_model_is_an_empty_folder(self, remote: Remote, store: type[Store]) -> None:
+    def test_a_folder_that_is_not_a_model_is_copied_as_an_empty_folder(
+        self, remote: Remote, store: type[Store]
+    ) -> None:
         put({"junk/huge.bin": "x", "top.txt": "x"})
         remote.refresh_all()
 
         assert there(remote) == {**MODEL, "junk/": ""}
 
-    def test_hidden_files_and_caches_stay_where_they_are(self, remote: Remote) -> None:
+    def test_hidden_files_and_caches_are_not_copied(self, remote: Remote) -> None:
         put({".git/1/model.onnx": "x", "a/.secret": "x", "a/__pycache__/x.pyc": "x"})
         remote.refresh_all()
 
@@ -106,7 +108,7 @@ class TestCopying:
 
 
 class TestChanges:
-    def test_what_has_not_changed_is_not_fetched_again(self, remote: Remote, store: type[Store]) -> None:
+    def test_unchanged_files_are_not_fetched_again(self, remote: Remote, store: type[Store]) -> None:
         remote.refresh_all()
         store.fetched.clear()
         put({"a/config.pbtxt": "two"})
@@ -116,7 +118,7 @@ class TestChanges:
         assert there(remote) == {**MODEL, "a/config.pbtxt": "two"}
 
     @pytest.mark.parametrize("tells", [True, False])
-    def test_the_same_bytes_again_are_no_change_to_who_looks(
+    def test_a_file_rewritten_with_the_same_bytes_leaves_the_copy_unchanged(
         self, remote: Remote, store: type[Store], tells: bool
     ) -> None:
         store.tells = tells
@@ -128,7 +130,9 @@ class TestChanges:
 
         assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
 
-    def test_a_store_that_does_not_tell_is_read_anew(self, remote: Remote, store: type[Store]) -> None:
+    def test_files_of_a_store_without_change_information_are_fetched_again(
+        self, remote: Remote, store: type[Store]
+    ) -> None:
         store.tells = False
         remote.refresh_all()
         put({"a/1/model.onnx": "xx"})
@@ -136,7 +140,7 @@ class TestChanges:
 
         assert there(remote)["a/1/model.onnx"] == "xx"
 
-    def test_what_is_gone_is_removed(self, remote: Remote) -> None:
+    def test_a_version_or_model_deleted_from_the_store_is_removed_from_the_copy(self, remote: Remote) -> None:
         remote.refresh_all()
         Store().rm(f"{URL}/a/2", recursive=True)
         put({"b/1/model.onnx": "b"})
@@ -149,7 +153,7 @@ class TestChanges:
         remote.refresh_all()
         assert sorted(place.name for place in remote.root.iterdir()) == ["b"]
 
-    def test_a_folder_may_become_a_file_and_back(self, remote: Remote) -> None:
+    def test_a_folder_that_becomes_a_file_is_replaced_in_the_copy(self, remote: Remote) -> None:
         remote.refresh_all()
         Store().rm(f"{URL}/a/2", recursive=True)
         put({"a/2": "a file"})
@@ -169,7 +173,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(NAMES), st.sampled_from(["", "one", "
 @pytest.mark.slow
 @settings(max_examples=50)
 @given(STEPS)
-def test_whatever_changes_the_copy_is_what_the_store_has(steps: list[tuple[str, str, bool]]) -> None:
+def test_the_copy_matches_the_store_after_any_changes(steps: list[tuple[str, str, bool]]) -> None:
     with registered():
         put({"c/1/model.onnx": "c"})
         remote = Remote(URL)
@@ -177,7 +181,7 @@ def test_whatever_changes_the_copy_is_what_the_store_has(steps: list[tuple[str, 
             remote.open()
             held = {"c/1/model.onnx": "c"}
             for name, text, look in steps:
-                # a store of files has no file and folder of one name
+                # a file store cannot have a file and a folder of the same name
                 for other in [
                     each for each in held if f"{each}/".startswith(f"{name}/") or f"{name}/".startswith(f"{each}/")
                 ]:
@@ -201,7 +205,7 @@ def test_whatever_changes_the_copy_is_what_the_store_has(steps: list[tuple[str, 
 
 class TestFailures:
     @pytest.mark.parametrize("concurrent", [False, True])
-    def test_a_break_half_way_leaves_the_model_as_it_was(
+    def test_a_failed_fetch_leaves_the_copy_of_the_model_unchanged(
         self, remote: Remote, store: type[Store], monkeypatch: pytest.MonkeyPatch, concurrent: bool
     ) -> None:
         monkeypatch.setattr(store, "async_impl", concurrent)
@@ -217,7 +221,7 @@ class TestFailures:
         assert remote.refresh_all() == {}
         assert there(remote)["a/config.pbtxt"] == "new"
 
-    def test_a_model_that_cannot_be_looked_at_is_not_taken_for_gone(self, remote: Remote, store: type[Store]) -> None:
+    def test_a_model_that_cannot_be_listed_is_kept_in_the_copy(self, remote: Remote, store: type[Store]) -> None:
         remote.refresh_all()
         store.fails["/bucket/models/a/2"] = OSError("throttled")
 
@@ -233,7 +237,7 @@ class TestFailures:
             (RuntimeError("all\nof it"), "RuntimeError: all of it"),
         ],
     )
-    def test_a_repository_that_cannot_be_looked_at_is_left_alone(
+    def test_a_repository_that_cannot_be_listed_is_an_error_and_keeps_the_copy(
         self, remote: Remote, store: type[Store], error: Exception, reason: str
     ) -> None:
         remote.refresh_all()
@@ -244,7 +248,7 @@ class TestFailures:
         assert str(caught.value) == f"{URL}: {reason}"
         assert there(remote) == MODEL
 
-    def test_a_file_that_comes_short_is_a_failure(
+    def test_a_truncated_file_is_an_error(
         self, remote: Remote, store: type[Store], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def short(self: Any, rpath: str, lpath: str, **kwargs: Any) -> None:
@@ -254,7 +258,7 @@ class TestFailures:
         with pytest.raises(RemoteError, match=r"a/config.pbtxt: 0 of 3 bytes were received"):
             remote.refresh("a")
 
-    def test_credentials_are_in_no_reason(self, store: type[Store]) -> None:
+    def test_reasons_of_failures_have_no_credentials(self, store: type[Store]) -> None:
         put(MODEL)
         remote = Remote("teststore://bob:hunter2@bucket/models")
         store.fails["/bucket/models/a"] = RuntimeError("teststore://bob:hunter2@bucket: bob, hunter2 is no password")
@@ -267,13 +271,13 @@ class TestFailures:
         text = "teststore://bucket/models/a: RuntimeError: teststore://bucket: bob, *** is no password"
         assert reasons == {"a": text}
 
-    def test_no_cause_is_shown_beside_the_reason(self, remote: Remote, store: type[Store]) -> None:
+    def test_an_error_does_not_show_its_cause(self, remote: Remote, store: type[Store]) -> None:
         store.fails["/bucket/models"] = RuntimeError("hunter2")
         with pytest.raises(RemoteError) as caught:
             remote.names()
         assert caught.value.__suppress_context__
 
-    def test_what_is_being_copied_ends_when_the_server_does(
+    def test_closing_stops_a_copy_in_progress(
         self, remote: Remote, store: type[Store], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         begun, ended = threading.Event(), threading.Event()
@@ -310,7 +314,7 @@ class TestNames:
             "/bucket/models/a/?C=N;O=D", "/bucket/other/x", "/bucket/models/a/b\\c", "/bucket/models/a/x\ny",
         ],
     )  # fmt: skip
-    def test_a_name_that_leads_outside_is_refused(
+    def test_a_file_name_that_leads_outside_the_model_is_skipped_and_logged_once(
         self, remote: Remote, store: type[Store], name: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         store.strange["/bucket/models/a"] = [name]
@@ -322,36 +326,36 @@ class TestNames:
 
 
 class TestOpening:
-    def test_a_repository_that_is_not_there_is_an_error(self, store: type[Store]) -> None:
+    def test_a_url_that_does_not_exist_is_an_error(self, store: type[Store]) -> None:
         with pytest.raises(RemoteError, match=rf"^{URL}: no such file or folder$"):
             Remote(URL).open()
 
-    def test_so_is_the_folder_of_one_model(self, store: type[Store]) -> None:
+    def test_a_url_of_the_folder_of_one_model_is_an_error(self, store: type[Store]) -> None:
         put(MODEL)
         with pytest.raises(RemoteError, match="is the folder of one model; pass the folder that contains it"):
             Remote(f"{URL}/a").open()
 
-    def test_so_is_a_file(self, store: type[Store]) -> None:
+    def test_a_url_of_a_file_is_an_error(self, store: type[Store]) -> None:
         put(MODEL)
         with pytest.raises(RemoteError, match="is not a folder"):
             Remote(f"{URL}/a/1/model.onnx").open()
 
-    def test_so_is_a_url_that_is_signed_for_one_file(self) -> None:
+    def test_a_url_signed_for_one_file_is_an_error(self) -> None:
         with pytest.raises(RemoteError, match=r"^https://h/m: a URL with a query names one file"):
             Remote("https://h/m?sig=hunter2").open()
 
-    def test_an_unknown_scheme_is_told(self) -> None:
+    def test_an_unknown_url_scheme_is_an_error(self) -> None:
         with pytest.raises(RemoteError, match=r"^nope://x: ValueError: Protocol not known: nope"):
             Remote("nope://x").open()
 
-    def test_what_a_scheme_needs_is_told_by_fsspec(self) -> None:
+    def test_a_missing_package_for_a_scheme_is_in_the_error_of_fsspec(self) -> None:
         remote = Remote("libarchive://x")
         try:
             remote.open()
         except RemoteError as error:
             assert "install" in str(error).lower() or "libarchive" in str(error)  # noqa: PT017 - it may be installed
 
-    def test_without_fsspec_the_command_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_fsspec_the_error_has_the_install_command(self, monkeypatch: pytest.MonkeyPatch) -> None:
         real = builtins.__import__
 
         def missing(name: str, *rest: Any) -> Any:
@@ -365,7 +369,7 @@ class TestOpening:
         assert str(caught.value) == f"s3://bucket/models: remote repositories require fsspec: {INSTALL}"
 
 
-def test_files_of_this_machine_may_be_named_by_a_url(tmp_path: Path) -> None:
+def test_a_file_url_is_copied_and_refreshed(tmp_path: Path) -> None:
     (tmp_path / "m" / "1").mkdir(parents=True)
     (tmp_path / "m" / "1" / "model.onnx").write_text("x")
     remote = Remote(f"file://{tmp_path}")

@@ -43,7 +43,7 @@ def config_of(root: Path, graph: Signature = GRAPH) -> tuple[Any, Mapping[str, A
 
 
 class TestStates:
-    def test_everything_that_loads_is_ready(self, tmp_path: Path) -> None:
+    def test_all_versions_that_load_are_ready(self, tmp_path: Path) -> None:
         make(tmp_path, "a/1/model.onnx", "b/1/model.onnx", "b/2/model.onnx", b="version_policy { all { } }")
         repository, _, reasons = loaded(tmp_path)
 
@@ -57,14 +57,14 @@ class TestStates:
 
     @pytest.mark.parametrize("path", ["m", "m/1"])
     @pytest.mark.parametrize("mode", ["none", "poll", "explicit"])
-    def test_a_path_that_is_a_part_of_a_repository_keeps_it_from_being_ready(
+    def test_a_path_inside_a_repository_makes_the_server_not_ready(
         self, tmp_path: Path, path: str, mode: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         repository = Repository([make(tmp_path, "m/1/model.onnx", "m/config.pbtxt") / path])
         control = ModelControl(repository, FakeEngine(GRAPH), ControlOptions(mode, poll_interval_s=0))
         (reason,) = asyncio.run(control.start())
 
-        assert reason.endswith(f": {tmp_path}")  # the path that was meant
+        assert reason.endswith(f": {tmp_path}")  # the path that should have been given
         assert caplog.messages == [reason]
         assert not repository.ready()
         assert repository.ready(strict=False)
@@ -80,7 +80,7 @@ class TestStates:
 
     @pytest.mark.parametrize("mode", ["none", "poll", "explicit"])
     @pytest.mark.parametrize("beside", [True, False], ids=["models", "empty"])
-    def test_a_folder_of_it_that_is_no_model_or_cannot_be_read_does_not(
+    def test_a_folder_that_is_not_a_model_or_is_unreadable_does_not_affect_readiness(
         self, tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch, *, beside: bool
     ) -> None:
         make(tmp_path, "lost+found/x", "bad\nname/1/model.onnx", *(["m/1/model.onnx"] if beside else []))
@@ -97,7 +97,7 @@ class TestStates:
 
         assert repository.ready()
 
-    def test_while_a_new_model_waits_for_its_second_look_the_index_has_its_name(self, tmp_path: Path) -> None:
+    def test_a_new_model_is_in_the_index_while_it_waits_for_its_second_poll(self, tmp_path: Path) -> None:
         repository = Repository([make(tmp_path, "m/1/model.onnx")])
         control = ModelControl(repository, FakeEngine(GRAPH), ControlOptions("poll", poll_interval_s=0))
 
@@ -113,7 +113,7 @@ class TestStates:
         assert repository.ready()
 
     @pytest.mark.parametrize("mode", ["poll", "explicit"])
-    def test_a_path_that_is_mended_keeps_nobody_from_being_ready(self, tmp_path: Path, mode: str) -> None:
+    def test_the_server_becomes_ready_when_a_wrong_path_is_repaired(self, tmp_path: Path, mode: str) -> None:
         root = make(tmp_path / "models", "1/model.onnx", "config.pbtxt")
         repository = Repository([root])
         control = ModelControl(repository, FakeEngine(GRAPH), ControlOptions(mode, poll_interval_s=0))
@@ -129,14 +129,14 @@ class TestStates:
 
         assert repository.ready()
 
-    def test_a_model_is_loading_until_it_is_loaded(self, tmp_path: Path) -> None:
+    def test_a_model_has_the_state_loading_during_its_load(self, tmp_path: Path) -> None:
         make(tmp_path, "a/1/model.onnx")
         repository, engine, _ = loaded(tmp_path)
 
         assert engine.seen == [{"name": "a", "version": "1", "state": "LOADING"}]
         assert repository.index(ready=True) == repository.index()
 
-    def test_nothing_is_ready_before_loading_has_ended(self, tmp_path: Path) -> None:
+    def test_the_server_is_not_ready_before_loading_has_ended(self, tmp_path: Path) -> None:
         repository = Repository([make(tmp_path, "a/1/model.onnx")])
 
         assert not repository.ready()
@@ -146,7 +146,7 @@ class TestStates:
         ("failure", "reason"),
         [(InferError(Code.INVALID, "no good"), "no good"), (ValueError("oops"), "ValueError: oops")],
     )
-    def test_a_model_that_does_not_load_is_unavailable_with_its_reason(
+    def test_a_model_that_fails_to_load_is_unavailable_with_a_reason(
         self, tmp_path: Path, failure: Exception, reason: str
     ) -> None:
         make(tmp_path, "a/1/model.onnx", "b/1/model.onnx")
@@ -159,7 +159,7 @@ class TestStates:
         assert repository.index(ready=True) == [{"name": "b", "version": "1", "state": "READY"}]
         assert list(engine.served) == ["b"]
 
-    def test_a_model_that_cannot_be_read_is_unavailable_with_its_place(self, tmp_path: Path) -> None:
+    def test_a_model_with_a_mistake_is_unavailable_with_its_file_and_line(self, tmp_path: Path) -> None:
         make(tmp_path, "a/1/model.onnx", "b/1/model.onnx", a='runtime: "r"')
         repository, _, reasons = loaded(tmp_path)
         reason = "config.pbtxt:1: field 'runtime' is not supported"
@@ -167,12 +167,12 @@ class TestStates:
         assert reasons == [f"model 'a': {reason}"]
         assert repository.index()[0] == {"name": "a", "state": "UNAVAILABLE", "reason": reason}
 
-    def test_a_path_that_is_not_there_is_among_the_reasons(self, tmp_path: Path) -> None:
+    def test_a_path_that_does_not_exist_is_reported(self, tmp_path: Path) -> None:
         _, _, reasons = loaded(tmp_path / "gone")
 
         assert reasons == [f"{tmp_path}/gone: does not exist"]
 
-    def test_the_versions_that_load_are_served_beside_those_that_do_not(self, tmp_path: Path) -> None:
+    def test_versions_that_load_are_served_when_another_version_fails(self, tmp_path: Path) -> None:
         make(tmp_path, "a/1/model.onnx", "a/2/model.onnx", a="version_policy { all { } }")
         repository, engine, reasons = loaded(tmp_path, a2=InferError(Code.INVALID, "no good"))
 
@@ -180,7 +180,7 @@ class TestStates:
         assert [row["state"] for row in repository.index()] == ["READY", "UNAVAILABLE"]
         assert [model.version for model in engine.served["a"]] == ["1"]
 
-    def test_few_models_load_at_the_same_time(self, tmp_path: Path) -> None:
+    def test_at_most_max_concurrent_loads_models_load_in_parallel(self, tmp_path: Path) -> None:
         make(tmp_path, *(f"m{number}/1/model.onnx" for number in range(9)))
         repository, engine = Repository([tmp_path]), FakeEngine(GRAPH)
 
@@ -201,7 +201,7 @@ class TestStates:
 
 
 class TestConfig:
-    def test_a_silent_configuration_is_completed(self, tmp_path: Path) -> None:
+    def test_a_missing_configuration_is_completed(self, tmp_path: Path) -> None:
         config, document = config_of(make(tmp_path, "m/1/model.onnx"))
 
         assert document["name"] == "m"
@@ -229,7 +229,7 @@ class TestConfig:
         }
         assert config.max_batch_size == 64
 
-    def test_instances_are_as_many_as_were_found_best(self, tmp_path: Path) -> None:
+    def test_the_measured_instance_count_is_reported(self, tmp_path: Path) -> None:
         root = make(tmp_path, "m/1/model.onnx")
         native(root, "m", '[instances]\ncount = "auto"\n')
         repository, engine = Repository([root]), FakeEngine(GRAPH)
@@ -240,12 +240,12 @@ class TestConfig:
 
         assert [group["count"] for group in repository.config_json(model)["instance_group"]] == [3]
 
-    def test_a_group_that_does_not_say_is_one_instance(self, tmp_path: Path) -> None:
+    def test_a_group_without_a_count_is_one_instance(self, tmp_path: Path) -> None:
         _, document = config_of(make(tmp_path, "m/1/model.onnx", m="instance_group { kind: KIND_CPU }"))
 
         assert [group["count"] for group in document["instance_group"]] == [1]
 
-    def test_what_is_not_set_is_absent_where_clients_test_for_presence(self, tmp_path: Path) -> None:
+    def test_unset_sections_are_absent_from_the_configuration(self, tmp_path: Path) -> None:
         _, document = config_of(make(tmp_path, "m/1/model.onnx"))
 
         assert (
@@ -259,7 +259,7 @@ class TestConfig:
             == set()
         )
 
-    def test_pinned_memory_is_on_as_triton_prints_it(self, tmp_path: Path) -> None:
+    def test_pinned_memory_is_reported_as_on_as_in_triton(self, tmp_path: Path) -> None:
         _, document = config_of(make(tmp_path, "m/1/model.onnx"))
 
         assert document["optimization"] == {
@@ -281,16 +281,14 @@ class TestConfig:
         assert document["input"][0]["dims"] == ([4] if size else [-1, 4])
 
     @pytest.mark.parametrize(("size", "preferred"), [(0, []), (1, [1])])
-    def test_dynamic_batching_is_kept_where_it_was_declared(
-        self, tmp_path: Path, size: int, preferred: list[int]
-    ) -> None:
+    def test_declared_dynamic_batching_is_reported(self, tmp_path: Path, size: int, preferred: list[int]) -> None:
         make(tmp_path, "m/1/model.onnx", m="dynamic_batching { }")
         native(tmp_path, "m", f"[batching]\nmax_batch_size = {size}\n")
         _, document = config_of(tmp_path)
 
         assert document["dynamic_batching"]["preferred_batch_size"] == preferred
 
-    def test_what_was_declared_is_kept(self, tmp_path: Path) -> None:
+    def test_declared_fields_are_reported_unchanged(self, tmp_path: Path) -> None:
         make(
             tmp_path,
             "m/1/model.onnx",
@@ -319,7 +317,7 @@ parameters { key: "intra_op_thread_count" value { string_value: "2" } }
         }
         assert document["parameters"] == {"intra_op_thread_count": {"string_value": "2"}}
 
-    def test_what_penstock_toml_says_is_reported_in_tritons_words(self, tmp_path: Path) -> None:
+    def test_settings_of_penstock_toml_are_reported_as_triton_fields(self, tmp_path: Path) -> None:
         make(tmp_path, "m/1/model.onnx")
         native(
             tmp_path,
@@ -343,13 +341,15 @@ parameters { key: "intra_op_thread_count" value { string_value: "2" } }
             Signature((TensorSpec("x", "FP16", (2, -1)),), (TensorSpec("y", "BF16", ()),)),
         ],
     )
-    def test_the_completed_configuration_is_itself_a_configuration(self, tmp_path: Path, graph: Signature) -> None:
+    def test_a_completed_configuration_is_unchanged_when_read_and_completed_again(
+        self, tmp_path: Path, graph: Signature
+    ) -> None:
         first, _ = config_of(make(tmp_path / "before", "m/1/model.onnx"), graph)
         second, _ = config_of(make(tmp_path / "after", "m/1/model.onnx", m=text_format.MessageToString(first)), graph)
 
         assert second == first
 
-    def test_a_model_from_elsewhere_has_a_configuration_too(self, tmp_path: Path) -> None:
+    def test_a_model_from_outside_the_repository_has_a_configuration(self, tmp_path: Path) -> None:
         spec = complete(ModelSpec("other", 1, Path("x")), GRAPH)
         model: Any = SimpleNamespace(name="other", spec=spec, platform="fake")
 

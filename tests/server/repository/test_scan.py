@@ -29,7 +29,7 @@ def warnings(entry: ModelEntry) -> list[str]:
 class TestVersions:
     files = ("m/1/model.onnx", "m/3/model.onnx", "m/20/model.onnx")
 
-    def test_the_latest_alone_is_served_by_default(self, tmp_path: Path) -> None:
+    def test_only_the_latest_version_is_served_by_default(self, tmp_path: Path) -> None:
         entry = entries(make(tmp_path, *self.files))["m"]
 
         assert versions(entry) == [20]
@@ -44,20 +44,24 @@ class TestVersions:
             ("specific { versions: [1, 20] }", [1, 20]),
         ],
     )
-    def test_the_version_policy_chooses(self, tmp_path: Path, policy: str, expected: list[int]) -> None:
+    def test_the_version_policy_of_config_pbtxt_selects_the_versions(
+        self, tmp_path: Path, policy: str, expected: list[int]
+    ) -> None:
         entry = entries(make(tmp_path, *self.files, m=f"version_policy {{ {policy} }}"))["m"]
 
         assert versions(entry) == expected
 
     @pytest.mark.parametrize(("policy", "expected"), [('"all"', [1, 3, 20]), ("[1]", [1]), ("{ latest = 2 }", [3, 20])])
-    def test_penstock_toml_chooses_likewise(self, tmp_path: Path, policy: str, expected: list[int]) -> None:
+    def test_the_versions_key_of_penstock_toml_selects_the_versions(
+        self, tmp_path: Path, policy: str, expected: list[int]
+    ) -> None:
         make(tmp_path, *self.files)
         native(tmp_path, "m", f"[model]\nversions = {policy}\n")
 
         assert versions(entries(tmp_path)["m"]) == expected
 
     @pytest.mark.parametrize(("named", "there", "mistake"), [("1, 2", [1], False), ("2", [], True)])
-    def test_a_specific_version_that_is_missing_is_a_mistake_only_if_it_leaves_none(
+    def test_a_missing_specific_version_is_a_mistake_only_if_no_version_is_left(
         self, tmp_path: Path, named: str, there: list[int], mistake: bool
     ) -> None:
         text = f"\nversion_policy {{ specific {{ versions: [{named}] }} }}"
@@ -75,13 +79,15 @@ class TestVersions:
             *((name, "fails to convert to integral number") for name in ("one", "-1", "1.0", "9" * 19, "\u0661")),
         ],
     )
-    def test_other_folders_are_ignored_with_a_warning(self, tmp_path: Path, name: str, why: str) -> None:
+    def test_folders_that_are_not_version_numbers_are_ignored_with_a_warning(
+        self, tmp_path: Path, name: str, why: str
+    ) -> None:
         entry = entries(make(tmp_path, "m/1/model.onnx", f"m/{name}/model.onnx"))["m"]
 
         assert versions(entry) == [1]
         assert warnings(entry) == [f"{name} ignore version directory '{name}' which {why}"]
 
-    def test_folders_with_a_use_of_their_own_raise_no_warning(self, tmp_path: Path) -> None:
+    def test_known_folders_beside_the_versions_are_ignored_without_a_warning(self, tmp_path: Path) -> None:
         entry = entries(make(tmp_path, "m/1/model.onnx", "m/__pycache__/x", "m/.git/x", "m/warmup/x", "m/configs/x"))[
             "m"
         ]
@@ -93,7 +99,7 @@ class TestVersions:
 
         assert mistakes(entry) == ["at least one version must be available under the version policy of model 'm'"]
 
-    def test_a_version_without_its_file_leaves_the_others(self, tmp_path: Path) -> None:
+    def test_a_version_without_its_file_is_left_out(self, tmp_path: Path) -> None:
         entry = entries(make(tmp_path, "m/1/model.onnx", "m/2/other.onnx", m="version_policy { all { } }"))["m"]
 
         assert versions(entry) == [1]
@@ -104,9 +110,7 @@ class TestVersions:
     @pytest.mark.parametrize(
         "said", ["", 'platform: "tensorflow_savedmodel"', 'backend: "onnxruntime" default_model_filename: "model.h5"']
     )
-    def test_a_version_that_keras_has_saved_is_told_how_to_become_a_model(
-        self, tmp_path: Path, name: str, said: str
-    ) -> None:
+    def test_a_keras_file_is_a_mistake_that_suggests_a_savedmodel(self, tmp_path: Path, name: str, said: str) -> None:
         entry = entries(make(tmp_path, f"m/1/{name}", m=said))["m"]
 
         assert mistakes(entry) == [
@@ -116,29 +120,29 @@ class TestVersions:
 
 
 class TestFiles:
-    def test_the_file_may_have_another_name(self, tmp_path: Path) -> None:
+    def test_the_model_file_may_have_another_name(self, tmp_path: Path) -> None:
         entry = entries(make(tmp_path, "m/1/net.onnx", m='default_model_filename: "net.onnx"'))["m"]
 
         assert entry.specs[0].path.name == "net.onnx"
 
-    def test_a_model_may_be_a_folder(self, tmp_path: Path) -> None:
+    def test_a_model_file_may_be_a_folder(self, tmp_path: Path) -> None:
         entry = entries(make(tmp_path, "m/1/model.onnx/model.onnx", "m/1/model.onnx/weights.bin"))["m"]
 
         assert entry.specs[0].path == tmp_path / "m/1/model.onnx/model.onnx"
 
-    def test_links_are_followed(self, tmp_path: Path) -> None:
+    def test_links_to_models_are_followed(self, tmp_path: Path) -> None:
         make(tmp_path, "elsewhere/1/model.onnx", "repository/readme")
         (tmp_path / "repository" / "m").symlink_to(tmp_path / "elsewhere")
 
         assert versions(entries(tmp_path / "repository")["m"]) == [1]
 
-    def test_a_single_file_is_a_model_of_version_one(self, tmp_path: Path) -> None:
+    def test_a_single_file_is_served_as_version_one(self, tmp_path: Path) -> None:
         entry = entries(make(tmp_path, "net.onnx") / "net.onnx")["net"]
 
         assert versions(entry) == [1]
         assert entry.config.default_model_filename == "net.onnx"
 
-    def test_a_file_that_lies_in_a_repository_is_told_both_ways_to_be_served(self, tmp_path: Path) -> None:
+    def test_a_model_file_at_the_top_of_a_repository_is_a_warning(self, tmp_path: Path) -> None:
         _, findings = scan([make(tmp_path, "m/1/model.onnx", "net.onnx")], Defaults())
 
         assert [(finding.path.name, finding.message) for finding in findings] == [
@@ -150,7 +154,7 @@ class TestFiles:
         ]
 
     @pytest.mark.parametrize("name", ["net.toml", "penstock.toml"])
-    def test_a_single_file_has_its_toml_beside_it(self, tmp_path: Path, name: str) -> None:
+    def test_the_toml_of_a_single_file_model_is_found_beside_the_file(self, tmp_path: Path, name: str) -> None:
         make(tmp_path, "net.onnx", "hooks.py")
         (tmp_path / name).write_text('[hooks]\nfile = "hooks.py"\n')
         entry = entries(tmp_path / "net.onnx")["net"]
@@ -158,14 +162,14 @@ class TestFiles:
         assert entry.specs[0].hooks is not None
         assert entry.specs[0].hooks.path == (tmp_path / "hooks.py").resolve()
 
-    def test_a_toml_of_the_files_name_goes_before_penstock_toml(self, tmp_path: Path) -> None:
+    def test_a_toml_named_after_the_file_takes_precedence_over_penstock_toml(self, tmp_path: Path) -> None:
         make(tmp_path, "net.onnx")
         (tmp_path / "net.toml").write_text("[batching]\nmax_batch_size = 1\n")
         (tmp_path / "penstock.toml").write_text("[batching]\nmax_batch_size = 2\n")
 
         assert entries(tmp_path / "net.onnx")["net"].specs[0].policy.max_batch_rows == 1
 
-    def test_a_single_file_has_no_versions_to_choose(self, tmp_path: Path) -> None:
+    def test_versions_is_rejected_for_a_single_file_model(self, tmp_path: Path) -> None:
         make(tmp_path, "net.onnx")
         (tmp_path / "net.toml").write_text('[model]\nversions = "all"\n')
 
@@ -189,13 +193,13 @@ SAMPLE = """model_warmup { name: "w" batch_size: 1 inputs { key: "x" value {
         'backend: "python" parameters { key: "EXECUTION_ENV_PATH" value { string_value: "NAME" } }',
     ],
 )  # fmt: skip
-def test_a_name_that_no_file_can_have_costs_its_model_alone(tmp_path: Path, config: str, name: str) -> None:
+def test_an_impossible_file_name_in_config_pbtxt_affects_only_its_model(tmp_path: Path, config: str, name: str) -> None:
     make(tmp_path, "m/1/model.onnx", "other/1/model.onnx", "m/warmup/x", "m/initial_state/x")
     make(tmp_path, m=config.replace("NAME", name))
     found = entries(tmp_path)
 
     assert versions(found["other"]) == [1]
-    assert mistakes(found["m"]) or config == SAMPLE  # what the file of a sample lacks is found when it is read
+    assert mistakes(found["m"]) or config == SAMPLE  # a missing sample file is reported when the sample is read
 
 
 @pytest.mark.parametrize("name", ["a\\u0000b", "a" * 300], ids=["NUL", "long"])
@@ -207,7 +211,7 @@ def test_a_name_that_no_file_can_have_costs_its_model_alone(tmp_path: Path, conf
         '[runtime]\ncustom_op_libraries = ["NAME"]',
     ],
 )  # fmt: skip
-def test_one_in_penstock_toml_does_likewise(tmp_path: Path, said: str, name: str) -> None:
+def test_an_impossible_file_name_in_penstock_toml_affects_only_its_model(tmp_path: Path, said: str, name: str) -> None:
     make(tmp_path, "m/1/model.onnx", "other/1/model.onnx", "m/h.py")
     native(tmp_path, "m", said.replace("NAME", name))
     found = entries(tmp_path)
@@ -217,7 +221,7 @@ def test_one_in_penstock_toml_does_likewise(tmp_path: Path, said: str, name: str
 
 
 class TestFolders:
-    def test_what_is_no_model_is_reported_and_stops_nothing(self, tmp_path: Path) -> None:
+    def test_entries_that_are_not_models_are_warnings(self, tmp_path: Path) -> None:
         make(tmp_path, "m/1/model.onnx", "notes/readme", "stray.onnx", ".git/config", "README")
         found, findings = scan([tmp_path], Defaults())
 
@@ -227,7 +231,7 @@ class TestFolders:
             ("stray.onnx", False),
         ]
 
-    def test_a_link_to_what_is_not_there_is_reported_and_stops_nothing(self, tmp_path: Path) -> None:
+    def test_a_broken_link_is_a_warning(self, tmp_path: Path) -> None:
         root = make(tmp_path, "m/1/model.onnx")
         (root / "gone").symlink_to("/unmounted/gone")
         (root / "m" / "2").symlink_to("/unmounted/2")
@@ -239,14 +243,14 @@ class TestFolders:
             ("2", "is ignored: a broken link to /unmounted/2", False),
         ]
 
-    def test_a_broken_model_does_not_stop_the_others(self, tmp_path: Path) -> None:
+    def test_a_model_with_a_mistake_does_not_affect_other_models(self, tmp_path: Path) -> None:
         found = entries(make(tmp_path, "a/1/model.onnx", "b/1/model.onnx", a="max_batch_sise: 3"))
 
         assert versions(found["b"]) == [1]
         assert found["a"].specs == ()
         assert found["a"].findings[0].line == 1
 
-    def test_two_models_of_one_name_are_a_mistake(self, tmp_path: Path) -> None:
+    def test_two_models_with_the_same_name_are_a_mistake(self, tmp_path: Path) -> None:
         make(tmp_path, "one/m/1/model.onnx", "two/m/1/model.onnx")
         entry = entries(tmp_path / "one", tmp_path / "two")["m"]
 
@@ -255,7 +259,7 @@ class TestFolders:
         assert [finding.path for finding in entry.findings] == [tmp_path / "one" / "m", tmp_path / "two" / "m"]
         assert entry.specs == ()
 
-    def test_a_path_given_twice_is_read_once(self, tmp_path: Path) -> None:
+    def test_a_repository_given_twice_is_read_once(self, tmp_path: Path) -> None:
         make(tmp_path, "m/1/model.onnx")
 
         assert mistakes(entries(tmp_path, tmp_path / "m" / "..")["m"]) == []
@@ -275,7 +279,7 @@ class TestFolders:
             (".hidden.onnx", "a model's name must not start with '.'"),
         ],
     )
-    def test_a_path_that_is_no_repository_is_a_mistake(self, tmp_path: Path, given: str, message: str) -> None:
+    def test_a_path_that_is_not_a_repository_is_a_mistake(self, tmp_path: Path, given: str, message: str) -> None:
         make(tmp_path, "file.txt", "iris.keras", "m/1/model.onnx", ".hidden.onnx", "saved_model.pb")
         found, findings = scan([tmp_path / given], Defaults())
 
@@ -289,12 +293,12 @@ class TestFolders:
 
         assert [(finding.message, finding.is_mistake) for finding in findings] == [("contains no models", False)]
 
-    def test_a_model_may_be_named_by_a_number(self, tmp_path: Path) -> None:
+    def test_a_number_is_a_valid_model_name(self, tmp_path: Path) -> None:
         assert versions(entries(make(tmp_path, "7/1/model.onnx"))["7"]) == [1]
 
 
 class TestBothFiles:
-    def test_each_says_what_the_other_leaves_out(self, tmp_path: Path) -> None:
+    def test_config_pbtxt_and_penstock_toml_complement_each_other(self, tmp_path: Path) -> None:
         make(tmp_path, "m/1/model.onnx", m="max_batch_size: 8")
         native(tmp_path, "m", "[batching]\nmax_batch_size = 8\ncap = 4\n[runtime]\nmem_arena = false\n")
         spec = entries(tmp_path)["m"].specs[0]
@@ -303,7 +307,7 @@ class TestBothFiles:
         assert spec.options == {"enable_mem_arena": "0"}
         assert spec.instances == (InstanceGroup(),)
 
-    def test_the_same_thing_said_differently_is_a_mistake(self, tmp_path: Path) -> None:
+    def test_different_values_in_the_two_files_are_a_mistake(self, tmp_path: Path) -> None:
         make(tmp_path, "m/1/model.onnx", m="\nmax_batch_size: 8")
         native(tmp_path, "m", "[batching]\nmax_batch_size = 4\n")
         finding = entries(tmp_path)["m"].findings[0]
@@ -312,7 +316,7 @@ class TestBothFiles:
             f"{tmp_path}/m/penstock.toml:2: batching.max_batch_size is 4 here and 8 in config.pbtxt:2"
         )
 
-    def test_a_size_above_the_largest_has_the_place_where_it_was_said(self, tmp_path: Path) -> None:
+    def test_a_cap_above_the_max_batch_size_is_a_mistake_with_its_line(self, tmp_path: Path) -> None:
         make(tmp_path, "m/1/model.onnx", m="max_batch_size: 8")
         native(tmp_path, "m", "\n[batching]\ncap = 9\n")
 
@@ -327,13 +331,15 @@ class TestBothFiles:
             ("sequence_batching { oldest { %s } }", "sequence batching preferred batch size"),
         ],
     )
-    def test_of_a_preferred_size_above_it_triton_s_text_is_said(self, tmp_path: Path, batching: str, size: str) -> None:
+    def test_a_preferred_size_above_the_max_batch_size_has_tritons_message(
+        self, tmp_path: Path, batching: str, size: str
+    ) -> None:
         make(tmp_path, "m/1/model.onnx", m=f"max_batch_size: 4\n{batching % 'preferred_batch_size: [2, 8]'}")
 
         (finding,) = entries(tmp_path)["m"].findings
         assert str(finding).endswith(f": {size} must be <= max batch size for m")
 
-    def test_so_has_an_allowed_size_above_the_largest(self, tmp_path: Path) -> None:
+    def test_an_allowed_size_above_the_max_batch_size_is_a_mistake_with_its_line(self, tmp_path: Path) -> None:
         make(tmp_path, "m/1/model.onnx", m="max_batch_size: 8")
         native(tmp_path, "m", "[batching]\nallowed_sizes = [4, 16]\n")
 
@@ -341,7 +347,7 @@ class TestBothFiles:
             f"{tmp_path}/m/penstock.toml:2: batching.allowed_sizes: 16 exceeds the max batch size of 8"
         ]
 
-    def test_padding_and_a_memory_budget_are_the_specs(self, tmp_path: Path) -> None:
+    def test_padding_and_memory_budget_reach_the_spec(self, tmp_path: Path) -> None:
         make(tmp_path, "m/1/model.onnx")
         native(
             tmp_path, "m", '[instances]\ncount = "auto"\nmemory_budget_mb = 2\n[padding.ids]\naxis = 0\nbuckets = [8]\n'
@@ -351,7 +357,7 @@ class TestBothFiles:
         assert (spec.instances, spec.memory_budget_bytes) == ((InstanceGroup(0),), 2 << 20)
         assert spec.padding == (PaddedAxis("ids", 0, (8,)),)
 
-    def test_what_measuring_tells_and_what_is_said_of_instances_contradict_each_other(self, tmp_path: Path) -> None:
+    def test_an_automatic_and_a_fixed_instance_count_contradict_each_other(self, tmp_path: Path) -> None:
         make(tmp_path, "m/1/model.onnx", m="instance_group { count: 2 kind: KIND_CPU }")
         native(tmp_path, "m", '[instances]\ncount = "auto"\n')
 
@@ -359,13 +365,13 @@ class TestBothFiles:
             f"{tmp_path}/m/penstock.toml:1: instances is [auto on cpu] here and [2 on cpu] in config.pbtxt:1"
         ]
 
-    def test_the_servers_default_goes_with_every_policy(self, tmp_path: Path) -> None:
+    def test_the_servers_default_max_batch_size_reaches_every_policy(self, tmp_path: Path) -> None:
         found, _ = scan([make(tmp_path, "m/1/model.onnx")], Defaults(max_batch_rows=5))
 
         assert found[0].specs[0].policy.default_max_batch_rows == 5
 
 
-def test_of_many_files_only_those_of_a_name_are_looked_at_for_it(
+def test_locating_a_model_among_many_files_resolves_only_files_of_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = [tmp_path / f"m{number}.onnx" for number in range(20)]

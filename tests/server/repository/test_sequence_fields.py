@@ -1,4 +1,4 @@
-"""`sequence_batching` of a ModelConfig: what is read, what is refused, and what is reported."""
+"""`sequence_batching` of a ModelConfig: how it is read, rejected and reported."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ def spec_of(inside: str, folder: Path = Path("m")) -> SequenceSpec:
 
 
 class TestReading:
-    def test_silence_means_direct(self) -> None:
+    def test_sequence_batching_without_a_strategy_is_direct(self) -> None:
         assert spec_of("") == SequenceSpec()
 
-    def test_direct(self) -> None:
+    def test_the_fields_of_direct_are_read(self) -> None:
         said = (
             "direct { max_queue_delay_microseconds: 5 minimum_slot_utilization: 0.5 } max_sequence_idle_microseconds: 7"
         )
 
         assert spec_of(said) == SequenceSpec(max_delay_us=5, min_utilization=0.5, idle_us=7)
 
-    def test_oldest_says_how_it_batches_too(self) -> None:
+    def test_the_fields_of_oldest_include_batching_settings(self) -> None:
         said = "preferred_batch_size: [ 4, 2 ] max_queue_delay_microseconds: 5 preserve_ordering: true"
         values, messages = read(f"oldest {{ max_candidate_sequences: 8 {said} }}")
 
@@ -54,7 +54,7 @@ class TestReading:
             (2, 4), 5, True,
         ]  # fmt: skip
 
-    def test_controls(self) -> None:
+    def test_controls_of_every_kind_are_read(self) -> None:
         said = [
             FLAG % ("s", "START", "int32_false_true: [ 0, 1 ]"), FLAG % ("e", "END", "fp32_false_true: [ -1, 1 ]"),
             FLAG % ("r", "READY", "bool_false_true: [ false, true ]"), FLAG % ("c", "CORRID", "data_type: TYPE_STRING"),
@@ -65,7 +65,7 @@ class TestReading:
             Control("r", "ready", "BOOL", (False, True)), Control("c", "corrid", "BYTES"),
         )  # fmt: skip
 
-    def test_states(self, tmp_path: Path) -> None:
+    def test_states_and_their_initial_values_are_read(self, tmp_path: Path) -> None:
         (tmp_path / "initial_state").mkdir()
         path = tmp_path / "initial_state" / "f"
         path.write_bytes(bytes(8))
@@ -115,11 +115,11 @@ class TestReading:
         (STATE % (INITIAL % 'data_file: "../f"'), "'../f' is outside the folder 'initial_state'"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said(inside: str, text: str) -> None:
+def test_an_invalid_sequence_field_is_rejected_with_its_message(inside: str, text: str) -> None:
     assert any(text in message for message in read(inside)[1])
 
 
-def test_a_file_that_is_too_short_is_said(tmp_path: Path) -> None:
+def test_an_initial_state_file_that_is_too_short_is_a_mistake(tmp_path: Path) -> None:
     (tmp_path / "initial_state").mkdir()
     (tmp_path / "initial_state" / "f").write_bytes(bytes(7))
 
@@ -128,7 +128,7 @@ def test_a_file_that_is_too_short_is_said(tmp_path: Path) -> None:
     ]
 
 
-def test_what_was_left_out_is_reported() -> None:
+def test_missing_sequence_fields_are_completed() -> None:
     config = text_format.Parse("sequence_batching { oldest { } }", model_config_pb2().ModelConfig())
 
     sequences.complete(config, 8)

@@ -1,4 +1,4 @@
-"""What a ModelConfig says of what happens around a run: samples, the cache, decoupled answers."""
+"""Fields of a ModelConfig about what happens around a run: warmup samples, the cache, decoupled answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INPUT = 'inputs {{ key: "x" value {{ {} }} }}'
 
 
 def read(text: str, folder: Path = Path("m")) -> tuple[dict[str, Any], list[tuple[int, str]]]:
-    """Give what is said, and each mistake with its line."""
+    """Return the values read, and each mistake with its line."""
     config = text_format.Parse(text, model_config_pb2().ModelConfig())
     stated, findings = read_config(folder, folder / "config.pbtxt", config, field_lines(text), Gpus.from_numbers(()))
     return dict(stated.values), [(finding.line, finding.message) for finding in findings]
@@ -30,7 +30,7 @@ def mistakes(text: str, folder: Path = Path("m")) -> list[str]:
     return [message for _, message in read(text, folder)[1]]
 
 
-def test_what_is_said_is_told() -> None:
+def test_response_cache_and_decoupled_are_read() -> None:
     cached, no_mistakes = read("response_cache { enable: true }")
     decoupled, _ = read("model_transaction_policy { decoupled: true }")
 
@@ -39,7 +39,7 @@ def test_what_is_said_is_told() -> None:
     assert read("response_cache { } model_transaction_policy { }") == ({}, [])
 
 
-def test_samples_are_told_in_their_order(tmp_path: Path) -> None:
+def test_warmup_samples_are_read_in_order(tmp_path: Path) -> None:
     inputs = (
         'inputs { key: "b" value { data_type: TYPE_STRING dims: 3 random_data: true } }'
         'inputs { key: "a" value { data_type: TYPE_BF16 zero_data: true } }'
@@ -60,7 +60,7 @@ def test_samples_are_told_in_their_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["zero", "random"])
-def test_false_is_as_good_as_true(kind: str) -> None:
+def test_zero_data_and_random_data_count_even_when_false(kind: str) -> None:
     stated, found = read(SAMPLE.format(INPUT.format(f"data_type: TYPE_INT8 dims: 1 {kind}_data: false")))
 
     assert found == []
@@ -68,7 +68,7 @@ def test_false_is_as_good_as_true(kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "../raw", "/raw", "deep/../../raw"])
-def test_a_file_lies_in_the_folder_for_them(tmp_path: Path, name: str) -> None:
+def test_a_sample_file_outside_the_warmup_folder_is_rejected(tmp_path: Path, name: str) -> None:
     text = SAMPLE.format(INPUT.format(f'data_type: TYPE_INT8 dims: 1 input_data_file: "{name}"'))
 
     assert mistakes(text, tmp_path) in (
@@ -77,7 +77,7 @@ def test_a_file_lies_in_the_folder_for_them(tmp_path: Path, name: str) -> None:
     )
 
 
-def test_a_link_that_leaves_the_folder_is_refused(tmp_path: Path) -> None:
+def test_a_sample_file_that_links_out_of_the_warmup_folder_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "m" / "warmup").mkdir(parents=True)
     (tmp_path / "secret").write_text("x")
     (tmp_path / "m" / "warmup" / "raw").symlink_to(tmp_path / "secret")
@@ -95,11 +95,11 @@ def test_a_link_that_leaves_the_folder_is_refused(tmp_path: Path) -> None:
         ("data_type: TYPE_FP32 dims: -1 zero_data: true", NO_SHAPE),
     ],
 )  # fmt: skip
-def test_a_sample_that_says_too_little_is_refused_where_it_stands(about: str, message: str) -> None:
+def test_an_incomplete_sample_is_a_mistake_with_its_line(about: str, message: str) -> None:
     (line, told), *others = read("\n\n" + SAMPLE.format(INPUT.format(about)))[1]
 
     assert (told, line, others) == (message, 3, [])
 
 
-def test_a_sample_without_end_is_refused() -> None:
+def test_a_sample_with_too_many_rows_is_rejected() -> None:
     assert mistakes('model_warmup { name: "s" batch_size: 4000000000 }') == ["warmup sample 's' has 4000000000 rows"]

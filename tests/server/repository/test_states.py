@@ -11,14 +11,14 @@ def states(record: ModelRecord) -> dict[int, tuple[str, str]]:
 
 
 class TestRecord:
-    def test_a_version_is_loading_and_then_ready(self) -> None:
+    def test_a_version_is_loading_then_ready(self) -> None:
         record = ModelRecord("m")
         record.begin_load([2])
         assert states(record) == {2: ("LOADING", "")}
         assert record.serve([2]) == []
         assert states(record) == {2: ("READY", "")}
 
-    def test_a_version_that_fails_has_its_reason_until_the_next_attempt(self) -> None:
+    def test_a_failed_version_has_its_reason_until_the_next_load(self) -> None:
         record = ModelRecord("m")
         record.begin_load([1])
         record.record_failure(1, "no good")
@@ -26,7 +26,7 @@ class TestRecord:
         record.begin_load([2])
         assert states(record) == {2: ("LOADING", "")}
 
-    def test_what_serves_is_ready_while_another_load_of_it_fails(self) -> None:
+    def test_a_served_version_stays_ready_when_its_reload_fails(self) -> None:
         record = ModelRecord("m")
         record.begin_load([1])
         record.serve([1])
@@ -41,7 +41,7 @@ class TestRecord:
         record.begin_load([1])
         assert states(record)[1] == ("READY", "")
 
-    def test_a_version_that_gives_way_is_unloading_and_then_unloaded(self) -> None:
+    def test_a_replaced_version_is_unloading_then_unloaded(self) -> None:
         record = ModelRecord("m")
         record.serve([1])
         leaving = record.serve([2])
@@ -49,7 +49,7 @@ class TestRecord:
         record.mark_unloaded(leaving)
         assert states(record) == {1: ("UNAVAILABLE", UNLOADED), 2: ("READY", "")}
 
-    def test_the_end_of_an_old_load_says_nothing_about_a_newer_one(self) -> None:
+    def test_the_end_of_an_old_unload_does_not_change_a_newer_load(self) -> None:
         record = ModelRecord("m")
         record.serve([1])
         leaving = record.unload()
@@ -59,7 +59,7 @@ class TestRecord:
 
         assert states(record) == {1: ("READY", "")}
 
-    def test_unloading_forgets_failures(self) -> None:
+    def test_unloading_clears_failures(self) -> None:
         record = ModelRecord("m")
         record.record_failure(0, "no good")
         assert record.unload() == []
@@ -77,7 +77,9 @@ class TestRecord:
             max_size=30,
         )
     )
-    def test_whatever_happens_what_serves_is_what_was_last_served(self, steps: list[tuple[str, set[int]]]) -> None:
+    def test_the_ready_versions_are_the_versions_served_last_after_any_steps(
+        self, steps: list[tuple[str, set[int]]]
+    ) -> None:
         record, serving, leaving = ModelRecord("m"), set[int](), []
         for step, versions in steps:
             chosen = versions - {0}

@@ -1,4 +1,4 @@
-"""The fields of tensors in a configuration: what they become, and what is refused in Triton's words."""
+"""The tensor fields of a configuration: how they are read, and rejected with Triton's messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INPUT = 'name: "x" data_type: TYPE_FP32 dims: [ -1 ]'
 
 
 def stated(text: str) -> tuple[ParsedConfig, list[str]]:
-    """Read a configuration; give what it says, and what is wrong with it."""
+    """Read a configuration; return its values and its mistakes."""
     config = text_format.Parse(text, model_config_pb2().ModelConfig())
     statement, findings = read(Path("m"), Path("config.pbtxt"), config, field_lines(text))
     return statement, [finding.message for finding in findings]
@@ -34,19 +34,19 @@ def inputs(text: str) -> TensorSpec:
 
 
 class TestInputs:
-    def test_a_plain_one_has_no_form_of_its_own(self) -> None:
+    def test_a_plain_input_has_no_form(self) -> None:
         assert inputs(INPUT) == TensorSpec("x", "FP32", (-1,))
 
     @pytest.mark.parametrize(("shape", "reshape"), [("", ()), ("shape: [ -1, 1 ]", (-1, 1))])
     def test_a_reshape_may_be_empty(self, shape: str, reshape: tuple[int, ...]) -> None:
         assert inputs(f"{INPUT} reshape {{ {shape} }}").reshape == reshape
 
-    def test_an_output_has_one_too(self) -> None:
+    def test_an_output_may_have_a_reshape(self) -> None:
         statement, _ = stated(f"output {{ {INPUT} reshape {{ shape: [ -1, 1 ] }} }}")
 
         assert statement.get("outputs") == (TensorSpec("x", "FP32", (-1,), reshape=(-1, 1)),)
 
-    def test_ragged_and_shape_tensors_are_noted(self) -> None:
+    def test_ragged_and_shape_inputs_are_marked(self) -> None:
         assert inputs(f"{INPUT} allow_ragged_batch: true").ragged
         assert inputs(f"{INPUT} is_shape_tensor: true").is_shape
 
@@ -54,14 +54,14 @@ class TestInputs:
 class TestBatchTensors:
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("datatype", ["INT32", "FP32"])
-    def test_every_kind_is_read_for_every_target(self, kind: str, datatype: str) -> None:
+    def test_every_kind_of_batch_input_is_read_for_each_of_its_targets(self, kind: str, datatype: str) -> None:
         text = f'batch_input {{ kind: {kind} target_name: [ "a", "b" ] data_type: TYPE_{datatype} source_input: "x" }}'
         statement, mistakes = stated(text)
 
         assert mistakes == []
         assert statement.get("batch_inputs") == tuple(BatchTensor(name, kind, datatype, ("x",)) for name in "ab")
 
-    def test_an_output_is_cut_by_its_source(self) -> None:
+    def test_a_batch_output_has_its_source_input(self) -> None:
         text = 'batch_output { kind: BATCH_SCATTER_WITH_INPUT_SHAPE target_name: "y" source_input: "x" }'
 
         kind = "BATCH_SCATTER_WITH_INPUT_SHAPE"
@@ -88,7 +88,7 @@ class TestBatchTensors:
             ),
         ],
     )
-    def test_what_cannot_be_is_refused(self, text: str, mistake: str) -> None:
+    def test_an_invalid_batch_tensor_is_rejected(self, text: str, mistake: str) -> None:
         assert mistake in stated(text)[1]
 
 
@@ -100,13 +100,13 @@ class TestEnsembles:
             ('batch_output { target_name: "y" source_input: "x" }', "batch_output"),
         ],
     )
-    def test_they_run_nothing_that_could_have_forms(self, text: str, field: str) -> None:
+    def test_forms_are_rejected_for_ensembles(self, text: str, field: str) -> None:
         ensemble = 'platform: "ensemble" ensemble_scheduling { step { model_name: "a" model_version: -1 } }'
 
         assert f"ensemble 'm' cannot have {field}: set it on its models" in stated(f"{ensemble} {text}")[1]
 
     @pytest.mark.parametrize("reshape", ["", "reshape { shape: [ -1, 1 ] }"])
-    def test_their_tensors_may_have_a_reshape(self, reshape: str) -> None:
+    def test_the_tensors_of_an_ensemble_may_have_a_reshape(self, reshape: str) -> None:
         ensemble = 'platform: "ensemble" ensemble_scheduling { step { model_name: "a" model_version: -1 } }'
 
         assert not [text for text in stated(f"{ensemble} input {{ {INPUT} {reshape} }}")[1] if "cannot have" in text]

@@ -1,4 +1,4 @@
-"""TensorFlow models on disk: when a folder is one, where its SavedModel is, and what its configurations may say."""
+"""TensorFlow models on disk: how they are recognized, where the SavedModel is, and how they are configured."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ SERVING = "m/1/saved_model.pb"
 SAID = 'platform: "tensorflow_savedmodel"'
 
 
-class TestWhatAFolderIs:
+class TestRecognition:
     @pytest.mark.parametrize(
         "config",
         [
@@ -70,7 +70,7 @@ class TestWhatAFolderIs:
         ],
     )
     @pytest.mark.parametrize("layout", [SAVED, SERVING])
-    def test_tritons_configurations_and_none_at_all_mean_tensorflow(
+    def test_a_savedmodel_is_recognized_with_tritons_configurations_or_without_one(
         self, tmp_path: Path, config: str | None, layout: str
     ) -> None:
         spec = only(read(make(tmp_path, layout, **({} if config is None else {"m": config}))))
@@ -78,24 +78,24 @@ class TestWhatAFolderIs:
         assert spec.backend == "tensorflow"
         assert spec.path == (tmp_path / layout).parent
 
-    def test_another_folder_may_be_named(self, tmp_path: Path) -> None:
+    def test_the_savedmodels_folder_may_have_another_name(self, tmp_path: Path) -> None:
         text = f'{SAID} default_model_filename: "mine"'
 
         assert only(read(make(tmp_path, "m/1/mine/saved_model.pb", m=text))).path == tmp_path / "m" / "1" / "mine"
 
-    def test_a_graph_may_be_text(self, tmp_path: Path) -> None:
+    def test_a_savedmodel_may_be_in_text_format(self, tmp_path: Path) -> None:
         assert only(read(make(tmp_path, "m/1/saved_model.pbtxt"))).path == tmp_path / "m" / "1"
 
-    def test_penstock_toml_may_say_it(self, tmp_path: Path) -> None:
+    def test_penstock_toml_may_select_the_tensorflow_backend(self, tmp_path: Path) -> None:
         make(tmp_path, SAVED, "m/1/model.onnx")
         native(tmp_path, "m", '[model]\nbackend = "tensorflow"\n')
 
         assert only(read(tmp_path)).backend == "tensorflow"
 
-    def test_one_with_an_onnx_file_beside_it_is_not(self, tmp_path: Path) -> None:
+    def test_a_folder_with_a_savedmodel_and_model_onnx_is_an_onnx_model(self, tmp_path: Path) -> None:
         assert only(read(make(tmp_path, SAVED, "m/1/model.onnx"))).backend == "onnxruntime"
 
-    def test_versions_may_have_either_layout(self, tmp_path: Path) -> None:
+    def test_versions_may_have_tritons_or_tensorflow_servings_layout(self, tmp_path: Path) -> None:
         make(tmp_path, SAVED, "m/1700000000/saved_model.pb", m="version_policy { all {} }")
 
         assert [spec.path.relative_to(tmp_path).parts for spec in read(tmp_path).specs] == [
@@ -103,18 +103,18 @@ class TestWhatAFolderIs:
             ("m", "1700000000"),
         ]
 
-    def test_a_python_model_with_that_platform_keeps_its_code(self, tmp_path: Path) -> None:
+    def test_a_python_model_with_platform_tensorflow_savedmodel_stays_a_python_model(self, tmp_path: Path) -> None:
         make(tmp_path, "m/1/model.py", SAVED, m='backend: "python" platform: "tensorflow_savedmodel"')
 
         assert only(read(tmp_path)).backend == "python"
 
-    def test_the_latest_version_is_served_unless_a_policy_says_otherwise(self, tmp_path: Path) -> None:
+    def test_only_the_latest_version_is_served_by_default(self, tmp_path: Path) -> None:
         make(tmp_path, SAVED, "m/2/model.savedmodel/saved_model.pb")
 
         assert [spec.version for spec in read(tmp_path).specs] == [2]
 
     @pytest.mark.parametrize("config", ['platform: "tensorflow_graphdef"', "", 'backend: "tensorflow"'])
-    def test_a_graphdef_is_refused_with_what_to_do_instead(self, tmp_path: Path, config: str) -> None:
+    def test_a_graphdef_is_rejected_with_an_alternative(self, tmp_path: Path, config: str) -> None:
         entry = read(make(tmp_path, "m/1/model.graphdef", m=config))
 
         (said,) = mistakes(entry)
@@ -124,14 +124,14 @@ class TestWhatAFolderIs:
         )
         assert "GraphDefs" in (DOCS.parent / "tensorflow.md").read_text("utf-8")
 
-    def test_what_contradicts_itself_is_refused_in_tritons_words(self, tmp_path: Path) -> None:
+    def test_a_contradictory_platform_and_backend_are_rejected_with_tritons_message(self, tmp_path: Path) -> None:
         entry = read(make(tmp_path, SAVED, m=f'{SAID}\nbackend: "onnxruntime"'))
 
         assert mistakes(entry) == [
             (1, "unexpected 'platform' and 'backend' pair, got:tensorflow_savedmodel, onnxruntime")
         ]
 
-    def test_a_named_folder_that_is_not_there_is_told_with_what_is(self, tmp_path: Path) -> None:
+    def test_a_missing_configured_folder_is_reported_with_the_folders_found(self, tmp_path: Path) -> None:
         (said,) = mistakes(read(make(tmp_path, SAVED, m=f'{SAID} default_model_filename: "mine"')))
 
         assert said[1] == "there is no mine, which the configuration names (found model.savedmodel)"
@@ -143,20 +143,20 @@ class TestWhatAFolderIs:
             ("m/1/frozen.pb", "there is no SavedModel: neither model.savedmodel nor saved_model.pb (found frozen.pb"),
         ],
     )
-    def test_what_is_not_there_is_told_with_what_is(self, tmp_path: Path, file: str, text: str) -> None:
+    def test_a_missing_savedmodel_is_reported_with_the_files_found(self, tmp_path: Path, file: str, text: str) -> None:
         (said,) = mistakes(read(make(tmp_path, file, m=SAID)))
 
         assert text in said[1]
 
 
 class TestPaths:
-    def test_a_folder_of_tensorflow_serving_is_a_repository(self, tmp_path: Path) -> None:
+    def test_a_tensorflow_serving_folder_is_a_repository(self, tmp_path: Path) -> None:
         make(tmp_path, "half/1/saved_model.pb", "half/1/variables/variables.index", "twice/00000123/saved_model.pb")
         found, _ = scan([tmp_path], Defaults())
 
         assert [(entry.name, len(entry.specs)) for entry in found] == [("half", 1)]
 
-    def test_one_models_folder_is_none(self, tmp_path: Path) -> None:
+    def test_the_folder_of_one_model_is_not_a_repository(self, tmp_path: Path) -> None:
         make(tmp_path, SERVING)
         _, findings = scan([tmp_path / "m"], Defaults())
 
@@ -164,7 +164,7 @@ class TestPaths:
             f"is the folder of one model; pass the folder that contains it: {tmp_path}"
         ]
 
-    def test_one_version_is_none(self, tmp_path: Path) -> None:
+    def test_one_version_is_not_a_repository(self, tmp_path: Path) -> None:
         make(tmp_path, SERVING)
         _, findings = scan([tmp_path / "m" / "1"], Defaults())
 
@@ -179,7 +179,7 @@ class TestPaths:
         assert found.message == "is a SavedModel without a version: move its files to a subfolder 1"
 
     @pytest.mark.parametrize("folder", ["flowers", "flowers.savedmodel"])
-    def test_a_savedmodel_is_served_as_it_is(self, tmp_path: Path, folder: str) -> None:
+    def test_a_single_savedmodel_is_served(self, tmp_path: Path, folder: str) -> None:
         make(tmp_path, f"{folder}/saved_model.pb")
         (tmp_path / "flowers.toml").write_text('[runtime]\nsignature = "mine"\n[batching]\nmax_batch_size = 3\n')
         path = tmp_path / folder
@@ -194,7 +194,7 @@ class TestPaths:
         assert locate([path], "flowers") == [path]
         assert locate([path], "variables") == []
 
-    def test_what_stands_beside_a_savedmodel_is_part_of_it(self, tmp_path: Path) -> None:
+    def test_the_toml_beside_a_savedmodel_is_part_of_its_fingerprint(self, tmp_path: Path) -> None:
         make(tmp_path, "flowers/saved_model.pb")
         repository = Repository([tmp_path / "flowers"])
         before = repository.fingerprint("flowers")
@@ -204,7 +204,7 @@ class TestPaths:
 
 
 @pytest.mark.parametrize("file", ["variables/variables.index", "assets/words.txt", "assets.extra/deep/er/x", PB])
-def test_polling_notices_what_changes_within_a_savedmodel(tmp_path: Path, file: str) -> None:
+def test_a_change_within_a_savedmodel_changes_its_fingerprint(tmp_path: Path, file: str) -> None:
     place = make(tmp_path, SAVED, f"m/1/model.savedmodel/{file}") / "m"
     before = fingerprint_files([place])
     (place / "1" / "model.savedmodel" / file).write_text("other")
@@ -227,7 +227,7 @@ class TestParameters:
             "TF_USE_PER_SESSION_THREADS": "1",
         }
 
-    def test_what_says_nothing_says_nothing(self, tmp_path: Path) -> None:
+    def test_empty_and_zero_parameters_set_nothing(self, tmp_path: Path) -> None:
         text = SAID + parameters(TF_SIGNATURE_DEF="", TF_NUM_INTRA_THREADS="0")
 
         assert only(read(make(tmp_path, SAVED, m=text))).options == {}
@@ -243,16 +243,18 @@ class TestParameters:
             ("intra_op_thread_count", "2", f"is not supported for TensorFlow models, known: {KNOWN_PARAMETERS}"),
         ],
     )
-    def test_others_are_refused_by_name_and_line(self, tmp_path: Path, name: str, value: str, text: str) -> None:
+    def test_an_invalid_parameter_is_rejected_with_its_name_and_line(
+        self, tmp_path: Path, name: str, value: str, text: str
+    ) -> None:
         entry = read(make(tmp_path, SAVED, m=SAID + parameters(**{name: value})))
 
         assert mistakes(entry) == [(2, f"parameter '{name}' {text}")]
 
     @pytest.mark.parametrize("name", [*TENSORFLOW_PARAMETERS, SHARE_COUNT])
-    def test_every_one_is_in_the_docs(self, name: str) -> None:
+    def test_every_tensorflow_parameter_is_in_the_docs(self, name: str) -> None:
         assert f"| `{name}` |" in DOCS.read_text("utf-8")
 
-    def test_what_is_said_twice_and_differently_is_refused(self, tmp_path: Path) -> None:
+    def test_different_signatures_in_the_two_files_are_a_mistake(self, tmp_path: Path) -> None:
         make(tmp_path, SAVED, m=SAID + parameters(TF_SIGNATURE_DEF="a"))
         native(tmp_path, "m", '[runtime]\nsignature = "b"\n')
 
@@ -278,7 +280,7 @@ class TestOptimization:
             "cuda { graphs: true }",
         ],
     )
-    def test_what_changes_no_answer_is_accepted(self, tmp_path: Path, text: str) -> None:
+    def test_optimization_without_effect_on_answers_is_accepted(self, tmp_path: Path, text: str) -> None:
         assert only(read(make(tmp_path, SAVED, m=f"{SAID} optimization {{ {text} }}"))).options == {}
 
     @pytest.mark.parametrize(
@@ -302,7 +304,9 @@ class TestOptimization:
             ),
         ],
     )
-    def test_what_is_not_had_is_refused_by_name_and_line(self, tmp_path: Path, text: str, message: str) -> None:
+    def test_an_unsupported_accelerator_is_rejected_with_its_name_and_line(
+        self, tmp_path: Path, text: str, message: str
+    ) -> None:
         ((line, said),) = mistakes(read(make(tmp_path, SAVED, m=f"{SAID}\noptimization {{ {text} }}")))
 
         assert line == 2
@@ -310,7 +314,7 @@ class TestOptimization:
 
 
 class TestPenstockToml:
-    def test_where_its_process_runs_goes_by_the_options(self, tmp_path: Path) -> None:
+    def test_the_worker_options_of_a_tensorflow_model_reach_its_loader(self, tmp_path: Path) -> None:
         make(tmp_path, SAVED, "m/requirements.txt")
         native(
             tmp_path, "m",
@@ -326,13 +330,13 @@ class TestPenstockToml:
         }
         assert spec.worker.interpreter == "python3"
 
-    def test_memory_of_a_gpu_that_is_set_apart_does_not_grow(self, tmp_path: Path) -> None:
+    def test_a_gpu_memory_fraction_turns_memory_growth_off(self, tmp_path: Path) -> None:
         make(tmp_path, SAVED)
         native(tmp_path, "m", "[runtime]\ngpu_memory_fraction = 0.5\n")
 
         assert only(read(tmp_path)).options == {"gpu_memory_fraction": "0.5", "allow_growth": "0"}
 
-    def test_the_servers_word_is_for_those_that_say_nothing(self, tmp_path: Path) -> None:
+    def test_the_servers_tensorflow_defaults_apply_to_models_without_settings(self, tmp_path: Path) -> None:
         defaults = Defaults(tensorflow_options={"gpu_memory_fraction": "0.25"}, tensorflow_rows=7)
         make(tmp_path, SAVED, "n/1/saved_model.pb")
         native(tmp_path, "m", "[runtime]\ngpu_memory_fraction = 0\n")
@@ -357,7 +361,9 @@ class TestPenstockToml:
             ),
         ],
     )
-    def test_what_means_nothing_for_it_is_refused(self, tmp_path: Path, text: str, message: str) -> None:
+    def test_an_option_that_does_not_apply_to_tensorflow_models_is_rejected(
+        self, tmp_path: Path, text: str, message: str
+    ) -> None:
         make(tmp_path, SAVED)
         native(tmp_path, "m", text)
 
@@ -365,20 +371,20 @@ class TestPenstockToml:
         assert line == 2
         assert said.startswith(message)
 
-    def test_what_is_for_it_means_nothing_for_others(self, tmp_path: Path) -> None:
+    def test_a_tensorflow_option_is_rejected_for_an_onnx_model(self, tmp_path: Path) -> None:
         make(tmp_path, "m/1/model.onnx")
         native(tmp_path, "m", '[runtime]\nsignature = "x"\n')
 
         assert mistakes(read(tmp_path)) == [(2, "runtime.signature is for TensorFlow models")]
 
 
-class TestWhatIsReported:
+class TestReportedConfiguration:
     def report(self, root: Path) -> dict[str, Any]:
         entry = read(root)
         spec = complete(only(entry), GRAPH)
         return to_json(complete_config(entry.config, spec, "tensorflow_savedmodel"))
 
-    def test_it_is_as_tritons(self, tmp_path: Path) -> None:
+    def test_the_reported_configuration_is_like_tritons(self, tmp_path: Path) -> None:
         told = self.report(make(tmp_path, SAVED, m=SAID + parameters(TF_NUM_INTRA_THREADS="2", TF_SIGNATURE_DEF="p")))
 
         assert (told["platform"], told["backend"]) == ("tensorflow_savedmodel", "tensorflow")
@@ -391,7 +397,7 @@ class TestWhatIsReported:
         }
         assert [each["name"] for each in told["input"]] == ["x"]
 
-    def test_tensors_that_were_declared_in_part_are_whole(self, tmp_path: Path) -> None:
+    def test_partly_declared_tensors_are_completed(self, tmp_path: Path) -> None:
         tensors = 'input { name: "x" format: FORMAT_NCHW dims: [ 4, 5, 6 ] }\noutput { name: "y" data_type: TYPE_FP32 }'
         make(tmp_path, SAVED, m=f"{SAID}\n{tensors}")
         graph = Signature((TensorSpec("x", "FP16", (-1, -1, -1, -1)),), GRAPH.outputs)
@@ -402,7 +408,7 @@ class TestWhatIsReported:
         assert (x["data_type"], x["dims"], x["format"]) == ("TYPE_FP16", [4, 5, 6], "FORMAT_NCHW")
         assert (y["data_type"], y["dims"]) == ("TYPE_FP32", [3])
 
-    def test_what_penstock_toml_says_is_there_by_tritons_names(self, tmp_path: Path) -> None:
+    def test_settings_of_penstock_toml_are_reported_as_triton_parameters(self, tmp_path: Path) -> None:
         make(tmp_path, SERVING)
         native(tmp_path, "m", '[runtime]\nintra_op_threads = 2\nsignature = "p"\n')
         told = self.report(tmp_path)
@@ -412,7 +418,7 @@ class TestWhatIsReported:
 
 
 class TestChecking:
-    """`penstock check`, the Loader a fake one: what is loaded for real is in tests/clients/test_tensorflow.py."""
+    """`penstock check` with a fake Loader. tests/clients/test_tensorflow.py loads real models."""
 
     def found(self, root: Path, message: str = "", code: Code = Code.INVALID) -> list[str]:
         def load(path: Path, device: str, options: Any) -> Any:
@@ -423,13 +429,13 @@ class TestChecking:
         report = check([root], {"tensorflow": load})
         return [str(finding).removeprefix(f"{root}/") for finding in report.mistakes] or str(report).splitlines()
 
-    def test_a_signature_that_is_not_there_is_told_with_its_line(self, tmp_path: Path) -> None:
+    def test_an_unknown_signature_in_config_pbtxt_is_reported_with_its_line(self, tmp_path: Path) -> None:
         text = "the model has no signature 'nope': it has 'predict'"
         make(tmp_path, SAVED, m=SAID + parameters(TF_SIGNATURE_DEF="nope"))
 
         assert self.found(tmp_path, text) == [f"m/config.pbtxt:2: {text}"]
 
-    def test_likewise_in_penstock_toml(self, tmp_path: Path) -> None:
+    def test_an_unknown_signature_in_penstock_toml_is_reported_with_its_line(self, tmp_path: Path) -> None:
         text = "the model has no signature 'nope': it has 'predict'"
         make(tmp_path, SAVED)
         native(tmp_path, "m", '[runtime]\n\nsignature = "nope"\n')
@@ -437,14 +443,16 @@ class TestChecking:
         assert self.found(tmp_path, text) == [f"m/penstock.toml:3: {text}"]
 
     @pytest.mark.parametrize("config", [None, SAID])
-    def test_what_cannot_be_loaded_is_told_with_its_folder(self, tmp_path: Path, config: str | None) -> None:
+    def test_a_savedmodel_that_fails_to_load_is_reported_with_its_folder(
+        self, tmp_path: Path, config: str | None
+    ) -> None:
         make(tmp_path, SAVED, **({} if config is None else {"m": config}))
 
         assert self.found(tmp_path, "TensorFlow is not installed: pip install", Code.UNSUPPORTED) == [
             "m/1/model.savedmodel: TensorFlow is not installed: pip install"
         ]
 
-    def test_a_python_that_is_not_there_is_told_with_its_line(self, tmp_path: Path) -> None:
+    def test_a_missing_interpreter_is_reported_with_its_line(self, tmp_path: Path) -> None:
         make(tmp_path, SAVED)
         native(tmp_path, "m", '[worker]\ninterpreter = "/no/python"\n')
 
@@ -463,18 +471,18 @@ class TestChecking:
             ('input { name: "x" data_type: TYPE_INT8 }', "m/config.pbtxt:2: unable to load model 'm', configuration"),
         ],
     )
-    def test_a_tensor_may_be_declared_in_part(self, tmp_path: Path, said: str, found: str) -> None:
+    def test_a_tensor_of_a_tensorflow_model_may_be_partly_declared(self, tmp_path: Path, said: str, found: str) -> None:
         make(tmp_path, SAVED, m=f"{SAID}\n{said}")
 
         assert any(found in line for line in self.found(tmp_path))
 
     @pytest.mark.parametrize("said", ['backend: "onnxruntime"', 'platform: "onnxruntime_onnx"', 'backend: "python"'])
-    def test_one_of_another_runtime_may_not(self, tmp_path: Path, said: str) -> None:
+    def test_a_partly_declared_tensor_is_a_mistake_for_other_backends(self, tmp_path: Path, said: str) -> None:
         make(tmp_path, "m/1/model.onnx", m=f'{said}\ninput {{ name: "x" dims: 4 }}')
 
         assert (2, "model input 'x' must specify 'data_type' for m") in mistakes(read(tmp_path))
 
-    def test_what_is_right_is_described(self, tmp_path: Path) -> None:
+    def test_check_prints_a_valid_tensorflow_model(self, tmp_path: Path) -> None:
         make(tmp_path, SAVED, m=SAID + parameters(TF_SIGNATURE_DEF="predict"))
         native(tmp_path, "m", "[worker]\nmemory_mb = 900\n")
 

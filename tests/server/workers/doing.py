@@ -1,4 +1,4 @@
-"""A service for tests: it does what the body of a call says. Opened in worker processes."""
+"""A service for tests, opened in worker processes: it does what the body of a call says."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GIL_HOLDERS = ctypes.PyDLL(None)
 
 
 class Doing:
-    """Calls are words; those of `ACTS` do something, others are echoed with their tensors."""
+    """The body of a call is a word: those in `ACTS` do something, others are echoed with their tensors."""
 
     def __init__(self, settings: dict[str, Any], channel: Any) -> None:
         self.concurrent_messages = settings.get("listens", False)
@@ -107,7 +107,7 @@ class Doing:
         time.sleep(60)
 
     def linger(self, rest: str) -> None:
-        """Have this process end, when its socket is closed, once something is in a pipe: large ones take their time."""
+        """Delay the end of this process after its socket closes until a pipe has data: large processes take time."""
 
         def flush() -> None:
             os.closerange(3, 1 << 20)
@@ -120,11 +120,11 @@ class Doing:
         time.sleep(60)
 
     def start(self, rest: str) -> int:
-        """Start a process that outlives this one if it is let."""
+        """Start a process that outlives this one unless it is killed."""
         return subprocess.Popen(["sleep", "60"], start_new_session=rest == "apart").pid
 
     def fork(self, rest: str) -> int:
-        """Leave a child that holds all that is open here, and is in no group of ours."""
+        """Leave a child with all open descriptors, in another process group."""
         pid = os.fork()
         if not pid:
             os.setsid()
@@ -132,14 +132,14 @@ class Doing:
         return pid
 
     def come_back_twice(self, rest: str) -> int:
-        """Fork, by Python or behind its back, and come back from the call in the child too."""
+        """Fork, through Python or by calling C, and return from the call in the child, too."""
         return os.fork() if rest == "python" else int(GIL_HOLDERS.fork())
 
     def status_of(self, rest: str) -> int:
         return os.waitpid(int(rest), 0)[1]
 
     def bomb(self, rest: str) -> None:
-        """Have processes start others all the time, no more than so many at once."""
+        """Start processes that start others all the time, up to a limit in parallel."""
         for _ in range(int(rest)):
             if not os.fork():
                 while True:
@@ -161,11 +161,11 @@ class Doing:
         return f"{Path.cwd()} {sys.path[0]} {os.environ.get('MARK', '')} {sys.executable}"
 
     def promise(self, rest: str) -> None:
-        """Have a file made when this program ends."""
+        """Register an exit handler that makes a file."""
         atexit.register(Path(rest).touch)
 
     def promise_pool(self, rest: str) -> None:
-        """Have a process that waits for work, and is told at the end that there is none, as a pool of them has."""
+        """Start a process that waits for work, and is told at exit that there is none, as in a process pool."""
         read, write = os.pipe()
         child = os.fork()
         if child == 0:
@@ -177,12 +177,12 @@ class Doing:
         threading._register_atexit(os.close, write)  # type: ignore[attr-defined]  # as concurrent.futures does
 
     def end_badly(self, rest: str) -> None:
-        """Have what ends before pools that there are raise."""
+        """Register an exit handler that runs before those of pools and raises."""
         threading._register_atexit(sys.exit)  # type: ignore[attr-defined]
         threading._register_atexit(os.close, -1)  # type: ignore[attr-defined]
 
     def stay(self, rest: str) -> None:
-        """Have something that is to be done at the end, and never is."""
+        """Register an exit handler that never returns."""
         atexit.register(threading.Event().wait)
 
     def close_slowly(self, rest: str) -> None:
@@ -193,7 +193,7 @@ class Doing:
 
 
 class DoingOnLoop(Doing):
-    """Likewise, on a loop."""
+    """The same service, on an event loop."""
 
     is_async = True
 

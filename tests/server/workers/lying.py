@@ -1,4 +1,4 @@
-"""A service for tests whose worker lies to its server, and harms its own process. Opened in worker processes."""
+"""A service for tests, opened in worker processes, that sends invalid messages and harms its own process."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ TOLD = 70
 
 
 class UnspeakableError(Exception):
-    """An error that cannot be written down."""
+    """An error that cannot be serialized."""
 
     def __str__(self) -> str:
         raise ValueError("no words")
 
 
 class Lying:
-    """Calls are words, the names of its methods; others are echoed."""
+    """The body of a call is the name of a method; other bodies are echoed."""
 
     concurrent_messages = False
 
@@ -44,10 +44,10 @@ class Lying:
         return (str(act()).encode(), None) if act else (body, arrays)
 
     def on_message(self, kind: int, number: int, body: bytes, arrays: list[Any]) -> None:
-        """Hear nothing."""
+        """Ignore the message."""
 
     def close(self) -> None:
-        """End."""
+        """Do nothing."""
 
     # -- lies --------------------------------------------------------------------------------------------------
 
@@ -72,7 +72,7 @@ class Lying:
         time.sleep(60)
 
     def descriptors(self) -> None:
-        """Send descriptors with what is told, and with an answer, where none belong."""
+        """Send descriptors with a message and with an answer, which must have none."""
         for _ in range(20):
             self.channel.send(TOLD, 1, b"", descriptors=[0] * 10)
         self.channel.send(REPLY, self.number, b"sent", descriptors=[0] * 10)
@@ -82,7 +82,7 @@ class Lying:
     # -- harm --------------------------------------------------------------------------------------------------
 
     def truncated(self) -> str:
-        """Take away what is under the memory that is shared with the server. Gives what could not be."""
+        """Truncate the memory shared with the server. Return the outcomes: "shrunk" or error numbers."""
         kept = set()
         for path in list(Path("/proc/self/fd").iterdir()):
             try:
@@ -94,7 +94,7 @@ class Lying:
         return " ".join(kept - {str(errno.ENOENT)})
 
     def orphan(self) -> None:
-        """End, and leave a child in a group of its own that goes on writing to the server for as long as it can."""
+        """End, and leave a child in its own group that writes to the server for as long as it can."""
         if not os.fork():
             os.setsid()
             signal.alarm(15)
@@ -122,7 +122,7 @@ class Lying:
         raise UnspeakableError
 
     def at_home(self) -> None:
-        """Do what user code does that thinks it is alone in its process."""
+        """Do what user code may do that assumes it is alone in its process."""
         sys.stdout = sys.stderr = None
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)

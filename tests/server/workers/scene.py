@@ -1,4 +1,4 @@
-"""What the tests of workers share: orders for the service `doing.py`, and a look at what is left behind."""
+"""Helpers for the tests of workers: orders for the service `doing.py`, and checks that nothing is left behind."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ GUARD_S = 20.0
 
 
 def order(**said: Any) -> Order:
-    """Give an order for the service; what is said is its fields, and `settings`."""
+    """Return an order for the service; the keywords are its fields, and `settings`."""
     return Order(**{"service": "doing", "settings": {}, "label": "the test's worker", "path": (HERE,), **said})
 
 
 def scene(work: Coroutine[Any, Any, T]) -> T:
-    """Run it on a loop, and see that nothing is left of it."""
-    uvloop.run(asyncio.sleep(0))  # the first loop of a process opens what it never closes
-    before, others = descriptors(), children()  # other tests' resource tracker, for one
+    """Run a coroutine on a loop, and check that nothing is left of it."""
+    uvloop.run(asyncio.sleep(0))  # the first loop of a process opens descriptors that it never closes
+    before, others = descriptors(), children()  # for example the resource tracker of other tests
 
     async def guarded() -> T:
         return await asyncio.wait_for(work, GUARD_S)
@@ -42,22 +42,22 @@ def scene(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def ended(worker: Worker) -> None:
-    """End a worker in order."""
+    """Stop a worker, and wait until it has ended."""
     worker.stop()
     await worker.ended
 
 
 def descriptors() -> set[str]:
-    """Give what is open in this process, as far as workers may leave it behind."""
+    """Return the open descriptors of this process that workers could leave behind."""
     found = set()
     for path in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # the one that is open to look at this folder
+        with contextlib.suppress(OSError):  # the descriptor of this folder itself
             found.add(f"{path.name} {path.readlink()}")
     return {each for each in found if "/proc/" not in each}
 
 
 def group_members(group: int) -> set[int]:
-    """Give the processes that run in a process group."""
+    """Return the processes that run in a process group."""
     found = set()
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -70,7 +70,7 @@ def group_members(group: int) -> set[int]:
 
 
 def gone_within(pid: int, limit_s: float) -> bool:
-    """Look until it is gone; what is told here comes from another process, so there is nothing else to wait for."""
+    """Poll until a process is gone; there is no event to wait for."""
     end = time.monotonic() + limit_s
     while lives(pid) and time.monotonic() < end:
         time.sleep(0.005)

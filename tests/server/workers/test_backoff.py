@@ -1,4 +1,4 @@
-"""When to start again."""
+"""When a worker is restarted."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from penstock.server.workers.backoff import Backoff
 
 
-def test_at_once_then_ever_later_while_it_keeps_failing() -> None:
+def test_the_first_restart_is_immediate_and_later_delays_double_up_to_a_minute() -> None:
     backoff = Backoff()
 
     assert [backoff.next_delay_s(0.0) for _ in range(9)] == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
     assert backoff.failures == 9
 
 
-def test_one_that_has_served_for_a_while_is_started_at_once() -> None:
+def test_a_worker_that_served_for_a_while_is_restarted_immediately() -> None:
     backoff = Backoff()
     backoff.next_delay_s(0.0)
     backoff.next_delay_s(0.0)
@@ -24,7 +24,7 @@ def test_one_that_has_served_for_a_while_is_started_at_once() -> None:
     assert backoff.next_delay_s(15.0) == 0.0
 
 
-def test_one_that_has_done_what_it_is_there_for_is_started_at_once() -> None:
+def test_a_reset_makes_the_next_restart_immediate() -> None:
     backoff = Backoff()
     backoff.next_delay_s(0.0)
     backoff.next_delay_s(0.0)
@@ -35,7 +35,7 @@ def test_one_that_has_done_what_it_is_there_for_is_started_at_once() -> None:
     assert backoff.next_delay_s(10.2) == 1.0
 
 
-def test_one_that_served_for_a_moment_has_failed() -> None:
+def test_a_worker_that_served_briefly_counts_as_failed() -> None:
     backoff = Backoff()
     backoff.next_delay_s(0.0)
     backoff.record_serving(10.0)
@@ -43,7 +43,7 @@ def test_one_that_served_for_a_moment_has_failed() -> None:
     assert backoff.next_delay_s(14.9) == 1.0
 
 
-def test_one_that_took_long_and_never_served_has_failed() -> None:
+def test_a_worker_that_never_served_counts_as_failed() -> None:
     backoff = Backoff()
     backoff.record_serving(0.0)
     backoff.next_delay_s(10.0)
@@ -52,7 +52,7 @@ def test_one_that_took_long_and_never_served_has_failed() -> None:
 
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0.0, 100.0))))
-def test_no_wait_is_above_the_most_nor_shorter_than_the_last_but_for_one_that_served(
+def test_delays_never_decrease_or_exceed_a_minute_unless_the_worker_served(
     starts: list[tuple[bool, float]],
 ) -> None:
     backoff, now_s, last_s = Backoff(), 0.0, 0.0

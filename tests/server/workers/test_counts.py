@@ -1,4 +1,4 @@
-"""How many workers were started, and why they have ended, on the metrics page."""
+"""The counts of started and ended workers on the metrics page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.server.workers.scene import CALL, ended, order, scene
 
 
 @pytest.mark.slow
-def test_a_worker_counts_its_start_and_an_end_that_nobody_asked_for() -> None:
+def test_starts_and_unexpected_ends_of_workers_are_counted() -> None:
     async def work() -> Counter[str]:
         counts: Counter[str] = Counter()
         counted = order(on_event=lambda event: counts.update([event]))
@@ -31,7 +31,7 @@ def test_a_worker_counts_its_start_and_an_end_that_nobody_asked_for() -> None:
     assert scene(work()) == {STARTED: 2, "workers_ended_exit": 1}
 
 
-def test_the_page_has_them_for_models_with_workers_only() -> None:
+def test_the_metrics_page_has_worker_counts_only_for_models_with_workers() -> None:
     model = fake_model("iris", 3)
     model.count_event(STARTED, 3)
     model.count_event(ENDED + "memory", 2)
@@ -48,7 +48,7 @@ def test_the_page_has_them_for_models_with_workers_only() -> None:
     assert 'penstock_workers_started_total{model="plain"' not in page
 
 
-def test_what_is_counted_in_a_front_end_is_counted_in_the_engine() -> None:
+def test_worker_counts_of_front_ends_are_added_in_the_engine() -> None:
     model = fake_model("iris")
     there = PendingStatistics(lambda: None)
 
@@ -58,7 +58,7 @@ def test_what_is_counted_in_a_front_end_is_counted_in_the_engine() -> None:
     assert model.event_counts == {STARTED: 3, ENDED + "exit": 1}
 
 
-def test_a_model_is_ready_while_the_hooks_of_no_front_end_hinder_it() -> None:
+def test_a_model_is_not_ready_while_any_front_end_reports_failing_hooks() -> None:
     model = fake_model("iris")
     fronts = PendingStatistics(lambda: None), PendingStatistics(lambda: None)
     ready = [model.ready]

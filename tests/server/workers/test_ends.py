@@ -1,4 +1,4 @@
-"""How workers end: killed, crashed, past a limit, with what they have started. Nothing is left."""
+"""How workers end: killed, crashed or past a limit, with their child processes. Nothing is left."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 
 async def ends(body: bytes, *, limit_s: float = 0.0, **said: Any) -> tuple[Worker, WorkerLost]:
-    """Have a worker do what ends it, with a call before and one after it. Returns: it, and what its caller is told."""
+    """End a worker by a call, with one call before it and one after it. Return the worker and the call's error."""
     lost: list[Worker] = []
     worker = Worker(order(**said), lost.append)
     before, fatal, after = (
@@ -55,7 +55,7 @@ async def ends(body: bytes, *, limit_s: float = 0.0, **said: Any) -> tuple[Worke
         (b"kill", "signal", r"signal 9 \(SIGKILL\)"),
     ],
 )
-def test_a_process_that_ends_takes_only_the_call_that_ran_with_it(body: bytes, reason: str, text: str) -> None:
+def test_only_the_running_call_fails_with_an_ended_process(body: bytes, reason: str, text: str) -> None:
     async def work() -> None:
         worker, error = await ends(body)
         assert error.message == f"the test's worker ended: {text}".replace("\\", "")
@@ -64,7 +64,7 @@ def test_a_process_that_ends_takes_only_the_call_that_ran_with_it(body: bytes, r
     scene(work())
 
 
-def test_who_waits_is_told_at_once() -> None:
+def test_waiting_calls_fail_immediately_when_the_worker_is_killed() -> None:
     async def work() -> None:
         worker = Worker(order())
         await worker.ready
@@ -74,11 +74,11 @@ def test_who_waits_is_told_at_once() -> None:
         assert [type(error) for error in told[1:]] == [NotStartedError] * 50
         await worker.ended
 
-    scene(work())  # whose patience is shorter than the minute that the first call takes
+    scene(work())  # it times out before the minute that the first call takes
 
 
 @pytest.mark.parametrize("body", [b"spin", b"hold", b"sleep 60"])
-def test_a_call_past_its_limit_ends_the_worker(body: bytes) -> None:
+def test_a_call_above_its_time_limit_kills_the_worker(body: bytes) -> None:
     async def work() -> None:
         worker, error = await ends(body, limit_s=0.1)
         assert error.message == "the test's worker: a call took longer than its limit of 0.1 s"
@@ -87,7 +87,7 @@ def test_a_call_past_its_limit_ends_the_worker(body: bytes) -> None:
     scene(work())
 
 
-def test_a_limit_counts_from_when_its_call_is_the_first_in_line() -> None:
+def test_the_time_limit_of_a_call_starts_when_the_call_is_first_in_line() -> None:
     async def work() -> None:
         worker = Worker(order())
         await worker.ready
@@ -98,7 +98,7 @@ def test_a_limit_counts_from_when_its_call_is_the_first_in_line() -> None:
     scene(work())
 
 
-def test_a_cancelled_call_that_runs_too_long_ends_the_worker_too() -> None:
+def test_a_canceled_call_above_its_time_limit_kills_the_worker() -> None:
     async def work() -> None:
         worker = Worker(order())
         await worker.ready
@@ -111,21 +111,21 @@ def test_a_cancelled_call_that_runs_too_long_ends_the_worker_too() -> None:
     scene(work())
 
 
-def test_an_answer_that_waits_to_be_read_is_not_late() -> None:
+def test_an_answer_that_waits_to_be_read_is_in_time() -> None:
     async def work() -> None:
         worker = Worker(order())
         await worker.ready
         call = worker.call(CALL, b"echo", limit_s=0.5)
         await asyncio.sleep(0)
-        time.sleep(0.8)  # noqa: ASYNC251 - something holds the loop
-        worker._check()  # the timer's turn may come before the socket's
+        time.sleep(0.8)  # noqa: ASYNC251 - blocks the loop
+        worker._check()  # the timer may fire before the socket is read
         assert (await call)[0] == b"echo"
         await ended(worker)
 
     scene(work())
 
 
-def test_a_call_that_stood_still_with_the_server_is_given_time_to_end() -> None:
+def test_a_call_gets_extra_time_after_the_server_itself_stood_still() -> None:
     async def work() -> None:
         worker = Worker(order())
         await worker.ready
@@ -140,7 +140,7 @@ def test_a_call_that_stood_still_with_the_server_is_given_time_to_end() -> None:
     scene(work())
 
 
-def test_memory_past_the_limit_ends_the_worker() -> None:
+def test_a_worker_above_its_memory_limit_is_killed() -> None:
     async def work() -> None:
         worker, error = await ends(b"grow 300", memory_bytes=200 << 20)
         assert "MiB of memory, more than its limit of 200 MiB" in error.message
@@ -149,8 +149,8 @@ def test_memory_past_the_limit_ends_the_worker() -> None:
     scene(work())
 
 
-def test_one_that_was_stopped_while_it_was_idle_is_found_by_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_module, "IDLE_S", 3600.0)  # it is not looked after by itself
+def test_a_worker_stopped_while_idle_is_detected_by_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "IDLE_S", 3600.0)  # no checks while idle
 
     async def work() -> None:
         worker = Worker(order())
@@ -174,7 +174,7 @@ def test_a_worker_that_is_stopped_is_killed() -> None:
 
 
 @pytest.mark.parametrize("memory_bytes", [0, 1 << 30])
-def test_an_idle_worker_is_pinged_and_goes_on(monkeypatch: pytest.MonkeyPatch, memory_bytes: int) -> None:
+def test_an_idle_worker_that_answers_pings_is_kept(monkeypatch: pytest.MonkeyPatch, memory_bytes: int) -> None:
     async def work() -> None:
         worker = Worker(order(memory_bytes=memory_bytes))
         await worker.ready
@@ -194,7 +194,7 @@ def test_an_idle_worker_is_pinged_and_goes_on(monkeypatch: pytest.MonkeyPatch, m
     scene(work())
 
 
-def test_an_idle_worker_that_does_not_answer_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_worker_that_does_not_answer_pings_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_module, "IDLE_S", 0.01)
     monkeypatch.setattr("penstock.server.workers.watch.SILENT_S", 0.3)
 
@@ -208,7 +208,7 @@ def test_an_idle_worker_that_does_not_answer_is_killed(monkeypatch: pytest.Monke
     scene(work())
 
 
-def test_a_worker_that_closes_its_output_serves_on() -> None:
+def test_a_worker_that_closes_its_output_continues_to_serve() -> None:
     async def work() -> None:
         worker = Worker(order())
         await worker.call(CALL, b"mute")
@@ -227,7 +227,7 @@ def test_a_worker_that_closes_its_socket_is_killed() -> None:
     scene(work())
 
 
-def test_one_that_has_closed_and_takes_long_to_end_is_no_warning(
+def test_a_stopped_worker_that_is_slow_to_exit_logs_no_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(worker_module, "EXIT_GRACE_S", 0.0)
@@ -255,7 +255,7 @@ def test_one_that_has_closed_and_takes_long_to_end_is_no_warning(
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == []
 
 
-def test_what_user_code_has_for_the_end_of_its_program_is_done(tmp_path: Path) -> None:
+def test_exit_handlers_of_user_code_run_when_the_worker_stops(tmp_path: Path) -> None:
     async def work() -> None:
         worker = Worker(order())
         await worker.call(CALL, f"promise {tmp_path / 'file'}".encode())
@@ -265,7 +265,7 @@ def test_what_user_code_has_for_the_end_of_its_program_is_done(tmp_path: Path) -
     assert (tmp_path / "file").exists()
 
 
-def test_a_pool_of_processes_ends_before_it_is_waited_for(tmp_path: Path) -> None:
+def test_a_process_pool_is_shut_down_before_the_worker_exits(tmp_path: Path) -> None:
     async def work() -> None:
         worker = Worker(order())
         await worker.call(CALL, f"promise_pool {tmp_path / 'file'}".encode())
@@ -275,7 +275,9 @@ def test_a_pool_of_processes_ends_before_it_is_waited_for(tmp_path: Path) -> Non
     assert (tmp_path / "file").exists()
 
 
-def test_a_pool_ends_though_the_end_of_another_raises(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_process_pool_is_shut_down_when_an_exit_handler_raises(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def work() -> None:
         worker = Worker(order())
         await worker.call(CALL, f"promise_pool {tmp_path / 'file'}".encode())
@@ -288,7 +290,7 @@ def test_a_pool_ends_though_the_end_of_another_raises(tmp_path: Path, caplog: py
     assert "OSError: [Errno 9] Bad file descriptor" in caplog.text
 
 
-def test_what_is_to_be_done_at_the_end_does_not_keep_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_exit_handler_that_blocks_does_not_keep_the_worker_alive(caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
         worker = Worker(order())
         await worker.call(CALL, b"stay")
@@ -298,7 +300,7 @@ def test_what_is_to_be_done_at_the_end_does_not_keep_it(caplog: pytest.LogCaptur
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == []
 
 
-def test_what_it_has_started_ends_with_it() -> None:
+def test_child_processes_end_with_their_worker() -> None:
     async def work() -> int:
         worker = Worker(order())
         pid = int((await worker.call(CALL, b"start"))[0])
@@ -311,20 +313,20 @@ def test_what_it_has_started_ends_with_it() -> None:
     assert gone_within(scene(work()), 1.0)
 
 
-def test_a_fork_bomb_ends_with_it() -> None:
+def test_a_fork_bomb_ends_with_its_worker() -> None:
     async def work() -> int:
         worker, _ = await ends(b"bomb 5", limit_s=0.2)
         return worker.pid
 
     group = scene(work())
 
-    # they are told to end while they start others: none may slip through
+    # they are killed while they start others: none may be missed
     assert all(gone_within(pid, 5.0) for pid in group_members(group))
     assert not group_members(group)
 
 
 @pytest.mark.parametrize("by", [b"python", b"c"])
-def test_a_child_that_comes_back_from_a_call_ends_and_answers_nobody(by: bytes) -> None:
+def test_a_forked_child_that_returns_from_a_call_ends_without_an_answer(by: bytes) -> None:
     async def work() -> None:
         worker = Worker(order())
         child = (await worker.call(CALL, b"come_back_twice " + by))[0]
@@ -336,7 +338,7 @@ def test_a_child_that_comes_back_from_a_call_ends_and_answers_nobody(by: bytes) 
     scene(work())
 
 
-def test_a_child_that_keeps_its_socket_does_not_keep_its_callers() -> None:
+def test_callers_do_not_wait_for_a_forked_child_that_holds_the_socket() -> None:
     async def work() -> None:
         worker = Worker(order())
         child = int((await worker.call(CALL, b"fork"))[0])
@@ -361,7 +363,7 @@ def test_a_service_that_does_not_close_is_killed(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("settings", [{"listens": True}, {"loop": True}, {}])
-def test_a_worker_whose_server_is_not_there_any_more_ends(settings: dict[str, Any]) -> None:
+def test_a_worker_ends_when_its_server_is_gone(settings: dict[str, Any]) -> None:
     async def work() -> None:
         worker = Worker(order(settings=settings))
         await worker.call(CALL, b"echo")
@@ -375,7 +377,7 @@ def test_a_worker_whose_server_is_not_there_any_more_ends(settings: dict[str, An
     scene(work())
 
 
-def test_who_stops_a_worker_is_not_told_of_its_end() -> None:
+def test_the_lost_callback_is_not_called_for_a_stopped_worker() -> None:
     async def work() -> None:
         lost: list[Worker] = []
         worker = Worker(order(), lost.append)
@@ -389,7 +391,7 @@ def test_who_stops_a_worker_is_not_told_of_its_end() -> None:
     scene(work())
 
 
-def test_an_opening_that_fails_ends_the_worker_when_nobody_waits_for_it_too() -> None:
+def test_a_failed_opening_ends_the_worker_when_its_ready_future_is_canceled() -> None:
     async def work() -> None:
         worker = Worker(order(settings={"breaks": "x"}))
         worker.ready.cancel()
@@ -399,7 +401,7 @@ def test_an_opening_that_fails_ends_the_worker_when_nobody_waits_for_it_too() ->
     scene(work())
 
 
-def test_settings_that_cannot_be_written_leave_nothing_behind() -> None:
+def test_settings_that_cannot_be_serialized_leave_nothing_behind() -> None:
     async def work() -> None:
         with pytest.raises(TypeError):
             Worker(order(settings={"x": object()}))
@@ -407,13 +409,13 @@ def test_settings_that_cannot_be_written_leave_nothing_behind() -> None:
     scene(work())
 
 
-def test_a_crash_while_it_is_opened_is_told_by_its_signal() -> None:
+def test_a_crash_during_the_opening_is_reported_with_its_signal() -> None:
     told = describe_end(order(), -signal.SIGSEGV, "Extension modules: numpy.linalg._umath_linalg (total: 1)")
 
     assert told[1] == "the test's worker ended while it was starting: signal 11 (SIGSEGV)"
 
 
-def test_one_that_is_not_wanted_any_more_before_it_is_there_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_killing_a_worker_before_it_has_started_logs_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
         worker = Worker(order())
         worker.kill("nobody wants it")
@@ -423,7 +425,7 @@ def test_one_that_is_not_wanted_any_more_before_it_is_there_is_no_warning(caplog
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == []
 
 
-def test_ps_shows_what_it_is() -> None:
+def test_the_process_name_of_a_worker_is_worker() -> None:
     async def work() -> None:
         worker = Worker(order())
         await worker.ready
@@ -433,7 +435,7 @@ def test_ps_shows_what_it_is() -> None:
     scene(work())
 
 
-def test_kill_before_it_is_there() -> None:
+def test_a_worker_can_be_killed_before_it_has_started() -> None:
     async def work() -> None:
         worker = Worker(order())
         worker.kill("nobody wants it")
@@ -445,7 +447,7 @@ def test_kill_before_it_is_there() -> None:
     scene(work())
 
 
-def test_the_end_is_noticed_though_this_process_was_started_to_leave_no_zombies() -> None:
+def test_the_end_of_a_worker_is_noticed_when_sigchld_is_ignored() -> None:
     async def work() -> None:
         worker = Worker(order())
         await worker.ready

@@ -1,4 +1,4 @@
-"""What a worker has held in its server is let go of with it, and not when the collector comes by, which is seldom."""
+"""The server's objects for a worker are freed when it ends, without waiting for the garbage collector."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def _until_gone(parts: list[weakref.ref[object]]) -> None:
             await asyncio.sleep(0)
 
 
-def test_a_worker_that_was_killed_leaves_no_object() -> None:
+def test_a_killed_worker_leaves_no_objects() -> None:
     async def main() -> None:
         worker = await _used()
         parts = _parts(worker)
@@ -46,7 +46,7 @@ def test_a_worker_that_was_killed_leaves_no_object() -> None:
     scene(main())
 
 
-def test_a_worker_that_ended_in_order_leaves_no_object() -> None:
+def test_a_stopped_worker_leaves_no_objects() -> None:
     async def main() -> None:
         worker = await _used()
         parts = _parts(worker)
@@ -57,7 +57,7 @@ def test_a_worker_that_ended_in_order_leaves_no_object() -> None:
     scene(main())
 
 
-def test_a_worker_that_could_not_be_opened_leaves_no_object() -> None:
+def test_a_worker_that_failed_to_open_leaves_no_objects() -> None:
     async def main() -> None:
         worker = Worker(order(service="no_such_service"))
         parts = _parts(worker)

@@ -1,4 +1,4 @@
-"""Workers that lie, and that harm themselves: each loses its calls and its life, and the server nothing."""
+"""Workers that send invalid messages or harm themselves lose their calls and are killed; the server is unaffected."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def unfit(kind: int, number: int, body: bytes, arrays: list[Any]) -> None:
     "lie",
     [b"garbage", b"error_that_is_none", b"error_without_a_code", b"answer_to_another", b"what_nobody_takes"],
 )
-def test_a_worker_that_lies_is_ended_and_whoever_waited_is_told(lie: bytes) -> None:
+def test_an_invalid_message_ends_the_worker_and_fails_its_calls(lie: bytes) -> None:
     async def work() -> None:
         worker = Worker(lying(), on_message=unfit)
         await worker.ready
@@ -42,7 +42,7 @@ def test_a_worker_that_lies_is_ended_and_whoever_waited_is_told(lie: bytes) -> N
     scene(work())
 
 
-def test_descriptors_that_nobody_has_asked_for_are_closed() -> None:
+def test_unexpected_descriptors_from_a_worker_are_closed() -> None:
     async def work() -> None:
         worker = Worker(lying(), on_message=lambda *_: None)
         await worker.ready
@@ -55,13 +55,13 @@ def test_descriptors_that_nobody_has_asked_for_are_closed() -> None:
     scene(work())
 
 
-def test_memory_that_the_server_reads_cannot_be_taken_from_under_it() -> None:
+def test_a_worker_cannot_truncate_memory_that_the_server_reads() -> None:
     async def work() -> None:
         worker = Worker(lying())
         large = np.zeros(100_000)
         await worker.call(CALL, b"echo", [large])
         said, _ = await worker.call(CALL, b"truncated")
-        # what tells which call had begun is mapped by the server, and it would die of reading what is not there
+        # the server maps the memory that records which call has begun, and reading it truncated would crash the server
         assert said == str(errno.EPERM).encode()
         os.kill(worker.pid, 9)
         await worker.ended
@@ -69,7 +69,7 @@ def test_memory_that_the_server_reads_cannot_be_taken_from_under_it() -> None:
     scene(work())
 
 
-def test_a_child_that_goes_on_writing_for_a_dead_worker_does_not_hold_the_loop() -> None:
+def test_a_child_that_writes_after_its_worker_died_does_not_block_the_loop() -> None:
     async def work() -> float:
         worker = Worker(lying(), on_message=lambda *_: None)
         await worker.ready
@@ -86,7 +86,7 @@ def test_a_child_that_goes_on_writing_for_a_dead_worker_does_not_hold_the_loop()
     assert scene(work()) < 10.0  # the child goes on for 15 s
 
 
-def test_a_worker_whose_service_has_ended_ends_whatever_its_threads_do() -> None:
+def test_a_worker_ends_with_its_service_whatever_its_threads_do() -> None:
     async def work() -> None:
         worker = Worker(lying())
         await worker.ready
@@ -100,7 +100,7 @@ def test_a_worker_whose_service_has_ended_ends_whatever_its_threads_do() -> None
 @pytest.mark.parametrize(
     ("act", "text"), [(b"speechless", "ValueError: lost words"), (b"unspeakable", "UnspeakableError")]
 )
-def test_an_error_that_cannot_be_written_down_is_an_error_all_the_same(act: bytes, text: str) -> None:
+def test_an_error_that_cannot_be_serialized_is_still_an_error_of_its_call(act: bytes, text: str) -> None:
     async def work() -> None:
         worker = Worker(lying())
         with pytest.raises(InferError, match=text) as caught:
@@ -112,7 +112,7 @@ def test_an_error_that_cannot_be_written_down_is_an_error_all_the_same(act: byte
     scene(work())
 
 
-def test_code_that_changes_its_process_harms_nothing() -> None:
+def test_user_code_that_changes_its_process_does_no_harm() -> None:
     async def work() -> None:
         worker = Worker(lying())
         await worker.call(CALL, b"at_home")

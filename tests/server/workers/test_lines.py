@@ -1,4 +1,4 @@
-"""What a worker writes, line by line in the log."""
+"""The output of a worker, logged line by line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def pieces(text: bytes, cuts: list[int]) -> list[bytes]:
 
 
 @given(st.lists(st.text("ab é", max_size=8), max_size=8), CUTS)
-def test_lines_come_out_as_they_were_written_in_whatever_pieces(written: list[str], cuts: list[int]) -> None:
+def test_lines_are_unchanged_when_read_in_any_pieces(written: list[str], cuts: list[int]) -> None:
     lines = LineSplitter()
     text = "".join(f"{line}\n" for line in written).encode()
 
@@ -36,7 +36,7 @@ def test_lines_come_out_as_they_were_written_in_whatever_pieces(written: list[st
     assert lines.flush() == []
 
 
-def test_one_without_an_end_comes_at_the_end() -> None:
+def test_a_line_without_a_newline_is_returned_by_flush() -> None:
     lines = LineSplitter()
 
     assert lines.feed(b"one\ntwo", 0.0) == ["one"]
@@ -44,11 +44,11 @@ def test_one_without_an_end_comes_at_the_end() -> None:
     assert lines.flush() == []
 
 
-def test_a_progress_bar_is_lines() -> None:
+def test_a_progress_bar_is_split_into_lines() -> None:
     assert LineSplitter().feed(b"10%\r20%\r\n30%\n", 0.0) == ["10%", "20%", "30%"]
 
 
-def test_bytes_that_are_no_text_are_escaped() -> None:
+def test_bytes_that_are_not_utf8_are_escaped() -> None:
     assert LineSplitter().feed(b"\xff ok\n", 0.0) == ["\\xff ok"]
 
 
@@ -63,7 +63,7 @@ def test_a_long_line_is_cut_once(step: int) -> None:
 
 @settings(max_examples=40)
 @given(st.integers(LINES_PER_S - 50, LINES_PER_S + 150), st.integers(20, 900))
-def test_every_line_is_given_or_counted(count: int, step: int) -> None:
+def test_every_line_is_returned_or_counted_as_dropped(count: int, step: int) -> None:
     lines = LineSplitter()
     text = b"".join(b"%d\n" % number for number in range(count))
     said = [line for start in range(0, len(text), step) for line in lines.feed(text[start : start + step], 0.0)]
@@ -80,7 +80,7 @@ def test_every_line_is_given_or_counted(count: int, step: int) -> None:
     assert len(rest) == min(LAST_LINES, count - len(said))
 
 
-def test_what_was_dropped_is_said_once_a_second() -> None:
+def test_dropped_lines_are_reported_once_a_second() -> None:
     lines = LineSplitter()
     lines.feed(b"x\n" * (LINES_PER_S + 1000), 10.0)
 
@@ -90,7 +90,7 @@ def test_what_was_dropped_is_said_once_a_second() -> None:
 
 
 class Ahead(asyncio.SelectorEventLoop):
-    """A loop whose clock is put on by hand, too."""
+    """An event loop whose clock can also be advanced by hand."""
 
     ahead_s = 0.0
 
@@ -98,7 +98,7 @@ class Ahead(asyncio.SelectorEventLoop):
         return super().time() + self.ahead_s
 
 
-def test_what_was_dropped_in_the_last_second_is_told_though_nothing_more_is_written() -> None:
+def test_dropped_lines_are_reported_without_further_output() -> None:
     told: list[str] = []
     loop = Ahead()
 
@@ -123,9 +123,9 @@ def test_what_was_dropped_in_the_last_second_is_told_though_nothing_more_is_writ
 
 @pytest.mark.slow
 class TestOutput:
-    """Of real workers."""
+    """With real workers."""
 
-    def test_what_a_worker_prints_is_logged_with_what_it_is_about(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_the_output_of_a_worker_is_logged_with_its_log_fields(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.INFO)
 
         async def work() -> None:
@@ -140,7 +140,7 @@ class TestOutput:
             ("the test's worker: you", "iris"),
         ]
 
-    def test_what_means_nothing_is_told_to_those_who_debug(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_harmless_lines_are_logged_at_debug_level(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.DEBUG, "penstock.workers")
 
         async def work() -> None:
@@ -155,7 +155,7 @@ class TestOutput:
             ("INFO", "the test's worker: an error"),
         ]
 
-    def test_the_last_words_of_one_that_dies_are_logged(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_the_last_output_of_a_crashed_worker_is_logged(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.INFO)
 
         async def work() -> None:
@@ -172,7 +172,7 @@ class TestOutput:
         assert any("in crash" in line for line in said)
         assert said[-1] == "the test's worker ended: signal 11 (SIGSEGV)"
 
-    def test_a_flood_is_not_waited_for_and_its_end_is_logged(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_flood_of_output_is_dropped_except_for_its_end(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.INFO)
 
         async def work() -> None:
@@ -187,7 +187,7 @@ class TestOutput:
         assert said[-1] == "the test's worker: line 99999"
         assert len(said) - len(dropped) + sum(dropped) == 100_000
 
-    def test_a_traceback_is_logged(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_the_traceback_of_a_failed_call_is_logged(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.INFO)
 
         async def work() -> None:
@@ -209,7 +209,7 @@ class TestOutput:
         (logging.CRITICAL, True, None),
     ],
 )
-def test_a_line_that_is_heard_is_logged_as_the_least_that_is_logged(
+def test_always_logged_output_uses_the_level_of_the_logger(
     least: int, heard: bool, level: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def write() -> None:

@@ -1,4 +1,4 @@
-"""A worker's own mounts, where the system lets a process have them."""
+"""A worker's own mounts, if the system permits them."""
 
 # ruff: noqa: PTH208
 from __future__ import annotations
@@ -40,14 +40,14 @@ def _mounted(mounts: dict[str, str], ask: str) -> dict[str, Any]:
 @pytest.fixture
 def real(tmp_path: Path) -> Path:
     if not _mounted({str(tmp_path): "/usr"}, "{}")["may"]:
-        pytest.skip("this system lets no process have mounts of its own")
+        pytest.skip("this system does not permit a process its own mounts")
     real = tmp_path / "real"
     real.mkdir()
     (real / "text.txt").write_text("text")
     return real
 
 
-def test_a_folder_is_found_at_a_place_that_is_there(tmp_path: Path, real: Path) -> None:
+def test_a_folder_is_mounted_over_an_existing_folder(tmp_path: Path, real: Path) -> None:
     (tmp_path / "there").mkdir()
     ask = f"dict(cat=subprocess.check_output(['cat', '{tmp_path}/there/text.txt']).decode())"
 
@@ -55,7 +55,7 @@ def test_a_folder_is_found_at_a_place_that_is_there(tmp_path: Path, real: Path) 
     assert os.listdir(tmp_path / "there") == []
 
 
-def test_a_folder_is_found_at_a_place_that_is_not_there_beside_all_that_is(tmp_path: Path, real: Path) -> None:
+def test_a_folder_is_mounted_at_a_new_path_beside_existing_files(tmp_path: Path, real: Path) -> None:
     above = tmp_path / "above"
     (above / "folder").mkdir(parents=True)
     (above / "folder" / "a").write_text("a")
@@ -76,11 +76,11 @@ def test_a_folder_is_found_at_a_place_that_is_not_there_beside_all_that_is(tmp_p
     assert (real / "made").stat().st_uid == os.getuid()
 
 
-def test_what_cannot_be_done_is_not_begun(tmp_path: Path) -> None:
+def test_an_impossible_mount_is_reported_beforehand(tmp_path: Path) -> None:
     assert not _mounted({str(tmp_path): str(tmp_path / "none")}, "{}")["may"]
 
 
-def test_a_folder_above_with_very_much_in_it_is_left_alone(tmp_path: Path, real: Path) -> None:
+def test_a_mount_in_a_folder_with_too_many_entries_is_not_possible(tmp_path: Path, real: Path) -> None:
     for number in range(65):
         (tmp_path / f"{number}").touch()
 

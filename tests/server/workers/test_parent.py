@@ -1,4 +1,4 @@
-"""The death of the server takes its workers with it, whatever they are doing."""
+"""Workers end with their server, whatever they are doing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.server.workers.scene import gone_within
 
 ROOT = Path(__file__).parents[3]
 
-# The loop is on a thread that is not the main one, as in tests/live.py.
+# As in tests/live.py, the loop is not on the main thread.
 PROGRAM = """
 import asyncio, os, signal, sys, threading
 sys.path.insert(0, sys.argv[1])
@@ -54,7 +54,7 @@ def test_no_worker_outlives_its_server(how: str) -> None:
     assert [pid for pid in pids if not gone_within(pid, 1.0)] == []
 
 
-def test_a_worker_whose_server_has_gone_before_it_could_ask_ends(tmp_path: Path) -> None:
+def test_a_worker_whose_server_ended_before_it_started_exits(tmp_path: Path) -> None:
     child = ROOT / "server" / "workers" / "child.py"
 
     ended = subprocess.run([sys.executable, str(child), "0", "0", "1", "{}"], check=False, timeout=10)

@@ -1,4 +1,4 @@
-"""A worker's calls: what comes back, in which order, and what is refused."""
+"""A worker's calls: their answers, their order, and their errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_worker_opens_its_service_and_answers_in_order() -> None:
     assert scene(work()) == [b"open", *[b"echo %d" % number for number in range(100)]]
 
 
-def test_what_a_call_raises_is_its_callers_and_the_worker_goes_on() -> None:
+def test_an_error_of_a_call_is_raised_to_its_caller_and_the_worker_continues() -> None:
     async def work() -> None:
         worker = Worker(order())
         refused = await asyncio.gather(
@@ -52,7 +52,7 @@ def test_what_a_call_raises_is_its_callers_and_the_worker_goes_on() -> None:
     scene(work())
 
 
-def test_a_tensor_that_cannot_travel_costs_only_its_own_call() -> None:
+def test_an_unsupported_tensor_fails_only_its_own_call() -> None:
     async def work() -> None:
         worker = Worker(order())
         with pytest.raises(TypeError):
@@ -63,7 +63,7 @@ def test_a_tensor_that_cannot_travel_costs_only_its_own_call() -> None:
     scene(work())
 
 
-def test_it_works_in_its_folder_with_its_path_and_its_variables(tmp_path: Path) -> None:
+def test_a_worker_runs_with_its_folder_path_and_environment(tmp_path: Path) -> None:
     async def work() -> bytes:
         worker = Worker(order(folder=tmp_path, environment={"MARK": "here"}, path=(HERE, str(tmp_path))))
         reply = await worker.call(CALL, b"place")
@@ -73,7 +73,7 @@ def test_it_works_in_its_folder_with_its_path_and_its_variables(tmp_path: Path) 
     assert scene(work()).decode() == f"{tmp_path} {HERE} here {sys.executable}"
 
 
-def test_it_finds_what_the_server_s_own_variables_say_though_they_leave_out_its_program_s_folder() -> None:
+def test_a_worker_starts_with_pythonsafepath_and_pythonpath_of_the_server() -> None:
     async def work() -> None:
         worker = Worker(order(path=(), environment={"PYTHONSAFEPATH": "1", "PYTHONPATH": HERE}))
         assert (await worker.ready)[0] == b"open"
@@ -83,31 +83,31 @@ def test_it_finds_what_the_server_s_own_variables_say_though_they_leave_out_its_
 
 
 @pytest.mark.parametrize("name", ["logging", "string", "ssl", "subprocess", "concurrent"])
-def test_a_file_of_the_users_that_is_called_as_one_of_python_s_own_is_in_nobody_s_way(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_user_file_named_like_a_standard_module_does_not_shadow_the_module(tmp_path: Path, name: str) -> None:
     (tmp_path / f"{name}.py").write_text("raise RuntimeError('this is the model, not the library')\n")
 
     async def work() -> None:
-        worker = Worker(order(path=(str(tmp_path), HERE)))  # the service imports asyncio, and that all of them
+        worker = Worker(
+            order(path=(str(tmp_path), HERE))
+        )  # the service imports asyncio, which imports all of these modules
         assert (await worker.call(CALL, b"echo"))[0] == b"echo"
         await ended(worker)
 
     scene(work())
 
 
-def test_its_children_inherit_neither_its_socket_nor_its_memory() -> None:
+def test_child_processes_do_not_inherit_the_socket_or_the_memory_of_a_worker() -> None:
     async def work() -> bytes:
         worker = Worker(order())
         reply = await worker.call(CALL, b"descriptors")
         await ended(worker)
         return reply[0]
 
-    # its input and outputs, the socket, the memory that is mapped, and the folder that is being listed
+    # its standard streams, the socket, the mapped memory, and the folder being listed
     assert len(scene(work()).split()) == 6
 
 
-def test_a_cancelled_call_runs_and_its_answer_is_let_go_of() -> None:
+def test_a_canceled_call_runs_and_its_answer_is_freed() -> None:
     async def work() -> None:
         worker = Worker(order())
         await worker.ready
@@ -129,7 +129,7 @@ def test_a_cancelled_call_runs_and_its_answer_is_let_go_of() -> None:
     scene(work())
 
 
-def test_what_is_told_during_a_call_is_heard_by_a_service_that_listens() -> None:
+def test_a_message_during_a_call_reaches_a_listening_service() -> None:
     async def work() -> bytes:
         worker = Worker(order(settings={"listens": True}))
         hearing = worker.call(CALL, b"hear")
@@ -142,7 +142,7 @@ def test_what_is_told_during_a_call_is_heard_by_a_service_that_listens() -> None
     assert scene(work()) == b"now"
 
 
-def test_what_is_told_before_it_is_open_is_heard_when_it_is() -> None:
+def test_a_message_before_the_opening_is_delivered_after_the_opening() -> None:
     async def work() -> bytes:
         worker = Worker(order())
         worker.send_message(64, 0, b"early")
@@ -153,7 +153,7 @@ def test_what_is_told_before_it_is_open_is_heard_when_it_is() -> None:
     assert scene(work()) == b"early"
 
 
-def test_what_the_service_says_arrives_before_its_reply() -> None:
+def test_a_message_of_the_service_arrives_before_its_reply() -> None:
     async def work() -> list[Any]:
         said: list[Any] = []
         worker = Worker(order(), on_message=lambda kind, number, body, arrays: said.append((kind, number, body)))
@@ -181,7 +181,7 @@ def test_a_service_on_a_loop_keeps_its_tasks_between_calls() -> None:
     scene(work())
 
 
-def test_stop_lets_the_calls_on_their_way_end() -> None:
+def test_stopping_a_worker_finishes_the_calls_in_flight() -> None:
     async def work() -> None:
         lost: list[Worker] = []
         worker = Worker(order(), lost.append)
@@ -197,7 +197,7 @@ def test_stop_lets_the_calls_on_their_way_end() -> None:
 
 
 class TestOpening:
-    """A worker that cannot be opened says what is wrong, and is gone."""
+    """A worker that cannot be opened reports the reason and ends."""
 
     def refused(self, code: Code, **said: Any) -> str:
         async def work() -> str:
@@ -217,44 +217,44 @@ class TestOpening:
 
         return scene(work())
 
-    def test_an_interpreter_that_is_not_there(self) -> None:
+    def test_a_missing_interpreter_is_an_error(self) -> None:
         text = self.refused(Code.INVALID, interpreter="/nowhere/python")
         assert text == "the test's worker: Python '/nowhere/python' cannot be used: No such file or directory"
 
-    def test_an_interpreter_that_is_no_program(self, tmp_path: Path) -> None:
+    def test_a_non_executable_interpreter_is_an_error(self, tmp_path: Path) -> None:
         (tmp_path / "python").write_text("?")
         text = self.refused(Code.INVALID, interpreter=str(tmp_path / "python"))
         assert text == f"the test's worker: Python '{tmp_path}/python' cannot be used: Permission denied"
 
-    def test_a_folder_that_is_not_there(self) -> None:
+    def test_a_missing_folder_is_an_error(self) -> None:
         text = self.refused(Code.INVALID, folder=Path("/nowhere"))
         assert text == "the test's worker: folder '/nowhere' cannot be used: No such file or directory"
 
-    def test_an_interpreter_without_numpy(self, tmp_path: Path) -> None:
+    def test_an_interpreter_without_numpy_is_an_error(self, tmp_path: Path) -> None:
         bare = tmp_path / "python"
         bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
         bare.chmod(0o755)
         text = self.refused(Code.INVALID, interpreter=str(bare), environment={"PYTHONPATH": ""})
         assert text == f"the test's worker: Python '{sys.executable}' has no module 'numpy', which workers require"
 
-    def test_an_interpreter_that_is_none_of_python(self) -> None:
+    def test_an_interpreter_that_is_not_python_is_an_error(self) -> None:
         text = self.refused(Code.NOT_READY, interpreter="/bin/false")
         assert text == "the test's worker ended while it was starting: exit status 1"
 
-    def test_a_service_that_is_not_there(self) -> None:
+    def test_a_missing_service_is_an_error(self) -> None:
         assert self.refused(Code.INTERNAL, service="nowhere") == "ModuleNotFoundError: No module named 'nowhere'"
 
-    def test_a_service_that_refuses(self) -> None:
+    def test_an_infer_error_of_the_service_is_raised_unchanged(self) -> None:
         assert self.refused(Code.INVALID, settings={"raises": "no such model"}) == "no such model"
 
-    def test_a_service_that_raises(self) -> None:
+    def test_an_exception_of_the_service_is_an_internal_error(self) -> None:
         assert self.refused(Code.INTERNAL, settings={"breaks": "x"}) == "KeyError: 'x'"
 
-    def test_a_service_that_ends_its_process(self) -> None:
+    def test_a_service_that_ends_its_process_is_an_error(self) -> None:
         text = self.refused(Code.NOT_READY, settings={"exits": 4})
         assert text == "the test's worker ended while it was starting: exit status 4"
 
-    def test_a_service_that_takes_too_long(self) -> None:
+    def test_a_service_that_does_not_open_in_time_is_killed(self) -> None:
         async def work() -> None:
             worker = Worker(order(settings={"hangs": True}, open_limit_s=0.3))
             with pytest.raises(WorkerLost, match=r"opening took longer than its limit of 0\.3 s") as caught:
@@ -272,7 +272,7 @@ class TestOpening:
             ("threading.Thread.start", RuntimeError("can't start new thread")),
         ],
     )
-    def test_a_system_without_descriptors_or_threads_for_it(
+    def test_a_worker_without_descriptors_or_threads_left_is_an_error(
         self, monkeypatch: pytest.MonkeyPatch, what: str, error: Exception
     ) -> None:
         def refuse(*_: Any) -> None:
@@ -288,7 +288,7 @@ class TestOpening:
         scene(work())
 
 
-def test_whoever_asks_without_a_future_is_told_once_and_in_order_however_it_ends() -> None:
+def test_callbacks_of_calls_are_called_once_and_in_order_however_the_calls_end() -> None:
     async def work() -> list[tuple[bytes, str]]:
         worker = Worker(order())
         await worker.ready
@@ -299,7 +299,7 @@ def test_whoever_asks_without_a_future_is_told_once_and_in_order_however_it_ends
 
         for word in (b"echo 1", b"refuse too much", b"echo 2", b"kill", b"echo 3"):
             worker.send_call(answered, CALL, word)
-        assert not told  # never in the turn in which it is asked
+        assert not told  # never in the turn of the loop in which the call is sent
         await worker.ended
         with pytest.raises(NotStartedError):
             worker.send_call(answered, CALL, b"echo 4")

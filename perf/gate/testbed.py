@@ -20,14 +20,14 @@ QUIET = "--log-info=false"
 """Passed to `serve`."""
 
 
-class World:
+class Testbed:
     """The servers and generators of a run, each started when first needed."""
 
     def __init__(self, stack: contextlib.ExitStack) -> None:
         self._stack = stack
         self._servers: dict[str, tuple[load.Process, int]] = {}
         self._fleets: dict[tuple[str, str], Fleet] = {}
-        self._found: dict[Callable[[], float], float] = {}
+        self._cached: dict[Callable[[], float], float] = {}
         self.folder = models.DEFAULT_FOLDER
         models.make(self.folder)
 
@@ -67,11 +67,11 @@ class World:
             raise RuntimeError(f"{name}, {call}: {len(window.ends_ns)} answers, errors: {dict(window.errors)}")
         return window, spent_s
 
-    def once(self, measure: Callable[[], float]) -> float:
+    def cached(self, measure: Callable[[], float]) -> float:
         """Measure once what does not vary."""
-        if measure not in self._found:
-            self._found[measure] = measure()
-        return self._found[measure]
+        if measure not in self._cached:
+            self._cached[measure] = measure()
+        return self._cached[measure]
 
     def server_ratio(self, one: str, other: str, call: str) -> float:
         """Return one server's CPU per request relative to another's, measured in turns."""
@@ -116,18 +116,18 @@ def _echo() -> Iterator[tuple[load.Process, int]]:
 
 
 _Served = contextlib.AbstractContextManager[tuple[load.Process, int]]
-_SERVERS: Mapping[str, Callable[[World], _Served]] = MappingProxyType(
+_SERVERS: Mapping[str, Callable[[Testbed], _Served]] = MappingProxyType(
     {
-        "penstock": lambda world: load.penstock_over_grpc(world.folder, QUIET),
-        "uvicorn": lambda world: _echo(),
-        "grpc.aio": lambda world: grpc.grpc_aio(world.iris),
-        "bare": lambda world: _bare(),
+        "penstock": lambda testbed: load.penstock_over_grpc(testbed.folder, QUIET),
+        "uvicorn": lambda testbed: _echo(),
+        "grpc.aio": lambda testbed: grpc.grpc_aio(testbed.iris),
+        "bare": lambda testbed: _bare(),
     }
 )
 
 
 @contextlib.contextmanager
-def world() -> Iterator[World]:
+def testbed() -> Iterator[Testbed]:
     """Provide servers and generators until the block ends.
 
     Bytecode is compiled first: starts are measured with it, as in an installation, even with PYTHONDONTWRITEBYTECODE.
@@ -135,4 +135,4 @@ def world() -> Iterator[World]:
     for package in ("server", "batching", "backends", "perf"):
         compileall.compile_dir(Path(__file__).parents[2] / package, quiet=2)
     with contextlib.ExitStack() as stack:
-        yield World(stack)
+        yield Testbed(stack)
