@@ -292,15 +292,18 @@ def test_deleting_a_training_ends_its_process_and_child_processes(pipe: Pipe) ->
     scene(work())
 
 
-def test_a_training_deleted_while_its_model_is_loading_never_runs(tmp_path: Path, pipe: Pipe) -> None:
+def test_a_training_deleted_while_its_model_is_loading_never_runs(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+
     async def work() -> None:
         async with opened() as (models, _):
-            uuid = await begun(models, told=pipe.path)
+            uuid = await begun(models, told=str(pids))
 
             assert shown(await models.jobs.delete("m", uuid))["status"] == "cancelled"
             assert models.trainings.trainings_of("m") == []
 
     scene(work())
+    assert not pids.exists()
 
 
 def test_a_trainings_upload_exists_during_the_training_and_is_removed_afterwards() -> None:

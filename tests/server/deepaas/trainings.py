@@ -62,7 +62,8 @@ class FakeTrainer:
 
     def raise_(self, words: str) -> None:
         """Have the training raise."""
-        self._end.set_result(json.dumps({"error": words}).encode())
+        if not self._end.done():
+            self._end.set_result(json.dumps({"error": words}).encode())
 
     def fail(self, why: str) -> None:
         """Have its process end."""
