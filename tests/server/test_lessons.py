@@ -1,6 +1,6 @@
 """What went wrong in Triton, each as a test: its published CVEs, and its present limits.
 
-Source: NVIDIA's bulletins and the commits after them, as ../shared/compat/triton.md 6a and 6b list them.
+Source: NVIDIA's bulletins and the commits after them, as published up to 2026.
 """
 
 from __future__ import annotations
