@@ -11,7 +11,7 @@ Row = dict[str, tuple[str, ...]]
 
 _LIFE = "test_lifecycle"
 _REFUSED = f"{_LIFE}::test_an_unsupported_configuration_is_rejected_with_the_name_of_the_field"
-_FLAGS = "server/test_triton_flags::test_a_flag_of_triton_s_is_refused_with_its_reason"
+_FLAGS = "server/test_triton_flags::test_an_unsupported_triton_flag_is_rejected_with_the_reason"
 _DYNAMIC = "test_dynamic_batching"
 _FORMS = "test_tensor_forms"
 _SEQUENCES = "test_sequences"
@@ -175,7 +175,7 @@ SCHEDULING: dict[str, Row] = {
         ),
         "HTTP connection close": (
             f"{_LIFE}::TestCancellation::test_requests_of_closed_http_connections_never_run",
-            "server/test_disconnect::test_what_a_gone_client_asked_for_leaves_the_queue_and_never_runs",
+            "server/test_disconnect::test_the_queued_request_of_a_disconnected_client_is_removed_and_never_runs",
         ),
         "between ensemble steps": ("test_ensembles::TestCancellation",),
         "not once it runs": (
@@ -223,7 +223,7 @@ LIFECYCLE: dict[str, Row] = {
         "labels file": ("test_tritonclient_grpc::TestInfer::test_classification_returns_the_top_classes",),
         "warmup/": ("test_warmup_samples::test_zero_random_and_file_samples_run_before_the_model_is_ready",),
         "configs/<name>.pbtxt, --model-config-name": (
-            f"{_CONTROL}::TestModes::test_a_configuration_by_name_stands_in",
+            f"{_CONTROL}::TestModes::test_the_named_configuration_replaces_the_default_where_it_exists",
         ),
         "leading zero, non-integer": (
             f"{_LIFE}::TestRepositoryLayout::test_only_positive_integers_without_leading_zeros_are_versions",
@@ -246,33 +246,33 @@ LIFECYCLE: dict[str, Row] = {
         ),
     },
     "control modes": {
-        "none": (f"{_CONTROL}::TestModes::test_only_explicit_lets_models_be_loaded_by_name",),
+        "none": (f"{_CONTROL}::TestModes::test_models_can_be_loaded_by_name_only_in_explicit_mode",),
         "poll, --repository-poll-secs": (
-            f"{_CONTROL}::TestModes::test_polling_finds_what_was_added_changed_and_removed",
-            f"{_CONTROL}::TestModes::test_polling_happens_by_itself",
+            f"{_CONTROL}::TestModes::test_polling_detects_added_changed_and_removed_models",
+            f"{_CONTROL}::TestModes::test_the_repository_is_polled_periodically_in_poll_mode",
             f"{_LIFE}::test_versions_are_loaded_and_unloaded_as_their_folders_appear_and_disappear",
         ),
         "explicit": (
             f"{_CONTROL}::TestTritonclient",
             f"{_CONTROL}::TestTritonclientGrpc",
-            f"{_CONTROL}::TestUnderLoad",
+            f"{_CONTROL}::TestSwapsUnderLoad",
         ),
         "--load-model": (
-            f"{_CONTROL}::TestModes::test_all_models_can_be_loaded_at_start",
+            f"{_CONTROL}::TestModes::test_load_model_with_an_asterisk_loads_all_models_at_start",
             "server/repository/test_control::TestStarting",
         ),
         "load returns UNAVAILABLE (503)": (
-            f"{_CONTROL}::TestModes::test_only_explicit_lets_models_be_loaded_by_name",
+            f"{_CONTROL}::TestModes::test_models_can_be_loaded_by_name_only_in_explicit_mode",
             f"{_LOADING}::TestLoadThreads::test_load_and_unload_are_rejected_unless_the_control_mode_is_explicit",
         ),
     },
     "load-time override": {
         "config": (
-            f"{_CONTROL}::TestTritonclient::test_a_configuration_is_taken_for_this_load_alone",
+            f"{_CONTROL}::TestTritonclient::test_a_configuration_in_a_load_request_applies_only_to_that_load",
             f"{_LOADING}::TestReconfiguration",
         ),
         "file:<rel path>": (
-            f"{_CONTROL}::TestTritonclient::test_files_are_a_model_of_their_own",
+            f"{_CONTROL}::TestTritonclient::test_files_in_a_load_request_create_a_model",
             f"{_CONTROL}::TestTritonclientGrpc",
         ),
     },
