@@ -1,4 +1,4 @@
-"""An Engine whose models the loop runs, and what comes to it."""
+"""An Engine whose models run on the loop, and requests that arrive at it."""
 
 from __future__ import annotations
 

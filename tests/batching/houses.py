@@ -1,4 +1,4 @@
-"""A Model with its Instances running, whose requests a test puts in by itself."""
+"""A Model with its Instances running, to which a test adds requests directly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fake device: Bindings whose runs are begun and ended apart, one after another as on one stream."""
+"""A fake device: Bindings whose runs begin and end in separate steps, one after another as on one stream."""
 
 from __future__ import annotations
 

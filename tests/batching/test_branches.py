@@ -147,7 +147,7 @@ async def served(*specs: ModelSpec) -> AsyncIterator[tuple[House, Teller]]:
         yield kept, loader.tellers["many"]
         for gate in kept.gates.values():
             gate.open()
-        while not kept.at_rest():  # noqa: ASYNC110 - what runs on, and nobody waits for, has no event
+        while not kept.at_rest():  # noqa: ASYNC110 - requests that outlive the test have no event
             await asyncio.sleep(0)
 
 
@@ -258,7 +258,7 @@ async def test_answers_come_in_the_order_of_the_step_even_if_a_later_one_finishe
         await first.entered()
         many.tell(asked, 20, 30)
         many.end(asked)
-        while len(kept.backends["plus"].runs) < 3:  # noqa: ASYNC110 - a fake tells nobody
+        while len(kept.backends["plus"].runs) < 3:  # noqa: ASYNC110 - a fake has no event
             await asyncio.sleep(0)
         assert client.came == []
         first.open()
@@ -526,7 +526,7 @@ async def test_answers_that_finish_out_of_order_count_toward_the_limit_until_del
         client = Client(kept, "spread", 1)
         (asked,) = await many.holds(1)
         many.tell(asked, SLOW, *range(20, 20 + 2 * MOST))
-        while kept.engine.model("plus").inflight > 1:  # noqa: ASYNC110 - a fake tells nobody
+        while kept.engine.model("plus").inflight > 1:  # noqa: ASYNC110 - a fake has no event
             await asyncio.sleep(0)
         assert len(kept.backends["plus"].runs) <= MOST
         first.open()

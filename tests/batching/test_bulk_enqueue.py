@@ -237,7 +237,7 @@ class TestThroughAnEnsemble:
             await kept.gates["second"].entered()
             kept.submit("pair", 1)
             async with asyncio.timeout(PATIENCE_S):
-                while not kept.engine.model("second").scheduler.request_count:  # noqa: ASYNC110 - nobody tells
+                while not kept.engine.model("second").scheduler.request_count:  # noqa: ASYNC110 - the queue has no event
                     await asyncio.sleep(0)
             for value in (2, 3):
                 kept.submit("lone", value)

@@ -501,7 +501,7 @@ class TestFairness:
             assert waited <= B + (3 * instances + 1) * others * B / room
 
     @given(st.lists(COSTS, min_size=2, max_size=6), st.integers(1, 3))
-    def test_hot_models_get_equal_time_for_any_batch_costs_and_wrong_predictions(
+    def test_busy_models_get_equal_time_for_any_batch_costs_and_wrong_predictions(
         self, costs: list[list[tuple[int, int]]], room: int
     ) -> None:
         house = House(room, [Simulated(1, 1, each) for each in costs])
@@ -512,7 +512,7 @@ class TestFairness:
             assert max(used) - min(used) <= 4 * B
 
     @given(st.lists(st.tuples(COSTS, st.sampled_from(WEIGHTS)), min_size=2, max_size=5))
-    def test_hot_models_get_time_in_proportion_to_their_weights(
+    def test_busy_models_get_time_in_proportion_to_their_weights(
         self, models: list[tuple[list[tuple[int, int]], float]]
     ) -> None:
         house = House(1, [Simulated(1, 1, costs, weight=weight) for costs, weight in models])

@@ -276,7 +276,7 @@ class TestReplacing:
             engine.submit(request)
         replacing = asyncio.ensure_future(engine.load(spec_of()))
         async with asyncio.timeout(PATIENCE_S):
-            while engine.model("m") is first:  # noqa: ASYNC110 - publishing is told to nobody
+            while engine.model("m") is first:  # noqa: ASYNC110 - publishing has no event
                 await asyncio.sleep(0)
 
         # the new model serves while the old one still runs

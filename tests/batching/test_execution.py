@@ -1,4 +1,4 @@
-"""One run of one Batch: rows up to an allowed size, and outputs that are not what they should be."""
+"""One run of one Batch: rows up to an allowed size, and wrong outputs."""
 
 from __future__ import annotations
 

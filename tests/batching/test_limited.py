@@ -292,7 +292,7 @@ class TestReleasingResources:
                         for _ in requests:
                             house.next()
                         house.add(turn)  # and is closed while these wait or run
-            except BaseException as error:  # noqa: BLE001 - told to the test
+            except BaseException as error:  # noqa: BLE001 - reported to the test
                 failures.append(error)
 
         threads = [threading.Thread(target=life, args=(number,)) for number in range(4)]

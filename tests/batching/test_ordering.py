@@ -122,7 +122,7 @@ def submit(engine: Engine, model: Model, sink: ListSink, values: Sequence[float]
 async def deliveries(model: Model, left: int) -> None:
     """Let the loop process finished runs until `left` requests are in flight."""
     async with asyncio.timeout(10):
-        while model.inflight != left:  # noqa: ASYNC110 - nobody is told of what is kept back
+        while model.inflight != left:  # noqa: ASYNC110 - held answers have no event
             await asyncio.sleep(0)
 
 

@@ -163,7 +163,7 @@ class TestInVirtualTime:
                 assert after.begun == before.ended  # it was there when the device was free
         for at, batch in enumerate(ran):
             if len(batch.arrivals) < most:
-                # nobody who was there when it closed was left behind, and it did not close before it was time
+                # no request that had arrived was left behind, and the batch did not close too early
                 later = [each for other in ran[at + 1 :] for each in other.arrivals]
                 assert all(each > batch.taken for each in later)
                 assert at == 0 or batch.taken >= ran[at - 1].ended - lead_ns - 1

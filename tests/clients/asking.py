@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from penstock.batching.model import Model
 from tests.fakes import PATIENCE_S
 from tests.live import Live
 
@@ -76,7 +77,7 @@ class Asking:
 
     def until_in_line(self) -> None:
         """Wait until an Instance is in the rate limiter's queue: its thread may arrive there after its requests."""
-        claims = [claim for place in self._model().places for claim in place.claims]
+        claims = [claim for placement in self._model().placements for claim in placement.claims]
         self.until(lambda: any(claim.waiter is not None for claim in claims))
 
     def until(self, condition: Any) -> None:
@@ -84,7 +85,7 @@ class Asking:
         end_s = time.monotonic() + PATIENCE_S
         while not condition():
             if time.monotonic() > end_s:
-                raise TimeoutError("it never came to be so")
+                raise TimeoutError("the condition never held")
             time.sleep(0.001)
 
     def counts(self) -> tuple[dict[int, int], int, int]:
@@ -113,7 +114,7 @@ class Asking:
         return Answer(end_s - start_s, end_s, value, error)
 
     def _check(self, sent: Any, found: Any) -> None:
-        """Hold an answer against what was sent."""
+        """Compare an answer with the values sent."""
         np.testing.assert_array_equal(found, sent)
 
     def _more(self, before: int) -> bool:
@@ -127,7 +128,7 @@ class Asking:
         await asyncio.sleep(0)
         return int(self._model().waiting_requests)
 
-    def _model(self) -> Any:
+    def _model(self) -> Model:
         return self.live.server.engine.model(self.model)
 
 

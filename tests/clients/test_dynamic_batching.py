@@ -259,7 +259,7 @@ class TestDelayedScheduler:
 LEVELS = "priority_levels: 3 default_priority_level: 2"
 
 
-class TestPriorities:
+class TestPriorityLevels:
     @pytest.mark.parametrize(
         ("said", "order"),
         [

@@ -100,7 +100,7 @@ def until(condition: Callable[[], Any]) -> None:
     end_s = time.monotonic() + PATIENCE_S
     while not condition():
         if time.monotonic() > end_s:
-            raise TimeoutError("it never came to be so")
+            raise TimeoutError("the condition never held")
         time.sleep(0.02)  # leave the processor to a starting process
 
 

@@ -365,7 +365,7 @@ def test_all_workers_are_ended_when_their_start_is_canceled(echo: Echo, monkeypa
     assert [worker.serving for worker in stage.workers] == [False] * 2
 
 
-def test_a_worker_is_replaced_after_max_calls_calls(echo: Echo, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_is_replaced_after_its_maximum_number_of_calls(echo: Echo, monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage(echo, crew=partial(Crew, max_calls=lambda: 3))
     ledger = Ledger()
     there = []

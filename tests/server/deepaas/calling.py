@@ -1,4 +1,4 @@
-"""How the tests of this folder call what stands inside a worker: with requests as the server would pass them on."""
+"""Calls to the service inside a worker, with requests as the server would pass them on."""
 
 from __future__ import annotations
 

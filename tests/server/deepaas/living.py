@@ -1,4 +1,4 @@
-"""A live server of the model `m`, which tests/server/deepaas/modules/waits.py is, and what its clients do."""
+"""A live server of the model `m` (tests/server/deepaas/modules/waits.py), and its clients."""
 
 from __future__ import annotations
 

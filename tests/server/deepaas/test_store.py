@@ -186,7 +186,7 @@ def test_records_that_a_full_disk_rejected_are_written_when_it_has_room(
         store.drop(RECORD.uuid)
         await store.flush()
         await store._on_thread(store._database.execute, "PRAGMA max_page_count = 100000")  # type: ignore[union-attr]
-        while not retry_s and store._pending:  # noqa: ASYNC110 - nobody else tells
+        while not retry_s and store._pending:  # noqa: ASYNC110 - saving has no event
             await asyncio.sleep(0)
         await store.close()
         return [record.uuid for record in await kept(tmp_path / "jobs")]

@@ -294,7 +294,7 @@ def test_an_unreadable_record_does_not_prevent_others_from_being_read(tmp_path: 
 
 async def run_until(holds: Any) -> None:
     """Let the loop and its threads run; `done` limits the time."""
-    while not holds():  # noqa: ASYNC110 - nobody else tells
+    while not holds():  # noqa: ASYNC110 - threads have no event
         await asyncio.sleep(0)
 
 

@@ -1,4 +1,4 @@
-"""What the tests of trainings share: Trainers that do nothing until they are told, and a clock that stands."""
+"""Shared by the tests of trainings: Trainers that the test controls, and a clock that stands still."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOON = datetime(2026, 11, 23, 12, 0, 0, 250)  # noqa: DTZ001 - as the original's
 
 
 class Clock:
-    """A clock that moves only when told to."""
+    """A clock that moves only when a test advances it."""
 
     def __init__(self) -> None:
         self.now = NOON

@@ -133,7 +133,7 @@ def test_a_requirements_folder_that_is_not_an_environment_is_rejected(kept: Path
         Environments(kept).interpreter(WorkerSpec(requirements=tmp_path), LABEL)
 
 
-# -- made once -------------------------------------------------------------------------------------------------
+# -- created once ----------------------------------------------------------------------------------------------
 
 
 def test_an_environment_is_made_once_and_kept(kept: Path, spec: WorkerSpec, python: FakePython) -> None:

@@ -82,7 +82,7 @@ class TestMemory:
         assert "mmap" in type(base_of(buffer)).__name__
         assert type(base_of(y)).__name__ == "Slot"
 
-    def test_a_runtime_with_run_on_gets_large_tensors_in_shared_memory(self) -> None:
+    def test_a_runtime_with_run_on_gets_large_tensors_at_aligned_addresses(self) -> None:
         with faulty(on=1) as backend:
             y, place = ask(bound(backend), np.ones(LARGE, np.float32), 0, 1)
 

@@ -532,7 +532,7 @@ class TestErrorMessages:
         assert "options={'zipmap': False}" in message
 
 
-class TestSizes:
+class TestTensorSizes:
     @pytest.mark.parametrize("shape", [[2**40, 0, 2], [0, 2**62, 2], [1 << 21, 0, 2]])
     def test_an_empty_tensor_with_a_huge_dim_is_rejected(self, shape: list[int]) -> None:
         # otherwise a model might produce an output of that size although no byte was sent

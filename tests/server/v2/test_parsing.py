@@ -166,7 +166,7 @@ class TestBothParsers:
         assert refused(text) == f"failed to parse the request JSON buffer: {said}"
 
 
-class TestNumbersInBuffers:
+class TestNumberArrays:
     @pytest.mark.parametrize(
         ("datatype", "data", "values"),
         [
@@ -297,7 +297,7 @@ def test_thousands_of_inputs_are_not_converted_one_by_one() -> None:
     assert found == {"inputs": [{}] * 10_000}
 
 
-class TestManyValues:
+class TestValueLimit:
     """The limit is lowered for these tests; test_json_text.py tests what counts as a value."""
 
     MOST = 2000
