@@ -20,10 +20,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from .gpu.context import GPU, CheckContext, out_folder
 from .gpu.machine import described
 from .gpu.parts import PARTS, ROWS, TOTAL_S, chosen, run_all
 from .gpu.rows import Row, figure, parsed, summary, table
-from .gpu.world import GPU, World, out_folder
 from .verdicts import FAILS, HOLDS
 
 _FAILED, _USAGE = 1, 2
@@ -47,15 +47,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows_file = folder / ROWS
         if args.fresh:
             rows_file.unlink(missing_ok=True)
-        world = World(args.device, folder.resolve(), args.quick, earlier=_earlier_rows(rows_file, rerun=args.only))
+        context = CheckContext(
+            args.device, folder.resolve(), args.quick, earlier=_earlier_rows(rows_file, rerun=args.only)
+        )
         say = RowWriter((rows_file, out / ROWS))
-        say.begin(world.earlier)
+        say.begin(context.earlier)
         rows: list[Row] = []
         try:
-            rows = run_all(parts, world, say, start_s)
+            rows = run_all(parts, context, say, start_s)
         finally:
             rows = rows or list(say.rows)
-            text = write_report(world, rows, time.monotonic() - start_s, out)
+            text = write_report(context, rows, time.monotonic() - start_s, out)
             print(f"\n{text}", flush=True)
             (out / "logs.txt").write_text(logs(folder), "utf-8")
     return _FAILED if any(row.held is False for row in rows) else 0
@@ -106,16 +108,16 @@ def logs(folder: Path) -> str:
     return "\n".join(f"== {name}\n{text}" for name, text in kept if text)
 
 
-def write_report(world: World, rows: Sequence[Row], took_s: float, out: Path) -> str:
+def write_report(context: CheckContext, rows: Sequence[Row], took_s: float, out: Path) -> str:
     """Write the table and the figures. Returns: the table."""
-    stand_in = "" if world.on_gpu and not world.quick else "NOT A GPU'S FIGURES: a stand-in. "
-    where = world.device if world.on_gpu else "the CPU"
+    stand_in = "" if context.on_gpu and not context.quick else "NOT A GPU'S FIGURES: a stand-in. "
+    where = context.device if context.on_gpu else "the CPU"
     today = dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
     description = described() | {"took": f"{took_s:.0f} s of at most {TOTAL_S:.0f}"}
-    text = table(f"{stand_in}{today}, {where}{', small models' if world.quick else ''}", rows, description)
+    text = table(f"{stand_in}{today}, {where}{', small models' if context.quick else ''}", rows, description)
     (out / "gpu_check.md").write_text(text, "utf-8")
     document = {
-        "at": today, "device": world.device, "quick": world.quick, "took_s": took_s, "machine": description,
+        "at": today, "device": context.device, "quick": context.quick, "took_s": took_s, "machine": description,
         "summary": summary(rows), "rows": [asdict(row) for row in rows],
     }  # fmt: skip
     (out / "gpu_check.json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", "utf-8")

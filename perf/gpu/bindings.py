@@ -17,11 +17,11 @@ from penstock.backends.backend import Array, Binding, OverlappingBinding, suppor
 from penstock.backends.loading import load_onnx
 from penstock.batching.loading.completion import complete
 
-from .correct import TOLERANCE, off_by, on_cpu
-from .engines import How, spec_of
+from .context import KINDS, CheckContext
+from .correct import TOLERANCE, max_error, on_cpu
+from .engines import LoadOptions, spec_of
 from .models import FP16, Tensor, Variant, bf16_to_fp32
 from .rows import Row, at_least, at_most, failed
-from .world import KINDS, World
 
 ROWS, TRIES = 8, 5
 LARGE: Mapping[str, int] = MappingProxyType({"cnn": 128, "encoder": 128, "mlp": 4096})
@@ -30,45 +30,45 @@ _PART = "bindings"
 NO_GRAPHS: Mapping[str, str] = MappingProxyType({})
 
 
-def report(world: World) -> Iterator[Row]:
+def report(context: CheckContext) -> Iterator[Row]:
     """Yield the findings for each model, with graphs and without."""
     for kind in KINDS:
-        variant = world.variant(kind, FP16)
+        variant = context.variant(kind, FP16)
         graphs = {"penstock.gpu_graphs": "1", "penstock.rows": f"{ROWS},{LARGE[kind]}"}
-        for name, options in ((", graphs", graphs), ("", NO_GRAPHS))[0 if world.on_gpu else 1 :]:
+        for name, options in ((", graphs", graphs), ("", NO_GRAPHS))[0 if context.on_gpu else 1 :]:
             try:
-                yield from _checked(world, variant, name, options)
+                yield from _checked(context, variant, name, options)
             except Exception as error:  # noqa: BLE001 - the other models may do
                 yield failed(_PART, f"{variant.name}{name}", error)
 
 
-def _checked(world: World, variant: Variant, name: str, options: Mapping[str, str]) -> Iterator[Row]:
-    backend: Any = load_onnx(world.file(variant), world.device, options)
+def _checked(context: CheckContext, variant: Variant, name: str, options: Mapping[str, str]) -> Iterator[Row]:
+    backend: Any = load_onnx(context.file(variant), context.device, options)
     try:
-        first, second = (bound(world, variant, backend, ROWS) for _ in range(2))
+        first, second = (bound(context, variant, backend, ROWS) for _ in range(2))
         drawn = drawn_for(backend, variant, 2 * ROWS)
         feeds = [[each[at : at + ROWS] for each in drawn] for at in (0, ROWS)]
-        if world.on_gpu and not options:
-            yield from _places(variant, backend)
+        if context.on_gpu and not options:
+            yield from _placement_rows(variant, backend)
         if options:
             for binding, feed in zip((first, second), feeds, strict=True):
                 prepare(binding, feed)
             yield at_least(_PART, f"{variant.name}: graphs captured", backend.graphs, 2)
-        wanted = on_cpu(world, world.variant(variant.kind, "fp32"), 2 * ROWS)
-        off = in_turns(first, second, feeds, wanted, variant)
+        wanted = on_cpu(context, context.variant(variant.kind, "fp32"), 2 * ROWS)
+        off = run_alternately(first, second, feeds, wanted, variant)
         yield at_most(_PART, f"{variant.name}: two under way, off by at most{name}", off, TOLERANCE[FP16])
         if supports_overlap(first):
             rows = LARGE[variant.kind]
-            large, feed = bound(world, variant, backend, rows), drawn_for(backend, variant, rows)
+            large, feed = bound(context, variant, backend, rows), drawn_for(backend, variant, rows)
             prepare(large, feed)
-            yield world.judged(_returned(variant, name, early(large, feed)))
+            yield context.judged(_returned(variant, name, early(large, feed)))
     finally:
         backend.close()
 
 
-def bound(world: World, variant: Variant, backend: Any, rows: int) -> Any:
+def bound(context: CheckContext, variant: Variant, backend: Any, rows: int) -> Any:
     """Bind this many rows, as an Engine would."""
-    spec = complete(spec_of(world, variant, How(rows)), backend.graph)
+    spec = complete(spec_of(context, variant, LoadOptions(rows)), backend.graph)
     return backend.bind(spec.binding_signature or spec.signature, rows)
 
 
@@ -78,7 +78,7 @@ def drawn_for(backend: Any, variant: Variant, rows: int) -> list[Array]:
     return [drawn[tensor.name] for tensor in backend.graph.inputs]
 
 
-def _places(variant: Variant, backend: Any) -> Iterator[Row]:
+def _placement_rows(variant: Variant, backend: Any) -> Iterator[Row]:
     for what, found in (("nodes on the CPU", "cpu_nodes"), ("tensors on the host", "host_tensors")):
         listed: tuple[str, ...] | None = getattr(backend, found)
         value = "not told" if listed is None else len(listed)
@@ -103,7 +103,7 @@ def prepare(binding: Any, feed: list[Array]) -> None:
     binding.prepare(len(feed[0]), [each.shape for each in feed])
 
 
-def in_turns(
+def run_alternately(
     first: Binding, second: Binding, feeds: list[list[Array]], wanted: Tensor, variant: Variant
 ) -> float:  # fmt: skip
     """Run both at once, a few times; return the greatest deviation of their answers."""
@@ -116,7 +116,7 @@ def in_turns(
         for turn, binding in enumerate((first, second)):
             (answer,) = binding.end() if supports_overlap(binding) else binding.run((0,))
             part = wanted[turn * ROWS : (turn + 1) * ROWS]
-            furthest = max(furthest, off_by(bf16_to_fp32(np.asarray(answer), variant.precision), part))
+            furthest = max(furthest, max_error(bf16_to_fp32(np.asarray(answer), variant.precision), part))
     return furthest
 
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import uvloop
 
+from .context import CheckContext
 from .engine import ROWS_EACH
-from .engines import DEEP, How, drive, inputs_of, served
+from .engines import DEEP, LoadOptions, drive, inputs_of, served
 from .models import FP16, Variant
 from .rows import Row, at_least, failed
-from .world import World
 
 COVERED, BUSY = 0.5, 0.9
 """The share of copy time that should overlap with kernels, and the share of time that kernels should run."""
@@ -35,15 +35,15 @@ class Seen:
     copies_out: Sequence[Span]
 
 
-def report(world: World) -> Iterator[Row]:
+def report(context: CheckContext) -> Iterator[Row]:
     """Yield the share of copies that overlapped with kernels, and how busy the device was, for each model."""
-    if not world.on_gpu:
+    if not context.on_gpu:
         yield Row("copies", "profile", "not made", note="there is no device whose copies could be seen")
         return
     for kind in ("cnn", "encoder"):
-        variant = world.variant(kind, FP16)
+        variant = context.variant(kind, FP16)
         try:
-            seen = read(json.loads(uvloop.run(_profiled(world, variant)).read_text("utf-8")))
+            seen = read(json.loads(uvloop.run(_profiled(context, variant)).read_text("utf-8")))
             yield from _rows(variant, seen)
         except ImportError as error:
             yield Row("copies", "profile", "not made", note=str(error))
@@ -53,7 +53,7 @@ def report(world: World) -> Iterator[Row]:
 
 
 def _rows(variant: Variant, seen: Seen) -> Iterator[Row]:
-    computing = united(seen.kernels)
+    computing = merged(seen.kernels)
     for word, copies in (("in", seen.copies_in), ("out", seen.copies_out)):
         if not copies:
             yield failed("copies", f"{variant.name}: copies {word}", "none was seen")
@@ -72,16 +72,16 @@ def _rows(variant: Variant, seen: Seen) -> Iterator[Row]:
         yield at_least("copies", f"{variant.name}: share of the time that kernels run", busy, BUSY)
 
 
-async def _profiled(world: World, variant: Variant) -> Path:
+async def _profiled(context: CheckContext, variant: Variant) -> Path:
     from torch.profiler import ProfilerActivity, profile  # type: ignore[import-not-found, unused-ignore]
 
-    rows, path = ROWS_EACH[variant.kind], world.folder / f"{variant.name}.trace.json"
-    how = How(world.best_rows(variant))
-    async with served(world, variant, how) as (engine, model):
-        feed, callers = inputs_of(model, variant.inputs(rows)), max(DEEP * how.rows // rows, 2)
-        await drive(engine, model, feed, callers, world.seconds(_SECONDS))
+    rows, path = ROWS_EACH[variant.kind], context.folder / f"{variant.name}.trace.json"
+    load_options = LoadOptions(context.best_rows(variant))
+    async with served(context, variant, load_options) as (engine, model):
+        feed, callers = inputs_of(model, variant.inputs(rows)), max(DEEP * load_options.rows // rows, 2)
+        await drive(engine, model, feed, callers, context.seconds(_SECONDS))
         with profile(activities=[ProfilerActivity.CUDA]) as seen:
-            await drive(engine, model, feed, callers, world.seconds(_SECONDS))
+            await drive(engine, model, feed, callers, context.seconds(_SECONDS))
     seen.export_chrome_trace(str(path))
     return path
 
@@ -89,7 +89,7 @@ async def _profiled(world: World, variant: Variant) -> Path:
 def read(trace: Mapping[str, Any]) -> Seen:
     """Sort the events of a trace in Chrome's format: kernels, and copies by direction."""
     kernels: list[Span] = []
-    ways: dict[str, list[Span]] = {"HtoD": [], "DtoH": []}
+    transports: dict[str, list[Span]] = {"HtoD": [], "DtoH": []}
     for event in trace.get("traceEvents", ()):
         if "dur" not in event or "ts" not in event:
             continue
@@ -97,13 +97,13 @@ def read(trace: Mapping[str, Any]) -> Seen:
         if event.get("cat") == "kernel":
             kernels.append(span)
         elif event.get("cat") == "gpu_memcpy":
-            for word, spans in ways.items():
+            for word, spans in transports.items():
                 if word in event.get("name", ""):
                     spans.append(span)
-    return Seen(kernels, ways["HtoD"], ways["DtoH"])
+    return Seen(kernels, transports["HtoD"], transports["DtoH"])
 
 
-def united(spans: Sequence[Span]) -> list[Span]:
+def merged(spans: Sequence[Span]) -> list[Span]:
     """Merge spans that touch; ascending."""
     joined: list[Span] = []
     for begin, end in sorted(spans):

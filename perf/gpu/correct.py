@@ -19,10 +19,10 @@ import uvloop
 
 from penstock.backends.backend import Array
 
-from .engines import How, inputs_of, served
+from .context import KINDS, CheckContext
+from .engines import LoadOptions, inputs_of, served
 from .models import BF16, FP16, FP32, Tensor, Variant, bf16_to_fp32
 from .rows import Row, at_most, failed
-from .world import KINDS, World
 
 TOLERANCE: Mapping[str, float] = MappingProxyType({FP32: 5e-3, FP16: 2e-2, BF16: 1e-1})
 """The greatest allowed error: the norm of the difference relative to that of the reference. Single precision is
@@ -32,28 +32,28 @@ SIZES = (1, 3, 5, 7, 2, 11, 1, 1)
 """Rows of the requests, repeated."""
 _REQUESTS, POOL, _ROWS = 48, 24, 16
 CHECKED = (*((kind, precision) for kind in KINDS for precision in (FP32, FP16)), ("mlp", BF16))
-SETTINGS: Mapping[str, How] = MappingProxyType(
+SETTINGS: Mapping[str, LoadOptions] = MappingProxyType(
     {
-        "graphs": How(_ROWS, options={"penstock.gpu_graphs": "1", "penstock.rows": "1,2,4,8,16"}),
-        "no graphs, 2 instances": How(_ROWS, instances=2, options={"penstock.gpu_graphs": "0"}),
+        "graphs": LoadOptions(_ROWS, options={"penstock.gpu_graphs": "1", "penstock.rows": "1,2,4,8,16"}),
+        "no graphs, 2 instances": LoadOptions(_ROWS, instances=2, options={"penstock.gpu_graphs": "0"}),
     }
 )
 
 
-def report(world: World) -> Iterator[Row]:
+def report(context: CheckContext) -> Iterator[Row]:
     """Yield the greatest error of each model's answers, in each setting."""
-    wanted = cache(lambda kind: on_cpu(world, world.variant(kind, FP32)))
+    wanted = cache(lambda kind: on_cpu(context, context.variant(kind, FP32)))
     for kind, precision in CHECKED:
-        variant = world.variant(kind, precision)
-        if precision == BF16 and not world.on_gpu:
+        variant = context.variant(kind, precision)
+        if precision == BF16 and not context.on_gpu:
             yield Row(
                 "correct", f"{variant.name}: off by at most", "not run", note="ONNX Runtime has no such CPU kernels"
             )
             continue
-        for name, how in SETTINGS.items():
+        for name, load_options in SETTINGS.items():
             what = f"{variant.name}: off by at most, {name}"
             try:
-                off, batches = uvloop.run(_furthest(world, variant, how, wanted))
+                off, batches = uvloop.run(_furthest(context, variant, load_options, wanted))
             except Exception as error:  # noqa: BLE001 - the other models may do
                 yield failed("correct", what, error)
             else:
@@ -61,19 +61,19 @@ def report(world: World) -> Iterator[Row]:
                 yield at_most("correct", what, off, TOLERANCE[precision], note=note)
 
 
-def on_cpu(world: World, variant: Variant, rows: int = POOL) -> Tensor:
+def on_cpu(context: CheckContext, variant: Variant, rows: int = POOL) -> Tensor:
     """Return the CPU's answers for the pool of rows."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    path = str(world.file(variant))
+    path = str(context.file(variant))
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     (output,) = session.run(None, variant.inputs(rows))
     return np.asarray(output, np.float64)
 
 
-def off_by(answer: Tensor, wanted: Tensor) -> float:
+def max_error(answer: Tensor, wanted: Tensor) -> float:
     """Return the norm of the difference relative to the norm of `wanted`, for the worst row; NaN counts as far off."""
     if answer.shape != wanted.shape:
         return float("inf")
@@ -82,7 +82,7 @@ def off_by(answer: Tensor, wanted: Tensor) -> float:
     return worst if np.isfinite(worst) else float("inf")
 
 
-def places() -> list[Sequence[int]]:
+def row_selections() -> list[Sequence[int]]:
     """Return the rows of the pool that each request has."""
     found: list[Sequence[int]] = []
     at = 0
@@ -92,17 +92,19 @@ def places() -> list[Sequence[int]]:
     return found
 
 
-async def _furthest(world: World, variant: Variant, how: How, wanted_of: Callable[[str], Tensor]) -> tuple[float, int]:
-    async with served(world, variant, how) as (engine, model):
+async def _furthest(
+    context: CheckContext, variant: Variant, load_options: LoadOptions, wanted_of: Callable[[str], Tensor]
+) -> tuple[float, int]:
+    async with served(context, variant, load_options) as (engine, model):
         drawn, wanted = variant.inputs(POOL), wanted_of(variant.kind)
         before = model.statistics.snapshot().execution_count
 
         async def ask(rows: Sequence[int]) -> float:
             feed = inputs_of(model, {name: each[list(rows)] for name, each in drawn.items()})
             (answer,) = await engine.infer(model, feed)
-            return off_by(_read(answer, variant), wanted[list(rows)])
+            return max_error(_read(answer, variant), wanted[list(rows)])
 
-        offs = await asyncio.gather(*map(ask, places()))
+        offs = await asyncio.gather(*map(ask, row_selections()))
         return max(offs), model.statistics.snapshot().execution_count - before
 
 

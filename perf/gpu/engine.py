@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import uvloop
 
-from .engines import DEEP, Driven, How, drive, inputs_of, served
+from .context import CheckContext, best_rate
+from .engines import DEEP, DriveResult, LoadOptions, drive, inputs_of, served
 from .models import FP16, Variant
 from .rows import Row, at_least, failed
-from .world import World, best_rate
 
 WANTED = 0.95
 _SECONDS = 1.5
@@ -23,36 +23,36 @@ def rate(variant: Variant) -> str:
     return f"{variant.name}: engine"
 
 
-def report(world: World) -> Iterator[Row]:
+def report(context: CheckContext) -> Iterator[Row]:
     """Yield the rate of each model, with overlapping copies; for the most important ones also without."""
-    for kind, precision in world.measured():
-        variant = world.variant(kind, precision)
-        how = How(max(world.best_rows(variant), ROWS_EACH[kind]))
+    for kind, precision in context.measured():
+        variant = context.variant(kind, precision)
+        load_options = LoadOptions(max(context.best_rows(variant), ROWS_EACH[kind]))
         try:
-            driven = uvloop.run(_driven(world, variant, how))
-            yield from _rows(world, variant, driven)
+            driven = uvloop.run(_driven(context, variant, load_options))
+            yield from _rows(context, variant, driven)
             if precision == FP16:
-                plain = uvloop.run(_driven(world, variant, How(how.rows, overlap=False)))
+                plain = uvloop.run(_driven(context, variant, LoadOptions(load_options.rows, overlap=False)))
                 note = f"overlapping: {driven.rows_per_s / max(plain.rows_per_s, 1e-9):.2f} times that"
                 yield Row("engine", f"{variant.name}: engine, one Binding", plain.rows_per_s, "rows/s", note=note)
         except Exception as error:  # noqa: BLE001 - the other models may do
             yield failed("engine", variant.name, error)
 
 
-def _rows(world: World, variant: Variant, driven: Driven) -> Iterator[Row]:
+def _rows(context: CheckContext, variant: Variant, driven: DriveResult) -> Iterator[Row]:
     note = f"{driven.rows_per_batch:.0f} rows a batch, p50 {driven.ms(0.5):.2f} ms"
-    if world.on_gpu:
+    if context.on_gpu:
         note = f"{note}, device busy {driven.busy:.0%} of the time"
     yield Row("engine", rate(variant), driven.rows_per_s, "rows/s", note=note)
-    offline = world.found(best_rate(variant))
+    offline = context.figure_of(best_rate(variant))
     if offline:
         share, what = driven.rows_per_s / offline, f"{variant.name}: engine to offline"
         held = variant.kind in HELD
-        yield world.judged(at_least("engine", what, share, WANTED)) if held else Row("engine", what, share)
+        yield context.judged(at_least("engine", what, share, WANTED)) if held else Row("engine", what, share)
 
 
-async def _driven(world: World, variant: Variant, how: How) -> Driven:
+async def _driven(context: CheckContext, variant: Variant, load_options: LoadOptions) -> DriveResult:
     rows = ROWS_EACH[variant.kind]
-    callers = max(DEEP * how.rows // rows, 2)
-    async with served(world, variant, how) as (engine, model):
-        return await drive(engine, model, inputs_of(model, variant.inputs(rows)), callers, world.seconds(_SECONDS))
+    callers = max(DEEP * load_options.rows // rows, 2)
+    async with served(context, variant, load_options) as (engine, model):
+        return await drive(engine, model, inputs_of(model, variant.inputs(rows)), callers, context.seconds(_SECONDS))

@@ -20,8 +20,8 @@ from penstock.batching.engine import Engine
 from penstock.batching.model import Model
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec
 
+from .context import CheckContext
 from .models import Tensor, Variant
-from .world import World
 
 _STOP_S = 10.0
 DEEP = 4
@@ -33,7 +33,7 @@ USUAL: Mapping[str, str] = MappingProxyType({"penstock.gpu_graphs": "auto"})
 
 
 @dataclass(frozen=True, slots=True)
-class How:
+class LoadOptions:
     """How a model is loaded. `overlap` False: no Binding has separate `begin` and `end`. `options`: a Loader's."""
 
     rows: int
@@ -65,8 +65,8 @@ class _WithoutOverlap:
         return _Plain(self._backend.bind(signature, capacity_rows))
 
 
-def _loaders(how: How) -> Mapping[str, Loader]:
-    if how.overlap:
+def _loaders(load_options: LoadOptions) -> Mapping[str, Loader]:
+    if load_options.overlap:
         return LOADERS
 
     def load(path: Path, device: str, options: Mapping[str, str]) -> Any:
@@ -75,19 +75,25 @@ def _loaders(how: How) -> Mapping[str, Loader]:
     return {"onnxruntime": load}
 
 
-def spec_of(world: World, variant: Variant, how: How) -> ModelSpec:
+def spec_of(context: CheckContext, variant: Variant, load_options: LoadOptions) -> ModelSpec:
     """Return the specification that a model is served with. Its queue is long enough for all callers."""
-    groups = (InstanceGroup(how.instances, (world.device,)),)
-    policy = BatchPolicy(max_batch_rows=how.rows, max_queue_rows=64 * how.rows, max_queue_bytes=16 << 30)
-    return ModelSpec(variant.name, 1, world.file(variant), policy=policy, instances=groups, options=how.options)
+    groups = (InstanceGroup(load_options.instances, (context.device,)),)
+    policy = BatchPolicy(
+        max_batch_rows=load_options.rows, max_queue_rows=64 * load_options.rows, max_queue_bytes=16 << 30
+    )
+    return ModelSpec(
+        variant.name, 1, context.file(variant), policy=policy, instances=groups, options=load_options.options
+    )
 
 
 @asynccontextmanager
-async def served(world: World, variant: Variant, how: How) -> AsyncIterator[tuple[Engine, Model]]:
+async def served(
+    context: CheckContext, variant: Variant, load_options: LoadOptions
+) -> AsyncIterator[tuple[Engine, Model]]:
     """Serve a model until the block ends. Raises: InferError."""
-    engine = Engine(asyncio.get_running_loop(), _loaders(how))
+    engine = Engine(asyncio.get_running_loop(), _loaders(load_options))
     try:
-        yield engine, await engine.load(spec_of(world, variant, how))
+        yield engine, await engine.load(spec_of(context, variant, load_options))
     finally:
         await engine.stop(_STOP_S)
 
@@ -98,7 +104,7 @@ def inputs_of(model: Model, drawn: Mapping[str, Tensor]) -> list[Array | None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Driven:
+class DriveResult:
     """What callers measured. Units: rows/s, seconds from request to answer, rows of the batches that ran.
 
     `busy`: the share of the time that the device ran the model; 0 on the CPU, which does not report it.
@@ -114,7 +120,7 @@ class Driven:
         return float(np.quantile(self.took_s, quantile)) * 1e3 if self.took_s else float("nan")
 
 
-async def drive(engine: Engine, model: Model, feed: list[Array | None], callers: int, seconds: float) -> Driven:
+async def drive(engine: Engine, model: Model, feed: list[Array | None], callers: int, seconds: float) -> DriveResult:
     """Keep this many requests in flight: first for a warm-up that is not counted, then for `seconds`."""
     rows = len(feed[0]) if feed and feed[0] is not None else 1
     took: list[float] = []
@@ -138,4 +144,4 @@ async def drive(engine: Engine, model: Model, feed: list[Array | None], callers:
 
     await asyncio.gather(look(), *(call() for _ in range(callers)))
     busy = (device_ns[1] - device_ns[0]) / 1e9 / seconds
-    return Driven(rows * len(took) / seconds, took, rows * len(took) / max(batches[1] - batches[0], 1), busy)
+    return DriveResult(rows * len(took) / seconds, took, rows * len(took) / max(batches[1] - batches[0], 1), busy)

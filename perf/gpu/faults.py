@@ -23,10 +23,10 @@ from penstock.perf.load import HOST
 from penstock.perf.profiling.control import ControlError
 
 from . import breakable, hungry
+from .context import GPU, CheckContext
 from .models import FP32, Tensor
 from .rows import Row, failed
 from .servers import Server, config_of, serving
-from .world import GPU, World
 
 LENGTH, SMALL_LENGTH = 65_536, 64
 """Numbers in a row of `hungry`: a gibibyte of device memory, and next to none."""
@@ -34,7 +34,7 @@ ROWS = 8
 KEPT_BYTES, SCARCE_BYTES = 3 << 30, 96 << 20
 """Memory left free: enough for some rows of a batch, and for none."""
 _CHUNKS = (1 << 30, 1 << 28, 1 << 26, 1 << 24)
-_ASK_S, _BACK_S = 15.0, 15.0
+_REQUEST_TIMEOUT_S, _RECOVERY_TIMEOUT_S = 15.0, 15.0
 ALLOWED, REFUSED = {200, 503}, {500, 503}
 FRONTS = 2
 _DEVICE = 0
@@ -42,25 +42,25 @@ _ROW = np.linspace(0, 1, 8, dtype=np.float32)[None]
 Answer = tuple[int, str]
 
 
-def report(world: World) -> Iterator[Row]:
+def report(context: CheckContext) -> Iterator[Row]:
     """Yield the outcome of each fault."""
-    hungry.write(world.folder / "models")
+    hungry.write(context.folder / "models")
     for check in (_budgets, _out_of_memory, _broken_device, _broken_engine, _no_device):
         try:
-            yield from check(world)
+            yield from check(context)
         except Exception as error:  # noqa: BLE001 - the other faults are looked at all the same
             yield failed("faults", check.__name__.strip("_").replace("_", " "), error)
 
 
-def _budgets(world: World) -> Iterator[Row]:
+def _budgets(context: CheckContext) -> Iterator[Row]:
     """Load with budgets too small for the model."""
-    if not world.on_gpu:
+    if not context.on_gpu:
         return
-    path = world.file(world.variant("mlp", FP32))
+    path = context.file(context.variant("mlp", FP32))
     for name, value in (("penstock.gpu_memory_bytes", str(1 << 20)), ("penstock.gpu_limit", "0:0.000001")):
         what = f"a load beyond {name.removeprefix('penstock.')}"
         try:
-            backend = LOADERS["onnxruntime"](path, world.device, {name: value})
+            backend = LOADERS["onnxruntime"](path, context.device, {name: value})
         except InferError as error:
             held = error.code is Code.OVERLOADED  # refused for lack of memory
             yield Row("faults", what, "refused", held=held, note=error.message)
@@ -69,12 +69,12 @@ def _budgets(world: World) -> Iterator[Row]:
             yield Row("faults", what, "loaded", wanted="refused", held=False)
 
 
-def _out_of_memory(world: World) -> Iterator[Row]:
+def _out_of_memory(context: CheckContext) -> Iterator[Row]:
     """Request a full batch with memory for a part of it, with memory for none, and with all memory back."""
-    row = np.linspace(0, 1, LENGTH if world.on_gpu and not world.quick else SMALL_LENGTH, dtype=np.float32)[None]
-    runtime = find_runtime() if world.on_gpu else None
-    with serving(world, "memory") as server:
-        server.control.load(hungry.HUNGRY, config_of(world, hungry.HUNGRY, ROWS))
+    row = np.linspace(0, 1, LENGTH if context.on_gpu and not context.quick else SMALL_LENGTH, dtype=np.float32)[None]
+    runtime = find_runtime() if context.on_gpu else None
+    with serving(context, "memory") as server:
+        server.control.load(hungry.HUNGRY, config_of(context, hungry.HUNGRY, ROWS))
         ask(server, hungry.HUNGRY, row[:, :1])  # libraries allocate what they need in their first run
         for what, kept in (("memory for nothing", SCARCE_BYTES), ("memory for a part of a batch", KEPT_BYTES)):
             with filled(runtime, kept) as taken:
@@ -105,54 +105,54 @@ def filled(runtime: Runtime | None, kept_bytes: int) -> Iterator[int]:
                 runtime.free(pointer, _DEVICE)
 
 
-def _broken_device(world: World) -> Iterator[Row]:
+def _broken_device(context: CheckContext) -> Iterator[Row]:
     """Break the device of a server, which must report it, or answer again."""
-    with _breaking(world, "broken") as server:
-        yield _broken(world, server, "the request after a kernel has trapped")
-        took_s = _until(lambda: ask(server, hungry.HUNGRY, _ROW)[0] == http.client.OK or not _live(server))
-        (status, text), live = ask(server, hungry.HUNGRY, _ROW), _live(server)
+    with _breaking(context, "broken") as server:
+        yield _broken(context, server, "the request after a kernel has trapped")
+        took_s = _wait_until(lambda: ask(server, hungry.HUNGRY, _ROW)[0] == http.client.OK or not _is_live(server))
+        (status, text), live = ask(server, hungry.HUNGRY, _ROW), _is_live(server)
         words = ("live, " if live else "not live, ") + (f"answers {status}" if status else "no answer")
         held = server.alive and (status == http.client.OK or (status in REFUSED and not live))
         note = f"after {took_s:.1f} s; {text[:160]}".rstrip("; ")
         yield Row("faults", "the server after that", words, wanted="answers, or 503 and not live", held=held, note=note)
 
 
-def _broken_engine(world: World) -> Iterator[Row]:
+def _broken_engine(context: CheckContext) -> Iterator[Row]:
     """Break the device of the engine behind front ends, which the spare engine must replace."""
-    with _breaking(world, "spare", f"--http-workers={FRONTS}") as server:
+    with _breaking(context, "spare", f"--http-workers={FRONTS}") as server:
         first = server.engine
-        yield _broken(world, server, "the request after a kernel has trapped in an engine")
-        took_s = _until(lambda: ask(server, hungry.HUNGRY, _ROW)[0] == http.client.OK and _live(server))
+        yield _broken(context, server, "the request after a kernel has trapped in an engine")
+        took_s = _wait_until(lambda: ask(server, hungry.HUNGRY, _ROW)[0] == http.client.OK and _is_live(server))
         status, text = ask(server, hungry.HUNGRY, _ROW)
         other = "by the same process" if server.engine == first else "by another process"
-        held = status == http.client.OK and _live(server)
+        held = status == http.client.OK and _is_live(server)
         note = f"{other} after {took_s:.1f} s; {text[:160]}".rstrip("; ")
         yield Row("faults", "the model after that", f"answers {status}", wanted="answers 200", held=held, note=note)
 
 
 @contextmanager
-def _breaking(world: World, name: str, *words: str) -> Iterator[Server]:
+def _breaking(context: CheckContext, name: str, *words: str) -> Iterator[Server]:
     """Run a server that can be broken, and that has answered once."""
-    with serving(world, name, *words, program=breakable.PROGRAM) as server:
-        server.control.load(hungry.HUNGRY, config_of(world, hungry.HUNGRY, ROWS))
+    with serving(context, name, *words, program=breakable.PROGRAM) as server:
+        server.control.load(hungry.HUNGRY, config_of(context, hungry.HUNGRY, ROWS))
         status, text = ask(server, hungry.HUNGRY, _ROW)
         if status != http.client.OK:
             raise RuntimeError(f"it did not answer before: {status} {text}")
         yield server
 
 
-def _broken(world: World, server: Server, what: str) -> Row:
+def _broken(context: CheckContext, server: Server, what: str) -> Row:
     """Break the device, and send a request: the answer must be an error. A stand-in has nothing to break."""
     pid = server.engine
     os.kill(pid, breakable.SIGNAL)
-    _until(lambda: breakable.SAID in server.said() or server.engine != pid)  # or the error ended the process
-    how = server.said().rpartition(breakable.SAID)[2].partition("\n")[0]
+    _wait_until(lambda: breakable.SAID in server.log_tail() or server.engine != pid)  # or the error ended the process
+    outcome = server.log_tail().rpartition(breakable.SAID)[2].partition("\n")[0]
     status, text = ask(server, hungry.HUNGRY, _ROW)
-    note = f"{how}; {text[:160]}".rstrip("; ")
-    return Row("faults", what, status, wanted="an error", held=status in REFUSED if world.on_gpu else None, note=note)
+    note = f"{outcome}; {text[:160]}".rstrip("; ")
+    return Row("faults", what, status, wanted="an error", held=status in REFUSED if context.on_gpu else None, note=note)
 
 
-def _live(server: Server) -> bool:
+def _is_live(server: Server) -> bool:
     try:
         server.process.request("GET", "/v2/health/live")
     except (OSError, RuntimeError, http.client.HTTPException):
@@ -160,12 +160,12 @@ def _live(server: Server) -> bool:
     return True
 
 
-def _no_device(world: World) -> Iterator[Row]:
+def _no_device(context: CheckContext) -> Iterator[Row]:
     """Start a server that sees no GPU, and request one."""
-    name = world.variant("mlp", FP32).name
-    world.file(world.variant("mlp", FP32))
-    config = config_of(World(GPU, world.folder), name, ROWS)
-    with serving(world, "gone", environ={"CUDA_VISIBLE_DEVICES": ""}) as server:
+    name = context.variant("mlp", FP32).name
+    context.file(context.variant("mlp", FP32))
+    config = config_of(CheckContext(GPU, context.folder), name, ROWS)
+    with serving(context, "gone", environ={"CUDA_VISIBLE_DEVICES": ""}) as server:
         try:
             server.control.load(name, config)
             yield Row("faults", "asked for a GPU where there is none", "loaded", wanted="UNAVAILABLE", held=False)
@@ -201,7 +201,7 @@ def ask(server: Server, model: str, x: Tensor) -> Answer:
     head = json.dumps({"inputs": [tensor]}).encode()
     headers = {"Inference-Header-Content-Length": str(len(head))}
     try:
-        with closing(http.client.HTTPConnection(HOST, server.process.port, timeout=_ASK_S)) as connection:
+        with closing(http.client.HTTPConnection(HOST, server.process.port, timeout=_REQUEST_TIMEOUT_S)) as connection:
             connection.request("POST", f"/v2/models/{model}/infer", head + x.tobytes(), headers)
             answer = connection.getresponse()
             return answer.status, "" if answer.status == http.client.OK else answer.read().decode("utf-8", "replace")
@@ -209,9 +209,9 @@ def ask(server: Server, model: str, x: Tensor) -> Answer:
         return 0, f"{type(error).__name__}: {error}"
 
 
-def _until(done: Callable[[], bool]) -> float:
+def _wait_until(done: Callable[[], bool]) -> float:
     """Poll until `done`, for a limited time; return the seconds that it took."""
     begin = time.monotonic()
-    while not done() and time.monotonic() - begin < _BACK_S:
+    while not done() and time.monotonic() - begin < _RECOVERY_TIMEOUT_S:
         time.sleep(0.1)
     return time.monotonic() - begin

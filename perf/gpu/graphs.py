@@ -13,10 +13,10 @@ from penstock.backends.cuda import find_runtime, unavailable_reason
 from penstock.backends.loading import load_onnx
 
 from .bindings import bound, drawn_for, fill, prepare
-from .engines import Driven, How, drive, inputs_of, served
+from .context import CheckContext
+from .engines import DriveResult, LoadOptions, drive, inputs_of, served
 from .models import FP16, Variant
 from .rows import Row, failed
-from .world import World
 
 BATCHES = (1, 4, 16, 64)
 CAPTURED = (*BATCHES, 8)
@@ -34,35 +34,35 @@ class _Seen:
     """One load: how long it took, and what a caller measured, by rows."""
 
     load_s: float
-    driven: Mapping[int, Driven]
+    driven: Mapping[int, DriveResult]
 
 
-def report(world: World) -> Iterator[Row]:
+def report(context: CheckContext) -> Iterator[Row]:
     """Yield the memory that graphs take for each model, and its median latency by batch, without graphs and with."""
     for kind in KINDS:
-        variant = world.variant(kind, FP16)
-        if world.on_gpu:  # first: what libraries allocate in the first run of all must not count for a load below
+        variant = context.variant(kind, FP16)
+        if context.on_gpu:  # first: what libraries allocate in the first run of all must not count for a load below
             try:
-                yield _taken(world, variant)
+                yield _taken(context, variant)
             except Exception as error:  # noqa: BLE001 - they may do in an Engine
                 yield failed("graphs", f"{variant.name}: memory of the graphs", error)
         found: dict[str, _Seen] = {}
         for word, options in (("without", _WITHOUT), ("with", _WITH)):
             try:
-                found[word] = uvloop.run(_driven(world, variant, options))
+                found[word] = uvloop.run(_driven(context, variant, options))
             except Exception as error:  # noqa: BLE001 - the other models may do
                 yield failed("graphs", f"{variant.name}: {word} graphs", error)
         yield from _rows(variant, found)
 
 
-def _taken(world: World, variant: Variant) -> Row:
+def _taken(context: CheckContext, variant: Variant) -> Row:
     """Capture the graphs of a Binding that has run each size: only they then change the free memory."""
     runtime = find_runtime()
     if runtime is None:
         raise RuntimeError(unavailable_reason())
-    backend = load_onnx(world.file(variant), world.device, _WITH)
+    backend = load_onnx(context.file(variant), context.device, _WITH)
     try:
-        binding, drawn = bound(world, variant, backend, max(CAPTURED)), drawn_for(backend, variant, max(CAPTURED))
+        binding, drawn = bound(context, variant, backend, max(CAPTURED)), drawn_for(backend, variant, max(CAPTURED))
         feeds = [[each[:rows] for each in drawn] for rows in sorted(CAPTURED, reverse=True)]
         for feed in feeds:
             fill(binding, feed)
@@ -89,10 +89,10 @@ def _rows(variant: Variant, found: Mapping[str, _Seen]) -> Iterator[Row]:
             yield Row("graphs", f"{variant.name}: batch {rows}, {word} graphs, p50", took_ms, "ms", note=gain)
 
 
-async def _driven(world: World, variant: Variant, options: Mapping[str, str]) -> _Seen:
-    async with served(world, variant, How(max(BATCHES), options=options)) as (engine, model):
+async def _driven(context: CheckContext, variant: Variant, options: Mapping[str, str]) -> _Seen:
+    async with served(context, variant, LoadOptions(max(BATCHES), options=options)) as (engine, model):
         load_s, found = model.load_s, {}
         for rows in BATCHES:
             feed = inputs_of(model, variant.inputs(rows))
-            found[rows] = await drive(engine, model, feed, 1, world.seconds(_SECONDS))
+            found[rows] = await drive(engine, model, feed, 1, context.seconds(_SECONDS))
         return _Seen(load_s, found)

@@ -13,25 +13,25 @@ import numpy as np
 from penstock.backends.cuda import CudaError, find_runtime, unavailable_reason
 from penstock.perf.profiling import environment
 
+from .context import CheckContext
 from .models import FP32
 from .offline import session_of
 from .rows import Row, failed
-from .world import World
 
 _PACKAGES = ("onnxruntime-gpu", "onnxruntime", "torch", "onnx", "nvidia-cudnn-cu13", "nvidia-cublas", "tritonclient")
 _TENSORRT = ("libnvinfer.so.10", "libnvinfer.so")
 _GIB = 1 << 30
 
 
-def report(world: World) -> Iterator[Row]:
+def report(context: CheckContext) -> Iterator[Row]:
     """Yield what the machine has. If a GPU was requested, anything that does not work is a Row that fails."""
-    yield from _device(world)
-    yield from _runtime(world)
+    yield from _device(context)
+    yield from _runtime(context)
     yield _tensorrt()
     began_s = time.monotonic()
-    nbytes = sum(world.file(world.variant(*each)).stat().st_size for each in world.measured())
+    nbytes = sum(context.file(context.variant(*each)).stat().st_size for each in context.measured())
     note = f"{nbytes / _GIB:.2f} GiB in {time.monotonic() - began_s:.1f} s"
-    yield Row("machine", "models written", len(world.measured()), note=note)
+    yield Row("machine", "models written", len(context.measured()), note=note)
 
 
 def described() -> dict[str, str]:
@@ -52,14 +52,14 @@ def described() -> dict[str, str]:
     }
 
 
-def _device(world: World) -> Iterator[Row]:
+def _device(context: CheckContext) -> Iterator[Row]:
     runtime = find_runtime()
     if runtime is None:
-        yield Row("machine", "CUDA runtime", "none", held=False if world.on_gpu else None, note=unavailable_reason())
+        yield Row("machine", "CUDA runtime", "none", held=False if context.on_gpu else None, note=unavailable_reason())
         return
     try:
         count = runtime.device_count()
-        yield Row("machine", "GPUs", count, held=count > 0 if world.on_gpu else None)
+        yield Row("machine", "GPUs", count, held=count > 0 if context.on_gpu else None)
         if count:
             free, total = runtime.memory_info(0)
             note = f"{runtime.pci_bus_id(0)}, {free / _GIB:.1f} of {total / _GIB:.1f} GiB free"
@@ -68,16 +68,16 @@ def _device(world: World) -> Iterator[Row]:
         yield failed("machine", "CUDA runtime", error)
 
 
-def _runtime(world: World) -> Iterator[Row]:
+def _runtime(context: CheckContext) -> Iterator[Row]:
     import onnxruntime
 
     there = onnxruntime.get_available_providers()
     yield Row("machine", "ONNX Runtime", onnxruntime.__version__, note=", ".join(there))
-    if not world.on_gpu:
+    if not context.on_gpu:
         return
-    variant = world.variant("mlp", FP32)
+    variant = context.variant("mlp", FP32)
     try:
-        (output,) = session_of(world, variant).runtime.run(None, variant.inputs(1))
+        (output,) = session_of(context, variant).runtime.run(None, variant.inputs(1))
         yield Row("machine", "its CUDA provider runs a model", "yes", held=bool(np.isfinite(output).all()))
     except Exception as error:  # noqa: BLE001 - it is what is asked
         yield failed("machine", "its CUDA provider runs a model", error)

@@ -15,23 +15,23 @@ from typing import Any
 
 from penstock.backends.cuda import find_runtime, unavailable_reason
 
+from .context import CheckContext, best_batch, best_rate
 from .models import Tensor, Variant
 from .rows import Row, at_most, failed
-from .world import World, best_batch, best_rate
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-_SECONDS, _LEAST_RUNS, _WARM_RUNS = 0.3, 4, 2
+_SECONDS, _MIN_RUNS, _WARM_RUNS = 0.3, 4, 2
 _NEAR = 0.98
 """The smallest batch that reaches this fraction of the greatest rate is preferred: its answers come sooner."""
 
 
-def report(world: World) -> Iterator[Row]:
+def report(context: CheckContext) -> Iterator[Row]:
     """Yield the rate of each model at each batch size, its best batch, and the rate of that batch with host copies."""
-    batches = BATCHES[:3] if world.quick else BATCHES
-    for kind, precision in world.measured():
-        variant = world.variant(kind, precision)
+    batches = BATCHES[:3] if context.quick else BATCHES
+    for kind, precision in context.measured():
+        variant = context.variant(kind, precision)
         try:
-            yield from _swept(world, variant, batches)
+            yield from _swept(context, variant, batches)
         except Exception as error:  # noqa: BLE001 - the other models may do
             yield failed("offline", variant.name, error)
 
@@ -45,7 +45,7 @@ class Session:
     wait: Callable[[], None]
 
 
-def session_of(world: World, variant: Variant) -> Session:
+def session_of(context: CheckContext, variant: Variant) -> Session:
     """Load a model as Penstock would, but without Penstock. Raises: RuntimeError if the device is not available."""
     import onnxruntime
 
@@ -56,7 +56,7 @@ def session_of(world: World, variant: Variant) -> Session:
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     chosen: list[Any] = [onnx_providers.CPU]
     wait: Callable[[], None] = _nothing
-    if world.on_gpu:
+    if context.on_gpu:
         runtime = find_runtime()
         if runtime is None:
             raise RuntimeError(unavailable_reason())
@@ -64,10 +64,10 @@ def session_of(world: World, variant: Variant) -> Session:
         stream = runtime.create_stream(0)
         chosen = [(onnx_providers.CUDA, onnx_providers.cuda_options(0, {}, stream, graphs=False))]
         wait = partial(runtime.synchronize_stream, stream)
-    session = onnxruntime.InferenceSession(str(world.file(variant)), options, providers=chosen, enable_fallback=0)
-    if world.on_gpu and session.get_providers()[0] != onnx_providers.CUDA:
+    session = onnxruntime.InferenceSession(str(context.file(variant)), options, providers=chosen, enable_fallback=0)
+    if context.on_gpu and session.get_providers()[0] != onnx_providers.CUDA:
         raise RuntimeError(f"ONNX Runtime did not start CUDA: {onnx_providers.start_failure(onnx_providers.CUDA)}")
-    return Session(session, "cuda" if world.on_gpu else "cpu", wait)
+    return Session(session, "cuda" if context.on_gpu else "cpu", wait)
 
 
 def _nothing() -> None:
@@ -81,13 +81,13 @@ def best(rates: dict[int, float]) -> tuple[int, float]:
     return rows, rates[rows]
 
 
-def _swept(world: World, variant: Variant, batches: tuple[int, ...]) -> Iterator[Row]:
-    session = session_of(world, variant)
-    yield _strays(world, session.runtime, variant)
+def _swept(context: CheckContext, variant: Variant, batches: tuple[int, ...]) -> Iterator[Row]:
+    session = session_of(context, variant)
+    yield _cpu_nodes(context, session.runtime, variant)
     rates: dict[int, float] = {}
     for rows in batches:
         try:
-            rates[rows] = _rate(rows, _on_device(session, variant, rows), world.seconds(_SECONDS))
+            rates[rows] = _rate(rows, _on_device(session, variant, rows), context.seconds(_SECONDS))
         except Exception as error:
             if not rates:
                 raise
@@ -97,13 +97,13 @@ def _swept(world: World, variant: Variant, batches: tuple[int, ...]) -> Iterator
     rows, rate = best(rates)
     yield Row("offline", best_batch(variant), rows, "rows")
     yield Row("offline", best_rate(variant), rate, "rows/s", note=f"batch {rows}, on the device")
-    copied = _rate(rows, _with_copies(session.runtime, variant, rows), world.seconds(_SECONDS))
+    copied = _rate(rows, _with_copies(session.runtime, variant, rows), context.seconds(_SECONDS))
     yield Row(
         "offline", f"{variant.name}: with host copies", copied, "rows/s", note=f"batch {rows}, one after the other"
     )
 
 
-def _strays(world: World, session: Any, variant: Variant) -> Row:
+def _cpu_nodes(context: CheckContext, session: Any, variant: Variant) -> Row:
     """List the nodes that ONNX Runtime assigns to the CPU."""
     what = f"{variant.name}: nodes on the CPU"
     try:
@@ -112,7 +112,7 @@ def _strays(world: World, session: Any, variant: Variant) -> Row:
         return Row("offline", what, "not told", note=str(error)[:100])
     strays = Counter(node.op_type for name, nodes in placed for node in nodes if name == "CPUExecutionProvider")
     note = ", ".join(f"{count} {kind}" for kind, count in strays.most_common())
-    return world.judged(at_most("offline", what, strays.total(), 0, note=note))
+    return context.judged(at_most("offline", what, strays.total(), 0, note=note))
 
 
 Runs = Callable[[int], None]
@@ -123,9 +123,9 @@ def _rate(rows: int, run: Runs, seconds: float) -> float:
     """Return rows/s, from as many runs as take about `seconds`, after a few warm-up runs."""
     run(_WARM_RUNS)
     begin = time.perf_counter()
-    run(_LEAST_RUNS)
-    each = (time.perf_counter() - begin) / _LEAST_RUNS
-    count = max(int(seconds / max(each, 1e-6)), _LEAST_RUNS)
+    run(_MIN_RUNS)
+    each = (time.perf_counter() - begin) / _MIN_RUNS
+    count = max(int(seconds / max(each, 1e-6)), _MIN_RUNS)
     begin = time.perf_counter()
     run(count)
     return rows * count / (time.perf_counter() - begin)

@@ -20,12 +20,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
+from .context import CheckContext, from_arguments
 from .rows import Row, failed, parsed
-from .world import World, of_words
 
-Report = Callable[[World], Iterator[Row]]
-_LEAST_S = 3.0
-_END_S = 6.0
+Report = Callable[[CheckContext], Iterator[Row]]
+_MIN_REMAINING_S = 3.0
+_STOP_TIMEOUT_S = 6.0
 ROWS = "rows.jsonl"
 
 
@@ -70,33 +70,33 @@ def deadlines(parts: Sequence[Part], start_s: float) -> dict[str, float]:
     return ends
 
 
-def run_all(parts: Sequence[Part], world: World, say: Callable[[Row], None], start_s: float) -> list[Row]:
+def run_all(parts: Sequence[Part], context: CheckContext, say: Callable[[Row], None], start_s: float) -> list[Row]:
     """Run parts one after another, each in its own process; report every Row as it comes."""
-    rows = list(world.earlier)
+    rows = list(context.earlier)
     for name, end_s in deadlines(parts, start_s).items():
-        for row in in_process(name, replace(world, end_s=end_s)):
+        for row in in_process(name, replace(context, end_s=end_s)):
             rows.append(row)
             say(row)
     return rows
 
 
-def in_process(name: str, world: World, command: Sequence[str] = ()) -> Iterator[Row]:
+def in_process(name: str, context: CheckContext, command: Sequence[str] = ()) -> Iterator[Row]:
     """Run one part in its own process, and end that process at the deadline."""
-    if world.left_s() < _LEAST_S:
+    if context.remaining_s() < _MIN_REMAINING_S:
         yield failed(name, "the whole part", "no time was left for it")
         return
-    words = list(command) or [sys.executable, "-m", "penstock.perf.gpu.parts", name, *world.words()]
-    began_s, log = time.monotonic(), world.folder / f"{name}.log"
+    words = list(command) or [sys.executable, "-m", "penstock.perf.gpu.parts", name, *context.words()]
+    began_s, log = time.monotonic(), context.folder / f"{name}.log"
     with log.open("ab") as noise:
         child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=noise, start_new_session=True)
     lines = _lines(child)
     line: str | None = None
     try:
-        while line := _next(lines, world.left_s()):
+        while line := _next(lines, context.remaining_s()):
             if (row := parsed(line)) is not None:
                 yield row
     finally:
-        status = _ended(child, _END_S if line == "" else 0.0)
+        status = _ended(child, _STOP_TIMEOUT_S if line == "" else 0.0)
     took = f"after {time.monotonic() - began_s:.0f} s"
     if line is None:
         yield failed(name, "the whole part", f"it had not ended {took}; what is above stands")
@@ -118,17 +118,17 @@ def _lines(child: subprocess.Popen[bytes]) -> queue.SimpleQueue[str]:
     return found
 
 
-def _next(lines: queue.SimpleQueue[str], left_s: float) -> str | None:
+def _next(lines: queue.SimpleQueue[str], remaining_s: float) -> str | None:
     """Return the next line, "" at the end of the output; None if the deadline has passed."""
     try:
-        return lines.get(timeout=max(left_s, 0))
+        return lines.get(timeout=max(remaining_s, 0))
     except queue.Empty:
         return None
 
 
 def _ended(child: subprocess.Popen[bytes], patience_s: float) -> int:
     """Wait for the process to end; then end it, gracefully at first, and all that it started. Return its status."""
-    for number, after_s in ((signal.SIGTERM, patience_s), (signal.SIGKILL, _END_S)):
+    for number, after_s in ((signal.SIGTERM, patience_s), (signal.SIGKILL, _STOP_TIMEOUT_S)):
         try:
             return child.wait(after_s)
         except subprocess.TimeoutExpired:
@@ -142,26 +142,26 @@ def _last_line(log: Path) -> str:
     return next((line for line in reversed(lines) if line), "it said nothing")[:200]
 
 
-def reported(report: Report, name: str, world: World) -> Iterator[Row]:
+def reported(report: Report, name: str, context: CheckContext) -> Iterator[Row]:
     """Run a part in this process; an exception becomes a Row."""
     try:
-        yield from report(world)
+        yield from report(context)
     except Exception as error:  # noqa: BLE001 - it is a finding
         yield failed(name, "the whole part", error)
 
 
 def main(words: Sequence[str]) -> None:
-    """Run one part for `in_process`: its name, and its World."""
+    """Run one part for `in_process`: its name, and its context."""
     name, said = words
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that whatever it has started is ended too
-    world = of_words(said, Path(_folder(said)) / ROWS)
+    context = from_arguments(said, Path(_folder(said)) / ROWS)
     part = next(part for part in PARTS if part.name == name)
-    for row in reported(part.report(), name, world):
+    for row in reported(part.report(), name, context):
         print(row.line(), flush=True)
 
 
 def _folder(said: str) -> str:
-    return str(of_words(said, Path("/nonexistent")).folder)
+    return str(from_arguments(said, Path("/nonexistent")).folder)
 
 
 def chosen(only: Iterable[str]) -> tuple[Part, ...]:

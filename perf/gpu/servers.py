@@ -23,17 +23,17 @@ from penstock.perf.profiling.control import HttpControl
 from penstock.perf.profiling.model import described
 from penstock.perf.profiling.options import Input
 
+from .context import CheckContext
 from .models import Variant, requests_file
-from .world import World
 
 PROGRAM = "penstock.server.cli"
-READY_WITHIN_S = 60.0
+READY_TIMEOUT_S = 60.0
 _CLIENTS = 6
 """Processes of the generator on a large machine; on a small one, half of its cores."""
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Transport:
     """One transport: its name, and how tensors travel."""
 
     name: str
@@ -41,16 +41,16 @@ class Way:
     shared_memory: str = "none"
 
 
-WAYS = (
-    Way("HTTP binary"),
-    Way("gRPC", grpc=True),
-    Way("system shared memory", shared_memory="system"),
-    Way("CUDA shared memory", shared_memory="cuda"),
+TRANSPORTS = (
+    Transport("HTTP binary"),
+    Transport("gRPC", grpc=True),
+    Transport("system shared memory", shared_memory="system"),
+    Transport("CUDA shared memory", shared_memory="cuda"),
 )
 
 
 class Server:
-    """A server with the World's repository, which loads only what it is told to."""
+    """A server with the context's repository, which loads only what it is told to."""
 
     def __init__(self, child: subprocess.Popen[bytes], ports: tuple[int, int], log: Path) -> None:
         self.process = Process(child.pid, ports[0])
@@ -63,7 +63,7 @@ class Server:
     def alive(self) -> bool:
         return self._child.poll() is None
 
-    def said(self) -> str:
+    def log_tail(self) -> str:
         """Return the end of its log."""
         return self._log.read_text("utf-8", "replace")[-4000:]
 
@@ -91,24 +91,24 @@ class Server:
 
 @contextmanager
 def serving(
-    world: World, name: str, *words: str, environ: Mapping[str, str] | None = None, program: str = PROGRAM
+    context: CheckContext, name: str, *words: str, environ: Mapping[str, str] | None = None, program: str = PROGRAM
 ) -> Iterator[Server]:
     """Run a server until the block ends; it loads no model by itself. Raises: RuntimeError if it does not start."""
     ports = (free_port(), free_port())
-    repository = world.folder / "models"
+    repository = context.folder / "models"
     repository.mkdir(exist_ok=True)
     command = [
         sys.executable, "-m", program, "serve", str(repository), "--model-control-mode=explicit",
         "--allow-client-shm", "--metrics-port", "0", "--http-port", str(ports[0]), "--grpc-port", str(ports[1]), *words,
     ]  # fmt: skip
-    log = world.folder / f"{name}.server.log"
+    log = context.folder / f"{name}.server.log"
     with (
         log.open("wb") as noise,
         subprocess.Popen(command, stdout=noise, stderr=noise, env=os.environ | dict(environ or {})) as child,
     ):
         server = Server(child, ports, log)
         try:
-            _await(server, min(READY_WITHIN_S, world.left_s()))
+            _await(server, min(READY_TIMEOUT_S, context.remaining_s()))
             yield server
         finally:
             child.terminate()
@@ -124,15 +124,15 @@ def _await(server: Server, seconds: float) -> None:
             server.process.request("GET", "/v2/health/live")
         except (OSError, RuntimeError) as error:
             if not server.alive or time.monotonic() > end_s:
-                raise RuntimeError(f"the server did not start: {server.said()[-300:]}") from error
+                raise RuntimeError(f"the server did not start: {server.log_tail()[-300:]}") from error
             time.sleep(0.05)
         else:
             return
 
 
-def config_of(world: World, name: str, rows: int, **more: Any) -> dict[str, Any]:
+def config_of(context: CheckContext, name: str, rows: int, **more: Any) -> dict[str, Any]:
     """Return the ModelConfig that a model is loaded with."""
-    kind = {"kind": "KIND_GPU", "gpus": [0]} if world.on_gpu else {"kind": "KIND_CPU"}
+    kind = {"kind": "KIND_GPU", "gpus": [0]} if context.on_gpu else {"kind": "KIND_CPU"}
     queue = {"default_queue_policy": {"max_queue_size": 0}}
     return {
         "name": name, "backend": "onnxruntime", "max_batch_size": rows, "instance_group": [{"count": 1, **kind}],
@@ -141,12 +141,14 @@ def config_of(world: World, name: str, rows: int, **more: Any) -> dict[str, Any]
 
 
 @contextmanager
-def driving(world: World, server: Server, variant: Variant, way: Way, *, rows: int, slots: int) -> Iterator[Fleet]:
+def driving(
+    context: CheckContext, server: Server, variant: Variant, transport: Transport, *, rows: int, slots: int
+) -> Iterator[Fleet]:
     """Yield a fleet that sends a loaded model requests of this many rows. Raises: whatever keeps it from starting."""
-    port = server.grpc_port if way.grpc else server.process.port
-    target = Target(HOST, port, grpc=GrpcCall(INFER) if way.grpc else None)
-    drawn = requests_file(world.folder, variant)
-    asked = Input((str(drawn),) if drawn else ("random",), batch=rows, shared_memory=way.shared_memory)
+    port = server.grpc_port if transport.grpc else server.process.port
+    target = Target(HOST, port, grpc=GrpcCall(INFER) if transport.grpc else None)
+    drawn = requests_file(context.folder, variant)
+    asked = Input((str(drawn),) if drawn else ("random",), batch=rows, shared_memory=transport.shared_memory)
     model = described(server.control, variant.name)
     clients = min(max((os.cpu_count() or 1) // 2, 1), _CLIENTS)
     with (

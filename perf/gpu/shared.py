@@ -20,11 +20,11 @@ from penstock.backends.cuda import CudaError, Runtime, find_runtime, unavailable
 from penstock.perf.profiling.control import ControlError
 
 from . import taken
-from .correct import POOL, TOLERANCE, off_by, on_cpu
+from .context import CheckContext
+from .correct import POOL, TOLERANCE, max_error, on_cpu
 from .models import FP16, FP32, Tensor, Variant, bf16_to_fp32
 from .rows import Row, at_most, failed
 from .servers import Server, config_of, serving
-from .world import World
 
 CHECKED = (("mlp", FP32), ("cnn", FP16), ("encoder", FP16))
 SIZES = (1, 3, 2, 5, 8, 1)
@@ -33,20 +33,20 @@ _ROWS, _TURNS, _DEVICE, _ALIGNED = 8, 6, 0, 256
 _POISON = 0xFF  # NaN in any precision
 
 
-def report(world: World) -> Iterator[Row]:
+def report(context: CheckContext) -> Iterator[Row]:
     """Yield the greatest error of the answers."""
     runtime = find_runtime()
     if runtime is None:
-        held = False if world.on_gpu else None
+        held = False if context.on_gpu else None
         yield Row("shared", "answers through CUDA shared memory", "not checked", held=held, note=unavailable_reason())
         return
-    with serving(world, "shared") as server:
+    with serving(context, "shared") as server:
         for kind, precision in CHECKED:
-            variant = world.variant(kind, precision)
+            variant = context.variant(kind, precision)
             try:
-                world.file(variant)
-                server.control.load(variant.name, config_of(world, variant.name, _ROWS))
-                wanted = on_cpu(world, world.variant(kind, FP32))
+                context.file(variant)
+                server.control.load(variant.name, config_of(context, variant.name, _ROWS))
+                wanted = on_cpu(context, context.variant(kind, FP32))
                 off = furthest(server, runtime, variant, wanted)
                 server.control.unload(variant.name)
             except Exception as error:  # noqa: BLE001 - the other models may do
@@ -54,14 +54,14 @@ def report(world: World) -> Iterator[Row]:
             else:
                 note = f"{_TURNS} turns of {len(SIZES)} clients, {_ROWS} rows a batch at most"
                 yield at_most("shared", f"{variant.name}: off by at most", off, TOLERANCE[precision], note=note)
-        yield _taken(world, server)
+        yield _taken(context, server)
 
 
-def _taken(world: World, server: Server) -> Row:
-    variant = world.variant("cnn", FP16)
+def _taken(context: CheckContext, server: Server) -> Row:
+    variant = context.variant("cnn", FP16)
     try:
-        server.control.load(variant.name, config_of(world, variant.name, _ROWS))
-        return taken.row(server, variant, on_cpu(world, world.variant("cnn", FP32)))
+        server.control.load(variant.name, config_of(context, variant.name, _ROWS))
+        return taken.row(server, variant, on_cpu(context, context.variant("cnn", FP32)))
     except Exception as error:  # noqa: BLE001 - as above
         return failed("shared", f"{variant.name}: while memory is taken away", error)
 
@@ -76,7 +76,7 @@ def furthest(server: Server, runtime: Runtime, variant: Variant, wanted: Tensor)
         def ask(turn: int, number: int) -> float:
             rows = [(7 * turn + 5 * number + at) % POOL for at in range(SIZES[number])]
             answer = clients[number].ask({name: each[rows] for name, each in drawn.items()}, wanted[rows].shape)
-            return off_by(answer, wanted[rows])
+            return max_error(answer, wanted[rows])
 
         return max(off for turn in range(_TURNS) for off in pool.map(partial(ask, turn), range(len(SIZES))))
 
@@ -89,10 +89,10 @@ class _Client:
         self._runtime = runtime
         self._variant = variant
         self._region = f"check_{secrets.token_hex(6)}"
-        self._places: dict[str, int] = {}
+        self._offsets: dict[str, int] = {}
         end = 0
         for name, each in variant.inputs(rows).items():
-            self._places[name], end = end, _after(end, each.nbytes)
+            self._offsets[name], end = end, _after(end, each.nbytes)
         self._output = end
         self._size = _after(end, rows * _WIDEST_BYTES)
         self._pointer = 0
@@ -117,15 +117,15 @@ class _Client:
         """Send a request with rows. Returns: the output found in the region afterwards. Raises: RuntimeError."""
         nbytes = int(np.prod(shape)) * np.dtype(self._variant.dtype).itemsize
         for name, each in inputs.items():
-            self._runtime.write(self._pointer + self._places[name], _DEVICE, each.tobytes())
+            self._runtime.write(self._pointer + self._offsets[name], _DEVICE, each.tobytes())
         self._runtime.write(self._pointer + self._output, _DEVICE, bytes([_POISON]) * nbytes)
         document = {
             "inputs": [
                 {"name": name, "datatype": _DATATYPES.get(each.dtype.name, self._variant.datatype),
-                 "shape": list(each.shape), "parameters": self._place(self._places[name], each.nbytes)}
+                 "shape": list(each.shape), "parameters": self._region_parameters(self._offsets[name], each.nbytes)}
                 for name, each in inputs.items()
             ],
-            "outputs": [{"name": "output", "parameters": self._place(self._output, nbytes)}],
+            "outputs": [{"name": "output", "parameters": self._region_parameters(self._output, nbytes)}],
         }  # fmt: skip
         path = f"/v2/models/{self._variant.name}/infer"
         self._server.process.request("POST", path, json.dumps(document).encode())
@@ -133,7 +133,7 @@ class _Client:
         self._runtime.read(self._pointer + self._output, _DEVICE, memoryview(into))
         return bf16_to_fp32(np.frombuffer(into, self._variant.dtype).reshape(shape), self._variant.precision)
 
-    def _place(self, offset: int, nbytes: int) -> dict[str, str | int]:
+    def _region_parameters(self, offset: int, nbytes: int) -> dict[str, str | int]:
         return {
             "shared_memory_region": self._region,
             "shared_memory_offset": offset,

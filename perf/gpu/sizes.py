@@ -15,9 +15,9 @@ from penstock.backends.backend import Array, Binding
 from penstock.backends.loading import load_onnx
 
 from .bindings import bound, drawn_for, fill
+from .context import CheckContext
 from .models import FP16, Variant
 from .rows import Row, failed
-from .world import World
 
 SIZES = (3, 5, 6, 7, 11, 13, 24, 40, 48, 96)
 _PART = "sizes"
@@ -27,22 +27,22 @@ SETTINGS = (("cnn", ""), ("cnn", "DEFAULT"), ("encoder", ""))
 """Models, and how cuDNN searches for an algorithm; empty: Penstock's default."""
 
 
-def report(world: World) -> Iterator[Row]:
+def report(context: CheckContext) -> Iterator[Row]:
     """Yield the first run of each size of each model, in the order of SIZES, and their sum."""
     for kind, search in SETTINGS:
-        variant = world.variant(kind, FP16)
+        variant = context.variant(kind, FP16)
         try:
-            yield from _measured(world, variant, search)
+            yield from _measured(context, variant, search)
         except Exception as error:  # noqa: BLE001 - the other model may do
             yield failed(_PART, variant.name, error)
 
 
-def _measured(world: World, variant: Variant, search: str) -> Iterator[Row]:
+def _measured(context: CheckContext, variant: Variant, search: str) -> Iterator[Row]:
     options = {"penstock.gpu_graphs": "0"} | ({_SEARCH: search} if search else {})
-    backend = load_onnx(world.file(variant), world.device, options)
+    backend = load_onnx(context.file(variant), context.device, options)
     name = f"{variant.name}{f', search {search}' if search else ''}"
     try:
-        binding = bound(world, variant, backend, max(SIZES))
+        binding = bound(context, variant, backend, max(SIZES))
         feed = drawn_for(backend, variant, max(SIZES))
         _took_ms(binding, feed, 1)  # libraries are loaded in the first run of all
         first_ms, worst, at = 0.0, 0.0, 0

@@ -20,7 +20,7 @@ import numpy as np
 
 from penstock.perf.profiling.control import ControlError
 
-from .correct import POOL, TOLERANCE, off_by
+from .correct import POOL, TOLERANCE, max_error
 from .models import Tensor, Variant
 from .rows import Row, at_most
 from .servers import Server
@@ -52,7 +52,7 @@ def row(server: Server, variant: Variant, wanted: Tensor, seconds: float = SECON
                         raise
                     refused += 1
                     continue
-                off, answers = max(off, off_by(answer, wanted[rows])), answers + 1
+                off, answers = max(off, max_error(answer, wanted[rows])), answers + 1
             return off, answers, refused
 
         def take() -> None:
@@ -78,10 +78,10 @@ class _Client:
         self._server = server
         self._variant = variant
         self._file = _SHM / f"check_{secrets.token_hex(6)}"
-        self._places: dict[str, tuple[int, int]] = {}
+        self._offsets: dict[str, tuple[int, int]] = {}
         self._size = 0
         for name, each in variant.inputs(1).items():
-            self._places[name] = self._size, each.nbytes
+            self._offsets[name] = self._size, each.nbytes
             self._size += each.nbytes
 
     def __enter__(self) -> Self:
@@ -103,18 +103,18 @@ class _Client:
         """Send a request of one row. Raises: RuntimeError if it is refused."""
         with self._file.open("r+b") as file:
             for name, each in inputs.items():
-                file.seek(self._places[name][0])
+                file.seek(self._offsets[name][0])
                 file.write(each.tobytes())
         tensors = [
             {"name": name, "datatype": _DATATYPES.get(each.dtype.name, self._variant.datatype),
-             "shape": list(each.shape), "parameters": self._place(name)}
+             "shape": list(each.shape), "parameters": self._region_parameters(name)}
             for name, each in inputs.items()
         ]  # fmt: skip
         body = json.dumps({"inputs": tensors, "parameters": {"binary_data_output": True}}).encode()
         return _output(self._server.process.request("POST", f"/v2/models/{self._variant.name}/infer", body))
 
-    def _place(self, name: str) -> dict[str, str | int]:
-        offset, nbytes = self._places[name]
+    def _region_parameters(self, name: str) -> dict[str, str | int]:
+        offset, nbytes = self._offsets[name]
         return {
             "shared_memory_region": self._file.name,
             "shared_memory_offset": offset,

@@ -14,15 +14,15 @@ from dataclasses import dataclass
 
 from penstock.perf.generator.orders import Load
 
+from .context import CheckContext
 from .models import FP16
 from .rows import Row, failed
-from .servers import WAYS, config_of, driving, serving
-from .world import World
+from .servers import TRANSPORTS, config_of, driving, serving
 
 ENERGY, POWER = "nv_energy_consumption", "nv_gpu_power_usage"
 OF_MODELS, REST = "penstock_energy_joules_total", "penstock_energy_rest_joules_total"
 DEVICE_TIME = "penstock_device_seconds_total"
-_ASKED_S = 15.0
+_QUERY_TIMEOUT_S = 15.0
 _LINE = re.compile(r"^(\w+)(?:\{([^}]*)\})? (\S+)$")
 
 
@@ -54,35 +54,35 @@ COMPARED = (
 )
 
 
-def report(world: World) -> Iterator[Row]:
+def report(context: CheckContext) -> Iterator[Row]:
     """Yield the page's figures next to nvidia-smi's, and the doctor's findings."""
     try:
-        yield from _metrics(world)
+        yield from _metrics(context)
     except Exception as error:  # noqa: BLE001 - the doctor is asked all the same
         yield failed("telemetry", "metrics", error)
-    yield from _doctor(world)
+    yield from _doctor(context)
 
 
-def _metrics(world: World) -> Iterator[Row]:
-    variant = world.variant("encoder", FP16)
-    rows = min(world.best_rows(variant), 64)
+def _metrics(context: CheckContext) -> Iterator[Row]:
+    variant = context.variant("encoder", FP16)
+    rows = min(context.best_rows(variant), 64)
     words = ("--metrics-interval-ms", "200")
-    with serving(world, "telemetry", *words) as server:
-        world.file(variant)
-        server.control.load(variant.name, config_of(world, variant.name, rows))
-        with driving(world, server, variant, WAYS[0], rows=1, slots=4 * rows) as running:
+    with serving(context, "telemetry", *words) as server:
+        context.file(variant)
+        server.control.load(variant.name, config_of(context, variant.name, rows))
+        with driving(context, server, variant, TRANSPORTS[0], rows=1, slots=4 * rows) as running:
             running.start_load(Load(concurrency=4 * rows))
             server.process.request("GET", "/metrics")  # NVML may take longer to start than the page waits for it
-            running.wait(world.seconds(1.5))
+            running.wait(context.seconds(1.5))
             first, begin = _page(server.process.request("GET", "/metrics")), time.monotonic()
             asked: dict[str, float] = {}
-            asking = threading.Thread(target=lambda: asked.update(nvidia_smi() if world.on_gpu else {}))
+            asking = threading.Thread(target=lambda: asked.update(nvidia_smi() if context.on_gpu else {}))
             asking.start()
-            running.wait(world.seconds(1.0))
+            running.wait(context.seconds(1.0))
             second, took_s = _page(server.process.request("GET", "/metrics")), time.monotonic() - begin
-            asking.join(_ASKED_S)
+            asking.join(_QUERY_TIMEOUT_S)
             running.halt()
-    if not world.on_gpu:
+    if not context.on_gpu:
         yield Row("telemetry", "metrics of GPUs", "none", note="there is no GPU to tell of")
         return
     for each in COMPARED:
@@ -135,11 +135,11 @@ def nvidia_smi() -> dict[str, float]:
     """Query nvidia-smi about the first GPU. Raises: OSError, subprocess.SubprocessError if that is not possible."""
     queries = [each.query for each in COMPARED]
     command = ["nvidia-smi", "--id=0", f"--query-gpu={','.join(queries)}", "--format=csv,noheader,nounits"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_ASKED_S)
-    return read_smi(queries, ended.stdout)
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_QUERY_TIMEOUT_S)
+    return parse_smi(queries, ended.stdout)
 
 
-def read_smi(queries: list[str], text: str) -> dict[str, float]:
+def parse_smi(queries: list[str], text: str) -> dict[str, float]:
     """Parse its only line; values that are not numbers ("[N/A]") are omitted."""
     words = (text.strip().splitlines() or [""])[0].split(",")
     found = {}
@@ -151,9 +151,9 @@ def read_smi(queries: list[str], text: str) -> dict[str, float]:
     return found
 
 
-def _doctor(world: World) -> Iterator[Row]:
+def _doctor(context: CheckContext) -> Iterator[Row]:
     command = [sys.executable, "-m", "penstock.server.cli", "doctor", "--json"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=max(world.left_s(), 1))
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=max(context.remaining_s(), 1))
     try:
         document = json.loads(ended.stdout)
     except ValueError:
@@ -161,7 +161,7 @@ def _doctor(world: World) -> Iterator[Row]:
         return
     errors = errors_of(document)
     note = "; ".join(errors) or f"status {ended.returncode}"
-    held = not errors if world.on_gpu else None
+    held = not errors if context.on_gpu else None
     yield Row("telemetry", "what the doctor finds wrong", len(errors), "errors", wanted="0", held=held, note=note[:300])
 
 

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from penstock.perf.profiling.model import NOT_TOLD, Described, Tensor
+from penstock.perf.profiling.model import UNKNOWN_BATCH_SIZE, ModelDescription, Tensor
 
 from .sources import Row
 from .tensors import InputError, Sent, Step, Values, text_of
 
 
-def check_batch(model: Described, batch: int) -> None:
+def check_batch(model: ModelDescription, batch: int) -> None:
     """Check a client batch against the model's limits. Raises: InputError."""
     most = model.max_batch_size
     if batch < 1:
         raise InputError(f"-b {batch}: a request has one row at least")
     if batch > 1 and not model.batched:
         raise InputError(f"-b {batch}: model '{model.name}' does not batch (its max_batch_size is 0)")
-    if most != NOT_TOLD and 0 < most < batch:
+    if most != UNKNOWN_BATCH_SIZE and 0 < most < batch:
         raise InputError(f"-b {batch}: model '{model.name}' takes {most} rows at most (its max_batch_size)")
 
 
-def alone(model: Described, rows: tuple[Row, ...], batch: int) -> tuple[Step, ...]:
+def alone(model: ModelDescription, rows: tuple[Row, ...], batch: int) -> tuple[Step, ...]:
     """Return the requests that use up a stream's rows: each begins where the previous ended, until they repeat."""
     starts: dict[int, None] = {}
     at = 0
@@ -29,12 +29,12 @@ def alone(model: Described, rows: tuple[Row, ...], batch: int) -> tuple[Step, ..
     return tuple(_request(model, rows, start, batch) for start in starts)
 
 
-def in_order(model: Described, rows: tuple[Row, ...], batch: int) -> tuple[Step, ...]:
+def in_order(model: ModelDescription, rows: tuple[Row, ...], batch: int) -> tuple[Step, ...]:
     """Return the requests of a sequence: one beginning with each of a stream's rows."""
     return tuple(_request(model, rows, start, batch) for start in range(len(rows)))
 
 
-def _request(model: Described, rows: tuple[Row, ...], start: int, batch: int) -> Step:
+def _request(model: ModelDescription, rows: tuple[Row, ...], start: int, batch: int) -> Step:
     chosen = [rows[(start + number) % len(rows)] for number in range(batch)]
     made = []
     for each in model.inputs:
@@ -46,7 +46,7 @@ def _request(model: Described, rows: tuple[Row, ...], start: int, batch: int) ->
     return tuple(made)
 
 
-def _joined(model: Described, tensor: Tensor, values: list[Values]) -> Sent:
+def _joined(model: ModelDescription, tensor: Tensor, values: list[Values]) -> Sent:
     first, where = values[0], f"-b {len(values)}: input '{tensor.name}'"
     for other in values:
         if other.shape != first.shape:

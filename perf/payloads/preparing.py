@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from penstock.perf.generator.orders import Payloads, Target
-from penstock.perf.profiling.model import Described
+from penstock.perf.profiling.model import ModelDescription
 from penstock.perf.profiling.options import Input
 
 from .batches import alone, check_batch, in_order
@@ -37,7 +37,7 @@ class Prepared:
 
 @contextmanager
 def prepared(
-    model: Described,
+    model: ModelDescription,
     asked: Input,
     target: Target,
     control: Registrar,
@@ -81,7 +81,7 @@ def prepared(
 
 @contextmanager
 def _placed(
-    model: Described, asked: Input, control: Registrar, steps: tuple[tuple[Step, ...], ...]
+    model: ModelDescription, asked: Input, control: Registrar, steps: tuple[tuple[Step, ...], ...]
 ) -> Iterator[tuple[tuple[tuple[Step, ...], ...], tuple[Wanted, ...]]]:
     if asked.shared_memory == "none":
         yield steps, tuple(Wanted(each.name) for each in model.outputs)
@@ -93,7 +93,9 @@ def _placed(
         raise InputError("--shared-memory: the choices are none, system and cuda")
 
 
-def _writer(call: Call, model: Described, asked: Input, target: Target, headers: Sequence[tuple[str, str]]) -> Writer:
+def _writer(
+    call: Call, model: ModelDescription, asked: Input, target: Target, headers: Sequence[tuple[str, str]]
+) -> Writer:
     if target.grpc is not None:
         return GrpcWriter(call, empty_final=target.grpc.streaming and model.decoupled)
     return HttpWriter(call, target, tuple(headers), asked.binary_input, asked.binary_output)

@@ -15,7 +15,7 @@ from multiprocessing.shared_memory import SharedMemory
 from typing import Protocol
 
 from penstock.perf.profiling.control import ControlError
-from penstock.perf.profiling.model import Described
+from penstock.perf.profiling.model import ModelDescription
 
 from .tensors import Place, Sent, Step, nbytes_of
 from .writing import Wanted
@@ -73,7 +73,12 @@ def forgotten(unregister: Callable[[str], None], region: str) -> None:
 
 @contextmanager
 def shared(
-    control: Registrar, model: Described, streams: Streams, batch: int, output_bytes: int, create: Create = system
+    control: Registrar,
+    model: ModelDescription,
+    streams: Streams,
+    batch: int,
+    output_bytes: int,
+    create: Create = system,
 ) -> Iterator[tuple[Streams, tuple[Wanted, ...]]]:
     """Place inputs and outputs in shared memory until the block ends. Yields: the requests that refer to it.
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.perf.profiling.model import Described, Tensor
+from penstock.perf.profiling.model import ModelDescription, Tensor
 from penstock.perf.profiling.options import Input
 
 from .tensors import InputError, Values, check_size, of_base64, of_json, random, serialized, strings, text_of, zeros
@@ -34,7 +34,7 @@ class Streams:
     notes: tuple[str, ...] = ()
 
 
-def streams(model: Described, asked: Input) -> Streams:
+def streams(model: ModelDescription, asked: Input) -> Streams:
     """Generate or read what is to be sent. Raises: InputError."""
     inputs = shaped(model, asked.shapes)
     if len(asked.source) == 1 and asked.source[0] in _GENERATED:
@@ -47,7 +47,7 @@ def streams(model: Described, asked: Input) -> Streams:
     return _of_files(paths, _Reader(model.inputs, told, {each.name for each in model.outputs}))
 
 
-def shaped(model: Described, shapes: Mapping[str, tuple[int, ...]]) -> tuple[Tensor, ...]:
+def shaped(model: ModelDescription, shapes: Mapping[str, tuple[int, ...]]) -> tuple[Tensor, ...]:
     """Return a model's inputs, with their free dimensions set by `--shape`. Raises: InputError."""
     if not model.inputs:
         raise InputError(f"model '{model.name}': its metadata names no inputs; tell them with --input NAME:TYPE:-1,2,3")

@@ -39,10 +39,14 @@ def parser() -> argparse.ArgumentParser:
         "one table: requests/s, p50, p99, server CPU per request, memory.",
     )
     made.add_argument(
-        "--peers", type=_some(PEERS), default=tuple(PEERS), metavar="A,B", help=f"any of {', '.join(PEERS)}"
+        "--peers", type=_choices_of(PEERS), default=tuple(PEERS), metavar="A,B", help=f"any of {', '.join(PEERS)}"
     )
-    made.add_argument("--models", type=_some(MODELS), default=MODELS, metavar="A,B", help=f"any of {', '.join(MODELS)}")
-    made.add_argument("--wires", type=_some(KINDS), default=KINDS, metavar="A,B", help=f"any of {', '.join(KINDS)}")
+    made.add_argument(
+        "--models", type=_choices_of(MODELS), default=MODELS, metavar="A,B", help=f"any of {', '.join(MODELS)}"
+    )
+    made.add_argument(
+        "--wires", type=_choices_of(KINDS), default=KINDS, metavar="A,B", help=f"any of {', '.join(KINDS)}"
+    )
     made.add_argument(
         "--concurrency", type=_counts, default=(1, 8, 32), metavar="N,M", help="concurrent requests (default: 1,8,32)"
     )
@@ -61,7 +65,7 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def _some(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
+def _choices_of(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
     def chosen(text: str) -> tuple[str, ...]:
         words = [word.strip() for word in text.split(",") if word.strip()]
         unknown = [word for word in words if word not in known]
@@ -115,7 +119,7 @@ def main(words: Sequence[str]) -> int:
         for number, former in before.items():
             signal.signal(number, former)
         found.took_s = time.monotonic() - began
-    _tell(found, asked)
+    _write_results(found, asked)
     if found.interrupted:
         return _INTERRUPTED
     return _DONE if any(cell.measured for cell in found.cells) else _FAILED
@@ -156,7 +160,7 @@ def _named(say: Callable[[str], None], name: str, text: str) -> None:
     say(f"{name}: {text}")
 
 
-def _tell(found: Results, asked: Any) -> None:
+def _write_results(found: Results, asked: Any) -> None:
     for line in tables.terminal(found):
         print(line)
     if asked.json:

@@ -78,7 +78,7 @@ def _run(command: list[str], say: Callable[[str], None]) -> None:
     try:
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as child:
             try:
-                said = _followed(child, say)
+                said = _read_output(child, say)
             except BaseException:
                 child.kill()
                 raise
@@ -88,7 +88,7 @@ def _run(command: list[str], say: Callable[[str], None]) -> None:
         raise InstallError(reason(said))
 
 
-def _followed(child: subprocess.Popen[str], say: Callable[[str], None]) -> list[str]:
+def _read_output(child: subprocess.Popen[str], say: Callable[[str], None]) -> list[str]:
     said = []
     for line in child.stdout or ():
         said.append(line.strip())

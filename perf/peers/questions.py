@@ -10,9 +10,9 @@ from .serving import Model
 from .wires import Array
 
 MODELS = ("iris", "mlp", "cnn")
-_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 """Limit for the rows of a model: they are sent to the generator, and larger ones fit in no cache anyway."""
-_MOST, _LEAST = 8, 2
+_MAX_ROWS, _MIN_ROWS = 8, 2
 
 
 class MissingModelsError(Exception):
@@ -42,5 +42,5 @@ def _model(name: str, file: Path) -> Model:
 def questions(shape: tuple[int, ...]) -> tuple[Array, ...]:
     """Return rows with 4 decimals, whose JSON has a realistic length."""
     random = np.random.default_rng(5)
-    count = min(_MOST, max(_LEAST, _BYTES // (4 * int(np.prod(shape)))))
+    count = min(_MAX_ROWS, max(_MIN_ROWS, _MAX_BYTES // (4 * int(np.prod(shape)))))
     return tuple(np.round(random.random(shape, np.float32), 4) for _ in range(count))

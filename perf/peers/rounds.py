@@ -21,7 +21,7 @@ from penstock.perf.profiling.stability import percentiles_ns
 from .environments import Environment
 from .peer import Peer
 from .results import Cell, Results, Sample
-from .serving import AskError, Model, Server, StartError, served
+from .serving import CallError, Model, Server, StartError, served
 from .trees import Tree
 from .wires import Wire
 
@@ -32,7 +32,7 @@ START_S = 5.0
 PATIENCE_S = 60.0
 TOLERANCE = 1e-4
 LONGER = 3
-LEAST = 3
+MIN_REQUESTS_PER_SLOT = 3
 """The least requests per slot in a window: with fewer, the window's edges would dominate."""
 Say = Callable[[str], None]
 
@@ -63,7 +63,7 @@ class Plan:
         return len(self.wires(peer)) * (len(self.concurrency) * (self.seconds + SETTLE_S) + SPAWN_S)
 
 
-class _Both(Process):
+class _ServerAndGenerator(Process):
     """The server and the generator, as opposed to others. `generator_s`: its CPU time, once known."""
 
     def __init__(self, tree: Tree) -> None:
@@ -76,7 +76,7 @@ class _Both(Process):
 
 
 @dataclass(frozen=True, slots=True)
-class _Seat:
+class _Participant:
     """A peer in the rounds: its server, if kept running; what yields it for a turn; and its cells by wire kind."""
 
     peer: Peer
@@ -92,30 +92,30 @@ def measure(
     """Measure all, model after model. Results are added at once, so that an interrupt loses none."""
     for name in plan.models:
         with contextlib.ExitStack() as stack:
-            seats = []
+            participants = []
             for peer, environment in peers.values():
                 say(f"{name}: {peer.name}: starting")
                 start = partial(served, peer, environment, models[name], keep=plan.keep)
                 try:
-                    seats.append(_seat(plan, peer, models[name], start, stack, results))
+                    participants.append(_add_participant(plan, peer, models[name], start, stack, results))
                 except StartError as error:
                     results.failed[f"{peer.name}, {name}"] = str(error)
                     say(f"{name}: {peer.name}: {error}")
-            stack.callback(_leave, seats)
+            stack.callback(_terminate_all, participants)
             for number in range(plan.rounds + 1):  # the first is a warm-up
-                first = number % max(len(seats), 1)
-                for seat in seats[first:] + seats[:first]:
-                    _turn(plan, seat, number, say)
+                first = number % max(len(participants), 1)
+                for participant in participants[first:] + participants[:first]:
+                    _turn(plan, participant, number, say)
 
 
-def _seat(
+def _add_participant(
     plan: Plan,
     peer: Peer,
     model: Model,
     start: Callable[[], contextlib.AbstractContextManager[Server]],
     stack: contextlib.ExitStack,
     results: Results,
-) -> _Seat:
+) -> _Participant:
     with contextlib.ExitStack() as once:
         server = (once if peer.fresh else stack).enter_context(start())
         cells = {}
@@ -125,33 +125,33 @@ def _seat(
                 Cell(peer.name, model.name, wire.kind, wire.says, each, error=error) for each in plan.concurrency
             ]
             results.cells += cells[wire.kind]
-        server.sleep()
+        server.suspend()
     if peer.fresh:
-        return _Seat(peer, model, None, start, cells)
-    return _Seat(peer, model, server, partial(_awake, server), cells)
+        return _Participant(peer, model, None, start, cells)
+    return _Participant(peer, model, server, partial(_resumed, server), cells)
 
 
-def _leave(seats: Sequence[_Seat]) -> None:
+def _terminate_all(participants: Sequence[_Participant]) -> None:
     """Ask all to stop concurrently, which takes no longer than the slowest."""
-    for seat in seats:
-        if seat.server:
-            seat.server.tree.leave()
+    for participant in participants:
+        if participant.server:
+            participant.server.tree.terminate()
 
 
 @contextlib.contextmanager
-def _awake(server: Server) -> Iterator[Server]:
-    server.wake()
+def _resumed(server: Server) -> Iterator[Server]:
+    server.resume()
     try:
         yield server
     finally:
-        server.sleep()
+        server.suspend()
 
 
 def verified(server: Server, wire: Wire, model: Model) -> str:
     """Send one row and compare with the offline answer. Returns: what is wrong, or ""."""
     try:
         answer = server.ask(wire, model.name, model.rows[0])
-    except AskError as error:
+    except CallError as error:
         return str(error)
     expected = model.answers[0].ravel()
     if answer.shape != expected.shape:
@@ -160,33 +160,35 @@ def verified(server: Server, wire: Wire, model: Model) -> str:
     return "" if apart <= TOLERANCE else f"the answer is {apart:.2g} apart from the offline one"
 
 
-def _turn(plan: Plan, seat: _Seat, number: int, say: Say) -> None:
-    wires = [wire for wire in plan.wires(seat.peer) if not all(cell.error for cell in seat.cells[wire.kind])]
-    if not wires or (seat.peer.fresh and not number):
+def _turn(plan: Plan, participant: _Participant, number: int, say: Say) -> None:
+    wires = [
+        wire for wire in plan.wires(participant.peer) if not all(cell.error for cell in participant.cells[wire.kind])
+    ]
+    if not wires or (participant.peer.fresh and not number):
         return
     try:
-        with seat.turn() as server, _watched(server, LONGER * plan.turn_s(seat.peer) + PATIENCE_S):
+        with participant.turn() as server, _time_limit(server, LONGER * plan.turn_s(participant.peer) + PATIENCE_S):
             for wire in wires:
                 what = f"round {number} of {plan.rounds}" if number else "warming up"
-                say(f"{seat.model.name}: {what}: {seat.peer.name}, {wire.says}")
-                _load(plan, seat, server, wire, counted=bool(number))
+                say(f"{participant.model.name}: {what}: {participant.peer.name}, {wire.says}")
+                _load(plan, participant, server, wire, counted=bool(number))
     except StartError as error:
-        for cell in itertools.chain(*seat.cells.values()):
+        for cell in itertools.chain(*participant.cells.values()):
             cell.error = cell.error or str(error)
 
 
-def _load(plan: Plan, seat: _Seat, server: Server, wire: Wire, *, counted: bool) -> None:
-    cells = [cell for cell in seat.cells[wire.kind] if not cell.error]
-    payloads = Repeated(tuple(wire.payload(seat.model.name, row) for row in seat.model.rows))
+def _load(plan: Plan, participant: _Participant, server: Server, wire: Wire, *, counted: bool) -> None:
+    cells = [cell for cell in participant.cells[wire.kind] if not cell.error]
+    payloads = Repeated(tuple(wire.payload(participant.model.name, row) for row in participant.model.rows))
     try:
         with fleet(server.target(wire), payloads) as loaders:
-            if seat.peer.fresh:
+            if participant.peer.fresh:
                 _warm_up(loaders, plan.concurrency[0])
             elif not counted:
                 _warm_up(loaders, plan.concurrency[-1])
             for cell in cells if counted else ():
-                found, error = _look(server, loaders, cell.concurrency, plan.seconds)
-                cell.error = cell.error or error or ("" if server.tree.stands() else "its first process has ended")
+                found, error = _measure_window(server, loaders, cell.concurrency, plan.seconds)
+                cell.error = cell.error or error or ("" if server.tree.is_alive() else "its first process has ended")
                 if found:
                     cell.samples.append(found)
                     cell.memory = server.tree.memory()
@@ -201,13 +203,13 @@ def _warm_up(loaders: Fleet, concurrency: int) -> None:
     loaders.halt()
 
 
-def _look(server: Server, loaders: Fleet, concurrency: int, seconds: float) -> tuple[Sample | None, str]:
+def _measure_window(server: Server, loaders: Fleet, concurrency: int, seconds: float) -> tuple[Sample | None, str]:
     loaders.start_load(Load(concurrency=concurrency))
     _wait(loaders, SETTLE_S, concurrency)
     loaders.take()
-    before_s, both = server.tree.cpu_s(), _Both(server.tree)
+    before_s, both = server.tree.cpu_s(), _ServerAndGenerator(server.tree)
     others = Others(both)
-    _wait(loaders, seconds, LEAST * concurrency)
+    _wait(loaders, seconds, MIN_REQUESTS_PER_SLOT * concurrency)
     window = loaders.take()
     cpu_s, both.generator_s = server.tree.cpu_s() - before_s, window.cpu_s
     cores = others.cores()
@@ -244,7 +246,7 @@ def sample(window: Window, cpu_s: float, others: float) -> tuple[Sample | None, 
 
 
 @contextlib.contextmanager
-def _watched(server: Server, patience_s: float) -> Iterator[None]:
+def _time_limit(server: Server, patience_s: float) -> Iterator[None]:
     """Kill a server whose turn does not end, so that the clients waiting for it continue."""
     timer = threading.Timer(patience_s, server.tree.end)
     timer.daemon = True

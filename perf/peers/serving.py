@@ -26,17 +26,17 @@ from .peer import Peer, variables
 from .trees import MARK, Tree
 from .wires import GRPC, Array, Wire
 
-READY_WITHIN_S = 120.0
-ASK_S = 30.0
-_END_S = 5.0
-_SAID = 300
+READY_TIMEOUT_S = 120.0
+CALL_TIMEOUT_S = 30.0
+_STOP_TIMEOUT_S = 5.0
+_MAX_REASON_CHARACTERS = 300
 
 
 class StartError(Exception):
     """A peer does not start. The text is the reason, on one line."""
 
 
-class AskError(Exception):
+class CallError(Exception):
     """A peer did not answer with numbers. The text is its answer."""
 
 
@@ -72,14 +72,14 @@ class Server:
             if status == http.client.OK:
                 return wire.read(headers, body)
         except Exception as error:  # whatever reading a strange answer raises
-            raise AskError(f"{type(error).__name__}: {error}"[:_SAID]) from error
-        raise AskError(f"{status}: {body.decode('utf-8', 'replace')}"[:_SAID])
+            raise CallError(f"{type(error).__name__}: {error}"[:_MAX_REASON_CHARACTERS]) from error
+        raise CallError(f"{status}: {body.decode('utf-8', 'replace')}"[:_MAX_REASON_CHARACTERS])
 
-    def sleep(self) -> None:
+    def suspend(self) -> None:
         """Suspend all its processes."""
         self.tree.signal(signal.SIGSTOP)
 
-    def wake(self) -> None:
+    def resume(self) -> None:
         """Resume them."""
         self.tree.signal(signal.SIGCONT)
 
@@ -87,7 +87,7 @@ class Server:
 def _request(
     port: int, method: str, path: str, headers: Mapping[str, str], body: bytes = b""
 ) -> tuple[int, dict[str, str], bytes]:
-    connection = http.client.HTTPConnection(HOST, port, timeout=ASK_S)
+    connection = http.client.HTTPConnection(HOST, port, timeout=CALL_TIMEOUT_S)
     with contextlib.closing(connection):
         connection.request(method, path, body, dict(headers))
         answer = connection.getresponse()
@@ -98,7 +98,7 @@ def _unary(port: int, method: str, message: bytes) -> bytes:
     import grpc
 
     with grpc.insecure_channel(f"{HOST}:{port}", options=[("grpc.enable_http_proxy", 0)]) as channel:
-        answer: bytes = channel.unary_unary(method)(message, timeout=ASK_S)
+        answer: bytes = channel.unary_unary(method)(message, timeout=CALL_TIMEOUT_S)
     return answer
 
 
@@ -122,7 +122,7 @@ def served(peer: Peer, environment: Environment, model: Model, *, keep: bool = F
         (folder / "r" / model.name / "1" / "model.onnx").symlink_to(model.file.resolve())
         for name, text in peer.files.items():
             (folder / name).write_text(text, "utf-8")
-        with _started(peer, found, model, folder) as tree:
+        with _start(peer, found, model, folder) as tree:
             yield Server(tree, int(found["http"]), int(found["grpc"]))
     finally:
         if not keep:
@@ -130,7 +130,7 @@ def served(peer: Peer, environment: Environment, model: Model, *, keep: bool = F
 
 
 @contextlib.contextmanager
-def _started(peer: Peer, found: Mapping[str, str], model: Model, folder: Path) -> Iterator[Tree]:
+def _start(peer: Peer, found: Mapping[str, str], model: Model, folder: Path) -> Iterator[Tree]:
     mark = secrets.token_hex(8)
     environ = {
         **os.environ,
@@ -157,7 +157,7 @@ def _started(peer: Peer, found: Mapping[str, str], model: Model, folder: Path) -
 
 
 def _await(child: subprocess.Popen[bytes], port: int, path: str, log: Path) -> None:
-    end = time.monotonic() + READY_WITHIN_S
+    end = time.monotonic() + READY_TIMEOUT_S
     said = "it does not listen"
     while time.monotonic() < end:
         if child.poll() is not None:
@@ -168,28 +168,28 @@ def _await(child: subprocess.Popen[bytes], port: int, path: str, log: Path) -> N
                 return
             said = f"{path} gives {status}"
         time.sleep(0.1)
-    raise StartError(f"not ready within {READY_WITHIN_S:g} s ({said}): {last_line(log)}")
+    raise StartError(f"not ready within {READY_TIMEOUT_S:g} s ({said}): {last_line(log)}")
 
 
 def last_line(log: Path) -> str:
     """Return the last line of a log that is not empty."""
     lines = [line.strip() for line in log.read_text("utf-8", "replace").splitlines()]
-    return next((line for line in reversed(lines) if line), "it said nothing")[:_SAID]
+    return next((line for line in reversed(lines) if line), "it said nothing")[:_MAX_REASON_CHARACTERS]
 
 
 def _end(child: subprocess.Popen[bytes], tree: Tree) -> None:
     """Let it stop by itself, since some otherwise leave named shared memory; then terminate the rest, then kill."""
-    tree.leave()
+    tree.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(_END_S)
+        child.wait(_STOP_TIMEOUT_S)
     tree.signal(signal.SIGTERM)
-    if not _gone(child, tree):
+    if not _has_ended(child, tree):
         tree.end()
-        _gone(child, tree)
+        _has_ended(child, tree)
 
 
-def _gone(child: subprocess.Popen[bytes], tree: Tree) -> bool:
-    end = time.monotonic() + _END_S
+def _has_ended(child: subprocess.Popen[bytes], tree: Tree) -> bool:
+    end = time.monotonic() + _STOP_TIMEOUT_S
     while tree.pids() and time.monotonic() < end:
         child.poll()  # reaps it, so that it is no longer in the tree
         time.sleep(0.05)

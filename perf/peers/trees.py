@@ -39,13 +39,13 @@ class Tree(Process):
     def pids(self) -> list[int]:
         """Return the live processes."""
         living = processes.living(self._proc)
-        return processes.descended((pid for pid in living if pid == self.pid or self._marked(pid)), living)
+        return processes.descended((pid for pid in living if pid == self.pid or self._has_mark(pid)), living)
 
-    def stands(self) -> bool:
+    def is_alive(self) -> bool:
         """Return whether the first process lives. If not, the rest may still answer, but it is no longer a server."""
         return self.pid in self.pids()
 
-    def _marked(self, pid: int) -> bool:
+    def _has_mark(self, pid: int) -> bool:
         try:
             return self._mark in (self._proc / str(pid) / "environ").read_bytes().split(b"\0")
         except OSError:  # ended, or another user's
@@ -74,7 +74,7 @@ class Tree(Process):
                 os.kill(pid, number)
         return len(pids)
 
-    def leave(self) -> None:
+    def terminate(self) -> None:
         """Ask the first process, once, to terminate; resumes those that are suspended."""
         if not self._left:
             self._left = True

@@ -20,7 +20,7 @@ _HEAD_LENGTH = "Inference-Header-Content-Length"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class WireRequest:
     """One request: over HTTP its path, headers and body; over gRPC only the message."""
 
     path: str
@@ -38,7 +38,7 @@ class Wire:
 
     kind: str
     says: str
-    ask: Callable[[str, Array], Asked]
+    ask: Callable[[str, Array], WireRequest]
     read: Callable[[Mapping[str, str], bytes], Array]
 
     @property
@@ -53,33 +53,33 @@ class Wire:
         return encode_post(asked.path, asked.headers, asked.body)
 
 
-def _v2_json(model: str, row: Array) -> Asked:
+def _v2_json(model: str, row: Array) -> WireRequest:
     tensor = {"name": "input", "shape": row.shape, "datatype": "FP32", "data": row.ravel()}
     body = orjson.dumps({"inputs": [tensor]}, option=orjson.OPT_SERIALIZE_NUMPY)
-    return Asked(_V2_PATH.format(model=model), {"Content-Type": "application/json"}, body)
+    return WireRequest(_V2_PATH.format(model=model), {"Content-Type": "application/json"}, body)
 
 
 def _of_v2_json(headers: Mapping[str, str], body: bytes) -> Array:
     return np.asarray(orjson.loads(body)["outputs"][0]["data"], np.float32).ravel()
 
 
-def _v2_binary(model: str, row: Array) -> Asked:
+def _v2_binary(model: str, row: Array) -> WireRequest:
     size = {"binary_data_size": row.nbytes}
     tensor = {"name": "input", "shape": row.shape, "datatype": "FP32", "parameters": size}
     head = orjson.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}})
     headers = {"Content-Type": "application/octet-stream", _HEAD_LENGTH: str(len(head))}
-    return Asked(_V2_PATH.format(model=model), headers, head + row.tobytes())
+    return WireRequest(_V2_PATH.format(model=model), headers, head + row.tobytes())
 
 
 def _of_v2_binary(headers: Mapping[str, str], body: bytes) -> Array:
     return np.frombuffer(body[int(headers[_HEAD_LENGTH.lower()]) :], np.float32)
 
 
-def _v2_grpc(model: str, row: Array) -> Asked:
+def _v2_grpc(model: str, row: Array) -> WireRequest:
     message = service_pb2().ModelInferRequest(model_name=model)
     message.inputs.add(name="input", datatype="FP32", shape=row.shape)
     message.raw_input_contents.append(row.tobytes())
-    return Asked(INFER, {}, message.SerializeToString())
+    return WireRequest(INFER, {}, message.SerializeToString())
 
 
 def _of_v2_grpc(headers: Mapping[str, str], body: bytes) -> Array:
@@ -100,9 +100,9 @@ def own_json(path: str, key: str, *, batched: bool = False) -> Wire:
     `batched`: with the leading dimension of one. The answer is the row's, or an object with only it.
     """
 
-    def ask(model: str, row: Array) -> Asked:
+    def ask(model: str, row: Array) -> WireRequest:
         body = orjson.dumps({key: row if batched else row[0]}, option=orjson.OPT_SERIALIZE_NUMPY)
-        return Asked(path, {"Content-Type": "application/json"}, body)
+        return WireRequest(path, {"Content-Type": "application/json"}, body)
 
     def read(headers: Mapping[str, str], body: bytes) -> Array:
         found = orjson.loads(body)
@@ -114,7 +114,7 @@ def own_json(path: str, key: str, *, batched: bool = False) -> Wire:
 def raw_bytes(path: str) -> Wire:
     """Make the wire of a server that takes and returns the raw bytes of a row."""
 
-    def ask(model: str, row: Array) -> Asked:
-        return Asked(path, {"Content-Type": "application/octet-stream"}, row.tobytes())
+    def ask(model: str, row: Array) -> WireRequest:
+        return WireRequest(path, {"Content-Type": "application/octet-stream"}, row.tobytes())
 
     return Wire(BINARY, "raw bytes", ask, lambda headers, body: np.frombuffer(body, np.float32))

@@ -46,7 +46,7 @@ class Interrupts(Listener):
         self._say = say
         self._asked = False
 
-    def stopped(self) -> bool:
+    def is_interrupted(self) -> bool:
         return self._asked
 
     def __enter__(self) -> Self:

@@ -38,10 +38,10 @@ def options(words: Sequence[str], warn: Callable[[str], None] = lambda line: Non
         command=("penstock", "perf", *words),
     )
     _agreed(given, made)
-    return replace(made, command=_shown_command(made))
+    return replace(made, command=_redacted_command(made))
 
 
-def _shown_command(made: Options) -> tuple[str, ...]:
+def _redacted_command(made: Options) -> tuple[str, ...]:
     """Return the command's words without secrets in headers."""
     secret = [header for header in made.headers if hidden(header) != header]
     told = []

@@ -13,7 +13,7 @@ from penstock.perf.reports.document import Client, Document, Level, Offered, Ser
 
 from .csv import percentiles, request_us
 from .measuring import OVER, UNSTABLE
-from .model import Described
+from .model import ModelDescription
 from .options import Options
 from .session import Listener
 
@@ -34,17 +34,17 @@ class Console(Listener):
         self._err = err or sys.stderr
         self._bars = _Bars(options, self._out) if options.progress and self._out.isatty() else None
         self._windows = 0
-        self._noted: set[str] = set()
+        self._caller_figures: set[str] = set()
 
-    def opened(self, document: Document, described: Described) -> None:
+    def on_run_start(self, document: Document, described: ModelDescription) -> None:
         self._say(*settings(self._options))
         if self._options.verbose > 1:
             self._say(json.dumps(dataclasses.asdict(document.model), indent=1))
 
-    def said(self, line: str) -> None:
+    def on_message(self, line: str) -> None:
         self._warn(line)
 
-    def level_began(self, load: Offered) -> None:
+    def on_level_start(self, load: Offered) -> None:
         self._windows = 0
         if load.kind == "concurrency":
             self._say(f"Request concurrency: {load.value:g}")
@@ -53,16 +53,16 @@ class Console(Listener):
         if self._bars:
             self._bars.begin(f"{load.kind} {load.value:g}")
 
-    def waited(self, share: float) -> None:
+    def on_progress(self, share: float) -> None:
         if self._bars:
             self._bars.show(self._windows, share)
 
-    def passed(self, window: Window, client: Client) -> None:
+    def on_window(self, window: Window, client: Client) -> None:
         self._windows += 1
         if self._options.verbose:
             self._say(pass_line(self._options, self._windows, client))
 
-    def level_ended(self, level: Level) -> None:
+    def on_level_end(self, level: Level) -> None:
         if self._bars:
             self._bars.end()
         if level.settled:
@@ -70,9 +70,9 @@ class Console(Listener):
         if level.ended:
             self._warn(ended_line(self._options, level))
         for note in level.notes:
-            if self._options.verbose or note not in self._noted:
+            if self._options.verbose or note not in self._caller_figures:
                 self._say(f"  {note}")
-        self._noted.update(level.notes)
+        self._caller_figures.update(level.notes)
 
     def close(self, document: Document) -> None:
         """Print the summary."""

@@ -39,10 +39,10 @@ class Export(Listener):
         self._offset_ns = wall_ns() - time.monotonic_ns()
         self._experiments: list[_Experiment] = []
 
-    def level_began(self, load: Offered) -> None:
+    def on_level_start(self, load: Offered) -> None:
         self._experiments.append(_Experiment(load))
 
-    def passed(self, window: Window, client: Client) -> None:
+    def on_window(self, window: Window, client: Client) -> None:
         self._experiments[-1].windows.append(window)
 
     def write(self, path: Path) -> None:

@@ -19,7 +19,7 @@ from penstock.perf.reports.document import Client, Level, Offered
 
 from . import stability
 from .options import Rule
-from .stability import SETTLED, Passed
+from .stability import SETTLED, WindowFigures
 
 UNSTABLE = "unstable"
 INTERRUPTED = "interrupted"
@@ -28,7 +28,7 @@ EMPTY = "No valid requests recorded within time interval. Please use a larger ti
 """Reasons why a level did not end normally. Any other reason is the server's own text."""
 SLICE_S = 0.1
 """The longest time until an interruption is noticed."""
-STALLED_S = 60.0
+STALL_TIMEOUT_S = 60.0
 """A window of counted requests ends if none has ended for this long: the server hangs."""
 _QUANTILES = {"p50": 50.0, "p75": 75.0, "p90": 90.0, "p95": 95.0, "p99": 99.0, "p99.9": 99.9}
 
@@ -55,36 +55,36 @@ class Generator(Protocol):
         """Stop sending."""
 
 
-class Watching:
+class LoadListener:
     """Callbacks of the caller while a load runs."""
 
-    def began(self) -> None:
+    def on_start(self) -> None:
         """Handle the start of the load."""
 
-    def marked(self) -> None:
+    def on_window_boundary(self) -> None:
         """Handle the end of a window and the start of the next: once before the first, and once after each."""
 
-    def waited(self, share: float) -> None:
+    def on_progress(self, share: float) -> None:
         """Handle progress: the part of a window that is over, 0 to 1."""
 
-    def passed(self, window: Window, client: Client) -> None:
+    def on_window(self, window: Window, client: Client) -> None:
         """Handle a finished window."""
 
-    def stopped(self) -> bool:
+    def is_interrupted(self) -> bool:
         """Return whether to end early."""
         return False
 
 
-def measure(fleet: Generator, load: Load, rule: Rule, rows: int = 1, watching: Watching | None = None) -> Level:
+def measure(fleet: Generator, load: Load, rule: Rule, rows: int = 1, watching: LoadListener | None = None) -> Level:
     """Maintain a load until three windows agree, or the maximum number of windows is reached.
 
     Server failures are reported in the level's `ended`. Raises: OSError if the server cannot be reached at the start.
     """
-    return _Measuring(fleet, load, rule, rows, watching or Watching()).run()
+    return _Measurement(fleet, load, rule, rows, watching or LoadListener()).run()
 
 
-class _Measuring:
-    def __init__(self, fleet: Generator, load: Load, rule: Rule, rows: int, watching: Watching) -> None:
+class _Measurement:
+    def __init__(self, fleet: Generator, load: Load, rule: Rule, rows: int, watching: LoadListener) -> None:
         self._fleet = fleet
         self._load = load
         self._rule = rule
@@ -92,14 +92,14 @@ class _Measuring:
         self._watching = watching
         self._windows: list[Window] = []
         self._clients: list[Client] = []
-        self._passed: list[Passed] = []
+        self._passed: list[WindowFigures] = []
 
     def run(self) -> Level:
         self._begin()
         while not (ended := self._window()) and not self._done():
             pass
         self._fleet.halt()
-        return self._level(self._left_behind(self._fleet.take()) or ended)
+        return self._level(self._failure_after(self._fleet.take()) or ended)
 
     def _begin(self) -> None:
         if self._rule.warmup_requests:
@@ -107,28 +107,28 @@ class _Measuring:
             self._fleet.start_load(replace(self._load, requests=self._rule.warmup_requests))
             self._wait(self._rule.warmup_requests)
             self._fleet.halt()
-        self._watching.began()
+        self._watching.on_start()
         if self._load.requests:  # none of them may be missed
             self._fleet.take()
-            self._watching.marked()
+            self._watching.on_window_boundary()
             self._fleet.start_load(self._load)
         else:
             self._fleet.start_load(self._load)
             self._fleet.take()
-            self._watching.marked()
+            self._watching.on_window_boundary()
 
     def _window(self) -> str:
         """Measure one window. Returns: why there can be no other, or ""."""
         interrupted = not self._wait(self._load.requests or (self._rule.requests if self._rule.by_count else 0))
         window = self._fleet.take()
-        self._watching.marked()
+        self._watching.on_window_boundary()
         if self._load.requests:
             window = _clamped(window)
         told = client(window, self._rows, self._rule.percentile)
         self._windows.append(window)
         self._clients.append(told)
-        self._passed.append(stability.passed(window.latencies_ns, window.seconds, self._rule.percentile))
-        self._watching.passed(window, told)
+        self._passed.append(stability.window_figures(window.latencies_ns, window.seconds, self._rule.percentile))
+        self._watching.on_window(window, told)
         if window.lost:
             return f"the server was lost in window {self._last_alive() + 1}: {window.lost}"
         if interrupted:
@@ -137,7 +137,7 @@ class _Measuring:
             return f"every request failed: {window.errors.most_common(1)[0][0]}"
         return ""
 
-    def _left_behind(self, after: Window) -> str:
+    def _failure_after(self, after: Window) -> str:
         """Return why the server was lost or stopped answering after the last window, while answers were due; or ""."""
         if any(each.lost for each in self._windows):
             return ""
@@ -149,14 +149,14 @@ class _Measuring:
 
     def _wait(self, wanted: int) -> bool:
         """Wait for a window's end: its time, or `wanted` requests. Returns: False if the user ended it."""
-        lasts_s, since, seen = STALLED_S if wanted else self._rule.interval_ms / 1e3, time.monotonic(), 0
+        lasts_s, since, seen = STALL_TIMEOUT_S if wanted else self._rule.interval_ms / 1e3, time.monotonic(), 0
         while True:
-            if self._watching.stopped():
+            if self._watching.is_interrupted():
                 return False
             if wanted and (ended := self._fleet.count()) != seen:
                 since, seen = time.monotonic(), ended
             left = since + lasts_s - time.monotonic()
-            self._watching.waited(min(seen / wanted if wanted else 1 - left / lasts_s, 1.0))
+            self._watching.on_progress(min(seen / wanted if wanted else 1 - left / lasts_s, 1.0))
             if left <= 0 or self._fleet.wait(min(left, SLICE_S), wanted):
                 return True
 
@@ -194,7 +194,7 @@ class _Measuring:
 
     def _reason(self, steady: bool, whole: Window) -> str:
         limit_ns = self._rule.threshold_ms * stability.NS_PER_MS
-        if limit_ns and stability.deciding_ns(whole.latencies_ns, self._rule.percentile) >= limit_ns:
+        if limit_ns and stability.decisive_latency_ns(whole.latencies_ns, self._rule.percentile) >= limit_ns:
             return OVER
         return "" if steady else UNSTABLE
 

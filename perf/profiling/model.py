@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-NOT_TOLD = -1
+UNKNOWN_BATCH_SIZE = -1
 """The `max_batch_size` if it is unknown: requests have rows, and any number of them."""
 
 
@@ -38,7 +38,7 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class ModelDescription:
     """A model's metadata and configuration. `max_batch_size` 0: no batch dimension; NOT_TOLD: the limit is unknown.
 
     `composing`: names and versions of an ensemble's models, at all levels. `version`: if empty, the server's choice.
@@ -69,7 +69,7 @@ def described(
     version: str = "",
     bls: Iterable[tuple[str, str]] = (),
     inputs: Iterable[Mapping[str, Any]] = (),
-) -> Described:
+) -> ModelDescription:
     """Query a model and those it is composed of. `bls` are names and versions of the models that it calls itself.
 
     `inputs`: metadata entries for the inputs, if the model's metadata has none. Raises: ControlError; DescriptionError.
@@ -80,12 +80,12 @@ def described(
             raise DescriptionError(f"--input: the server names the inputs of model '{model}' itself")
         metadata = {**metadata, "inputs": given}
     taken, outputs = ([_Given.read(model, each) for each in metadata.get(key) or []] for key in ("inputs", "outputs"))
-    rows = _most_rows(config, taken)
+    rows = _max_batch_size(config, taken)
     below = _Composing(control)
     below.enter(config)
     for name, its_version in bls:
         below.add(name, its_version)
-    return Described(
+    return ModelDescription(
         name=model,
         version=version,
         platform=str(metadata.get("platform") or config.get("platform") or ""),
@@ -154,10 +154,10 @@ def _cached(config: dict[str, Any]) -> bool:
     return bool((config.get("response_cache") or {}).get("enable"))
 
 
-def _most_rows(config: dict[str, Any], inputs: list[_Given]) -> int:
+def _max_batch_size(config: dict[str, Any], inputs: list[_Given]) -> int:
     if config:
         return int(config.get("max_batch_size") or 0)
-    return NOT_TOLD if inputs and all(each.shape[:1] == (-1,) for each in inputs) else 0
+    return UNKNOWN_BATCH_SIZE if inputs and all(each.shape[:1] == (-1,) for each in inputs) else 0
 
 
 def _tensors(model: str, kind: str, given: list[_Given], config: dict[str, Any], rows: int) -> tuple[Tensor, ...]:

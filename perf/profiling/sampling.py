@@ -24,9 +24,9 @@ from penstock.perf.reports.document import Level
 
 from . import energy, environment, server_side
 from .control import Control, ControlError
-from .model import Described
+from .model import ModelDescription
 from .options import Options
-from .sampling_looking import PATIENCE_S, Look, Looker, Source
+from .sampling_looking import PATIENCE_S, PendingRead, Source, SourceReader
 from .sampling_page import Page
 from .sampling_processes import Family, NotFoundError, addresses
 from .sampling_series import Reading, devices, gpus, grown, known, samples
@@ -46,40 +46,40 @@ class Mark:
 
 
 class Watch:
-    """Samples for the duration of the block. For each level: `begin`, a `mark` at each end of each window, `tell`.
+    """Samples for the duration of the block. For each level: `begin`, a `mark` at each end of each window, `record_in`.
 
     No method raises. Threads: one, besides its own.
     """
 
     def __init__(
-        self, control: Control, described: Described, target: Target, options: Options, proc: Path = PROC
+        self, control: Control, described: ModelDescription, target: Target, options: Options, proc: Path = PROC
     ) -> None:
         self._control = control
         self._described = described
-        self._page_wanted = options.collect_metrics
+        self._wants_metrics_page = options.collect_metrics
         self._interval_s = max(options.metrics_interval_ms, 1) / 1e3
         at = addresses(target.host)
-        self._why_not_here = "" if at else f"{target.host} is another machine"
+        self._no_process_reason = "" if at else f"{target.host} is another machine"
         self._family = self._found(target, at, proc)
         self._nvml = energy.Nvml(lambda: self._family.living if self._family else ())
-        self._looker = Looker(self._sources(bool(at), options.metrics_url, proc))
-        self._noted: dict[str, float] = {}
+        self._looker = SourceReader(self._sources(bool(at), options.metrics_url, proc))
+        self._caller_figures: dict[str, float] = {}
         self._readings: list[Reading] = []
         self._marks: list[Mark] = []
         self._end = threading.Event()
-        self._thread = threading.Thread(target=self._keep_on, name="samples", daemon=True)
+        self._thread = threading.Thread(target=self._sample_regularly, name="samples", daemon=True)
 
     def _found(self, target: Target, at: set[str], proc: Path) -> Family | None:
         try:
             return Family(target.port, at, proc) if at else None
         except NotFoundError as error:
-            self._why_not_here = str(error)
+            self._no_process_reason = str(error)
         return None
 
     def _sources(self, here: bool, url: str, proc: Path) -> dict[str, Source]:
         """Return the sources by name. If two report the same values, the better one is last."""
         sources: dict[str, Source] = {}
-        if here or self._page_wanted:
+        if here or self._wants_metrics_page:
             sources["metrics page"] = Page(url).read
         sources["machine"] = Machine(proc, "" if here else "client.").read
         if self._family is not None:
@@ -90,7 +90,7 @@ class Watch:
 
     def __enter__(self) -> Self:
         first = self._looker.look(_FIRST_PATIENCE_S)
-        if not self._page_wanted and ("NVML" not in self._looker.whys or not devices([first])):
+        if not self._wants_metrics_page and ("NVML" not in self._looker.whys or not devices([first])):
             self._looker.drop("metrics page")  # it has nothing that is not read here at less cost to the server
         self._readings = [first]
         self._thread.start()
@@ -104,28 +104,28 @@ class Watch:
 
     def begin(self) -> None:
         """Begin a level: samples count from now."""
-        self._noted.clear()
+        self._caller_figures.clear()
         self._readings, self._marks = [self._looker.look()], []
 
     def mark(self) -> Mark:
         """Read the counters. Takes some milliseconds, and half a second more when a source begins to hang."""
-        look = Look(self._looker.look)  # both at once: a later reading would count requests of the next window
+        look = PendingRead(self._looker.look)  # both at once: a later reading would count requests of the next window
         statistics = self._statistics()
         reading = look.answer if look.done(_FIRST_PATIENCE_S) else None
         mark = Mark(reading or Reading(time.monotonic()), statistics)
         self._marks.append(mark)
         return mark
 
-    def note(self, name: str, value: float) -> None:
+    def set_figure(self, name: str, value: float) -> None:
         """Add a figure of the caller's to the following samples."""
-        self._noted[name] = value
+        self._caller_figures[name] = value
 
     def sharing(self) -> str:
         """Say whether the server runs on the cores of this process; empty if unknown."""
         cores = self._family.cores() if self._family is not None else set()
         return environment.sharing(os.sched_getaffinity(0), cores) if cores else ""
 
-    def tell(self, level: Level, first: Mark, last: Mark) -> None:
+    def record_in(self, level: Level, first: Mark, last: Mark) -> None:
         """Store in a level what was observed between two marks, and all samples since `begin`."""
         marks = [mark for mark in self._marks if first.reading.at_s <= mark.reading.at_s <= last.reading.at_s]
         sampled = list(self._readings)
@@ -155,10 +155,10 @@ class Watch:
             level.energy_j_per_1000 = spent_j / level.client.rows * 1000
 
     def _notes(self) -> list[str]:
-        quiet = {*_QUIET} if self._page_wanted else {*_QUIET, "metrics page"}
+        quiet = {*_QUIET} if self._wants_metrics_page else {*_QUIET, "metrics page"}
         whys = [f"{name}: {why}" for name, why in self._looker.whys.items() if name not in quiet]
-        if self._why_not_here:
-            whys.append(f"CPU and memory of the server are not known: {self._why_not_here}")
+        if self._no_process_reason:
+            whys.append(f"CPU and memory of the server are not known: {self._no_process_reason}")
         return whys
 
     def _statistics(self) -> Mapping[str, Sequence[Mapping[str, Any]]]:
@@ -173,9 +173,9 @@ class Watch:
         """Take a sample now, in addition to the regular ones."""
         readings = self._readings
         reading = self._looker.look()
-        readings.append(Reading(reading.at_s, {**reading.values, **self._noted}))
+        readings.append(Reading(reading.at_s, {**reading.values, **self._caller_figures}))
 
-    def _keep_on(self) -> None:
+    def _sample_regularly(self) -> None:
         while not self._end.wait(self._interval_s):
             self.sample()
 

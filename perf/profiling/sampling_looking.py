@@ -14,7 +14,7 @@ Source = Callable[[], Mapping[str, float]]
 PATIENCE_S = 0.5
 
 
-class Look:
+class PendingRead:
     """One call on a daemon thread, so that a thread that never returns does not keep the process from exiting."""
 
     def __init__(self, ask: Callable[[], Any]) -> None:
@@ -38,11 +38,11 @@ class Look:
 
 def within(patience_s: float, ask: Callable[[], Any]) -> Any:
     """Return the result of `ask`; None if it takes too long or fails."""
-    look = Look(ask)
+    look = PendingRead(ask)
     return look.answer if look.done(patience_s) else None
 
 
-class Looker:
+class SourceReader:
     """Reads all sources concurrently. A source whose read is pending is not read again, and its late result is lost.
 
     `whys`: by source, why it had no result the last time. Later sources override earlier ones.
@@ -52,7 +52,7 @@ class Looker:
     def __init__(self, sources: Mapping[str, Source]) -> None:
         self._sources = dict(sources)
         self._lock = threading.Lock()
-        self._hanging: dict[str, Look] = {}
+        self._hanging: dict[str, PendingRead] = {}
         self.whys: dict[str, str] = {}
 
     def drop(self, name: str) -> None:
@@ -64,7 +64,7 @@ class Looker:
         """Read all sources that answer in time."""
         with self._lock:
             at_s = time.monotonic()
-            asked = {name: Look(ask) for name, ask in self._sources.items() if name not in self._hanging}
+            asked = {name: PendingRead(ask) for name, ask in self._sources.items() if name not in self._hanging}
             values: dict[str, float] = {}
             for name, look in asked.items():
                 if not look.done(at_s + patience_s - time.monotonic()):

@@ -17,15 +17,15 @@ from penstock.perf.reports.document import Client, Document, Level, Model, Offer
 
 from . import environment, levels
 from .control import Control, ControlError, control_for
-from .measuring import INTERRUPTED, OVER, UNSTABLE, Generator, Watching, measure, offered
-from .model import Described, described
+from .measuring import INTERRUPTED, OVER, UNSTABLE, Generator, LoadListener, measure, offered
+from .model import ModelDescription, described
 from .options import Options, hidden
 from .sampling import Mark, Watch
 
 HTTP_PORT, GRPC_PORT = 8000, 8001
 LEVELS = "trace_level"
 """The only trace setting with several values."""
-GOOD_ON = {"", OVER, UNSTABLE}
+CONTINUE_AFTER = {"", OVER, UNSTABLE}
 """How a level may end without ending the run."""
 
 
@@ -33,19 +33,19 @@ class SessionError(Exception):
     """The run cannot begin. The text is one line."""
 
 
-class Listener(Watching):
+class Listener(LoadListener):
     """Callbacks during a run, in addition to those of each level's measuring."""
 
-    def opened(self, document: Document, described: Described) -> None:
+    def on_run_start(self, document: Document, described: ModelDescription) -> None:
         """Handle the model to be driven, before the first level."""
 
-    def said(self, line: str) -> None:
+    def on_message(self, line: str) -> None:
         """Handle a line about the input or the server."""
 
-    def level_began(self, load: Offered) -> None:
+    def on_level_start(self, load: Offered) -> None:
         """Handle a level's load."""
 
-    def level_ended(self, level: Level) -> None:
+    def on_level_end(self, level: Level) -> None:
         """Handle a finished level."""
 
 
@@ -55,74 +55,74 @@ class Listeners(Listener):
     def __init__(self, *each: Listener) -> None:
         self._each = each
 
-    def opened(self, document: Document, described: Described) -> None:
+    def on_run_start(self, document: Document, described: ModelDescription) -> None:
         for each in self._each:
-            each.opened(document, described)
+            each.on_run_start(document, described)
 
-    def said(self, line: str) -> None:
+    def on_message(self, line: str) -> None:
         for each in self._each:
-            each.said(line)
+            each.on_message(line)
 
-    def level_began(self, load: Offered) -> None:
+    def on_level_start(self, load: Offered) -> None:
         for each in self._each:
-            each.level_began(load)
+            each.on_level_start(load)
 
-    def level_ended(self, level: Level) -> None:
+    def on_level_end(self, level: Level) -> None:
         for each in self._each:
-            each.level_ended(level)
+            each.on_level_end(level)
 
-    def began(self) -> None:
+    def on_start(self) -> None:
         for each in self._each:
-            each.began()
+            each.on_start()
 
-    def marked(self) -> None:
+    def on_window_boundary(self) -> None:
         for each in self._each:
-            each.marked()
+            each.on_window_boundary()
 
-    def waited(self, share: float) -> None:
+    def on_progress(self, share: float) -> None:
         for each in self._each:
-            each.waited(share)
+            each.on_progress(share)
 
-    def passed(self, window: Window, client: Client) -> None:
+    def on_window(self, window: Window, client: Client) -> None:
         for each in self._each:
-            each.passed(window, client)
+            each.on_window(window, client)
 
-    def stopped(self) -> bool:
-        return any(each.stopped() for each in self._each)
+    def is_interrupted(self) -> bool:
+        return any(each.is_interrupted() for each in self._each)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Run:
     options: Options
     document: Document
-    model: Described
+    model: ModelDescription
 
 
 class Marks(Listener):
-    """The server's side of each window. `stopped`: whether to end early."""
+    """The server's side of each window. `is_interrupted`: whether to end early."""
 
-    def __init__(self, watch: Watch, stopped: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, watch: Watch, is_interrupted: Callable[[], bool] = lambda: False) -> None:
         self._watch = watch
-        self._stopped = stopped
+        self._is_interrupted = is_interrupted
         self._marks: list[Mark] = []
 
-    def began(self) -> None:
+    def on_start(self) -> None:
         self._watch.begin()
         self._marks = []
 
-    def marked(self) -> None:
+    def on_window_boundary(self) -> None:
         self._marks.append(self._watch.mark())
 
-    def passed(self, window: Window, client: Client) -> None:
-        self._watch.note("throughput", client.requests_per_s)
+    def on_window(self, window: Window, client: Client) -> None:
+        self._watch.set_figure("throughput", client.requests_per_s)
 
-    def stopped(self) -> bool:
-        return self._stopped()
+    def is_interrupted(self) -> bool:
+        return self._is_interrupted()
 
-    def tell(self, level: Level) -> None:
+    def record_in(self, level: Level) -> None:
         """Store the observations in a level."""
         if level.settled:
-            self._watch.tell(level, self._marks[-1 - level.settled], self._marks[-1])
+            self._watch.record_in(level, self._marks[-1 - level.settled], self._marks[-1])
 
 
 def profile(options: Options, listener: Listener | None = None) -> Document:
@@ -146,9 +146,9 @@ def profile(options: Options, listener: Listener | None = None) -> Document:
         running = stack.enter_context(fleet(aimed, ready.payloads, max(options.processes, 1)))
         watch = stack.enter_context(Watch(control, model, aimed, options))
         document.machine["sharing"] = watch.sharing()
-        listener.opened(document, model)
-        for line in (*ready.notes, *_doubts(options, document.server)):
-            listener.said(line)
+        listener.on_run_start(document, model)
+        for line in (*ready.notes, *_warnings(options, document.server)):
+            listener.on_message(line)
         _levels(_Run(options, document, model), running, Marks(watch), listener)
     return document
 
@@ -161,12 +161,12 @@ def _levels(run: _Run, running: Generator, marks: Marks, listener: Listener) -> 
     try:
         while True:
             load = load_of(options, value, sequences=run.model.sequences)
-            listener.level_began(offered(load))
+            listener.on_level_start(offered(load))
             level = measure(running, load, options.rule, options.input.batch, watching)
-            marks.tell(level)
+            marks.record_in(level)
             document.levels.append(level)
-            listener.level_ended(level)
-            if level.ended not in GOOD_ON:
+            listener.on_level_end(level)
+            if level.ended not in CONTINUE_AFTER:
                 document.interrupted = level.ended == INTERRUPTED
                 document.failed = "" if document.interrupted else level.ended
                 return
@@ -240,7 +240,7 @@ def _search(options: Options) -> levels.Search:
     return levels.linear(visited)
 
 
-def _check(options: Options, model: Described) -> None:
+def _check(options: Options, model: ModelDescription) -> None:
     """Reject settings that are incompatible with the model. Raises: SessionError."""
     intervals_us(options)
     if options.input.batch > 1 and not model.max_batch_size:
@@ -257,7 +257,7 @@ def _check(options: Options, model: Described) -> None:
         )
 
 
-def _document(options: Options, aimed: Target, model: Described, control: Control) -> Document:
+def _document(options: Options, aimed: Target, model: ModelDescription, control: Control) -> Document:
     server = _server(control)
     return Document(
         driven(model, model.config),
@@ -274,7 +274,7 @@ def _document(options: Options, aimed: Target, model: Described, control: Contro
     )
 
 
-def driven(model: Described, config: dict[str, Any]) -> Model:
+def driven(model: ModelDescription, config: dict[str, Any]) -> Model:
     """Return a model as a document holds it, with one of its configurations."""
     return Model(
         model.name,
@@ -288,7 +288,7 @@ def driven(model: Described, config: dict[str, Any]) -> Model:
     )
 
 
-def _doubts(options: Options, server: dict[str, Any]) -> list[str]:
+def _warnings(options: Options, server: dict[str, Any]) -> list[str]:
     """Warn of what the server may not support; some support it without listing it."""
     binary = options.input.binary_input and options.input.shared_memory == "none" and not options.grpc
     if not binary or "binary_tensor_data" in server.get("extensions", ["binary_tensor_data"]):

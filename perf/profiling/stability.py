@@ -20,14 +20,14 @@ NS_PER_MS = 1e6
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class WindowFigures:
     """The figures that decide: answers per second, and the mean or percentile latency (infinite if there are none)."""
 
     per_s: float
     latency_ns: float
 
 
-def stable(windows: Sequence[Passed], percentage: float) -> bool:
+def stable(windows: Sequence[WindowFigures], percentage: float) -> bool:
     """Return whether the last three agree."""
     last = windows[-SETTLED:]
     if len(last) < SETTLED or min(each.per_s for each in last) <= 0:
@@ -37,7 +37,7 @@ def stable(windows: Sequence[Passed], percentage: float) -> bool:
     )
 
 
-def over(windows: Sequence[Passed], threshold_ms: float) -> bool:
+def over(windows: Sequence[WindowFigures], threshold_ms: float) -> bool:
     """Return whether one of the last three reached the threshold; False before there are three, or if it is 0."""
     last = windows[-SETTLED:]
     return (
@@ -45,13 +45,13 @@ def over(windows: Sequence[Passed], threshold_ms: float) -> bool:
     )
 
 
-def passed(latencies_ns: Times, seconds: float, percentile: int) -> Passed:
+def window_figures(latencies_ns: Times, seconds: float, percentile: int) -> WindowFigures:
     """Compute the figures of a window."""
     count = len(latencies_ns)
-    return Passed(count / max(seconds, 1e-9), deciding_ns(latencies_ns, percentile))
+    return WindowFigures(count / max(seconds, 1e-9), decisive_latency_ns(latencies_ns, percentile))
 
 
-def deciding_ns(latencies_ns: Times, percentile: int) -> float:
+def decisive_latency_ns(latencies_ns: Times, percentile: int) -> float:
     """Return the latency that decides: the mean if `percentile` is 0; infinite if there are no latencies."""
     if not len(latencies_ns):
         return math.inf

@@ -132,11 +132,11 @@ def cautions(document: Document) -> list[str]:
             said.append(f"Not part of the curve: {name}: {why}.")
         elif failed := failures(level):
             said.append(f"{first}: {count(failed)} errors; they are in no other figure.")
-        said += [f"{first}: {what}" for what in _doubts(level)]
+        said += [f"{first}: {what}" for what in _warnings(level)]
     return said
 
 
-def _doubts(level: Level) -> list[str]:
+def _warnings(level: Level) -> list[str]:
     client, said = level.client, []
     if not client.requests:
         return []

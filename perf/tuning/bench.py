@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.perf.profiling.control import Control, ControlError
-from penstock.perf.profiling.measuring import INTERRUPTED, UNSTABLE, Generator, Watching, measure
-from penstock.perf.profiling.model import Described
+from penstock.perf.profiling.measuring import INTERRUPTED, UNSTABLE, Generator, LoadListener, measure
+from penstock.perf.profiling.model import ModelDescription
 from penstock.perf.profiling.options import Range, Rule
 from penstock.perf.profiling.sampling import Watch
 from penstock.perf.profiling.session import Marks, load_of
@@ -46,7 +46,7 @@ class BenchContext:
     options: TuneOptions
     served: ServedModel
     control: Control
-    model: Described
+    model: ModelDescription
     fleet: Generator
     watch: Watch
     is_interrupted: Callable[[], bool]
@@ -135,7 +135,7 @@ class LiveBench:
             if reload or self._context.served.setting != setting:
                 self._context.served.load(setting)
                 self._run_load(
-                    load, Rule(interval_ms=WARM_UP_MS, trials=1), Watching(), closed_loop=self._options.closed_loop
+                    load, Rule(interval_ms=WARM_UP_MS, trials=1), LoadListener(), closed_loop=self._options.closed_loop
                 )
         except RejectedSettingError as refused:
             if setting == ORIGINAL:
@@ -236,11 +236,11 @@ class LiveBench:
             percentile=self._options.percentile,
         )
         level = self._run_load(load, rule, marks, closed_loop=closed_loop)
-        marks.tell(level)
+        marks.record_in(level)
         self.levels.setdefault(setting, []).append(level)
         return level
 
-    def _run_load(self, load: float, rule: Rule, watching: Watching, *, closed_loop: bool) -> Level:
+    def _run_load(self, load: float, rule: Rule, watching: LoadListener, *, closed_loop: bool) -> Level:
         self._raise_if_stopped()
         options = self._options.options
         how = {"concurrency": Range(), "rate": None} if closed_loop else {"concurrency": None, "rate": Range()}

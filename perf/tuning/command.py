@@ -16,7 +16,7 @@ from penstock.perf.payloads.preparing import InputError, prepared
 from penstock.perf.profiling.command import Interrupts
 from penstock.perf.profiling.control import Control, ControlError, control_for
 from penstock.perf.profiling.flags import UsageError
-from penstock.perf.profiling.model import Described, DescriptionError, described
+from penstock.perf.profiling.model import DescriptionError, ModelDescription, described
 from penstock.perf.profiling.sampling import Watch
 from penstock.perf.profiling.sampling_processes import is_here
 from penstock.perf.profiling.session import SessionError, slots, target
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
         return int(ended.code or 0)
     try:
         with Interrupts(say) as interrupts:  # SIGTERM too: the server must not be left with a setting on trial
-            return _Run(options, interrupts.stopped).run()
+            return _Run(options, interrupts.is_interrupted).run()
     except _EXPECTED as error:
         say(f"error: {error}")
     except KeyboardInterrupt:
@@ -187,7 +187,7 @@ def _slots(options: TuneOptions) -> int:
     return slots(options.options) if options.has_range and options.closed_loop else 0
 
 
-def _is_penstock(control: Control, model: Described) -> bool:
+def _is_penstock(control: Control, model: ModelDescription) -> bool:
     """Return whether the server reads penstock.toml: Penstock's statistics have figures of its own."""
     try:
         return any("run_times" in each for each in control.statistics(model.name))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.perf.profiling import environment
-from penstock.perf.profiling.model import Described
+from penstock.perf.profiling.model import ModelDescription
 from penstock.perf.profiling.session import driven
 from penstock.perf.reports import document as documents
 from penstock.perf.reports.console import lines
@@ -33,7 +33,7 @@ class Evidence:
     """All results. `configs`: each setting's configuration as loaded; `error`: what went wrong, or empty."""
 
     options: TuneOptions
-    model: Described
+    model: ModelDescription
     url: str
     server: dict[str, Any]
     sharing: str

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.perf.gpu import bindings
-from penstock.perf.gpu.world import GPU, World
+from penstock.perf.gpu.context import GPU, CheckContext
 from tests.backends.fake_cuda import FakeRuntime
 from tests.backends.fake_session import FakeGround, fake_cuda_loader
 
@@ -16,7 +16,7 @@ from tests.backends.fake_session import FakeGround, fake_cuda_loader
 def rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ground: Any) -> dict[str, bool | None]:
     monkeypatch.setattr(bindings, "load_onnx", fake_cuda_loader(ground))
     monkeypatch.setattr(bindings, "KINDS", ("mlp",))
-    return {row.what: row.held for row in bindings.report(World(GPU, tmp_path, quick=True))}
+    return {row.what: row.held for row in bindings.report(CheckContext(GPU, tmp_path, quick=True))}
 
 
 def test_all_holds_on_a_device_that_does_as_it_should(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.backends.cuda_calls import DRIVER, CudaError
 from penstock.perf.gpu import breakable, faults, hungry
-from penstock.perf.gpu.world import World
+from penstock.perf.gpu.context import CheckContext
 from tests.backends.cudart_stub import needs_compiler
 
 LAUNCH_FAILED = 719
@@ -54,7 +54,7 @@ def test_one_that_cannot_be_launched_names_the_call(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_server_without_a_device_says_so_and_lives_on(tmp_path: Path) -> None:
     hungry.write(tmp_path / "models")
-    first, after = faults._broken_device(World("cpu", tmp_path, quick=True))
+    first, after = faults._broken_device(CheckContext("cpu", tmp_path, quick=True))
 
     assert (first.value, first.held) == (200, None)
     assert first.note.startswith("not possible: libcuda")
@@ -66,7 +66,7 @@ def test_an_engine_that_ends_of_it_is_replaced(tmp_path: Path, monkeypatch: pyte
     driver(tmp_path, "_exit(1)")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     hungry.write(tmp_path / "models")
-    _, after = faults._broken_engine(World("cpu", tmp_path, quick=True))
+    _, after = faults._broken_engine(CheckContext("cpu", tmp_path, quick=True))
 
     assert (after.value, after.held) == ("answers 200", True)
     assert after.note.startswith("by another process")

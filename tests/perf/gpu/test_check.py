@@ -10,15 +10,15 @@ import pytest
 
 from penstock.perf import gpu_check
 from penstock.perf.gpu import correct, engine, parts
+from penstock.perf.gpu.context import CheckContext, best_rate
 from penstock.perf.gpu.rows import Row, parsed
-from penstock.perf.gpu.world import World, best_rate
 
 
 @pytest.fixture
 def parts_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts that find a row each, in this process."""
 
-    def run(name: str, world: World) -> Iterator[Row]:
+    def run(name: str, context: CheckContext) -> Iterator[Row]:
         yield Row(name, "found", 1.0, held=name != "offline")
 
     monkeypatch.setattr(parts, "in_process", run)
@@ -82,18 +82,18 @@ def test_a_part_that_is_not_there_is_wrong_usage(capsys: pytest.CaptureFixture[s
 
 def test_answers_through_the_engine_are_the_cpu_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(correct, "CHECKED", (("mlp", "fp32"), ("mlp", "fp16"), ("mlp", "bf16")))
-    rows = list(correct.report(World("cpu", tmp_path, quick=True)))
+    rows = list(correct.report(CheckContext("cpu", tmp_path, quick=True)))
 
     assert [row.held for row in rows] == [True, True, True, True, None]
 
 
 def test_the_engine_s_rate_is_put_beside_offline_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "_SECONDS", 0.02)
-    world = World("cpu", tmp_path, quick=True)
-    variant = world.variant("cnn", "fp16")
-    monkeypatch.setattr(World, "measured", lambda self: (("cnn", "fp16"),))
+    context = CheckContext("cpu", tmp_path, quick=True)
+    variant = context.variant("cnn", "fp16")
+    monkeypatch.setattr(CheckContext, "measured", lambda self: (("cnn", "fp16"),))
     found = Row("offline", best_rate(variant), 10.0)
-    rate, ratio, plain = engine.report(World("cpu", tmp_path, quick=True, earlier=(found,)))
+    rate, ratio, plain = engine.report(CheckContext("cpu", tmp_path, quick=True, earlier=(found,)))
 
     assert isinstance(rate.value, float)
     assert ratio.value == pytest.approx(rate.value / 10)

@@ -21,18 +21,18 @@ _POWER = next(each for each in COMPARED if each.metric == telemetry.POWER)
 def test_an_answer_is_as_far_off_as_its_worst_row() -> None:
     wanted = np.array([[3.0, 4.0], [0.0, 2.0]])
 
-    assert correct.off_by(wanted, wanted) == 0
-    assert correct.off_by(wanted + np.array([[0, 0], [0, 1]]), wanted) == 0.5
-    assert correct.off_by(wanted[::-1], wanted) > 0.5
-    assert correct.off_by(wanted * math.nan, wanted) == math.inf
-    assert correct.off_by(wanted[:1], wanted) == math.inf
+    assert correct.max_error(wanted, wanted) == 0
+    assert correct.max_error(wanted + np.array([[0, 0], [0, 1]]), wanted) == 0.5
+    assert correct.max_error(wanted[::-1], wanted) > 0.5
+    assert correct.max_error(wanted * math.nan, wanted) == math.inf
+    assert correct.max_error(wanted[:1], wanted) == math.inf
 
 
 def test_requests_have_all_rows_of_the_pool_in_odd_sizes() -> None:
-    places = correct.places()
+    row_selections = correct.row_selections()
 
-    assert [len(rows) for rows in places[: len(correct.SIZES)]] == list(correct.SIZES)
-    assert {row for rows in places for row in rows} == set(range(correct.POOL))
+    assert [len(rows) for rows in row_selections[: len(correct.SIZES)]] == list(correct.SIZES)
+    assert {row for rows in row_selections for row in rows} == set(range(correct.POOL))
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_what_is_covered_is_counted_as_moment_by_moment(spans: list[Span], under
     for begin, end in under:
         lit[int(begin) : int(end)] = True
     moments = [bool(lit[at]) for begin, end in spans for at in range(int(begin), int(end))]
-    share = copies.covered(spans, copies.united(under))
+    share = copies.covered(spans, copies.merged(under))
 
     assert share == pytest.approx(np.mean(moments) if moments else 0.0)
 
@@ -125,8 +125,8 @@ def test_energy_is_held_against_the_power_meanwhile() -> None:
 
 
 def test_nvidia_smi_s_line_is_read_without_what_it_does_not_know() -> None:
-    assert telemetry.read_smi(["a", "b", "c"], "1, [N/A], 2.5\n") == {"a": 1.0, "c": 2.5}
-    assert telemetry.read_smi(["a"], "") == {}
+    assert telemetry.parse_smi(["a", "b", "c"], "1, [N/A], 2.5\n") == {"a": 1.0, "c": 2.5}
+    assert telemetry.parse_smi(["a"], "") == {}
 
 
 def test_the_doctor_s_errors_are_found() -> None:

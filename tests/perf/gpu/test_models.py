@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 
 from penstock.perf.gpu import models
-from penstock.perf.gpu.correct import TOLERANCE, off_by
+from penstock.perf.gpu.correct import TOLERANCE, max_error
 from penstock.perf.gpu.models import BF16, FP16, FP32, FULL, SMALL, Variant
 
 
@@ -28,7 +28,7 @@ def test_half_precision_is_the_same_model(kind: str, tmp_path: Path) -> None:
     single, half = (answer(tmp_path, Variant(kind, precision, SMALL)) for precision in (FP32, FP16))
 
     assert np.isfinite(single).all()
-    assert 0 < off_by(half, single) < TOLERANCE[FP16]
+    assert 0 < max_error(half, single) < TOLERANCE[FP16]
 
 
 @pytest.mark.parametrize("kind", models.BUILDERS)

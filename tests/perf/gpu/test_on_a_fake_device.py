@@ -12,10 +12,10 @@ import pytest
 
 from penstock.backends.datatypes import DATATYPES
 from penstock.perf.gpu import correct, engines, faults, graphs, memory, shared, sizes, taken
+from penstock.perf.gpu.context import GPU, CheckContext
 from penstock.perf.gpu.correct import TOLERANCE
 from penstock.perf.gpu.models import Variant
 from penstock.perf.gpu.servers import config_of, serving
-from penstock.perf.gpu.world import GPU, World
 from tests.backends.fake_cuda import FakeRuntime
 from tests.backends.fake_session import fake_cuda_loader
 
@@ -37,7 +37,7 @@ def test_answers_of_batches_that_overlap_are_the_cpu_s(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: FakeRuntime
 ) -> None:
     monkeypatch.setattr(correct, "CHECKED", (("mlp", "fp32"), ("mlp", "fp16")))
-    rows = list(correct.report(World(GPU, tmp_path, quick=True)))
+    rows = list(correct.report(CheckContext(GPU, tmp_path, quick=True)))
 
     assert [(row.wanted, row.held, row.note[:7]) for row in rows] == [
         (f"<= {TOLERANCE[precision]}", True, "48 requ") for precision in ("fp32", "fp16") for _ in correct.SETTINGS
@@ -46,7 +46,7 @@ def test_answers_of_batches_that_overlap_are_the_cpu_s(
 
 
 def test_no_memory_stays_on_the_device(tmp_path: Path, runtime: FakeRuntime) -> None:
-    rows = list(memory.report(World(GPU, tmp_path, quick=True)))
+    rows = list(memory.report(CheckContext(GPU, tmp_path, quick=True)))
 
     assert [row.what for row in rows] == ["device memory, each load", "process memory, each load"]
     assert rows[0].held is True
@@ -54,8 +54,8 @@ def test_no_memory_stays_on_the_device(tmp_path: Path, runtime: FakeRuntime) -> 
 
 def test_a_budget_that_is_too_small_refuses_the_load(tmp_path: Path, runtime: FakeRuntime) -> None:
     runtime.take(1 << 20, 0)  # as a context would
-    world = World(GPU, tmp_path)
-    rows = {row.what: row for row in faults._budgets(world)}
+    context = CheckContext(GPU, tmp_path)
+    rows = {row.what: row for row in faults._budgets(context)}
 
     assert [row.value for row in rows.values()] == ["refused", "refused"]
     assert all(row.held for row in rows.values()), rows
@@ -66,7 +66,7 @@ def test_graphs_are_captured_before_it_is_said_what_they_take(
 ) -> None:
     monkeypatch.setattr(graphs, "KINDS", ("mlp",))
     monkeypatch.setattr(graphs, "_SECONDS", 0.02)
-    rows = list(graphs.report(World(GPU, tmp_path, quick=True)))
+    rows = list(graphs.report(CheckContext(GPU, tmp_path, quick=True)))
     taken, *loads = rows[:3]
 
     assert (taken.what, taken.held) == ("mlp_fp16: memory of the graphs", True)
@@ -78,7 +78,7 @@ def test_graphs_are_captured_before_it_is_said_what_they_take(
 
 def test_sizes_run_on_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: FakeRuntime) -> None:
     monkeypatch.setattr(sizes, "SETTINGS", (("encoder", ""),))
-    rows = list(sizes.report(World(GPU, tmp_path, quick=True)))
+    rows = list(sizes.report(CheckContext(GPU, tmp_path, quick=True)))
 
     assert len(rows) == len(sizes.SIZES) + 2, rows
     assert runtime.copies["h2d"] > 0
@@ -87,10 +87,10 @@ def test_sizes_run_on_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 class Sharing:
     """A server of one model, which finds its tensors in the fake device's memory; `writes`: it gives an output."""
 
-    def __init__(self, runtime: FakeRuntime, world: World, variant: Variant, *, writes: bool = True) -> None:
+    def __init__(self, runtime: FakeRuntime, context: CheckContext, variant: Variant, *, writes: bool = True) -> None:
         self.control = self.process = self
         self._runtime, self._writes = runtime, writes
-        path = str(world.file(variant))
+        path = str(context.file(variant))
         self._session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         self._regions: dict[str, int] = {}
 
@@ -122,31 +122,31 @@ class Sharing:
 
 @pytest.mark.parametrize("kind", ["mlp", "encoder"])
 def test_answers_in_a_client_s_device_memory_are_the_cpu_s(kind: str, tmp_path: Path, runtime: FakeRuntime) -> None:
-    world = World(GPU, tmp_path, quick=True)
-    variant = world.variant(kind, "fp16")
-    wanted = correct.on_cpu(world, world.variant(kind, "fp32"))
-    server: Any = Sharing(runtime, world, variant)
+    context = CheckContext(GPU, tmp_path, quick=True)
+    variant = context.variant(kind, "fp16")
+    wanted = correct.on_cpu(context, context.variant(kind, "fp32"))
+    server: Any = Sharing(runtime, context, variant)
 
     assert 0 < shared.furthest(server, runtime, variant, wanted) < TOLERANCE["fp16"]
     assert set(runtime.alive.values()) == {0}
 
 
 def test_an_answer_that_was_never_written_is_far_off(tmp_path: Path, runtime: FakeRuntime) -> None:
-    world = World(GPU, tmp_path, quick=True)
-    variant = world.variant("mlp", "fp16")
-    server: Any = Sharing(runtime, world, variant, writes=False)
+    context = CheckContext(GPU, tmp_path, quick=True)
+    variant = context.variant("mlp", "fp16")
+    server: Any = Sharing(runtime, context, variant, writes=False)
 
-    assert shared.furthest(server, runtime, variant, correct.on_cpu(world, variant)) == float("inf")
+    assert shared.furthest(server, runtime, variant, correct.on_cpu(context, variant)) == float("inf")
 
 
 @pytest.mark.slow
 def test_who_takes_memory_away_changes_no_other_s_answers(tmp_path: Path) -> None:
-    world = World("cpu", tmp_path, quick=True)
-    variant = world.variant("cnn", "fp16")  # halves come in no JSON
-    world.file(variant)
-    with serving(world, "shared") as server:
-        server.control.load(variant.name, config_of(world, variant.name, 8))
-        row = taken.row(server, variant, correct.on_cpu(world, variant), seconds=0.3)
+    context = CheckContext("cpu", tmp_path, quick=True)
+    variant = context.variant("cnn", "fp16")  # halves come in no JSON
+    context.file(variant)
+    with serving(context, "shared") as server:
+        server.control.load(variant.name, config_of(context, variant.name, 8))
+        row = taken.row(server, variant, correct.on_cpu(context, variant), seconds=0.3)
 
     assert row.held
     assert not row.note.startswith("0 answers")

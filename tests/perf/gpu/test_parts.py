@@ -13,15 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.perf.gpu import parts
+from penstock.perf.gpu.context import CheckContext, from_arguments
 from penstock.perf.gpu.parts import PARTS, TOTAL_S, Part
 from penstock.perf.gpu.rows import Row
-from penstock.perf.gpu.world import World, of_words
 
 _FOUND = Row("machine", "GPUs", 1)
 
 
-def world(folder: Path, seconds: float = 20.0) -> World:
-    return World("cpu", folder, quick=True, end_s=time.monotonic() + seconds)
+def context(folder: Path, seconds: float = 20.0) -> CheckContext:
+    return CheckContext("cpu", folder, quick=True, end_s=time.monotonic() + seconds)
 
 
 def program(*lines: str) -> list[str]:
@@ -64,11 +64,11 @@ def test_parts_are_chosen_by_name_and_stay_in_order() -> None:
 
 
 def test_what_a_part_raises_is_a_row_behind_those_it_has_given(tmp_path: Path) -> None:
-    def report(world: World) -> Iterator[Row]:
+    def report(context: CheckContext) -> Iterator[Row]:
         yield _FOUND
         raise RuntimeError("no driver")
 
-    first, last = parts.reported(report, "machine", world(tmp_path))
+    first, last = parts.reported(report, "machine", context(tmp_path))
 
     assert first == _FOUND
     assert (last.part, last.held, last.note) == ("machine", False, "RuntimeError: no driver")
@@ -77,14 +77,14 @@ def test_what_a_part_raises_is_a_row_behind_those_it_has_given(tmp_path: Path) -
 def test_rows_of_a_process_come_through_and_its_noise_does_not(tmp_path: Path) -> None:
     lines = program(f"print({_FOUND.line()!r})", "print('EP Error: something')", "print()", f"print({_FOUND.line()!r})")
 
-    assert list(parts.in_process("machine", world(tmp_path), lines)) == [_FOUND, _FOUND]
+    assert list(parts.in_process("machine", context(tmp_path), lines)) == [_FOUND, _FOUND]
 
 
 def test_a_process_that_fails_is_a_row_with_its_last_words(tmp_path: Path) -> None:
     lines = program(
         f"print({_FOUND.line()!r}, flush=True)", "import os", "os.write(2, b'illegal address')", "os._exit(3)"
     )
-    first, last = parts.in_process("machine", world(tmp_path), lines)
+    first, last = parts.in_process("machine", context(tmp_path), lines)
 
     assert first == _FOUND
     assert last.held is False
@@ -97,27 +97,27 @@ def test_a_process_that_does_not_end_is_ended_and_what_it_found_stands(
 ) -> None:
     lines = program("import time", f"print({_FOUND.line()!r}, flush=True)", "time.sleep(60)")
     left = iter((20.0, 20.0, 0.0))  # to begin, for the first line, and for the next
-    monkeypatch.setattr(World, "left_s", lambda self: next(left))
+    monkeypatch.setattr(CheckContext, "remaining_s", lambda self: next(left))
 
-    first, last = parts.in_process("machine", world(tmp_path), lines)
+    first, last = parts.in_process("machine", context(tmp_path), lines)
 
     assert first == _FOUND
     assert "had not ended" in last.note
 
 
 def test_a_part_without_time_is_not_begun(tmp_path: Path) -> None:
-    (row,) = parts.in_process("machine", world(tmp_path, 0.0), ["/nonexistent"])
+    (row,) = parts.in_process("machine", context(tmp_path, 0.0), ["/nonexistent"])
 
     assert (row.held, row.note) == (False, "no time was left for it")
 
 
 def test_a_world_travels_and_has_what_was_found_before(tmp_path: Path) -> None:
-    sent = world(tmp_path)
+    sent = context(tmp_path)
     (tmp_path / parts.ROWS).write_text(f"{_FOUND.line()}\nnoise\n", "utf-8")
     (words,) = sent.words()
-    got = of_words(words, tmp_path / parts.ROWS)
+    got = from_arguments(words, tmp_path / parts.ROWS)
 
     assert (got.device, got.folder, got.quick, got.end_s) == ("cpu", tmp_path, True, sent.end_s)
-    assert got.found("GPUs") == 1
-    assert got.found("anything else") is None
+    assert got.figure_of("GPUs") == 1
+    assert got.figure_of("anything else") is None
     assert json.loads(words)["device"] == "cpu"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from penstock.perf.gpu import sizes
+from penstock.perf.gpu.context import CheckContext
 from penstock.perf.gpu.sizes import SIZES
-from penstock.perf.gpu.world import World
 
 
 def test_each_size_s_first_run_is_put_beside_the_median_of_its_later_ones(
@@ -18,7 +18,7 @@ def test_each_size_s_first_run_is_put_beside_the_median_of_its_later_ones(
     monkeypatch.setattr(sizes, "_took_ms", lambda binding, feed, rows: next(took[rows]))
     monkeypatch.setattr(sizes, "SETTINGS", (("encoder", ""),))
     took[13] = iter((130.0, 1.0, 1.0, 1.0, 7.0))
-    *each, whole, again = sizes.report(World("cpu", tmp_path, quick=True))
+    *each, whole, again = sizes.report(CheckContext("cpu", tmp_path, quick=True))
 
     assert [row.value for row in each] == [10.0 * rows for rows in SIZES]
     assert each[0].note == "then 3.00 ms: 10.0 times"
@@ -28,7 +28,7 @@ def test_each_size_s_first_run_is_put_beside_the_median_of_its_later_ones(
 
 
 def test_each_setting_runs_in_all_sizes(tmp_path: Path) -> None:
-    rows = list(sizes.report(World("cpu", tmp_path, quick=True)))
+    rows = list(sizes.report(CheckContext("cpu", tmp_path, quick=True)))
 
     assert len(rows) == len(sizes.SETTINGS) * (len(SIZES) + 2)
     assert all(isinstance(row.value, float) and row.value > 0 for row in rows)

@@ -11,7 +11,7 @@ from penstock.backends.datatypes import DATATYPES
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.perf.payloads.tensors import Sent, Step
 from penstock.perf.payloads.writing import Parameter
-from penstock.perf.profiling.model import Described, Tensor
+from penstock.perf.profiling.model import ModelDescription, Tensor
 from penstock.server.v2 import tensors as wire
 from tests.server.v2.documents import TEXTS, tensors
 
@@ -26,11 +26,11 @@ PARAMETERS: st.SearchStrategy[tuple[Parameter, ...]] = st.dictionaries(
 ).map(lambda found: tuple(found.items()))
 
 
-def model_of(*inputs: Tensor, rows: int = 64, **facts: Any) -> Described:
-    return Described("m", "", "", inputs, (Tensor("y", "FP32", (1,)),), rows, **facts)
+def model_of(*inputs: Tensor, rows: int = 64, **facts: Any) -> ModelDescription:
+    return ModelDescription("m", "", "", inputs, (Tensor("y", "FP32", (1,)),), rows, **facts)
 
 
-def signature_of(model: Described) -> Signature:
+def signature_of(model: ModelDescription) -> Signature:
     """Give a model's signature as a server would have it."""
 
     def spec(tensor: Tensor) -> TensorSpec:
@@ -40,7 +40,7 @@ def signature_of(model: Described) -> Signature:
 
 
 @st.composite
-def asked(draw: st.DrawFn, *, json: bool = False) -> tuple[Described, Step]:
+def asked(draw: st.DrawFn, *, json: bool = False) -> tuple[ModelDescription, Step]:
     """Draw a model and one request for it; `json`: one that JSON can carry."""
     names = draw(st.lists(NAMES, min_size=1, max_size=3, unique=True))
     datatypes = [name for name in DATATYPES if not json or name not in ("FP16", "BF16")]

@@ -12,7 +12,7 @@ from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
 from penstock.batching.spec import BatchPolicy, ModelSpec
 from penstock.perf.payloads.tensors import Sent, Step
-from penstock.perf.profiling.model import Described
+from penstock.perf.profiling.model import ModelDescription
 from penstock.server.protobuf import service_pb2
 from penstock.server.v2 import tensors as wire
 from penstock.server.v2.call_parameters import Options
@@ -58,14 +58,14 @@ def http(request: bytes) -> Http:
     return found
 
 
-def served(model: Described) -> Model:
+def served(model: ModelDescription) -> Model:
     """Give the model as a server has it."""
     signature = signature_of(model)
     spec = ModelSpec("m", 1, Path("model"), signature=signature, policy=BatchPolicy(max_batch_rows=64))
     return Model(spec, [FakeBackend(signature, list)], lambda *_: None)
 
 
-def over_http(model: Described, request: bytes) -> tuple[InferRequest, Options]:
+def over_http(model: ModelDescription, request: bytes) -> tuple[InferRequest, Options]:
     """Decode a request as the server does."""
     found = http(request)
     return decode(served(model), found.body, found.json_bytes, 100, NoSink())
@@ -78,12 +78,12 @@ def message(request: bytes) -> Any:
     return service_pb2().ModelInferRequest.FromString(request[5:])
 
 
-def over_grpc(model: Described, request: bytes) -> tuple[InferRequest, Options]:
+def over_grpc(model: ModelDescription, request: bytes) -> tuple[InferRequest, Options]:
     """Decode a request as the server does."""
     return rpc.decode(served(model), message(request), NoSink(), None)
 
 
-def sent_again(model: Described, request: InferRequest) -> Step:
+def sent_again(model: ModelDescription, request: InferRequest) -> Step:
     """Write a decoded request's inputs as they would be sent."""
     return tuple(
         Sent(tensor.name, tensor.datatype, array.shape, bytes(wire.to_binary(tensor.datatype, array)))

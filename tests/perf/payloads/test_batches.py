@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock.perf.payloads.batches import alone, check_batch, in_order
 from penstock.perf.payloads.sources import Row
 from penstock.perf.payloads.tensors import InputError, Sent, Step, Values
-from penstock.perf.profiling.model import NOT_TOLD, Described, Tensor
+from penstock.perf.profiling.model import UNKNOWN_BATCH_SIZE, ModelDescription, Tensor
 from tests.perf.payloads.drawn import model_of
 
 X = Tensor("x", "UINT8", (-1,))
@@ -87,11 +87,11 @@ def test_an_optional_input_is_in_all_steps_of_a_batch_or_in_none() -> None:
         (model_of(X, rows=8), 9, "8 rows at most"),
     ],
 )
-def test_a_batch_that_the_model_does_not_take_is_refused(model: Described, batch: int, text: str) -> None:
+def test_a_batch_that_the_model_does_not_take_is_refused(model: ModelDescription, batch: int, text: str) -> None:
     with pytest.raises(InputError, match=f"^-b {batch}: .*{text}"):
         check_batch(model, batch)
 
 
-@pytest.mark.parametrize(("most", "batch"), [(0, 1), (8, 8), (NOT_TOLD, 1000)])
+@pytest.mark.parametrize(("most", "batch"), [(0, 1), (8, 8), (UNKNOWN_BATCH_SIZE, 1000)])
 def test_a_batch_that_the_model_takes_is_taken(most: int, batch: int) -> None:
     check_batch(model_of(X, rows=most), batch)

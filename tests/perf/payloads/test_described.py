@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.perf.profiling.model import NOT_TOLD, DescriptionError, Tensor, described
+from penstock.perf.profiling.model import UNKNOWN_BATCH_SIZE, DescriptionError, Tensor, described
 
 IMAGE = {"name": "image", "datatype": "FP32", "shape": [-1, 3, -1]}
 WORD = {"name": "word", "datatype": "BYTES", "shape": ["-1", "1"]}
@@ -48,7 +48,7 @@ def test_shapes_are_whole_where_a_model_does_not_batch() -> None:
 
 
 def test_without_a_configuration_a_free_dimension_that_all_inputs_begin_with_is_rows() -> None:
-    assert described(Server({}), "m").max_batch_size == NOT_TOLD
+    assert described(Server({}), "m").max_batch_size == UNKNOWN_BATCH_SIZE
     assert described(Server({}), "m").inputs[0].shape == (3, -1)
     assert described(Server({}, inputs=[IMAGE, {**WORD, "shape": [1]}]), "m").inputs[0].shape == (-1, 3, -1)
     assert described(Server({}, inputs=[], outputs=None), "m").max_batch_size == 0
@@ -135,6 +135,6 @@ def test_inputs_that_metadata_does_not_name_are_told() -> None:
 
     found = described(server, "m", inputs=[IMAGE])
 
-    assert (found.inputs, found.max_batch_size) == ((Tensor("image", "FP32", (3, -1)),), NOT_TOLD)
+    assert (found.inputs, found.max_batch_size) == ((Tensor("image", "FP32", (3, -1)),), UNKNOWN_BATCH_SIZE)
     with pytest.raises(DescriptionError, match="--input: the server names the inputs of model 'm' itself"):
         described(Server({}), "m", inputs=[IMAGE])

@@ -17,7 +17,7 @@ import pytest
 from penstock.perf.generator.orders import GrpcCall, Target
 from penstock.perf.payloads.preparing import prepared
 from penstock.perf.profiling.control import HttpControl
-from penstock.perf.profiling.model import Described, described
+from penstock.perf.profiling.model import ModelDescription, described
 from penstock.perf.profiling.options import Input
 from penstock.server.protobuf import service_pb2
 from tests.clients import models
@@ -84,7 +84,7 @@ def named(target: Target, request: bytes) -> str:
     return str(json.loads(http(request).body)["outputs"][0]["parameters"]["shared_memory_region"])
 
 
-def model(live: Live, name: str) -> Described:
+def model(live: Live, name: str) -> ModelDescription:
     return described(control(live), name)
 
 

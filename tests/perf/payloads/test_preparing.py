@@ -16,7 +16,7 @@ from penstock.perf.generator.orders import GrpcCall, Target
 from penstock.perf.payloads import cuda_regions
 from penstock.perf.payloads.preparing import InputError, Prepared, prepared
 from penstock.perf.profiling.control import ControlError
-from penstock.perf.profiling.model import Described, Tensor
+from penstock.perf.profiling.model import ModelDescription, Tensor
 from penstock.perf.profiling.options import Input
 from tests.backends.fake_cuda import FakeRuntime
 from tests.perf.payloads.drawn import model_of
@@ -59,7 +59,7 @@ def content(key: str) -> bytes:
 
 
 @contextmanager
-def ready(model: Described = MODEL, target: Target = HTTP, **asked: Any) -> Iterator[Prepared]:
+def ready(model: ModelDescription = MODEL, target: Target = HTTP, **asked: Any) -> Iterator[Prepared]:
     with prepared(model, Input(**asked), target, Registry(), slots=4) as found:
         yield found
 
@@ -156,7 +156,7 @@ def test_shared_memory_holds_what_would_have_been_sent(tmp_path: Path) -> None:
     path = tmp_path / "data.json"
     path.write_text(json.dumps({"data": [{"x": [number, 0], "w": ["a" * number]} for number in range(3)]}))
     asked = Input(source=(str(path),), batch=2, shared_memory="system", output_shared_memory_bytes=50)
-    model = Described("m", "", "", MODEL.inputs, (Tensor("y", "FP32", (3,)), Tensor("s", "BYTES", (1,))), 8)
+    model = ModelDescription("m", "", "", MODEL.inputs, (Tensor("y", "FP32", (3,)), Tensor("s", "BYTES", (1,))), 8)
     server = Registry()
     with prepared(model, asked, HTTP, server) as found:
         documents = [json.loads(http(each).body) for each in requests(found, 3)]

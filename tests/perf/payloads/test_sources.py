@@ -14,7 +14,7 @@ from hypothesis import given, settings
 
 from penstock.perf.payloads.sources import Streams, streams
 from penstock.perf.payloads.tensors import InputError, Values, elements_of
-from penstock.perf.profiling.model import Described, Tensor
+from penstock.perf.profiling.model import ModelDescription, Tensor
 from penstock.perf.profiling.options import Input
 from tests.perf.payloads.drawn import model_of
 from tests.server.v2.documents import ANYTHING
@@ -35,11 +35,11 @@ def file_of(folder: Path, document: Any, name: str = "data.json") -> str:
     return str(path)
 
 
-def read(model: Described, *paths: str, **asked: Any) -> Streams:
+def read(model: ModelDescription, *paths: str, **asked: Any) -> Streams:
     return streams(model, Input(source=paths, **asked))
 
 
-def refused(model: Described, *paths: str, **asked: Any) -> str:
+def refused(model: ModelDescription, *paths: str, **asked: Any) -> str:
     with pytest.raises(InputError) as caught:
         read(model, *paths, **asked)
     return str(caught.value)

@@ -14,7 +14,7 @@ from penstock.perf.payloads.grpc import GrpcWriter
 from penstock.perf.payloads.http import HttpWriter
 from penstock.perf.payloads.tensors import InputError, Place, Sent, Step
 from penstock.perf.payloads.writing import FIRST, LAST, Call, Parameter, Wanted, check_parameters
-from penstock.perf.profiling.model import Described
+from penstock.perf.profiling.model import ModelDescription
 from penstock.server.v2.call_parameters import BINARY, Options
 from tests.perf.payloads.drawn import IDS, PARAMETERS, asked
 from tests.perf.payloads.readers import http, message, over_grpc, over_http, sent_again
@@ -37,7 +37,9 @@ def same_parameters(options: Options, parameters: tuple[Parameter, ...]) -> bool
 
 @settings(max_examples=50)
 @given(asked(), PARAMETERS)
-def test_a_binary_request_says_what_was_asked(drawn: tuple[Described, Step], parameters: tuple[Parameter, ...]) -> None:
+def test_a_binary_request_says_what_was_asked(
+    drawn: tuple[ModelDescription, Step], parameters: tuple[Parameter, ...]
+) -> None:
     model, step = drawn
     request, options = over_http(model, HttpWriter(Call("m", "", (Wanted("y"),), parameters), TARGET).whole(step))
 
@@ -48,7 +50,9 @@ def test_a_binary_request_says_what_was_asked(drawn: tuple[Described, Step], par
 
 @settings(max_examples=50)
 @given(asked(json=True), PARAMETERS)
-def test_a_json_request_says_what_was_asked(drawn: tuple[Described, Step], parameters: tuple[Parameter, ...]) -> None:
+def test_a_json_request_says_what_was_asked(
+    drawn: tuple[ModelDescription, Step], parameters: tuple[Parameter, ...]
+) -> None:
     model, step = drawn
     call = Call("m", "", (Wanted("y"),), parameters)
     writer = HttpWriter(call, TARGET, binary_input=False, binary_output=False)
@@ -61,7 +65,9 @@ def test_a_json_request_says_what_was_asked(drawn: tuple[Described, Step], param
 
 @settings(max_examples=50)
 @given(asked(), PARAMETERS)
-def test_a_grpc_request_says_what_was_asked(drawn: tuple[Described, Step], parameters: tuple[Parameter, ...]) -> None:
+def test_a_grpc_request_says_what_was_asked(
+    drawn: tuple[ModelDescription, Step], parameters: tuple[Parameter, ...]
+) -> None:
     model, step = drawn
     request, options = over_grpc(model, GrpcWriter(Call("m", "7", (Wanted("y"),), parameters)).whole(step))
 
@@ -72,7 +78,7 @@ def test_a_grpc_request_says_what_was_asked(drawn: tuple[Described, Step], param
 @settings(max_examples=50)
 @given(asked(), IDS, st.integers(0, 3), PARAMETERS, st.booleans())
 def test_a_sequence_s_request_says_which_it_is_and_where_in_it(
-    drawn: tuple[Described, Step], number: int, mark: int, parameters: tuple[Parameter, ...], grpc: bool
+    drawn: tuple[ModelDescription, Step], number: int, mark: int, parameters: tuple[Parameter, ...], grpc: bool
 ) -> None:
     model, step = drawn
     call = Call("m", "", (Wanted("y"),), parameters)

@@ -61,7 +61,7 @@ def test_wrong_words_are_refused(words: list[str], said: str, capsys: pytest.Cap
 
 @given(st.text(max_size=12))
 def test_any_number_reads_or_is_refused_in_a_line(text: str) -> None:
-    for read in (command._counts, command._seconds, command._some(PEERS)):
+    for read in (command._counts, command._seconds, command._choices_of(PEERS)):
         with contextlib.suppress(argparse.ArgumentTypeError):
             assert read(text)
 

@@ -46,10 +46,10 @@ def test_its_programs_are_python(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_its_programs_read_only_what_they_are_told(name: str) -> None:
-    told = peer.variables("model.onnx", dict.fromkeys(("model", "http", "grpc", "metrics"), "1")) | {"TMPDIR": ""}
+    output = peer.variables("model.onnx", dict.fromkeys(("model", "http", "grpc", "metrics"), "1")) | {"TMPDIR": ""}
     read = re.findall(r'os\.environ\["(\w+)"\](?! =)', "".join(roster.PEERS[name].files.values()))
 
-    assert set(read) <= set(told)
+    assert set(read) <= set(output)
 
 
 def test_penstock_is_told_nothing_but_ports() -> None:

@@ -22,7 +22,7 @@ from penstock.perf.peers.environments import Environment
 from penstock.perf.peers.results import Results
 from penstock.perf.peers.roster import PEERS
 from penstock.perf.peers.rounds import Plan
-from penstock.perf.peers.serving import AskError, Model, Server, StartError
+from penstock.perf.peers.serving import CallError, Model, Server, StartError
 from penstock.perf.peers.wires import V2_JSON, Array, Wire
 
 MS = 1_000_000
@@ -66,7 +66,7 @@ class Answering:
 
 
 def refuse() -> Array:
-    raise AskError("500: no")
+    raise CallError("500: no")
 
 
 @pytest.mark.parametrize(
@@ -162,10 +162,10 @@ class Standing:
     def ask(self, wire: Wire, model: str, row: Array) -> Array:
         return row.ravel()
 
-    def sleep(self) -> None:
+    def suspend(self) -> None:
         self._seen.append(f"{self.peer.name} sleeps")
 
-    def wake(self) -> None:
+    def resume(self) -> None:
         self._seen.append(f"{self.peer.name} wakes")
 
     def cpu_s(self) -> float:
@@ -177,10 +177,10 @@ class Standing:
     def end(self) -> None:
         """It has no processes."""
 
-    def stands(self) -> bool:
+    def is_alive(self) -> bool:
         return True
 
-    def leave(self) -> None:
+    def terminate(self) -> None:
         self._seen.append(f"{self.peer.name} leaves")
 
 
@@ -261,7 +261,7 @@ def test_one_that_dies_on_the_way_has_the_error_and_no_average(stage: Stage) -> 
 def test_one_whose_first_process_has_ended_is_told_though_others_of_it_answer(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Standing, "stands", lambda self: False)
+    monkeypatch.setattr(Standing, "is_alive", lambda self: False)
 
     assert {cell.error for cell in measured("penstock").cells} == {"its first process has ended"}
 

@@ -12,7 +12,7 @@ import pytest
 from penstock.perf.peers import serving
 from penstock.perf.peers.environments import Environment
 from penstock.perf.peers.peer import Peer
-from penstock.perf.peers.serving import AskError, Model, StartError
+from penstock.perf.peers.serving import CallError, Model, StartError
 from penstock.perf.peers.wires import raw_bytes
 
 ECHO = """
@@ -55,11 +55,11 @@ def test_it_is_asked_sleeps_wakes_and_leaves_nothing(tmp_path: Path) -> None:
     good, bad = echo.wires
     with serving.served(echo, HERE, model(tmp_path)) as server:
         answer = server.ask(good, "iris", ROW)
-        with pytest.raises(AskError, match=r"^500: "):
+        with pytest.raises(CallError, match=r"^500: "):
             server.ask(bad, "iris", ROW)
         pids = server.tree.pids()
-        server.sleep()
-        server.wake()
+        server.suspend()
+        server.resume()
         again = server.ask(good, "iris", ROW)
 
     assert np.array_equal(answer, ROW.ravel())

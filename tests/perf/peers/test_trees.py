@@ -48,8 +48,8 @@ def test_it_stands_while_its_first_process_lives(tmp_path: Path) -> None:
     process(tmp_path, 10, 1)
     process(tmp_path, 20, 1, f"{MARK}=m")
 
-    assert Tree(10, 0, "m", tmp_path).stands()
-    assert not Tree(11, 0, "m", tmp_path).stands()
+    assert Tree(10, 0, "m", tmp_path).is_alive()
+    assert not Tree(11, 0, "m", tmp_path).is_alive()
 
 
 def test_what_has_ended_no_longer_counts(tmp_path: Path) -> None:

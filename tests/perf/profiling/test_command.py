@@ -136,9 +136,9 @@ def test_the_first_interrupt_asks_to_end_and_the_second_ends(number: signal.Sign
     told: list[str] = []
     before = signal.getsignal(number)
     with command.Interrupts(told.append) as interrupts:
-        assert not interrupts.stopped()
+        assert not interrupts.is_interrupted()
         os.kill(os.getpid(), number)
-        assert interrupts.stopped()
+        assert interrupts.is_interrupted()
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), number)
 

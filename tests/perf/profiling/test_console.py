@@ -21,8 +21,8 @@ def printed(options: Options, run: Document) -> tuple[str, str]:
     out, err = io.StringIO(), io.StringIO()
     told = Console(options, out, err)
     for each in run.levels:
-        told.level_began(each.offered)
-        told.level_ended(each)
+        told.on_level_start(each.offered)
+        told.on_level_end(each)
     told.close(run)
     return out.getvalue(), err.getvalue()
 
@@ -117,9 +117,9 @@ def test_a_generator_without_room_warns() -> None:
 def test_windows_are_told_where_more_is_wanted() -> None:
     out = io.StringIO()
     told = Console(replace(CLOSED, verbose=1), out, out)
-    told.level_began(Offered("rate", 100.5))
+    told.on_level_start(Offered("rate", 100.5))
     for part in (window([100] * 4), window([])):
-        told.passed(part, measuring.client(part))
+        told.on_window(part, measuring.client(part))
 
     assert out.getvalue().splitlines() == [
         "Request Rate: 100.5 inference requests per seconds",
@@ -154,10 +154,10 @@ def test_a_terminal_has_a_bar_and_the_same_lines() -> None:
     out = Terminal()
     told = Console(replace(CLOSED, verbose=1), out, out)
     part = window([100] * 4)
-    told.level_began(Offered("concurrency", 2))
-    told.waited(0.5)
-    told.passed(part, measuring.client(part))
-    told.level_ended(level(2, 10))
+    told.on_level_start(Offered("concurrency", 2))
+    told.on_progress(0.5)
+    told.on_window(part, measuring.client(part))
+    told.on_level_end(level(2, 10))
 
     text = out.getvalue()
     assert "  Pass [1] throughput: 4 infer/sec. Avg latency: 100 usec (std 0 usec). " in text

@@ -23,10 +23,10 @@ def test_requests_of_each_level_stand_in_perf_analyzers_form(tmp_path: Path) -> 
     now_ns = time.monotonic_ns()
     export = Export(wall_ns=lambda: now_ns)
     for offered in (Offered("concurrency", 2), Offered("rate", 2.5)):
-        export.level_began(offered)
+        export.on_level_start(offered)
         for begin_s in (0, 1):
             part = window([100], begin_s)
-            export.passed(part, measuring.client(part))
+            export.on_window(part, measuring.client(part))
     found = written(export, tmp_path)
 
     assert [each["experiment"] for each in found["experiments"]] == [
@@ -45,10 +45,10 @@ def test_requests_of_each_level_stand_in_perf_analyzers_form(tmp_path: Path) -> 
 
 def test_each_response_of_a_decoupled_model_has_its_time(tmp_path: Path) -> None:
     export = Export()
-    export.level_began(Offered("concurrency", 1))
+    export.on_level_start(Offered("concurrency", 1))
     part = window([100, 200], earlier=np.array([2, 0], np.int64), responses=2)
     part.earlier_ns = part.starts_ns[0] + np.array([10, 20], np.int64)
-    export.passed(part, measuring.client(part))
+    export.on_window(part, measuring.client(part))
 
     requests = written(export, tmp_path)["experiments"][0]["requests"]
 
@@ -60,6 +60,6 @@ def test_each_response_of_a_decoupled_model_has_its_time(tmp_path: Path) -> None
 def test_a_run_without_requests_is_written(tmp_path: Path, levels: int) -> None:
     export = Export()
     for _ in range(levels):
-        export.level_began(Offered("concurrency", 1))
+        export.on_level_start(Offered("concurrency", 1))
 
     assert len(written(export, tmp_path)["experiments"]) == levels

@@ -9,7 +9,7 @@ import pytest
 from penstock.perf.generator.orders import Load, Window
 from penstock.perf.generator.pacing import UNANSWERED
 from penstock.perf.profiling import measuring
-from penstock.perf.profiling.measuring import EMPTY, INTERRUPTED, OVER, UNSTABLE, Watching, measure
+from penstock.perf.profiling.measuring import EMPTY, INTERRUPTED, OVER, UNSTABLE, LoadListener, measure
 from penstock.perf.profiling.options import Rule
 from penstock.perf.reports.document import Client
 from tests.perf.profiling.scripted import QUICK, Scripted, window
@@ -17,21 +17,21 @@ from tests.perf.profiling.scripted import QUICK, Scripted, window
 FOUR = Load(concurrency=4)
 
 
-class Told(Watching):
+class Told(LoadListener):
     def __init__(self, stop_after: int = 1000) -> None:
         self.words: list[str] = []
         self._stop_after = stop_after
 
-    def began(self) -> None:
+    def on_start(self) -> None:
         self.words.append("began")
 
-    def marked(self) -> None:
+    def on_window_boundary(self) -> None:
         self.words.append("marked")
 
-    def passed(self, window: Window, client: Client) -> None:
+    def on_window(self, window: Window, client: Client) -> None:
         self.words.append("passed")
 
-    def stopped(self) -> bool:
+    def is_interrupted(self) -> bool:
         return self.words.count("passed") >= self._stop_after
 
 
@@ -136,7 +136,7 @@ def test_a_window_of_so_many_requests_ends_where_the_server_hangs(monkeypatch: p
             super().wait(seconds, requests)
             return False
 
-    monkeypatch.setattr(measuring, "STALLED_S", 0)
+    monkeypatch.setattr(measuring, "STALL_TIMEOUT_S", 0)
     fleet = Hanging(window([]), after=window([], errors=Counter({UNANSWERED: 4})))
     rule = replace(QUICK, by_count=True, warmup_requests=5)
 

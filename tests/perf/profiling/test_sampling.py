@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from penstock.perf.generator.orders import Target
 from penstock.perf.profiling import sampling
 from penstock.perf.profiling.control import ControlError
-from penstock.perf.profiling.model import Described
+from penstock.perf.profiling.model import ModelDescription
 from penstock.perf.profiling.options import Options
-from penstock.perf.profiling.sampling_looking import Looker, within
+from penstock.perf.profiling.sampling_looking import SourceReader, within
 from penstock.perf.profiling.sampling_page import Page, PageError, lines, series
 from penstock.perf.profiling.sampling_processes import Family, NotFoundError, addresses, is_here, listening
 from penstock.perf.profiling.sampling_series import Reading, gpus, samples
@@ -212,7 +212,7 @@ def test_what_hangs_is_left_behind_and_asked_again_only_once_it_is_back() -> Non
         hang.wait()
         return {"late": 1}
 
-    looker = Looker({"driver": hanging, "machine": lambda: {"quick": 2}})
+    looker = SourceReader({"driver": hanging, "machine": lambda: {"quick": 2}})
 
     assert looker.look(0.01).values == {"quick": 2}
     assert looker.whys == {"driver": "no answer within 0.01 s"}
@@ -229,7 +229,7 @@ def test_a_source_that_fails_says_why_and_the_others_are_read() -> None:
     def failing() -> Mapping[str, float]:
         raise OSError("no such driver")
 
-    looker = Looker({"a": failing, "b": lambda: {"x": 1}})
+    looker = SourceReader({"a": failing, "b": lambda: {"x": 1}})
 
     assert looker.look().values == {"x": 1}
     assert looker.whys == {"a": "no such driver"}
@@ -415,7 +415,7 @@ def level() -> Level:
 
 
 def watch(proc: Proc, host: str = "127.0.0.1", port: int = 8000, **options: Any) -> sampling.Watch:
-    described = Described("m", "", "", (), ())
+    described = ModelDescription("m", "", "", (), ())
     asked = Options("m", metrics_url="127.0.0.1:1", metrics_interval_ms=3_600_000, **options)
     return sampling.Watch(FakeControl(), described, Target(host, port), asked, proc.folder)  # type: ignore[arg-type]
 
@@ -447,7 +447,7 @@ def test_a_level_is_told_what_the_server_did_from_one_mark_to_the_other(proc: Pr
         proc.run(60, 1, sockets=(77,), ticks=3 * TICK)
         seen.mark()
         last = seen.mark()
-        seen.tell(found, first, last)
+        seen.record_in(found, first, last)
 
     assert found.server is not None
     assert found.server.requests == 20
@@ -465,7 +465,7 @@ def test_a_server_that_does_not_answer_is_told_as_that(proc: Proc, monkeypatch: 
     found = level()
     with watch(proc) as seen:
         seen.begin()
-        seen.tell(found, seen.mark(), seen.mark())
+        seen.record_in(found, seen.mark(), seen.mark())
 
     assert found.server is None
     assert found.notes[0] == "m: the server gives no statistics"
@@ -477,11 +477,11 @@ def test_samples_are_those_since_the_level_began_with_the_callers_own_among_them
     found, empty = level(), level()
     with watch(proc) as seen:
         seen.begin()
-        seen.note("throughput", 123)
+        seen.set_figure("throughput", 123)
         seen.sample()
-        seen.tell(found, seen.mark(), seen.mark())
+        seen.record_in(found, seen.mark(), seen.mark())
         seen.begin()
-        seen.tell(empty, seen.mark(), seen.mark())
+        seen.record_in(empty, seen.mark(), seen.mark())
 
     assert found.samples is not None
     assert len(found.samples.at_s) == 1
@@ -497,7 +497,7 @@ def test_a_server_elsewhere_has_no_cpu_and_the_machine_is_the_clients(proc: Proc
     with watch(proc, "192.0.2.1") as seen:
         seen.begin()
         seen.sample()
-        seen.tell(found, seen.mark(), seen.mark())
+        seen.record_in(found, seen.mark(), seen.mark())
         sharing = seen.sharing()
 
     assert found.samples is not None
@@ -512,7 +512,7 @@ def test_a_page_that_was_asked_for_and_cannot_be_had_is_noted(proc: Proc) -> Non
     found = level()
     with watch(proc, collect_metrics=True) as seen:
         seen.begin()
-        seen.tell(found, seen.mark(), seen.mark())
+        seen.record_in(found, seen.mark(), seen.mark())
 
     assert any(note.startswith("metrics page: 127.0.0.1:1: ") for note in found.notes)
 

@@ -90,22 +90,22 @@ def test_every_listener_is_told_everything() -> None:
     told: list[str] = []
 
     class Noting(Listener):
-        def said(self, line: str) -> None:
+        def on_message(self, line: str) -> None:
             told.append(line)
 
-        def began(self) -> None:
+        def on_start(self) -> None:
             told.append("began")
 
-        def stopped(self) -> bool:
+        def is_interrupted(self) -> bool:
             return bool(told)
 
     several = Listeners(Noting(), Listener(), Noting())
-    assert not several.stopped()
-    several.said("line")
-    several.began()
+    assert not several.is_interrupted()
+    several.on_message("line")
+    several.on_start()
 
     assert told == ["line", "line", "began", "began"]
-    assert several.stopped()
+    assert several.is_interrupted()
 
 
 @pytest.mark.parametrize(
@@ -121,4 +121,4 @@ def test_every_listener_is_told_everything() -> None:
 def test_a_server_that_may_not_take_binary_tensors_is_doubted(
     options: Options, server: dict[str, Any], told: bool
 ) -> None:
-    assert bool(session._doubts(options, server)) == told
+    assert bool(session._warnings(options, server)) == told

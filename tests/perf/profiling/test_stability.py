@@ -8,58 +8,62 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.perf.profiling import stability
-from penstock.perf.profiling.stability import Passed
+from penstock.perf.profiling.stability import WindowFigures
 
-PASSES = st.lists(st.builds(Passed, st.floats(0, 1e6), st.floats(1, 1e9)), max_size=6)
+PASSES = st.lists(st.builds(WindowFigures, st.floats(0, 1e6), st.floats(1, 1e9)), max_size=6)
 
 
 def test_three_windows_that_agree_are_stable() -> None:
-    assert stability.stable([Passed(100, 50), Passed(105, 54), Passed(110, 55)], 10)
+    assert stability.stable([WindowFigures(100, 50), WindowFigures(105, 54), WindowFigures(110, 55)], 10)
 
 
-@pytest.mark.parametrize("odd", [Passed(111, 50), Passed(100, 56), Passed(0, 50), Passed(0, math.inf)])
-def test_one_of_three_that_does_not_agree_makes_them_unstable(odd: Passed) -> None:
-    assert not stability.stable([Passed(100, 50), odd, Passed(100, 50)], 10)
+@pytest.mark.parametrize(
+    "odd", [WindowFigures(111, 50), WindowFigures(100, 56), WindowFigures(0, 50), WindowFigures(0, math.inf)]
+)
+def test_one_of_three_that_does_not_agree_makes_them_unstable(odd: WindowFigures) -> None:
+    assert not stability.stable([WindowFigures(100, 50), odd, WindowFigures(100, 50)], 10)
 
 
 def test_three_windows_without_an_answer_are_not_stable_and_three_of_a_slow_server_are() -> None:
-    assert not stability.stable([Passed(0, math.inf)] * 3, 10)
-    assert stability.stable([Passed(0.5, 2e9)] * 3, 10)
+    assert not stability.stable([WindowFigures(0, math.inf)] * 3, 10)
+    assert stability.stable([WindowFigures(0.5, 2e9)] * 3, 10)
 
 
 def test_two_windows_are_never_stable() -> None:
-    assert not stability.stable([Passed(100, 50)] * 2, 10)
+    assert not stability.stable([WindowFigures(100, 50)] * 2, 10)
 
 
 @given(PASSES, st.floats(0, 100))
-def test_only_the_last_three_windows_count_and_their_order_does_not(passes: list[Passed], percentage: float) -> None:
+def test_only_the_last_three_windows_count_and_their_order_does_not(
+    passes: list[WindowFigures], percentage: float
+) -> None:
     found = stability.stable(passes, percentage)
 
-    assert stability.stable([Passed(0, 1), *passes], percentage) == (found and len(passes) >= 3)
+    assert stability.stable([WindowFigures(0, 1), *passes], percentage) == (found and len(passes) >= 3)
     assert stability.stable(passes[:-3] + passes[-3:][::-1], percentage) == found
 
 
 @given(PASSES, st.floats(0, 100), st.floats(0, 100))
-def test_who_allows_more_finds_no_less_stable(passes: list[Passed], percentage: float, more: float) -> None:
+def test_who_allows_more_finds_no_less_stable(passes: list[WindowFigures], percentage: float, more: float) -> None:
     assert stability.stable(passes, percentage) <= stability.stable(passes, percentage + more)
 
 
 @given(PASSES)
-def test_the_same_three_times_is_stable_at_zero_percent(passes: list[Passed]) -> None:
-    same = [Passed(10.5, 3.25)] * 3
+def test_the_same_three_times_is_stable_at_zero_percent(passes: list[WindowFigures]) -> None:
+    same = [WindowFigures(10.5, 3.25)] * 3
 
     assert stability.stable(passes + same, 0)
 
 
 def test_a_window_at_the_threshold_is_over_it_once_there_are_three() -> None:
-    passes = [Passed(1, 1e6), Passed(1, 5e6), Passed(1, 1e6)]
+    passes = [WindowFigures(1, 1e6), WindowFigures(1, 5e6), WindowFigures(1, 1e6)]
 
     assert stability.over(passes, 5)
     assert not stability.over(passes, 5.1)
     assert not stability.over(passes[:2], 5)
     assert not stability.over(passes, 0)
     assert stability.over(passes, 0.5)
-    assert not stability.over([*passes, *[Passed(1, 1e6)] * 3], 5)
+    assert not stability.over([*passes, *[WindowFigures(1, 1e6)] * 3], 5)
 
 
 @given(st.lists(st.integers(1, 10**12), min_size=1, max_size=50), st.integers(1, 99))
@@ -76,6 +80,6 @@ def test_the_99th_of_a_hundred_latencies_is_the_99th() -> None:
 def test_the_mean_decides_where_no_percentile_does() -> None:
     latencies = np.array([1, 2, 9], np.int64)
 
-    assert stability.deciding_ns(latencies, 0) == 4
-    assert stability.deciding_ns(latencies, 50) == 2
-    assert stability.deciding_ns(np.array([], np.int64), 0) == math.inf
+    assert stability.decisive_latency_ns(latencies, 0) == 4
+    assert stability.decisive_latency_ns(latencies, 50) == 2
+    assert stability.decisive_latency_ns(np.array([], np.int64), 0) == math.inf

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.perf.generator.orders import Load, Window
 from penstock.perf.profiling.control import Control
-from penstock.perf.profiling.model import Described
+from penstock.perf.profiling.model import ModelDescription
 from penstock.perf.profiling.sampling import Watch
 from penstock.perf.reports.document import Level
 from penstock.perf.tuning.arguments import parse_arguments
@@ -83,10 +83,10 @@ class Machine:
     def mark(self) -> None:
         pass
 
-    def note(self, name: str, value: float) -> None:
+    def set_figure(self, name: str, value: float) -> None:
         pass
 
-    def tell(self, level: Level, first: Any, last: Any) -> None:
+    def record_in(self, level: Level, first: Any, last: Any) -> None:
         level.server_rss_bytes = self.memory_bytes
 
     def ready(self, model: str = "", version: str = "") -> bool:
@@ -98,7 +98,7 @@ class Machine:
 
 def bench_of(machine: Machine, words: str = "", *, stopped: bool = False, left_s: float = 1e6) -> LiveBench:
     asked = parse_arguments(f"-m m --out found {words}".split())
-    model = Described("m", "", "", (), ())
+    model = ModelDescription("m", "", "", (), ())
     served, control, watch = cast("ServedModel", machine), cast("Control", machine), cast("Watch", machine)
     ends = time.monotonic() + left_s
     return LiveBench(BenchContext(asked, served, control, model, machine, watch, lambda: stopped, ends))

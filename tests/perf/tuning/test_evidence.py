@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.perf.profiling.model import Described
+from penstock.perf.profiling.model import ModelDescription
 from penstock.perf.reports import document as documents
 from penstock.perf.reports.document import Client, Level, Offered
 from penstock.perf.reports.formats import ratio
@@ -29,7 +29,9 @@ def evidence_of(found: SearchResult, failed: str = "") -> Evidence:
         TWO: {"name": "m", "instance_group": [{"count": 2}]},
     }
     asked = parse_arguments(["-m", "m", "--out", "found"])
-    return Evidence(asked, Described("m", "", "", (), ()), "here:1", {}, "", found, levels, configs, ["a note"], failed)
+    return Evidence(
+        asked, ModelDescription("m", "", "", (), ()), "here:1", {}, "", found, levels, configs, ["a note"], failed
+    )
 
 
 def duel(against: Setting, rounds: int = 7, *, kept: bool) -> Trial:

@@ -1,4 +1,4 @@
-"""The world of a part: the device to check, the model sizes, the findings of earlier parts, and the deadline."""
+"""The context of a part: the device to check, the model sizes, the findings of earlier parts, and the deadline."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _USUAL_ROWS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class CheckContext:
     """What a part is told. It is passed to the part's process as command-line words.
 
     `quick`: small models and short loads. `end_s`: on the monotonic clock, which all processes share.
@@ -58,11 +58,11 @@ class World:
         """Return how long a load lasts that lasts this long on a GPU."""
         return min(full, 0.1) if self.quick else full
 
-    def left_s(self) -> float:
+    def remaining_s(self) -> float:
         """Return the time that the part has left."""
         return self.end_s - time.monotonic()
 
-    def found(self, what: str) -> float | None:
+    def figure_of(self, what: str) -> float | None:
         """Return the figure of an earlier Row, if there is one."""
         for row in self.earlier:
             if row.what == what and isinstance(row.value, float | int):
@@ -71,7 +71,7 @@ class World:
 
     def best_rows(self, variant: Variant) -> int:
         """Return the batch at which the model is fastest offline, or a default if nobody has measured it."""
-        return int(self.found(best_batch(variant)) or _USUAL_ROWS)
+        return int(self.figure_of(best_batch(variant)) or _USUAL_ROWS)
 
     def words(self) -> list[str]:
         """Format it for another process, without the Rows."""
@@ -81,12 +81,12 @@ class World:
         return [json.dumps(said)]
 
 
-def of_words(words: str, rows: Path) -> World:
-    """Parse what `World.words` wrote; the Rows are lines of a file."""
+def from_arguments(words: str, rows: Path) -> CheckContext:
+    """Parse what `CheckContext.words` wrote; the Rows are lines of a file."""
     said = json.loads(words)
     lines = rows.read_text("utf-8").splitlines() if rows.exists() else []
     earlier = tuple(row for row in map(parsed, lines) if row is not None)
-    return World(said["device"], Path(said["folder"]), said["quick"], said["end_s"], earlier)
+    return CheckContext(said["device"], Path(said["folder"]), said["quick"], said["end_s"], earlier)
 
 
 def best_batch(variant: Variant) -> str:
