@@ -33,7 +33,7 @@ class Gate:
     @property
     def is_held(self) -> bool:
         """Whether this thread is inside, and need not pass again."""
-        return bool(getattr(self._thread_state, "now", False))
+        return bool(getattr(self._thread_state, "holds_gate", False))
 
     def enable(self) -> None:
         """Make everything pass through the gate from now on."""
