@@ -148,7 +148,7 @@ SCHEDULING: dict[str, Row] = {
         ),
         "gpus": (
             "test_gpu_instances",
-            "server/repository/test_model_config::test_kind_auto_takes_the_gpus_that_are_there",
+            "server/repository/test_model_config::test_kind_auto_uses_the_gpus_of_the_machine",
         ),
         "rate_limiter.resources": (
             f"{_INSTANCES}::TestSeveralInstanceGroups",
@@ -227,12 +227,12 @@ LIFECYCLE: dict[str, Row] = {
         ),
         "leading zero, non-integer": (
             f"{_LIFE}::TestRepositoryLayout::test_only_positive_integers_without_leading_zeros_are_versions",
-            "server/repository/test_scan::TestVersions::test_other_folders_are_ignored_with_a_warning",
+            "server/repository/test_scan::TestVersions::test_folders_that_are_not_version_numbers_are_ignored_with_a_warning",
         ),
         "S3/GCS/Azure": (
             "server/test_remote_repository",
             "server/repository/test_remote",
-            "server/repository/test_address::TestTriton",
+            "server/repository/test_address::TestTritonUrls",
         ),
     },
     "version policy": {
@@ -259,7 +259,7 @@ LIFECYCLE: dict[str, Row] = {
         ),
         "--load-model": (
             f"{_CONTROL}::TestModes::test_load_model_with_an_asterisk_loads_all_models_at_start",
-            "server/repository/test_control::TestStarting",
+            "server/repository/test_control::TestStartup",
         ),
         "load returns UNAVAILABLE (503)": (
             f"{_CONTROL}::TestModes::test_models_can_be_loaded_by_name_only_in_explicit_mode",
@@ -279,12 +279,12 @@ LIFECYCLE: dict[str, Row] = {
     "parallel load": {
         "--model-load-thread-count": (
             f"{_LOADING}::TestLoadThreads::test_as_many_models_load_in_parallel_as_there_are_load_threads",
-            "server/repository/test_repository::TestStates::test_few_models_load_at_the_same_time",
-            "server/repository/test_control::TestAtOnce",
+            "server/repository/test_repository::TestStates::test_at_most_max_concurrent_loads_models_load_in_parallel",
+            "server/repository/test_control::TestParallelLoads",
         ),
         "--model-load-retry-count": (
             f"{_LOADING}::TestLoadThreads::test_a_failed_load_is_retried_the_configured_number_of_times",
-            "server/repository/test_control::TestLoading::test_a_version_that_does_not_load_is_tried_again",
+            "server/repository/test_control::TestLoading::test_a_version_that_fails_to_load_is_retried",
         ),
         "--model-load-gpu-limit": (
             "test_gpu_instances::TestModelLoadGpuLimit",

@@ -430,7 +430,7 @@ def no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     def start() -> Any:
         raise ImportError("no pynvml")
 
-    monkeypatch.setattr(nvml, "_start", start)
+    monkeypatch.setattr(nvml, "_start_nvml", start)
 
 
 @pytest.mark.usefixtures("no_nvml")

@@ -27,7 +27,7 @@ class FakeEngine:
 def test_the_energy_of_a_model_stays_on_the_metrics_page_after_an_unload(
     stub: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hardware, "_PATIENCE_S", 30.0)
+    monkeypatch.setattr(hardware, "_MAX_WAIT_S", 30.0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"{L4},{H200}")
     model = fake_model("iris", 3)
     model.spec = replace(model.spec, metric_tags=(("team", "a"),))
