@@ -32,7 +32,7 @@ def triton(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture(autouse=True)
 def _two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Gpus, "_look", lambda _: UsableGpus((0, 1)))
+    monkeypatch.setattr(Gpus, "_usable_gpus", lambda _: UsableGpus((0, 1)))
 
 
 @contextmanager

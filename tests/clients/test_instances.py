@@ -302,7 +302,7 @@ class TestInstanceKinds:
     @pytest.fixture(autouse=True)
     def _no_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Find no GPU, whatever the machine has."""
-        monkeypatch.setattr(Gpus, "_look", lambda _: UsableGpus((), "no driver"))
+        monkeypatch.setattr(Gpus, "_usable_gpus", lambda _: UsableGpus((), "no driver"))
 
     @pytest.mark.parametrize(
         ("said", "kind", "count"),
