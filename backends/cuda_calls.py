@@ -87,7 +87,7 @@ _NONBLOCKING_CALLS = (
 
 
 class CudaLibraries:
-    """Both libraries, loaded. Threads: any; only calls made by `brief` hold the GIL."""
+    """Both libraries, loaded. Threads: any; only calls made by `invoke_holding_gil` hold the GIL."""
 
     def __init__(self, runtime: str, driver: str = DRIVER) -> None:
         """Raise OSError or AttributeError if a library or one of its functions is missing."""

@@ -1,4 +1,4 @@
-"""Turns: what the Engine does once per event loop turn: it lets models run and delivers the results."""
+"""Dispatcher: what the Engine does once per event loop turn: it lets models run and delivers the results."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ class Dispatcher:
                 self._loop.call_soon_threadsafe(self._deliver_finished)
 
     def deliver_soon(self, model: Model, batches: list[Batch]) -> None:
-        """Deliver what an Outside ran. Called on the event loop, which therefore need not be woken: that costs 2 us."""
+        """Deliver what an ExternalExecutor ran. Called on the event loop, which saves waking it, 2 us."""
         self._finished.append((model, batches))
         if not self._delivery_scheduled:
             self._delivery_scheduled = True
@@ -246,10 +246,10 @@ class Dispatcher:
         if nearest_ns:
             self.alarms.set(model, nearest_ns)
 
-    def flush(self, model: Model, *, last: bool) -> None:
-        """Close the model's held batches: no more requests will join them. `last`: as in `Sequences.hurry`."""
+    def flush(self, model: Model, *, end_idle: bool) -> None:
+        """Close the model's held batches: no more requests will join them. `end_idle`: as in `Sequences.expedite`."""
         with model.lock:
-            model.scheduler.expedite(time.monotonic_ns(), last=last)
+            model.scheduler.expedite(time.monotonic_ns(), end_idle=end_idle)
         self._on_alarm(model)
 
     def _set_hold_alarm(self, model: Model, now_ns: int) -> None:

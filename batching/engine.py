@@ -302,7 +302,7 @@ class Engine:
     def flush(self, *models: Model) -> None:
         """Stop holding batches open: of these models, which get no more requests, or of all models if none is given."""
         for model in models or self._active_models():
-            self._dispatcher.flush(model, last=bool(models))
+            self._dispatcher.flush(model, end_idle=bool(models))
 
     async def stop(self, grace_s: float) -> int:
         """Reject new requests, finish the accepted ones, and close every model.

@@ -1,4 +1,4 @@
-"""Loaded: which Models are served, by name and version, and those being retired. Owned by the Engine."""
+"""ModelRegistry: which Models are served, by name and version, and those being retired. Owned by the Engine."""
 
 from __future__ import annotations
 

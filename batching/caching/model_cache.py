@@ -1,4 +1,4 @@
-"""Remembering: one model's use of the Cache: looks its requests up, and inserts the answers of those not found.
+"""ModelCache: one model's use of the Cache: looks its requests up, and inserts the answers of those not found.
 
 Made for the Engine, whose `submit` consults it first. Source: Triton core, dynamic_batch_scheduler.cc (when lookups and
 insertions happen) and infer_stats.cc (what is counted).

@@ -96,7 +96,7 @@ class Branches:
         return None
 
     def backpressure(self, course: Course) -> Backpressure | None:
-        """Tell the step before a Course whether to continue, as `AnswerSink.tell` does."""
+        """Tell the step before a Course whether to continue, as `AnswerSink.send` does."""
         segment = self._segments.get(course)
         if segment is None or not self._is_full(course, segment, 1):
             return None

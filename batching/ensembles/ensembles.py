@@ -234,7 +234,7 @@ class Ensembles:
                 self._fail(passage, error, REJECTED)
 
     def _on_streamed_answer(self, passage: Passage, step: CourseStep, answer: StreamedAnswer) -> Backpressure | None:
-        """Begin the way of one answer of a step. Returns: as `AnswerSink.tell`."""
+        """Begin the way of one answer of a step. Returns: as `AnswerSink.send`."""
         backpressure = self._start_branch(passage, step, answer)
         self._flush()
         return backpressure

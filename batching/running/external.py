@@ -1,4 +1,4 @@
-"""Outside: Instances whose Batches run in other processes, driven on the event loop without a thread.
+"""ExternalInstance: Instances whose Batches run in other processes, driven on the event loop without a thread.
 
 Made by `external_models.py` for models of user code; the code that runs the Batches is in `server/python_models/`.
 """
@@ -28,7 +28,7 @@ logger = logging.getLogger("penstock.batching")
 
 
 class ExecutorCallbacks(Protocol):
-    """Receives what happens to the Batches of an Outside: an OutsideInstance."""
+    """Receives what happens to the Batches of an ExternalExecutor: an ExternalInstance."""
 
     def on_free(self, batch: Batch, answered: Sequence[InferRequest]) -> None: ...
     def on_answered(self, batch: Batch, answered: Sequence[InferRequest]) -> None: ...
@@ -68,7 +68,7 @@ class ExternalExecutor(Protocol):
 
 
 class ExternalInstance:
-    """An Instance whose Batches an Outside runs.
+    """An Instance whose Batches an ExternalExecutor runs.
 
     It takes a Batch when woken or freed, once it holds what the RateLimiter requires. It does not use Devices: other
     processes run whenever the system lets them. `idle`: wake it when a request arrives. `failure` is why it cannot run
@@ -77,7 +77,7 @@ class ExternalInstance:
     `home` is its identity for the sequences it remembers (homes.py), which is lost whenever it cannot run.
     `undelivered` counts the requests it has taken and not delivered. `seat` is its number. `retiring`: it is about to
     end.
-    Invariant: each request that it has taken is delivered exactly once, which its Outside ensures.
+    Invariant: each request that it has taken is delivered exactly once, which its ExternalExecutor ensures.
     Threads: the event loop's; `grant` may be called on any.
     """
 
@@ -148,7 +148,7 @@ class ExternalInstance:
         self._has_turn = self._turn_requested = False
         self._limiter.leave(self._claim)
 
-    # -- what its Outside reports ----------------------------------------------------------------------------------
+    # -- what its executor reports ---------------------------------------------------------------------------------
 
     def on_free(self, batch: Batch, answered: Sequence[InferRequest]) -> None:
         """Hand out the requests of a Batch that have been answered, and take the next Batch."""

@@ -1,4 +1,4 @@
-"""Outsides: opens and closes models whose Instances are OutsideInstances. Called by the Engine, on the event loop.
+"""Opens and closes models whose Instances are ExternalInstances. Called by the Engine, on the event loop.
 
 Nothing about such a model is read from its file: its configuration defines what it takes and returns.
 """
@@ -35,7 +35,7 @@ logger = logging.getLogger("penstock.batching")
 
 @dataclass(frozen=True, slots=True)
 class OpenedVersion:
-    """An opened version: its completed spec, and an Outside for each Instance, group by group."""
+    """An opened version: its completed spec, and an ExternalExecutor for each Instance, group by group."""
 
     spec: ModelSpec
     executors: list[ExternalExecutor]
@@ -43,14 +43,14 @@ class OpenedVersion:
 
 
 class ExternalLoader(Protocol):
-    """Opens the Outsides of versions of one backend. Threads: the event loop's."""
+    """Opens the ExternalExecutors of versions of one backend. Threads: the event loop's."""
 
     async def open(self, spec: ModelSpec) -> OpenedVersion:
         """Start everything that runs a version's Batches. Raises: InferError, leaving nothing behind."""
 
 
 class ResizableLoader(ExternalLoader, Protocol):
-    """A loader that can open more Outsides for a version it has opened."""
+    """A loader that can open more ExternalExecutors for a version it has opened."""
 
     async def open_more(self, served: ModelSpec, spec: ModelSpec, places: Sequence[int]) -> OpenedVersion:
         """Start the Instances of a spec at these positions among all that run.
@@ -89,7 +89,7 @@ def make_instances(
     model: Model, members: Iterable[tuple[InstanceGroup, ExternalExecutor]], devices: Devices,
     claims: list[tuple[RateLimiter, Claim]],
 ) -> list[ExternalInstance]:  # fmt: skip
-    """Make an Instance for each Outside, appending their RateLimiter claims to `claims`. Raises: InferError."""
+    """Make an Instance for each ExternalExecutor. Append their RateLimiter claims to `claims`. Raises: InferError."""
     instances: list[ExternalInstance] = []
     for group, executor in members:
         limiter, claim = limiter_of(group, devices), None

@@ -1,4 +1,4 @@
-"""Stay: whether a usually fast model may stay on the event loop. Used by Model.dispatch."""
+"""LoopGuard: whether a usually fast model may stay on the event loop. Used by Model.dispatch."""
 
 from __future__ import annotations
 

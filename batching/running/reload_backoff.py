@@ -1,4 +1,4 @@
-"""Attempts: when an Instance whose device was lost may reload its model, and when it gives up. Used by instance.py."""
+"""ReloadBackoff: when an Instance whose device was lost may reload its model, and when it gives up."""
 
 from __future__ import annotations
 

@@ -319,12 +319,12 @@ class Scheduler:
             lane.fast = False
         self._update_lanes()
 
-    def expedite(self, now_ns: int, *, last: bool) -> None:
-        """Stop holding batches open: no more requests will join. `last`: as in `Sequences.expedite`."""
+    def expedite(self, now_ns: int, *, end_idle: bool) -> None:
+        """Stop holding batches open: no more requests will join. `end_idle`: as in `Sequences.expedite`."""
         self._hold_count = 0
         self.sizing.expedite()
         if self.sequences is not None:
-            self.sequences.expedite(now_ns, end_idle=last)
+            self.sequences.expedite(now_ns, end_idle=end_idle)
 
     def drain(self) -> list[InferRequest]:
         """Remove everything that waits."""

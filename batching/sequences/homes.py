@@ -130,7 +130,7 @@ def execute_at_home(
 ) -> list[Batch]:
     """Run what an Instance can run of a Batch, and reject the rest. Returns and raises: as `run`.
 
-    `run` is `execute` or `execute_alone` of isolation.py, `errors` as there. A run that was stopped has closed its
+    `run` is `execute` or `execute_singly` of isolation.py, `errors` as there. A run that was stopped has closed its
     session, and what that remembered is lost.
     """
     sequences = model.scheduler.sequences

@@ -18,11 +18,11 @@ _OTHERS = "other errors"
 class Recorder:
     """One process's finished requests, 24 bytes each until they are taken. Threads: its loop's.
 
-    `heard_ns`: when the server last answered; `lost`: why the load cannot continue, which is passed to `when_lost`
-    once.
+    `last_answer_ns`: when the server last answered; `failure`: why the load cannot continue, which is passed to
+    `on_failure` once.
     """
 
-    def __init__(self, when_lost: Callable[[str], None] = lambda why: None) -> None:
+    def __init__(self, on_failure: Callable[[str], None] = lambda reason: None) -> None:
         self.starts = array("q")
         self.ends = array("q")
         self.late = array("q")
@@ -34,7 +34,7 @@ class Recorder:
         self.last_answer_ns = 0
         self.failure = ""
         self._failed_ns = 0
-        self.on_failure = when_lost
+        self.on_failure = on_failure
         self._begin_ns = time.monotonic_ns()
         self._cpu_s = time.process_time()
 

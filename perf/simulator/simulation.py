@@ -16,8 +16,9 @@ has to learn. The front end is not modeled here: a request is submitted as it ar
     print(result.quantile_ms(0.5, 0.99), result.goodput_per_s(20_000_000), result.count(REFUSED), result.rows_per_batch)
 
 A Kind's `target_ns` and `deadline_ns`, and the policy's target, are set on requests as the Engine does. The Scheduler
-is called as Model, Engine and Turns call it: late, add, take, due_ns, nearest_deadline_ns, finished, learn, delivered.
-If it keeps requests although an Instance is idle and names no time to be called again, that is an error.
+is called as Model, Engine and Dispatcher call it: late_error, add, take, due_ns, nearest_deadline_ns, record_ended,
+learn, record_delivered. If it keeps requests although an Instance is idle and names no time to be called again, that is
+an error.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ class CarryingHost:
             elif self.restarting_worker.worker is not None:
                 slot.instance.on_up()
 
-    # -- the Tenant of the RestartingWorker -----------------------------------------------------------------------
+    # -- the WorkerOwner of the RestartingWorker -----------------------------------------------------------------------
 
     def on_worker_starting(self, worker: Worker) -> None:
         """Wait for the answer to OPEN, which describes the model: a later worker may see other files."""

@@ -22,7 +22,7 @@ _BOOLEANS = {
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option. `name` is used in files and variables, `spelled` on the command line."""
+    """One option. `name` is used in files and variables, `flag_name` on the command line."""
 
     name: str
     default: Any

@@ -166,7 +166,7 @@ class Trainings:
             raise InferError(Code.OVERLOADED, f"{MAX_WAITING} trainings of model '{name}' are already waiting")
 
     async def add(self, name: str, args: Any, request: bytes) -> Training:
-        """Start a training, or queue it. `args` are in the form for clients. Raises: as `check_room`."""
+        """Start a training, or queue it. `args` are in the form for clients. Raises: as `check_capacity`."""
         queue = self._queue_of(name)
         stored: bytes | IO[bytes] = request
         if len(request) >= LARGE_BYTES and queue.running >= self._max_running:

@@ -129,7 +129,7 @@ class RemoteContext:
 
 
 def trace_context(carrier: Any) -> dict[str, str] | None:
-    """Return the trace context for Carried, for a request from this call; None if its client does not trace."""
+    """Return the trace context for RemoteContext, for a request from this call; None if its client does not trace."""
     parent, state = context_of(carrier)
     return {"traceparent": parent, "tracestate": state} if parent else None
 

@@ -1,4 +1,4 @@
-"""Inside: a model's hooks in a worker process, as the service opened there by `worker_replica.py`.
+"""HookService: a model's hooks in a worker process, as the service opened there by `worker_replica.py`.
 
 Any Python with numpy and orjson can import everything this module imports.
 """

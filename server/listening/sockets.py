@@ -1,4 +1,4 @@
-"""Sockets: creates the sockets of a port, before clients can connect. Called by Ports and by the supervisor."""
+"""Sockets: creates the sockets of a port, before clients can connect. Called by ports.py and by the supervisor."""
 
 from __future__ import annotations
 

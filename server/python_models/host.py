@@ -302,7 +302,7 @@ class PythonModelHost:
         self._open_requests.pop(entry.number, None)
         self._numbers.pop(entry.request, None)
 
-    # -- the Tenant of the RestartingWorker -----------------------------------------------------------------------
+    # -- the WorkerOwner of the RestartingWorker -----------------------------------------------------------------------
 
     def on_worker_starting(self, worker: Worker) -> None:
         """Make the Upcalls of a new worker."""

@@ -124,8 +124,8 @@ class Repository:
     def read(self, name: str, config: Any = None) -> tuple[ModelEntry | None, bytes]:
         """Read one model, with `config` instead of its config.pbtxt if given. Blocks.
 
-        Returns: its Entry (None if it does not exist) and the fingerprint taken before reading. If the model cannot be
-        read, the fingerprint is empty, since the next attempt may succeed with the same files.
+        Returns: its ModelEntry (None if it does not exist) and the fingerprint taken before reading. If the model
+        cannot be read, the fingerprint is empty, since the next attempt may succeed with the same files.
         """
         try:
             fingerprint = self.fingerprint(name)

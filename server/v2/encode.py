@@ -134,7 +134,7 @@ class Encoder:
     def encode_mapped(
         self, request_id: str, outputs: Sequence[Finished], parameters: Mapping[str, Any] | None = None
     ) -> tuple[Body, int]:
-        """Encode as `encode_finished` does, on a thread: into Mapped memory, a piece at a time."""
+        """Encode as `encode_finished` does, on a thread: into mapped memory, a piece at a time."""
         body, raws, comma = MappedBuffer(), [], b""
         body.append(self._build_start(request_id, parameters))
         for name, datatype, shape, array, binary in outputs:

@@ -320,7 +320,7 @@ class Inference:
         return await self._texts.read(len(body) if header_bytes < 0 else header_bytes, work)
 
     def _decompress_and_decode(self, claim: InferenceClaim, model: Model, body: bytes) -> tuple[InferRequest, Options]:
-        """Decompress and decode on one thread, as `unpacked` requires."""
+        """Decompress and decode. Called on a thread."""
         body = decompress(body, claim.coding, self._limits)
         if claim.header_text and not 0 <= claim.header_bytes <= len(body):
             raise invalid_header(claim, body)

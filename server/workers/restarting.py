@@ -71,7 +71,7 @@ async def start_all(startables: Sequence[Startable]) -> list[Any]:
 
 
 class RestartingWorker:
-    """The worker of a Tenant, restarted when it ends: at once, then with growing delays.
+    """The worker of a WorkerOwner, restarted when it ends: at once, then with growing delays.
 
     `worker` is the one that serves; None while there is none. Threads: the event loop's.
     """

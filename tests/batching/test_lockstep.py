@@ -247,7 +247,7 @@ def test_a_stopping_server_waits_for_no_client() -> None:
     world = World(from_memory, 16)
     world.go_on(1000)
     assert world.scheduler.sizing.may_hold
-    world.scheduler.expedite(world.now_ns, last=False)
+    world.scheduler.expedite(world.now_ns, end_idle=False)
     world.held_ns = 0
     world.go_on(500)
     assert world.held_ns == 0

@@ -476,7 +476,7 @@ class TestExpediting:
         add(scheduler, 1, "s")
         assert scheduler.take(1) is None
 
-        scheduler.expedite(2, last=False)
+        scheduler.expedite(2, end_idle=False)
         scheduler.expire(2)
 
         assert run(scheduler, 2) == [1]
@@ -489,7 +489,7 @@ class TestExpediting:
         add(scheduler, 2, "s")
         add(scheduler, 3, "s")
 
-        scheduler.expedite(2, last=True)
+        scheduler.expedite(2, end_idle=True)
         scheduler.expire(2)
         assert run(scheduler, 3) == [2]
         scheduler.expire(3)
