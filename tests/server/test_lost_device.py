@@ -80,7 +80,7 @@ def test_a_supervised_engine_that_loses_its_gpu_ends_at_once(tmp_path: Path) -> 
     async def main() -> None:
         ended = asyncio.Event()
         supervisor: Any = SimpleNamespace(
-            kept={}, keep=lambda *_: None, end=ended.set, logs=SimpleNamespace(apply=lambda *_: None)
+            saved={}, save=lambda *_: None, request_end=ended.set, logs=SimpleNamespace(apply=lambda *_: None)
         )
         engine = EngineProcess(settings_for(tmp_path, allow_metrics=False), supervisor, {})
         engine._no_fronts.clear()  # as if a front end were connected

@@ -25,7 +25,7 @@ def runtime(*capabilities: str, error: Exception | None = None) -> Runtime:
             raise error
         return len(capabilities)
 
-    return cast(Runtime, SimpleNamespace(count=count, capability=lambda number: capabilities[number]))
+    return cast(Runtime, SimpleNamespace(device_count=count, capability=lambda number: capabilities[number]))
 
 
 def machine(found: Runtime | None, *, cuda: bool = True, shown: bool = True, why: str = "no driver") -> GpuSources:
@@ -63,7 +63,7 @@ class TestNumbers:
                 raise CudaError(46, "cudaDeviceGetAttribute", "is unavailable")
             return "9.0"
 
-        counted = cast(Runtime, SimpleNamespace(count=lambda: 3, capability=capability))
+        counted = cast(Runtime, SimpleNamespace(device_count=lambda: 3, capability=capability))
         gpus = Gpus(sources=machine(counted))
 
         assert gpus.numbers == (0, 2)
@@ -71,7 +71,7 @@ class TestNumbers:
 
     def test_a_driver_that_hangs_times_out(self, caplog: pytest.LogCaptureFixture) -> None:
         answer = threading.Event()
-        hanging = SimpleNamespace(count=lambda: 0 if answer.wait() else 1)
+        hanging = SimpleNamespace(device_count=lambda: 0 if answer.wait() else 1)
         gpus = Gpus(sources=machine(cast(Runtime, hanging)), timeout_s=0.001)
 
         assert gpus.numbers == ()
@@ -86,7 +86,7 @@ class TestNumbers:
             asked.append(1)
             return 1
 
-        counting = SimpleNamespace(count=count, capability=lambda number: "9.0")
+        counting = SimpleNamespace(device_count=count, capability=lambda number: "9.0")
         gpus = Gpus(sources=machine(cast(Runtime, counting)))
         before = list(asked)
         found = [gpus.numbers, gpus.numbers]
