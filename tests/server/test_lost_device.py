@@ -86,7 +86,7 @@ def test_a_supervised_engine_that_loses_its_gpu_ends_at_once(tmp_path: Path) -> 
         engine._no_fronts.clear()  # as if a front end were connected
         await engine.load()
         devices: Any = engine._server.engine.devices
-        await asyncio.to_thread(devices.lose, "model 'm' lost its device: CUDA failure 700")
+        await asyncio.to_thread(devices.mark_lost, "model 'm' lost its device: CUDA failure 700")
         async with asyncio.timeout(PATIENCE_S):
             await ended.wait()
             assert await engine.drain(last=False) == 0
