@@ -42,7 +42,7 @@ Triton."""
 class Dispatcher:
     """Serves the models that have work, once per loop turn however many requests came.
 
-    `on_requests_done` is told how many requests of a model are done, before they are handed out.
+    `on_requests_done` is called with the number of finished requests of a model, before they are delivered.
     Threads: the event loop's, except `deliver_from_thread`.
     """
 
