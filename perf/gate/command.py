@@ -57,7 +57,7 @@ def chosen(budgets: Mapping[str, Budget], only: Sequence[str] | None) -> dict[st
 
 
 def measured(
-    budgets: Mapping[str, Budget], measure: Callable[[Budget], float], rounds: int, say: Callable[[str], None]
+    budgets: Mapping[str, Budget], measure: Callable[[Budget], float], rounds: int, print_cost: Callable[[str], None]
 ) -> tuple[dict[str, list[float]], dict[str, str]]:
     """Measure all in turns, round after round. Returns: the values, and why some could not be measured.
 
@@ -74,7 +74,7 @@ def measured(
             except Exception as error:  # noqa: BLE001 - one measure that fails does not hide the others
                 failed[name] = f"{type(error).__name__}: {error}"
                 values.pop(name, None)
-        say(f"round {number + 1} of {rounds} done")
+        print_cost(f"round {number + 1} of {rounds} done")
     return values, failed
 
 

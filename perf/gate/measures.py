@@ -24,10 +24,10 @@ import uvloop
 from penstock.backends.loading import LOADERS
 from penstock.batching.engine import Engine
 from penstock.batching.spec import BatchPolicy, ModelSpec
-from penstock.perf import bench, micro, micro_rpc, policies
-from penstock.perf.load import penstock
+from penstock.perf import bench, micro, micro_rpc, static_policies
+from penstock.perf.server_process import penstock
 from penstock.perf.simulator.arrivals import ONE_ROW
-from penstock.perf.simulator.runtimes import RunTimes
+from penstock.perf.simulator.run_times import RunTimes
 from penstock.perf.simulator.simulation import simulate
 from penstock.server.hooks.runner import Hooks
 from penstock.server.v2.rpc.encode import RpcEncoder, encode_id_and_mark
@@ -179,12 +179,12 @@ def batching(testbed: Testbed) -> float:
 
 def _simulated() -> float:
     (key,), ratios = {kind.key for kind in ONE_ROW}, []
-    truth = RunTimes({key: _RUN_NS})
-    for cell in policies.cells():
-        _, knee_per_s = truth.knee(cell.kinds[0].key, MANY // 2)
+    run_times = RunTimes({key: _RUN_NS})
+    for cell in static_policies.cells():
+        _, knee_per_s = run_times.knee(cell.kinds[0].key, MANY // 2)
         arrivals = cell.arrivals(knee_per_s, cell.seconds(knee_per_s, _SIMULATED), 0)
-        tried = (policies.DEFAULT_POLICY, policies.static_grid()["cap 64, 0 ms"])
-        ours, guess = (policies.figures(simulate(arrivals, policy, truth)) for policy in tried)
+        tried = (static_policies.DEFAULT_POLICY, static_policies.static_grid()["cap 64, 0 ms"])
+        ours, guess = (static_policies.figures(simulate(arrivals, policy, run_times)) for policy in tried)
         ratios.append(ours.p99_ms / guess.p99_ms)
     return statistics.fmean(ratios)
 

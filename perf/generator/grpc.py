@@ -19,7 +19,7 @@ from .connecting import Connecting
 from .grpc_calls import Kept, Unary
 from .grpc_status import head_of
 from .http2 import Http2Client
-from .http2_opening import Openings
+from .http2_request_headers import Openings
 from .http2_sending import Owner, Stream
 from .orders import GrpcCall, Target
 

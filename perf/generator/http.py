@@ -2,7 +2,7 @@
 
 A good answer that arrives in one read is recognized by its head: a server repeats the same bytes except for the date,
 so data that begins like an earlier good answer of the same length is another good answer. All else is parsed in full
-(answers.py), which takes 4 us more.
+(http_answers.py), which takes 4 us more.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from .answers import Answer, BadAnswerError, field_in
 from .carriers import Carrier, Slot
 from .connecting import Connecting
+from .http_answers import Answer, BadAnswerError, field_in
 from .orders import Target
 
 _OK = 200

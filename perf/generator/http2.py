@@ -51,7 +51,7 @@ from penstock.server.http2.frames import (
 from penstock.server.http2.headers import Fields, HeaderDecoder
 
 from .carriers import Slot
-from .http2_opening import Openings
+from .http2_request_headers import Openings
 from .http2_sending import Owner, Sending, Stream
 
 _MAX_HEADER_BYTES = 64 << 10

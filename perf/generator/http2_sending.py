@@ -22,7 +22,7 @@ from penstock.server.http2.frames import (
     reset,
 )
 
-from .http2_opening import Openings
+from .http2_request_headers import Openings
 
 _TURN_BYTES = 1 << 18
 """How much is assembled for one write while more waits. Above it, the transport decides whether the peer keeps up."""

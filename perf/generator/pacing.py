@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from .carriers import Carrier
 from .orders import Load, Part, Payloads
+from .reconnecting import Reconnector
 from .recording import Recorder
-from .reopening import Reconnector
 
 HALT_LIMIT_S = 10.0
 """The longest wait for requests in flight when a load halts."""

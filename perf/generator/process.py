@@ -16,14 +16,14 @@ from typing import Any
 import uvloop
 
 from .carriers import Opener
-from .closed import ClosedLoop
+from .closed_loop import ClosedLoop
 from .http import HttpOpener
-from .open import OpenLoop
+from .open_loop import OpenLoop
 from .orders import ARRAYS, NO_TIMES, Load, Part, Payloads, Target, Window
 from .pacing import LoadContext, Pacing
+from .reconnecting import Reconnector
 from .recording import Recorder
-from .reopening import Reconnector
-from .serial import SerialLoop
+from .serial_loop import SerialLoop
 
 READY, START, TAKE, COUNT, HALT = "ready", "start", "take", "count", "halt"
 """Prepare a load; begin it; return the Window since the last mark; count what ended since then; stop sending."""

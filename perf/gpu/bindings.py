@@ -19,7 +19,7 @@ from penstock.batching.loading.completion import complete
 
 from .context import KINDS, CheckContext
 from .correct import TOLERANCE, max_error, on_cpu
-from .engines import LoadOptions, spec_of
+from .engine_driver import LoadOptions, spec_of
 from .models import FP16, Tensor, Variant, bf16_to_fp32
 from .rows import Row, at_least, at_most, failed
 

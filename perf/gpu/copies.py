@@ -16,7 +16,7 @@ import uvloop
 
 from .context import CheckContext
 from .engine import ROWS_EACH
-from .engines import DEEP, LoadOptions, drive, inputs_of, served
+from .engine_driver import DEEP, LoadOptions, drive, inputs_of, served
 from .models import FP16, Variant
 from .rows import Row, at_least, failed
 

@@ -20,7 +20,7 @@ import uvloop
 from penstock.backends.backend import Array
 
 from .context import KINDS, CheckContext
-from .engines import LoadOptions, inputs_of, served
+from .engine_driver import LoadOptions, inputs_of, served
 from .models import BF16, FP16, FP32, Tensor, Variant, bf16_to_fp32
 from .rows import Row, at_most, failed
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import uvloop
 
 from .context import CheckContext, best_rate
-from .engines import DEEP, DriveResult, LoadOptions, drive, inputs_of, served
+from .engine_driver import DEEP, DriveResult, LoadOptions, drive, inputs_of, served
 from .models import FP16, Variant
 from .rows import Row, at_least, failed
 

@@ -19,14 +19,14 @@ import numpy as np
 from penstock.backends.cuda import CudaError, Runtime, find_runtime
 from penstock.backends.errors import Code, InferError
 from penstock.backends.loading import LOADERS
-from penstock.perf.load import HOST
+from penstock.perf.calls import HOST
 from penstock.perf.profiling.control import ControlError
 
-from . import breakable, hungry
+from . import breakable_server, memory_exhausting_model
 from .context import GPU, CheckContext
 from .models import FP32, Tensor
 from .rows import Row, failed
-from .servers import Server, config_of, serving
+from .server_driver import Server, config_of, serving
 
 LENGTH, SMALL_LENGTH = 65_536, 64
 """Numbers in a row of `hungry`: a gibibyte of device memory, and next to none."""
@@ -44,7 +44,7 @@ Answer = tuple[int, str]
 
 def report(context: CheckContext) -> Iterator[Row]:
     """Yield the outcome of each fault."""
-    hungry.write(context.folder / "models")
+    memory_exhausting_model.write(context.folder / "models")
     for check in (_budgets, _out_of_memory, _broken_device, _broken_engine, _no_device):
         try:
             yield from check(context)
@@ -74,8 +74,8 @@ def _out_of_memory(context: CheckContext) -> Iterator[Row]:
     row = np.linspace(0, 1, LENGTH if context.on_gpu and not context.quick else SMALL_LENGTH, dtype=np.float32)[None]
     runtime = find_runtime() if context.on_gpu else None
     with serving(context, "memory") as server:
-        server.control.load(hungry.HUNGRY, config_of(context, hungry.HUNGRY, ROWS))
-        ask(server, hungry.HUNGRY, row[:, :1])  # libraries allocate what they need in their first run
+        server.control.load(memory_exhausting_model.HUNGRY, config_of(context, memory_exhausting_model.HUNGRY, ROWS))
+        ask(server, memory_exhausting_model.HUNGRY, row[:, :1])  # libraries allocate what they need in their first run
         for what, kept in (("memory for nothing", SCARCE_BYTES), ("memory for a part of a batch", KEPT_BYTES)):
             with filled(runtime, kept) as taken:
                 answers = _at_once(server, row)
@@ -109,8 +109,10 @@ def _broken_device(context: CheckContext) -> Iterator[Row]:
     """Break the device of a server, which must report it, or answer again."""
     with _breaking(context, "broken") as server:
         yield _broken(context, server, "the request after a kernel has trapped")
-        took_s = _wait_until(lambda: ask(server, hungry.HUNGRY, _ROW)[0] == http.client.OK or not _is_live(server))
-        (status, text), live = ask(server, hungry.HUNGRY, _ROW), _is_live(server)
+        took_s = _wait_until(
+            lambda: ask(server, memory_exhausting_model.HUNGRY, _ROW)[0] == http.client.OK or not _is_live(server)
+        )
+        (status, text), live = ask(server, memory_exhausting_model.HUNGRY, _ROW), _is_live(server)
         words = ("live, " if live else "not live, ") + (f"answers {status}" if status else "no answer")
         held = server.alive and (status == http.client.OK or (status in REFUSED and not live))
         note = f"after {took_s:.1f} s; {text[:160]}".rstrip("; ")
@@ -122,8 +124,10 @@ def _broken_engine(context: CheckContext) -> Iterator[Row]:
     with _breaking(context, "spare", f"--http-workers={FRONTS}") as server:
         first = server.engine
         yield _broken(context, server, "the request after a kernel has trapped in an engine")
-        took_s = _wait_until(lambda: ask(server, hungry.HUNGRY, _ROW)[0] == http.client.OK and _is_live(server))
-        status, text = ask(server, hungry.HUNGRY, _ROW)
+        took_s = _wait_until(
+            lambda: ask(server, memory_exhausting_model.HUNGRY, _ROW)[0] == http.client.OK and _is_live(server)
+        )
+        status, text = ask(server, memory_exhausting_model.HUNGRY, _ROW)
         other = "by the same process" if server.engine == first else "by another process"
         held = status == http.client.OK and _is_live(server)
         note = f"{other} after {took_s:.1f} s; {text[:160]}".rstrip("; ")
@@ -133,9 +137,9 @@ def _broken_engine(context: CheckContext) -> Iterator[Row]:
 @contextmanager
 def _breaking(context: CheckContext, name: str, *words: str) -> Iterator[Server]:
     """Run a server that can be broken, and that has answered once."""
-    with serving(context, name, *words, program=breakable.PROGRAM) as server:
-        server.control.load(hungry.HUNGRY, config_of(context, hungry.HUNGRY, ROWS))
-        status, text = ask(server, hungry.HUNGRY, _ROW)
+    with serving(context, name, *words, program=breakable_server.PROGRAM) as server:
+        server.control.load(memory_exhausting_model.HUNGRY, config_of(context, memory_exhausting_model.HUNGRY, ROWS))
+        status, text = ask(server, memory_exhausting_model.HUNGRY, _ROW)
         if status != http.client.OK:
             raise RuntimeError(f"it did not answer before: {status} {text}")
         yield server
@@ -144,10 +148,12 @@ def _breaking(context: CheckContext, name: str, *words: str) -> Iterator[Server]
 def _broken(context: CheckContext, server: Server, what: str) -> Row:
     """Break the device, and send a request: the answer must be an error. A stand-in has nothing to break."""
     pid = server.engine
-    os.kill(pid, breakable.SIGNAL)
-    _wait_until(lambda: breakable.SAID in server.log_tail() or server.engine != pid)  # or the error ended the process
-    outcome = server.log_tail().rpartition(breakable.SAID)[2].partition("\n")[0]
-    status, text = ask(server, hungry.HUNGRY, _ROW)
+    os.kill(pid, breakable_server.SIGNAL)
+    _wait_until(
+        lambda: breakable_server.SAID in server.log_tail() or server.engine != pid
+    )  # or the error ended the process
+    outcome = server.log_tail().rpartition(breakable_server.SAID)[2].partition("\n")[0]
+    status, text = ask(server, memory_exhausting_model.HUNGRY, _ROW)
     note = f"{outcome}; {text[:160]}".rstrip("; ")
     return Row("faults", what, status, wanted="an error", held=status in REFUSED if context.on_gpu else None, note=note)
 
@@ -180,7 +186,7 @@ def _no_device(context: CheckContext) -> Iterator[Row]:
 
 def _at_once(server: Server, row: Tensor) -> list[Answer]:
     with ThreadPoolExecutor(ROWS) as pool:
-        return list(pool.map(lambda _: ask(server, hungry.HUNGRY, row), range(ROWS)))
+        return list(pool.map(lambda _: ask(server, memory_exhausting_model.HUNGRY, row), range(ROWS)))
 
 
 def _judged(server: Server, what: str, answers: list[Answer], note: str) -> Row:

@@ -14,7 +14,7 @@ from penstock.backends.loading import load_onnx
 
 from .bindings import bound, drawn_for, fill, prepare
 from .context import CheckContext
-from .engines import DriveResult, LoadOptions, drive, inputs_of, served
+from .engine_driver import DriveResult, LoadOptions, drive, inputs_of, served
 from .models import FP16, Variant
 from .rows import Row, failed
 

@@ -12,7 +12,7 @@ from penstock.backends.cuda import find_runtime
 from penstock.perf import processes
 
 from .context import CheckContext
-from .engines import LoadOptions, inputs_of, served
+from .engine_driver import LoadOptions, inputs_of, served
 from .models import FP16
 from .rows import Row, at_most, failed
 

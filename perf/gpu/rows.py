@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from penstock.perf.verdicts import FAILS, HOLDS
+from penstock.perf.claims import FAILS, HOLDS
 
 _DIGITS = 4
 _WHOLE_FROM = 1000

@@ -15,7 +15,7 @@ from .context import CheckContext, best_rate
 from .engine import HELD, ROWS_EACH
 from .models import FP16, Variant
 from .rows import Row, at_least, at_most, failed
-from .servers import TRANSPORTS, Server, Transport, config_of, driving, loaded, serving
+from .server_driver import TRANSPORTS, Server, Transport, config_of, driving, loaded, serving
 
 WANTED, TIMES, SHARE = 0.90, 4.0, 0.8
 _SECONDS, _LEVEL_SECONDS, _PACED_SECONDS = 1.5, 0.4, 3.0

@@ -19,12 +19,12 @@ import numpy as np
 from penstock.backends.cuda import CudaError, Runtime, find_runtime, unavailable_reason
 from penstock.perf.profiling.control import ControlError
 
-from . import taken
+from . import truncated_memory
 from .context import CheckContext
 from .correct import POOL, TOLERANCE, max_error, on_cpu
 from .models import FP16, FP32, Tensor, Variant, bf16_to_fp32
 from .rows import Row, at_most, failed
-from .servers import Server, config_of, serving
+from .server_driver import Server, config_of, serving
 
 CHECKED = (("mlp", FP32), ("cnn", FP16), ("encoder", FP16))
 SIZES = (1, 3, 2, 5, 8, 1)
@@ -61,7 +61,7 @@ def _taken(context: CheckContext, server: Server) -> Row:
     variant = context.variant("cnn", FP16)
     try:
         server.control.load(variant.name, config_of(context, variant.name, _ROWS))
-        return taken.row(server, variant, on_cpu(context, context.variant("cnn", FP32)))
+        return truncated_memory.row(server, variant, on_cpu(context, context.variant("cnn", FP32)))
     except Exception as error:  # noqa: BLE001 - as above
         return failed("shared", f"{variant.name}: while memory is taken away", error)
 

@@ -17,7 +17,7 @@ from penstock.perf.generator.orders import Load
 from .context import CheckContext
 from .models import FP16
 from .rows import Row, failed
-from .servers import TRANSPORTS, config_of, driving, serving
+from .server_driver import TRANSPORTS, config_of, driving, serving
 
 ENERGY, POWER = "nv_energy_consumption", "nv_gpu_power_usage"
 OF_MODELS, REST = "penstock_energy_joules_total", "penstock_energy_rest_joules_total"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.perf.profiling.model import UNKNOWN_BATCH_SIZE, ModelDescription, Tensor
 
-from .sources import Row
+from .input_data import Row
 from .tensors import InputError, Sent, Step, Values, text_of
 
 

@@ -6,7 +6,7 @@ from contextlib import ExitStack, suppress
 
 from penstock.backends.cuda import CudaError, Runtime, find_runtime, unavailable_reason
 
-from .regions import Create, Registrar, Write, forgotten
+from .shared_memory import Create, Registrar, Write, forgotten
 from .tensors import InputError
 
 DEVICE = 0

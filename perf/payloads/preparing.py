@@ -14,10 +14,10 @@ from .batches import alone, check_batch, in_order
 from .cuda_regions import cuda
 from .grpc import GrpcWriter
 from .http import HttpWriter
-from .regions import Registrar, shared, system
+from .input_data import streams
 from .repeated import Repeated
 from .sequences import Lengths, Sequences, ids
-from .sources import streams
+from .shared_memory import Registrar, shared, system
 from .tensors import InputError, Step
 from .writing import Call, Wanted, Writer, check_parameters
 

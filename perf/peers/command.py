@@ -14,13 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from penstock.perf.numbers import at_least_one
+from penstock.perf.argument_types import positive_int
 from penstock.perf.profiling import environment
 
-from . import environments, questions, results, tables
+from . import environments, reference_answers, results, tables
 from .environments import Environment, InstallError
 from .peer import Peer
-from .questions import MODELS
+from .reference_answers import MODELS
 from .results import Results
 from .roster import PEERS, RUNTIME
 from .rounds import Plan, measure
@@ -50,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--concurrency", type=_counts, default=(1, 8, 32), metavar="N,M", help="concurrent requests (default: 1,8,32)"
     )
-    made.add_argument("--rounds", type=at_least_one, default=3, help="runs per peer; medians are reported (3)")
+    made.add_argument("--rounds", type=positive_int, default=3, help="runs per peer; medians are reported (3)")
     made.add_argument("--seconds", type=_seconds, default=1.2, help="load per run in seconds (1.2)")
     made.add_argument("--json", type=Path, metavar="FILE", help="write the full results")
     made.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables into this page")
@@ -77,7 +77,7 @@ def _choices_of(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
 
 
 def _counts(text: str) -> tuple[int, ...]:
-    return tuple(sorted({at_least_one(word) for word in text.split(",")}))
+    return tuple(sorted({positive_int(word) for word in text.split(",")}))
 
 
 def _seconds(text: str) -> float:
@@ -112,7 +112,7 @@ def main(words: Sequence[str]) -> int:
         _run(plan, peers, asked.folder, found)
     except KeyboardInterrupt:
         found.interrupted = True
-    except questions.MissingModelsError as error:
+    except reference_answers.MissingModelsError as error:
         print(f"penstock perf peers: {error}", file=sys.stderr)
         return _FAILED
     finally:
@@ -134,7 +134,7 @@ def _interrupt(*_: object) -> None:
 
 
 def _run(plan: Plan, peers: Sequence[Peer], folder: Path, found: Results) -> None:
-    models = questions.prepare(plan.models)
+    models = reference_answers.prepare(plan.models)
     began = time.monotonic()
 
     def say(text: str) -> None:

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock.perf.calm import CALM_CORES
+from penstock.perf.background_load import MAX_BACKGROUND_CORES
 
-from .trees import Memory
+from .process_tree import Memory
 
 FORMAT = "penstock-peers/1"
 OURS = "penstock"
@@ -120,7 +120,7 @@ class Results:
 
     def disturbed(self) -> list[Cell]:
         """Return the cells during which others used the machine."""
-        return [cell for cell in self.cells if cell.measured and cell.median("others") > CALM_CORES]
+        return [cell for cell in self.cells if cell.measured and cell.median("others") > MAX_BACKGROUND_CORES]
 
 
 def write(results: Results, path: Path) -> None:

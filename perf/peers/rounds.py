@@ -11,18 +11,18 @@ from functools import partial
 
 import numpy as np
 
-from penstock.perf.calm import Others
+from penstock.perf.background_load import BackgroundLoad
 from penstock.perf.generator.fleet import Fleet, FleetError, fleet
 from penstock.perf.generator.orders import Load, Window
-from penstock.perf.load import Process
 from penstock.perf.payloads.repeated import Repeated
 from penstock.perf.profiling.stability import percentiles_ns
+from penstock.perf.server_process import Process
 
 from .environments import Environment
 from .peer import Peer
+from .process_tree import Tree
 from .results import Cell, Results, Sample
 from .serving import CallError, Model, Server, StartError, served
-from .trees import Tree
 from .wires import Wire
 
 SETTLE_S = 0.25
@@ -208,7 +208,7 @@ def _measure_window(server: Server, loaders: Fleet, concurrency: int, seconds: f
     _wait(loaders, SETTLE_S, concurrency)
     loaders.take()
     before_s, both = server.tree.cpu_s(), _ServerAndGenerator(server.tree)
-    others = Others(both)
+    others = BackgroundLoad(both)
     _wait(loaders, seconds, MIN_REQUESTS_PER_SLOT * concurrency)
     window = loaders.take()
     cpu_s, both.generator_s = server.tree.cpu_s() - before_s, window.cpu_s

@@ -18,12 +18,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.perf.calls import HOST
 from penstock.perf.generator.orders import Target
-from penstock.perf.load import HOST, free_port
+from penstock.perf.server_process import free_port
 
 from .environments import Environment
 from .peer import Peer, variables
-from .trees import MARK, Tree
+from .process_tree import MARK, Tree
 from .wires import GRPC, Array, Wire
 
 READY_TIMEOUT_S = 120.0

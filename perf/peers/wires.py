@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import orjson
 
+from penstock.perf.calls import encode_grpc_message, encode_post
 from penstock.perf.generator.orders import INFER, GrpcCall
-from penstock.perf.load import encode_grpc_message, encode_post
 from penstock.server.protobuf import service_pb2
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float32]]

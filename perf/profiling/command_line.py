@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 from penstock.perf.generator.orders import Tls
 
+from .flag_values import UNBOUNDED, Given, declared, ids, parameter, range_of, shape, shown
 from .flags import UsageError, split
-from .flags_values import UNBOUNDED, Given, declared, ids, parameter, range_of, shape, shown
 from .options import Input, Options, Range, Rule, hidden
 
 _SOURCES = ("zero", "random")

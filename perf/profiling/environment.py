@@ -19,7 +19,7 @@ from penstock.backends import cpus
 from penstock.batching.devices.memory import limit_bytes, meminfo
 
 from . import energy
-from .sampling_looking import within
+from .sampling_readers import within
 
 _PATIENCE_S = 5.0
 _PACKAGES = ("penstock", "numpy", "uvloop")

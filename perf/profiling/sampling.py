@@ -26,9 +26,9 @@ from . import energy, environment, server_side
 from .control import Control, ControlError
 from .model import ModelDescription
 from .options import Options
-from .sampling_looking import PATIENCE_S, PendingRead, Source, SourceReader
-from .sampling_page import Page
-from .sampling_processes import Family, NotFoundError, addresses
+from .sampling_metrics import Page
+from .sampling_processes import NotFoundError, ProcessTree, addresses
+from .sampling_readers import PATIENCE_S, PendingRead, Source, SourceReader
 from .sampling_series import Reading, devices, gpus, grown, known, samples
 
 _FIRST_PATIENCE_S = 5.0
@@ -69,9 +69,9 @@ class Watch:
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._sample_regularly, name="samples", daemon=True)
 
-    def _found(self, target: Target, at: set[str], proc: Path) -> Family | None:
+    def _found(self, target: Target, at: set[str], proc: Path) -> ProcessTree | None:
         try:
-            return Family(target.port, at, proc) if at else None
+            return ProcessTree(target.port, at, proc) if at else None
         except NotFoundError as error:
             self._no_process_reason = str(error)
         return None

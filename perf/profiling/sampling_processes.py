@@ -54,7 +54,7 @@ def addresses(host: str) -> set[str]:
     return found
 
 
-class Family:
+class ProcessTree:
     """The processes of the server that listens on a port of this machine. Raises: NotFoundError.
 
     `living`: those alive at the last reading. Threads: one at a time.

@@ -15,7 +15,7 @@ from penstock.perf.generator.orders import GrpcCall, Load, Target, Tls, Window
 from penstock.perf.payloads.preparing import prepared
 from penstock.perf.reports.document import Client, Document, Level, Model, Offered
 
-from . import environment, levels
+from . import environment, load_search
 from .control import Control, ControlError, control_for
 from .measuring import INTERRUPTED, OVER, UNSTABLE, Generator, LoadListener, measure, offered
 from .model import ModelDescription, described
@@ -231,13 +231,13 @@ def intervals_us(options: Options) -> tuple[float, ...]:
     return found
 
 
-def _search(options: Options) -> levels.Search:
+def _search(options: Options) -> load_search.Search:
     visited = options.concurrency or options.rate
     if visited is None or options.intervals is not None:
-        return levels.single(0.0)
+        return load_search.single(0.0)
     if options.binary_search:
-        return levels.halving(visited, whole=options.concurrency is not None)
-    return levels.linear(visited)
+        return load_search.halving(visited, whole=options.concurrency is not None)
+    return load_search.linear(visited)
 
 
 def _check(options: Options, model: ModelDescription) -> None:

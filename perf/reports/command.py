@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import comparing, comparison_page, console, document, page
+from . import comparison, comparison_page, console, document, page
 from .document import DocumentError
 from .extras import MissingExtraError
 from .histograms import HistogramError
@@ -30,7 +30,7 @@ def main(words: Sequence[str]) -> int:
             print(console.single(read[0][1], args.target_ms))
             page.write(read[0][1], html, args.target_ms)
         else:
-            compared = comparing.runs(read)
+            compared = comparison.runs(read)
             print(console.several(compared, args.target_ms))
             if html:
                 comparison_page.write(compared, html, args.target_ms)

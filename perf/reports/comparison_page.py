@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import comparing, findings
-from .comparing import Pair, Run
-from .figures import Figure, Trace, axis, percentile_line, plain
+from . import comparison, findings
+from .charts import Figure, Trace, axis, percentile_line, plain
+from .comparison import Pair, Run
 from .findings import load, load_words
 from .formats import NOTHING, count, ms, ratio
 from .markup import Markup, charted, drawn, element, file, row, section, table
@@ -54,7 +54,7 @@ def page(compared: Sequence[Run], target_ms: float | None = None) -> str:
         header(title, f"{len(compared)} runs side by side", items),
         navigation(places),
         Markup("<main>"),
-        warned(comparing.warnings(compared)),
+        warned(comparison.warnings(compared)),
         _differences(compared),
         _headlines(compared, target),
         charted("Latency and throughput", charts["curve"], curves, anchor="curve") if "curve" in charts else Markup(),
@@ -107,7 +107,7 @@ def overlaid(compared: Sequence[Run]) -> Figure | None:
 
 def _ratios(compared: Sequence[Run]) -> Figure | None:
     """Draw the ratios of throughput and p99 by load."""
-    believed = [pair for pair in comparing.pairs(compared) if not pair.doubt]
+    believed = [pair for pair in comparison.pairs(compared) if not pair.doubt]
     if not believed:
         return None
     traces: list[Trace] = []
@@ -131,7 +131,7 @@ def _ratios(compared: Sequence[Run]) -> Figure | None:
 
 
 def _differences(compared: Sequence[Run]) -> Markup:
-    found = comparing.differences(compared)
+    found = comparison.differences(compared)
     if not found:
         note = "Nothing: model, configuration, server, machine, versions and options are the same in all runs."
         return section("What differs", note=note, anchor="differences")
@@ -170,7 +170,7 @@ def _headlines(compared: Sequence[Run], target: float | None) -> Markup:
 
 
 def _levels(compared: Sequence[Run]) -> Markup:
-    found = comparing.pairs(compared)
+    found = comparison.pairs(compared)
     if not found:
         return Markup()
     shown = [of for of in _BETTER_MORE if any(pair.ratio(of) is not None for pair in found)]

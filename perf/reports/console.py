@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from . import comparing, findings
-from .comparing import Run
+from . import comparison, findings
+from .comparison import Run
 from .document import Document, Level
 from .findings import fault, load, load_words
 from .formats import NOTHING, bare_ms, count, ms, ratio
@@ -56,8 +56,8 @@ def _place(level: Level) -> str:
 
 def several(compared: Sequence[Run], target_ms: float | None = None) -> str:
     """Compare runs, their differences first."""
-    said = [f"! {each}" for each in comparing.warnings(compared)]
-    found = comparing.differences(compared)
+    said = [f"! {each}" for each in comparison.warnings(compared)]
+    found = comparison.differences(compared)
     said.append("What differs:" if found else "Nothing differs but the figures.")
     names = [run.name for run in compared]
     if found:
@@ -71,7 +71,7 @@ def several(compared: Sequence[Run], target_ms: float | None = None) -> str:
         goods = [findings.goodput_of(run.document.levels, target) for run in compared]
         table.append((f"goodput in {target:g} ms", *(count(good.most) if good else NOTHING for good in goods)))
     said += ["Figures:", *lines(table)]
-    pairs = comparing.pairs(compared)
+    pairs = comparison.pairs(compared)
     if pairs:
         said.append(f"Ratios to {names[0]}:")
         head = ("load", "run", "inferences/s", "p50", "p99", "server CPU", "")

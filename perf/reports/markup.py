@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .charts import Figure
 from .extras import needed
-from .figures import Figure
 from .formats import size
 
 _BESIDE = Path(__file__).parent

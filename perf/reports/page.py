@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from . import charts, findings, timelines
 from . import document as documents
-from . import figures, findings, timelines
+from .charts import Figure
 from .document import Document, Level
-from .figures import Figure
 from .findings import Goodput, load_words
 from .formats import bare_ms, count, digits, ms, share
 from .histograms import distribution
@@ -99,13 +99,13 @@ _MISSING = {
 
 def _figures(document: Document, target: float | None) -> dict[str, Figure]:
     made = [
-        figures.curve(document, target),
-        figures.within(document, target) if target else None,
-        figures.yields(document, target) if target else None,
-        figures.by_load(document),
-        figures.tails(document),
-        figures.split(document),
-        figures.batches(document),
+        charts.curve(document, target),
+        charts.within(document, target) if target else None,
+        charts.yields(document, target) if target else None,
+        charts.by_load(document),
+        charts.tails(document),
+        charts.split(document),
+        charts.batches(document),
         timelines.traced(document),
         timelines.windows(document),
     ]

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
+from .charts import LABELS, Figure, Trace, axis, named, plain
 from .document import Document, Level, Samples
-from .figures import LABELS, Figure, Trace, axis, named, plain
 from .findings import fault, load
 from .formats import count
 

@@ -23,11 +23,11 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.perf.load import Process, await_ready, free_port, http_ready
+from penstock.perf.server_process import Process, await_ready, free_port, http_ready
 
-from .callers import Caller, ExpectedAnswers, make_callers, running_callers, write_repository
-from .census import ProcessUsage, census, is_alive
-from .ledger import BROKEN, OUTCOMES, REFUSED, RIGHT, Ending, Ledger
+from .clients import Caller, ExpectedAnswers, make_callers, running_callers, write_repository
+from .process_usage import ProcessUsage, census, is_alive
+from .request_log import BROKEN, OUTCOMES, REFUSED, RIGHT, Ending, Ledger
 
 READY_WITHIN_S = 120.0
 SETTLE_S = 3.0

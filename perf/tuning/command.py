@@ -22,14 +22,14 @@ from penstock.perf.profiling.sampling_processes import is_here
 from penstock.perf.profiling.session import SessionError, slots, target
 from penstock.perf.reports.extras import MissingExtraError, needed
 
-from . import knobs, writing
+from . import knobs, pbtxt
 from .arguments import TuneOptions, parse_arguments
-from .bench import BenchContext, LiveBench
 from .duels import MAX_P99_GROWTH
-from .evidence import Evidence, terminal_text, write
 from .knobs import ORIGINAL, Bounds
-from .searching import Search, SearchEndedError, SearchResult
-from .serving import ServedModel, ServingError, restored_afterwards
+from .live_bench import BenchContext, LiveBench
+from .report import Evidence, terminal_text, write
+from .search import Search, SearchEndedError, SearchResult
+from .served_model import ServedModel, ServingError, restored_afterwards
 
 DONE, FAILED, USAGE = 0, 1, 2
 _EXPECTED = (
@@ -168,11 +168,11 @@ class _Run:
         for name in ("config.pbtxt", "penstock.toml"):
             (folder / name).unlink(missing_ok=True)  # files of an earlier run would not match the new evidence
         if kept != ORIGINAL:
-            text = writing.to_pbtxt(served.config_of(kept), f"{knobs.describe(kept)}: see evidence.md\n{command}")
+            text = pbtxt.to_pbtxt(served.config_of(kept), f"{knobs.describe(kept)}: see evidence.md\n{command}")
             (folder / "config.pbtxt").write_text(text, "utf-8")
             if is_penstock:
                 (folder / "penstock.toml").write_text(knobs.to_penstock_toml(kept), "utf-8")
-            why = served.try_config(writing.parse_pbtxt(text))
+            why = served.try_config(pbtxt.parse_pbtxt(text))
             if why:
                 self._error = f"config.pbtxt as it was written is not taken: {why}"
                 self._add_note(self._error)

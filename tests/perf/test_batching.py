@@ -8,13 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.perf import batching, variants
+from penstock.perf import batching, model_variants
 from penstock.perf.batching import FIRST_GUESS, TWIN, CellRounds, Trial, cost_lines, promising_settings, verdicts
-from penstock.perf.flood import RECORD, SKIPPED
-from penstock.perf.load import FloodResult
-from penstock.perf.policies import DEFAULT_POLICY, FOUR_SIZES, TWO_SHAPES, Comparison, Figures, cells, static_grid
+from penstock.perf.model_variants import Run, Variant, knee_per_s, median, toml
+from penstock.perf.open_loop import OpenLoopResult
+from penstock.perf.open_loop_sender import RECORD, SKIPPED
 from penstock.perf.simulator.arrivals import Arrivals, Kind
-from penstock.perf.variants import Run, Variant, knee_per_s, median, toml
+from penstock.perf.static_policies import (
+    DEFAULT_POLICY,
+    FOUR_SIZES,
+    TWO_SHAPES,
+    Comparison,
+    Figures,
+    cells,
+    static_grid,
+)
 from penstock.server.repository.penstock_toml import read_toml
 
 CELL = cells()[0]
@@ -24,7 +32,7 @@ def made(p99_ms: float, goodput_per_s: float = 1000, cpu_us: float = 200, others
     """A run with these figures, of three requests, one of which could not be sent."""
     records = np.zeros(3, RECORD)
     records["status"] = 200, 200, SKIPPED
-    seen = FloodResult(records, connections=32, cpu_us=cpu_us, load_cpu_us=40)
+    seen = OpenLoopResult(records, connections=32, cpu_us=cpu_us, load_cpu_us=40)
     return Run(Figures(goodput_per_s, 1, p99_ms, 8), seen, others)
 
 
@@ -82,9 +90,9 @@ class TestKnee:
             done_ns = np.maximum(np.cumsum(arrivals.rows) * 1_000_000, arrivals.at_ns)
             records["took_ns"] = done_ns - arrivals.at_ns
             records["status"] = 200
-            return Run(Figures(0, 0, 0, 0), FloodResult(records, 1, 0, 0), 0.0)
+            return Run(Figures(0, 0, 0, 0), OpenLoopResult(records, 1, 0, 0), 0.0)
 
-        monkeypatch.setattr(variants, "run", answer_1000_rows_per_s)
+        monkeypatch.setattr(model_variants, "run", answer_1000_rows_per_s)
 
         assert knee_per_s(None, Variant("mlp", "mlp"), kinds, guess_per_s) == pytest.approx(1000, rel=0.02)  # type: ignore[arg-type]
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.perf.deepaas import CALLS, MODULES, UPLOAD_BYTES, arguments, ask, install, upload
-from penstock.perf.load import Process
+from penstock.perf.server_process import Process
 from penstock.server.deepaas.inside.multipart import Upload, read_multipart
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from penstock.perf.ensemble import CHAIN, FIRST, PAIR, SECOND, STEPS, Sides, call, write
-from penstock.perf.load import Load
+from penstock.perf.wrk import Load
 from penstock.server.repository.scan import Defaults, scan
 
 

@@ -14,10 +14,11 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from penstock.perf import flood, models
-from penstock.perf.flood import BROKEN, RECORD, SKIPPED, Flood
-from penstock.perf.load import FloodResult, Load
+from penstock.perf import models, open_loop_sender
+from penstock.perf.open_loop import OpenLoopResult
+from penstock.perf.open_loop_sender import BROKEN, RECORD, SKIPPED, OpenLoopSender
 from penstock.perf.overload import Baseline, Overload, Round, Sample, report
+from penstock.perf.wrk import Load
 
 REQUEST = b"POST / HTTP/1.1\r\nContent-Length: 4\r\n\r\nbody"
 
@@ -73,10 +74,10 @@ def answering(*statuses: bytes, heard: list[bytes] | None = None) -> Iterator[tu
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's stamps are Linux's")
 @pytest.mark.slow
-class TestFlood:
+class TestOpenLoopSender:
     def test_every_request_is_recorded_with_how_it_was_answered(self) -> None:
         with answering(b"200 OK", b"503 Service Unavailable") as address:
-            seen = Flood(address, [REQUEST], 1).run([0, 1_000_000, 50_000_000, 50_000_001], [0] * 4)
+            seen = OpenLoopSender(address, [REQUEST], 1).run([0, 1_000_000, 50_000_000, 50_000_001], [0] * 4)
 
         assert list(seen["due_ns"]) == [0, 1_000_000, 50_000_000, 50_000_001]
         assert set(seen["status"]) <= {200, 503, SKIPPED}
@@ -86,16 +87,16 @@ class TestFlood:
     def test_an_answer_that_the_kernel_has_not_stamped_counts_until_it_is_read(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(flood, "_SO_TIMESTAMPNS", socket.SO_KEEPALIVE)
+        monkeypatch.setattr(open_loop_sender, "_SO_TIMESTAMPNS", socket.SO_KEEPALIVE)
         with answering(b"200 OK") as address:
-            seen = Flood(address, [REQUEST], 1).run([0], [0])
+            seen = OpenLoopSender(address, [REQUEST], 1).run([0], [0])
 
         assert list(seen["status"]) == [200]
         assert (seen["took_ns"] >= seen["late_ns"]).all()
 
     def test_no_request_is_sent_before_it_is_due(self) -> None:
         with answering(b"200 OK") as address:
-            seen = Flood(address, [REQUEST], 100).run([0, 20_000_000, 20_000_000], [0] * 3)
+            seen = OpenLoopSender(address, [REQUEST], 100).run([0, 20_000_000, 20_000_000], [0] * 3)
 
         assert (seen["late_ns"] >= 0).all()
         assert list(seen["status"]) == [200] * 3
@@ -103,50 +104,50 @@ class TestFlood:
     def test_each_request_is_the_one_that_the_order_says(self) -> None:
         heard: list[bytes] = []
         with answering(b"200 OK", heard=heard) as address:
-            seen = Flood(address, [REQUEST, REQUEST.upper()], 1).run([0, 50_000_000, 100_000_000], [0, 1, 0])
+            seen = OpenLoopSender(address, [REQUEST, REQUEST.upper()], 1).run([0, 50_000_000, 100_000_000], [0, 1, 0])
 
         assert list(seen["which"]) == [0, 1, 0]
         assert heard == [REQUEST, REQUEST.upper(), REQUEST]
 
     def test_a_request_is_skipped_while_every_connection_is_in_use(self) -> None:
         with answering() as address:
-            flood = Flood(address, [REQUEST], 1)
-            flood.linger_s = 0.0
-            seen = flood.run([0, 0], [0, 0])
+            open_loop = OpenLoopSender(address, [REQUEST], 1)
+            open_loop.linger_s = 0.0
+            seen = open_loop.run([0, 0], [0, 0])
 
         assert list(seen["status"]) == [BROKEN, SKIPPED]
         assert list(seen["took_ns"]) == [0, 0]
 
     def test_a_connection_that_is_closed_instead_is_broken(self) -> None:
         with answering(b"") as address:
-            seen = Flood(address, [REQUEST], 100).run([0, 1_000_000], [0, 0])
+            seen = OpenLoopSender(address, [REQUEST], 100).run([0, 1_000_000], [0, 0])
 
         assert list(seen["status"]) == [BROKEN, BROKEN]
 
 
-def flooded(**answers: Any) -> FloodResult:
-    return FloodResult(records(**answers), connections=1100, cpu_us=9.0, load_cpu_us=30.0)
+def open_loop_result(**answers: Any) -> OpenLoopResult:
+    return OpenLoopResult(records(**answers), connections=1100, cpu_us=9.0, load_cpu_us=30.0)
 
 
-class TestFlooded:
+class TestOpenLoopResult:
     def test_a_time_counts_from_when_the_request_was_due(self) -> None:
-        seen = flooded(s200=(100, 7))
+        seen = open_loop_result(s200=(100, 7))
         seen.records["late_ns"] = 2e6
 
         assert (seen.latency_ms(0.5), seen.server_latency_ms(0.5), seen.lateness_ms(0.5)) == (7, 5, 2)
 
     def test_times_are_told_by_status(self) -> None:
-        seen = flooded(s200=(100, 7), s503=(100, 1))
+        seen = open_loop_result(s200=(100, 7), s503=(100, 1))
 
         assert (seen.latency_ms(0.99), seen.latency_ms(0.99, 503), seen.latency_ms(0.99, 500)) == (7, 1, 0)
 
     def test_what_was_not_sent_is_skipped_and_what_was_not_answered_unexpected(self) -> None:
-        seen = flooded(**{"s200": (5, 1), "s500": (4, 1), f"s{BROKEN}": (3, 0), f"s{SKIPPED}": (2, 0)})
+        seen = open_loop_result(**{"s200": (5, 1), "s500": (4, 1), f"s{BROKEN}": (3, 0), f"s{SKIPPED}": (2, 0)})
 
         assert (seen.skipped, seen.unexpected(200)) == (2, 7)
 
     def test_a_flood_of_nothing_has_no_times(self) -> None:
-        seen = flooded(s200=(0, 1))
+        seen = open_loop_result(s200=(0, 1))
 
         assert (seen.latency_ms(0.5), seen.server_latency_ms(0.5), seen.lateness_ms(0.5)) == (0, 0, 0)
 
@@ -158,7 +159,7 @@ def calm(per_s: float) -> Baseline:
 
 def one_round(after_per_s: float = 1000, rows: int = 1024, rss_mib: float = 130, **seen: Any) -> Round:
     samples = [Sample(rows, 130)] * 60 + [Sample(rows, rss_mib)] * 20
-    during = Overload(10_000, 20, flooded(**(SEEN | seen)), samples, 2.5)
+    during = Overload(10_000, 20, open_loop_result(**(SEEN | seen)), samples, 2.5)
     return Round(calm(1000), during, calm(after_per_s))
 
 
@@ -218,7 +219,7 @@ def test_what_must_never_be_is_said_of_any_round(change: dict[str, Any], what: s
 
 
 def test_the_cores_in_use_are_those_until_the_queue_was_empty() -> None:
-    during = Overload(10_000, 20, flooded(**SEEN), [Sample(0, 130)] * 8, 20)
+    during = Overload(10_000, 20, open_loop_result(**SEEN), [Sample(0, 130)] * 8, 20)
 
     # 200,000 requests of 9 and 30 us in 40 s
     assert during.cores_used == pytest.approx((0.045, 0.15))

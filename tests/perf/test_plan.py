@@ -10,7 +10,7 @@ import pytest
 from penstock.perf import plan
 from penstock.perf.plan import Load, Plan, PlanError, load_of
 from penstock.perf.simulator.arrivals import SHAPELESS
-from penstock.perf.simulator.measured import read_costs
+from penstock.perf.simulator.measured_run_times import read_costs
 from penstock.server import cli
 from tests.live import live_server
 
@@ -29,7 +29,7 @@ def costs(tmp_path: Path) -> str:
 @pytest.fixture(autouse=True)
 def few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "REQUESTS", 2000)
-    monkeypatch.setattr(plan, "LEAST_S", 0.0)
+    monkeypatch.setattr(plan, "MIN_SECONDS", 0.0)
 
 
 def made(rate: float, target_ms: float = 0.0, rows: int = 1, arrivals: str = "poisson", front_us: float = 0.0) -> Plan:
@@ -87,7 +87,7 @@ class TestThePlan:
 
         assert needed == sorted(needed)
         assert needed[0] == 1
-        assert needed[-1] >= made(300_000).least_devices
+        assert needed[-1] >= made(300_000).min_devices
 
     def test_a_tighter_target_never_takes_fewer_devices(self) -> None:
         needed = [made(100_000, target_ms).devices(0.99) for target_ms in (40, 20, 10, 5, 3)]
@@ -115,17 +115,17 @@ class TestThePlan:
         planned = made(7_000.0 * devices, 10)
 
         assert planned.on_devices(devices).requests_per_s == pytest.approx(7000, rel=0.1)
-        assert 0.9 * planned.least_devices < planned.devices(0.99) <= devices
+        assert 0.9 * planned.min_devices < planned.devices(0.99) <= devices
 
     def test_rows_count_and_not_requests(self) -> None:
-        assert made(1000, rows=8).least_devices == pytest.approx(8 * made(1000).least_devices)
+        assert made(1000, rows=8).min_devices == pytest.approx(8 * made(1000).min_devices)
 
     def test_a_front_end_that_does_less_than_the_device_is_what_limits_it(self) -> None:
         bound = made(1000, front_us=200)
 
         assert bound.knee_rows_per_s == 5000
         assert [each.requests_per_s for each in bound.curve()][-1] == pytest.approx(0.95 * 5000, rel=0.05)
-        assert made(1000, rows=4, front_us=500).least_devices == pytest.approx(1000 * 500e-6)
+        assert made(1000, rows=4, front_us=500).min_devices == pytest.approx(1000 * 500e-6)
         assert made(1000, front_us=20).knee_rows_per_s == made(1000).knee_rows_per_s
 
     def test_what_the_front_end_takes_is_part_of_the_latency(self) -> None:
@@ -136,7 +136,7 @@ class TestThePlan:
 
     @pytest.mark.slow
     def test_bursts_take_more_devices_than_poisson_arrivals(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(plan, "LEAST_S", 8.0)
+        monkeypatch.setattr(plan, "MIN_SECONDS", 8.0)
 
         assert made(50_000, 10, arrivals="bursty").devices(0.99) > made(50_000, 10).devices(0.99)
 

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from penstock.batching.scheduling.scheduler import Scheduler
 from penstock.batching.spec import BatchPolicy
-from penstock.perf.policies import Comparison, Figures, cells, compare_simulated, static_grid
 from penstock.perf.simulator.arrivals import (
     ONE_ROW,
     SHAPELESS,
@@ -17,9 +16,10 @@ from penstock.perf.simulator.arrivals import (
     poisson,
     recorded,
 )
-from penstock.perf.simulator.frontend import FrontCosts, simulate_server
-from penstock.perf.simulator.runtimes import RunTimes, from_table, linear
+from penstock.perf.simulator.front_end import FrontCosts, simulate_server
+from penstock.perf.simulator.run_times import RunTimes, from_table, linear
 from penstock.perf.simulator.simulation import EXPIRED, REFUSED, SERVED, Result, simulate
+from penstock.perf.static_policies import Comparison, Figures, cells, compare_simulated, static_grid
 
 MS = 1_000_000
 POLICY = BatchPolicy(max_batch_rows=16)
@@ -179,14 +179,14 @@ class TestTheSimulation:
         assert predicted == pytest.approx(TRUTH.mean_ns(SHAPELESS, 8), rel=0.1)
 
     def test_a_device_that_gets_slower_is_slower(self) -> None:
-        truth = from_table({1: MS}, slowdowns=[(2_000_000_000, 3.0)])
-        result = simulate(constant(100, 2, (Kind(),)), POLICY, truth)
+        run_times = from_table({1: MS}, slowdowns=[(2_000_000_000, 3.0)])
+        result = simulate(constant(100, 2, (Kind(),)), POLICY, run_times)
 
         assert sorted(set(result.batch_ns.tolist())) == [MS, 3 * MS]
 
     def test_padded_batches_take_as_long_as_their_size(self) -> None:
-        truth = from_table({1: MS, 4: 4 * MS, 8: 8 * MS})
-        result = simulate(volleys([0] * 3, 1, 1), BatchPolicy(max_batch_rows=8, allowed_rows=(8,)), truth)
+        run_times = from_table({1: MS, 4: 4 * MS, 8: 8 * MS})
+        result = simulate(volleys([0] * 3, 1, 1), BatchPolicy(max_batch_rows=8, allowed_rows=(8,)), run_times)
 
         assert result.batch_ns.tolist() == [8 * MS]
 
@@ -222,25 +222,25 @@ class TestTheFrontEnd:
 
 class TestRunTimes:
     def test_a_sample_is_drawn_from(self) -> None:
-        truth = from_table({1: [MS, MS, MS, 5 * MS], 2: 2 * MS})
-        draw = truth.sampler(1)
+        run_times = from_table({1: [MS, MS, MS, 5 * MS], 2: 2 * MS})
+        draw = run_times.sampler(1)
         drawn = [draw(SHAPELESS, 1, 0) for _ in range(4000)]
 
-        assert np.mean(drawn) == pytest.approx(truth.mean_ns(SHAPELESS, 1), rel=0.05)
+        assert np.mean(drawn) == pytest.approx(run_times.mean_ns(SHAPELESS, 1), rel=0.05)
         assert draw(SHAPELESS, 2, 0) == 2 * MS
 
     def test_between_two_sizes_is_between_their_times_and_beyond_the_last_it_goes_on(self) -> None:
-        truth = linear(1000, 10)
+        run_times = linear(1000, 10)
 
-        assert [truth.mean_ns(SHAPELESS, rows) for rows in (1, 7, 1024, 2048)] == [1010, 1070, 11_240, 21_480]
+        assert [run_times.mean_ns(SHAPELESS, rows) for rows in (1, 7, 1024, 2048)] == [1010, 1070, 11_240, 21_480]
 
     def test_noise_keeps_the_mean(self) -> None:
         assert linear(1000, 10, noise=0.3).mean_ns(SHAPELESS, 10) == pytest.approx(1100, rel=0.02)
 
     def test_keys_have_their_own_and_a_strange_one_the_first(self) -> None:
-        truth = RunTimes({((4,),): {1: 100}, ((8,),): {1: 200}})
+        run_times = RunTimes({((4,),): {1: 100}, ((8,),): {1: 200}})
 
-        assert [truth.mean_ns(key, 1) for key in (((4,),), ((8,),), ((9,),))] == [100, 200, 100]
+        assert [run_times.mean_ns(key, 1) for key in (((4,),), ((8,),), ((9,),))] == [100, 200, 100]
 
     def test_the_best_size_does_most_rows_and_is_the_smallest_that_does(self) -> None:
         assert from_table({1: 100, 8: 200, 16: 400, 64: 2000}).knee(SHAPELESS, 64) == (8, 8 / 200 * 1e9)

@@ -4,9 +4,9 @@ import subprocess
 
 import pytest
 
-from penstock.perf.soak.census import ProcessUsage, census, is_alive
 from penstock.perf.soak.command import Fault, Soak
-from penstock.perf.soak.ledger import BROKEN, REFUSED, RIGHT, TIMED_OUT, WRONG, Ledger
+from penstock.perf.soak.process_usage import ProcessUsage, census, is_alive
+from penstock.perf.soak.request_log import BROKEN, REFUSED, RIGHT, TIMED_OUT, WRONG, Ledger
 
 TURNS = (("kill", "worker"),)
 

@@ -8,25 +8,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.perf.flood import BROKEN, RECORD, SKIPPED
-from penstock.perf.load import FloodResult
-from penstock.perf.policies import Figures
-from penstock.perf.targets import Aim, Hit, Report, hit, median
-from penstock.perf.variants import Run
+from penstock.perf.model_variants import Run
+from penstock.perf.open_loop import OpenLoopResult
+from penstock.perf.open_loop_sender import BROKEN, RECORD, SKIPPED
+from penstock.perf.static_policies import Figures
+from penstock.perf.targets import Report, TargetCase, TargetFigures, compare_with_target, median
 
-AIM = Aim("deep", 50, 400)
-CALM = Hit(
+AIM = TargetCase("deep", 50, 400)
+CALM_LOAD = TargetFigures(
     offered_per_s=320, in_time_per_s=319, late=1, refused_per_s=0, unexpected=0, p50_ms=20, p99_ms=45,
     refused_p99_ms=0, cpu_us=2500, load_cpu_us=100, late_p99_ms=0.5, others=0.1,
 )  # fmt: skip
-OVER = replace(CALM, offered_per_s=800, in_time_per_s=390, refused_per_s=405, p99_ms=49, refused_p99_ms=1)
+OVER = replace(CALM_LOAD, offered_per_s=800, in_time_per_s=390, refused_per_s=405, p99_ms=49, refused_p99_ms=1)
 
 
-def held(seconds: float, *answers: tuple[int, float]) -> Hit:
+def held(seconds: float, *answers: tuple[int, float]) -> TargetFigures:
     records = np.zeros(len(answers), RECORD)
     records["status"] = [status for status, _ in answers]
     records["took_ns"] = [ms * 1e6 for _, ms in answers]
-    return hit(Run(Figures(0, 0, 0, 0), FloodResult(records, 1, 2500, 100), 0.1), seconds, AIM.target_ms)
+    return compare_with_target(
+        Run(Figures(0, 0, 0, 0), OpenLoopResult(records, 1, 2500, 100), 0.1), seconds, AIM.target_ms
+    )
 
 
 class TestHit:
@@ -40,13 +42,13 @@ class TestHit:
         assert held(1, (200, 1), (500, 1), (BROKEN, 0), (SKIPPED, 0)).unexpected == 3
 
     def test_rounds_are_summed_up_by_their_medians(self) -> None:
-        found = median([replace(CALM, p99_ms=each) for each in (3, 1, 2)])
+        found = median([replace(CALM_LOAD, p99_ms=each) for each in (3, 1, 2)])
 
-        assert found == replace(CALM, p99_ms=2)
+        assert found == replace(CALM_LOAD, p99_ms=2)
 
 
 def said(calm: dict[str, Any], over: dict[str, Any]) -> list[str]:
-    lines = Report(AIM, 400, replace(CALM, **calm), replace(OVER, **over)).lines()
+    lines = Report(AIM, 400, replace(CALM_LOAD, **calm), replace(OVER, **over)).lines()
     return [line for line in lines if "hold" in line.lower()]
 
 

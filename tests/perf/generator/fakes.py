@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from penstock.perf.generator.carriers import Slot
 from penstock.perf.generator.orders import Part
 from penstock.perf.generator.pacing import LoadContext
+from penstock.perf.generator.reconnecting import Reconnector
 from penstock.perf.generator.recording import Recorder
-from penstock.perf.generator.reopening import Reconnector
 
 
 class Wire:

@@ -13,7 +13,7 @@ from hpack import Decoder, Encoder
 from penstock.perf.generator.grpc import Channel, GrpcOpener
 from penstock.perf.generator.grpc_status import head_of
 from penstock.perf.generator.http2 import Http2Client
-from penstock.perf.generator.http2_opening import Openings
+from penstock.perf.generator.http2_request_headers import Openings
 from penstock.perf.generator.http2_sending import Owner
 from penstock.perf.generator.orders import GrpcCall, Target
 from penstock.server.http2 import frames

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.perf.generator.grpc import Compressed, GrpcOpener
-from penstock.perf.generator.http2_opening import Openings
+from penstock.perf.generator.http2_request_headers import Openings
 from penstock.perf.generator.orders import GrpcCall, Target, Tls
 from penstock.server.http2 import frames
 from tests.perf.generator.grpc_peer import END, METHOD, FakeSlot, Peer, Server, counted, message, run, turns

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import uvloop
 
-from penstock.perf.generator.closed import ClosedLoop
+from penstock.perf.generator.closed_loop import ClosedLoop
 from penstock.perf.generator.http import HttpConnection, HttpOpener
 from penstock.perf.generator.orders import Load, Part, Target, Tls
 from penstock.perf.generator.pacing import LoadContext
+from penstock.perf.generator.reconnecting import Reconnector
 from penstock.perf.generator.recording import Recorder
-from penstock.perf.generator.reopening import Reconnector
 from penstock.perf.generator.tls import pem_key
 from penstock.perf.payloads.repeated import Repeated
 from tests.perf.generator.certificates import Certificates, made

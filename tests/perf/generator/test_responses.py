@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from penstock.perf.generator import open as opening
-from penstock.perf.generator import serial
-from penstock.perf.generator.closed import ClosedLoop
+from penstock.perf.generator import open_loop as opening
+from penstock.perf.generator import serial_loop
+from penstock.perf.generator.closed_loop import ClosedLoop
 from penstock.perf.generator.orders import Load
 from penstock.perf.generator.pacing import EndingSlot, LoadContext, Pacing
-from penstock.perf.generator.serial import SerialLoop
+from penstock.perf.generator.serial_loop import SerialLoop
 from tests.perf.generator.fakes import Bell, Wires, means
 
 RATE = Load(rate_per_s=1e6, requests=2)
@@ -27,7 +27,7 @@ def test_responses_come_with_their_request(
     pacing: type[ClosedLoop | opening.OpenLoop | SerialLoop], load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(opening, "alarm", lambda ring: Bell())
-    monkeypatch.setattr(serial, "alarm", lambda ring: Bell())
+    monkeypatch.setattr(serial_loop, "alarm", lambda ring: Bell())
 
     async def case(given: LoadContext, wires: Wires) -> None:
         loop: Pacing = pacing(given)

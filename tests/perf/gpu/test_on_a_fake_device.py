@@ -11,11 +11,11 @@ import onnxruntime
 import pytest
 
 from penstock.backends.datatypes import DATATYPES
-from penstock.perf.gpu import correct, engines, faults, graphs, memory, shared, sizes, taken
+from penstock.perf.gpu import correct, engine_driver, faults, graphs, memory, shared, sizes, truncated_memory
 from penstock.perf.gpu.context import GPU, CheckContext
 from penstock.perf.gpu.correct import TOLERANCE
 from penstock.perf.gpu.models import Variant
-from penstock.perf.gpu.servers import config_of, serving
+from penstock.perf.gpu.server_driver import config_of, serving
 from tests.backends.fake_cuda import FakeRuntime
 from tests.backends.fake_session import fake_cuda_loader
 
@@ -24,7 +24,7 @@ from tests.backends.fake_session import fake_cuda_loader
 def runtime(monkeypatch: pytest.MonkeyPatch) -> FakeRuntime:
     runtime = FakeRuntime(devices=1)
     loaders = {"onnxruntime": fake_cuda_loader(runtime)}
-    monkeypatch.setattr(engines, "LOADERS", loaders)
+    monkeypatch.setattr(engine_driver, "LOADERS", loaders)
     monkeypatch.setattr(faults, "LOADERS", loaders)
     for module in (memory, graphs):
         monkeypatch.setattr(module, "find_runtime", lambda: runtime)
@@ -67,10 +67,10 @@ def test_graphs_are_captured_before_it_is_said_what_they_take(
     monkeypatch.setattr(graphs, "KINDS", ("mlp",))
     monkeypatch.setattr(graphs, "_SECONDS", 0.02)
     rows = list(graphs.report(CheckContext(GPU, tmp_path, quick=True)))
-    taken, *loads = rows[:3]
+    truncated_memory, *loads = rows[:3]
 
-    assert (taken.what, taken.held) == ("mlp_fp16: memory of the graphs", True)
-    assert taken.note.startswith(f"{len(graphs.CAPTURED)} graphs of one Binding")
+    assert (truncated_memory.what, truncated_memory.held) == ("mlp_fp16: memory of the graphs", True)
+    assert truncated_memory.note.startswith(f"{len(graphs.CAPTURED)} graphs of one Binding")
     assert [row.what for row in loads] == ["mlp_fp16: load, without graphs", "mlp_fp16: load, with graphs"]
     assert len(rows[3:]) == 2 * len(graphs.BATCHES)
     assert {row.held for row in rows[1:]} == {None}
@@ -146,7 +146,7 @@ def test_who_takes_memory_away_changes_no_other_s_answers(tmp_path: Path) -> Non
     context.file(variant)
     with serving(context, "shared") as server:
         server.control.load(variant.name, config_of(context, variant.name, 8))
-        row = taken.row(server, variant, correct.on_cpu(context, variant), seconds=0.3)
+        row = truncated_memory.row(server, variant, correct.on_cpu(context, variant), seconds=0.3)
 
     assert row.held
     assert not row.note.startswith("0 answers")

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.perf.peers import command, environments, questions, results
+from penstock.perf.peers import command, environments, reference_answers, results
 from penstock.perf.peers.environments import InstallError
 from penstock.perf.peers.roster import PEERS
 
@@ -78,7 +78,7 @@ def test_the_list_tells_each_peer(capsys: pytest.CaptureFixture[str], tmp_path: 
 
 @pytest.fixture
 def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(questions, "prepare", lambda names: {})
+    monkeypatch.setattr(reference_answers, "prepare", lambda names: {})
 
 
 @pytest.mark.usefixtures("nothing_runs")

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from penstock.perf.generator.fleet import FleetError
 from penstock.perf.generator.orders import Load, Window
-from penstock.perf.peers import questions, rounds
+from penstock.perf.peers import reference_answers, rounds
 from penstock.perf.peers.environments import Environment
 from penstock.perf.peers.results import Results
 from penstock.perf.peers.roster import PEERS
@@ -92,14 +92,14 @@ def test_a_plan_asks_a_peer_over_the_wires_it_has() -> None:
 
 
 def test_the_official_run_takes_at_most_twenty_minutes() -> None:
-    plan = Plan(questions.MODELS, ("json", "binary", "grpc"), (1, 8, 32), rounds=3, seconds=1.2)
+    plan = Plan(reference_answers.MODELS, ("json", "binary", "grpc"), (1, 8, 32), rounds=3, seconds=1.2)
 
     assert plan.estimate_s(list(PEERS.values())) < 20 * 60
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=3))
 def test_rows_to_ask_with_are_few_and_short_as_json(shape: list[int]) -> None:
-    rows = questions.questions((1, *shape))
+    rows = reference_answers.questions((1, *shape))
 
     assert 2 <= len(rows) <= 8
     assert rows[0].dtype == np.float32

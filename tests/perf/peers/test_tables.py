@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.perf.peers import results, tables
+from penstock.perf.peers.process_tree import Memory
 from penstock.perf.peers.results import Cell, Results, Sample
-from penstock.perf.peers.trees import Memory
 
 
 def cell(peer: str, rate: float = 100.0, *, p99_ms: float = 2.0, pss: float = 50.0, others: float = 0.0) -> Cell:

@@ -23,9 +23,9 @@ from penstock.perf.profiling import sampling
 from penstock.perf.profiling.control import ControlError
 from penstock.perf.profiling.model import ModelDescription
 from penstock.perf.profiling.options import Options
-from penstock.perf.profiling.sampling_looking import SourceReader, within
-from penstock.perf.profiling.sampling_page import Page, PageError, lines, series
-from penstock.perf.profiling.sampling_processes import Family, NotFoundError, addresses, is_here, listening
+from penstock.perf.profiling.sampling_metrics import Page, PageError, lines, series
+from penstock.perf.profiling.sampling_processes import NotFoundError, ProcessTree, addresses, is_here, listening
+from penstock.perf.profiling.sampling_readers import SourceReader, within
 from penstock.perf.profiling.sampling_series import Reading, gpus, samples
 from penstock.perf.reports.document import Client, Level, Offered
 from penstock.server.gpus import nvml
@@ -281,8 +281,8 @@ class Proc:
         for name in ("stat", "statm"):
             (self.folder / str(pid) / name).unlink()
 
-    def family(self, port: int = 8000, own: int = 900) -> Family:
-        return Family(port, {"127.0.0.1"}, self.folder, own)
+    def family(self, port: int = 8000, own: int = 900) -> ProcessTree:
+        return ProcessTree(port, {"127.0.0.1"}, self.folder, own)
 
 
 @pytest.fixture
@@ -368,7 +368,7 @@ def test_whose_processes_cannot_be_told_is_said(proc: Proc, arrange: Any, why: s
 
 def test_without_a_proc_nothing_is_known(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError):
-        Family(8000, {"127.0.0.1"}, tmp_path)
+        ProcessTree(8000, {"127.0.0.1"}, tmp_path)
 
 
 def test_this_machine_is_known_by_its_addresses() -> None:
@@ -387,7 +387,7 @@ def test_a_real_server_is_found_by_its_port() -> None:
         [sys.executable, "-S", "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as child:
         assert child.stdout is not None
-        family = Family(int(child.stdout.readline()), {"127.0.0.1"})
+        family = ProcessTree(int(child.stdout.readline()), {"127.0.0.1"})
 
         assert family.pids() == [child.pid]
         assert family.read()["server.rss_bytes"] > 1 << 20
@@ -519,7 +519,7 @@ def test_a_page_that_was_asked_for_and_cannot_be_had_is_noted(proc: Proc) -> Non
 
 def test_a_port_of_this_very_process_is_not_taken_for_a_server() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(NotFoundError, match="this very process"):
-        Family(listener.getsockname()[1], {"127.0.0.1"})
+        ProcessTree(listener.getsockname()[1], {"127.0.0.1"})
 
 
 def test_a_unix_socket_is_found_by_its_path(proc: Proc) -> None:
@@ -531,4 +531,4 @@ def test_a_unix_socket_is_found_by_its_path(proc: Proc) -> None:
     )
     proc.run(70, 1, sockets=(77,))
 
-    assert Family(0, addresses("/run/a b.sock"), proc.folder, 900).pids() == [70]
+    assert ProcessTree(0, addresses("/run/a b.sock"), proc.folder, 900).pids() == [70]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.perf.reports import comparing, comparison_page, findings, page
+from penstock.perf.reports import comparison, comparison_page, findings, page
 from penstock.perf.reports.document import Document
 from tests.perf.reports.browser import Browser, Opened, installed
 from tests.perf.reports.made import run
@@ -135,7 +135,7 @@ def test_a_page_is_no_wider_than_its_paper(shown: Opened) -> None:
 
 
 def test_runs_lie_over_each_other_in_one_page(browser: Browser, tmp_path: Path) -> None:
-    compared = comparing.runs([(HOSTILE, run()), ("b", run(5, 1.3)), ("plain", run(2, 0.7, server=False, gpu=False))])
+    compared = comparison.runs([(HOSTILE, run()), ("b", run(5, 1.3)), ("plain", run(2, 0.7, server=False, gpu=False))])
     comparison_page.write(compared, tmp_path / "c.html")
     opened = browser.open((tmp_path / "c.html").as_uri())
 

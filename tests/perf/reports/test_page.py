@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from plotly import graph_objects
 
-from penstock.perf.reports import comparing, comparison_page, figures, findings, markup, page, timelines
+from penstock.perf.reports import charts, comparison, comparison_page, findings, markup, page, timelines
+from penstock.perf.reports.charts import Figure
 from penstock.perf.reports.document import Document, ServerSide
-from penstock.perf.reports.figures import Figure
 from tests.perf.reports.made import run
 
 HOSTILE = """</script><script>alert(1)</script><img src="https://example.org/x" onerror='alert(2)'>&amp;\x1b[2J\u202e"""
@@ -60,7 +60,7 @@ def _figures(document: Document) -> dict[str, Figure]:
 
 def test_every_figure_is_one_that_plotly_takes() -> None:
     first, second = run(), run(5, 1.3)
-    compared = comparing.runs([("a", first), ("b", second)])
+    compared = comparison.runs([("a", first), ("b", second)])
     every = [*_figures(first).values(), comparison_page.overlaid(compared), comparison_page._ratios(compared)]
 
     assert len(every) == 11
@@ -86,7 +86,7 @@ def test_a_page_carries_the_run_that_it_shows() -> None:
 
 
 def test_levels_with_a_fault_are_crosses_and_not_part_of_the_line() -> None:
-    shown = figures.curve(run(), None)
+    shown = charts.curve(run(), None)
 
     assert shown
     lines, crosses = shown.traces[:4], shown.traces[4]
@@ -128,11 +128,11 @@ def test_whatever_a_run_calls_itself_is_text(words: str) -> None:
 def test_what_plotly_would_read_as_markup_is_text() -> None:
     document = run()
     document.levels[2].stable, document.levels[2].ended = False, HOSTILE
-    shown = figures.curve(document, None)
+    shown = charts.curve(document, None)
 
     assert shown
     assert not re.search("<(?!br>|extra>|/extra>)", json.dumps(shown.traces))
-    compared = comparison_page.overlaid(comparing.runs([(HOSTILE, document)]))
+    compared = comparison_page.overlaid(comparison.runs([(HOSTILE, document)]))
     assert compared
     assert not re.search("<(?!br>|extra>|/extra>)", json.dumps(compared.traces))
 
@@ -231,7 +231,7 @@ def test_an_ensembles_models_have_their_table() -> None:
 def test_pages_of_several_runs_say_first_what_differs(tmp_path: Path) -> None:
     other = run(5, 1.3)
     other.machine["cpu"] = "another"
-    compared = comparing.runs([("a", run()), ("b", other)])
+    compared = comparison.runs([("a", run()), ("b", other)])
     comparison_page.write(compared, tmp_path / "c.html")
     text = Read((tmp_path / "c.html").read_text("utf-8")).text
 

@@ -13,10 +13,10 @@ from penstock.perf import command as perf
 from penstock.perf.generator.orders import Target
 from penstock.perf.profiling.control import control_for
 from penstock.perf.reports import document as documents
-from penstock.perf.tuning import bench, command, duels
+from penstock.perf.tuning import command, duels, live_bench
 from penstock.perf.tuning.duels import Measurement, Round
 from penstock.perf.tuning.knobs import ORIGINAL, Setting, value_of
-from penstock.perf.tuning.searching import SearchResult, Trial
+from penstock.perf.tuning.search import SearchResult, Trial
 from penstock.server.repository.pbtxt import parse
 from tests.clients import models
 from tests.live import Live, live_server
@@ -36,7 +36,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Duel over one round: whatever wins it."""
-    monkeypatch.setattr(bench, "WARM_UP_MS", 5)
+    monkeypatch.setattr(live_bench, "WARM_UP_MS", 5)
     monkeypatch.setattr(duels, "ROUNDS_TO_WIN", (1, 1))
 
 

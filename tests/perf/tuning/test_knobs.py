@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.perf.tuning import knobs
 from penstock.perf.tuning.knobs import ORIGINAL, Bounds, Setting
-from penstock.perf.tuning.writing import parse_pbtxt, to_pbtxt
+from penstock.perf.tuning.pbtxt import parse_pbtxt, to_pbtxt
 from penstock.server.repository.overrides import read_config
 from penstock.server.repository.scan import Defaults, read_model
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from penstock.perf.soak.ledger import RIGHT, WRONG, Ledger
+from penstock.perf.soak.request_log import RIGHT, WRONG, Ledger
 from penstock.server.isolated.backend import IsolatedBackend
 from tests.backends.onnx_models import contract_model
 from tests.live import Live, live_server

@@ -1,0 +1,91 @@
+"""What perf/side_by_side.py starts, and says of what was measured."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.perf.side_by_side import Line, ProcessTree, measure, report, served
+from penstock.perf.wrk import Load
+
+THEIRS = Load(requests_per_s=100.0, p50_ms=1.0, p99_ms=2.0, cpu_us=10.0, refused=0, broken=0)
+OURS = Load(requests_per_s=200.0, p50_ms=1.0, p99_ms=1.0, cpu_us=5.0, refused=0, broken=0)
+
+
+@pytest.mark.parametrize(("times", "word"), [(2.0, "holds"), (2.5, "DOES NOT HOLD")])
+def test_the_first_side_is_held_against_the_second(times: float, word: str) -> None:
+    lines = {("REST", "ours"): Line([OURS]), ("REST", "theirs"): Line([THEIRS])}
+
+    said = list(report(lines, {"REST": times}))[-1]
+
+    assert said.startswith(f"REST: 2.0 times the requests/s, at least {times:g}: {word};")
+    assert said.endswith("a p99 that is lower: holds; 2.0 times less CPU (theirs)")
+
+
+def test_a_third_side_is_compared_and_nothing_is_wanted_of_it() -> None:
+    lines = {("REST", side): Line([load]) for side, load in (("ours", OURS), ("one", THEIRS), ("other", OURS))}
+
+    said = list(report(lines, {"REST": 3.0}))[-1]
+
+    assert said == "REST: 1.0 times the requests/s; a p99 that is lower: DOES NOT HOLD; 1.0 times less CPU (other)"
+
+
+def test_one_side_alone_is_held_against_nothing() -> None:
+    assert len(list(report({("REST", "ours"): Line([THEIRS])}, {"REST": 20}))) == 2
+
+
+def test_sides_are_asked_in_turns_and_the_first_round_does_not_count() -> None:
+    asked = []
+
+    def load(family: ProcessTree, seconds: int) -> Load:
+        asked.append((family.port, seconds))
+        return OURS
+
+    sides = {side: contextlib.nullcontext(ProcessTree(0, port)) for side, port in (("ours", 1), ("theirs", 2))}
+    lines = measure(sides, {"REST": load}, rounds=2, seconds=5)
+
+    assert asked == [(1, 1), (2, 1), (1, 5), (2, 5), (1, 5), (2, 5)]
+    assert [len(line.loads) for line in lines.values()] == [2, 2]
+
+
+def test_what_is_refused_is_not_measured() -> None:
+    refused = Load(requests_per_s=100.0, p50_ms=1.0, p99_ms=2.0, cpu_us=10.0, refused=7, broken=0)
+
+    with pytest.raises(RuntimeError, match="ours refused 7 of REST"):
+        measure({"ours": contextlib.nullcontext(ProcessTree(0, 1))}, {"REST": lambda *_: refused}, rounds=1, seconds=1)
+
+
+def test_a_server_is_ended_with_what_it_has_started(tmp_path: Path) -> None:
+    program = (
+        "import pathlib, signal, subprocess, sys\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN) if len(sys.argv) > 1 else None\n"
+        "child = None if len(sys.argv) > 1 else subprocess.Popen([sys.executable, __file__, 'child'])\n"
+        "pathlib.Path('ready' if child is None else 'parent').write_text('')\n"
+        "signal.pause()\n"
+    )
+    (tmp_path / "program.py").write_text(program)
+
+    with served([sys.executable, "program.py"], tmp_path, 0, lambda _: (tmp_path / "ready").read_text()) as family:
+        pids = family.pids()
+
+    assert len(pids) == 2
+    assert all(_has_ended(pid) for pid in pids)
+
+
+def test_a_server_that_ends_does_not_get_ready(tmp_path: Path) -> None:
+    def ask(_: object) -> None:
+        raise OSError("nobody is there")
+
+    command = [sys.executable, "-c", ""]
+    with pytest.raises(RuntimeError, match="did not get ready: nobody is there"), served(command, tmp_path, 0, ask):
+        pass
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether a process is gone, or is only waited for by nobody."""
+    said = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
+    return said.strip()[:1] in ("", "Z")

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.perf.tuning.knobs import ORIGINAL, Axis, Setting, with_values
+from penstock.perf.tuning.search import Search, SearchResult
+from tests.perf.tuning.simulated import SimulatedBench
+
+GRIDS = ({"instance_count": (1, 2, 4, 8), "intra_op_threads": (1, 2, 4)}, {"max_queue_delay": (0, 100, 500)})
+
+
+def axes(at: Setting) -> Iterator[Axis]:
+    for grid in GRIDS:
+        combined = (with_values(at, zip(grid, values, strict=True)) for values in product(*grid.values()))
+        yield Axis(" and ".join(grid), tuple(each for each in combined if each != at))
+
+
+def searched(bench: SimulatedBench, found: Callable[[Setting], Iterator[Axis]] = axes) -> SearchResult:
+    return Search(bench, found).run()
+
+
+def alike(setting: dict[str, int]) -> float:
+    return 100.0
+
+
+def peaked(setting: dict[str, int]) -> float:
+    """Best with four instances of one thread and a delay of 100, and there 1.5 times as it is."""
+    worth = 1.5 if setting.get("instance_count") == 4 and setting.get("intra_op_threads") == 1 else 1.1
+    return (
+        100.0
+        * (worth if setting.get("instance_count", 1) > 1 else 1)
+        * (1.1 if setting.get("max_queue_delay") == 100 else 1)
+    )
+
+
+def test_it_finds_the_best_of_all_without_noise() -> None:
+    found = searched(SimulatedBench(peaked))
+
+    assert dict(found.kept) == {"instance_count": 4, "intra_op_threads": 1, "max_queue_delay": 100}
+    assert found.confirmed
+    assert found.ended_early == ""
+
+
+def test_it_finds_it_through_noise_in_most_runs() -> None:
+    kept = [searched(SimulatedBench(peaked, 0.04, seed=seed)).kept for seed in range(30)]
+
+    assert sum(dict(each).get("instance_count") == 4 for each in kept) >= 26
+
+
+def test_where_all_settings_are_alike_nothing_is_kept() -> None:
+    kept = [searched(SimulatedBench(alike, noise, seed=seed)).kept for seed in range(60) for noise in (0.02, 0.3)]
+
+    assert sum(each != ORIGINAL for each in kept) <= 3
+
+
+def test_what_is_kept_is_compared_at_last_with_the_configuration_as_it_was() -> None:
+    last = searched(SimulatedBench(peaked)).final_trial
+
+    assert last is not None
+    assert (last.incumbent, last.kept, len(last.rounds)) == (ORIGINAL, True, 7)
+    assert all(1.6 < each.ratio < 1.7 for each in last.rounds)
+
+
+def test_a_setting_that_the_server_does_not_take_is_a_row_with_the_reason() -> None:
+    found = searched(SimulatedBench(lambda setting: -1.0 if setting.get("instance_count") == 8 else 100.0))
+
+    refused = [trial for trial in found.trials if dict(trial.setting).get("instance_count") == 8]
+    assert {trial.verdict for trial in refused} == {"the server does not take it"}
+    assert found.kept == ORIGINAL
+
+
+def test_what_serves_at_all_takes_the_place_of_what_does_not() -> None:
+    found = searched(SimulatedBench(lambda setting: 100.0 if setting.get("instance_count") == 2 else -1.0))
+
+    assert dict(found.kept)["instance_count"] == 2
+
+
+@given(st.integers(0, 200), st.floats(0, 0.2), st.integers(0, 1000))
+@settings(max_examples=30, deadline=None)
+def test_the_time_is_kept_and_every_row_has_a_verdict(budget_s: int, noise: float, seed: int) -> None:
+    bench = SimulatedBench(peaked, noise, budget_s, seed)
+
+    found = searched(bench)
+
+    assert len(bench.measured) <= budget_s + 1  # what has begun is finished
+    assert all(trial.verdict for trial in found.trials)
+    assert found.kept == ORIGINAL or not found.confirmed or found.final_trial is not None
+
+
+def test_each_setting_is_tried_once() -> None:
+    tried = [trial.setting for trial in searched(SimulatedBench(peaked)).trials]
+
+    assert len(tried) == len(set(tried))
+
+
+def test_too_little_time_is_said_and_nothing_is_tried() -> None:
+    found = searched(SimulatedBench(peaked, budget_s=20))
+
+    assert found.trials == []
+    assert "would not do" in found.ended_early
+
+
+def test_a_run_that_is_interrupted_keeps_what_has_won_so_far_and_says_that_it_is_not_confirmed() -> None:
+    bench = SimulatedBench(peaked)
+    won: list[str] = []
+
+    def say(line: str) -> None:
+        won.append(line)
+        if "  kept" in line:
+            bench.interrupted_at_s = bench.remaining_s()
+
+    found = Search(bench, axes, say).run()
+
+    assert dict(found.kept)["instance_count"] == 4
+    assert (found.confirmed, found.ended_early) == (False, "interrupted")
